@@ -16,7 +16,8 @@ use crate::{
 
 /// Limit in bytes, larger than a configuration with a previous result.
 const LONGEST_CONF: u64 = 1 << 20;
-/// Longer than the agent's own limits, shorter than the runtimes' limits.
+/// Longer than the agent's limits for a request that succeeds, shorter than the runtimes' limits. The agent finishes a request
+/// also if the plugin does not wait for it any more.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit of STATUS: an agent that does not answer is not available.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
@@ -198,6 +199,7 @@ impl Call {
             sandbox,
             ipv4: reply.ip.map(|net| (net, reply.gateway)),
             ipv6: reply.ip6.map(|net| (net, reply.gateway6)),
+            other_routes: [reply.other_route, reply.other_route6],
             dns: conf.dns.clone(),
         })
     }

@@ -141,6 +141,12 @@ pub struct Reply {
     /// IPv6 gateway of the network. Not in the original.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gateway6: Option<Ipv6Addr>,
+    /// Whether the container's IPv4 default route leads through another interface. Not in the original.
+    #[serde(rename = "otherRoute", skip_serializing_if = "is_false")]
+    pub other_route: bool,
+    /// Whether the container's IPv6 default route leads through another interface. Not in the original.
+    #[serde(rename = "otherRoute6", skip_serializing_if = "is_false")]
+    pub other_route6: bool,
     /// Ethernet address of the container's end. Not in the original.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub mac: String,
@@ -161,6 +167,11 @@ pub struct Reply {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(number: &u32) -> bool {
     *number == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 #[cfg(test)]

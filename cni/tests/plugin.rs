@@ -274,6 +274,21 @@ fn result_of_a_chain_has_that_of_the_previous_plugin_first() {
 }
 
 #[test]
+fn result_has_no_route_that_another_interface_has() {
+    for (version, path) in [("0.2.0", "/ip4/routes"), ("1.1.0", "/routes")] {
+        for (other_route, count) in [(false, 1), (true, 0)] {
+            let answer = wire::Reply { other_route, ..reply() };
+            let agent = Agent::answering("200 OK", serde_json::to_string(&answer).unwrap());
+            let outcome = call("ADD", &agent.socket(), version, &[("CNI_IFNAME", "net1")]);
+            let result: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
+            let routes = result.pointer(path).and_then(|routes| routes.as_array()).map_or(0, Vec::len);
+            assert_eq!(routes, count, "{result}");
+            agent.asked();
+        }
+    }
+}
+
+#[test]
 fn version_lists_the_supported_versions() {
     let outcome = call("VERSION", "", "0.4.0", &[]);
     let body: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();

@@ -18,6 +18,8 @@ pub struct Attachment {
     pub ipv4: Option<(Ipv4Net, Option<Ipv4Addr>)>,
     /// IPv6 address and gateway.
     pub ipv6: Option<(Ipv6Net, Option<Ipv6Addr>)>,
+    /// Whether another interface has the container's default route, for IPv4 and for IPv6.
+    pub other_routes: [bool; 2],
     /// DNS settings of the configuration.
     pub dns: Dns,
 }
@@ -144,7 +146,7 @@ impl Attachment {
                 .collect(),
             routes: self
                 .addresses()
-                .filter_map(|(address, gateway)| default_route(address, gateway))
+                .filter_map(|(address, gateway)| self.default_route(address, gateway))
                 .collect(),
             dns: &self.dns,
         }
@@ -154,7 +156,7 @@ impl Attachment {
         let old = |(ip, gateway): (IpNet, Option<IpAddr>)| OldIp {
             ip,
             gateway,
-            routes: default_route(ip, gateway).into_iter().collect(),
+            routes: self.default_route(ip, gateway).into_iter().collect(),
         };
         OldBody {
             cni_version: version.as_str(),
@@ -168,6 +170,14 @@ impl Attachment {
         let ipv4 = self.ipv4.map(|(net, gateway)| (IpNet::V4(net), gateway.map(IpAddr::V4)));
         let ipv6 = self.ipv6.map(|(net, gateway)| (IpNet::V6(net), gateway.map(IpAddr::V6)));
         ipv4.into_iter().chain(ipv6)
+    }
+
+    fn default_route(&self, address: IpNet, gateway: Option<IpAddr>) -> Option<RouteBody> {
+        let (dst, is_other) = match address {
+            IpNet::V4(_) => (IpNet::V4(Ipv4Net::default()), self.other_routes[0]),
+            IpNet::V6(_) => (IpNet::V6(Ipv6Net::default()), self.other_routes[1]),
+        };
+        gateway.filter(|_| !is_other).map(|gw| RouteBody { dst, gw })
     }
 }
 
@@ -185,12 +195,4 @@ fn family(address: IpNet) -> &'static str {
         IpNet::V4(_) => "4",
         IpNet::V6(_) => "6",
     }
-}
-
-fn default_route(address: IpNet, gateway: Option<IpAddr>) -> Option<RouteBody> {
-    let dst = match address {
-        IpNet::V4(_) => IpNet::V4(Ipv4Net::default()),
-        IpNet::V6(_) => IpNet::V6(Ipv6Net::default()),
-    };
-    gateway.map(|gw| RouteBody { dst, gw })
 }

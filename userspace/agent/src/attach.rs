@@ -4,6 +4,7 @@
 //! A request runs to its end even if the client disconnects. It succeeds as a whole, or its steps are rolled back.
 
 mod add;
+mod boot;
 mod check;
 mod del;
 mod fail_point;
@@ -13,6 +14,7 @@ mod infra;
 mod journal;
 mod key_lock;
 pub mod link;
+mod lost;
 mod metrics;
 mod pod;
 mod pods;

@@ -32,6 +32,8 @@ use tasks::Tasks;
 const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
 /// Interval between checks of the VTEP address and of the MTU.
 const UNDERLAY_INTERVAL: Duration = Duration::from_secs(5);
+/// Time for pods to come back with their container ids after a reboot, before their addresses are released.
+const RETURN_TIMEOUT: Duration = Duration::from_secs(300);
 /// Time limit for the first full resync to succeed after an error; the original waited as long for its switch.
 const FIRST_RESYNC_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -101,6 +103,7 @@ async fn run_with<D: Datapath + 'static>(
         status: status.clone(),
         regression: continuity.regression.clone(),
         journal,
+        return_timeout: RETURN_TIMEOUT,
         uplinks: flags.datapath.uplinks().map(str::to_owned).collect(),
         requirements,
     });
@@ -297,6 +300,10 @@ async fn check_interfaces(pods: Pods, reader: Reader, stop: CancellationToken) -
             tracing::warn!("check for deleted interfaces: {error:#}");
         }
         pods.report_orphans();
+        // May be dropped at any time: what it has begun is finished by the next agent.
+        if let Some(Err(failure)) = stop.run_until_cancelled(pods.release_lost()).await {
+            tracing::warn!("release attachments without an interface: {failure}");
+        }
         let next = tokio::time::Instant::now() + RESYNC_INTERVAL;
         while tokio::time::Instant::now() < next {
             if let Err(error) = pods.refresh_underlay().await {

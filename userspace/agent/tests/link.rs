@@ -3,7 +3,7 @@
 
 use std::{net::IpAddr, path::Path, time::Duration};
 
-use netplugin::attach::link::{AttachedPort, Error, Links, Netns, PodInterface};
+use netplugin::attach::link::{AttachedPort, DefaultRoutes, Error, Links, Netns, PodInterface};
 use netplugin::datapath::Owner;
 use testkit::needs;
 
@@ -87,6 +87,38 @@ fn failed_attach_leaves_no_interface() {
     });
     assert_eq!(node.links().unwrap(), ["vvport1"]);
     assert_eq!(pod_ns.links().unwrap(), ["eth0"]);
+}
+
+#[test]
+fn default_routes_are_those_of_the_first_interface() {
+    needs!(root());
+    let (node, pod_ns) = (testkit::Netns::new("node").unwrap(), testkit::Netns::new("pod").unwrap());
+    let netns = Netns::open(pod_ns.path()).unwrap();
+    on_node(&node, async || {
+        let links = Links::open().await.unwrap();
+        let second = PodInterface { name: "net1".into(), ..pod(6) };
+        let both = DefaultRoutes { ipv4: true, ipv6: true };
+        for (name, interface, routes) in
+            [("c1", pod(5), both), ("c1-net1", second.clone(), DefaultRoutes::default())]
+        {
+            let port = links.attach(&format!("n.t-{name}").into(), &netns, &interface).await.unwrap().port;
+            for _ in 0..2 {
+                assert_eq!(links.raise(&port, &netns, &interface).await.unwrap(), routes, "{name}");
+                assert_eq!(links.difference(&port, &netns, &interface).await.unwrap(), None, "{name}");
+            }
+        }
+        for words in ["route", "-6 route"] {
+            let routes = pod_ns.ip(words).unwrap();
+            let default: Vec<_> = routes.lines().filter(|line| line.starts_with("default")).collect();
+            assert!(default.len() == 1 && default[0].contains("dev eth0"), "{routes}");
+        }
+        // Without the first interface, the second one gets them.
+        assert!(links.detach("vvport1").await.unwrap());
+        let lost = links.difference("vvport2", &netns, &second).await.unwrap().unwrap();
+        assert!(lost.contains("no default route by 10.1.1.254 on net1"), "{lost}");
+        assert_eq!(links.raise("vvport2", &netns, &second).await.unwrap(), both);
+        assert_eq!(links.difference("vvport2", &netns, &second).await.unwrap(), None);
+    });
 }
 
 #[test]

@@ -7,10 +7,7 @@ use contiv_model::{
     network::Network,
 };
 use contiv_store::Txn;
-use contivk8s::{
-    spec::Code,
-    wire::{Reply, Request},
-};
+use contivk8s::wire::{Reply, Request};
 use futures::FutureExt as _;
 use ipnet::{Ipv4Net, Ipv6Net};
 
@@ -19,7 +16,7 @@ use super::{
     fail_point::reach,
     failure::{Failure, Step},
     journal::Progress,
-    link::{Netns, PodInterface},
+    link::{DefaultRoutes, Netns, PodInterface},
     pod::Pod,
     pods::{Pods, STATE_TIMEOUT},
     undo::{Rollback, RollbackStep},
@@ -27,7 +24,7 @@ use super::{
 use crate::{datapath::Owner, error::one_line, master::NewEndpoint, reconcile::Presence, state::Attachment};
 
 /// Prefix that the record's interface name lacks: the original's pair was `vport3` in the pod and `vvport3` on the node.
-const HOST_END_PREFIX: &str = "v";
+pub(super) const HOST_END_PREFIX: &str = "v";
 
 impl Pods {
     /// Attaches a pod. Idempotent: for an attached pod the reply is the same.
@@ -40,15 +37,26 @@ impl Pods {
     /// Attaches a pod, or the node in the form of a pod.
     pub(super) async fn attach(&self, pod: &Pod, netns: &Netns) -> Result<Reply, Failure> {
         let id = pod.endpoint_id();
-        // The container, of which a DEL may concern several endpoints; then the endpoint.
-        let _locks = (self.0.locks.lock(&pod.endpoint).await, self.0.locks.lock(id.as_str()).await);
+        let _locks = self.lock(pod).await;
+        if let Some(other) = self.same_id(pod) {
+            let why = format!("endpoint {id} is already {other}, whose names lead to the same id");
+            return Err(Failure::new(Step::Create, why));
+        }
+        let before = self.parts().journal.get(&id).map(|entry| entry.progress);
         if let Some(reply) = self.existing(pod, netns).await? {
+            if before != Some(Progress::Attached) {
+                self.complete_record(pod, &reply.port).await?;
+            }
             self.write_entry(pod, Progress::Attached)?;
             return Ok(reply);
         }
         self.check_store(Step::Create)?;
         self.write_entry(pod, Progress::Adding)?;
         reach("entry of the ADD");
+        if before.is_some() {
+            // A DEL may have failed to delete the interface.
+            self.delete_interface(&id).await?;
+        }
         let mut rollback = Rollback::default();
         let failure = match self.create(pod, netns, &mut rollback).await {
             Ok(reply) => match self.write_entry(pod, Progress::Attached) {
@@ -60,25 +68,21 @@ impl Pods {
             },
             Err(failure) => failure,
         };
-        let failures = self.roll_back(rollback).await;
-        // A request that netmaster did not answer may have created the endpoint.
-        let is_unanswered = failure.step == Step::Create && failure.code == Code::TryAgain;
+        let is_unanswered = rollback.is_unanswered();
+        let mut failures = self.roll_back(rollback).await;
+        // The entry of an ADD that may have left something remains, so it is deleted later, also by another process.
         if failures.is_empty() && !is_unanswered {
-            self.remove_entry(&id)?;
-        } else if pod.owner == Owner::Pod {
-            self.set_unfinished(&id);
+            failures.extend(self.remove_entry(&id).err().map(|failure| failure.to_string()));
         }
         Err(failure.and(&failures))
     }
 
     /// Records what a DEL must delete. The node's own endpoints need no entry: the store tells them.
     fn write_entry(&self, pod: &Pod, progress: Progress) -> Result<(), Failure> {
-        if pod.owner == Owner::Node {
-            return Ok(());
+        match pod.owner {
+            Owner::Node => Ok(()),
+            Owner::Pod => self.parts().journal.write(pod, progress).map_err(entry_failure),
         }
-        self.set_finished(&pod.endpoint_id());
-        let written = self.parts().journal.write(pod, progress);
-        written.map_err(entry_failure)
     }
 
     async fn create(&self, pod: &Pod, netns: &Netns, rollback: &mut Rollback) -> Result<Reply, Failure> {
@@ -118,10 +122,11 @@ impl Pods {
         );
         recorded?;
         settled.map_err(|why| Failure::new(Step::Datapath, why))?;
-        parts.links.raise(&port, netns, &interface).await.map_err(|e| Failure::link(Step::Raise, &e))?;
+        let raised = parts.links.raise(&port, netns, &interface).await;
+        let routes = raised.map_err(|e| Failure::link(Step::Raise, &e))?;
         log_step("interface up");
         reach("interface up");
-        self.reply(pod, &endpoint, &interface, &port).await
+        Ok(with_routes(self.reply(pod, &endpoint, &interface, &port).await?, routes))
     }
 
     async fn create_at_master(
@@ -138,17 +143,22 @@ impl Pods {
             common_name: pod.common_name.clone(),
             host: parts.node.host.to_string(),
         };
-        let created = parts.master.create_endpoint(&new).await;
-        let state = created.map_err(|error| match error.is_not_found() {
-            true => pod.unknown_names(&error),
-            false => Failure::master(Step::Create, &error),
-        })?;
-        let endpoint = Endpoint::try_from(&state).map_err(|e| Failure::new(Step::Create, e.to_string()))?;
-        if endpoint.host != parts.node.host {
-            let why = format!("endpoint {} already exists on node {}", endpoint.id, endpoint.host);
+        let state = match parts.master.create_endpoint(&new).await {
+            Ok(state) => state,
+            Err(error) if error.is_not_found() => return Err(pod.unknown_names(&error)),
+            Err(error) => {
+                if !error.is_refusal() {
+                    rollback.set_unanswered();
+                }
+                return Err(Failure::master(Step::Create, &error));
+            }
+        };
+        if state.homing_host != parts.node.host.as_str() {
+            let why = format!("endpoint {} already exists on node {}", state.id, state.homing_host);
             return Err(Failure::new(Step::Create, why));
         }
         rollback.push(RollbackStep::Endpoint(pod.clone()));
+        let endpoint = Endpoint::try_from(&state).map_err(|e| Failure::new(Step::Create, e.to_string()))?;
         Ok((state, endpoint))
     }
 
@@ -217,13 +227,26 @@ impl Pods {
         })
     }
 
+    /// The interface of an attached endpoint, with the MTU that its ADD gave it: that of later ones may differ.
+    pub(super) async fn attached_interface(
+        &self,
+        pod: &Pod,
+        endpoint: &Endpoint,
+        network: &Network,
+        port: &str,
+    ) -> Result<PodInterface, Failure> {
+        let interface = self.interface(pod, endpoint, network).await?;
+        let mtu = self.parts().links.mtu(port).await.map_err(|e| Failure::link(Step::Plug, &e))?;
+        Ok(PodInterface { mtu: mtu.unwrap_or(interface.mtu), ..interface })
+    }
+
     /// The reply for an endpoint that is already attached to this pod.
     async fn existing(&self, pod: &Pod, netns: &Netns) -> Result<Option<Reply>, Failure> {
         let id = pod.endpoint_id();
         let parts = self.parts();
-        let known =
-            parts.reader.with(|state| Some((state.attachment(&id)?.clone(), state.endpoint(&id).cloned())));
-        let Some((attachment, endpoint)) = known else { return Ok(None) };
+        let attachment = parts.reader.with(|state| state.attachment(&id).cloned());
+        let Some(attachment) = attachment else { return Ok(None) };
+        let endpoint = self.endpoint(&id, Step::Create).await?;
         let is_pair = parts.links.is_pair(&attachment.port, netns, &pod.ifname).await;
         let is_pair = is_pair.map_err(|e| Failure::link(Step::Plug, &e))?;
         let (true, Some(endpoint)) = (is_pair, endpoint) else {
@@ -232,19 +255,17 @@ impl Pods {
             return Ok(None);
         };
         let network = self.network(&endpoint).await?;
-        let interface = self.interface(pod, &endpoint, &network).await?;
+        let interface = self.attached_interface(pod, &endpoint, &network, &attachment.port).await?;
         // If the agent was killed during an ADD, the last step may be missing.
         let reply = parts.waiters.wait(&id, Presence::Present);
         parts.attacher.attach(&id, attachment.clone());
         self.wait_for_datapath(reply, Presence::Present)
             .await
             .map_err(|why| Failure::new(Step::Datapath, why))?;
-        parts
-            .links
-            .raise(&attachment.port, netns, &interface)
-            .await
-            .map_err(|e| Failure::link(Step::Raise, &e))?;
-        self.reply(pod, &endpoint, &interface, &attachment.port).await.map(Some)
+        let raised = parts.links.raise(&attachment.port, netns, &interface).await;
+        let routes = raised.map_err(|e| Failure::link(Step::Raise, &e))?;
+        let reply = self.reply(pod, &endpoint, &interface, &attachment.port).await?;
+        Ok(Some(with_routes(reply, routes)))
     }
 
     pub(super) async fn reply(
@@ -272,6 +293,13 @@ impl Pods {
         })
     }
 
+    /// Writes the record of an ADD that was interrupted before it did.
+    async fn complete_record(&self, pod: &Pod, port: &str) -> Result<(), Failure> {
+        let id = pod.endpoint_id();
+        let Some(state) = self.stored(&id, Step::Record).await? else { return Ok(()) };
+        self.record(&id, &oper(&state, pod, port, &self.parts().node.vtep.to_string())).await
+    }
+
     async fn record(&self, id: &EndpointId, oper: &Oper) -> Result<(), Failure> {
         let body = serde_json::to_vec(oper).map_err(|e| Failure::new(Step::Record, e.to_string()))?;
         let txn = Txn::new().put(Key::EndpointOper(id.clone()).to_string(), body);
@@ -279,6 +307,13 @@ impl Pods {
         let written = self.parts().store.commit(txn).await;
         written.map(drop).map_err(|e| Failure::new(Step::Record, one_line(&e)).temporary())
     }
+}
+
+/// The reply of an ADD, after which these default routes lead through the interface.
+fn with_routes(reply: Reply, routes: DefaultRoutes) -> Reply {
+    let other_route = reply.gateway.is_some() && !routes.ipv4;
+    let other_route6 = reply.gateway6.is_some() && !routes.ipv6;
+    Reply { other_route, other_route6, ..reply }
 }
 
 fn oper(state: &State, pod: &Pod, port: &str, vtep: &str) -> Oper {

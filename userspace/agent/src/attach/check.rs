@@ -17,14 +17,12 @@ impl Pods {
         let pod = Pod::try_from(request)?;
         let netns = Netns::open(&pod.netns).map_err(|e| Failure::link(Step::Check, &e))?;
         let id = pod.endpoint_id();
-        let _locks = (self.0.locks.lock(&pod.endpoint).await, self.0.locks.lock(id.as_str()).await);
+        let _locks = self.lock(&pod).await;
         let parts = self.parts();
-        let (attachment, endpoint) =
-            parts.reader.with(|state| (state.attachment(&id).cloned(), state.endpoint(&id).cloned()));
-        let Some(attachment) = attachment else {
+        let Some(attachment) = parts.reader.with(|state| state.attachment(&id).cloned()) else {
             return Err(Failure::new(Step::Check, format!("{id} has no interface")));
         };
-        let Some(endpoint) = endpoint else {
+        let Some(endpoint) = self.endpoint(&id, Step::Check).await? else {
             return Err(Failure::new(Step::Check, format!("{id} is not in the store")));
         };
         let link = |e| Failure::link(Step::Check, &e);
@@ -34,7 +32,7 @@ impl Pods {
             return Err(Failure::new(Step::Check, why));
         }
         let network = self.network(&endpoint).await?;
-        let interface = self.interface(&pod, &endpoint, &network).await?;
+        let interface = self.attached_interface(&pod, &endpoint, &network, &attachment.port).await?;
         if let Some(why) = parts.links.difference(&attachment.port, &netns, &interface).await.map_err(link)? {
             return Err(Failure::new(Step::Check, why));
         }

@@ -1,6 +1,11 @@
+use std::collections::BTreeMap;
+
 use contiv_model::{key::Key, name::EndpointId};
 use contiv_store::Txn;
-use contivk8s::wire::{Reply, Request};
+use contivk8s::{
+    spec::Code,
+    wire::{Reply, Request},
+};
 
 use super::{
     fail_point::reach,
@@ -15,7 +20,11 @@ use crate::{error::one_line, reconcile::Presence};
 impl Pods {
     /// Detaches a pod. Parts that do not exist are no failure. A failure does not stop the remaining steps.
     pub async fn del(&self, request: &Request) -> Result<Reply, Failure> {
-        let pod = Pod::try_from(request)?;
+        // Labels that became invalid after the ADD do not keep the pod: its endpoints are found without them.
+        let pod = Pod::try_from(request).or_else(|failure| match failure.code {
+            Code::InvalidConfig => Pod::try_from(&Request { labels: BTreeMap::new(), ..request.clone() }),
+            _ => Err(failure),
+        })?;
         let _lock = self.0.locks.lock(&pod.endpoint).await;
         let mut failures = vec![];
         for pod in self.matching(&pod) {
@@ -34,10 +43,11 @@ impl Pods {
         }
     }
 
-    /// Deletes all parts of an attachment, under its locks. A failure does not stop the remaining steps; what remains is
-    /// deleted later, also by another process, if no request does it before.
+    /// Deletes all parts of an attachment, under its locks. A failure does not stop the remaining steps; the entry remains
+    /// then, so the rest is deleted later, also by another process, if no request does it before.
     pub(super) async fn remove(&self, pod: &Pod) -> Result<(), Failure> {
         let id = pod.endpoint_id();
+        let has_entry = self.parts().journal.contains(&id);
         if let Err(error) = self.parts().journal.write(pod, Progress::Deleting) {
             tracing::warn!("{}", entry_failure(error));
         }
@@ -45,25 +55,41 @@ impl Pods {
         let mut results = vec![self.delete_interface(&id).await];
         // The endpoint and its addresses are released in the store that has them.
         match self.check_store(Step::Delete) {
-            Ok(()) => {
-                results.push(self.delete_at_master(pod).await.map(drop));
-                reach("deletion at netmaster");
-                results.push(self.delete_record(&id).await);
-                reach("deletion of the record");
-            }
+            Ok(()) => results.extend(self.release(pod, has_entry).await),
             Err(failure) => results.push(Err(failure)),
         }
         let mut failures = results.into_iter().filter_map(Result::err);
         let Some(first) = failures.next() else { return self.remove_entry(&id) };
-        self.set_unfinished(&id);
         let others: Vec<_> = failures.map(|failure| failure.to_string()).collect();
         Err(first.and(&others))
+    }
+
+    /// Deletes the endpoint and its record, unless they are another node's. netmaster is not asked for an endpoint that is
+    /// not in the store and that no ADD of this node can have created: it may be away.
+    async fn release(&self, pod: &Pod, has_entry: bool) -> Vec<Result<(), Failure>> {
+        let id = pod.endpoint_id();
+        let stored = match self.stored(&id, Step::Delete).await {
+            Ok(stored) => stored,
+            Err(failure) => return vec![Err(failure)],
+        };
+        let host = stored.as_ref().map_or("", |endpoint| endpoint.homing_host.as_str());
+        if !host.is_empty() && host != self.parts().node.host.as_str() {
+            tracing::warn!(endpoint = %id, host, "not deleting an endpoint of another node");
+            return vec![];
+        }
+        let mut results = vec![];
+        if stored.is_some() || has_entry {
+            results.push(self.delete_at_master(pod).await.map(drop));
+        }
+        reach("deletion at netmaster");
+        results.push(self.delete_record(&id).await);
+        reach("deletion of the record");
+        results
     }
 
     /// Removes the entry of an attachment of which nothing remains.
     pub(super) fn remove_entry(&self, id: &EndpointId) -> Result<(), Failure> {
         self.parts().journal.remove(id).map_err(entry_failure)?;
-        self.set_finished(id);
         reach("removal of the entry");
         Ok(())
     }
@@ -83,13 +109,14 @@ impl Pods {
             state.on_host(&self.parts().node.host).filter_map(same).collect::<Vec<_>>()
         });
         let entries = self.parts().journal.entries().into_iter();
-        let entries = entries.filter(|entry| entry.endpoint == pod.endpoint).map(|entry| entry.pod());
+        let entries = entries.filter(|entry| entry.is_interface_of(pod)).map(|entry| entry.pod());
         let mut all = vec![pod.clone()];
         for other in others.into_iter().chain(entries) {
             if !all.iter().any(|known| known.endpoint_id() == other.endpoint_id()) {
                 all.push(other);
             }
         }
+        all.retain(|pod| self.same_id(pod).is_none());
         all
     }
 

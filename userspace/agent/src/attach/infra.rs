@@ -175,16 +175,10 @@ impl Pods {
         let network = self.parts().reader.with(|state| state.network(network).cloned())?;
         let host = self.parts().node.host.to_string();
         Some(Pod {
-            tenant: network.tenant,
             ifname: network.name.to_string(),
-            network: network.name,
-            group: None,
             common_name: host.clone(),
-            endpoint: host,
-            configuration: String::new(),
-            netns: "".into(),
             owner: Owner::Node,
-            defaults: vec![],
+            ..Pod::recorded(network.tenant, network.name, host)
         })
     }
 }

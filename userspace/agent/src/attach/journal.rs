@@ -1,10 +1,12 @@
 //! Attachments that this node has, or has begun to make or to delete.
 //!
 //! An entry is written before netmaster is asked for addresses and removed after they are released, so an agent that was
-//! killed in between knows what to release.
+//! killed in between knows what to release. Requests change an entry under the locks of its endpoint. An entry that is not
+//! [`Progress::Attached`] while no request holds these locks is that of a request that ended early or failed.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
     fs, io,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
@@ -12,10 +14,10 @@ use std::{
 };
 
 use contiv_model::name::{EndpointId, NetworkName, TenantName};
+use contivk8s::wire::ValidAttachment;
 use serde::{Deserialize, Serialize};
 
-use super::pod::Pod;
-use crate::datapath::Owner;
+use super::{boot::Boot, pod::Pod};
 
 /// One attachment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,57 +27,97 @@ pub(super) struct Entry {
     network: NetworkName,
     /// Orchestrator's name of the endpoint.
     pub(super) endpoint: String,
-    ifname: String,
+    /// Id of the container in the runtime; empty if unknown.
+    #[serde(default)]
+    pub(super) container: String,
+    pub(super) ifname: String,
     /// Name of the runtime's network configuration; empty if unknown.
     pub(super) configuration: String,
+    /// Path of the pod's network namespace; empty if unknown.
+    #[serde(default)]
+    pub(super) netns: PathBuf,
     pub(super) progress: Progress,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Progress {
-    /// An ADD has begun.
+    /// An ADD has begun, or could not be rolled back.
     Adding,
     /// An ADD has succeeded.
     Attached,
-    /// A DEL has begun, or an ADD could not be rolled back.
+    /// A DEL has begun.
     Deleting,
 }
 
 impl Entry {
-    pub(super) fn new(pod: &Pod, progress: Progress) -> Entry {
+    fn new(pod: &Pod, progress: Progress) -> Entry {
         Entry {
             tenant: pod.tenant.clone(),
             network: pod.network.clone(),
             endpoint: pod.endpoint.clone(),
+            container: pod.container.clone(),
             ifname: pod.ifname.clone(),
             configuration: pod.configuration.clone(),
+            netns: pod.netns.clone(),
             progress,
         }
     }
 
+    /// Whether this is the attachment that the request concerns, and not another one whose endpoint has the same id.
+    pub(super) fn is_of(&self, pod: &Pod) -> bool {
+        (&self.tenant, &self.network) == (&pod.tenant, &pod.network) && self.is_interface_of(pod)
+    }
+
+    /// Whether this is the container's interface that the request concerns, on any network.
+    pub(super) fn is_interface_of(&self, pod: &Pod) -> bool {
+        // The interface of an attachment of an earlier boot is unknown.
+        self.endpoint == pod.endpoint && (self.ifname.is_empty() || self.ifname == pod.ifname)
+    }
+
+    /// Whether the runtime lists the attachment: by its own container id, or by the endpoint's name, which may come from
+    /// another id (`K8S_POD_INFRA_CONTAINER_ID`).
+    pub(super) fn is_listed(&self, valid: &ValidAttachment) -> bool {
+        let ifname = if valid.ifname.is_empty() { "eth0" } else { &valid.ifname };
+        self.ifname == ifname && (self.container == valid.container || self.endpoint == valid.endpoint())
+    }
+
     /// What a DEL of the attachment needs.
     pub(super) fn pod(&self) -> Pod {
+        let Entry { tenant, network, endpoint, .. } = self.clone();
         Pod {
-            tenant: self.tenant.clone(),
-            network: self.network.clone(),
-            group: None,
-            endpoint: self.endpoint.clone(),
-            common_name: self.endpoint.clone(),
+            container: self.container.clone(),
             configuration: self.configuration.clone(),
-            netns: PathBuf::new(),
             ifname: self.ifname.clone(),
-            owner: Owner::Pod,
-            defaults: vec![],
+            ..Pod::recorded(tenant, network, endpoint)
         }
     }
 }
 
-/// The entries, in a directory with one file each. They outlive the agent, but not a reboot, like the interfaces.
+/// The entries, in a directory with one file each. They outlive the agent, and a reboot if the directory does.
 #[derive(Debug)]
 pub struct Journal {
     directory: PathBuf,
-    entries: Mutex<BTreeMap<EndpointId, Entry>>,
+    boot: Boot,
+    entries: Mutex<Entries>,
+}
+
+#[derive(Debug, Default)]
+struct Entries {
+    by_id: BTreeMap<EndpointId, Known>,
+    /// Files whose entries cannot be read. Their names still identify the endpoints.
+    damaged: BTreeSet<PathBuf>,
+    /// Number of writes since the start.
+    writes: u64,
+}
+
+#[derive(Debug)]
+struct Known {
+    entry: Entry,
+    /// Whether the file has the entry.
+    is_stored: bool,
+    /// Number of the write of the entry, also of one that did not change it.
+    written: u64,
 }
 
 impl Journal {
@@ -83,21 +125,20 @@ impl Journal {
     ///
     /// # Errors
     ///
-    /// Fails if the directory cannot be created or a file cannot be read.
+    /// Fails if the directory cannot be created or read.
     pub fn beside(socket: &Path) -> io::Result<Journal> {
         let directory = socket.with_extension("attachments");
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
-        let mut entries = BTreeMap::new();
+        create(&directory)?;
+        let mut entries = Entries::default();
         for file in fs::read_dir(&directory)? {
             let path = file?.path();
-            if path.extension().is_some_and(|extension| extension == UNFINISHED) {
-                fs::remove_file(path)?;
-                continue;
+            match path.extension().and_then(OsStr::to_str) {
+                Some(UNFINISHED) => fs::remove_file(path)?,
+                Some(COMPLETE) => entries.read(path),
+                _ => {}
             }
-            let entry: Entry = serde_json::from_slice(&fs::read(path)?)?;
-            entries.insert(entry.pod().endpoint_id(), entry);
         }
-        Ok(Journal { directory, entries: Mutex::new(entries) })
+        Ok(Journal { directory, boot: Boot::beside(socket)?, entries: Mutex::new(entries) })
     }
 
     /// Directory of the files.
@@ -105,38 +146,100 @@ impl Journal {
         &self.directory
     }
 
-    /// Writes the entry of a pod.
+    /// Whether interfaces may have vanished with an earlier boot.
+    pub(super) fn boot(&self) -> &Boot {
+        &self.boot
+    }
+
+    /// Writes the entry of a pod. A deletion is remembered for the life of the process also if the file cannot be written.
     pub(super) fn write(&self, pod: &Pod, progress: Progress) -> io::Result<()> {
         let (id, entry) = (pod.endpoint_id(), Entry::new(pod, progress));
-        if self.lock().get(&id) == Some(&entry) {
+        if self.lock().repeat(&id, &entry) {
             return Ok(());
         }
         let path = self.file(&id);
-        let new = path.with_added_extension(UNFINISHED);
-        fs::write(&new, serde_json::to_vec(&entry)?)?;
-        fs::rename(&new, &path)?;
-        self.lock().insert(id, entry);
-        Ok(())
+        let written = self.replace(&path, &serde_json::to_vec(&entry)?);
+        let mut entries = self.lock();
+        if written.is_ok() {
+            entries.damaged.remove(&path);
+        }
+        if written.is_ok() || progress == Progress::Deleting {
+            entries.insert(id, entry, written.is_ok());
+        }
+        written
     }
 
     /// Removes an entry, if it exists.
     pub(super) fn remove(&self, id: &EndpointId) -> io::Result<()> {
-        if self.lock().contains_key(id) {
-            fs::remove_file(self.file(id))?;
-            self.lock().remove(id);
+        if self.contains(id) {
+            let path = self.file(id);
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            let mut entries = self.lock();
+            entries.by_id.remove(id);
+            entries.damaged.remove(&path);
         }
         Ok(())
     }
 
     pub(super) fn get(&self, id: &EndpointId) -> Option<Entry> {
-        self.lock().get(id).cloned()
+        self.lock().by_id.get(id).map(|known| known.entry.clone())
+    }
+
+    /// Whether there is an entry, also one that cannot be read.
+    pub(super) fn contains(&self, id: &EndpointId) -> bool {
+        let entries = self.lock();
+        entries.by_id.contains_key(id) || entries.damaged.contains(&self.file(id))
+    }
+
+    /// Whether there is an entry that cannot be read.
+    pub(super) fn is_damaged(&self, id: &EndpointId) -> bool {
+        self.lock().damaged.contains(&self.file(id))
+    }
+
+    /// Whether any entry cannot be read.
+    pub(super) fn has_damaged(&self) -> bool {
+        !self.lock().damaged.is_empty()
     }
 
     pub(super) fn entries(&self) -> Vec<Entry> {
-        self.lock().values().cloned().collect()
+        self.lock().by_id.values().map(|known| known.entry.clone()).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<EndpointId, Entry>> {
+    /// Number of writes since the start, for [`written_after`](Self::written_after).
+    pub(super) fn writes(&self) -> u64 {
+        self.lock().writes
+    }
+
+    /// Whether the entry was written after the first `writes` writes.
+    pub(super) fn written_after(&self, id: &EndpointId, writes: u64) -> bool {
+        self.lock().by_id.get(id).is_some_and(|known| known.written > writes)
+    }
+
+    /// Replaces a file atomically; creates the directory again if it was removed.
+    fn replace(&self, path: &Path, text: &[u8]) -> io::Result<()> {
+        let new = path.with_added_extension(UNFINISHED);
+        let write = || {
+            fs::write(&new, text)?;
+            fs::rename(&new, path)
+        };
+        let written = match write() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                create(&self.directory)?;
+                write()
+            }
+            written => written,
+        };
+        if written.is_err() {
+            // On a full disk; otherwise the next start removes it.
+            let _ = fs::remove_file(&new);
+        }
+        written
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Entries> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -146,12 +249,50 @@ impl Journal {
         let hash = id.as_str().bytes().fold(0xcbf2_9ce4_8422_2325, step);
         let readable = |c: &char| c.is_ascii_alphanumeric() || *c == '-' || *c == '.';
         let name: String = id.as_str().chars().filter(readable).take(100).collect();
-        self.directory.join(format!("{name}-{hash:016x}.json"))
+        self.directory.join(format!("{name}-{hash:016x}.{COMPLETE}"))
     }
 }
 
+impl Entries {
+    fn read(&mut self, path: PathBuf) {
+        let entry = fs::read(&path).and_then(|text| Ok(serde_json::from_slice::<Entry>(&text)?));
+        match entry {
+            Ok(entry) => self.insert(entry.pod().endpoint_id(), entry, true),
+            Err(error) => {
+                tracing::warn!(
+                    "read {}: {error}; the attachment is deleted if it has no interface",
+                    path.display()
+                );
+                self.damaged.insert(path);
+            }
+        }
+    }
+
+    fn insert(&mut self, id: EndpointId, entry: Entry, is_stored: bool) {
+        self.writes += 1;
+        self.by_id.insert(id, Known { entry, is_stored, written: self.writes });
+    }
+
+    /// Counts a write that changes nothing; false if the file does not have the entry.
+    fn repeat(&mut self, id: &EndpointId, entry: &Entry) -> bool {
+        let Some(known) = self.by_id.get_mut(id) else { return false };
+        let is_same = known.is_stored && known.entry == *entry;
+        if is_same {
+            self.writes += 1;
+            known.written = self.writes;
+        }
+        is_same
+    }
+}
+
+/// Extension of a file with an entry.
+const COMPLETE: &str = "json";
 /// Extension of a file that is being written.
 const UNFINISHED: &str = "new";
+
+fn create(directory: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)
+}
 
 #[cfg(test)]
 mod tests {
@@ -161,20 +302,21 @@ mod tests {
 
     use super::*;
 
+    fn pod(container: &str) -> Pod {
+        let request = Request {
+            container: container.into(),
+            ifname: "net1".into(),
+            network_name: "contiv-net".into(),
+            ..Request::default()
+        };
+        Pod::try_from(&request).unwrap()
+    }
+
     #[test]
     fn entries_outlive_the_process() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("cni.sock");
         let journal = Journal::beside(&socket).unwrap();
-        let pod = |container: &str| {
-            let request = Request {
-                container: container.into(),
-                ifname: "net1".into(),
-                network_name: "contiv-net".into(),
-                ..Request::default()
-            };
-            Pod::try_from(&request).unwrap()
-        };
         let (first, second) = (pod("c1"), pod(&"x".repeat(300)));
         journal.write(&first, Progress::Adding).unwrap();
         journal.write(&second, Progress::Adding).unwrap();
@@ -188,7 +330,72 @@ mod tests {
         assert_eq!(journal.entries(), slice::from_ref(&entry));
         assert_eq!((entry.progress, entry.configuration.as_str()), (Progress::Attached, "contiv-net"));
         assert_eq!(entry.pod().endpoint_id(), first.endpoint_id());
-        assert_eq!(entry.pod().endpoint, "c1-net1");
+        assert_eq!((entry.pod().endpoint.as_str(), entry.container.as_str()), ("c1-net1", "c1"));
         assert!(!journal.path().join("half.json.new").exists());
+    }
+
+    #[test]
+    fn damaged_entries_are_known_by_their_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("cni.sock");
+        let (whole, torn) = (pod("c1"), pod("c2"));
+        let journal = Journal::beside(&socket).unwrap();
+        for pod in [&whole, &torn] {
+            journal.write(pod, Progress::Adding).unwrap();
+        }
+        for text in ["", "{", "[]"] {
+            fs::write(journal.file(&torn.endpoint_id()), text).unwrap();
+            fs::write(journal.path().join("notes"), "").unwrap();
+            let journal = Journal::beside(&socket).unwrap();
+            assert_eq!(journal.entries().len(), 1, "{text:?}");
+            assert!(journal.is_damaged(&torn.endpoint_id()) && journal.contains(&torn.endpoint_id()));
+            assert!(!journal.is_damaged(&whole.endpoint_id()));
+        }
+        let journal = Journal::beside(&socket).unwrap();
+        journal.write(&torn, Progress::Attached).unwrap();
+        assert!(!journal.is_damaged(&torn.endpoint_id()));
+        fs::write(journal.file(&torn.endpoint_id()), "").unwrap();
+        let journal = Journal::beside(&socket).unwrap();
+        journal.remove(&torn.endpoint_id()).unwrap();
+        assert!(!journal.contains(&torn.endpoint_id()) && !journal.file(&torn.endpoint_id()).exists());
+    }
+
+    #[test]
+    fn files_that_were_removed_or_cannot_be_written_keep_no_attachment_alive() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("cni.sock");
+        let journal = Journal::beside(&socket).unwrap();
+        let first = pod("c1");
+        let id = first.endpoint_id();
+        journal.write(&first, Progress::Attached).unwrap();
+        fs::remove_dir_all(journal.path()).unwrap();
+        journal.remove(&id).unwrap();
+        journal.write(&first, Progress::Attached).unwrap();
+        assert!(journal.file(&id).exists());
+
+        // As on a full disk, nothing can be written.
+        let blocked = journal.file(&id).with_added_extension(UNFINISHED);
+        fs::create_dir(&blocked).unwrap();
+        assert!(journal.write(&first, Progress::Adding).is_err());
+        assert_eq!(journal.get(&id).unwrap().progress, Progress::Attached);
+        assert!(journal.write(&first, Progress::Deleting).is_err());
+        assert_eq!(journal.get(&id).unwrap().progress, Progress::Deleting);
+        fs::remove_dir(&blocked).unwrap();
+        journal.write(&first, Progress::Deleting).unwrap();
+        let read = Journal::beside(&socket).unwrap();
+        assert_eq!(read.get(&id).unwrap().progress, Progress::Deleting);
+    }
+
+    #[test]
+    fn repeated_writes_count() {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = Journal::beside(&directory.path().join("cni.sock")).unwrap();
+        let (first, second) = (pod("c1"), pod("c2"));
+        journal.write(&first, Progress::Attached).unwrap();
+        journal.write(&second, Progress::Attached).unwrap();
+        let before = journal.writes();
+        journal.write(&first, Progress::Attached).unwrap();
+        assert!(journal.written_after(&first.endpoint_id(), before));
+        assert!(!journal.written_after(&second.endpoint_id(), before));
     }
 }

@@ -16,7 +16,7 @@ mod traffic;
 mod underlay;
 
 pub use error::Error;
-pub use interface::{AttachedPort, PodInterface};
+pub use interface::{AttachedPort, DefaultRoutes, PodInterface};
 pub use links::Links;
 pub use netns::Netns;
 pub use port::Port;

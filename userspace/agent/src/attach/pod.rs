@@ -20,6 +20,8 @@ pub struct Pod {
     pub group: Option<GroupName>,
     /// Orchestrator's name of the endpoint.
     pub endpoint: String,
+    /// Id of the container in the runtime; empty if unknown.
+    pub container: String,
     /// Pod's display name.
     pub common_name: String,
     /// Name of the runtime's network configuration; empty if unknown.
@@ -35,6 +37,23 @@ pub struct Pod {
 }
 
 impl Pod {
+    /// An endpoint that is known by its name only, for its deletion.
+    pub(super) fn recorded(tenant: TenantName, network: NetworkName, endpoint: String) -> Pod {
+        Pod {
+            tenant,
+            network,
+            group: None,
+            endpoint,
+            container: String::new(),
+            common_name: String::new(),
+            configuration: String::new(),
+            netns: PathBuf::new(),
+            ifname: String::new(),
+            owner: Owner::Pod,
+            defaults: vec![],
+        }
+    }
+
     /// Id of the network.
     pub fn network_id(&self) -> NetworkId {
         NetworkId::new(&self.network, &self.tenant)
@@ -93,6 +112,7 @@ impl TryFrom<&Request> for Pod {
                 .transpose()
                 .map_err(|e| bad(labels::GROUP, &e))?,
             endpoint,
+            container: request.container.clone(),
             common_name: request.pod_name.clone(),
             configuration: request.network_name.clone(),
             netns: request.netns.clone(),

@@ -1,24 +1,31 @@
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
-use contiv_model::{name::EndpointId, tag::Encap};
+use contiv_model::{
+    endpoint::{Endpoint, State},
+    key::Key,
+    name::EndpointId,
+    tag::Encap,
+};
 use contiv_store::Store;
-use tokio::sync::watch;
+use tokio::sync::{OwnedMutexGuard, watch};
 
 use super::{
     failure::{Failure, Step},
-    journal::{Entry, Journal, Progress},
+    journal::Journal,
     key_lock::KeyLock,
     link::{self, Links, Underlay},
+    pod::Pod,
     warnings::NodeWarnings,
 };
 use crate::{
     continuity::Regression,
-    datapath::PortRequirements,
+    datapath::{Owner, PortRequirements},
+    error::one_line,
     master::Master,
     plan::Node,
     reconcile::{self, Presence, Waiters},
@@ -33,6 +40,9 @@ pub(super) const STATE_TIMEOUT: Duration = Duration::from_secs(10);
 fn vxlan_overhead(vtep: IpAddr) -> u32 {
     if vtep.is_ipv4() { 50 } else { 70 }
 }
+
+/// Locks of a request.
+pub(super) type Locks = (OwnedMutexGuard<()>, OwnedMutexGuard<()>);
 
 /// Attaches and detaches endpoints of this node.
 #[derive(Clone)]
@@ -60,6 +70,8 @@ pub struct Parts {
     pub regression: watch::Receiver<Option<Regression>>,
     /// Attachments, also those of earlier processes.
     pub journal: Journal,
+    /// Time for a pod to come back after its network namespace vanished. Its addresses are released then.
+    pub return_timeout: Duration,
     /// Uplink interfaces for VLAN networks.
     pub uplinks: Vec<String>,
     /// Datapath's requirements for interfaces.
@@ -69,8 +81,8 @@ pub struct Parts {
 pub(super) struct Inner {
     parts: Parts,
     pub(super) locks: KeyLock,
-    /// Endpoints with an entry in the journal whose request ended early or failed.
-    unfinished: Mutex<BTreeSet<EndpointId>>,
+    /// When an attachment was found without interface and network namespace first.
+    pub(super) lost_since: Mutex<BTreeMap<EndpointId, Instant>>,
     /// `None` while unknown.
     underlay: Mutex<Option<Underlay>>,
     pub(super) warnings: watch::Sender<NodeWarnings>,
@@ -80,36 +92,66 @@ impl Pods {
     /// Creates the service; it acts on requests only.
     pub fn new(parts: Parts) -> Pods {
         let (warnings, _) = watch::channel(NodeWarnings::default());
-        let is_unfinished = |entry: &Entry| entry.progress != Progress::Attached;
-        let entries = parts.journal.entries().into_iter().filter(is_unfinished);
-        let unfinished = Mutex::new(entries.map(|entry| entry.pod().endpoint_id()).collect());
-        let locks = KeyLock::default();
-        Pods(Arc::new(Inner { parts, locks, unfinished, underlay: Mutex::default(), warnings }))
+        let (locks, lost_since, underlay) = (KeyLock::default(), Mutex::default(), Mutex::default());
+        Pods(Arc::new(Inner { parts, locks, lost_since, underlay, warnings }))
     }
 
     pub(super) fn parts(&self) -> &Parts {
         &self.0.parts
     }
 
-    /// Endpoints whose request ended early or failed.
-    pub(super) fn unfinished(&self) -> Vec<EndpointId> {
-        self.lock_unfinished().iter().cloned().collect()
+    /// Locks the attachment for a request: the name of the endpoint, which a DEL looks for on all networks; then its id.
+    pub(super) async fn lock(&self, pod: &Pod) -> Locks {
+        let id = pod.endpoint_id();
+        (self.0.locks.lock(&pod.endpoint).await, self.0.locks.lock(id.as_str()).await)
     }
 
-    pub(super) fn is_unfinished(&self, id: &EndpointId) -> bool {
-        self.lock_unfinished().contains(id)
+    /// As [`lock`](Self::lock); `None` while a request is running.
+    pub(super) fn try_lock(&self, pod: &Pod) -> Option<Locks> {
+        let id = pod.endpoint_id();
+        Some((self.0.locks.try_lock(&pod.endpoint)?, self.0.locks.try_lock(id.as_str())?))
     }
 
-    pub(super) fn set_unfinished(&self, id: &EndpointId) {
-        self.lock_unfinished().insert(id.clone());
+    /// The attachment that has the id of the pod's endpoint, if it is another one: ids join names with dashes, which names
+    /// may contain.
+    pub(super) fn same_id(&self, pod: &Pod) -> Option<String> {
+        let id = pod.endpoint_id();
+        if let Some(entry) = self.parts().journal.get(&id) {
+            let other = || format!("interface {} of container {}", entry.ifname, entry.container);
+            return (!entry.is_of(pod)).then(other);
+        }
+        let owner = self.parts().reader.with(|state| state.attachment(&id).map(|at| at.owner));
+        owner.filter(|owner| *owner != pod.owner).map(|owner| match owner {
+            Owner::Node => "the node's own interface".to_owned(),
+            Owner::Pod => "a pod's interface".to_owned(),
+        })
     }
 
-    pub(super) fn set_finished(&self, id: &EndpointId) {
-        self.lock_unfinished().remove(id);
+    /// The endpoint; `None` if the complete state does not have it. Fails while the state is incomplete or does not follow
+    /// the store: an interface whose endpoint is unknown for that reason must not be deleted.
+    pub(super) async fn endpoint(&self, id: &EndpointId, step: Step) -> Result<Option<Endpoint>, Failure> {
+        let reader = &self.parts().reader;
+        let known = || reader.with(|state| state.endpoint(id).cloned());
+        if let Some(endpoint) = known() {
+            return Ok(Some(endpoint));
+        }
+        self.check_store(step)?;
+        let synced = tokio::time::timeout(STATE_TIMEOUT, reader.synced()).await;
+        self.check_store(step)?;
+        synced.map_err(|_| {
+            let why = format!("the state has not arrived from the store within {STATE_TIMEOUT:?}");
+            Failure::new(step, why).temporary()
+        })?;
+        Ok(known())
     }
 
-    fn lock_unfinished(&self) -> MutexGuard<'_, BTreeSet<EndpointId>> {
-        self.0.unfinished.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The endpoint as the store has it now.
+    pub(super) async fn stored(&self, id: &EndpointId, step: Step) -> Result<Option<State>, Failure> {
+        let key = Key::Endpoint(id.clone()).to_string();
+        let found = self.parts().store.get(&key).await;
+        let found = found.map_err(|e| Failure::new(step, one_line(&e)).temporary())?;
+        let state = found.map(|found| serde_json::from_slice(&found.value)).transpose();
+        state.map_err(|e| Failure::new(step, format!("read {key}: {e}")))
     }
 
     /// Reads the node's interfaces again: new pods use their MTU, and a missing VTEP address becomes a warning.
@@ -152,7 +194,8 @@ impl Pods {
         })
     }
 
-    /// Removes the records of interfaces that no longer exist, for example because the pod's namespace was deleted.
+    /// Removes interfaces that no longer exist from the state, for example because the pod's namespace was deleted. Their
+    /// endpoints remain: see [`release_lost`](Self::release_lost).
     pub async fn remove_vanished(&self) -> Result<(), link::Error> {
         let Parts { links, reader, attacher, .. } = self.parts();
         let before: Vec<_> =
@@ -160,13 +203,17 @@ impl Pods {
         // Listed afterwards, so that an interface created in between is found.
         let existing = links.attachments().await?;
         for (id, port) in before {
-            if !existing.iter().any(|attachment| attachment.port == port && attachment.endpoint == id) {
-                let still = |at: &Attachment| at.port == port;
-                if reader.with(|state| state.attachment(&id).is_some_and(still)) {
-                    tracing::warn!(endpoint = %id, port, "interface does not exist; its pod's namespace was deleted");
-                    attacher.detach(&id);
-                    links.release(&port).await?;
-                }
+            if existing.iter().any(|attachment| attachment.port == port && attachment.endpoint == id) {
+                continue;
+            }
+            // A request may have created the interface again.
+            let _lock = self.0.locks.lock(id.as_str()).await;
+            let is_recorded =
+                reader.with(|state| state.attachment(&id).is_some_and(|at: &Attachment| at.port == port));
+            if is_recorded && links.port_of(&id).await?.is_none_or(|now| now != port) {
+                tracing::warn!(endpoint = %id, port, "interface does not exist; its pod's namespace was deleted");
+                attacher.detach(&id);
+                links.release(&port).await?;
             }
         }
         Ok(())

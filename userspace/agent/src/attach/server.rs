@@ -103,6 +103,9 @@ async fn answer(verb: Verb, State(shared): State<Shared>, headers: HeaderMap, bo
             return respond(Err(failure.code(Code::Decode)));
         }
     };
+    // Requests wait in the socket's queue while the agent starts. If the client has given up, hyper drops this future here:
+    // an ADD must not be carried out after the DEL that follows it.
+    tokio::task::yield_now().await;
     if shared.stop.is_cancelled() {
         return respond(Err(Failure::new(Step::Labels, "the agent is stopping; retry").temporary()));
     }

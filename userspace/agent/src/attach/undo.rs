@@ -10,7 +10,10 @@ use crate::error::one_line;
 
 /// Completed steps of an ADD, which a failure rolls back.
 #[derive(Debug, Default)]
-pub(super) struct Rollback(Vec<RollbackStep>);
+pub(super) struct Rollback {
+    steps: Vec<RollbackStep>,
+    unanswered: bool,
+}
 
 #[derive(Debug)]
 pub(super) enum RollbackStep {
@@ -26,7 +29,16 @@ pub(super) enum RollbackStep {
 
 impl Rollback {
     pub(super) fn push(&mut self, step: RollbackStep) {
-        self.0.push(step);
+        self.steps.push(step);
+    }
+
+    /// netmaster may have created the endpoint without an answer that tells it.
+    pub(super) fn set_unanswered(&mut self) {
+        self.unanswered = true;
+    }
+
+    pub(super) fn is_unanswered(&self) -> bool {
+        self.unanswered
     }
 }
 
@@ -34,7 +46,7 @@ impl Pods {
     /// Executes all steps in reverse order, also after a failure, and returns the failures.
     pub(super) async fn roll_back(&self, rollback: Rollback) -> Vec<String> {
         let mut failures = vec![];
-        for step in rollback.0.into_iter().rev() {
+        for step in rollback.steps.into_iter().rev() {
             if let Err(failure) = self.roll_back_step(step).await {
                 failures.push(failure.to_string());
             }

@@ -59,6 +59,11 @@ impl Error {
     pub fn is_not_found(&self) -> bool {
         matches!(self, Error::Refused { message, .. } if message == NOT_FOUND)
     }
+
+    /// Whether netmaster has answered that it did not carry out the request.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Error::Refused { .. })
+    }
 }
 
 /// Parameters of a new endpoint.

@@ -191,6 +191,26 @@ fn agent_that_starts_on_an_emptied_store_changes_nothing() {
 }
 
 #[test]
+fn repeated_add_on_an_emptied_store_keeps_the_interface() {
+    needs!(root());
+    World::run(async |mut world| {
+        let pods = Pods::add(&world).await;
+        world.stop_agent().await;
+        world.replace_store(set_aside).await;
+        let mut world = world.restart().await;
+        world.until_regressed().await;
+        let refused = world.add("c1", pods.0[0].path()).await.unwrap_err();
+        assert_eq!(refused.code, 11, "{refused:?}");
+        assert!(refused.details.contains("store-regressed"), "{refused:?}");
+        assert_eq!((world.ports().await.len(), pods.0[0].links().unwrap().len()), (3, 1));
+        world.replace_store(bring_back).await;
+        world.until("the data is back", || world.regression().is_none()).await;
+        world.add("c1", pods.0[0].path()).await.unwrap();
+        assert_eq!(world.ports().await.len(), 3);
+    });
+}
+
+#[test]
 fn agent_that_starts_after_records_were_deleted_changes_nothing() {
     needs!(root());
     World::run(async |mut world| {

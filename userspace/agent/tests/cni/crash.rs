@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use testkit::{BpfDir, Netns, Process, needs, ovs::Switch};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::world::{Call, HOST, Refusal, master::Master, put};
+use crate::world::{Call, HOST, Refusal, begin_add, master::Master, put};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -75,6 +75,12 @@ impl Site {
 
     /// Starts an agent and waits until it can serve an ADD.
     async fn agent(&self, kill_at: Option<usize>) -> Process {
+        let mut agent = self.spawn(kill_at);
+        self.until_available(&mut agent).await;
+        agent
+    }
+
+    fn spawn(&self, kill_at: Option<usize>) -> Process {
         let mut command = Command::new(env!("CARGO_BIN_EXE_netplugin"));
         command.args(["--netmode", "vxlan", "--fwdmode", "bridge", "--host", HOST]);
         command.args(["--ctrl-ip", "127.0.0.1", "--vtep-ip", "192.168.0.1", "--rest-address", &self.rest]);
@@ -83,10 +89,13 @@ impl Site {
         if let Some(step) = kill_at {
             command.env("CONTIV_KILL_AT_STEP", step.to_string());
         }
-        let mut agent = Process::spawn_in(&self.node, "netplugin", command).unwrap();
+        Process::spawn_in(&self.node, "netplugin", command).unwrap()
+    }
+
+    async fn until_available(&self, agent: &mut Process) {
         let deadline = tokio::time::Instant::now() + TIMEOUT;
         loop {
-            let Err(refused) = self.send(&Call::new("STATUS")).await else { return agent };
+            let Err(refused) = self.send(&Call::new("STATUS")).await else { return };
             assert_eq!(agent.ended().unwrap(), None, "{}", agent.log());
             assert!(tokio::time::Instant::now() < deadline, "{refused:?}: {}", agent.log());
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -300,6 +309,39 @@ fn agent_stopped_during_parallel_adds_leaves_whole_attachments() {
                 assert_eq!(pod.links().unwrap(), Vec::<String>::new());
             }
             site.until_nothing_is_left(&pods[0], &clean, "stopped during ADDs").await;
+            agent.terminate(TIMEOUT).unwrap();
+        },
+    );
+}
+
+#[test]
+fn request_of_a_client_that_has_given_up_is_not_carried_out() {
+    needs!(root());
+    let flags = ["--mode", "test", "--datapath", "fake"].map(str::to_owned).to_vec();
+    let pod = Netns::new("pod").unwrap();
+    Site::run(
+        |_, _| flags,
+        async |site| {
+            // Without the settings, the agent listens but does not serve requests.
+            let settings = Key::MasterConfig.to_string();
+            let value = site.store.get(&settings).await.unwrap().unwrap().value;
+            site.store.commit(Txn::new().delete(&*settings)).await.map(drop).unwrap();
+            let mut agent = site.spawn(None);
+            let deadline = tokio::time::Instant::now() + TIMEOUT;
+            while tokio::net::UnixStream::connect(site.socket()).await.is_err() {
+                assert_eq!(agent.ended().unwrap(), None, "{}", agent.log());
+                assert!(tokio::time::Instant::now() < deadline, "{}", agent.log());
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            drop(begin_add(&site.socket(), "given-up", pod.path()).await);
+            site.store.commit(Txn::new().put(settings, value)).await.map(drop).unwrap();
+            site.until_available(&mut agent).await;
+
+            // Later requests are served.
+            site.request("ADD", "c1", &pod.path().display().to_string()).await.unwrap();
+            site.request("DEL", "c1", "").await.unwrap();
+            assert_eq!(site.master.created(), 1, "{}", agent.log());
+            assert_eq!(site.left(&pod).await, Vec::<String>::new());
             agent.terminate(TIMEOUT).unwrap();
         },
     );

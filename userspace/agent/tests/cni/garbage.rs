@@ -1,13 +1,9 @@
 //! CHECK, STATUS and GC, several interfaces of a pod, and deletions that are finished later.
 
-use contiv_model::{
-    endpoint::{Oper, State},
-    key::Key,
-};
+use contivk8s::wire::Request;
 use testkit::{Netns, needs};
-use tokio_util::sync::CancellationToken;
 
-use crate::world::{Call, HOST, World, put};
+use crate::world::{Call, HOST, VTEP, World};
 
 fn netns(pod: &Netns) -> String {
     pod.path().display().to_string()
@@ -106,34 +102,92 @@ fn gc_deletes_what_the_runtime_does_not_list() {
 }
 
 #[test]
+fn gc_leaves_an_attachment_whose_add_was_running() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |world| {
+        world.master.hold();
+        let mut add = std::pin::pin!(world.add("c1", pod.path()));
+        tokio::select! {
+            result = &mut add => panic!("{result:?}"),
+            () = world.master.request_received() => {}
+        }
+        let request = Request { network_name: "test".into(), ..Request::default() };
+        let mut gc = std::pin::pin!(world.pods.collect_garbage(&request));
+        assert!(futures::poll!(&mut gc).is_pending());
+        world.master.release();
+        let (added, collected) = tokio::join!(add, gc);
+        added.unwrap();
+        collected.unwrap();
+        assert_eq!(world.local_endpoints(), ["n.t-c1"]);
+        // A later GC that does not list it deletes it.
+        world.pods.collect_garbage(&request).await.unwrap();
+        world.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn gc_without_a_network_configuration_deletes_nothing() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |world| {
+        // A plugin of an earlier version does not send the name.
+        world.call_and_disconnect("c1", pod.path()).await;
+        world.until("the pod is attached", || world.local_endpoints() == ["n.t-c1"]).await;
+        let refused = world.pods.collect_garbage(&Request::default()).await.unwrap_err();
+        assert_eq!(refused.code.number(), 7, "{refused}");
+        assert_eq!(world.local_endpoints(), ["n.t-c1"]);
+    });
+}
+
+#[test]
+fn parallel_requests_for_one_pod_leave_nothing_or_all_of_it() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |world| {
+        for round in 0..5 {
+            let gc = Call { fields: r#""cni.dev/valid-attachments":[],"#, ..Call::new("GC") };
+            let (added, deleted, collected, again, last) = tokio::join!(
+                world.add("c1", pod.path()),
+                world.del("c1", None),
+                world.invoke(&gc),
+                world.add("c1", pod.path()),
+                world.del("c1", None),
+            );
+            for result in [added, deleted, collected, again, last] {
+                result.unwrap();
+            }
+            // Whichever request was the last one, every part agrees.
+            let attached = world.entries().len();
+            assert!(attached <= 1, "{round}");
+            assert_eq!((world.ports().await.len(), pod.links().unwrap().len()), (attached, attached));
+            assert_eq!(world.record("n.t-c1").await.is_some(), attached == 1);
+            assert_eq!((world.endpoints().await.len(), world.local_endpoints().len()), (attached, attached));
+        }
+        world.del("c1", None).await.unwrap();
+        world.assert_nothing_left().await;
+        assert!(world.entries().is_empty());
+    });
+}
+
+#[test]
 fn gc_releases_the_attachments_of_an_earlier_boot() {
     needs!(root());
     World::run(async |world| {
         // Endpoints of this node without an interface: one was a pod's, the other was created by another client.
-        for (n, name) in [(1, "c1"), (2, "c2")] {
-            let state = State {
-                id: format!("n.t-{name}"),
-                net_id: "n.t".into(),
-                endpoint_id: name.into(),
-                ip_address: format!("10.9.0.{n}"),
-                mac_address: format!("02:02:0a:09:00:0{n}"),
-                homing_host: HOST.into(),
-                ..State::default()
-            };
-            put(world.store(), &Key::Endpoint(state.id.as_str().into()), &state).await;
+        for (octet, name) in [(1, "c1"), (2, "c2")] {
+            world.put_endpoint(name, HOST, octet).await;
         }
-        let oper = Oper { cont_uuid: "c1".into(), homing_host: HOST.into(), ..Oper::default() };
-        put(world.store(), &Key::EndpointOper("n.t-c1".into()), &oper).await;
-        let both = ["n.t-c1".into(), "n.t-c2".into()];
-        world.reader().wait(|state| both.iter().all(|id| state.endpoint(id).is_some()).then_some(())).await;
+        world.put_record("c1", "vport1", VTEP).await;
         let list = |known: &str| format!(r#""cni.dev/valid-attachments":{known},"#);
         let known = list(r#"[{"containerID":"c1","ifname":"eth0"}]"#);
         world.invoke(&Call { fields: &known, ..Call::new("GC") }).await.unwrap();
         assert!(world.record("n.t-c1").await.is_some());
         world.invoke(&Call { fields: &list("[]"), ..Call::new("GC") }).await.unwrap();
-        let left = world.store().list("/contiv.io/state/eps/").await.unwrap().items;
-        let left: Vec<_> = left.iter().map(|kv| kv.key.as_str()).collect();
-        assert_eq!((left, world.record("n.t-c1").await), (vec!["/contiv.io/state/eps/n.t-c2"], None));
+        assert_eq!(
+            (world.endpoints().await, world.record("n.t-c1").await),
+            (vec!["n.t-c2".to_owned()], None)
+        );
     });
 }
 
@@ -147,13 +201,8 @@ fn deletion_that_failed_is_finished_without_another_del() {
         assert_eq!(world.del("c1", None).await.unwrap_err().code, 11);
         let world = world.restart().await;
         world.master.lead();
-        let stop = CancellationToken::new();
-        let (pods, stopping) = (world.pods.clone(), stop.clone());
-        let finishing = tokio::spawn(async move { pods.finish_requests(stopping).await });
-        let endpoint = "n.t-c1".into();
-        world.reader().wait(|state| state.endpoint(&endpoint).is_none().then_some(())).await;
-        stop.cancel();
-        finishing.await.unwrap().unwrap();
+        world.finish_requests().await;
+        world.assert_nothing_left().await;
         world.del("c1", None).await.unwrap();
         world.assert_nothing_left().await;
     });

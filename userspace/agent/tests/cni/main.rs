@@ -4,12 +4,15 @@
 
 mod continuity;
 mod crash;
+mod deletion;
 mod garbage;
+mod interfaces;
+mod reboot;
 mod world;
 
 use netplugin::datapath::ObjectId;
 use testkit::{Netns, needs};
-use world::World;
+use world::{Call, World};
 
 #[test]
 fn add_and_del_leave_nothing_behind() {
@@ -150,6 +153,7 @@ fn pod_with_deleted_namespace_is_detached() {
         let pod = Netns::new("pod").unwrap();
         world.add("c1", pod.path()).await.unwrap();
         drop(pod);
+        world.until_no_port().await;
         world.pods.remove_vanished().await.unwrap();
         world.del("c1", None).await.unwrap();
         world.assert_nothing_left().await;
@@ -223,14 +227,19 @@ fn mtu_is_that_of_the_interface_with_the_vtep_address() {
         assert_eq!(warnings().len(), 1, "{:?}", warnings());
         assert!(warnings()[0].contains("192.168.0.1: no interface of this node has it"), "{:?}", warnings());
         // The lowest MTU of the interfaces that may carry the frames.
-        let result = world.add("c1", pod.path()).await.unwrap();
-        assert_eq!(result["interfaces"][1]["mtu"], 7950);
+        let first = world.add("c1", pod.path()).await.unwrap();
+        assert_eq!(first["interfaces"][1]["mtu"], 7950);
 
         ip("address add 192.168.0.1/24 dev under0");
         world.pods.refresh_underlay().await.unwrap();
         assert_eq!(warnings(), Vec::<String>::new());
         let result = world.add("c2", late.path()).await.unwrap();
         assert_eq!(result["interfaces"][1]["mtu"], 8950);
+        // Attached pods keep theirs.
+        assert_eq!(world.add("c1", pod.path()).await.unwrap(), first);
+        let (fields, netns) = (format!(r#""prevResult":{first},"#), pod.path().display().to_string());
+        let check = Call { fields: &fields, container: "c1", netns: &netns, ..Call::new("CHECK") };
+        world.invoke(&check).await.unwrap();
     });
 }
 

@@ -1,12 +1,17 @@
 //! A node with a fake datapath and a scripted netmaster.
 
+mod call;
 pub(crate) mod master;
+mod records;
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
-use contiv_model::{endpoint::Oper, key::Key};
-use contiv_store::{Config, Store, Txn, embedded};
-use contivk8s::plugin;
+pub(crate) use call::{Call, Refusal, begin_add};
+use contiv_store::{Config, Store, embedded};
 use master::Master;
 use netplugin::{
     attach::{self, Journal, Pods, RequestMetrics, link::Links},
@@ -18,7 +23,7 @@ use netplugin::{
     source::{PREFIXES, Sources},
     state::{self, Attachment},
 };
-use serde::Deserialize;
+pub(crate) use records::put;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::{sync::watch, task::JoinSet};
@@ -26,15 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) const HOST: &str = "node-under-test";
-
-/// The error that the plugin prints.
-#[derive(Debug, Deserialize)]
-pub(crate) struct Refusal {
-    pub(crate) code: u32,
-    pub(crate) msg: String,
-    #[serde(default)]
-    pub(crate) details: String,
-}
+pub(crate) const VTEP: &str = "192.168.0.1";
 
 pub(crate) struct World {
     pub(crate) master: Master,
@@ -88,7 +85,7 @@ impl World {
         directory: TempDir,
         delayed: Option<&'static str>,
     ) -> World {
-        let node = Node { host: HOST.into(), vtep: [192, 168, 0, 1].into() };
+        let node = Node { host: HOST.into(), vtep: VTEP.parse().unwrap() };
         let links = Arc::new(Links::open().await.unwrap());
         let (mut writer, attacher, reader, changes) = state::new(PREFIXES);
         for port in links.attachments().await.unwrap() {
@@ -146,6 +143,7 @@ impl World {
             status: handle.status.clone(),
             regression: continuity.regression,
             journal: Journal::beside(&directory.path().join("cni.sock")).unwrap(),
+            return_timeout: Duration::ZERO,
             uplinks: vec![],
             requirements,
         });
@@ -217,6 +215,27 @@ impl World {
         World::start(self.master, fake, self.server, self.store, self.directory, None).await
     }
 
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.directory.path().join("cni.sock")
+    }
+
+    /// Files of the agent's journal.
+    pub(crate) fn entries(&self) -> Vec<PathBuf> {
+        let files = std::fs::read_dir(self.socket().with_extension("attachments")).unwrap();
+        files.map(|file| file.unwrap().path()).collect()
+    }
+
+    /// Lets the agent delete what requests have left, until it has no entry.
+    pub(crate) async fn finish_requests(&self) {
+        let stop = CancellationToken::new();
+        let finished = async {
+            self.until("no entry is left", || self.entries().is_empty()).await;
+            stop.cancel();
+        };
+        let (result, ()) = tokio::join!(self.pods.finish_requests(stop.clone()), finished);
+        result.unwrap();
+    }
+
     pub(crate) fn store(&self) -> &Store {
         &self.store
     }
@@ -273,24 +292,12 @@ impl World {
     }
 
     pub(crate) async fn invoke(&self, call: &Call<'_>) -> Result<Value, Refusal> {
-        call.send(&self.directory.path().join("cni.sock")).await
+        call.send(&self.socket()).await
     }
 
     /// Sends an ADD and disconnects without reading the response.
     pub(crate) async fn call_and_disconnect(&self, container: &str, netns: &Path) {
-        use tokio::io::AsyncWriteExt as _;
-        let body = serde_json::json!({
-            "CNI_CONTAINERID": container, "CNI_NETNS": netns, "CNI_IFNAME": "eth0",
-            "labels": { "io.contiv.tenant": "t", "io.contiv.network": "n" },
-        })
-        .to_string();
-        let request = format!(
-            "POST /ContivCNI.AddPod HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
-            body.len()
-        );
-        let mut stream =
-            tokio::net::UnixStream::connect(self.directory.path().join("cni.sock")).await.unwrap();
-        stream.write_all(request.as_bytes()).await.unwrap();
+        let stream = begin_add(&self.socket(), container, netns).await;
         self.master.request_received().await;
         drop(stream);
     }
@@ -316,9 +323,14 @@ impl World {
         self.links.attachments().await.unwrap().into_iter().map(|attached| attached.port).collect()
     }
 
-    pub(crate) async fn record(&self, endpoint: &str) -> Option<Oper> {
-        let found = self.store.get(&Key::EndpointOper(endpoint.into()).to_string()).await.unwrap();
-        found.map(|record| serde_json::from_slice(&record.value).unwrap())
+    /// Waits until the kernel has deleted the interfaces of deleted namespaces.
+    pub(crate) async fn until_no_port(&self) {
+        let gone = async {
+            while !self.ports().await.is_empty() {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        assert!(tokio::time::timeout(TIMEOUT, gone).await.is_ok(), "timeout: {:?}", self.ports().await);
     }
 
     /// Asserts that no interface, endpoint or record remains.
@@ -338,54 +350,4 @@ impl World {
         };
         assert!(tokio::time::timeout(TIMEOUT, wait).await.is_ok(), "timeout: {what}");
     }
-}
-
-/// An invocation of the plugin.
-pub(crate) struct Call<'c> {
-    pub(crate) command: &'c str,
-    /// Name of the network configuration.
-    pub(crate) configuration: &'c str,
-    /// More fields of the network configuration, each with a comma.
-    pub(crate) fields: &'c str,
-    pub(crate) network: &'c str,
-    pub(crate) container: &'c str,
-    pub(crate) ifname: &'c str,
-    /// Empty if the namespace does not exist.
-    pub(crate) netns: &'c str,
-}
-
-impl Call<'_> {
-    /// A command for no container.
-    pub(crate) const fn new(command: &str) -> Call<'_> {
-        let (network, container, netns) = ("n", "", "");
-        Call { command, configuration: "test", fields: "", network, container, ifname: "eth0", netns }
-    }
-
-    pub(crate) async fn send(&self, socket: &Path) -> Result<Value, Refusal> {
-        let Call { command, configuration, fields, network, container, ifname, netns } = self;
-        let conf = format!(
-            r#"{{{fields}"cniVersion":"1.1.0","name":"{configuration}","type":"contivk8s","socket":"{}"}}"#,
-            socket.display()
-        );
-        let env = [
-            ("CNI_COMMAND", (*command).to_owned()),
-            ("CNI_CONTAINERID", (*container).to_owned()),
-            ("CNI_IFNAME", (*ifname).to_owned()),
-            ("CNI_NETNS", (*netns).to_owned()),
-            ("CNI_ARGS", format!("TENANT=t;NETWORK={network}")),
-        ];
-        let get = move |name: &str| env.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
-        let outcome = tokio::task::spawn_blocking(move || plugin::run(get, conf.as_bytes())).await.unwrap();
-        match (outcome.status, outcome.stdout.as_str()) {
-            (0, "") => Ok(Value::Null),
-            (0, text) => Ok(serde_json::from_str(text).unwrap()),
-            (_, text) => Err(serde_json::from_str(text).unwrap()),
-        }
-    }
-}
-
-/// Writes a record to the store.
-pub(crate) async fn put(store: &Store, key: &Key, body: &impl serde::Serialize) {
-    let txn = Txn::new().put(key.to_string(), serde_json::to_vec(body).unwrap());
-    assert!(matches!(store.commit(txn).await.unwrap(), contiv_store::Outcome::Committed { .. }));
 }

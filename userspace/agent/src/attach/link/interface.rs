@@ -27,6 +27,15 @@ pub struct PodInterface {
     pub disable_tx_offload: bool,
 }
 
+/// Which of the pod's default routes lead through an interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DefaultRoutes {
+    /// The IPv4 default route.
+    pub ipv4: bool,
+    /// The IPv6 default route.
+    pub ipv6: bool,
+}
+
 /// A complete veth pair, as read from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttachedPort {

@@ -12,7 +12,7 @@ use rtnetlink::{
 
 use super::{
     error::{ACTIVE_TIMEOUT, Error, errno},
-    interface::{AttachedPort, PodInterface},
+    interface::{AttachedPort, DefaultRoutes, PodInterface},
     netns::Netns,
     pod_end,
     port::{self, Port},
@@ -84,11 +84,13 @@ impl Links {
         }
     }
 
-    /// Brings the pod's end up, sets its routes, and waits until the pair forwards frames.
-    pub async fn raise(&self, port: &str, netns: &Netns, pod: &PodInterface) -> Result<(), Error> {
+    /// Brings the pod's end up, sets the default routes that no other interface of the pod has, and waits until the pair
+    /// forwards frames. Returns which default routes lead through the interface.
+    pub async fn raise(&self, port: &str, netns: &Netns, pod: &PodInterface) -> Result<DefaultRoutes, Error> {
         let pod = pod.clone();
-        netns.run(move |handle| async move { pod_end::raise(&handle, &pod).await }).await?;
-        wait_until_active(&self.handle, port).await
+        let routes = netns.run(move |handle| async move { pod_end::raise(&handle, &pod).await }).await?;
+        wait_until_active(&self.handle, port).await?;
+        Ok(routes)
     }
 
     /// Deletes a pair by its host end; true if it existed.
@@ -125,6 +127,11 @@ impl Links {
     /// Whether the node has an interface with this name.
     pub async fn exists(&self, name: &str) -> Result<bool, Error> {
         Ok(self.index(name).await?.is_some())
+    }
+
+    /// MTU of an interface of the node, in bytes; `None` if the interface does not exist.
+    pub async fn mtu(&self, name: &str) -> Result<Option<u32>, Error> {
+        Ok(find(&self.handle, name).await?.as_ref().and_then(query::mtu))
     }
 
     /// Ethernet address of an interface of the node; `None` if the interface does not exist.

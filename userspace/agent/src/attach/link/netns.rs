@@ -33,6 +33,14 @@ impl Netns {
         Ok(Netns { path: path.to_owned(), file: Arc::new(file) })
     }
 
+    /// Whether `path` certainly names no namespace.
+    pub fn is_gone(path: &Path) -> bool {
+        match File::open(path) {
+            Ok(file) => is_namespace(&file).is_ok_and(|is_namespace| !is_namespace),
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
+    }
+
     /// The network namespace of the calling thread.
     pub fn current() -> Result<Netns, Error> {
         Netns::open(Path::new("/proc/thread-self/ns/net"))

@@ -8,11 +8,16 @@ use rtnetlink::{
     packet_route::{
         address::{AddressAttribute, AddressFlags, AddressMessage},
         link::{InfoData, InfoVeth, LinkAttribute, LinkFlags, LinkMessage},
-        route::{RouteAddress, RouteAttribute},
+        route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteType},
     },
 };
 
-use super::{error::Error, interface::PodInterface, netns::Netns, offload, query};
+use super::{
+    error::{Error, errno},
+    interface::{DefaultRoutes, PodInterface},
+    netns::Netns,
+    offload, query,
+};
 use crate::sysctl;
 
 /// Interface group of an incomplete host end. It is set on creation, so a port that a crashed agent left behind can be
@@ -71,23 +76,49 @@ async fn address(
 }
 
 /// Brings up the pod's end and its loopback interface, then sets the default routes. Runs in the pod's network namespace.
-pub(super) async fn raise(handle: &Handle, pod: &PodInterface) -> Result<(), Error> {
+pub(super) async fn raise(handle: &Handle, pod: &PodInterface) -> Result<DefaultRoutes, Error> {
     up(handle, "lo").await?;
     up(handle, &pod.name).await?;
     let index = find(handle, &pod.name).await?;
-    let routes = [
-        pod.gateway.map(|via| {
-            RouteMessageBuilder::<Ipv4Addr>::new().gateway(via).output_interface(index).onlink().build()
-        }),
-        pod.gateway6.map(|via| {
-            RouteMessageBuilder::<Ipv6Addr>::new().gateway(via).output_interface(index).onlink().build()
-        }),
-    ];
-    for route in routes.into_iter().flatten() {
-        let added = handle.route().add(route).replace().execute().await;
-        added.map_err(Error::netlink("set the default route of", &pod.name))?;
+    let mut routes = DefaultRoutes::default();
+    if let Some(gateway) = pod.gateway {
+        routes.ipv4 = set_default_route(handle, (index, &pod.name), gateway.into()).await?;
     }
-    Ok(())
+    if let Some(gateway) = pod.gateway6 {
+        routes.ipv6 = set_default_route(handle, (index, &pod.name), gateway.into()).await?;
+    }
+    Ok(routes)
+}
+
+/// Sets a default route, unless another interface of the pod has one: that of the first interface applies. Returns whether
+/// the route is set.
+async fn set_default_route(
+    handle: &Handle,
+    (index, name): (u32, &str),
+    gateway: IpAddr,
+) -> Result<bool, Error> {
+    let failed = Error::netlink("set the default route of", name);
+    match handle.route().add(default_route(index, gateway)).execute().await {
+        Ok(()) => return Ok(true),
+        Err(error) if errno(&error) == Some(libc::EEXIST) => {}
+        Err(error) => return Err(failed(error)),
+    }
+    if default_routes(handle, name, gateway).await?.iter().any(|route| is_of_other(route, index)) {
+        return Ok(false);
+    }
+    let replaced = handle.route().add(default_route(index, gateway)).replace().execute().await;
+    replaced.map(|()| true).map_err(failed)
+}
+
+fn default_route(index: u32, gateway: IpAddr) -> RouteMessage {
+    match gateway {
+        IpAddr::V4(via) => {
+            RouteMessageBuilder::<Ipv4Addr>::new().gateway(via).output_interface(index).onlink().build()
+        }
+        IpAddr::V6(via) => {
+            RouteMessageBuilder::<Ipv6Addr>::new().gateway(via).output_interface(index).onlink().build()
+        }
+    }
 }
 
 /// How the pod's end differs from what [`configure`] and [`raise`] made. Runs in the pod's network namespace.
@@ -118,34 +149,43 @@ pub(super) async fn difference(handle: &Handle, pod: &PodInterface) -> Result<Op
     }
     let gateways = [pod.gateway.map(IpAddr::V4), pod.gateway6.map(IpAddr::V6)];
     for gateway in gateways.into_iter().flatten() {
-        if !has_default_route(handle, (link.header.index, name), gateway).await? {
+        let index = link.header.index;
+        let routes = default_routes(handle, name, gateway).await?;
+        if !routes.iter().any(|route| leads_to(route, index, gateway) || is_of_other(route, index)) {
             return Ok(Some(format!("the pod has no default route by {gateway} on {name}")));
         }
     }
     Ok(None)
 }
 
-async fn has_default_route(
-    handle: &Handle,
-    (index, name): (u32, &str),
-    gateway: IpAddr,
-) -> Result<bool, Error> {
-    let (all, via) = match gateway {
-        IpAddr::V4(ip) => (RouteMessageBuilder::<Ipv4Addr>::new().build(), RouteAddress::Inet(ip)),
-        IpAddr::V6(ip) => (RouteMessageBuilder::<Ipv6Addr>::new().build(), RouteAddress::Inet6(ip)),
+/// Default routes of the gateway's address family, in all tables.
+async fn default_routes(handle: &Handle, name: &str, gateway: IpAddr) -> Result<Vec<RouteMessage>, Error> {
+    let all = match gateway {
+        IpAddr::V4(_) => RouteMessageBuilder::<Ipv4Addr>::new().build(),
+        IpAddr::V6(_) => RouteMessageBuilder::<Ipv6Addr>::new().build(),
     };
-    let routes: Vec<_> = handle
-        .route()
-        .get(all)
-        .execute()
-        .try_collect()
-        .await
-        .map_err(Error::netlink("list the routes of", name))?;
-    Ok(routes.iter().any(|route| {
-        route.header.destination_prefix_length == 0
-            && route.attributes.contains(&RouteAttribute::Oif(index))
-            && route.attributes.contains(&RouteAttribute::Gateway(via.clone()))
-    }))
+    let routes = handle.route().get(all).execute().try_collect::<Vec<_>>().await;
+    let mut routes = routes.map_err(Error::netlink("list the routes of", name))?;
+    routes.retain(|route| {
+        route.header.destination_prefix_length == 0 && route.header.kind == RouteType::Unicast
+    });
+    Ok(routes)
+}
+
+fn leads_to(route: &RouteMessage, index: u32, gateway: IpAddr) -> bool {
+    let via = match gateway {
+        IpAddr::V4(ip) => RouteAddress::Inet(ip),
+        IpAddr::V6(ip) => RouteAddress::Inet6(ip),
+    };
+    route.attributes.contains(&RouteAttribute::Oif(index))
+        && route.attributes.contains(&RouteAttribute::Gateway(via))
+}
+
+/// Whether the main table's default route leads through another interface.
+fn is_of_other(route: &RouteMessage, index: u32) -> bool {
+    let is_other =
+        |attribute: &RouteAttribute| matches!(attribute, RouteAttribute::Oif(oif) if *oif != index);
+    route.header.table == RouteHeader::RT_TABLE_MAIN && route.attributes.iter().any(is_other)
 }
 
 /// Whether `name` exists and is the other end of the node's interface `index`. Runs in the pod's network namespace.

@@ -33,6 +33,14 @@ pub(super) fn name(link: &LinkMessage) -> Option<&str> {
     })
 }
 
+/// MTU in bytes.
+pub(super) fn mtu(link: &LinkMessage) -> Option<u32> {
+    link.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::Mtu(mtu) => Some(*mtu),
+        _ => None,
+    })
+}
+
 /// Owner of a port's other end.
 pub(super) fn owner(link: &LinkMessage) -> Owner {
     match node_end(link) {

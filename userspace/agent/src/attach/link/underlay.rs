@@ -11,7 +11,7 @@ use rtnetlink::packet_route::{
 use super::{
     error::Error,
     links::Links,
-    query::{self, name},
+    query::{self, mtu, name},
 };
 
 /// MTU of a node without interfaces of its own.
@@ -71,13 +71,6 @@ impl Links {
             }
         }
     }
-}
-
-fn mtu(link: &LinkMessage) -> Option<u32> {
-    link.attributes.iter().find_map(|attribute| match attribute {
-        LinkAttribute::Mtu(mtu) => Some(*mtu),
-        _ => None,
-    })
 }
 
 /// A VTEP address on a loopback or dummy interface is reached through other interfaces.

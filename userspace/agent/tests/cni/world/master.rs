@@ -1,6 +1,6 @@
 use std::sync::{
     Arc,
-    atomic::{AtomicU8, AtomicUsize, Ordering},
+    atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering},
 };
 
 use axum::{Router, body::Bytes, extract::State, http::StatusCode, routing::post};
@@ -32,6 +32,7 @@ struct Shared {
     network: network::State,
     last: AtomicU8,
     created: AtomicUsize,
+    garbled: AtomicBool,
     received: Notify,
     deletions: Notify,
     /// Each request needs a permit.
@@ -63,6 +64,7 @@ impl Master {
             network,
             last: AtomicU8::new(0),
             created: AtomicUsize::new(0),
+            garbled: AtomicBool::new(false),
             received: Notify::new(),
             deletions: Notify::new(),
             gate: Semaphore::new(1000),
@@ -133,6 +135,11 @@ impl Master {
         self.shared.gate.add_permits(1000);
     }
 
+    /// Endpoints are created, but the answers cannot be decoded.
+    pub(crate) fn garble(&self) {
+        self.shared.garbled.store(true, Ordering::Relaxed);
+    }
+
     /// Waits until a request has arrived.
     pub(crate) async fn request_received(&self) {
         self.shared.received.notified().await;
@@ -180,6 +187,10 @@ async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
     let request: Value = serde_json::from_slice(&body).unwrap();
     assert_eq!(request["ConfigEP"]["Host"], HOST);
     let Some(id) = id(&request) else { return not_found() };
+    if let Some(existing) = shared.store.get(&Key::Endpoint(id.clone()).to_string()).await.unwrap() {
+        let state: Value = serde_json::from_slice(&existing.value).unwrap();
+        return (StatusCode::OK, json!({ "EndpointConfig": state }).to_string());
+    }
     let group = request["ServiceName"].as_str().unwrap();
     let octet = shared.last.fetch_add(1, Ordering::Relaxed) + 1;
     let ip = [10, 9, 0, octet].into();
@@ -199,6 +210,9 @@ async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
     let state_body = serde_json::to_vec(&state).unwrap();
     let change = Txn::new().put(Key::Endpoint(id).to_string(), state_body);
     let _committed = shared.store.commit(shared.with_network(change)).await.unwrap();
+    if shared.garbled.load(Ordering::Relaxed) {
+        return (StatusCode::OK, r#"{"EndpointConfig":"#.to_owned());
+    }
     (StatusCode::OK, json!({ "EndpointConfig": state }).to_string())
 }
 

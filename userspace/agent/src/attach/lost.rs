@@ -1,0 +1,145 @@
+//! Releases attachments of pods that did not come back: their interfaces vanished with their network namespaces, for
+//! example by a reboot, and no request came for them.
+
+use std::{collections::BTreeSet, sync::PoisonError, time::Instant};
+
+use contiv_model::{endpoint::Oper, key::Key, name::EndpointId};
+
+use super::{
+    add::HOST_END_PREFIX,
+    failure::{Failure, Step},
+    journal::{Entry, Progress},
+    link::{AttachedPort, Netns},
+    pod::Pod,
+    pods::Pods,
+};
+use crate::error::one_line;
+
+impl Pods {
+    /// Deletes the attachments that have had no interface and no network namespace for the time limit. Does nothing while
+    /// the state does not follow the store.
+    pub async fn release_lost(&self) -> Result<(), Failure> {
+        let parts = self.parts();
+        if parts.regression.borrow().is_some() || !parts.reader.awaited().is_empty() {
+            return Ok(());
+        }
+        let lost = self.lost().await?;
+        let is_settled = lost.is_empty();
+        let mut result = Ok(());
+        for pod in self.overdue(lost) {
+            result = result.and(self.release_if_lost(&pod).await);
+        }
+        result?;
+        if is_settled && parts.journal.boot().is_new() {
+            let settled = parts.journal.boot().settle();
+            settled.map_err(|e| Failure::new(Step::Record, format!("record the boot: {}", one_line(&e))))?;
+        }
+        Ok(())
+    }
+
+    /// Attachments whose interface and network namespace do not exist.
+    async fn lost(&self) -> Result<Vec<Pod>, Failure> {
+        let entries = self.parts().journal.entries().into_iter().filter(|entry| self.is_lost(entry));
+        let mut lost: Vec<Pod> = entries.map(|entry| entry.pod()).collect();
+        let journal = &self.parts().journal;
+        let is_new_boot = journal.boot().is_new();
+        if is_new_boot || journal.has_damaged() {
+            let is_lost = |pod: &Pod| is_new_boot || journal.is_damaged(&pod.endpoint_id());
+            lost.extend(self.without_interface().await?.into_iter().filter(is_lost));
+        }
+        Ok(lost)
+    }
+
+    fn is_lost(&self, entry: &Entry) -> bool {
+        let id = entry.pod().endpoint_id();
+        let parts = self.parts();
+        entry.progress == Progress::Attached
+            && parts.reader.with(|state| state.attachment(&id).is_none())
+            // A namespace whose interface was deleted by hand is still in use.
+            && (parts.journal.boot().is_new() || Netns::is_gone(&entry.netns))
+    }
+
+    /// Those that are lost for the time limit.
+    fn overdue(&self, lost: Vec<Pod>) -> Vec<Pod> {
+        let mut lost_since = self.0.lost_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let ids: BTreeSet<EndpointId> = lost.iter().map(Pod::endpoint_id).collect();
+        lost_since.retain(|id, _| ids.contains(id));
+        let limit = self.parts().return_timeout;
+        let is_overdue =
+            |pod: &Pod| lost_since.entry(pod.endpoint_id()).or_insert_with(Instant::now).elapsed() >= limit;
+        lost.into_iter().filter(is_overdue).collect()
+    }
+
+    async fn release_if_lost(&self, pod: &Pod) -> Result<(), Failure> {
+        let id = pod.endpoint_id();
+        let _locks = self.lock(pod).await;
+        // An ADD or a DEL may have come.
+        let parts = self.parts();
+        let is_lost = match parts.journal.get(&id) {
+            Some(entry) => self.is_lost(&entry),
+            None => parts.reader.with(|state| state.attachment(&id).is_none()),
+        };
+        if !is_lost || parts.links.port_of(&id).await.map_err(|e| Failure::link(Step::Unplug, &e))?.is_some()
+        {
+            return Ok(());
+        }
+        tracing::warn!(endpoint = %id, "releasing the addresses of a pod that did not come back");
+        self.remove(pod).await
+    }
+
+    /// Attachments of earlier boots: this node recorded them, but has neither interface nor entry. Also those with an entry
+    /// that cannot be read.
+    pub(super) async fn without_interface(&self) -> Result<Vec<Pod>, Failure> {
+        let parts = self.parts();
+        let candidates: Vec<Pod> = parts.reader.with(|state| {
+            let pod = |id: &EndpointId| {
+                let endpoint = state.endpoint(id)?;
+                if state.attachment(id).is_some() || parts.journal.get(id).is_some() {
+                    return None;
+                }
+                let network = state.network(&endpoint.network)?;
+                let name = id.as_str().strip_prefix(network.id.as_str())?.strip_prefix('-')?;
+                // The node's own endpoints are on infra networks.
+                let is_node = name == parts.node.host.as_str();
+                (!is_node)
+                    .then(|| Pod::recorded(network.tenant.clone(), network.name.clone(), name.to_owned()))
+            };
+            state.on_host(&parts.node.host).filter_map(pod).collect()
+        });
+        if candidates.is_empty() {
+            return Ok(vec![]);
+        }
+        let ports = parts.links.attachments().await.map_err(|e| Failure::link(Step::Unplug, &e))?;
+        let mut lost = vec![];
+        for pod in candidates {
+            if parts.journal.is_damaged(&pod.endpoint_id()) || self.has_recorded(&pod, &ports).await? {
+                lost.push(pod);
+            }
+        }
+        Ok(lost)
+    }
+
+    /// Whether this node recorded the endpoint, with an interface that does not exist any more. Endpoints that others created
+    /// at netmaster have no record.
+    async fn has_recorded(&self, pod: &Pod, ports: &[AttachedPort]) -> Result<bool, Failure> {
+        let parts = self.parts();
+        let key = Key::EndpointOper(pod.endpoint_id()).to_string();
+        let record = parts.store.get(&key).await;
+        let record = record.map_err(|e| Failure::new(Step::Delete, one_line(&e)).temporary())?;
+        let Some(record) = record else { return Ok(false) };
+        let oper = match serde_json::from_slice::<Oper>(&record.value) {
+            Ok(oper) => oper,
+            Err(error) => {
+                tracing::warn!("read {key}: {error}");
+                return Ok(false);
+            }
+        };
+        // The original netplugin's interfaces do not tell their endpoints: they may belong to running pods.
+        let port = format!("{HOST_END_PREFIX}{}", oper.port_name);
+        let is_of_original = !ports.iter().any(|known| known.port == port)
+            && parts.links.exists(&port).await.map_err(|e| Failure::link(Step::Unplug, &e))?;
+        // Another machine may have this node's name by mistake.
+        let is_own = oper.cont_uuid == pod.endpoint && oper.vtep_ip == parts.node.vtep.to_string();
+        Ok(is_own && !is_of_original)
+    }
+}

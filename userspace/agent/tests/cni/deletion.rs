@@ -1,0 +1,133 @@
+//! What a DEL must and must not delete, and ADDs that did not end.
+
+use std::fs;
+
+use contiv_model::key::Key;
+use contiv_store::Txn;
+use testkit::{Netns, needs};
+
+use crate::world::World;
+
+#[test]
+fn endpoint_of_another_node_is_neither_attached_nor_deleted() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |world| {
+        world.put_endpoint("c1", "other", 7).await;
+        let refused = world.add("c1", pod.path()).await.unwrap_err();
+        assert!(refused.details.contains("already exists on node other"), "{refused:?}");
+        // Runtimes send a DEL after each ADD that failed.
+        world.del("c1", Some(pod.path())).await.unwrap();
+        assert_eq!((world.endpoints().await, world.entries()), (vec!["n.t-c1".to_owned()], vec![]));
+    });
+}
+
+#[test]
+fn unknown_container_is_deleted_without_netmaster() {
+    needs!(root());
+    World::run(async |world| {
+        world.master.resign();
+        world.del("never-seen", None).await.unwrap();
+        assert!(world.entries().is_empty());
+    });
+}
+
+#[test]
+fn labels_that_became_invalid_do_not_keep_the_pod() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |world| {
+        world.add("c1", pod.path()).await.unwrap();
+        let refused = world.add_to("a_b", "c1", pod.path()).await.unwrap_err();
+        assert_eq!(refused.code, 7, "{refused:?}");
+        world.del_from("a_b", "c1", None).await.unwrap();
+        world.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn endpoint_that_netmaster_created_without_a_readable_answer_is_released() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |world| {
+        world.master.garble();
+        let refused = world.add("c1", pod.path()).await.unwrap_err();
+        assert!(refused.details.contains("decode netmaster's response"), "{refused:?}");
+        assert_eq!(world.endpoints().await, ["n.t-c1"]);
+        world.finish_requests().await;
+        world.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn add_completes_what_an_interrupted_add_left() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |mut world| {
+        let before = world.add("c1", pod.path()).await.unwrap();
+        let record = world.record("n.t-c1").await;
+        // As after a kill between interface and record.
+        world.stop_agent().await;
+        let txn = Txn::new().delete(Key::EndpointOper("n.t-c1".into()).to_string());
+        world.store().commit(txn).await.map(drop).unwrap();
+        let entry = world.entries().remove(0);
+        let text = fs::read_to_string(&entry).unwrap();
+        fs::write(&entry, text.replace("\"attached\"", "\"adding\"")).unwrap();
+        let world = world.restart().await;
+        assert_eq!(world.add("c1", pod.path()).await.unwrap(), before);
+        assert_eq!(world.record("n.t-c1").await, record);
+        assert_eq!(fs::read_to_string(&entry).unwrap(), text);
+    });
+}
+
+#[test]
+fn interface_that_a_del_left_does_not_hinder_an_add() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |world| {
+        world.add("c1", pod.path()).await.unwrap();
+        world.forget("n.t-c1");
+        world.until("the datapath has no endpoint", || world.local_endpoints().is_empty()).await;
+        world.add("c1", pod.path()).await.unwrap();
+        assert_eq!((world.ports().await.len(), pod.links().unwrap().len()), (1, 1));
+        world.del("c1", None).await.unwrap();
+        world.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn deletion_whose_entry_cannot_be_written_is_finished() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |world| {
+        world.add("c1", pod.path()).await.unwrap();
+        let entry = world.entries().remove(0);
+        // Nothing can be written, as on a full disk.
+        let blocked = entry.with_added_extension("new");
+        fs::create_dir(&blocked).unwrap();
+        world.master.resign();
+        assert_eq!(world.del("c1", None).await.unwrap_err().code, 11);
+        let refused = world.add("c1", pod.path()).await.unwrap_err();
+        assert_eq!(refused.code, 11, "{refused:?}");
+        assert!(refused.details.contains("change the attachment's entry"), "{refused:?}");
+        fs::remove_dir(&blocked).unwrap();
+        world.master.lead();
+        world.finish_requests().await;
+        world.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn entries_that_were_removed_by_hand_do_not_hinder_requests() {
+    needs!(root());
+    let (pod, other) = (Netns::new("pod").unwrap(), Netns::new("pod").unwrap());
+    World::run(async |world| {
+        world.add("c1", pod.path()).await.unwrap();
+        fs::remove_dir_all(world.socket().with_extension("attachments")).unwrap();
+        world.add("c2", other.path()).await.unwrap();
+        for container in ["c1", "c2"] {
+            world.del(container, None).await.unwrap();
+        }
+        world.assert_nothing_left().await;
+    });
+}

@@ -1,0 +1,157 @@
+//! Pods whose interfaces and network namespaces are gone, for example because the node was booted again.
+
+use std::fs;
+
+use testkit::{Netns, needs};
+
+use crate::world::{Call, HOST, VTEP, World};
+
+/// Stops the agent, deletes the pods' namespaces as a reboot does, and starts an agent.
+async fn reboot(mut world: World, pods: Vec<Netns>, meanwhile: impl FnOnce(&World)) -> World {
+    world.stop_agent().await;
+    drop(pods);
+    world.until_no_port().await;
+    meanwhile(&world);
+    let world = world.restart().await;
+    world.reader().synced().await;
+    world
+}
+
+/// Removes what is on a file system that does not outlive a reboot.
+fn forget(world: &World) {
+    fs::remove_dir_all(world.socket().with_extension("attachments")).unwrap();
+    for file in ["boot", "store.json"] {
+        fs::remove_file(world.socket().with_extension(file)).unwrap();
+    }
+}
+
+/// Adds `c1` and two interfaces of `c2`.
+async fn add_pods(world: &World) -> Vec<Netns> {
+    let pods: Vec<_> = (0..2).map(|_| Netns::new("pod").unwrap()).collect();
+    for (container, ifname, pod) in [("c1", "eth0", 0), ("c2", "eth0", 1), ("c2", "net1", 1)] {
+        let netns = pods[pod].path().display().to_string();
+        world.invoke(&Call { container, ifname, netns: &netns, ..Call::new("ADD") }).await.unwrap();
+    }
+    // No attachment of an earlier boot exists.
+    world.reader().synced().await;
+    world.pods.release_lost().await.unwrap();
+    assert_eq!(world.endpoints().await.len(), 3);
+    pods
+}
+
+/// Only `c1` comes back, with the address that it had.
+async fn c1_comes_back(world: &World, before: &str) {
+    let back = Netns::new("pod").unwrap();
+    let result = world.add("c1", back.path()).await.unwrap();
+    assert_eq!(result["ips"][0]["address"], before);
+    world.pods.release_lost().await.unwrap();
+    assert_eq!((world.endpoints().await, world.entries().len()), (vec!["n.t-c1".to_owned()], 1));
+    assert_eq!((world.record("n.t-c2").await, world.local_endpoints()), (None, vec!["n.t-c1".to_owned()]));
+    world.pods.release_lost().await.unwrap();
+
+    // The runtime's own deletions come later.
+    for (container, ifname) in [("c2", "eth0"), ("c2", "net1"), ("c1", "eth0")] {
+        world.invoke(&Call { container, ifname, ..Call::new("DEL") }).await.unwrap();
+    }
+    world.assert_nothing_left().await;
+    assert!(world.entries().is_empty());
+}
+
+#[test]
+fn addresses_of_pods_that_did_not_come_back_are_released() {
+    needs!(root());
+    World::run(async |world| {
+        let pods = add_pods(&world).await;
+        let world = reboot(world, pods, |_| {}).await;
+        c1_comes_back(&world, "10.9.0.1/24").await;
+    });
+}
+
+#[test]
+fn addresses_are_released_if_the_journal_does_not_outlive_the_reboot() {
+    needs!(root());
+    World::run(async |world| {
+        let pods = add_pods(&world).await;
+        let world = reboot(world, pods, forget).await;
+        c1_comes_back(&world, "10.9.0.1/24").await;
+    });
+}
+
+#[test]
+fn endpoints_of_others_are_not_released_after_a_reboot() {
+    needs!(root());
+    World::run(async |world| {
+        let pods = add_pods(&world).await;
+        // Created by another client, recorded by a machine with the same name, and attached by the original netplugin.
+        for (octet, name) in [(7, "foreign"), (8, "other"), (9, "original")] {
+            world.put_endpoint(name, HOST, octet).await;
+        }
+        world.put_record("other", "vport8", "192.168.0.8").await;
+        world.put_record("original", "vport9", VTEP).await;
+        let world = reboot(world, pods, forget).await;
+        crate::ip("link add vvport9 type veth peer name original");
+        world.pods.release_lost().await.unwrap();
+        assert_eq!(world.endpoints().await, ["n.t-foreign", "n.t-original", "n.t-other"]);
+    });
+}
+
+#[test]
+fn pod_whose_namespace_was_deleted_is_released_without_a_request() {
+    needs!(root());
+    World::run(async |world| {
+        let mut pods = add_pods(&world).await;
+        // The namespace of c1 still exists without its interface.
+        crate::ip("link del vvport1");
+        drop(pods.pop());
+        world.until_no_port().await;
+        world.pods.remove_vanished().await.unwrap();
+        world.pods.release_lost().await.unwrap();
+        assert_eq!(world.endpoints().await, ["n.t-c1"]);
+        world.del("c1", None).await.unwrap();
+        world.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn nothing_is_released_while_the_store_is_regressed() {
+    needs!(root());
+    World::run(async |world| {
+        let pods = add_pods(&world).await;
+        let mut world = reboot(world, pods, |_| {}).await;
+        world.replace_store(|folder| fs::rename(folder, folder.with_extension("aside")).unwrap()).await;
+        world.until_regressed().await;
+        world.pods.release_lost().await.unwrap();
+        assert_eq!(world.entries().len(), 3);
+        world
+            .replace_store(|folder| {
+                fs::remove_dir_all(folder).unwrap();
+                fs::rename(folder.with_extension("aside"), folder).unwrap();
+            })
+            .await;
+        world.until("the data is back", || world.regression().is_none()).await;
+        world.pods.release_lost().await.unwrap();
+        world.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn attachments_with_damaged_entries_are_deleted_once_their_interfaces_are_gone() {
+    needs!(root());
+    World::run(async |mut world| {
+        let pods = add_pods(&world).await;
+        let tear = |world: &World| world.entries().iter().for_each(|entry| fs::write(entry, "{").unwrap());
+        // Torn while the pods run: they keep their interfaces, and a DEL finds them.
+        world.stop_agent().await;
+        tear(&world);
+        let world = world.restart().await;
+        world.reader().synced().await;
+        world.pods.release_lost().await.unwrap();
+        world.del("c1", None).await.unwrap();
+        assert_eq!((world.endpoints().await.len(), world.entries().len()), (2, 2));
+
+        let world = reboot(world, pods, tear).await;
+        world.pods.release_lost().await.unwrap();
+        world.assert_nothing_left().await;
+        assert!(world.entries().is_empty());
+    });
+}
