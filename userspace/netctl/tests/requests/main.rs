@@ -8,9 +8,11 @@ mod formats;
 mod keys;
 mod manifests;
 mod netmasters;
+mod pages;
 mod server;
 mod store;
 mod waiting;
+mod watching;
 
 use std::process::{Command, Output, Stdio};
 
