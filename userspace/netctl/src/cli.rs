@@ -16,14 +16,15 @@ use crate::{
     flags::{InspectFlags, Server},
     manifest::{
         apply,
-        apply::{Diff, Files},
+        apply::{Apply, Diff},
+        document::Files,
         edit,
         edit::Edit,
         explain,
         explain::Explain,
         get,
         get::Get,
-        wait,
+        removal, wait,
         wait::Wait,
     },
     objects::{
@@ -56,7 +57,7 @@ pub enum Command {
     /// Show objects of any kind in the format that `apply` reads.
     Get(Get),
     /// Create missing objects and update changed objects from files.
-    Apply(Files),
+    Apply(Apply),
     /// Delete the objects that files name.
     Delete(Files),
     /// Show what `apply` would change. Exit code 5 if there are differences.
@@ -142,8 +143,8 @@ pub fn run(cli: &Cli, out: &mut dyn std::io::Write) -> Result<Outcome, Error> {
         Command::Version => version::show(&client, out),
         Command::Info(flags) => output::object(out, &flags.output, &client.get("/info")?),
         Command::Get(get) => get::run(&client, get, out),
-        Command::Apply(files) => apply::apply(&client, files, out),
-        Command::Delete(files) => apply::delete(&client, files, out),
+        Command::Apply(args) => apply::apply(&client, args, out),
+        Command::Delete(files) => removal::delete(&client, files, out),
         Command::Node(command) => node::run(&client, command, out),
         Command::Monitor(monitor) => monitor::run(&client, monitor, out),
         Command::Global(command) => settings::run(&global::KIND, &client, command, out),

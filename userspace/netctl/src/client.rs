@@ -1,21 +1,35 @@
 //! HTTP requests to netmaster.
 
 mod attempt;
+mod events;
+pub mod listing;
+mod sent;
 mod tls;
+pub mod watch;
 
 use std::{
     cell::Cell,
     io::{BufRead, BufReader},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use contiv_model::key::ObjectType;
 use serde_json::{Value, json};
-use ureq::{Agent, Body, RequestBuilder, http};
+use ureq::{
+    Agent, Body, RequestBuilder,
+    http::{HeaderMap, Response, StatusCode, header},
+    unversioned::{
+        resolver::DefaultResolver,
+        transport::{Connector as _, DefaultConnector},
+    },
+};
 
 use crate::{
-    client::attempt::{Method, hint, may_try_next, repeat_after},
+    client::{
+        attempt::{Method, hint, may_try_next, repeat_after},
+        sent::{Marking, Sent},
+    },
     connection::{Connection, is_https},
     error::Error,
     flags::Server,
@@ -26,8 +40,12 @@ use crate::{
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Limit of connecting: a host that is down answers nothing, and another netmaster may be there.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Limit of the silence in a stream of events. netmaster sends a comment every ten seconds.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(35);
 /// Limit of the attempts of a request that is answered with 503. A new leader is there after one or two.
 const ATTEMPTS: u32 = 8;
+/// Largest body of a response, in bytes.
+const MAX_BODY: u64 = 1 << 30;
 
 /// HTTP client of one netmaster, or of several of one cluster.
 pub struct Client {
@@ -36,6 +54,68 @@ pub struct Client {
     /// Position of the netmaster that is asked first: the one that has answered last.
     preferred: Cell<usize>,
     token: Option<String>,
+    /// Whether the request in progress has left netctl.
+    sent: Sent,
+    /// Time when the command ends; requests take no longer.
+    deadline: Cell<Option<Instant>>,
+}
+
+/// What must be true of the stored object for a change to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Precondition {
+    /// Nothing; or netmaster does not tell versions apart, as the original does not.
+    None,
+    /// It does not exist.
+    Absent,
+    /// It has this entity tag.
+    Unchanged(String),
+}
+
+/// A request to a netmaster.
+#[derive(Clone, Debug)]
+struct Request<'a> {
+    method: Method,
+    /// Path and query.
+    path: &'a str,
+    body: Option<&'a Value>,
+    header: Option<(&'static str, String)>,
+    /// Whether the answer is a stream without an end.
+    is_stream: bool,
+}
+
+/// An answer with a status of success.
+struct Answer {
+    method: Method,
+    url: String,
+    headers: HeaderMap,
+    text: String,
+}
+
+impl Precondition {
+    fn header(&self) -> Option<(&'static str, String)> {
+        match self {
+            Precondition::None => None,
+            Precondition::Absent => Some(("If-None-Match", "*".into())),
+            Precondition::Unchanged(tag) => Some(("If-Match", tag.clone())),
+        }
+    }
+}
+
+impl<'a> Request<'a> {
+    fn new(method: Method, path: &'a str) -> Request<'a> {
+        Request { method, path, body: None, header: None, is_stream: false }
+    }
+}
+
+impl Answer {
+    fn json(self) -> Result<Value, Error> {
+        let (method, url) = (self.method.as_str(), self.url);
+        serde_json::from_str(&self.text).map_err(|source| Error::Answer { method, url, source })
+    }
+
+    fn header(&self, name: impl header::AsHeaderName) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
 }
 
 impl Client {
@@ -43,9 +123,10 @@ impl Client {
     pub fn new(server: &Server) -> Result<Client, Error> {
         let connection = Connection::resolve(server)?;
         let config = Agent::config_builder()
-            .timeout_global(Some(TIMEOUT))
             .timeout_connect(Some(CONNECT_TIMEOUT))
             .http_status_as_error(false)
+            // A redirected change would become a GET, and the token would go wherever the redirection points.
+            .max_redirects(0)
             .tls_config(tls::config(&connection)?)
             .build();
         let token = match &connection.token_file {
@@ -53,7 +134,11 @@ impl Client {
             None if connection.is_secure() => token::read()?,
             None => None,
         };
-        Ok(Client { agent: config.into(), connection, preferred: Cell::new(0), token })
+        let sent = Sent::default();
+        let connector = DefaultConnector::default().chain(Marking(sent.clone()));
+        let agent = Agent::with_parts(config, connector, DefaultResolver::default());
+        let (preferred, deadline) = (Cell::new(0), Cell::new(None));
+        Ok(Client { agent, connection, preferred, token, sent, deadline })
     }
 
     /// Whether all connections are encrypted.
@@ -61,22 +146,17 @@ impl Client {
         self.connection.is_secure()
     }
 
-    fn authorized<B>(&self, url: &str, request: RequestBuilder<B>) -> RequestBuilder<B> {
-        match &self.token {
-            // Never over plain HTTP.
-            Some(token) if is_https(url) => request.header("X-Auth-Token", token),
-            _ => request,
-        }
+    /// Requests end soon after `deadline`, and are not repeated after it.
+    pub fn end_at(&self, deadline: Instant) {
+        self.deadline.set(Some(deadline));
     }
 
     /// Requests a token from the authentication proxy.
     pub fn login(&self, user: &str, password: &str) -> Result<String, Error> {
         let body = json!({"username": user, "password": password});
-        match self
-            .exchange(Method::Post, "/api/v1/auth_proxy/login/", Some(&body))?
-            .get("token")
-            .and_then(Value::as_str)
-        {
+        let mut request = Request::new(Method::Post, "/api/v1/auth_proxy/login/");
+        request.body = Some(&body);
+        match self.exchange(&request)?.json()?.get("token").and_then(Value::as_str) {
             Some(token) => Ok(token.to_owned()),
             None => Err(Error::Refused("login: no token in the response".into())),
         }
@@ -84,42 +164,37 @@ impl Client {
 
     /// GET of any path.
     pub fn get(&self, path: &str) -> Result<Value, Error> {
-        self.exchange(Method::Get, path, None)
+        self.exchange(&Request::new(Method::Get, path))?.json()
     }
 
     /// GET with a response body of unlimited duration, from a server other than netmaster; `url` is the complete URL.
     pub fn stream(&self, url: &str) -> Result<impl BufRead + use<>, Error> {
-        let url = url.to_owned();
         let failed = |source| Error::Request {
             method: "GET",
-            url: url.clone(),
+            url: url.to_owned(),
             hint: "check that netplugin runs there; --agent sets its REST address",
             source: Box::new(source),
         };
-        let request =
-            self.agent.get(&url).config().timeout_global(None).timeout_connect(Some(TIMEOUT)).build();
+        let request = self.agent.get(url).config().timeout_connect(Some(TIMEOUT)).build();
         let mut answer = request.call().map_err(failed)?;
         if answer.status().is_success() {
             return Ok(BufReader::new(answer.into_body().into_reader()));
         }
-        let status = answer.status();
         let text = answer.body_mut().read_to_string().map_err(failed)?;
-        Err(refused("GET", &url, status, &text, "the agent"))
-    }
-
-    /// Lists the objects of a type.
-    pub fn list(&self, kind: ObjectType) -> Result<Vec<Value>, Error> {
-        match self.get(&format!("/api/v1/{}s/", kind.as_str()))? {
-            Value::Array(objects) => Ok(objects),
-            other => {
-                Err(Error::Refused(format!("list {}s: expected a JSON array, got {other}", kind.as_str())))
-            }
-        }
+        Err(refusal(Method::Get, url, &answer, &text, "the agent"))
     }
 
     /// Reads one object.
     pub fn object(&self, kind: ObjectType, key: &str) -> Result<Value, Error> {
-        self.get(&format!("/api/v1/{}s/{}/", kind.as_str(), segment(key)))
+        self.get(&object_path(kind, key))
+    }
+
+    /// Reads one object, with the precondition of a change that replaces this version.
+    pub fn versioned(&self, kind: ObjectType, key: &str) -> Result<(Value, Precondition), Error> {
+        let answer = self.exchange(&Request::new(Method::Get, &object_path(kind, key)))?;
+        // A proxy may have weakened the tag. It is the revision of the object all the same.
+        let tag = answer.header(header::ETAG).map(|tag| tag.strip_prefix("W/").unwrap_or(tag).to_owned());
+        Ok((answer.json()?, tag.map_or(Precondition::None, Precondition::Unchanged)))
     }
 
     /// Reads one object with its operational state.
@@ -129,66 +204,94 @@ impl Client {
 
     /// Creates or updates an object.
     pub fn put(&self, kind: ObjectType, key: &str, object: &Value) -> Result<Value, Error> {
-        self.exchange(Method::Post, &format!("/api/v1/{}s/{}/", kind.as_str(), segment(key)), Some(object))
+        self.put_if(kind, key, object, &Precondition::None)
+    }
+
+    /// Creates or updates an object if the precondition is true; otherwise fails with [`Error::Conflict`].
+    pub fn put_if(
+        &self,
+        kind: ObjectType,
+        key: &str,
+        object: &Value,
+        precondition: &Precondition,
+    ) -> Result<Value, Error> {
+        let path = object_path(kind, key);
+        let mut request = Request::new(Method::Post, &path);
+        request.body = Some(object);
+        request.header = precondition.header();
+        self.exchange(&request)?.json()
+    }
+
+    /// Asks netmaster what it would make of a change; nothing is changed. The original does not know such requests and would
+    /// carry this one out: only for a netmaster that [has revisions](listing::Listed::revision).
+    pub fn try_put(&self, kind: ObjectType, key: &str, object: &Value) -> Result<Value, Error> {
+        let path = format!("{}?dryRun=All", object_path(kind, key));
+        let mut request = Request::new(Method::Post, &path);
+        request.body = Some(object);
+        self.exchange(&request)?.json()
+    }
+
+    /// As [`Client::try_put`], for a deletion.
+    pub fn try_delete(&self, kind: ObjectType, key: &str) -> Result<(), Error> {
+        let path = format!("{}?dryRun=All", object_path(kind, key));
+        self.exchange(&Request::new(Method::Delete, &path)).map(drop)
     }
 
     /// POST of any path, without a body.
     pub fn post(&self, path: &str) -> Result<Value, Error> {
-        self.exchange(Method::Post, path, None)
+        self.exchange(&Request::new(Method::Post, path))?.json()
     }
 
     /// Deletes an object.
     pub fn delete(&self, kind: ObjectType, key: &str) -> Result<(), Error> {
-        self.exchange(Method::Delete, &format!("/api/v1/{}s/{}/", kind.as_str(), segment(key)), None)
-            .map(drop)
+        self.exchange(&Request::new(Method::Delete, &object_path(kind, key)))?.json().map(drop)
     }
 
-    /// Sends a request and decodes the answer. While netmaster answers that it is temporarily unavailable (503 with
+    /// Sends a request and reads the answer. While netmaster answers that it is temporarily unavailable (503 with
     /// `Retry-After`), the request is repeated.
-    fn exchange(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, Error> {
-        for last in (0..ATTEMPTS).map(|attempt| attempt + 1 == ATTEMPTS) {
-            let (url, mut answer) = self.reach(method, path, body)?;
-            let read = answer.body_mut().with_config().limit(1 << 30).read_to_string();
-            let text = read.map_err(|source| failed(method, &url, source))?;
+    fn exchange(&self, request: &Request<'_>) -> Result<Answer, Error> {
+        let method = request.method;
+        let mut attempt = 1;
+        loop {
+            let (url, mut answer) = self.reach(request)?;
+            let read = answer.body_mut().with_config().limit(MAX_BODY).read_to_string();
+            let text = read.map_err(|source| self.failed(method, &url, source))?;
             if answer.status().is_success() {
-                let method = method.as_str();
-                return serde_json::from_str(&text).map_err(|source| Error::Answer { method, url, source });
+                return Ok(Answer { method, url, headers: answer.into_parts().0.headers, text });
             }
-            let unavailable = answer.status() == http::StatusCode::SERVICE_UNAVAILABLE;
+            let unavailable = answer.status() == StatusCode::SERVICE_UNAVAILABLE;
             match repeat_after(method, answer.headers(), &text) {
-                Some(wait) if unavailable && !last => {
+                Some(wait) if unavailable && attempt < ATTEMPTS && self.has_time_for(wait) => {
                     thread::sleep(wait);
                     // A netmaster that is cut off from the others does not learn who leads.
                     self.prefer_next();
+                    attempt += 1;
                 }
-                _ => return Err(refused(method.as_str(), &url, answer.status(), &text, "netmaster")),
+                _ => return Err(refusal(method, &url, &answer, &text, "netmaster")),
             }
         }
-        Err(Error::Refused(format!("{} {path}: netmaster is unavailable", method.as_str())))
     }
 
-    /// Sends a request to the first netmaster that can be reached. Returns the URL and the answer.
-    fn reach(
-        &self,
-        method: Method,
-        path: &str,
-        body: Option<&Value>,
-    ) -> Result<(String, http::Response<Body>), Error> {
+    /// Sends a request to the first netmaster that can be reached. Returns the URL and the answer, whose body is not read.
+    fn reach(&self, request: &Request<'_>) -> Result<(String, Response<Body>), Error> {
         let mut failures = vec![];
         for _ in &self.connection.netmasters {
             let base = self.connection.netmasters.get(self.preferred.get()).map_or("", String::as_str);
-            let url = format!("{base}{path}");
-            let answer = match (method, body) {
-                (Method::Get, _) => self.authorized(&url, self.agent.get(&url)).call(),
-                (Method::Delete, _) => self.authorized(&url, self.agent.delete(&url)).call(),
-                (Method::Post, Some(body)) => self.authorized(&url, self.agent.post(&url)).send_json(body),
-                (Method::Post, None) => self.authorized(&url, self.agent.post(&url)).send_empty(),
+            let url = format!("{base}{}", request.path);
+            self.sent.reset();
+            let answer = match (request.method, request.body) {
+                (Method::Get, _) => self.prepared(&url, request, self.agent.get(&url)).call(),
+                (Method::Delete, _) => self.prepared(&url, request, self.agent.delete(&url)).call(),
+                (Method::Post, Some(body)) => {
+                    self.prepared(&url, request, self.agent.post(&url)).send_json(body)
+                }
+                (Method::Post, None) => self.prepared(&url, request, self.agent.post(&url)).send_empty(),
             };
             match answer {
                 Ok(answer) => return Ok((url, answer)),
                 Err(source) => {
-                    let next = may_try_next(method, &source);
-                    failures.push(failed(method, &url, source));
+                    let next = may_try_next(request.method, self.sent.is_set(), &source);
+                    failures.push(self.failed(request.method, &url, source));
                     if !next {
                         break;
                     }
@@ -199,9 +302,51 @@ impl Client {
         Err(Error::unreachable(failures))
     }
 
+    /// Adds headers and time limits.
+    fn prepared<B>(&self, url: &str, request: &Request<'_>, builder: RequestBuilder<B>) -> RequestBuilder<B> {
+        let builder = match &self.token {
+            // Never over plain HTTP.
+            Some(token) if is_https(url) => builder.header("X-Auth-Token", token),
+            _ => builder,
+        };
+        let builder = match &request.header {
+            Some((name, value)) => builder.header(*name, value),
+            None => builder,
+        };
+        let left = self.deadline.get().map(|end| end.saturating_duration_since(Instant::now()));
+        // Shortly before the deadline, too, a request gets the time to be answered.
+        let limit = left.map_or(TIMEOUT, |left| left.clamp(CONNECT_TIMEOUT, TIMEOUT));
+        match request.is_stream {
+            true => builder
+                .config()
+                .timeout_global(left)
+                .timeout_recv_response(Some(TIMEOUT))
+                .timeout_per_read(Some(IDLE_TIMEOUT))
+                .build(),
+            false => builder.config().timeout_global(Some(limit)).build(),
+        }
+    }
+
+    fn has_time_for(&self, wait: Duration) -> bool {
+        self.deadline.get().is_none_or(|end| Instant::now() + wait < end)
+    }
+
     fn prefer_next(&self) {
         self.preferred.set((self.preferred.get() + 1) % self.connection.netmasters.len());
     }
+
+    fn failed(&self, method: Method, url: &str, source: ureq::Error) -> Error {
+        Error::Request {
+            method: method.as_str(),
+            url: url.to_owned(),
+            hint: hint(method, url, self.sent.is_set(), &source),
+            source: Box::new(source),
+        }
+    }
+}
+
+fn object_path(kind: ObjectType, key: &str) -> String {
+    format!("/api/v1/{}s/{}/", kind.as_str(), segment(key))
 }
 
 /// Percent-encodes a key as one segment of a path. Proxies remove segments of dots only, so these are encoded, too.
@@ -228,20 +373,22 @@ pub fn segment(key: &str) -> String {
     key.bytes().map(encode).collect()
 }
 
-fn failed(method: Method, url: &str, source: ureq::Error) -> Error {
-    Error::Request {
-        method: method.as_str(),
-        url: url.to_owned(),
-        hint: hint(url, &source),
-        source: Box::new(source),
+/// Error of an answer without a status of success.
+fn refusal(method: Method, url: &str, answer: &Response<Body>, text: &str, server: &str) -> Error {
+    let (status, method) = (answer.status(), method.as_str());
+    if let (true, Some(location)) = (status.is_redirection(), answer.headers().get(header::LOCATION)) {
+        let location = String::from_utf8_lossy(location.as_bytes());
+        return Error::Refused(format!(
+            "{method} {url}: redirected to {location}, which netctl does not follow; check --netmaster"
+        ));
     }
-}
-
-fn refused(method: &str, url: &str, status: http::StatusCode, text: &str, server: &str) -> Error {
     let line = text.lines().next().unwrap_or_default();
-    Error::Refused(if line.is_empty() {
-        format!("{method} {url}: {server} answered {status}")
-    } else {
-        line.to_owned()
-    })
+    let text =
+        if line.is_empty() { format!("{method} {url}: {server} answered {status}") } else { line.to_owned() };
+    match status {
+        StatusCode::FORBIDDEN => Error::Forbidden(text),
+        StatusCode::PRECONDITION_FAILED => Error::Conflict(text),
+        StatusCode::SERVICE_UNAVAILABLE => Error::Unavailable(text),
+        _ => Error::Refused(text),
+    }
 }

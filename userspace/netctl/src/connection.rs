@@ -38,7 +38,8 @@ impl Connection {
     /// be read.
     pub fn resolve(server: &Server) -> Result<Connection, Error> {
         let own = Context::from(server);
-        let context = match (&server.context, own.netmaster.is_empty()) {
+        let named = server.context.as_ref().filter(|name| !name.is_empty());
+        let context = match (named, own.netmaster.is_empty()) {
             (Some(name), _) => Contexts::read()?.find(name)?.clone(),
             (None, false) => Context::default(),
             (None, true) => {
@@ -124,12 +125,13 @@ impl From<&Server> for Context {
     fn from(server: &Server) -> Context {
         // An empty environment variable is an absent one.
         let urls = server.netmaster.iter().map(|url| url.trim()).filter(|url| !url.is_empty());
+        let path = |path: &Option<PathBuf>| path.clone().filter(|path| !path.as_os_str().is_empty());
         Context {
             netmaster: urls.map(str::to_owned).collect(),
-            cacert: server.cacert.clone(),
-            cert: server.cert.clone(),
-            key: server.key.clone(),
-            token_file: server.token_file.clone(),
+            cacert: path(&server.cacert),
+            cert: path(&server.cert),
+            key: path(&server.key),
+            token_file: path(&server.token_file),
             insecure: server.insecure,
         }
     }

@@ -27,6 +27,15 @@ pub enum Error {
     /// netmaster rejected the request: exit 3.
     #[error("{0}")]
     Refused(String),
+    /// The role of the client does not allow the request: exit 3.
+    #[error("{0}")]
+    Forbidden(String),
+    /// The object is not in the state that the change was made for; nothing was changed: exit 3.
+    #[error("{0}")]
+    Conflict(String),
+    /// netmaster is temporarily unavailable, also after repetitions of the request: exit 3.
+    #[error("{0}")]
+    Unavailable(String),
     /// Invalid files, or several requests that netmaster rejected; one line each: exit 3.
     #[error("{}", .0.join("\n"))]
     Several(Vec<String>),
@@ -79,14 +88,23 @@ impl Error {
     }
 
     /// Prefixes a rejection with the object of a file; `remaining` is the number of later changes that are not sent.
-    pub fn with_object(self, object: String, remaining: usize) -> Error {
+    pub fn with_object(self, object: impl std::fmt::Display, remaining: usize) -> Error {
+        let text = |message: String| match remaining {
+            0 => format!("{object}: {message}"),
+            _ => format!("{object}: {message} (later changes not sent: {remaining})"),
+        };
         match self {
-            Error::Refused(message) if remaining == 0 => Error::Refused(format!("{object}: {message}")),
-            Error::Refused(message) => {
-                Error::Refused(format!("{object}: {message} (later changes not sent: {remaining})"))
-            }
+            Error::Refused(message) => Error::Refused(text(message)),
+            Error::Forbidden(message) => Error::Forbidden(text(message)),
+            Error::Conflict(message) => Error::Conflict(text(message)),
+            Error::Unavailable(message) => Error::Unavailable(text(message)),
             other => other,
         }
+    }
+
+    /// Whether the same request may succeed later: netmaster could not be reached or was unavailable.
+    pub fn is_temporary(&self) -> bool {
+        matches!(self, Error::Request { .. } | Error::Unreachable(_) | Error::Unavailable(_))
     }
 
     /// Whether the reader of the output closed the pipe. This is not reported.
@@ -101,6 +119,9 @@ impl Error {
             Error::Request { .. }
             | Error::Unreachable(_)
             | Error::Refused(_)
+            | Error::Forbidden(_)
+            | Error::Conflict(_)
+            | Error::Unavailable(_)
             | Error::Several(_)
             | Error::Answer { .. } => 3,
             Error::File { .. } | Error::Output(_) => 4,

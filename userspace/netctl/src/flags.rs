@@ -4,7 +4,10 @@ mod format;
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{
+    Args,
+    builder::{OsStringValueParser, TypedValueParser},
+};
 
 pub use format::{ListFormat, ObjectFormat};
 
@@ -24,17 +27,22 @@ pub struct Server {
     #[arg(long, env = "INSECURE", global = true, value_parser = clap::builder::FalseyValueParser::new())]
     pub insecure: bool,
     /// CA bundle (PEM) used to verify netmaster's certificate [default: the system's CA certificates].
-    #[arg(long, env = "NETCTL_CACERT", global = true, value_name = "FILE")]
+    #[arg(long, env = "NETCTL_CACERT", global = true, value_name = "FILE", value_parser = path())]
     pub cacert: Option<PathBuf>,
     /// Client certificate (PEM, with its intermediate certificates) for a netmaster that requires one; needs --key.
-    #[arg(long, env = "NETCTL_CERT", global = true, value_name = "FILE")]
+    #[arg(long, env = "NETCTL_CERT", global = true, value_name = "FILE", value_parser = path())]
     pub cert: Option<PathBuf>,
     /// Private key (PEM) of --cert.
-    #[arg(long, env = "NETCTL_KEY", global = true, value_name = "FILE")]
+    #[arg(long, env = "NETCTL_KEY", global = true, value_name = "FILE", value_parser = path())]
     pub key: Option<PathBuf>,
     /// File with a netmaster token in its first line; https only [default: the token stored by `login`].
-    #[arg(long, env = "NETCTL_TOKEN_FILE", global = true, value_name = "FILE")]
+    #[arg(long, env = "NETCTL_TOKEN_FILE", global = true, value_name = "FILE", value_parser = path())]
     pub token_file: Option<PathBuf>,
+}
+
+/// Parser of a path that may be empty: an empty environment variable is an absent one.
+fn path() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().map(PathBuf::from)
 }
 
 impl Server {
@@ -77,7 +85,7 @@ pub struct ListFlags {
     /// [default: table].
     #[arg(long, short, value_name = "FORMAT", value_parser = format::list(), conflicts_with_all = ["quiet", "json"])]
     pub output: Option<ListFormat>,
-    /// Print the list again whenever it changes, until interrupted; netmaster is asked every second.
+    /// Print the list again whenever it changes, until interrupted.
     #[arg(long, short)]
     pub watch: bool,
 }

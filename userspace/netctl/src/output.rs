@@ -27,24 +27,31 @@ pub fn number(object: &Value, field: &str) -> i64 {
     object.get(field).and_then(Value::as_i64).unwrap_or(0)
 }
 
-/// Text for a terminal: control characters and overrides of the direction of text are shown as escapes, so that a stored
-/// text cannot move the cursor, change colours or pose as other output.
+/// Text for a terminal: control characters and characters that are not visible are shown as escapes, so that a stored text
+/// cannot move the cursor, change colours, shift columns or pose as other output.
 pub fn printable(text: &str) -> Cow<'_, str> {
     escape::printable(text)
 }
 
 /// Writes indented JSON. Characters that a terminal acts on are escaped.
 pub fn json(out: &mut dyn Write, value: &Value) -> Result<(), Error> {
-    let mut serializer = serde_json::Serializer::with_formatter(&mut *out, escape::PrettyJson::default());
+    let mut serializer = serde_json::Serializer::with_formatter(&mut *out, escape::Json::indented());
+    value.serialize(&mut serializer).map_err(std::io::Error::from)?;
+    Ok(writeln!(out)?)
+}
+
+/// Writes JSON in one line, with the same escapes.
+pub fn json_line(out: &mut dyn Write, value: &Value) -> Result<(), Error> {
+    let mut serializer = serde_json::Serializer::with_formatter(&mut *out, escape::Json::one_line());
     value.serialize(&mut serializer).map_err(std::io::Error::from)?;
     Ok(writeln!(out)?)
 }
 
 /// Writes YAML.
 pub fn yaml(out: &mut dyn Write, value: &Value) -> Result<(), Error> {
-    let text = serde_saphyr::to_string(value)
+    let text = escape::yaml(value)
         .map_err(|error| Error::Output(std::io::Error::other(format!("encode YAML: {error}"))))?;
-    Ok(writeln!(out, "{}", escape::yaml(text.trim_end()))?)
+    Ok(writeln!(out, "{}", text.trim_end())?)
 }
 
 /// Writes one object in the requested format.
@@ -58,9 +65,6 @@ pub fn object(out: &mut dyn Write, format: &ObjectFormat, value: &Value) -> Resu
 
 /// Writes the values of queries.
 pub fn values(out: &mut dyn Write, template: &Template, value: &Value) -> Result<(), Error> {
-    let text = template.render(value);
-    Ok(text.split_inclusive('\n').try_for_each(|line| match line.strip_suffix('\n') {
-        Some(line) => writeln!(out, "{}", printable(line)),
-        None => write!(out, "{}", printable(line)),
-    })?)
+    // The text of the template is the user's.
+    Ok(out.write_all(template.render(value, |text| printable(text).into_owned()).as_bytes())?)
 }

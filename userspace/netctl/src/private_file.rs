@@ -26,7 +26,11 @@ pub fn write(path: &Path, text: &str) -> Result<(), Error> {
         file.write_all(text.as_bytes())?;
         fs::rename(&new, path)
     };
-    write().map_err(Error::file("write", path))
+    write().map_err(|error| {
+        // The text is a secret, and the failure may be a full disk. What fails now has failed above.
+        let _ = fs::remove_file(&new);
+        Error::file("write", path)(error)
+    })
 }
 
 /// Reads a file that may be missing.

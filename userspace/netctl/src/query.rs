@@ -5,6 +5,9 @@ use std::str::FromStr;
 use serde_json::Value;
 use serde_json_path::JsonPath;
 
+/// Largest depth of brackets and parentheses. The time that the parser takes may double with each.
+const MAX_DEPTH: usize = 12;
+
 /// A query. `.a.b`, `[0]` and `a.b` are short for `$.a.b`, `$[0]` and `$.a.b`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query(JsonPath);
@@ -19,7 +22,52 @@ impl FromStr for Query {
             text if text.starts_with(['.', '[']) => format!("${text}"),
             text => format!("$.{text}"),
         };
+        check(&path).map_err(|why| format!("JSONPath {path}: {why}"))?;
         JsonPath::parse(&path).map(Query).map_err(|error| format!("JSONPath {path}: {error}"))
+    }
+}
+
+/// Refuses what the parser does not survive: it panics at the end of some incomplete texts, and recurses without a limit.
+fn check(path: &str) -> Result<(), String> {
+    let mut scanner = Scanner::default();
+    for c in path.chars() {
+        scanner.is_syntax(c);
+        if scanner.depth > MAX_DEPTH {
+            return Err(format!("brackets and parentheses are nested deeper than {MAX_DEPTH}"));
+        }
+    }
+    match scanner.quote {
+        Some(quote) => Err(format!("no closing {quote}")),
+        None => Ok(()),
+    }
+}
+
+/// Position in a text with quoted strings, brackets and parentheses.
+#[derive(Default)]
+struct Scanner {
+    /// Quote that ends the string.
+    quote: Option<char>,
+    is_escaped: bool,
+    depth: usize,
+}
+
+impl Scanner {
+    /// Goes on by a character. Returns whether it is outside of quoted strings.
+    fn is_syntax(&mut self, c: char) -> bool {
+        let Some(quote) = self.quote else {
+            match c {
+                '"' | '\'' => self.quote = Some(c),
+                '[' | '(' => self.depth += 1,
+                ']' | ')' => self.depth = self.depth.saturating_sub(1),
+                _ => {}
+            }
+            return self.quote.is_none();
+        };
+        if !self.is_escaped && c == quote {
+            self.quote = None;
+        }
+        self.is_escaped = !self.is_escaped && c == '\\';
+        false
     }
 }
 
@@ -83,21 +131,8 @@ impl FromStr for Template {
 
 /// Position of the brace that closes, outside of quoted strings.
 fn closing(text: &str) -> Option<usize> {
-    let (mut quote, mut escaped) = (None, false);
-    text.char_indices().find_map(|(at, c)| {
-        match (quote, c) {
-            (None, '}') => return Some(at),
-            (None, '"' | '\'') => quote = Some(c),
-            (Some(_), '\\') if !escaped => {
-                escaped = true;
-                return None;
-            }
-            (Some(open), c) if c == open && !escaped => quote = None,
-            _ => {}
-        }
-        escaped = false;
-        None
-    })
+    let mut scanner = Scanner::default();
+    text.char_indices().find(|(_, c)| scanner.is_syntax(*c) && *c == '}').map(|(at, _)| at)
 }
 
 fn part(inside: &str) -> Result<Part, String> {
@@ -114,14 +149,16 @@ fn part(inside: &str) -> Result<Part, String> {
 }
 
 impl Template {
-    /// The text of a value, which ends with a newline unless it is empty.
-    pub fn render(&self, value: &Value) -> String {
+    /// The text for a value, which ends with a newline unless it is empty. `shown` gives the form in which the texts that
+    /// queries select are shown; the text of the template is not changed.
+    pub fn render(&self, value: &Value, shown: impl Fn(&str) -> String) -> String {
+        let texts = |query: &Query| query.texts(value).iter().map(|text| shown(text)).collect::<Vec<_>>();
         let mut text = match self {
-            Template::Query(query) => query.texts(value).join("\n"),
+            Template::Query(query) => texts(query).join("\n"),
             Template::Parts(parts) => {
                 let part = |part: &Part| match part {
                     Part::Text(text) => text.clone(),
-                    Part::Query(query) => query.texts(value).join(" "),
+                    Part::Query(query) => texts(query).join(" "),
                 };
                 parts.iter().map(part).collect()
             }
@@ -171,18 +208,8 @@ impl FromStr for Columns {
 
 /// Splits at commas outside of brackets and quotes.
 fn split(text: &str) -> Vec<&str> {
-    let (mut depth, mut quote) = (0_usize, None);
-    text.split(|c: char| {
-        match (quote, c) {
-            (None, '[' | '(') => depth += 1,
-            (None, ']' | ')') => depth = depth.saturating_sub(1),
-            (None, '"' | '\'') => quote = Some(c),
-            (Some(open), c) if c == open => quote = None,
-            _ => {}
-        }
-        c == ',' && depth == 0 && quote.is_none()
-    })
-    .collect()
+    let mut scanner = Scanner::default();
+    text.split(|c: char| scanner.is_syntax(c) && c == ',' && scanner.depth == 0).collect()
 }
 
 impl Columns {
@@ -225,9 +252,97 @@ mod tests {
             ("$[1].gateway", ""),
             ("$[*].nothing", ""),
         ] {
-            let rendered = template.parse::<Template>().unwrap().render(&networks());
+            let rendered = template.parse::<Template>().unwrap().render(&networks(), str::to_owned);
             assert_eq!(rendered, expected, "{template}");
         }
+    }
+
+    #[test]
+    fn selected_texts_are_shown_in_another_form_than_the_text_of_the_template() {
+        let template: Template = "{[0].networkName}{\"\\t\"}{[0].policies[*]}a".parse().unwrap();
+        assert_eq!(template.render(&networks(), |text| text.to_uppercase()), "A\tX Ya\n");
+        let query: Template = "$[*].networkName".parse().unwrap();
+        assert_eq!(query.render(&networks(), |text| text.repeat(2)), "aa\nbb\n");
+    }
+
+    #[test]
+    fn unicode_is_selected() {
+        let value = json!({"日本": {"é": "ü"}, "a'b": "quote", "\u{1f600}": "smile"});
+        for (query, expected) in [
+            ("$.日本.é", "ü"),
+            ("日本.é", "ü"),
+            ("$['日本']['\\u00e9']", "ü"),
+            ("$[\"\\uD83D\\uDE00\"]", "smile"),
+            ("$['a\\'b']", "quote"),
+            ("$[?@.é == 'ü'].é", "ü"),
+        ] {
+            assert_eq!(query.parse::<Query>().unwrap().texts(&value), [expected], "{query}");
+        }
+        let columns: Columns = "É:$['a\\'b'],B:.日本.é".parse().unwrap();
+        assert_eq!(columns.cells(&value), ["quote", "ü"]);
+    }
+
+    #[test]
+    fn malformed_queries_are_refused() {
+        let whole = [
+            "$['日本', \"\\u00e9\", 'a\\'b', -1, 1:2:-1, *]",
+            "$[?(@.a == 'x' && !@.b) || match(@.c, \"[a-z]+\")]..d[?length(@.e) > 1.5e3]",
+            "$[\"\\uD83D\\uDE00\"]",
+        ];
+        for query in whole {
+            query.parse::<Query>().unwrap();
+            // Cut off anywhere, the text is a query or is refused.
+            for (at, _) in query.char_indices() {
+                let _ = query[..at].parse::<Query>();
+                let _ = format!("{{{}", &query[..at]).parse::<Template>();
+                let _ = format!("A:{}", &query[..at]).parse::<Columns>();
+            }
+        }
+        for query in [
+            "$[\"\\u",
+            "$['\\u",
+            "$[\"\\uD",
+            "$[\"\\uD83D\\u",
+            "$[\"\\uD83D\\u\"]",
+            "$[\"\\uD83D\"]",
+            "$['\\x']",
+            "$['a",
+            "$['a\\']",
+            "$[99999999999999999999]",
+            "$[?@.a == 1e999]",
+            "$[?unknown(@.a)]",
+            "$[?length(@.a, 1) == 1]",
+            "$[?@.a ==]",
+            "$[",
+            "$]",
+            "$.",
+            "$..",
+            "$.a b",
+            "@.a",
+            "$[?(@.a]",
+        ] {
+            let error = query.parse::<Query>().unwrap_err();
+            assert!(error.starts_with("JSONPath $"), "{query}: {error}");
+        }
+    }
+
+    #[test]
+    fn nesting_is_limited() {
+        let nested = |open: &str, close: &str, depth: usize| {
+            format!("$[?{}@.a{}]", open.repeat(depth), close.repeat(depth))
+        };
+        for (open, close) in [("(", ")"), ("@[?", "]"), ("count(@[?", "]) > 0")] {
+            let levels = open.matches(['(', '[']).count();
+            let most = (MAX_DEPTH - 1) / levels;
+            nested(open, close, most).parse::<Query>().unwrap();
+            for depth in [most + 1, 20_000] {
+                let error = nested(open, close, depth).parse::<Query>().unwrap_err();
+                assert!(error.ends_with("nested deeper than 12"), "{open} {depth}");
+            }
+            assert!(open.repeat(20_000).parse::<Query>().is_err());
+        }
+        let long = format!("$[?{}]", vec!["@.a == ')]'"; 1_000].join(" || "));
+        long.parse::<Query>().unwrap();
     }
 
     #[test]

@@ -124,6 +124,11 @@ impl Field {
 }
 
 impl Kind {
+    /// netmaster's message for an object that does not exist.
+    pub fn not_found(&self) -> String {
+        format!("{} not found", self.name())
+    }
+
     /// Name of the type in the API.
     pub const fn name(&self) -> &'static str {
         self.object_type.as_str()

@@ -1,6 +1,7 @@
 //! netctl against a real netmaster.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
+mod changes;
 mod check;
 mod lists;
 mod manifest;

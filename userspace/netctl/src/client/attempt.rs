@@ -31,8 +31,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(4);
 const MAY_BE_DONE: &str = "the request may have been carried out";
 
 /// Whether another netmaster may be asked after this failure: the request was not sent, or it changes nothing.
-pub(super) fn may_try_next(method: Method, error: &ureq::Error) -> bool {
-    let unsent = match error {
+pub(super) fn may_try_next(method: Method, sent: bool, error: &ureq::Error) -> bool {
+    let unconnected = match error {
         ureq::Error::HostNotFound
         | ureq::Error::ConnectionFailed
         | ureq::Error::Timeout(Timeout::Resolve | Timeout::Connect) => true,
@@ -47,7 +47,7 @@ pub(super) fn may_try_next(method: Method, error: &ureq::Error) -> bool {
         _ => false,
     };
     let lost = matches!(error, ureq::Error::Io(_) | ureq::Error::Timeout(_)) && !is_tls(error);
-    unsent || method == Method::Get && lost
+    !sent && unconnected || method == Method::Get && lost
 }
 
 /// Returns the time to wait before a request that was answered with 503 is repeated; none if it must not be.
@@ -66,8 +66,8 @@ fn is_tls(error: &ureq::Error) -> bool {
     }
 }
 
-/// Remedy for a failed connection to `url`.
-pub(super) fn hint(url: &str, error: &ureq::Error) -> &'static str {
+/// Remedy for a failed request to `url`.
+pub(super) fn hint(method: Method, url: &str, sent: bool, error: &ureq::Error) -> &'static str {
     use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
 
     // A server that requires a client certificate may close the connection before its alert is read.
@@ -75,6 +75,8 @@ pub(super) fn hint(url: &str, error: &ureq::Error) -> &'static str {
         if matches!(source.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof));
     if is_tls(error) || closed && url.starts_with("https://") {
         "--cacert sets the CA bundle for netmaster's certificate; --cert and --key set a client certificate if it requires one"
+    } else if sent && method != Method::Get {
+        "the change may have been carried out; look at the object before you repeat it"
     } else {
         "check that netmaster runs there; --netmaster or NETMASTER sets the URL"
     }
@@ -88,22 +90,25 @@ mod tests {
 
     #[test]
     fn changes_are_repeated_only_if_they_were_not_sent() {
-        let refused = ureq::Error::Io(ErrorKind::ConnectionRefused.into());
-        let reset = ureq::Error::Io(ErrorKind::ConnectionReset.into());
+        let io = |kind: ErrorKind| ureq::Error::Io(kind.into());
         let unknown = rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
         let tls = ureq::Error::Io(io::Error::new(ErrorKind::InvalidData, unknown));
-        for (error, get, post) in [
-            (refused, true, true),
-            (ureq::Error::HostNotFound, true, true),
-            (ureq::Error::Timeout(Timeout::Connect), true, true),
-            (reset, true, false),
-            (ureq::Error::Timeout(Timeout::Global), true, false),
-            (tls, false, false),
-            (ureq::Error::BadUri("x".into()), false, false),
+        for (sent, error, get, change) in [
+            (false, io(ErrorKind::ConnectionRefused), true, true),
+            (false, io(ErrorKind::HostUnreachable), true, true),
+            (false, ureq::Error::HostNotFound, true, true),
+            (false, ureq::Error::Timeout(Timeout::Connect), true, true),
+            // The peer of an established connection is gone.
+            (true, io(ErrorKind::HostUnreachable), true, false),
+            (true, io(ErrorKind::ConnectionReset), true, false),
+            (true, ureq::Error::Timeout(Timeout::Global), true, false),
+            (false, ureq::Error::Timeout(Timeout::Global), true, false),
+            (false, tls, false, false),
+            (false, ureq::Error::BadUri("x".into()), false, false),
         ] {
-            assert_eq!(may_try_next(Method::Get, &error), get, "{error}");
-            assert_eq!(may_try_next(Method::Post, &error), post, "{error}");
-            assert_eq!(may_try_next(Method::Delete, &error), post, "{error}");
+            assert_eq!(may_try_next(Method::Get, sent, &error), get, "{sent} {error}");
+            assert_eq!(may_try_next(Method::Post, sent, &error), change, "{sent} {error}");
+            assert_eq!(may_try_next(Method::Delete, sent, &error), change, "{sent} {error}");
         }
     }
 

@@ -45,6 +45,9 @@ const COLUMNS: [table::Column<'_>; 3] =
 pub fn run(server: &Server, command: &Command, out: &mut dyn Write) -> Result<(), Error> {
     let mut all = Contexts::read()?;
     match command {
+        Command::SetContext { name } if name.is_empty() => {
+            Err(Error::Usage("the name of a context is empty".into()))
+        }
         Command::SetContext { name } => {
             let done = if all.contexts.contains_key(name) { "changed" } else { "created" };
             let context = all.contexts.entry(name.clone()).or_default();
@@ -59,7 +62,7 @@ pub fn run(server: &Server, command: &Command, out: &mut dyn Write) -> Result<()
             Ok(writeln!(out, "current context: {}", printable(name))?)
         }
         Command::GetContexts(flags) => {
-            watch::show(flags.watch, out, |out| list(&Contexts::read()?, flags, out))
+            watch::show(flags.watch, out, &|out| list(&Contexts::read()?, flags, out))
         }
         Command::CurrentContext => match &all.current {
             Some(name) => Ok(writeln!(out, "{}", printable(name))?),

@@ -6,7 +6,7 @@ use contiv_model::key::ObjectType;
 use serde_json::Value;
 
 use crate::{
-    client::Client,
+    client::{Client, listing::Selection},
     commands::watch,
     error::Error,
     flags::{InspectFlags, ListArgs, ListFlags},
@@ -27,17 +27,27 @@ pub fn inspect(
 
 /// Lists the objects of one tenant, or of all. Fails if the tenant does not exist.
 pub fn of_tenant(kind: &Kind, client: &Client, args: &ListArgs, out: &mut dyn Write) -> Result<(), Error> {
-    watch::show(args.flags.watch, out, |out| {
-        client.object(ObjectType::Tenant, &args.tenant.tenant)?;
-        let mut objects = client.list(kind.object_type)?;
-        objects.retain(|object| args.all || text(object, "tenantName") == args.tenant.tenant);
-        show(kind, objects, &args.flags, out)
-    })
+    client.object(ObjectType::Tenant, &args.tenant.tenant)?;
+    let all = Selection::of(kind.object_type);
+    let selection = if args.all { all } else { all.with("tenantName", &args.tenant.tenant) };
+    list(kind, client, selection, &args.flags, out)
 }
 
 /// Lists all objects of a kind.
 pub fn of_cluster(kind: &Kind, client: &Client, flags: &ListFlags, out: &mut dyn Write) -> Result<(), Error> {
-    watch::show(flags.watch, out, |out| show(kind, client.list(kind.object_type)?, flags, out))
+    list(kind, client, Selection::of(kind.object_type), flags, out)
+}
+
+fn list(
+    kind: &Kind,
+    client: &Client,
+    selection: Selection,
+    flags: &ListFlags,
+    out: &mut dyn Write,
+) -> Result<(), Error> {
+    watch::objects(client, flags.watch, &[selection], out, &|found, out| {
+        show(kind, found.concat(), flags, out)
+    })
 }
 
 /// Writes `objects` in the requested format, sorted by key: the original's netmaster sends them in random order.

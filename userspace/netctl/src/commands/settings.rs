@@ -6,13 +6,16 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use crate::{
-    client::Client,
+    client::{Client, Precondition},
     commands::listing::inspect,
     error::Error,
     flags::InspectFlags,
     output::{self, printable},
     schema::Kind,
 };
+
+/// Limit of the attempts to change settings that other clients change at the same time.
+const ATTEMPTS: u32 = 5;
 
 /// Commands for settings; `S` has the flags of `set`.
 #[derive(Debug, Subcommand)]
@@ -61,18 +64,30 @@ pub fn run<S: Args + SetFlags>(
             Ok(lines.try_for_each(|((title, _), cell)| writeln!(out, "{title}: {}", printable(&cell)))?)
         }
         SettingsCommand::Inspect(flags) => inspect(client, key, key, flags, out),
-        SettingsCommand::Set(flags) => {
-            let stored = client.list(kind.object_type)?.into_iter().next();
-            let mut settings = match stored.or_else(S::initial) {
-                Some(settings) => settings,
-                None => return Err(Error::Refused(format!("{key} not found"))),
-            };
-            for (field, value) in flags.changes() {
-                if let Some(value) = value {
-                    settings[field] = json!(value);
-                }
+        SettingsCommand::Set(flags) => set(kind, client, flags),
+    }
+}
+
+/// Changes the settings that flags name. What other clients change meanwhile is kept.
+fn set<S: SetFlags>(kind: &Kind, client: &Client, flags: &S) -> Result<(), Error> {
+    let key = kind.name();
+    let mut attempt = 1;
+    loop {
+        let (mut settings, precondition) = match client.versioned(kind.object_type, key) {
+            Err(Error::Refused(message)) if message == kind.not_found() => match S::initial() {
+                Some(initial) => (initial, Precondition::Absent),
+                None => return Err(Error::Refused(message)),
+            },
+            stored => stored?,
+        };
+        for (field, value) in flags.changes() {
+            if let Some(value) = value {
+                settings[field] = json!(value);
             }
-            client.put(kind.object_type, key, &settings).map(drop)
+        }
+        match client.put_if(kind.object_type, key, &settings, &precondition) {
+            Err(Error::Conflict(_)) if attempt < ATTEMPTS => attempt += 1,
+            done => return done.map(drop),
         }
     }
 }

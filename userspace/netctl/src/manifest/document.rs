@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use clap::Args;
 use serde_json::{Map, Value};
 
 use crate::{
@@ -16,24 +17,46 @@ use crate::{
     schema::{Field, Kind, format::is_empty},
 };
 
-/// Location of an object in a file.
+/// Arguments of `netctl delete`, and some of `netctl apply`.
+#[derive(Args, Debug)]
+pub struct Files {
+    /// File, folder with .yaml, .yml and .json files, or - for standard input; repeatable.
+    #[arg(long = "file", short, required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Show the changes without making them.
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// Where an object comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Origin {
-    file: String,
-    /// Number of the document in the file, from 1; empty documents are not counted.
-    document: usize,
-    /// Number of the item in a list, from 1.
-    item: Option<usize>,
+pub enum Origin {
+    /// A file.
+    Document {
+        /// Name of the file.
+        file: String,
+        /// Number of the document in the file, from 1; empty documents are not counted.
+        document: usize,
+        /// Number of the item in a list, from 1.
+        item: Option<usize>,
+    },
+    /// The store of netmaster; the files do not have the object.
+    Netmaster,
 }
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} document {}", self.file, self.document)?;
-        self.item.map_or(Ok(()), |item| write!(f, " item {item}"))
+        match self {
+            Origin::Document { file, document, item: None } => write!(f, "{file} document {document}"),
+            Origin::Document { file, document, item: Some(item) } => {
+                write!(f, "{file} document {document} item {item}")
+            }
+            Origin::Netmaster => f.write_str("netmaster"),
+        }
     }
 }
 
-/// An object of a file. Its fields are valid; its references are not checked.
+/// An object of a file, or one that the files do not have. Its fields are valid; its references are not checked.
 #[derive(Debug)]
 pub struct Manifest {
     /// Kind of the object.
@@ -42,7 +65,7 @@ pub struct Manifest {
     pub key: String,
     /// Fields, without `kind`.
     pub object: Value,
-    /// Location in the files.
+    /// Where it comes from.
     pub origin: Origin,
 }
 
@@ -136,7 +159,7 @@ fn files(path: &Path) -> Result<Vec<PathBuf>, Error> {
 fn documents(file: &str, text: &str) -> Result<Vec<(Origin, Value)>, String> {
     let mut found = vec![];
     for (document, value) in (1..).zip(values(file, text)?) {
-        let origin = |item| Origin { file: file.to_owned(), document, item };
+        let origin = |item| Origin::Document { file: file.to_owned(), document, item };
         match value {
             Value::Null => {}
             Value::Array(items) => {

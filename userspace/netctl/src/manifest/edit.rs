@@ -10,19 +10,20 @@ use std::{
 };
 
 use clap::Args;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{
     client::Client,
     error::{Error, one_line},
     flags::TenantFlag,
     manifest::{
-        apply,
+        apply, change,
         document::{self, Manifest, Purpose},
         get::What,
-        plan::Omitted,
+        plan::Action,
     },
     output::{self, printable},
+    schema::Kind,
 };
 
 /// Arguments of `netctl edit`.
@@ -42,20 +43,20 @@ const HEADER: &str = "# Save and quit to change the object. A line that is remov
 /// Writes an object to a file, runs the editor, and sends the changes.
 pub fn run(client: &Client, edit: &Edit, out: &mut dyn Write) -> Result<(), Error> {
     let what = What::named(&edit.what, "edit")?;
-    if !matches!(what, What::Kind(_)) {
+    let What::Kind(kind) = what else {
         return Err(Error::Usage(format!("edit {}: agents report these; they cannot be changed", edit.what)));
-    }
+    };
     let key = what.key(&edit.tenant.tenant, &edit.name);
-    let object = stored(client, what, &key)?;
+    let object = what.existing(client, &key)?;
     let mut text = HEADER.as_bytes().to_vec();
-    output::yaml(&mut text, &object)?;
+    output::yaml(&mut text, &what.document(&object))?;
     let file = create(&text)?;
     let edited = open_editor(&file).and_then(|()| fs::read(&file).map_err(Error::file("read", &file)));
     let result = match edited {
         Ok(edited) if edited == text => {
-            writeln!(out, "{} {} unchanged", what.word(), printable(&key)).map_err(Error::from)
+            writeln!(out, "{} {} unchanged", kind.name(), printable(&key)).map_err(Error::from)
         }
-        Ok(_) => send(client, what, &key, &object, &file, out),
+        Ok(_) => send(client, kind, &key, &kind.spec(&object), &file, out),
         Err(error) => Err(error),
     };
     match result {
@@ -68,13 +69,6 @@ pub fn run(client: &Client, edit: &Edit, out: &mut dyn Write) -> Result<(), Erro
             result
         }
     }
-}
-
-/// The object as a document.
-fn stored(client: &Client, what: What, key: &str) -> Result<Value, Error> {
-    let found = what.find(client, key)?;
-    let object = found.ok_or_else(|| Error::Refused(format!("{} not found", what.word())))?;
-    Ok(what.document(&object))
 }
 
 /// Creates a new file that only its owner can read.
@@ -105,30 +99,39 @@ fn open_editor(file: &Path) -> Result<(), Error> {
     }
 }
 
+/// Sends what the file has. `before` is what the user saw.
 fn send(
     client: &Client,
-    what: What,
+    kind: &Kind,
     key: &str,
-    before: &Value,
+    before: &Map<String, Value>,
     file: &Path,
     out: &mut dyn Write,
 ) -> Result<(), Error> {
     let manifests = document::read(&[file.to_owned()], Purpose::Apply)?;
-    let is_same = |manifest: &Manifest| manifest.key == key && manifest.kind.name() == what.word();
+    let is_same = |manifest: &Manifest| manifest.key == key && manifest.kind.name() == kind.name();
     if !matches!(&manifests[..], [manifest] if is_same(manifest)) {
-        let object = format!("{} {key}", what.word());
+        let object = format!("{} {key}", kind.name());
         return Err(Error::Refused(format!(
             "{object}: the file must have this object only; nothing was sent"
         )));
     }
-    let steps = apply::planned(client, &manifests, Omitted::Clear)?;
-    apply::check(&steps)?;
-    // The edited object would undo what another client has changed meanwhile.
-    if stored(client, what, key)? != *before {
-        return Err(Error::Refused(format!(
-            "{} {key}: changed by another client meanwhile; nothing was sent",
-            what.word()
-        )));
+    for step in apply::edited(client, &manifests)? {
+        let object = step.manifest.to_string();
+        let done = match &step.before {
+            Some(now) if now == before => match step.action {
+                Action::Nothing => Ok("unchanged"),
+                _ => change::replace(client, kind, key, before, &step.after).map(|()| "updated"),
+            },
+            // The edited object would undo what another client has changed.
+            Some(now) => Err(Error::Conflict(change::difference(kind, before, now))),
+            None => Err(Error::Conflict("deleted by another client meanwhile".into())),
+        };
+        let done = done.map_err(|error| match error {
+            Error::Conflict(why) => Error::Conflict(format!("{object}: {why}; nothing was changed")),
+            other => other.with_object(&object, 0),
+        })?;
+        writeln!(out, "{object} {done}")?;
     }
-    apply::send(client, &steps, out)
+    Ok(())
 }

@@ -7,7 +7,7 @@ use contiv_model::key::ObjectType;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    client::Client,
+    client::{Client, listing::Selection},
     commands::watch,
     error::Error,
     flags::{ListArgs, ListFormat},
@@ -83,21 +83,27 @@ impl What {
             What::Endpoints => endpoint::find(client, key),
             What::Nodes => node::find(client, key),
             What::Kind(kind) => match client.object(kind.object_type, key) {
-                Err(Error::Refused(message)) if message == format!("{} not found", kind.name()) => Ok(None),
+                Err(Error::Refused(message)) if message == kind.not_found() => Ok(None),
                 object => object.map(Some),
             },
         }
     }
 
-    /// Reads the objects of a tenant, or of all, sorted by key.
+    /// Reads one object. Fails if it does not exist.
+    pub fn existing(self, client: &Client, key: &str) -> Result<Value, Error> {
+        self.find(client, key)?.ok_or_else(|| self.not_found())
+    }
+
+    fn not_found(self) -> Error {
+        Error::Refused(format!("{} not found", self.word()))
+    }
+
+    /// Reads the objects of a tenant, or of all.
     fn all(self, client: &Client, list: &ListArgs) -> Result<Vec<Value>, Error> {
         match self {
             What::Endpoints => endpoint::objects(client, list),
             What::Nodes => node::objects(client),
-            What::Kind(kind) => {
-                let every = list.all || !kind.is_of_tenant();
-                of_kind(client, kind, (!every).then_some(list.tenant.tenant.as_str()))
-            }
+            What::Kind(kind) => Ok(client.select(&of_kind(kind, tenant(list, kind)))?.objects),
         }
     }
 
@@ -136,26 +142,45 @@ type Found = (What, Vec<Value>);
 
 /// Runs the command.
 pub fn run(client: &Client, get: &Get, out: &mut dyn Write) -> Result<(), Error> {
-    watch::show(get.list.flags.watch, out, |out| once(client, get, out))
-}
-
-fn once(client: &Client, get: &Get, out: &mut dyn Write) -> Result<(), Error> {
-    let found = match (get.what.as_str(), &get.name) {
-        ("all", None) => all(client, &get.list)?,
+    let (list, watched) = (&get.list, get.list.flags.watch);
+    let (kinds, selections) = match (get.what.as_str(), &get.name) {
         ("all", Some(name)) => {
             return Err(Error::Usage(format!("get all {name}: `all` takes no name; use a kind instead")));
         }
-        (word, Some(name)) => {
-            let what = What::named(word, "get")?;
-            let key = what.key(&get.list.tenant.tenant, name);
-            let object = what.find(client, &key)?;
-            vec![(what, vec![object.ok_or_else(|| Error::Refused(format!("{} not found", what.word())))?])]
-        }
-        (word, None) => {
-            let what = What::named(word, "get")?;
-            vec![(what, what.all(client, &get.list)?)]
-        }
+        ("all", None) => all(client, list)?,
+        (word, name) => match (What::named(word, "get")?, name) {
+            (What::Kind(kind), Some(name)) if watched => {
+                let key = What::Kind(kind).key(&list.tenant.tenant, name);
+                (vec![kind], vec![Selection::of(kind.object_type).with("key", &key)])
+            }
+            (What::Kind(kind), None) => (vec![kind], vec![of_kind(kind, tenant(list, kind))]),
+            (what, name) => {
+                return watch::show(watched, out, &|out| {
+                    let objects = match name {
+                        Some(name) => vec![what.existing(client, &what.key(&list.tenant.tenant, name))?],
+                        None => what.all(client, list)?,
+                    };
+                    write(get, &[(what, objects)], out)
+                });
+            }
+        },
     };
+    watch::objects(client, watched, &selections, out, &|lists, out| {
+        let found = kinds.iter().zip(lists).map(|(kind, objects)| {
+            let mut objects = objects.clone();
+            objects.sort_by_cached_key(|object| text(object, "key"));
+            (What::Kind(*kind), objects)
+        });
+        let found: Vec<Found> = found.collect();
+        match (&found[..], &get.name) {
+            ([(what, objects)], Some(_)) if objects.is_empty() => Err(what.not_found()),
+            _ => write(get, &found, out),
+        }
+    })
+}
+
+/// Writes objects in the requested format.
+fn write(get: &Get, found: &[Found], out: &mut dyn Write) -> Result<(), Error> {
     let objects: Vec<Value> =
         found.iter().flat_map(|(what, objects)| objects.iter().map(|object| what.document(object))).collect();
     match (get.list.flags.format(), &get.name, &objects[..]) {
@@ -165,8 +190,8 @@ fn once(client: &Client, get: &Get, out: &mut dyn Write) -> Result<(), Error> {
         (format, ..) => {
             let list = List {
                 objects: &objects,
-                name: &|document| name(&found, document),
-                table: &|out, width| tables(&found, get.what == "all", out, width),
+                name: &|document| name(found, document),
+                table: &|out, width| tables(found, get.what == "all", out, width),
             };
             list.write(&format, out)
         }
@@ -191,22 +216,29 @@ fn name(found: &[Found], document: &Value) -> String {
     format!("{kind}/{}", what.map(|what| what.name_of(document)).unwrap_or_default())
 }
 
-/// Reads a tenant and its objects; with `--all`, all objects of the cluster.
-fn all(client: &Client, list: &ListArgs) -> Result<Vec<Found>, Error> {
-    let tenant = (!list.all).then_some(list.tenant.tenant.as_str());
-    if let Some(tenant) = tenant {
-        client.object(ObjectType::Tenant, tenant)?;
+/// The kinds of a tenant and its objects, or of the cluster (`--all`), with their selections. Fails if the tenant does not
+/// exist.
+fn all(client: &Client, list: &ListArgs) -> Result<(Vec<&'static Kind>, Vec<Selection>), Error> {
+    if !list.all {
+        client.object(ObjectType::Tenant, &list.tenant.tenant)?;
     }
     let kinds = KINDS.into_iter().filter(|kind| list.all || kind.key_fields.contains(&"tenantName"));
-    kinds.map(|kind| Ok((What::Kind(kind), of_kind(client, kind, tenant)?))).collect()
+    let tenant = (!list.all).then_some(list.tenant.tenant.as_str());
+    Ok(kinds.map(|kind| (kind, of_kind(kind, tenant))).unzip())
 }
 
-/// Reads the objects of one tenant, or of all, sorted by key.
-fn of_kind(client: &Client, kind: &Kind, tenant: Option<&str>) -> Result<Vec<Value>, Error> {
-    let mut objects = client.list(kind.object_type)?;
-    objects.retain(|object| tenant.is_none_or(|tenant| text(object, "tenantName") == tenant));
-    objects.sort_by_cached_key(|object| text(object, "key"));
-    Ok(objects)
+/// The tenant whose objects of this kind are listed; none for all objects.
+fn tenant<'a>(list: &'a ListArgs, kind: &Kind) -> Option<&'a str> {
+    (!list.all && kind.is_of_tenant()).then_some(list.tenant.tenant.as_str())
+}
+
+/// The objects of a kind: of one tenant, or all.
+fn of_kind(kind: &Kind, tenant: Option<&str>) -> Selection {
+    let all = Selection::of(kind.object_type);
+    match tenant {
+        Some(tenant) => all.with("tenantName", tenant),
+        None => all,
+    }
 }
 
 fn tables(found: &[Found], titled: bool, out: &mut dyn Write, width: Width) -> Result<(), Error> {

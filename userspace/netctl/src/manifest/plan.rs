@@ -9,9 +9,9 @@ use contiv_model::key::ObjectType;
 use serde_json::{Map, Value};
 
 use crate::{
-    manifest::document::Manifest,
-    objects,
-    output::printable,
+    manifest::document::{Manifest, Origin},
+    objects::{self, KINDS},
+    output::{printable, text},
     schema::{Kind, Mutability, format::is_empty},
 };
 
@@ -53,12 +53,13 @@ pub enum Omitted {
     Clear,
 }
 
-/// Types whose stored objects [`steps`] needs.
-pub fn needed(manifests: &[Manifest]) -> BTreeSet<ObjectType> {
+/// Types whose stored objects [`steps`] and, if objects of tenants are to be deleted, [`surplus`] need.
+pub fn needed(manifests: &[Manifest], pruned: &[String]) -> BTreeSet<ObjectType> {
     let own = manifests.iter().map(|manifest| manifest.kind.object_type);
     let named =
         manifests.iter().flat_map(|manifest| references(manifest).into_iter().map(|(_, kind, _)| kind));
-    own.chain(named).collect()
+    let of_tenants = KINDS.into_iter().filter(|kind| kind.is_of_tenant() && !pruned.is_empty());
+    own.chain(named).chain(of_tenants.map(|kind| kind.object_type)).collect()
 }
 
 /// Plans the steps, ordered so that referenced objects come first.
@@ -92,21 +93,45 @@ pub fn removals(manifests: &[Manifest]) -> Vec<&Manifest> {
     ordered
 }
 
+/// The stored objects of tenants that no manifest names, in no order. The tenants themselves stay, and so do the networks of
+/// nodes, which netmaster deletes even if they are in use.
+pub fn surplus(manifests: &[Manifest], stored: &Stored, tenants: &[String]) -> Vec<Manifest> {
+    let here: BTreeSet<_> =
+        manifests.iter().map(|manifest| (manifest.kind.object_type, manifest.key.as_str())).collect();
+    let mut surplus = vec![];
+    for kind in KINDS.into_iter().filter(|kind| kind.is_of_tenant()) {
+        for (key, object) in stored.get(&kind.object_type).into_iter().flatten() {
+            let is_pruned = tenants.contains(&text(object, "tenantName"));
+            let is_of_nodes = kind.object_type == ObjectType::Network && text(object, "nwType") == "infra";
+            if is_pruned && !is_of_nodes && !here.contains(&(kind.object_type, key.as_str())) {
+                let (key, object) = (key.clone(), object.clone());
+                surplus.push(Manifest { kind, key, object, origin: Origin::Netmaster });
+            }
+        }
+    }
+    surplus
+}
+
 fn find_stored<'a>(stored: &'a Stored, kind: ObjectType, key: &str) -> Option<&'a Value> {
     stored.get(&kind)?.get(key)
 }
 
-/// Field, type and key of each object that `it` references.
-fn references(manifest: &Manifest) -> Vec<(&'static str, ObjectType, String)> {
+/// Field, type and key of each object that a manifest references.
+pub fn references(manifest: &Manifest) -> Vec<(&'static str, ObjectType, String)> {
+    manifest.object.as_object().map(|object| references_of(manifest.kind, object)).unwrap_or_default()
+}
+
+/// As [`references`], from the fields of an object.
+pub fn references_of(kind: &Kind, object: &Map<String, Value>) -> Vec<(&'static str, ObjectType, String)> {
     let mut found = vec![];
-    for field in manifest.kind.fields {
+    for field in kind.fields {
         let Some(kind) = field.references else { continue };
-        let names: Vec<&str> = match manifest.object.get(field.name) {
+        let names: Vec<&str> = match object.get(field.name) {
             Some(Value::String(name)) if !name.is_empty() => vec![name],
             Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).collect(),
             _ => continue,
         };
-        let tenant = manifest.object.get("tenantName").and_then(Value::as_str).unwrap_or_default();
+        let tenant = object.get("tenantName").and_then(Value::as_str).unwrap_or_default();
         let of_tenant = objects::by_type(kind).is_some_and(Kind::is_of_tenant);
         let key = |name: &str| if of_tenant { format!("{tenant}:{name}") } else { name.to_owned() };
         found.extend(names.into_iter().map(|name| (field.name, kind, key(name))));
@@ -215,31 +240,39 @@ fn merged(now: &Map<String, Value>, manifest: &Manifest) -> Value {
 }
 
 impl Step<'_> {
-    /// Unified diff of the specs, one line per field.
-    pub fn diff(&self) -> String {
-        let line = |name: &str, value: &Value| match value {
-            Value::String(text) => format!("{name}: {}", printable(text)),
-            value => format!("{name}: {}", printable(&value.to_string())),
-        };
-        let empty = Map::new();
-        let before = self.before.as_ref().unwrap_or(&empty);
-        let (mut lines, mut old, mut new) = (String::new(), 0, 0);
-        for field in self.manifest.kind.fields {
-            let name = field.name;
-            let (was, is) = (before.get(name), self.after.get(name));
-            old += usize::from(was.is_some());
-            new += usize::from(is.is_some());
-            if let (Some(value), true) = (was, was == is) {
-                lines += &format!(" {}\n", line(name, value));
-                continue;
-            }
-            lines.extend(was.map(|value| format!("-{}\n", line(name, value))));
-            lines.extend(is.map(|value| format!("+{}\n", line(name, value))));
-        }
-        let start = |count: usize| usize::from(count > 0);
-        let mut diff = format!("--- netmaster\n+++ {}\n", self.manifest.origin);
-        // Writing to a String cannot fail.
-        let _ = writeln!(diff, "@@ -{},{old} +{},{new} @@", start(old), start(new));
-        diff + &lines
+    /// Unified diff of the stored spec and the one that netmaster has afterwards, one line per field.
+    pub fn diff(&self, after: &Map<String, Value>) -> String {
+        let (empty, origin) = (Map::new(), self.manifest.origin.to_string());
+        diff(self.manifest.kind, self.before.as_ref().unwrap_or(&empty), after, &origin)
     }
+}
+
+/// Unified diff of an object that is deleted.
+pub fn removal(manifest: &Manifest) -> String {
+    diff(manifest.kind, &manifest.kind.spec(&manifest.object), &Map::new(), "/dev/null")
+}
+
+fn diff(kind: &Kind, before: &Map<String, Value>, after: &Map<String, Value>, origin: &str) -> String {
+    let line = |name: &str, value: &Value| match value {
+        Value::String(text) => format!("{name}: {}", printable(text)),
+        value => format!("{name}: {}", printable(&value.to_string())),
+    };
+    let (mut lines, mut old, mut new) = (String::new(), 0, 0);
+    for field in kind.fields {
+        let name = field.name;
+        let (was, is) = (before.get(name), after.get(name));
+        old += usize::from(was.is_some());
+        new += usize::from(is.is_some());
+        if let (Some(value), true) = (was, was == is) {
+            lines += &format!(" {}\n", line(name, value));
+            continue;
+        }
+        lines.extend(was.map(|value| format!("-{}\n", line(name, value))));
+        lines.extend(is.map(|value| format!("+{}\n", line(name, value))));
+    }
+    let start = |count: usize| usize::from(count > 0);
+    let mut diff = format!("--- netmaster\n+++ {origin}\n");
+    // Writing to a String cannot fail.
+    let _ = writeln!(diff, "@@ -{},{old} +{},{new} @@", start(old), start(new));
+    diff + &lines
 }

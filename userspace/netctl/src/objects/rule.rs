@@ -7,7 +7,7 @@ use contiv_model::key::ObjectType;
 use serde_json::{Value, json};
 
 use crate::{
-    client::Client,
+    client::{Client, listing::Selection},
     commands::watch,
     error::Error,
     flags::{ListFlags, TenantFlag, integer},
@@ -189,16 +189,17 @@ const OUTGOING_FIELDS: [&str; 8] =
 
 /// `netctl policy rule-ls`.
 pub fn list(client: &Client, args: &List, out: &mut dyn Write) -> Result<(), Error> {
-    watch::show(args.flags.watch, out, |out| list_once(client, args, out))
-}
-
-fn list_once(client: &Client, args: &List, out: &mut dyn Write) -> Result<(), Error> {
     client.object(ObjectType::Tenant, &args.tenant.tenant)?;
     client.object(ObjectType::Policy, &format!("{}:{}", args.tenant.tenant, args.policy))?;
-    let mut rules = client.list(KIND.object_type)?;
-    rules.retain(|rule| {
-        text(rule, "tenantName") == args.tenant.tenant && text(rule, "policyName") == args.policy
-    });
+    let selection = Selection::of(KIND.object_type)
+        .with("tenantName", &args.tenant.tenant)
+        .with("policyName", &args.policy);
+    watch::objects(client, args.flags.watch, &[selection], out, &|found, out| {
+        show(found.concat(), &args.flags, out)
+    })
+}
+
+fn show(mut rules: Vec<Value>, flags: &ListFlags, out: &mut dyn Write) -> Result<(), Error> {
     rules.sort_by_cached_key(|rule| (number(rule, "priority"), text(rule, "key")));
     let list = list::List {
         objects: &rules,
@@ -208,7 +209,7 @@ fn list_once(client: &Client, args: &List, out: &mut dyn Write) -> Result<(), Er
             Width::Wide => KIND.table(&rules, out, width),
         },
     };
-    list.write(&args.flags.format(), out)
+    list.write(&flags.format(), out)
 }
 
 fn tables(rules: &[Value], out: &mut dyn Write) -> Result<(), Error> {

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::{
-    client::Client,
+    client::{Client, listing::Selection},
     commands::{listing::inspect, watch},
     error::Error,
     flags::{InspectFlags, ListArgs},
@@ -50,7 +50,7 @@ const WIDE: [(&str, &str); 5] = [
 /// Runs a command.
 pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<(), Error> {
     match command {
-        Command::Ls(args) => watch::show(args.flags.watch, out, |out| list(client, args, out)),
+        Command::Ls(args) => watch::show(args.flags.watch, out, &|out| list(client, args, out)),
         Command::Inspect { id, flags } => inspect(client, "endpoint", id, flags, out),
     }
 }
@@ -108,9 +108,12 @@ pub fn table(endpoints: &[Value], out: &mut dyn Write, width: Width) -> Result<(
 
 /// Reads the networks of a tenant, or of all tenants.
 pub fn networks(client: &Client, tenant: Option<&str>) -> Result<Vec<Network>, Error> {
-    let mut networks: Vec<Network> = typed(client, ObjectType::Network)?;
-    networks.retain(|network| tenant.is_none_or(|tenant| network.tenant_name == tenant));
-    Ok(networks)
+    let all = Selection::of(ObjectType::Network);
+    let selection = match tenant {
+        Some(tenant) => all.with("tenantName", tenant),
+        None => all,
+    };
+    read(Value::Array(client.select(&selection)?.objects), "networks")
 }
 
 /// Reads the endpoints on networks.
@@ -120,7 +123,11 @@ pub fn endpoints<'a>(
 ) -> Result<Vec<EndpointOper>, Error> {
     let mut found = vec![];
     for network in networks {
-        let answer = client.inspect(ObjectType::Network.as_str(), &network.key)?;
+        let answer = match client.inspect(ObjectType::Network.as_str(), &network.key) {
+            // Deleted since the networks were listed.
+            Err(Error::Refused(message)) if message == "network not found" => continue,
+            answer => answer?,
+        };
         found.extend(read::<Inspect<Value, NetworkOper>>(answer, "networks")?.oper.endpoints);
     }
     Ok(found)

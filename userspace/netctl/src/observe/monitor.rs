@@ -11,12 +11,14 @@ use contiv_model::{
     api::Node,
     packet_event::{EventKind, PacketEvent},
 };
+use serde::Deserialize as _;
+use serde_json::Value;
 
 use crate::{
     client::Client,
     error::Error,
     observe::endpoint::read,
-    output::{printable, style},
+    output::{self, printable, style},
 };
 
 /// Default REST port of agents.
@@ -35,7 +37,7 @@ pub struct Monitor {
     #[arg(long, value_enum)]
     pub only: Option<Only>,
     /// Number of lines to print before exiting [default: unlimited].
-    #[arg(long, value_name = "LINES")]
+    #[arg(long, value_name = "LINES", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
     /// Output format.
     #[arg(long, short, value_enum, default_value = "text")]
@@ -76,11 +78,9 @@ pub fn run(client: &Client, args: &Monitor, out: &mut dyn Write) -> Result<(), E
     loop {
         // A truncated last line is discarded.
         for line in stream.lines().map_while(Result::ok) {
-            let event: PacketEvent = serde_json::from_str(&line).map_err(|source| Error::Answer {
-                method: "GET",
-                url: url.clone(),
-                source,
-            })?;
+            let invalid = |source| Error::Answer { method: "GET", url: url.clone(), source };
+            let line: Value = serde_json::from_str(&line).map_err(invalid)?;
+            let event = PacketEvent::deserialize(&line).map_err(invalid)?;
             if !args.wants(event.event) {
                 continue;
             }
@@ -104,9 +104,9 @@ pub fn run(client: &Client, args: &Monitor, out: &mut dyn Write) -> Result<(), E
 
 impl Monitor {
     /// Prints one event and flushes, also to a pipe.
-    fn print(&self, line: &str, event: &PacketEvent, out: &mut dyn Write) -> Result<(), Error> {
+    fn print(&self, line: &Value, event: &PacketEvent, out: &mut dyn Write) -> Result<(), Error> {
         match self.output {
-            LineFormat::Json => writeln!(out, "{}", printable(line))?,
+            LineFormat::Json => output::json_line(out, line)?,
             LineFormat::Text => writeln!(out, "{} {}", printable(&event.time), painted(event))?,
         }
         Ok(out.flush()?)

@@ -87,7 +87,7 @@ pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<()
             }
             Ok(())
         }
-        Command::Ls(flags) => watch::show(flags.watch, out, |out| list(client, flags, out)),
+        Command::Ls(flags) => watch::show(flags.watch, out, &|out| list(client, flags, out)),
     }
 }
 

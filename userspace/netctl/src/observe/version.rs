@@ -19,7 +19,7 @@ pub fn show(client: &Client, out: &mut dyn Write) -> Result<(), Error> {
     let leader = match client.get("/info") {
         Ok(info) => text(&info, "leader-ip"),
         // The versions are useful without a leader.
-        Err(Error::Refused(why)) => why,
+        Err(Error::Refused(why) | Error::Forbidden(why) | Error::Unavailable(why)) => why,
         Err(error) => return Err(error),
     };
     Ok(writeln!(out, "Leader: {}", printable(&leader))?)

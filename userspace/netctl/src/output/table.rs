@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use anstyle::Style;
-use unicode_width::UnicodeWidthStr as _;
+use unicode_width::UnicodeWidthChar as _;
 
 use crate::output::{printable, style};
 
@@ -63,9 +63,10 @@ pub fn write_cells(out: &mut dyn Write, columns: &[Column<'_>], rows: &[Vec<Cell
     Ok(())
 }
 
-/// Number of columns of a terminal that a printable text takes.
+/// Number of columns of a terminal that a printable text takes. Terminals add up the widths of the characters: few know the
+/// ligatures of scripts and emoji.
 pub fn width(text: &str) -> usize {
-    text.width()
+    text.chars().map(|c| c.width().unwrap_or(0)).sum()
 }
 
 /// The width of a column in each line.
@@ -103,10 +104,14 @@ mod tests {
             vec!["日本語".to_owned().into(), "p1".to_owned().into()],
             vec![Cell::styled(style::GOOD, "up"), "p2".to_owned().into()],
             vec!["e\u{301}t\n".to_owned().into(), "p3".to_owned().into()],
+            vec!["a\u{200b}b".to_owned().into(), "p4".to_owned().into()],
+            // A terminal that knows no ligatures shows two characters.
+            vec!["\u{644}\u{627}".to_owned().into(), "p5".to_owned().into()],
+            vec!["\u{1f469}\u{1f3fb}".to_owned().into(), "p6".to_owned().into()],
         ]);
         let plain = anstream::adapter::strip_str(&text).to_string();
         let columns: Vec<usize> =
-            plain.lines().map(|line| line[..line.rfind(' ').unwrap()].width()).collect();
-        assert_eq!(columns, [7; 5], "{plain}");
+            plain.lines().map(|line| width(&line[..line.rfind(' ').unwrap()])).collect();
+        assert_eq!(columns, [11; 8], "{plain}");
     }
 }

@@ -100,7 +100,11 @@ fn invalid_arguments_are_named() {
     for args in [
         &["net", "create", "-s", "10.0.0.0/8", "-g", "10.0", "n"][..],
         &["foo"],
+        &["monitor", "--node", "n", "--count", "0"],
         &["net", "ls", "-x"],
+        &["net", "ls", "-o", "jsonpath=$[\"\\u"],
+        &["net", "ls", "-o", "custom-columns=A:$['\\u"],
+        &["wait", "net", "n", "--for", "jsonpath={$[\"\\uD83D\\u"],
         &["apply"],
     ] {
         let output = netctl(args).output().unwrap();

@@ -37,6 +37,7 @@ fn contexts_are_kept_in_a_file_of_the_user() {
     refused(bare(home.path(), &["config", "current-context"]), 1, "no current context");
     refused(bare(home.path(), &["config", "set-context", "a"]), 1, "requires --netmaster");
     refused(bare(home.path(), &["config", "set-context", "a", "--netmaster", "a:1"]), 1, "expected http://");
+    refused(bare(home.path(), &["config", "set-context", "", "--netmaster", "http://a:1"]), 1, "is empty");
     let half = ["config", "set-context", "a", "--netmaster", "https://a:1", "--cert", "c"];
     refused(bare(home.path(), &half), 1, "--cert requires --key");
     assert!(!home.path().join(".config").exists());
@@ -101,6 +102,11 @@ fn flags_and_environment_go_before_the_context() {
     for (words, variables, expected) in [
         (&list[..], &[][..], [0, 1, 0]),
         (&list, &[("NETMASTER", "")], [0, 1, 0]),
+        (
+            &list,
+            &[("NETCTL_CONTEXT", ""), ("NETCTL_CACERT", ""), ("NETCTL_CERT", ""), ("NETCTL_TOKEN_FILE", "")],
+            [0, 1, 0],
+        ),
         (&list, &[("NETCTL_CONTEXT", "lab")], [1, 0, 0]),
         (&["--context", "lab", "tenant", "ls"], &[("NETCTL_CONTEXT", "prod")], [1, 0, 0]),
         (&list, &[("NETMASTER", &other_url)], [0, 0, 1]),

@@ -1,6 +1,7 @@
 //! The requests that netctl sends, and what it makes of the answers.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod conditions;
 mod contexts;
 mod escapes;
 mod explaining;
@@ -8,9 +9,13 @@ mod formats;
 mod keys;
 mod manifests;
 mod netmasters;
+mod pages;
+mod pruning;
 mod server;
 mod store;
+mod trials;
 mod waiting;
+mod watching;
 
 use std::process::{Command, Output, Stdio};
 

@@ -7,7 +7,12 @@ use serde_json::{Value, json};
 use crate::{netctl, read, run, server::Server, store};
 
 fn cluster() -> Server {
-    store::start(&[
+    store::start(&cluster_objects())
+}
+
+/// Type, key and fields of the objects of [`cluster`].
+pub(crate) fn cluster_objects() -> Vec<(&'static str, &'static str, Value)> {
+    vec![
         ("tenant", "t", json!({"tenantName": "t"})),
         (
             "network",
@@ -29,7 +34,7 @@ fn cluster() -> Server {
         ),
         ("netprofile", "t:gold", json!({"tenantName": "t", "profileName": "gold", "DSCP": 46, "burst": 7})),
         ("aciGw", "aciGw", json!({"name": "aciGw", "physicalDomain": "phys", "enforcePolicies": "yes"})),
-    ])
+    ]
 }
 
 /// Bodies of the changes since the last call.
@@ -135,7 +140,7 @@ fn diff_shows_differences_and_sends_nothing() {
 
 /// Runs `netctl edit WORDS` with a shell script as the editor; returns output, error and exit code, and what is left in the
 /// folder of temporary files.
-fn edit(server: &Server, words: &[&str], script: &str) -> ((String, String, i32), Vec<String>) {
+pub(crate) fn edit(server: &Server, words: &[&str], script: &str) -> ((String, String, i32), Vec<String>) {
     let folder = tempfile::tempdir().unwrap();
     let temporary = folder.path().join("tmp");
     fs::create_dir(&temporary).unwrap();
@@ -201,6 +206,8 @@ fn edit_does_not_undo_changes_of_others() {
         env!("CARGO_BIN_EXE_netctl")
     );
     let ((_, stderr, code), kept) = edit(&server, &["netprofile", "gold", "-t", "t"], &other);
-    assert!(stderr.contains("changed by another client meanwhile; nothing was sent"), "{stderr}");
+    let why = "netprofile t:gold: changed by another client meanwhile: DSCP is empty, was 46, burst is 9, was 7; nothing \
+               was changed";
+    assert!(stderr.contains(why), "{stderr}");
     assert_eq!((code, kept.len(), changes(&server).len()), (3, 1, 1));
 }

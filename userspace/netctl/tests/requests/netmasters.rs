@@ -43,14 +43,14 @@ fn next_netmaster_is_asked_if_one_cannot_be_reached() {
     let (_, stderr, code) = read(&netctl(&list, &["tenant", "ls"]).output().unwrap());
     let shown: Vec<&str> = stderr.lines().collect();
     assert_eq!((shown.len(), code), (2, 3), "{stderr}");
-    assert!(shown[0].starts_with(&format!("netctl: GET {one}/api/v1/tenants/ (check")), "{stderr}");
-    assert!(shown[1].starts_with(&format!("netctl: GET {two}/api/v1/tenants/ (check")), "{stderr}");
+    assert!(shown[0].starts_with(&format!("netctl: GET {one}/api/v1/tenants/?limit=500 (check")), "{stderr}");
+    assert!(shown[1].starts_with(&format!("netctl: GET {two}/api/v1/tenants/?limit=500 (check")), "{stderr}");
     assert!(shown.iter().all(|line| line.contains("refused")), "{stderr}");
 }
 
 #[test]
 fn change_whose_answer_is_lost_is_not_sent_twice() {
-    let lost = Server::start(|_| Reply(0, "", String::new()));
+    let lost = Server::start(|_| Reply::lost());
     let other = Server::start(|_| Reply::json(&json!([])));
     let list = format!("{},{}", lost.url(), other.url());
     for (words, code, elsewhere) in [
@@ -60,6 +60,7 @@ fn change_whose_answer_is_lost_is_not_sent_twice() {
     ] {
         let ran = read(&netctl(&list, &words).output().unwrap());
         assert_eq!(ran.2, code, "{words:?}: {ran:?}");
+        assert_eq!(ran.1.contains("the change may have been carried out"), code == 3, "{ran:?}");
         assert_eq!(lost.take().len(), 1, "{words:?}");
         assert_eq!(!other.take().is_empty(), elsewhere, "{words:?}");
     }
@@ -73,7 +74,7 @@ fn unavailable(count: usize, headers: &'static str, text: &'static str) -> Serve
             return Reply::json(&json!([]));
         }
         left -= 1;
-        Reply(503, headers, format!("{text}\n"))
+        Reply::new(503, headers, format!("{text}\n"))
     })
 }
 
@@ -102,4 +103,25 @@ fn unavailable_netmaster_is_asked_again_as_it_says() {
     let list = format!("{},{}", cut_off.url(), other.url());
     assert_eq!(read(&netctl(&list, &create).output().unwrap()).2, 0);
     assert_eq!((cut_off.take().len(), other.take().len()), (1, 1));
+}
+
+/// A change would become a GET, and a token would go wherever the redirection points.
+#[test]
+fn redirections_are_not_followed() {
+    let other = Server::start(|_| Reply::json(&json!([])));
+    let to = format!("{}/api/v1/tenants/", other.url());
+    for status in [301, 302, 303, 307, 308] {
+        let (header, body) = (format!("Location: {to}\r\n"), "moved\n");
+        let server = Server::start(move |_| Reply::new(status, &header, body));
+        for words in [&["tenant", "create", "t"][..], &["tenant", "rm", "t"], &["tenant", "ls"]] {
+            let (stdout, stderr, code) = run(&server, words);
+            assert_eq!((stdout.as_str(), code), ("", 3), "{status} {words:?}: {stderr}");
+            assert!(
+                stderr.contains(&format!("redirected to {to}, which netctl does not follow")),
+                "{stderr}"
+            );
+        }
+        assert_eq!(server.take().len(), 3);
+    }
+    assert!(other.take().is_empty());
 }

@@ -12,14 +12,13 @@ use crate::{
     server::{Reply, Server},
 };
 
-/// Answers the first `count` requests for the object with `before` and later ones with `after`.
-fn changing(count: usize, before: Reply, after: Reply) -> Server {
-    let mut left = count;
-    Server::start(move |_| {
-        let is_first = left > 0;
-        left = left.saturating_sub(1);
-        let Reply(status, headers, body) = if is_first { &before } else { &after };
-        Reply(*status, headers, body.clone())
+/// Answers the first request for the object with `before` and later ones with `after`. It does not send changes.
+fn changing(before: fn() -> Reply, after: fn() -> Reply) -> Server {
+    let mut is_first = true;
+    Server::start(move |request| match request.is_watch() {
+        true => Reply::json(&json!([])),
+        false if std::mem::take(&mut is_first) => before(),
+        false => after(),
     })
 }
 
@@ -34,28 +33,22 @@ fn nodes(state: &str) -> Reply {
 #[test]
 fn wait_ends_when_the_condition_is_met() {
     let missing = || Reply::refused("network not found");
+    let (a, b) = (|| network("a"), || network("b"));
     for (server, words, shown) in [
-        (changing(1, missing(), network("a")), &["net", "n", "--for=create"][..], "network default:n"),
-        (changing(1, network("a"), missing()), &["net", "n", "--for", "delete"], "network default:n"),
+        (changing(missing, a), &["net", "n", "--for=create"][..], "network default:n"),
+        (changing(a, missing), &["net", "n", "--for", "delete"], "network default:n"),
+        (changing(a, b), &["net", "n", "--for=jsonpath={.subnet}=b"], "network default:n"),
+        (changing(|| network(""), b), &["net", "n", "--for=jsonpath=.subnet"], "network default:n"),
+        (changing(|| nodes("degraded"), || nodes("ready")), &["node", "h1", "--for=ready"], "node h1"),
         (
-            changing(1, network("a"), network("b")),
-            &["net", "n", "--for=jsonpath={.subnet}=b"],
-            "network default:n",
-        ),
-        (
-            changing(1, network(""), network("b")),
-            &["net", "n", "--for=jsonpath=.subnet"],
-            "network default:n",
-        ),
-        (changing(1, nodes("degraded"), nodes("ready")), &["node", "h1", "--for=ready"], "node h1"),
-        (
-            changing(1, nodes("ready"), nodes("gone")),
+            changing(|| nodes("ready"), || nodes("gone")),
             &["node", "h1", "--for=jsonpath=.state=gone"],
             "node h1",
         ),
         // A netmaster that fails is asked again.
+        (changing(Reply::lost, a), &["net", "n", "--for=create"], "network default:n"),
         (
-            changing(1, Reply(0, "", String::new()), network("a")),
+            changing(|| Reply::new(503, "", "no leader"), a),
             &["net", "n", "--for=create"],
             "network default:n",
         ),
@@ -67,7 +60,8 @@ fn wait_ends_when_the_condition_is_met() {
             (format!("{shown} condition met\n"), String::new(), 0),
             "{words:?}"
         );
-        assert_eq!(server.take().len(), 2, "{words:?}");
+        let looks = server.take().into_iter().filter(|request| !request.is_watch());
+        assert_eq!(looks.count(), 2, "{words:?}");
     }
 }
 
@@ -75,7 +69,7 @@ fn wait_ends_when_the_condition_is_met() {
 fn wait_ends_at_its_time_limit() {
     let exists = Server::start(|_| network("a"));
     let missing = Server::start(|_| Reply::refused("network not found"));
-    let lost = Server::start(|_| Reply(0, "", String::new()));
+    let lost = Server::start(|_| Reply::lost());
     for (server, condition, reason) in [
         (&exists, "delete", "it exists"),
         (&exists, "jsonpath=.subnet=b", "it exists"),

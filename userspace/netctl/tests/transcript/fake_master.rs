@@ -67,6 +67,8 @@ fn serve(objects: &mut Objects, stream: TcpStream) {
 }
 
 fn answer(objects: &mut Objects, method: &str, path: &str, body: Value) -> Result<Value, String> {
+    // The original ignores the query.
+    let path = path.split('?').next().unwrap_or_default();
     if path == "/version" {
         return Ok(json!({"GitCommit": "96577306", "Version": "1.2.3", "BuildTime": ""}));
     }

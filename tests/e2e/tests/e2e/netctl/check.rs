@@ -74,7 +74,10 @@ fn check_names_the_deciding_rule_and_side() {
     assert_eq!(trace["destination"]["endpoint"], Value::Null);
 
     // A group without a policy allows everything.
-    bench.fed(&["apply", "-f", "-"], "{kind: group, tenantName: blue, groupName: web, networkName: lan}");
+    bench.fed(
+        &["apply", "-f", "-"],
+        "{kind: group, tenantName: blue, groupName: web, networkName: lan, policies: []}",
+    );
     assert_eq!(check(&bench, "--from c1 --to w1 -l tcp -P 80").1, 0);
 }
 

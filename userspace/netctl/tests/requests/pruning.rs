@@ -1,0 +1,131 @@
+//! `--prune`: objects that the files do not have.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::{
+    manifests::cluster_objects,
+    run,
+    server::{Reply, Request, Server},
+    store,
+};
+
+/// The group keeps the network and loses policy and profile.
+const FILE: &str = "- {kind: net, tenantName: t, networkName: n, encap: vxlan, subnet: 10.1.0.0/16}\n\
+                    - {kind: group, tenantName: t, groupName: g, networkName: n, policies: [], netProfile: ''}\n";
+
+fn objects() -> Vec<(&'static str, &'static str, Value)> {
+    let mut objects = cluster_objects();
+    let network = |tenant: &str, name: &str, kind: &str| json!({"tenantName": tenant, "networkName": name, "encap": "vxlan", "nwType": kind, "subnet": "10.9.0.0/16"});
+    objects.extend([
+        ("network", "t:old", network("t", "old", "data")),
+        ("network", "t:nodes", network("t", "nodes", "infra")),
+        ("network", "u:n", network("u", "n", "data")),
+        ("tenant", "u", json!({"tenantName": "u"})),
+    ]);
+    objects
+}
+
+fn prune(server: &Server, words: &[&str], text: &str) -> (String, String, i32) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.yaml");
+    fs::write(&file, text).unwrap();
+    run(server, &[words, &["-f", file.to_str().unwrap()]].concat())
+}
+
+fn changes(server: &Server) -> Vec<String> {
+    let changes = server.take().into_iter().filter(Request::is_change);
+    changes.map(|request| format!("{}?{}", request.line, request.query)).collect()
+}
+
+const DELETED: [&str; 4] = ["rule t:p:1", "policy t:p", "netprofile t:gold", "network t:old"];
+
+#[test]
+fn objects_of_the_tenant_that_the_files_do_not_have_are_deleted() {
+    let server = store::modern(&objects(), |_, _| None);
+    let done = DELETED.map(|object| format!("{object} deleted\n")).concat();
+    let all = format!("network t:n unchanged\nendpointGroup t:g updated\n{done}");
+    assert_eq!(prune(&server, &["apply", "--prune", "t"], FILE), (all, String::new(), 0));
+    assert_eq!(
+        changes(&server),
+        [
+            "POST /api/v1/endpointGroups/t:g/?",
+            "DELETE /api/v1/rules/t:p:1/?",
+            "DELETE /api/v1/policys/t:p/?",
+            "DELETE /api/v1/netprofiles/t:gold/?",
+            "DELETE /api/v1/networks/t:old/?",
+        ]
+    );
+    let (again, _, code) = prune(&server, &["apply", "--prune", "t"], FILE);
+    assert_eq!((again.as_str(), code), ("network t:n unchanged\nendpointGroup t:g unchanged\n", 0));
+    let (names, ..) = run(&server, &["get", "network", "-a", "-o", "name"]);
+    assert_eq!(names, "network/t:n\nnetwork/t:nodes\nnetwork/u:n\n");
+    let (names, ..) = run(&server, &["get", "tenant", "-o", "name"]);
+    assert_eq!(names, "tenant/t\ntenant/u\n");
+}
+
+#[test]
+fn deletions_are_previewed() {
+    let server = store::modern(&objects(), |_, _| None);
+    for words in [&["diff", "--prune", "t"][..], &["apply", "--dry-run", "--prune", "t"]] {
+        let (stdout, stderr, code) = prune(&server, words, FILE);
+        let old = "network t:old delete\n--- netmaster\n+++ /dev/null\n@@ -1,5 +0,0 @@\n-tenantName: t\n-networkName: old\n\
+                   -nwType: data\n-encap: vxlan\n-subnet: 10.9.0.0/16\n";
+        assert!(stdout.ends_with(old), "{stdout}");
+        // The rule still names the policy, and so does the group.
+        for (object, by) in [("policy t:p", "endpointGroup t:g"), ("netprofile t:gold", "endpointGroup t:g")]
+        {
+            let note = format!("{object} not checked by netmaster: {by} names it now\n");
+            assert!(stdout.contains(&note), "{stdout}");
+        }
+        assert_eq!((stderr.as_str(), code), ("", if words[0] == "diff" { 5 } else { 0 }));
+        assert_eq!(
+            changes(&server),
+            [
+                "POST /api/v1/endpointGroups/t:g/?dryRun=All",
+                "DELETE /api/v1/rules/t:p:1/?dryRun=All",
+                "DELETE /api/v1/networks/t:old/?dryRun=All",
+            ]
+        );
+    }
+    // Without the option, nothing else is different.
+    let same = "{kind: tenant, tenantName: t}";
+    assert_eq!(prune(&server, &["diff"], same), (String::new(), String::new(), 0));
+    assert_eq!(prune(&server, &["diff", "--prune", "t"], same).2, 5);
+}
+
+#[test]
+fn refused_deletion_does_not_stop_later_ones() {
+    let server = store::modern(&objects(), |request, _| {
+        let is_policy = request.line == "DELETE /api/v1/policys/t:p/";
+        is_policy.then(|| Reply::refused("policy is in use"))
+    });
+    let (stdout, stderr, code) = prune(&server, &["apply", "--prune", "t"], FILE);
+    assert_eq!((stderr.as_str(), code), ("netctl: delete policy t:p: policy is in use\n", 3));
+    assert!(
+        stdout.ends_with("rule t:p:1 deleted\nnetprofile t:gold deleted\nnetwork t:old deleted\n"),
+        "{stdout}"
+    );
+}
+
+#[test]
+fn wrong_files_delete_nothing() {
+    let server = store::modern(&objects(), |_, _| None);
+    for (tenant, file) in [("u", FILE), ("x", FILE), ("t", "{kind: global, name: global, arpMode: flood}")] {
+        let (stdout, stderr, code) = prune(&server, &["apply", "--prune", tenant], file);
+        let why =
+            format!("netctl: --prune {tenant}: the files have no object of this tenant; nothing was sent\n");
+        assert_eq!((stdout.as_str(), stderr, code), ("", why, 1));
+    }
+    // An immutable field, and a change that is refused.
+    let server = store::modern(&objects(), |request, _| {
+        request.line.starts_with("POST").then(|| Reply::refused("no"))
+    });
+    for file in [FILE, "{kind: net, tenantName: t, networkName: n, encap: vlan, subnet: 10.1.0.0/16}"] {
+        assert_eq!(prune(&server, &["apply", "--prune", "t"], file).2, 3);
+        let deletions: Vec<String> =
+            changes(&server).into_iter().filter(|line| line.starts_with("DELETE")).collect();
+        assert_eq!(deletions, Vec::<String>::new(), "{file}");
+    }
+}
