@@ -21,7 +21,7 @@ use crate::leadership::{Identity, Leader, LinearizableRead, Reads, Role};
 use crate::metrics::Metrics;
 use crate::objects::{Cluster, Defaults, put_identity};
 use crate::problem::one_line;
-use crate::{audit, repair, restore};
+use crate::{audit, backup, repair, restore};
 
 /// Differences that are logged one by one.
 const MAX_LOGGED_DIFFERENCES: usize = 20;
@@ -33,6 +33,8 @@ const RESIGN_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_WATCHES: usize = 1024;
 /// Time limit for merging journals at shutdown.
 const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Pause before a question is repeated to a store that did not answer.
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// One term of a leader.
 pub(super) struct Term<'a> {
@@ -65,6 +67,8 @@ pub(super) enum Ended {
     Behind,
     /// The store was emptied, replaced or restored.
     Replaced,
+    /// The store holds a part of a backup.
+    HalfRestored,
     /// A task of the term ended.
     Task(TaskEnded),
 }
@@ -101,12 +105,22 @@ impl Term<'_> {
                 self.load_timeout
             ),
             Ended::Replaced => tracing::error!("the store was replaced; resigned"),
+            Ended::HalfRestored => tracing::error!("{}; resigned", backup::Error::Unfinished),
             Ended::Task(ended) => tracing::error!("{ended}; resigned"),
         }
         ended
     }
 
     async fn term(&self, leadership: &Leadership, stop: &CancellationToken) -> Result<(), Ended> {
+        tokio::select! {
+            biased;
+            () = leadership.lost() => return Err(Ended::Deposed),
+            () = stop.cancelled() => return Ok(()),
+            // No restoration begins while there is a leader.
+            unfinished = self.holds_unfinished_restoration() => if unfinished {
+                return Err(Ended::HalfRestored);
+            },
+        }
         Committer::recover(self.store, leadership).await?;
         let mut lock = self.lock.subscribe();
         let current =
@@ -171,6 +185,22 @@ impl Term<'_> {
         };
         self.role.send_replace(Role::Following { leader: None });
         ended
+    }
+
+    /// Asks the store until it answers.
+    async fn holds_unfinished_restoration(&self) -> bool {
+        loop {
+            match backup::is_unfinished(self.store).await {
+                Ok(unfinished) => return unfinished,
+                Err(error) => {
+                    tracing::warn!(
+                        error = one_line(&error),
+                        "find out whether the store was restored; retrying"
+                    );
+                    sleep(RETRY_INTERVAL).await;
+                }
+            }
+        }
     }
 
     async fn serve(
