@@ -187,6 +187,11 @@ impl Error {
         matches!(self, Error::OutOfSpace { .. })
     }
 
+    /// Returns true if the store's user lacks the permission for the request.
+    pub fn is_permission_denied(&self) -> bool {
+        matches!(self, Error::Refused { source, .. } if source.code() == Some(Code::PermissionDenied))
+    }
+
     /// Whether the requested revision was compacted.
     pub fn is_compacted(&self) -> bool {
         matches!(self, Error::Refused { source, .. }
