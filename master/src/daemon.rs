@@ -4,6 +4,7 @@ mod cache_watch;
 mod listener;
 mod maintenance;
 mod node_gc;
+mod node_vteps;
 mod notify;
 mod registration;
 mod tasks;

@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::cache_watch::Lock;
-use super::node_gc;
+use super::{node_gc, node_vteps};
 use super::registration::Registrations;
 use super::tasks::{TaskEnded, Tasks};
 use crate::aci::{FabricSync, Gateway};
@@ -151,6 +151,7 @@ impl Term<'_> {
             node_gc::run(self.cache.clone(), queue.clone(), self.metrics.clone(), self.node_gone_after);
         let mut tasks = Tasks::default();
         tasks.spawn("node garbage collection", node_gc);
+        tasks.spawn("VTEPs of nodes", node_vteps::run(self.cache.clone(), queue.clone()));
         let over = CancellationToken::new();
         let _over = over.clone().drop_guard();
         let fabric = FabricSync::new(self.gateway.clone(), leadership.read_index(), over);

@@ -30,8 +30,9 @@ const LARGEST_PAGE: i64 = 1000;
 /// Bytes that a page should have. Each page is as long as the previous one allows to expect.
 const PAGE_BYTES: usize = 4 << 20;
 
-/// Key of reads whose answer's header is of interest.
-const PROBED: &str = "contiv.io";
+/// Key of reads whose answer's header is of interest. Below contiv's prefix, which is all that etcd's
+/// user may be permitted to read.
+const PROBED: &str = "/contiv.io/";
 
 /// A handle on the store. Clones share the connections.
 #[derive(Clone)]
