@@ -471,7 +471,8 @@ impl Store {
                     Err(e) => self.error(operation, key, e),
                 },
                 () = tokio::time::sleep_until(deadline.min(start + patience)) => {
-                    match earlier.take().filter(|_| matches!(again, Again::Always) && start.elapsed() < patience) {
+                    let cut_short = again == Again::Always && start.elapsed() < patience;
+                    match earlier.take_if(|_| cut_short) {
                         // The attempt had too little time to tell more than the one before.
                         Some(earlier) => return Err(earlier),
                         None => self.timeout(operation, key, start.elapsed()),
@@ -489,10 +490,15 @@ impl Store {
                     Again::Unsent => error.is_unsent(),
                 };
             let wait = backoff.next().min(if members.several() { PAUSE } else { Duration::MAX });
+            tracing::debug!(%operation, key, %error, retry, "request failed");
+            let error = match earlier.take() {
+                // Whether the lost attempt took effect is as unknown as before.
+                Some(lost) if again == Again::Lost && lost.hides_outcome_of(&error) => lost,
+                _ => error,
+            };
             if !retry || Instant::now() + wait >= deadline {
                 return Err(error);
             }
-            tracing::debug!(%operation, key, %error, "retrying in {wait:?}");
             earlier = Some(error);
             tokio::time::sleep(wait).await;
         }
