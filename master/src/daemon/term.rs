@@ -233,7 +233,7 @@ impl Term<'_> {
             }
         }
         // If the time limit is reached, the next leader merges the remaining journals.
-        let checkpointed = timeout(CHECKPOINT_TIMEOUT, committer.checkpoint(leadership, true)).await;
+        let checkpointed = timeout(CHECKPOINT_TIMEOUT, committer.checkpoint(leadership)).await;
         Ok(checkpointed.unwrap_or(Ok(()))?)
     }
 
