@@ -51,13 +51,9 @@ pub async fn restore(store: &Store, backup: Backup, replace: bool) -> Result<Clu
         (0, _) => return Err(Error::NotEmpty(state)),
         (_, _) => return Err(Error::Unfinished),
     }
-    let restoration = Restoration::begin(store, unfinished).await?;
+    let restoration = Restoration::begin(store, unfinished, replace).await?;
     // Listed again: until the mark, a netmaster may have changed the state.
     let existing = store.list(ROOT).await?.items;
-    if !replace && existing.iter().any(|kv| kv.key != MARK && is_replaced(kv)) {
-        restoration.withdraw().await?;
-        return Err(Error::Busy);
-    }
     restoration.write(existing, backup.items).await?;
     restoration.finish().await
 }
@@ -80,15 +76,17 @@ struct Restoration<'s> {
 }
 
 impl Restoration<'_> {
-    /// Puts the mark, in place of the one that had revision `earlier` (0: there is none), and deletes
-    /// the identity: agents do not follow a store without it.
-    async fn begin(store: &Store, earlier: i64) -> Result<Restoration<'_>, Error> {
+    /// Puts the mark, in place of the one that had revision `earlier` (0: there is none). With
+    /// `replace` deletes the identity, because agents do not follow a store without it; without, there
+    /// must be none: every netmaster writes one before anything else.
+    async fn begin(store: &Store, earlier: i64, replace: bool) -> Result<Restoration<'_>, Error> {
         let token = ClusterIdentity::random().id;
+        let identity = Key::ClusterIdentity.to_string();
         let txn = Txn::new()
             .guard(Guard::absent(LEADER))
             .guard(Guard::ModRevision { key: MARK.to_owned(), revision: earlier })
-            .put(MARK, token.clone())
-            .delete(Key::ClusterIdentity.to_string());
+            .put(MARK, token.clone());
+        let txn = if replace { txn.delete(identity) } else { txn.guard(Guard::absent(identity)) };
         if let Outcome::Committed { revision } = commit(store, txn).await? {
             return Ok(Restoration { store, mark: revision });
         }
@@ -97,11 +95,6 @@ impl Restoration<'_> {
             Some(mark) => Ok(Restoration { store, mark: mark.mod_revision }),
             None => Err(Error::Busy),
         }
-    }
-
-    /// Deletes the mark of a restoration that has written nothing.
-    async fn withdraw(&self) -> Result<(), Error> {
-        self.commit(Txn::new().delete(MARK)).await
     }
 
     /// Deletes what the backup does not have, and puts what it has.
