@@ -123,8 +123,12 @@ impl FromStr for ChunkId {
             Some(hosts) => u128::from_str_radix(hosts, 16).ok().map(ChunkId::V6),
             None => text.parse().ok().map(ChunkId::V4),
         };
+        let exists = |id: &ChunkId| match id {
+            ChunkId::V4(_) => true,
+            ChunkId::V6(n) => *n <= u128::MAX >> CHUNK_HOST_BITS,
+        };
         // One text for each chunk.
-        id.filter(|id| id.to_string() == text).ok_or_else(|| text.to_owned())
+        id.filter(exists).filter(|id| id.to_string() == text).ok_or_else(|| text.to_owned())
     }
 }
 
@@ -162,7 +166,8 @@ mod tests {
         for (name, id) in [("0", ChunkId::V4(0)), ("63", ChunkId::V4(63)), ("v6-1f", ChunkId::V6(31))] {
             assert_eq!((id.to_string(), name.parse::<ChunkId>()), (name.to_owned(), Ok(id)));
         }
-        for wrong in ["", "-1", "+1", "01", "v6-", "v6-1F", "v6-01", "x"] {
+        let too_large = format!("v6-{:x}", u128::MAX);
+        for wrong in ["", "-1", "+1", "01", "v6-", "v6-1F", "v6-01", "x", &too_large] {
             assert_eq!(wrong.parse::<ChunkId>(), Err(wrong.to_owned()));
         }
         assert_eq!([0, 16383, 16384].map(ChunkId::of_address), [0, 0, 1].map(ChunkId::V4));
