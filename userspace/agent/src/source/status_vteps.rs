@@ -88,8 +88,9 @@ mod tests {
             }
             _ => None,
         });
-        let expected = [("new", "10.0.0.1"), ("old", "10.0.0.2")].map(|(host, ip)| (host.into(), ip.into()));
-        assert_eq!(vteps.collect::<Vec<(String, String)>>(), expected);
+        let expected =
+            [("new", "10.0.0.1"), ("old", "10.0.0.2")].map(|(host, ip)| (host.to_owned(), ip.to_owned()));
+        assert_eq!(vteps.collect::<Vec<_>>(), expected);
         assert!(matches!(batch.updates.first().unwrap().event, Event::Init));
         assert!(matches!(batch.updates.last().unwrap().event, Event::InitDone));
         // A record replaces what the status says.
