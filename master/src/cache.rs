@@ -5,9 +5,13 @@
 //! Each entry has the store revision of its value, and only a newer revision replaces it, in
 //! whatever order the two inputs arrive. The cache holds nothing that is not in the store.
 
+mod allocation_change;
 mod allocation_record;
+mod allocation_table;
+mod chunk_table;
 mod index;
 mod record;
+mod record_body;
 mod revisions;
 mod shared;
 mod transaction;
@@ -21,11 +25,14 @@ use std::sync::Arc;
 use contiv_model::{endpoint, event::Event, group, key::Key, network, service};
 use contiv_store::{KeyValue, Update};
 
-pub use allocation_record::{AllocationChange, AllocationRecord, RecordBody, Traffic};
+pub use allocation_change::{AllocationChange, Traffic};
+pub use allocation_record::AllocationRecord;
+use chunk_table::ChunkTable;
 use index::Index;
 pub use index::{AddressOwner, Labels};
 use record::Tables;
 pub use record::{Entry, GroupIds, ONLY, Pending, Table};
+pub use record_body::RecordBody;
 pub use revisions::Revisions;
 pub use shared::SharedCache;
 pub use transaction::{Change, Stageable, StagedTxn, Version};
@@ -51,16 +58,12 @@ pub struct ClusterCache {
     complete: i64,
 }
 
-/// Allocation records of networks or of groups, and journals that arrived before their record.
+/// Allocation records of networks or of groups.
 pub struct AllocationTable<B> {
     live: BTreeMap<String, AllocationRecord<B>>,
+    /// Journals that arrived before their record.
     unmatched_journals: HashMap<String, KeyValue>,
-}
-
-impl<B> Default for AllocationTable<B> {
-    fn default() -> Self {
-        AllocationTable { live: BTreeMap::new(), unmatched_journals: HashMap::new() }
-    }
+    chunks: ChunkTable,
 }
 
 impl ClusterCache {
@@ -106,35 +109,6 @@ impl ClusterCache {
     /// All allocation records, sorted by id.
     pub fn allocations<B: RecordBody>(&self) -> impl Iterator<Item = &AllocationRecord<B>> {
         B::allocations(self).live.values()
-    }
-
-    /// Keys and revisions of all journals in the store.
-    pub fn journals(&self) -> HashMap<String, i64> {
-        fn of<B: RecordBody>(records: &AllocationTable<B>) -> impl Iterator<Item = (String, i64)> {
-            let journal = |record: &AllocationRecord<B>| {
-                Some((record.body.id().to_owned(), record.journal.as_ref()?.revision))
-            };
-            records
-                .live
-                .values()
-                .filter_map(journal)
-                .map(|(id, revision)| (B::journal_key(&id).to_string(), revision))
-        }
-        of(&self.networks).chain(of(&self.groups)).collect()
-    }
-
-    /// Journals that cannot be decoded. Their records lack allocations.
-    pub fn unreadable_journals(&self) -> Vec<Key> {
-        let is_current = |key: &&Key| match key {
-            Key::NetworkJournal(id) => self
-                .allocation::<network::State>(id.as_str())
-                .is_some_and(AllocationRecord::has_unreadable_journal),
-            Key::GroupJournal(id) => self
-                .allocation::<group::State>(id.as_str())
-                .is_some_and(AllocationRecord::has_unreadable_journal),
-            _ => false,
-        };
-        self.unreadable.iter().filter(is_current).cloned().collect()
     }
 
     /// Ids of the endpoints on `network` that have address `ip`.
@@ -216,6 +190,12 @@ impl ClusterCache {
             Key::Group(id) => self.set_allocation::<group::State>(id.as_str(), kv, revision),
             Key::NetworkJournal(id) => self.set_journal::<network::State>(id.as_str(), kv, revision),
             Key::GroupJournal(id) => self.set_journal::<group::State>(id.as_str(), kv, revision),
+            Key::NetworkChunk { network, chunk } => {
+                self.set_chunk::<network::State>(network.as_str(), &chunk, kv, revision);
+            }
+            Key::GroupChunk { group, chunk } => {
+                self.set_chunk::<group::State>(group.as_str(), &chunk, kv, revision);
+            }
             key => self.set_entry(&key, kv, revision),
         }
     }
@@ -226,9 +206,23 @@ impl ClusterCache {
     pub fn reload(&mut self, path: &str, kv: Option<&KeyValue>, at: i64) {
         self.deleted.remove(path);
         match path.parse() {
-            Ok(Key::Network(id)) => self.networks.remove(id.as_str()),
-            Ok(Key::Group(id)) => self.groups.remove(id.as_str()),
-            Ok(Key::NetworkJournal(_) | Key::GroupJournal(_)) => {}
+            Ok(Key::Network(id)) => self.networks.forget(id.as_str()),
+            Ok(Key::Group(id)) => self.groups.forget(id.as_str()),
+            Ok(Key::NetworkChunk { network, chunk }) => {
+                self.networks.forget_chunk(network.as_str(), &chunk);
+            }
+            Ok(Key::GroupChunk { group, chunk }) => self.groups.forget_chunk(group.as_str(), &chunk),
+            // Records are read before their journals, which may be older after a restoration.
+            Ok(Key::NetworkJournal(id)) => {
+                if let Some(kv) = kv {
+                    return self.reload_journal::<network::State>(id.as_str(), kv);
+                }
+            }
+            Ok(Key::GroupJournal(id)) => {
+                if let Some(kv) = kv {
+                    return self.reload_journal::<group::State>(id.as_str(), kv);
+                }
+            }
             Ok(key) => self.remove_entry(&key),
             Err(_) => {}
         }
@@ -271,87 +265,5 @@ impl ClusterCache {
         self.set_value::<service::State>(id, kv, revision);
         let new = self.shared::<service::State>(id);
         self.index.service(old.as_deref(), new.as_deref());
-    }
-
-    fn set_allocation<B: RecordBody>(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
-        let records = B::allocations_mut(self);
-        let known = records.live.get(id);
-        if known.is_some_and(|record| revision <= record.revision) {
-            return;
-        }
-        let journaled = known.is_some_and(|record| record.journal.is_some());
-        let Some(kv) = kv else {
-            records.live.remove(id);
-            return;
-        };
-        let mut record = match AllocationRecord::<B>::read(&kv.value, revision) {
-            Ok(record) => record,
-            Err(error) => {
-                tracing::warn!(key = kv.key, %error, "decode an allocation record from the store: invalid; keeping the last valid one");
-                return;
-            }
-        };
-        if let Some(journal) = known.and_then(|record| record.journal.clone()) {
-            record.apply_journal(journal);
-        } else if let Some(kv) = records.unmatched_journals.remove(id) {
-            apply_journal(&mut record, &kv);
-        }
-        let unreadable = record.has_unreadable_journal();
-        records.live.insert(id.to_owned(), record);
-        if unreadable {
-            self.unreadable.insert(B::journal_key(id));
-        }
-        if journaled {
-            self.mark_stale::<B>(id);
-        }
-    }
-
-    fn mark_stale<B: RecordBody>(&mut self, id: &str) {
-        self.stale.extend([B::key(id).to_string(), B::journal_key(id).to_string()]);
-    }
-
-    fn set_journal<B: RecordBody>(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
-        let records = B::allocations_mut(self);
-        match (records.live.get_mut(id), kv) {
-            (None, Some(kv)) => {
-                records.unmatched_journals.insert(id.to_owned(), kv.clone());
-            }
-            (None, None) => {
-                records.unmatched_journals.remove(id);
-            }
-            (Some(record), kv) => match (&record.journal, kv) {
-                (None, Some(kv)) if revision > record.revision => {
-                    apply_journal(record, kv);
-                    if record.has_unreadable_journal() {
-                        self.unreadable.insert(B::journal_key(id));
-                    }
-                }
-                (Some(journal), _) if revision > journal.revision => self.mark_stale::<B>(id),
-                _ => {}
-            },
-        }
-    }
-}
-
-impl<B> AllocationTable<B> {
-    fn remove(&mut self, id: &str) {
-        self.live.remove(id);
-    }
-}
-
-fn apply_journal<B: RecordBody>(record: &mut AllocationRecord<B>, kv: &KeyValue) {
-    match allocation_record::read_journal(&kv.value, kv.mod_revision) {
-        Ok((journal, counts)) => {
-            record.body.set_counts(counts);
-            record.apply_journal(journal);
-        }
-        Err(error) => {
-            tracing::error!(
-                key = kv.key,
-                error,
-                "decode an allocation journal: invalid; restoring the allocations from endpoints and services; addresses from allocAddress without an endpoint are lost"
-            );
-            record.set_unreadable_journal(kv.mod_revision);
-        }
     }
 }

@@ -13,7 +13,7 @@ use clap::{Args, Parser, ValueEnum};
 use contiv_daemon::flags::{Exit, parse};
 use contiv_daemon::modes::{FwdMode, Mode, NetMode, name};
 
-pub use backup::{Backup, Restore};
+pub use backup::{Backup, Restore, StoreAccess};
 pub use gateway_url::GatewayUrl;
 pub use rest::RestFlags;
 

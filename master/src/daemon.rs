@@ -4,6 +4,7 @@ mod cache_watch;
 mod listener;
 mod maintenance;
 mod node_gc;
+mod node_vteps;
 mod notify;
 mod registration;
 mod tasks;
@@ -27,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::aci::Gateway;
 use crate::api::{Admission, App, AuditLog, Authenticator, Proxy, SubjectRoles, Tokens};
+use crate::backup;
 use crate::cache::SharedCache;
 use crate::config::{DEFAULT_STORE, Flags, RestFlags};
 use crate::leadership::{Identity, Reads, Role, Roles, StoreHealth};
@@ -59,6 +61,8 @@ const LOAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause before a leader that resigned for this reason campaigns again, so that another netmaster is
 /// elected.
 const BEHIND_PAUSE: Duration = Duration::from_secs(3);
+/// Interval of looking whether an unfinished restoration of the store was repeated.
+const RESTORATION_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Runs until `stop` is cancelled.
 pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
@@ -356,11 +360,32 @@ async fn campaign_and_lead(candidate: &Candidate<'_>, stop: &CancellationToken) 
                     () = stop.cancelled() => {}
                 }
             }
+            Ended::HalfRestored => {
+                tokio::select! {
+                    () = wait_restored(store) => {}
+                    () = stop.cancelled() => {}
+                }
+            }
             Ended::Task(ended) => return Err(ended.into()),
         }
     }
     registrations.withdraw().await;
     Ok(())
+}
+
+/// Resolves when the store holds no part of a backup any more. A netmaster that campaigned meanwhile
+/// would be in the way of the restoration.
+async fn wait_restored(store: &Store) {
+    loop {
+        sleep(RESTORATION_POLL_INTERVAL).await;
+        match backup::is_unfinished(store).await {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => {
+                tracing::debug!(error = one_line(&error), "find out whether the store was restored");
+            }
+        }
+    }
 }
 
 /// Deletes the leader lock of an earlier run. A killed netmaster leaves its lock until the lease

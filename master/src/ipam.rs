@@ -1,5 +1,6 @@
 //! Address management of networks (INVENTORY section 2). Pure functions without I/O.
 
+mod chunk;
 mod hosts;
 mod ip_pool;
 mod journal;
@@ -7,9 +8,10 @@ mod pool;
 mod range_set;
 mod subnet;
 
+pub use chunk::{CHUNK_ADDRESSES, Chunk, ChunkId, ChunkSet};
 pub use hosts::{Hosts, HostsChange};
 pub use ip_pool::IpPool;
-pub use journal::Journal;
+pub use journal::{Changes, Journal};
 pub use pool::{Pool, PoolChange};
 pub use range_set::RangeSet;
 pub use subnet::{Subnet, Subnet6, host_key};

@@ -1,14 +1,15 @@
 //! `netmaster`: see the library.
 
 use std::ffi::OsString;
+use std::net::Ipv4Addr;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::CommandFactory as _;
 use contiv_cli::Page;
 use contiv_daemon::{flags, signals};
-use contiv_store::Store;
-use netmaster::config::{self, Command, Flags};
+use contiv_store::{Config, Store, embedded};
+use netmaster::config::{self, Command, Flags, StoreAccess};
 use netmaster::{api, backup, daemon, metrics};
 
 /// Section of the manual for daemons.
@@ -41,8 +42,13 @@ async fn run(command: Command) -> anyhow::Result<()> {
         }
         Command::Backup(flags) => {
             flags.log.logging().start("netmaster", &[])?;
-            let store = Store::connect(&flags.store.config()?).await?;
-            let taken = backup::take(&store).await.context("backup")?;
+            if let Some(folder) = &flags.store.store {
+                anyhow::ensure!(folder.0.is_dir(), "backup: there is no folder {}", folder.0.display());
+            }
+            let (server, store) = connect(&flags.store).await?;
+            let taken = backup::take(&store).await.context("backup");
+            close(server).await?;
+            let taken = taken?;
             taken.write(&flags.file)?;
             println!("{}: {} keys at revision {}", flags.file.display(), taken.items.len(), taken.revision);
             Ok(())
@@ -51,12 +57,32 @@ async fn run(command: Command) -> anyhow::Result<()> {
             flags.log.logging().start("netmaster", &[])?;
             // Before anything is deleted.
             let taken = backup::Backup::read(&flags.file)?;
-            let store = Store::connect(&flags.store.config()?).await?;
+            let (server, store) = connect(&flags.store).await?;
             let keys = taken.items.len();
-            let identity = backup::restore(&store, taken, flags.replace).await?;
-            println!("restored {keys} keys; the identity of the cluster is {}", identity.id);
+            let restored = backup::restore(&store, taken, flags.replace).await;
+            close(server).await?;
+            println!("restored {keys} keys; the identity of the cluster is {}", restored?.id);
             println!("start netmaster, then run `netctl node accept-store --all`");
             Ok(())
         }
+    }
+}
+
+/// Connects to the store. Serves it meanwhile if it is an embedded one.
+async fn connect(access: &StoreAccess) -> anyhow::Result<(Option<embedded::Server>, Store)> {
+    let Some(folder) = &access.store else { return Ok((None, Store::connect(&access.config()?).await?)) };
+    let server = embedded::Server::open(&folder.0, (Ipv4Addr::LOCALHOST, 0).into()).await;
+    let server = server.with_context(|| {
+        format!("open the embedded store in {}; stop the netmaster that serves it", folder.0.display())
+    })?;
+    let store = Store::connect(&Config::new([format!("http://{}", server.local_addr())])).await?;
+    Ok((Some(server), store))
+}
+
+/// Writes an embedded store to its disk.
+async fn close(server: Option<embedded::Server>) -> anyhow::Result<()> {
+    match server {
+        Some(server) => server.shutdown().await.context("close the embedded store"),
+        None => Ok(()),
     }
 }

@@ -5,10 +5,12 @@ mod cleanup;
 mod container;
 mod endpoint;
 mod node_gc;
+mod node_vteps;
 mod request;
 
 pub use cleanup::{Cleanup, clean_up};
 pub use node_gc::{GoneClock, NodeGcPlan, most_nodes_are_gone, release_endpoints};
+pub use node_vteps::{nodes_with_outdated_vtep, write_vteps};
 
 use request::Request as _;
 use schemars::SchemaGenerator;

@@ -1,13 +1,14 @@
 //! Backup files: lines of JSON, first a header, then a line for each key, last the SHA-256 of all
 //! lines before.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
+use contiv_model::key::ROOT;
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
 
@@ -112,6 +113,13 @@ impl Backup {
         if items.len() != header.keys {
             return Err(format!("{} keys instead of {}", items.len(), header.keys));
         }
+        if let Some((key, _)) = items.iter().find(|(key, _)| !key.starts_with(ROOT)) {
+            return Err(format!("key {key:?} is not below {ROOT}"));
+        }
+        // The store refuses a transaction that names a key twice.
+        if let Some(pair) = items.windows(2).find(|pair| pair[0].0 >= pair[1].0) {
+            return Err(format!("key {:?} is not in order", pair[1].0));
+        }
         let cluster = u64::from_str_radix(&header.cluster, 16).map_err(|error| error.to_string())?;
         Ok(Backup { cluster, identity: header.identity, revision: header.revision, items })
     }
@@ -141,12 +149,19 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut name = path.file_name().ok_or(io::ErrorKind::InvalidFilename)?.to_owned();
     name.push(".partial");
     let partial = path.with_file_name(name);
+    // One that an earlier run has left, or that another program has put there, may have another mode.
+    match fs::remove_file(&partial) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&partial)?;
     let written = (|| {
-        let mut file =
-            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
         file.write_all(bytes)?;
         file.sync_all()?;
-        fs::rename(&partial, path)
+        fs::rename(&partial, path)?;
+        // The name of the file is on disk when its directory is.
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
     })();
     if written.is_err() {
         // The first error is the one to report.
@@ -177,6 +192,36 @@ mod tests {
         let empty = Backup { items: vec![], ..backup() };
         empty.write(&path).unwrap();
         assert_eq!(Backup::read(&path).unwrap(), empty);
+    }
+
+    /// Only the owner may read a backup.
+    #[test]
+    fn the_temporary_file_is_always_a_new_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, partial) = (dir.path().join("backup"), dir.path().join("backup.partial"));
+        let mode = || std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&path).unwrap().permissions());
+        fs::write(&partial, "of an earlier run").unwrap();
+        backup().write(&path).unwrap();
+        assert_eq!((mode() & 0o777, partial.exists()), (0o600, false));
+        let other = dir.path().join("other");
+        fs::write(&other, "of another program").unwrap();
+        std::os::unix::fs::symlink(&other, &partial).unwrap();
+        backup().write(&path).unwrap();
+        assert_eq!(fs::read_to_string(&other).unwrap(), "of another program");
+        assert_eq!(Backup::read(&path).unwrap(), backup());
+    }
+
+    #[test]
+    fn keys_are_below_the_root_and_in_order() {
+        let with = |keys: &[&str]| {
+            let items = keys.iter().map(|key| ((*key).to_owned(), Bytes::new())).collect();
+            Backup::decode(&Backup { items, ..backup() }.encode().unwrap())
+        };
+        assert!(with(&["/contiv.io/a", "/contiv.io/b"]).is_ok());
+        assert!(with(&["/contiv.io/a", "/registry/pods/a"]).unwrap_err().contains("/registry/pods/a"));
+        for wrong in [["/contiv.io/b", "/contiv.io/a"], ["/contiv.io/a", "/contiv.io/a"]] {
+            assert!(with(&wrong).unwrap_err().ends_with("is not in order"));
+        }
     }
 
     #[test]

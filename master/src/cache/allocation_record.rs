@@ -1,15 +1,14 @@
-//! Allocation records: networks, and groups with an address pool of their own.
+//! Allocation records: the record of a network or group, with its journal and chunks.
 
-use std::mem;
-
-use contiv_model::{api::Netprofile, group, key::Key, network};
+use bytes::Bytes;
 use contiv_store::Op;
-use serde::{Serialize, de::DeserializeOwned};
 
+use super::allocation_change::AllocationChange;
+use super::chunk_table::ChunkTable;
+use super::record_body::RecordBody;
 use super::revisions::Revisions;
 use super::unknown_fields::UnknownFields;
-use super::{AllocationTable, ClusterCache};
-use crate::ipam::{Hosts, HostsChange, Journal, Pool, PoolChange};
+use crate::ipam::{Changes, Chunk, ChunkId, Hosts, Journal, Pool};
 
 /// Decoded record of a network or group. The bitmaps are kept apart from the other fields.
 #[derive(Clone, Debug)]
@@ -27,73 +26,28 @@ pub struct AllocationRecord<B> {
 #[derive(Clone, Debug)]
 pub(super) struct JournalState {
     pub(super) revision: i64,
-    pool: PoolChange,
-    hosts: HostsChange,
+    changes: Changes,
     /// The content could not be decoded: the record lacks the allocations since it was written. The
     /// next write replaces record and journal by a whole record.
     unreadable: bool,
 }
 
-/// Staged change of an allocation record.
-#[derive(Clone, Debug, Default)]
-pub struct AllocationChange {
-    pub pool: PoolChange,
-    pub hosts: HostsChange,
-    /// Change of the number of allocated addresses.
-    pub addresses: i64,
-    /// Change of the number of endpoints.
-    pub endpoints: i64,
-    /// Write the whole record, whatever its size.
-    pub checkpoint: bool,
-    /// New traffic settings; groups only.
-    pub traffic: Option<Traffic>,
-}
-
-/// Traffic settings that a network profile gives to a group. The default means no profile.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
-    pub dscp: i64,
-    pub bandwidth: String,
-    pub burst: i64,
-}
-
-impl Traffic {
-    pub fn of(profile: &Netprofile) -> Traffic {
-        Traffic { dscp: profile.dscp, bandwidth: profile.bandwidth.clone(), burst: profile.burst }
-    }
-
-    /// Settings stored in the group's state.
-    pub fn of_group(group: &group::State) -> Traffic {
-        Traffic { dscp: group.dscp, bandwidth: group.bandwidth.clone(), burst: group.burst }
-    }
-}
-
-/// A record without its bitmaps.
-pub trait RecordBody: Clone + Serialize + DeserializeOwned + Send + Sync + 'static {
-    fn key(id: &str) -> Key;
-    fn journal_key(id: &str) -> Key;
-    fn id(&self) -> &str;
-    /// Moves the bitmaps out of the record.
-    fn split(&mut self) -> (Pool, Hosts);
-    /// Builds the whole record, with `change` applied.
-    fn join(&self, pool: &Pool, hosts: &Hosts, change: &AllocationChange) -> Self;
-    /// Number of allocated addresses and number of endpoints.
-    fn counts(&self) -> (i64, i64);
-    fn set_counts(&mut self, counts: (i64, i64));
-    fn set_traffic(&mut self, _traffic: &Traffic) {}
-    #[doc(hidden)]
-    fn allocations(cache: &ClusterCache) -> &AllocationTable<Self>;
-    #[doc(hidden)]
-    fn allocations_mut(cache: &mut ClusterCache) -> &mut AllocationTable<Self>;
+/// Keys that a change of a record has written beside the record.
+pub(super) struct WrittenJournal {
+    changes: Changes,
+    /// Values of the chunks that were folded.
+    pub(super) chunks: Vec<(ChunkId, Bytes)>,
 }
 
 /// Bitmaps with more bits are journaled. A bitmap of this size takes 16 KB in the store.
 const LARGE_BITMAP: usize = 96 * 1024;
 /// Same limit for IPv6 hosts, which take 25 bytes or more each.
 const LARGE_HOSTS: usize = 512;
-/// A journal with more bytes or more ranges is replaced by a checkpoint.
+/// In a journal with more bytes or more ranges, chunks are folded.
 const MAX_JOURNAL_BYTES: usize = 8 * 1024;
 const MAX_JOURNAL_RANGES: usize = 512;
+/// Operations that a transaction keeps free for chunks when a journal is at least half full.
+const RESERVED_FOLDS: usize = 16;
 
 impl<B: RecordBody> AllocationRecord<B> {
     pub(super) fn read(value: &[u8], revision: i64) -> serde_json::Result<AllocationRecord<B>> {
@@ -116,16 +70,37 @@ impl<B: RecordBody> AllocationRecord<B> {
         self.journal.as_ref().is_some_and(|journal| journal.unreadable)
     }
 
-    /// Notes a journal that cannot be decoded, so that the next write can replace it.
-    pub(super) fn set_unreadable_journal(&mut self, revision: i64) {
-        self.journal = Some(JournalState { revision, unreadable: true, ..JournalState::nothing() });
+    /// Whether the allocations of the chunk are in its key.
+    pub(super) fn has_chunk(&self, chunk: ChunkId) -> bool {
+        self.journal.as_ref().is_some_and(|journal| journal.changes.chunks.contains(chunk))
     }
 
-    /// Applies a journal to a record read from the store.
-    pub(super) fn apply_journal(&mut self, journal: JournalState) {
-        self.pool.apply(&journal.pool);
-        self.hosts.apply(&journal.hosts);
+    /// Notes a journal that cannot be decoded, so that the next write can replace it.
+    pub(super) fn set_unreadable_journal(&mut self, revision: i64) {
+        self.journal = Some(JournalState { revision, changes: Changes::default(), unreadable: true });
+    }
+
+    /// Applies a journal and the chunks that it names to a record read from the store.
+    ///
+    /// # Errors
+    ///
+    /// Why a chunk cannot be applied. The record then lacks allocations.
+    pub(super) fn apply_journal(&mut self, journal: JournalState, chunks: &ChunkTable) -> Result<(), String> {
+        for id in journal.changes.chunks.iter() {
+            let value = chunks.value(self.body.id(), id).ok_or_else(|| format!("there is no chunk {id}"))?;
+            let is_set = match (id, Chunk::decode(value).map_err(|why| format!("chunk {id}: {why}"))?) {
+                (ChunkId::V4(n), Chunk::V4(bits)) => self.pool.set_chunk(n, &bits),
+                (ChunkId::V6(n), Chunk::V6(hosts)) => self.hosts.set_chunk(n, &hosts),
+                _ => false,
+            };
+            if !is_set {
+                return Err(format!("chunk {id} is not one of this pool"));
+            }
+        }
+        self.pool.apply(&journal.changes.pool);
+        self.hosts.apply(&journal.changes.hosts);
         self.journal = Some(journal);
+        Ok(())
     }
 
     /// The whole record as the store holds it after `change`.
@@ -142,9 +117,15 @@ impl<B: RecordBody> AllocationRecord<B> {
         self.pool.bits().len() > LARGE_BITMAP || self.hosts.len() > LARGE_HOSTS
     }
 
-    /// Approximate size of the whole record in bytes.
+    /// Approximate size of what a change writes, in bytes.
     pub(super) fn size(&self) -> usize {
         if self.is_large() { MAX_JOURNAL_BYTES } else { self.pool.bits().len() / 6 + self.hosts.len() * 30 }
+    }
+
+    /// Approximate number of operations of a change.
+    pub(super) fn ops(&self) -> usize {
+        let ranges = self.journal.as_ref().map_or(0, |journal| journal.changes.ranges());
+        2 + if ranges > MAX_JOURNAL_RANGES / 2 { RESERVED_FOLDS } else { 0 }
     }
 
     /// Passes each operation that `change` needs to `each`: key, revision guard and operation
@@ -152,37 +133,81 @@ impl<B: RecordBody> AllocationRecord<B> {
     pub(super) fn write(
         &self,
         change: &AllocationChange,
+        stored: &ChunkTable,
         mut each: impl FnMut(String, i64, Option<Op>),
-    ) -> serde_json::Result<Option<JournalState>> {
+    ) -> serde_json::Result<Option<WrittenJournal>> {
         let id = self.body.id();
         let (key, journal_key) = (B::key(id).to_string(), B::journal_key(id).to_string());
         let journal_revision = self.journal.as_ref().map_or(0, |journal| journal.revision);
-        // A journal has no field for traffic settings.
-        let journaled = self.is_large() && !change.checkpoint && !self.has_unreadable_journal();
-        if journaled && change.traffic.is_none() {
-            let mut written = self.journal.clone().unwrap_or_else(JournalState::nothing);
-            written.pool.merge(&change.pool);
-            written.hosts.merge(&change.hosts);
-            let body = Journal::new(id, self.counts_with(change), &written.pool, &written.hosts);
-            let value = serde_json::to_vec(&body)?;
-            if value.len() <= MAX_JOURNAL_BYTES && written.ranges() <= MAX_JOURNAL_RANGES {
-                // The journal is relative to the record, so the record is guarded too.
-                let put = Op::Put { key: journal_key.clone(), value: value.into(), lease: None };
-                each(journal_key, journal_revision, Some(put));
-                each(key, self.revision, None);
-                return Ok(Some(written));
+        if let Some((written, value)) = self.journal_with(change)? {
+            for (chunk, value) in &written.chunks {
+                let key = B::chunk_key(id, *chunk).to_string();
+                let put = Op::Put { key: key.clone(), value: value.clone(), lease: None };
+                each(key, stored.revision(id, *chunk), Some(put));
             }
+            // The journal is relative to the record, so the record is guarded too.
+            let put = Op::Put { key: journal_key.clone(), value, lease: None };
+            each(journal_key, journal_revision, Some(put));
+            each(key, self.revision, None);
+            return Ok(Some(written));
         }
         let value = self.unknown.encode(&self.full_record(change))?;
         each(key.clone(), self.revision, Some(Op::Put { key, value: value.into(), lease: None }));
-        if self.journal.is_some() {
-            each(journal_key.clone(), journal_revision, Some(Op::Delete { key: journal_key }));
-        }
+        self.delete_journal(&mut each);
+        stored.delete::<B>(id, &mut each);
         Ok(None)
     }
 
+    /// Passes the operation that deletes the journal to `each`, if there is one.
+    pub(super) fn delete_journal(&self, mut each: impl FnMut(String, i64, Option<Op>)) {
+        if let Some(journal) = &self.journal {
+            let key = B::journal_key(self.body.id()).to_string();
+            each(key.clone(), journal.revision, Some(Op::Delete { key }));
+        }
+    }
+
+    /// The journal after `change`, with its value. None if the record is to be written as a whole.
+    fn journal_with(&self, change: &AllocationChange) -> serde_json::Result<Option<(WrittenJournal, Bytes)>> {
+        // A journal has no field for traffic settings.
+        let is_whole = change.checkpoint || change.traffic.is_some() || self.has_unreadable_journal();
+        if is_whole || !self.is_large() {
+            return Ok(None);
+        }
+        let mut changes = self.journal.as_ref().map(|journal| journal.changes.clone()).unwrap_or_default();
+        changes.pool.merge(&change.pool);
+        changes.hosts.merge(&change.hosts);
+        let (id, counts) = (self.body.id(), self.counts_with(change));
+        let (mut chunks, mut foldable) = (vec![], None);
+        loop {
+            if changes.ranges() <= MAX_JOURNAL_RANGES {
+                let value = serde_json::to_vec(&Journal::new(id, counts, &changes))?;
+                if value.len() <= MAX_JOURNAL_BYTES {
+                    return Ok(Some((WrittenJournal { changes, chunks }, value.into())));
+                }
+            }
+            let Some(chunk) = foldable.get_or_insert_with(|| changes.foldable().into_iter()).next() else {
+                return Ok(None);
+            };
+            changes.fold(chunk);
+            chunks.push((chunk, self.chunk_with(change, chunk).encode(id)?.into()));
+        }
+    }
+
+    /// The allocations of a chunk after `change`.
+    fn chunk_with(&self, change: &AllocationChange, chunk: ChunkId) -> Chunk {
+        match chunk {
+            ChunkId::V4(n) => Chunk::V4(self.pool.chunk_with(&change.pool, n)),
+            ChunkId::V6(n) => Chunk::V6(self.hosts.chunk_with(&change.hosts, n)),
+        }
+    }
+
     /// Applies a committed `change` to the record.
-    pub(super) fn apply(&mut self, change: &AllocationChange, written: Option<JournalState>, at: &Revisions) {
+    pub(super) fn apply(
+        &mut self,
+        change: &AllocationChange,
+        written: Option<WrittenJournal>,
+        at: &Revisions,
+    ) {
         self.body.set_counts(self.counts_with(change));
         if let Some(traffic) = &change.traffic {
             self.body.set_traffic(traffic);
@@ -191,9 +216,9 @@ impl<B: RecordBody> AllocationRecord<B> {
         self.hosts.apply(&change.hosts);
         let id = self.body.id();
         match written {
-            Some(journal) => {
+            Some(WrittenJournal { changes, .. }) => {
                 let revision = at.of(&B::journal_key(id).to_string());
-                self.journal = Some(JournalState { revision, ..journal });
+                self.journal = Some(JournalState { revision, changes, unreadable: false });
             }
             None => {
                 self.revision = at.of(&B::key(id).to_string());
@@ -203,126 +228,9 @@ impl<B: RecordBody> AllocationRecord<B> {
     }
 }
 
-impl JournalState {
-    fn nothing() -> JournalState {
-        let (pool, hosts) = (PoolChange::default(), HostsChange::default());
-        JournalState { revision: 0, pool, hosts, unreadable: false }
-    }
-
-    fn ranges(&self) -> usize {
-        let (pool, hosts) = (&self.pool, &self.hosts);
-        pool.taken.ranges_len()
-            + pool.freed.ranges_len()
-            + hosts.taken.ranges_len()
-            + hosts.freed.ranges_len()
-    }
-}
-
 /// Decodes a journal. Returns its changes and its counters.
 pub(super) fn read_journal(value: &[u8], revision: i64) -> Result<(JournalState, (i64, i64)), String> {
     let journal: Journal = serde_json::from_slice(value).map_err(|e| e.to_string())?;
-    let (pool, hosts) = journal.changes()?;
-    Ok((JournalState { revision, pool, hosts, unreadable: false }, (journal.ep_addr_count, journal.ep_count)))
-}
-
-impl RecordBody for network::State {
-    fn key(id: &str) -> Key {
-        Key::Network(id.into())
-    }
-
-    fn journal_key(id: &str) -> Key {
-        Key::NetworkJournal(id.into())
-    }
-
-    fn id(&self) -> &str {
-        &self.id
-    }
-
-    fn split(&mut self) -> (Pool, Hosts) {
-        let hosts = Hosts::of_state(self);
-        // An empty map is kept: it marks a network with IPv6.
-        if let Some(map) = &mut self.ipv6_alloc_map {
-            map.clear();
-        }
-        (Pool::new(mem::take(&mut self.ip_alloc_map)), hosts)
-    }
-
-    fn join(&self, pool: &Pool, hosts: &Hosts, change: &AllocationChange) -> Self {
-        network::State {
-            ip_alloc_map: pool.with(&change.pool),
-            ipv6_alloc_map: self.ipv6_alloc_map.as_ref().map(|_| hosts.map_with(&change.hosts)),
-            ipv6_last_host: hosts.last_with(&change.hosts),
-            ep_addr_count: self.ep_addr_count + change.addresses,
-            ep_count: self.ep_count + change.endpoints,
-            ..self.clone()
-        }
-    }
-
-    fn counts(&self) -> (i64, i64) {
-        (self.ep_addr_count, self.ep_count)
-    }
-
-    fn set_counts(&mut self, counts: (i64, i64)) {
-        (self.ep_addr_count, self.ep_count) = counts;
-    }
-
-    fn allocations(cache: &ClusterCache) -> &AllocationTable<Self> {
-        &cache.networks
-    }
-
-    fn allocations_mut(cache: &mut ClusterCache) -> &mut AllocationTable<Self> {
-        &mut cache.networks
-    }
-}
-
-impl RecordBody for group::State {
-    fn key(id: &str) -> Key {
-        Key::Group(id.into())
-    }
-
-    fn journal_key(id: &str) -> Key {
-        Key::GroupJournal(id.into())
-    }
-
-    fn id(&self) -> &str {
-        &self.id
-    }
-
-    fn split(&mut self) -> (Pool, Hosts) {
-        (Pool::new(mem::take(&mut self.epg_ip_alloc_map)), Hosts::default())
-    }
-
-    fn join(&self, pool: &Pool, _hosts: &Hosts, change: &AllocationChange) -> Self {
-        let mut whole = group::State {
-            epg_ip_alloc_map: pool.with(&change.pool),
-            ep_count: self.ep_count + change.endpoints,
-            ..self.clone()
-        };
-        if let Some(traffic) = &change.traffic {
-            whole.set_traffic(traffic);
-        }
-        whole
-    }
-
-    fn set_traffic(&mut self, traffic: &Traffic) {
-        self.dscp = traffic.dscp;
-        self.bandwidth.clone_from(&traffic.bandwidth);
-        self.burst = traffic.burst;
-    }
-
-    fn counts(&self) -> (i64, i64) {
-        (0, self.ep_count)
-    }
-
-    fn set_counts(&mut self, counts: (i64, i64)) {
-        self.ep_count = counts.1;
-    }
-
-    fn allocations(cache: &ClusterCache) -> &AllocationTable<Self> {
-        &cache.groups
-    }
-
-    fn allocations_mut(cache: &mut ClusterCache) -> &mut AllocationTable<Self> {
-        &mut cache.groups
-    }
+    let changes = journal.changes()?;
+    Ok((JournalState { revision, changes, unreadable: false }, (journal.ep_addr_count, journal.ep_count)))
 }

@@ -137,6 +137,26 @@ macro_rules! records {
                 })*
             }
         }
+
+        #[cfg(test)]
+        mod tests {
+            use super::*;
+
+            /// A release that adds a field to a stored type must be able to rely on it.
+            #[test]
+            fn every_type_keeps_unknown_fields() {
+                $(keeps_unknown_fields::<$type>();)*
+            }
+
+            fn keeps_unknown_fields<T: Entry + Default>() {
+                let mut stored = serde_json::to_value(T::default()).unwrap();
+                stored["newer"] = serde_json::json!({"x": [1]});
+                let (value, unknown) = UnknownFields::read::<T>(stored.to_string().as_bytes()).unwrap();
+                let written: serde_json::Value =
+                    serde_json::from_slice(&unknown.encode(&value).unwrap()).unwrap();
+                assert_eq!(written, stored, "{}", std::any::type_name::<T>());
+            }
+        }
     };
 }
 

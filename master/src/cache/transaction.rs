@@ -8,11 +8,13 @@ use std::sync::Arc;
 use contiv_model::{endpoint, group, network, service};
 use contiv_store::{Guard, Op, Txn};
 
-use super::ClusterCache;
-use super::allocation_record::{AllocationChange, AllocationRecord, JournalState, RecordBody};
+use super::allocation_change::AllocationChange;
+use super::allocation_record::{AllocationRecord, WrittenJournal};
 use super::index::{AddressOwner, Index};
 use super::record::{Entry, Overlays};
+use super::record_body::RecordBody;
 use super::revisions::Revisions;
+use super::{AllocationTable, ClusterCache};
 
 /// Changes that plans stage. [`StagedTxn::finish`] turns them into a store transaction and the
 /// [`Change`] that is applied to the cache after the commit.
@@ -50,8 +52,8 @@ pub enum Version {
 #[derive(Default)]
 pub struct Change {
     overlays: Overlays,
-    networks: Vec<(String, Edit<network::State>, Option<JournalState>)>,
-    groups: Vec<(String, Edit<group::State>, Option<JournalState>)>,
+    networks: StagedEdits<network::State>,
+    groups: StagedEdits<group::State>,
 }
 
 /// Operations and guards that one plan may need. A transaction with fewer left accepts no further
@@ -77,17 +79,11 @@ impl<'w> StagedTxn<'w> {
 
     /// Whether the transaction has no capacity for another plan.
     pub fn is_full(&self) -> bool {
-        let records = self.networks.len() + self.groups.len();
-        let size: usize = self
-            .networks
-            .keys()
-            .filter_map(|id| self.cache.allocation::<network::State>(id))
-            .map(AllocationRecord::size)
-            .sum();
-        // An allocation record may need two operations with a guard each. The leader's guard is
-        // added later.
-        self.overlays.len() + 2 * records + self.read.len() + PLAN_OPS > contiv_store::MAX_TXN_OPS
-            || size > MAX_BYTES
+        let (network_ops, network_bytes) = cost(self.cache, &self.networks);
+        let (group_ops, group_bytes) = cost(self.cache, &self.groups);
+        // The leader's guard is added later.
+        self.overlays.len() + network_ops + group_ops + self.read.len() + PLAN_OPS > contiv_store::MAX_TXN_OPS
+            || network_bytes + group_bytes > MAX_BYTES
     }
 
     pub fn get<T: Entry>(&self, id: &str) -> Option<Arc<T>> {
@@ -226,37 +222,44 @@ impl<'w> StagedTxn<'w> {
     }
 }
 
-type StagedEdits<B> = Vec<(String, Edit<B>, Option<JournalState>)>;
+type StagedEdits<B> = Vec<(String, Edit<B>, Option<WrittenJournal>)>;
+
+/// Approximate number of operations and bytes of the edits.
+fn cost<B: RecordBody>(cache: &ClusterCache, edits: &Edits<B>) -> (usize, usize) {
+    let records = edits.keys().map(|id| cache.allocation::<B>(id));
+    let costs = records.map(|record| record.map_or((2, 0), |record| (record.ops(), record.size())));
+    costs.fold((0, 0), |(ops, bytes), (more_ops, more_bytes)| (ops + more_ops, bytes + more_bytes))
+}
 
 fn write_allocations<B: Stageable>(
     cache: &ClusterCache,
     edits: Edits<B>,
     mut each: impl FnMut(String, i64, Option<Op>),
 ) -> serde_json::Result<StagedEdits<B>> {
+    let stored = &B::allocations(cache).chunks;
     let mut written = Vec::with_capacity(edits.len());
     for (id, edit) in edits {
-        let known = cache.allocation::<B>(&id);
-        let journal = match (&edit, known) {
+        let journal = match (&edit, cache.allocation::<B>(&id)) {
             // Never replaces a record: plans check that there is none.
             (Edit::Create(body), _) => {
                 let key = B::key(&id).to_string();
                 let value = serde_json::to_vec(body)?.into();
                 each(key.clone(), 0, Some(Op::Put { key, value, lease: None }));
+                // A release without chunks has left those of an earlier record.
+                stored.delete::<B>(&id, &mut each);
                 None
             }
             (Edit::Change(change), Some(record)) => {
                 if change.is_empty() {
                     continue;
                 }
-                record.write(change, &mut each)?
+                record.write(change, stored, &mut each)?
             }
             (Edit::Delete, Some(record)) => {
                 let key = B::key(&id).to_string();
                 each(key.clone(), record.revision, Some(Op::Delete { key }));
-                if let Some(journal) = &record.journal {
-                    let key = B::journal_key(&id).to_string();
-                    each(key.clone(), journal.revision, Some(Op::Delete { key }));
-                }
+                record.delete_journal(&mut each);
+                stored.delete::<B>(&id, &mut each);
                 None
             }
             (Edit::Change(_) | Edit::Delete, None) => continue,
@@ -264,17 +267,6 @@ fn write_allocations<B: Stageable>(
         written.push((id, edit, journal));
     }
     Ok(written)
-}
-
-impl AllocationChange {
-    fn is_empty(&self) -> bool {
-        self.pool.is_empty()
-            && self.hosts.is_empty()
-            && self.addresses == 0
-            && self.endpoints == 0
-            && !self.checkpoint
-            && self.traffic.is_none()
-    }
 }
 
 /// A record that transactions can stage changes for.
@@ -304,8 +296,8 @@ impl ClusterCache {
         change.overlays.apply(&mut self.tables, &at, |key, revision| {
             deleted.insert(key, revision);
         });
-        commit_allocations(&mut self.networks.live, deleted, change.networks, &at);
-        commit_allocations(&mut self.groups.live, deleted, change.groups, &at);
+        commit_allocations(&mut self.networks, deleted, change.networks, &at);
+        commit_allocations(&mut self.groups, deleted, change.groups, &at);
     }
 }
 
@@ -328,17 +320,34 @@ impl ClusterCache {
 }
 
 fn commit_allocations<B: RecordBody>(
-    live: &mut BTreeMap<String, AllocationRecord<B>>,
+    table: &mut AllocationTable<B>,
     deleted: &mut HashMap<String, i64>,
     edits: StagedEdits<B>,
     at: &Revisions,
 ) {
+    let AllocationTable { live, chunks, .. } = table;
     for (id, edit, written) in edits {
         let key = B::key(&id).to_string();
         let revision = at.of(&key);
-        let newer = live.get(&id).is_some_and(|record| record.revision >= revision);
+        if live.get(&id).is_some_and(|record| record.revision >= revision) {
+            continue;
+        }
+        match &written {
+            Some(written) => {
+                for (chunk, value) in &written.chunks {
+                    let revision = at.of(&B::chunk_key(&id, *chunk).to_string());
+                    chunks.set(&id, *chunk, Some(value.clone()), revision);
+                }
+            }
+            // All other edits delete the chunks.
+            None => {
+                for chunk in chunks.remove_all(&id) {
+                    let key = B::chunk_key(&id, chunk).to_string();
+                    deleted.insert(key.clone(), at.of(&key));
+                }
+            }
+        }
         match edit {
-            _ if newer => {}
             Edit::Create(body) => {
                 live.insert(id, AllocationRecord::new(*body, revision));
             }

@@ -28,12 +28,17 @@ pub struct Committer {
     /// Keys and revisions of the journals at the last tick. A journal with the same revision at the
     /// next tick is idle.
     journals: HashMap<String, i64>,
+    /// Idle journals that are to be merged into their records.
+    idle: Vec<String>,
+    /// There was a job since the last tick.
+    busy: bool,
     metrics: Metrics,
 }
 
 /// Attempts to commit a batch when other programs change the same keys.
 const MAX_ATTEMPTS: usize = 5;
-/// An idle journal is merged into its record after this time.
+/// An idle journal is merged into its record after this time without jobs. A record may be large, and
+/// jobs would wait for it.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -52,10 +57,9 @@ enum CommitError {
 impl Committer {
     pub fn new(store: Store, cache: SharedCache, metrics: Metrics) -> (Queue, Committer) {
         let (sender, jobs) = mpsc::channel(QUEUE_LENGTH);
-        (
-            Queue(sender),
-            Committer { store, cache, jobs, deferred: VecDeque::new(), journals: HashMap::new(), metrics },
-        )
+        let (deferred, journals, idle) = Default::default();
+        let busy = false;
+        (Queue(sender), Committer { store, cache, jobs, deferred, journals, idle, busy, metrics })
     }
 
     /// Commits queued jobs until leadership is lost. After `stop`, commits the jobs queued by then
@@ -74,18 +78,26 @@ impl Committer {
                         continue;
                     }
                     _ = tick.tick() => {
-                        self.checkpoint(leadership, false).await?;
+                        self.find_idle_journals();
                         continue;
                     }
                     job = self.jobs.recv() => match job {
                         Some(job) => job,
                         None => return Ok(()),
                     },
+                    () = std::future::ready(()), if !self.idle.is_empty() => {
+                        if let Some(key) = self.idle.pop() {
+                            self.merge(leadership, key).await?;
+                        }
+                        continue;
+                    }
                 },
             };
             if leadership.is_lost() {
                 return Err(Deposed);
             }
+            self.busy = true;
+            self.idle.clear();
             self.batch(leadership, job).await?;
         }
     }
@@ -105,25 +117,34 @@ impl Committer {
         Ok(answered.try_recv().unwrap_or_else(|_| Err(Problem::unavailable("no answer"))))
     }
 
-    /// Merges journals into their records: idle ones, or `all`.
-    pub async fn checkpoint(&mut self, leadership: &Leadership, all: bool) -> Result<(), Deposed> {
+    /// Merges all journals into their records.
+    pub async fn checkpoint(&mut self, leadership: &Leadership) -> Result<(), Deposed> {
         let journals = self.cache.read().journals();
-        let idle = |key: &String, revision: &i64| all || self.journals.get(key) == Some(revision);
-        let due: Vec<String> = journals
-            .iter()
-            .filter(|(key, revision)| idle(key, revision))
-            .map(|(key, _)| key.clone())
-            .collect();
-        self.journals = journals;
-        for key in due {
-            let plan = move |staged: &mut StagedTxn<'_>| {
-                checkpoint::<network::State>(staged, &key);
-                checkpoint::<group::State>(staged, &key);
-                Ok(vec![])
-            };
-            if let Err(problem) = self.commit(leadership, Box::new(plan)).await? {
-                tracing::warn!(%problem, "write a checkpoint of an allocation record: failed; keeping its journal");
-            }
+        for key in journals.into_keys() {
+            self.merge(leadership, key).await?;
+        }
+        Ok(())
+    }
+
+    /// Finds the journals that have not changed since the last tick, unless there were jobs.
+    fn find_idle_journals(&mut self) {
+        let before = std::mem::replace(&mut self.journals, self.cache.read().journals());
+        let is_idle = |(key, revision): &(&String, &i64)| before.get(*key) == Some(*revision);
+        self.idle = match std::mem::take(&mut self.busy) {
+            true => vec![],
+            false => self.journals.iter().filter(is_idle).map(|(key, _)| key.clone()).collect(),
+        };
+    }
+
+    /// Merges a journal into its record.
+    async fn merge(&mut self, leadership: &Leadership, key: String) -> Result<(), Deposed> {
+        let plan = move |staged: &mut StagedTxn<'_>| {
+            checkpoint::<network::State>(staged, &key);
+            checkpoint::<group::State>(staged, &key);
+            Ok(vec![])
+        };
+        if let Err(problem) = self.commit(leadership, Box::new(plan)).await? {
+            tracing::warn!(%problem, "write a checkpoint of an allocation record: failed; keeping its journal");
         }
         Ok(())
     }
@@ -300,9 +321,9 @@ impl Committer {
         if !leadership.resolve_pending().await? {
             return Ok(ControlFlow::Break(()));
         }
-        // Records are set before their journals.
+        // Records and chunks are set before the journals, which are relative to them.
         let mut keys: Vec<&String> = keys.iter().collect();
-        keys.sort_by_key(|key| key.contains("/state/ipam/"));
+        keys.sort_by_key(|key| key.contains("/state/ipam/") && !key.contains("/state/ipam/chunks/"));
         let mut found = Vec::with_capacity(keys.len());
         for key in keys {
             found.push((key, self.store.get_with_revision(key).await?));

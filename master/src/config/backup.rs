@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser};
 use contiv_store::Config;
 
-use super::{DEFAULT_STORE, EtcdFlags, LogFlags};
+use super::{DEFAULT_STORE, EmbeddedDir, EtcdFlags, LogFlags};
 
 /// Write the state of the cluster to a file; netmasters and agents may run
 #[derive(Clone, Debug, Parser)]
@@ -43,7 +43,8 @@ pub struct Restore {
 
 #[derive(Clone, Debug, Args)]
 pub struct StoreAccess {
-    /// etcd endpoints, separated by commas; an embedded store has the address of --store-listen
+    /// etcd endpoints, separated by commas; the embedded store of a running netmaster has the address
+    /// of its --store-listen
     #[arg(
         long,
         env = "CONTIV_NETMASTER_ETCD_ENDPOINTS",
@@ -51,6 +52,10 @@ pub struct StoreAccess {
         default_value = DEFAULT_STORE
     )]
     pub etcd: String,
+
+    /// Embedded store of a netmaster that does not run, used instead of etcd: embedded:DIR
+    #[arg(long, value_name = "embedded:DIR")]
+    pub store: Option<EmbeddedDir>,
 
     #[command(flatten)]
     pub access: EtcdFlags,

@@ -3,10 +3,10 @@
 //! Every netmaster notes which revision the store has at which time, so that a new leader knows the
 //! past and goes on compacting at once. The leader compacts.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-use contiv_store::{Database, Error, Position, Store};
+use contiv_store::{Error, Position, Store};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::leadership::{Role, Roles, StoreHealth};
@@ -37,20 +37,30 @@ impl Maintenance {
         let mut observe = interval(OBSERVE_INTERVAL.min(history));
         sample.set_missed_tick_behavior(MissedTickBehavior::Delay);
         observe.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut failures = Failures::default();
         loop {
-            let result = tokio::select! {
-                _ = sample.tick(), if self.history.is_some() => self.compact(&mut samples, history).await,
-                _ = observe.tick() => self.store.database().await.map(|database| self.observe(&database)),
-            };
-            if let Err(error) = result {
-                tracing::warn!(error = one_line(&error), "maintain the store; retrying");
+            tokio::select! {
+                _ = sample.tick(), if self.history.is_some() => {
+                    failures.note("compact the history of etcd", self.compact(&mut samples, history).await);
+                }
+                _ = observe.tick() => {
+                    failures.note("read the alarms of etcd", self.read_alarms().await);
+                    failures.note("read the size of etcd's database", self.read_size().await);
+                }
             }
         }
     }
 
-    fn observe(&self, database: &Database) {
-        self.health.observe(database);
-        self.metrics.database.observe(database);
+    async fn read_alarms(&self) -> Result<(), Error> {
+        let alarms = self.store.alarms().await?;
+        self.metrics.database.set_alarms(&alarms);
+        self.health.set_alarms(alarms);
+        Ok(())
+    }
+
+    async fn read_size(&self) -> Result<(), Error> {
+        self.metrics.database.set_size(self.store.database().await?);
+        Ok(())
     }
 
     async fn compact(&self, samples: &mut Samples, history: Duration) -> Result<(), Error> {
@@ -62,6 +72,24 @@ impl Maintenance {
             tracing::debug!(revision, "compacted the history of etcd");
         }
         Ok(())
+    }
+}
+
+/// Operations that etcd has refused to this user, which were logged: only an operator can change that.
+#[derive(Default)]
+struct Failures(BTreeSet<&'static str>);
+
+impl Failures {
+    fn note(&mut self, operation: &'static str, result: Result<(), Error>) {
+        let Err(error) = result else {
+            self.0.remove(operation);
+            return;
+        };
+        if !error.is_permission_denied() {
+            tracing::warn!(error = one_line(&error), "{operation}: failed; retrying");
+        } else if self.0.insert(operation) {
+            tracing::warn!(error = one_line(&error), "{operation}: the user of etcd needs the role root");
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::cache::{SharedCache, StagedTxn};
@@ -20,13 +21,13 @@ pub(super) async fn run(cache: SharedCache, queue: Queue, metrics: Metrics, gone
         .map_or(CHECK_INTERVAL.1, |gone_after| (gone_after / 20).clamp(CHECK_INTERVAL.0, CHECK_INTERVAL.1));
     let mut tick = interval(period);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut clock, mut stopped) = (GoneClock::default(), false);
+    let (mut clock, mut stop) = (GoneClock::default(), Stop::new(metrics.node_gc_stopped.clone()));
     loop {
         tick.tick().await;
         let gc = {
             let cache = cache.read();
             clock.advance(&cache, Instant::now());
-            report(&metrics, &mut stopped, most_nodes_are_gone(&cache));
+            stop.set(most_nodes_are_gone(&cache));
             NodeGcPlan::new(&cache, &clock, gone_after)
         };
         if let Err(problem) = execute(&queue, &metrics, gc).await {
@@ -35,15 +36,40 @@ pub(super) async fn run(cache: SharedCache, queue: Queue, metrics: Metrics, gone
     }
 }
 
-/// Logs when releasing stops because most nodes are gone, and when it goes on.
-fn report(metrics: &Metrics, stopped: &mut bool, now: bool) {
-    metrics.node_gc_stopped.set(i64::from(now));
-    if now && !*stopped {
-        tracing::error!("more than half of the nodes are gone; their endpoints are kept until some return");
-    } else if *stopped && !now {
-        tracing::info!("enough nodes have returned; endpoints of the others are released in time");
+/// Whether releasing is stopped because most nodes are gone. Only a leader reports it.
+struct Stop {
+    gauge: Gauge,
+    active: bool,
+}
+
+impl Stop {
+    fn new(gauge: Gauge) -> Stop {
+        Stop { gauge, active: false }
     }
-    *stopped = now;
+
+    /// Logs when it begins and when it ends.
+    fn set(&mut self, active: bool) {
+        self.gauge.set(i64::from(active));
+        match (self.active, active) {
+            (false, true) => {
+                tracing::error!(
+                    "more than half of the nodes are gone; their endpoints are kept until some return"
+                );
+            }
+            (true, false) => {
+                tracing::info!("enough nodes have returned; endpoints of the others are released in time");
+            }
+            (false, false) | (true, true) => {}
+        }
+        self.active = active;
+    }
+}
+
+impl Drop for Stop {
+    /// The next leader reports it from now on.
+    fn drop(&mut self) {
+        self.gauge.set(0);
+    }
 }
 
 async fn execute(queue: &Queue, metrics: &Metrics, gc: NodeGcPlan) -> Result<(), Problem> {
@@ -77,4 +103,22 @@ async fn execute(queue: &Queue, metrics: &Metrics, gc: NodeGcPlan) -> Result<(),
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_netmaster_that_leads_no_more_reports_nothing() {
+        let gauge = Gauge::default();
+        let mut stop = Stop::new(gauge.clone());
+        stop.set(true);
+        assert_eq!(gauge.get(), 1);
+        stop.set(false);
+        assert_eq!(gauge.get(), 0);
+        stop.set(true);
+        drop(stop);
+        assert_eq!(gauge.get(), 0);
+    }
 }

@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::cache_watch::Lock;
-use super::node_gc;
+use super::{node_gc, node_vteps};
 use super::registration::Registrations;
 use super::tasks::{TaskEnded, Tasks};
 use crate::aci::{FabricSync, Gateway};
@@ -21,7 +21,7 @@ use crate::leadership::{Identity, Leader, LinearizableRead, Reads, Role};
 use crate::metrics::Metrics;
 use crate::objects::{Cluster, Defaults, put_identity};
 use crate::problem::one_line;
-use crate::{audit, repair, restore};
+use crate::{audit, backup, repair, restore};
 
 /// Differences that are logged one by one.
 const MAX_LOGGED_DIFFERENCES: usize = 20;
@@ -33,6 +33,8 @@ const RESIGN_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_WATCHES: usize = 1024;
 /// Time limit for merging journals at shutdown.
 const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Pause before a question is repeated to a store that did not answer.
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// One term of a leader.
 pub(super) struct Term<'a> {
@@ -65,6 +67,8 @@ pub(super) enum Ended {
     Behind,
     /// The store was emptied, replaced or restored.
     Replaced,
+    /// The store holds a part of a backup.
+    HalfRestored,
     /// A task of the term ended.
     Task(TaskEnded),
 }
@@ -101,12 +105,22 @@ impl Term<'_> {
                 self.load_timeout
             ),
             Ended::Replaced => tracing::error!("the store was replaced; resigned"),
+            Ended::HalfRestored => tracing::error!("{}; resigned", backup::Error::Unfinished),
             Ended::Task(ended) => tracing::error!("{ended}; resigned"),
         }
         ended
     }
 
     async fn term(&self, leadership: &Leadership, stop: &CancellationToken) -> Result<(), Ended> {
+        tokio::select! {
+            biased;
+            () = leadership.lost() => return Err(Ended::Deposed),
+            () = stop.cancelled() => return Ok(()),
+            // No restoration begins while there is a leader.
+            unfinished = self.holds_unfinished_restoration() => if unfinished {
+                return Err(Ended::HalfRestored);
+            },
+        }
         Committer::recover(self.store, leadership).await?;
         let mut lock = self.lock.subscribe();
         let current =
@@ -137,6 +151,7 @@ impl Term<'_> {
             node_gc::run(self.cache.clone(), queue.clone(), self.metrics.clone(), self.node_gone_after);
         let mut tasks = Tasks::default();
         tasks.spawn("node garbage collection", node_gc);
+        tasks.spawn("VTEPs of nodes", node_vteps::run(self.cache.clone(), queue.clone()));
         let over = CancellationToken::new();
         let _over = over.clone().drop_guard();
         let fabric = FabricSync::new(self.gateway.clone(), leadership.read_index(), over);
@@ -173,6 +188,22 @@ impl Term<'_> {
         ended
     }
 
+    /// Asks the store until it answers.
+    async fn holds_unfinished_restoration(&self) -> bool {
+        loop {
+            match backup::is_unfinished(self.store).await {
+                Ok(unfinished) => return unfinished,
+                Err(error) => {
+                    tracing::warn!(
+                        error = one_line(&error),
+                        "find out whether the store was restored; retrying"
+                    );
+                    sleep(RETRY_INTERVAL).await;
+                }
+            }
+        }
+    }
+
     async fn serve(
         &self,
         committer: &mut Committer,
@@ -202,7 +233,7 @@ impl Term<'_> {
             }
         }
         // If the time limit is reached, the next leader merges the remaining journals.
-        let checkpointed = timeout(CHECKPOINT_TIMEOUT, committer.checkpoint(leadership, true)).await;
+        let checkpointed = timeout(CHECKPOINT_TIMEOUT, committer.checkpoint(leadership)).await;
         Ok(checkpointed.unwrap_or(Ok(()))?)
     }
 

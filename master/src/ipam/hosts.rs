@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use contiv_model::network::State;
 
+use super::chunk::hosts_of;
 use super::{RangeSet, Subnet6, host_key};
 use crate::problem::Problem;
 
@@ -62,6 +63,37 @@ impl Hosts {
         self.last = change.last.or(self.last);
     }
 
+    /// The numbers of chunk `n` with `change` applied, less the first number of the chunk.
+    pub fn chunk_with(&self, change: &HostsChange, n: u128) -> RangeSet<u128> {
+        let (first, last) = hosts_of(n);
+        let mut hosts = RangeSet::default();
+        for (a, b) in self.used.ranges_within(first, last).chain(change.taken.ranges_within(first, last)) {
+            hosts.insert_range(a - first, b - first);
+        }
+        for (a, b) in change.freed.ranges_within(first, last) {
+            hosts.remove_range(a - first, b - first);
+        }
+        hosts
+    }
+
+    /// Replaces the numbers of chunk `n` by what [`Hosts::chunk_with`] has returned. Returns false if
+    /// it cannot have returned it.
+    pub fn set_chunk(&mut self, n: u128, hosts: &RangeSet<u128>) -> bool {
+        let (first, last) = hosts_of(n);
+        if hosts.ranges().any(|(_, b)| b > last - first) {
+            return false;
+        }
+        // A chunk is much smaller than `usize`.
+        let size = |(a, b): (u128, u128)| (b - a) as usize + 1;
+        self.count -= self.used.ranges_within(first, last).map(size).sum::<usize>();
+        self.used.remove_range(first, last);
+        for (a, b) in hosts.ranges() {
+            self.count += size((a, b));
+            self.used.insert_range(first + a, first + b);
+        }
+        true
+    }
+
     /// The stored map with `change` applied.
     pub fn map_with(&self, change: &HostsChange) -> BTreeMap<String, bool> {
         let kept = self.used.iter().filter(|host| !change.freed.contains(*host));
@@ -81,6 +113,13 @@ impl HostsChange {
 
     pub fn is_taken(&self, hosts: &Hosts, host: u128) -> bool {
         self.taken.contains(host) || hosts.used.contains(host) && !self.freed.contains(host)
+    }
+
+    /// Removes the changes of chunk `n`.
+    pub fn drop_chunk(&mut self, n: u128) {
+        let (first, last) = hosts_of(n);
+        self.taken.remove_range(first, last);
+        self.freed.remove_range(first, last);
     }
 
     /// Next free number after the last one, wrapping around. 0 is the subnet address and is never
@@ -190,6 +229,31 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn chunks_and_the_changes_of_others_are_the_whole_change(
+            used in prop::collection::btree_set(0u128..20_000, 0..100),
+            changed in prop::collection::btree_set(0u128..20_000, 0..100),
+            chunks in prop::collection::btree_set(0u128..5, 0..5),
+        ) {
+            let (mut base, mut change) = (Hosts::default(), HostsChange::default());
+            base.apply(&HostsChange { taken: used.iter().copied().collect(), ..HostsChange::default() });
+            for n in changed.into_iter().chain(used.into_iter().step_by(2)) {
+                if !change.take(&base, n) {
+                    change.free(&base, n);
+                }
+            }
+            let mut whole = base.clone();
+            whole.apply(&change);
+            let (mut parts, mut left) = (base.clone(), change.clone());
+            for n in chunks {
+                prop_assert!(parts.set_chunk(n, &base.chunk_with(&change, n)));
+                left.drop_chunk(n);
+            }
+            prop_assert!(!parts.set_chunk(0, &[4096].into_iter().collect()));
+            parts.apply(&left);
+            prop_assert_eq!(parts, whole);
+        }
+
         #[test]
         fn none_is_allocated_twice(steps in prop::collection::vec((0u8..4, 0u128..32), 0..200)) {
             let subnet = Subnet6::parse("fd00::/124").unwrap();

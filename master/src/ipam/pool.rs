@@ -3,6 +3,7 @@
 use contiv_model::bitset::Bitset;
 
 use super::RangeSet;
+use super::chunk::{CHUNK_ADDRESSES, addresses_of};
 
 /// Allocated numbers of a subnet, or of a group's pool in it.
 #[derive(Clone, Debug, Default)]
@@ -45,6 +46,33 @@ impl Pool {
             self.low = self.low.min(n);
         }
         self.advance();
+    }
+
+    /// The bits of chunk `n` with `change` applied.
+    pub fn chunk_with(&self, change: &PoolChange, n: usize) -> Bitset {
+        let (first, last) = addresses_of(n);
+        let mut bits = self.bits.part(first, CHUNK_ADDRESSES);
+        for (a, b) in change.taken.ranges_within(first, last) {
+            bits.insert_range(a - first..b - first + 1);
+        }
+        for (a, b) in change.freed.ranges_within(first, last) {
+            for bit in a - first..=b - first {
+                bits.remove(bit);
+            }
+        }
+        bits
+    }
+
+    /// Replaces the bits of chunk `n`. Returns false if the chunk is not one of this pool.
+    pub fn set_chunk(&mut self, n: usize, bits: &Bitset) -> bool {
+        let (first, _) = addresses_of(n);
+        let is_whole = bits.len() == self.bits.part(first, CHUNK_ADDRESSES).len() && !bits.is_empty();
+        if !is_whole || !self.bits.set_part(first, bits) {
+            return false;
+        }
+        self.low = self.low.min(first);
+        self.advance();
+        true
     }
 
     fn advance(&mut self) {
@@ -113,6 +141,14 @@ impl PoolChange {
         true
     }
 
+    /// Removes the changes of chunk `n`.
+    pub fn drop_chunk(&mut self, n: usize) {
+        let (first, last) = addresses_of(n);
+        self.taken.remove_range(first, last);
+        self.freed.remove_range(first, last);
+        self.searched = 0;
+    }
+
     /// Merges a later change, which was made after this one, into this one.
     pub fn merge(&mut self, later: &PoolChange) {
         for n in later.taken.iter() {
@@ -155,6 +191,35 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn chunks_and_the_changes_of_others_are_the_whole_change(
+            used in prop::collection::btree_set(0usize..40_000, 0..100),
+            changed in prop::collection::btree_set(0usize..40_000, 0..100),
+            chunks in prop::collection::btree_set(0usize..3, 0..3),
+        ) {
+            let mut bits = Bitset::new(40_000);
+            used.iter().for_each(|n| { bits.insert(*n); });
+            let (base, mut change) = (Pool::new(bits), PoolChange::default());
+            for n in changed.into_iter().chain(used.into_iter().step_by(2)) {
+                if !change.take(&base, n) {
+                    change.free(&base, n);
+                }
+            }
+            let mut whole = base.clone();
+            whole.apply(&change);
+            let (mut parts, mut left) = (base.clone(), change.clone());
+            for n in chunks {
+                prop_assert!(parts.set_chunk(n, &base.chunk_with(&change, n)));
+                left.drop_chunk(n);
+            }
+            prop_assert!(!parts.set_chunk(2, &Bitset::new(CHUNK_ADDRESSES)), "the last chunk is shorter");
+            prop_assert!(!parts.set_chunk(3, &Bitset::new(0)));
+            parts.apply(&left);
+            prop_assert_eq!(parts.bits(), whole.bits());
+            let lowest = |pool: &Pool| PoolChange::default().lowest_free(pool);
+            prop_assert_eq!(lowest(&parts), lowest(&whole));
+        }
+
         #[test]
         fn the_lowest_free_number_is_allocated_and_none_twice(
             len in 1usize..140,

@@ -105,6 +105,32 @@ impl<N: Number> RangeSet<N> {
         true
     }
 
+    /// Removes all numbers from `first` to `last`.
+    pub fn remove_range(&mut self, first: N, last: N) {
+        let one = N::from(1);
+        let cut: Vec<(N, N)> = self.overlapping(first, last).collect();
+        for (a, b) in cut {
+            self.ranges.remove(&a);
+            if a < first {
+                self.ranges.insert(a, first - one);
+            }
+            if last < b {
+                self.ranges.insert(last + one, b);
+            }
+        }
+    }
+
+    /// Ranges with numbers from `first` to `last`, cut off there, ascending.
+    pub fn ranges_within(&self, first: N, last: N) -> impl Iterator<Item = (N, N)> + '_ {
+        self.overlapping(first, last).map(move |(a, b)| (a.max(first), b.min(last)))
+    }
+
+    /// Whole ranges with numbers from `first` to `last`, ascending.
+    fn overlapping(&self, first: N, last: N) -> impl Iterator<Item = (N, N)> + '_ {
+        let before = self.ranges.range(..first).next_back().filter(|(_, b)| **b >= first);
+        before.into_iter().chain(self.ranges.range(first..=last)).map(|(a, b)| (*a, *b))
+    }
+
     /// First and last number of each range, ascending.
     pub fn ranges(&self) -> impl Iterator<Item = (N, N)> + '_ {
         self.ranges.iter().map(|(first, last)| (*first, *last))
@@ -134,6 +160,42 @@ impl<N: Number> FromIterator<N> for RangeSet<N> {
     }
 }
 
+/// IPv4 host numbers as the store has them, such as `1-5000, 5007`.
+pub(super) fn addresses_text(numbers: &RangeSet<usize>) -> String {
+    text(numbers, |n| n.to_string())
+}
+
+/// Parses [`addresses_text`]. Returns the text if it is invalid.
+pub(super) fn read_addresses(text: &str) -> Result<RangeSet<usize>, String> {
+    read(text, |n| n.parse().ok())
+}
+
+/// IPv6 host numbers as the store has them: as [`addresses_text`], in hexadecimal.
+pub(super) fn hosts_text(numbers: &RangeSet<u128>) -> String {
+    text(numbers, |n| format!("{n:x}"))
+}
+
+/// Parses [`hosts_text`]. Returns the text if it is invalid.
+pub(super) fn read_hosts(text: &str) -> Result<RangeSet<u128>, String> {
+    read(text, |n| u128::from_str_radix(n, 16).ok())
+}
+
+fn text<N: Number>(numbers: &RangeSet<N>, number: impl Fn(N) -> String) -> String {
+    let range = |(a, b)| if a == b { number(a) } else { format!("{}-{}", number(a), number(b)) };
+    numbers.ranges().map(range).collect::<Vec<_>>().join(", ")
+}
+
+fn read<N: Number>(text: &str, number: impl Fn(&str) -> Option<N>) -> Result<RangeSet<N>, String> {
+    let mut numbers = RangeSet::default();
+    for range in text.split(", ").filter(|range| !range.is_empty()) {
+        let (a, b) = range.split_once('-').unwrap_or((range, range));
+        let bounds = number(a).zip(number(b)).filter(|(a, b)| a <= b);
+        let (a, b) = bounds.ok_or_else(|| text.to_owned())?;
+        numbers.insert_range(a, b);
+    }
+    Ok(numbers)
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -152,6 +214,22 @@ mod tests {
             }
             let listed: Vec<_> = crate::tags::ranges(model.into_iter()).collect();
             prop_assert_eq!(ranges.ranges().collect::<Vec<_>>(), listed);
+        }
+
+        #[test]
+        fn ranges_are_cut_out(
+            numbers in prop::collection::btree_set(0usize..60, 0..50),
+            first in 0usize..60,
+            more in 0usize..30,
+        ) {
+            let (last, ranges): (_, RangeSet<usize>) = (first + more, numbers.iter().copied().collect());
+            let inside: Vec<_> = crate::tags::ranges(numbers.range(first..=last).copied()).collect();
+            prop_assert_eq!(ranges.ranges_within(first, last).collect::<Vec<_>>(), inside);
+            let mut rest = ranges.clone();
+            rest.remove_range(first, last);
+            let outside = numbers.iter().copied().filter(|n| !(first..=last).contains(n));
+            let outside: Vec<_> = crate::tags::ranges(outside).collect();
+            prop_assert_eq!(rest.ranges().collect::<Vec<_>>(), outside);
         }
 
         #[test]

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use contiv_store::{Alarm, Database, Status, Store};
+use contiv_store::{Alarm, Status, Store};
 use tokio::sync::watch;
 
 /// Health of the connection to the store, for readiness.
@@ -33,15 +33,15 @@ impl StoreHealth {
     }
 
     /// Sets the alarms of the store's database. Logs those that begin and end.
-    pub fn observe(&self, database: &Database) {
+    pub fn set_alarms(&self, alarms: Vec<Alarm>) {
         let mut known = self.alarms.lock().unwrap_or_else(PoisonError::into_inner);
-        for alarm in database.alarms.iter().filter(|alarm| !known.contains(alarm)) {
-            tracing::error!(%alarm, size = database.size, in_use = database.in_use, "etcd: {}", meaning(*alarm));
+        for alarm in alarms.iter().filter(|alarm| !known.contains(alarm)) {
+            tracing::error!(%alarm, "etcd: {}", meaning(*alarm));
         }
-        for alarm in known.iter().filter(|alarm| !database.alarms.contains(alarm)) {
+        for alarm in known.iter().filter(|alarm| !alarms.contains(alarm)) {
             tracing::info!(%alarm, "etcd: the alarm has ended");
         }
-        known.clone_from(&database.alarms);
+        *known = alarms;
     }
 
     /// What the store's alarms mean, one line each. Reads may still be answered, by every netmaster

@@ -18,18 +18,22 @@ impl Default for DatabaseMetrics {
         let (compactions, size, in_use) = Default::default();
         let metrics = DatabaseMetrics { compactions, size, in_use, alarms: Family::default() };
         // Every alarm has a sample from the start.
-        metrics.observe(&Database::default());
+        metrics.set_alarms(&[]);
         metrics
     }
 }
 
 impl DatabaseMetrics {
-    pub fn observe(&self, database: &Database) {
+    pub fn set_size(&self, database: Database) {
         let bytes = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         self.size.set(bytes(database.size));
         self.in_use.set(bytes(database.in_use));
+    }
+
+    /// Sets the active alarms.
+    pub fn set_alarms(&self, alarms: &[Alarm]) {
         for alarm in Alarm::ALL {
-            let active = i64::from(database.alarms.contains(&alarm));
+            let active = i64::from(alarms.contains(&alarm));
             self.alarms.get_or_create(&[("alarm", alarm.to_string())]).set(active);
         }
     }

@@ -8,14 +8,16 @@ use std::thread;
 use testkit::etcd::Etcd;
 
 use crate::client::{address, create_endpoint, get, make_network};
-use crate::master::{Master, program};
+use crate::master::{Master, WAIT_TIMEOUT, program};
 
 const IDENTITY: &str = "/contiv.io/master/config/cluster";
 
 fn run(command: &str, file: &Path, etcd: &Etcd, more: &[&str]) -> Output {
-    let mut process = Command::new(program());
-    process.arg(command).arg(file).args(["--etcd", &etcd.endpoint()]).args(more);
-    process.output().unwrap()
+    run_on(command, file, &[&["--etcd", &etcd.endpoint()], more].concat())
+}
+
+fn run_on(command: &str, file: &Path, flags: &[&str]) -> Output {
+    Command::new(program()).arg(command).arg(file).args(flags).output().unwrap()
 }
 
 fn good(output: &Output) {
@@ -30,6 +32,12 @@ fn bad(output: &Output) -> String {
 fn number_of_endpoints(master: &Master, network: &str) -> u64 {
     let path = format!("/api/v1/inspect/networks/default:{network}/");
     get(master.address, &path).unwrap().good()["Oper"]["numEndpoints"].as_u64().unwrap_or_default()
+}
+
+fn names(master: &Master) -> Vec<String> {
+    let networks = get(master.address, "/api/v1/networks/").unwrap().good();
+    let name = |network: &serde_json::Value| network["networkName"].as_str().unwrap().to_owned();
+    networks.as_array().unwrap().iter().map(name).collect()
 }
 
 /// The backup is taken while endpoints are created, in a network with a journal too.
@@ -105,11 +113,6 @@ fn a_store_with_other_state_is_replaced_on_request_only() {
     std::fs::write(&broken, damaged).unwrap();
     let refused = bad(&run("restore", &broken, &etcd, &["--replace"]));
     assert!(refused.contains("damaged"), "{refused}");
-    let names = |master: &Master| -> Vec<String> {
-        let networks = get(master.address, "/api/v1/networks/").unwrap().good();
-        let name = |network: &serde_json::Value| network["networkName"].as_str().unwrap().to_owned();
-        networks.as_array().unwrap().iter().map(name).collect()
-    };
     let mut master = Master::on_etcd(&etcd.endpoint());
     assert_eq!(names(&master), ["after", "before"], "a damaged backup deletes nothing");
     master.stop();
@@ -117,4 +120,91 @@ fn a_store_with_other_state_is_replaced_on_request_only() {
     let master = Master::on_etcd(&etcd.endpoint());
     assert_eq!(names(&master), ["before"]);
     make_network(master.address, "after", "10.1.0.0/24");
+}
+
+/// The target does not accept the largest value of the backup.
+#[test]
+fn no_netmaster_leads_a_half_restored_store() {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let folder = testkit::scratch_dir("backup").unwrap();
+    let (small, large) = (folder.path().join("small.backup"), folder.path().join("large.backup"));
+    let source = Etcd::start().unwrap();
+    let target = Etcd::options().argument("--max-request-bytes=65536").start().unwrap();
+    let mut master = Master::on_etcd(&source.endpoint());
+    make_network(master.address, "restored", "10.0.0.0/24");
+    good(&run("backup", &small, &source, &[]));
+    source.ctl(&["put", "/contiv.io/obj/zz", &"v".repeat(100 << 10)]).unwrap();
+    good(&run("backup", &large, &source, &[]));
+    master.stop();
+    let mut master = Master::on_etcd(&target.endpoint());
+    make_network(master.address, "before", "10.1.0.0/24");
+    master.stop();
+
+    let failed = bad(&run("restore", &large, &target, &["--replace"]));
+    assert!(failed.contains("request is too large"), "{failed}");
+    let flags = vec!["--etcd".into(), target.endpoint()];
+    let master = Master::wait_word(flags, "the store holds an unfinished restoration");
+    let leads = || get(master.address, "/info").unwrap().json()["current-state"] == "leader";
+    assert!(!leads(), "{}", master.process.tail());
+    assert!(bad(&run("backup", &large, &target, &[])).contains("unfinished restoration"));
+    let refused = bad(&run("restore", &small, &target, &[]));
+    assert!(refused.contains("--replace"), "{refused}");
+    // The netmaster leads when the restoration is repeated.
+    good(&run("restore", &small, &target, &["--replace"]));
+    testkit::wait_until(WAIT_TIMEOUT, "it to lead", || Ok(leads().then_some(()))).unwrap();
+    assert_eq!(names(&master), ["restored"]);
+}
+
+/// Agents report to the store before it is restored.
+#[test]
+fn records_of_running_agents_are_kept() {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let folder = testkit::scratch_dir("backup").unwrap();
+    let file = folder.path().join("contiv.backup");
+    let (old, new) = (Etcd::start().unwrap(), Etcd::start().unwrap());
+    let put = |etcd: &Etcd, host: &str, value: &str| {
+        for kind in ["node", "vtep"] {
+            etcd.ctl(&["put", &format!("/contiv.io/oper/{kind}/{host}"), value]).unwrap();
+        }
+    };
+    put(&old, "running", "before");
+    for n in 0..100 {
+        put(&old, &format!("stopped{n}"), "before");
+    }
+    good(&run("backup", &file, &old, &[]));
+    put(&new, "running", "now");
+    good(&run("restore", &file, &new, &[]));
+    for kind in ["node", "vtep"] {
+        let prefix = format!("/contiv.io/oper/{kind}/");
+        let values = new.ctl(&["get", "--prefix", "--print-value-only", &prefix]).unwrap();
+        let count = |value: &str| values.lines().filter(|line| *line == value).count();
+        assert_eq!((count("now"), count("before")), (1, 100), "{values}");
+    }
+}
+
+#[test]
+fn an_embedded_store_is_restored_while_no_netmaster_runs() {
+    let folder = testkit::scratch_dir("backup").unwrap();
+    let file = folder.path().join("contiv.backup");
+    let [old, new] = ["old", "new"].map(|name| folder.path().join(name));
+    let mut master = Master::embedded(&old);
+    make_network(master.address, "net", "10.0.0.0/24");
+    let embedded = |folder: &Path| format!("embedded:{}", folder.display());
+    good(&run_on("backup", &file, &["--etcd", &master.store()]));
+    let used = bad(&run_on("restore", &file, &["--store", &embedded(&old), "--replace"]));
+    assert!(used.contains("stop the netmaster"), "{used}");
+    make_network(master.address, "later", "10.1.0.0/24");
+    master.stop();
+
+    good(&run_on("restore", &file, &["--store", &embedded(&new)]));
+    let mut master = Master::embedded(&new);
+    assert_eq!(names(&master), ["net"]);
+    master.stop();
+    good(&run_on("backup", &file, &["--store", &embedded(&old)]));
+    let refused = bad(&run_on("restore", &file, &["--store", &embedded(&new)]));
+    assert!(refused.contains("--replace"), "{refused}");
+    good(&run_on("restore", &file, &["--store", &embedded(&new), "--replace"]));
+    assert_eq!(names(&Master::embedded(&new)), ["later", "net"]);
+    let absent = bad(&run_on("backup", &file, &["--store", &embedded(&folder.path().join("absent"))]));
+    assert!(absent.contains("there is no folder"), "{absent}");
 }

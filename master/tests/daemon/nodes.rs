@@ -117,6 +117,25 @@ fn clocks_of_netmasters_are_not_compared() {
     assert_eq!(endpoints(master.address), ["a"]);
 }
 
+/// The agent of an earlier release writes its VTEP to the node status only. The record stays when the
+/// agent has stopped.
+#[test]
+fn the_vtep_of_an_earlier_agent_becomes_a_record() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let master = Master::start_unprobed(store.path(), &["--lease-ttl", "2"]);
+    write(&master, &[status("old", "10.9.0.2"), registration("old", "10.9.0.2")]);
+    let stored = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let value = runtime.block_on(async {
+            let store = Store::connect(&Config::new([master.store()])).await?;
+            store.get("/contiv.io/oper/vtep/old").await
+        })?;
+        Ok(value.map(|kv| String::from_utf8_lossy(&kv.value).into_owned()))
+    };
+    let record = testkit::wait_until(WAIT_TIMEOUT, "the record", stored).unwrap();
+    assert_eq!(record, r#"{"host":"old","vtepIP":"10.9.0.2","vxlanPort":4789}"#);
+}
+
 /// A fake agent that knows one endpoint and records its requests.
 fn agent(ip: IpAddr, knows: &'static str) -> Arc<Mutex<Vec<String>>> {
     let listener = TcpListener::bind((ip, 9090)).unwrap();

@@ -18,6 +18,8 @@ pub(crate) struct Fixture {
     pub(crate) cache: ClusterCache,
     store: BTreeMap<String, KeyValue>,
     revision: i64,
+    /// Everything that was committed, as a watch reports it.
+    pub(crate) changes: Vec<Update>,
 }
 
 impl Fixture {
@@ -54,7 +56,7 @@ impl Fixture {
             assert_eq!(self.store.get(key).map_or(0, |kv| kv.mod_revision), *revision, "{key}");
         }
         for op in txn.ops {
-            match op {
+            let event = match op {
                 Op::Put { key, value, .. } => {
                     let kv = KeyValue {
                         key: key.clone(),
@@ -64,10 +66,15 @@ impl Fixture {
                         version: 1,
                         lease: 0,
                     };
-                    self.store.insert(key, kv);
+                    self.store.insert(key.clone(), kv.clone());
+                    Event::Apply(key, kv)
                 }
-                Op::Delete { key } => drop(self.store.remove(&key)),
-            }
+                Op::Delete { key } => {
+                    self.store.remove(&key);
+                    Event::Delete(key)
+                }
+            };
+            self.changes.push(Update { revision: self.revision, event });
         }
     }
 
@@ -209,7 +216,24 @@ impl Fixture {
             cache.apply_update(&update(Event::InitApply(key.clone(), kv.clone())));
         }
         assert!(cache.apply_update(&update(Event::InitDone)));
-        Fixture { cache, store: self.store.clone(), revision: self.revision }
+        Fixture { cache, store: self.store.clone(), revision: self.revision, changes: self.changes.clone() }
+    }
+
+    /// State of a netmaster that has watched everything and leads now.
+    pub(crate) fn follower(&self) -> Fixture {
+        let mut cache = ClusterCache::default();
+        for event in [Event::Init, Event::InitDone] {
+            cache.apply_update(&Update { revision: 0, event });
+        }
+        for update in &self.changes {
+            cache.apply_update(update);
+        }
+        let mut stale = cache.take_stale();
+        stale.sort_by_key(|key| key.contains("/state/ipam/") && !key.contains("/state/ipam/chunks/"));
+        for key in stale {
+            cache.reload(&key, self.store.get(&key), self.revision);
+        }
+        Fixture { cache, store: self.store.clone(), revision: self.revision, changes: self.changes.clone() }
     }
 
     /// Complete content of the cache, for comparisons.

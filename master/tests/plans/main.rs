@@ -5,6 +5,7 @@
 
 mod addresses;
 mod bgp;
+mod chunks;
 mod cleanup;
 mod fabric;
 mod fixture;

@@ -2,6 +2,7 @@
 
 use contiv_model::api::NodeState;
 use contiv_model::{node, registry};
+use netmaster::plugin::{nodes_with_outdated_vtep, write_vteps};
 use netmaster::reports::{find_node, nodes};
 use serde_json::{Value, json};
 
@@ -80,4 +81,32 @@ fn nodes_are_reported_from_status_and_registrations() {
             "failed": 0, "degraded": []})
     );
     assert_eq!(find_node(&fixture.cache, "x").unwrap_err().text, "node not found");
+}
+
+/// Agents of an earlier release write the status only.
+#[test]
+fn vteps_in_statuses_become_records() {
+    let mut fixture = Fixture::new();
+    for host in ["new", "old", "moved", "none"] {
+        status(&mut fixture, host, true, 0);
+    }
+    let vtep = |host: &str, ip: &str| node::Vtep { host: host.into(), vtep_ip: ip.into(), vxlan_port: 4789 };
+    fixture
+        .run(|staged| {
+            staged.put("new", vtep("new", "192.168.0.1"));
+            staged.put("moved", vtep("moved", "192.168.0.9"));
+            if let Some(status) = staged.edit::<node::Status>("none") {
+                status.vtep_ip.clear();
+            }
+            Ok(vec![])
+        })
+        .unwrap();
+    let outdated = nodes_with_outdated_vtep(&fixture.cache);
+    assert_eq!(outdated, ["moved", "old"]);
+    let mut more = outdated;
+    more.extend(["new".into(), "none".into(), "unknown".into()]);
+    fixture.run(|staged| write_vteps(&more, staged)).unwrap();
+    let records: Vec<_> = fixture.cache.all::<node::Vtep>().cloned().collect();
+    assert_eq!(records, ["moved", "new", "old"].map(|host| vtep(host, "192.168.0.1")));
+    assert_eq!(nodes_with_outdated_vtep(&fixture.cache), [""; 0]);
 }

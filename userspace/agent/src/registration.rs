@@ -207,6 +207,8 @@ struct NodeRecords {
     vtep: Bytes,
     /// The store's revision of the VTEP's record as this process has written it.
     vtep_revision: Option<i64>,
+    /// The store's user may not write the VTEP's record, which was logged.
+    refused: bool,
 }
 
 impl NodeRecords {
@@ -217,6 +219,7 @@ impl NodeRecords {
             vtep_key: Key::NodeVtep(host.clone()).to_string(),
             vtep: serde_json::to_vec(&identity.vtep())?.into(),
             vtep_revision: None,
+            refused: false,
         })
     }
 
@@ -231,9 +234,23 @@ impl NodeRecords {
                 return Ok(());
             }
         }
-        let both = Txn::new().put(&*self.status_key, status).put(&*self.vtep_key, self.vtep.clone());
-        if let Outcome::Committed { revision } = store.commit(both).await? {
-            self.vtep_revision = Some(revision);
+        let alone = Txn::new().put(&*self.status_key, status);
+        match store.commit(alone.clone().put(&*self.vtep_key, self.vtep.clone())).await {
+            Ok(Outcome::Committed { revision }) => self.vtep_revision = Some(revision),
+            // A transaction without guards cannot conflict.
+            Ok(Outcome::Conflict) => {}
+            // etcd's role for agents may be that of a release without the record. netmaster writes it then.
+            Err(error) if error.is_permission_denied() => {
+                if !self.refused {
+                    tracing::warn!(
+                        "{}; grant the role of agents readwrite on /contiv.io/oper/vtep/",
+                        one_line(&error)
+                    );
+                }
+                self.refused = true;
+                store.commit(alone).await.map(drop)?;
+            }
+            Err(error) => return Err(error),
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Sources of the state.
 
 mod decode;
+mod status_vteps;
 mod store;
 
 pub use decode::decode;

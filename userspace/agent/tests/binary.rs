@@ -212,14 +212,15 @@ fn registers_publishes_its_status_and_stops_on_sigterm() {
 fn the_documented_etcd_role_is_enough() {
     needs!(root(), binary("etcd"), binary("etcdctl"));
     let node = Node::with_settings(BRIDGE);
-    let grant = |permission: &str, prefix: &str| {
-        let role = ["role", "grant-permission", "contiv-agent", "--prefix", permission, prefix];
-        node.etcd.ctl(&role).unwrap();
-    };
+    const CLUSTER: &str = "/contiv.io/master/config/cluster";
+    node.etcd.ctl(&["put", CLUSTER, r#"{"id":"ours"}"#]).unwrap();
     node.etcd.ctl(&["role", "add", "contiv-agent"]).unwrap();
-    grant("read", "/contiv.io/");
-    for prefix in ["/contiv.io/service/netplugin", "/contiv.io/oper/eps/", "/contiv.io/oper/node/"] {
-        grant("readwrite", prefix);
+    let page = include_str!("../../../docs/src/security.md");
+    let grants =
+        page.lines().filter_map(|line| line.strip_prefix("etcdctl role grant-permission contiv-agent "));
+    for grant in grants {
+        let words: Vec<&str> = grant.split_whitespace().collect();
+        node.etcd.ctl(&[&["role", "grant-permission", "contiv-agent"], &words[..]].concat()).unwrap();
     }
     for command in [
         &["user", "add", "root:root-secret"][..],
@@ -237,17 +238,25 @@ fn the_documented_etcd_role_is_enough() {
     let user = ["--etcd-user", "agent", "--etcd-password-file", &password];
     let mut agent =
         node.start(&[&FAKE[..], &["--ctrl-ip", "10.0.0.1", "--vtep-ip", "10.0.0.2"], &user].concat());
+    let ctl = |words: &[&str]| node.etcd.ctl(&[&["--user", "root:root-secret"], words].concat());
     for key in [
         "/contiv.io/service/netplugin/10.0.0.1:9002",
         "/contiv.io/service/netplugin.vtep/10.0.0.2:4789",
         "/contiv.io/oper/node/node-of-the-test",
+        "/contiv.io/oper/vtep/node-of-the-test",
     ] {
-        let written = || {
-            let found = node.etcd.ctl(&["--user", "root:root-secret", "get", key])?;
-            Ok(found.contains("10.0.0.").then_some(()))
-        };
-        wait_until(TIMEOUT, key, written).unwrap();
+        wait_until(TIMEOUT, key, || Ok(ctl(&["get", key])?.contains("10.0.0.").then_some(()))).unwrap();
     }
+    // The agent notices another identity, and deletes the operator's word.
+    let status = || ctl(&["get", "/contiv.io/oper/node/node-of-the-test"]);
+    let ready = || Ok(status()?.contains(r#""ready":true"#).then_some(()));
+    wait_until(TIMEOUT, "the store to be followed", ready).unwrap();
+    ctl(&["put", CLUSTER, r#"{"id":"another"}"#]).unwrap();
+    let regressed = || Ok(status()?.contains("store-regressed").then_some(()));
+    wait_until(TIMEOUT, "the other identity to be noticed", regressed).unwrap();
+    let accepted = "/contiv.io/oper/accepted-store/node-of-the-test";
+    ctl(&["put", accepted, r#"{"host":"node-of-the-test"}"#]).unwrap();
+    wait_until(TIMEOUT, accepted, || Ok(ctl(&["get", accepted])?.is_empty().then_some(()))).unwrap();
     assert!(agent.terminate(TIMEOUT).unwrap().success(), "{}", agent.log());
     assert!(!agent.log().contains("permission denied"), "{}", agent.log());
 }

@@ -85,6 +85,37 @@ impl Bitset {
         }
     }
 
+    /// The bits from `start`, a multiple of 64, at most `len` of them.
+    pub fn part(&self, start: usize, len: usize) -> Bitset {
+        let len = len.min(self.len.saturating_sub(start));
+        let words = self.words.iter().skip(start / 64).take(len.div_ceil(64)).copied().collect();
+        let mut part = Bitset { len, words, first_open: 0 };
+        part.clear_tail();
+        part
+    }
+
+    /// Replaces the bits from `start` by `part`. Returns false and changes nothing unless `start` is a
+    /// multiple of 64, and `part` ends at a multiple of 64 or at the last bit.
+    pub fn set_part(&mut self, start: usize, part: &Bitset) -> bool {
+        let end = start.saturating_add(part.len);
+        if !start.is_multiple_of(64) || end > self.len || !(end.is_multiple_of(64) || end == self.len) {
+            return false;
+        }
+        for (word, new) in self.words.iter_mut().skip(start / 64).zip(&part.words) {
+            *word = *new;
+        }
+        self.first_open = self.first_open.min(start / 64);
+        true
+    }
+
+    /// Clears the bits of the last word beyond the length.
+    fn clear_tail(&mut self) {
+        let tail = self.len % 64;
+        if let (Some(last), 1..) = (self.words.last_mut(), tail) {
+            *last &= (1 << tail) - 1;
+        }
+    }
+
     /// The lowest clear bit. Amortised constant time: full words at the front are skipped once, not
     /// at each call.
     pub fn first_clear(&mut self) -> Option<usize> {
@@ -160,13 +191,10 @@ impl Bitset {
         if bytes.len() as u64 != expected {
             return Err(BitsetError::Length { bits, expected, found: bytes.len() });
         }
-        let mut words: Vec<u64> = words.collect();
-        // Bits beyond the length are undefined in the original's bitmaps.
-        let tail = bits % 64;
-        if let (Some(last), 1..) = (words.last_mut(), tail) {
-            *last &= (1 << tail) - 1;
-        }
-        Ok(Bitset { len: bits as usize, words, first_open: 0 })
+        let mut set = Bitset { len: bits as usize, words: words.collect(), first_open: 0 };
+        // They are undefined in the original's bitmaps.
+        set.clear_tail();
+        Ok(set)
     }
 }
 
@@ -215,6 +243,31 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn parts_replace_their_range_only(
+            len in 1usize..300,
+            at in 0usize..5,
+            part in 1usize..4,
+            before in prop::collection::btree_set(0usize..300, 0..100),
+            after in prop::collection::btree_set(0usize..300, 0..100),
+        ) {
+            let bits = |numbers: &BTreeSet<usize>| {
+                let mut bits = Bitset::new(len);
+                numbers.iter().for_each(|n| { bits.insert(*n); });
+                bits
+            };
+            let (start, part) = (at * 64, part * 64);
+            let (mut mixed, new) = (bits(&before), bits(&after));
+            let cut = new.part(start, part);
+            prop_assert_eq!(cut.len(), part.min(len.saturating_sub(start)));
+            prop_assert_eq!(&Bitset::decode(&cut.encode()).unwrap(), &cut);
+            prop_assert_eq!(mixed.set_part(start, &cut), start <= len);
+            let inside = start..start + part;
+            let expected = before.iter().filter(|n| !inside.contains(n)).chain(after.iter().filter(|n| inside.contains(n)));
+            prop_assert_eq!(mixed, bits(&expected.copied().collect()));
+            prop_assert!(!bits(&before).set_part(start + 1, &cut));
+        }
+
         #[test]
         fn it_is_a_set_of_numbers(len in 1usize..300, ops in prop::collection::vec((any::<bool>(), 0usize..320), 0..400)) {
             let (mut bits, mut model) = (Bitset::new(len), BTreeSet::new());

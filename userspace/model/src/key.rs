@@ -109,6 +109,23 @@ pub enum Key {
     /// `/contiv.io/state/ipam/endpointGroups/<key>`: as [`Key::NetworkJournal`], for a group's
     /// address pool.
     GroupJournal(GroupKey),
+    /// `/contiv.io/state/ipam/chunks/nets/<id>/<chunk>`: a part of a large network's allocations, with
+    /// changes since the record was last written as a whole. The journal names the valid ones. Not a
+    /// key of the original; deleted like the journal.
+    NetworkChunk {
+        /// Network.
+        network: NetworkId,
+        /// Name of the chunk.
+        chunk: String,
+    },
+    /// `/contiv.io/state/ipam/chunks/endpointGroups/<key>/<chunk>`: as [`Key::NetworkChunk`], for a
+    /// group's address pool.
+    GroupChunk {
+        /// Group.
+        group: GroupKey,
+        /// Name of the chunk.
+        chunk: String,
+    },
     /// `/contiv.io/state/group-ids/global`: number of the next group. Not a key of the original.
     GroupIds,
     /// `/contiv.io/state/policy/<id>`.
@@ -171,6 +188,8 @@ const PROVIDERS: &str = "/contiv.io/state/provider/";
 const BGPS: &str = "/contiv.io/state/bgp/";
 const NETWORK_JOURNALS: &str = "/contiv.io/state/ipam/nets/";
 const GROUP_JOURNALS: &str = "/contiv.io/state/ipam/endpointGroups/";
+const NETWORK_CHUNKS: &str = "/contiv.io/state/ipam/chunks/nets/";
+const GROUP_CHUNKS: &str = "/contiv.io/state/ipam/chunks/endpointGroups/";
 
 /// Keys without a variable part.
 const SINGLES: [(&str, Key); 10] = [
@@ -196,6 +215,8 @@ impl fmt::Display for Key {
             Key::Group(key) => write!(f, "{GROUPS}{key}"),
             Key::NetworkJournal(id) => write!(f, "{NETWORK_JOURNALS}{id}"),
             Key::GroupJournal(key) => write!(f, "{GROUP_JOURNALS}{key}"),
+            Key::NetworkChunk { network, chunk } => write!(f, "{NETWORK_CHUNKS}{network}/{chunk}"),
+            Key::GroupChunk { group, chunk } => write!(f, "{GROUP_CHUNKS}{group}/{chunk}"),
             Key::Policy(id) => write!(f, "{POLICIES}{id}"),
             Key::PolicyRule(id) => write!(f, "{POLICY_RULES}{id}"),
             Key::ServiceLb(id) => write!(f, "{SERVICES}{id}"),
@@ -240,6 +261,14 @@ impl FromStr for Key {
         }
         if let Some(key) = last(GROUP_JOURNALS) {
             return Ok(Key::GroupJournal(key.into()));
+        }
+        let chunk =
+            |prefix| last(prefix)?.rsplit_once('/').filter(|(id, chunk)| !id.is_empty() && !chunk.is_empty());
+        if let Some((id, chunk)) = chunk(NETWORK_CHUNKS) {
+            return Ok(Key::NetworkChunk { network: id.into(), chunk: chunk.to_owned() });
+        }
+        if let Some((key, chunk)) = chunk(GROUP_CHUNKS) {
+            return Ok(Key::GroupChunk { group: key.into(), chunk: chunk.to_owned() });
         }
         if let Some(id) = last(POLICIES) {
             return Ok(Key::Policy(id.into()));
@@ -301,6 +330,8 @@ mod tests {
             "/contiv.io/oper/global/global",
             "/contiv.io/oper/node/node1",
             "/contiv.io/oper/vtep/node1",
+            "/contiv.io/state/ipam/chunks/nets/n1.default/17",
+            "/contiv.io/state/ipam/chunks/endpointGroups/web:default/v6-1f",
             "/contiv.io/service/netmaster.rpc/192.168.77.1:9001",
             "/contiv.io/state/auto-vlan/global",
             "/contiv.io/state/auto-vxlan/global",
@@ -340,6 +371,8 @@ mod tests {
             "/contiv.io/state/nets/",
             "/contiv.io/obj/modeldb/cat/x",
             "/contiv.io/service/a",
+            "/contiv.io/state/ipam/chunks/nets/n1.default",
+            "/contiv.io/state/ipam/chunks/nets/n1.default/",
         ] {
             assert_eq!(path.parse::<Key>(), Err(UnknownKey(path.to_owned())));
         }

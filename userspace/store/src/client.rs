@@ -30,8 +30,9 @@ const LARGEST_PAGE: i64 = 1000;
 /// Bytes that a page should have. Each page is as long as the previous one allows to expect.
 const PAGE_BYTES: usize = 4 << 20;
 
-/// Key of reads whose answer's header is of interest.
-const PROBED: &str = "contiv.io";
+/// Key of reads whose answer's header is of interest. Below contiv's prefix, which is all that etcd's
+/// user may be permitted to read.
+const PROBED: &str = "/contiv.io/";
 
 /// A handle on the store. Clones share the connections.
 #[derive(Clone)]
@@ -470,7 +471,8 @@ impl Store {
                     Err(e) => self.error(operation, key, e),
                 },
                 () = tokio::time::sleep_until(deadline.min(start + patience)) => {
-                    match earlier.take().filter(|_| matches!(again, Again::Always) && start.elapsed() < patience) {
+                    let cut_short = again == Again::Always && start.elapsed() < patience;
+                    match earlier.take_if(|_| cut_short) {
                         // The attempt had too little time to tell more than the one before.
                         Some(earlier) => return Err(earlier),
                         None => self.timeout(operation, key, start.elapsed()),
@@ -488,10 +490,15 @@ impl Store {
                     Again::Unsent => error.is_unsent(),
                 };
             let wait = backoff.next().min(if members.several() { PAUSE } else { Duration::MAX });
+            tracing::debug!(%operation, key, %error, retry, "request failed");
+            let error = match earlier.take() {
+                // Whether the lost attempt took effect is as unknown as before.
+                Some(lost) if again == Again::Lost && lost.hides_outcome_of(&error) => lost,
+                _ => error,
+            };
             if !retry || Instant::now() + wait >= deadline {
                 return Err(error);
             }
-            tracing::debug!(%operation, key, %error, "retrying in {wait:?}");
             earlier = Some(error);
             tokio::time::sleep(wait).await;
         }

@@ -154,7 +154,8 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         match self {
             Error::Unreachable { .. } | Error::Timeout { .. } => true,
-            Error::Refused { source, .. } => {
+            // gRPC's limit of the size of a message has the code of an overloaded member.
+            Error::Refused { source, .. } if !self.is_too_large() => {
                 matches!(source.code(), Some(Code::Unavailable | Code::ResourceExhausted | Code::Aborted))
             }
             _ => false,
@@ -187,6 +188,11 @@ impl Error {
         matches!(self, Error::OutOfSpace { .. })
     }
 
+    /// Returns true if the store's user lacks the permission for the request.
+    pub fn is_permission_denied(&self) -> bool {
+        matches!(self, Error::Refused { source, .. } if source.code() == Some(Code::PermissionDenied))
+    }
+
     /// Whether the requested revision was compacted.
     pub fn is_compacted(&self) -> bool {
         matches!(self, Error::Refused { source, .. }
@@ -206,6 +212,13 @@ impl Error {
     /// Returns true if the lease of the request does not exist.
     pub(crate) fn is_not_found(&self) -> bool {
         matches!(self, Error::Refused { source, .. } if source.code() == Some(Code::NotFound))
+    }
+
+    /// For an attempt of a commit and a later one that failed with `later`: whether the commit may
+    /// have been applied although `later` alone means that it was not. Callers take
+    /// [`Error::is_out_of_space`] for an unknown outcome themselves, and its text helps operators.
+    pub(crate) fn hides_outcome_of(&self, later: &Error) -> bool {
+        self.outcome_unknown() && !later.outcome_unknown() && !later.is_out_of_space()
     }
 
     pub(crate) fn is_unsent(&self) -> bool {
@@ -311,5 +324,42 @@ impl fmt::Display for Operation {
             Operation::Compact => "compact",
             Operation::Status => "read the status of",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(code: Code, text: &str) -> Error {
+        let (operation, key) = (Operation::Commit, "k".to_owned());
+        Error::Refused { operation, key, source: Cause::refused(code, text) }
+    }
+
+    #[test]
+    fn a_request_that_is_too_large_is_not_repeated() {
+        let too_large = refused(Code::ResourceExhausted, "grpc: received message larger than max (3 vs. 2)");
+        assert!(too_large.is_too_large() && !too_large.is_transient());
+        let overloaded = refused(Code::ResourceExhausted, "etcdserver: too many requests");
+        assert!(!overloaded.is_too_large() && overloaded.is_transient());
+    }
+
+    #[test]
+    fn later_errors_do_not_hide_that_a_commit_may_be_applied() {
+        let unreachable = |source| Error::Unreachable {
+            operation: Operation::Commit,
+            key: "k".to_owned(),
+            endpoints: String::new(),
+            source,
+        };
+        let lost = unreachable(Cause::broken("reset"));
+        let unsent = unreachable(Cause { kind: Kind::Unsent, text: "refused".to_owned() });
+        let denied = refused(Code::PermissionDenied, "permission denied");
+        let full = Error::OutOfSpace { operation: Operation::Commit, key: "k".to_owned() };
+        assert_eq!(
+            [&unsent, &denied, &full, &lost].map(|later| lost.hides_outcome_of(later)),
+            [true, true, false, false]
+        );
+        assert!(!unsent.hides_outcome_of(&denied));
     }
 }

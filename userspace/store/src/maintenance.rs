@@ -7,15 +7,13 @@ use std::fmt;
 
 const DATABASE: &str = "the store";
 
-/// Size and alarms of the store's database.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Size of the store's database.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Database {
     /// Size of the member's file in bytes. etcd compares it with its quota.
     pub size: u64,
     /// Bytes of it in use. Defragmentation frees the others.
     pub in_use: u64,
-    /// Active alarms of all members, without repetitions.
-    pub alarms: Vec<Alarm>,
 }
 
 /// A condition under which etcd restricts its service until an operator ends it.
@@ -61,17 +59,28 @@ impl Store {
         }
     }
 
-    /// Reads the size of the database of the member in use, and the alarms.
+    /// Reads the size of the database of the member in use. etcd may permit this to its root user
+    /// only.
     ///
     /// # Errors
     ///
-    /// Fails if the store does not answer, or refuses the requests.
+    /// Fails if the store does not answer, or refuses the request.
     pub async fn database(&self) -> Result<Database, Error> {
         let status = self.request(Operation::Status, DATABASE, Again::Always, || {
             let mut maintenance = self.members().maintenance();
             async move { maintenance.status().await }
         });
         let status = status.await?;
+        let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
+        Ok(Database { size: bytes(status.db_size()), in_use: bytes(status.raft_used_db_size()) })
+    }
+
+    /// Reads the active alarms of all members, without repetitions.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store does not answer, or refuses the request.
+    pub async fn alarms(&self) -> Result<Vec<Alarm>, Error> {
         let active = self.request(Operation::Status, DATABASE, Again::Always, || {
             let mut maintenance = self.members().maintenance();
             async move { maintenance.alarm(AlarmAction::Get, AlarmType::None, None).await }
@@ -81,8 +90,7 @@ impl Store {
             active.alarms().iter().filter_map(|member| Alarm::read(member.alarm())).collect();
         alarms.sort_unstable();
         alarms.dedup();
-        let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
-        Ok(Database { size: bytes(status.db_size()), in_use: bytes(status.raft_used_db_size()), alarms })
+        Ok(alarms)
     }
 }
 

@@ -58,6 +58,12 @@ pub fn decode(key: &Key, value: &KeyValue) -> Option<Result<ClusterObject, Rejec
     Some(object.map_err(|why| Rejected { key: value.key.clone(), why }))
 }
 
+/// The VTEP in a node status; `None` if it has none.
+pub(super) fn vtep_of_status(host: &HostName, value: &KeyValue) -> Option<Vtep> {
+    let status = body::<node::Status>(value).ok()?;
+    vtep(host.as_str(), &status.vtep_ip, status.vxlan_port, value.mod_revision).ok()
+}
+
 fn body<T: DeserializeOwned>(value: &KeyValue) -> Result<T, String> {
     serde_json::from_slice(&value.value).map_err(|e| format!("not valid JSON: {e}"))
 }

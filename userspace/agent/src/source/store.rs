@@ -3,13 +3,15 @@ use contiv_store::{KeyValue, Position, Relisted, Status, Store};
 use futures::{StreamExt as _, stream};
 use tokio::sync::watch;
 
-use super::decode::decode;
+use super::{decode::decode, status_vteps};
 use crate::state::{Rejected, Update};
 
 /// Prefix of the global settings.
 pub const SETTINGS: &str = "/contiv.io/master/config/";
 /// Prefix of the networks.
 pub const NETWORKS: &str = "/contiv.io/state/nets/";
+/// Prefix of the nodes' VTEPs.
+const VTEPS: &str = "/contiv.io/oper/vtep/";
 
 /// Key prefixes that the agent watches. Each is a source with its own snapshots; the plan tolerates references between
 /// sources that are not resolved yet.
@@ -22,7 +24,7 @@ pub const PREFIXES: [&str; 9] = [
     "/contiv.io/state/serviceLB/",
     "/contiv.io/state/provider/",
     "/contiv.io/service/netplugin.vtep/",
-    "/contiv.io/oper/vtep/",
+    VTEPS,
 ];
 
 /// Updates that one watch received together.
@@ -126,9 +128,11 @@ impl Sources {
     pub fn new(store: &Store) -> Sources {
         let watches: Vec<_> = PREFIXES.into_iter().map(|prefix| (prefix, store.watch(prefix))).collect();
         let statuses = watches.iter().map(|(_, watch)| watch.status()).collect();
-        let streams = watches
-            .into_iter()
-            .map(|(source, watch)| watch.batches().map(move |batch| Batch::new(source, batch)).boxed());
+        let streams = watches.into_iter().map(|(source, watch)| {
+            let store = store.clone();
+            let decoded = watch.batches().map(move |batch| Batch::new(source, batch));
+            decoded.then(move |batch| complete(store.clone(), batch)).boxed()
+        });
         Sources { batches: stream::select_all(streams), statuses }
     }
 
@@ -141,6 +145,15 @@ impl Sources {
     pub fn statuses(&self) -> Vec<watch::Receiver<Status>> {
         self.statuses.clone()
     }
+}
+
+/// Adds the VTEPs that are in node statuses only to the first snapshot of the VTEPs.
+async fn complete(store: Store, mut batch: Batch) -> Batch {
+    let is_first = batch.updates.first().is_some_and(|update| matches!(update.event, Event::Init));
+    if is_first && batch.source == VTEPS {
+        batch.updates = status_vteps::complete(&store, batch.updates).await;
+    }
+    batch
 }
 
 /// Decodes an update; `None` for keys that the agent does not use.

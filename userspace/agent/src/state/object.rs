@@ -26,7 +26,7 @@ pub enum ClusterObject {
     Providers(Vec<IpAddr>),
     /// VTEP that a running agent has registered; the key has a lease.
     Registration(Vtep),
-    /// VTEP in a node's status, which outlives the agent.
+    /// VTEP in a node's record, which outlives the agent.
     Node(Vtep),
 }
 

@@ -131,8 +131,8 @@ fn history_is_compared_when_watches_continue() {
                 copy(folder, &backup);
             })
             .await;
-        let node = Key::NodeStatus("other".into());
-        put(world.store(), &node, &serde_json::json!("not a status")).await;
+        let node = Key::NodeVtep("other".into());
+        put(world.store(), &node, &serde_json::json!("not a VTEP")).await;
         world.until("the record has arrived", || world.reader().rejected_count() == 1).await;
         delete_prefix(&world, &node.to_string()).await;
         world.until("the deletion has arrived", || world.reader().rejected_count() == 0).await;

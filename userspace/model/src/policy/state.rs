@@ -66,12 +66,54 @@ pub struct DirectionalRule {
 /// The body of `/contiv.io/state/policyRule/<id>`: a directional rule, for operators. Agents read
 /// whole policies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "DirectionalRuleFields")]
 pub struct DirectionalRuleState {
     /// Always empty.
     pub id: String,
     /// The rule.
     #[serde(flatten)]
     pub rule: DirectionalRule,
+}
+
+/// The fields of [`DirectionalRuleState`] and of its rule. serde does not report unknown fields of a
+/// flattened structure, and those of other releases must be noticed.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct DirectionalRuleFields {
+    #[serde(rename = "id")]
+    id: String,
+    rule_id: String,
+    priority: i64,
+    src_endpoint_group: i64,
+    dst_endpoint_group: i64,
+    src_ip_addr: String,
+    dst_ip_addr: String,
+    ip_protocol: u8,
+    src_port: u16,
+    dst_port: u16,
+    tcp_flags: String,
+    action: String,
+}
+
+impl From<DirectionalRuleFields> for DirectionalRuleState {
+    fn from(fields: DirectionalRuleFields) -> Self {
+        DirectionalRuleState {
+            id: fields.id,
+            rule: DirectionalRule {
+                rule_id: fields.rule_id,
+                priority: fields.priority,
+                src_endpoint_group: fields.src_endpoint_group,
+                dst_endpoint_group: fields.dst_endpoint_group,
+                src_ip_addr: fields.src_ip_addr,
+                dst_ip_addr: fields.dst_ip_addr,
+                ip_protocol: fields.ip_protocol,
+                src_port: fields.src_port,
+                dst_port: fields.dst_port,
+                tcp_flags: fields.tcp_flags,
+                action: fields.action,
+            },
+        }
+    }
 }
 
 /// A policy on a group, validated.

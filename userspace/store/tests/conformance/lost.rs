@@ -8,6 +8,7 @@ use contiv_store::{Config, Guard, Outcome, Store, Txn};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
+use testkit::etcd::Etcd;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -147,5 +148,22 @@ pub(crate) async fn an_unknown_outcome_is_resolved_before_the_next_commit(peer: 
     let direct = peer.store().await?;
     ensure!(direct.commit(absent("k").guard(before).put("k", "1")).await? == Outcome::Conflict);
     leadership.commit(absent("l").put("l", "1")).await?.committed()?;
+    Ok(())
+}
+
+/// The commit is applied, and its repetition, at another member, is refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_of_the_repetition_leaves_the_outcome_unknown() -> Result<()> {
+    testkit::needs!(binary("etcd"));
+    let etcd = Etcd::start()?;
+    let other = Etcd::options().argument("--max-request-bytes=65536").start()?;
+    let proxy = LossyProxy::to(&etcd.endpoint()).await?;
+    let store = Store::connect(&Config::new([proxy.address.clone(), other.endpoint()])).await?;
+    let leadership = campaign(&store, LOCK, "me", TIMING).await?;
+    proxy.set(Passes::Requests);
+    let value = "v".repeat(100 << 10);
+    let error = leadership.commit(absent("k").put("k", value)).await.err().context("it is not answered")?;
+    ensure!(error.outcome_unknown(), "{error}");
+    ensure!(Store::connect(&Config::new([etcd.endpoint()])).await?.get("k").await?.is_some());
     Ok(())
 }
