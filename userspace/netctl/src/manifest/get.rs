@@ -169,7 +169,7 @@ pub fn run(client: &Client, get: &Get, out: &mut dyn Write) -> Result<(), Error>
         let found = kinds.iter().zip(lists).map(|(kind, objects)| {
             let mut objects = objects.clone();
             objects.sort_by_cached_key(|object| text(object, "key"));
-            (What::Kind(*kind), objects)
+            (What::Kind(kind), objects)
         });
         let found: Vec<Found> = found.collect();
         match (&found[..], &get.name) {

@@ -3,6 +3,7 @@
 use std::{
     io::{BufRead, BufReader, Lines},
     process::{Child, ChildStdout, Stdio},
+    slice,
     sync::mpsc::{self, Receiver, Sender},
 };
 
@@ -301,15 +302,15 @@ fn wait_follows_the_changes() {
         (&["--for=create"], absent, &[&[put("a", 5), synced.clone()]]),
         (&["--for=delete"], present, &[&[put("a", 5), synced.clone(), delete("b", 6), delete("a", 7)]]),
         // It has been deleted since the look.
-        (&["--for=delete"], present, &[&[synced.clone()]]),
+        (&["--for=delete"], present, &[slice::from_ref(&synced)]),
         (
             &["--for=jsonpath=.defaultNetwork=n"],
             present,
             &[&[put("a", 5), synced.clone(), delete("a", 6), put("a", 6), changed.clone()]],
         ),
         // Streams that end early tell nothing.
-        (&["--for=delete"], present, &[&[], &[put("a", 5)], &[GONE.to_owned()], &[synced.clone()]]),
-        (&["--for=create"], absent, &[&[synced.clone()], &[synced.clone(), put("a", 7)]]),
+        (&["--for=delete"], present, &[&[], &[put("a", 5)], &[GONE.to_owned()], slice::from_ref(&synced)]),
+        (&["--for=create"], absent, &[slice::from_ref(&synced), &[synced.clone(), put("a", 7)]]),
     ] {
         let (done, server) = wait(&[words, &["--timeout=1h"]].concat(), found, streams);
         assert_eq!(done, met, "{words:?} {streams:?}");
