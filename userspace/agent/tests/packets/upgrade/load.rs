@@ -45,10 +45,11 @@ const DENIED_LATER: u16 = 10;
 const BROKEN: Duration = Duration::from_secs(120);
 /// After this time without any progress, the test has failed.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Datagrams of one sender that may be without an answer: a slow machine gets no more than it can forward.
+/// Datagrams of one sender that may be without an answer.
 const UNANSWERED: u64 = 200;
 /// After this time without any answer, datagrams count as lost.
 const LOST: Duration = Duration::from_millis(100);
+const LOST_AT_MOST: Duration = Duration::from_secs(5);
 
 /// What all threads share.
 #[derive(Default)]
@@ -203,6 +204,39 @@ async fn open_and_close(to: SocketAddr, counters: Arc<Counters>) -> Result<()> {
     Ok(())
 }
 
+/// How many datagrams of a sender may be without an answer. As in TCP, fewer after a loss, and after a longer time, so that
+/// a slow machine gets no more than it can forward: the connections need the rest.
+struct Window {
+    size: u64,
+    unanswered: u64,
+    last: Instant,
+    lost: Duration,
+}
+
+impl Window {
+    fn new(now: Instant) -> Window {
+        Window { size: UNANSWERED, unanswered: 0, last: now, lost: LOST }
+    }
+
+    fn is_open(&self) -> bool {
+        self.unanswered < self.size
+    }
+
+    fn answered(&mut self) {
+        self.last = Instant::now();
+        self.unanswered = self.unanswered.saturating_sub(1);
+        self.size = UNANSWERED.min(self.size + 1);
+    }
+
+    /// Gives up what has had no answer for too long.
+    fn lose(&mut self) {
+        if self.unanswered > 0 && self.last.elapsed() > self.lost {
+            (self.unanswered, self.size, self.last) = (0, 1.max(self.size / 4), Instant::now());
+            self.lost = LOST_AT_MOST.min(self.lost * 2);
+        }
+    }
+}
+
 /// Sends 5,000 datagrams a second to a service from some ports, or as many as are answered, and checks where the answers come
 /// from.
 fn question(ns: &Netns, to: SocketAddr, counters: &Arc<Counters>) -> JoinHandle<Result<()>> {
@@ -217,18 +251,18 @@ fn question(ns: &Netns, to: SocketAddr, counters: &Arc<Counters>) -> JoinHandle<
             };
             let sockets: Vec<UdpSocket> = (0..SOCKETS).map(|_| bind()).collect::<Result<_>>()?;
             let (start, mut sent) = (Instant::now(), 0_u64);
-            let (mut answered, mut unanswered) = (start, 0_u64);
+            let mut window = Window::new(start);
             let mut buffer = [0; 64];
             while !counters.done.load(Relaxed) {
                 let due = start.elapsed().as_millis() as u64 * 5;
-                while sent < due && unanswered < UNANSWERED {
+                while sent < due && window.is_open() {
                     let socket = &sockets[sent as usize % SOCKETS];
                     // An ICMP error is reported here.
                     if socket.send_to(&[0; 18], to).is_ok() {
                         counters.sent.fetch_add(1, Relaxed);
                     }
                     sent += 1;
-                    unanswered += 1;
+                    window.unanswered += 1;
                 }
                 // What could not be sent in time is not made up for.
                 sent = due;
@@ -236,12 +270,10 @@ fn question(ns: &Netns, to: SocketAddr, counters: &Arc<Counters>) -> JoinHandle<
                     while let Ok((_, from)) = socket.recv_from(&mut buffer) {
                         let counter = if from == to { &counters.answered } else { &counters.untranslated };
                         counter.fetch_add(1, Relaxed);
-                        (answered, unanswered) = (Instant::now(), unanswered.saturating_sub(1));
+                        window.answered();
                     }
                 }
-                if answered.elapsed() > LOST {
-                    unanswered = 0;
-                }
+                window.lose();
                 thread::sleep(Duration::from_millis(1));
             }
             Ok(())
@@ -284,7 +316,7 @@ fn trespass(ns: &Netns, counters: &Arc<Counters>) -> JoinHandle<Result<()>> {
                 {
                     let _refused = socket.send_to(&[0; 18], (to.ip(), port));
                 }
-                thread::sleep(Duration::from_millis(2));
+                thread::sleep(Duration::from_millis(10));
             }
             Ok(())
         })
