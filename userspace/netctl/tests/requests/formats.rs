@@ -76,8 +76,8 @@ fn lists_have_all_formats() {
             "ID  TO\n--  --\n1   10.9.0.0/16\n",
         ),
         ("get net b -o jsonpath=.subnet", ""),
-        ("get endpoints -o name", "endpoint/e2\nendpoint/e1\n"),
-        ("get ep -a -o jsonpath=[*].endpointID", "e2\ne1\n"),
+        ("get endpoints -o name", "endpoint/e1\nendpoint/e2\n"),
+        ("get ep -a -o jsonpath=[*].endpointID", "e1\ne2\n"),
         ("get endpoint e1 -o jsonpath=.ipAddress[0]", "10.1.1.1\n"),
         (
             "get ep e1",

@@ -93,7 +93,7 @@ fn objects_of_one_tenant_are_selected_by_netmaster() {
             "limit=500&fieldSelector=tenantName=u",
             "b\n",
         ),
-        (&["net", "ls", "-a", "-q"], "limit=500", "a\nb\nc\n"),
+        (&["net", "ls", "-a", "-q"], "limit=500", "c\na\nb\n"),
         // Not a name: it could select something else.
         (&["net", "ls", "-t", "a,key!=", "-q"], "limit=500", "c\n"),
     ] {
