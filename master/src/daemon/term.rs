@@ -10,9 +10,9 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::cache_watch::Lock;
-use super::{node_gc, node_vteps};
 use super::registration::Registrations;
 use super::tasks::{TaskEnded, Tasks};
+use super::{node_gc, node_vteps};
 use crate::aci::{FabricSync, Gateway};
 use crate::cache::{SharedCache, StagedTxn};
 use crate::commit::{Committer, Deposed};
