@@ -156,12 +156,13 @@ pub(crate) async fn an_unknown_outcome_is_resolved_before_the_next_commit(peer: 
 async fn a_refusal_of_the_repetition_leaves_the_outcome_unknown() -> Result<()> {
     testkit::needs!(binary("etcd"));
     let etcd = Etcd::start()?;
-    let other = Etcd::options().argument("--max-request-bytes=65536").start()?;
+    let other = Etcd::options().argument("--max-request-bytes=16384").start()?;
     let proxy = LossyProxy::to(&etcd.endpoint()).await?;
     let store = Store::connect(&Config::new([proxy.address.clone(), other.endpoint()])).await?;
     let leadership = campaign(&store, LOCK, "me", TIMING).await?;
     proxy.set(Passes::Requests);
-    let value = "v".repeat(100 << 10);
+    // A larger request would wait for the other side to take its first 64 KB.
+    let value = "v".repeat(32 << 10);
     let error = leadership.commit(absent("k").put("k", value)).await.err().context("it is not answered")?;
     ensure!(error.outcome_unknown(), "{error}");
     ensure!(Store::connect(&Config::new([etcd.endpoint()])).await?.get("k").await?.is_some());
