@@ -1,21 +1,25 @@
 use std::{
     fs, io,
+    os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use axum::{
     Json, Router,
     body::Bytes,
-    extract::State,
+    extract::{ConnectInfo, State, connect_info::Connected},
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
     routing::post,
+    serve::IncomingStream,
 };
 use contivk8s::{
     spec::Code,
     wire::{self, Reply, Request},
 };
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::net::UnixListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -45,6 +49,28 @@ struct Shared {
     stop: CancellationToken,
 }
 
+/// The connection of a client; none if the process has no file descriptors left.
+#[derive(Clone)]
+struct Client(Option<Arc<OwnedFd>>);
+
+impl Connected<IncomingStream<'_, UnixListener>> for Client {
+    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Client {
+        Client(stream.io().as_fd().try_clone_to_owned().ok().map(Arc::new))
+    }
+}
+
+impl Client {
+    /// Whether the client has closed the connection.
+    fn has_given_up(&self) -> bool {
+        let Some(connection) = &self.0 else { return false };
+        let mut state = [PollFd::new(connection.as_fd(), PollFlags::empty())];
+        let closed = |state: &[PollFd<'_>; 1]| {
+            state[0].revents().is_some_and(|events| events.contains(PollFlags::POLLHUP))
+        };
+        poll(&mut state, PollTimeout::ZERO).is_ok() && closed(&state)
+    }
+}
+
 impl Server {
     /// Creates the socket, which only the agent's user may open.
     pub fn bind(path: &Path) -> Result<Server, SocketError> {
@@ -57,12 +83,28 @@ impl Server {
         let tasks = TaskTracker::new();
         let shared = Shared { pods, metrics, tasks: tasks.clone(), stop: stop.clone() };
         let router = Router::new()
-            .route(wire::ADD, post(|shared, headers, body| answer(Verb::Add, shared, headers, body)))
-            .route(wire::DEL, post(|shared, headers, body| answer(Verb::Del, shared, headers, body)))
-            .route(wire::CHECK, post(|shared, headers, body| answer(Verb::Check, shared, headers, body)))
-            .route(wire::STATUS, post(|shared, headers, body| answer(Verb::Status, shared, headers, body)))
-            .route(wire::GC, post(|shared, headers, body| answer(Verb::Gc, shared, headers, body)))
-            .with_state(shared);
+            .route(
+                wire::ADD,
+                post(|client, shared, headers, body| answer(Verb::Add, client, shared, headers, body)),
+            )
+            .route(
+                wire::DEL,
+                post(|client, shared, headers, body| answer(Verb::Del, client, shared, headers, body)),
+            )
+            .route(
+                wire::CHECK,
+                post(|client, shared, headers, body| answer(Verb::Check, client, shared, headers, body)),
+            )
+            .route(
+                wire::STATUS,
+                post(|client, shared, headers, body| answer(Verb::Status, client, shared, headers, body)),
+            )
+            .route(
+                wire::GC,
+                post(|client, shared, headers, body| answer(Verb::Gc, client, shared, headers, body)),
+            )
+            .with_state(shared)
+            .into_make_service_with_connect_info::<Client>();
         let served =
             axum::serve(self.listener, router).with_graceful_shutdown(stop.clone().cancelled_owned());
         let drained = async {
@@ -91,7 +133,13 @@ impl Server {
     }
 }
 
-async fn answer(verb: Verb, State(shared): State<Shared>, headers: HeaderMap, body: Bytes) -> Response {
+async fn answer(
+    verb: Verb,
+    ConnectInfo(client): ConnectInfo<Client>,
+    State(shared): State<Shared>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
     let content_type = headers.get(header::CONTENT_TYPE).map(header::HeaderValue::as_bytes);
     if content_type != Some(wire::CONTENT_TYPE.as_bytes()) {
         return StatusCode::NOT_FOUND.into_response();
@@ -103,9 +151,11 @@ async fn answer(verb: Verb, State(shared): State<Shared>, headers: HeaderMap, bo
             return respond(Err(failure.code(Code::Decode)));
         }
     };
-    // Requests wait in the socket's queue while the agent starts. If the client has given up, hyper drops this future here:
-    // an ADD must not be carried out after the DEL that follows it.
-    tokio::task::yield_now().await;
+    // Requests wait in the socket's queue while the agent starts. An ADD must not be carried out after the DEL that follows
+    // it because the client has given up.
+    if client.has_given_up() {
+        return respond(Err(Failure::new(Step::Labels, "the client has closed the connection").temporary()));
+    }
     if shared.stop.is_cancelled() {
         return respond(Err(Failure::new(Step::Labels, "the agent is stopping; retry").temporary()));
     }
