@@ -9,7 +9,7 @@ use crate::members::Turn;
 use crate::{Cause, Error, KeyValue, Operation, Position, Store};
 use contiv_model::event::Event;
 use etcd_client::proto::PbWatchResponse;
-use etcd_client::{WatchOptions, WatchStream};
+use etcd_client::{ResponseHeader, WatchOptions, WatchResponse, WatchStream};
 use futures::Stream;
 use futures::stream::{self, BoxStream, StreamExt};
 use known::Known;
@@ -294,6 +294,10 @@ impl Follower {
         let fail = |cause: Cause| self.store.error(Operation::Watch, &self.prefix, cause);
         match opened.map_err(|_| self.store.timeout(Operation::Watch, &self.prefix, limit))? {
             Ok((Some(first), _)) if first.canceled() => Err(fail(canceled(&first.0))),
+            // Restored since the history was compared, or a member that lags: it would be silent until then.
+            Ok((Some(first), _)) if revision_of(&first).is_some_and(|revision| revision < start - 1) => {
+                Err(fail(Cause::broken("the server has not reached the revision of the watch")))
+            }
             Ok((Some(_), stream)) => Ok(stream),
             Ok((None, _)) => Err(fail(Cause::broken("the server ended the watch at once"))),
             Err(e) => Err(fail(e.into())),
@@ -334,6 +338,11 @@ impl Follower {
         self.status.send_replace(Status::Retrying { failures: self.backoff.failures(), error: text });
         Batch::default()
     }
+}
+
+/// The revision of the server when it sent the message.
+fn revision_of(message: &WatchResponse) -> Option<i64> {
+    message.header().map(ResponseHeader::revision)
 }
 
 fn canceled(message: &PbWatchResponse) -> Cause {
