@@ -82,29 +82,18 @@ impl Server {
     pub async fn run(self, pods: Pods, metrics: RequestMetrics, stop: CancellationToken) -> io::Result<()> {
         let tasks = TaskTracker::new();
         let shared = Shared { pods, metrics, tasks: tasks.clone(), stop: stop.clone() };
-        let router = Router::new()
-            .route(
-                wire::ADD,
-                post(|client, shared, headers, body| answer(Verb::Add, client, shared, headers, body)),
-            )
-            .route(
-                wire::DEL,
-                post(|client, shared, headers, body| answer(Verb::Del, client, shared, headers, body)),
-            )
-            .route(
-                wire::CHECK,
-                post(|client, shared, headers, body| answer(Verb::Check, client, shared, headers, body)),
-            )
-            .route(
-                wire::STATUS,
-                post(|client, shared, headers, body| answer(Verb::Status, client, shared, headers, body)),
-            )
-            .route(
-                wire::GC,
-                post(|client, shared, headers, body| answer(Verb::Gc, client, shared, headers, body)),
-            )
-            .with_state(shared)
-            .into_make_service_with_connect_info::<Client>();
+        let verbs = [
+            (wire::ADD, Verb::Add),
+            (wire::DEL, Verb::Del),
+            (wire::CHECK, Verb::Check),
+            (wire::STATUS, Verb::Status),
+            (wire::GC, Verb::Gc),
+        ];
+        let router = verbs.into_iter().fold(Router::new(), |router, (path, verb)| {
+            let handler = move |client, shared, headers, body| answer(verb, client, shared, headers, body);
+            router.route(path, post(handler))
+        });
+        let router = router.with_state(shared).into_make_service_with_connect_info::<Client>();
         let served =
             axum::serve(self.listener, router).with_graceful_shutdown(stop.clone().cancelled_owned());
         let drained = async {
