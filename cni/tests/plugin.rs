@@ -210,7 +210,7 @@ fn every_error_has_its_code_and_names_the_object() {
         ("STATUS", "1.0.0", ("X", ""), 1, "STATUS needs cniVersion 1.1.0"),
         ("CHECK", "1.1.0", ("X", ""), 7, "no prevResult"),
         ("STATUS", "1.1.0", ("X", ""), 50, "check that netplugin runs on this node"),
-        ("GC", "1.1.0", ("X", ""), 7, "cni.dev/valid-attachments"),
+        ("GC", "1.1.0", ("X", ""), 11, "check that netplugin runs on this node"),
     ] {
         let outcome = call(command, none, version, &[extra]);
         assert_eq!(code(&outcome), expected, "{command} {version}: {}", outcome.stdout);
@@ -246,9 +246,18 @@ fn status_and_gc_need_no_container() {
     assert!(agent.asked().0.starts_with("POST /ContivCNI.Status "));
 
     let known = r#"[{"containerID":"c1","ifname":"eth0"},{"containerID":"c1","ifname":"net1"}]"#;
-    for (list, expected) in [(known, &["c1", "c1-net1"][..]), ("[]", &[]), ("null", &[])] {
+    let field = |name: &str, list: &str| format!(r#""cni.dev/{name}":{list},"#);
+    for (fields, expected) in [
+        (field("valid-attachments", known), &["c1", "c1-net1"][..]),
+        (field("valid-attachments", "[]"), &[]),
+        (field("valid-attachments", "null"), &[]),
+        // libcni 1.2 has this name only, 1.3 both.
+        (field("attachments", known), &["c1", "c1-net1"]),
+        (field("valid-attachments", known) + &field("attachments", known), &["c1", "c1-net1"]),
+        // `cnitool gc`: no attachment is valid.
+        (String::new(), &[]),
+    ] {
         let agent = Agent::answering("200 OK", "{}".into());
-        let fields = format!(r#""cni.dev/valid-attachments":{list},"#);
         let outcome = call_with(&fields, "GC", &agent.socket(), "1.1.0", &none);
         assert_eq!(outcome, Outcome { stdout: String::new(), status: 0 });
         let (head, request) = agent.asked();

@@ -1,6 +1,6 @@
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 
 use super::{Code, Dns, Error, Version};
 use crate::wire::ValidAttachment;
@@ -22,8 +22,8 @@ pub struct Conf {
     pub dns: Dns,
     /// `prevResult`: result of the previous plugin of the chain, or of the ADD that a CHECK concerns.
     pub prev_result: Option<serde_json::Value>,
-    /// `cni.dev/valid-attachments`, for GC; `None` if absent, empty if `null`.
-    pub valid_attachments: Option<Vec<ValidAttachment>>,
+    /// `cni.dev/valid-attachments`, for GC. libcni leaves it out, or writes `null`, if no attachment is valid.
+    pub valid_attachments: Vec<ValidAttachment>,
 }
 
 #[derive(Deserialize)]
@@ -43,18 +43,11 @@ struct Body {
     dns: Option<Dns>,
     #[serde(default)]
     prev_result: Option<serde_json::Value>,
-    /// libcni writes `null` for an empty list.
-    #[serde(default, rename = "cni.dev/valid-attachments", deserialize_with = "present")]
-    valid_attachments: Option<Option<Vec<ValidAttachment>>>,
-}
-
-/// Distinguishes `null` from an absent field.
-fn present<'de, T, D>(deserializer: D) -> Result<Option<Option<T>>, D::Error>
-where
-    T: Deserialize<'de>,
-    D: Deserializer<'de>,
-{
-    Option::deserialize(deserializer).map(Some)
+    #[serde(default, rename = "cni.dev/valid-attachments")]
+    valid_attachments: Option<Vec<ValidAttachment>>,
+    /// The only name that libcni 1.2 knows.
+    #[serde(default, rename = "cni.dev/attachments")]
+    attachments: Option<Vec<ValidAttachment>>,
 }
 
 #[derive(Deserialize)]
@@ -113,7 +106,7 @@ impl Conf {
             timeout: body.timeout.filter(|seconds| *seconds > 0).map(Duration::from_secs),
             dns: body.dns.unwrap_or_default(),
             prev_result: body.prev_result,
-            valid_attachments: body.valid_attachments.map(Option::unwrap_or_default),
+            valid_attachments: body.valid_attachments.or(body.attachments).unwrap_or_default(),
         })
     }
 }
