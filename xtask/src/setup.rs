@@ -1,7 +1,9 @@
 //! Installs what the demo and the tests need.
 
 mod bpf;
+mod cni;
 pub(crate) mod debian;
+mod folder;
 mod python;
 
 use std::{env, time::Instant};
@@ -92,7 +94,8 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let start = Instant::now();
     if options.check {
         let mut missing = missing_lines(workspace);
-        missing.extend(python::missing(workspace).map(|line| format!("  {line}")));
+        let others = [python::missing(workspace), cni::missing(workspace)];
+        missing.extend(others.into_iter().flatten().map(|line| format!("  {line}")));
         if !missing.is_empty() {
             bail!("missing:\n{}", missing.join("\n"));
         }
@@ -118,7 +121,9 @@ pub(crate) fn ensure(workspace: &Workspace) -> Result<()> {
 /// Like [`ensure`], with what only tests need.
 pub(crate) fn ensure_tests(workspace: &Workspace) -> Result<()> {
     ensure(workspace)?;
-    python::ensure(workspace)
+    python::ensure(workspace)?;
+    cni::offer(workspace);
+    Ok(())
 }
 
 /// Installs what virtual machines need.

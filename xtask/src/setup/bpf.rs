@@ -4,7 +4,7 @@
 //! installed into the system.
 
 use std::{
-    env, fs, io,
+    env, fs,
     os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
     process::Command,
@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use super::debian;
+use super::{debian, folder};
 use crate::{
     progress::step,
     workspace::{Workspace, find_program, output, run_logged},
@@ -64,37 +64,17 @@ fn nightly_has_source(workspace: &Workspace) -> bool {
 /// Builds the prefix in a temporary folder and renames it, so that an existing prefix is complete.
 pub(super) fn install(workspace: &Workspace) -> Result<()> {
     let prefix = env::var_os(PREFIX_VARIABLE).map_or_else(|| default_prefix(workspace), PathBuf::from);
-    let work = sibling(&prefix, "partial");
-    remove(&work)?;
-    fs::create_dir_all(work.join("packages")).with_context(|| format!("create {}", work.display()))?;
-    let packages = packages(workspace)?;
-    debian::install_missing(workspace, &packages.libraries)?;
-    step("BPF compiler: download (117 MB)", || {
-        let names: Vec<_> = packages.names.iter().map(String::as_str).collect();
-        debian::Sources::machine().download(workspace, &names, &work.join("packages"), "bpf-fetch.log")
-    })?;
-    step("BPF compiler: unpack", || unpack(&work))?;
-    step(&format!("bpf-linker {LINKER_VERSION}: build"), || build_linker(workspace, &work, &packages.llvm))?;
-    let previous = sibling(&prefix, "previous");
-    remove(&previous)?;
-    if prefix.exists() {
-        fs::rename(&prefix, &previous).context("rename the incomplete BPF compiler")?;
-    }
-    fs::rename(&work, &prefix).with_context(|| format!("rename the BPF compiler to {}", prefix.display()))?;
-    remove(&previous)
-}
-
-fn sibling(prefix: &Path, suffix: &str) -> PathBuf {
-    let mut name = prefix.as_os_str().to_owned();
-    name.push(format!(".{suffix}"));
-    name.into()
-}
-
-fn remove(path: &Path) -> Result<()> {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        result => result.with_context(|| format!("remove {}", path.display())),
-    }
+    folder::replace(&prefix, |work| {
+        fs::create_dir_all(work.join("packages")).with_context(|| format!("create {}", work.display()))?;
+        let packages = packages(workspace)?;
+        debian::install_missing(workspace, &packages.libraries)?;
+        step("BPF compiler: download (117 MB)", || {
+            let names: Vec<_> = packages.names.iter().map(String::as_str).collect();
+            debian::Sources::machine().download(workspace, &names, &work.join("packages"), "bpf-fetch.log")
+        })?;
+        step("BPF compiler: unpack", || unpack(work))?;
+        step(&format!("bpf-linker {LINKER_VERSION}: build"), || build_linker(workspace, work, &packages.llvm))
+    })
 }
 
 #[derive(Debug)]
@@ -153,8 +133,8 @@ fn unpack(work: &Path) -> Result<()> {
     let wrapper = work.join("bin/rustc");
     fs::write(&wrapper, WRAPPER)?;
     fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755))?;
-    remove(&tree)?;
-    remove(&work.join("packages"))
+    folder::remove(&tree)?;
+    folder::remove(&work.join("packages"))
 }
 
 const WRAPPER: &str = r#"#!/bin/sh
@@ -185,7 +165,7 @@ fn build_linker(workspace: &Workspace, work: &Path, llvm: &str) -> Result<()> {
         .env("LLVM_PREFIX", work)
         .env("RUSTFLAGS", "-Clink-arg=-Wl,-rpath,$ORIGIN/../lib");
     run_logged(&mut install, &debian::log(workspace, "bpf-linker.log")?)?;
-    remove(&work.join("build"))?;
+    folder::remove(&work.join("build"))?;
     let linker = work.join("bin/bpf-linker");
     output(Command::new(&linker).arg("--version")).context("run the new linker")?;
     Ok(())

@@ -51,13 +51,23 @@ impl Sources {
 
     /// One suite of Debian, beside the sources of this machine, which stay as they are.
     pub(crate) fn suite(workspace: &Workspace, suite: &str) -> Result<Sources> {
+        Sources::of(workspace, suite, &["deb"])
+    }
+
+    /// Like [`Sources::suite`], with source packages.
+    pub(super) fn suite_with_source(workspace: &Workspace, suite: &str) -> Result<Sources> {
+        Sources::of(workspace, suite, &["deb", "deb-src"])
+    }
+
+    fn of(workspace: &Workspace, suite: &str, kinds: &[&str]) -> Result<Sources> {
         let folder = workspace.tools().join(format!("apt-{suite}"));
         let (lists, cache) = (folder.join("lists"), folder.join("cache"));
         for folder in [lists.join("partial"), cache.join("archives/partial")] {
             fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
         }
         let list = folder.join("sources.list");
-        fs::write(&list, format!("deb [signed-by={KEYRING}] {MIRROR} {suite} main\n"))?;
+        let lines = kinds.iter().map(|kind| format!("{kind} [signed-by={KEYRING}] {MIRROR} {suite} main\n"));
+        fs::write(&list, lines.collect::<String>())?;
         let configuration = folder.join("apt.conf");
         let text = format!(
             "Dir::Etc::SourceList \"{}\";\nDir::Etc::SourceParts \"/dev/null\";\nDir::State::Lists \"{}\";\n\
@@ -95,10 +105,25 @@ impl Sources {
         folder: &Path,
         log_name: &str,
     ) -> Result<()> {
+        self.fetch(workspace, &[&["download"], packages].concat(), folder, log_name)
+    }
+
+    /// Downloads the original archive of a source package into `folder`.
+    pub(super) fn download_source(
+        &self,
+        workspace: &Workspace,
+        package: &str,
+        folder: &Path,
+        log_name: &str,
+    ) -> Result<()> {
+        self.fetch(workspace, &["source", "--download-only", "--tar-only", package], folder, log_name)
+    }
+
+    fn fetch(&self, workspace: &Workspace, arguments: &[&str], folder: &Path, log_name: &str) -> Result<()> {
         self.with_fresh_lists(workspace, || {
             let mut fetch = self.command(Command::new("apt-get"));
             // The user that apt downloads as cannot write to the folder.
-            fetch.args(["-q", "-o", "APT::Sandbox::User=root", "download"]).args(packages);
+            fetch.args(["-q", "-o", "APT::Sandbox::User=root"]).args(arguments);
             run_logged(fetch.current_dir(folder), &log(workspace, log_name)?)
         })
     }
