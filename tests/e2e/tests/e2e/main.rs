@@ -4,6 +4,7 @@
 mod bad_input;
 mod bench;
 mod cleanup;
+mod cni_peers;
 mod demo;
 mod faults;
 mod infra;
