@@ -23,6 +23,7 @@ const STEPS: &[(&str, &[&str])] = &[
     ("memory", &["vm --kernel 6.1 --possible-cpus 128 --part packets memory::"]),
     // Each uses one processor.
     ("random", &["bench equivalence --cases 1000000", "bench fuzz --cases 1000000"]),
+    ("openflow", &["bench fuzz-openflow --cases 1000000"]),
     ("package", &["package --check"]),
     ("faults", &["bench faults --seconds 120"]),
     ("replay-a", &["replay tests/e2e/recordings/a"]),

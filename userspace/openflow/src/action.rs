@@ -229,7 +229,7 @@ pub(crate) fn encode_list(actions: &[Action], out: &mut Vec<u8>) {
 pub(crate) fn decode_list(mut r: Reader<'_>) -> Result<Vec<Action>, DecodeError> {
     let mut actions = vec![];
     while !r.is_empty() {
-        let (kind, body) = r.tlv("action")?;
+        let (kind, body) = r.padded_tlv("action")?;
         actions.push(Action::decode(kind, body)?);
     }
     Ok(actions)
@@ -306,7 +306,7 @@ impl Instructions {
     pub(crate) fn decode(mut r: Reader<'_>) -> Result<Instructions, DecodeError> {
         let mut found = Instructions::default();
         while !r.is_empty() {
-            let (kind, mut body) = r.tlv("instruction")?;
+            let (kind, mut body) = r.padded_tlv("instruction")?;
             match kind {
                 METER => found.meter = Some(body.u32()?),
                 GOTO_TABLE => found.goto = Some(body.u8()?),

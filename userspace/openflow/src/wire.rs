@@ -47,16 +47,20 @@ pub struct TooLong {
     pub length: usize,
 }
 
+/// Actions inside actions that are decoded. Open vSwitch has one level: actions of `ct`.
+const NESTING: u8 = 4;
+
 /// A cursor over received bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Reader<'a> {
     buf: &'a [u8],
     what: &'static str,
+    depth: u8,
 }
 
 impl<'a> Reader<'a> {
     pub(crate) fn new(buf: &'a [u8], what: &'static str) -> Self {
-        Reader { buf, what }
+        Reader { buf, what, depth: 0 }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -83,7 +87,16 @@ impl<'a> Reader<'a> {
 
     /// Returns a reader of the next `n` bytes.
     pub(crate) fn take(&mut self, n: usize, what: &'static str) -> Result<Reader<'a>, DecodeError> {
-        Ok(Reader { buf: self.bytes(n)?, what })
+        Ok(Reader { buf: self.bytes(n)?, what, depth: self.depth })
+    }
+
+    /// Returns a reader of the rest, for structures of the kind that contains them; their depth is limited.
+    pub(crate) fn nested(&mut self, what: &'static str) -> Result<Reader<'a>, DecodeError> {
+        let length = self.len();
+        if self.depth == NESTING {
+            return Err(DecodeError::Length { what, length });
+        }
+        Ok(Reader { buf: self.rest(), what, depth: self.depth + 1 })
     }
 
     pub(crate) fn skip(&mut self, n: usize) -> Result<(), DecodeError> {
@@ -130,11 +143,20 @@ impl<'a> Reader<'a> {
         Ok((kind, self.take(body, what)?))
     }
 
-    /// Reads a fixed-size text field, which ends at its first NUL.
+    /// Reads a type-length-value element whose length includes padding to a multiple of 8 bytes.
+    pub(crate) fn padded_tlv(&mut self, what: &'static str) -> Result<(u16, Reader<'a>), DecodeError> {
+        let (kind, body) = self.tlv(what)?;
+        let length = body.len() + 4;
+        if length % 8 == 0 { Ok((kind, body)) } else { Err(DecodeError::Length { what, length }) }
+    }
+
+    /// Reads a fixed-size text field, which ends at its first NUL. Bytes that are not UTF-8 are replaced; the text still fits.
     pub(crate) fn text(&mut self, n: usize) -> Result<String, DecodeError> {
         let raw = self.bytes(n)?;
         let end = raw.iter().position(|byte| *byte == 0).unwrap_or(raw.len());
-        Ok(String::from_utf8_lossy(&raw[..end]).into_owned())
+        let mut text = String::from_utf8_lossy(&raw[..end]).into_owned();
+        text.truncate(text.floor_char_boundary(n.saturating_sub(1)));
+        Ok(text)
     }
 }
 

@@ -309,14 +309,13 @@ fn decode_ct(r: &mut Reader<'_>) -> Result<Ct, DecodeError> {
     let table = r.u8()?;
     r.skip(3)?;
     let alg = r.u16()?;
-    let length = r.len();
     Ok(Ct {
         commit: flags & CT_COMMIT != 0,
         force: flags & CT_FORCE != 0,
         zone,
         table: (table != CT_NO_TABLE).then_some(table),
         alg,
-        exec: decode_list(r.take(length, "ct actions")?)?,
+        exec: decode_list(r.nested("ct actions")?)?,
     })
 }
 

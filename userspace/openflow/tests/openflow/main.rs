@@ -1,8 +1,10 @@
 //! Tests of the codec against itself, against `ovs-ofctl` and against a running switch.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on has failed")]
 
 mod arbitrary;
+mod every;
+mod golden;
 mod ofctl;
 mod roundtrip;
 mod switch;

@@ -10,7 +10,7 @@ use proptest::test_runner::TestRunner;
 use crate::arbitrary;
 
 /// Random values from a fixed seed.
-fn sample<S: Strategy>(strategy: S, count: usize) -> Vec<S::Value> {
+pub(crate) fn sample<S: Strategy>(strategy: S, count: usize) -> Vec<S::Value> {
     let mut runner = TestRunner::deterministic();
     (0..count).map(|_| strategy.new_tree(&mut runner).unwrap().current()).collect()
 }
