@@ -25,6 +25,10 @@
 #![deny(missing_docs)]
 #![deny(clippy::missing_errors_doc)]
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub mod action;
 pub mod bundle;
 pub mod codec;

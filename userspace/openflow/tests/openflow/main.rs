@@ -4,6 +4,7 @@
 
 mod arbitrary;
 mod every;
+mod example;
 mod golden;
 mod ofctl;
 mod roundtrip;

@@ -11,7 +11,10 @@ use testkit::ovs::Switch;
 use testkit::{Netns, needs};
 
 /// Runs `test` with a switch that has a bridge `br0`, and a connection to the bridge.
-fn with_bridge(label: &str, test: impl AsyncFnOnce(&Switch, Connection) -> Result<()> + Send) -> Result<()> {
+pub(crate) fn with_bridge(
+    label: &str,
+    test: impl AsyncFnOnce(&Switch, Connection) -> Result<()> + Send,
+) -> Result<()> {
     let ns = Netns::new(label)?;
     let switch = Switch::start(&ns)?;
     let bridge = ["set", "bridge", "br0", "datapath_type=netdev", "protocols=OpenFlow13", "fail_mode=secure"];
