@@ -27,7 +27,7 @@ const LIBCNI: &str = "golang-github-appc-cni";
 /// Files to keep, from the packages below.
 const PROGRAMS: [&str; 5] =
     ["usr/bin/containerd", "usr/bin/containerd-shim-runc-v2", "usr/bin/ctr", "usr/sbin/runc", "bin/busybox"];
-const PLUGINS: [&str; 3] = ["loopback", "portmap", "tuning"];
+const PLUGINS: [&str; 2] = ["loopback", "tuning"];
 const FROM_SUITE: [&str; 2] = ["containerd", "containernetworking-plugins"];
 /// Newer builds of these need a newer C library than Debian 12 has, or are in no other suite for longer.
 const FROM_MACHINE: [&str; 2] = ["runc", "busybox-static"];

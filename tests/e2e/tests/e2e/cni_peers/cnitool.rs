@@ -3,7 +3,7 @@
 use std::{
     fs,
     net::IpAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Output},
 };
 
@@ -35,19 +35,8 @@ impl Runtime {
         fs::write(self.folder.path().join(file), configuration.to_string()).unwrap();
     }
 
-    /// libcni's cache is always below `/var/lib/cni`: the tool gets another `/var/lib`.
     fn call(&self, verb: &str, network: &str, ifname: &str, netns: &Netns) -> Output {
-        let mut command = Command::new("unshare");
-        command
-            .args(["--mount", "--", "sh", "-c", "mount --bind \"$0\" /var/lib && exec \"$@\""])
-            .arg(self.folder.path().join("lib"))
-            .arg(tools::program("cnitool"))
-            .args([verb, network])
-            .arg(netns.path())
-            .env("CNI_PATH", self.folder.path().join("plugins"))
-            .env("NETCONFPATH", self.folder.path().join("net.d"))
-            .env("CNI_IFNAME", ifname);
-        self.node.run(move || Ok(command.output()?)).unwrap()
+        call(&self.node, self.folder.path(), verb, network, ifname, netns.path())
     }
 
     /// Output of a call that succeeds.
@@ -76,6 +65,29 @@ impl Runtime {
         let results = self.folder.path().join("lib/cni/results");
         fs::read_dir(results).map_or_else(|_| vec![], |all| all.map(|file| file.unwrap().path()).collect())
     }
+}
+
+/// Runs the tool with the configurations (`net.d`), plugins (`plugins`) and cache (`lib/cni`) in `folder`. libcni's cache is always below
+/// `/var/lib/cni`: the tool gets another `/var/lib`.
+pub(super) fn call(
+    node: &Netns,
+    folder: &Path,
+    verb: &str,
+    network: &str,
+    ifname: &str,
+    netns: &Path,
+) -> Output {
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "--", "sh", "-c", "mount --bind \"$0\" /var/lib && exec \"$@\""])
+        .arg(folder.join("lib"))
+        .arg(tools::program("cnitool"))
+        .args([verb, network])
+        .arg(netns)
+        .env("CNI_PATH", folder.join("plugins"))
+        .env("NETCONFPATH", folder.join("net.d"))
+        .env("CNI_IFNAME", ifname);
+    node.run(move || Ok(command.output()?)).unwrap()
 }
 
 /// A result as libcni prints it.

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use testkit::{Process, needs, scratch_dir, skip, wait_until};
 
 use super::{
-    DEADLINE, allocated, assert_nothing_left, configuration,
+    DEADLINE, allocated, assert_nothing_left, cnitool, configuration,
     cri::{Client, Metadata},
     reaches, tools,
 };
@@ -31,13 +31,15 @@ struct Containerd {
     cgroup: String,
 }
 
-/// Starts containerd again whenever it ends. Sandboxes survive, as they do on a node. The other files below `/run` are the
-/// machine's.
+/// Starts containerd again whenever it ends; sandboxes survive, as they do on a node. `/run`, and libcni's cache below `/var/lib`, are not
+/// the machine's.
 const INIT: &str = r#"
 set -e
-mount --make-private /
-mount --make-private /run 2>/dev/null || :
+for folder in /run /var/lib; do
+    mount --make-private "$(stat -c %m $folder)"
+done
 mount -t tmpfs tmpfs /run
+mount --bind "$1/lib" /var/lib
 while :; do
     containerd --config "$1/config.toml" &
     echo $! >"$1/pid.new" && mv "$1/pid.new" "$1/pid"
@@ -52,7 +54,9 @@ impl Containerd {
         mount(None::<&str>, folder.path(), None::<&str>, MsFlags::MS_SHARED, None::<&str>).unwrap();
         let path = folder.path();
         tools::link_plugins(&path.join("plugins"), &path.join("calls"));
-        fs::create_dir(path.join("net.d")).unwrap();
+        for name in ["net.d", "lib"] {
+            fs::create_dir(path.join(name)).unwrap();
+        }
         let network = configuration(node, &Network::pods(), "contiv-net", "1.1.0");
         fs::write(path.join("net.d/10-contiv.conflist"), network.to_string()).unwrap();
         fs::write(path.join("config.toml"), settings(path)).unwrap();
@@ -178,18 +182,25 @@ impl Drop for Containerd {
     }
 }
 
-/// Removes the group from all hierarchies; runc does not if it is killed.
+/// Removes the group from all hierarchies; runc does not if it is killed. Its processes may still be ending.
 fn remove_cgroup(name: &str) {
     let root = Path::new("/sys/fs/cgroup");
     let hierarchies =
         fs::read_dir(root).into_iter().flatten().filter_map(Result::ok).map(|entry| entry.path());
-    for hierarchy in [root.to_owned()].into_iter().chain(hierarchies) {
-        let group = hierarchy.join(name.trim_start_matches('/'));
-        for child in fs::read_dir(&group).into_iter().flatten().filter_map(Result::ok) {
-            // Files of the group cannot be removed, and need not be.
-            let _ = fs::remove_dir(child.path());
+    let groups: Vec<_> =
+        [root.to_owned()].into_iter().chain(hierarchies).map(|path| path.join(&name[1..])).collect();
+    let removed = || {
+        for group in &groups {
+            for child in fs::read_dir(group).into_iter().flatten().filter_map(Result::ok) {
+                // Files of the group cannot be removed, and need not be.
+                let _ = fs::remove_dir(child.path());
+            }
+            let _ = fs::remove_dir(group);
         }
-        let _ = fs::remove_dir(&group);
+        Ok((!groups.iter().any(|group| group.exists())).then_some(()))
+    };
+    if let Err(error) = wait_until(DEADLINE, &format!("the cgroup {name} is removed"), removed) {
+        eprintln!("{error:#}");
     }
 }
 
@@ -208,7 +219,8 @@ fn settings(folder: &Path) -> String {
         r#"version = 3
 root = "{path}/root"
 state = "{path}/state"
-disabled_plugins = ["io.containerd.nri.v1.nri"]
+# The second makes a folder below /opt.
+disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.internal.v1.opt"]
 [grpc]
 address = "{path}/containerd.sock"
 [ttrpc]
@@ -285,8 +297,23 @@ fn containerd_runs_sandboxes_and_asks_for_the_status() {
     for command in ["STATUS", "ADD", "DEL"] {
         assert!(calls.iter().any(|call| call == command), "{calls:?}");
     }
+    release_what_is_lost(&mut containerd, &cluster);
     drop(containerd);
     cluster.shut_down().unwrap();
+}
+
+/// containerd ends and does not come back, as when its data are lost: GC, which it never issues itself, releases its sandboxes.
+fn release_what_is_lost(containerd: &mut Containerd, cluster: &Cluster) {
+    let ids = ["left", "lost"].map(|name| containerd.run(name).unwrap());
+    containerd.init.kill().unwrap();
+    assert_eq!(cluster.nodes[0].pod_links().unwrap().len(), 2);
+    let folder = containerd.folder.path();
+    // libcni knows one of them, the agent both.
+    fs::remove_file(folder.join(format!("lib/cni/results/contiv-net-{}-eth0", ids[1]))).unwrap();
+    let none = Path::new("/proc/self/ns/net");
+    let done = cnitool::call(cluster.nodes[0].netns(), folder, "gc", "contiv-net", "eth0", none);
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    assert_nothing_left(cluster);
 }
 
 fn not_ready_without_the_agent(containerd: &mut Containerd, cluster: &mut Cluster) {
