@@ -1,10 +1,12 @@
 //! containerd 2, which asks for STATUS itself.
 
 use std::{
+    collections::BTreeSet,
     fs,
     net::IpAddr,
     path::{Path, PathBuf},
     process::Command,
+    thread,
 };
 
 use e2e::cluster::{Cluster, Encap, Network, Node, Pod};
@@ -20,6 +22,8 @@ use super::{
 };
 
 const IMAGE: &str = "test.invalid/pause:1";
+/// Number that run at the same time.
+const SANDBOXES: usize = 8;
 
 /// A containerd in the network namespace of a node, in a PID namespace and with mounts of its own. The folder is a mount that both
 /// sides share: the agent has to see the network namespaces that containerd mounts.
@@ -273,6 +277,7 @@ fn containerd_runs_sandboxes_and_asks_for_the_status() {
     ping_from(&cluster.nodes[0], &web, db.addresses[0]);
     ping_from(&cluster.nodes[0], &db, peer.ip.into());
 
+    run_at_a_time(&containerd, &cluster);
     not_ready_without_the_agent(&mut containerd, &mut cluster);
 
     // Sandboxes outlive the runtime, which still knows them.
@@ -314,6 +319,37 @@ fn release_what_is_lost(containerd: &mut Containerd, cluster: &Cluster) {
     let done = cnitool::call(cluster.nodes[0].netns(), folder, "gc", "contiv-net", "eth0", none);
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     assert_nothing_left(cluster);
+}
+
+/// Sandboxes that start and stop at the same time, as those of a node that boots do.
+fn run_at_a_time(containerd: &Containerd, cluster: &Cluster) {
+    let (socket, cgroup) = (containerd.folder.path().join("containerd.sock"), &containerd.cgroup);
+    let before = allocated(cluster);
+    let start = |number: usize| {
+        let client = Client::connect(&socket);
+        let name = format!("many-{number}");
+        let id = client
+            .run(Metadata { uid: name.clone(), name, namespace: "default".to_owned() }, cgroup)
+            .unwrap();
+        let network = client.sandbox(&id).unwrap().status.unwrap().network.unwrap();
+        (client, id, network.ip)
+    };
+    let start = &start;
+    let parallel = || {
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..SANDBOXES).map(|number| scope.spawn(move || start(number))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        })
+    };
+    let running = parallel();
+    let addresses: BTreeSet<_> = running.iter().map(|(_, _, address)| address).collect();
+    assert_eq!(addresses.len(), SANDBOXES);
+    thread::scope(|scope| {
+        for (client, id, _) in &running {
+            scope.spawn(move || client.remove(id).unwrap());
+        }
+    });
+    assert_eq!(allocated(cluster), before);
 }
 
 fn not_ready_without_the_agent(containerd: &mut Containerd, cluster: &mut Cluster) {
