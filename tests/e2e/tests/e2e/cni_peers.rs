@@ -5,6 +5,7 @@
 mod cnitool;
 mod containerd;
 mod cri;
+mod runtime;
 mod tools;
 
 use std::{net::IpAddr, time::Duration};
