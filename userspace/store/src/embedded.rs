@@ -6,14 +6,23 @@
 //!
 //! The last 10,000 revisions can be watched and read, fewer if they hold more than 64 MiB of
 //! replaced values; older ones are compacted automatically. Leases restart with their full TTL when
-//! the store is opened. Acknowledged writes are on disk.
+//! the store is opened. Acknowledged writes are on disk. After a failed write or sync, other than for
+//! lack of room, the store takes no writes until it is opened anew ([`Server::failure`]).
 
 mod check;
+#[cfg(test)]
+mod crashes;
+mod directory;
 mod disk;
+mod guarded_file;
 mod history;
 mod kv_service;
 mod lease_service;
 mod leases;
+#[cfg(test)]
+mod lossy_disk;
+#[cfg(test)]
+mod lost_writes;
 mod member_service;
 mod refusal;
 mod shared;
@@ -24,6 +33,7 @@ mod writer;
 
 pub use disk::DiskError;
 
+use directory::{Directory, Folder};
 use disk::Disk;
 use etcd_client::proto::{PbClusterServer, PbKvServer, PbLeaseServer, PbMaintenanceServer, PbWatchServer};
 use kv_service::KvService;
@@ -60,6 +70,7 @@ pub struct Server {
     commands: Sender<Command>,
     stop: CancellationToken,
     ended: CancellationToken,
+    failure: watch::Receiver<Option<Arc<str>>>,
     serving: Option<JoinHandle<Result<(), tonic::transport::Error>>>,
     writing: Option<thread::JoinHandle<()>>,
 }
@@ -99,22 +110,39 @@ impl Server {
     /// Fails if `listen` cannot be bound, if the file is damaged, in use or cannot be accessed, or
     /// if the writer thread cannot be started.
     pub async fn open(dir: &Path, listen: SocketAddr) -> Result<Server, Error> {
+        let dir = dir.to_owned();
+        let folder = move || match Folder::new(&dir) {
+            Ok(folder) => Ok(Arc::new(folder) as Arc<dyn Directory>),
+            Err(e) => Err(DiskError::Directory(dir, e)),
+        };
+        Server::open_in(folder, listen).await
+    }
+
+    async fn open_in(
+        directory: impl FnOnce() -> Result<Arc<dyn Directory>, DiskError> + Send + 'static,
+        listen: SocketAddr,
+    ) -> Result<Server, Error> {
         let bound = TcpListener::bind(listen).await.and_then(|l| Ok((l.local_addr()?, l)));
         let (address, listener) = bound.map_err(|source| Error::Listen { address: listen, source })?;
         if !address.ip().is_loopback() {
             tracing::warn!(%address, "the embedded store has no authentication; restrict access to its network");
         }
-        let opening = dir.to_owned();
-        let opened = tokio::task::spawn_blocking(move || Disk::open(&opening)).await;
-        let (disk, identity, state) = opened.map_err(|_| Error::Panicked("opening"))??;
+        let opened = tokio::task::spawn_blocking(move || {
+            let directory = directory()?;
+            let (disk, identity, state) = Disk::open(&*directory)?;
+            Ok::<_, DiskError>((directory, disk, identity, state))
+        });
+        let (directory, disk, identity, state) = opened.await.map_err(|_| Error::Panicked("opening"))??;
 
         let (commands, queue) = std::sync::mpsc::channel();
         let (durable, moved) = watch::channel(state.durable);
+        let (failure, failed) = watch::channel(None);
         let (stop, ended) = (CancellationToken::new(), CancellationToken::new());
         let state = Arc::new(RwLock::new(state));
         let writer = Writer {
-            dir: dir.to_owned(),
+            directory: directory.clone(),
             disk: Some(disk),
+            failure,
             state: state.clone(),
             durable,
             commands: queue,
@@ -128,11 +156,12 @@ impl Server {
             durable: moved,
             identity,
             address,
-            dir: dir.to_owned(),
+            directory,
             stop: stop.clone(),
         };
         let serving = tokio::spawn(serve(listener, shared, ended.clone().drop_guard()));
-        Ok(Server { address, commands, stop, ended, serving: Some(serving), writing: Some(writing) })
+        let (serving, writing) = (Some(serving), Some(writing));
+        Ok(Server { address, commands, stop, ended, failure: failed, serving, writing })
     }
 
     /// The bound address, also for a `listen` with port 0.
@@ -143,6 +172,12 @@ impl Server {
     /// Resolves if the store has stopped because of a failure. It then serves and writes nothing.
     pub async fn failed(&self) {
         self.ended.cancelled().await;
+    }
+
+    /// Why the store takes no writes until it is opened anew: a write or a sync of its file failed,
+    /// other than for lack of room. Reads and watches are still served.
+    pub fn failure(&self) -> watch::Receiver<Option<Arc<str>>> {
+        self.failure.clone()
     }
 
     /// Ends all streams and closes the file.

@@ -1,19 +1,21 @@
 //! The file: versions by revision, leases, and counters.
 
+use super::directory::Directory;
+use super::guarded_file::{Fault, FirstFault, GuardedFile};
 use super::history::{History, NEVER_COMPACTED, Version};
 use super::leases::Leases;
 use super::state::{Changes, State};
 use bytes::Bytes;
-use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition};
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 const FILE: &str = "store.redb";
+/// A file whose name begins so is a store that is not complete yet.
+const DRAFT: &str = "store.redb.new-";
 /// All data is in memory; the file is read once, and its cache serves writes only.
 const CACHE: usize = 16 << 20;
 const FORMAT: u64 = 1;
@@ -64,9 +66,19 @@ pub enum DiskError {
     /// The file cannot be read.
     #[error("read {}", .0.display())]
     Read(PathBuf, #[source] Box<redb::Error>),
-    /// The file cannot be written.
+    /// The disk has no room for a write. Earlier ones are not affected.
+    #[error("write {}", .0.display())]
+    Full(PathBuf, #[source] Box<redb::Error>),
+    /// The file cannot be written or synced. What it holds of the last changes is unknown.
     #[error("write {}", .0.display())]
     Write(PathBuf, #[source] Box<redb::Error>),
+}
+
+impl DiskError {
+    /// Whether the store can go on when there is room again.
+    pub(super) fn is_full(&self) -> bool {
+        matches!(self, DiskError::Full(..))
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -79,31 +91,63 @@ pub(super) struct Identity {
 pub(super) struct Disk {
     database: Database,
     path: PathBuf,
+    fault: FirstFault,
 }
 
 impl Disk {
     /// Opens or creates the store. One process at a time can open the file; only its user can read
     /// it.
-    pub(super) fn open(dir: &Path) -> Result<(Disk, Identity, State), DiskError> {
-        let path = dir.join(FILE);
-        make_dir(dir).map_err(|e| DiskError::Directory(dir.to_owned(), e))?;
-        let file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
-        let file = file.map_err(|e| DiskError::File(path.clone(), e))?;
-        let database = Database::builder().set_cache_size(CACHE).create_file(file).map_err(|e| match e {
-            DatabaseError::DatabaseAlreadyOpen => DiskError::InUse(path.clone()),
-            other => DiskError::Open(path.clone(), other),
-        })?;
-        // The directory entry must be as durable as the file's contents.
-        File::open(dir).and_then(|d| d.sync_all()).map_err(|e| DiskError::Directory(dir.to_owned(), e))?;
-        let disk = Disk { database, path };
+    pub(super) fn open(directory: &dyn Directory) -> Result<(Disk, Identity, State), DiskError> {
+        remove_drafts(directory)?;
+        let path = directory.path().join(FILE);
+        let disk = match directory.open(FILE) {
+            Ok(file) => Disk::on(file, path)?,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Disk::create(directory)?,
+            Err(e) => return Err(DiskError::File(path, e)),
+        };
+        // Also if the file exists: the process that created it may have been killed before this.
+        directory.sync().map_err(|e| DiskError::Directory(directory.path().to_owned(), e))?;
         let identity = disk.prepare()?;
         let state = disk.load()?;
         Ok((disk, identity, state))
     }
 
-    pub(super) fn size(dir: &Path) -> u64 {
-        fs::metadata(dir.join(FILE)).map_or(0, |m| m.len())
+    pub(super) fn size(directory: &dyn Directory) -> u64 {
+        directory.size(FILE)
+    }
+
+    /// Creates the store under another name, and names it when it is complete: a crash on the way
+    /// leaves no file that cannot be opened. If another process was faster, opens its file.
+    fn create(directory: &dyn Directory) -> Result<Disk, DiskError> {
+        let draft = format!("{DRAFT}{:016x}", RandomState::new().hash_one(DRAFT));
+        let (path, target) = (directory.path().join(&draft), directory.path().join(FILE));
+        let failed = |e| DiskError::File(path.clone(), e);
+        let mut disk = Disk::on(directory.create(&draft).map_err(failed)?, path.clone())?;
+        disk.prepare()?;
+        let linked = directory.link(&draft, FILE);
+        directory.remove(&draft).map_err(failed)?;
+        match linked {
+            Ok(()) => {
+                disk.path = target;
+                Ok(disk)
+            }
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                let file = directory.open(FILE).map_err(|e| DiskError::File(target.clone(), e))?;
+                Disk::on(file, target)
+            }
+            Err(e) => Err(failed(e)),
+        }
+    }
+
+    fn on(file: Box<dyn StorageBackend>, path: PathBuf) -> Result<Disk, DiskError> {
+        let (file, fault) = GuardedFile::new(file);
+        let opened = Database::builder().set_cache_size(CACHE).create_with_backend(file);
+        let database = opened.map_err(|e| match (e, fault.get()) {
+            (DatabaseError::DatabaseAlreadyOpen, _) => DiskError::InUse(path.clone()),
+            (e, Some(Fault::Full)) => DiskError::Full(path.clone(), Box::new(e.into())),
+            (e, _) => DiskError::Open(path.clone(), e),
+        })?;
+        Ok(Disk { database, path, fault })
     }
 
     /// Creates the tables and identity of a new store; checks the format of an existing one.
@@ -202,17 +246,20 @@ impl Disk {
             txn.commit()?;
             Ok(result)
         };
-        run().map_err(|e| DiskError::Write(self.path.clone(), Box::new(e)))
+        run().map_err(|e| match self.fault.get() {
+            Some(Fault::Full) => DiskError::Full(self.path.clone(), Box::new(e)),
+            Some(Fault::Broken) | None => DiskError::Write(self.path.clone(), Box::new(e)),
+        })
     }
 }
 
-/// Sets the mode only of a directory that is created here: an existing one may be shared on
-/// purpose.
-fn make_dir(dir: &Path) -> io::Result<()> {
-    if dir.is_dir() {
-        return Ok(());
-    }
-    DirBuilder::new().recursive(true).mode(0o700).create(dir)
+/// Removes what crashes left of stores that were being created.
+fn remove_drafts(directory: &dyn Directory) -> Result<(), DiskError> {
+    let remove = || {
+        let names = directory.names()?;
+        names.iter().filter(|name| name.starts_with(DRAFT)).try_for_each(|name| directory.remove(name))
+    };
+    remove().map_err(|e: io::Error| DiskError::Directory(directory.path().to_owned(), e))
 }
 
 fn encode(version: &Version, record: &mut Vec<u8>) {
@@ -245,7 +292,14 @@ fn decode(mod_revision: i64, sub: u32, record: &[u8]) -> Option<Version> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::directory::Folder;
     use super::*;
+    use std::fs;
+    use std::path::Path;
+
+    fn open(dir: &Path) -> Result<(Disk, Identity, State), DiskError> {
+        Disk::open(&Folder::new(dir).unwrap())
+    }
 
     #[test]
     fn a_record_comes_back_as_it_was() {
@@ -271,14 +325,14 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let temp = tempfile::tempdir().unwrap();
         let dir = temp.path().join("a/b");
-        let (disk, identity, state) = Disk::open(&dir).unwrap();
+        let (disk, identity, state) = open(&dir).unwrap();
         assert_eq!(state.durable, 1);
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&dir), mode(&dir.join(FILE))), (0o700, 0o600));
-        let second = Disk::open(&dir).unwrap_err();
+        let second = open(&dir).unwrap_err();
         assert!(matches!(second, DiskError::InUse(_)), "{second}");
         drop(disk);
-        let (_, again, _) = Disk::open(&dir).unwrap();
+        let (_, again, _) = open(&dir).unwrap();
         assert_eq!((again.cluster, again.member), (identity.cluster, identity.member));
     }
 
@@ -286,7 +340,7 @@ mod tests {
     fn something_else_in_the_file_is_told() {
         let temp = tempfile::tempdir().unwrap();
         fs::write(temp.path().join(FILE), "not a store at all").unwrap();
-        let error = Disk::open(temp.path()).unwrap_err().to_string();
+        let error = open(temp.path()).unwrap_err().to_string();
         assert!(error.contains("store.redb as a store"), "{error}");
     }
 }

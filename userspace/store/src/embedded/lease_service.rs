@@ -38,11 +38,18 @@ impl PbLeaseService for LeaseService {
         request: Request<Streaming<PbLeaseKeepAliveRequest>>,
     ) -> Answer<Self::LeaseKeepAliveStream> {
         let (shared, stop) = (self.0.clone(), self.0.stop.clone());
-        let answers = request.into_inner().map(move |request| {
-            let id = request?.id;
-            // A lease that is gone has a TTL of 0.
-            let ttl = shared.with_mut(|state| state.leases.renew(id, Instant::now())).unwrap_or(0);
-            Ok(PbLeaseKeepAliveResponse { header: shared.header_now(), id, ttl })
+        let answers = request.into_inner().then(move |request| {
+            let shared = shared.clone();
+            async move {
+                let id = request?.id;
+                let ttl = shared.with_mut(|state| state.leases.renew(id, Instant::now()));
+                if ttl.is_none() {
+                    // Its end may not be on the disk yet.
+                    shared.ask(Command::Barrier).await?;
+                }
+                // A lease that is gone has a TTL of 0.
+                Ok(PbLeaseKeepAliveResponse { header: shared.header_now(), id, ttl: ttl.unwrap_or(0) })
+            }
         });
         Ok(Response::new(answers.take_until(stop.cancelled_owned()).boxed()))
     }
@@ -53,6 +60,7 @@ impl PbLeaseService for LeaseService {
     ) -> Answer<PbLeaseTimeToLiveResponse> {
         let request = request.into_inner();
         let remaining = self.0.read(|state| state.leases.remaining(request.id, Instant::now()));
+        self.0.ask(Command::Barrier).await?;
         let mut response = PbLeaseTimeToLiveResponse {
             header: self.0.header_now(),
             id: request.id,
@@ -70,6 +78,7 @@ impl PbLeaseService for LeaseService {
 
     async fn lease_leases(&self, _: Request<PbLeaseLeasesRequest>) -> Answer<PbLeaseLeasesResponse> {
         let leases = self.0.read(|state| state.leases.ids().map(|id| PbLeaseStatus { id }).collect());
+        self.0.ask(Command::Barrier).await?;
         Ok(Response::new(PbLeaseLeasesResponse { header: self.0.header_now(), leases }))
     }
 }

@@ -85,6 +85,13 @@ impl Leases {
         self.by_id.iter().filter(|(_, lease)| lease.deadline <= now).map(|(id, _)| *id).collect()
     }
 
+    #[cfg(test)]
+    pub(super) fn expire(&mut self, id: i64, now: Instant) {
+        if let Some(lease) = self.by_id.get_mut(&id) {
+            lease.deadline = now;
+        }
+    }
+
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.by_id.values().map(|lease| lease.deadline).min()
     }

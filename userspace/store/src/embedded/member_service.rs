@@ -62,7 +62,7 @@ impl PbMaintenanceService for MemberService {
     async fn status(&self, _: Request<PbStatusRequest>) -> Answer<PbStatusResponse> {
         let revision = self.0.read(|state| state.durable);
         let index = revision.unsigned_abs();
-        let size = i64::try_from(Disk::size(&self.0.dir)).unwrap_or(i64::MAX);
+        let size = i64::try_from(Disk::size(&*self.0.directory)).unwrap_or(i64::MAX);
         Ok(Response::new(PbStatusResponse {
             header: self.0.header(revision),
             version: VERSION.into(),

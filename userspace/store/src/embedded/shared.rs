@@ -1,12 +1,12 @@
 //! State shared by the gRPC services: the store's state for reads, and the queue of the writer for
 //! changes.
 
+use super::directory::Directory;
 use super::disk::Identity;
 use super::state::State;
 use super::writer::{Command, Reply};
 use etcd_client::proto::PbResponseHeader;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, PoisonError, RwLock};
 use tokio::sync::{oneshot, watch};
@@ -21,7 +21,7 @@ pub(super) struct Shared {
     pub(super) durable: watch::Receiver<i64>,
     pub(super) identity: Identity,
     pub(super) address: SocketAddr,
-    pub(super) dir: PathBuf,
+    pub(super) directory: Arc<dyn Directory>,
     /// Ends every stream, so that the server can shut down.
     pub(super) stop: CancellationToken,
 }

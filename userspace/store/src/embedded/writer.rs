@@ -1,6 +1,7 @@
 //! The thread that changes the state: it takes all queued requests, applies each at its own
 //! revision, makes them durable with one fsync, and then answers.
 
+use super::directory::Directory;
 use super::disk::{Disk, DiskError};
 use super::refusal::Refusal;
 use super::state::{Changes, State};
@@ -8,7 +9,6 @@ use etcd_client::proto::{
     PbCompactionRequest, PbDeleteRequest, PbDeleteResponse, PbPutRequest, PbPutResponse, PbResponseHeader,
     PbTxnRequest, PbTxnResponse,
 };
-use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -30,6 +30,8 @@ pub(super) enum Command {
     /// Id and TTL as requested and as granted.
     Grant((i64, i64), Reply<(i64, i64)>),
     Revoke(i64, Reply<PbResponseHeader>),
+    /// Changes nothing: the answer is sent when everything before is durable.
+    Barrier(Reply<()>),
     Stop,
 }
 
@@ -39,9 +41,11 @@ pub(super) type Reply<T> = oneshot::Sender<Result<T, Status>>;
 type Answer = Box<dyn FnOnce(Result<(), &Status>)>;
 
 pub(super) struct Writer {
-    pub(super) dir: PathBuf,
+    pub(super) directory: Arc<dyn Directory>,
     /// `None` after a failed write, until the file was opened again.
     pub(super) disk: Option<Disk>,
+    /// Why the store takes no writes until it is opened anew by another [`Writer`].
+    pub(super) failure: watch::Sender<Option<Arc<str>>>,
     pub(super) state: Arc<RwLock<State>>,
     pub(super) durable: watch::Sender<i64>,
     pub(super) commands: Receiver<Command>,
@@ -52,7 +56,10 @@ pub(super) struct Writer {
 impl Writer {
     pub(super) fn run(mut self) {
         loop {
-            let deadline = self.state.read().unwrap_or_else(PoisonError::into_inner).leases.next_deadline();
+            let deadline = match *self.failure.borrow() {
+                None => self.state.read().unwrap_or_else(PoisonError::into_inner).leases.next_deadline(),
+                Some(_) => None,
+            };
             let wait = deadline.map_or(IDLE, |at| at.saturating_duration_since(Instant::now()));
             let mut batch = match self.commands.recv_timeout(wait) {
                 Ok(first) => vec![first],
@@ -69,9 +76,13 @@ impl Writer {
     }
 
     fn commit(&mut self, batch: Vec<Command>) {
+        let failed = self.failure.borrow().as_deref().map(Status::unavailable);
+        if let Some(status) = failed {
+            batch.into_iter().for_each(|command| refuse(command, &status));
+            return;
+        }
         if let Err(e) = self.reopen() {
-            let status = disk_status(&e);
-            tracing::error!("{}", status.message());
+            let status = self.failed(&e);
             batch.into_iter().for_each(|command| refuse(command, &status));
             // An expired lease wakes the thread again; this prevents a busy loop.
             std::thread::sleep(Duration::from_millis(100));
@@ -102,13 +113,29 @@ impl Writer {
                 answers.into_iter().for_each(|answer| answer(Ok(())));
             }
             Err(e) => {
-                let status = disk_status(&e);
-                tracing::error!("{}", status.message());
-                // The contents of the file count; `reopen` reads it before the next batch.
-                self.disk = None;
+                let status = self.failed(&e);
                 answers.into_iter().for_each(|answer| answer(Err(&status)));
             }
         }
+    }
+
+    /// After a write for which there was no room, the contents of the file count: `reopen` reads it
+    /// before the next batch. After every other failure, those that this system reads now may differ
+    /// from those on the disk, so the store takes no writes any more.
+    fn failed(&mut self, error: &DiskError) -> Status {
+        self.disk = None;
+        let source = std::error::Error::source(error).map(|s| format!(": {s}")).unwrap_or_default();
+        let text = if error.is_full() {
+            format!("embedded store: {error}{source}")
+        } else {
+            let text = format!(
+                "store failed: {error}{source}; it takes no writes until netmaster is restarted, check the disk first"
+            );
+            self.failure.send_replace(Some(text.as_str().into()));
+            text
+        };
+        tracing::error!("{text}");
+        Status::unavailable(text)
     }
 
     fn publish(&self, revision: i64) {
@@ -118,13 +145,21 @@ impl Writer {
 
     fn reopen(&mut self) -> Result<(), DiskError> {
         if self.disk.is_none() {
-            let (disk, _, state) = Disk::open(&self.dir)?;
+            let (disk, _, state) = Disk::open(&*self.directory)?;
             let durable = state.durable;
             *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
             self.disk = Some(disk);
             self.publish(durable);
         }
         Ok(())
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.failure.send_replace(Some("store failed: its writer panicked; restart netmaster".into()));
+        }
     }
 }
 
@@ -143,6 +178,7 @@ fn apply(state: &mut State, changes: &mut Changes, command: Command) -> Option<A
             let result = state.revoke(changes, id);
             answer(reply, result.map(|()| header(state)))
         }
+        Command::Barrier(reply) => answer(reply, Ok(())),
         Command::Stop => return None,
     })
 }
@@ -188,11 +224,7 @@ fn refuse(command: Command, status: &Status) {
         Command::Txn(_, reply) => no(reply, status),
         Command::Compact(_, reply) | Command::Revoke(_, reply) => no(reply, status),
         Command::Grant(_, reply) => no(reply, status),
+        Command::Barrier(reply) => no(reply, status),
         Command::Stop => {}
     }
-}
-
-fn disk_status(error: &DiskError) -> Status {
-    let source = std::error::Error::source(error).map(|s| format!(": {s}")).unwrap_or_default();
-    Status::unavailable(format!("embedded store: {error}{source}"))
 }
