@@ -190,6 +190,9 @@ fn metrics(app: &App, format: response::ErrorFormat) -> Response<Body> {
 /// Ready means that requests can be answered, by this netmaster or by the leader, and that this
 /// netmaster can take over.
 fn readiness(app: &App, format: response::ErrorFormat) -> Response<Body> {
+    if let Some(failure) = app.store.failure() {
+        return format.not_ready(&failure);
+    }
     let ready = match app.roles.now() {
         Role::Leading(_) => "leading\n".to_owned(),
         Role::Following { leader: Some(leader) } => format!("following {leader}\n"),

@@ -77,6 +77,9 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let mut tasks = Tasks::default();
     tasks.spawn("service manager", notify::report(role.subscribe(), identity.address.clone()));
     let (metrics, health) = (Metrics::default(), StoreHealth::default());
+    if let Some(server) = &embedded {
+        health.embedded(server.failure());
+    }
     let audit = flags.rest.audit_log.clone().map(|path| AuditLog::start(path, metrics.audit_lost.clone()));
     let audit = audit.transpose().context("--audit-log")?;
     let admission = admission(&flags.rest, audit.clone(), &mut tasks)?;
@@ -128,6 +131,7 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
             lock: &lock,
             role: &role,
             metrics: &metrics,
+            health: &health,
         };
         tokio::select! {
             result = campaign_and_lead(&candidate, &stop) => result,
@@ -313,11 +317,12 @@ struct Candidate<'a> {
     lock: &'a watch::Sender<Lock>,
     role: &'a watch::Sender<Role>,
     metrics: &'a Metrics,
+    health: &'a StoreHealth,
 }
 
 /// Campaigns and leads, alternately, until `stop` is cancelled.
 async fn campaign_and_lead(candidate: &Candidate<'_>, stop: &CancellationToken) -> anyhow::Result<()> {
-    let Candidate { flags, store, election, identity, cache, lock, role, metrics } = *candidate;
+    let Candidate { flags, store, election, identity, cache, lock, role, metrics, health } = *candidate;
     let timing = Timing { ttl: flags.store.lease_ttl, staleness: flags.store.failover_after };
     let defaults = Defaults { infra: flags.infra_name(), fwd_mode: flags.fwdmode_name() };
     let cluster = Cluster { mode: flags.mode_name() };
@@ -335,6 +340,11 @@ async fn campaign_and_lead(candidate: &Candidate<'_>, stop: &CancellationToken) 
             () = follow(identity, lock, role) => continue,
             () = registrations.ended() => anyhow::bail!("the task that keeps the registrations ended"),
             () = stop.cancelled() => break,
+            _ = health.failed() => {
+                // Until the process is restarted. It neither leads nor follows.
+                stop.cancelled().await;
+                break;
+            }
         };
         let term = Term {
             store,
@@ -350,10 +360,11 @@ async fn campaign_and_lead(candidate: &Candidate<'_>, stop: &CancellationToken) 
             lock,
             registrations: &registrations,
             role,
+            health,
             load_timeout: LOAD_TIMEOUT,
         };
         match term.lead(elected, stop).await {
-            Ended::Stopped | Ended::Deposed | Ended::Replaced => {}
+            Ended::Stopped | Ended::Deposed | Ended::Replaced | Ended::StoreFailed => {}
             Ended::Behind => {
                 tokio::select! {
                     () = sleep(BEHIND_PAUSE) => {}

@@ -17,7 +17,7 @@ use crate::aci::{FabricSync, Gateway};
 use crate::cache::{SharedCache, StagedTxn};
 use crate::commit::{Committer, Deposed};
 use crate::go_json;
-use crate::leadership::{Identity, Leader, LinearizableRead, Reads, Role};
+use crate::leadership::{Identity, Leader, LinearizableRead, Reads, Role, StoreHealth};
 use crate::metrics::Metrics;
 use crate::objects::{Cluster, Defaults, put_identity};
 use crate::problem::one_line;
@@ -52,6 +52,7 @@ pub(super) struct Term<'a> {
     pub(super) lock: &'a watch::Sender<Lock>,
     pub(super) registrations: &'a Registrations,
     pub(super) role: &'a watch::Sender<Role>,
+    pub(super) health: &'a StoreHealth,
     /// Time limit for the cache to become current after the election.
     pub(super) load_timeout: Duration,
 }
@@ -69,6 +70,8 @@ pub(super) enum Ended {
     Replaced,
     /// The store holds a part of a backup.
     HalfRestored,
+    /// The embedded store takes no writes any more.
+    StoreFailed,
     /// A task of the term ended.
     Task(TaskEnded),
 }
@@ -84,7 +87,11 @@ impl Term<'_> {
     pub(super) async fn lead(self, leadership: Leadership, stop: &CancellationToken) -> Ended {
         // Requests wait while this process is elected and its cache is not current yet.
         self.role.send_replace(Role::Following { leader: Some(self.identity.address.clone()) });
-        let ended = self.term(&leadership, stop).await.map_or_else(|ended| ended, |()| Ended::Stopped);
+        let ended = tokio::select! {
+            biased;
+            _ = self.health.failed() => Ended::StoreFailed,
+            ended = self.term(&leadership, stop) => ended.map_or_else(|ended| ended, |()| Ended::Stopped),
+        };
         self.role.send_replace(Role::Following { leader: None });
         match timeout(RESIGN_TIMEOUT, leadership.resign()).await {
             Ok(Ok(())) => {}
@@ -106,6 +113,8 @@ impl Term<'_> {
             ),
             Ended::Replaced => tracing::error!("the store was replaced; resigned"),
             Ended::HalfRestored => tracing::error!("{}; resigned", backup::Error::Unfinished),
+            // The store has logged why.
+            Ended::StoreFailed => tracing::error!("the embedded store takes no writes; resigned"),
             Ended::Task(ended) => tracing::error!("{ended}; resigned"),
         }
         ended
@@ -314,6 +323,7 @@ mod tests {
             lock: &watch::Sender::new(Lock::default()),
             registrations: &registrations,
             role: &role,
+            health: &StoreHealth::default(),
             load_timeout: Duration::from_millis(100),
         };
         let ended = term.lead(elected, &CancellationToken::new()).await;

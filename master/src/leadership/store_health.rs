@@ -14,6 +14,8 @@ pub struct StoreHealth {
     /// Status of the watch that keeps the cache current.
     watch: Arc<Mutex<Option<watch::Receiver<Status>>>>,
     alarms: Arc<Mutex<Vec<Alarm>>>,
+    /// Why the embedded store of this process takes no writes.
+    failure: Arc<OnceLock<watch::Receiver<Option<Arc<str>>>>>,
 }
 
 /// The election asks the store several times per second, so a store that is silent for longer does
@@ -25,6 +27,29 @@ impl StoreHealth {
     pub fn connected(&self, store: Store) {
         // The process connects once.
         let _known = self.store.set(store);
+    }
+
+    /// Sets the failure of the embedded store of this process.
+    pub fn embedded(&self, failure: watch::Receiver<Option<Arc<str>>>) {
+        // The process opens one.
+        let _known = self.failure.set(failure);
+    }
+
+    /// Why the embedded store takes no writes until this process is restarted.
+    pub fn failure(&self) -> Option<Arc<str>> {
+        self.failure.get().and_then(|failure| failure.borrow().clone())
+    }
+
+    /// Resolves when the embedded store of this process takes no writes any more.
+    pub async fn failed(&self) -> Arc<str> {
+        let Some(failure) = self.failure.get() else { return std::future::pending().await };
+        let mut failure = failure.clone();
+        let failed = failure.wait_for(Option::is_some).await;
+        match failed.as_ref().map(|failed| failed.as_ref().map(Arc::clone)) {
+            Ok(Some(why)) => why,
+            // The store is closed: the process stops.
+            Ok(None) | Err(_) => std::future::pending().await,
+        }
     }
 
     /// Sets the status of the cache's watch.
@@ -53,6 +78,9 @@ impl StoreHealth {
 
     /// Returns the reason why the store is not usable.
     pub fn check(&self) -> Result<(), String> {
+        if let Some(failure) = self.failure() {
+            return Err(failure.to_string());
+        }
         let Some(store) = self.store.get() else {
             return Err("store: not connected".to_owned());
         };

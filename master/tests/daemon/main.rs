@@ -8,6 +8,7 @@ mod backup;
 mod client;
 mod conditional;
 mod fabric;
+mod failed_disk;
 mod followers;
 mod forwarding;
 mod generated_calls;
