@@ -1,5 +1,5 @@
-//! `bench equivalence`, `bench fuzz` and `bench fuzz-openflow`: tests with more cases. They are tests because the lab does not
-//! link the agent.
+//! `bench equivalence`, `bench fuzz`, `bench fuzz-openflow` and `bench lost-writes`: tests of the agent, of openflow-rs and of the
+//! store with more cases. They are tests because the lab does not link these.
 
 use anyhow::Result;
 use clap::{Args, CommandFactory as _, Parser};
@@ -18,6 +18,8 @@ pub(crate) enum Campaign {
     Fuzz(Size),
     /// Decode randomly mutated OpenFlow messages: nothing panics, and what decodes encodes to the same
     FuzzOpenflow(Size),
+    /// Crash the embedded store on a disk that loses writes: no acknowledged write may be lost
+    LostWrites(Crashes),
 }
 
 #[derive(Debug, Args)]
@@ -30,6 +32,23 @@ pub(crate) struct Size {
     seed: Option<u64>,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct Crashes {
+    /// Number of power failures
+    #[arg(long, default_value_t = 1000)]
+    crashes: u64,
+    /// Seed of the random numbers [default: random]
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+/// A test, and what it reads from the environment.
+struct Test {
+    name: &'static str,
+    target: &'static [&'static str],
+    variables: Vec<(&'static str, u64)>,
+}
+
 impl Campaign {
     /// Whether the word after `bench` is a campaign.
     pub(crate) fn exists(word: &str) -> bool {
@@ -37,24 +56,45 @@ impl Campaign {
     }
 
     pub(crate) fn run(&self, workspace: &Workspace) -> Result<()> {
-        let (package, program, test, variable, size) = match self {
-            Campaign::Equivalence(size) => {
-                ("netplugin", "packets", "equivalence::", "CONTIV_EQUIVALENCE", size)
-            }
-            Campaign::Fuzz(size) => ("netplugin", "packets", "fuzz::", "CONTIV_FUZZ", size),
-            Campaign::FuzzOpenflow(size) => ("openflow-rs", "fuzz", "", "CONTIV_FUZZ_OPENFLOW", size),
-        };
-        if package == "netplugin" {
+        if matches!(self, Campaign::Equivalence(_) | Campaign::Fuzz(_)) {
             setup::ensure(workspace)?;
         }
+        let test = self.test();
         let mut cargo = workspace.cargo();
-        cargo
-            .args(["test", "--quiet", "--release", "--package", package, "--test", program, "--"])
-            .args([test, "--nocapture"])
-            .env(format!("{variable}_CASES"), size.cases.to_string());
-        if let Some(seed) = size.seed {
-            cargo.env(format!("{variable}_SEED"), seed.to_string());
-        }
+        cargo.args(["test", "--quiet", "--release", "--package"]).args(test.target);
+        cargo.args(["--", test.name, "--nocapture"]);
+        cargo.envs(test.variables.into_iter().map(|(name, value)| (name, value.to_string())));
         execute(&mut cargo)
+    }
+
+    fn test(&self) -> Test {
+        const PACKETS: &[&str] = &["netplugin", "--test", "packets"];
+        let (name, target, cases, seed) = match self {
+            Campaign::Equivalence(size) => (
+                "equivalence::",
+                PACKETS,
+                ("CONTIV_EQUIVALENCE_CASES", size.cases),
+                size.seed.map(|seed| ("CONTIV_EQUIVALENCE_SEED", seed)),
+            ),
+            Campaign::Fuzz(size) => (
+                "fuzz::",
+                PACKETS,
+                ("CONTIV_FUZZ_CASES", size.cases),
+                size.seed.map(|seed| ("CONTIV_FUZZ_SEED", seed)),
+            ),
+            Campaign::FuzzOpenflow(size) => (
+                "",
+                &["openflow-rs", "--test", "fuzz"][..],
+                ("CONTIV_FUZZ_OPENFLOW_CASES", size.cases),
+                size.seed.map(|seed| ("CONTIV_FUZZ_OPENFLOW_SEED", seed)),
+            ),
+            Campaign::LostWrites(size) => (
+                "lost_writes::",
+                &["contiv-store", "--lib"][..],
+                ("CONTIV_LOST_WRITES_CRASHES", size.crashes),
+                size.seed.map(|seed| ("CONTIV_LOST_WRITES_SEED", seed)),
+            ),
+        };
+        Test { name, target, variables: [cases].into_iter().chain(seed).collect() }
     }
 }

@@ -24,6 +24,7 @@ const STEPS: &[(&str, &[&str])] = &[
     // Each uses one processor.
     ("random", &["bench equivalence --cases 1000000", "bench fuzz --cases 1000000"]),
     ("openflow", &["bench fuzz-openflow --cases 1000000"]),
+    ("durability", &["bench lost-writes --crashes 1000"]),
     ("package", &["package --check"]),
     ("faults", &["bench faults --seconds 120"]),
     ("replay-a", &["replay tests/e2e/recordings/a"]),
