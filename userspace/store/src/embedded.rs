@@ -25,6 +25,8 @@ mod lossy_disk;
 mod lost_writes;
 mod member_service;
 mod refusal;
+#[cfg(test)]
+mod restored;
 mod shared;
 mod span;
 mod state;

@@ -9,7 +9,7 @@ use crate::members::Turn;
 use crate::{Cause, Error, KeyValue, Operation, Position, Store};
 use contiv_model::event::Event;
 use etcd_client::proto::PbWatchResponse;
-use etcd_client::{ResponseHeader, WatchOptions, WatchResponse, WatchStream};
+use etcd_client::{ResponseHeader, WatchOptions, WatchStream};
 use futures::Stream;
 use futures::stream::{self, BoxStream, StreamExt};
 use known::Known;
@@ -160,15 +160,21 @@ struct Follower {
 enum State {
     /// The known state, if any, may be stale.
     Unlisted,
-    /// The state up to `revision` is known; `resumed` if a watch reported it, which was lost.
+    /// The state up to `revision` is known, of a store that may be replaced by now; `resumed` if a
+    /// watch was opened there before and lost.
     Listed { revision: i64, resumed: bool },
     /// The state up to `revision` is known, and the member of `turn` sends later changes.
     Watching { revision: i64, stream: Box<WatchStream>, since: Instant, turn: Turn },
-    /// The state up to `revision` is known; the watch broke, and the store may have been replaced.
-    Broken { revision: i64 },
     /// A request failed; the next attempt is at `until`, with the watch if the state up to `known`
     /// is known.
     Waiting { until: Instant, known: Option<i64> },
+}
+
+/// A stream whose watch the server has confirmed.
+struct Opened {
+    stream: WatchStream,
+    /// The server's revision at the confirmation.
+    revision: i64,
 }
 
 impl Follower {
@@ -186,23 +192,8 @@ impl Follower {
                 Err(e) => self.failed(e),
             },
             State::Listed { revision, resumed } => {
-                let (revision, resumed, turn) = (*revision, *resumed, self.store.members().turn());
-                match self.open(revision.saturating_add(1)).await {
-                    Ok(stream) => {
-                        let (stream, since) = (Box::new(stream), Instant::now());
-                        self.state = State::Watching { revision, stream, since, turn };
-                        self.status.send_if_modified(|s| {
-                            std::mem::replace(s, Status::Connected) != Status::Connected
-                        });
-                        Batch { resumed, ..Batch::default() }
-                    }
-                    Err(e) => {
-                        if e.is_transient() {
-                            self.store.members().failed(turn, &e).await;
-                        }
-                        self.failed(e)
-                    }
-                }
+                let (revision, resumed) = (*revision, *resumed);
+                self.follow(revision, resumed).await
             }
             State::Watching { revision, stream, since, turn } => {
                 let turn = *turn;
@@ -211,7 +202,7 @@ impl Follower {
                     // A member that does not answer other requests may be silent here for a long
                     // time.
                     () = self.store.members().moved(turn) => {
-                        self.state = State::Broken { revision: *revision };
+                        self.state = State::Listed { revision: *revision, resumed: true };
                         return Batch::default();
                     }
                 };
@@ -235,24 +226,49 @@ impl Follower {
                     Err(e) => self.broken(settled, turn, e.into()).await,
                 }
             }
-            State::Broken { revision } => {
-                let revision = *revision;
-                match self.continues(revision).await {
-                    Ok(true) => self.state = State::Listed { revision, resumed: true },
-                    Ok(false) => self.state = State::Unlisted,
-                    Err(e) => return self.failed(e),
-                }
-                Batch::default()
-            }
             State::Waiting { until, known } => {
                 tokio::time::sleep_until(*until).await;
                 self.state = match *known {
-                    Some(revision) => State::Broken { revision },
+                    Some(revision) => State::Listed { revision, resumed: true },
                     None => State::Unlisted,
                 };
                 Batch::default()
             }
         }
+    }
+
+    /// Opens a watch of the changes after `revision`. Then compares the history: a store that is
+    /// replaced later ends the watch.
+    async fn follow(&mut self, revision: i64, resumed: bool) -> Batch {
+        let turn = self.store.members().turn();
+        let opened = match self.open(revision.saturating_add(1)).await {
+            Ok(opened) => opened,
+            Err(e) => {
+                if e.is_transient() {
+                    self.store.members().failed(turn, &e).await;
+                }
+                return self.failed(e);
+            }
+        };
+        match self.continues(revision).await {
+            Ok(true) => {}
+            Ok(false) => {
+                self.state = State::Unlisted;
+                return Batch::default();
+            }
+            Err(e) => return self.failed(e),
+        }
+        // A member that lags would be silent until it has reached the revision.
+        if opened.revision < revision {
+            let cause = Cause::broken("the server has not reached the revision of the watch");
+            let error = self.store.error(Operation::Watch, &self.prefix, cause);
+            self.store.members().failed(turn, &error).await;
+            return self.failed(error);
+        }
+        let (stream, since) = (Box::new(opened.stream), Instant::now());
+        self.state = State::Watching { revision, stream, since, turn };
+        self.status.send_if_modified(|s| std::mem::replace(s, Status::Connected) != Status::Connected);
+        Batch { resumed, ..Batch::default() }
     }
 
     /// Returns true if the store has the history that was known up to `revision`, and can tell what
@@ -263,7 +279,10 @@ impl Follower {
             // Nothing to compare. The server refuses the watch if the history is compacted.
             return Ok(true);
         }
-        let Some(newest) = self.known.newest() else { return Ok(false) };
+        // Without keys, the cluster and the number are compared. The key is in the prefix, which the
+        // store's user may read.
+        let none = if self.prefix.is_empty() { "\0" } else { &self.prefix };
+        let newest = self.known.newest().unwrap_or(none);
         let at_revision = async {
             let (kv, cluster) = self.store.get_at_with_cluster(newest, revision).await?;
             let count = self.store.count_at(&self.prefix, revision).await?;
@@ -277,7 +296,7 @@ impl Follower {
     }
 
     /// Opens a stream whose watch the server has confirmed.
-    async fn open(&self, start: i64) -> Result<WatchStream, Error> {
+    async fn open(&self, start: i64) -> Result<Opened, Error> {
         let limit = match self.store.members().several() {
             true => ANSWER_LIMIT,
             false => self.store.request_timeout(),
@@ -294,11 +313,10 @@ impl Follower {
         let fail = |cause: Cause| self.store.error(Operation::Watch, &self.prefix, cause);
         match opened.map_err(|_| self.store.timeout(Operation::Watch, &self.prefix, limit))? {
             Ok((Some(first), _)) if first.canceled() => Err(fail(canceled(&first.0))),
-            // Restored since the history was compared, or a member that lags: it would be silent until then.
-            Ok((Some(first), _)) if revision_of(&first).is_some_and(|revision| revision < start - 1) => {
-                Err(fail(Cause::broken("the server has not reached the revision of the watch")))
+            Ok((Some(first), stream)) => {
+                let revision = first.header().map_or(i64::MAX, ResponseHeader::revision);
+                Ok(Opened { revision, stream })
             }
-            Ok((Some(_), stream)) => Ok(stream),
             Ok((None, _)) => Err(fail(Cause::broken("the server ended the watch at once"))),
             Err(e) => Err(fail(e.into())),
         }
@@ -329,20 +347,13 @@ impl Follower {
         let known = match &self.state {
             // The history is compacted: only a listing helps.
             _ if error.is_out_of_range() => None,
-            State::Listed { revision, .. }
-            | State::Watching { revision, .. }
-            | State::Broken { revision } => Some(*revision),
+            State::Listed { revision, .. } | State::Watching { revision, .. } => Some(*revision),
             State::Unlisted | State::Waiting { .. } => None,
         };
         self.state = State::Waiting { until: Instant::now() + wait, known };
         self.status.send_replace(Status::Retrying { failures: self.backoff.failures(), error: text });
         Batch::default()
     }
-}
-
-/// The revision of the server when it sent the message.
-fn revision_of(message: &WatchResponse) -> Option<i64> {
-    message.header().map(ResponseHeader::revision)
 }
 
 fn canceled(message: &PbWatchResponse) -> Cause {

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 
 const CLIENTS: u64 = 16;
 /// Crashes without `CONTIV_LOST_WRITES_CRASHES`, and their seed.
-const CRASHES: u64 = 40;
+const CRASHES: u64 = 20;
 const SEED: u64 = 7;
 /// Requests of a client between two crashes, at most.
 const MAX_REQUESTS: u64 = 60;

@@ -74,10 +74,11 @@ impl Known {
         self.reported.as_ref().map_or(0, BTreeMap::len)
     }
 
-    /// Whether `kv`, read from the store with id `cluster`, is the known version of `key`.
+    /// Whether `kv`, read from the store with id `cluster`, is the known version of `key`. Both may
+    /// be absent.
     pub(super) fn has(&self, key: &str, kv: Option<&KeyValue>, cluster: u64) -> bool {
         let known = self.reported.as_ref().and_then(|reported| reported.get(key));
-        cluster == self.at.cluster && known.is_some() && kv.map(Seen::of).as_ref() == known
+        cluster == self.at.cluster && kv.map(Seen::of).as_ref() == known
     }
 
     /// Returns everything, framed, for the first snapshot; later the deleted keys, then new and
