@@ -257,7 +257,14 @@ impl Disk {
 fn remove_drafts(directory: &dyn Directory) -> Result<(), DiskError> {
     let remove = || {
         let names = directory.names()?;
-        names.iter().filter(|name| name.starts_with(DRAFT)).try_for_each(|name| directory.remove(name))
+        for draft in names.iter().filter(|name| name.starts_with(DRAFT)) {
+            match directory.remove(draft) {
+                // By another process.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                result => result?,
+            }
+        }
+        Ok(())
     };
     remove().map_err(|e: io::Error| DiskError::Directory(directory.path().to_owned(), e))
 }
