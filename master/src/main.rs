@@ -17,7 +17,7 @@ const SECTION: u8 = 8;
 
 const PAGES: [Page; 2] = [
     Page { name: "metrics", render: metrics::reference_page },
-    Page { name: "rest", render: api::openapi::reference_page },
+    Page { name: "rest", render: || Ok(api::openapi::reference_page()) },
 ];
 
 fn main() -> ExitCode {

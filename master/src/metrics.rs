@@ -133,7 +133,7 @@ fn gauge(registry: &mut Registry, name: &str, help: &str, value: usize) {
 }
 
 /// Page of the reference. Families without a sample are not encoded, so each has one here.
-pub fn reference_page() -> String {
+pub fn reference_page() -> Result<String, fmt::Error> {
     let metrics = Metrics::default();
     metrics.requests.sample();
     metrics.commits.sample();
@@ -141,7 +141,7 @@ pub fn reference_page() -> String {
     metrics.store.record(contiv_store::Operation::Get, &read, std::time::Duration::ZERO);
     let cache = ClusterCache::default();
     let leading = Leading { pools: Pools::sample(), ..Leading::new(&cache, 0) };
-    metrics_page::page("Metrics of netmaster", &metrics.text(true, Some(leading)).unwrap_or_default())
+    Ok(metrics_page::page("Metrics of netmaster", &metrics.text(true, Some(leading))?))
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ mod markdown;
 
 use std::{
     ffi::OsString,
+    fmt,
     io::{self, Write as _},
     path::{Path, PathBuf},
     process::ExitCode,
@@ -25,7 +26,7 @@ pub struct Page {
     /// Word on the command line that selects it.
     pub name: &'static str,
     /// Renders the text.
-    pub render: fn() -> String,
+    pub render: fn() -> Result<String, fmt::Error>,
 }
 
 /// An export that failed.
@@ -38,6 +39,14 @@ pub enum Error {
         given: String,
         /// What is accepted.
         accepted: String,
+    },
+    /// A page cannot be rendered.
+    #[error("render the page {name}")]
+    Page {
+        /// Name of the page.
+        name: &'static str,
+        /// The cause.
+        source: fmt::Error,
     },
     /// A file of a man page cannot be written.
     #[error("write man pages to {}", directory.display())]
@@ -57,7 +66,8 @@ pub enum Error {
 ///
 /// # Errors
 ///
-/// [`Error::Unknown`] if the words select nothing, [`Error::ManPages`] if the directory cannot be written.
+/// [`Error::Unknown`] if the words select nothing, [`Error::Page`] if a page cannot be rendered, [`Error::ManPages`] if
+/// the directory cannot be written.
 pub fn export(
     command: Command,
     section: u8,
@@ -110,10 +120,12 @@ fn render(mut command: Command, section: u8, pages: &[Page], words: &[&str]) -> 
             }
             Ok(String::from_utf8_lossy(&script).into_owned())
         }
-        [name] if pages.iter().any(|page| page.name == *name) => {
-            Ok(pages.iter().filter(|page| page.name == *name).map(|page| (page.render)()).collect())
-        }
-        _ => {
+        words => {
+            if let [word] = words
+                && let Some(Page { name, render }) = pages.iter().find(|page| page.name == *word)
+            {
+                return render().map_err(|source| Error::Page { name, source });
+            }
             let pages = pages.iter().map(|page| page.name);
             let accepted: Vec<_> =
                 ["markdown", "man DIR", "completion SHELL"].into_iter().chain(pages).collect();
@@ -157,10 +169,6 @@ mod tests {
             .subcommand(Command::new("stop").about("Stops.").arg(Arg::new("when").help("Time")))
     }
 
-    fn metrics() -> String {
-        "metrics\n".to_owned()
-    }
-
     #[test]
     fn other_commands_are_left_alone() {
         for line in ["tool", "tool --speed 3", "tool stop reference"] {
@@ -185,10 +193,14 @@ mod tests {
 
     #[test]
     fn pages_and_completions_are_selected_by_name() {
-        let pages = [Page { name: "metrics", render: metrics }];
+        let pages = [
+            Page { name: "metrics", render: || Ok("metrics\n".to_owned()) },
+            Page { name: "broken", render: || Err(fmt::Error) },
+        ];
         let run = |line: &str| export(command(), 1, &pages, &words(line)).unwrap();
         assert_eq!(run("tool reference metrics").unwrap(), "metrics\n");
         assert!(run("tool reference completion bash").unwrap().contains("--speed"));
+        assert_eq!(run("tool reference broken").unwrap_err().to_string(), "render the page broken");
         let error = run("tool reference frobnicate").unwrap_err().to_string();
         assert!(
             error.contains("frobnicate") && error.contains("markdown") && error.contains("metrics"),

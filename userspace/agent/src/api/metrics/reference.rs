@@ -1,6 +1,6 @@
 //! The page of the reference. Families without a sample are not encoded, so each has one here.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use contiv_daemon::metrics_page;
 use contiv_model::service::Protocol;
@@ -19,11 +19,11 @@ use crate::{
 };
 
 /// Markdown with a row per metric.
-pub fn reference_page() -> String {
+pub fn reference_page() -> Result<String, fmt::Error> {
     let (recorded, status, measurements) = sample(1);
     let (_, _, reader, _) = crate::state::new([]);
-    let text = encode(&recorded, &condition(&status), &measurements, &reader).unwrap_or_default();
-    metrics_page::page("Metrics of netplugin", &text)
+    let text = encode(&recorded, &condition(&status), &measurements, &reader)?;
+    Ok(metrics_page::page("Metrics of netplugin", &text))
 }
 
 /// A failed ADD of 3 ms, and one sample of each family, but `rules` rules.
