@@ -88,7 +88,7 @@ async fn client(mut client: Client, id: u64, mut known: Known, mut random: Rando
     known
 }
 
-/// Increments the common counter if nobody else has since it was read.
+/// Increments the common counter if it has not changed since it was read.
 async fn count(client: &mut Client, known: &mut Known) -> Result<i64, etcd_client::Error> {
     let found = client.get(COUNTER, None).await?;
     let (value, revision) = match found.kvs().first() {

@@ -117,7 +117,7 @@ fn copy(identity: Identity, puts: &[(&str, &str)]) -> Result<OneCopy> {
     let ((_durable, durable), state) = (watch::channel(state.durable), Arc::new(RwLock::new(state)));
     let directory: Arc<dyn Directory> = Arc::new(disk);
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    // Nobody writes.
+    // The copies are only read.
     let (commands, _) = std::sync::mpsc::channel();
     let stop = CancellationToken::new();
     let shared = Shared { state, commands, durable, identity, address, directory, stop };
