@@ -42,8 +42,9 @@ fn after_a_failed_sync_nothing_is_written_until_a_restart() {
     make_network(master.address, "before", "10.0.0.0/24");
 
     let mut strace = fail_syncs(&master);
+    // The first sync may be another's: then there is no leader any more.
     let refused = add_network(&master, "failed", "10.1.0.0/24");
-    assert!(refused.status == 503 && refused.body.contains("may have been carried out"), "{refused:?}");
+    assert_eq!(refused.status, 503, "{refused:?}");
     strace.terminate(WAIT_TIMEOUT).unwrap();
 
     // Syncs succeed again, and would say nothing about what was lost.

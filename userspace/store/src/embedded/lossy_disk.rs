@@ -5,14 +5,17 @@
 //! as a journal does. A failed sync writes a random part and forgets the rest, as Linux does: reads
 //! return it until the file is opened again, and no later sync writes it.
 
+mod file;
+mod random;
+
 use super::directory::Directory;
+use file::{Change, File, put};
+pub(super) use random::Random;
 use redb::StorageBackend;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-const SECTOR: usize = 512;
 
 /// A disk with the files of one directory. Clones are the same disk.
 #[derive(Clone, Debug)]
@@ -58,21 +61,6 @@ struct Inner {
     /// The event that occurs after a number of operations.
     event: Option<(u64, Event)>,
     operations: Operations,
-}
-
-#[derive(Debug, Default)]
-struct File {
-    /// What reads return.
-    cached: Vec<u8>,
-    durable: Vec<u8>,
-    /// Since the last sync, in order.
-    pending: Vec<Change>,
-}
-
-#[derive(Debug)]
-enum Change {
-    Write(usize, Vec<u8>),
-    SetLen(usize),
 }
 
 #[derive(Debug)]
@@ -203,48 +191,6 @@ impl Inner {
     }
 }
 
-impl File {
-    /// Writes a random part of the pending changes and forgets the rest. Returns the number of
-    /// sectors that were lost.
-    fn settle(&mut self, random: &mut Random) -> u64 {
-        // Between nothing and everything; a whole prefix as often as single sectors.
-        let (percent, cut) = (random.below(5) * 25, random.below(self.pending.len() as u64 + 1));
-        let in_order = random.below(3) == 0;
-        let mut lost = 0;
-        for (i, change) in std::mem::take(&mut self.pending).into_iter().enumerate() {
-            let mut keeps = || if in_order { (i as u64) < cut } else { random.below(100) < percent };
-            match change {
-                Change::SetLen(len) if keeps() => self.durable.resize(len, 0),
-                Change::SetLen(_) => {}
-                Change::Write(offset, data) => {
-                    for (at, sector) in sectors(offset, &data) {
-                        if keeps() { put(&mut self.durable, at, sector) } else { lost += 1 }
-                    }
-                }
-            }
-        }
-        lost
-    }
-}
-
-/// Parts of a write that the disk writes as a whole, with their offsets.
-fn sectors(mut offset: usize, mut data: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
-    std::iter::from_fn(move || {
-        let (sector, rest) = data.split_at((SECTOR - offset % SECTOR).min(data.len()));
-        let at = offset;
-        (offset, data) = (offset + sector.len(), rest);
-        (!sector.is_empty()).then_some((at, sector))
-    })
-}
-
-fn put(file: &mut Vec<u8>, offset: usize, data: &[u8]) {
-    let end = offset + data.len();
-    if file.len() < end {
-        file.resize(end, 0);
-    }
-    file[offset..end].copy_from_slice(data);
-}
-
 impl Directory for LossyDisk {
     fn path(&self) -> &Path {
         Path::new("lossy")
@@ -326,23 +272,6 @@ impl Inner {
     }
 }
 
-impl File {
-    /// Writes everything that is pending. What an earlier failed sync forgot is dropped from reads.
-    fn sync(&mut self) {
-        self.flush();
-        self.cached.clone_from(&self.durable);
-    }
-
-    fn flush(&mut self) {
-        for change in std::mem::take(&mut self.pending) {
-            match change {
-                Change::Write(offset, data) => put(&mut self.durable, offset, &data),
-                Change::SetLen(len) => self.durable.resize(len, 0),
-            }
-        }
-    }
-}
-
 impl Handle {
     fn with<T>(&self, act: impl FnOnce(&mut Inner, u64) -> io::Result<T>) -> io::Result<T> {
         let mut inner = self.disk.lock();
@@ -406,31 +335,9 @@ impl StorageBackend for Handle {
     }
 }
 
-/// SplitMix64: a fault must be the same for the same seed on every machine.
-#[derive(Clone, Debug)]
-pub(super) struct Random(pub(super) u64);
-
-impl Random {
-    /// The next 64 bits.
-    pub(super) fn next_bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    }
-
-    /// A number below `end`; 0 if that is 0.
-    pub(super) fn below(&mut self, end: u64) -> u64 {
-        self.next_bits().checked_rem(end).unwrap_or(0)
-    }
-
-    fn split(&mut self) -> Random {
-        Random(self.next_bits())
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::file::SECTOR;
     use super::*;
 
     fn content(disk: &LossyDisk) -> Vec<u8> {
