@@ -10,6 +10,8 @@ mod allocation_record;
 mod allocation_table;
 mod chunk_table;
 mod index;
+mod link_log;
+mod links;
 mod record;
 mod record_body;
 mod revisions;
@@ -24,12 +26,16 @@ use std::sync::Arc;
 
 use contiv_model::{endpoint, event::Event, group, key::Key, network, service};
 use contiv_store::{KeyValue, Update};
+use tokio::sync::watch;
 
 pub use allocation_change::{AllocationChange, Traffic};
 pub use allocation_record::AllocationRecord;
 use chunk_table::ChunkTable;
 use index::Index;
 pub use index::{AddressOwner, Labels};
+pub use link_log::{LinkChange, LinkChanges};
+use links::LinkIndex;
+pub use links::{ContentVersion, Linked, Links, Reference, clear_stored_links};
 use record::Tables;
 pub use record::{Entry, GroupIds, ONLY, Pending, Table};
 pub use record_body::RecordBody;
@@ -44,6 +50,7 @@ pub struct ClusterCache {
     networks: AllocationTable<network::State>,
     groups: AllocationTable<group::State>,
     index: Index,
+    links: LinkIndex,
     /// Keys of allocation records that must be read again, because the watch delivered a change of
     /// their journal. A journal holds all changes since its record was written, and an older
     /// version of it may already be merged into the bitmaps. A new leader reads these keys again.
@@ -151,6 +158,36 @@ impl ClusterCache {
         self.index.services_of(endpoint)
     }
 
+    /// Keys of the objects of type `R` that refer to the object `key` of type `T`, sorted.
+    pub fn linked<T: Entry, R: Entry>(&self, key: &str) -> impl Iterator<Item = &str> {
+        let keys = T::TYPE.zip(R::TYPE).and_then(|(target, referrer)| self.links.get(target, referrer, key));
+        keys.into_iter().flat_map(|keys| keys.iter()).map(String::as_str)
+    }
+
+    /// Derived links of the object `key` of type `T`.
+    pub fn links_of<T: Entry>(&self, key: &str) -> Links {
+        let Some(target) = T::TYPE else { return Links::default() };
+        let sets = T::REFERRERS.iter();
+        Links::new(
+            sets.filter_map(|referrer| Some((*referrer, self.links.get(target, *referrer, key)?.clone()))),
+        )
+    }
+
+    /// Receives the number of the next change of derived links.
+    pub fn link_changes(&self) -> watch::Receiver<u64> {
+        self.links.log.subscribe()
+    }
+
+    /// Changes of derived links with this number and later ones.
+    pub fn link_changes_since(&self, number: u64) -> LinkChanges {
+        self.links.log.since(number)
+    }
+
+    /// Changes of derived links after a revision of the store.
+    pub fn link_changes_after(&self, revision: i64) -> LinkChanges {
+        self.links.log.after(revision)
+    }
+
     /// Removes and returns the keys of records and journals that must be read again before
     /// planning.
     pub fn take_stale(&mut self) -> Vec<String> {
@@ -165,6 +202,7 @@ impl ClusterCache {
             Event::Init => {}
             Event::InitDone => {
                 self.complete = self.complete.max(update.revision);
+                self.links.log.restart(self.complete);
                 return true;
             }
             Event::InitApply(path, kv) | Event::Apply(path, kv) => {
@@ -240,11 +278,16 @@ impl ClusterCache {
         if table.get(id).is_some_and(|known| revision <= known.revision) {
             return;
         }
+        let known = table.get(id).map(|known| &*known.value);
+        // An entry that is reloaded is removed first, at the revision `i64::MAX`.
+        let changed = if revision == i64::MAX { self.complete } else { revision };
         match kv.map(|kv| UnknownFields::read::<T>(&kv.value)) {
             None => {
+                self.links.replace(id, known, None, changed);
                 table.remove(id);
             }
             Some(Ok((value, unknown))) => {
+                self.links.replace(id, known, Some(&value), changed);
                 table.insert(id.to_owned(), record::Versioned { value: value.into(), revision, unknown });
             }
             Some(Err(error)) => {

@@ -15,8 +15,10 @@ mod service;
 mod tenant;
 mod volume;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 
 use contiv_model::{api, key::ObjectType};
 use schemars::{JsonSchema, SchemaGenerator};
@@ -28,7 +30,7 @@ pub use listing::{FieldSelector, Page, Selection};
 pub use service::restore as restore_services;
 
 use crate::access::Scope;
-use crate::cache::{ClusterCache, Entry, StagedTxn, Version};
+use crate::cache::{ClusterCache, ContentVersion, Entry, Links, StagedTxn, Version};
 use crate::domain::fabric;
 use crate::go_json;
 use crate::problem::{Answer, Problem};
@@ -136,18 +138,22 @@ pub struct Operations {
     pub list: fn(&ClusterCache, &Scope, Selection) -> Report<Result<Page, Problem>>,
     pub get: fn(&ClusterCache, key: &str, &Scope) -> Result<Representation, Problem>,
     pub inspect: fn(&ClusterCache, key: &str, &Scope, &Cluster) -> Report<Answer>,
-    /// Decodes a record of the store.
-    pub decode: fn(record: &[u8]) -> Result<Stored, Problem>,
+    /// Whether the objects have derived links.
+    pub linked: bool,
+    pub keys: fn(&ClusterCache) -> Vec<String>,
+    /// None if the object does not exist.
+    pub cached: fn(&ClusterCache, key: &str) -> Option<Result<Stored, Problem>>,
+    /// Decodes a record of the store. Derived links are those in the cache.
+    pub decode: fn(record: &[u8], &ClusterCache) -> Result<Stored, Problem>,
 }
 
 /// An object as a GET answers it.
 pub struct Representation {
     pub body: Vec<u8>,
-    /// The store's revision of the object.
-    pub revision: i64,
+    pub version: ContentVersion,
 }
 
-/// An object as the store has it.
+/// An object of the store, with its derived links.
 pub struct Stored {
     /// Response body of a GET.
     pub body: Vec<u8>,
@@ -190,6 +196,9 @@ impl Type {
                 version: version::<T>,
                 list: list::<T>,
                 get: get::<T>,
+                linked: !T::REFERRERS.is_empty(),
+                keys: |cache| cache.table::<T>().keys().cloned().collect(),
+                cached: cached::<T>,
                 decode: decode::<T>,
                 inspect: inspect::<T>,
             },
@@ -246,6 +255,14 @@ fn put<T: Object>(request: &Fields, scope: &Scope, staged: &mut StagedTxn<'_>) -
     Ok(answer)
 }
 
+/// The object as a GET answers it, with its derived links.
+fn with_links<'o, T: Object>(object: &'o T, links: &Links) -> Cow<'o, T> {
+    match T::REFERRERS.is_empty() {
+        true => Cow::Borrowed(object),
+        false => Cow::Owned(links.added_to(object)),
+    }
+}
+
 /// Marks application profiles that the change affects. Requests for application profiles are sent
 /// to the gateway directly.
 fn mark_fabric_pending<T: Object>(staged: &mut StagedTxn<'_>) {
@@ -258,7 +275,10 @@ fn create_or_update<T: Object>(request: &Fields, staged: &mut StagedTxn<'_>) -> 
     let new: T = serde_json::from_value(Value::Object(request.clone()))
         .map_err(|e| Problem::invalid(format!("{}: {e}", T::KIND.as_str())))?;
     match staged.get::<T>(new.key()) {
-        None => go_json::encode(&new.create(staged)?),
+        None => {
+            let new = new.create(staged)?;
+            go_json::encode(&with_links(&new, &staged.links_of::<T>(new.key())))
+        }
         Some(old) => {
             ensure_same_object(request, &*old)?;
             let echo = go_json::encode(&new.echo())?;
@@ -314,11 +334,13 @@ fn list<T: Object>(
     let all = selection.selector.is_empty() && *scope == Scope::All;
     let taken = if all { limit.saturating_add(1) } else { usize::MAX };
     let objects = cache.shared_after::<T>(selection.after.as_deref(), taken);
+    let objects: Vec<(Arc<T>, Links)> =
+        objects.into_iter().map(|object| (object.clone(), cache.links_of::<T>(object.key()))).collect();
     let (revision, scope) = (cache.complete_revision(), scope.clone());
     Box::new(move || {
-        let mut page: Vec<&T> = Vec::new();
+        let mut page: Vec<Cow<'_, T>> = Vec::new();
         let mut more_after = None;
-        for object in objects.iter().filter(|object| scope.has_tenant(object.tenant())) {
+        for (object, links) in objects.iter().filter(|(object, _)| scope.has_tenant(object.tenant())) {
             if !selection.selector.is_empty() && !selection.selector.matches(&fields(&**object)?) {
                 continue;
             }
@@ -326,7 +348,7 @@ fn list<T: Object>(
                 more_after = page.last().map(|last| last.key().to_owned());
                 break;
             }
-            page.push(object);
+            page.push(with_links(&**object, links));
         }
         Ok(Page { body: go_json::encode(&page)?, more_after, revision })
     })
@@ -339,14 +361,25 @@ fn fields<T: Object>(object: &T) -> Result<Value, Problem> {
 fn get<T: Object>(cache: &ClusterCache, key: &str, scope: &Scope) -> Result<Representation, Problem> {
     let known = cache.table::<T>().get(key).filter(|known| scope.has_tenant(known.value.tenant()));
     let known = known.ok_or_else(|| not_found(T::KIND))?;
-    Ok(Representation { body: go_json::encode(&*known.value)?, revision: known.revision })
+    let links = cache.links_of::<T>(key);
+    let body = go_json::encode(&with_links(&*known.value, &links))?;
+    Ok(Representation { body, version: ContentVersion::new(known.revision, &links) })
 }
 
-fn decode<T: Object>(record: &[u8]) -> Result<Stored, Problem> {
+fn decode<T: Object>(record: &[u8], cache: &ClusterCache) -> Result<Stored, Problem> {
     let object: T = serde_json::from_slice(record)
         .map_err(|e| Problem::unavailable(format!("decode a record of {}: {e}", T::KIND.as_str())))?;
+    stored(&object, cache)
+}
+
+fn cached<T: Object>(cache: &ClusterCache, key: &str) -> Option<Result<Stored, Problem>> {
+    cache.get::<T>(key).map(|object| stored(object, cache))
+}
+
+fn stored<T: Object>(object: &T, cache: &ClusterCache) -> Result<Stored, Problem> {
     let tenant = object.tenant().map(str::to_owned);
-    Ok(Stored { body: go_json::encode(&object)?, fields: fields(&object)?, tenant })
+    let body = go_json::encode(&with_links(object, &cache.links_of::<T>(object.key())))?;
+    Ok(Stored { body, fields: fields(object)?, tenant })
 }
 
 fn inspect<T: Object>(cache: &ClusterCache, key: &str, scope: &Scope, cluster: &Cluster) -> Report<Answer> {
@@ -355,9 +388,9 @@ fn inspect<T: Object>(cache: &ClusterCache, key: &str, scope: &Scope, cluster: &
     if let Err(problem) = object.can_inspect(cache) {
         return Box::new(|| Err(problem));
     }
-    let oper = object.oper(cache, cluster);
+    let (oper, links) = (object.oper(cache, cluster), cache.links_of::<T>(key));
     Box::new(move || {
-        let config = &*object;
+        let config = &with_links(&*object, &links);
         match oper {
             Some(oper) => go_json::encode(&api::Inspect { config, oper: oper() }),
             None => go_json::encode(&BTreeMap::from([("Config", config)])),

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use contiv_model::api::{
-    EndpointGroupOper, EndpointInspect, EndpointOper, NetworkOper, Node, Policy, PolicyOper, ServiceLbOper,
-    Tenant, TenantOper,
+    EndpointGroup, EndpointGroupOper, EndpointInspect, EndpointOper, NetworkOper, Node, Policy, PolicyOper,
+    ServiceLbOper, Tenant, TenantOper,
 };
 use contiv_model::{endpoint, group, network, node, registry, service};
 
@@ -74,7 +74,7 @@ fn group_without_endpoints(
 }
 
 pub fn policy(policy: &Policy, cache: &ClusterCache) -> Report<PolicyOper> {
-    let groups = policy.link_sets.endpoint_groups.keys().map(|key| state_key(key));
+    let groups = cache.linked::<Policy, EndpointGroup>(&policy.key).map(state_key);
     let mut endpoints: Vec<_> =
         groups.flat_map(|key| cache.endpoints_of_group(&key).collect::<Vec<_>>()).collect();
     Box::new(move || {
@@ -97,6 +97,7 @@ pub fn service(service: &service::State, cache: &ClusterCache) -> Report<Service
 }
 
 pub fn tenant(tenant: &Tenant, cache: &ClusterCache) -> Report<TenantOper> {
+    let tenant = cache.links_of::<Tenant>(&tenant.key).added_to(tenant);
     let sets = &tenant.link_sets;
     let mut oper = TenantOper {
         total_app_profiles: sets.app_profiles.len() as i64,

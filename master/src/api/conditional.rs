@@ -1,9 +1,9 @@
 //! Conditional requests (RFC 9110, section 13). The entity tag of an object is the store's revision
-//! of its record.
+//! of its record, with a digest of the links that are derived from other records.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 
-use crate::cache::Version;
+use crate::cache::{ContentVersion, Version};
 use crate::problem::Problem;
 
 /// Conditions of a request for an object.
@@ -26,10 +26,9 @@ struct EntityTag {
     opaque: String,
 }
 
-/// Entity tag of an object whose record has `revision`.
-pub(super) fn entity_tag(revision: i64) -> HeaderValue {
-    // Digits and quotes are valid in a header.
-    HeaderValue::try_from(format!("\"{revision}\"")).unwrap_or(HeaderValue::from_static("\"\""))
+pub(super) fn entity_tag(version: ContentVersion) -> HeaderValue {
+    // Digits, a hyphen and quotes are valid in a header.
+    HeaderValue::try_from(format!("\"{version}\"")).unwrap_or(HeaderValue::from_static("\"\""))
 }
 
 impl Preconditions {
@@ -44,7 +43,7 @@ impl Preconditions {
     pub(super) fn check(&self, object: &str, version: Version) -> Result<(), Problem> {
         let state = match version {
             Version::Absent => "it does not exist".to_owned(),
-            Version::At(revision) => format!("its entity tag is \"{revision}\""),
+            Version::At(version) => format!("its entity tag is \"{version}\""),
             Version::Staged => "another request changes it".to_owned(),
         };
         if self.if_match.as_ref().is_some_and(|tags| !tags.matches(version, Comparison::Strong)) {
@@ -56,9 +55,9 @@ impl Preconditions {
         Ok(())
     }
 
-    /// Whether the client of a GET has the object of `revision` already.
-    pub(super) fn is_known(&self, revision: i64) -> bool {
-        let known = |tags: &EntityTags| tags.matches(Version::At(revision), Comparison::Weak);
+    /// Whether the client of a GET has this version of the object already.
+    pub(super) fn is_known(&self, version: ContentVersion) -> bool {
+        let known = |tags: &EntityTags| tags.matches(Version::At(version), Comparison::Weak);
         self.if_none_match.as_ref().is_some_and(known)
     }
 }
@@ -96,8 +95,8 @@ impl EntityTags {
             (EntityTags::Any, _) => true,
             // The revision that it will have is not known.
             (EntityTags::List(_), Version::Staged) => false,
-            (EntityTags::List(list), Version::At(revision)) => list.iter().any(|tag| {
-                tag.opaque == revision.to_string() && (!tag.weak || matches!(comparison, Comparison::Weak))
+            (EntityTags::List(list), Version::At(version)) => list.iter().any(|tag| {
+                tag.opaque == version.to_string() && (!tag.weak || matches!(comparison, Comparison::Weak))
             }),
         }
     }
@@ -124,6 +123,11 @@ fn parse(text: &str) -> Option<Vec<EntityTag>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::Links;
+
+    fn at(revision: i64) -> ContentVersion {
+        ContentVersion::new(revision, &Links::default())
+    }
 
     fn given(name: HeaderName, value: &'static str) -> Result<Preconditions, Problem> {
         Preconditions::of(&HeaderMap::from_iter([(name, HeaderValue::from_static(value))]))
@@ -134,14 +138,14 @@ mod tests {
         let allowed =
             |name, value, version| given(name, value).unwrap().check("network a:b", version).is_ok();
         for (value, version, result) in [
-            ("*", Version::At(7), true),
+            ("*", Version::At(at(7)), true),
             ("*", Version::Staged, true),
             ("*", Version::Absent, false),
-            ("\"7\"", Version::At(7), true),
-            ("\"6\", \"7\"", Version::At(7), true),
-            ("\"6,7\",\"7\"", Version::At(7), true),
-            ("\"8\"", Version::At(7), false),
-            ("W/\"7\"", Version::At(7), false),
+            ("\"7\"", Version::At(at(7)), true),
+            ("\"6\", \"7\"", Version::At(at(7)), true),
+            ("\"6,7\",\"7\"", Version::At(at(7)), true),
+            ("\"8\"", Version::At(at(7)), false),
+            ("W/\"7\"", Version::At(at(7)), false),
             ("\"7\"", Version::Staged, false),
             ("\"7\"", Version::Absent, false),
         ] {
@@ -149,10 +153,10 @@ mod tests {
         }
         for (value, version, result) in [
             ("*", Version::Absent, true),
-            ("*", Version::At(7), false),
+            ("*", Version::At(at(7)), false),
             ("*", Version::Staged, false),
-            ("\"7\"", Version::At(7), false),
-            ("\"6\"", Version::At(7), true),
+            ("\"7\"", Version::At(at(7)), false),
+            ("\"6\"", Version::At(at(7)), true),
         ] {
             assert_eq!(allowed(header::IF_NONE_MATCH, value, version), result, "{value} {version:?}");
         }
@@ -169,8 +173,8 @@ mod tests {
 
     #[test]
     fn a_known_version_is_not_sent_again() {
-        assert!(given(header::IF_NONE_MATCH, "W/\"7\"").unwrap().is_known(7));
-        assert!(!given(header::IF_NONE_MATCH, "\"6\"").unwrap().is_known(7));
-        assert!(!Preconditions::default().is_known(7));
+        assert!(given(header::IF_NONE_MATCH, "W/\"7\"").unwrap().is_known(at(7)));
+        assert!(!given(header::IF_NONE_MATCH, "\"6\"").unwrap().is_known(at(7)));
+        assert!(!Preconditions::default().is_known(at(7)));
     }
 }

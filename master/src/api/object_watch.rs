@@ -3,7 +3,7 @@
 //! Events are `put` with the object as GET answers it, `delete` with its key, `synced` after the
 //! snapshot of a watch without a revision, and `gone` at the end of a watch whose history is not
 //! available any more: the client lists the objects again. The id of an event is the revision of the
-//! store to continue after.
+//! store to continue after. An event about changed links has no id: its record did not change.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -14,12 +14,15 @@ use axum::response::{IntoResponse as _, Response};
 use contiv_model::event;
 use contiv_model::key::{Key, MODELDB};
 use contiv_store::{Batch, KeyValue, Update};
-use futures::{Stream, StreamExt as _, stream};
+use futures::stream::{self, BoxStream};
+use futures::{Stream, StreamExt as _};
 use serde_json::json;
+use tokio::sync::watch;
 
 use crate::access::Scope;
+use crate::cache::{ClusterCache, LinkChanges, SharedCache};
 use crate::leadership::Leader;
-use crate::objects::{FieldSelector, Type};
+use crate::objects::{FieldSelector, Stored, Type};
 use crate::problem::Problem;
 
 /// Interval of comments in an idle stream, so that clients and proxies notice a broken connection.
@@ -33,6 +36,7 @@ pub(super) struct ObjectWatch {
     pub(super) selector: FieldSelector,
     /// Continue after this revision, without a snapshot.
     pub(super) after: Option<i64>,
+    pub(super) cache: SharedCache,
 }
 
 impl ObjectWatch {
@@ -54,20 +58,14 @@ impl ObjectWatch {
     }
 
     fn events(self, batches: impl Stream<Item = Batch> + Send + 'static) -> impl Stream<Item = Event> + Send {
-        // A listing is expected once, as the snapshot.
-        let listings = usize::from(self.after.is_none());
-        let state = Some((self, batches.boxed(), listings));
-        let steps = stream::unfold(state, |state| async {
-            let (watch, mut batches, listings) = state?;
-            let batch = batches.next().await?;
-            if batch.relisted.is_none() {
-                return Some((watch.changes(batch.updates), Some((watch, batches, listings))));
-            }
-            match listings.checked_sub(1) {
-                Some(left) => Some((watch.changes(batch.updates), Some((watch, batches, left)))),
-                None => Some((vec![gone()], None)),
-            }
-        });
+        let following = Following {
+            // A listing is expected once, as the snapshot.
+            listings: usize::from(self.after.is_none()),
+            links: LinkFollower::new(&self),
+            batches: batches.boxed(),
+            watch: self,
+        };
+        let steps = stream::unfold(Some(following), |following| async { following?.step().await });
         steps.flat_map(stream::iter)
     }
 
@@ -101,7 +99,7 @@ impl ObjectWatch {
 
     /// `known`: the client may have an earlier version.
     fn put(&self, path: &str, kv: &KeyValue, known: bool) -> Option<Event> {
-        let stored = match (self.object_type.operations.decode)(&kv.value) {
+        let stored = match (self.object_type.operations.decode)(&kv.value, &self.cache.read()) {
             Ok(stored) => stored,
             Err(error) => {
                 tracing::warn!(key = path, %error, "watch objects: a record of the store is invalid; left out");
@@ -112,12 +110,27 @@ impl ObjectWatch {
             return None;
         }
         match self.selector.matches(&stored.fields) {
-            true => {
-                Some(Event::default().event("put").data(String::from_utf8_lossy(&stored.body).trim_end()))
-            }
+            true => Some(put_event(&stored)),
             false if known => self.delete(path),
             false => None,
         }
+    }
+
+    /// Objects whose derived links changed.
+    fn relinked(&self, changes: LinkChanges, cache: &ClusterCache) -> Vec<Event> {
+        let (kind, operations) = (self.object_type.kind, &self.object_type.operations);
+        let keys: Vec<String> = match changes {
+            LinkChanges::Known(changes) => {
+                let of_type = changes.into_iter().filter(|change| change.object_type == kind);
+                of_type.map(|change| change.key).collect()
+            }
+            LinkChanges::Lost => (operations.keys)(cache),
+        };
+        let objects = keys.iter().filter_map(|key| (operations.cached)(cache, key)?.ok());
+        let watched = objects.filter(|object| {
+            self.scope.has_tenant(object.tenant.as_deref()) && self.selector.matches(&object.fields)
+        });
+        watched.map(|object| put_event(&object)).collect()
     }
 
     fn delete(&self, path: &str) -> Option<Event> {
@@ -127,6 +140,69 @@ impl ObjectWatch {
         }
         Some(Event::default().event("delete").data(json!({"key": key}).to_string()))
     }
+}
+
+/// A watch that has started.
+struct Following {
+    watch: ObjectWatch,
+    batches: BoxStream<'static, Batch>,
+    /// Listings of the store that are expected.
+    listings: usize,
+    links: LinkFollower,
+}
+
+impl Following {
+    /// The next events; without a next state, the stream ends after them.
+    async fn step(mut self) -> Option<(Vec<Event>, Option<Following>)> {
+        let may_relink = self.listings == 0 && self.watch.object_type.operations.linked;
+        // Changes of links come first: an object that is deleted later must not appear again.
+        let batch = tokio::select! {
+            biased;
+            events = self.links.next(&self.watch), if may_relink => return Some((events?, Some(self))),
+            batch = self.batches.next() => batch?,
+        };
+        if batch.relisted.is_some() {
+            match self.listings.checked_sub(1) {
+                Some(left) => self.listings = left,
+                None => return Some((vec![gone()], None)),
+            }
+        }
+        Some((self.watch.changes(batch.updates), Some(self)))
+    }
+}
+
+/// Follows changes of derived links, which are no changes of the object's record.
+struct LinkFollower {
+    changed: watch::Receiver<u64>,
+    /// Number of the next change; none before the changes after a revision are read.
+    next: Option<u64>,
+}
+
+impl LinkFollower {
+    fn new(watch: &ObjectWatch) -> LinkFollower {
+        let changed = watch.cache.read().link_changes();
+        let next = watch.after.is_none().then(|| *changed.borrow());
+        LinkFollower { changed, next }
+    }
+
+    /// Events about the next changes; none if the cache is gone.
+    async fn next(&mut self, watch: &ObjectWatch) -> Option<Vec<Event>> {
+        if self.next.is_some_and(|next| next == *self.changed.borrow()) {
+            let next = self.next;
+            self.changed.wait_for(|number| Some(*number) != next).await.ok()?;
+        }
+        let cache = watch.cache.read();
+        let changes = match (self.next, watch.after) {
+            (None, Some(revision)) => cache.link_changes_after(revision),
+            (next, _) => cache.link_changes_since(next.unwrap_or_default()),
+        };
+        self.next = Some(*self.changed.borrow());
+        Some(watch.relinked(changes, &cache))
+    }
+}
+
+fn put_event(object: &Stored) -> Event {
+    Event::default().event("put").data(String::from_utf8_lossy(&object.body).trim_end())
 }
 
 fn gone() -> Event {

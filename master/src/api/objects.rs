@@ -60,7 +60,8 @@ impl ObjectRoutes<'_> {
         if parameters.watch()? {
             let after = parameters.watch_after(headers)?;
             let (object_type, scope) = (self.object_type, self.scope.clone());
-            let watch = ObjectWatch { object_type, scope, selector: selection.selector, after };
+            let (selector, cache) = (selection.selector, self.leader.cache.clone());
+            let watch = ObjectWatch { object_type, scope, selector, after, cache };
             return watch.start(self.leader);
         }
         let scope = self.scope.clone();
@@ -79,12 +80,12 @@ impl ObjectRoutes<'_> {
     fn try_get(&self, key: &str, headers: &HeaderMap) -> Result<Response<Body>, Problem> {
         let preconditions = Preconditions::of(headers)?;
         let get = self.object_type.operations.get;
-        let Representation { body, revision } = get(&self.leader.cache.read(), key, self.scope)?;
-        let mut response = match preconditions.is_known(revision) {
+        let Representation { body, version } = get(&self.leader.cache.read(), key, self.scope)?;
+        let mut response = match preconditions.is_known(version) {
             true => not_modified(),
             false => self.format.json(Ok(body)),
         };
-        response.headers_mut().insert(header::ETAG, entity_tag(revision));
+        response.headers_mut().insert(header::ETAG, entity_tag(version));
         Ok(response)
     }
 

@@ -14,6 +14,7 @@ use contiv_store::{KeyValue, Op};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::ClusterCache;
+use super::links::{LinkIndex, Linked, Reference};
 use super::revisions::Revisions;
 use super::unknown_fields::UnknownFields;
 
@@ -33,7 +34,7 @@ pub const ONLY: &str = "";
 pub(super) type Overlay<T> = BTreeMap<String, Option<Arc<T>>>;
 
 /// A value with a key of its own in the store.
-pub trait Entry: Serialize + DeserializeOwned + Send + Sync + 'static {
+pub trait Entry: Linked + Serialize + DeserializeOwned + Send + Sync + 'static {
     /// Key of the value in the store.
     fn path(id: &str) -> String;
     #[doc(hidden)]
@@ -70,7 +71,11 @@ pub struct Pending {
 }
 
 macro_rules! records {
-    ($($field:ident: $type:ty, |$id:ident| $key:expr;)*) => {
+    (@links $type:ty, linked) => {};
+    (@links $type:ty) => { impl Linked for $type {} };
+    ($($field:ident: $type:ty, |$id:ident| $key:expr $(, $linked:ident)?;)*) => {
+        $(records!(@links $type $(, $linked)?);)*
+
         #[derive(Default)]
         pub struct Tables { $($field: Table<$type>,)* }
 
@@ -88,6 +93,16 @@ macro_rules! records {
         impl Overlays {
             pub(super) fn len(&self) -> usize {
                 0 $(+ self.$field.len())*
+            }
+
+            /// Passes each staged object of the type to `each`: its key and what it refers to, which is
+            /// nothing for a deletion.
+            pub(super) fn each_of(&self, object_type: ObjectType, mut each: impl FnMut(&str, Vec<Reference>)) {
+                $(if <$type>::TYPE == Some(object_type) {
+                    for (id, value) in &self.$field {
+                        each(id, value.as_ref().map(|value| value.references()).unwrap_or_default());
+                    }
+                })*
             }
 
             /// Number of puts and of deletions.
@@ -117,12 +132,20 @@ macro_rules! records {
 
             /// Applies the changes to the tables, except where the table has a newer revision.
             /// Passes each deleted key and its revision to `deleted`.
-            pub(super) fn apply(self, tables: &mut Tables, at: &Revisions, mut deleted: impl FnMut(String, i64)) {
+            pub(super) fn apply(
+                self,
+                tables: &mut Tables,
+                links: &mut LinkIndex,
+                at: &Revisions,
+                mut deleted: impl FnMut(String, i64),
+            ) {
                 $(for (id, value) in self.$field {
                     let revision = at.of(&<$type>::path(&id));
                     if tables.$field.get(&id).is_some_and(|known| known.revision > revision) {
                         continue;
                     }
+                    let known = tables.$field.get(&id).map(|known| &*known.value);
+                    links.replace(&id, known, value.as_deref(), revision);
                     match value {
                         Some(value) => {
                             let known = tables.$field.remove(&id);
@@ -162,19 +185,19 @@ macro_rules! records {
 
 records! {
     globals: api::Global, |id| Key::Object(ObjectType::Global, id.to_owned());
-    tenants: api::Tenant, |id| Key::Object(ObjectType::Tenant, id.to_owned());
-    networks: api::Network, |id| Key::Object(ObjectType::Network, id.to_owned());
-    groups: api::EndpointGroup, |id| Key::Object(ObjectType::EndpointGroup, id.to_owned());
-    netprofiles: api::Netprofile, |id| Key::Object(ObjectType::Netprofile, id.to_owned());
-    policies: api::Policy, |id| Key::Object(ObjectType::Policy, id.to_owned());
-    rules: api::Rule, |id| Key::Object(ObjectType::Rule, id.to_owned());
-    app_profiles: api::AppProfile, |id| Key::Object(ObjectType::AppProfile, id.to_owned());
-    ext_contracts: api::ExtContractsGroup, |id| Key::Object(ObjectType::ExtContractsGroup, id.to_owned());
+    tenants: api::Tenant, |id| Key::Object(ObjectType::Tenant, id.to_owned()), linked;
+    networks: api::Network, |id| Key::Object(ObjectType::Network, id.to_owned()), linked;
+    groups: api::EndpointGroup, |id| Key::Object(ObjectType::EndpointGroup, id.to_owned()), linked;
+    netprofiles: api::Netprofile, |id| Key::Object(ObjectType::Netprofile, id.to_owned()), linked;
+    policies: api::Policy, |id| Key::Object(ObjectType::Policy, id.to_owned()), linked;
+    rules: api::Rule, |id| Key::Object(ObjectType::Rule, id.to_owned()), linked;
+    app_profiles: api::AppProfile, |id| Key::Object(ObjectType::AppProfile, id.to_owned()), linked;
+    ext_contracts: api::ExtContractsGroup, |id| Key::Object(ObjectType::ExtContractsGroup, id.to_owned()), linked;
     aci_gws: api::AciGw, |id| Key::Object(ObjectType::AciGw, id.to_owned());
     volumes: api::Volume, |id| Key::Object(ObjectType::Volume, id.to_owned());
     volume_profiles: api::VolumeProfile, |id| Key::Object(ObjectType::VolumeProfile, id.to_owned());
     aci_pending: Pending, |id| Key::AciPending(id.to_owned());
-    service_lbs: api::ServiceLb, |id| Key::Object(ObjectType::ServiceLb, id.to_owned());
+    service_lbs: api::ServiceLb, |id| Key::Object(ObjectType::ServiceLb, id.to_owned()), linked;
     service_states: service::State, |id| Key::ServiceLb(id.into());
     providers: service::Providers, |id| Key::Providers(id.into());
     attached: PolicyState, |id| Key::Policy(id.into());

@@ -5,12 +5,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use contiv_model::key::ObjectType;
 use contiv_model::{endpoint, group, network, service};
 use contiv_store::{Guard, Op, Txn};
 
 use super::allocation_change::AllocationChange;
 use super::allocation_record::{AllocationRecord, WrittenJournal};
 use super::index::{AddressOwner, Index};
+use super::links::{ContentVersion, Links};
 use super::record::{Entry, Overlays};
 use super::record_body::RecordBody;
 use super::revisions::Revisions;
@@ -42,8 +44,8 @@ pub enum Edit<B> {
 pub enum Version {
     /// It does not exist.
     Absent,
-    /// The store's revision of it.
-    At(i64),
+    /// What the store has.
+    At(ContentVersion),
     /// This transaction puts it.
     Staged,
 }
@@ -98,10 +100,46 @@ impl<'w> StagedTxn<'w> {
             Some(Some(_)) => Version::Staged,
             Some(None) => Version::Absent,
             None => match self.cache.table::<T>().get(id) {
-                Some(known) => Version::At(known.revision),
+                Some(known) => Version::At(ContentVersion::new(known.revision, &self.links_of::<T>(id))),
                 None => Version::Absent,
             },
         }
+    }
+
+    /// Keys of the objects of type `R` that refer to the object `key` of type `T`, with staged changes
+    /// applied.
+    pub fn linked<T: Entry, R: Entry>(&self, key: &str) -> Arc<BTreeSet<String>> {
+        match (T::TYPE, R::TYPE) {
+            (Some(target), Some(referrer)) => self.link_set(target, referrer, key),
+            _ => Arc::default(),
+        }
+    }
+
+    fn link_set(&self, target: ObjectType, referrer: ObjectType, key: &str) -> Arc<BTreeSet<String>> {
+        let mut keys = self.cache.links.get(target, referrer, key).cloned().unwrap_or_default();
+        self.overlays.each_of(referrer, |id, references| {
+            let refers = references.iter().any(|(kind, of)| *kind == target && of == key);
+            if refers && !keys.contains(id) {
+                Arc::make_mut(&mut keys).insert(id.to_owned());
+            } else if !refers && keys.contains(id) {
+                Arc::make_mut(&mut keys).remove(id);
+            }
+        });
+        keys
+    }
+
+    /// Whether the object `id` of type `R` refers to the object `key` of type `T`.
+    pub fn is_linked<T: Entry, R: Entry>(&self, key: &str, id: &str) -> bool {
+        let object = self.get::<R>(id);
+        let references = object.map(|object| object.references()).unwrap_or_default();
+        references.iter().any(|(kind, of)| Some(*kind) == T::TYPE && of == key)
+    }
+
+    /// Derived links of the object `key` of type `T`, with staged changes applied.
+    pub fn links_of<T: Entry>(&self, key: &str) -> Links {
+        let Some(target) = T::TYPE else { return Links::default() };
+        let sets = T::REFERRERS.iter();
+        Links::new(sets.map(|referrer| (*referrer, self.link_set(target, *referrer, key))))
     }
 
     pub fn put<T: Entry>(&mut self, id: &str, value: T) {
@@ -293,7 +331,7 @@ impl ClusterCache {
         self.index_changes::<endpoint::State>(&change, &at, Index::endpoint);
         self.index_changes::<service::State>(&change, &at, Index::service);
         let deleted = &mut self.deleted;
-        change.overlays.apply(&mut self.tables, &at, |key, revision| {
+        change.overlays.apply(&mut self.tables, &mut self.links, &at, |key, revision| {
             deleted.insert(key, revision);
         });
         commit_allocations(&mut self.networks, deleted, change.networks, &at);

@@ -253,9 +253,9 @@ impl<'w> AllocationScope<'w> {
             return Some(group.body.id.clone());
         }
         let body = &self.network.body;
-        let network = staged.get::<api::Network>(&format!("{}:{}", body.tenant, body.network_name))?;
-        let groups = network.link_sets.endpoint_groups.keys();
-        groups.filter_map(|key| key.split_once(':')).find_map(|(tenant, group)| {
+        let network = format!("{}:{}", body.tenant, body.network_name);
+        let groups = staged.linked::<api::Network, api::EndpointGroup>(&network);
+        groups.iter().filter_map(|key| key.split_once(':')).find_map(|(tenant, group)| {
             let record = staged.committed::<group::State>(&format!("{group}:{tenant}"))?;
             has(record).then(|| record.body.id.clone())
         })

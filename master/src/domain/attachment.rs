@@ -2,6 +2,7 @@
 //! it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use contiv_model::api::{EndpointGroup, Link, Network, Policy, Rule};
 use contiv_model::key::ObjectType;
@@ -23,27 +24,27 @@ pub fn remote_name(rule: &Rule) -> &str {
 
 /// Expands the policy again on all its groups, after several of its rules changed.
 pub fn refresh_policy(staged: &mut StagedTxn<'_>, policy: &str) {
-    for group in groups(staged, policy) {
-        refresh(staged, &group, policy);
+    for group in groups(staged, policy).iter() {
+        refresh(staged, group, policy);
     }
 }
 
 /// Expands one created or deleted rule on all groups of the policy. The cost does not depend on the
 /// number of rules.
 pub fn refresh_rule(staged: &mut StagedTxn<'_>, policy: &str, rule: &str) {
-    for group in groups(staged, policy) {
-        let (id, number) = (attached_id(&group, policy), staged.group_number(&state_key(&group)));
+    for group in groups(staged, policy).iter() {
+        let (id, number) = (attached_id(group, policy), staged.group_number(&state_key(group)));
         match staged.get::<PolicyState>(&id).map(|state| state.group) {
             Some(known) if Some(known) == number => refresh_one(staged, &id, known, policy, rule),
-            _ => refresh(staged, &group, policy),
+            _ => refresh(staged, group, policy),
         }
     }
 }
 
-fn groups(staged: &StagedTxn<'_>, policy: &str) -> Vec<String> {
+fn groups(staged: &StagedTxn<'_>, policy: &str) -> Arc<BTreeSet<String>> {
     match staged.get::<Policy>(policy) {
-        Some(policy) => policy.link_sets.endpoint_groups.keys().cloned().collect(),
-        None => vec![],
+        Some(_) => staged.linked::<Policy, EndpointGroup>(policy),
+        None => Arc::default(),
     }
 }
 
@@ -52,8 +53,7 @@ pub fn attached_id(group: &str, policy: &str) -> String {
 }
 
 fn refresh_one(staged: &mut StagedTxn<'_>, id: &str, number: i64, policy: &str, rule: &str) {
-    let in_policy =
-        staged.get::<Policy>(policy).is_some_and(|policy| policy.link_sets.rules.contains_key(rule));
+    let in_policy = staged.get::<Policy>(policy).is_some() && staged.is_linked::<Policy, Rule>(policy, rule);
     let new = if in_policy { expanded(staged, id, number, rule) } else { None };
     let directed = new.as_ref().map(|new| new.directed.clone()).unwrap_or_default();
     let Some(state) = staged.edit::<PolicyState>(id) else { return };
@@ -101,15 +101,17 @@ fn put_directed(
 /// Expansion of the policy on the group. None if the policy is not attached, if either is missing,
 /// or in ACI mode.
 fn attached(staged: &mut StagedTxn<'_>, id: &str, group: &str, policy: &str) -> Option<PolicyState> {
-    let policy = staged.get::<Policy>(policy).filter(|p| p.link_sets.endpoint_groups.contains_key(group))?;
-    staged.get::<EndpointGroup>(group)?;
+    staged.get::<Policy>(policy)?;
+    if !staged.is_linked::<Policy, EndpointGroup>(policy, group) {
+        return None;
+    }
     // In ACI mode the fabric enforces the policies.
     if fabric::is_enabled(staged) {
         return None;
     }
     let number = staged.group_number(&state_key(group))?;
     let mut state = PolicyState { id: id.into(), key: id.into(), group: number, ..PolicyState::default() };
-    for key in policy.link_sets.rules.keys() {
+    for key in staged.linked::<Policy, Rule>(policy).iter() {
         if let Some(rule) = expanded(staged, id, number, key) {
             state.rules.insert(key.clone(), rule);
         }

@@ -154,13 +154,13 @@ impl Group {
         let network = &staged.committed::<network::State>(&id).ok_or_else(|| missing(id))?.body;
         let mut links = vec![];
         for policy in &group.policies {
-            let policy = staged.get::<Policy>(&format!("{tenant}:{policy}"));
-            for rule in policy.iter().flat_map(|policy| policy.link_sets.rules.keys()) {
+            for rule in staged.linked::<Policy, Rule>(&format!("{tenant}:{policy}")).iter() {
                 let Some(rule) = staged.get::<Rule>(rule) else { continue };
                 links.extend(define(&rule, contracts)?);
             }
         }
-        let matching = group.link_sets.match_rules.keys().filter_map(|key| staged.get::<Rule>(key));
+        let matching = staged.linked::<EndpointGroup, Rule>(&group.key);
+        let matching = matching.iter().filter_map(|key| staged.get::<Rule>(key));
         links.extend(matching.filter(|rule| rule.action != "deny").map(|rule| Link::of_matched(&rule)));
         for name in &group.ext_contracts_grps {
             let external = staged.get::<ExtContractsGroup>(&format!("{tenant}:{name}"));

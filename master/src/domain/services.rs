@@ -148,10 +148,9 @@ fn selected<'w>(
 ) -> Vec<(&'w network::State, &'w endpoint::State, &'w Labels)> {
     let (cache, tenant) = (staged.cache(), &service.tenant_name);
     let Some((name, value)) = service.selectors.iter().flatten().next() else { return vec![] };
-    let networks = staged.get::<api::Tenant>(tenant);
-    let networks = networks.iter().flat_map(|tenant| tenant.link_sets.networks.keys());
+    let networks = staged.linked::<api::Tenant, api::Network>(tenant);
     let mut found = vec![];
-    for network in networks.filter_map(|key| key.split_once(':')).map(|(_, name)| name) {
+    for network in networks.iter().filter_map(|key| key.split_once(':')).map(|(_, name)| name) {
         let Some(network) = network_record(cache, tenant, network) else { continue };
         let endpoints = cache
             .endpoints_with_label(&network.body.id, (name, value))

@@ -2,12 +2,13 @@
 
 mod links;
 
-use contiv_model::api::{EndpointGroup, EndpointGroupOper, Link, Netprofile, Network, Rule, Tenant};
+use contiv_model::api::{EndpointGroup, EndpointGroupOper, Link, Netprofile, Network};
 use contiv_model::key::ObjectType;
 use contiv_model::{group, network};
 
 use links::Links as _;
 
+use super::tenant::require_tenant;
 use super::{Cluster, Object};
 use crate::cache::{AllocationRecord, ClusterCache, GroupIds, ONLY, RecordBody as _, StagedTxn, Traffic};
 use crate::domain::attachment::{link_rules, rules_referencing, state_key};
@@ -72,11 +73,10 @@ impl Object for EndpointGroup {
     }
 
     fn create(mut self, staged: &mut StagedTxn<'_>) -> Result<Self, Problem> {
-        let tenant = staged.get::<Tenant>(&self.tenant_name);
-        let tenant = tenant.ok_or_else(|| Problem::not_found("Tenant not found"))?;
+        require_tenant(&self.tenant_name, staged)?;
         let network_key = object_key(&self.tenant_name, &self.network_name);
         let no_network = || Problem::not_found(format!("Network {} not found", self.network_name));
-        let network = staged.get::<Network>(&network_key).ok_or_else(no_network)?;
+        staged.get::<Network>(&network_key).ok_or_else(no_network)?;
         if staged.committed::<network::State>(&self.network_id()).is_none() {
             return Err(no_network());
         }
@@ -109,19 +109,11 @@ impl Object for EndpointGroup {
                 change.pool.take(&record.pool, host);
             });
         }
-        let link = Link::to(ObjectType::EndpointGroup, &self.key);
-        let mut tenant = (*tenant).clone();
-        tenant.link_sets.endpoint_groups.insert(self.key.clone(), link.clone());
-        staged.put(&self.tenant_name, tenant);
-        let mut network = (*network).clone();
-        network.link_sets.endpoint_groups.insert(self.key.clone(), link);
-        staged.put(&network_key, network);
+        staged.guard_unchanged::<Network>(&network_key);
         self.links.network = Link::to(ObjectType::Network, network_key);
         self.links.tenant = Link::to(ObjectType::Tenant, &self.tenant_name);
         // Rules may refer to a deleted group of the same name.
         let rules = rules_referencing(staged, &self.tenant_name, &self.group_name);
-        let matching = |rule: &Rule| (rule.key.clone(), Link::to(ObjectType::Rule, &rule.key));
-        self.link_sets.match_rules.extend(rules.iter().map(matching));
         self.attach(None, staged);
         link_rules(staged, rules, Some(&self.key));
         Ok(self)
@@ -183,17 +175,6 @@ impl Object for EndpointGroup {
         }
         self.free_own_vlan(staged);
         staged.delete_allocation::<group::State>(&key);
-        let network_key = object_key(&self.tenant_name, &self.network_name);
-        if let Some(network) = staged.get::<Network>(&network_key) {
-            let mut network = (*network).clone();
-            network.link_sets.endpoint_groups.remove(&self.key);
-            staged.put(&network_key, network);
-        }
-        if let Some(tenant) = staged.get::<Tenant>(&self.tenant_name) {
-            let mut tenant = (*tenant).clone();
-            tenant.link_sets.endpoint_groups.remove(&self.key);
-            staged.put(&self.tenant_name, tenant);
-        }
         staged.delete::<EndpointGroup>(&self.key);
         self.detach_all(staged);
         Ok(())

@@ -1,8 +1,9 @@
 //! Network profiles.
 
-use contiv_model::api::{Link, Netprofile, Tenant};
+use contiv_model::api::{EndpointGroup, Link, Netprofile};
 use contiv_model::{group, key::ObjectType};
 
+use super::tenant::require_tenant;
 use super::{Cluster, Object};
 use crate::cache::{ClusterCache, StagedTxn, Traffic};
 use crate::domain::attachment::state_key;
@@ -56,11 +57,8 @@ impl Object for Netprofile {
         if self.burst == BURST_BELOW_PACKET {
             return Err(Problem::invalid("Invalid Burst size. burst size > 1500 bytes"));
         }
-        let tenant = staged.get::<Tenant>(&self.tenant_name);
-        let mut tenant = (*tenant.ok_or_else(|| Problem::not_found("Tenant not found"))?).clone();
+        require_tenant(&self.tenant_name, staged)?;
 
-        tenant.link_sets.net_profiles.insert(self.key.clone(), Link::to(ObjectType::Netprofile, &self.key));
-        staged.put(&self.tenant_name, tenant);
         self.links.tenant = Link::to(ObjectType::Tenant, &self.tenant_name);
         staged.put(&self.key, self.clone());
         Ok(self)
@@ -71,7 +69,7 @@ impl Object for Netprofile {
             return Err(Problem::invalid("Invalid Burst size. burst size must be > 1500 bytes"));
         }
         let traffic = Traffic::of(&self);
-        for group in old.link_sets.endpoint_groups.keys() {
+        for group in staged.linked::<Netprofile, EndpointGroup>(&old.key).iter() {
             if let Some((_, change)) = staged.allocation::<group::State>(&state_key(group)) {
                 change.traffic = Some(traffic.clone());
             }
@@ -82,15 +80,11 @@ impl Object for Netprofile {
     }
 
     fn delete(&self, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
-        if !self.link_sets.endpoint_groups.is_empty() {
-            return Err(Problem::conflict("NetProfile is being used"));
+        let profile = staged.links_of::<Netprofile>(&self.key).added_to(self);
+        match profile.link_sets.endpoint_groups.is_empty() {
+            true => Ok(()),
+            false => Err(Problem::conflict("NetProfile is being used")),
         }
-        if let Some(tenant) = staged.get::<Tenant>(&self.tenant_name) {
-            let mut tenant = (*tenant).clone();
-            tenant.link_sets.net_profiles.remove(&self.key);
-            staged.put(&self.tenant_name, tenant);
-        }
-        Ok(())
     }
 
     fn oper(&self, _cache: &ClusterCache, _cluster: &Cluster) -> Option<Report<()>> {

@@ -5,6 +5,7 @@ use contiv_model::key::ObjectType;
 use contiv_model::network;
 
 use super::global::{self, ready};
+use super::tenant::require_tenant;
 use super::{Cluster, Object, Preset};
 use crate::cache::{ClusterCache, StagedTxn};
 use crate::domain::network_record::{ensure_no_network_record, network_id, network_record};
@@ -65,9 +66,8 @@ impl Object for Network {
     fn create(mut self, staged: &mut StagedTxn<'_>) -> Result<Self, Problem> {
         ready(staged)?;
         staged.guard_unchanged::<Global>(global::KEY);
-        let tenant = staged.get::<Tenant>(&self.tenant_name);
-        let tenant = tenant.ok_or_else(|| Problem::not_found("Tenant not found"))?;
-        self.check_conflicts(&tenant, staged)?;
+        require_tenant(&self.tenant_name, staged)?;
+        self.check_conflicts(staged)?;
         ensure_no_network_record(staged, &self.tenant_name, &self.network_name)?;
         self.check_interface_name()?;
         let mut state = self.state()?;
@@ -77,9 +77,6 @@ impl Object for Network {
         put_vlans(&vlans, staged);
         put_vxlans(&vxlans, staged);
         staged.create_allocation(state);
-        let mut tenant = (*tenant).clone();
-        tenant.link_sets.networks.insert(self.key.clone(), Link::to(ObjectType::Network, &self.key));
-        staged.put(&self.tenant_name, tenant);
         self.links.tenant = Link::to(ObjectType::Tenant, &self.tenant_name);
         staged.put(&self.key, self.clone());
         Ok(self)
@@ -90,12 +87,12 @@ impl Object for Network {
     }
 
     fn delete(&self, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
-        let tenant = staged.get::<Tenant>(&self.tenant_name);
-        let tenant = tenant.ok_or_else(|| Problem::not_found("Tenant not found"))?;
+        require_tenant(&self.tenant_name, staged)?;
         let name = &self.network_name;
         let refuse =
             |n: usize, what: &str| Err(Problem::conflict(format!("cannot delete {name} has {n} {what}")));
-        match (self.link_sets.endpoint_groups.len(), self.link_sets.servicelbs.len()) {
+        let sets = staged.links_of::<Network>(&self.key).added_to(self).link_sets;
+        match (sets.endpoint_groups.len(), sets.servicelbs.len()) {
             (0, 0) => {}
             (0, n) => return refuse(n, "services "),
             (n, _) => return refuse(n, "endpoint groups"),
@@ -117,9 +114,6 @@ impl Object for Network {
         if let Some(record) = record {
             staged.delete_allocation::<network::State>(&record.body.id);
         }
-        let mut tenant = (*tenant).clone();
-        tenant.link_sets.networks.remove(&self.key);
-        staged.put(&self.tenant_name, tenant);
         Ok(())
     }
 
@@ -134,7 +128,7 @@ impl Object for Network {
 
 /// Derived values and helpers.
 trait Derived {
-    fn check_conflicts(&self, tenant: &Tenant, staged: &StagedTxn<'_>) -> Result<(), Problem>;
+    fn check_conflicts(&self, staged: &StagedTxn<'_>) -> Result<(), Problem>;
     fn check_interface_name(&self) -> Result<(), Problem>;
     fn state(&self) -> Result<network::State, Problem>;
 }
@@ -142,9 +136,9 @@ trait Derived {
 impl Derived for Network {
     /// Checks that the subnets overlap with no network of the tenant, and that no group has the
     /// same name.
-    fn check_conflicts(&self, tenant: &Tenant, staged: &StagedTxn<'_>) -> Result<(), Problem> {
+    fn check_conflicts(&self, staged: &StagedTxn<'_>) -> Result<(), Problem> {
         let (mine, mine6) = (Subnet::parse(&self.subnet).ok(), Subnet6::parse(&self.ipv6_subnet));
-        for key in tenant.link_sets.networks.keys() {
+        for key in staged.linked::<Tenant, Network>(&self.tenant_name).iter() {
             let Some(other) = staged.get::<Network>(key) else { continue };
             let conflicts = |with: &str, subnet: &str| {
                 let error = format!("network {} conflicts with {with} {subnet}", other.network_name);

@@ -1,9 +1,9 @@
 //! Policies.
 
-use contiv_model::api::{EndpointGroup, Link, Policy, PolicyOper, Rule, Tenant};
+use contiv_model::api::{EndpointGroup, Link, Policy, PolicyOper, Rule};
 use contiv_model::key::ObjectType;
 
-use super::rule::unlink_remote;
+use super::tenant::require_tenant;
 use super::{Cluster, Object};
 use crate::cache::{ClusterCache, StagedTxn};
 use crate::problem::Problem;
@@ -47,10 +47,7 @@ impl Object for Policy {
     }
 
     fn create(mut self, staged: &mut StagedTxn<'_>) -> Result<Self, Problem> {
-        let tenant = staged.get::<Tenant>(&self.tenant_name);
-        let mut tenant = (*tenant.ok_or_else(|| Problem::not_found("Tenant not found"))?).clone();
-        tenant.link_sets.policies.insert(self.key.clone(), Link::to(ObjectType::Policy, &self.key));
-        staged.put(&self.tenant_name, tenant);
+        require_tenant(&self.tenant_name, staged)?;
         self.links.tenant = Link::to(ObjectType::Tenant, &self.tenant_name);
         staged.put(&self.key, self.clone());
         Ok(self)
@@ -62,20 +59,14 @@ impl Object for Policy {
     }
 
     fn delete(&self, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
-        // Links in the stored object may refer to groups that do not exist.
+        // Links of the request that created the policy may refer to groups that do not exist.
         let used = |group: &String| staged.get::<EndpointGroup>(group).is_some();
-        if self.link_sets.endpoint_groups.keys().any(used) {
+        let policy = staged.links_of::<Policy>(&self.key).added_to(self);
+        if policy.link_sets.endpoint_groups.keys().any(used) {
             return Err(Problem::conflict("Policy is being used"));
         }
-        for key in self.link_sets.rules.keys() {
-            let Some(rule) = staged.get::<Rule>(key) else { continue };
-            unlink_remote(staged, &rule);
+        for key in staged.linked::<Policy, Rule>(&self.key).iter() {
             staged.delete::<Rule>(key);
-        }
-        if let Some(tenant) = staged.get::<Tenant>(&self.tenant_name) {
-            let mut tenant = (*tenant).clone();
-            tenant.link_sets.policies.remove(&self.key);
-            staged.put(&self.tenant_name, tenant);
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Policy rules.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use contiv_model::api::{EndpointGroup, Link, Network, Policy, Rule};
 use contiv_model::{endpoint, key::ObjectType};
@@ -84,14 +85,11 @@ impl Object for Rule {
             Some(_) => {}
         }
 
-        let link = Link::to(ObjectType::Rule, &self.key);
-        if let Some(remote) = staged.edit::<EndpointGroup>(&remote_key) {
-            remote.link_sets.match_rules.insert(self.key.clone(), link.clone());
+        if staged.get::<EndpointGroup>(&remote_key).is_some() {
+            staged.guard_unchanged::<EndpointGroup>(&remote_key);
             self.links.match_endpoint_group = Link::to(ObjectType::EndpointGroup, &remote_key);
         }
-        if let Some(policy) = staged.edit::<Policy>(&policy_key) {
-            policy.link_sets.rules.insert(self.key.clone(), link);
-        }
+        staged.guard_unchanged::<Policy>(&policy_key);
         self.link_sets.policies.insert(policy_key.clone(), Link::to(ObjectType::Policy, &policy_key));
         staged.put(&self.key, self.clone());
         refresh_rule(staged, &policy_key, &self.key);
@@ -104,25 +102,14 @@ impl Object for Rule {
     }
 
     fn delete(&self, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
-        unlink_remote(staged, self);
         let policy_key = object_key(&self.tenant_name, &self.policy_name);
-        if let Some(policy) = staged.edit::<Policy>(&policy_key) {
-            policy.link_sets.rules.remove(&self.key);
-        }
+        staged.delete::<Rule>(&self.key);
         refresh_rule(staged, &policy_key, &self.key);
         Ok(())
     }
 
     fn oper(&self, _cache: &ClusterCache, _cluster: &Cluster) -> Option<Report<()>> {
         None
-    }
-}
-
-/// Removes the rule from the group that it refers to.
-pub(super) fn unlink_remote(staged: &mut StagedTxn<'_>, rule: &Rule) {
-    let key = &rule.links.match_endpoint_group.key;
-    if let Some(group) = staged.edit::<EndpointGroup>(key) {
-        group.link_sets.match_rules.remove(&rule.key);
     }
 }
 
@@ -155,8 +142,11 @@ fn check_peers(rule: &Rule) -> Result<(), &'static str> {
 fn check_single_group(rule: &Rule, policy: &Policy, staged: &StagedTxn<'_>) -> Result<(), Problem> {
     let address = &rule.to_ip_address;
     let refuse = |why: String| Err(Problem::conflict(format!("failed to configure {address}, {why}")));
-    let groups: Vec<_> = policy.link_sets.endpoint_groups.keys().collect();
-    let [group] = groups.as_slice() else {
+    let mut groups = staged.linked::<Policy, EndpointGroup>(&policy.key);
+    if !policy.link_sets.endpoint_groups.is_empty() {
+        Arc::make_mut(&mut groups).extend(policy.link_sets.endpoint_groups.keys().cloned());
+    }
+    let (Some(group), 1) = (groups.first(), groups.len()) else {
         let (n, name) = (groups.len(), &policy.policy_name);
         return refuse(format!("{n} endpoint groups linked to policy {name} "));
     };

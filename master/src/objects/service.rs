@@ -61,12 +61,8 @@ impl Object for ServiceLb {
         let vip = self.take_vip(staged)?;
         self.link();
         put_with_providers(self.state(selectors, vip), staged);
-        if let Some(tenant) = staged.edit::<Tenant>(&self.links.tenant.key) {
-            tenant.link_sets.servicelbs.insert(self.key.clone(), Link::to(ObjectType::ServiceLb, &self.key));
-        }
-        if let Some(network) = staged.edit::<Network>(&self.links.network.key) {
-            network.link_sets.servicelbs.insert(self.key.clone(), Link::to(ObjectType::ServiceLb, &self.key));
-        }
+        staged.guard_unchanged::<Tenant>(&self.links.tenant.key);
+        staged.guard_unchanged::<Network>(&self.links.network.key);
         staged.put(&self.key, self.clone());
         Ok(self)
     }
@@ -101,12 +97,6 @@ impl Object for ServiceLb {
             && let Ok(host) = scope.subnet.host(&vip)
         {
             scope.release(staged, host);
-        }
-        if let Some(tenant) = staged.edit::<Tenant>(&self.tenant_name) {
-            tenant.link_sets.servicelbs.remove(&self.key);
-        }
-        if let Some(network) = staged.edit::<Network>(&object_key(&self.tenant_name, &self.network_name)) {
-            network.link_sets.servicelbs.remove(&self.key);
         }
         Ok(())
     }

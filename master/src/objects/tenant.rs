@@ -56,8 +56,9 @@ impl Object for Tenant {
         Err(Problem::conflict("Cant change tenant parameters after its created"))
     }
 
-    fn delete(&self, _draft: &mut StagedTxn<'_>) -> Result<(), Problem> {
-        let (name, sets) = (&self.tenant_name, &self.link_sets);
+    fn delete(&self, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
+        let tenant = staged.links_of::<Tenant>(&self.key).added_to(self);
+        let (name, sets) = (&self.tenant_name, &tenant.link_sets);
         let unless_empty = |set: &LinkSet, has: &str, what: &str| match set.len() {
             0 => Ok(()),
             n => Err(Problem::conflict(format!("{has} has {n} {what}"))),
@@ -72,4 +73,13 @@ impl Object for Tenant {
     fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<Report<TenantOper>> {
         Some(reports::tenant(self, cache))
     }
+}
+
+/// Fails if the tenant does not exist. The transaction fails if it is deleted meanwhile.
+pub(super) fn require_tenant(name: &str, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
+    if staged.get::<Tenant>(name).is_none() {
+        return Err(Problem::not_found("Tenant not found"));
+    }
+    staged.guard_unchanged::<Tenant>(name);
+    Ok(())
 }

@@ -195,27 +195,32 @@ fn unknown_fields_survive_changes_by_this_release() {
     let mut master = Master::on_etcd(&etcd.endpoint());
     let to = master.address;
     make_network(to, "net", "10.0.0.0/24");
-    let tenant = "/contiv.io/obj/modeldb/tenant/default";
+    let profile = "/contiv.io/obj/modeldb/netprofile/default:gold";
+    let update = |dscp: i64| {
+        let body = json!({"tenantName": "default", "profileName": "gold", "DSCP": dscp});
+        post(to, "/api/v1/netprofiles/default:gold/", &body).unwrap().good();
+    };
+    update(1);
     let stored = |key: &str| serde_json::from_str::<Value>(&value(&etcd, key)).unwrap();
-    let link = "/link-sets/Networks/default:net";
+    let link = "/links/Tenant";
     let extend = |key: &str, pointer: &str| {
         let mut object = stored(key);
         object.pointer_mut(pointer).unwrap()["newer"] = json!({"x": [1]});
         etcd.ctl(&["put", key, &object.to_string()]).unwrap();
     };
     let kept = |key: &str, pointer: &str| stored(key).pointer(pointer).unwrap()["newer"] == json!({"x": [1]});
-    extend(tenant, "");
-    extend(tenant, link);
+    extend(profile, "");
+    extend(profile, link);
     extend(NETWORK, "");
-    make_network(to, "other", "10.1.0.0/24");
+    update(2);
     address(create_endpoint(to, "net", "a", "").unwrap());
     master.restart();
-    make_network(to, "third", "10.2.0.0/24");
+    update(3);
     address(create_endpoint(to, "net", "b", "").unwrap());
-    assert_eq!(stored(tenant)["link-sets"]["Networks"].as_object().unwrap().len(), 3);
+    assert_eq!(stored(profile)["DSCP"], 3);
     assert_eq!(stored(NETWORK)["epCount"], 2);
-    assert!(kept(tenant, "") && kept(tenant, link) && kept(NETWORK, ""));
-    assert!(get(to, "/api/v1/tenants/default/").unwrap().good().get("newer").is_none());
+    assert!(kept(profile, "") && kept(profile, link) && kept(NETWORK, ""));
+    assert!(get(to, "/api/v1/netprofiles/default:gold/").unwrap().good().get("newer").is_none());
 }
 
 /// Keys that are derived from others.
@@ -254,9 +259,11 @@ fn derived_keys_are_restored_after_a_restart() {
     delete(rules[0].strip_prefix("/contiv.io/").unwrap());
     put(rules[1].strip_prefix("/contiv.io/").unwrap(), &value(&etcd, &rules[2]));
     put("state/policyRule/default:web:default:p:default:p:9:inRx", &value(&etcd, &rules[3]));
-    for (key, part) in
-        [("policy/default:p", "link-sets"), ("rule/default:p:1", "links"), ("tenant/default", "link-sets")]
-    {
+    for (key, part) in [
+        ("endpointGroup/default:web", "link-sets"),
+        ("rule/default:p:1", "links"),
+        ("netprofile/default:gold", "links"),
+    ] {
         let key = format!("obj/modeldb/{key}");
         let mut object: Value = serde_json::from_str(&value(&etcd, &format!("/contiv.io/{key}"))).unwrap();
         object[part] = json!({});

@@ -93,7 +93,10 @@ fn contracts_in_use_are_not_deleted() {
     };
     assert_eq!(group(&mut fixture, &["c", "no"]), Err("External contracts group no not found".into()));
     group(&mut fixture, &["c"]).unwrap();
-    let link = |fixture: &Fixture| object(fixture, "extContractsGroup/default:c")["link-sets"].clone();
+    let link = |fixture: &Fixture| {
+        let inspected = fixture.inspect("extContractsGroups", "default:c").unwrap();
+        inspected["Config"]["link-sets"].clone()
+    };
     let linked = json!({"EndpointGroups": {"default:web": {"type": "endpointGroup", "key": "default:web"}}});
     assert_eq!(link(&fixture), linked);
     assert_eq!(

@@ -10,6 +10,7 @@ mod cleanup;
 mod fabric;
 mod fixture;
 mod infra;
+mod links;
 mod names;
 mod node_gc;
 mod nodes;

@@ -56,9 +56,8 @@ fn bodies_have_the_originals_format() {
     );
     assert_eq!(fixture.value("/contiv.io/obj/modeldb/serviceLB/default:s").unwrap(), made);
     let set = json!({"default:s": {"type": "serviceLB", "key": "default:s"}});
-    for object in ["tenant/default", "network/default:net"] {
-        let object = fixture.value(&format!("/contiv.io/obj/modeldb/{object}")).unwrap();
-        assert_eq!(object["link-sets"]["Servicelbs"], set);
+    for (types, key) in [("tenants", "default"), ("networks", "default:net")] {
+        assert_eq!(fixture.inspect(types, key).unwrap()["Config"]["link-sets"]["Servicelbs"], set);
     }
     assert_eq!(fixture.inspect("tenants", "default").unwrap()["Oper"]["totalServicelbs"], 1);
     assert_eq!(

@@ -59,12 +59,7 @@ impl Object for AppProfile {
         self.link_groups();
         self.find_groups(staged)?;
 
-        if let Some(tenant) = staged.edit::<Tenant>(&self.tenant_name) {
-            tenant
-                .link_sets
-                .app_profiles
-                .insert(self.key.clone(), Link::to(ObjectType::AppProfile, &self.key));
-        }
+        staged.guard_unchanged::<Tenant>(&self.tenant_name);
         self.links.tenant = Link::to(ObjectType::Tenant, &self.tenant_name);
         self.attach_groups(staged);
         staged.put(&self.key, self.clone());
@@ -86,9 +81,6 @@ impl Object for AppProfile {
     }
 
     fn delete(&self, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
-        if let Some(tenant) = staged.edit::<Tenant>(&self.tenant_name) {
-            tenant.link_sets.app_profiles.remove(&self.key);
-        }
         for group in self.link_sets.endpoint_groups.keys() {
             self.detach_group(group, staged);
         }
@@ -143,13 +135,12 @@ impl Groups for AppProfile {
         if staged.get::<EndpointGroup>(group).is_none_or(|group| group.links.app_profile.key != self.key) {
             return;
         }
-        let profiles = staged.get::<Tenant>(&self.tenant_name);
-        let profiles = profiles.iter().flat_map(|tenant| tenant.link_sets.app_profiles.keys());
+        let profiles = staged.linked::<Tenant, AppProfile>(&self.tenant_name);
         let has = |key: &&String| {
             let profile = staged.get::<AppProfile>(key);
             **key != self.key && profile.is_some_and(|p| p.link_sets.endpoint_groups.contains_key(group))
         };
-        let other = profiles.into_iter().find(has).map(|key| Link::to(ObjectType::AppProfile, key));
+        let other = profiles.iter().find(has).map(|key| Link::to(ObjectType::AppProfile, key));
         if let Some(group) = staged.edit::<EndpointGroup>(group) {
             group.links.app_profile = other.unwrap_or_default();
         }

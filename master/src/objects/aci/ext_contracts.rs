@@ -56,8 +56,9 @@ impl Object for ExtContractsGroup {
         Err(Problem::conflict("external contracts update not supported"))
     }
 
-    fn delete(&self, _draft: &mut StagedTxn<'_>) -> Result<(), Problem> {
-        match self.link_sets.endpoint_groups.is_empty() {
+    fn delete(&self, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
+        let contracts = staged.links_of::<ExtContractsGroup>(&self.key).added_to(self);
+        match contracts.link_sets.endpoint_groups.is_empty() {
             true => Ok(()),
             false => Err(Problem::conflict("External contracts group is in-use")),
         }

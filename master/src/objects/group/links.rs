@@ -17,8 +17,8 @@ pub(super) trait Links {
     fn check_references(&self, staged: &StagedTxn<'_>) -> Result<(), Problem>;
     fn attach(&mut self, old: Option<&Self>, staged: &mut StagedTxn<'_>);
     fn attach_policies(&mut self, staged: &mut StagedTxn<'_>);
-    fn attach_profile(&mut self, old: Option<&str>, staged: &mut StagedTxn<'_>);
-    fn attach_contracts(&mut self, old: Option<&Self>, staged: &mut StagedTxn<'_>);
+    fn attach_profile(&mut self, staged: &mut StagedTxn<'_>);
+    fn attach_contracts(&mut self, staged: &mut StagedTxn<'_>);
     fn detach_all(&self, staged: &mut StagedTxn<'_>);
 }
 
@@ -57,11 +57,11 @@ impl Links for EndpointGroup {
             None => vec![],
         };
         self.attach_policies(staged);
-        self.attach_profile(old.map(|old| old.links.net_profile.key.as_str()), staged);
-        self.attach_contracts(old, staged);
+        self.attach_profile(staged);
+        self.attach_contracts(staged);
         staged.put(&self.key, self.clone());
         for policy in left.iter().filter(|key| !self.link_sets.policies.contains_key(*key)) {
-            detach_policy(policy, &self.key, staged);
+            refresh(staged, &self.key, policy);
         }
         for policy in self.link_sets.policies.keys() {
             refresh(staged, &self.key, policy);
@@ -72,67 +72,38 @@ impl Links for EndpointGroup {
         self.link_sets.policies.clear();
         for name in &self.policies {
             let key = object_key(&self.tenant_name, name);
-            let Some(policy) = staged.get::<Policy>(&key) else { continue };
-            if !policy.link_sets.endpoint_groups.contains_key(&self.key) {
-                let mut policy = (*policy).clone();
-                let link = Link::to(ObjectType::EndpointGroup, &self.key);
-                policy.link_sets.endpoint_groups.insert(self.key.clone(), link);
-                staged.put(&key, policy);
+            if staged.get::<Policy>(&key).is_none() {
+                continue;
             }
+            staged.guard_unchanged::<Policy>(&key);
             self.link_sets.policies.insert(key.clone(), Link::to(ObjectType::Policy, key));
         }
     }
 
-    /// Detaches the old profile and attaches the new one.
-    fn attach_profile(&mut self, old: Option<&str>, staged: &mut StagedTxn<'_>) {
-        let new = self.profile_key();
-        if let Some(old) = old.filter(|old| !old.is_empty() && Some(*old) != new.as_deref()) {
-            detach_profile(old, &self.key, staged);
-        }
+    fn attach_profile(&mut self, staged: &mut StagedTxn<'_>) {
         self.links.net_profile = Link::default();
-        if let Some((key, profile)) = new.and_then(|key| Some((key.clone(), staged.get::<Netprofile>(&key)?)))
-        {
-            if !profile.link_sets.endpoint_groups.contains_key(&self.key) {
-                let mut profile = (*profile).clone();
-                let link = Link::to(ObjectType::EndpointGroup, &self.key);
-                profile.link_sets.endpoint_groups.insert(self.key.clone(), link);
-                staged.put(&key, profile);
-            }
+        if let Some(key) = self.profile_key().filter(|key| staged.get::<Netprofile>(key).is_some()) {
+            staged.guard_unchanged::<Netprofile>(&key);
             self.links.net_profile = Link::to(ObjectType::Netprofile, key);
         }
     }
 
-    /// Detaches the old groups of contracts and attaches the new ones.
-    fn attach_contracts(&mut self, old: Option<&Self>, staged: &mut StagedTxn<'_>) {
+    fn attach_contracts(&mut self, staged: &mut StagedTxn<'_>) {
         let key = |name: &String| object_key(&self.tenant_name, name);
         let link = |key: String| (key.clone(), Link::to(ObjectType::ExtContractsGroup, key));
         self.link_sets.ext_contracts_grps = self.ext_contracts_grps.iter().map(key).map(link).collect();
-        let new = &self.link_sets.ext_contracts_grps;
-        for left in old.iter().flat_map(|old| old.link_sets.ext_contracts_grps.keys()) {
-            if !new.contains_key(left) {
-                detach_contracts(left, &self.key, staged);
-            }
-        }
-        for key in new.keys() {
-            if let Some(contracts) = staged.edit::<ExtContractsGroup>(key) {
-                let link = Link::to(ObjectType::EndpointGroup, &self.key);
-                contracts.link_sets.endpoint_groups.insert(self.key.clone(), link);
-            }
+        for key in self.link_sets.ext_contracts_grps.keys() {
+            staged.guard_unchanged::<ExtContractsGroup>(key);
         }
     }
 
-    /// Removes all references to the deleted group.
+    /// Removes what is derived from the group, which is deleted already.
     fn detach_all(&self, staged: &mut StagedTxn<'_>) {
         for policy in self.link_sets.policies.keys() {
-            detach_policy(policy, &self.key, staged);
+            refresh(staged, &self.key, policy);
         }
-        if !self.links.net_profile.key.is_empty() {
-            detach_profile(&self.links.net_profile.key, &self.key, staged);
-        }
-        for contracts in self.link_sets.ext_contracts_grps.keys() {
-            detach_contracts(contracts, &self.key, staged);
-        }
-        let rules = self.link_sets.match_rules.keys().filter_map(|key| staged.get::<Rule>(key));
+        let rules = staged.linked::<EndpointGroup, Rule>(&self.key);
+        let rules = rules.iter().filter_map(|key| staged.get::<Rule>(key));
         let rules = rules.map(|rule| (*rule).clone()).collect();
         link_rules(staged, rules, None);
     }
@@ -141,7 +112,8 @@ impl Links for EndpointGroup {
 /// Checks that the networks of the policy's rules exist. They are resolved to subnets when the
 /// policy is first attached.
 fn check_rule_networks(policy: &Policy, staged: &StagedTxn<'_>) -> Result<(), Problem> {
-    for rule in policy.link_sets.rules.keys().filter_map(|key| staged.get::<Rule>(key)) {
+    let rules = staged.linked::<Policy, Rule>(&policy.key);
+    for rule in rules.iter().filter_map(|key| staged.get::<Rule>(key)) {
         let missing = |network: &str, address: &str| {
             let key = object_key(&rule.tenant_name, network);
             !network.is_empty() && address.is_empty() && staged.get::<Network>(&key).is_none()
@@ -154,27 +126,4 @@ fn check_rule_networks(policy: &Policy, staged: &StagedTxn<'_>) -> Result<(), Pr
         }
     }
     Ok(())
-}
-
-fn detach_policy(policy_key: &str, group: &str, staged: &mut StagedTxn<'_>) {
-    if let Some(policy) = staged.get::<Policy>(policy_key) {
-        let mut policy = (*policy).clone();
-        policy.link_sets.endpoint_groups.remove(group);
-        staged.put(policy_key, policy);
-    }
-    refresh(staged, group, policy_key);
-}
-
-fn detach_profile(profile_key: &str, group: &str, staged: &mut StagedTxn<'_>) {
-    if let Some(profile) = staged.get::<Netprofile>(profile_key) {
-        let mut profile = (*profile).clone();
-        profile.link_sets.endpoint_groups.remove(group);
-        staged.put(profile_key, profile);
-    }
-}
-
-fn detach_contracts(contracts_key: &str, group: &str, staged: &mut StagedTxn<'_>) {
-    if let Some(contracts) = staged.edit::<ExtContractsGroup>(contracts_key) {
-        contracts.link_sets.endpoint_groups.remove(group);
-    }
 }
