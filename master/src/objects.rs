@@ -17,7 +17,6 @@ mod volume;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use contiv_model::{api, key::ObjectType};
@@ -26,6 +25,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 pub use global::{Defaults, put_identity};
+use listing::PageBody;
 pub use listing::{FieldSelector, Page, Selection};
 pub use service::restore as restore_services;
 
@@ -329,7 +329,7 @@ fn list<T: Object>(
     scope: &Scope,
     selection: Selection,
 ) -> Report<Result<Page, Problem>> {
-    let limit = selection.limit.map_or(usize::MAX, NonZeroUsize::get);
+    let (limit, bytes) = selection.bounds();
     // A selector or a scope may leave out any number of objects.
     let all = selection.selector.is_empty() && *scope == Scope::All;
     let taken = if all { limit.saturating_add(1) } else { usize::MAX };
@@ -338,19 +338,16 @@ fn list<T: Object>(
         objects.into_iter().map(|object| (object.clone(), cache.links_of::<T>(object.key()))).collect();
     let (revision, scope) = (cache.complete_revision(), scope.clone());
     Box::new(move || {
-        let mut page: Vec<Cow<'_, T>> = Vec::new();
-        let mut more_after = None;
+        let mut page = PageBody::new(limit, bytes);
         for (object, links) in objects.iter().filter(|(object, _)| scope.has_tenant(object.tenant())) {
             if !selection.selector.is_empty() && !selection.selector.matches(&fields(&**object)?) {
                 continue;
             }
-            if page.len() == limit {
-                more_after = page.last().map(|last| last.key().to_owned());
+            if page.push(object.key(), &with_links(&**object, links))?.is_break() {
                 break;
             }
-            page.push(with_links(&**object, links));
         }
-        Ok(Page { body: go_json::encode(&page)?, more_after, revision })
+        Ok(page.finish(revision))
     })
 }
 

@@ -1,7 +1,9 @@
 //! Pages and selections of lists.
 
 use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
 
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::problem::Problem;
@@ -13,8 +15,21 @@ pub struct Selection {
     pub selector: FieldSelector,
     /// Only objects with a later key.
     pub after: Option<String>,
-    /// Largest number of objects.
+    /// Largest number of objects. A list with a limit has pages of bounded size, too.
     pub limit: Option<NonZeroUsize>,
+}
+
+/// Largest size in bytes of a page with more than one object.
+const PAGE_BYTES: usize = 1 << 20;
+
+impl Selection {
+    /// Largest number of objects and of bytes of a page. A list without a limit is not divided.
+    pub(super) fn bounds(&self) -> (usize, usize) {
+        match self.limit {
+            Some(limit) => (limit.get(), PAGE_BYTES),
+            None => (usize::MAX, usize::MAX),
+        }
+    }
 }
 
 /// A part of a list.
@@ -26,6 +41,55 @@ pub struct Page {
     pub more_after: Option<String>,
     /// The list contains all changes up to this revision of the store.
     pub revision: i64,
+}
+
+/// Body of a page, encoded object by object.
+pub(super) struct PageBody {
+    body: Vec<u8>,
+    limit: usize,
+    bytes: usize,
+    count: usize,
+    /// Key of the last object.
+    last: String,
+    is_full: bool,
+}
+
+impl PageBody {
+    pub(super) fn new(limit: usize, bytes: usize) -> PageBody {
+        PageBody { body: b"[".to_vec(), limit, bytes, count: 0, last: String::new(), is_full: false }
+    }
+
+    /// Adds an object. Breaks if the page has no room for it.
+    pub(super) fn push(&mut self, key: &str, object: &impl Serialize) -> Result<ControlFlow<()>, Problem> {
+        if self.count == self.limit {
+            return Ok(self.full());
+        }
+        let length = self.body.len();
+        if self.count > 0 {
+            self.body.push(b',');
+        }
+        serde_json::to_writer(&mut self.body, object)
+            .map_err(|e| Problem::unavailable(format!("encode the response: {e}")))?;
+        // A page with one object may have any size.
+        if self.body.len() > self.bytes && self.count > 0 {
+            self.body.truncate(length);
+            return Ok(self.full());
+        }
+        self.count += 1;
+        key.clone_into(&mut self.last);
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn full(&mut self) -> ControlFlow<()> {
+        self.is_full = true;
+        ControlFlow::Break(())
+    }
+
+    pub(super) fn finish(mut self, revision: i64) -> Page {
+        // Like Go's encoder, it ends with a newline.
+        self.body.extend_from_slice(b"]\n");
+        Page { body: self.body, more_after: self.is_full.then_some(self.last), revision }
+    }
 }
 
 /// Requirements on fields, all of which an object must meet.
@@ -138,6 +202,35 @@ mod tests {
         for text in ["encap=", "pktTag=0", "pktTag!=1", "encap!=vlan"] {
             assert!(FieldSelector::parse(text, &SCHEMA).unwrap().matches(&empty), "{text}");
         }
+    }
+
+    /// Bodies of the pages of the numbers, with the last of each page.
+    fn pages(mut numbers: &[u64], limit: usize, bytes: usize) -> Vec<(String, Option<String>)> {
+        let mut pages = vec![];
+        loop {
+            let mut page = PageBody::new(limit, bytes);
+            let added = numbers.iter().take_while(|n| page.push(&n.to_string(), n).unwrap().is_continue());
+            let added = added.count();
+            numbers = &numbers[added..];
+            let page = page.finish(7);
+            let is_last = page.more_after.is_none();
+            pages.push((String::from_utf8(page.body).unwrap(), page.more_after));
+            if is_last {
+                return pages;
+            }
+        }
+    }
+
+    #[test]
+    fn pages_are_bounded_by_count_and_bytes() {
+        let page = |body: &str, last: Option<&str>| (format!("{body}\n"), last.map(str::to_owned));
+        assert_eq!(pages(&[], 2, 9), [page("[]", None)]);
+        assert_eq!(pages(&[1, 2], 2, 9), [page("[1,2]", None)]);
+        assert_eq!(pages(&[1, 2, 3], 2, 9), [page("[1,2]", Some("2")), page("[3]", None)]);
+        assert_eq!(pages(&[10, 20, 30, 40], 9, 9), [page("[10,20,30]", Some("30")), page("[40]", None)]);
+        // Each page has an object.
+        let large = [page("[123456789012]", Some("123456789012")), page("[1]", None)];
+        assert_eq!(pages(&[123456789012, 1], 9, 9), large);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use serde_json::{Value, json};
 use testkit::etcd::Etcd;
 
-use crate::client::{connect, delete, get, post};
+use crate::client::{connect, delete, get, make_network, post};
 use crate::master::Master;
 
 #[derive(Debug, PartialEq)]
@@ -166,4 +166,50 @@ fn a_watch_waits_for_a_revision_that_the_store_has_not_reached() {
     assert_eq!(late.next(), None);
     let log = master.process.log();
     assert!(!log.contains("panicked"), "{log}");
+}
+
+/// The record of an object does not change with links to objects that refer to it.
+#[test]
+fn changes_of_links_are_sent() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let mut master = Master::embedded(store.path());
+    let to = master.address;
+    put(to, "a", 1);
+    make_network(to, "net", "10.1.0.0/24");
+    let list = || get(to, "/api/v1/netprofiles/").unwrap();
+    let revision = list().header("netmaster-revision").unwrap().to_owned();
+    let tag = || get(to, "/api/v1/netprofiles/default:a/").unwrap().header("etag").unwrap().to_owned();
+    let before = tag();
+    let mut events = Events::open(to, "/api/v1/netprofiles/?watch=1", "");
+    assert_eq!(events.seen(), event("put", "default:a"));
+    assert_eq!(events.next().unwrap().name, "synced");
+
+    let group = json!({"tenantName": "default", "groupName": "g", "networkName": "net", "netProfile": "a"});
+    post(to, "/api/v1/endpointGroups/default:g/", &group).unwrap().good();
+    let linked = events.next().unwrap();
+    assert_eq!((linked.name.as_str(), linked.key.as_str(), linked.id), ("put", "default:a", None));
+    assert_eq!(linked.data, list().good()[0]);
+    assert!(linked.data["link-sets"]["EndpointGroups"]["default:g"].is_object(), "{linked:?}");
+    assert_ne!(tag(), before);
+    // A client that lost its connection.
+    let mut again = Events::open(to, &format!("/api/v1/netprofiles/?watch=1&revision={revision}"), "");
+    loop {
+        let next = again.next().unwrap();
+        assert_eq!(next.key, "default:a");
+        if next.data == linked.data {
+            break;
+        }
+    }
+    delete(to, "/api/v1/endpointGroups/default:g/").unwrap().good();
+    assert_eq!(events.next().unwrap().data["link-sets"], json!({}));
+    assert_eq!(tag(), before);
+    // Another process does not know which links changed before it started.
+    put(to, "b", 1);
+    master.restart();
+    let mut late = Events::open(to, &format!("/api/v1/netprofiles/?watch=1&revision={revision}"), "");
+    let mut seen = std::collections::BTreeSet::new();
+    while seen.len() < 2 {
+        seen.insert(late.seen());
+    }
+    assert_eq!(seen, [event("put", "default:a"), event("put", "default:b")].into());
 }
