@@ -153,11 +153,6 @@ impl ClusterCache {
         self.index.services_selecting(tenant, labels)
     }
 
-    /// Ids of the services that have the endpoint as a provider.
-    pub fn services_of(&self, endpoint: &str) -> impl Iterator<Item = &str> {
-        self.index.services_of(endpoint)
-    }
-
     /// Keys of the objects of type `R` that refer to the object `key` of type `T`, sorted.
     pub fn linked<T: Entry, R: Entry>(&self, key: &str) -> impl Iterator<Item = &str> {
         let keys = T::TYPE.zip(R::TYPE).and_then(|(target, referrer)| self.links.get(target, referrer, key));

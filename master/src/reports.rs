@@ -13,6 +13,7 @@ use crate::access::Scope;
 use crate::cache::{AllocationRecord, ClusterCache};
 use crate::domain::attachment::state_key;
 use crate::domain::network_record::network_record;
+use crate::domain::services::{all_providers, provider_endpoints, with_providers};
 use crate::go_json;
 use crate::ipam::{IpPool, Subnet};
 use crate::problem::{Answer, Problem};
@@ -85,9 +86,8 @@ pub fn policy(policy: &Policy, cache: &ClusterCache) -> Report<PolicyOper> {
 
 /// Like the original, this fills in the service name in each provider.
 pub fn service(service: &service::State, cache: &ClusterCache) -> Report<ServiceLbOper> {
-    let providers = service.providers.iter().flat_map(|providers| providers.values());
     let providers: Vec<Arc<endpoint::State>> =
-        providers.filter_map(|provider| cache.shared(&provider.endpoint)).collect();
+        provider_endpoints(service, cache).iter().filter_map(|id| cache.shared(id)).collect();
     let (name, service_vip) = (service.service_name.clone(), service.ip_address.clone());
     Box::new(move || {
         let providers: Vec<_> =
@@ -222,11 +222,15 @@ fn endpoint(e: &endpoint::State) -> EndpointOper {
 
 /// Body of `/services`: all service states in the scope.
 pub fn service_states(cache: &ClusterCache, scope: &Scope) -> Report<Answer> {
-    let states = cache.all_shared::<service::State>();
+    let (states, mut providers) = (cache.all_shared::<service::State>(), all_providers(cache));
     let scope = scope.clone();
     Box::new(move || {
-        let visible = |state: &&service::State| scope.has_tenant(Some(&state.tenant_name));
-        listed(states.iter().map(|state| &**state).filter(visible))
+        let visible = states.iter().filter(|state| scope.has_tenant(Some(&state.tenant_name)));
+        let with_providers = visible.map(|state| service::State {
+            providers: Some(providers.remove(&state.id).unwrap_or_default()),
+            ..(**state).clone()
+        });
+        listed(with_providers)
     })
 }
 
@@ -234,12 +238,12 @@ pub fn service_states(cache: &ClusterCache, scope: &Scope) -> Report<Answer> {
 pub fn service_state(cache: &ClusterCache, id: &str, scope: &Scope) -> Answer {
     let visible = |state: &&service::State| scope.has_tenant(Some(&state.tenant_name));
     match cache.get::<service::State>(id).filter(visible) {
-        Some(state) => listed(std::iter::once(state)),
+        Some(state) => listed(std::iter::once(with_providers(state, cache))),
         None => Ok(b"null".to_vec()),
     }
 }
 
-fn listed<'w>(states: impl Iterator<Item = &'w service::State>) -> Answer {
+fn listed(states: impl Iterator<Item = service::State>) -> Answer {
     let mut body = go_json::encode(&states.collect::<Vec<_>>())?;
     // These responses have no final newline.
     body.pop();

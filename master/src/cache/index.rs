@@ -27,8 +27,6 @@ pub(super) struct Index {
     by_label: HashMap<NetworkId, HashMap<(String, String), BTreeSet<String>>>,
     /// Service ids by tenant and first selector.
     by_selector: HashMap<String, HashMap<(String, String), BTreeSet<String>>>,
-    /// Service ids by provider endpoint.
-    by_provider: HashMap<String, BTreeSet<String>>,
 }
 
 /// Object that an address is allocated to.
@@ -91,10 +89,6 @@ impl Index {
         found.flatten().map(String::as_str)
     }
 
-    pub(super) fn services_of(&self, endpoint: &str) -> impl Iterator<Item = &str> {
-        self.by_provider.get(endpoint).into_iter().flatten().map(String::as_str)
-    }
-
     /// Replaces the index entries of endpoint `old` by those of `new`.
     pub(super) fn endpoint(&mut self, old: Option<&endpoint::State>, new: Option<&endpoint::State>) {
         if let Some(old) = old {
@@ -153,9 +147,6 @@ impl Index {
             let of_tenant = self.by_selector.entry(new.tenant_name.clone()).or_default();
             of_tenant.entry(owned(first)).or_default().insert(new.id.clone());
         }
-        for provider in new.providers.iter().flat_map(BTreeMap::values) {
-            self.by_provider.entry(provider.endpoint.clone()).or_default().insert(new.id.clone());
-        }
     }
 
     fn remove_service(&mut self, old: &service::State) {
@@ -169,9 +160,6 @@ impl Index {
             if of_tenant.is_empty() {
                 self.by_selector.remove(&old.tenant_name);
             }
-        }
-        for provider in old.providers.iter().flat_map(BTreeMap::values) {
-            remove(&mut self.by_provider, &provider.endpoint, &old.id);
         }
     }
 }

@@ -2,18 +2,38 @@
 //!
 //! An endpoint whose container runs is a provider of every service of its tenant whose selectors
 //! are all among the endpoint's labels. The order of creation does not matter.
+//!
+//! The addresses of the providers are stored in slices of bounded size, which agents read. An address
+//! stays in its slice, so a change of a provider writes one slice. Empty slices are deleted together
+//! with the service: agents take the deletion of a slice of an existing service for a loss of data.
+//! What else is known about providers is derived from the endpoints.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
 use contiv_model::service::{Provider, Providers, State};
 use contiv_model::{api, endpoint, network};
 
 use super::network_record::network_record;
-use crate::cache::{Labels, StagedTxn};
+use crate::cache::{ClusterCache, Labels, StagedTxn};
+
+/// Largest number of addresses in a slice.
+const SLICE_SIZE: usize = 256;
+/// Slices with a larger number are not ours.
+const MAX_SLICES: usize = 4096;
 
 /// State key `<service>:<tenant>`. The object key has the reverse order.
 pub fn state_key(service: &str, tenant: &str) -> String {
     format!("{service}:{tenant}")
+}
+
+/// Key of a slice: that of the service for the first one, then `<service>:<tenant>/<number>`.
+fn slice_key(id: &str, number: usize) -> String {
+    match number {
+        0 => id.to_owned(),
+        _ => format!("{id}/{number}"),
+    }
 }
 
 /// Labels of the endpoint, if its container runs.
@@ -26,167 +46,226 @@ fn selects(service: &State, labels: &Labels) -> bool {
     selectors.peek().is_some() && selectors.all(|(name, value)| labels.get(name) == Some(value))
 }
 
+/// Updates the services after an endpoint changed or was deleted. `old` is the endpoint before the
+/// change.
+pub fn update_providers(old: &endpoint::State, staged: &mut StagedTxn<'_>) {
+    let tenants: Vec<&str> = match staged.committed::<network::State>(&old.net_id) {
+        Some(network) => vec![&network.body.tenant],
+        // The network was deleted before the endpoint. Names may contain dots.
+        None => old.net_id.match_indices('.').map(|(at, _)| &old.net_id[at + 1..]).collect(),
+    };
+    let new = staged.get::<endpoint::State>(&old.id);
+    let others = sharing_address(old, staged);
+    let now: Vec<&Labels> = new.iter().chain(&others).filter_map(|endpoint| labels(endpoint)).collect();
+    let services: BTreeSet<String> = {
+        let cache = staged.cache();
+        let labels = [Some(old), new.as_deref()].into_iter().flatten().filter_map(|e| e.labels.as_ref());
+        let pairs = labels.flat_map(|labels| tenants.iter().map(move |tenant| (*tenant, labels)));
+        pairs
+            .flat_map(|(tenant, labels)| cache.services_selecting(tenant, labels))
+            .map(str::to_owned)
+            .collect()
+    };
+    for id in services {
+        let Some(service) = staged.get::<State>(&id) else { continue };
+        let is_provider = now.iter().any(|labels| selects(&service, labels));
+        set_provider(&id, &old.ip_address, is_provider, staged);
+    }
+}
+
+/// Other endpoints with the address of `endpoint`, which the original may have allocated twice.
+fn sharing_address(endpoint: &endpoint::State, staged: &StagedTxn<'_>) -> Vec<Arc<endpoint::State>> {
+    let Ok(ip) = endpoint.ip_address.parse() else { return vec![] };
+    let owners = staged.cache().address_owners(&endpoint.net_id, ip).iter();
+    owners.filter(|id| **id != endpoint.id).filter_map(|id| staged.get(id)).collect()
+}
+
+/// Order of addresses in a slice: that of the keys `<address>:<tenant>` of the original.
+fn order(a: &str, b: &str) -> Ordering {
+    a.bytes().chain([b':']).cmp(b.bytes().chain([b':']))
+}
+
+/// Slices of a service. A missing slice before another one is empty.
+fn slices(id: &str, staged: &StagedTxn<'_>) -> Vec<Arc<Providers>> {
+    let below = format!("{id}/");
+    let stored = staged.cache().table::<Providers>().range(below.clone()..);
+    let stored = stored.map_while(|(key, _)| key.strip_prefix(&below));
+    let numbers = stored.filter_map(|number| number.parse().ok()).filter(|number| *number < MAX_SLICES);
+    let count = numbers.max().unwrap_or(0) + 1;
+    let slice = |number| staged.get::<Providers>(&slice_key(id, number));
+    let stored = (0..count).map(|number| slice(number).unwrap_or_default());
+    stored.chain((count..).map_while(slice)).collect()
+}
+
+fn addresses(slice: &Providers) -> &[String] {
+    slice.providers.as_deref().unwrap_or_default()
+}
+
+fn insert(addresses: &mut Vec<String>, address: &str) {
+    let at = addresses.partition_point(|known| order(known, address).is_lt());
+    addresses.insert(at, address.to_owned());
+}
+
+/// Adds or removes the address as a provider of the service.
+fn set_provider(id: &str, address: &str, is_provider: bool, staged: &mut StagedTxn<'_>) {
+    let slices = slices(id, staged);
+    let has = |slice: &Arc<Providers>| addresses(slice).iter().any(|known| known == address);
+    match (slices.iter().position(has), is_provider) {
+        (None, true) => {
+            let with_room = slices.iter().position(|slice| addresses(slice).len() < SLICE_SIZE);
+            let number = with_room.unwrap_or(slices.len());
+            let mut list = slices.get(number).map(|slice| addresses(slice).to_vec()).unwrap_or_default();
+            insert(&mut list, address);
+            put_slice(id, number, list, staged);
+        }
+        (Some(number), false) => {
+            let mut list = addresses(&slices[number]).to_vec();
+            list.retain(|known| known != address);
+            put_slice(id, number, list, staged);
+        }
+        (Some(_), true) | (None, false) => {}
+    }
+}
+
+fn put_slice(id: &str, number: usize, addresses: Vec<String>, staged: &mut StagedTxn<'_>) {
+    let key = slice_key(id, number);
+    let slice = Providers {
+        id: key.clone(),
+        service_name: id.to_owned(),
+        // The original writes an empty list as null.
+        providers: (!addresses.is_empty()).then_some(addresses),
+    };
+    if staged.get::<Providers>(&key).is_none_or(|known| *known != slice) {
+        staged.put(&key, slice);
+    }
+}
+
+/// Puts the state of a service and its current providers. The transaction must not change endpoints
+/// as well.
+pub fn put_with_providers(state: State, staged: &mut StagedTxn<'_>) {
+    let wanted = selected(&state, staged.cache());
+    let mut missing: BTreeSet<String> =
+        wanted.into_iter().map(|(_, endpoint)| endpoint.ip_address.clone()).collect();
+    let mut lists: Vec<_> = slices(&state.id, staged).iter().map(|slice| addresses(slice).to_vec()).collect();
+    // A list that an older release wrote may have any size.
+    if lists.iter().any(|list| list.len() > SLICE_SIZE) {
+        lists.iter_mut().for_each(Vec::clear);
+    }
+    for list in &mut lists {
+        list.retain(|address| missing.remove(address));
+        list.sort_by(|a, b| order(a, b));
+    }
+    let mut missing: Vec<String> = missing.into_iter().collect();
+    missing.sort_by(|a, b| order(a, b));
+    for address in &missing {
+        if lists.iter().all(|list| list.len() >= SLICE_SIZE) {
+            lists.push(vec![]);
+        }
+        if let Some(list) = lists.iter_mut().find(|list| list.len() < SLICE_SIZE) {
+            insert(list, address);
+        }
+    }
+    for (number, list) in lists.into_iter().enumerate() {
+        put_slice(&state.id, number, list, staged);
+    }
+    // Providers are derived. The original writes an empty map.
+    let state = State { providers: Some(BTreeMap::new()), ..state };
+    if staged.get::<State>(&state.id).is_none_or(|known| *known != state) {
+        let id = state.id.clone();
+        staged.put(&id, state);
+    }
+}
+
+/// Endpoints of the tenant that the service selects, with their networks.
+fn selected<'w>(service: &State, cache: &'w ClusterCache) -> Vec<(&'w network::State, &'w endpoint::State)> {
+    let tenant = &service.tenant_name;
+    let Some((name, value)) = service.selectors.iter().flatten().next() else { return vec![] };
+    let networks = cache.linked::<api::Tenant, api::Network>(tenant);
+    let mut found = vec![];
+    for network in networks.filter_map(|key| key.split_once(':')).map(|(_, name)| name) {
+        let Some(network) = network_record(cache, tenant, network) else { continue };
+        let endpoints = cache
+            .endpoints_with_label(&network.body.id, (name, value))
+            .filter_map(|id| cache.get::<endpoint::State>(id));
+        let selected = endpoints.filter(|e| labels(e).is_some_and(|labels| selects(service, labels)));
+        found.extend(selected.map(|endpoint| (&network.body, endpoint)));
+    }
+    found
+}
+
+/// Ids of the endpoints that are providers of the service, in the order of [`with_providers`].
+pub fn provider_endpoints(service: &State, cache: &ClusterCache) -> Vec<String> {
+    let found = selected(service, cache).into_iter();
+    let by_address: BTreeMap<_, _> =
+        found.map(|(network, e)| (provider_key(e, &network.tenant), e.id.clone())).collect();
+    by_address.into_values().collect()
+}
+
 /// Key of a provider within its service.
 fn provider_key(endpoint: &endpoint::State, tenant: &str) -> String {
     format!("{}:{tenant}", endpoint.ip_address)
 }
 
-fn provider(endpoint: &endpoint::State, network: &network::State, services: Vec<String>) -> Provider {
+/// The service with its providers.
+pub fn with_providers(service: &State, cache: &ClusterCache) -> State {
+    let found = selected(service, cache).into_iter();
+    let providers = found.map(|(network, endpoint)| {
+        (provider_key(endpoint, &network.tenant), provider(endpoint, network, cache))
+    });
+    State { providers: Some(providers.collect()), ..service.clone() }
+}
+
+/// Providers of all services, by the id of the service.
+pub fn all_providers(cache: &ClusterCache) -> HashMap<String, BTreeMap<String, Provider>> {
+    let mut all: HashMap<String, BTreeMap<String, Provider>> = HashMap::new();
+    for endpoint in cache.all::<endpoint::State>().filter(|endpoint| labels(endpoint).is_some()) {
+        let Some(network) = cache.allocation::<network::State>(&endpoint.net_id) else { continue };
+        let provider = provider(endpoint, &network.body, cache);
+        for service in provider.services.iter().flatten() {
+            let key = provider_key(endpoint, &network.body.tenant);
+            all.entry(service.clone()).or_default().insert(key, provider.clone());
+        }
+    }
+    all
+}
+
+fn provider(endpoint: &endpoint::State, network: &network::State, cache: &ClusterCache) -> Provider {
+    let services = labels(endpoint).map(|labels| {
+        let selecting = cache.services_selecting(&network.tenant, labels);
+        let serves =
+            selecting.filter(|id| cache.get::<State>(id).is_some_and(|service| selects(service, labels)));
+        serves.map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect()
+    });
     Provider {
         ip_address: endpoint.ip_address.clone(),
         container_id: endpoint.container_id.clone(),
         labels: endpoint.labels.clone(),
         tenant: network.tenant.clone(),
         network: network.network_name.clone(),
-        services: Some(services),
+        services,
         container: String::new(),
         endpoint: endpoint.id.clone(),
     }
 }
 
-/// Updates the services after an endpoint changed or was deleted. `old` is the endpoint before the
-/// change.
-pub fn update_providers(old: &endpoint::State, staged: &mut StagedTxn<'_>) {
-    let Some(network) = staged.committed::<network::State>(&old.net_id) else {
-        return remove_from_services(old, staged);
-    };
-    let network = &network.body;
-    let new = staged.get::<endpoint::State>(&old.id);
-    let chosen = |staged: &StagedTxn<'_>, id: &str| {
-        let labels = new.as_deref().and_then(labels);
-        staged.get::<State>(id).zip(labels).is_some_and(|(service, labels)| selects(&service, labels))
-    };
-    let services = affected_services(old, new.as_deref(), &network.tenant, staged);
-    let serves: Vec<String> = services.iter().filter(|id| chosen(staged, id)).cloned().collect();
-    let key = provider_key(old, &network.tenant);
-    for id in &services {
-        let entry = match new.as_deref() {
-            Some(endpoint) if serves.contains(id) => Some(provider(endpoint, network, serves.clone())),
-            _ => None,
-        };
-        set_provider(id, &key, &old.id, entry, staged);
-    }
-}
-
-/// Removes an endpoint whose network was deleted before it.
-fn remove_from_services(old: &endpoint::State, staged: &mut StagedTxn<'_>) {
-    let services: Vec<String> = staged.cache().services_of(&old.id).map(str::to_owned).collect();
-    services.iter().for_each(|id| set_provider(id, "", &old.id, None, staged));
-}
-
-/// Services that have the endpoint as a provider, or whose first selector matches its old or new
-/// labels.
-fn affected_services(
-    old: &endpoint::State,
-    new: Option<&endpoint::State>,
-    tenant: &str,
-    staged: &StagedTxn<'_>,
-) -> BTreeSet<String> {
-    let cache = staged.cache();
-    let labels = [Some(old), new].into_iter().flatten().filter_map(|endpoint| endpoint.labels.as_ref());
-    let selecting = labels.flat_map(|labels| cache.services_selecting(tenant, labels));
-    cache.services_of(&old.id).chain(selecting).map(str::to_owned).collect()
-}
-
-/// Adds, replaces or removes the endpoint as a provider of the service.
-fn set_provider(id: &str, key: &str, endpoint: &str, entry: Option<Provider>, staged: &mut StagedTxn<'_>) {
-    let Some(service) = staged.get::<State>(id) else { return };
-    let has = |key: &str| service.providers.as_ref().and_then(|providers| providers.get(key));
-    // Other programs may use another key for the same endpoint.
-    let elsewhere = || {
-        let mut all = service.providers.iter().flatten();
-        all.find(|(known, p)| *known != key && p.endpoint == endpoint).map(|(known, _)| known.clone())
-    };
-    let obsolete = match has(key) {
-        Some(known) if known.endpoint == endpoint => None,
-        _ => elsewhere(),
-    };
-    // If two endpoints share an address, the entry may belong to the other one.
-    let current = has(key).filter(|known| entry.is_some() || known.endpoint == endpoint);
-    if obsolete.is_none() && current == entry.as_ref() {
-        return;
-    }
-    let mut state = (*service).clone();
-    let providers = state.providers.get_or_insert_default();
-    if let Some(obsolete) = obsolete {
-        providers.remove(&obsolete);
-    }
-    match entry {
-        Some(entry) => drop(providers.insert(key.to_owned(), entry)),
-        None if current.is_some() => drop(providers.remove(key)),
-        None => {}
-    }
-    put(state, staged);
-}
-
-/// Puts the state of a service with its current providers. The transaction must not change
-/// endpoints as well.
-pub fn put_with_providers(mut state: State, staged: &mut StagedTxn<'_>) {
-    let tenant = &state.tenant_name;
-    let known = staged.get::<State>(&state.id).and_then(|known| known.providers.clone()).unwrap_or_default();
-    let mut providers = BTreeMap::new();
-    for (network, endpoint, labels) in selected(&state, staged) {
-        let mut serves = affected_services(endpoint, None, tenant, staged);
-        serves.retain(|id| staged.get::<State>(id).is_some_and(|service| selects(&service, labels)));
-        serves.insert(state.id.clone());
-        let key = provider_key(endpoint, tenant);
-        let entry = provider(endpoint, network, serves.into_iter().collect());
-        // The list of services in an entry is kept as of the time of its creation.
-        let as_known = known
-            .get(&key)
-            .filter(|known| **known == Provider { services: known.services.clone(), ..entry.clone() });
-        providers.insert(key, as_known.cloned().unwrap_or(entry));
-    }
-    state.providers = Some(providers);
-    put(state, staged);
-}
-
-/// Endpoints of the tenant that the service selects, with their networks and labels.
-fn selected<'w>(
-    service: &State,
-    staged: &StagedTxn<'w>,
-) -> Vec<(&'w network::State, &'w endpoint::State, &'w Labels)> {
-    let (cache, tenant) = (staged.cache(), &service.tenant_name);
-    let Some((name, value)) = service.selectors.iter().flatten().next() else { return vec![] };
-    let networks = staged.linked::<api::Tenant, api::Network>(tenant);
-    let mut found = vec![];
-    for network in networks.iter().filter_map(|key| key.split_once(':')).map(|(_, name)| name) {
-        let Some(network) = network_record(cache, tenant, network) else { continue };
-        let endpoints = cache
-            .endpoints_with_label(&network.body.id, (name, value))
-            .filter_map(|id| cache.get::<endpoint::State>(id));
-        found.extend(endpoints.filter_map(|endpoint| {
-            let labels = labels(endpoint).filter(|labels| selects(service, labels))?;
-            Some((&network.body, endpoint, labels))
-        }));
-    }
-    found
-}
-
-/// Puts the state and the list of provider addresses that agents read.
-fn put(state: State, staged: &mut StagedTxn<'_>) {
-    let id = state.id.clone();
-    let addresses: Vec<String> =
-        state.providers.iter().flat_map(BTreeMap::values).map(|p| p.ip_address.clone()).collect();
-    let providers = Providers {
-        id: id.clone(),
-        service_name: id.clone(),
-        // The original writes an empty list as null.
-        providers: (!addresses.is_empty()).then_some(addresses),
-    };
-    if staged.get::<Providers>(&id).is_none_or(|known| *known != providers) {
-        staged.put(&id, providers);
-    }
-    if staged.get::<State>(&id).is_none_or(|known| *known != state) {
-        staged.put(&id, state);
-    }
-}
-
 pub fn delete(id: &str, staged: &mut StagedTxn<'_>) {
-    if staged.get::<Providers>(id).is_some() {
-        staged.delete::<Providers>(id);
+    let slices = slices(id, staged).len();
+    for key in (0..slices).map(|number| slice_key(id, number)) {
+        if staged.get::<Providers>(&key).is_some() {
+            staged.delete::<Providers>(&key);
+        }
     }
     if staged.get::<State>(id).is_some() {
         staged.delete::<State>(id);
+    }
+}
+
+/// Deletes slices of services that do not exist.
+pub fn delete_stray_slices(staged: &mut StagedTxn<'_>) {
+    for key in staged.cache().table::<Providers>().keys() {
+        let is_service = staged.get::<State>(Providers::service_of(key)).is_some();
+        if !is_service && staged.get::<Providers>(key).is_some() {
+            staged.delete::<Providers>(key);
+        }
     }
 }

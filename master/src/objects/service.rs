@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 
 use contiv_model::api::{Link, Network, ServiceLb, ServiceLbOper, Tenant};
 use contiv_model::key::ObjectType;
-use contiv_model::service::{Port, Providers, State};
+use contiv_model::service::{Port, State};
 
 use super::{Cluster, Object};
 use crate::cache::{ClusterCache, Labels, StagedTxn};
 use crate::domain::allocation::AllocationScope;
 use crate::domain::object_key;
-use crate::domain::services::{delete, put_with_providers, state_key};
+use crate::domain::services::{delete, delete_stray_slices, put_with_providers, state_key};
 use crate::ipam::in_use;
 use crate::problem::Problem;
 use crate::reports::{self, Report};
@@ -194,10 +194,10 @@ pub fn restore(staged: &mut StagedTxn<'_>) {
     }
     let mut wanted = cache.all::<ServiceLb>().map(Derived::state_key).collect::<BTreeSet<_>>();
     wanted.retain(|id| staged.get::<State>(id).is_some());
-    let obsolete = cache.table::<State>().keys().chain(cache.table::<Providers>().keys());
-    for id in obsolete.filter(|id| !wanted.contains(*id)) {
+    for id in cache.table::<State>().keys().filter(|id| !wanted.contains(*id)) {
         delete(id, staged);
     }
+    delete_stray_slices(staged);
 }
 
 /// Parses `name=value`. If a name occurs twice, the last value is used.

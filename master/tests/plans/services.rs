@@ -1,5 +1,6 @@
 //! Services: addresses and providers.
 
+use netmaster::access::Scope;
 use serde_json::{Value, json};
 
 use crate::fixture::Fixture;
@@ -30,8 +31,18 @@ fn pod(fixture: &mut Fixture, id: &str, labels: Value) -> String {
     ip
 }
 
+/// The state with the providers, as `/service/` answers it.
 fn state(fixture: &Fixture, name: &str) -> Value {
-    fixture.value(&format!("/contiv.io/state/serviceLB/{name}:default")).unwrap()
+    let id = format!("{name}:default");
+    let body = netmaster::reports::service_state(&fixture.cache, &id, &Scope::All).unwrap();
+    let state = serde_json::from_slice::<Value>(&body).unwrap()[0].take();
+    let mut stored = state.clone();
+    stored["providers"] = json!({});
+    assert_eq!(fixture.value(&format!("/contiv.io/state/serviceLB/{id}")).unwrap(), stored);
+    let all = netmaster::reports::service_states(&fixture.cache, &Scope::All)().unwrap();
+    let all: Vec<Value> = serde_json::from_slice(&all).unwrap();
+    assert!(all.contains(&state), "{state}: {all:?}");
+    state
 }
 
 fn vip(fixture: &Fixture, name: &str) -> Value {
@@ -279,16 +290,17 @@ fn service_states_are_restored() {
     let mut fixture = fixture();
     service(&mut fixture, "s", &["app=web"], json!({})).unwrap();
     pod(&mut fixture, "c1", json!({"app": "web"}));
-    // The list of services in an existing entry is unchanged by a later service and by the
-    // restoration.
     service(&mut fixture, "t", &["app=web"], json!({})).unwrap();
     let whole = fixture.content();
     restore(&mut fixture);
     assert_eq!(fixture.content(), whole);
     fixture.break_key("/contiv.io/state/provider/s:default", None);
     fixture.break_key("/contiv.io/state/serviceLB/gone:default", Some(&json!({"id": "gone:default"})));
-    let mut body = state(&fixture, "t");
-    body["providers"] = json!({});
+    for key in ["gone:default", "gone:default/1", "never:default/1"] {
+        fixture.break_key(&format!("/contiv.io/state/provider/{key}"), Some(&json!({"id": key})));
+    }
+    let mut body = fixture.value("/contiv.io/state/serviceLB/t:default").unwrap();
+    body["selectors"] = json!({});
     fixture.break_key("/contiv.io/state/serviceLB/t:default", Some(&body));
     let mut tenant = fixture.value("/contiv.io/obj/modeldb/tenant/default").unwrap();
     tenant["link-sets"] = json!({});
@@ -298,4 +310,82 @@ fn service_states_are_restored() {
     restore(&mut fixture);
     assert_eq!(fixture.content(), whole);
     assert_eq!(fixture.loaded().content(), whole);
+}
+
+/// Slices of service `s`: their keys, and the addresses in them.
+fn slices(fixture: &Fixture) -> Vec<(String, Vec<String>)> {
+    let prefix = "/contiv.io/state/provider/";
+    let keys = fixture.keys(prefix).into_iter().filter(|key| key.contains("/s:default"));
+    let addresses = |key: &str| {
+        let list = fixture.value(key).unwrap()["Providers"].take();
+        serde_json::from_value::<Option<Vec<String>>>(list).unwrap().unwrap_or_default()
+    };
+    keys.map(|key| (key.strip_prefix(prefix).unwrap().to_owned(), addresses(key))).collect()
+}
+
+fn sizes(fixture: &Fixture) -> Vec<(String, usize)> {
+    slices(fixture).into_iter().map(|(key, addresses)| (key, addresses.len())).collect()
+}
+
+fn sized(expected: &[(&str, usize)]) -> Vec<(String, usize)> {
+    expected.iter().map(|(key, size)| ((*key).to_owned(), *size)).collect()
+}
+
+/// A change of a provider writes one slice, and no other address moves.
+#[test]
+fn many_providers_are_stored_in_slices() {
+    let mut fixture = Fixture::new();
+    fixture.network("net", "10.1.0.0/22", json!({}));
+    service(&mut fixture, "s", &["app=web"], json!({"ipAddress": "10.1.3.254"})).unwrap();
+    for n in 0..600 {
+        pod(&mut fixture, &format!("c{n}"), json!({"app": "web"}));
+    }
+    let full = [("s:default", 256), ("s:default/1", 256), ("s:default/2", 88)];
+    assert_eq!(sizes(&fixture), sized(&full));
+    let before = slices(&fixture);
+    let of = |fixture: &Fixture, key: &str| {
+        fixture.stored(&format!("/contiv.io/state/provider/{key}")).mod_revision
+    };
+    let revisions = full.map(|(key, _)| of(&fixture, key));
+    event(&mut fixture, "die", "c300", Value::Null).unwrap();
+    let changed: Vec<bool> =
+        full.iter().zip(revisions).map(|((key, _), revision)| of(&fixture, key) != revision).collect();
+    assert_eq!(changed, [false, true, false]);
+    event(&mut fixture, "start", "c300", json!({"app": "web"})).unwrap();
+    assert_eq!(slices(&fixture), before, "the slice with room gets it");
+    let one = fixture.stored("/contiv.io/state/serviceLB/s:default").value.len();
+    assert!(one < 300, "{one} bytes");
+    assert_eq!(state(&fixture, "s")["providers"].as_object().unwrap().len(), 600);
+    let content = fixture.content();
+    restore(&mut fixture);
+    assert_eq!(fixture.content(), content, "there is nothing to restore");
+    assert_eq!(fixture.loaded().content(), content);
+
+    // A missing slice is filled again.
+    fixture.break_key("/contiv.io/state/provider/s:default/1", None);
+    let mut lost = fixture.loaded();
+    restore(&mut lost);
+    assert_eq!(slices(&lost), before);
+
+    // An older release has one list of any size, and the providers in the state.
+    let whole: Vec<String> = before.into_iter().flat_map(|(_, addresses)| addresses).collect();
+    for number in [1, 2] {
+        fixture.break_key(&format!("/contiv.io/state/provider/s:default/{number}"), None);
+    }
+    let list = json!({"id": "s:default", "ServiceName": "s:default", "Providers": whole});
+    fixture.break_key("/contiv.io/state/provider/s:default", Some(&list));
+    let old = state(&lost, "s");
+    fixture.break_key("/contiv.io/state/serviceLB/s:default", Some(&old));
+    let mut fixture = fixture.loaded();
+    restore(&mut fixture);
+    assert_eq!(sizes(&fixture), sized(&full));
+    assert_eq!(state(&fixture, "s"), old);
+
+    // Agents take the deletion of a slice of an existing service for a loss of data.
+    service(&mut fixture, "s", &["app=none"], json!({})).unwrap();
+    assert_eq!(sizes(&fixture), full.map(|(key, _)| (key.to_owned(), 0)));
+    service(&mut fixture, "s", &["app=web"], json!({})).unwrap();
+    assert_eq!(sizes(&fixture), sized(&full));
+    fixture.delete("serviceLBs", "default:s").unwrap();
+    assert_eq!(slices(&fixture), []);
 }

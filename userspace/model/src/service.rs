@@ -149,6 +149,13 @@ impl TryFrom<&State> for Service {
 }
 
 impl Providers {
+    /// Id of the service that a record belongs to. The providers of a service are kept in slices:
+    /// `key` is the last part of the key, `<service>:<tenant>` for the first slice and
+    /// `<service>:<tenant>/<number>` for others.
+    pub fn service_of(key: &str) -> &str {
+        key.split_once('/').map_or(key, |(id, _)| id)
+    }
+
     /// The addresses, sorted, without duplicates.
     ///
     /// # Errors

@@ -3,6 +3,7 @@ use std::collections::BTreeSet;
 use contiv_model::{
     key::{Key, ObjectType},
     name::NetworkId,
+    service::Providers,
 };
 use contiv_store::{Error, Store};
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,7 @@ pub(super) enum Witness {
     /// The group or the policy is deleted or written at this revision or later, or the settings of the cluster are.
     Detached { group: String, policy: String, revision: i64 },
     /// The network's record, or the journal of its changes, is written at this revision or later; or the network is deleted.
+    /// Of a slice of providers: the first slice is, or the service is deleted.
     Counted { record: String, journal: String, object: Option<String>, revision: i64 },
     /// The API object has its record, or is deleted.
     Recorded { object: String, record: String },
@@ -50,8 +52,21 @@ impl Witness {
             Key::MasterConfig => Some(gone(Key::Object(ObjectType::Global, "global".to_owned()).to_string())),
             Key::Network(id) => network_object(id, state).map(gone),
             Key::Group(key) => of_state_id(ObjectType::EndpointGroup, key.as_str()).map(gone),
-            Key::ServiceLb(id) | Key::Providers(id) => {
-                of_state_id(ObjectType::ServiceLb, id.as_str()).map(gone)
+            Key::ServiceLb(id) => of_state_id(ObjectType::ServiceLb, id.as_str()).map(gone),
+            Key::Providers(id) => {
+                let service = Providers::service_of(id.as_str());
+                let object = of_state_id(ObjectType::ServiceLb, service)?;
+                if service == id.as_str() {
+                    return Some(gone(object));
+                }
+                // A netmaster without slices moves the providers to the first one.
+                let first = Key::Providers(service.into()).to_string();
+                Some(Witness::Counted {
+                    record: first.clone(),
+                    journal: first,
+                    object: Some(object),
+                    revision,
+                })
             }
             Key::Policy(id) => {
                 let mut parts = id.as_str().splitn(3, ':');
@@ -97,7 +112,7 @@ impl Witness {
                 let at = written(store, record).await?.max(written(store, journal).await?);
                 match (at, object) {
                     (Some(at), _) if at < *revision => Ok(Some(format!(
-                        "endpoints were deleted, but {record}, which counts them, did not change"
+                        "endpoints or providers were deleted, but {record}, which counts them, did not change"
                     ))),
                     (None, Some(object)) => Ok(written(store, object).await?.map(|_| remains(object))),
                     _ => Ok(None),
@@ -136,4 +151,22 @@ pub(super) async fn unlisted_networks(
             .then(|| Witness::Recorded { record: Key::Network(id).to_string(), object: object.key })
     });
     Ok(unlisted.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slice_of_providers_is_deleted_with_its_service_or_when_the_first_is_written() {
+        let of = |key: &str| Witness::of(&key.parse().unwrap(), 7, &State::default());
+        let object = || "/contiv.io/obj/modeldb/serviceLB/t:web".to_owned();
+        assert_eq!(of("/contiv.io/state/provider/web:t"), Some(Witness::Deleted { object: object() }));
+        let first = "/contiv.io/state/provider/web:t".to_owned();
+        let (record, journal) = (first.clone(), first);
+        assert_eq!(
+            of("/contiv.io/state/provider/web:t/2"),
+            Some(Witness::Counted { record, journal, object: Some(object()), revision: 7 })
+        );
+    }
 }

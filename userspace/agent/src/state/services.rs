@@ -5,17 +5,20 @@ use std::{
 
 use contiv_model::{
     name::{ServiceId, TenantName},
-    service::Service,
+    service::{Providers, Service},
 };
 
 use super::index::remove_from;
 
-/// Services and their providers, which the store keeps under separate keys.
+/// Services and their providers, which the store keeps under separate keys and in slices.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Services {
     services: BTreeMap<ServiceId, Service>,
     by_tenant: BTreeMap<TenantName, BTreeSet<ServiceId>>,
+    /// Providers in all slices, sorted.
     providers: BTreeMap<ServiceId, Vec<IpAddr>>,
+    /// Slices by the last part of their keys, of each service.
+    slices: BTreeMap<ServiceId, BTreeMap<String, Vec<IpAddr>>>,
 }
 
 impl Services {
@@ -50,14 +53,52 @@ impl Services {
         true
     }
 
-    /// Returns whether the providers changed.
-    pub(super) fn set_providers(&mut self, id: &ServiceId, providers: Option<Vec<IpAddr>>) -> bool {
-        let before = match providers {
-            Some(providers) if self.providers(id) == providers => return false,
-            Some(providers) => self.providers.insert(id.clone(), providers),
-            None => self.providers.remove(id),
+    /// Sets or removes a slice of providers; `key` is the last part of its key. Returns the service if
+    /// its providers changed.
+    pub(super) fn set_providers(&mut self, key: &str, providers: Option<Vec<IpAddr>>) -> Option<ServiceId> {
+        let id = ServiceId::from(Providers::service_of(key));
+        let slices = self.slices.entry(id.clone()).or_default();
+        match providers {
+            Some(providers) => slices.insert(key.to_owned(), providers),
+            None => slices.remove(key),
         };
+        let mut all: Vec<IpAddr> = slices.values().flatten().copied().collect();
+        all.sort_unstable();
+        all.dedup();
+        if slices.is_empty() {
+            self.slices.remove(&id);
+        }
         // A missing list equals an empty one.
-        before.is_some_and(|before| !before.is_empty()) || !self.providers(id).is_empty()
+        if self.providers(&id) == all {
+            return None;
+        }
+        match all.is_empty() {
+            true => self.providers.remove(&id),
+            false => self.providers.insert(id.clone(), all),
+        };
+        Some(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn providers_of_all_slices_are_merged() {
+        let ip = |n: u8| IpAddr::from([10, 0, 0, n]);
+        let of = |numbers: &[u8]| Some(numbers.iter().copied().map(ip).collect::<Vec<_>>());
+        let (web, mut services) = (ServiceId::from("web:t"), Services::default());
+        assert_eq!(services.set_providers("web:t/1", of(&[3])), Some(web.clone()));
+        assert_eq!(services.set_providers("web:t", of(&[1, 4])), Some(web.clone()));
+        assert_eq!(services.set_providers("db:t", of(&[])), None);
+        assert_eq!(services.providers(&web), [ip(1), ip(3), ip(4)]);
+        // An address that moves to another slice is no change.
+        assert_eq!(services.set_providers("web:t/1", of(&[3, 4])), None);
+        assert_eq!(services.set_providers("web:t", of(&[1])), None);
+        assert_eq!(services.set_providers("web:t/1", None), Some(web.clone()));
+        assert_eq!(services.providers(&web), [ip(1)]);
+        assert_eq!(services.set_providers("web:t", None), Some(web.clone()));
+        assert_eq!(services.providers(&web), [] as [IpAddr; 0]);
     }
 }

@@ -262,7 +262,7 @@ impl State {
             }
             Key::Providers(id) => {
                 let providers = of_kind!(object, Providers);
-                dirty.services.extend(self.services.set_providers(id, providers).then(|| id.clone()));
+                dirty.services.extend(self.services.set_providers(id.as_str(), providers));
             }
             Key::Service { address, .. } => {
                 let hosts = self.vteps.register(address, of_kind!(object, Registration));

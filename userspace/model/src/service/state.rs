@@ -24,7 +24,7 @@ pub struct State {
     /// IP address of the service.
     #[serde(rename = "ipaddress")]
     pub ip_address: String,
-    /// Providers, by `<address>:<tenant>`.
+    /// Providers, by `<address>:<tenant>`. Derived when it is read; empty in the store.
     pub providers: Option<BTreeMap<String, Provider>>,
 }
 
@@ -58,14 +58,14 @@ pub struct Provider {
     pub endpoint: String,
 }
 
-/// The body of `/contiv.io/state/provider/<service>:<tenant>`: providers of a service, which agents
-/// read. It exists also for a service without providers.
+/// The body of `/contiv.io/state/provider/<service>:<tenant>`, and of the slices below it: providers
+/// of a service, which agents read. The first slice exists also for a service without providers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Providers {
-    /// `<service>:<tenant>`.
+    /// `<service>:<tenant>`, or `<service>:<tenant>/<number>`.
     pub id: String,
-    /// The same as `id`.
+    /// `<service>:<tenant>`.
     #[serde(rename = "ServiceName")]
     pub service_name: String,
     /// IP addresses of the providers.
