@@ -18,7 +18,6 @@ use contiv_model::api::{
 use contiv_model::key::ObjectType;
 
 use super::link_log::LinkLog;
-use super::record::Entry;
 
 /// Type and key of an object that another object refers to.
 pub type Reference = (ObjectType, String);
@@ -237,11 +236,14 @@ impl fmt::Display for ContentVersion {
     }
 }
 
-/// Keys of referring objects.
+/// Keys of referring objects, by the key of the object.
+type KeySets = HashMap<String, Arc<BTreeSet<String>>>;
+
+/// Index of the references between objects.
 #[derive(Default)]
 pub(super) struct LinkIndex {
-    /// By the type of the object, the type of the referring objects, and the key of the object.
-    sets: HashMap<(ObjectType, ObjectType), HashMap<String, Arc<BTreeSet<String>>>>,
+    /// By the type of the object and the type of the referring objects.
+    sets: HashMap<(ObjectType, ObjectType), KeySets>,
     pub(super) log: LinkLog,
 }
 
@@ -256,7 +258,7 @@ impl LinkIndex {
     }
 
     /// Replaces the references of the object with key `id`, which changed at `revision`.
-    pub(super) fn replace<T: Entry>(&mut self, id: &str, old: Option<&T>, new: Option<&T>, revision: i64) {
+    pub(super) fn replace<T: Linked>(&mut self, id: &str, old: Option<&T>, new: Option<&T>, revision: i64) {
         let Some(referrer) = T::TYPE else { return };
         let references = |object: Option<&T>| object.map(Linked::references).unwrap_or_default();
         let (old, new) = (references(old), references(new));
