@@ -3,7 +3,10 @@
 mod client;
 mod etcd_probe;
 mod inject;
+mod linear;
 mod random;
+mod register;
+mod registers;
 mod state;
 mod topology;
 
@@ -24,9 +27,9 @@ use serde::Serialize;
 use serde_json::json;
 use testkit::wait_until;
 
-use crate::http;
 use client::{Client, Log, Outcome};
 use inject::Fault;
+use registers::Checked;
 use state::{INITIAL_NETWORKS, State};
 use topology::Topology;
 
@@ -69,6 +72,8 @@ pub struct Report {
     pub longest_of_etcd_ms: f64,
     /// Times from a fault until the acknowledgement of a write that began after it, by kind of fault and target.
     pub recoveries: Vec<Recovery>,
+    /// Operations that were checked for linearizability.
+    pub checked: Checked,
     /// Consistency violations; empty if the test passes.
     pub wrong: Vec<String>,
 }
@@ -98,6 +103,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let topology = Topology::build(options.fsync)?;
     topology.hub.run(|| create_networks(&topology))?;
     let reserved = read(&topology)?.reserved()?;
+    topology.hub.run(|| register::create_referenced(&topology.client()?))?;
 
     let (log, stop) = (Log::default(), AtomicBool::new(false));
     let begin = Instant::now();
@@ -105,7 +111,8 @@ pub fn run(options: &Options) -> Result<Report> {
         let servers: Vec<_> = topology.masters.iter().map(topology::Site::server).collect();
         let clients: Vec<_> = (0..options.clients)
             .map(|number| {
-                let client = Client::new(usize::from(number), seed + 100 + u64::from(number), &servers, &log);
+                let client =
+                    Client::new(usize::from(number), seed + 100 + u64::from(number), &servers, begin, &log);
                 let (hub, stop) = (&topology.hub, &stop);
                 scope.spawn(move || hub.run(|| client.run(stop)))
             })
@@ -138,6 +145,9 @@ pub fn run(options: &Options) -> Result<Report> {
     let histories: Vec<_> = outcomes.iter().map(|outcome| outcome.history.clone()).collect();
     let mut wrong = state::check(&state, &reserved, &histories)?;
     wrong.extend(outcomes.iter().flat_map(|outcome| outcome.wrong.clone()));
+    let operations = outcomes.iter().flat_map(|outcome| outcome.operations.clone());
+    let (checked, violations) = registers::check(&topology, begin, operations)?;
+    wrong.extend(violations);
     if !wrong.is_empty() {
         print_logs(&topology);
     }
@@ -152,6 +162,7 @@ pub fn run(options: &Options) -> Result<Report> {
         longest_without_a_write_ms: millis(longest_gap(&writes)),
         longest_of_etcd_ms: millis(longest_gap(&etcd_puts)),
         recoveries: recoveries(&faults, &writes, &etcd_puts),
+        checked,
         wrong,
     })
 }
@@ -161,7 +172,7 @@ fn join<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
 }
 
 fn create_networks(topology: &Topology) -> Result<()> {
-    let client = http::Client::new(topology.masters.first().context("no netmaster")?.server());
+    let client = topology.client()?;
     for (name, subnet) in INITIAL_NETWORKS {
         let network =
             json!({"tenantName": "default", "networkName": name, "encap": "vlan", "subnet": subnet});
@@ -296,18 +307,25 @@ impl Report {
     }
 }
 
+impl Report {
+    /// Counts of the run, without the recoveries.
+    pub fn summary(&self) -> String {
+        let Report { seed, seconds, acknowledged, refused, turned_away, unanswered, .. } = self;
+        format!(
+            "seed {seed}, {seconds} s: {acknowledged} writes acknowledged, {refused} rejected, {turned_away} \
+             unavailable, {unanswered} without a response\n\
+             longest time without a successful write: {:.0} ms; of etcd itself: {:.0} ms\n\
+             {}\n{} consistency violations",
+            self.longest_without_a_write_ms,
+            self.longest_of_etcd_ms,
+            self.checked,
+            self.wrong.len()
+        )
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "seed {}, {} s: {} writes acknowledged, {} rejected, {} unavailable, {} without a response",
-            self.seed, self.seconds, self.acknowledged, self.refused, self.turned_away, self.unanswered
-        )?;
-        writeln!(
-            f,
-            "longest time without a successful write: {:.0} ms; of etcd itself: {:.0} ms",
-            self.longest_without_a_write_ms, self.longest_of_etcd_ms
-        )?;
         for recovery in &self.recoveries {
             let Recovery { fault, count, p50_ms, p99_ms, etcd_p50_ms, etcd_p99_ms } = recovery;
             writeln!(
@@ -316,6 +334,6 @@ impl fmt::Display for Report {
                  itself {etcd_p50_ms:.0} ms, {etcd_p99_ms:.0} ms"
             )?;
         }
-        write!(f, "{} consistency violations", self.wrong.len())
+        f.write_str(&self.summary())
     }
 }

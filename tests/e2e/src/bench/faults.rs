@@ -7,7 +7,7 @@ use crate::faults;
 
 impl Report for faults::Report {
     fn title(&self) -> String {
-        self.to_string().lines().take(2).collect::<Vec<_>>().join("\n")
+        self.summary()
     }
 
     fn table(&self) -> Table {

@@ -16,7 +16,11 @@ use anyhow::Result;
 use contiv_model::endpoint;
 use serde_json::{Value, json};
 
-use super::random::Random;
+use super::{
+    linear::{Action, Operation},
+    random::Random,
+    register::{Register, Request},
+};
 use crate::http::{self, JSON, Response};
 
 /// Network that all clients create endpoints on.
@@ -69,6 +73,8 @@ pub(super) struct Outcome {
     pub(super) unanswered: usize,
     pub(super) turned_away: usize,
     pub(super) refused: usize,
+    /// Operations on the objects that all clients share.
+    pub(super) operations: Vec<(Register, Operation)>,
     /// Inconsistent responses.
     pub(super) wrong: Vec<String>,
 }
@@ -80,6 +86,9 @@ pub(super) struct Client<'a> {
     /// Index of the current netmaster.
     at: usize,
     next: usize,
+    registers: Vec<Register>,
+    /// Begin of the run.
+    epoch: Instant,
     log: &'a Log,
     outcome: Outcome,
 }
@@ -95,11 +104,17 @@ enum Reply {
 }
 
 impl<'a> Client<'a> {
-    pub(super) fn new(number: usize, seed: u64, servers: &[SocketAddr], log: &'a Log) -> Client<'a> {
+    pub(super) fn new(
+        number: usize,
+        seed: u64,
+        servers: &[SocketAddr],
+        epoch: Instant,
+        log: &'a Log,
+    ) -> Client<'a> {
         let masters =
             servers.iter().map(|server| http::Client::with_timeout(*server, REQUEST_TIMEOUT)).collect();
-        let outcome = Outcome::default();
-        Client { number, random: Random::new(seed), masters, at: number, next: 0, log, outcome }
+        let (random, registers, outcome) = (Random::new(seed), Register::all(), Outcome::default());
+        Client { number, random, masters, at: number, next: 0, registers, epoch, log, outcome }
     }
 
     pub(super) fn run(mut self, stop: &AtomicBool) -> Result<Outcome> {
@@ -108,6 +123,7 @@ impl<'a> Client<'a> {
                 0..8 => self.networks()?,
                 8..16 => self.groups()?,
                 16..22 => self.read()?,
+                22..50 => self.register()?,
                 _ => self.endpoints()?,
             }
         }
@@ -192,6 +208,53 @@ impl<'a> Client<'a> {
             self.outcome.wrong.push(format!("{object} exists but was not found: {line}"));
         }
         Ok(())
+    }
+
+    /// Reads, writes or deletes an object that all clients share, and records what the response tells.
+    fn register(&mut self) -> Result<()> {
+        let Some(register) = self.random.pick(&self.registers).copied() else { return Ok(()) };
+        let request = match self.random.below(100) {
+            0..12 => register.delete(),
+            12..45 if !register.is_large() || self.random.percent(20) => {
+                // Distinct for up to 64 clients.
+                let value = self.number * 1000 + self.number() % 1000;
+                register.put(value, &mut self.random)
+            }
+            _ => {
+                // Another netmaster than that of the last request, so that all are read from.
+                self.at += 1;
+                register.read()
+            }
+        };
+        let begin = self.epoch.elapsed();
+        let reply = self.send(request.method, &request.path, request.body.as_ref());
+        let end = Some(self.epoch.elapsed());
+        if let Some((action, answered)) = self.observed(register, &request, reply)? {
+            let operation = Operation { client: self.number, begin, end: end.filter(|_| answered), action };
+            self.outcome.operations.push((register, operation));
+        }
+        Ok(())
+    }
+
+    /// What a reply tells about a register, and whether it was an answer.
+    fn observed(
+        &mut self,
+        register: Register,
+        request: &Request,
+        reply: Reply,
+    ) -> Result<Option<(Action, bool)>> {
+        Ok(match reply {
+            Reply::Done(response) => Some((register.answered(request, &response.json()?)?, true)),
+            Reply::Nothing => Some((request.action.clone(), false)),
+            Reply::TurnedAway => None,
+            Reply::Refused(line) => {
+                let action = register.refused(request, &line);
+                if action.is_none() {
+                    self.outcome.wrong.push(format!("{} {}: {line}", request.method, request.path));
+                }
+                action.map(|action| (action, true))
+            }
+        })
     }
 
     fn some_network(&mut self) -> String {

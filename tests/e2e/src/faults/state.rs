@@ -1,5 +1,7 @@
 //! Checks the consistency of the store after the faults.
 
+mod derived;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::Ipv4Addr,
@@ -9,12 +11,15 @@ use anyhow::{Context as _, Result};
 use contiv_model::{
     api::{EndpointGroup, Network},
     bitset::Bitset,
-    endpoint, global, group, network,
+    endpoint, global, group, network, service,
 };
 use serde::de::DeserializeOwned;
 use testkit::etcd::Etcd;
 
-use super::client::{History, Known, Object, SHARED};
+use super::{
+    client::{History, Known, Object, SHARED},
+    register::{GROUPS_ON, SERVICES_ON},
+};
 
 /// Keys below `/contiv.io/` and their values.
 pub(super) struct State {
@@ -74,6 +79,7 @@ struct Check {
     networks: BTreeMap<String, network::State>,
     groups: BTreeMap<String, group::State>,
     endpoints: BTreeMap<String, endpoint::State>,
+    services: BTreeMap<String, service::State>,
     wrong: Vec<String>,
 }
 
@@ -83,12 +89,15 @@ pub(super) fn check(state: &State, reserved: &Reserved, histories: &[History]) -
         networks: state.read_prefix("state/nets/")?,
         groups: state.read_prefix("state/endpointGroups/")?,
         endpoints: state.read_prefix("state/eps/")?,
+        services: state.read_prefix("state/serviceLB/")?,
         wrong: Vec::new(),
     };
     check.addresses(reserved)?;
     check.tags(state)?;
     check.links(state)?;
     check.groups(state)?;
+    check.policies(state)?;
+    check.profiles(state)?;
     for history in histories {
         check.history(history)?;
     }
@@ -111,32 +120,36 @@ impl Check {
         }
     }
 
-    /// Allocation maps and counters match the endpoints; no address is allocated twice.
+    /// Allocation maps and counters match the endpoints and services; no address is allocated twice.
     fn addresses(&mut self, reserved: &Reserved) -> Result<()> {
         let mut taken: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
         let mut wrong = Vec::new();
-        for endpoint in self.endpoints.values() {
-            let Some(network) = self.networks.get(&endpoint.net_id) else {
-                wrong.push(format!("endpoint {}: network does not exist", endpoint.id));
+        let endpoints = self.endpoints.values().map(|ep| (&ep.id, ep.net_id.clone(), &ep.ip_address));
+        let services = self.services.values().map(|service| {
+            (&service.id, format!("{}.{}", service.network_name, service.tenant_name), &service.ip_address)
+        });
+        for (id, network_id, address) in endpoints.chain(services) {
+            let Some((network_id, network)) = self.networks.get_key_value(&network_id) else {
+                wrong.push(format!("{id}: its network {network_id} does not exist"));
                 continue;
             };
-            let (address, base): (Ipv4Addr, Ipv4Addr) =
-                (endpoint.ip_address.parse()?, network.subnet_ip.parse()?);
+            let (address, base): (Ipv4Addr, Ipv4Addr) = (address.parse()?, network.subnet_ip.parse()?);
             let bit = usize::try_from(u32::from(address) - u32::from(base))?;
-            if !taken.entry(&endpoint.net_id).or_default().insert(bit) {
-                wrong.push(format!("address {address} allocated twice on {}", endpoint.net_id));
+            if !taken.entry(network_id).or_default().insert(bit) {
+                wrong.push(format!("address {address} allocated twice on {network_id}"));
             }
         }
         let mut found = Vec::new();
         for (id, network) in &self.networks {
-            let endpoints = taken.remove(id.as_str()).unwrap_or_default();
-            let count = i64::try_from(endpoints.len())?;
+            let addresses = taken.remove(id.as_str()).unwrap_or_default();
             let base =
                 reserved.get(&network.subnet_len).context("no reserved bits for this prefix length")?;
-            let expected: BTreeSet<usize> = base.union(&endpoints).copied().collect();
+            let expected: BTreeSet<usize> = base.union(&addresses).copied().collect();
             found.push((format!("allocation map of {id}"), network.ip_alloc_map.iter().collect(), expected));
-            wrong.extend(differ(&format!("endpoint counter of {id}"), network.ep_count, count));
-            wrong.extend(differ(&format!("address counter of {id}"), network.ep_addr_count, count));
+            let endpoints = self.endpoints.values().filter(|endpoint| endpoint.net_id == *id).count();
+            let (endpoints, addresses) = (i64::try_from(endpoints)?, i64::try_from(addresses.len())?);
+            wrong.extend(differ(&format!("endpoint counter of {id}"), network.ep_count, endpoints));
+            wrong.extend(differ(&format!("address counter of {id}"), network.ep_addr_count, addresses));
         }
         self.wrong.append(&mut wrong);
         for (what, found, expected) in found {
@@ -254,5 +267,10 @@ fn differ(what: &str, found: i64, expected: i64) -> Option<String> {
     (found != expected).then(|| format!("{what}: found {found}, expected {expected}"))
 }
 
-/// Networks that exist before the clients start: one for all clients, and one of the size that clients create.
-pub(super) const INITIAL_NETWORKS: [(&str, &str); 2] = [(SHARED, "10.32.0.0/16"), ("small", "10.33.0.0/28")];
+/// Networks that exist before the clients start: for all clients, of the size that clients create, and for registers.
+pub(super) const INITIAL_NETWORKS: [(&str, &str); 4] = [
+    (SHARED, "10.32.0.0/16"),
+    ("small", "10.33.0.0/28"),
+    (GROUPS_ON, "10.34.0.0/24"),
+    (SERVICES_ON, "10.35.0.0/24"),
+];

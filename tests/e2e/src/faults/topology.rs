@@ -8,7 +8,10 @@ use std::{
 use anyhow::{Context as _, Result};
 use testkit::{Netns, etcd::Etcd};
 
-use crate::master::{Master, Options, Store};
+use crate::{
+    http,
+    master::{Master, Options, Store},
+};
 
 const BRIDGE: &str = "star";
 const LINK: &str = "eth0";
@@ -75,6 +78,11 @@ impl Topology {
     pub(super) fn endpoints(&self) -> Vec<String> {
         let programs = self.members.iter().map(|member| &member.program);
         programs.map(|program| program.lock().unwrap_or_else(PoisonError::into_inner).endpoint()).collect()
+    }
+
+    /// A client of the first netmaster, for the hub.
+    pub(super) fn client(&self) -> Result<http::Client> {
+        Ok(http::Client::new(self.masters.first().context("no netmaster")?.server()))
     }
 
     /// Disconnects a site from all others.

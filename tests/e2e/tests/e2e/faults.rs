@@ -12,4 +12,5 @@ fn store_is_consistent_after_faults() {
     report.verify().unwrap();
     // The test is meaningless without enough successful writes and faults.
     assert!(report.acknowledged > 500 && report.recoveries.len() > 3, "{report}");
+    assert!(report.checked.operations > 100 && report.checked.large > 0, "{report}");
 }
