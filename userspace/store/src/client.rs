@@ -442,7 +442,7 @@ impl Store {
 
     async fn attempts<T, F, A>(
         &self,
-        (limit, patience): (Duration, Duration),
+        (limit, mut patience): (Duration, Duration),
         operation: Operation,
         key: &str,
         again: Again,
@@ -500,6 +500,8 @@ impl Store {
                 return Err(error);
             }
             earlier = Some(error);
+            // The next member needs a new connection, which takes longer on a slow network.
+            patience *= 2;
             tokio::time::sleep(wait).await;
         }
     }

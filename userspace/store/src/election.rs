@@ -44,7 +44,7 @@ pub struct Timing {
 impl Timing {
     /// Three keep-alives may be lost, or one may hang at a member, before the lease is stale.
     fn pace(self) -> Pace {
-        Pace { interval: self.staleness / 4, limit: self.staleness * 2 / 5, longest: self.staleness * 4 / 5 }
+        Pace { interval: self.staleness / 4, limit: self.staleness * 2 / 5, longest: self.staleness * 4 }
     }
 
     /// Interval at which candidates check the lease, and time limit of one check.
@@ -349,13 +349,17 @@ impl Term {
                 () = stop.cancelled() => return self.lease,
                 () = tokio::time::sleep_until(deadline) => Some("the store did not answer keep-alives in time"),
                 Some(update) = watch.next() => self.deposed(&update.event),
-                beat = async { tokio::time::sleep_until(next).await; self.lease.keep_alive().await } => {
-                    next = Instant::now() + self.lease.interval();
+                (sent, beat) = async {
+                    tokio::time::sleep_until(next).await;
+                    (Instant::now(), self.lease.keep_alive().await)
+                } => {
+                    next = sent + self.lease.interval();
                     match beat {
                         Ok(KeepAlive::Proven) => {
                             failures = 0;
                             None
                         }
+                        Ok(KeepAlive::Waiting) => None,
                         Ok(KeepAlive::Gone) => Some("the store has lost the lease"),
                         Err(e) => {
                             failures += 1;

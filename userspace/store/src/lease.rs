@@ -2,10 +2,14 @@
 
 use crate::backoff::Backoff;
 use crate::error::one_line;
+use crate::members::Turn;
 use crate::{Cause, Error, Operation, Status, Store};
 use bytes::Bytes;
-use etcd_client::{LeaseKeepAliveStream, LeaseKeeper};
-use std::collections::{BTreeMap, BTreeSet};
+use etcd_client::{LeaseClient, LeaseKeepAliveStream, LeaseKeeper};
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt as _, StreamExt as _};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -22,21 +26,26 @@ pub(crate) struct Lease {
     ttl: Duration,
     /// Interval and time limits of keep-alives.
     pace: Pace,
-    /// Time limit of the next keep-alive.
+    /// Time limit of the next answer; see [`Pace::next_limit`].
     limit: Duration,
     /// Send time of the last request that the store answered. The store counts the TTL from a later
     /// time.
     proven: Instant,
+    /// Time since which an answer is overdue after `limit`.
+    waiting_since: Instant,
     link: Link,
+    /// Streams that are being opened. The earlier ones go on: a new connection may take longer than
+    /// the limit on a slow network.
+    opening: FuturesUnordered<BoxFuture<'static, Opened>>,
 }
 
 /// Schedule of keep-alives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
     pub(crate) interval: Duration,
-    /// Time limit, so that one member that does not answer costs little.
+    /// Shortest time limit of an answer, so that one member that does not answer costs little.
     pub(crate) limit: Duration,
-    /// Time limit after one that did not suffice: the store may be slow, or far away.
+    /// Longest time limit: the store may be slow, or far away.
     pub(crate) longest: Duration,
 }
 
@@ -44,21 +53,46 @@ impl Pace {
     /// Time limit of the next request, after one with `limit` that was answered within `taken`, or
     /// not at all.
     pub(crate) fn next_limit(self, limit: Duration, taken: Option<Duration>) -> Duration {
-        match taken {
-            None => self.longest,
-            Some(taken) if taken * 2 < self.limit => self.limit,
-            Some(_) => limit,
-        }
+        (taken.unwrap_or(limit) * 2).clamp(self.limit, self.longest)
     }
 }
 
 enum Link {
     Down,
-    Up(LeaseKeeper, Box<LeaseKeepAliveStream>),
+    Up(Box<Stream>),
+}
+
+/// A stream of keep-alives at one member.
+struct Stream {
+    keeper: LeaseKeeper,
+    answers: LeaseKeepAliveStream,
+    /// Send times of the keep-alives without an answer. Answers come in the same order.
+    sent: VecDeque<Instant>,
+    turn: Turn,
+}
+
+/// The first keep-alive of a new stream.
+struct Opened {
+    sent: Instant,
+    turn: Turn,
+    /// None if the lease does not exist.
+    stream: Result<Option<Box<Stream>>, etcd_client::Error>,
+}
+
+/// Number of unanswered keep-alives on one stream.
+const MAX_UNANSWERED: usize = 50;
+
+enum Event {
+    Answer(Result<Option<Duration>, etcd_client::Error>),
+    Opened(Opened),
+    Late,
 }
 
 pub(crate) enum KeepAlive {
+    /// The store has answered this keep-alive or an earlier one.
     Proven,
+    /// No answer yet; none is overdue.
+    Waiting,
     /// The store does not know the lease: its keys are deleted.
     Gone,
 }
@@ -70,7 +104,8 @@ impl Lease {
         // Two attempts may fail before the lease expires.
         let pace = Pace { interval: ttl / 3, limit: ttl / 3, longest: ttl / 3 };
         let (store, key, limit) = (store.clone(), key.to_owned(), pace.limit);
-        Ok(Lease { store, key, id, ttl, pace, limit, proven, link: Link::Down })
+        let (link, opening) = (Link::Down, FuturesUnordered::new());
+        Ok(Lease { store, key, id, ttl, pace, limit, proven, waiting_since: proven, link, opening })
     }
 
     pub(crate) fn paced(self, pace: Pace) -> Lease {
@@ -91,58 +126,106 @@ impl Lease {
         self.proven + self.ttl
     }
 
-    /// Sends one keep-alive.
+    /// Sends one keep-alive, without waiting for the answers to earlier ones: on a slow network the
+    /// store must not see fewer of them. Waits for an answer for an interval at most.
+    ///
+    /// When an answer is overdue, another stream is opened at the next member. The first one to
+    /// answer is used from then on.
     pub(crate) async fn keep_alive(&mut self) -> Result<KeepAlive, Error> {
-        let (limit, turn, sent) = (self.limit, self.store.members().turn(), Instant::now());
-        // Taken: an attempt that times out leaves an answer behind, which must not count for the
-        // next.
-        let link = std::mem::replace(&mut self.link, Link::Down);
-        let beat = tokio::time::timeout(limit, self.beat(link)).await;
-        self.limit = self.pace.next_limit(limit, beat.is_ok().then(|| sent.elapsed()));
-        let timeout = || self.store.timeout(Operation::KeepAlive, &self.key, limit);
-        let beat = beat.map_err(|_| timeout()).and_then(|r| r.map_err(|e| self.error(e)));
-        if let Err(error) = &beat {
-            self.store.members().failed(turn, error).await;
-        }
-        match beat? {
-            Some((ttl, link)) => {
-                (self.proven, self.ttl, self.link) = (sent, ttl, link);
-                self.store.answered();
-                Ok(KeepAlive::Proven)
+        let start = Instant::now();
+        self.send(start).await;
+        loop {
+            let until = (start + self.pace.interval).min(self.waiting_since + self.limit);
+            let event = tokio::select! {
+                answer = self.link.answer() => Event::Answer(answer),
+                Some(opened) = self.opening.next() => Event::Opened(opened),
+                () = tokio::time::sleep_until(until) => Event::Late,
+            };
+            match event {
+                Event::Answer(Ok(Some(ttl))) => {
+                    self.ttl = ttl;
+                    if let Some(sent) = self.link.answered() {
+                        return Ok(self.prove(sent));
+                    }
+                }
+                Event::Answer(Ok(None)) | Event::Opened(Opened { stream: Ok(None), .. }) => {
+                    return Ok(KeepAlive::Gone);
+                }
+                Event::Opened(Opened { sent, stream: Ok(Some(stream)), .. }) => {
+                    self.link = Link::Up(stream);
+                    return Ok(self.prove(sent));
+                }
+                Event::Answer(Err(e)) => {
+                    let turn = self.link.turn().unwrap_or_else(|| self.store.members().turn());
+                    self.link = Link::Down;
+                    return Err(self.failed(turn, e).await);
+                }
+                Event::Opened(Opened { turn, stream: Err(e), .. }) => return Err(self.failed(turn, e).await),
+                Event::Late if self.waiting_since.elapsed() < self.limit => return Ok(KeepAlive::Waiting),
+                Event::Late => return Err(self.overdue().await),
             }
-            None => Ok(KeepAlive::Gone),
         }
     }
 
-    async fn beat(&self, link: Link) -> Result<Option<(Duration, Link)>, etcd_client::Error> {
-        match link {
-            Link::Up(mut keeper, mut answers) => {
-                keeper.keep_alive().await?;
-                match answers.message().await? {
-                    Some(answer) if answer.ttl() > 0 => Ok(Some((
-                        Duration::from_secs(answer.ttl().unsigned_abs()),
-                        Link::Up(keeper, answers),
-                    ))),
-                    Some(_) => Ok(None),
-                    None => {
-                        Err(etcd_client::Error::LeaseKeepAliveError("the server ended the stream".into()))
-                    }
+    async fn send(&mut self, now: Instant) {
+        match &mut self.link {
+            Link::Up(stream) if stream.sent.len() < MAX_UNANSWERED => {
+                if stream.sent.is_empty() && self.opening.is_empty() {
+                    self.waiting_since = now;
                 }
+                // Before it is sent: an answer must not count for a later keep-alive.
+                stream.sent.push_back(now);
+                // The stream reports why it ended.
+                let _ended = stream.keeper.keep_alive().await;
             }
-            Link::Down => {
-                let mut client = self.store.lease_client();
-                match client.keep_alive(self.id).await {
-                    Ok((keeper, answers)) => Ok(Some((self.ttl, Link::Up(keeper, Box::new(answers))))),
-                    // Either the lease is unknown or the stream broke; the library distinguishes
-                    // them by text only.
-                    Err(e @ etcd_client::Error::LeaseKeepAliveError(_)) => {
-                        let left = client.time_to_live(self.id, None).await?.ttl();
-                        if left > 0 { Err(e) } else { Ok(None) }
-                    }
-                    Err(e) => Err(e),
-                }
-            }
+            Link::Up(_) => {}
+            Link::Down if self.opening.is_empty() => self.open(),
+            Link::Down => {}
         }
+    }
+
+    fn prove(&mut self, sent: Instant) -> KeepAlive {
+        self.proven = self.proven.max(sent);
+        self.limit = self.pace.next_limit(self.limit, Some(sent.elapsed()));
+        self.opening.clear();
+        if let Link::Up(stream) = &self.link {
+            self.waiting_since = stream.sent.front().copied().unwrap_or_else(Instant::now);
+        }
+        self.store.answered();
+        KeepAlive::Proven
+    }
+
+    /// The stream broke or could not be opened.
+    async fn failed(&mut self, turn: Turn, cause: etcd_client::Error) -> Error {
+        let error = self.error(cause);
+        self.store.members().failed(turn, &error).await;
+        error
+    }
+
+    async fn overdue(&mut self) -> Error {
+        let error = self.store.timeout(Operation::KeepAlive, &self.key, self.limit);
+        // Of the last stream that was opened.
+        let turn = match &self.link {
+            Link::Up(stream) if self.opening.is_empty() => stream.turn,
+            _ => self.store.members().turn(),
+        };
+        self.store.members().failed(turn, &error).await;
+        self.limit = self.pace.next_limit(self.limit, None);
+        self.open();
+        error
+    }
+
+    /// Opens a stream at the current member.
+    fn open(&mut self) {
+        let (sent, turn) = (Instant::now(), self.store.members().turn());
+        let (client, id, limit) = (self.store.lease_client(), self.id, self.ttl);
+        self.waiting_since = sent;
+        let open = async move {
+            let stream = tokio::time::timeout(limit, open(client, id, turn)).await;
+            let late = || Err(etcd_client::Error::LeaseKeepAliveError("no answer within the TTL".into()));
+            Opened { sent, turn, stream: stream.unwrap_or_else(|_| late()) }
+        };
+        self.opening.push(open.boxed());
     }
 
     fn error(&self, cause: impl Into<Cause>) -> Error {
@@ -151,6 +234,55 @@ impl Lease {
 
     pub(crate) async fn revoke(self) -> Result<(), Error> {
         self.store.revoke(&self.key, self.id).await
+    }
+}
+
+impl Link {
+    /// The next answer: the TTL, or none if the lease does not exist.
+    async fn answer(&mut self) -> Result<Option<Duration>, etcd_client::Error> {
+        match self {
+            Link::Down => std::future::pending().await,
+            Link::Up(stream) => match stream.answers.message().await? {
+                Some(answer) if answer.ttl() > 0 => {
+                    Ok(Some(Duration::from_secs(answer.ttl().unsigned_abs())))
+                }
+                Some(_) => Ok(None),
+                None => Err(etcd_client::Error::LeaseKeepAliveError("the server ended the stream".into())),
+            },
+        }
+    }
+
+    /// Send time of the keep-alive that was answered.
+    fn answered(&mut self) -> Option<Instant> {
+        match self {
+            Link::Down => None,
+            Link::Up(stream) => stream.sent.pop_front(),
+        }
+    }
+
+    fn turn(&self) -> Option<Turn> {
+        match self {
+            Link::Down => None,
+            Link::Up(stream) => Some(stream.turn),
+        }
+    }
+}
+
+/// Sends the first keep-alive of a new stream, and waits for its answer.
+async fn open(
+    mut client: LeaseClient,
+    id: i64,
+    turn: Turn,
+) -> Result<Option<Box<Stream>>, etcd_client::Error> {
+    match client.keep_alive(id).await {
+        Ok((keeper, answers)) => Ok(Some(Box::new(Stream { keeper, answers, sent: VecDeque::new(), turn }))),
+        // Either the lease is unknown or the stream broke; the library distinguishes them by text
+        // only.
+        Err(e @ etcd_client::Error::LeaseKeepAliveError(_)) => {
+            let left = client.time_to_live(id, None).await?.ttl();
+            if left > 0 { Err(e) } else { Ok(None) }
+        }
+        Err(e) => Err(e),
     }
 }
 
@@ -287,6 +419,7 @@ impl Keeper {
     async fn beat(&mut self) -> Result<(), Error> {
         match self.lease.keep_alive().await? {
             KeepAlive::Proven => self.look().await,
+            KeepAlive::Waiting => Ok(()),
             KeepAlive::Gone => {
                 let key = name(&self.records);
                 tracing::warn!(key, "the lease does not exist any more; putting its keys again");

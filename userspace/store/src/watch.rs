@@ -297,8 +297,11 @@ impl Follower {
 
     /// Opens a stream whose watch the server has confirmed.
     async fn open(&self, start: i64) -> Result<Opened, Error> {
+        // Longer after failures: the next member needs a new connection, which takes longer on a slow
+        // network.
+        let patience = ANSWER_LIMIT * (1 << self.backoff.failures().min(2));
         let limit = match self.store.members().several() {
-            true => ANSWER_LIMIT,
+            true => patience.min(self.store.request_timeout()),
             false => self.store.request_timeout(),
         };
         let options = WatchOptions::new().with_start_revision(start).with_progress_notify();

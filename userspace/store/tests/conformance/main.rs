@@ -12,6 +12,7 @@ mod peer;
 mod quota;
 mod request_metrics;
 mod same_answers;
+mod slow_network;
 mod txn;
 mod watch;
 mod watching;
@@ -80,6 +81,8 @@ scenarios! {
     election::a_deleted_key_deposes,
     election::a_stalled_store_deposes_no_leader,
     election::a_busy_process_stays_leader,
+    slow_network::a_slow_network_deposes_no_leader,
+    slow_network::new_connections_on_a_slow_network,
     lost::a_commit_whose_answer_is_lost_is_found,
     lost::a_lost_commit_is_applied_once,
     lost::a_conflict_whose_answer_is_late_is_a_conflict,
