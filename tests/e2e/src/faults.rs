@@ -7,6 +7,8 @@ mod linear;
 mod random;
 mod register;
 mod registers;
+mod slow_link;
+mod stalls;
 mod state;
 mod topology;
 
@@ -22,16 +24,19 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use clap::Args;
+use clap::{Args, ValueEnum as _};
 use serde::Serialize;
 use serde_json::json;
 use testkit::wait_until;
 
-use client::{Client, Log, Outcome};
+use client::{Client, Gate, Log, Outcome};
 use inject::Fault;
+pub use inject::Kind;
 use registers::Checked;
+use stalls::Observed;
+pub use stalls::Stalls;
 use state::{INITIAL_NETWORKS, State};
-use topology::Topology;
+use topology::{Equipment, Topology};
 
 #[derive(Debug, Clone, Args)]
 pub struct Options {
@@ -47,11 +52,18 @@ pub struct Options {
     /// Run etcd with fsync, as in production
     #[arg(long)]
     pub fsync: bool,
+    /// Faults to choose from, separated by commas [default: all]
+    #[arg(long, value_delimiter = ',', value_enum, conflicts_with = "stalls")]
+    pub faults: Vec<Kind>,
+    /// Stall disks, processors and the network instead, and count elections that were not necessary; replace a killed
+    /// or cut off leader on a busy machine
+    #[arg(long)]
+    pub stalls: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { seconds: 600, clients: 16, seed: None, fsync: false }
+        Options { seconds: 600, clients: 16, seed: None, fsync: false, faults: Vec::new(), stalls: false }
     }
 }
 
@@ -74,6 +86,8 @@ pub struct Report {
     pub recoveries: Vec<Recovery>,
     /// Operations that were checked for linearizability.
     pub checked: Checked,
+    /// What stalls did, if there were any instead of faults.
+    pub stalled: Option<Stalls>,
     /// Consistency violations; empty if the test passes.
     pub wrong: Vec<String>,
 }
@@ -100,19 +114,34 @@ pub fn run(options: &Options) -> Result<Report> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let seed = options.seed.unwrap_or(now);
     eprintln!("faults: seed {seed}, {} s, {} clients", options.seconds, options.clients);
-    let topology = Topology::build(options.fsync)?;
+    let kinds = match options.faults.as_slice() {
+        _ if options.stalls => &[],
+        [] => Kind::value_variants(),
+        chosen => chosen,
+    };
+    let topology = Topology::build(Equipment {
+        fsync: options.fsync,
+        disks: options.stalls || kinds.contains(&Kind::DiskStall),
+        slow_links: options.stalls,
+    })?;
     topology.hub.run(|| create_networks(&topology))?;
     let reserved = read(&topology)?.reserved()?;
     topology.hub.run(|| register::create_referenced(&topology.client()?))?;
 
-    let (log, stop) = (Log::default(), AtomicBool::new(false));
+    let (log, gate, stop) = (Log::default(), Gate::default(), AtomicBool::new(false));
     let begin = Instant::now();
-    let (faults, outcomes, etcd_puts) = thread::scope(|scope| {
+    let observed = Observed::default();
+    let (faults, stalled, outcomes, etcd_puts) = thread::scope(|scope| {
         let servers: Vec<_> = topology.masters.iter().map(topology::Site::server).collect();
         let clients: Vec<_> = (0..options.clients)
             .map(|number| {
-                let client =
-                    Client::new(usize::from(number), seed + 100 + u64::from(number), &servers, begin, &log);
+                let client = Client::new(
+                    usize::from(number),
+                    seed + 100 + u64::from(number),
+                    &servers,
+                    begin,
+                    (&log, &gate),
+                );
                 let (hub, stop) = (&topology.hub, &stop);
                 scope.spawn(move || hub.run(|| client.run(stop)))
             })
@@ -126,17 +155,24 @@ pub fn run(options: &Options) -> Result<Report> {
             })
             .collect();
         let end = begin + Duration::from_secs(options.seconds);
-        let masters = scope.spawn({
-            let topology = &topology;
-            move || inject::masters(topology, seed, end)
-        });
-        let members = inject::members(&topology, seed + 1, end);
-        let masters = join(masters);
+        let injected = if options.stalls {
+            let stalled = watch_and_stall(scope, &topology, &observed, &stop, seed, end);
+            stalled.map(|stalled| (Vec::new(), Some(stalled)))
+        } else {
+            let masters = scope.spawn({
+                let (topology, gate) = (&topology, &gate);
+                move || inject::masters(topology, kinds, gate, seed, end)
+            });
+            let members = inject::members(&topology, kinds, seed + 1, end);
+            let masters = join(masters);
+            members.and_then(|members| Ok(([members, masters?].concat(), None)))
+        };
         thread::sleep(RECOVERY_TIME);
         stop.store(true, Ordering::Relaxed);
         let outcomes: Result<Vec<Outcome>> = clients.into_iter().map(join).collect();
         let etcd_puts: Result<Vec<Vec<Write>>> = probes.into_iter().map(join).collect();
-        anyhow::Ok(([members?, masters?].concat(), outcomes?, etcd_puts?.concat()))
+        let (faults, stalled) = injected?;
+        anyhow::Ok((faults, stalled, outcomes?, etcd_puts?.concat()))
     })?;
     let writes = log.take();
     print_gaps(begin, &faults, &writes, &etcd_puts);
@@ -163,8 +199,28 @@ pub fn run(options: &Options) -> Result<Report> {
         longest_of_etcd_ms: millis(longest_gap(&etcd_puts)),
         recoveries: recoveries(&faults, &writes, &etcd_puts),
         checked,
+        stalled,
         wrong,
     })
+}
+
+/// Observes leaders and writes while the stalls last.
+fn watch_and_stall<'scope>(
+    scope: &'scope thread::Scope<'scope, '_>,
+    topology: &'scope Topology,
+    observed: &'scope Observed,
+    stop: &'scope AtomicBool,
+    seed: u64,
+    end: Instant,
+) -> Result<Stalls> {
+    for endpoint in topology.endpoints() {
+        scope.spawn(move || topology.hub.run(|| observed.watch_lock(&endpoint, stop)));
+    }
+    for site in &topology.masters {
+        scope.spawn(move || topology.hub.run(|| observed.probe(site, stop)));
+    }
+    stalls::wait_first_leader(observed)?;
+    stalls::run(topology, observed, seed, end)
 }
 
 fn join<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
@@ -295,6 +351,10 @@ fn recoveries(faults: &[Fault], writes: &[Write], etcd_puts: &[Write]) -> Vec<Re
 impl Report {
     /// Fails with all consistency violations.
     pub fn verify(&self) -> Result<()> {
+        let false_failovers = self.stalled.as_ref().map_or(0, Stalls::false_failovers);
+        if false_failovers > 0 {
+            bail!("seed {}: {false_failovers} elections although the leader ran", self.seed);
+        }
         if !self.wrong.is_empty() {
             bail!(
                 "seed {}: {} consistency violations:\n{}",
@@ -333,6 +393,9 @@ impl fmt::Display for Report {
                 "{fault:24} {count:4} times, first write after {p50_ms:.0} ms (p50), {p99_ms:.0} ms (p99); etcd \
                  itself {etcd_p50_ms:.0} ms, {etcd_p99_ms:.0} ms"
             )?;
+        }
+        if let Some(stalled) = &self.stalled {
+            write!(f, "{stalled}")?;
         }
         f.write_str(&self.summary())
     }

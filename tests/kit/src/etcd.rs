@@ -32,6 +32,8 @@ pub struct Options {
     name: String,
     /// Members in the format of etcd's `--initial-cluster`; empty for a single member.
     cluster: String,
+    /// Folder for the data; a scratch folder if none.
+    disk: Option<PathBuf>,
     fsync: bool,
     arguments: Vec<String>,
 }
@@ -100,24 +102,27 @@ impl Etcd {
             peer_port: None,
             name: "test".to_owned(),
             cluster: String::new(),
+            disk: None,
             fsync: false,
             arguments: vec![],
         }
     }
 
-    /// Starts a cluster with a member in each namespace, on the default ports.
-    pub fn cluster(hosts: &[(Netns, Ipv4Addr)], fsync: bool) -> Result<Vec<Etcd>> {
+    /// Starts a cluster with a member in each namespace, on the default ports, each with its data in the folder if one
+    /// is given.
+    pub fn cluster(hosts: &[(Netns, Ipv4Addr, Option<PathBuf>)], fsync: bool) -> Result<Vec<Etcd>> {
         let peers: Vec<_> = hosts
             .iter()
             .enumerate()
-            .map(|(number, (_, address))| format!("member{number}=http://{address}:{PEER_PORT}"))
+            .map(|(number, (_, address, _))| format!("member{number}=http://{address}:{PEER_PORT}"))
             .collect();
-        let launch = |(number, (namespace, address)): (usize, &(Netns, Ipv4Addr))| {
+        let launch = |(number, (namespace, address, disk)): (usize, &(Netns, Ipv4Addr, Option<PathBuf>))| {
             let mut options =
                 Etcd::options().in_netns(namespace, *address).client_port(CLIENT_PORT).fsync(fsync);
             options.peer_port = Some(PEER_PORT);
             options.name = format!("member{number}");
             options.cluster = peers.join(",");
+            options.disk.clone_from(disk);
             options.launch()
         };
         let mut members = hosts.iter().enumerate().map(launch).collect::<Result<Vec<_>>>()?;
@@ -135,7 +140,7 @@ impl Etcd {
 
     /// Folder with its data.
     pub fn data_dir(&self) -> PathBuf {
-        self.directory.path().join("data")
+        data_dir(&self.options, &self.directory)
     }
 
     pub fn process(&mut self) -> &mut Process {
@@ -181,6 +186,10 @@ impl Etcd {
     }
 }
 
+fn data_dir(options: &Options, directory: &TempDir) -> PathBuf {
+    options.disk.as_deref().unwrap_or(directory.path()).join("data")
+}
+
 fn spawn(options: &Options, directory: &TempDir, client: SocketAddr, peer: SocketAddr) -> Result<Process> {
     let etcd = find_program("etcd").context("the program etcd is missing: run `cargo xtask setup`")?;
     let cluster = match options.cluster.as_str() {
@@ -191,7 +200,7 @@ fn spawn(options: &Options, directory: &TempDir, client: SocketAddr, peer: Socke
     command
         .env_clear() // etcd reads ETCD_* variables
         .arg(format!("--name={}", options.name))
-        .arg(format!("--data-dir={}", directory.path().join("data").display()))
+        .arg(format!("--data-dir={}", data_dir(options, directory).display()))
         .arg(format!("--listen-client-urls=http://{client}"))
         .arg(format!("--advertise-client-urls=http://{client}"))
         .arg(format!("--listen-peer-urls=http://{peer}"))

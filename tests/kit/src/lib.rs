@@ -5,6 +5,7 @@
 
 mod authority;
 pub mod capture;
+mod disk;
 pub mod etcd;
 mod machine_lock;
 pub mod ovs;
@@ -19,6 +20,7 @@ mod wait;
 mod xdp;
 
 pub use authority::{Authority, Certified, write_secret};
+pub use disk::{Disk, Stall};
 pub use machine_lock::{MachineLock, TIMES_VARIABLE, exclusive, shared};
 pub use ping::Ping;
 pub use pinger::Pinger;

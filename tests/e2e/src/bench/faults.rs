@@ -12,6 +12,11 @@ impl Report for faults::Report {
 
     fn table(&self) -> Table {
         let mut table = Table::new();
+        if let Some(stalled) = &self.stalled {
+            table.load_preset(presets::UTF8_BORDERS_ONLY).set_header(["what", "times", "", ""]);
+            table.add_rows(stalled.rows());
+            return table;
+        }
         table.load_preset(presets::UTF8_BORDERS_ONLY).set_header([
             "fault",
             "times",

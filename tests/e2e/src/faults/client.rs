@@ -5,7 +5,7 @@ use std::{
     fmt, io,
     net::{Ipv4Addr, SocketAddr},
     sync::{
-        Mutex, PoisonError,
+        Mutex, PoisonError, RwLock, RwLockWriteGuard,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -66,6 +66,17 @@ impl Log {
     }
 }
 
+/// Holds the clients back while it is closed.
+#[derive(Debug, Default)]
+pub(super) struct Gate(RwLock<()>);
+
+impl Gate {
+    /// Waits for the requests on their way, and keeps the clients from sending others until it is dropped.
+    pub(super) fn close(&self) -> RwLockWriteGuard<'_, ()> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Results of one client.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
@@ -90,6 +101,7 @@ pub(super) struct Client<'a> {
     /// Begin of the run.
     epoch: Instant,
     log: &'a Log,
+    gate: &'a Gate,
     outcome: Outcome,
 }
 
@@ -109,16 +121,17 @@ impl<'a> Client<'a> {
         seed: u64,
         servers: &[SocketAddr],
         epoch: Instant,
-        log: &'a Log,
+        (log, gate): (&'a Log, &'a Gate),
     ) -> Client<'a> {
         let masters =
             servers.iter().map(|server| http::Client::with_timeout(*server, REQUEST_TIMEOUT)).collect();
         let (random, registers, outcome) = (Random::new(seed), Register::all(), Outcome::default());
-        Client { number, random, masters, at: number, next: 0, registers, epoch, log, outcome }
+        Client { number, random, masters, at: number, next: 0, registers, epoch, log, gate, outcome }
     }
 
     pub(super) fn run(mut self, stop: &AtomicBool) -> Result<Outcome> {
         while !stop.load(Ordering::Relaxed) {
+            let _open = self.gate.0.read().unwrap_or_else(PoisonError::into_inner);
             match self.random.below(100) {
                 0..8 => self.networks()?,
                 8..16 => self.groups()?,

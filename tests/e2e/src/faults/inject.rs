@@ -1,5 +1,8 @@
 //! Injects random faults.
 
+mod nospace;
+mod restore;
+
 use std::{
     fmt,
     net::Ipv4Addr,
@@ -8,11 +11,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
 use nix::sys::signal::Signal;
 use testkit::{Process, etcd::Etcd};
 
 use super::{
+    client::Gate,
     random::Random,
     topology::{EACH, Site, Topology},
 };
@@ -26,17 +31,37 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 /// Timeout of requests to `/info`.
 const INFO_TIMEOUT: Duration = Duration::from_millis(300);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    /// kill -9, and a start some seconds later
     Kill,
+    /// SIGTERM, and a start some seconds later
     Stop,
-    Pause,
-    Disconnect,
-    /// Partition from one etcd member only.
-    Block,
+    /// SIGSTOP and SIGCONT
+    Freeze,
+    /// No packets to and from the others
+    Partition,
+    /// No packets to one etcd member
+    PartialPartition,
+    /// No writes to the disk of an etcd member
+    DiskStall,
+    /// The alarm of etcd's members for a database that has reached its quota, until it is disarmed
+    Nospace,
+    /// All netmasters stopped, and the state of the cluster written to a backup and restored from it
+    Restore,
 }
 
-const KINDS: [Kind; 5] = [Kind::Kill, Kind::Stop, Kind::Pause, Kind::Disconnect, Kind::Block];
+const OF_MEMBERS: [Kind; 7] = [
+    Kind::Kill,
+    Kind::Stop,
+    Kind::Freeze,
+    Kind::Partition,
+    Kind::PartialPartition,
+    Kind::DiskStall,
+    Kind::Nospace,
+];
+const OF_MASTERS: [Kind; 6] =
+    [Kind::Kill, Kind::Stop, Kind::Freeze, Kind::Partition, Kind::PartialPartition, Kind::Restore];
 
 /// An injected fault.
 #[derive(Debug, Clone)]
@@ -54,9 +79,12 @@ impl fmt::Display for Fault {
         let what = match self.kind {
             Kind::Kill => "kill -9",
             Kind::Stop => "SIGTERM",
-            Kind::Pause => "SIGSTOP",
-            Kind::Disconnect => "partition",
-            Kind::Block => "partial partition",
+            Kind::Freeze => "SIGSTOP",
+            Kind::Partition => "partition",
+            Kind::PartialPartition => "partial partition",
+            Kind::DiskStall => "disk stall",
+            Kind::Nospace => "NOSPACE",
+            Kind::Restore => "restore",
         };
         write!(f, "{what} {}{}", self.target, if self.on_leader { ", leading" } else { "" })
     }
@@ -98,32 +126,76 @@ impl Target for Etcd {
 }
 
 /// Injects faults into one member after the other, until `end`.
-pub(super) fn members(topology: &Topology, seed: u64, end: Instant) -> Result<Vec<Fault>> {
+pub(super) fn members(topology: &Topology, kinds: &[Kind], seed: u64, end: Instant) -> Result<Vec<Fault>> {
+    let kinds = chosen(kinds, &OF_MEMBERS);
     let mut random = Random::new(seed);
     let mut faults = Vec::new();
-    while pause(&mut random, end)? {
+    while !kinds.is_empty() && pause(&mut random, end)? {
         let site = &topology.members[random.below(EACH)];
         let other =
             topology.members.iter().map(|member| member.address).filter(|other| *other != site.address);
         let others: Vec<_> = other.collect();
-        faults.push(inject(topology, site, false, &mut random, &others)?);
+        let kind = *random.pick(&kinds).unwrap_or(&Kind::Kill);
+        let duration = duration(&mut random);
+        faults.push(match kind {
+            Kind::DiskStall => during(kind, &site.name, || stall_disk(site, duration))?,
+            Kind::Nospace => during(kind, "etcd", || nospace::raise(topology, duration))?,
+            _ => inject(topology, site, kind, false, &mut random, &others)?,
+        });
     }
     Ok(faults)
 }
 
 /// Injects faults into one netmaster after the other, most of them into the leader, until `end`.
-pub(super) fn masters(topology: &Topology, seed: u64, end: Instant) -> Result<Vec<Fault>> {
+pub(super) fn masters(
+    topology: &Topology,
+    kinds: &[Kind],
+    gate: &Gate,
+    seed: u64,
+    end: Instant,
+) -> Result<Vec<Fault>> {
+    let kinds = chosen(kinds, &OF_MASTERS);
     let mut random = Random::new(seed);
     let others: Vec<_> = topology.members.iter().map(|member| member.address).collect();
     let mut faults = Vec::new();
-    while pause(&mut random, end)? {
+    while !kinds.is_empty() && pause(&mut random, end)? {
+        let kind = *random.pick(&kinds).unwrap_or(&Kind::Kill);
+        if kind == Kind::Restore {
+            // Longer than the others, and so less often.
+            if random.percent(30) {
+                faults.push(during(kind, "netmasters", || restore::restore(topology, gate))?);
+            }
+            continue;
+        }
         let (chosen, at_leader) = (random.below(EACH), random.percent(60));
         let leader = topology.hub.run(|| Ok(leader(topology)))?;
         let target = if at_leader { leader.unwrap_or(chosen) } else { chosen };
         let site = &topology.masters[target];
-        faults.push(inject(topology, site, leader == Some(target), &mut random, &others)?);
+        faults.push(inject(topology, site, kind, leader == Some(target), &mut random, &others)?);
     }
     Ok(faults)
+}
+
+fn chosen(kinds: &[Kind], of: &[Kind]) -> Vec<Kind> {
+    of.iter().filter(|kind| kinds.contains(kind)).copied().collect()
+}
+
+fn duration(random: &mut Random) -> Duration {
+    MAX_FAULT / 2 + MAX_FAULT.mul_f64(random.below(50) as f64 / 100.0)
+}
+
+/// A fault that `inject` begins and ends.
+fn during(kind: Kind, target: &str, inject: impl FnOnce() -> Result<()>) -> Result<Fault> {
+    let begin = Instant::now();
+    inject().with_context(|| format!("{kind:?} of {target}"))?;
+    Ok(Fault { kind, target: target.to_owned(), on_leader: false, begin, end: Instant::now() })
+}
+
+fn stall_disk(site: &Site<Etcd>, duration: Duration) -> Result<()> {
+    match &site.disk {
+        Some(disk) => disk.stall(duration)?.wait(),
+        None => bail!("the member has no disk of its own"),
+    }
 }
 
 /// Waits until the next fault; returns false at the end of the test.
@@ -134,7 +206,7 @@ fn pause(random: &mut Random, end: Instant) -> Result<bool> {
 }
 
 /// Index of the netmaster that reports to be the leader.
-fn leader(topology: &Topology) -> Option<usize> {
+pub(super) fn leader(topology: &Topology) -> Option<usize> {
     topology.masters.iter().position(|site| {
         let info = Client::with_timeout(site.server(), INFO_TIMEOUT).get("/info");
         info.and_then(|response| response.json()).is_ok_and(|info| info["current-state"] == "leader")
@@ -144,12 +216,12 @@ fn leader(topology: &Topology) -> Option<usize> {
 fn inject<P: Target>(
     topology: &Topology,
     site: &Site<P>,
+    kind: Kind,
     on_leader: bool,
     random: &mut Random,
     others: &[Ipv4Addr],
 ) -> Result<Fault> {
-    let kind = *random.pick(&KINDS).unwrap_or(&Kind::Kill);
-    let duration = MAX_FAULT / 2 + MAX_FAULT.mul_f64(random.below(50) as f64 / 100.0);
+    let duration = duration(random);
     let other = *random.pick(others).unwrap_or(&site.address);
     let mut program = site.program.lock().unwrap_or_else(PoisonError::into_inner);
     let begin = Instant::now();
@@ -164,21 +236,22 @@ fn inject<P: Target>(
             thread::sleep(duration);
             program.relaunch()
         }
-        Kind::Pause => {
+        Kind::Freeze => {
             program.process().freeze()?;
             thread::sleep(duration);
             program.process().signal(Signal::SIGCONT)
         }
-        Kind::Disconnect => {
+        Kind::Partition => {
             topology.disconnect(site)?;
             thread::sleep(duration);
             topology.reconnect(site)
         }
-        Kind::Block => {
+        Kind::PartialPartition => {
             site.block(other)?;
             thread::sleep(duration);
             site.unblock(other)
         }
+        Kind::DiskStall | Kind::Nospace | Kind::Restore => bail!("{kind:?} is not a fault of one process"),
     };
     let fault = Fault { kind, target: site.name.clone(), on_leader, begin, end: Instant::now() };
     done.with_context(|| format!("end the fault {fault}"))?;

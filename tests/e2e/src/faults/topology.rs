@@ -3,11 +3,13 @@
 use std::{
     net::Ipv4Addr,
     sync::{Mutex, PoisonError},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
-use testkit::{Netns, etcd::Etcd};
+use testkit::{Disk, Netns, etcd::Etcd};
 
+use super::slow_link::SlowLink;
 use crate::{
     http,
     master::{Master, Options, Store},
@@ -16,6 +18,8 @@ use crate::{
 const BRIDGE: &str = "star";
 const LINK: &str = "eth0";
 const PORT: u16 = 9999;
+/// Size of a member's disk; its file has holes.
+const DISK_MEGABYTES: u64 = 2048;
 /// Number of members, and of netmasters.
 pub(super) const EACH: usize = 3;
 
@@ -25,6 +29,20 @@ pub(super) struct Site<P> {
     pub(super) address: Ipv4Addr,
     netns: Netns,
     pub(super) program: Mutex<P>,
+    /// Disk of the program's data, if it has one of its own. Dropped after the program.
+    pub(super) disk: Option<Disk>,
+    link: Option<SlowLink>,
+}
+
+/// What faults need beside processes and links.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Equipment {
+    /// Run etcd with fsync.
+    pub(super) fsync: bool,
+    /// Each member has its data on a disk of its own.
+    pub(super) disks: bool,
+    /// The links of netmasters can have a delay.
+    pub(super) slow_links: bool,
 }
 
 pub(super) struct Topology {
@@ -35,32 +53,30 @@ pub(super) struct Topology {
 }
 
 impl Topology {
-    pub(super) fn build(fsync: bool) -> Result<Topology> {
+    pub(super) fn build(equipment: Equipment) -> Result<Topology> {
         let hub = Netns::new("star")?;
         hub.ip(&format!("link add {BRIDGE} type bridge"))?;
         hub.address(BRIDGE, "10.99.0.1/24")?;
         hub.up(BRIDGE)?;
-        let namespace = |name: String, last: usize| -> Result<(String, Netns, Ipv4Addr)> {
-            let address = Ipv4Addr::new(10, 99, 0, u8::try_from(last)?);
-            let netns = Netns::new(&name)?;
-            hub.veth(&name, &netns, LINK)?;
-            hub.ip(&format!("link set {name} master {BRIDGE} up"))?;
-            netns.address(LINK, &format!("{address}/24"))?;
-            netns.up(LINK)?;
-            Ok((name, netns, address))
-        };
-        let members = (0..EACH).map(|n| namespace(format!("etcd{n}"), 11 + n)).collect::<Result<Vec<_>>>()?;
-        let hosts: Vec<_> = members.iter().map(|(_, netns, address)| (netns.clone(), *address)).collect();
-        let etcds = Etcd::cluster(&hosts, fsync).context("start three etcd members")?;
+        let members =
+            (0..EACH).map(|n| attach(&hub, format!("etcd{n}"), 11 + n, false)).collect::<Result<Vec<_>>>()?;
+        let disk = |_| equipment.disks.then(|| Disk::mount("disk", DISK_MEGABYTES)).transpose();
+        let disks = (0..EACH).map(disk).collect::<Result<Vec<_>>>()?;
+        let path = |disk: &Option<Disk>| disk.as_ref().map(|disk| disk.path().to_owned());
+        let hosts: Vec<_> = members
+            .iter()
+            .zip(&disks)
+            .map(|((_, netns, address, _), disk)| (netns.clone(), *address, path(disk)))
+            .collect();
+        let etcds = Etcd::cluster(&hosts, equipment.fsync).context("start three etcd members")?;
         let endpoints: Vec<_> = etcds.iter().map(Etcd::endpoint).collect();
-        let members = members.into_iter().zip(etcds).map(|((name, netns, address), etcd)| Site {
-            name,
-            address,
-            netns,
-            program: Mutex::new(etcd),
-        });
+        let members =
+            members.into_iter().zip(etcds).zip(disks).map(|(((name, netns, address, link), etcd), disk)| {
+                Site { name, address, netns, program: Mutex::new(etcd), disk, link }
+            });
         let masters = (0..EACH).map(|n| {
-            let (name, netns, address) = namespace(format!("master{n}"), 21 + n)?;
+            let (name, netns, address, link) =
+                attach(&hub, format!("master{n}"), 21 + n, equipment.slow_links)?;
             let master = Master::start(Options {
                 mode: "test",
                 netmode: "vlan",
@@ -68,7 +84,7 @@ impl Topology {
                 location: Some((netns.clone(), address)),
                 port: PORT,
             })?;
-            Ok(Site { name, address, netns, program: Mutex::new(master) })
+            Ok(Site { name, address, netns, program: Mutex::new(master), disk: None, link })
         });
         let (masters, members) = (masters.collect::<Result<Vec<_>>>()?, members.collect());
         Ok(Topology { masters, members, hub })
@@ -96,7 +112,41 @@ impl Topology {
     }
 }
 
+/// Creates a namespace and connects it to the bridge.
+fn attach(
+    hub: &Netns,
+    name: String,
+    last: usize,
+    slow_link: bool,
+) -> Result<(String, Netns, Ipv4Addr, Option<SlowLink>)> {
+    let address = Ipv4Addr::new(10, 99, 0, u8::try_from(last)?);
+    let netns = Netns::new(&name)?;
+    hub.veth(&name, &netns, LINK)?;
+    netns.address(LINK, &format!("{address}/24"))?;
+    netns.up(LINK)?;
+    if !slow_link {
+        hub.ip(&format!("link set {name} master {BRIDGE} up"))?;
+        return Ok((name, netns, address, None));
+    }
+    let (near, far) = (format!("{name}-a"), format!("{name}-b"));
+    hub.veth(&near, hub, &far)?;
+    hub.ip(&format!("link set {far} master {BRIDGE} up"))?;
+    hub.up(&near)?;
+    hub.up(&name)?;
+    netns.tx_checksum_off(LINK)?;
+    hub.tx_checksum_off(&far)?;
+    let link = SlowLink::new(hub, [&name, &near])?;
+    Ok((name, netns, address, Some(link)))
+}
+
 impl<P> Site<P> {
+    /// Delays packets in each direction, if the site has a slow link.
+    pub(super) fn delay(&self, delay: Duration) {
+        if let Some(link) = &self.link {
+            link.set(delay);
+        }
+    }
+
     /// Drops all packets to `other`.
     pub(super) fn block(&self, other: Ipv4Addr) -> Result<()> {
         self.netns.ip(&format!("route add blackhole {other}/32")).map(drop)
