@@ -29,6 +29,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::AbortOnDropHandle;
 
 /// How long a leader that does not renew its lease keeps the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +45,12 @@ pub struct Timing {
 impl Timing {
     /// Three keep-alives may be lost, or one may hang at a member, before the lease is stale.
     fn pace(self) -> Pace {
-        Pace { interval: self.staleness / 4, limit: self.staleness * 2 / 5, longest: self.staleness * 4 }
+        Pace {
+            interval: self.staleness / 4,
+            limit: self.staleness * 2 / 5,
+            after_silence: self.staleness * 4 / 5,
+            longest: self.staleness * 4,
+        }
     }
 
     /// Interval at which candidates check the lease, and time limit of one check.
@@ -96,12 +102,13 @@ async fn campaign_with(
     timing: Timing,
 ) -> Result<Leadership, Error> {
     let mut backoff = Backoff::default();
+    let mut prepared = None;
     loop {
-        match try_acquire(own, store, key, value, timing).await {
+        match try_acquire((own, store), key, value, timing, prepared.take()).await {
             Ok(Some(leadership)) => return Ok(leadership),
             Ok(None) => {
                 backoff.reset();
-                wait_released(own, key, timing).await;
+                prepared = wait_released(own, key, timing).await;
             }
             Err(e) if e.is_transient() || e.is_out_of_space() => {
                 let wait = backoff.next();
@@ -119,18 +126,20 @@ async fn campaign_with(
     }
 }
 
-/// Makes one attempt; returns `None` if another process holds the key.
+/// Makes one attempt, with the lease if one was prepared; returns `None` if another process holds
+/// the key.
 async fn try_acquire(
-    own: &Store,
-    store: &Store,
+    (own, store): (&Store, &Store),
     key: &str,
     value: &str,
     timing: Timing,
+    prepared: Option<Lease>,
 ) -> Result<Option<Leadership>, Error> {
-    if own.get(key).await?.is_some() {
-        return Ok(None);
-    }
-    let lease = Lease::grant(own, key, timing.ttl).await?.paced(timing.pace());
+    let lease = match prepared {
+        Some(lease) => lease,
+        None if own.get(key).await?.is_some() => return Ok(None),
+        None => grant(own, key, timing).await?,
+    };
     let put = Op::Put { key: key.to_owned(), value: value.to_owned().into(), lease: Some(lease.id()) };
     let free = Guard::CreateRevision { key: key.to_owned(), revision: 0 };
     match own.commit_again(Txn { guards: vec![free], ops: vec![put] }).await {
@@ -157,14 +166,20 @@ async fn try_acquire(
     }
 }
 
-/// Resolves when the key does not exist.
-async fn wait_released(store: &Store, key: &str, timing: Timing) {
+async fn grant(store: &Store, key: &str, timing: Timing) -> Result<Lease, Error> {
+    Ok(Lease::grant(store, key, timing.ttl).await?.paced(timing.pace()))
+}
+
+/// Resolves when the key does not exist. Returns a lease if one was granted while the lease of the
+/// key's holder became stale: the next attempt is one request shorter then.
+async fn wait_released(store: &Store, key: &str, timing: Timing) -> Option<Lease> {
     let mut watch = store.watch(key);
     let mut look = tokio::time::interval(timing.look().interval);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut holder: Option<KeyValue> = None;
     // The previous check found the lease stale.
     let mut suspected = false;
+    let mut prepared: Option<AbortOnDropHandle<Option<Lease>>> = None;
     let mut limit = timing.look().limit;
     loop {
         let check = async {
@@ -180,25 +195,32 @@ async fn wait_released(store: &Store, key: &str, timing: Timing) {
             stale = check => {
                 // A store that continues after a stall answers waiting requests in any order: the
                 // next check sees the keep-alives that the leader sent meanwhile.
-                let confirmed = std::mem::replace(&mut suspected, stale) && stale;
-                if let Some(lock) = holder.clone().filter(|_| confirmed) {
+                let was_suspected = std::mem::replace(&mut suspected, stale);
+                if stale && !was_suspected {
+                    let (store, key) = (store.clone(), key.to_owned());
+                    let lease = async move { grant(&store, &key, timing).await.ok() };
+                    prepared = Some(AbortOnDropHandle::new(tokio::spawn(lease)));
+                }
+                if let Some(lock) = holder.clone().filter(|_| stale && was_suspected) {
                     depose(store, lock, timing).await;
                 }
                 continue;
             }
             update = watch.next() => update,
         };
-        let Some(update) = update else { return };
+        let update = update?;
         match update.event {
             Event::InitApply(k, kv) | Event::Apply(k, kv) if k == key => {
                 suspected &= holder.as_ref().is_some_and(|known| known.lease == kv.lease);
                 holder = Some(kv);
             }
-            Event::InitDone if holder.is_none() => return,
-            Event::Delete(k) if k == key => return,
+            Event::InitDone if holder.is_none() => break,
+            Event::Delete(k) if k == key => break,
             _ => {}
         }
     }
+    // One of an earlier suspicion may be about to expire.
+    prepared?.await.ok()?.filter(Lease::is_fresh)
 }
 
 /// Returns true if the last keep-alive of the lock's holder is older than the limit.

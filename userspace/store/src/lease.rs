@@ -45,7 +45,10 @@ pub(crate) struct Pace {
     pub(crate) interval: Duration,
     /// Shortest time limit of an answer, so that one member that does not answer costs little.
     pub(crate) limit: Duration,
-    /// Longest time limit: the store may be slow, or far away.
+    /// Time limit after one that did not suffice. No longer: a store that continues after a stall must
+    /// be asked again at once.
+    pub(crate) after_silence: Duration,
+    /// Longest time limit, of a store that is far away: twice the last round trip, up to this.
     pub(crate) longest: Duration,
 }
 
@@ -53,7 +56,10 @@ impl Pace {
     /// Time limit of the next request, after one with `limit` that was answered within `taken`, or
     /// not at all.
     pub(crate) fn next_limit(self, limit: Duration, taken: Option<Duration>) -> Duration {
-        (taken.unwrap_or(limit) * 2).clamp(self.limit, self.longest)
+        match taken {
+            None => limit.max(self.after_silence),
+            Some(taken) => (taken * 2).clamp(self.limit, self.longest),
+        }
     }
 }
 
@@ -102,7 +108,7 @@ impl Lease {
         let proven = Instant::now();
         let (id, ttl) = store.grant(key, ttl).await?;
         // Two attempts may fail before the lease expires.
-        let pace = Pace { interval: ttl / 3, limit: ttl / 3, longest: ttl / 3 };
+        let pace = Pace { interval: ttl / 3, limit: ttl / 3, after_silence: ttl / 3, longest: ttl / 3 };
         let (store, key, limit) = (store.clone(), key.to_owned(), pace.limit);
         let (link, opening) = (Link::Down, FuturesUnordered::new());
         Ok(Lease { store, key, id, ttl, pace, limit, proven, waiting_since: proven, link, opening })
@@ -126,6 +132,11 @@ impl Lease {
         self.proven + self.ttl
     }
 
+    /// Most of the TTL is left.
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.proven.elapsed() < self.ttl / 4
+    }
+
     /// Sends one keep-alive, without waiting for the answers to earlier ones: on a slow network the
     /// store must not see fewer of them. Waits for an answer for an interval at most.
     ///
@@ -137,6 +148,8 @@ impl Lease {
         loop {
             let until = (start + self.pace.interval).min(self.waiting_since + self.limit);
             let event = tokio::select! {
+                // Answers first: after a stall, many may be there.
+                biased;
                 answer = self.link.answer() => Event::Answer(answer),
                 Some(opened) = self.opening.next() => Event::Opened(opened),
                 () = tokio::time::sleep_until(until) => Event::Late,
