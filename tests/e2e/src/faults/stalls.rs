@@ -212,23 +212,15 @@ fn inject_stall(topology: &Topology, stall: Stall, duration: Duration, random: &
     Ok(())
 }
 
-/// Busy loops that take most of the processors from all others. Each ends by itself after so many seconds of a
+/// Busy loops that compete with all others for the processors. Each ends by itself after so many seconds of a
 /// processor, also if this process is killed.
 fn thieves(duration: Duration) -> Result<Vec<Process>> {
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let seconds = duration.as_secs().max(1);
     (0..processors * THIEVES)
         .map(|_| {
-            let mut command = Command::new("nice");
-            command.args([
-                "-n",
-                "-10",
-                "prlimit",
-                &format!("--cpu={seconds}"),
-                "sh",
-                "-c",
-                "while :; do :; done",
-            ]);
+            let mut command = Command::new("prlimit");
+            command.args([&format!("--cpu={seconds}"), "sh", "-c", "while :; do :; done"]);
             Process::spawn("thief", command)
         })
         .collect()
