@@ -5,7 +5,7 @@ use testkit::needs;
 
 #[test]
 fn store_is_consistent_after_faults() {
-    needs!(binary("etcd"), binary("etcdctl"), binary("ip"), root());
+    needs!(binary("etcd"), binary("etcdctl"), binary("ip"), binary("mkfs.ext4"), binary("fsfreeze"), root());
     let _machine = testkit::exclusive();
     let report = faults::run(&Options { seconds: 40, ..Options::default() }).unwrap();
     println!("{report}");
