@@ -5,7 +5,7 @@ use openflow_rs::connection::Error;
 use openflow_rs::flow::FlowCommand;
 use openflow_rs::{
     Action, Body, Bucket, Change, Connection, Ct, Field, Flow, FlowFilter, FlowMod, Group, GroupKind,
-    GroupMod, Match, Port,
+    GroupMod, Match, Port, Slice, Zone, ct_state,
 };
 use testkit::ovs::Switch;
 use testkit::{Netns, needs};
@@ -90,6 +90,61 @@ fn dumps_return_the_contents_of_a_bundle() -> Result<()> {
         // ovs-ofctl agrees.
         let text = switch.ofctl("dump-flows", "br0", &["--no-stats"])?;
         assert!(text.contains("table=1, priority=9,metadata=0x1/0x1,dl_vlan=5 actions=group:1"), "{text}");
+        Ok(())
+    })
+}
+
+/// Flows of stateful policies: connection tracking with a zone from a register, conjunctions of clauses, masked ports and
+/// registers, copies between addresses and registers.
+fn stateful_samples() -> Vec<Flow> {
+    let tracked = ct_state::TRACKED;
+    let v4 = || Match::new().ipv4().ct_state(tracked, tracked | ct_state::INVALID);
+    let v6 = || Match::new().ipv6().ct_state(tracked | ct_state::NEW, tracked | ct_state::NEW);
+    let zone = Zone::From(Slice::bits(Field::Reg15, 0, 16));
+    let clause = |id, clause| Action::Conjunction { id, clause, clauses: 2 };
+    vec![
+        Flow::new(4, 10, Match::new().ipv4().tcp().masked(Field::EthDst, 0u8, 1u64 << 40))
+            .apply([Action::Ct(Ct { zone, table: Some(17), ..Ct::default() })]),
+        Flow::new(17, 20, v4()).apply([
+            Action::copy(Field::CtIpv4Src, Field::Reg4),
+            Action::copy(Field::CtIpv4Dst, Field::Reg8),
+            Action::SetMasked { field: Field::Reg2, value: 1, mask: 3 },
+        ]),
+        Flow::new(17, 20, v6()).apply([
+            Action::copy(Field::CtIpv6Src, Field::XXReg1),
+            Action::copy(Field::CtIpv6Dst, Field::XXReg2),
+        ]),
+        Flow::new(
+            18,
+            30,
+            v4().tcp().masked(Field::CtPortDst, 0x1000u16, 0xf000u16).field(Field::CtIpProto, 6u8),
+        )
+        .apply([clause(7, 0), clause(8, 1)]),
+        Flow::new(18, 30, Match::new().field(Field::Reg12, 3u8)).apply([clause(7, 1)]),
+        Flow::new(18, 30, Match::new().field(Field::ConjId, 7u8)).apply([Action::resubmit(19)]),
+        // The switch reports a match on a wider register as matches on its parts.
+        Flow::new(19, 30, Match::new().ipv6().masked(Field::Reg4, 0x2001_0000_u32, 0xffff_0000_u32)),
+        Flow::new(20, 30, v6()).apply([Action::Ct(Ct {
+            commit: true,
+            zone,
+            exec: vec![Action::set(Field::CtMark, 5u8), Action::set(Field::CtLabel, 1u128 << 96)],
+            ..Ct::default()
+        })]),
+    ]
+}
+
+#[test]
+fn stateful_flows_come_back_as_they_were_sent() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    with_bridge("ofct", async |_, connection| {
+        let changes = stateful_samples().into_iter().map(|flow| FlowMod::add(flow).into()).collect();
+        connection.apply_bundle(changes).await?;
+        let dump = connection.dump_flows(FlowFilter::default()).await?;
+        let mut dumped: Vec<_> = dump.into_iter().map(|stats| stats.flow).collect();
+        let mut sent = stateful_samples();
+        dumped.sort_by_key(ToString::to_string);
+        sent.sort_by_key(ToString::to_string);
+        assert_eq!(dumped, sent);
         Ok(())
     })
 }
