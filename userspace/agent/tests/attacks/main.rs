@@ -19,13 +19,19 @@ mod runner;
 mod scene;
 
 use anyhow::Result;
-use node::harness::{EbpfNode, FakeNode, Harness as _};
-
-// The OVS datapath, `node::harness::OvsNode`, will run the same list when it has policies and anti-spoofing.
+use node::harness::{EbpfNode, FakeNode, Harness as _, OvsNode};
 
 #[test]
 fn fake() -> Result<()> {
     runner::run::<FakeNode>("fake")
+}
+
+#[test]
+fn ovs() -> Result<()> {
+    if let Some(reason) = OvsNode::missing() {
+        testkit::skip!("{reason}");
+    }
+    runner::run::<OvsNode>("ovs")
 }
 
 #[test]

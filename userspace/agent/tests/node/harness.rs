@@ -7,7 +7,7 @@ mod real;
 
 use anyhow::Result;
 use netplugin::datapath::{
-    Desired, FailedOp, Observed, Op,
+    Desired, FailedOp, ObjectKind, Observed, Op,
     fake::{Delivery, Origin},
 };
 use testkit::Netns;
@@ -23,6 +23,15 @@ pub(crate) trait Harness: Sized {
 
     /// Whether this is the oracle, which has no fragments, no end of connections, and no translated ICMP errors.
     const IS_ORACLE: bool = false;
+
+    /// Whether copies of frames that arrive together leave several ports in any order.
+    const REORDERS: bool = false;
+
+    /// Kinds of objects that the datapath does not implement.
+    const WITHOUT: &'static [ObjectKind] = &[];
+
+    /// Attacks that the datapath does not stop yet, or whose control it does not pass: parts of their names, and reasons.
+    const OPEN_ATTACKS: &'static [(&'static str, &'static str)] = &[];
 
     /// Reason why the datapath cannot run on this machine.
     fn missing() -> Option<String>;
@@ -64,9 +73,6 @@ pub(crate) enum Difference {
     /// VLAN networks use MAC learning. A frame to an installed pod whose address is not learned yet is flooded, also to the
     /// uplink. A frame to an address that moved goes to the old port until the entry expires.
     LearnsOnVlan,
-    /// VXLAN networks drop requests of a pod for its own address (gratuitous ARP, probes, duplicate address detection). The
-    /// oracle floods them.
-    HidesAnnouncementsOnVxlan,
     /// Requests of other nodes are not answered but flooded to all pods of the network, of which one replies.
     LetsPodsAnswerOutside,
     /// A frame from a tunnel to an endpoint on a third node is flooded to local pods instead of dropped.

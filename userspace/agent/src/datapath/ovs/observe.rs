@@ -49,7 +49,7 @@ pub(crate) async fn observe(
     let (ports, mut out_of_sync) = object_ports(&database, options, &dump, desired);
     let uplinks: Vec<_> =
         options.uplinks.iter().filter_map(|name| dump.ports.vlan.get(name)).copied().collect();
-    let base = BaseConfig { uplinks, nd_mode: nd_mode(options.datapath_type) };
+    let base = BaseConfig { uplinks, nd_mode: nd_mode(options.datapath_type), vtep: options.vtep };
     let expected = desired::expected(desired, &ports, base);
     let differences = compare(&expected, &dump.tables, desired);
     out_of_sync.extend(differences.out_of_sync);

@@ -6,16 +6,17 @@
 //! cannot leave its network. No table pushes or pops a tag.
 //!
 //! ```text
-//!  0 input ─ 1 source ─┬─ local pod ── 3 ─ 4 ─ 5 ─ 6 ─ 9 destination: local pod, tunnel, BUM flood (VXLAN)
-//!                      │                │                             NORMAL (VLAN)
-//!                      ├─ tunnel, uplink ─────── 6 ─ 9
-//!                      └─ drop          └─ ARP and ND requests ─ 10 lookup ─ 11 reply ─ 12 ND option
-//!                                                                             └─ 9 (ND, kernel datapath)
+//!  0 input ─ 1 source ─┬─ local pod ────── 13 ─ guard ─┬─ 3 ─ 4 ─ 5 ─ 6 ─ 9 destination: local pod, tunnel, BUM flood (VXLAN)
+//!                      │                               │  │                             NORMAL (VLAN)
+//!                      ├─ tunnel, uplink ─ 14 ─ guard ─┘  │
+//!                      └─ drop                            └─ requests of pods ─ 10 lookup ─ 11 reply ─ 12 ND option
+//!                                                                                  └─ 9 (ND, kernel datapath)
 //! ```
 //!
 //! * [`table`]: table numbers and priorities.
 //! * [`metadata`]: metadata bits and matches on them.
 //! * [`group`]: groups for BUM traffic.
+//! * [`guard`]: anti-spoofing.
 //! * [`neighbour`]: ARP and ND.
 //! * [`base`]: flows that exist for any desired state.
 //! * [`forward`]: flows of each object.
@@ -23,13 +24,14 @@
 mod base;
 mod forward;
 mod group;
+mod guard;
 mod metadata;
 mod neighbour;
 mod table;
 
 pub(crate) use self::{
     base::base_flows,
-    forward::{bridge_and_tag, local, network, peer, remote, uplink},
+    forward::{bridge_and_tag, local, network, outside, remote, subnet, vtep},
     group::{MAX_BUCKETS, all_group, endpoint_group, peer_group},
     neighbour::NdMode,
 };

@@ -3,7 +3,10 @@
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result};
-use netplugin::datapath::ovs::{DatapathType, Options, Ovs};
+use netplugin::datapath::{
+    ObjectKind,
+    ovs::{DatapathType, Options, Ovs},
+};
 use testkit::{Netns, ovs::Switch};
 
 use super::{
@@ -18,6 +21,8 @@ const UNDERLAY_BRIDGE: &str = "br-phy";
 const UNDERLAY_MAC: &str = "other_config:hwaddr=02:00:00:00:50:01";
 const BRIDGES: [&str; 2] = ["contivVlanBridge", "contivVxlanBridge"];
 
+const UNTRACKED: &str = "needs connection tracking";
+
 pub(crate) struct OvsSite {
     switch: Switch,
 }
@@ -31,10 +36,23 @@ impl Site for OvsSite {
     const DIFFERENCES: &'static [Difference] = &[
         // As in the original: frames of VLAN networks leave the tables by NORMAL.
         Difference::LearnsOnVlan,
-        // As in the original, whose ARP proxy ignored them.
-        Difference::HidesAnnouncementsOnVxlan,
         Difference::LetsPodsAnswerOutside,
         Difference::FloodsStrayUnicast,
+    ];
+
+    const REORDERS: bool = true;
+
+    const WITHOUT: &'static [ObjectKind] = &[ObjectKind::Group, ObjectKind::Service];
+
+    const OPEN_ATTACKS: &'static [(&'static str, &'static str)] = &[
+        ("another tag protocol from the wire", "OpenFlow does not match the protocol of a tag"),
+        (
+            "NA in two fragments",
+            "the last fragment, of which the switch reads no protocol; not the first one",
+        ),
+        ("about another's", UNTRACKED),
+        ("error about", UNTRACKED),
+        ("error from the attacker's link-local", UNTRACKED),
     ];
 
     fn missing() -> Option<String> {

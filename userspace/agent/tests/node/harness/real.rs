@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, net::IpAddr, time::Duration};
 use anyhow::{Context as _, Result, bail, ensure};
 use contiv_model::mac::Mac;
 use netplugin::datapath::{
-    Datapath, Desired, FailedOp, Observed, Op,
+    Datapath, Desired, FailedOp, ObjectKind, Observed, Op,
     fake::{Delivery, Origin, Target},
 };
 use testkit::{
@@ -28,6 +28,9 @@ pub(crate) trait Site: Sized + Sync + Send {
     type Path: Datapath;
 
     const DIFFERENCES: &'static [Difference] = &[];
+    const REORDERS: bool = false;
+    const WITHOUT: &'static [ObjectKind] = &[];
+    const OPEN_ATTACKS: &'static [(&'static str, &'static str)] = &[];
 
     /// Interfaces of the node that belong neither to the datapath nor to pods.
     const LINKS: &'static [&'static str];
@@ -178,6 +181,9 @@ impl<S: Site> Programs for Real<S> {
 
 impl<S: Site> Harness for Real<S> {
     const DIFFERENCES: &'static [Difference] = S::DIFFERENCES;
+    const REORDERS: bool = S::REORDERS;
+    const WITHOUT: &'static [ObjectKind] = S::WITHOUT;
+    const OPEN_ATTACKS: &'static [(&'static str, &'static str)] = S::OPEN_ATTACKS;
 
     fn missing() -> Option<String> {
         root().or_else(|| binary("ip")).or_else(|| binary("ping")).or_else(S::missing)

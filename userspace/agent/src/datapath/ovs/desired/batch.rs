@@ -22,6 +22,9 @@ use crate::datapath::{
     },
 };
 
+/// UDP port of the node's own tunnels (RFC 7348 section 5).
+const VXLAN_PORT: u16 = 4789;
+
 /// A remote endpoint whose node has no tunnel.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no tunnel to {0}")]
@@ -62,11 +65,14 @@ impl<'a> Batch<'a> {
 
     /// Sets the flows and the group that exist for any desired state.
     pub(crate) fn set_base_flows(&mut self) {
-        let BaseConfig { uplinks, nd_mode } = self.base;
-        let uplinks = uplinks.iter().map(|port| pipeline::uplink(*port));
-        let vlan = pipeline::base_flows(BridgeKind::Vlan, *nd_mode).into_iter().chain(uplinks);
-        self.edits.vlan.set(Cookie::BASE, vlan);
-        self.edits.vxlan.set(Cookie::BASE, pipeline::base_flows(BridgeKind::Vxlan, *nd_mode));
+        let BaseConfig { uplinks, nd_mode, vtep } = self.base;
+        for bridge in BridgeKind::ALL {
+            let own = vtep.into_iter().flat_map(|address| pipeline::vtep(*address, VXLAN_PORT));
+            let uplinks = uplinks.iter().filter(|_| bridge == BridgeKind::Vlan);
+            let uplinks = uplinks.map(|port| pipeline::outside(*port));
+            let flows = pipeline::base_flows(bridge, *nd_mode).into_iter().chain(own).chain(uplinks);
+            self.edits.get_mut(bridge).set(Cookie::BASE, flows);
+        }
         if !self.edits.vxlan.group_ids().any(|id| id == peer_group(0)) {
             self.edits.vxlan.set_group(pipeline::all_group(peer_group(0), []));
         }
@@ -194,8 +200,13 @@ impl<'a> Batch<'a> {
     fn update_flows(&mut self, id: &ObjectId) {
         let Some(installed) = self.index.get(id) else { return };
         let number = installed.port.as_ref().map(|port| port.number);
+        if let (Object::Peer(peer), Some(port)) = (&installed.object, number) {
+            let to_vtep = pipeline::vtep(peer.vtep, peer.port);
+            self.edits.vlan.set(Cookie::of(id), to_vtep.clone());
+            self.edits.vxlan.set(Cookie::of(id), to_vtep.into_iter().chain([pipeline::outside(port)]));
+            return;
+        }
         let (bridge, flows) = match (&installed.object, number) {
-            (Object::Peer(_), Some(port)) => (BridgeKind::Vxlan, vec![pipeline::peer(port)]),
             (Object::Local(local), Some(port)) => {
                 (pipeline::bridge_and_tag(local.encap).0, pipeline::local(local, port))
             }
@@ -203,8 +214,11 @@ impl<'a> Batch<'a> {
                 let port = remote.vtep().and_then(|vtep| self.index.peers().get(&vtep).copied());
                 (pipeline::bridge_and_tag(remote.encap).0, pipeline::remote(remote, port))
             }
-            // The flows of a network depend on its number of groups: see `update_network`. A subnet has none.
-            (Object::Network(_) | Object::Subnet(_) | Object::Peer(_) | Object::Local(_), _)
+            (Object::Subnet(subnet), _) => {
+                (pipeline::bridge_and_tag(subnet.encap).0, pipeline::subnet(subnet))
+            }
+            // The flows of a network depend on its number of groups: see `update_network`.
+            (Object::Network(_) | Object::Peer(_) | Object::Local(_), _)
             | (Object::Route(_) | Object::Group(_) | Object::Service(_), _) => return,
         };
         self.set_flows(id, bridge, flows);

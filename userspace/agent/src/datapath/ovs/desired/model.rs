@@ -1,6 +1,6 @@
 //! Contents of both bridges and the objects that account for them.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, net::IpAddr};
 
 use crate::datapath::{
     ObjectId,
@@ -28,6 +28,8 @@ pub(crate) struct BaseConfig {
     /// Port numbers of the uplinks.
     pub(crate) uplinks: Vec<u32>,
     pub(crate) nd_mode: NdMode,
+    /// Address of the node's own tunnels, if configured.
+    pub(crate) vtep: Option<IpAddr>,
 }
 
 /// Ports of objects.

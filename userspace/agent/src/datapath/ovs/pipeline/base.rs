@@ -3,6 +3,7 @@
 use openflow_rs::{Action, Flow, Match, Port};
 
 use super::{
+    guard,
     neighbour::{self, NdMode},
     table::{self, priority},
 };
@@ -11,8 +12,8 @@ use crate::datapath::ovs::bridge::BridgeKind;
 /// Returns the base flows of a bridge, without cookie.
 pub(crate) fn base_flows(bridge: BridgeKind, nd_mode: NdMode) -> Vec<Flow> {
     let lead = |from: u8, to: u8| Flow::new(from, priority::MISS, Match::new()).goto(to);
-    let mut flows = vec![
-        Flow::new(table::INPUT, priority::INTERCEPT, Match::new().multicast_src()),
+    let mut flows = guard::base();
+    flows.extend([
         lead(table::INPUT, table::SOURCE),
         // An explicit drop, so that the flow counts the dropped frames.
         Flow::new(table::SOURCE, priority::MISS, Match::new()),
@@ -20,7 +21,7 @@ pub(crate) fn base_flows(bridge: BridgeKind, nd_mode: NdMode) -> Vec<Flow> {
         lead(table::DESTINATION_GROUP, table::POLICY),
         lead(table::POLICY, table::SERVICE_SNAT),
         lead(table::SERVICE_SNAT, table::DESTINATION),
-    ];
+    ]);
     let miss = |table: u8| Flow::new(table, priority::MISS, Match::new());
     flows.extend(match bridge {
         // The bridge learns unknown stations.

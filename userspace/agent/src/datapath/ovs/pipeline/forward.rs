@@ -1,15 +1,19 @@
 //! Flows of each object.
 
+use std::net::IpAddr;
+
 use contiv_model::{global::ArpMode, tag::Encap};
+use ipnet::IpNet;
 use openflow_rs::{Action, Field, Flow, Match};
 
 use super::{
     group::{endpoint_group, peer_group},
-    metadata::{self, network_match, network_match_from},
+    guard,
+    metadata::{self, match_from, network_match, network_match_from},
     neighbour,
     table::{self, priority},
 };
-use crate::datapath::{Local, Network, Remote, ovs::bridge::BridgeKind};
+use crate::datapath::{Local, Network, Remote, Subnet, ovs::bridge::BridgeKind};
 
 /// Returns the bridge that carries a network, and the network's tag there: a VLAN id or a VNI.
 pub(crate) fn bridge_and_tag(encap: Encap) -> (BridgeKind, u32) {
@@ -19,16 +23,25 @@ pub(crate) fn bridge_and_tag(encap: Encap) -> (BridgeKind, u32) {
     }
 }
 
-/// Returns the flow of an uplink. Its frames keep their VLAN tag, by which the bridge selects ports.
-pub(crate) fn uplink(port: u32) -> Flow {
-    Flow::new(table::SOURCE, priority::MATCH, Match::new().in_port(port.into())).goto(table::SERVICE_SNAT)
+/// Returns the flow of an uplink or a tunnel. Frames from an uplink keep their VLAN tag, by which the bridge selects ports.
+pub(crate) fn outside(port: u32) -> Flow {
+    Flow::new(table::INPUT, priority::MATCH, Match::new().in_port(port.into()))
+        .write_metadata(metadata::OUTSIDE, metadata::OUTSIDE)
+        .goto(table::SOURCE)
 }
 
-/// Returns the flow of a tunnel.
-pub(crate) fn peer(port: u32) -> Flow {
-    Flow::new(table::INPUT, priority::MATCH, Match::new().in_port(port.into()))
-        .write_metadata(metadata::FROM_VTEP, metadata::FROM_VTEP)
-        .goto(table::SOURCE)
+/// Returns the flows for what pods send to the tunnel port of a node.
+pub(crate) fn vtep(address: IpAddr, port: u16) -> [Flow; 2] {
+    guard::to_vtep(address, port)
+}
+
+/// Returns the flows of a subnet.
+pub(crate) fn subnet(subnet: &Subnet) -> Vec<Flow> {
+    let (_, tag) = bridge_and_tag(subnet.encap);
+    match subnet.prefix {
+        IpNet::V4(prefix) if prefix.prefix_len() < 31 => guard::broadcast(tag, prefix.broadcast()),
+        _ => vec![],
+    }
 }
 
 /// Returns the flows of a network with `groups` groups of local pods, on a node with `peer_groups` groups of peers.
@@ -38,23 +51,28 @@ pub(crate) fn network(network: &Network, groups: usize, peer_groups: usize) -> V
     if network.arp == ArpMode::Proxy {
         flows.extend(neighbour::intercept_requests(tag));
     }
+    let outside = metadata::OUTSIDE;
+    let arrived = match bridge {
+        BridgeKind::Vlan => match_from(outside).vlan(tag as u16),
+        // A tag inside of a tunnel would be a network in a network.
+        BridgeKind::Vxlan => match_from(outside).tunnel_id(tag.into()).no_vlan(),
+    };
+    flows.push(
+        Flow::new(table::SOURCE, priority::MATCH, arrived)
+            .write_metadata(u64::from(tag) << metadata::NETWORK_SHIFT, metadata::NETWORK)
+            .goto(table::STATION),
+    );
     if bridge == BridgeKind::Vxlan {
-        let from_vtep = metadata::FROM_VTEP;
         let to_pods = || (0..groups).map(|group| Action::Group(endpoint_group(tag, group)));
         let to_all = || {
             let tunnel_id = Action::set(Field::TunnelId, tag);
             let to_peers = (0..peer_groups).map(|group| Action::Group(peer_group(group)));
             std::iter::once(tunnel_id).chain(to_pods()).chain(to_peers)
         };
-        let tunnelled = Match::new().tunnel_id(tag.into()).metadata(from_vtep, from_vtep);
         flows.extend([
-            Flow::new(table::SOURCE, priority::MATCH, tunnelled)
-                .write_metadata(u64::from(tag) << metadata::NETWORK_SHIFT, metadata::NETWORK)
-                .goto(table::SERVICE_SNAT),
             Flow::new(table::DESTINATION, priority::FLOOD, network_match_from(tag, 0)).apply(to_all()),
             // Split horizon: the sending node replicates to all peers.
-            Flow::new(table::DESTINATION, priority::FLOOD, network_match_from(tag, from_vtep))
-                .apply(to_pods()),
+            Flow::new(table::DESTINATION, priority::FLOOD, network_match_from(tag, outside)).apply(to_pods()),
             // Requests for unknown addresses.
             Flow::new(table::NEIGHBOUR, priority::FLOOD, network_match_from(tag, 0)).apply(to_all()),
         ]);
@@ -70,14 +88,16 @@ pub(crate) fn local(local: &Local, port: u32) -> Vec<Flow> {
     let mut flows = vec![
         Flow::new(table::SOURCE, priority::LOCAL_POD, untagged)
             .write_metadata(u64::from(tag) << metadata::NETWORK_SHIFT, metadata::NETWORK)
-            .goto(table::SERVICE_DNAT),
+            .goto(table::GUARD),
     ];
+    flows.extend(guard::pod(local, port));
+    flows.extend(guard::known_local(tag, local.mac, &local.addresses));
     if bridge == BridgeKind::Vxlan {
         let destination = network_match(tag).eth_dst(local.mac.0);
         flows.push(Flow::new(table::DESTINATION, priority::MATCH, destination).apply([Action::output(port)]));
     }
     flows.extend(neighbour::known_addresses(tag, local.mac.0, &local.addresses));
-    flows.extend(neighbour::own_addresses(bridge, tag, port, &local.addresses));
+    flows.extend(neighbour::own_addresses(tag, port, &local.addresses));
     flows
 }
 
@@ -85,6 +105,7 @@ pub(crate) fn local(local: &Local, port: u32) -> Vec<Flow> {
 pub(crate) fn remote(remote: &Remote, port: Option<u32>) -> Vec<Flow> {
     let (_, tag) = bridge_and_tag(remote.encap);
     let mut flows: Vec<_> = neighbour::known_addresses(tag, remote.mac.0, &remote.addresses).collect();
+    flows.extend(guard::known_remote(tag, remote.mac, &remote.addresses, port));
     if let Some(port) = port {
         // Split horizon: frames from a tunnel are not sent into another.
         let destination = network_match_from(tag, 0).eth_dst(remote.mac.0);

@@ -3,8 +3,8 @@
 
 use openflow_rs::Match;
 
-/// Set if the frame arrived through a tunnel.
-pub(super) const FROM_VTEP: u64 = 1;
+/// Set if the frame arrived through a tunnel or from an uplink.
+pub(super) const OUTSIDE: u64 = 1;
 /// Position of the network's tag.
 pub(super) const NETWORK_SHIFT: u32 = 40;
 /// Mask of the network's tag, 24 bits.
@@ -15,8 +15,13 @@ pub(super) fn network_match(tag: u32) -> Match {
     Match::new().metadata(u64::from(tag) << NETWORK_SHIFT, NETWORK)
 }
 
-/// Matches frames of a network that come from a local pod (`origin` 0) or from a tunnel ([`FROM_VTEP`]).
+/// Matches frames of a network that come from a local pod (`origin` 0) or from [`OUTSIDE`].
 pub(super) fn network_match_from(tag: u32, origin: u64) -> Match {
     let value = u64::from(tag) << NETWORK_SHIFT | origin;
-    Match::new().metadata(value, NETWORK | FROM_VTEP)
+    Match::new().metadata(value, NETWORK | OUTSIDE)
+}
+
+/// Matches frames of any network that come from a local pod (`origin` 0) or from [`OUTSIDE`].
+pub(super) fn match_from(origin: u64) -> Match {
+    Match::new().metadata(origin, OUTSIDE)
 }

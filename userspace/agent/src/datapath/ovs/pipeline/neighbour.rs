@@ -16,8 +16,6 @@ use super::{
     metadata::{network_match, network_match_from},
     table::{self, priority},
 };
-use crate::datapath::ovs::bridge::BridgeKind;
-
 const ARP_REQUEST: u16 = 1;
 const ARP_REPLY: u8 = 2;
 /// Type of the target link-layer address option (RFC 4861 section 4.6.1). It replaces that of the source link-layer
@@ -73,20 +71,13 @@ pub(crate) fn known_addresses(tag: u32, mac: [u8; 6], addresses: &Addresses) -> 
     })
 }
 
-/// Returns flows for the requests of a pod for its own addresses: duplicate address detection and gratuitous ARP.
-///
-/// A VXLAN network drops them, because all endpoints are known. A VLAN network floods them, because it can have unknown
-/// stations and switches that learn from the frames.
-pub(crate) fn own_addresses(
-    bridge: BridgeKind,
-    tag: u32,
-    port: u32,
-    addresses: &Addresses,
-) -> impl Iterator<Item = Flow> {
+/// Returns flows that flood the requests of a pod for its own addresses: duplicate address detection and gratuitous ARP.
+/// They update the caches of other endpoints and the switches of the physical network.
+pub(crate) fn own_addresses(tag: u32, port: u32, addresses: &Addresses) -> impl Iterator<Item = Flow> {
     addresses.iter().map(move |ip| {
         let from_pod = network_match(tag).in_port(port.into());
-        let flow = Flow::new(table::NEIGHBOUR, priority::OWN_ADDRESS, request(from_pod, ip));
-        if bridge == BridgeKind::Vlan { flow.apply([Action::output(Port::NORMAL)]) } else { flow }
+        Flow::new(table::NEIGHBOUR, priority::OWN_ADDRESS, request(from_pod, ip))
+            .apply([Action::resubmit(table::DESTINATION)])
     })
 }
 

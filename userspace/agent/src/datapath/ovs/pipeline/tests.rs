@@ -70,7 +70,7 @@ fn vxlan_bridge_flows() {
         &[
             ("base flows", base_flows(BridgeKind::Vxlan, NdMode::Answer)),
             ("base flows, kernel datapath", base_flows(BridgeKind::Vxlan, NdMode::Forward)),
-            ("tunnel at port 9", vec![peer(9)]),
+            ("tunnel at port 9", [&[outside(9)][..], &vtep([192, 0, 2, 2].into(), 4789)].concat()),
             ("network blue.net, VNI 5000 (0x1388), ARP proxy", network_in(vxlan(), ArpMode::Proxy)),
             ("network with ARP flood", network_in(vxlan(), ArpMode::Flood)),
             ("local pod at port 3", local(&local_in(vxlan()), 3)),
@@ -86,7 +86,7 @@ fn vlan_bridge_flows() {
         &[
             ("base flows", base_flows(BridgeKind::Vlan, NdMode::Answer)),
             ("base flows, kernel datapath", base_flows(BridgeKind::Vlan, NdMode::Forward)),
-            ("uplink at port 1", vec![uplink(1)]),
+            ("uplink at port 1", vec![outside(1)]),
             ("network blue.net, VLAN 100 (0x64), ARP proxy", network_in(vlan(), ArpMode::Proxy)),
             ("network with ARP flood", network_in(vlan(), ArpMode::Flood)),
             ("local pod at port 3", local(&local_in(vlan()), 3)),

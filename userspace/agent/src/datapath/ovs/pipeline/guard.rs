@@ -1,0 +1,78 @@
+//! Anti-spoofing. The specification is `fake::guard`, which all datapaths share.
+//!
+//! ```text
+//!  pod ─ 13 source addresses ──────────────────┬─ IP ─ 16 destination ─┬─ 3
+//!  tunnel, uplink ─ 14 Ethernet ─ 15 addresses ┤                  ND ─ 17 contents ─ 3
+//!                                              └─ ARP ──────────────── 17
+//! ```
+//!
+//! OpenFlow compares fields with constants only, so each known address has two flows in each check: one accepts it together
+//! with the Ethernet address of its endpoint, one of a lower priority drops it. A known address includes the link-local
+//! address that the kernel forms from the Ethernet address.
+//!
+//! * [`form`]: what is valid for any endpoint.
+//! * [`pod`]: what a local endpoint may send.
+//! * [`known`]: what others may not send in the name of an endpoint, and which destinations belong together.
+
+mod form;
+mod known;
+mod pod;
+
+use std::net::IpAddr;
+
+use contiv_model::{addresses::Addresses, mac::Mac};
+use openflow_rs::{
+    Action, Field, Flow, Match,
+    matching::{ICMPV6_NEIGHBOUR_ADVERTISEMENT, ICMPV6_NEIGHBOUR_SOLICITATION, mac_bits},
+};
+
+use super::table;
+
+pub(super) use self::{
+    form::{base, to_vtep},
+    known::{broadcast, local as known_local, remote as known_remote},
+    pod::pod,
+};
+
+/// Register that is not zero in frames that may be answered, but not forwarded.
+pub(super) const PROBE: Field = Field::Reg3;
+/// Hop limit of ND: the packet has passed no router (RFC 4861 section 11.2).
+const ND_HOP_LIMIT: u8 = 255;
+
+/// A flow whose frames have passed the checks.
+fn pass(flow: Flow) -> Flow {
+    // Instructions only lead to tables with higher numbers.
+    flow.apply([Action::resubmit(table::SERVICE_DNAT)])
+}
+
+/// Assigned addresses and the link-local one.
+fn addresses(mac: Mac, assigned: &Addresses) -> impl Iterator<Item = IpAddr> {
+    assigned.iter().chain([mac.link_local().into()])
+}
+
+fn source(matching: Match, ip: IpAddr) -> Match {
+    match ip {
+        IpAddr::V4(ip) => matching.ipv4_src(ip, 32),
+        IpAddr::V6(ip) => matching.ipv6_src(ip, 128),
+    }
+}
+
+fn destination(matching: Match, ip: IpAddr) -> Match {
+    match ip {
+        IpAddr::V4(ip) => matching.ipv4_dst(ip, 32),
+        IpAddr::V6(ip) => matching.ipv6_dst(ip, 128),
+    }
+}
+
+fn solicitation(matching: Match) -> Match {
+    matching.icmpv6(ICMPV6_NEIGHBOUR_SOLICITATION)
+}
+
+fn advertisement(matching: Match) -> Match {
+    matching.icmpv6(ICMPV6_NEIGHBOUR_ADVERTISEMENT)
+}
+
+/// Requires this Ethernet address in a field; zero matches a message without the option.
+fn named(matching: Match, field: Field, mac: [u8; 6]) -> Match {
+    matching.field(field, mac_bits(mac))
+}

@@ -1,0 +1,167 @@
+//! Checks that do not depend on endpoints.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use openflow_rs::{
+    Field, Flow, Match,
+    matching::{
+        ETH_TYPE_ARP, ETH_TYPE_IPV4, ETH_TYPE_IPV6, ICMPV6_NEIGHBOUR_SOLICITATION, IP_PROTO_ICMPV6,
+        IP_PROTO_UDP,
+    },
+};
+
+use super::{ND_HOP_LIMIT, PROBE, advertisement, destination, named, pass, solicitation, source};
+use crate::datapath::ovs::pipeline::{
+    metadata::{self, match_from},
+    table::{self, priority, priority::check},
+};
+
+/// IP protocol number of IGMP.
+const IGMP: u8 = 2;
+/// EtherTypes of tags: 802.1Q, 802.1ad, and the numbers that equipment used for the latter before. A tag that the switch has
+/// recognised is not in this field.
+const TAGS: [u16; 5] = [0x8100, 0x88a8, 0x9100, 0x9200, 0x9300];
+/// Groups of the link (IEEE 802.1Q table 8-1), which bridges do not forward.
+const LINK_GROUPS: (u64, u64) = (0x0180_c200_0000, 0xffff_ffff_fff0);
+/// Bit of the fragment flags that is set in all fragments.
+const ANY_FRAGMENT: u8 = 1;
+/// The group bit of an Ethernet address.
+const GROUP_BIT: u64 = 1 << 40;
+const ROUTER_SOLICITATION: u8 = 133;
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
+/// Solicited-node groups, 104 bits (RFC 4291 section 2.7.1).
+const SOLICITED_NODE: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 0);
+const MULTICAST: (Ipv6Addr, u8) = (Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8);
+/// IPv4-mapped addresses, and the loopback address: on no link.
+const ON_NO_LINK: [(Ipv6Addr, u8); 2] =
+    [(Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0), 96), (Ipv6Addr::LOCALHOST, 128)];
+
+/// Returns the checks that exist for any desired state.
+pub(crate) fn base() -> Vec<Flow> {
+    [frames(), sources(), targets(), discovery(), messages()].concat()
+}
+
+/// Returns the flows that drop what pods send to the tunnel port of a node: behind the node's address it would look like a
+/// tunnel of this node. Fragments have no ports.
+pub(crate) fn to_vtep(vtep: IpAddr, port: u16) -> [Flow; 2] {
+    let datagram = || destination(match_from(0), vtep).udp();
+    let fragment = datagram().masked(Field::IpFragment, ANY_FRAGMENT, ANY_FRAGMENT);
+    [datagram().field(Field::UdpDst, port), fragment].map(|m| Flow::new(table::TARGET, check::FORM, m))
+}
+
+fn drop_from(table: u8, priority: u16, matching: Match) -> Flow {
+    Flow::new(table, priority, matching)
+}
+
+fn frames() -> Vec<Flow> {
+    let input = |m| drop_from(table::INPUT, priority::INTERCEPT, m);
+    let link = Match::new().masked(Field::EthDst, LINK_GROUPS.0, LINK_GROUPS.1);
+    let mut flows = vec![input(Match::new().multicast_src()), input(link)];
+    flows.extend(TAGS.map(|tag| input(Match::new().eth_type(tag))));
+    flows
+}
+
+/// Source addresses: of pods what no flow accepts is dropped, from outside what is no endpoint's address.
+fn sources() -> Vec<Flow> {
+    let claimed = [ETH_TYPE_IPV4, ETH_TYPE_IPV6, ETH_TYPE_ARP];
+    let mut flows: Vec<Flow> = claimed
+        .into_iter()
+        .map(|kind| drop_from(table::GUARD, check::RESERVED, Match::new().eth_type(kind)))
+        .collect();
+    flows.push(Flow::new(table::STATION, priority::MISS, Match::new()).goto(table::CLAIM));
+
+    let reserved = |m| drop_from(table::CLAIM, check::RESERVED, m);
+    let v4 = [(0, 8), (127, 8), (224, 3)];
+    flows
+        .extend(v4.map(|(first, bits)| reserved(Match::new().ipv4_src(Ipv4Addr::new(first, 0, 0, 0), bits))));
+    let v6 = [MULTICAST, (Ipv6Addr::UNSPECIFIED, 128)].into_iter().chain(ON_NO_LINK);
+    flows.extend(v6.map(|(ip, bits)| reserved(Match::new().ipv6_src(ip, bits))));
+    let asking = |ip: IpAddr, protocol: u8| {
+        let from = source(Match::new(), ip).ip_proto(protocol).multicast_dst();
+        Flow::new(table::CLAIM, check::UNSPECIFIED, from).goto(table::TARGET)
+    };
+    flows.extend([IP_PROTO_UDP, IGMP].map(|protocol| asking(Ipv4Addr::UNSPECIFIED.into(), protocol)));
+    flows.push(asking(Ipv6Addr::UNSPECIFIED.into(), IP_PROTO_ICMPV6));
+    let group = Match::new().arp().masked(Field::ArpSha, GROUP_BIT, GROUP_BIT);
+    flows.push(drop_from(table::CLAIM, check::FORM, group));
+    for (kind, next) in
+        [(ETH_TYPE_IPV4, table::TARGET), (ETH_TYPE_IPV6, table::TARGET), (ETH_TYPE_ARP, table::LINK)]
+    {
+        flows.push(Flow::new(table::CLAIM, check::UNKNOWN, Match::new().eth_type(kind)).goto(next));
+    }
+    flows.push(pass(Flow::new(table::CLAIM, priority::MISS, Match::new())));
+    flows
+}
+
+/// Destinations: endpoints are no DHCP servers, and addresses that are on no link do not come from outside.
+fn targets() -> Vec<Flow> {
+    let drop = |m| drop_from(table::TARGET, check::FORM, m);
+    let udp =
+        |m: Match, from: u16, to: u16| drop(m.udp().field(Field::UdpSrc, from).field(Field::UdpDst, to));
+    let mut flows = vec![udp(Match::new().ipv4(), 67, 68), udp(Match::new().ipv6(), 547, 546)];
+    flows.extend(ON_NO_LINK.map(|(ip, bits)| drop(match_from(metadata::OUTSIDE).ipv6_dst(ip, bits))));
+    flows.push(pass(Flow::new(table::TARGET, priority::MISS, Match::new())));
+    flows
+}
+
+/// The forms of ND messages that lead to the check of their contents (RFC 4861 section 7.1). Gateways are configured, so
+/// there are no router advertisements and redirects.
+fn discovery() -> Vec<Flow> {
+    let nd = |kind: u8| Match::new().icmpv6(kind).field(Field::IpTtl, ND_HOP_LIMIT);
+    let whole = |kind: u8| nd(kind).field(Field::Icmpv6Code, 0u8);
+    let valid = |rank: u16, m: Match| Flow::new(table::TARGET, check::VALID_FORM + rank, m).goto(table::LINK);
+    let invalid = |rank: u16, m: Match| drop_from(table::TARGET, check::VALID_FORM + rank, m);
+    let (multicast, bits) = MULTICAST;
+    let [solicitation, advertisement] = [ICMPV6_NEIGHBOUR_SOLICITATION, 136];
+    let mut flows = vec![
+        valid(4, whole(ROUTER_SOLICITATION).ipv6_dst(ALL_ROUTERS, 128)),
+        valid(4, whole(solicitation).ipv6_dst(SOLICITED_NODE, 104)),
+        invalid(3, whole(solicitation).ipv6_src(Ipv6Addr::UNSPECIFIED, 128)),
+        invalid(5, whole(advertisement).ipv6_src(Ipv6Addr::UNSPECIFIED, 128)),
+        valid(4, whole(advertisement).ipv6_dst(ALL_NODES, 128)),
+    ];
+    for kind in [solicitation, advertisement] {
+        flows.push(invalid(2, whole(kind).ipv6_dst(multicast, bits)));
+        flows.push(valid(1, whole(kind)));
+    }
+    flows.extend((133..=137).map(|kind| invalid(0, nd(kind))));
+    // RFC 6980. The switch reads neither types nor ports from fragments.
+    let fragment = Match::new().ipv6().ip_proto(IP_PROTO_ICMPV6).field(Field::IpTtl, ND_HOP_LIMIT);
+    flows.push(invalid(6, fragment.masked(Field::IpFragment, ANY_FRAGMENT, ANY_FRAGMENT)));
+    flows
+}
+
+/// Contents of ARP and ND messages.
+fn messages() -> Vec<Flow> {
+    let link = |priority, m| Flow::new(table::LINK, priority, m);
+    // The switch reads the operation only from ARP for IPv4 over Ethernet.
+    let mut flows: Vec<Flow> =
+        [1, 2].map(|operation| pass(link(check::CLAIMED_BY_OWNER, Match::new().arp_op(operation)))).into();
+    flows.push(pass(link(check::UNKNOWN, Match::new().icmpv6(ROUTER_SOLICITATION))));
+    let from_outside = || match_from(metadata::OUTSIDE);
+    for message in [solicitation, advertisement] {
+        // The switch reads the unspecified address from a message with an option twice.
+        let on_no_link = ON_NO_LINK.into_iter().chain([MULTICAST, (Ipv6Addr::UNSPECIFIED, 128)]);
+        flows.extend(on_no_link.map(|(target, bits)| {
+            let mask = u128::MAX << (128 - u32::from(bits));
+            let target = message(Match::new()).masked(Field::NdTarget, target.to_bits(), mask);
+            link(check::VALID_FORM + 10, target)
+        }));
+        flows.push(pass(link(check::UNKNOWN, message(from_outside()))));
+    }
+    for (message, option) in
+        [(solicitation(from_outside()), Field::NdSll), (advertisement(from_outside()), Field::NdTll)]
+    {
+        flows.push(link(check::FORM, message.masked(option, GROUP_BIT, GROUP_BIT)));
+    }
+    // Duplicate address detection has no link-layer address.
+    let detection = |m| solicitation(m).ipv6_src(Ipv6Addr::UNSPECIFIED, 128);
+    flows.push(link(check::FORM, detection(Match::new())));
+    flows.push(pass(link(check::FORM + 5, named(detection(from_outside()), Field::NdSll, [0; 6]))));
+    // A request that may only be answered has not been.
+    for table in [table::DESTINATION_GROUP, table::NEIGHBOUR] {
+        flows.push(drop_from(table, priority::PROBE, Match::new().field(PROBE, 1u8)));
+    }
+    flows
+}
