@@ -77,7 +77,10 @@ impl Monitor {
         let mut running = self.0.running.lock().unwrap_or_else(PoisonError::into_inner);
         let receiver = self.0.events.subscribe();
         if !*running {
-            let events = telemetry.subscribe().map_err(MonitorError::Failed)?;
+            let events = telemetry.subscribe().map_err(|error| match error.is_unsupported() {
+                true => MonitorError::Unsupported,
+                false => MonitorError::Failed(error),
+            })?;
             *running = true;
             tokio::spawn(self.clone().distribute(events));
         }

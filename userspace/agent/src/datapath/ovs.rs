@@ -8,6 +8,7 @@
 //! * `desired`: translation of objects to table contents, and comparison with the switch. No I/O.
 //! * `switch`: connections to ovsdb-server and ovs-vswitchd.
 //! * `observe`, `apply`: the two operations of the datapath.
+//! * `telemetry`: counters of rules.
 
 mod apply;
 mod bridge;
@@ -18,8 +19,11 @@ mod options;
 mod pipeline;
 mod switch;
 mod tables;
+mod telemetry;
 
 pub use self::options::{DEFAULT_SOCKET, DatapathType, Options};
+
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
@@ -28,8 +32,11 @@ use self::{
     desired::model::SwitchModel,
     error::{NotObserved, ovs_error},
     switch::{drift, ovsdb, ports, session::Session},
+    telemetry::RuleCounters,
 };
-use super::{Datapath, Desired, Error, FailedOp, Observed, Op, PortRequirements};
+use super::{
+    Datapath, Desired, Error, FailedOp, ObjectKind, Observed, Op, PortRequirements, telemetry::Telemetry,
+};
 
 /// Datapath on the Open vSwitch of this node.
 pub struct Ovs {
@@ -44,6 +51,7 @@ pub struct Ovs {
     writes: u64,
     /// Configuration that was not in effect at the last observation.
     warnings: Vec<String>,
+    counters: RuleCounters,
 }
 
 impl Ovs {
@@ -57,6 +65,7 @@ impl Ovs {
             drifted: false,
             writes: 0,
             warnings: vec![],
+            counters: RuleCounters::default(),
         }
     }
 
@@ -66,6 +75,11 @@ impl Ovs {
         let database = client.database();
         let names = BridgeKind::ALL.iter().map(|bridge| bridge.name());
         Some(names.filter(|name| database.bridge(name).is_some()).collect())
+    }
+
+    fn follow_rules(&self, session: &Session) {
+        let bridges = BridgeKind::ALL.into_iter().filter_map(|kind| session.bridge(kind).cloned());
+        self.counters.follow(bridges.collect(), &self.model.index);
     }
 
     fn bridge_json(&self, bridge: BridgeKind) -> Value {
@@ -101,6 +115,7 @@ impl Datapath for Ovs {
         self.model = observation.model;
         (self.fingerprint, self.drifted) = (observation.fingerprint, false);
         self.warnings = observation.warnings;
+        self.follow_rules(&session);
         self.session = Some(session);
         Ok(observation.observed)
     }
@@ -115,6 +130,14 @@ impl Datapath for Ovs {
         let result = apply::apply(&mut session, &self.options, &mut self.model, ops).await;
         self.writes += session.take_writes();
         let failures = result?;
+        let is_group = |op: &Op| match op {
+            Op::Set(object) => object.id().kind() == ObjectKind::Group,
+            Op::Delete(id) => id.kind() == ObjectKind::Group,
+            Op::GarbageCollect => false,
+        };
+        if ops.iter().any(is_group) {
+            self.follow_rules(&session);
+        }
         let after = session.database();
         // Changes of others before and during the call are drift; ports that the ops change are not.
         self.drifted |= drift::fingerprint(&before) != self.fingerprint;
@@ -141,7 +164,18 @@ impl Datapath for Ovs {
     }
 
     fn warnings(&self) -> Vec<String> {
-        self.warnings.clone()
+        let limited = self.model.index.groups().filter(|group| group.rate.is_some());
+        let unlimited = limited.map(|group| {
+            format!(
+                "group {}: bandwidth is not limited on OVS nodes; move its pods to eBPF nodes",
+                group.identity
+            )
+        });
+        self.warnings.iter().cloned().chain(unlimited).collect()
+    }
+
+    fn telemetry(&self) -> Option<Arc<dyn Telemetry>> {
+        Some(Arc::new(self.counters.clone()))
     }
 
     fn port_requirements(&self) -> PortRequirements {

@@ -38,6 +38,9 @@ pub(crate) fn run<H: Harness>(datapath: &'static str) -> Result<()> {
     attacks
         .retain(|attack| !lacks::<H>(ObjectKind::Service) || !attack.name.starts_with("through a service"));
     attacks.retain(|attack| H::OPEN_ATTACKS.iter().all(|(part, _)| !attack.name.contains(part)));
+    for (part, reason) in H::OPEN_CONTROLS {
+        println!("{datapath}: control not tried: {part}: {reason}");
+    }
     for (part, reason) in H::OPEN_ATTACKS {
         println!("{datapath}: not tried: {part}: {reason}");
     }
@@ -97,7 +100,8 @@ impl<H: Harness> Arena<H> {
                 });
             }
         }
-        for of in attack.controls(&net) {
+        let is_open = H::OPEN_CONTROLS.iter().any(|(part, _)| attack.name.contains(part));
+        for of in attack.controls(&net).into_iter().filter(|_| !is_open) {
             self.tries += 1;
             let scene = Scene::new(&net, &of, self.tries);
             let failure =

@@ -29,12 +29,10 @@ macro_rules! on {
 }
 
 macro_rules! on_every_datapath {
-    ([$($scenarios:tt)*], [$($with_programs:tt)*], [$($with_policies:tt)*], [$($with_services:tt)*]) => {
-        on!(fake, crate::harness::FakeNode, [$($scenarios)* $($with_policies)* $($with_services)*]);
-        // Does not implement policies and services: see `tests/ovs`.
+    ([$($scenarios:tt)*], [$($with_programs:tt)*], [$($not_on_ovs:tt)*]) => {
+        on!(fake, crate::harness::FakeNode, [$($scenarios)* $($not_on_ovs)*]);
         on!(ovs, crate::harness::OvsNode, [$($scenarios)* $($with_programs)*]);
-        on!(ebpf, crate::harness::EbpfNode,
-            [$($scenarios)* $($with_programs)* $($with_policies)* $($with_services)*]);
+        on!(ebpf, crate::harness::EbpfNode, [$($scenarios)* $($with_programs)* $($not_on_ovs)*]);
     };
 }
 
@@ -51,14 +49,13 @@ on_every_datapath!([
     restart: restart_writes_nothing, restart_finds_orphans, cleanup_leaves_nothing;
     drift: lost_forwarding_is_repaired, lost_port_is_repaired, orphans_are_removed;
     failure: missing_interface_fails_alone, unsupported_values_fail_alone;
-], [
-    programs: local_pods_talk, pods_talk_by_vxlan, restart_loses_no_ping, changes_lose_no_ping;
-], [
-    flooding: copies_go_to_nodes_with_the_network;
     policy: rules_out_hold_at_the_source, rules_in_hold_at_the_destination, answers_pass, a_change_is_in_force_at_once,
         the_highest_priority_decides, rules_match_addresses, icmp_rules_match_both_families, policies_do_not_apply_to_neighbour_discovery,
         packets_get_the_dscp_of_their_group;
 ], [
+    programs: local_pods_talk, pods_talk_by_vxlan, restart_loses_no_ping, changes_lose_no_ping;
+], [
+    flooding: copies_go_to_nodes_with_the_network;
     services: connections_go_to_backends, arp_requests_for_the_address_are_answered, backends_come_and_go,
         backends_are_reachable_directly, policies_see_the_backend;
 ]);

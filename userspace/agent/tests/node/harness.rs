@@ -30,8 +30,11 @@ pub(crate) trait Harness: Sized {
     /// Kinds of objects that the datapath does not implement.
     const WITHOUT: &'static [ObjectKind] = &[];
 
-    /// Attacks that the datapath does not stop yet, or whose control it does not pass: parts of their names, and reasons.
+    /// Attacks that the datapath does not stop yet: parts of their names, and reasons.
     const OPEN_ATTACKS: &'static [(&'static str, &'static str)] = &[];
+
+    /// Attacks whose control the datapath does not pass: parts of their names, and reasons.
+    const OPEN_CONTROLS: &'static [(&'static str, &'static str)] = &[];
 
     /// Reason why the datapath cannot run on this machine.
     fn missing() -> Option<String>;

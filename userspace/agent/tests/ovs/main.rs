@@ -6,3 +6,4 @@ mod forwarding;
 mod lifecycle;
 mod neighbour;
 mod node;
+mod policy;

@@ -29,7 +29,8 @@ pub(crate) const SOON: Duration = Duration::from_secs(10);
 const RESYNC_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) fn vxlan(vni: u32) -> Encap {
-    Encap::Vxlan { vni: vni.try_into().unwrap(), local: 2.try_into().unwrap() }
+    let local = (vni % 4094 + 1) as u16;
+    Encap::Vxlan { vni: vni.try_into().unwrap(), local: local.try_into().unwrap() }
 }
 
 pub(crate) fn vlan(tag: u16) -> Encap {

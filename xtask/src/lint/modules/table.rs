@@ -77,7 +77,7 @@ pub(super) const RULES: &[Rules] = &[
             Layers {
                 parent: "datapath::ovs",
                 order: &[
-                    &["apply", "observe"],
+                    &["apply", "observe", "telemetry"],
                     &["switch"],
                     &["desired"],
                     &["tables"],

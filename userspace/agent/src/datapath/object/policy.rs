@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use contiv_model::{
     group::{Dscp, Rate},
-    policy::{Identity, Rule},
+    policy::{Action, Direction, Identity, Rule, Tier},
 };
 
 /// Settings for the endpoints of this node that have an identity, e.g. those of a group. An identity without settings, or
@@ -25,5 +25,11 @@ impl Group {
     /// Settings with rules only.
     pub fn new(identity: impl Into<Identity>, rules: impl Into<Arc<[Rule]>>) -> Self {
         Group { identity: identity.into(), dscp: None, rate: None, rules: rules.into() }
+    }
+
+    /// The group with rules that deny everything, for the time in which its rules cannot be in force.
+    pub fn closed(&self) -> Self {
+        let deny = |direction| Rule::new("closed", direction, Action::Deny, Tier::NetworkPolicy);
+        Group { rules: [Direction::In, Direction::Out].map(deny).into(), ..self.clone() }
     }
 }

@@ -19,7 +19,7 @@ use super::{
     },
     tables::index::{BridgePort, FlowIndex, Installed},
 };
-use crate::datapath::{Error, FailedOp, Kind, Object, ObjectId, Op};
+use crate::datapath::{Error, FailedOp, Group, Kind, Local, Object, ObjectId, Op};
 
 #[derive(Debug, thiserror::Error)]
 enum PortError {
@@ -35,6 +35,8 @@ struct PortRequest {
     op: usize,
     id: ObjectId,
     port: PortSpec,
+    /// Configuration after the flows are programmed, if another.
+    open: Option<PortSpec>,
 }
 
 impl PortRequest {
@@ -63,6 +65,8 @@ pub(crate) async fn apply(
         ops.iter().enumerate().filter_map(|(index, op)| unsupported(index, op)).collect();
     let requests = port_requests(&session.database(), options, &model.index, ops);
     let requests = add_ports(session, requests, &mut failures).await?;
+    let closed = requests.iter().filter_map(|request| Some((request.op, request.open.clone()?)));
+    let closed: Vec<_> = closed.collect();
     let ports = number_ports(session, requests, &mut failures).await?;
     let affected = ops.iter().filter_map(|op| match op {
         Op::Set(object) => Some(object.id()),
@@ -71,6 +75,7 @@ pub(crate) async fn apply(
     });
     let previous: Vec<Installed> = affected.filter_map(|id| model.index.get(&id).cloned()).collect();
     program(session, model, ops, &ports, &mut failures).await?;
+    open_ports(session, &model.index, closed).await?;
     remove_unused_ports(session, options, &model.index, ops, &previous).await?;
     if options.datapath_type == DatapathType::Netdev {
         let new_peers = ops.iter().filter_map(|op| match op {
@@ -133,9 +138,36 @@ fn port_requests(database: &Database, options: &Options, index: &FlowIndex, ops:
         };
         // The last op on an object wins.
         requests.retain(|request| request.id != id);
-        requests.push(PortRequest { op, id, port });
+        let closed = port.closed(database).filter(|_| has_rules(index, ops, object));
+        let (port, open) = match closed {
+            Some(closed) => (closed, Some(port)),
+            None => (port, None),
+        };
+        requests.push(PortRequest { op, id, port, open });
     }
     requests
+}
+
+/// Whether rules apply to a local endpoint: those of its group, which can be in the same ops.
+fn has_rules(index: &FlowIndex, ops: &[Op], object: &Object) -> bool {
+    let Object::Local(Local { identity: Some(identity), .. }) = object else { return false };
+    let new = ops.iter().rev().find_map(|op| match op {
+        Op::Set(Object::Group(group)) if group.identity == *identity => Some(group),
+        _ => None,
+    });
+    new.or_else(|| index.group(*identity)).is_some_and(|group| !group.rules.is_empty())
+}
+
+/// Moves new ports whose flows are programmed to their VLANs.
+async fn open_ports(
+    session: &mut Session,
+    index: &FlowIndex,
+    closed: Vec<(usize, PortSpec)>,
+) -> Result<(), Error> {
+    let database = session.database();
+    let ready = closed.iter().filter(|(_, port)| index.port_owner(&port.name).is_some());
+    let operations = ready.flat_map(|(op, port)| port.operations(&database, *op)).collect();
+    session.reconfigure(operations).await.map_err(|error| ovs_error("open ports", error))
 }
 
 /// Writes the flows and groups of the ops to both bridges in one batch. If a bridge rejects a batch, writes its halves, so
@@ -157,7 +189,12 @@ async fn program(
                 return Err(ovs_error("program the bridges", error));
             }
             Err(error) => match batch {
-                [op] => failures.push(FailedOp { index: *op, error: ovs_error(describe(&ops[*op]), error) }),
+                [op] => {
+                    failures.push(FailedOp { index: *op, error: ovs_error(describe(&ops[*op]), error) });
+                    if let Op::Set(Object::Group(group)) = &ops[*op] {
+                        close(session, model, group).await?;
+                    }
+                }
                 many => {
                     let (first, second) = many.split_at(many.len() / 2);
                     // In order: a remote endpoint needs the tunnel to its node.
@@ -167,6 +204,18 @@ async fn program(
         }
     }
     Ok(())
+}
+
+/// Denies the traffic of a group whose rules the switch has rejected, unless it has earlier ones.
+async fn close(session: &mut Session, model: &mut SwitchModel, group: &Group) -> Result<(), Error> {
+    if model.index.group(group.identity).is_some() {
+        return Ok(());
+    }
+    let ops = [Op::Set(Object::Group(group.closed()))];
+    let mut failures = vec![];
+    let closed = program_batch(session, model, &ops, &[0], &BridgePorts::new(), &mut failures).await;
+    closed
+        .map_err(|error| ovs_error(format!("deny the traffic of {}", ObjectId::Group(group.identity)), error))
 }
 
 /// Writes the ops with the indices `selected` in one batch. After an error `model` contains only what a bridge has

@@ -47,7 +47,8 @@ pub(crate) fn support(object: &Object) -> Result<(), Unsupported> {
         // Bridging needs no flows for a subnet.
         Object::Subnet(subnet) if subnet.is_routed() => Err(Unsupported::GATEWAY),
         Object::Subnet(_) => Ok(()),
-        Object::Route(_) | Object::Group(_) | Object::Service(_) => Err(Unsupported::Object),
+        Object::Group(_) => Ok(()),
+        Object::Route(_) | Object::Service(_) => Err(Unsupported::Object),
         Object::Remote(remote) if !remote.next_hop.is_on(remote.encap) => Err(Unsupported::NEXT_HOP),
         Object::Remote(remote) => dual_stack(&remote.addresses),
         Object::Local(local) => dual_stack(&local.addresses),

@@ -1,7 +1,7 @@
 //! Flow tables of the bridges. Pure functions that return flows and groups.
 //!
-//! The table numbers and the low 40 bits of the metadata are those of the original Contiv. The tables of policy,
-//! services and routing exist, but only lead to the next table. Metadata bits 40 to 63 hold the tag of the network on
+//! The table numbers and the low 40 bits of the metadata are those of the original Contiv. The tables of services
+//! and routing exist, but only lead to the next table. Metadata bits 40 to 63 hold the tag of the network on
 //! the bridge (VLAN id or VNI). The first tables set it, and every flow that outputs a frame matches it, so that a frame
 //! cannot leave its network. No table pushes or pops a tag.
 //!
@@ -17,6 +17,7 @@
 //! * [`metadata`]: metadata bits and matches on them.
 //! * [`group`]: groups for BUM traffic.
 //! * [`guard`]: anti-spoofing.
+//! * [`policy`]: rules, connection tracking, DSCP.
 //! * [`neighbour`]: ARP and ND.
 //! * [`base`]: flows that exist for any desired state.
 //! * [`forward`]: flows of each object.
@@ -27,13 +28,15 @@ mod group;
 mod guard;
 mod metadata;
 mod neighbour;
+mod policy;
 mod table;
 
 pub(crate) use self::{
     base::base_flows,
-    forward::{bridge_and_tag, local, network, outside, remote, subnet, vtep},
-    group::{MAX_BUCKETS, all_group, endpoint_group, peer_group},
+    forward::{Spread, bridge_and_tag, local, network, outside, remote, subnet, vtep},
+    group::{MAX_BUCKETS, UPLINK_GROUP, all_group, endpoint_group, peer_group, receiver_group, uplink_group},
     neighbour::NdMode,
+    policy::{RULE_TABLES, Receiver, counted_rules, receivers, rules},
 };
 
 #[cfg(test)]

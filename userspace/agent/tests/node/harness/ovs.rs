@@ -21,7 +21,8 @@ const UNDERLAY_BRIDGE: &str = "br-phy";
 const UNDERLAY_MAC: &str = "other_config:hwaddr=02:00:00:00:50:01";
 const BRIDGES: [&str; 2] = ["contivVlanBridge", "contivVxlanBridge"];
 
-const UNTRACKED: &str = "needs connection tracking";
+const LENGTHS: &str = "OpenFlow matches neither lengths nor options of ARP and ND";
+const SMALL: &str = "userspace connection tracking drops fragments of less than 1200 bytes";
 
 pub(crate) struct OvsSite {
     switch: Switch,
@@ -42,7 +43,7 @@ impl Site for OvsSite {
 
     const REORDERS: bool = true;
 
-    const WITHOUT: &'static [ObjectKind] = &[ObjectKind::Group, ObjectKind::Service];
+    const WITHOUT: &'static [ObjectKind] = &[ObjectKind::Service];
 
     const OPEN_ATTACKS: &'static [(&'static str, &'static str)] = &[
         ("another tag protocol from the wire", "OpenFlow does not match the protocol of a tag"),
@@ -50,10 +51,23 @@ impl Site for OvsSite {
             "NA in two fragments",
             "the last fragment, of which the switch reads no protocol; not the first one",
         ),
-        ("about another's", UNTRACKED),
-        ("error about", UNTRACKED),
-        ("error from the attacker's link-local", UNTRACKED),
+        ("ARP: 400 bytes of data", LENGTHS),
+        ("bytes that are no options", LENGTHS),
+        ("a long unknown option", LENGTHS),
+        ("data behind the packet", LENGTHS),
+        ("half an option", LENGTHS),
+        ("option beyond the end", LENGTHS),
+        ("option of length 0", LENGTHS),
+        ("ICMPv6 type 135: for another than it is sent to", "OpenFlow does not compare two fields"),
+        ("error about a segment that is not on the way", "OpenFlow does not match TCP sequence numbers"),
+        (
+            "of a denied group takes an address, and answers",
+            "a connection does not know that its peer was replaced",
+        ),
     ];
+
+    const OPEN_CONTROLS: &'static [(&'static str, &'static str)] =
+        &[("ragment", SMALL), ("whole packet under an allowed identification", SMALL)];
 
     fn missing() -> Option<String> {
         testkit::ovs::missing().or_else(|| testkit::skip::binary("ethtool"))

@@ -31,6 +31,7 @@ pub(crate) trait Site: Sized + Sync + Send {
     const REORDERS: bool = false;
     const WITHOUT: &'static [ObjectKind] = &[];
     const OPEN_ATTACKS: &'static [(&'static str, &'static str)] = &[];
+    const OPEN_CONTROLS: &'static [(&'static str, &'static str)] = &[];
 
     /// Interfaces of the node that belong neither to the datapath nor to pods.
     const LINKS: &'static [&'static str];
@@ -184,6 +185,7 @@ impl<S: Site> Harness for Real<S> {
     const REORDERS: bool = S::REORDERS;
     const WITHOUT: &'static [ObjectKind] = S::WITHOUT;
     const OPEN_ATTACKS: &'static [(&'static str, &'static str)] = S::OPEN_ATTACKS;
+    const OPEN_CONTROLS: &'static [(&'static str, &'static str)] = S::OPEN_CONTROLS;
 
     fn missing() -> Option<String> {
         root().or_else(|| binary("ip")).or_else(|| binary("ping")).or_else(S::missing)

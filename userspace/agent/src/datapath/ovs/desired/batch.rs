@@ -10,10 +10,10 @@ use openflow_rs::{Change, Flow};
 
 use super::model::{BaseConfig, SwitchModel};
 use crate::datapath::{
-    Object, ObjectId,
+    Network, Object, ObjectId,
     ovs::{
         bridge::{BridgeKind, PerBridge},
-        pipeline::{self, MAX_BUCKETS, peer_group},
+        pipeline::{self, MAX_BUCKETS, Receiver, Spread, UPLINK_GROUP, peer_group},
         tables::{
             cookie::Cookie,
             edit::Edit,
@@ -44,8 +44,8 @@ pub(crate) struct Batch<'a> {
     dirty_networks: BTreeSet<NetworkId>,
     /// Whether the group of all peers needs an update.
     dirty_peers: bool,
-    /// VNIs of removed networks, whose groups are removed.
-    removed_vnis: BTreeSet<u32>,
+    /// Tags of removed networks, whose groups are removed.
+    removed_tags: BTreeSet<(BridgeKind, u32)>,
 }
 
 impl<'a> Batch<'a> {
@@ -59,7 +59,7 @@ impl<'a> Batch<'a> {
             previous: vec![],
             dirty_networks: BTreeSet::new(),
             dirty_peers: false,
-            removed_vnis: BTreeSet::new(),
+            removed_tags: BTreeSet::new(),
         }
     }
 
@@ -68,10 +68,13 @@ impl<'a> Batch<'a> {
         let BaseConfig { uplinks, nd_mode, vtep } = self.base;
         for bridge in BridgeKind::ALL {
             let own = vtep.into_iter().flat_map(|address| pipeline::vtep(*address, VXLAN_PORT));
-            let uplinks = uplinks.iter().filter(|_| bridge == BridgeKind::Vlan);
-            let uplinks = uplinks.map(|port| pipeline::outside(*port));
-            let flows = pipeline::base_flows(bridge, *nd_mode).into_iter().chain(own).chain(uplinks);
+            let arrivals = uplinks.iter().filter(|_| bridge == BridgeKind::Vlan);
+            let arrivals = arrivals.map(|port| pipeline::outside(*port));
+            let flows = pipeline::base_flows(bridge, *nd_mode).into_iter().chain(own).chain(arrivals);
             self.edits.get_mut(bridge).set(Cookie::BASE, flows);
+        }
+        if let [_, _, ..] = &uplinks[..] {
+            self.edits.vlan.set_group(pipeline::uplink_group(uplinks));
         }
         if !self.edits.vxlan.group_ids().any(|id| id == peer_group(0)) {
             self.edits.vxlan.set_group(pipeline::all_group(peer_group(0), []));
@@ -93,6 +96,7 @@ impl<'a> Batch<'a> {
         let old_port = old.as_ref().and_then(|installed| installed.port.as_ref()).map(|port| port.number);
         self.previous.push((id.clone(), old));
         self.update_flows(&id);
+        self.update_members(&id);
         if let Object::Peer(peer) = &object
             && self.index.peers().get(&peer.vtep).copied() != old_port
         {
@@ -111,6 +115,7 @@ impl<'a> Batch<'a> {
         for bridge in BridgeKind::ALL {
             self.edits.get_mut(bridge).set(Cookie::of(id), []);
         }
+        self.update_members(id);
         // The port number of a removed tunnel can be assigned to another port.
         if let ObjectId::Peer(vtep) = id {
             for remote in self.index.remotes_at(*vtep) {
@@ -131,12 +136,8 @@ impl<'a> Batch<'a> {
         self.update_groups();
         let groups = self.expected_groups();
         for bridge in BridgeKind::ALL {
-            let orphans: Vec<_> = self
-                .edits
-                .get(bridge)
-                .group_ids()
-                .filter(|id| bridge == BridgeKind::Vlan || !groups.contains(id))
-                .collect();
+            let orphans: Vec<_> =
+                self.edits.get(bridge).group_ids().filter(|id| !groups.contains(&(bridge, *id))).collect();
             orphans.into_iter().for_each(|id| self.edits.get_mut(bridge).remove_group(id));
         }
     }
@@ -188,11 +189,21 @@ impl<'a> Batch<'a> {
         }
         if let Some(Installed { object: Object::Network(old), .. }) = old {
             let unchanged = matches!(new, Some(Object::Network(new)) if new.encap == old.encap);
-            if let (BridgeKind::Vxlan, vni) = pipeline::bridge_and_tag(old.encap)
-                && !unchanged
-            {
-                self.removed_vnis.insert(vni);
+            if !unchanged {
+                self.removed_tags.insert(pipeline::bridge_and_tag(old.encap));
             }
+        }
+    }
+
+    /// Updates what depends on the rules of a group: the flows of its local endpoints and their networks.
+    fn update_members(&mut self, id: &ObjectId) {
+        let ObjectId::Group(identity) = id else { return };
+        for member in self.index.members(*identity) {
+            let member = ObjectId::Local(member);
+            if let Some(Installed { object: Object::Local(local), .. }) = self.index.get(&member) {
+                self.dirty_networks.insert(local.network.clone());
+            }
+            self.update_flows(&member);
         }
     }
 
@@ -206,9 +217,16 @@ impl<'a> Batch<'a> {
             self.edits.vxlan.set(Cookie::of(id), to_vtep.into_iter().chain([pipeline::outside(port)]));
             return;
         }
+        if let Object::Group(group) = &installed.object {
+            let flows = pipeline::rules(group);
+            self.edits.vlan.set(Cookie::of(id), flows.clone());
+            self.edits.vxlan.set(Cookie::of(id), flows);
+            return;
+        }
         let (bridge, flows) = match (&installed.object, number) {
             (Object::Local(local), Some(port)) => {
-                (pipeline::bridge_and_tag(local.encap).0, pipeline::local(local, port))
+                let dscp = local.identity.and_then(|identity| self.index.group(identity)?.dscp);
+                (pipeline::bridge_and_tag(local.encap).0, pipeline::local(local, port, dscp))
             }
             (Object::Remote(remote), _) => {
                 let port = remote.vtep().and_then(|vtep| self.index.peers().get(&vtep).copied());
@@ -232,8 +250,9 @@ impl<'a> Batch<'a> {
 
     /// Updates the groups, and the flows of networks that use them.
     fn update_groups(&mut self) {
-        for vni in std::mem::take(&mut self.removed_vnis) {
-            self.remove_endpoint_groups(vni, 0);
+        for (bridge, tag) in std::mem::take(&mut self.removed_tags) {
+            self.remove_groups(bridge, |index| pipeline::endpoint_group(tag, index), 0);
+            self.remove_groups(bridge, |index| pipeline::receiver_group(tag, index), 0);
         }
         // Before the networks, whose flows name the groups of peers.
         if std::mem::take(&mut self.dirty_peers) {
@@ -265,40 +284,57 @@ impl<'a> Batch<'a> {
         let (bridge, tag) = pipeline::bridge_and_tag(network.encap);
         let ports: Vec<_> = self.index.local_ports(&network.id).collect();
         let groups = group_count(ports.len());
-        let flows = pipeline::network(network, groups, group_count(self.index.peers().len()));
+        let has_rules = self.index.has_rules(&network.id);
+        let peer_groups = group_count(self.index.peers().len());
+        let spread = Spread { groups, peer_groups, uplinks: &self.base.uplinks, has_rules };
+        let flows = pipeline::network(network, spread);
+        let receivers: Vec<Receiver> = if has_rules {
+            self.index.locals(&network.id).map(|(local, port)| Receiver::new(local, port)).collect()
+        } else {
+            vec![]
+        };
         if bridge == BridgeKind::Vxlan {
             for group in 0..groups {
                 let members = ports.iter().copied().skip(group * MAX_BUCKETS).take(MAX_BUCKETS);
                 let id = pipeline::endpoint_group(tag, group);
                 self.edits.vxlan.set_group(pipeline::all_group(id, members));
             }
-            self.remove_endpoint_groups(tag, groups);
+            self.remove_groups(bridge, |index| pipeline::endpoint_group(tag, index), groups);
         }
+        for (group, some) in receivers.chunks(MAX_BUCKETS).enumerate() {
+            let group = pipeline::receivers(pipeline::receiver_group(tag, group), some);
+            self.edits.get_mut(bridge).set_group(group);
+        }
+        let used = receivers.len().div_ceil(MAX_BUCKETS);
+        self.remove_groups(bridge, |index| pipeline::receiver_group(tag, index), used);
         self.set_flows(&id, bridge, flows);
     }
 
     /// Removes the groups of a network from index `first` on.
-    fn remove_endpoint_groups(&mut self, vni: u32, first: usize) {
-        let ids: BTreeSet<_> = self.edits.vxlan.group_ids().collect();
-        let excess =
-            (first..).map(|group| pipeline::endpoint_group(vni, group)).take_while(|id| ids.contains(id));
-        excess.for_each(|id| self.edits.vxlan.remove_group(id));
+    fn remove_groups(&mut self, bridge: BridgeKind, id: impl Fn(usize) -> u32, first: usize) {
+        let edit = self.edits.get_mut(bridge);
+        let ids: BTreeSet<_> = edit.group_ids().collect();
+        let excess = (first..).map(id).take_while(|id| ids.contains(id));
+        excess.for_each(|id| edit.remove_group(id));
     }
 
-    /// Ids of the groups of the VXLAN bridge.
-    fn expected_groups(&self) -> BTreeSet<u32> {
-        let networks =
-            self.index.networks().filter_map(|network| match pipeline::bridge_and_tag(network.encap) {
-                (BridgeKind::Vxlan, vni) => {
-                    Some((vni, group_count(self.index.local_ports(&network.id).len())))
-                }
-                (BridgeKind::Vlan, _) => None,
-            });
-        let endpoints = networks
-            .flat_map(|(vni, groups)| (0..groups).map(move |group| pipeline::endpoint_group(vni, group)));
-        let peers = (0..group_count(self.index.peers().len())).map(peer_group);
-        endpoints.chain(peers).collect()
+    /// The groups of both bridges.
+    fn expected_groups(&self) -> BTreeSet<(BridgeKind, u32)> {
+        let peers = (0..group_count(self.index.peers().len())).map(|n| (BridgeKind::Vxlan, peer_group(n)));
+        let uplinks = (self.base.uplinks.len() > 1).then_some((BridgeKind::Vlan, UPLINK_GROUP));
+        let networks = self.index.networks().flat_map(|network| network_groups(self.index, network));
+        networks.chain(peers).chain(uplinks).collect()
     }
+}
+
+/// Groups of a network.
+pub(crate) fn network_groups(index: &FlowIndex, network: &Network) -> Vec<(BridgeKind, u32)> {
+    let (bridge, tag) = pipeline::bridge_and_tag(network.encap);
+    let groups = group_count(index.local_ports(&network.id).len());
+    let flood = (0..groups).filter(|_| bridge == BridgeKind::Vxlan);
+    let flood = flood.map(|group| (bridge, pipeline::endpoint_group(tag, group)));
+    let evaluated = (0..groups).filter(|_| index.has_rules(&network.id));
+    flood.chain(evaluated.map(|group| (bridge, pipeline::receiver_group(tag, group)))).collect()
 }
 
 /// Number of groups for the local endpoints of a network, or for all peers: at least one.

@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use super::{batch::group_count, model::SwitchModel};
+use super::{
+    batch::{group_count, network_groups},
+    model::SwitchModel,
+};
 use crate::datapath::{
     Desired, ObjectId,
     ovs::{
@@ -44,38 +47,43 @@ pub(crate) fn compare(expected: &SwitchModel, actual: &PerBridge<Tables>, desire
 }
 
 fn compare_groups(expected: &SwitchModel, actual: &PerBridge<Tables>, differences: &mut Differences) {
-    let groups = actual.vxlan.groups();
-    let required = expected.tables.vxlan.groups();
-    let buckets =
-        |id: u32| groups.get(&id).into_iter().flat_map(|group| &group.buckets).collect::<HashSet<_>>();
     let mut owners = BTreeMap::new();
     for network in expected.index.networks() {
-        if let (BridgeKind::Vxlan, vni) = pipeline::bridge_and_tag(network.encap) {
-            let count = group_count(expected.index.local_ports(&network.id).len());
-            owners.extend((0..count).map(|group| (pipeline::endpoint_group(vni, group), network)));
-        }
+        owners.extend(network_groups(&expected.index, network).into_iter().map(|group| (group, network)));
     }
-    let peer_groups: Vec<u32> = (0..group_count(expected.index.peers().len())).map(peer_group).collect();
-    for (id, group) in required.iter().filter(|(id, group)| groups.get(id) != Some(group)) {
-        match owners.get(id) {
-            Some(network) => {
-                differences.out_of_sync.insert(ObjectId::Network(network.id.clone()));
-            }
-            None if !groups.contains_key(id) => differences.base_flows = true,
-            None => {}
-        }
-        if let Some(index) = peer_groups.iter().position(|group| group == id) {
-            let present = buckets(*id);
-            for (vtep, port) in expected.index.peers().iter().skip(index * MAX_BUCKETS).take(MAX_BUCKETS) {
-                let wanted = pipeline::all_group(*id, [*port]).buckets;
-                if !wanted.iter().all(|bucket| present.contains(bucket)) {
-                    differences.out_of_sync.insert(ObjectId::Peer(*vtep));
+    for bridge in BridgeKind::ALL {
+        let (required, present) = (expected.tables.get(bridge).groups(), actual.get(bridge).groups());
+        for (id, _) in required.iter().filter(|(id, group)| present.get(id) != Some(group)) {
+            match owners.get(&(bridge, *id)) {
+                Some(network) => {
+                    differences.out_of_sync.insert(ObjectId::Network(network.id.clone()));
                 }
+                // The group of the uplinks has no object of its own.
+                None if bridge == BridgeKind::Vlan || !present.contains_key(id) => {
+                    differences.base_flows = true;
+                }
+                None => {}
             }
-            let wanted: HashSet<_> = group.buckets.iter().collect();
-            differences.orphans += present.difference(&wanted).count();
         }
+        differences.orphans += present.keys().filter(|id| !required.contains_key(id)).count();
     }
-    let foreign = groups.keys().filter(|id| !required.contains_key(id)).count();
-    differences.orphans += foreign + actual.vlan.groups().len();
+    compare_peers(expected, actual, differences);
+}
+
+/// Compares the buckets of the groups of peers.
+fn compare_peers(expected: &SwitchModel, actual: &PerBridge<Tables>, differences: &mut Differences) {
+    let (required, present) = (expected.tables.vxlan.groups(), actual.vxlan.groups());
+    for index in 0..group_count(expected.index.peers().len()) {
+        let id = peer_group(index);
+        let Some(group) = required.get(&id).filter(|group| present.get(&id) != Some(group)) else { continue };
+        let buckets: HashSet<_> = present.get(&id).into_iter().flat_map(|group| &group.buckets).collect();
+        for (vtep, port) in expected.index.peers().iter().skip(index * MAX_BUCKETS).take(MAX_BUCKETS) {
+            let wanted = pipeline::all_group(id, [*port]).buckets;
+            if !wanted.iter().all(|bucket| buckets.contains(bucket)) {
+                differences.out_of_sync.insert(ObjectId::Peer(*vtep));
+            }
+        }
+        let wanted: HashSet<_> = group.buckets.iter().collect();
+        differences.orphans += buckets.difference(&wanted).count();
+    }
 }

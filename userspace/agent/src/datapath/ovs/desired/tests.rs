@@ -1,6 +1,13 @@
 //! Property test: a model depends only on its objects, not on the order of the changes.
 
-use contiv_model::{global::ArpMode, mac::Mac, name::EndpointId, route::NextHop, tag::Encap};
+use contiv_model::{
+    global::ArpMode,
+    mac::Mac,
+    name::EndpointId,
+    policy::{Action, Direction, Identity, Peer as Peers, PortRange, Rule, TCP, Tier},
+    route::NextHop,
+    tag::Encap,
+};
 use proptest::{collection::vec, prelude::*};
 
 use std::net::IpAddr;
@@ -10,7 +17,7 @@ use openflow_rs::Change;
 
 use super::{compare::compare, *};
 use crate::datapath::{
-    Local, Network, ObjectId, Peer, Remote,
+    Group, Local, Network, ObjectId, Peer, Remote,
     ovs::{
         bridge::BridgeKind,
         pipeline::{MAX_BUCKETS, peer_group},
@@ -44,7 +51,28 @@ fn local(network: u8, n: u8, variant: bool) -> Object {
     let (id, mac, ip) = endpoint(network, n);
     let port = format!("vvport{network}{n}");
     let network = Network::new(network_id(network), encap(network, variant));
-    Object::Local(Local::new(id, &network, port, mac, ip))
+    Object::Local(Local { identity: identity(n), ..Local::new(id, &network, port, mac, ip) })
+}
+
+/// Endpoints 0 and 4 have no identity.
+fn identity(n: u8) -> Option<Identity> {
+    Identity::try_from(u32::from(n) % 4).ok()
+}
+
+/// A group without rules, or with rules that need a conjunction.
+fn group(n: u8, rules: u8, dscp: bool) -> Object {
+    let rule = |n: u8| {
+        let peers = [1, 2].map(|n| Identity::try_from(n).unwrap()).into_iter().collect();
+        Rule {
+            peer: Peers { identities: Some(peers), ..Peers::any() },
+            protocol: Some(TCP),
+            ports: PortRange::new(1000, 2000 + u16::from(n)),
+            ..Rule::new(format!("{n}"), Direction::In, Action::Deny, Tier::try_from(n + 1).unwrap())
+        }
+    };
+    let identity = Identity::try_from(u32::from(n)).unwrap();
+    let dscp = dscp.then(|| 46.try_into().unwrap());
+    Object::Group(Group { dscp, ..Group::new(identity, (0..rules).map(rule).collect::<Vec<_>>()) })
 }
 
 fn object() -> impl Strategy<Value = Object> {
@@ -59,8 +87,10 @@ fn object() -> impl Strategy<Value = Object> {
             let (id, mac, ip) = endpoint(network, n);
             let network = Network::new(network_id(network), encap(network, variant));
             let next_hop = NextHop::on(network.encap, Some(vtep(node))).unwrap();
-            Object::Remote(Remote::new(id, &network, next_hop, mac, ip))
+            let identity = identity(n);
+            Object::Remote(Remote { identity, ..Remote::new(id, &network, next_hop, mac, ip) })
         }),
+        (1u8..4, 0u8..3, any::<bool>()).prop_map(|(n, rules, dscp)| group(n, rules, dscp)),
     ]
 }
 

@@ -5,6 +5,7 @@ use openflow_rs::{Action, Flow, Match, Port};
 use super::{
     guard,
     neighbour::{self, NdMode},
+    policy,
     table::{self, priority},
 };
 use crate::datapath::ovs::bridge::BridgeKind;
@@ -18,8 +19,6 @@ pub(crate) fn base_flows(bridge: BridgeKind, nd_mode: NdMode) -> Vec<Flow> {
         // An explicit drop, so that the flow counts the dropped frames.
         Flow::new(table::SOURCE, priority::MISS, Match::new()),
         lead(table::SERVICE_DNAT, table::DESTINATION_GROUP),
-        lead(table::DESTINATION_GROUP, table::POLICY),
-        lead(table::POLICY, table::SERVICE_SNAT),
         lead(table::SERVICE_SNAT, table::DESTINATION),
     ]);
     let miss = |table: u8| Flow::new(table, priority::MISS, Match::new());
@@ -30,6 +29,7 @@ pub(crate) fn base_flows(bridge: BridgeKind, nd_mode: NdMode) -> Vec<Flow> {
         }
         BridgeKind::Vxlan => [table::DESTINATION, table::NEIGHBOUR].map(miss),
     });
+    flows.extend(policy::base());
     flows.push(neighbour::arp_reply());
     flows.extend(match nd_mode {
         NdMode::Answer => neighbour::nd_replies(),

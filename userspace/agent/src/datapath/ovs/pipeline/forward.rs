@@ -2,15 +2,16 @@
 
 use std::net::IpAddr;
 
-use contiv_model::{global::ArpMode, tag::Encap};
+use contiv_model::{global::ArpMode, group::Dscp, tag::Encap};
 use ipnet::IpNet;
 use openflow_rs::{Action, Field, Flow, Match};
 
 use super::{
-    group::{endpoint_group, peer_group},
+    group::{UPLINK_GROUP, endpoint_group, peer_group, receiver_group},
     guard,
     metadata::{self, match_from, network_match, network_match_from},
     neighbour,
+    policy::{self, Member},
     table::{self, priority},
 };
 use crate::datapath::{Local, Network, Remote, Subnet, ovs::bridge::BridgeKind};
@@ -38,16 +39,34 @@ pub(crate) fn vtep(address: IpAddr, port: u16) -> [Flow; 2] {
 /// Returns the flows of a subnet.
 pub(crate) fn subnet(subnet: &Subnet) -> Vec<Flow> {
     let (_, tag) = bridge_and_tag(subnet.encap);
-    match subnet.prefix {
-        IpNet::V4(prefix) if prefix.prefix_len() < 31 => guard::broadcast(tag, prefix.broadcast()),
-        _ => vec![],
+    let mut flows = policy::subnet(subnet);
+    if let IpNet::V4(prefix) = subnet.prefix
+        && prefix.prefix_len() < 31
+    {
+        flows.extend(guard::broadcast(tag, prefix.broadcast()));
     }
+    flows
 }
 
-/// Returns the flows of a network with `groups` groups of local pods, on a node with `peer_groups` groups of peers.
-pub(crate) fn network(network: &Network, groups: usize, peer_groups: usize) -> Vec<Flow> {
+/// Where replicated frames of a network go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spread<'a> {
+    /// Number of groups of local pods.
+    pub(crate) groups: usize,
+    /// Number of groups of peers.
+    pub(crate) peer_groups: usize,
+    /// Port numbers of the uplinks.
+    pub(crate) uplinks: &'a [u32],
+    /// Whether a local pod has rules, so that each receiver is evaluated.
+    pub(crate) has_rules: bool,
+}
+
+/// Returns the flows of a network.
+pub(crate) fn network(network: &Network, spread: Spread<'_>) -> Vec<Flow> {
     let (bridge, tag) = bridge_and_tag(network.encap);
-    let mut flows = vec![];
+    let Spread { groups, peer_groups, .. } = spread;
+    let mut flows = policy::network(network);
+    flows.extend(evaluated_flood(network, spread));
     if network.arp == ArpMode::Proxy {
         flows.extend(neighbour::intercept_requests(tag));
     }
@@ -80,8 +99,34 @@ pub(crate) fn network(network: &Network, groups: usize, peer_groups: usize) -> V
     flows
 }
 
-/// Returns the flows of a local endpoint at `port`.
-pub(crate) fn local(local: &Local, port: u32) -> Vec<Flow> {
+/// Returns the flows that replicate frames to the receivers that the rules allow.
+fn evaluated_flood(network: &Network, spread: Spread<'_>) -> Vec<Flow> {
+    let (bridge, tag) = bridge_and_tag(network.encap);
+    if !spread.has_rules {
+        return vec![];
+    }
+    let groups: Vec<u32> = (0..spread.groups).map(|group| receiver_group(tag, group)).collect();
+    let leave = match (bridge, spread.uplinks) {
+        (BridgeKind::Vxlan, _) => {
+            let peers = (0..spread.peer_groups).map(|group| Action::Group(peer_group(group)));
+            std::iter::once(Action::set(Field::TunnelId, tag)).chain(peers).collect()
+        }
+        (BridgeKind::Vlan, []) => vec![],
+        (BridgeKind::Vlan, uplinks) => {
+            let out = match uplinks {
+                [one] => Action::output(*one),
+                _ => Action::Group(UPLINK_GROUP),
+            };
+            vec![Action::push_vlan(), Action::set_vlan(tag as u16), out]
+        }
+    };
+    let mut flows = Vec::from(policy::flood(bridge, tag, &groups));
+    flows.push(policy::far(tag, leave));
+    flows
+}
+
+/// Returns the flows of a local endpoint at `port`, whose packets get `dscp`.
+pub(crate) fn local(local: &Local, port: u32, dscp: Option<Dscp>) -> Vec<Flow> {
     let (bridge, tag) = bridge_and_tag(local.encap);
     // A pod cannot choose its network: frames that it tags are dropped.
     let untagged = Match::new().in_port(port.into()).no_vlan();
@@ -92,6 +137,16 @@ pub(crate) fn local(local: &Local, port: u32) -> Vec<Flow> {
     ];
     flows.extend(guard::pod(local, port));
     flows.extend(guard::known_local(tag, local.mac, &local.addresses));
+    let Local { mac, addresses, identity, .. } = local;
+    let member = Member { tag, mac: *mac, addresses, identity: *identity, is_here: true };
+    flows.extend(policy::endpoint(member));
+    if let Some(dscp) = dscp {
+        let packets = [Match::new().ipv4(), Match::new().ipv6()].map(|m| m.in_port(port.into()));
+        flows.extend(packets.map(|m| {
+            let mark = Action::set(Field::IpDscp, dscp.get());
+            Flow::new(table::SERVICE_SNAT, priority::MATCH, m).apply([mark]).goto(table::DESTINATION)
+        }));
+    }
     if bridge == BridgeKind::Vxlan {
         let destination = network_match(tag).eth_dst(local.mac.0);
         flows.push(Flow::new(table::DESTINATION, priority::MATCH, destination).apply([Action::output(port)]));
@@ -106,6 +161,9 @@ pub(crate) fn remote(remote: &Remote, port: Option<u32>) -> Vec<Flow> {
     let (_, tag) = bridge_and_tag(remote.encap);
     let mut flows: Vec<_> = neighbour::known_addresses(tag, remote.mac.0, &remote.addresses).collect();
     flows.extend(guard::known_remote(tag, remote.mac, &remote.addresses, port));
+    let Remote { mac, addresses, identity, .. } = remote;
+    let member = Member { tag, mac: *mac, addresses, identity: *identity, is_here: false };
+    flows.extend(policy::endpoint(member));
     if let Some(port) = port {
         // Split horizon: frames from a tunnel are not sent into another.
         let destination = network_match_from(tag, 0).eth_dst(remote.mac.0);

@@ -15,6 +15,21 @@ pub(crate) fn endpoint_group(vni: u32, index: usize) -> u32 {
     (index as u32) << 25 | vni << 1
 }
 
+/// Id of a group that evaluates the rules of local pods of a network. `tag` is a VLAN id or a VNI.
+pub(crate) fn receiver_group(tag: u32, index: usize) -> u32 {
+    1 << 31 | endpoint_group(tag, index)
+}
+
+/// Id of the group that outputs to the first uplink with a link.
+pub(crate) const UPLINK_GROUP: u32 = 1;
+
+/// Returns the group of the uplinks.
+pub(crate) fn uplink_group(ports: &[u32]) -> Group {
+    let bucket = |port: u32| Bucket { watch_port: port.into(), ..Bucket::new([Action::output(port)]) };
+    let buckets = ports.iter().map(|port| bucket(*port)).collect();
+    Group { id: UPLINK_GROUP, kind: GroupKind::FastFailover, buckets }
+}
+
 /// Returns a group that outputs a copy to each port.
 pub(crate) fn all_group(id: u32, ports: impl IntoIterator<Item = u32>) -> Group {
     let buckets = ports.into_iter().map(|port| Bucket::new([Action::output(port)]));

@@ -21,6 +21,7 @@ mod pod;
 use std::net::IpAddr;
 
 use contiv_model::{addresses::Addresses, mac::Mac};
+use ipnet::IpNet;
 use openflow_rs::{
     Action, Field, Flow, Match,
     matching::{ICMPV6_NEIGHBOUR_ADVERTISEMENT, ICMPV6_NEIGHBOUR_SOLICITATION, mac_bits},
@@ -46,14 +47,19 @@ fn pass(flow: Flow) -> Flow {
 }
 
 /// Assigned addresses and the link-local one.
-fn addresses(mac: Mac, assigned: &Addresses) -> impl Iterator<Item = IpAddr> {
+pub(super) fn addresses(mac: Mac, assigned: &Addresses) -> impl Iterator<Item = IpAddr> {
     assigned.iter().chain([mac.link_local().into()])
 }
 
 fn source(matching: Match, ip: IpAddr) -> Match {
-    match ip {
-        IpAddr::V4(ip) => matching.ipv4_src(ip, 32),
-        IpAddr::V6(ip) => matching.ipv6_src(ip, 128),
+    source_within(matching, ip.into())
+}
+
+/// Requires an IP source in the prefix.
+pub(super) fn source_within(matching: Match, prefix: IpNet) -> Match {
+    match prefix {
+        IpNet::V4(net) => matching.ipv4_src(net.network(), net.prefix_len()),
+        IpNet::V6(net) => matching.ipv6_src(net.network(), net.prefix_len()),
     }
 }
 

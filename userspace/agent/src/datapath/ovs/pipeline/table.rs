@@ -7,7 +7,9 @@ pub(super) const INPUT: u8 = 0;
 pub(super) const SOURCE: u8 = 1;
 /// Where frames enter that have passed the checks.
 pub(super) const SERVICE_DNAT: u8 = 3;
+/// Decides whether and how rules apply to a frame.
 pub(super) const DESTINATION_GROUP: u8 = 4;
+/// Rules for what endpoints of this node send.
 pub(super) const POLICY: u8 = 5;
 pub(super) const SERVICE_SNAT: u8 = 6;
 /// Forwards by destination address.
@@ -28,6 +30,18 @@ pub(super) const CLAIM: u8 = 15;
 pub(super) const TARGET: u8 = 16;
 /// Checks what ARP and ND messages contain.
 pub(super) const LINK: u8 = 17;
+/// Reads the connection of a packet.
+pub(super) const STATE: u8 = 18;
+/// Checks that an ICMP error is about a connection of its sender.
+pub(super) const ON_PATH: u8 = 19;
+/// Finds the identity of the endpoint that opened the connection.
+pub(super) const SOURCE_IDENTITY: u8 = 20;
+/// Finds the identity of the other endpoint.
+pub(super) const DESTINATION_IDENTITY: u8 = 21;
+/// Rules for what endpoints of this node receive.
+pub(super) const POLICY_IN: u8 = 23;
+/// Handles frames that rules accept.
+pub(super) const ACCEPT: u8 = 24;
 
 /// Priorities within the tables.
 pub(super) mod priority {
@@ -41,6 +55,37 @@ pub(super) mod priority {
     pub(crate) const OWN_ADDRESS: u16 = 110;
     /// Invalid frames, and requests that leave the pipeline for the neighbour tables.
     pub(crate) const INTERCEPT: u16 = 300;
+
+    /// Priorities of the policy tables.
+    pub(crate) mod policy {
+        /// Frames that no rule applies to.
+        pub(crate) const EXEMPT: u16 = 200;
+        /// Packets to groups, and packets whose connection is invalid; up to 3 more for ports and fragments.
+        pub(crate) const GROUPS: u16 = 100;
+        /// ICMP errors about a connection.
+        pub(crate) const RELATED: u16 = 150;
+        pub(crate) const TRACKED: u16 = 90;
+        pub(crate) const UNTRACKED: u16 = 50;
+        /// Addresses with a record.
+        pub(crate) const KNOWN: u16 = 100;
+        /// ICMP errors from an endpoint about a connection of others.
+        pub(crate) const OTHER_END: u16 = 90;
+        /// Ethernet addresses of endpoints of this node, and of destinations.
+        pub(crate) const STATION_HERE: u16 = 70;
+        pub(crate) const GATEWAY: u16 = 65;
+        /// Addresses of endpoints that are not known.
+        pub(crate) const UNKNOWN: u16 = 60;
+        /// Ethernet addresses of endpoints of other nodes.
+        pub(crate) const STATION: u16 = 50;
+        /// Lowest priority of a rule.
+        pub(crate) const RULES: u16 = 1000;
+        /// Frames that no rule can evaluate.
+        pub(crate) const FIRST: u16 = 60_000;
+        /// The copy of a replicated frame for one receiver.
+        pub(crate) const RECEIVER: u16 = 200;
+        /// The copy of a replicated frame for other nodes.
+        pub(crate) const FAR: u16 = 180;
+    }
 
     /// Priorities of the checks: a frame is dropped unless a flow of a higher priority accepts it.
     pub(crate) mod check {

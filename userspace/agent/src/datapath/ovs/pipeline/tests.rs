@@ -5,6 +5,7 @@ use std::{fmt::Write as _, fs, path::Path};
 use contiv_model::{
     global::ArpMode,
     name::{EndpointId, NetworkId},
+    policy::{Action as Verdict, Direction, ICMP, Identity, IdentitySet, Peer, PortRange, Rule, TCP, Tier},
     route::NextHop,
     tag::Encap,
 };
@@ -12,7 +13,7 @@ use contiv_model::{
 use openflow_rs::Flow;
 
 use super::*;
-use crate::datapath::{Local, Network, Remote, ovs::bridge::BridgeKind};
+use crate::datapath::{Group, Local, Network, Remote, ovs::bridge::BridgeKind};
 
 fn network_id() -> NetworkId {
     NetworkId::new(&"net".parse().unwrap(), &"blue".parse().unwrap())
@@ -42,7 +43,8 @@ fn remote_in(encap: Encap) -> Remote {
 }
 
 fn network_in(encap: Encap, arp: ArpMode) -> Vec<Flow> {
-    network(&Network { arp, ..Network::new(network_id(), encap) }, 1, 1)
+    let spread = Spread { groups: 1, peer_groups: 1, uplinks: &[1], has_rules: false };
+    network(&Network { arp, ..Network::new(network_id(), encap) }, spread)
 }
 
 /// Compares with the file; writes it if `UPDATE_GOLDEN` is set.
@@ -73,7 +75,7 @@ fn vxlan_bridge_flows() {
             ("tunnel at port 9", [&[outside(9)][..], &vtep([192, 0, 2, 2].into(), 4789)].concat()),
             ("network blue.net, VNI 5000 (0x1388), ARP proxy", network_in(vxlan(), ArpMode::Proxy)),
             ("network with ARP flood", network_in(vxlan(), ArpMode::Flood)),
-            ("local pod at port 3", local(&local_in(vxlan()), 3)),
+            ("local pod at port 3", local(&local_in(vxlan()), 3, None)),
             ("remote pod behind the tunnel at port 9", remote(&remote_in(vxlan()), Some(9))),
         ],
     );
@@ -89,10 +91,68 @@ fn vlan_bridge_flows() {
             ("uplink at port 1", vec![outside(1)]),
             ("network blue.net, VLAN 100 (0x64), ARP proxy", network_in(vlan(), ArpMode::Proxy)),
             ("network with ARP flood", network_in(vlan(), ArpMode::Flood)),
-            ("local pod at port 3", local(&local_in(vlan()), 3)),
+            ("local pod at port 3", local(&local_in(vlan()), 3, None)),
             ("remote pod", remote(&remote_in(vlan()), None)),
         ],
     );
+}
+
+fn identities(numbers: impl IntoIterator<Item = u32>) -> IdentitySet {
+    numbers.into_iter().map(|n| Identity::try_from(n).unwrap()).collect()
+}
+
+/// A group with a rule of each kind: the flows of alternatives, and of a conjunction.
+fn group() -> Group {
+    let rule = |id: &str, direction, action, priority: u8| {
+        Rule::new(id, direction, action, Tier::try_from(priority).unwrap())
+    };
+    let web = Rule {
+        peer: Peer { identities: Some(identities([5, 6, 7])), ..Peer::any() },
+        protocol: Some(TCP),
+        ports: PortRange::new(8080, 8090),
+        ..rule("web", Direction::In, Verdict::Allow, 60)
+    };
+    let office = Rule {
+        peer: Peer::prefix("192.0.2.0/24".parse().unwrap()),
+        protocol: Some(ICMP),
+        ..rule("office", Direction::In, Verdict::Allow, 20)
+    };
+    let outside = Rule {
+        peer: Peer::prefix("2001:db8:1::/48".parse().unwrap()),
+        own: Some("2001:db8::1/128".parse().unwrap()),
+        ..rule("outside", Direction::Out, Verdict::Deny, 10)
+    };
+    let rules = [web, office, rule("all", Direction::In, Verdict::Deny, 1), outside];
+    Group::new(Identity::try_from(9).unwrap(), rules)
+}
+
+#[test]
+fn policy_flows() {
+    let network = Network::new(network_id(), vlan());
+    let spread = Spread { groups: 1, peer_groups: 1, uplinks: &[1], has_rules: true };
+    let member = Local { identity: Identity::try_from(9).ok(), ..local_in(vxlan()) };
+    golden(
+        "policy.txt",
+        &[
+            ("group 9", rules(&group())),
+            ("VLAN 100 (0x64) with a local pod that has rules", super::network(&network, spread)),
+            ("local pod of group 9 (0x9) with DSCP 46", local(&member, 3, 46.try_into().ok())),
+        ],
+    );
+    rules(&group()).iter().for_each(|flow| flow.matching.check().unwrap());
+}
+
+/// The number of flows is the sum of a rule's alternatives, not their product.
+#[test]
+fn alternatives_of_a_rule_add_up() {
+    let rule = Rule {
+        peer: Peer { identities: Some(identities(1..=100)), ..Peer::any() },
+        protocol: Some(TCP),
+        ports: PortRange::new(1, 65_534),
+        ..Rule::new("one", Direction::In, Verdict::Deny, Tier::try_from(1).unwrap())
+    };
+    let group = Group::new(Identity::try_from(9).unwrap(), [rule]);
+    assert_eq!(rules(&group).len(), 100 + 30 + 1 + 3);
 }
 
 #[test]
@@ -100,7 +160,7 @@ fn matches_have_their_prerequisites() {
     let objects = [vxlan(), vlan()].map(|encap| {
         let flows = [
             network_in(encap, ArpMode::Proxy),
-            local(&local_in(encap), 3),
+            local(&local_in(encap), 3, None),
             remote(&remote_in(encap), Some(9)),
         ];
         flows.concat()

@@ -17,6 +17,8 @@ use crate::datapath::{
 pub(super) const OWNER_KEY: &str = "endpoint-id";
 /// Owner of uplinks, and name of the port of a bond.
 pub(super) const UPLINK_OWNER: &str = "uplinkPort";
+/// A VLAN id that no frame has (IEEE 802.1Q table 9-2).
+const RESERVED_VLAN: i64 = 4095;
 /// Maximum length of an interface name in Linux (IFNAMSIZ - 1).
 const MAX_NAME: usize = 15;
 
@@ -47,6 +49,14 @@ impl PortSpec {
             interface_type: "",
             options: BTreeMap::new(),
         }
+    }
+
+    /// The port on a VLAN that carries no frames, for a port whose flows are not programmed yet: the bridge floods to ports of
+    /// the same VLAN. `None` if the port is in the database, or if only flows lead to it.
+    pub(crate) fn closed(&self, database: &Database) -> Option<PortSpec> {
+        let is_new = find(database, &self.name).is_none();
+        (is_new && self.bridge == BridgeKind::Vlan)
+            .then(|| PortSpec { tag: Some(RESERVED_VLAN), ..self.clone() })
     }
 
     pub(crate) fn tunnel(peer: &Peer, name: String, from: Option<IpAddr>) -> PortSpec {

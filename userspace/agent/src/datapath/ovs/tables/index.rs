@@ -5,12 +5,12 @@ use std::{
     net::IpAddr,
 };
 
-use contiv_model::name::{EndpointId, NetworkId};
-
-use crate::datapath::{
-    Network, Object, ObjectId,
-    ovs::{bridge::BridgeKind, pipeline::bridge_and_tag},
+use contiv_model::{
+    name::{EndpointId, NetworkId},
+    policy::Identity,
 };
+
+use crate::datapath::{Group, Local, Network, Object, ObjectId};
 
 /// A port of a bridge.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,12 +31,14 @@ pub(crate) struct Installed {
 #[derive(Debug, Default)]
 pub(crate) struct FlowIndex {
     installed: BTreeMap<ObjectId, Installed>,
-    /// Port numbers of the local endpoints of each VXLAN network.
+    /// Port numbers of the local endpoints of each network.
     local_ports: BTreeMap<NetworkId, BTreeMap<EndpointId, u32>>,
     /// Port numbers of tunnels, by the address of the peer.
     peers: BTreeMap<IpAddr, u32>,
     /// Remote endpoints by the VTEP of their node.
     remotes: BTreeMap<IpAddr, BTreeSet<EndpointId>>,
+    /// Local endpoints by identity.
+    members: BTreeMap<Identity, BTreeSet<EndpointId>>,
     /// Owners of ports, by port name.
     port_owners: HashMap<String, ObjectId>,
 }
@@ -61,10 +63,44 @@ impl FlowIndex {
         })
     }
 
-    /// Port numbers of the local endpoints of a VXLAN network.
+    /// Port numbers of the local endpoints of a network.
     pub(crate) fn local_ports(&self, network: &NetworkId) -> impl ExactSizeIterator<Item = u32> + use<'_> {
         static NONE: BTreeMap<EndpointId, u32> = BTreeMap::new();
         self.local_ports.get(network).unwrap_or(&NONE).values().copied()
+    }
+
+    /// Local endpoints of a network, with their port numbers.
+    pub(crate) fn locals(&self, network: &NetworkId) -> impl Iterator<Item = (&Local, u32)> {
+        let ports = self.local_ports.get(network).into_iter().flatten();
+        ports.filter_map(|(id, port)| match &self.get(&ObjectId::Local(id.clone()))?.object {
+            Object::Local(local) => Some((local, *port)),
+            _ => None,
+        })
+    }
+
+    /// Local endpoints with this identity.
+    pub(crate) fn members(&self, identity: Identity) -> Vec<EndpointId> {
+        self.members.get(&identity).into_iter().flatten().cloned().collect()
+    }
+
+    pub(crate) fn group(&self, identity: Identity) -> Option<&Group> {
+        match &self.get(&ObjectId::Group(identity))?.object {
+            Object::Group(group) => Some(group),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn groups(&self) -> impl Iterator<Item = &Group> {
+        self.installed.values().filter_map(|installed| match &installed.object {
+            Object::Group(group) => Some(group),
+            _ => None,
+        })
+    }
+
+    /// Whether a local endpoint of the network has rules.
+    pub(crate) fn has_rules(&self, network: &NetworkId) -> bool {
+        let groups = self.locals(network).filter_map(|(local, _)| self.group(local.identity?));
+        groups.into_iter().any(|group| !group.rules.is_empty())
     }
 
     /// Port numbers of tunnels, by the address of the peer.
@@ -91,12 +127,17 @@ impl FlowIndex {
                 Object::Peer(peer) => {
                     self.peers.insert(peer.vtep, port.number);
                 }
-                Object::Local(local) if bridge_and_tag(local.encap).0 == BridgeKind::Vxlan => {
+                Object::Local(local) => {
                     let ports = self.local_ports.entry(local.network.clone()).or_default();
                     ports.insert(local.id.clone(), port.number);
                 }
                 _ => {}
             }
+        }
+        if let Object::Local(local) = &installed.object
+            && let Some(identity) = local.identity
+        {
+            self.members.entry(identity).or_default().insert(local.id.clone());
         }
         if let Object::Remote(remote) = &installed.object
             && let Some(vtep) = remote.vtep()
@@ -118,10 +159,18 @@ impl FlowIndex {
             Object::Peer(peer) => {
                 self.peers.remove(&peer.vtep);
             }
-            Object::Local(local) => remove_if_empty(&mut self.local_ports, &local.network, |ports| {
-                ports.remove(&local.id);
-                ports.is_empty()
-            }),
+            Object::Local(local) => {
+                remove_if_empty(&mut self.local_ports, &local.network, |ports| {
+                    ports.remove(&local.id);
+                    ports.is_empty()
+                });
+                if let Some(identity) = local.identity {
+                    remove_if_empty(&mut self.members, &identity, |members| {
+                        members.remove(&local.id);
+                        members.is_empty()
+                    });
+                }
+            }
             Object::Remote(remote) => {
                 if let Some(vtep) = remote.vtep() {
                     remove_if_empty(&mut self.remotes, &vtep, |remotes| {

@@ -160,8 +160,8 @@ fn messages() -> Vec<Flow> {
     flows.push(link(check::FORM, detection(Match::new())));
     flows.push(pass(link(check::FORM + 5, named(detection(from_outside()), Field::NdSll, [0; 6]))));
     // A request that may only be answered has not been.
-    for table in [table::DESTINATION_GROUP, table::NEIGHBOUR] {
-        flows.push(drop_from(table, priority::PROBE, Match::new().field(PROBE, 1u8)));
-    }
+    let probe = || Match::new().field(PROBE, 1u8);
+    flows.push(drop_from(table::DESTINATION_GROUP, priority::INTERCEPT, probe()));
+    flows.push(drop_from(table::NEIGHBOUR, priority::PROBE, probe()));
     flows
 }

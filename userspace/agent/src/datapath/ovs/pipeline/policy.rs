@@ -1,0 +1,125 @@
+//! Policies: each IP packet is evaluated as [`contiv_model::policy::decide`] does.
+//!
+//! ```text
+//!  4 class ─┬─ unicast ── ct ── 18 state ─┬─ 20 source ─ 21 destination ─ 5 out rules ─ 23 in rules ─ 24 accept ─ 6
+//!           │                  ICMP error └─ 19 on path ─┘       │
+//!           ├─ groups, other protocols, not IP ── 20             └─ to a group: 6 ─ 9 ─ each receiver ─ 5 ─ 23 ─ 24 output
+//!           └─ ARP, ND ── 9
+//! ```
+//!
+//! Connection tracking has the direction of a connection and nothing else. The verdict is not stored: every packet, also a
+//! reply, is evaluated as the packet that opened its connection, whose addresses, protocol and port are in registers. A
+//! change of the rules, or of an endpoint's identity, is thus in force for established connections as soon as the switch has
+//! revalidated its cache, and there is no revision that has to survive a restart.
+//!
+//! * [`class`]: what is evaluated, and how.
+//! * [`identity`]: the endpoints of a connection.
+//! * [`rules`]: flows of a group's rules.
+//! * [`replicate`]: evaluation for each receiver of a replicated frame.
+
+mod class;
+mod identity;
+mod replicate;
+mod rules;
+
+use contiv_model::tag::Encap;
+use ipnet::IpNet;
+use openflow_rs::{Action, Field, Match};
+
+pub(super) use self::{
+    class::{base, network},
+    identity::{Member, endpoint, subnet},
+    replicate::{far, flood},
+};
+pub(crate) use self::{
+    replicate::{Receiver, receivers},
+    rules::{RULE_TABLES, counted_rules, rules},
+};
+
+/// Port in bits 0 to 15, protocol in bits 16 to 23.
+const PROTOCOL_AND_PORT: Field = Field::Reg0;
+const PORT_BITS: u16 = 16;
+const PROTOCOL_SHIFT: u32 = 16;
+const DESTINATION_V4: Field = Field::Reg1;
+/// [`HERE`], [`UNKNOWN`] or 0.
+const SOURCE_FLAGS: Field = Field::Reg2;
+/// [`HERE`], [`FAR`] or 0.
+const DESTINATION_FLAGS: Field = Field::Reg3;
+/// The endpoint is on this node and has an identity, whose rules apply.
+const HERE: u8 = 1;
+/// The source is in a subnet of the network, but its endpoint is not known.
+const UNKNOWN: u8 = 2;
+/// The copy of a replicated frame that leaves the node.
+const FAR: u8 = 2;
+const SOURCE_V4: Field = Field::Reg4;
+const SOURCE_V6: (Field, [Field; 4]) = (Field::XXReg1, [Field::Reg4, Field::Reg5, Field::Reg6, Field::Reg7]);
+const DESTINATION_V6: (Field, [Field; 4]) =
+    (Field::XXReg2, [Field::Reg8, Field::Reg9, Field::Reg10, Field::Reg11]);
+const SOURCE_IDENTITY: Field = Field::Reg12;
+const DESTINATION_IDENTITY: Field = Field::Reg13;
+/// Port number of the receiver of a replicated frame, and [`IS_RECEIVER`].
+const RECEIVER: Field = Field::Reg14;
+const IS_RECEIVER: u32 = 1 << 16;
+/// [`EVALUATED`] and [`UNREADABLE`].
+const CLASS: Field = Field::Reg15;
+/// The frame is not exempt from rules.
+const EVALUATED: u8 = 1;
+/// No rule can evaluate the frame: endpoints with rules neither send nor receive it.
+const UNREADABLE: u8 = 2;
+
+/// One side of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Source,
+    Destination,
+}
+
+impl Side {
+    fn identity(self) -> Field {
+        match self {
+            Side::Source => SOURCE_IDENTITY,
+            Side::Destination => DESTINATION_IDENTITY,
+        }
+    }
+
+    fn flags(self) -> Field {
+        match self {
+            Side::Source => SOURCE_FLAGS,
+            Side::Destination => DESTINATION_FLAGS,
+        }
+    }
+
+    /// Requires an address in the prefix.
+    fn within(self, matching: Match, prefix: IpNet) -> Match {
+        match (prefix, self) {
+            (IpNet::V4(net), Side::Source) => {
+                matching.ipv4().masked(SOURCE_V4, net.network().to_bits(), net.netmask().to_bits())
+            }
+            (IpNet::V4(net), Side::Destination) => {
+                matching.ipv4().masked(DESTINATION_V4, net.network().to_bits(), net.netmask().to_bits())
+            }
+            (IpNet::V6(net), side) => {
+                let registers = if side == Side::Source { SOURCE_V6.1 } else { DESTINATION_V6.1 };
+                let words = |bits: u128| [96, 64, 32, 0].map(|shift| (bits >> shift) as u32);
+                let (value, mask) = (words(net.network().to_bits()), words(net.netmask().to_bits()));
+                // The switch reports a match on a wider register as matches on its parts.
+                let parts = registers.into_iter().zip(value.into_iter().zip(mask));
+                parts.fold(matching.ipv6(), |m, (register, (value, mask))| m.masked(register, value, mask))
+            }
+        }
+    }
+}
+
+fn classify(class: u8) -> Action {
+    Action::set(CLASS, class)
+}
+
+/// Connection tracking zone of a network: the addresses of networks overlap. A VXLAN network has a number of its own among
+/// the VLAN ids of the node's VXLAN networks.
+fn zone(encap: Encap) -> u16 {
+    const VXLAN: u16 = 0x1000;
+    match encap {
+        Encap::Vlan(vlan) => vlan.get(),
+        Encap::Vxlan { local, .. } => VXLAN | local.get(),
+    }
+}

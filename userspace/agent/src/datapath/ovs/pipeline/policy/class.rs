@@ -1,0 +1,210 @@
+//! What is evaluated, and how.
+
+use contiv_model::policy::{ICMP, ICMPV6, TCP, UDP};
+use openflow_rs::{Action, Ct, Field, Flow, Match, Slice, Zone, ct_state};
+
+use super::{
+    CLASS, DESTINATION_V4, DESTINATION_V6, EVALUATED, IS_RECEIVER, PORT_BITS, PROTOCOL_AND_PORT,
+    PROTOCOL_SHIFT, RECEIVER, SOURCE_V4, SOURCE_V6, UNREADABLE, classify, identity, zone,
+};
+use crate::datapath::{
+    Network,
+    ovs::pipeline::{
+        bridge_and_tag,
+        metadata::network_match,
+        table::{self, priority, priority::policy as rank},
+    },
+};
+
+/// Hop-by-hop options, routing, fragment, authentication, destination options.
+const EXTENSION_HEADERS: [u8; 5] = [0, 43, 44, 51, 60];
+const ICMP_ERRORS: [u8; 5] = [3, 4, 5, 11, 12];
+/// Assigned types below 128 (RFC 4443 section 2.1).
+const ICMPV6_ERRORS: [u8; 7] = [1, 2, 3, 4, 100, 101, 127];
+const SYN: u16 = 0x02;
+const ACK: u16 = 0x10;
+/// Fragment flag of all fragments.
+const ANY_FRAGMENT: u8 = 1;
+
+#[derive(Clone, Copy)]
+enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    const ALL: [Family; 2] = [Family::V4, Family::V6];
+
+    fn of(self, matching: Match) -> Match {
+        match self {
+            Family::V4 => matching.ipv4(),
+            Family::V6 => matching.ipv6(),
+        }
+    }
+
+    /// Protocols that the switch tracks.
+    fn tracked(self) -> [u8; 3] {
+        match self {
+            Family::V4 => [ICMP, TCP, UDP],
+            Family::V6 => [ICMPV6, TCP, UDP],
+        }
+    }
+
+    fn copies(self, [source, destination]: [Field; 2]) -> [Action; 2] {
+        match self {
+            Family::V4 => [Action::copy(source, SOURCE_V4), Action::copy(destination, DESTINATION_V4)],
+            Family::V6 => [Action::copy(source, SOURCE_V6.0), Action::copy(destination, DESTINATION_V6.0)],
+        }
+    }
+
+    /// Copies the packet's own addresses and protocol.
+    fn own(self) -> Vec<Action> {
+        let addresses = match self {
+            Family::V4 => [Field::Ipv4Src, Field::Ipv4Dst],
+            Family::V6 => [Field::Ipv6Src, Field::Ipv6Dst],
+        };
+        [&self.copies(addresses)[..], &[protocol(Field::IpProto), classify(EVALUATED)]].concat()
+    }
+
+    /// Copies the addresses and the protocol of the packet that opened the connection.
+    fn original(self) -> Vec<Action> {
+        let addresses = match self {
+            Family::V4 => [Field::CtIpv4Src, Field::CtIpv4Dst],
+            Family::V6 => [Field::CtIpv6Src, Field::CtIpv6Dst],
+        };
+        [&self.copies(addresses)[..], &[protocol(Field::CtIpProto), classify(EVALUATED)]].concat()
+    }
+}
+
+fn protocol(from: Field) -> Action {
+    let to = Slice::bits(PROTOCOL_AND_PORT, PROTOCOL_SHIFT as u16, 8);
+    Action::Move { from: Slice::whole(from), to }
+}
+
+fn port(from: Field) -> Action {
+    Action::Move { from: Slice::whole(from), to: Slice::bits(PROTOCOL_AND_PORT, 0, PORT_BITS) }
+}
+
+/// Returns the flows that exist for any desired state.
+pub(crate) fn base() -> Vec<Flow> {
+    let class = |priority, m| Flow::new(table::DESTINATION_GROUP, priority, m);
+    let mut flows = vec![class(rank::EXEMPT, Match::new().arp()).goto(table::DESTINATION)];
+    let discovery = |kind| Match::new().icmpv6(kind).field(Field::IpTtl, 255u8);
+    flows.extend([133, 135, 136].map(|kind| class(rank::EXEMPT, discovery(kind)).goto(table::DESTINATION)));
+    for family in Family::ALL {
+        let group = untracked(family, Match::new().multicast_dst());
+        flows.extend(group.into_iter().map(|(step, m, actions)| {
+            class(rank::GROUPS + step, m).apply(actions).goto(table::SOURCE_IDENTITY)
+        }));
+        let rest = untracked(family, Match::new());
+        flows.extend(rest.into_iter().map(|(step, m, actions)| {
+            class(rank::UNTRACKED + step, m).apply(actions).goto(table::SOURCE_IDENTITY)
+        }));
+        flows.extend(state(family));
+    }
+    let unreadable = class(priority::MISS, Match::new()).apply([classify(EVALUATED | UNREADABLE)]);
+    flows.push(unreadable.goto(table::SOURCE_IDENTITY));
+    flows.extend(identity::base());
+    let lead = |from: u8, to: u8| Flow::new(from, priority::MISS, Match::new()).goto(to);
+    flows.extend([lead(table::POLICY, table::POLICY_IN), lead(table::POLICY_IN, table::ACCEPT)]);
+    let receiver = Match::new().masked(RECEIVER, IS_RECEIVER, IS_RECEIVER);
+    let output = Action::OutputField { port: Slice::bits(RECEIVER, 0, 16), max_len: 0 };
+    flows.push(Flow::new(table::ACCEPT, rank::RECEIVER, receiver).apply([output]));
+    let on = Flow::new(table::ACCEPT, priority::MISS, Match::new());
+    flows.push(on.apply([Action::resubmit(table::SERVICE_SNAT)]));
+    flows
+}
+
+/// Packets without a connection, evaluated by their own header: a step of the priority, match and actions. The switch reads no
+/// ports from fragments and from truncated headers, and no protocol behind invalid extension headers.
+fn untracked(family: Family, base: Match) -> Vec<(u16, Match, Vec<Action>)> {
+    let base = family.of(base);
+    let fragment = base.clone().masked(Field::IpFragment, ANY_FRAGMENT, ANY_FRAGMENT);
+    let with_port = |field| [family.own(), vec![port(field)]].concat();
+    let no_port = |m: Match, ports: [Field; 2]| ports.into_iter().fold(m, |m, port| m.field(port, 0u8));
+    let truncated = [
+        no_port(base.clone().tcp(), [Field::TcpSrc, Field::TcpDst]),
+        no_port(base.clone().udp(), [Field::UdpSrc, Field::UdpDst]),
+    ];
+    let extensions = EXTENSION_HEADERS.into_iter().filter(|_| matches!(family, Family::V6));
+    let extensions = extensions.map(|header| base.clone().ip_proto(header));
+    let unreadable = [fragment]
+        .into_iter()
+        .chain(truncated)
+        .chain(extensions)
+        .map(|m| (3, m, [family.own(), vec![classify(EVALUATED | UNREADABLE)]].concat()));
+    let readable = [
+        (2, base.clone().tcp(), with_port(Field::TcpDst)),
+        (2, base.clone().udp(), with_port(Field::UdpDst)),
+        (0, base.clone(), family.own()),
+    ];
+    unreadable.chain(readable).collect()
+}
+
+/// Packets with their connection state.
+fn state(family: Family) -> Vec<Flow> {
+    let (tracked, invalid) = (ct_state::TRACKED, ct_state::INVALID);
+    let broken = untracked(family, Match::new().ct_state(tracked | invalid, tracked | invalid));
+    let mut flows: Vec<Flow> = broken
+        .into_iter()
+        .map(|(step, m, actions)| {
+            Flow::new(table::STATE, rank::GROUPS + step, m).apply(actions).goto(table::SOURCE_IDENTITY)
+        })
+        .collect();
+    // An ICMP error about no connection.
+    let types: (&[u8], Field) = match family {
+        Family::V4 => (&ICMP_ERRORS, Field::Icmpv4Type),
+        Family::V6 => (&ICMPV6_ERRORS, Field::Icmpv6Type),
+    };
+    flows.extend(types.0.iter().map(|kind| {
+        let [icmp, ..] = family.tracked();
+        let m = family.of(Match::new()).ct_state(tracked | invalid, tracked | invalid).ip_proto(icmp);
+        Flow::new(table::STATE, rank::EXEMPT, m.field(types.1, *kind))
+    }));
+    // A connection is not opened by its other end: this is a new one with the ports of one that ended.
+    let reply = tracked | ct_state::REPLY;
+    let opening = family.of(Match::new()).ct_state(reply, reply | invalid).tcp();
+    let opening = opening.masked(Field::TcpFlags, SYN, SYN | ACK);
+    let again = Flow::new(table::STATE, rank::EXEMPT, opening).apply(family.own());
+    flows.push(again.apply([port(Field::TcpDst)]).goto(table::SOURCE_IDENTITY));
+    let error = ct_state::RELATED;
+    for (priority, state, mask, next) in [
+        (rank::RELATED, tracked | error, tracked | invalid | error, table::ON_PATH),
+        (rank::TRACKED, tracked, tracked | invalid, table::SOURCE_IDENTITY),
+    ] {
+        let base = family.of(Match::new()).ct_state(state, mask);
+        let whole = Flow::new(table::STATE, priority, base.clone()).apply(family.original());
+        flows.push(whole.goto(next));
+        flows.extend([TCP, UDP].map(|number| {
+            let m = base.clone().field(Field::CtIpProto, number);
+            let actions = [family.original(), vec![port(Field::CtPortDst)]].concat();
+            Flow::new(table::STATE, priority + 2, m).apply(actions).goto(next)
+        }));
+    }
+    flows
+}
+
+/// Returns the flows of a network that track its connections.
+pub(crate) fn network(network: &Network) -> Vec<Flow> {
+    let (_, tag) = bridge_and_tag(network.encap);
+    let zone = Zone::Number(zone(network.encap));
+    let mut flows = vec![];
+    for family in Family::ALL {
+        let packet = || family.of(network_match(tag));
+        flows.extend(family.tracked().map(|protocol| {
+            let track = Action::Ct(Ct { zone, table: Some(table::STATE), ..Ct::default() });
+            Flow::new(table::DESTINATION_GROUP, rank::TRACKED, packet().ip_proto(protocol)).apply([track])
+        }));
+        let (new, tracked) = (ct_state::NEW, ct_state::TRACKED);
+        let opening = packet().ct_state(new | tracked, new | tracked | ct_state::RELATED | ct_state::INVALID);
+        let commit = Action::Ct(Ct { commit: true, zone, ..Ct::default() });
+        let accepted = Flow::new(table::ACCEPT, rank::TRACKED, opening);
+        flows.push(accepted.apply([commit, Action::resubmit(table::SERVICE_SNAT)]));
+    }
+    flows
+}
+
+/// Requires a frame that is not exempt from rules.
+pub(super) fn evaluated(matching: Match) -> Match {
+    matching.masked(CLASS, EVALUATED, EVALUATED)
+}

@@ -1,0 +1,79 @@
+//! Evaluation for each receiver of a broadcast, a multicast or a frame to an unknown address.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use contiv_model::policy::Identity;
+use openflow_rs::{Action, Bucket, Flow, Group, GroupKind};
+
+use super::{
+    DESTINATION_FLAGS, DESTINATION_IDENTITY, DESTINATION_V4, DESTINATION_V6, FAR, HERE, IS_RECEIVER,
+    RECEIVER, class::evaluated,
+};
+use crate::datapath::{
+    Local,
+    ovs::{
+        bridge::BridgeKind,
+        pipeline::{
+            group::MAX_BUCKETS,
+            metadata::{OUTSIDE, network_match, network_match_from},
+            table::{self, priority, priority::policy as rank},
+        },
+    },
+};
+
+/// A local endpoint that a replicated frame can reach.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Receiver {
+    port: u32,
+    identity: Option<Identity>,
+    v4: Ipv4Addr,
+    v6: Ipv6Addr,
+}
+
+impl Receiver {
+    pub(crate) fn new(local: &Local, port: u32) -> Receiver {
+        let v4 = local.addresses.v4().next().unwrap_or(Ipv4Addr::UNSPECIFIED);
+        let v6 = local.addresses.v6().next().unwrap_or_else(|| local.mac.link_local());
+        Receiver { port, identity: local.identity, v4, v6 }
+    }
+
+    fn bucket(self) -> Bucket {
+        let here = if self.identity.is_some() { HERE } else { 0 };
+        Bucket::new([
+            Action::set(RECEIVER, IS_RECEIVER | self.port),
+            Action::set(DESTINATION_FLAGS, here),
+            Action::set(DESTINATION_IDENTITY, self.identity.map_or(0, Identity::get)),
+            Action::set(DESTINATION_V4, self.v4.to_bits()),
+            Action::set(DESTINATION_V6.0, self.v6.to_bits()),
+            Action::resubmit(table::POLICY),
+        ])
+    }
+}
+
+/// Returns a group that evaluates a copy for each receiver.
+pub(crate) fn receivers(id: u32, receivers: &[Receiver]) -> Group {
+    debug_assert!(receivers.len() <= MAX_BUCKETS);
+    Group { id, kind: GroupKind::All, buckets: receivers.iter().map(|one| one.bucket()).collect() }
+}
+
+/// Returns the flows that replicate frames of a network to groups of receivers. On a VLAN only frames to groups: the bridge
+/// learns where unknown stations are.
+pub(crate) fn flood(bridge: BridgeKind, tag: u32, groups: &[u32]) -> [Flow; 2] {
+    let flow = |m| Flow::new(table::DESTINATION, priority::FLOOD + 10, evaluated(m));
+    let to_pods = || groups.iter().map(|group| Action::Group(*group));
+    let leave = [Action::set(DESTINATION_FLAGS, FAR), Action::resubmit(table::POLICY)];
+    let (here, outside) = (network_match_from(tag, 0), network_match_from(tag, OUTSIDE));
+    match bridge {
+        BridgeKind::Vxlan => [flow(here).apply(to_pods().chain(leave)), flow(outside).apply(to_pods())],
+        BridgeKind::Vlan => [
+            flow(here.multicast_dst()).apply(to_pods().chain(leave)),
+            flow(outside.multicast_dst().any_vlan()).apply([Action::PopVlan]).apply(to_pods()),
+        ],
+    }
+}
+
+/// Returns the flow for the copy that leaves the node.
+pub(crate) fn far(tag: u32, actions: impl IntoIterator<Item = Action>) -> Flow {
+    let m = network_match(tag).field(DESTINATION_FLAGS, FAR).masked(RECEIVER, 0u8, IS_RECEIVER);
+    Flow::new(table::ACCEPT, rank::FAR, m).apply(actions)
+}

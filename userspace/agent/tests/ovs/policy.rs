@@ -1,0 +1,132 @@
+//! Policies: what outlives the agent, drift, new ports, and rules that the switch rejects.
+
+use anyhow::{Context as _, Result};
+use contiv_model::{
+    global::ArpMode,
+    policy::{Action, Direction, Identity, Peer, PortRange, Rule, TCP},
+};
+use netplugin::datapath::{Datapath as _, Group, Local, Object, ObjectId};
+use testkit::{needs, wait_until};
+
+use crate::node::{Node, Pod, SOON, network, vlan, vxlan};
+
+fn identity() -> Result<Identity> {
+    Ok(Identity::try_from(7)?)
+}
+
+/// A group that denies what comes in, with one more rule that is a conjunction.
+fn group() -> Result<Object> {
+    let deny = Rule::new("deny", Direction::In, Action::Deny, 1.try_into()?);
+    let peers = [3, 4].map(Identity::try_from).into_iter().collect::<Result<_, _>>()?;
+    let allow = Rule {
+        peer: Peer { identities: Some(peers), ..Peer::any() },
+        protocol: Some(TCP),
+        ports: PortRange::new(1000, 2000),
+        ..Rule::new("allow", Direction::In, Action::Allow, 2.try_into()?)
+    };
+    Ok(Object::Group(Group::new(identity()?, [deny, allow])))
+}
+
+/// Adds a pod of the group.
+fn member(node: &Node, network: &netplugin::datapath::Network, n: u8) -> Result<Pod> {
+    let mut pod = node.pod(network, n)?;
+    if let Object::Local(local) = &pod.object {
+        pod.object = Object::Local(Local { identity: Some(identity()?), ..local.clone() });
+    }
+    node.add([pod.object.clone()])?;
+    Ok(pod)
+}
+
+/// The switch revalidates its cache after it has confirmed a change of the tables.
+fn wait_denied(pod: &Pod) -> Result<()> {
+    wait_until(SOON, "the verdict of the changed tables", || Ok(pod.cannot_reach(2).ok()))
+}
+
+#[test]
+fn policies_outlive_the_agent_and_are_repaired() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    for (label, encap, bridge) in
+        [("polx", vxlan(5000), "contivVxlanBridge"), ("poll", vlan(100), "contivVlanBridge")]
+    {
+        let node = Node::new(label, &[])?;
+        node.converge()?;
+        let blue = network("blue", encap, ArpMode::Proxy);
+        node.add([Object::Network(blue.clone()), group()?])?;
+        let one = node.run_pod(&blue, 1)?;
+        let two = member(&node, &blue, 2)?;
+        // Replies pass, requests do not.
+        two.reaches(1)?;
+        one.cannot_reach(2)?;
+        let before = node.tables()?;
+
+        node.restart_agent();
+        assert_eq!(node.converge()?, []);
+        assert_eq!(node.writes(), 0);
+        one.cannot_reach(2)?;
+
+        for table in [5, 20, 21, 23, 24] {
+            node.switch.borrow().ofctl("del-flows", bridge, &[&format!("table={table}")])?;
+        }
+        node.converge()?;
+        assert_eq!(node.tables()?, before);
+        wait_denied(&one)?;
+
+        node.remove([ObjectId::Group(identity()?)])?;
+        one.reaches(2)?;
+        node.add([group()?])?;
+        wait_denied(&one)?;
+        assert_eq!(node.tables()?, before);
+    }
+    Ok(())
+}
+
+/// A rule counts the packets that it denies, and the connections that it allows.
+#[test]
+fn rules_are_counted() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("count", &[])?;
+    node.converge()?;
+    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
+    node.add([Object::Network(blue.clone()), group()?])?;
+    let one = node.run_pod(&blue, 1)?;
+    let _two = member(&node, &blue, 2)?;
+    let counters = || -> Result<Vec<(String, u64)>> {
+        let telemetry = node.datapath.borrow().telemetry().context("the datapath counts")?;
+        let read = async { tokio::task::spawn_blocking(move || telemetry.counters()).await };
+        let counters = node.runtime.block_on(read)??;
+        Ok(counters.rules.into_iter().map(|(rule, traffic)| (rule.to_string(), traffic.packets)).collect())
+    };
+    assert_eq!(counters()?, []);
+    one.cannot_reach(2)?;
+    // The switch adds up the counters of its cache from time to time. The kernel of the pod sends packets of its own.
+    wait_until(SOON, "four denied packets", || {
+        let of_rule = counters()?.into_iter().find(|(rule, _)| rule == "deny");
+        Ok(of_rule.filter(|(_, packets)| *packets >= 4).map(drop))
+    })?;
+    let allow = Rule::new("allow-all", Direction::In, Action::Allow, 3.try_into()?);
+    let Object::Group(closed) = group()? else { unreachable!() };
+    let rules: Vec<Rule> = closed.rules.iter().cloned().chain([allow]).collect();
+    node.add([Object::Group(Group::new(identity()?, rules))])?;
+    // Each ping of `reaches` that is answered is one connection.
+    one.reaches(2)?;
+    wait_until(SOON, "the allowed connections", || {
+        let of_rule = counters()?.into_iter().find(|(rule, _)| rule == "allow-all");
+        Ok(of_rule.filter(|(_, packets)| *packets >= 2).map(drop))
+    })
+}
+
+/// A port with rules joins its VLAN when its flows are programmed, which is one more transaction.
+#[test]
+fn new_ports_end_on_their_vlan() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("tag", &[])?;
+    node.converge()?;
+    let green = network("green", vlan(100), ArpMode::Proxy);
+    node.add([Object::Network(green.clone()), group()?])?;
+    let _pods = [node.run_pod(&green, 1)?, member(&node, &green, 2)?];
+    for port in ["vvport1", "vvport2"] {
+        assert_eq!(node.switch.borrow().vsctl(&["get", "port", port, "tag"])?.trim(), "100");
+    }
+    assert_eq!(node.converge()?, []);
+    Ok(())
+}
