@@ -82,6 +82,8 @@ fn api_conforms_to_its_openapi_document() {
         .env("RESPONSES", &responses)
         .args(["run", "--url", &format!("http://{}/", master.client().server()), "openapi.json"])
         .args(["--checks", CHECKS, "--phases", "examples,fuzzing", "--max-examples", EXAMPLES])
+        // Its default of 10 s is too short when other programs take the processors.
+        .args(["--request-timeout", "120"])
         .args([
             "--seed",
             SEED,
