@@ -27,7 +27,7 @@ use crate::{
         programs::{self as suite_programs, Selection, TestProgram},
         skips,
     },
-    vm::{guest::Job, kernel::Kernel, verifier::Row},
+    vm::{guest::Job, kernel::Kernel, qemu::Accelerator, verifier::Row},
     workspace::Workspace,
 };
 
@@ -194,6 +194,8 @@ fn carry_out(
     check_names(workspace, plans, built)?;
     let folder = folder(workspace)?;
     let programs = programs::strip(workspace, built, &folder)?;
+    let Some(first) = kernels.first() else { return Ok(()) };
+    let accelerator = Accelerator::choose(first, &folder)?;
     let reports: Vec<_> = thread::scope(|scope| {
         let booted: Vec<_> = plans
             .iter()
@@ -201,7 +203,9 @@ fn carry_out(
             .map(|(plan, kernel)| {
                 let jobs = guest::jobs(&programs, &plan.shares);
                 let label = if plans.len() > 1 { format!("{} | ", plan.version) } else { String::new() };
-                scope.spawn(move || boot(workspace, kernel, &jobs, (&label, parameters), silence))
+                scope.spawn(move || {
+                    boot(workspace, (accelerator, kernel), &jobs, (&label, parameters), silence)
+                })
             })
             .collect();
         booted.into_iter().map(|boot| boot.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
@@ -266,7 +270,7 @@ struct Report {
 /// Boots one kernel and runs the jobs. Each printed line starts with the label; the sums are the last line.
 fn boot(
     workspace: &Workspace,
-    kernel: &Kernel,
+    (accelerator, kernel): (Accelerator, &Kernel),
     jobs: &[Job],
     (label, parameters): (&str, &str),
     silence: Duration,
@@ -274,12 +278,13 @@ fn boot(
     let start = Instant::now();
     let folder = folder(workspace)?.join(kernel.release());
     fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
-    println!("{label}== Linux {}", kernel.release());
+    println!("{label}== Linux {} ({accelerator})", kernel.release());
     let mut outcome = Outcome::default();
     let (mut skipped, mut rows) = (vec![], vec![]);
     let script = guest::script(kernel, jobs);
     let kept = guest::kept(workspace)?;
     let status = qemu::run(
+        accelerator,
         kernel,
         &folder,
         &guest::Files { script, kept, parameters: parameters.to_owned() },

@@ -1,13 +1,13 @@
 //! One run of a virtual machine.
 
 use std::{
-    fs,
-    io::{BufRead as _, BufReader, Write as _},
+    fmt, fs,
+    io::{BufRead as _, BufReader},
     path::Path,
     process::{Command, Stdio},
     sync::mpsc::{self, RecvTimeoutError},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -32,12 +32,17 @@ const CPU: &str = "max,la57=off,erms=off";
 /// time of a test.
 const COMMAND_LINE: &str = "console=ttyS0 loglevel=4 mitigations=off panic=-1 oops=panic random.trust_cpu=on no_timer_check \
      init_on_alloc=0 hardened_usercopy=off randomize_kstack_offset=off audit=0";
+/// Within this time a kernel says with KVM that it has started.
+const PROBE: Duration = Duration::from_secs(10);
+/// In the first line of a kernel's log.
+const STARTED: &[u8] = b"Linux version";
 /// Lines of the kernel's log in an error.
 const TAIL: usize = 30;
 
 /// Boots, calls `line` for each line of the jobs' output, and returns their exit status. A guest without output for
 /// `silence` has hung.
 pub(super) fn run(
+    accelerator: Accelerator,
     kernel: &Kernel,
     folder: &Path,
     files: &Files,
@@ -46,13 +51,8 @@ pub(super) fn run(
 ) -> Result<i32> {
     let console = folder.join("console.log");
     let initial = guest::initial_file_system(kernel, folder, files)?;
-    // Tests here, which mostly wait, go first.
-    let mut qemu = Command::new("nice");
-    qemu.args(["-n", NICE, "qemu-system-x86_64"]);
-    qemu.args(["-accel", if kvm_works()? { "kvm" } else { EMULATION }, "-cpu", CPU]);
-    qemu.args(["-M", "q35", "-nodefaults", "-display", "none", "-no-reboot"]);
-    qemu.args(["-smp", &CPUS.to_string(), "-m", &MEMORY_MB.to_string()]);
-    qemu.args(["-serial", &format!("file:{}", console.display()), "-serial", "stdio"]);
+    let mut qemu = machine(accelerator, &console);
+    qemu.args(["-serial", "stdio"]);
     qemu.args(["-fsdev", "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap"]);
     qemu.args(["-device", "virtio-9p-pci,fsdev=host,mount_tag=host", "-device", "virtio-rng-pci"]);
     qemu.arg("-kernel").arg(kernel.image()).arg("-initrd").arg(initial);
@@ -95,20 +95,77 @@ pub(super) fn run(
     }
 }
 
-/// Tries a virtual machine: in some nested ones /dev/kvm can be opened but setting up a processor fails.
-fn kvm_works() -> Result<bool> {
-    if !Path::new("/dev/kvm").exists() {
-        return Ok(false);
+/// How a guest's instructions are carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Accelerator {
+    Kvm,
+    /// Many times slower, and works everywhere.
+    Emulation,
+}
+
+impl Accelerator {
+    fn argument(self) -> &'static str {
+        match self {
+            Accelerator::Kvm => "kvm",
+            Accelerator::Emulation => EMULATION,
+        }
     }
-    let mut probe = Command::new("qemu-system-x86_64");
-    probe.args(["-accel", "kvm", "-cpu", CPU, "-M", "q35", "-nodefaults", "-display", "none", "-S"]);
-    probe.args(["-monitor", "stdio"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut child = probe.spawn().context("run qemu-system-x86_64")?;
-    if let Some(mut monitor) = child.stdin.take() {
-        // A failed qemu has closed its input.
-        drop(monitor.write_all(b"quit\n"));
+
+    /// Chooses KVM if this kernel starts with it. That /dev/kvm can be opened proves little in a nested virtual machine: there,
+    /// setting up a processor may fail, or the processor stops at the first instructions, or it is slower than emulation.
+    pub(super) fn choose(kernel: &Kernel, folder: &Path) -> Result<Accelerator> {
+        if !Path::new("/dev/kvm").exists() {
+            return Ok(Accelerator::Emulation);
+        }
+        let console = folder.join("probe.log");
+        fs::write(&console, "").with_context(|| format!("write {}", console.display()))?;
+        let mut probe = machine(Accelerator::Kvm, &console);
+        probe
+            .arg("-kernel")
+            .arg(kernel.image())
+            .args(["-append", "console=ttyS0 earlyprintk=ttyS0 panic=-1"]);
+        let mut child = probe
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("run qemu-system-x86_64")?;
+        let end = Instant::now() + PROBE;
+        let started = loop {
+            if fs::read(&console)?.windows(STARTED.len()).any(|text| text == STARTED) {
+                break true;
+            }
+            if child.try_wait().context("wait for qemu")?.is_some() || Instant::now() > end {
+                break false;
+            }
+            thread::sleep(Duration::from_millis(50));
+        };
+        // It may have ended already, because it has no root file system.
+        drop(child.kill());
+        child.wait().context("wait for qemu")?;
+        Ok(if started { Accelerator::Kvm } else { Accelerator::Emulation })
     }
-    Ok(child.wait()?.success())
+}
+
+impl fmt::Display for Accelerator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Accelerator::Kvm => "KVM",
+            Accelerator::Emulation => "emulated",
+        })
+    }
+}
+
+/// A virtual machine without a kernel.
+fn machine(accelerator: Accelerator, console: &Path) -> Command {
+    // Tests here, which mostly wait, go first.
+    let mut qemu = Command::new("nice");
+    qemu.args(["-n", NICE, "qemu-system-x86_64"]);
+    qemu.args(["-accel", accelerator.argument(), "-cpu", CPU]);
+    qemu.args(["-M", "q35", "-nodefaults", "-display", "none", "-no-reboot"]);
+    qemu.args(["-smp", &CPUS.to_string(), "-m", &MEMORY_MB.to_string()]);
+    qemu.args(["-serial", &format!("file:{}", console.display())]);
+    qemu
 }
 
 fn console_tail(console: &Path) -> String {
