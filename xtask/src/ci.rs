@@ -28,7 +28,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         return Err(Failed.into());
     }
     steps.run("lint", || lint::run(workspace, &lint::Options::default()));
-    let Some(built) = steps.run("build", || programs::build(workspace, &Selection::all())) else {
+    let Some(built) = steps.run("build", || programs::build(workspace, &Selection::All)) else {
         println!("{steps}");
         return Err(Failed.into());
     };
@@ -38,8 +38,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
             (vm::run_programs(workspace, &vm::Options::ci(), &built), start.elapsed())
         });
         let start = Instant::now();
-        let tests =
-            suite::run_programs(workspace, &suite::Options::strict(), &Selection::all(), built.clone());
+        let tests = suite::run_programs(workspace, &suite::Options::strict(), &Selection::All, built.clone());
         let tests = (tests, start.elapsed());
         (kernels.join().unwrap_or_else(|panic| resume_unwind(panic)), tests)
     });

@@ -78,7 +78,7 @@ pub(crate) fn stale_reference(workspace: &Workspace) -> Result<Vec<String>> {
 
 /// Paths of the pages with their text from the binaries, which are built first.
 fn reference(workspace: &Workspace) -> Result<Vec<(PathBuf, String)>> {
-    programs::build(workspace, &Selection::all())?;
+    programs::build(workspace, &Selection::All)?;
     let folder = workspace.metadata()?.target_directory.into_std_path_buf().join("debug");
     let folder: &Path = &folder;
     let page = |(page, binary, argument): &(&str, &str, &str)| {

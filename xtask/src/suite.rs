@@ -161,7 +161,7 @@ impl error::Error for Failed {}
 /// Finds the crates with these names or folders.
 fn select(packages: &[Package], root: &Path, names: &[String]) -> Result<Selection> {
     if names.is_empty() {
-        return Ok(Selection::all());
+        return Ok(Selection::All);
     }
     let mut selected = vec![];
     for name in names {

@@ -163,7 +163,14 @@ fn ci_plans() -> Vec<Plan> {
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     setup::ensure(workspace)?;
     setup::ensure_vm(workspace)?;
-    run_programs(workspace, options, &suite_programs::build(workspace, &Selection::all())?)
+    // Guests emulate each instruction, and half of their time is in the code of tests and agent. Optimising takes minutes, which
+    // whole parts on several kernels win back.
+    let selection = if options.filter.is_empty() {
+        Selection::OptimizedAgent { tests: &programs::NAMES }
+    } else {
+        Selection::All
+    };
+    run_programs(workspace, options, &suite_programs::build(workspace, &selection)?)
 }
 
 /// Runs test programs that are built already.

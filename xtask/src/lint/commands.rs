@@ -23,7 +23,7 @@ const SHELLS: [&str; 5] = ["", "sh", "bash", "shell", "console"];
 const PLACEHOLDER: [char; 6] = ['<', '>', '[', ']', '$', '…'];
 
 pub(super) fn check(workspace: &Workspace) -> Result<Findings> {
-    programs::build(workspace, &Selection::all())?;
+    programs::build(workspace, &Selection::All)?;
     let folder = workspace.metadata()?.target_directory.into_std_path_buf().join("debug");
     let mut findings = vec![];
     for document in documents::read(workspace)? {

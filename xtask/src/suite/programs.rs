@@ -38,27 +38,25 @@ impl TestProgram {
     }
 }
 
-/// Crates to test, as cargo's arguments. Everything is built with the same features whatever is selected from the
-/// whole workspace, so that no dependency is built twice.
+/// Programs and tests to build. Everything is built with the same features whatever is selected from the whole workspace,
+/// so that no dependency is built twice.
 #[derive(Debug, Clone)]
-pub(crate) struct Selection {
-    packages: Vec<String>,
-    libraries: Vec<String>,
-    all: bool,
+pub(crate) enum Selection {
+    /// The whole workspace.
+    All,
+    /// Some crates of it.
+    Crates { packages: Vec<String>, libraries: Vec<String> },
+    /// These tests of the agent, with the agent optimised.
+    OptimizedAgent { tests: &'static [&'static str] },
 }
 
 impl Selection {
-    pub(crate) fn all() -> Selection {
-        Selection { packages: vec![], libraries: vec![], all: true }
-    }
-
     pub(crate) fn of(packages: &[&Package]) -> Selection {
         let has_library =
             |package: &&&Package| package.targets.iter().any(|target| target.kind.contains(&TargetKind::Lib));
-        Selection {
+        Selection::Crates {
             packages: packages.iter().map(|package| package.name.to_string()).collect(),
             libraries: packages.iter().filter(has_library).map(|package| package.name.to_string()).collect(),
-            all: false,
         }
     }
 
@@ -66,29 +64,52 @@ impl Selection {
         packages.iter().flat_map(|package| ["--package".to_owned(), package.clone()]).collect()
     }
 
+    /// Arguments of `cargo build`.
+    fn build_arguments(&self) -> Vec<String> {
+        let words = |words: &[&str]| words.iter().copied().map(str::to_owned).collect::<Vec<_>>();
+        match self {
+            Selection::All => words(&["--bins", "--tests", "--workspace"]),
+            Selection::Crates { packages, .. } => {
+                let mut arguments = words(&["--bins", "--tests"]);
+                arguments.extend(Selection::arguments(packages));
+                if packages.iter().any(|package| package == "e2e") {
+                    let run = ["netmaster", "netplugin", "netctl", "contivk8s"].map(str::to_owned);
+                    arguments.extend(Selection::arguments(&run));
+                }
+                arguments
+            }
+            Selection::OptimizedAgent { tests } => {
+                let mut arguments =
+                    words(&["--workspace", "--config", "profile.dev.package.netplugin.opt-level=1"]);
+                arguments.extend(tests.iter().flat_map(|test| words(&["--test", test])));
+                arguments
+            }
+        }
+    }
+
+    fn has(&self, package: &str) -> bool {
+        match self {
+            Selection::Crates { packages, .. } => packages.iter().any(|selected| selected == package),
+            Selection::All | Selection::OptimizedAgent { .. } => true,
+        }
+    }
+
     /// Arguments of `cargo test --doc`; none if no selected crate has a library.
     pub(crate) fn doc_arguments(&self) -> Option<Vec<String>> {
-        if self.all {
-            return Some(vec!["--workspace".to_owned()]);
+        match self {
+            Selection::All => Some(vec!["--workspace".to_owned()]),
+            Selection::Crates { libraries, .. } => {
+                (!libraries.is_empty()).then(|| Selection::arguments(libraries))
+            }
+            Selection::OptimizedAgent { .. } => None,
         }
-        (!self.libraries.is_empty()).then(|| Selection::arguments(&self.libraries))
     }
 }
 
 /// Builds the programs and tests of the selection. Tests of `e2e` run the programs of all crates.
 pub(crate) fn build(workspace: &Workspace, selection: &Selection) -> Result<Vec<TestProgram>> {
     let mut cargo = workspace.cargo();
-    cargo.args(["build", "--bins", "--tests", "--message-format", "json-render-diagnostics"]);
-    if selection.all {
-        cargo.arg("--workspace");
-    } else {
-        cargo.args(Selection::arguments(&selection.packages));
-        if selection.packages.iter().any(|package| package == "e2e") {
-            cargo.args(Selection::arguments(
-                &["netmaster", "netplugin", "netctl", "contivk8s"].map(str::to_owned),
-            ));
-        }
-    }
+    cargo.args(["build", "--message-format", "json-render-diagnostics"]).args(selection.build_arguments());
     let built = step("build programs and tests", || {
         let built =
             cargo.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("run cargo build")?;
@@ -104,7 +125,7 @@ pub(crate) fn build(workspace: &Workspace, selection: &Selection) -> Result<Vec<
         let (Some(executable), true) = (artifact.executable, artifact.profile.test) else { continue };
         let package = packages.iter().find(|package| package.id == artifact.package_id);
         let package = package.with_context(|| format!("{} is no crate of ours", artifact.package_id))?;
-        if !selection.all && !selection.packages.contains(&package.name.to_string()) {
+        if !selection.has(&package.name) {
             continue;
         }
         let folder = package.manifest_path.parent().context("a manifest has a folder")?;
