@@ -40,6 +40,9 @@ unsafe impl Send for Groups {}
 unsafe impl Sync for Groups {}
 
 const BYTES: usize = GROUP_NUMBERS * size_of::<Shared>();
+/// Numbers that are looked at together.
+const CHUNK: usize = 256;
+const ZEROS: [u8; CHUNK * size_of::<Shared>()] = [0; CHUNK * size_of::<Shared>()];
 
 impl Groups {
     pub(crate) fn new(map: &MapData, writes: Writes) -> Result<Groups, Error> {
@@ -65,10 +68,20 @@ impl Groups {
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), GROUP_NUMBERS) }
     }
 
-    /// Groups whose entry is not zero.
+    /// Groups whose entry is not zero. Few of the numbers are in use: chunks without one are skipped as bytes.
     pub(crate) fn read(&self) -> impl Iterator<Item = (u16, Group)> {
-        let groups = self.all().iter().enumerate().map(|(number, group)| (number as u16, group.load()));
+        let chunks = self.bytes().chunks(CHUNK * size_of::<Shared>()).zip(self.all().chunks(CHUNK));
+        let used = chunks.enumerate().filter(|(_, (bytes, _))| **bytes != ZEROS[..bytes.len()]);
+        let groups = used.flat_map(|(chunk, (_, groups))| {
+            groups.iter().enumerate().map(move |(at, group)| ((chunk * CHUNK + at) as u16, group.load()))
+        });
         groups.filter(|(_, group)| *group != Group::default())
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: as in `all`; nothing in this process writes while the slice exists, because `set` needs `&mut self`, and
+        // programs only read.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), BYTES) }
     }
 
     pub(crate) fn get(&self, number: u16) -> Group {
@@ -76,7 +89,7 @@ impl Groups {
     }
 
     /// Writes the entry unless it is equal.
-    pub(crate) fn set(&self, number: u16, group: Group) {
+    pub(crate) fn set(&mut self, number: u16, group: Group) {
         if self.get(number) != group
             && let Some(shared) = self.all().get(usize::from(number))
         {
@@ -111,5 +124,37 @@ impl Drop for Groups {
     fn drop(&mut self) {
         // SAFETY: the mapping that `new` created; no reference into it exists. After a failure it stays mapped.
         unsafe { libc::munmap(self.memory.as_ptr().cast(), BYTES) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Error;
+
+    use super::*;
+
+    /// Memory of the map's size that is no map.
+    fn groups() -> Groups {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping at an address chosen by the kernel.
+        let address = unsafe { libc::mmap(ptr::null_mut(), BYTES, access, flags, -1, 0) };
+        assert_ne!(address, libc::MAP_FAILED, "{}", Error::last_os_error());
+        Groups { memory: NonNull::new(address.cast()).unwrap(), writes: Writes::default() }
+    }
+
+    #[test]
+    fn groups_at_all_borders_are_read() {
+        let last = (GROUP_NUMBERS - 1) as u16;
+        let group = Group { dscp: 46, ..Group::default() };
+        let mut groups = groups();
+        assert_eq!(groups.read().count(), 0);
+        let numbers = [0, 1, CHUNK as u16 - 1, CHUNK as u16, last];
+        for number in numbers {
+            groups.set(number, group);
+        }
+        assert_eq!(groups.read().collect::<Vec<_>>(), numbers.map(|number| (number, group)));
+        groups.set(last, Group::default());
+        assert_eq!(groups.read().last(), Some((CHUNK as u16, group)));
     }
 }

@@ -193,16 +193,17 @@ impl Policies {
 
     /// Number of groups and rule sets that no object owns.
     pub(crate) fn orphans(&self) -> usize {
-        let groups = self.groups.read().filter(|(number, _)| !self.owned.contains(number)).count();
-        groups + self.sets.orphans() + self.unowned().len()
+        self.unowned_groups().count() + self.sets.orphans() + self.unowned().len()
+    }
+
+    fn unowned_groups(&self) -> impl Iterator<Item = u16> {
+        self.groups.read().map(|(number, _)| number).filter(|number| !self.owned.contains(number))
     }
 
     /// Removes groups, rule sets and counters that no object owns.
     pub(crate) fn collect_garbage(&mut self) -> Result<(), Error> {
-        for (number, _) in self.groups.read() {
-            if !self.owned.contains(&number) {
-                self.groups.set(number, Group::default());
-            }
+        for number in self.unowned_groups().collect::<Vec<_>>() {
+            self.groups.set(number, Group::default());
         }
         let unowned = self.unowned();
         if !unowned.is_empty() {
