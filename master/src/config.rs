@@ -6,7 +6,7 @@ mod rest;
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Parser, ValueEnum};
@@ -156,9 +156,11 @@ pub struct StoreFlags {
     #[arg(long, env = "CONTIV_NETMASTER_STORE", value_name = "embedded:DIR")]
     pub store: Option<EmbeddedDir>,
 
-    /// Address and port on which the embedded store serves the etcd protocol to agents and etcdctl
-    #[arg(long, env = "CONTIV_NETMASTER_STORE_LISTEN", default_value = "127.0.0.1:2379")]
-    pub store_listen: SocketAddr,
+    /// Where the embedded store serves the etcd protocol to the agent of this machine, without
+    /// authentication: unix:PATH, a socket that only root and netmaster's user may open, or an address
+    /// and port [default: unix:DIR/store.sock]
+    #[arg(long, env = "CONTIV_NETMASTER_STORE_LISTEN", value_name = "unix:PATH|IP:PORT")]
+    pub store_listen: Option<StoreListen>,
 
     /// Seconds without a lease keep-alive after which another netmaster takes over
     #[arg(long, env = "CONTIV_NETMASTER_FAILOVER_AFTER", default_value = "1", value_parser = seconds)]
@@ -189,6 +191,24 @@ impl std::str::FromStr for EmbeddedDir {
         match text.strip_prefix("embedded:") {
             Some(dir) if !dir.is_empty() => Ok(EmbeddedDir(dir.into())),
             _ => Err("expected embedded:DIR; for etcd, use --etcd"),
+        }
+    }
+}
+
+/// Where the embedded store listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreListen {
+    Unix(PathBuf),
+    Tcp(SocketAddr),
+}
+
+impl std::str::FromStr for StoreListen {
+    type Err = &'static str;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.strip_prefix("unix:").map(|path| Path::new(path.strip_prefix("//").unwrap_or(path))) {
+            Some(path) if path.is_absolute() => Ok(StoreListen::Unix(path.to_owned())),
+            Some(_) => Err("expected unix: and an absolute path, such as unix:/run/store.sock"),
+            None => text.parse().map(StoreListen::Tcp).map_err(|_| "expected unix:PATH or IP:PORT"),
         }
     }
 }
@@ -359,6 +379,14 @@ mod tests {
         assert_eq!(flags.listeners().len(), 2);
         assert_eq!(flags.internal().to_string(), "10.0.0.1:81");
         assert_eq!(flags.log.log_level, LogLevel::Warn);
+        for (text, listen) in [
+            ("127.0.0.1:1", StoreListen::Tcp("127.0.0.1:1".parse().unwrap())),
+            ("unix:/s", StoreListen::Unix("/s".into())),
+            ("unix:///s", StoreListen::Unix("/s".into())),
+        ] {
+            let flags = read(&format!("{GOOD} --store embedded:/x --store-listen {text}")).unwrap();
+            assert_eq!(flags.store.store_listen, Some(listen));
+        }
     }
 
     #[test]
@@ -378,6 +406,8 @@ mod tests {
             (&format!("{GOOD} --consul http://x"), &["--consul", "--etcd"]),
             (&format!("{GOOD} --consul http://x --etcd http://x"), &["--consul", "--etcd"]),
             (&format!("{GOOD} --store /tmp/x"), &["--store", "embedded:DIR"]),
+            (&format!("{GOOD} --store-listen unix:store.sock"), &["--store-listen", "unix:/run/store.sock"]),
+            (&format!("{GOOD} --store-listen localhost"), &["--store-listen", "unix:PATH or IP:PORT"]),
             (&format!("{GOOD} --etcd http://x --store embedded:/x"), &["--etcd", "--store"]),
             (&format!("{GOOD} --node-gone-after 5"), &["--node-gone-after", "24h", "never"]),
             (&format!("{GOOD} --etcd-compact 0"), &["--etcd-compact", "never", "24h"]),

@@ -20,7 +20,8 @@ use contiv_daemon::tls;
 use contiv_model::key;
 use contiv_model::registry::{NETMASTER, ServiceInfo};
 use contiv_store::election::{ElectionThread, StartError, Timing};
-use contiv_store::{Config, Error, Guard, Outcome, Store, Txn, embedded};
+use contiv_store::embedded::Server;
+use contiv_store::{Config, Error, Guard, Outcome, Store, Txn};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
@@ -31,6 +32,7 @@ use crate::api::{Admission, App, AuditLog, Authenticator, Proxy, SubjectRoles, T
 use crate::backup;
 use crate::cache::SharedCache;
 use crate::config::{DEFAULT_STORE, Flags, RestFlags};
+use crate::embedded;
 use crate::leadership::{Identity, Reads, Role, Roles, StoreHealth};
 use crate::metrics::Metrics;
 use crate::objects::{Cluster, Defaults};
@@ -187,24 +189,22 @@ async fn wait_for_other_leader(identity: &Identity, lock: &watch::Sender<Lock>) 
     sleep(LEADER_PROPAGATION).await;
 }
 
-async fn open_embedded(flags: &Flags) -> anyhow::Result<Option<embedded::Server>> {
+async fn open_embedded(flags: &Flags) -> anyhow::Result<Option<Server>> {
     let Some(dir) = &flags.store.store else { return Ok(None) };
-    let server = embedded::Server::open(&dir.0, flags.store.store_listen).await.with_context(|| {
-        format!("open the embedded store in {} on {}", dir.0.display(), flags.store.store_listen)
-    })?;
-    tracing::info!(dir = %dir.0.display(), address = %server.local_addr(), "embedded store");
+    let server = embedded::open(&dir.0, flags.store.store_listen.as_ref()).await?;
+    tracing::info!(dir = %dir.0.display(), endpoint = server.endpoint(), "embedded store");
     Ok(Some(server))
 }
 
 /// Connects to the store, and retries while it does not respond. None if `stop` is cancelled first.
 async fn connect(
     flags: &Flags,
-    embedded: Option<&embedded::Server>,
+    embedded: Option<&Server>,
     metrics: &contiv_store::RequestMetrics,
     stop: &CancellationToken,
 ) -> anyhow::Result<Option<(Store, ElectionThread)>> {
     let mut config = match (embedded, &flags.store.etcd) {
-        (Some(server), _) => Config::new([format!("http://{}", server.local_addr())]),
+        (Some(server), _) => Config::new([server.endpoint()]),
         (None, list) => flags.store.access.access().config(list.as_deref().unwrap_or(DEFAULT_STORE))?,
     };
     config.metrics = metrics.clone();

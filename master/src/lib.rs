@@ -9,6 +9,8 @@
 
 pub mod daemon;
 
+pub mod embedded;
+
 pub mod config;
 
 pub mod api;

@@ -1,16 +1,16 @@
 //! `netmaster`: see the library.
 
 use std::ffi::OsString;
-use std::net::Ipv4Addr;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::CommandFactory as _;
 use contiv_cli::Page;
 use contiv_daemon::{flags, signals};
-use contiv_store::{Config, Store, embedded};
+use contiv_store::embedded::Server;
+use contiv_store::{Config, Store};
 use netmaster::config::{self, Command, Flags, StoreAccess};
-use netmaster::{api, backup, daemon, metrics};
+use netmaster::{api, backup, daemon, embedded, metrics};
 
 /// Section of the manual for daemons.
 const SECTION: u8 = 8;
@@ -69,18 +69,15 @@ async fn run(command: Command) -> anyhow::Result<()> {
 }
 
 /// Connects to the store. Serves it meanwhile if it is an embedded one.
-async fn connect(access: &StoreAccess) -> anyhow::Result<(Option<embedded::Server>, Store)> {
+async fn connect(access: &StoreAccess) -> anyhow::Result<(Option<Server>, Store)> {
     let Some(folder) = &access.store else { return Ok((None, Store::connect(&access.config()?).await?)) };
-    let server = embedded::Server::open(&folder.0, (Ipv4Addr::LOCALHOST, 0).into()).await;
-    let server = server.with_context(|| {
-        format!("open the embedded store in {}; stop the netmaster that serves it", folder.0.display())
-    })?;
-    let store = Store::connect(&Config::new([format!("http://{}", server.local_addr())])).await?;
+    let server = embedded::open(&folder.0, None).await.context("stop the netmaster that serves the store")?;
+    let store = Store::connect(&Config::new([server.endpoint()])).await?;
     Ok((Some(server), store))
 }
 
 /// Writes an embedded store to its disk.
-async fn close(server: Option<embedded::Server>) -> anyhow::Result<()> {
+async fn close(server: Option<Server>) -> anyhow::Result<()> {
     match server {
         Some(server) => server.shutdown().await.context("close the embedded store"),
         None => Ok(()),

@@ -25,7 +25,7 @@ impl Fixture {
     async fn new() -> Fixture {
         let dir = tempfile::tempdir().unwrap();
         let server = embedded::Server::open(dir.path(), ([127, 0, 0, 1], 0).into()).await.unwrap();
-        let address = format!("http://{}", server.local_addr());
+        let address = server.endpoint();
         let store = Store::connect(&Config::new([address])).await.unwrap();
         Fixture { store, _server: server, _dir: dir }
     }

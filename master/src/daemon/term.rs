@@ -302,7 +302,7 @@ mod tests {
     async fn a_leader_that_cannot_load_its_state_resigns() {
         let dir = tempfile::tempdir().unwrap();
         let server = embedded::Server::open(dir.path(), ([127, 0, 0, 1], 0).into()).await.unwrap();
-        let address = format!("http://{}", server.local_addr());
+        let address = server.endpoint();
         let store = Store::connect(&Config::new([address])).await.unwrap();
         let identity = Identity { address: "127.0.0.1:1".to_owned(), ip: "127.0.0.1".to_owned() };
         let registrations = Registrations::register(&store, &identity);

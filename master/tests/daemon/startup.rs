@@ -1,5 +1,7 @@
 //! Start of the process, and errors at start.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
 use serde_json::json;
@@ -84,6 +86,36 @@ fn an_address_in_use_is_reported() {
     ]);
     assert_eq!(code, Some(1), "{said}");
     assert!(said.lines().last().unwrap().contains(&format!("listen on {}", master.address)), "{said}");
+}
+
+#[test]
+fn the_embedded_store_is_for_its_user_only() {
+    testkit::needs!(root(), binary("setpriv"));
+    let store = testkit::scratch_dir("store").unwrap();
+    // Whoever may reach the socket must still not open it.
+    fs::set_permissions(store.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let embedded = format!("embedded:{}", store.path().display());
+    let mut master = Master::wait_leading(vec!["--store".into(), embedded.clone()]);
+    let socket = store.path().join("store.sock");
+    assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    let backup = |user: &[&str]| {
+        let file = testkit::scratch_dir("backup").unwrap();
+        fs::set_permissions(file.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let (file, etcd) = (file.path().join("file"), format!("unix:{}", socket.display()));
+        let mut command = Command::new("setpriv");
+        command.args(user).arg(program()).arg("backup").arg(file).args(["--etcd", &etcd]).output().unwrap()
+    };
+    let own = backup(&["--nnp"]);
+    assert!(own.status.success(), "{own:?}");
+    let stranger = backup(&["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+    assert_eq!(stranger.status.code(), Some(1), "{stranger:?}");
+    let said = String::from_utf8_lossy(&stranger.stderr);
+    assert!(said.contains("store.sock"), "{said}");
+    let (code, said) = run(&["--store", &embedded]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("store.sock") && said.contains("another process"), "{said}");
+    master.restart();
+    master.stop();
 }
 
 #[test]

@@ -13,7 +13,6 @@ pub mod ready;
 pub mod reconcile;
 pub mod registration;
 pub mod run;
-pub mod socket;
 pub mod source;
 pub mod state;
 pub mod sysctl;

@@ -1,4 +1,4 @@
-//! Parts shared by the daemons netmaster and netplugin: flags, logging, TLS, secrets and signals.
+//! Parts shared by the daemons netmaster and netplugin: flags, logging, TLS, secrets, sockets and signals.
 
 pub mod client;
 pub mod etcd;
@@ -10,5 +10,6 @@ pub mod notify;
 pub mod reload;
 pub mod secret;
 pub mod signals;
+pub mod socket;
 pub mod subject;
 pub mod tls;

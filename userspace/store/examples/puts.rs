@@ -20,7 +20,7 @@ async fn main() -> Result<()> {
         Some(dir) => Some(embedded::Server::open(dir.as_ref(), (Ipv4Addr::LOCALHOST, 0).into()).await?),
         None => None,
     };
-    let endpoint = server.as_ref().map_or(at, |server| server.local_addr().to_string());
+    let endpoint = server.as_ref().map_or(at, |server| server.endpoint());
     let store = Store::connect(&Config::new([endpoint])).await?;
     println!("{:>8} {:>8} {:>10} {:>10}", "clients", "puts/s", "p50 ms", "p99 ms");
     for clients in [1, 16, 64] {

@@ -8,16 +8,16 @@ use std::time::Duration;
 use tonic::codegen::http::Uri;
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// etcd closes connections that ping more often than every 5 s.
-const PING_INTERVAL: Duration = Duration::from_secs(10);
-const PING_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const PING_INTERVAL: Duration = Duration::from_secs(10);
+pub(crate) const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Configuration of a [`Store`](crate::Store).
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Addresses of the members: `http://`, `https://` or `etcd://` (the original's name for http)
-    /// and `HOST:PORT`, or `HOST:PORT` alone.
+    /// and `HOST:PORT`, or `HOST:PORT` alone; `unix:PATH` for a socket of this machine.
     pub endpoints: Vec<String>,
     /// User and password, if etcd's authentication is enabled.
     pub auth: Option<Auth>,
@@ -131,12 +131,30 @@ impl Tls {
     }
 }
 
+/// URL of a socket of this machine.
+pub(crate) fn socket_url(path: &Path) -> String {
+    format!("unix://{}", path.display())
+}
+
+/// Path of the socket, of an endpoint that names one. gRPC has both forms, with and without slashes.
+pub(crate) fn socket_path(endpoint: &str) -> Option<&Path> {
+    let path = endpoint.strip_prefix("unix:")?;
+    Some(Path::new(path.strip_prefix("//").unwrap_or(path)))
+}
+
 async fn read(what: &'static str, path: &Path) -> Result<Vec<u8>, Error> {
     tokio::fs::read(path).await.map_err(|source| Error::TlsFile { what, path: path.to_owned(), source })
 }
 
 fn url(endpoint: &str, tls: bool) -> Result<String, Error> {
     let fail = |why: &str| Error::Endpoint { endpoint: endpoint.to_owned(), why: why.to_owned() };
+    if let Some(path) = socket_path(endpoint) {
+        return match path {
+            _ if tls => Err(fail("certificates are given but a unix socket has no TLS")),
+            _ if !path.is_absolute() => Err(fail("has no absolute path; the form is unix:/run/store.sock")),
+            _ => Ok(socket_url(path)),
+        };
+    }
     let (scheme, rest) = match endpoint.split_once("://") {
         Some(("http" | "etcd", _)) if tls => {
             return Err(fail("certificates are given but the scheme is not https"));
@@ -182,6 +200,8 @@ mod tests {
         );
         let tls = Config { tls: Some(Tls::default()), ..Config::new(["10.0.0.1:2379", "https://a:1"]) };
         assert_eq!(tls.urls().unwrap(), ["https://10.0.0.1:2379", "https://a:1"]);
+        let sockets = Config::parse("unix:/run/s.sock,unix:///run/s.sock").unwrap();
+        assert_eq!(sockets.urls().unwrap(), ["unix:///run/s.sock"; 2]);
     }
 
     #[test]
@@ -193,6 +213,7 @@ mod tests {
             ("http://:2379", "has no host"),
             ("http://u:p@h:1", "pass user and password"),
             ("http://h:1/v2", "has a path"),
+            ("unix:s.sock", "unix:/run/store.sock"),
             ("", "no store endpoint given"),
         ] {
             let error = Config::parse(list).unwrap_err().to_string();

@@ -1,8 +1,8 @@
 //! An etcd v3 server for one machine, stored in one file.
 //!
 //! It serves KV, Watch and Lease, and the requests that `etcdctl` makes of a healthy member,
-//! without authentication and without TLS: every client that reaches the port can read and write
-//! everything. It therefore listens on loopback, or on a trusted network.
+//! without authentication and without TLS: every client that reaches it can read and write
+//! everything. It therefore listens on a socket that only its user may open, or on a trusted network.
 //!
 //! The last 10,000 revisions can be watched and read, fewer if they hold more than 64 MiB of
 //! replaced values; older ones are compacted automatically. Leases restart with their full TTL when
@@ -35,6 +35,7 @@ mod writer;
 
 pub use disk::DiskError;
 
+use crate::config::socket_url;
 use directory::{Directory, Folder};
 use disk::Disk;
 use etcd_client::proto::{PbClusterServer, PbKvServer, PbLeaseServer, PbMaintenanceServer, PbWatchServer};
@@ -44,14 +45,15 @@ use member_service::MemberService;
 use shared::Shared;
 use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, RwLock};
 use std::thread;
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::server::TcpIncoming;
 use watch_service::WatchService;
@@ -68,13 +70,34 @@ const PING_INTERVAL: Duration = Duration::from_secs(30);
 ///
 /// After a drop the file is closed soon; after [`Server::shutdown`] it is closed.
 pub struct Server {
-    address: SocketAddr,
+    listening: Listening,
     commands: Sender<Command>,
     stop: CancellationToken,
     ended: CancellationToken,
     failure: watch::Receiver<Option<Arc<str>>>,
     serving: Option<JoinHandle<Result<(), tonic::transport::Error>>>,
     writing: Option<thread::JoinHandle<()>>,
+}
+
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+/// Where the server listens.
+#[derive(Clone)]
+enum Listening {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+impl Listening {
+    fn endpoint(&self) -> String {
+        match self {
+            Listening::Tcp(address) => format!("http://{address}"),
+            Listening::Unix(path) => socket_url(path),
+        }
+    }
 }
 
 /// Why the embedded store cannot be opened or has failed.
@@ -112,12 +135,7 @@ impl Server {
     /// Fails if `listen` cannot be bound, if the file is damaged, in use or cannot be accessed, or
     /// if the writer thread cannot be started.
     pub async fn open(dir: &Path, listen: SocketAddr) -> Result<Server, Error> {
-        let dir = dir.to_owned();
-        let folder = move || match Folder::new(&dir) {
-            Ok(folder) => Ok(Arc::new(folder) as Arc<dyn Directory>),
-            Err(e) => Err(DiskError::Directory(dir, e)),
-        };
-        Server::open_in(folder, listen).await
+        Server::open_in(folder(dir), listen).await
     }
 
     async fn open_in(
@@ -129,6 +147,24 @@ impl Server {
         if !address.ip().is_loopback() {
             tracing::warn!(%address, "the embedded store has no authentication; restrict access to its network");
         }
+        Server::start(directory, Listening::Tcp(address), Listener::Tcp(listener)).await
+    }
+
+    /// Opens or creates the store in `dir` and serves it on the socket `listener` at `path`. Must be
+    /// called within a tokio runtime. If the socket is in `dir`, [`make_dir`] must have made that.
+    ///
+    /// # Errors
+    ///
+    /// As [`Server::open`].
+    pub async fn open_on(dir: &Path, path: &Path, listener: UnixListener) -> Result<Server, Error> {
+        Server::start(folder(dir), Listening::Unix(path.to_owned()), Listener::Unix(listener)).await
+    }
+
+    async fn start(
+        directory: impl FnOnce() -> Result<Arc<dyn Directory>, DiskError> + Send + 'static,
+        listening: Listening,
+        listener: Listener,
+    ) -> Result<Server, Error> {
         let opened = tokio::task::spawn_blocking(move || {
             let directory = directory()?;
             let (disk, identity, state) = Disk::open(&*directory)?;
@@ -157,18 +193,26 @@ impl Server {
             commands: commands.clone(),
             durable: moved,
             identity,
-            address,
+            listening: listening.clone(),
             directory,
             stop: stop.clone(),
         };
         let serving = tokio::spawn(serve(listener, shared, ended.clone().drop_guard()));
         let (serving, writing) = (Some(serving), Some(writing));
-        Ok(Server { address, commands, stop, ended, failure: failed, serving, writing })
+        Ok(Server { listening, commands, stop, ended, failure: failed, serving, writing })
     }
 
-    /// The bound address, also for a `listen` with port 0.
-    pub fn local_addr(&self) -> SocketAddr {
-        self.address
+    /// The bound address, also for a `listen` with port 0. None if it listens on a socket of the machine.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        match self.listening {
+            Listening::Tcp(address) => Some(address),
+            Listening::Unix(_) => None,
+        }
+    }
+
+    /// Where clients connect, as [`Config`](crate::Config) takes it.
+    pub fn endpoint(&self) -> String {
+        self.listening.endpoint()
     }
 
     /// Resolves if the store has stopped because of a failure. It then serves and writes nothing.
@@ -217,21 +261,41 @@ impl Drop for Server {
     }
 }
 
+/// Makes the directory of a store if it is missing. It and those above it outlive a power failure.
+///
+/// # Errors
+///
+/// Fails if a directory cannot be made or written to the disk.
+pub fn make_dir(dir: &Path) -> Result<(), Error> {
+    Ok(Folder::new(dir).map(drop).map_err(|e| DiskError::Directory(dir.to_owned(), e))?)
+}
+
+fn folder(dir: &Path) -> impl FnOnce() -> Result<Arc<dyn Directory>, DiskError> + Send + 'static {
+    let dir = dir.to_owned();
+    move || match Folder::new(&dir) {
+        Ok(folder) => Ok(Arc::new(folder)),
+        Err(e) => Err(DiskError::Directory(dir, e)),
+    }
+}
+
 /// Serves until `stop`. `_ended` is dropped also when this panics.
-async fn serve(
-    listener: TcpListener,
-    shared: Shared,
-    _ended: DropGuard,
-) -> Result<(), tonic::transport::Error> {
+async fn serve(listener: Listener, shared: Shared, _ended: DropGuard) -> Result<(), tonic::transport::Error> {
     let stop = shared.stop.clone();
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    tonic::transport::Server::builder()
+    let router = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(PING_INTERVAL))
         .add_service(PbKvServer::new(KvService(shared.clone())).max_decoding_message_size(MAX_MESSAGE))
         .add_service(PbWatchServer::new(WatchService(shared.clone())))
         .add_service(PbLeaseServer::new(LeaseService(shared.clone())))
         .add_service(PbClusterServer::new(MemberService(shared.clone())))
-        .add_service(PbMaintenanceServer::new(MemberService(shared)))
-        .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
-        .await
+        .add_service(PbMaintenanceServer::new(MemberService(shared)));
+    match listener {
+        Listener::Tcp(listener) => {
+            let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+            router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await
+        }
+        Listener::Unix(listener) => {
+            let incoming = UnixListenerStream::new(listener);
+            router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await
+        }
+    }
 }

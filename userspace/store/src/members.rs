@@ -5,11 +5,13 @@
 //! to the failure.
 
 use crate::Error;
-use etcd_client::{Client, ConnectOptions, KvClient, LeaseClient, MaintenanceClient, WatchClient};
+use crate::config::{CONNECT_TIMEOUT, PING_INTERVAL, PING_TIMEOUT, socket_path};
+use etcd_client::{Channel, Client, ConnectOptions, KvClient, LeaseClient, MaintenanceClient, WatchClient};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, timeout};
+use tonic::transport::Endpoint;
 
 /// Number of changes of the current member so far.
 pub(crate) type Turn = usize;
@@ -35,9 +37,21 @@ struct Clients {
 impl Clients {
     /// Logs in if a user is given; otherwise the first request establishes the connection.
     async fn connect(url: &str, options: &ConnectOptions) -> Result<Clients, etcd_client::Error> {
-        let requests = Client::connect([url], Some(options.clone())).await?;
-        Ok(Clients { requests, watches: Client::connect([url], Some(options.clone())).await? })
+        Ok(Clients { requests: client(url, options).await?, watches: client(url, options).await? })
     }
+}
+
+async fn client(url: &str, options: &ConnectOptions) -> Result<Client, etcd_client::Error> {
+    if socket_path(url).is_none() {
+        return Client::connect([url], Some(options.clone())).await;
+    }
+    // The client itself takes every address for one of TCP.
+    let endpoint = Endpoint::from_shared(url.to_owned())?
+        .connect_timeout(CONNECT_TIMEOUT)
+        .http2_keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .keep_alive_while_idle(true);
+    Client::from_channel(Channel::Tonic(endpoint.connect_lazy()), Some(options.clone())).await
 }
 
 /// The current member, and the state of the others.

@@ -45,7 +45,7 @@ fn a_log_with_invalid_json_is_rejected() {
 /// Starts an embedded store and becomes its leader.
 async fn start_leader(dir: &std::path::Path) -> (contiv_store::embedded::Server, Store, Leadership) {
     let server = contiv_store::embedded::Server::open(dir, ([127, 0, 0, 1], 0).into()).await.unwrap();
-    let address = format!("http://{}", server.local_addr());
+    let address = server.endpoint();
     let store = Store::connect(&contiv_store::Config::new([address])).await.unwrap();
     let leadership = lead(&store).await;
     (server, store, leadership)

@@ -11,6 +11,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{delete, get},
 };
+use contiv_daemon::socket::{self, SocketError};
 use contiv_model::{name::EndpointId, node};
 use futures::stream;
 use serde::Serialize;
@@ -42,7 +43,6 @@ use crate::{
     error::one_line,
     ready::Ready,
     reconcile::{Inspection, Status},
-    socket::{self, SocketError},
     state::{Reader, Rejected},
 };
 
@@ -189,7 +189,7 @@ impl Server {
                 "the agent's API is served without authentication on a non-loopback address; restrict access to it"
             );
         }
-        Ok(Server { tcp, unix: socket::listen(socket)? })
+        Ok(Server { tcp, unix: socket::listen(socket, "--rest-socket PATH")? })
     }
 
     /// Serves requests until `stop` is cancelled.

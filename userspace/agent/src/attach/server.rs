@@ -28,7 +28,7 @@ use super::{
     metrics::{RequestMetrics, Verb},
     pods::Pods,
 };
-use crate::socket::{self, SocketError};
+use contiv_daemon::socket::{self, SocketError};
 
 /// Time limit for running requests when the agent stops. A request that exceeds it is cut off between two steps.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -74,7 +74,7 @@ impl Client {
 impl Server {
     /// Creates the socket, which only the agent's user may open.
     pub fn bind(path: &Path) -> Result<Server, SocketError> {
-        Ok(Server { listener: socket::listen(path)?, path: path.to_owned() })
+        Ok(Server { listener: socket::listen(path, "--cni-socket PATH")?, path: path.to_owned() })
     }
 
     /// Serves requests until `stop` is cancelled, then finishes the running requests and refuses others. The datapath and the

@@ -71,7 +71,7 @@ mod tests {
     async fn nodes_of_earlier_releases_have_a_vtep() {
         let directory = tempfile::tempdir().unwrap();
         let server = embedded::Server::open(directory.path(), ([127, 0, 0, 1], 0).into()).await.unwrap();
-        let config = Config::new([format!("http://{}", server.local_addr())]);
+        let config = Config::new([server.endpoint()]);
         let store = Store::connect(&config).await.unwrap();
         let body = |host: &str, ip: &str| format!(r#"{{"host":"{host}","vtepIP":"{ip}","vxlanPort":4789}}"#);
         let mut txn = Txn::new().put("/contiv.io/oper/vtep/new", body("new", "10.0.0.1"));

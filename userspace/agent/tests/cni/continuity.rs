@@ -140,7 +140,7 @@ fn history_is_compared_when_watches_continue() {
         // The other history is the longer one.
         let listen = ([127, 0, 0, 1], testkit::free_port().unwrap()).into();
         let server = embedded::Server::open(&backup, listen).await.unwrap();
-        let other = Store::connect(&Config::new([server.local_addr().to_string()])).await.unwrap();
+        let other = Store::connect(&Config::new([server.endpoint()])).await.unwrap();
         for _ in 0..30 {
             put(&other, &Key::Object(ObjectType::Tenant, "x".into()), &serde_json::json!({})).await;
         }

@@ -58,7 +58,7 @@ impl Site {
     async fn begin(node: Netns, directory: TempDir, flags: Vec<String>) -> Site {
         let listen = ([127, 0, 0, 1], testkit::free_port().unwrap()).into();
         let server = embedded::Server::open(&directory.path().join("store"), listen).await.unwrap();
-        let store = Store::connect(&Config::new([server.local_addr().to_string()])).await.unwrap();
+        let store = Store::connect(&Config::new([server.endpoint()])).await.unwrap();
         let master = Master::start(store.clone()).await;
         let settings = json!({ "nw-infra-type": "default", "fwd-mode": "bridge", "arp-mode": "proxy",
                                "pvt-subnet": "172.19.0.0/16" });
@@ -84,7 +84,7 @@ impl Site {
         let mut command = Command::new(env!("CARGO_BIN_EXE_netplugin"));
         command.args(["--netmode", "vxlan", "--fwdmode", "bridge", "--host", HOST]);
         command.args(["--ctrl-ip", "127.0.0.1", "--vtep-ip", "192.168.0.1", "--rest-address", &self.rest]);
-        command.args(["--etcd", &format!("http://{}", self.server.local_addr())]);
+        command.args(["--etcd", &self.server.endpoint()]);
         command.arg("--cni-socket").arg(self.socket()).args(&self.flags);
         if let Some(step) = kill_at {
             command.env("CONTIV_KILL_AT_STEP", step.to_string());

@@ -72,7 +72,7 @@ impl World {
         let directory = testkit::scratch_dir("cni").unwrap();
         let listen = ([127, 0, 0, 1], testkit::free_port().unwrap()).into();
         let server = embedded::Server::open(&directory.path().join("store"), listen).await.unwrap();
-        let store = Store::connect(&Config::new([server.local_addr().to_string()])).await.unwrap();
+        let store = Store::connect(&Config::new([server.endpoint()])).await.unwrap();
         let master = Master::start(store.clone()).await;
         World::start(master, Fake::new(), Some(server), store, directory, delayed).await
     }
@@ -196,7 +196,7 @@ impl World {
     /// Stops the store, lets `change` replace its directory, and starts it again.
     pub(crate) async fn replace_store(&mut self, change: impl FnOnce(&Path)) {
         let folder = self.directory.path().join("store");
-        let listen = self.server.as_ref().unwrap().local_addr();
+        let listen = self.server.as_ref().unwrap().local_addr().unwrap();
         self.server.take().unwrap().shutdown().await.unwrap();
         change(&folder);
         self.server = Some(embedded::Server::open(&folder, listen).await.unwrap());

@@ -59,7 +59,7 @@ fn number(value: &[u8]) -> Result<u64> {
 }
 
 async fn connect(server: &Server) -> Result<Client> {
-    Ok(Client::connect([server.local_addr().to_string()], None).await?)
+    Ok(Client::connect([server.endpoint()], None).await?)
 }
 
 /// Puts numbers until it is refused, or often enough. Returns what it knows then.

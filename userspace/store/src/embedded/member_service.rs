@@ -32,7 +32,7 @@ impl PbClusterService for MemberService {
         let member = PbMember {
             id: self.0.identity.member,
             name: "embedded".into(),
-            client_ur_ls: vec![format!("http://{}", self.0.address)],
+            client_ur_ls: vec![self.0.listening.endpoint()],
             ..Default::default()
         };
         Ok(Response::new(PbMemberListResponse { header: self.0.header_now(), members: vec![member] }))

@@ -1,6 +1,7 @@
 //! A watch on a store that is replaced by an older copy, with other changes since, while the watch
 //! looks whether it is the same.
 
+use super::Listening;
 use super::directory::Directory;
 use super::disk::{Disk, Identity};
 use super::kv_service::KvService;
@@ -116,11 +117,11 @@ fn copy(identity: Identity, puts: &[(&str, &str)]) -> Result<OneCopy> {
     state.durable = state.history.revision();
     let ((_durable, durable), state) = (watch::channel(state.durable), Arc::new(RwLock::new(state)));
     let directory: Arc<dyn Directory> = Arc::new(disk);
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let listening = Listening::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
     // The copies are only read.
     let (commands, _) = std::sync::mpsc::channel();
     let stop = CancellationToken::new();
-    let shared = Shared { state, commands, durable, identity, address, directory, stop };
+    let shared = Shared { state, commands, durable, identity, listening, directory, stop };
     Ok(OneCopy { shared, _durable })
 }
 

@@ -1,12 +1,12 @@
 //! State shared by the gRPC services: the store's state for reads, and the queue of the writer for
 //! changes.
 
+use super::Listening;
 use super::directory::Directory;
 use super::disk::Identity;
 use super::state::State;
 use super::writer::{Command, Reply};
 use etcd_client::proto::PbResponseHeader;
-use std::net::SocketAddr;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, PoisonError, RwLock};
 use tokio::sync::{oneshot, watch};
@@ -20,7 +20,7 @@ pub(super) struct Shared {
     /// The last durable revision; changes after every commit.
     pub(super) durable: watch::Receiver<i64>,
     pub(super) identity: Identity,
-    pub(super) address: SocketAddr,
+    pub(super) listening: Listening,
     pub(super) directory: Arc<dyn Directory>,
     /// Ends every stream, so that the server can shut down.
     pub(super) stop: CancellationToken,

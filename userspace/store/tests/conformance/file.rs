@@ -21,7 +21,7 @@ async fn refused(dir: &Path, listen: SocketAddr) -> Result<String> {
 }
 
 async fn connect(server: &Server) -> Result<Store> {
-    Ok(Store::connect(&Config::new([server.local_addr().to_string()])).await?)
+    Ok(Store::connect(&Config::new([server.endpoint()])).await?)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -30,8 +30,11 @@ async fn a_second_server_is_refused_with_the_reason() -> Result<()> {
     let server = Server::open(one.path(), ANY).await?;
     let busy = refused(one.path(), ANY).await?;
     ensure!(busy.contains("store.redb is in use by another process"), "{busy}");
-    let taken = refused(two.path(), server.local_addr()).await?;
-    ensure!(taken.contains(&server.local_addr().to_string()) && taken.contains("in use"), "{taken}");
+    let taken = refused(two.path(), server.local_addr().context("it listens on TCP")?).await?;
+    ensure!(
+        taken.contains(server.endpoint().trim_start_matches("http://")) && taken.contains("in use"),
+        "{taken}"
+    );
     std::fs::write(two.path().join("file"), "")?;
     let no_dir = refused(&two.path().join("file/below"), ANY).await?;
     ensure!(no_dir.contains("make the directory"), "{no_dir}");
@@ -51,7 +54,7 @@ async fn shutdown_ends_streams_and_answers() -> Result<()> {
     for _ in 0..3 {
         watch.next().await.context("snapshot")?;
     }
-    let mut client = etcd_client::Client::connect([server.local_addr().to_string()], None).await?;
+    let mut client = etcd_client::Client::connect([server.endpoint()], None).await?;
     let mut stream = client.watch("k", None).await?;
     ensure!(stream.message().await?.context("the stream ended")?.created());
     tokio::time::timeout(HANG, server.shutdown()).await??;
@@ -73,7 +76,7 @@ async fn old_revisions_do_not_fill_the_disk() -> Result<()> {
     for i in 0..200 {
         store.commit(Txn::new().put("/bitmap", value(i))).await?.committed()?;
     }
-    let mut client = etcd_client::Client::connect([server.local_addr().to_string()], None).await?;
+    let mut client = etcd_client::Client::connect([server.endpoint()], None).await?;
     let old =
         client.get("/bitmap", Some(GetOptions::new().with_revision(2))).await.err().context("still there")?;
     ensure!(old.to_string().contains("compacted"), "{old}");

@@ -13,6 +13,7 @@ mod quota;
 mod request_metrics;
 mod same_answers;
 mod slow_network;
+mod socket;
 mod txn;
 mod watch;
 mod watching;

@@ -448,13 +448,13 @@ fn the_embedded_store_answers_as_the_model_does() -> Result<()> {
             let open = || embedded::Server::open(dir.path(), (Ipv4Addr::LOCALHOST, 0).into());
             let mut server = open().await.map_err(fail)?;
             let mut model = Model::new();
-            let mut wire = Wire::connect(&server.local_addr().to_string()).await.map_err(fail)?;
+            let mut wire = Wire::connect(&server.endpoint()).await.map_err(fail)?;
             for request in &requests {
                 if matches!(request, Request::Restart) {
                     server.shutdown().await.map_err(fail)?;
                     server = open().await.map_err(fail)?;
                     let revision = wire.revision;
-                    wire = Wire::connect(&server.local_addr().to_string()).await.map_err(fail)?;
+                    wire = Wire::connect(&server.endpoint()).await.map_err(fail)?;
                     wire.revision = revision;
                 }
                 let (found, expected) = (wire.answer(request).await.map_err(fail)?, model.answer(request));

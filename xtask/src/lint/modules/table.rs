@@ -13,6 +13,7 @@ pub(super) const RULES: &[Rules] = &[
             parent: "",
             order: &[
                 &["daemon"],
+                &["embedded"],
                 &["config"],
                 &["api"],
                 &["leadership"],
@@ -67,7 +68,7 @@ pub(super) const RULES: &[Rules] = &[
                     &["plan"],
                     &["state"],
                     &["datapath"],
-                    &["backoff", "error", "ready", "socket", "sysctl"],
+                    &["backoff", "error", "ready", "sysctl"],
                 ],
             },
             Layers {
