@@ -16,7 +16,7 @@
 //! * [`table`]: table numbers and priorities.
 //! * [`metadata`]: metadata bits and matches on them.
 //! * [`group`]: groups for BUM traffic.
-//! * [`guard`]: anti-spoofing.
+//! * [`guard`]: checks of addresses (anti-spoofing).
 //! * [`policy`]: rules, connection tracking, DSCP.
 //! * [`neighbour`]: ARP and ND.
 //! * [`base`]: flows that exist for any desired state.
@@ -33,8 +33,9 @@ mod table;
 
 pub(crate) use self::{
     base::base_flows,
-    forward::{Spread, bridge_and_tag, local, network, outside, remote, subnet, vtep},
+    forward::{Spread, local, network, outside, remote, subnet, vtep},
     group::{MAX_BUCKETS, UPLINK_GROUP, all_group, endpoint_group, peer_group, receiver_group, uplink_group},
+    metadata::bridge_and_tag,
     neighbour::NdMode,
     policy::{RULE_TABLES, Receiver, counted_rules, receivers, rules},
 };

@@ -47,6 +47,7 @@ impl Site for OvsSite {
 
     const OPEN_ATTACKS: &'static [(&'static str, &'static str)] = &[
         ("another tag protocol from the wire", "OpenFlow does not match the protocol of a tag"),
+        ("IPv4 as IPv6", "the switch does not check the version of IPv6; the kernel of a pod does"),
         (
             "NA in two fragments",
             "the last fragment, of which the switch reads no protocol; not the first one",

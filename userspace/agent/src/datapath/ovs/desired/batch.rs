@@ -67,7 +67,7 @@ impl<'a> Batch<'a> {
     pub(crate) fn set_base_flows(&mut self) {
         let BaseConfig { uplinks, nd_mode, vtep } = self.base;
         for bridge in BridgeKind::ALL {
-            let own = vtep.into_iter().flat_map(|address| pipeline::vtep(*address, VXLAN_PORT));
+            let own = vtep.iter().flat_map(|address| pipeline::vtep(*address, VXLAN_PORT));
             let arrivals = uplinks.iter().filter(|_| bridge == BridgeKind::Vlan);
             let arrivals = arrivals.map(|port| pipeline::outside(*port));
             let flows = pipeline::base_flows(bridge, *nd_mode).into_iter().chain(own).chain(arrivals);

@@ -2,27 +2,19 @@
 
 use std::net::IpAddr;
 
-use contiv_model::{global::ArpMode, group::Dscp, tag::Encap};
+use contiv_model::{global::ArpMode, group::Dscp};
 use ipnet::IpNet;
 use openflow_rs::{Action, Field, Flow, Match};
 
 use super::{
     group::{UPLINK_GROUP, endpoint_group, peer_group, receiver_group},
     guard,
-    metadata::{self, match_from, network_match, network_match_from},
+    metadata::{self, bridge_and_tag, match_from, network_match, network_match_from},
     neighbour,
     policy::{self, Member},
     table::{self, priority},
 };
 use crate::datapath::{Local, Network, Remote, Subnet, ovs::bridge::BridgeKind};
-
-/// Returns the bridge that carries a network, and the network's tag there: a VLAN id or a VNI.
-pub(crate) fn bridge_and_tag(encap: Encap) -> (BridgeKind, u32) {
-    match encap {
-        Encap::Vlan(vlan) => (BridgeKind::Vlan, vlan.get().into()),
-        Encap::Vxlan { vni, .. } => (BridgeKind::Vxlan, vni.get()),
-    }
-}
 
 /// Returns the flow of an uplink or a tunnel. Frames from an uplink keep their VLAN tag, by which the bridge selects ports.
 pub(crate) fn outside(port: u32) -> Flow {

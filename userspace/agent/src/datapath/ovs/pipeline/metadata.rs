@@ -1,7 +1,10 @@
 //! Metadata bits. Bits 1 to 15 are reserved for the destination group, 16 to 30 for the source group, 32 to 39 for the
 //! tenant.
 
+use contiv_model::tag::Encap;
 use openflow_rs::Match;
+
+use crate::datapath::ovs::bridge::BridgeKind;
 
 /// Set if the frame arrived through a tunnel or from an uplink.
 pub(super) const OUTSIDE: u64 = 1;
@@ -9,6 +12,14 @@ pub(super) const OUTSIDE: u64 = 1;
 pub(super) const NETWORK_SHIFT: u32 = 40;
 /// Mask of the network's tag, 24 bits.
 pub(super) const NETWORK: u64 = 0xff_ffff << NETWORK_SHIFT;
+
+/// Returns the bridge that carries a network, and the network's tag there: a VLAN id or a VNI.
+pub(crate) fn bridge_and_tag(encap: Encap) -> (BridgeKind, u32) {
+    match encap {
+        Encap::Vlan(vlan) => (BridgeKind::Vlan, vlan.get().into()),
+        Encap::Vxlan { vni, .. } => (BridgeKind::Vxlan, vni.get()),
+    }
+}
 
 /// Matches frames of a network.
 pub(super) fn network_match(tag: u32) -> Match {

@@ -60,12 +60,14 @@ const DESTINATION_IDENTITY: Field = Field::Reg13;
 /// Port number of the receiver of a replicated frame, and [`IS_RECEIVER`].
 const RECEIVER: Field = Field::Reg14;
 const IS_RECEIVER: u32 = 1 << 16;
-/// [`EVALUATED`] and [`UNREADABLE`].
+/// [`EVALUATED`], [`UNREADABLE`] and [`REPLY`].
 const CLASS: Field = Field::Reg15;
 /// The frame is not exempt from rules.
 const EVALUATED: u8 = 1;
 /// No rule can evaluate the frame: endpoints with rules neither send nor receive it.
 const UNREADABLE: u8 = 2;
+/// The packet is a reply: it is evaluated as the packet that opened its connection.
+const REPLY: u8 = 4;
 
 /// One side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +110,11 @@ impl Side {
             }
         }
     }
+}
+
+/// Requires a frame that is not exempt from rules.
+fn evaluated(matching: Match) -> Match {
+    matching.masked(CLASS, EVALUATED, EVALUATED)
 }
 
 fn classify(class: u8) -> Action {

@@ -4,14 +4,13 @@ use contiv_model::policy::{ICMP, ICMPV6, TCP, UDP};
 use openflow_rs::{Action, Ct, Field, Flow, Match, Slice, Zone, ct_state};
 
 use super::{
-    CLASS, DESTINATION_V4, DESTINATION_V6, EVALUATED, IS_RECEIVER, PORT_BITS, PROTOCOL_AND_PORT,
-    PROTOCOL_SHIFT, RECEIVER, SOURCE_V4, SOURCE_V6, UNREADABLE, classify, identity, zone,
+    DESTINATION_V4, DESTINATION_V6, EVALUATED, IS_RECEIVER, PORT_BITS, PROTOCOL_AND_PORT, PROTOCOL_SHIFT,
+    RECEIVER, REPLY, SOURCE_V4, SOURCE_V6, UNREADABLE, classify, identity, zone,
 };
 use crate::datapath::{
     Network,
     ovs::pipeline::{
-        bridge_and_tag,
-        metadata::network_match,
+        metadata::{bridge_and_tag, network_match},
         table::{self, priority, priority::policy as rank},
     },
 };
@@ -67,12 +66,13 @@ impl Family {
     }
 
     /// Copies the addresses and the protocol of the packet that opened the connection.
-    fn original(self) -> Vec<Action> {
+    fn original(self, is_reply: bool) -> Vec<Action> {
         let addresses = match self {
             Family::V4 => [Field::CtIpv4Src, Field::CtIpv4Dst],
             Family::V6 => [Field::CtIpv6Src, Field::CtIpv6Dst],
         };
-        [&self.copies(addresses)[..], &[protocol(Field::CtIpProto), classify(EVALUATED)]].concat()
+        let class = if is_reply { EVALUATED | REPLY } else { EVALUATED };
+        [&self.copies(addresses)[..], &[protocol(Field::CtIpProto), classify(class)]].concat()
     }
 }
 
@@ -167,19 +167,21 @@ fn state(family: Family) -> Vec<Flow> {
     let opening = opening.masked(Field::TcpFlags, SYN, SYN | ACK);
     let again = Flow::new(table::STATE, rank::EXEMPT, opening).apply(family.own());
     flows.push(again.apply([port(Field::TcpDst)]).goto(table::SOURCE_IDENTITY));
-    let error = ct_state::RELATED;
-    for (priority, state, mask, next) in [
-        (rank::RELATED, tracked | error, tracked | invalid | error, table::ON_PATH),
-        (rank::TRACKED, tracked, tracked | invalid, table::SOURCE_IDENTITY),
-    ] {
-        let base = family.of(Match::new()).ct_state(state, mask);
-        let whole = Flow::new(table::STATE, priority, base.clone()).apply(family.original());
-        flows.push(whole.goto(next));
-        flows.extend([TCP, UDP].map(|number| {
-            let m = base.clone().field(Field::CtIpProto, number);
-            let actions = [family.original(), vec![port(Field::CtPortDst)]].concat();
-            Flow::new(table::STATE, priority + 2, m).apply(actions).goto(next)
-        }));
+    for (priority, kind, next) in
+        [(rank::RELATED, ct_state::RELATED, table::ON_PATH), (rank::TRACKED, 0, table::SOURCE_IDENTITY)]
+    {
+        for is_reply in [false, true] {
+            let direction = if is_reply { ct_state::REPLY } else { 0 };
+            let mask = tracked | invalid | kind | ct_state::REPLY;
+            let base = family.of(Match::new()).ct_state(tracked | kind | direction, mask);
+            let whole = Flow::new(table::STATE, priority, base.clone()).apply(family.original(is_reply));
+            flows.push(whole.goto(next));
+            flows.extend([TCP, UDP].map(|number| {
+                let m = base.clone().field(Field::CtIpProto, number);
+                let flow = Flow::new(table::STATE, priority + 2, m).apply(family.original(is_reply));
+                flow.apply([port(Field::CtPortDst)]).goto(next)
+            }));
+        }
     }
     flows
 }
@@ -202,9 +204,4 @@ pub(crate) fn network(network: &Network) -> Vec<Flow> {
         flows.push(accepted.apply([commit, Action::resubmit(table::SERVICE_SNAT)]));
     }
     flows
-}
-
-/// Requires a frame that is not exempt from rules.
-pub(super) fn evaluated(matching: Match) -> Match {
-    matching.masked(CLASS, EVALUATED, EVALUATED)
 }

@@ -4,14 +4,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use contiv_model::{addresses::Addresses, mac::Mac, policy::Identity};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use openflow_rs::{Action, Flow, Match, ct_state};
+use openflow_rs::{Action, Flow, Match};
 
-use super::{HERE, Side, UNKNOWN, class::evaluated};
+use super::{CLASS, HERE, REPLY, Side, UNKNOWN, evaluated};
 use crate::datapath::{
     Subnet,
     ovs::pipeline::{
-        bridge_and_tag, guard,
-        metadata::network_match,
+        guard,
+        metadata::{bridge_and_tag, network_match},
         table::{self, priority, priority::policy as rank},
     },
 };
@@ -111,9 +111,8 @@ pub(crate) fn endpoint(member: Member<'_>) -> Vec<Flow> {
     }
     if identity.is_some() {
         // An address without a record, at the Ethernet address of an endpoint.
-        let reply = ct_state::REPLY;
-        let original = || network_match(tag).ct_state(0, reply);
-        let back = || network_match(tag).ct_state(reply, reply);
+        let original = || network_match(tag).masked(CLASS, 0u8, REPLY);
+        let back = || network_match(tag).masked(CLASS, REPLY, REPLY);
         let by_source = if is_here { rank::STATION_HERE } else { rank::STATION };
         flows.extend([
             source(by_source, original().eth_src(mac.0)),

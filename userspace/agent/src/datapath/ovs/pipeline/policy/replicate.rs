@@ -7,7 +7,7 @@ use openflow_rs::{Action, Bucket, Flow, Group, GroupKind};
 
 use super::{
     DESTINATION_FLAGS, DESTINATION_IDENTITY, DESTINATION_V4, DESTINATION_V6, FAR, HERE, IS_RECEIVER,
-    RECEIVER, class::evaluated,
+    RECEIVER, evaluated,
 };
 use crate::datapath::{
     Local,

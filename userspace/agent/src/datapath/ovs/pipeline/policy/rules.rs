@@ -17,8 +17,8 @@ use ipnet::IpNet;
 use openflow_rs::{Action, Field, Flow, Match, ct_state};
 
 use super::{
-    CLASS, DESTINATION_FLAGS, FAR, HERE, PORT_BITS, PROTOCOL_AND_PORT, PROTOCOL_SHIFT, SOURCE_FLAGS, Side,
-    UNKNOWN, UNREADABLE,
+    CLASS, DESTINATION_FLAGS, FAR, HERE, PROTOCOL_AND_PORT, PROTOCOL_SHIFT, SOURCE_FLAGS, Side, UNKNOWN,
+    UNREADABLE,
 };
 use crate::datapath::{
     Group,
@@ -215,7 +215,6 @@ fn conditions(rule: &Rule, own: Side, peer: Side) -> Option<Vec<Vec<Condition>>>
 fn protocol(number: u8, port: u16, mask: u16) -> Condition {
     let value = u32::from(number) << PROTOCOL_SHIFT | u32::from(port);
     let mask = 0xff << PROTOCOL_SHIFT | u32::from(mask);
-    debug_assert!(PORT_BITS == 16);
     Condition::new(Match::new().masked(PROTOCOL_AND_PORT, value, mask))
 }
 
