@@ -85,8 +85,10 @@ impl Site {
     }
 
     fn agent(&self, token: &str) -> Process {
+        let store = self.folder.path().join("state/store.sock");
         let mut command = Binary::Netplugin.command().unwrap();
         command
+            .args(["--etcd", &format!("unix:{}", store.display())])
             .args(["--mode", "test", "--netmode", "vlan", "--fwdmode", "bridge", "--datapath", "fake"])
             .args(["--host", "node1", "--ctrl-ip", "127.0.0.1", "--vtep-ip", "127.0.0.1"])
             .args(["--vlan-uplinks", "lo", "--rest-address", &AGENT.to_string()])
