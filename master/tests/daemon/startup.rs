@@ -92,7 +92,7 @@ fn an_address_in_use_is_reported() {
 fn the_embedded_store_is_for_its_user_only() {
     testkit::needs!(root(), binary("setpriv"));
     let store = testkit::scratch_dir("store").unwrap();
-    // Whoever may reach the socket must still not open it.
+    // A user who reaches the socket must still not open it.
     fs::set_permissions(store.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let embedded = format!("embedded:{}", store.path().display());
     let mut master = Master::wait_leading(vec!["--store".into(), embedded.clone()]);

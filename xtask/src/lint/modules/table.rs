@@ -199,7 +199,7 @@ pub(super) const RULES: &[Rules] = &[
                     "subject",
                     "tls",
                 ],
-                &["notify"],
+                &["notify", "socket"],
             ],
         }],
         forbidden: &[],

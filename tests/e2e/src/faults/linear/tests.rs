@@ -70,7 +70,7 @@ fn an_unanswered_operation_has_an_effect_once_or_never() {
     // Two of them: the second deletion needs the lost creation.
     ok(&then(&[op(4, 5, Action::Delete), op(6, 7, Action::Delete), op(8, 9, NOTHING)]));
     violation(&then(&[op(4, 5, Action::Delete), op(6, 7, Action::Delete), op(8, 9, Action::Delete)]));
-    // A chain: the creation needs the deletion, which nobody saw.
+    // A chain: the creation needs the deletion, which no client saw.
     let chain = [op(1, 2, put("a")), op(3, 0, Action::Delete), op(3, 0, Action::Create("b".into()))];
     ok(&[&chain[..], &[op(4, 5, read("b"))]].concat());
     violation(&[&chain[..1], &chain[2..], &[op(4, 5, read("b"))]].concat());
