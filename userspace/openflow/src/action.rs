@@ -9,7 +9,7 @@ use bytes::BufMut;
 use crate::field::Field;
 use crate::port::Port;
 use crate::wire::{DecodeError, EXPERIMENTER_NICIRA, Reader, put_tlv};
-use nicira::{Ct, Learn, Nat, Slice};
+use nicira::{Ct, Learn, Multipath, Nat, Slice};
 
 /// `max_len` of an output to the controller that sends the whole packet (`OFPCML_NO_BUFFER`).
 pub const NO_BUFFER: u16 = 0xffff;
@@ -92,6 +92,8 @@ pub enum Action {
         /// Number of clauses, 2 to 64.
         clauses: u8,
     },
+    /// Chooses one of several links by a hash of the packet (`NXAST_MULTIPATH`).
+    Multipath(Multipath),
     /// Sends the packet through connection tracking (`NXAST_CT`).
     Ct(Ct),
     /// Translates addresses and ports (`NXAST_NAT`). Valid only inside [`Ct::exec`].
@@ -179,6 +181,7 @@ impl Action {
             | Action::Move { .. }
             | Action::Resubmit { .. }
             | Action::Conjunction { .. }
+            | Action::Multipath(_)
             | Action::Ct(_)
             | Action::Nat(_)
             | Action::Learn(_) => put_tlv(out, EXPERIMENTER, |out| {

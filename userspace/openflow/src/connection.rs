@@ -29,7 +29,7 @@ use crate::port::PortDesc;
 use crate::switch::{AsyncConfig, Features, Hello, SwitchConfig};
 use crate::wire::{DecodeError, TooLong};
 
-/// Time limit of each reply.
+/// Time in which the switch sends a reply, to this request or to an earlier one: it takes its time for large tables.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Capacity of the notification queue. Notifications are dropped when it is full.
 const NOTIFICATION_QUEUE: usize = 1024;
@@ -118,8 +118,8 @@ pub type Notifications = mpsc::Receiver<Message>;
 
 /// An open connection. Clones share it; it closes when the last clone is dropped.
 ///
-/// All methods can be called concurrently. The switch processes requests in the order in which they are sent. Each reply has
-/// a time limit of 10 seconds. The connection answers echo requests of the switch.
+/// All methods can be called concurrently. The switch processes requests in the order in which they are sent. A request fails
+/// if it has no reply and the switch has sent no other reply for 10 seconds. The connection answers echo requests of the switch.
 #[derive(Clone)]
 pub struct Connection {
     inner: Arc<Inner>,
@@ -229,7 +229,16 @@ impl Connection {
     /// Returns the next reply of `replies`.
     async fn reply(&self, replies: &mut Replies, what: &str) -> Result<Message, Error> {
         let target = || self.inner.target.clone();
-        match timeout(REPLY_TIMEOUT, replies.next()).await {
+        let mut delivered = self.inner.pending.delivered();
+        let next = loop {
+            match timeout(REPLY_TIMEOUT, replies.next()).await {
+                Err(_) if self.inner.pending.delivered() != delivered => {
+                    delivered = self.inner.pending.delivered();
+                }
+                next => break next,
+            }
+        };
+        match next {
             Err(_) => Err(Error::Timeout { target: target(), request: what.into(), after: REPLY_TIMEOUT }),
             Ok(None) => Err(self.closed_error()),
             Ok(Some(Received { message, .. })) => message.map_err(|source| Error::Undecodable {

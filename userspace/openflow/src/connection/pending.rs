@@ -20,6 +20,8 @@ struct Table {
     ranges: BTreeMap<u32, (u32, mpsc::UnboundedSender<Received>)>,
     /// Next free transaction id.
     next: u32,
+    /// Number of replies so far.
+    delivered: u64,
     /// Reason of the closure.
     closed: Option<String>,
 }
@@ -73,13 +75,19 @@ impl PendingReplies {
 
     /// Delivers a reply to the owner of its transaction id. A reply without an owner is discarded.
     pub(super) fn deliver(&self, received: Received) {
-        let table = self.lock();
+        let mut table = self.lock();
+        table.delivered += 1;
         if let Some((_, (last, sender))) = table.ranges.range(..=received.xid).next_back()
             && received.xid <= *last
         {
             // Fails if the receiver was just dropped.
             let _delivered = sender.send(received);
         }
+    }
+
+    /// Number of replies so far, also of those that are discarded.
+    pub(super) fn delivered(&self) -> u64 {
+        self.lock().delivered
     }
 
     /// Marks the connection as closed and wakes all receivers. The reason of the first call is kept.

@@ -5,7 +5,9 @@ use std::fmt;
 use super::matching::value;
 use super::{Hex, separated};
 use crate::action::Action;
-use crate::nicira::{Ct, Learn, LearnSpec, Nat, NatKind, NatRange, Slice, Zone};
+use crate::nicira::{
+    Ct, HashFields, Learn, LearnSpec, LinkAlgorithm, Multipath, Nat, NatKind, NatRange, Slice, Zone,
+};
 use crate::port::Port;
 
 impl fmt::Display for Slice {
@@ -54,6 +56,7 @@ impl fmt::Display for Action {
             Action::Conjunction { id, clause, clauses } => {
                 write!(f, "conjunction({id},{}/{clauses})", u16::from(*clause) + 1)
             }
+            Action::Multipath(multipath) => write!(f, "{multipath}"),
             Action::Ct(ct) => write!(f, "{ct}"),
             Action::Nat(nat) => write!(f, "{nat}"),
             Action::Learn(learn) => write!(f, "{learn}"),
@@ -63,6 +66,28 @@ impl fmt::Display for Action {
                 f.write_str(")")
             }
         }
+    }
+}
+
+impl fmt::Display for Multipath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fields = match self.fields {
+            HashFields::EthSrc => "eth_src",
+            HashFields::SymmetricL4 => "symmetric_l4",
+            HashFields::SymmetricL3L4 => "symmetric_l3l4",
+            HashFields::SymmetricL3L4Udp => "symmetric_l3l4+udp",
+            HashFields::IpSrc => "nw_src",
+            HashFields::IpDst => "nw_dst",
+            HashFields::SymmetricL3 => "symmetric_l3",
+        };
+        let algorithm = match self.algorithm {
+            LinkAlgorithm::Modulo => "modulo_n",
+            LinkAlgorithm::Threshold => "hash_threshold",
+            LinkAlgorithm::Rendezvous => "hrw",
+            LinkAlgorithm::Iterative => "iter_hash",
+        };
+        let Multipath { basis, max_link, arg, to, .. } = self;
+        write!(f, "multipath({fields},{basis},{algorithm},{},{arg},{to})", u32::from(*max_link) + 1)
     }
 }
 

@@ -6,7 +6,7 @@ use openflow_rs::bundle::{BundleControl, BundleStep};
 use openflow_rs::flow::{FlowCommand, FlowRemoved, RemovalReason};
 use openflow_rs::group::GroupCommand;
 use openflow_rs::multipart::{MultipartReply, MultipartRequest, Parts};
-use openflow_rs::nicira::{Learn, LearnSpec};
+use openflow_rs::nicira::{HashFields, Learn, LearnSpec, LinkAlgorithm, Multipath};
 use openflow_rs::packet::{PacketIn, PacketInReason, PacketOut};
 use openflow_rs::port::{PortChange, PortDesc, PortStatus};
 use openflow_rs::switch::{AsyncConfig, Features, Hello, Role, RoleMessage, SwitchConfig};
@@ -154,6 +154,28 @@ fn ct() -> impl Strategy<Value = Action> {
     )
 }
 
+fn multipath() -> impl Strategy<Value = Action> {
+    let fields = select(&[
+        HashFields::EthSrc,
+        HashFields::SymmetricL4,
+        HashFields::SymmetricL3L4,
+        HashFields::SymmetricL3L4Udp,
+        HashFields::IpSrc,
+        HashFields::IpDst,
+        HashFields::SymmetricL3,
+    ]);
+    let algorithm = select(&[
+        LinkAlgorithm::Modulo,
+        LinkAlgorithm::Threshold,
+        LinkAlgorithm::Rendezvous,
+        LinkAlgorithm::Iterative,
+    ]);
+    (fields, any::<u16>(), algorithm, any::<u8>()).prop_map(|(fields, basis, algorithm, max_link)| {
+        let (max_link, to) = (max_link.into(), Slice::bits(Field::Reg9, 3, 16));
+        Action::Multipath(Multipath { fields, basis, algorithm, max_link, arg: 0, to })
+    })
+}
+
 fn learn() -> impl Strategy<Value = Action> {
     (any::<u16>(), 1u16..100, any::<u64>(), 1u8..250, any::<u16>()).prop_map(
         |(idle, priority, cookie, table, bits)| {
@@ -204,6 +226,7 @@ pub(crate) fn action() -> impl Strategy<Value = Action> {
         }),
         any::<u8>().prop_filter("all", |t| *t < 0xff).prop_map(Action::resubmit),
         (1u32..0xff00, 0u8..254).prop_map(|(port, table)| Action::Resubmit { port: Some(Port(port)), table }),
+        multipath(),
         ct(),
         learn(),
     ]

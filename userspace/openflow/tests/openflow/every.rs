@@ -6,7 +6,7 @@ use openflow_rs::{
     bundle::{ATOMIC, BundleControl, BundleStep, ORDERED},
     flow::{FlowCommand, FlowRemoved, RemovalReason},
     multipart::{Aggregate, Desc, MultipartReply, MultipartRequest, Parts, PortStats, TableStats},
-    nicira::{Learn, LearnSpec},
+    nicira::{HashFields, Learn, LearnSpec, LinkAlgorithm, Multipath},
     packet::{PacketIn, PacketInReason, PacketOut},
     port::{PortChange, PortDesc, PortStatus},
     switch::{AsyncConfig, Features, Hello, Role, RoleMessage, SwitchConfig},
@@ -44,6 +44,14 @@ pub(crate) fn actions() -> Vec<Action> {
         Action::resubmit(4),
         Action::Resubmit { port: Some(Port(9)), table: 4 },
         Action::Conjunction { id: 77, clause: 1, clauses: 2 },
+        Action::Multipath(Multipath {
+            fields: HashFields::SymmetricL3L4Udp,
+            basis: 5,
+            algorithm: LinkAlgorithm::Rendezvous,
+            max_link: 2,
+            arg: 0,
+            to: Slice::bits(Field::Reg9, 0, 16),
+        }),
         Action::Ct(Ct { commit: true, force: true, zone, table: Some(5), exec, ..Ct::default() }),
         Action::Ct(Ct { zone: Zone::Number(3), exec: vec![Action::Nat(Nat::default())], ..Ct::default() }),
         Action::Learn(Learn {

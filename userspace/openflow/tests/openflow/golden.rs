@@ -99,8 +99,12 @@ fn has_other_form(action: &Action) -> bool {
     matches!(action, Action::Learn(_) | Action::SetMasked { .. })
 }
 
-/// `ovs-ofctl` reads the mask of an IPv6 address as the length of a prefix if it begins with a digit.
+/// `ovs-ofctl` reads the mask of an IPv6 address as the length of a prefix if it begins with a digit, and prints 2/2 and
+/// 0/1 of the fragment flags as `later` and `no`, which it reads as 3/3 and 0/3.
 fn has_text((field, masked): (Field, Masked)) -> bool {
+    if field == Field::IpFragment && matches!((masked.value, masked.mask), (2, 2) | (0, 1)) {
+        return false;
+    }
     field.bits() < 128
         || (!masked.mask & field.mask()).wrapping_add(1).is_power_of_two()
         || masked.mask == field.mask()

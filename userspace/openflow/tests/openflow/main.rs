@@ -8,4 +8,5 @@ mod example;
 mod golden;
 mod ofctl;
 mod roundtrip;
+mod slow;
 mod switch;
