@@ -4,7 +4,7 @@ use std::{env, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use netplugin::datapath::{
-    Object, ObjectId, ObjectKind,
+    Object, ObjectId,
     fake::{Delivery, Origin, Target},
 };
 use nix::{
@@ -35,8 +35,6 @@ const MARK: &[u8] = b"end of a step ";
 pub(crate) fn run<H: Harness>(datapath: &'static str) -> Result<()> {
     let selection = env::var(SELECTION).unwrap_or_default();
     let mut attacks = if H::IS_ORACLE { cases::of_the_oracle() } else { cases::all() };
-    attacks
-        .retain(|attack| !lacks::<H>(ObjectKind::Service) || !attack.name.starts_with("through a service"));
     attacks.retain(|attack| H::OPEN_ATTACKS.iter().all(|(part, _)| !attack.name.contains(part)));
     for (part, reason) in H::OPEN_CONTROLS {
         println!("{datapath}: control not tried: {part}: {reason}");
@@ -75,7 +73,7 @@ struct Arena<H> {
 impl<H: Harness> Arena<H> {
     fn new(net: Net, other: &Net) -> Result<Arena<H>> {
         let objects = rules::objects(&net, other)?;
-        let world = World::new(objects.into_iter().filter(|object| !lacks::<H>(object.id().kind())))?;
+        let world = World::new(objects)?;
         stay_on_this_cpu()?;
         Ok(Arena { world, net, tries: 0, steps: 0 })
     }
@@ -83,9 +81,7 @@ impl<H: Harness> Arena<H> {
     fn run(&mut self, attack: &Attack, report: &mut Report) -> Result<()> {
         let net = self.net.clone();
         let kind = Kind::of(&net);
-        // Without rules, only what no rule is needed to forbid.
-        let is_forbidden = |of: &Try| !lacks::<H>(ObjectKind::Group) || of.rules == Rules::Unprotected;
-        for of in attack.tries(&net).into_iter().filter(is_forbidden) {
+        for of in attack.tries(&net) {
             self.tries += 1;
             let scene = Scene::new(&net, &of, self.tries);
             let failure = self.play(&scene, attack.hostile(&scene)).with_context(|| format!("{of:?}"))?;
@@ -213,11 +209,6 @@ impl<H: Harness> Arena<H> {
             Origin::Tunnel { .. } | Origin::Uplink => FAR,
         }
     }
-}
-
-/// Whether the datapath does not implement objects of this kind.
-fn lacks<H: Harness>(kind: ObjectKind) -> bool {
-    H::WITHOUT.contains(&kind)
 }
 
 /// What denies the packets of unknown endpoints to those that rules deny a group is the same, whatever the packets are.

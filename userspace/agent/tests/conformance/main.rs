@@ -52,10 +52,11 @@ on_every_datapath!([
     policy: rules_out_hold_at_the_source, rules_in_hold_at_the_destination, answers_pass, a_change_is_in_force_at_once,
         the_highest_priority_decides, rules_match_addresses, icmp_rules_match_both_families, policies_do_not_apply_to_neighbour_discovery,
         packets_get_the_dscp_of_their_group;
+    services: connections_go_to_backends, arp_requests_for_the_address_are_answered, backends_come_and_go,
+        backends_are_reachable_directly, policies_see_the_backend, tcp_connections_over_ipv6;
 ], [
     programs: local_pods_talk, pods_talk_by_vxlan, restart_loses_no_ping, changes_lose_no_ping;
+    services: a_pod_reaches_itself, clients_keep_their_backend, services_survive_a_restart;
 ], [
     flooding: copies_go_to_nodes_with_the_network;
-    services: connections_go_to_backends, arp_requests_for_the_address_are_answered, backends_come_and_go,
-        backends_are_reachable_directly, policies_see_the_backend;
 ]);

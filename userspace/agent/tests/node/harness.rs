@@ -7,7 +7,7 @@ mod real;
 
 use anyhow::Result;
 use netplugin::datapath::{
-    Desired, FailedOp, ObjectKind, Observed, Op,
+    Desired, FailedOp, Observed, Op,
     fake::{Delivery, Origin},
 };
 use testkit::Netns;
@@ -26,9 +26,6 @@ pub(crate) trait Harness: Sized {
 
     /// Whether copies of frames that arrive together leave several ports in any order.
     const REORDERS: bool = false;
-
-    /// Kinds of objects that the datapath does not implement.
-    const WITHOUT: &'static [ObjectKind] = &[];
 
     /// Attacks that the datapath does not stop yet: parts of their names, and reasons.
     const OPEN_ATTACKS: &'static [(&'static str, &'static str)] = &[];

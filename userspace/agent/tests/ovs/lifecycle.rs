@@ -310,7 +310,7 @@ fn an_invalid_port_fails_alone() -> Result<()> {
     good.reaches(2)
 }
 
-/// Services are not implemented: one fails alone, nothing is written for it, and other objects remain.
+/// Services of a whole VRF are not implemented: one fails alone, nothing is written for it, and other objects remain.
 #[test]
 fn unsupported_objects_fail_alone() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
@@ -321,7 +321,7 @@ fn unsupported_objects_fail_alone() -> Result<()> {
     let group = Object::Group(Group { dscp: Some(46.try_into()?), ..Group::new(Identity::try_from(5)?, []) });
     let service = Object::Service(Service {
         ports: vec!["80:8080:TCP".parse()?],
-        ..Service::new("web:t", Scope::network(&blue), [10, 1, 1, 9])
+        ..Service::new("web:t", Scope::vrf(blue.vrf.clone()), [10, 1, 1, 9])
     });
     let ops = [group, service].map(Op::Set);
     let writes = node.writes();

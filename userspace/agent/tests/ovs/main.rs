@@ -7,3 +7,4 @@ mod lifecycle;
 mod neighbour;
 mod node;
 mod policy;
+mod services;

@@ -13,12 +13,20 @@ use model::{BaseConfig, BridgePorts, SwitchModel};
 
 use contiv_model::addresses::Addresses;
 
-use crate::datapath::{Desired, Object, Unsupported};
+use super::{pipeline, tables::ids::ServiceNumbers};
+use crate::datapath::{Desired, Object, Service, Unsupported};
 
 /// Returns the contents of both bridges for `desired`. Omits objects without their port, remote endpoints without a
 /// tunnel, and objects that this datapath does not implement.
-pub(crate) fn expected(desired: &Desired, ports: &BridgePorts, base: BaseConfig) -> SwitchModel {
-    let mut model = SwitchModel { base, ..SwitchModel::default() };
+///
+/// `numbers` are those of the installed services.
+pub(crate) fn expected(
+    desired: &Desired,
+    ports: &BridgePorts,
+    base: BaseConfig,
+    numbers: ServiceNumbers,
+) -> SwitchModel {
+    let mut model = SwitchModel { base, numbers, ..SwitchModel::default() };
     let mut batch = Batch::new(&mut model);
     batch.set_base_flows();
     for (id, object) in desired.iter() {
@@ -27,7 +35,7 @@ pub(crate) fn expected(desired: &Desired, ports: &BridgePorts, base: BaseConfig)
             continue;
         }
         if port.is_some() || !needs_port(object) {
-            // Without its tunnel a remote endpoint is not in the index and counts as out of sync.
+            // A remote endpoint without its tunnel is not in the index and counts as out of sync.
             let _omitted = batch.set(object.clone(), port);
         }
     }
@@ -48,11 +56,22 @@ pub(crate) fn support(object: &Object) -> Result<(), Unsupported> {
         Object::Subnet(subnet) if subnet.is_routed() => Err(Unsupported::GATEWAY),
         Object::Subnet(_) => Ok(()),
         Object::Group(_) => Ok(()),
-        Object::Route(_) | Object::Service(_) => Err(Unsupported::Object),
+        Object::Route(_) => Err(Unsupported::Object),
+        Object::Service(service) => support_service(service),
         Object::Remote(remote) if !remote.next_hop.is_on(remote.encap) => Err(Unsupported::NEXT_HOP),
         Object::Remote(remote) => dual_stack(&remote.addresses),
         Object::Local(local) => dual_stack(&local.addresses),
     }
+}
+
+fn support_service(service: &Service) -> Result<(), Unsupported> {
+    let Some(network) = &service.scope.network else {
+        return Err(Unsupported::Value { field: "scope", accepted: "a network" });
+    };
+    if pipeline::ready(service, network.encap).count() > pipeline::MAX_BUCKETS {
+        return Err(Unsupported::Value { field: "backends", accepted: "at most 1000 that are ready" });
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use super::{
         self,
         batch::Batch,
         compare::compare,
-        model::{BaseConfig, BridgePorts, SwitchModel},
+        model::{BaseConfig, BridgePorts, SwitchModel, installed_numbers},
     },
     error::ovs_error,
     options::{DatapathType, Options},
@@ -50,13 +50,14 @@ pub(crate) async fn observe(
     let uplinks: Vec<_> =
         options.uplinks.iter().filter_map(|name| dump.ports.vlan.get(name)).copied().collect();
     let base = BaseConfig { uplinks, nd_mode: nd_mode(options.datapath_type), vtep: options.vtep };
-    let expected = desired::expected(desired, &ports, base);
+    let expected = desired::expected(desired, &ports, base, installed_numbers(&dump.tables));
     let differences = compare(&expected, &dump.tables, desired);
     out_of_sync.extend(differences.out_of_sync);
     let installed = |id: &ObjectId| expected.index.get(id).is_some();
     out_of_sync.extend(desired.iter().map(|(id, _)| id.clone()).filter(|id| !installed(id)));
 
-    let mut model = SwitchModel { index: expected.index, tables: dump.tables, base: expected.base };
+    let SwitchModel { index, base, numbers, .. } = expected;
+    let mut model = SwitchModel { index, tables: dump.tables, base, numbers };
     if differences.base_flows {
         repair_base_flows(session, &mut model).await?;
     }

@@ -1,13 +1,13 @@
 //! Flow tables of the bridges. Pure functions that return flows and groups.
 //!
-//! The table numbers and the low 40 bits of the metadata are those of the original Contiv. The tables of services
-//! and routing exist, but only lead to the next table. Metadata bits 40 to 63 hold the tag of the network on
-//! the bridge (VLAN id or VNI). The first tables set it, and every flow that outputs a frame matches it, so that a frame
-//! cannot leave its network. No table pushes or pops a tag.
+//! The numbers of tables 0 to 9 are those of the original Contiv. Metadata bits 40 to 63 hold the tag of the network on the
+//! bridge (VLAN id or VNI). The first tables set it, and every flow that outputs a frame matches it, so that a frame cannot
+//! leave its network. Bits 1 to 39 hold the service that a packet is for. No table pushes or pops a tag.
 //!
 //! ```text
-//!  0 input ─ 1 source ─┬─ local pod ────── 13 ─ guard ─┬─ 3 ─ 4 ─ 5 ─ 6 ─ 9 destination: local pod, tunnel, BUM flood (VXLAN)
-//!                      │                               │  │                             NORMAL (VLAN)
+//!  0 input ─ 1 source ─┬─ local pod ────── 13 ─ guard ─┬─ 3 services ─ 4 policies ─ 22 DSCP ─ 6 ─ 9 destination: local pod, tunnel,
+//!                      │                               │                                          BUM flood (VXLAN),
+//!                      │                               │  │                                       NORMAL (VLAN)
 //!                      ├─ tunnel, uplink ─ 14 ─ guard ─┘  │
 //!                      └─ drop                            └─ requests of pods ─ 10 lookup ─ 11 reply ─ 12 ND option
 //!                                                                                  └─ 9 (ND, kernel datapath)
@@ -20,6 +20,8 @@
 //! * [`policy`]: rules, connection tracking, DSCP.
 //! * [`neighbour`]: ARP and ND.
 //! * [`base`]: flows that exist for any desired state.
+//! * [`service`]: translation to backends of services and back.
+//! * [`route`]: delivery by IP address.
 //! * [`forward`]: flows of each object.
 
 mod base;
@@ -29,15 +31,21 @@ mod guard;
 mod metadata;
 mod neighbour;
 mod policy;
+mod route;
+mod service;
 mod table;
 
 pub(crate) use self::{
     base::base_flows,
     forward::{Spread, local, network, outside, remote, subnet, vtep},
-    group::{MAX_BUCKETS, UPLINK_GROUP, all_group, endpoint_group, peer_group, receiver_group, uplink_group},
-    metadata::bridge_and_tag,
+    group::{
+        MAX_BUCKETS, UPLINK_GROUP, all_group, backend_group, endpoint_group, peer_group, receiver_group,
+        uplink_group,
+    },
+    metadata::{MAX_SERVICE, bridge_and_tag},
     neighbour::NdMode,
     policy::{RULE_TABLES, Receiver, counted_rules, receivers, rules},
+    service::{has_selection, is_learned, ready, selection, service, service_number},
 };
 
 #[cfg(test)]

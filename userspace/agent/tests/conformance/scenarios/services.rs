@@ -1,6 +1,6 @@
 //! Services: connections go to backends, and replies have the address of the service.
 
-use std::net::Ipv4Addr;
+use std::{net::Ipv4Addr, time::Duration};
 
 use anyhow::{Result, bail, ensure};
 use contiv_model::{
@@ -8,13 +8,16 @@ use contiv_model::{
     policy::{Action, Direction, Rule, UDP},
     service::Readiness,
 };
-use netplugin::datapath::{Backend, Object, Scope, Service, fake::Delivery};
-use testkit::packet::Packet;
+use netplugin::datapath::{
+    Backend, Object, Scope, Service,
+    fake::{Delivery, Target},
+};
+use testkit::packet::{Packet, tcp_flags};
 
 use crate::{
     harness::Harness,
     scenarios::policy::{group, in_group, rule},
-    topology::{Net, ip, mac, peers, pod, to_pod},
+    topology::{Net, ip, ip6, mac, peers, pod, to_pod},
     world::World,
 };
 
@@ -168,4 +171,128 @@ pub(crate) fn policies_see_the_backend<H: Harness>() -> Result<()> {
     world.set(group(1, [])?)?;
     world.set(group(2, [theirs])?)?;
     world.sends(&pod("pa"), &request(4002), [])
+}
+
+/// A TCP connection over IPv6, from the handshake to the end, and a second one with the same ports.
+pub(crate) fn tcp_connections_over_ipv6<H: Harness>() -> Result<()> {
+    const VIP_MAC: [u8; 6] = [2, 2, 0, 0, 0, 200];
+    for net in Net::kinds()? {
+        let mut world = world::<H>(&net)?;
+        world.set(Object::Service(Service {
+            ports: vec!["80:8080:TCP".parse()?],
+            backends: vec![Backend::on(net.encap, ip6(2))],
+            ..Service::new("web:t", Scope::network(&net.plain()), ip6(VIP))
+        }))?;
+        let there = |mac: [u8; 6], to: u8, port: u16, flags: u8, numbers: (u32, u32)| {
+            let packet = Packet::eth(mac, self::mac(1)).ipv6(ip6(1), ip6(to)).tcp(4000, port, flags);
+            packet.sequence(numbers.0, numbers.1)
+        };
+        let back = |from: u8, port: u16, flags: u8, numbers: (u32, u32)| {
+            let packet = Packet::eth(mac(1), mac(2)).ipv6(ip6(from), ip6(1)).tcp(port, 4000, flags);
+            packet.sequence(numbers.0, numbers.1)
+        };
+        for first in [1000, 500_000] {
+            let ack = first + 1;
+            for (is_request, flags, numbers) in [
+                (true, tcp_flags::SYN, (first, 0)),
+                (false, tcp_flags::SYN | tcp_flags::ACK, (7000, ack)),
+                (true, tcp_flags::ACK, (ack, 7001)),
+                (true, tcp_flags::FIN | tcp_flags::ACK, (ack, 7001)),
+                (false, tcp_flags::FIN | tcp_flags::ACK, (7001, ack + 1)),
+                (true, tcp_flags::ACK, (ack + 1, 7002)),
+            ] {
+                if is_request {
+                    let arrives = there(mac(2), 2, 8080, flags, numbers);
+                    world.sends(
+                        &pod("pa"),
+                        &there(VIP_MAC, VIP, 80, flags, numbers),
+                        [to_pod("pb", &arrives)],
+                    )?;
+                } else {
+                    let arrives = back(VIP, 80, flags, numbers);
+                    world.sends(&pod("pb"), &back(2, 8080, flags, numbers), [to_pod("pa", &arrives)])?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A pod that is a backend reaches itself; it sees the address of the service.
+pub(crate) fn a_pod_reaches_itself<H: Harness>() -> Result<()> {
+    for net in Net::kinds()? {
+        let mut world = world::<H>(&net)?;
+        world.set(service(&net, &ready(&[1]))?)?;
+        for _ in 0..2 {
+            let from_service = |from: u16, to: u16| datagram((1, VIP), (ip(VIP), from), (ip(1), to));
+            world.sends(&pod("pa"), &request(4000), [to_pod("pa", &from_service(4000, 5353))])?;
+            let reply = datagram((VIP, 1), (ip(1), 5353), (ip(VIP), 4000));
+            world.sends(&pod("pa"), &reply, [to_pod("pa", &from_service(53, 4000))])?;
+        }
+        // To no port of the service.
+        let stray = datagram((VIP, 1), (ip(1), 5353), (ip(VIP), 4001));
+        let came = world.outcome(&pod("pa"), &stray.build())?;
+        ensure!(came.iter().all(is_refusal), "a packet to no port of the service came: {came:?}");
+    }
+    Ok(())
+}
+
+/// An answer of the node to the pod that sent a packet: ICMP.
+fn is_refusal(delivery: &Delivery) -> bool {
+    const PROTOCOL: usize = 23;
+    delivery.to == Target::Pod("pa".into()) && delivery.frame.get(PROTOCOL) == Some(&1)
+}
+
+/// Session affinity: all connections of a client go to one backend, those of other clients to any.
+pub(crate) fn clients_keep_their_backend<H: Harness>() -> Result<()> {
+    let net = Net::vxlan(1)?;
+    let mut world = world::<H>(&net)?;
+    let with_affinity = |backends: &[(u8, Readiness)]| -> Result<Object> {
+        let Object::Service(service) = service(&net, backends)? else { bail!("a service") };
+        Ok(Object::Service(Service { affinity: Some(Duration::from_secs(600)), ..service }))
+    };
+    let all = [2, 3, 11];
+    world.set(with_affinity(&ready(&all))?)?;
+    let backend = world.asks(&net, 4000, &all)?;
+    for port in 4001..4020 {
+        ensure!(world.asks(&net, port, &all)? == backend, "port {port}: not {backend}");
+    }
+    // Without its backend the client gets another one, and keeps it.
+    let rest: Vec<u8> = all.into_iter().filter(|other| *other != backend).collect();
+    world.set(with_affinity(&ready(&rest))?)?;
+    let next = world.asks(&net, 4100, &rest)?;
+    for port in 4101..4110 {
+        ensure!(world.asks(&net, port, &rest)? == next, "port {port}: not {next}");
+    }
+    world.check_in_sync()
+}
+
+/// A restarted agent finds services and connections as they are; a removed service leaves nothing.
+pub(crate) fn services_survive_a_restart<H: Harness>() -> Result<()> {
+    for net in Net::kinds()? {
+        let mut world = world::<H>(&net)?;
+        let other = Object::Service(Service {
+            ports: vec!["54:5353:UDP".parse()?],
+            backends: vec![Backend::on(net.encap, ip(3))],
+            affinity: Some(Duration::from_secs(600)),
+            ..Service::new("another:t", Scope::network(&net.plain()), ip(VIP + 1))
+        });
+        world.set(service(&net, &ready(&[2, 3, 11]))?)?;
+        world.set(other.clone())?;
+        let backend = world.asks(&net, 4000, &[2, 3, 11])?;
+        world.node.restart()?;
+        world.is_answered(&net, backend, 4000)?;
+        world.check_in_sync()?;
+        ensure!(world.node.writes() == 0, "{} writes", world.node.writes());
+        ensure!(world.asks(&net, 4000, &[2, 3, 11])? == backend, "another backend after the restart");
+        // The other one keeps what it has when the first one goes.
+        world.delete(service(&net, &[])?.id())?;
+        world.check_in_sync()?;
+        let request = datagram((VIP + 1, 1), (ip(1), 4001), (ip(VIP + 1), 54));
+        let arrives = datagram((3, 1), (ip(1), 4001), (ip(3), 5353));
+        world.sends(&pod("pa"), &request, [to_pod("pc", &arrives)])?;
+        world.delete(other.id())?;
+        world.check_in_sync()?;
+    }
+    Ok(())
 }

@@ -3,10 +3,7 @@
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result};
-use netplugin::datapath::{
-    ObjectKind,
-    ovs::{DatapathType, Options, Ovs},
-};
+use netplugin::datapath::ovs::{DatapathType, Options, Ovs};
 use testkit::{Netns, ovs::Switch};
 
 use super::{
@@ -42,8 +39,6 @@ impl Site for OvsSite {
     ];
 
     const REORDERS: bool = true;
-
-    const WITHOUT: &'static [ObjectKind] = &[ObjectKind::Service];
 
     const OPEN_ATTACKS: &'static [(&'static str, &'static str)] = &[
         ("another tag protocol from the wire", "OpenFlow does not match the protocol of a tag"),

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, net::IpAddr, time::Duration};
 use anyhow::{Context as _, Result, bail, ensure};
 use contiv_model::mac::Mac;
 use netplugin::datapath::{
-    Datapath, Desired, FailedOp, ObjectKind, Observed, Op,
+    Datapath, Desired, FailedOp, Observed, Op,
     fake::{Delivery, Origin, Target},
 };
 use testkit::{
@@ -29,7 +29,6 @@ pub(crate) trait Site: Sized + Sync + Send {
 
     const DIFFERENCES: &'static [Difference] = &[];
     const REORDERS: bool = false;
-    const WITHOUT: &'static [ObjectKind] = &[];
     const OPEN_ATTACKS: &'static [(&'static str, &'static str)] = &[];
     const OPEN_CONTROLS: &'static [(&'static str, &'static str)] = &[];
 
@@ -183,7 +182,6 @@ impl<S: Site> Programs for Real<S> {
 impl<S: Site> Harness for Real<S> {
     const DIFFERENCES: &'static [Difference] = S::DIFFERENCES;
     const REORDERS: bool = S::REORDERS;
-    const WITHOUT: &'static [ObjectKind] = S::WITHOUT;
     const OPEN_ATTACKS: &'static [(&'static str, &'static str)] = S::OPEN_ATTACKS;
     const OPEN_CONTROLS: &'static [(&'static str, &'static str)] = S::OPEN_CONTROLS;
 

@@ -5,18 +5,19 @@ use std::{
     net::IpAddr,
 };
 
-use contiv_model::name::NetworkId;
+use contiv_model::name::{NetworkId, ServiceId};
 use openflow_rs::{Change, Flow};
 
 use super::model::{BaseConfig, SwitchModel};
 use crate::datapath::{
-    Network, Object, ObjectId,
+    Network, Object, ObjectId, Service,
     ovs::{
         bridge::{BridgeKind, PerBridge},
         pipeline::{self, MAX_BUCKETS, Receiver, Spread, UPLINK_GROUP, peer_group},
         tables::{
             cookie::Cookie,
             edit::Edit,
+            ids::ServiceNumbers,
             index::{BridgePort, FlowIndex, Installed},
         },
     },
@@ -25,10 +26,16 @@ use crate::datapath::{
 /// UDP port of the node's own tunnels (RFC 7348 section 5).
 const VXLAN_PORT: u16 = 4789;
 
-/// A remote endpoint whose node has no tunnel.
+/// Why an object cannot be set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no tunnel to {0}")]
-pub(crate) struct NoTunnel(pub(crate) IpAddr);
+pub(crate) enum NotSet {
+    /// The node of a remote endpoint has no tunnel.
+    #[error("no tunnel to {0}")]
+    NoTunnel(IpAddr),
+    /// All numbers of services are in use.
+    #[error("the switch has {0} services, and no number for another one")]
+    NoNumber(u32),
+}
 
 /// Uncommitted changes of a [`SwitchModel`].
 ///
@@ -38,6 +45,7 @@ pub(crate) struct Batch<'a> {
     index: &'a mut FlowIndex,
     base: &'a BaseConfig,
     edits: PerBridge<Edit<'a>>,
+    numbers: &'a mut ServiceNumbers,
     /// Previous entries of the index, in the order of the changes.
     previous: Vec<(ObjectId, Option<Installed>)>,
     /// Networks whose groups and flows need an update.
@@ -46,6 +54,8 @@ pub(crate) struct Batch<'a> {
     dirty_peers: bool,
     /// Tags of removed networks, whose groups are removed.
     removed_tags: BTreeSet<(BridgeKind, u32)>,
+    /// Removed services, whose numbers become free.
+    removed_services: BTreeSet<ServiceId>,
 }
 
 impl<'a> Batch<'a> {
@@ -56,10 +66,12 @@ impl<'a> Batch<'a> {
             index: &mut model.index,
             base: &model.base,
             edits,
+            numbers: &mut model.numbers,
             previous: vec![],
             dirty_networks: BTreeSet::new(),
             dirty_peers: false,
             removed_tags: BTreeSet::new(),
+            removed_services: BTreeSet::new(),
         }
     }
 
@@ -81,15 +93,20 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Adds or replaces an object. Fails without a change if a remote endpoint has no tunnel.
-    pub(crate) fn set(&mut self, object: Object, port: Option<BridgePort>) -> Result<(), NoTunnel> {
+    /// Adds or replaces an object. Fails without a change if a remote endpoint has no tunnel, or a service no number.
+    pub(crate) fn set(&mut self, object: Object, port: Option<BridgePort>) -> Result<(), NotSet> {
         if let Object::Remote(remote) = &object
             && let Some(vtep) = remote.vtep()
             && !self.index.peers().contains_key(&vtep)
         {
-            return Err(NoTunnel(vtep));
+            return Err(NotSet::NoTunnel(vtep));
         }
         let id = object.id();
+        if let ObjectId::Service(service) = &id {
+            self.removed_services.remove(service);
+            let assigned = self.numbers.assign(Cookie::of(&id), pipeline::MAX_SERVICE);
+            assigned.ok_or(NotSet::NoNumber(pipeline::MAX_SERVICE))?;
+        }
         self.mark_dirty(&id);
         let old = self.index.insert(Installed { object: object.clone(), port });
         self.mark_group_members(old.as_ref(), Some(&object));
@@ -112,6 +129,13 @@ impl<'a> Batch<'a> {
         let old = self.index.remove(id);
         self.mark_group_members(old.as_ref(), None);
         self.previous.push((id.clone(), old));
+        if let ObjectId::Service(service) = id {
+            if let Some(number) = self.numbers.get(Cookie::of(id)) {
+                let group = pipeline::backend_group(number);
+                BridgeKind::ALL.into_iter().for_each(|bridge| self.edits.get_mut(bridge).remove_group(group));
+            }
+            self.removed_services.insert(service.clone());
+        }
         for bridge in BridgeKind::ALL {
             self.edits.get_mut(bridge).set(Cookie::of(id), []);
         }
@@ -151,6 +175,9 @@ impl<'a> Batch<'a> {
     /// Keeps the changes: the switch has accepted them.
     pub(crate) fn commit(mut self) {
         self.update_groups();
+        for service in std::mem::take(&mut self.removed_services) {
+            self.numbers.remove(Cookie::of(&ObjectId::Service(service)));
+        }
     }
 
     /// Reverts the changes after a rejection. The tables of the bridges in `applied` keep theirs.
@@ -223,6 +250,11 @@ impl<'a> Batch<'a> {
             self.edits.vxlan.set(Cookie::of(id), flows);
             return;
         }
+        if let Object::Service(service) = &installed.object {
+            let service = service.clone();
+            self.update_service(id, &service);
+            return;
+        }
         let (bridge, flows) = match (&installed.object, number) {
             (Object::Local(local), Some(port)) => {
                 let dscp = local.identity.and_then(|identity| self.index.group(identity)?.dscp);
@@ -240,6 +272,22 @@ impl<'a> Batch<'a> {
             | (Object::Route(_) | Object::Group(_) | Object::Service(_), _) => return,
         };
         self.set_flows(id, bridge, flows);
+    }
+
+    fn update_service(&mut self, id: &ObjectId, service: &Service) {
+        let (Some(network), Some(number)) = (&service.scope.network, self.numbers.get(Cookie::of(id))) else {
+            return;
+        };
+        let encap = network.encap;
+        let (bridge, _) = pipeline::bridge_and_tag(encap);
+        for kind in BridgeKind::ALL {
+            if kind == bridge && pipeline::has_selection(service, encap) {
+                self.edits.get_mut(kind).set_group(pipeline::selection(service, encap, number));
+            } else {
+                self.edits.get_mut(kind).remove_group(pipeline::backend_group(number));
+            }
+        }
+        self.set_flows(id, bridge, pipeline::service(service, encap, number));
     }
 
     fn set_flows(&mut self, id: &ObjectId, bridge: BridgeKind, flows: Vec<Flow>) {
@@ -323,7 +371,8 @@ impl<'a> Batch<'a> {
         let peers = (0..group_count(self.index.peers().len())).map(|n| (BridgeKind::Vxlan, peer_group(n)));
         let uplinks = (self.base.uplinks.len() > 1).then_some((BridgeKind::Vlan, UPLINK_GROUP));
         let networks = self.index.networks().flat_map(|network| network_groups(self.index, network));
-        networks.chain(peers).chain(uplinks).collect()
+        let services = service_groups(self.index, self.numbers).into_iter().map(|(group, _)| group);
+        networks.chain(peers).chain(uplinks).chain(services).collect()
     }
 }
 
@@ -335,6 +384,20 @@ pub(crate) fn network_groups(index: &FlowIndex, network: &Network) -> Vec<(Bridg
     let flood = flood.map(|group| (bridge, pipeline::endpoint_group(tag, group)));
     let evaluated = (0..groups).filter(|_| index.has_rules(&network.id));
     flood.chain(evaluated.map(|group| (bridge, pipeline::receiver_group(tag, group)))).collect()
+}
+
+/// Groups of the services, which select backends.
+pub(crate) fn service_groups(
+    index: &FlowIndex,
+    numbers: &ServiceNumbers,
+) -> Vec<((BridgeKind, u32), ObjectId)> {
+    let group = |service: &Service| {
+        let (id, network) = (ObjectId::Service(service.id.clone()), service.scope.network.as_ref()?);
+        let number =
+            numbers.get(Cookie::of(&id)).filter(|_| pipeline::has_selection(service, network.encap))?;
+        Some(((pipeline::bridge_and_tag(network.encap).0, pipeline::backend_group(number)), id))
+    };
+    index.services().filter_map(group).collect()
 }
 
 /// Number of groups for the local endpoints of a network, or for all peers: at least one.

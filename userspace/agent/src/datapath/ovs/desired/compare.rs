@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::{
-    batch::{group_count, network_groups},
+    batch::{group_count, network_groups, service_groups},
     model::SwitchModel,
 };
 use crate::datapath::{
@@ -49,15 +49,15 @@ pub(crate) fn compare(expected: &SwitchModel, actual: &PerBridge<Tables>, desire
 fn compare_groups(expected: &SwitchModel, actual: &PerBridge<Tables>, differences: &mut Differences) {
     let mut owners = BTreeMap::new();
     for network in expected.index.networks() {
-        owners.extend(network_groups(&expected.index, network).into_iter().map(|group| (group, network)));
+        let id = ObjectId::Network(network.id.clone());
+        owners.extend(network_groups(&expected.index, network).into_iter().map(|group| (group, id.clone())));
     }
+    owners.extend(service_groups(&expected.index, &expected.numbers));
     for bridge in BridgeKind::ALL {
         let (required, present) = (expected.tables.get(bridge).groups(), actual.get(bridge).groups());
         for (id, _) in required.iter().filter(|(id, group)| present.get(id) != Some(group)) {
             match owners.get(&(bridge, *id)) {
-                Some(network) => {
-                    differences.out_of_sync.insert(ObjectId::Network(network.id.clone()));
-                }
+                Some(id) => drop(differences.out_of_sync.insert(id.clone())),
                 // The group of the uplinks has no object of its own.
                 None if bridge == BridgeKind::Vlan || !present.contains_key(id) => {
                     differences.base_flows = true;

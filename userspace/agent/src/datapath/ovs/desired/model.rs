@@ -5,10 +5,12 @@ use std::{collections::HashMap, net::IpAddr};
 use crate::datapath::{
     ObjectId,
     ovs::{
-        bridge::PerBridge,
-        pipeline::NdMode,
+        bridge::{BridgeKind, PerBridge},
+        pipeline::{self, NdMode},
         tables::{
+            cookie::Cookie,
             edit::Tables,
+            ids::ServiceNumbers,
             index::{BridgePort, FlowIndex},
         },
     },
@@ -20,6 +22,7 @@ pub(crate) struct SwitchModel {
     pub(crate) index: FlowIndex,
     pub(crate) tables: PerBridge<Tables>,
     pub(crate) base: BaseConfig,
+    pub(crate) numbers: ServiceNumbers,
 }
 
 /// Parameters of the base flows.
@@ -34,3 +37,9 @@ pub(crate) struct BaseConfig {
 
 /// Ports of objects.
 pub(crate) type BridgePorts = HashMap<ObjectId, BridgePort>;
+
+/// Reads the numbers of the services in the tables.
+pub(crate) fn installed_numbers(tables: &PerBridge<Tables>) -> ServiceNumbers {
+    let flows = BridgeKind::ALL.into_iter().flat_map(|bridge| tables.get(bridge).flows());
+    ServiceNumbers::of(flows.filter_map(|flow| Some((Cookie(flow.cookie), pipeline::service_number(flow)?))))
+}

@@ -15,9 +15,9 @@ use std::net::IpAddr;
 use contiv_model::name::NetworkId;
 use openflow_rs::Change;
 
-use super::{compare::compare, *};
+use super::{compare::compare, model::installed_numbers, *};
 use crate::datapath::{
-    Group, Local, Network, ObjectId, Peer, Remote,
+    Backend, Group, Local, Network, ObjectId, Peer, Remote, Scope,
     ovs::{
         bridge::BridgeKind,
         pipeline::{MAX_BUCKETS, peer_group},
@@ -75,6 +75,15 @@ fn group(n: u8, rules: u8, dscp: bool) -> Object {
     Object::Group(Group { dscp, ..Group::new(identity, (0..rules).map(rule).collect::<Vec<_>>()) })
 }
 
+fn service(network: u8, n: u8, backends: u8, variant: bool) -> Object {
+    let encap = encap(network, variant);
+    let scope = Scope::network(&Network::new(network_id(network), encap));
+    let backends = (0..backends).map(|n| Backend::on(encap, [10, network, 0, n])).collect();
+    let ports = vec!["53:5353:UDP".parse().unwrap()];
+    let id = format!("service{network}{n}:blue");
+    Object::Service(Service { ports, backends, ..Service::new(id, scope, [10, network, 0, 200 + n]) })
+}
+
 fn object() -> impl Strategy<Value = Object> {
     prop_oneof![
         (0u8..3).prop_map(|n| Object::Peer(Peer::new(vtep(n), 4789))),
@@ -91,6 +100,8 @@ fn object() -> impl Strategy<Value = Object> {
             Object::Remote(Remote { identity, ..Remote::new(id, &network, next_hop, mac, ip) })
         }),
         (1u8..4, 0u8..3, any::<bool>()).prop_map(|(n, rules, dscp)| group(n, rules, dscp)),
+        (0u8..4, 0u8..2, 0u8..3, any::<bool>())
+            .prop_map(|(network, n, backends, variant)| service(network, n, backends, variant)),
     ]
 }
 
@@ -179,7 +190,8 @@ proptest! {
             // A removed peer leaves remote endpoints without a tunnel, which the expected model omits.
             let without_tunnel = desired.iter().any(|(_, object)| matches!(object,
                 Object::Remote(remote) if remote.vtep().is_some_and(|vtep| desired.get(&ObjectId::Peer(vtep)).is_none())));
-            let expected_model = expected(&desired, &ports, BaseConfig::default());
+            let numbers = installed_numbers(&model.tables);
+            let expected_model = expected(&desired, &ports, BaseConfig::default(), numbers);
             if !without_tunnel {
                 for bridge in BridgeKind::ALL {
                     prop_assert_eq!(sorted(model.tables.get(bridge)), sorted(expected_model.tables.get(bridge)));
@@ -221,13 +233,22 @@ fn many_peers_need_several_groups() {
     assert_eq!(sizes(&model), [MAX_BUCKETS, MAX_BUCKETS, 1]);
     // Flooded frames use all of them.
     let flood = |model: &SwitchModel| {
-        let flows = expected(&Desired::default(), &BridgePorts::new(), BaseConfig::default());
+        let flows = expected(
+            &Desired::default(),
+            &BridgePorts::new(),
+            BaseConfig::default(),
+            ServiceNumbers::default(),
+        );
         let new = model.tables.vxlan.difference(&flows.tables.vxlan).map(ToString::to_string);
         new.filter(|flow| flow.contains(&format!("group:{}", peer_group(2)))).count()
     };
     assert_eq!(flood(&model), 2);
     let (desired, ports) = installed(&model);
-    let differences = compare(&expected(&desired, &ports, BaseConfig::default()), &model.tables, &desired);
+    let differences = compare(
+        &expected(&desired, &ports, BaseConfig::default(), ServiceNumbers::default()),
+        &model.tables,
+        &desired,
+    );
     assert!(differences.out_of_sync.is_empty() && differences.orphans == 0, "{differences:?}");
     let mut batch = Batch::new(&mut model);
     peers.iter().skip(1).for_each(|(peer, _)| batch.delete(&peer.id()));

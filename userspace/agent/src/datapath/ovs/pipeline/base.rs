@@ -5,7 +5,7 @@ use openflow_rs::{Action, Flow, Match, Port};
 use super::{
     guard,
     neighbour::{self, NdMode},
-    policy,
+    policy, service,
     table::{self, priority},
 };
 use crate::datapath::ovs::bridge::BridgeKind;
@@ -20,7 +20,9 @@ pub(crate) fn base_flows(bridge: BridgeKind, nd_mode: NdMode) -> Vec<Flow> {
         Flow::new(table::SOURCE, priority::MISS, Match::new()),
         lead(table::SERVICE_DNAT, table::DESTINATION_GROUP),
         lead(table::SERVICE_SNAT, table::DESTINATION),
+        Flow::new(table::DSCP, priority::MISS, Match::new()).apply([Action::resubmit(table::SERVICE_SNAT)]),
     ]);
+    flows.extend(service::base());
     let miss = |table: u8| Flow::new(table, priority::MISS, Match::new());
     flows.extend(match bridge {
         // The bridge learns unknown stations.

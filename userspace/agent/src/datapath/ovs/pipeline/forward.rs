@@ -12,6 +12,7 @@ use super::{
     metadata::{self, bridge_and_tag, match_from, network_match, network_match_from},
     neighbour,
     policy::{self, Member},
+    route,
     table::{self, priority},
 };
 use crate::datapath::{Local, Network, Remote, Subnet, ovs::bridge::BridgeKind};
@@ -136,7 +137,7 @@ pub(crate) fn local(local: &Local, port: u32, dscp: Option<Dscp>) -> Vec<Flow> {
         let packets = [Match::new().ipv4(), Match::new().ipv6()].map(|m| m.in_port(port.into()));
         flows.extend(packets.map(|m| {
             let mark = Action::set(Field::IpDscp, dscp.get());
-            Flow::new(table::SERVICE_SNAT, priority::MATCH, m).apply([mark]).goto(table::DESTINATION)
+            Flow::new(table::DSCP, priority::MATCH, m).apply([mark, Action::resubmit(table::SERVICE_SNAT)])
         }));
     }
     if bridge == BridgeKind::Vxlan {
@@ -145,6 +146,7 @@ pub(crate) fn local(local: &Local, port: u32, dscp: Option<Dscp>) -> Vec<Flow> {
     }
     flows.extend(neighbour::known_addresses(tag, local.mac.0, &local.addresses));
     flows.extend(neighbour::own_addresses(tag, port, &local.addresses));
+    flows.extend(route::local(tag, port, local.mac, &local.addresses));
     flows
 }
 
@@ -153,6 +155,7 @@ pub(crate) fn remote(remote: &Remote, port: Option<u32>) -> Vec<Flow> {
     let (_, tag) = bridge_and_tag(remote.encap);
     let mut flows: Vec<_> = neighbour::known_addresses(tag, remote.mac.0, &remote.addresses).collect();
     flows.extend(guard::known_remote(tag, remote.mac, &remote.addresses, port));
+    flows.extend(route::endpoint(tag, remote.mac, &remote.addresses));
     let Remote { mac, addresses, identity, .. } = remote;
     let member = Member { tag, mac: *mac, addresses, identity: *identity, is_here: false };
     flows.extend(policy::endpoint(member));

@@ -20,6 +20,11 @@ pub(crate) fn receiver_group(tag: u32, index: usize) -> u32 {
     1 << 31 | endpoint_group(tag, index)
 }
 
+/// Id of the group that selects a backend of a service.
+pub(crate) fn backend_group(service: u32) -> u32 {
+    service << 1 | 1
+}
+
 /// Id of the group that outputs to the first uplink with a link.
 pub(crate) const UPLINK_GROUP: u32 = 1;
 

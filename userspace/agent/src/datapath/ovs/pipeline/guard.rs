@@ -31,7 +31,7 @@ use super::table;
 
 pub(super) use self::{
     form::{base, to_vtep},
-    known::{broadcast, local as known_local, remote as known_remote},
+    known::{broadcast, local as known_local, remote as known_remote, service as known_service},
     pod::pod,
 };
 
@@ -39,6 +39,9 @@ pub(super) use self::{
 pub(super) const PROBE: Field = Field::Reg3;
 /// Hop limit of ND: the packet has passed no router (RFC 4861 section 11.2).
 const ND_HOP_LIMIT: u8 = 255;
+
+/// The group bit of an Ethernet address.
+const GROUP_BIT: u64 = 1 << 40;
 
 /// A flow whose frames have passed the checks.
 fn pass(flow: Flow) -> Flow {
@@ -63,7 +66,7 @@ pub(super) fn source_within(matching: Match, prefix: IpNet) -> Match {
     }
 }
 
-fn destination(matching: Match, ip: IpAddr) -> Match {
+pub(super) fn destination(matching: Match, ip: IpAddr) -> Match {
     match ip {
         IpAddr::V4(ip) => matching.ipv4_dst(ip, 32),
         IpAddr::V6(ip) => matching.ipv6_dst(ip, 128),

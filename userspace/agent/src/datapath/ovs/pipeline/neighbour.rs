@@ -64,11 +64,14 @@ fn request(matching: Match, ip: IpAddr) -> Match {
 
 /// Returns flows that look up the addresses of an endpoint.
 pub(crate) fn known_addresses(tag: u32, mac: [u8; 6], addresses: &Addresses) -> impl Iterator<Item = Flow> {
-    addresses.iter().map(move |ip| {
-        Flow::new(table::NEIGHBOUR, priority::MATCH, request(network_match(tag), ip))
-            .apply([Action::set(REPLY_MAC, mac_bits(mac))])
-            .goto(table::REPLY)
-    })
+    addresses.iter().map(move |ip| known_address(tag, mac, ip))
+}
+
+/// Returns the flow that looks up an address.
+pub(crate) fn known_address(tag: u32, mac: [u8; 6], ip: IpAddr) -> Flow {
+    Flow::new(table::NEIGHBOUR, priority::MATCH, request(network_match(tag), ip))
+        .apply([Action::set(REPLY_MAC, mac_bits(mac))])
+        .goto(table::REPLY)
 }
 
 /// Returns flows that flood the requests of a pod for its own addresses: duplicate address detection and gratuitous ARP.

@@ -24,7 +24,7 @@ mod rules;
 
 use contiv_model::tag::Encap;
 use ipnet::IpNet;
-use openflow_rs::{Action, Field, Match};
+use openflow_rs::{Action, Field, Match, Slice};
 
 pub(super) use self::{
     class::{base, network},
@@ -60,6 +60,8 @@ const DESTINATION_IDENTITY: Field = Field::Reg13;
 /// Port number of the receiver of a replicated frame, and [`IS_RECEIVER`].
 const RECEIVER: Field = Field::Reg14;
 const IS_RECEIVER: u32 = 1 << 16;
+/// Bit of the same register: the packet returns to the pod that sent it.
+const IS_RETURNING: u32 = 1 << 17;
 /// [`EVALUATED`], [`UNREADABLE`] and [`REPLY`].
 const CLASS: Field = Field::Reg15;
 /// The frame is not exempt from rules.
@@ -121,9 +123,19 @@ fn classify(class: u8) -> Action {
     Action::set(CLASS, class)
 }
 
+/// Matches packets that return to the pod that sent them.
+pub(super) fn returning(matching: Match) -> Match {
+    matching.masked(RECEIVER, IS_RETURNING, IS_RETURNING)
+}
+
+/// The packet returns to the pod that sent it.
+pub(super) fn mark_returning() -> Action {
+    Action::load(1, Slice::bits(RECEIVER, IS_RETURNING.trailing_zeros() as u16, 1))
+}
+
 /// Connection tracking zone of a network: the addresses of networks overlap. A VXLAN network has a number of its own among
 /// the VLAN ids of the node's VXLAN networks.
-fn zone(encap: Encap) -> u16 {
+pub(super) fn zone(encap: Encap) -> u16 {
     const VXLAN: u16 = 0x1000;
     match encap {
         Encap::Vlan(vlan) => vlan.get(),

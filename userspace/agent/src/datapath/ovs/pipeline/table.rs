@@ -1,17 +1,20 @@
-//! Table numbers and priorities. Tables 2 (host DNAT), 7 (IP) and 8 (host SNAT) are reserved for routing mode. Tables from 10
-//! on do not exist in the original, which sent requests to its controller and had no checks.
+//! Table numbers and priorities. Tables 2 (host DNAT) and 8 (host SNAT) are reserved for routing mode. Tables from 10 on do
+//! not exist in the original, which sent requests and the first packets of services to its controller and had no checks.
 
 /// Rejects invalid frames.
 pub(super) const INPUT: u8 = 0;
 /// Assigns the network of a frame.
 pub(super) const SOURCE: u8 = 1;
-/// Where frames enter that have passed the checks.
+/// Where frames enter that have passed the checks. Recognises packets to services.
 pub(super) const SERVICE_DNAT: u8 = 3;
 /// Decides whether and how rules apply to a frame.
 pub(super) const DESTINATION_GROUP: u8 = 4;
 /// Rules for what endpoints of this node send.
 pub(super) const POLICY: u8 = 5;
+/// Gives the replies of backends the address of the service.
 pub(super) const SERVICE_SNAT: u8 = 6;
+/// Finds the Ethernet address of an IP address.
+pub(super) const IP: u8 = 7;
 /// Forwards by destination address.
 pub(super) const DESTINATION: u8 = 9;
 /// Looks up the target address of an ARP or ND request.
@@ -38,10 +41,24 @@ pub(super) const ON_PATH: u8 = 19;
 pub(super) const SOURCE_IDENTITY: u8 = 20;
 /// Finds the identity of the other endpoint.
 pub(super) const DESTINATION_IDENTITY: u8 = 21;
+/// Sets the DSCP.
+pub(super) const DSCP: u8 = 22;
 /// Rules for what endpoints of this node receive.
 pub(super) const POLICY_IN: u8 = 23;
 /// Handles frames that rules accept.
 pub(super) const ACCEPT: u8 = 24;
+/// Reads the connection of a client to a service.
+pub(super) const SERVICE_STATE: u8 = 25;
+/// Learned flows: the backends of clients with session affinity.
+pub(super) const AFFINITY: u8 = 26;
+/// Checks that the service has the backend, else chooses one.
+pub(super) const BACKEND: u8 = 27;
+/// Records the backend of a new connection.
+pub(super) const CHOSEN: u8 = 28;
+/// Gives packets to a service the address and the port of the backend.
+pub(super) const TRANSLATE: u8 = 29;
+/// The backends of a service by their index.
+pub(super) const INDEX: u8 = 30;
 
 /// Priorities within the tables.
 pub(super) mod priority {
@@ -55,6 +72,15 @@ pub(super) mod priority {
     pub(crate) const OWN_ADDRESS: u16 = 110;
     /// Invalid frames, and requests that leave the pipeline for the neighbour tables.
     pub(crate) const INTERCEPT: u16 = 300;
+
+    /// Priorities of the tables of services.
+    pub(crate) mod service {
+        /// Packets to a service's address that no other flow of the table matches, and the choice of a backend.
+        pub(crate) const ANY: u16 = 50;
+        pub(crate) const PORT: u16 = 100;
+        /// Fragments, which have no ports, and packets of established connections.
+        pub(crate) const FIRST: u16 = 200;
+    }
 
     /// Priorities of the policy tables.
     pub(crate) mod policy {
@@ -83,6 +109,8 @@ pub(super) mod priority {
         pub(crate) const FIRST: u16 = 60_000;
         /// The copy of a replicated frame for one receiver.
         pub(crate) const RECEIVER: u16 = 200;
+        /// What a pod sends back to itself through a service.
+        pub(crate) const RETURNING: u16 = 190;
         /// The copy of a replicated frame for other nodes.
         pub(crate) const FAR: u16 = 180;
     }

@@ -7,13 +7,14 @@ use contiv_model::{
     name::{EndpointId, NetworkId},
     policy::{Action as Verdict, Direction, ICMP, Identity, IdentitySet, Peer, PortRange, Rule, TCP, Tier},
     route::NextHop,
+    service::Readiness,
     tag::Encap,
 };
 
 use openflow_rs::Flow;
 
 use super::*;
-use crate::datapath::{Group, Local, Network, Remote, ovs::bridge::BridgeKind};
+use crate::datapath::{Backend, Group, Local, Network, Remote, Scope, Service, ovs::bridge::BridgeKind};
 
 fn network_id() -> NetworkId {
     NetworkId::new(&"net".parse().unwrap(), &"blue".parse().unwrap())
@@ -140,6 +141,40 @@ fn policy_flows() {
         ],
     );
     rules(&group()).iter().for_each(|flow| flow.matching.check().unwrap());
+}
+
+#[test]
+fn service_flows() {
+    let network = Network::new(network_id(), vxlan());
+    let backend = |ip: [u8; 4], readiness| Backend { readiness, ..Backend::on(vxlan(), ip) };
+    let dns = Service {
+        ports: vec!["53:5353:UDP".parse().unwrap(), "53:5353:TCP".parse().unwrap()],
+        backends: vec![
+            backend([10, 1, 0, 1], Readiness::Ready),
+            backend([10, 1, 0, 2], Readiness::Ready),
+            backend([10, 1, 0, 3], Readiness::Terminating),
+        ],
+        ..Service::new("dns:blue", Scope::network(&network), [10, 1, 0, 9])
+    };
+    let ip: std::net::IpAddr = "2001:db8::9".parse().unwrap();
+    let web = Service {
+        ports: vec!["80:8080:TCP".parse().unwrap()],
+        backends: vec![Backend::on(vxlan(), "2001:db8::1".parse::<std::net::IpAddr>().unwrap())],
+        affinity: Some(std::time::Duration::from_hours(3)),
+        ..Service::new("web:blue", Scope::network(&network), ip)
+    };
+    let empty = Service { backends: vec![], ..dns.clone() };
+    let sections = [
+        ("service 5 (0x5), TCP and UDP port 53", service(&dns, vxlan(), 5)),
+        ("service 6 with session affinity", service(&web, vxlan(), 6)),
+        ("service 7 without backends", service(&empty, vxlan(), 7)),
+    ];
+    golden("service.txt", &sections);
+    sections.iter().flat_map(|(_, flows)| flows).for_each(|flow| flow.matching.check().unwrap());
+    let group = "group_id=11,type=select,\
+        bucket=actions=set_field:0xa010001->reg4,resubmit(,28),\
+        bucket=actions=set_field:0xa010002->reg4,resubmit(,28)";
+    assert_eq!(selection(&dns, vxlan(), 5).to_string(), group);
 }
 
 /// The number of flows is the sum of a rule's alternatives, not their product.

@@ -16,6 +16,7 @@ use super::{
 use crate::datapath::ovs::{
     bridge::{BridgeKind, PerBridge},
     options::DatapathType,
+    pipeline,
     tables::edit::Tables,
 };
 
@@ -169,7 +170,8 @@ impl Session {
             let ports = async { connection.ports().await };
             let all = futures::future::try_join3(flows, groups, ports).await;
             let (flows, groups, ports) = all.map_err(|source| bridge_error(kind, source))?;
-            let tables = Tables::new(flows.into_iter().map(|stats| stats.flow), groups);
+            let flows = flows.into_iter().map(|stats| stats.flow).filter(|flow| !pipeline::is_learned(flow));
+            let tables = Tables::new(flows, groups);
             let ports: HashMap<_, _> = ports.into_iter().map(|port| (port.name, port.port.0)).collect();
             Ok::<_, Error>((tables, ports))
         };

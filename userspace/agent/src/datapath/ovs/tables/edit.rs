@@ -68,6 +68,10 @@ impl Tables {
         &self.groups
     }
 
+    pub(crate) fn flows(&self) -> impl Iterator<Item = &Flow> {
+        self.flows.iter().map(|entry| &*entry.0)
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.flows.len()
     }

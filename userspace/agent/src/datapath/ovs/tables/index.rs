@@ -10,7 +10,7 @@ use contiv_model::{
     policy::Identity,
 };
 
-use crate::datapath::{Group, Local, Network, Object, ObjectId};
+use crate::datapath::{Group, Local, Network, Object, ObjectId, Service};
 
 /// A port of a bridge.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,6 +93,13 @@ impl FlowIndex {
     pub(crate) fn groups(&self) -> impl Iterator<Item = &Group> {
         self.installed.values().filter_map(|installed| match &installed.object {
             Object::Group(group) => Some(group),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn services(&self) -> impl Iterator<Item = &Service> {
+        self.installed.values().filter_map(|installed| match &installed.object {
+            Object::Service(service) => Some(service),
             _ => None,
         })
     }

@@ -10,7 +10,7 @@ use openflow_rs::{
     },
 };
 
-use super::{ND_HOP_LIMIT, PROBE, advertisement, destination, named, pass, solicitation, source};
+use super::{GROUP_BIT, ND_HOP_LIMIT, PROBE, advertisement, destination, named, pass, solicitation, source};
 use crate::datapath::ovs::pipeline::{
     metadata::{self, match_from},
     table::{self, priority, priority::check},
@@ -25,8 +25,6 @@ const TAGS: [u16; 5] = [0x8100, 0x88a8, 0x9100, 0x9200, 0x9300];
 const LINK_GROUPS: (u64, u64) = (0x0180_c200_0000, 0xffff_ffff_fff0);
 /// Bit of the fragment flags that is set in all fragments.
 const ANY_FRAGMENT: u8 = 1;
-/// The group bit of an Ethernet address.
-const GROUP_BIT: u64 = 1 << 40;
 const ROUTER_SOLICITATION: u8 = 133;
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);

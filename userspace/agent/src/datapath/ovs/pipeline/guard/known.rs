@@ -5,10 +5,13 @@ use std::net::{IpAddr, Ipv4Addr};
 use contiv_model::{addresses::Addresses, mac::Mac};
 use openflow_rs::{Field, Flow, Match};
 
-use super::{addresses, advertisement, destination, named, pass, solicitation, source};
-use crate::datapath::ovs::pipeline::{
-    metadata::{self, network_match, network_match_from},
-    table::{self, priority::check},
+use super::{GROUP_BIT, addresses, advertisement, destination, named, pass, solicitation, source};
+use crate::datapath::ovs::{
+    bridge::BridgeKind,
+    pipeline::{
+        metadata::{self, network_match, network_match_from},
+        table::{self, priority::check},
+    },
 };
 
 /// Returns the flows of a local endpoint: no frame from outside has its addresses.
@@ -61,6 +64,23 @@ pub(crate) fn remote(tag: u32, mac: Mac, assigned: &Addresses, port: Option<u32>
         }
     }));
     flows.extend(destinations(tag, mac, assigned));
+    flows
+}
+
+/// Returns the flows of a service: its address is no source, but another node may announce it.
+pub(crate) fn service(bridge: BridgeKind, tag: u32, mac: Mac, vip: Ipv4Addr) -> Vec<Flow> {
+    let mut flows: Vec<Flow> =
+        claims(tag, vip.into()).map(|m| Flow::new(table::CLAIM, check::CLAIMED, m)).collect();
+    let announced = named(outside(tag).arp_spa(vip).eth_src(mac.0), Field::ArpSha, mac.0);
+    flows.push(Flow::new(table::CLAIM, check::CLAIMED_BY_OWNER, announced).goto(table::LINK));
+    let to = |m: Match| destination(m, vip.into());
+    flows.push(Flow::new(table::TARGET, check::CLAIMED, to(network_match(tag))));
+    let by_address = to(network_match(tag).eth_dst(mac.0));
+    flows.push(pass(Flow::new(table::TARGET, check::CLAIMED_BY_OWNER, by_address)));
+    if bridge == BridgeKind::Vlan {
+        let unicast = to(outside(tag)).masked(Field::EthDst, 0u8, GROUP_BIT);
+        flows.push(pass(Flow::new(table::TARGET, check::CLAIMED_BY_OWNER + 1, unicast)));
+    }
     flows
 }
 

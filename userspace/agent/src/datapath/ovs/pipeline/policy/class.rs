@@ -10,7 +10,7 @@ use super::{
 use crate::datapath::{
     Network,
     ovs::pipeline::{
-        metadata::{bridge_and_tag, network_match},
+        metadata::{bridge_and_tag, network_match, service_slice},
         table::{self, priority, priority::policy as rank},
     },
 };
@@ -111,7 +111,7 @@ pub(crate) fn base() -> Vec<Flow> {
     let output = Action::OutputField { port: Slice::bits(RECEIVER, 0, 16), max_len: 0 };
     flows.push(Flow::new(table::ACCEPT, rank::RECEIVER, receiver).apply([output]));
     let on = Flow::new(table::ACCEPT, priority::MISS, Match::new());
-    flows.push(on.apply([Action::resubmit(table::SERVICE_SNAT)]));
+    flows.push(on.apply([Action::resubmit(table::DSCP)]));
     flows
 }
 
@@ -199,9 +199,12 @@ pub(crate) fn network(network: &Network) -> Vec<Flow> {
         }));
         let (new, tracked) = (ct_state::NEW, ct_state::TRACKED);
         let opening = packet().ct_state(new | tracked, new | tracked | ct_state::RELATED | ct_state::INVALID);
-        let commit = Action::Ct(Ct { commit: true, zone, ..Ct::default() });
+        // Replies of the connection are translated by its label.
+        let label = Slice::bits(Field::CtLabel, 0, service_slice().width);
+        let exec = vec![Action::Move { from: service_slice(), to: label }];
+        let commit = Action::Ct(Ct { commit: true, zone, exec, ..Ct::default() });
         let accepted = Flow::new(table::ACCEPT, rank::TRACKED, opening);
-        flows.push(accepted.apply([commit, Action::resubmit(table::SERVICE_SNAT)]));
+        flows.push(accepted.apply([commit, Action::resubmit(table::DSCP)]));
     }
     flows
 }

@@ -41,7 +41,7 @@ pub(super) fn base() -> Vec<Flow> {
         Flow::new(table::ON_PATH, rank::UNKNOWN, guard::source_within(Match::new(), link_local())),
         Flow::new(table::ON_PATH, priority::MISS, Match::new()).goto(table::SOURCE_IDENTITY),
         // Each receiver is evaluated when the frame is replicated.
-        destination(rank::EXEMPT, evaluated(Match::new()).multicast_dst(), table::SERVICE_SNAT, vec![]),
+        destination(rank::EXEMPT, evaluated(Match::new()).multicast_dst(), table::DSCP, vec![]),
         destination(priority::MISS, Match::new(), table::POLICY, vec![]),
     ]);
     flows

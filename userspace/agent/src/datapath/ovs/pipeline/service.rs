@@ -1,0 +1,386 @@
+//! Services: a client's node translates packets to a service's address to one of its backends.
+//!
+//! ```text
+//!  3 ─ address and port ── ct ── 25 ─┬─ established ──────── 27 backend ─┬─ 28 ─ 29 translate ─ 7 MAC address ─ 4 policy
+//!                                    └─ new ── 26 affinity ─ 27 ─ group ─┘ ct(commit)
+//!  24 accepted ─ 22 ─ 6 reply of a backend? ── ct ── 9
+//! ```
+//!
+//! Connection tracking translates nothing; it remembers. A client's connection to the service has an entry of its own, in a
+//! second zone of the network, whose label is the backend's address. The translated connection, which policies see, has the
+//! service's number and port as its label, by which table 6 translates replies. Both entries see both directions. So a
+//! connection keeps its backend without the agent, whatever the group chooses for others, and client ports can be used again
+//! at once. (The translation of the userspace datapath's connection tracking fails then, see docs/src/architecture/ovs.md.)
+//!
+//! A pod that reaches itself gets its packets from the service's address, as on eBPF nodes. What it returns is for no port
+//! of the service, goes back to the pod's own address, and is then a reply of the connection.
+
+use std::{net::IpAddr, time::Duration};
+
+use contiv_model::{
+    mac::Mac,
+    service::{Port, Protocol, Readiness},
+    tag::Encap,
+};
+use openflow_rs::{
+    Action, Bucket, Ct, Field, Flow, Group, GroupKind, Match, Port as SwitchPort, Slice, Zone, ct_state,
+    matching::{ETH_TYPE_IPV4, ETH_TYPE_IPV6, IP_PROTO_TCP, IP_PROTO_UDP},
+    nicira::{HashFields, Learn, LearnSpec, LinkAlgorithm, Multipath},
+};
+
+use super::{
+    group::backend_group,
+    guard,
+    metadata::{
+        SERVICE_MASK, bridge_and_tag, matched_service, network_match, network_match_from, service_match,
+        service_port_match, service_slice, service_value,
+    },
+    neighbour, policy,
+    table::{
+        self, priority,
+        priority::{policy as accept, service as rank},
+    },
+};
+use crate::datapath::{Backend, Service};
+
+/// Mark of a client's connection whose backend is chosen.
+const IS_CHOSEN: u32 = 1;
+/// Registers until the packet is translated; policies use them later.
+const BACKEND_V4: Field = Field::Reg4;
+const BACKEND_V6: (Field, [Field; 4]) = (Field::XXReg1, [Field::Reg4, Field::Reg5, Field::Reg6, Field::Reg7]);
+/// Not zero if the connection has its backend.
+const IS_ESTABLISHED: Field = Field::Reg1;
+/// Index of the chosen backend.
+const INDEX: Field = Field::Reg9;
+/// Any fragment.
+const FRAGMENT: u8 = 1;
+/// High bits of the cookies of learned flows, followed by the number of the service.
+const LEARNED: u64 = 0xce << 56;
+/// `NX_LEARN_F_DELETE_LEARNED`: the learned flows go with the flow that has learned them.
+const DELETE_LEARNED: u16 = 2;
+/// Connection tracking zones of clients' connections follow those of policies.
+const CLIENTS: u16 = 0x2000;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    const ALL: [Family; 2] = [Family::V4, Family::V6];
+
+    fn of(address: IpAddr) -> Family {
+        if address.is_ipv4() { Family::V4 } else { Family::V6 }
+    }
+
+    fn packets(self, matching: Match) -> Match {
+        match self {
+            Family::V4 => matching.ipv4(),
+            Family::V6 => matching.ipv6(),
+        }
+    }
+
+    fn eth_type(self) -> u16 {
+        match self {
+            Family::V4 => ETH_TYPE_IPV4,
+            Family::V6 => ETH_TYPE_IPV6,
+        }
+    }
+
+    fn source(self) -> Field {
+        match self {
+            Family::V4 => Field::Ipv4Src,
+            Family::V6 => Field::Ipv6Src,
+        }
+    }
+
+    fn destination(self) -> Field {
+        match self {
+            Family::V4 => Field::Ipv4Dst,
+            Family::V6 => Field::Ipv6Dst,
+        }
+    }
+
+    fn backend(self) -> Field {
+        match self {
+            Family::V4 => BACKEND_V4,
+            Family::V6 => BACKEND_V6.0,
+        }
+    }
+
+    /// The backend's address in the label of the client's connection.
+    fn label(self) -> Slice {
+        Slice::bits(Field::CtLabel, 0, self.backend().bits())
+    }
+}
+
+/// The flows that exist for any desired state.
+pub(super) fn base() -> Vec<Flow> {
+    let established = |family: Family| {
+        let m = family.packets(Match::new()).field(Field::CtMark, IS_CHOSEN);
+        let actions = [
+            Action::Move { from: family.label(), to: Slice::whole(family.backend()) },
+            Action::set(IS_ESTABLISHED, 1u8),
+        ];
+        Flow::new(table::SERVICE_STATE, rank::PORT, m).apply(actions).goto(table::BACKEND)
+    };
+    let invalid = Match::new().ct_state(ct_state::INVALID, ct_state::INVALID);
+    let mut flows: Vec<Flow> = Family::ALL.map(established).into();
+    flows.extend([
+        // The userspace datapath knows the connection also of an invalid packet.
+        Flow::new(table::SERVICE_STATE, rank::ANY, invalid),
+        Flow::new(table::SERVICE_STATE, priority::MISS, Match::new())
+            .apply([Action::resubmit(table::AFFINITY)])
+            .goto(table::BACKEND),
+        Flow::new(table::CHOSEN, rank::FIRST, Match::new().field(IS_ESTABLISHED, 1u8)).goto(table::TRANSLATE),
+    ]);
+    let reply = ct_state::TRACKED | ct_state::REPLY;
+    let to_no_service = policy::returning(service_port_match(0, 0));
+    flows.extend([
+        // What a pod sends to a service's address, but to none of its ports: only replies return to the pod.
+        Flow::new(table::ACCEPT, accept::RETURNING, to_no_service.clone()),
+        Flow::new(table::ACCEPT, accept::RETURNING + 1, to_no_service.ct_state(reply, reply))
+            .apply([Action::resubmit(table::DSCP)]),
+        Flow::new(table::DESTINATION, priority::INTERCEPT, policy::returning(Match::new()))
+            .apply([Action::output(SwitchPort::IN_PORT)]),
+    ]);
+    flows
+}
+
+/// Returns the flows of a service with this number on its network.
+pub(crate) fn service(service: &Service, encap: Encap, number: u32) -> Vec<Flow> {
+    let (bridge, tag) = bridge_and_tag(encap);
+    let family = Family::of(service.vip);
+    let mut flows: Vec<Flow> = service
+        .ports
+        .iter()
+        .flat_map(|port| [request(service, encap, number, port), translation(family, number, port)])
+        .collect();
+    flows.extend(service.ports.iter().map(|port| reply(service, encap, number, port)));
+    flows.extend(backends(service, encap).map(|backend| member(&backend, number)));
+    flows.push(choice(service, encap, number));
+    flows.extend(choice_by_ports(service, encap, number));
+    flows.push(commit(service, encap, number));
+    let to = || guard::destination(network_match_from(tag, 0), service.vip);
+    let fragment = to().masked(Field::IpFragment, FRAGMENT, FRAGMENT);
+    flows.push(Flow::new(table::SERVICE_DNAT, rank::FIRST, fragment));
+    // What else a pod sends to the address may be what it returns to itself.
+    let back = [Action::copy(family.source(), family.destination()), Action::resubmit(table::IP)];
+    flows.push(Flow::new(table::SERVICE_DNAT, rank::ANY, to()).apply(back));
+    flows.push(returning(service, number));
+    if let IpAddr::V4(vip) = service.vip {
+        let mac = Mac::of_endpoint(vip);
+        flows.extend(guard::known_service(bridge, tag, mac, vip));
+        flows.push(neighbour::known_address(tag, mac.0, service.vip));
+    }
+    flows
+}
+
+/// Returns the group that selects a backend for a new connection.
+pub(crate) fn selection(service: &Service, encap: Encap, number: u32) -> Group {
+    let backend = Family::of(service.vip).backend();
+    let bucket = |ip: IpAddr| {
+        let address = Action::set(backend, address_bits(ip));
+        Bucket::new([address, Action::resubmit(table::CHOSEN)]).weight(1)
+    };
+    let buckets = ready(service, encap).map(|ready| bucket(ready.ip)).collect();
+    Group { id: backend_group(number), kind: GroupKind::Select, buckets }
+}
+
+/// Whether the service needs a group.
+pub(crate) fn has_selection(service: &Service, encap: Encap) -> bool {
+    ready(service, encap).next().is_some()
+}
+
+/// The number of the service that a flow belongs to, if this is the flow that tells.
+pub(crate) fn service_number(flow: &Flow) -> Option<u32> {
+    (flow.table == table::CHOSEN).then(|| matched_service(&flow.matching)).flatten()
+}
+
+/// Whether the switch has made the flow of a packet.
+pub(crate) fn is_learned(flow: &Flow) -> bool {
+    flow.table == table::AFFINITY && flow.cookie >> 56 == LEARNED >> 56
+}
+
+/// The backends that clients of the service's network reach.
+fn backends(service: &Service, encap: Encap) -> impl Iterator<Item = Backend> {
+    let is_here = move |backend: &&Backend| {
+        backend.encap == Some(encap) && backend.ip.is_ipv4() == service.vip.is_ipv4()
+    };
+    service.backends.iter().filter(is_here).copied()
+}
+
+/// The backends that get new connections.
+pub(crate) fn ready(service: &Service, encap: Encap) -> impl Iterator<Item = Backend> {
+    backends(service, encap).filter(|backend| backend.readiness == Readiness::Ready)
+}
+
+fn address_bits(ip: IpAddr) -> u128 {
+    match ip {
+        IpAddr::V4(ip) => ip.to_bits().into(),
+        IpAddr::V6(ip) => ip.to_bits(),
+    }
+}
+
+/// Requires this backend in the registers.
+fn with_backend(matching: Match, ip: IpAddr) -> Match {
+    match ip {
+        IpAddr::V4(ip) => matching.ipv4().field(BACKEND_V4, ip.to_bits()),
+        // The switch reports a match on a wider register as matches on its parts.
+        IpAddr::V6(ip) => {
+            let words = [96, 64, 32, 0].map(|shift| (ip.to_bits() >> shift) as u32);
+            let parts = BACKEND_V6.1.into_iter().zip(words);
+            parts.fold(matching.ipv6(), |m, (register, word)| m.field(register, word))
+        }
+    }
+}
+
+fn with_protocol(matching: Match, port: &Port) -> Match {
+    match port.protocol {
+        Protocol::Tcp => matching.ip_proto(IP_PROTO_TCP),
+        Protocol::Udp => matching.ip_proto(IP_PROTO_UDP),
+    }
+}
+
+/// Fields of the source and the destination port.
+fn ports(protocol: Protocol) -> [Field; 2] {
+    match protocol {
+        Protocol::Tcp => [Field::TcpSrc, Field::TcpDst],
+        Protocol::Udp => [Field::UdpSrc, Field::UdpDst],
+    }
+}
+
+fn clients(encap: Encap) -> Zone {
+    Zone::Number(CLIENTS | policy::zone(encap))
+}
+
+/// A client's packet. From outside come translated ones.
+fn request(service: &Service, encap: Encap, number: u32, port: &Port) -> Flow {
+    let (_, tag) = bridge_and_tag(encap);
+    let to = guard::destination(network_match_from(tag, 0), service.vip);
+    let m = with_protocol(to, port).field(ports(port.protocol)[1], port.port);
+    let track = Ct { zone: clients(encap), table: Some(table::SERVICE_STATE), ..Ct::default() };
+    let number = Action::load(service_value(number, port.port), service_slice());
+    Flow::new(table::SERVICE_DNAT, rank::PORT, m).apply([number, Action::Ct(track)])
+}
+
+/// A backend of the service; terminating ones keep established connections only.
+fn member(backend: &Backend, number: u32) -> Flow {
+    let m = with_backend(service_match(number), backend.ip);
+    let m = match backend.readiness {
+        Readiness::Ready => m,
+        Readiness::Terminating => m.field(IS_ESTABLISHED, 1u8),
+    };
+    Flow::new(table::BACKEND, rank::PORT, m).goto(table::CHOSEN)
+}
+
+/// Connections without a backend, or whose backend is gone.
+fn choice(service: &Service, encap: Encap, number: u32) -> Flow {
+    let flow = Flow::new(table::BACKEND, rank::ANY, service_match(number));
+    if !has_selection(service, encap) {
+        return flow;
+    }
+    flow.apply([Action::set(IS_ESTABLISHED, 0u8), Action::Group(backend_group(number))])
+}
+
+/// A group chooses by the hash that the datapath computes, so that a few entries of its cache serve all connections. That hash
+/// has no UDP ports: all datagrams of a client would go to one backend. For them a flow computes the hash.
+fn choice_by_ports(service: &Service, encap: Encap, number: u32) -> Vec<Flow> {
+    let ready: Vec<IpAddr> = ready(service, encap).map(|backend| backend.ip).collect();
+    let by_client = service.affinity.is_some();
+    let has_udp = service.ports.iter().any(|port| port.protocol == Protocol::Udp);
+    let (false, true, Some(max_link)) = (by_client, has_udp, ready.len().checked_sub(1)) else {
+        return vec![];
+    };
+    let family = Family::of(service.vip);
+    let hash = Multipath {
+        fields: HashFields::SymmetricL3L4Udp,
+        basis: 0,
+        algorithm: LinkAlgorithm::Modulo,
+        max_link: max_link as u16,
+        arg: 0,
+        to: INDEX.into(),
+    };
+    let datagrams = family.packets(service_match(number)).udp();
+    let hashed = Flow::new(table::BACKEND, rank::ANY + 1, datagrams).apply([
+        Action::set(IS_ESTABLISHED, 0u8),
+        Action::Multipath(hash),
+        Action::resubmit(table::INDEX),
+    ]);
+    let chosen = |(index, ip): (u32, IpAddr)| {
+        let m = service_match(number).field(INDEX, index);
+        Flow::new(table::INDEX, rank::PORT, m)
+            .apply([Action::set(family.backend(), address_bits(ip)), Action::resubmit(table::CHOSEN)])
+    };
+    std::iter::once(hashed).chain((0..).zip(ready).map(chosen)).collect()
+}
+
+fn commit(service: &Service, encap: Encap, number: u32) -> Flow {
+    let family = Family::of(service.vip);
+    let exec = vec![
+        Action::set(Field::CtMark, IS_CHOSEN),
+        Action::Move { from: Slice::whole(family.backend()), to: family.label() },
+    ];
+    let commit = Ct { commit: true, zone: clients(encap), exec, ..Ct::default() };
+    let learn = service.affinity.map(|time| Action::Learn(affinity(family, number, time)));
+    Flow::new(table::CHOSEN, rank::PORT, family.packets(service_match(number)))
+        .apply([Action::Ct(commit)].into_iter().chain(learn))
+        .goto(table::TRANSLATE)
+}
+
+/// The client's next connections go to the same backend, for this time after the last one.
+fn affinity(family: Family, number: u32, time: Duration) -> Learn {
+    let value = |value: u128, bits: u16| {
+        let bytes = 2 * usize::from(bits).div_ceil(16);
+        value.to_be_bytes()[16 - bytes..].to_vec()
+    };
+    let constant = |bits: u128, to: Slice| LearnSpec::MatchValue { value: value(bits, to.width), to };
+    let (source, backend) = (Slice::whole(family.source()), Slice::whole(family.backend()));
+    let service = Slice::bits(Field::Metadata, service_slice().offset + 16, service_slice().width - 16);
+    Learn {
+        idle_timeout: time.as_secs().clamp(1, u16::MAX.into()) as u16,
+        priority: rank::PORT,
+        cookie: LEARNED | u64::from(number),
+        flags: DELETE_LEARNED,
+        table: table::AFFINITY,
+        specs: vec![
+            constant(family.eth_type().into(), Slice::whole(Field::EthType)),
+            constant(number.into(), service),
+            LearnSpec::MatchField { from: source, to: source },
+            LearnSpec::LoadField { from: backend, to: backend },
+        ],
+        ..Learn::default()
+    }
+}
+
+fn translation(family: Family, number: u32, port: &Port) -> Flow {
+    let m = with_protocol(family.packets(service_port_match(number, port.port)), port);
+    Flow::new(table::TRANSLATE, rank::PORT, m).apply([
+        Action::copy(family.backend(), family.destination()),
+        Action::set(ports(port.protocol)[1], port.target),
+        Action::resubmit(table::IP),
+    ])
+}
+
+/// A reply of a backend: its connection has the label of the service's port.
+fn reply(service: &Service, encap: Encap, number: u32, port: &Port) -> Flow {
+    let (_, tag) = bridge_and_tag(encap);
+    let family = Family::of(service.vip);
+    let reply = ct_state::TRACKED | ct_state::REPLY;
+    let m = with_protocol(family.packets(network_match(tag)), port).ct_state(reply, reply);
+    let m = m.masked(Field::CtLabel, service_value(number, port.port), SERVICE_MASK);
+    Flow::new(table::SERVICE_SNAT, rank::PORT, m).apply([
+        Action::set(family.source(), address_bits(service.vip)),
+        Action::set(ports(port.protocol)[0], port.port),
+        Action::Ct(Ct { zone: clients(encap), table: Some(table::DESTINATION), ..Ct::default() }),
+    ])
+}
+
+/// A pod's packet to itself: it would not know its own answer from a packet of its own.
+fn returning(service: &Service, number: u32) -> Flow {
+    let family = Family::of(service.vip);
+    let m = policy::returning(family.packets(service_match(number)));
+    let source = Action::set(family.source(), address_bits(service.vip));
+    Flow::new(table::SERVICE_SNAT, rank::ANY, m).apply([source]).goto(table::DESTINATION)
+}

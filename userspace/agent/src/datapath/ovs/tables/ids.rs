@@ -1,0 +1,69 @@
+//! Numbers of objects in the switch.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::cookie::Cookie;
+
+/// Numbers of services, 1 or more. They are in flows and in the labels of connections, so a restarted agent reads them from
+/// the switch.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ServiceNumbers {
+    numbers: BTreeMap<Cookie, u32>,
+    taken: BTreeSet<u32>,
+    /// The last number that was assigned: for some time the number of a removed service is in labels.
+    last: u32,
+}
+
+impl ServiceNumbers {
+    /// The numbers of installed services. Of two with one number, one will get another.
+    pub(crate) fn of(installed: impl IntoIterator<Item = (Cookie, u32)>) -> ServiceNumbers {
+        let mut numbers = ServiceNumbers::default();
+        for (owner, number) in installed {
+            if number != 0 && !numbers.numbers.contains_key(&owner) && numbers.taken.insert(number) {
+                numbers.numbers.insert(owner, number);
+                numbers.last = numbers.last.max(number);
+            }
+        }
+        numbers
+    }
+
+    /// The number of a service. A new one gets the next free number up to `max`; `None` without one.
+    pub(crate) fn assign(&mut self, owner: Cookie, max: u32) -> Option<u32> {
+        if let Some(number) = self.numbers.get(&owner) {
+            return Some(*number);
+        }
+        let mut next = (self.last.saturating_add(1)..=max).chain(1..=self.last.min(max));
+        let number = next.find(|number| !self.taken.contains(number))?;
+        self.last = number;
+        self.taken.insert(number);
+        self.numbers.insert(owner, number);
+        Some(number)
+    }
+
+    pub(crate) fn get(&self, owner: Cookie) -> Option<u32> {
+        self.numbers.get(&owner).copied()
+    }
+
+    pub(crate) fn remove(&mut self, owner: Cookie) {
+        if let Some(number) = self.numbers.remove(&owner) {
+            self.taken.remove(&number);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_not_used_again_at_once() {
+        let mut numbers = ServiceNumbers::of([(Cookie(7), 1), (Cookie(8), 2), (Cookie(9), 2)]);
+        assert_eq!((numbers.get(Cookie(7)), numbers.get(Cookie(9))), (Some(1), None));
+        assert_eq!(numbers.assign(Cookie(9), 4), Some(3));
+        numbers.remove(Cookie(7));
+        assert_eq!(numbers.assign(Cookie(10), 4), Some(4));
+        assert_eq!(numbers.assign(Cookie(11), 4), Some(1));
+        assert_eq!(numbers.assign(Cookie(12), 4), None);
+        assert_eq!(numbers.assign(Cookie(8), 4), Some(2));
+    }
+}

@@ -1,0 +1,141 @@
+//! Services between real sockets.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream},
+    os::fd::AsRawFd as _,
+    thread,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use contiv_model::{
+    global::ArpMode,
+    policy::{Action, Direction, Identity, Rule},
+};
+use netplugin::datapath::{Backend, Group, Local, Network, Object, Scope, Service};
+use nix::sys::socket::{self, sockopt};
+use testkit::{needs, wait_until};
+
+use crate::node::{Node, Pod, SOON, addresses, network, spread, vlan, vxlan};
+
+const VIP: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 200);
+
+/// A service of TCP port 80 with these pods as backends.
+fn service(network: &Network, backends: &[u8]) -> Result<Object> {
+    Ok(Object::Service(Service {
+        ports: vec!["80:8080:TCP".parse()?],
+        backends: backends.iter().map(|n| Backend::on(network.encap, addresses(*n).0)).collect(),
+        ..Service::new("web:net", Scope::network(network), VIP)
+    }))
+}
+
+/// Accepts connections on port 8080 of pod `n`, and sends its number and the client's address on each.
+fn serve(pod: &Pod, n: u8) -> Result<()> {
+    let listener = pod.namespace.run(|| TcpListener::bind((addresses(n).0, 8080)).context("listen"))?;
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let answer = stream.and_then(|mut stream| {
+                let SocketAddr::V4(client) = stream.peer_addr()? else { return Ok(()) };
+                let [.., last] = client.ip().octets();
+                stream.write_all(&[n, last])
+            });
+            // A client that has gone is none of the server's business.
+            drop(answer);
+        }
+    });
+    Ok(())
+}
+
+/// Connects from this port of the pod to the service; returns what the backend sends.
+fn ask(pod: &Pod, n: u8, port: u16) -> Result<[u8; 2]> {
+    pod.namespace.run(|| {
+        let socket = socket::socket(
+            socket::AddressFamily::Inet,
+            socket::SockType::Stream,
+            socket::SockFlag::SOCK_CLOEXEC,
+            None,
+        )?;
+        socket::setsockopt(&socket, sockopt::ReuseAddr, &true)?;
+        // The port is free again at once.
+        let reset = nix::libc::linger { l_onoff: 1, l_linger: 0 };
+        socket::setsockopt(&socket, sockopt::Linger, &reset)?;
+        let limit = nix::sys::time::TimeVal::new(5, 0);
+        socket::setsockopt(&socket, sockopt::SendTimeout, &limit)?;
+        let bind = socket::SockaddrIn::from(SocketAddrV4::new(addresses(n).0, port));
+        socket::bind(socket.as_raw_fd(), &bind)?;
+        let to = socket::SockaddrIn::from(SocketAddrV4::new(VIP, 80));
+        socket::connect(socket.as_raw_fd(), &to).with_context(|| format!("connect from port {port}"))?;
+        let mut stream = TcpStream::from(socket);
+        stream.set_read_timeout(Some(SOON))?;
+        let mut answer = [0; 2];
+        stream.read_exact(&mut answer).with_context(|| format!("read on port {port}"))?;
+        Ok(answer)
+    })
+}
+
+/// The switch revalidates its cache after it has confirmed a change of the tables.
+fn wait_answer(pod: &Pod, port: u16, expected: [u8; 2]) -> Result<()> {
+    wait_until(SOON, &format!("{expected:?}"), || Ok((ask(pod, 1, port)? == expected).then_some(())))
+}
+
+fn between_nodes(label: &str, network: &Network) -> Result<()> {
+    let nodes = Node::pair(label)?;
+    for node in &nodes {
+        node.converge()?;
+        node.add([Object::Network(network.clone())])?;
+    }
+    let client = spread(&nodes, 0, network, 1)?;
+    let [near, far] = [spread(&nodes, 0, network, 2)?, spread(&nodes, 1, network, 3)?];
+    for (pod, n) in [(&client, 1), (&near, 2), (&far, 3)] {
+        serve(pod, n)?;
+    }
+    nodes[0].add([service(network, &[2, 3])?])?;
+    let mut asked = vec![];
+    for port in 4000..4020 {
+        let [backend, from] = ask(&client, 1, port)?;
+        ensure!(from == 1, "the backend sees the client's address: {from}");
+        asked.push(backend);
+    }
+    ensure!([2, 3].iter().all(|n| asked.contains(n)), "not all backends were asked: {asked:?}");
+    // Ports are used again at once, also for another backend.
+    for _ in 0..3 {
+        for port in 4000..4004 {
+            ask(&client, 1, port)?;
+        }
+    }
+    // A backend reaches itself; it sees the service.
+    nodes[0].add([service(network, &[1])?])?;
+    wait_answer(&client, 4100, [1, 200])?;
+    // Policies see the backend.
+    nodes[0].add([service(network, &[2])?])?;
+    let deny = Rule::new("deny", Direction::Out, Action::Deny, 1.try_into()?);
+    let identity = Identity::try_from(7)?;
+    let Object::Local(local) = &client.object else { unreachable!() };
+    let member = Object::Local(Local { identity: Some(identity), ..local.clone() });
+    let rule = |port: u16| Rule { protocol: Some(6), ports: Some(port.into()), ..deny.clone() };
+    nodes[0].add([Object::Group(Group::new(identity, [rule(80)])), member])?;
+    wait_answer(&client, 4200, [2, 1])?;
+    nodes[0].add([Object::Group(Group::new(identity, [rule(8080)]))])?;
+    wait_until(SOON, "the denied connection", || Ok(ask(&client, 1, 4201).is_err().then_some(())))?;
+    nodes[0].add([Object::Group(Group::new(identity, []))])?;
+    // The agent is not needed.
+    nodes[0].restart_agent();
+    wait_until(SOON, "a connection without an agent", || Ok(ask(&client, 1, 4300).ok().map(drop)))?;
+    assert_eq!(nodes[0].converge()?, []);
+    assert_eq!(nodes[0].writes(), 0);
+    // Without a backend.
+    nodes[0].add([service(network, &[])?])?;
+    wait_until(SOON, "no connection without a backend", || Ok(ask(&client, 1, 4400).is_err().then_some(())))
+}
+
+#[test]
+fn tcp_connections_on_vxlan() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    between_nodes("svcx", &network("blue", vxlan(5000), ArpMode::Proxy))
+}
+
+#[test]
+fn tcp_connections_on_vlan() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    between_nodes("svcl", &network("blue", vlan(100), ArpMode::Proxy))
+}
