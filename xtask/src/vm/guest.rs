@@ -26,7 +26,7 @@ const MODULES: &[&str] = &["veth", "vxlan", "bonding", "cls_bpf", "sch_ingress"]
 const SWITCH_UPTIME: u32 = 11;
 const SKIPS: &str = "/tmp/skips";
 /// Fewer cases than on the host: emulation is many times slower.
-const FEWER: &str = "CONTIV_EQUIVALENCE_CASES=2000 CONTIV_FUZZ_CASES=8000";
+const FEWER: &str = "CONTIV_EQUIVALENCE_CASES=2000 CONTIV_FUZZ_CASES=8000 CONTIV_OVS_ENDPOINTS=200";
 
 /// One run of a test program.
 #[derive(Debug)]

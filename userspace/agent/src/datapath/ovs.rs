@@ -8,7 +8,7 @@
 //! * `desired`: translation of objects to table contents, and comparison with the switch. No I/O.
 //! * `switch`: connections to ovsdb-server and ovs-vswitchd.
 //! * `observe`, `apply`: the two operations of the datapath.
-//! * `telemetry`: counters of rules.
+//! * `telemetry`: counters of rules and services.
 
 mod apply;
 mod bridge;
@@ -32,7 +32,7 @@ use self::{
     desired::model::SwitchModel,
     error::{NotObserved, ovs_error},
     switch::{drift, ovsdb, ports, session::Session},
-    telemetry::RuleCounters,
+    telemetry::FlowCounters,
 };
 use super::{
     Datapath, Desired, Error, FailedOp, ObjectKind, Observed, Op, PortRequirements, telemetry::Telemetry,
@@ -51,7 +51,7 @@ pub struct Ovs {
     writes: u64,
     /// Configuration that was not in effect at the last observation.
     warnings: Vec<String>,
-    counters: RuleCounters,
+    counters: FlowCounters,
 }
 
 impl Ovs {
@@ -65,7 +65,7 @@ impl Ovs {
             drifted: false,
             writes: 0,
             warnings: vec![],
-            counters: RuleCounters::default(),
+            counters: FlowCounters::default(),
         }
     }
 
@@ -77,9 +77,9 @@ impl Ovs {
         Some(names.filter(|name| database.bridge(name).is_some()).collect())
     }
 
-    fn follow_rules(&self, session: &Session) {
+    fn follow_counters(&self, session: &Session) {
         let bridges = BridgeKind::ALL.into_iter().filter_map(|kind| session.bridge(kind).cloned());
-        self.counters.follow(bridges.collect(), &self.model.index);
+        self.counters.follow(bridges.collect(), &self.model);
     }
 
     fn bridge_json(&self, bridge: BridgeKind) -> Value {
@@ -115,7 +115,7 @@ impl Datapath for Ovs {
         self.model = observation.model;
         (self.fingerprint, self.drifted) = (observation.fingerprint, false);
         self.warnings = observation.warnings;
-        self.follow_rules(&session);
+        self.follow_counters(&session);
         self.session = Some(session);
         Ok(observation.observed)
     }
@@ -130,13 +130,16 @@ impl Datapath for Ovs {
         let result = apply::apply(&mut session, &self.options, &mut self.model, ops).await;
         self.writes += session.take_writes();
         let failures = result?;
-        let is_group = |op: &Op| match op {
-            Op::Set(object) => object.id().kind() == ObjectKind::Group,
-            Op::Delete(id) => id.kind() == ObjectKind::Group,
-            Op::GarbageCollect => false,
+        let is_counted = |op: &Op| {
+            let kind = match op {
+                Op::Set(object) => object.id().kind(),
+                Op::Delete(id) => id.kind(),
+                Op::GarbageCollect => return false,
+            };
+            matches!(kind, ObjectKind::Group | ObjectKind::Service)
         };
-        if ops.iter().any(is_group) {
-            self.follow_rules(&session);
+        if ops.iter().any(is_counted) {
+            self.follow_counters(&session);
         }
         let after = session.database();
         // Changes of others before and during the call are drift; ports that the ops change are not.

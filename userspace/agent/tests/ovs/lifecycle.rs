@@ -1,6 +1,6 @@
 //! Restarts, removal, and invalid objects.
 
-use std::time::Duration;
+use std::{env, time::Duration};
 
 use anyhow::Result;
 use contiv_model::{global::ArpMode, policy::Identity};
@@ -374,9 +374,13 @@ fn an_endpoint_moves_between_nodes() -> Result<()> {
     Ok(())
 }
 
+/// 2,000 endpoints, or as many as this variable says.
+const ENDPOINTS: &str = "CONTIV_OVS_ENDPOINTS";
+
 #[test]
-fn two_thousand_endpoints_are_added_and_removed() -> Result<()> {
+fn thousands_of_endpoints_are_added_and_removed() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let endpoints: usize = env::var(ENDPOINTS).map_or(Ok(2000), |number| number.parse())?;
     let node = Node::new("many", &[])?;
     node.converge()?;
     node.add([peer(vtep(0)), peer(vtep(1))])?;
@@ -386,7 +390,7 @@ fn two_thousand_endpoints_are_added_and_removed() -> Result<()> {
         let network = network(&format!("n{n}"), encap, ArpMode::Proxy);
         let through = (n % 2 == 0).then(|| vtep((n / 2 % 2) as usize));
         objects.push(Object::Network(network.clone()));
-        objects.extend((1..=100).map(|pod| remote(&network, pod, through)));
+        objects.extend((1..=u8::MAX).take(endpoints / 20).map(|pod| remote(&network, pod, through)));
     }
     node.add(objects.clone())?;
     assert_eq!(node.converge()?, []);

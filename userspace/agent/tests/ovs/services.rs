@@ -12,8 +12,14 @@ use contiv_model::{
     global::ArpMode,
     policy::{Action, Direction, Identity, Rule},
 };
-use netplugin::datapath::{Backend, Group, Local, Network, Object, Scope, Service};
-use nix::sys::socket::{self, sockopt};
+use netplugin::datapath::{
+    Backend, Datapath as _, Group, Local, Network, Object, Scope, Service,
+    telemetry::{ServiceCounters, ServicePort},
+};
+use nix::{
+    libc,
+    sys::socket::{self, sockopt},
+};
 use testkit::{needs, wait_until};
 
 use crate::node::{Node, Pod, SOON, addresses, network, spread, vlan, vxlan};
@@ -57,7 +63,7 @@ fn ask(pod: &Pod, n: u8, port: u16) -> Result<[u8; 2]> {
         )?;
         socket::setsockopt(&socket, sockopt::ReuseAddr, &true)?;
         // The port is free again at once.
-        let reset = nix::libc::linger { l_onoff: 1, l_linger: 0 };
+        let reset = libc::linger { l_onoff: 1, l_linger: 0 };
         socket::setsockopt(&socket, sockopt::Linger, &reset)?;
         let limit = nix::sys::time::TimeVal::new(5, 0);
         socket::setsockopt(&socket, sockopt::SendTimeout, &limit)?;
@@ -97,6 +103,21 @@ fn between_nodes(label: &str, network: &Network) -> Result<()> {
         asked.push(backend);
     }
     ensure!([2, 3].iter().all(|n| asked.contains(n)), "not all backends were asked: {asked:?}");
+    let counted = || -> Result<Option<()>> {
+        let telemetry = nodes[0].datapath.borrow().telemetry().context("the datapath counts")?;
+        let read = async { tokio::task::spawn_blocking(move || telemetry.counters()).await };
+        let counters = nodes[0].runtime.block_on(read)??;
+        let is_port = |port: &ServicePort| port.to_string() == "web:net:TCP:80";
+        let of_port = counters.services.into_iter().find(|(port, _)| is_port(port));
+        // Each connection sends at least a SYN, an ACK and a RST; and receives a SYN, data and a FIN.
+        let is_complete = |counters: &ServiceCounters| {
+            counters.connections == 20
+                && counters.to_backends.packets >= 60
+                && counters.to_clients.packets >= 40
+        };
+        Ok(of_port.filter(|(_, counters)| is_complete(counters)).map(drop))
+    };
+    wait_until(SOON, "the counters of 20 connections", counted)?;
     // Ports are used again at once, also for another backend.
     for _ in 0..3 {
         for port in 4000..4004 {

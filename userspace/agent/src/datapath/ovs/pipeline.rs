@@ -45,7 +45,10 @@ pub(crate) use self::{
     metadata::{MAX_SERVICE, bridge_and_tag},
     neighbour::NdMode,
     policy::{RULE_TABLES, Receiver, counted_rules, receivers, rules},
-    service::{has_selection, is_learned, ready, selection, service, service_number},
+    service::{
+        Counted, SERVICE_TABLES, counted_services, has_selection, is_learned, ready, selection, service,
+        service_number,
+    },
 };
 
 #[cfg(test)]

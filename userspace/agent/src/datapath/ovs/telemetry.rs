@@ -1,4 +1,4 @@
-//! Counters of rules, read from the flow tables.
+//! Counters of rules and services, read from the flow tables.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -10,38 +10,64 @@ use contiv_model::name::RuleId;
 use openflow_rs::{Connection, FlowFilter, Match};
 use tokio::runtime::Handle;
 
-use super::{error::ovs_error, pipeline, tables::index::FlowIndex};
+use super::{
+    desired::model::SwitchModel,
+    error::ovs_error,
+    pipeline::{self, Counted},
+    tables::cookie::Cookie,
+};
 use crate::datapath::{
-    Error, Unsupported,
-    telemetry::{self, Counters, PacketEvents, Telemetry, Traffic},
+    Error, ObjectId, Unsupported,
+    telemetry::{self, Counters, PacketEvents, ServiceCounters, ServicePort, Telemetry, Traffic},
 };
 
 /// Table, priority and match of a flow.
 type FlowKey = (u8, u16, Match);
 
-/// Counters of rules. Clones share them.
+/// What the packets of a flow count for.
+#[derive(Debug)]
+enum Subject {
+    Rule(RuleId),
+    Service(ServicePort, Counted),
+}
+
+/// Counters of rules and services. Clones share them.
 #[derive(Clone, Default)]
-pub(crate) struct RuleCounters(Arc<Mutex<Source>>);
+pub(crate) struct FlowCounters(Arc<Mutex<Source>>);
 
 #[derive(Default)]
 struct Source {
     bridges: Vec<Connection>,
-    rules: Arc<HashMap<FlowKey, RuleId>>,
+    flows: Arc<HashMap<FlowKey, Subject>>,
 }
 
-impl fmt::Debug for RuleCounters {
+impl fmt::Debug for FlowCounters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RuleCounters").field("flows", &self.lock().rules.len()).finish()
+        f.debug_struct("FlowCounters").field("flows", &self.lock().flows.len()).finish()
     }
 }
 
-impl RuleCounters {
-    /// Reads from these bridges the flows of the installed groups.
-    pub(crate) fn follow(&self, bridges: Vec<Connection>, index: &FlowIndex) {
-        let flows = index.groups().flat_map(pipeline::counted_rules);
-        let rules =
-            flows.filter_map(|(flow, rule)| Some(((flow.table, flow.priority, flow.matching), rule?)));
-        *self.lock() = Source { bridges, rules: Arc::new(rules.collect()) };
+impl FlowCounters {
+    /// Reads from these bridges the flows of the installed groups and services.
+    pub(crate) fn follow(&self, bridges: Vec<Connection>, model: &SwitchModel) {
+        let rules = model.index.groups().flat_map(pipeline::counted_rules);
+        let rules = rules.filter_map(|(flow, rule)| Some((flow, Subject::Rule(rule?))));
+        let services = model.index.services().flat_map(|service| {
+            let number = model.numbers.get(Cookie::of(&ObjectId::Service(service.id.clone())));
+            let flows = service
+                .scope
+                .network
+                .as_ref()
+                .zip(number)
+                .map(|(network, number)| pipeline::counted_services(service, network.encap, number));
+            flows.into_iter().flatten().map(|(flow, port, counted)| {
+                let (service, protocol, port) = (service.id.clone(), port.protocol, port.port);
+                (flow, Subject::Service(ServicePort { service, protocol, port }, counted))
+            })
+        });
+        let key = |flow: openflow_rs::Flow| (flow.table, flow.priority, flow.matching);
+        let flows = rules.chain(services).map(|(flow, subject)| (key(flow), subject));
+        *self.lock() = Source { bridges, flows: Arc::new(flows.collect()) };
     }
 
     fn lock(&self) -> MutexGuard<'_, Source> {
@@ -50,28 +76,58 @@ impl RuleCounters {
     }
 
     async fn read(&self) -> Result<Counters, Error> {
-        let (bridges, rules) = {
+        let (bridges, flows) = {
             let source = self.lock();
-            (source.bridges.clone(), source.rules.clone())
+            (source.bridges.clone(), source.flows.clone())
         };
-        let mut sums = BTreeMap::<RuleId, Traffic>::new();
-        for bridge in bridges.iter().filter(|_| !rules.is_empty()) {
-            for table in pipeline::RULE_TABLES {
-                let flows = bridge.dump_flows(FlowFilter { table, ..FlowFilter::default() }).await;
-                for stats in flows.map_err(|error| ovs_error("read the counters of rules", error))? {
+        let mut sums = Sums::default();
+        for bridge in bridges.iter().filter(|_| !flows.is_empty()) {
+            for table in pipeline::RULE_TABLES.into_iter().chain(pipeline::SERVICE_TABLES) {
+                let dump = bridge.dump_flows(FlowFilter { table, ..FlowFilter::default() }).await;
+                for stats in dump.map_err(|error| ovs_error("read the counters of flows", error))? {
                     let key = (table, stats.flow.priority, stats.flow.matching);
-                    let Some(rule) = rules.get(&key).filter(|_| stats.packets > 0) else { continue };
-                    let sum = sums.entry(rule.clone()).or_default();
-                    sum.packets += stats.packets;
-                    sum.bytes += stats.bytes;
+                    let Some(subject) = flows.get(&key).filter(|_| stats.packets > 0) else { continue };
+                    sums.add(subject, Traffic { packets: stats.packets, bytes: stats.bytes });
                 }
             }
         }
-        Ok(Counters { rules: sums.into_iter().collect(), ..Counters::default() })
+        let services = sums.services.into_iter().filter(|(_, counters)| counters.connections > 0);
+        Ok(Counters {
+            rules: sums.rules.into_iter().collect(),
+            services: services.collect(),
+            ..Counters::default()
+        })
     }
 }
 
-impl Telemetry for RuleCounters {
+#[derive(Default)]
+struct Sums {
+    rules: BTreeMap<RuleId, Traffic>,
+    services: BTreeMap<ServicePort, ServiceCounters>,
+}
+
+impl Sums {
+    fn add(&mut self, subject: &Subject, traffic: Traffic) {
+        let sum = match subject {
+            Subject::Rule(rule) => self.rules.entry(rule.clone()).or_default(),
+            Subject::Service(port, counted) => {
+                let counters = self.services.entry(port.clone()).or_default();
+                match counted {
+                    Counted::Connections => {
+                        counters.connections += traffic.packets;
+                        return;
+                    }
+                    Counted::ToBackends => &mut counters.to_backends,
+                    Counted::ToClients => &mut counters.to_clients,
+                }
+            }
+        };
+        sum.packets += traffic.packets;
+        sum.bytes += traffic.bytes;
+    }
+}
+
+impl Telemetry for FlowCounters {
     /// Must be called on a thread that may block, in a tokio runtime.
     fn counters(&self) -> Result<Counters, Error> {
         Handle::current().block_on(self.read())

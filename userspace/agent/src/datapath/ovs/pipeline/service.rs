@@ -161,7 +161,7 @@ pub(crate) fn service(service: &Service, encap: Encap, number: u32) -> Vec<Flow>
     flows.extend(backends(service, encap).map(|backend| member(&backend, number)));
     flows.push(choice(service, encap, number));
     flows.extend(choice_by_ports(service, encap, number));
-    flows.push(commit(service, encap, number));
+    flows.extend(service.ports.iter().map(|port| commit(service, encap, number, port)));
     let to = || guard::destination(network_match_from(tag, 0), service.vip);
     let fragment = to().masked(Field::IpFragment, FRAGMENT, FRAGMENT);
     flows.push(Flow::new(table::SERVICE_DNAT, rank::FIRST, fragment));
@@ -193,9 +193,34 @@ pub(crate) fn has_selection(service: &Service, encap: Encap) -> bool {
     ready(service, encap).next().is_some()
 }
 
-/// The number of the service that a flow belongs to, if this is the flow that tells.
+/// What the packets of a service's flow count as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Counted {
+    /// The first packets of connections.
+    Connections,
+    ToBackends,
+    ToClients,
+}
+
+/// Tables with the flows that count packets of services.
+pub(crate) const SERVICE_TABLES: [u8; 3] = [table::SERVICE_SNAT, table::CHOSEN, table::TRANSLATE];
+
+/// Returns the flows that count packets of a service, with the port that each counts for.
+pub(crate) fn counted_services(service: &Service, encap: Encap, number: u32) -> Vec<(Flow, Port, Counted)> {
+    let family = Family::of(service.vip);
+    let of = |port: &Port| {
+        [
+            (commit(service, encap, number, port), *port, Counted::Connections),
+            (translation(family, number, port), *port, Counted::ToBackends),
+            (reply(service, encap, number, port), *port, Counted::ToClients),
+        ]
+    };
+    service.ports.iter().flat_map(of).collect()
+}
+
+/// The number of the service that a flow belongs to, if this is a flow that tells.
 pub(crate) fn service_number(flow: &Flow) -> Option<u32> {
-    (flow.table == table::CHOSEN).then(|| matched_service(&flow.matching)).flatten()
+    (flow.table == table::BACKEND).then(|| matched_service(&flow.matching)).flatten()
 }
 
 /// Whether the switch has made the flow of a packet.
@@ -316,7 +341,7 @@ fn choice_by_ports(service: &Service, encap: Encap, number: u32) -> Vec<Flow> {
     std::iter::once(hashed).chain((0..).zip(ready).map(chosen)).collect()
 }
 
-fn commit(service: &Service, encap: Encap, number: u32) -> Flow {
+fn commit(service: &Service, encap: Encap, number: u32, port: &Port) -> Flow {
     let family = Family::of(service.vip);
     let exec = vec![
         Action::set(Field::CtMark, IS_CHOSEN),
@@ -324,7 +349,8 @@ fn commit(service: &Service, encap: Encap, number: u32) -> Flow {
     ];
     let commit = Ct { commit: true, zone: clients(encap), exec, ..Ct::default() };
     let learn = service.affinity.map(|time| Action::Learn(affinity(family, number, time)));
-    Flow::new(table::CHOSEN, rank::PORT, family.packets(service_match(number)))
+    let m = with_protocol(family.packets(service_port_match(number, port.port)), port);
+    Flow::new(table::CHOSEN, rank::PORT, m)
         .apply([Action::Ct(commit)].into_iter().chain(learn))
         .goto(table::TRANSLATE)
 }

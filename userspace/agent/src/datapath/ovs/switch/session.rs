@@ -21,7 +21,7 @@ use crate::datapath::ovs::{
 };
 
 /// Time limit for ovs-vswitchd to apply a changed configuration.
-const RECONFIGURE_TIMEOUT: Duration = Duration::from_secs(15);
+const RECONFIGURE_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
