@@ -19,6 +19,9 @@ pub struct Mac(pub [u8; 6]);
 pub struct MacError(String);
 
 impl Mac {
+    /// The Ethernet address with which every node answers for the gateways of routed networks: that of the original.
+    pub const ROUTER: Mac = Mac([0x00, 0x00, 0x11, 0x11, 0x11, 0x11]);
+
     /// The Ethernet address of the endpoint with the IPv4 address `ip`: `02:02:` and the four
     /// octets (INVENTORY 2.5).
     pub const fn of_endpoint(ip: Ipv4Addr) -> Mac {

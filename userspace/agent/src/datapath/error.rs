@@ -43,6 +43,11 @@ impl Unsupported {
     /// A gateway that the node implements.
     pub const GATEWAY: Unsupported =
         Unsupported::Value { field: "gateway", accepted: "a router on the network: the node does not route" };
+    /// A gateway that the node implements, but not so.
+    pub const ROUTER: Unsupported = Unsupported::Value {
+        field: "gateway",
+        accepted: "a VXLAN network, and the Ethernet address 00:00:11:11:11:11",
+    };
 }
 
 impl Error {

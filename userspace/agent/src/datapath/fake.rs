@@ -13,11 +13,13 @@
 //! # }).unwrap();
 //! ```
 
+mod answer;
 mod forward;
 mod frame;
 mod guard;
 mod inspect;
 mod packet;
+mod route;
 mod switch;
 mod traffic;
 

@@ -9,6 +9,7 @@ pub(crate) mod neighbours;
 pub(crate) mod policy;
 pub(crate) mod programs;
 pub(crate) mod restart;
+pub(crate) mod routing;
 pub(crate) mod services;
 pub(crate) mod unicast;
 pub(crate) mod vlan;

@@ -106,6 +106,7 @@ pub(super) const RULES: &[Rules] = &[
                     &["traffic"],
                     &["guard"],
                     &["forward"],
+                    &["answer", "route"],
                     &["packet"],
                     &["frame"],
                 ],

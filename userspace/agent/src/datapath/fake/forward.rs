@@ -9,7 +9,10 @@ use contiv_model::{
     tag::{Encap, Vni},
 };
 
-use super::frame::{self, Ethernet, NeighbourRequest};
+use super::{
+    frame::{self, Ethernet, NeighbourRequest},
+    route::Router,
+};
 use crate::datapath::{Desired, Local, Network, Object, Peer, Remote, Service};
 
 /// Source of a frame.
@@ -62,6 +65,18 @@ pub fn deliver(objects: &Desired, frame: &[u8], from: &Origin) -> Vec<Delivery> 
     decide(objects, frame, from).unwrap_or_default()
 }
 
+/// Forwards a routed frame, which has the Ethernet addresses of its last hop, on the network of its destination.
+pub(super) fn deliver_routed(objects: &Desired, encap: Encap, frame: &[u8]) -> Vec<Delivery> {
+    let Some((segment, ethernet)) = Segment::find(objects, encap).zip(forwardable(frame)) else {
+        return vec![];
+    };
+    match segment.locate(ethernet.destination) {
+        Location::Local(local) => vec![to_pod(local, frame.to_vec())],
+        Location::Remote(remote) => segment.to_remote(remote, frame),
+        Location::Multicast | Location::Unknown => vec![],
+    }
+}
+
 /// `None` for a dropped frame.
 fn decide(objects: &Desired, frame: &[u8], from: &Origin) -> Option<Vec<Delivery>> {
     match from {
@@ -107,6 +122,10 @@ impl<'a> Segment<'a> {
 
     fn forward_from_pod(&self, frame: &[u8], sender: &Local) -> Option<Vec<Delivery>> {
         let ethernet = forwardable(frame)?;
+        let gateway = NeighbourRequest::read(frame).filter(|request| self.is_gateway(request.target()));
+        if let Some(request) = gateway {
+            return Some(vec![to_pod(sender, request.reply(Mac::ROUTER))]);
+        }
         if let Some(request) = self.request(frame)
             && let Some(owner) = self.owner(&request, Some(sender))
         {
@@ -163,10 +182,7 @@ impl<'a> Segment<'a> {
     /// Returns the Ethernet address of the owner. Pods get replies for all addresses but their own; the outside gets replies
     /// for local pods only, because other nodes reply for theirs.
     fn owner(&self, request: &NeighbourRequest, requester: Option<&Local>) -> Option<Mac> {
-        let target = match request {
-            NeighbourRequest::Arp { target, .. } => IpAddr::V4(*target),
-            NeighbourRequest::Solicitation { target, .. } => IpAddr::V6(*target),
-        };
+        let target = request.target();
         let here = self.locals().find(|local| has(&local.addresses, local.mac, target));
         match (here, requester) {
             (Some(local), Some(requester)) if local.port == requester.port => None,
@@ -176,10 +192,27 @@ impl<'a> Segment<'a> {
                     .remotes()
                     .find(|remote| has(&remote.addresses, remote.mac, target))
                     .map(|remote| remote.mac);
-                there.or_else(|| self.service_mac(request))
+                there.or_else(|| self.router_mac(target)).or_else(|| self.service_mac(request))
             }
             (None, None) => None,
         }
+    }
+
+    /// Whether this is the address of the gateway of the network's pods, and the node is the gateway.
+    fn is_gateway(&self, address: IpAddr) -> bool {
+        let router = Router::new(self.objects, &self.network.vrf);
+        router.gateway(address).is_some_and(|subnet| subnet.network == self.network.id)
+    }
+
+    /// Returns the router's Ethernet address for an endpoint that it can reach on another network.
+    fn router_mac(&self, address: IpAddr) -> Option<Mac> {
+        let vrf = &self.network.vrf;
+        let subnet = Router::new(self.objects, vrf).subnet(address)?;
+        let here = locals(self.objects).filter(|local| local.vrf == *vrf);
+        let there = remotes(self.objects).filter(|remote| remote.vrf == *vrf);
+        let mut addresses = here.map(|local| &local.addresses).chain(there.map(|remote| &remote.addresses));
+        let is_endpoint = addresses.any(|addresses| addresses.contains(address));
+        (subnet.network != self.network.id && is_endpoint).then_some(Mac::ROUTER)
     }
 
     /// Returns the Ethernet address of an IPv4 service. Frames to it are translated before they are forwarded.
@@ -286,7 +319,7 @@ pub(super) fn remotes(objects: &Desired) -> impl Iterator<Item = &Remote> {
     })
 }
 
-/// Returns the services that the endpoints of a network can use.
+/// Returns the services that the endpoints of a network can use: those of its VRF.
 pub(super) fn services_on(objects: &Desired, encap: Encap) -> impl Iterator<Item = &Service> {
     let networks = objects.iter().filter_map(|(_, object)| match object {
         Object::Network(network) => Some(network),
@@ -294,8 +327,8 @@ pub(super) fn services_on(objects: &Desired, encap: Encap) -> impl Iterator<Item
     });
     let vrf = networks.filter(|network| network.encap == encap).map(|network| &network.vrf).next();
     let is_usable = move |service: &Service| match &service.scope.network {
-        Some(network) => network.encap == encap,
-        None => vrf == Some(&service.scope.vrf),
+        Some(network) if network.encap == encap => true,
+        _ => vrf == Some(&service.scope.vrf),
     };
     objects.iter().filter_map(move |(_, object)| match object {
         Object::Service(service) if is_usable(service) => Some(service),

@@ -1,6 +1,6 @@
 //! Ethernet, VLAN, ARP and ND: what layer 2 forwarding reads.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use contiv_model::{mac::Mac, tag::Vlan};
 
@@ -99,6 +99,14 @@ impl NeighbourRequest {
         }
     }
 
+    /// Address that is asked for.
+    pub(super) fn target(&self) -> IpAddr {
+        match self {
+            NeighbourRequest::Arp { target, .. } => IpAddr::V4(*target),
+            NeighbourRequest::Solicitation { target, .. } => IpAddr::V6(*target),
+        }
+    }
+
     /// Returns the reply that the address is at `owner`.
     pub(super) fn reply(self, owner: Mac) -> Vec<u8> {
         match self {
@@ -150,7 +158,7 @@ fn advertisement(from: Mac, source: Ipv6Addr, target: Ipv6Addr, owner: Mac) -> V
     frame
 }
 
-fn checksum(bytes: &[u8]) -> u16 {
+pub(super) fn checksum(bytes: &[u8]) -> u16 {
     let sum =
         bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0))).sum();
     let folded = (0..2).fold(sum, |sum: u32, _| (sum & 0xffff) + (sum >> 16));

@@ -6,16 +6,18 @@
 //! * ARP and neighbour discovery (RFC 4861) are valid and bounded, and claim no address of another endpoint. Router
 //!   advertisements and redirects are dropped, because gateways are configured.
 //! * A frame to the Ethernet address of one endpoint has no IP address of another.
+//! * A pod may send to the router, and a peer's router sends packets of the endpoints there.
 //! * Tags, link-local groups, DHCP servers and pods that speak to a tunnel port are dropped.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use contiv_model::{addresses::Addresses, mac::Mac, policy::UDP, tag::Encap};
+use contiv_model::{addresses::Addresses, mac::Mac, policy::UDP, tag::Encap, vrf::Vrf};
 
 use super::{
     forward::{Origin, locals, peers, remotes, services_on},
     frame::{ARP, ETHERNET, Ethernet, ICMPV6, IPV4, IPV6, ND_HOP_LIMIT, bytes},
     packet::Packet,
+    route::Router,
 };
 use crate::datapath::{Desired, Local, Object};
 
@@ -32,13 +34,18 @@ pub(super) enum Class {
     Other,
 }
 
-/// Checks a frame without its tag on the network `encap`; `None` if it is dropped.
-pub(super) fn check(objects: &Desired, encap: Encap, frame: &[u8], from: &Origin) -> Option<Class> {
+/// Checks a frame without its tag on the network `encap` in `vrf`; `None` if it is dropped.
+pub(super) fn check(
+    objects: &Desired,
+    (encap, vrf): (Encap, &Vrf),
+    frame: &[u8],
+    from: &Origin,
+) -> Option<Class> {
     let ethernet = Ethernet::read(frame)?;
     if ethernet.is_tagged() || ethernet.source.is_multicast() || ethernet.is_link_local() {
         return None;
     }
-    let sender = Sender { objects, encap, from, mac: ethernet.source };
+    let sender = Sender { objects, encap, vrf, from, mac: ethernet.source };
     sender.is_source_allowed(frame, &ethernet).then_some(())?;
     match ethernet.kind {
         ARP => sender.is_arp_allowed(frame)?.then_some(Class::Neighbour),
@@ -58,6 +65,7 @@ pub(super) fn check(objects: &Desired, encap: Encap, frame: &[u8], from: &Origin
 struct Sender<'a> {
     objects: &'a Desired,
     encap: Encap,
+    vrf: &'a Vrf,
     from: &'a Origin,
     /// Source address of the frame.
     mac: Mac,
@@ -66,6 +74,8 @@ struct Sender<'a> {
 /// The record of an address.
 struct Owner {
     mac: Mac,
+    /// Network of an endpoint.
+    encap: Option<Encap>,
     /// VTEP of the endpoint's node; `None` for endpoints on this node and on VLANs.
     vtep: Option<IpAddr>,
     is_local: bool,
@@ -80,20 +90,23 @@ impl<'a> Sender<'a> {
         }
     }
 
+    /// Endpoints and services of the VRF.
     fn records(&self) -> impl Iterator<Item = (Owner, Vec<IpAddr>)> + use<'a> {
-        let encap = self.encap;
-        let here = locals(self.objects).filter(move |local| local.encap == encap).map(|local| {
-            let owner = Owner { mac: local.mac, vtep: None, is_local: true, is_service: false };
+        let (encap, vrf) = (self.encap, self.vrf);
+        let here = locals(self.objects).filter(move |local| local.vrf == *vrf).map(|local| {
+            let encap = Some(local.encap);
+            let owner = Owner { mac: local.mac, encap, vtep: None, is_local: true, is_service: false };
             (owner, addresses(local.mac, &local.addresses))
         });
-        let there = remotes(self.objects).filter(move |remote| remote.encap == encap).map(|remote| {
-            let owner = Owner { mac: remote.mac, vtep: remote.vtep(), is_local: false, is_service: false };
+        let there = remotes(self.objects).filter(move |remote| remote.vrf == *vrf).map(|remote| {
+            let (encap, vtep) = (Some(remote.encap), remote.vtep());
+            let owner = Owner { mac: remote.mac, encap, vtep, is_local: false, is_service: false };
             (owner, addresses(remote.mac, &remote.addresses))
         });
         let services = services_on(self.objects, encap).filter_map(|service| match service.vip {
             IpAddr::V4(vip) => {
                 let mac = Mac::of_endpoint(vip);
-                let owner = Owner { mac, vtep: None, is_local: false, is_service: true };
+                let owner = Owner { mac, encap: None, vtep: None, is_local: false, is_service: true };
                 Some((owner, vec![service.vip]))
             }
             IpAddr::V6(_) => None,
@@ -106,7 +119,8 @@ impl<'a> Sender<'a> {
     }
 
     fn endpoint(&self, mac: Mac) -> Option<Owner> {
-        self.records().map(|(owner, _)| owner).find(|owner| owner.mac == mac && !owner.is_service)
+        let mut owners = self.records().map(|(owner, _)| owner);
+        owners.find(|owner| owner.mac == mac && owner.encap == Some(self.encap))
     }
 
     fn is_source_allowed(&self, frame: &[u8], ethernet: &Ethernet) -> bool {
@@ -135,7 +149,27 @@ impl<'a> Sender<'a> {
         let to_reserved = bytes::<16>(frame, ETHERNET + 24)
             .is_some_and(|to| ethernet.kind == IPV6 && is_reserved(Ipv6Addr::from(to)));
         let discovery = self.discovery(frame, ethernet).is_some();
+        if self.mac == Mac::ROUTER
+            && let Some(ip) = ip
+            && self.router().subnet(ip).is_some()
+        {
+            return !asks && !discovery && !to_reserved && self.is_routed_from(ip);
+        }
         ip.is_none_or(|ip| !reserved(ip) && !to_reserved && self.may_claim(ip, self.mac, discovery))
+    }
+
+    fn router(&self) -> Router<'a> {
+        Router::new(self.objects, self.vrf)
+    }
+
+    /// Whether the router of a peer may send packets from an address of a routed subnet: if it is not on this node, and behind
+    /// no other VTEP.
+    fn is_routed_from(&self, ip: IpAddr) -> bool {
+        let Origin::Tunnel { vtep, .. } = self.from else { return false };
+        match self.owner(ip) {
+            Some(owner) => !owner.is_local && !owner.is_service && owner.vtep == Some(*vtep),
+            None => !self.is_broadcast(ip) && self.router().gateway(ip).is_none(),
+        }
     }
 
     /// Whether a frame from outside may use the address. The address of a service may be announced, but is no source.
@@ -143,7 +177,7 @@ impl<'a> Sender<'a> {
         match (self.local(), self.owner(ip)) {
             (Some(local), _) => addresses(local.mac, &local.addresses).contains(&ip),
             (None, Some(owner)) => !owner.is_local && owner.mac == mac && (announces || !owner.is_service),
-            (None, None) => !self.is_broadcast(ip),
+            (None, None) => !self.is_broadcast(ip) && self.router().gateway(ip).is_none(),
         }
     }
 
@@ -151,7 +185,7 @@ impl<'a> Sender<'a> {
     fn is_broadcast(&self, ip: IpAddr) -> bool {
         self.objects.iter().any(|(_, object)| match object {
             Object::Subnet(subnet) => {
-                subnet.encap == self.encap && ip.is_ipv4() && subnet.prefix.broadcast() == ip
+                subnet.vrf == *self.vrf && ip.is_ipv4() && subnet.prefix.broadcast() == ip
             }
             _ => false,
         })
@@ -258,7 +292,12 @@ impl<'a> Sender<'a> {
             // The kernel of a pod accepts a packet for its address from such a frame, too (RFC 1122 3.3.6).
             Some(_) if ethernet.destination.is_multicast() => false,
             Some(owner) if owner.is_service && *self.from == Origin::Uplink => true,
-            Some(owner) => owner.mac == ethernet.destination,
+            Some(owner) => {
+                let ends = [source.0, destination.0];
+                let is_routed =
+                    || self.local().is_some() && self.router().receives(ethernet.destination, ends);
+                owner.mac == ethernet.destination || is_routed()
+            }
             None => true,
         }
     }

@@ -77,6 +77,54 @@ impl Packet {
         })
     }
 
+    /// TTL or hop limit.
+    pub(super) fn ttl(&self, frame: &[u8]) -> u8 {
+        frame.get(self.ttl_at()).copied().unwrap_or_default()
+    }
+
+    /// Assigns the TTL or hop limit.
+    pub(super) fn set_ttl(&self, frame: &mut [u8], ttl: u8) {
+        match self.v6 {
+            true => frame[self.ttl_at()] = ttl,
+            // With the protocol: checksums are over words.
+            false => self.write(frame, self.ttl_at(), &[ttl, frame[self.ttl_at() + 1]]),
+        }
+    }
+
+    fn ttl_at(&self) -> usize {
+        ETHERNET + if self.v6 { 7 } else { 8 }
+    }
+
+    /// Whether this is no fragment and has neither options nor extension headers.
+    pub(super) fn is_plain(&self, frame: &[u8]) -> bool {
+        let fragment = bytes(frame, ETHERNET + 6).map(u16::from_be_bytes);
+        match self.v6 {
+            true => self.body == ETHERNET + 40,
+            false => self.body == ETHERNET + 20 && fragment.is_some_and(|field| field & 0x3fff == 0),
+        }
+    }
+
+    /// Whether this is a whole ICMP echo request.
+    pub(super) fn is_echo_request(&self, frame: &[u8]) -> bool {
+        let request = if self.v6 { (ICMPV6, [128, 0]) } else { (ICMP, [8, 0]) };
+        self.is_plain(frame)
+            && self.has_body
+            && (self.tuple.protocol, bytes(frame, self.body)) == (request.0, Some(request.1))
+    }
+
+    /// Turns an echo request into the reply.
+    pub(super) fn answer_echo(&self, frame: &mut [u8], ttl: u8) {
+        let (at, len) = if self.v6 { (ETHERNET + 8, 16) } else { (ETHERNET + 12, 4) };
+        let (source, destination) = frame[at..at + 2 * len].split_at_mut(len);
+        // Checksums do not depend on the order of words.
+        source.swap_with_slice(destination);
+        self.set_ttl(frame, ttl);
+        let reply = if self.v6 { [129, 0] } else { [0, 0] };
+        let request = [frame[self.body], frame[self.body + 1]];
+        frame[self.body..self.body + 2].copy_from_slice(&reply);
+        adjust(frame, self.body + 2, &request, &reply);
+    }
+
     /// The packet that an ICMP error quotes; `Some(None)` if too little of it. `None` if this is no error.
     pub(super) fn quoted(&self, frame: &[u8]) -> Option<Option<Tuple>> {
         const ICMP_HEADER: usize = 8;

@@ -176,7 +176,9 @@ impl Switch {
     pub(super) fn support(&self, object: &Object) -> Result<(), Unsupported> {
         match object {
             Object::Route(_) => Err(Unsupported::Object),
-            Object::Subnet(subnet) if subnet.is_routed() => Err(Unsupported::GATEWAY),
+            Object::Subnet(subnet) if subnet.is_routed() && !subnet.is_routed_by_nodes() => {
+                Err(Unsupported::ROUTER)
+            }
             Object::Remote(remote) if !remote.next_hop.is_on(remote.encap) => Err(Unsupported::NEXT_HOP),
             Object::Group(_) | Object::Service(_) if self.lock().faults.only_forwarding => {
                 Err(Unsupported::Object)

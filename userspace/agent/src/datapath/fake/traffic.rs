@@ -12,13 +12,16 @@ use contiv_model::{
     policy::{self, Action, Identity, Party, Side, decide},
     service::{Resolution, resolve},
     tag::Encap,
+    vrf::Vrf,
 };
 
 use super::{
-    forward::{Delivery, Origin, Target, deliver, has, locals, remotes, services_on},
+    answer,
+    forward::{Delivery, Origin, Target, deliver, deliver_routed, has, locals, remotes, services_on},
     frame::{Ethernet, tagged, untag},
     guard::{self, Class},
-    packet::{End, Tuple},
+    packet::{End, Packet, Tuple},
+    route::Router,
 };
 use crate::datapath::{Desired, Group, Local, Object, ObjectId, Remote, Service, Subnet};
 
@@ -26,9 +29,9 @@ use crate::datapath::{Desired, Group, Local, Object, ObjectId, Remote, Service, 
 #[derive(Debug, Default)]
 pub(super) struct Traffic(Vec<Connection>);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Connection {
-    encap: Encap,
+    vrf: Vrf,
     /// Tuple of the first packet.
     tuple: Tuple,
     /// Destination, or the backend of a service.
@@ -61,17 +64,25 @@ impl Traffic {
                 let local = locals(objects).find(|local| local.port == *port)?;
                 (frame.to_vec(), local.encap, Some(local))
             }
-            Origin::Tunnel { vni, .. } => match vxlan(objects, *vni) {
-                Some(encap) => (frame.to_vec(), encap, None),
-                None => return unmodified(),
-            },
+            Origin::Tunnel { vni, .. } => {
+                let encap =
+                    |encap: Encap| matches!(encap, Encap::Vxlan { vni: number, .. } if number == *vni);
+                match networks(objects).find(|network| encap(network.encap)) {
+                    Some(network) => (frame.to_vec(), network.encap, None),
+                    None => return unmodified(),
+                }
+            }
             Origin::Uplink => {
                 let (vlan, inner) = untag(frame)?;
                 (inner, Encap::Vlan(vlan), None)
             }
         };
-        let network = Network { objects, encap };
-        let packet = match guard::check(objects, encap, &inner, from)? {
+        let vrf = match networks(objects).find(|network| network.encap == encap) {
+            Some(network) => &network.vrf,
+            None => return unmodified(),
+        };
+        let network = Network { objects, encap, vrf };
+        let packet = match guard::check(objects, (encap, vrf), &inner, from)? {
             Class::Neighbour => return unmodified(),
             Class::Probe => {
                 let is_answer = |copy: &Delivery| matches!((&copy.to, from), (Target::Pod(to), Origin::Pod(from)) if to == from);
@@ -88,16 +99,27 @@ impl Traffic {
             }
             Class::Ip(packet) => packet,
         };
+        let ethernet = Ethernet::read(&inner)?;
+        let for_router = sender.filter(|_| network.is_for_router(ethernet.destination, packet.tuple));
+        if let Some(sender) = for_router
+            && let Some(answer) = network.answer(&inner, &packet)
+        {
+            return answer.map(|frame| vec![Delivery { to: Target::Pod(sender.port.clone()), frame }]);
+        }
         if let Some(quoted) = packet.quoted(&inner) {
             let connection = self.about(&network, packet.tuple, quoted?)?;
-            return (network.verdict(&connection, [None; 2]) == Action::Allow)
-                .then(|| deliver(objects, frame, from));
+            if network.verdict(&connection, [None; 2]) == Action::Deny {
+                return None;
+            }
+            return match for_router {
+                Some(_) => network.route(&packet, inner, packet.tuple.destination.0),
+                None => Some(deliver(objects, frame, from)),
+            };
         }
-        let (connection, direction) = match self.find(encap, packet.tuple) {
+        let (connection, direction) = match self.find(vrf, packet.tuple) {
             Some(known) => known,
             None => (network.open(packet.tuple, sender.is_some())?, Direction::Original),
         };
-        let ethernet = Ethernet::read(&inner)?;
         let macs = match direction {
             Direction::Original => [ethernet.source, ethernet.destination],
             Direction::Reply => [ethernet.destination, ethernet.source],
@@ -117,8 +139,17 @@ impl Traffic {
         if let Some(dscp) = sender.and_then(|sender| network.group(sender.identity?)?.dscp) {
             packet.set_dscp(&mut inner, dscp);
         }
+        let to = match direction {
+            Direction::Original => connection.to.0,
+            Direction::Reply => packet.tuple.destination.0,
+        };
+        let is_translated = direction == Direction::Original && connection.is_translated();
+        let is_routed = sender.is_some() && is_translated && network.is_elsewhere(to);
         if !self.0.contains(&connection) {
             self.0.push(connection);
+        }
+        if for_router.is_some() || is_routed {
+            return network.route(&packet, inner, to);
         }
         let frame = network.framed(inner, from);
         let is_unknown = !network.is_known(&frame, from);
@@ -134,50 +165,49 @@ impl Traffic {
             || network.identity_at(from).is_none() && network.stranger(from).party == Party::Outside;
         let is_on_path = from == quoted.destination.0 || is_router();
         let reply = Tuple { source: quoted.destination, destination: quoted.source, ..quoted };
-        let known = self.find(network.encap, quoted).or_else(|| self.find(network.encap, reply));
+        let known = self.find(network.vrf, quoted).or_else(|| self.find(network.vrf, reply));
         known.filter(|_| to == quoted.source.0 && is_on_path).map(|(connection, _)| connection)
     }
 
-    fn find(&self, encap: Encap, tuple: Tuple) -> Option<(Connection, Direction)> {
-        let of_network = || self.0.iter().filter(|known| known.encap == encap).copied();
-        let there = of_network().find(|known| known.tuple == tuple).map(|known| (known, Direction::Original));
+    fn find(&self, vrf: &Vrf, tuple: Tuple) -> Option<(Connection, Direction)> {
+        let of_vrf = || self.0.iter().filter(|known| known.vrf == *vrf).cloned();
+        let there = of_vrf().find(|known| known.tuple == tuple).map(|known| (known, Direction::Original));
         there.or_else(|| {
             let back = |known: &Connection| {
                 let opened = known.tuple;
                 tuple == Tuple { source: known.to, destination: opened.source, ..opened }
             };
-            of_network().find(back).map(|known| (known, Direction::Reply))
+            of_vrf().find(back).map(|known| (known, Direction::Reply))
         })
     }
 }
 
-fn vxlan(objects: &Desired, number: contiv_model::tag::Vni) -> Option<Encap> {
-    objects.iter().find_map(|(_, object)| match object {
-        Object::Network(network) => match network.encap {
-            encap @ Encap::Vxlan { vni, .. } if vni == number => Some(encap),
-            _ => None,
-        },
+fn networks(objects: &Desired) -> impl Iterator<Item = &crate::datapath::Network> {
+    objects.iter().filter_map(|(_, object)| match object {
+        Object::Network(network) => Some(network),
         _ => None,
     })
 }
 
-/// Objects of one network.
+/// One network, and the objects of its VRF.
 #[derive(Clone, Copy)]
 struct Network<'a> {
     objects: &'a Desired,
     encap: Encap,
+    vrf: &'a Vrf,
 }
 
 impl<'a> Network<'a> {
     /// Returns a new connection; `None` if the service rejects it. Only local pods use services: traffic from another node
     /// is already translated.
     fn open(&self, tuple: Tuple, by_pod: bool) -> Option<Connection> {
-        let (encap, (vip, port)) = (self.encap, tuple.destination);
-        let direct = Connection { encap, tuple, to: tuple.destination };
+        let (vip, port) = tuple.destination;
+        let direct = Connection { vrf: self.vrf.clone(), tuple, to: tuple.destination };
         let Some(service) = self.services().find(|service| by_pod && service.vip == vip) else {
             return Some(direct);
         };
-        let backends = service.backends.iter().filter(|backend| backend.encap == Some(encap));
+        let is_inside = |encap: Encap| networks(self.objects).any(|n| n.encap == encap && n.vrf == *self.vrf);
+        let backends = service.backends.iter().filter(|backend| backend.encap.is_some_and(is_inside));
         let backends = backends.map(|backend| (backend.ip, backend.readiness));
         match resolve(&service.ports, backends, tuple.protocol, port) {
             Resolution::Direct => Some(direct),
@@ -226,8 +256,8 @@ impl<'a> Network<'a> {
         let Some(mac) = Ethernet::read(frame).map(|ethernet| ethernet.destination) else { return true };
         matches!(self.encap, Encap::Vlan(_))
             || *from == Origin::Uplink
-            || self.locals().any(|local| local.mac == mac)
-            || self.remotes().any(|remote| remote.mac == mac)
+            || self.locals().any(|local| (local.encap, local.mac) == (self.encap, mac))
+            || self.remotes().any(|remote| (remote.encap, remote.mac) == (self.encap, mac))
     }
 
     /// The copies of a frame that rules cannot evaluate: none from or to an endpoint with rules.
@@ -285,7 +315,10 @@ impl<'a> Network<'a> {
 
     /// As `side` for a source: one that uses the address of an endpoint whose record is missing may be any endpoint.
     fn source(&self, address: IpAddr, mac: Option<Mac>) -> Side<'a> {
-        let is_here = || mac.is_some_and(|mac| self.locals().any(|local| local.mac == mac));
+        let is_here = || {
+            let same = |local: &Local, mac| (local.encap, local.mac) == (self.encap, mac);
+            mac.is_some_and(|mac| self.locals().any(|local| same(local, mac)))
+        };
         match self.side(address, None) {
             Side { party: Party::Outside, .. } => self.side(address, mac),
             Side { party: Party::UnknownInside, .. } if is_here() => self.side(address, mac),
@@ -312,26 +345,73 @@ impl<'a> Network<'a> {
     }
 
     fn subnets(self) -> impl Iterator<Item = &'a Subnet> {
-        let network = self.objects.iter().find_map(move |(_, object)| match object {
-            Object::Network(network) if network.encap == self.encap => Some(&network.id),
-            _ => None,
-        });
         self.objects.iter().filter_map(move |(_, object)| match object {
-            Object::Subnet(subnet) if Some(&subnet.network) == network => Some(subnet),
+            Object::Subnet(subnet) if subnet.vrf == *self.vrf => Some(subnet),
             _ => None,
         })
     }
 
+    fn router(&self) -> Router<'a> {
+        Router::new(self.objects, self.vrf)
+    }
+
+    /// Whether a packet that a pod sends to this Ethernet address is routed.
+    fn is_for_router(&self, to: Mac, tuple: Tuple) -> bool {
+        self.router().receives(to, [tuple.source.0, tuple.destination.0])
+    }
+
+    /// Whether an endpoint with this address is on another network, to which the node routes.
+    fn is_elsewhere(&self, address: IpAddr) -> bool {
+        let hop = self.router().subnet(address).and_then(|_| self.last_hop(address));
+        hop.is_some_and(|(encap, _)| encap != self.encap)
+    }
+
+    /// What the router itself does with a packet for it: it sends this reply, or none. `None` if it forwards the packet.
+    fn answer(&self, frame: &[u8], packet: &Packet) -> Option<Option<Vec<u8>>> {
+        let (from, to) = (packet.tuple.source.0, packet.tuple.destination);
+        if self.router().gateway(to.0).is_some() {
+            let connection = Connection { vrf: self.vrf.clone(), tuple: packet.tuple, to };
+            let is_allowed = self.verdict(&connection, [None; 2]) == Action::Allow;
+            return Some(answer::echo_reply(frame, packet).filter(|_| is_allowed));
+        }
+        let gateway = self.router().subnet(from).and_then(|subnet| subnet.gateway);
+        (packet.ttl(frame) <= 1).then(|| answer::time_exceeded(frame, packet, gateway?.ip))
+    }
+
+    /// Forwards a packet by its IP address.
+    fn route(&self, packet: &Packet, mut frame: Vec<u8>, to: IpAddr) -> Option<Vec<Delivery>> {
+        let is_link_local = match packet.tuple.source.0 {
+            IpAddr::V4(_) => false,
+            IpAddr::V6(ip) => ip.is_unicast_link_local(),
+        };
+        // As a bridge, the router does not send a packet back to its sender.
+        let is_own = to == packet.tuple.source.0;
+        self.router().subnet(to).filter(|_| !is_link_local && !is_own)?;
+        let (encap, mac) = self.last_hop(to)?;
+        let ttl = packet.ttl(&frame).checked_sub(1).filter(|ttl| *ttl != 0)?;
+        frame[..6].copy_from_slice(&mac.0);
+        frame[6..12].copy_from_slice(&Mac::ROUTER.0);
+        packet.set_ttl(&mut frame, ttl);
+        Some(deliver_routed(self.objects, encap, &frame))
+    }
+
+    /// Network and Ethernet address of the endpoint with this address.
+    fn last_hop(&self, address: IpAddr) -> Option<(Encap, Mac)> {
+        let here = self.local_at(address).map(|local| (local.encap, local.mac));
+        here.or_else(|| self.remote_at(address).map(|remote| (remote.encap, remote.mac)))
+    }
+
     /// As `identity_at` for an Ethernet address.
     fn identity_of(&self, mac: Mac) -> Option<(Option<Identity>, bool)> {
-        let here = self.locals().find(|local| local.mac == mac).map(|local| (local.identity, true));
-        let there = || self.remotes().find(|remote| remote.mac == mac).map(|remote| (remote.identity, false));
-        here.or_else(there)
+        let encap = self.encap;
+        let here = self.locals().find(|local| (local.encap, local.mac) == (encap, mac));
+        let there = || self.remotes().find(|remote| (remote.encap, remote.mac) == (encap, mac));
+        let here = here.map(|local| (local.identity, true));
+        here.or_else(|| there().map(|remote| (remote.identity, false)))
     }
 
     fn mac(&self, address: IpAddr) -> Option<Mac> {
-        let here = self.local_at(address).map(|local| local.mac);
-        here.or_else(|| self.remote_at(address).map(|remote| remote.mac))
+        self.last_hop(address).map(|(_, mac)| mac)
     }
 
     fn local_at(&self, address: IpAddr) -> Option<&'a Local> {
@@ -343,11 +423,11 @@ impl<'a> Network<'a> {
     }
 
     fn locals(self) -> impl Iterator<Item = &'a Local> {
-        locals(self.objects).filter(move |local| local.encap == self.encap)
+        locals(self.objects).filter(move |local| local.vrf == *self.vrf)
     }
 
     fn remotes(self) -> impl Iterator<Item = &'a Remote> {
-        remotes(self.objects).filter(move |remote| remote.encap == self.encap)
+        remotes(self.objects).filter(move |remote| remote.vrf == *self.vrf)
     }
 
     fn services(self) -> impl Iterator<Item = &'a Service> {

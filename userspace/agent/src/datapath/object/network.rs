@@ -124,6 +124,12 @@ impl Subnet {
     pub fn is_routed(&self) -> bool {
         self.gateway.is_some_and(|gateway| gateway.mac.is_some())
     }
+
+    /// Whether this node is the gateway in the way that the datapaths implement: on VXLAN, with [`Mac::ROUTER`].
+    pub fn is_routed_by_nodes(&self) -> bool {
+        let mac = self.gateway.and_then(|gateway| gateway.mac);
+        mac == Some(Mac::ROUTER) && matches!(self.encap, Encap::Vxlan { .. })
+    }
 }
 
 /// Gateway of a subnet.
