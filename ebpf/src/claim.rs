@@ -21,9 +21,10 @@ pub(crate) fn is_reserved(ip: &Address) -> bool {
 #[inline(always)]
 pub(crate) fn claim(packet: &Packet, ip: Address, mac: Mac) -> Result<u32, DropReason> {
     let Some(owner) = maps::neighbour(&NeighKey::new(packet.domain, ip)) else {
-        let broadcast =
-            ip.is_v4() && maps::subnet(packet.domain, &ip).is_some_and(|subnet| subnet.is_last(&ip));
-        return if broadcast { Err(DropReason::ForeignSource) } else { Ok(FlowHalf::UNKNOWN.into()) };
+        // Neither is the gateway's, if it is on this node.
+        let reserved = maps::subnet(packet.domain, &ip)
+            .is_some_and(|subnet| ip.is_v4() && subnet.is_last(&ip) || subnet.is_router(&ip));
+        return if reserved { Err(DropReason::ForeignSource) } else { Ok(FlowHalf::UNKNOWN.into()) };
     };
     let announced = owner.flags & NeighEntry::SERVICE == 0 || packet.kind == frame::ARP || packet.nd != 0;
     if owner.ifindex == 0 && announced && source::same(&owner.mac, &mac) {

@@ -5,15 +5,15 @@
 //! has no record may come from anywhere.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
-use contiv_abi::{Address, Be16, DropReason, FdbKey, FlowHalf, NeighEntry, NeighKey};
+use contiv_abi::{Address, Be16, DropReason, FdbKey, FlowHalf, NeighEntry, NeighKey, ROUTER_MAC};
 
 use crate::{
     claim::{claim, is_reserved, may_name},
     frame::{self, ETHERNET},
     header::Arp,
     maps, nd,
-    packet::{self, Ingress, Packet},
-    source,
+    packet::{self, Ingress, Packet, Route},
+    route, source,
 };
 
 /// Checks ARP and neighbour discovery in the frame of the packet metadata, wherever it comes from. Other frames pass.
@@ -80,6 +80,13 @@ fn check_source(ctx: &TcContext, packet: &Packet) -> Result<u32, DropReason> {
         }
         _ => return Ok(FlowHalf::UNKNOWN.into()),
     };
+    if packet.ingress == Ingress::TUNNEL && source::same(&packet.source_mac, &ROUTER_MAC) {
+        match route::ctv_routed_source(&raw const ip) {
+            packet::GO_ON => {}
+            accepted if accepted & route::ACCEPTED != 0 => return Ok(accepted & !route::ACCEPTED),
+            reason => return Err(packet::reason(reason)),
+        }
+    }
     claim(packet, ip, packet.source_mac)
 }
 
@@ -158,6 +165,9 @@ pub(crate) extern "C" fn ctv_guard_ports() -> u32 {
 pub(crate) extern "C" fn ctv_guard_destination() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     let key = NeighKey::new(packet.domain, packet.tuple.destination);
+    if packet.route != Route::BRIDGED {
+        return packet::GO_ON;
+    }
     let Some(owner) = maps::neighbour(&key) else { return packet::GO_ON };
     let relayed = packet.ingress == Ingress::WIRE && owner.flags & NeighEntry::SERVICE != 0;
     if relayed || source::same(&owner.mac, &packet.destination_mac) {

@@ -6,8 +6,8 @@ use contiv_abi::{DropReason, FlowHalf, LogResult, LogStage, NeighKey};
 
 use crate::{
     frame, guard, log, maps, nat,
-    packet::{self, AGAIN, Admission, GO_ON, NEW, REVALIDATE},
-    parse, track,
+    packet::{self, AGAIN, Admission, GO_ON, NEW, REVALIDATE, ROUTER, Route},
+    parse, route, track,
 };
 
 /// Takes the frame of the packet metadata through the stages; what is not IP, or for many, goes by its Ethernet address alone.
@@ -16,6 +16,7 @@ use crate::{
 pub(crate) fn pass(ctx: &TcContext) -> Result<bool, DropReason> {
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     packet.receiver = packet::ANYBODY;
+    packet.route = Route::BRIDGED;
     packet.receiver_identity = FlowHalf::UNKNOWN.into();
     packet.admission = if packet.kind == frame::ARP { Admission::ALL } else { Admission::WITHOUT_RULES };
     let ip6 = packet.kind == frame::IPV6;
@@ -65,6 +66,15 @@ extern "C" fn ctv_pass(skb: *mut __sk_buff) -> u32 {
     }
     if is_for_group {
         return ctv_bum();
+    }
+    let code = route::ctv_route(skb);
+    if code == ROUTER {
+        let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+        packet.miss = ROUTER;
+        return NEW;
+    }
+    if code != GO_ON {
+        return code;
     }
     let code = guard::ctv_guard_destination();
     if code != GO_ON {

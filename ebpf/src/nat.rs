@@ -9,9 +9,9 @@ use contiv_abi::{Address, Be16, DropReason, NeighKey, TCP, UDP, service_mac};
 
 use crate::{
     frame, maps,
-    packet::{self, ICMPV6, Packet, Piece, Told},
+    packet::{self, ICMPV6, Packet, Piece, Route, Told},
     plain::{self, At, add_to_whole},
-    source,
+    route, source,
 };
 
 /// Rewrites the packet in hand from `tuple` to `wanted`, and its Ethernet addresses where an end is another.
@@ -29,6 +29,7 @@ fn translate(ctx: &TcContext) -> Result<(), DropReason> {
     if ctv_receiver() == 0 {
         return Err(DropReason::StrangeBackend);
     }
+    route::ctv_next_hop();
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     if ctv_plain(ctx.skb.skb) == 0 {
         ends(ctx, packet)?;
@@ -52,6 +53,9 @@ extern "C" fn ctv_receiver() -> u32 {
         let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.wanted.destination));
         let Some(owner) = owner else { return 0 };
         packet.destination_mac = owner.mac;
+        if packet.wanted.destination.same(&packet.tuple.source) {
+            packet.route = Route::BRIDGED;
+        }
     }
     1
 }

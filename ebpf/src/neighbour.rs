@@ -9,7 +9,8 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use contiv_abi::{
-    Address, Be16, DropReason, LogResult, LogStage, Mac, NeighEntry, NeighKey, Segment, SegmentEntry,
+    Address, Be16, DropReason, LogResult, LogStage, Mac, NeighEntry, NeighKey, ROUTER_MAC, Segment,
+    SegmentEntry,
 };
 
 use crate::{
@@ -17,7 +18,7 @@ use crate::{
     header::Arp,
     log, maps,
     packet::{self, Packet},
-    relay,
+    relay, route,
 };
 
 /// For whom a question is answered.
@@ -124,7 +125,14 @@ fn code(result: Result<bool, DropReason>) -> u32 {
 
 #[inline(always)]
 fn owner_of<const WIRE: bool>(packet: &Packet, ip: Address) -> Option<NeighEntry> {
-    let owner = maps::neighbour(&NeighKey::new(packet.domain, ip))?;
+    let known = maps::neighbour(&NeighKey::new(packet.domain, ip));
+    if !WIRE {
+        let is_endpoint = known.is_some_and(|owner| owner.flags & NeighEntry::SERVICE == 0);
+        if route::ctv_router_has(&raw const ip, is_endpoint.into()) != 0 {
+            return Some(NeighEntry { mac: ROUTER_MAC, flags: 0, ifindex: 0, group: 0 });
+        }
+    }
+    let owner = known?;
     let spoken_for = || WIRE && owner.flags & NeighEntry::SERVICE != 0 && relay::ctv_speaks(&ip) != 0;
     (gets(packet, &owner) || spoken_for()).then_some(owner)
 }

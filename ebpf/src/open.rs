@@ -11,7 +11,7 @@ use crate::{
     flow_index::{BUSY, FULL, INSERTED as SLOT_INSERTED, ctv_hash, ctv_is, insert_slot},
     flow_records::{NONE, OVER_QUOTA as NO_QUOTA, ctv_obtain, ctv_remove, make_room},
     flows, log, maps,
-    packet::{self, AGAIN, Packet, REFUSE, RELAY, Replaces, Told},
+    packet::{self, AGAIN, Packet, REFUSE, RELAY, Replaces, Route, Told},
     policy, relay, served, service, tell, track,
 };
 
@@ -41,7 +41,20 @@ pub(crate) extern "C" fn ctv_open() -> u32 {
             return REFUSE | code;
         }
     }
-    admit()
+    match packet::in_hand() {
+        Some(packet) if packet.route == Route::ROUTER => DropReason::NoRoute as u32,
+        _ => admit(),
+    }
+}
+
+/// Whether the rules of its sender allow the packet in hand to go to the gateway, which answers it and keeps no flow. The result
+/// is that of `packet::code`.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_open_gateway() -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    begin(packet);
+    ctv_judge()
 }
 
 /// The same of a packet from the wire of a VLAN: for clients there, services are translated where the backend is. The

@@ -116,6 +116,8 @@ pub(crate) struct Packet {
     pub(crate) admission: u8,
     /// Protocol by which all fragments of a packet are found.
     pub(crate) fragment_protocol: u8,
+    /// [`Route`].
+    pub(crate) route: u8,
     /// [`Piece`].
     pub(crate) piece: u8,
     /// [`Told`].
@@ -128,7 +130,7 @@ pub(crate) struct Packet {
     pub(crate) translated: u8,
     /// [`Replaces`].
     pub(crate) replaces: u8,
-    /// Why the slow path continues with the packet: [`NEW`] or [`REVALIDATE`].
+    /// Why the slow path continues with the packet: [`NEW`], [`REVALIDATE`] or [`ROUTER`].
     pub(crate) miss: u32,
     /// `Port::queue` of the sender,
     pub(crate) queue: u32,
@@ -204,6 +206,18 @@ impl Ingress {
     pub(crate) const TUNNEL: u8 = 1;
     /// The wire of a VLAN.
     pub(crate) const WIRE: u8 = 2;
+}
+
+/// Whether a packet of a pod is routed, as [`Packet::route`] has it.
+pub(crate) struct Route;
+
+impl Route {
+    /// It goes to an Ethernet address on its network.
+    pub(crate) const BRIDGED: u8 = 0;
+    /// It is for the router, and its next hop is not known.
+    pub(crate) const ROUTER: u8 = 1;
+    /// It goes to the endpoint in `destination_mac` on the network in `segment`.
+    pub(crate) const HOP: u8 = 2;
 }
 
 /// What decides whether a port receives a copy of a replicated frame, as [`Packet::admission`] has it.
@@ -318,6 +332,10 @@ pub(crate) const AGAIN: u32 = 0x201;
 pub(crate) const REVALIDATE: u32 = 0x203;
 /// To be sent on to another node, whose pod's Ethernet address is in the packet in hand.
 pub(crate) const RELAY: u32 = 0x205;
+/// The router has to answer it.
+pub(crate) const ROUTER: u32 = 0x206;
+/// It has become the answer, which goes back to its sender.
+pub(crate) const ANSWERED: u32 = 0x207;
 /// To be answered with a refusal; then the number below is counted.
 pub(crate) const REFUSE: u32 = 0x100;
 

@@ -9,8 +9,8 @@ use crate::{
     frame::{self, Ethernet},
     guard, ip, log, maps,
     neighbour::{self, Asker},
-    packet::{self, Packet, passes},
-    policy, rate, source, track, tunnel,
+    packet::{self, Packet, Route, passes},
+    policy, rate, route, source, track, tunnel,
     verdict::Verdict,
 };
 
@@ -92,6 +92,13 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
     if packet.is_for_group() {
         return Ok(REPLICATE);
     }
+    let is_routed = packet.route == Route::HOP;
+    if packet.route == Route::ROUTER {
+        return Err(DropReason::NoRoute);
+    }
+    if is_routed {
+        passes(route::ctv_hop(ctx.skb.skb))?;
+    }
     let known = maps::destination(&FdbKey::new(segment, packet.destination_mac));
     // Nowhere: an `Option` that is looked at twice would be half an unknown register to the verifier.
     let place = known.unwrap_or(FdbEntry { ifindex: 0, vtep: Address::default(), group: 0 });
@@ -109,7 +116,7 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
     // A unicast frame for an address that nobody told us of goes everywhere on VXLAN, as the OVS bridge does it: it may be
     // an address that a pod gave itself. On VLAN the switches outside find the way, to other nodes and to gateways alike.
     if vni.is_some() && is_nowhere {
-        return Ok(REPLICATE);
+        return if is_routed { Err(DropReason::NoRoute) } else { Ok(REPLICATE) };
     }
     if packet.out == 0 {
         return Err(DropReason::NoUplink);

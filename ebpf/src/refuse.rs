@@ -6,20 +6,20 @@ use aya_ebpf::{
     helpers::generated::{bpf_csum_diff, bpf_skb_change_tail, bpf_skb_load_bytes},
     programs::TcContext,
 };
-use contiv_abi::{Be16, DropReason, TCP, UDP};
+use contiv_abi::{Address, Be16, DropReason, TCP, UDP};
 
 use crate::{
     frame::{self, ETHERNET, Ethernet},
     header::{Ipv4, Ipv6, Ports, Tcp},
-    packet::{self, ANSWER_LEN, ICMP, ICMPV6, Packet, Piece, tcp},
+    packet::{self, ANSWER_LEN, ICMP, ICMPV6, Packet, Piece, Told, tcp},
 };
 
 /// What a refusal says about where it comes from.
 const TTL: u8 = 64;
 
-/// The header of "unreachable", and as much of the packet as it quotes.
+/// The header of an ICMP error, and as much of the packet as it quotes.
 #[repr(C)]
-struct Unreachable<const QUOTED: usize> {
+struct Message<const QUOTED: usize> {
     /// Type and code.
     kind: [u8; 2],
     checksum: Be16,
@@ -67,10 +67,39 @@ fn refuse(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
             }
             if ip6 { reset_v6(ctx) } else { reset_v4(ctx) }
         }
-        (UDP, false) => unreachable_v4(ctx),
-        (UDP, true) => unreachable_v6(ctx),
+        (UDP, false) => message_v4(ctx, PORT_UNREACHABLE),
+        (UDP, true) => message_v6(ctx, PORT_UNREACHABLE_V6),
         _ => Err(DropReason::NoBackend),
     }
+}
+
+const PORT_UNREACHABLE: [u8; 2] = [3, 3];
+const PORT_UNREACHABLE_V6: [u8; 2] = [1, 4];
+const TIME_EXCEEDED: [u8; 2] = [11, 0];
+const TIME_EXCEEDED_V6: [u8; 2] = [3, 0];
+
+/// Turns the packet in hand into "time exceeded" from the address `gateway`. What must not be answered so (errors, fragments, what
+/// has options) is left: the result is not zero then.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_exceed(skb: *mut __sk_buff, gateway: *const Address) -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole address.
+    let Some(gateway) = (unsafe { gateway.as_ref() }) else { return DropReason::Malformed as u32 };
+    let header = if packet.ip6 != 0 { size_of::<Ipv6>() } else { size_of::<Ipv4>() } as u32;
+    let is_error = packet.icmp_error != Told::NOTHING;
+    if is_error || packet.piece != Piece::WHOLE || packet.l4 != packet.l3 + header {
+        return DropReason::TtlExceeded as u32;
+    }
+    packet.tuple.destination.set_words(gateway.words());
+    let ctx = TcContext::new(skb);
+    packet::code(if packet.ip6 != 0 {
+        message_v6(&ctx, TIME_EXCEEDED_V6)
+    } else {
+        message_v4(&ctx, TIME_EXCEEDED)
+    })
 }
 
 /// Puts the header of a reset into the packet in hand. A function of its own for the verifier.
@@ -171,18 +200,18 @@ fn reset_v6(ctx: &TcContext) -> Result<(), DropReason> {
 }
 
 #[inline(always)]
-fn unreachable_v4(ctx: &TcContext) -> Result<(), DropReason> {
-    let (answer, _) = begun::<Ipv4, Unreachable<QUOTED_V4>>(ICMP)?;
-    quote(ctx, &mut answer.transport, [3, 3])?;
+fn message_v4(ctx: &TcContext, kind: [u8; 2]) -> Result<(), DropReason> {
+    let (answer, _) = begun::<Ipv4, Message<QUOTED_V4>>(ICMP)?;
+    quote(ctx, &mut answer.transport, kind)?;
     answer.transport.checksum = checksum(&answer.transport, 0);
     send(ctx, answer)
 }
 
 #[inline(always)]
-fn unreachable_v6(ctx: &TcContext) -> Result<(), DropReason> {
-    let (answer, _) = begun::<Ipv6, Unreachable<QUOTED_V6>>(ICMPV6)?;
-    quote(ctx, &mut answer.transport, [1, 4])?;
-    let seed = pseudo_v6(&answer.network, ICMPV6, size_of::<Unreachable<QUOTED_V6>>());
+fn message_v6(ctx: &TcContext, kind: [u8; 2]) -> Result<(), DropReason> {
+    let (answer, _) = begun::<Ipv6, Message<QUOTED_V6>>(ICMPV6)?;
+    quote(ctx, &mut answer.transport, kind)?;
+    let seed = pseudo_v6(&answer.network, ICMPV6, size_of::<Message<QUOTED_V6>>());
     answer.transport.checksum = checksum(&answer.transport, seed);
     send(ctx, answer)
 }
@@ -191,7 +220,7 @@ fn unreachable_v6(ctx: &TcContext) -> Result<(), DropReason> {
 #[inline(always)]
 fn quote<const QUOTED: usize>(
     ctx: &TcContext,
-    message: &mut Unreachable<QUOTED>,
+    message: &mut Message<QUOTED>,
     kind: [u8; 2],
 ) -> Result<(), DropReason> {
     message.kind = kind;

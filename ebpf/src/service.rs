@@ -15,7 +15,8 @@ use contiv_abi::{
 
 use crate::{
     maps::{self, NO_PREALLOC},
-    packet::{self, AGAIN, GO_ON, Packet},
+    packet::{self, AGAIN, GO_ON, Packet, Route},
+    route,
 };
 
 /// The agent writes rings and backends through a mapping, not a call for each slot.
@@ -70,12 +71,14 @@ fn address(packet: &mut Packet) -> Result<(), DropReason> {
     if packet.wanted.destination.same(&packet.tuple.source) {
         // The pod would not know its own answer from a packet of its own; it gets to see the service.
         packet.hairpin = Flow::HAIRPIN;
+        packet.route = Route::BRIDGED;
         packet.wanted.source = packet.tuple.destination;
         packet.destination_mac = packet.source_mac;
         return Ok(());
     }
     let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.wanted.destination));
     packet.destination_mac = owner.ok_or(DropReason::StrangeBackend)?.mac;
+    route::ctv_next_hop();
     Ok(())
 }
 

@@ -7,8 +7,8 @@ use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use contiv_abi::{DropReason, FlowEvent};
 
 use crate::{
-    delivery, flows, ip, open,
-    packet::{self, AGAIN, GO_ON, Ingress, NEW, REFUSE, RELAY, REVALIDATE, Replaces},
+    delivery, flows, gateway, ip, open,
+    packet::{self, AGAIN, ANSWERED, GO_ON, Ingress, NEW, REFUSE, RELAY, REVALIDATE, ROUTER, Replaces},
     pod, refuse, track, uplink,
     verdict::Verdict,
 };
@@ -35,6 +35,9 @@ fn forward(ctx: &TcContext, ifindex: u32) -> Result<Verdict, DropReason> {
         uplink::relay(ctx)?;
         return Ok(Verdict::Out(ifindex));
     }
+    if code == ANSWERED {
+        return Ok(Verdict::Out(ifindex));
+    }
     packet::passes(code)?;
     if from_pod { pod::send(ctx) } else { delivery::from_outside() }
 }
@@ -45,6 +48,9 @@ fn forward(ctx: &TcContext, ifindex: u32) -> Result<Verdict, DropReason> {
 fn resolve(skb: *mut __sk_buff) -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     let mut code = packet.miss;
+    if code == ROUTER {
+        return gateway::ctv_answer(skb);
+    }
     if code == REVALIDATE {
         track::ctv_revalidate();
         code = track::ctv_track(skb);

@@ -128,6 +128,12 @@ drop_reasons! {
     /// A packet without a flow, while flows are imported from another flow table: it may belong to
     /// one of them. For some milliseconds after an upgrade.
     FlowImport = 40, "flow-import";
+    /// A packet to the gateway for an address that no endpoint of the tenant has, or that the gateway
+    /// does not accept itself.
+    NoRoute = 41, "no-route";
+    /// The packet has come to the end of its TTL or hop limit at the gateway, which has told its
+    /// sender so.
+    TtlExceeded = 42, "ttl-exceeded";
 }
 
 #[cfg(test)]

@@ -227,9 +227,26 @@ pub struct Subnet {
     pub mask: Address,
     /// Router on the network, which is no endpoint; all zero for none.
     pub gateway: Address,
+    /// The network, if the nodes are its gateway; else all zero.
+    pub routed: Segment,
 }
 
+/// Ethernet address with which every node answers for the gateways of routed networks.
+pub const ROUTER_MAC: Mac = [0x00, 0x00, 0x11, 0x11, 0x11, 0x11];
+
 impl Subnet {
+    /// Returns true if the nodes are the gateway of its endpoints.
+    #[inline(always)]
+    pub const fn is_routed(&self) -> bool {
+        self.routed.vni().is_some()
+    }
+
+    /// Returns true for the address of the gateway that the nodes are.
+    #[inline(always)]
+    pub const fn is_router(&self, ip: &Address) -> bool {
+        self.is_routed() && ip.same(&self.gateway)
+    }
+
     /// Returns true for an address of the subnet that is not the gateway's. An IPv6 subnet has no mapped addresses, although the
     /// prefix may cover them.
     #[inline(always)]
@@ -301,17 +318,18 @@ mod tests {
     #[test]
     fn an_ipv6_subnet_has_no_ipv4_addresses() {
         let [zero, ones] = [Address([0; 16]), Address([0xff; 16])];
-        let all = Subnet { prefix: zero, mask: zero, gateway: zero };
+        let routed = Segment::vxlan(0);
+        let all = Subnet { prefix: zero, mask: zero, gateway: zero, routed };
         let v6 = Address([0xfd; 16]);
         assert!(all.contains(&v6) && !all.contains(&Address::v4([10, 1, 1, 1])));
         let mut prefix = Address::v4([0; 4]);
         let mut mask = ones;
         mask.0[12..].fill(0);
-        let v4 = Subnet { prefix, mask, gateway: zero };
+        let v4 = Subnet { prefix, mask, gateway: zero, routed };
         assert!(v4.contains(&Address::v4([10, 1, 1, 1])) && !v4.contains(&v6));
         prefix.0[12] = 10;
         mask.0[12] = 0xff;
-        let ten = Subnet { prefix, mask, gateway: Address::v4([10, 0, 0, 1]) };
+        let ten = Subnet { prefix, mask, gateway: Address::v4([10, 0, 0, 1]), routed };
         assert!(ten.contains(&Address::v4([10, 1, 1, 1])) && !ten.contains(&Address::v4([11, 1, 1, 1])));
         assert!(!ten.contains(&ten.gateway) && ten.is_last(&Address::v4([10, 255, 255, 255])));
     }

@@ -45,7 +45,8 @@ pub use flow_collector::{FlowCollector, bpf_timer};
 pub use flow_import::{FlowBatch, FlowImport, ImportOperation, ImportResult};
 pub use flow_index::{FlowBucket, FlowHash, FlowLock, FlowTableSize, entry, slot};
 pub use forward::{
-    FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Phase, Port, PortSlot, SegmentEntry, Subnet, Vtep,
+    FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Phase, Port, PortSlot, ROUTER_MAC, SegmentEntry,
+    Subnet, Vtep,
 };
 pub use order::{Be16, Be32};
 pub use rendezvous::mix;
@@ -60,7 +61,7 @@ pub use words::{clear, cleared};
 
 /// Version of the maps' layout. It is part of the pin path: an agent with another version leaves
 /// these maps in place until its own are filled, and then replaces their programs.
-pub const ABI_VERSION: u32 = 7;
+pub const ABI_VERSION: u32 = 8;
 
 /// Implements what every type in a map needs, and fails to compile if the layout has changed.
 macro_rules! map_types {
@@ -84,7 +85,7 @@ map_types! {
     FdbEntry: 24;
     NeighKey: 24;
     NeighEntry: 16;
-    Subnet: 48;
+    Subnet: 56;
     Node: 88;
     DropCount: 16;
     FlowKey: 48;

@@ -29,8 +29,8 @@ macro_rules! on {
 }
 
 macro_rules! on_every_datapath {
-    ([$($scenarios:tt)*], [$($with_programs:tt)*], [$($not_on_ovs:tt)*], [$($on_the_oracle:tt)*]) => {
-        on!(fake, crate::harness::FakeNode, [$($scenarios)* $($not_on_ovs)* $($on_the_oracle)*]);
+    ([$($scenarios:tt)*], [$($with_programs:tt)*], [$($not_on_ovs:tt)*]) => {
+        on!(fake, crate::harness::FakeNode, [$($scenarios)* $($not_on_ovs)*]);
         on!(ovs, crate::harness::OvsNode, [$($scenarios)* $($with_programs)*]);
         on!(ebpf, crate::harness::EbpfNode, [$($scenarios)* $($with_programs)* $($not_on_ovs)*]);
     };
@@ -59,7 +59,6 @@ on_every_datapath!([
     services: a_pod_reaches_itself, clients_keep_their_backend, services_survive_a_restart;
 ], [
     flooding: copies_go_to_nodes_with_the_network;
-], [
     routing: gateways_answer_arp_and_nd, the_router_answers_for_other_networks, gateways_answer_pings, local_pods_on_two_networks,
         pods_of_other_nodes, routers_speak_for_their_own_pods, tenants_are_not_routed_to_each_other,
         unknown_destinations_are_dropped, policies_apply_between_networks, services_have_backends_on_other_networks,

@@ -31,6 +31,7 @@ mod node;
 mod policy;
 mod rates;
 mod restart;
+mod routing;
 mod run;
 mod scale;
 mod services;

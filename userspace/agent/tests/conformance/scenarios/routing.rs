@@ -131,9 +131,9 @@ impl Pair {
 
     fn objects(&self) -> Result<Vec<Object>> {
         let endpoints = [
-            self.one.local("a", A.1),
-            self.one.local("a2", A2.1),
-            self.two.local("b", B.1),
+            self.one.local("pa", A.1),
+            self.one.local("pa2", A2.1),
+            self.two.local("pb", B.1),
             self.one.remote(0, FAR_A.1),
             self.two.remote(0, FAR_B.1),
         ];
@@ -191,7 +191,7 @@ pub(crate) fn gateways_answer_arp_and_nd<H: Harness>() -> Result<()> {
     let gateway = End(1, GATEWAY);
     for arp in [ArpMode::Proxy, ArpMode::Flood] {
         world.set(Object::Network(Network { arp, ..pair.one.network.clone() }))?;
-        for (port, end) in [("a", A), ("a2", A2)] {
+        for (port, end) in [("pa", A), ("pa2", A2)] {
             let request = Packet::arp_request(end.mac(), end.ip(), gateway.ip());
             let reply = Packet::arp_reply(ROUTER, gateway.ip(), end.mac(), end.ip());
             world.sends(&pod(port), &request, [to_pod(port, &reply)])?;
@@ -203,15 +203,15 @@ pub(crate) fn gateways_answer_arp_and_nd<H: Harness>() -> Result<()> {
         let all_nodes = ([0x33, 0x33, 0, 0, 0, 1], Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
         let ours = (ROUTER, gateway.ip6());
         let reply = Packet::neighbour_advertisement(all_nodes, ours, ROUTER, nd_flags::OVERRIDE);
-        world.sends(&pod("a"), &probe, [to_pod("a", &reply)])?;
+        world.sends(&pod("pa"), &probe, [to_pod("pa", &reply)])?;
     }
     // Other nodes answer their pods.
     let request = Packet::arp_request(FAR_A.mac(), FAR_A.ip(), gateway.ip());
-    world.sends(&pair.one.outside(0), &request, ["a", "a2"].map(|port| to_pod(port, &request)))?;
+    world.sends(&pair.one.outside(0), &request, ["pa", "pa2"].map(|port| to_pod(port, &request)))?;
     // The gateway of another network is not on the link.
     let request = Packet::arp_request(B.mac(), B.ip(), gateway.ip());
     let copies = [0, 1].map(|node| pair.two.to_node(node, &request, 0));
-    world.sends(&pod("b"), &request, copies)
+    world.sends(&pod("pb"), &request, copies)
 }
 
 /// Pods that take all addresses of the tenant for neighbours get the router's address for those of other networks.
@@ -221,13 +221,13 @@ pub(crate) fn the_router_answers_for_other_networks<H: Harness>() -> Result<()> 
     for target in [B, FAR_B] {
         let request = Packet::arp_request(A.mac(), A.ip(), target.ip());
         let reply = Packet::arp_reply(ROUTER, target.ip(), A.mac(), A.ip());
-        world.sends(&pod("a"), &request, [to_pod("a", &reply)])?;
+        world.sends(&pod("pa"), &request, [to_pod("pa", &reply)])?;
         let reply = advertisement(A, target.ip6());
-        world.sends(&pod("a"), &solicitation(A, target.ip6()), [to_pod("a", &reply)])?;
+        world.sends(&pod("pa"), &solicitation(A, target.ip6()), [to_pod("pa", &reply)])?;
     }
     let request = Packet::arp_request(A.mac(), A.ip(), A2.ip());
     let reply = Packet::arp_reply(A2.mac(), A2.ip(), A.mac(), A.ip());
-    world.sends(&pod("a"), &request, [to_pod("a", &reply)])
+    world.sends(&pod("pa"), &request, [to_pod("pa", &reply)])
 }
 
 fn ping(from: End, to: End, ttl: u8) -> [Packet; 2] {
@@ -249,16 +249,16 @@ fn pong(from: End, to: End) -> [Packet; 2] {
 /// All gateways of the tenant answer pings, if the rules of the pod allow that, and nothing else.
 pub(crate) fn gateways_answer_pings<H: Harness>() -> Result<()> {
     let pair = Pair::new()?;
-    let objects = pair.objects()?.into_iter().chain([in_group(pair.one.local("a", A.1), 1)?]);
+    let objects = pair.objects()?.into_iter().chain([in_group(pair.one.local("pa", A.1), 1)?]);
     let mut world = World::<H>::new(objects)?;
     for gateway in [End(1, GATEWAY), End(2, GATEWAY)] {
         for ttl in [64, 1] {
             for (ping, pong) in ping(A, gateway, ttl).iter().zip(&pong(gateway, A)) {
-                world.sends(&pod("a"), ping, [to_pod("a", pong)])?;
+                world.sends(&pod("pa"), ping, [to_pod("pa", pong)])?;
             }
         }
         for other in sent(A, gateway) {
-            world.sends(&pod("a"), &other, [])?;
+            world.sends(&pod("pa"), &other, [])?;
         }
     }
     // The gateway is an address outside: the rule names it by its address.
@@ -267,10 +267,10 @@ pub(crate) fn gateways_answer_pings<H: Harness>() -> Result<()> {
     let deny = Rule { peer: network, ..rule(Direction::Out, Action::Deny, 1)? };
     world.set(group(1, [deny])?)?;
     let ([ping4, ping6], [_, pong6]) = (ping(A, gateway, 64), pong(gateway, A));
-    world.sends(&pod("a"), &ping4, [])?;
-    world.sends(&pod("a"), &ping6, [to_pod("a", &pong6)])?;
+    world.sends(&pod("pa"), &ping4, [])?;
+    world.sends(&pod("pa"), &ping6, [to_pod("pa", &pong6)])?;
     for (ping, pong) in ping(A2, gateway, 64).iter().zip(&pong(gateway, A2)) {
-        world.sends(&pod("a2"), ping, [to_pod("a2", pong)])?;
+        world.sends(&pod("pa2"), ping, [to_pod("pa2", pong)])?;
     }
     Ok(())
 }
@@ -279,7 +279,9 @@ pub(crate) fn gateways_answer_pings<H: Harness>() -> Result<()> {
 pub(crate) fn local_pods_on_two_networks<H: Harness>() -> Result<()> {
     let pair = Pair::new()?;
     let mut world = pair.world::<H>()?;
-    for ((from, to), (port, other)) in [((A, B), ("a", "b")), ((B, A), ("b", "a")), ((A, A2), ("a", "a2"))] {
+    for ((from, to), (port, other)) in
+        [((A, B), ("pa", "pb")), ((B, A), ("pb", "pa")), ((A, A2), ("pa", "pa2"))]
+    {
         for _ in 0..2 {
             for (there, arrives) in sent(from, to).iter().zip(&routed(from, to)) {
                 world.sends(&pod(port), there, [to_pod(other, arrives)])?;
@@ -291,7 +293,7 @@ pub(crate) fn local_pods_on_two_networks<H: Harness>() -> Result<()> {
     }
     // Within a network nothing has changed.
     for packet in datagrams((A2.mac(), A.mac()), (A, 4000), (A2, 5001), 1) {
-        world.sends(&pod("a"), &packet, [to_pod("a2", &packet)])?;
+        world.sends(&pod("pa"), &packet, [to_pod("pa2", &packet)])?;
     }
     Ok(())
 }
@@ -300,7 +302,7 @@ pub(crate) fn local_pods_on_two_networks<H: Harness>() -> Result<()> {
 pub(crate) fn pods_of_other_nodes<H: Harness>() -> Result<()> {
     let pair = Pair::new()?;
     let mut world = pair.world::<H>()?;
-    for (net, from, port, to) in [(&pair.two, A, "a", FAR_B), (&pair.one, B, "b", FAR_A)] {
+    for (net, from, port, to) in [(&pair.two, A, "pa", FAR_B), (&pair.one, B, "pb", FAR_A)] {
         let own = if net.n == 1 { &pair.two } else { &pair.one };
         for _ in 0..2 {
             for (there, leaves) in sent(from, to).iter().zip(&routed(from, to)) {
@@ -314,10 +316,10 @@ pub(crate) fn pods_of_other_nodes<H: Harness>() -> Result<()> {
     }
     // The other node begins.
     for there in routed(FAR_B, A) {
-        world.sends(&pair.one.outside(0), &there, [to_pod("a", &there)])?;
+        world.sends(&pair.one.outside(0), &there, [to_pod("pa", &there)])?;
     }
     for (back, leaves) in answers(A, FAR_B).iter().zip(&answers_routed(A, FAR_B)) {
-        world.sends(&pod("a"), back, [pair.two.to_node(0, leaves, 0)])?;
+        world.sends(&pod("pa"), back, [pair.two.to_node(0, leaves, 0)])?;
     }
     Ok(())
 }
@@ -342,7 +344,7 @@ pub(crate) fn routers_speak_for_their_own_pods<H: Harness>() -> Result<()> {
     world.sends(&node, &claim, [])?;
     // Pods cannot use the router's address.
     for spoofed in datagrams((A2.mac(), ROUTER), (A, 4000), (A2, 5000), 64) {
-        world.sends(&pod("a"), &spoofed, [])?;
+        world.sends(&pod("pa"), &spoofed, [])?;
     }
     Ok(())
 }
@@ -357,11 +359,11 @@ pub(crate) fn tenants_are_not_routed_to_each_other<H: Harness>() -> Result<()> {
     let mut world = World::<H>::new(objects)?;
     for to in [End(4, 1), End(4, 11), End(4, GATEWAY)] {
         for packet in sent(A, to).into_iter().chain(ping(A, to, 64)) {
-            world.sends(&pod("a"), &packet, [])?;
+            world.sends(&pod("pa"), &packet, [])?;
         }
     }
     for (there, arrives) in sent(A, B).iter().zip(&routed(A, B)) {
-        world.sends(&pod("a"), there, [to_pod("b", arrives)])?;
+        world.sends(&pod("pa"), there, [to_pod("pb", arrives)])?;
     }
     for (there, arrives) in sent(End(4, 1), B).iter().zip(&routed(End(4, 1), B)) {
         world.sends(&pod("uc"), there, [to_pod("ub", arrives)])?;
@@ -375,14 +377,14 @@ pub(crate) fn unknown_destinations_are_dropped<H: Harness>() -> Result<()> {
     let mut world = pair.world::<H>()?;
     for to in [End(1, 77), End(2, 77), End(2, 255), End(9, 1)] {
         for packet in sent(A, to).into_iter().chain(ping(A, to, 64)) {
-            world.sends(&pod("a"), &packet, [])?;
+            world.sends(&pod("pa"), &packet, [])?;
         }
     }
     // Link-local addresses are not routed.
     let link_local = |end: End| Mac(end.mac()).link_local();
     let eth = || Packet::eth(ROUTER, A.mac());
     for (from, to) in [(link_local(A), B.ip6()), (A.ip6(), link_local(B)), (A.ip6(), link_local(A2))] {
-        world.sends(&pod("a"), &eth().ipv6(from, to).udp(4000, 5000), [])?;
+        world.sends(&pod("pa"), &eth().ipv6(from, to).udp(4000, 5000), [])?;
     }
     Ok(())
 }
@@ -391,8 +393,8 @@ pub(crate) fn unknown_destinations_are_dropped<H: Harness>() -> Result<()> {
 pub(crate) fn policies_apply_between_networks<H: Harness>() -> Result<()> {
     let pair = Pair::new()?;
     let grouped = [
-        in_group(pair.one.local("a", A.1), 1)?,
-        in_group(pair.two.local("b", B.1), 2)?,
+        in_group(pair.one.local("pa", A.1), 1)?,
+        in_group(pair.two.local("pb", B.1), 2)?,
         in_group(pair.two.remote(0, FAR_B.1), 3)?,
     ];
     let mut world = World::<H>::new(pair.objects()?.into_iter().chain(grouped))?;
@@ -401,32 +403,32 @@ pub(crate) fn policies_apply_between_networks<H: Harness>() -> Result<()> {
         Ok(Rule { peer, protocol: Some(UDP), ports: Some(5000.into()), ..rule(direction, Action::Deny, 1)? })
     };
     // Established before.
-    world.sends(&pod("a"), &sent(A, B)[0], [to_pod("b", &routed(A, B)[0])])?;
+    world.sends(&pod("pa"), &sent(A, B)[0], [to_pod("pb", &routed(A, B)[0])])?;
     for (out, into) in [(vec![about(Direction::Out, 2)?], vec![]), (vec![], vec![about(Direction::In, 1)?])] {
         world.set(group(1, out)?)?;
         world.set(group(2, into)?)?;
         for packet in sent(A, B) {
-            world.sends(&pod("a"), &packet, [])?;
+            world.sends(&pod("pa"), &packet, [])?;
         }
         // The other direction, and its answers.
         for (there, arrives) in sent(B, A).iter().zip(&routed(B, A)) {
-            world.sends(&pod("b"), there, [to_pod("a", arrives)])?;
+            world.sends(&pod("pb"), there, [to_pod("pa", arrives)])?;
         }
         for (back, arrives) in answers(A, B).iter().zip(&answers_routed(A, B)) {
-            world.sends(&pod("a"), back, [to_pod("b", arrives)])?;
+            world.sends(&pod("pa"), back, [to_pod("pb", arrives)])?;
         }
     }
     // A pod of another node, on another network, by its group.
     world.set(group(1, [about(Direction::Out, 3)?, about(Direction::In, 3)?])?)?;
     for packet in sent(A, FAR_B) {
-        world.sends(&pod("a"), &packet, [])?;
+        world.sends(&pod("pa"), &packet, [])?;
     }
     for packet in routed(FAR_B, A) {
         world.sends(&pair.one.outside(0), &packet, [])?;
     }
     world.set(group(1, [])?)?;
     for packet in routed(FAR_B, A) {
-        world.sends(&pair.one.outside(0), &packet, [to_pod("a", &packet)])?;
+        world.sends(&pair.one.outside(0), &packet, [to_pod("pa", &packet)])?;
     }
     Ok(())
 }
@@ -437,7 +439,7 @@ const VIP: End = End(5, 200);
 pub(crate) fn services_have_backends_on_other_networks<H: Harness>() -> Result<()> {
     let pair = Pair::new()?;
     for (vip, to) in [(VIP, ROUTER), (End(1, 200), End(1, 200).mac())] {
-        for (backend, port) in [(B, Some("b")), (FAR_B, None), (A2, Some("a2"))] {
+        for (backend, port) in [(B, Some("pb")), (FAR_B, None), (A2, Some("pa2"))] {
             let net = if backend.0 == 1 { &pair.one } else { &pair.two };
             let service = Service {
                 ports: vec!["53:5353:UDP".parse()?],
@@ -459,12 +461,12 @@ pub(crate) fn services_have_backends_on_other_networks<H: Harness>() -> Result<(
             let [replies, _] = datagrams((next, backend.mac()), (backend, 5353), (A, 4000), TTL);
             let [replied, _] = datagrams((A.mac(), source), (vip, 53), (A, 4000), ttl);
             for _ in 0..2 {
-                world.sends(&pod("a"), &asks, [arrival.clone()])?;
+                world.sends(&pod("pa"), &asks, [arrival.clone()])?;
                 match port {
-                    Some(port) => world.sends(&pod(port), &replies, [to_pod("a", &replied)])?,
+                    Some(port) => world.sends(&pod(port), &replies, [to_pod("pa", &replied)])?,
                     None => {
                         let [on_wire, _] = datagrams((A.mac(), ROUTER), (backend, 5353), (A, 4000), TTL - 1);
-                        world.sends(&pair.one.outside(0), &on_wire, [to_pod("a", &replied)])?;
+                        world.sends(&pair.one.outside(0), &on_wire, [to_pod("pa", &replied)])?;
                     }
                 }
             }
@@ -477,10 +479,10 @@ pub(crate) fn services_have_backends_on_other_networks<H: Harness>() -> Result<(
 pub(crate) fn routed_packets_get_a_dscp<H: Harness>() -> Result<()> {
     let pair = Pair::new()?;
     let marked = Group { dscp: Some(Dscp::try_from(46)?), ..Group::new(number(1)?, vec![]) };
-    let grouped = [in_group(pair.one.local("a", A.1), 1)?, Object::Group(marked)];
+    let grouped = [in_group(pair.one.local("pa", A.1), 1)?, Object::Group(marked)];
     let mut world = World::<H>::new(pair.objects()?.into_iter().chain(grouped))?;
     for (there, leaves) in sent(A, FAR_B).iter().zip(routed(A, FAR_B)) {
-        world.sends(&pod("a"), there, [pair.two.to_node(0, &leaves.dscp(46), 46)])?;
+        world.sends(&pod("pa"), there, [pair.two.to_node(0, &leaves.dscp(46), 46)])?;
     }
     Ok(())
 }
@@ -490,20 +492,20 @@ pub(crate) fn errors_are_routed<H: Harness>() -> Result<()> {
     let pair = Pair::new()?;
     let mut world = pair.world::<H>()?;
     let ([there, _], [arrives, _]) = (sent(A, B), routed(A, B));
-    world.sends(&pod("a"), &there, [to_pod("b", &arrives)])?;
+    world.sends(&pod("pa"), &there, [to_pod("pb", &arrives)])?;
     let quoted = arrives.build()[14..].to_vec();
     let error = |macs: ([u8; 6], [u8; 6]), ttl| {
         Packet::eth(macs.0, macs.1).ipv4(B.ip(), A.ip()).ttl(ttl).icmp(3, 3, [0; 4]).payload(&quoted)
     };
     world.sends(
-        &pod("b"),
+        &pod("pb"),
         &error((ROUTER, B.mac()), TTL),
-        [to_pod("a", &error((A.mac(), ROUTER), TTL - 1))],
+        [to_pod("pa", &error((A.mac(), ROUTER), TTL - 1))],
     )?;
     // About no known connection.
     let other = datagrams((ROUTER, A.mac()), (A, 4001), (B, 5000), TTL)[0].build()[14..].to_vec();
     let stray = Packet::eth(ROUTER, B.mac()).ipv4(B.ip(), A.ip()).icmp(3, 3, [0; 4]).payload(&other);
-    world.sends(&pod("b"), &stray, [])
+    world.sends(&pod("pb"), &stray, [])
 }
 
 /// A packet that has come to the end of its TTL is answered by the gateway of its sender, and goes no further.
@@ -523,18 +525,18 @@ pub(crate) fn the_ttl_is_exceeded_at_the_gateway<H: Harness>() -> Result<()> {
                     let header = eth().ipv6(gateway.ip6(), A.ip6()).icmpv6(3, 0, [0; 4]);
                     header.payload(&bytes[14..14 + 48])
                 };
-                world.sends(&pod("a"), &expired, [to_pod("a", &exceeded)])?;
+                world.sends(&pod("pa"), &expired, [to_pod("pa", &exceeded)])?;
             }
             // The next hop is the pod.
             let packets = datagrams((ROUTER, A.mac()), (A, 4000), (to, 33434), 2);
             let arrive = datagrams((to.mac(), ROUTER), (A, 4000), (to, 33434), 1);
             for (there, arrives) in packets.iter().zip(&arrive) {
                 let expected = match to {
-                    B => to_pod("b", arrives),
-                    A2 => to_pod("a2", arrives),
+                    B => to_pod("pb", arrives),
+                    A2 => to_pod("pa2", arrives),
                     _ => pair.two.to_node(0, arrives, 0),
                 };
-                world.sends(&pod("a"), there, [expected])?;
+                world.sends(&pod("pa"), there, [expected])?;
             }
         }
     }
@@ -565,18 +567,18 @@ pub(crate) fn the_forward_mode_changes<H: Harness>() -> Result<()> {
     let request = Packet::arp_request(B.mac(), B.ip(), End(2, GATEWAY).ip());
     for _ in 0..2 {
         for (there, arrives) in sent(A, B).iter().zip(&routed(A, B)) {
-            world.sends(&pod("a"), there, [to_pod("b", arrives)])?;
+            world.sends(&pod("pa"), there, [to_pod("pb", arrives)])?;
         }
         world.reconcile(&bridged.iter().cloned().collect())?;
-        world.sends(&pod("b"), &request, [0, 1].map(|node| pair.two.to_node(node, &request, 0)))?;
+        world.sends(&pod("pb"), &request, [0, 1].map(|node| pair.two.to_node(node, &request, 0)))?;
         // No endpoint of the network: a frame to an unknown address.
         for there in sent(A, B) {
             let copies = [0, 1].map(|node| pair.one.to_node(node, &there, 0));
-            world.sends(&pod("a"), &there, copies.into_iter().chain([to_pod("a2", &there)]))?;
+            world.sends(&pod("pa"), &there, copies.into_iter().chain([to_pod("pa2", &there)]))?;
         }
         world.reconcile(&pair.objects()?.into_iter().collect())?;
         let reply = Packet::arp_reply(ROUTER, End(2, GATEWAY).ip(), B.mac(), B.ip());
-        world.sends(&pod("b"), &request, [to_pod("b", &reply)])?;
+        world.sends(&pod("pb"), &request, [to_pod("pb", &reply)])?;
     }
     Ok(())
 }

@@ -72,8 +72,9 @@ pub(crate) fn encode(
         Object::Network(network) => {
             Ok(encode_network(network, of_network(&network.vrf, network.encap)?, devices))
         }
-        // Bridging needs no entries for a subnet.
-        Object::Subnet(subnet) if subnet.is_routed() => Err(Unsupported::GATEWAY.into()),
+        Object::Subnet(subnet) if subnet.is_routed() && !subnet.is_routed_by_nodes() => {
+            Err(Unsupported::ROUTER.into())
+        }
         Object::Subnet(subnet) => Ok(vec![encode_subnet(subnet, of_network(&subnet.vrf, subnet.encap)?)]),
         // Groups have no entries: see [`group`].
         Object::Route(_) | Object::Group(_) => Err(Unsupported::Object.into()),
@@ -166,8 +167,9 @@ fn encode_subnet(subnet: &Subnet, domain: Domain) -> Entry {
         IpNet::V4(prefix) => Address::BITS - 32 + u32::from(prefix.prefix_len()),
         IpNet::V6(prefix) => prefix.prefix_len().into(),
     };
+    let routed = if subnet.is_routed() { segment_of(subnet.encap) } else { Segment::vxlan(0) };
     let key = SubnetPrefix { domain, first: prefix, len };
-    Entry::Subnet(key, contiv_abi::Subnet { prefix, mask, gateway })
+    Entry::Subnet(key, contiv_abi::Subnet { prefix, mask, gateway, routed })
 }
 
 fn encode_remote(remote: &Remote, domain: Domain) -> Result<Vec<Entry>, EncodeError> {

@@ -108,7 +108,14 @@ fn what_is_not_implemented_is_refused() {
     assert!(value.contains(&ip(1)) && !value.contains(&ip(254)) && value.is_last(&ip(255)));
     assert!(!value.contains(&Address::v4([10, 1, 2, 1])) && !value.is_last(&ip(254)));
     let routed = Gateway { mac: Some(mac::Mac([2; 6])), ..gateway };
-    assert_eq!(refused(subnet(routed)), Unsupported::GATEWAY.into());
+    assert_eq!(refused(subnet(routed)), Unsupported::ROUTER.into());
+    // The nodes are the gateway.
+    assert_eq!((value.is_routed(), mac::Mac::ROUTER.0), (false, contiv_abi::ROUTER_MAC));
+    let entries =
+        encode(&subnet(Gateway { mac: Some(mac::Mac::ROUTER), ..gateway }), &DEVICES, alone, |_| None)
+            .unwrap();
+    let [Entry::Subnet(_, value)] = entries[..] else { panic!("{entries:?}") };
+    assert!(value.routed == Segment::vxlan(10_001) && value.is_router(&ip(254)) && !value.is_router(&ip(1)));
     let service = Service::new("s:t", Scope::vrf(network.vrf.clone()), Ipv4Addr::new(10, 1, 1, 9));
     assert_eq!(refused(Object::Service(service.clone())), EncodeError::WholeVrf(network.vrf.clone()));
     let backend = Backend { encap: None, ..Backend::on(vxlan(), Ipv4Addr::new(192, 0, 2, 9)) };

@@ -1,0 +1,218 @@
+//! Routing between the networks of a domain: what pods send to the router is forwarded by its IP address.
+//!
+//! The router is on every node and has one Ethernet address everywhere, so that a packet is routed once, on the node of its
+//! sender: it reaches another node on the network of its destination.
+
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_F_RECOMPUTE_CSUM},
+    programs::TcContext,
+};
+use contiv_abi::{
+    Address, DropReason, FdbKey, FlowHalf, Mac, NeighEntry, NeighKey, ROUTER_MAC, SegmentEntry,
+};
+
+use crate::{
+    frame::{self, ETHERNET},
+    maps,
+    packet::{self, GO_ON, Ingress, Packet, ROUTER, Route},
+    source,
+};
+
+/// Whether the packet of the packet metadata, which has been parsed, is for the router, and where it goes from there, as far as
+/// that is known before services are resolved. The result is `GO_ON`, `ROUTER` if the router itself has to answer it, or the
+/// number of the reason to drop it.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_route(skb: *mut __sk_buff) -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    if packet.ingress != Ingress::POD || !source::same(&packet.destination_mac, &ROUTER_MAC) {
+        return GO_ON;
+    }
+    match ctv_is_for_router() {
+        GO_ON => return GO_ON,
+        GATEWAY => return ROUTER,
+        _ => {}
+    }
+    packet.route = Route::ROUTER;
+    match ttl(&TcContext::new(skb), packet.ip6 != 0) {
+        Ok(0 | 1) => ROUTER,
+        Ok(_) => {
+            ctv_next_hop();
+            GO_ON
+        }
+        Err(reason) => reason as u32,
+    }
+}
+
+/// The packet is for the gateway itself.
+const GATEWAY: u32 = 2;
+
+/// Not zero if one of the ends of the packet in hand is in a routed subnet; [`GATEWAY`] if it is for a gateway.
+///
+/// A function of its own for the stack.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_is_for_router() -> u32 {
+    let Some(packet) = packet::in_hand() else { return 0 };
+    if let Some(subnet) = maps::subnet(packet.domain, &packet.tuple.destination)
+        && subnet.is_routed()
+    {
+        return if subnet.gateway.same(&packet.tuple.destination) { GATEWAY } else { 1 };
+    }
+    let from = maps::subnet(packet.domain, &packet.tuple.source);
+    u32::from(from.is_some_and(|subnet| subnet.is_routed()))
+}
+
+/// Sets in the packet metadata the network and the Ethernet address of the endpoint that the packet goes to, if the router
+/// reaches it: what was sent to the router, and what was translated to a destination on another network.
+///
+/// A function of its own for the verifier; there is nothing to say about the outcome.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_next_hop() -> u32 {
+    let Some(packet) = packet::in_hand() else { return 0 };
+    if packet.ingress != Ingress::POD {
+        return 0;
+    }
+    let Some(subnet) = maps::subnet(packet.domain, &packet.wanted.destination) else { return 0 };
+    let bridged = packet.route == Route::BRIDGED && subnet.routed == packet.segment;
+    if bridged || !subnet.is_routed() || is_link_local(packet) {
+        return 0;
+    }
+    let Some(owner) = maps::neighbour(&NeighKey::new(packet.domain, packet.wanted.destination)) else {
+        return 0;
+    };
+    let Some(SegmentEntry { out, ports, members, flags, .. }) = maps::segment(&subnet.routed) else {
+        return 0;
+    };
+    if owner.flags & NeighEntry::SERVICE != 0 {
+        return 0;
+    }
+    packet.route = Route::HOP;
+    packet.segment = subnet.routed;
+    packet.out = out;
+    packet.ports = ports;
+    packet.members = members;
+    packet.segment_flags = flags;
+    packet.destination_mac = owner.mac;
+    0
+}
+
+/// Whether the source of a packet is a link-local address, whose packets stay on their link (RFC 4291 2.5.6).
+#[inline(always)]
+const fn is_link_local(packet: &Packet) -> bool {
+    let ip = &packet.tuple.source.0;
+    ip[0] == 0xfe && ip[1] & 0xc0 == 0x80
+}
+
+/// Offsets of the TTL and the hop limit.
+const TTL: usize = ETHERNET + 8;
+const HOP_LIMIT: usize = ETHERNET + 7;
+
+#[inline(always)]
+fn ttl(ctx: &TcContext, ip6: bool) -> Result<u8, DropReason> {
+    frame::load(ctx, if ip6 { HOP_LIMIT } else { TTL })
+}
+
+/// Ethernet addresses, as they begin a frame.
+#[repr(C)]
+struct Macs {
+    destination: Mac,
+    source: Mac,
+}
+
+/// Makes the packet of the packet metadata one that the router sends to its next hop. The result is that of `packet::code`.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_hop(skb: *mut __sk_buff) -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let ctx = TcContext::new(skb);
+    let before = match ttl(&ctx, packet.ip6 != 0) {
+        Ok(0 | 1) => return DropReason::TtlExceeded as u32,
+        Ok(before) => before,
+        Err(reason) => return reason as u32,
+    };
+    packet::code(
+        set_ttl(&ctx, packet.ip6 != 0, before - 1).and_then(|()| set_macs(&ctx, packet.destination_mac)),
+    )
+}
+
+/// Gives a frame of the router its Ethernet addresses.
+#[inline(always)]
+pub(crate) fn set_macs(ctx: &TcContext, destination: Mac) -> Result<(), DropReason> {
+    let macs = Macs { destination, source: ROUTER_MAC };
+    ctx.store(0, &macs, 0).map_err(|_| DropReason::RewriteFailed)
+}
+
+/// Assigns the TTL or hop limit.
+#[inline(always)]
+pub(crate) fn set_ttl(ctx: &TcContext, ip6: bool, ttl: u8) -> Result<(), DropReason> {
+    const CHECKSUM: usize = ETHERNET + 10;
+    let refused = |_| DropReason::RewriteFailed;
+    if ip6 {
+        return ctx.store(HOP_LIMIT, &ttl, u64::from(BPF_F_RECOMPUTE_CSUM)).map_err(refused);
+    }
+    let [before, protocol] = frame::load::<[u8; 2]>(ctx, TTL)?;
+    let words = [[before, protocol], [ttl, protocol]].map(u16::from_ne_bytes);
+    ctx.l3_csum_replace(CHECKSUM, words[0].into(), words[1].into(), 2).map_err(refused)?;
+    ctx.store(TTL, &ttl, 0).map_err(refused)
+}
+
+/// Whether the router answers the sender of ARP or neighbour discovery in hand for an address: not zero if so. The gateway of
+/// its network is asked for by every pod. An endpoint of another network is by one that takes it for a neighbour; `known` is
+/// not zero for the address of an endpoint.
+///
+/// A function of its own for the stack.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_router_has(ip: *const Address, known: u32) -> u32 {
+    let Some(packet) = packet::in_hand() else { return 0 };
+    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole address.
+    let Some(ip) = (unsafe { ip.as_ref() }) else { return 0 };
+    let Some(subnet) = maps::subnet(packet.domain, ip) else { return 0 };
+    if packet.source_port == 0 || !subnet.is_routed() {
+        return 0;
+    }
+    let own = subnet.routed == packet.segment;
+    let proxy = packet.segment_flags & SegmentEntry::PROXY != 0;
+    u32::from(if own { subnet.gateway.same(ip) } else { proxy && known != 0 })
+}
+
+/// The identity is behind this, in the result of [`ctv_routed_source`].
+pub(crate) const ACCEPTED: u32 = 0x1_0000;
+
+/// Whether the packet in hand, which comes from a tunnel and has the router's Ethernet address, may have this source: if it is
+/// in a routed subnet, the endpoint must be behind the VTEP that has sent the packet. The result is `GO_ON` for a source
+/// in no such subnet, [`ACCEPTED`] and the identity, or the number of the reason to drop the packet.
+///
+/// A function of its own for the stack.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_routed_source(ip: *const Address) -> u32 {
+    const FOREIGN: u32 = DropReason::ForeignSource as u32;
+    let Some(packet) = packet::in_hand() else { return FOREIGN };
+    // SAFETY: as above.
+    let Some(ip) = (unsafe { ip.as_ref() }) else { return FOREIGN };
+    let Some(subnet) = maps::subnet(packet.domain, ip) else { return GO_ON };
+    if !subnet.is_routed() {
+        return GO_ON;
+    }
+    if packet.is_for_group() || packet.nd != 0 {
+        return FOREIGN;
+    }
+    let Some(owner) = maps::neighbour(&NeighKey::new(packet.domain, *ip)) else {
+        let reserved = subnet.gateway.same(ip) || ip.is_v4() && subnet.is_last(ip);
+        return if reserved { FOREIGN } else { ACCEPTED | u32::from(FlowHalf::UNKNOWN) };
+    };
+    let place = maps::destination(&FdbKey::new(subnet.routed, owner.mac));
+    match place {
+        Some(place) if owner.ifindex == 0 && place.vtep.same(&packet.vtep) => {
+            ACCEPTED | owner.group & u32::from(u16::MAX)
+        }
+        _ => FOREIGN,
+    }
+}
