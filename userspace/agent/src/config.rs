@@ -42,7 +42,7 @@ pub struct Flags {
     #[arg(long, env = "CONTIV_NETPLUGIN_NET_MODE", value_enum)]
     pub netmode: NetMode,
 
-    /// Forwarding mode: bridge (routing is not built yet)
+    /// Forwarding mode: bridge, or routing between VXLAN networks (--datapath ebpf)
     #[arg(long, env = "CONTIV_NETPLUGIN_FORWARD_MODE", value_enum)]
     pub fwdmode: FwdMode,
 
@@ -228,8 +228,14 @@ impl Flags {
     fn check(&self) -> Result<(), String> {
         let not_built = |flag: &str, now: &str| Err(format!("{flag} is not built yet; {now}"));
         self.mode.check()?;
-        if self.fwdmode == FwdMode::Routing {
-            return not_built("--fwdmode routing", "accepted: bridge");
+        if self.fwdmode == FwdMode::Routing && !self.can_route() {
+            return not_built(
+                "--fwdmode routing with --datapath ovs",
+                "accepted: --fwdmode bridge, or --datapath ebpf",
+            );
+        }
+        if self.fwdmode == FwdMode::Routing && self.netmode == NetMode::Vlan {
+            return not_built("--fwdmode routing with --netmode vlan", "accepted: --netmode vxlan");
         }
         match (&self.etcd, &self.consul) {
             (Some(_), Some(_)) => return Err("--etcd and --consul exclude each other".into()),
@@ -251,6 +257,11 @@ impl Flags {
             return Err("--host: expected a name without '/'".into());
         }
         Ok(())
+    }
+
+    /// Whether the datapath routes between networks.
+    pub fn can_route(&self) -> bool {
+        self.datapath.datapath != Kind::Ovs
     }
 
     /// Address of the store.

@@ -1,6 +1,7 @@
 //! Computes the desired state of a node's datapath from the cluster's state. Pure: no I/O, no clock.
 //!
-//! A node has the networks on which it has endpoints, and what belongs to them: subnets, remote endpoints, services.
+//! A node has the networks on which it has endpoints, those that are routed to them, and what belongs to them: subnets, remote
+//! endpoints, services.
 //!
 //! [`object`] is the complete definition: it computes the object with one id. The full plan evaluates it for every
 //! possible id, the incremental plan for the ids that a change affects.
@@ -29,10 +30,11 @@ use crate::{
 /// Computes the plan from scratch.
 pub fn full(state: &State, node: &Node) -> Desired {
     let peers = state.vtep_addresses().map(ObjectId::Peer);
-    let networks = state.networks_on(&node.host).flat_map(of_network);
+    let candidates = network::candidates(state, node);
+    let networks = candidates.iter().copied().flat_map(of_network);
     let groups = state.groups_on(&node.host).map(|number| ObjectId::Group(number.into()));
     let services = state.services().map(|service| ObjectId::Service(service.id.clone()));
-    let endpoints = state.networks_on(&node.host).flat_map(|id| state.on_network(id)).flat_map(both);
+    let endpoints = candidates.iter().flat_map(|id| state.on_network(id)).flat_map(both);
     let all = peers.chain(networks).chain(groups).chain(services).chain(endpoints);
     all.filter_map(|id| object(state, node, &id)).collect()
 }
@@ -57,7 +59,16 @@ pub fn update(desired: &mut Desired, state: &State, node: &Node, dirty: &DirtySe
 /// Ids of all objects that may differ from the previous plan.
 pub fn affected(state: &State, node: &Node, dirty: &DirtySet) -> BTreeSet<ObjectId> {
     let here = dirty.first_or_last.iter().filter(|(host, _)| *host == node.host).map(|(_, network)| network);
-    let services_here = here.clone().flat_map(|id| state.services_on(id)).cloned().map(ObjectId::Service);
+    let here: BTreeSet<&NetworkId> = here.chain(network::routed_with(state, node, dirty)).collect();
+    let is_here = |service: &&contiv_model::service::Service| {
+        service.network.as_ref().is_some_and(|network| here.contains(network))
+    };
+    let services_here: Vec<ObjectId> = match here.is_empty() {
+        true => vec![],
+        false => {
+            state.services().filter(is_here).map(|service| ObjectId::Service(service.id.clone())).collect()
+        }
+    };
     let networks = dirty.networks.iter().chain(here).flat_map(|id| {
         let endpoints = state.on_network(id).flat_map(both);
         let peers = state.vteps_on(id).into_iter().map(ObjectId::Peer);

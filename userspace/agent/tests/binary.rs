@@ -172,6 +172,21 @@ fn contradicting_settings_are_fatal_with_the_originals_text() {
 }
 
 #[test]
+fn a_change_of_the_forward_mode_is_followed() {
+    needs!(root(), binary("etcd"), binary("etcdctl"));
+    let node = Node::with_settings(BRIDGE);
+    let agent = node.start(&FAKE);
+    let key = "/contiv.io/oper/node/node-of-the-test";
+    let ready = || Ok(node.etcd.ctl(&["get", key])?.contains(r#""ready":true"#).then_some(()));
+    wait_until(TIMEOUT, "the datapath is ready", ready).unwrap();
+    let routing = BRIDGE.replace("\"bridge\"", "\"routing\"");
+    node.etcd.ctl(&["put", "/contiv.io/master/config/global", &routing]).unwrap();
+    let followed = || Ok(agent.log().contains("the next start needs --fwdmode routing").then_some(()));
+    wait_until(TIMEOUT, "the new mode in the log", followed).unwrap();
+    wait_until(TIMEOUT, "the datapath is ready", ready).unwrap();
+}
+
+#[test]
 fn registers_publishes_its_status_and_stops_on_sigterm() {
     needs!(root(), binary("etcd"), binary("etcdctl"));
     let node = Node::with_settings(BRIDGE);

@@ -63,7 +63,14 @@ fn invalid_flags_are_reported_in_one_line() {
             "--mode kubernetes --netmode vxlan --fwdmode bridge",
             &["--mode kubernetes", "not built", "cni, test"],
         ),
-        ("--mode cni --netmode vxlan --fwdmode routing", &["--fwdmode routing", "not built", "bridge"]),
+        (
+            "--mode cni --netmode vxlan --fwdmode routing",
+            &["--fwdmode routing", "--datapath ovs", "not built", "bridge", "ebpf"],
+        ),
+        (
+            "--mode cni --netmode vlan --fwdmode routing --datapath ebpf --vlan-uplinks eth1",
+            &["--netmode vlan", "not built", "vxlan"],
+        ),
         ("--mode cni --netmode vlan --fwdmode bridge", &["--vlan-uplinks"]),
         (&format!("{GOOD} --consul http://x"), &["--consul", "--etcd"]),
         (&format!("{GOOD} --etcd consul://x:1"), &["--etcd", "consul://x:1"]),

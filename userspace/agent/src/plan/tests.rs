@@ -1,7 +1,7 @@
 mod events;
 mod interest;
 
-use contiv_model::{name::NetworkId, tag::Encap, vrf::Vrf};
+use contiv_model::{mac::Mac, name::NetworkId, tag::Encap, vrf::Vrf};
 use proptest::prelude::*;
 
 use super::*;
@@ -300,4 +300,64 @@ fn backends_are_in_a_network_of_the_tenant() {
     assert_eq!(service.scope.vrf, Vrf::Network(network_id(1)));
     apply_event(&mut state, Event::Network { n: 1, encap: None, subnets: 0 }, 0);
     assert_eq!(object(&state, &node(), &id), None);
+}
+
+/// Networks of the tenant that are routed to one with endpoints here are on the node, with the endpoints of other nodes.
+#[test]
+fn routed_networks_reach_the_networks_of_their_tenant() {
+    let network = |n, subnets| {
+        let Event::Network { encap, .. } = vxlan(n) else { unreachable!() };
+        Event::Network { n, encap, subnets }
+    };
+    let endpoint = |n, net, host| Event::Endpoint { n, at: Some((net, host, n)), group: 0 };
+    let routing = |routing| Event::Config { flood: false, routing };
+    let peer = Event::Registration { key: 1, at: Some((1, 1, 4789)) };
+    let mut state = State::default();
+    let mut plan = |event| -> Vec<String> {
+        apply_event(&mut state, event, 0);
+        full(&state, &node()).iter().map(|(id, _)| id.to_string()).collect()
+    };
+    let own = ["peer 192.168.0.11", "network n1.t", "subnet n1.t ipv4"];
+    let all = [
+        "peer 192.168.0.11",
+        "network n1.t",
+        "network n2.t",
+        "subnet n1.t ipv4",
+        "subnet n2.t ipv4",
+        "remote endpoint e2",
+    ];
+    for event in [peer, network(1, 0), network(2, 2), endpoint(2, 2, 1)] {
+        plan(event);
+    }
+    assert_eq!(plan(endpoint(1, 1, 0)), own);
+    assert_eq!(plan(routing(true)), all);
+    // Overlapping subnets are not routed to each other; the wire routes VLANs.
+    assert_eq!(plan(network(2, 1)), own);
+    assert_eq!(plan(network(2, 2)), all);
+    assert_eq!(
+        plan(Event::Network { n: 2, encap: Some(Encap::Vlan(7.try_into().unwrap())), subnets: 2 }),
+        own
+    );
+    assert_eq!(plan(network(2, 2)), all);
+    assert_eq!(plan(Event::Endpoint { n: 1, at: None, group: 0 }), own[..1]);
+    plan(endpoint(1, 1, 0));
+    assert_eq!(plan(routing(false)), own);
+}
+
+#[test]
+fn the_node_is_the_gateway_of_routed_networks() {
+    let gateways = |encap, routing| -> Vec<Option<Mac>> {
+        let events =
+            vec![Event::Network { n: 1, encap, subnets: 0 }, Event::Config { flood: false, routing }];
+        let of_subnet = |(_, object): (&ObjectId, &Object)| match object {
+            Object::Subnet(subnet) => Some(subnet.gateway.and_then(|gateway| gateway.mac)),
+            _ => None,
+        };
+        desired(events).iter().filter_map(of_subnet).collect()
+    };
+    let Event::Network { encap: vxlan, .. } = vxlan(1) else { unreachable!() };
+    let vlan = Some(Encap::Vlan(5.try_into().unwrap()));
+    assert_eq!(gateways(vxlan, true), [Some(Mac::ROUTER)]);
+    assert_eq!(gateways(vxlan, false), [None]);
+    assert_eq!(gateways(vlan, true), [None]);
 }

@@ -26,8 +26,14 @@ pub(super) async fn wait(reader: &Reader, mode: FwdMode) -> anyhow::Result<()> {
     }
 }
 
-/// Returns an error as soon as the global settings contradict this node's.
-pub(super) async fn guard(reader: &Reader, mode: FwdMode, stop: CancellationToken) -> anyhow::Result<()> {
+/// Returns an error as soon as the global settings contradict this node's, unless the node `follows` them: then the state has
+/// changed its plan already.
+pub(super) async fn guard(
+    reader: &Reader,
+    mode: FwdMode,
+    follows: bool,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
     let local = name(&mode);
     let other = reader.wait(|state| {
         let global = &state.config()?.fwd_mode;
@@ -35,7 +41,16 @@ pub(super) async fn guard(reader: &Reader, mode: FwdMode, stop: CancellationToke
     });
     tokio::select! {
         () = stop.cancelled() => Ok(()),
-        global = other => check(&global, mode),
+        global = other => {
+            if !follows {
+                return check(&global, mode);
+            }
+            tracing::warn!(
+                "the forward mode is {global:?} by the global settings; the next start needs --fwdmode {global}"
+            );
+            stop.cancelled().await;
+            Ok(())
+        }
     }
 }
 

@@ -2,7 +2,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use contiv_model::{
     group::GroupNumber,
-    name::{EndpointId, HostName, NetworkId, ServiceId},
+    name::{EndpointId, HostName, NetworkId, ServiceId, TenantName},
 };
 
 /// Ids of the objects that the plan must compute again.
@@ -10,6 +10,8 @@ use contiv_model::{
 pub struct DirtySet {
     /// Networks, each including all of its endpoints.
     pub networks: BTreeSet<NetworkId>,
+    /// Networks that were removed or replaced, each with the tenant that it had; `networks` has them, too.
+    pub previous_networks: BTreeSet<(NetworkId, TenantName)>,
     /// Endpoints.
     pub endpoints: BTreeSet<EndpointId>,
     /// Groups, without their endpoints.
@@ -31,6 +33,7 @@ impl DirtySet {
     /// Adds all ids of `other`.
     pub fn merge(&mut self, other: DirtySet) {
         self.networks.extend(other.networks);
+        self.previous_networks.extend(other.previous_networks);
         self.endpoints.extend(other.endpoints);
         self.groups.extend(other.groups);
         self.services.extend(other.services);

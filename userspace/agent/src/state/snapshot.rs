@@ -96,8 +96,19 @@ impl State {
         if self.is_routing() { self.vrfs.of(network) } else { network.id.clone().into() }
     }
 
+    /// Whether the nodes are the gateway of a network, and forward between it and the other such networks of its VRF. VLAN
+    /// networks have a router on the wire.
+    pub fn is_routed(&self, network: &Network) -> bool {
+        self.is_routing() && matches!(network.encap, Encap::Vxlan { .. })
+    }
+
+    /// Networks of a tenant.
+    pub fn networks_of(&self, tenant: &TenantName) -> impl Iterator<Item = &NetworkId> {
+        self.by_tenant.get(tenant).into_iter().flatten()
+    }
+
     /// Whether the nodes route between the networks of a tenant.
-    fn is_routing(&self) -> bool {
+    pub fn is_routing(&self) -> bool {
         self.config.as_ref().is_some_and(Config::is_routing)
     }
 
@@ -163,12 +174,6 @@ impl State {
         let hosts: BTreeSet<&HostName> =
             self.on_network(id).filter_map(|id| self.endpoint(id)).map(|endpoint| &endpoint.host).collect();
         hosts.into_iter().filter_map(|host| self.vtep(host)).map(|vtep| vtep.address).collect()
-    }
-
-    /// Services on the network.
-    pub fn services_on(&self, id: &NetworkId) -> impl Iterator<Item = &ServiceId> {
-        let is_on = move |service: &&Service| service.network.as_ref() == Some(id);
-        self.services.iter().filter(is_on).map(|service| &service.id)
     }
 
     /// Groups with endpoints on a node.
@@ -296,6 +301,7 @@ impl State {
             None => self.networks.remove(id),
         };
         if let Some(before) = &before {
+            dirty.previous_networks.insert((id.clone(), before.tenant.clone()));
             dirty.networks.extend(self.tags.release(before, self.networks.get(id)));
             remove_from(&mut self.by_tenant, &before.tenant, id);
             self.infra.remove(id);
