@@ -1,7 +1,11 @@
 //! Routing between networks of a VRF, with what the conformance scenarios do not send: connections, fragments, options, reasons of
 //! drops, and checksums that a device has computed.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    process::Command,
+    time::Duration,
+};
 
 use anyhow::Result;
 use contiv_abi::{DropReason, Flow, maps::FROM_POD};
@@ -18,6 +22,7 @@ use crate::{
     node::{Endpoint, Node, Pod, network, vtep, vxlan},
     run::{Code, Outcome, Target, run},
     services::service,
+    traffic::assert_all_ways,
 };
 
 /// On the networks `n1` (10.1.1.0/25) and `n2` (10.1.1.128/25).
@@ -41,25 +46,31 @@ fn routed(n: u8) -> Network {
     Network { vrf, ..network(&format!("n{n}.t"), vxlan(10_000 + u32::from(n))) }
 }
 
+/// The networks with their subnets.
+fn want_networks(node: &mut Node, networks: &[Network; 2]) -> Result<()> {
+    let prefixes = [("10.1.1.0/25", "fd00::/121"), ("10.1.1.128/25", "fd00::80/121")];
+    for ((network, prefixes), gateway) in networks.iter().zip(prefixes).zip(GATEWAYS) {
+        node.want_network(network);
+        let both: [(&str, IpAddr); 2] =
+            [(prefixes.0, gateway.ip().into()), (prefixes.1, gateway.ip6().into())];
+        for (prefix, ip) in both {
+            node.want(Object::Subnet(Subnet {
+                network: network.id.clone(),
+                vrf: network.vrf.clone(),
+                encap: network.encap,
+                prefix: prefix.parse()?,
+                gateway: Some(Gateway { ip, mac: Some(Mac::ROUTER) }),
+            }));
+        }
+    }
+    Ok(())
+}
+
 impl Rig {
     fn new(label: &str) -> Result<Rig> {
         let mut node = Node::new(label)?;
         let networks = [1, 2].map(routed);
-        let prefixes = [("10.1.1.0/25", "fd00::/121"), ("10.1.1.128/25", "fd00::80/121")];
-        for ((network, prefixes), gateway) in networks.iter().zip(prefixes).zip(GATEWAYS) {
-            node.want_network(network);
-            let both: [(&str, IpAddr); 2] =
-                [(prefixes.0, gateway.ip().into()), (prefixes.1, gateway.ip6().into())];
-            for (prefix, ip) in both {
-                node.want(Object::Subnet(Subnet {
-                    network: network.id.clone(),
-                    vrf: network.vrf.clone(),
-                    encap: network.encap,
-                    prefix: prefix.parse()?,
-                    gateway: Some(Gateway { ip, mac: Some(Mac::ROUTER) }),
-                }));
-            }
-        }
+        want_networks(&mut node, &networks)?;
         node.want_peer(2);
         node.want(Object::Remote(FAR.remote(&networks[1], Some(vtep(2)))));
         let (here, other) = (node.pod(&networks[0], HERE)?, node.pod(&networks[1], OTHER)?);
@@ -202,4 +213,45 @@ fn sums_over_routed_packets_stay_right() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The kernels of the pods take each other for neighbours, and get the router's address by ARP and ND.
+#[test]
+fn kernels_of_two_networks_communicate() -> Result<()> {
+    needs!(root(), binary("ping"));
+    let rig = Rig::new("rt-local")?;
+    assert_all_ways(&rig.here, &rig.other)?;
+    for ip in [IpAddr::from(GATEWAYS[0].ip()), GATEWAYS[0].ip6().into()] {
+        let ping = rig.here.ns.ping(ip, 3, Duration::from_millis(10))?;
+        assert_eq!(ping.received, 3, "{ip}");
+    }
+    for (to, gateway) in
+        [(rig.other.ip(), GATEWAYS[0].ip().to_string()), (rig.other.ip6(), GATEWAYS[0].ip6().to_string())]
+    {
+        let ping = || {
+            let words = ["-n", "-c", "1", "-W", "5", "-t", "1"];
+            Ok(Command::new("ping").args(words).arg(to.to_string()).output()?)
+        };
+        let output = rig.here.ns.run(ping)?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(text.contains(&gateway) && text.contains("exceeded"), "{text}");
+    }
+    Ok(())
+}
+
+#[test]
+fn kernels_on_two_nodes_communicate_over_networks() -> Result<()> {
+    needs!(root(), binary("ping"));
+    let (mut a, mut b) = Node::pair("rt-vx")?;
+    let networks = [1, 2].map(routed);
+    let (pod_a, pod_b) = (a.pod(&networks[0], HERE)?, b.pod(&networks[1], OTHER)?);
+    for (node, remote, n) in [
+        (&mut a, OTHER.remote(&networks[1], Some(vtep(2))), 2),
+        (&mut b, HERE.remote(&networks[0], Some(vtep(1))), 1),
+    ] {
+        want_networks(node, &networks)?;
+        node.want_peer(n).want(Object::Remote(remote));
+        node.converge()?;
+    }
+    assert_all_ways(&pod_a, &pod_b)
 }

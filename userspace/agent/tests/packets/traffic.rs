@@ -59,7 +59,7 @@ fn assert_tcp(client: &Pod, server: &Pod, address: IpAddr) -> Result<()> {
     served.join().map_err(|_| anyhow::anyhow!("the server failed"))?
 }
 
-fn assert_all_ways(a: &Pod, b: &Pod) -> Result<()> {
+pub(crate) fn assert_all_ways(a: &Pod, b: &Pod) -> Result<()> {
     for (from, to) in [(a, b), (b, a)] {
         assert_reaches(from, to.ip())?;
         assert_reaches(from, to.ip6())?;
