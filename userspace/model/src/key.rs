@@ -10,6 +10,20 @@ pub const ROOT: &str = "/contiv.io/";
 pub const MODELDB: &str = "/contiv.io/obj/modeldb/";
 /// Prefix of the registrations of [`crate::registry`].
 pub const SERVICE: &str = "/contiv.io/service/";
+/// Prefix of the global settings.
+pub const SETTINGS: &str = "/contiv.io/master/config/";
+/// Prefixes that every agent watches.
+pub const AGENT_PREFIXES: [&str; 9] = [
+    SETTINGS,
+    NETWORKS,
+    ENDPOINTS,
+    GROUPS,
+    POLICIES,
+    SERVICES,
+    PROVIDERS,
+    "/contiv.io/service/netplugin.vtep/",
+    NODE_VTEPS,
+];
 /// Lock of the leading netmaster; its value is the leader's `ip:port`.
 pub const LEADER: &str = "/contiv.io/lock/netmaster/leader";
 
@@ -169,13 +183,15 @@ pub enum Key {
 #[error("unknown key {0:?}")]
 pub struct UnknownKey(pub String);
 
+/// Prefix of [`Key::Network`].
+pub const NETWORKS: &str = "/contiv.io/state/nets/";
 /// Prefixes of the keys that end in one name.
-const NETWORKS: &str = "/contiv.io/state/nets/";
 const ENDPOINTS: &str = "/contiv.io/state/eps/";
 const ENDPOINTS_OPER: &str = "/contiv.io/oper/eps/";
 const GROUPS: &str = "/contiv.io/state/endpointGroups/";
 const NODES: &str = "/contiv.io/oper/node/";
-const NODE_VTEPS: &str = "/contiv.io/oper/vtep/";
+/// Prefix of [`Key::NodeVtep`].
+pub const NODE_VTEPS: &str = "/contiv.io/oper/vtep/";
 const ACCEPTED_STORES: &str = "/contiv.io/oper/accepted-store/";
 const GONE_NODES: &str = "/contiv.io/state/gone-nodes/";
 const ACI_PENDING: &str = "/contiv.io/state/aci-pending/";

@@ -1,4 +1,8 @@
-use contiv_model::{event::Event, global::ClusterIdentity, key::Key};
+use contiv_model::{
+    event::Event,
+    global::ClusterIdentity,
+    key::{Key, NODE_VTEPS},
+};
 use contiv_store::{KeyValue, Position, Relisted, Status, Store};
 use futures::{StreamExt as _, stream};
 use tokio::sync::watch;
@@ -6,26 +10,10 @@ use tokio::sync::watch;
 use super::{decode::decode, status_vteps};
 use crate::state::{Rejected, Update};
 
-/// Prefix of the global settings.
-pub const SETTINGS: &str = "/contiv.io/master/config/";
-/// Prefix of the networks.
-pub const NETWORKS: &str = "/contiv.io/state/nets/";
-/// Prefix of the nodes' VTEPs.
-const VTEPS: &str = "/contiv.io/oper/vtep/";
-
 /// Key prefixes that the agent watches. Each is a source with its own snapshots; the plan tolerates references between
 /// sources that are not resolved yet.
-pub const PREFIXES: [&str; 9] = [
-    SETTINGS,
-    NETWORKS,
-    "/contiv.io/state/eps/",
-    "/contiv.io/state/endpointGroups/",
-    "/contiv.io/state/policy/",
-    "/contiv.io/state/serviceLB/",
-    "/contiv.io/state/provider/",
-    "/contiv.io/service/netplugin.vtep/",
-    VTEPS,
-];
+pub use contiv_model::key::AGENT_PREFIXES as PREFIXES;
+pub use contiv_model::key::{NETWORKS, SETTINGS};
 
 /// Updates that one watch received together.
 #[derive(Debug)]
@@ -150,7 +138,7 @@ impl Sources {
 /// Adds the VTEPs that are in node statuses only to the first snapshot of the VTEPs.
 async fn complete(store: Store, mut batch: Batch) -> Batch {
     let is_first = batch.updates.first().is_some_and(|update| matches!(update.event, Event::Init));
-    if is_first && batch.source == VTEPS {
+    if is_first && batch.source == NODE_VTEPS {
         batch.updates = status_vteps::complete(&store, batch.updates).await;
     }
     batch
