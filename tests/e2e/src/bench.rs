@@ -8,11 +8,13 @@ mod latency;
 mod lb;
 mod machine;
 mod master;
+mod memory;
 mod pinned;
 mod policy;
 mod rate;
 mod raw;
 mod report;
+mod scale;
 
 use std::path::PathBuf;
 
@@ -46,6 +48,8 @@ enum Benchmark {
     Master(master::Options),
     /// Time to the next write after faults of etcd members and netmasters under load: kill, stop, freeze, partition
     Faults(crate::faults::Options),
+    /// A large cluster: endpoints, services, groups with rules, and agents, compared with an empty cluster
+    Scale(scale::Options),
     /// Duration of CNI ADD and DEL with 1 and with 200 pods on the node, for each datapath
     Cni(cni::Options),
     /// Services on an eBPF node: cost per packet by number of services and flows; memory and load times
@@ -105,6 +109,7 @@ pub fn run(options: &Options) -> Result<()> {
             report("faults", &outcome)?;
             outcome.verify()?;
         }
+        Some(Benchmark::Scale(options)) => report("scale", &scale::measure(options)?)?,
         Some(Benchmark::Cni(options)) => report("cni", &cni::measure(options)?)?,
         Some(Benchmark::Lb(options)) => lb::measure(options, &mut report)?,
         Some(Benchmark::Policy(options)) => policy_and_rate(options, &mut report)?,

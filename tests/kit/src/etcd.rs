@@ -1,5 +1,7 @@
 //! A real etcd, alone or as a cluster.
 
+mod proxy;
+
 use std::{
     io::{Read as _, Write as _},
     net::{Ipv4Addr, SocketAddr, TcpStream},
@@ -16,6 +18,8 @@ use crate::{
     resource::{netns::Netns, port::free_port, scratch::scratch_dir},
     skip::find_program,
 };
+
+pub use proxy::Proxy;
 
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);

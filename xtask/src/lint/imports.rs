@@ -32,7 +32,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "contivk8s",
         ],
     ),
-    ("e2e", &["contiv-model", "testkit"]),
+    ("e2e", &["contiv-model", "contiv-store", "testkit"]),
 ];
 
 /// Tests of any crate may use this one.

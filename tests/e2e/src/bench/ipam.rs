@@ -1,7 +1,6 @@
 use std::{
     net::{Ipv4Addr, SocketAddr},
-    panic, thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
@@ -11,7 +10,11 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use testkit::{etcd::Etcd, free_port, scratch_dir};
 
-use super::{latency::Latency, raw, report::Report};
+use super::{
+    latency::{Latency, in_parallel},
+    raw,
+    report::Report,
+};
 use crate::{
     cluster::StoreKind,
     http::Client,
@@ -200,34 +203,6 @@ impl NetworkName {
             .map(drop)
             .with_context(|| format!("endpoint {id}"))
     }
-}
-
-/// Runs `call` in `clients` threads until `duration` has passed.
-fn in_parallel(
-    clients: usize,
-    duration: Duration,
-    call: impl Fn(usize, usize) -> Result<()> + Sync,
-) -> Result<Latency> {
-    let start = Instant::now();
-    let mut calls = vec![];
-    thread::scope(|scope| {
-        let call = &call;
-        let series = |client| {
-            let mut calls = vec![];
-            while start.elapsed() < duration {
-                let begin = Instant::now();
-                call(client, calls.len())?;
-                calls.push(begin.elapsed());
-            }
-            anyhow::Ok(calls)
-        };
-        let threads: Vec<_> = (0..clients).map(|client| scope.spawn(move || series(client))).collect();
-        for thread in threads {
-            calls.extend(thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))?);
-        }
-        anyhow::Ok(())
-    })?;
-    Latency::of(calls, start.elapsed()).context("no call was measured")
 }
 
 impl Report for Ipam {

@@ -1,5 +1,4 @@
 use std::{
-    fs,
     sync::atomic::{AtomicUsize, Ordering},
     thread,
     time::{Duration, Instant},
@@ -8,12 +7,11 @@ use std::{
 use anyhow::{Context as _, Result};
 use clap::Args;
 use comfy_table::{Table, presets};
-use nix::unistd::Pid;
 use serde::Serialize;
 use serde_json::{Value, json};
 use testkit::{etcd::Etcd, wait_until};
 
-use super::{latency::Latency, raw, report::Report};
+use super::{latency::Latency, memory::Memory, raw, report::Report};
 use crate::{
     http::{Client, JSON},
     interrupt,
@@ -66,27 +64,6 @@ pub(super) struct Large {
     fail_over: Latency,
     leader_megabytes: Memory,
     follower_megabytes: Memory,
-}
-
-#[derive(Debug, Clone, Copy, Serialize)]
-struct Memory {
-    resident: f64,
-    peak: f64,
-}
-
-impl Memory {
-    fn of(process: Pid) -> Result<Memory> {
-        let status = fs::read_to_string(format!("/proc/{process}/status"))?;
-        let megabytes = |name: &str| -> Result<f64> {
-            let line = status
-                .lines()
-                .find_map(|line| line.strip_prefix(name))
-                .context("read the memory of a process")?;
-            let kilobytes: f64 = line.trim_end_matches("kB").trim().parse()?;
-            Ok(kilobytes / 1024.0)
-        };
-        Ok(Memory { resident: megabytes("VmRSS:")?, peak: megabytes("VmHWM:")? })
-    }
 }
 
 pub(super) fn measure(options: &Options) -> Result<Large> {
