@@ -39,7 +39,9 @@ impl Store {
     /// Reads all keys below `prefix` in pages; returns their number, and the bytes of keys and values.
     pub(super) fn read_all(&self, prefix: &str) -> Result<(usize, usize)> {
         const PAGE: i64 = 1000;
-        let mut client = self.client.clone();
+        // A page of large policies exceeds gRPC's default of 4 MiB.
+        const MAX_PAGE_BYTES: usize = 1 << 30;
+        let mut client = self.client.kv_client().max_decoding_message_size(MAX_PAGE_BYTES);
         self.runtime.block_on(async {
             let (mut from, mut keys, mut bytes) = (prefix.as_bytes().to_vec(), 0, 0);
             // Keys are ASCII; this is greater than all of them.

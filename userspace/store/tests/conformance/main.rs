@@ -9,6 +9,7 @@ mod kv;
 mod lease;
 mod lost;
 mod peer;
+mod proxy;
 mod quota;
 mod request_metrics;
 mod same_answers;
