@@ -13,7 +13,7 @@ use crate::access::Scope;
 use crate::cache::{AllocationRecord, ClusterCache};
 use crate::domain::attachment::state_key;
 use crate::domain::network_record::network_record;
-use crate::domain::services::{all_providers, provider_endpoints, with_providers};
+use crate::domain::services::{ProviderSources, provider_endpoints, with_providers};
 use crate::go_json;
 use crate::ipam::{IpPool, Subnet};
 use crate::problem::{Answer, Problem};
@@ -222,9 +222,10 @@ fn endpoint(e: &endpoint::State) -> EndpointOper {
 
 /// Body of `/services`: all service states in the scope.
 pub fn service_states(cache: &ClusterCache, scope: &Scope) -> Report<Answer> {
-    let (states, mut providers) = (cache.all_shared::<service::State>(), all_providers(cache));
+    let (states, sources) = (cache.all_shared::<service::State>(), ProviderSources::of(cache));
     let scope = scope.clone();
     Box::new(move || {
+        let mut providers = sources.providers(&states);
         let visible = states.iter().filter(|state| scope.has_tenant(Some(&state.tenant_name)));
         let with_providers = visible.map(|state| service::State {
             providers: Some(providers.remove(&state.id).unwrap_or_default()),

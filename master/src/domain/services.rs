@@ -210,39 +210,79 @@ fn provider_key(endpoint: &endpoint::State, tenant: &str) -> String {
 pub fn with_providers(service: &State, cache: &ClusterCache) -> State {
     let found = selected(service, cache).into_iter();
     let providers = found.map(|(network, endpoint)| {
-        (provider_key(endpoint, &network.tenant), provider(endpoint, network, cache))
+        let (tenant, name) = (&network.tenant, &network.network_name);
+        let provider = provider(endpoint, tenant, name, served(endpoint, tenant, cache));
+        (provider_key(endpoint, tenant), provider)
     });
     State { providers: Some(providers.collect()), ..service.clone() }
 }
 
-/// Providers of all services, by the id of the service.
-pub fn all_providers(cache: &ClusterCache) -> HashMap<String, BTreeMap<String, Provider>> {
-    let mut all: HashMap<String, BTreeMap<String, Provider>> = HashMap::new();
-    for endpoint in cache.all::<endpoint::State>().filter(|endpoint| labels(endpoint).is_some()) {
-        let Some(network) = cache.allocation::<network::State>(&endpoint.net_id) else { continue };
-        let provider = provider(endpoint, &network.body, cache);
-        for service in provider.services.iter().flatten() {
-            let key = provider_key(endpoint, &network.body.tenant);
-            all.entry(service.clone()).or_default().insert(key, provider.clone());
-        }
-    }
-    all
+/// What the providers of all services are derived from, taken out of the cache.
+pub struct ProviderSources {
+    endpoints: Vec<Arc<endpoint::State>>,
+    /// Tenant and name of each network, by its id.
+    networks: HashMap<String, (String, String)>,
 }
 
-fn provider(endpoint: &endpoint::State, network: &network::State, cache: &ClusterCache) -> Provider {
-    let services = labels(endpoint).map(|labels| {
-        let selecting = cache.services_selecting(&network.tenant, labels);
-        let serves =
-            selecting.filter(|id| cache.get::<State>(id).is_some_and(|service| selects(service, labels)));
-        serves.map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect()
-    });
+impl ProviderSources {
+    pub fn of(cache: &ClusterCache) -> ProviderSources {
+        let networks = cache.allocations::<network::State>().map(|record| {
+            let network::State { id, tenant, network_name, .. } = &record.body;
+            (id.clone(), (tenant.clone(), network_name.clone()))
+        });
+        ProviderSources { endpoints: cache.all_shared(), networks: networks.collect() }
+    }
+
+    /// Providers of each of the services, by the id of the service.
+    pub fn providers(&self, services: &[Arc<State>]) -> HashMap<String, BTreeMap<String, Provider>> {
+        // Services by tenant and first selector.
+        let mut selecting: HashMap<(&str, &str, &str), Vec<&State>> = HashMap::new();
+        for service in services {
+            if let Some((name, value)) = service.selectors.iter().flatten().next() {
+                selecting
+                    .entry((service.tenant_name.as_str(), name.as_str(), value.as_str()))
+                    .or_default()
+                    .push(service);
+            }
+        }
+        let mut all: HashMap<String, BTreeMap<String, Provider>> = HashMap::new();
+        for endpoint in &self.endpoints {
+            let Some(labels) = labels(endpoint) else { continue };
+            let Some((tenant, network)) = self.networks.get(&endpoint.net_id) else { continue };
+            let candidates = labels
+                .iter()
+                .filter_map(|(name, value)| selecting.get(&(tenant.as_str(), name.as_str(), value.as_str())));
+            let served = candidates.flatten().filter(|service| selects(service, labels));
+            let ids: BTreeSet<&String> = served.map(|service| &service.id).collect();
+            if ids.is_empty() {
+                continue;
+            }
+            let provider = provider(endpoint, tenant, network, ids.iter().copied().cloned().collect());
+            for id in ids {
+                all.entry(id.clone()).or_default().insert(provider_key(endpoint, tenant), provider.clone());
+            }
+        }
+        all
+    }
+}
+
+/// Ids of the services that the endpoint of `tenant` provides.
+fn served(endpoint: &endpoint::State, tenant: &str, cache: &ClusterCache) -> Vec<String> {
+    let Some(labels) = labels(endpoint) else { return vec![] };
+    let selecting = cache.services_selecting(tenant, labels);
+    let served =
+        selecting.filter(|id| cache.get::<State>(id).is_some_and(|service| selects(service, labels)));
+    served.map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+fn provider(endpoint: &endpoint::State, tenant: &str, network: &str, services: Vec<String>) -> Provider {
     Provider {
         ip_address: endpoint.ip_address.clone(),
         container_id: endpoint.container_id.clone(),
         labels: endpoint.labels.clone(),
-        tenant: network.tenant.clone(),
-        network: network.network_name.clone(),
-        services,
+        tenant: tenant.to_owned(),
+        network: network.to_owned(),
+        services: Some(services),
         container: String::new(),
         endpoint: endpoint.id.clone(),
     }

@@ -86,7 +86,7 @@ fn event(fixture: &mut Fixture, event: &str, id: u8, labels: Value) -> bool {
 
 /// Computes the expected providers from all endpoints.
 fn check(fixture: &Fixture) {
-    let mut held = BTreeSet::new();
+    let (mut held, mut one_by_one) = (BTreeSet::new(), vec![]);
     for endpoint in fixture.endpoints() {
         assert!(held.insert(endpoint.ip_address.clone()), "{} twice", endpoint.ip_address);
     }
@@ -109,7 +109,10 @@ fn check(fixture: &Fixture) {
         let entries = state.providers.iter().flatten();
         let entries: BTreeSet<&String> = entries.map(|(_, provider)| &provider.ip_address).collect();
         assert_eq!(entries, content);
+        one_by_one.push(state);
     }
+    let body = netmaster::reports::service_states(&fixture.cache, &Scope::All)().unwrap();
+    assert_eq!(serde_json::from_slice::<Vec<service::State>>(&body).unwrap(), one_by_one);
     // Includes the subnet address, the broadcast address and the gateway.
     assert_eq!(fixture.state("net").ip_alloc_map.count(), held.len() + 3);
     assert_eq!(fixture.state("net").ep_addr_count as usize, held.len());
