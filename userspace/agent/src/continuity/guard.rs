@@ -115,9 +115,8 @@ impl Guard {
             }
             let seen = self.seen.entry(batch.source).or_default();
             *seen = revision.max(*seen);
-            for update in batch.updates {
-                writer.apply(update);
-            }
+            // A transaction is in one batch: no plan has one part of it.
+            writer.apply_all(batch.updates);
             let complete = self.reader.awaited().is_empty();
             if complete && self.saved.is_none_or(|saved| saved.elapsed() >= SAVE_INTERVAL) {
                 self.save();
@@ -367,3 +366,6 @@ async fn pause(error: &Error) {
     tracing::warn!("compare the store with what it was: {}; retrying", one_line(error));
     sleep(POLL_INTERVAL).await;
 }
+
+#[cfg(test)]
+mod tests;

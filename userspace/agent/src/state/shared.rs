@@ -103,6 +103,11 @@ impl Writer {
         self.0.change(|inner| inner.apply(update));
     }
 
+    /// Applies updates in one step: readers see the state before or after all of them.
+    pub fn apply_all(&mut self, updates: impl IntoIterator<Item = Update>) {
+        self.0.change(|inner| updates.into_iter().for_each(|update| inner.apply(update)));
+    }
+
     /// Prepares for the snapshots of another store, whose revisions are not comparable with the previous ones.
     pub fn restart(&mut self) {
         self.0.change(|inner| inner.revision = 0);
@@ -388,6 +393,28 @@ mod tests {
         assert_eq!(ids(&reader), ["b"]);
         let (dirty, revision) = changes.take();
         assert_eq!((dirty.endpoints, revision), ([EndpointId::from("a")].into(), 9));
+    }
+
+    #[test]
+    fn updates_of_a_transaction_are_one_step() {
+        let (mut writer, _, reader, mut changes) = new([EPS]);
+        let apply = |name| {
+            let (key, object) = endpoint(name);
+            Update { source: EPS, revision: 2, event: Event::Apply(key, object) }
+        };
+        let delete = |name: &str| Update { source: EPS, revision: 2, event: Event::Delete(endpoint(name).0) };
+        writer.apply(apply("a"));
+        changes.take();
+        let generation = *changes.generation.borrow();
+        // An update may be read from another thread only when all of them are applied.
+        let between = reader.clone();
+        let locked = move |update: Update| {
+            assert!(between.0.inner.try_read().is_err(), "the state can be read within the transaction");
+            update
+        };
+        writer.apply_all([delete("a"), apply("b"), apply("c")].into_iter().map(locked));
+        assert_eq!(*changes.generation.borrow(), generation + 1);
+        assert_eq!(ids(&reader), ["b", "c"]);
     }
 
     #[test]
