@@ -1,5 +1,6 @@
 //! HTTP API of the agent: health, metrics, inspection and packet events.
 
+mod listener;
 mod metrics;
 mod monitor;
 mod pod_access;

@@ -25,6 +25,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    listener,
     metrics::{self, Condition, Measurements, Recorded},
     monitor::{self, Monitor, MonitorError},
     pod_access,
@@ -205,9 +206,8 @@ impl Server {
             .with_state(parts.clone());
         // Pods cannot open the socket.
         let remote = router.clone().layer(middleware::from_fn_with_state(parts, refuse_pods));
-        let remote = remote.into_make_service_with_connect_info::<SocketAddr>();
         tokio::select! {
-            result = async { axum::serve(self.tcp, remote).await } => result,
+            result = listener::serve(self.tcp, remote) => result,
             result = async { axum::serve(self.unix, router).await } => result,
             // Open connections do not delay the shutdown.
             () = stop.cancelled() => Ok(()),
