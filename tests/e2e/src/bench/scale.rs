@@ -82,6 +82,8 @@ struct State {
     agents: usize,
     keys: usize,
     megabytes: f64,
+    /// Reading all keys without processing: the lower bound of a start.
+    read_ms: f64,
     /// Until the watches of all agents were open.
     connect_seconds: f64,
     /// From the request that creates an endpoint until an agent has it.
@@ -164,7 +166,9 @@ impl Cluster {
         mut proxy: Option<Proxy>,
         options: &Options,
     ) -> Result<State> {
+        let start = Instant::now();
         let (keys, bytes) = self.raw.read_all("/contiv.io/")?;
+        let read_ms = milliseconds(start.elapsed());
         let endpoint = proxy.as_ref().map_or_else(|| self.etcd.endpoint(), Proxy::endpoint);
         let start = Instant::now();
         let observers =
@@ -193,6 +197,7 @@ impl Cluster {
             agents,
             keys,
             megabytes: bytes as f64 / 1e6,
+            read_ms,
             connect_seconds,
             arrival,
             create_endpoint,

@@ -14,13 +14,19 @@ use contiv_model::{
 };
 use contiv_store::{Batch, Config, Registration, Status, Store};
 use futures::{StreamExt as _, stream};
-use tokio::{runtime::Runtime, sync::Semaphore, task::JoinSet, time::timeout};
+use tokio::{
+    runtime::Runtime,
+    sync::Semaphore,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 
 use crate::interrupt;
 
 /// Number of agents that connect at the same time.
 const CONNECTING: usize = 64;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(300);
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 const PORT: u16 = 9002;
 /// TTL of an agent's registration.
 const TTL: Duration = Duration::from_secs(10);
@@ -95,8 +101,9 @@ async fn start(
     reported: &'static str,
     sender: mpsc::Sender<Seen>,
 ) -> Result<Registration> {
-    let store = Store::connect(&Config::new([endpoint])).await?;
-    let revision = store.position().await?.revision;
+    let config = Config::new([endpoint]);
+    let store = retried(|| Store::connect(&config)).await?;
+    let revision = retried(|| store.position()).await?.revision;
     let watches: Vec<_> =
         AGENT_PREFIXES.into_iter().map(|prefix| store.watch_after(prefix, revision)).collect();
     let statuses: Vec<_> = watches.iter().map(contiv_store::Watch::status).collect();
@@ -110,7 +117,20 @@ async fn start(
         status.wait_for(|status| *status == Status::Connected).await?;
     }
     let (key, value) = registration(agent)?;
-    Ok(store.register(&key, value, TTL).await?)
+    retried(|| store.register(&key, value.clone(), TTL)).await
+}
+
+/// Repeats a request to a busy store, as agents do.
+async fn retried<T, F>(mut request: impl FnMut() -> F) -> Result<T>
+where
+    F: Future<Output = Result<T, contiv_store::Error>>,
+{
+    loop {
+        match request().await {
+            Err(error) if error.is_transient() => sleep(RETRY_INTERVAL).await,
+            result => return Ok(result?),
+        }
+    }
 }
 
 fn report(agent: usize, batch: &Batch, reported: &str, sender: &mpsc::Sender<Seen>) {

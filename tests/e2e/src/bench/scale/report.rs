@@ -23,6 +23,7 @@ const ROWS: &[Row] = &[
     ("all agents caught up after, ms", 0, |state| Some(state.catch_up_ms)),
     ("netmaster RSS, MB", 0, |state| Some(state.master.resident)),
     ("netmaster peak RSS, MB", 0, |state| Some(state.master.peak)),
+    ("read all keys, ms (bound of a start)", 0, |state| Some(state.read_ms)),
     ("start of netmaster, ms", 0, |state| Some(state.start_ms)),
     ("etcd RSS, MB", 0, |state| Some(state.etcd.resident)),
     ("etcd database, MB", 0, |state| Some(state.database_megabytes)),
