@@ -125,8 +125,12 @@ impl Master {
     }
 
     pub fn wait_leading(&mut self) -> Result<()> {
+        self.wait_leading_for(START_TIMEOUT)
+    }
+
+    pub fn wait_leading_for(&mut self, limit: Duration) -> Result<()> {
         let client = &self.client;
-        self.process.wait_ready(START_TIMEOUT, "netmaster leads", || {
+        self.process.wait_ready(limit, "netmaster leads", || {
             // A new leader creates the global object.
             let response = client.get("/api/v1/globals/global/")?;
             Ok((response.status == 200).then_some(()))

@@ -38,6 +38,8 @@ const PROBE_KEYS: &str = "/contiv.io/state/eps/probes.scale-";
 const PROBE_SUBNET: &str = "10.255.0.0/16";
 /// Interval between two probes.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
+/// Longest time for netmaster to load the state and lead.
+const START_LIMIT: Duration = Duration::from_secs(180);
 /// Networks of the endpoints that clients create, one for each state of the cluster.
 const FIRST_RATE_NETWORK: usize = 210;
 /// File descriptors of an agent in this process, in etcd, or in the proxy.
@@ -247,7 +249,8 @@ impl Cluster {
     fn restart(&mut self) -> Result<f64> {
         self.master.stop()?;
         let start = Instant::now();
-        self.master.restart()?;
+        self.master.relaunch()?;
+        self.master.wait_leading_for(START_LIMIT)?;
         Ok(milliseconds(start.elapsed()))
     }
 }
