@@ -3,6 +3,7 @@
 //! A large change may have more guards than a transaction. They are checked in several transactions
 //! first. The transaction of the commit record checks that no guarded key was put since then.
 
+use contiv_model::key::MODELDB;
 use contiv_store::Guard;
 
 use super::step::STEP_OPS;
@@ -32,7 +33,33 @@ fn key_of(guard: &Guard) -> &str {
     }
 }
 
-/// First parts of the key, such as `/contiv.io/state/eps`. There are some twenty.
+/// First parts of the key, such as `/contiv.io/state/eps` or `/contiv.io/obj/modeldb/rule`. There are
+/// some thirty.
 fn kind(key: &str) -> &str {
-    key.match_indices('/').nth(3).map_or("", |(end, _)| &key[..end])
+    let parts = if key.starts_with(MODELDB) { 4 } else { 3 };
+    key.match_indices('/').nth(parts).map_or("", |(end, _)| &key[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The store reads every key in a range: a range over several types would read all objects between.
+    #[test]
+    fn a_range_has_keys_of_one_type_of_object() {
+        let keys = (0..200).map(|rule| format!("{MODELDB}rule/t:p:{rule}"));
+        let others = ["endpointGroup/t:g", "network/t:n", "policy/t:p", "tenant/t"];
+        let keys = keys.chain(others.map(|key| format!("{MODELDB}{key}")));
+        let guards: Vec<_> = keys.map(|key| Guard::ModRevision { key, revision: 7 }).collect();
+        let object_type = |key: &str| key[MODELDB.len()..].split('/').next().map(str::to_owned);
+        let ranges = at_commit(guards.clone(), 9);
+        assert!(ranges.len() < STEP_OPS, "{}", ranges.len());
+        let mut found = 0;
+        for range in &ranges {
+            let Guard::NotPutSince { first, last, revision: 9 } = range else { panic!("{range:?}") };
+            assert_eq!(object_type(first), object_type(last));
+            found += guards.iter().filter(|guard| (first.as_str()..=last).contains(&key_of(guard))).count();
+        }
+        assert_eq!(found, guards.len());
+    }
 }
