@@ -6,6 +6,7 @@ mod monitor;
 mod pod_access;
 mod rest;
 mod service_stats;
+mod trace;
 
 pub use metrics::{
     Condition, Measurements, Recorded, encode as encode_metrics, reference_page as metrics_reference,

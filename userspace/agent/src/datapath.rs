@@ -11,6 +11,7 @@ mod object;
 mod op;
 pub mod ovs;
 pub mod telemetry;
+pub mod trace;
 
 pub use error::{Error, Kind, Unsupported};
 pub use object::{

@@ -14,7 +14,7 @@ pub use diff::{diff, ordered};
 pub use metrics::Metrics;
 pub use reconciler::Reconciler;
 pub use retries::Failures;
-pub use status::{Handle, Inspection, Status};
+pub use status::{Handle, Inspection, Status, TraceError, Traced};
 pub use waiters::{Presence, Waiters};
 
 #[cfg(test)]

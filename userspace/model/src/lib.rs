@@ -32,6 +32,7 @@ pub mod route;
 pub mod service;
 pub mod tag;
 pub mod token_bucket;
+pub mod trace;
 pub mod vrf;
 
 mod invalid;

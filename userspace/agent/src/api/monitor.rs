@@ -61,6 +61,11 @@ impl Monitor {
         Monitor(Arc::new(Inner { telemetry, host, reader, events, running: Mutex::new(false) }))
     }
 
+    /// Name of this node.
+    pub fn host(&self) -> &HostName {
+        &self.0.host
+    }
+
     /// Tracked connections to services; empty without telemetry. Blocks while it reads the flow tables.
     pub fn connections(&self) -> Result<Vec<Connection>, Error> {
         self.0.telemetry.as_ref().map_or(Ok(vec![]), |telemetry| telemetry.connections())

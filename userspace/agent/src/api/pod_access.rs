@@ -43,6 +43,7 @@ mod tests {
             ("/metrics", true),
             ("/inspect/driver", false),
             ("/monitor", false),
+            ("/trace", false),
             ("/svcstats", false),
             ("/debug/reclaimEndpoint/a", false),
             ("/metrics/../inspect/driver", false),

@@ -9,8 +9,9 @@ use axum::{
     http::{StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::{delete, get},
+    routing::{delete, get, post},
 };
+use bytes::Bytes;
 use contiv_daemon::socket::{self, SocketError};
 use contiv_model::{name::EndpointId, node};
 use futures::stream;
@@ -30,6 +31,7 @@ use super::{
     monitor::{self, Monitor, MonitorError},
     pod_access,
     service_stats::service_stats,
+    trace,
 };
 use crate::{
     attach::{
@@ -201,6 +203,7 @@ impl Server {
             .route("/metrics", get(scrape))
             .route("/inspect/driver", get(inspect))
             .route("/monitor", get(watch_packets))
+            .route("/trace", post(trace_packet))
             .route("/svcstats", get(services))
             .route("/debug/reclaimEndpoint/{id}", delete(reclaim))
             .with_state(parts.clone());
@@ -323,6 +326,14 @@ async fn watch_packets(State(parts): State<Parts>) -> Response {
         Some((monitor::encode(&event), (monitor, events)))
     });
     ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
+}
+
+/// Follows a packet through the datapath.
+async fn trace_packet(State(parts): State<Parts>, body: Bytes) -> Response {
+    match trace::trace(&parts.inspect, parts.monitor.host(), parts.datapath, &body).await {
+        Ok(trace) => Json(trace).into_response(),
+        Err(failure) => (failure.status(), failure.line()).into_response(),
+    }
 }
 
 /// Service statistics; empty for a datapath without services.

@@ -27,12 +27,14 @@ use contiv_abi::{
     ABI_VERSION, DropCount, DropReason, Timeouts,
     maps::{FLOWS, FLOWS_CAPACITY},
 };
+use futures::future::BoxFuture;
 use nix::fcntl::Flock;
 use serde_json::json;
 
 use super::{
-    Datapath, Desired, Error, FailedOp, Observed, Op, PortRequirements,
+    Datapath, Desired, Error, FailedOp, Kind, Observed, Op, PortRequirements,
     telemetry::{Counters, Stats, Telemetry},
+    trace::{Findings, Probe},
 };
 use crate::error::one_line;
 
@@ -452,6 +454,10 @@ impl Datapath for Ebpf {
     fn telemetry(&self) -> Option<Arc<dyn Telemetry>> {
         let (rules, services) = (self.rule_names.clone(), self.service_names.clone());
         Some(Arc::new(MapTelemetry::new(self.pins.clone(), rules, services)))
+    }
+
+    fn trace(&self, _: Probe) -> BoxFuture<'static, Result<Findings, Error>> {
+        Box::pin(future::ready(Err(Error::cannot_trace(Kind::Ebpf))))
     }
 
     async fn cleanup(&mut self) -> Result<(), Error> {

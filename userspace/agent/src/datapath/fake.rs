@@ -21,14 +21,20 @@ mod inspect;
 mod packet;
 mod route;
 mod switch;
+mod trace;
 mod traffic;
 
 use std::{collections::BTreeSet, future::Future};
 
+use futures::future::BoxFuture;
+
 pub use forward::{Delivery, Origin, Target, deliver};
 pub use switch::{Fault, Switch};
 
-use super::{Datapath, Desired, Error, FailedOp, Kind, ObjectId, Observed, Op, PortRequirements};
+use super::{
+    Datapath, Desired, Error, FailedOp, Kind, ObjectId, Observed, Op, PortRequirements,
+    trace::{Findings, Probe},
+};
 
 /// Connection of an agent to a [`Switch`].
 #[derive(Debug, Default)]
@@ -164,6 +170,10 @@ impl Datapath for Fake {
 
     fn inspect(&self) -> serde_json::Value {
         inspect::switch(&self.switch)
+    }
+
+    fn trace(&self, probe: Probe) -> BoxFuture<'static, Result<Findings, Error>> {
+        Box::pin(std::future::ready(Ok(self.switch.trace(&probe))))
     }
 
     fn cleanup(&mut self) -> impl Future<Output = Result<(), Error>> + Send {

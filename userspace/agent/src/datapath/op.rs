@@ -1,9 +1,12 @@
 use std::{collections::BTreeSet, future::Future, sync::Arc};
 
+use futures::future::BoxFuture;
+
 use super::{
     error::Error,
     object::{Desired, Object, ObjectId},
     telemetry::{Stats, Telemetry},
+    trace::{Findings, Probe},
 };
 
 /// Comparison of the datapath's state with a [`Desired`].
@@ -89,6 +92,10 @@ pub trait Datapath: Send {
     fn telemetry(&self) -> Option<Arc<dyn Telemetry>> {
         None
     }
+
+    /// Follows a packet through the datapath as it is now. Forwards nothing, and leaves connections and counters as they are.
+    /// The future does not depend on the value, so that operations need not wait for it.
+    fn trace(&self, probe: Probe) -> BoxFuture<'static, Result<Findings, Error>>;
 
     /// Removes everything that any process created on this node for this datapath.
     fn cleanup(&mut self) -> impl Future<Output = Result<(), Error>> + Send;

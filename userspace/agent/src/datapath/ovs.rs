@@ -25,6 +25,7 @@ pub use self::options::{DEFAULT_SOCKET, DatapathType, Options};
 
 use std::sync::Arc;
 
+use futures::future::BoxFuture;
 use serde_json::{Value, json};
 
 use self::{
@@ -35,7 +36,9 @@ use self::{
     telemetry::FlowCounters,
 };
 use super::{
-    Datapath, Desired, Error, FailedOp, ObjectKind, Observed, Op, PortRequirements, telemetry::Telemetry,
+    Datapath, Desired, Error, FailedOp, Kind, ObjectKind, Observed, Op, PortRequirements,
+    telemetry::Telemetry,
+    trace::{Findings, Probe},
 };
 
 /// Datapath on the Open vSwitch of this node.
@@ -196,6 +199,10 @@ impl Datapath for Ovs {
             "uplinks": self.options.uplinks,
             "bridges": serde_json::Map::from_iter(bridges),
         })
+    }
+
+    fn trace(&self, _: Probe) -> BoxFuture<'static, Result<Findings, Error>> {
+        Box::pin(std::future::ready(Err(Error::cannot_trace(Kind::Ovs))))
     }
 
     async fn cleanup(&mut self) -> Result<(), Error> {

@@ -4,8 +4,9 @@ use std::{
 };
 
 use contiv_model::{group::GroupNumber, key::Key, name::PolicyId};
+use futures::future::BoxFuture;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{mpsc, oneshot, watch},
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
@@ -14,12 +15,15 @@ use super::{
     diff::{diff, ordered},
     metrics::Metrics,
     retries::Retries,
-    status::{Handle, Inspection, Status},
+    status::{Handle, Inspection, Status, TraceError, Traced},
     waiters::Waiters,
 };
 use crate::{
     backoff::Backoff,
-    datapath::{Datapath, Desired, Error, FailedOp, Object, ObjectId, Op},
+    datapath::{
+        Datapath, Desired, Error, FailedOp, Object, ObjectId, Op,
+        trace::{Findings, Probe},
+    },
     error::one_line,
     plan::{self, Node},
     state::{Changes, Reader},
@@ -135,6 +139,11 @@ impl<D: Datapath> Reconciler<D> {
         match inspection {
             Inspection::Dump(reply) => drop(reply.send(self.datapath.inspect())),
             Inspection::Stats(reply) => drop(reply.send(self.datapath.stats())),
+            Inspection::Trace(query, reply) => match Probe::resolve(&self.desired, &query) {
+                // The datapath goes on meanwhile. Without a receiver, the task ends.
+                Ok(probe) => drop(tokio::spawn(follow(self.datapath.trace(probe.clone()), probe, reply))),
+                Err(error) => drop(reply.send(Err(error.into()))),
+            },
         }
     }
 
@@ -324,5 +333,20 @@ impl<D: Datapath> Reconciler<D> {
             status.error = Some(one_line(error));
             status.writes = self.datapath.writes();
         });
+    }
+}
+
+/// Answers a trace request.
+async fn follow(
+    trace: BoxFuture<'static, Result<Findings, Error>>,
+    probe: Probe,
+    mut reply: oneshot::Sender<Result<Traced, TraceError>>,
+) {
+    tokio::select! {
+        () = reply.closed() => {}
+        findings = trace => {
+            let traced = findings.map(|findings| Traced { probe, findings }).map_err(TraceError::from);
+            drop(reply.send(traced));
+        }
     }
 }

@@ -1,9 +1,14 @@
 use std::time::Duration;
 
+use contiv_model::trace::Query;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{metrics::Metrics, retries::Failures, waiters::Waiters};
-use crate::datapath::telemetry::Stats;
+use crate::datapath::{
+    Error,
+    telemetry::Stats,
+    trace::{Findings, Probe, Unresolved},
+};
 
 /// State of the reconciler and its datapath.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,6 +51,28 @@ pub enum Inspection {
     Dump(oneshot::Sender<serde_json::Value>),
     /// Requests [`Datapath::stats`](crate::datapath::Datapath::stats).
     Stats(oneshot::Sender<Stats>),
+    /// Requests [`Datapath::trace`](crate::datapath::Datapath::trace).
+    Trace(Box<Query>, oneshot::Sender<Result<Traced, TraceError>>),
+}
+
+/// A traced packet, and what the datapath did with it.
+#[derive(Clone, Debug)]
+pub struct Traced {
+    /// Packet, completed from the objects of the node.
+    pub probe: Probe,
+    /// Stages and outputs.
+    pub findings: Findings,
+}
+
+/// A packet cannot be traced.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// The query does not fit this node.
+    #[error(transparent)]
+    Unresolved(#[from] Unresolved),
+    /// The datapath cannot trace, or failed.
+    #[error(transparent)]
+    Datapath(#[from] Error),
 }
 
 /// Interface of the reconciler to other tasks.

@@ -417,6 +417,23 @@ async fn debug_dump_is_available() {
     world.stop().await;
 }
 
+#[tokio::test]
+async fn packets_are_traced_by_the_names_of_endpoints() {
+    let world = World::populated(Fake::new()).await;
+    let ask = async |endpoint: &str| {
+        let query =
+            format!(r#"{{"ingress":{{"endpoint":"{endpoint}"}},"destination":"10.0.0.9","protocol":1}}"#);
+        let (reply, answer) = oneshot::channel();
+        let query = Box::new(serde_json::from_str(&query).unwrap());
+        world.handle.inspect.send(Inspection::Trace(query, reply)).await.unwrap();
+        answer.await.unwrap()
+    };
+    let traced = ask("e1").await.unwrap();
+    assert_eq!((traced.probe.header.source, traced.findings.method), ([10, 0, 0, 1].into(), "oracle"));
+    assert!(matches!(ask("e9").await, Err(TraceError::Unresolved(_))));
+    world.stop().await;
+}
+
 proptest! {
     /// The ops of a change bring a datapath that holds the plan of before to that of after, and no object that is
     /// right is dirty.

@@ -73,7 +73,14 @@ pub(super) const RULES: &[Rules] = &[
             },
             Layers {
                 parent: "datapath",
-                order: &[&["ebpf", "ovs", "fake"], &["op"], &["telemetry"], &["error"], &["object"]],
+                order: &[
+                    &["ebpf", "ovs", "fake"],
+                    &["op"],
+                    &["telemetry"],
+                    &["trace"],
+                    &["error"],
+                    &["object"],
+                ],
             },
             Layers {
                 parent: "datapath::ovs",
@@ -103,6 +110,7 @@ pub(super) const RULES: &[Rules] = &[
                 order: &[
                     &["inspect"],
                     &["switch"],
+                    &["trace"],
                     &["traffic"],
                     &["guard"],
                     &["forward"],
@@ -162,7 +170,7 @@ pub(super) const RULES: &[Rules] = &[
                 &["endpoint"],
                 &["policy"],
                 &["api"],
-                &["network", "token_bucket"],
+                &["network", "token_bucket", "trace"],
                 &["global", "group", "key", "route", "vrf"],
                 &[
                     "addresses",

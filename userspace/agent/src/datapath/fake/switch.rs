@@ -10,9 +10,13 @@ use tokio::sync::Notify;
 
 use super::{
     forward::{Delivery, Origin},
+    trace::trace,
     traffic::Traffic,
 };
-use crate::datapath::{Desired, Object, ObjectId, Op, Unsupported};
+use crate::datapath::{
+    Desired, Object, ObjectId, Op, Unsupported,
+    trace::{Findings, Probe},
+};
 
 /// Forwarding state of a node. Clones share it.
 #[derive(Clone, Default)]
@@ -80,6 +84,12 @@ impl Switch {
     pub fn deliver(&self, frame: &[u8], from: &Origin) -> Vec<Delivery> {
         let state = &mut *self.lock();
         state.traffic.forward(&state.objects, frame, from)
+    }
+
+    /// Follows a packet; nothing changes.
+    pub(super) fn trace(&self, probe: &Probe) -> Findings {
+        let state = self.lock();
+        trace(&state.traffic, &state.objects, probe)
     }
 
     /// Returns the changes by agents, in order, without ops that had no effect.

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use contiv_model::{
     mac::Mac,
-    policy::{self, Action, Identity, Party, Side, decide},
+    policy::{self, Action, Decision, Identity, Party, Side, decide},
     service::{Resolution, resolve},
     tag::Encap,
     vrf::Vrf,
@@ -26,26 +26,26 @@ use super::{
 use crate::datapath::{Desired, Group, Local, Object, ObjectId, Remote, Service, Subnet};
 
 /// Established connections.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Traffic(Vec<Connection>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Connection {
+pub(super) struct Connection {
     vrf: Vrf,
     /// Tuple of the first packet.
-    tuple: Tuple,
+    pub(super) tuple: Tuple,
     /// Destination, or the backend of a service.
-    to: End,
+    pub(super) to: End,
 }
 
 impl Connection {
-    fn is_translated(&self) -> bool {
+    pub(super) fn is_translated(&self) -> bool {
         self.to != self.tuple.destination
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Direction {
+pub(super) enum Direction {
     Original,
     Reply,
 }
@@ -108,7 +108,7 @@ impl Traffic {
         }
         if let Some(quoted) = packet.quoted(&inner) {
             let connection = self.about(&network, packet.tuple, quoted?)?;
-            if network.verdict(&connection, [None; 2]) == Action::Deny {
+            if network.decision(&connection, [None; 2]).action == Action::Deny {
                 return None;
             }
             return match for_router {
@@ -124,37 +124,14 @@ impl Traffic {
             Direction::Original => [ethernet.source, ethernet.destination],
             Direction::Reply => [ethernet.destination, ethernet.source],
         };
-        if network.verdict(&connection, macs.map(Some)) == Action::Deny {
+        if network.decision(&connection, macs.map(Some)).action == Action::Deny {
             return None;
         }
-        match direction {
-            Direction::Original if connection.is_translated() => {
-                packet.rewrite_destination(&mut inner, connection.to, network.mac(connection.to.0)?);
-            }
-            Direction::Reply if connection.is_translated() => {
-                packet.rewrite_source(&mut inner, connection.tuple.destination);
-            }
-            _ => {}
-        }
-        if let Some(dscp) = sender.and_then(|sender| network.group(sender.identity?)?.dscp) {
-            packet.set_dscp(&mut inner, dscp);
-        }
-        let to = match direction {
-            Direction::Original => connection.to.0,
-            Direction::Reply => packet.tuple.destination.0,
-        };
-        let is_translated = direction == Direction::Original && connection.is_translated();
-        let is_routed = sender.is_some() && is_translated && network.is_elsewhere(to);
+        network.rewrite(&mut inner, packet, &connection, direction, sender)?;
         if !self.0.contains(&connection) {
-            self.0.push(connection);
+            self.0.push(connection.clone());
         }
-        if for_router.is_some() || is_routed {
-            return network.route(&packet, inner, to);
-        }
-        let frame = network.framed(inner, from);
-        let is_unknown = !network.is_known(&frame, from);
-        let copies = deliver(objects, &frame, from);
-        Some(if is_unknown { network.replicate(copies, packet.tuple, ethernet.source) } else { copies })
+        network.forward(inner, packet, (&connection, direction), for_router.is_some(), from)
     }
 
     /// Returns the connection that an ICMP error is about: it quotes a packet that its receiver has sent, and comes from the
@@ -169,7 +146,7 @@ impl Traffic {
         known.filter(|_| to == quoted.source.0 && is_on_path).map(|(connection, _)| connection)
     }
 
-    fn find(&self, vrf: &Vrf, tuple: Tuple) -> Option<(Connection, Direction)> {
+    pub(super) fn find(&self, vrf: &Vrf, tuple: Tuple) -> Option<(Connection, Direction)> {
         let of_vrf = || self.0.iter().filter(|known| known.vrf == *vrf).cloned();
         let there = of_vrf().find(|known| known.tuple == tuple).map(|known| (known, Direction::Original));
         there.or_else(|| {
@@ -182,7 +159,7 @@ impl Traffic {
     }
 }
 
-fn networks(objects: &Desired) -> impl Iterator<Item = &crate::datapath::Network> {
+pub(super) fn networks(objects: &Desired) -> impl Iterator<Item = &crate::datapath::Network> {
     objects.iter().filter_map(|(_, object)| match object {
         Object::Network(network) => Some(network),
         _ => None,
@@ -191,16 +168,16 @@ fn networks(objects: &Desired) -> impl Iterator<Item = &crate::datapath::Network
 
 /// One network, and the objects of its VRF.
 #[derive(Clone, Copy)]
-struct Network<'a> {
-    objects: &'a Desired,
-    encap: Encap,
-    vrf: &'a Vrf,
+pub(super) struct Network<'a> {
+    pub(super) objects: &'a Desired,
+    pub(super) encap: Encap,
+    pub(super) vrf: &'a Vrf,
 }
 
 impl<'a> Network<'a> {
     /// Returns a new connection; `None` if the service rejects it. Only local pods use services: traffic from another node
     /// is already translated.
-    fn open(&self, tuple: Tuple, by_pod: bool) -> Option<Connection> {
+    pub(super) fn open(&self, tuple: Tuple, by_pod: bool) -> Option<Connection> {
         let (vip, port) = tuple.destination;
         let direct = Connection { vrf: self.vrf.clone(), tuple, to: tuple.destination };
         let Some(service) = self.services().find(|service| by_pod && service.vip == vip) else {
@@ -222,14 +199,63 @@ impl<'a> Network<'a> {
 
     /// Evaluates the rules of the local endpoints of a connection. `macs` are the Ethernet addresses of the source and of the
     /// destination: an endpoint that uses an address without a record keeps its group.
-    fn verdict(&self, connection: &Connection, macs: [Option<Mac>; 2]) -> Action {
+    pub(super) fn decision(&self, connection: &Connection, macs: [Option<Mac>; 2]) -> Decision<'a> {
         let Connection { tuple, to, .. } = connection;
         let connection = policy::Connection {
             source: self.source(tuple.source.0, macs[0]),
             destination: self.side(to.0, macs[1]),
             packet: tuple.policy_packet(to.1),
         };
-        decide(&connection).action
+        decide(&connection)
+    }
+
+    /// Translates an accepted packet and sets its DSCP; `None` if the backend has no record.
+    pub(super) fn rewrite(
+        &self,
+        inner: &mut [u8],
+        packet: Packet,
+        connection: &Connection,
+        direction: Direction,
+        sender: Option<&Local>,
+    ) -> Option<()> {
+        match direction {
+            Direction::Original if connection.is_translated() => {
+                packet.rewrite_destination(inner, connection.to, self.mac(connection.to.0)?);
+            }
+            Direction::Reply if connection.is_translated() => {
+                packet.rewrite_source(inner, connection.tuple.destination);
+            }
+            _ => {}
+        }
+        if let Some(dscp) = sender.and_then(|sender| self.group(sender.identity?)?.dscp) {
+            packet.set_dscp(inner, dscp);
+        }
+        Some(())
+    }
+
+    /// The copies of an accepted packet that leave the node.
+    pub(super) fn forward(
+        &self,
+        inner: Vec<u8>,
+        packet: Packet,
+        (connection, direction): (&Connection, Direction),
+        for_router: bool,
+        from: &Origin,
+    ) -> Option<Vec<Delivery>> {
+        let to = match direction {
+            Direction::Original => connection.to.0,
+            Direction::Reply => packet.tuple.destination.0,
+        };
+        let is_translated = direction == Direction::Original && connection.is_translated();
+        let by_pod = matches!(from, Origin::Pod(_));
+        if for_router || by_pod && is_translated && self.is_elsewhere(to) {
+            return self.route(&packet, inner, to);
+        }
+        let mac = Ethernet::read(&inner)?.source;
+        let frame = self.framed(inner, from);
+        let is_unknown = !self.is_known(&frame, from);
+        let copies = deliver(self.objects, &frame, from);
+        Some(if is_unknown { self.replicate(copies, packet.tuple, mac) } else { copies })
     }
 
     fn side(&self, address: IpAddr, mac: Option<Mac>) -> Side<'a> {
@@ -244,7 +270,7 @@ impl<'a> Network<'a> {
     }
 
     /// The frame as `deliver` takes it.
-    fn framed(&self, inner: Vec<u8>, from: &Origin) -> Vec<u8> {
+    pub(super) fn framed(&self, inner: Vec<u8>, from: &Origin) -> Vec<u8> {
         match (from, self.encap) {
             (Origin::Uplink, Encap::Vlan(vlan)) => tagged(&inner, vlan),
             _ => inner,
@@ -252,7 +278,7 @@ impl<'a> Network<'a> {
     }
 
     /// Whether an endpoint has the destination Ethernet address of a frame as `deliver` takes it, or the wire delivers it.
-    fn is_known(&self, frame: &[u8], from: &Origin) -> bool {
+    pub(super) fn is_known(&self, frame: &[u8], from: &Origin) -> bool {
         let Some(mac) = Ethernet::read(frame).map(|ethernet| ethernet.destination) else { return true };
         matches!(self.encap, Encap::Vlan(_))
             || *from == Origin::Uplink
@@ -261,7 +287,7 @@ impl<'a> Network<'a> {
     }
 
     /// The copies of a frame that rules cannot evaluate: none from or to an endpoint with rules.
-    fn deliver_other(&self, copies: Vec<Delivery>, sender: Option<&Local>) -> Vec<Delivery> {
+    pub(super) fn deliver_other(&self, copies: Vec<Delivery>, sender: Option<&Local>) -> Vec<Delivery> {
         let has_rules = |local: &Local| {
             let group = local.identity.and_then(|identity| self.group(identity));
             group.is_some_and(|group| !group.rules.is_empty())
@@ -275,7 +301,7 @@ impl<'a> Network<'a> {
 
     /// The copies of a replicated packet that the rules of both endpoints allow, evaluated for each receiver. No copy leaves the
     /// node if a rule of the sender depends on the group of the receiver, which is not known for other nodes.
-    fn replicate(&self, copies: Vec<Delivery>, tuple: Tuple, mac: Mac) -> Vec<Delivery> {
+    pub(super) fn replicate(&self, copies: Vec<Delivery>, tuple: Tuple, mac: Mac) -> Vec<Delivery> {
         let source = self.source(tuple.source.0, Some(mac));
         let named =
             |rule: &policy::Rule| rule.direction == policy::Direction::Out && rule.peer.names_identity();
@@ -300,7 +326,7 @@ impl<'a> Network<'a> {
         }
     }
 
-    fn group(&self, identity: Identity) -> Option<&'a Group> {
+    pub(super) fn group(&self, identity: Identity) -> Option<&'a Group> {
         match self.objects.get(&ObjectId::Group(identity))? {
             Object::Group(group) => Some(group),
             _ => None,
@@ -308,7 +334,7 @@ impl<'a> Network<'a> {
     }
 
     /// Returns the identity of the endpoint with this address, and whether the endpoint is local.
-    fn identity_at(&self, address: IpAddr) -> Option<(Option<Identity>, bool)> {
+    pub(super) fn identity_at(&self, address: IpAddr) -> Option<(Option<Identity>, bool)> {
         let here = self.local_at(address).map(|local| (local.identity, true));
         here.or_else(|| self.remote_at(address).map(|remote| (remote.identity, false)))
     }
@@ -356,7 +382,7 @@ impl<'a> Network<'a> {
     }
 
     /// Whether a packet that a pod sends to this Ethernet address is routed.
-    fn is_for_router(&self, to: Mac, tuple: Tuple) -> bool {
+    pub(super) fn is_for_router(&self, to: Mac, tuple: Tuple) -> bool {
         self.router().receives(to, [tuple.source.0, tuple.destination.0])
     }
 
@@ -367,11 +393,11 @@ impl<'a> Network<'a> {
     }
 
     /// What the router itself does with a packet for it: it sends this reply, or none. `None` if it forwards the packet.
-    fn answer(&self, frame: &[u8], packet: &Packet) -> Option<Option<Vec<u8>>> {
+    pub(super) fn answer(&self, frame: &[u8], packet: &Packet) -> Option<Option<Vec<u8>>> {
         let (from, to) = (packet.tuple.source.0, packet.tuple.destination);
         if self.router().gateway(to.0).is_some() {
             let connection = Connection { vrf: self.vrf.clone(), tuple: packet.tuple, to };
-            let is_allowed = self.verdict(&connection, [None; 2]) == Action::Allow;
+            let is_allowed = self.decision(&connection, [None; 2]).action == Action::Allow;
             return Some(answer::echo_reply(frame, packet).filter(|_| is_allowed));
         }
         let gateway = self.router().subnet(from).and_then(|subnet| subnet.gateway);
@@ -410,7 +436,7 @@ impl<'a> Network<'a> {
         here.or_else(|| there().map(|remote| (remote.identity, false)))
     }
 
-    fn mac(&self, address: IpAddr) -> Option<Mac> {
+    pub(super) fn mac(&self, address: IpAddr) -> Option<Mac> {
         self.last_hop(address).map(|(_, mac)| mac)
     }
 
@@ -441,6 +467,6 @@ fn address_in(local: &Local, other: IpAddr) -> IpAddr {
     addresses.next().unwrap_or_else(|| local.mac.link_local().into())
 }
 
-fn is_multicast(frame: &[u8]) -> bool {
+pub(super) fn is_multicast(frame: &[u8]) -> bool {
     Ethernet::read(frame).is_some_and(|ethernet| ethernet.destination.is_multicast())
 }
