@@ -230,6 +230,16 @@ pub enum Verdict {
     Skip,
 }
 
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Verdict::Pass => "pass",
+            Verdict::Drop => "drop",
+            Verdict::Skip => "-",
+        })
+    }
+}
+
 /// State of the connection that a packet belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -301,14 +311,9 @@ impl Step {
     }
 }
 
-impl fmt::Display for Step {
-    /// Formats as `policy in   drop: rule web:default:...`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let verdict = match self.verdict {
-            Verdict::Pass => "pass",
-            Verdict::Drop => "drop",
-            Verdict::Skip => "-",
-        };
+impl Step {
+    /// What is known about the step, for people.
+    pub fn facts(&self) -> String {
         let mut facts = vec![];
         facts.extend(self.connection.map(|state| state.to_string()));
         facts.extend(self.service.as_ref().map(|service| format!("service {service}")));
@@ -319,13 +324,21 @@ impl fmt::Display for Step {
         }));
         facts.extend(self.rule.as_ref().map(|rule| format!("rule {rule}")));
         facts.extend(Some(self.reason.clone()).filter(|reason| !reason.is_empty()));
-        if self.verdict == Verdict::Pass && facts.is_empty() {
-            let is_policy = matches!(self.stage, Stage::PolicyOut | Stage::PolicyIn);
-            facts.extend(is_policy.then(|| "no rule matches".to_owned()));
+        let is_policy = matches!(self.stage, Stage::PolicyOut | Stage::PolicyIn);
+        if self.verdict == Verdict::Pass && is_policy && facts.is_empty() {
+            facts.push("no rule matches".to_owned());
         }
+        facts.join(", ")
+    }
+}
+
+impl fmt::Display for Step {
+    /// Formats as `policy in   drop rule web:default:...`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let facts = self.facts();
         match facts.is_empty() {
-            true => write!(f, "{:<11} {verdict}", self.stage),
-            false => write!(f, "{:<11} {verdict:<4} {}", self.stage, facts.join(", ")),
+            true => write!(f, "{:<11} {}", self.stage, self.verdict),
+            false => write!(f, "{:<11} {:<4} {facts}", self.stage, self.verdict),
         }
     }
 }

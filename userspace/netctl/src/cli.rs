@@ -31,7 +31,7 @@ use crate::{
         aci_gw, app_profile, bgp, external_contracts, global, group, netprofile, network, policy, service,
         tenant,
     },
-    observe::{endpoint, monitor, node, version},
+    observe::{endpoint, monitor, node, trace, version},
     output,
 };
 
@@ -73,6 +73,8 @@ pub enum Command {
     Node(node::Command),
     /// Show packets that an eBPF node drops and flows that start there, until interrupted.
     Monitor(monitor::Monitor),
+    /// Follow a packet through the datapaths of the nodes on its way, without sending it. Exit code 5 if it is not delivered.
+    Trace(trace::Arguments),
     /// Show and change the settings of the cluster.
     #[command(subcommand)]
     Global(SettingsCommand<global::Set>),
@@ -136,6 +138,7 @@ pub fn run(cli: &Cli, out: &mut dyn std::io::Write) -> Result<Outcome, Error> {
     let client = Client::new(&cli.server)?;
     let done = match &cli.command {
         Command::Policy(command) => return policy::run(&client, command, out),
+        Command::Trace(args) => return trace::run(&client, args, out),
         Command::Diff(args) => return apply::diff(&client, args, out),
         Command::Edit(edit) => edit::run(&client, edit, out),
         Command::Explain(args) => explain::run(&client, args, out),

@@ -184,6 +184,27 @@ impl Client {
         Err(refusal(Method::Get, url, &answer, &text, "the agent"))
     }
 
+    /// POST to a server other than netmaster; `url` is the complete URL.
+    pub fn ask(&self, url: &str, body: &Value) -> Result<Value, Error> {
+        let failed = |source| Error::Request {
+            method: "POST",
+            url: url.to_owned(),
+            hint: "check that netplugin runs there; its --rest-address must be an address that netctl reaches",
+            source: Box::new(source),
+        };
+        let request = self.agent.post(url).config().timeout_global(Some(TIMEOUT)).build();
+        let mut answer = request.send_json(body).map_err(failed)?;
+        let text = answer.body_mut().with_config().limit(MAX_BODY).read_to_string().map_err(failed)?;
+        if !answer.status().is_success() {
+            return Err(refusal(Method::Post, url, &answer, &text, "the agent"));
+        }
+        serde_json::from_str(&text).map_err(|source| Error::Answer {
+            method: "POST",
+            url: url.to_owned(),
+            source,
+        })
+    }
+
     /// Reads one object.
     pub fn object(&self, kind: ObjectType, key: &str) -> Result<Value, Error> {
         self.get(&object_path(kind, key))

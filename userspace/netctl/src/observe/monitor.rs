@@ -7,22 +7,16 @@ use std::{
 };
 
 use clap::{Args, ValueEnum};
-use contiv_model::{
-    api::Node,
-    packet_event::{EventKind, PacketEvent},
-};
+use contiv_model::packet_event::{EventKind, PacketEvent};
 use serde::Deserialize as _;
 use serde_json::Value;
 
 use crate::{
     client::Client,
     error::Error,
-    observe::endpoint::read,
+    observe::agent,
     output::{self, printable, style},
 };
-
-/// Default REST port of agents.
-const PORT: u16 = 9090;
 
 /// Arguments of `netctl monitor`.
 #[derive(Args, Debug)]
@@ -67,7 +61,7 @@ const RECONNECT_INTERVAL: Duration = Duration::from_millis(500);
 pub fn run(client: &Client, args: &Monitor, out: &mut dyn Write) -> Result<(), Error> {
     let base = match (&args.agent, &args.node) {
         (Some(url), _) => url.trim_end_matches('/').to_owned(),
-        (None, Some(host)) => agent_of(client, host)?,
+        (None, Some(host)) => agent::url(&agent::nodes(client)?, host)?,
         (None, None) => {
             return Err(Error::Usage("no node; set --node HOST or --agent URL".into()));
         }
@@ -129,20 +123,4 @@ fn painted(event: &PacketEvent) -> String {
     let text = printable(&event.to_string()).into_owned();
     let (first, rest) = text.split_once(' ').unwrap_or((&text, ""));
     format!("{} {rest}", style::paint(colour, first))
-}
-
-/// REST URL of a node's agent.
-fn agent_of(client: &Client, host: &str) -> Result<String, Error> {
-    let nodes: Vec<Node> = read(client.get("/api/v1/inspect/nodes/")?, "nodes")?;
-    let known = || nodes.iter().map(|node| node.status.host.as_str()).collect::<Vec<_>>().join(", ");
-    let node = nodes
-        .iter()
-        .find(|node| node.status.host == host)
-        .ok_or_else(|| Error::Usage(format!("--node {host}: no such node; known nodes: {}", known())))?;
-    let address = [&node.control_ip, &node.status.vtep_ip].into_iter().find(|address| !address.is_empty());
-    match address {
-        None => Err(Error::Refused(format!("node {host}: address unknown; set --agent URL"))),
-        Some(address) if address.contains(':') => Ok(format!("http://[{address}]:{PORT}")),
-        Some(address) => Ok(format!("http://{address}:{PORT}")),
-    }
 }

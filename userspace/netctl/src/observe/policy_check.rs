@@ -1,10 +1,9 @@
 //! `netctl policy check`.
 
-use std::{io::Write, net::IpAddr};
+use std::io::Write;
 
 use clap::{Args, ValueEnum};
 use contiv_model::{
-    api::{EndpointInspect, EndpointOper, Network},
     key::ObjectType,
     policy::{self, Packet},
 };
@@ -13,7 +12,8 @@ use crate::{
     client::Client,
     error::{Error, Outcome},
     observe::{
-        endpoint::{self, networks, read, typed},
+        endpoint::{networks, typed},
+        finder::Finder,
         policy_trace::{DecidingRule, Peer, PolicySet, PolicyTrace, SideTrace},
     },
     output::{self, printable, style},
@@ -54,7 +54,8 @@ pub enum CheckFormat {
     Yaml,
 }
 
-fn protocol(text: &str) -> Result<u8, &'static str> {
+/// Parses the name or number of an IP protocol.
+pub fn protocol(text: &str) -> Result<u8, &'static str> {
     match text {
         "tcp" => Ok(policy::TCP),
         "udp" => Ok(policy::UDP),
@@ -68,7 +69,7 @@ fn protocol(text: &str) -> Result<u8, &'static str> {
 pub fn run(client: &Client, check: &Check, out: &mut dyn Write) -> Result<Outcome, Error> {
     let packet = packet(check)?;
     let networks = networks(client, check.tenant.as_deref())?;
-    let finder = Finder { client, networks, tenant: check.tenant.as_deref() };
+    let finder = Finder::new(client, networks, check.tenant.as_deref());
     let (from, to) = finder.peers(&check.from, &check.to, check.ipv6)?;
     let policies = PolicySet::new(
         typed(client, ObjectType::EndpointGroup)?,
@@ -92,95 +93,6 @@ fn packet(check: &Check) -> Result<Packet, Error> {
         (true, None) => Err(Error::Usage("--port is required for tcp and udp".into())),
         (false, Some(_)) => Err(Error::Usage("--port is valid for tcp and udp only".into())),
         (_, port) => Ok(Packet { protocol: check.protocol, port }),
-    }
-}
-
-/// Resolves the source and destination of the command line.
-struct Finder<'a> {
-    client: &'a Client,
-    networks: Vec<Network>,
-    tenant: Option<&'a str>,
-}
-
-impl Finder<'_> {
-    /// Resolves names before addresses: the network of a named endpoint disambiguates an address.
-    fn peers(&self, from: &str, to: &str, ipv6: bool) -> Result<(Peer, Peer), Error> {
-        let address = |text: &str| text.parse::<IpAddr>().ok();
-        let v6 = ipv6 || [from, to].into_iter().filter_map(address).any(|address| address.is_ipv6());
-        let named = |text: &str| match address(text) {
-            Some(_) => Ok(None),
-            None => self.by_name(text).and_then(|endpoint| peer(endpoint, v6)).map(Some),
-        };
-        let (mut source, mut destination) = (named(from)?, named(to)?);
-        let network = |peer: &Option<Peer>| Some(peer.as_ref()?.endpoint.as_ref()?.network.clone());
-        if let Some(address) = address(from) {
-            source = Some(self.by_address(address, network(&destination))?);
-        }
-        if let Some(address) = address(to) {
-            destination = Some(self.by_address(address, network(&source))?);
-        }
-        match (source, destination) {
-            (Some(source), Some(destination))
-                if source.address.is_ipv6() == destination.address.is_ipv6() =>
-            {
-                Ok((source, destination))
-            }
-            _ => Err(Error::Usage(format!("--from {from} --to {to}: one is IPv4, the other IPv6"))),
-        }
-    }
-
-    fn by_name(&self, name: &str) -> Result<EndpointOper, Error> {
-        let is = |e: &EndpointOper| {
-            [&e.endpoint_id, &e.container_id, &e.container_name].iter().any(|id| *id == name)
-        };
-        let found = match self.tenant {
-            Some(_) => self.on_networks(|_| true)?.into_iter().find(is),
-            None => match self.client.inspect("endpoint", name) {
-                Ok(answer) => Some(read::<EndpointInspect>(answer, "endpoints")?.oper),
-                Err(Error::Refused(message)) if message == "endpoint not found" => None,
-                Err(error) => return Err(error),
-            },
-        };
-        match found {
-            Some(endpoint) if is(&endpoint) => Ok(endpoint),
-            Some(like) => {
-                Err(Error::Refused(format!("no endpoint {name}; did you mean {}?", like.endpoint_id)))
-            }
-            None => Err(Error::Refused(format!("no endpoint {name}"))),
-        }
-    }
-
-    /// Finds the endpoint with the address on the network, or on any network. Without one, the address is external.
-    fn by_address(&self, address: IpAddr, network: Option<String>) -> Result<Peer, Error> {
-        let has = |e: &EndpointOper| e.ip_address.iter().any(|text| text.parse() == Ok(address));
-        let mut found = self.on_networks(|it| match &network {
-            Some(id) => *id == format!("{}.{}", it.network_name, it.tenant_name),
-            None => true,
-        })?;
-        found.retain(has);
-        if let [first, second, ..] = &found[..] {
-            return Err(Error::Usage(format!(
-                "{address} is ambiguous: {} on {} and {} on {}; use an endpoint id or --tenant",
-                first.endpoint_id, first.network, second.endpoint_id, second.network
-            )));
-        }
-        Ok(Peer { address, endpoint: found.pop() })
-    }
-
-    fn on_networks(&self, which: impl Fn(&Network) -> bool) -> Result<Vec<EndpointOper>, Error> {
-        endpoint::endpoints(self.client, self.networks.iter().filter(|network| which(network)))
-    }
-}
-
-fn peer(endpoint: EndpointOper, v6: bool) -> Result<Peer, Error> {
-    let text = &endpoint.ip_address[usize::from(v6)];
-    match text.parse() {
-        Ok(address) => Ok(Peer { address, endpoint: Some(endpoint) }),
-        Err(_) => Err(Error::Refused(format!(
-            "endpoint {} has no {} address",
-            endpoint.endpoint_id,
-            if v6 { "IPv6" } else { "IPv4" }
-        ))),
     }
 }
 

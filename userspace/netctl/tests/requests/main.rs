@@ -13,6 +13,7 @@ mod pages;
 mod pruning;
 mod server;
 mod store;
+mod tracing;
 mod trials;
 mod waiting;
 mod watching;

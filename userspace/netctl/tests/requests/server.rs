@@ -116,8 +116,15 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) fn start(mut answer: impl FnMut(&Request) -> Reply + Send + 'static) -> Server {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    pub(crate) fn start(answer: impl FnMut(&Request) -> Reply + Send + 'static) -> Server {
+        Server::at(([127, 0, 0, 1], 0).into(), answer)
+    }
+
+    pub(crate) fn at(
+        address: SocketAddr,
+        mut answer: impl FnMut(&Request) -> Reply + Send + 'static,
+    ) -> Server {
+        let listener = TcpListener::bind(address).unwrap();
         let address = listener.local_addr().unwrap();
         let requests = Arc::new(Mutex::new(vec![]));
         let recorded = Arc::clone(&requests);

@@ -1,0 +1,108 @@
+//! The ends of a connection by name or address.
+
+use std::net::IpAddr;
+
+use contiv_model::api::{EndpointInspect, EndpointOper, Network};
+
+use crate::{
+    client::Client,
+    error::Error,
+    observe::{
+        endpoint::{self, read},
+        policy_trace::Peer,
+    },
+};
+
+/// Resolves the source and destination of the command line.
+pub struct Finder<'a> {
+    client: &'a Client,
+    networks: Vec<Network>,
+    tenant: Option<&'a str>,
+}
+
+impl<'a> Finder<'a> {
+    /// Searches these networks, and those of the tenant for names.
+    pub fn new(client: &'a Client, networks: Vec<Network>, tenant: Option<&'a str>) -> Finder<'a> {
+        Finder { client, networks, tenant }
+    }
+
+    /// Resolves names before addresses: the network of a named endpoint disambiguates an address.
+    pub fn peers(&self, from: &str, to: &str, ipv6: bool) -> Result<(Peer, Peer), Error> {
+        let address = |text: &str| text.parse::<IpAddr>().ok();
+        let v6 = ipv6 || [from, to].into_iter().filter_map(address).any(|address| address.is_ipv6());
+        let named = |text: &str| match address(text) {
+            Some(_) => Ok(None),
+            None => self.by_name(text).and_then(|endpoint| peer(endpoint, v6)).map(Some),
+        };
+        let (mut source, mut destination) = (named(from)?, named(to)?);
+        let network = |peer: &Option<Peer>| Some(peer.as_ref()?.endpoint.as_ref()?.network.clone());
+        if let Some(address) = address(from) {
+            source = Some(self.by_address(address, network(&destination))?);
+        }
+        if let Some(address) = address(to) {
+            destination = Some(self.by_address(address, network(&source))?);
+        }
+        match (source, destination) {
+            (Some(source), Some(destination))
+                if source.address.is_ipv6() == destination.address.is_ipv6() =>
+            {
+                Ok((source, destination))
+            }
+            _ => Err(Error::Usage(format!("--from {from} --to {to}: one is IPv4, the other IPv6"))),
+        }
+    }
+
+    fn by_name(&self, name: &str) -> Result<EndpointOper, Error> {
+        let is = |e: &EndpointOper| {
+            [&e.endpoint_id, &e.container_id, &e.container_name].iter().any(|id| *id == name)
+        };
+        let found = match self.tenant {
+            Some(_) => self.on_networks(|_| true)?.into_iter().find(is),
+            None => match self.client.inspect("endpoint", name) {
+                Ok(answer) => Some(read::<EndpointInspect>(answer, "endpoints")?.oper),
+                Err(Error::Refused(message)) if message == "endpoint not found" => None,
+                Err(error) => return Err(error),
+            },
+        };
+        match found {
+            Some(endpoint) if is(&endpoint) => Ok(endpoint),
+            Some(like) => {
+                Err(Error::Refused(format!("no endpoint {name}; did you mean {}?", like.endpoint_id)))
+            }
+            None => Err(Error::Refused(format!("no endpoint {name}"))),
+        }
+    }
+
+    /// Finds the endpoint with the address on the network, or on any network. Without one, the address is external.
+    pub fn by_address(&self, address: IpAddr, network: Option<String>) -> Result<Peer, Error> {
+        let has = |e: &EndpointOper| e.ip_address.iter().any(|text| text.parse() == Ok(address));
+        let mut found = self.on_networks(|it| match &network {
+            Some(id) => *id == format!("{}.{}", it.network_name, it.tenant_name),
+            None => true,
+        })?;
+        found.retain(has);
+        if let [first, second, ..] = &found[..] {
+            return Err(Error::Usage(format!(
+                "{address} is ambiguous: {} on {} and {} on {}; use an endpoint id or --tenant",
+                first.endpoint_id, first.network, second.endpoint_id, second.network
+            )));
+        }
+        Ok(Peer { address, endpoint: found.pop() })
+    }
+
+    fn on_networks(&self, which: impl Fn(&Network) -> bool) -> Result<Vec<EndpointOper>, Error> {
+        endpoint::endpoints(self.client, self.networks.iter().filter(|network| which(network)))
+    }
+}
+
+fn peer(endpoint: EndpointOper, v6: bool) -> Result<Peer, Error> {
+    let text = &endpoint.ip_address[usize::from(v6)];
+    match text.parse() {
+        Ok(address) => Ok(Peer { address, endpoint: Some(endpoint) }),
+        Err(_) => Err(Error::Refused(format!(
+            "endpoint {} has no {} address",
+            endpoint.endpoint_id,
+            if v6 { "IPv6" } else { "IPv4" }
+        ))),
+    }
+}
