@@ -29,6 +29,17 @@ pub enum Op {
     GarbageCollect,
 }
 
+impl Op {
+    /// Object that the op changes; `None` if it can be any.
+    pub fn target(&self) -> Option<ObjectId> {
+        match self {
+            Op::Set(object) => Some(object.id()),
+            Op::Delete(id) => Some(id.clone()),
+            Op::GarbageCollect => None,
+        }
+    }
+}
+
 /// An op that failed.
 #[derive(Debug)]
 pub struct FailedOp {

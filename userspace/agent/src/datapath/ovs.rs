@@ -32,11 +32,11 @@ use self::{
     bridge::BridgeKind,
     desired::model::SwitchModel,
     error::{NotObserved, ovs_error},
-    switch::{drift, ovsdb, ports, session::Session},
+    switch::{drift, limit::Bandwidth, ovsdb, ports, session::Session},
     telemetry::FlowCounters,
 };
 use super::{
-    Datapath, Desired, Error, FailedOp, Kind, ObjectKind, Observed, Op, PortRequirements,
+    Datapath, Desired, Error, FailedOp, Group, Kind, ObjectKind, Observed, Op, PortRequirements,
     telemetry::Telemetry,
     trace::{Findings, Probe},
 };
@@ -128,7 +128,7 @@ impl Datapath for Ovs {
             return Err(ovs_error("apply changes", NotObserved));
         };
         let before = session.database();
-        let own = apply::ports_of_ops(&before, &self.model.index, ops);
+        let own = apply::requests::ports_of_ops(&before, &self.model.index, ops);
         // An error drops the session: the state of the switch is unknown then.
         let result = apply::apply(&mut session, &self.options, &mut self.model, ops).await;
         self.writes += session.take_writes();
@@ -170,14 +170,16 @@ impl Datapath for Ovs {
     }
 
     fn warnings(&self) -> Vec<String> {
-        let limited = self.model.index.groups().filter(|group| group.rate.is_some());
-        let unlimited = limited.map(|group| {
+        let is_half = |group: &&Group| Bandwidth::limits(group.rate);
+        let half = self.model.index.groups().filter(is_half);
+        let half = half.filter(|_| self.options.datapath_type == DatapathType::Netdev).map(|group| {
             format!(
-                "group {}: bandwidth is not limited on OVS nodes; move its pods to eBPF nodes",
+                "group {}: bandwidth: what its pods send is not limited with --ovs-datapath-type netdev; use system, or \
+                 eBPF nodes",
                 group.identity
             )
         });
-        self.warnings.iter().cloned().chain(unlimited).collect()
+        self.warnings.iter().cloned().chain(half).collect()
     }
 
     fn telemetry(&self) -> Option<Arc<dyn Telemetry>> {

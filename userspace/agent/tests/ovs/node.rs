@@ -161,13 +161,18 @@ impl Node {
     }
 
     pub(crate) fn observe(&self) -> Result<Observed, Error> {
-        let mut datapath = self.datapath.borrow_mut();
-        self.runtime.block_on(datapath.observe(&self.desired.borrow()))
+        let desired = &*self.desired.borrow();
+        self.run(|runtime, datapath| runtime.block_on(datapath.observe(desired)))
     }
 
     pub(crate) fn apply(&self, ops: &[Op]) -> Result<Vec<FailedOp>, Error> {
-        let mut datapath = self.datapath.borrow_mut();
-        self.runtime.block_on(datapath.apply(ops))
+        self.run(|runtime, datapath| runtime.block_on(datapath.apply(ops)))
+    }
+
+    /// Runs a call of the datapath in the namespace of the node.
+    fn run<T: Send>(&self, call: impl FnOnce(&Runtime, &mut Ovs) -> T + Send) -> T {
+        let (runtime, datapath) = (&self.runtime, &mut *self.datapath.borrow_mut());
+        self.namespace.run(|| Ok(call(runtime, datapath))).unwrap()
     }
 
     /// Returns whether the datapath requests a resync within this time.

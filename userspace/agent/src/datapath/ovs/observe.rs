@@ -15,6 +15,7 @@ use super::{
     pipeline::NdMode,
     switch::{
         drift,
+        limit::{self, Bandwidth},
         ovsdb::Database,
         ports::{self, PortSpec},
         session::{Dump, Session},
@@ -64,7 +65,8 @@ pub(crate) async fn observe(
     if options.datapath_type == DatapathType::Netdev {
         tunnel::resolve_next_hops(session, model.index.peers().values().copied()).await;
     }
-    let orphans = differences.orphans + orphan_ports(&database, options, desired);
+    let orphans =
+        differences.orphans + orphan_ports(&database, options, desired) + limit::orphans(&database).len();
     let in_sync = desired.iter().map(|(id, _)| id).filter(|id| !out_of_sync.contains(id)).cloned().collect();
     let observed = Observed { in_sync, orphans };
     let warnings = uplink::warnings(&database, &options.uplinks);
@@ -90,7 +92,14 @@ fn object_ports(
     let mut out_of_sync = BTreeSet::new();
     for (id, object) in desired.iter() {
         let spec = match object {
-            Object::Local(local) => PortSpec::local(local),
+            Object::Local(local) => {
+                let group = local.identity.and_then(|identity| desired.get(&ObjectId::Group(identity)));
+                let rate = group.and_then(|group| match group {
+                    Object::Group(group) => group.rate,
+                    _ => None,
+                });
+                PortSpec::local(local, Bandwidth::from(rate))
+            }
             Object::Peer(peer) => {
                 let name = ports::tunnel_name(database, peer.vtep, |_| false);
                 PortSpec::tunnel(peer, name, options.vtep)

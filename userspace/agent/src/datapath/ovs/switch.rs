@@ -1,6 +1,7 @@
 //! Access to the Open vSwitch of this node.
 //!
 //! * [`ovsdb`]: client of the configuration database.
+//! * [`limit`]: bandwidth limits of ports.
 //! * [`ports`]: Port and Interface rows of endpoints and tunnels.
 //! * [`uplink`]: ports of the VLAN uplinks.
 //! * [`session`]: connections to the database and to both bridges.
@@ -8,6 +9,7 @@
 //! * [`tunnel`]: next-hop resolution of tunnels in the userspace datapath.
 
 pub(crate) mod drift;
+pub(crate) mod limit;
 pub(crate) mod ovsdb;
 pub(crate) mod ports;
 pub(crate) mod session;

@@ -24,8 +24,13 @@ pub(crate) fn fingerprint_without(database: &Database, names: &BTreeSet<String>)
                 continue;
             }
             (uuid, &port.name, port.tag, &port.vlan_mode).hash(&mut hasher);
+            let qos = port.qos.as_ref().and_then(|qos| database.qos.get(qos));
+            let queues = qos.iter().flat_map(|qos| qos.queues.values());
+            let queues: Vec<_> = queues.map(|queue| database.queues.get(queue)).collect();
+            (&port.qos, qos, queues).hash(&mut hasher);
             for (uuid, interface) in interfaces {
                 (uuid, &interface.interface_type, &interface.options, interface.number()).hash(&mut hasher);
+                interface.ingress_policing.hash(&mut hasher);
             }
         }
     }

@@ -30,8 +30,8 @@ use tokio::{
 };
 
 pub(crate) use self::{
-    operation::{Operation, map, optional, set},
-    rows::{Bridge, Database, Interface, Port, Uuid},
+    operation::{Operation, map, numbered, optional, set},
+    rows::{Bridge, Database, Interface, Port, Qos, Queue, Uuid},
 };
 
 /// Name of the database, and of its root table, which has one row.

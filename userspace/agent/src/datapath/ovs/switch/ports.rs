@@ -7,10 +7,13 @@ use std::{
 
 use serde_json::json;
 
-use super::ovsdb::{Bridge, Database, Interface, Operation, Port, Uuid, map, optional, set};
+use super::{
+    limit::{self, Bandwidth},
+    ovsdb::{Bridge, Database, Interface, Operation, Port, Uuid, map, optional, set},
+};
 use crate::datapath::{
     Local, ObjectId, Peer,
-    ovs::{bridge::BridgeKind, pipeline::bridge_and_tag, tables::cookie},
+    ovs::{bridge::BridgeKind, options::DatapathType, pipeline::bridge_and_tag, tables::cookie},
 };
 
 /// Key of `external_ids` with the owner of a port.
@@ -33,10 +36,11 @@ pub(crate) struct PortSpec {
     vlan_mode: &'static str,
     interface_type: &'static str,
     options: BTreeMap<String, String>,
+    bandwidth: Bandwidth,
 }
 
 impl PortSpec {
-    pub(crate) fn local(local: &Local) -> PortSpec {
+    pub(crate) fn local(local: &Local, bandwidth: Bandwidth) -> PortSpec {
         let (bridge, tag) = bridge_and_tag(local.encap);
         let access = bridge == BridgeKind::Vlan;
         PortSpec {
@@ -48,6 +52,7 @@ impl PortSpec {
             vlan_mode: if access { "access" } else { "" },
             interface_type: "",
             options: BTreeMap::new(),
+            bandwidth,
         }
     }
 
@@ -75,6 +80,7 @@ impl PortSpec {
             vlan_mode: "trunk",
             interface_type: "vxlan",
             options: options.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect(),
+            bandwidth: Bandwidth::Foreign,
         }
     }
 
@@ -87,6 +93,7 @@ impl PortSpec {
             vlan_mode: "trunk",
             interface_type: "",
             options: BTreeMap::new(),
+            bandwidth: Bandwidth::Foreign,
         }
     }
 
@@ -99,20 +106,22 @@ impl PortSpec {
     pub(crate) fn is_in_sync(&self, database: &Database) -> bool {
         find(database, &self.name).is_some_and(|found| {
             found.bridge_kind(database) == Some(self.bridge)
-                && self.matches_port(found.port)
+                && self.matches_port(database, found.port)
                 && self.matches_interface(found.interface)
         })
     }
 
-    fn matches_port(&self, port: &Port) -> bool {
+    fn matches_port(&self, database: &Database, port: &Port) -> bool {
         port.tag == self.tag
             && port.vlan_mode.as_deref().unwrap_or_default() == self.vlan_mode
             && port.external_ids == self.external_ids()
+            && self.bandwidth.matches_port(database, port)
     }
 
     fn matches_interface(&self, interface: &Interface) -> bool {
         interface.interface_type == self.interface_type
             && interface.options == self.options
+            && self.bandwidth.matches_interface(interface)
             // Other keys belong to ovs-vswitchd and to other programs.
             && interface.external_ids.get(OWNER_KEY).map_or("", String::as_str) == self.owner
     }
@@ -127,7 +136,21 @@ impl PortSpec {
     }
 
     fn interface_columns(&self) -> serde_json::Value {
-        json!({"type": self.interface_type, "options": map(&self.options), "external_ids": map(&self.external_ids())})
+        let mut row = json!({
+            "type": self.interface_type,
+            "options": map(&self.options),
+            "external_ids": map(&self.external_ids()),
+        });
+        self.bandwidth.set_interface_columns(&mut row);
+        row
+    }
+
+    /// Prepares the interface for the queue that the port gets.
+    pub(crate) fn prepare_queue(&self, database: &Database, datapath_type: DatapathType) {
+        let in_place = |found: PortRows<'_>| self.bandwidth.matches_port(database, found.port);
+        if !find(database, &self.name).is_some_and(in_place) {
+            self.bandwidth.prepare_queue(&self.name, datapath_type);
+        }
     }
 
     /// Returns the operations that create or update the port. `n` makes row names unique within the transaction.
@@ -137,8 +160,12 @@ impl PortSpec {
         let Some((bridge, _)) = database.bridge(self.bridge.name()) else { return operations };
         if let Some(found) = find(database, &self.name) {
             if found.bridge_kind(database) == Some(self.bridge) {
-                if !self.matches_port(found.port) {
-                    operations.push(Operation::update("Port", found.port_uuid, self.port_columns()));
+                if !self.matches_port(database, found.port) {
+                    let mut row = self.port_columns();
+                    let owner = self.external_ids();
+                    let qos = self.bandwidth.operations(database, Some(found.port), &owner, n, &mut row);
+                    operations.push(Operation::update("Port", found.port_uuid, row));
+                    operations.extend(qos);
                 }
                 if !self.matches_interface(found.interface) {
                     operations.push(Operation::update(
@@ -150,7 +177,7 @@ impl PortSpec {
                 return operations;
             }
             // The port is on the other bridge.
-            operations.extend(found.unlink(database));
+            operations.extend(found.removal(database));
         }
         let mut row = self.interface_columns();
         row["name"] = json!(self.name);
@@ -158,6 +185,7 @@ impl PortSpec {
         let mut row = self.port_columns();
         row["name"] = json!(self.name);
         row["interfaces"] = set([interface]);
+        operations.extend(self.bandwidth.operations(database, None, &self.external_ids(), n, &mut row));
         let (insert_port, port) = Operation::insert("Port", &format!("port{n}"), row);
         operations.extend([
             insert_interface,
@@ -187,9 +215,12 @@ impl PortRows<'_> {
         BridgeKind::ALL.into_iter().find(|kind| kind.name() == bridge.name)
     }
 
-    fn unlink(&self, database: &Database) -> Option<Operation> {
-        let (bridge, _) = self.bridge(database)?;
-        Some(Operation::unlink("Bridge", Some(bridge), "ports", &[self.port_uuid.into()]))
+    fn removal(&self, database: &Database) -> Vec<Operation> {
+        let Some((bridge, _)) = self.bridge(database) else { return vec![] };
+        let unlink = Operation::unlink("Bridge", Some(bridge), "ports", &[self.port_uuid.into()]);
+        let mut operations = limit::removal(database, self.port_uuid, self.port);
+        operations.push(unlink);
+        operations
     }
 }
 
@@ -201,9 +232,9 @@ pub(crate) fn find<'a>(database: &'a Database, name: &str) -> Option<PortRows<'a
     Some(PortRows { port_uuid, port, interface_uuid, interface })
 }
 
-/// Returns the operation that removes a port from its bridge.
-pub(crate) fn removal(database: &Database, name: &str) -> Option<Operation> {
-    find(database, name)?.unlink(database)
+/// Returns the operations that remove a port from its bridge.
+pub(crate) fn removal(database: &Database, name: &str) -> Vec<Operation> {
+    find(database, name).map(|found| found.removal(database)).unwrap_or_default()
 }
 
 /// Returns the names of the ports of both bridges, without their internal ports.

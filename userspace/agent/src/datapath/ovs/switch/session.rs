@@ -10,6 +10,7 @@ use openflow_rs::{Change, Connection, FlowFilter, connection, connection::Target
 use serde_json::json;
 
 use super::{
+    limit,
     ovsdb::{self, Client, Database, OPEN_VSWITCH, Operation, set},
     uplink,
 };
@@ -202,7 +203,9 @@ impl Session {
         if ours.is_empty() {
             return Ok(());
         }
-        self.reconfigure(vec![Operation::unlink(OPEN_VSWITCH, None, "bridges", &ours)]).await
+        self.reconfigure(vec![Operation::unlink(OPEN_VSWITCH, None, "bridges", &ours)]).await?;
+        // Their ports are removed now.
+        self.reconfigure(limit::orphans(&self.database.database())).await
     }
 }
 

@@ -67,7 +67,7 @@ fn bond(database: &Database, names: &[String]) -> Vec<Operation> {
         .iter()
         .map(String::as_str)
         .chain([UPLINK_OWNER])
-        .filter_map(|name| removal(database, name))
+        .flat_map(|name| removal(database, name))
         .collect();
     let (inserts, members): (Vec<_>, Vec<_>) = names
         .iter()

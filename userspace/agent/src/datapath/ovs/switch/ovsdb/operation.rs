@@ -53,6 +53,11 @@ impl Operation {
         Operation::new(json!({"op": "update", "table": table, "where": condition, "row": columns}))
     }
 
+    /// Deletes a row.
+    pub(crate) fn delete(table: &str, row: &Uuid) -> Operation {
+        Operation::new(json!({"op": "delete", "table": table, "where": [["_uuid", "==", ["uuid", row.0]]]}))
+    }
+
     /// Adds references to a set column.
     pub(crate) fn link(table: &str, row: Option<&Uuid>, column: &str, add: &[Reference]) -> Operation {
         Operation::mutate(table, row, json!([[column, "insert", references(add)]]))
@@ -112,6 +117,11 @@ pub(crate) fn optional<T: Into<Value>>(item: Option<T>) -> Value {
 
 pub(crate) fn map(pairs: &BTreeMap<String, String>) -> Value {
     json!(["map", pairs.iter().collect::<Vec<_>>()])
+}
+
+/// Returns a map of one number to a row.
+pub(crate) fn numbered(number: i64, row: &Reference) -> Value {
+    json!(["map", [[number, row.json()]]])
 }
 
 impl From<Reference> for Value {

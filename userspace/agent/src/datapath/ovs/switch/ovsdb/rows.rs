@@ -16,6 +16,8 @@ pub(crate) struct Database {
     pub(crate) bridges: BTreeMap<Uuid, Bridge>,
     pub(crate) ports: BTreeMap<Uuid, Port>,
     pub(crate) interfaces: BTreeMap<Uuid, Interface>,
+    pub(crate) qos: BTreeMap<Uuid, Qos>,
+    pub(crate) queues: BTreeMap<Uuid, Queue>,
     /// Bridges that the root table references; the server deletes the others.
     pub(crate) root: BTreeSet<Uuid>,
     /// `cur_cfg`: the configuration that ovs-vswitchd has applied.
@@ -41,6 +43,7 @@ pub(crate) struct Port {
     pub(crate) vlan_mode: Option<String>,
     pub(crate) bond_mode: Option<String>,
     pub(crate) lacp: Option<String>,
+    pub(crate) qos: Option<Uuid>,
     pub(crate) other_config: BTreeMap<String, String>,
     pub(crate) external_ids: BTreeMap<String, String>,
 }
@@ -56,6 +59,24 @@ pub(crate) struct Interface {
     pub(crate) ofport: Option<i64>,
     /// Cause of the failure to open the interface.
     pub(crate) error: Option<String>,
+    /// Rate in kilobits per second and burst in kilobits of what the switch receives; 0 without a limit.
+    pub(crate) ingress_policing: (i64, i64),
+}
+
+/// Queueing of what a port sends.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Qos {
+    /// `type` column.
+    pub(crate) qos_type: String,
+    pub(crate) other_config: BTreeMap<String, String>,
+    pub(crate) external_ids: BTreeMap<String, String>,
+    pub(crate) queues: BTreeMap<i64, Uuid>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Queue {
+    pub(crate) other_config: BTreeMap<String, String>,
+    pub(crate) external_ids: BTreeMap<String, String>,
 }
 
 impl Interface {
@@ -71,9 +92,14 @@ pub(crate) fn monitored() -> Value {
         OPEN_VSWITCH: {"columns": ["bridges", "cur_cfg"]},
         "Bridge": {"columns": ["name", "ports", "fail_mode", "protocols", "datapath_type", "datapath_id"]},
         "Port": {"columns": [
-            "name", "interfaces", "tag", "vlan_mode", "bond_mode", "lacp", "other_config", "external_ids",
+            "name", "interfaces", "tag", "vlan_mode", "bond_mode", "lacp", "qos", "other_config", "external_ids",
         ]},
-        "Interface": {"columns": ["name", "type", "options", "external_ids", "ofport", "error"]},
+        "Interface": {"columns": [
+            "name", "type", "options", "external_ids", "ofport", "error", "ingress_policing_rate",
+            "ingress_policing_burst",
+        ]},
+        "QoS": {"columns": ["type", "other_config", "external_ids", "queues"]},
+        "Queue": {"columns": ["other_config", "external_ids"]},
     })
 }
 
@@ -109,6 +135,8 @@ impl Database {
         replace(&mut self.bridges, rows("Bridge"), Bridge::parse);
         replace(&mut self.ports, rows("Port"), Port::parse);
         replace(&mut self.interfaces, rows("Interface"), Interface::parse);
+        replace(&mut self.qos, rows("QoS"), Qos::parse);
+        replace(&mut self.queues, rows("Queue"), Queue::parse);
     }
 }
 
@@ -149,6 +177,7 @@ impl Port {
             vlan_mode: maybe_text(&row["vlan_mode"]),
             bond_mode: maybe_text(&row["bond_mode"]),
             lacp: maybe_text(&row["lacp"]),
+            qos: uuids(&row["qos"]).into_iter().next(),
             other_config: pairs(&row["other_config"]),
             external_ids: pairs(&row["external_ids"]),
         }
@@ -164,7 +193,26 @@ impl Interface {
             external_ids: pairs(&row["external_ids"]),
             ofport: items(&row["ofport"]).find_map(Value::as_i64),
             error: maybe_text(&row["error"]),
+            ingress_policing: (number(&row["ingress_policing_rate"]), number(&row["ingress_policing_burst"])),
         }
+    }
+}
+
+impl Qos {
+    fn parse(row: &Value) -> Qos {
+        let queues = row["queues"][1].as_array().into_iter().flatten();
+        Qos {
+            qos_type: text(&row["type"]),
+            other_config: pairs(&row["other_config"]),
+            external_ids: pairs(&row["external_ids"]),
+            queues: queues.map(|queue| (number(&queue[0]), Uuid(text(&queue[1][1])))).collect(),
+        }
+    }
+}
+
+impl Queue {
+    fn parse(row: &Value) -> Queue {
+        Queue { other_config: pairs(&row["other_config"]), external_ids: pairs(&row["external_ids"]) }
     }
 }
 
@@ -179,6 +227,10 @@ fn items(value: &Value) -> impl Iterator<Item = &Value> {
 
 fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
+}
+
+fn number(value: &Value) -> i64 {
+    value.as_i64().unwrap_or_default()
 }
 
 fn maybe_text(value: &Value) -> Option<String> {
