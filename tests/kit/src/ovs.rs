@@ -34,7 +34,7 @@ pub fn missing() -> Option<String> {
 pub struct Switch {
     namespace: Netns,
     vswitchd: Option<Process>,
-    database: Process,
+    database: Option<Process>,
     directory: TempDir,
 }
 
@@ -44,36 +44,54 @@ impl Switch {
         let path = directory.path();
         let conf = path.join("conf.db");
         run_program("ovsdb-tool", &["create", &conf.to_string_lossy(), SCHEMA])?;
-        let mut command = program("ovsdb-server", path)?;
-        command.arg(&conf).arg(flag("--remote=punix:", path, "db.sock")).arg(flag(
-            "--unixctl=",
-            path,
-            "db.ctl",
-        ));
-        let mut database = Process::spawn_in(namespace, "ovsdb-server", command)?;
-        let socket = path.join("db.sock");
-        database.wait_ready(START_TIMEOUT, "ovsdb-server listens", || {
-            Ok(UnixStream::connect(&socket).map(drop).map(Some)?)
-        })?;
-        let mut switch = Switch { namespace: namespace.clone(), vswitchd: None, database, directory };
+        let mut switch = Switch { namespace: namespace.clone(), vswitchd: None, database: None, directory };
+        switch.start_database()?;
         switch.vsctl(&["--no-wait", "init"])?;
         switch.start_vswitchd()?;
         Ok(switch)
     }
 
+    /// Starts `ovsdb-server` again after [`Switch::kill_database`], with the same database.
+    pub fn start_database(&mut self) -> Result<()> {
+        let path = self.directory.path();
+        let mut command = program("ovsdb-server", path)?;
+        let remote = flag("--remote=punix:", path, "db.sock");
+        command.arg(path.join("conf.db")).arg(remote).arg(flag("--unixctl=", path, "db.ctl"));
+        let mut database = Process::spawn_in(&self.namespace, "ovsdb-server", command)?;
+        let socket = self.socket();
+        database.wait_ready(START_TIMEOUT, "ovsdb-server listens", || {
+            Ok(UnixStream::connect(&socket).map(drop).map(Some)?)
+        })?;
+        self.database = Some(database);
+        Ok(())
+    }
+
     /// Starts `ovs-vswitchd` again after [`Switch::kill_vswitchd`].
     pub fn start_vswitchd(&mut self) -> Result<()> {
+        self.spawn_vswitchd()?;
+        self.wait_vswitchd()
+    }
+
+    /// As [`Switch::start_vswitchd`], without waiting: the database may start later.
+    pub fn spawn_vswitchd(&mut self) -> Result<()> {
         let path = self.directory.path();
         let mut command = program("ovs-vswitchd", path)?;
         command.arg(flag("unix:", path, "db.sock")).arg(flag("--unixctl=", path, "vs.ctl"));
-        let mut vswitchd = Process::spawn_in(&self.namespace, "ovs-vswitchd", command)?;
-        vswitchd.wait_ready(START_TIMEOUT, "ovs-vswitchd has applied its database", || {
+        self.vswitchd = Some(Process::spawn_in(&self.namespace, "ovs-vswitchd", command)?);
+        Ok(())
+    }
+
+    /// Waits until `ovs-vswitchd` has applied the database.
+    pub fn wait_vswitchd(&mut self) -> Result<()> {
+        let mut vswitchd = self.vswitchd.take().context("ovs-vswitchd is not started")?;
+        let ready = vswitchd.wait_ready(START_TIMEOUT, "ovs-vswitchd has applied its database", || {
             // ovs-vswitchd writes `cur_cfg` after it has applied the first configuration.
             let current = self.vsctl(&["get", "Open_vSwitch", ".", "cur_cfg", "ovs_version"]);
             self.appctl(&["version"])?;
             current.map(Some)
-        })?;
+        });
         self.vswitchd = Some(vswitchd);
+        ready?;
         // Without --no-wait, ovs-vsctl returns after the switch has applied the configuration.
         self.vsctl(&["--timeout=20", "set", "Open_vSwitch", ".", "external_ids:testkit=ready"]).map(drop)
     }
@@ -82,6 +100,14 @@ impl Switch {
     pub fn kill_vswitchd(&mut self) -> Result<()> {
         match self.vswitchd.take() {
             Some(mut vswitchd) => vswitchd.kill(),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends SIGKILL to ovsdb-server; ovs-vswitchd keeps running.
+    pub fn kill_database(&mut self) -> Result<()> {
+        match self.database.take() {
+            Some(mut database) => database.kill(),
             None => Ok(()),
         }
     }
@@ -124,7 +150,9 @@ impl Switch {
             self.appctl(&["exit", "--cleanup"])?;
         }
         let status = vswitchd.wait(STOP_TIMEOUT)?;
-        self.database.terminate(STOP_TIMEOUT)?;
+        if let Some(mut database) = self.database.take() {
+            database.terminate(STOP_TIMEOUT)?;
+        }
         Ok(Some(status))
     }
 }

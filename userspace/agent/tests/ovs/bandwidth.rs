@@ -22,13 +22,13 @@ const DATAGRAM: usize = 1400;
 /// Headers of a frame with a datagram.
 const HEADERS: u64 = 42;
 
-fn limited(bits_per_second: Option<u64>) -> Object {
+pub(crate) fn limited(bits_per_second: Option<u64>) -> Object {
     let rate = bits_per_second.map(|bits_per_second| Rate { bits_per_second, burst_bytes: BURST });
     Object::Group(Group { rate, ..Group::new(Identity::try_from(IDENTITY).unwrap(), []) })
 }
 
 /// Creates pod `n` in the group, without setting its object.
-fn member(node: &Node, network: &Network, n: u8) -> Result<Pod> {
+pub(crate) fn member(node: &Node, network: &Network, n: u8) -> Result<Pod> {
     let mut pod = node.pod(network, n)?;
     let Object::Local(local) = &pod.object else { unreachable!() };
     pod.object = Object::Local(Local { identity: Some(Identity::try_from(IDENTITY)?), ..local.clone() });
@@ -61,7 +61,7 @@ fn in_rows(kilobits: u64) -> (String, Option<(String, String)>) {
 }
 
 /// Number of rows of QoS and of queues.
-fn counts(node: &Node) -> Result<[usize; 2]> {
+pub(crate) fn counts(node: &Node) -> Result<[usize; 2]> {
     let count = |table| {
         vsctl(node, &["--bare", "--columns=_uuid", "list", table]).map(|rows| rows.split_whitespace().count())
     };

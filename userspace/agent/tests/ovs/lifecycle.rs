@@ -10,7 +10,7 @@ use testkit::{Netns, Pinger, needs};
 use crate::node::{Node, Pod, SOON, addresses, network, peer, remote, vlan, vtep, vxlan};
 
 /// Creates a node with peers, both kinds of networks, remote endpoints and pods.
-fn populated_node(label: &str) -> Result<(Node, Vec<Pod>)> {
+pub(crate) fn populated_node(label: &str) -> Result<(Node, Vec<Pod>)> {
     let node = Node::new(label, &[])?;
     node.converge()?;
     let [blue, green] =
@@ -82,25 +82,6 @@ fn removal_leaves_nothing() -> Result<()> {
     assert_eq!(node.switch.borrow().vsctl(&["list-br"])?, "");
     // A second cleanup succeeds.
     node.runtime.block_on(datapath.cleanup())?;
-    Ok(())
-}
-
-#[test]
-fn a_restarted_switch_is_detected_and_restored() -> Result<()> {
-    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
-    let (node, pods) = populated_node("crash")?;
-    let before = node.tables()?;
-    node.switch.borrow_mut().kill_vswitchd()?;
-    assert!(node.resync_needed(SOON));
-    let error = node.observe().unwrap_err();
-    let text = format!("{:#}", anyhow::Error::from(error));
-    assert!(text.contains("is ovs-vswitchd running on this node?"), "{text}");
-
-    node.switch.borrow_mut().start_vswitchd()?;
-    node.converge()?;
-    assert_eq!(node.tables()?, before);
-    pods[0].reaches(2)?;
-    pods[2].reaches(2)?;
     Ok(())
 }
 

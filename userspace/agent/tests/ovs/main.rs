@@ -9,3 +9,5 @@ mod neighbour;
 mod node;
 mod policy;
 mod services;
+mod refusal;
+mod restart;

@@ -18,7 +18,10 @@ use super::{
     },
     tables::index::{FlowIndex, Installed},
 };
-use crate::datapath::{Error, FailedOp, Group, Kind, Object, ObjectId, Op};
+use crate::{
+    datapath::{Error, FailedOp, Group, Kind, Object, ObjectId, Op},
+    error::one_line,
+};
 
 /// Executes the ops and updates `model`. Returns the ops that failed.
 ///
@@ -88,7 +91,8 @@ async fn program(
     Ok(())
 }
 
-/// Denies the traffic of a group whose rules the switch has rejected, unless it has earlier ones.
+/// Denies the traffic of a group whose rules the switch has rejected, unless it has earlier ones. If the switch rejects that
+/// too, nothing changes: the caller attaches no new endpoints of a group that failed.
 async fn close(session: &mut Session, model: &mut SwitchModel, group: &Group) -> Result<(), Error> {
     if model.index.group(group.identity).is_some() {
         return Ok(());
@@ -96,8 +100,14 @@ async fn close(session: &mut Session, model: &mut SwitchModel, group: &Group) ->
     let ops = [Op::Set(Object::Group(group.closed()))];
     let mut failures = vec![];
     let closed = program_batch(session, model, &ops, &[0], &BridgePorts::new(), &mut failures).await;
-    closed
-        .map_err(|error| ovs_error(format!("deny the traffic of {}", ObjectId::Group(group.identity)), error))
+    let what = || format!("deny the traffic of {}", ObjectId::Group(group.identity));
+    match closed {
+        Err(error) if session::is_rejection(&error) => {
+            tracing::warn!("{}", one_line(&ovs_error(what(), error)));
+            Ok(())
+        }
+        closed => closed.map_err(|error| ovs_error(what(), error)),
+    }
 }
 
 /// Writes the ops with the indices `selected` in one batch. After an error `model` contains only what a bridge has

@@ -29,8 +29,8 @@ pub(crate) enum Error {
     #[error(transparent)]
     Database(#[from] ovsdb::Error),
     #[error(
-        "create bridge {bridge} with datapath type {kind}: ovs-vswitchd failed; see its log (type system needs \
-         the kernel module openvswitch, --ovs-datapath-type netdev does not)"
+        "bridge {bridge}: ovs-vswitchd has not created it with datapath type {kind} (is ovs-vswitchd running on this node? \
+         Then see its log: type system needs the kernel module openvswitch, --ovs-datapath-type netdev does not)"
     )]
     NotCreated { bridge: &'static str, kind: &'static str },
     #[error("bridge {bridge} (is ovs-vswitchd running on this node?)")]

@@ -1,0 +1,138 @@
+//! A switch that refuses flows: the object is reported with the switch's reason, and the other objects are installed.
+
+use anyhow::Result;
+use contiv_model::{
+    global::ArpMode,
+    policy::{Action, Direction, Identity, Rule},
+};
+use netplugin::datapath::{FailedOp, Group, Local, Object, Op};
+use testkit::needs;
+
+use crate::node::{Node, network, peer, remote, vlan, vtep, vxlan};
+
+const BRIDGE: &str = "contivVxlanBridge";
+/// Forwarding by destination address.
+const DESTINATION: u8 = 9;
+/// Rules for what pods receive.
+const RULES_IN: u8 = 23;
+
+/// Lets a table of the VXLAN bridge hold so many more flows than now.
+fn limit(node: &Node, table: u8, more: usize) -> Result<()> {
+    let switch = node.switch.borrow();
+    let flows = switch.ofctl("dump-flows", BRIDGE, &["--no-stats", &format!("table={table}")])?;
+    let flows = flows.lines().filter(|line| !line.contains("OFPST_FLOW")).count();
+    let (flow_limit, column) =
+        (format!("flow_limit={}", flows + more), format!("flow_tables:{table}=@limit"));
+    let create = ["--id=@limit", "create", "Flow_Table", &flow_limit, "overflow_policy=refuse"];
+    switch.vsctl(&[&["--timeout=20", "set", "bridge", BRIDGE, &column, "--"], &create[..]].concat()).map(drop)
+}
+
+fn unlimited(node: &Node) -> Result<()> {
+    node.switch.borrow().vsctl(&["--timeout=20", "clear", "bridge", BRIDGE, "flow_tables"]).map(drop)
+}
+
+fn configured(node: &Node) -> Result<String> {
+    node.switch.borrow().vsctl(&["get", "open_vswitch", ".", "next_cfg"])
+}
+
+/// Adds the objects to the desired state. Returns the failures of setting them.
+fn set(node: &Node, objects: &[Object]) -> Result<Vec<(usize, String)>> {
+    for object in objects {
+        node.desired.borrow_mut().insert(object.clone());
+    }
+    let failures = node.apply(&objects.iter().cloned().map(Op::Set).collect::<Vec<_>>())?;
+    let text = |failed: FailedOp| (failed.index, format!("{:#}", anyhow::Error::from(failed.error)));
+    Ok(failures.into_iter().map(text).collect())
+}
+
+#[test]
+fn a_full_table_fails_only_what_does_not_fit() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("full", &[])?;
+    node.converge()?;
+    let [blue, green, red] = [
+        network("blue", vxlan(5000), ArpMode::Proxy),
+        network("green", vlan(100), ArpMode::Proxy),
+        network("red", vxlan(5001), ArpMode::Proxy),
+    ];
+    node.add([peer(vtep(1)), Object::Network(blue.clone()), Object::Network(green.clone())])?;
+    let one = node.run_pod(&blue, 1)?;
+    let [two, three] = [node.pod(&blue, 2)?, node.pod(&green, 3)?];
+    limit(&node, DESTINATION, 1)?;
+    // One of these fits; the network red needs more.
+    let objects = [
+        remote(&green, 9, None),
+        Object::Network(red),
+        remote(&blue, 10, Some(vtep(1))),
+        remote(&blue, 11, Some(vtep(1))),
+        two.object.clone(),
+        three.object.clone(),
+    ];
+    let failures = set(&node, &objects)?;
+    assert_eq!(failures.iter().map(|(op, _)| *op).collect::<Vec<_>>(), [1, 3, 4], "{failures:?}");
+    for (op, name) in [(0, "network net.red"), (1, "remote endpoint"), (2, "local endpoint")] {
+        let text = &failures[op].1;
+        assert!(text.contains(name) && text.contains("TABLE_FULL"), "{text}");
+    }
+    let groups = node.switch.borrow().ofctl("dump-groups", BRIDGE, &[])?;
+    assert!(!groups.contains(&format!("group_id={}", 10_000 + 2)), "a refused network has a group: {groups}");
+    // A resync finds exactly these, also after a restart of the agent.
+    node.restart_agent();
+    let observed = node.observe()?;
+    let missing: Vec<_> =
+        objects.iter().map(Object::id).filter(|id| !observed.in_sync.contains(id)).collect();
+    assert_eq!(missing, [1, 3, 4].map(|op| objects[op].id()));
+    assert_eq!(observed.orphans, 0);
+    one.cannot_reach(2)?;
+
+    // Retries write nothing, and leave the configuration alone.
+    let [configuration, tables] = [configured(&node)?, format!("{:?}", node.tables()?)];
+    let refused = [1, 3, 4].map(|op: usize| objects[op].clone());
+    for _ in 0..5 {
+        assert_eq!(set(&node, &refused)?.len(), 3);
+    }
+    assert_eq!([configured(&node)?, format!("{:?}", node.tables()?)], [configuration, tables]);
+
+    unlimited(&node)?;
+    assert_eq!(set(&node, &refused)?, []);
+    assert_eq!(node.converge()?, []);
+    one.reaches(2)
+}
+
+/// A group whose rules are refused is denied everything; if even that is refused, the other objects are installed.
+#[test]
+fn refused_rules_deny_their_group() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("full-rules", &[])?;
+    node.converge()?;
+    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
+    node.add([Object::Network(blue.clone())])?;
+    let one = node.run_pod(&blue, 1)?;
+    let identity = Identity::try_from(7)?;
+    let allow = |n: u32| Rule {
+        protocol: Some(6 + n as u8),
+        ..Rule::new(&*format!("r{n}"), Direction::In, Action::Deny, 1.try_into().unwrap())
+    };
+    let group = Object::Group(Group::new(identity, (0..8).map(allow).collect::<Vec<_>>()));
+    let mut two = node.pod(&blue, 2)?;
+    let Object::Local(local) = &two.object else { unreachable!() };
+    two.object = Object::Local(Local { identity: Some(identity), ..local.clone() });
+
+    limit(&node, RULES_IN, 0)?;
+    let three = node.pod(&blue, 3)?;
+    let failures = set(&node, &[group.clone(), three.object.clone()])?;
+    assert_eq!(failures.iter().map(|(op, _)| *op).collect::<Vec<_>>(), [0], "{failures:?}");
+    assert!(failures[0].1.contains("group 7") && failures[0].1.contains("TABLE_FULL"), "{failures:?}");
+    one.reaches(3)?;
+
+    unlimited(&node)?;
+    limit(&node, RULES_IN, 2)?;
+    let failures = set(&node, &[group.clone(), two.object.clone()])?;
+    assert_eq!(failures.iter().map(|(op, _)| *op).collect::<Vec<_>>(), [0], "{failures:?}");
+    one.cannot_reach(2)?;
+
+    unlimited(&node)?;
+    assert_eq!(set(&node, &[group])?, []);
+    assert_eq!(node.converge()?, []);
+    one.reaches(2)
+}

@@ -1,0 +1,160 @@
+//! Restarts of ovs-vswitchd and ovsdb-server while the datapath is connected.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use contiv_model::global::ArpMode;
+use netplugin::datapath::{Network, ObjectId, Op};
+use testkit::{Pinger, needs, wait_until};
+
+use crate::{
+    bandwidth::{counts, limited, member},
+    lifecycle::populated_node,
+    node::{Node, Pod, SOON, addresses, network, vxlan},
+};
+
+fn blue() -> Network {
+    network("blue", vxlan(5000), ArpMode::Proxy)
+}
+
+/// A node with all kinds of objects, and a pod with a bandwidth limit.
+fn full_node(label: &str) -> Result<(Node, Vec<Pod>)> {
+    let (node, mut pods) = populated_node(label)?;
+    let limited_pod = member(&node, &blue(), 5)?;
+    node.add([limited(Some(4_194_000)), limited_pod.object.clone()])?;
+    pods.push(limited_pod);
+    Ok((node, pods))
+}
+
+fn observe_fails_with(node: &Node, text: &str) {
+    let error = format!("{:#}", anyhow::Error::from(node.observe().unwrap_err()));
+    assert!(error.contains(text), "{error}");
+}
+
+/// Resyncs until nothing is requested any more: ovs-vswitchd writes port numbers to a new database.
+fn settle(node: &Node) -> Result<Vec<ObjectId>> {
+    let found = node.converge()?;
+    wait_until(SOON, "the switch to report its ports", || {
+        if node.resync_requested() {
+            node.converge()?;
+            return Ok(None);
+        }
+        Ok(Some(()))
+    })?;
+    Ok(found)
+}
+
+/// Everything is as before, also for a new pod.
+fn assert_restored(node: &Node, pods: &[Pod]) -> Result<()> {
+    for (from, to) in [(0, 2), (2, 2), (4, 1)] {
+        pods[from].reaches(to)?;
+    }
+    assert_eq!(counts(node)?, [1, 1]);
+    let new = node.run_pod(&blue(), 6)?;
+    new.reaches(1)?;
+    let writes = node.writes();
+    assert_eq!(node.converge()?, []);
+    assert_eq!(node.writes(), writes);
+    Ok(())
+}
+
+#[test]
+fn the_switch_restarts() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let (node, pods) = full_node("crash")?;
+    let before = node.tables()?;
+    node.switch.borrow_mut().kill_vswitchd()?;
+    assert!(node.resync_needed(SOON));
+    observe_fails_with(&node, "is ovs-vswitchd running on this node?");
+    node.switch.borrow_mut().start_vswitchd()?;
+    node.converge()?;
+    assert_eq!(node.tables()?, before);
+    assert_restored(&node, &pods)
+}
+
+/// The database is gone for a while: forwarding continues, and nothing is programmed again.
+#[test]
+fn the_database_restarts() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let (node, pods) = full_node("dbcrash")?;
+    let before = node.tables()?;
+    let pinger = Pinger::start(&pods[0].namespace, addresses(2).0.into(), Duration::from_millis(10))?;
+    wait_until(SOON, "pings run", || Ok((pinger.answers() > 5).then_some(())))?;
+    node.switch.borrow_mut().kill_database()?;
+    assert!(node.resync_needed(SOON));
+    observe_fails_with(&node, "is openvswitch-switch running on this node?");
+    node.switch.borrow_mut().start_database()?;
+    let writes = node.writes();
+    assert_eq!(settle(&node)?, []);
+    assert_eq!((node.tables()?, node.writes()), (before, writes));
+    assert_restored(&node, &pods)?;
+    assert_eq!(pinger.finish(SOON)?.lost(), 0);
+    Ok(())
+}
+
+#[test]
+fn both_restart_in_any_order() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    for database_first in [true, false] {
+        let (node, pods) = full_node("crash-both")?;
+        let before = node.tables()?;
+        {
+            let mut switch = node.switch.borrow_mut();
+            if database_first {
+                switch.kill_database()?;
+                switch.kill_vswitchd()?;
+            } else {
+                switch.kill_vswitchd()?;
+                switch.kill_database()?;
+            }
+        }
+        assert!(node.resync_needed(SOON));
+        observe_fails_with(&node, "is openvswitch-switch running on this node?");
+        if database_first {
+            node.switch.borrow_mut().start_database()?;
+            observe_fails_with(&node, "is ovs-vswitchd running on this node?");
+            node.switch.borrow_mut().start_vswitchd()?;
+        } else {
+            node.switch.borrow_mut().spawn_vswitchd()?;
+            observe_fails_with(&node, "is openvswitch-switch running on this node?");
+            node.switch.borrow_mut().start_database()?;
+            node.switch.borrow_mut().wait_vswitchd()?;
+        }
+        settle(&node)?;
+        assert_eq!(node.tables()?, before, "database first: {database_first}");
+        assert_restored(&node, &pods)?;
+    }
+    Ok(())
+}
+
+/// A change that a crash interrupts is an error, and is completed by the next resync.
+#[test]
+fn a_crash_interrupts_a_change() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    for kill_database in [true, false] {
+        let (node, pods) = full_node("crash-apply")?;
+        let pod = node.pod(&blue(), 7)?;
+        {
+            let mut switch = node.switch.borrow_mut();
+            if kill_database {
+                switch.kill_database()?;
+            } else {
+                switch.kill_vswitchd()?;
+            }
+        }
+        node.desired.borrow_mut().insert(pod.object.clone());
+        assert!(node.apply(&[Op::Set(pod.object.clone())]).is_err());
+        {
+            let mut switch = node.switch.borrow_mut();
+            if kill_database {
+                switch.start_database()?;
+            } else {
+                switch.start_vswitchd()?;
+            }
+        }
+        settle(&node)?;
+        pod.reaches(1)?;
+        assert_restored(&node, &pods)?;
+    }
+    Ok(())
+}
