@@ -312,6 +312,7 @@ impl DatapathFlags {
             datapath_type: self.ovs_datapath_type,
             uplinks: self.uplinks().map(str::to_owned).collect(),
             vtep,
+            announce: true,
         }
     }
 

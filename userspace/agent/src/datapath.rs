@@ -4,6 +4,7 @@
 //! It can also be read back ([`Datapath::observe`]), so recovery after a restart and the repair of drift use the same
 //! code as an ordinary change.
 
+mod announcement;
 pub mod ebpf;
 mod error;
 pub mod fake;

@@ -93,6 +93,7 @@ fn a_missing_database_is_reported() -> Result<()> {
         datapath_type: netplugin::datapath::ovs::DatapathType::System,
         uplinks: vec![],
         vtep: None,
+        announce: true,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut datapath = netplugin::datapath::ovs::Ovs::new(options);
@@ -112,6 +113,7 @@ fn a_missing_kernel_module_is_reported() -> Result<()> {
         datapath_type: netplugin::datapath::ovs::DatapathType::System,
         uplinks: vec![],
         vtep: None,
+        announce: true,
     };
     let mut datapath = netplugin::datapath::ovs::Ovs::new(options);
     let observed = node.runtime.block_on(datapath.observe(&Default::default()));

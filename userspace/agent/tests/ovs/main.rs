@@ -1,6 +1,7 @@
 //! Tests of the OVS datapath with a running Open vSwitch and pods in network namespaces.
 #![expect(clippy::unwrap_used, reason = "a failed setup step fails the test")]
 
+mod announce;
 mod bandwidth;
 mod drift;
 mod forwarding;

@@ -330,6 +330,7 @@ fn datapath(switch: &Switch, uplinks: &[String]) -> Ovs {
         datapath_type: kind(),
         uplinks: uplinks.to_vec(),
         vtep: None,
+        announce: true,
     })
 }
 

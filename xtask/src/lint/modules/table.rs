@@ -79,7 +79,7 @@ pub(super) const RULES: &[Rules] = &[
                     &["telemetry"],
                     &["trace"],
                     &["error"],
-                    &["object"],
+                    &["announcement", "object"],
                 ],
             },
             Layers {

@@ -1,5 +1,6 @@
 //! Execution of ops: ports first, then flows and groups, then the removal of unused ports.
 
+mod announce;
 pub(super) mod requests;
 
 use super::{
@@ -43,6 +44,9 @@ pub(crate) async fn apply(
     let previous: Vec<Installed> = affected.filter_map(|id| model.index.get(&id).cloned()).collect();
     program(session, model, ops, &ports, &mut failures).await?;
     requests::open(session, &model.index, closed).await?;
+    if options.announce {
+        announce::endpoints(session, model, ops, &previous);
+    }
     remove_unused_ports(session, options, &model.index, ops, &previous).await?;
     if options.datapath_type == DatapathType::Netdev {
         let new_peers = ops.iter().filter_map(|op| match op {

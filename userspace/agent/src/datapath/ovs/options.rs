@@ -36,4 +36,6 @@ pub struct Options {
     pub uplinks: Vec<String>,
     /// Source address of tunnels; `None` selects the source address of the route to the peer.
     pub vtep: Option<IpAddr>,
+    /// Whether new endpoints of VLAN networks are announced on the uplinks.
+    pub announce: bool,
 }

@@ -1,5 +1,6 @@
 //! Access to the Open vSwitch of this node.
 //!
+//! * [`announcer`]: announcements of endpoints on VLAN networks.
 //! * [`ovsdb`]: client of the configuration database.
 //! * [`limit`]: bandwidth limits of ports.
 //! * [`ports`]: Port and Interface rows of endpoints and tunnels.
@@ -8,6 +9,7 @@
 //! * [`drift`]: detection of changes by other processes.
 //! * [`tunnel`]: next-hop resolution of tunnels in the userspace datapath.
 
+pub(crate) mod announcer;
 pub(crate) mod drift;
 pub(crate) mod limit;
 pub(crate) mod ovsdb;

@@ -91,6 +91,8 @@ impl Site for OvsSite {
             datapath_type: DatapathType::Netdev,
             uplinks: vec![UPLINK.to_owned()],
             vtep: Some(NODE.into()),
+            // The scenarios compare all frames.
+            announce: false,
         }))
     }
 

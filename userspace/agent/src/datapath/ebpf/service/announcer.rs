@@ -2,14 +2,13 @@
 //! starts to answer for a service, so that switches learn the port of the service's Ethernet address. When another uplink
 //! becomes active, it announces the services and the endpoints of this node on it.
 //!
-//! Announcements are replies, not requests: the previous node may still answer for a moment, and its reply to a request
-//! would make the switches learn its port again. Each announcement is repeated once for the same reason. A thread sends
-//! the frames, so the reconciler does not wait.
+//! Each announcement is repeated once: the previous node may still answer for a moment. A thread sends the frames, so the
+//! reconciler does not wait.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::IpAddr,
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
@@ -20,6 +19,8 @@ use std::{
 };
 
 use contiv_abi::{Mac, VipKey, service_mac};
+
+use crate::datapath::announcement;
 
 /// Interval between frames. Each frame is flooded to every pod of the network on every node.
 const SEND_INTERVAL: Duration = Duration::from_millis(4);
@@ -276,49 +277,16 @@ fn open() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(socket) })
 }
 
-const BROADCAST: Mac = [0xff; 6];
-const VLAN: u16 = 0x8100;
-
-/// A gratuitous ARP reply (RFC 5227, section 3) or an unsolicited neighbour advertisement (RFC 4861, section 7.2.6), with
-/// the VLAN tag of the network.
+/// The announcement with the VLAN tag of the network.
 fn frame(announcement: &Announcement) -> Vec<u8> {
     let Announcement { address, mac } = *announcement;
-    let (to, kind, body) = match IpAddr::from(address.ip) {
-        IpAddr::V4(ip) => (BROADCAST, 0x0806_u16, arp(mac, ip)),
-        IpAddr::V6(ip) => ([0x33, 0x33, 0, 0, 0, 1], 0x86dd, advertisement(mac, ip)),
-    };
-    let mut frame = [&to[..], &mac].concat();
-    for word in [VLAN, address.segment.tag(), kind] {
-        frame.extend(word.to_be_bytes());
-    }
-    frame.extend(body);
-    frame
-}
-
-fn arp(mac: Mac, ip: Ipv4Addr) -> Vec<u8> {
-    const ETHERNET_IPV4_REPLY: [u8; 8] = [0, 1, 8, 0, 6, 4, 0, 2];
-    [&ETHERNET_IPV4_REPLY[..], &mac, &ip.octets(), &BROADCAST, &ip.octets()].concat()
-}
-
-fn advertisement(mac: Mac, ip: Ipv6Addr) -> Vec<u8> {
-    const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
-    const LEN: u8 = 32;
-    const ICMPV6: u8 = 58;
-    const HOPS: u8 = 255;
-    const OVERRIDE: u8 = 0x20;
-    let mut message = [&[136, 0, 0, 0, OVERRIDE, 0, 0, 0][..], &ip.octets(), &[2, 1], &mac].concat();
-    let pseudo = [&ip.octets()[..], &ALL_NODES.octets(), &[0, 0, 0, LEN, 0, 0, 0, ICMPV6]].concat();
-    let words = pseudo.chunks_exact(2).chain(message.chunks_exact(2));
-    let sum: u32 = words.map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]))).sum();
-    let folded = (sum & 0xffff) + (sum >> 16);
-    let folded = (folded & 0xffff) + (folded >> 16);
-    message[2..4].copy_from_slice(&(!(folded as u16)).to_be_bytes());
-    let header = [&[0x60, 0, 0, 0, 0, LEN, ICMPV6, HOPS][..], &ip.octets(), &ALL_NODES.octets()].concat();
-    [header, message].concat()
+    announcement::frame(address.segment.tag(), mac, address.ip.into())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
     use contiv_abi::{Address, Segment};
     use testkit::packet::{Packet, nd_flags, verify};
 
@@ -332,7 +300,7 @@ mod tests {
     fn ipv4_services_are_announced_by_arp_replies() {
         let ip = Ipv4Addr::new(10, 1, 1, 250);
         let mac = [2, 2, 10, 1, 1, 250];
-        let expected = Packet::eth(BROADCAST, mac).vlan(100).arp(2, (mac, ip), (BROADCAST, ip));
+        let expected = Packet::eth([0xff; 6], mac).vlan(100).arp(2, (mac, ip), ([0xff; 6], ip));
         assert_eq!(frame(&Announcement::service(service(ip))), expected.build());
     }
 

@@ -6,10 +6,12 @@ use std::{
     time::Duration,
 };
 
-use openflow_rs::{Change, Connection, FlowFilter, connection, connection::Target};
+use contiv_model::name::EndpointId;
+use openflow_rs::{Action, Change, Connection, FlowFilter, connection, connection::Target};
 use serde_json::json;
 
 use super::{
+    announcer::Announcer,
     limit,
     ovsdb::{self, Client, Database, OPEN_VSWITCH, Operation, set},
     uplink,
@@ -45,6 +47,7 @@ pub(crate) struct Session {
     /// Directory of the management sockets of the bridges.
     directory: PathBuf,
     bridges: PerBridge<Option<Connection>>,
+    announcer: Announcer,
     /// Number of changed rows, flows and groups since the last `take_writes`.
     writes: u64,
 }
@@ -72,7 +75,13 @@ impl Session {
 
     /// Returns a session that has no connection to the bridges.
     pub(crate) fn without_bridges(database: Client) -> Session {
-        Session { database, directory: PathBuf::new(), bridges: PerBridge::default(), writes: 0 }
+        Session {
+            database,
+            directory: PathBuf::new(),
+            bridges: PerBridge::default(),
+            announcer: Announcer::default(),
+            writes: 0,
+        }
     }
 
     /// Creates or updates bridges and uplinks and connects to the bridges. Writes nothing if they are up to date.
@@ -89,6 +98,7 @@ impl Session {
             if !operations.is_empty() {
                 self.reconfigure(operations).await?;
                 *self.bridges.get_mut(kind) = None;
+                self.announcer = Announcer::default();
             }
             if self.bridges.get(kind).is_none() {
                 self.connect(kind, datapath_type).await?;
@@ -130,6 +140,18 @@ impl Session {
 
     pub(crate) fn bridge(&self, kind: BridgeKind) -> Option<&Connection> {
         self.bridges.get(kind).as_ref()
+    }
+
+    /// Announces an endpoint by these frames on the uplinks of the VLAN bridge.
+    pub(crate) fn announce(&mut self, endpoint: &EndpointId, frames: Vec<Vec<u8>>, uplinks: &Action) {
+        if let Some(bridge) = &self.bridges.vlan {
+            self.announcer.announce(bridge, endpoint, frames, uplinks);
+        }
+    }
+
+    /// Ends the announcement of an endpoint.
+    pub(crate) fn withdraw(&mut self, endpoint: &EndpointId) {
+        self.announcer.withdraw(endpoint);
     }
 
     /// Returns the number of changes since the last call.

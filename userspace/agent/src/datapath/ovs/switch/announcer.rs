@@ -1,0 +1,176 @@
+//! GARP and NA announcer: sends gratuitous ARP replies and unsolicited neighbour advertisements to the uplinks when an endpoint
+//! of a VLAN network comes up on this node, so that switches learn the port of its Ethernet address.
+//!
+//! A task sends the frames, so the reconciler does not wait. Each announcement is repeated once: the previous node may still
+//! send frames of the endpoint for a moment.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use contiv_model::name::EndpointId;
+use openflow_rs::{Action, Connection, Port, message::Body, packet::PacketOut};
+use tokio::{sync::Notify, task::AbortHandle, time::Instant};
+
+/// Interval between frames. Each frame is flooded to every station of the network.
+const SEND_INTERVAL: Duration = Duration::from_millis(4);
+/// Interval between the two announcements of an address (`ANNOUNCE_INTERVAL` in RFC 5227, section 1.1).
+const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
+/// Frames that wait for their first announcement: more take longer than four minutes.
+const MAX_PENDING: usize = 65_536;
+
+/// The endpoints that are being announced, and the task that does it. The task ends when this is dropped.
+#[derive(Default)]
+pub(crate) struct Announcer {
+    shared: Arc<Shared>,
+    task: Option<AbortHandle>,
+}
+
+#[derive(Default)]
+struct Shared {
+    pending: Mutex<Pending>,
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct Announcement {
+    endpoint: EndpointId,
+    /// Distinguishes the announcements of an endpoint that was removed and came back.
+    serial: u64,
+    frame: Vec<u8>,
+    uplinks: Action,
+}
+
+#[derive(Default)]
+struct Pending {
+    serial: u64,
+    /// Serial number of the last announcements of each endpoint; they are void if it has another one.
+    current: HashMap<EndpointId, u64>,
+    first: VecDeque<Announcement>,
+    repeat: VecDeque<(Instant, Announcement)>,
+}
+
+impl Announcer {
+    /// Announces an endpoint by these frames through a bridge.
+    pub(crate) fn announce(
+        &mut self,
+        bridge: &Connection,
+        endpoint: &EndpointId,
+        frames: Vec<Vec<u8>>,
+        uplinks: &Action,
+    ) {
+        self.shared.lock().add(endpoint, frames, uplinks);
+        self.shared.changed.notify_one();
+        if self.task.is_none() {
+            let (shared, bridge) = (Arc::clone(&self.shared), bridge.clone());
+            self.task = Some(tokio::spawn(async move { shared.run(&bridge).await }).abort_handle());
+        }
+    }
+
+    /// Ends the announcement of an endpoint that is no longer on this node.
+    pub(crate) fn withdraw(&mut self, endpoint: &EndpointId) {
+        self.shared.lock().current.remove(endpoint);
+    }
+}
+
+impl Drop for Announcer {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Pending> {
+        // Each change is consistent after a panic.
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn run(&self, bridge: &Connection) {
+        loop {
+            let (next, due) = {
+                let mut pending = self.lock();
+                (pending.pop(Instant::now()), pending.repeat.front().map(|(due, _)| *due))
+            };
+            if let Some((frame, uplinks)) = next {
+                let packet = PacketOut { in_port: Port::CONTROLLER, actions: vec![uplinks], data: frame };
+                let sent = bridge.send_all(vec![Body::PacketOut(packet)], |_| "announce an endpoint".into());
+                if let Err(error) = sent.await {
+                    tracing::debug!("{error}");
+                }
+                tokio::time::sleep(SEND_INTERVAL).await;
+                continue;
+            }
+            let changed = self.changed.notified();
+            match due {
+                Some(due) => tokio::select! { () = changed => {} () = tokio::time::sleep_until(due) => {} },
+                None => changed.await,
+            }
+        }
+    }
+}
+
+impl Pending {
+    fn add(&mut self, endpoint: &EndpointId, frames: Vec<Vec<u8>>, uplinks: &Action) {
+        if self.first.len() + frames.len() > MAX_PENDING {
+            tracing::debug!("announce {endpoint}: too many are waiting");
+            return;
+        }
+        self.serial += 1;
+        let serial = self.serial;
+        self.current.insert(endpoint.clone(), serial);
+        let announcement =
+            |frame| Announcement { endpoint: endpoint.clone(), serial, frame, uplinks: uplinks.clone() };
+        self.first.extend(frames.into_iter().map(announcement));
+    }
+
+    /// Returns the next frame and where it goes.
+    fn pop(&mut self, now: Instant) -> Option<(Vec<u8>, Action)> {
+        while let Some((_, announcement)) = self.repeat.pop_front_if(|(due, _)| *due <= now) {
+            if self.is_current(&announcement) {
+                return Some((announcement.frame, announcement.uplinks));
+            }
+        }
+        while let Some(announcement) = self.first.pop_front() {
+            if self.is_current(&announcement) {
+                let next = (announcement.frame.clone(), announcement.uplinks.clone());
+                self.repeat.push_back((now + ANNOUNCE_INTERVAL, announcement));
+                return Some(next);
+            }
+        }
+        None
+    }
+
+    fn is_current(&self, announcement: &Announcement) -> bool {
+        self.current.get(&announcement.endpoint) == Some(&announcement.serial)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_sent_twice_while_the_endpoint_is_here() {
+        let [a, b] = ["a", "b"].map(EndpointId::from);
+        let mut pending = Pending::default();
+        let uplinks = Action::output(1);
+        pending.add(&a, vec![vec![1], vec![2]], &uplinks);
+        pending.add(&b, vec![vec![3]], &uplinks);
+        let now = Instant::now();
+        let all = |pending: &mut Pending, now| -> Vec<u8> {
+            std::iter::from_fn(|| pending.pop(now)).map(|(frame, _)| frame[0]).collect()
+        };
+        assert_eq!(all(&mut pending, now), [1, 2, 3]);
+        assert_eq!(all(&mut pending, now), [0_u8; 0]);
+        // One endpoint is removed, the other one comes back with another address.
+        pending.current.remove(&b);
+        pending.add(&a, vec![vec![4]], &uplinks);
+        assert_eq!(all(&mut pending, now + ANNOUNCE_INTERVAL), [4]);
+        assert_eq!(all(&mut pending, now + 2 * ANNOUNCE_INTERVAL), [4]);
+        assert_eq!(all(&mut pending, now + 3 * ANNOUNCE_INTERVAL), [0_u8; 0]);
+    }
+}

@@ -1,0 +1,94 @@
+//! Announcements of endpoints on the VLAN uplink.
+
+use std::{collections::BTreeMap, net::IpAddr, time::Duration};
+
+use anyhow::Result;
+use contiv_model::global::ArpMode;
+use netplugin::datapath::Object;
+use testkit::{Netns, capture::Tap, needs, packet::Packet, wait_until};
+
+use crate::node::{Node, SOON, addresses, network, remote, vlan, vxlan};
+
+const TAG: u16 = 100;
+const BROADCAST: [u8; 6] = [0xff; 6];
+
+/// A node with an uplink, and the other end of the uplink.
+fn node(label: &str) -> Result<(Node, Netns, Tap)> {
+    let outside = Netns::new(&format!("{label}-out"))?;
+    let inside = Netns::new(&format!("{label}-in"))?;
+    inside.veth("up0", &outside, "up0")?;
+    inside.up("up0")?;
+    outside.up("up0")?;
+    let node = Node::on(inside, &["up0"])?;
+    node.converge()?;
+    let tap = Tap::open(&outside, "up0")?;
+    Ok((node, outside, tap))
+}
+
+/// Counts announcements by address: frames that no kernel sends. Lets the datapath run meanwhile.
+fn count(node: &Node, tap: &Tap, seen: &mut BTreeMap<IpAddr, usize>) -> Result<()> {
+    assert!(!node.resync_needed(Duration::from_millis(50)));
+    for frame in tap.drain()? {
+        for n in 1..=9 {
+            let ((ip, ip6), mac) = (addresses(n), [2, 2, 10, 1, 0, n]);
+            let arp = Packet::eth(BROADCAST, mac).vlan(TAG).arp(2, (mac, ip), (BROADCAST, ip)).build();
+            if frame.bytes.starts_with(&arp) {
+                *seen.entry(ip.into()).or_default() += 1;
+            }
+            // Type 136, neither router nor solicited, with the tag and the source of the pod.
+            let is_advertisement = frame.bytes.get(58..62).is_some_and(|b| b[0] == 136)
+                && frame.bytes.get(62) == Some(&0x20)
+                && frame.bytes.get(66..82) == Some(&ip6.octets()[..])
+                && frame.bytes.get(6..12) == Some(&mac[..]);
+            if is_advertisement && frame.bytes[..6] == [0x33, 0x33, 0, 0, 0, 1] {
+                testkit::packet::verify(&frame.bytes).map_err(anyhow::Error::msg)?;
+                *seen.entry(ip6.into()).or_default() += 1;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn wait_for(node: &Node, tap: &Tap, seen: &mut BTreeMap<IpAddr, usize>, pod: u8, times: usize) -> Result<()> {
+    let (ip, ip6) = addresses(pod);
+    wait_until(SOON, &format!("{times} announcements of pod {pod}"), || {
+        count(node, tap, seen)?;
+        let reached =
+            [ip.into(), IpAddr::from(ip6)].iter().all(|ip| seen.get(ip).is_some_and(|n| *n >= times));
+        Ok(reached.then_some(()))
+    })
+}
+
+#[test]
+fn new_endpoints_are_announced_on_the_uplink() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let (node, _outside, tap) = node("announce")?;
+    let green = network("green", vlan(TAG), ArpMode::Proxy);
+    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
+    node.add([Object::Network(green.clone()), Object::Network(blue.clone()), remote(&green, 3, None)])?;
+    let mut seen = BTreeMap::new();
+    let one = node.run_pod(&green, 1)?;
+    let _other = node.run_pod(&blue, 5)?;
+    wait_for(&node, &tap, &mut seen, 1, 2)?;
+
+    // What is in place is not announced again.
+    node.add([one.object.clone()])?;
+    node.restart_agent();
+    assert_eq!(node.converge()?, []);
+
+    // An endpoint moves here, and is removed before the second announcement.
+    let three = node.pod(&green, 3)?;
+    node.remove([remote(&green, 3, None).id()])?;
+    node.add([three.object.clone()])?;
+    wait_for(&node, &tap, &mut seen, 3, 1)?;
+    node.remove([three.object.id()])?;
+    // The next one is announced twice, so that the time of the repetition has passed.
+    let _four = node.run_pod(&green, 4)?;
+    wait_for(&node, &tap, &mut seen, 4, 2)?;
+    let expected = [(1, 2), (3, 1), (4, 2)].map(|(pod, times)| {
+        let (ip, ip6) = addresses(pod);
+        [(IpAddr::from(ip), times), (ip6.into(), times)]
+    });
+    assert_eq!(seen, expected.into_iter().flatten().collect());
+    Ok(())
+}
