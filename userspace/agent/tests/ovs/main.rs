@@ -9,6 +9,6 @@ mod lifecycle;
 mod neighbour;
 mod node;
 mod policy;
-mod services;
 mod refusal;
 mod restart;
+mod services;
