@@ -21,6 +21,8 @@ use crate::{
 };
 
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
+/// As on a node: the name of the control socket contains the process id.
+const PID_FILE: &str = "ovs-vswitchd.pid";
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -76,7 +78,7 @@ impl Switch {
     pub fn spawn_vswitchd(&mut self) -> Result<()> {
         let path = self.directory.path();
         let mut command = program("ovs-vswitchd", path)?;
-        command.arg(flag("unix:", path, "db.sock")).arg(flag("--unixctl=", path, "vs.ctl"));
+        command.arg(flag("unix:", path, "db.sock")).arg(flag("--pidfile=", path, PID_FILE));
         self.vswitchd = Some(Process::spawn_in(&self.namespace, "ovs-vswitchd", command)?);
         Ok(())
     }
@@ -135,7 +137,8 @@ impl Switch {
 
     /// Runs `ovs-appctl` for ovs-vswitchd.
     pub fn appctl(&self, arguments: &[&str]) -> Result<String> {
-        let control = self.directory.path().join("vs.ctl");
+        let pid = std::fs::read_to_string(self.directory.path().join(PID_FILE))?;
+        let control = self.directory.path().join(format!("ovs-vswitchd.{}.ctl", pid.trim()));
         run_program("ovs-appctl", &[&["-t", &control.to_string_lossy()], arguments].concat())
     }
 

@@ -9,6 +9,7 @@
 //! * `switch`: connections to ovsdb-server and ovs-vswitchd.
 //! * `observe`, `apply`: the two operations of the datapath.
 //! * `telemetry`: counters of rules and services.
+//! * `trace`: traces of packets.
 
 mod apply;
 mod bridge;
@@ -20,6 +21,7 @@ mod pipeline;
 mod switch;
 mod tables;
 mod telemetry;
+mod trace;
 
 pub use self::options::{DEFAULT_SOCKET, DatapathType, Options};
 
@@ -36,7 +38,7 @@ use self::{
     telemetry::FlowCounters,
 };
 use super::{
-    Datapath, Desired, Error, FailedOp, Group, Kind, ObjectKind, Observed, Op, PortRequirements,
+    Datapath, Desired, Error, FailedOp, Group, ObjectKind, Observed, Op, PortRequirements,
     telemetry::Telemetry,
     trace::{Findings, Probe},
 };
@@ -203,8 +205,9 @@ impl Datapath for Ovs {
         })
     }
 
-    fn trace(&self, _: Probe) -> BoxFuture<'static, Result<Findings, Error>> {
-        Box::pin(std::future::ready(Err(Error::cannot_trace(Kind::Ovs))))
+    fn trace(&self, probe: Probe) -> BoxFuture<'static, Result<Findings, Error>> {
+        let request = trace::prepare(&self.options, &self.model, probe);
+        Box::pin(async move { request?.run().await })
     }
 
     async fn cleanup(&mut self) -> Result<(), Error> {

@@ -12,3 +12,4 @@ mod policy;
 mod refusal;
 mod restart;
 mod services;
+mod trace;

@@ -85,7 +85,7 @@ pub(super) const RULES: &[Rules] = &[
             Layers {
                 parent: "datapath::ovs",
                 order: &[
-                    &["apply", "observe", "telemetry"],
+                    &["apply", "observe", "telemetry", "trace"],
                     &["switch"],
                     &["desired"],
                     &["tables"],

@@ -23,6 +23,7 @@
 //! * [`service`]: translation to backends of services and back.
 //! * [`route`]: delivery by IP address.
 //! * [`forward`]: flows of each object.
+//! * [`stage`]: the stages of a trace.
 
 mod base;
 mod forward;
@@ -33,6 +34,7 @@ mod neighbour;
 mod policy;
 mod route;
 mod service;
+mod stage;
 mod table;
 
 pub(crate) use self::{
@@ -49,6 +51,7 @@ pub(crate) use self::{
         Counted, SERVICE_TABLES, counted_services, has_selection, is_learned, ready, selection, service,
         service_number,
     },
+    stage::stage_of,
 };
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 //! * [`uplink`]: ports of the VLAN uplinks.
 //! * [`session`]: connections to the database and to both bridges.
 //! * [`drift`]: detection of changes by other processes.
+//! * [`unixctl`]: commands of ovs-vswitchd.
 //! * [`tunnel`]: next-hop resolution of tunnels in the userspace datapath.
 
 pub(crate) mod announcer;
@@ -16,4 +17,5 @@ pub(crate) mod ovsdb;
 pub(crate) mod ports;
 pub(crate) mod session;
 pub(crate) mod tunnel;
+pub(crate) mod unixctl;
 pub(crate) mod uplink;

@@ -1,0 +1,185 @@
+//! Traces by `ofproto/trace` of ovs-vswitchd, which changes neither flows nor counters nor connections.
+//!
+//! * [`account`]: parser of the command's output.
+//! * [`findings`]: stages of the output.
+
+mod account;
+mod findings;
+
+use std::{collections::HashMap, net::IpAddr, path::PathBuf};
+
+use contiv_model::{
+    policy::{ICMP, ICMPV6, TCP, UDP},
+    tag::Encap,
+    trace::{Egress, Header},
+};
+
+use self::account::Account;
+use super::{
+    bridge::BridgeKind, desired::model::SwitchModel, error::ovs_error, options::Options,
+    pipeline::bridge_and_tag, switch::unixctl,
+};
+use crate::datapath::{
+    Error, Group, Object, ObjectId,
+    trace::{Findings, Ingress, Probe},
+};
+
+const COMMAND: &str = "ofproto/trace";
+/// Passes of a packet through connection tracking: more than the pipeline has.
+const CONNECTION_LOOKUPS: usize = 8;
+
+/// A trace that needs nothing of the datapath any more.
+pub(super) struct Request {
+    probe: Probe,
+    socket: PathBuf,
+    bridge: BridgeKind,
+    /// OpenFlow port number of the ingress.
+    in_port: u32,
+    /// Ports of the bridge by number and by name.
+    ports: HashMap<String, Egress>,
+    groups: Vec<Group>,
+    /// Whether the source is an endpoint of the node, and the endpoints of the node by address.
+    here: Vec<IpAddr>,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum NoPort {
+    #[error("endpoint {0} has no port yet; retry")]
+    Endpoint(String),
+    #[error("VTEP {0} is not a node of the cluster; use the VTEP of another node")]
+    Vtep(IpAddr),
+    #[error("the node has no VLAN uplink; set --vlan-uplinks")]
+    Uplink,
+}
+
+/// Collects what a trace needs.
+pub(super) fn prepare(options: &Options, model: &SwitchModel, probe: Probe) -> Result<Request, Error> {
+    let index = &model.index;
+    let in_port = match &probe.ingress {
+        Ingress::Pod { endpoint, .. } => {
+            let installed = index.get(&ObjectId::Local(endpoint.clone()));
+            let port = installed.and_then(|installed| installed.port.as_ref()).map(|port| port.number);
+            port.ok_or_else(|| NoPort::Endpoint(endpoint.to_string()))
+        }
+        Ingress::Tunnel { vtep, .. } => index.peers().get(vtep).copied().ok_or(NoPort::Vtep(*vtep)),
+        Ingress::Uplink(_) => model.base.uplinks.first().copied().ok_or(NoPort::Uplink),
+    };
+    let in_port = in_port.map_err(|error| ovs_error("trace", error))?;
+    let (bridge, _) = bridge_and_tag(probe.encap);
+    let (mut ports, mut here) = (HashMap::new(), vec![]);
+    for installed in index.ids().filter_map(|id| index.get(id)) {
+        let egress = match (&installed.object, probe.encap) {
+            (Object::Local(local), encap) => {
+                if local.encap == encap {
+                    here.extend(local.addresses.iter());
+                }
+                Egress::Endpoint { endpoint: local.id.to_string(), port: local.port.clone() }
+            }
+            (Object::Peer(peer), Encap::Vxlan { vni, .. }) => Egress::Tunnel { vtep: peer.vtep, vni },
+            _ => continue,
+        };
+        let is_on_bridge = match &installed.object {
+            Object::Local(local) => bridge_and_tag(local.encap).0 == bridge,
+            _ => bridge == BridgeKind::Vxlan,
+        };
+        if let Some(port) = installed.port.as_ref().filter(|_| is_on_bridge) {
+            ports.insert(port.number.to_string(), egress.clone());
+            ports.insert(port.name.clone(), egress);
+        }
+    }
+    if let Encap::Vlan(vlan) = probe.encap {
+        let names = options.uplinks.iter().cloned();
+        let numbers = model.base.uplinks.iter().map(u32::to_string);
+        ports.extend(names.chain(numbers).map(|port| (port, Egress::Uplink { vlan })));
+    }
+    let groups = index.groups().cloned().collect();
+    let socket = options.socket.clone();
+    Ok(Request { probe, socket, bridge, in_port, ports, groups, here })
+}
+
+impl Request {
+    /// Asks ovs-vswitchd.
+    pub(super) async fn run(self) -> Result<Findings, Error> {
+        let sent = &self.probe.header;
+        let account = self.ask(sent).await?;
+        // Rules are evaluated by the connection to the backend, which is known only now.
+        let end = account.passes.last().map_or_else(|| sent.clone(), |pass| self.header(pass));
+        let is_translated =
+            (end.destination, end.destination_port) != (sent.destination, sent.destination_port);
+        let account = if is_translated { self.ask(&end).await? } else { account };
+        Ok(self.findings(&account))
+    }
+
+    /// Traces the packet as of a connection with these addresses.
+    async fn ask(&self, connection: &Header) -> Result<Account, Error> {
+        let mut words = vec![self.bridge.name().to_owned(), self.flow(connection)];
+        // NORMAL names its ports only in the datapath's actions.
+        words.extend((self.bridge == BridgeKind::Vlan).then(|| "--names".to_owned()));
+        words.extend((0..CONNECTION_LOOKUPS).flat_map(|_| ["--ct-next".to_owned(), "trk,new".to_owned()]));
+        let text = unixctl::run(&self.socket, COMMAND, &words).await;
+        let text = text.map_err(|error| ovs_error("trace", error))?;
+        Ok(Account::parse(&text))
+    }
+
+    /// The packet in the syntax of flows.
+    fn flow(&self, opened: &Header) -> String {
+        let Probe { header, ingress, .. } = &self.probe;
+        let mut fields = vec![format!("in_port={}", self.in_port)];
+        match ingress {
+            Ingress::Pod { .. } => {}
+            Ingress::Tunnel { vtep, vni } => {
+                let field = if vtep.is_ipv4() { "tun_src" } else { "tun_ipv6_src" };
+                fields.extend([format!("{field}={vtep}"), format!("tun_id={vni}")]);
+            }
+            Ingress::Uplink(vlan) => fields.push(format!("dl_vlan={vlan},dl_vlan_pcp=0")),
+        }
+        fields.push(format!("dl_src={},dl_dst={}", header.source_mac, header.destination_mac));
+        fields.push("ct_state=trk|new".to_owned());
+        fields.extend(network_layer(header));
+        fields.extend(connection(opened));
+        fields.join(",")
+    }
+}
+
+fn network_layer(header: &Header) -> Vec<String> {
+    let Header { source, destination, protocol, .. } = header;
+    let v4 = source.is_ipv4();
+    let keyword = match (*protocol, v4) {
+        (TCP, true) => "tcp".to_owned(),
+        (TCP, false) => "tcp6".to_owned(),
+        (UDP, true) => "udp".to_owned(),
+        (UDP, false) => "udp6".to_owned(),
+        (ICMP, true) => "icmp".to_owned(),
+        (ICMPV6, false) => "icmp6".to_owned(),
+        (other, true) => format!("ip,nw_proto={other}"),
+        (other, false) => format!("ipv6,nw_proto={other}"),
+    };
+    let (from, to) = if v4 { ("nw_src", "nw_dst") } else { ("ipv6_src", "ipv6_dst") };
+    let mut fields = vec![keyword, format!("{from}={source},{to}={destination}")];
+    fields.push(format!("nw_ttl=64,nw_tos={}", u16::from(header.dscp) << 2));
+    match (*protocol, v4) {
+        (TCP | UDP, _) => {
+            fields.push(format!("tp_src={},tp_dst={}", header.source_port, header.destination_port));
+        }
+        (ICMP, true) => fields.push("icmp_type=8,icmp_code=0".to_owned()),
+        (ICMPV6, false) => fields.push("icmp_type=128,icmp_code=0".to_owned()),
+        _ => {}
+    }
+    if *protocol == TCP {
+        fields.push(format!("tcp_flags={}", header.tcp_flags.bits()));
+    }
+    fields
+}
+
+/// The addresses with which the connection was opened. Connection tracking sets them, which `ofproto/trace` only pretends
+/// to pass; it keeps what the packet has, and the rules are evaluated by them.
+fn connection(header: &Header) -> Vec<String> {
+    let Header { source, destination, protocol, .. } = header;
+    let (from, to) =
+        if source.is_ipv4() { ("ct_nw_src", "ct_nw_dst") } else { ("ct_ipv6_src", "ct_ipv6_dst") };
+    let mut fields = vec![format!("{from}={source},{to}={destination},ct_nw_proto={protocol}")];
+    if [TCP, UDP].contains(protocol) {
+        fields.push(format!("ct_tp_src={},ct_tp_dst={}", header.source_port, header.destination_port));
+    }
+    fields
+}

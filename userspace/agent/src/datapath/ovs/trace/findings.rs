@@ -1,0 +1,157 @@
+//! The stages that the tables of an account belong to.
+
+use std::net::IpAddr;
+
+use contiv_model::{
+    name::RuleId,
+    policy::{TCP, UDP},
+    trace::{ConnectionState, Egress, Header, Output, Stage, Step, Verdict},
+};
+
+use super::{
+    Request,
+    account::{Account, IN_PORT, MatchedFlow, Pass, Visit},
+};
+use crate::datapath::{
+    ObjectId,
+    ovs::{
+        bridge::BridgeKind,
+        pipeline::{counted_rules, stage_of},
+        tables::cookie::Cookie,
+    },
+    trace::Findings,
+};
+
+impl Request {
+    pub(super) fn findings(&self, account: &Account) -> Findings {
+        let outputs: Vec<Output> = account.passes.iter().flat_map(|pass| self.outputs(pass)).collect();
+        let end = account.passes.last().map_or_else(|| self.probe.header.clone(), |pass| self.header(pass));
+        let visits: Vec<&Visit> = account.passes.iter().flat_map(|pass| &pass.visits).collect();
+        // The switch refuses a packet by an answer.
+        let is_dropped = outputs.iter().all(|output| output.to == Egress::Answer);
+        let last = match (is_dropped, visits.last()) {
+            (true, Some(visit)) => stage_of(visit.table),
+            _ => Stage::Forward,
+        };
+        let mut steps = vec![];
+        for stage in Stage::ALL.into_iter().filter(|stage| *stage <= last) {
+            let of_stage: Vec<&Visit> =
+                visits.iter().filter(|visit| stage_of(visit.table) == stage).copied().collect();
+            let step = self.step(stage, &of_stage, stage == last && is_dropped, &end);
+            let details = of_stage.iter().map(|visit| describe(visit)).collect();
+            steps.push(Step { details, ..step });
+        }
+        if let Some(step) = steps.last_mut().filter(|step| step.verdict == Verdict::Drop) {
+            let problems = account.passes.iter().flat_map(|pass| &pass.problems);
+            if step.reason.is_empty() && step.rule.is_none() {
+                step.reason = problems.last().cloned().unwrap_or_else(|| "no flow accepts it".into());
+            }
+        }
+        Findings { method: super::COMMAND, steps, outputs }
+    }
+
+    fn step(&self, stage: Stage, visits: &[&Visit], is_dropped: bool, end: &Header) -> Step {
+        let verdict = if is_dropped { Verdict::Drop } else { Verdict::Pass };
+        let Header { source, destination, .. } = &self.probe.header;
+        let translated = (end.destination, end.destination_port);
+        let is_translated = translated != (*destination, self.probe.header.destination_port);
+        let step = Step::new(stage, verdict);
+        match stage {
+            Stage::Guard | Stage::Forward => step,
+            Stage::Service if is_translated || is_dropped => Step {
+                service: self.probe.service.as_ref().map(ToString::to_string),
+                backend: is_translated.then_some(translated),
+                ..step
+            },
+            Stage::Service => Step::new(stage, Verdict::Skip),
+            // Told to the switch: a trace has no connection.
+            Stage::Connection if visits.is_empty() => Step::new(stage, Verdict::Skip),
+            Stage::Connection => Step { connection: Some(ConnectionState::New), ..step },
+            Stage::PolicyOut | Stage::PolicyIn => {
+                let end = if stage == Stage::PolicyOut { *source } else { translated.0 };
+                let rule = visits.iter().rev().find_map(|visit| self.rule(visit));
+                match rule {
+                    Some(rule) => Step { rule: Some(rule.to_string()), ..step },
+                    None if is_dropped || self.here.contains(&end) => step,
+                    None => Step::new(stage, Verdict::Skip).because("the endpoint is not on this node"),
+                }
+            }
+        }
+    }
+
+    /// The rule whose flow matched.
+    fn rule(&self, visit: &Visit) -> Option<RuleId> {
+        let MatchedFlow { matching, priority, cookie } = visit.flow.as_ref()?;
+        let is_owner = |identity| Cookie::of(&ObjectId::Group(identity)).0 == *cookie;
+        let group = self.groups.iter().find(|group| is_owner(group.identity))?;
+        let sorted = |text: &str| {
+            let mut parts: Vec<String> = text.split(',').map(str::to_owned).collect();
+            parts.sort_unstable();
+            parts
+        };
+        let matched = sorted(matching);
+        let flows = counted_rules(group).into_iter();
+        let mut candidates = flows
+            .filter(|(flow, rule)| flow.table == visit.table && flow.priority == *priority && rule.is_some());
+        let is_matched = |matching: &openflow_rs::Match| sorted(&matching.to_string()) == matched;
+        candidates.find(|(flow, _)| is_matched(&flow.matching)).and_then(|(_, rule)| rule)
+    }
+
+    fn outputs(&self, pass: &Pass) -> Vec<Output> {
+        let names = match self.bridge {
+            BridgeKind::Vxlan => &pass.outputs,
+            BridgeKind::Vlan => &pass.datapath,
+        };
+        let own = self.in_port.to_string();
+        let mut outputs: Vec<Output> = vec![];
+        for name in names {
+            let to = match self.ports.get(name) {
+                _ if *name == IN_PORT => Egress::Answer,
+                // The switch answers through the port that the packet came from.
+                Some(egress) if self.ports.get(&own) == Some(egress) => Egress::Answer,
+                Some(egress) => egress.clone(),
+                None => continue,
+            };
+            let packet = (to != Egress::Answer).then(|| self.header(pass));
+            let output = Output { to, packet };
+            if !outputs.contains(&output) {
+                outputs.push(output);
+            }
+        }
+        outputs
+    }
+
+    /// Headers at the end of a pass.
+    fn header(&self, pass: &Pass) -> Header {
+        let header = &self.probe.header;
+        let field = |names: &[&str]| names.iter().find_map(|name| pass.fields.get(*name));
+        let address =
+            |names: &[&str], old: IpAddr| field(names).and_then(|ip| ip.parse().ok()).unwrap_or(old);
+        let has_ports = [TCP, UDP].contains(&header.protocol);
+        let port = |name: &str, old: u16| {
+            let new = field(&[name]).filter(|_| has_ports).and_then(|port| port.parse().ok());
+            new.unwrap_or(old)
+        };
+        let mac = |name: &str, old| field(&[name]).and_then(|mac| mac.parse().ok()).unwrap_or(old);
+        let tos: Option<u8> = field(&["nw_tos"]).and_then(|tos| tos.parse().ok());
+        Header {
+            source_mac: mac("dl_src", header.source_mac),
+            destination_mac: mac("dl_dst", header.destination_mac),
+            source: address(&["nw_src", "ipv6_src"], header.source),
+            destination: address(&["nw_dst", "ipv6_dst"], header.destination),
+            source_port: port("tp_src", header.source_port),
+            destination_port: port("tp_dst", header.destination_port),
+            dscp: tos.map_or(header.dscp, |tos| tos >> 2),
+            ..header.clone()
+        }
+    }
+}
+
+fn describe(visit: &Visit) -> String {
+    match &visit.flow {
+        None => format!("table {}: no match", visit.table),
+        Some(MatchedFlow { matching, priority, cookie }) => {
+            format!("table {}: priority {priority}, cookie {cookie:#x}: {matching}", visit.table)
+        }
+    }
+}

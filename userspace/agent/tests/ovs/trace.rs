@@ -1,0 +1,243 @@
+//! Traces by `ofproto/trace`: stages, rules and ports, and that nothing changes.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use anyhow::Result;
+use contiv_model::{
+    global::ArpMode,
+    policy::{Action, Direction, Identity, Peer, PortRange, Rule, TCP},
+    tag::Encap,
+    trace::{self, Egress, Query, Stage, TcpFlags, Verdict},
+};
+use netplugin::datapath::{
+    Backend, Datapath as _, Group, Local, Network, Object, Scope, Service,
+    trace::{Findings, Probe},
+};
+use testkit::needs;
+
+use crate::node::{Node, addresses, network, remote, spread, vlan, vtep, vxlan};
+
+/// A TCP packet to pod `to`.
+fn query(ingress: trace::Ingress, from: u8, to: u8, port: u16, v6: bool) -> Query {
+    let address = |n: u8| -> IpAddr {
+        let (ip, ip6) = addresses(n);
+        if v6 { ip6.into() } else { ip.into() }
+    };
+    Query {
+        ingress,
+        source: Some(address(from)),
+        destination: address(to),
+        protocol: TCP,
+        source_port: 40_000,
+        destination_port: port,
+        tcp_flags: TcpFlags::SYN,
+        dscp: 0,
+        source_mac: None,
+        destination_mac: None,
+    }
+}
+
+fn of_pod(network: &Network, n: u8) -> trace::Ingress {
+    trace::Ingress::Endpoint(format!("{}-pod{n}", network.id))
+}
+
+fn follow(node: &Node, query: &Query) -> Result<Findings> {
+    let probe = Probe::resolve(&node.desired.borrow(), query)?;
+    let trace = node.datapath.borrow().trace(probe);
+    Ok(node.runtime.block_on(trace)?)
+}
+
+/// Stages and rules up to the last, and outputs.
+fn summary(findings: &Findings) -> (Vec<String>, Vec<Egress>) {
+    let lines = findings.steps.iter().map(ToString::to_string).collect();
+    (lines, findings.outputs.iter().map(|output| output.to.clone()).collect())
+}
+
+/// Denies TCP ports 22 in, by a conjunction, and 23 out.
+fn group() -> Result<Group> {
+    let peers = [3, 7].map(Identity::try_from).into_iter().collect::<Result<_, _>>()?;
+    let ssh = Rule {
+        peer: Peer { identities: Some(peers), ..Peer::any() },
+        protocol: Some(TCP),
+        ports: PortRange::new(22, 25),
+        ..Rule::new("no-ssh-in", Direction::In, Action::Deny, 2.try_into()?)
+    };
+    let telnet = Rule {
+        protocol: Some(TCP),
+        ports: PortRange::new(23, 23),
+        ..Rule::new("no-telnet-out", Direction::Out, Action::Deny, 2.try_into()?)
+    };
+    let web = Rule {
+        protocol: Some(TCP),
+        ports: PortRange::new(80, 80),
+        ..Rule::new("web-in", Direction::In, Action::Allow, 1.try_into()?)
+    };
+    Ok(Group::new(Identity::try_from(7)?, [ssh, telnet, web]))
+}
+
+fn join_group(node: &Node, pod: &Object) -> Result<()> {
+    if let Object::Local(local) = pod {
+        node.add([Object::Local(Local { identity: Some(7.try_into()?), ..local.clone() })])?;
+    }
+    Ok(())
+}
+
+fn packets_between_two_nodes(label: &str, encap: Encap) -> Result<()> {
+    let nodes = Node::pair(label)?;
+    let blue = network("blue", encap, ArpMode::Proxy);
+    for node in &nodes {
+        node.converge()?;
+        node.add([Object::Network(blue.clone()), Object::Group(group()?)])?;
+    }
+    let (one, two) = (spread(&nodes, 0, &blue, 1)?, spread(&nodes, 0, &blue, 2)?);
+    let three = spread(&nodes, 1, &blue, 3)?;
+    one.reaches(3)?;
+    for (node, pod) in [(0, &one), (0, &two), (1, &three)] {
+        join_group(&nodes[node], &pod.object)?;
+    }
+    let before = nodes[0].tables()?;
+    let to_two = Egress::Endpoint { endpoint: format!("{}-pod2", blue.id), port: "vvport2".into() };
+    for v6 in [false, true] {
+        let local = |port| query(of_pod(&blue, 1), 1, 2, port, v6);
+        let findings = follow(&nodes[0], &local(80))?;
+        let (steps, outputs) = summary(&findings);
+        assert_eq!(
+            steps,
+            [
+                "guard       pass",
+                "service     -",
+                "connection  pass new",
+                "policy out  pass no rule matches",
+                "policy in   pass rule web-in",
+                "forward     pass",
+            ],
+            "{findings:#?}"
+        );
+        assert_eq!(outputs, [to_two.clone()]);
+        for (port, last) in
+            [(22, "policy in   drop rule no-ssh-in"), (23, "policy out  drop rule no-telnet-out")]
+        {
+            let (steps, outputs) = summary(&follow(&nodes[0], &local(port))?);
+            assert_eq!((steps.last().unwrap().as_str(), outputs), (last, vec![]), "{steps:#?}");
+        }
+
+        // To the other node, and there.
+        let findings = follow(&nodes[0], &query(of_pod(&blue, 1), 1, 3, 80, v6))?;
+        let (steps, outputs) = summary(&findings);
+        assert_eq!(steps[4], "policy in   -    the endpoint is not on this node");
+        let (leaves, arrives) = match encap {
+            Encap::Vxlan { vni, .. } => {
+                (Egress::Tunnel { vtep: vtep(1), vni }, trace::Ingress::Tunnel { vtep: vtep(0), vni })
+            }
+            Encap::Vlan(vlan) => (Egress::Uplink { vlan }, trace::Ingress::Uplink { vlan }),
+        };
+        assert_eq!(outputs, [leaves], "{findings:#?}");
+        let findings = follow(&nodes[1], &query(arrives, 1, 3, 80, v6))?;
+        let (steps, outputs) = summary(&findings);
+        assert_eq!(
+            steps[3..],
+            [
+                "policy out  -    the endpoint is not on this node",
+                "policy in   pass rule web-in",
+                "forward     pass"
+            ]
+        );
+        assert!(matches!(&outputs[..], [Egress::Endpoint { endpoint, .. }] if endpoint.ends_with("pod3")));
+
+        // An address of another pod.
+        let forged = follow(&nodes[0], &query(of_pod(&blue, 1), 2, 3, 80, v6))?;
+        let [step] = &forged.steps[..] else { panic!("{forged:#?}") };
+        assert_eq!((step.stage, step.verdict), (Stage::Guard, Verdict::Drop));
+        assert!(step.details.iter().any(|line| line.starts_with("table 13")), "{step:#?}");
+    }
+    // The packets were not counted.
+    assert_eq!(nodes[0].tables()?, before);
+    let telemetry = nodes[0].datapath.borrow().telemetry().unwrap();
+    let counters = nodes[0]
+        .runtime
+        .block_on(async { tokio::task::spawn_blocking(move || telemetry.counters()).await })??;
+    assert_eq!(counters.rules, []);
+    Ok(())
+}
+
+#[test]
+fn packets_are_followed_on_vxlan() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    packets_between_two_nodes("trx", vxlan(5000))
+}
+
+#[test]
+fn packets_are_followed_on_vlan() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    packets_between_two_nodes("trl", vlan(100))
+}
+
+#[test]
+fn what_prevents_a_trace_is_named() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("trf", &[])?;
+    node.converge()?;
+    let (blue, green) =
+        (network("blue", vxlan(5000), ArpMode::Proxy), network("green", vlan(9), ArpMode::Proxy));
+    node.add([Object::Network(blue.clone()), Object::Network(green.clone())])?;
+    let _pod = node.run_pod(&blue, 1)?;
+    node.desired.borrow_mut().insert(remote(&blue, 3, Some(vtep(1))));
+    let text = |query: &Query| {
+        let error = follow(&node, query).unwrap_err();
+        format!("{error:#}")
+    };
+    let Encap::Vxlan { vni, .. } = blue.encap else { unreachable!() };
+    let stranger = trace::Ingress::Tunnel { vtep: [192, 0, 2, 1].into(), vni };
+    let why = text(&query(stranger, 3, 1, 80, false));
+    assert!(why.contains("VTEP 192.0.2.1 is not a node of the cluster"), "{why}");
+    let why = text(&query(trace::Ingress::Uplink { vlan: 9.try_into()? }, 3, 1, 80, false));
+    assert!(why.contains("set --vlan-uplinks"), "{why}");
+    node.switch.borrow_mut().kill_vswitchd()?;
+    let why = text(&query(of_pod(&blue, 1), 1, 3, 80, false));
+    assert!(why.contains("ovs-vswitchd.") && why.contains(".ctl"), "{why}");
+    Ok(())
+}
+
+/// Rules see the address and the port of the backend.
+#[test]
+fn packets_to_a_service_are_followed_to_the_backend() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let vip = Ipv4Addr::new(10, 1, 0, 200);
+    let nodes = Node::pair("trs")?;
+    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
+    for node in &nodes {
+        node.converge()?;
+        node.add([Object::Network(blue.clone()), Object::Group(group()?)])?;
+    }
+    let one = spread(&nodes, 0, &blue, 1)?;
+    let _two = spread(&nodes, 0, &blue, 2)?;
+    let three = spread(&nodes, 1, &blue, 3)?;
+    one.reaches(3)?;
+    join_group(&nodes[0], &one.object)?;
+    join_group(&nodes[1], &three.object)?;
+    let service = |backends: &[u8]| -> Result<Object> {
+        Ok(Object::Service(Service {
+            ports: vec!["80:8080:TCP".parse()?, "81:23:TCP".parse()?],
+            backends: backends.iter().map(|n| Backend::on(blue.encap, addresses(*n).0)).collect(),
+            ..Service::new("web:net", Scope::network(&blue), vip)
+        }))
+    };
+    nodes[0].add([service(&[3])?])?;
+    let to = |port| Query { destination: vip.into(), ..query(of_pod(&blue, 1), 1, 1, port, false) };
+    let findings = follow(&nodes[0], &to(80))?;
+    let (steps, outputs) = summary(&findings);
+    assert_eq!(steps[1], "service     pass service web:net, backend 10.1.0.3:8080", "{findings:#?}");
+    let Encap::Vxlan { vni, .. } = blue.encap else { unreachable!() };
+    assert_eq!(outputs, [Egress::Tunnel { vtep: vtep(1), vni }], "{findings:#?}");
+    let packet = findings.outputs[0].packet.as_ref().unwrap();
+    assert_eq!((packet.destination, packet.destination_port), (addresses(3).0.into(), 8080));
+    let (steps, outputs) = summary(&follow(&nodes[0], &to(81))?);
+    assert_eq!((steps[3].as_str(), outputs), ("policy out  drop rule no-telnet-out", vec![]));
+
+    nodes[0].add([service(&[])?])?;
+    let findings = follow(&nodes[0], &to(80))?;
+    let last = findings.steps.last().unwrap();
+    assert_eq!((last.stage, last.verdict), (Stage::Service, Verdict::Drop), "{findings:#?}");
+    assert_eq!(last.service.as_deref(), Some("web:net"));
+    Ok(())
+}
