@@ -32,7 +32,8 @@ pub(super) fn trace(traffic: &Traffic, objects: &Desired, probe: &Probe) -> Find
         Ingress::Pod { port, .. } => locals(objects).find(|local| local.port == *port),
         Ingress::Tunnel { .. } | Ingress::Uplink(_) => None,
     };
-    let Some(vrf) = networks(objects).find(|network| network.encap == probe.encap).map(|network| &network.vrf)
+    let Some(vrf) =
+        networks(objects).find(|network| network.encap == probe.encap).map(|network| &network.vrf)
     else {
         let steps = vec![Step::new(Stage::Guard, Verdict::Drop).because("the network is not on this node")];
         return Findings { method: METHOD, steps, outputs: vec![] };

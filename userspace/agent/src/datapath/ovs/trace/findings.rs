@@ -122,7 +122,7 @@ impl Request {
     }
 
     /// Headers at the end of a pass.
-    fn header(&self, pass: &Pass) -> Header {
+    pub(super) fn header(&self, pass: &Pass) -> Header {
         let header = &self.probe.header;
         let field = |names: &[&str]| names.iter().find_map(|name| pass.fields.get(*name));
         let address =
