@@ -78,11 +78,11 @@ impl Rig {
         Ok(Rig { node, here, other, networks })
     }
 
-    fn from_here(&self, frame: &Packet) -> Result<Outcome> {
+    fn by_here(&self, frame: &Packet) -> Result<Outcome> {
         run(&self.node, FROM_POD, &self.here.local.port, &frame.build())
     }
 
-    fn from_other(&self, frame: &Packet) -> Result<Outcome> {
+    fn by_other(&self, frame: &Packet) -> Result<Outcome> {
         run(&self.node, FROM_POD, &self.other.local.port, &frame.build())
     }
 }
@@ -111,10 +111,10 @@ fn a_connection_between_networks_is_one_flow() -> Result<()> {
     const ACK: u8 = tcp_flags::ACK;
     for (from_here, flags) in [(true, SYN), (false, SYN | ACK), (true, ACK), (false, ACK), (true, ACK)] {
         if from_here {
-            let outcome = rig.from_here(&sent(HERE, OTHER.ip()).tcp(4000, 80, flags))?;
+            let outcome = rig.by_here(&sent(HERE, OTHER.ip()).tcp(4000, 80, flags))?;
             assert_becomes(outcome, &arrives(HERE.ip(), OTHER).tcp(4000, 80, flags));
         } else {
-            let outcome = rig.from_other(&sent(OTHER, HERE.ip()).tcp(80, 4000, flags))?;
+            let outcome = rig.by_other(&sent(OTHER, HERE.ip()).tcp(80, 4000, flags))?;
             assert_becomes(outcome, &arrives(OTHER.ip(), HERE).tcp(80, 4000, flags));
         }
     }
@@ -122,10 +122,10 @@ fn a_connection_between_networks_is_one_flow() -> Result<()> {
     assert!(flows.len() == 1 && flows.iter().all(Flow::is_replied), "{flows:?}");
     // What the gateway answers, and what it drops, leaves no flow.
     for gateway in GATEWAYS {
-        rig.from_here(&sent(HERE, gateway.ip()).icmp_echo_request(1, 1))?;
+        rig.by_here(&sent(HERE, gateway.ip()).icmp_echo_request(1, 1))?;
     }
-    rig.from_here(&sent(HERE, OTHER.ip()).ttl(1).udp(4000, 5000))?;
-    rig.from_here(&sent(HERE, NOBODY.ip()).udp(4000, 5000))?;
+    rig.by_here(&sent(HERE, OTHER.ip()).ttl(1).udp(4000, 5000))?;
+    rig.by_here(&sent(HERE, NOBODY.ip()).udp(4000, 5000))?;
     assert_eq!(crate::flow_table::flows(&rig.node)?.len(), 1);
     Ok(())
 }
@@ -135,23 +135,23 @@ fn dropped_packets_have_a_reason() -> Result<()> {
     needs!(root());
     let rig = Rig::new("rt-drops")?;
     for to in [NOBODY, GATEWAYS[0], GATEWAYS[1]] {
-        rig.from_here(&sent(HERE, to.ip()).udp(4000, 5000))?.assert_dropped(DropReason::NoRoute);
+        rig.by_here(&sent(HERE, to.ip()).udp(4000, 5000))?.assert_dropped(DropReason::NoRoute);
     }
     let fragment =
         sent(HERE, GATEWAYS[0].ip()).icmp_echo_request(1, 1).payload(&[0; 64]).fragment(7, 0, true);
-    rig.from_here(&fragment)?.assert_dropped(DropReason::NoRoute);
+    rig.by_here(&fragment)?.assert_dropped(DropReason::NoRoute);
     // Packets with options would have to be quoted whole.
     let options = sent(HERE, OTHER.ip()).ip_options(&[1, 1, 1, 1]);
-    rig.from_here(&options.clone().ttl(1).udp(4000, 5000))?.assert_dropped(DropReason::TtlExceeded);
-    let outcome = rig.from_here(&options.udp(4000, 5000))?;
+    rig.by_here(&options.clone().ttl(1).udp(4000, 5000))?.assert_dropped(DropReason::TtlExceeded);
+    let outcome = rig.by_here(&options.udp(4000, 5000))?;
     let there = arrives(HERE.ip(), OTHER).ip_options(&[1, 1, 1, 1]).udp(4000, 5000);
     assert_becomes(outcome, &there);
     // An error is not answered by an error.
     let inside = Packet::bare().ipv4(OTHER.ip(), HERE.ip()).udp(5000, 4000).build();
     let error = sent(HERE, OTHER.ip()).ttl(1).icmp(3, 3, [0; 4]).payload(&inside);
-    rig.from_here(&error)?.assert_dropped(DropReason::TtlExceeded);
+    rig.by_here(&error)?.assert_dropped(DropReason::TtlExceeded);
     // The sender is told of others.
-    let outcome = rig.from_here(&sent(HERE, OTHER.ip()).ttl(1).udp(4000, 5000))?;
+    let outcome = rig.by_here(&sent(HERE, OTHER.ip()).ttl(1).udp(4000, 5000))?;
     assert_eq!((outcome.code, outcome.dropped), (Code::Redirect, vec![DropReason::TtlExceeded]));
     Ok(())
 }
@@ -165,7 +165,7 @@ fn fragments_are_routed() -> Result<()> {
         [first, packet.protocol(17).payload(&[2; 64]).fragment(7, 72, false)]
     };
     for (there, expected) in pieces(sent(HERE, OTHER.ip())).iter().zip(&pieces(arrives(HERE.ip(), OTHER))) {
-        assert_becomes(rig.from_here(there)?, expected);
+        assert_becomes(rig.by_here(there)?, expected);
     }
     Ok(())
 }
@@ -182,7 +182,7 @@ fn a_pod_reaches_itself_by_a_service() -> Result<()> {
     rig.node.want(Object::Service(Service { backends, scope, ..service(vip.into(), &[]) }));
     rig.node.converge()?;
     for flags in [tcp_flags::SYN, tcp_flags::SYN] {
-        let outcome = rig.from_here(&sent(HERE, vip).tcp(4000, 80, flags))?;
+        let outcome = rig.by_here(&sent(HERE, vip).tcp(4000, 80, flags))?;
         let back = Packet::eth(HERE.mac(), Mac::of_endpoint(vip).0).ipv4(vip, HERE.ip());
         assert_becomes(outcome, &back.tcp(4000, 8080, flags));
     }
