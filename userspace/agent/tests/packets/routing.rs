@@ -29,7 +29,7 @@ use crate::{
 const HERE: Endpoint = Endpoint(1);
 const OTHER: Endpoint = Endpoint(129);
 const FAR: Endpoint = Endpoint(130);
-const NOBODY: Endpoint = Endpoint(131);
+const UNUSED: Endpoint = Endpoint(131);
 const GATEWAYS: [Endpoint; 2] = [Endpoint(126), Endpoint(254)];
 const ROUTER: [u8; 6] = Mac::ROUTER.0;
 const TTL: u8 = 64;
@@ -125,7 +125,7 @@ fn a_connection_between_networks_is_one_flow() -> Result<()> {
         rig.by_here(&sent(HERE, gateway.ip()).icmp_echo_request(1, 1))?;
     }
     rig.by_here(&sent(HERE, OTHER.ip()).ttl(1).udp(4000, 5000))?;
-    rig.by_here(&sent(HERE, NOBODY.ip()).udp(4000, 5000))?;
+    rig.by_here(&sent(HERE, UNUSED.ip()).udp(4000, 5000))?;
     assert_eq!(crate::flow_table::flows(&rig.node)?.len(), 1);
     Ok(())
 }
@@ -134,7 +134,7 @@ fn a_connection_between_networks_is_one_flow() -> Result<()> {
 fn dropped_packets_have_a_reason() -> Result<()> {
     needs!(root());
     let rig = Rig::new("rt-drops")?;
-    for to in [NOBODY, GATEWAYS[0], GATEWAYS[1]] {
+    for to in [UNUSED, GATEWAYS[0], GATEWAYS[1]] {
         rig.by_here(&sent(HERE, to.ip()).udp(4000, 5000))?.assert_dropped(DropReason::NoRoute);
     }
     let fragment =
