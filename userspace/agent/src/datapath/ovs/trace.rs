@@ -52,6 +52,13 @@ enum NoPort {
     Uplink,
 }
 
+/// `ofproto/trace` ends at a group that selects by the datapath's hash.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the switch selects the backend by a hash that ofproto/trace does not know; use the address and port of a backend"
+)]
+struct HashedBackend;
+
 /// Collects what a trace needs.
 pub(super) fn prepare(options: &Options, model: &SwitchModel, probe: Probe) -> Result<Request, Error> {
     let index = &model.index;
@@ -118,7 +125,13 @@ impl Request {
         words.extend((0..CONNECTION_LOOKUPS).flat_map(|_| ["--ct-next".to_owned(), "trk,new".to_owned()]));
         let text = unixctl::run(&self.socket, COMMAND, &words).await;
         let text = text.map_err(|error| ovs_error("trace", error))?;
-        Ok(Account::parse(&text))
+        let account = Account::parse(&text);
+        let ends_with_hash =
+            |pass: &account::Pass| pass.datapath.iter().any(|word| word.starts_with("hash("));
+        if account.passes.last().is_some_and(ends_with_hash) {
+            return Err(ovs_error("trace", HashedBackend));
+        }
+        Ok(account)
     }
 
     /// The packet in the syntax of flows.
