@@ -95,11 +95,11 @@ fn each_node_on_the_way_is_asked() {
             "not delivered: tcp 10.1.1.2:40000 -> 10.1.1.3:22 syn on n.default",
         ]
     );
-    let [first] = &one.take()[..] else { panic!() };
+    let [first] = &one.take()[..] else { unreachable!() };
     assert_eq!(first.line, "POST /trace");
     assert_eq!(first.body["ingress"], json!({"endpoint": "n.default-c1"}));
     assert_eq!((&first.body["destination"], &first.body["tcpFlags"]), (&json!("10.1.1.3"), &json!("syn")));
-    let [second] = &two.take()[..] else { panic!() };
+    let [second] = &two.take()[..] else { unreachable!() };
     assert_eq!(second.body["ingress"], json!({"tunnel": {"vtep": "192.168.0.1", "vni": 10001}}));
     assert_eq!(second.body["destinationMac"], json!("02:02:0a:01:01:03"));
 }
@@ -137,7 +137,7 @@ fn one_agent_is_asked_without_netmaster() {
         |words: &[&str]| run(&one, &[&["trace", "--agent", &url, "--from", "n.default-c1"], words].concat());
     let (out, error, code) = trace(&["--to", "2001:db8::3"]);
     assert!(code == 0 && out.contains("delivered: tcp") && error.is_empty(), "{out}{error}");
-    let [request] = &one.take()[..] else { panic!() };
+    let [request] = &one.take()[..] else { unreachable!() };
     assert_eq!((&request.line[..], &request.body["protocol"]), ("POST /trace", &json!(58)));
 }
 
