@@ -38,7 +38,6 @@ use super::{
 };
 use crate::error::one_line;
 
-mod announce;
 mod apply;
 mod device;
 mod failure;
@@ -115,8 +114,6 @@ pub struct Options {
     pub log_stages: Option<LogEndpoint>,
     /// Sizes of the maps that the agent fills. Existing maps keep theirs.
     pub sizes: Sizes,
-    /// Whether new endpoints of VLAN networks are announced on the active uplink.
-    pub announce: bool,
     /// ABI version of the pins, for tests of upgrades: the maps have the layout of this build.
     #[doc(hidden)]
     pub abi_version: u32,
@@ -149,7 +146,6 @@ impl Default for Options {
             flows: FLOWS_CAPACITY as u32,
             log_stages: None,
             sizes: Sizes::default(),
-            announce: false,
             abi_version: ABI_VERSION,
         }
     }
@@ -333,17 +329,14 @@ impl Datapath for Ebpf {
         let Some(mut installed) = self.installed.take() else {
             return Err(failed("change the datapath", "it has not been observed yet"));
         };
-        let before = announce::announced(&installed, if self.options.announce { ops } else { &[] });
         let failures = apply::execute(&mut installed, &mut self.interfaces, &mut self.takeovers, ops).await?;
-        let uplink = self.uplinks.active()?;
-        announce::changed(&mut self.announcer, uplink, &installed, &before, ops);
         if let Some(log) = &mut installed.kernel_mut().stage_log {
             log.select(ops.iter().filter_map(|op| match op {
                 Op::Set(object) => Some(object),
                 Op::Delete(_) | Op::GarbageCollect => None,
             }))?;
         }
-        self.announcer.update(uplink, installed.changed_services());
+        self.announcer.update(self.uplinks.active()?, installed.changed_services());
         self.installed = Some(installed);
         Ok(failures)
     }

@@ -96,7 +96,7 @@ pub(super) const RULES: &[Rules] = &[
             Layers {
                 parent: "datapath::ebpf",
                 order: &[
-                    &["announce", "apply", "observe"],
+                    &["apply", "observe"],
                     &["takeover", "uplinks"],
                     &["kernel", "telemetry"],
                     &["forward", "policy", "programs", "rate", "service"],

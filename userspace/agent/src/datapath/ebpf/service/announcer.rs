@@ -101,34 +101,6 @@ impl Announcer {
         self.enqueue(uplink, &started, &ended);
     }
 
-    /// Announces endpoints on the interface `uplink`.
-    pub(crate) fn endpoints(&mut self, uplink: u32, endpoints: Vec<Announcement>) {
-        if endpoints.is_empty() || uplink == 0 {
-            return;
-        }
-        {
-            let mut pending = self.shared.lock();
-            for endpoint in endpoints {
-                self.shared.add(&mut pending, uplink, endpoint);
-            }
-        }
-        self.shared.changed.notify_one();
-        self.ensure_thread();
-    }
-
-    /// Ends the announcement of endpoints that are not `present`.
-    pub(crate) fn retain_endpoints(&self, present: impl FnOnce() -> HashSet<Announcement>) {
-        let Pending { answered, addresses, .. } = &mut *self.shared.lock();
-        // The Ethernet address of an endpoint can be that which a service would have.
-        let is_service = |announcement: &Announcement| {
-            answered.as_ref().is_some_and(|services| services.contains(&announcement.address))
-        };
-        if !addresses.keys().all(is_service) {
-            let present = present();
-            addresses.retain(|address, _| is_service(address) || present.contains(address));
-        }
-    }
-
     /// For changes of the active uplink. Starts the thread, which belongs to the network namespace of the caller.
     pub(crate) fn for_uplinks(&mut self) -> UplinkAnnouncer {
         self.ensure_thread();
