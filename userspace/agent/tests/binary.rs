@@ -302,7 +302,7 @@ const GROUP: &str = include_str!("../../model/tests/golden/group-gp.json");
 const SERVICE: &str = r#"{"id":"web:default","servicename":"web","tenantname":"default","subnet":"vx2",
     "ports":["80:8080:TCP"],"ipaddress":"20.1.2.9"}"#;
 
-/// With an OVS datapath that does not support services, the node is ready and reports them as degraded until they are
+/// With a service of more backends than the OVS datapath supports, the node is ready and reports it as degraded until it is
 /// deleted.
 #[test]
 fn unsupported_objects_are_reported() {
@@ -319,9 +319,13 @@ fn unsupported_objects_are_reported() {
     let put = |key: &str, body: &str| {
         node.etcd.ctl(&["put", &format!("/contiv.io/state/{key}"), body]).unwrap();
     };
-    put("nets/vx2.default", NETWORK);
+    let subnet = (r#""subnetIP":"20.1.2.0","subnetLen":24"#, r#""subnetIP":"20.1.0.0","subnetLen":16"#);
+    put("nets/vx2.default", &NETWORK.replace(subnet.0, subnet.1));
     put("eps/vx2.default-c1", ENDPOINT);
     put("endpointGroups/gp:default", &GROUP.replace(r#""DSCP":0"#, r#""DSCP":46"#));
+    let backends = (0..1001u16).map(|n| format!(r#""20.1.{}.{}""#, 3 + n / 250, n % 250)).collect::<Vec<_>>();
+    let providers = r#"{"id":"web:default","ServiceName":"web:default","Providers":["#;
+    put("provider/web:default", &format!("{providers}{}]}}", backends.join(",")));
     put("serviceLB/web:default", SERVICE);
     let ovsdb = format!("unix:{}", switch.socket().display());
     let rest = format!("127.0.0.1:{}", testkit::free_port().unwrap());

@@ -91,7 +91,9 @@ fn packets_between_two_nodes(label: &str, encap: Encap) -> Result<()> {
     }
     let (one, two) = (spread(&nodes, 0, &blue, 1)?, spread(&nodes, 0, &blue, 2)?);
     let three = spread(&nodes, 1, &blue, 3)?;
+    // On a VLAN the switch learns where the pods are.
     one.reaches(3)?;
+    two.reaches(3)?;
     for (node, pod) in [(0, &one), (0, &two), (1, &three)] {
         join_group(&nodes[node], &pod.object)?;
     }
