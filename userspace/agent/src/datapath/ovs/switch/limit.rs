@@ -11,9 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use contiv_model::group::Rate;
 use serde_json::{Value, json};
 
-use super::{
-    ovsdb::{Database, Interface, Operation, Port, Qos, Queue, Uuid, map, numbered, optional},
-    ports::OWNER_KEY,
+use super::ovsdb::{
+    Database, Interface, OWNER_KEY, Operation, Port, Qos, Queue, Uuid, map, numbered, optional,
 };
 use crate::datapath::ovs::options::DatapathType;
 

@@ -37,6 +37,9 @@ pub(crate) use self::{
 /// Name of the database, and of its root table, which has one row.
 pub(crate) const OPEN_VSWITCH: &str = "Open_vSwitch";
 
+/// Key of `external_ids` with the owner of a row: the id of an endpoint, or another name.
+pub(crate) const OWNER_KEY: &str = "endpoint-id";
+
 /// Time limit of each reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 

@@ -9,15 +9,13 @@ use serde_json::json;
 
 use super::{
     limit::{self, Bandwidth},
-    ovsdb::{Bridge, Database, Interface, Operation, Port, Uuid, map, optional, set},
+    ovsdb::{Bridge, Database, Interface, OWNER_KEY, Operation, Port, Uuid, map, optional, set},
 };
 use crate::datapath::{
     Local, ObjectId, Peer,
     ovs::{bridge::BridgeKind, options::DatapathType, pipeline::bridge_and_tag, tables::cookie},
 };
 
-/// Key of `external_ids` with the owner of a port.
-pub(super) const OWNER_KEY: &str = "endpoint-id";
 /// Owner of uplinks, and name of the port of a bond.
 pub(super) const UPLINK_OWNER: &str = "uplinkPort";
 /// A VLAN id that no frame has (IEEE 802.1Q table 9-2).

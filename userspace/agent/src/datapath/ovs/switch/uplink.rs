@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::json;
 
 use super::{
-    ovsdb::{Database, Interface, Operation, map, set},
-    ports::{OWNER_KEY, PortSpec, UPLINK_OWNER, removal},
+    ovsdb::{Database, Interface, OWNER_KEY, Operation, map, set},
+    ports::{PortSpec, UPLINK_OWNER, removal},
 };
 use crate::datapath::ovs::bridge::BridgeKind;
 
