@@ -17,8 +17,8 @@ const STEPS: &[(&str, &[&str])] = &[
     ("setup", &["setup"]),
     ("lint", &["lint"]),
     ("docs", &["docs"]),
-    ("test", &["test --strict"]),
-    ("kernels", &["vm"]),
+    // Guests are emulated, which needs the processors, at a low priority; tests here wait most of the time.
+    ("tests", &["test --strict", "vm"]),
     // Only this kernel can be told a number of CPUs that the machine does not have.
     ("memory", &["vm --kernel 6.1 --possible-cpus 128 --part packets memory::"]),
     // Each uses one processor.
