@@ -42,7 +42,7 @@ pub struct Flags {
     #[arg(long, env = "CONTIV_NETPLUGIN_NET_MODE", value_enum)]
     pub netmode: NetMode,
 
-    /// Forwarding mode: bridge, or routing between VXLAN networks (--datapath ebpf)
+    /// Forwarding mode: bridge, or routing between VXLAN networks
     #[arg(long, env = "CONTIV_NETPLUGIN_FORWARD_MODE", value_enum)]
     pub fwdmode: FwdMode,
 
@@ -228,12 +228,6 @@ impl Flags {
     fn check(&self) -> Result<(), String> {
         let not_built = |flag: &str, now: &str| Err(format!("{flag} is not built yet; {now}"));
         self.mode.check()?;
-        if self.fwdmode == FwdMode::Routing && !self.can_route() {
-            return not_built(
-                "--fwdmode routing with --datapath ovs",
-                "accepted: --fwdmode bridge, or --datapath ebpf",
-            );
-        }
         if self.fwdmode == FwdMode::Routing && self.netmode == NetMode::Vlan {
             return not_built("--fwdmode routing with --netmode vlan", "accepted: --netmode vxlan");
         }
@@ -257,11 +251,6 @@ impl Flags {
             return Err("--host: expected a name without '/'".into());
         }
         Ok(())
-    }
-
-    /// Whether the datapath routes between networks.
-    pub fn can_route(&self) -> bool {
-        self.datapath.datapath != Kind::Ovs
     }
 
     /// Address of the store.

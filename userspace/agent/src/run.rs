@@ -155,9 +155,9 @@ async fn run_with<D: Datapath + 'static>(
     }
     configured.done();
     is_configured.cancel();
-    let (mode, follows, watched) = (flags.fwdmode, flags.can_route(), reader.clone());
+    let (mode, watched) = (flags.fwdmode, reader.clone());
     let stopping = stop.clone();
-    tasks.spawn("settings", async move { settings::guard(&watched, mode, follows, stopping).await });
+    tasks.spawn("settings", async move { settings::follow(&watched, mode, stopping).await });
     tasks.spawn("datapath", async move {
         reconciler.run(halt).await;
         Ok(())

@@ -251,7 +251,7 @@ fn tables(
     counters: &Counters,
 ) -> (Family<Drop, Counter>, Family<Table, Gauge>, Family<Table, Gauge>) {
     let (drops, entries, capacity) = (Family::default(), Family::default(), Family::default());
-    for (reason, count) in &stats.drops {
+    for (reason, count) in stats.drops.iter().chain(&counters.drops) {
         Family::<Drop, Counter>::get_or_create(&drops, &Drop { reason }).inc_by(*count);
     }
     let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);

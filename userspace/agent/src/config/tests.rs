@@ -64,11 +64,7 @@ fn invalid_flags_are_reported_in_one_line() {
             &["--mode kubernetes", "not built", "cni, test"],
         ),
         (
-            "--mode cni --netmode vxlan --fwdmode routing",
-            &["--fwdmode routing", "--datapath ovs", "not built", "bridge", "ebpf"],
-        ),
-        (
-            "--mode cni --netmode vlan --fwdmode routing --datapath ebpf --vlan-uplinks eth1",
+            "--mode cni --netmode vlan --fwdmode routing --vlan-uplinks eth1",
             &["--netmode vlan", "not built", "vxlan"],
         ),
         ("--mode cni --netmode vlan --fwdmode bridge", &["--vlan-uplinks"]),

@@ -40,10 +40,7 @@ impl Unsupported {
         field: "next hop",
         accepted: "a VTEP with the network's VNI, or any uplink with the network's VLAN",
     };
-    /// A gateway that the node implements.
-    pub const GATEWAY: Unsupported =
-        Unsupported::Value { field: "gateway", accepted: "a router on the network: the node does not route" };
-    /// A gateway that the node implements, but not so.
+    /// A gateway that the node does not implement.
     pub const ROUTER: Unsupported = Unsupported::Value {
         field: "gateway",
         accepted: "a VXLAN network, and the Ethernet address 00:00:11:11:11:11",

@@ -136,6 +136,8 @@ pub struct Counters {
     pub services: Vec<(ServicePort, ServiceCounters)>,
     /// Tables whose entries packets create.
     pub tables: Vec<TableUsage>,
+    /// Dropped frames, by reason, that [`Stats`] do not have.
+    pub drops: Vec<(&'static str, u64)>,
 }
 
 /// A port of a service.

@@ -26,32 +26,23 @@ pub(super) async fn wait(reader: &Reader, mode: FwdMode) -> anyhow::Result<()> {
     }
 }
 
-/// Returns an error as soon as the global settings contradict this node's, unless the node `follows` them: then the state has
-/// changed its plan already.
-pub(super) async fn guard(
-    reader: &Reader,
-    mode: FwdMode,
-    follows: bool,
-    stop: CancellationToken,
-) -> anyhow::Result<()> {
+/// Logs that the global settings contradict this node's. The state has changed its plan already: the node follows.
+pub(super) async fn follow(reader: &Reader, mode: FwdMode, stop: CancellationToken) -> anyhow::Result<()> {
     let local = name(&mode);
     let other = reader.wait(|state| {
         let global = &state.config()?.fwd_mode;
         (!global.is_empty() && *global != local).then(|| global.clone())
     });
     tokio::select! {
-        () = stop.cancelled() => Ok(()),
+        () = stop.cancelled() => {}
         global = other => {
-            if !follows {
-                return check(&global, mode);
-            }
             tracing::warn!(
                 "the forward mode is {global:?} by the global settings; the next start needs --fwdmode {global}"
             );
             stop.cancelled().await;
-            Ok(())
         }
     }
+    Ok(())
 }
 
 /// Compares the forward modes. The error text is the original's.

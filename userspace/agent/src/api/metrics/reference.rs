@@ -52,6 +52,7 @@ pub(super) fn sample(rules: usize) -> (Recorded, Status, Measurements) {
         rules: (0..rules).map(rule).collect(),
         services: vec![(web, served)],
         tables: vec![TableUsage { table: "ctv_flows", entries: 5, capacity: 8 }],
+        drops: vec![],
     };
     let pods = vec![PodTraffic {
         port: AttachedPort { port: "vvport1".into(), endpoint: "n.t-c1".into(), owner: Owner::Pod },

@@ -11,20 +11,23 @@ pub(crate) mod model;
 use batch::Batch;
 use model::{BaseConfig, BridgePorts, SwitchModel};
 
-use contiv_model::addresses::Addresses;
+use contiv_model::{addresses::Addresses, vrf::Vrf};
 
-use super::{pipeline, tables::ids::ServiceNumbers};
+use super::{
+    pipeline::{self, Domain},
+    tables::ids::ObjectNumbers,
+};
 use crate::datapath::{Desired, Object, Service, Unsupported};
 
 /// Returns the contents of both bridges for `desired`. Omits objects without their port, remote endpoints without a
 /// tunnel, and objects that this datapath does not implement.
 ///
-/// `numbers` are those of the installed services.
+/// `numbers` are those of the installed services and VRFs.
 pub(crate) fn expected(
     desired: &Desired,
     ports: &BridgePorts,
     base: BaseConfig,
-    numbers: ServiceNumbers,
+    numbers: ObjectNumbers,
 ) -> SwitchModel {
     let mut model = SwitchModel { base, numbers, ..SwitchModel::default() };
     let mut batch = Batch::new(&mut model);
@@ -35,7 +38,8 @@ pub(crate) fn expected(
             continue;
         }
         if port.is_some() || !needs_port(object) {
-            // A remote endpoint without its tunnel is not in the index and counts as out of sync.
+            // A remote endpoint without its tunnel, or a service without a network, is not in the index and counts as out of
+            // sync.
             let _omitted = batch.set(object.clone(), port);
         }
     }
@@ -52,8 +56,9 @@ pub(crate) fn support(object: &Object) -> Result<(), Unsupported> {
     let dual_stack = |addresses: &Addresses| addresses.dual_stack().map(drop).ok_or(Unsupported::ADDRESSES);
     match object {
         Object::Peer(_) | Object::Network(_) => Ok(()),
-        // Bridging needs no flows for a subnet.
-        Object::Subnet(subnet) if subnet.is_routed() => Err(Unsupported::GATEWAY),
+        Object::Subnet(subnet) if subnet.is_routed() && !subnet.is_routed_by_nodes() => {
+            Err(Unsupported::ROUTER)
+        }
         Object::Subnet(_) => Ok(()),
         Object::Group(_) => Ok(()),
         Object::Route(_) => Err(Unsupported::Object),
@@ -65,10 +70,12 @@ pub(crate) fn support(object: &Object) -> Result<(), Unsupported> {
 }
 
 fn support_service(service: &Service) -> Result<(), Unsupported> {
-    let Some(network) = &service.scope.network else {
-        return Err(Unsupported::Value { field: "scope", accepted: "a network" });
+    let domain = match (&service.scope.vrf, &service.scope.network) {
+        (Vrf::Network(_), Some(network)) => Domain::Network(network.encap),
+        // Of all networks of the VRF.
+        _ => Domain::Vrf(0),
     };
-    if pipeline::ready(service, network.encap).count() > pipeline::MAX_BUCKETS {
+    if pipeline::ready(service, domain).count() > pipeline::MAX_BUCKETS {
         return Err(Unsupported::Value { field: "backends", accepted: "at most 1000 that are ready" });
     }
     Ok(())

@@ -51,7 +51,7 @@ pub(crate) async fn observe(
     let uplinks: Vec<_> =
         options.uplinks.iter().filter_map(|name| dump.ports.vlan.get(name)).copied().collect();
     let base = BaseConfig { uplinks, nd_mode: nd_mode(options.datapath_type), vtep: options.vtep };
-    let expected = desired::expected(desired, &ports, base, installed_numbers(&dump.tables));
+    let expected = desired::expected(desired, &ports, base, installed_numbers(&dump.tables, desired));
     let differences = compare(&expected, &dump.tables, desired);
     out_of_sync.extend(differences.out_of_sync);
     let installed = |id: &ObjectId| expected.index.get(id).is_some();

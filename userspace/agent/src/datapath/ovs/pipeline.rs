@@ -2,7 +2,9 @@
 //!
 //! The numbers of tables 0 to 9 are those of the original Contiv. Metadata bits 40 to 63 hold the tag of the network on the
 //! bridge (VLAN id or VNI). The first tables set it, and every flow that outputs a frame matches it, so that a frame cannot
-//! leave its network. Bits 1 to 39 hold the service that a packet is for. No table pushes or pops a tag.
+//! leave its network. A routed packet gets another tag in table 7. Bits 1 to 39 hold the service that a packet is for. No table
+//! pushes or pops a tag. Networks that are routed to each other share a VRF, whose number is in a register: addresses, rules,
+//! connections and services are those of the VRF.
 //!
 //! ```text
 //!  0 input ─ 1 source ─┬─ local pod ────── 13 ─ guard ─┬─ 3 services ─ 4 policies ─ 22 DSCP ─ 6 ─ 9 destination: local pod, tunnel,
@@ -39,14 +41,15 @@ mod table;
 
 pub(crate) use self::{
     base::base_flows,
-    forward::{Spread, local, network, outside, remote, subnet, vtep},
+    forward::{Spread, local, network, outside, remote, subnet, vrf_number, vtep},
     group::{
         MAX_BUCKETS, UPLINK_GROUP, all_group, backend_group, endpoint_group, peer_group, receiver_group,
         uplink_group,
     },
-    metadata::{MAX_SERVICE, bridge_and_tag},
+    metadata::{Domain, MAX_SERVICE, MAX_VRF, Routed, Segment, bridge_and_tag},
     neighbour::NdMode,
     policy::{RULE_TABLES, Receiver, counted_rules, receivers, rules},
+    route::{ROUTE_TABLE, counted_drops},
     service::{
         Counted, SERVICE_TABLES, counted_services, has_selection, is_learned, ready, selection, service,
         service_number,

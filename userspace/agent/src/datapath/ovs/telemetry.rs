@@ -1,4 +1,4 @@
-//! Counters of rules and services, read from the flow tables.
+//! Counters of rules, services and the router, read from the flow tables.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,7 +11,7 @@ use openflow_rs::{Connection, FlowFilter, Match};
 use tokio::runtime::Handle;
 
 use super::{
-    desired::model::SwitchModel,
+    desired::{batch::domain_of_service, model::SwitchModel},
     error::ovs_error,
     pipeline::{self, Counted},
     tables::cookie::Cookie,
@@ -29,9 +29,10 @@ type FlowKey = (u8, u16, Match);
 enum Subject {
     Rule(RuleId),
     Service(ServicePort, Counted),
+    Drop(&'static str),
 }
 
-/// Counters of rules and services. Clones share them.
+/// Counters of rules, services and the router. Clones share them.
 #[derive(Clone, Default)]
 pub(crate) struct FlowCounters(Arc<Mutex<Source>>);
 
@@ -48,25 +49,24 @@ impl fmt::Debug for FlowCounters {
 }
 
 impl FlowCounters {
-    /// Reads from these bridges the flows of the installed groups and services.
+    /// Reads from these bridges the flows of the installed groups and services, and those of the router.
     pub(crate) fn follow(&self, bridges: Vec<Connection>, model: &SwitchModel) {
         let rules = model.index.groups().flat_map(pipeline::counted_rules);
         let rules = rules.filter_map(|(flow, rule)| Some((flow, Subject::Rule(rule?))));
         let services = model.index.services().flat_map(|service| {
-            let number = model.numbers.get(Cookie::of(&ObjectId::Service(service.id.clone())));
-            let flows = service
-                .scope
-                .network
-                .as_ref()
-                .zip(number)
-                .map(|(network, number)| pipeline::counted_services(service, network.encap, number));
+            let owner = Cookie::of(&ObjectId::Service(service.id.clone()));
+            let domain = domain_of_service(&model.numbers, service);
+            let numbered = domain.zip(model.numbers.services.get(&owner));
+            let flows = numbered.map(|(domain, number)| pipeline::counted_services(service, domain, number));
             flows.into_iter().flatten().map(|(flow, port, counted)| {
                 let (service, protocol, port) = (service.id.clone(), port.protocol, port.port);
                 (flow, Subject::Service(ServicePort { service, protocol, port }, counted))
             })
         });
         let key = |flow: openflow_rs::Flow| (flow.table, flow.priority, flow.matching);
-        let flows = rules.chain(services).map(|(flow, subject)| (key(flow), subject));
+        let drops = pipeline::counted_drops().into_iter().map(|(flow, reason)| (flow, Subject::Drop(reason)));
+        let counted = rules.chain(services).chain(drops);
+        let flows = counted.map(|(flow, subject)| (key(flow), subject));
         *self.lock() = Source { bridges, flows: Arc::new(flows.collect()) };
     }
 
@@ -81,11 +81,18 @@ impl FlowCounters {
             (source.bridges.clone(), source.flows.clone())
         };
         let mut sums = Sums::default();
-        for bridge in bridges.iter().filter(|_| !flows.is_empty()) {
-            for table in pipeline::RULE_TABLES.into_iter().chain(pipeline::SERVICE_TABLES) {
-                let dump = bridge.dump_flows(FlowFilter { table, ..FlowFilter::default() }).await;
+        let of_objects = pipeline::RULE_TABLES.into_iter().chain(pipeline::SERVICE_TABLES);
+        let of_objects = of_objects.map(|table| FlowFilter { table, ..FlowFilter::default() });
+        // The table has the flows of all addresses, too.
+        let table = pipeline::ROUTE_TABLE;
+        let base =
+            FlowFilter { table, cookie: Cookie::BASE.0, cookie_mask: u64::MAX, ..FlowFilter::default() };
+        let filters: Vec<FlowFilter> = of_objects.chain([base]).collect();
+        for bridge in &bridges {
+            for filter in &filters {
+                let dump = bridge.dump_flows(filter.clone()).await;
                 for stats in dump.map_err(|error| ovs_error("read the counters of flows", error))? {
-                    let key = (table, stats.flow.priority, stats.flow.matching);
+                    let key = (stats.flow.table, stats.flow.priority, stats.flow.matching);
                     let Some(subject) = flows.get(&key).filter(|_| stats.packets > 0) else { continue };
                     sums.add(subject, Traffic { packets: stats.packets, bytes: stats.bytes });
                 }
@@ -95,6 +102,7 @@ impl FlowCounters {
         Ok(Counters {
             rules: sums.rules.into_iter().collect(),
             services: services.collect(),
+            drops: sums.drops.into_iter().collect(),
             ..Counters::default()
         })
     }
@@ -104,11 +112,16 @@ impl FlowCounters {
 struct Sums {
     rules: BTreeMap<RuleId, Traffic>,
     services: BTreeMap<ServicePort, ServiceCounters>,
+    drops: BTreeMap<&'static str, u64>,
 }
 
 impl Sums {
     fn add(&mut self, subject: &Subject, traffic: Traffic) {
         let sum = match subject {
+            Subject::Drop(reason) => {
+                *self.drops.entry(reason).or_default() += traffic.packets;
+                return;
+            }
             Subject::Rule(rule) => self.rules.entry(rule.clone()).or_default(),
             Subject::Service(port, counted) => {
                 let counters = self.services.entry(port.clone()).or_default();

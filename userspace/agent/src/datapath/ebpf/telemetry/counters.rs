@@ -49,7 +49,7 @@ pub(crate) fn read(pins: &Pins, rules: &RuleNames, services: &ServiceNames) -> R
     let (mut rules, mut services) = (rules.resolve(by_rule), services.resolve(by_service));
     rules.sort_unstable_by(|a, b| a.0.cmp(&b.0));
     services.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-    Ok(Counters { rules, services, tables })
+    Ok(Counters { rules, services, tables, drops: vec![] })
 }
 
 fn traffic(counts: impl Iterator<Item = (u64, u64)>) -> Traffic {

@@ -13,7 +13,7 @@ use crate::{
 /// Renders the counters of rules, of services by `<service>:<protocol>:<port>`, and the number of entries of the tables
 /// that packets fill. Each is an object with the field `error` if the counters cannot be read.
 pub(crate) fn render(counters: &Result<Counters, Error>) -> [Value; 3] {
-    let Counters { rules, services, tables } = match counters {
+    let Counters { rules, services, tables, .. } = match counters {
         Ok(counters) => counters,
         Err(error) => {
             let error = one_line(error);

@@ -5,20 +5,27 @@ use std::{
     net::IpAddr,
 };
 
-use contiv_model::name::{NetworkId, ServiceId};
+use contiv_model::{
+    name::{NetworkId, ServiceId},
+    tag::Encap,
+    vrf::Vrf,
+};
 use openflow_rs::{Change, Flow};
 
 use super::model::{BaseConfig, SwitchModel};
 use crate::datapath::{
-    Network, Object, ObjectId, Service,
+    Family, Network, Object, ObjectId, Service, SubnetId,
     ovs::{
         bridge::{BridgeKind, PerBridge},
-        pipeline::{self, MAX_BUCKETS, Receiver, Spread, UPLINK_GROUP, peer_group},
+        pipeline::{
+            self, Domain, MAX_BUCKETS, Receiver, Routed, Segment, Spread, UPLINK_GROUP, bridge_and_tag,
+            peer_group,
+        },
         tables::{
             cookie::Cookie,
             edit::Edit,
-            ids::ServiceNumbers,
-            index::{BridgePort, FlowIndex, Installed},
+            ids::ObjectNumbers,
+            index::{BridgePort, FlowIndex, Installed, vrf_of},
         },
     },
 };
@@ -35,6 +42,14 @@ pub(crate) enum NotSet {
     /// All numbers of services are in use.
     #[error("the switch has {0} services, and no number for another one")]
     NoNumber(u32),
+    /// All numbers of VRFs are in use.
+    #[error("the switch has {0} VRFs, and no number for another one")]
+    NoVrf(u32),
+    /// A service of all networks of a VRF has none.
+    #[error(
+        "the service has no network, and no network that is routed in the {0} is on this node; give the service a network"
+    )]
+    NoNetwork(Vrf),
 }
 
 /// Uncommitted changes of a [`SwitchModel`].
@@ -45,7 +60,7 @@ pub(crate) struct Batch<'a> {
     index: &'a mut FlowIndex,
     base: &'a BaseConfig,
     edits: PerBridge<Edit<'a>>,
-    numbers: &'a mut ServiceNumbers,
+    numbers: &'a mut ObjectNumbers,
     /// Previous entries of the index, in the order of the changes.
     previous: Vec<(ObjectId, Option<Installed>)>,
     /// Networks whose groups and flows need an update.
@@ -56,6 +71,8 @@ pub(crate) struct Batch<'a> {
     removed_tags: BTreeSet<(BridgeKind, u32)>,
     /// Removed services, whose numbers become free.
     removed_services: BTreeSet<ServiceId>,
+    /// VRFs that objects were in, whose numbers become free if no object is.
+    left_vrfs: BTreeSet<Vrf>,
 }
 
 impl<'a> Batch<'a> {
@@ -72,6 +89,7 @@ impl<'a> Batch<'a> {
             dirty_peers: false,
             removed_tags: BTreeSet::new(),
             removed_services: BTreeSet::new(),
+            left_vrfs: BTreeSet::new(),
         }
     }
 
@@ -93,7 +111,8 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Adds or replaces an object. Fails without a change if a remote endpoint has no tunnel, or a service no number.
+    /// Adds or replaces an object. Fails without a change if a remote endpoint has no tunnel, a service no network, or there is
+    /// no number for the object.
     pub(crate) fn set(&mut self, object: Object, port: Option<BridgePort>) -> Result<(), NotSet> {
         if let Object::Remote(remote) = &object
             && let Some(vtep) = remote.vtep()
@@ -102,18 +121,33 @@ impl<'a> Batch<'a> {
             return Err(NotSet::NoTunnel(vtep));
         }
         let id = object.id();
+        if let Object::Service(service) = &object
+            && service.scope.network.is_none()
+            && !self.index.has_network_in(&service.scope.vrf)
+        {
+            return Err(NotSet::NoNetwork(service.scope.vrf.clone()));
+        }
+        if let Some(vrf) = vrf_of(&object)
+            && matches!(vrf, Vrf::Tenant(_))
+        {
+            self.left_vrfs.insert(vrf.clone());
+            let assigned = self.numbers.vrfs.assign(vrf.clone(), pipeline::MAX_VRF);
+            assigned.ok_or(NotSet::NoVrf(pipeline::MAX_VRF))?;
+        }
         if let ObjectId::Service(service) = &id {
             self.removed_services.remove(service);
-            let assigned = self.numbers.assign(Cookie::of(&id), pipeline::MAX_SERVICE);
+            let assigned = self.numbers.services.assign(Cookie::of(&id), pipeline::MAX_SERVICE);
             assigned.ok_or(NotSet::NoNumber(pipeline::MAX_SERVICE))?;
         }
         self.mark_dirty(&id);
+        let routed = self.routed_at(&id);
         let old = self.index.insert(Installed { object: object.clone(), port });
         self.mark_group_members(old.as_ref(), Some(&object));
         let old_port = old.as_ref().and_then(|installed| installed.port.as_ref()).map(|port| port.number);
-        self.previous.push((id.clone(), old));
+        self.record(&id, old);
         self.update_flows(&id);
         self.update_members(&id);
+        self.update_endpoints(&id, routed);
         if let Object::Peer(peer) = &object
             && self.index.peers().get(&peer.vtep).copied() != old_port
         {
@@ -126,11 +160,12 @@ impl<'a> Batch<'a> {
 
     pub(crate) fn delete(&mut self, id: &ObjectId) {
         self.mark_dirty(id);
+        let routed = self.routed_at(id);
         let old = self.index.remove(id);
         self.mark_group_members(old.as_ref(), None);
-        self.previous.push((id.clone(), old));
+        self.record(id, old);
         if let ObjectId::Service(service) = id {
-            if let Some(number) = self.numbers.get(Cookie::of(id)) {
+            if let Some(number) = self.numbers.services.get(&Cookie::of(id)) {
                 let group = pipeline::backend_group(number);
                 BridgeKind::ALL.into_iter().for_each(|bridge| self.edits.get_mut(bridge).remove_group(group));
             }
@@ -140,6 +175,7 @@ impl<'a> Batch<'a> {
             self.edits.get_mut(bridge).set(Cookie::of(id), []);
         }
         self.update_members(id);
+        self.update_endpoints(id, routed);
         // The port number of a removed tunnel can be assigned to another port.
         if let ObjectId::Peer(vtep) = id {
             for remote in self.index.remotes_at(*vtep) {
@@ -176,22 +212,78 @@ impl<'a> Batch<'a> {
     pub(crate) fn commit(mut self) {
         self.update_groups();
         for service in std::mem::take(&mut self.removed_services) {
-            self.numbers.remove(Cookie::of(&ObjectId::Service(service)));
+            self.numbers.services.remove(&Cookie::of(&ObjectId::Service(service)));
         }
+        self.free_vrfs();
     }
 
     /// Reverts the changes after a rejection. The tables of the bridges in `applied` keep theirs.
-    pub(crate) fn rollback(self, applied: &[BridgeKind]) {
+    pub(crate) fn rollback(mut self, applied: &[BridgeKind]) {
+        for (id, old) in std::mem::take(&mut self.previous).into_iter().rev() {
+            match old {
+                Some(installed) => drop(self.index.insert(installed)),
+                None => drop(self.index.remove(&id)),
+            }
+        }
+        self.free_vrfs();
         let PerBridge { vlan, vxlan } = self.edits;
         for (bridge, edit) in [(BridgeKind::Vlan, vlan), (BridgeKind::Vxlan, vxlan)] {
             if !applied.contains(&bridge) {
                 edit.rollback();
             }
         }
-        for (id, old) in self.previous.into_iter().rev() {
-            match old {
-                Some(installed) => drop(self.index.insert(installed)),
-                None => drop(self.index.remove(&id)),
+    }
+
+    /// Keeps the previous entry of the index for a rollback.
+    fn record(&mut self, id: &ObjectId, old: Option<Installed>) {
+        self.left_vrfs.extend(old.as_ref().and_then(|installed| vrf_of(&installed.object)).cloned());
+        self.previous.push((id.clone(), old));
+    }
+
+    fn free_vrfs(&mut self) {
+        for vrf in std::mem::take(&mut self.left_vrfs) {
+            if !self.index.has_vrf(&vrf) {
+                self.numbers.vrfs.remove(&vrf);
+            }
+        }
+    }
+
+    /// Where the addresses of a network are unique.
+    fn domain(&self, vrf: &Vrf, encap: Encap) -> Domain {
+        domain(self.numbers, vrf, Some(encap)).unwrap_or(Domain::Network(encap))
+    }
+
+    fn segment(&self, network: &NetworkId, vrf: &Vrf, encap: Encap) -> Segment {
+        let routed = self.routed(network);
+        Segment { tag: bridge_and_tag(encap).1, domain: self.domain(vrf, encap), routed }
+    }
+
+    /// Families of addresses of a network to which the nodes route.
+    fn routed(&self, network: &NetworkId) -> Routed {
+        let is_routed = |family| {
+            let id = ObjectId::Subnet(SubnetId { network: network.clone(), family });
+            match self.index.get(&id).map(|installed| &installed.object) {
+                Some(Object::Subnet(subnet)) => subnet.is_routed(),
+                _ => false,
+            }
+        };
+        Routed { v4: is_routed(Family::V4), v6: is_routed(Family::V6) }
+    }
+
+    /// As `routed` for the network of a subnet.
+    fn routed_at(&self, id: &ObjectId) -> Option<Routed> {
+        match id {
+            ObjectId::Subnet(subnet) => Some(self.routed(&subnet.network)),
+            _ => None,
+        }
+    }
+
+    /// Updates the endpoints of a network, if a change of its subnet changes how they are reached.
+    fn update_endpoints(&mut self, id: &ObjectId, before: Option<Routed>) {
+        let ObjectId::Subnet(subnet) = id else { return };
+        if before != Some(self.routed(&subnet.network)) {
+            for endpoint in self.index.endpoints_on(&subnet.network) {
+                self.update_flows(&endpoint);
             }
         }
     }
@@ -217,7 +309,7 @@ impl<'a> Batch<'a> {
         if let Some(Installed { object: Object::Network(old), .. }) = old {
             let unchanged = matches!(new, Some(Object::Network(new)) if new.encap == old.encap);
             if !unchanged {
-                self.removed_tags.insert(pipeline::bridge_and_tag(old.encap));
+                self.removed_tags.insert(bridge_and_tag(old.encap));
             }
         }
     }
@@ -258,14 +350,17 @@ impl<'a> Batch<'a> {
         let (bridge, flows) = match (&installed.object, number) {
             (Object::Local(local), Some(port)) => {
                 let dscp = local.identity.and_then(|identity| self.index.group(identity)?.dscp);
-                (pipeline::bridge_and_tag(local.encap).0, pipeline::local(local, port, dscp))
+                let segment = self.segment(&local.network, &local.vrf, local.encap);
+                (segment.domain.bridge(), pipeline::local(local, segment, port, dscp))
             }
             (Object::Remote(remote), _) => {
                 let port = remote.vtep().and_then(|vtep| self.index.peers().get(&vtep).copied());
-                (pipeline::bridge_and_tag(remote.encap).0, pipeline::remote(remote, port))
+                let segment = self.segment(&remote.network, &remote.vrf, remote.encap);
+                (segment.domain.bridge(), pipeline::remote(remote, segment, port))
             }
             (Object::Subnet(subnet), _) => {
-                (pipeline::bridge_and_tag(subnet.encap).0, pipeline::subnet(subnet))
+                let domain = self.domain(&subnet.vrf, subnet.encap);
+                (domain.bridge(), pipeline::subnet(subnet, domain))
             }
             // The flows of a network depend on its number of groups: see `update_network`.
             (Object::Network(_) | Object::Peer(_) | Object::Local(_), _)
@@ -275,19 +370,20 @@ impl<'a> Batch<'a> {
     }
 
     fn update_service(&mut self, id: &ObjectId, service: &Service) {
-        let (Some(network), Some(number)) = (&service.scope.network, self.numbers.get(Cookie::of(id))) else {
+        let (Some(domain), Some(number)) =
+            (domain_of_service(self.numbers, service), self.numbers.services.get(&Cookie::of(id)))
+        else {
             return;
         };
-        let encap = network.encap;
-        let (bridge, _) = pipeline::bridge_and_tag(encap);
+        let bridge = domain.bridge();
         for kind in BridgeKind::ALL {
-            if kind == bridge && pipeline::has_selection(service, encap) {
-                self.edits.get_mut(kind).set_group(pipeline::selection(service, encap, number));
+            if kind == bridge && pipeline::has_selection(service, domain) {
+                self.edits.get_mut(kind).set_group(pipeline::selection(service, domain, number));
             } else {
                 self.edits.get_mut(kind).remove_group(pipeline::backend_group(number));
             }
         }
-        self.set_flows(id, bridge, pipeline::service(service, encap, number));
+        self.set_flows(id, bridge, pipeline::service(service, domain, number));
     }
 
     fn set_flows(&mut self, id: &ObjectId, bridge: BridgeKind, flows: Vec<Flow>) {
@@ -329,13 +425,13 @@ impl<'a> Batch<'a> {
     fn update_network(&mut self, id: &NetworkId) {
         let id = ObjectId::Network(id.clone());
         let Some(Installed { object: Object::Network(network), .. }) = self.index.get(&id) else { return };
-        let (bridge, tag) = pipeline::bridge_and_tag(network.encap);
+        let (bridge, tag) = bridge_and_tag(network.encap);
         let ports: Vec<_> = self.index.local_ports(&network.id).collect();
         let groups = group_count(ports.len());
         let has_rules = self.index.has_rules(&network.id);
         let peer_groups = group_count(self.index.peers().len());
         let spread = Spread { groups, peer_groups, uplinks: &self.base.uplinks, has_rules };
-        let flows = pipeline::network(network, spread);
+        let flows = pipeline::network(network, self.domain(&network.vrf, network.encap), spread);
         let receivers: Vec<Receiver> = if has_rules {
             self.index.locals(&network.id).map(|(local, port)| Receiver::new(local, port)).collect()
         } else {
@@ -378,7 +474,7 @@ impl<'a> Batch<'a> {
 
 /// Groups of a network.
 pub(crate) fn network_groups(index: &FlowIndex, network: &Network) -> Vec<(BridgeKind, u32)> {
-    let (bridge, tag) = pipeline::bridge_and_tag(network.encap);
+    let (bridge, tag) = bridge_and_tag(network.encap);
     let groups = group_count(index.local_ports(&network.id).len());
     let flood = (0..groups).filter(|_| bridge == BridgeKind::Vxlan);
     let flood = flood.map(|group| (bridge, pipeline::endpoint_group(tag, group)));
@@ -389,15 +485,31 @@ pub(crate) fn network_groups(index: &FlowIndex, network: &Network) -> Vec<(Bridg
 /// Groups of the services, which select backends.
 pub(crate) fn service_groups(
     index: &FlowIndex,
-    numbers: &ServiceNumbers,
+    numbers: &ObjectNumbers,
 ) -> Vec<((BridgeKind, u32), ObjectId)> {
     let group = |service: &Service| {
-        let (id, network) = (ObjectId::Service(service.id.clone()), service.scope.network.as_ref()?);
-        let number =
-            numbers.get(Cookie::of(&id)).filter(|_| pipeline::has_selection(service, network.encap))?;
-        Some(((pipeline::bridge_and_tag(network.encap).0, pipeline::backend_group(number)), id))
+        let (id, domain) = (ObjectId::Service(service.id.clone()), domain_of_service(numbers, service)?);
+        let number = numbers.services.get(&Cookie::of(&id));
+        let number = number.filter(|_| pipeline::has_selection(service, domain))?;
+        Some(((domain.bridge(), pipeline::backend_group(number)), id))
     };
     index.services().filter_map(group).collect()
+}
+
+/// Where the address of an installed service is unique.
+pub(crate) fn domain_of_service(numbers: &ObjectNumbers, service: &Service) -> Option<Domain> {
+    let network = service.scope.network.as_ref();
+    domain(numbers, &service.scope.vrf, network.map(|network| network.encap))
+}
+
+/// Where the addresses of a network are unique, or those of all networks of a VRF; `None` without a number.
+fn domain(numbers: &ObjectNumbers, vrf: &Vrf, encap: Option<Encap>) -> Option<Domain> {
+    match (vrf, encap) {
+        (Vrf::Tenant(_), None | Some(Encap::Vxlan { .. })) => {
+            numbers.vrfs.get(vrf).and_then(|number| u16::try_from(number).ok()).map(Domain::Vrf)
+        }
+        (_, encap) => encap.map(Domain::Network),
+    }
 }
 
 /// Number of groups for the local endpoints of a network, or for all peers: at least one.

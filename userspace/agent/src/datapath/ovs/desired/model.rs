@@ -2,16 +2,18 @@
 
 use std::{collections::HashMap, net::IpAddr};
 
+use contiv_model::vrf::Vrf;
+
 use crate::datapath::{
-    ObjectId,
+    Desired, ObjectId,
     ovs::{
         bridge::{BridgeKind, PerBridge},
         pipeline::{self, NdMode},
         tables::{
             cookie::Cookie,
             edit::Tables,
-            ids::ServiceNumbers,
-            index::{BridgePort, FlowIndex},
+            ids::{Numbers, ObjectNumbers},
+            index::{BridgePort, FlowIndex, vrf_of},
         },
     },
 };
@@ -22,7 +24,7 @@ pub(crate) struct SwitchModel {
     pub(crate) index: FlowIndex,
     pub(crate) tables: PerBridge<Tables>,
     pub(crate) base: BaseConfig,
-    pub(crate) numbers: ServiceNumbers,
+    pub(crate) numbers: ObjectNumbers,
 }
 
 /// Parameters of the base flows.
@@ -38,8 +40,15 @@ pub(crate) struct BaseConfig {
 /// Ports of objects.
 pub(crate) type BridgePorts = HashMap<ObjectId, BridgePort>;
 
-/// Reads the numbers of the services in the tables.
-pub(crate) fn installed_numbers(tables: &PerBridge<Tables>) -> ServiceNumbers {
-    let flows = BridgeKind::ALL.into_iter().flat_map(|bridge| tables.get(bridge).flows());
-    ServiceNumbers::of(flows.filter_map(|flow| Some((Cookie(flow.cookie), pipeline::service_number(flow)?))))
+/// Reads the numbers of the services, and of the VRFs of the desired objects, in the tables.
+pub(crate) fn installed_numbers(tables: &PerBridge<Tables>, desired: &Desired) -> ObjectNumbers {
+    let flows = || BridgeKind::ALL.into_iter().flat_map(|bridge| tables.get(bridge).flows());
+    let services = flows().filter_map(|flow| Some((Cookie(flow.cookie), pipeline::service_number(flow)?)));
+    let numbered = flows().filter_map(|flow| Some((Cookie(flow.cookie), pipeline::vrf_number(flow)?)));
+    let numbered: HashMap<Cookie, u32> = numbered.collect();
+    let vrfs = desired.iter().filter_map(|(id, object)| {
+        let vrf = vrf_of(object).filter(|vrf| matches!(vrf, Vrf::Tenant(_)))?;
+        Some((vrf.clone(), *numbered.get(&Cookie::of(id))?))
+    });
+    ObjectNumbers { services: Numbers::of(services), vrfs: Numbers::of(vrfs) }
 }

@@ -7,6 +7,7 @@ use contiv_model::{
     policy::{Action, Direction, Identity, Peer as Peers, PortRange, Rule, TCP, Tier},
     route::NextHop,
     tag::Encap,
+    vrf::Vrf,
 };
 use proptest::{collection::vec, prelude::*};
 
@@ -17,9 +18,9 @@ use openflow_rs::Change;
 
 use super::{compare::compare, model::installed_numbers, *};
 use crate::datapath::{
-    Backend, Group, Local, Network, ObjectId, Peer, Remote, Scope,
+    Backend, Gateway, Group, Local, Network, ObjectId, Peer, Remote, Scope, Subnet,
     ovs::{
-        bridge::BridgeKind,
+        bridge::{BridgeKind, PerBridge},
         pipeline::{MAX_BUCKETS, peer_group},
         tables::{edit::Tables, index::BridgePort},
     },
@@ -47,10 +48,31 @@ fn endpoint(network: u8, n: u8) -> (EndpointId, Mac, std::net::Ipv4Addr) {
     (EndpointId::new(&network_id(network), &format!("pod{n}")), Mac::of_endpoint(ip), ip)
 }
 
-fn local(network: u8, n: u8, variant: bool) -> Object {
-    let (id, mac, ip) = endpoint(network, n);
-    let port = format!("vvport{network}{n}");
-    let network = Network::new(network_id(network), encap(network, variant));
+/// Network, which is routed to the others of its tenant if it is a VXLAN.
+fn network(n: u8, variant: bool, routed: bool) -> Network {
+    let network = Network::new(network_id(n), encap(n, variant));
+    match network.encap {
+        Encap::Vxlan { .. } if routed => Network { vrf: Vrf::Tenant("blue".parse().unwrap()), ..network },
+        _ => network,
+    }
+}
+
+/// Subnets of a network in its own VRF have a gateway of their own.
+fn subnet(n: u8, (variant, routed): (bool, bool), has_gateway: bool, v6: bool) -> Object {
+    let Network { id, vrf, encap, .. } = network(n, variant, routed);
+    let (prefix, ip): (_, IpAddr) = match v6 {
+        true => (format!("2001:db8:{n}::/64"), format!("2001:db8:{n}::fe").parse().unwrap()),
+        false => (format!("10.{n}.0.0/24"), [10, n, 0, 254].into()),
+    };
+    let mac = matches!(encap, Encap::Vxlan { .. }).then_some(Mac::ROUTER).filter(|_| routed);
+    let gateway = has_gateway.then_some(Gateway { ip, mac });
+    Object::Subnet(Subnet { network: id, vrf, encap, prefix: prefix.parse().unwrap(), gateway })
+}
+
+fn local(at: u8, n: u8, (variant, routed): (bool, bool)) -> Object {
+    let (id, mac, ip) = endpoint(at, n);
+    let port = format!("vvport{at}{n}");
+    let network = network(at, variant, routed);
     Object::Local(Local { identity: identity(n), ..Local::new(id, &network, port, mac, ip) })
 }
 
@@ -75,33 +97,34 @@ fn group(n: u8, rules: u8, dscp: bool) -> Object {
     Object::Group(Group { dscp, ..Group::new(identity, (0..rules).map(rule).collect::<Vec<_>>()) })
 }
 
-fn service(network: u8, n: u8, backends: u8, variant: bool) -> Object {
-    let encap = encap(network, variant);
-    let scope = Scope::network(&Network::new(network_id(network), encap));
-    let backends = (0..backends).map(|n| Backend::on(encap, [10, network, 0, n])).collect();
+fn service(at: u8, n: u8, backends: u8, (variant, routed): (bool, bool)) -> Object {
+    let network = network(at, variant, routed);
+    let backends = (0..backends).map(|n| Backend::on(network.encap, [10, at, 0, n])).collect();
     let ports = vec!["53:5353:UDP".parse().unwrap()];
-    let id = format!("service{network}{n}:blue");
-    Object::Service(Service { ports, backends, ..Service::new(id, scope, [10, network, 0, 200 + n]) })
+    let id = format!("service{at}{n}:blue");
+    Object::Service(Service { ports, backends, ..Service::new(id, Scope::network(&network), [10, at, 0, 200 + n]) })
 }
 
 fn object() -> impl Strategy<Value = Object> {
     prop_oneof![
         (0u8..3).prop_map(|n| Object::Peer(Peer::new(vtep(n), 4789))),
-        (0u8..4, any::<bool>(), any::<bool>()).prop_map(|(n, variant, flood)| {
+        (0u8..4, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(|(n, variant, routed, flood)| {
             let arp = if flood { ArpMode::Flood } else { ArpMode::Proxy };
-            Object::Network(Network { arp, ..Network::new(network_id(n), encap(n, variant)) })
+            Object::Network(Network { arp, ..network(n, variant, routed) })
         }),
-        (0u8..4, 0u8..4, any::<bool>()).prop_map(|(network, n, variant)| local(network, n, variant)),
-        (0u8..4, 4u8..8, 0u8..3, any::<bool>()).prop_map(|(network, n, node, variant)| {
-            let (id, mac, ip) = endpoint(network, n);
-            let network = Network::new(network_id(network), encap(network, variant));
+        (0u8..4, any::<(bool, bool)>(), any::<bool>(), any::<bool>())
+            .prop_map(|(n, kind, has_gateway, v6)| subnet(n, kind, has_gateway, v6)),
+        (0u8..4, 0u8..4, any::<(bool, bool)>()).prop_map(|(network, n, kind)| local(network, n, kind)),
+        (0u8..4, 4u8..8, 0u8..3, any::<(bool, bool)>()).prop_map(|(at, n, node, (variant, routed))| {
+            let (id, mac, ip) = endpoint(at, n);
+            let network = network(at, variant, routed);
             let next_hop = NextHop::on(network.encap, Some(vtep(node))).unwrap();
             let identity = identity(n);
             Object::Remote(Remote { identity, ..Remote::new(id, &network, next_hop, mac, ip) })
         }),
         (1u8..4, 0u8..3, any::<bool>()).prop_map(|(n, rules, dscp)| group(n, rules, dscp)),
-        (0u8..4, 0u8..2, 0u8..3, any::<bool>())
-            .prop_map(|(network, n, backends, variant)| service(network, n, backends, variant)),
+        (0u8..4, 0u8..2, 0u8..3, any::<(bool, bool)>())
+            .prop_map(|(network, n, backends, kind)| service(network, n, backends, kind)),
     ]
 }
 
@@ -190,7 +213,7 @@ proptest! {
             // A removed peer leaves remote endpoints without a tunnel, which the expected model omits.
             let without_tunnel = desired.iter().any(|(_, object)| matches!(object,
                 Object::Remote(remote) if remote.vtep().is_some_and(|vtep| desired.get(&ObjectId::Peer(vtep)).is_none())));
-            let numbers = installed_numbers(&model.tables);
+            let numbers = installed_numbers(&model.tables, &desired);
             let expected_model = expected(&desired, &ports, BaseConfig::default(), numbers);
             if !without_tunnel {
                 for bridge in BridgeKind::ALL {
@@ -237,7 +260,7 @@ fn many_peers_need_several_groups() {
             &Desired::default(),
             &BridgePorts::new(),
             BaseConfig::default(),
-            ServiceNumbers::default(),
+            ObjectNumbers::default(),
         );
         let new = model.tables.vxlan.difference(&flows.tables.vxlan).map(ToString::to_string);
         new.filter(|flow| flow.contains(&format!("group:{}", peer_group(2)))).count()
@@ -245,7 +268,7 @@ fn many_peers_need_several_groups() {
     assert_eq!(flood(&model), 2);
     let (desired, ports) = installed(&model);
     let differences = compare(
-        &expected(&desired, &ports, BaseConfig::default(), ServiceNumbers::default()),
+        &expected(&desired, &ports, BaseConfig::default(), ObjectNumbers::default()),
         &model.tables,
         &desired,
     );
@@ -261,11 +284,10 @@ fn many_pods_need_several_groups() {
     let mut model = SwitchModel::default();
     let mut batch = Batch::new(&mut model);
     batch.set_base_flows();
-    let network = Network::new(network_id(0), encap(0, false));
-    batch.set(Object::Network(network), None).unwrap();
+    batch.set(Object::Network(network(0, false, false)), None).unwrap();
     let pods: Vec<_> = (0..2 * MAX_BUCKETS as u32 + 1)
         .map(|n| {
-            let Object::Local(mut pod) = local(0, 0, false) else { unreachable!() };
+            let Object::Local(mut pod) = local(0, 0, (false, false)) else { unreachable!() };
             pod.id = EndpointId::new(&network_id(0), &format!("pod{n}"));
             let ip = (0x0a00_0000 + n).into();
             (pod.addresses, pod.mac) = (Addresses::from(ip), Mac::of_endpoint(ip));
@@ -289,4 +311,61 @@ fn many_pods_need_several_groups() {
     pods.iter().skip(1).for_each(|(pod, _)| batch.delete(&pod.id()));
     batch.commit();
     assert_eq!(model.tables.vxlan.groups().keys().copied().collect::<Vec<_>>(), [peer_group(0), 2]);
+}
+
+/// A VRF keeps its number over a restart, and another one gets it when no object is left; a change of one endpoint of a large VRF
+/// changes only its own flows.
+#[test]
+fn vrfs_have_numbers_and_changes_are_small() {
+    let mut model = SwitchModel::default();
+    let tenant = |name: &str, n: u8| {
+        let vrf = Vrf::Tenant(name.parse().unwrap());
+        Network { vrf, ..Network::new(network_id(n), encap(n, false)) }
+    };
+    let (blue, red) = (tenant("blue", 0), tenant("red", 1));
+    let pod = |network: &Network, n: u16| {
+        let [high, low] = n.to_be_bytes();
+        let ip = std::net::Ipv4Addr::from([10, 9, high, low]);
+        let id = EndpointId::new(&network.id, &format!("pod{n}"));
+        let port = BridgePort { name: format!("port{n}"), number: 1000 + u32::from(n) };
+        (Object::Local(Local::new(id, network, port.name.clone(), Mac::of_endpoint(ip), ip)), Some(port))
+    };
+    let numbers = |model: &SwitchModel| [&blue, &red].map(|network| model.numbers.vrfs.get(&network.vrf));
+    let mut batch = Batch::new(&mut model);
+    batch.set_base_flows();
+    for network in [&blue, &red] {
+        batch.set(Object::Network(network.clone()), None).unwrap();
+    }
+    (1..2000).for_each(|n| {
+        let (object, port) = pod(&red, n);
+        batch.set(object, port).unwrap();
+    });
+    batch.commit();
+    assert_eq!(numbers(&model), [Some(1), Some(2)]);
+    let mut batch = Batch::new(&mut model);
+    let (object, port) = pod(&red, 2000);
+    batch.set(object, port).unwrap();
+    let PerBridge { vlan, vxlan } = batch.changes();
+    // The flows of the endpoint, and the group that floods to it.
+    assert!(vlan.is_empty() && vxlan.len() < 60, "{}", vxlan.len());
+    batch.commit();
+    let mut batch = Batch::new(&mut model);
+    batch.delete(&ObjectId::Network(blue.id.clone()));
+    batch.commit();
+    assert_eq!(numbers(&model), [None, Some(2)]);
+    let (desired, ports) = installed(&model);
+    let numbers_read = installed_numbers(&model.tables, &desired);
+    let mut restarted = expected(&desired, &ports, BaseConfig::default(), numbers_read);
+    assert_eq!(numbers(&restarted), [None, Some(2)]);
+    let mut batch = Batch::new(&mut restarted);
+    batch.set(Object::Network(blue.clone()), None).unwrap();
+    batch.commit();
+    assert_eq!(numbers(&restarted), [Some(3), Some(2)]);
+    // A service of all networks needs one.
+    let service = |vrf: Vrf| Object::Service(Service::new("dns:x", Scope::vrf(vrf), [10, 9, 9, 9]));
+    let mut batch = Batch::new(&mut restarted);
+    let refused = batch.set(service(Vrf::Tenant("green".parse().unwrap())), None).unwrap_err();
+    assert!(refused.to_string().contains("give the service a network"), "{refused}");
+    batch.set(service(blue.vrf.clone()), None).unwrap();
+    batch.commit();
 }

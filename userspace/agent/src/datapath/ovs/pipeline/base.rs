@@ -5,7 +5,7 @@ use openflow_rs::{Action, Flow, Match, Port};
 use super::{
     guard,
     neighbour::{self, NdMode},
-    policy, service,
+    policy, route, service,
     table::{self, priority},
 };
 use crate::datapath::ovs::bridge::BridgeKind;
@@ -32,10 +32,13 @@ pub(crate) fn base_flows(bridge: BridgeKind, nd_mode: NdMode) -> Vec<Flow> {
         BridgeKind::Vxlan => [table::DESTINATION, table::NEIGHBOUR].map(miss),
     });
     flows.extend(policy::base());
+    if bridge == BridgeKind::Vxlan {
+        flows.extend(route::base());
+    }
     flows.push(neighbour::arp_reply());
     flows.extend(match nd_mode {
         NdMode::Answer => neighbour::nd_replies(),
-        NdMode::Forward => vec![neighbour::nd_forward()],
+        NdMode::Forward => neighbour::nd_forward(),
     });
     flows
 }

@@ -9,7 +9,7 @@ use openflow_rs::{Action, Field, Flow, Match};
 use super::{
     group::{UPLINK_GROUP, endpoint_group, peer_group, receiver_group},
     guard,
-    metadata::{self, bridge_and_tag, match_from, network_match, network_match_from},
+    metadata::{self, Domain, Segment, bridge_and_tag, match_from, network_match, network_match_from},
     neighbour,
     policy::{self, Member},
     route,
@@ -30,15 +30,26 @@ pub(crate) fn vtep(address: IpAddr, port: u16) -> [Flow; 2] {
 }
 
 /// Returns the flows of a subnet.
-pub(crate) fn subnet(subnet: &Subnet) -> Vec<Flow> {
+pub(crate) fn subnet(subnet: &Subnet, domain: Domain) -> Vec<Flow> {
     let (_, tag) = bridge_and_tag(subnet.encap);
-    let mut flows = policy::subnet(subnet);
+    let mut flows = policy::subnet(subnet, domain);
     if let IpNet::V4(prefix) = subnet.prefix
         && prefix.prefix_len() < 31
     {
-        flows.extend(guard::broadcast(tag, prefix.broadcast()));
+        flows.extend(guard::broadcast(domain, prefix.broadcast()));
+    }
+    if let Some(gateway) = subnet.gateway.filter(|_| subnet.is_routed()) {
+        flows.extend(guard::router(domain, subnet.prefix, gateway.ip));
+        flows.push(neighbour::gateway(tag, gateway.ip));
+        flows.extend(route::gateway(domain, gateway.ip));
     }
     flows
+}
+
+/// The number of the VRF whose packets a flow is for.
+pub(crate) fn vrf_number(flow: &Flow) -> Option<u32> {
+    let entered = || flow.instructions.apply.iter().find_map(metadata::entered_vrf);
+    metadata::matched_vrf(&flow.matching).or_else(|| entered().filter(|_| flow.table == table::SOURCE))
 }
 
 /// Where replicated frames of a network go.
@@ -55,10 +66,10 @@ pub(crate) struct Spread<'a> {
 }
 
 /// Returns the flows of a network.
-pub(crate) fn network(network: &Network, spread: Spread<'_>) -> Vec<Flow> {
+pub(crate) fn network(network: &Network, domain: Domain, spread: Spread<'_>) -> Vec<Flow> {
     let (bridge, tag) = bridge_and_tag(network.encap);
     let Spread { groups, peer_groups, .. } = spread;
-    let mut flows = policy::network(network);
+    let mut flows = policy::network(network, domain);
     flows.extend(evaluated_flood(network, spread));
     if network.arp == ArpMode::Proxy {
         flows.extend(neighbour::intercept_requests(tag));
@@ -71,6 +82,7 @@ pub(crate) fn network(network: &Network, spread: Spread<'_>) -> Vec<Flow> {
     };
     flows.push(
         Flow::new(table::SOURCE, priority::MATCH, arrived)
+            .apply(domain.enter())
             .write_metadata(u64::from(tag) << metadata::NETWORK_SHIFT, metadata::NETWORK)
             .goto(table::STATION),
     );
@@ -119,19 +131,20 @@ fn evaluated_flood(network: &Network, spread: Spread<'_>) -> Vec<Flow> {
 }
 
 /// Returns the flows of a local endpoint at `port`, whose packets get `dscp`.
-pub(crate) fn local(local: &Local, port: u32, dscp: Option<Dscp>) -> Vec<Flow> {
-    let (bridge, tag) = bridge_and_tag(local.encap);
+pub(crate) fn local(local: &Local, segment: Segment, port: u32, dscp: Option<Dscp>) -> Vec<Flow> {
+    let Segment { tag, domain, .. } = segment;
     // A pod cannot choose its network: frames that it tags are dropped.
     let untagged = Match::new().in_port(port.into()).no_vlan();
     let mut flows = vec![
         Flow::new(table::SOURCE, priority::LOCAL_POD, untagged)
+            .apply(domain.enter())
             .write_metadata(u64::from(tag) << metadata::NETWORK_SHIFT, metadata::NETWORK)
             .goto(table::GUARD),
     ];
     flows.extend(guard::pod(local, port));
-    flows.extend(guard::known_local(tag, local.mac, &local.addresses));
+    flows.extend(guard::known_local(segment, local.mac, &local.addresses));
     let Local { mac, addresses, identity, .. } = local;
-    let member = Member { tag, mac: *mac, addresses, identity: *identity, is_here: true };
+    let member = Member { segment, mac: *mac, addresses, identity: *identity, is_here: true };
     flows.extend(policy::endpoint(member));
     if let Some(dscp) = dscp {
         let packets = [Match::new().ipv4(), Match::new().ipv6()].map(|m| m.in_port(port.into()));
@@ -140,24 +153,24 @@ pub(crate) fn local(local: &Local, port: u32, dscp: Option<Dscp>) -> Vec<Flow> {
             Flow::new(table::DSCP, priority::MATCH, m).apply([mark, Action::resubmit(table::SERVICE_SNAT)])
         }));
     }
-    if bridge == BridgeKind::Vxlan {
+    if domain.bridge() == BridgeKind::Vxlan {
         let destination = network_match(tag).eth_dst(local.mac.0);
         flows.push(Flow::new(table::DESTINATION, priority::MATCH, destination).apply([Action::output(port)]));
     }
-    flows.extend(neighbour::known_addresses(tag, local.mac.0, &local.addresses));
+    flows.extend(neighbour::known_addresses(segment, local.mac, &local.addresses));
     flows.extend(neighbour::own_addresses(tag, port, &local.addresses));
-    flows.extend(route::local(tag, port, local.mac, &local.addresses));
+    flows.extend(route::local(segment, port, local.mac, &local.addresses));
     flows
 }
 
 /// Returns the flows of a remote endpoint. `port` is the tunnel to its node; `None` on a VLAN network.
-pub(crate) fn remote(remote: &Remote, port: Option<u32>) -> Vec<Flow> {
-    let (_, tag) = bridge_and_tag(remote.encap);
-    let mut flows: Vec<_> = neighbour::known_addresses(tag, remote.mac.0, &remote.addresses).collect();
-    flows.extend(guard::known_remote(tag, remote.mac, &remote.addresses, port));
-    flows.extend(route::endpoint(tag, remote.mac, &remote.addresses));
+pub(crate) fn remote(remote: &Remote, segment: Segment, port: Option<u32>) -> Vec<Flow> {
+    let tag = segment.tag;
+    let mut flows: Vec<_> = neighbour::known_addresses(segment, remote.mac, &remote.addresses).collect();
+    flows.extend(guard::known_remote(segment, remote.mac, &remote.addresses, port));
+    flows.extend(route::endpoint(segment, remote.mac, &remote.addresses));
     let Remote { mac, addresses, identity, .. } = remote;
-    let member = Member { tag, mac: *mac, addresses, identity: *identity, is_here: false };
+    let member = Member { segment, mac: *mac, addresses, identity: *identity, is_here: false };
     flows.extend(policy::endpoint(member));
     if let Some(port) = port {
         // Split horizon: frames from a tunnel are not sent into another.

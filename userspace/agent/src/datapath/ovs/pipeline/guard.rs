@@ -12,11 +12,13 @@
 //!
 //! * [`form`]: what is valid for any endpoint.
 //! * [`pod`]: what a local endpoint may send.
+//! * [`router`]: what pods send to the router, and what it sends from other nodes.
 //! * [`known`]: what others may not send in the name of an endpoint, and which destinations belong together.
 
 mod form;
 mod known;
 mod pod;
+mod router;
 
 use std::net::IpAddr;
 
@@ -27,12 +29,16 @@ use openflow_rs::{
     matching::{ICMPV6_NEIGHBOUR_ADVERTISEMENT, ICMPV6_NEIGHBOUR_SOLICITATION, mac_bits},
 };
 
-use super::table;
+use super::{
+    metadata::{self, Domain},
+    table,
+};
 
 pub(super) use self::{
     form::{base, to_vtep},
     known::{broadcast, local as known_local, remote as known_remote, service as known_service},
     pod::pod,
+    router::subnet as router,
 };
 
 /// Register that is not zero in frames that may be answered, but not forwarded.
@@ -84,4 +90,24 @@ fn advertisement(matching: Match) -> Match {
 /// Requires this Ethernet address in a field; zero matches a message without the option.
 fn named(matching: Match, field: Field, mac: [u8; 6]) -> Match {
     matching.field(field, mac_bits(mac))
+}
+
+/// Frames from outside whose source is the address.
+fn claims(domain: Domain, ip: IpAddr) -> impl Iterator<Item = Match> {
+    let from_outside = || domain.packets_from(metadata::OUTSIDE);
+    let arp = match ip {
+        IpAddr::V4(ip) => Some(from_outside().arp_spa(ip)),
+        IpAddr::V6(_) => None,
+    };
+    [source(from_outside(), ip)].into_iter().chain(arp)
+}
+
+/// Advertisements from outside for the address.
+fn advertised(domain: Domain, ip: IpAddr) -> impl Iterator<Item = Match> {
+    let from_outside = domain.packets_from(metadata::OUTSIDE);
+    let target = match ip {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(ip) => Some(advertisement(from_outside).field(Field::NdTarget, ip.to_bits())),
+    };
+    target.into_iter()
 }

@@ -1,7 +1,9 @@
-//! Metadata bits.
+//! Metadata bits, and register bits that hold in all tables.
+
+use std::net::IpAddr;
 
 use contiv_model::tag::Encap;
-use openflow_rs::{Field, Match, Slice};
+use openflow_rs::{Action, Field, Match, Slice};
 
 use crate::datapath::ovs::bridge::BridgeKind;
 
@@ -15,6 +17,16 @@ const SERVICE: (u32, u32) = (17, 23);
 pub(super) const NETWORK_SHIFT: u32 = 40;
 /// Mask of the network's tag, 24 bits.
 pub(super) const NETWORK: u64 = 0xff_ffff << NETWORK_SHIFT;
+
+/// Register whose bits 18 to 30 are the number of the packet's VRF, zero without one, and whose bit 31 is set if the packet is
+/// routed: it has another network or Ethernet source behind the node than before. Policies use the other bits.
+pub(super) const FLAGS: Field = Field::Reg14;
+/// Position and width of the number of the VRF.
+const VRF: (u32, u32) = (18, 13);
+/// Set if the packet is routed.
+pub(super) const IS_ROUTED: u32 = 1 << 31;
+/// Highest number of a VRF.
+pub(crate) const MAX_VRF: u32 = (1 << VRF.1) - 1;
 
 /// Returns the bridge that carries a network, and the network's tag there: a VLAN id or a VNI.
 pub(crate) fn bridge_and_tag(encap: Encap) -> (BridgeKind, u32) {
@@ -33,6 +45,140 @@ pub(super) fn network_match(tag: u32) -> Match {
 pub(super) fn network_match_from(tag: u32, origin: u64) -> Match {
     let value = u64::from(tag) << NETWORK_SHIFT | origin;
     Match::new().metadata(value, NETWORK | OUTSIDE)
+}
+
+/// The packet goes on in this network.
+pub(super) fn enter_network(tag: u32) -> Action {
+    Action::load(tag.into(), Slice::bits(Field::Metadata, NETWORK_SHIFT as u16, 24))
+}
+
+/// Requires bits of the flags, beside those that the match requires already.
+pub(super) fn flagged(matching: Match, value: u32, mask: u32) -> Match {
+    let (before, already) = matching.get(FLAGS).map_or((0, 0), |masked| (masked.value, masked.mask));
+    matching.masked(FLAGS, before | u128::from(value), already | u128::from(mask))
+}
+
+/// Requires a packet that is routed.
+pub(super) fn routed(matching: Match) -> Match {
+    flagged(matching, IS_ROUTED, IS_ROUTED)
+}
+
+/// The packet is routed, or no more.
+pub(super) fn mark_routed(is_routed: bool) -> Action {
+    Action::load(is_routed.into(), Slice::bits(FLAGS, IS_ROUTED.trailing_zeros() as u16, 1))
+}
+
+/// Where an IP address belongs to one endpoint: a VRF whose networks are routed to each other, or one network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Domain {
+    /// A network by itself.
+    Network(Encap),
+    /// The VRF with this number.
+    Vrf(u16),
+}
+
+impl Domain {
+    /// Returns the bridge that carries the networks.
+    pub(crate) fn bridge(self) -> BridgeKind {
+        match self {
+            Domain::Network(encap) => bridge_and_tag(encap).0,
+            Domain::Vrf(_) => BridgeKind::Vxlan,
+        }
+    }
+
+    /// Matches packets of the domain.
+    pub(super) fn packets(self) -> Match {
+        match self {
+            Domain::Network(encap) => network_match(bridge_and_tag(encap).1),
+            Domain::Vrf(number) => of_vrf(Match::new(), number),
+        }
+    }
+
+    /// Matches packets of the domain that come from a local pod (`origin` 0) or from [`OUTSIDE`].
+    pub(super) fn packets_from(self, origin: u64) -> Match {
+        match self {
+            Domain::Network(encap) => network_match_from(bridge_and_tag(encap).1, origin),
+            Domain::Vrf(number) => of_vrf(match_from(origin), number),
+        }
+    }
+
+    /// The packet is of this domain; `None` if its network tells.
+    pub(super) fn enter(self) -> Option<Action> {
+        match self {
+            Domain::Network(_) => None,
+            Domain::Vrf(number) => Some(Action::load(number.into(), vrf_slice())),
+        }
+    }
+
+    /// Connection tracking zone: the addresses of domains overlap. A VXLAN network has a number of its own among the VLAN ids
+    /// of the node's VXLAN networks.
+    pub(super) fn zone(self) -> u16 {
+        const VXLAN: u16 = 0x1000;
+        const VRFS: u16 = 0x4000;
+        match self {
+            Domain::Network(Encap::Vlan(vlan)) => vlan.get(),
+            Domain::Network(Encap::Vxlan { local, .. }) => VXLAN | local.get(),
+            Domain::Vrf(number) => VRFS | number,
+        }
+    }
+
+    /// Zone of the connections of clients to services.
+    pub(super) fn clients_zone(self) -> u16 {
+        const CLIENTS: u16 = 0x2000;
+        CLIENTS | self.zone()
+    }
+}
+
+fn of_vrf(matching: Match, number: u16) -> Match {
+    flagged(matching, u32::from(number) << VRF.0, MAX_VRF << VRF.0)
+}
+
+fn vrf_slice() -> Slice {
+    Slice::bits(FLAGS, VRF.0 as u16, VRF.1 as u16)
+}
+
+/// The number of the VRF that packets enter with an action.
+pub(super) fn entered_vrf(action: &Action) -> Option<u32> {
+    match action {
+        Action::Load { value, to } if *to == vrf_slice() => u32::try_from(*value).ok(),
+        _ => None,
+    }
+}
+
+/// The number of the VRF whose packets this matches.
+pub(super) fn matched_vrf(matching: &Match) -> Option<u32> {
+    let flags = matching.get(FLAGS)?;
+    let mask = u128::from(MAX_VRF << VRF.0);
+    (flags.mask & mask == mask).then_some((flags.value >> VRF.0) as u32 & MAX_VRF)
+}
+
+/// Families of addresses of a network to which the nodes route.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Routed {
+    pub(crate) v4: bool,
+    pub(crate) v6: bool,
+}
+
+impl Routed {
+    pub(super) fn has(self, ip: IpAddr) -> bool {
+        if ip.is_ipv4() { self.v4 } else { self.v6 }
+    }
+}
+
+/// The network of an endpoint.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment {
+    pub(crate) tag: u32,
+    pub(crate) domain: Domain,
+    pub(crate) routed: Routed,
+}
+
+impl Segment {
+    /// A network by itself that is not routed.
+    #[cfg(test)]
+    pub(crate) fn bridged(encap: Encap) -> Segment {
+        Segment { tag: bridge_and_tag(encap).1, domain: Domain::Network(encap), routed: Routed::default() }
+    }
 }
 
 /// Matches frames of any network that come from a local pod (`origin` 0) or from [`OUTSIDE`].

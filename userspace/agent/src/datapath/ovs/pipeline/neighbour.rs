@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use contiv_model::addresses::Addresses;
+use contiv_model::{addresses::Addresses, mac::Mac};
 
 use openflow_rs::{
     Action, Field, Flow, Match, Port, Slice,
@@ -13,7 +13,7 @@ use openflow_rs::{
 };
 
 use super::{
-    metadata::{network_match, network_match_from},
+    metadata::{Domain, Segment, network_match, network_match_from},
     table::{self, priority},
 };
 const ARP_REQUEST: u16 = 1;
@@ -62,16 +62,40 @@ fn request(matching: Match, ip: IpAddr) -> Match {
     }
 }
 
-/// Returns flows that look up the addresses of an endpoint.
-pub(crate) fn known_addresses(tag: u32, mac: [u8; 6], addresses: &Addresses) -> impl Iterator<Item = Flow> {
-    addresses.iter().map(move |ip| known_address(tag, mac, ip))
+/// Returns flows that look up the addresses of an endpoint. On other networks of its VRF the router answers for it.
+pub(crate) fn known_addresses(
+    segment: Segment,
+    mac: Mac,
+    addresses: &Addresses,
+) -> impl Iterator<Item = Flow> {
+    let Segment { tag, domain, routed } = segment;
+    addresses.iter().flat_map(move |ip| {
+        let elsewhere = matches!(domain, Domain::Vrf(_)) && routed.has(ip);
+        let by_router = elsewhere.then(|| {
+            let asked = request(domain.packets(), ip);
+            answer(Flow::new(table::NEIGHBOUR, priority::OTHER_NETWORK, asked), Mac::ROUTER)
+        });
+        [known(network_match(tag), mac, ip)].into_iter().chain(by_router)
+    })
 }
 
-/// Returns the flow that looks up an address.
-pub(crate) fn known_address(tag: u32, mac: [u8; 6], ip: IpAddr) -> Flow {
-    Flow::new(table::NEIGHBOUR, priority::MATCH, request(network_match(tag), ip))
-        .apply([Action::set(REPLY_MAC, mac_bits(mac))])
-        .goto(table::REPLY)
+/// Returns the flow that looks up the address of a service.
+pub(crate) fn known_service(domain: Domain, mac: Mac, ip: IpAddr) -> Flow {
+    known(domain.packets(), mac, ip)
+}
+
+fn known(packets: Match, mac: Mac, ip: IpAddr) -> Flow {
+    answer(Flow::new(table::NEIGHBOUR, priority::MATCH, request(packets, ip)), mac)
+}
+
+fn answer(flow: Flow, mac: Mac) -> Flow {
+    flow.apply([Action::set(REPLY_MAC, mac_bits(mac.0))]).goto(table::REPLY)
+}
+
+/// Returns the flow that answers the requests of pods for the gateway of their network, in each ARP mode.
+pub(crate) fn gateway(tag: u32, ip: IpAddr) -> Flow {
+    let asked = request(network_match_from(tag, 0), ip);
+    answer(Flow::new(table::SERVICE_DNAT, priority::INTERCEPT + 1, asked), Mac::ROUTER)
 }
 
 /// Returns flows that flood the requests of a pod for its own addresses: duplicate address detection and gratuitous ARP.
@@ -138,8 +162,14 @@ pub(crate) fn nd_replies() -> Vec<Flow> {
     vec![reply, option, duplicate]
 }
 
-/// Returns the flow that forwards a neighbour solicitation to the owner of the address.
-pub(crate) fn nd_forward() -> Flow {
+/// Returns the flows that forward a neighbour solicitation to the owner of the address. The router is no owner that could answer.
+pub(crate) fn nd_forward() -> Vec<Flow> {
     let actions = [put_mac(Field::EthDst), Action::resubmit(table::DESTINATION)];
-    Flow::new(table::REPLY, priority::MATCH, solicitation()).apply(actions)
+    let [high, low] = [32, 0].map(|shift| (mac_bits(Mac::ROUTER.0) >> shift) as u32);
+    // The switch reports a match on a wider register as matches on its parts.
+    let for_router = solicitation().field(Field::Reg0, high).field(Field::Reg1, low);
+    vec![
+        Flow::new(table::REPLY, priority::MATCH, solicitation()).apply(actions),
+        Flow::new(table::REPLY, priority::OWN_ADDRESS, for_router),
+    ]
 }

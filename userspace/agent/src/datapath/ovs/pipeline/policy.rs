@@ -22,9 +22,10 @@ mod identity;
 mod replicate;
 mod rules;
 
-use contiv_model::tag::Encap;
 use ipnet::IpNet;
 use openflow_rs::{Action, Field, Match, Slice};
+
+use super::metadata;
 
 pub(super) use self::{
     class::{base, network},
@@ -58,7 +59,7 @@ const DESTINATION_V6: (Field, [Field; 4]) =
 const SOURCE_IDENTITY: Field = Field::Reg12;
 const DESTINATION_IDENTITY: Field = Field::Reg13;
 /// Port number of the receiver of a replicated frame, and [`IS_RECEIVER`].
-const RECEIVER: Field = Field::Reg14;
+const RECEIVER: Field = metadata::FLAGS;
 const IS_RECEIVER: u32 = 1 << 16;
 /// Bit of the same register: the packet returns to the pod that sent it.
 const IS_RETURNING: u32 = 1 << 17;
@@ -125,20 +126,10 @@ fn classify(class: u8) -> Action {
 
 /// Matches packets that return to the pod that sent them.
 pub(super) fn returning(matching: Match) -> Match {
-    matching.masked(RECEIVER, IS_RETURNING, IS_RETURNING)
+    metadata::flagged(matching, IS_RETURNING, IS_RETURNING)
 }
 
 /// The packet returns to the pod that sent it.
 pub(super) fn mark_returning() -> Action {
     Action::load(1, Slice::bits(RECEIVER, IS_RETURNING.trailing_zeros() as u16, 1))
-}
-
-/// Connection tracking zone of a network: the addresses of networks overlap. A VXLAN network has a number of its own among
-/// the VLAN ids of the node's VXLAN networks.
-pub(super) fn zone(encap: Encap) -> u16 {
-    const VXLAN: u16 = 0x1000;
-    match encap {
-        Encap::Vlan(vlan) => vlan.get(),
-        Encap::Vxlan { local, .. } => VXLAN | local.get(),
-    }
 }

@@ -1,37 +1,171 @@
-//! Delivery by IP address: the Ethernet address of a packet follows from its destination.
+//! Delivery by IP address: the network and the Ethernet address of a packet follow from its destination.
+//!
+//! ```text
+//!  16 pod to router ─ routed ─ 3 service? ─ 7 ─┬─ endpoint: its network, its Ethernet address ─ 4 policy ... 9 TTL - 1, source ─ 9
+//!                                              ├─ gateway: echo request ─ 4 policy ─ 24 ─ 11 reply
+//!                                              └─ TTL expired, no such endpoint
+//! ```
+//!
+//! The router is on every node. A packet is routed once, on the node of its sender: it reaches another node on the network of
+//! its destination. Rules and connections see the endpoints; the TTL is decremented behind them.
 
 use std::net::IpAddr;
 
-use contiv_model::{addresses::Addresses, mac::Mac};
-use openflow_rs::{Action, Field, Flow, matching::mac_bits};
+use contiv_model::{
+    addresses::Addresses,
+    mac::Mac,
+    policy::{ICMP, ICMPV6},
+};
+use openflow_rs::{Action, Field, Flow, Match, Port, matching::mac_bits};
 
 use super::{
     guard,
-    metadata::network_match,
+    metadata::{Domain, IS_ROUTED, Segment, enter_network, flagged, mark_routed, network_match, routed},
     policy,
-    table::{self, priority},
+    table::{self, priority, priority::router as rank},
 };
 
-/// Returns the flows of an endpoint's addresses.
-pub(super) fn endpoint(tag: u32, mac: Mac, addresses: &Addresses) -> impl Iterator<Item = Flow> {
-    addresses.iter().map(move |ip| to(tag, mac, ip))
+/// TTL of echo replies.
+const REPLY_TTL: u8 = 64;
+/// Fragment flag of all fragments.
+const ANY_FRAGMENT: u8 = 1;
+
+#[derive(Clone, Copy)]
+enum Family {
+    V4,
+    V6,
 }
 
-/// Returns the flows of the addresses of the local endpoint at `port`, which may reach itself.
-pub(super) fn local(tag: u32, port: u32, mac: Mac, addresses: &Addresses) -> impl Iterator<Item = Flow> {
-    addresses.iter().flat_map(move |ip| {
-        let mut own = to(tag, mac, ip);
-        own.priority = priority::OWN_ADDRESS;
-        own.matching = own.matching.in_port(port.into());
-        // Where the pod sent it is where it comes from.
-        let from = [policy::mark_returning(), Action::copy(Field::EthDst, Field::EthSrc)];
-        own.instructions.apply.splice(0..0, from);
-        [to(tag, mac, ip), own]
+impl Family {
+    const ALL: [Family; 2] = [Family::V4, Family::V6];
+
+    fn packets(self, matching: Match) -> Match {
+        match self {
+            Family::V4 => matching.ipv4(),
+            Family::V6 => matching.ipv6(),
+        }
+    }
+
+    /// Requires an echo request in one piece.
+    fn ping(self, matching: Match) -> Match {
+        let m = self.packets(matching).masked(Field::IpFragment, 0u8, ANY_FRAGMENT);
+        match self {
+            Family::V4 => m.ip_proto(ICMP).field(Field::Icmpv4Type, 8u8).field(Field::Icmpv4Code, 0u8),
+            Family::V6 => m.ip_proto(ICMPV6).field(Field::Icmpv6Type, 128u8).field(Field::Icmpv6Code, 0u8),
+        }
+    }
+
+    /// Turns an echo request into its reply (RFC 792, RFC 4443 section 4.2).
+    fn pong(self) -> [Action; 4] {
+        let swap = |source, destination, between| {
+            [
+                Action::copy(source, between),
+                Action::copy(destination, source),
+                Action::copy(between, destination),
+            ]
+        };
+        let ([a, b, c], reply) = match self {
+            Family::V4 => {
+                let reply = Action::set(Field::Icmpv4Type, 0u8);
+                (swap(Field::Ipv4Src, Field::Ipv4Dst, Field::Reg4), reply)
+            }
+            Family::V6 => {
+                let reply = Action::set(Field::Icmpv6Type, 129u8);
+                (swap(Field::Ipv6Src, Field::Ipv6Dst, Field::XXReg1), reply)
+            }
+        };
+        [a, b, c, reply]
+    }
+}
+
+/// Returns the flows that exist for any desired state.
+pub(super) fn base() -> Vec<Flow> {
+    let received = || routed(Match::new());
+    let mut flows =
+        vec![Flow::new(table::SERVICE_DNAT, rank::RECEIVED, received()).goto(table::IP), no_route()];
+    for family in Family::ALL {
+        flows.extend(expired(family));
+        let sent = family.packets(received());
+        flows.push(Flow::new(table::DESTINATION, rank::SENT, sent).apply([
+            Action::DecrementTtl,
+            Action::set(Field::EthSrc, mac_bits(Mac::ROUTER.0)),
+            mark_routed(false),
+            Action::resubmit(table::DESTINATION),
+        ]));
+        let reply = Flow::new(table::REPLY, priority::MATCH, family.ping(Match::new()));
+        let back =
+            [Action::copy(Field::EthSrc, Field::EthDst), Action::set(Field::EthSrc, mac_bits(Mac::ROUTER.0))];
+        let ttl = [Action::SetTtl(REPLY_TTL), Action::output(Port::IN_PORT)];
+        flows.push(reply.apply(back).apply(family.pong()).apply(ttl));
+    }
+    flows
+}
+
+/// Packets for which the router has no endpoint: a flow, so that it counts them.
+fn no_route() -> Flow {
+    Flow::new(table::IP, priority::MISS, routed(Match::new()))
+}
+
+fn expired(family: Family) -> [Flow; 2] {
+    [0u8, 1].map(|ttl| {
+        let m = family.packets(routed(Match::new())).field(Field::IpTtl, ttl);
+        Flow::new(table::IP, rank::EXPIRED, m)
     })
 }
 
-fn to(tag: u32, mac: Mac, ip: IpAddr) -> Flow {
-    let set = Action::set(Field::EthDst, mac_bits(mac.0));
-    Flow::new(table::IP, priority::MATCH, guard::destination(network_match(tag), ip))
-        .apply([set, Action::resubmit(table::DESTINATION_GROUP)])
+/// Table of the flows that count dropped packets.
+pub(crate) const ROUTE_TABLE: u8 = table::IP;
+
+/// Returns the flows that count dropped packets, with the reason.
+pub(crate) fn counted_drops() -> Vec<(Flow, &'static str)> {
+    let expired = Family::ALL.into_iter().flat_map(expired).map(|flow| (flow, "ttl-exceeded"));
+    std::iter::once((no_route(), "no-route")).chain(expired).collect()
+}
+
+/// Returns the flows by which the gateway of a network answers pings, if rules allow them.
+pub(super) fn gateway(domain: Domain, ip: IpAddr) -> [Flow; 2] {
+    let family = if ip.is_ipv4() { Family::V4 } else { Family::V6 };
+    let ping = || guard::destination(family.ping(routed(domain.packets())), ip);
+    let flow = |table, priority, next| Flow::new(table, priority, ping()).apply([Action::resubmit(next)]);
+    [
+        flow(table::IP, rank::PING, table::DESTINATION_GROUP),
+        flow(table::ACCEPT, rank::ACCEPTED_PING, table::REPLY),
+    ]
+}
+
+/// Returns the flows of an endpoint's addresses.
+pub(super) fn endpoint(segment: Segment, mac: Mac, addresses: &Addresses) -> impl Iterator<Item = Flow> {
+    addresses.iter().flat_map(move |ip| to(segment, mac, ip))
+}
+
+/// Returns the flows of the addresses of the local endpoint at `port`, which may reach itself.
+pub(super) fn local(
+    segment: Segment,
+    port: u32,
+    mac: Mac,
+    addresses: &Addresses,
+) -> impl Iterator<Item = Flow> {
+    addresses.iter().flat_map(move |ip| {
+        // Where the pod sent it is where it comes from.
+        let from = [policy::mark_returning(), Action::copy(Field::EthDst, Field::EthSrc)];
+        let own = guard::destination(segment.domain.packets(), ip).in_port(port.into());
+        let own = Flow::new(table::IP, priority::OWN_ADDRESS, own).apply(from).apply(deliver(mac));
+        to(segment, mac, ip).into_iter().chain([own])
+    })
+}
+
+fn to(segment: Segment, mac: Mac, ip: IpAddr) -> Vec<Flow> {
+    let Segment { tag, domain, routed } = segment;
+    let same = guard::destination(network_match(tag), ip);
+    if !routed.has(ip) {
+        return vec![Flow::new(table::IP, priority::MATCH, same).apply(deliver(mac))];
+    }
+    let same = Flow::new(table::IP, priority::SAME_NETWORK, flagged(same, 0, IS_ROUTED));
+    let other = Flow::new(table::IP, priority::MATCH, guard::destination(domain.packets(), ip));
+    let enter = [mark_routed(true), enter_network(tag)];
+    vec![same.apply(deliver(mac)), other.apply(enter).apply(deliver(mac))]
+}
+
+fn deliver(mac: Mac) -> [Action; 2] {
+    [Action::set(Field::EthDst, mac_bits(mac.0)), Action::resubmit(table::DESTINATION_GROUP)]
 }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Connection tracking translates nothing; it remembers. A client's connection to the service has an entry of its own, in a
-//! second zone of the network, whose label is the backend's address. The translated connection, which policies see, has the
+//! second zone of the domain, whose label is the backend's address. The translated connection, which policies see, has the
 //! service's number and port as its label, by which table 6 translates replies. Both entries see both directions. So a
 //! connection keeps its backend without the agent, whatever the group chooses for others, and client ports can be used again
 //! at once. (The translation of the userspace datapath's connection tracking fails then, see docs/src/architecture/ovs.md.)
@@ -32,8 +32,8 @@ use super::{
     group::backend_group,
     guard,
     metadata::{
-        SERVICE_MASK, bridge_and_tag, matched_service, network_match, network_match_from, service_match,
-        service_port_match, service_slice, service_value,
+        Domain, SERVICE_MASK, matched_service, service_match, service_port_match, service_slice,
+        service_value,
     },
     neighbour, policy,
     table::{
@@ -58,8 +58,6 @@ const FRAGMENT: u8 = 1;
 const LEARNED: u64 = 0xce << 56;
 /// `NX_LEARN_F_DELETE_LEARNED`: the learned flows go with the flow that has learned them.
 const DELETE_LEARNED: u16 = 2;
-/// Connection tracking zones of clients' connections follow those of policies.
-const CLIENTS: u16 = 0x2000;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Family {
@@ -148,21 +146,20 @@ pub(super) fn base() -> Vec<Flow> {
     flows
 }
 
-/// Returns the flows of a service with this number on its network.
-pub(crate) fn service(service: &Service, encap: Encap, number: u32) -> Vec<Flow> {
-    let (bridge, tag) = bridge_and_tag(encap);
+/// Returns the flows of a service with this number in its domain.
+pub(crate) fn service(service: &Service, domain: Domain, number: u32) -> Vec<Flow> {
     let family = Family::of(service.vip);
     let mut flows: Vec<Flow> = service
         .ports
         .iter()
-        .flat_map(|port| [request(service, encap, number, port), translation(family, number, port)])
+        .flat_map(|port| [request(service, domain, number, port), translation(family, number, port)])
         .collect();
-    flows.extend(service.ports.iter().map(|port| reply(service, encap, number, port)));
-    flows.extend(backends(service, encap).map(|backend| member(&backend, number)));
-    flows.push(choice(service, encap, number));
-    flows.extend(choice_by_ports(service, encap, number));
-    flows.extend(service.ports.iter().map(|port| commit(service, encap, number, port)));
-    let to = || guard::destination(network_match_from(tag, 0), service.vip);
+    flows.extend(service.ports.iter().map(|port| reply(service, domain, number, port)));
+    flows.extend(backends(service, domain).map(|backend| member(&backend, number)));
+    flows.push(choice(service, domain, number));
+    flows.extend(choice_by_ports(service, domain, number));
+    flows.extend(service.ports.iter().map(|port| commit(service, domain, number, port)));
+    let to = || guard::destination(domain.packets_from(0), service.vip);
     let fragment = to().masked(Field::IpFragment, FRAGMENT, FRAGMENT);
     flows.push(Flow::new(table::SERVICE_DNAT, rank::FIRST, fragment));
     // What else a pod sends to the address may be what it returns to itself.
@@ -171,26 +168,26 @@ pub(crate) fn service(service: &Service, encap: Encap, number: u32) -> Vec<Flow>
     flows.push(returning(service, number));
     if let IpAddr::V4(vip) = service.vip {
         let mac = Mac::of_endpoint(vip);
-        flows.extend(guard::known_service(bridge, tag, mac, vip));
-        flows.push(neighbour::known_address(tag, mac.0, service.vip));
+        flows.extend(guard::known_service(domain, mac, vip));
+        flows.push(neighbour::known_service(domain, mac, service.vip));
     }
     flows
 }
 
 /// Returns the group that selects a backend for a new connection.
-pub(crate) fn selection(service: &Service, encap: Encap, number: u32) -> Group {
+pub(crate) fn selection(service: &Service, domain: Domain, number: u32) -> Group {
     let backend = Family::of(service.vip).backend();
     let bucket = |ip: IpAddr| {
         let address = Action::set(backend, address_bits(ip));
         Bucket::new([address, Action::resubmit(table::CHOSEN)]).weight(1)
     };
-    let buckets = ready(service, encap).map(|ready| bucket(ready.ip)).collect();
+    let buckets = ready(service, domain).map(|ready| bucket(ready.ip)).collect();
     Group { id: backend_group(number), kind: GroupKind::Select, buckets }
 }
 
 /// Whether the service needs a group.
-pub(crate) fn has_selection(service: &Service, encap: Encap) -> bool {
-    ready(service, encap).next().is_some()
+pub(crate) fn has_selection(service: &Service, domain: Domain) -> bool {
+    ready(service, domain).next().is_some()
 }
 
 /// What the packets of a service's flow count as.
@@ -206,13 +203,13 @@ pub(crate) enum Counted {
 pub(crate) const SERVICE_TABLES: [u8; 3] = [table::SERVICE_SNAT, table::CHOSEN, table::TRANSLATE];
 
 /// Returns the flows that count packets of a service, with the port that each counts for.
-pub(crate) fn counted_services(service: &Service, encap: Encap, number: u32) -> Vec<(Flow, Port, Counted)> {
+pub(crate) fn counted_services(service: &Service, domain: Domain, number: u32) -> Vec<(Flow, Port, Counted)> {
     let family = Family::of(service.vip);
     let of = |port: &Port| {
         [
-            (commit(service, encap, number, port), *port, Counted::Connections),
+            (commit(service, domain, number, port), *port, Counted::Connections),
             (translation(family, number, port), *port, Counted::ToBackends),
-            (reply(service, encap, number, port), *port, Counted::ToClients),
+            (reply(service, domain, number, port), *port, Counted::ToClients),
         ]
     };
     service.ports.iter().flat_map(of).collect()
@@ -228,17 +225,19 @@ pub(crate) fn is_learned(flow: &Flow) -> bool {
     flow.table == table::AFFINITY && flow.cookie >> 56 == LEARNED >> 56
 }
 
-/// The backends that clients of the service's network reach.
-fn backends(service: &Service, encap: Encap) -> impl Iterator<Item = Backend> {
-    let is_here = move |backend: &&Backend| {
-        backend.encap == Some(encap) && backend.ip.is_ipv4() == service.vip.is_ipv4()
+/// The backends that clients of the service reach: on its network, or on any network that is routed to it.
+fn backends(service: &Service, domain: Domain) -> impl Iterator<Item = Backend> {
+    let is_reachable = move |backend: &&Backend| match domain {
+        Domain::Network(encap) => backend.encap == Some(encap),
+        Domain::Vrf(_) => matches!(backend.encap, Some(Encap::Vxlan { .. })),
     };
-    service.backends.iter().filter(is_here).copied()
+    let same_family = |backend: &&Backend| backend.ip.is_ipv4() == service.vip.is_ipv4();
+    service.backends.iter().filter(is_reachable).filter(same_family).copied()
 }
 
 /// The backends that get new connections.
-pub(crate) fn ready(service: &Service, encap: Encap) -> impl Iterator<Item = Backend> {
-    backends(service, encap).filter(|backend| backend.readiness == Readiness::Ready)
+pub(crate) fn ready(service: &Service, domain: Domain) -> impl Iterator<Item = Backend> {
+    backends(service, domain).filter(|backend| backend.readiness == Readiness::Ready)
 }
 
 fn address_bits(ip: IpAddr) -> u128 {
@@ -276,16 +275,15 @@ fn ports(protocol: Protocol) -> [Field; 2] {
     }
 }
 
-fn clients(encap: Encap) -> Zone {
-    Zone::Number(CLIENTS | policy::zone(encap))
+fn clients(domain: Domain) -> Zone {
+    Zone::Number(domain.clients_zone())
 }
 
 /// A client's packet. From outside come translated ones.
-fn request(service: &Service, encap: Encap, number: u32, port: &Port) -> Flow {
-    let (_, tag) = bridge_and_tag(encap);
-    let to = guard::destination(network_match_from(tag, 0), service.vip);
+fn request(service: &Service, domain: Domain, number: u32, port: &Port) -> Flow {
+    let to = guard::destination(domain.packets_from(0), service.vip);
     let m = with_protocol(to, port).field(ports(port.protocol)[1], port.port);
-    let track = Ct { zone: clients(encap), table: Some(table::SERVICE_STATE), ..Ct::default() };
+    let track = Ct { zone: clients(domain), table: Some(table::SERVICE_STATE), ..Ct::default() };
     let number = Action::load(service_value(number, port.port), service_slice());
     Flow::new(table::SERVICE_DNAT, rank::PORT, m).apply([number, Action::Ct(track)])
 }
@@ -301,9 +299,9 @@ fn member(backend: &Backend, number: u32) -> Flow {
 }
 
 /// Connections without a backend, or whose backend is gone.
-fn choice(service: &Service, encap: Encap, number: u32) -> Flow {
+fn choice(service: &Service, domain: Domain, number: u32) -> Flow {
     let flow = Flow::new(table::BACKEND, rank::ANY, service_match(number));
-    if !has_selection(service, encap) {
+    if !has_selection(service, domain) {
         return flow;
     }
     flow.apply([Action::set(IS_ESTABLISHED, 0u8), Action::Group(backend_group(number))])
@@ -311,8 +309,8 @@ fn choice(service: &Service, encap: Encap, number: u32) -> Flow {
 
 /// A group chooses by the hash that the datapath computes, so that a few entries of its cache serve all connections. That hash
 /// has no UDP ports: all datagrams of a client would go to one backend. For them a flow computes the hash.
-fn choice_by_ports(service: &Service, encap: Encap, number: u32) -> Vec<Flow> {
-    let ready: Vec<IpAddr> = ready(service, encap).map(|backend| backend.ip).collect();
+fn choice_by_ports(service: &Service, domain: Domain, number: u32) -> Vec<Flow> {
+    let ready: Vec<IpAddr> = ready(service, domain).map(|backend| backend.ip).collect();
     let by_client = service.affinity.is_some();
     let has_udp = service.ports.iter().any(|port| port.protocol == Protocol::Udp);
     let (false, true, Some(max_link)) = (by_client, has_udp, ready.len().checked_sub(1)) else {
@@ -341,13 +339,13 @@ fn choice_by_ports(service: &Service, encap: Encap, number: u32) -> Vec<Flow> {
     std::iter::once(hashed).chain((0..).zip(ready).map(chosen)).collect()
 }
 
-fn commit(service: &Service, encap: Encap, number: u32, port: &Port) -> Flow {
+fn commit(service: &Service, domain: Domain, number: u32, port: &Port) -> Flow {
     let family = Family::of(service.vip);
     let exec = vec![
         Action::set(Field::CtMark, IS_CHOSEN),
         Action::Move { from: Slice::whole(family.backend()), to: family.label() },
     ];
-    let commit = Ct { commit: true, zone: clients(encap), exec, ..Ct::default() };
+    let commit = Ct { commit: true, zone: clients(domain), exec, ..Ct::default() };
     let learn = service.affinity.map(|time| Action::Learn(affinity(family, number, time)));
     let m = with_protocol(family.packets(service_port_match(number, port.port)), port);
     Flow::new(table::CHOSEN, rank::PORT, m)
@@ -390,16 +388,15 @@ fn translation(family: Family, number: u32, port: &Port) -> Flow {
 }
 
 /// A reply of a backend: its connection has the label of the service's port.
-fn reply(service: &Service, encap: Encap, number: u32, port: &Port) -> Flow {
-    let (_, tag) = bridge_and_tag(encap);
+fn reply(service: &Service, domain: Domain, number: u32, port: &Port) -> Flow {
     let family = Family::of(service.vip);
     let reply = ct_state::TRACKED | ct_state::REPLY;
-    let m = with_protocol(family.packets(network_match(tag)), port).ct_state(reply, reply);
+    let m = with_protocol(family.packets(domain.packets()), port).ct_state(reply, reply);
     let m = m.masked(Field::CtLabel, service_value(number, port.port), SERVICE_MASK);
     Flow::new(table::SERVICE_SNAT, rank::PORT, m).apply([
         Action::set(family.source(), address_bits(service.vip)),
         Action::set(ports(port.protocol)[0], port.port),
-        Action::Ct(Ct { zone: clients(encap), table: Some(table::DESTINATION), ..Ct::default() }),
+        Action::Ct(Ct { zone: clients(domain), table: Some(table::DESTINATION), ..Ct::default() }),
     ])
 }
 

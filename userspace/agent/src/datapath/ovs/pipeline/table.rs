@@ -1,4 +1,4 @@
-//! Table numbers and priorities. Tables 2 (host DNAT) and 8 (host SNAT) are reserved for routing mode. Tables from 10 on do
+//! Table numbers and priorities. Tables 2 (host DNAT) and 8 (host SNAT) are reserved for host access. Tables from 10 on do
 //! not exist in the original, which sent requests and the first packets of services to its controller and had no checks.
 
 /// Rejects invalid frames.
@@ -13,7 +13,7 @@ pub(super) const DESTINATION_GROUP: u8 = 4;
 pub(super) const POLICY: u8 = 5;
 /// Gives the replies of backends the address of the service.
 pub(super) const SERVICE_SNAT: u8 = 6;
-/// Finds the Ethernet address of an IP address.
+/// Finds the endpoint of an IP address: its Ethernet address, and its network if that is routed to the sender's.
 pub(super) const IP: u8 = 7;
 /// Forwards by destination address.
 pub(super) const DESTINATION: u8 = 9;
@@ -67,11 +67,28 @@ pub(super) mod priority {
     pub(crate) const LOCAL_POD: u16 = 10;
     /// Requests for unknown addresses that must not be forwarded.
     pub(crate) const PROBE: u16 = 50;
+    /// Requests for addresses of other networks.
+    pub(crate) const OTHER_NETWORK: u16 = 90;
     pub(crate) const MATCH: u16 = 100;
+    /// Packets within a network that is routed to others.
+    pub(crate) const SAME_NETWORK: u16 = 105;
     /// Requests of a pod for its own address, and duplicate address detection.
     pub(crate) const OWN_ADDRESS: u16 = 110;
     /// Invalid frames, and requests that leave the pipeline for the neighbour tables.
     pub(crate) const INTERCEPT: u16 = 300;
+
+    /// Priorities of what the router does.
+    pub(crate) mod router {
+        /// Packets to the router that are for no service.
+        pub(crate) const RECEIVED: u16 = 20;
+        /// Packets whose TTL expires.
+        pub(crate) const EXPIRED: u16 = 150;
+        /// Pings of gateways, before rules and behind them.
+        pub(crate) const PING: u16 = 160;
+        pub(crate) const ACCEPTED_PING: u16 = 210;
+        /// Packets that leave the router.
+        pub(crate) const SENT: u16 = 200;
+    }
 
     /// Priorities of the tables of services.
     pub(crate) mod service {

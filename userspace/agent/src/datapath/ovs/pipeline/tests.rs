@@ -4,17 +4,21 @@ use std::{fmt::Write as _, fs, path::Path};
 
 use contiv_model::{
     global::ArpMode,
+    mac::Mac,
     name::{EndpointId, NetworkId},
     policy::{Action as Verdict, Direction, ICMP, Identity, IdentitySet, Peer, PortRange, Rule, TCP, Tier},
     route::NextHop,
     service::Readiness,
     tag::Encap,
+    vrf::Vrf,
 };
 
-use openflow_rs::Flow;
+use openflow_rs::{Field, Flow};
 
 use super::*;
-use crate::datapath::{Backend, Group, Local, Network, Remote, Scope, Service, ovs::bridge::BridgeKind};
+use crate::datapath::{
+    Backend, Gateway, Group, Local, Network, Remote, Scope, Service, Subnet, ovs::bridge::BridgeKind,
+};
 
 fn network_id() -> NetworkId {
     NetworkId::new(&"net".parse().unwrap(), &"blue".parse().unwrap())
@@ -45,7 +49,7 @@ fn remote_in(encap: Encap) -> Remote {
 
 fn network_in(encap: Encap, arp: ArpMode) -> Vec<Flow> {
     let spread = Spread { groups: 1, peer_groups: 1, uplinks: &[1], has_rules: false };
-    network(&Network { arp, ..Network::new(network_id(), encap) }, spread)
+    network(&Network { arp, ..Network::new(network_id(), encap) }, Domain::Network(encap), spread)
 }
 
 /// Compares with the file; writes it if `UPDATE_GOLDEN` is set.
@@ -76,8 +80,11 @@ fn vxlan_bridge_flows() {
             ("tunnel at port 9", [&[outside(9)][..], &vtep([192, 0, 2, 2].into(), 4789)].concat()),
             ("network blue.net, VNI 5000 (0x1388), ARP proxy", network_in(vxlan(), ArpMode::Proxy)),
             ("network with ARP flood", network_in(vxlan(), ArpMode::Flood)),
-            ("local pod at port 3", local(&local_in(vxlan()), 3, None)),
-            ("remote pod behind the tunnel at port 9", remote(&remote_in(vxlan()), Some(9))),
+            ("local pod at port 3", local(&local_in(vxlan()), Segment::bridged(vxlan()), 3, None)),
+            (
+                "remote pod behind the tunnel at port 9",
+                remote(&remote_in(vxlan()), Segment::bridged(vxlan()), Some(9)),
+            ),
         ],
     );
 }
@@ -92,10 +99,57 @@ fn vlan_bridge_flows() {
             ("uplink at port 1", vec![outside(1)]),
             ("network blue.net, VLAN 100 (0x64), ARP proxy", network_in(vlan(), ArpMode::Proxy)),
             ("network with ARP flood", network_in(vlan(), ArpMode::Flood)),
-            ("local pod at port 3", local(&local_in(vlan()), 3, None)),
-            ("remote pod", remote(&remote_in(vlan()), None)),
+            ("local pod at port 3", local(&local_in(vlan()), Segment::bridged(vlan()), 3, None)),
+            ("remote pod", remote(&remote_in(vlan()), Segment::bridged(vlan()), None)),
         ],
     );
+}
+
+/// Network 5000 of a tenant whose VRF has the number 3.
+fn routed_flows() -> Vec<(&'static str, Vec<Flow>)> {
+    let domain = Domain::Vrf(3);
+    let segment = Segment { tag: 5000, domain, routed: Routed { v4: true, v6: true } };
+    let network =
+        Network { vrf: Vrf::Tenant("blue".parse().unwrap()), ..Network::new(network_id(), vxlan()) };
+    let subnet_of = |prefix: &str, ip: &str| {
+        let gateway = Some(Gateway { ip: ip.parse().unwrap(), mac: Some(Mac::ROUTER) });
+        let Network { id: network, vrf, encap, .. } = network.clone();
+        subnet(&Subnet { network, vrf, encap, prefix: prefix.parse().unwrap(), gateway }, domain)
+    };
+    let dns = Service {
+        ports: vec!["53:5353:TCP".parse().unwrap()],
+        backends: vec![Backend::on(vxlan(), [10, 1, 0, 1])],
+        ..Service::new("dns:blue", Scope::vrf(network.vrf.clone()), [10, 9, 0, 9])
+    };
+    let spread = Spread { groups: 1, peer_groups: 1, uplinks: &[], has_rules: false };
+    vec![
+        ("network blue.net, VNI 5000 (0x1388), VRF 3", super::network(&network, domain, spread)),
+        ("IPv4 subnet", subnet_of("10.1.0.0/16", "10.1.255.254")),
+        ("IPv6 subnet", subnet_of("2001:db8::/64", "2001:db8::fe")),
+        ("local pod at port 3", local(&local_in(vxlan()), segment, 3, None)),
+        ("remote pod behind the tunnel at port 9", remote(&remote_in(vxlan()), segment, Some(9))),
+        ("service 5 (0x5) of the VRF", service(&dns, domain, 5)),
+    ]
+}
+
+#[test]
+fn routing_flows() {
+    golden("routing.txt", &routed_flows());
+    routed_flows().iter().flat_map(|(_, flows)| flows).for_each(|flow| flow.matching.check().unwrap());
+}
+
+/// Nothing of a VRF is found by packets of another one, except by the tag of the network.
+#[test]
+fn flows_of_a_vrf_match_it() {
+    let flows = routed_flows().into_iter().flat_map(|(_, flows)| flows);
+    let by_address = [Field::Ipv4Src, Field::Ipv4Dst, Field::Ipv6Src, Field::Ipv6Dst, Field::ArpSpa];
+    for flow in flows.filter(|flow| by_address.iter().any(|field| flow.matching.get(*field).is_some())) {
+        let m = &flow.matching;
+        let is_own = m.get(Field::InPort).is_some();
+        let by_tag = m.get(Field::Metadata).is_some_and(|masked| masked.mask >> 40 != 0);
+        let by_vrf = m.get(Field::Reg14).is_some_and(|flags| flags.value >> 18 & 0x1fff == 3);
+        assert!(is_own || by_tag || by_vrf, "{flow}");
+    }
 }
 
 fn identities(numbers: impl IntoIterator<Item = u32>) -> IdentitySet {
@@ -136,8 +190,14 @@ fn policy_flows() {
         "policy.txt",
         &[
             ("group 9", rules(&group())),
-            ("VLAN 100 (0x64) with a local pod that has rules", super::network(&network, spread)),
-            ("local pod of group 9 (0x9) with DSCP 46", local(&member, 3, 46.try_into().ok())),
+            (
+                "VLAN 100 (0x64) with a local pod that has rules",
+                super::network(&network, Domain::Network(vlan()), spread),
+            ),
+            (
+                "local pod of group 9 (0x9) with DSCP 46",
+                local(&member, Segment::bridged(vxlan()), 3, 46.try_into().ok()),
+            ),
         ],
     );
     rules(&group()).iter().for_each(|flow| flow.matching.check().unwrap());
@@ -165,16 +225,16 @@ fn service_flows() {
     };
     let empty = Service { backends: vec![], ..dns.clone() };
     let sections = [
-        ("service 5 (0x5), TCP and UDP port 53", service(&dns, vxlan(), 5)),
-        ("service 6 with session affinity", service(&web, vxlan(), 6)),
-        ("service 7 without backends", service(&empty, vxlan(), 7)),
+        ("service 5 (0x5), TCP and UDP port 53", service(&dns, Domain::Network(vxlan()), 5)),
+        ("service 6 with session affinity", service(&web, Domain::Network(vxlan()), 6)),
+        ("service 7 without backends", service(&empty, Domain::Network(vxlan()), 7)),
     ];
     golden("service.txt", &sections);
     sections.iter().flat_map(|(_, flows)| flows).for_each(|flow| flow.matching.check().unwrap());
     let group = "group_id=11,type=select,\
         bucket=actions=set_field:0xa010001->reg4,resubmit(,28),\
         bucket=actions=set_field:0xa010002->reg4,resubmit(,28)";
-    assert_eq!(selection(&dns, vxlan(), 5).to_string(), group);
+    assert_eq!(selection(&dns, Domain::Network(vxlan()), 5).to_string(), group);
 }
 
 /// The number of flows is the sum of a rule's alternatives, not their product.
@@ -195,8 +255,8 @@ fn matches_have_their_prerequisites() {
     let objects = [vxlan(), vlan()].map(|encap| {
         let flows = [
             network_in(encap, ArpMode::Proxy),
-            local(&local_in(encap), 3, None),
-            remote(&remote_in(encap), Some(9)),
+            local(&local_in(encap), Segment::bridged(encap), 3, None),
+            remote(&remote_in(encap), Segment::bridged(encap), Some(9)),
         ];
         flows.concat()
     });

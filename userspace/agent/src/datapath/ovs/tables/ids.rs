@@ -2,22 +2,37 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use contiv_model::vrf::Vrf;
+
 use super::cookie::Cookie;
 
-/// Numbers of services, 1 or more. They are in flows and in the labels of connections, so a restarted agent reads them from
-/// the switch.
+/// Numbers of services, and of the VRFs of tenants.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ServiceNumbers {
-    numbers: BTreeMap<Cookie, u32>,
+pub(crate) struct ObjectNumbers {
+    pub(crate) services: Numbers<Cookie>,
+    pub(crate) vrfs: Numbers<Vrf>,
+}
+
+/// Numbers of owners, 1 or more. They are in flows, and in the labels and zones of connections, so a restarted agent reads them
+/// from the switch.
+#[derive(Clone, Debug)]
+pub(crate) struct Numbers<K> {
+    numbers: BTreeMap<K, u32>,
     taken: BTreeSet<u32>,
-    /// The last number that was assigned: for some time the number of a removed service is in labels.
+    /// The last number that was assigned: for some time the number of a removed owner is in connections.
     last: u32,
 }
 
-impl ServiceNumbers {
-    /// The numbers of installed services. Of two with one number, one will get another.
-    pub(crate) fn of(installed: impl IntoIterator<Item = (Cookie, u32)>) -> ServiceNumbers {
-        let mut numbers = ServiceNumbers::default();
+impl<K> Default for Numbers<K> {
+    fn default() -> Self {
+        Numbers { numbers: BTreeMap::new(), taken: BTreeSet::new(), last: 0 }
+    }
+}
+
+impl<K: Ord> Numbers<K> {
+    /// The numbers of installed owners. Of two with one number, one will get another.
+    pub(crate) fn of(installed: impl IntoIterator<Item = (K, u32)>) -> Self {
+        let mut numbers = Numbers::default();
         for (owner, number) in installed {
             if number != 0 && !numbers.numbers.contains_key(&owner) && numbers.taken.insert(number) {
                 numbers.numbers.insert(owner, number);
@@ -27,8 +42,8 @@ impl ServiceNumbers {
         numbers
     }
 
-    /// The number of a service. A new one gets the next free number up to `max`; `None` without one.
-    pub(crate) fn assign(&mut self, owner: Cookie, max: u32) -> Option<u32> {
+    /// The number of an owner. A new one gets the next free number up to `max`; `None` without one.
+    pub(crate) fn assign(&mut self, owner: K, max: u32) -> Option<u32> {
         if let Some(number) = self.numbers.get(&owner) {
             return Some(*number);
         }
@@ -40,12 +55,12 @@ impl ServiceNumbers {
         Some(number)
     }
 
-    pub(crate) fn get(&self, owner: Cookie) -> Option<u32> {
-        self.numbers.get(&owner).copied()
+    pub(crate) fn get(&self, owner: &K) -> Option<u32> {
+        self.numbers.get(owner).copied()
     }
 
-    pub(crate) fn remove(&mut self, owner: Cookie) {
-        if let Some(number) = self.numbers.remove(&owner) {
+    pub(crate) fn remove(&mut self, owner: &K) {
+        if let Some(number) = self.numbers.remove(owner) {
             self.taken.remove(&number);
         }
     }
@@ -57,10 +72,10 @@ mod tests {
 
     #[test]
     fn a_number_is_not_used_again_at_once() {
-        let mut numbers = ServiceNumbers::of([(Cookie(7), 1), (Cookie(8), 2), (Cookie(9), 2)]);
-        assert_eq!((numbers.get(Cookie(7)), numbers.get(Cookie(9))), (Some(1), None));
+        let mut numbers = Numbers::of([(Cookie(7), 1), (Cookie(8), 2), (Cookie(9), 2)]);
+        assert_eq!((numbers.get(&Cookie(7)), numbers.get(&Cookie(9))), (Some(1), None));
         assert_eq!(numbers.assign(Cookie(9), 4), Some(3));
-        numbers.remove(Cookie(7));
+        numbers.remove(&Cookie(7));
         assert_eq!(numbers.assign(Cookie(10), 4), Some(4));
         assert_eq!(numbers.assign(Cookie(11), 4), Some(1));
         assert_eq!(numbers.assign(Cookie(12), 4), None);

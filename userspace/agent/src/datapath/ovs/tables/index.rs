@@ -8,6 +8,7 @@ use std::{
 use contiv_model::{
     name::{EndpointId, NetworkId},
     policy::Identity,
+    vrf::Vrf,
 };
 
 use crate::datapath::{Group, Local, Network, Object, ObjectId, Service};
@@ -37,6 +38,10 @@ pub(crate) struct FlowIndex {
     peers: BTreeMap<IpAddr, u32>,
     /// Remote endpoints by the VTEP of their node.
     remotes: BTreeMap<IpAddr, BTreeSet<EndpointId>>,
+    /// Remote endpoints of each network.
+    remotes_on: BTreeMap<NetworkId, BTreeSet<EndpointId>>,
+    /// Objects by their VRF.
+    vrfs: BTreeMap<Vrf, BTreeSet<ObjectId>>,
     /// Local endpoints by identity.
     members: BTreeMap<Identity, BTreeSet<EndpointId>>,
     /// Owners of ports, by port name.
@@ -120,6 +125,25 @@ impl FlowIndex {
         self.remotes.get(&vtep).into_iter().flatten().cloned().collect()
     }
 
+    /// Endpoints of a network.
+    pub(crate) fn endpoints_on(&self, network: &NetworkId) -> Vec<ObjectId> {
+        let remotes = self.remotes_on.get(network).into_iter().flatten().cloned().map(ObjectId::Remote);
+        let locals = self.local_ports.get(network).into_iter().flat_map(BTreeMap::keys);
+        remotes.chain(locals.cloned().map(ObjectId::Local)).collect()
+    }
+
+    /// Whether an object is in the VRF.
+    pub(crate) fn has_vrf(&self, vrf: &Vrf) -> bool {
+        self.vrfs.contains_key(vrf)
+    }
+
+    /// Whether a network is in the VRF.
+    pub(crate) fn has_network_in(&self, vrf: &Vrf) -> bool {
+        // Networks precede the other objects of a VRF in the order of ids.
+        let first = self.vrfs.get(vrf).and_then(BTreeSet::first);
+        matches!(first, Some(ObjectId::Network(_)))
+    }
+
     pub(crate) fn port_owner(&self, name: &str) -> Option<&ObjectId> {
         self.port_owners.get(name)
     }
@@ -151,6 +175,12 @@ impl FlowIndex {
         {
             self.remotes.entry(vtep).or_default().insert(remote.id.clone());
         }
+        if let Object::Remote(remote) = &installed.object {
+            self.remotes_on.entry(remote.network.clone()).or_default().insert(remote.id.clone());
+        }
+        if let Some(vrf) = vrf_of(&installed.object) {
+            self.vrfs.entry(vrf.clone()).or_default().insert(id.clone());
+        }
         self.installed.insert(id, installed);
         old
     }
@@ -179,6 +209,10 @@ impl FlowIndex {
                 }
             }
             Object::Remote(remote) => {
+                remove_if_empty(&mut self.remotes_on, &remote.network, |remotes| {
+                    remotes.remove(&remote.id);
+                    remotes.is_empty()
+                });
                 if let Some(vtep) = remote.vtep() {
                     remove_if_empty(&mut self.remotes, &vtep, |remotes| {
                         remotes.remove(&remote.id);
@@ -188,7 +222,25 @@ impl FlowIndex {
             }
             _ => {}
         }
+        if let Some(vrf) = vrf_of(&installed.object) {
+            remove_if_empty(&mut self.vrfs, vrf, |objects| {
+                objects.remove(id);
+                objects.is_empty()
+            });
+        }
         Some(installed)
+    }
+}
+
+/// VRF of an object.
+pub(crate) fn vrf_of(object: &Object) -> Option<&Vrf> {
+    match object {
+        Object::Network(network) => Some(&network.vrf),
+        Object::Subnet(subnet) => Some(&subnet.vrf),
+        Object::Remote(remote) => Some(&remote.vrf),
+        Object::Local(local) => Some(&local.vrf),
+        Object::Service(service) => Some(&service.scope.vrf),
+        Object::Peer(_) | Object::Group(_) | Object::Route(_) => None,
     }
 }
 

@@ -5,12 +5,12 @@ use openflow_rs::{Action, Ct, Field, Flow, Match, Slice, Zone, ct_state};
 
 use super::{
     DESTINATION_V4, DESTINATION_V6, EVALUATED, IS_RECEIVER, PORT_BITS, PROTOCOL_AND_PORT, PROTOCOL_SHIFT,
-    RECEIVER, REPLY, SOURCE_V4, SOURCE_V6, UNREADABLE, classify, identity, zone,
+    RECEIVER, REPLY, SOURCE_V4, SOURCE_V6, UNREADABLE, classify, identity,
 };
 use crate::datapath::{
     Network,
     ovs::pipeline::{
-        metadata::{bridge_and_tag, network_match, service_slice},
+        metadata::{Domain, bridge_and_tag, network_match, service_slice},
         table::{self, priority, priority::policy as rank},
     },
 };
@@ -186,10 +186,10 @@ fn state(family: Family) -> Vec<Flow> {
     flows
 }
 
-/// Returns the flows of a network that track its connections.
-pub(crate) fn network(network: &Network) -> Vec<Flow> {
+/// Returns the flows of a network that track its connections, in the zone of its domain.
+pub(crate) fn network(network: &Network, domain: Domain) -> Vec<Flow> {
     let (_, tag) = bridge_and_tag(network.encap);
-    let zone = Zone::Number(zone(network.encap));
+    let zone = Zone::Number(domain.zone());
     let mut flows = vec![];
     for family in Family::ALL {
         let packet = || family.of(network_match(tag));

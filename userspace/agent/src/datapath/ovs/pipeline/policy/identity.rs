@@ -11,7 +11,7 @@ use crate::datapath::{
     Subnet,
     ovs::pipeline::{
         guard,
-        metadata::{bridge_and_tag, network_match},
+        metadata::{Domain, Segment, network_match},
         table::{self, priority, priority::policy as rank},
     },
 };
@@ -19,7 +19,7 @@ use crate::datapath::{
 /// An endpoint and its identity.
 #[derive(Clone, Copy)]
 pub(crate) struct Member<'a> {
-    pub(crate) tag: u32,
+    pub(crate) segment: Segment,
     pub(crate) mac: Mac,
     pub(crate) addresses: &'a Addresses,
     pub(crate) identity: Option<Identity>,
@@ -51,8 +51,8 @@ fn link_local() -> IpNet {
     Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10).into()
 }
 
-fn unknown(network: Match, prefix: IpNet) -> Flow {
-    Flow::new(table::SOURCE_IDENTITY, rank::UNKNOWN, Side::Source.within(network, prefix))
+fn unknown(domain: Match, prefix: IpNet) -> Flow {
+    Flow::new(table::SOURCE_IDENTITY, rank::UNKNOWN, Side::Source.within(domain, prefix))
         .apply([Action::set(Side::Source.flags(), UNKNOWN)])
         .goto(table::DESTINATION_IDENTITY)
 }
@@ -63,24 +63,20 @@ fn destination(priority: u16, matching: Match, next: u8, mut actions: Vec<Action
 }
 
 /// Returns the flows of a subnet: its other addresses are of endpoints that are not known.
-pub(crate) fn subnet(subnet: &Subnet) -> Vec<Flow> {
-    let (_, tag) = bridge_and_tag(subnet.encap);
-    let inside = guard::source_within(network_match(tag), subnet.prefix);
+pub(crate) fn subnet(subnet: &Subnet, domain: Domain) -> Vec<Flow> {
+    let packets = || domain.packets();
+    let inside = guard::source_within(packets(), subnet.prefix);
     let mut flows = vec![
-        unknown(network_match(tag), subnet.prefix),
+        unknown(packets(), subnet.prefix),
         // A router on the path is no endpoint.
         Flow::new(table::ON_PATH, rank::UNKNOWN, inside),
     ];
     if let Some(gateway) = subnet.gateway {
         let gateway = IpNet::from(gateway.ip);
         flows.extend([
-            Flow::new(
-                table::SOURCE_IDENTITY,
-                rank::GATEWAY,
-                Side::Source.within(network_match(tag), gateway),
-            )
-            .goto(table::DESTINATION_IDENTITY),
-            Flow::new(table::ON_PATH, rank::GATEWAY, guard::source_within(network_match(tag), gateway))
+            Flow::new(table::SOURCE_IDENTITY, rank::GATEWAY, Side::Source.within(packets(), gateway))
+                .goto(table::DESTINATION_IDENTITY),
+            Flow::new(table::ON_PATH, rank::GATEWAY, guard::source_within(packets(), gateway))
                 .goto(table::SOURCE_IDENTITY),
         ]);
     }
@@ -89,7 +85,7 @@ pub(crate) fn subnet(subnet: &Subnet) -> Vec<Flow> {
 
 /// Returns the flows of an endpoint.
 pub(crate) fn endpoint(member: Member<'_>) -> Vec<Flow> {
-    let Member { tag, mac, addresses, identity, is_here } = member;
+    let Member { segment: Segment { tag, domain, .. }, mac, addresses, identity, is_here } = member;
     let set = |side: Side| {
         let identity = identity.map(|identity| Action::set(side.identity(), identity.get()));
         let here = identity.as_ref().filter(|_| is_here).map(|_| Action::set(side.flags(), HERE));
@@ -103,11 +99,11 @@ pub(crate) fn endpoint(member: Member<'_>) -> Vec<Flow> {
     let to = |priority, m| destination(priority, m, table::POLICY, set(Side::Destination));
     for ip in guard::addresses(mac, addresses) {
         let address = IpNet::from(ip);
-        flows.push(source(rank::KNOWN, Side::Source.within(network_match(tag), address)));
+        flows.push(source(rank::KNOWN, Side::Source.within(domain.packets(), address)));
         if identity.is_some() {
-            flows.push(to(rank::KNOWN, Side::Destination.within(network_match(tag), address)));
+            flows.push(to(rank::KNOWN, Side::Destination.within(domain.packets(), address)));
         }
-        flows.extend(on_path(tag, ip));
+        flows.extend(on_path(domain, ip));
     }
     if identity.is_some() {
         // An address without a record, at the Ethernet address of an endpoint.
@@ -126,8 +122,8 @@ pub(crate) fn endpoint(member: Member<'_>) -> Vec<Flow> {
 
 /// An ICMP error from an endpoint is about a connection of that endpoint. That it is about a packet of its receiver is part
 /// of the connection state.
-fn on_path(tag: u32, ip: IpAddr) -> [Flow; 3] {
-    let from = || guard::source_within(network_match(tag), IpNet::from(ip));
+fn on_path(domain: Domain, ip: IpAddr) -> [Flow; 3] {
+    let from = || guard::source_within(domain.packets(), IpNet::from(ip));
     let end = |side: Side| {
         let m = side.within(from(), IpNet::from(ip));
         Flow::new(table::ON_PATH, rank::KNOWN, m).goto(table::SOURCE_IDENTITY)
