@@ -257,11 +257,7 @@ impl<'a> Segment<'a> {
         let vrf = self.network().map(|network| &network.vrf);
         self.objects.iter().find_map(|(_, object)| match object {
             Object::Service(service) if service.vip == address => {
-                let is_usable = match &service.scope.network {
-                    Some(network) => network.encap == self.encap,
-                    None => vrf == Some(&service.scope.vrf),
-                };
-                is_usable.then_some(service)
+                (vrf == Some(&service.scope.vrf)).then_some(service)
             }
             _ => None,
         })

@@ -11,5 +11,6 @@ mod node;
 mod policy;
 mod refusal;
 mod restart;
+mod routing;
 mod services;
 mod trace;

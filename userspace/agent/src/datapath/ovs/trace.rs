@@ -17,7 +17,7 @@ use contiv_model::{
 use self::account::Account;
 use super::{
     bridge::BridgeKind, desired::model::SwitchModel, error::ovs_error, options::Options,
-    pipeline::bridge_and_tag, switch::unixctl,
+    pipeline::bridge_and_tag, switch::unixctl, tables::index::vrf_of,
 };
 use crate::datapath::{
     Error, Group, Object, ObjectId,
@@ -38,7 +38,7 @@ pub(super) struct Request {
     /// Ports of the bridge by number and by name.
     ports: HashMap<String, Egress>,
     groups: Vec<Group>,
-    /// Whether the source is an endpoint of the node, and the endpoints of the node by address.
+    /// Addresses of the endpoints of the node in the VRF of the packet.
     here: Vec<IpAddr>,
 }
 
@@ -73,11 +73,13 @@ pub(super) fn prepare(options: &Options, model: &SwitchModel, probe: Probe) -> R
     };
     let in_port = in_port.map_err(|error| ovs_error("trace", error))?;
     let (bridge, _) = bridge_and_tag(probe.encap);
+    let vrf =
+        index.get(&ObjectId::Network(probe.network.clone())).and_then(|network| vrf_of(&network.object));
     let (mut ports, mut here) = (HashMap::new(), vec![]);
     for installed in index.ids().filter_map(|id| index.get(id)) {
         let egress = match (&installed.object, probe.encap) {
-            (Object::Local(local), encap) => {
-                if local.encap == encap {
+            (Object::Local(local), _) => {
+                if Some(&local.vrf) == vrf {
                     here.extend(local.addresses.iter());
                 }
                 Egress::Endpoint { endpoint: local.id.to_string(), port: local.port.clone() }

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use contiv_model::{
     name::RuleId,
     policy::{TCP, UDP},
+    tag::Vni,
     trace::{ConnectionState, Egress, Header, Output, Stage, Step, Verdict},
 };
 
@@ -109,6 +110,9 @@ impl Request {
                 _ if *name == IN_PORT => Egress::Answer,
                 // The switch answers through the port that the packet came from.
                 Some(egress) if self.ports.get(&own) == Some(egress) => Egress::Answer,
+                Some(Egress::Tunnel { vtep, vni }) => {
+                    Egress::Tunnel { vtep: *vtep, vni: tunnel_id(pass).unwrap_or(*vni) }
+                }
                 Some(egress) => egress.clone(),
                 None => continue,
             };
@@ -145,6 +149,12 @@ impl Request {
             ..header.clone()
         }
     }
+}
+
+/// VNI that a packet has at the end of a pass: that of another network, if it is routed.
+fn tunnel_id(pass: &Pass) -> Option<Vni> {
+    let digits = pass.fields.get("tun_id")?.strip_prefix("0x")?;
+    u32::from_str_radix(digits, 16).ok()?.try_into().ok()
 }
 
 fn describe(visit: &Visit) -> String {
