@@ -246,6 +246,14 @@ impl Node {
         self.restart_agent()
     }
 
+    /// Restarts the agent with another value of a flag that it has.
+    pub fn restart_agent_as(&mut self, flag: &str, value: &str) -> Result<()> {
+        let words = self.command.as_mut().context("the agent was not started")?;
+        let at = words.iter().position(|word| word == flag).with_context(|| format!("no {flag}"))?;
+        words[at + 1] = value.to_owned();
+        self.restart_agent()
+    }
+
     /// Value of a counter or gauge of `/metrics`; `name` includes its labels.
     pub fn metric(&self, name: &str) -> Result<f64> {
         let response = self.client.get("/metrics")?;

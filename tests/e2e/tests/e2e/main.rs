@@ -17,5 +17,6 @@ mod netctl;
 mod openapi;
 mod outside;
 mod replay;
+mod routing;
 mod secure_agent;
 mod survival;

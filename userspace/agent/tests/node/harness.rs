@@ -77,6 +77,8 @@ pub(crate) enum Difference {
     LetsPodsAnswerOutside,
     /// A frame from a tunnel to an endpoint on a third node is flooded to local pods instead of dropped.
     FloodsStrayUnicast,
+    /// The router drops a packet whose TTL expires, and does not tell its sender.
+    KeepsQuietAboutTtl,
 }
 
 #[derive(Clone, Copy, Debug)]

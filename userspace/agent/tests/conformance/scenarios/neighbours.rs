@@ -84,7 +84,8 @@ pub(crate) fn duplicates_are_detected<H: Harness>() -> Result<()> {
             let came = world.outcome(&pod("pa"), &request.build())?;
             let [defence] = &came[..] else { anyhow::bail!("expected one reply, came {came:?}") };
             ensure!(defence.to == Target::Pod("pa".to_owned()), "the reply went to {:?}", defence.to);
-            is_defence(&defence.frame, owner).with_context(|| format!("{net:?}: {:02x?}", defence.frame))?;
+            is_defence(&defence.frame, (mac(owner), ip6(owner)))
+                .with_context(|| format!("{net:?}: {:02x?}", defence.frame))?;
         }
     }
     Ok(())
@@ -92,13 +93,11 @@ pub(crate) fn duplicates_are_detected<H: Harness>() -> Result<()> {
 
 /// Checks for an advertisement to all nodes that `owner` has its address. The link-layer address option can be missing: OVS
 /// cannot add it to a solicitation without options, and duplicate address detection does not need it.
-fn is_defence(frame: &[u8], owner: u8) -> Result<()> {
+pub(crate) fn is_defence(frame: &[u8], owner: ([u8; 6], Ipv6Addr)) -> Result<()> {
     verify(frame).map_err(anyhow::Error::msg)?;
     ensure!(frame.len() == 78 || frame.len() == 86, "{} bytes", frame.len());
     let all_nodes = (([0x33, 0x33, 0, 0, 0, 1]), "ff02::1".parse::<Ipv6Addr>()?);
-    let full =
-        Packet::neighbour_advertisement(all_nodes, (mac(owner), ip6(owner)), mac(owner), nd_flags::OVERRIDE)
-            .build();
+    let full = Packet::neighbour_advertisement(all_nodes, owner, owner.0, nd_flags::OVERRIDE).build();
     if frame.len() == full.len() {
         ensure!(frame == full, "not {full:02x?}");
         return Ok(());

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use anyhow::Result;
+use anyhow::{Result, bail, ensure};
 use contiv_model::{
     global::ArpMode,
     group::Dscp,
@@ -14,14 +14,17 @@ use contiv_model::{
     vrf::Vrf,
 };
 use netplugin::datapath::{
-    Backend, Gateway, Group, Local, Network, Object, Peer, Remote, Scope, Service, Subnet,
+    Backend, Desired, Gateway, Group, Local, Network, Object, Peer, Remote, Scope, Service, Subnet,
     fake::{Delivery, Origin, Target},
 };
 use testkit::packet::{BROADCAST, Packet, nd_flags};
 
 use crate::{
-    harness::Harness,
-    scenarios::policy::{group, in_group, number, rule},
+    harness::{Difference, Harness},
+    scenarios::{
+        neighbours::is_defence,
+        policy::{group, in_group, number, rule},
+    },
     topology::{VTEPS, VXLAN_PORT, pod, to_pod},
     world::World,
 };
@@ -200,10 +203,10 @@ pub(crate) fn gateways_answer_arp_and_nd<H: Harness>() -> Result<()> {
         }
         // Duplicate address detection.
         let probe = Packet::neighbour_solicitation(A.mac(), Ipv6Addr::UNSPECIFIED, gateway.ip6());
-        let all_nodes = ([0x33, 0x33, 0, 0, 0, 1], Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
-        let ours = (ROUTER, gateway.ip6());
-        let reply = Packet::neighbour_advertisement(all_nodes, ours, ROUTER, nd_flags::OVERRIDE);
-        world.sends(&pod("pa"), &probe, [to_pod("pa", &reply)])?;
+        let came = world.outcome(&pod("pa"), &probe.build())?;
+        let [defence] = &came[..] else { bail!("expected one reply, came {came:?}") };
+        ensure!(defence.to == Target::Pod("pa".to_owned()), "the reply went to {:?}", defence.to);
+        is_defence(&defence.frame, (ROUTER, gateway.ip6()))?;
     }
     // Other nodes answer their pods.
     let request = Packet::arp_request(FAR_A.mac(), FAR_A.ip(), gateway.ip());
@@ -525,7 +528,8 @@ pub(crate) fn the_ttl_is_exceeded_at_the_gateway<H: Harness>() -> Result<()> {
                     let header = eth().ipv6(gateway.ip6(), A.ip6()).icmpv6(3, 0, [0; 4]);
                     header.payload(&bytes[14..14 + 48])
                 };
-                world.sends(&pod("pa"), &expired, [to_pod("pa", &exceeded)])?;
+                let is_told = !H::DIFFERENCES.contains(&Difference::KeepsQuietAboutTtl);
+                world.sends(&pod("pa"), &expired, is_told.then(|| to_pod("pa", &exceeded)))?;
             }
             // The next hop is the pod.
             let packets = datagrams((ROUTER, A.mac()), (A, 4000), (to, 33434), 2);
@@ -581,4 +585,85 @@ pub(crate) fn the_forward_mode_changes<H: Harness>() -> Result<()> {
         world.sends(&pod("pb"), &request, [to_pod("pb", &reply)])?;
     }
     Ok(())
+}
+
+/// A subnet that is routed no more leaves the others, and is routed again, without a change of its endpoints.
+pub(crate) fn routed_subnets_come_and_go<H: Harness>() -> Result<()> {
+    let pair = Pair::new()?;
+    let mut world = pair.world::<H>()?;
+    let [v4, v6] = pair.two.subnets()?;
+    let Object::Subnet(six) = &v6 else { unreachable!("a network has subnets") };
+    let without = Object::Subnet(Subnet { gateway: None, ..six.clone() });
+    for _ in 0..2 {
+        for (there, arrives) in sent(A, B).iter().zip(&routed(A, B)) {
+            world.sends(&pod("pa"), there, [to_pod("pb", arrives)])?;
+        }
+        world.set(without.clone())?;
+        let ([there4, there6], [arrives4, _]) = (sent(A, B), routed(A, B));
+        world.sends(&pod("pa"), &there4, [to_pod("pb", &arrives4)])?;
+        world.sends(&pod("pa"), &there6, [])?;
+        world.delete(v4.id())?;
+        world.sends(&pod("pa"), &there4, [])?;
+        world.check_in_sync()?;
+        world.set(v4.clone())?;
+        world.set(v6.clone())?;
+    }
+    Ok(())
+}
+
+/// A new agent finds the routes, rules and services of several tenants, and changes nothing.
+pub(crate) fn restart_of_a_routing_node_writes_nothing<H: Harness>() -> Result<()> {
+    let pair = Pair::new()?;
+    let others = [Routed::new("u", 3, 2)?, Routed::new("v", 4, 4)?];
+    let service = Service {
+        ports: vec!["53:5353:UDP".parse()?],
+        backends: vec![Backend::on(pair.two.network.encap, B.ip())],
+        ..Service::new("dns:t", Scope::vrf(pair.one.network.vrf.clone()), VIP.ip())
+    };
+    let mut objects = pair.objects()?;
+    for (n, other) in others.iter().enumerate() {
+        objects.extend(other.objects()?);
+        objects.extend([other.local(&format!("o{n}"), 1), other.remote(1, 11)]);
+    }
+    objects.extend([in_group(pair.one.local("pa", A.1), 1)?, Object::Service(service)]);
+    let denied =
+        Rule { protocol: Some(UDP), ports: Some(9.into()), ..rule(Direction::Out, Action::Deny, 1)? };
+    objects.push(group(1, [denied])?);
+    let mut world = World::<H>::new(objects)?;
+    let talk = |world: &mut World<H>| -> Result<()> {
+        for (there, arrives) in sent(A, B).iter().zip(&routed(A, B)) {
+            world.sends(&pod("pa"), there, [to_pod("pb", arrives)])?;
+        }
+        let [asks, _] = datagrams((ROUTER, A.mac()), (A, 4000), (VIP, 53), TTL);
+        let [asked, _] = datagrams((B.mac(), ROUTER), (A, 4000), (B, 5353), TTL - 1);
+        world.sends(&pod("pa"), &asks, [to_pod("pb", &asked)])
+    };
+    talk(&mut world)?;
+    for _ in 0..2 {
+        world.node.restart()?;
+        talk(&mut world)?;
+        let installed = world.installed().clone();
+        world.reconcile(&installed)?;
+        ensure!(world.node.writes() == 0, "{} writes", world.node.writes());
+        // Without one of the tenants the others keep their numbers.
+        if world.installed().get(&others[0].local("o0", 1).id()).is_some() {
+            let left: Desired = installed
+                .iter()
+                .map(|(_, object)| object.clone())
+                .filter(|object| !belongs_to(object, &others[0].network.vrf))
+                .collect();
+            world.reconcile(&left)?;
+        }
+    }
+    talk(&mut world)
+}
+
+fn belongs_to(object: &Object, vrf: &Vrf) -> bool {
+    match object {
+        Object::Network(network) => network.vrf == *vrf,
+        Object::Subnet(subnet) => subnet.vrf == *vrf,
+        Object::Remote(remote) => remote.vrf == *vrf,
+        Object::Local(local) => local.vrf == *vrf,
+        _ => false,
+    }
 }

@@ -102,7 +102,11 @@ fn service(at: u8, n: u8, backends: u8, (variant, routed): (bool, bool)) -> Obje
     let backends = (0..backends).map(|n| Backend::on(network.encap, [10, at, 0, n])).collect();
     let ports = vec!["53:5353:UDP".parse().unwrap()];
     let id = format!("service{at}{n}:blue");
-    Object::Service(Service { ports, backends, ..Service::new(id, Scope::network(&network), [10, at, 0, 200 + n]) })
+    Object::Service(Service {
+        ports,
+        backends,
+        ..Service::new(id, Scope::network(&network), [10, at, 0, 200 + n])
+    })
 }
 
 fn object() -> impl Strategy<Value = Object> {

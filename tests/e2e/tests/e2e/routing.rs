@@ -1,0 +1,115 @@
+//! Forward mode `routing` in a cluster with an OVS node and an eBPF node: one wire format, both ways round.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use e2e::{
+    cluster::{Cluster, Datapath, Encap, Network, Pod, Shape, StoreKind},
+    load::{Server, Streams},
+};
+use serde_json::json;
+use testkit::{needs, wait_until};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+const TICK: Duration = Duration::from_millis(100);
+const WEB: u16 = 8080;
+
+/// Network `n` of the tenant blue.
+fn network(n: u8) -> Network {
+    Network {
+        name: format!("net{n}"),
+        subnet: format!("10.{n}.0.0/16"),
+        gateway: format!("10.{n}.255.254"),
+        ipv6_subnet: format!("2001:db8:{n}::/64"),
+        ipv6_gateway: format!("2001:db8:{n}::ffff"),
+        ..Network::pods()
+    }
+}
+
+fn create(cluster: &Cluster, n: u8) -> Result<()> {
+    let Network { tenant, name, subnet, gateway, ipv6_subnet, ipv6_gateway } = network(n);
+    let body = json!({
+        "tenantName": tenant, "networkName": name, "encap": "vxlan", "subnet": subnet, "gateway": gateway,
+        "ipv6Subnet": ipv6_subnet, "ipv6Gateway": ipv6_gateway,
+    });
+    cluster.client().post_json(&format!("/api/v1/networks/{tenant}:{name}/"), &body).map(drop)
+}
+
+/// Agents follow a change of the mode. netmaster refuses it while there are networks.
+fn route(cluster: &Cluster) -> Result<()> {
+    const PATH: &str = "/api/v1/globals/global/";
+    let mut body = cluster.client().get_json(PATH)?;
+    body["fwdMode"] = "routing".into();
+    cluster.client().post_json(PATH, &body).map(drop).context("change the forward mode")
+}
+
+fn reaches(from: &Pod, to: IpAddr) -> Result<()> {
+    let what = format!("{to} answers {} on {:?}", from.name, from.datapath);
+    wait_until(DEADLINE, &what, || Ok((from.netns().ping(to, 1, TICK)?.received == 1).then_some(())))
+}
+
+fn addresses(pod: &Pod) -> Result<[IpAddr; 2]> {
+    Ok([pod.ip.into(), pod.ipv6.context("the pod has no IPv6 address")?.into()])
+}
+
+fn networks_are_routed(datapaths: [Datapath; 2]) -> Result<()> {
+    let shape = Shape { datapaths, encap: Encap::Vxlan, store: StoreKind::Embedded };
+    let mut cluster = Cluster::build(shape)?;
+    cluster.start_agents()?;
+    route(&cluster)?;
+    cluster.create_network(&network(1))?;
+    create(&cluster, 2)?;
+    let add = |node: usize, n: u8, name: &str| Pod::add(&cluster.nodes[node], &network(n), name);
+    let pods = [add(0, 1, "ra")?, add(0, 2, "rb")?, add(1, 1, "rc")?, add(1, 2, "rd")?];
+    let across = [(0, 1), (0, 3), (1, 2), (2, 1), (2, 3), (3, 0)];
+    for (from, to) in [(0, 2), (1, 3)] {
+        addresses(&pods[to])?.into_iter().try_for_each(|ip| reaches(&pods[from], ip))?;
+    }
+    for (from, to) in across {
+        addresses(&pods[to])?.into_iter().try_for_each(|ip| reaches(&pods[from], ip))?;
+    }
+    for pod in &pods {
+        for n in [1, 2] {
+            reaches(pod, network(n).gateway.parse()?)?;
+            reaches(pod, network(n).ipv6_gateway.parse()?)?;
+        }
+    }
+    for (from, to) in across {
+        let server = Server::start(pods[to].netns(), pods[to].ip.into(), WEB)?;
+        let target = SocketAddr::from((pods[to].ip, WEB));
+        let count = Streams::open(pods[from].netns(), target, 1)?.stop()?;
+        ensure!(count.broken == 0, "{} to {}: {count:?}", pods[from].name, pods[to].name);
+        server.stop()?;
+    }
+
+    // Forwarding needs no agent, and a new one changes nothing.
+    cluster.nodes.iter_mut().try_for_each(|node| node.kill_agent())?;
+    for (from, to) in across {
+        reaches(&pods[from], pods[to].ip.into())?;
+    }
+    cluster.nodes.iter_mut().try_for_each(|node| node.restart_agent_as("--fwdmode", "routing"))?;
+    for (from, to) in across {
+        addresses(&pods[to])?.into_iter().try_for_each(|ip| reaches(&pods[from], ip))?;
+    }
+    for (pod, node) in pods.into_iter().zip([0, 0, 1, 1]) {
+        pod.remove(&cluster.nodes[node])?;
+    }
+    cluster.shut_down()
+}
+
+#[test]
+fn ovs_and_ebpf_nodes_route_to_each_other() {
+    needs!(root(), binary("ping"), binary("ethtool"), binary("ovs-vswitchd"));
+    let _machine = testkit::shared();
+    networks_are_routed([Datapath::Ovs, Datapath::Ebpf]).unwrap();
+}
+
+#[test]
+fn ovs_nodes_route_to_each_other() {
+    needs!(root(), binary("ping"), binary("ethtool"), binary("ovs-vswitchd"));
+    let _machine = testkit::shared();
+    networks_are_routed([Datapath::Ovs; 2]).unwrap();
+}
