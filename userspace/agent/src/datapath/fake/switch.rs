@@ -25,7 +25,7 @@ pub struct Switch {
     resync_request: Arc<Notify>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct SwitchState {
     objects: Desired,
     traffic: Traffic,
@@ -36,7 +36,7 @@ struct SwitchState {
 }
 
 /// Injected faults.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Faults {
     /// Number of calls of `observe` that fail.
     observes: usize,
@@ -70,6 +70,11 @@ impl fmt::Debug for Switch {
 }
 
 impl Switch {
+    /// Returns a switch with the same state, which it does not share.
+    pub fn copy(&self) -> Switch {
+        Switch { state: Arc::new(Mutex::new(self.lock().clone())), resync_request: Arc::default() }
+    }
+
     /// Returns all objects.
     pub fn objects(&self) -> Desired {
         self.lock().objects.clone()
@@ -90,6 +95,11 @@ impl Switch {
     pub(super) fn trace(&self, probe: &Probe) -> Findings {
         let state = self.lock();
         trace(&state.traffic, &state.objects, probe)
+    }
+
+    /// Removes all connections.
+    pub fn forget_connections(&self) {
+        self.lock().traffic = Traffic::default();
     }
 
     /// Returns the changes by agents, in order, without ops that had no effect.

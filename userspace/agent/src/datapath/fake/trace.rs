@@ -106,7 +106,9 @@ impl Oracle<'_> {
         let opened = || Some((self.network.open(packet.tuple, self.sender.is_some())?, Direction::Original));
         let is_known = known.is_some();
         let Some((connection, direction)) = known.or_else(opened) else {
-            let refused = Step::new(Stage::Service, Verdict::Drop).because("no ready backend");
+            let has_port = self.network.has_service_port(packet.tuple);
+            let why = if has_port { "no ready backend" } else { "the service has no such port" };
+            let refused = Step::new(Stage::Service, Verdict::Drop).because(why);
             return self.drop(Step { service, ..refused });
         };
         self.steps.push(match connection.is_translated() && direction == Direction::Original {

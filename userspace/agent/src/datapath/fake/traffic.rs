@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use contiv_model::{
     mac::Mac,
     policy::{self, Action, Decision, Identity, Party, Side, decide},
-    service::{Resolution, resolve},
+    service::{Port, Resolution, resolve},
     tag::Encap,
     vrf::Vrf,
 };
@@ -41,6 +41,19 @@ pub(super) struct Connection {
 impl Connection {
     pub(super) fn is_translated(&self) -> bool {
         self.to != self.tuple.destination
+    }
+
+    /// Whether a service leads the client back to itself.
+    pub(super) fn is_own(&self) -> bool {
+        self.is_translated() && self.to.0 == self.tuple.source.0
+    }
+
+    /// The tuple of replies. A client that reaches itself gets its packets from the address of the service, and replies to it.
+    fn reply(&self) -> Tuple {
+        let opened = self.tuple;
+        let (client, port) = opened.source;
+        let client = if self.is_own() { opened.destination.0 } else { client };
+        Tuple { source: self.to, destination: (client, port), ..opened }
     }
 }
 
@@ -90,9 +103,7 @@ impl Traffic {
             }
             Class::Other => return Some(network.deliver_other(unmodified()?, sender)),
             Class::Ip(packet) if is_multicast(&inner) => {
-                if let Some(dscp) = sender.and_then(|sender| network.group(sender.identity?)?.dscp) {
-                    packet.set_dscp(&mut inner, dscp);
-                }
+                network.mark(&mut inner, packet, sender);
                 let frame = network.framed(inner, from);
                 let mac = Ethernet::read(&frame)?.source;
                 return Some(network.replicate(deliver(objects, &frame, from), packet.tuple, mac));
@@ -111,9 +122,10 @@ impl Traffic {
             if network.decision(&connection, [None; 2]).action == Action::Deny {
                 return None;
             }
+            network.mark(&mut inner, packet, sender);
             return match for_router {
                 Some(_) => network.route(&packet, inner, packet.tuple.destination.0),
-                None => Some(deliver(objects, frame, from)),
+                None => Some(deliver(objects, &network.framed(inner, from), from)),
             };
         }
         let (connection, direction) = match self.find(vrf, packet.tuple) {
@@ -150,10 +162,7 @@ impl Traffic {
         let of_vrf = || self.0.iter().filter(|known| known.vrf == *vrf).cloned();
         let there = of_vrf().find(|known| known.tuple == tuple).map(|known| (known, Direction::Original));
         there.or_else(|| {
-            let back = |known: &Connection| {
-                let opened = known.tuple;
-                tuple == Tuple { source: known.to, destination: opened.source, ..opened }
-            };
+            let back = |known: &Connection| tuple == known.reply();
             of_vrf().find(back).map(|known| (known, Direction::Reply))
         })
     }
@@ -187,7 +196,8 @@ impl<'a> Network<'a> {
         let backends = service.backends.iter().filter(|backend| backend.encap.is_some_and(is_inside));
         let backends = backends.map(|backend| (backend.ip, backend.readiness));
         match resolve(&service.ports, backends, tuple.protocol, port) {
-            Resolution::Direct => Some(direct),
+            // The service does not have the port.
+            Resolution::Direct => None,
             Resolution::To { backends, port } => {
                 let client = usize::from(tuple.source.1);
                 let to = (backends.get(client % backends.len()).copied()?, port);
@@ -195,6 +205,13 @@ impl<'a> Network<'a> {
             }
             Resolution::Refused => None,
         }
+    }
+
+    /// Whether a service has the port that the packet is for.
+    pub(super) fn has_service_port(&self, tuple: Tuple) -> bool {
+        let (vip, port) = tuple.destination;
+        let is_it = |known: &Port| (known.protocol.number(), known.port) == (tuple.protocol, port);
+        self.services().any(|service| service.vip == vip && service.ports.iter().any(is_it))
     }
 
     /// Evaluates the rules of the local endpoints of a connection. `macs` are the Ethernet addresses of the source and of the
@@ -218,6 +235,7 @@ impl<'a> Network<'a> {
         direction: Direction,
         sender: Option<&Local>,
     ) -> Option<()> {
+        let sent_to = inner.first_chunk::<6>().copied()?;
         match direction {
             Direction::Original if connection.is_translated() => {
                 packet.rewrite_destination(inner, connection.to, self.mac(connection.to.0)?);
@@ -227,10 +245,24 @@ impl<'a> Network<'a> {
             }
             _ => {}
         }
+        if connection.is_own() {
+            let (client, service) = (connection.tuple.source, connection.tuple.destination);
+            match direction {
+                Direction::Original => packet.rewrite_source(inner, (service.0, client.1)),
+                Direction::Reply => packet.rewrite_destination(inner, client, self.mac(client.0)?),
+            }
+            // It comes from where the pod sent it.
+            inner[6..12].copy_from_slice(&sent_to);
+        }
+        self.mark(inner, packet, sender);
+        Some(())
+    }
+
+    /// Sets the DSCP of the sender's group.
+    fn mark(&self, inner: &mut [u8], packet: Packet, sender: Option<&Local>) {
         if let Some(dscp) = sender.and_then(|sender| self.group(sender.identity?)?.dscp) {
             packet.set_dscp(inner, dscp);
         }
-        Some(())
     }
 
     /// The copies of an accepted packet that leave the node.
@@ -246,6 +278,11 @@ impl<'a> Network<'a> {
             Direction::Original => connection.to.0,
             Direction::Reply => packet.tuple.destination.0,
         };
+        if connection.is_own()
+            && let Origin::Pod(port) = from
+        {
+            return Some(vec![Delivery { to: Target::Pod(port.clone()), frame: inner }]);
+        }
         let is_translated = direction == Direction::Original && connection.is_translated();
         let by_pod = matches!(from, Origin::Pod(_));
         if for_router || by_pod && is_translated && self.is_elsewhere(to) {
