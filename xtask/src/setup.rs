@@ -66,6 +66,8 @@ const NEEDS: &[Need] = &[
     program("etcdctl", "etcd-client"),
     program("ovs-vswitchd", "openvswitch-switch"),
     program("ovsdb-server", "openvswitch-switch"),
+    program("bird", "bird2"),
+    program("birdc", "bird2"),
     program("ip", "iproute2"),
     program("ping", "iputils-ping"),
     program("ethtool", "ethtool"),

@@ -11,6 +11,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("contiv-model", &[]),
     ("contiv-abi", &[]),
     ("openflow-rs", &[]),
+    ("contiv-bgp", &[]),
     ("contiv-cli", &[]),
     ("contivk8s", &[]),
     ("testkit", &[]),

@@ -237,6 +237,28 @@ pub(super) const RULES: &[Rules] = &[
         known_cycles: &[],
     },
     Rules {
+        package: "contiv-bgp",
+        layers: &[Layers {
+            parent: "",
+            order: &[
+                &["speaker"],
+                &["connection", "peer"],
+                &["rib", "session", "status", "update"],
+                &["open"],
+                &["failure", "route"],
+                &["config", "family"],
+            ],
+        }],
+        // The state machine and the tables do no I/O.
+        forbidden: &[
+            Forbidden { module: "peer", imports: RUNTIME },
+            Forbidden { module: "rib", imports: RUNTIME },
+            Forbidden { module: "session", imports: RUNTIME },
+            Forbidden { module: "update", imports: RUNTIME },
+        ],
+        known_cycles: &[],
+    },
+    Rules {
         package: "netctl",
         layers: &[Layers {
             parent: "",

@@ -1,0 +1,343 @@
+//! One neighbor: its session, the routing tables, and graceful restart.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+    net::IpAddr,
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use ipnet::IpNet;
+use rustbgpd_wire::{
+    EncodeError, Message, NotificationCode, NotificationMessage, RouteRefreshMessage, UpdateMessage,
+    notification::cease_subcode,
+};
+
+use crate::{
+    Action, Attributes, Config, Counters, Event, Failure, Family, Learnt, Negotiated, Path, Route, Session,
+    Source, State, Status, Timer,
+    rib::{input::AdjRibIn, input::Full, output::AdjRibOut, selection::is_selected},
+    update::{self, Update},
+};
+
+/// A neighbor. Pure: events in, actions out.
+#[derive(Debug)]
+pub struct Peer {
+    session: Session,
+    input: AdjRibIn,
+    output: AdjRibOut,
+    /// Agreement of the last session, which tells what to keep when it ends.
+    last: Option<Negotiated>,
+    /// Families whose End-of-RIB marker is awaited since the start of the speaker; empty if `complete`.
+    awaited: Option<BTreeSet<Family>>,
+    complete: bool,
+    /// Whether the session is established.
+    up: bool,
+    failure: Option<Failure>,
+    counters: Counters,
+    learnt: Learnt,
+    changed: bool,
+}
+
+impl Peer {
+    /// A neighbor without a session.
+    pub fn new(config: Config) -> Peer {
+        Peer {
+            input: AdjRibIn::new(config.max_prefixes),
+            session: Session::new(config),
+            output: AdjRibOut::default(),
+            last: None,
+            awaited: None,
+            complete: false,
+            up: false,
+            failure: None,
+            counters: Counters::default(),
+            learnt: Learnt::default(),
+            changed: false,
+        }
+    }
+
+    /// Sets the addresses to announce. Nothing is announced before the first call, and no IPv6 address without a next hop.
+    pub fn originate(&mut self, addresses: &BTreeSet<IpAddr>) {
+        let ipv6 = self.session.config().next_hop_v6.is_some();
+        let announced = addresses.iter().copied().filter(|address| ipv6 || address.is_ipv4());
+        self.output.want(announced.map(IpNet::from).collect());
+        self.changed = true;
+    }
+
+    /// Handles an event.
+    pub fn handle(&mut self, event: Event) -> Vec<Action> {
+        match &event {
+            Event::Received(message) => {
+                self.counters.received += 1;
+                self.counters.updates_received += u64::from(matches!(message, Message::Update(_)));
+            }
+            Event::Expired(Timer::Stale) => {
+                for family in Family::ALL {
+                    self.input.remove_stale(family);
+                }
+                self.changed = true;
+            }
+            Event::Expired(Timer::Deferral) => self.complete(),
+            _ => {}
+        }
+        let deferral = (event == Event::Start)
+            .then(|| Action::StartTimer(Timer::Deferral, self.session.config().convergence_time));
+        let message = match (&event, self.session.state()) {
+            (
+                Event::Received(message @ (Message::Update(_) | Message::RouteRefresh(_))),
+                State::Established,
+            ) => Some(message.clone()),
+            _ => None,
+        };
+        let actions = self.session.handle(event);
+        let mut all = self.follow(actions);
+        all.extend(deferral);
+        all.extend(match message {
+            Some(Message::Update(update)) => self.update(&update),
+            Some(Message::RouteRefresh(refresh)) => self.refresh(&refresh),
+            _ => vec![],
+        });
+        all
+    }
+
+    /// The next UPDATE messages, a bounded number; empty if the neighbor is up to date. To be called when the messages before
+    /// have been sent.
+    pub fn next_updates(&mut self) -> Vec<Action> {
+        let Some(negotiated) =
+            self.session.negotiated().filter(|_| self.session.state() == State::Established)
+        else {
+            return vec![];
+        };
+        let (negotiated, config) = (negotiated.clone(), self.session.config().clone());
+        match self.encode(&config, &negotiated) {
+            Ok(messages) => self.send(messages),
+            Err(error) => {
+                let cause = format!("encode an UPDATE: {error}");
+                let failure = Failure::Protocol { neighbor: config.neighbor.ip(), cause };
+                self.fail(None, failure)
+            }
+        }
+    }
+
+    fn encode(&mut self, config: &Config, negotiated: &Negotiated) -> Result<Vec<Message>, EncodeError> {
+        let mut messages = vec![];
+        for changes in self.output.take_changes(&negotiated.families) {
+            messages.extend(update::withdraw(negotiated, changes.family, &changes.withdrawn)?);
+            messages.extend(update::announce(config, negotiated, changes.family, &changes.announced)?);
+            if changes.end_of_rib {
+                messages.push(update::end_of_rib(negotiated, changes.family)?);
+            }
+        }
+        Ok(messages)
+    }
+
+    /// Status now, without the time of `established`.
+    pub fn status(&self) -> Status {
+        let config = self.session.config();
+        Status {
+            state: self.session.state(),
+            established: None,
+            failure: self.failure.clone(),
+            local_as: config.local_as,
+            router_id: config.router_id,
+            neighbor: config.neighbor.ip(),
+            neighbor_as: config.neighbor_as,
+            negotiated: self.session.negotiated().cloned(),
+            received: self.input.routes().len(),
+            stale: self.input.stale(),
+            advertised: self.output.advertised(),
+            counters: self.counters,
+        }
+    }
+
+    /// The selected routes. Recomputed after changes only.
+    pub fn learnt(&mut self) -> &Learnt {
+        if mem::take(&mut self.changed) {
+            self.learnt = self.select();
+        }
+        &self.learnt
+    }
+
+    /// Loc-RIB without the speaker's own routes.
+    fn select(&self) -> Learnt {
+        let config = self.session.config();
+        let router_id = self.last.as_ref().map_or(config.router_id, |negotiated| negotiated.router_id);
+        let source =
+            Source::Neighbor { external: !config.is_internal(), router_id, address: config.neighbor.ip() };
+        let selected = self.input.routes().iter().filter(|(prefix, route)| {
+            is_selected(prefix, Path { source, attributes: &route.attributes }, self.output.wanted())
+        });
+        let routes: BTreeMap<IpNet, Route> =
+            selected.map(|(prefix, route)| (*prefix, route.clone())).collect();
+        Learnt { routes: Arc::new(routes), complete: self.complete }
+    }
+
+    fn send(&mut self, messages: Vec<Message>) -> Vec<Action> {
+        let actions = messages.into_iter().map(Action::Send).collect();
+        self.follow(actions)
+    }
+
+    fn fail(&mut self, notification: Option<NotificationMessage>, failure: Failure) -> Vec<Action> {
+        let actions = self.session.fail(notification, failure);
+        self.follow(actions)
+    }
+
+    /// Does what the actions of the session mean for the tables.
+    fn follow(&mut self, actions: Vec<Action>) -> Vec<Action> {
+        let mut all = vec![];
+        for action in actions {
+            let more = match &action {
+                Action::Up(negotiated) => self.up(negotiated.clone()),
+                Action::Down(failure) => self.down(failure.clone(), &all),
+                Action::Send(message) => {
+                    self.counters.sent += 1;
+                    self.counters.updates_sent += u64::from(matches!(message, Message::Update(_)));
+                    vec![]
+                }
+                _ => vec![],
+            };
+            all.push(action);
+            all.extend(more);
+        }
+        all
+    }
+
+    fn up(&mut self, negotiated: Negotiated) -> Vec<Action> {
+        self.up = true;
+        self.failure = None;
+        self.counters.established += 1;
+        self.changed = true;
+        self.output.restart(&negotiated.families);
+        if !self.complete {
+            self.awaited.get_or_insert_with(|| negotiated.families.iter().copied().collect());
+        }
+        // RFC 4724 section 4.2: routes of a family stay stale only if the neighbor kept forwarding for it.
+        let preserved = |family: Family| {
+            let families = negotiated.graceful_restart.as_ref().map(|restart| &restart.families);
+            families.is_some_and(|families| families.contains(&(family, true)))
+                && negotiated.families.contains(&family)
+        };
+        for family in Family::ALL {
+            if !preserved(family) {
+                self.input.remove_stale(family);
+            }
+        }
+        self.last = Some(negotiated);
+        match self.input.stale() {
+            0 => vec![Action::StopTimer(Timer::Stale)],
+            // The neighbor may never send its End-of-RIB markers.
+            _ => vec![Action::StartTimer(Timer::Stale, self.session.config().convergence_time)],
+        }
+    }
+
+    /// `before` are the actions that lead to this: a NOTIFICATION among them, or one of the neighbor, ends graceful restart.
+    fn down(&mut self, failure: Failure, before: &[Action]) -> Vec<Action> {
+        let was_up = mem::take(&mut self.up);
+        let notified = before.iter().any(|action| matches!(action, Action::Send(Message::Notification(_))));
+        let graceful = matches!(failure, Failure::Lost { .. }) && !notified;
+        self.failure = Some(failure);
+        self.output.clear();
+        if !was_up {
+            return vec![];
+        }
+        self.changed = true;
+        let restart = self.last.as_ref().and_then(|negotiated| {
+            let restart = negotiated.graceful_restart.as_ref()?;
+            let kept = restart.families.iter().map(|(family, _)| *family);
+            let kept: Vec<_> = kept.filter(|family| negotiated.families.contains(family)).collect();
+            Some((restart.restart_time, kept))
+        });
+        match restart {
+            Some((seconds, families)) if graceful && seconds > 0 => {
+                self.input.retain_as_stale(&families);
+                vec![Action::StartTimer(Timer::Stale, Duration::from_secs(seconds.into()))]
+            }
+            _ => {
+                self.input.clear();
+                vec![Action::StopTimer(Timer::Stale)]
+            }
+        }
+    }
+
+    fn update(&mut self, message: &UpdateMessage) -> Vec<Action> {
+        let Some(negotiated) = self.session.negotiated() else { return vec![] };
+        let neighbor = self.session.config().neighbor.ip();
+        match update::decode(message, negotiated, self.session.config()) {
+            Ok(Update::EndOfRib(family)) => {
+                self.input.remove_stale(family);
+                if let Some(awaited) = &mut self.awaited {
+                    awaited.remove(&family);
+                    if awaited.is_empty() {
+                        self.complete();
+                    }
+                }
+                self.changed = true;
+                vec![]
+            }
+            Ok(Update::Routes { withdrawn, announced, attributes, malformed }) => {
+                if let Some(cause) = malformed {
+                    tracing::warn!(%neighbor, "UPDATE treated as withdrawal (RFC 7606): {cause}");
+                    self.counters.updates_malformed += 1;
+                }
+                self.changed = true;
+                withdrawn.iter().for_each(|prefix| self.input.withdraw(prefix));
+                match attributes.map_or(Ok(()), |attributes| self.announced(&announced, &attributes)) {
+                    Ok(()) => vec![],
+                    Err(Full(family)) => self.too_many(family),
+                }
+            }
+            Err((notification, cause)) => {
+                let cause = format!("malformed UPDATE: {cause}");
+                self.fail(Some(notification), Failure::Protocol { neighbor, cause })
+            }
+        }
+    }
+
+    fn announced(&mut self, announced: &[(IpNet, IpAddr)], attributes: &Arc<Attributes>) -> Result<(), Full> {
+        let config = self.session.config();
+        // RFC 4271 section 9.1.2: a path with the own AS number is a loop.
+        let looped = attributes.as_path.contains(&config.local_as);
+        for (prefix, next_hop) in announced {
+            if looped || config.is_own_address(*next_hop) {
+                self.input.withdraw(prefix);
+            } else {
+                self.input.announce(*prefix, *next_hop, attributes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn too_many(&mut self, family: Family) -> Vec<Action> {
+        let config = self.session.config();
+        let (neighbor, limit) = (config.neighbor.ip(), config.max_prefixes);
+        let mut data = BytesMut::new();
+        // RFC 4486 section 4: AFI, SAFI, limit.
+        data.put_u16(match family {
+            Family::Ipv4 => 1,
+            Family::Ipv6 => 2,
+        });
+        data.put_u8(1);
+        data.put_u32(u32::try_from(limit).unwrap_or(u32::MAX));
+        let data: Bytes = data.freeze();
+        let notification =
+            NotificationMessage::new(NotificationCode::Cease, cease_subcode::MAX_PREFIXES, data);
+        self.fail(Some(notification), Failure::MaxPrefixes { neighbor, limit, family })
+    }
+
+    fn refresh(&mut self, refresh: &RouteRefreshMessage) -> Vec<Action> {
+        let family = refresh.afi().zip(refresh.safi()).and_then(|(afi, safi)| Family::from_wire(afi, safi));
+        if let Some(family) = family {
+            self.output.refresh(family);
+        }
+        vec![]
+    }
+
+    fn complete(&mut self) {
+        self.complete = true;
+        self.awaited = None;
+        self.changed = true;
+    }
+}

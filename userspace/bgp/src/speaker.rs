@@ -1,0 +1,275 @@
+//! Executes the actions of a [`Peer`] with tokio.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::Future,
+    hash::{BuildHasher as _, RandomState},
+    io,
+    net::IpAddr,
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
+
+use crate::{
+    Action, Config, ConfigError, Event, Failure, Learnt, Peer, Status, Stop, Timer, connection::Connection,
+};
+
+/// Addresses to announce; `None` while they are not known, which delays the announcement of all of them.
+pub type Addresses = Option<Arc<BTreeSet<IpAddr>>>;
+
+/// A BGP speaker for one neighbor.
+pub struct Speaker {
+    peer: Peer,
+    source: Option<IpAddr>,
+    neighbor: std::net::SocketAddr,
+    addresses: watch::Receiver<Addresses>,
+    connecting: Option<Pin<Box<dyn Future<Output = io::Result<Connection>> + Send>>>,
+    connection: Option<Connection>,
+    timers: BTreeMap<Timer, Instant>,
+    established: Option<SystemTime>,
+    status: watch::Sender<Status>,
+    learnt: watch::Sender<Learnt>,
+}
+
+/// What a speaker publishes.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    /// Status of the session.
+    pub status: watch::Receiver<Status>,
+    /// Learnt routes.
+    pub learnt: watch::Receiver<Learnt>,
+}
+
+enum Wakeup {
+    Stop(Stop),
+    Addresses,
+    Connected(io::Result<Connection>),
+    Exchanged(io::Result<()>),
+    Expired(Timer),
+}
+
+impl Speaker {
+    /// Creates a speaker, which does nothing until [`Speaker::run`].
+    ///
+    /// # Errors
+    ///
+    /// If the settings are not valid.
+    pub fn new(
+        config: Config,
+        addresses: watch::Receiver<Addresses>,
+    ) -> Result<(Speaker, Handle), ConfigError> {
+        config.validate()?;
+        let (source, neighbor) = (config.source, config.neighbor);
+        let peer = Peer::new(config);
+        let (status, status_receiver) = watch::channel(peer.status());
+        let (learnt, learnt_receiver) = watch::channel(Learnt::default());
+        let speaker = Speaker {
+            peer,
+            source,
+            neighbor,
+            addresses,
+            connecting: None,
+            connection: None,
+            timers: BTreeMap::new(),
+            established: None,
+            status,
+            learnt,
+        };
+        Ok((speaker, Handle { status: status_receiver, learnt: learnt_receiver }))
+    }
+
+    /// Keeps the session until `stop` is ready.
+    pub async fn run(mut self, stop: impl Future<Output = Stop> + Send) {
+        let mut stop = std::pin::pin!(stop);
+        self.addresses.mark_changed();
+        self.step(Event::Start);
+        loop {
+            self.send_updates();
+            self.publish();
+            match self.wait(stop.as_mut()).await {
+                Wakeup::Stop(how) => {
+                    self.step(Event::Stop(how));
+                    self.publish();
+                    return;
+                }
+                Wakeup::Addresses => {
+                    let addresses = self.addresses.borrow_and_update().clone();
+                    if let Some(addresses) = addresses {
+                        self.peer.originate(&addresses);
+                    }
+                }
+                Wakeup::Connected(result) => {
+                    self.connecting = None;
+                    match result {
+                        Ok(connection) => {
+                            self.connection = Some(connection);
+                            self.step(Event::Connected);
+                        }
+                        Err(error) => self.step(Event::Disconnected(error.to_string())),
+                    }
+                }
+                // What arrived before the end counts, such as a NOTIFICATION.
+                Wakeup::Exchanged(result) => {
+                    self.receive();
+                    if let Err(error) = result
+                        && self.connection.take().is_some()
+                    {
+                        self.step(Event::Disconnected(error.to_string()));
+                    }
+                }
+                Wakeup::Expired(timer) => {
+                    self.timers.remove(&timer);
+                    self.step(Event::Expired(timer));
+                }
+            }
+        }
+    }
+
+    async fn wait(&mut self, stop: Pin<&mut impl Future<Output = Stop>>) -> Wakeup {
+        let next = self.timers.iter().min_by_key(|(_, at)| **at).map(|(timer, at)| (*timer, *at));
+        let timer = async {
+            match next {
+                Some((timer, at)) => {
+                    sleep_until(at).await;
+                    timer
+                }
+                None => std::future::pending().await,
+            }
+        };
+        let connecting = async {
+            match &mut self.connecting {
+                Some(connecting) => connecting.await,
+                None => std::future::pending().await,
+            }
+        };
+        let exchange = async {
+            match &mut self.connection {
+                Some(connection) => connection.exchange().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            how = stop => Wakeup::Stop(how),
+            // If the sender is gone, the addresses stay as they are.
+            Ok(()) = self.addresses.changed() => Wakeup::Addresses,
+            result = connecting => Wakeup::Connected(result),
+            result = exchange => Wakeup::Exchanged(result),
+            timer = timer => Wakeup::Expired(timer),
+        }
+    }
+
+    /// Handles all messages that have arrived.
+    fn receive(&mut self) {
+        while let Some(connection) = &mut self.connection {
+            match connection.next() {
+                Ok(Some(message)) => self.step(Event::Received(message)),
+                Ok(None) => break,
+                Err(error) => self.step(Event::Malformed(error)),
+            }
+        }
+    }
+
+    fn send_updates(&mut self) {
+        while self.connection.as_ref().is_some_and(Connection::has_room) {
+            let actions = self.peer.next_updates();
+            if actions.is_empty() {
+                break;
+            }
+            self.execute(actions);
+        }
+    }
+
+    fn step(&mut self, event: Event) {
+        let actions = self.peer.handle(event);
+        self.execute(actions);
+    }
+
+    fn execute(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            match action {
+                Action::Connect => {
+                    let (source, neighbor) = (self.source, self.neighbor);
+                    self.connecting = Some(Box::pin(Connection::connect(source, neighbor)));
+                }
+                Action::Disconnect => {
+                    self.connecting = None;
+                    let closed = self.connection.take().map_or(Ok(()), Connection::close);
+                    if let Err(error) = closed {
+                        tracing::debug!(neighbor = %self.neighbor, "close the BGP connection: {error}");
+                    }
+                }
+                Action::Send(message) => {
+                    let sent =
+                        self.connection.as_mut().map_or(Ok(()), |connection| connection.send(&message));
+                    if let Err(error) = sent {
+                        tracing::error!(neighbor = %self.neighbor, "encode a BGP message: {error}");
+                    }
+                }
+                Action::StartTimer(timer, duration) => {
+                    let duration = match timer {
+                        Timer::ConnectRetry | Timer::IdleHold | Timer::Keepalive => jitter(duration),
+                        Timer::Hold | Timer::Stale | Timer::Deferral => duration,
+                    };
+                    self.timers.insert(timer, Instant::now() + duration);
+                }
+                Action::StopTimer(timer) => drop(self.timers.remove(&timer)),
+                Action::Up(negotiated) => {
+                    self.established = Some(SystemTime::now());
+                    tracing::info!(
+                        neighbor = %self.neighbor, peer_as = negotiated.peer_as, hold_time = negotiated.hold_time,
+                        "BGP session established"
+                    );
+                }
+                Action::Down(Failure::Stopped) => self.established = None,
+                Action::Down(failure) => {
+                    self.established = None;
+                    tracing::warn!("{failure}");
+                }
+            }
+        }
+    }
+
+    fn publish(&mut self) {
+        let mut status = self.peer.status();
+        status.established = self.established;
+        self.status.send_if_modified(|current| {
+            let changed = *current != status;
+            *current = status;
+            changed
+        });
+        let learnt = self.peer.learnt();
+        self.learnt.send_if_modified(|current| {
+            let same = Arc::ptr_eq(&current.routes, &learnt.routes) && current.complete == learnt.complete;
+            if !same {
+                *current = learnt.clone();
+            }
+            !same
+        });
+    }
+}
+
+/// Reduces a duration by a random part of up to a quarter (RFC 4271 section 10).
+fn jitter(duration: Duration) -> Duration {
+    // Each RandomState has other keys, so the hash of nothing is a random number.
+    let random = u32::try_from(RandomState::new().hash_one(()) >> 40).unwrap_or(0);
+    duration - duration.mul_f64(f64::from(random) / f64::from(1 << 24) / 4.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jitter_takes_off_a_quarter_at_most() {
+        let second = Duration::from_secs(1);
+        let durations: BTreeSet<_> = (0..100).map(|_| jitter(second)).collect();
+        assert!(durations.len() > 50);
+        assert!(durations.iter().all(|duration| (second * 3 / 4..=second).contains(duration)));
+    }
+}

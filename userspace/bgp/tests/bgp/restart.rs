@@ -1,0 +1,110 @@
+//! Graceful restart (RFC 4724), by events.
+
+use std::time::Duration;
+
+use contiv_bgp::{Action, Event, Peer, State, Stop, Timer};
+
+use crate::memory::{Pair, addresses, leaf, learnt, node};
+
+fn stale(peer: &Peer) -> (usize, usize) {
+    (peer.status().received, peer.status().stale)
+}
+
+/// The leaf has two routes, and the connection ends.
+fn cut() -> Pair {
+    let mut pair = Pair::established(node(), leaf());
+    pair.originate(1, &addresses(&["10.2.0.1", "10.2.0.2", "2001:db8:2::1"]));
+    pair.cut();
+    assert_eq!(stale(&pair.peers[0]), (3, 3));
+    pair
+}
+
+#[test]
+fn routes_are_kept_for_the_restart_time() {
+    let mut pair = cut();
+    assert!(pair.log[0].contains(&Action::StartTimer(Timer::Stale, Duration::from_secs(120))));
+    assert_eq!(learnt(&mut pair.peers[0]).len(), 3);
+    pair.event(0, Event::Expired(Timer::Stale));
+    assert_eq!(learnt(&mut pair.peers[0]), [""; 0]);
+}
+
+#[test]
+fn end_of_rib_removes_what_the_neighbor_no_longer_has() {
+    let mut pair = cut();
+    let mut restarted = leaf();
+    restarted.restarted = true;
+    pair.peers[1] = Peer::new(restarted);
+    pair.connect();
+    assert_eq!(stale(&pair.peers[0]), (3, 3), "routes stay until the End-of-RIB marker");
+    pair.originate(1, &addresses(&["10.2.0.2", "10.2.0.3"]));
+    assert_eq!(stale(&pair.peers[0]), (2, 0));
+    assert_eq!(learnt(&mut pair.peers[0]), ["10.2.0.2/32", "10.2.0.3/32"]);
+}
+
+#[test]
+fn neighbor_that_did_not_keep_forwarding_loses_its_routes() {
+    let mut pair = cut();
+    let mut without = leaf();
+    without.restart_time = 0;
+    pair.peers[1] = Peer::new(without);
+    pair.connect();
+    assert_eq!(stale(&pair.peers[0]), (0, 0));
+}
+
+#[test]
+fn second_failure_removes_stale_routes() {
+    let mut pair = cut();
+    let mut restarted = leaf();
+    restarted.restarted = true;
+    pair.peers[1] = Peer::new(restarted);
+    pair.connect();
+    assert_eq!(stale(&pair.peers[0]), (3, 3));
+    pair.cut();
+    assert_eq!(stale(&pair.peers[0]), (0, 0));
+}
+
+#[test]
+fn stale_routes_do_not_outlive_a_neighbor_that_never_finishes() {
+    let mut pair = cut();
+    pair.peers[1] = Peer::new(leaf());
+    pair.connect();
+    assert_eq!(stale(&pair.peers[0]), (3, 3));
+    assert!(pair.log[0].contains(&Action::StartTimer(Timer::Stale, node().convergence_time)));
+    pair.event(0, Event::Expired(Timer::Stale));
+    assert_eq!(stale(&pair.peers[0]), (0, 0));
+    assert_eq!(pair.peers[0].status().state, State::Established);
+}
+
+#[test]
+fn routes_do_not_survive_an_error_or_a_shutdown() {
+    for event in [Event::Expired(Timer::Hold), Event::Stop(Stop::Shutdown)] {
+        let mut pair = Pair::established(node(), leaf());
+        pair.originate(0, &addresses(&["10.1.0.1"]));
+        pair.originate(1, &addresses(&["10.2.0.1"]));
+        pair.event(0, event);
+        assert_eq!(stale(&pair.peers[0]), (0, 0));
+        // The neighbor got a NOTIFICATION.
+        assert_eq!(stale(&pair.peers[1]), (0, 0));
+    }
+}
+
+#[test]
+fn learnt_routes_are_complete_after_the_end_of_rib_or_the_deferral() {
+    let mut pair = Pair::established(node(), leaf());
+    assert!(!pair.peers[0].learnt().complete);
+    pair.originate(1, &addresses(&[]));
+    assert!(pair.peers[0].learnt().complete);
+
+    let mut pair = Pair::established(node(), leaf());
+    pair.event(0, Event::Expired(Timer::Deferral));
+    assert!(pair.peers[0].learnt().complete);
+}
+
+#[test]
+fn nothing_is_announced_before_the_routes_are_known() {
+    let mut pair = Pair::established(node(), leaf());
+    assert_eq!(pair.peers[0].status().counters.updates_sent, 0);
+    pair.originate(0, &addresses(&[]));
+    // The two End-of-RIB markers.
+    assert_eq!(pair.peers[0].status().counters.updates_sent, 2);
+}
