@@ -243,7 +243,8 @@ pub(super) const RULES: &[Rules] = &[
             order: &[
                 &["speaker"],
                 &["connection", "peer"],
-                &["rib", "session", "status", "update"],
+                &["status"],
+                &["rib", "session", "update"],
                 &["open"],
                 &["failure", "route"],
                 &["config", "family"],
