@@ -3,8 +3,11 @@
 use std::{env, time::Duration};
 
 use anyhow::Result;
-use contiv_model::{global::ArpMode, policy::Identity};
-use netplugin::datapath::{Datapath as _, Group, Object, ObjectId, Op, Scope, Service};
+use contiv_model::{global::ArpMode, policy::Identity, vrf::Vrf};
+use netplugin::{
+    datapath::{Datapath as _, Group, Object, ObjectId, Op, Scope, Service},
+    error::one_line,
+};
 use testkit::{Netns, Pinger, needs};
 
 use crate::node::{Node, Pod, SOON, addresses, network, peer, remote, vlan, vtep, vxlan};
@@ -293,9 +296,9 @@ fn an_invalid_port_fails_alone() -> Result<()> {
     good.reaches(2)
 }
 
-/// Services of a whole VRF are not implemented: one fails alone, nothing is written for it, and other objects remain.
+/// A service of a VRF without a network on the node fails alone: nothing is written for it, and other objects remain.
 #[test]
-fn unsupported_objects_fail_alone() -> Result<()> {
+fn objects_that_cannot_be_set_fail_alone() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
     let node = Node::new("refuse", &[])?;
     node.converge()?;
@@ -304,13 +307,14 @@ fn unsupported_objects_fail_alone() -> Result<()> {
     let group = Object::Group(Group { dscp: Some(46.try_into()?), ..Group::new(Identity::try_from(5)?, []) });
     let service = Object::Service(Service {
         ports: vec!["80:8080:TCP".parse()?],
-        ..Service::new("web:t", Scope::vrf(blue.vrf.clone()), [10, 1, 1, 9])
+        ..Service::new("web:t", Scope::vrf(Vrf::Tenant("other".parse()?)), [10, 1, 1, 9])
     });
     let ops = [group, service].map(Op::Set);
     let writes = node.writes();
     let failures = node.apply(&ops)?;
-    assert!(failures.iter().all(|failed| failed.error.is_unsupported()), "{failures:?}");
     assert_eq!(failures.iter().map(|failed| failed.index).collect::<Vec<_>>(), [1]);
+    let error = one_line(&failures[0].error);
+    assert!(error.contains("give the service a network"), "{error}");
     assert_eq!(node.writes(), writes);
     for op in &ops {
         let Op::Set(object) = op else { unreachable!() };

@@ -1,6 +1,6 @@
 //! Tests of the speaker: by events, by bytes, against itself in memory, and against BIRD.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on has failed")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod arbitrary;
 mod bird;

@@ -143,7 +143,7 @@ fn unacceptable_open_is_refused() {
                 open.capabilities = vec![
                     Capability::MultiProtocol { afi: Afi::L2Vpn, safi: Safi::Evpn },
                     Capability::FourOctetAs { asn: 65001 },
-                ]
+                ];
             },
             7,
             "no common address family",

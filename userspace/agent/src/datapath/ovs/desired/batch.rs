@@ -38,18 +38,18 @@ const VXLAN_PORT: u16 = 4789;
 pub(crate) enum NotSet {
     /// The node of a remote endpoint has no tunnel.
     #[error("no tunnel to {0}")]
-    NoTunnel(IpAddr),
+    Tunnel(IpAddr),
     /// All numbers of services are in use.
     #[error("the switch has {0} services, and no number for another one")]
-    NoNumber(u32),
+    ServiceNumber(u32),
     /// All numbers of VRFs are in use.
     #[error("the switch has {0} VRFs, and no number for another one")]
-    NoVrf(u32),
+    VrfNumber(u32),
     /// A service of all networks of a VRF has none.
     #[error(
         "the service has no network, and no network that is routed in the {0} is on this node; give the service a network"
     )]
-    NoNetwork(Vrf),
+    Network(Vrf),
 }
 
 /// Uncommitted changes of a [`SwitchModel`].
@@ -118,26 +118,26 @@ impl<'a> Batch<'a> {
             && let Some(vtep) = remote.vtep()
             && !self.index.peers().contains_key(&vtep)
         {
-            return Err(NotSet::NoTunnel(vtep));
+            return Err(NotSet::Tunnel(vtep));
         }
         let id = object.id();
         if let Object::Service(service) = &object
             && service.scope.network.is_none()
             && !self.index.has_network_in(&service.scope.vrf)
         {
-            return Err(NotSet::NoNetwork(service.scope.vrf.clone()));
+            return Err(NotSet::Network(service.scope.vrf.clone()));
         }
         if let Some(vrf) = vrf_of(&object)
             && matches!(vrf, Vrf::Tenant(_))
         {
             self.left_vrfs.insert(vrf.clone());
             let assigned = self.numbers.vrfs.assign(vrf.clone(), pipeline::MAX_VRF);
-            assigned.ok_or(NotSet::NoVrf(pipeline::MAX_VRF))?;
+            assigned.ok_or(NotSet::VrfNumber(pipeline::MAX_VRF))?;
         }
         if let ObjectId::Service(service) = &id {
             self.removed_services.remove(service);
             let assigned = self.numbers.services.assign(Cookie::of(&id), pipeline::MAX_SERVICE);
-            assigned.ok_or(NotSet::NoNumber(pipeline::MAX_SERVICE))?;
+            assigned.ok_or(NotSet::ServiceNumber(pipeline::MAX_SERVICE))?;
         }
         self.mark_dirty(&id);
         let routed = self.routed_at(&id);
