@@ -138,9 +138,8 @@ fn connections_of_other_pods_survive_hogs_and_a_flood_of_syns() -> Result<()> {
         }
         Ok(())
     })?;
-    // The hogs had no more than their share: a new flow of theirs replaces an unreplied one of theirs, if the search finds one,
-    // and is refused otherwise. The table has room for all, so nothing else evicts.
-    assert!(rig.event("over-quota") + rig.event("evicted") > 0, "the hogs have more than their share");
+    // The hogs had no more than their share.
+    assert!(rig.event("over-quota") > 0, "nothing was refused");
     assert_eq!(rig.node.drops()?, [].into());
     Ok(())
 }
