@@ -1,6 +1,9 @@
 //! Runs the list on a node: one node for each kind of network, all attackers and victims on it.
 
-use std::{env, time::Duration};
+use std::{
+    env,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use netplugin::datapath::{
@@ -29,6 +32,8 @@ use crate::{
 /// Tries after which there is a new node: connections of the oracle do not end.
 const TRIES_PER_NODE: u16 = 4000;
 const SOON: Duration = Duration::from_secs(5);
+/// After this time without a marker it is sent once more.
+const AGAIN: Duration = Duration::from_secs(1);
 const MARK: &[u8] = b"end of a step ";
 
 /// Tries all attacks and their controls on both kinds of networks. Fails if an attack succeeds or a control does not.
@@ -165,25 +170,29 @@ impl<H: Harness> Arena<H> {
         self.steps += 1;
         let text = [MARK, &self.steps.to_be_bytes()].concat();
         let (origin, marker) = self.marker(from, &text);
-        self.world.node.emit(&origin, &marker)?;
         let (node, mut came) = (&mut self.world.node, vec![]);
-        let mut collect = |seen: &mut bool| -> Result<()> {
+        let mut collect = |node: &mut H| -> Result<bool> {
+            let mut seen = false;
             for arrival in node.arrivals()? {
-                if arrival.frame.ends_with(&text) {
-                    *seen = true;
+                if is_marker(&arrival.frame) {
+                    seen |= arrival.frame.ends_with(&text);
                 } else if !is_announcement(&arrival) {
                     came.push(arrival);
                 }
             }
-            Ok(())
+            Ok(seen)
         };
+        let mut sent: Option<Instant> = None;
         wait_until(SOON, &format!("a datagram from {origin:?} that follows the frame"), || {
-            let mut seen = false;
-            collect(&mut seen)?;
-            Ok(seen.then_some(()))
+            // A switch drops packets that need its slow path while it reconfigures itself.
+            if sent.is_none_or(|sent| sent.elapsed() > AGAIN) {
+                node.emit(&origin, &marker)?;
+                sent = Some(Instant::now());
+            }
+            Ok(collect(node)?.then_some(()))
         })?;
         // Ports that were read before the marker arrived at the witness.
-        collect(&mut false)?;
+        collect(node)?;
         Ok(came)
     }
 
@@ -209,6 +218,12 @@ impl<H: Harness> Arena<H> {
             Origin::Tunnel { .. } | Origin::Uplink => FAR,
         }
     }
+}
+
+/// Whether this is a marker of any step.
+fn is_marker(frame: &[u8]) -> bool {
+    let step = size_of::<u32>();
+    frame.len() > step && frame[..frame.len() - step].ends_with(MARK)
 }
 
 /// What denies the packets of unknown endpoints to those that rules deny a group is the same, whatever the packets are.

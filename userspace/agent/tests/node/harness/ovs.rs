@@ -18,6 +18,10 @@ const UNDERLAY_BRIDGE: &str = "br-phy";
 const UNDERLAY_MAC: &str = "other_config:hwaddr=02:00:00:00:50:01";
 const BRIDGES: [&str; 2] = ["contivVlanBridge", "contivVxlanBridge"];
 
+const DATAPATH: &str = "netdev@ovs-netdev";
+/// Removals of the datapath flows until there are none.
+const PURGES: usize = 5;
+
 const LENGTHS: &str = "OpenFlow matches neither lengths nor options of ARP and ND";
 const SMALL: &str = "userspace connection tracking drops fragments of less than 1200 bytes";
 
@@ -107,10 +111,17 @@ impl Site for OvsSite {
         self.switch.appctl(&["tnl/arp/set", UNDERLAY_BRIDGE, &vtep.to_string(), mac]).map(drop)
     }
 
-    /// The switch revalidates its datapath flows some time after it has confirmed a change of the tables.
+    /// The switch revalidates its datapath flows some time after it has confirmed a change of the tables. Waiting for that
+    /// (revalidator/wait) takes 0.5 s each time; so they are removed. The switch passes over those that one of its threads is
+    /// at work on. Flows of packets that kernels send meanwhile are made by the new tables.
     fn settle(&self) -> Result<()> {
-        // Removes the datapath flows; waiting for revalidation (revalidator/wait) takes 0.5 s each time.
-        self.switch.appctl(&["revalidator/purge"]).map(drop)
+        for _ in 0..PURGES {
+            self.switch.appctl(&["revalidator/purge"])?;
+            if self.switch.appctl(&["dpctl/dump-flows", DATAPATH])?.trim().is_empty() {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn damage(&self, _host: &Netns, damage: Damage) -> Result<()> {
