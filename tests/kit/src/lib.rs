@@ -12,6 +12,7 @@ pub mod ovs;
 pub mod packet;
 mod ping;
 mod pinger;
+pub mod pins;
 mod process;
 mod resource;
 pub mod skip;

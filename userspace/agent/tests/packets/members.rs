@@ -59,7 +59,7 @@ type Crash = fn(&mut Maps) -> Result<()>;
 #[test]
 fn a_crash_in_the_middle_of_a_change_of_the_members_is_repaired() -> Result<()> {
     needs!(root());
-    let mut node = Node::new("members")?;
+    let mut node = Node::fresh("members", |_| {})?;
     let n1 = network("n1.t", vxlan(10_001));
     node.want_network(&n1).want_peer(2).want_peer(3).want_peer(4);
     let _pod = node.pod(&n1, Endpoint(1))?;

@@ -108,7 +108,7 @@ fn entries(map: &MapData, key: u64) -> Result<u64> {
 
 /// Ten pods on a network with 100 remote endpoints.
 fn node(label: &str, adjust: impl FnOnce(&mut Options)) -> Result<(Node, Vec<Pod>, u64)> {
-    let mut node = Node::with(label, adjust)?;
+    let mut node = Node::fresh(label, adjust)?;
     let n1 = network("n1.t", vxlan(10_001));
     node.want_network(&n1).want_peer(2);
     for number in 100..200 {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use contiv_abi::{DropCount, DropReason};
+use contiv_abi::{ABI_VERSION, DropCount, DropReason, maps::BUILD};
 use contiv_model::{
     mac::Mac,
     route::NextHop,
@@ -19,7 +19,7 @@ use netplugin::datapath::{
 };
 use nix::mount::{MntFlags, umount2};
 use tempfile::TempDir;
-use testkit::{Netns, scratch_dir};
+use testkit::{Netns, pins::Pool, scratch_dir};
 
 pub(crate) fn vxlan(vni: u32) -> Encap {
     Encap::Vxlan { vni: Vni::try_from(vni).unwrap(), local: Vlan::try_from(1).unwrap() }
@@ -77,11 +77,23 @@ impl Pod {
 /// Directory of the pins; unmounted on drop.
 struct BpfRoot(TempDir);
 
+impl AsRef<Path> for BpfRoot {
+    fn as_ref(&self) -> &Path {
+        self.0.path()
+    }
+}
+
 impl Drop for BpfRoot {
     fn drop(&mut self) {
         // Not mounted if the test ended before the first `observe`.
         let _unmounted = umount2(self.0.path(), MntFlags::MNT_DETACH);
     }
+}
+
+static POOL: Pool<BpfRoot> = Pool::new();
+
+extern "C" fn drop_pool() {
+    POOL.drop_all();
 }
 
 /// The fields are dropped in order: the datapath before the interfaces.
@@ -90,8 +102,29 @@ pub(crate) struct Node {
     pub(crate) desired: Desired,
     pub(crate) options: Options,
     pods: u32,
+    _pins: PooledRoot,
     pub(crate) ns: Netns,
-    _root: BpfRoot,
+}
+
+/// Goes to the pool on drop, if it has a key.
+struct PooledRoot {
+    root: Option<BpfRoot>,
+    key: Option<String>,
+    ns: Netns,
+}
+
+impl Drop for PooledRoot {
+    fn drop(&mut self) {
+        if let (Some(root), Some(key)) = (self.root.take(), &self.key) {
+            POOL.give(key, root, &self.ns, drop_pool);
+        }
+    }
+}
+
+/// What the maps and programs depend on; `None` if they cannot be used again.
+fn pool_key(options: &Options) -> Option<String> {
+    let is_usual = options.abi_version == ABI_VERSION && options.log_stages.is_none();
+    is_usual.then(|| format!("{} {} {:?}", options.instance, options.flows, options.sizes))
 }
 
 impl Node {
@@ -99,15 +132,29 @@ impl Node {
         Node::with(label, |_| {})
     }
 
-    /// A node with options changed by `adjust`.
+    /// A node with options changed by `adjust`. Its programs may be loaded, and its maps are empty.
     pub(crate) fn with(label: &str, adjust: impl FnOnce(&mut Options)) -> Result<Node> {
+        Node::build(label, adjust, true)
+    }
+
+    /// A node that no agent has run on.
+    pub(crate) fn fresh(label: &str, adjust: impl FnOnce(&mut Options)) -> Result<Node> {
+        Node::build(label, adjust, false)
+    }
+
+    fn build(label: &str, adjust: impl FnOnce(&mut Options), is_pooled: bool) -> Result<Node> {
         let ns = Netns::new(label)?;
-        let root = BpfRoot(scratch_dir("bpf")?);
-        let mut options =
-            Options { bpf_root: root.0.path().to_owned(), instance: "node".into(), ..Options::default() };
+        let mut options = Options { instance: "node".into(), ..Options::default() };
         adjust(&mut options);
+        let key = pool_key(&options).filter(|_| is_pooled);
+        let root = match key.as_deref().and_then(|key| POOL.take(key, &[BUILD])) {
+            Some(root) => root,
+            None => BpfRoot(scratch_dir("bpf")?),
+        };
+        options.bpf_root = root.as_ref().to_owned();
         let datapath = Ebpf::new(options.clone());
-        Ok(Node { datapath, desired: Desired::default(), options, pods: 0, ns, _root: root })
+        let pins = PooledRoot { root: Some(root), key, ns: ns.clone() };
+        Ok(Node { datapath, desired: Desired::default(), options, pods: 0, _pins: pins, ns })
     }
 
     pub(crate) fn clsact(options: &mut Options) {

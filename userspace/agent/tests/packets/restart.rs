@@ -24,7 +24,7 @@ fn node_with_pods(
     label: &str,
     adjust: impl FnOnce(&mut netplugin::datapath::ebpf::Options),
 ) -> Result<(Node, Vec<Pod>)> {
-    let mut node = Node::with(label, adjust)?;
+    let mut node = Node::fresh(label, adjust)?;
     let n1 = network("n1.t", vxlan(10_001));
     node.want_network(&n1).want_peer(2).want_peer(3);
     node.want(Object::Remote(Endpoint(9).remote(&n1, Some(vtep(2)))));
@@ -336,7 +336,7 @@ fn invalid_objects_fail_alone() -> Result<()> {
 #[test]
 fn a_full_map_is_named() -> Result<()> {
     needs!(root());
-    let mut node = Node::new("full")?;
+    let mut node = Node::fresh("full", |_| {})?;
     let peer = |n: u32| {
         let vtep = std::net::Ipv4Addr::from(0x0a00_0000 + n);
         Object::Peer(Peer::new(vtep, 4789))
@@ -359,7 +359,7 @@ fn a_full_map_is_named() -> Result<()> {
 #[test]
 fn the_pins_are_locked_by_one_agent() -> Result<()> {
     needs!(root());
-    let mut node = Node::new("alone")?;
+    let mut node = Node::fresh("alone", |_| {})?;
     node.want(Object::Network(network("n1.t", vxlan(10))));
     node.converge()?;
     let other = node.restart();
@@ -377,7 +377,7 @@ fn the_pins_are_locked_by_one_agent() -> Result<()> {
 #[test]
 fn a_missing_privilege_is_named() -> Result<()> {
     needs!(root());
-    let mut node = Node::new("caps")?;
+    let mut node = Node::fresh("caps", |_| {})?;
     let Node { ns, datapath, desired, .. } = &mut node;
     let error = ns.run(|| {
         drop_capabilities()?;

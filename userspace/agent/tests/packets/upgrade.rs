@@ -52,7 +52,7 @@ impl Rig {
     }
 
     fn with(label: &str, adjust: impl FnOnce(&mut Options)) -> Result<Rig> {
-        let mut node = Node::with(label, |options| {
+        let mut node = Node::fresh(label, |options| {
             // On a slow machine an upgrade takes longer than an unanswered flow lives.
             let timeouts = &mut options.timeouts;
             (timeouts.tcp_opening, timeouts.unanswered) = (3600, 3600);

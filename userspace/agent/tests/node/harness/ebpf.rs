@@ -19,7 +19,7 @@ use aya::{
 };
 use contiv_abi::{ABI_VERSION, Address, FdbEntry, FdbKey, NeighEntry, NeighKey, Segment, maps};
 use netplugin::datapath::ebpf::{Ebpf, Options};
-use testkit::{Netns, wait_until};
+use testkit::{Netns, pins::Pool, wait_until};
 
 use super::{
     Damage,
@@ -35,15 +35,38 @@ const INSTANCE: &str = "conformance";
 static COUNT: AtomicU32 = AtomicU32::new(0);
 static SWEEP: Once = Once::new();
 
+static POOL: Pool<Root> = Pool::new();
+
+extern "C" fn drop_pool() {
+    POOL.drop_all();
+}
+
+/// Directory of the pins; removed with its contents on drop.
+struct Root(PathBuf);
+
+impl AsRef<Path> for Root {
+    fn as_ref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        remove(&self.0);
+    }
+}
+
 pub(crate) struct EbpfSite {
-    /// Removed with its contents on drop.
-    root: PathBuf,
+    /// Goes to the pool on drop.
+    root: Option<Root>,
+    path: PathBuf,
+    host: Netns,
 }
 
 impl EbpfSite {
     fn options(&self) -> Options {
         Options {
-            bpf_root: self.root.clone(),
+            bpf_root: self.path.clone(),
             instance: INSTANCE.to_owned(),
             vtep: Some(NODE.into()),
             uplinks: vec![UPLINK.to_owned()],
@@ -58,7 +81,7 @@ impl EbpfSite {
     }
 
     fn links(&self) -> PathBuf {
-        self.root.join(format!("v{ABI_VERSION}")).join(INSTANCE).join("links")
+        self.path.join(format!("v{ABI_VERSION}")).join(INSTANCE).join("links")
     }
 }
 
@@ -74,8 +97,12 @@ impl Site for EbpfSite {
     fn start(host: &Netns) -> Result<EbpfSite> {
         SWEEP.call_once(sweep);
         host.address(UNDERLAY, &format!("{NODE}/24"))?;
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        Ok(EbpfSite { root: Path::new(BPFFS).join(format!("{PREFIX}{}-{count}", process::id())) })
+        let root = POOL.take(INSTANCE, &[maps::BUILD]).unwrap_or_else(|| {
+            let count = COUNT.fetch_add(1, Ordering::Relaxed);
+            Root(Path::new(BPFFS).join(format!("{PREFIX}{}-{count}", process::id())))
+        });
+        let path = root.0.clone();
+        Ok(EbpfSite { root: Some(root), path, host: host.clone() })
     }
 
     async fn open(&self) -> Result<Ebpf> {
@@ -138,7 +165,9 @@ fn is_bare(port: &str) -> Result<bool> {
 
 impl Drop for EbpfSite {
     fn drop(&mut self) {
-        remove(&self.root);
+        if let Some(root) = self.root.take() {
+            POOL.give(INSTANCE, root, &self.host, drop_pool);
+        }
     }
 }
 

@@ -20,7 +20,7 @@ impl Wire {
         let n1 = network("n1.t", vlan(TAG));
         let service = web(VIP.ip().into(), [HERE.ip().into(), THERE.ip().into()]);
         let node = |name: &str, endpoint: Endpoint, others: &[Endpoint]| -> Result<(Node, Pod)> {
-            let mut node = Node::with(&format!("{label}{name}"), |options: &mut Options| {
+            let mut node = Node::fresh(&format!("{label}{name}"), |options: &mut Options| {
                 options.uplinks = vec!["trunk".into()];
                 options.xdp = xdp;
             })?;
