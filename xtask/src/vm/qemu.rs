@@ -24,6 +24,9 @@ const NICE: &str = "5";
 /// another one patches (`Oops: int3` in code with static keys, and in `bpf_dispatcher_xdp_func`); and guests on different
 /// processors of the host are more than one guest on several.
 const EMULATION: &str = "tcg,thread=single";
+/// The clock of an emulated guest counts a nanosecond for each instruction, which takes several to emulate. So time
+/// limits in the guest bound work, and hold no matter how busy the processors are. An idle guest waits in real time.
+const CLOCK: &str = "shift=0,sleep=on";
 /// With five levels of page tables the kernel takes longer to start under emulation. With `erms` it clears each page byte by
 /// byte, which was a third of its time: the maps of one test have 9,000 pages.
 const CPU: &str = "max,la57=off,erms=off";
@@ -162,6 +165,9 @@ fn machine(accelerator: Accelerator, console: &Path) -> Command {
     let mut qemu = Command::new("nice");
     qemu.args(["-n", NICE, "qemu-system-x86_64"]);
     qemu.args(["-accel", accelerator.argument(), "-cpu", CPU]);
+    if accelerator == Accelerator::Emulation {
+        qemu.args(["-icount", CLOCK]);
+    }
     qemu.args(["-M", "q35", "-nodefaults", "-display", "none", "-no-reboot"]);
     qemu.args(["-smp", &CPUS.to_string(), "-m", &MEMORY_MB.to_string()]);
     qemu.args(["-serial", &format!("file:{}", console.display())]);
