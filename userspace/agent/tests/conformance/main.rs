@@ -61,7 +61,7 @@ on_every_datapath!([
         routed_subnets_come_and_go, restart_of_a_routing_node_writes_nothing;
 ], [
     programs: local_pods_talk, pods_talk_by_vxlan, restart_loses_no_ping, changes_lose_no_ping;
-    services: clients_keep_their_backend, services_survive_a_restart;
+    services: clients_keep_their_backend, connections_at_once_keep_their_backend, services_survive_a_restart;
 ], [
     flooding: copies_go_to_nodes_with_the_network;
 ]);

@@ -12,7 +12,10 @@ use netplugin::datapath::{
     Backend, Object, Scope, Service,
     fake::{Delivery, Target},
 };
-use testkit::packet::{Packet, tcp_flags};
+use testkit::{
+    packet::{Packet, tcp_flags},
+    wait_until,
+};
 
 use crate::{
     harness::Harness,
@@ -22,6 +25,7 @@ use crate::{
 };
 
 const VIP: u8 = 200;
+const SOON: Duration = Duration::from_secs(5);
 
 /// Returns a service that maps UDP port 53 to port 5353 of the backends.
 fn service(net: &Net, backends: &[(u8, Readiness)]) -> Result<Object> {
@@ -264,6 +268,46 @@ pub(crate) fn clients_keep_their_backend<H: Harness>() -> Result<()> {
     for port in 4101..4110 {
         ensure!(world.asks(&net, port, &rest)? == next, "port {port}: not {next}");
     }
+    world.check_in_sync()
+}
+
+/// A client's connections that begin at once go to one backend, too: the first one decides before the node has learned of it.
+pub(crate) fn connections_at_once_keep_their_backend<H: Harness>() -> Result<()> {
+    let net = Net::vxlan(1)?;
+    let mut world = world::<H>(&net)?;
+    let backends = [2, 3, 11];
+    world.set(Object::Service(Service {
+        ports: vec!["80:8080:TCP".parse()?],
+        backends: backends.map(|last| Backend::on(net.encap, ip(last))).into(),
+        affinity: Some(Duration::from_secs(600)),
+        ..Service::new("web:t", Scope::network(&net.plain()), ip(VIP))
+    }))?;
+    let syn = |to: u8, port: u16, target: u16| {
+        Packet::eth(mac(to), mac(1)).ipv4(ip(1), ip(to)).tcp(port, target, tcp_flags::SYN)
+    };
+    let ports = 5000..5032;
+    for port in ports.clone() {
+        world.node.emit(&pod("pa"), &syn(VIP, port, 80).build())?;
+    }
+    let at = |backend: u8, port: u16| match backend {
+        2 => to_pod("pb", &syn(2, port, 8080)),
+        3 => to_pod("pc", &syn(3, port, 8080)),
+        _ => net.to_node(0, &syn(backend, port, 8080)),
+    };
+    let expected: Vec<_> = backends
+        .into_iter()
+        .flat_map(|backend| ports.clone().map(move |port| (backend, port)))
+        .map(|(backend, port)| (backend, at(backend, port)))
+        .collect();
+    let mut asked = vec![];
+    wait_until(SOON, "all connections at backends", || {
+        let came = world.node.arrivals()?;
+        asked.extend(
+            expected.iter().filter(|(_, delivery)| came.contains(delivery)).map(|(backend, _)| *backend),
+        );
+        Ok((asked.len() == ports.len()).then_some(()))
+    })?;
+    ensure!(asked.iter().all(|backend| *backend == asked[0]), "several backends: {asked:?}");
     world.check_in_sync()
 }
 

@@ -157,7 +157,7 @@ pub(crate) fn service(service: &Service, domain: Domain, number: u32) -> Vec<Flo
     flows.extend(service.ports.iter().map(|port| reply(service, domain, number, port)));
     flows.extend(backends(service, domain).map(|backend| member(&backend, number)));
     flows.push(choice(service, domain, number));
-    flows.extend(choice_by_ports(service, domain, number));
+    flows.extend(indexed(service, domain, number));
     flows.extend(service.ports.iter().map(|port| commit(service, domain, number, port)));
     let to = || guard::destination(domain.packets_from(0), service.vip);
     let fragment = to().masked(Field::IpFragment, FRAGMENT, FRAGMENT);
@@ -187,7 +187,7 @@ pub(crate) fn selection(service: &Service, domain: Domain, number: u32) -> Group
 
 /// Whether the service needs a group.
 pub(crate) fn has_selection(service: &Service, domain: Domain) -> bool {
-    ready(service, domain).next().is_some()
+    service.affinity.is_none() && ready(service, domain).next().is_some()
 }
 
 /// What the packets of a service's flow count as.
@@ -301,42 +301,54 @@ fn member(backend: &Backend, number: u32) -> Flow {
 /// Connections without a backend, or whose backend is gone.
 fn choice(service: &Service, domain: Domain, number: u32) -> Flow {
     let flow = Flow::new(table::BACKEND, rank::ANY, service_match(number));
-    if !has_selection(service, domain) {
-        return flow;
+    match hashed(service) {
+        _ if ready(service, domain).next().is_none() => flow,
+        // Datapath flows of before a client's first connection are used for a moment after it.
+        Some(HashFields::IpSrc) => flow.apply(choice_by(HashFields::IpSrc, service, domain)),
+        _ => flow.apply([Action::set(IS_ESTABLISHED, 0u8), Action::Group(backend_group(number))]),
     }
-    flow.apply([Action::set(IS_ESTABLISHED, 0u8), Action::Group(backend_group(number))])
 }
 
-/// A group chooses by the hash that the datapath computes, so that a few entries of its cache serve all connections. That hash
-/// has no UDP ports: all datagrams of a client would go to one backend. For them a flow computes the hash.
-fn choice_by_ports(service: &Service, domain: Domain, number: u32) -> Vec<Flow> {
-    let ready: Vec<IpAddr> = ready(service, domain).map(|backend| backend.ip).collect();
-    let by_client = service.affinity.is_some();
+/// What a flow hashes to choose a backend, for all packets of a client or for datagrams. Else a group chooses by the hash that
+/// the datapath computes, so that a few entries of its cache serve all connections. That hash has no UDP ports: all datagrams of
+/// a client would go to one backend.
+fn hashed(service: &Service) -> Option<HashFields> {
+    if service.affinity.is_some() {
+        return Some(HashFields::IpSrc);
+    }
     let has_udp = service.ports.iter().any(|port| port.protocol == Protocol::Udp);
-    let (false, true, Some(max_link)) = (by_client, has_udp, ready.len().checked_sub(1)) else {
-        return vec![];
-    };
-    let family = Family::of(service.vip);
+    has_udp.then_some(HashFields::SymmetricL3L4Udp)
+}
+
+fn choice_by(fields: HashFields, service: &Service, domain: Domain) -> [Action; 3] {
+    let last = ready(service, domain).count().saturating_sub(1);
     let hash = Multipath {
-        fields: HashFields::SymmetricL3L4Udp,
+        fields,
         basis: 0,
         algorithm: LinkAlgorithm::Modulo,
-        max_link: max_link as u16,
+        max_link: u16::try_from(last).unwrap_or(u16::MAX),
         arg: 0,
         to: INDEX.into(),
     };
-    let datagrams = family.packets(service_match(number)).udp();
-    let hashed = Flow::new(table::BACKEND, rank::ANY + 1, datagrams).apply([
-        Action::set(IS_ESTABLISHED, 0u8),
-        Action::Multipath(hash),
-        Action::resubmit(table::INDEX),
-    ]);
-    let chosen = |(index, ip): (u32, IpAddr)| {
+    [Action::set(IS_ESTABLISHED, 0u8), Action::Multipath(hash), Action::resubmit(table::INDEX)]
+}
+
+/// The backends by their index, and what chooses one for a datagram.
+fn indexed(service: &Service, domain: Domain, number: u32) -> Vec<Flow> {
+    let (Some(fields), Some(_)) = (hashed(service), ready(service, domain).next()) else { return vec![] };
+    let family = Family::of(service.vip);
+    let chosen = |(index, backend): (u32, Backend)| {
         let m = service_match(number).field(INDEX, index);
         Flow::new(table::INDEX, rank::PORT, m)
-            .apply([Action::set(family.backend(), address_bits(ip)), Action::resubmit(table::CHOSEN)])
+            .apply([Action::set(family.backend(), address_bits(backend.ip)), Action::resubmit(table::CHOSEN)])
     };
-    std::iter::once(hashed).chain((0..).zip(ready).map(chosen)).collect()
+    let mut flows: Vec<Flow> = (0..).zip(ready(service, domain)).map(chosen).collect();
+    if fields == HashFields::SymmetricL3L4Udp {
+        let datagrams = family.packets(service_match(number)).udp();
+        let choice = Flow::new(table::BACKEND, rank::ANY + 1, datagrams);
+        flows.push(choice.apply(choice_by(fields, service, domain)));
+    }
+    flows
 }
 
 fn commit(service: &Service, domain: Domain, number: u32, port: &Port) -> Flow {
