@@ -13,7 +13,7 @@ mod node;
 mod pod;
 mod shape;
 
-use std::path::PathBuf;
+use std::{collections::BTreeSet, path::PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::json;
@@ -77,12 +77,26 @@ impl Cluster {
         self.master.client()
     }
 
+    /// Changes the forward mode to `routing`; agents follow. netmaster refuses it while there are networks.
+    pub fn route(&self) -> Result<()> {
+        const PATH: &str = "/api/v1/globals/global/";
+        let mut body = self.client().get_json(PATH)?;
+        body["fwdMode"] = "routing".into();
+        self.client().post_json(PATH, &body).map(drop).context("change the forward mode")
+    }
+
     /// Creates a tenant with one network.
     pub fn create_network(&self, network: &Network) -> Result<()> {
-        let (tenant, name) = (&network.tenant, &network.name);
+        let tenant = &network.tenant;
         self.client()
             .post_json(&format!("/api/v1/tenants/{tenant}/"), &json!({ "tenantName": tenant }))
             .with_context(|| format!("create tenant {tenant}"))?;
+        self.add_network(network)
+    }
+
+    /// Creates another network of a tenant.
+    pub fn add_network(&self, network: &Network) -> Result<()> {
+        let (tenant, name) = (&network.tenant, &network.name);
         let body = json!({
             "tenantName": tenant,
             "networkName": name,
@@ -98,10 +112,18 @@ impl Cluster {
         Ok(())
     }
 
+    /// Deletes a network and its tenant, which has no other.
     pub fn delete_network(&self, network: &Network) -> Result<()> {
-        let (tenant, name) = (&network.tenant, &network.name);
-        self.client().delete(&format!("/api/v1/networks/{tenant}:{name}/"))?;
-        self.client().delete(&format!("/api/v1/tenants/{tenant}/"))
+        self.delete_networks(std::slice::from_ref(network))
+    }
+
+    /// Deletes networks and their tenants, which have no others.
+    pub fn delete_networks(&self, networks: &[Network]) -> Result<()> {
+        for Network { tenant, name, .. } in networks {
+            self.client().delete(&format!("/api/v1/networks/{tenant}:{name}/"))?;
+        }
+        let tenants: BTreeSet<_> = networks.iter().map(|network| &network.tenant).collect();
+        tenants.iter().try_for_each(|tenant| self.client().delete(&format!("/api/v1/tenants/{tenant}/")))
     }
 
     /// Last lines of the output of each daemon.

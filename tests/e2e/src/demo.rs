@@ -1,4 +1,5 @@
-//! Demo: two nodes, two tenants with the same subnet. Checks that pods reach pods of their tenant and no others.
+//! Demo: two nodes, two tenants with the same subnet. Checks that pods reach pods of their tenant and no others, in forward mode
+//! `routing` those of its other network, too.
 
 mod keep;
 mod matrix;
@@ -27,6 +28,14 @@ enum DatapathChoice {
     Mixed,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ForwardMode {
+    /// Networks are apart
+    Bridge,
+    /// Nodes route between the networks of a tenant
+    Routing,
+}
+
 #[derive(Debug, Args)]
 pub struct Options {
     /// Datapath of the nodes
@@ -35,6 +44,9 @@ pub struct Options {
     /// Encapsulation between the nodes
     #[arg(long, value_enum, default_value = "vxlan")]
     encap: Encap,
+    /// Forward mode of the cluster
+    #[arg(long, value_enum, default_value = "bridge")]
+    fwdmode: ForwardMode,
     /// Store of netmaster
     #[arg(long, value_enum, default_value = "embedded")]
     store: StoreKind,
@@ -65,6 +77,11 @@ pub fn run(options: &Options) -> Result<()> {
     if options.keep && !options.supervised {
         return keep::start_supervised();
     }
+    if (options.fwdmode, options.encap) == (ForwardMode::Routing, Encap::Vlan) {
+        bail!(
+            "--fwdmode routing with --encap vlan: networks over VLAN are routed by a switch, which the demo lacks"
+        );
+    }
     interrupt::catch()?;
     let supervised = options.supervised.then(keep::Supervised::begin).transpose()?;
     let demo = Demo::start(options)?;
@@ -91,7 +108,7 @@ pub fn run(options: &Options) -> Result<()> {
 /// A running cluster with its pods; removed when dropped.
 struct Demo {
     pods: Vec<Pod>,
-    networks: [Network; 2],
+    networks: Networks,
     cluster: Cluster,
 }
 
@@ -105,7 +122,7 @@ impl Demo {
         let shape = Shape { datapaths, encap: options.encap, store: options.store };
         let start = Instant::now();
         let cluster = step("start two nodes and netmaster", || Cluster::build(shape))?;
-        let mut demo = Demo { pods: vec![], networks: networks(), cluster };
+        let mut demo = Demo { pods: vec![], networks: Networks::of(options.fwdmode), cluster };
         let filled = demo.fill(options);
         if filled.is_err() && interrupt::check().is_ok() {
             demo.print_logs();
@@ -117,17 +134,23 @@ impl Demo {
 
     fn fill(&mut self, options: &Options) -> Result<()> {
         step("start the agents", || self.cluster.start_agents())?;
+        if options.fwdmode == ForwardMode::Routing {
+            step("change the forward mode to routing", || self.cluster.route())?;
+        }
         step("create two tenants with the same subnet", || {
-            self.networks.iter().try_for_each(|network| self.cluster.create_network(network))
+            let Networks { first, routed, second } = &self.networks;
+            self.cluster.create_network(first)?;
+            routed.iter().try_for_each(|network| self.cluster.add_network(network))?;
+            self.cluster.create_network(second)
         })?;
         step("create a service and a deny rule for the first tenant", || {
-            service::prepare(self.cluster.client(), &self.networks[0])
+            service::prepare(self.cluster.client(), &self.networks.first)
         })?;
         step("add pods with the CNI plugin", || self.add_pods(options.pods))
     }
 
     fn add_pods(&mut self, count: u16) -> Result<()> {
-        let [first, second] = &self.networks;
+        let Networks { first, routed, second } = &self.networks;
         for node in &self.cluster.nodes {
             for number in 1..=count {
                 interrupt::check()?;
@@ -136,6 +159,12 @@ impl Demo {
             }
         }
         self.skip_ipv6_addresses(second, self.pods.len())?;
+        for (node, network) in
+            self.cluster.nodes.iter().flat_map(|node| routed.iter().map(move |it| (node, it)))
+        {
+            let name = format!("{}-{}-{}", network.tenant, node.name, network.name);
+            self.pods.push(Pod::add(node, network, &name)?);
+        }
         for node in &self.cluster.nodes {
             let name = format!("{}-{}-1", second.tenant, node.name);
             self.pods.push(Pod::add(node, second, &name)?);
@@ -165,7 +194,7 @@ impl Demo {
         let matrix = step("ping between all pods, IPv4 and IPv6", || Matrix::measure(&self.pods))?;
         println!("{}", matrix.table(&self.pods));
         let service = step("connect to the service and to the denied port", || {
-            ServiceCheck::run(&self.cluster, &self.networks[0], &self.pods)
+            ServiceCheck::run(&self.cluster, &self.networks.first, &self.pods)
         })?;
         println!("{}", service.table());
         let speeds = step("measure TCP between pods", || speed::measure(&self.pods, speed_duration))?;
@@ -190,11 +219,10 @@ impl Demo {
                 bail!("{} still has {}", node.name, left.join(", "));
             }
         }
-        service::remove(self.cluster.client(), &self.networks[0])?;
-        for network in &self.networks {
-            self.no_endpoints(network)?;
-            self.cluster.delete_network(network)?;
-        }
+        service::remove(self.cluster.client(), &self.networks.first)?;
+        let networks = self.networks.all();
+        networks.iter().try_for_each(|network| self.no_endpoints(network))?;
+        self.cluster.delete_networks(&networks)?;
         self.cluster.shut_down()?;
         // `shut_down` checks the resources of the cluster; this checks all resources of the process.
         let left: Vec<_> = testkit::leftovers()?.iter().map(|path| path.display().to_string()).collect();
@@ -218,15 +246,41 @@ impl Demo {
     }
 }
 
-/// Both networks have the same subnet, with disjoint address ranges: a reply then identifies the pod.
-fn networks() -> [Network; 2] {
-    [("blue", "10.1.1.1-10.1.100.254/16", "10.1.254.1"), ("red", "10.1.101.1-10.1.200.254/16", "10.1.254.2")]
-        .map(|(tenant, subnet, gateway)| Network {
+/// The networks of both tenants.
+struct Networks {
+    first: Network,
+    /// Another one of the first tenant, in forward mode `routing`.
+    routed: Option<Network>,
+    second: Network,
+}
+
+impl Networks {
+    /// `first` and `second` have the same subnet, with disjoint address ranges: a reply then identifies the pod.
+    fn of(mode: ForwardMode) -> Networks {
+        let pods = |tenant: &str, subnet: &str, gateway: &str| Network {
             tenant: tenant.to_owned(),
             name: "pods".to_owned(),
             subnet: subnet.to_owned(),
             gateway: gateway.to_owned(),
             ipv6_subnet: "2001:db8:1::/64".to_owned(),
             ipv6_gateway: "2001:db8:1::ffff".to_owned(),
-        })
+        };
+        let routed = Network {
+            tenant: "blue".to_owned(),
+            name: "db".to_owned(),
+            subnet: "10.2.0.0/16".to_owned(),
+            gateway: "10.2.254.1".to_owned(),
+            ipv6_subnet: "2001:db8:2::/64".to_owned(),
+            ipv6_gateway: "2001:db8:2::ffff".to_owned(),
+        };
+        Networks {
+            first: pods("blue", "10.1.1.1-10.1.100.254/16", "10.1.254.1"),
+            routed: (mode == ForwardMode::Routing).then_some(routed),
+            second: pods("red", "10.1.101.1-10.1.200.254/16", "10.1.254.2"),
+        }
+    }
+
+    fn all(&self) -> Vec<Network> {
+        [&self.first].into_iter().chain(&self.routed).chain([&self.second]).cloned().collect()
+    }
 }

@@ -51,6 +51,7 @@ impl Network {
 pub struct Pod {
     pub name: String,
     pub tenant: String,
+    pub network: String,
     pub node: String,
     pub datapath: Datapath,
     pub ip: Ipv4Addr,
@@ -174,6 +175,7 @@ impl Pod {
         Ok(Pod {
             name: name.to_owned(),
             tenant: network.tenant.clone(),
+            network: network.name.clone(),
             node: node.name.clone(),
             datapath: node.datapath,
             ip: ip.with_context(|| format!("CNI result without IPv4 address: {result}"))?,

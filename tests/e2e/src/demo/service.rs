@@ -1,6 +1,4 @@
 //! A service with a backend on each node, and a rule that denies a port. Compares connections with the counters of nodes.
-//!
-//! Clients are pods of nodes whose datapath counts services and rules. Other nodes report the missing feature in `/readyz`.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +19,7 @@ use serde_json::{Value, json};
 use testkit::wait_until;
 
 use crate::{
-    cluster::{Cluster, Datapath, Network, Pod},
+    cluster::{Cluster, Network, Node, Pod},
     demo::report,
     http::Client,
 };
@@ -97,28 +95,35 @@ pub(super) struct ServiceCheck {
     clients: BTreeMap<String, ClientResult>,
     /// Degraded conditions with the name of their node.
     degraded: Vec<(String, String)>,
-    /// Packets that the rule dropped, by node.
-    dropped: BTreeMap<String, u64>,
+    /// Counters by node.
+    counted: BTreeMap<String, Counted>,
+}
+
+/// What a node has counted.
+#[derive(Debug)]
+struct Counted {
+    /// Packets of clients to the service.
+    packets: u64,
+    /// Packets that the rule dropped.
+    dropped: u64,
 }
 
 #[derive(Debug, Default)]
 struct ClientResult {
     /// Connections by backend.
     served: Vec<usize>,
-    /// Packets that the node counted for the service.
-    packets: u64,
     /// Connections to the denied port that were established.
     allowed: usize,
 }
 
 impl ServiceCheck {
-    /// Connects to the service from each pod of the tenant on an eBPF node.
+    /// Connects to the service from each pod of the network.
     pub(super) fn run(cluster: &Cluster, network: &Network, pods: &[Pod]) -> Result<ServiceCheck> {
-        let of_tenant = || pods.iter().filter(|pod| pod.tenant == network.tenant);
-        let backends: Vec<&Pod> =
-            cluster.nodes.iter().filter_map(|node| of_tenant().find(|pod| pod.node == node.name)).collect();
+        let is_member = |pod: &&Pod| (&pod.tenant, &pod.network) == (&network.tenant, &network.name);
+        let members: Vec<&Pod> = pods.iter().filter(is_member).collect();
+        let of_node = |node: &Node| members.iter().find(|pod| pod.node == node.name).copied();
+        let backends: Vec<&Pod> = cluster.nodes.iter().filter_map(of_node).collect();
         let vip = register_backends(cluster.client(), network, &backends)?;
-        let clients: Vec<&Pod> = of_tenant().filter(|pod| pod.datapath == Datapath::Ebpf).collect();
         let over = AtomicBool::new(false);
         // All listeners exist before the first connection.
         let listeners = backends.iter().map(|pod| Ok([listen(pod, TARGET)?, listen(pod, DENIED)?]));
@@ -129,7 +134,7 @@ impl ServiceCheck {
                 let over = &over;
                 servers.extend(listeners.iter().map(|it| scope.spawn(move || serve(it, number, over))));
             }
-            let clients: Result<BTreeMap<String, ClientResult>> = clients
+            let clients: Result<BTreeMap<String, ClientResult>> = members
                 .iter()
                 .map(|pod| {
                     Ok((
@@ -146,32 +151,18 @@ impl ServiceCheck {
         })?;
         let names = backends.iter().map(|pod| pod.name.clone()).collect();
         let mut outcome =
-            ServiceCheck { vip, backends: names, clients, degraded: vec![], dropped: BTreeMap::new() };
-        outcome.read_counters(cluster, pods)?;
+            ServiceCheck { vip, backends: names, clients, degraded: vec![], counted: BTreeMap::new() };
+        outcome.read_counters(cluster)?;
         Ok(outcome)
     }
 
     /// Reads counters and degraded conditions of the nodes.
-    fn read_counters(&mut self, cluster: &Cluster, pods: &[Pod]) -> Result<()> {
+    fn read_counters(&mut self, cluster: &Cluster) -> Result<()> {
         for node in &cluster.nodes {
             let ready = node.client().get_json("/readyz")?;
             let degraded = ready["degraded"].as_array().into_iter().flatten().filter_map(Value::as_str);
             self.degraded.extend(degraded.map(|line| (node.name.clone(), line.to_owned())));
-            if node.datapath != Datapath::Ebpf {
-                continue;
-            }
-            let stats = node.client().get_json("/svcstats")?;
-            for pod in pods.iter().filter(|pod| pod.node == node.name) {
-                if let Some(result) = self.clients.get_mut(&pod.name) {
-                    let service = &stats[pod.ip.to_string()]["SvcStats"][self.vip.to_string()];
-                    result.packets = service["SvcStats"]["PacketsIn"].as_u64().unwrap_or(0);
-                }
-            }
-            let driver = node.client().get_json("/inspect/driver")?;
-            let rules = driver["rules"].as_object().into_iter().flatten();
-            let ours = rules.filter(|(id, _)| id.contains(RULE));
-            let dropped = ours.filter_map(|(_, count)| count["packets"].as_u64()).sum();
-            self.dropped.insert(node.name.clone(), dropped);
+            self.counted.insert(node.name.clone(), Counted::read(node)?);
         }
         Ok(())
     }
@@ -193,14 +184,14 @@ impl ServiceCheck {
                     self.vip, result.served
                 ));
             }
-            if result.packets == 0 {
-                errors.push(format!("{client} -> {}:{PORT}: its node counted no packets", self.vip));
-            }
             if result.allowed > 0 {
                 errors.push(format!("{client}: rule {RULE} did not deny {} connections", result.allowed));
             }
         }
-        for (node, dropped) in &self.dropped {
+        for (node, Counted { packets, dropped }) in &self.counted {
+            if *packets == 0 {
+                errors.push(format!("{node}: service {SERVICE} counted no packets"));
+            }
             if *dropped == 0 {
                 errors.push(format!("{node}: rule {RULE} counted no packets"));
             }
@@ -212,22 +203,39 @@ impl ServiceCheck {
         let mut table = report::table();
         let columns = [format!("{SERVICE} {}:{PORT} from", self.vip)];
         let backends = self.backends.iter().map(|name| format!("to {name}"));
-        let rest = ["packets".to_owned(), format!("port {DENIED} (rule {RULE})")];
-        table.set_header(columns.into_iter().chain(backends).chain(rest));
+        let denied = format!("port {DENIED} (rule {RULE})");
+        table.set_header(columns.into_iter().chain(backends).chain([denied]));
         for (client, result) in &self.clients {
             let served = result.served.iter().map(ToString::to_string);
             let denied = if result.allowed == 0 { "denied".to_owned() } else { "OPEN".to_owned() };
-            let rest = [result.packets.to_string(), denied];
-            table.add_row([client.clone()].into_iter().chain(served).chain(rest));
+            table.add_row([client.clone()].into_iter().chain(served).chain([denied]));
         }
-        let mut text = if self.clients.is_empty() { String::new() } else { format!("{table}\n") };
-        for (node, dropped) in &self.dropped {
-            text += &format!("{node}: rule {RULE} dropped {dropped} packets\n");
+        let mut text = format!("{table}\n");
+        for (node, Counted { packets, dropped }) in &self.counted {
+            text +=
+                &format!("{node}: {packets} packets to service {SERVICE}, rule {RULE} dropped {dropped}\n");
         }
         for (node, line) in &self.degraded {
             text += &format!("{node}: {line}\n");
         }
         text.trim_end().to_owned()
+    }
+}
+
+impl Counted {
+    fn read(node: &Node) -> Result<Counted> {
+        let metrics = node.client().get("/metrics")?.body;
+        let sum = |metric: &str, labels: [&str; 2]| {
+            let counts = metrics.lines().filter_map(|line| {
+                let (has, count) = line.strip_prefix(metric)?.rsplit_once(' ')?;
+                labels.iter().all(|label| has.contains(label)).then(|| count.parse::<u64>())
+            });
+            counts.sum::<Result<u64, _>>().with_context(|| format!("read {metric} of {}", node.name))
+        };
+        Ok(Counted {
+            packets: sum("contiv_service_packets_total{", [SERVICE, "direction=\"in\""])?,
+            dropped: sum("contiv_rule_packets_total{", [POLICY, RULE])?,
+        })
     }
 }
 

@@ -34,6 +34,7 @@ shapes! {
     vlan: ["--encap", "vlan"];
     vlan_ebpf: ["--encap", "vlan", "--datapath", "ebpf"];
     vlan_ovs: ["--encap", "vlan", "--datapath", "ovs"];
+    routing: ["--fwdmode", "routing"];
     state_in_etcd: ["--store", "etcd"];
 }
 

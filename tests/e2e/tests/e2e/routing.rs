@@ -10,7 +10,6 @@ use e2e::{
     cluster::{Cluster, Datapath, Encap, Network, Pod, Shape, StoreKind},
     load::{Server, Streams},
 };
-use serde_json::json;
 use testkit::{needs, wait_until};
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -29,23 +28,6 @@ fn network(n: u8) -> Network {
     }
 }
 
-fn create(cluster: &Cluster, n: u8) -> Result<()> {
-    let Network { tenant, name, subnet, gateway, ipv6_subnet, ipv6_gateway } = network(n);
-    let body = json!({
-        "tenantName": tenant, "networkName": name, "encap": "vxlan", "subnet": subnet, "gateway": gateway,
-        "ipv6Subnet": ipv6_subnet, "ipv6Gateway": ipv6_gateway,
-    });
-    cluster.client().post_json(&format!("/api/v1/networks/{tenant}:{name}/"), &body).map(drop)
-}
-
-/// Agents follow a change of the mode. netmaster refuses it while there are networks.
-fn route(cluster: &Cluster) -> Result<()> {
-    const PATH: &str = "/api/v1/globals/global/";
-    let mut body = cluster.client().get_json(PATH)?;
-    body["fwdMode"] = "routing".into();
-    cluster.client().post_json(PATH, &body).map(drop).context("change the forward mode")
-}
-
 fn reaches(from: &Pod, to: IpAddr) -> Result<()> {
     let what = format!("{to} answers {} on {:?}", from.name, from.datapath);
     wait_until(DEADLINE, &what, || Ok((from.netns().ping(to, 1, TICK)?.received == 1).then_some(())))
@@ -59,9 +41,9 @@ fn networks_are_routed(datapaths: [Datapath; 2]) -> Result<()> {
     let shape = Shape { datapaths, encap: Encap::Vxlan, store: StoreKind::Embedded };
     let mut cluster = Cluster::build(shape)?;
     cluster.start_agents()?;
-    route(&cluster)?;
+    cluster.route()?;
     cluster.create_network(&network(1))?;
-    create(&cluster, 2)?;
+    cluster.add_network(&network(2))?;
     let add = |node: usize, n: u8, name: &str| Pod::add(&cluster.nodes[node], &network(n), name);
     let pods = [add(0, 1, "ra")?, add(0, 2, "rb")?, add(1, 1, "rc")?, add(1, 2, "rd")?];
     let across = [(0, 1), (0, 3), (1, 2), (2, 1), (2, 3), (3, 0)];
