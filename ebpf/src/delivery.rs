@@ -31,7 +31,7 @@ pub(crate) fn verdict(code: u32) -> Result<Verdict, DropReason> {
 /// The port that the packet in hand goes to is known; what passes by a flow goes only to whom that was judged for.
 #[inline(always)]
 pub(crate) fn to_port(packet: &mut Packet, place: FdbEntry) -> Result<u32, DropReason> {
-    packet.place = place;
+    packet.set_place(&place);
     policy::admits_receiver(packet, place.group)?;
     track::receives(place.group, place.ifindex)?;
     Ok(TO_POD)

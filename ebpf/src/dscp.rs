@@ -19,15 +19,8 @@ const CHECKSUM: usize = ETHERNET + 10;
 /// Marks a packet of IP with the class of the sender's group.
 #[inline(always)]
 pub(crate) fn mark(ctx: &TcContext, group: u32) -> Result<(), DropReason> {
-    if ctv_mark(ctx.skb.skb, group) == 0 { Ok(()) } else { Err(DropReason::RewriteFailed) }
-}
-
-/// A function of its own for the verifier; zero if it went well.
-#[inline(never)]
-#[unsafe(no_mangle)]
-extern "C" fn ctv_mark(skb: *mut __sk_buff, group: u32) -> u32 {
     let dscp = policy::group(group).map_or(0, |group| group.dscp);
-    if dscp == 0 { 0 } else { ctv_class(skb, dscp << 2) }
+    if dscp == 0 || ctv_class(ctx.skb.skb, dscp << 2) == 0 { Ok(()) } else { Err(DropReason::RewriteFailed) }
 }
 
 /// Gives a packet of IP the class, in the place that it has in the TOS byte. A function of its own for the verifier; zero if

@@ -145,10 +145,10 @@ pub(crate) const FULL: u64 = 1;
 /// There was another insertion into the page: to be done once more.
 pub(crate) const BUSY: u64 = 2;
 
-/// Inserts the slot of an entry, unless a flow has the tuple: then the result is that of [`found`], which exceeds the codes.
+/// Inserts the slot of an entry, unless a flow has the tuple, whose hash this is: then the result is that of [`found`], which
+/// exceeds the codes.
 #[inline(always)]
-pub(crate) fn insert_slot(tuple: *const Tuple, domain: u32, entry: u32) -> u64 {
-    let hash = ctv_hash(tuple, domain);
+pub(crate) fn insert_slot(tuple: *const Tuple, hash: u64, domain: u32, entry: u32) -> u64 {
     let Some(node) = maps::node() else { return FULL };
     let Some(lock) = page_lock(FlowHash(hash).page(node.flow_pages)) else { return FULL };
     // SAFETY: a value of the map.
@@ -162,7 +162,7 @@ pub(crate) fn insert_slot(tuple: *const Tuple, domain: u32, entry: u32) -> u64 {
 /// Writes the slot of an entry to a bucket of the hash, unless there were insertions into the page after the given number.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_put_slot(hash: u64, entry: u32, insertions: u32) -> u64 {
+pub(crate) extern "C" fn ctv_put_slot(hash: u64, entry: u32, insertions: u32) -> u64 {
     let Some(node) = maps::node() else { return FULL };
     let hash = FlowHash(hash);
     let page = hash.page(node.flow_pages);

@@ -54,6 +54,30 @@ pub(crate) extern "C" fn ctv_obtain(hash: u64, owner: u32, now: u32) -> u32 {
     number
 }
 
+/// Reads ahead what a search for the flow with this hash reads, and what its insertion writes: the record, its bit and its lock,
+/// and the index. The result is the number of insertions into the page of the index.
+///
+/// For packets that begin connections, which find none of this in the cache.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_read_ahead(hash: u64) -> u32 {
+    let Some(node) = maps::node() else { return 0 };
+    let hash = FlowHash(hash);
+    let number = hash.record(node.flows);
+    flows::touch(number);
+    if let (Some(flow), Some(bits), Some(lock)) =
+        (record(number), BITMAP.get_ptr(number / 64), record_lock(number, node.flow_pages))
+    {
+        // SAFETY: values of the maps.
+        unsafe {
+            (&raw const (*flow).halves[1].packets).read_volatile();
+            bits.read_volatile();
+            (&raw const (*lock).insertions).read_volatile();
+        }
+    }
+    flows::touch_index(hash, node.flow_pages)
+}
+
 #[inline(always)]
 fn used_by(owner: u32) -> i64 {
     let count = COUNTS.get_ptr(owner % FLOW_COUNTS_CAPACITY as u32);

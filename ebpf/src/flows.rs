@@ -16,7 +16,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use contiv_abi::{
-    Flow, FlowBucket, FlowEvent, FlowHead, FlowLock, FlowTableSize, idle,
+    Flow, FlowBucket, FlowEvent, FlowHash, FlowHead, FlowLock, FlowTableSize, idle,
     maps::{FLOW_STATS_SLOTS, FLOWS_CAPACITY},
 };
 
@@ -92,6 +92,23 @@ pub(crate) fn touch(number: u32) {
             (&raw const (*flow).halves[0].packets).read_volatile();
         }
     }
+}
+
+/// Reads what the index has for a hash ahead: both buckets, and the lock of the page. The result is the number of insertions into
+/// the page.
+///
+/// What is read ahead comes into the cache while the program goes on, and several lines at a time.
+#[inline(always)]
+pub(crate) fn touch_index(hash: FlowHash, pages: u32) -> u32 {
+    let page = hash.page(pages);
+    for number in hash.buckets() {
+        if let Some(bucket) = bucket(page * FlowBucket::PER_PAGE + number) {
+            // SAFETY: a bucket of the map.
+            unsafe { (&raw const (*bucket).slots).cast::<u64>().read_volatile() };
+        }
+    }
+    // SAFETY: a value of the map.
+    page_lock(page).map_or(0, |lock| unsafe { (&raw const (*lock).insertions).read_volatile() })
 }
 
 /// The head of a record, read at once.

@@ -12,7 +12,7 @@ use crate::{
     frame::{self, ETHERNET},
     header::Arp,
     maps, nd,
-    packet::{self, Ingress, Packet, Route},
+    packet::{self, Ingress, Packet, Route, Told},
     route, source,
 };
 
@@ -156,23 +156,42 @@ pub(crate) extern "C" fn ctv_guard_ports() -> u32 {
     if to_node { DropReason::TunnelFromPod as u32 } else { packet::GO_ON }
 }
 
+/// [`ctv_guard_destination`] for a packet without a flow, unless `service::ctv_choose` checks the same.
+///
+/// A function of its own for the verifier; its result is that of `packet::code`.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_guard_new() -> u32 {
+    match packet::in_hand() {
+        Some(packet) if packet.ingress == Ingress::POD && packet.icmp_error == Told::NOTHING => packet::GO_ON,
+        _ => ctv_guard_destination(),
+    }
+}
+
 /// Whether the endpoint with the destination IP address of the packet metadata has the frame's destination Ethernet address:
 /// rules are selected by one and delivery by the other. Frames from the wire to a service have the address of its backend.
+/// A packet that has passed is not checked again, because the choice of a backend changes the Ethernet address.
 ///
 /// A function of its own for the verifier; its result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_guard_destination() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    let key = NeighKey::new(packet.domain, packet.tuple.destination);
-    if packet.route != Route::BRIDGED {
-        return packet::GO_ON;
+    if packet.guarded == 0 && packet.route == Route::BRIDGED {
+        let key = NeighKey::new(packet.domain, packet.tuple.destination);
+        if let Some(owner) = maps::neighbour(&key)
+            && !is_addressed(packet, &owner)
+        {
+            return DropReason::AddressMismatch as u32;
+        }
     }
-    let Some(owner) = maps::neighbour(&key) else { return packet::GO_ON };
-    let relayed = packet.ingress == Ingress::WIRE && owner.flags & NeighEntry::SERVICE != 0;
-    if relayed || source::same(&owner.mac, &packet.destination_mac) {
-        packet::GO_ON
-    } else {
-        DropReason::AddressMismatch as u32
-    }
+    packet.guarded = 1;
+    packet::GO_ON
+}
+
+/// Whether the packet has the Ethernet address of the owner of its destination.
+#[inline(always)]
+pub(crate) fn is_addressed(packet: &Packet, owner: &NeighEntry) -> bool {
+    packet.ingress == Ingress::WIRE && owner.flags & NeighEntry::SERVICE != 0
+        || source::same(&owner.mac, &packet.destination_mac)
 }

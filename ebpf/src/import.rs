@@ -5,7 +5,7 @@
 
 use aya_ebpf::{bindings::BPF_F_MMAPABLE, btf_maps::Array, macros::btf_map};
 use contiv_abi::{
-    Flow, FlowBatch, FlowEvent, FlowHash, FlowHead, FlowImport, ImportOperation, ImportResult, Tuple, entry,
+    Flow, FlowBatch, FlowEvent, FlowHead, FlowImport, ImportOperation, ImportResult, Tuple, entry,
     tcp::{self as state, sent},
 };
 
@@ -175,13 +175,13 @@ extern "C" fn ctv_claim_import(at: u32, number: u32, reply: u32) -> u64 {
             return ImportResult::NONE;
         }
     }
+    let hash = ctv_hash(&raw const tuple, domain);
     for _ in 0..ATTEMPTS {
-        match insert_slot(&raw const tuple, domain, entry(number, reply)) {
+        match insert_slot(&raw const tuple, hash, domain, entry(number, reply)) {
             INSERTED => return ImportResult::NONE,
             BUSY => {}
             FULL => {
-                let hash = FlowHash(ctv_hash(&raw const tuple, domain));
-                if !make_room(hash.0, flows::now()) {
+                if !make_room(hash, flows::now()) {
                     return ImportResult::FULL;
                 }
             }

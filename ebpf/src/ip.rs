@@ -16,6 +16,7 @@ use crate::{
 pub(crate) fn pass(ctx: &TcContext) -> Result<bool, DropReason> {
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     packet.receiver = packet::ANYBODY;
+    packet.guarded = 0;
     packet.route = Route::BRIDGED;
     packet.receiver_identity = FlowHalf::UNKNOWN.into();
     packet.admission = if packet.kind == frame::ARP { Admission::ALL } else { Admission::WITHOUT_RULES };
@@ -73,10 +74,6 @@ extern "C" fn ctv_pass(skb: *mut __sk_buff) -> u32 {
         packet.miss = ROUTER;
         return NEW;
     }
-    if code != GO_ON {
-        return code;
-    }
-    let code = guard::ctv_guard_destination();
     if code != GO_ON {
         return code;
     }

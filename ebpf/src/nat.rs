@@ -26,10 +26,14 @@ pub(crate) extern "C" fn ctv_translate(skb: *mut __sk_buff) -> u32 {
 
 #[inline(always)]
 fn translate(ctx: &TcContext) -> Result<(), DropReason> {
-    if ctv_receiver() == 0 {
-        return Err(DropReason::StrangeBackend);
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    if packet.located == 0 {
+        packet.placed = 0;
+        if ctv_receiver() == 0 {
+            return Err(DropReason::StrangeBackend);
+        }
+        route::ctv_next_hop();
     }
-    route::ctv_next_hop();
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     if ctv_plain(ctx.skb.skb) == 0 {
         ends(ctx, packet)?;

@@ -2,13 +2,14 @@
 
 use aya_ebpf::{cty::c_void, helpers::generated::bpf_loop};
 use contiv_abi::{
-    Be16, DropReason, FdbKey, Flow, FlowEvent, FlowHead, LogResult, LogStage, Phase, TCP, UDP, entry,
+    Be16, DropReason, FdbKey, Flow, FlowEvent, FlowHash, FlowHead, LogResult, LogStage, Phase, TCP, UDP,
+    entry,
     tcp::{self as state, sent},
 };
 
 use crate::{
     flow_collector,
-    flow_index::{BUSY, FULL, INSERTED as SLOT_INSERTED, ctv_hash, ctv_is, insert_slot},
+    flow_index::{BUSY, FULL, INSERTED as SLOT_INSERTED, ctv_hash, ctv_is, ctv_put_slot, insert_slot},
     flow_records::{NONE, OVER_QUOTA as NO_QUOTA, ctv_obtain, ctv_remove, make_room},
     flows, log, maps,
     packet::{self, AGAIN, Packet, REFUSE, RELAY, Replaces, Route, Told},
@@ -37,6 +38,9 @@ pub(crate) extern "C" fn ctv_open() -> u32 {
             code = DropReason::NoBackend as u32;
         }
         log::code(LogStage::Service, code, chosen());
+        if code == DropReason::AddressMismatch as u32 {
+            return code;
+        }
         if code != packet::GO_ON {
             return REFUSE | code;
         }
@@ -119,6 +123,10 @@ extern "C" fn ctv_judge() -> u32 {
     // By the Ethernet address, which decides where the packet goes.
     let place = maps::destination(&FdbKey::new(packet.segment, packet.destination_mac));
     // The flow uses the quota of the endpoint that begins it, or of the one that is reached from outside.
+    if let Some(place) = place {
+        packet.set_place(&place);
+        packet.placed = 1;
+    }
     packet.owner = match packet.source_port {
         0 => place.map_or(0, |place| place.ifindex),
         port => port,
@@ -294,11 +302,27 @@ extern "C" fn ctv_claim(number: u32, turn: u32) -> u32 {
         // A pod that reaches itself by a service might meet its own packets; one that sends to itself has one tuple.
         return if packet.translated != 0 { TAKEN } else { INSERTED };
     }
+    let slot = entry(number, reply);
+    if !reply && packet.searched != 0 {
+        packet.searched = 0;
+        match ctv_put_slot(packet.hash, slot, packet.insertions) {
+            SLOT_INSERTED => return INSERTED,
+            FULL => return NO_ROOM,
+            // Once more, with a search.
+            _ => {}
+        }
+    }
     for _ in 0..ATTEMPTS {
         let Some(packet) = packet::in_hand() else { return FAILED };
         let domain = packet.domain.number();
-        let found = match insert_slot(&raw const packet.spare, domain, entry(number, reply)) {
-            SLOT_INSERTED => return INSERTED,
+        let hash = ctv_hash(&raw const packet.spare, domain);
+        let found = match insert_slot(&raw const packet.spare, hash, domain, slot) {
+            SLOT_INSERTED => {
+                if reply {
+                    note_insertion(hash);
+                }
+                return INSERTED;
+            }
             FULL => return NO_ROOM,
             BUSY => continue,
             found => found,
@@ -318,6 +342,15 @@ extern "C" fn ctv_claim(number: u32, turn: u32) -> u32 {
         }
     }
     FAILED
+}
+
+/// Notes that the slot of the replies of the packet in hand was inserted: if that is in the page that was searched for the
+/// packet, it is one more insertion there.
+#[inline(always)]
+fn note_insertion(hash: u64) {
+    let (Some(packet), Some(node)) = (packet::in_hand(), maps::node()) else { return };
+    let [own, page] = [packet.hash, hash].map(|hash| FlowHash(hash).page(node.flow_pages));
+    packet.insertions = packet.insertions.wrapping_add(u32::from(own == page));
 }
 
 /// Makes the flow of the packet in hand in a record that is the caller's. The result is its generation.
@@ -374,8 +407,11 @@ extern "C" fn ctv_start(number: u32) -> u32 {
     original.acknowledged = packet.acknowledged;
     original.sent = sent::ANY | state::record(packet.tcp, 0, true);
     original.other = 0;
-    reply.packets = 0;
-    reply.bytes = 0;
+    // SAFETY: numbers.
+    unsafe {
+        contiv_abi::clear(&raw mut reply.packets);
+        contiv_abi::clear(&raw mut reply.bytes);
+    }
     reply.rule = packet.rules[1];
     reply.end = 0;
     reply.acknowledged = 0;

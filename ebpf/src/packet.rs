@@ -46,8 +46,10 @@ pub(crate) struct Packet {
     pub(crate) entry: u32,
     /// and the generation of the record.
     pub(crate) generation: u32,
-    /// Of a packet without a flow: the hash of its tuple.
+    /// The hash of the tuple that its flow is searched by.
     pub(crate) hash: u64,
+    /// `FlowLock::insertions` of the page of the hash before the search, see `searched`.
+    pub(crate) insertions: u32,
     /// TCP: sequence number; of an ICMP error, that of the segment that it quotes,
     pub(crate) sequence: u32,
     /// the sequence number after the segment,
@@ -130,6 +132,14 @@ pub(crate) struct Packet {
     pub(crate) translated: u8,
     /// [`Replaces`].
     pub(crate) replaces: u8,
+    /// 1 when the destination has passed its guard (`guard::ctv_guard_destination`).
+    pub(crate) guarded: u8,
+    /// 1 when the search for the packet's flow has found nothing since there were `insertions`.
+    pub(crate) searched: u8,
+    /// 1 when the Ethernet address and the network are those of `wanted.destination`.
+    pub(crate) located: u8,
+    /// 1 when `place` is that of the destination Ethernet address in the network, and there is one.
+    pub(crate) placed: u8,
     /// Why the slow path continues with the packet: [`NEW`], [`REVALIDATE`] or [`ROUTER`].
     pub(crate) miss: u32,
     /// `Port::queue` of the sender,
@@ -159,6 +169,14 @@ impl Packet {
         set(&raw mut self.source_mac, mac);
     }
 
+    /// Assigns the place where the packet goes, by words.
+    #[inline(always)]
+    pub(crate) fn set_place(&mut self, place: &FdbEntry) {
+        self.place.vtep.set_words(place.vtep.words());
+        self.place.ifindex = place.ifindex;
+        self.place.group = place.group;
+    }
+
     /// Whether the frame goes to a multicast or broadcast address.
     #[inline(always)]
     pub(crate) fn is_for_group(&self) -> bool {
@@ -173,6 +191,16 @@ fn set(place: *mut Mac, mac: u64) {
     for part in 0..3 {
         // SAFETY: three numbers are as large as the address, and a program's stores need no alignment.
         unsafe { place.add(part).write_volatile(((mac >> (16 * part)) as u16).to_le()) };
+    }
+}
+
+/// Copies an Ethernet address, likewise.
+#[inline(always)]
+pub(crate) fn copy_mac(from: &Mac, to: &mut Mac) {
+    let (from, to) = ((&raw const *from).cast::<u16>(), (&raw mut *to).cast::<u16>());
+    for part in 0..3 {
+        // SAFETY: as above.
+        unsafe { to.add(part).write_volatile(from.add(part).read_volatile()) };
     }
 }
 

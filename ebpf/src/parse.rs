@@ -127,8 +127,8 @@ fn ipv4(ctx: &TcContext, packet: &mut Packet, at: u32) -> Result<(), DropReason>
     if header.version_and_length >> 4 != 4 || length < size_of::<Ipv4>() as u32 {
         return Err(DropReason::Malformed);
     }
-    packet.spare.source = Address::v4(header.source);
-    packet.spare.destination = Address::v4(header.destination);
+    packet.spare.source.set_words(Address::v4(header.source).words());
+    packet.spare.destination.set_words(Address::v4(header.destination).words());
     packet.spare.protocol = header.protocol;
     packet.identification = header.identification.wire().into();
     packet.fragment_protocol = header.protocol;

@@ -1,7 +1,7 @@
 //! Frames that pods send.
 
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_vlan_push, programs::TcContext};
-use contiv_abi::{Address, DropReason, FdbEntry, FdbKey, LogResult, LogStage, Segment, maps::Stage};
+use contiv_abi::{DropReason, FdbKey, LogResult, LogStage, Segment, maps::Stage};
 
 use crate::{
     delivery::{self, OUT, REPLICATE},
@@ -99,16 +99,24 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
     if is_routed {
         passes(route::ctv_hop(ctx.skb.skb))?;
     }
-    let known = maps::destination(&FdbKey::new(segment, packet.destination_mac));
-    // Nowhere: an `Option` that is looked at twice would be half an unknown register to the verifier.
-    let place = known.unwrap_or(FdbEntry { ifindex: 0, vtep: Address::default(), group: 0 });
+    if packet.placed == 0 {
+        let known = maps::destination(&FdbKey::new(segment, packet.destination_mac));
+        packet.placed = known.is_some().into();
+        match known {
+            Some(place) => packet.set_place(&place),
+            // Nowhere: an `Option` that is looked at twice would be half an unknown register to the verifier.
+            // SAFETY: an address and numbers.
+            None => unsafe { contiv_abi::clear(&raw mut packet.place) },
+        }
+    }
+    let (known, place) = (packet.placed != 0, packet.place);
     if place.ifindex == packet.source_port && packet.translated == 0 {
         return Err(DropReason::Hairpin);
     }
     if place.ifindex != 0 {
         return delivery::to_port(packet, place);
     }
-    if known.is_some() {
+    if known {
         track::reaches(packet, place.group)?;
     }
     let vni = segment.vni();

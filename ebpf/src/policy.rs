@@ -67,6 +67,18 @@ struct Inquiry {
     search: Search,
 }
 
+impl Inquiry {
+    /// Begins without rules.
+    #[inline(always)]
+    fn forget_rules(&mut self) {
+        // SAFETY: numbers.
+        unsafe {
+            contiv_abi::clear(&raw mut self.sets);
+            contiv_abi::clear(&raw mut self.rules);
+        }
+    }
+}
+
 /// The group is that of the endpoint with the address.
 const BY_ADDRESS: u32 = u32::MAX;
 /// No endpoint has the address, although it is inside the network.
@@ -110,14 +122,14 @@ pub(crate) fn allows(packet: &mut Packet, place: Option<FdbEntry>) -> bool {
     // The Ethernet address decides who receives the packet, so that of an endpoint decides whose rules are asked.
     let source = if packet.source_port != 0 { packet.source_group } else { BY_ADDRESS };
     inquiry.identities = [source, place.map_or(BY_ADDRESS, |place| place.group & GROUP)];
-    inquiry.macs = [packet.source_mac, packet.destination_mac];
+    packet::copy_mac(&packet.source_mac, &mut inquiry.macs[0]);
+    packet::copy_mac(&packet.destination_mac, &mut inquiry.macs[1]);
     inquiry.unknown = 0;
     packet.groups = [inquiry.groups[0] as u16, inquiry.groups[1] as u16];
     let from = if packet.source_port != 0 { packet.source_group } else { packet.source_identity };
     let to = place.map_or(FlowHalf::UNKNOWN.into(), |place| place.group & GROUP);
     packet.identities = [from as u16, to as u16];
-    inquiry.sets = [0; 2];
-    inquiry.rules = [0; 2];
+    inquiry.forget_rules();
     let denied = ctv_side(OUT as u32) != 0 || ctv_side(IN as u32) != 0;
     packet.verdict = Verdict::of(inquiry.sets).0;
     packet.rules = inquiry.rules;
@@ -187,8 +199,7 @@ pub(crate) extern "C" fn ctv_evaluate(tuple: *const Tuple, groups: u32, hairpin:
     inquiry.macs[reply] = packet.source_mac;
     inquiry.macs[reply ^ 1] = packet.destination_mac;
     inquiry.unknown = 0;
-    inquiry.sets = [0; 2];
-    inquiry.rules = [0; 2];
+    inquiry.forget_rules();
     let out = u64::from(ctv_side(OUT as u32) & 1) * Verdict::DENIED_OUT;
     let into = u64::from(ctv_side(IN as u32) & 1) * Verdict::DENIED_IN;
     packet.verdict = Verdict::of(inquiry.sets).0 | out | into;
@@ -351,10 +362,10 @@ fn replicated(packet: &Packet, inquiry: &mut Inquiry, own: [u64; 2]) {
     inquiry.of_peer.domain = packet.domain;
     inquiry.ip6 = packet.ip6;
     inquiry.identities[0] = if packet.source_port != 0 { packet.source_group } else { BY_ADDRESS };
-    inquiry.macs = [packet.source_mac, packet.destination_mac];
+    packet::copy_mac(&packet.source_mac, &mut inquiry.macs[0]);
+    packet::copy_mac(&packet.destination_mac, &mut inquiry.macs[1]);
     inquiry.unknown = 0;
-    inquiry.sets = [0; 2];
-    inquiry.rules = [0; 2];
+    inquiry.forget_rules();
 }
 
 /// Sets and their trees are not changed as long as a group leads to them.

@@ -41,6 +41,19 @@ extern "C" fn ctv_served(service: u32, answer: u32, connections: u32, packets: u
     0
 }
 
+/// Reads ahead what is counted of a service.
+#[inline(always)]
+pub(crate) fn read_ahead(service: u32) {
+    // SAFETY: a helper without arguments.
+    let processor = unsafe { bpf_get_smp_processor_id() };
+    if let Some(node) = maps::node()
+        && let Some(count) = COUNTS.get_ptr(node.service_counts.place(processor, service))
+    {
+        // SAFETY: an entry of the map.
+        unsafe { (&raw const (*count).number).read_volatile() };
+    }
+}
+
 /// As [`passed`], without a call.
 #[inline(always)]
 pub(crate) fn passed_here(node: &Node, service: u32, reply: bool, bytes: u32) {

@@ -7,16 +7,17 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use contiv_abi::{
-    Address, AffinityBlock, Backend, Be16, DropReason, Flow, Member, NeighEntry, NeighKey, RingBlock,
-    ServiceEntry, ServiceKey, TCP, UDP,
+    Address, AffinityBlock, Backend, Be16, DropReason, Flow, FlowHash, Member, NeighEntry, NeighKey,
+    RingBlock, ServiceEntry, ServiceKey, TCP, UDP,
     maps::{AFFINITY_CAPACITY, BACKENDS_CAPACITY, RING_CAPACITY, SERVICES_CAPACITY},
-    mix, rendezvous,
+    mix, rendezvous, service_mac,
 };
 
 use crate::{
+    flows, guard,
     maps::{self, NO_PREALLOC},
     packet::{self, AGAIN, GO_ON, Packet, Route},
-    route,
+    route, served, source,
 };
 
 /// The agent writes rings and backends through a mapping, not a call for each slot.
@@ -43,13 +44,20 @@ static AFFINITY: Array<AffinityBlock, AFFINITY_CAPACITY, MMAPABLE> = Array::new(
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_choose() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    let Some(entry) = entry_of(packet) else {
-        let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.tuple.destination));
-        let is_service = owner.is_some_and(|owner| owner.flags & NeighEntry::SERVICE != 0);
-        return if is_service { DropReason::NoService as u32 } else { GO_ON };
-    };
+    let Some(entry) = entry_of(packet) else { return ctv_no_service() };
     // SAFETY: an entry that was found.
     let number = unsafe { (&raw const (*entry).number).read_volatile() };
+    served::read_ahead(number);
+    // The record of a service's address has this Ethernet address. If an endpoint has the address, too, that of the backend
+    // decides all the same who receives the packet.
+    if packet.guarded == 0 && !source::same(&packet.destination_mac, &service_mac(&packet.tuple.destination))
+    {
+        let code = guard::ctv_guard_destination();
+        if code != GO_ON {
+            return code;
+        }
+    }
+    packet.guarded = 1;
     // SAFETY: an entry that was found; whether it is another one's by now is asked below.
     let chosen = choose(packet, unsafe { &*entry });
     // The kernel may give the memory of an entry that the agent has replaced to the next one at once.
@@ -62,7 +70,43 @@ pub(crate) extern "C" fn ctv_choose() -> u32 {
     }
     packet.service = number;
     packet.translated = 1;
-    packet::code(address(packet))
+    let code = packet::code(address(packet));
+    if let Some(packet) = packet::in_hand() {
+        read_replies_ahead(packet);
+    }
+    code
+}
+
+/// What follows for a packet that is for no port of a service, with what `guard::ctv_guard_destination` checks.
+///
+/// A function of its own for the stack; its result is that of `packet::code`.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_no_service() -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.tuple.destination));
+    let Some(owner) = owner else {
+        packet.guarded = 1;
+        return GO_ON;
+    };
+    if packet.guarded == 0 && packet.route == Route::BRIDGED && !guard::is_addressed(packet, &owner) {
+        return DropReason::AddressMismatch as u32;
+    }
+    packet.guarded = 1;
+    if owner.flags & NeighEntry::SERVICE != 0 { DropReason::NoService as u32 } else { GO_ON }
+}
+
+/// Reads ahead where the index has the replies of the packet in hand, whose backend has been chosen.
+#[inline(always)]
+fn read_replies_ahead(packet: &Packet) {
+    let Some(node) = maps::node() else { return };
+    // A pod that reaches itself gets its replies by the address of the service.
+    let client = if packet.hairpin != 0 { &packet.tuple.destination } else { &packet.tuple.source };
+    let ends = [packet.wanted.destination.words(), client.words()];
+    let ports =
+        u32::from(packet.wanted.destination_port.wire()) | u32::from(packet.wanted.source_port.wire()) << 16;
+    let hash = FlowHash::of_words(node.seed, packet.domain.number(), packet.tuple.protocol, ends, ports);
+    flows::touch_index(hash, node.flow_pages);
 }
 
 /// Sends the packet in hand, whose destination is set, to the Ethernet address of the backend.
@@ -74,10 +118,12 @@ fn address(packet: &mut Packet) -> Result<(), DropReason> {
         packet.route = Route::BRIDGED;
         packet.wanted.source = packet.tuple.destination;
         packet.destination_mac = packet.source_mac;
+        packet.located = 1;
         return Ok(());
     }
     let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.wanted.destination));
     packet.destination_mac = owner.ok_or(DropReason::StrangeBackend)?.mac;
+    packet.located = 1;
     route::ctv_next_hop();
     Ok(())
 }

@@ -7,7 +7,7 @@ use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use contiv_abi::{DropReason, FlowEvent};
 
 use crate::{
-    delivery, flows, gateway, ip, open,
+    delivery, flows, gateway, guard, ip, open,
     packet::{self, AGAIN, ANSWERED, GO_ON, Ingress, NEW, REFUSE, RELAY, REVALIDATE, ROUTER, Replaces},
     pod, refuse, track, uplink,
     verdict::Verdict,
@@ -56,6 +56,10 @@ fn resolve(skb: *mut __sk_buff) -> u32 {
         code = track::ctv_track(skb);
     }
     if code == NEW {
+        let guarded = guard::ctv_guard_new();
+        if guarded != GO_ON {
+            return guarded;
+        }
         code = open();
     }
     if code == AGAIN {

@@ -59,6 +59,7 @@ fn note(ifindex: u32, port: &Port, ethernet: &Ethernet) -> Result<(), DropReason
     packet.kind = ethernet.kind;
     packet.ingress = Ingress::POD;
     packet.translated = 0;
+    packet.placed = 0;
     Ok(())
 }
 

@@ -7,15 +7,15 @@
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use contiv_abi::{
-    DropReason, FdbEntry, Flow, FlowEvent, FlowHalf, NeighKey, PortSlot, TCP,
+    DropReason, FdbEntry, Flow, FlowEvent, FlowHalf, FlowHash, NeighKey, PortSlot, TCP,
     tcp::{self as state, sent},
 };
 
 use crate::{
     claim,
-    flow_index::{ctv_hash, find},
-    flow_records::ctv_remove,
-    flows, maps,
+    flow_index::find,
+    flow_records::{ctv_read_ahead, ctv_remove},
+    flows, guard, maps,
     packet::{self, GO_ON, NEW, Packet, Piece, Replaces, Told, tcp},
     policy, served,
 };
@@ -34,20 +34,33 @@ pub(crate) extern "C" fn ctv_track(skb: *mut __sk_buff) -> u32 {
     packet.replaces = Replaces::NOTHING;
     packet.wanted = packet.tuple;
     packet.translated = 0;
+    packet.located = 0;
+    packet.placed = 0;
+    packet.searched = 0;
     if packet.icmp_error != Told::NOTHING && ctv_inside() == NEW {
         return NEW;
     }
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(node) = maps::node() else { return DropReason::Malformed as u32 };
     let domain = packet.domain.number();
-    let hash = ctv_hash(&raw const packet.wanted, domain);
+    let hash = FlowHash::of(node.seed, domain, &packet.wanted).0;
+    packet.hash = hash;
+    let opens = opens(packet);
+    if opens {
+        packet.insertions = ctv_read_ahead(hash);
+    }
     let found = find(&raw const packet.wanted, hash, domain);
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     if found == 0 {
-        packet.hash = hash;
+        packet.searched = opens.into();
         return NEW;
     }
     packet.entry = found as u32;
     packet.generation = (found >> 32) as u32;
+    let code = guard::ctv_guard_destination();
+    if code != GO_ON {
+        return code;
+    }
     let code = ctv_by();
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     if code == GO_ON && packet.icmp_error != Told::NOTHING { ctv_outside() } else { code }

@@ -50,6 +50,7 @@ fn choose(packet: &mut Packet) -> Option<u64> {
     packet.icmp_error = Told::NOTHING;
     packet.hairpin = 0;
     packet.service = 0;
+    packet.guarded = 1;
     if ctv_tracked() != 0 || relay::ctv_relay() != RELAY {
         return None;
     }

@@ -202,8 +202,7 @@ impl Flow {
             to.destination.set_words(self.destination.words());
             to.destination_port = self.destination_port;
         }
-        to.protocol = self.head.protocol;
-        to.zero = [0; 3];
+        to.set_protocol(self.head.protocol);
     }
 
     /// Changes the tuple of a packet as received to that of the packet as forwarded.

@@ -28,12 +28,18 @@ impl Tuple {
     pub fn set(&mut self, [source, destination]: [[u64; 2]; 2], ports: u32, protocol: u8) {
         self.source.set_words(source);
         self.destination.set_words(destination);
-        let (at_ports, at_protocol) = (&raw mut self.source_port, &raw mut self.protocol);
-        // SAFETY: both ports, and the protocol with three zeros, are aligned words.
-        unsafe {
-            at_ports.cast::<u32>().write_volatile(ports.to_le());
-            at_protocol.cast::<u32>().write_volatile(u32::from_ne_bytes([protocol, 0, 0, 0]));
-        }
+        let at_ports = &raw mut self.source_port;
+        // SAFETY: both ports are an aligned word.
+        unsafe { at_ports.cast::<u32>().write_volatile(ports.to_le()) };
+        self.set_protocol(protocol);
+    }
+
+    /// Assigns the protocol, and the zeros behind it, as one word.
+    #[inline(always)]
+    pub fn set_protocol(&mut self, protocol: u8) {
+        let at = &raw mut self.protocol;
+        // SAFETY: the protocol with three zeros is an aligned word.
+        unsafe { at.cast::<u32>().write_volatile(u32::from_ne_bytes([protocol, 0, 0, 0])) };
     }
 
     /// The tuple of the reply direction.

@@ -23,6 +23,7 @@ use crate::{
 };
 
 mod concurrent;
+mod destination_address;
 mod full_table;
 mod source_address;
 
