@@ -18,8 +18,7 @@ pub(crate) const REPLICATE: u32 = 0x102;
 
 /// What follows from one of these, or from the number of a reason to drop the frame.
 #[inline(always)]
-pub(crate) fn verdict(code: u32) -> Result<Verdict, DropReason> {
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+pub(crate) fn verdict(packet: &Packet, code: u32) -> Result<Verdict, DropReason> {
     match code {
         TO_POD => Ok(Verdict::to_pod(&packet.place)),
         OUT => Ok(Verdict::Out(packet.out)),
@@ -33,21 +32,22 @@ pub(crate) fn verdict(code: u32) -> Result<Verdict, DropReason> {
 pub(crate) fn to_port(packet: &mut Packet, place: FdbEntry) -> Result<u32, DropReason> {
     packet.set_place(&place);
     policy::admits_receiver(packet, place.group)?;
-    track::receives(place.group, place.ifindex)?;
+    track::receives(packet, place.group, place.ifindex)?;
     Ok(TO_POD)
 }
 
 /// Where the frame of the packet metadata, which is from outside, goes on this node.
 #[inline(always)]
-pub(crate) fn from_outside() -> Result<Verdict, DropReason> {
-    verdict(ctv_deliver())
+pub(crate) fn from_outside(packet: &mut Packet) -> Result<Verdict, DropReason> {
+    let code = ctv_deliver(packet);
+    verdict(packet, code)
 }
 
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_deliver() -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+extern "C" fn ctv_deliver(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     if packet.is_for_group() {
         return REPLICATE;
     }

@@ -29,7 +29,7 @@ pub(crate) extern "C" fn ctv_answer(skb: *mut __sk_buff) -> u32 {
     if !is_echo_request(&TcContext::new(skb), packet) {
         return DropReason::NoRoute as u32;
     }
-    match open::ctv_open_gateway() {
+    match open::ctv_open_gateway(packet) {
         GO_ON => ctv_echo(skb),
         reason => reason,
     }

@@ -137,10 +137,10 @@ fn check_arp(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
 /// A function of its own for the verifier; its result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_guard_ports() -> u32 {
+pub(crate) extern "C" fn ctv_guard_ports(packet: *mut Packet) -> u32 {
     const DHCP: (Be16, Be16) = (Be16::new(67), Be16::new(68));
     const DHCPV6: (Be16, Be16) = (Be16::new(547), Be16::new(546));
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     if packet.protocol != contiv_abi::UDP {
         return packet::GO_ON;
     }
@@ -150,8 +150,9 @@ pub(crate) extern "C" fn ctv_guard_ports() -> u32 {
     }
     let to_node = packet.ingress == Ingress::POD
         && maps::node().is_some_and(|node| {
-            let to = &packet.tuple.destination;
-            node.tunnel_port == ports.1 && (node.vtep.same(to) || maps::is_peer(to))
+            // On the stack, because what was handed over is no key.
+            let to = Address::from_words(packet.tuple.destination.words());
+            node.tunnel_port == ports.1 && (node.vtep.same(&to) || maps::is_peer(&to))
         });
     if to_node { DropReason::TunnelFromPod as u32 } else { packet::GO_ON }
 }
@@ -161,10 +162,11 @@ pub(crate) extern "C" fn ctv_guard_ports() -> u32 {
 /// A function of its own for the verifier; its result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_guard_new() -> u32 {
-    match packet::in_hand() {
+pub(crate) extern "C" fn ctv_guard_new(packet: *mut Packet) -> u32 {
+    match packet::of(packet) {
         Some(packet) if packet.ingress == Ingress::POD && packet.icmp_error == Told::NOTHING => packet::GO_ON,
-        _ => ctv_guard_destination(),
+        Some(packet) => ctv_guard_destination(packet),
+        None => DropReason::Malformed as u32,
     }
 }
 
@@ -175,8 +177,8 @@ pub(crate) extern "C" fn ctv_guard_new() -> u32 {
 /// A function of its own for the verifier; its result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_guard_destination() -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+pub(crate) extern "C" fn ctv_guard_destination(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     if packet.guarded == 0 && packet.route == Route::BRIDGED {
         let key = NeighKey::new(packet.domain, packet.tuple.destination);
         if let Some(owner) = maps::neighbour(&key)

@@ -6,15 +6,14 @@ use contiv_abi::{DropReason, FlowHalf, LogResult, LogStage, NeighKey};
 
 use crate::{
     frame, guard, log, maps, nat,
-    packet::{self, AGAIN, Admission, GO_ON, NEW, REVALIDATE, ROUTER, Route},
+    packet::{self, AGAIN, Admission, GO_ON, NEW, Packet, REVALIDATE, ROUTER, Route},
     parse, route, track,
 };
 
 /// Takes the frame of the packet metadata through the stages; what is not IP, or for many, goes by its Ethernet address alone.
 /// False if its flow is not known: the slow path continues with it.
 #[inline(always)]
-pub(crate) fn pass(ctx: &TcContext) -> Result<bool, DropReason> {
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+pub(crate) fn pass(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
     packet.receiver = packet::ANYBODY;
     packet.guarded = 0;
     packet.route = Route::BRIDGED;
@@ -26,7 +25,7 @@ pub(crate) fn pass(ctx: &TcContext) -> Result<bool, DropReason> {
     }
     packet.admission = Admission::ALL;
     packet.ip6 = u8::from(ip6);
-    match ctv_pass(ctx.skb.skb) {
+    match ctv_pass(packet, ctx.skb.skb) {
         GO_ON => Ok(true),
         NEW => Ok(false),
         code => Err(packet::reason(code)),
@@ -39,8 +38,8 @@ pub(crate) fn pass(ctx: &TcContext) -> Result<bool, DropReason> {
 /// A function of its own for the verifier; the result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_bum() -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+extern "C" fn ctv_bum(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     if maps::neighbour(&NeighKey::new(packet.domain, packet.tuple.destination)).is_some() {
         return DropReason::UnicastInMulticast as u32;
     }
@@ -51,50 +50,48 @@ extern "C" fn ctv_bum() -> u32 {
 /// is to continue.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_pass(skb: *mut __sk_buff) -> u32 {
+extern "C" fn ctv_pass(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     // First, because the stack has no room for one more call on the way to the parser.
-    let code = parse::ctv_parse(skb);
+    let code = parse::ctv_parse(packet, skb);
     if code != GO_ON {
         // Neighbour discovery has no flow, and policies do not apply to it.
         return if code == AGAIN { GO_ON } else { code };
     }
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     packet.admission = Admission::RULES;
     let is_for_group = packet.is_for_group();
-    let code = guard::ctv_guard_ports();
+    let code = guard::ctv_guard_ports(packet);
     if code != GO_ON {
         return code;
     }
     if is_for_group {
-        return ctv_bum();
+        return ctv_bum(packet);
     }
-    let code = route::ctv_route(skb);
+    let code = route::ctv_route(packet, skb);
     if code == ROUTER {
-        let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
         packet.miss = ROUTER;
         return NEW;
     }
     if code != GO_ON {
         return code;
     }
-    let code = track::ctv_track(skb);
+    let code = track::ctv_track(packet, skb);
     if code == NEW || code == REVALIDATE {
-        let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
         packet.miss = code;
         log::stage(LogStage::Track, if code == NEW { LogResult::NoFlow } else { LogResult::RulesChanged });
         return NEW;
     }
     log::code(LogStage::Track, code, LogResult::FlowFound);
-    if code == GO_ON { ctv_rewrite(skb) } else { code }
+    if code == GO_ON { ctv_rewrite(packet, skb) } else { code }
 }
 
 /// Translates the packet in hand, if its flow is translated. A function of its own for the verifier; the result is that of
 /// `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_rewrite(skb: *mut __sk_buff) -> u32 {
-    match packet::in_hand() {
-        Some(packet) if packet.translated == 0 => GO_ON,
-        _ => nat::ctv_translate(skb),
+pub(crate) extern "C" fn ctv_rewrite(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
+    match packet::of(packet) {
+        Some(packet) if packet.translated != 0 => nat::ctv_translate(packet, skb),
+        _ => GO_ON,
     }
 }

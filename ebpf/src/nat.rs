@@ -19,23 +19,22 @@ use crate::{
 /// A function of its own for the verifier; its result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_translate(skb: *mut __sk_buff) -> u32 {
+pub(crate) extern "C" fn ctv_translate(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
     let ctx = TcContext::new(skb);
-    packet::code(translate(&ctx))
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
+    packet::code(translate(&ctx, packet))
 }
 
 #[inline(always)]
-fn translate(ctx: &TcContext) -> Result<(), DropReason> {
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+fn translate(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
     if packet.located == 0 {
         packet.placed = 0;
-        if ctv_receiver() == 0 {
+        if ctv_receiver(packet) == 0 {
             return Err(DropReason::StrangeBackend);
         }
-        route::ctv_next_hop();
+        route::ctv_next_hop(packet);
     }
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
-    if ctv_plain(ctx.skb.skb) == 0 {
+    if ctv_plain(packet, ctx.skb.skb) == 0 {
         ends(ctx, packet)?;
         store(ctx, 0, &packet.destination_mac)?;
     }
@@ -51,8 +50,8 @@ fn translate(ctx: &TcContext) -> Result<(), DropReason> {
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_receiver() -> u32 {
-    let Some(packet) = packet::in_hand() else { return 0 };
+extern "C" fn ctv_receiver(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return 0 };
     if !packet.wanted.destination.same(&packet.tuple.destination) {
         let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.wanted.destination));
         let Some(owner) = owner else { return 0 };
@@ -79,8 +78,8 @@ fn is_plain(packet: &Packet) -> bool {
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_plain(skb: *mut __sk_buff) -> u32 {
-    let Some(packet) = packet::in_hand() else { return 0 };
+extern "C" fn ctv_plain(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
+    let Some(packet) = packet::of(packet) else { return 0 };
     if !is_plain(packet) {
         return 0;
     }

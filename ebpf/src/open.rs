@@ -2,8 +2,7 @@
 
 use aya_ebpf::{cty::c_void, helpers::generated::bpf_loop};
 use contiv_abi::{
-    Be16, DropReason, FdbKey, Flow, FlowEvent, FlowHash, FlowHead, LogResult, LogStage, Phase, TCP, UDP,
-    entry,
+    Be16, DropReason, Flow, FlowEvent, FlowHash, FlowHead, LogResult, LogStage, Phase, TCP, UDP, entry,
     tcp::{self as state, sent},
 };
 
@@ -13,15 +12,15 @@ use crate::{
     flow_records::{NONE, OVER_QUOTA as NO_QUOTA, ctv_obtain, ctv_remove, make_room},
     flows, log, maps,
     packet::{self, AGAIN, Packet, REFUSE, RELAY, Replaces, Route, Told},
-    policy, relay, served, service, tell, track,
+    policy, relay, route, served, service, tell, track,
 };
 
 /// A new flow: to a service or not, allowed or not, inserted. The result is that of `packet::code`, `AGAIN` if another CPU has
 /// inserted the flow meanwhile, or `REFUSE` and the reason.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_open() -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+pub(crate) extern "C" fn ctv_open(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     // An endpoint would believe an error about a flow that is not known here.
     if packet.icmp_error != Told::NOTHING {
         return DropReason::UnrelatedIcmpError as u32;
@@ -29,15 +28,15 @@ pub(crate) extern "C" fn ctv_open() -> u32 {
     begin(packet);
     // Services are translated where their clients are.
     if packet.source_port != 0 {
-        let mut code = service::ctv_choose();
+        let mut code = service::ctv_choose(packet);
         if code == AGAIN {
-            code = service::ctv_choose();
+            code = service::ctv_choose(packet);
         }
         if code == AGAIN {
             // The service has changed once more: the client will try again.
             code = DropReason::NoBackend as u32;
         }
-        log::code(LogStage::Service, code, chosen());
+        log::code(LogStage::Service, code, chosen(packet));
         if code == DropReason::AddressMismatch as u32 {
             return code;
         }
@@ -45,28 +44,25 @@ pub(crate) extern "C" fn ctv_open() -> u32 {
             return REFUSE | code;
         }
     }
-    match packet::in_hand() {
-        Some(packet) if packet.route == Route::ROUTER => DropReason::NoRoute as u32,
-        _ => admit(),
-    }
+    if packet.route == Route::ROUTER { DropReason::NoRoute as u32 } else { admit(packet) }
 }
 
 /// Whether the rules of its sender allow the packet in hand to go to the gateway, which answers it and keeps no flow. The result
 /// is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_open_gateway() -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+pub(crate) extern "C" fn ctv_open_gateway(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     begin(packet);
-    ctv_judge()
+    ctv_judge(packet)
 }
 
 /// The same of a packet from the wire of a VLAN: for clients there, services are translated where the backend is. The
 /// result may be `RELAY`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_open_wire() -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+pub(crate) extern "C" fn ctv_open_wire(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     let (to_service, error) = (packet.to_service != 0, packet.icmp_error);
     // `wanted` is the tuple that an error was tracked by.
     if error == Told::NOTHING {
@@ -74,7 +70,6 @@ pub(crate) extern "C" fn ctv_open_wire() -> u32 {
     } else {
         packet::ctv_key(&raw const packet.wanted, &raw mut packet.key);
     }
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     begin(packet);
     if error != Told::NOTHING {
         let relayed = to_service && error == Told::FLOW && relay::ctv_known() == RELAY;
@@ -94,16 +89,13 @@ pub(crate) extern "C" fn ctv_open_wire() -> u32 {
     if code != packet::GO_ON {
         return REFUSE | code;
     }
-    admit()
+    admit(packet)
 }
 
 /// What the log says of a packet that the choice of a backend has passed.
 #[inline(always)]
-fn chosen() -> LogResult {
-    match packet::in_hand() {
-        Some(packet) if packet.translated != 0 => LogResult::BackendChosen,
-        _ => LogResult::NoService,
-    }
+const fn chosen(packet: &Packet) -> LogResult {
+    if packet.translated != 0 { LogResult::BackendChosen } else { LogResult::NoService }
 }
 
 #[inline(always)]
@@ -115,23 +107,19 @@ fn begin(packet: &mut Packet) {
 /// Evaluates the rules of both ends, as far as they are here.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_judge() -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+extern "C" fn ctv_judge(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     if is_held(packet) {
         return DropReason::FlowImport as u32;
     }
     // By the Ethernet address, which decides where the packet goes.
-    let place = maps::destination(&FdbKey::new(packet.segment, packet.destination_mac));
+    route::locate(packet);
     // The flow uses the quota of the endpoint that begins it, or of the one that is reached from outside.
-    if let Some(place) = place {
-        packet.set_place(&place);
-        packet.placed = 1;
-    }
     packet.owner = match packet.source_port {
-        0 => place.map_or(0, |place| place.ifindex),
+        0 => packet.place.ifindex,
         port => port,
     };
-    if policy::allows(packet, place) { packet::GO_ON } else { policy::denial() }
+    if policy::allows(packet) { packet::GO_ON } else { policy::denial() }
 }
 
 /// Whether the packet may belong to a flow that is being imported from another table. A reply of a backend that passed for a new
@@ -146,14 +134,14 @@ fn is_held(packet: &Packet) -> bool {
 }
 
 #[inline(always)]
-fn admit() -> u32 {
-    let code = ctv_judge();
+fn admit(packet: &mut Packet) -> u32 {
+    let code = ctv_judge(packet);
     log::code(LogStage::Policy, code, LogResult::Allowed);
     if code != packet::GO_ON {
         return code;
     }
-    let inserted = insert();
-    let code = ctv_inserted(inserted);
+    let inserted = insert(packet);
+    let code = ctv_inserted(packet, inserted);
     log::code(LogStage::Insert, code, LogResult::Inserted);
     code
 }
@@ -178,8 +166,8 @@ const REMOVED: u32 = 7;
 /// What follows from the insertion of the flow of the packet in hand. The result is that of `ctv_open`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_inserted(inserted: u32) -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+extern "C" fn ctv_inserted(packet: *mut Packet, inserted: u32) -> u32 {
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     match inserted {
         INSERTED => {
             flows::count(FlowEvent::Made);
@@ -211,15 +199,13 @@ const TRIES: u32 = 128;
 ///
 /// Not a function of its own: the stack and the frames of Linux 6.1 have no room for one more call on the way to the index.
 #[inline(always)]
-fn insert() -> u32 {
-    let Some(packet) = packet::in_hand() else { return FAILED };
+fn insert(packet: &mut Packet) -> u32 {
     if packet.replaces != Replaces::NOTHING {
-        let replaced = ctv_replace();
+        let replaced = ctv_replace(packet);
         if replaced != REMOVED {
             return replaced;
         }
     }
-    let Some(packet) = packet::in_hand() else { return FAILED };
     let obtained = ctv_obtain(packet.hash, packet.owner, packet.now);
     if obtained == NONE {
         return NO_ROOM;
@@ -228,9 +214,8 @@ fn insert() -> u32 {
         return OVER_QUOTA;
     }
     let number = obtained - 1;
-    let generation = ctv_fill(number);
-    let mut code = claim(number, 0);
-    let Some(packet) = packet::in_hand() else { return FAILED };
+    let generation = ctv_fill(packet, number);
+    let mut code = claim(packet, number, 0);
     if code == TAKEN && (packet.tuple.protocol == TCP || packet.tuple.protocol == UDP) {
         let mut attempt = Attempt { number, code };
         // The result is how many it took.
@@ -240,7 +225,7 @@ fn insert() -> u32 {
         code = attempt.code;
     }
     if code == INSERTED {
-        code = claim(number, ORIGINAL);
+        code = claim(packet, number, ORIGINAL);
     }
     if code != INSERTED {
         ctv_remove(number, generation);
@@ -250,12 +235,10 @@ fn insert() -> u32 {
 
 /// Claims a tuple, if need be by evicting a flow from its buckets.
 #[inline(always)]
-fn claim(number: u32, turn: u32) -> u32 {
-    let code = ctv_claim(number, turn);
-    let Some(packet) = packet::in_hand() else { return FAILED };
-    let now = packet.now;
-    if code == NO_ROOM && make_room(ctv_hash(&raw const packet.spare, packet.domain.number()), now) {
-        return ctv_claim(number, turn);
+fn claim(packet: &mut Packet, number: u32, turn: u32) -> u32 {
+    let code = ctv_claim(packet, number, turn);
+    if code == NO_ROOM && make_room(ctv_hash(&raw const packet.spare, packet.domain.number()), packet.now) {
+        return ctv_claim(packet, number, turn);
     }
     code
 }
@@ -270,7 +253,8 @@ struct Attempt {
 extern "C" fn try_port(turn: u64, attempt: *mut Attempt) -> i64 {
     // SAFETY: `insert` passes its own.
     let attempt = unsafe { &mut *attempt };
-    attempt.code = ctv_claim(attempt.number, turn as u32 + 1);
+    let Some(packet) = packet::in_hand() else { return 1 };
+    attempt.code = ctv_claim(packet, attempt.number, turn as u32 + 1);
     i64::from(attempt.code != TAKEN)
 }
 
@@ -284,8 +268,8 @@ const ATTEMPTS: u32 = 8;
 /// packet.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_claim(number: u32, turn: u32) -> u32 {
-    let Some(packet) = packet::in_hand() else { return FAILED };
+extern "C" fn ctv_claim(packet: *mut Packet, number: u32, turn: u32) -> u32 {
+    let Some(packet) = packet::of(packet) else { return FAILED };
     let Some(place) = flows::record(number) else { return FAILED };
     // SAFETY: a record that is this packet's.
     let flow = unsafe { &mut *place };
@@ -313,13 +297,12 @@ extern "C" fn ctv_claim(number: u32, turn: u32) -> u32 {
         }
     }
     for _ in 0..ATTEMPTS {
-        let Some(packet) = packet::in_hand() else { return FAILED };
         let domain = packet.domain.number();
         let hash = ctv_hash(&raw const packet.spare, domain);
         let found = match insert_slot(&raw const packet.spare, hash, domain, slot) {
             SLOT_INSERTED => {
                 if reply {
-                    note_insertion(hash);
+                    note_insertion(packet, hash);
                 }
                 return INSERTED;
             }
@@ -328,9 +311,7 @@ extern "C" fn ctv_claim(number: u32, turn: u32) -> u32 {
             found => found,
         };
         let (other, generation) = (found as u32, (found >> 32) as u32);
-        let Some(packet) = packet::in_hand() else { return FAILED };
         if flows::ctv_is_over(other >> 1, packet.now) == 0 {
-            let Some(packet) = packet::in_hand() else { return FAILED };
             let same = ctv_is(&raw const packet.tuple, other & !1, packet.domain.number()) == generation;
             if same && reply {
                 packet.replaces = Replaces::ARRIVING;
@@ -347,8 +328,8 @@ extern "C" fn ctv_claim(number: u32, turn: u32) -> u32 {
 /// Notes that the slot of the replies of the packet in hand was inserted: if that is in the page that was searched for the
 /// packet, it is one more insertion there.
 #[inline(always)]
-fn note_insertion(hash: u64) {
-    let (Some(packet), Some(node)) = (packet::in_hand(), maps::node()) else { return };
+fn note_insertion(packet: &mut Packet, hash: u64) {
+    let Some(node) = maps::node() else { return };
     let [own, page] = [packet.hash, hash].map(|hash| FlowHash(hash).page(node.flow_pages));
     packet.insertions = packet.insertions.wrapping_add(u32::from(own == page));
 }
@@ -356,8 +337,8 @@ fn note_insertion(hash: u64) {
 /// Makes the flow of the packet in hand in a record that is the caller's. The result is its generation.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_fill(number: u32) -> u32 {
-    let Some(packet) = packet::in_hand() else { return 0 };
+extern "C" fn ctv_fill(packet: *mut Packet, number: u32) -> u32 {
+    let Some(packet) = packet::of(packet) else { return 0 };
     let Some(place) = flows::record(number) else { return 0 };
     // SAFETY: a record that is this packet's.
     let flow = unsafe { &mut *place };
@@ -376,7 +357,7 @@ extern "C" fn ctv_fill(number: u32) -> u32 {
         // The next odd number.
         generation: flows::head(place).generation.wrapping_add(1) | 1,
     };
-    ctv_start(number);
+    ctv_start(packet, number);
     // From here on the record describes the flow.
     flows::set_head(place, head);
     head.generation.into()
@@ -385,8 +366,8 @@ extern "C" fn ctv_fill(number: u32) -> u32 {
 /// Makes the halves of a flow that begins with the packet in hand.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_start(number: u32) -> u32 {
-    let Some(packet) = packet::in_hand() else { return 0 };
+extern "C" fn ctv_start(packet: *mut Packet, number: u32) -> u32 {
+    let Some(packet) = packet::of(packet) else { return 0 };
     let Some(place) = flows::record(number) else { return 0 };
     // SAFETY: a record of the map.
     let [original, reply] = unsafe { &mut (*place).halves };
@@ -424,8 +405,8 @@ extern "C" fn ctv_start(number: u32) -> u32 {
 /// the flow is removed.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_replace() -> u32 {
-    let Some(packet) = packet::in_hand() else { return FAILED };
+extern "C" fn ctv_replace(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return FAILED };
     let (number, generation) = (packet.entry >> 1, packet.generation);
     let Some(place) = flows::record(number) else { return REMOVED };
     // SAFETY: a record of the map.
@@ -438,7 +419,7 @@ extern "C" fn ctv_replace() -> u32 {
     packet.wanted.source_port = flow.nat_port;
     packet.translated |= flow.head.flags & Flow::NAT;
     if packet.replaces == Replaces::ENDED {
-        ctv_start(number);
+        ctv_start(packet, number);
         return INSERTED;
     }
     let half = &mut flow.halves[0];

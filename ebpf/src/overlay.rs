@@ -27,7 +27,7 @@ fn forward(ctx: &TcContext, vni: u32) -> Result<Verdict, DropReason> {
     let entry = maps::segment(&segment).ok_or(DropReason::UnknownSegment)?;
     let ethernet = Ethernet::from_outside(ctx)?;
     packet::from_outside(&ethernet, segment, Ingress::TUNNEL)?;
-    packet::set_network(&entry)?;
+    packet::set_network(packet::in_hand().ok_or(DropReason::Malformed)?, &entry);
     passes(guard::ctv_guard(ctx.skb.skb))?;
     passes(guard::ctv_guard_source(ctx.skb.skb))?;
     log::stage(LogStage::Source, LogResult::Passed);
@@ -40,5 +40,10 @@ fn forward(ctx: &TcContext, vni: u32) -> Result<Verdict, DropReason> {
         )?;
         return Ok(Verdict::Out(entry.out));
     }
-    if ip::pass(ctx)? { delivery::from_outside() } else { Ok(Verdict::Continue(Stage::SlowPath)) }
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    if ip::pass(ctx, packet)? {
+        delivery::from_outside(packet)
+    } else {
+        Ok(Verdict::Continue(Stage::SlowPath))
+    }
 }

@@ -304,8 +304,17 @@ static PACKET: PerCpuArray<Packet, 1> = PerCpuArray::new();
 pub(crate) fn in_hand<'a>() -> Option<&'a mut Packet> {
     let packet = PACKET.get_ptr_mut(0)?;
     // SAFETY: this CPU's own; see `Packet` for why nobody else has it meanwhile. Whoever calls a function that
-    // takes it, takes it afresh afterwards: the compiler believes that nothing else changes what it has.
+    // takes it hands it over, or takes it afresh afterwards: the compiler believes that nothing else changes what it has.
     Some(unsafe { &mut *packet })
+}
+
+/// The packet that a function of its own was handed over: to look it up once more would cost more than many functions do. Nothing
+/// in it is a key of a map then: to Linux 6.1 what is handed over is no key.
+#[inline(always)]
+pub(crate) fn of<'a>(packet: *mut Packet) -> Option<&'a mut Packet> {
+    // SAFETY: null, or what the caller has from `in_hand`; the verifier ensures that it is a whole one. The caller
+    // does not use it meanwhile.
+    unsafe { packet.as_mut() }
 }
 
 /// Puts a frame from outside into the packet metadata, which has the VTEP already if it came by a tunnel.
@@ -325,14 +334,12 @@ pub(crate) fn from_outside(ethernet: &Ethernet, segment: Segment, ingress: u8) -
 
 /// Sets the network's properties in the packet metadata.
 #[inline(always)]
-pub(crate) fn set_network(entry: &SegmentEntry) -> Result<(), DropReason> {
-    let packet = in_hand().ok_or(DropReason::Malformed)?;
+pub(crate) fn set_network(packet: &mut Packet, entry: &SegmentEntry) {
     packet.out = entry.out;
     packet.ports = entry.ports;
     packet.members = entry.members;
     packet.segment_flags = entry.flags;
     packet.domain = entry.domain;
-    Ok(())
 }
 
 /// Sets the key of a tuple in the packet's domain.

@@ -33,9 +33,10 @@ mod next {
 /// A function of its own for the verifier; its result is that of `packet::code`, or `AGAIN` for valid neighbour discovery.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_parse(skb: *mut __sk_buff) -> u32 {
+pub(crate) extern "C" fn ctv_parse(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
     let ctx = TcContext::new(skb);
-    match parse(&ctx) {
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
+    match parse(&ctx, packet) {
         Ok(true) => packet::GO_ON,
         Ok(false) => packet::AGAIN,
         Err(reason) => reason as u32,
@@ -43,8 +44,7 @@ pub(crate) extern "C" fn ctv_parse(skb: *mut __sk_buff) -> u32 {
 }
 
 #[inline(always)]
-fn parse(ctx: &TcContext) -> Result<bool, DropReason> {
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+fn parse(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
     packet.l3 = ETHERNET as u32;
     packet.icmp_error = Told::NOTHING;
     packet.tcp = 0;
@@ -52,9 +52,8 @@ fn parse(ctx: &TcContext) -> Result<bool, DropReason> {
     packet.hairpin = 0;
     packet.service = 0;
     packet.ruled = 0;
-    packet::passes(ctv_limit_of(ctx.skb.skb))?;
-    packet::passes(ctv_ip(ctx.skb.skb, packet.l3))?;
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    packet::passes(ctv_limit_of(packet, ctx.skb.skb))?;
+    packet::passes(ctv_ip(packet, ctx.skb.skb, ETHERNET as u32))?;
     packet.tuple = packet.spare;
     packet.protocol = packet.tuple.protocol;
     packet.l4 = packet.next;
@@ -69,7 +68,6 @@ fn parse(ctx: &TcContext) -> Result<bool, DropReason> {
         packet.wanted = packet.tuple;
     } else {
         ours = transport(ctx, packet)?;
-        let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
         packet.piece = piece;
         packet.identification = identification;
         packet.fragment_protocol = protocol;
@@ -86,8 +84,8 @@ fn parse(ctx: &TcContext) -> Result<bool, DropReason> {
 /// A function of its own for the stack; its result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_limit_of(skb: *mut __sk_buff) -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+extern "C" fn ctv_limit_of(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     packet::code(end(&TcContext::new(skb), packet))
 }
 
@@ -107,9 +105,9 @@ fn end(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
 /// and which piece of the packet it is.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_ip(skb: *mut __sk_buff, at: u32) -> u32 {
+extern "C" fn ctv_ip(packet: *mut Packet, skb: *mut __sk_buff, at: u32) -> u32 {
     let ctx = TcContext::new(skb);
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     packet.spare.source_port = Be16::new(0);
     packet.spare.destination_port = Be16::new(0);
     // SAFETY: bytes.
@@ -155,7 +153,7 @@ fn ipv6(ctx: &TcContext, packet: &mut Packet, at: u32) -> Result<(), DropReason>
     packet.fragment_protocol = header.next;
     packet.next = at + size_of::<Ipv6>() as u32;
     for _ in 0..EXTENSIONS {
-        match ctv_extension(ctx.skb.skb) {
+        match ctv_extension(packet, ctx.skb.skb) {
             packet::GO_ON => return Ok(()),
             packet::AGAIN => {}
             reason => return Err(packet::reason(reason)),
@@ -167,9 +165,9 @@ fn ipv6(ctx: &TcContext, packet: &mut Packet, at: u32) -> Result<(), DropReason>
 /// Follows one extension header; the result is `AGAIN` if there was one.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_extension(skb: *mut __sk_buff) -> u32 {
+extern "C" fn ctv_extension(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
     let ctx = TcContext::new(skb);
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     match extension(&ctx, packet) {
         Ok(true) => packet::AGAIN,
         Ok(false) => packet::GO_ON,
@@ -330,10 +328,9 @@ fn about(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
     let at = packet.l4 + ICMP_HEADER;
     // What cannot be read is about nothing that we know: the error goes its way as a packet of its own.
     packet.icmp_error = Told::LITTLE;
-    if ctv_ip(ctx.skb.skb, at) != packet::GO_ON {
+    if ctv_ip(packet, ctx.skb.skb, at) != packet::GO_ON {
         return Ok(());
     }
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     if packet.piece == Piece::LATER {
         return Ok(());
     }

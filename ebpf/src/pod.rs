@@ -1,7 +1,7 @@
 //! Frames that pods send.
 
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_vlan_push, programs::TcContext};
-use contiv_abi::{DropReason, FdbKey, LogResult, LogStage, Segment, maps::Stage};
+use contiv_abi::{DropReason, LogResult, LogStage, Segment, maps::Stage};
 
 use crate::{
     delivery::{self, OUT, REPLICATE},
@@ -54,25 +54,25 @@ fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
     let (destination, source) = (packet.destination_mac, packet.source_mac);
     let ethernet = Ethernet { destination, source, kind: packet.kind };
     let entry = maps::segment(&segment).ok_or(DropReason::UnknownSegment)?;
-    packet::set_network(&entry)?;
+    packet::set_network(packet, &entry);
     passes(guard::ctv_guard(ctx.skb.skb))?;
     if neighbour::answer(ctx, &ethernet, segment, &entry, Asker::Port(ifindex))? {
         return Ok(Verdict::Out(ifindex));
     }
-    if packet::in_hand().ok_or(DropReason::Malformed)?.probe != 0 {
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    if packet.probe != 0 {
         return Err(DropReason::SpoofedIp);
     }
-    if ip::pass(ctx)? { send(ctx) } else { Ok(Verdict::Continue(Stage::SlowPath)) }
+    if ip::pass(ctx, packet)? { send(ctx, packet) } else { Ok(Verdict::Continue(Stage::SlowPath)) }
 }
 
 /// The way of a pod's frame after the stages.
 #[inline(always)]
-pub(crate) fn send(ctx: &TcContext) -> Result<Verdict, DropReason> {
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+pub(crate) fn send(ctx: &TcContext, packet: &mut Packet) -> Result<Verdict, DropReason> {
     dscp::mark(ctx, packet.source_group)?;
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     policy::admits_sender(packet)?;
-    delivery::verdict(ctv_onward(ctx.skb.skb))
+    let code = ctv_onward(packet, ctx.skb.skb);
+    delivery::verdict(packet, code)
 }
 
 /// Where the packet in hand goes from here, with what it needs on the way. The result is one of those in `delivery`, or the
@@ -81,8 +81,8 @@ pub(crate) fn send(ctx: &TcContext) -> Result<Verdict, DropReason> {
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_onward(skb: *mut __sk_buff) -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+extern "C" fn ctv_onward(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     onward(&TcContext::new(skb), packet).unwrap_or_else(|reason| reason as u32)
 }
 
@@ -97,18 +97,9 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
         return Err(DropReason::NoRoute);
     }
     if is_routed {
-        passes(route::ctv_hop(ctx.skb.skb))?;
+        passes(route::ctv_hop(packet, ctx.skb.skb))?;
     }
-    if packet.placed == 0 {
-        let known = maps::destination(&FdbKey::new(segment, packet.destination_mac));
-        packet.placed = known.is_some().into();
-        match known {
-            Some(place) => packet.set_place(&place),
-            // Nowhere: an `Option` that is looked at twice would be half an unknown register to the verifier.
-            // SAFETY: an address and numbers.
-            None => unsafe { contiv_abi::clear(&raw mut packet.place) },
-        }
-    }
+    route::locate(packet);
     let (known, place) = (packet.placed != 0, packet.place);
     if place.ifindex == packet.source_port && packet.translated == 0 {
         return Err(DropReason::Hairpin);

@@ -10,7 +10,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use contiv_abi::{
-    Address, Be16, DropReason, FdbEntry, FdbKey, Flow, FlowHalf, Mac, NeighKey, Segment, Tuple, Verdict,
+    Address, Be16, DropReason, FdbKey, Flow, FlowHalf, Mac, NeighKey, Segment, Tuple, Verdict,
     maps::{RULE_COUNTS_CAPACITY, RULE_SETS_CAPACITY, RULES_CAPACITY},
     policy::{
         Branch, GROUP_NUMBERS, Group, IN, LookupKey, OUT, RuleCount, RuleEntry, RuleSet, Search, Tables,
@@ -103,10 +103,10 @@ pub(crate) fn group(number: u32) -> Option<&'static Group> {
     GROUPS.get(number)
 }
 
-/// Judges the new connection of the packet in hand, which goes to the port `place`, if that is here: what the rules of both
-/// ends say is noted in its flow. True if it may be.
+/// Judges the new connection of the packet in hand, which goes to its `place`: what the rules of both ends say is noted in its
+/// flow. True if it may be.
 #[inline(always)]
-pub(crate) fn allows(packet: &mut Packet, place: Option<FdbEntry>) -> bool {
+pub(crate) fn allows(packet: &mut Packet) -> bool {
     let Some(inquiry) = inquiry() else { return false };
     let source = packet.tuple.source.words();
     let destination = if packet.hairpin != 0 { source } else { packet.wanted.destination.words() };
@@ -117,17 +117,17 @@ pub(crate) fn allows(packet: &mut Packet, place: Option<FdbEntry>) -> bool {
     inquiry.segment = packet.segment;
     inquiry.of_peer.domain = packet.domain;
     inquiry.ip6 = packet.ip6;
-    let here = place.filter(|place| place.ifindex != 0);
-    inquiry.groups = [packet.source_group, here.map_or(0, |place| place.group & GROUP)];
+    let (known, group) = (packet.placed != 0, packet.place.group & GROUP);
+    inquiry.groups = [packet.source_group, if packet.place.ifindex != 0 { group } else { 0 }];
     // The Ethernet address decides who receives the packet, so that of an endpoint decides whose rules are asked.
     let source = if packet.source_port != 0 { packet.source_group } else { BY_ADDRESS };
-    inquiry.identities = [source, place.map_or(BY_ADDRESS, |place| place.group & GROUP)];
+    inquiry.identities = [source, if known { group } else { BY_ADDRESS }];
     packet::copy_mac(&packet.source_mac, &mut inquiry.macs[0]);
     packet::copy_mac(&packet.destination_mac, &mut inquiry.macs[1]);
     inquiry.unknown = 0;
     packet.groups = [inquiry.groups[0] as u16, inquiry.groups[1] as u16];
     let from = if packet.source_port != 0 { packet.source_group } else { packet.source_identity };
-    let to = place.map_or(FlowHalf::UNKNOWN.into(), |place| place.group & GROUP);
+    let to = if known { group } else { FlowHalf::UNKNOWN.into() };
     packet.identities = [from as u16, to as u16];
     inquiry.forget_rules();
     let denied = ctv_side(OUT as u32) != 0 || ctv_side(IN as u32) != 0;
@@ -180,8 +180,13 @@ pub(crate) fn lets_pass(half: &FlowHalf, reply: bool, [source, destination]: [u3
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_evaluate(tuple: *const Tuple, groups: u32, hairpin: u32) -> u32 {
-    let (Some(packet), Some(inquiry)) = (packet::in_hand(), inquiry()) else { return 0 };
+pub(crate) extern "C" fn ctv_evaluate(
+    packet: *mut Packet,
+    tuple: *const Tuple,
+    groups: u32,
+    hairpin: u32,
+) -> u32 {
+    let (Some(packet), Some(inquiry)) = (packet::of(packet), inquiry()) else { return 0 };
     // SAFETY: the verifier ensures that a pointer that is not null refers to a whole tuple.
     let Some(tuple) = (unsafe { tuple.as_ref() }) else { return 0 };
     let destination = tuple.destination.words();

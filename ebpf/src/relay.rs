@@ -110,9 +110,9 @@ pub(crate) extern "C" fn ctv_relay() -> u32 {
     if ctv_speaks(&raw const packet.tuple.destination) == 0 {
         return DropReason::NotLocal as u32;
     }
-    let mut code = service::ctv_choose();
+    let mut code = service::ctv_choose(packet);
     if code == AGAIN {
-        code = service::ctv_choose();
+        code = service::ctv_choose(packet);
     }
     if code != GO_ON {
         return code;

@@ -25,12 +25,12 @@ use crate::{
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_route(skb: *mut __sk_buff) -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+pub(crate) extern "C" fn ctv_route(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     if packet.ingress != Ingress::POD || !source::same(&packet.destination_mac, &ROUTER_MAC) {
         return GO_ON;
     }
-    match ctv_is_for_router() {
+    match ctv_is_for_router(packet) {
         GO_ON => return GO_ON,
         GATEWAY => return ROUTER,
         _ => {}
@@ -39,7 +39,7 @@ pub(crate) extern "C" fn ctv_route(skb: *mut __sk_buff) -> u32 {
     match ttl(&TcContext::new(skb), packet.ip6 != 0) {
         Ok(0 | 1) => ROUTER,
         Ok(_) => {
-            ctv_next_hop();
+            ctv_next_hop(packet);
             GO_ON
         }
         Err(reason) => reason as u32,
@@ -54,8 +54,8 @@ const GATEWAY: u32 = 2;
 /// A function of its own for the stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_is_for_router() -> u32 {
-    let Some(packet) = packet::in_hand() else { return 0 };
+extern "C" fn ctv_is_for_router(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return 0 };
     if let Some(subnet) = maps::subnet(packet.domain, &packet.tuple.destination)
         && subnet.is_routed()
     {
@@ -71,8 +71,8 @@ extern "C" fn ctv_is_for_router() -> u32 {
 /// A function of its own for the verifier; there is nothing to say about the outcome.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_next_hop() -> u32 {
-    let Some(packet) = packet::in_hand() else { return 0 };
+pub(crate) extern "C" fn ctv_next_hop(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return 0 };
     if packet.ingress != Ingress::POD {
         return 0;
     }
@@ -98,6 +98,22 @@ pub(crate) extern "C" fn ctv_next_hop() -> u32 {
     packet.segment_flags = flags;
     packet.destination_mac = owner.mac;
     0
+}
+
+/// Sets where the destination Ethernet address of the packet metadata is, unless it is known.
+#[inline(always)]
+pub(crate) fn locate(packet: &mut Packet) {
+    if packet.placed != 0 {
+        return;
+    }
+    // Not an `Option` for the callers: one that is looked at twice would be half an unknown register to the verifier.
+    if let Some(place) = maps::destination(&FdbKey::new(packet.segment, packet.destination_mac)) {
+        packet.set_place(&place);
+        packet.placed = 1;
+    } else {
+        // SAFETY: an address and numbers.
+        unsafe { contiv_abi::clear(&raw mut packet.place) };
+    }
 }
 
 /// Whether the source of a packet is a link-local address, whose packets stay on their link (RFC 4291 2.5.6).
@@ -128,8 +144,8 @@ struct Macs {
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_hop(skb: *mut __sk_buff) -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+pub(crate) extern "C" fn ctv_hop(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     let ctx = TcContext::new(skb);
     let before = match ttl(&ctx, packet.ip6 != 0) {
         Ok(0 | 1) => return DropReason::TtlExceeded as u32,

@@ -42,9 +42,9 @@ static AFFINITY: Array<AffinityBlock, AFFINITY_CAPACITY, MMAPABLE> = Array::new(
 /// meanwhile.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_choose() -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    let Some(entry) = entry_of(packet) else { return ctv_no_service() };
+pub(crate) extern "C" fn ctv_choose(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
+    let Some(entry) = entry_of(packet) else { return ctv_no_service(packet) };
     // SAFETY: an entry that was found.
     let number = unsafe { (&raw const (*entry).number).read_volatile() };
     served::read_ahead(number);
@@ -52,7 +52,7 @@ pub(crate) extern "C" fn ctv_choose() -> u32 {
     // decides all the same who receives the packet.
     if packet.guarded == 0 && !source::same(&packet.destination_mac, &service_mac(&packet.tuple.destination))
     {
-        let code = guard::ctv_guard_destination();
+        let code = guard::ctv_guard_destination(packet);
         if code != GO_ON {
             return code;
         }
@@ -71,9 +71,7 @@ pub(crate) extern "C" fn ctv_choose() -> u32 {
     packet.service = number;
     packet.translated = 1;
     let code = packet::code(address(packet));
-    if let Some(packet) = packet::in_hand() {
-        read_replies_ahead(packet);
-    }
+    read_replies_ahead(packet);
     code
 }
 
@@ -82,8 +80,8 @@ pub(crate) extern "C" fn ctv_choose() -> u32 {
 /// A function of its own for the stack; its result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_no_service() -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+extern "C" fn ctv_no_service(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.tuple.destination));
     let Some(owner) = owner else {
         packet.guarded = 1;
@@ -124,7 +122,7 @@ fn address(packet: &mut Packet) -> Result<(), DropReason> {
     let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.wanted.destination));
     packet.destination_mac = owner.ok_or(DropReason::StrangeBackend)?.mac;
     packet.located = 1;
-    route::ctv_next_hop();
+    route::ctv_next_hop(packet);
     Ok(())
 }
 

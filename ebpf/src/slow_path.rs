@@ -8,7 +8,9 @@ use contiv_abi::{DropReason, FlowEvent};
 
 use crate::{
     delivery, flows, gateway, guard, ip, open,
-    packet::{self, AGAIN, ANSWERED, GO_ON, Ingress, NEW, REFUSE, RELAY, REVALIDATE, ROUTER, Replaces},
+    packet::{
+        self, AGAIN, ANSWERED, GO_ON, Ingress, NEW, Packet, REFUSE, RELAY, REVALIDATE, ROUTER, Replaces,
+    },
     pod, refuse, track, uplink,
     verdict::Verdict,
 };
@@ -21,8 +23,8 @@ pub(crate) fn receive(ctx: &TcContext, ifindex: u32) -> Verdict {
 
 #[inline(always)]
 fn forward(ctx: &TcContext, ifindex: u32) -> Result<Verdict, DropReason> {
-    let code = resolve(ctx.skb.skb);
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    let code = resolve(ctx.skb.skb, packet);
     let from_pod = packet.ingress == Ingress::POD;
     if code & REFUSE != 0 {
         // The packet has become its own refusal, for its sender.
@@ -39,34 +41,33 @@ fn forward(ctx: &TcContext, ifindex: u32) -> Result<Verdict, DropReason> {
         return Ok(Verdict::Out(ifindex));
     }
     packet::passes(code)?;
-    if from_pod { pod::send(ctx) } else { delivery::from_outside() }
+    if from_pod { pod::send(ctx, packet) } else { delivery::from_outside(packet) }
 }
 
 /// The flow of the packet in hand: found again, or inserted. The result is that of `packet::code`, `RELAY`, or `REFUSE` and the
 /// reason of the refusal that the packet has become.
 #[inline(always)]
-fn resolve(skb: *mut __sk_buff) -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+fn resolve(skb: *mut __sk_buff, packet: &mut Packet) -> u32 {
     let mut code = packet.miss;
     if code == ROUTER {
         return gateway::ctv_answer(skb);
     }
     if code == REVALIDATE {
-        track::ctv_revalidate();
-        code = track::ctv_track(skb);
+        track::ctv_revalidate(packet);
+        code = track::ctv_track(packet, skb);
     }
     if code == NEW {
-        let guarded = guard::ctv_guard_new();
+        let guarded = guard::ctv_guard_new(packet);
         if guarded != GO_ON {
             return guarded;
         }
-        code = open();
+        code = open(packet);
     }
     if code == AGAIN {
         // Another CPU has inserted the flow meanwhile.
-        code = track::ctv_track(skb);
+        code = track::ctv_track(packet, skb);
         if code == NEW {
-            code = open();
+            code = open(packet);
         }
     }
     if code == REVALIDATE {
@@ -74,7 +75,6 @@ fn resolve(skb: *mut __sk_buff) -> u32 {
         return DropReason::Policy as u32;
     }
     if code == AGAIN {
-        let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
         if packet.replaces != Replaces::ARRIVING {
             flows::count(FlowEvent::Failed);
             return DropReason::NotTracked as u32;
@@ -87,13 +87,10 @@ fn resolve(skb: *mut __sk_buff) -> u32 {
         // What cannot be refused is dropped for the same reason.
         return if refuse::ctv_refuse(skb) == GO_ON { code } else { code & !REFUSE };
     }
-    if code == GO_ON { ip::ctv_rewrite(skb) } else { code }
+    if code == GO_ON { ip::ctv_rewrite(packet, skb) } else { code }
 }
 
 #[inline(always)]
-fn open() -> u32 {
-    match packet::in_hand() {
-        Some(packet) if packet.ingress == Ingress::WIRE => open::ctv_open_wire(),
-        _ => open::ctv_open(),
-    }
+fn open(packet: &mut Packet) -> u32 {
+    if packet.ingress == Ingress::WIRE { open::ctv_open_wire(packet) } else { open::ctv_open(packet) }
 }

@@ -95,7 +95,7 @@ fn tell_drop(skb: *mut __sk_buff, reason: u32, ifindex: u32) -> u32 {
     if ethernet.kind == frame::IPV4 || ethernet.kind == frame::IPV6 {
         packet.ip6 = u8::from(ethernet.kind == frame::IPV6);
         // What can be read of it is in the packet then.
-        let _why = parse::ctv_parse(skb);
+        let _why = parse::ctv_parse(packet, skb);
     }
     ctv_tell(reason, ifindex, ethernet.kind.wire().into())
 }

@@ -26,9 +26,9 @@ use crate::{
 /// unknown to the next, so that paths do not multiply. The results are those of `packet::code`, `NEW`, and `REVALIDATE`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_track(skb: *mut __sk_buff) -> u32 {
+pub(crate) extern "C" fn ctv_track(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
     let ctx = TcContext::new(skb);
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     packet.now = flows::now();
     packet.len = ctx.len();
     packet.replaces = Replaces::NOTHING;
@@ -37,10 +37,9 @@ pub(crate) extern "C" fn ctv_track(skb: *mut __sk_buff) -> u32 {
     packet.located = 0;
     packet.placed = 0;
     packet.searched = 0;
-    if packet.icmp_error != Told::NOTHING && ctv_inside() == NEW {
+    if packet.icmp_error != Told::NOTHING && ctv_inside(packet) == NEW {
         return NEW;
     }
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     let Some(node) = maps::node() else { return DropReason::Malformed as u32 };
     let domain = packet.domain.number();
     let hash = FlowHash::of(node.seed, domain, &packet.wanted).0;
@@ -50,20 +49,18 @@ pub(crate) extern "C" fn ctv_track(skb: *mut __sk_buff) -> u32 {
         packet.insertions = ctv_read_ahead(hash);
     }
     let found = find(&raw const packet.wanted, hash, domain);
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     if found == 0 {
         packet.searched = opens.into();
         return NEW;
     }
     packet.entry = found as u32;
     packet.generation = (found >> 32) as u32;
-    let code = guard::ctv_guard_destination();
+    let code = guard::ctv_guard_destination(packet);
     if code != GO_ON {
         return code;
     }
-    let code = ctv_by();
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    if code == GO_ON && packet.icmp_error != Told::NOTHING { ctv_outside() } else { code }
+    let code = ctv_by(packet);
+    if code == GO_ON && packet.icmp_error != Told::NOTHING { ctv_outside(packet) } else { code }
 }
 
 /// Whether the packet is the first of a TCP connection: what a client sends before it gets a reply.
@@ -75,8 +72,8 @@ pub(crate) fn opens(packet: &Packet) -> bool {
 /// Whether the packet in hand may go to a pod of this group, as far as its flow is concerned: the rules were evaluated for
 /// the owner of the address at that time.
 #[inline(always)]
-pub(crate) fn receives(group: u32, ifindex: u32) -> Result<(), DropReason> {
-    match ctv_receives(group, ifindex) {
+pub(crate) fn receives(packet: &mut Packet, group: u32, ifindex: u32) -> Result<(), DropReason> {
+    match ctv_receives(packet, group, ifindex) {
         GO_ON => Ok(()),
         reason => Err(packet::reason(reason)),
     }
@@ -85,13 +82,13 @@ pub(crate) fn receives(group: u32, ifindex: u32) -> Result<(), DropReason> {
 /// A function of its own for the verifier; the result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_receives(group: u32, ifindex: u32) -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+extern "C" fn ctv_receives(packet: *mut Packet, group: u32, ifindex: u32) -> u32 {
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     if packet.receiver == packet::ANYBODY {
         return GO_ON;
     }
     if packet.receiver != group & u32::from(u16::MAX) {
-        return ctv_stale();
+        return ctv_stale(packet);
     }
     // The node has no pod's end of a pair.
     if group & FdbEntry::NODE == 0 {
@@ -114,12 +111,12 @@ fn note_receiver(packet: &Packet, ifindex: u32) {
 
 /// The same of an endpoint on another node.
 #[inline(always)]
-pub(crate) fn reaches(packet: &Packet, group: u32) -> Result<(), DropReason> {
+pub(crate) fn reaches(packet: &mut Packet, group: u32) -> Result<(), DropReason> {
     let evaluated = packet.receiver_identity;
     if evaluated == u32::from(FlowHalf::UNKNOWN) || evaluated == group & u32::from(u16::MAX) {
         return Ok(());
     }
-    Err(packet::reason(ctv_stale()))
+    Err(packet::reason(ctv_stale(packet)))
 }
 
 /// Removes the flow of the packet in hand: its receiver's address belongs to another endpoint now.
@@ -127,8 +124,8 @@ pub(crate) fn reaches(packet: &Packet, group: u32) -> Result<(), DropReason> {
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_stale() -> u32 {
-    if let Some(packet) = packet::in_hand() {
+extern "C" fn ctv_stale(packet: *mut Packet) -> u32 {
+    if let Some(packet) = packet::of(packet) {
         ctv_remove(packet.entry >> 1, packet.generation);
     }
     DropReason::StaleFlow as u32
@@ -149,8 +146,8 @@ unsafe fn half<'a>(flow: *mut Flow, side: usize) -> &'a mut FlowHalf {
 /// The packet in hand belongs to the flow that was found, unless that has ended.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_by() -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+extern "C" fn ctv_by(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     let (number, reply) = (packet.entry >> 1, packet.entry & 1 != 0);
     let Some(place) = flows::record(number) else { return NEW };
     // SAFETY: a record of the map. Whether it is another flow's meanwhile is checked below.
@@ -161,7 +158,6 @@ extern "C" fn ctv_by() -> u32 {
         }
         return NEW;
     }
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     let sender = sender_of(packet, half, !reply);
     if half.is_closing() && opens(packet) || sender == ANOTHER {
         flows::count(FlowEvent::Reused);
@@ -176,7 +172,7 @@ extern "C" fn ctv_by() -> u32 {
         return NEW;
     }
     if packet.icmp_error != Told::NOTHING {
-        let code = ctv_quoted(number, packet.entry & 1);
+        let code = ctv_quoted(packet, number, packet.entry & 1);
         if code != GO_ON {
             return code;
         }
@@ -185,7 +181,6 @@ extern "C" fn ctv_by() -> u32 {
     if code != GO_ON {
         return code;
     }
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     if flags & Flow::NAT != 0 {
         flow.translate(reply, &mut packet.wanted);
         packet.translated = 1;
@@ -235,8 +230,8 @@ const fn differ(a: u32, b: u32) -> u32 {
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_quoted(number: u32, reply: u32) -> u32 {
-    let (Some(packet), Some(flow)) = (packet::in_hand(), flows::record(number)) else {
+extern "C" fn ctv_quoted(packet: *mut Packet, number: u32, reply: u32) -> u32 {
+    let (Some(packet), Some(flow)) = (packet::of(packet), flows::record(number)) else {
         return DropReason::Malformed as u32;
     };
     if packet.inner.protocol != TCP {
@@ -288,13 +283,13 @@ fn pass(packet: &mut Packet, half: &mut FlowHalf, reply: bool) -> u32 {
     let (len, service) = (packet.len, half.service);
     if packet.tuple.protocol == TCP && packet.piece != Piece::LATER {
         if !is_plain(packet, half) {
-            ctv_segment();
+            ctv_segment(packet);
         } else {
             half.end = state::later(packet.end, half.end);
             half.acknowledged = state::later(packet.acknowledged, half.acknowledged);
         }
     } else if half.sent & sent::ANY == 0 {
-        ctv_replied();
+        ctv_replied(packet);
     }
     served::passed(service, reply, len);
     GO_ON
@@ -314,8 +309,8 @@ fn is_plain(packet: &Packet, half: &FlowHalf) -> bool {
 /// This and the next are functions of their own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_replied() -> u32 {
-    let Some(packet) = packet::in_hand() else { return 0 };
+extern "C" fn ctv_replied(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return 0 };
     let Some(flow) = flows::record(packet.entry >> 1) else { return 0 };
     // SAFETY: a record of the map.
     unsafe {
@@ -329,8 +324,8 @@ extern "C" fn ctv_replied() -> u32 {
 /// The segment in hand may change the state of its connection.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_segment() -> u32 {
-    let Some(packet) = packet::in_hand() else { return 0 };
+extern "C" fn ctv_segment(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return 0 };
     let Some(flow) = flows::record(packet.entry >> 1) else { return 0 };
     let side = (packet.entry & 1) as usize;
     // SAFETY: a record of the map.
@@ -361,11 +356,10 @@ extern "C" fn ctv_segment() -> u32 {
 /// Evaluates the flow that was found by the current rules.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_revalidate() -> u32 {
-    let Some(packet) = packet::in_hand() else { return 0 };
+pub(crate) extern "C" fn ctv_revalidate(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return 0 };
     let Some(flow) = flows::record(packet.entry >> 1) else { return 0 };
-    ctv_appeared(packet.entry >> 1, packet.entry & 1);
-    let Some(packet) = packet::in_hand() else { return 0 };
+    ctv_appeared(packet, packet.entry >> 1, packet.entry & 1);
     // SAFETY: a record of the map; if it is another flow's meanwhile, the verdict is not stored.
     let flow = unsafe { &*flow };
     flow.received(false, &mut packet.spare);
@@ -374,8 +368,12 @@ pub(crate) extern "C" fn ctv_revalidate() -> u32 {
     }
     let [out, into] = flow.halves[0].groups;
     let hairpin = flow.head.flags & Flow::HAIRPIN;
-    policy::ctv_evaluate(&raw const packet.spare, u32::from(out) | u32::from(into) << 16, hairpin.into());
-    let Some(packet) = packet::in_hand() else { return 0 };
+    policy::ctv_evaluate(
+        packet,
+        &raw const packet.spare,
+        u32::from(out) | u32::from(into) << 16,
+        hairpin.into(),
+    );
     let [out, into] = packet.rules;
     let rules = u64::from(out) | u64::from(into) << 32;
     flows::ctv_set_verdict(packet.entry >> 1, packet.generation, packet.verdict, rules)
@@ -386,8 +384,8 @@ pub(crate) extern "C" fn ctv_revalidate() -> u32 {
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_appeared(number: u32, reply: u32) -> u32 {
-    let (Some(packet), Some(flow)) = (packet::in_hand(), flows::record(number)) else { return 0 };
+extern "C" fn ctv_appeared(packet: *mut Packet, number: u32, reply: u32) -> u32 {
+    let (Some(packet), Some(flow)) = (packet::of(packet), flows::record(number)) else { return 0 };
     // SAFETY: a record of the map.
     if sender_of(packet, unsafe { half(flow, 0) }, reply == 0) == APPEARED {
         for side in 0..2 {
@@ -404,8 +402,8 @@ extern "C" fn ctv_appeared(number: u32, reply: u32) -> u32 {
 /// This and the next are functions of their own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_inside() -> u32 {
-    let Some(packet) = packet::in_hand() else { return NEW };
+extern "C" fn ctv_inside(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return NEW };
     packet.wanted = packet.inner;
     packet.wanted.reverse();
     let is_for_sender = packet.wanted.destination.same(&packet.tuple.destination);
@@ -424,8 +422,8 @@ fn is_on_path(packet: &Packet) -> bool {
 /// What the error itself is to be, and what it quotes.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_outside() -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+extern "C" fn ctv_outside(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     packet.inner_wanted = packet.wanted;
     packet.wanted = packet.tuple;
     if packet.translated == 0 {

@@ -72,7 +72,7 @@ fn forward(
 ) -> Result<Verdict, DropReason> {
     let ethernet = Ethernet::from_outside(ctx)?;
     packet::from_outside(&ethernet, segment, Ingress::WIRE)?;
-    packet::set_network(entry)?;
+    packet::set_network(packet::in_hand().ok_or(DropReason::Malformed)?, entry);
     passes(guard::ctv_guard(ctx.skb.skb))?;
     if neighbour::answer(ctx, &ethernet, segment, entry, Asker::Wire)? {
         pod::push_tag(ctx, segment)?;
@@ -90,7 +90,12 @@ fn forward(
     }
     passes(guard::ctv_guard_source(ctx.skb.skb))?;
     log::stage(LogStage::Source, LogResult::Passed);
-    if ip::pass(ctx)? { delivery::from_outside() } else { Ok(Verdict::Continue(Stage::SlowPath)) }
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    if ip::pass(ctx, packet)? {
+        delivery::from_outside(packet)
+    } else {
+        Ok(Verdict::Continue(Stage::SlowPath))
+    }
 }
 
 /// Addresses the frame of the packet metadata to the node of a service's backend, on the wire.
