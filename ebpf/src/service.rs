@@ -47,7 +47,6 @@ pub(crate) extern "C" fn ctv_choose(packet: *mut Packet) -> u32 {
     let Some(entry) = entry_of(packet) else { return ctv_no_service(packet) };
     // SAFETY: an entry that was found.
     let number = unsafe { (&raw const (*entry).number).read_volatile() };
-    served::read_ahead(number);
     // The record of a service's address has this Ethernet address. If an endpoint has the address, too, that of the backend
     // decides all the same who receives the packet.
     if packet.guarded == 0 && !source::same(&packet.destination_mac, &service_mac(&packet.tuple.destination))
@@ -135,6 +134,22 @@ fn entry_of(packet: &Packet) -> Option<*const ServiceEntry> {
     }
     let key = ServiceKey::new(packet.domain, tuple.destination, tuple.destination_port, tuple.protocol);
     SERVICES.get_ptr(&key)
+}
+
+/// Reads ahead what the choice of a backend for the packet in hand reads of a service: in a large table nothing of it is in
+/// the cache.
+#[inline(always)]
+pub(crate) fn read_ahead(packet: &Packet) {
+    if packet.source_port != 0
+        && let Some(entry) = entry_of(packet)
+    {
+        // SAFETY: an entry that was found.
+        let number = unsafe {
+            (&raw const (*entry).members[ServiceEntry::FEW - 1]).cast::<u32>().read_volatile();
+            (&raw const (*entry).number).read_volatile()
+        };
+        served::read_ahead(number);
+    }
 }
 
 /// A source port for the packet in hand, which cannot have its own: the same for the same packet and `turn`.
