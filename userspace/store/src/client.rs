@@ -213,8 +213,32 @@ impl Store {
     ///
     /// As [`Store::get`].
     pub async fn list(&self, prefix: &str) -> Result<Listing, Error> {
+        self.list_where(prefix, |_| true).await
+    }
+
+    /// Like [`Store::list`], with only the keys that `keep` returns true for. The others are dropped page
+    /// by page, so they never are in memory together. If the listing has to start again, `keep` sees
+    /// keys twice.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::get`].
+    pub async fn list_where(
+        &self,
+        prefix: &str,
+        mut keep: impl FnMut(&KeyValue) -> bool + Send,
+    ) -> Result<Listing, Error> {
+        Ok(self.list_counting(prefix, &mut keep).await?.0)
+    }
+
+    /// Like [`Store::list_where`], and also returns the number of dropped keys.
+    pub(crate) async fn list_counting(
+        &self,
+        prefix: &str,
+        keep: &mut (dyn FnMut(&KeyValue) -> bool + Send),
+    ) -> Result<(Listing, usize), Error> {
         loop {
-            match self.list_once(prefix).await {
+            match self.list_once(prefix, keep).await {
                 // The revision was compacted between two pages: a newer listing replaces it.
                 Err(e) if e.is_compacted() => {
                     tracing::debug!(prefix, "compacted while listing; listing again");
@@ -224,8 +248,13 @@ impl Store {
         }
     }
 
-    async fn list_once(&self, prefix: &str) -> Result<Listing, Error> {
+    async fn list_once(
+        &self,
+        prefix: &str,
+        keep: &mut (dyn FnMut(&KeyValue) -> bool + Send),
+    ) -> Result<(Listing, usize), Error> {
         let mut listing = Listing { cluster: 0, revision: 0, items: Vec::new() };
+        let mut dropped = 0;
         let mut from = if prefix.is_empty() { vec![0] } else { prefix.as_bytes().to_vec() };
         let end = prefix_end(prefix.as_bytes());
         let mut page = FIRST_PAGE;
@@ -256,9 +285,15 @@ impl Store {
                 from = last.key.clone();
                 from.push(0);
             }
-            listing.items.extend(answer.kvs.into_iter().filter_map(KeyValue::from_wire));
+            // Keys that are not UTF-8 count as dropped.
+            let received = answer.kvs.len();
+            let before = listing.items.len();
+            listing
+                .items
+                .extend(answer.kvs.into_iter().filter_map(KeyValue::from_wire).filter(|kv| keep(kv)));
+            dropped += received - (listing.items.len() - before);
             if !answer.more {
-                return Ok(listing);
+                return Ok((listing, dropped));
             }
         }
     }

@@ -36,4 +36,4 @@ pub use limits::MAX_TXN_OPS;
 pub use maintenance::{Alarm, Database};
 pub use metrics::RequestMetrics;
 pub use txn::{Guard, Op, Outcome, Txn};
-pub use watch::{Batch, Relisted, Status, Update, Watch};
+pub use watch::{Batch, Progress, Relisted, Status, Update, Watch};

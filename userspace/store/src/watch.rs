@@ -16,6 +16,7 @@ use known::Known;
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -57,6 +58,22 @@ pub struct Relisted {
     pub divergence: Option<String>,
 }
 
+/// Number of keys and messages that watches have received. It grows while a listing arrives page by page.
+#[derive(Clone, Debug, Default)]
+pub struct Progress(Arc<AtomicU64>);
+
+impl Progress {
+    /// The number.
+    pub fn value(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Counts one more.
+    pub fn advance(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// State of a watch or registration, for readiness checks and operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Status {
@@ -93,22 +110,45 @@ impl Store {
     /// Watches all keys that begin with `prefix`; see [`Watch`]. Sends nothing before the first
     /// poll.
     pub fn watch(&self, prefix: &str) -> Watch {
-        Watch::new(self.clone(), prefix.to_owned(), State::Unlisted)
+        Watch::new(self.clone(), prefix.to_owned(), Filter::default(), Progress::default(), State::Unlisted)
+    }
+
+    /// Like [`Store::watch`]; the watch counts in `progress` what it receives.
+    pub fn watch_counting(&self, prefix: &str, progress: &Progress) -> Watch {
+        Watch::new(self.clone(), prefix.to_owned(), Filter::default(), progress.clone(), State::Unlisted)
+    }
+
+    /// Like [`Store::watch`], with only the keys whose values `keep` returns true for. The watch neither
+    /// reports the others nor holds them, but the server sends them. A key whose new value is not kept is reported
+    /// as deleted. `keep` must return the same for the same value.
+    pub fn watch_where(
+        &self,
+        prefix: &str,
+        keep: impl Fn(&KeyValue) -> bool + Send + Sync + 'static,
+    ) -> Watch {
+        Watch::new(
+            self.clone(),
+            prefix.to_owned(),
+            Filter(Some(Box::new(keep))),
+            Progress::default(),
+            State::Unlisted,
+        )
     }
 
     /// Like [`Store::watch`], without the snapshot: the updates are the changes after `revision`,
     /// and deletions of keys that the watch has not reported. If the history since `revision` is not
     /// available, or ceases to be, the watch lists the prefix: a batch with [`Batch::relisted`].
     pub fn watch_after(&self, prefix: &str, revision: i64) -> Watch {
-        Watch::new(self.clone(), prefix.to_owned(), State::Listed { revision, resumed: false })
+        let state = State::Listed { revision, resumed: false };
+        Watch::new(self.clone(), prefix.to_owned(), Filter::default(), Progress::default(), state)
     }
 }
 
 impl Watch {
-    fn new(store: Store, prefix: String, state: State) -> Watch {
+    fn new(store: Store, prefix: String, filter: Filter, progress: Progress, state: State) -> Watch {
         let (status, receiver) = watch::channel(Status::Connecting);
-        let follower =
-            Follower { store, prefix, state, known: Known::default(), backoff: Backoff::default(), status };
+        let (known, backoff) = (Known::new(filter.0.is_some()), Backoff::default());
+        let follower = Follower { store, prefix, filter, progress, state, known, backoff, status };
         let batches = stream::unfold(follower, |mut follower| async move {
             loop {
                 let batch = follower.step().await;
@@ -148,9 +188,23 @@ impl Stream for Watch {
     }
 }
 
+/// Which keys a watch reports; all of them if there is no function.
+#[derive(Default)]
+struct Filter(Option<Box<Keep>>);
+
+type Keep = dyn Fn(&KeyValue) -> bool + Send + Sync;
+
+impl Filter {
+    fn keeps(&self, kv: &KeyValue) -> bool {
+        self.0.as_ref().is_none_or(|keep| keep(kv))
+    }
+}
+
 struct Follower {
     store: Store,
     prefix: String,
+    filter: Filter,
+    progress: Progress,
     state: State,
     known: Known,
     backoff: Backoff,
@@ -181,16 +235,22 @@ impl Follower {
     /// Takes one step: one request or one message. A step that is dropped half-way is taken again.
     async fn step(&mut self) -> Batch {
         match &mut self.state {
-            State::Unlisted => match self.store.list(&self.prefix).await {
-                Ok(listing) => {
-                    self.state = State::Listed { revision: listing.revision, resumed: false };
-                    let position = Position { cluster: listing.cluster, revision: listing.revision };
-                    let divergence = self.known.divergence(&listing);
-                    let updates = self.known.snapshot(listing);
-                    Batch { relisted: Some(Relisted { position, divergence }), resumed: false, updates }
+            State::Unlisted => {
+                let mut keep = |kv: &KeyValue| {
+                    self.progress.advance();
+                    self.filter.keeps(kv)
+                };
+                match self.store.list_counting(&self.prefix, &mut keep).await {
+                    Ok((listing, dropped)) => {
+                        self.state = State::Listed { revision: listing.revision, resumed: false };
+                        let position = Position { cluster: listing.cluster, revision: listing.revision };
+                        let divergence = self.known.divergence(&listing);
+                        let updates = self.known.snapshot(listing, dropped);
+                        Batch { relisted: Some(Relisted { position, divergence }), resumed: false, updates }
+                    }
+                    Err(e) => self.failed(e),
                 }
-                Err(e) => self.failed(e),
-            },
+            }
             State::Listed { revision, resumed } => {
                 let (revision, resumed) = (*revision, *resumed);
                 self.follow(revision, resumed).await
@@ -213,6 +273,7 @@ impl Follower {
                         self.lost(settled, cause)
                     }
                     Ok(Some(message)) => {
+                        self.progress.advance();
                         // Not the revision of the header: a server with a backlog reports its
                         // current revision there, ahead of the events that it has sent.
                         let sent = message.0.events.iter().filter_map(|e| Some(e.kv.as_ref()?.mod_revision));
@@ -220,7 +281,8 @@ impl Follower {
                         if !message.events().is_empty() {
                             self.backoff.reset();
                         }
-                        Batch { updates: self.known.changes(message.0.events), ..Batch::default() }
+                        let keep = |kv: &KeyValue| self.filter.keeps(kv);
+                        Batch { updates: self.known.changes(message.0.events, keep), ..Batch::default() }
                     }
                     Ok(None) => self.broken(settled, turn, Cause::broken("the server ended the watch")).await,
                     Err(e) => self.broken(settled, turn, e.into()).await,
@@ -286,7 +348,7 @@ impl Follower {
         let at_revision = async {
             let (kv, cluster) = self.store.get_at_with_cluster(newest, revision).await?;
             let count = self.store.count_at(&self.prefix, revision).await?;
-            Ok::<_, Error>(self.known.has(newest, kv.as_ref(), cluster) && count == self.known.len())
+            Ok::<_, Error>(self.known.has(newest, kv.as_ref(), cluster) && count == self.known.count())
         };
         match at_revision.await {
             // Compacted, or a revision that the store has not reached.

@@ -14,6 +14,10 @@ pub(super) struct Known {
     reported: Option<BTreeMap<String, Seen>>,
     /// Store and revision up to which `reported` is complete.
     at: Position,
+    /// Number of keys below the prefix that are not in `reported`, because the watch does not report them.
+    dropped: usize,
+    /// Whether the watch reports a part of the keys only.
+    is_filtered: bool,
 }
 
 /// Fingerprint of a key. The revision alone is not sufficient: a store that was emptied or restored
@@ -35,6 +39,10 @@ impl Seen {
 }
 
 impl Known {
+    pub(super) fn new(is_filtered: bool) -> Known {
+        Known { is_filtered, ..Known::default() }
+    }
+
     /// Why `listing` cannot be a later state of the store that was listed before; `None` if it can,
     /// or if this is the first listing. In one history, the revision of the store and of each key
     /// only grows, and a key that appears was created after the previous listing.
@@ -52,6 +60,8 @@ impl Known {
             return Some(format!("the store's revision went back from {revision} to {now}"));
         }
         let differs = |kv: &&KeyValue| match reported.get(&kv.key) {
+            // A value that was not reported before, of a key that may have had values that are not reported.
+            None if self.is_filtered => kv.mod_revision <= revision,
             None => kv.create_revision <= revision,
             Some(seen) if kv.mod_revision == seen.mod_revision => Seen::of(kv) != *seen,
             Some(seen) => kv.mod_revision < seen.mod_revision,
@@ -69,9 +79,9 @@ impl Known {
         Some(newest.0)
     }
 
-    /// Number of keys.
-    pub(super) fn len(&self) -> usize {
-        self.reported.as_ref().map_or(0, BTreeMap::len)
+    /// Number of keys below the prefix.
+    pub(super) fn count(&self) -> usize {
+        self.dropped + self.reported.as_ref().map_or(0, BTreeMap::len)
     }
 
     /// Whether `kv`, read from the store with id `cluster`, is the known version of `key`. Both may
@@ -82,8 +92,8 @@ impl Known {
     }
 
     /// Returns everything, framed, for the first snapshot; later the deleted keys, then new and
-    /// changed ones in the order of their writes.
-    pub(super) fn snapshot(&mut self, listing: Listing) -> Vec<Update> {
+    /// changed ones in the order of their writes. `dropped` is the number of keys that the listing lacks.
+    pub(super) fn snapshot(&mut self, listing: Listing, dropped: usize) -> Vec<Update> {
         let revision = listing.revision;
         let now = listing.items.iter().map(|kv| (kv.key.clone(), Seen::of(kv))).collect::<BTreeMap<_, _>>();
         let events: Vec<_> = match &self.reported {
@@ -100,6 +110,7 @@ impl Known {
             }
         };
         self.reported = Some(now);
+        self.dropped = dropped;
         self.at = Position { cluster: listing.cluster, revision };
         events.into_iter().map(|event| Update { revision, event }).collect()
     }
@@ -110,28 +121,40 @@ impl Known {
     }
 
     /// Returns the changes in the order of the server, without those that were reported before.
-    /// Without a snapshot, which keys exist is unknown: all are returned.
-    pub(super) fn changes(&mut self, events: Vec<PbEvent>) -> Vec<Update> {
+    /// Without a snapshot, which keys exist is unknown: all are returned. A key whose value is not kept
+    /// counts as deleted.
+    pub(super) fn changes(&mut self, events: Vec<PbEvent>, keep: impl Fn(&KeyValue) -> bool) -> Vec<Update> {
         let mut updates = Vec::with_capacity(events.len());
+        // The changes of one revision are in one message.
+        let counted = self.at.revision;
         for event in events {
-            let put = event.r#type == EventType::Put as i32;
+            let is_put = event.r#type == EventType::Put as i32;
             let Some(kv) = event.kv.and_then(KeyValue::from_wire) else { continue };
             let revision = kv.mod_revision;
             self.at.revision = self.at.revision.max(revision);
+            let is_kept = is_put && keep(&kv);
             let is_news = match &mut self.reported {
                 None => true,
                 Some(reported) if reported.get(&kv.key).is_some_and(|seen| seen.mod_revision >= revision) => {
                     false
                 }
-                Some(reported) if put => {
-                    reported.insert(kv.key.clone(), Seen::of(&kv));
-                    true
+                Some(reported) => {
+                    let was_kept = match is_kept {
+                        true => reported.insert(kv.key.clone(), Seen::of(&kv)).is_some(),
+                        false => reported.remove(&kv.key).is_some(),
+                    };
+                    let existed = !is_put || kv.version > 1;
+                    if revision > counted {
+                        // The key was among the dropped ones, or is now.
+                        self.dropped = self.dropped.saturating_sub(usize::from(existed && !was_kept));
+                        self.dropped += usize::from(is_put && !is_kept);
+                    }
+                    is_kept || was_kept
                 }
-                Some(reported) => reported.remove(&kv.key).is_some(),
             };
             let key = kv.key.clone();
             if is_news {
-                let event = if put { Event::Apply(key, kv) } else { Event::Delete(key) };
+                let event = if is_kept { Event::Apply(key, kv) } else { Event::Delete(key) };
                 updates.push(Update { revision, event });
             }
         }
@@ -174,25 +197,25 @@ mod tests {
     #[test]
     fn a_second_snapshot_reports_only_the_difference() {
         let mut known = Known::default();
-        let first = known.snapshot(listing(5, &[("a", "1", 2), ("b", "1", 3), ("c", "1", 4)]));
+        let first = known.snapshot(listing(5, &[("a", "1", 2), ("b", "1", 3), ("c", "1", 4)]), 0);
         assert_eq!(described(&first), ["init", "have a", "have b", "have c", "done"]);
-        assert!(known.snapshot(listing(6, &[("a", "1", 2), ("b", "1", 3), ("c", "1", 4)])).is_empty());
-        let second = known.snapshot(listing(9, &[("a", "2", 9), ("c", "1", 4), ("d", "1", 8)]));
+        assert!(known.snapshot(listing(6, &[("a", "1", 2), ("b", "1", 3), ("c", "1", 4)]), 0).is_empty());
+        let second = known.snapshot(listing(9, &[("a", "2", 9), ("c", "1", 4), ("d", "1", 8)]), 0);
         assert_eq!(described(&second), ["-b@9", "d@8", "a@9"]);
     }
 
     #[test]
     fn a_restored_store_with_the_same_revisions_is_seen() {
         let mut known = Known::default();
-        known.snapshot(listing(2, &[("a", "old", 2)]));
-        assert_eq!(described(&known.snapshot(listing(2, &[("a", "new", 2)]))), ["a@2"]);
+        known.snapshot(listing(2, &[("a", "old", 2)]), 0);
+        assert_eq!(described(&known.snapshot(listing(2, &[("a", "new", 2)]), 0)), ["a@2"]);
     }
 
     #[test]
     fn listings_of_another_history_are_told_from_later_ones() {
         let mut known = Known::default();
         assert_eq!(known.divergence(&listing(5, &[("a", "1", 2)])), None);
-        known.snapshot(listing(5, &[("a", "1", 2), ("b", "1", 5)]));
+        known.snapshot(listing(5, &[("a", "1", 2), ("b", "1", 5)]), 0);
         let created = |revision, mut items: Vec<KeyValue>, at| {
             items.iter_mut().for_each(|kv| kv.create_revision = at);
             Listing { cluster: 1, revision, items }
@@ -210,29 +233,66 @@ mod tests {
         assert!(known.divergence(&listing(4, &[])).unwrap().ends_with("went back from 5 to 4"));
         let other = Listing { cluster: 2, ..listing(9, &[]) };
         assert!(known.divergence(&other).unwrap().contains("cluster id is 2"));
-        known.changes(vec![event(EventType::Put, "b", 12)]);
+        known.changes(vec![event(EventType::Put, "b", 12)], |_| true);
         assert!(known.divergence(&listing(11, &[("b", "1", 11)])).is_some());
     }
 
     #[test]
     fn reported_changes_are_not_repeated() {
         let mut known = Known::default();
-        known.snapshot(listing(5, &[("a", "1", 5)]));
+        known.snapshot(listing(5, &[("a", "1", 5)]), 0);
         let events = vec![
             event(EventType::Put, "a", 5),
             event(EventType::Put, "b", 6),
             event(EventType::Delete, "b", 7),
             event(EventType::Delete, "b", 7),
         ];
-        assert_eq!(described(&known.changes(events)), ["b@6", "-b@7"]);
+        assert_eq!(described(&known.changes(events, |_| true)), ["b@6", "-b@7"]);
     }
 
     #[test]
     fn without_a_snapshot_every_change_is_reported() {
         let mut known = Known::default();
         let events = vec![event(EventType::Delete, "a", 5), event(EventType::Put, "a", 6)];
-        assert_eq!(described(&known.changes(events)), ["-a@5", "a@6"]);
-        let first = known.snapshot(listing(9, &[("a", "1", 6)]));
+        assert_eq!(described(&known.changes(events, |_| true)), ["-a@5", "a@6"]);
+        let first = known.snapshot(listing(9, &[("a", "1", 6)]), 0);
         assert_eq!(described(&first), ["init", "have a", "done"]);
+    }
+
+    /// The watch reports keys with value "1" only.
+    #[test]
+    fn keys_that_are_not_kept_are_counted_but_not_reported() {
+        let keep = |kv: &KeyValue| kv.value == "1";
+        let put = |key: &str, value: &str, revision, version| {
+            let kv = PbKeyValue {
+                key: key.into(),
+                value: value.into(),
+                mod_revision: revision,
+                version,
+                ..PbKeyValue::default()
+            };
+            PbEvent { r#type: EventType::Put as i32, kv: Some(kv), prev_kv: None }
+        };
+        let mut known = Known::new(true);
+        let first = known.snapshot(listing(5, &[("a", "1", 5)]), 2);
+        assert_eq!(
+            (described(&first), known.count()),
+            (vec!["init".into(), "have a".into(), "done".into()], 3)
+        );
+        let mut changed = |event| {
+            let updates = known.changes(vec![event], keep);
+            (described(&updates), known.count())
+        };
+        let none = Vec::<String>::new;
+        assert_eq!(changed(put("new", "2", 6, 1)), (none(), 4));
+        assert_eq!(changed(put("new", "2", 7, 2)), (none(), 4));
+        assert_eq!(changed(put("new", "1", 8, 3)), (vec!["new@8".into()], 4));
+        assert_eq!(changed(put("a", "2", 9, 2)), (vec!["-a@9".into()], 4));
+        assert_eq!(changed(event(EventType::Delete, "a", 10)), (none(), 3));
+        // Again, as a server may send after a reconnection.
+        assert_eq!(changed(event(EventType::Delete, "a", 10)), (none(), 3));
+        // A key whose value was not kept before may be as old as it likes.
+        assert_eq!(known.divergence(&listing(12, &[("old", "1", 12)])), None);
+        assert!(known.divergence(&listing(12, &[("old", "1", 9)])).is_some());
     }
 }

@@ -67,6 +67,7 @@ scenarios! {
     watching::compaction_is_reported_as_a_difference,
     watching::a_restart_misses_and_repeats_nothing,
     watching::a_watch_continues_after_a_restart,
+    watching::a_watch_keeps_a_part_of_the_keys,
     watching::a_restored_store_is_listed_again,
     kv::large_values_are_listed,
     watching::the_status_reports_an_unavailable_store,

@@ -213,6 +213,35 @@ pub(crate) async fn a_watch_continues_after_a_restart(peer: &mut Peer) -> Result
     Ok(())
 }
 
+/// A watch that keeps a part of the keys reports these only, and continues after restarts of the store without a listing.
+pub(crate) async fn a_watch_keeps_a_part_of_the_keys(peer: &mut Peer) -> Result<()> {
+    let store = peer.store().await?;
+    for (key, value) in [("/w/a", "ours"), ("/w/b", "theirs"), ("/w/c", "theirs")] {
+        put(&store, key, value).await?;
+    }
+    let is_ours = |kv: &contiv_store::KeyValue| kv.value == "ours";
+    let listing = store.list_where("/w/", is_ours).await?;
+    ensure!(listing.items.iter().map(|kv| kv.key.as_str()).eq(["/w/a"]), "{listing:?}");
+    let mut batches = Box::pin(store.watch_where("/w/", is_ours).batches());
+    let first: Vec<_> = next_batch(&mut batches).await?.updates.iter().map(described).collect();
+    ensure!(first == ["init", "have /w/a=ours", "done"], "{first:?}");
+    for round in 0..2 {
+        // A key of the others that is created, one that is deleted, and one that becomes ours and theirs again.
+        let new = format!("/w/new{round}");
+        store.commit(Txn::new().put(&new, "theirs").put("/w/c", "theirs")).await?.committed()?;
+        store.commit(Txn::new().put("/w/b", "ours").delete("/w/c")).await?.committed()?;
+        let (batch, resumed) = next_change(&mut batches).await?;
+        let changes: Vec<_> = batch.updates.iter().map(described).collect();
+        ensure!(changes == ["/w/b=ours"] && batch.relisted.is_none() && !resumed, "{batch:?}");
+        peer.restart()?;
+        put(&store, "/w/b", "theirs").await?;
+        let (batch, resumed) = next_change(&mut batches).await?;
+        let changes: Vec<_> = batch.updates.iter().map(described).collect();
+        ensure!(changes == ["-/w/b"] && batch.relisted.is_none() && resumed, "{batch:?}");
+    }
+    Ok(())
+}
+
 /// The store is replaced by an older copy of itself, and its revision passes that of the watch
 /// before the watch is open again.
 pub(crate) async fn a_restored_store_is_listed_again(peer: &mut Peer) -> Result<()> {
