@@ -21,7 +21,7 @@ use contiv_model::key;
 use contiv_model::registry::{NETMASTER, ServiceInfo};
 use contiv_store::election::{ElectionThread, StartError, Timing};
 use contiv_store::embedded::Server;
-use contiv_store::{Config, Error, Guard, Outcome, Store, Txn};
+use contiv_store::{Config, Error, Guard, Outcome, Progress, Store, Txn};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
@@ -57,8 +57,8 @@ const LEADER_PROPAGATION: Duration = Duration::from_millis(100);
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Time limit for a newly elected leader's cache to become current. A leader whose watch does not
-/// deliver resigns.
+/// Time limit for a newly elected leader whose cache is not current to receive or apply something. A
+/// leader whose watch does not deliver resigns; one that loads a large state does not.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause before a leader that resigned for this reason campaigns again, so that another netmaster is
 /// elected.
@@ -79,6 +79,7 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let mut tasks = Tasks::default();
     tasks.spawn("service manager", notify::report(role.subscribe(), identity.address.clone()));
     let (metrics, health) = (Metrics::default(), StoreHealth::default());
+    let progress = Progress::default();
     if let Some(server) = &embedded {
         health.embedded(server.failure());
     }
@@ -111,8 +112,14 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
         let connection = connect(&flags, embedded.as_ref(), &metrics.store, &stop).await?;
         let Some((store, election)) = connection else { return Ok(()) };
         health.connected(election.store().clone());
-        let watching =
-            cache_watch::run(store.clone(), health.clone(), cache.clone(), lock.clone(), metrics.clone());
+        let watching = cache_watch::run(
+            store.clone(),
+            health.clone(),
+            cache.clone(),
+            lock.clone(),
+            metrics.clone(),
+            progress.clone(),
+        );
         cache_watch.spawn("cache watch", watching);
         let maintenance = Maintenance {
             store: store.clone(),
@@ -134,6 +141,7 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
             role: &role,
             metrics: &metrics,
             health: &health,
+            progress: &progress,
         };
         tokio::select! {
             result = campaign_and_lead(&candidate, &stop) => result,
@@ -318,11 +326,13 @@ struct Candidate<'a> {
     role: &'a watch::Sender<Role>,
     metrics: &'a Metrics,
     health: &'a StoreHealth,
+    progress: &'a Progress,
 }
 
 /// Campaigns and leads, alternately, until `stop` is cancelled.
 async fn campaign_and_lead(candidate: &Candidate<'_>, stop: &CancellationToken) -> anyhow::Result<()> {
-    let Candidate { flags, store, election, identity, cache, lock, role, metrics, health } = *candidate;
+    let Candidate { flags, store, election, identity, cache, lock, role, metrics, health, progress } =
+        *candidate;
     let timing = Timing { ttl: flags.store.lease_ttl, staleness: flags.store.failover_after };
     let defaults = Defaults { infra: flags.infra_name(), fwd_mode: flags.fwdmode_name() };
     let cluster = Cluster { mode: flags.mode_name() };
@@ -361,6 +371,7 @@ async fn campaign_and_lead(candidate: &Candidate<'_>, stop: &CancellationToken) 
             registrations: &registrations,
             role,
             health,
+            progress,
             load_timeout: LOAD_TIMEOUT,
         };
         match term.lead(elected, stop).await {

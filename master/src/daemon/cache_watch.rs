@@ -3,7 +3,7 @@
 
 use contiv_model::event::Event;
 use contiv_model::key;
-use contiv_store::{Store, Update, Watch};
+use contiv_store::{Progress, Store, Update, Watch};
 use futures::StreamExt;
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::watch;
@@ -32,18 +32,19 @@ pub(super) struct Lock {
 }
 
 /// Watches the store and applies the updates. Loads the cache anew when the store turns out to be
-/// another one, or to have lost changes. Never returns.
+/// another one, or to have lost changes. Counts in `progress` what is received and applied. Never returns.
 pub(super) async fn run(
     store: Store,
     health: StoreHealth,
     cache: SharedCache,
     lock: watch::Sender<Lock>,
     metrics: Metrics,
+    progress: Progress,
 ) {
     loop {
-        let watch = store.watch(key::ROOT);
+        let watch = store.watch_counting(key::ROOT, &progress);
         health.watching(watch.status());
-        let why = follow(watch, &cache, &lock, &metrics.leader_changes).await;
+        let why = follow(watch, &cache, &lock, &metrics.leader_changes, &progress).await;
         tracing::error!("the store was emptied, replaced or restored: {why}; loading its state anew");
         let generation = lock.borrow().generation + 1;
         lock.send_replace(Lock { generation, ..Lock::default() });
@@ -56,6 +57,7 @@ async fn follow(
     cache: &SharedCache,
     lock: &watch::Sender<Lock>,
     elections: &Counter,
+    progress: &Progress,
 ) -> String {
     let mut batches = watch.batches().boxed();
     while let Some(batch) = batches.next().await {
@@ -73,6 +75,7 @@ async fn follow(
                     cache.apply_update(update);
                 }
             }
+            progress.advance();
             lock.send_if_modified(|lock| {
                 let mut changed = false;
                 for update in updates {

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use contiv_store::Store;
 use contiv_store::election::Leadership;
+use contiv_store::{Progress, Store};
 use tokio::sync::{Semaphore, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::cache_watch::Lock;
@@ -53,7 +53,9 @@ pub(super) struct Term<'a> {
     pub(super) registrations: &'a Registrations,
     pub(super) role: &'a watch::Sender<Role>,
     pub(super) health: &'a StoreHealth,
-    /// Time limit for the cache to become current after the election.
+    /// Counts what the cache receives and applies.
+    pub(super) progress: &'a Progress,
+    /// Time limit without progress for a cache that is not current after the election.
     pub(super) load_timeout: Duration,
 }
 
@@ -64,7 +66,7 @@ pub(super) enum Ended {
     Stopped,
     /// Another netmaster leads.
     Deposed,
-    /// The cache did not become current in time.
+    /// The cache did not become current, and received nothing.
     Behind,
     /// The store was emptied, replaced or restored.
     Replaced,
@@ -108,7 +110,7 @@ impl Term<'_> {
             Ended::Stopped => tracing::info!("stopped leading"),
             Ended::Deposed => tracing::warn!("leadership lost; following"),
             Ended::Behind => tracing::error!(
-                "load the state: the store's watch delivered no current state within {:?}; resigned",
+                "load the state: the store's watch has delivered nothing for {:?}; resigned",
                 self.load_timeout
             ),
             Ended::Replaced => tracing::error!("the store was replaced; resigned"),
@@ -137,7 +139,7 @@ impl Term<'_> {
         tokio::select! {
             () = leadership.lost() => return Err(Ended::Deposed),
             () = stop.cancelled() => return Ok(()),
-            () = sleep(self.load_timeout) => return Err(Ended::Behind),
+            () = stalled(self.progress, self.load_timeout) => return Err(Ended::Behind),
             // This process owns the sender, so it cannot be closed.
             _ = lock.wait_for(current) => {}
         }
@@ -290,6 +292,18 @@ impl Term<'_> {
     }
 }
 
+/// Resolves when there was no progress for `limit`.
+async fn stalled(progress: &Progress, limit: Duration) {
+    let (mut reached, mut since) = (progress.value(), Instant::now());
+    while since.elapsed() < limit {
+        sleep(limit / 10).await;
+        let now = progress.value();
+        if std::mem::replace(&mut reached, now) != now {
+            since = Instant::now();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use contiv_store::election::{self, Timing};
@@ -300,6 +314,30 @@ mod tests {
     /// The watch of a netmaster that wins the election delivers nothing.
     #[tokio::test]
     async fn a_leader_that_cannot_load_its_state_resigns() {
+        lead_without_a_watch(&Progress::default()).await;
+    }
+
+    /// The listing takes longer than the time limit, but pages arrive. Then they cease to.
+    #[tokio::test]
+    async fn a_leader_that_loads_a_large_state_does_not_resign() {
+        const PAGES: u32 = 12;
+        let (progress, start) = (Progress::default(), Instant::now());
+        let arriving = progress.clone();
+        let pages = tokio::spawn(async move {
+            for _ in 0..PAGES {
+                sleep(LIMIT / 4).await;
+                arriving.advance();
+            }
+        });
+        lead_without_a_watch(&progress).await;
+        assert!(start.elapsed() > LIMIT * PAGES / 4, "resigned after {:?}", start.elapsed());
+        pages.await.unwrap();
+    }
+
+    const LIMIT: Duration = Duration::from_secs(1);
+
+    /// Leads until the leader resigns because its cache does not become current.
+    async fn lead_without_a_watch(progress: &Progress) {
         let dir = tempfile::tempdir().unwrap();
         let server = embedded::Server::open(dir.path(), ([127, 0, 0, 1], 0).into()).await.unwrap();
         let address = server.endpoint();
@@ -324,7 +362,8 @@ mod tests {
             registrations: &registrations,
             role: &role,
             health: &StoreHealth::default(),
-            load_timeout: Duration::from_millis(100),
+            progress,
+            load_timeout: LIMIT,
         };
         let ended = term.lead(elected, &CancellationToken::new()).await;
         assert!(matches!(ended, Ended::Behind), "{ended:?}");
