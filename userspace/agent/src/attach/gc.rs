@@ -30,7 +30,8 @@ impl Pods {
             let why = "GC: the request does not name its network configuration";
             return Err(Failure::new(Step::Labels, why).code(Code::InvalidConfig));
         }
-        self.check_store(Step::Delete)?;
+        // Endpoints of an earlier boot are found in the state.
+        self.synced(Step::Delete).await?;
         let began = self.parts().journal.writes();
         let mut garbage = self.unlisted(request);
         let listed: BTreeSet<String> =

@@ -135,14 +135,19 @@ impl Pods {
         if let Some(endpoint) = known() {
             return Ok(Some(endpoint));
         }
+        self.synced(step).await?;
+        Ok(known())
+    }
+
+    /// Waits until the state is complete. Fails while it does not follow the store.
+    pub(super) async fn synced(&self, step: Step) -> Result<(), Failure> {
         self.check_store(step)?;
-        let synced = tokio::time::timeout(STATE_TIMEOUT, reader.synced()).await;
+        let synced = tokio::time::timeout(STATE_TIMEOUT, self.parts().reader.synced()).await;
         self.check_store(step)?;
         synced.map_err(|_| {
             let why = format!("the state has not arrived from the store within {STATE_TIMEOUT:?}");
             Failure::new(step, why).temporary()
-        })?;
-        Ok(known())
+        })
     }
 
     /// The endpoint as the store has it now.
