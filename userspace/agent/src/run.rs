@@ -23,7 +23,7 @@ use crate::{
     ready::Ready,
     reconcile::{Handle, Reconciler, Status},
     registration::{self, Identity},
-    source::PREFIXES,
+    source::prefixes,
     state::{self, Attacher, Attachment, Reader, Writer},
 };
 use tasks::Tasks;
@@ -72,7 +72,7 @@ async fn run_with<D: Datapath + 'static>(
     let (access, reload) = Access::read(flags.master.clone())?;
     let links = Arc::new(Links::open().await?);
 
-    let (writer, attacher, reader, changes) = state::new(PREFIXES);
+    let (writer, attacher, reader, changes) = state::new(prefixes());
     recover(&links, &attacher).await?;
     let memory = MemoryFile::beside(&flags.cni_socket);
     let path = memory.path().to_owned();

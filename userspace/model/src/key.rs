@@ -12,11 +12,10 @@ pub const MODELDB: &str = "/contiv.io/obj/modeldb/";
 pub const SERVICE: &str = "/contiv.io/service/";
 /// Prefix of the global settings.
 pub const SETTINGS: &str = "/contiv.io/master/config/";
-/// Prefixes that every agent watches.
-pub const AGENT_PREFIXES: [&str; 9] = [
+/// Prefixes that every agent watches as a whole. Of [`ENDPOINTS`] it watches those of the networks that its node needs.
+pub const AGENT_PREFIXES: [&str; 8] = [
     SETTINGS,
     NETWORKS,
-    ENDPOINTS,
     GROUPS,
     POLICIES,
     SERVICES,
@@ -185,8 +184,9 @@ pub struct UnknownKey(pub String);
 
 /// Prefix of [`Key::Network`].
 pub const NETWORKS: &str = "/contiv.io/state/nets/";
+/// Prefix of [`Key::Endpoint`].
+pub const ENDPOINTS: &str = "/contiv.io/state/eps/";
 /// Prefixes of the keys that end in one name.
-const ENDPOINTS: &str = "/contiv.io/state/eps/";
 const ENDPOINTS_OPER: &str = "/contiv.io/oper/eps/";
 const GROUPS: &str = "/contiv.io/state/endpointGroups/";
 const NODES: &str = "/contiv.io/oper/node/";
@@ -206,6 +206,13 @@ const NETWORK_JOURNALS: &str = "/contiv.io/state/ipam/nets/";
 const GROUP_JOURNALS: &str = "/contiv.io/state/ipam/endpointGroups/";
 const NETWORK_CHUNKS: &str = "/contiv.io/state/ipam/chunks/nets/";
 const GROUP_CHUNKS: &str = "/contiv.io/state/ipam/chunks/endpointGroups/";
+
+/// Prefix of the endpoints of a network with an id of the form `<network id>-<endpoint>`. Endpoints of another network are
+/// below it, too, if that network's id continues this one's with a dash: `a.b` and `a.b-c`. Endpoints that were created without
+/// a container, as the nodes of the original on infra networks, have ids of the form `<host>-native-intf` and are not below it.
+pub fn endpoints_of(network: &NetworkId) -> String {
+    format!("{ENDPOINTS}{network}-")
+}
 
 /// Keys without a variable part.
 const SINGLES: [(&str, Key); 10] = [

@@ -173,8 +173,9 @@ impl Cluster {
         let read_ms = milliseconds(start.elapsed());
         let endpoint = proxy.as_ref().map_or_else(|| self.etcd.endpoint(), Proxy::endpoint);
         let start = Instant::now();
-        let observers =
-            step(&format!("{name}: connect agents"), || Agents::start(agents, &endpoint, PROBE_KEYS))?;
+        let observers = step(&format!("{name}: connect agents"), || {
+            Agents::start(agents, options.sizes.networks(), &endpoint, PROBE_KEYS)
+        })?;
         let connect_seconds = start.elapsed().as_secs_f64();
         let arrival = step(&format!("{name}: changes"), || self.arrivals(number, &observers, options))?;
         let (create_endpoint, transaction) =

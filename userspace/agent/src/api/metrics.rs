@@ -196,7 +196,11 @@ pub fn encode(
         status.revision,
     );
     gauge("state_invalid_objects", "Invalid objects in the store", count(reader.rejected_count()));
-    gauge("state_endpoints", "Endpoints in the cluster", count(endpoints));
+    gauge(
+        "state_endpoints",
+        "Endpoints in the state: those of the networks that the node needs",
+        count(endpoints),
+    );
     gauge("state_networks", "Networks in the cluster", count(networks));
     gauge("attachments", "Endpoint interfaces on this node", count(attachments));
     gauge(

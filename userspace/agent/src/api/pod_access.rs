@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 
-use contiv_model::endpoint::Endpoint;
+use contiv_model::{endpoint::Endpoint, network::Network};
+
+use crate::state::State;
 
 /// Paths that are open to pods.
 const OPEN: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
@@ -22,8 +24,16 @@ fn is_pod(from: IpAddr, is_assigned: impl FnOnce(IpAddr) -> bool) -> bool {
     is_link_local || !from.is_loopback() && is_assigned(from)
 }
 
+/// Whether the address is assigned to an endpoint, or may be: of networks that the node does not need, the state has no
+/// endpoints.
+pub(super) fn is_assigned(state: &State, address: IpAddr) -> bool {
+    let is_unknown =
+        |network: &Network| network.contains(address) && state.on_network(&network.id).next().is_none();
+    state.endpoints().any(|endpoint| has(endpoint, address)) || state.networks().any(is_unknown)
+}
+
 /// Whether the address is assigned to the endpoint.
-pub(super) fn has(endpoint: &Endpoint, address: IpAddr) -> bool {
+fn has(endpoint: &Endpoint, address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => endpoint.ip == address,
         IpAddr::V6(address) => endpoint.ip6 == Some(address),
@@ -32,7 +42,15 @@ pub(super) fn has(endpoint: &Endpoint, address: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use contiv_model::{
+        key::Key,
+        mac::Mac,
+        network::Kind,
+        tag::{Encap, Vlan},
+    };
+
     use super::*;
+    use crate::state::ClusterObject;
 
     #[test]
     fn pods_see_health_and_metrics_only() {
@@ -49,6 +67,42 @@ mod tests {
             ("/metrics/../inspect/driver", false),
         ] {
             assert_eq!(is_refused(path, pod, |from| from == pod), !open, "{path}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_networks_without_known_endpoints_are_refused() {
+        let network = |name: &str, subnet: &str| Network {
+            id: format!("{name}.t").as_str().into(),
+            tenant: "t".parse().unwrap(),
+            name: name.parse().unwrap(),
+            kind: Kind::Data,
+            encap: Encap::Vlan(Vlan::try_from(1).unwrap()),
+            subnet: subnet.parse().unwrap(),
+            gateway: None,
+            subnet_v6: None,
+            gateway_v6: None,
+        };
+        let endpoint = Endpoint {
+            id: "here.t-e1".into(),
+            network: "here.t".into(),
+            group: None,
+            group_number: None,
+            ip: [10, 1, 0, 1].into(),
+            ip6: None,
+            mac: Mac([2, 2, 10, 1, 0, 1]),
+            host: "h".into(),
+            vtep: None,
+        };
+        let mut state = State::default();
+        for network in [network("here", "10.1.0.0/24"), network("elsewhere", "10.2.0.0/24")] {
+            state.set(&Key::Network(network.id.clone()), Some(ClusterObject::Network(network)));
+        }
+        state.set(&Key::Endpoint(endpoint.id.clone()), Some(ClusterObject::Endpoint(endpoint)));
+        for (address, assigned) in
+            [("10.1.0.1", true), ("10.1.0.2", false), ("10.2.0.1", true), ("192.0.2.1", false)]
+        {
+            assert_eq!(is_assigned(&state, address.parse().unwrap()), assigned, "{address}");
         }
     }
 

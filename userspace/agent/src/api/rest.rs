@@ -226,7 +226,7 @@ async fn refuse_pods(
     next: Next,
 ) -> Response {
     let path = request.uri().path();
-    let is_assigned = |from| parts.reader.with(|state| state.endpoints().any(|e| pod_access::has(e, from)));
+    let is_assigned = |from| parts.reader.with(|state| pod_access::is_assigned(state, from));
     if pod_access::is_refused(path, peer.ip(), is_assigned) {
         return (StatusCode::FORBIDDEN, format!("{path}: not open to endpoints; ask from a node\n"))
             .into_response();

@@ -165,16 +165,20 @@ impl Pods {
     /// Waits until the state has everything that the endpoint depends on, as the store has it now: each watch of the store
     /// may lag behind netmaster, and a group whose policy has not arrived would look like a group without rules.
     pub(super) async fn network(&self, endpoint: &Endpoint) -> Result<Network, Failure> {
+        let parts = self.parts();
+        // Until the state has the endpoint, it does not show that the node needs the network.
+        let _request = parts.attacher.request(&endpoint.network);
         let caught_up = async {
             let (keys, policies) = self.dependencies(endpoint).await?;
-            self.parts().reader.caught_up(&keys, policies.as_ref()).await;
-            Ok(self.parts().reader.wait(|state| state.network(&endpoint.network).cloned()).await)
+            parts.reader.caught_up(&keys, policies.as_ref()).await;
+            parts.reader.has_endpoints_of(&endpoint.network).await;
+            Ok(parts.reader.wait(|state| state.network(&endpoint.network).cloned()).await)
         };
         tokio::time::timeout(STATE_TIMEOUT, caught_up).await.unwrap_or_else(|_| {
             let id = &endpoint.network;
             let group = endpoint.group.as_ref().map(|group| format!(", group {group} and its policies"));
             let why = format!(
-                "network {id}{} have not arrived from the store within {STATE_TIMEOUT:?}",
+                "network {id} with its endpoints{} have not arrived from the store within {STATE_TIMEOUT:?}",
                 group.unwrap_or_default()
             );
             Err(Failure::new(Step::Create, why).temporary())

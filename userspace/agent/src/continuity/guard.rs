@@ -15,8 +15,8 @@ use super::{
 };
 use crate::{
     error::one_line,
-    source::{Batch, NETWORKS, Put, Sources, identity_in},
-    state::{Reader, Update, Writer},
+    source::{Batch, BatchKind, NETWORKS, Put, Sources, identity_in},
+    state::{Reader, Source, Update, Writer},
 };
 
 /// Time limit for the witnesses of a deletion to appear: a large change takes several transactions, and another netmaster may have
@@ -40,7 +40,7 @@ pub struct Guard {
     /// Whether the memory is of an earlier process and was not compared with the store yet.
     recalled: bool,
     /// Newest revision of each source.
-    seen: BTreeMap<&'static str, i64>,
+    seen: BTreeMap<Source, i64>,
     status: watch::Sender<Option<Regression>>,
     connections: watch::Sender<Vec<watch::Receiver<Status>>>,
 }
@@ -83,7 +83,7 @@ impl Guard {
     pub async fn follow(&mut self, writer: &mut Writer) {
         loop {
             if self.status.borrow().is_none() {
-                let mut sources = Sources::new(&self.store);
+                let mut sources = Sources::new(&self.store, self.host.clone(), self.reader.clone());
                 self.connections.send_replace(sources.statuses());
                 let Some(why) = self.apply(&mut sources, writer).await else { return };
                 self.freeze(why);
@@ -104,19 +104,28 @@ impl Guard {
 
     /// Applies batches until one contradicts the memory; returns why.
     async fn apply(&mut self, sources: &mut Sources, writer: &mut Writer) -> Option<String> {
+        let mut changes_of_statuses = 0;
         while let Some(batch) = sources.next().await {
+            let changes = sources.changes_of_statuses();
+            if std::mem::replace(&mut changes_of_statuses, changes) != changes {
+                self.connections.send_replace(sources.statuses());
+            }
+            if batch.kind == BatchKind::Forgotten {
+                self.seen.remove(&batch.source);
+                batch.apply(writer);
+                continue;
+            }
             if let Some(why) = self.contradiction(&batch).await {
                 return Some(why);
             }
             let (_, revision) = batch.position();
             self.memory.learn(batch.position(), batch.newest.as_ref());
-            if let Some(Some(identity)) = batch.identity {
-                self.memory.identity = Some(identity);
+            if let Some(Some(identity)) = &batch.identity {
+                self.memory.identity = Some(identity.clone());
             }
-            let seen = self.seen.entry(batch.source).or_default();
+            let seen = self.seen.entry(batch.source.clone()).or_default();
             *seen = revision.max(*seen);
-            // A transaction is in one batch: no plan has one part of it.
-            writer.apply_all(batch.updates);
+            batch.apply(writer);
             let complete = self.reader.awaited().is_empty();
             if complete && self.saved.is_none_or(|saved| saved.elapsed() >= SAVE_INTERVAL) {
                 self.save();
@@ -142,7 +151,7 @@ impl Guard {
         if let Some(why) = batch.identity.as_ref().and_then(|id| self.memory.other_identity(id.as_deref())) {
             return Some(why);
         }
-        if self.recalled && batch.source == NETWORKS && batch.relisted.is_some() {
+        if self.recalled && batch.source.prefix() == NETWORKS && batch.relisted.is_some() {
             let unlisted = self.unlisted_networks(batch).await;
             self.recalled = false;
             let why = self.unwitnessed(&unlisted).await;
@@ -152,13 +161,13 @@ impl Guard {
         }
         let deleted = self.deleted(batch);
         // A few deletions among many records are not checked: no loss of data looks like that.
-        let known = self.reader.known(batch.source);
+        let known = self.reader.known(&batch.source);
         if deleted.is_empty() || deleted.len() * 2 < known {
             return None;
         }
         // A listing does not tell when a key was deleted, only that it was after the previous batch.
         let since = match batch.relisted {
-            Some(_) => self.seen.get(batch.source).map_or(0, |seen| seen + 1),
+            Some(_) => self.seen.get(&batch.source).map_or(0, |seen| seen + 1),
             None => batch.position().1,
         };
         let asked = self.reader.with(|state| witnesses(&deleted, since, state, MAX_WITNESSES));
@@ -183,7 +192,7 @@ impl Guard {
                 return why;
             }
         }
-        let is_first = !self.recalled && !self.seen.contains_key(batch.source);
+        let is_first = !self.recalled && !self.seen.contains_key(&batch.source);
         match batch.resumed || (batch.relisted.is_some() && !is_first) {
             true => self.lost_put().await,
             false => None,
@@ -237,7 +246,7 @@ impl Guard {
             return batch.updates.iter().filter_map(key).collect();
         }
         let listed: BTreeSet<&Key> = batch.updates.iter().filter_map(put_key).collect();
-        self.reader.keys(batch.source).into_iter().filter(|key| !listed.contains(key)).collect()
+        self.reader.keys(&batch.source).into_iter().filter(|key| !listed.contains(key)).collect()
     }
 
     /// What contradicts that netmaster made the changes with these witnesses.

@@ -69,7 +69,7 @@ impl World {
 
     fn send_at(&mut self, revision: i64, event: Event<Key, ClusterObject>) {
         let event = event.map(|key| key, Ok);
-        self.writer.apply(Update { source: SOURCE, revision, event });
+        self.writer.apply(Update { source: SOURCE.into(), revision, event });
     }
 
     fn put(&mut self, (key, object): (Key, ClusterObject)) {
@@ -353,7 +353,7 @@ async fn invalid_policy_blocks_new_endpoints() {
     let key = Key::Policy("t:g5:t:p".into());
     let rejected = state::Rejected { key: key.to_string(), why: "no JSON".into() };
     let event = Event::Apply(key.clone(), Err(rejected));
-    world.writer.apply(Update { source: SOURCE, revision: 2, event });
+    world.writer.apply(Update { source: SOURCE.into(), revision: 2, event });
     world.put(group_with_dscp(5, 10));
     let status = world.until(|status| status.failures.count() == 1).await;
     assert_eq!(

@@ -45,7 +45,7 @@ fn with_statuses(mut snapshot: Vec<Update>, statuses: &[KeyValue]) -> Vec<Update
         Some((Key::NodeVtep(host), ClusterObject::Node(vtep))).filter(|(key, _)| !recorded.contains(key))
     });
     snapshot.extend(missing.map(|(key, object)| Update {
-        source: end.source,
+        source: end.source.clone(),
         revision: end.revision,
         event: Event::InitApply(key, Ok(object)),
     }));
@@ -66,6 +66,7 @@ mod tests {
 
     use super::super::{Batch, Sources};
     use super::*;
+    use crate::state;
 
     #[tokio::test]
     async fn nodes_of_earlier_releases_have_a_vtep() {
@@ -80,7 +81,7 @@ mod tests {
         }
         let _committed = store.commit(txn).await.unwrap();
 
-        let mut sources = Sources::new(&store);
+        let mut sources = Sources::new(&store, "new".into(), state::new([]).2);
         let batch = next(&mut sources).await;
         let vteps = batch.updates.iter().filter_map(|update| match &update.event {
             Event::InitApply(Key::NodeVtep(host), Ok(ClusterObject::Node(vtep))) => {
@@ -108,7 +109,7 @@ mod tests {
     async fn next(sources: &mut Sources) -> Batch {
         loop {
             let batch = sources.next().await.unwrap();
-            if batch.source == "/contiv.io/oper/vtep/" && !batch.updates.is_empty() {
+            if batch.source.prefix() == "/contiv.io/oper/vtep/" && !batch.updates.is_empty() {
                 return batch;
             }
         }

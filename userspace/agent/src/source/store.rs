@@ -1,25 +1,35 @@
 use contiv_model::{
     event::Event,
     global::ClusterIdentity,
-    key::{Key, NODE_VTEPS},
+    key::{AGENT_PREFIXES, ENDPOINTS, Key, NODE_VTEPS},
+    name::HostName,
 };
 use contiv_store::{KeyValue, Position, Relisted, Status, Store};
 use futures::{StreamExt as _, stream};
 use tokio::sync::watch;
 
-use super::{decode::decode, status_vteps};
-use crate::state::{Rejected, Update};
+use super::{
+    decode::decode,
+    endpoints::{EndpointWatches, Event as EndpointEvent},
+    status_vteps,
+};
+use crate::state::{Reader, Source, Update, Writer};
 
-/// Key prefixes that the agent watches. Each is a source with its own snapshots; the plan tolerates references between
-/// sources that are not resolved yet.
-pub use contiv_model::key::AGENT_PREFIXES as PREFIXES;
 pub use contiv_model::key::{NETWORKS, SETTINGS};
+
+/// Key prefixes of the agent's state. Each has its own snapshots, [`ENDPOINTS`] one for each network; the plan tolerates
+/// references between them that are not resolved yet.
+pub fn prefixes() -> impl Iterator<Item = &'static str> {
+    AGENT_PREFIXES.into_iter().chain([ENDPOINTS])
+}
 
 /// Updates that one watch received together.
 #[derive(Debug)]
 pub struct Batch {
-    /// Key prefix of the watch.
-    pub source: &'static str,
+    /// Source of the updates.
+    pub source: Source,
+    /// What to do with the updates.
+    pub kind: BatchKind,
     /// Present if the updates come from a listing.
     pub relisted: Option<Relisted>,
     /// True if the watch was lost and continues.
@@ -30,6 +40,17 @@ pub struct Batch {
     pub newest: Option<Put>,
     /// Decoded updates, without the keys that the agent does not use.
     pub updates: Vec<Update>,
+}
+
+/// Kind of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BatchKind {
+    /// The updates are changes of the source.
+    Updates,
+    /// The state has what the node needs of the source; there are no updates.
+    Complete,
+    /// The node does not need the source any more; there are no updates.
+    Forgotten,
 }
 
 /// A put, identified well enough to be recognised in the store's history.
@@ -61,7 +82,7 @@ impl Put {
 }
 
 impl Batch {
-    fn new(source: &'static str, batch: contiv_store::Batch) -> Batch {
+    pub(super) fn new(source: Source, batch: contiv_store::Batch) -> Batch {
         let put = |update: &contiv_store::Update| match &update.event {
             Event::InitApply(_, value) | Event::Apply(_, value) => Some(value.mod_revision),
             _ => None,
@@ -71,9 +92,25 @@ impl Batch {
             Event::InitApply(_, value) | Event::Apply(_, value) => Some(Put::of(value)),
             _ => None,
         });
-        let identity = if source == SETTINGS { identity(&batch.updates) } else { None };
-        let updates = batch.updates.into_iter().filter_map(|update| decode_update(source, update)).collect();
-        Batch { source, relisted: batch.relisted, resumed: batch.resumed, identity, newest, updates }
+        let identity = if source.prefix() == SETTINGS { identity(&batch.updates) } else { None };
+        let updates = batch.updates.into_iter().filter_map(|update| decode_update(&source, update)).collect();
+        let (relisted, resumed) = (batch.relisted, batch.resumed);
+        Batch { source, kind: BatchKind::Updates, relisted, resumed, identity, newest, updates }
+    }
+
+    /// A batch that does not come from the store.
+    fn of(source: Source, kind: BatchKind) -> Batch {
+        let (relisted, resumed, identity, newest) = (None, false, None, None);
+        Batch { source, kind, relisted, resumed, identity, newest, updates: vec![] }
+    }
+
+    /// Applies the updates in one step: a transaction is in one batch, so no plan has a part of it.
+    pub fn apply(self, writer: &mut Writer) {
+        match self.kind {
+            BatchKind::Updates => writer.apply_all(self.updates),
+            BatchKind::Complete => writer.complete(&self.source),
+            BatchKind::Forgotten => writer.forget(&self.source),
+        }
     }
 
     /// Store and revision that the batch leads to; the cluster id is known after a listing only.
@@ -105,47 +142,81 @@ pub fn identity_in(value: &KeyValue) -> String {
     body.map_or_else(|_| String::from_utf8_lossy(&value.value).into_owned(), |body| body.id)
 }
 
-/// Watches of the store.
+/// Watches of the store: of [`AGENT_PREFIXES`], and of the endpoints that the node needs.
 pub struct Sources {
     batches: stream::SelectAll<stream::BoxStream<'static, Batch>>,
     statuses: Vec<watch::Receiver<Status>>,
+    endpoints: EndpointWatches,
 }
 
 impl Sources {
-    /// Creates a watch for each of [`PREFIXES`]. The watches start at the first poll.
-    pub fn new(store: &Store) -> Sources {
-        let watches: Vec<_> = PREFIXES.into_iter().map(|prefix| (prefix, store.watch(prefix))).collect();
+    /// Creates the watches of the node `host`, which start at the first poll. `reader` reads the state to which the batches
+    /// are applied.
+    pub fn new(store: &Store, host: HostName, reader: Reader) -> Sources {
+        let watches: Vec<_> =
+            AGENT_PREFIXES.into_iter().map(|prefix| (prefix, store.watch(prefix))).collect();
         let statuses = watches.iter().map(|(_, watch)| watch.status()).collect();
-        let streams = watches.into_iter().map(|(source, watch)| {
+        let streams = watches.into_iter().map(|(prefix, watch)| {
             let store = store.clone();
-            let decoded = watch.batches().map(move |batch| Batch::new(source, batch));
+            let decoded = watch.batches().map(move |batch| Batch::new(prefix.into(), batch));
             decoded.then(move |batch| complete(store.clone(), batch)).boxed()
         });
-        Sources { batches: stream::select_all(streams), statuses }
+        let batches = stream::select_all(streams);
+        Sources { batches, statuses, endpoints: EndpointWatches::new(store.clone(), host, reader) }
     }
 
-    /// The next batch. The stream does not end while the store client exists.
+    /// The next batch. The previous one must have been applied to the state: the networks that the node needs follow from it.
+    /// The stream does not end while the store client exists. Dropping the future loses nothing.
     pub async fn next(&mut self) -> Option<Batch> {
-        self.batches.next().await
+        loop {
+            match self.endpoints.update() {
+                Some(EndpointEvent::Opened(source, watch)) => {
+                    self.batches.push(watch.map(move |batch| Batch::new(source.clone(), batch)).boxed());
+                    continue;
+                }
+                Some(EndpointEvent::Forgotten(source)) => {
+                    return Some(Batch::of(source, BatchKind::Forgotten));
+                }
+                Some(EndpointEvent::Complete) => {
+                    return Some(Batch::of(ENDPOINTS.into(), BatchKind::Complete));
+                }
+                None => {}
+            }
+            tokio::select! {
+                batch = self.batches.next() => {
+                    let batch = batch?;
+                    if batch.relisted.is_some() {
+                        self.endpoints.listed(&batch.source);
+                    }
+                    return Some(batch);
+                }
+                () = self.endpoints.changed() => {}
+            }
+        }
     }
 
     /// Connection status of each watch.
     pub fn statuses(&self) -> Vec<watch::Receiver<Status>> {
-        self.statuses.clone()
+        self.statuses.iter().cloned().chain(self.endpoints.statuses()).collect()
+    }
+
+    /// Number of changes of [`statuses`](Self::statuses).
+    pub fn changes_of_statuses(&self) -> u64 {
+        self.endpoints.changes_of_statuses()
     }
 }
 
 /// Adds the VTEPs that are in node statuses only to the first snapshot of the VTEPs.
 async fn complete(store: Store, mut batch: Batch) -> Batch {
     let is_first = batch.updates.first().is_some_and(|update| matches!(update.event, Event::Init));
-    if is_first && batch.source == NODE_VTEPS {
+    if is_first && batch.source.prefix() == NODE_VTEPS {
         batch.updates = status_vteps::complete(&store, batch.updates).await;
     }
     batch
 }
 
 /// Decodes an update; `None` for keys that the agent does not use.
-fn decode_update(source: &'static str, update: contiv_store::Update) -> Option<Update> {
+fn decode_update(source: &Source, update: contiv_store::Update) -> Option<Update> {
     let object = |path: &str, value: &KeyValue| match path.parse::<Key>() {
         Ok(key) => decode(&key, value).map(|object| (key, object)),
         Err(unknown) => {
@@ -153,7 +224,7 @@ fn decode_update(source: &'static str, update: contiv_store::Update) -> Option<U
             None
         }
     };
-    let event: Event<Key, Result<_, Rejected>> = match update.event {
+    let event = match update.event {
         Event::Init => Event::Init,
         Event::InitDone => Event::InitDone,
         Event::InitApply(path, value) => {
@@ -166,5 +237,5 @@ fn decode_update(source: &'static str, update: contiv_store::Update) -> Option<U
         }
         Event::Delete(path) => Event::Delete(path.parse().ok()?),
     };
-    Some(Update { source, revision: update.revision, event })
+    Some(Update { source: source.clone(), revision: update.revision, event })
 }

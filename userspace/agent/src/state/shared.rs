@@ -3,7 +3,11 @@ use std::{
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
-use contiv_model::{event::Event, key::Key, name::EndpointId};
+use contiv_model::{
+    event::Event,
+    key::{ENDPOINTS, Key},
+    name::{EndpointId, HostName, NetworkId},
+};
 use tokio::{sync::watch, time::Instant};
 
 use super::{
@@ -11,13 +15,14 @@ use super::{
     object::{Attachment, ClusterObject},
     rejected::Rejected,
     snapshot::State,
+    source::Source,
 };
 
 /// An event of one source, with a validated or rejected object.
 #[derive(Clone, Debug)]
 pub struct Update {
-    /// Key prefix that the source watches. A snapshot replaces everything below it.
-    pub source: &'static str,
+    /// Source. Its snapshots replace everything that it has.
+    pub source: Source,
     /// Store revision of the event.
     pub revision: i64,
     /// Event.
@@ -34,11 +39,16 @@ struct Inner {
     received: Option<Instant>,
     rejected: BTreeMap<Key, Rejected>,
     /// Sources without a complete snapshot.
-    awaited: BTreeSet<&'static str>,
+    awaited: BTreeSet<Source>,
     /// Objects of incomplete snapshots.
-    snapshots: BTreeMap<&'static str, BTreeMap<Key, Result<ClusterObject, Rejected>>>,
-    /// Keys of each source, with valid or invalid values, and the store revision up to which the value is current.
-    live: BTreeMap<&'static str, BTreeMap<Key, i64>>,
+    snapshots: BTreeMap<Source, BTreeMap<Key, Result<ClusterObject, Rejected>>>,
+    /// Keys of each source, with valid or invalid values, and the store revision up to which the value is current. Has each
+    /// source that has delivered a snapshot.
+    live: BTreeMap<Source, BTreeMap<Key, i64>>,
+    /// Networks of which endpoints are being attached, and how many.
+    requested: BTreeMap<NetworkId, usize>,
+    /// Number of changes after which the node may need other networks.
+    interest: u64,
 }
 
 #[derive(Debug)]
@@ -56,6 +66,13 @@ pub struct Writer(Arc<Shared>);
 #[derive(Clone, Debug)]
 pub struct Attacher(Arc<Shared>);
 
+/// Keeps the endpoints of a network in the state, and of the networks that are routed to it, until it is dropped.
+#[derive(Debug)]
+pub struct NetworkRequest {
+    shared: Arc<Shared>,
+    network: NetworkId,
+}
+
 /// Reads the state.
 #[derive(Clone, Debug)]
 pub struct Reader(Arc<Shared>);
@@ -71,7 +88,7 @@ pub struct Changes {
 /// Creates an empty state, which is complete when each of `sources` has delivered a snapshot.
 pub fn new(sources: impl IntoIterator<Item = &'static str>) -> (Writer, Attacher, Reader, Changes) {
     let (generation, receiver) = watch::channel(0);
-    let inner = Inner { awaited: sources.into_iter().collect(), ..Inner::default() };
+    let inner = Inner { awaited: sources.into_iter().map(Source::from).collect(), ..Inner::default() };
     let shared = Arc::new(Shared { inner: RwLock::new(inner), generation });
     (
         Writer(shared.clone()),
@@ -108,6 +125,22 @@ impl Writer {
         self.0.change(|inner| updates.into_iter().for_each(|update| inner.apply(update)));
     }
 
+    /// Removes a source with everything that it has.
+    pub fn forget(&mut self, source: &Source) {
+        self.0.change(|inner| {
+            let keys = inner.live.get(source).into_iter().flat_map(BTreeMap::keys).cloned();
+            for key in keys.collect::<Vec<_>>() {
+                inner.delete(source, &key);
+            }
+            inner.live.remove(source);
+        });
+    }
+
+    /// Notes that the state has what it needs of a source.
+    pub fn complete(&mut self, source: &Source) {
+        self.0.change(|inner| _ = inner.awaited.remove(source));
+    }
+
     /// Prepares for the snapshots of another store, whose revisions are not comparable with the previous ones.
     pub fn restart(&mut self) {
         self.0.change(|inner| inner.revision = 0);
@@ -125,25 +158,26 @@ impl Inner {
                 self.snapshots.entry(source).or_default().insert(key, object);
             }
             Event::InitDone => {
-                let snapshot = self.snapshots.remove(source).unwrap_or_default();
-                let live = self.live.get(source).into_iter().flat_map(BTreeMap::keys);
+                let snapshot = self.snapshots.remove(&source).unwrap_or_default();
+                let live = self.live.get(&source).into_iter().flat_map(BTreeMap::keys);
                 let gone: Vec<_> = live.filter(|key| !snapshot.contains_key(key)).cloned().collect();
                 for key in gone {
-                    self.delete(source, &key);
+                    self.delete(&source, &key);
                 }
                 for (key, object) in snapshot {
-                    self.put(source, key, object, revision);
+                    self.put(&source, key, object, revision);
                 }
-                self.awaited.remove(source);
+                self.awaited.remove(&source);
+                self.live.entry(source).or_default();
                 self.revision = self.revision.max(revision);
             }
             Event::Apply(key, object) => {
-                if self.put(source, key, object, revision) {
+                if self.put(&source, key, object, revision) {
                     self.revision = self.revision.max(revision);
                 }
             }
             Event::Delete(key) => {
-                if self.delete(source, &key) {
+                if self.delete(&source, &key) {
                     self.revision = self.revision.max(revision);
                 }
             }
@@ -153,12 +187,14 @@ impl Inner {
     /// Returns whether the change affects the plan.
     fn put(
         &mut self,
-        source: &'static str,
+        source: &Source,
         key: Key,
         object: Result<ClusterObject, Rejected>,
         revision: i64,
     ) -> bool {
+        let is_obsolete = self.owned_elsewhere(source, &key).is_some_and(|at| at > revision);
         let dirty = match object {
+            _ if is_obsolete => DirtySet::default(),
             Ok(object) => {
                 self.rejected.remove(&key);
                 self.state.set(&key, Some(object))
@@ -169,17 +205,32 @@ impl Inner {
                 self.state.reject(&key)
             }
         };
-        self.live.entry(source).or_default().insert(key, revision);
+        match self.live.get_mut(source) {
+            Some(live) => live.insert(key, revision),
+            None => self.live.entry(source.clone()).or_default().insert(key, revision),
+        };
         self.mark_received(dirty)
     }
 
-    fn delete(&mut self, source: &'static str, key: &Key) -> bool {
-        self.rejected.remove(key);
+    fn delete(&mut self, source: &Source, key: &Key) -> bool {
         if let Some(live) = self.live.get_mut(source) {
             live.remove(key);
         }
+        if self.owned_elsewhere(source, key).is_some() {
+            return false;
+        }
+        self.rejected.remove(key);
         let dirty = self.state.set(key, None);
         self.mark_received(dirty)
+    }
+
+    /// Revision of the key in another source that has the object in the state. Endpoints of two networks may have one id, one
+    /// after the other, and the watches of the networks are not ordered.
+    fn owned_elsewhere(&self, source: &Source, key: &Key) -> Option<i64> {
+        let Key::Endpoint(id) = key else { return None };
+        let owner = self.state.endpoint(id).map(|endpoint| Source::Endpoints(endpoint.network.clone()));
+        let others = owner.into_iter().chain([Source::Prefix(ENDPOINTS)]).filter(|other| other != source);
+        others.filter_map(|other| self.live.get(&other)?.get(key).copied()).max()
     }
 
     fn mark_received(&mut self, dirty: DirtySet) -> bool {
@@ -192,6 +243,8 @@ impl Inner {
 
     fn mark(&mut self, dirty: DirtySet) -> bool {
         let any = !dirty.is_empty();
+        // A change of the settings that concerns routing affects all networks.
+        self.interest += u64::from(!dirty.networks.is_empty() || !dirty.first_or_last.is_empty());
         self.dirty.merge(dirty);
         any
     }
@@ -208,15 +261,75 @@ impl Attacher {
         self.set(id, None);
     }
 
+    /// Requests the endpoints of a network, on which an endpoint of this node is being attached.
+    pub fn request(&self, network: &NetworkId) -> NetworkRequest {
+        self.0.change(|inner| {
+            *inner.requested.entry(network.clone()).or_default() += 1;
+            inner.interest += 1;
+        });
+        NetworkRequest { shared: self.0.clone(), network: network.clone() }
+    }
+
     fn set(&self, id: &EndpointId, attachment: Option<Attachment>) {
         self.0.change(|inner| {
             let dirty = inner.state.set_attachment(id, attachment);
             inner.mark(dirty);
+            inner.interest += 1;
         });
     }
 }
 
+impl Drop for NetworkRequest {
+    fn drop(&mut self) {
+        self.shared.change(|inner| {
+            if let Some(requests) = inner.requested.get_mut(&self.network) {
+                *requests -= 1;
+            }
+            inner.requested.retain(|_, requests| *requests > 0);
+            inner.interest += 1;
+        });
+    }
+}
+
+impl Inner {
+    fn has_endpoints_of(&self, network: &NetworkId) -> bool {
+        let sources = [Source::Endpoints(network.clone()), Source::Prefix(ENDPOINTS)];
+        sources.iter().any(|source| self.live.contains_key(source))
+    }
+}
+
 impl Reader {
+    /// Networks whose endpoints the node needs, for its endpoints and interfaces and for those on `more` networks, and the value
+    /// of [`interest`](Self::interest) that this is of.
+    pub fn needed(&self, host: &HostName, more: &BTreeSet<NetworkId>) -> (BTreeSet<NetworkId>, u64) {
+        let inner = self.0.read();
+        (inner.state.needed(host, inner.requested.keys().chain(more)), inner.interest)
+    }
+
+    /// Number of changes after which the node may need other networks.
+    pub fn interest(&self) -> u64 {
+        self.0.read().interest
+    }
+
+    /// Waits until [`interest`](Self::interest) is not `before`.
+    pub async fn interest_changed(&self, before: u64) {
+        self.wait_inner(|inner| (inner.interest != before).then_some(())).await;
+    }
+
+    /// Sources of endpoints that have delivered a snapshot and are still in the state.
+    pub fn sources_of_endpoints(&self) -> BTreeSet<Source> {
+        let inner = self.0.read();
+        inner.live.keys().filter(|source| source.prefix() == ENDPOINTS).cloned().collect()
+    }
+
+    /// Waits until the state has the endpoints of the network, and of the networks that are routed to it.
+    pub async fn has_endpoints_of(&self, network: &NetworkId) {
+        let is_complete = |inner: &Inner| {
+            inner.state.reached_from([network]).iter().all(|reached| inner.has_endpoints_of(reached))
+        };
+        self.wait_inner(|inner| is_complete(inner).then_some(())).await;
+    }
+
     /// Calls `read` with the current state, under a lock that blocks changes.
     pub fn with<T>(&self, read: impl FnOnce(&State) -> T) -> T {
         read(&self.0.read().state)
@@ -247,12 +360,12 @@ impl Reader {
     }
 
     /// Number of keys of a source, with valid or invalid values.
-    pub fn known(&self, source: &str) -> usize {
+    pub fn known(&self, source: &Source) -> usize {
         self.0.read().live.get(source).map_or(0, BTreeMap::len)
     }
 
     /// Keys of a source, with valid or invalid values.
-    pub fn keys(&self, source: &str) -> BTreeSet<Key> {
+    pub fn keys(&self, source: &Source) -> BTreeSet<Key> {
         self.0.read().live.get(source).into_iter().flat_map(BTreeMap::keys).cloned().collect()
     }
 
@@ -262,7 +375,7 @@ impl Reader {
         let is_old =
             |key: &Key, at: i64, listed: i64| at < listed && !keys.iter().any(|(known, _)| known == key);
         let is_current = |inner: &Inner| {
-            let at = |key: &Key| inner.live.values().find_map(|keys| keys.get(key)).copied();
+            let at = |key: &Key| inner.live.values().filter_map(|keys| keys.get(key)).max().copied();
             let arrived = keys.iter().all(|(key, revision)| at(key).is_some_and(|at| at >= *revision));
             let any_old = policies.is_some_and(|(prefix, listed)| {
                 let first = Key::Policy(prefix.as_str().into());
@@ -280,8 +393,8 @@ impl Reader {
     }
 
     /// Sources without a complete snapshot.
-    pub fn awaited(&self) -> Vec<&'static str> {
-        self.0.read().awaited.iter().copied().collect()
+    pub fn awaited(&self) -> Vec<Source> {
+        self.0.read().awaited.iter().cloned().collect()
     }
 
     /// Calls `look` now and after each change, until it returns a value.
@@ -346,120 +459,4 @@ impl Changes {
 }
 
 #[cfg(test)]
-mod tests {
-    use contiv_model::{endpoint::Endpoint, mac::Mac};
-
-    use super::*;
-
-    const EPS: &str = "eps";
-
-    fn endpoint(name: &str) -> (Key, Result<ClusterObject, Rejected>) {
-        let endpoint = Endpoint {
-            id: name.into(),
-            network: "n.t".into(),
-            group: None,
-            group_number: None,
-            ip: [10, 0, 0, 1].into(),
-            ip6: None,
-            mac: Mac([2, 2, 10, 0, 0, 1]),
-            host: "h".into(),
-            vtep: None,
-        };
-        (Key::Endpoint(name.into()), Ok(ClusterObject::Endpoint(endpoint)))
-    }
-
-    fn ids(reader: &Reader) -> Vec<String> {
-        reader.with(|state| state.endpoints().map(|e| e.id.to_string()).collect())
-    }
-
-    #[test]
-    fn snapshot_replaces_the_state_atomically() {
-        let (mut writer, _, reader, mut changes) = new([EPS]);
-        let mut send = |revision, event| writer.apply(Update { source: EPS, revision, event });
-        let apply = |name| {
-            let (key, object) = endpoint(name);
-            Event::InitApply(key, object)
-        };
-        for event in [Event::Init, apply("a"), apply("b"), Event::InitDone] {
-            send(5, event);
-        }
-        assert_eq!((ids(&reader), reader.revision()), (vec!["a".to_owned(), "b".to_owned()], 5));
-        assert!(reader.awaited().is_empty());
-        changes.take();
-        send(9, Event::Init);
-        send(9, apply("b"));
-        assert_eq!(ids(&reader).len(), 2);
-        send(9, Event::InitDone);
-        assert_eq!(ids(&reader), ["b"]);
-        let (dirty, revision) = changes.take();
-        assert_eq!((dirty.endpoints, revision), ([EndpointId::from("a")].into(), 9));
-    }
-
-    #[test]
-    fn updates_of_a_transaction_are_one_step() {
-        let (mut writer, _, reader, mut changes) = new([EPS]);
-        let apply = |name| {
-            let (key, object) = endpoint(name);
-            Update { source: EPS, revision: 2, event: Event::Apply(key, object) }
-        };
-        let delete = |name: &str| Update { source: EPS, revision: 2, event: Event::Delete(endpoint(name).0) };
-        writer.apply(apply("a"));
-        changes.take();
-        let generation = *changes.generation.borrow();
-        // An update may be read from another thread only when all of them are applied.
-        let between = reader.clone();
-        let locked = move |update: Update| {
-            assert!(between.0.inner.try_read().is_err(), "the state can be read within the transaction");
-            update
-        };
-        writer.apply_all([delete("a"), apply("b"), apply("c")].into_iter().map(locked));
-        assert_eq!(*changes.generation.borrow(), generation + 1);
-        assert_eq!(ids(&reader), ["b", "c"]);
-    }
-
-    #[test]
-    fn invalid_object_keeps_the_last_valid_version() {
-        let (mut writer, _, reader, _) = new([EPS]);
-        let (key, object) = endpoint("a");
-        let mut send = |event| writer.apply(Update { source: EPS, revision: 1, event });
-        send(Event::Apply(key.clone(), object));
-        let rejected = Rejected { key: key.to_string(), why: "no JSON".into() };
-        send(Event::Apply(key.clone(), Err(rejected.clone())));
-        assert_eq!((ids(&reader), reader.rejected()), (vec!["a".to_owned()], vec![rejected]));
-        send(Event::Delete(key));
-        assert!(ids(&reader).is_empty() && reader.rejected().is_empty());
-    }
-
-    #[test]
-    fn deleted_invalid_object_is_forgotten() {
-        let (mut writer, _, reader, _) = new([EPS]);
-        let ((a, object), (b, _)) = (endpoint("a"), endpoint("b"));
-        let rejected = |key: &Key| Err(Rejected { key: key.to_string(), why: "no JSON".into() });
-        let mut snapshot = |objects: &[(&Key, Result<ClusterObject, Rejected>)]| {
-            let mut send = |event| writer.apply(Update { source: EPS, revision: 1, event });
-            send(Event::Init);
-            for (key, object) in objects {
-                send(Event::InitApply((*key).clone(), object.clone()));
-            }
-            send(Event::InitDone);
-        };
-        snapshot(&[(&a, object), (&b, rejected(&b))]);
-        snapshot(&[(&a, rejected(&a))]);
-        assert_eq!((ids(&reader), reader.rejected_count()), (vec!["a".to_owned()], 1));
-        snapshot(&[]);
-        assert_eq!((ids(&reader).len(), reader.rejected_count()), (0, 0));
-    }
-
-    #[test]
-    fn unchanged_object_is_not_dirty() {
-        let (mut writer, attacher, _, mut changes) = new([EPS]);
-        let (key, object) = endpoint("a");
-        writer.apply(Update { source: EPS, revision: 1, event: Event::Apply(key.clone(), object.clone()) });
-        assert!(!changes.take().0.is_empty());
-        writer.apply(Update { source: EPS, revision: 2, event: Event::Apply(key, object) });
-        assert!(changes.take().0.is_empty());
-        attacher.attach(&"a".into(), Attachment::of_pod("vvport1"));
-        attacher.attach(&"a".into(), Attachment::of_pod("vvport1"));
-        assert_eq!(changes.take().0.endpoints.len(), 1);
-    }
-}
+mod tests;

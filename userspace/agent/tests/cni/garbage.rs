@@ -179,6 +179,7 @@ fn gc_releases_the_attachments_of_an_earlier_boot() {
             world.put_endpoint(name, HOST, octet).await;
         }
         world.put_record("c1", "vport1", VTEP).await;
+        let world = world.restart().await;
         let list = |known: &str| format!(r#""cni.dev/valid-attachments":{known},"#);
         let known = list(r#"[{"containerID":"c1","ifname":"eth0"}]"#);
         world.invoke(&Call { fields: &known, ..Call::new("GC") }).await.unwrap();

@@ -6,6 +6,7 @@ mod continuity;
 mod crash;
 mod deletion;
 mod garbage;
+mod interest;
 mod interfaces;
 mod reboot;
 mod world;

@@ -20,7 +20,7 @@ use netplugin::{
     datapath::{Datapath as _, ObjectId},
     plan::Node,
     reconcile::{Handle, Reconciler},
-    source::{PREFIXES, Sources},
+    source::{Sources, prefixes},
     state::{self, Attachment},
 };
 pub(crate) use records::put;
@@ -87,7 +87,7 @@ impl World {
     ) -> World {
         let node = Node { host: HOST.into(), vtep: VTEP.parse().unwrap() };
         let links = Arc::new(Links::open().await.unwrap());
-        let (mut writer, attacher, reader, changes) = state::new(PREFIXES);
+        let (mut writer, attacher, reader, changes) = state::new(prefixes());
         for port in links.attachments().await.unwrap() {
             attacher.attach(&port.endpoint, Attachment { port: port.port, owner: port.owner });
         }
@@ -100,7 +100,7 @@ impl World {
             Guard::open(store.clone(), node.host.clone(), reader.clone(), memory).unwrap();
         let stopping = stop.clone();
         let (deliver, mut delivered) = watch::channel(false);
-        let mut sources = Sources::new(&store);
+        let mut sources = Sources::new(&store, node.host.clone(), reader.clone());
         match delayed {
             None => tasks.spawn(async move {
                 stopping.run_until_cancelled(guard.follow(&mut writer)).await;
@@ -115,14 +115,11 @@ impl World {
                         batch = sources.next() => batch,
                     };
                     match batch {
-                        Some(batch) if batch.source == delayed && batch.relisted.is_none() => {
+                        Some(batch) if batch.source.prefix() == delayed && batch.relisted.is_none() => {
                             pending.push(batch);
                         }
-                        Some(batch) => batch.updates.into_iter().for_each(|update| writer.apply(update)),
-                        None => pending
-                            .drain(..)
-                            .flat_map(|batch| batch.updates)
-                            .for_each(|update| writer.apply(update)),
+                        Some(batch) => batch.apply(&mut writer),
+                        None => pending.drain(..).for_each(|batch| batch.apply(&mut writer)),
                     }
                 }
             }),

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use contiv_model::{
     event::Event,
-    key::{AGENT_PREFIXES, Key},
+    key::{AGENT_PREFIXES, Key, endpoints_of},
     registry::{NETPLUGIN, ServiceInfo},
 };
 use contiv_store::{Batch, Config, Registration, Status, Store};
@@ -21,6 +21,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
+use super::contents::TENANT;
 use crate::interrupt;
 
 /// Number of agents that connect at the same time.
@@ -48,8 +49,14 @@ pub(super) struct Agents {
 
 impl Agents {
     /// Starts agents that follow the store from its current revision, as agents do that have listed it. They report puts
-    /// of keys that begin with `reported`. Returns when all watches are open.
-    pub(super) fn start(count: usize, endpoint: &str, reported: &'static str) -> Result<Agents> {
+    /// of keys that begin with `reported`, which each of them watches, as well as the endpoints of two of the `networks`.
+    /// Returns when all watches are open.
+    pub(super) fn start(
+        count: usize,
+        networks: usize,
+        endpoint: &str,
+        reported: &'static str,
+    ) -> Result<Agents> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let (sender, seen) = mpsc::channel();
         let registrations = runtime.block_on(async {
@@ -59,7 +66,7 @@ impl Agents {
                 let (endpoint, sender, slots) = (endpoint.to_owned(), sender.clone(), slots.clone());
                 starting.spawn(async move {
                     let _slot = slots.acquire().await?;
-                    start(agent, &endpoint, reported, sender).await
+                    start(agent, networks, &endpoint, reported, sender).await
                 });
             }
             let all = async {
@@ -97,6 +104,7 @@ impl Agents {
 
 async fn start(
     agent: usize,
+    networks: usize,
     endpoint: &str,
     reported: &'static str,
     sender: mpsc::Sender<Seen>,
@@ -104,8 +112,10 @@ async fn start(
     let config = Config::new([endpoint]);
     let store = retried(|| Store::connect(&config)).await?;
     let revision = retried(|| store.position()).await?.revision;
-    let watches: Vec<_> =
-        AGENT_PREFIXES.into_iter().map(|prefix| store.watch_after(prefix, revision)).collect();
+    let own = [agent, agent + 1].map(|number| format!("net{}.{TENANT}", number % networks));
+    let endpoints = own.iter().map(|network| endpoints_of(&network.as_str().into()));
+    let prefixes = AGENT_PREFIXES.into_iter().chain([reported]).map(str::to_owned).chain(endpoints);
+    let watches: Vec<_> = prefixes.map(|prefix| store.watch_after(&prefix, revision)).collect();
     let statuses: Vec<_> = watches.iter().map(contiv_store::Watch::status).collect();
     let mut batches = stream::select_all(watches.into_iter().map(|watch| watch.batches().boxed()));
     tokio::spawn(async move {

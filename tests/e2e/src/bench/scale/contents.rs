@@ -47,6 +47,10 @@ impl Sizes {
         self.agents as usize
     }
 
+    pub(super) fn networks(&self) -> usize {
+        self.networks as usize
+    }
+
     /// Creates all objects.
     pub(super) fn fill(&self, client: &Client) -> Result<()> {
         create_tenant(client)?;

@@ -10,7 +10,7 @@ use contiv_model::service::Providers;
 use contiv_store::{Config, Outcome, embedded};
 
 use super::*;
-use crate::{source::PREFIXES, state};
+use crate::{source::prefixes, state};
 
 const SERVICE: &str = "web:t";
 /// Slices of the service; a transaction of netmaster can change all of them.
@@ -40,7 +40,7 @@ async fn slices_of_one_transaction_change_in_one_step() {
         Outcome::Conflict => panic!("a transaction without guards failed"),
     };
     commit(0).await;
-    let (mut writer, _, reader, _) = state::new(PREFIXES);
+    let (mut writer, _, reader, _) = state::new(prefixes());
     let memory = MemoryFile::beside(&directory.path().join("cni.sock"));
     let (mut guard, _continuity) = Guard::open(store.clone(), "h".into(), reader.clone(), memory).unwrap();
     let following = tokio::spawn(async move { guard.follow(&mut writer).await });

@@ -165,3 +165,55 @@ fn a_network_whose_tag_changes_changes_its_peers() {
     let Some(Object::Peer(peer)) = desired.get(&ObjectId::Peer(vtep_address(1))) else { panic!("a peer") };
     assert_eq!(peer.networks.get(&network_id(1)).copied(), encap);
 }
+
+proptest! {
+    /// Endpoints of networks that the node does not need change nothing but the peers, which have no network in common with it.
+    #[test]
+    fn other_endpoints_are_not_needed(events in prop::collection::vec(event(), 1..60)) {
+        let mut state = State::default();
+        for (since, event) in events.into_iter().enumerate() {
+            apply_event(&mut state, event, i64::try_from(since).unwrap());
+        }
+        let needed = state.reached_from(state.networks_on(&node().host));
+        let others = state.endpoints().filter(|endpoint| !needed.contains(&endpoint.network));
+        let others: Vec<EndpointId> = others.map(|endpoint| endpoint.id.clone()).collect();
+        let mut reduced = state.clone();
+        for id in others {
+            set(&mut reduced, Key::Endpoint(id), None);
+        }
+        let planned = |state: &State| -> Vec<Object> {
+            let desired = full(state, &node());
+            let objects = desired.iter().map(|(_, object)| object.clone());
+            objects.filter(|object| !matches!(object, Object::Peer(_))).collect()
+        };
+        prop_assert_eq!(planned(&state), planned(&reduced));
+    }
+}
+
+#[test]
+fn routed_networks_are_needed_together() {
+    let mut state = State::default();
+    let Event::Network { encap, .. } = vxlan(2) else { unreachable!() };
+    // The subnets of the third network overlap those of the first one.
+    let other = Event::Network { n: 2, encap, subnets: 2 };
+    for event in [vxlan(1), other, vxlan(3), local_endpoint(2, 0)] {
+        apply_event(&mut state, event, 0);
+    }
+    let names = |state: &State| -> Vec<String> {
+        let needed = state.reached_from(state.networks_on(&node().host));
+        needed.into_iter().map(|network| network.to_string()).collect()
+    };
+    assert_eq!(names(&state), ["n1.t"]);
+    apply_event(&mut state, Event::Config { flood: false, routing: true }, 0);
+    assert_eq!(names(&state), ["n1.t", "n2.t"]);
+    assert_eq!(planned_networks(&state), ["n1.t", "n2.t"]);
+}
+
+fn planned_networks(state: &State) -> Vec<String> {
+    let desired = full(state, &node());
+    let network = |object: &Object| match object {
+        Object::Network(network) => Some(network.id.to_string()),
+        _ => None,
+    };
+    desired.iter().filter_map(|(_, object)| network(object)).collect()
+}

@@ -1,0 +1,50 @@
+//! Networks whose endpoints a node needs.
+
+use std::collections::BTreeSet;
+
+use contiv_model::{
+    name::{EndpointId, HostName, NetworkId},
+    network::Network,
+};
+
+use super::snapshot::State;
+
+impl State {
+    /// Networks whose endpoints the node `host` needs: those with endpoints on it, those of its interfaces, those of `more`, and
+    /// the networks that are routed to them.
+    pub fn needed<'a>(
+        &'a self,
+        host: &HostName,
+        more: impl IntoIterator<Item = &'a NetworkId>,
+    ) -> BTreeSet<NetworkId> {
+        let interfaces = self.attachments().map(|(id, _)| id).filter(|id| self.endpoint(id).is_none());
+        let of_interfaces = interfaces.flat_map(|id| self.networks_of_id(id));
+        self.reached_from(self.networks_on(host).chain(of_interfaces).chain(more))
+    }
+
+    /// Networks that an endpoint with this id may be on. The id does not tell where the network's id ends.
+    fn networks_of_id(&self, id: &EndpointId) -> impl Iterator<Item = &NetworkId> {
+        let id = id.as_str();
+        let networks = id.match_indices('-').filter_map(|(dash, _)| id.get(..dash)).map(NetworkId::from);
+        networks.filter_map(|network| self.network(&network)).map(|network| &network.id)
+    }
+
+    /// Networks whose endpoints a node with endpoints on `own` needs: these networks, and those that are routed to them.
+    /// Includes networks that are inactive because of their tags.
+    pub fn reached_from<'a>(&self, own: impl IntoIterator<Item = &'a NetworkId>) -> BTreeSet<NetworkId> {
+        let mut reached: BTreeSet<NetworkId> = own.into_iter().cloned().collect();
+        if !self.is_routing() {
+            return reached;
+        }
+        let domain = |network: &Network| (network.tenant.clone(), self.vrf(network));
+        let routed =
+            reached.iter().filter_map(|id| self.network(id)).filter(|network| self.is_routed(network));
+        let domains: BTreeSet<_> = routed.map(domain).collect();
+        let tenants: BTreeSet<_> = domains.iter().map(|(tenant, _)| tenant).collect();
+        let others = tenants.into_iter().flat_map(|tenant| self.networks_of(tenant));
+        let others = others.filter_map(|id| self.network(id));
+        let is_reached = |network: &&Network| self.is_routed(network) && domains.contains(&domain(network));
+        reached.extend(others.filter(is_reached).map(|network| network.id.clone()));
+        reached
+    }
+}

@@ -1,0 +1,169 @@
+use contiv_model::{endpoint::Endpoint, mac::Mac};
+
+use super::*;
+
+const EPS: &str = "eps";
+
+fn endpoint(name: &str) -> (Key, Result<ClusterObject, Rejected>) {
+    let endpoint = Endpoint {
+        id: name.into(),
+        network: "n.t".into(),
+        group: None,
+        group_number: None,
+        ip: [10, 0, 0, 1].into(),
+        ip6: None,
+        mac: Mac([2, 2, 10, 0, 0, 1]),
+        host: "h".into(),
+        vtep: None,
+    };
+    (Key::Endpoint(name.into()), Ok(ClusterObject::Endpoint(endpoint)))
+}
+
+fn ids(reader: &Reader) -> Vec<String> {
+    reader.with(|state| state.endpoints().map(|e| e.id.to_string()).collect())
+}
+
+#[test]
+fn snapshot_replaces_the_state_atomically() {
+    let (mut writer, _, reader, mut changes) = new([EPS]);
+    let mut send = |revision, event| writer.apply(Update { source: EPS.into(), revision, event });
+    let apply = |name| {
+        let (key, object) = endpoint(name);
+        Event::InitApply(key, object)
+    };
+    for event in [Event::Init, apply("a"), apply("b"), Event::InitDone] {
+        send(5, event);
+    }
+    assert_eq!((ids(&reader), reader.revision()), (vec!["a".to_owned(), "b".to_owned()], 5));
+    assert!(reader.awaited().is_empty());
+    changes.take();
+    send(9, Event::Init);
+    send(9, apply("b"));
+    assert_eq!(ids(&reader).len(), 2);
+    send(9, Event::InitDone);
+    assert_eq!(ids(&reader), ["b"]);
+    let (dirty, revision) = changes.take();
+    assert_eq!((dirty.endpoints, revision), ([EndpointId::from("a")].into(), 9));
+}
+
+#[test]
+fn updates_of_a_transaction_are_one_step() {
+    let (mut writer, _, reader, mut changes) = new([EPS]);
+    let apply = |name| {
+        let (key, object) = endpoint(name);
+        Update { source: EPS.into(), revision: 2, event: Event::Apply(key, object) }
+    };
+    let delete =
+        |name: &str| Update { source: EPS.into(), revision: 2, event: Event::Delete(endpoint(name).0) };
+    writer.apply(apply("a"));
+    changes.take();
+    let generation = *changes.generation.borrow();
+    // An update may be read from another thread only when all of them are applied.
+    let between = reader.clone();
+    let locked = move |update: Update| {
+        assert!(between.0.inner.try_read().is_err(), "the state can be read within the transaction");
+        update
+    };
+    writer.apply_all([delete("a"), apply("b"), apply("c")].into_iter().map(locked));
+    assert_eq!(*changes.generation.borrow(), generation + 1);
+    assert_eq!(ids(&reader), ["b", "c"]);
+}
+
+#[test]
+fn invalid_object_keeps_the_last_valid_version() {
+    let (mut writer, _, reader, _) = new([EPS]);
+    let (key, object) = endpoint("a");
+    let mut send = |event| writer.apply(Update { source: EPS.into(), revision: 1, event });
+    send(Event::Apply(key.clone(), object));
+    let rejected = Rejected { key: key.to_string(), why: "no JSON".into() };
+    send(Event::Apply(key.clone(), Err(rejected.clone())));
+    assert_eq!((ids(&reader), reader.rejected()), (vec!["a".to_owned()], vec![rejected]));
+    send(Event::Delete(key));
+    assert!(ids(&reader).is_empty() && reader.rejected().is_empty());
+}
+
+#[test]
+fn deleted_invalid_object_is_forgotten() {
+    let (mut writer, _, reader, _) = new([EPS]);
+    let ((a, object), (b, _)) = (endpoint("a"), endpoint("b"));
+    let rejected = |key: &Key| Err(Rejected { key: key.to_string(), why: "no JSON".into() });
+    let mut snapshot = |objects: &[(&Key, Result<ClusterObject, Rejected>)]| {
+        let mut send = |event| writer.apply(Update { source: EPS.into(), revision: 1, event });
+        send(Event::Init);
+        for (key, object) in objects {
+            send(Event::InitApply((*key).clone(), object.clone()));
+        }
+        send(Event::InitDone);
+    };
+    snapshot(&[(&a, object), (&b, rejected(&b))]);
+    snapshot(&[(&a, rejected(&a))]);
+    assert_eq!((ids(&reader), reader.rejected_count()), (vec!["a".to_owned()], 1));
+    snapshot(&[]);
+    assert_eq!((ids(&reader).len(), reader.rejected_count()), (0, 0));
+}
+
+#[test]
+fn an_id_belongs_to_the_network_that_has_it_last() {
+    let (key, Ok(ClusterObject::Endpoint(first))) = endpoint("a.b-c-d") else { panic!("an endpoint") };
+    let put = |network: &str, revision| {
+        let endpoint = Endpoint { network: network.into(), ..first.clone() };
+        let object = Ok(ClusterObject::Endpoint(endpoint));
+        Update {
+            source: Source::Endpoints(network.into()),
+            revision,
+            event: Event::Apply(key.clone(), object),
+        }
+    };
+    let delete = |network: &str, revision| Update {
+        source: Source::Endpoints(network.into()),
+        revision,
+        event: Event::Delete(key.clone()),
+    };
+    // On a.b, deleted, on a.b-c, deleted, and on a.b again. The updates of each network arrive in order.
+    let older = [put("a.b", 1), delete("a.b", 2), put("a.b", 5)];
+    let newer = [put("a.b-c", 3), delete("a.b-c", 4)];
+    let owner = |updates: &[&Update]| {
+        let (mut writer, _, reader, _) = new([EPS]);
+        updates.iter().for_each(|update| writer.apply((*update).clone()));
+        reader.with(|state| state.endpoint(&first.id).map(|endpoint| endpoint.network.to_string()))
+    };
+    let [older_1, older_2, older_5] = &older;
+    let [newer_3, newer_4] = &newer;
+    for updates in [[older_1, older_2, newer_3], [older_1, newer_3, older_2], [newer_3, older_1, older_2]] {
+        assert_eq!(owner(&updates).as_deref(), Some("a.b-c"), "{updates:?}");
+    }
+    for updates in [
+        [older_1, older_2, newer_3, newer_4],
+        [older_1, newer_3, older_2, newer_4],
+        [older_1, newer_3, newer_4, older_2],
+        [newer_3, newer_4, older_1, older_2],
+        [newer_3, older_1, newer_4, older_2],
+    ] {
+        assert_eq!(owner(&updates), None, "{updates:?}");
+    }
+    for updates in [
+        [older_1, older_2, older_5, newer_3, newer_4],
+        [older_1, newer_3, older_2, older_5, newer_4],
+        [newer_3, older_1, older_2, newer_4, older_5],
+        [newer_3, newer_4, older_1, older_2, older_5],
+    ] {
+        assert_eq!(owner(&updates).as_deref(), Some("a.b"), "{updates:?}");
+    }
+}
+
+#[test]
+fn unchanged_object_is_not_dirty() {
+    let (mut writer, attacher, _, mut changes) = new([EPS]);
+    let (key, object) = endpoint("a");
+    writer.apply(Update {
+        source: EPS.into(),
+        revision: 1,
+        event: Event::Apply(key.clone(), object.clone()),
+    });
+    assert!(!changes.take().0.is_empty());
+    writer.apply(Update { source: EPS.into(), revision: 2, event: Event::Apply(key, object) });
+    assert!(changes.take().0.is_empty());
+    attacher.attach(&"a".into(), Attachment::of_pod("vvport1"));
+    attacher.attach(&"a".into(), Attachment::of_pod("vvport1"));
+    assert_eq!(changes.take().0.endpoints.len(), 1);
+}

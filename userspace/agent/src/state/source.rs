@@ -1,0 +1,37 @@
+use std::fmt;
+
+use contiv_model::{key::ENDPOINTS, name::NetworkId};
+
+/// A part of the state whose snapshots replace it as a whole.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    /// All keys with a prefix.
+    Prefix(&'static str),
+    /// Endpoints of a network.
+    Endpoints(NetworkId),
+}
+
+impl Source {
+    /// Prefix of the keys.
+    pub fn prefix(&self) -> &'static str {
+        match self {
+            Source::Prefix(prefix) => prefix,
+            Source::Endpoints(_) => ENDPOINTS,
+        }
+    }
+}
+
+impl From<&'static str> for Source {
+    fn from(prefix: &'static str) -> Source {
+        Source::Prefix(prefix)
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Prefix(prefix) => f.write_str(prefix),
+            Source::Endpoints(network) => write!(f, "{ENDPOINTS}{network}-"),
+        }
+    }
+}
