@@ -1,9 +1,10 @@
-//! Test fixtures: network namespaces, real peers (etcd, Open vSwitch), raw packets, and skips that CI checks.
+//! Test fixtures: network namespaces, real peers (etcd, Open vSwitch, BIRD), raw packets, and skips that CI checks.
 //!
 //! Every resource belongs to the process that creates it and has its pid in its name. It is removed when it is dropped,
 //! also during a panic. If the process was killed, the next test process removes it.
 
 mod authority;
+mod bird;
 pub mod capture;
 mod disk;
 pub mod etcd;
@@ -21,6 +22,7 @@ mod wait;
 mod xdp;
 
 pub use authority::{Authority, Certified, write_secret};
+pub use bird::Bird;
 pub use disk::{Disk, Stall};
 pub use machine_lock::{MachineLock, TIMES_VARIABLE, exclusive, shared};
 pub use ping::Ping;

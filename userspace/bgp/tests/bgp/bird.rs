@@ -3,9 +3,7 @@
 use std::{
     collections::BTreeSet,
     fmt::Write as _,
-    fs,
     net::IpAddr,
-    process::Command,
     sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -14,8 +12,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use contiv_bgp::{Addresses, Config, Failure, Handle, Learnt, Speaker, State, Status, Stop};
 use nix::sys::signal::Signal;
-use tempfile::TempDir;
-use testkit::{Netns, Process, needs, scratch_dir, wait_until};
+use testkit::{Bird, Netns, needs, wait_until};
 use tokio::sync::{oneshot, watch};
 
 use crate::memory::{LEAF, NODE, addresses, node};
@@ -60,74 +57,25 @@ impl Default for Leaf {
     }
 }
 
-struct Bird {
-    process: Process,
-    folder: Arc<TempDir>,
-    namespace: Netns,
-}
-
-impl Bird {
-    fn start(link: &Link, leaf: &Leaf) -> Result<Bird> {
-        Bird::start_in(link, leaf, Arc::new(scratch_dir("bird")?), &[])
-    }
-
-    fn start_in(link: &Link, leaf: &Leaf, folder: Arc<TempDir>, arguments: &[&str]) -> Result<Bird> {
+impl Leaf {
+    fn configuration(&self) -> Result<String> {
         let mut text = format!(
             "log stderr all;\nrouter id {LEAF};\nprotocol device {{}}\nprotocol bgp node {{\n\
              local {LEAF} as {};\nneighbor {NODE} as {};\npassive on; error wait time 1, 2;\n{}\n\
              ipv4 {{ import all; export where source = RTS_STATIC; }};\n\
              ipv6 {{ import all; export where source = RTS_STATIC; next hop address 2001:db8:9::2; }};\n}}\n",
-            leaf.local_as, leaf.neighbor_as, leaf.options
+            self.local_as, self.neighbor_as, self.options
         );
         for (name, ipv6) in [("ipv4", false), ("ipv6", true)] {
-            let routes = leaf.routes.iter().filter(|route| route.contains(':') == ipv6);
+            let routes = self.routes.iter().filter(|route| route.contains(':') == ipv6);
             let routes: String = routes.map(|route| format!("route {route} blackhole; ")).collect();
             writeln!(text, "protocol static {{ {name}; {routes}}}")?;
         }
-        let file = folder.path().join("bird.conf");
-        fs::write(&file, text)?;
-        let mut command = Command::new("/usr/sbin/bird");
-        command.arg("-f").arg("-c").arg(&file).arg("-s").arg(folder.path().join("bird.ctl"));
-        command.arg("-P").arg(folder.path().join("bird.pid")).args(arguments);
-        let process = Process::spawn_in(&link.leaf, "bird", command)?;
-        let mut bird = Bird { process, folder, namespace: link.leaf.clone() };
-        wait_until(TIMEOUT, "BIRD to answer", || bird.command(&["show", "status"]).map(Some))
-            .with_context(|| bird.process.tail())?;
-        bird.process.ended()?;
-        Ok(bird)
+        Ok(text)
     }
 
-    fn command(&self, words: &[&str]) -> Result<String> {
-        let socket = self.folder.path().join("bird.ctl");
-        let socket = socket.to_str().context("the path is UTF-8")?;
-        self.namespace.output("birdc", &[&["-s", socket], words].concat())
-    }
-
-    /// Waits until BIRD has exactly these routes of the node, with their next hops.
-    fn expect_routes(&self, expected: &[(&str, &str)]) -> Result<()> {
-        let what = format!("BIRD to have the routes {expected:?}");
-        wait_until(TIMEOUT, &what, || {
-            let routes = self.routes()?;
-            let all = expected.iter().all(|(prefix, next_hop)| {
-                routes.iter().any(|(found, text)| found == prefix && text.contains(next_hop))
-            });
-            if all && routes.len() == expected.len() { Ok(Some(())) } else { bail!("{routes:?}") }
-        })
-    }
-
-    /// Routes that BIRD has from the node.
-    fn routes(&self) -> Result<Vec<(String, String)>> {
-        let text = self.command(&["show", "route", "protocol", "node"])?;
-        let mut routes: Vec<(String, String)> = vec![];
-        for line in text.lines() {
-            let first = line.split_whitespace().next().unwrap_or_default();
-            if line.starts_with(|c: char| c.is_ascii_hexdigit()) && first.contains('/') {
-                routes.push((first.to_owned(), line.to_owned()));
-            } else if let Some((_, detail)) = routes.last_mut() {
-                detail.push_str(line);
-            }
-        }
-        Ok(routes)
+    fn start(&self, link: &Link) -> Result<Bird> {
+        Bird::start(&link.leaf, &self.configuration()?)
     }
 }
 
@@ -209,14 +157,17 @@ const ALL: [&str; 3] = ["20.1.0.0/16", "20.2.0.0/16", "2001:db8:20::/48"];
 fn routes_are_exchanged_with_bird() -> Result<()> {
     needs!(root(), binary("bird"), binary("birdc"));
     let link = Link::new()?;
-    let bird = Bird::start(&link, &Leaf::default())?;
+    let bird = Leaf::default().start(&link)?;
     let speaker = Running::start(&link, config(), &["10.1.0.5", "2001:db8:1::5"])?;
     let status = speaker.wait_established()?;
     let negotiated = status.negotiated.context("negotiated")?;
     assert_eq!((negotiated.peer_as, negotiated.router_id, negotiated.four_octet_as), (65001, LEAF, true));
     assert_eq!(negotiated.graceful_restart.context("graceful restart")?.restart_time, 120);
 
-    bird.expect_routes(&[("10.1.0.5/32", "via 10.9.0.1"), ("2001:db8:1::5/128", "via 2001:db8:9::1")])?;
+    bird.expect_routes(
+        "node",
+        &[("10.1.0.5/32", "via 10.9.0.1"), ("2001:db8:1::5/128", "via 2001:db8:9::1")],
+    )?;
     let learnt = speaker.expect_learnt(&ALL)?;
     let next_hop = |prefix: &str| learnt.routes[&prefix.parse().unwrap()].next_hop;
     assert_eq!(next_hop("20.1.0.0/16"), IpAddr::from(LEAF));
@@ -226,7 +177,10 @@ fn routes_are_exchanged_with_bird() -> Result<()> {
 
     // Changes: one address goes, two come.
     speaker.announce(&["10.1.0.6", "10.1.0.7", "2001:db8:1::5"]);
-    bird.expect_routes(&[("10.1.0.6/32", "via"), ("10.1.0.7/32", "via"), ("2001:db8:1::5/128", "via")])?;
+    bird.expect_routes(
+        "node",
+        &[("10.1.0.6/32", "via"), ("10.1.0.7/32", "via"), ("2001:db8:1::5/128", "via")],
+    )?;
     bird.command(&["disable", "static1"])?;
     speaker.expect_learnt(&["2001:db8:20::/48"])?;
     bird.command(&["enable", "static1"])?;
@@ -238,7 +192,7 @@ fn routes_are_exchanged_with_bird() -> Result<()> {
     speaker.wait("the routes to be sent again", |status| status.counters.updates_sent >= sent + 2)?;
 
     speaker.stop(Stop::Shutdown)?;
-    bird.expect_routes(&[])
+    bird.expect_routes("node", &[])
 }
 
 #[test]
@@ -246,11 +200,11 @@ fn two_octets_are_enough() -> Result<()> {
     needs!(root(), binary("bird"), binary("birdc"));
     let link = Link::new()?;
     let leaf = Leaf { options: "enable as4 off;", ..Leaf::default() };
-    let bird = Bird::start(&link, &leaf)?;
+    let bird = leaf.start(&link)?;
     let speaker = Running::start(&link, config(), &["10.1.0.5"])?;
     let negotiated = speaker.wait_established()?.negotiated.context("negotiated")?;
     assert!(!negotiated.four_octet_as);
-    bird.expect_routes(&[("10.1.0.5/32", "via 10.9.0.1")])?;
+    bird.expect_routes("node", &[("10.1.0.5/32", "via 10.9.0.1")])?;
     let learnt = speaker.expect_learnt(&ALL)?;
     assert_eq!(learnt.routes[&"20.1.0.0/16".parse()?].attributes.as_path, [65001]);
     speaker.stop(Stop::Shutdown)
@@ -261,14 +215,14 @@ fn as_numbers_of_four_octets() -> Result<()> {
     needs!(root(), binary("bird"), binary("birdc"));
     let link = Link::new()?;
     let leaf = Leaf { local_as: 4_200_000_001, neighbor_as: 4_200_000_000, ..Leaf::default() };
-    let bird = Bird::start(&link, &leaf)?;
+    let bird = leaf.start(&link)?;
     let mut config = config();
     (config.local_as, config.neighbor_as) = (4_200_000_000, 4_200_000_001);
     let speaker = Running::start(&link, config, &["10.1.0.5"])?;
     speaker.wait_established()?;
     let learnt = speaker.expect_learnt(&ALL)?;
     assert_eq!(learnt.routes[&"20.1.0.0/16".parse()?].attributes.as_path, [4_200_000_001]);
-    bird.expect_routes(&[("10.1.0.5/32", "AS4200000000i")])?;
+    bird.expect_routes("node", &[("10.1.0.5/32", "AS4200000000i")])?;
     speaker.stop(Stop::Shutdown)
 }
 
@@ -277,7 +231,7 @@ fn routes_of_a_killed_neighbor_are_kept_for_its_restart_time() -> Result<()> {
     needs!(root(), binary("bird"), binary("birdc"));
     let link = Link::new()?;
     let leaf = Leaf { options: "graceful restart on; graceful restart time 6;", ..Leaf::default() };
-    let mut bird = Bird::start(&link, &leaf)?;
+    let mut bird = leaf.start(&link)?;
     let speaker = Running::start(&link, config(), &["10.1.0.5"])?;
     speaker.expect_learnt(&ALL)?;
     bird.process.kill()?;
@@ -295,18 +249,18 @@ fn restarted_neighbor_keeps_its_routes() -> Result<()> {
     needs!(root(), binary("bird"), binary("birdc"));
     let link = Link::new()?;
     let mut leaf = Leaf::default();
-    let mut bird = Bird::start(&link, &leaf)?;
+    let mut bird = leaf.start(&link)?;
     let speaker = Running::start(&link, config(), &["10.1.0.5"])?;
     speaker.expect_learnt(&ALL)?;
     bird.process.kill()?;
     speaker.wait("the end of the session", |status| status.stale == 3)?;
     // One route is gone when BIRD is back. `-R`: recover from a graceful restart.
     leaf.routes.retain(|route| *route != "20.2.0.0/16");
-    let bird = Bird::start_in(&link, &leaf, bird.folder.clone(), &["-R"])?;
+    let bird = Bird::start_in(&link.leaf, &leaf.configuration()?, bird.folder(), &["-R"])?;
     let learnt = speaker.expect_learnt(&["20.1.0.0/16", "2001:db8:20::/48"])?;
     assert!(learnt.routes.values().all(|route| !route.stale));
     assert_eq!(speaker.status().counters.established, 2);
-    bird.expect_routes(&[("10.1.0.5/32", "via 10.9.0.1")])?;
+    bird.expect_routes("node", &[("10.1.0.5/32", "via 10.9.0.1")])?;
     speaker.stop(Stop::Shutdown)
 }
 
@@ -314,17 +268,14 @@ fn restarted_neighbor_keeps_its_routes() -> Result<()> {
 fn neighbor_keeps_the_routes_of_a_speaker_that_restarts() -> Result<()> {
     needs!(root(), binary("bird"), binary("birdc"));
     let link = Link::new()?;
-    let bird = Bird::start(&link, &Leaf::default())?;
+    let bird = Leaf::default().start(&link)?;
     let speaker = Running::start(&link, config(), &["10.1.0.5", "10.1.0.6", "2001:db8:1::5"])?;
     let three = [("10.1.0.5/32", "via"), ("10.1.0.6/32", "via"), ("2001:db8:1::5/128", "via")];
-    bird.expect_routes(&three)?;
+    bird.expect_routes("node", &three)?;
     speaker.stop(Stop::Restart)?;
-    let waits = || {
-        let text = bird.command(&["show", "protocols", "node"])?;
-        Ok((!text.contains("Established")).then_some(text))
-    };
+    let waits = || Ok((!bird.is_established("node")?).then_some(()));
     wait_until(TIMEOUT, "BIRD to lose the session", waits)?;
-    bird.expect_routes(&three)?;
+    bird.expect_routes("node", &three)?;
 
     // One endpoint is gone; nothing is known of the others at first.
     let (mut config, none) = (config(), &[][..]);
@@ -333,7 +284,7 @@ fn neighbor_keeps_the_routes_of_a_speaker_that_restarts() -> Result<()> {
     speaker.addresses.send_replace(None);
     speaker.wait_established()?;
     speaker.announce(&["10.1.0.5", "2001:db8:1::5"]);
-    bird.expect_routes(&[three[0], three[2]])?;
+    bird.expect_routes("node", &[three[0], three[2]])?;
     speaker.stop(Stop::Shutdown)
 }
 
@@ -341,7 +292,7 @@ fn neighbor_keeps_the_routes_of_a_speaker_that_restarts() -> Result<()> {
 fn wrong_as_numbers_are_explained() -> Result<()> {
     needs!(root(), binary("bird"), binary("birdc"));
     let link = Link::new()?;
-    let bird = Bird::start(&link, &Leaf { local_as: 65099, ..Leaf::default() })?;
+    let bird = Leaf { local_as: 65099, ..Leaf::default() }.start(&link)?;
     let speaker = Running::start(&link, config(), &[])?;
     let status =
         speaker.wait("a failure", |status| matches!(status.failure, Some(Failure::BadPeerAs { .. })))?;
@@ -353,7 +304,7 @@ fn wrong_as_numbers_are_explained() -> Result<()> {
     speaker.stop(Stop::Shutdown)?;
     drop(bird);
 
-    let _bird = Bird::start(&link, &Leaf { neighbor_as: 65077, ..Leaf::default() })?;
+    let _bird = Leaf { neighbor_as: 65077, ..Leaf::default() }.start(&link)?;
     let speaker = Running::start(&link, config(), &[])?;
     let status =
         speaker.wait("a failure", |status| matches!(status.failure, Some(Failure::Notification { .. })))?;
@@ -366,7 +317,7 @@ fn wrong_as_numbers_are_explained() -> Result<()> {
 fn silent_neighbor_is_noticed() -> Result<()> {
     needs!(root(), binary("bird"), binary("birdc"));
     let link = Link::new()?;
-    let bird = Bird::start(&link, &Leaf::default())?;
+    let bird = Leaf::default().start(&link)?;
     let mut config = config();
     config.hold_time = 6;
     let speaker = Running::start(&link, config, &["10.1.0.5"])?;
