@@ -3,6 +3,7 @@
 pub mod api;
 pub mod attach;
 pub mod backoff;
+pub mod bgp;
 pub mod config;
 pub mod continuity;
 pub mod datapath;

@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     attach::NodeWarnings,
     backoff::Backoff,
+    bgp,
     continuity::Regression,
     datapath::Kind,
     error::one_line,
@@ -85,10 +86,12 @@ impl Identity {
         status: &Status,
         warnings: &NodeWarnings,
         regression: Option<&Regression>,
+        session: &bgp::Report,
         rejected: &[Rejected],
     ) -> node::Status {
         let regressed = regression.map(ToString::to_string);
         let degraded = regressed.into_iter().chain(status.degraded()).chain(warnings.lines());
+        let degraded = degraded.chain(session.degraded());
         node::Status {
             host: self.node.host.to_string(),
             datapath: self.datapath.to_string(),
@@ -136,15 +139,24 @@ async fn persist(store: &Store, services: &[(String, Bytes)]) -> Registration {
     }
 }
 
-/// What the node status is made of: status of the datapath, warnings about the node, and whether the store is regressed.
-pub type Published =
-    (watch::Receiver<Status>, watch::Receiver<NodeWarnings>, watch::Receiver<Option<Regression>>);
+/// What the node status is made of.
+#[derive(Clone, Debug)]
+pub struct Published {
+    /// Status of the datapath.
+    pub status: watch::Receiver<Status>,
+    /// Warnings about the node.
+    pub warnings: watch::Receiver<NodeWarnings>,
+    /// Whether the store is regressed.
+    pub regression: watch::Receiver<Option<Regression>>,
+    /// BGP session.
+    pub bgp: watch::Receiver<bgp::Report>,
+}
 
 /// Writes the node status whenever it changes.
 pub async fn publish_status(
     identity: &Identity,
     store: &Store,
-    (mut status, mut warnings, mut regression): Published,
+    Published { mut status, mut warnings, mut regression, mut bgp }: Published,
     reader: Reader,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
@@ -158,6 +170,7 @@ pub async fn publish_status(
             &status.borrow_and_update(),
             &warnings.borrow_and_update(),
             regressed.as_ref(),
+            &bgp.borrow_and_update(),
             &rejected,
         );
         let due = match &written {
@@ -178,6 +191,7 @@ pub async fn publish_status(
             // An error means that the sender is gone, which happens at shutdown only.
             Ok(()) = warnings.changed() => {}
             Ok(()) = regression.changed() => {}
+            Ok(()) = bgp.changed() => {}
             other = reader.rejected_changed(&rejected) => rejected = other,
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                 let body = serde_json::to_vec(&now)?;

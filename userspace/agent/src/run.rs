@@ -15,6 +15,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use crate::{
     api::{self, Monitor},
     attach::{self, Journal, Pods, RequestMetrics, link::Links},
+    bgp,
     config::{Cleanup, DatapathFlags, Flags},
     continuity::{Guard, MemoryFile, Regression},
     datapath::{Datapath, Kind, Owner, ebpf::Ebpf, fake::Fake, ovs::Ovs},
@@ -107,12 +108,14 @@ async fn run_with<D: Datapath + 'static>(
         uplinks: flags.datapath.uplinks().map(str::to_owned).collect(),
         requirements,
     });
+    let (speaker, sessions) = bgp::Task::new(node.host.clone(), reader.clone());
     let parts = api::Parts {
         datapath: identity.datapath,
         ready,
         reader: reader.clone(),
         status: status.clone(),
         continuity: continuity.clone(),
+        bgp: sessions.clone(),
         inspect,
         recorded: api::Recorded {
             requests: requests.clone(),
@@ -128,7 +131,12 @@ async fn run_with<D: Datapath + 'static>(
     let stopping = stop.clone();
     tasks.spawn("http", async move { http.run(parts, stopping).await.context("serve HTTP requests") });
 
-    let published = (status.clone(), pods.warnings(), continuity.regression.clone());
+    let published = registration::Published {
+        status: status.clone(),
+        warnings: pods.warnings(),
+        regression: continuity.regression.clone(),
+        bgp: sessions.clone(),
+    };
     let (status_identity, status_store) = (identity.clone(), store.clone());
     let (status_reader, halting) = (reader.clone(), halt.clone());
     tasks.spawn("node status", async move {
@@ -158,10 +166,13 @@ async fn run_with<D: Datapath + 'static>(
     let (mode, watched) = (flags.fwdmode, reader.clone());
     let stopping = stop.clone();
     tasks.spawn("settings", async move { settings::follow(&watched, mode, stopping).await });
+    let halting = halt.clone();
     tasks.spawn("datapath", async move {
-        reconciler.run(halt).await;
+        reconciler.run(halting).await;
         Ok(())
     });
+    tasks.spawn("bgp", speaker.run(halt.clone()));
+    tasks.spawn("bgp status", bgp::publish(node.host, store.clone(), sessions, halt));
     if flags.datapath.bpf_log {
         let bpf_status = status.clone();
         tasks.spawn("bpf log", log_packets(monitor, bpf_status, stop.clone()));

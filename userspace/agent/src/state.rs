@@ -19,7 +19,7 @@ mod vrfs;
 mod vteps;
 
 pub use dirty::DirtySet;
-pub use object::{Attachment, ClusterObject};
+pub use object::{Attachment, BgpSpeaker, ClusterObject};
 pub use rejected::Rejected;
 pub use shared::{Attacher, Changes, NetworkRequest, Reader, Update, Writer, new};
 pub use snapshot::State;

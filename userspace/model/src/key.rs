@@ -13,7 +13,7 @@ pub const SERVICE: &str = "/contiv.io/service/";
 /// Prefix of the global settings.
 pub const SETTINGS: &str = "/contiv.io/master/config/";
 /// Prefixes that every agent watches as a whole. Of [`ENDPOINTS`] it watches those of the networks that its node needs.
-pub const AGENT_PREFIXES: [&str; 8] = [
+pub const AGENT_PREFIXES: [&str; 9] = [
     SETTINGS,
     NETWORKS,
     GROUPS,
@@ -22,6 +22,7 @@ pub const AGENT_PREFIXES: [&str; 8] = [
     PROVIDERS,
     "/contiv.io/service/netplugin.vtep/",
     NODE_VTEPS,
+    BGPS,
 ];
 /// Lock of the leading netmaster; its value is the leader's `ip:port`.
 pub const LEADER: &str = "/contiv.io/lock/netmaster/leader";
@@ -167,6 +168,9 @@ pub enum Key {
     /// `/contiv.io/oper/vtep/<host>`: VTEP of a node, which stays when its agent is gone. Not a key
     /// of the original.
     NodeVtep(HostName),
+    /// `/contiv.io/oper/bgp/<host>`: BGP session of a node, as its agent reports it. Not a key of the
+    /// original.
+    BgpOper(HostName),
     /// `/contiv.io/oper/accepted-store/<host>`: an operator's word that the node is to follow this
     /// store. Not a key of the original.
     AcceptedStore(HostName),
@@ -201,7 +205,10 @@ pub const POLICIES: &str = "/contiv.io/state/policy/";
 pub const POLICY_RULES: &str = "/contiv.io/state/policyRule/";
 const SERVICES: &str = "/contiv.io/state/serviceLB/";
 const PROVIDERS: &str = "/contiv.io/state/provider/";
-const BGPS: &str = "/contiv.io/state/bgp/";
+/// Prefix of [`Key::Bgp`].
+pub const BGPS: &str = "/contiv.io/state/bgp/";
+/// Prefix of [`Key::BgpOper`].
+pub const BGPS_OPER: &str = "/contiv.io/oper/bgp/";
 const NETWORK_JOURNALS: &str = "/contiv.io/state/ipam/nets/";
 const GROUP_JOURNALS: &str = "/contiv.io/state/ipam/endpointGroups/";
 const NETWORK_CHUNKS: &str = "/contiv.io/state/ipam/chunks/nets/";
@@ -249,6 +256,7 @@ impl fmt::Display for Key {
             Key::AciPending(key) => write!(f, "{ACI_PENDING}{key}"),
             Key::NodeStatus(host) => write!(f, "{NODES}{host}"),
             Key::NodeVtep(host) => write!(f, "{NODE_VTEPS}{host}"),
+            Key::BgpOper(host) => write!(f, "{BGPS_OPER}{host}"),
             Key::AcceptedStore(host) => write!(f, "{ACCEPTED_STORES}{host}"),
             Key::GoneNode(host) => write!(f, "{GONE_NODES}{host}"),
             single => match SINGLES.iter().find(|(_, key)| key == single) {
@@ -317,6 +325,9 @@ impl FromStr for Key {
         if let Some(host) = last(NODE_VTEPS) {
             return Ok(Key::NodeVtep(host.into()));
         }
+        if let Some(host) = last(BGPS_OPER) {
+            return Ok(Key::BgpOper(host.into()));
+        }
         if let Some(host) = last(ACCEPTED_STORES) {
             return Ok(Key::AcceptedStore(host.into()));
         }
@@ -359,6 +370,7 @@ mod tests {
             "/contiv.io/state/auto-vlan/global",
             "/contiv.io/state/auto-vxlan/global",
             "/contiv.io/state/bgp/node1",
+            "/contiv.io/oper/bgp/node1",
             "/contiv.io/state/endpointGroups/gp:default",
             "/contiv.io/state/eps/h1-native-intf",
             "/contiv.io/state/global/global",

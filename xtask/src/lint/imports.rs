@@ -26,6 +26,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "contiv-model",
             "contiv-store",
+            "contiv-bgp",
             "contiv-cli",
             "contiv-daemon",
             "contiv-abi",

@@ -1,5 +1,6 @@
 //! Metrics for `/metrics` in the OpenMetrics text format.
 
+mod bgp;
 mod reference;
 
 use std::fmt;
@@ -18,6 +19,7 @@ pub use reference::reference_page;
 
 use crate::{
     attach::{RequestMetrics, link::PodTraffic},
+    bgp::Report,
     datapath::{
         Kind,
         telemetry::{Counters, ServiceCounters, Stats, Traffic},
@@ -127,6 +129,8 @@ pub struct Condition<'a> {
     pub datapath: Kind,
     /// Status of the reconciler.
     pub status: &'a Status,
+    /// BGP session.
+    pub bgp: &'a Report,
     /// Whether the store is regressed.
     pub regressed: bool,
     /// Whether all watches of the store are connected.
@@ -141,7 +145,7 @@ pub fn encode(
     reader: &Reader,
 ) -> Result<String, fmt::Error> {
     let Measurements { stats, counters, pods } = measurements;
-    let Condition { datapath, status, regressed, store_connected } = *condition;
+    let Condition { datapath, status, bgp, regressed, store_connected } = *condition;
     let mut registry = Registry::with_prefix("contiv");
     let build = Family::<Build, Gauge>::default();
     build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION"), datapath: datapath.to_string() }).set(1);
@@ -241,6 +245,7 @@ pub fn encode(
     register_rules(&mut registry, counters);
     register_services(&mut registry, counters);
     reader.with(|state| register_endpoints(&mut registry, pods, state));
+    bgp::register(&mut registry, bgp);
     recorded.requests.register(&mut registry);
     recorded.reconciler.register(&mut registry);
     recorded.store.register(&mut registry);
@@ -359,7 +364,9 @@ mod tests {
     fn metric_names_are_stable() {
         let (recorded, status, measurements) = reference::sample(MAX_SERIES + 3);
         let (_, _, reader, _) = crate::state::new([]);
-        let text = encode(&recorded, &reference::condition(&status), &measurements, &reader).unwrap();
+        let session = reference::session();
+        let condition = reference::condition(&status, &session);
+        let text = encode(&recorded, &condition, &measurements, &reader).unwrap();
         for line in [
             "contiv_datapath_writes_total 7",
             "contiv_state_invalid_objects 0",
@@ -378,6 +385,11 @@ mod tests {
             r#"contiv_service_bytes_total{service="web:t",protocol="tcp",port="80",direction="out"} 900"#,
             r#"contiv_endpoint_packets_total{endpoint="n.t-c1",network="",group="",interface="vvport1",direction="in"} 8"#,
             r#"contiv_endpoint_bytes_total{endpoint="n.t-c1",network="",group="",interface="vvport1",direction="out"} 700"#,
+            r#"contiv_bgp_session_established{neighbor="50.1.1.2"} 1"#,
+            r#"contiv_bgp_sessions_total{neighbor="50.1.1.2"} 2"#,
+            r#"contiv_bgp_messages_total{neighbor="50.1.1.2",direction="in"} 3"#,
+            r#"contiv_bgp_malformed_updates_total{neighbor="50.1.1.2"} 5"#,
+            r#"contiv_bgp_routes{neighbor="50.1.1.2",table="advertised"} 6"#,
             r#"contiv_cni_failures_total{verb="Add"} 1"#,
             r#"contiv_cni_duration_seconds_count{verb="Add",result="failed"} 1"#,
             r#"contiv_watch_lag_seconds_count 1"#,

@@ -38,6 +38,7 @@ use crate::{
         Pods,
         link::{self, Links, PodTraffic},
     },
+    bgp,
     continuity::Continuity,
     datapath::{
         Kind,
@@ -79,6 +80,8 @@ pub struct Parts {
     pub status: watch::Receiver<Status>,
     /// Status of the store's watches, and whether the store is regressed.
     pub continuity: Continuity,
+    /// BGP session.
+    pub bgp: watch::Receiver<bgp::Report>,
     /// Sends requests to the datapath's owner.
     pub inspect: mpsc::Sender<Inspection>,
     /// Metrics that the parts of the agent record.
@@ -202,6 +205,7 @@ impl Server {
             .route("/readyz", get(readyz))
             .route("/metrics", get(scrape))
             .route("/inspect/driver", get(inspect))
+            .route("/inspect/bgp", get(inspect_bgp))
             .route("/monitor", get(watch_packets))
             .route("/trace", post(trace_packet))
             .route("/svcstats", get(services))
@@ -241,6 +245,7 @@ async fn readyz(State(parts): State<Parts>) -> Response {
     let warnings = parts.pods.warnings().borrow().clone();
     let regressed = parts.continuity.regression.borrow().as_ref().map(ToString::to_string);
     let degraded = regressed.into_iter().chain(status.degraded()).chain(warnings.lines());
+    let degraded = degraded.chain(parts.bgp.borrow().degraded());
     let body = Readiness {
         ready: pending.is_empty(),
         pending,
@@ -260,10 +265,12 @@ async fn scrape(State(parts): State<Parts>) -> Response {
     const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     let status = parts.status.borrow().clone();
     let measurements = parts.measure().await;
+    let session = parts.bgp.borrow().clone();
     let condition = Condition {
         datapath: parts.datapath,
         status: &status,
         regressed: parts.continuity.regression.borrow().is_some(),
+        bgp: &session,
         store_connected: store_connected(&parts.continuity.connections.borrow()),
     };
     match metrics::encode(&parts.recorded, &condition, &measurements, &parts.reader) {
@@ -291,6 +298,14 @@ async fn inspect(State(parts): State<Parts>) -> Response {
         );
     }
     Json(dump).into_response()
+}
+
+/// Answers like the original: status 500 if no speaker runs.
+async fn inspect_bgp(State(parts): State<Parts>) -> Response {
+    match bgp::inspect(&parts.bgp.borrow()) {
+        Some(answer) => Json(answer).into_response(),
+        None => (StatusCode::INTERNAL_SERVER_ERROR, "Error fetching bgp\n").into_response(),
+    }
 }
 
 /// Traffic of each endpoint on this node.

@@ -52,6 +52,7 @@ impl Witness {
             Key::MasterConfig => Some(gone(Key::Object(ObjectType::Global, "global".to_owned()).to_string())),
             Key::Network(id) => network_object(id, state).map(gone),
             Key::Group(key) => of_state_id(ObjectType::EndpointGroup, key.as_str()).map(gone),
+            Key::Bgp(host) => Some(gone(Key::Object(ObjectType::Bgp, host.to_string()).to_string())),
             Key::ServiceLb(id) => of_state_id(ObjectType::ServiceLb, id.as_str()).map(gone),
             Key::Providers(id) => {
                 let service = Providers::service_of(id.as_str());

@@ -1,4 +1,5 @@
 use contiv_model::{
+    bgp,
     endpoint::{self, Endpoint},
     global::Config,
     group::{self, Group},
@@ -13,7 +14,7 @@ use contiv_model::{
 use contiv_store::KeyValue;
 use serde::de::DeserializeOwned;
 
-use crate::state::{ClusterObject, Rejected, Vtep};
+use crate::state::{BgpSpeaker, ClusterObject, Rejected, Vtep};
 
 /// Decodes and validates the value at a key; `None` for keys that the agent does not use.
 pub fn decode(key: &Key, value: &KeyValue) -> Option<Result<ClusterObject, Rejected>> {
@@ -50,6 +51,9 @@ pub fn decode(key: &Key, value: &KeyValue) -> Option<Result<ClusterObject, Rejec
         Key::Service { name, .. } if name == registry::VTEP => body::<registry::ServiceInfo>(value)
             .and_then(|service| vtep(&service.hostname, &service.host_addr, service.port, value.mod_revision))
             .map(ClusterObject::Registration),
+        Key::Bgp(host) => body::<bgp::State>(value)
+            .and_then(|state| same_id(host.as_str(), &state.hostname).and_then(|()| bgp_speaker(&state)))
+            .map(ClusterObject::Bgp),
         Key::NodeVtep(host) => body::<node::Vtep>(value)
             .and_then(|record| vtep(host.as_str(), &record.vtep_ip, record.vxlan_port, value.mod_revision))
             .map(ClusterObject::Node),
@@ -62,6 +66,21 @@ pub fn decode(key: &Key, value: &KeyValue) -> Option<Result<ClusterObject, Rejec
 pub(super) fn vtep_of_status(host: &HostName, value: &KeyValue) -> Option<Vtep> {
     let status = body::<node::Status>(value).ok()?;
     vtep(host.as_str(), &status.vtep_ip, status.vxlan_port, value.mod_revision).ok()
+}
+
+/// netmaster accepts any text as an AS number, no neighbor, and ranges of router IPs.
+fn bgp_speaker(state: &bgp::State) -> Result<BgpSpeaker, String> {
+    let asn = |name: &str, text: &str| contiv_bgp::parse_as(text).map_err(|error| format!("{name}: {error}"));
+    let router = state.router_ip.parse();
+    Ok(BgpSpeaker {
+        router: router.map_err(|_| format!("router-ip is {:?}, expected x.x.x.x/len", state.router_ip))?,
+        asn: asn("as", &state.asn)?,
+        neighbor: state
+            .neighbor
+            .parse()
+            .map_err(|_| format!("neighbor is {:?}, expected an IPv4 address", state.neighbor))?,
+        neighbor_as: asn("neighbor-as", &state.neighbor_as)?,
+    })
 }
 
 fn body<T: DeserializeOwned>(value: &KeyValue) -> Result<T, String> {
@@ -146,6 +165,32 @@ mod tests {
         }
         // From 12 rules: one has a range that needs two prefixes.
         assert_eq!(rules, 13);
+    }
+
+    #[test]
+    fn decodes_bgp_settings() {
+        let key = "/contiv.io/state/bgp/n1";
+        let body = |router: &str, asn: &str, neighbor: &str| {
+            format!(
+                r#"{{"id":"n1","hostname":"n1","router-ip":"{router}","as":"{asn}","neighbor-as":"1.10","neighbor":"{neighbor}"}}"#
+            )
+        };
+        let Some(Ok(ClusterObject::Bgp(speaker))) = decoded(key, &body("50.1.1.1/24", "65000", "50.1.1.2"))
+        else {
+            panic!("no BGP settings")
+        };
+        assert_eq!((speaker.router.to_string().as_str(), speaker.asn), ("50.1.1.1/24", 65000));
+        assert_eq!((speaker.neighbor.to_string().as_str(), speaker.neighbor_as), ("50.1.1.2", 65546));
+        for (router, asn, neighbor, why) in [
+            ("50.1.1.1", "65000", "50.1.1.2", "router-ip is \"50.1.1.1\""),
+            ("50.1.1.1-3/24", "65000", "50.1.1.2", "router-ip"),
+            ("50.1.1.1/24", "", "50.1.1.2", "as: AS number \"\""),
+            ("50.1.1.1/24", "65000", "", "neighbor is \"\""),
+        ] {
+            let rejected = decoded(key, &body(router, asn, neighbor)).unwrap().unwrap_err();
+            assert!(rejected.why.contains(why), "{rejected:?}");
+        }
+        assert!(decoded("/contiv.io/state/bgp/n2", &body("50.1.1.1/24", "1", "50.1.1.2")).unwrap().is_err());
     }
 
     #[test]

@@ -1,8 +1,9 @@
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use contiv_model::{
     endpoint::Endpoint, global::Config, group::Group, network::Network, policy::Policy, service::Service,
 };
+use ipnet::Ipv4Net;
 
 use super::vteps::Vtep;
 use crate::datapath::Owner;
@@ -24,10 +25,26 @@ pub enum ClusterObject {
     Service(Service),
     /// Addresses of a service's providers, each once.
     Providers(Vec<IpAddr>),
+    /// BGP speaker of a node.
+    Bgp(BgpSpeaker),
     /// VTEP that a running agent has registered; the key has a lease.
     Registration(Vtep),
     /// VTEP in a node's record, which outlives the agent.
     Node(Vtep),
+}
+
+/// Settings of a node's BGP speaker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BgpSpeaker {
+    /// Address of the router: source of the connection, and next hop of the announced routes. With the prefix length of its
+    /// subnet.
+    pub router: Ipv4Net,
+    /// AS number of the node.
+    pub asn: u32,
+    /// Address of the neighbor.
+    pub neighbor: Ipv4Addr,
+    /// AS number of the neighbor.
+    pub neighbor_as: u32,
 }
 
 /// An endpoint's interface on this node.

@@ -21,7 +21,7 @@ use super::{
     groups::Groups,
     index::remove_from,
     members::Members,
-    object::{Attachment, ClusterObject},
+    object::{Attachment, BgpSpeaker, ClusterObject},
     services::Services,
     tags::Tags,
     vrfs::Vrfs,
@@ -56,6 +56,7 @@ pub struct State {
     services: Services,
     vteps: Vteps,
     attachments: BTreeMap<EndpointId, Attachment>,
+    bgp_speakers: BTreeMap<HostName, BgpSpeaker>,
 }
 
 impl State {
@@ -239,6 +240,11 @@ impl State {
         self.attachments.iter()
     }
 
+    /// Settings of a node's BGP speaker.
+    pub fn bgp_speaker(&self, host: &HostName) -> Option<&BgpSpeaker> {
+        self.bgp_speakers.get(host)
+    }
+
     /// Sets or deletes the object at `key` and returns what the change affects.
     pub fn set(&mut self, key: &Key, object: Option<ClusterObject>) -> DirtySet {
         let mut dirty = DirtySet::default();
@@ -273,6 +279,11 @@ impl State {
                 let hosts = self.vteps.register(address, of_kind!(object, Registration));
                 self.mark_hosts(hosts, &mut dirty);
             }
+            // No object of the datapath depends on it.
+            Key::Bgp(host) => match of_kind!(object, Bgp) {
+                Some(speaker) => drop(self.bgp_speakers.insert(host.clone(), speaker)),
+                None => drop(self.bgp_speakers.remove(host)),
+            },
             Key::NodeVtep(host) => {
                 let hosts = self.vteps.set_record(host, of_kind!(object, Node));
                 self.mark_hosts(hosts, &mut dirty);

@@ -2,6 +2,7 @@
 //! netmaster.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod bgp;
 mod continuity;
 mod crash;
 mod deletion;

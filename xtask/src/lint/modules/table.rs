@@ -63,7 +63,7 @@ pub(super) const RULES: &[Rules] = &[
                     &["attach"],
                     &["master"],
                     &["config"],
-                    &["continuity"],
+                    &["bgp", "continuity"],
                     &["reconcile", "source"],
                     &["plan"],
                     &["state"],

@@ -1,7 +1,12 @@
 //! The page of the reference. Families without a sample are not encoded, so each has one here.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr},
+    time::Duration,
+};
 
+use contiv_bgp::{Counters as BgpCounters, Learnt, State, Status as BgpStatus};
 use contiv_daemon::metrics_page;
 use contiv_model::service::Protocol;
 
@@ -11,6 +16,7 @@ use crate::{
         Failure, Step, Verb,
         link::{AttachedPort, PodTraffic},
     },
+    bgp::{Report, Running},
     datapath::{
         Kind, Observed, Op, Owner,
         telemetry::{Counters, ServiceCounters, ServicePort, Stats, TableUsage, Traffic},
@@ -22,7 +28,8 @@ use crate::{
 pub fn reference_page() -> Result<String, fmt::Error> {
     let (recorded, status, measurements) = sample(1);
     let (_, _, reader, _) = crate::state::new([]);
-    let text = encode(&recorded, &condition(&status), &measurements, &reader)?;
+    let session = session();
+    let text = encode(&recorded, &condition(&status, &session), &measurements, &reader)?;
     Ok(metrics_page::page("Metrics of netplugin", &text))
 }
 
@@ -64,6 +71,36 @@ pub(super) fn sample(rules: usize) -> (Recorded, Status, Measurements) {
 }
 
 /// The condition of an agent that is well.
-pub(super) fn condition(status: &Status) -> Condition<'_> {
-    Condition { datapath: Kind::Ebpf, status, regressed: false, store_connected: true }
+pub(super) fn condition<'a>(status: &'a Status, bgp: &'a Report) -> Condition<'a> {
+    Condition { datapath: Kind::Ebpf, status, bgp, regressed: false, store_connected: true }
+}
+
+/// An established BGP session.
+pub(super) fn session() -> Report {
+    let status = BgpStatus {
+        state: State::Established,
+        established: None,
+        failure: None,
+        local_as: 65000,
+        router_id: Ipv4Addr::new(50, 1, 1, 1),
+        neighbor: IpAddr::from([50, 1, 1, 2]),
+        neighbor_as: 65001,
+        negotiated: None,
+        received: 7,
+        stale: 0,
+        advertised: 6,
+        counters: BgpCounters {
+            established: 2,
+            sent: 4,
+            received: 3,
+            updates_sent: 1,
+            updates_received: 1,
+            updates_malformed: 5,
+        },
+    };
+    Report::Running(Box::new(Running {
+        status,
+        learnt: Learnt::default(),
+        addresses: std::sync::Arc::default(),
+    }))
 }

@@ -41,14 +41,19 @@ struct Shared {
 
 impl Master {
     pub(crate) async fn start(store: Store) -> Master {
+        Master::start_on(store, "vxlan", 10_001).await
+    }
+
+    /// As [`Master::start`], with the encapsulation of the network and its tag on the wire.
+    pub(crate) async fn start_on(store: Store, encap: &str, tag: i64) -> Master {
         let network = network::State {
             id: "n.t".into(),
             tenant: "t".into(),
             network_name: "n".into(),
             nw_type: "data".into(),
-            pkt_tag_type: "vxlan".into(),
+            pkt_tag_type: encap.into(),
             pkt_tag: 1,
-            ext_pkt_tag: 10_001,
+            ext_pkt_tag: tag,
             subnet_ip: "10.9.0.0".into(),
             subnet_len: 24,
             gateway: "10.9.0.254".into(),

@@ -1,0 +1,84 @@
+//! What the node announces, and with which settings.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use contiv_model::{name::HostName, tag::Encap};
+use nix::ifaddrs::{InterfaceAddress, getifaddrs};
+
+use crate::state::{BgpSpeaker, State};
+
+/// Settings and addresses of the speaker.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Announced {
+    /// `None` without a `Bgp` object of this node.
+    pub(super) speaker: Option<BgpSpeaker>,
+    /// Whether the forward mode is `routing`.
+    pub(super) is_routing: bool,
+    /// Addresses of the endpoints with an interface on this node whose network is an active VLAN network.
+    pub(super) addresses: Arc<BTreeSet<IpAddr>>,
+}
+
+impl Announced {
+    pub(super) fn of(state: &State, host: &HostName) -> Announced {
+        let Some(speaker) = state.bgp_speaker(host) else { return Announced::default() };
+        let is_vlan = |network| matches!(network, Some(Encap::Vlan(_)));
+        // After a reboot an endpoint's record exists without an interface until its pod is deleted.
+        let endpoints = state
+            .on_host(host)
+            .filter(|id| state.attachment(id).is_some())
+            .filter_map(|id| state.endpoint(id))
+            .filter(|endpoint| is_vlan(state.active_network(&endpoint.network).map(|network| network.encap)));
+        let is_routing = state.is_routing();
+        let addresses = match is_routing {
+            true => endpoints.flat_map(|endpoint| endpoint.addresses().iter().collect::<Vec<_>>()).collect(),
+            false => BTreeSet::new(),
+        };
+        Announced { speaker: Some(speaker.clone()), is_routing, addresses: Arc::new(addresses) }
+    }
+}
+
+/// Next hop of IPv6 routes: the first global IPv6 address of the interface that has the router IP (RFC 2545 section 3).
+/// Nodes may have thousands of interfaces, so it is looked up at intervals.
+#[derive(Debug, Default)]
+pub(super) struct Ipv6NextHop {
+    router: Option<Ipv4Addr>,
+    address: Option<Ipv6Addr>,
+    checked: Option<Instant>,
+}
+
+impl Ipv6NextHop {
+    /// Interval between lookups.
+    pub(super) const INTERVAL: Duration = Duration::from_secs(5);
+
+    /// `None` if there is none. The address stays as it is if the interfaces cannot be read.
+    pub(super) fn of(&mut self, router: Ipv4Addr) -> Option<Ipv6Addr> {
+        let is_current = self.checked.is_some_and(|at| at.elapsed() < Self::INTERVAL);
+        if self.router != Some(router) {
+            *self = Ipv6NextHop { router: Some(router), ..Ipv6NextHop::default() };
+        } else if is_current {
+            return self.address;
+        }
+        match getifaddrs() {
+            Ok(interfaces) => self.address = beside(router, &interfaces.collect::<Vec<_>>()),
+            Err(error) => tracing::warn!("read the addresses of this node: {error}"),
+        }
+        self.checked = Some(Instant::now());
+        self.address
+    }
+}
+
+fn beside(router: Ipv4Addr, interfaces: &[InterfaceAddress]) -> Option<Ipv6Addr> {
+    let has_router = |interface: &&InterfaceAddress| {
+        let address = interface.address.as_ref().and_then(|address| address.as_sockaddr_in());
+        address.is_some_and(|address| address.ip() == router)
+    };
+    let name = &interfaces.iter().find(has_router)?.interface_name;
+    let of_interface = interfaces.iter().filter(|interface| interface.interface_name == *name);
+    let mut addresses = of_interface.filter_map(|interface| Some(interface.address?.as_sockaddr_in6()?.ip()));
+    addresses.find(|ip| !ip.is_unicast_link_local() && !ip.is_loopback() && !ip.is_multicast())
+}

@@ -1,0 +1,283 @@
+//! The agent as a process, with BIRD as the leaf switch of its node.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use contiv_model::{
+    bgp,
+    key::{Key, LEADER, ObjectType},
+};
+use contiv_store::{Config, Store, Txn, embedded};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use testkit::{Bird, Netns, Process, needs, wait_until};
+
+use crate::world::{Call, HOST, VTEP, master::Master, put};
+
+const TIMEOUT: Duration = Duration::from_secs(120);
+const LEAF: &str = "log stderr all;
+router id 50.1.1.2;
+protocol device {}
+protocol bgp node {
+    local 50.1.1.2 as 65001;
+    neighbor 50.1.1.1 as 65000;
+    passive on; error wait time 1, 2;
+    graceful restart on; graceful restart time 120;
+    ipv4 { import all; export where source = RTS_STATIC; };
+    ipv6 { import all; export where source = RTS_STATIC; next hop address 2001:db8:50::2; };
+}
+protocol static { ipv4; route 20.1.0.0/16 blackhole; }
+protocol static { ipv6; route 2001:db8:20::/48 blackhole; }
+";
+const POD: [(&str, &str); 2] = [("10.9.0.1/32", "via 50.1.1.1"), ("2001:db8:9::1/128", "via 2001:db8:50::1")];
+
+/// A node with a link to its leaf, a store, and a scripted netmaster whose network is a VLAN.
+struct Fabric {
+    node: Netns,
+    leaf: Bird,
+    store: Store,
+    _server: embedded::Server,
+    _master: Master,
+    directory: TempDir,
+    endpoint: String,
+    rest: String,
+}
+
+impl Fabric {
+    /// Runs `test` in the namespace of the node.
+    fn run(test: impl AsyncFnOnce(Fabric) -> Result<()> + Send) -> Result<()> {
+        let (node, leaf) = (Netns::new("node")?, Netns::new("leaf")?);
+        node.veth("eth0", &leaf, "eth0")?;
+        for (namespace, number) in [(&node, 1), (&leaf, 2)] {
+            namespace.address("eth0", &format!("50.1.1.{number}/24"))?;
+            namespace.address("eth0", &format!("2001:db8:50::{number}/64"))?;
+            namespace.up("eth0")?;
+        }
+        let leaf = Bird::start(&leaf, LEAF)?;
+        let namespace = node.clone();
+        node.run(|| {
+            let runtime =
+                tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+            runtime.block_on(async { test(Fabric::new(namespace, leaf).await?).await })
+        })
+    }
+
+    async fn new(node: Netns, leaf: Bird) -> Result<Fabric> {
+        let directory = testkit::scratch_dir("bgp")?;
+        let listen = ([127, 0, 0, 1], testkit::free_port()?).into();
+        let server = embedded::Server::open(&directory.path().join("store"), listen).await?;
+        let endpoint = server.endpoint();
+        let store = Store::connect(&Config::new([endpoint.clone()])).await?;
+        let master = Master::start_on(store.clone(), "vlan", 7).await;
+        let _committed = store.commit(Txn::new().put(LEADER, master.address().to_owned())).await?;
+        let rest = format!("127.0.0.1:{}", testkit::free_port()?);
+        let fabric =
+            Fabric { node, leaf, store, _server: server, _master: master, directory, endpoint, rest };
+        fabric.set_mode("routing").await;
+        Ok(fabric)
+    }
+
+    async fn set_mode(&self, mode: &str) {
+        let config = json!({ "id": "", "nw-infra-type": "default", "fwd-mode": mode, "arp-mode": "proxy",
+                             "pvt-subnet": "172.19.0.0/16" });
+        put(&self.store, &Key::MasterConfig, &config).await;
+    }
+
+    /// Writes the settings of the node, as netmaster does.
+    async fn set_neighbor(&self, neighbor: &str, neighbor_as: &str) {
+        let state = bgp::State {
+            id: HOST.into(),
+            hostname: HOST.into(),
+            router_ip: "50.1.1.1/24".into(),
+            asn: "65000".into(),
+            neighbor_as: neighbor_as.into(),
+            neighbor: neighbor.into(),
+        };
+        put(&self.store, &Key::Object(ObjectType::Bgp, HOST.into()), &json!({ "key": HOST })).await;
+        put(&self.store, &Key::Bgp(HOST.into()), &state).await;
+    }
+
+    async fn delete_settings(&self) -> Result<()> {
+        let keys = [Key::Object(ObjectType::Bgp, HOST.into()), Key::Bgp(HOST.into())];
+        let txn = keys.iter().fold(Txn::new(), |txn, key| txn.delete(key.to_string()));
+        self.store.commit(txn).await.map(drop).map_err(Into::into)
+    }
+
+    fn start_agent(&self) -> Result<Process> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_netplugin"));
+        command.args(["--mode", "test", "--datapath", "fake", "--netmode", "vxlan", "--fwdmode", "routing"]);
+        command.args(["--host", HOST, "--vtep-ip", VTEP, "--ctrl-ip", VTEP, "--etcd", &self.endpoint]);
+        command.args(["--rest-address", &self.rest]);
+        command.arg("--cni-socket").arg(self.directory.path().join("cni.sock"));
+        let agent = Process::spawn_in(&self.node, "netplugin", command)?;
+        wait_until(TIMEOUT, "the agent to be ready", || {
+            Ok(self.get("/readyz").is_ok_and(|(code, _)| code == 200).then_some(()))
+        })
+        .with_context(|| agent.tail())?;
+        Ok(agent)
+    }
+
+    /// Status code and body.
+    fn get(&self, path: &str) -> Result<(u16, String)> {
+        let mut stream = TcpStream::connect(&self.rest)?;
+        write!(stream, "GET {path} HTTP/1.0\r\nHost: node\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("a head")?;
+        let code = head.split(' ').nth(1).context("a status code")?.parse()?;
+        Ok((code, body.to_owned()))
+    }
+
+    fn json(&self, path: &str) -> Result<Value> {
+        Ok(serde_json::from_str(&self.get(path)?.1)?)
+    }
+
+    fn wait_session(&self, state: &str) -> Result<Value> {
+        wait_until(TIMEOUT, &format!("the session to be {state}"), || {
+            let answer = self.json("/inspect/bgp")?;
+            if answer["peers"][0]["state"]["session-state"] == state {
+                Ok(Some(answer))
+            } else {
+                bail!("{answer}")
+            }
+        })
+    }
+
+    fn wait_degraded(&self, part: &str) -> Result<()> {
+        wait_until(TIMEOUT, &format!("{part:?} in the degraded conditions"), || {
+            let degraded = self.json("/readyz")?["degraded"].to_string();
+            if degraded.contains(part) { Ok(Some(())) } else { bail!("{degraded}") }
+        })
+    }
+
+    async fn call(&self, command: &str, container: &str, pod: &Netns) -> Result<()> {
+        let netns = pod.path().display().to_string();
+        let call = Call { container, netns: &netns, ..Call::new(command) };
+        match call.send(&self.directory.path().join("cni.sock")).await {
+            Ok(_) => Ok(()),
+            Err(refusal) => bail!("{command}: {refusal:?}"),
+        }
+    }
+
+    /// The record that netmaster reads.
+    async fn oper(&self) -> Result<Option<bgp::Oper>> {
+        let found = self.store.get(&Key::BgpOper(HOST.into()).to_string()).await?;
+        Ok(found.map(|record| serde_json::from_slice(&record.value)).transpose()?)
+    }
+
+    async fn until_oper(&self, what: &str, condition: impl Fn(Option<&bgp::Oper>) -> bool) -> Result<()> {
+        let deadline = tokio::time::Instant::now() + TIMEOUT;
+        loop {
+            let oper = self.oper().await?;
+            if condition(oper.as_ref()) {
+                return Ok(());
+            }
+            if tokio::time::Instant::now() > deadline {
+                bail!("{what}: {oper:?}");
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+#[test]
+fn leaf_has_the_routes_of_pods_while_they_exist() -> Result<()> {
+    needs!(root(), binary("bird"), binary("birdc"));
+    let (pod, other) = (Netns::new("pod")?, Netns::new("pod")?);
+    Fabric::run(async |fabric| {
+        let mut agent = fabric.start_agent()?;
+        assert_eq!(fabric.get("/inspect/bgp")?, (500, "Error fetching bgp\n".to_owned()));
+        fabric.set_neighbor("50.1.1.2", "65001").await;
+        fabric.wait_session("established")?;
+        fabric.leaf.expect_routes("node", &[])?;
+
+        fabric.call("ADD", "c1", &pod).await?;
+        fabric.leaf.expect_routes("node", &POD)?;
+        let answer = fabric.json("/inspect/bgp")?;
+        assert_eq!(
+            answer["dsts"],
+            json!(["10.9.0.1/32", "20.1.0.0/16", "2001:db8:9::1/128", "2001:db8:20::/48"])
+        );
+        let learnt =
+            json!({ "prefix": "20.1.0.0/16", "next-hop": "50.1.1.2", "as-path": [65001], "stale": false });
+        assert_eq!(answer["routes"][0], learnt);
+        let metrics = fabric.get("/metrics")?.1;
+        for line in [
+            r#"contiv_bgp_session_established{neighbor="50.1.1.2"} 1"#,
+            r#"contiv_bgp_routes{neighbor="50.1.1.2",table="received"} 2"#,
+            r#"contiv_bgp_routes{neighbor="50.1.1.2",table="advertised"} 2"#,
+        ] {
+            assert!(metrics.contains(line), "{line} in {metrics}");
+        }
+        let reported = |oper: Option<&bgp::Oper>| {
+            oper.is_some_and(|oper| oper.neighbor_status == "established" && oper.num_routes == 4)
+        };
+        fabric.until_oper("the record of the session", reported).await?;
+        assert!(!fabric.json("/readyz")?["degraded"].to_string().contains("BGP"));
+
+        // The leaf keeps the routes while the agent restarts, also after a kill.
+        for how in ["stop", "kill"] {
+            match how {
+                "stop" => assert!(agent.terminate(TIMEOUT)?.success(), "{}", agent.tail()),
+                _ => agent.kill()?,
+            }
+            let lost = || Ok((!fabric.leaf.is_established("node")?).then_some(()));
+            wait_until(TIMEOUT, "BIRD to lose the session", lost)?;
+            fabric.leaf.expect_routes("node", &POD).context(how)?;
+            agent = fabric.start_agent()?;
+            fabric.wait_session("established")?;
+            let again = || Ok(fabric.leaf.is_established("node")?.then_some(()));
+            wait_until(TIMEOUT, "BIRD to have the session again", again)?;
+            for _ in 0..20 {
+                assert_eq!(fabric.leaf.routes("node")?.len(), 2, "{how}");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+        fabric.call("ADD", "c2", &other).await?;
+        let second = [("10.9.0.2/32", "via 50.1.1.1"), ("2001:db8:9::2/128", "via 2001:db8:50::1")];
+        fabric.leaf.expect_routes("node", &[POD, second].concat())?;
+        fabric.call("DEL", "c1", &pod).await?;
+        fabric.leaf.expect_routes("node", &second)?;
+        // Without the settings the leaf drops the routes at once.
+        fabric.delete_settings().await?;
+        fabric.leaf.expect_routes("node", &[])?;
+        fabric.until_oper("no record", |oper| oper.is_none()).await?;
+        assert_eq!(fabric.get("/inspect/bgp")?.0, 500);
+        assert!(agent.terminate(TIMEOUT)?.success(), "{}", agent.tail());
+        Ok(())
+    })
+}
+
+#[test]
+fn session_follows_its_settings() -> Result<()> {
+    needs!(root(), binary("bird"), binary("birdc"));
+    Fabric::run(async |fabric| {
+        let _agent = fabric.start_agent()?;
+        fabric.set_neighbor("50.1.1.2", "65002").await;
+        fabric.wait_degraded("is in AS 65001, expected AS 65002")?;
+        let reported =
+            |oper: Option<&bgp::Oper>| oper.is_some_and(|oper| oper.failure.contains("expected AS 65002"));
+        fabric.until_oper("the failure in the record", reported).await?;
+        fabric.set_neighbor("50.1.1.3", "65001").await;
+        fabric.wait_degraded("BGP neighbor 50.1.1.3")?;
+        fabric.set_neighbor("50.1.1.2", "none").await;
+        fabric.wait_degraded("neighbor-as: AS number")?;
+        // The last valid settings stay in effect.
+        assert_eq!(fabric.json("/inspect/bgp")?["peers"][0]["config"]["neighbor-address"], "50.1.1.3");
+        fabric.set_neighbor("50.1.1.2", "65001").await;
+        fabric.wait_session("established")?;
+
+        fabric.set_mode("bridge").await;
+        fabric.wait_degraded("the forward mode is not routing")?;
+        let down = |oper: Option<&bgp::Oper>| oper.is_some_and(|oper| oper.admin_status == "down");
+        fabric.until_oper("the end of the session in the record", down).await?;
+        fabric.set_mode("routing").await;
+        fabric.wait_session("established")?;
+        Ok(())
+    })
+}
