@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use contiv_model::api::{
-    EndpointGroup, EndpointGroupOper, EndpointInspect, EndpointOper, NetworkOper, Node, Policy, PolicyOper,
-    ServiceLbOper, Tenant, TenantOper,
+    BgpOper, EndpointGroup, EndpointGroupOper, EndpointInspect, EndpointOper, NetworkOper, Node, Policy,
+    PolicyOper, ServiceLbOper, Tenant, TenantOper,
 };
-use contiv_model::{endpoint, group, network, node, registry, service};
+use contiv_model::{bgp, endpoint, group, network, node, registry, service};
 
 use crate::access::Scope;
 use crate::cache::{AllocationRecord, ClusterCache};
@@ -133,6 +133,17 @@ pub fn tenant(tenant: &Tenant, cache: &ClusterCache) -> Report<TenantOper> {
         oper.endpoint_groups = groups.into_iter().map(|report| group(report())).collect();
         oper.networks = networks.into_iter().map(|report| network(report())).collect();
         oper
+    })
+}
+
+pub fn bgp(session: &bgp::Oper) -> Report<BgpOper> {
+    let bgp::Oper { admin_status, neighbor_status, num_routes, routes, failure, .. } = session.clone();
+    Box::new(move || BgpOper {
+        admin_status,
+        neighbor_status,
+        num_routes: num_routes.cast_signed(),
+        routes,
+        failure,
     })
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use contiv_model::global::ClusterIdentity;
-use contiv_model::key::{Key, LEADER, ROOT};
+use contiv_model::key::{BGPS_OPER, Key, LEADER, ROOT};
 use contiv_store::{Guard, KeyValue, MAX_TXN_OPS, Op, Outcome, Store, Txn};
 use tokio::time::sleep;
 
@@ -19,7 +19,7 @@ use crate::problem::one_line;
 /// Exists from the first to the last transaction of a restoration.
 pub(super) const MARK: &str = "/contiv.io/master/restoration";
 /// Agents write these at any time. What an agent has written is newer than the backup.
-const OF_AGENTS: [&str; 2] = ["/contiv.io/oper/node/", "/contiv.io/oper/vtep/"];
+const OF_AGENTS: [&str; 3] = ["/contiv.io/oper/node/", "/contiv.io/oper/vtep/", BGPS_OPER];
 /// Bytes of one transaction; etcd accepts 1.5 MB.
 const TXN_BYTES: usize = 512 << 10;
 /// Records of agents in one transaction, which has a guard for each.

@@ -217,6 +217,7 @@ records! {
     endpoints_oper: endpoint::Oper, |id| Key::EndpointOper(id.into());
     nodes: node::Status, |id| Key::NodeStatus(id.into());
     node_vteps: node::Vtep, |id| Key::NodeVtep(id.into());
+    bgp_opers: bgp::Oper, |id| Key::BgpOper(id.into());
     accepted_stores: node::AcceptedStore, |id| Key::AcceptedStore(id.into());
     gone_nodes: node::Gone, |id| Key::GoneNode(id.into());
     // `<name>/<address>`.
@@ -268,6 +269,7 @@ impl ClusterCache {
             Key::EndpointOper(id) => self.set_value::<endpoint::Oper>(id.as_str(), kv, revision),
             Key::NodeStatus(host) => self.set_value::<node::Status>(host.as_str(), kv, revision),
             Key::NodeVtep(host) => self.set_value::<node::Vtep>(host.as_str(), kv, revision),
+            Key::BgpOper(host) => self.set_value::<bgp::Oper>(host.as_str(), kv, revision),
             Key::AcceptedStore(host) => self.set_value::<node::AcceptedStore>(host.as_str(), kv, revision),
             Key::GoneNode(host) => self.set_value::<node::Gone>(host.as_str(), kv, revision),
             Key::Service { name, address } => {

@@ -1,12 +1,17 @@
 //! BGP speakers of nodes.
 
-use contiv_model::{api::Bgp, bgp::State, key::ObjectType, registry};
+use contiv_model::{
+    api::{Bgp, BgpOper},
+    bgp::{Oper, State},
+    key::ObjectType,
+    registry,
+};
 
 use super::{Cluster, Object};
 use crate::cache::{ClusterCache, StagedTxn};
 use crate::domain::fabric;
 use crate::problem::Problem;
-use crate::reports::Report;
+use crate::reports::{self, Report};
 use crate::schema::{Field, Format, Schema, Type, format};
 
 static SCHEMA: Schema = Schema {
@@ -25,7 +30,7 @@ impl Object for Bgp {
     const KIND: ObjectType = ObjectType::Bgp;
     const SCHEMA: &'static Schema = &SCHEMA;
     const KEY: &'static [&'static str] = &["hostname"];
-    type Oper = ();
+    type Oper = BgpOper;
 
     fn key(&self) -> &str {
         &self.key
@@ -63,19 +68,22 @@ impl Object for Bgp {
         Ok(())
     }
 
-    /// Agents report no BGP state, so this always fails.
+    /// Only what a running agent reports is current. The second text is that of the original's agents.
     fn can_inspect(&self, cache: &ClusterCache) -> Result<(), Problem> {
         let host = &self.hostname;
         let known = |service: &registry::ServiceInfo| {
             service.service_name == registry::NETPLUGIN && service.hostname == *host
         };
-        match cache.all::<registry::ServiceInfo>().any(known) {
-            true => Err(Problem::not_built(format!("BGP on node {host}"))),
-            false => Err(Problem::not_found(format!("inspect BGP: node {host} is not registered"))),
+        if !cache.all::<registry::ServiceInfo>().any(known) {
+            return Err(Problem::not_found(format!("inspect BGP: node {host} is not registered")));
+        }
+        match cache.get::<Oper>(host) {
+            Some(_) => Ok(()),
+            None => Err(Problem::not_found("Error fetching bgp")),
         }
     }
 
-    fn oper(&self, _cache: &ClusterCache, _cluster: &Cluster) -> Option<Report<()>> {
-        None
+    fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<Report<BgpOper>> {
+        cache.get::<Oper>(&self.hostname).map(reports::bgp)
     }
 }

@@ -17,7 +17,7 @@ use std::mem;
 use std::time::{Duration, Instant, SystemTime};
 
 use contiv_model::endpoint::State;
-use contiv_model::{node, registry};
+use contiv_model::{bgp, node, registry};
 
 use super::clean_up;
 use crate::cache::{ClusterCache, StagedTxn};
@@ -156,6 +156,9 @@ pub fn release_endpoints(host: &str, endpoints: &[String], last: bool, staged: &
         staged.delete::<node::Gone>(host);
         staged.delete::<node::Status>(host);
         staged.delete::<node::Vtep>(host);
+        if staged.get::<bgp::Oper>(host).is_some() {
+            staged.delete::<bgp::Oper>(host);
+        }
     }
     go_json::encode(&released)
 }

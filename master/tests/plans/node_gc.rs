@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 use std::time::{Duration, Instant, SystemTime};
 
-use contiv_model::{endpoint, node, registry};
+use contiv_model::{bgp, endpoint, node, registry};
 use netmaster::plugin::{GoneClock, NodeGcPlan, release_endpoints};
 use serde_json::json;
 
@@ -34,6 +34,7 @@ fn fixture() -> Fixture {
     fixture
         .run(|staged| {
             staged.put("net.default-a", oper.clone());
+            staged.put("h", bgp::Oper { host: "h".into(), ..bgp::Oper::default() });
             Ok(vec![])
         })
         .unwrap();
@@ -97,7 +98,7 @@ fn endpoints_of_a_gone_node_are_released() {
     let left: Vec<_> = fixture.endpoints().into_iter().map(|endpoint| endpoint.homing_host.clone()).collect();
     assert_eq!(left, ["elsewhere"]);
     assert_eq!(fixture.state("net").ep_count, 1);
-    for gone in ["oper/eps/", "oper/node/", "oper/vtep/", "state/gone-nodes/"] {
+    for gone in ["oper/eps/", "oper/node/", "oper/vtep/", "oper/bgp/", "state/gone-nodes/"] {
         assert_eq!(fixture.keys(&format!("/contiv.io/{gone}")), [""; 0]);
     }
     assert_eq!(plan_gc(&fixture, 0, 100), NodeGcPlan::default());

@@ -20,7 +20,7 @@ mod volume;
 
 pub use aci_gw::{AciGw, AciGwOper};
 pub use app_profile::{AppProfile, AppProfileLinkSets, AppProfileLinks};
-pub use bgp::Bgp;
+pub use bgp::{Bgp, BgpOper};
 pub use ext_contracts::{ExtContractsGroup, ExtContractsGroupLinkSets};
 pub use global::Global;
 pub use group::{EndpointGroup, EndpointGroupLinkSets, EndpointGroupLinks};
