@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod bench;
+mod bgp;
 mod cleanup;
 mod cni_peers;
 mod demo;
