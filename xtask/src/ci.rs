@@ -20,15 +20,25 @@ use crate::{
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let mut steps = Steps::default();
     let prepared = steps.run("setup", || {
-        setup::run(workspace, &setup::Options::default())?;
+        setup::ensure(workspace)?;
         setup::ensure_vm(workspace)
     });
     if prepared.is_none() {
         println!("{steps}");
         return Err(Failed.into());
     }
-    steps.run("lint", || lint::run(workspace, &lint::Options::default()));
-    let Some(built) = steps.run("build", || programs::build(workspace, &Selection::All)) else {
+    // The peers of the tests are mostly downloads.
+    let (built, peers) = thread::scope(|scope| {
+        let peers = scope.spawn(|| {
+            let start = Instant::now();
+            (setup::ensure_peers(workspace), start.elapsed())
+        });
+        steps.run("lint", || lint::run(workspace, &lint::Options::ci()));
+        let built = steps.run("build", || programs::build(workspace, &Selection::All));
+        (built, peers.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    });
+    steps.record("peers of the tests, at the same time", peers.1, &peers.0);
+    let (Some(built), Ok(())) = (built, peers.0) else {
         println!("{steps}");
         return Err(Failed.into());
     };

@@ -123,6 +123,11 @@ pub(crate) fn ensure(workspace: &Workspace) -> Result<()> {
 /// Like [`ensure`], with what only tests need.
 pub(crate) fn ensure_tests(workspace: &Workspace) -> Result<()> {
     ensure(workspace)?;
+    ensure_peers(workspace)
+}
+
+/// Programs of others that tests run.
+pub(crate) fn ensure_peers(workspace: &Workspace) -> Result<()> {
     python::ensure(workspace)?;
     cni::offer(workspace);
     Ok(())
