@@ -122,7 +122,14 @@ type CiShare = (&'static [&'static str], &'static [&'static str]);
 
 /// Policies and services, where the oldest verifier and its helpers matter most.
 const OLDEST: CiShare = (
-    &["verifier", "policy::", "services::", "malformed::", "upgrade::translated", "upgrade::resize"],
+    &[
+        "verifier",
+        "policy::",
+        "services::backends",
+        "services::connections",
+        "services::rejection",
+        "upgrade::translated",
+    ],
     &[
         "connections_go_to_backends",
         "rules_out_hold",
