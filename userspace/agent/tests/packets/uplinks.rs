@@ -18,6 +18,7 @@ use testkit::{
     capture::Tap,
     needs,
     packet::{BROADCAST, Packet},
+    wait_until,
 };
 use tokio::runtime::Runtime;
 
@@ -107,11 +108,18 @@ fn only_the_active_uplink_takes_frames_of_the_networks() -> Result<()> {
     let rig = Rig::new("upls-one")?;
     assert!(rig.is_active("trunk0")?);
     let [plain, tagged] = into(HERE.mac(), 4000);
-    run(&rig.node, FROM_UPLINK, "trunk0", &tagged.build())?.assert_sent_on(&plain.build());
-    run(&rig.node, FROM_UPLINK, "trunk1", &tagged.build())?.assert_dropped(DropReason::StandbyUplink);
+    // What the pod's kernel multicasts and the agent announces comes back on the other uplink, where it is dropped, and
+    // counted while the program runs.
+    let run_alone = |link: &str, frame: &Packet, drops: &[DropReason]| {
+        wait_until(TIMEOUT, &format!("drops of {drops:?} only, on {link}"), || {
+            let outcome = run(&rig.node, FROM_UPLINK, link, &frame.build()).ok();
+            Ok(outcome.filter(|outcome| outcome.dropped == drops))
+        })
+    };
+    run_alone("trunk0", &tagged, &[])?.assert_sent_on(&plain.build());
+    run_alone("trunk1", &tagged, &[DropReason::StandbyUplink])?.assert_dropped(DropReason::StandbyUplink);
     // What is of no network stays the host's.
-    let outcome = run(&rig.node, FROM_UPLINK, "trunk1", &plain.build())?;
-    assert_eq!((outcome.bytes, outcome.dropped), (plain.build(), vec![]));
+    assert_eq!(run_alone("trunk1", &plain, &[])?.bytes, plain.build());
     Ok(())
 }
 
