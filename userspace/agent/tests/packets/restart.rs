@@ -1,6 +1,6 @@
 //! Restarts of the agent, without interruption of forwarding.
 
-use std::{fs, time::Duration};
+use std::{fs, os::unix::fs::MetadataExt as _, time::Duration};
 
 use anyhow::{Context as _, Result};
 use aya::programs::{
@@ -16,9 +16,13 @@ use netplugin::datapath::{
     Datapath as _, Object, ObjectId, Op, Peer,
     ebpf::{AttachMode, Ebpf},
 };
-use testkit::{Pinger, needs, wait_until};
+use testkit::{Pinger, needs, packet::Packet, wait_until};
 
-use crate::node::{Endpoint, Node, Pod, network, runtime, vtep, vxlan};
+use crate::{
+    flow_table,
+    node::{Endpoint, Node, Pod, network, runtime, vtep, vxlan},
+    run::run,
+};
 
 fn node_with_pods(
     label: &str,
@@ -30,6 +34,41 @@ fn node_with_pods(
     node.want(Object::Remote(Endpoint(9).remote(&n1, Some(vtep(2)))));
     let pods = [1, 2, 3].map(|n| node.pod(&n1, Endpoint(n)).unwrap());
     Ok((node, pods.into()))
+}
+
+/// The pool of pins: what other tests rely on.
+#[test]
+fn the_next_node_finds_loaded_programs_and_empty_maps() -> Result<()> {
+    needs!(root());
+    // No other test has nodes of this size.
+    let node = || Node::with("pooled", |options| options.flows = 3000);
+    let (n1, frames) = (network("n1.t", vxlan(10_001)), |to: Endpoint| {
+        Packet::eth(to.mac(), Endpoint(1).mac()).ipv4(Endpoint(1).ip(), to.ip()).udp(1, 2).build()
+    });
+    let mut used = node()?;
+    used.want_network(&n1);
+    let pods = [used.pod(&n1, Endpoint(1))?, used.pod(&n1, Endpoint(2))?];
+    used.converge()?;
+    let port = &pods[0].local.port;
+    run(&used, FROM_POD, port, &frames(Endpoint(2)))?.assert_sent_on(&frames(Endpoint(2)));
+    let foreign =
+        Packet::eth(Endpoint(2).mac(), Endpoint(9).mac()).ipv4(Endpoint(9).ip(), Endpoint(2).ip()).build();
+    assert_eq!(run(&used, FROM_POD, port, &foreign)?.dropped.len(), 1);
+    assert_eq!(flow_table::flows(&used)?.len(), 1);
+    let (root, program) = (used.bpf_root().to_owned(), fs::metadata(used.pin(FROM_POD))?.ino());
+    drop((used, pods));
+
+    let mut next = node()?;
+    assert_eq!(next.bpf_root(), root);
+    next.converge()?;
+    assert_eq!(fs::metadata(next.pin(FROM_POD))?.ino(), program, "the programs were loaded again");
+    assert_eq!((flow_table::flows(&next)?.len(), flow_table::slots(&next)?), (0, 0));
+    assert_eq!(next.drops()?, [].into());
+    next.want_network(&n1);
+    let pods = [next.pod(&n1, Endpoint(1))?, next.pod(&n1, Endpoint(2))?];
+    next.converge()?;
+    run(&next, FROM_POD, &pods[0].local.port, &frames(Endpoint(2)))?.assert_sent_on(&frames(Endpoint(2)));
+    Ok(())
 }
 
 #[test]

@@ -112,8 +112,8 @@ fn only_the_active_uplink_takes_frames_of_the_networks() -> Result<()> {
     // counted while the program runs.
     let run_alone = |link: &str, frame: &Packet, drops: &[DropReason]| {
         wait_until(TIMEOUT, &format!("drops of {drops:?} only, on {link}"), || {
-            let outcome = run(&rig.node, FROM_UPLINK, link, &frame.build()).ok();
-            Ok(outcome.filter(|outcome| outcome.dropped == drops))
+            let outcome = run(&rig.node, FROM_UPLINK, link, &frame.build())?;
+            Ok((outcome.dropped == drops).then_some(outcome))
         })
     };
     run_alone("trunk0", &tagged, &[])?.assert_sent_on(&plain.build());
