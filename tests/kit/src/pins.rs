@@ -34,8 +34,25 @@ impl<R: AsRef<Path>> Pool<R> {
         Pool { free: Mutex::new(vec![]), at_exit: Once::new() }
     }
 
-    /// Returns a directory of this key. Its maps are empty, except those in `kept`.
-    pub fn take(&self, key: &str, kept: &[&str]) -> Option<R> {
+    /// Lends a directory of this key, or one that `make` returns, to the datapath in the namespace `node`. Its maps are empty,
+    /// except those in `kept`. Without a key it is never lent again. `drop_all` is a function that calls [`Pool::drop_all`];
+    /// it is called when the process ends.
+    pub fn lend(
+        &'static self,
+        (key, kept): (Option<String>, &[&str]),
+        node: &Netns,
+        make: impl FnOnce() -> Result<R>,
+        drop_all: extern "C" fn(),
+    ) -> Result<Lent<R>> {
+        let root = match key.as_deref().and_then(|key| self.take(key, kept)) {
+            Some(root) => root,
+            None => make()?,
+        };
+        let path = root.as_ref().to_owned();
+        Ok(Lent { root: Some(root), path, key, node: node.clone(), pool: self, drop_all })
+    }
+
+    fn take(&self, key: &str, kept: &[&str]) -> Option<R> {
         loop {
             let root = {
                 let mut free = self.free();
@@ -50,10 +67,9 @@ impl<R: AsRef<Path>> Pool<R> {
         }
     }
 
-    /// Keeps a directory whose datapath has ended, unless the test panics. `node` is its namespace, whose interfaces are set
-    /// down: filters without a pin stay attached. `drop_all` is a function that calls [`Pool::drop_all`]; it is called
-    /// when the process ends.
-    pub fn give(&self, key: &str, root: R, node: &Netns, drop_all: extern "C" fn()) {
+    /// Keeps a directory whose datapath has ended, unless the test panics. The interfaces in the namespace are set down:
+    /// filters without a pin stay attached.
+    fn give(&self, key: &str, root: R, node: &Netns, drop_all: extern "C" fn()) {
         if thread::panicking() || !root.as_ref().exists() {
             return;
         }
@@ -82,6 +98,31 @@ impl<R: AsRef<Path>> Pool<R> {
 
     fn free(&self) -> MutexGuard<'_, Vec<(String, R)>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A directory of a pool, to which it returns when this is dropped: after the datapath, before the namespace's interfaces.
+pub struct Lent<R: AsRef<Path> + 'static> {
+    root: Option<R>,
+    path: PathBuf,
+    key: Option<String>,
+    node: Netns,
+    pool: &'static Pool<R>,
+    drop_all: extern "C" fn(),
+}
+
+impl<R: AsRef<Path>> Lent<R> {
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl<R: AsRef<Path>> Drop for Lent<R> {
+    fn drop(&mut self) {
+        if let (Some(root), Some(key)) = (self.root.take(), &self.key) {
+            self.pool.give(key, root, &self.node, self.drop_all);
+        }
     }
 }
 

@@ -19,7 +19,11 @@ use netplugin::datapath::{
 };
 use nix::mount::{MntFlags, umount2};
 use tempfile::TempDir;
-use testkit::{Netns, pins::Pool, scratch_dir};
+use testkit::{
+    Netns,
+    pins::{Lent, Pool},
+    scratch_dir,
+};
 
 pub(crate) fn vxlan(vni: u32) -> Encap {
     Encap::Vxlan { vni: Vni::try_from(vni).unwrap(), local: Vlan::try_from(1).unwrap() }
@@ -102,23 +106,8 @@ pub(crate) struct Node {
     pub(crate) desired: Desired,
     pub(crate) options: Options,
     pods: u32,
-    _pins: PooledRoot,
+    _pins: Lent<BpfRoot>,
     pub(crate) ns: Netns,
-}
-
-/// Goes to the pool on drop, if it has a key.
-struct PooledRoot {
-    root: Option<BpfRoot>,
-    key: Option<String>,
-    ns: Netns,
-}
-
-impl Drop for PooledRoot {
-    fn drop(&mut self) {
-        if let (Some(root), Some(key)) = (self.root.take(), &self.key) {
-            POOL.give(key, root, &self.ns, drop_pool);
-        }
-    }
 }
 
 /// What the maps and programs depend on; `None` if they cannot be used again.
@@ -147,13 +136,10 @@ impl Node {
         let mut options = Options { instance: "node".into(), ..Options::default() };
         adjust(&mut options);
         let key = pool_key(&options).filter(|_| is_pooled);
-        let root = match key.as_deref().and_then(|key| POOL.take(key, &[BUILD])) {
-            Some(root) => root,
-            None => BpfRoot(scratch_dir("bpf")?),
-        };
-        options.bpf_root = root.as_ref().to_owned();
+        let make = || Ok(BpfRoot(scratch_dir("bpf")?));
+        let pins = POOL.lend((key, &[BUILD]), &ns, make, drop_pool)?;
+        options.bpf_root = pins.path().to_owned();
         let datapath = Ebpf::new(options.clone());
-        let pins = PooledRoot { root: Some(root), key, ns: ns.clone() };
         Ok(Node { datapath, desired: Desired::default(), options, pods: 0, _pins: pins, ns })
     }
 

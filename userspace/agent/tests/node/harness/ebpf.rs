@@ -19,7 +19,11 @@ use aya::{
 };
 use contiv_abi::{ABI_VERSION, Address, FdbEntry, FdbKey, NeighEntry, NeighKey, Segment, maps};
 use netplugin::datapath::ebpf::{Ebpf, Options};
-use testkit::{Netns, pins::Pool, wait_until};
+use testkit::{
+    Netns,
+    pins::{Lent, Pool},
+    wait_until,
+};
 
 use super::{
     Damage,
@@ -57,16 +61,13 @@ impl Drop for Root {
 }
 
 pub(crate) struct EbpfSite {
-    /// Goes to the pool on drop.
-    root: Option<Root>,
-    path: PathBuf,
-    host: Netns,
+    pins: Lent<Root>,
 }
 
 impl EbpfSite {
     fn options(&self) -> Options {
         Options {
-            bpf_root: self.path.clone(),
+            bpf_root: self.pins.path().to_owned(),
             instance: INSTANCE.to_owned(),
             vtep: Some(NODE.into()),
             uplinks: vec![UPLINK.to_owned()],
@@ -81,7 +82,7 @@ impl EbpfSite {
     }
 
     fn links(&self) -> PathBuf {
-        self.path.join(format!("v{ABI_VERSION}")).join(INSTANCE).join("links")
+        self.pins.path().join(format!("v{ABI_VERSION}")).join(INSTANCE).join("links")
     }
 }
 
@@ -97,12 +98,12 @@ impl Site for EbpfSite {
     fn start(host: &Netns) -> Result<EbpfSite> {
         SWEEP.call_once(sweep);
         host.address(UNDERLAY, &format!("{NODE}/24"))?;
-        let root = POOL.take(INSTANCE, &[maps::BUILD]).unwrap_or_else(|| {
+        let make = || {
             let count = COUNT.fetch_add(1, Ordering::Relaxed);
-            Root(Path::new(BPFFS).join(format!("{PREFIX}{}-{count}", process::id())))
-        });
-        let path = root.0.clone();
-        Ok(EbpfSite { root: Some(root), path, host: host.clone() })
+            Ok(Root(Path::new(BPFFS).join(format!("{PREFIX}{}-{count}", process::id()))))
+        };
+        let pins = POOL.lend((Some(INSTANCE.to_owned()), &[maps::BUILD]), host, make, drop_pool)?;
+        Ok(EbpfSite { pins })
     }
 
     async fn open(&self) -> Result<Ebpf> {
@@ -161,14 +162,6 @@ impl Site for EbpfSite {
 fn is_bare(port: &str) -> Result<bool> {
     let (_, programs) = SchedClassifier::query_tcx(port, TcAttachType::Ingress)?;
     Ok(programs.is_empty())
-}
-
-impl Drop for EbpfSite {
-    fn drop(&mut self) {
-        if let Some(root) = self.root.take() {
-            POOL.give(INSTANCE, root, &self.host, drop_pool);
-        }
-    }
 }
 
 fn remove(root: &Path) {
