@@ -1,5 +1,5 @@
 use std::{
-    thread,
+    env, thread,
     time::{Duration, Instant},
 };
 
@@ -8,13 +8,17 @@ use anyhow::{Result, anyhow};
 const FIRST_INTERVAL: Duration = Duration::from_millis(2);
 const MAX_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Polls until there is a value or `deadline` has passed. Errors count as "not yet"; the last one is returned when time is
-/// up.
+/// Multiplies all limits of waiting: on an emulated kernel that shares its processors, everything takes many times longer.
+const PATIENCE_VARIABLE: &str = "CONTIV_TEST_PATIENCE";
+
+/// Polls until there is a value or `deadline` has passed, which `CONTIV_TEST_PATIENCE` multiplies. Errors count as "not yet";
+/// the last one is returned when time is up.
 pub fn wait_until<T>(
     deadline: Duration,
     what: &str,
     mut poll: impl FnMut() -> Result<Option<T>>,
 ) -> Result<T> {
+    let deadline = deadline * patience();
     let start = Instant::now();
     let mut interval = FIRST_INTERVAL;
     loop {
@@ -32,6 +36,10 @@ pub fn wait_until<T>(
         thread::sleep(interval);
         interval = (interval * 2).min(MAX_INTERVAL);
     }
+}
+
+fn patience() -> u32 {
+    env::var(PATIENCE_VARIABLE).ok().and_then(|factor| factor.parse().ok()).unwrap_or(1)
 }
 
 #[cfg(test)]

@@ -25,8 +25,9 @@ const MODULES: &[&str] = &["veth", "vxlan", "bonding", "cls_bpf", "sch_ingress"]
 /// Seconds. Before, ovs-vswitchd starts no handler threads and every upcall is lost.
 const SWITCH_UPTIME: u32 = 11;
 const SKIPS: &str = "/tmp/skips";
-/// Fewer cases than on the host: emulation is many times slower.
-const FEWER: &str = "CONTIV_EQUIVALENCE_CASES=2000 CONTIV_FUZZ_CASES=8000 CONTIV_OVS_ENDPOINTS=200";
+/// Fewer cases than on the host, and more time to wait: emulation is many times slower.
+const SLOW: &str =
+    "CONTIV_EQUIVALENCE_CASES=2000 CONTIV_FUZZ_CASES=8000 CONTIV_OVS_ENDPOINTS=200 CONTIV_TEST_PATIENCE=6";
 
 /// One run of a test program.
 #[derive(Debug)]
@@ -66,7 +67,7 @@ pub(super) fn script(kernel: &Kernel, jobs: &[Job]) -> String {
         release = kernel.release(),
         load = MODULES.join(" "),
     );
-    _ = writeln!(text, "export CONTIV_SKIP_LOG={SKIPS} CI=true RUST_BACKTRACE=1 {FEWER}");
+    _ = writeln!(text, "export CONTIV_SKIP_LOG={SKIPS} CI=true RUST_BACKTRACE=1 {SLOW}");
     if let Some(toolchain) = std::env::var_os("CONTIV_BPF_TOOLCHAIN") {
         _ = writeln!(text, "export CONTIV_BPF_TOOLCHAIN={}", quote(Path::new(&toolchain)));
     }
