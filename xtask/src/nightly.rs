@@ -1,12 +1,15 @@
 //! `cargo xtask nightly`: every check and test in one command.
 
-use std::{env, panic::resume_unwind, path::Path, thread};
+mod passed;
+
+use std::{env, panic::resume_unwind, path::Path, thread, time::Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, CommandFactory as _};
 
 use crate::{
     Cli,
+    nightly::passed::Passed,
     steps::Steps,
     suite::Failed,
     workspace::{Workspace, execute},
@@ -18,7 +21,8 @@ const STEPS: &[(&str, &[&str])] = &[
     ("lint", &["lint"]),
     ("docs", &["docs"]),
     // Guests are emulated, which needs the processors, at a low priority; tests here wait most of the time.
-    ("tests", &["test --strict", "vm"]),
+    ("tests", &["test --strict", "vm --kernel 6.1"]),
+    ("kernels", &["vm --kernel 6.12 --kernel 7"]),
     // Only this kernel can be told a number of CPUs that the machine does not have.
     ("memory", &["vm --kernel 6.1 --possible-cpus 128 --part packets memory::"]),
     // Each uses one processor.
@@ -39,23 +43,35 @@ pub(crate) struct Options {
     /// Step to run, instead of all; can be repeated
     #[arg(long, value_name = "STEP", value_parser = names())]
     only: Vec<String>,
+    /// Leave out the steps that have passed on this commit before
+    #[arg(long)]
+    resume: bool,
 }
 
 fn names() -> Vec<&'static str> {
     STEPS.iter().map(|(name, _)| *name).collect()
 }
 
-/// Runs the steps one after the other, each as a process of its own. A failed step does not stop the next ones.
+/// Runs the steps one after the other, each as a process of its own. A failed step does not stop the next ones, and can be
+/// repeated alone: what has passed on a commit without other changes is kept.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let program = env::current_exe().context("find this program")?;
     let mut steps = Steps::default();
+    let passed = Passed::on_this_commit(workspace)?;
     for (name, commands) in STEPS {
         let selected = options.only.is_empty() || options.only.iter().any(|only| only == name);
         if !selected || options.skip.iter().any(|skip| skip == name) {
             steps.leave_out(name, "not selected");
             continue;
         }
-        steps.run(name, || {
+        if options.resume
+            && let Some(time) = passed.time(name)?
+        {
+            steps.record(&format!("{name}, before"), time, &Ok(()));
+            continue;
+        }
+        let start = Instant::now();
+        let result = steps.run(name, || {
             thread::scope(|scope| {
                 let running: Vec<_> =
                     commands.iter().map(|words| scope.spawn(|| xtask(workspace, &program, words))).collect();
@@ -65,6 +81,9 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
                 results.collect::<Vec<_>>().into_iter().collect::<Result<()>>()
             })
         });
+        if result.is_some() {
+            passed.add(name, start.elapsed())?;
+        }
     }
     println!("\n{steps}");
     if steps.failed() { Err(Failed.into()) } else { Ok(()) }
