@@ -29,7 +29,8 @@ pub use ping::Ping;
 pub use pinger::Pinger;
 pub use process::Process;
 pub use resource::{
-    bpf::BpfDir, netns::Netns, port::free_port, scratch::copy_folder, scratch::scratch_dir, sweep::leftovers,
+    bpf::BpfDir, interface::Interface, netns::Netns, port::free_port, scratch::copy_folder,
+    scratch::scratch_dir, sweep::leftovers,
 };
 pub use throughput::{Load, throughput};
 pub use wait::wait_until;

@@ -156,7 +156,7 @@ fn empty(folders: &[PathBuf], kept: &[&str]) -> Result<()> {
 /// Detaches all programs from the interfaces. False if there is more than the pins of one datapath of one version, or one of its
 /// tables is being replaced.
 fn retire(root: &Path, node: &Netns) -> Result<bool> {
-    node.ip("link set group default down")?;
+    node.all_down()?;
     let [maps] = &instances(root)?[..] else { return Ok(false) };
     let links = maps.with_file_name("links");
     if !links.is_dir() || list(maps.parent().unwrap_or(root))?.len() != PARTS {

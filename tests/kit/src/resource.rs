@@ -1,7 +1,7 @@
 //! Resources that a test process owns: namespaces, directories, pins, ports; and their cleanup after a kill.
 
 pub(crate) mod bpf;
-mod interface;
+pub(crate) mod interface;
 pub(crate) mod names;
 pub(crate) mod netns;
 pub(crate) mod port;

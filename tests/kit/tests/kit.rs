@@ -57,6 +57,38 @@ fn namespaces_ping_each_other_and_are_removed() {
 }
 
 #[test]
+fn an_interface_has_what_was_set() {
+    let (here, there) = (Netns::new("here").unwrap(), Netns::new("there").unwrap());
+    here.veth("veth0", &there, "eth0").unwrap();
+    here.mac("veth0", "02:00:00:00:00:0a").unwrap();
+    here.mtu("veth0", 1400).unwrap();
+    here.address("veth0", "10.0.0.1/24").unwrap();
+    here.address("veth0", "fd00::1/64").unwrap();
+    let found = here.interface("veth0").unwrap();
+    assert_eq!(found.mac, "02:00:00:00:00:0a");
+    assert_eq!((found.index, found.peer), (here.ifindex("veth0").unwrap(), there.ifindex("eth0").ok()));
+    assert!(!found.carries);
+    here.up("veth0").unwrap();
+    there.up("eth0").unwrap();
+    let carries = || Ok(here.interface("veth0")?.carries.then_some(()));
+    wait_until(TIMEOUT, "veth0 to carry frames", carries).unwrap();
+    // As another program sees it.
+    let listing = here.ip("addr show dev veth0").unwrap();
+    for word in [" mtu 1400 ", "inet 10.0.0.1/24 ", "inet6 fd00::1/64 scope global nodad"] {
+        assert!(listing.contains(word), "{word}: {listing}");
+    }
+    here.all_down().unwrap();
+    assert!(!here.interface("veth0").unwrap().carries);
+
+    let refused = |result: anyhow::Result<()>| format!("{:#}", result.unwrap_err());
+    let taken = refused(here.veth("veth0", &there, "eth1"));
+    assert!(taken.starts_with("create veth0 in ") && taken.ends_with(": EEXIST: File exists"), "{taken}");
+    assert!(refused(here.address("veth0", "10.0.0.300/24")).contains("address 10.0.0.300/24"));
+    assert!(refused(here.mac("veth0", "02:xx")).contains("MAC address 02:xx"));
+    assert!(refused(here.up("veth9")).contains("set veth9 up in "));
+}
+
+#[test]
 fn namespace_is_removed_after_a_panic() {
     needs!(root(), binary("ip"));
     let mut path = PathBuf::new();

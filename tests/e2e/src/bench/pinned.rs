@@ -185,10 +185,7 @@ pub(super) fn memory(pins: &Path, map: &str) -> Result<u64> {
 
 /// Index of the host end of a pod's veth pair.
 pub(super) fn port_of(pod: &Pod) -> Result<u32> {
-    let line = pod.netns().ip("-o link show dev eth0")?;
-    let peer = line.split_whitespace().find_map(|word| word.strip_prefix("eth0@if"));
-    peer.and_then(|peer| peer.trim_end_matches(':').parse().ok())
-        .with_context(|| format!("no peer index in {line}"))
+    pod.netns().interface("eth0")?.peer.context("eth0 is no end of a veth pair")
 }
 
 /// Pins the calling thread to one CPU.

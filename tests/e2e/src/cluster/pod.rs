@@ -165,13 +165,7 @@ impl Pod {
         let result: Value =
             serde_json::from_str(&result).with_context(|| format!("the CNI result of {name}: {result}"))?;
         let (ip, ipv6) = addresses(&result)?;
-        let mac = netns
-            .ip(&format!("-o link show dev {INTERFACE}"))?
-            .split_whitespace()
-            .skip_while(|word| *word != "link/ether")
-            .nth(1)
-            .with_context(|| format!("{INTERFACE} of {name} has no MAC address"))?
-            .to_owned();
+        let mac = netns.interface(INTERFACE)?.mac;
         Ok(Pod {
             name: name.to_owned(),
             tenant: network.tenant.clone(),

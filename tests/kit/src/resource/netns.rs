@@ -19,7 +19,7 @@ use nix::{
 };
 
 use super::{
-    interface,
+    interface::{self, Interface},
     names::{NETNS_DIRECTORY, owned_prefix, remove_netns},
     sweep,
 };
@@ -84,17 +84,19 @@ impl Netns {
 
     /// Creates a veth pair, both ends down: `name` here, `peer_name` in `peer`.
     pub fn veth(&self, name: &str, peer: &Netns, peer_name: &str) -> Result<()> {
-        self.ip(&format!("link add {name} type veth peer name {peer_name} netns {}", peer.name())).map(drop)
+        let what = || format!("create {name} in {} and {peer_name} in {}", self.name(), peer.name());
+        self.run(|| interface::veth(name, &peer.0.handle, peer_name)).with_context(what)
     }
 
     /// Adds an address with prefix length; IPv6 addresses skip duplicate address detection.
     pub fn address(&self, link: &str, address: &str) -> Result<()> {
-        let nodad = if address.contains(':') { " nodad" } else { "" };
-        self.ip(&format!("addr add {address} dev {link}{nodad}")).map(drop)
+        let what = || format!("add the address {address} to {link} in {}", self.name());
+        self.run(|| interface::address(link, address)).with_context(what)
     }
 
     pub fn mac(&self, link: &str, mac: &str) -> Result<()> {
-        self.ip(&format!("link set {link} address {mac}")).map(drop)
+        let what = || format!("set the MAC address of {link} in {} to {mac}", self.name());
+        self.run(|| interface::mac(link, mac)).with_context(what)
     }
 
     pub fn mtu(&self, link: &str, mtu: u16) -> Result<()> {
@@ -104,6 +106,16 @@ impl Netns {
 
     pub fn up(&self, link: &str) -> Result<()> {
         self.run(|| interface::up(link)).with_context(|| format!("set {link} up in {}", self.name()))
+    }
+
+    /// Sets down all interfaces that are in no group of their own.
+    pub fn all_down(&self) -> Result<()> {
+        self.run(interface::all_down).with_context(|| format!("set all interfaces down in {}", self.name()))
+    }
+
+    /// What the kernel says of an interface.
+    pub fn interface(&self, link: &str) -> Result<Interface> {
+        self.run(|| interface::find(link)).with_context(|| format!("query {link} in {}", self.name()))
     }
 
     /// Index of an interface.

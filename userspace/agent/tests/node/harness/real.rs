@@ -100,7 +100,7 @@ impl Wire {
             namespace.address("eth0", &format!("{vtep}/24"))?;
         }
         let (underlay, trunk) = (Tap::open(&namespace, "eth0")?, Tap::open(&namespace, "trunk0")?);
-        let mac = mac(&mac_of(&namespace, "eth0")?);
+        let mac = mac(&namespace.interface("eth0")?.mac);
         Ok(Wire { namespace, underlay, trunk, mac })
     }
 
@@ -130,18 +130,10 @@ fn ip6(namespace: &Netns, link: &str, on: bool) -> Result<()> {
     namespace.run(|| fs::write(&path, value).with_context(|| format!("write {path}")))
 }
 
-/// Reads from `ip`, because sysfs shows the namespace of its mount.
-fn mac_of(namespace: &Netns, link: &str) -> Result<String> {
-    let listing = namespace.ip(&format!("-o link show dev {link}"))?;
-    let mac = listing.split_whitespace().skip_while(|word| *word != "link/ether").nth(1);
-    mac.map(str::to_owned).with_context(|| format!("find the MAC address in {listing:?}"))
-}
-
 /// Waits until the link forwards frames: it drops them for some time after both ends are up.
 fn carries(namespace: &Netns, link: &str) -> Result<()> {
     wait_until(SOON, &format!("{link} to carry frames"), || {
-        let listing = namespace.ip(&format!("-o link show dev {link}"))?;
-        Ok((listing.contains(" state UP ") && !listing.contains(" qdisc noop ")).then_some(()))
+        Ok(namespace.interface(link)?.carries.then_some(()))
     })
 }
 
@@ -194,9 +186,9 @@ impl<S: Site> Harness for Real<S> {
         let wire = Wire::start(&host)?;
         let site = S::start(&host).context("prepare the node")?;
         for vtep in VTEPS {
-            site.neighbour(vtep.into(), &mac_of(&wire.namespace, "eth0")?)?;
+            site.neighbour(vtep.into(), &wire.namespace.interface("eth0")?.mac)?;
         }
-        let node_mac = mac(&mac_of(&host, site.underlay())?);
+        let node_mac = mac(&host.interface(site.underlay())?.mac);
         // Threads inherit the namespace of their creator.
         let runtime =
             host.run(|| Ok(Builder::new_multi_thread().worker_threads(1).enable_all().build()?))?;
