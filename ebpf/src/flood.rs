@@ -4,11 +4,11 @@
 
 use aya_ebpf::{bindings::__sk_buff, cty::c_void, helpers::generated::bpf_loop, programs::TcContext};
 use contiv_abi::{
-    DropReason, FloodKey, Segment,
+    DropReason, FloodKey, Segment, Vtep,
     maps::{PEERS_CAPACITY, PORTS_CAPACITY},
 };
 
-use crate::{frame, maps, packet, pod, policy, rate, tunnel, verdict::Verdict};
+use crate::{frame, log, maps, packet, pod, policy, rate, tunnel, verdict::Verdict};
 
 /// Replicates the frame in the packet metadata.
 #[inline(always)]
@@ -92,7 +92,7 @@ extern "C" fn port_copy(slot: u64, walk: *mut PortWalk) -> i64 {
     }
     // A receiver that rules exclude is no dropped frame; the rule counts it.
     if policy::ctv_admits(ifindex) == packet::GO_ON {
-        clone_to(walk.skb, ifindex);
+        clone_to(walk.skb, ifindex, None);
     }
     NEXT
 }
@@ -104,14 +104,17 @@ extern "C" fn member_copy(slot: u64, walk: *mut MemberWalk) -> i64 {
     let Some(vtep) = maps::member_slot(&key) else { return NEXT };
     let ctx = TcContext::new(walk.skb);
     match tunnel::address(&ctx, walk.vni, &vtep, walk.tos as u8) {
-        Ok(()) => clone_to(walk.skb, walk.out),
+        Ok(()) => clone_to(walk.skb, walk.out, Some(&vtep)),
         Err(reason) => maps::count_drop(reason as u32, ctx.len()),
     }
     NEXT
 }
 
 #[inline(always)]
-fn clone_to(skb: *mut __sk_buff, ifindex: u32) {
+fn clone_to(skb: *mut __sk_buff, ifindex: u32, vtep: Option<&Vtep>) {
+    if log::copied(ifindex, vtep) {
+        return;
+    }
     let ctx = TcContext::new(skb);
     if ctx.clone_redirect(ifindex, 0).is_err() {
         maps::count_drop(DropReason::CloneFailed as u32, ctx.len());

@@ -1,9 +1,12 @@
 //! The log of the stages that the frames of one endpoint pass (`netplugin --bpf-log-stages`). Without the feature `log`, its
-//! functions do nothing.
+//! functions do nothing. The same programs follow a frame that the agent traces.
 
-use contiv_abi::{DropReason, LogResult, LogStage, maps::Stage};
+use contiv_abi::{DropReason, LogResult, LogStage, Vtep, maps::Stage};
 
-use crate::{packet, verdict::Verdict};
+use crate::{
+    packet::{self, Packet},
+    verdict::Verdict,
+};
 
 /// Prepares for a frame.
 #[inline(always)]
@@ -43,6 +46,46 @@ pub(crate) fn verdict(ifindex: u32, verdict: &Verdict) {
         Verdict::Back(..) => LogResult::Refused as u32,
     };
     write(LogStage::Verdict, result, ifindex);
+    match verdict {
+        Verdict::Pod { ifindex, .. } => leaves(*ifindex),
+        Verdict::Wait { queue, .. } => leaves(*queue),
+        Verdict::Out(out) | Verdict::Back(out, _) => leaves(*out),
+        Verdict::Drop(_) | Verdict::Delivered | Verdict::Continue(_) => {}
+    }
+}
+
+#[cfg(feature = "log")]
+#[inline(always)]
+fn leaves(ifindex: u32) {
+    enabled::ctv_leaves_by(ifindex);
+}
+
+#[cfg(not(feature = "log"))]
+#[inline(always)]
+fn leaves(_ifindex: u32) {}
+
+/// Where a traced frame has come from that is said to be from a tunnel: its VNI, and its VTEP in the packet metadata.
+#[inline(always)]
+pub(crate) fn origin(packet: &mut Packet) -> Option<u32> {
+    #[cfg(feature = "log")]
+    return enabled::origin(packet);
+    #[cfg(not(feature = "log"))]
+    {
+        _ = packet;
+        None
+    }
+}
+
+/// Records the copy of a traced frame, which is not sent. False for any other frame.
+#[inline(always)]
+pub(crate) fn copied(ifindex: u32, vtep: Option<&Vtep>) -> bool {
+    #[cfg(feature = "log")]
+    return enabled::copied(ifindex, vtep);
+    #[cfg(not(feature = "log"))]
+    {
+        _ = (ifindex, vtep);
+        false
+    }
 }
 
 /// The drop of a frame on its way out.
@@ -65,7 +108,7 @@ fn write(_stage: LogStage, _result: u32, _ifindex: u32) {}
 mod enabled {
     use aya_ebpf::{btf_maps::Array, macros::btf_map};
     use aya_log_ebpf::info;
-    use contiv_abi::{Address, FdbKey, LoggedEndpoint};
+    use contiv_abi::{Address, FdbKey, LoggedEndpoint, Traced, Vtep};
 
     use crate::{
         maps,
@@ -75,9 +118,51 @@ mod enabled {
     #[btf_map(name = "ctv_logged")]
     static LOGGED: Array<LoggedEndpoint, 1> = Array::new();
 
+    #[btf_map(name = "ctv_traced")]
+    static TRACED: Array<Traced, 1> = Array::new();
+
+    /// The traced frame.
+    #[inline(always)]
+    fn traced<'a>() -> Option<&'a mut Traced> {
+        // SAFETY: the agent runs the programs for one frame at a time.
+        let traced = unsafe { &mut *TRACED.get_ptr_mut(0)? };
+        (traced.enabled != 0).then_some(traced)
+    }
+
+    /// A function of its own: inlined, it would read what verdicts without an interface do not have.
+    #[inline(never)]
+    #[unsafe(no_mangle)]
+    pub(super) extern "C" fn ctv_leaves_by(ifindex: u32) -> u32 {
+        if let Some(traced) = traced() {
+            traced.ifindex = ifindex;
+        }
+        0
+    }
+
+    #[inline(always)]
+    pub(super) fn origin(packet: &mut Packet) -> Option<u32> {
+        let traced = traced().filter(|traced| traced.vni != 0)?;
+        packet.vtep.set_words(traced.vtep.words());
+        Some(traced.vni)
+    }
+
+    #[inline(always)]
+    pub(super) fn copied(ifindex: u32, vtep: Option<&Vtep>) -> bool {
+        let Some(traced) = traced() else { return false };
+        if let Some(copy) = traced.copy.get_mut(traced.copies as usize) {
+            copy.ifindex = ifindex;
+            if let Some(vtep) = vtep {
+                copy.vtep.set_words(vtep.words());
+            }
+        }
+        traced.copies += 1;
+        true
+    }
+
     /// Clears what is left of the previous frame and decides whether a frame is logged.
     #[inline(always)]
     pub(super) fn begin() {
+        ctv_leaves_by(0);
         let Some(packet) = packet::in_hand() else { return };
         // SAFETY: numbers.
         unsafe {
@@ -96,7 +181,7 @@ mod enabled {
     #[unsafe(no_mangle)]
     pub(super) extern "C" fn ctv_log(stage: u32, result: u32, ifindex: u32) -> u32 {
         let (Some(packet), Some(endpoint)) = (packet::in_hand(), LOGGED.get(0)) else { return 0 };
-        if !is_logged(packet, endpoint, ifindex) {
+        if traced().is_none() && !is_logged(packet, endpoint, ifindex) {
             return 0;
         }
         let tuple = &packet.tuple;

@@ -7,7 +7,7 @@ use aya_ebpf::{
 };
 use contiv_abi::{Address, DropReason, Vtep};
 
-use crate::packet;
+use crate::{log, packet};
 
 /// The beginning of `bpf_tunnel_key`, which every kernel accepts in this length.
 #[derive(Clone, Copy)]
@@ -56,7 +56,7 @@ extern "C" fn ctv_origin(skb: *mut __sk_buff) -> u32 {
     }
     // SAFETY: as before.
     if unsafe { bpf_skb_get_tunnel_key(skb, place, KEY_LEN, IPV6) } != 0 {
-        return NO_KEY;
+        return log::origin(packet).unwrap_or(NO_KEY);
     }
     let [a, b, c, d] = key.remote.map(u64::from);
     packet.vtep.set_words(if cfg!(target_endian = "big") {

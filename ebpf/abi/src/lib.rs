@@ -55,7 +55,7 @@ pub use service::{
     AffinityBlock, Backend, Client, DsrEntry, DsrHook, Member, RingBlock, ServiceCount, ServiceCountRows,
     ServiceEntry, ServiceKey, Vip, VipKey, service_mac,
 };
-pub use stage_log::{LogResult, LogStage, LoggedEndpoint};
+pub use stage_log::{LogResult, LogStage, LoggedEndpoint, TRACED_COPIES, Traced, TracedCopy};
 pub use tuple::{FlowKey, Tuple};
 pub use words::{clear, cleared};
 
@@ -120,4 +120,6 @@ map_types! {
     Watch: 8;
     EventState: 128;
     LoggedEndpoint: 24;
+    TracedCopy: 24;
+    Traced: 1568;
 }

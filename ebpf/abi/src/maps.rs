@@ -223,6 +223,12 @@ pub const EVENT_STATE: &str = "ctv_told";
 /// Not pinned.
 pub const LOGGED: &str = "ctv_logged";
 
+/// One [`Traced`](crate::Traced), in programs that are built with the feature `log`. Not pinned.
+pub const TRACED: &str = "ctv_traced";
+
+/// The packet that a CPU has in hand. Not pinned; its layout is that of its BTF.
+pub const PACKET: &str = "ctv_packet";
+
 /// Hash of the object file of the pinned programs, by which a restart detects an upgrade.
 pub const BUILD: &str = "ctv_build";
 /// Length of the hash in bytes.

@@ -1,6 +1,6 @@
 //! The log of the stages that frames pass, from programs that are built with the feature `log`.
 
-use crate::Address;
+use crate::{Address, Vtep};
 
 /// The endpoint whose frames are logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,6 +13,41 @@ pub struct LoggedEndpoint {
     pub ifindex: u32,
     /// Zero.
     pub zero: u32,
+}
+
+/// Copies of a traced frame that are recorded; more are counted only.
+pub const TRACED_COPIES: usize = 64;
+
+/// A copy of a traced frame.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct TracedCopy {
+    /// VTEP that it is sent to; zero if it leaves by no tunnel.
+    pub vtep: Vtep,
+    /// Interface that it is sent to.
+    pub ifindex: u32,
+    /// Zero.
+    pub zero: u32,
+}
+
+/// A frame that the agent traces. The programs log every stage then, and record copies instead of sending them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct Traced {
+    /// Of a frame from a tunnel: the VTEP of its sender.
+    pub vtep: Vtep,
+    /// Its VNI; zero for other frames.
+    pub vni: u32,
+    /// 1 while a frame is traced.
+    pub enabled: u32,
+    /// Interface that the frame is sent to; zero if it is dropped or copied.
+    pub ifindex: u32,
+    /// Number of copies.
+    pub copies: u32,
+    /// The first of them.
+    pub copy: [TracedCopy; TRACED_COPIES],
 }
 
 macro_rules! texts {

@@ -33,5 +33,5 @@ pub use resource::{
     scratch::scratch_dir, sweep::leftovers,
 };
 pub use throughput::{Load, throughput};
-pub use wait::wait_until;
+pub use wait::{patience, wait_until};
 pub use xdp::xdp_context;

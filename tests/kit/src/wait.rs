@@ -8,7 +8,7 @@ use anyhow::{Result, anyhow};
 const FIRST_INTERVAL: Duration = Duration::from_millis(2);
 const MAX_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Multiplies all limits of waiting: on an emulated kernel that shares its processors, everything takes many times longer.
+/// Multiplies all limits of waiting.
 const PATIENCE_VARIABLE: &str = "CONTIV_TEST_PATIENCE";
 
 /// Polls until there is a value or `deadline` has passed, which `CONTIV_TEST_PATIENCE` multiplies. Errors count as "not yet";
@@ -38,7 +38,8 @@ pub fn wait_until<T>(
     }
 }
 
-fn patience() -> u32 {
+/// Factor of time limits: on an emulated kernel that shares its processors, everything takes many times longer.
+pub fn patience() -> u32 {
     env::var(PATIENCE_VARIABLE).ok().and_then(|factor| factor.parse().ok()).unwrap_or(1)
 }
 

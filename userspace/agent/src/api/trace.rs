@@ -44,9 +44,6 @@ impl Failure {
     pub(super) fn status(&self) -> StatusCode {
         match self {
             Failure::Body(_) | Failure::Trace(TraceError::Unresolved(_)) => StatusCode::BAD_REQUEST,
-            Failure::Trace(TraceError::Datapath(error)) if error.is_unsupported() => {
-                StatusCode::NOT_IMPLEMENTED
-            }
             Failure::Trace(TraceError::Datapath(_)) | Failure::NoAnswer => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -117,8 +114,6 @@ mod tests {
             let (code, line) = answered(body, unknown).await;
             assert!(code == status && line.contains(what) && line.lines().count() == 1, "{code} {line}");
         }
-        let (code, line) = answered(BODY, || Error::cannot_trace(Kind::Ovs).into()).await;
-        assert_eq!((code, line.as_str()), (501, "ovs datapath: trace: not supported by this datapath yet\n"));
         let failed = || Error::new(Kind::Ovs, "trace", std::io::Error::other("gone")).into();
         assert_eq!(answered(BODY, failed).await.0, 503);
     }

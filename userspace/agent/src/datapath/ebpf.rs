@@ -8,7 +8,7 @@
 //! apply, observe   execute operations; compare the kernel with the desired state
 //! takeover         flows, sessions and counters of another ABI version
 //! kernel           entries of objects, their owners, orphans; all maps and programs
-//! telemetry        counters, connections, packet events
+//! telemetry, trace counters, connections, packet events; the way of one packet
 //! programs         load and attach programs
 //! service, policy, rate, forward   the tables of each subject
 //! maps             access to pinned maps
@@ -32,7 +32,7 @@ use nix::fcntl::Flock;
 use serde_json::json;
 
 use super::{
-    Datapath, Desired, Error, FailedOp, Kind, Observed, Op, PortRequirements,
+    Datapath, Desired, Error, FailedOp, Observed, Op, PortRequirements,
     telemetry::{Counters, Stats, Telemetry},
     trace::{Findings, Probe},
 };
@@ -51,6 +51,7 @@ mod rate;
 mod service;
 mod takeover;
 mod telemetry;
+mod trace;
 mod uplinks;
 
 use device::{InterfaceMonitor, Netlink};
@@ -258,6 +259,13 @@ impl Ebpf {
         (capacity != self.options.flows).then_some(capacity)
     }
 
+    fn trace_request(&self, probe: Probe) -> Result<trace::Request, Error> {
+        let installed = self.installed.as_ref();
+        let installed = installed.ok_or_else(|| failed("trace", "the datapath has not been observed yet"))?;
+        let devices = (self.interfaces.devices().overlay, self.uplinks.active()?);
+        trace::prepare(installed, (&self.pins, &self.rule_names), devices, probe)
+    }
+
     fn attach_mode(&self) -> String {
         format!("{:?}", self.interfaces.hooks().mode()).to_lowercase()
     }
@@ -456,8 +464,9 @@ impl Datapath for Ebpf {
         Some(Arc::new(MapTelemetry::new(self.pins.clone(), rules, services)))
     }
 
-    fn trace(&self, _: Probe) -> BoxFuture<'static, Result<Findings, Error>> {
-        Box::pin(future::ready(Err(Error::cannot_trace(Kind::Ebpf))))
+    fn trace(&self, probe: Probe) -> BoxFuture<'static, Result<Findings, Error>> {
+        let request = self.trace_request(probe);
+        Box::pin(async move { request?.run().await })
     }
 
     async fn cleanup(&mut self) -> Result<(), Error> {

@@ -53,11 +53,6 @@ impl Error {
         Error::new(datapath, format!("set {}", object.id()), unsupported)
     }
 
-    /// An error for a `datapath` that cannot trace packets.
-    pub fn cannot_trace(datapath: Kind) -> Self {
-        Error::new(datapath, "trace", Unsupported::Object)
-    }
-
     /// Whether the cause is [`Unsupported`].
     pub fn is_unsupported(&self) -> bool {
         self.source.is::<Unsupported>()

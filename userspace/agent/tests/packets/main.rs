@@ -37,6 +37,7 @@ mod scale;
 mod services;
 mod stage_log;
 mod stages;
+mod trace;
 mod traffic;
 mod upgrade;
 mod uplinks;

@@ -20,7 +20,7 @@ use netplugin::datapath::{
 use nix::mount::{MntFlags, umount2};
 use tempfile::TempDir;
 use testkit::{
-    Netns,
+    Netns, patience,
     pins::{Lent, Pool},
     scratch_dir,
 };
@@ -134,6 +134,11 @@ impl Node {
     fn build(label: &str, adjust: impl FnOnce(&mut Options), is_pooled: bool) -> Result<Node> {
         let ns = Netns::new(label)?;
         let mut options = Options { instance: "node".into(), ..Options::default() };
+        // Flows outlive the test unless it is about their end.
+        let timeouts = &mut options.timeouts;
+        for timeout in [&mut timeouts.tcp_opening, &mut timeouts.tcp_closing, &mut timeouts.unanswered] {
+            *timeout *= patience();
+        }
         adjust(&mut options);
         let key = pool_key(&options).filter(|_| is_pooled);
         let make = || Ok(BpfRoot(scratch_dir("bpf")?));

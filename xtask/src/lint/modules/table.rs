@@ -98,6 +98,7 @@ pub(super) const RULES: &[Rules] = &[
                 order: &[
                     &["apply", "observe"],
                     &["takeover", "uplinks"],
+                    &["trace"],
                     &["kernel", "telemetry"],
                     &["forward", "policy", "programs", "rate", "service"],
                     &["device"],

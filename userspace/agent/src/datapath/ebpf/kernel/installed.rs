@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use contiv_abi::{Port, SegmentEntry, VipKey, policy::MeterKey};
-use contiv_model::vrf::Vrf;
+use contiv_model::{name::EndpointId, vrf::Vrf};
 
 use super::{
     encode,
@@ -88,6 +88,17 @@ impl Installed {
     /// Records that the program for pods is attached to an interface.
     pub(crate) fn record_attached(&mut self, ifindex: u32, interface: &str) {
         self.attached.insert(ifindex, interface.to_owned());
+    }
+
+    /// Endpoints of the node and the names of their interfaces, by the index of the interface.
+    pub(crate) fn endpoints(&self) -> HashMap<u32, (EndpointId, String)> {
+        let ports = self.owners.iter().filter_map(|(key, owner)| match (key, owner) {
+            (EntryKey::Port(ifindex), ObjectId::Local(id)) => {
+                Some((*ifindex, (id.clone(), self.attached.get(ifindex)?.clone())))
+            }
+            _ => None,
+        });
+        ports.collect()
     }
 
     /// Services for which this node answers ARP and ND on the VLAN uplink.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, rc::Rc};
 
-use aya::maps::MapData;
+use aya::{maps::MapData, util::nr_cpus};
 use contiv_abi::{Domain, Segment};
 
 use super::{
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::datapath::{Error, ebpf::failure::failed};
 
-/// A key or a value of another layout.
+/// A key or a value of another layout, or of one that only the programs know.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     layout: Rc<Layout>,
@@ -82,6 +82,19 @@ pub(crate) fn entries(pins: &Pins, name: &'static str) -> Result<Vec<(Record, Re
         }
     }
     Ok(entries)
+}
+
+/// The only value of a per-CPU array, as the CPU has it.
+pub(crate) fn of_cpu(map: &MapData, cpu: usize) -> Result<Record, Error> {
+    let what = "read a value of a CPU";
+    let [_, layout] = btf::layouts(map).map_err(|error| failed(what, error))?;
+    let cpus = nr_cpus().map_err(|(_, error)| failed("count the CPUs", error))?;
+    // The kernel pads the value of each CPU to eight bytes.
+    let size = layout.size.next_multiple_of(8);
+    let mut values = vec![0; cpus * size];
+    syscall::read_array(map.fd(), 0, &mut values).map_err(|error| failed(what, error))?;
+    let bytes = values.chunks_exact(size).nth(cpu).map(<[u8]>::to_vec).unwrap_or_default();
+    Ok(Record { layout: Rc::new(layout), bytes })
 }
 
 /// The keys of a hash map.

@@ -1,0 +1,115 @@
+//! Traces: the programs run for one frame, with the node's tables, and with flows, counters and meters of their own. They send
+//! nothing: see [`Traced`](contiv_abi::Traced).
+
+mod findings;
+mod run;
+
+use std::{collections::HashMap, sync::Mutex, thread};
+
+use contiv_abi::maps::{FROM_OVERLAY, FROM_POD, FROM_UPLINK};
+use contiv_model::{
+    name::EndpointId,
+    tag::{Encap, Vlan},
+};
+use tokio::sync::oneshot;
+
+use super::{
+    device,
+    failure::failed,
+    kernel::installed::Installed,
+    maps::{names::RuleNames, pins::Pins},
+};
+use crate::datapath::{
+    Error,
+    trace::{Findings, Ingress, Probe},
+};
+
+/// The programs and maps of a trace take memory.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// The frame cannot enter.
+#[derive(Debug, thiserror::Error)]
+enum NoInterface {
+    #[error("endpoint {0} has no interface on this node; retry when the endpoint is attached")]
+    Endpoint(EndpointId),
+    #[error("the node has no VXLAN device yet; retry when the agent is ready")]
+    Overlay,
+    #[error("the node has no VLAN uplink; set --vlan-uplinks")]
+    Uplink,
+}
+
+/// Interfaces of the datapath.
+#[derive(Debug)]
+pub(super) struct Interfaces {
+    /// VXLAN device; zero for none.
+    pub(super) overlay: u32,
+    /// Active uplink; zero for none.
+    pub(super) uplink: u32,
+    /// Endpoints by the index of their interface, with its name.
+    pub(super) endpoints: HashMap<u32, (EndpointId, String)>,
+}
+
+/// A trace that needs the datapath no more.
+pub(super) struct Request {
+    probe: Probe,
+    pins: Pins,
+    flows: u32,
+    rules: RuleNames,
+    program: &'static str,
+    /// Interface that the frame enters by.
+    ifindex: u32,
+    interfaces: Interfaces,
+}
+
+/// Collects what a trace needs.
+pub(super) fn prepare(
+    installed: &Installed,
+    (pins, rules): (&Pins, &RuleNames),
+    (overlay, uplink): (u32, u32),
+    probe: Probe,
+) -> Result<Request, Error> {
+    let (program, ifindex) = match &probe.ingress {
+        Ingress::Pod { endpoint, port } => {
+            let ifindex = device::ifindex(port).ok_or_else(|| NoInterface::Endpoint(endpoint.clone()));
+            (FROM_POD, ifindex)
+        }
+        Ingress::Tunnel { .. } => (FROM_OVERLAY, Some(overlay).filter(is_some).ok_or(NoInterface::Overlay)),
+        Ingress::Uplink(_) => (FROM_UPLINK, Some(uplink).filter(is_some).ok_or(NoInterface::Uplink)),
+    };
+    let ifindex = ifindex.map_err(|error| failed("trace", error))?;
+    let interfaces = Interfaces { overlay, uplink, endpoints: installed.endpoints() };
+    let flows = installed.kernel().flow_capacity();
+    Ok(Request { probe, pins: pins.clone(), flows, rules: rules.clone(), program, ifindex, interfaces })
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "for `Option::filter`")]
+fn is_some(ifindex: &u32) -> bool {
+    *ifindex != 0
+}
+
+impl Request {
+    /// Runs the programs, on a thread of its own: they take the network namespace of the caller.
+    pub(super) async fn run(self) -> Result<Findings, Error> {
+        let (reply, answer) = oneshot::channel();
+        let work = move || {
+            let _one = ONE_AT_A_TIME.lock();
+            // The caller may not wait any more.
+            drop(reply.send(self.follow()));
+        };
+        thread::Builder::new().name("trace".into()).spawn(work).map_err(|error| failed("trace", error))?;
+        answer.await.map_err(|error| failed("trace", error))?
+    }
+
+    fn follow(self) -> Result<Findings, Error> {
+        let mut programs = run::Programs::load(&self.pins, self.flows)?;
+        let pass = programs.follow(self.program, self.ifindex, &self.probe)?;
+        Ok(self.findings(&pass))
+    }
+
+    fn vlan(&self) -> Option<Vlan> {
+        match self.probe.encap {
+            Encap::Vlan(vlan) => Some(vlan),
+            Encap::Vxlan { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Traces: the stages, rules and ports of a frame, and that nothing changes and nothing is sent.
+
+use std::net::IpAddr;
+
+use anyhow::Result;
+use contiv_abi::maps::METERS;
+use contiv_model::{
+    group::Rate,
+    policy::{Action, Direction, Identity, Peer, PortRange, Rule, TCP},
+    service::Readiness,
+    tag::Encap,
+    trace::{self, Egress, Query, Stage, TcpFlags, Verdict},
+};
+use netplugin::datapath::{
+    Datapath as _, Group, Local, Network, Object, Remote,
+    trace::{Findings, Probe},
+};
+use testkit::{capture::Tap, needs};
+
+use crate::{
+    node::{Endpoint, Node, Pod, network, runtime, vlan, vtep, vxlan},
+    policy::{group, number, pod, rule},
+    services::service,
+};
+
+const ONE: Endpoint = Endpoint(1);
+const TWO: Endpoint = Endpoint(2);
+const FAR: Endpoint = Endpoint(3);
+const VIP: Endpoint = Endpoint(250);
+/// Group of all endpoints here.
+const GROUP: u32 = 7;
+
+/// A packet that opens a connection by TCP to endpoint `to`.
+fn query(ingress: trace::Ingress, from: Endpoint, to: Endpoint, port: u16, v6: bool) -> Query {
+    let address = |of: Endpoint| -> IpAddr { if v6 { of.ip6().into() } else { of.ip().into() } };
+    Query {
+        ingress,
+        source: Some(address(from)),
+        destination: address(to),
+        protocol: TCP,
+        source_port: 40_000,
+        destination_port: port,
+        tcp_flags: TcpFlags::SYN,
+        dscp: 0,
+        source_mac: None,
+        destination_mac: None,
+    }
+}
+
+fn of_pod(pod: &Pod) -> trace::Ingress {
+    trace::Ingress::Endpoint(pod.local.id.to_string())
+}
+
+fn follow(node: &Node, query: &Query) -> Result<Findings> {
+    let probe = Probe::resolve(&node.desired, query)?;
+    node.ns.run(|| Ok(runtime()?.block_on(node.datapath.trace(probe))?))
+}
+
+/// Stages and rules up to the last, and outputs.
+fn summary(findings: &Findings) -> (Vec<String>, Vec<Egress>) {
+    let lines = findings.steps.iter().map(ToString::to_string).collect();
+    (lines, findings.outputs.iter().map(|output| output.to.clone()).collect())
+}
+
+/// Denies TCP ports 22 to 25 in from groups, and 23 out.
+fn rules() -> Result<Group> {
+    let peers = [3, GROUP].map(Identity::try_from).into_iter().collect::<Result<_, _>>()?;
+    let ssh = Rule {
+        peer: Peer { identities: Some(peers), ..Peer::any() },
+        protocol: Some(TCP),
+        ports: PortRange::new(22, 25),
+        ..rule("no-ssh-in", Direction::In, Action::Deny, 2)
+    };
+    let telnet = Rule {
+        protocol: Some(TCP),
+        ports: PortRange::new(23, 23),
+        ..rule("no-telnet-out", Direction::Out, Action::Deny, 2)
+    };
+    let web = Rule {
+        protocol: Some(TCP),
+        ports: PortRange::new(80, 80),
+        ..rule("web-in", Direction::In, Action::Allow, 1)
+    };
+    Ok(group(GROUP, vec![ssh, telnet, web]))
+}
+
+/// Two pods of a node, an endpoint of another node, and the rules.
+struct Rig {
+    node: Node,
+    blue: Network,
+    one: Pod,
+    two: Pod,
+}
+
+impl Rig {
+    fn new(mut node: Node, encap: Encap) -> Result<Rig> {
+        let blue = network("blue.t", encap);
+        let there = matches!(encap, Encap::Vxlan { .. }).then(|| vtep(2));
+        let far = Remote { identity: Some(number(3)), ..FAR.remote(&blue, there) };
+        node.want_network(&blue).want_peer(2).want(Object::Remote(far)).want(Object::Group(rules()?));
+        let (one, two) = (pod(&mut node, &blue, ONE, GROUP)?, pod(&mut node, &blue, TWO, GROUP)?);
+        node.converge()?;
+        Ok(Rig { node, blue, one, two })
+    }
+
+    fn to(&self, pod: &Pod) -> Egress {
+        Egress::Endpoint { endpoint: pod.local.id.to_string(), port: pod.local.port.clone() }
+    }
+
+    /// The steps and outputs of a packet from the first pod.
+    fn send(&self, to: Endpoint, port: u16, v6: bool) -> Result<(Vec<String>, Vec<Egress>)> {
+        Ok(summary(&follow(&self.node, &query(of_pod(&self.one), ONE, to, port, v6))?))
+    }
+}
+
+fn packets_of_one_node(rig: &Rig, v6: bool) -> Result<()> {
+    let (steps, outputs) = rig.send(TWO, 80, v6)?;
+    let passed = [
+        "guard       pass",
+        "service     -",
+        "connection  pass new",
+        "policy out  pass no rule matches",
+        "policy in   pass rule web-in",
+        "forward     pass",
+    ];
+    assert_eq!((&steps[..], outputs), (&passed.map(str::to_owned)[..], vec![rig.to(&rig.two)]));
+    for (port, last) in [(22, "policy in   drop rule no-ssh-in"), (23, "policy out  drop rule no-telnet-out")]
+    {
+        let (steps, outputs) = rig.send(TWO, port, v6)?;
+        assert_eq!((steps.last().unwrap().as_str(), outputs), (last, vec![]), "{steps:#?}");
+    }
+    // An address of another pod.
+    let forged = follow(&rig.node, &query(of_pod(&rig.one), TWO, FAR, 80, v6))?;
+    let steps: Vec<_> = forged.steps.iter().map(|step| (step.stage, step.verdict)).collect();
+    assert_eq!(steps, [(Stage::Guard, Verdict::Drop)], "{forged:#?}");
+    assert_eq!(forged.steps[0].reason, "spoofed-ip");
+    Ok(())
+}
+
+fn packets_between_nodes(rig: &Rig, v6: bool) -> Result<()> {
+    let (leaves, arrives) = match rig.blue.encap {
+        Encap::Vxlan { vni, .. } => {
+            let there = IpAddr::from(vtep(2));
+            (Egress::Tunnel { vtep: there, vni }, trace::Ingress::Tunnel { vtep: there, vni })
+        }
+        Encap::Vlan(vlan) => (Egress::Uplink { vlan }, trace::Ingress::Uplink { vlan }),
+    };
+    let (steps, outputs) = rig.send(FAR, 80, v6)?;
+    assert_eq!(steps[4], "policy in   -    the endpoint is not on this node");
+    assert_eq!(outputs, [leaves]);
+    let arrived = query(arrives, FAR, TWO, 80, v6);
+    let (steps, outputs) = summary(&follow(&rig.node, &arrived)?);
+    assert_eq!(
+        steps[3..],
+        [
+            "policy out  -    the endpoint is not on this node",
+            "policy in   pass rule web-in",
+            "forward     pass"
+        ]
+    );
+    assert_eq!(outputs, [rig.to(&rig.two)]);
+    let denied = summary(&follow(&rig.node, &Query { destination_port: 22, ..arrived })?);
+    assert_eq!((denied.0.last().unwrap().as_str(), denied.1), ("policy in   drop rule no-ssh-in", vec![]));
+    Ok(())
+}
+
+fn packets_are_followed(node: Node, encap: Encap) -> Result<()> {
+    let mut rig = Rig::new(node, encap)?;
+    let writes = rig.node.datapath.writes();
+    for v6 in [false, true] {
+        packets_of_one_node(&rig, v6)?;
+        packets_between_nodes(&rig, v6)?;
+    }
+    // Nothing was counted or remembered.
+    assert_eq!(rig.node.drops()?, [].into());
+    let counters = rig.node.datapath.counters()?;
+    assert_eq!((counters.rules, rig.node.datapath.writes()), (vec![], writes));
+    // A pod's kernel may have sent a multicast, which has a meter.
+    let tables = counters.tables.iter().filter(|usage| usage.table != METERS);
+    let used: Vec<_> = tables.filter(|usage| usage.entries != 0).collect();
+    assert!(used.is_empty(), "{used:?}");
+    // A rate delays the packet, which goes on after its time.
+    let slow = Rate { bits_per_second: 1_000_000, burst_bytes: 100_000 };
+    rig.node.want(Object::Group(Group { rate: Some(slow), ..rules()? }));
+    rig.node.converge()?;
+    let (steps, outputs) = rig.send(TWO, 80, false)?;
+    assert_eq!((steps.len(), outputs), (6, vec![rig.to(&rig.two)]), "{steps:#?}");
+    Ok(())
+}
+
+#[test]
+fn packets_are_followed_on_vxlan() -> Result<()> {
+    needs!(root());
+    packets_are_followed(Node::new("trace-x")?, vxlan(5000))
+}
+
+#[test]
+fn packets_are_followed_on_vlan() -> Result<()> {
+    needs!(root());
+    let (node, _outside) = Node::on_wire("trace-l")?;
+    packets_are_followed(node, vlan(100))
+}
+
+#[test]
+fn copies_are_listed_and_not_sent() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new(Node::new("trace-b")?, vxlan(5000))?;
+    let tap = Tap::open(&rig.two.ns, "eth0")?;
+    let everyone = Query {
+        destination: [255; 4].into(),
+        protocol: 17,
+        destination_port: 68,
+        ..query(of_pod(&rig.one), ONE, TWO, 0, false)
+    };
+    let (steps, outputs) = summary(&follow(&rig.node, &everyone)?);
+    let Encap::Vxlan { vni, .. } = rig.blue.encap else { unreachable!() };
+    let tunnel = Egress::Tunnel { vtep: vtep(2).into(), vni };
+    assert_eq!(outputs, [rig.to(&rig.two), tunnel], "{steps:#?}");
+    assert!(tap.drain()?.is_empty());
+    Ok(())
+}
+
+#[test]
+fn backends_and_refusals_are_named() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new(Node::new("trace-s")?, vxlan(5000))?;
+    let empty = service(VIP.ip().into(), &[]);
+    let ready = service(VIP.ip().into(), &[(TWO.ip().into(), Readiness::Ready)]);
+    let on_blue = |service: netplugin::datapath::Service| {
+        let blue = &rig.blue;
+        let mut backends = service.backends.clone();
+        for backend in &mut backends {
+            *backend = netplugin::datapath::Backend::on(blue.encap, backend.ip);
+        }
+        let scope = netplugin::datapath::Scope::network(blue);
+        Object::Service(netplugin::datapath::Service { scope, backends, ..service })
+    };
+    let (empty, ready) = (on_blue(empty), on_blue(ready));
+    rig.node.want(empty);
+    rig.node.converge()?;
+    let (steps, outputs) = rig.send(VIP, 80, false)?;
+    assert_eq!(steps, ["guard       pass", "service     drop service web:t, no-backend"]);
+    assert_eq!(outputs, [Egress::Answer]);
+    rig.node.want(ready);
+    rig.node.converge()?;
+    let findings = follow(&rig.node, &query(of_pod(&rig.one), ONE, VIP, 80, false))?;
+    let (steps, outputs) = summary(&findings);
+    let backend = format!("service     pass service web:t, backend {}:8080", TWO.ip());
+    assert_eq!((steps[1].as_str(), outputs), (backend.as_str(), vec![rig.to(&rig.two)]), "{findings:#?}");
+    let packet = findings.outputs[0].packet.as_ref().unwrap();
+    assert_eq!((packet.destination, packet.destination_port), (IpAddr::from(TWO.ip()), 8080));
+    Ok(())
+}
+
+#[test]
+fn what_prevents_a_trace_is_named() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new(Node::new("trace-f")?, vxlan(5000))?;
+    let green = network("green.t", vlan(9));
+    rig.node.want_network(&green);
+    rig.node.converge()?;
+    let why = |query: &Query| format!("{:#}", follow(&rig.node, query).unwrap_err());
+    let text = why(&query(trace::Ingress::Uplink { vlan: 9.try_into()? }, FAR, ONE, 80, false));
+    assert!(text.contains("set --vlan-uplinks"), "{text}");
+    // It is not attached yet.
+    let local = Local { port: "vvport9".into(), id: "blue.t-9".into(), ..rig.one.local.clone() };
+    let probe = Probe::resolve(
+        &[Object::Network(rig.blue.clone()), Object::Local(local)].into_iter().collect(),
+        &query(trace::Ingress::Endpoint("blue.t-9".into()), ONE, TWO, 80, false),
+    )?;
+    let failed = rig.node.ns.run(|| Ok(runtime()?.block_on(rig.node.datapath.trace(probe))));
+    let text = format!("{:#}", anyhow::Error::from(failed?.unwrap_err()));
+    assert!(text.contains("endpoint blue.t-9 has no interface on this node"), "{text}");
+    Ok(())
+}
