@@ -40,9 +40,9 @@ impl Rig {
         let mut node = Node::with(label, |options| options.vtep = Some(vtep(1).into()))?;
         let outside = Netns::new(&format!("{label}-out"))?;
         node.ns.veth("under", &outside, "wire")?;
-        node.ns.address("under", &format!("{}/64 nodad", vtep(1)))?;
+        node.ns.address("under", &format!("{}/64", vtep(1)))?;
         for n in [2, 3, 9] {
-            outside.address("wire", &format!("{}/64 nodad", vtep(n)))?;
+            outside.address("wire", &format!("{}/64", vtep(n)))?;
         }
         node.ns.up("under")?;
         outside.up("wire")?;
