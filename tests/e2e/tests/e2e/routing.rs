@@ -7,9 +7,11 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use e2e::{
+    binaries::Binary,
     cluster::{Cluster, Datapath, Encap, Network, Pod, Shape, StoreKind},
     load::{Server, Streams},
 };
+use serde_json::Value;
 use testkit::{needs, wait_until};
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -35,6 +37,29 @@ fn reaches(from: &Pod, to: IpAddr) -> Result<()> {
 
 fn addresses(pod: &Pod) -> Result<[IpAddr; 2]> {
     Ok([pod.ip.into(), pod.ipv6.context("the pod has no IPv6 address")?.into()])
+}
+
+/// `netctl trace` follows a packet over the nodes of both pods to the receiver's interface.
+fn is_traced(cluster: &Cluster, from: &Pod, to: &Pod) -> Result<()> {
+    let master = format!("http://{}", cluster.client().server());
+    let port = WEB.to_string();
+    let packet = ["--from", from.name.as_str(), "--to", to.name.as_str(), "-l", "tcp", "-P", &port];
+    let mut netctl = Binary::Netctl.command()?;
+    netctl.args(["--netmaster", &master, "trace", "--tenant", "blue", "-o", "json"]).args(packet);
+    let output = cluster.fabric.netns().run(|| Ok(netctl.output()?))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "{packet:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    let trace: Value = serde_json::from_str(&text).with_context(|| text.to_string())?;
+    let nodes = trace["nodes"].as_array().context("the trace has no nodes")?;
+    let hosts: Vec<_> = nodes.iter().map(|node| node["host"].as_str().unwrap_or_default()).collect();
+    let way = if from.node == to.node { vec![&*from.node] } else { vec![&*from.node, &*to.node] };
+    ensure!(trace["delivered"] == true && hosts == way, "{packet:?}: {trace:#}");
+    let end = nodes.last().context("the trace has no nodes")?;
+    let outputs = end["outputs"].as_array().context("the trace has no outputs")?;
+    let receiver = outputs[0]["to"]["endpoint"]["endpoint"].as_str().unwrap_or_default();
+    ensure!(outputs.len() == 1 && receiver.ends_with(&to.call().container_id), "{packet:?}: {trace:#}");
+    ensure!(outputs[0]["packet"]["destination"] == to.ip.to_string(), "{packet:?}: {trace:#}");
+    Ok(())
 }
 
 fn networks_are_routed(datapaths: [Datapath; 2]) -> Result<()> {
@@ -65,6 +90,10 @@ fn networks_are_routed(datapaths: [Datapath; 2]) -> Result<()> {
         let count = Streams::open(pods[from].netns(), target, 1)?.stop()?;
         ensure!(count.broken == 0, "{} to {}: {count:?}", pods[from].name, pods[to].name);
         server.stop()?;
+    }
+
+    for (from, to) in across {
+        is_traced(&cluster, &pods[from], &pods[to])?;
     }
 
     // Forwarding needs no agent, and a new one changes nothing.
