@@ -19,7 +19,10 @@ use nix::{
     },
 };
 
-use crate::{resource::netns::Netns, wait::wait_until};
+use crate::{
+    resource::netns::Netns,
+    wait::{patience, wait_until},
+};
 
 const LONGEST_FRAME: usize = 65_536 + 18;
 /// Receive buffer in bytes; large enough for all frames between two reads.
@@ -110,14 +113,14 @@ impl Tap {
         }
     }
 
-    /// Waits for a received frame for which `pick` returns a value. Other frames are skipped; the error has their number.
+    /// Waits for a received frame for which `pick` returns a value, as long as [`wait_until`](crate::wait_until) would. Other frames are skipped; the error has their number.
     pub fn expect<T>(
         &self,
         deadline: Duration,
         what: &str,
         mut pick: impl FnMut(&[u8]) -> Option<T>,
     ) -> Result<T> {
-        let start = Instant::now();
+        let (start, deadline) = (Instant::now(), deadline * patience());
         let mut others = 0;
         while let Some(frame) = self.receive(deadline.saturating_sub(start.elapsed()))? {
             if let Some(found) = pick(&frame.bytes) {

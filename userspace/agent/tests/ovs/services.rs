@@ -20,7 +20,7 @@ use nix::{
     libc,
     sys::socket::{self, sockopt},
 };
-use testkit::{needs, wait_until};
+use testkit::{needs, patience, wait_until};
 
 use crate::node::{Node, Pod, SOON, addresses, network, spread, vlan, vxlan};
 
@@ -72,7 +72,7 @@ fn ask(pod: &Pod, n: u8, port: u16) -> Result<[u8; 2]> {
         let to = socket::SockaddrIn::from(SocketAddrV4::new(VIP, 80));
         socket::connect(socket.as_raw_fd(), &to).with_context(|| format!("connect from port {port}"))?;
         let mut stream = TcpStream::from(socket);
-        stream.set_read_timeout(Some(SOON))?;
+        stream.set_read_timeout(Some(SOON * patience()))?;
         let mut answer = [0; 2];
         stream.read_exact(&mut answer).with_context(|| format!("read on port {port}"))?;
         Ok(answer)

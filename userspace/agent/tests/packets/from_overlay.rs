@@ -11,7 +11,7 @@ use testkit::{
     capture::Tap,
     needs,
     packet::{Packet, mac, nd_flags},
-    wait_until,
+    patience, wait_until,
 };
 
 use crate::{
@@ -50,7 +50,7 @@ impl Rig {
         let pod = node.pod(&n1, HERE)?;
         node.converge()?;
         let socket = outside.run(|| Ok(UdpSocket::bind((vtep(2), Options::VXLAN_PORT))?))?;
-        socket.set_read_timeout(Some(TIMEOUT))?;
+        socket.set_read_timeout(Some(TIMEOUT * patience()))?;
         Ok(Rig { node, pod, outside, socket })
     }
 

@@ -21,6 +21,7 @@ use testkit::{
     capture::Tap,
     needs,
     packet::{Packet, tcp_flags},
+    patience,
 };
 
 use crate::{
@@ -272,7 +273,7 @@ fn packets_of_a_flow_to_the_node_arrive() -> Result<()> {
     let server = rig.node.ns.run(|| Ok(UdpSocket::bind((OWNER.ip(), 7000))?))?;
     let client = rig.pod.ns.run(|| Ok(UdpSocket::bind((HERE.ip(), 0))?))?;
     for socket in [&server, &client] {
-        socket.set_read_timeout(Some(TIMEOUT))?;
+        socket.set_read_timeout(Some(TIMEOUT * patience()))?;
     }
     client.connect(SocketAddr::from((OWNER.ip(), 7000)))?;
     let mut buffer = [0; 64];

@@ -9,7 +9,7 @@ use anyhow::Result;
 use contiv_abi::{DropReason, maps::FROM_POD};
 use contiv_model::route::NextHop;
 use netplugin::datapath::{Object, Peer, Remote, ebpf::Options};
-use testkit::{Netns, capture::Tap, needs, packet::Packet, wait_until};
+use testkit::{Netns, capture::Tap, needs, packet::Packet, patience, wait_until};
 
 use crate::{
     from_overlay::VNI,
@@ -65,7 +65,7 @@ impl Rig {
     /// A socket that speaks VXLAN.
     fn peer(&self, n: u16) -> Result<UdpSocket> {
         let socket = self.outside.run(|| Ok(UdpSocket::bind((vtep(n), Options::VXLAN_PORT))?))?;
-        socket.set_read_timeout(Some(TIMEOUT))?;
+        socket.set_read_timeout(Some(TIMEOUT * patience()))?;
         Ok(socket)
     }
 

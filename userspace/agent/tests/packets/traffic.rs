@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use contiv_model::service::Readiness;
 use netplugin::datapath::{Network, Object, Scope};
-use testkit::{capture::Tap, needs};
+use testkit::{capture::Tap, needs, patience};
 
 use crate::{
     node::{Endpoint, Node, Pod, network, vlan, vtep, vxlan},
@@ -49,7 +49,7 @@ fn assert_tcp(client: &Pod, server: &Pod, address: IpAddr) -> Result<()> {
     let answer = client.ns.run(|| {
         let mut stream = TcpStream::connect_timeout(&target, Duration::from_secs(5))
             .with_context(|| format!("connect to {target}"))?;
-        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        stream.set_read_timeout(Some(Duration::from_secs(10) * patience()))?;
         stream.write_all(&data)?;
         let mut answer = [0; 8];
         stream.read_exact(&mut answer)?;
@@ -224,7 +224,7 @@ fn assert_served(client: (&mut Node, &Pod), server: &Pod, network: &Network) -> 
     let mut stream = pod.ns.run(|| {
         let stream = TcpStream::connect_timeout(&target, Duration::from_secs(5))
             .with_context(|| format!("connect to {target}"))?;
-        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        stream.set_read_timeout(Some(Duration::from_secs(10) * patience()))?;
         Ok(stream)
     })?;
     let (sent, mut back) = ([7; 1 << 14], vec![0; 1 << 14]);

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use contiv_model::{mac::Mac, tag::Encap};
 use netplugin::datapath::Desired;
-use testkit::{Netns, Pinger, wait_until};
+use testkit::{Netns, Pinger, patience, wait_until};
 
 use crate::{
     harness::Programs,
@@ -49,11 +49,11 @@ fn talks(client: &Netns, server: &Netns, last: u8) -> Result<()> {
             let echo = scope.spawn(|| -> Result<()> {
                 let (mut stream, _) = listener.accept()?;
                 let mut back = stream.try_clone()?;
-                stream.set_read_timeout(Some(SOON))?;
+                stream.set_read_timeout(Some(SOON * patience()))?;
                 std::io::copy(&mut stream, &mut back)?;
                 Ok(back.shutdown(std::net::Shutdown::Write)?)
             });
-            let stream = client.run(|| Ok(TcpStream::connect_timeout(&address, SOON)?));
+            let stream = client.run(|| Ok(TcpStream::connect_timeout(&address, SOON * patience())?));
             let exchanged = stream.and_then(exchange);
             if exchanged.is_err() {
                 // The peer can be waiting for the connection.
@@ -71,8 +71,8 @@ fn talks(client: &Netns, server: &Netns, last: u8) -> Result<()> {
 }
 
 fn exchange(mut stream: TcpStream) -> Result<bool> {
-    stream.set_read_timeout(Some(SOON))?;
-    stream.set_write_timeout(Some(SOON))?;
+    stream.set_read_timeout(Some(SOON * patience()))?;
+    stream.set_write_timeout(Some(SOON * patience()))?;
     let bytes: Vec<u8> = (0..LENGTH).map(|at| (at / 7 % 251) as u8).collect();
     let mut sender = stream.try_clone()?;
     thread::scope(|scope| {

@@ -52,7 +52,7 @@ fn echo_datagrams(client: &Pod, target: SocketAddr, server: &Pod, at: SocketAddr
     const COUNT: u32 = 200;
     let bind = |pod: &Pod, at: SocketAddr| -> Result<UdpSocket> {
         let socket = pod.ns.run(|| Ok(UdpSocket::bind(at)?))?;
-        socket.set_read_timeout(Some(Duration::from_secs(5)))?;
+        socket.set_read_timeout(Some(Duration::from_secs(5) * testkit::patience()))?;
         Ok(socket)
     };
     let served = bind(server, at)?;
@@ -89,7 +89,7 @@ fn echo(client: &Pod, target: SocketAddr, server: &Pod, at: SocketAddr) -> Resul
     let mut stream = client.ns.run(|| {
         let stream = TcpStream::connect_timeout(&target, Duration::from_secs(5))
             .with_context(|| format!("connect to {target}"))?;
-        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        stream.set_read_timeout(Some(Duration::from_secs(10) * testkit::patience()))?;
         Ok(stream)
     })?;
     let sent: Vec<u8> = (0..PIECE).map(|n| (n * 7 / 8) as u8).collect();

@@ -58,7 +58,7 @@ impl Wire {
     fn connect(&self) -> Result<(TcpStream, Endpoint)> {
         let address = SocketAddr::new(VIP.ip().into(), 80);
         let mut stream = self.client.1.ns.run(|| Ok(TcpStream::connect_timeout(&address, TIMEOUT)?))?;
-        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_read_timeout(Some(TIMEOUT * testkit::patience()))?;
         let endpoint = ask(&mut stream)?;
         Ok((stream, endpoint))
     }
