@@ -29,8 +29,9 @@ use crate::port::PortDesc;
 use crate::switch::{AsyncConfig, Features, Hello, SwitchConfig};
 use crate::wire::{DecodeError, TooLong};
 
-/// Time in which the switch sends a reply, to this request or to an earlier one: it takes its time for large tables.
-const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time in which the switch sends a reply, to this request or to an earlier one. Large tables and a busy machine take seconds, and
+/// giving up costs a comparison of all flows.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Capacity of the notification queue. Notifications are dropped when it is full.
 const NOTIFICATION_QUEUE: usize = 1024;
 

@@ -41,7 +41,7 @@ pub(crate) const OPEN_VSWITCH: &str = "Open_vSwitch";
 pub(crate) const OWNER_KEY: &str = "endpoint-id";
 
 /// Time limit of each reply.
-const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
