@@ -170,9 +170,7 @@ impl End {
         let logged = |stage| pass.result(stage).is_some();
         if logged(LogStage::Policy) {
             Stage::Forward
-        } else if logged(LogStage::Track) {
-            Stage::Connection
-        } else if logged(LogStage::Source) {
+        } else if logged(LogStage::Track) || logged(LogStage::Source) {
             Stage::Connection
         } else {
             Stage::Guard
