@@ -58,6 +58,7 @@ mod relay;
 mod route;
 mod served;
 mod service;
+mod service_entry;
 mod slow_path;
 mod source;
 mod stages;

@@ -49,8 +49,11 @@ pub(crate) fn read_ahead(service: u32) {
     if let Some(node) = maps::node()
         && let Some(count) = COUNTS.get_ptr(node.service_counts.place(processor, service))
     {
-        // SAFETY: an entry of the map.
-        unsafe { (&raw const (*count).number).read_volatile() };
+        // SAFETY: an entry of the map. It may be in two cache lines.
+        unsafe {
+            (&raw const (*count).number).read_volatile();
+            (&raw const (*count).bytes[1]).read_volatile();
+        }
     }
 }
 

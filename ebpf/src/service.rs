@@ -1,30 +1,29 @@
 //! Services: which backend a new connection goes to.
 
 use aya_ebpf::{
-    btf_maps::{Array, HashMap},
+    btf_maps::Array,
     cty::c_void,
     helpers::generated::bpf_loop,
     macros::btf_map,
 };
 use contiv_abi::{
     Address, AffinityBlock, Backend, Be16, DropReason, Flow, FlowHash, Member, NeighEntry, NeighKey,
-    RingBlock, ServiceEntry, ServiceKey, TCP, UDP,
-    maps::{AFFINITY_CAPACITY, BACKENDS_CAPACITY, RING_CAPACITY, SERVICES_CAPACITY},
+    RingBlock, ServiceEntry,
+    maps::{AFFINITY_CAPACITY, BACKENDS_CAPACITY, RING_CAPACITY},
     mix, rendezvous, service_mac,
 };
 
 use crate::{
     flows, guard,
-    maps::{self, NO_PREALLOC},
+    maps,
     packet::{self, AGAIN, GO_ON, Packet, Route},
-    route, served, source,
+    route, served,
+    service_entry,
+    source,
 };
 
 /// The agent writes rings and backends through a mapping, not a call for each slot.
 const MMAPABLE: usize = aya_ebpf::bindings::BPF_F_MMAPABLE as usize;
-
-#[btf_map(name = "ctv_svc")]
-static SERVICES: HashMap<ServiceKey, ServiceEntry, SERVICES_CAPACITY, NO_PREALLOC> = HashMap::new();
 
 #[btf_map(name = "ctv_ring")]
 static RING: Array<RingBlock, RING_CAPACITY, MMAPABLE> = Array::new();
@@ -44,9 +43,7 @@ static AFFINITY: Array<AffinityBlock, AFFINITY_CAPACITY, MMAPABLE> = Array::new(
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_choose(packet: *mut Packet) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
-    let Some(entry) = entry_of(packet) else { return ctv_no_service(packet) };
-    // SAFETY: an entry that was found.
-    let number = unsafe { (&raw const (*entry).number).read_volatile() };
+    let Some(found) = service_entry::find(packet) else { return ctv_no_service(packet) };
     // The record of a service's address has this Ethernet address. If an endpoint has the address, too, that of the backend
     // decides all the same who receives the packet.
     if packet.guarded == 0 && !source::same(&packet.destination_mac, &service_mac(&packet.tuple.destination))
@@ -58,18 +55,18 @@ pub(crate) extern "C" fn ctv_choose(packet: *mut Packet) -> u32 {
     }
     packet.guarded = 1;
     // SAFETY: an entry that was found; whether it is another one's by now is asked below.
-    let chosen = choose(packet, unsafe { &*entry });
-    // The kernel may give the memory of an entry that the agent has replaced to the next one at once.
-    // SAFETY: as before.
-    if unsafe { (&raw const (*entry).number).read_volatile() } != number {
+    let chosen = choose(packet, unsafe { &*found.entry });
+    if !found.is_same() {
         return AGAIN;
     }
     if !chosen {
         return DropReason::NoBackend as u32;
     }
-    packet.service = number;
+    packet.service = found.number();
     packet.translated = 1;
     let code = packet::code(address(packet));
+    // Both at once, so that their cache misses overlap.
+    served::read_ahead(packet.service);
     read_replies_ahead(packet);
     code
 }
@@ -125,33 +122,6 @@ fn address(packet: &mut Packet) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// The port of a service that the packet in hand is for.
-#[inline(always)]
-fn entry_of(packet: &Packet) -> Option<*const ServiceEntry> {
-    let tuple = &packet.tuple;
-    if tuple.protocol != TCP && tuple.protocol != UDP {
-        return None;
-    }
-    let key = ServiceKey::new(packet.domain, tuple.destination, tuple.destination_port, tuple.protocol);
-    SERVICES.get_ptr(&key)
-}
-
-/// Reads ahead what the choice of a backend for the packet in hand reads of a service: in a large table nothing of it is in
-/// the cache.
-#[inline(always)]
-pub(crate) fn read_ahead(packet: &Packet) {
-    if packet.source_port != 0
-        && let Some(entry) = entry_of(packet)
-    {
-        // SAFETY: an entry that was found.
-        let number = unsafe {
-            (&raw const (*entry).members[ServiceEntry::FEW - 1]).cast::<u32>().read_volatile();
-            (&raw const (*entry).number).read_volatile()
-        };
-        served::read_ahead(number);
-    }
-}
-
 /// A source port for the packet in hand, which cannot have its own: the same for the same packet and `turn`.
 #[inline(always)]
 pub(crate) fn port(packet: &Packet, turn: u32) -> u16 {
@@ -175,17 +145,10 @@ pub(crate) enum Target {
 /// Where the packet in hand arrives.
 #[inline(always)]
 pub(crate) fn target(packet: &Packet) -> Target {
-    let Some(entry) = entry_of(packet) else { return Target::None };
+    let Some(found) = service_entry::find(packet) else { return Target::None };
     // SAFETY: an entry that was found; see `ctv_choose`.
-    let number = unsafe { (&raw const (*entry).number).read_volatile() };
-    // SAFETY: as before.
-    let port = any_port(packet, unsafe { &*entry }).unwrap_or(0);
-    // SAFETY: as before.
-    if unsafe { (&raw const (*entry).number).read_volatile() } == number {
-        Target::Port(number, port)
-    } else {
-        Target::Again
-    }
+    let port = any_port(packet, unsafe { &*found.entry }).unwrap_or(0);
+    if found.is_same() { Target::Port(found.number(), port) } else { Target::Again }
 }
 
 #[inline(always)]

@@ -17,7 +17,7 @@ use crate::{
     flow_records::{ctv_read_ahead, ctv_remove},
     flows, guard, maps,
     packet::{self, GO_ON, NEW, Packet, Piece, Replaces, Told, tcp},
-    policy, served, service,
+    policy, served, service_entry,
 };
 
 /// Finds the flow of the packet in hand, if there is one, and sets in `wanted` where the packet goes.
@@ -46,7 +46,7 @@ pub(crate) extern "C" fn ctv_track(packet: *mut Packet, skb: *mut __sk_buff) -> 
     packet.hash = hash;
     let opens = opens(packet);
     if opens {
-        service::read_ahead(packet);
+        service_entry::read_ahead(packet);
         packet.insertions = ctv_read_ahead(hash);
     }
     let found = find(&raw const packet.wanted, hash, domain);

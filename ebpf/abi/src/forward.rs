@@ -291,8 +291,8 @@ pub struct Node {
     pub timeouts: Timeouts,
     /// [`Phase`] of the replacement of the flow table.
     pub phase: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Number of slots with copies of services, a power of two.
+    pub service_slots: u32,
 }
 
 /// What the programs of a table do while its flows move to another table, or come from one. A value of

@@ -53,7 +53,7 @@ pub use rendezvous::mix;
 pub use segment::Segment;
 pub use service::{
     AffinityBlock, Backend, Client, DsrEntry, DsrHook, Member, RingBlock, ServiceCount, ServiceCountRows,
-    ServiceEntry, ServiceKey, Vip, VipKey, service_mac,
+    ServiceEntry, ServiceKey, ServiceSlot, Vip, VipKey, service_mac,
 };
 pub use stage_log::{LogResult, LogStage, LoggedEndpoint, TRACED_COPIES, Traced, TracedCopy};
 pub use tuple::{FlowKey, Tuple};
@@ -61,7 +61,7 @@ pub use words::{clear, cleared};
 
 /// Version of the maps' layout. It is part of the pin path: an agent with another version leaves
 /// these maps in place until its own are filled, and then replaces their programs.
-pub const ABI_VERSION: u32 = 8;
+pub const ABI_VERSION: u32 = 9;
 
 /// Implements what every type in a map needs, and fails to compile if the layout has changed.
 macro_rules! map_types {
@@ -98,7 +98,8 @@ map_types! {
     FragmentKey: 48;
     FragmentPorts: 8;
     ServiceKey: 24;
-    ServiceEntry: 80;
+    ServiceEntry: 88;
+    ServiceSlot: 128;
     Member: 8;
     RingBlock: 64;
     Backend: 24;

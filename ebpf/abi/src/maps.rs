@@ -127,6 +127,13 @@ pub const SERVICES: &str = "ctv_svc";
 /// Default number of ports of services on the networks of the node (`--bpf-services`): a power of two.
 pub const SERVICES_CAPACITY: usize = 8192;
 
+/// [`ServiceKey::slot`](crate::ServiceKey::slot) -> [`ServiceSlot`](crate::ServiceSlot): copies of the
+/// entries of `ctv_svc`, which a new connection finds by one access to memory. An entry that finds its
+/// slots taken has no copy, and its connections read `ctv_svc`. Mapped into the agent's memory.
+pub const SERVICE_SLOTS: &str = "ctv_svcslots";
+/// Two for each port: 2 MiB.
+pub const SERVICE_SLOTS_CAPACITY: usize = 2 * SERVICES_CAPACITY;
+
 /// Index -> [`RingBlock`](crate::RingBlock): lists of backends with more than 8 members, and rings of
 /// sets with more than 64, packed. Without room for a ring, each new connection costs a walk over the
 /// list. Full: the service fails.
@@ -291,6 +298,7 @@ pub const ALL: &[&str] = &[
     FRAGMENTS,
     FLOW_STATS,
     SERVICES,
+    SERVICE_SLOTS,
     RING,
     BACKENDS,
     AFFINITY,

@@ -28,6 +28,26 @@ impl ServiceKey {
     pub const fn new(domain: Domain, ip: Address, port: Be16, protocol: u8) -> Self {
         ServiceKey { domain, port, protocol, zero: 0, ip }
     }
+
+    /// Index of the slot that the key prefers, in a table with this number of slots: a power of two.
+    #[inline(always)]
+    pub const fn slot(&self, slots: u32) -> u32 {
+        let [high, low] = self.ip.words();
+        let port = (self.port.wire() as u64) << 16 | self.protocol as u64;
+        let port = (self.domain.number() as u64) << 32 | port;
+        mix(port ^ high.rotate_left(23) ^ low.wrapping_mul(0x9e37_79b9_7f4a_7c15)) as u32
+            & slots.wrapping_sub(1)
+    }
+
+    /// Compares by words.
+    #[inline(always)]
+    pub const fn same(&self, other: &ServiceKey) -> bool {
+        let ([a, b], [c, d]) = (self.ip.words(), other.ip.words());
+        let ports = (self.domain.number() ^ other.domain.number())
+            | (self.port.wire() ^ other.port.wire()) as u32
+            | (self.protocol ^ other.protocol) as u32;
+        (a ^ c) | (b ^ d) | ports as u64 == 0
+    }
 }
 
 /// Backends of a service's port; see [`rendezvous`](crate::rendezvous) for the choice among them.
@@ -41,6 +61,9 @@ impl ServiceKey {
 pub struct ServiceEntry {
     /// Number of this port of the service in flows, affinity entries and counters; never zero.
     pub number: u32,
+    /// In `ctv_svc` zero. In a [`ServiceSlot`] a number that each write increments twice: odd during a
+    /// write. Programs read it with `number`, as one word.
+    pub version: u32,
     /// Time after its last connection for which a client keeps its backend, in seconds; zero for no
     /// affinity.
     pub affinity: u32,
@@ -50,6 +73,8 @@ pub struct ServiceEntry {
     /// the index in the list of the backend of each bucket, 16 bits each. [`ServiceEntry::NO_RING`]
     /// without one.
     pub ring: u32,
+    /// Zero.
+    pub zero: u32,
     /// Backends of a small set. For a larger one only the first is used: [`Member::list`].
     pub members: [Member; ServiceEntry::FEW],
 }
@@ -99,6 +124,39 @@ impl ServiceEntry {
     fn count(&self) -> u32 {
         // SAFETY: a field of a valid reference.
         unsafe { (&raw const self.backends).read_volatile() }
+    }
+}
+
+/// A copy of an entry of `ctv_svc`: two cache lines.
+///
+/// A key has its copy in the slot that it prefers ([`ServiceKey::slot`]) or, if another key is there, in the
+/// alternate one ([`ServiceSlot::alternate`]). If both are taken, it has no copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct ServiceSlot {
+    /// Key of the entry; all zero in a free slot.
+    pub key: ServiceKey,
+    /// Number of keys that prefer this slot and are not in it.
+    pub displaced: u32,
+    /// Zero.
+    pub zero: u32,
+    /// The entry.
+    pub entry: ServiceEntry,
+    /// Zero.
+    pub reserved: u64,
+}
+
+impl ServiceSlot {
+    /// Index of the slot for a key whose preferred slot is taken: on the same memory page.
+    #[inline(always)]
+    pub const fn alternate(preferred: u32) -> u32 {
+        preferred ^ 1
+    }
+
+    /// Number of slots of a table for this number of ports.
+    pub const fn count(ports: u32) -> u32 {
+        2 * ports.next_power_of_two()
     }
 }
 
@@ -418,9 +476,11 @@ mod tests {
         }
         ServiceEntry {
             number: 1,
+            version: 0,
             affinity: 0,
             backends: backends.len() as u32,
             ring: ServiceEntry::NO_RING,
+            zero: 0,
             members,
         }
     }

@@ -5,6 +5,7 @@ mod backends;
 mod collision;
 mod icmp;
 mod rejection;
+mod slots;
 
 use std::{
     collections::BTreeMap,

@@ -23,7 +23,8 @@ const FROM_POD: &str = "ctv_from_pod";
 const FLOWS_PER_CHECK: usize = 10_000;
 /// First source port of persistent connections.
 const LIVE: u16 = 20_000;
-/// Cache lines that the programs read per service: a bucket of the hash table, an entry of three lines, and a counter.
+/// Cache lines that the programs read per service: a copy of its entry in two lines, and counters in up to two; for some services a
+/// bucket of the hash table.
 const LINES: u64 = 5;
 /// Ports without a service.
 const DIRECT: std::ops::Range<u16> = 1..900;

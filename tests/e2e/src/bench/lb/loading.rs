@@ -14,8 +14,8 @@ pub(super) const APPLY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Ports of the first service, which has all persistent flows.
 pub(super) const PORTS: u16 = 16;
 /// Maps of services and of flows. `ctv_neigh` also has the addresses of endpoints; services account for its growth.
-pub(super) const OF_SERVICES: [&str; 5] =
-    ["ctv_svc", "ctv_ring", "ctv_backends", "ctv_affinity", "ctv_svcnt"];
+pub(super) const OF_SERVICES: [&str; 6] =
+    ["ctv_svc", "ctv_svcslots", "ctv_ring", "ctv_backends", "ctv_affinity", "ctv_svcnt"];
 pub(super) const OF_ALL: &str = "ctv_neigh";
 pub(super) const OF_FLOWS: [&str; 3] = ["ctv_flows", "ctv_flowidx", "ctv_flowbits"];
 

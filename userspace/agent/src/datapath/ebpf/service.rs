@@ -6,6 +6,7 @@
 //! | [`ring`] | assignment of buckets to backends |
 //! | [`counters`] | counters per service port |
 //! | [`backends`] | backend sets in the kernel |
+//! | [`slots`] | copies of entries of service ports |
 //! | [`ports`] | service ports in the kernel |
 //! | [`vips`] | services for which this node answers ARP and ND on the VLAN uplink |
 //! | [`announcer`] | GARP and NA announcements |
@@ -16,4 +17,5 @@ pub(crate) mod buddy;
 pub(crate) mod counters;
 pub(crate) mod ports;
 pub(crate) mod ring;
+pub(crate) mod slots;
 pub(crate) mod vips;

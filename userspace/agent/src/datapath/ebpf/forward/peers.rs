@@ -79,10 +79,14 @@ impl Peers {
         if node == before { Ok(()) } else { self.set_node(node) }
     }
 
-    /// Writes the arrangement of the counters of services unless it is equal.
-    pub(crate) fn ensure_service_counts(&mut self, service_counts: ServiceCountRows) -> Result<(), Error> {
+    /// Writes the arrangement of the counters of services and the number of their slots unless they are equal.
+    pub(crate) fn ensure_services(
+        &mut self,
+        service_counts: ServiceCountRows,
+        service_slots: u32,
+    ) -> Result<(), Error> {
         let node = self.node()?;
-        let desired = Node { service_counts, ..node };
+        let desired = Node { service_counts, service_slots, ..node };
         if node == desired { Ok(()) } else { self.set_node(desired) }
     }
 

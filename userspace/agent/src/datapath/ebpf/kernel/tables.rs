@@ -105,7 +105,7 @@ impl Kernel {
         }
         // Before a program is attached.
         peers.ensure_flow_table(flow_capacity)?;
-        peers.ensure_service_counts(sizes.service_counts()?)?;
+        peers.ensure_services(sizes.service_counts()?, sizes.service_slots())?;
         let object = match (loaded, resized) {
             (Some(loaded), Some(resized)) => {
                 Some(resize::replace(pins, &resized, || loaded.replace(pins, hooks, xdp), writes).await?)

@@ -2,10 +2,10 @@
 
 use aya::util::nr_cpus;
 use contiv_abi::{
-    ServiceCountRows,
+    ServiceCountRows, ServiceSlot,
     maps::{
         BACKENDS, FDB, FDB_CAPACITY, NEIGH, RING, RING_CAPACITY, RULE_COUNTS, RULES, RULES_CAPACITY,
-        SERVICE_COUNTS, SERVICES, SERVICES_CAPACITY, VIPS,
+        SERVICE_COUNTS, SERVICE_SLOTS, SERVICES, SERVICES_CAPACITY, VIPS,
     },
 };
 
@@ -58,12 +58,13 @@ const ADDRESSES: u32 = 3;
 
 impl Sizes {
     /// Numbers of entries of the maps.
-    pub(crate) fn entries(&self) -> Result<[(&'static str, u32); 9], Error> {
+    pub(crate) fn entries(&self) -> Result<[(&'static str, u32); 10], Error> {
         let backends = self.backends.next_power_of_two();
         Ok([
             (FDB, self.endpoints),
             (NEIGH, ADDRESSES * self.endpoints),
             (SERVICES, self.services),
+            (SERVICE_SLOTS, self.service_slots()),
             (VIPS, self.services),
             (SERVICE_COUNTS, self.service_counts()?.entries()),
             (RING, backends),
@@ -76,6 +77,11 @@ impl Sizes {
     /// Number of entries of a map; zero for maps of a fixed size.
     pub(crate) fn of(&self, map: &str) -> Result<usize, Error> {
         Ok(self.entries()?.iter().find(|(name, _)| *name == map).map_or(0, |(_, entries)| *entries as usize))
+    }
+
+    /// Number of slots with copies of services.
+    pub(crate) fn service_slots(&self) -> u32 {
+        ServiceSlot::count(self.services)
     }
 
     /// Arrangement of the counters of services.

@@ -245,9 +245,11 @@ impl BackendSets {
     pub(crate) fn acquire(&mut self, set: &[Backend]) -> Result<ServiceEntry, Error> {
         let mut entry = ServiceEntry {
             number: 0,
+            version: 0,
             affinity: 0,
             backends: set.len() as u32,
             ring: ServiceEntry::NO_RING,
+            zero: 0,
             members: [Member::default(); ServiceEntry::FEW],
         };
         if set.len() > entry.members.len() {

@@ -1,7 +1,7 @@
 //! Service ports in the kernel.
 //!
 //! A change is written in the order of references reversed: backends, list and ring, then the entry of the port, which
-//! is replaced atomically. A new connection uses either the old or the new backend set. Session affinity is stored by the
+//! is replaced atomically, then its copy. A new connection uses either the old or the new backend set. Session affinity is stored by the
 //! programs; they check that the client's backend is still a member of the set.
 
 use std::{
@@ -11,11 +11,11 @@ use std::{
 
 use contiv_abi::{
     Address, Backend, Be16, ServiceEntry, ServiceKey, TCP,
-    maps::{BACKENDS, RING, SERVICE_COUNTS, SERVICES},
+    maps::{BACKENDS, RING, SERVICE_COUNTS, SERVICE_SLOTS, SERVICES},
 };
 use contiv_model::{name::ServiceId, service::Protocol};
 
-use super::{backends::BackendSets, counters::CounterMap};
+use super::{backends::BackendSets, counters::CounterMap, slots::ServiceSlots};
 use crate::{
     datapath::{
         Error,
@@ -41,9 +41,10 @@ pub(crate) struct Target {
     pub(crate) affinity: u32,
 }
 
-/// `ctv_services`, and the backend sets and counters of its entries.
+/// `ctv_svc`, and the copies, backend sets and counters of its entries.
 pub(crate) struct ServicePorts {
     ports: Table<ServiceKey, ServiceEntry>,
+    slots: ServiceSlots,
     backends: BackendSets,
     counters: CounterMap,
     names: ServiceNames,
@@ -64,6 +65,7 @@ impl ServicePorts {
     ) -> Result<Self, Error> {
         Ok(ServicePorts {
             ports: Table::new(SERVICES, sizes.of(SERVICES)?, pins.open_map(SERVICES)?, writes.clone()),
+            slots: ServiceSlots::new(pins.open_data(SERVICE_SLOTS)?, sizes.service_slots(), writes.clone())?,
             backends: BackendSets::new(
                 pins.open_data(RING)?,
                 pins.open_data(BACKENDS)?,
@@ -88,6 +90,7 @@ impl ServicePorts {
         self.next_number = inherited.max().unwrap_or(NonZeroU32::MIN);
         let mut ports: Vec<(ServiceKey, ServiceEntry)> = self.ports.iter().map(|(k, e)| (*k, *e)).collect();
         ports.sort_unstable_by_key(|(key, _)| *key);
+        self.slots.reset(&ports);
         // By list and ring.
         let mut large = HashMap::new();
         let mut numbers = BTreeSet::new();
@@ -149,6 +152,7 @@ impl ServicePorts {
             self.backends.release(&target.backends);
             return Err(error);
         }
+        self.slots.set(&key, &entry);
         let previous = if target.backends.is_empty() {
             self.sets.remove(&key)
         } else {
@@ -185,6 +189,11 @@ impl ServicePorts {
     pub(crate) fn remove(&mut self, key: &ServiceKey) -> Result<(), Error> {
         let entry = self.ports.get(key).copied();
         self.ports.remove(key)?;
+        if let Some(waiting) = self.slots.remove(key)
+            && let Some(entry) = self.ports.get(&waiting)
+        {
+            self.slots.set(&waiting, entry);
+        }
         if let Some(entry) = entry {
             self.names.remove(entry.number);
             self.writes.count();
