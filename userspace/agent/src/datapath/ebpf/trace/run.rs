@@ -42,6 +42,7 @@ use crate::datapath::{
 const TABLES: [&str; 19] = [
     PORTS,
     PORT_SLOTS,
+    SERVICE_SLOTS,
     SEGMENTS,
     FLOOD,
     FDB,
