@@ -216,7 +216,9 @@ fn copies_are_listed_and_not_sent() -> Result<()> {
     let Encap::Vxlan { vni, .. } = rig.blue.encap else { unreachable!() };
     let tunnel = Egress::Tunnel { vtep: vtep(2).into(), vni };
     assert_eq!(outputs, [rig.to(&rig.two), tunnel], "{steps:#?}");
-    assert!(tap.drain()?.is_empty());
+    // The kernels of the pods send multicasts of IPv6.
+    let came: Vec<_> = tap.drain()?.into_iter().filter(|frame| frame.bytes[12..14] == [8, 0]).collect();
+    assert!(came.is_empty(), "{came:?}");
     Ok(())
 }
 
