@@ -14,9 +14,19 @@ pub mod ovs;
 pub mod telemetry;
 pub mod trace;
 
+use contiv_model::mac::Mac;
+
 pub use error::{Error, Kind, Unsupported};
 pub use object::{
     Backend, Desired, Family, Gateway, Group, Local, Network, Object, ObjectId, ObjectKind, Owner, Peer,
     Remote, Route, RouteId, Scope, ScopeNetwork, Service, Subnet, SubnetId,
 };
 pub use op::{Datapath, FailedOp, Observed, Op, PortRequirements};
+
+/// Interface of the node's kernel on the datapath, to which routed VLAN networks send what is not for an endpoint of the node. It
+/// exists while there are such networks.
+pub const KERNEL_PORT: &str = "inb01";
+
+/// Ethernet address of [`KERNEL_PORT`]. It is locally administered: a bridge of Open vSwitch that has a port with another one may
+/// take it as its own, and closes all connections when its address changes.
+pub const KERNEL_MAC: Mac = Mac([0x02, 0, 0x11, 0x11, 0x11, 0x11]);

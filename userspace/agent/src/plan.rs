@@ -32,6 +32,7 @@ pub fn full(state: &State, node: &Node) -> Desired {
     let peers = state.vtep_addresses().map(ObjectId::Peer);
     let candidates = network::candidates(state, node);
     let networks = candidates.iter().copied().flat_map(of_network);
+    let networks = networks.chain(network::separated(state, node).flat_map(of_network));
     let groups = state.groups_on(&node.host).map(|number| ObjectId::Group(number.into()));
     let services = state.services().map(|service| ObjectId::Service(service.id.clone()));
     let endpoints = candidates.iter().flat_map(|id| state.on_network(id)).flat_map(both);
@@ -74,6 +75,8 @@ pub fn affected(state: &State, node: &Node, dirty: &DirtySet) -> BTreeSet<Object
         let peers = state.vteps_on(id).into_iter().map(ObjectId::Peer);
         of_network(id).chain(endpoints).chain(peers)
     });
+    let separated = network::newly_separated(state, node, dirty);
+    let networks = networks.chain(separated.into_iter().flat_map(of_network));
     let peers = dirty.vteps.iter().copied().map(ObjectId::Peer);
     let groups = dirty.groups.iter().map(|number| ObjectId::Group((*number).into()));
     let services = dirty.services.iter().cloned().map(ObjectId::Service);

@@ -4,11 +4,13 @@
 //! event is proportional to what it changes: indices find the other objects that it affects.
 
 mod dirty;
+mod fabric;
 mod groups;
 mod index;
 mod interest;
 mod members;
 mod object;
+mod overlaps;
 mod rejected;
 mod services;
 mod shared;

@@ -40,10 +40,13 @@ impl Unsupported {
         field: "next hop",
         accepted: "a VTEP with the network's VNI, or any uplink with the network's VLAN",
     };
-    /// A gateway that the node does not implement.
-    pub const ROUTER: Unsupported = Unsupported::Value {
-        field: "gateway",
-        accepted: "a VXLAN network, and the Ethernet address 00:00:11:11:11:11",
+    /// A gateway on the node with another Ethernet address.
+    pub const ROUTER: Unsupported =
+        Unsupported::Value { field: "gateway", accepted: "the Ethernet address 00:00:11:11:11:11" };
+    /// A gateway on the node of a VLAN network.
+    pub const VLAN_ROUTER: Unsupported = Unsupported::Value {
+        field: "gateway of a VLAN network on the nodes",
+        accepted: "a VXLAN network, or OVS nodes",
     };
 }
 

@@ -1,6 +1,6 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
-use contiv_model::{mac::Mac, name::NetworkId};
+use contiv_model::{global::ArpMode, mac::Mac, name::NetworkId, tag::Encap};
 use ipnet::IpNet;
 
 use super::node::Node;
@@ -13,7 +13,9 @@ use crate::{
 pub(super) fn network(state: &State, node: &Node, id: &NetworkId) -> Option<Network> {
     let network = of_node(state, node, id)?;
     let vrf = state.vrf(network);
-    Some(Network { id: network.id.clone(), vrf, encap: network.encap, arp: state.arp() })
+    // Frames of a routed VLAN stay on the node, which answers for the endpoints of others.
+    let arp = if is_routed_vlan(state, network) { ArpMode::Proxy } else { state.arp() };
+    Some(Network { id: network.id.clone(), vrf, encap: network.encap, arp })
 }
 
 /// The active network, if this node has endpoints on it or on a network that is routed to it.
@@ -23,11 +25,8 @@ pub(super) fn of_node<'a>(
     id: &NetworkId,
 ) -> Option<&'a contiv_model::network::Network> {
     let is_reached = |network: &contiv_model::network::Network| {
-        let is_routed_to = |own: &contiv_model::network::Network| {
-            state.is_routed(own) && own.tenant == network.tenant && state.vrf(own) == state.vrf(network)
-        };
         let mut own = state.networks_on(&node.host).filter_map(|id| state.active_network(id));
-        state.is_routed(network) && own.any(is_routed_to)
+        own.any(|own| state.is_routed_between(own, network))
     };
     state
         .active_network(id)
@@ -60,9 +59,40 @@ pub(super) fn routed_with<'a>(state: &'a State, node: &Node, dirty: &DirtySet) -
     tenants.into_iter().flat_map(|tenant| state.networks_of(tenant)).collect()
 }
 
-/// The subnet, if its network is one of the node. The gateway is this node, if the network is routed, else a router on the network.
+/// Networks of which the node has the subnets: if it routes VLAN networks, also those of other tenants, whose packets it drops.
+pub(super) fn separated<'a>(state: &'a State, node: &Node) -> impl Iterator<Item = &'a NetworkId> {
+    let all = state.networks().filter(|_| has_routed_vlan(state, node));
+    all.filter(|network| is_routed_vlan(state, network)).map(|network| &network.id)
+}
+
+/// As `separated`, if a change of networks on this node may have changed it.
+pub(super) fn newly_separated<'a>(
+    state: &'a State,
+    node: &Node,
+    dirty: &DirtySet,
+) -> BTreeSet<&'a NetworkId> {
+    let is_here = |id: &NetworkId| state.is_network_on(id, &node.host);
+    let is_changed =
+        dirty.first_or_last.iter().any(|(host, _)| *host == node.host) || dirty.networks.iter().any(is_here);
+    let all = state.networks().filter(|_| is_changed && state.is_routing_vlans());
+    all.map(|network| &network.id).collect()
+}
+
+fn has_routed_vlan(state: &State, node: &Node) -> bool {
+    let mut own = state.networks_on(&node.host).filter_map(|id| state.active_network(id));
+    own.any(|network| is_routed_vlan(state, network))
+}
+
+fn is_routed_vlan(state: &State, network: &contiv_model::network::Network) -> bool {
+    matches!(network.encap, Encap::Vlan(_)) && state.is_routed(network)
+}
+
+/// The subnet, if its network is one of the node or separated from one. The gateway is this node, if the network is routed, else a router on the network.
 pub(super) fn subnet(state: &State, node: &Node, id: &SubnetId) -> Option<Subnet> {
-    let network = of_node(state, node, &id.network)?;
+    let network = of_node(state, node, &id.network).or_else(|| {
+        let other = state.active_network(&id.network).filter(|network| is_routed_vlan(state, network));
+        other.filter(|_| has_routed_vlan(state, node))
+    })?;
     let (prefix, gateway) = match id.family {
         Family::V4 => (IpNet::V4(network.subnet), network.gateway.map(IpAddr::V4)),
         Family::V6 => (IpNet::V6(network.subnet_v6?), network.gateway_v6.map(IpAddr::V6)),

@@ -1,19 +1,27 @@
 mod events;
 mod interest;
 
-use contiv_model::{mac::Mac, name::NetworkId, tag::Encap, vrf::Vrf};
+use contiv_model::{endpoint::Endpoint, key::Key, mac::Mac, name::NetworkId, network, tag::Encap, vrf::Vrf};
 use proptest::prelude::*;
 
 use super::*;
-use crate::datapath::{Gateway, Subnet};
+use crate::{
+    datapath::{Gateway, Subnet},
+    state::ClusterObject,
+};
 use events::{Event, network_id, number, service_id, vtep_address};
 pub(crate) use events::{apply_event, event, node};
 
 proptest! {
     /// The incremental plan equals the full plan after any changes in any batches.
     #[test]
-    fn incremental_plan_equals_full_plan(events in prop::collection::vec((event(), any::<bool>()), 1..60)) {
+    fn incremental_plan_equals_full_plan(
+        events in prop::collection::vec((event(), any::<bool>()), 1..60), routes_vlans in any::<bool>()
+    ) {
         let (mut state, mut desired, mut dirty) = (State::default(), Desired::default(), DirtySet::default());
+        if routes_vlans {
+            state.route_vlans();
+        }
         for (since, (event, look)) in events.into_iter().enumerate() {
             dirty.merge(apply_event(&mut state, event, i64::try_from(since).unwrap()));
             if look {
@@ -25,8 +33,13 @@ proptest! {
 
     /// Subnets of one VRF never overlap, and what belongs to a network is in its VRF.
     #[test]
-    fn subnets_of_a_vrf_are_disjoint(events in prop::collection::vec(event(), 1..40)) {
+    fn subnets_of_a_vrf_are_disjoint(
+        events in prop::collection::vec(event(), 1..40), routes_vlans in any::<bool>()
+    ) {
         let mut state = State::default();
+        if routes_vlans {
+            state.route_vlans();
+        }
         for event in events {
             apply_event(&mut state, event, 0);
         }
@@ -360,4 +373,54 @@ fn the_node_is_the_gateway_of_routed_networks() {
     assert_eq!(gateways(vxlan, true), [Some(Mac::ROUTER)]);
     assert_eq!(gateways(vxlan, false), [None]);
     assert_eq!(gateways(vlan, true), [None]);
+}
+
+/// Where the nodes route VLANs, they are the gateways, and the physical network knows one network for an address: of two tenants
+/// with one subnet, that of the first by name is routed, and the other one is on no node.
+#[test]
+fn routed_vlans_share_the_addresses_of_the_fabric() {
+    let vlan = |tenant: &str, tag: u16, subnet: &str| network::Network {
+        id: format!("n{tag}.{tenant}").as_str().into(),
+        tenant: tenant.parse().unwrap(),
+        subnet: subnet.parse().unwrap(),
+        gateway: Some([10, 0, 0, 254].into()),
+        ..events::network(1, Encap::Vlan(tag.try_into().unwrap()), 0)
+    };
+    let infra = network::Network { kind: network::Kind::Infra, ..vlan("t", 9, "10.0.0.0/24") };
+    let mut state = State::default();
+    state.route_vlans();
+    let mut set = |network: network::Network| {
+        let key = Key::Network(network.id.clone());
+        state.set(&key, Some(ClusterObject::Network(network)));
+    };
+    [vlan("t", 1, "10.0.0.0/24"), vlan("u", 2, "10.0.0.128/25"), vlan("u", 3, "10.3.0.0/24"), infra]
+        .into_iter()
+        .for_each(&mut set);
+    for (n, network) in [(1, "n1.t"), (2, "n2.u")] {
+        let at = Endpoint { network: network.into(), ..events::endpoint(n, 1, 0, n) };
+        state.set(&Key::Endpoint(at.id.clone()), Some(ClusterObject::Endpoint(at)));
+        apply_event(&mut state, Event::Attachment { n, port: Some(n) }, 0);
+    }
+    let planned = |state: &State| -> Vec<String> {
+        full(state, &node()).iter().map(|(id, _)| id.to_string()).collect()
+    };
+    let bridged = ["network n1.t", "network n2.u", "subnet n1.t ipv4", "subnet n2.u ipv4"];
+    assert_eq!(planned(&state)[..4], bridged);
+    apply_event(&mut state, Event::Config { flood: true, routing: true }, 0);
+    // The subnet of another tenant is there to be kept apart.
+    let routed = ["network n1.t", "subnet n1.t ipv4", "subnet n3.u ipv4", "local endpoint e1"];
+    assert_eq!(planned(&state), routed);
+    let refused: Vec<_> =
+        state.ambiguous_networks().map(|(id, first)| (id.to_string(), first.to_string())).collect();
+    assert_eq!(refused, [("n2.u".to_owned(), "n1.t".to_owned())]);
+    assert_eq!(state.routed_vlan_addresses(&node().host), [[10, 0, 0, 1].into()].into());
+    let Some(Object::Network(network)) = object(&state, &node(), &ObjectId::Network("n1.t".into())) else {
+        panic!("a network")
+    };
+    assert_eq!(network.arp, contiv_model::global::ArpMode::Proxy);
+    // Without the first one, the other one is routed.
+    state.set(&Key::Network("n1.t".into()), None);
+    let routed =
+        ["network n2.u", "network n3.u", "subnet n2.u ipv4", "subnet n3.u ipv4", "local endpoint e2"];
+    assert_eq!(planned(&state), routed);
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use contiv_model::{
     name::{EndpointId, HostName, NetworkId},
     network::Network,
+    tag::Encap,
 };
 
 use super::snapshot::State;
@@ -36,11 +37,12 @@ impl State {
         if !self.is_routing() {
             return reached;
         }
-        let domain = |network: &Network| (network.tenant.clone(), self.vrf(network));
+        let is_vlan = |network: &Network| matches!(network.encap, Encap::Vlan(_));
+        let domain = |network: &Network| (network.tenant.clone(), self.vrf(network), is_vlan(network));
         let routed =
             reached.iter().filter_map(|id| self.network(id)).filter(|network| self.is_routed(network));
         let domains: BTreeSet<_> = routed.map(domain).collect();
-        let tenants: BTreeSet<_> = domains.iter().map(|(tenant, _)| tenant).collect();
+        let tenants: BTreeSet<_> = domains.iter().map(|(tenant, ..)| tenant).collect();
         let others = tenants.into_iter().flat_map(|tenant| self.networks_of(tenant));
         let others = others.filter_map(|id| self.network(id));
         let is_reached = |network: &&Network| self.is_routed(network) && domains.contains(&domain(network));

@@ -141,6 +141,11 @@ impl Writer {
         self.0.change(|inner| _ = inner.awaited.remove(source));
     }
 
+    /// Makes the nodes the gateways of VLAN networks, too, in forward mode `routing`. To be called before the first update.
+    pub fn route_vlans(&mut self) {
+        self.0.change(|inner| inner.state.route_vlans());
+    }
+
     /// Prepares for the snapshots of another store, whose revisions are not comparable with the previous ones.
     pub fn restart(&mut self) {
         self.0.change(|inner| inner.revision = 0);

@@ -22,6 +22,7 @@ use super::{
     index::remove_from,
     members::Members,
     object::{Attachment, BgpSpeaker, ClusterObject},
+    overlaps::Overlaps,
     services::Services,
     tags::Tags,
     vrfs::Vrfs,
@@ -47,6 +48,10 @@ pub struct State {
     infra: BTreeSet<NetworkId>,
     tags: Tags,
     vrfs: Vrfs,
+    /// Whether the nodes are the gateways of VLAN networks, too, if they route.
+    routes_vlans: bool,
+    /// VLAN networks that the nodes can route, whose addresses are those of one fabric.
+    fabric: Overlaps<()>,
     endpoints: BTreeMap<EndpointId, Endpoint>,
     by_network: BTreeMap<NetworkId, BTreeSet<EndpointId>>,
     by_host: BTreeMap<HostName, BTreeSet<EndpointId>>,
@@ -86,9 +91,32 @@ impl State {
     }
 
     /// Looks up a network that does not share a tag with another network. Of networks that share a tag only the first by
-    /// name is active.
+    /// name is active, and of routed VLAN networks that share an address.
     pub fn active_network(&self, id: &NetworkId) -> Option<&Network> {
-        self.networks.get(id).filter(|network| self.tags.is_active(network))
+        let is_active = |network: &&Network| self.tags.is_active(network) && !self.is_ambiguous(network);
+        self.networks.get(id).filter(is_active)
+    }
+
+    /// Makes the nodes the gateways of VLAN networks, too, in forward mode `routing`.
+    pub fn route_vlans(&mut self) {
+        self.routes_vlans = true;
+    }
+
+    /// Whether the nodes are the gateways of VLAN networks, too.
+    pub fn is_routing_vlans(&self) -> bool {
+        self.routes_vlans && self.is_routing()
+    }
+
+    /// Whether a routed VLAN network has addresses of another one, of any tenant, that precedes it by id: the physical network
+    /// has one route for an address.
+    fn is_ambiguous(&self, network: &Network) -> bool {
+        self.is_routing_vlans() && self.fabric.is_later(&network.id)
+    }
+
+    /// VLAN networks that are not routed because they have addresses of another one, each with the first such network.
+    pub fn ambiguous_networks(&self) -> impl Iterator<Item = (&NetworkId, &NetworkId)> {
+        let later = self.fabric.later().filter(|_| self.is_routing_vlans());
+        later.filter_map(|id| Some((id, self.fabric.first(self.networks.get(id)?, &())?)))
     }
 
     /// VRF of a network that [`network`](Self::network) returns. A bridged network has its own. Networks that are routed are in
@@ -97,10 +125,13 @@ impl State {
         if self.is_routing() { self.vrfs.of(network) } else { network.id.clone().into() }
     }
 
-    /// Whether the nodes are the gateway of a network, and forward between it and the other such networks of its VRF. VLAN
-    /// networks have a router on the wire.
+    /// Whether the nodes are the gateway of a network, and forward between it and the other such networks of its VRF with the
+    /// same kind of encapsulation. VLAN networks have a router on the wire, unless the nodes [route](Self::route_vlans) them.
     pub fn is_routed(&self, network: &Network) -> bool {
-        self.is_routing() && matches!(network.encap, Encap::Vxlan { .. })
+        match network.encap {
+            Encap::Vxlan { .. } => self.is_routing(),
+            Encap::Vlan(_) => self.is_routing_vlans() && in_fabric(network).is_some(),
+        }
     }
 
     /// Networks of a tenant.
@@ -324,6 +355,8 @@ impl State {
             }
         }
         dirty.networks.extend(self.vrfs.update(&self.networks, id, before.as_ref()));
+        let ambiguous = self.fabric.update(&self.networks, id, before.as_ref(), in_fabric);
+        dirty.networks.extend(ambiguous.into_iter().filter(|_| self.routes_vlans));
         dirty.networks.insert(id.clone());
         let networks = dirty.networks.iter().filter_map(|id| self.networks.get(id)).chain(&before);
         let services = networks.flat_map(|network| self.services.of_tenant(&network.tenant));
@@ -379,4 +412,10 @@ impl State {
         // Also without a change: the caller waits for the datapath's confirmation.
         DirtySet { endpoints: [id.clone()].into(), ..DirtySet::default() }
     }
+}
+
+/// The VLAN networks that nodes can route: those of pods that have a gateway.
+fn in_fabric(network: &Network) -> Option<()> {
+    let is_vlan = matches!(network.encap, Encap::Vlan(_));
+    (is_vlan && network.kind == Kind::Data && network.gateway.is_some()).then_some(())
 }

@@ -5,9 +5,8 @@ use contiv_model::{
     network::Network,
     vrf::Vrf,
 };
-use ipnet::IpNet;
 
-use super::index::remove_from;
+use super::overlaps::Overlaps;
 
 /// VRFs of networks.
 ///
@@ -15,16 +14,12 @@ use super::index::remove_from;
 /// precedes it by id: then it has a VRF of its own. The subnets of one VRF thus never overlap, and the VRF of a network
 /// depends only on the networks that overlap it. Networks that are inactive because of their tags count as well.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Vrfs {
-    subnets: BTreeMap<TenantName, BTreeMap<IpNet, BTreeSet<NetworkId>>>,
-    /// Networks with a VRF of their own.
-    separate: BTreeSet<NetworkId>,
-}
+pub(super) struct Vrfs(Overlaps<TenantName>);
 
 impl Vrfs {
     /// The VRF of a known network.
     pub(super) fn of(&self, network: &Network) -> Vrf {
-        match self.separate.contains(&network.id) {
+        match self.0.is_later(&network.id) {
             true => network.id.clone().into(),
             false => network.tenant.clone().into(),
         }
@@ -38,61 +33,14 @@ impl Vrfs {
         id: &NetworkId,
         before: Option<&Network>,
     ) -> BTreeSet<NetworkId> {
-        let mut affected = BTreeSet::from([id.clone()]);
-        if let Some(network) = before {
-            affected.extend(self.overlapping(network).cloned());
-            if let Some(subnets) = self.subnets.get_mut(&network.tenant) {
-                network.subnets().for_each(|subnet| remove_from(subnets, &subnet, id));
-                if subnets.is_empty() {
-                    self.subnets.remove(&network.tenant);
-                }
-            }
-        }
-        if let Some(network) = networks.get(id) {
-            let subnets = self.subnets.entry(network.tenant.clone()).or_default();
-            for subnet in network.subnets() {
-                subnets.entry(subnet).or_default().insert(id.clone());
-            }
-            affected.extend(self.overlapping(network).cloned());
-        }
-        affected.retain(|id| {
-            let is_separate = networks
-                .get(id)
-                .is_some_and(|network| overlapping(&self.subnets, network).any(|other| other < id));
-            match is_separate {
-                true => self.separate.insert(id.clone()),
-                false => self.separate.remove(id),
-            }
-        });
-        affected
+        self.0.update(networks, id, before, |network| Some(network.tenant.clone()))
     }
-
-    fn overlapping(&self, network: &Network) -> impl Iterator<Item = &NetworkId> {
-        overlapping(&self.subnets, network)
-    }
-}
-
-/// The networks of the tenant, with repetitions, that have an address in common with `network`, itself included.
-fn overlapping<'a>(
-    subnets: &'a BTreeMap<TenantName, BTreeMap<IpNet, BTreeSet<NetworkId>>>,
-    network: &Network,
-) -> impl Iterator<Item = &'a NetworkId> + use<'a> {
-    let of_network: Vec<IpNet> = network.subnets().collect();
-    let of_tenant = subnets.get(&network.tenant);
-    of_tenant.into_iter().flat_map(move |of_tenant| {
-        of_network.clone().into_iter().flat_map(move |subnet| {
-            let around = std::iter::successors(subnet.supernet(), IpNet::supernet);
-            let around = around.filter_map(move |subnet| of_tenant.get(&subnet));
-            // Prefixes are ordered by their first address, and the shorter first.
-            let inside = of_tenant.range(subnet..=IpNet::from(subnet.broadcast())).map(|(_, ids)| ids);
-            around.chain(inside).flatten()
-        })
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use contiv_model::{network::Kind, tag::Encap};
+    use ipnet::IpNet;
     use proptest::prelude::*;
 
     use super::*;

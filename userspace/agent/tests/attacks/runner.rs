@@ -215,7 +215,7 @@ impl<H: Harness> Arena<H> {
                 rules::pods().into_iter().find(|pod| pod.port == Some(port)).unwrap_or(FRIEND)
             }
             Origin::Tunnel { vtep, .. } if *vtep == VTEPS[1] => FAR_FRIEND,
-            Origin::Tunnel { .. } | Origin::Uplink => FAR,
+            Origin::Tunnel { .. } | Origin::Uplink | Origin::Kernel => FAR,
         }
     }
 }

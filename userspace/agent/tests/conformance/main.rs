@@ -29,10 +29,12 @@ macro_rules! on {
 }
 
 macro_rules! on_every_datapath {
-    ([$($scenarios:tt)*], [$($with_programs:tt)*], [$($not_on_ovs:tt)*]) => {
-        on!(fake, crate::harness::FakeNode, [$($scenarios)* $($not_on_ovs)*]);
-        on!(ovs, crate::harness::OvsNode, [$($scenarios)* $($with_programs)*]);
-        on!(ebpf, crate::harness::EbpfNode, [$($scenarios)* $($with_programs)* $($not_on_ovs)*]);
+    (
+        [$($scenarios:tt)*], [$($with_programs:tt)*], [$($not_on_ovs:tt)*], [$($not_on_ebpf:tt)*], [$($only_on_ebpf:tt)*]
+    ) => {
+        on!(fake, crate::harness::FakeNode, [$($scenarios)* $($not_on_ovs)* $($not_on_ebpf)*]);
+        on!(ovs, crate::harness::OvsNode, [$($scenarios)* $($with_programs)* $($not_on_ebpf)*]);
+        on!(ebpf, crate::harness::EbpfNode, [$($scenarios)* $($with_programs)* $($not_on_ovs)* $($only_on_ebpf)*]);
     };
 }
 
@@ -56,12 +58,19 @@ on_every_datapath!([
         backends_are_reachable_directly, policies_see_the_backend, tcp_connections_over_ipv6, a_pod_reaches_itself;
     routing: gateways_answer_arp_and_nd, the_router_answers_for_other_networks, gateways_answer_pings, local_pods_on_two_networks,
         pods_of_other_nodes, routers_speak_for_their_own_pods, tenants_are_not_routed_to_each_other,
-        unknown_destinations_are_dropped, policies_apply_between_networks, services_have_backends_on_other_networks,
-        routed_packets_get_a_dscp, errors_are_routed, the_ttl_is_exceeded_at_the_gateway, the_forward_mode_changes,
-        routed_subnets_come_and_go, restart_of_a_routing_node_writes_nothing;
+        unknown_destinations_are_dropped, errors_are_routed, the_ttl_is_exceeded_at_the_gateway;
+    routing_policies: policies_apply_between_networks, services_have_backends_on_other_networks, routed_packets_get_a_dscp;
+    routing_changes: the_forward_mode_changes, routed_subnets_come_and_go, restart_of_a_routing_node_writes_nothing;
 ], [
     programs: local_pods_talk, pods_talk_by_vxlan, restart_loses_no_ping, changes_lose_no_ping;
     services: clients_keep_their_backend, connections_at_once_keep_their_backend, services_survive_a_restart;
 ], [
     flooding: copies_go_to_nodes_with_the_network;
+], [
+    routing_vlan: gateways_of_vlans_answer, frames_stay_on_the_node, pods_of_routed_vlans_on_one_node, packets_leave_by_the_kernel,
+        the_kernel_reaches_pods, the_kernel_speaks_for_no_pod_of_the_node, tenants_on_vlans_are_separate,
+        policies_apply_to_the_kernel, services_have_backends_behind_the_kernel, errors_about_packets_to_the_kernel,
+        vlans_are_bridged_again, restart_with_routed_vlans_writes_nothing;
+], [
+    routing_vlan: routed_vlans_are_refused;
 ]);

@@ -261,6 +261,7 @@ impl<H: Harness> World<H> {
                 vec![frame(source.unwrap_or(stranger))]
             }
             Origin::Tunnel { .. } => vec![frame(stranger)],
+            Origin::Kernel => vec![],
             Origin::Uplink => self
                 .networks()
                 .filter_map(|encap| match encap {
@@ -307,6 +308,7 @@ fn tell_deliveries(deliveries: &[Delivery]) -> String {
             Target::Pod(port) => format!("pod {port}"),
             Target::Tunnel { vtep, port, vni, dscp } => format!("{vtep}:{port} vni {vni} dscp {dscp}"),
             Target::Uplink => "uplink".to_owned(),
+            Target::Kernel => "kernel".to_owned(),
         };
         // Writing to a string does not fail.
         let _ = writeln!(text, "  {to}: {}", tell_frame(&delivery.frame));

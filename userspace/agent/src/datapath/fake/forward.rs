@@ -29,6 +29,8 @@ pub enum Origin {
     },
     /// The VLAN uplink; the frame includes its tag, if any.
     Uplink,
+    /// The node's kernel, which routes VLAN networks.
+    Kernel,
 }
 
 /// Destination of a frame.
@@ -49,6 +51,8 @@ pub enum Target {
     },
     /// The VLAN uplink; the frame includes its tag.
     Uplink,
+    /// The node's kernel, which routes VLAN networks.
+    Kernel,
 }
 
 /// One copy of a frame that leaves the node.
@@ -96,8 +100,13 @@ fn decide(objects: &Desired, frame: &[u8], from: &Origin) -> Option<Vec<Delivery
         Origin::Uplink => {
             let (vlan, inner) = frame::untag(frame)?;
             let segment = Segment::find(objects, Encap::Vlan(vlan))?;
+            if segment.is_on_node() {
+                return None;
+            }
             segment.forward_from_outside(&inner, |frame| to_uplink(frame::tagged(&frame, vlan)))
         }
+        // It sends nothing but IP packets, which are routed.
+        Origin::Kernel => None,
     }
 }
 
@@ -138,6 +147,9 @@ impl<'a> Segment<'a> {
             Location::Remote(remote) => self.to_remote(remote, frame),
             Location::Multicast => {
                 others.map(|local| to_pod(local, frame.to_vec())).chain(self.to_other_nodes(frame)).collect()
+            }
+            Location::Unknown if self.is_on_node() => {
+                others.map(|local| to_pod(local, frame.to_vec())).collect()
             }
             Location::Unknown => match self.network.encap {
                 Encap::Vxlan { .. } => others
@@ -188,14 +200,23 @@ impl<'a> Segment<'a> {
             (Some(local), Some(requester)) if local.port == requester.port => None,
             (Some(local), _) => Some(local.mac),
             (None, Some(_)) => {
+                let is_there = |remote: &&Remote| match self.is_on_node() {
+                    true => remote.addresses.contains(target),
+                    false => has(&remote.addresses, remote.mac, target),
+                };
                 let there = self
                     .remotes()
-                    .find(|remote| has(&remote.addresses, remote.mac, target))
-                    .map(|remote| remote.mac);
+                    .find(is_there)
+                    .map(|remote| if self.is_on_node() { Mac::ROUTER } else { remote.mac });
                 there.or_else(|| self.router_mac(target)).or_else(|| self.service_mac(request))
             }
             (None, None) => None,
         }
+    }
+
+    /// Whether the frames of the network stay on the node.
+    fn is_on_node(&self) -> bool {
+        Router::new(self.objects, &self.network.vrf).keeps(&self.network.id)
     }
 
     /// Whether this is the address of the gateway of the network's pods, and the node is the gateway.
@@ -229,8 +250,8 @@ impl<'a> Segment<'a> {
         match (self.locals().find(|local| local.mac == mac), self.remotes().find(|remote| remote.mac == mac))
         {
             (Some(local), _) => Location::Local(local),
-            (None, Some(remote)) => Location::Remote(remote),
-            (None, None) => Location::Unknown,
+            (None, Some(remote)) if !self.is_on_node() => Location::Remote(remote),
+            (None, _) => Location::Unknown,
         }
     }
 
@@ -247,6 +268,7 @@ impl<'a> Segment<'a> {
 
     fn to_other_nodes(&self, frame: &[u8]) -> Vec<Delivery> {
         match self.network.encap {
+            _ if self.is_on_node() => vec![],
             Encap::Vxlan { vni, .. } => {
                 let members = peers(self.objects).filter(|peer| peer.networks.contains_key(&self.network.id));
                 members.map(|peer| self.to_peer(peer, vni, frame.to_vec())).collect()

@@ -17,7 +17,7 @@ use super::{
     forward::{Origin, locals, peers, remotes, services_on},
     frame::{ARP, ETHERNET, Ethernet, ICMPV6, IPV4, IPV6, ND_HOP_LIMIT, bytes},
     packet::Packet,
-    route::Router,
+    route::{Router, on_kernel},
 };
 use crate::datapath::{Desired, Local, Object};
 
@@ -86,7 +86,7 @@ impl<'a> Sender<'a> {
     fn local(&self) -> Option<&'a Local> {
         match self.from {
             Origin::Pod(port) => locals(self.objects).find(|local| local.port == *port),
-            Origin::Tunnel { .. } | Origin::Uplink => None,
+            Origin::Tunnel { .. } | Origin::Uplink | Origin::Kernel => None,
         }
     }
 
@@ -133,7 +133,7 @@ impl<'a> Sender<'a> {
         }
         let elsewhere = |owner: &Owner| match self.from {
             Origin::Tunnel { vtep, .. } => owner.is_local || owner.vtep != Some(*vtep),
-            Origin::Pod(_) | Origin::Uplink => owner.is_local,
+            Origin::Pod(_) | Origin::Uplink | Origin::Kernel => owner.is_local,
         };
         if self.endpoint(self.mac).is_some_and(|owner| elsewhere(&owner)) {
             return false;
@@ -155,6 +155,13 @@ impl<'a> Sender<'a> {
         {
             return !asks && !discovery && !to_reserved && self.is_routed_from(ip);
         }
+        let of_other_vrf = |ip| {
+            let subnet = on_kernel(self.objects, ip).filter(|_| *self.from == Origin::Kernel);
+            subnet.is_some_and(|subnet| subnet.vrf != *self.vrf)
+        };
+        if ip.is_some_and(of_other_vrf) {
+            return false;
+        }
         ip.is_none_or(|ip| !reserved(ip) && !to_reserved && self.may_claim(ip, self.mac, discovery))
     }
 
@@ -165,9 +172,13 @@ impl<'a> Sender<'a> {
     /// Whether the router of a peer may send packets from an address of a routed subnet: if it is not on this node, and behind
     /// no other VTEP.
     fn is_routed_from(&self, ip: IpAddr) -> bool {
-        let Origin::Tunnel { vtep, .. } = self.from else { return false };
+        let vtep = match self.from {
+            Origin::Tunnel { vtep, .. } => Some(*vtep),
+            Origin::Kernel => None,
+            Origin::Pod(_) | Origin::Uplink => return false,
+        };
         match self.owner(ip) {
-            Some(owner) => !owner.is_local && !owner.is_service && owner.vtep == Some(*vtep),
+            Some(owner) => !owner.is_local && !owner.is_service && owner.vtep == vtep,
             None => !self.is_broadcast(ip) && self.router().gateway(ip).is_none(),
         }
     }
@@ -292,6 +303,8 @@ impl<'a> Sender<'a> {
             // The kernel of a pod accepts a packet for its address from such a frame, too (RFC 1122 3.3.6).
             Some(_) if ethernet.destination.is_multicast() => false,
             Some(owner) if owner.is_service && *self.from == Origin::Uplink => true,
+            // The kernel sends to the router.
+            Some(_) if *self.from == Origin::Kernel => true,
             Some(owner) => {
                 let ends = [source.0, destination.0];
                 let is_routed =

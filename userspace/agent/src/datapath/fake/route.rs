@@ -5,9 +5,18 @@
 
 use std::net::IpAddr;
 
-use contiv_model::{mac::Mac, vrf::Vrf};
+use contiv_model::{mac::Mac, name::NetworkId, vrf::Vrf};
 
 use crate::datapath::{Desired, Object, Subnet};
+
+/// Returns the subnet of an address among those of all VLAN networks of which the node is the gateway.
+pub(super) fn on_kernel(objects: &Desired, address: IpAddr) -> Option<&Subnet> {
+    let mut subnets = objects.iter().filter_map(|(_, object)| match object {
+        Object::Subnet(subnet) if subnet.is_routed_vlan() => Some(subnet),
+        _ => None,
+    });
+    subnets.find(|subnet| subnet.prefix.contains(&address))
+}
 
 /// The router of a VRF.
 #[derive(Clone, Copy)]
@@ -24,6 +33,11 @@ impl<'a> Router<'a> {
     /// Returns the subnet of an address, if the node routes it.
     pub(super) fn subnet(self, address: IpAddr) -> Option<&'a Subnet> {
         self.subnets().find(|subnet| subnet.prefix.contains(&address))
+    }
+
+    /// Whether the frames of a network stay on the node: a VLAN network of which the node is the gateway.
+    pub(super) fn keeps(self, network: &NetworkId) -> bool {
+        self.subnets().any(|subnet| subnet.network == *network && subnet.is_routed_vlan())
     }
 
     /// Returns the subnet whose gateway has the address.

@@ -196,7 +196,7 @@ impl Switch {
     pub(super) fn support(&self, object: &Object) -> Result<(), Unsupported> {
         match object {
             Object::Route(_) => Err(Unsupported::Object),
-            Object::Subnet(subnet) if subnet.is_routed() && !subnet.is_routed_by_nodes() => {
+            Object::Subnet(subnet) if subnet.is_routed() && !subnet.has_node_router() => {
                 Err(Unsupported::ROUTER)
             }
             Object::Remote(remote) if !remote.next_hop.is_on(remote.encap) => Err(Unsupported::NEXT_HOP),

@@ -15,7 +15,7 @@ use super::{
     traffic::{Connection, Direction, Network, Traffic, is_multicast, networks},
 };
 use crate::datapath::{
-    Desired, Local,
+    Desired, KERNEL_PORT, Local,
     trace::{Findings, Ingress, Probe, read_header, to_port},
 };
 
@@ -193,6 +193,7 @@ impl Oracle<'_> {
                 }
                 None => Egress::Answer,
             },
+            (Target::Kernel, _) => Egress::Interface(KERNEL_PORT.to_owned()),
         };
         let packet = Some(to != Egress::Answer).filter(|is_packet| *is_packet);
         Output { to, packet: packet.and_then(|_| read_header(&copy.frame)) }

@@ -21,9 +21,9 @@ use super::{
     frame::{Ethernet, tagged, untag},
     guard::{self, Class},
     packet::{End, Packet, Tuple},
-    route::Router,
+    route::{Router, on_kernel},
 };
-use crate::datapath::{Desired, Group, Local, Object, ObjectId, Remote, Service, Subnet};
+use crate::datapath::{Desired, Group, KERNEL_MAC, Local, Object, ObjectId, Remote, Service, Subnet};
 
 /// Established connections.
 #[derive(Clone, Debug, Default)]
@@ -89,12 +89,21 @@ impl Traffic {
                 let (vlan, inner) = untag(frame)?;
                 (inner, Encap::Vlan(vlan), None)
             }
+            Origin::Kernel => {
+                let encap = network_from_kernel(objects, frame)?;
+                let mut inner = frame.to_vec();
+                inner[..12].copy_from_slice(&[Mac::ROUTER.0; 2].concat());
+                (inner, encap, None)
+            }
         };
         let vrf = match networks(objects).find(|network| network.encap == encap) {
             Some(network) => &network.vrf,
             None => return unmodified(),
         };
         let network = Network { objects, encap, vrf };
+        if *from == Origin::Uplink && network.is_on_node() {
+            return None;
+        }
         let packet = match guard::check(objects, (encap, vrf), &inner, from)? {
             Class::Neighbour => return unmodified(),
             Class::Probe => {
@@ -124,6 +133,7 @@ impl Traffic {
             }
             network.mark(&mut inner, packet, sender);
             return match for_router {
+                _ if *from == Origin::Kernel => network.from_kernel(inner, packet.tuple.destination.0),
                 Some(_) => network.route(&packet, inner, packet.tuple.destination.0),
                 None => Some(deliver(objects, &network.framed(inner, from), from)),
             };
@@ -283,7 +293,13 @@ impl<'a> Network<'a> {
         {
             return Some(vec![Delivery { to: Target::Pod(port.clone()), frame: inner }]);
         }
+        if *from == Origin::Kernel {
+            return self.from_kernel(inner, to);
+        }
         let is_translated = direction == Direction::Original && connection.is_translated();
+        if is_translated && !for_router && self.is_on_node() && self.remote_at(to).is_some() {
+            return Some(to_kernel(inner));
+        }
         let by_pod = matches!(from, Origin::Pod(_));
         if for_router || by_pod && is_translated && self.is_elsewhere(to) {
             return self.route(&packet, inner, to);
@@ -317,10 +333,11 @@ impl<'a> Network<'a> {
     /// Whether an endpoint has the destination Ethernet address of a frame as `deliver` takes it, or the wire delivers it.
     pub(super) fn is_known(&self, frame: &[u8], from: &Origin) -> bool {
         let Some(mac) = Ethernet::read(frame).map(|ethernet| ethernet.destination) else { return true };
-        matches!(self.encap, Encap::Vlan(_))
+        matches!(self.encap, Encap::Vlan(_)) && !self.is_on_node()
             || *from == Origin::Uplink
             || self.locals().any(|local| (local.encap, local.mac) == (self.encap, mac))
-            || self.remotes().any(|remote| (remote.encap, remote.mac) == (self.encap, mac))
+            || !self.is_on_node()
+                && self.remotes().any(|remote| (remote.encap, remote.mac) == (self.encap, mac))
     }
 
     /// The copies of a frame that rules cannot evaluate: none from or to an endpoint with rules.
@@ -359,7 +376,7 @@ impl<'a> Network<'a> {
     fn receiver(&self, copy: &Delivery) -> Option<&'a Local> {
         match &copy.to {
             Target::Pod(port) => locals(self.objects).find(|local| local.port == *port),
-            Target::Tunnel { .. } | Target::Uplink => None,
+            Target::Tunnel { .. } | Target::Uplink | Target::Kernel => None,
         }
     }
 
@@ -437,6 +454,9 @@ impl<'a> Network<'a> {
             let is_allowed = self.decision(&connection, [None; 2]).action == Action::Allow;
             return Some(answer::echo_reply(frame, packet).filter(|_| is_allowed));
         }
+        if self.is_on_node() {
+            return None;
+        }
         let gateway = self.router().subnet(from).and_then(|subnet| subnet.gateway);
         (packet.ttl(frame) <= 1).then(|| answer::time_exceeded(frame, packet, gateway?.ip))
     }
@@ -449,6 +469,11 @@ impl<'a> Network<'a> {
         };
         // As a bridge, the router does not send a packet back to its sender.
         let is_own = to == packet.tuple.source.0;
+        if self.is_on_node() && (packet.ttl(&frame) <= 1 || self.local_at(to).is_none()) {
+            let of_other_vrf = || on_kernel(self.objects, to).is_some_and(|subnet| subnet.vrf != *self.vrf);
+            let is_allowed = packet.ttl(&frame) <= 1 || !of_other_vrf();
+            return Some(to_kernel(frame)).filter(|_| is_allowed && !is_link_local && !is_own);
+        }
         self.router().subnet(to).filter(|_| !is_link_local && !is_own)?;
         let (encap, mac) = self.last_hop(to)?;
         let ttl = packet.ttl(&frame).checked_sub(1).filter(|ttl| *ttl != 0)?;
@@ -456,6 +481,19 @@ impl<'a> Network<'a> {
         frame[6..12].copy_from_slice(&Mac::ROUTER.0);
         packet.set_ttl(&mut frame, ttl);
         Some(deliver_routed(self.objects, encap, &frame))
+    }
+
+    /// Delivers a packet of the kernel, which has decremented the TTL.
+    fn from_kernel(&self, mut frame: Vec<u8>, to: IpAddr) -> Option<Vec<Delivery>> {
+        let local = self.local_at(to).filter(|local| local.addresses.contains(to))?;
+        frame[..6].copy_from_slice(&local.mac.0);
+        Some(vec![Delivery { to: Target::Pod(local.port.clone()), frame }])
+    }
+
+    /// Whether the frames of the network stay on the node.
+    fn is_on_node(&self) -> bool {
+        let mut own = networks(self.objects).filter(|network| network.encap == self.encap);
+        own.any(|network| self.router().keeps(&network.id))
     }
 
     /// Network and Ethernet address of the endpoint with this address.
@@ -496,6 +534,19 @@ impl<'a> Network<'a> {
     fn services(self) -> impl Iterator<Item = &'a Service> {
         services_on(self.objects, self.encap)
     }
+}
+
+/// The network of the packets that the kernel sends: that of their destination.
+fn network_from_kernel(objects: &Desired, frame: &[u8]) -> Option<Encap> {
+    let ethernet = Ethernet::read(frame)?;
+    let is_routed = !ethernet.is_tagged() && [ethernet.source, ethernet.destination] == [KERNEL_MAC; 2];
+    let packet = Packet::read(frame).filter(|_| is_routed)?;
+    on_kernel(objects, packet.tuple.destination.0).map(|subnet| subnet.encap)
+}
+
+fn to_kernel(mut frame: Vec<u8>) -> Vec<Delivery> {
+    frame[..6].copy_from_slice(&KERNEL_MAC.0);
+    vec![Delivery { to: Target::Kernel, frame }]
 }
 
 /// The endpoint's address of the family of `other`; link-local without another.

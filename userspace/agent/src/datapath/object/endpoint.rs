@@ -81,7 +81,8 @@ pub struct Remote {
     /// Tag of the network.
     pub encap: Encap,
     /// The way to the endpoint's node. On a VXLAN network its VTEP: an endpoint whose node is unknown is not planned. On a
-    /// VLAN network the uplinks: the tag alone selects the destination.
+    /// VLAN network the uplinks: the tag alone selects the destination. The uplinks of a VLAN network for which the nodes are the
+    /// gateway carry no frames: there the node's kernel has the route to the endpoint.
     pub next_hop: NextHop,
     /// Ethernet address.
     pub mac: Mac,

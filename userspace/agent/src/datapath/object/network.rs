@@ -125,10 +125,15 @@ impl Subnet {
         self.gateway.is_some_and(|gateway| gateway.mac.is_some())
     }
 
-    /// Whether this node is the gateway in the way that the datapaths implement: on VXLAN, with [`Mac::ROUTER`].
-    pub fn is_routed_by_nodes(&self) -> bool {
-        let mac = self.gateway.and_then(|gateway| gateway.mac);
-        mac == Some(Mac::ROUTER) && matches!(self.encap, Encap::Vxlan { .. })
+    /// Whether this node is the gateway, with the Ethernet address that all nodes have.
+    pub fn has_node_router(&self) -> bool {
+        self.gateway.is_some_and(|gateway| gateway.mac == Some(Mac::ROUTER))
+    }
+
+    /// Whether this node is the gateway of a VLAN network: its frames stay on the node, whose kernel forwards to other nodes by
+    /// IP.
+    pub fn is_routed_vlan(&self) -> bool {
+        self.has_node_router() && matches!(self.encap, Encap::Vlan(_))
     }
 }
 

@@ -20,7 +20,7 @@ use super::{
     tables::index::{FlowIndex, Installed},
 };
 use crate::{
-    datapath::{Error, FailedOp, Group, Kind, Object, ObjectId, Op},
+    datapath::{Error, FailedOp, Group, KERNEL_PORT, Kind, Object, ObjectId, Op},
     error::one_line,
 };
 
@@ -40,9 +40,16 @@ pub(crate) async fn apply(
     let closed = requests.iter().filter_map(|request| Some((request.op, request.open.clone()?)));
     let closed: Vec<_> = closed.collect();
     let ports = requests::number(session, requests, &mut failures).await?;
+    let kernel = match ops.iter().any(needs_kernel_port) {
+        true => {
+            let port = session.ensure_kernel_port().await;
+            port.map_err(|error| ovs_error(format!("add port {KERNEL_PORT}"), error))?
+        }
+        false => model.base.kernel,
+    };
     let affected = ops.iter().filter_map(Op::target);
     let previous: Vec<Installed> = affected.filter_map(|id| model.index.get(&id).cloned()).collect();
-    program(session, model, ops, &ports, &mut failures).await?;
+    program(session, model, ops, (&ports, kernel), &mut failures).await?;
     requests::open(session, &model.index, closed).await?;
     if options.announce {
         announce::endpoints(session, model, ops, &previous);
@@ -59,13 +66,20 @@ pub(crate) async fn apply(
     Ok(failures)
 }
 
+/// Ports of objects, and the port number of the node's kernel.
+type Ports<'a> = (&'a BridgePorts, Option<u32>);
+
+fn needs_kernel_port(op: &Op) -> bool {
+    matches!(op, Op::Set(Object::Subnet(subnet)) if subnet.is_routed_vlan())
+}
+
 /// Writes the flows and groups of the ops to both bridges in one batch. If a bridge rejects a batch, writes its halves, so
 /// that few rejected ops among many take few batches.
 async fn program(
     session: &mut Session,
     model: &mut SwitchModel,
     ops: &[Op],
-    ports: &BridgePorts,
+    ports: Ports<'_>,
     failures: &mut Vec<FailedOp>,
 ) -> Result<(), Error> {
     let pending: Vec<usize> =
@@ -102,8 +116,9 @@ async fn close(session: &mut Session, model: &mut SwitchModel, group: &Group) ->
         return Ok(());
     }
     let ops = [Op::Set(Object::Group(group.closed()))];
-    let mut failures = vec![];
-    let closed = program_batch(session, model, &ops, &[0], &BridgePorts::new(), &mut failures).await;
+    let (mut failures, kernel) = (vec![], model.base.kernel);
+    let closed =
+        program_batch(session, model, &ops, &[0], (&BridgePorts::new(), kernel), &mut failures).await;
     let what = || format!("deny the traffic of {}", ObjectId::Group(group.identity));
     match closed {
         Err(error) if session::is_rejection(&error) => {
@@ -121,7 +136,7 @@ async fn program_batch(
     model: &mut SwitchModel,
     ops: &[Op],
     selected: &[usize],
-    ports: &BridgePorts,
+    (ports, kernel): Ports<'_>,
     failures: &mut Vec<FailedOp>,
 ) -> Result<(), session::Error> {
     let mut batch = Batch::new(model);
@@ -139,6 +154,7 @@ async fn program_batch(
             Op::GarbageCollect => batch.collect_garbage(),
         }
     }
+    batch.set_kernel_port(kernel);
     let changes = batch.changes();
     let mut applied = vec![];
     for (bridge, changes) in [(BridgeKind::Vlan, changes.vlan), (BridgeKind::Vxlan, changes.vxlan)] {
@@ -176,6 +192,11 @@ async fn remove_unused_ports(
                 names.extend(present.filter(|name| !uplink::is_uplink(name, &options.uplinks)));
             }
         }
+    }
+    let is_subnet = |op: &Op| matches!(op.target(), Some(ObjectId::Subnet(_)));
+    names.extend(ops.iter().any(is_subnet).then(|| KERNEL_PORT.to_owned()));
+    if index.has_routed_vlan() {
+        names.retain(|name| name != KERNEL_PORT);
     }
     names.retain(|name| index.port_owner(name).is_none());
     names.sort();

@@ -14,6 +14,7 @@ use model::{BaseConfig, BridgePorts, SwitchModel};
 use contiv_model::{addresses::Addresses, vrf::Vrf};
 
 use super::{
+    bridge::BridgeKind,
     pipeline::{self, Domain},
     tables::ids::ObjectNumbers,
 };
@@ -56,9 +57,7 @@ pub(crate) fn support(object: &Object) -> Result<(), Unsupported> {
     let dual_stack = |addresses: &Addresses| addresses.dual_stack().map(drop).ok_or(Unsupported::ADDRESSES);
     match object {
         Object::Peer(_) | Object::Network(_) => Ok(()),
-        Object::Subnet(subnet) if subnet.is_routed() && !subnet.is_routed_by_nodes() => {
-            Err(Unsupported::ROUTER)
-        }
+        Object::Subnet(subnet) if subnet.is_routed() && !subnet.has_node_router() => Err(Unsupported::ROUTER),
         Object::Subnet(_) => Ok(()),
         Object::Group(_) => Ok(()),
         Object::Route(_) => Err(Unsupported::Object),
@@ -70,12 +69,12 @@ pub(crate) fn support(object: &Object) -> Result<(), Unsupported> {
 }
 
 fn support_service(service: &Service) -> Result<(), Unsupported> {
-    let domain = match (&service.scope.vrf, &service.scope.network) {
-        (Vrf::Network(_), Some(network)) => Domain::Network(network.encap),
+    let domains = match (&service.scope.vrf, &service.scope.network) {
+        (Vrf::Network(_), Some(network)) => vec![Domain::Network(network.encap)],
         // Of all networks of the VRF.
-        _ => Domain::Vrf(0),
+        _ => BridgeKind::ALL.map(|bridge| Domain::Vrf(bridge, 0)).into(),
     };
-    if pipeline::ready(service, domain).count() > pipeline::MAX_BUCKETS {
+    if domains.into_iter().any(|domain| pipeline::ready(service, domain).count() > pipeline::MAX_BUCKETS) {
         return Err(Unsupported::Value { field: "backends", accepted: "at most 1000 that are ready" });
     }
     Ok(())

@@ -14,7 +14,7 @@ use super::{
     options::{DatapathType, Options},
     pipeline::NdMode,
     switch::{
-        drift,
+        drift, kernel,
         limit::{self, Bandwidth},
         ovsdb::Database,
         ports::{self, PortSpec},
@@ -23,7 +23,7 @@ use super::{
     },
     tables::index::BridgePort,
 };
-use crate::datapath::{Desired, Error, Object, ObjectId, Observed};
+use crate::datapath::{Desired, Error, KERNEL_PORT, Object, ObjectId, Observed};
 
 /// Result of an observation.
 pub(crate) struct Observation {
@@ -44,13 +44,22 @@ pub(crate) async fn observe(
 ) -> Result<Observation, Error> {
     let created = session.ensure_bridges(options.datapath_type, &options.uplinks).await;
     created.map_err(|error| ovs_error("create bridges and uplinks", error))?;
+    let is_routed = |object: &Object| matches!(object, Object::Subnet(subnet) if subnet.is_routed_vlan());
+    let routes_vlans = desired.iter().any(|(_, object)| is_routed(object));
+    let kernel = match routes_vlans {
+        true => {
+            let port = session.ensure_kernel_port().await;
+            port.map_err(|error| ovs_error(format!("add port {KERNEL_PORT}"), error))?
+        }
+        false => None,
+    };
     let dump = session.dump().await.map_err(|error| ovs_error("read the tables of the bridges", error))?;
     let database = session.database();
 
     let (ports, mut out_of_sync) = object_ports(&database, options, &dump, desired);
     let uplinks: Vec<_> =
         options.uplinks.iter().filter_map(|name| dump.ports.vlan.get(name)).copied().collect();
-    let base = BaseConfig { uplinks, nd_mode: nd_mode(options.datapath_type), vtep: options.vtep };
+    let base = BaseConfig { uplinks, kernel, nd_mode: nd_mode(options.datapath_type), vtep: options.vtep };
     let expected = desired::expected(desired, &ports, base, installed_numbers(&dump.tables, desired));
     let differences = compare(&expected, &dump.tables, desired);
     out_of_sync.extend(differences.out_of_sync);
@@ -65,11 +74,13 @@ pub(crate) async fn observe(
     if options.datapath_type == DatapathType::Netdev {
         tunnel::resolve_next_hops(session, model.index.peers().values().copied()).await;
     }
-    let orphans =
-        differences.orphans + orphan_ports(&database, options, desired) + limit::orphans(&database).len();
+    let orphans = differences.orphans
+        + orphan_ports(&database, options, desired, routes_vlans)
+        + limit::orphans(&database).len();
     let in_sync = desired.iter().map(|(id, _)| id).filter(|id| !out_of_sync.contains(id)).cloned().collect();
     let observed = Observed { in_sync, orphans };
-    let warnings = uplink::warnings(&database, &options.uplinks);
+    let mut warnings = uplink::warnings(&database, &options.uplinks);
+    warnings.extend(kernel::warning(&database).filter(|_| routes_vlans));
     Ok(Observation { model, observed, warnings, fingerprint: drift::fingerprint(&database) })
 }
 
@@ -131,8 +142,8 @@ async fn repair_base_flows(session: &mut Session, model: &mut SwitchModel) -> Re
 }
 
 /// Returns the number of ports that belong to no desired object.
-fn orphan_ports(database: &Database, options: &Options, desired: &Desired) -> usize {
-    let mut owned = BTreeSet::new();
+fn orphan_ports(database: &Database, options: &Options, desired: &Desired, routes_vlans: bool) -> usize {
+    let mut owned: BTreeSet<_> = routes_vlans.then(|| KERNEL_PORT.to_owned()).into_iter().collect();
     for (id, object) in desired.iter() {
         match object {
             Object::Local(local) => drop(owned.insert(local.port.clone())),

@@ -24,6 +24,7 @@
 //! * [`base`]: flows that exist for any desired state.
 //! * [`service`]: translation to backends of services and back.
 //! * [`route`]: delivery by IP address.
+//! * [`kernel`]: VLAN networks that the node routes to the physical network.
 //! * [`forward`]: flows of each object.
 //! * [`stage`]: the stages of a trace.
 
@@ -31,6 +32,7 @@ mod base;
 mod forward;
 mod group;
 mod guard;
+mod kernel;
 mod metadata;
 mod neighbour;
 mod policy;

@@ -3,6 +3,7 @@
 //! * [`announcer`]: announcements of endpoints on VLAN networks.
 //! * [`ovsdb`]: client of the configuration database.
 //! * [`limit`]: bandwidth limits of ports.
+//! * [`kernel`]: port towards the node's kernel.
 //! * [`ports`]: Port and Interface rows of endpoints and tunnels.
 //! * [`uplink`]: ports of the VLAN uplinks.
 //! * [`session`]: connections to the database and to both bridges.
@@ -12,6 +13,7 @@
 
 pub(crate) mod announcer;
 pub(crate) mod drift;
+pub(crate) mod kernel;
 pub(crate) mod limit;
 pub(crate) mod ovsdb;
 pub(crate) mod ports;

@@ -11,7 +11,7 @@ use openflow_rs::{Connection, FlowFilter, Match};
 use tokio::runtime::Handle;
 
 use super::{
-    desired::{batch::domain_of_service, model::SwitchModel},
+    desired::{batch::domains_of_service, model::SwitchModel},
     error::ovs_error,
     pipeline::{self, Counted},
     tables::cookie::Cookie,
@@ -55,10 +55,10 @@ impl FlowCounters {
         let rules = rules.filter_map(|(flow, rule)| Some((flow, Subject::Rule(rule?))));
         let services = model.index.services().flat_map(|service| {
             let owner = Cookie::of(&ObjectId::Service(service.id.clone()));
-            let domain = domain_of_service(&model.numbers, service);
-            let numbered = domain.zip(model.numbers.services.get(&owner));
-            let flows = numbered.map(|(domain, number)| pipeline::counted_services(service, domain, number));
-            flows.into_iter().flatten().map(|(flow, port, counted)| {
+            let domains = domains_of_service(&model.index, &model.numbers, &model.base, service);
+            let number = model.numbers.services.get(&owner);
+            let counted = move |domain| Some(pipeline::counted_services(service, domain, number?));
+            domains.into_iter().filter_map(counted).flatten().map(|(flow, port, counted)| {
                 let (service, protocol, port) = (service.id.clone(), port.protocol, port.port);
                 (flow, Subject::Service(ServicePort { service, protocol, port }, counted))
             })

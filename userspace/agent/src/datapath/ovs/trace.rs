@@ -20,7 +20,7 @@ use super::{
     pipeline::bridge_and_tag, switch::unixctl, tables::index::vrf_of,
 };
 use crate::datapath::{
-    Error, Group, Object, ObjectId,
+    Error, Group, KERNEL_PORT, Object, ObjectId,
     trace::{Findings, Ingress, Probe},
 };
 
@@ -100,6 +100,10 @@ pub(super) fn prepare(options: &Options, model: &SwitchModel, probe: Probe) -> R
         let names = options.uplinks.iter().cloned();
         let numbers = model.base.uplinks.iter().map(u32::to_string);
         ports.extend(names.chain(numbers).map(|port| (port, Egress::Uplink { vlan })));
+        let kernel = model.base.kernel.map(|number| [KERNEL_PORT.to_owned(), number.to_string()]);
+        ports.extend(
+            kernel.into_iter().flatten().map(|port| (port, Egress::Interface(KERNEL_PORT.to_owned()))),
+        );
     }
     let groups = index.groups().cloned().collect();
     let socket = options.socket.clone();

@@ -202,7 +202,7 @@ pub(super) fn network(n: u8, encap: Encap, subnets: u8) -> network::Network {
         kind: Kind::Data,
         encap,
         subnet: subnet.parse().unwrap(),
-        gateway: (n == 1).then(|| [10, 0, 0, 254].into()),
+        gateway: (n > 0).then(|| [10, 0, 0, 254].into()),
         subnet_v6,
         gateway_v6: None,
     }

@@ -1,191 +1,29 @@
 //! Routing: every node is the gateway of its pods, and forwards between the networks of a tenant.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::Ipv6Addr;
 
 use anyhow::{Result, bail, ensure};
 use contiv_model::{
     global::ArpMode,
-    group::Dscp,
     mac::Mac,
-    name::{EndpointId, NetworkId},
-    policy::{Action, Direction, Rule, UDP},
-    route::NextHop,
-    tag::{Encap, Vlan, Vni},
-    vrf::Vrf,
+    policy::{Action, Direction, Rule},
 };
-use netplugin::datapath::{
-    Backend, Desired, Gateway, Group, Local, Network, Object, Peer, Remote, Scope, Service, Subnet,
-    fake::{Delivery, Origin, Target},
-};
-use testkit::packet::{BROADCAST, Packet, nd_flags};
+use netplugin::datapath::{Network, Object, fake::Target};
+use testkit::packet::{BROADCAST, Packet};
 
 use crate::{
     harness::{Difference, Harness},
     scenarios::{
         neighbours::is_defence,
-        policy::{group, in_group, number, rule},
+        policy::{group, in_group, rule},
+        routed::{
+            A, A2, B, End, FAR_A, FAR_B, GATEWAY, Pair, ROUTER, Routed, TTL, advertisement, answers,
+            answers_routed, datagrams, ping, pong, routed, sent, solicitation,
+        },
     },
-    topology::{VTEPS, VXLAN_PORT, pod, to_pod},
+    topology::{pod, to_pod},
     world::World,
 };
-
-const ROUTER: [u8; 6] = Mac::ROUTER.0;
-const GATEWAY: u8 = 254;
-/// TTL with which the packets of `Packet` begin.
-const TTL: u8 = 64;
-
-/// A network with the subnets 10.`n`.0.0/24 and 2001:db8:`n`::/64.
-#[derive(Clone)]
-struct Routed {
-    n: u8,
-    network: Network,
-}
-
-/// The address of an endpoint or gateway of a network.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct End(u8, u8);
-
-impl End {
-    fn ip(self) -> Ipv4Addr {
-        [10, self.0, 0, self.1].into()
-    }
-
-    fn ip6(self) -> Ipv6Addr {
-        Ipv6Addr::new(0x2001, 0xdb8, self.0.into(), 0, 0, 0, 0, self.1.into())
-    }
-
-    fn mac(self) -> [u8; 6] {
-        Mac::of_endpoint(self.ip()).0
-    }
-}
-
-impl Routed {
-    /// The network with the VNI 10000 + `tag` of a tenant, and the subnets `n`.
-    fn new(tenant: &str, tag: u16, n: u8) -> Result<Routed> {
-        let (vni, local) = (Vni::try_from(10_000 + u32::from(tag))?, Vlan::try_from(tag)?);
-        let id: NetworkId = format!("net{n}.{tenant}").as_str().into();
-        let vrf = Vrf::Tenant(tenant.parse()?);
-        Ok(Routed { n, network: Network { vrf, ..Network::new(id, Encap::Vxlan { vni, local }) } })
-    }
-
-    fn subnets(&self) -> Result<[Object; 2]> {
-        let end = End(self.n, GATEWAY);
-        let subnet = |prefix: String, ip: IpAddr| -> Result<Object> {
-            let Network { id: network, vrf, encap, .. } = self.network.clone();
-            let gateway = Some(Gateway { ip, mac: Some(Mac::ROUTER) });
-            Ok(Object::Subnet(Subnet { network, vrf, encap, prefix: prefix.parse()?, gateway }))
-        };
-        let n = self.n;
-        Ok([
-            subnet(format!("10.{n}.0.0/24"), end.ip().into())?,
-            subnet(format!("2001:db8:{n:x}::/64"), end.ip6().into())?,
-        ])
-    }
-
-    fn objects(&self) -> Result<impl Iterator<Item = Object> + use<>> {
-        Ok([Object::Network(self.network.clone())].into_iter().chain(self.subnets()?))
-    }
-
-    fn local(&self, port: &str, last: u8) -> Object {
-        let (end, id) = (End(self.n, last), EndpointId::new(&self.network.id, port));
-        Object::Local(Local::new(id, &self.network, port, Mac(end.mac()), (end.ip(), Some(end.ip6()))))
-    }
-
-    fn remote(&self, node: usize, last: u8) -> Object {
-        let (end, id) = (End(self.n, last), EndpointId::new(&self.network.id, &format!("far{last}")));
-        let next_hop = NextHop::Vtep { address: VTEPS[node].into(), vni: self.vni() };
-        let addresses = (end.ip(), Some(end.ip6()));
-        Object::Remote(Remote::new(id, &self.network, next_hop, Mac(end.mac()), addresses))
-    }
-
-    fn vni(&self) -> Vni {
-        match self.network.encap {
-            Encap::Vxlan { vni, .. } => vni,
-            Encap::Vlan(_) => unreachable!("networks of these scenarios are VXLAN networks"),
-        }
-    }
-
-    fn outside(&self, node: usize) -> Origin {
-        Origin::Tunnel { vtep: VTEPS[node].into(), vni: self.vni() }
-    }
-
-    fn to_node(&self, node: usize, packet: &Packet, dscp: u8) -> Delivery {
-        let to = Target::Tunnel { vtep: VTEPS[node].into(), port: VXLAN_PORT, vni: self.vni(), dscp };
-        Delivery { to, frame: packet.build() }
-    }
-}
-
-/// Networks 1 and 2 of one tenant, with two local pods and a remote one each.
-struct Pair {
-    one: Routed,
-    two: Routed,
-}
-
-const A: End = End(1, 1);
-const A2: End = End(1, 2);
-const B: End = End(2, 1);
-const FAR_A: End = End(1, 11);
-const FAR_B: End = End(2, 11);
-
-impl Pair {
-    fn new() -> Result<Pair> {
-        Ok(Pair { one: Routed::new("t", 1, 1)?, two: Routed::new("t", 2, 2)? })
-    }
-
-    fn objects(&self) -> Result<Vec<Object>> {
-        let endpoints = [
-            self.one.local("pa", A.1),
-            self.one.local("pa2", A2.1),
-            self.two.local("pb", B.1),
-            self.one.remote(0, FAR_A.1),
-            self.two.remote(0, FAR_B.1),
-        ];
-        Ok(self.one.objects()?.chain(self.two.objects()?).chain(endpoints).chain(self.peers()).collect())
-    }
-
-    fn peers(&self) -> [Object; 2] {
-        let networks = [&self.one.network, &self.two.network];
-        VTEPS.map(|vtep| Object::Peer(Peer::new(vtep, VXLAN_PORT).with_networks(networks)))
-    }
-
-    fn world<H: Harness>(&self) -> Result<World<H>> {
-        World::new(self.objects()?)
-    }
-}
-
-/// Datagrams between two ends, of both families, with these Ethernet addresses (destination, source) and TTL.
-fn datagrams(macs: ([u8; 6], [u8; 6]), from: (End, u16), to: (End, u16), ttl: u8) -> [Packet; 2] {
-    let eth = || Packet::eth(macs.0, macs.1);
-    [eth().ipv4(from.0.ip(), to.0.ip()), eth().ipv6(from.0.ip6(), to.0.ip6())]
-        .map(|packet| packet.ttl(ttl).udp(from.1, to.1).payload(b"routing"))
-}
-
-/// As a pod sends them to its gateway.
-fn sent(from: End, to: End) -> [Packet; 2] {
-    datagrams((ROUTER, from.mac()), (from, 4000), (to, 5000), TTL)
-}
-
-/// As they arrive from the gateway.
-fn routed(from: End, to: End) -> [Packet; 2] {
-    datagrams((to.mac(), ROUTER), (from, 4000), (to, 5000), TTL - 1)
-}
-
-fn answers(from: End, to: End) -> [Packet; 2] {
-    datagrams((ROUTER, from.mac()), (from, 5000), (to, 4000), TTL)
-}
-
-fn answers_routed(from: End, to: End) -> [Packet; 2] {
-    datagrams((to.mac(), ROUTER), (from, 5000), (to, 4000), TTL - 1)
-}
-
-fn solicitation(from: End, target: Ipv6Addr) -> Packet {
-    Packet::neighbour_solicitation(from.mac(), from.ip6(), target)
-}
-
-fn advertisement(to: End, target: Ipv6Addr) -> Packet {
-    let flags = nd_flags::SOLICITED | nd_flags::OVERRIDE;
-    Packet::neighbour_advertisement((to.mac(), to.ip6()), (ROUTER, target), ROUTER, flags)
-}
 
 /// The node answers ARP and ND of its pods for the gateway of their network, in both modes.
 pub(crate) fn gateways_answer_arp_and_nd<H: Harness>() -> Result<()> {
@@ -231,22 +69,6 @@ pub(crate) fn the_router_answers_for_other_networks<H: Harness>() -> Result<()> 
     let request = Packet::arp_request(A.mac(), A.ip(), A2.ip());
     let reply = Packet::arp_reply(A2.mac(), A2.ip(), A.mac(), A.ip());
     world.sends(&pod("pa"), &request, [to_pod("pa", &reply)])
-}
-
-fn ping(from: End, to: End, ttl: u8) -> [Packet; 2] {
-    let eth = || Packet::eth(ROUTER, from.mac());
-    [
-        eth().ipv4(from.ip(), to.ip()).ttl(ttl).icmp_echo_request(7, 1).payload(b"ping"),
-        eth().ipv6(from.ip6(), to.ip6()).ttl(ttl).icmpv6_echo_request(7, 1).payload(b"ping"),
-    ]
-}
-
-fn pong(from: End, to: End) -> [Packet; 2] {
-    let eth = || Packet::eth(to.mac(), ROUTER);
-    [
-        eth().ipv4(from.ip(), to.ip()).ttl(64).icmp_echo_reply(7, 1).payload(b"ping"),
-        eth().ipv6(from.ip6(), to.ip6()).ttl(64).icmpv6_echo_reply(7, 1).payload(b"ping"),
-    ]
 }
 
 /// All gateways of the tenant answer pings, if the rules of the pod allow that, and nothing else.
@@ -392,104 +214,6 @@ pub(crate) fn unknown_destinations_are_dropped<H: Harness>() -> Result<()> {
     Ok(())
 }
 
-/// The rules of both ends apply as they do within a network, and groups are known across networks.
-pub(crate) fn policies_apply_between_networks<H: Harness>() -> Result<()> {
-    let pair = Pair::new()?;
-    let grouped = [
-        in_group(pair.one.local("pa", A.1), 1)?,
-        in_group(pair.two.local("pb", B.1), 2)?,
-        in_group(pair.two.remote(0, FAR_B.1), 3)?,
-    ];
-    let mut world = World::<H>::new(pair.objects()?.into_iter().chain(grouped))?;
-    let about = |direction, peer: u32| -> Result<Rule> {
-        let peer = contiv_model::policy::Peer::identity(number(peer)?);
-        Ok(Rule { peer, protocol: Some(UDP), ports: Some(5000.into()), ..rule(direction, Action::Deny, 1)? })
-    };
-    // Established before.
-    world.sends(&pod("pa"), &sent(A, B)[0], [to_pod("pb", &routed(A, B)[0])])?;
-    for (out, into) in [(vec![about(Direction::Out, 2)?], vec![]), (vec![], vec![about(Direction::In, 1)?])] {
-        world.set(group(1, out)?)?;
-        world.set(group(2, into)?)?;
-        for packet in sent(A, B) {
-            world.sends(&pod("pa"), &packet, [])?;
-        }
-        // The other direction, and its answers.
-        for (there, arrives) in sent(B, A).iter().zip(&routed(B, A)) {
-            world.sends(&pod("pb"), there, [to_pod("pa", arrives)])?;
-        }
-        for (back, arrives) in answers(A, B).iter().zip(&answers_routed(A, B)) {
-            world.sends(&pod("pa"), back, [to_pod("pb", arrives)])?;
-        }
-    }
-    // A pod of another node, on another network, by its group.
-    world.set(group(1, [about(Direction::Out, 3)?, about(Direction::In, 3)?])?)?;
-    for packet in sent(A, FAR_B) {
-        world.sends(&pod("pa"), &packet, [])?;
-    }
-    for packet in routed(FAR_B, A) {
-        world.sends(&pair.one.outside(0), &packet, [])?;
-    }
-    world.set(group(1, [])?)?;
-    for packet in routed(FAR_B, A) {
-        world.sends(&pair.one.outside(0), &packet, [to_pod("pa", &packet)])?;
-    }
-    Ok(())
-}
-
-const VIP: End = End(5, 200);
-
-/// A service of the tenant has backends on several networks. Clients reach it by the gateway, and by its own address.
-pub(crate) fn services_have_backends_on_other_networks<H: Harness>() -> Result<()> {
-    let pair = Pair::new()?;
-    for (vip, to) in [(VIP, ROUTER), (End(1, 200), End(1, 200).mac())] {
-        for (backend, port) in [(B, Some("pb")), (FAR_B, None), (A2, Some("pa2"))] {
-            let net = if backend.0 == 1 { &pair.one } else { &pair.two };
-            let service = Service {
-                ports: vec!["53:5353:UDP".parse()?],
-                backends: vec![Backend::on(net.network.encap, backend.ip())],
-                ..Service::new("dns:t", Scope::vrf(pair.one.network.vrf.clone()), vip.ip())
-            };
-            let mut world = World::<H>::new(pair.objects()?.into_iter().chain([Object::Service(service)]))?;
-            let is_bridged = backend.0 == 1 && to != ROUTER;
-            let (source, ttl) = if is_bridged { (A.mac(), TTL) } else { (ROUTER, TTL - 1) };
-            let [asks, _] = datagrams((to, A.mac()), (A, 4000), (vip, 53), TTL);
-            let [asked, _] = datagrams((backend.mac(), source), (A, 4000), (backend, 5353), ttl);
-            let arrival = match port {
-                Some(port) => to_pod(port, &asked),
-                None => net.to_node(0, &asked, 0),
-            };
-            // The reply is sent to the gateway, or to the neighbour.
-            let (next, source, ttl) =
-                if backend.0 == 1 { (A.mac(), backend.mac(), TTL) } else { (ROUTER, ROUTER, TTL - 1) };
-            let [replies, _] = datagrams((next, backend.mac()), (backend, 5353), (A, 4000), TTL);
-            let [replied, _] = datagrams((A.mac(), source), (vip, 53), (A, 4000), ttl);
-            for _ in 0..2 {
-                world.sends(&pod("pa"), &asks, [arrival.clone()])?;
-                match port {
-                    Some(port) => world.sends(&pod(port), &replies, [to_pod("pa", &replied)])?,
-                    None => {
-                        let [on_wire, _] = datagrams((A.mac(), ROUTER), (backend, 5353), (A, 4000), TTL - 1);
-                        world.sends(&pair.one.outside(0), &on_wire, [to_pod("pa", &replied)])?;
-                    }
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Routed packets have the DSCP of their sender's group, inside and outside.
-pub(crate) fn routed_packets_get_a_dscp<H: Harness>() -> Result<()> {
-    let pair = Pair::new()?;
-    let marked = Group { dscp: Some(Dscp::try_from(46)?), ..Group::new(number(1)?, vec![]) };
-    let grouped = [in_group(pair.one.local("pa", A.1), 1)?, Object::Group(marked)];
-    let mut world = World::<H>::new(pair.objects()?.into_iter().chain(grouped))?;
-    for (there, leaves) in sent(A, FAR_B).iter().zip(routed(A, FAR_B)) {
-        world.sends(&pod("pa"), there, [pair.two.to_node(0, &leaves.dscp(46), 46)])?;
-    }
-    Ok(())
-}
-
 /// Errors about routed packets are routed.
 pub(crate) fn errors_are_routed<H: Harness>() -> Result<()> {
     let pair = Pair::new()?;
@@ -545,125 +269,4 @@ pub(crate) fn the_ttl_is_exceeded_at_the_gateway<H: Harness>() -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// A network that is routed no more is bridged, and the other way round, without a restart.
-pub(crate) fn the_forward_mode_changes<H: Harness>() -> Result<()> {
-    let pair = Pair::new()?;
-    let mut world = pair.world::<H>()?;
-    let bridged: Vec<Object> = pair
-        .objects()?
-        .into_iter()
-        .map(|object| {
-            let own = |network: &NetworkId| Vrf::from(network.clone());
-            match object {
-                Object::Network(it) => Object::Network(Network { vrf: own(&it.id), ..it }),
-                Object::Subnet(it) => {
-                    let gateway = it.gateway.map(|gateway| Gateway { mac: None, ..gateway });
-                    Object::Subnet(Subnet { vrf: own(&it.network), gateway, ..it })
-                }
-                Object::Local(it) => Object::Local(Local { vrf: own(&it.network), ..it }),
-                Object::Remote(it) => Object::Remote(Remote { vrf: own(&it.network), ..it }),
-                other => other,
-            }
-        })
-        .collect();
-    let request = Packet::arp_request(B.mac(), B.ip(), End(2, GATEWAY).ip());
-    for _ in 0..2 {
-        for (there, arrives) in sent(A, B).iter().zip(&routed(A, B)) {
-            world.sends(&pod("pa"), there, [to_pod("pb", arrives)])?;
-        }
-        world.reconcile(&bridged.iter().cloned().collect())?;
-        world.sends(&pod("pb"), &request, [0, 1].map(|node| pair.two.to_node(node, &request, 0)))?;
-        // No endpoint of the network: a frame to an unknown address.
-        for there in sent(A, B) {
-            let copies = [0, 1].map(|node| pair.one.to_node(node, &there, 0));
-            world.sends(&pod("pa"), &there, copies.into_iter().chain([to_pod("pa2", &there)]))?;
-        }
-        world.reconcile(&pair.objects()?.into_iter().collect())?;
-        let reply = Packet::arp_reply(ROUTER, End(2, GATEWAY).ip(), B.mac(), B.ip());
-        world.sends(&pod("pb"), &request, [to_pod("pb", &reply)])?;
-    }
-    Ok(())
-}
-
-/// A subnet that is routed no more leaves the others, and is routed again, without a change of its endpoints.
-pub(crate) fn routed_subnets_come_and_go<H: Harness>() -> Result<()> {
-    let pair = Pair::new()?;
-    let mut world = pair.world::<H>()?;
-    let [v4, v6] = pair.two.subnets()?;
-    let Object::Subnet(six) = &v6 else { unreachable!("a network has subnets") };
-    let without = Object::Subnet(Subnet { gateway: None, ..six.clone() });
-    for _ in 0..2 {
-        for (there, arrives) in sent(A, B).iter().zip(&routed(A, B)) {
-            world.sends(&pod("pa"), there, [to_pod("pb", arrives)])?;
-        }
-        world.set(without.clone())?;
-        let ([there4, there6], [arrives4, _]) = (sent(A, B), routed(A, B));
-        world.sends(&pod("pa"), &there4, [to_pod("pb", &arrives4)])?;
-        world.sends(&pod("pa"), &there6, [])?;
-        world.delete(v4.id())?;
-        world.sends(&pod("pa"), &there4, [])?;
-        world.check_in_sync()?;
-        world.set(v4.clone())?;
-        world.set(v6.clone())?;
-    }
-    Ok(())
-}
-
-/// A new agent finds the routes, rules and services of several tenants, and changes nothing.
-pub(crate) fn restart_of_a_routing_node_writes_nothing<H: Harness>() -> Result<()> {
-    let pair = Pair::new()?;
-    let others = [Routed::new("u", 3, 2)?, Routed::new("v", 4, 4)?];
-    let service = Service {
-        ports: vec!["53:5353:UDP".parse()?],
-        backends: vec![Backend::on(pair.two.network.encap, B.ip())],
-        ..Service::new("dns:t", Scope::vrf(pair.one.network.vrf.clone()), VIP.ip())
-    };
-    let mut objects = pair.objects()?;
-    for (n, other) in others.iter().enumerate() {
-        objects.extend(other.objects()?);
-        objects.extend([other.local(&format!("o{n}"), 1), other.remote(1, 11)]);
-    }
-    objects.extend([in_group(pair.one.local("pa", A.1), 1)?, Object::Service(service)]);
-    let denied =
-        Rule { protocol: Some(UDP), ports: Some(9.into()), ..rule(Direction::Out, Action::Deny, 1)? };
-    objects.push(group(1, [denied])?);
-    let mut world = World::<H>::new(objects)?;
-    let talk = |world: &mut World<H>| -> Result<()> {
-        for (there, arrives) in sent(A, B).iter().zip(&routed(A, B)) {
-            world.sends(&pod("pa"), there, [to_pod("pb", arrives)])?;
-        }
-        let [asks, _] = datagrams((ROUTER, A.mac()), (A, 4000), (VIP, 53), TTL);
-        let [asked, _] = datagrams((B.mac(), ROUTER), (A, 4000), (B, 5353), TTL - 1);
-        world.sends(&pod("pa"), &asks, [to_pod("pb", &asked)])
-    };
-    talk(&mut world)?;
-    for _ in 0..2 {
-        world.node.restart()?;
-        talk(&mut world)?;
-        let installed = world.installed().clone();
-        world.reconcile(&installed)?;
-        ensure!(world.node.writes() == 0, "{} writes", world.node.writes());
-        // Without one of the tenants the others keep their numbers.
-        if world.installed().get(&others[0].local("o0", 1).id()).is_some() {
-            let left: Desired = installed
-                .iter()
-                .map(|(_, object)| object.clone())
-                .filter(|object| !belongs_to(object, &others[0].network.vrf))
-                .collect();
-            world.reconcile(&left)?;
-        }
-    }
-    talk(&mut world)
-}
-
-fn belongs_to(object: &Object, vrf: &Vrf) -> bool {
-    match object {
-        Object::Network(network) => network.vrf == *vrf,
-        Object::Subnet(subnet) => subnet.vrf == *vrf,
-        Object::Remote(remote) => remote.vrf == *vrf,
-        Object::Local(local) => local.vrf == *vrf,
-        _ => false,
-    }
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, net::IpAddr, time::Duration};
 use anyhow::{Context as _, Result, bail, ensure};
 use contiv_model::mac::Mac;
 use netplugin::datapath::{
-    Datapath, Desired, FailedOp, Observed, Op,
+    Datapath, Desired, FailedOp, KERNEL_PORT, Observed, Op,
     fake::{Delivery, Origin, Target},
 };
 use testkit::{
@@ -69,6 +69,8 @@ pub(crate) struct Real<S: Site> {
     site: S,
     pods: BTreeMap<String, Pod>,
     wire: Wire,
+    /// The port of the node's kernel, while the datapath has one.
+    kernel: Option<Tap>,
     host: Netns,
     node_mac: [u8; 6],
 }
@@ -148,6 +150,20 @@ impl<S: Site> Real<S> {
     }
 }
 
+impl<S: Site> Real<S> {
+    /// Takes the place of the node's kernel at the port that the datapath has for it.
+    fn follow_kernel_port(&mut self) -> Result<()> {
+        let exists = self.host.links()?.iter().any(|link| link == KERNEL_PORT);
+        if !exists {
+            self.kernel = None;
+        } else if self.kernel.is_none() {
+            self.host.up(KERNEL_PORT)?;
+            self.kernel = Some(Tap::open(&self.host, KERNEL_PORT)?);
+        }
+        Ok(())
+    }
+}
+
 impl<S: Site> Programs for Real<S> {
     fn pod(&self, port: &str) -> Result<&Netns> {
         self.pods.get(port).map(|pod| &pod.namespace).with_context(|| format!("find the pod on {port}"))
@@ -193,7 +209,8 @@ impl<S: Site> Harness for Real<S> {
         let runtime =
             host.run(|| Ok(Builder::new_multi_thread().worker_threads(1).enable_all().build()?))?;
         let path = host.run(|| runtime.block_on(site.open()))?;
-        Ok(Real { path: Some(path), runtime, site, pods: BTreeMap::new(), wire, host, node_mac })
+        let pods = BTreeMap::new();
+        Ok(Real { path: Some(path), runtime, site, pods, wire, kernel: None, host, node_mac })
     }
 
     fn plug(&mut self, port: &str) -> Result<()> {
@@ -214,12 +231,14 @@ impl<S: Site> Harness for Real<S> {
 
     fn observe(&mut self, desired: &Desired) -> Result<Observed> {
         let observed = self.with_path(async |path: &mut S::Path| path.observe(desired).await)?;
+        self.follow_kernel_port()?;
         self.site.settle()?;
         Ok(observed)
     }
 
     fn apply(&mut self, ops: &[Op]) -> Result<Vec<FailedOp>> {
         let failures = self.with_path(async |path: &mut S::Path| path.apply(ops).await)?;
+        self.follow_kernel_port()?;
         self.site.settle()?;
         Ok(failures)
     }
@@ -260,6 +279,7 @@ impl<S: Site> Harness for Real<S> {
             }
             Origin::Tunnel { vtep, .. } => bail!("the wire has no IPv6 for {vtep}"),
             Origin::Uplink => self.wire.trunk.send(frame),
+            Origin::Kernel => self.kernel.as_ref().context("find the port of the kernel")?.send(frame),
         }
     }
 
@@ -269,6 +289,9 @@ impl<S: Site> Harness for Real<S> {
             for frame in pod.tap.drain()? {
                 found.push(Delivery { to: Target::Pod(port.clone()), frame: frame.bytes });
             }
+        }
+        for frame in self.kernel.iter().map(Tap::drain).collect::<Result<Vec<_>>>()?.into_iter().flatten() {
+            found.push(Delivery { to: Target::Kernel, frame: frame.bytes });
         }
         self.wire.arrivals(&mut found)?;
         Ok(found)

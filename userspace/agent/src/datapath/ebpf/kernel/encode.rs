@@ -72,7 +72,8 @@ pub(crate) fn encode(
         Object::Network(network) => {
             Ok(encode_network(network, of_network(&network.vrf, network.encap)?, devices))
         }
-        Object::Subnet(subnet) if subnet.is_routed() && !subnet.is_routed_by_nodes() => {
+        Object::Subnet(subnet) if subnet.is_routed_vlan() => Err(Unsupported::VLAN_ROUTER.into()),
+        Object::Subnet(subnet) if subnet.is_routed() && !subnet.has_node_router() => {
             Err(Unsupported::ROUTER.into())
         }
         Object::Subnet(subnet) => Ok(vec![encode_subnet(subnet, of_network(&subnet.vrf, subnet.encap)?)]),

@@ -28,7 +28,8 @@ pub(super) fn endpoints(session: &mut Session, model: &SwitchModel, ops: &[Op], 
                 let id = ObjectId::Local(local.id.clone());
                 let Some(installed) = model.index.get(&id) else { continue };
                 let before = previous.iter().find(|installed| installed.object.id() == id);
-                if is_new(local, installed, before) {
+                // Frames of routed VLANs stay on the node.
+                if is_new(local, installed, before) && !model.index.is_routed_vlan(&local.network) {
                     session.announce(&local.id, frames(local), &uplinks);
                 }
             }

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use contiv_model::policy::Identity;
 
 use crate::datapath::{
-    Error, FailedOp, Group, Local, Object, ObjectId, Op,
+    Error, FailedOp, Group, KERNEL_PORT, Local, Object, ObjectId, Op,
     ovs::{
         desired::{model::BridgePorts, support},
         error::ovs_error,
@@ -78,6 +78,9 @@ pub(in super::super) fn ports_of_ops(
                 names.insert(ports::tunnel_name(database, peer.vtep, taken));
                 // Of two peers in one batch whose addresses have the same digits, one has the hash as its name.
                 names.insert(ports::tunnel_name(database, peer.vtep, |_| true));
+            }
+            Op::Set(Object::Subnet(_)) | Op::Delete(ObjectId::Subnet(_)) => {
+                names.insert(KERNEL_PORT.to_owned());
             }
             _ => {}
         }

@@ -58,7 +58,7 @@ pub(crate) enum NotSet {
 /// [`changes`](Batch::changes) and [`commit`](Batch::commit), once for all objects that affect them.
 pub(crate) struct Batch<'a> {
     index: &'a mut FlowIndex,
-    base: &'a BaseConfig,
+    base: &'a mut BaseConfig,
     edits: PerBridge<Edit<'a>>,
     numbers: &'a mut ObjectNumbers,
     /// Previous entries of the index, in the order of the changes.
@@ -73,15 +73,18 @@ pub(crate) struct Batch<'a> {
     removed_services: BTreeSet<ServiceId>,
     /// VRFs that objects were in, whose numbers become free if no object is.
     left_vrfs: BTreeSet<Vrf>,
+    /// Port number of the node's kernel before the changes.
+    previous_kernel: Option<u32>,
 }
 
 impl<'a> Batch<'a> {
     pub(crate) fn new(model: &'a mut SwitchModel) -> Batch<'a> {
         let edits =
             PerBridge { vlan: Edit::new(&mut model.tables.vlan), vxlan: Edit::new(&mut model.tables.vxlan) };
+        let previous_kernel = model.base.kernel;
         Batch {
             index: &mut model.index,
-            base: &model.base,
+            base: &mut model.base,
             edits,
             numbers: &mut model.numbers,
             previous: vec![],
@@ -90,12 +93,13 @@ impl<'a> Batch<'a> {
             removed_tags: BTreeSet::new(),
             removed_services: BTreeSet::new(),
             left_vrfs: BTreeSet::new(),
+            previous_kernel,
         }
     }
 
     /// Sets the flows and the group that exist for any desired state.
     pub(crate) fn set_base_flows(&mut self) {
-        let BaseConfig { uplinks, nd_mode, vtep } = self.base;
+        let BaseConfig { uplinks, nd_mode, vtep, .. } = &*self.base;
         for bridge in BridgeKind::ALL {
             let own = vtep.iter().flat_map(|address| pipeline::vtep(*address, VXLAN_PORT));
             let arrivals = uplinks.iter().filter(|_| bridge == BridgeKind::Vlan);
@@ -109,6 +113,21 @@ impl<'a> Batch<'a> {
         if !self.edits.vxlan.group_ids().any(|id| id == peer_group(0)) {
             self.edits.vxlan.set_group(pipeline::all_group(peer_group(0), []));
         }
+    }
+
+    /// Sets the port number of the node's kernel, if the objects need it, and updates what depends on it.
+    pub(crate) fn set_kernel_port(&mut self, port: Option<u32>) {
+        let port = port.filter(|_| self.index.has_routed_vlan());
+        if std::mem::replace(&mut self.base.kernel, port) == port {
+            return;
+        }
+        let dependent: Vec<ObjectId> = self
+            .index
+            .ids()
+            .filter(|id| matches!(id, ObjectId::Subnet(_) | ObjectId::Remote(_) | ObjectId::Service(_)))
+            .cloned()
+            .collect();
+        dependent.iter().for_each(|id| self.update_flows(id));
     }
 
     /// Adds or replaces an object. Fails without a change if a remote endpoint has no tunnel, a service no network, or there is
@@ -226,6 +245,7 @@ impl<'a> Batch<'a> {
             }
         }
         self.free_vrfs();
+        self.base.kernel = self.previous_kernel;
         let PerBridge { vlan, vxlan } = self.edits;
         for (bridge, edit) in [(BridgeKind::Vlan, vlan), (BridgeKind::Vxlan, vxlan)] {
             if !applied.contains(&bridge) {
@@ -249,25 +269,15 @@ impl<'a> Batch<'a> {
     }
 
     /// Where the addresses of a network are unique.
-    fn domain(&self, vrf: &Vrf, encap: Encap) -> Domain {
-        domain(self.numbers, vrf, Some(encap)).unwrap_or(Domain::Network(encap))
-    }
-
     fn segment(&self, network: &NetworkId, vrf: &Vrf, encap: Encap) -> Segment {
         let routed = self.routed(network);
-        Segment { tag: bridge_and_tag(encap).1, domain: self.domain(vrf, encap), routed }
+        let domain = domain(self.index, self.numbers, vrf, (network, encap));
+        Segment { tag: bridge_and_tag(encap).1, domain: domain.unwrap_or(Domain::Network(encap)), routed }
     }
 
     /// Families of addresses of a network to which the nodes route.
     fn routed(&self, network: &NetworkId) -> Routed {
-        let is_routed = |family| {
-            let id = ObjectId::Subnet(SubnetId { network: network.clone(), family });
-            match self.index.get(&id).map(|installed| &installed.object) {
-                Some(Object::Subnet(subnet)) => subnet.is_routed(),
-                _ => false,
-            }
-        };
-        Routed { v4: is_routed(Family::V4), v6: is_routed(Family::V6) }
+        routed(self.index, network)
     }
 
     /// As `routed` for the network of a subnet.
@@ -281,10 +291,25 @@ impl<'a> Batch<'a> {
     /// Updates the endpoints of a network, if a change of its subnet changes how they are reached.
     fn update_endpoints(&mut self, id: &ObjectId, before: Option<Routed>) {
         let ObjectId::Subnet(subnet) = id else { return };
-        if before != Some(self.routed(&subnet.network)) {
-            for endpoint in self.index.endpoints_on(&subnet.network) {
-                self.update_flows(&endpoint);
+        let (before, after) = (before.unwrap_or_default(), self.routed(&subnet.network));
+        if before == after {
+            return;
+        }
+        for endpoint in self.index.endpoints_on(&subnet.network) {
+            self.update_flows(&endpoint);
+        }
+        // A VLAN is in another domain.
+        if before.is_any() != after.is_any() {
+            self.dirty_networks.insert(subnet.network.clone());
+            for family in Family::ALL {
+                self.update_flows(&ObjectId::Subnet(SubnetId { network: subnet.network.clone(), family }));
             }
+            let services = self.index.services().filter(|service| {
+                service.scope.network.as_ref().is_some_and(|network| network.id == subnet.network)
+            });
+            let services: Vec<ObjectId> =
+                services.map(|service| ObjectId::Service(service.id.clone())).collect();
+            services.iter().for_each(|service| self.update_flows(service));
         }
     }
 
@@ -354,13 +379,16 @@ impl<'a> Batch<'a> {
                 (segment.domain.bridge(), pipeline::local(local, segment, port, dscp))
             }
             (Object::Remote(remote), _) => {
-                let port = remote.vtep().and_then(|vtep| self.index.peers().get(&vtep).copied());
                 let segment = self.segment(&remote.network, &remote.vrf, remote.encap);
+                let port = match segment.domain.is_local() {
+                    true => self.base.kernel,
+                    false => remote.vtep().and_then(|vtep| self.index.peers().get(&vtep).copied()),
+                };
                 (segment.domain.bridge(), pipeline::remote(remote, segment, port))
             }
             (Object::Subnet(subnet), _) => {
-                let domain = self.domain(&subnet.vrf, subnet.encap);
-                (domain.bridge(), pipeline::subnet(subnet, domain))
+                let segment = self.segment(&subnet.network, &subnet.vrf, subnet.encap);
+                (segment.domain.bridge(), pipeline::subnet(subnet, segment, self.base.kernel))
             }
             // The flows of a network depend on its number of groups: see `update_network`.
             (Object::Network(_) | Object::Peer(_) | Object::Local(_), _)
@@ -370,20 +398,21 @@ impl<'a> Batch<'a> {
     }
 
     fn update_service(&mut self, id: &ObjectId, service: &Service) {
-        let (Some(domain), Some(number)) =
-            (domain_of_service(self.numbers, service), self.numbers.services.get(&Cookie::of(id)))
-        else {
+        let Some(number) = self.numbers.services.get(&Cookie::of(id)) else { return };
+        let domains = domains_of_service(self.index, self.numbers, self.base, service);
+        if domains.is_empty() {
             return;
-        };
-        let bridge = domain.bridge();
-        for kind in BridgeKind::ALL {
-            if kind == bridge && pipeline::has_selection(service, domain) {
-                self.edits.get_mut(kind).set_group(pipeline::selection(service, domain, number));
-            } else {
-                self.edits.get_mut(kind).remove_group(pipeline::backend_group(number));
-            }
         }
-        self.set_flows(id, bridge, pipeline::service(service, domain, number));
+        for kind in BridgeKind::ALL {
+            let domain = domains.iter().copied().find(|domain| domain.bridge() == kind);
+            let edit = self.edits.get_mut(kind);
+            match domain.filter(|domain| pipeline::has_selection(service, *domain)) {
+                Some(domain) => edit.set_group(pipeline::selection(service, domain, number)),
+                None => edit.remove_group(pipeline::backend_group(number)),
+            }
+            let flows = domain.map(|domain| pipeline::service(service, domain, number));
+            edit.set(Cookie::of(id), flows.unwrap_or_default());
+        }
     }
 
     fn set_flows(&mut self, id: &ObjectId, bridge: BridgeKind, flows: Vec<Flow>) {
@@ -431,20 +460,20 @@ impl<'a> Batch<'a> {
         let has_rules = self.index.has_rules(&network.id);
         let peer_groups = group_count(self.index.peers().len());
         let spread = Spread { groups, peer_groups, uplinks: &self.base.uplinks, has_rules };
-        let flows = pipeline::network(network, self.domain(&network.vrf, network.encap), spread);
+        let domain = self.segment(&network.id, &network.vrf, network.encap).domain;
+        let flows = pipeline::network(network, domain, spread);
         let receivers: Vec<Receiver> = if has_rules {
             self.index.locals(&network.id).map(|(local, port)| Receiver::new(local, port)).collect()
         } else {
             vec![]
         };
-        if bridge == BridgeKind::Vxlan {
-            for group in 0..groups {
-                let members = ports.iter().copied().skip(group * MAX_BUCKETS).take(MAX_BUCKETS);
-                let id = pipeline::endpoint_group(tag, group);
-                self.edits.vxlan.set_group(pipeline::all_group(id, members));
-            }
-            self.remove_groups(bridge, |index| pipeline::endpoint_group(tag, index), groups);
+        let floods = if domain.is_learning() { 0 } else { groups };
+        for group in 0..floods {
+            let members = ports.iter().copied().skip(group * MAX_BUCKETS).take(MAX_BUCKETS);
+            let id = pipeline::endpoint_group(tag, group);
+            self.edits.get_mut(bridge).set_group(pipeline::all_group(id, members));
         }
+        self.remove_groups(bridge, |index| pipeline::endpoint_group(tag, index), floods);
         for (group, some) in receivers.chunks(MAX_BUCKETS).enumerate() {
             let group = pipeline::receivers(pipeline::receiver_group(tag, group), some);
             self.edits.get_mut(bridge).set_group(group);
@@ -466,17 +495,25 @@ impl<'a> Batch<'a> {
     fn expected_groups(&self) -> BTreeSet<(BridgeKind, u32)> {
         let peers = (0..group_count(self.index.peers().len())).map(|n| (BridgeKind::Vxlan, peer_group(n)));
         let uplinks = (self.base.uplinks.len() > 1).then_some((BridgeKind::Vlan, UPLINK_GROUP));
-        let networks = self.index.networks().flat_map(|network| network_groups(self.index, network));
-        let services = service_groups(self.index, self.numbers).into_iter().map(|(group, _)| group);
+        let networks =
+            self.index.networks().flat_map(|network| network_groups(self.index, self.numbers, network));
+        let services = service_groups(self.index, self.numbers, self.base).into_iter();
+        let services = services.map(|(group, _)| group);
         networks.chain(peers).chain(uplinks).chain(services).collect()
     }
 }
 
 /// Groups of a network.
-pub(crate) fn network_groups(index: &FlowIndex, network: &Network) -> Vec<(BridgeKind, u32)> {
+pub(crate) fn network_groups(
+    index: &FlowIndex,
+    numbers: &ObjectNumbers,
+    network: &Network,
+) -> Vec<(BridgeKind, u32)> {
     let (bridge, tag) = bridge_and_tag(network.encap);
     let groups = group_count(index.local_ports(&network.id).len());
-    let flood = (0..groups).filter(|_| bridge == BridgeKind::Vxlan);
+    let domain = domain(index, numbers, &network.vrf, (&network.id, network.encap));
+    let is_learning = domain.unwrap_or(Domain::Network(network.encap)).is_learning();
+    let flood = (0..groups).filter(|_| !is_learning);
     let flood = flood.map(|group| (bridge, pipeline::endpoint_group(tag, group)));
     let evaluated = (0..groups).filter(|_| index.has_rules(&network.id));
     flood.chain(evaluated.map(|group| (bridge, pipeline::receiver_group(tag, group)))).collect()
@@ -486,30 +523,71 @@ pub(crate) fn network_groups(index: &FlowIndex, network: &Network) -> Vec<(Bridg
 pub(crate) fn service_groups(
     index: &FlowIndex,
     numbers: &ObjectNumbers,
+    base: &BaseConfig,
 ) -> Vec<((BridgeKind, u32), ObjectId)> {
-    let group = |service: &Service| {
-        let (id, domain) = (ObjectId::Service(service.id.clone()), domain_of_service(numbers, service)?);
-        let number = numbers.services.get(&Cookie::of(&id));
-        let number = number.filter(|_| pipeline::has_selection(service, domain))?;
-        Some(((domain.bridge(), pipeline::backend_group(number)), id))
+    let groups = |service: &Service| {
+        let id = ObjectId::Service(service.id.clone());
+        let domains = domains_of_service(index, numbers, base, service).into_iter();
+        let domains = domains.filter(|domain| pipeline::has_selection(service, *domain));
+        let numbered = domains.filter_map(|domain| {
+            let number = numbers.services.get(&Cookie::of(&id))?;
+            Some(((domain.bridge(), pipeline::backend_group(number)), id.clone()))
+        });
+        numbered.collect::<Vec<_>>()
     };
-    index.services().filter_map(group).collect()
+    index.services().flat_map(groups).collect()
 }
 
-/// Where the address of an installed service is unique.
-pub(crate) fn domain_of_service(numbers: &ObjectNumbers, service: &Service) -> Option<Domain> {
-    let network = service.scope.network.as_ref();
-    domain(numbers, &service.scope.vrf, network.map(|network| network.encap))
-}
-
-/// Where the addresses of a network are unique, or those of all networks of a VRF; `None` without a number.
-fn domain(numbers: &ObjectNumbers, vrf: &Vrf, encap: Option<Encap>) -> Option<Domain> {
-    match (vrf, encap) {
-        (Vrf::Tenant(_), None | Some(Encap::Vxlan { .. })) => {
-            numbers.vrfs.get(vrf).and_then(|number| u16::try_from(number).ok()).map(Domain::Vrf)
+/// Where the address of an installed service is unique: on the bridge of its network, or on each that routes networks of its VRF.
+pub(crate) fn domains_of_service(
+    index: &FlowIndex,
+    numbers: &ObjectNumbers,
+    base: &BaseConfig,
+    service: &Service,
+) -> Vec<Domain> {
+    let vrf = &service.scope.vrf;
+    match &service.scope.network {
+        Some(network) => domain(index, numbers, vrf, (&network.id, network.encap)).into_iter().collect(),
+        None => {
+            let vlan = base.kernel.map(|_| BridgeKind::Vlan);
+            let bridges = [BridgeKind::Vxlan].into_iter().chain(vlan);
+            bridges.filter_map(|bridge| numbered(numbers, vrf, bridge)).collect()
         }
-        (_, encap) => encap.map(Domain::Network),
     }
+}
+
+/// Families of addresses of a network to which the nodes route.
+fn routed(index: &FlowIndex, network: &NetworkId) -> Routed {
+    let is_routed = |family| {
+        let id = ObjectId::Subnet(SubnetId { network: network.clone(), family });
+        match index.get(&id).map(|installed| &installed.object) {
+            Some(Object::Subnet(subnet)) => subnet.is_routed(),
+            _ => false,
+        }
+    };
+    Routed { v4: is_routed(Family::V4), v6: is_routed(Family::V6) }
+}
+
+/// Where the addresses of a network are unique; `None` without a number. A VLAN network of a tenant's VRF may be only bridged.
+fn domain(
+    index: &FlowIndex,
+    numbers: &ObjectNumbers,
+    vrf: &Vrf,
+    (network, encap): (&NetworkId, Encap),
+) -> Option<Domain> {
+    match (vrf, encap) {
+        (Vrf::Tenant(_), Encap::Vxlan { .. }) => numbered(numbers, vrf, BridgeKind::Vxlan),
+        (Vrf::Tenant(_), Encap::Vlan(_)) if routed(index, network).is_any() => {
+            numbered(numbers, vrf, BridgeKind::Vlan)
+        }
+        _ => Some(Domain::Network(encap)),
+    }
+}
+
+/// The networks of a VRF on a bridge.
+fn numbered(numbers: &ObjectNumbers, vrf: &Vrf, bridge: BridgeKind) -> Option<Domain> {
+    let number = u16::try_from(numbers.vrfs.get(vrf)?).ok()?;
+    Some(Domain::Vrf(bridge, number))
 }
 
 /// Number of groups for the local endpoints of a network, or for all peers: at least one.

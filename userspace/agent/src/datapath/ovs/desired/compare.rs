@@ -50,9 +50,13 @@ fn compare_groups(expected: &SwitchModel, actual: &PerBridge<Tables>, difference
     let mut owners = BTreeMap::new();
     for network in expected.index.networks() {
         let id = ObjectId::Network(network.id.clone());
-        owners.extend(network_groups(&expected.index, network).into_iter().map(|group| (group, id.clone())));
+        owners.extend(
+            network_groups(&expected.index, &expected.numbers, network)
+                .into_iter()
+                .map(|group| (group, id.clone())),
+        );
     }
-    owners.extend(service_groups(&expected.index, &expected.numbers));
+    owners.extend(service_groups(&expected.index, &expected.numbers, &expected.base));
     for bridge in BridgeKind::ALL {
         let (required, present) = (expected.tables.get(bridge).groups(), actual.get(bridge).groups());
         for (id, _) in required.iter().filter(|(id, group)| present.get(id) != Some(group)) {

@@ -26,6 +26,9 @@ use crate::datapath::{
     },
 };
 
+/// Port number of the node's kernel.
+const KERNEL: u32 = 300;
+
 fn network_id(n: u8) -> NetworkId {
     NetworkId::new(&format!("net{n}").parse().unwrap(), &"blue".parse().unwrap())
 }
@@ -48,12 +51,12 @@ fn endpoint(network: u8, n: u8) -> (EndpointId, Mac, std::net::Ipv4Addr) {
     (EndpointId::new(&network_id(network), &format!("pod{n}")), Mac::of_endpoint(ip), ip)
 }
 
-/// Network, which is routed to the others of its tenant if it is a VXLAN.
+/// Network, which may be routed to the others of its tenant.
 fn network(n: u8, variant: bool, routed: bool) -> Network {
     let network = Network::new(network_id(n), encap(n, variant));
-    match network.encap {
-        Encap::Vxlan { .. } if routed => Network { vrf: Vrf::Tenant("blue".parse().unwrap()), ..network },
-        _ => network,
+    match routed {
+        true => Network { vrf: Vrf::Tenant("blue".parse().unwrap()), ..network },
+        false => network,
     }
 }
 
@@ -64,7 +67,7 @@ fn subnet(n: u8, (variant, routed): (bool, bool), has_gateway: bool, v6: bool) -
         true => (format!("2001:db8:{n}::/64"), format!("2001:db8:{n}::fe").parse().unwrap()),
         false => (format!("10.{n}.0.0/24"), [10, n, 0, 254].into()),
     };
-    let mac = matches!(encap, Encap::Vxlan { .. }).then_some(Mac::ROUTER).filter(|_| routed);
+    let mac = routed.then_some(Mac::ROUTER);
     let gateway = has_gateway.then_some(Gateway { ip, mac });
     Object::Subnet(Subnet { network: id, vrf, encap, prefix: prefix.parse().unwrap(), gateway })
 }
@@ -207,10 +210,12 @@ proptest! {
                 }
             }
             if rejected {
+                batch.set_kernel_port(Some(KERNEL));
                 let _changes = batch.changes();
                 batch.rollback(&[]);
                 prop_assert_eq!(&before, &BridgeKind::ALL.map(|bridge| sorted(model.tables.get(bridge))));
             } else {
+                batch.set_kernel_port(Some(KERNEL));
                 batch.commit();
             }
             let (desired, ports) = installed(&model);
@@ -218,7 +223,9 @@ proptest! {
             let without_tunnel = desired.iter().any(|(_, object)| matches!(object,
                 Object::Remote(remote) if remote.vtep().is_some_and(|vtep| desired.get(&ObjectId::Peer(vtep)).is_none())));
             let numbers = installed_numbers(&model.tables, &desired);
-            let expected_model = expected(&desired, &ports, BaseConfig::default(), numbers);
+            let kernel = model.index.has_routed_vlan().then_some(KERNEL);
+            let base = BaseConfig { kernel, ..BaseConfig::default() };
+            let expected_model = expected(&desired, &ports, base, numbers);
             if !without_tunnel {
                 for bridge in BridgeKind::ALL {
                     prop_assert_eq!(sorted(model.tables.get(bridge)), sorted(expected_model.tables.get(bridge)));

@@ -32,9 +32,7 @@ pub(crate) fn base_flows(bridge: BridgeKind, nd_mode: NdMode) -> Vec<Flow> {
         BridgeKind::Vxlan => [table::DESTINATION, table::NEIGHBOUR].map(miss),
     });
     flows.extend(policy::base());
-    if bridge == BridgeKind::Vxlan {
-        flows.extend(route::base());
-    }
+    flows.extend(route::base());
     flows.push(neighbour::arp_reply());
     flows.extend(match nd_mode {
         NdMode::Answer => neighbour::nd_replies(),

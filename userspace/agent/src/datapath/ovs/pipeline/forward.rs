@@ -8,7 +8,7 @@ use openflow_rs::{Action, Field, Flow, Match};
 
 use super::{
     group::{UPLINK_GROUP, endpoint_group, peer_group, receiver_group},
-    guard,
+    guard, kernel,
     metadata::{self, Domain, Segment, bridge_and_tag, match_from, network_match, network_match_from},
     neighbour,
     policy::{self, Member},
@@ -29,9 +29,9 @@ pub(crate) fn vtep(address: IpAddr, port: u16) -> [Flow; 2] {
     guard::to_vtep(address, port)
 }
 
-/// Returns the flows of a subnet.
-pub(crate) fn subnet(subnet: &Subnet, domain: Domain) -> Vec<Flow> {
-    let (_, tag) = bridge_and_tag(subnet.encap);
+/// Returns the flows of a subnet. `kernel` is the port of the node's kernel.
+pub(crate) fn subnet(subnet: &Subnet, segment: Segment, kernel: Option<u32>) -> Vec<Flow> {
+    let Segment { tag, domain, .. } = segment;
     let mut flows = policy::subnet(subnet, domain);
     if let IpNet::V4(prefix) = subnet.prefix
         && prefix.prefix_len() < 31
@@ -42,6 +42,9 @@ pub(crate) fn subnet(subnet: &Subnet, domain: Domain) -> Vec<Flow> {
         flows.extend(guard::router(domain, subnet.prefix, gateway.ip));
         flows.push(neighbour::gateway(tag, gateway.ip));
         flows.extend(route::gateway(domain, gateway.ip));
+        if let Some(port) = kernel.filter(|_| domain.is_local()) {
+            flows.extend(kernel::subnet(segment, subnet.prefix, port));
+        }
     }
     flows
 }
@@ -70,7 +73,7 @@ pub(crate) fn network(network: &Network, domain: Domain, spread: Spread<'_>) -> 
     let (bridge, tag) = bridge_and_tag(network.encap);
     let Spread { groups, peer_groups, .. } = spread;
     let mut flows = policy::network(network, domain);
-    flows.extend(evaluated_flood(network, spread));
+    flows.extend(evaluated_flood(network, domain, spread));
     if network.arp == ArpMode::Proxy {
         flows.extend(neighbour::intercept_requests(tag));
     }
@@ -80,6 +83,14 @@ pub(crate) fn network(network: &Network, domain: Domain, spread: Spread<'_>) -> 
         // A tag inside of a tunnel would be a network in a network.
         BridgeKind::Vxlan => match_from(outside).tunnel_id(tag.into()).no_vlan(),
     };
+    let to_pods = || (0..groups).map(|group| Action::Group(endpoint_group(tag, group)));
+    if domain.is_local() {
+        let from_pods = [table::DESTINATION, table::NEIGHBOUR]
+            .map(|table| Flow::new(table, priority::FLOOD, network_match_from(tag, 0)).apply(to_pods()));
+        flows.extend(from_pods);
+        flows.extend(kernel::network(tag));
+        return flows;
+    }
     flows.push(
         Flow::new(table::SOURCE, priority::MATCH, arrived)
             .apply(domain.enter())
@@ -87,7 +98,6 @@ pub(crate) fn network(network: &Network, domain: Domain, spread: Spread<'_>) -> 
             .goto(table::STATION),
     );
     if bridge == BridgeKind::Vxlan {
-        let to_pods = || (0..groups).map(|group| Action::Group(endpoint_group(tag, group)));
         let to_all = || {
             let tunnel_id = Action::set(Field::TunnelId, tag);
             let to_peers = (0..peer_groups).map(|group| Action::Group(peer_group(group)));
@@ -105,13 +115,14 @@ pub(crate) fn network(network: &Network, domain: Domain, spread: Spread<'_>) -> 
 }
 
 /// Returns the flows that replicate frames to the receivers that the rules allow.
-fn evaluated_flood(network: &Network, spread: Spread<'_>) -> Vec<Flow> {
+fn evaluated_flood(network: &Network, domain: Domain, spread: Spread<'_>) -> Vec<Flow> {
     let (bridge, tag) = bridge_and_tag(network.encap);
     if !spread.has_rules {
         return vec![];
     }
     let groups: Vec<u32> = (0..spread.groups).map(|group| receiver_group(tag, group)).collect();
     let leave = match (bridge, spread.uplinks) {
+        _ if domain.is_local() => vec![],
         (BridgeKind::Vxlan, _) => {
             let peers = (0..spread.peer_groups).map(|group| Action::Group(peer_group(group)));
             std::iter::once(Action::set(Field::TunnelId, tag)).chain(peers).collect()
@@ -125,7 +136,7 @@ fn evaluated_flood(network: &Network, spread: Spread<'_>) -> Vec<Flow> {
             vec![Action::push_vlan(), Action::set_vlan(tag as u16), out]
         }
     };
-    let mut flows = Vec::from(policy::flood(bridge, tag, &groups));
+    let mut flows = Vec::from(policy::flood(domain.is_learning(), tag, &groups));
     flows.push(policy::far(tag, leave));
     flows
 }
@@ -153,7 +164,7 @@ pub(crate) fn local(local: &Local, segment: Segment, port: u32, dscp: Option<Dsc
             Flow::new(table::DSCP, priority::MATCH, m).apply([mark, Action::resubmit(table::SERVICE_SNAT)])
         }));
     }
-    if domain.bridge() == BridgeKind::Vxlan {
+    if !domain.is_learning() {
         let destination = network_match(tag).eth_dst(local.mac.0);
         flows.push(Flow::new(table::DESTINATION, priority::MATCH, destination).apply([Action::output(port)]));
     }
@@ -163,15 +174,21 @@ pub(crate) fn local(local: &Local, segment: Segment, port: u32, dscp: Option<Dsc
     flows
 }
 
-/// Returns the flows of a remote endpoint. `port` is the tunnel to its node; `None` on a VLAN network.
+/// Returns the flows of a remote endpoint. `port` is the tunnel to its node, or the port of this node's kernel on a VLAN network
+/// for which the node is the gateway; `None` on other VLAN networks.
 pub(crate) fn remote(remote: &Remote, segment: Segment, port: Option<u32>) -> Vec<Flow> {
-    let tag = segment.tag;
-    let mut flows: Vec<_> = neighbour::known_addresses(segment, remote.mac, &remote.addresses).collect();
-    flows.extend(guard::known_remote(segment, remote.mac, &remote.addresses, port));
-    flows.extend(route::endpoint(segment, remote.mac, &remote.addresses));
+    let Segment { tag, domain, .. } = segment;
     let Remote { mac, addresses, identity, .. } = remote;
+    let mut flows = guard::known_remote(segment, *mac, addresses, port);
     let member = Member { segment, mac: *mac, addresses, identity: *identity, is_here: false };
     flows.extend(policy::endpoint(member));
+    if domain.is_local() {
+        flows.extend(neighbour::routed_addresses(domain, addresses));
+        flows.extend(kernel::endpoint(domain, addresses));
+        return flows;
+    }
+    flows.extend(neighbour::known_addresses(segment, *mac, addresses));
+    flows.extend(route::endpoint(segment, *mac, addresses));
     if let Some(port) = port {
         // Split horizon: frames from a tunnel are not sent into another.
         let destination = network_match_from(tag, 0).eth_dst(remote.mac.0);

@@ -72,6 +72,14 @@ pub(super) fn source_within(matching: Match, prefix: IpNet) -> Match {
     }
 }
 
+/// Requires an IP destination in the prefix.
+pub(super) fn destination_within(matching: Match, prefix: IpNet) -> Match {
+    match prefix {
+        IpNet::V4(net) => matching.ipv4_dst(net.network(), net.prefix_len()),
+        IpNet::V6(net) => matching.ipv6_dst(net.network(), net.prefix_len()),
+    }
+}
+
 pub(super) fn destination(matching: Match, ip: IpAddr) -> Match {
     match ip {
         IpAddr::V4(ip) => matching.ipv4_dst(ip, 32),

@@ -73,8 +73,8 @@ pub(super) fn mark_routed(is_routed: bool) -> Action {
 pub(crate) enum Domain {
     /// A network by itself.
     Network(Encap),
-    /// The VRF with this number.
-    Vrf(u16),
+    /// The networks on a bridge of the VRF with this number.
+    Vrf(BridgeKind, u16),
 }
 
 impl Domain {
@@ -82,15 +82,25 @@ impl Domain {
     pub(crate) fn bridge(self) -> BridgeKind {
         match self {
             Domain::Network(encap) => bridge_and_tag(encap).0,
-            Domain::Vrf(_) => BridgeKind::Vxlan,
+            Domain::Vrf(bridge, _) => bridge,
         }
+    }
+
+    /// Whether the frames of a network stay on the node: a VLAN network for which the node is the gateway.
+    pub(crate) fn is_local(self) -> bool {
+        matches!(self, Domain::Vrf(BridgeKind::Vlan, _))
+    }
+
+    /// Whether the bridge learns where unknown stations are. Else flows deliver all frames.
+    pub(crate) fn is_learning(self) -> bool {
+        matches!(self, Domain::Network(Encap::Vlan(_)))
     }
 
     /// Matches packets of the domain.
     pub(super) fn packets(self) -> Match {
         match self {
             Domain::Network(encap) => network_match(bridge_and_tag(encap).1),
-            Domain::Vrf(number) => of_vrf(Match::new(), number),
+            Domain::Vrf(_, number) => of_vrf(Match::new(), number),
         }
     }
 
@@ -98,7 +108,7 @@ impl Domain {
     pub(super) fn packets_from(self, origin: u64) -> Match {
         match self {
             Domain::Network(encap) => network_match_from(bridge_and_tag(encap).1, origin),
-            Domain::Vrf(number) => of_vrf(match_from(origin), number),
+            Domain::Vrf(_, number) => of_vrf(match_from(origin), number),
         }
     }
 
@@ -106,7 +116,7 @@ impl Domain {
     pub(super) fn enter(self) -> Option<Action> {
         match self {
             Domain::Network(_) => None,
-            Domain::Vrf(number) => Some(Action::load(number.into(), vrf_slice())),
+            Domain::Vrf(_, number) => Some(Action::load(number.into(), vrf_slice())),
         }
     }
 
@@ -118,7 +128,8 @@ impl Domain {
         match self {
             Domain::Network(Encap::Vlan(vlan)) => vlan.get(),
             Domain::Network(Encap::Vxlan { local, .. }) => VXLAN | local.get(),
-            Domain::Vrf(number) => VRFS | number,
+            // The bridges share the connections, and the addresses of a VRF are unique on both.
+            Domain::Vrf(_, number) => VRFS | number,
         }
     }
 
@@ -160,6 +171,10 @@ pub(crate) struct Routed {
 }
 
 impl Routed {
+    pub(crate) fn is_any(self) -> bool {
+        self.v4 || self.v6
+    }
+
     pub(super) fn has(self, ip: IpAddr) -> bool {
         if ip.is_ipv4() { self.v4 } else { self.v6 }
     }

@@ -70,13 +70,18 @@ pub(crate) fn known_addresses(
 ) -> impl Iterator<Item = Flow> {
     let Segment { tag, domain, routed } = segment;
     addresses.iter().flat_map(move |ip| {
-        let elsewhere = matches!(domain, Domain::Vrf(_)) && routed.has(ip);
+        let elsewhere = matches!(domain, Domain::Vrf(..)) && routed.has(ip);
         let by_router = elsewhere.then(|| {
             let asked = request(domain.packets(), ip);
             answer(Flow::new(table::NEIGHBOUR, priority::OTHER_NETWORK, asked), Mac::ROUTER)
         });
         [known(network_match(tag), mac, ip)].into_iter().chain(by_router)
     })
+}
+
+/// Returns flows that look up the addresses of an endpoint of another node behind the router, on all networks of the VRF.
+pub(crate) fn routed_addresses(domain: Domain, addresses: &Addresses) -> impl Iterator<Item = Flow> {
+    addresses.iter().map(move |ip| known(domain.packets(), Mac::ROUTER, ip))
 }
 
 /// Returns the flow that looks up the address of a service.

@@ -20,7 +20,6 @@ use std::{net::IpAddr, time::Duration};
 use contiv_model::{
     mac::Mac,
     service::{Port, Protocol, Readiness},
-    tag::Encap,
 };
 use openflow_rs::{
     Action, Bucket, Ct, Field, Flow, Group, GroupKind, Match, Port as SwitchPort, Slice, Zone, ct_state,
@@ -32,8 +31,8 @@ use super::{
     group::backend_group,
     guard,
     metadata::{
-        Domain, SERVICE_MASK, matched_service, service_match, service_port_match, service_slice,
-        service_value,
+        Domain, SERVICE_MASK, bridge_and_tag, matched_service, service_match, service_port_match,
+        service_slice, service_value,
     },
     neighbour, policy,
     table::{
@@ -229,7 +228,7 @@ pub(crate) fn is_learned(flow: &Flow) -> bool {
 fn backends(service: &Service, domain: Domain) -> impl Iterator<Item = Backend> {
     let is_reachable = move |backend: &&Backend| match domain {
         Domain::Network(encap) => backend.encap == Some(encap),
-        Domain::Vrf(_) => matches!(backend.encap, Some(Encap::Vxlan { .. })),
+        Domain::Vrf(bridge, _) => backend.encap.is_some_and(|encap| bridge_and_tag(encap).0 == bridge),
     };
     let same_family = |backend: &&Backend| backend.ip.is_ipv4() == service.vip.is_ipv4();
     service.backends.iter().filter(is_reachable).filter(same_family).copied()

@@ -81,6 +81,11 @@ pub(super) mod priority {
     pub(crate) mod router {
         /// Packets to the router that are for no service.
         pub(crate) const RECEIVED: u16 = 20;
+        /// Packets of routed VLANs to addresses that no flow knows.
+        pub(crate) const OUTSIDE: u16 = 10;
+        /// Packets of routed VLANs to subnets of other VRFs, and to those of their own.
+        pub(crate) const OTHER_VRF: u16 = 20;
+        pub(crate) const SAME_VRF: u16 = 21;
         /// Packets whose TTL expires.
         pub(crate) const EXPIRED: u16 = 150;
         /// Pings of gateways, before rules and behind them.

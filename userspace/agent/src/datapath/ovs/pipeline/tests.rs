@@ -105,50 +105,55 @@ fn vlan_bridge_flows() {
     );
 }
 
-/// Network 5000 of a tenant whose VRF has the number 3.
-fn routed_flows() -> Vec<(&'static str, Vec<Flow>)> {
-    let domain = Domain::Vrf(3);
-    let segment = Segment { tag: 5000, domain, routed: Routed { v4: true, v6: true } };
-    let network =
-        Network { vrf: Vrf::Tenant("blue".parse().unwrap()), ..Network::new(network_id(), vxlan()) };
+/// A network of a tenant whose VRF has the number 3. A remote endpoint is behind the tunnel, or the kernel, at port 9.
+fn routed_flows(of: Encap) -> Vec<(&'static str, Vec<Flow>)> {
+    let (bridge, tag) = bridge_and_tag(of);
+    let domain = Domain::Vrf(bridge, 3);
+    let segment = Segment { tag, domain, routed: Routed { v4: true, v6: true } };
+    let network = Network { vrf: Vrf::Tenant("blue".parse().unwrap()), ..Network::new(network_id(), of) };
     let subnet_of = |prefix: &str, ip: &str| {
         let gateway = Some(Gateway { ip: ip.parse().unwrap(), mac: Some(Mac::ROUTER) });
         let Network { id: network, vrf, encap, .. } = network.clone();
-        subnet(&Subnet { network, vrf, encap, prefix: prefix.parse().unwrap(), gateway }, domain)
+        subnet(&Subnet { network, vrf, encap, prefix: prefix.parse().unwrap(), gateway }, segment, Some(9))
     };
     let dns = Service {
         ports: vec!["53:5353:TCP".parse().unwrap()],
-        backends: vec![Backend::on(vxlan(), [10, 1, 0, 1])],
+        backends: vec![Backend::on(of, [10, 1, 0, 1])],
         ..Service::new("dns:blue", Scope::vrf(network.vrf.clone()), [10, 9, 0, 9])
     };
     let spread = Spread { groups: 1, peer_groups: 1, uplinks: &[], has_rules: false };
     vec![
-        ("network blue.net, VNI 5000 (0x1388), VRF 3", super::network(&network, domain, spread)),
+        ("network blue.net, VRF 3", super::network(&network, domain, spread)),
         ("IPv4 subnet", subnet_of("10.1.0.0/16", "10.1.255.254")),
         ("IPv6 subnet", subnet_of("2001:db8::/64", "2001:db8::fe")),
-        ("local pod at port 3", local(&local_in(vxlan()), segment, 3, None)),
-        ("remote pod behind the tunnel at port 9", remote(&remote_in(vxlan()), segment, Some(9))),
+        ("local pod at port 3", local(&local_in(of), segment, 3, None)),
+        ("remote pod behind port 9", remote(&remote_in(of), segment, Some(9))),
         ("service 5 (0x5) of the VRF", service(&dns, domain, 5)),
     ]
 }
 
 #[test]
 fn routing_flows() {
-    golden("routing.txt", &routed_flows());
-    routed_flows().iter().flat_map(|(_, flows)| flows).for_each(|flow| flow.matching.check().unwrap());
+    for (file, of) in [("routing.txt", vxlan()), ("routing-vlan.txt", vlan())] {
+        let flows = routed_flows(of);
+        golden(file, &flows);
+        flows.iter().flat_map(|(_, flows)| flows).for_each(|flow| flow.matching.check().unwrap());
+    }
 }
 
 /// Nothing of a VRF is found by packets of another one, except by the tag of the network.
 #[test]
 fn flows_of_a_vrf_match_it() {
-    let flows = routed_flows().into_iter().flat_map(|(_, flows)| flows);
+    let flows = [vxlan(), vlan()].into_iter().flat_map(routed_flows).flat_map(|(_, flows)| flows);
     let by_address = [Field::Ipv4Src, Field::Ipv4Dst, Field::Ipv6Src, Field::Ipv6Dst, Field::ArpSpa];
     for flow in flows.filter(|flow| by_address.iter().any(|field| flow.matching.get(*field).is_some())) {
         let m = &flow.matching;
         let is_own = m.get(Field::InPort).is_some();
+        // What is dropped is found by none.
+        let is_dropped = flow.instructions == openflow_rs::Instructions::default();
         let by_tag = m.get(Field::Metadata).is_some_and(|masked| masked.mask >> 40 != 0);
         let by_vrf = m.get(Field::Reg14).is_some_and(|flags| flags.value >> 18 & 0x1fff == 3);
-        assert!(is_own || by_tag || by_vrf, "{flow}");
+        assert!(is_own || is_dropped || by_tag || by_vrf, "{flow}");
     }
 }
 

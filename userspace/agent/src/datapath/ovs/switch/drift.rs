@@ -30,6 +30,7 @@ pub(crate) fn fingerprint_without(database: &Database, names: &BTreeSet<String>)
             (&port.qos, qos, queues).hash(&mut hasher);
             for (uuid, interface) in interfaces {
                 (uuid, &interface.interface_type, &interface.options, interface.number()).hash(&mut hasher);
+                interface.mac.hash(&mut hasher);
                 interface.ingress_policing.hash(&mut hasher);
             }
         }

@@ -5,6 +5,7 @@ use std::{
     net::IpAddr,
 };
 
+use contiv_model::mac::Mac;
 use serde_json::json;
 
 use super::{
@@ -12,12 +13,14 @@ use super::{
     ovsdb::{Bridge, Database, Interface, OWNER_KEY, Operation, Port, Uuid, map, optional, set},
 };
 use crate::datapath::{
-    Local, ObjectId, Peer,
+    KERNEL_MAC, Local, ObjectId, Peer,
     ovs::{bridge::BridgeKind, options::DatapathType, pipeline::bridge_and_tag, tables::cookie},
 };
 
 /// Owner of uplinks, and name of the port of a bond.
 pub(super) const UPLINK_OWNER: &str = "uplinkPort";
+/// Owner of the port of the node's kernel.
+const KERNEL_OWNER: &str = "kernelPort";
 /// A VLAN id that no frame has (IEEE 802.1Q table 9-2).
 const RESERVED_VLAN: i64 = 4095;
 /// Maximum length of an interface name in Linux (IFNAMSIZ - 1).
@@ -34,6 +37,8 @@ pub(crate) struct PortSpec {
     vlan_mode: &'static str,
     interface_type: &'static str,
     options: BTreeMap<String, String>,
+    /// Ethernet address of an internal interface.
+    mac: Option<Mac>,
     bandwidth: Bandwidth,
 }
 
@@ -50,6 +55,7 @@ impl PortSpec {
             vlan_mode: if access { "access" } else { "" },
             interface_type: "",
             options: BTreeMap::new(),
+            mac: None,
             bandwidth,
         }
     }
@@ -78,6 +84,7 @@ impl PortSpec {
             vlan_mode: "trunk",
             interface_type: "vxlan",
             options: options.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect(),
+            mac: None,
             bandwidth: Bandwidth::Foreign,
         }
     }
@@ -91,7 +98,20 @@ impl PortSpec {
             vlan_mode: "trunk",
             interface_type: "",
             options: BTreeMap::new(),
+            mac: None,
             bandwidth: Bandwidth::Foreign,
+        }
+    }
+
+    /// The port of the node's kernel. The bridge does not flood to it.
+    pub(crate) fn kernel(name: &str) -> PortSpec {
+        PortSpec {
+            owner: KERNEL_OWNER.to_owned(),
+            tag: Some(RESERVED_VLAN),
+            vlan_mode: "access",
+            interface_type: "internal",
+            mac: Some(KERNEL_MAC),
+            ..PortSpec::uplink(name)
         }
     }
 
@@ -117,7 +137,10 @@ impl PortSpec {
     }
 
     fn matches_interface(&self, interface: &Interface) -> bool {
+        // The switch chooses the address of interfaces without one.
+        let mac = self.mac.map(|mac| mac.to_string());
         interface.interface_type == self.interface_type
+            && (mac.is_none() || interface.mac == mac)
             && interface.options == self.options
             && self.bandwidth.matches_interface(interface)
             // Other keys belong to ovs-vswitchd and to other programs.
@@ -139,6 +162,9 @@ impl PortSpec {
             "options": map(&self.options),
             "external_ids": map(&self.external_ids()),
         });
+        if let Some(mac) = self.mac {
+            row["mac"] = json!(mac.to_string());
+        }
         self.bandwidth.set_interface_columns(&mut row);
         row
     }

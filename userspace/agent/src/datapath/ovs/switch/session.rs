@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::{
     announcer::Announcer,
-    limit,
+    kernel, limit,
     ovsdb::{self, Client, Database, OPEN_VSWITCH, Operation, set},
     uplink,
 };
@@ -106,6 +106,14 @@ impl Session {
         }
         let database = self.database.database();
         self.reconfigure(uplink::operations(&database, uplinks)).await
+    }
+
+    /// Adds the port of the node's kernel to the VLAN bridge, unless it exists, and returns its number. Without one,
+    /// [`kernel::warning`] says why.
+    pub(crate) async fn ensure_kernel_port(&mut self) -> Result<Option<u32>, Error> {
+        let operations = kernel::operations(&self.database());
+        self.reconfigure(operations).await?;
+        Ok(kernel::number(&self.database()))
     }
 
     async fn connect(&mut self, kind: BridgeKind, datapath_type: DatapathType) -> Result<(), Error> {

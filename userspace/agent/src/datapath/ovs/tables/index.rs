@@ -11,7 +11,7 @@ use contiv_model::{
     vrf::Vrf,
 };
 
-use crate::datapath::{Group, Local, Network, Object, ObjectId, Service};
+use crate::datapath::{Family, Group, Local, Network, Object, ObjectId, Service, SubnetId};
 
 /// A port of a bridge.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +44,8 @@ pub(crate) struct FlowIndex {
     vrfs: BTreeMap<Vrf, BTreeSet<ObjectId>>,
     /// Local endpoints by identity.
     members: BTreeMap<Identity, BTreeSet<EndpointId>>,
+    /// Subnets of VLAN networks for which the node is the gateway.
+    routed_vlans: BTreeSet<SubnetId>,
     /// Owners of ports, by port name.
     port_owners: HashMap<String, ObjectId>,
 }
@@ -144,6 +146,17 @@ impl FlowIndex {
         matches!(first, Some(ObjectId::Network(_)))
     }
 
+    /// Whether the node is the gateway of a VLAN network.
+    pub(crate) fn has_routed_vlan(&self) -> bool {
+        !self.routed_vlans.is_empty()
+    }
+
+    /// Whether the node is the gateway of this VLAN network.
+    pub(crate) fn is_routed_vlan(&self, network: &NetworkId) -> bool {
+        let subnet = |family| SubnetId { network: network.clone(), family };
+        Family::ALL.into_iter().any(|family| self.routed_vlans.contains(&subnet(family)))
+    }
+
     pub(crate) fn port_owner(&self, name: &str) -> Option<&ObjectId> {
         self.port_owners.get(name)
     }
@@ -177,6 +190,11 @@ impl FlowIndex {
         }
         if let Object::Remote(remote) = &installed.object {
             self.remotes_on.entry(remote.network.clone()).or_default().insert(remote.id.clone());
+        }
+        if let Object::Subnet(subnet) = &installed.object
+            && subnet.is_routed_vlan()
+        {
+            self.routed_vlans.insert(subnet.id());
         }
         if let Some(vrf) = vrf_of(&installed.object) {
             self.vrfs.entry(vrf.clone()).or_default().insert(id.clone());
@@ -219,6 +237,9 @@ impl FlowIndex {
                         remotes.is_empty()
                     });
                 }
+            }
+            Object::Subnet(subnet) => {
+                self.routed_vlans.remove(&subnet.id());
             }
             _ => {}
         }

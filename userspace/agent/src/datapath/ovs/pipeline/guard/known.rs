@@ -8,12 +8,9 @@ use openflow_rs::{Field, Flow, Match};
 use super::{
     GROUP_BIT, addresses, advertised, advertisement, claims, destination, named, pass, router, solicitation,
 };
-use crate::datapath::ovs::{
-    bridge::BridgeKind,
-    pipeline::{
-        metadata::{self, Domain, Segment, network_match_from},
-        table::{self, priority::check},
-    },
+use crate::datapath::ovs::pipeline::{
+    metadata::{self, Domain, Segment, network_match_from},
+    table::{self, priority::check},
 };
 
 /// Returns the flows of a local endpoint: no frame from outside has its addresses.
@@ -86,7 +83,7 @@ pub(crate) fn service(domain: Domain, mac: Mac, vip: Ipv4Addr) -> Vec<Flow> {
     flows.push(Flow::new(table::TARGET, check::CLAIMED, to(domain.packets())));
     let by_address = to(domain.packets().eth_dst(mac.0));
     flows.push(pass(Flow::new(table::TARGET, check::CLAIMED_BY_OWNER, by_address)));
-    if domain.bridge() == BridgeKind::Vlan {
+    if domain.is_learning() {
         let unicast = to(from_outside()).masked(Field::EthDst, 0u8, GROUP_BIT);
         flows.push(pass(Flow::new(table::TARGET, check::CLAIMED_BY_OWNER + 1, unicast)));
     }

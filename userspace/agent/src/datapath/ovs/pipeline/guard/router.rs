@@ -4,9 +4,9 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use contiv_model::mac::Mac;
 use ipnet::{IpNet, Ipv6Net};
-use openflow_rs::{Action, Field, Flow, Match};
+use openflow_rs::{Action, Field, Flow};
 
-use super::{GROUP_BIT, ND_HOP_LIMIT, advertised, claims, source, source_within};
+use super::{GROUP_BIT, ND_HOP_LIMIT, advertised, claims, destination_within, source, source_within};
 use crate::datapath::ovs::pipeline::{
     metadata::{self, Domain, mark_routed},
     table::{self, priority::check},
@@ -20,21 +20,17 @@ const LINK_LOCAL: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0
 /// routed subnet. From outside the router sends packets that it has routed, and nothing has the address of the gateway.
 pub(crate) fn subnet(domain: Domain, prefix: IpNet, gateway: IpAddr) -> Vec<Flow> {
     let to_router = || domain.packets_from(0).eth_dst(Mac::ROUTER.0);
-    let destination_within = |m: Match| match prefix {
-        IpNet::V4(net) => m.ipv4_dst(net.network(), net.prefix_len()),
-        IpNet::V6(net) => m.ipv6_dst(net.network(), net.prefix_len()),
-    };
     let receive = |m| {
         let actions = [mark_routed(true), Action::resubmit(table::SERVICE_DNAT)];
         Flow::new(table::TARGET, check::CLAIMED_BY_OWNER, m).apply(actions)
     };
     let mut flows =
-        vec![receive(source_within(to_router(), prefix)), receive(destination_within(to_router()))];
+        vec![receive(source_within(to_router(), prefix)), receive(destination_within(to_router(), prefix))];
     let from_router = || source_within(domain.packets_from(metadata::OUTSIDE).eth_src(Mac::ROUTER.0), prefix);
     flows.push(Flow::new(table::CLAIM, check::FORM, from_router().multicast_dst()));
     if prefix.addr().is_ipv6() {
         // Link-local addresses are not routed.
-        let link_local = destination_within(source_within(to_router(), LINK_LOCAL.into()));
+        let link_local = destination_within(source_within(to_router(), LINK_LOCAL.into()), prefix);
         flows.push(Flow::new(table::TARGET, check::CLAIMED_BY_OWNER + 1, link_local));
         let discovery = |kind| from_router().icmpv6(kind).field(Field::IpTtl, ND_HOP_LIMIT);
         flows.extend(DISCOVERY.map(|kind| Flow::new(table::CLAIM, check::FORM, discovery(kind))));

@@ -11,13 +11,10 @@ use super::{
 };
 use crate::datapath::{
     Local,
-    ovs::{
-        bridge::BridgeKind,
-        pipeline::{
-            group::MAX_BUCKETS,
-            metadata::{OUTSIDE, network_match, network_match_from},
-            table::{self, priority, priority::policy as rank},
-        },
+    ovs::pipeline::{
+        group::MAX_BUCKETS,
+        metadata::{OUTSIDE, network_match, network_match_from},
+        table::{self, priority, priority::policy as rank},
     },
 };
 
@@ -56,16 +53,16 @@ pub(crate) fn receivers(id: u32, receivers: &[Receiver]) -> Group {
     Group { id, kind: GroupKind::All, buckets: receivers.iter().map(|one| one.bucket()).collect() }
 }
 
-/// Returns the flows that replicate frames of a network to groups of receivers. On a VLAN only frames to groups: the bridge
-/// learns where unknown stations are.
-pub(crate) fn flood(bridge: BridgeKind, tag: u32, groups: &[u32]) -> [Flow; 2] {
+/// Returns the flows that replicate frames of a network to groups of receivers. Only frames to groups, if the bridge learns where
+/// unknown stations are.
+pub(crate) fn flood(is_learning: bool, tag: u32, groups: &[u32]) -> [Flow; 2] {
     let flow = |m| Flow::new(table::DESTINATION, priority::FLOOD + 10, evaluated(m));
     let to_pods = || groups.iter().map(|group| Action::Group(*group));
     let leave = [Action::set(DESTINATION_FLAGS, FAR), Action::resubmit(table::POLICY)];
     let (here, outside) = (network_match_from(tag, 0), network_match_from(tag, OUTSIDE));
-    match bridge {
-        BridgeKind::Vxlan => [flow(here).apply(to_pods().chain(leave)), flow(outside).apply(to_pods())],
-        BridgeKind::Vlan => [
+    match is_learning {
+        false => [flow(here).apply(to_pods().chain(leave)), flow(outside).apply(to_pods())],
+        true => [
             flow(here.multicast_dst()).apply(to_pods().chain(leave)),
             flow(outside.multicast_dst().any_vlan()).apply([Action::PopVlan]).apply(to_pods()),
         ],

@@ -54,6 +54,8 @@ pub(crate) struct Interface {
     /// `type` column.
     pub(crate) interface_type: String,
     pub(crate) options: BTreeMap<String, String>,
+    /// Ethernet address that the interface shall have.
+    pub(crate) mac: Option<String>,
     pub(crate) external_ids: BTreeMap<String, String>,
     /// OpenFlow port number; -1 if ovs-vswitchd could not open the interface.
     pub(crate) ofport: Option<i64>,
@@ -95,7 +97,7 @@ pub(crate) fn monitored() -> Value {
             "name", "interfaces", "tag", "vlan_mode", "bond_mode", "lacp", "qos", "other_config", "external_ids",
         ]},
         "Interface": {"columns": [
-            "name", "type", "options", "external_ids", "ofport", "error", "ingress_policing_rate",
+            "name", "type", "options", "mac", "external_ids", "ofport", "error", "ingress_policing_rate",
             "ingress_policing_burst",
         ]},
         "QoS": {"columns": ["type", "other_config", "external_ids", "queues"]},
@@ -190,6 +192,7 @@ impl Interface {
             name: text(&row["name"]),
             interface_type: text(&row["type"]),
             options: pairs(&row["options"]),
+            mac: maybe_text(&row["mac"]),
             external_ids: pairs(&row["external_ids"]),
             ofport: items(&row["ofport"]).find_map(Value::as_i64),
             error: maybe_text(&row["error"]),

@@ -1,0 +1,84 @@
+//! VLAN networks for which the node is the gateway: their packets leave and enter the node through its kernel.
+//!
+//! ```text
+//!  pod ─▶ 16 routed ─ 7 ─┬─ endpoint on the node: see `route`
+//!                        └─ other destination, expired TTL ─ 4 policy ... 9 ─▶ kernel
+//!  kernel ─▶ 1 network of the destination ─ 14 to 16 checks ─ 7 endpoint on the node ─ 4 policy ... 9 ─▶ pod
+//! ```
+//!
+//! Frames of these networks stay on the node: none goes to an uplink, and none comes from one. The kernel forwards between the
+//! node and the physical network by IP. It decrements the TTL, and sends ICMP errors to the senders of packets that it
+//! cannot forward. On its port it has one Ethernet address as the source and as the destination; in the tables these are the
+//! router's.
+
+use contiv_model::{addresses::Addresses, mac::Mac};
+use ipnet::IpNet;
+use openflow_rs::{Action, Field, Flow, Match, matching::mac_bits};
+
+use super::{
+    guard,
+    metadata::{
+        Domain, NETWORK, NETWORK_SHIFT, OUTSIDE, Segment, mark_routed, match_from, network_match_from, routed,
+    },
+    table::{self, priority, priority::check, priority::router as rank},
+};
+use crate::datapath::KERNEL_MAC;
+
+/// The kernel gets a packet that passes the rules.
+fn leave() -> [Action; 3] {
+    [
+        mark_routed(false),
+        Action::set(Field::EthDst, mac_bits(Mac::ROUTER.0)),
+        Action::resubmit(table::DESTINATION_GROUP),
+    ]
+}
+
+/// Returns the flows of a network.
+pub(super) fn network(tag: u32) -> Vec<Flow> {
+    let from_pods = || network_match_from(tag, 0);
+    let families = || [routed(from_pods()).ipv4(), routed(from_pods()).ipv6()].into_iter();
+    let expired = families().flat_map(|m| [0u8, 1].map(|ttl| m.clone().field(Field::IpTtl, ttl)));
+    let expired = expired.map(|m| Flow::new(table::IP, rank::EXPIRED + 1, m));
+    let unknown = families().map(|m| Flow::new(table::IP, rank::OUTSIDE, m));
+    let mut flows: Vec<Flow> = expired.chain(unknown).map(|flow| flow.apply(leave())).collect();
+    // The bridge does not learn where the stations of the network are.
+    flows.push(Flow::new(table::DESTINATION, priority::FLOOD, network_match_from(tag, OUTSIDE)));
+    flows
+}
+
+/// Returns the flows of a subnet, of which the kernel gets and sends packets at `port`. Packets between subnets of different VRFs
+/// are dropped.
+pub(super) fn subnet(Segment { tag, domain, .. }: Segment, prefix: IpNet, port: u32) -> Vec<Flow> {
+    let to_kernel = guard::source_within(network_match_from(tag, 0).eth_dst(Mac::ROUTER.0), prefix);
+    let output = [Action::set(Field::EthDst, mac_bits(KERNEL_MAC.0)), Action::output(port)];
+    let to_kernel = Flow::new(table::DESTINATION, priority::MATCH, to_kernel).apply(output);
+    let port = port.into();
+    let within = |m| guard::destination_within(m, prefix);
+    let from_kernel = Match::new().in_port(port).eth_src(KERNEL_MAC.0).eth_dst(KERNEL_MAC.0).no_vlan();
+    let router = [Field::EthSrc, Field::EthDst].map(|field| Action::set(field, mac_bits(Mac::ROUTER.0)));
+    let arrived = Flow::new(table::SOURCE, priority::MATCH, within(from_kernel))
+        .apply(router)
+        .apply(domain.enter())
+        .write_metadata(u64::from(tag) << NETWORK_SHIFT | OUTSIDE, NETWORK | OUTSIDE)
+        .goto(table::STATION);
+    let from_subnet = |m: Match| guard::source_within(m.in_port(port), prefix);
+    let of_vrf = domain.packets_from(OUTSIDE);
+    let received = within(domain.packets_from(OUTSIDE).in_port(port).eth_dst(Mac::ROUTER.0));
+    vec![
+        to_kernel,
+        arrived,
+        Flow::new(table::STATION, check::NAMED, from_subnet(match_from(OUTSIDE))),
+        Flow::new(table::STATION, check::NAMED_BY_OWNER, from_subnet(of_vrf)).goto(table::CLAIM),
+        Flow::new(table::TARGET, check::CLAIMED_BY_OWNER, received).apply([Action::resubmit(table::IP)]),
+        Flow::new(table::IP, rank::OTHER_VRF, within(routed(match_from(0)))),
+        Flow::new(table::IP, rank::SAME_VRF, within(routed(domain.packets_from(0)))).apply(leave()),
+    ]
+}
+
+/// Returns the flows of the addresses of an endpoint on another node.
+pub(super) fn endpoint(domain: Domain, addresses: &Addresses) -> impl Iterator<Item = Flow> {
+    addresses.iter().map(move |ip| {
+        let to = guard::destination(domain.packets_from(0), ip);
+        Flow::new(table::IP, priority::MATCH, to).apply(leave())
+    })
+}

@@ -1,0 +1,33 @@
+//! VLAN networks for which the nodes are the gateways.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use contiv_model::{name::HostName, network::Network, tag::Encap};
+
+use super::snapshot::State;
+
+impl State {
+    /// Whether the nodes forward between two networks.
+    pub fn is_routed_between(&self, one: &Network, other: &Network) -> bool {
+        self.is_routed(one)
+            && self.is_routed(other)
+            && is_vlan(one) == is_vlan(other)
+            && one.tenant == other.tenant
+            && self.vrf(one) == self.vrf(other)
+    }
+
+    /// Addresses of the endpoints with an interface on a node whose network is a routed VLAN network. After a reboot an endpoint's
+    /// record exists without an interface until its pod is deleted.
+    pub fn routed_vlan_addresses(&self, host: &HostName) -> BTreeSet<IpAddr> {
+        let is_routed = |network: &Network| is_vlan(network) && self.is_routed(network);
+        let endpoints = self.on_host(host).filter(|id| self.attachment(id).is_some());
+        let endpoints = endpoints.filter_map(|id| self.endpoint(id));
+        let endpoints =
+            endpoints.filter(|endpoint| self.active_network(&endpoint.network).is_some_and(is_routed));
+        endpoints.flat_map(|endpoint| endpoint.addresses().iter().collect::<Vec<_>>()).collect()
+    }
+}
+
+fn is_vlan(network: &Network) -> bool {
+    matches!(network.encap, Encap::Vlan(_))
+}
