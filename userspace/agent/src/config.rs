@@ -42,7 +42,8 @@ pub struct Flags {
     #[arg(long, env = "CONTIV_NETPLUGIN_NET_MODE", value_enum)]
     pub netmode: NetMode,
 
-    /// Forwarding mode: bridge, or routing between VXLAN networks
+    /// Forwarding mode: bridge, or routing between networks; with --netmode vlan also between the nodes, by the routes of a leaf
+    /// switch (netctl bgp), on the ovs datapath
     #[arg(long, env = "CONTIV_NETPLUGIN_FORWARD_MODE", value_enum)]
     pub fwdmode: FwdMode,
 
@@ -228,8 +229,12 @@ impl Flags {
     fn check(&self) -> Result<(), String> {
         let not_built = |flag: &str, now: &str| Err(format!("{flag} is not built yet; {now}"));
         self.mode.check()?;
-        if self.fwdmode == FwdMode::Routing && self.netmode == NetMode::Vlan {
-            return not_built("--fwdmode routing with --netmode vlan", "accepted: --netmode vxlan");
+        let is_routing = self.fwdmode == FwdMode::Routing;
+        if is_routing && self.netmode == NetMode::Vlan && self.datapath.datapath == Kind::Ebpf {
+            return not_built(
+                "--fwdmode routing with --netmode vlan and --datapath ebpf",
+                "use --datapath ovs",
+            );
         }
         match (&self.etcd, &self.consul) {
             (Some(_), Some(_)) => return Err("--etcd and --consul exclude each other".into()),
@@ -237,7 +242,8 @@ impl Flags {
             _ => {}
         }
         contiv_store::Config::parse(self.store()).map_err(|e| format!("--etcd: {e}"))?;
-        if self.netmode == NetMode::Vlan && self.datapath.uplinks().next().is_none() {
+        // Frames of routed networks stay on the node.
+        if self.netmode == NetMode::Vlan && !is_routing && self.datapath.uplinks().next().is_none() {
             return Err(
                 "--netmode vlan requires --vlan-uplinks NAME, the uplink interface for VLAN networks".into(),
             );
@@ -251,6 +257,11 @@ impl Flags {
             return Err("--host: expected a name without '/'".into());
         }
         Ok(())
+    }
+
+    /// Whether this node is the gateway of VLAN networks in forward mode `routing`, which can change later.
+    pub fn routes_vlans(&self) -> bool {
+        self.netmode == NetMode::Vlan && self.datapath.datapath != Kind::Ebpf
     }
 
     /// Address of the store.

@@ -13,6 +13,7 @@ pub mod plan;
 pub mod ready;
 pub mod reconcile;
 pub mod registration;
+pub mod router;
 pub mod run;
 pub mod source;
 pub mod state;

@@ -86,12 +86,12 @@ impl Identity {
         status: &Status,
         warnings: &NodeWarnings,
         regression: Option<&Regression>,
-        session: &bgp::Report,
+        (session, routing): (&bgp::Report, &[String]),
         rejected: &[Rejected],
     ) -> node::Status {
         let regressed = regression.map(ToString::to_string);
         let degraded = regressed.into_iter().chain(status.degraded()).chain(warnings.lines());
-        let degraded = degraded.chain(session.degraded());
+        let degraded = degraded.chain(session.degraded()).chain(routing.iter().cloned());
         node::Status {
             host: self.node.host.to_string(),
             datapath: self.datapath.to_string(),
@@ -150,13 +150,15 @@ pub struct Published {
     pub regression: watch::Receiver<Option<Regression>>,
     /// BGP session.
     pub bgp: watch::Receiver<bgp::Report>,
+    /// What is not in effect of the routing of VLAN networks.
+    pub routing: watch::Receiver<Vec<String>>,
 }
 
 /// Writes the node status whenever it changes.
 pub async fn publish_status(
     identity: &Identity,
     store: &Store,
-    Published { mut status, mut warnings, mut regression, mut bgp }: Published,
+    Published { mut status, mut warnings, mut regression, mut bgp, mut routing }: Published,
     reader: Reader,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
@@ -170,7 +172,7 @@ pub async fn publish_status(
             &status.borrow_and_update(),
             &warnings.borrow_and_update(),
             regressed.as_ref(),
-            &bgp.borrow_and_update(),
+            (&bgp.borrow_and_update(), &routing.borrow_and_update()),
             &rejected,
         );
         let due = match &written {
@@ -192,6 +194,7 @@ pub async fn publish_status(
             Ok(()) = warnings.changed() => {}
             Ok(()) = regression.changed() => {}
             Ok(()) = bgp.changed() => {}
+            Ok(()) = routing.changed() => {}
             other = reader.rejected_changed(&rejected) => rejected = other,
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                 let body = serde_json::to_vec(&now)?;

@@ -24,6 +24,7 @@ use crate::{
     ready::Ready,
     reconcile::{Handle, Reconciler, Status},
     registration::{self, Identity},
+    router,
     source::prefixes,
     state::{self, Attacher, Attachment, Reader, Writer},
 };
@@ -73,7 +74,10 @@ async fn run_with<D: Datapath + 'static>(
     let (access, reload) = Access::read(flags.master.clone())?;
     let links = Arc::new(Links::open().await?);
 
-    let (writer, attacher, reader, changes) = state::new(prefixes());
+    let (mut writer, attacher, reader, changes) = state::new(prefixes());
+    if flags.routes_vlans() {
+        writer.route_vlans();
+    }
     recover(&links, &attacher).await?;
     let memory = MemoryFile::beside(&flags.cni_socket);
     let path = memory.path().to_owned();
@@ -109,6 +113,7 @@ async fn run_with<D: Datapath + 'static>(
         requirements,
     });
     let (speaker, sessions) = bgp::Task::new(node.host.clone(), reader.clone());
+    let (router, routing) = router::Task::new(node.host.clone(), reader.clone(), sessions.clone());
     let parts = api::Parts {
         datapath: identity.datapath,
         ready,
@@ -116,6 +121,7 @@ async fn run_with<D: Datapath + 'static>(
         status: status.clone(),
         continuity: continuity.clone(),
         bgp: sessions.clone(),
+        routing: routing.clone(),
         inspect,
         recorded: api::Recorded {
             requests: requests.clone(),
@@ -136,6 +142,7 @@ async fn run_with<D: Datapath + 'static>(
         warnings: pods.warnings(),
         regression: continuity.regression.clone(),
         bgp: sessions.clone(),
+        routing,
     };
     let (status_identity, status_store) = (identity.clone(), store.clone());
     let (status_reader, halting) = (reader.clone(), halt.clone());
@@ -172,6 +179,9 @@ async fn run_with<D: Datapath + 'static>(
         Ok(())
     });
     tasks.spawn("bgp", speaker.run(halt.clone()));
+    if identity.datapath == Kind::Ovs {
+        tasks.spawn("router", router.run(halt.clone()));
+    }
     tasks.spawn("bgp status", bgp::publish(node.host, store.clone(), sessions, halt));
     if flags.datapath.bpf_log {
         let bpf_status = status.clone();
@@ -340,6 +350,7 @@ pub async fn cleanup(flags: &Cleanup) -> anyhow::Result<()> {
         }
         Kind::Fake => {}
     }
+    router::remove().await?;
     let memory = MemoryFile::beside(&flags.cni_socket);
     memory.remove().with_context(|| format!("remove {}", memory.path().display()))?;
     let links = Links::open().await?;

@@ -17,6 +17,52 @@ pub fn link_local_from_mac(interface: &str) -> io::Result<()> {
     set_ipv6(interface, "addr_gen_mode", "0")
 }
 
+/// Makes the kernel assign no link-local address. Succeeds if the kernel has no IPv6.
+pub fn no_link_local(interface: &str) -> io::Result<()> {
+    set_ipv6(interface, "addr_gen_mode", "1")
+}
+
+/// Disables ICMP redirects for packets that leave through the interface where they came from.
+pub fn disable_redirects(interface: &str) -> io::Result<()> {
+    set_if_other(&format!("/proc/sys/net/ipv4/conf/{interface}/send_redirects"), "0")
+}
+
+/// Forwards IPv4 packets that arrive at an interface.
+pub fn forward_ipv4(interface: &str) -> io::Result<()> {
+    set_if_other(&format!("/proc/sys/net/ipv4/conf/{interface}/forwarding"), "1")
+}
+
+/// Forwards IPv6 packets that arrive at an interface. Returns false if the kernel has no such parameter (before Linux 6.17), and
+/// does not forward for all interfaces.
+pub fn forward_ipv6(interface: &str) -> io::Result<bool> {
+    match set_if_other(&format!("/proc/sys/net/ipv6/conf/{interface}/force_forwarding"), "1") {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(is("ipv6/conf/all/forwarding", "1")),
+        result => result.map(|()| true),
+    }
+}
+
+/// Whether the kernel drops packets from an interface to whose source it has a route through another one (RFC 3704).
+pub fn has_strict_filter(interface: &str) -> bool {
+    let value = |of: &str| {
+        let path = format!("/proc/sys/net/ipv4/conf/{of}/rp_filter");
+        fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u8>().ok()).unwrap_or(0)
+    };
+    // The higher one applies.
+    value("all").max(value(interface)) == 1
+}
+
+fn is(parameter: &str, value: &str) -> bool {
+    fs::read_to_string(format!("/proc/sys/net/{parameter}")).is_ok_and(|text| text.trim() == value)
+}
+
+/// Writes a parameter that has another value.
+fn set_if_other(path: &str, value: &str) -> io::Result<()> {
+    match fs::read_to_string(path)?.trim() == value {
+        true => Ok(()),
+        false => fs::write(path, value),
+    }
+}
+
 fn set_ipv6(interface: &str, parameter: &str, value: &str) -> io::Result<()> {
     match fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/{parameter}"), value) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -82,6 +82,8 @@ pub struct Parts {
     pub continuity: Continuity,
     /// BGP session.
     pub bgp: watch::Receiver<bgp::Report>,
+    /// What is not in effect of the routing of VLAN networks.
+    pub routing: watch::Receiver<Vec<String>>,
     /// Sends requests to the datapath's owner.
     pub inspect: mpsc::Sender<Inspection>,
     /// Metrics that the parts of the agent record.
@@ -246,6 +248,7 @@ async fn readyz(State(parts): State<Parts>) -> Response {
     let regressed = parts.continuity.regression.borrow().as_ref().map(ToString::to_string);
     let degraded = regressed.into_iter().chain(status.degraded()).chain(warnings.lines());
     let degraded = degraded.chain(parts.bgp.borrow().degraded());
+    let degraded = degraded.chain(parts.routing.borrow().clone());
     let body = Readiness {
         ready: pending.is_empty(),
         pending,

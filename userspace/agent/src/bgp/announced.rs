@@ -19,6 +19,8 @@ pub(super) struct Announced {
     pub(super) speaker: Option<BgpSpeaker>,
     /// Whether the forward mode is `routing`.
     pub(super) is_routing: bool,
+    /// Whether this node forwards what the neighbor sends to the addresses.
+    pub(super) routes_vlans: bool,
     /// Addresses of the endpoints with an interface on this node whose network is an active VLAN network.
     pub(super) addresses: Arc<BTreeSet<IpAddr>>,
 }
@@ -33,12 +35,14 @@ impl Announced {
             .filter(|id| state.attachment(id).is_some())
             .filter_map(|id| state.endpoint(id))
             .filter(|endpoint| is_vlan(state.active_network(&endpoint.network).map(|network| network.encap)));
-        let is_routing = state.is_routing();
+        let (is_routing, routes_vlans) = (state.is_routing(), state.is_routing_vlans());
         let addresses = match is_routing {
+            _ if routes_vlans => state.routed_vlan_addresses(host),
             true => endpoints.flat_map(|endpoint| endpoint.addresses().iter().collect::<Vec<_>>()).collect(),
             false => BTreeSet::new(),
         };
-        Announced { speaker: Some(speaker.clone()), is_routing, addresses: Arc::new(addresses) }
+        let speaker = Some(speaker.clone());
+        Announced { speaker, is_routing, routes_vlans, addresses: Arc::new(addresses) }
     }
 }
 

@@ -148,10 +148,12 @@ impl Session {
         let (speaker, handle) = Speaker::new(settings.config(restarted), receiver)?;
         let BgpSpeaker { router, asn, neighbor, neighbor_as } = settings.speaker;
         tracing::info!(%router, asn, %neighbor, neighbor_as, restarted, "starting the BGP speaker");
-        tracing::warn!(
-            "no datapath routes VLAN networks: what the neighbor sends to announced addresses is forwarded by the routes of \
-             this node's kernel"
-        );
+        if !announced.routes_vlans {
+            tracing::warn!(
+                "this node does not route VLAN networks (--netmode vlan --datapath ovs do): what the neighbor sends to announced \
+                 addresses is forwarded by the routes of this node's kernel"
+            );
+        }
         if settings.next_hop_v6.is_none() {
             tracing::info!(
                 "IPv6 routes are not announced: the interface with the router IP {router} has no global IPv6 address"

@@ -64,8 +64,8 @@ fn invalid_flags_are_reported_in_one_line() {
             &["--mode kubernetes", "not built", "cni, test"],
         ),
         (
-            "--mode cni --netmode vlan --fwdmode routing --vlan-uplinks eth1",
-            &["--netmode vlan", "not built", "vxlan"],
+            "--mode cni --netmode vlan --fwdmode routing --datapath ebpf --vlan-uplinks eth1",
+            &["--netmode vlan", "not built", "--datapath ovs"],
         ),
         ("--mode cni --netmode vlan --fwdmode bridge", &["--vlan-uplinks"]),
         (&format!("{GOOD} --consul http://x"), &["--consul", "--etcd"]),

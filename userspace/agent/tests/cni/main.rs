@@ -6,6 +6,7 @@ mod bgp;
 mod continuity;
 mod crash;
 mod deletion;
+mod fabric;
 mod garbage;
 mod interest;
 mod interfaces;

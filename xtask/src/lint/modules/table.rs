@@ -63,6 +63,7 @@ pub(super) const RULES: &[Rules] = &[
                     &["attach"],
                     &["master"],
                     &["config"],
+                    &["router"],
                     &["bgp", "continuity"],
                     &["reconcile", "source"],
                     &["plan"],

@@ -46,7 +46,12 @@ impl Master {
 
     /// As [`Master::start`], with the encapsulation of the network and its tag on the wire.
     pub(crate) async fn start_on(store: Store, encap: &str, tag: i64) -> Master {
-        let network = network::State {
+        Master::start_at(store, Master::network(encap, tag), "127.0.0.1").await
+    }
+
+    /// The network `n` of the tenant `t`.
+    pub(crate) fn network(encap: &str, tag: i64) -> network::State {
+        network::State {
             id: "n.t".into(),
             tenant: "t".into(),
             network_name: "n".into(),
@@ -60,7 +65,11 @@ impl Master {
             ipv6_subnet_ip: "2001:db8:9::".into(),
             ipv6_subnet_len: 64,
             ..network::State::default()
-        };
+        }
+    }
+
+    /// As [`Master::start`], with this network, at this IP address.
+    pub(crate) async fn start_at(store: Store, network: network::State, ip: &str) -> Master {
         put(&store, &Key::Network("n.t".into()), &network).await;
         put(&store, &Key::ClusterIdentity, &json!({ "id": "c0ffee" })).await;
         put(&store, &Key::Object(ObjectType::Network, "t:n".into()), &json!({ "key": "t:n" })).await;
@@ -78,7 +87,7 @@ impl Master {
             .route("/plugin/createEndpoint", post(create))
             .route("/plugin/deleteEndpoint", post(delete))
             .with_state(shared.clone());
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = tokio::net::TcpListener::bind((ip, 0)).await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         let leader = watch::Sender::new(Some(address.clone()));
@@ -190,7 +199,8 @@ async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
     shared.created.fetch_add(1, Ordering::Relaxed);
     admit(&shared).await;
     let request: Value = serde_json::from_slice(&body).unwrap();
-    assert_eq!(request["ConfigEP"]["Host"], HOST);
+    let host = request["ConfigEP"]["Host"].as_str().unwrap();
+    assert!(host.starts_with(HOST), "{host}");
     let Some(id) = id(&request) else { return not_found() };
     if let Some(existing) = shared.store.get(&Key::Endpoint(id.clone()).to_string()).await.unwrap() {
         let state: Value = serde_json::from_slice(&existing.value).unwrap();
@@ -206,7 +216,7 @@ async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
         ip_address: std::net::Ipv4Addr::to_string(&ip),
         ipv6_address: format!("2001:db8:9::{octet:x}"),
         mac_address: Mac::of_endpoint(ip).to_string(),
-        homing_host: HOST.into(),
+        homing_host: host.into(),
         endpoint_group_id: if group.is_empty() { 0 } else { GROUP },
         endpoint_group_key: if group.is_empty() { String::new() } else { format!("{group}:t") },
         service_name: group.to_owned(),

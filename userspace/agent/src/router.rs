@@ -1,0 +1,25 @@
+//! Routing of VLAN networks between the node and the physical network, in the node's kernel.
+//!
+//! ```text
+//!  pod ─ switch ─ inb01 ─ rule "iif inb01" ─ routes that BGP has learnt ─ interface with the router IP ─ leaf switch
+//!  leaf switch ─ interface with the router IP ─ host routes of the endpoints ─ inb01 ─ switch ─ pod
+//! ```
+//!
+//! The datapath exchanges the packets of routed VLAN networks with the kernel at one interface. The kernel forwards them by two
+//! routing tables of the agent; the node's own tables and the forwarding of its other interfaces stay as they are. Rules and
+//! routes outlive the agent, which compares them with what it wants whenever the state or the kernel changes.
+//!
+//! * [`desired`]: what the kernel shall have.
+//! * [`interface`]: the interfaces that forward.
+//! * [`rules`], [`routes`]: netlink messages of both.
+//! * [`task`]: keeps the kernel in sync.
+
+mod desired;
+mod interface;
+mod kernel;
+mod routes;
+mod rules;
+mod task;
+
+pub use kernel::remove;
+pub use task::Task;

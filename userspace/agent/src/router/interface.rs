@@ -1,0 +1,90 @@
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr},
+};
+
+use futures::TryStreamExt as _;
+use ipnet::IpNet;
+use nix::{ifaddrs::getifaddrs, net::if_::if_nametoindex};
+use rtnetlink::{
+    Handle, LinkMessageBuilder, LinkUnspec,
+    packet_route::link::{LinkFlags, LinkMessage},
+};
+
+use crate::sysctl;
+
+/// The interface with the router IP, on which the leaf switch is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Uplink {
+    pub(super) name: String,
+    pub(super) index: u32,
+    /// Prefixes of its addresses, without link-local ones.
+    pub(super) prefixes: Vec<IpNet>,
+    /// Its addresses.
+    pub(super) addresses: Vec<IpAddr>,
+}
+
+impl Uplink {
+    /// `None` if no interface has the address.
+    pub(super) fn with(router: Ipv4Addr) -> io::Result<Option<Uplink>> {
+        let mut addresses: Vec<(String, IpAddr, IpAddr)> = vec![];
+        for interface in getifaddrs()? {
+            let ip = |address: Option<nix::sys::socket::SockaddrStorage>| {
+                let address = address?;
+                let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
+                v4.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
+            };
+            if let (Some(address), Some(mask)) = (ip(interface.address), ip(interface.netmask)) {
+                addresses.push((interface.interface_name, address, mask));
+            }
+        }
+        let owner = addresses.iter().find(|(_, address, _)| *address == IpAddr::V4(router));
+        let Some((name, ..)) = owner.cloned() else { return Ok(None) };
+        let own = || addresses.iter().filter(|(of, ..)| *of == name);
+        let is_global = |address: &IpAddr| match address {
+            IpAddr::V4(_) => true,
+            IpAddr::V6(ip) => !ip.is_unicast_link_local(),
+        };
+        let prefix = |(_, address, mask): &(String, IpAddr, IpAddr)| {
+            IpNet::with_netmask(*address, *mask).ok().map(|net| net.trunc())
+        };
+        let mut prefixes: Vec<IpNet> =
+            own().filter(|(_, address, _)| is_global(address)).filter_map(prefix).collect();
+        prefixes.sort_unstable();
+        prefixes.dedup();
+        let addresses = own().map(|(_, address, _)| *address).collect();
+        Ok(Some(Uplink { index: if_nametoindex(name.as_str())?, name, prefixes, addresses }))
+    }
+}
+
+/// Index of an interface; `None` if it does not exist.
+pub(super) async fn find(handle: &Handle, name: &str) -> Result<Option<LinkMessage>, rtnetlink::Error> {
+    match handle.link().get().match_name(name.to_owned()).execute().try_next().await {
+        Ok(link) => Ok(link),
+        Err(rtnetlink::Error::NetlinkError(error)) if error.raw_code() == -libc::ENODEV => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Brings up the interface to the switch. Without ARP and ND, the kernel sends all packets to its own Ethernet address: the switch
+/// finds the endpoints.
+pub(super) async fn bring_up(handle: &Handle, link: &LinkMessage) -> Result<(), rtnetlink::Error> {
+    if link.header.flags.contains(LinkFlags::Up | LinkFlags::Noarp) {
+        return Ok(());
+    }
+    let message = LinkMessageBuilder::<LinkUnspec>::new().index(link.header.index).arp(false).up().build();
+    handle.link().set(message).execute().await
+}
+
+/// Makes the kernel forward what arrives at an interface. Returns whether it forwards IPv6.
+pub(super) fn forward(name: &str) -> io::Result<bool> {
+    sysctl::forward_ipv4(name)?;
+    sysctl::forward_ipv6(name)
+}
+
+/// Prepares the interface to the switch, before it is up: it needs no address, and the kernel of the node is no station of it.
+pub(super) fn silence(name: &str) -> io::Result<()> {
+    sysctl::no_link_local(name)?;
+    sysctl::disable_ra(name)?;
+    sysctl::disable_redirects(name)
+}

@@ -1,0 +1,145 @@
+//! Changes of the kernel.
+
+use std::{collections::BTreeMap, io, net::IpAddr};
+
+use ipnet::IpNet;
+use rtnetlink::Handle;
+
+use super::{
+    desired::{Desired, Learnt},
+    interface::{self, Uplink},
+    routes::{self, ENDPOINTS, FABRIC, Hop, Table},
+    rules,
+};
+use crate::{datapath::KERNEL_PORT, sysctl};
+
+/// A change that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The connection to the kernel.
+    #[error("connect to the kernel's routing tables")]
+    Connect(#[source] io::Error),
+    /// Rules or routes.
+    #[error("{0}")]
+    Netlink(&'static str, #[source] rtnetlink::Error),
+    /// Parameters of an interface.
+    #[error("set parameters of interface {0}")]
+    Interface(String, #[source] io::Error),
+    /// The addresses of the node.
+    #[error("read the addresses of this node")]
+    Addresses(#[source] io::Error),
+}
+
+fn netlink(operation: &'static str) -> impl FnOnce(rtnetlink::Error) -> Error {
+    move |error| Error::Netlink(operation, error)
+}
+
+fn interface(name: &str) -> impl FnOnce(io::Error) -> Error {
+    let name = name.to_owned();
+    move |error| Error::Interface(name, error)
+}
+
+/// Makes the kernel forward as desired. Returns the number of changes, and what is not in effect, one line each.
+pub(super) async fn sync(
+    handle: &Handle,
+    desired: &Desired,
+    learnt: &Learnt,
+) -> Result<(usize, Vec<String>), Error> {
+    if !desired.is_routing {
+        return Ok((delete(handle).await?, vec![]));
+    }
+    let mut warnings = desired.refused.clone();
+    let switch =
+        interface::find(handle, KERNEL_PORT).await.map_err(netlink("find the port of the switch"))?;
+    let mut changes = rules::add(handle).await.map_err(netlink("add routing rules"))?;
+    let mut forwards_ipv6 = true;
+    let mut endpoints = Table::new();
+    if let Some(link) = &switch {
+        interface::silence(KERNEL_PORT).map_err(interface(KERNEL_PORT))?;
+        interface::bring_up(handle, link).await.map_err(netlink("bring up the port of the switch"))?;
+        forwards_ipv6 = interface::forward(KERNEL_PORT).map_err(interface(KERNEL_PORT))?;
+        let hop = Hop { interface: link.header.index, gateway: None };
+        endpoints = desired.endpoints.iter().map(|address| (IpNet::from(*address), hop)).collect();
+    }
+    let synced = routes::sync(handle, ENDPOINTS, &endpoints, false).await;
+    let (changed, rejected) = synced.map_err(netlink("write the routes of endpoints"))?;
+    changes += changed;
+    warnings.extend(rejected);
+
+    let router = desired.router.map(|router| router.addr());
+    let uplink = match router {
+        Some(router) => Uplink::with(router).map_err(Error::Addresses)?,
+        None => None,
+    };
+    match (&uplink, router) {
+        (Some(uplink), _) => {
+            forwards_ipv6 &= interface::forward(&uplink.name).map_err(interface(&uplink.name))?;
+            warnings.extend(strict_filter(&uplink.name));
+        }
+        (None, Some(router)) => warnings.push(format!(
+            "VLAN networks are not routed to other nodes: no interface of this node has the router IP {router}"
+        )),
+        (None, None) if !desired.endpoints.is_empty() => warnings.push(
+            "VLAN networks are not routed to other nodes: this node has no Bgp object; create one with netctl bgp create"
+                .to_owned(),
+        ),
+        (None, None) => {}
+    }
+    let fabric = uplink.map(|uplink| fabric(&uplink, &learnt.routes)).unwrap_or_default();
+    let synced = routes::sync(handle, FABRIC, &fabric, !learnt.is_complete).await;
+    let (changed, rejected) = synced.map_err(netlink("write the routes of the leaf switch"))?;
+    changes += changed;
+    warnings.extend(rejected);
+    if !forwards_ipv6 && desired.endpoints.iter().any(IpAddr::is_ipv6) {
+        warnings.push(
+            "IPv6 of VLAN networks is not routed to other nodes: the kernel cannot forward for single interfaces; set \
+             net.ipv6.conf.all.forwarding to 1"
+                .to_owned(),
+        );
+    }
+    Ok((changes, warnings))
+}
+
+/// Routes of the leaf switch, whose next hops are on the uplink.
+fn fabric(uplink: &Uplink, learnt: &BTreeMap<IpNet, IpAddr>) -> Table {
+    let via = |gateway| Hop { interface: uplink.index, gateway };
+    let is_usable = |(_, next_hop): &(&IpNet, &IpAddr)| !uplink.addresses.contains(next_hop);
+    let learnt = learnt.iter().filter(is_usable).map(|(prefix, next_hop)| (*prefix, via(Some(*next_hop))));
+    learnt.chain(uplink.prefixes.iter().map(|prefix| (*prefix, via(None)))).collect()
+}
+
+/// Why packets of other nodes' endpoints may be dropped: the node itself may have no route, or another one, to their sources.
+fn strict_filter(uplink: &str) -> Option<String> {
+    let is_strict = sysctl::has_strict_filter(uplink);
+    is_strict.then(|| {
+        format!(
+            "interface {uplink} drops packets whose source has another route (rp_filter 1); set net.ipv4.conf.{uplink}.rp_filter and \
+             net.ipv4.conf.all.rp_filter to 0 or 2"
+        )
+    })
+}
+
+async fn delete(handle: &Handle) -> Result<usize, Error> {
+    let mut changes = rules::delete(handle).await.map_err(netlink("delete routing rules"))?;
+    for table in [ENDPOINTS, FABRIC] {
+        let deleted = routes::sync(handle, table, &Table::new(), false).await;
+        changes += deleted.map_err(netlink("delete routes"))?.0;
+    }
+    Ok(changes)
+}
+
+/// Opens a connection that reads single tables.
+pub(super) fn connect() -> Result<Handle, Error> {
+    let (connection, handle, _) = rtnetlink::new_connection_with_strict_check().map_err(Error::Connect)?;
+    tokio::spawn(connection);
+    Ok(handle)
+}
+
+/// Removes the rules and routes that any process of the agent has created on this node.
+///
+/// # Errors
+///
+/// If the kernel refuses.
+pub async fn remove() -> Result<(), Error> {
+    delete(&connect()?).await.map(drop)
+}

@@ -1,0 +1,195 @@
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use futures::TryStreamExt as _;
+use ipnet::IpNet;
+use rtnetlink::{
+    Handle, RouteMessageBuilder,
+    packet_route::{
+        AddressFamily,
+        route::{
+            RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
+        },
+    },
+};
+
+use super::rules::{FAMILIES, is_without};
+
+/// Table of the host routes of this node's endpoints.
+pub(super) const ENDPOINTS: u32 = 2981;
+/// Table of the routes that BGP has learnt, and of the prefixes of the interface with the router IP.
+pub(super) const FABRIC: u32 = 2982;
+
+/// Where packets to a prefix go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Hop {
+    /// Index of the interface.
+    pub(super) interface: u32,
+    /// Address of the next hop; `None` on the link.
+    pub(super) gateway: Option<IpAddr>,
+}
+
+/// Routes of a table.
+pub(super) type Table = BTreeMap<IpNet, Hop>;
+
+/// Reads the routes of a table.
+pub(super) async fn installed(handle: &Handle, table: u32) -> Result<Table, rtnetlink::Error> {
+    let mut routes = Table::new();
+    for family in FAMILIES {
+        let mut request = RouteMessage::default();
+        request.header.address_family = family;
+        // With strict checks the kernel sends the routes of this table only.
+        request.attributes.push(RouteAttribute::Table(table));
+        let messages: Result<Vec<RouteMessage>, _> =
+            handle.route().get(request).execute().try_collect().await;
+        let messages = match messages {
+            Err(error) if is_without(&error) || is_no_table(&error) => continue,
+            messages => messages?,
+        };
+        routes.extend(messages.iter().filter(|message| table_of(message) == table).filter_map(parsed));
+    }
+    Ok(routes)
+}
+
+/// Whether a table does not exist yet, which a dump with strict checks reports.
+fn is_no_table(error: &rtnetlink::Error) -> bool {
+    matches!(error, rtnetlink::Error::NetlinkError(error) if error.raw_code() == -libc::ENOENT)
+}
+
+fn table_of(message: &RouteMessage) -> u32 {
+    let table = message.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Table(table) => Some(*table),
+        _ => None,
+    });
+    table.unwrap_or_else(|| message.header.table.into())
+}
+
+fn address(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(ip) => Some(IpAddr::V4(*ip)),
+        RouteAddress::Inet6(ip) => Some(IpAddr::V6(*ip)),
+        _ => None,
+    }
+}
+
+fn parsed(message: &RouteMessage) -> Option<(IpNet, Hop)> {
+    let any = match message.header.address_family {
+        AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        _ => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
+    let (mut to, mut hop) = (any, Hop { interface: 0, gateway: None });
+    for attribute in &message.attributes {
+        match attribute {
+            RouteAttribute::Destination(destination) => to = address(destination)?,
+            RouteAttribute::Gateway(gateway) => hop.gateway = Some(address(gateway)?),
+            RouteAttribute::Oif(index) => hop.interface = *index,
+            _ => {}
+        }
+    }
+    Some((IpNet::new(to, message.header.destination_prefix_length).ok()?, hop))
+}
+
+fn message(table: u32, prefix: IpNet, hop: Hop) -> RouteMessage {
+    let protocol = match hop.gateway {
+        Some(_) => RouteProtocol::Bgp,
+        None => RouteProtocol::Static,
+    };
+    let common = |mut message: RouteMessage| {
+        message.header.table = RouteHeader::RT_TABLE_UNSPEC;
+        message.header.protocol = protocol;
+        message.header.kind = RouteType::Unicast;
+        message.header.scope = match (prefix, hop.gateway) {
+            (IpNet::V4(_), None) => RouteScope::Link,
+            _ => RouteScope::Universe,
+        };
+        message
+    };
+    match prefix {
+        IpNet::V4(net) => {
+            let route = RouteMessageBuilder::<Ipv4Addr>::new()
+                .destination_prefix(net.network(), net.prefix_len())
+                .output_interface(hop.interface)
+                .table_id(table);
+            common(match hop.gateway {
+                Some(IpAddr::V4(gateway)) => route.gateway(gateway).onlink().build(),
+                Some(IpAddr::V6(gateway)) => route.via(gateway).onlink().build(),
+                None => route.build(),
+            })
+        }
+        IpNet::V6(net) => {
+            let route = RouteMessageBuilder::<Ipv6Addr>::new()
+                .destination_prefix(net.network(), net.prefix_len())
+                .output_interface(hop.interface)
+                .table_id(table);
+            common(match hop.gateway {
+                Some(IpAddr::V6(gateway)) => route.gateway(gateway).onlink().build(),
+                _ => route.build(),
+            })
+        }
+    }
+}
+
+/// Makes a table have these routes; others stay if `keeps_others`. Returns the number of changes, and the first route that the
+/// kernel rejects.
+pub(super) async fn sync(
+    handle: &Handle,
+    table: u32,
+    wanted: &Table,
+    keeps_others: bool,
+) -> Result<(usize, Option<String>), rtnetlink::Error> {
+    let present = installed(handle, table).await?;
+    let (mut changes, mut rejected) = (0, None);
+    for (prefix, hop) in present.iter().filter(|(prefix, _)| !keeps_others && !wanted.contains_key(prefix)) {
+        delete(handle, table, *prefix, *hop).await?;
+        changes += 1;
+    }
+    for (prefix, hop) in wanted.iter().filter(|(prefix, hop)| present.get(prefix) != Some(hop)) {
+        // The kernel replaces the first IPv6 route of a prefix only if their kinds are equal.
+        if let Some(old) = present.get(prefix) {
+            delete(handle, table, *prefix, *old).await?;
+        }
+        match handle.route().add(message(table, *prefix, *hop)).replace().execute().await {
+            Ok(()) => changes += 1,
+            Err(rtnetlink::Error::NetlinkError(error)) => {
+                rejected.get_or_insert_with(|| format!("add route {prefix}: {error}"));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((changes, rejected))
+}
+
+async fn delete(handle: &Handle, table: u32, prefix: IpNet, hop: Hop) -> Result<(), rtnetlink::Error> {
+    match handle.route().del(message(table, prefix, hop)).execute().await {
+        // Removed in between, with its interface.
+        Err(rtnetlink::Error::NetlinkError(error)) if error.raw_code() == -libc::ESRCH => Ok(()),
+        result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_read_back() {
+        let routes = [
+            ("0.0.0.0/0", Some("50.1.1.2")),
+            ("10.1.0.5/32", None),
+            ("10.1.0.0/16", Some("2001:db8::2")),
+            ("::/0", Some("2001:db8::2")),
+            ("2001:db8::5/128", None),
+        ];
+        for (prefix, gateway) in routes {
+            let prefix: IpNet = prefix.parse().unwrap();
+            let hop = Hop { interface: 7, gateway: gateway.map(|gateway| gateway.parse().unwrap()) };
+            let message = message(FABRIC, prefix, hop);
+            assert_eq!(table_of(&message), FABRIC);
+            if gateway.is_none_or(|gateway| gateway.contains(':') == prefix.addr().is_ipv6()) {
+                assert_eq!(parsed(&message), Some((prefix, hop)));
+            }
+        }
+    }
+}

@@ -1,0 +1,105 @@
+use std::time::Duration;
+
+use contiv_model::name::HostName;
+use futures::StreamExt as _;
+use rtnetlink::MulticastGroup;
+use tokio::{sync::watch, time::sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    desired::{Desired, Learnt},
+    kernel,
+};
+use crate::{bgp::Report, error::one_line, state::Reader};
+
+/// Interval between comparisons with the kernel, and between attempts after an error.
+const RESYNC_INTERVAL: Duration = Duration::from_secs(5);
+/// Minimum interval between comparisons because of changes in the kernel.
+const EVENT_INTERVAL: Duration = Duration::from_millis(100);
+
+const EVENTS: [MulticastGroup; 7] = [
+    MulticastGroup::Link,
+    MulticastGroup::Ipv4Ifaddr,
+    MulticastGroup::Ipv6Ifaddr,
+    MulticastGroup::Ipv4Route,
+    MulticastGroup::Ipv6Route,
+    MulticastGroup::Ipv4Rule,
+    MulticastGroup::Ipv6Rule,
+];
+
+/// Keeps the kernel in sync.
+#[derive(Debug)]
+pub struct Task {
+    host: HostName,
+    reader: Reader,
+    sessions: watch::Receiver<Report>,
+    warnings: watch::Sender<Vec<String>>,
+}
+
+impl Task {
+    /// A task that does nothing until [`Task::run`], and its warnings: what is not in effect, one line each.
+    pub fn new(
+        host: HostName,
+        reader: Reader,
+        sessions: watch::Receiver<Report>,
+    ) -> (Task, watch::Receiver<Vec<String>>) {
+        let (warnings, receiver) = watch::channel(vec![]);
+        (Task { host, reader, sessions, warnings }, receiver)
+    }
+
+    /// Follows the state and the BGP session until `stop` is cancelled. The kernel keeps forwarding afterwards.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel offers no netlink socket.
+    pub async fn run(mut self, stop: CancellationToken) -> anyhow::Result<()> {
+        // Before, endpoints that are missing may not have arrived yet.
+        if stop.run_until_cancelled(self.reader.synced()).await.is_none() {
+            return Ok(());
+        }
+        let handle = kernel::connect()?;
+        let (connection, _, mut events) =
+            rtnetlink::new_multicast_connection(&EVENTS).map_err(kernel::Error::Connect)?;
+        tokio::spawn(connection);
+        loop {
+            let desired = self.reader.with(|state| Desired::of(state, &self.host));
+            let learnt = Learnt::of(&self.sessions.borrow_and_update());
+            match kernel::sync(&handle, &desired, &learnt).await {
+                Ok((changes, warnings)) => {
+                    if changes > 0 {
+                        tracing::debug!(changes, "updated the kernel's routing of VLAN networks");
+                    }
+                    self.report(warnings);
+                }
+                Err(error) => {
+                    self.report(vec![format!("routing of VLAN networks: {}", one_line(&error))]);
+                }
+            }
+            let changed = self.reader.wait(|state| (Desired::of(state, &self.host) != desired).then_some(()));
+            tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                () = changed => {}
+                Ok(()) = self.sessions.changed() => {}
+                Some(_) = events.next(), if desired.is_routing => {
+                    sleep(EVENT_INTERVAL).await;
+                }
+                () = sleep(RESYNC_INTERVAL), if desired.is_routing => {}
+            }
+            while events.try_recv().is_ok() {}
+        }
+    }
+
+    fn report(&self, warnings: Vec<String>) {
+        self.warnings.send_if_modified(|current| {
+            let is_changed = *current != warnings;
+            if is_changed {
+                warnings
+                    .iter()
+                    .filter(|line| !current.contains(line))
+                    .for_each(|line| tracing::warn!("{line}"));
+                *current = warnings;
+            }
+            is_changed
+        });
+    }
+}
