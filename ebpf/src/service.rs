@@ -1,11 +1,6 @@
 //! Services: which backend a new connection goes to.
 
-use aya_ebpf::{
-    btf_maps::Array,
-    cty::c_void,
-    helpers::generated::bpf_loop,
-    macros::btf_map,
-};
+use aya_ebpf::{btf_maps::Array, cty::c_void, helpers::generated::bpf_loop, macros::btf_map};
 use contiv_abi::{
     Address, AffinityBlock, Backend, Be16, DropReason, Flow, FlowHash, Member, NeighEntry, NeighKey,
     RingBlock, ServiceEntry,
@@ -14,12 +9,9 @@ use contiv_abi::{
 };
 
 use crate::{
-    flows, guard,
-    maps,
+    flows, guard, maps,
     packet::{self, AGAIN, GO_ON, Packet, Route},
-    route, served,
-    service_entry,
-    source,
+    route, served, service_entry, source,
 };
 
 /// The agent writes rings and backends through a mapping, not a call for each slot.
