@@ -1,11 +1,13 @@
 //! Translation of objects to table contents. No I/O.
 //!
 //! * [`model`]: the contents of both bridges and the objects that account for them.
+//! * [`domain`]: domains of networks and services.
 //! * [`batch`]: changes of the model that reach the switch together.
 //! * [`compare`]: differences between the desired and the actual contents.
 
 pub(crate) mod batch;
 pub(crate) mod compare;
+pub(crate) mod domain;
 pub(crate) mod model;
 
 use batch::Batch;

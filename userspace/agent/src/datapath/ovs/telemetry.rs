@@ -11,7 +11,7 @@ use openflow_rs::{Connection, FlowFilter, Match};
 use tokio::runtime::Handle;
 
 use super::{
-    desired::{batch::domains_of_service, model::SwitchModel},
+    desired::{domain::domains_of_service, model::SwitchModel},
     error::ovs_error,
     pipeline::{self, Counted},
     tables::cookie::Cookie,

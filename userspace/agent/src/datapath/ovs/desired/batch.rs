@@ -12,7 +12,10 @@ use contiv_model::{
 };
 use openflow_rs::{Change, Flow};
 
-use super::model::{BaseConfig, SwitchModel};
+use super::{
+    domain::{domain, domains_of_service, routed},
+    model::{BaseConfig, SwitchModel},
+};
 use crate::datapath::{
     Family, Network, Object, ObjectId, Service, SubnetId,
     ovs::{
@@ -536,58 +539,6 @@ pub(crate) fn service_groups(
         numbered.collect::<Vec<_>>()
     };
     index.services().flat_map(groups).collect()
-}
-
-/// Where the address of an installed service is unique: on the bridge of its network, or on each that routes networks of its VRF.
-pub(crate) fn domains_of_service(
-    index: &FlowIndex,
-    numbers: &ObjectNumbers,
-    base: &BaseConfig,
-    service: &Service,
-) -> Vec<Domain> {
-    let vrf = &service.scope.vrf;
-    match &service.scope.network {
-        Some(network) => domain(index, numbers, vrf, (&network.id, network.encap)).into_iter().collect(),
-        None => {
-            let vlan = base.kernel.map(|_| BridgeKind::Vlan);
-            let bridges = [BridgeKind::Vxlan].into_iter().chain(vlan);
-            bridges.filter_map(|bridge| numbered(numbers, vrf, bridge)).collect()
-        }
-    }
-}
-
-/// Families of addresses of a network to which the nodes route.
-fn routed(index: &FlowIndex, network: &NetworkId) -> Routed {
-    let is_routed = |family| {
-        let id = ObjectId::Subnet(SubnetId { network: network.clone(), family });
-        match index.get(&id).map(|installed| &installed.object) {
-            Some(Object::Subnet(subnet)) => subnet.is_routed(),
-            _ => false,
-        }
-    };
-    Routed { v4: is_routed(Family::V4), v6: is_routed(Family::V6) }
-}
-
-/// Where the addresses of a network are unique; `None` without a number. A VLAN network of a tenant's VRF may be only bridged.
-fn domain(
-    index: &FlowIndex,
-    numbers: &ObjectNumbers,
-    vrf: &Vrf,
-    (network, encap): (&NetworkId, Encap),
-) -> Option<Domain> {
-    match (vrf, encap) {
-        (Vrf::Tenant(_), Encap::Vxlan { .. }) => numbered(numbers, vrf, BridgeKind::Vxlan),
-        (Vrf::Tenant(_), Encap::Vlan(_)) if routed(index, network).is_any() => {
-            numbered(numbers, vrf, BridgeKind::Vlan)
-        }
-        _ => Some(Domain::Network(encap)),
-    }
-}
-
-/// The networks of a VRF on a bridge.
-fn numbered(numbers: &ObjectNumbers, vrf: &Vrf, bridge: BridgeKind) -> Option<Domain> {
-    let number = u16::try_from(numbers.vrfs.get(vrf)?).ok()?;
-    Some(Domain::Vrf(bridge, number))
 }
 
 /// Number of groups for the local endpoints of a network, or for all peers: at least one.
