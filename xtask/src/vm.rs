@@ -139,20 +139,14 @@ const NEWEST: CiShare = (
     &["verifier", "from_pod::", "from_overlay::", "from_uplink::", "uplinks::"],
     &["policies_see_the_backend", "pods_talk_by_vxlan", "restart_writes_nothing"],
 );
-/// Pods of two nodes and a restart of the agent, on the kernel's switch.
-const SWITCHED: [&str; 2] = ["vxlan_networks", "a_restarted_agent_finds"];
-
-/// The part that CI runs. `cargo xtask nightly` runs all tests.
+/// The part that CI runs. `cargo xtask nightly` runs all tests, also those of the kernel's switch: in a guest that shares its
+/// processors with other tests, ovs-vswitchd misses the time limits of the agent.
 fn ci_plans() -> Vec<Plan> {
     let [oldest, newest] = KERNELS.map(str::to_owned);
     let shares = |(frames, scenarios): CiShare| {
         vec![Share::of(Part::Packets, frames), Share::of(Part::Conformance, scenarios)]
     };
-    let switched = Share::of(Part::Ovs, &SWITCHED);
-    vec![
-        Plan { version: oldest, shares: shares(OLDEST) },
-        Plan { version: newest, shares: [shares(NEWEST), vec![switched]].concat() },
-    ]
+    vec![Plan { version: oldest, shares: shares(OLDEST) }, Plan { version: newest, shares: shares(NEWEST) }]
 }
 
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
