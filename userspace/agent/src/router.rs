@@ -11,10 +11,11 @@
 //!
 //! * [`desired`]: what the kernel shall have.
 //! * [`interface`]: the interfaces that forward.
-//! * [`rules`], [`routes`]: netlink messages of both.
+//! * [`rules`], [`routes`], [`family`]: netlink messages of both.
 //! * [`task`]: keeps the kernel in sync.
 
 mod desired;
+mod family;
 mod interface;
 mod kernel;
 mod routes;

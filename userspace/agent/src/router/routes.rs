@@ -15,7 +15,7 @@ use rtnetlink::{
     },
 };
 
-use super::rules::{FAMILIES, is_without};
+use super::family::{FAMILIES, is_without};
 
 /// Table of the host routes of this node's endpoints.
 pub(super) const ENDPOINTS: u32 = 2981;

@@ -9,7 +9,10 @@ use rtnetlink::{
     },
 };
 
-use super::routes::{ENDPOINTS, FABRIC};
+use super::{
+    family::{FAMILIES, is_without},
+    routes::{ENDPOINTS, FABRIC},
+};
 use crate::datapath::KERNEL_PORT;
 
 /// A rule of the routing policy database (ip-rule(8)).
@@ -30,8 +33,6 @@ pub(super) const RULES: [Rule; 4] = [
     Rule { priority: 2983, from_switch: true, table: None },
     Rule { priority: 32_981, from_switch: false, table: Some(FABRIC) },
 ];
-
-pub(super) const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
 
 impl Rule {
     fn message(self, family: AddressFamily) -> RuleMessage {
@@ -76,12 +77,6 @@ async fn installed(handle: &Handle, family: AddressFamily) -> Result<Vec<Rule>, 
         Err(error) if is_without(&error) => Ok(vec![]),
         messages => Ok(messages?.iter().filter_map(Rule::of).collect()),
     }
-}
-
-/// Whether the kernel has no support for an address family.
-pub(super) fn is_without(error: &rtnetlink::Error) -> bool {
-    let rtnetlink::Error::NetlinkError(error) = error else { return false };
-    [libc::EAFNOSUPPORT, libc::EOPNOTSUPP].contains(&-error.raw_code())
 }
 
 /// Adds the missing rules. Returns their number.
