@@ -133,7 +133,9 @@ impl Traffic {
             }
             network.mark(&mut inner, packet, sender);
             return match for_router {
-                _ if *from == Origin::Kernel => network.from_kernel(inner, packet.tuple.destination.0),
+                _ if *from == Origin::Kernel => {
+                    network.deliver_routed_by_kernel(inner, packet.tuple.destination.0)
+                }
                 Some(_) => network.route(&packet, inner, packet.tuple.destination.0),
                 None => Some(deliver(objects, &network.framed(inner, from), from)),
             };
@@ -294,7 +296,7 @@ impl<'a> Network<'a> {
             return Some(vec![Delivery { to: Target::Pod(port.clone()), frame: inner }]);
         }
         if *from == Origin::Kernel {
-            return self.from_kernel(inner, to);
+            return self.deliver_routed_by_kernel(inner, to);
         }
         let is_translated = direction == Direction::Original && connection.is_translated();
         if is_translated && !for_router && self.is_on_node() && self.remote_at(to).is_some() {
@@ -484,7 +486,7 @@ impl<'a> Network<'a> {
     }
 
     /// Delivers a packet of the kernel, which has decremented the TTL.
-    fn from_kernel(&self, mut frame: Vec<u8>, to: IpAddr) -> Option<Vec<Delivery>> {
+    fn deliver_routed_by_kernel(&self, mut frame: Vec<u8>, to: IpAddr) -> Option<Vec<Delivery>> {
         let local = self.local_at(to).filter(|local| local.addresses.contains(to))?;
         frame[..6].copy_from_slice(&local.mac.0);
         Some(vec![Delivery { to: Target::Pod(local.port.clone()), frame }])
