@@ -1,17 +1,22 @@
 //! Failure of a single op.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
 use contiv_model::{
     mac::Mac,
     route::{NextHop, NextHops},
 };
 use netplugin::datapath::{Gateway, Object, Op, Remote, Route, RouteId, Subnet};
+use testkit::wait_until;
 
 use crate::{
     harness::Harness,
     topology::{Net, ip, mac, peers, pod, to_pod, udp},
     world::World,
 };
+
+const SOON: Duration = Duration::from_secs(10);
 
 /// A pod without its interface fails its own op only, and is installed when the interface exists.
 pub(crate) fn missing_interface_fails_alone<H: Harness>() -> Result<()> {
@@ -40,7 +45,10 @@ pub(crate) fn missing_interface_fails_alone<H: Harness>() -> Result<()> {
         ensure!(!observed.in_sync.contains(&net.local_id("ghost")), "a ghost is in place");
 
         world.node.plug("ghost")?;
-        world.set(net.local("ghost", 2))?;
+        // As the agent retries: a switch on a busy machine may not have seen the interface yet.
+        let set = [Op::Set(net.local("ghost", 2))];
+        let attach = || Ok(world.try_apply(&set)?.is_empty().then_some(()));
+        wait_until(SOON, "the interface to attach", attach)?;
         let frame = udp(1, 2, "here at last");
         world.sends(&pod("pa"), &frame, [to_pod("ghost", &frame)])?;
         world.check_in_sync()?;
