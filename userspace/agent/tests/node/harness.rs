@@ -62,6 +62,9 @@ pub(crate) trait Harness: Sized {
     /// Waits until addresses learned from frames are in effect.
     fn settle(&self) -> Result<()>;
 
+    /// Removes all connections that the datapath knows.
+    fn forget(&self) -> Result<()>;
+
     /// Changes the state of the datapath without the agent.
     fn damage(&mut self, damage: Damage) -> Result<()>;
 }
@@ -79,6 +82,13 @@ pub(crate) enum Difference {
     FloodsStrayUnicast,
     /// The router drops a packet whose TTL expires, and does not tell its sender.
     KeepsQuietAboutTtl,
+    /// Protocols other than TCP, UDP and ICMP have no connections: each packet is evaluated by its own header.
+    TracksNoOtherProtocols,
+    /// The backend of a client's connection is remembered although rules deny the connection: after a change of the rules it
+    /// goes there, also if the backend terminates.
+    RemembersDeniedConnections,
+    /// A client gets a reply from a service that refuses it.
+    AnswersRefusedClients,
 }
 
 #[derive(Clone, Copy, Debug)]

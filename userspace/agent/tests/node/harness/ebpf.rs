@@ -14,10 +14,11 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use aya::{
-    maps::{HashMap, Map, MapData},
+    Pod,
+    maps::{Array, HashMap, Map, MapData},
     programs::{SchedClassifier, TcAttachType},
 };
-use contiv_abi::{ABI_VERSION, Address, FdbEntry, FdbKey, NeighEntry, NeighKey, Segment, maps};
+use contiv_abi::{ABI_VERSION, Address, FdbEntry, FdbKey, Flow, NeighEntry, NeighKey, Segment, maps};
 use netplugin::datapath::ebpf::{Ebpf, Options};
 use testkit::{
     Netns,
@@ -26,7 +27,7 @@ use testkit::{
 };
 
 use super::{
-    Damage,
+    Damage, Difference,
     real::{Site, UNDERLAY, UPLINK},
 };
 use crate::node::topology::NODE;
@@ -76,9 +77,16 @@ impl EbpfSite {
     }
 
     fn map(&self, name: &str) -> Result<Map> {
+        Ok(Map::HashMap(self.pinned(name)?))
+    }
+
+    fn array<T: Pod>(&self, name: &str) -> Result<Array<MapData, T>> {
+        Ok(Map::Array(self.pinned(name)?).try_into()?)
+    }
+
+    fn pinned(&self, name: &str) -> Result<MapData> {
         let path = Ebpf::new(self.options()).maps_directory().join(name);
-        let data = MapData::from_pin(&path).with_context(|| format!("open the map {}", path.display()))?;
-        Ok(Map::HashMap(data))
+        MapData::from_pin(&path).with_context(|| format!("open the map {}", path.display()))
     }
 
     fn links(&self) -> PathBuf {
@@ -90,6 +98,8 @@ impl Site for EbpfSite {
     type Path = Ebpf;
 
     const LINKS: &'static [&'static str] = &[UNDERLAY, UPLINK];
+
+    const DIFFERENCES: &'static [Difference] = &[Difference::AnswersRefusedClients];
 
     fn missing() -> Option<String> {
         None
@@ -121,6 +131,23 @@ impl Site for EbpfSite {
 
     fn settle(&self) -> Result<()> {
         // Map entries take effect at once.
+        Ok(())
+    }
+
+    /// Makes all flows as old as if no packet had come for days: they are not found any more.
+    fn forget(&self) -> Result<()> {
+        const DAYS: u32 = 1 << 20;
+        let (mut flows, bitmap) = (self.array::<Flow>(maps::FLOWS)?, self.array::<u64>(maps::FLOW_BITMAP)?);
+        for word in 0..bitmap.len() {
+            let bits = bitmap.get(&word, 0)?;
+            for number in (0..64).filter(|bit| bits >> bit & 1 != 0).map(|bit| word * 64 + bit) {
+                let mut flow = flows.get(&number, 0)?;
+                for half in &mut flow.halves {
+                    half.seen = half.seen.wrapping_sub(DAYS);
+                }
+                flows.set(number, flow, 0)?;
+            }
+        }
         Ok(())
     }
 

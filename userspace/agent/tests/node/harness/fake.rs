@@ -75,6 +75,11 @@ impl Harness for FakeNode {
         Ok(())
     }
 
+    fn forget(&self) -> Result<()> {
+        self.fake.switch().forget_connections();
+        Ok(())
+    }
+
     fn damage(&mut self, damage: Damage) -> Result<()> {
         let switch = self.fake.switch();
         match damage {

@@ -42,6 +42,8 @@ impl Site for OvsSite {
         Difference::FloodsStrayUnicast,
         // Flows cannot put one packet into another.
         Difference::KeepsQuietAboutTtl,
+        Difference::TracksNoOtherProtocols,
+        Difference::RemembersDeniedConnections,
     ];
 
     const REORDERS: bool = true;
@@ -122,6 +124,10 @@ impl Site for OvsSite {
             }
         }
         Ok(())
+    }
+
+    fn forget(&self) -> Result<()> {
+        self.switch.appctl(&["dpctl/flush-conntrack"]).map(drop)
     }
 
     fn damage(&self, _host: &Netns, damage: Damage) -> Result<()> {

@@ -52,6 +52,8 @@ pub(crate) trait Site: Sized + Sync + Send {
     /// Waits until applied changes are in effect.
     fn settle(&self) -> Result<()>;
 
+    fn forget(&self) -> Result<()>;
+
     fn damage(&self, host: &Netns, damage: Damage) -> Result<()>;
 }
 
@@ -299,6 +301,10 @@ impl<S: Site> Harness for Real<S> {
 
     fn settle(&self) -> Result<()> {
         self.site.settle()
+    }
+
+    fn forget(&self) -> Result<()> {
+        self.site.forget()
     }
 
     fn damage(&mut self, damage: Damage) -> Result<()> {

@@ -1,0 +1,286 @@
+//! One case: a cluster before and after a change, and the packets of its connections in both stages.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::IpAddr,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use netplugin::datapath::{
+    Service,
+    fake::{Delivery, Origin},
+};
+
+use crate::{
+    cluster::{Cluster, Stage, is_vlan},
+    exclusions,
+    node::harness::Harness,
+    oracle::{Oracle, Possible},
+    packet::{Phase, Sent, Way, destination, id_of},
+    rig::Rig,
+};
+
+/// Statistics, to verify that the cases vary.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Summary {
+    pub(crate) states: u64,
+    pub(crate) packets: u64,
+    delivered: u64,
+    dropped: u64,
+    copied: u64,
+    translated: u64,
+    replies: u64,
+    errors: u64,
+    to_other_nodes: u64,
+    excluded: u64,
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Summary {
+            states,
+            packets,
+            delivered,
+            dropped,
+            copied,
+            translated,
+            replies,
+            errors,
+            to_other_nodes,
+            excluded,
+        } = self;
+        write!(
+            f,
+            "{states} states, {packets} packets: {delivered} delivered ({translated} to backends, {copied} to several \
+             receivers, {to_other_nodes} to other nodes, {replies} replies), {dropped} dropped; {errors} ICMP errors; {excluded} not sent because of \
+             known differences"
+        )
+    }
+}
+
+/// What is known of the connection of a probe.
+#[derive(Clone, Default)]
+struct Connection {
+    /// The last delivery of a packet from the client.
+    delivered: Option<Delivery>,
+    /// The last delivery of a reply.
+    reply: Option<Delivery>,
+    is_replied: bool,
+}
+
+impl Connection {
+    fn phase(&self) -> Phase {
+        if self.is_replied { Phase::Established } else { Phase::Opening }
+    }
+}
+
+/// What is sent for each connection at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    There,
+    Back,
+    /// ICMP errors of the receivers of the last packets there, or back.
+    Errors(Way),
+}
+
+/// A packet in a batch.
+struct Packet {
+    probe: usize,
+    step: Step,
+    id: u32,
+    sent: Sent,
+}
+
+struct Case<'a, H> {
+    rig: &'a mut Rig<H>,
+    cluster: &'a Cluster,
+    stage: Stage,
+    oracle: Oracle,
+    connections: Vec<Connection>,
+    /// Backends of clients with session affinity, by client, service and port.
+    backends: BTreeMap<(Origin, usize, u16), IpAddr>,
+    summary: &'a mut Summary,
+}
+
+/// Configures the node with the cluster, sends its packets, and compares the results with those of the oracle.
+pub(crate) fn check<H: Harness>(rig: &mut Rig<H>, cluster: &Cluster, summary: &mut Summary) -> Result<()> {
+    let desired = cluster.desired(Stage::Before);
+    rig.forget()?;
+    rig.set(desired.clone()).context("before the change")?;
+    rig.introduce(cluster)?;
+    let connections = vec![Connection::default(); cluster.probes.len()];
+    let (stage, oracle) = (Stage::Before, Oracle::new(desired));
+    let mut case = Case { rig, cluster, stage, oracle, connections, backends: BTreeMap::new(), summary };
+    case.packets().context("before the change")?;
+    let changed = cluster.desired(Stage::After);
+    case.rig.set(changed.clone()).context("the change")?;
+    case.oracle.change(changed);
+    case.stage = Stage::After;
+    case.packets().context("after the change")?;
+    summary.states += 1;
+    Ok(())
+}
+
+impl<H: Harness> Case<'_, H> {
+    /// Sends the packets of all connections: there, back, there, back.
+    fn packets(&mut self) -> Result<()> {
+        // A client's connections with session affinity follow each other.
+        let mut clients = BTreeSet::new();
+        let (first, later): (Vec<_>, Vec<_>) = (0..self.cluster.probes.len()).partition(|probe| {
+            let probe = &self.cluster.probes[*probe];
+            let service = probe.service(self.cluster).filter(|at| self.cluster.services[*at].affinity);
+            service.is_none_or(|service| clients.insert((format!("{:?}", probe.from), service)))
+        });
+        self.send(&first, Step::There).context("first packets")?;
+        for probe in later {
+            self.rig.settle()?;
+            self.send(&[probe], Step::There).context("next packet of a client")?;
+        }
+        let all: Vec<_> = (0..self.cluster.probes.len()).collect();
+        self.send(&all, Step::Back).context("replies")?;
+        self.send(&all, Step::There).context("packets after the replies")?;
+        self.send(&all, Step::Back).context("more replies")?;
+        self.send(&all, Step::Errors(Way::There)).context("errors about packets")?;
+        self.send(&all, Step::Errors(Way::Back)).context("errors about replies")
+    }
+
+    fn send(&mut self, probes: &[usize], step: Step) -> Result<()> {
+        let mut packets = vec![];
+        for probe in probes {
+            let id = self.rig.id();
+            let Some(sent) = self.packet(*probe, step, id) else { continue };
+            if exclusions::applies::<H>(self.cluster, &sent) {
+                self.summary.excluded += 1;
+                continue;
+            }
+            // An error has the text of the packet that it quotes.
+            let id = id_of(&sent.bytes).unwrap_or(id);
+            packets.push(Packet { probe: *probe, step, id, sent });
+        }
+        if packets.is_empty() {
+            return Ok(());
+        }
+        let frames: Vec<&Sent> = packets.iter().map(|packet| &packet.sent).collect();
+        let mut arrived = self.rig.exchange(self.cluster, &frames)?;
+        for packet in packets {
+            let deliveries = arrived.remove(&Some(packet.id)).unwrap_or_default();
+            self.compare(packet, deliveries)?;
+        }
+        if exclusions::answers_clients::<H>() {
+            arrived.remove(&None);
+        }
+        ensure!(arrived.is_empty(), "frames that no packet explains: {}", shown_all(&arrived));
+        Ok(())
+    }
+
+    /// The packet of a step, if the connection has one.
+    fn packet(&self, number: usize, step: Step, id: u32) -> Option<Sent> {
+        let (cluster, connection) = (self.cluster, &self.connections[number]);
+        let (probe, phase) = (&cluster.probes[number], connection.phase());
+        match step {
+            Step::There => probe.there(cluster, number, phase, id),
+            Step::Back => probe.back(cluster, number, connection.delivered.as_ref()?, phase, id),
+            Step::Errors(about) => {
+                let delivered = if about == Way::There { &connection.delivered } else { &connection.reply };
+                let compared = exclusions::compares_errors::<H>(probe.resolved(cluster).content)
+                    && probe.service(cluster).is_none();
+                delivered.as_ref().filter(|_| compared).and_then(|one| probe.error(cluster, number, one))
+            }
+        }
+    }
+
+    /// Compares the deliveries of a packet with the possible ones.
+    fn compare(&mut self, packet: Packet, deliveries: Vec<Delivery>) -> Result<()> {
+        let Packet { probe, step, sent, .. } = &packet;
+        let service: Option<Service> = sent.service.map(|at| self.cluster.service(self.stage, at));
+        let protocol = self.cluster.probes[*probe].resolved(self.cluster).content;
+        let is_new = self.connections[*probe].delivered.is_none();
+        let possible: Vec<Possible> = if exclusions::is_evaluated_alone::<H>(protocol) {
+            vec![self.oracle.unconnected(&sent.from, &sent.bytes)]
+        } else {
+            let states = exclusions::chosen::<H>(self.stage == Stage::After && is_new);
+            self.oracle.possible(&sent.from, &sent.bytes, service.as_ref(), states)
+        };
+        let Some(at) = possible.iter().position(|possible| possible.deliveries == deliveries) else {
+            let mut expected: Vec<String> =
+                possible.iter().map(|possible| shown(&possible.deliveries)).collect();
+            expected.dedup();
+            bail!(
+                "{step:?} {probe}, {:?}\n from {:?}: {}\ncame:\n{}expected:\n{}",
+                self.cluster.probes[*probe],
+                sent.from,
+                hex(&sent.bytes),
+                shown(&deliveries),
+                expected.join("or\n")
+            );
+        };
+        self.count(&packet, &deliveries);
+        let Packet { probe, step, sent, .. } = packet;
+        self.oracle.adopt(possible.into_iter().nth(at).context("the possible result")?);
+        let connection = &mut self.connections[probe];
+        let one = match &deliveries[..] {
+            [one] => Some(one.clone()),
+            _ => None,
+        };
+        match step {
+            Step::There => connection.delivered.clone_from(&one),
+            Step::Back => {
+                connection.is_replied |= !deliveries.is_empty();
+                connection.reply.clone_from(&one);
+            }
+            Step::Errors(_) => {}
+        }
+        // After the change, a client may choose again.
+        let is_compared = (self.stage, step) == (Stage::Before, Step::There);
+        if let (Some(at), Some(one), true) = (sent.service, one, is_compared) {
+            self.keeps_its_backend(&sent, at, self.cluster.probes[probe].resolved(self.cluster).port, &one)?;
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, packet: &Packet, deliveries: &[Delivery]) {
+        let summary = &mut *self.summary;
+        summary.packets += 1;
+        summary.dropped += u64::from(deliveries.is_empty());
+        summary.delivered += u64::from(!deliveries.is_empty());
+        summary.copied += u64::from(deliveries.len() > 1);
+        let is_there = packet.step == Step::There;
+        summary.replies += u64::from(packet.step == Step::Back && !deliveries.is_empty());
+        summary.errors += u64::from(matches!(packet.step, Step::Errors(_)));
+        summary.translated += u64::from(is_there && packet.sent.service.is_some() && !deliveries.is_empty());
+        let leaves = |delivery: &Delivery| !matches!(delivery.to, netplugin::datapath::fake::Target::Pod(_));
+        summary.to_other_nodes += u64::from(deliveries.iter().any(leaves));
+    }
+
+    /// With session affinity, a client has one backend.
+    fn keeps_its_backend(&mut self, sent: &Sent, at: usize, port: u16, delivery: &Delivery) -> Result<()> {
+        if !self.cluster.services[at].affinity {
+            return Ok(());
+        }
+        let is_tagged = is_vlan(sent.network);
+        let backend = destination(delivery, is_tagged).context("the backend")?;
+        let known = *self.backends.entry((sent.from.clone(), at, port)).or_insert(backend);
+        ensure!(known == backend, "the client at {:?} is with {known} and with {backend}", sent.from);
+        Ok(())
+    }
+}
+
+fn shown(deliveries: &[Delivery]) -> String {
+    if deliveries.is_empty() {
+        return "  nothing\n".to_owned();
+    }
+    deliveries.iter().map(|one| format!("  {:?}: {}\n", one.to, hex(&one.frame))).collect()
+}
+
+fn shown_all(arrived: &crate::rig::Arrived) -> String {
+    arrived.iter().map(|(id, deliveries)| format!("{id:?}\n{}", shown(deliveries))).collect()
+}
+
+fn hex(frame: &[u8]) -> String {
+    let byte = |(at, byte): (usize, &u8)| {
+        let gap = if [6, 12, 14].contains(&at) { " " } else { "" };
+        format!("{gap}{byte:02x}")
+    };
+    frame.iter().enumerate().map(byte).collect()
+}

@@ -1,0 +1,83 @@
+//! What is not compared: known differences between a datapath and the oracle.
+//!
+//! `node::harness::Difference` has the list of each datapath; the reasons are in the harnesses and in
+//! `docs/src/architecture/ovs.md`. Besides, no case has what the oracle does not model: fragments, rates, and ICMP errors about
+//! translated packets.
+
+use contiv_model::service::Readiness;
+use netplugin::datapath::fake::Origin;
+
+use crate::{
+    cluster::{Cluster, PODS, REMOTES, is_vlan},
+    node::{
+        harness::{Difference, Harness},
+        topology,
+    },
+    packet::{Content, Sent},
+};
+
+fn differs<H: Harness>(how: Difference) -> bool {
+    H::DIFFERENCES.contains(&how)
+}
+
+/// Whether the packet is not sent.
+pub(crate) fn applies<H: Harness>(cluster: &Cluster, sent: &Sent) -> bool {
+    let at = Station::of(cluster, sent);
+    // A service's address is translated before the station is looked up.
+    let is_unknown = at == Station::Unknown && sent.service.is_none();
+    differs::<H>(Difference::LearnsOnVlan) && is_vlan(sent.network) && is_unknown
+        || differs::<H>(Difference::FloodsStrayUnicast)
+            && matches!(sent.from, Origin::Tunnel { .. })
+            && at == Station::Remote
+}
+
+/// Whether each packet of the protocol is evaluated by its own header.
+pub(crate) fn is_evaluated_alone<H: Harness>(content: Content) -> bool {
+    differs::<H>(Difference::TracksNoOtherProtocols) && matches!(content, Content::Sctp | Content::Gre)
+}
+
+/// States of the backends that a new connection may get. `is_repeated` if it was denied before a change.
+pub(crate) fn chosen<H: Harness>(is_repeated: bool) -> &'static [Readiness] {
+    if is_repeated && differs::<H>(Difference::RemembersDeniedConnections) {
+        &[Readiness::Ready, Readiness::Terminating]
+    } else {
+        &[Readiness::Ready]
+    }
+}
+
+/// Whether ICMP errors about packets of the protocol are about a connection. The oracle does not translate errors, and neither
+/// does OVS: there are none about connections to services.
+pub(crate) fn compares_errors<H: Harness>(content: Content) -> bool {
+    !is_evaluated_alone::<H>(content)
+}
+
+/// Whether clients of services get replies that the oracle does not send.
+pub(crate) fn answers_clients<H: Harness>() -> bool {
+    differs::<H>(Difference::AnswersRefusedClients)
+}
+
+/// The station that a frame is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Station {
+    Pod,
+    Remote,
+    Group,
+    Unknown,
+}
+
+impl Station {
+    fn of(cluster: &Cluster, sent: &Sent) -> Station {
+        let mac = sent.bytes.get(..6);
+        let is = |last: u8| mac == Some(&topology::mac(last));
+        let is_pod = |last: u8| cluster.pod_at(sent.network, last).is_some();
+        if mac.is_some_and(|mac| mac[0] & 1 != 0) {
+            Station::Group
+        } else if (1..=PODS as u8).any(|last| is_pod(last) && is(last)) {
+            Station::Pod
+        } else if REMOTES.into_iter().any(|last| cluster.is_remote(sent.network, last) && is(last)) {
+            Station::Remote
+        } else {
+            Station::Unknown
+        }
+    }
+}

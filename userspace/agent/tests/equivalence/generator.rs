@@ -1,0 +1,238 @@
+//! Random clusters and packets.
+
+use std::collections::BTreeSet;
+
+use contiv_model::{
+    policy::{
+        Action, Direction, ICMP, ICMPV6, Identity, IdentitySet, IpBlock, Peer, PortRange, Priority, Rule,
+        TCP, Tier, UDP,
+    },
+    service::{Port, Protocol, Readiness},
+};
+use ipnet::IpNet;
+use proptest::{
+    collection::{btree_set, vec},
+    option,
+    prelude::*,
+    sample::{Index, select},
+};
+use testkit::packet::tcp_flags;
+
+use crate::{
+    cluster::{Balanced, Changing, Cluster, GROUPS, Member, NETWORKS, PODS, Pod, Profile, REMOTES, address},
+    packet::{Content, GRE, Probe, SCTP, Sender, To, outside},
+};
+
+/// Networks of the pods, unless they are mixed.
+const HOMES: [usize; PODS] = [0, 0, 0, 1, 1, 2, 2, 3, 3];
+/// Ports of connections, rules and services.
+const PORTS: [u16; 5] = [53, 80, 443, 5353, 8080];
+const SERVICES: usize = 6;
+const PROBES: usize = 24;
+/// Part of the values that change.
+const CHANGING: f64 = 0.4;
+
+pub(crate) fn clusters() -> impl Strategy<Value = Cluster> {
+    let profile = || changing(profile());
+    // Moving a port to another bridge takes the switch long.
+    let homes = prop_oneof![
+        8 => Just(HOMES.map(Some).to_vec()),
+        1 => HOMES.map(|home| option::weighted(0.8, Just(home))).to_vec(),
+        1 => vec(option::weighted(0.9, 0..NETWORKS), PODS),
+    ];
+    (
+        (homes, vec(member(), PODS)),
+        vec(option::weighted(0.85, member()), NETWORKS * REMOTES.len()),
+        vec(prop::bool::weighted(0.5), NETWORKS),
+        vec(profile(), GROUPS as usize),
+        vec(balanced(), 0..=SERVICES),
+        vec(probe(), 1..=PROBES),
+    )
+        .prop_map(|((homes, groups), remotes, subnets, profiles, services, probes)| Cluster {
+            pods: homes.into_iter().zip(groups).map(|(network, group)| Pod { network, group }).collect(),
+            remotes,
+            subnets,
+            groups: profiles,
+            services,
+            probes,
+        })
+}
+
+fn changing<T: std::fmt::Debug + Clone>(
+    value: impl Strategy<Value = T> + Clone,
+) -> impl Strategy<Value = Changing<T>> {
+    let after = option::weighted(CHANGING, value.clone());
+    (value, after).prop_map(|(before, after)| Changing { before, after })
+}
+
+fn member() -> impl Strategy<Value = Member> {
+    let group = || option::weighted(0.8, 1..=GROUPS);
+    (group(), option::weighted(0.1, group())).prop_map(|(before, after)| Changing { before, after })
+}
+
+fn profile() -> impl Strategy<Value = Profile> + Clone {
+    let rules = prop_oneof![3 => vec(rule(), 0..3), 3 => vec(rule(), 0..10), 1 => vec(rule(), 10..30)];
+    (option::of(1_u8..64), rules).prop_map(|(dscp, mut rules)| {
+        for (at, rule) in rules.iter_mut().enumerate() {
+            rule.id = format!("r{at:02}").as_str().into();
+        }
+        for direction in [Direction::In, Direction::Out] {
+            if rules.iter().any(|rule| (rule.direction, rule.tier) == (direction, Tier::NetworkPolicy)) {
+                rules.push(Rule::isolation(format!("isolation-{direction}").as_str(), direction));
+            }
+        }
+        Profile { dscp, rules: rules.into() }
+    })
+}
+
+fn rule() -> impl Strategy<Value = Rule> + Clone {
+    let protocol = prop_oneof![
+        3 => Just(None),
+        5 => select(vec![TCP, UDP]).prop_map(Some),
+        2 => select(vec![ICMP, ICMPV6, SCTP, GRE]).prop_map(Some),
+    ];
+    let identities = prop_oneof![
+        6 => Just(None),
+        3 => (1..=GROUPS).prop_map(|group| Some(BTreeSet::from([group]))),
+        1 => btree_set(1..=GROUPS, 0..4).prop_map(Some),
+    ];
+    let blocks = prop_oneof![
+        5 => Just(None),
+        4 => block().prop_map(|block| Some(vec![block])),
+        1 => vec(block(), 0..3).prop_map(Some),
+    ];
+    let ports = prop_oneof![
+        2 => Just(None),
+        5 => select(PORTS.to_vec()).prop_map(|port| Some((port, port))),
+        3 => (select(PORTS.to_vec()), 0_u16..400, 0_u16..400)
+            .prop_map(|(port, below, above)| Some((port.saturating_sub(below), port + above))),
+    ];
+    (any::<bool>(), tier(), identities, blocks, option::weighted(0.15, prefix()), protocol, ports).prop_map(
+        |(out, (tier, action), identities, blocks, own, protocol, ports)| {
+            let direction = if out { Direction::Out } else { Direction::In };
+            let ports = ports.filter(|_| matches!(protocol, Some(TCP | UDP)));
+            let identities = identities.map(|set: BTreeSet<u32>| {
+                set.into_iter().map(|number| Identity::try_from(number).unwrap()).collect::<IdentitySet>()
+            });
+            let peer = Peer { identities, blocks: blocks.map(Into::into) };
+            Rule {
+                peer,
+                own,
+                protocol,
+                ports: ports.map(|(first, last)| PortRange::new(first, last).unwrap()),
+                ..Rule::new("", direction, action, tier)
+            }
+        },
+    )
+}
+
+/// Few priorities, so that rules overlap; and the rules of network policies, which allow, with isolation.
+fn tier() -> impl Strategy<Value = (Tier, Action)> + Clone {
+    let priority = prop_oneof![4 => 1_u8..4, 1 => 1_u8..=100];
+    let contiv = (priority, prop::bool::weighted(0.6)).prop_map(|(priority, deny)| {
+        let action = if deny { Action::Deny } else { Action::Allow };
+        (Tier::from(Priority::try_from(priority).unwrap()), action)
+    });
+    prop_oneof![
+        9 => contiv,
+        1 => Just((Tier::NetworkPolicy, Action::Allow)),
+    ]
+}
+
+fn block() -> impl Strategy<Value = IpBlock> + Clone {
+    let except = prop_oneof![4 => Just(vec![]), 1 => vec(prefix(), 1..3)];
+    (prefix(), except).prop_map(|(prefix, except)| IpBlock::new(prefix, except))
+}
+
+/// A prefix near an address of the packets.
+fn prefix() -> impl Strategy<Value = IpNet> + Clone {
+    let addresses = prop_oneof![
+        3 => (select(endpoints()), any::<bool>()).prop_map(|(last, ip6)| address(last, ip6)),
+        1 => (0_u8..3, any::<bool>()).prop_map(|(which, ip6)| outside(which, ip6)),
+    ];
+    let length = prop_oneof![3 => Just(u8::MAX), 3 => 0_u8..=128, 1 => Just(0), 2 => 24_u8..=32];
+    (addresses, length).prop_map(|(address, length)| {
+        let length = length.min(if address.is_ipv4() { 32 } else { 128 });
+        IpNet::new(address, length).unwrap().trunc()
+    })
+}
+
+/// Last parts of addresses of endpoints. Not every network has each.
+fn endpoints() -> Vec<u8> {
+    (1..=3).chain(REMOTES).collect()
+}
+
+fn balanced() -> impl Strategy<Value = Balanced> {
+    let port =
+        (any::<bool>(), select(PORTS.to_vec()), select(PORTS.to_vec())).prop_map(|(tcp, port, target)| {
+            Port { protocol: if tcp { Protocol::Tcp } else { Protocol::Udp }, port, target }
+        });
+    let backend =
+        || (select(endpoints()), select(vec![Readiness::Ready, Readiness::Ready, Readiness::Terminating]));
+    (
+        (0..NETWORKS, any::<bool>(), prop::bool::weighted(0.3)),
+        vec(port, 1..4),
+        vec(backend(), 0..5),
+        option::weighted(CHANGING, (vec(any::<bool>(), 5), vec(backend(), 0..2))),
+    )
+        .prop_map(|((network, ip6, affinity), ports, mut before, change)| {
+            before.sort_unstable_by_key(|(last, _)| *last);
+            before.dedup_by_key(|(last, _)| *last);
+            // Backends stay: that of an established connection is not chosen again.
+            let after = change.map(|(flips, new)| {
+                let flip = |((last, readiness), flip): (&(u8, Readiness), bool)| match (readiness, flip) {
+                    (Readiness::Ready, true) => (*last, Readiness::Terminating),
+                    (Readiness::Terminating, true) => (*last, Readiness::Ready),
+                    (other, false) => (*last, *other),
+                };
+                let mut after: Vec<_> = before.iter().zip(flips).map(flip).collect();
+                for (last, readiness) in new {
+                    if after.iter().all(|(known, _)| *known != last) {
+                        after.push((last, readiness));
+                    }
+                }
+                after
+            });
+            Balanced { network, ip6, ports, backends: Changing { before, after }, affinity }
+        })
+}
+
+fn probe() -> impl Strategy<Value = Probe> {
+    let from = prop_oneof![
+        5 => (0..PODS).prop_map(Sender::Pod),
+        2 => (0..NETWORKS, select(REMOTES.to_vec()), option::weighted(0.2, 0_u8..3))
+            .prop_map(|(network, last, by)| Sender::Far { network, last, by }),
+    ];
+    let to = prop_oneof![
+        10 => (select(endpoints()), option::weighted(0.05, select(endpoints())))
+            .prop_map(|(last, at)| To::Endpoint { last, at }),
+        2 => (0_u8..3, option::weighted(0.7, select(endpoints())))
+            .prop_map(|(which, at)| To::Outside { which, at }),
+        8 => (any::<Index>(), option::weighted(0.9, any::<Index>()))
+            .prop_map(|(which, port)| To::Service { which, port }),
+        1 => Just(To::Broadcast),
+        1 => Just(To::Multicast),
+    ];
+    let ttl = prop_oneof![4 => Just(64_u8), 1 => 1_u8..=254];
+    (from, to, any::<bool>(), content(), select(PORTS.to_vec()), any::<u8>(), ttl).prop_map(
+        |(from, to, ip6, content, port, tos, ttl)| {
+            let to = match (from, to) {
+                // Only pods are clients of services.
+                (Sender::Far { .. }, To::Service { .. }) => To::Endpoint { last: 1, at: None },
+                (_, to) => to,
+            };
+            Probe { from, to, ip6, content, port, tos, ttl }
+        },
+    )
+}
+
+fn content() -> impl Strategy<Value = Content> {
+    prop_oneof![
+        6 => select(vec![tcp_flags::SYN, tcp_flags::SYN, tcp_flags::ACK])
+            .prop_map(|flags| Content::Tcp { flags }),
+        5 => Just(Content::Udp),
+        2 => Just(Content::Echo),
+        1 => Just(Content::Sctp),
+        1 => Just(Content::Gre),
+    ]
+}

@@ -1,0 +1,388 @@
+//! Packets: their descriptions, their frames, and replies to them.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use contiv_model::{
+    policy::{ICMP, ICMPV6, TCP, UDP},
+    service::Protocol,
+    tag::Encap,
+};
+use netplugin::datapath::fake::{Delivery, Origin, Target};
+use proptest::sample::Index;
+use testkit::packet::{BROADCAST, Packet, tcp_flags};
+
+use crate::{
+    cluster::{Cluster, Stage, address, is_vlan, network, port, vtep},
+    node::topology,
+};
+
+pub(crate) const SCTP: u8 = 132;
+/// A protocol without ports.
+pub(crate) const GRE: u8 = 47;
+/// An unassigned Ethernet address.
+const UNASSIGNED: [u8; 6] = [2, 2, 9, 9, 9, 9];
+const ETHERNET: usize = 14;
+/// First source port, or identifier of echo requests.
+const FIRST: u16 = 20_000;
+/// Beginning of the text that identifies a frame.
+const TEXT: [u8; 2] = *b"eq";
+const TEXT_LEN: u32 = 6;
+/// Initial sequence numbers of the client and the server of a TCP connection.
+const SEQUENCES: [u32; 2] = [1_000, 50_000];
+
+/// The first packet of a connection.
+#[derive(Clone, Debug)]
+pub(crate) struct Probe {
+    pub(crate) from: Sender,
+    pub(crate) to: To,
+    pub(crate) ip6: bool,
+    pub(crate) content: Content,
+    /// Destination port.
+    pub(crate) port: u16,
+    pub(crate) tos: u8,
+    pub(crate) ttl: u8,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Sender {
+    /// A pod of the node.
+    Pod(usize),
+    /// An endpoint of another node, or an unassigned address at its Ethernet address.
+    Far { network: usize, last: u8, by: Option<u8> },
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum To {
+    /// An endpoint of the network by the last part of its address, at its Ethernet address or at that of another one.
+    Endpoint { last: u8, at: Option<u8> },
+    /// An unassigned address, at the Ethernet address of an endpoint or at an unassigned one.
+    Outside { which: u8, at: Option<u8> },
+    /// A service of the network, if there is one, and one of its ports, or `port`.
+    Service { which: Index, port: Option<Index> },
+    /// All stations.
+    Broadcast,
+    /// A group of stations.
+    Multicast,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    Tcp { flags: u8 },
+    Udp,
+    Echo,
+    Sctp,
+    Gre,
+}
+
+impl Content {
+    pub(crate) fn protocol(self, ip6: bool) -> u8 {
+        match self {
+            Content::Tcp { .. } => TCP,
+            Content::Udp => UDP,
+            Content::Echo if ip6 => ICMPV6,
+            Content::Echo => ICMP,
+            Content::Sctp => SCTP,
+            Content::Gre => GRE,
+        }
+    }
+}
+
+/// What has become of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// No reply has arrived.
+    Opening,
+    /// A reply has arrived.
+    Established,
+}
+
+/// Direction of a packet of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    There,
+    Back,
+}
+
+/// A frame to send.
+#[derive(Clone, Debug)]
+pub(crate) struct Sent {
+    pub(crate) from: Origin,
+    /// Number of the network.
+    pub(crate) network: usize,
+    pub(crate) bytes: Vec<u8>,
+    /// Index of the service that it is for.
+    pub(crate) service: Option<usize>,
+}
+
+/// Addresses of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ends {
+    /// Destination and source.
+    pub(crate) macs: ([u8; 6], [u8; 6]),
+    pub(crate) from: (IpAddr, u16),
+    pub(crate) to: (IpAddr, u16),
+}
+
+impl Ends {
+    fn reversed(self) -> Ends {
+        Ends { macs: (self.macs.1, self.macs.0), from: self.to, to: self.from }
+    }
+
+    /// Reads a frame without a tag. Ports of ICMP, SCTP and GRE are not read.
+    fn read(frame: &[u8]) -> Option<Ends> {
+        let bytes = |at: usize| frame.get(at..at + 6)?.try_into().ok();
+        let v4 = |at: usize| Some(IpAddr::from(<[u8; 4]>::try_from(frame.get(at..at + 4)?).ok()?));
+        let v6 = |at: usize| Some(IpAddr::from(<[u8; 16]>::try_from(frame.get(at..at + 16)?).ok()?));
+        let word = |at: usize| Some(u16::from_be_bytes(frame.get(at..at + 2)?.try_into().ok()?));
+        let (from, to, protocol, body) = match word(12)? {
+            0x0800 => (v4(26)?, v4(30)?, *frame.get(23)?, 34),
+            _ => (v6(22)?, v6(38)?, *frame.get(20)?, 54),
+        };
+        let ports = matches!(protocol, TCP | UDP);
+        let port = |at: usize| if ports { word(at) } else { Some(0) };
+        Some(Ends { macs: (bytes(0)?, bytes(6)?), from: (from, port(body)?), to: (to, port(body + 2)?) })
+    }
+}
+
+impl Probe {
+    /// Number of the sender's network; `None` if there is no such sender.
+    pub(crate) fn network(&self, cluster: &Cluster) -> Option<usize> {
+        match self.from {
+            Sender::Pod(pod) => cluster.pods.get(pod)?.network,
+            Sender::Far { network, .. } => Some(network),
+        }
+    }
+
+    /// The service that the packet is for.
+    pub(crate) fn service(&self, cluster: &Cluster) -> Option<usize> {
+        let network = self.network(cluster)?;
+        let To::Service { which, .. } = &self.to else { return None };
+        let services: Vec<usize> = cluster.services_of(network).collect();
+        (!services.is_empty()).then(|| *which.get(&services))
+    }
+
+    /// Protocol, family and destination port, which those of the service replace.
+    pub(crate) fn resolved(&self, cluster: &Cluster) -> Probe {
+        let Some(at) = self.service(cluster) else { return self.clone() };
+        let balanced = &cluster.services[at];
+        let mut probe = Probe { ip6: balanced.ip6, ..self.clone() };
+        if let To::Service { port: Some(index), .. } = &self.to {
+            let port = index.get(&balanced.ports);
+            probe.port = port.port;
+            probe.content = match (port.protocol, self.content) {
+                (Protocol::Tcp, Content::Tcp { .. }) => self.content,
+                (Protocol::Tcp, _) => Content::Tcp { flags: tcp_flags::SYN },
+                (Protocol::Udp, _) => Content::Udp,
+            };
+        }
+        probe
+    }
+
+    /// Addresses of the packet; `None` if there is no such sender.
+    pub(crate) fn ends(&self, cluster: &Cluster, number: usize) -> Option<Ends> {
+        let ip6 = self.ip6;
+        let (mac, from) = match self.from {
+            Sender::Pod(pod) => {
+                let last = cluster.last(pod)?;
+                (topology::mac(last), address(last, ip6))
+            }
+            Sender::Far { last, by: None, .. } => (topology::mac(last), address(last, ip6)),
+            Sender::Far { last, by: Some(which), .. } => (topology::mac(last), outside(which, ip6)),
+        };
+        let at = |at: &Option<u8>| at.map_or(UNASSIGNED, topology::mac);
+        let (to_mac, to) = match &self.to {
+            To::Endpoint { last, at } => (topology::mac(at.unwrap_or(*last)), address(*last, ip6)),
+            To::Outside { which, at: by } => (at(by), outside(*which, ip6)),
+            To::Service { .. } => match self.service(cluster) {
+                Some(service) => {
+                    let vip = cluster.service(Stage::Before, service).vip;
+                    (mac_of(vip), vip)
+                }
+                None => (UNASSIGNED, outside(0, ip6)),
+            },
+            To::Broadcast if ip6 => (BROADCAST, Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1).into()),
+            To::Broadcast => (BROADCAST, Ipv4Addr::BROADCAST.into()),
+            To::Multicast if ip6 => {
+                ([0x33, 0x33, 0, 0, 0, 0xfb], Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0xfb).into())
+            }
+            To::Multicast => ([1, 0, 0x5e, 0, 0, 0xfb], Ipv4Addr::new(224, 0, 0, 251).into()),
+        };
+        let source = FIRST + number as u16;
+        Some(Ends { macs: (to_mac, mac), from: (from, source), to: (to, self.port) })
+    }
+
+    fn origin(&self, cluster: &Cluster) -> Option<Origin> {
+        match self.from {
+            Sender::Pod(pod) => cluster.last(pod).map(|_| Origin::Pod(port(pod))),
+            Sender::Far { network, last, .. } => Some(far(network, last)),
+        }
+    }
+
+    /// The frame of a packet from the sender, number `number` of the probes, with the text `id`.
+    pub(crate) fn there(&self, cluster: &Cluster, number: usize, phase: Phase, id: u32) -> Option<Sent> {
+        let probe = self.resolved(cluster);
+        let ends = probe.ends(cluster, number)?;
+        let network = probe.network(cluster)?;
+        let bytes = probe.build(ends, (Way::There, phase), number, id);
+        let from = probe.origin(cluster)?;
+        let bytes = on_wire(&from, network, bytes);
+        Some(Sent { from, network, bytes, service: probe.service(cluster) })
+    }
+
+    /// The reply of the receiver of a delivered packet.
+    pub(crate) fn back(
+        &self,
+        cluster: &Cluster,
+        number: usize,
+        delivered: &Delivery,
+        phase: Phase,
+        id: u32,
+    ) -> Option<Sent> {
+        let probe = self.resolved(cluster);
+        let network = probe.network(cluster)?;
+        let (from, frame) = receiver(network, delivered)?;
+        let ends = Ends::read(&frame)?.reversed();
+        // A group does not reply.
+        if ends.macs.1[0] & 1 != 0 {
+            return None;
+        }
+        let bytes = probe.build(ends, (Way::Back, phase), number, id);
+        let bytes = on_wire(&from, network, bytes);
+        Some(Sent { from, network, bytes, service: None })
+    }
+
+    /// An ICMP error of the receiver of a delivered packet about it. It quotes all of the packet, also its text.
+    pub(crate) fn error(&self, cluster: &Cluster, number: usize, delivered: &Delivery) -> Option<Sent> {
+        let probe = self.resolved(cluster);
+        let network = probe.network(cluster)?;
+        let (from, frame) = receiver(network, delivered)?;
+        let Ends { macs, from: (sender, _), to: (address, _) } = Ends::read(&frame)?;
+        if macs.0[0] & 1 != 0 {
+            return None;
+        }
+        let packet = Packet::eth(macs.1, macs.0);
+        let packet = match (address, sender) {
+            (IpAddr::V4(address), IpAddr::V4(sender)) => {
+                let [kind, code] = [[3, 1], [3, 3], [11, 0]][number % 3];
+                packet.ipv4(address, sender).tos(probe.tos).icmp(kind, code, [0; 4])
+            }
+            (IpAddr::V6(address), IpAddr::V6(sender)) => {
+                let [kind, code] = [[1, 3], [1, 4], [3, 0]][number % 3];
+                packet.ipv6(address, sender).tos(probe.tos).icmpv6(kind, code, [0; 4])
+            }
+            _ => return None,
+        };
+        let bytes = packet.payload(frame.get(ETHERNET..)?).build();
+        let bytes = on_wire(&from, network, bytes);
+        Some(Sent { from, network, bytes, service: None })
+    }
+
+    fn build(&self, ends: Ends, (way, phase): (Way, Phase), number: usize, id: u32) -> Vec<u8> {
+        let packet = Packet::eth(ends.macs.0, ends.macs.1);
+        let packet = match (ends.from.0, ends.to.0) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => packet.ipv4(from, to),
+            (IpAddr::V6(from), IpAddr::V6(to)) => packet.ipv6(from, to),
+            _ => unreachable!("two families in one packet"),
+        };
+        let packet = packet.tos(self.tos).ttl(self.ttl);
+        let echo = FIRST + number as u16;
+        let (source, destination) = (ends.from.1, ends.to.1);
+        let packet = match (self.content, way) {
+            (Content::Tcp { flags }, _) => {
+                let begins = flags & tcp_flags::SYN != 0;
+                let next = |side: usize| SEQUENCES[side] + TEXT_LEN + u32::from(begins);
+                let (flags, sequence, acknowledged) = match (way, phase, begins) {
+                    (Way::There, Phase::Opening, true) => (flags, SEQUENCES[0], 0),
+                    (Way::There, Phase::Opening, false) => (flags, SEQUENCES[0], SEQUENCES[1]),
+                    (Way::There, Phase::Established, _) => (tcp_flags::ACK, next(0), next(1)),
+                    (Way::Back, Phase::Opening, true) => {
+                        (tcp_flags::SYN | tcp_flags::ACK, SEQUENCES[1], next(0))
+                    }
+                    (Way::Back, Phase::Opening, false) => (tcp_flags::ACK, SEQUENCES[1], next(0)),
+                    (Way::Back, Phase::Established, _) => (tcp_flags::ACK, next(1), next(0)),
+                };
+                packet.tcp(source, destination, flags).sequence(sequence, acknowledged)
+            }
+            (Content::Udp, _) => packet.udp(source, destination),
+            (Content::Echo, Way::There) if self.ip6 => packet.icmpv6_echo_request(echo, 1),
+            (Content::Echo, Way::Back) if self.ip6 => packet.icmpv6_echo_reply(echo, 1),
+            (Content::Echo, Way::There) => packet.icmp_echo_request(echo, 1),
+            (Content::Echo, Way::Back) => packet.icmp_echo_reply(echo, 1),
+            // Common header of SCTP: ports, verification tag, checksum.
+            (Content::Sctp, _) => packet.protocol(SCTP).payload(&[0, 9, 0, 9, 0, 0, 0, 1, 0, 0, 0, 0]),
+            (Content::Gre, _) => packet.protocol(GRE).payload(&[0, 0, 8, 0]),
+        };
+        packet.payload(&text(id)).build()
+    }
+}
+
+/// The text that identifies a frame.
+fn text(id: u32) -> [u8; TEXT_LEN as usize] {
+    let [a, b, c, d] = id.to_be_bytes();
+    [TEXT[0], TEXT[1], a, b, c, d]
+}
+
+/// The number in the text of a frame.
+pub(crate) fn id_of(frame: &[u8]) -> Option<u32> {
+    let [first, second, id @ ..] = *frame.last_chunk::<{ TEXT_LEN as usize }>()?;
+    ([first, second] == TEXT).then_some(u32::from_be_bytes(id))
+}
+
+/// Origin of the frames of an endpoint of another node.
+pub(crate) fn far(number: usize, last: u8) -> Origin {
+    match network(number).encap {
+        Encap::Vxlan { vni, .. } => Origin::Tunnel { vtep: vtep(last), vni },
+        Encap::Vlan(_) => Origin::Uplink,
+    }
+}
+
+/// The frame as the origin sends it.
+pub(crate) fn on_wire(from: &Origin, number: usize, frame: Vec<u8>) -> Vec<u8> {
+    match (from, network(number).encap) {
+        (Origin::Uplink, Encap::Vlan(vlan)) => topology::tagged(&frame, vlan.get()),
+        _ => frame,
+    }
+}
+
+/// Where the receiver of a frame sends from, and the frame without its tag.
+fn receiver(number: usize, delivered: &Delivery) -> Option<(Origin, Vec<u8>)> {
+    let frame = &delivered.frame;
+    Some(match &delivered.to {
+        Target::Pod(port) => (Origin::Pod(port.clone()), frame.clone()),
+        Target::Tunnel { vtep, vni, .. } => (Origin::Tunnel { vtep: *vtep, vni: *vni }, frame.clone()),
+        Target::Uplink if is_vlan(number) => (Origin::Uplink, [frame.get(..12)?, frame.get(16..)?].concat()),
+        Target::Uplink => return None,
+    })
+}
+
+/// IP destination of a delivered packet.
+pub(crate) fn destination(delivery: &Delivery, is_vlan: bool) -> Option<IpAddr> {
+    let is_tagged = is_vlan && delivery.to == Target::Uplink;
+    let frame = &delivery.frame;
+    let untagged = if is_tagged { [frame.get(..12)?, frame.get(16..)?].concat() } else { frame.clone() };
+    Ends::read(&untagged).map(|ends| ends.to.0)
+}
+
+/// Unassigned addresses inside and outside of the network.
+pub(crate) fn outside(which: u8, ip6: bool) -> IpAddr {
+    const V4: [Ipv4Addr; 3] =
+        [Ipv4Addr::new(10, 7, 0, 77), Ipv4Addr::new(192, 0, 2, 9), Ipv4Addr::new(198, 51, 100, 7)];
+    const V6: [Ipv6Addr; 3] = [
+        Ipv6Addr::new(0x2001, 0xdb8, 7, 0, 0, 0, 0, 77),
+        Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9),
+        Ipv6Addr::new(0x2001, 0xdb8, 0xff, 0, 0, 0, 0, 7),
+    ];
+    let at = usize::from(which) % V4.len();
+    if ip6 { V6[at].into() } else { V4[at].into() }
+}
+
+/// Ethernet address of a service.
+fn mac_of(vip: IpAddr) -> [u8; 6] {
+    match vip {
+        IpAddr::V4(vip) => contiv_model::mac::Mac::of_endpoint(vip).0,
+        IpAddr::V6(vip) => {
+            let [.., a, b, c, d] = vip.octets();
+            [2, 2, a, b, c, d]
+        }
+    }
+}
