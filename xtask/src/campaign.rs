@@ -2,7 +2,7 @@
 //! store with more cases. They are tests because the lab does not link these.
 
 use anyhow::Result;
-use clap::{Args, CommandFactory as _, Parser};
+use clap::{Args, CommandFactory as _, Parser, ValueEnum};
 
 use crate::{
     setup,
@@ -12,14 +12,36 @@ use crate::{
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench", bin_name = "cargo xtask bench")]
 pub(crate) enum Campaign {
-    /// Compare the eBPF programs with the model's oracle: random policies, services and packets
-    Equivalence(Size),
+    /// Compare a datapath with the oracle: random policies, services and packets, to the eBPF programs or through a node
+    Equivalence(Equivalence),
     /// Send randomly mutated packets: each gets a verdict, and only counted drops happen
     Fuzz(Size),
     /// Decode randomly mutated OpenFlow messages: nothing panics, and what decodes encodes to the same
     FuzzOpenflow(Size),
     /// Crash the embedded store on a disk that loses writes: no acknowledged write may be lost
     LostWrites(Crashes),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Equivalence {
+    /// Datapath of a node whose links carry the packets; without it, each packet is given to the eBPF programs
+    #[arg(long, value_enum)]
+    datapath: Option<Datapath>,
+    /// Number of random states of the node, each with up to 200 packets
+    #[arg(long, default_value_t = 10_000, requires = "datapath")]
+    states: u64,
+    /// Number of packets for the eBPF programs
+    #[arg(long, default_value_t = 1_000_000, conflicts_with = "datapath")]
+    cases: u64,
+    /// Seed of the random numbers; the same seed gives the same states and packets [default: random]
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Datapath {
+    Ovs,
+    Ebpf,
 }
 
 #[derive(Debug, Args)]
@@ -69,12 +91,25 @@ impl Campaign {
 
     fn test(&self) -> Test {
         const PACKETS: &[&str] = &["netplugin", "--test", "packets"];
+        const NODES: &[&str] = &["netplugin", "--test", "equivalence"];
         let (name, target, cases, seed) = match self {
-            Campaign::Equivalence(size) => (
+            Campaign::Equivalence(Equivalence { datapath: None, cases, seed, .. }) => (
                 "equivalence::",
                 PACKETS,
-                ("CONTIV_EQUIVALENCE_CASES", size.cases),
-                size.seed.map(|seed| ("CONTIV_EQUIVALENCE_SEED", seed)),
+                ("CONTIV_EQUIVALENCE_CASES", *cases),
+                seed.map(|seed| ("CONTIV_EQUIVALENCE_SEED", seed)),
+            ),
+            Campaign::Equivalence(Equivalence { datapath: Some(Datapath::Ovs), states, seed, .. }) => (
+                "ovs",
+                NODES,
+                ("CONTIV_EQUIVALENCE_OVS_CASES", *states),
+                seed.map(|seed| ("CONTIV_EQUIVALENCE_OVS_SEED", seed)),
+            ),
+            Campaign::Equivalence(Equivalence { datapath: Some(Datapath::Ebpf), states, seed, .. }) => (
+                "ebpf",
+                NODES,
+                ("CONTIV_EQUIVALENCE_EBPF_CASES", *states),
+                seed.map(|seed| ("CONTIV_EQUIVALENCE_EBPF_SEED", seed)),
             ),
             Campaign::Fuzz(size) => (
                 "fuzz::",

@@ -36,7 +36,7 @@ enum Command {
     Demo(lab::Arguments),
     /// Run the tests; the last line is `N passed, N failed, N skipped`
     Test(suite::Options),
-    /// Run benchmarks (see `bench --help`), compare the eBPF programs with the model (`bench equivalence`, `bench fuzz`), fuzz the decoders of OpenFlow (`bench fuzz-openflow`), and crash the embedded store (`bench lost-writes`)
+    /// Run benchmarks (see `bench --help`), compare the datapaths with the model (`bench equivalence`, `bench fuzz`), fuzz the decoders of OpenFlow (`bench fuzz-openflow`), and crash the embedded store (`bench lost-writes`)
     #[command(disable_help_flag = true)]
     Bench(lab::Arguments),
     /// Run the packet, conformance and OVS tests on other kernels under qemu
