@@ -97,6 +97,12 @@ impl Switch {
         trace(&state.traffic, &state.objects, probe)
     }
 
+    /// Removes the connection that a frame belongs to.
+    pub fn end_connection(&self, frame: &[u8], from: &Origin) {
+        let state = &mut *self.lock();
+        state.traffic.end(&state.objects, frame, from);
+    }
+
     /// Removes all connections.
     pub fn forget_connections(&self) {
         self.lock().traffic = Traffic::default();

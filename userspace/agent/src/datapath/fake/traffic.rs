@@ -72,34 +72,9 @@ impl Traffic {
     /// `None` for a dropped frame.
     fn decide(&mut self, objects: &Desired, frame: &[u8], from: &Origin) -> Option<Vec<Delivery>> {
         let unmodified = || Some(deliver(objects, frame, from));
-        let (mut inner, encap, sender) = match from {
-            Origin::Pod(port) => {
-                let local = locals(objects).find(|local| local.port == *port)?;
-                (frame.to_vec(), local.encap, Some(local))
-            }
-            Origin::Tunnel { vni, .. } => {
-                let encap =
-                    |encap: Encap| matches!(encap, Encap::Vxlan { vni: number, .. } if number == *vni);
-                match networks(objects).find(|network| encap(network.encap)) {
-                    Some(network) => (frame.to_vec(), network.encap, None),
-                    None => return unmodified(),
-                }
-            }
-            Origin::Uplink => {
-                let (vlan, inner) = untag(frame)?;
-                (inner, Encap::Vlan(vlan), None)
-            }
-            Origin::Kernel => {
-                let encap = network_from_kernel(objects, frame)?;
-                let mut inner = frame.to_vec();
-                inner[..12].copy_from_slice(&[Mac::ROUTER.0; 2].concat());
-                (inner, encap, None)
-            }
-        };
-        let vrf = match networks(objects).find(|network| network.encap == encap) {
-            Some(network) => &network.vrf,
-            None => return unmodified(),
-        };
+        let (mut inner, network, sender) = arrival(objects, frame, from)?;
+        let Some(crate::datapath::Network { encap, vrf, .. }) = network else { return unmodified() };
+        let encap = *encap;
         let network = Network { objects, encap, vrf };
         if *from == Origin::Uplink && network.is_on_node() {
             return None;
@@ -137,7 +112,7 @@ impl Traffic {
                     network.deliver_routed_by_kernel(inner, packet.tuple.destination.0)
                 }
                 Some(_) => network.route(&packet, inner, packet.tuple.destination.0),
-                None => Some(deliver(objects, &network.framed(inner, from), from)),
+                None => Some(network.bridge(inner, packet, from)),
             };
         }
         let (connection, direction) = match self.find(vrf, packet.tuple) {
@@ -156,6 +131,15 @@ impl Traffic {
             self.0.push(connection.clone());
         }
         network.forward(inner, packet, (&connection, direction), for_router.is_some(), from)
+    }
+
+    /// Removes the connection that a frame belongs to.
+    pub(super) fn end(&mut self, objects: &Desired, frame: &[u8], from: &Origin) {
+        let Some((inner, Some(network), _)) = arrival(objects, frame, from) else { return };
+        let tuple = Packet::read(&inner).map(|packet| packet.tuple);
+        if let Some((connection, _)) = tuple.and_then(|tuple| self.find(&network.vrf, tuple)) {
+            self.0.retain(|known| *known != connection);
+        }
     }
 
     /// Returns the connection that an ICMP error is about: it quotes a packet that its receiver has sent, and comes from the
@@ -178,6 +162,34 @@ impl Traffic {
             of_vrf().find(back).map(|known| (known, Direction::Reply))
         })
     }
+}
+
+/// The frame without its tag, the network that it arrives on, if the node has that, and the local sender; `None` for a frame without
+/// a network.
+type Arrival<'a> = (Vec<u8>, Option<&'a crate::datapath::Network>, Option<&'a Local>);
+
+fn arrival<'a>(objects: &'a Desired, frame: &[u8], from: &Origin) -> Option<Arrival<'a>> {
+    let find = |is_it: &dyn Fn(Encap) -> bool| networks(objects).find(|network| is_it(network.encap));
+    Some(match from {
+        Origin::Pod(port) => {
+            let local = locals(objects).find(|local| local.port == *port)?;
+            (frame.to_vec(), find(&|encap| encap == local.encap), Some(local))
+        }
+        Origin::Tunnel { vni, .. } => {
+            let network = find(&|encap| matches!(encap, Encap::Vxlan { vni: number, .. } if number == *vni));
+            (frame.to_vec(), network, None)
+        }
+        Origin::Uplink => {
+            let (vlan, inner) = untag(frame)?;
+            (inner, find(&|encap| encap == Encap::Vlan(vlan)), None)
+        }
+        Origin::Kernel => {
+            let network = network_from_kernel(objects, frame)?;
+            let mut inner = frame.to_vec();
+            inner[..12].copy_from_slice(&[Mac::ROUTER.0; 2].concat());
+            (inner, find(&|encap| encap == network), None)
+        }
+    })
 }
 
 pub(super) fn networks(objects: &Desired) -> impl Iterator<Item = &crate::datapath::Network> {
@@ -306,11 +318,18 @@ impl<'a> Network<'a> {
         if for_router || by_pod && is_translated && self.is_elsewhere(to) {
             return self.route(&packet, inner, to);
         }
-        let mac = Ethernet::read(&inner)?.source;
+        Some(self.bridge(inner, packet, from))
+    }
+
+    /// The copies of a packet that leave the node by its Ethernet address. Those to an unknown address are evaluated for each receiver.
+    fn bridge(&self, inner: Vec<u8>, packet: Packet, from: &Origin) -> Vec<Delivery> {
+        let mac = Ethernet::read(&inner).map(|ethernet| ethernet.source);
         let frame = self.framed(inner, from);
-        let is_unknown = !self.is_known(&frame, from);
         let copies = deliver(self.objects, &frame, from);
-        Some(if is_unknown { self.replicate(copies, packet.tuple, mac) } else { copies })
+        match mac {
+            Some(mac) if !self.is_known(&frame, from) => self.replicate(copies, packet.tuple, mac),
+            _ => copies,
+        }
     }
 
     fn side(&self, address: IpAddr, mac: Option<Mac>) -> Side<'a> {
