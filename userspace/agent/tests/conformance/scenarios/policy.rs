@@ -142,6 +142,50 @@ pub(crate) fn answers_pass<H: Harness>() -> Result<()> {
     Ok(())
 }
 
+/// An ICMP error from one endpoint to another about a packet.
+fn error(from: u8, to: u8, quoted: &Packet) -> Packet {
+    let (bytes, eth) = (quoted.build(), Packet::eth(mac(to), mac(from)));
+    let error = match bytes[12] {
+        0x08 => eth.ipv4(ip(from), ip(to)).icmp(3, 3, [0; 4]),
+        _ => eth.ipv6(ip6(from), ip6(to)).icmpv6(1, 4, [0; 4]),
+    };
+    error.payload(&bytes[14..])
+}
+
+/// ICMP errors about packets of a connection and about replies pass between its ends, as long as the connection does.
+pub(crate) fn errors_belong_to_their_connection<H: Harness>() -> Result<()> {
+    for net in Net::kinds()? {
+        let mut world = world::<H>(&net)?;
+        world.set(group(ONE, [rule(Direction::In, Action::Deny, 100)?])?)?;
+        world.set(group(TWO, [rule(Direction::Out, Action::Deny, 100)?])?)?;
+        let (there, back) = (from_to((1, 4000), (2, 5000)), from_to((2, 5000), (1, 4000)));
+        for error in back.iter().map(|reply| error(1, 2, reply)) {
+            world.sends(&pod("pa"), &error, [])?;
+        }
+        world.passes(("pa", 1, 4000), ("pb", 2, 5000))?;
+        world.passes(("pb", 2, 5000), ("pa", 1, 4000))?;
+        for (packet, reply) in there.iter().zip(&back) {
+            let (about_packet, about_reply) = (error(2, 1, packet), error(1, 2, reply));
+            world.sends(&pod("pb"), &about_packet, [to_pod("pa", &about_packet)])?;
+            world.sends(&pod("pa"), &about_reply, [to_pod("pb", &about_reply)])?;
+            // Neither end has sent what these quote to the third endpoint.
+            for foreign in [error(11, 2, reply), error(11, 1, packet)] {
+                world.sends_bytes(&net.outside(0), &net.on_wire(&foreign.build()), [])?;
+            }
+        }
+        let port =
+            Rule { protocol: Some(UDP), ports: Some(5000.into()), ..rule(Direction::In, Action::Deny, 100)? };
+        world.set(group(TWO, [port])?)?;
+        for error in back.iter().map(|reply| error(1, 2, reply)) {
+            world.sends(&pod("pa"), &error, [])?;
+        }
+        for error in there.iter().map(|packet| error(2, 1, packet)) {
+            world.sends(&pod("pb"), &error, [])?;
+        }
+    }
+    Ok(())
+}
+
 /// A change of the rules applies at once, to established and new connections. Without rules everything passes.
 pub(crate) fn a_change_is_in_force_at_once<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {

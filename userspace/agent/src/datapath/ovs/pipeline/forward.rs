@@ -136,7 +136,7 @@ fn evaluated_flood(network: &Network, domain: Domain, spread: Spread<'_>) -> Vec
             vec![Action::push_vlan(), Action::set_vlan(tag as u16), out]
         }
     };
-    let mut flows = Vec::from(policy::flood(domain.is_learning(), tag, &groups));
+    let mut flows = policy::flood(domain.is_learning(), tag, &groups);
     flows.push(policy::far(tag, leave));
     flows
 }

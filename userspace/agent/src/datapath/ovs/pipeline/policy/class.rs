@@ -65,6 +65,20 @@ impl Family {
         [&self.copies(addresses)[..], &[protocol(Field::IpProto), classify(EVALUATED)]].concat()
     }
 
+    /// Copies what is known of the packet that opened the connection, for an ICMP error about a reply. Actions read the addresses,
+    /// protocol and ports of a connection only if the packet is new, established or a reply; the switch takes it for one without
+    /// a connection otherwise (`is_ct_valid` in `lib/meta-flow.c`). The error goes to the sender of the reply, which is the destination
+    /// of the connection; its source is that of the connection, or a router.
+    fn about_reply(self) -> Vec<Action> {
+        let addresses = match self {
+            Family::V4 => [Field::Ipv4Src, Field::Ipv4Dst],
+            Family::V6 => [Field::Ipv6Src, Field::Ipv6Dst],
+        };
+        let (packet, connection) = opened();
+        let mark = Action::Move { from: connection, to: packet };
+        [&self.copies(addresses)[..], &[mark, classify(EVALUATED)]].concat()
+    }
+
     /// Copies the addresses and the protocol of the packet that opened the connection.
     fn original(self, is_reply: bool) -> Vec<Action> {
         let addresses = match self {
@@ -74,6 +88,12 @@ impl Family {
         let class = if is_reply { EVALUATED | REPLY } else { EVALUATED };
         [&self.copies(addresses)[..], &[protocol(Field::CtIpProto), classify(class)]].concat()
     }
+}
+
+/// Protocol and port of the packet that opened a connection, in its mark.
+fn opened() -> (Slice, Slice) {
+    let bits = PROTOCOL_SHIFT as u16 + 8;
+    (Slice::bits(PROTOCOL_AND_PORT, 0, bits), Slice::bits(Field::CtMark, 0, bits))
 }
 
 fn protocol(from: Field) -> Action {
@@ -167,12 +187,16 @@ fn state(family: Family) -> Vec<Flow> {
     let opening = opening.masked(Field::TcpFlags, SYN, SYN | ACK);
     let again = Flow::new(table::STATE, rank::EXEMPT, opening).apply(family.own());
     flows.push(again.apply([port(Field::TcpDst)]).goto(table::SOURCE_IDENTITY));
-    for (priority, kind, next) in
-        [(rank::RELATED, ct_state::RELATED, table::ON_PATH), (rank::TRACKED, 0, table::SOURCE_IDENTITY)]
-    {
-        for is_reply in [false, true] {
+    let mask = tracked | invalid | ct_state::REPLY;
+    let about_reply = family.of(Match::new()).ct_state(tracked | ct_state::RELATED, mask | ct_state::RELATED);
+    let about_reply = Flow::new(table::STATE, rank::RELATED, about_reply);
+    flows.push(about_reply.apply(family.about_reply()).goto(table::ON_PATH));
+    let (error, packet) =
+        ((rank::RELATED, ct_state::RELATED, table::ON_PATH), (rank::TRACKED, 0, table::SOURCE_IDENTITY));
+    for ((priority, kind, next), directions) in [(error, &[true][..]), (packet, &[false, true])] {
+        for is_reply in directions.iter().copied() {
             let direction = if is_reply { ct_state::REPLY } else { 0 };
-            let mask = tracked | invalid | kind | ct_state::REPLY;
+            let mask = mask | kind;
             let base = family.of(Match::new()).ct_state(tracked | kind | direction, mask);
             let whole = Flow::new(table::STATE, priority, base.clone()).apply(family.original(is_reply));
             flows.push(whole.goto(next));
@@ -201,7 +225,11 @@ pub(crate) fn network(network: &Network, domain: Domain) -> Vec<Flow> {
         let opening = packet().ct_state(new | tracked, new | tracked | ct_state::RELATED | ct_state::INVALID);
         // Replies of the connection are translated by its label.
         let label = Slice::bits(Field::CtLabel, 0, service_slice().width);
-        let exec = vec![Action::Move { from: service_slice(), to: label }];
+        let (packet, connection) = opened();
+        let exec = vec![
+            Action::Move { from: service_slice(), to: label },
+            Action::Move { from: packet, to: connection },
+        ];
         let commit = Action::Ct(Ct { commit: true, zone, exec, ..Ct::default() });
         let accepted = Flow::new(table::ACCEPT, rank::TRACKED, opening);
         flows.push(accepted.apply([commit, Action::resubmit(table::DSCP)]));

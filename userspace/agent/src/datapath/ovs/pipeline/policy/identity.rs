@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use contiv_model::{addresses::Addresses, mac::Mac, policy::Identity};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use openflow_rs::{Action, Flow, Match};
+use openflow_rs::{Action, Field, Flow, Match, ct_state};
 
 use super::{CLASS, HERE, REPLY, Side, UNKNOWN, evaluated};
 use crate::datapath::{
@@ -124,9 +124,18 @@ pub(crate) fn endpoint(member: Member<'_>) -> Vec<Flow> {
 /// of the connection state.
 fn on_path(domain: Domain, ip: IpAddr) -> [Flow; 3] {
     let from = || guard::source_within(domain.packets(), IpNet::from(ip));
-    let end = |side: Side| {
-        let m = side.within(from(), IpNet::from(ip));
-        Flow::new(table::ON_PATH, rank::KNOWN, m).goto(table::SOURCE_IDENTITY)
+    let end = |m| Flow::new(table::ON_PATH, rank::KNOWN, m).goto(table::SOURCE_IDENTITY);
+    let (related, reply) = (ct_state::TRACKED | ct_state::RELATED, ct_state::REPLY);
+    // A match reads the addresses of any connection, other than an action.
+    let about_reply = from().ct_state(related, related | reply);
+    let client = match ip {
+        IpAddr::V4(ip) => about_reply.field(Field::CtIpv4Src, ip.to_bits()),
+        IpAddr::V6(ip) => about_reply.field(Field::CtIpv6Src, ip.to_bits()),
     };
-    [end(Side::Source), end(Side::Destination), Flow::new(table::ON_PATH, rank::OTHER_END, from())]
+    let server = from().ct_state(related | reply, related | reply);
+    [
+        end(client),
+        end(Side::Destination.within(server, IpNet::from(ip))),
+        Flow::new(table::ON_PATH, rank::OTHER_END, from()),
+    ]
 }

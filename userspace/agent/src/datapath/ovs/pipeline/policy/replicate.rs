@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use contiv_model::policy::Identity;
-use openflow_rs::{Action, Bucket, Flow, Group, GroupKind};
+use openflow_rs::{Action, Bucket, Flow, Group, GroupKind, Match, ct_state};
 
 use super::{
     DESTINATION_FLAGS, DESTINATION_IDENTITY, DESTINATION_V4, DESTINATION_V6, FAR, HERE, IS_RECEIVER,
@@ -54,15 +54,26 @@ pub(crate) fn receivers(id: u32, receivers: &[Receiver]) -> Group {
 }
 
 /// Returns the flows that replicate frames of a network to groups of receivers. Only frames to groups, if the bridge learns where
-/// unknown stations are.
-pub(crate) fn flood(is_learning: bool, tag: u32, groups: &[u32]) -> [Flow; 2] {
+/// unknown stations are. Replies and ICMP errors to unknown addresses have no copies for pods: they are evaluated as the packet that
+/// opened their connection, whose ends are not the receivers of copies, and an unknown address is no pod's.
+pub(crate) fn flood(is_learning: bool, tag: u32, groups: &[u32]) -> Vec<Flow> {
     let flow = |m| Flow::new(table::DESTINATION, priority::FLOOD + 10, evaluated(m));
+    let connected = |m: Match, state: u32| {
+        Flow::new(table::DESTINATION, priority::FLOOD + 11, evaluated(m.ct_state(state, state)))
+    };
     let to_pods = || groups.iter().map(|group| Action::Group(*group));
     let leave = [Action::set(DESTINATION_FLAGS, FAR), Action::resubmit(table::POLICY)];
     let (here, outside) = (network_match_from(tag, 0), network_match_from(tag, OUTSIDE));
     match is_learning {
-        false => [flow(here).apply(to_pods().chain(leave)), flow(outside).apply(to_pods())],
-        true => [
+        false => vec![
+            connected(here.clone(), ct_state::REPLY).apply(leave.clone()),
+            connected(here.clone(), ct_state::RELATED).apply(leave.clone()),
+            connected(outside.clone(), ct_state::REPLY),
+            connected(outside.clone(), ct_state::RELATED),
+            flow(here).apply(to_pods().chain(leave)),
+            flow(outside).apply(to_pods()),
+        ],
+        true => vec![
             flow(here.multicast_dst()).apply(to_pods().chain(leave)),
             flow(outside.multicast_dst().any_vlan()).apply([Action::PopVlan]).apply(to_pods()),
         ],
