@@ -13,11 +13,11 @@ use netplugin::datapath::{
 };
 
 use crate::{
-    cluster::{Cluster, Stage, is_vlan},
+    cluster::{Cluster, Stage, is_vlan, located},
     exclusions,
     node::harness::Harness,
     oracle::{Oracle, Possible},
-    packet::{Phase, Sent, Way, destination, id_of},
+    packet::{Phase, ROUTER, Sent, Way, destination, id_of, named},
     rig::Rig,
 };
 
@@ -33,7 +33,24 @@ pub(crate) struct Summary {
     replies: u64,
     errors: u64,
     to_other_nodes: u64,
+    routed: u64,
+    messages: u64,
     excluded: u64,
+}
+
+impl Summary {
+    /// Checks that there were packets of each kind.
+    pub(crate) fn check_variety(&self) -> Result<()> {
+        let Summary {
+            delivered, dropped, copied, translated, replies, errors, to_other_nodes, routed, ..
+        } = self;
+        let kinds = [delivered, dropped, copied, translated, replies, errors, to_other_nodes, routed];
+        ensure!(
+            kinds.into_iter().all(|count| *count > self.packets / 1000),
+            "the packets do not vary: {self}"
+        );
+        Ok(())
+    }
 }
 
 impl fmt::Display for Summary {
@@ -48,12 +65,14 @@ impl fmt::Display for Summary {
             replies,
             errors,
             to_other_nodes,
+            routed,
+            messages,
             excluded,
         } = self;
         write!(
             f,
             "{states} states, {packets} packets: {delivered} delivered ({translated} to backends, {copied} to several \
-             receivers, {to_other_nodes} to other nodes, {replies} replies), {dropped} dropped; {errors} ICMP errors; {excluded} not sent because of \
+             receivers, {to_other_nodes} to other nodes, {routed} routed, {replies} replies), {dropped} dropped ({messages} with a message); {errors} ICMP errors; {excluded} not sent because of \
              known differences"
         )
     }
@@ -150,7 +169,7 @@ impl<H: Harness> Case<'_, H> {
         for probe in probes {
             let id = self.rig.id();
             let Some(sent) = self.packet(*probe, step, id) else { continue };
-            if exclusions::applies::<H>(self.cluster, &sent) {
+            if self.is_excluded(*probe, step, &sent) {
                 self.summary.excluded += 1;
                 continue;
             }
@@ -165,13 +184,30 @@ impl<H: Harness> Case<'_, H> {
         let mut arrived = self.rig.exchange(self.cluster, &frames)?;
         for packet in packets {
             let deliveries = arrived.remove(&Some(packet.id)).unwrap_or_default();
-            self.compare(packet, deliveries)?;
+            let unnumbered = arrived.remove(&None).unwrap_or_default();
+            let left = self.compare(packet, deliveries, unnumbered)?;
+            if !left.is_empty() {
+                arrived.insert(None, left);
+            }
         }
         if exclusions::answers_clients::<H>() {
             arrived.remove(&None);
         }
         ensure!(arrived.is_empty(), "frames that no packet explains: {}", shown_all(&arrived));
         Ok(())
+    }
+
+    fn is_excluded(&self, probe: usize, step: Step, sent: &Sent) -> bool {
+        let is_error =
+            || exclusions::applies_to_error::<H>(self.cluster, sent) || self.may_begin_again(probe, sent);
+        exclusions::applies::<H>(self.cluster, sent)
+            || step != Step::There && exclusions::applies_to_connected::<H>(self.cluster, sent)
+            || matches!(step, Step::Errors(_)) && is_error()
+    }
+
+    /// Whether an end of the connection of a packet has got another group, which makes it another endpoint for the datapath.
+    fn may_begin_again(&self, probe: usize, sent: &Sent) -> bool {
+        self.stage == Stage::After && exclusions::may_begin_again::<H>(self.cluster, &self.ends(probe, sent))
     }
 
     /// The packet of a step, if the connection has one.
@@ -190,9 +226,18 @@ impl<H: Harness> Case<'_, H> {
         }
     }
 
-    /// Compares the deliveries of a packet with the possible ones.
-    fn compare(&mut self, packet: Packet, deliveries: Vec<Delivery>) -> Result<()> {
-        let Packet { probe, step, sent, .. } = &packet;
+    /// Compares the deliveries of a packet, and messages of the router about it, with the possible ones. Messages quote too little
+    /// to have the number of the packet. Returns those of `messages` that are not about the packet.
+    fn compare(
+        &mut self,
+        packet: Packet,
+        deliveries: Vec<Delivery>,
+        mut messages: Vec<Delivery>,
+    ) -> Result<Vec<Delivery>> {
+        let Packet { probe, step, id, sent } = &packet;
+        let own = |possible: &Possible| -> (Vec<Delivery>, Vec<Delivery>) {
+            possible.deliveries.iter().cloned().partition(|one| id_of(&one.frame) == Some(*id))
+        };
         let service: Option<Service> = sent.service.map(|at| self.cluster.service(self.stage, at));
         let protocol = self.cluster.probes[*probe].resolved(self.cluster).content;
         let is_new = self.connections[*probe].delivered.is_none();
@@ -200,9 +245,20 @@ impl<H: Harness> Case<'_, H> {
             vec![self.oracle.unconnected(&sent.from, &sent.bytes)]
         } else {
             let states = exclusions::chosen::<H>(self.stage == Stage::After && is_new);
-            self.oracle.possible(&sent.from, &sent.bytes, service.as_ref(), states)
+            let may_begin_again = self.may_begin_again(*probe, sent);
+            // Before `possible`, after which the oracle may know the connection.
+            let again = may_begin_again
+                .then(|| self.oracle.possible_again(&sent.from, &sent.bytes, service.as_ref(), states));
+            let mut possible = self.oracle.possible(&sent.from, &sent.bytes, service.as_ref(), states);
+            possible.extend(again.into_iter().flatten());
+            possible
         };
-        let Some(at) = possible.iter().position(|possible| possible.deliveries == deliveries) else {
+        let is_equal = |possible: &Possible| {
+            let (copies, about) = own(possible);
+            copies == deliveries
+                && (exclusions::is_silent::<H>() || about.iter().all(|one| messages.contains(one)))
+        };
+        let Some(at) = possible.iter().position(is_equal) else {
             let mut expected: Vec<String> =
                 possible.iter().map(|possible| shown(&possible.deliveries)).collect();
             expected.dedup();
@@ -211,20 +267,32 @@ impl<H: Harness> Case<'_, H> {
                 self.cluster.probes[*probe],
                 sent.from,
                 hex(&sent.bytes),
-                shown(&deliveries),
+                shown(&[&deliveries[..], &messages[..]].concat()),
                 expected.join("or\n")
             );
         };
         self.count(&packet, &deliveries);
-        let Packet { probe, step, sent, .. } = packet;
-        self.oracle.adopt(possible.into_iter().nth(at).context("the possible result")?);
+        let Packet { probe, step, id, sent } = packet;
+        let possible = possible.into_iter().nth(at).context("the possible result")?;
+        for message in possible.deliveries.iter().filter(|one| id_of(&one.frame) != Some(id)) {
+            if let Some(at) = messages.iter().position(|one| one == message) {
+                self.summary.messages += 1;
+                messages.remove(at);
+            }
+        }
+        self.oracle.adopt(possible);
         let connection = &mut self.connections[probe];
         let one = match &deliveries[..] {
             [one] => Some(one.clone()),
             _ => None,
         };
         match step {
-            Step::There => connection.delivered.clone_from(&one),
+            Step::There => {
+                connection.delivered.clone_from(&one);
+                // For the oracle, an error is about addresses, also if their groups are those of Ethernet addresses.
+                let is_by_mac = self.cluster.probes[probe].is_by_mac();
+                connection.reply = connection.reply.take().filter(|_| one.is_some() || !is_by_mac);
+            }
             Step::Back => {
                 connection.is_replied |= !deliveries.is_empty();
                 connection.reply.clone_from(&one);
@@ -236,7 +304,17 @@ impl<H: Harness> Case<'_, H> {
         if let (Some(at), Some(one), true) = (sent.service, one, is_compared) {
             self.keeps_its_backend(&sent, at, self.cluster.probes[probe].resolved(self.cluster).port, &one)?;
         }
-        Ok(())
+        Ok(messages)
+    }
+
+    /// Endpoints of the connection of a packet, and the backends that it may be with.
+    fn ends(&self, probe: usize, sent: &Sent) -> Vec<(usize, u8)> {
+        let service = self.cluster.probes[probe].service(self.cluster);
+        let backends = service.into_iter().flat_map(|at| {
+            let service = self.cluster.service(Stage::Before, at);
+            service.backends.into_iter().filter_map(|backend| located(sent.network, backend.ip))
+        });
+        named(sent).into_iter().chain(backends).collect()
     }
 
     fn count(&mut self, packet: &Packet, deliveries: &[Delivery]) {
@@ -251,6 +329,7 @@ impl<H: Harness> Case<'_, H> {
         summary.translated += u64::from(is_there && packet.sent.service.is_some() && !deliveries.is_empty());
         let leaves = |delivery: &Delivery| !matches!(delivery.to, netplugin::datapath::fake::Target::Pod(_));
         summary.to_other_nodes += u64::from(deliveries.iter().any(leaves));
+        summary.routed += u64::from(deliveries.iter().any(|one| one.frame[6..12] == ROUTER));
     }
 
     /// With session affinity, a client has one backend.

@@ -1,6 +1,10 @@
 //! A generated cluster around one node, before and after a change, and packets.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+    time::Duration,
+};
 
 use contiv_model::{
     group::Dscp,
@@ -9,35 +13,42 @@ use contiv_model::{
     policy::{Identity, Rule},
     route::NextHop,
     service::{Port, Readiness},
-    tag::Encap,
+    tag::{Encap, Vni},
+    vrf::Vrf,
 };
+use ipnet::IpNet;
 use netplugin::datapath::{
     Backend, Desired, Gateway, Group, Local, Network, Object, Peer, Remote, Scope, Service, Subnet,
 };
 
 use crate::{
-    node::topology::{self, VTEPS, VXLAN_PORT},
+    node::topology::{VTEPS, VXLAN_PORT},
     packet::Probe,
 };
 
-/// Two tenants with a VXLAN and a VLAN network each. All networks have the same addresses.
-pub(crate) const NETWORKS: usize = 4;
+/// Two tenants with two VXLAN networks and a VLAN network each. The networks of both tenants have the same addresses, and those of
+/// a VLAN are also those of a VXLAN network. If the nodes route, the VXLAN networks of a tenant are a VRF.
+pub(crate) const NETWORKS: usize = 6;
 /// Pods of the node.
-pub(crate) const PODS: usize = 9;
+pub(crate) const PODS: usize = 12;
 pub(crate) const GROUPS: u32 = 5;
 /// Endpoints of each network on other nodes.
 pub(crate) const REMOTES: [u8; 3] = [11, 12, 13];
-/// Last part of the address of the gateway, a router that the cluster does not know.
-const GATEWAY: u8 = 254;
+/// Last part of the address of the gateway: the node, or a router that the cluster does not know.
+pub(crate) const GATEWAY: u8 = 254;
+/// Third part of addresses that no network has.
+const NOWHERE: u8 = 9;
 /// Last part of the first address of a service.
 const VIPS: u8 = 200;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Cluster {
+    /// Whether the nodes route between the VXLAN networks of a tenant.
+    pub(crate) routes: bool,
     pub(crate) pods: Vec<Pod>,
     /// Endpoints on other nodes, for each network and each of [`REMOTES`]; `None` if there is none.
     pub(crate) remotes: Vec<Option<Member>>,
-    /// Whether the subnets of a network are known.
+    /// Whether the subnets of a network are known, if it is not routed.
     pub(crate) subnets: Vec<bool>,
     /// Settings of the groups; the number of a group is its index plus 1.
     pub(crate) groups: Vec<Changing<Profile>>,
@@ -52,7 +63,7 @@ pub(crate) enum Stage {
 }
 
 /// A value and what it is after the change; `None` if it is the same.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Changing<T> {
     pub(crate) before: T,
     pub(crate) after: Option<T>,
@@ -71,7 +82,7 @@ impl<T> Changing<T> {
 pub(crate) type Member = Changing<Option<u32>>;
 
 /// A pod of the node, if it is attached.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Pod {
     /// Network; `None` if the pod is not attached.
     pub(crate) network: Option<usize>,
@@ -87,29 +98,62 @@ pub(crate) struct Profile {
 #[derive(Clone, Debug)]
 pub(crate) struct Balanced {
     pub(crate) network: usize,
+    pub(crate) scope: Extent,
     pub(crate) ip6: bool,
     pub(crate) ports: Vec<Port>,
-    /// Last parts of addresses.
-    pub(crate) backends: Changing<Vec<(u8, Readiness)>>,
+    pub(crate) backends: Changing<Vec<(At, Readiness)>>,
     pub(crate) affinity: bool,
 }
 
-/// Returns one of the networks.
-pub(crate) fn network(number: usize) -> Network {
-    let tenant = if number.is_multiple_of(2) { "blue" } else { "green" };
-    let encap = match number {
-        0 | 1 => {
+/// Who can use a service, and where its address is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// The endpoints of its network, of which it has an address.
+    Network,
+    /// Those of the VRF if that is routed, with an address of the network.
+    Vrf,
+    /// As `Vrf`, with an address that is in no subnet.
+    Anywhere,
+}
+
+/// An endpoint of a network, or of the tenant's other VXLAN network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct At {
+    pub(crate) is_other: bool,
+    /// Last part of the addresses.
+    pub(crate) last: u8,
+}
+
+impl At {
+    /// The network, seen from the network `number`; `None` if there is no other one.
+    pub(crate) fn network(self, number: usize) -> Option<usize> {
+        if self.is_other { other(number) } else { Some(number) }
+    }
+}
+
+/// Tag of a network.
+pub(crate) fn encap(number: usize) -> Encap {
+    match number {
+        2 | 3 => Encap::Vlan((50 * number as u16).try_into().unwrap()),
+        _ => {
             let vni = 10_001 + number as u32;
             Encap::Vxlan { vni: vni.try_into().unwrap(), local: (1 + number as u16).try_into().unwrap() }
         }
-        _ => Encap::Vlan((50 * number as u16).try_into().unwrap()),
-    };
-    let name = if number < 2 { "overlay" } else { "wire" };
-    Network::new(format!("{name}.{tenant}"), encap)
+    }
+}
+
+/// The other VXLAN network of the tenant.
+pub(crate) fn other(number: usize) -> Option<usize> {
+    (!is_vlan(number)).then_some((number + 4) % 8)
 }
 
 pub(crate) fn is_vlan(number: usize) -> bool {
-    matches!(network(number).encap, Encap::Vlan(_))
+    matches!(encap(number), Encap::Vlan(_))
+}
+
+/// The VXLAN network with this tag.
+pub(crate) fn with_vni(vni: Vni) -> Option<usize> {
+    (0..NETWORKS).find(|number| matches!(encap(*number), Encap::Vxlan { vni: known, .. } if known == vni))
 }
 
 /// VTEP of an endpoint on another node.
@@ -117,8 +161,42 @@ pub(crate) fn vtep(last: u8) -> IpAddr {
     VTEPS[usize::from(last) % VTEPS.len()].into()
 }
 
-pub(crate) fn address(last: u8, ip6: bool) -> IpAddr {
-    if ip6 { topology::ip6(last).into() } else { topology::ip(last).into() }
+/// Third part of the IPv4 addresses of a network, and second one of IPv6 addresses.
+pub(crate) fn subnet(number: usize) -> u8 {
+    if number < 4 { 7 } else { 8 }
+}
+
+/// The address with this last part in a subnet.
+pub(crate) fn address_in(subnet: u8, last: u8, ip6: bool) -> IpAddr {
+    if ip6 {
+        Ipv6Addr::new(0x2001, 0xdb8, subnet.into(), 0, 0, 0, 0, last.into()).into()
+    } else {
+        ip(subnet, last).into()
+    }
+}
+
+fn ip(subnet: u8, last: u8) -> Ipv4Addr {
+    [10, subnet, 0, last].into()
+}
+
+pub(crate) fn address(number: usize, last: u8, ip6: bool) -> IpAddr {
+    address_in(subnet(number), last, ip6)
+}
+
+/// Ethernet address of an endpoint.
+pub(crate) fn mac(number: usize, last: u8) -> [u8; 6] {
+    Mac::of_endpoint(ip(subnet(number), last)).0
+}
+
+/// The network of an address of the tenant that has network `near`, and the last part of the address.
+pub(crate) fn located(near: usize, address: IpAddr) -> Option<(usize, u8)> {
+    [Some(near), other(near)].into_iter().flatten().find_map(|number| {
+        let last = match address {
+            IpAddr::V4(ip) => ip.octets()[3],
+            IpAddr::V6(ip) => ip.octets()[15],
+        };
+        (self::address(number, last, address.is_ipv6()) == address).then_some((number, last))
+    })
 }
 
 pub(crate) fn port(pod: usize) -> String {
@@ -130,6 +208,25 @@ fn identity(group: Option<u32>) -> Option<Identity> {
 }
 
 impl Cluster {
+    /// Returns one of the networks.
+    pub(crate) fn network(&self, number: usize) -> Network {
+        let tenant = if number.is_multiple_of(2) { "blue" } else { "green" };
+        let name = ["overlay", "wire", "second"][number / 2];
+        let network = Network::new(format!("{name}.{tenant}"), encap(number));
+        let vrf = if self.is_routed(number) { Vrf::Tenant(tenant.parse().unwrap()) } else { network.vrf };
+        Network { vrf, ..network }
+    }
+
+    /// Whether the node is the gateway of the network.
+    pub(crate) fn is_routed(&self, number: usize) -> bool {
+        self.routes && !is_vlan(number)
+    }
+
+    /// Whether the subnets of the network are known.
+    pub(crate) fn has_subnets(&self, number: usize) -> bool {
+        self.subnets[number] || self.is_routed(number)
+    }
+
     /// Last part of the addresses of a pod: pods of a network are numbered from 1.
     pub(crate) fn last(&self, pod: usize) -> Option<u8> {
         let network = self.pods.get(pod)?.network?;
@@ -148,6 +245,13 @@ impl Cluster {
         self.remotes().any(|(at, known, _)| (at, known) == (network, last))
     }
 
+    /// Whether the change gives another group to the endpoint with the addresses in the network.
+    pub(crate) fn is_regrouped(&self, (network, last): (usize, u8)) -> bool {
+        let is_changed = |group: &Member| group.at(Stage::Before) != group.at(Stage::After);
+        let here = self.pod_at(network, last).is_some_and(|pod| is_changed(&self.pods[pod].group));
+        here || self.remotes().any(|(at, known, group)| (at, known) == (network, last) && is_changed(group))
+    }
+
     /// Network, last part of the addresses and group of endpoints on other nodes.
     fn remotes(&self) -> impl Iterator<Item = (usize, u8, &Member)> {
         self.remotes.iter().enumerate().filter_map(|(at, member)| {
@@ -155,45 +259,47 @@ impl Cluster {
         })
     }
 
-    /// Numbers of the services of a network.
+    /// Numbers of the services that the endpoints of a network can use.
     pub(crate) fn services_of(&self, network: usize) -> impl Iterator<Item = usize> {
-        (0..self.services.len()).filter(move |at| self.services[*at].network == network)
+        let vrf = self.network(network).vrf;
+        (0..self.services.len()).filter(move |at| self.network(self.services[*at].network).vrf == vrf)
     }
 
     pub(crate) fn service(&self, stage: Stage, at: usize) -> Service {
         let balanced = &self.services[at];
-        let network = network(balanced.network);
-        let position = self.services_of(balanced.network).take_while(|known| *known < at).count();
-        let backend = |(last, readiness): &(u8, Readiness)| Backend {
-            readiness: *readiness,
-            ..Backend::on(network.encap, address(*last, balanced.ip6))
+        let network = self.network(balanced.network);
+        let backend = |(endpoint, readiness): &(At, Readiness)| {
+            let number = endpoint.network(balanced.network)?;
+            let ip = address(number, endpoint.last, balanced.ip6);
+            let is_inside = self.network(number).vrf == network.vrf;
+            is_inside.then_some(Backend { readiness: *readiness, ..Backend::on(encap(number), ip) })
         };
-        let mut backends: Vec<Backend> = balanced.backends.at(stage).iter().map(backend).collect();
-        backends.sort_unstable();
+        let mut backends: Vec<Backend> = balanced.backends.at(stage).iter().filter_map(backend).collect();
+        backends.sort_unstable_by_key(|backend| backend.ip);
         backends.dedup_by_key(|backend| backend.ip);
         let mut ports = balanced.ports.clone();
         ports.sort_unstable();
         ports.dedup_by_key(|port| (port.protocol, port.port));
-        let vip = address(VIPS + position as u8, balanced.ip6);
+        let subnet = if balanced.scope == Extent::Anywhere { NOWHERE } else { subnet(balanced.network) };
+        let vip = address_in(subnet, VIPS + at as u8, balanced.ip6);
+        let scope = match balanced.scope {
+            Extent::Vrf | Extent::Anywhere if self.is_routed(balanced.network) => Scope::vrf(network.vrf),
+            Extent::Network | Extent::Vrf | Extent::Anywhere => Scope::network(&network),
+        };
         let affinity = balanced.affinity.then_some(Duration::from_secs(3600));
-        Service {
-            ports,
-            backends,
-            affinity,
-            ..Service::new(format!("s{at}:t"), Scope::network(&network), vip)
-        }
+        Service { ports, backends, affinity, ..Service::new(format!("s{at}:t"), scope, vip) }
     }
 
     /// The desired state of the node.
     pub(crate) fn desired(&self, stage: Stage) -> Desired {
-        let networks: Vec<Network> = (0..NETWORKS).map(network).collect();
+        let networks: Vec<Network> = (0..NETWORKS).map(|number| self.network(number)).collect();
         let peers = VTEPS.map(|vtep| Object::Peer(Peer::new(vtep, VXLAN_PORT).with_networks(&networks)));
         let services = (0..self.services.len()).map(|at| Object::Service(self.service(stage, at)));
         peers
             .into_iter()
             .chain(self.subnets())
             .chain(self.groups(stage))
-            .chain(self.remotes().map(|(number, last, member)| remote(number, last, *member.at(stage))))
+            .chain(self.remotes().map(|(number, last, member)| self.remote(number, last, *member.at(stage))))
             .chain(services)
             .chain((0..self.pods.len()).filter_map(|pod| self.local(stage, pod)))
             .chain(networks.iter().cloned().map(Object::Network))
@@ -201,24 +307,23 @@ impl Cluster {
     }
 
     fn subnets(&self) -> impl Iterator<Item = Object> {
-        let known = self.subnets.iter().enumerate().filter(|(_, known)| **known);
-        known.flat_map(|(number, _)| {
-            [false, true].map(|ip6| {
-                let Network { id, vrf, encap, .. } = network(number);
-                let prefix = if ip6 { "2001:db8:7::/64" } else { "10.7.0.0/24" };
-                let gateway = Some(Gateway { ip: address(GATEWAY, ip6), mac: None });
-                Object::Subnet(Subnet { network: id, vrf, encap, prefix: prefix.parse().unwrap(), gateway })
-            })
+        let both = (0..NETWORKS).flat_map(|number| [(number, false), (number, true)]);
+        let known = both.filter(|(number, _)| self.has_subnets(*number));
+        known.map(|(number, ip6)| {
+            let Network { id, vrf, encap, .. } = self.network(number);
+            let prefix = IpNet::new(address(number, 0, ip6), if ip6 { 64 } else { 24 }).unwrap();
+            let mac = self.is_routed(number).then_some(Mac::ROUTER);
+            let gateway = Some(Gateway { ip: address(number, GATEWAY, ip6), mac });
+            Object::Subnet(Subnet { network: id, vrf, encap, prefix, gateway })
         })
     }
 
     fn local(&self, stage: Stage, pod: usize) -> Option<Object> {
         let Pod { network: number, group } = &self.pods[pod];
-        let (last, network) = (self.last(pod)?, network((*number)?));
-        let port = port(pod);
+        let (last, number, port) = (self.last(pod)?, (*number)?, port(pod));
+        let network = self.network(number);
         let id = EndpointId::new(&network.id, &port);
-        let addresses = (topology::ip(last), Some(topology::ip6(last)));
-        let local = Local::new(id, &network, port, Mac(topology::mac(last)), addresses);
+        let local = Local::new(id, &network, port, Mac(mac(number, last)), addresses(number, last));
         Some(Object::Local(Local { identity: identity(*group.at(stage)), ..local }))
     }
 
@@ -239,16 +344,23 @@ impl Cluster {
             (dscp.is_some() || !rules.is_empty()).then_some(Object::Group(group))
         })
     }
+
+    fn remote(&self, number: usize, last: u8, group: Option<u32>) -> Object {
+        let network = self.network(number);
+        let next_hop = match network.encap {
+            Encap::Vxlan { vni, .. } => NextHop::Vtep { address: vtep(last), vni },
+            Encap::Vlan(vlan) => NextHop::Uplink { vlan, link: None },
+        };
+        let id = EndpointId::new(&network.id, &format!("far{last}"));
+        let remote = Remote::new(id, &network, next_hop, Mac(mac(number, last)), addresses(number, last));
+        Object::Remote(Remote { identity: identity(group), ..remote })
+    }
 }
 
-fn remote(number: usize, last: u8, group: Option<u32>) -> Object {
-    let network = network(number);
-    let next_hop = match network.encap {
-        Encap::Vxlan { vni, .. } => NextHop::Vtep { address: vtep(last), vni },
-        Encap::Vlan(vlan) => NextHop::Uplink { vlan, link: None },
+fn addresses(number: usize, last: u8) -> (Ipv4Addr, Option<Ipv6Addr>) {
+    let ip6 = match address(number, last, true) {
+        IpAddr::V6(ip) => Some(ip),
+        IpAddr::V4(_) => None,
     };
-    let id = EndpointId::new(&network.id, &format!("far{last}"));
-    let addresses = (topology::ip(last), Some(topology::ip6(last)));
-    let remote = Remote::new(id, &network, next_hop, Mac(topology::mac(last)), addresses);
-    Object::Remote(Remote { identity: identity(group), ..remote })
+    (ip(subnet(number), last), ip6)
 }

@@ -8,12 +8,9 @@ use contiv_model::service::Readiness;
 use netplugin::datapath::fake::Origin;
 
 use crate::{
-    cluster::{Cluster, PODS, REMOTES, is_vlan},
-    node::{
-        harness::{Difference, Harness},
-        topology,
-    },
-    packet::{Content, Sent},
+    cluster::{Cluster, GATEWAY, PODS, REMOTES, is_vlan, located, mac},
+    node::harness::{Difference, Harness},
+    packet::{Content, Sent, sender},
 };
 
 fn differs<H: Harness>(how: Difference) -> bool {
@@ -29,6 +26,26 @@ pub(crate) fn applies<H: Harness>(cluster: &Cluster, sent: &Sent) -> bool {
         || differs::<H>(Difference::FloodsStrayUnicast)
             && matches!(sent.from, Origin::Tunnel { .. })
             && at == Station::Remote
+}
+
+/// Whether a reply or an ICMP error is not sent, because its receiver has no record.
+pub(crate) fn applies_to_connected<H: Harness>(cluster: &Cluster, sent: &Sent) -> bool {
+    differs::<H>(Difference::FloodsNoReplies) && Station::of(cluster, sent) == Station::Unknown
+}
+
+/// Whether an ICMP error is not sent, because the other end of the connection has no record.
+pub(crate) fn applies_to_error<H: Harness>(cluster: &Cluster, sent: &Sent) -> bool {
+    let is_unknown = |(number, last): (usize, u8)| {
+        let has_record = cluster.is_remote(number, last) || cluster.pod_at(number, last).is_some();
+        cluster.has_subnets(number) && last != GATEWAY && !has_record
+    };
+    differs::<H>(Difference::DropsErrorsOfStrangers)
+        && sender(sent).is_some_and(|from| located(sent.network, from).is_some_and(is_unknown))
+}
+
+/// Whether the first packets of a connection may be dropped, or begin a new one: an end of the connection has changed its group.
+pub(crate) fn may_begin_again<H: Harness>(cluster: &Cluster, ends: &[(usize, u8)]) -> bool {
+    differs::<H>(Difference::EndsConnectionsOfRegrouped) && ends.iter().any(|end| cluster.is_regrouped(*end))
 }
 
 /// Whether each packet of the protocol is evaluated by its own header.
@@ -56,6 +73,11 @@ pub(crate) fn answers_clients<H: Harness>() -> bool {
     differs::<H>(Difference::AnswersRefusedClients)
 }
 
+/// Whether a router does not tell senders of expired packets.
+pub(crate) fn is_silent<H: Harness>() -> bool {
+    differs::<H>(Difference::KeepsQuietAboutTtl)
+}
+
 /// The station that a frame is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Station {
@@ -67,10 +89,10 @@ enum Station {
 
 impl Station {
     fn of(cluster: &Cluster, sent: &Sent) -> Station {
-        let mac = sent.bytes.get(..6);
-        let is = |last: u8| mac == Some(&topology::mac(last));
+        let to = sent.bytes.get(..6);
+        let is = |last: u8| to == Some(&mac(sent.network, last));
         let is_pod = |last: u8| cluster.pod_at(sent.network, last).is_some();
-        if mac.is_some_and(|mac| mac[0] & 1 != 0) {
+        if to.is_some_and(|mac| mac[0] & 1 != 0) {
             Station::Group
         } else if (1..=PODS as u8).any(|last| is_pod(last) && is(last)) {
             Station::Pod

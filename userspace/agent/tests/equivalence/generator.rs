@@ -19,12 +19,15 @@ use proptest::{
 use testkit::packet::tcp_flags;
 
 use crate::{
-    cluster::{Balanced, Changing, Cluster, GROUPS, Member, NETWORKS, PODS, Pod, Profile, REMOTES, address},
+    cluster::{
+        At, Balanced, Changing, Cluster, Extent, GATEWAY, GROUPS, Member, NETWORKS, PODS, Pod, Profile,
+        REMOTES, address,
+    },
     packet::{Content, GRE, Probe, SCTP, Sender, To, outside},
 };
 
 /// Networks of the pods, unless they are mixed.
-const HOMES: [usize; PODS] = [0, 0, 0, 1, 1, 2, 2, 3, 3];
+const HOMES: [usize; PODS] = [0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5];
 /// Ports of connections, rules and services.
 const PORTS: [u16; 5] = [53, 80, 443, 5353, 8080];
 const SERVICES: usize = 6;
@@ -41,20 +44,25 @@ pub(crate) fn clusters() -> impl Strategy<Value = Cluster> {
         1 => vec(option::weighted(0.9, 0..NETWORKS), PODS),
     ];
     (
-        (homes, vec(member(), PODS)),
+        (any::<bool>(), prop::bool::weighted(0.3), homes, vec(member(), PODS)),
         vec(option::weighted(0.85, member()), NETWORKS * REMOTES.len()),
         vec(prop::bool::weighted(0.5), NETWORKS),
         vec(profile(), GROUPS as usize),
         vec(balanced(), 0..=SERVICES),
         vec(probe(), 1..=PROBES),
     )
-        .prop_map(|((homes, groups), remotes, subnets, profiles, services, probes)| Cluster {
-            pods: homes.into_iter().zip(groups).map(|(network, group)| Pod { network, group }).collect(),
-            remotes,
-            subnets,
-            groups: profiles,
-            services,
-            probes,
+        .prop_map(|((routes, regroups, homes, groups), remotes, subnets, profiles, services, probes)| {
+            let kept = |group: Member| Changing { after: group.after.filter(|_| regroups), ..group };
+            let pods = homes.into_iter().zip(groups);
+            Cluster {
+                routes,
+                pods: pods.map(|(network, group)| Pod { network, group: kept(group) }).collect(),
+                remotes: remotes.into_iter().map(|remote: Option<Member>| remote.map(kept)).collect(),
+                subnets,
+                groups: profiles,
+                services,
+                probes,
+            }
         })
 }
 
@@ -67,7 +75,7 @@ fn changing<T: std::fmt::Debug + Clone>(
 
 fn member() -> impl Strategy<Value = Member> {
     let group = || option::weighted(0.8, 1..=GROUPS);
-    (group(), option::weighted(0.1, group())).prop_map(|(before, after)| Changing { before, after })
+    (group(), option::weighted(0.15, group())).prop_map(|(before, after)| Changing { before, after })
 }
 
 fn profile() -> impl Strategy<Value = Profile> + Clone {
@@ -147,7 +155,8 @@ fn block() -> impl Strategy<Value = IpBlock> + Clone {
 /// A prefix near an address of the packets.
 fn prefix() -> impl Strategy<Value = IpNet> + Clone {
     let addresses = prop_oneof![
-        3 => (select(endpoints()), any::<bool>()).prop_map(|(last, ip6)| address(last, ip6)),
+        3 => (networks(), select(endpoints()), any::<bool>())
+            .prop_map(|(network, last, ip6)| address(network, last, ip6)),
         1 => (0_u8..3, any::<bool>()).prop_map(|(which, ip6)| outside(which, ip6)),
     ];
     let length = prop_oneof![3 => Just(u8::MAX), 3 => 0_u8..=128, 1 => Just(0), 2 => 24_u8..=32];
@@ -155,6 +164,11 @@ fn prefix() -> impl Strategy<Value = IpNet> + Clone {
         let length = length.min(if address.is_ipv4() { 32 } else { 128 });
         IpNet::new(address, length).unwrap().trunc()
     })
+}
+
+/// Networks of both subnets.
+fn networks() -> impl Strategy<Value = usize> + Clone {
+    prop_oneof![2 => Just(0), 1 => Just(4)]
 }
 
 /// Last parts of addresses of endpoints. Not every network has each.
@@ -167,33 +181,36 @@ fn balanced() -> impl Strategy<Value = Balanced> {
         (any::<bool>(), select(PORTS.to_vec()), select(PORTS.to_vec())).prop_map(|(tcp, port, target)| {
             Port { protocol: if tcp { Protocol::Tcp } else { Protocol::Udp }, port, target }
         });
-    let backend =
-        || (select(endpoints()), select(vec![Readiness::Ready, Readiness::Ready, Readiness::Terminating]));
+    let at = || {
+        (prop::bool::weighted(0.3), select(endpoints())).prop_map(|(is_other, last)| At { is_other, last })
+    };
+    let backend = || (at(), select(vec![Readiness::Ready, Readiness::Ready, Readiness::Terminating]));
+    let scope = prop_oneof![2 => Just(Extent::Network), 1 => Just(Extent::Vrf), 1 => Just(Extent::Anywhere)];
     (
-        (0..NETWORKS, any::<bool>(), prop::bool::weighted(0.3)),
+        (0..NETWORKS, scope, any::<bool>(), prop::bool::weighted(0.3)),
         vec(port, 1..4),
         vec(backend(), 0..5),
         option::weighted(CHANGING, (vec(any::<bool>(), 5), vec(backend(), 0..2))),
     )
-        .prop_map(|((network, ip6, affinity), ports, mut before, change)| {
-            before.sort_unstable_by_key(|(last, _)| *last);
-            before.dedup_by_key(|(last, _)| *last);
+        .prop_map(|((network, scope, ip6, affinity), ports, mut before, change)| {
+            before.sort_unstable_by_key(|(at, _)| *at);
+            before.dedup_by_key(|(at, _)| *at);
             // Backends stay: that of an established connection is not chosen again.
             let after = change.map(|(flips, new)| {
-                let flip = |((last, readiness), flip): (&(u8, Readiness), bool)| match (readiness, flip) {
-                    (Readiness::Ready, true) => (*last, Readiness::Terminating),
-                    (Readiness::Terminating, true) => (*last, Readiness::Ready),
-                    (other, false) => (*last, *other),
+                let flip = |((at, readiness), flip): (&(At, Readiness), bool)| match (readiness, flip) {
+                    (Readiness::Ready, true) => (*at, Readiness::Terminating),
+                    (Readiness::Terminating, true) => (*at, Readiness::Ready),
+                    (other, false) => (*at, *other),
                 };
                 let mut after: Vec<_> = before.iter().zip(flips).map(flip).collect();
-                for (last, readiness) in new {
-                    if after.iter().all(|(known, _)| *known != last) {
-                        after.push((last, readiness));
+                for (at, readiness) in new {
+                    if after.iter().all(|(known, _)| *known != at) {
+                        after.push((at, readiness));
                     }
                 }
                 after
             });
-            Balanced { network, ip6, ports, backends: Changing { before, after }, affinity }
+            Balanced { network, scope, ip6, ports, backends: Changing { before, after }, affinity }
         })
 }
 
@@ -202,23 +219,31 @@ fn probe() -> impl Strategy<Value = Probe> {
         5 => (0..PODS).prop_map(Sender::Pod),
         2 => (0..NETWORKS, select(REMOTES.to_vec()), option::weighted(0.2, 0_u8..3))
             .prop_map(|(network, last, by)| Sender::Far { network, last, by }),
+        1 => (0..NETWORKS, select(REMOTES.to_vec()), prop::bool::weighted(0.9))
+            .prop_map(|(network, last, is_other)| Sender::Router { network, from: At { is_other, last } }),
     ];
     let to = prop_oneof![
         10 => (select(endpoints()), option::weighted(0.05, select(endpoints())))
             .prop_map(|(last, at)| To::Endpoint { last, at }),
         2 => (0_u8..3, option::weighted(0.7, select(endpoints())))
             .prop_map(|(which, at)| To::Outside { which, at }),
-        8 => (any::<Index>(), option::weighted(0.9, any::<Index>()))
-            .prop_map(|(which, port)| To::Service { which, port }),
+        4 => (prop::bool::weighted(0.8), select(endpoints()))
+            .prop_map(|(is_other, last)| To::Routed(At { is_other, last })),
+        1 => (any::<bool>(), select(vec![GATEWAY, GATEWAY, 77]))
+            .prop_map(|(is_other, last)| To::Routed(At { is_other, last })),
+        8 => (any::<Index>(), option::weighted(0.9, any::<Index>()), any::<bool>())
+            .prop_map(|(which, port, routed)| To::Service { which, port, routed }),
         1 => Just(To::Broadcast),
         1 => Just(To::Multicast),
     ];
-    let ttl = prop_oneof![4 => Just(64_u8), 1 => 1_u8..=254];
+    let ttl = prop_oneof![6 => Just(64_u8), 1 => 1_u8..=254, 1 => 1_u8..=3];
     (from, to, any::<bool>(), content(), select(PORTS.to_vec()), any::<u8>(), ttl).prop_map(
         |(from, to, ip6, content, port, tos, ttl)| {
             let to = match (from, to) {
                 // Only pods are clients of services.
-                (Sender::Far { .. }, To::Service { .. }) => To::Endpoint { last: 1, at: None },
+                (Sender::Far { .. } | Sender::Router { .. }, To::Service { .. } | To::Routed(_)) => {
+                    To::Endpoint { last: 1, at: None }
+                }
                 (_, to) => to,
             };
             Probe { from, to, ip6, content, port, tos, ttl }

@@ -5,7 +5,7 @@
 
 use contiv_model::service::Readiness;
 use netplugin::datapath::{
-    Backend, Desired, Object, Service,
+    Backend, Desired, Object, ObjectId, Service,
     fake::{Delivery, Origin, Switch},
 };
 
@@ -18,6 +18,8 @@ pub(crate) struct Oracle {
 pub(crate) struct Possible {
     pub(crate) deliveries: Vec<Delivery>,
     switch: Switch,
+    /// A service that has one backend in `switch`.
+    replaced: Option<ObjectId>,
 }
 
 impl Oracle {
@@ -36,7 +38,8 @@ impl Oracle {
         self.desired = desired;
     }
 
-    /// Returns the possible results of a frame. If it is for a service, there is one for each backend of these states.
+    /// Returns the possible results of a frame. If it is for a service, there is one for each backend of these states. If there is
+    /// only one, the oracle remembers it at once: anything else is an error.
     pub(crate) fn possible(
         &self,
         from: &Origin,
@@ -44,25 +47,41 @@ impl Oracle {
         service: Option<&Service>,
         states: &[Readiness],
     ) -> Vec<Possible> {
-        let with = |switch: Switch| {
-            let mut deliveries = switch.deliver(frame, from);
-            deliveries.sort();
-            Possible { deliveries, switch }
-        };
         let to_backends = |service: &Service| -> Vec<Possible> {
             let possible = service.backends.iter().filter(|backend| states.contains(&backend.readiness));
             let by = |backend: &Backend| {
                 let switch = self.switch.copy();
                 let backends = vec![Backend { readiness: Readiness::Ready, ..*backend }];
-                switch.put_object(Object::Service(Service { backends, ..service.clone() }));
-                with(switch)
+                let one = Object::Service(Service { backends, ..service.clone() });
+                let replaced = Some(one.id());
+                switch.put_object(one);
+                Possible { replaced, ..delivered(&switch, from, frame) }
             };
             possible.map(by).collect()
         };
         let mut possible = service.map(to_backends).unwrap_or_default();
-        if possible.is_empty() {
-            possible.push(with(self.switch.copy()));
+        let is_ready =
+            |service: &Service| service.backends.iter().any(|one| one.readiness == Readiness::Ready);
+        if !service.is_some_and(is_ready) {
+            possible.push(delivered(&self.switch, from, frame));
         }
+        possible
+    }
+
+    /// Returns the results of a frame whose connection may have ended: it is dropped, or begins a new one.
+    pub(crate) fn possible_again(
+        &self,
+        from: &Origin,
+        frame: &[u8],
+        service: Option<&Service>,
+        states: &[Readiness],
+    ) -> Vec<Possible> {
+        let switch = self.switch.copy();
+        switch.end_connection(frame, from);
+        let ended = Oracle { switch, desired: self.desired.clone() };
+        let dropped = Possible { deliveries: vec![], switch: ended.switch.copy(), replaced: None };
+        let mut possible = ended.possible(from, frame, service, states);
+        possible.push(dropped);
         possible
     }
 
@@ -70,16 +89,22 @@ impl Oracle {
     pub(crate) fn unconnected(&self, from: &Origin, frame: &[u8]) -> Possible {
         let switch = Switch::default();
         put(&switch, &self.desired);
-        let mut deliveries = switch.deliver(frame, from);
-        deliveries.sort();
-        Possible { deliveries, switch: self.switch.clone() }
+        Possible { switch: self.switch.clone(), ..delivered(&switch, from, frame) }
     }
 
     /// Continues with one of the possible results.
     pub(crate) fn adopt(&mut self, possible: Possible) {
         self.switch = possible.switch;
-        put(&self.switch, &self.desired);
+        if let Some(service) = possible.replaced.and_then(|id| self.desired.get(&id)) {
+            self.switch.put_object(service.clone());
+        }
     }
+}
+
+fn delivered(switch: &Switch, from: &Origin, frame: &[u8]) -> Possible {
+    let mut deliveries = switch.deliver(frame, from);
+    deliveries.sort();
+    Possible { deliveries, switch: switch.clone(), replaced: None }
 }
 
 fn put(switch: &Switch, desired: &Desired) {

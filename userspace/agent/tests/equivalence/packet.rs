@@ -3,7 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use contiv_model::{
-    policy::{ICMP, ICMPV6, TCP, UDP},
+    mac::Mac,
+    policy::{TCP, UDP},
     service::Protocol,
     tag::Encap,
 };
@@ -12,7 +13,7 @@ use proptest::sample::Index;
 use testkit::packet::{BROADCAST, Packet, tcp_flags};
 
 use crate::{
-    cluster::{Cluster, Stage, address, is_vlan, network, port, vtep},
+    cluster::{At, Cluster, Stage, address, encap, is_vlan, located, mac, port, vtep, with_vni},
     node::topology,
 };
 
@@ -21,6 +22,8 @@ pub(crate) const SCTP: u8 = 132;
 pub(crate) const GRE: u8 = 47;
 /// An unassigned Ethernet address.
 const UNASSIGNED: [u8; 6] = [2, 2, 9, 9, 9, 9];
+/// Ethernet address of the router.
+pub(crate) const ROUTER: [u8; 6] = Mac::ROUTER.0;
 const ETHERNET: usize = 14;
 /// First source port, or identifier of echo requests.
 const FIRST: u16 = 20_000;
@@ -49,6 +52,8 @@ pub(crate) enum Sender {
     Pod(usize),
     /// An endpoint of another node, or an unassigned address at its Ethernet address.
     Far { network: usize, last: u8, by: Option<u8> },
+    /// The router of another node, for an endpoint there: of the tenant's other network if that is routed.
+    Router { network: usize, from: At },
 }
 
 #[derive(Clone, Debug)]
@@ -57,8 +62,11 @@ pub(crate) enum To {
     Endpoint { last: u8, at: Option<u8> },
     /// An unassigned address, at the Ethernet address of an endpoint or at an unassigned one.
     Outside { which: u8, at: Option<u8> },
-    /// A service of the network, if there is one, and one of its ports, or `port`.
-    Service { which: Index, port: Option<Index> },
+    /// An address of the tenant, at the Ethernet address of the router.
+    Routed(At),
+    /// A service of the network, if there is one, and one of its ports, or `port`; at the Ethernet address of the router or at that
+    /// of the service.
+    Service { which: Index, port: Option<Index>, routed: bool },
     /// All stations.
     Broadcast,
     /// A group of stations.
@@ -72,19 +80,6 @@ pub(crate) enum Content {
     Echo,
     Sctp,
     Gre,
-}
-
-impl Content {
-    pub(crate) fn protocol(self, ip6: bool) -> u8 {
-        match self {
-            Content::Tcp { .. } => TCP,
-            Content::Udp => UDP,
-            Content::Echo if ip6 => ICMPV6,
-            Content::Echo => ICMP,
-            Content::Sctp => SCTP,
-            Content::Gre => GRE,
-        }
-    }
 }
 
 /// What has become of a connection.
@@ -149,8 +144,14 @@ impl Probe {
     pub(crate) fn network(&self, cluster: &Cluster) -> Option<usize> {
         match self.from {
             Sender::Pod(pod) => cluster.pods.get(pod)?.network,
-            Sender::Far { network, .. } => Some(network),
+            Sender::Far { network, .. } | Sender::Router { network, .. } => Some(network),
         }
+    }
+
+    /// Whether an address of the packet is not that of its Ethernet address.
+    pub(crate) fn is_by_mac(&self) -> bool {
+        matches!(self.from, Sender::Far { by: Some(_), .. })
+            || matches!(self.to, To::Endpoint { at: Some(_), .. } | To::Outside { at: Some(_), .. })
     }
 
     /// The service that the packet is for.
@@ -180,23 +181,29 @@ impl Probe {
 
     /// Addresses of the packet; `None` if there is no such sender.
     pub(crate) fn ends(&self, cluster: &Cluster, number: usize) -> Option<Ends> {
-        let ip6 = self.ip6;
-        let (mac, from) = match self.from {
-            Sender::Pod(pod) => {
-                let last = cluster.last(pod)?;
-                (topology::mac(last), address(last, ip6))
-            }
-            Sender::Far { last, by: None, .. } => (topology::mac(last), address(last, ip6)),
-            Sender::Far { last, by: Some(which), .. } => (topology::mac(last), outside(which, ip6)),
+        let (ip6, near) = (self.ip6, self.network(cluster)?);
+        let of = |last: u8| (mac(near, last), address(near, last, ip6));
+        let (from_mac, from) = match self.from {
+            Sender::Pod(pod) => of(cluster.last(pod)?),
+            Sender::Far { last, by: None, .. } => of(last),
+            Sender::Far { last, by: Some(which), .. } => (mac(near, last), outside(which, ip6)),
+            Sender::Router { from, .. } => (ROUTER, address(from.network(near)?, from.last, ip6)),
         };
-        let at = |at: &Option<u8>| at.map_or(UNASSIGNED, topology::mac);
+        let at = |at: &Option<u8>| at.map_or(UNASSIGNED, |last| mac(near, last));
         let (to_mac, to) = match &self.to {
-            To::Endpoint { last, at } => (topology::mac(at.unwrap_or(*last)), address(*last, ip6)),
+            To::Endpoint { last, at } => (mac(near, at.unwrap_or(*last)), address(near, *last, ip6)),
+            To::Routed(to) => (ROUTER, address(to.network(near).unwrap_or(near), to.last, ip6)),
             To::Outside { which, at: by } => (at(by), outside(*which, ip6)),
-            To::Service { .. } => match self.service(cluster) {
+            To::Service { routed, .. } => match self.service(cluster) {
                 Some(service) => {
                     let vip = cluster.service(Stage::Before, service).vip;
-                    (mac_of(vip), vip)
+                    // Of a network that is not routed, nothing is sent to the router. The Ethernet source of what a pod sends to itself
+                    // by the router is not defined.
+                    let is_own = [Stage::Before, Stage::After].into_iter().any(|stage| {
+                        cluster.service(stage, service).backends.iter().any(|backend| backend.ip == from)
+                    });
+                    let is_routed = *routed && cluster.is_routed(near) && !is_own;
+                    (if is_routed { ROUTER } else { mac_of(vip) }, vip)
                 }
                 None => (UNASSIGNED, outside(0, ip6)),
             },
@@ -208,13 +215,15 @@ impl Probe {
             To::Multicast => ([1, 0, 0x5e, 0, 0, 0xfb], Ipv4Addr::new(224, 0, 0, 251).into()),
         };
         let source = FIRST + number as u16;
-        Some(Ends { macs: (to_mac, mac), from: (from, source), to: (to, self.port) })
+        Some(Ends { macs: (to_mac, from_mac), from: (from, source), to: (to, self.port) })
     }
 
     fn origin(&self, cluster: &Cluster) -> Option<Origin> {
         match self.from {
             Sender::Pod(pod) => cluster.last(pod).map(|_| Origin::Pod(port(pod))),
-            Sender::Far { network, last, .. } => Some(far(network, last)),
+            Sender::Far { network, last, .. } | Sender::Router { network, from: At { last, .. } } => {
+                Some(far(network, last))
+            }
         }
     }
 
@@ -239,13 +248,7 @@ impl Probe {
         id: u32,
     ) -> Option<Sent> {
         let probe = self.resolved(cluster);
-        let network = probe.network(cluster)?;
-        let (from, frame) = receiver(network, delivered)?;
-        let ends = Ends::read(&frame)?.reversed();
-        // A group does not reply.
-        if ends.macs.1[0] & 1 != 0 {
-            return None;
-        }
+        let Receiver { from, network, ends, .. } = receiver(cluster, probe.network(cluster)?, delivered)?;
         let bytes = probe.build(ends, (Way::Back, phase), number, id);
         let bytes = on_wire(&from, network, bytes);
         Some(Sent { from, network, bytes, service: None })
@@ -254,13 +257,9 @@ impl Probe {
     /// An ICMP error of the receiver of a delivered packet about it. It quotes all of the packet, also its text.
     pub(crate) fn error(&self, cluster: &Cluster, number: usize, delivered: &Delivery) -> Option<Sent> {
         let probe = self.resolved(cluster);
-        let network = probe.network(cluster)?;
-        let (from, frame) = receiver(network, delivered)?;
-        let Ends { macs, from: (sender, _), to: (address, _) } = Ends::read(&frame)?;
-        if macs.0[0] & 1 != 0 {
-            return None;
-        }
-        let packet = Packet::eth(macs.1, macs.0);
+        let Receiver { from, network, ends, frame } = receiver(cluster, probe.network(cluster)?, delivered)?;
+        let Ends { macs, from: (address, _), to: (sender, _) } = ends;
+        let packet = Packet::eth(macs.0, macs.1);
         let packet = match (address, sender) {
             (IpAddr::V4(address), IpAddr::V4(sender)) => {
                 let [kind, code] = [[3, 1], [3, 3], [11, 0]][number % 3];
@@ -330,7 +329,7 @@ pub(crate) fn id_of(frame: &[u8]) -> Option<u32> {
 
 /// Origin of the frames of an endpoint of another node.
 pub(crate) fn far(number: usize, last: u8) -> Origin {
-    match network(number).encap {
+    match encap(number) {
         Encap::Vxlan { vni, .. } => Origin::Tunnel { vtep: vtep(last), vni },
         Encap::Vlan(_) => Origin::Uplink,
     }
@@ -338,21 +337,75 @@ pub(crate) fn far(number: usize, last: u8) -> Origin {
 
 /// The frame as the origin sends it.
 pub(crate) fn on_wire(from: &Origin, number: usize, frame: Vec<u8>) -> Vec<u8> {
-    match (from, network(number).encap) {
+    match (from, encap(number)) {
         (Origin::Uplink, Encap::Vlan(vlan)) => topology::tagged(&frame, vlan.get()),
         _ => frame,
     }
 }
 
-/// Where the receiver of a frame sends from, and the frame without its tag.
-fn receiver(number: usize, delivered: &Delivery) -> Option<(Origin, Vec<u8>)> {
-    let frame = &delivered.frame;
-    Some(match &delivered.to {
-        Target::Pod(port) => (Origin::Pod(port.clone()), frame.clone()),
-        Target::Tunnel { vtep, vni, .. } => (Origin::Tunnel { vtep: *vtep, vni: *vni }, frame.clone()),
-        Target::Uplink if is_vlan(number) => (Origin::Uplink, [frame.get(..12)?, frame.get(16..)?].concat()),
+/// The receiver of a frame.
+struct Receiver {
+    /// Where it sends from.
+    from: Origin,
+    /// Network on which its frames arrive at the node.
+    network: usize,
+    /// Addresses of its replies.
+    ends: Ends,
+    /// The received frame without its tag.
+    frame: Vec<u8>,
+}
+
+/// The receiver of a frame that was sent on the network `number`; `None` if it does not reply, as a group.
+fn receiver(cluster: &Cluster, number: usize, delivered: &Delivery) -> Option<Receiver> {
+    let frame = delivered.frame.clone();
+    let receiver = match &delivered.to {
+        Target::Pod(name) => {
+            let pod = (0..cluster.pods.len()).find(|pod| port(*pod) == *name)?;
+            let (from, network) = (Origin::Pod(name.clone()), cluster.pods[pod].network?);
+            Receiver { from, network, ends: Ends::read(&frame)?.reversed(), frame }
+        }
+        Target::Tunnel { vtep, vni, .. } => {
+            let (network, ends) = (with_vni(*vni)?, Ends::read(&frame)?.reversed());
+            // The other node routes a reply to the network of the sender.
+            let (network, ends) = if ends.macs.0 == ROUTER {
+                let (network, last) = located(network, ends.to.0)?;
+                (network, Ends { macs: (mac(network, last), ROUTER), ..ends })
+            } else {
+                (network, ends)
+            };
+            let Encap::Vxlan { vni, .. } = encap(network) else { return None };
+            Receiver { from: Origin::Tunnel { vtep: *vtep, vni }, network, ends, frame }
+        }
+        Target::Uplink if is_vlan(number) => {
+            let frame = [frame.get(..12)?, frame.get(16..)?].concat();
+            Receiver { from: Origin::Uplink, network: number, ends: Ends::read(&frame)?.reversed(), frame }
+        }
         Target::Uplink => return None,
+    };
+    (receiver.ends.macs.1[0] & 1 == 0).then_some(receiver)
+}
+
+/// The frame without its tag.
+fn untagged(sent: &Sent) -> Option<Vec<u8>> {
+    Some(match sent.from {
+        Origin::Uplink => [sent.bytes.get(..12)?, sent.bytes.get(16..)?].concat(),
+        Origin::Pod(_) | Origin::Tunnel { .. } => sent.bytes.clone(),
     })
+}
+
+/// IP source of a packet.
+pub(crate) fn sender(sent: &Sent) -> Option<IpAddr> {
+    Some(Ends::read(&untagged(sent)?)?.from.0)
+}
+
+/// Endpoints that a packet names by its IP or Ethernet addresses: networks, and last parts of their addresses.
+pub(crate) fn named(sent: &Sent) -> Vec<(usize, u8)> {
+    let Some(Ends { macs, from, to }) = untagged(sent).and_then(|frame| Ends::read(&frame)) else {
+        return vec![];
+    };
+    let by_ip = [from.0, to.0].into_iter().filter_map(|ip| located(sent.network, ip));
+    let by_mac = [macs.0, macs.1].into_iter().map(|[.., last]| (sent.network, last));
+    by_ip.chain(by_mac).collect()
 }
 
 /// IP destination of a delivered packet.
@@ -379,7 +432,7 @@ pub(crate) fn outside(which: u8, ip6: bool) -> IpAddr {
 /// Ethernet address of a service.
 fn mac_of(vip: IpAddr) -> [u8; 6] {
     match vip {
-        IpAddr::V4(vip) => contiv_model::mac::Mac::of_endpoint(vip).0,
+        IpAddr::V4(vip) => Mac::of_endpoint(vip).0,
         IpAddr::V6(vip) => {
             let [.., a, b, c, d] = vip.octets();
             [2, 2, a, b, c, d]

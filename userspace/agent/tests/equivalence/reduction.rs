@@ -1,6 +1,7 @@
 //! Cases from seeds, the reduction of cases that fail, and the list of seeds that failed before.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, OpenOptions},
     io::Write as _,
     time::{Duration, Instant},
@@ -9,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Error, Result, anyhow};
 use netplugin::datapath::Desired;
 use proptest::{
-    strategy::{Strategy as _, ValueTree},
+    strategy::{Strategy as _, ValueTree as _},
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
 };
 
@@ -18,12 +19,14 @@ use crate::{
     cluster::Cluster,
     generator::clusters,
     node::harness::Harness,
+    parts,
     rig::Rig,
 };
 
 /// One seed per line, with a comment behind it.
 const REGRESSIONS: &str = "tests/equivalence/regressions.txt";
-const TIME: Duration = Duration::from_secs(60);
+/// Time for the reduction of a case.
+const TIME: Duration = Duration::from_secs(120);
 /// Characters of a case in a comment.
 const COMMENT: usize = 1500;
 
@@ -35,17 +38,14 @@ pub(crate) fn regressions() -> Result<Vec<u64>> {
     lines.filter(|line| !line.is_empty()).map(seed).collect()
 }
 
-fn tree(seed: u64) -> Result<impl ValueTree<Value = Cluster>> {
+/// The cluster of a seed.
+pub(crate) fn cluster(seed: u64) -> Result<Cluster> {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
-    clusters().new_tree(&mut runner).map_err(|reason| anyhow!("generate a cluster: {reason}"))
-}
-
-/// The cluster of a seed.
-pub(crate) fn cluster(seed: u64) -> Result<Cluster> {
-    Ok(tree(seed)?.current())
+    let tree = clusters().new_tree(&mut runner).map_err(|reason| anyhow!("generate a cluster: {reason}"))?;
+    Ok(tree.current())
 }
 
 /// Reduces a case that has failed and adds its seed to the list. Returns the description.
@@ -60,23 +60,26 @@ pub(crate) fn report<H: Harness>(
         rig.set(Desired::default())?;
         Ok(check(rig, cluster, &mut Summary::default()).err())
     };
-    let mut tree = tree(seed)?;
-    let Some(mut reason) = fails(&tree.current())? else {
-        return Ok(format!("seed {seed} fails only after {previous:?}: {error:#}\n{:#?}", tree.current()));
+    let whole = cluster(seed)?;
+    let Some(mut reason) = fails(&whole)? else {
+        return Ok(format!("seed {seed} fails only after {previous:?}: {error:#}\n{whole:#?}"));
     };
-    let start = Instant::now();
-    let mut smallest = tree.current();
-    let mut goes_on = tree.simplify();
-    while goes_on && start.elapsed() < TIME {
-        let current = tree.current();
-        goes_on = match fails(&current)? {
-            Some(error) => {
-                (smallest, reason) = (current, error);
-                tree.simplify()
+    let (start, mut removed) = (Instant::now(), BTreeSet::new());
+    let mut length = parts::of(&whole).len();
+    while length > 1 {
+        length = length.div_ceil(2);
+        let left: Vec<_> = parts::of(&whole).into_iter().filter(|part| !removed.contains(part)).collect();
+        for chunk in left.chunks(length) {
+            if start.elapsed() > TIME {
+                break;
             }
-            None => tree.complicate(),
-        };
+            let more: BTreeSet<_> = removed.iter().chain(chunk).copied().collect();
+            if let Some(error) = fails(&parts::without(&whole, &more))? {
+                (removed, reason) = (more, error);
+            }
+        }
     }
+    let smallest = parts::without(&whole, &removed);
     let comment: String = format!("{smallest:?}").chars().take(COMMENT).collect();
     let mut file = OpenOptions::new().append(true).open(REGRESSIONS)?;
     writeln!(file, "{seed} # {comment}")?;

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     thread,
     time::{Duration, Instant},
 };
@@ -17,11 +18,8 @@ use netplugin::{
 use testkit::packet::Packet;
 
 use crate::{
-    cluster::{Cluster, NETWORKS, PODS, REMOTES, is_vlan, port},
-    node::{
-        harness::{Difference, Harness},
-        topology,
-    },
+    cluster::{Cluster, NETWORKS, PODS, REMOTES, address, is_vlan, mac, port},
+    node::harness::{Difference, Harness},
     packet::{Sent, far, id_of, on_wire},
 };
 
@@ -125,7 +123,7 @@ impl<H: Harness> Rig<H> {
             let there = REMOTES.into_iter().filter(|last| cluster.is_remote(number, *last));
             let there = there.map(|last| (last, Origin::Uplink));
             for (last, origin) in here.chain(there) {
-                let source = (topology::mac(last), topology::ip(last).octets());
+                let source = station(number, last);
                 let frame = on_wire(&origin, number, marker(source, [MARKED[0], MARKED[1], 0xff, 0xff]));
                 self.node.emit(&origin, &frame)?;
                 origins.insert(origin);
@@ -207,10 +205,9 @@ impl<H: Harness> Rig<H> {
         let number = match origin {
             Origin::Pod(name) => {
                 let own = (0..PODS).find(|pod| port(*pod) == *name);
-                let last = own.and_then(|pod| cluster.last(pod));
-                if let Some(last) = last {
-                    let source = (topology::mac(last), topology::ip(last).octets());
-                    return (origin.clone(), marker(source, text), text);
+                let known = own.and_then(|pod| Some((cluster.pods[pod].network?, cluster.last(pod)?)));
+                if let Some((number, last)) = known {
+                    return (origin.clone(), marker(station(number, last), text), text);
                 }
                 by_wire(true)
             }
@@ -225,9 +222,9 @@ impl<H: Harness> Rig<H> {
             }
             // No pod receives anything from there; any pod serves to see that the switch is idle.
             None => {
-                let pods = (0..PODS).find_map(|pod| Some((pod, cluster.last(pod)?)));
-                let (pod, last) = pods.unwrap_or((0, 1));
-                let source = (topology::mac(last), topology::ip(last).octets());
+                let station_of = |pod: usize| Some(station(cluster.pods[pod].network?, cluster.last(pod)?));
+                let pods = (0..PODS).find_map(|pod| Some((pod, station_of(pod)?)));
+                let (pod, source) = pods.unwrap_or((0, station(0, 1)));
                 (Origin::Pod(port(pod)), marker(source, text), text)
             }
         }
@@ -237,6 +234,15 @@ impl<H: Harness> Rig<H> {
     pub(crate) fn finish(mut self) -> Result<()> {
         self.check().context("at the end")
     }
+}
+
+/// Ethernet and IPv4 address of an endpoint.
+fn station(number: usize, last: u8) -> ([u8; 6], [u8; 4]) {
+    let ip = match address(number, last, false) {
+        IpAddr::V4(ip) => ip.octets(),
+        IpAddr::V6(_) => [0; 4],
+    };
+    (mac(number, last), ip)
 }
 
 fn marker((mac, ip): ([u8; 6], [u8; 4]), target: [u8; 4]) -> Vec<u8> {

@@ -87,6 +87,13 @@ pub(crate) enum Difference {
     /// The backend of a client's connection is remembered although rules deny the connection: after a change of the rules it
     /// goes there, also if the backend terminates.
     RemembersDeniedConnections,
+    /// An ICMP error from an unknown address of the network is dropped, also if that is the other end of the connection.
+    DropsErrorsOfStrangers,
+    /// Replies and ICMP errors to an unknown address are not flooded to pods.
+    FloodsNoReplies,
+    /// When an endpoint has got another group, the first packet of each of its connections is dropped, or begins a new one, as if
+    /// the address belonged to another endpoint.
+    EndsConnectionsOfRegrouped,
     /// A client gets a reply from a service that refuses it.
     AnswersRefusedClients,
 }

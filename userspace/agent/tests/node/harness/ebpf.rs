@@ -99,7 +99,8 @@ impl Site for EbpfSite {
 
     const LINKS: &'static [&'static str] = &[UNDERLAY, UPLINK];
 
-    const DIFFERENCES: &'static [Difference] = &[Difference::AnswersRefusedClients];
+    const DIFFERENCES: &'static [Difference] =
+        &[Difference::AnswersRefusedClients, Difference::EndsConnectionsOfRegrouped];
 
     fn missing() -> Option<String> {
         None
