@@ -33,14 +33,16 @@ pub(crate) fn applies_to_connected<H: Harness>(cluster: &Cluster, sent: &Sent) -
     differs::<H>(Difference::FloodsNoReplies) && Station::of(cluster, sent) == Station::Unknown
 }
 
-/// Whether an ICMP error is not sent, because the other end of the connection has no record.
+/// Whether an ICMP error is not sent, because its receiver or the other end of the connection has no record. Which rules apply to copies
+/// of an error differs: those for its connection, or those for ICMP.
 pub(crate) fn applies_to_error<H: Harness>(cluster: &Cluster, sent: &Sent) -> bool {
     let is_unknown = |(number, last): (usize, u8)| {
         let has_record = cluster.is_remote(number, last) || cluster.pod_at(number, last).is_some();
         cluster.has_subnets(number) && last != GATEWAY && !has_record
     };
-    differs::<H>(Difference::DropsErrorsOfStrangers)
-        && sender(sent).is_some_and(|from| located(sent.network, from).is_some_and(is_unknown))
+    Station::of(cluster, sent) == Station::Unknown
+        || differs::<H>(Difference::DropsErrorsOfStrangers)
+            && sender(sent).is_some_and(|from| located(sent.network, from).is_some_and(is_unknown))
 }
 
 /// Whether the first packets of a connection may be dropped, or begin a new one: an end of the connection has changed its group.
@@ -73,7 +75,7 @@ pub(crate) fn answers_clients<H: Harness>() -> bool {
     differs::<H>(Difference::AnswersRefusedClients)
 }
 
-/// Whether a router does not tell senders of expired packets.
+/// Whether a router sends no message about expired packets.
 pub(crate) fn is_silent<H: Harness>() -> bool {
     differs::<H>(Difference::KeepsQuietAboutTtl)
 }
