@@ -27,8 +27,8 @@ pub(crate) struct Equivalence {
     /// Datapath of a node whose links carry the packets; without it, each packet is given to the eBPF programs
     #[arg(long, value_enum)]
     datapath: Option<Datapath>,
-    /// Number of random states of the node, each with up to 200 packets
-    #[arg(long, default_value_t = 10_000, requires = "datapath")]
+    /// Number of random states of the node, each with some 90 packets
+    #[arg(long, default_value_t = 100_000, requires = "datapath")]
     states: u64,
     /// Number of packets for the eBPF programs
     #[arg(long, default_value_t = 1_000_000, conflicts_with = "datapath")]

@@ -27,6 +27,14 @@ const STEPS: &[(&str, &[&str])] = &[
     ("memory", &["vm --kernel 6.1 --possible-cpus 128 --part packets memory::"]),
     // Each uses one processor.
     ("random", &["bench equivalence --cases 1000000", "bench fuzz --cases 1000000"]),
+    // Nodes with a switch or with programs: random clusters, of which CI runs fewer.
+    (
+        "nodes",
+        &[
+            "bench equivalence --datapath ovs --states 10000",
+            "bench equivalence --datapath ebpf --states 20000",
+        ],
+    ),
     ("openflow", &["bench fuzz-openflow --cases 1000000"]),
     ("durability", &["bench lost-writes --crashes 1000"]),
     ("package", &["package --check"]),
