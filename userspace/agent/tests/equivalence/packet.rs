@@ -380,7 +380,8 @@ fn receiver(cluster: &Cluster, number: usize, delivered: &Delivery) -> Option<Re
             let frame = [frame.get(..12)?, frame.get(16..)?].concat();
             Receiver { from: Origin::Uplink, network: number, ends: Ends::read(&frame)?.reversed(), frame }
         }
-        Target::Uplink => return None,
+        // No VLAN is routed.
+        Target::Uplink | Target::Kernel => return None,
     };
     (receiver.ends.macs.1[0] & 1 == 0).then_some(receiver)
 }
@@ -389,7 +390,7 @@ fn receiver(cluster: &Cluster, number: usize, delivered: &Delivery) -> Option<Re
 fn untagged(sent: &Sent) -> Option<Vec<u8>> {
     Some(match sent.from {
         Origin::Uplink => [sent.bytes.get(..12)?, sent.bytes.get(16..)?].concat(),
-        Origin::Pod(_) | Origin::Tunnel { .. } => sent.bytes.clone(),
+        Origin::Pod(_) | Origin::Tunnel { .. } | Origin::Kernel => sent.bytes.clone(),
     })
 }
 

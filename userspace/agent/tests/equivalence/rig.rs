@@ -212,7 +212,7 @@ impl<H: Harness> Rig<H> {
                 by_wire(true)
             }
             Origin::Tunnel { .. } => by_wire(false),
-            Origin::Uplink => by_wire(true),
+            Origin::Uplink | Origin::Kernel => by_wire(true),
         };
         match number {
             Some(number) => {
