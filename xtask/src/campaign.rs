@@ -1,6 +1,8 @@
 //! `bench equivalence`, `bench fuzz`, `bench fuzz-openflow` and `bench lost-writes`: tests of the agent, of openflow-rs and of the
 //! store with more cases. They are tests because the lab does not link these.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use anyhow::Result;
 use clap::{Args, CommandFactory as _, Parser, ValueEnum};
 
@@ -103,13 +105,13 @@ impl Campaign {
                 "ovs",
                 NODES,
                 ("CONTIV_EQUIVALENCE_OVS_CASES", *states),
-                seed.map(|seed| ("CONTIV_EQUIVALENCE_OVS_SEED", seed)),
+                Some(("CONTIV_EQUIVALENCE_OVS_SEED", seed.unwrap_or_else(drawn))),
             ),
             Campaign::Equivalence(Equivalence { datapath: Some(Datapath::Ebpf), states, seed, .. }) => (
                 "ebpf",
                 NODES,
                 ("CONTIV_EQUIVALENCE_EBPF_CASES", *states),
-                seed.map(|seed| ("CONTIV_EQUIVALENCE_EBPF_SEED", seed)),
+                Some(("CONTIV_EQUIVALENCE_EBPF_SEED", seed.unwrap_or_else(drawn))),
             ),
             Campaign::Fuzz(size) => (
                 "fuzz::",
@@ -132,4 +134,9 @@ impl Campaign {
         };
         Test { name, target, variables: [cases].into_iter().chain(seed).collect() }
     }
+}
+
+/// A seed, for the tests that have a fixed one.
+fn drawn() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros() as u64)
 }
