@@ -40,7 +40,7 @@ use node::harness::{EbpfNode, FakeNode, Harness, OvsNode};
 use rig::Rig;
 
 /// States of one test run. One costs a processor 0.21 s with OVS, and 0.05 s with eBPF.
-const STATES_OVS: u64 = 300;
+const STATES_OVS: u64 = 150;
 /// State 1351 is an open difference: after a change of a group, an ICMP error from another node about a connection of before
 /// passes with eBPF until the connection is judged again.
 const STATES_EBPF: u64 = 800;
