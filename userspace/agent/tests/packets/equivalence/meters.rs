@@ -115,6 +115,10 @@ impl Rig {
             .map(|n| pod(&mut node, &n1, Endpoint(n + 1), u32::from(n) + 1))
             .collect::<Result<Vec<_>>>()?;
         node.converge()?;
+        for pod in &pods {
+            // Multicasts of the pod's kernel would use its buckets.
+            pod.ns.sysctl("net/ipv6/conf/eth0/disable_ipv6", "1")?;
+        }
         let target = |pod: Pod| Ok((Target::new(&node, FROM_POD, &pod.local.port)?, pod));
         let pods = pods.into_iter().map(target).collect::<Result<Vec<_>>>()?;
         Ok(Rig { pods: pods.into_iter().map(|(target, pod)| (pod, target)).collect(), node })
