@@ -14,3 +14,5 @@ mod restart;
 mod routing;
 mod services;
 mod trace;
+#[path = "../node/traced.rs"]
+mod traced;

@@ -5,36 +5,27 @@ use std::net::{IpAddr, Ipv4Addr};
 use anyhow::Result;
 use contiv_model::{
     global::ArpMode,
-    policy::{Action, Direction, Identity, Peer, PortRange, Rule, TCP},
     tag::Encap,
-    trace::{self, Egress, Query, Stage, TcpFlags, Verdict},
+    trace::{self, Egress, Query, Stage, Verdict},
 };
 use netplugin::datapath::{
-    Backend, Datapath as _, Group, Local, Network, Object, Scope, Service,
+    Backend, Datapath as _, Local, Network, Object, Scope, Service,
     trace::{Findings, Probe},
 };
 use testkit::needs;
 
-use crate::node::{Node, addresses, network, remote, spread, vlan, vtep, vxlan};
+use crate::{
+    node::{Node, addresses, network, remote, spread, vlan, vtep, vxlan},
+    traced::{self, GROUP, summary},
+};
 
-/// A TCP packet to pod `to`.
+/// A packet to pod `to`.
 fn query(ingress: trace::Ingress, from: u8, to: u8, port: u16, v6: bool) -> Query {
     let address = |n: u8| -> IpAddr {
         let (ip, ip6) = addresses(n);
         if v6 { ip6.into() } else { ip.into() }
     };
-    Query {
-        ingress,
-        source: Some(address(from)),
-        destination: address(to),
-        protocol: TCP,
-        source_port: 40_000,
-        destination_port: port,
-        tcp_flags: TcpFlags::SYN,
-        dscp: 0,
-        source_mac: None,
-        destination_mac: None,
-    }
+    traced::query(ingress, address(from), address(to), port)
 }
 
 fn of_pod(network: &Network, n: u8) -> trace::Ingress {
@@ -47,37 +38,9 @@ fn follow(node: &Node, query: &Query) -> Result<Findings> {
     Ok(node.runtime.block_on(trace)?)
 }
 
-/// Stages and rules up to the last, and outputs.
-fn summary(findings: &Findings) -> (Vec<String>, Vec<Egress>) {
-    let lines = findings.steps.iter().map(ToString::to_string).collect();
-    (lines, findings.outputs.iter().map(|output| output.to.clone()).collect())
-}
-
-/// Denies TCP ports 22 in, by a conjunction, and 23 out.
-fn group() -> Result<Group> {
-    let peers = [3, 7].map(Identity::try_from).into_iter().collect::<Result<_, _>>()?;
-    let ssh = Rule {
-        peer: Peer { identities: Some(peers), ..Peer::any() },
-        protocol: Some(TCP),
-        ports: PortRange::new(22, 25),
-        ..Rule::new("no-ssh-in", Direction::In, Action::Deny, 2.try_into()?)
-    };
-    let telnet = Rule {
-        protocol: Some(TCP),
-        ports: PortRange::new(23, 23),
-        ..Rule::new("no-telnet-out", Direction::Out, Action::Deny, 2.try_into()?)
-    };
-    let web = Rule {
-        protocol: Some(TCP),
-        ports: PortRange::new(80, 80),
-        ..Rule::new("web-in", Direction::In, Action::Allow, 1.try_into()?)
-    };
-    Ok(Group::new(Identity::try_from(7)?, [ssh, telnet, web]))
-}
-
 fn join_group(node: &Node, pod: &Object) -> Result<()> {
     if let Object::Local(local) = pod {
-        node.add([Object::Local(Local { identity: Some(7.try_into()?), ..local.clone() })])?;
+        node.add([Object::Local(Local { identity: Some(GROUP.try_into()?), ..local.clone() })])?;
     }
     Ok(())
 }
@@ -87,7 +50,7 @@ fn packets_between_two_nodes(label: &str, encap: Encap) -> Result<()> {
     let blue = network("blue", encap, ArpMode::Proxy);
     for node in &nodes {
         node.converge()?;
-        node.add([Object::Network(blue.clone()), Object::Group(group()?)])?;
+        node.add([Object::Network(blue.clone()), Object::Group(traced::group()?)])?;
     }
     let (one, two) = (spread(&nodes, 0, &blue, 1)?, spread(&nodes, 0, &blue, 2)?);
     let three = spread(&nodes, 1, &blue, 3)?;

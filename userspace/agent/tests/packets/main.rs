@@ -38,6 +38,8 @@ mod services;
 mod stage_log;
 mod stages;
 mod trace;
+#[path = "../node/traced.rs"]
+mod traced;
 mod traffic;
 mod upgrade;
 mod uplinks;

@@ -6,45 +6,32 @@ use anyhow::Result;
 use contiv_abi::maps::METERS;
 use contiv_model::{
     group::Rate,
-    policy::{Action, Direction, Identity, Peer, PortRange, Rule, TCP},
     service::Readiness,
     tag::Encap,
-    trace::{self, Egress, Query, Stage, TcpFlags, Verdict},
+    trace::{self, Egress, Query, Stage, Verdict},
 };
 use netplugin::datapath::{
-    Datapath as _, Group, Local, Network, Object, Remote,
+    Backend, Datapath as _, Group, Local, Network, Object, Remote, Scope, Service,
     trace::{Findings, Probe},
 };
 use testkit::{capture::Tap, needs};
 
 use crate::{
     node::{Endpoint, Node, Pod, network, runtime, vlan, vtep, vxlan},
-    policy::{group, number, pod, rule},
+    policy::{number, pod},
     services::service,
+    traced::{self, GROUP, summary},
 };
 
 const ONE: Endpoint = Endpoint(1);
 const TWO: Endpoint = Endpoint(2);
 const FAR: Endpoint = Endpoint(3);
 const VIP: Endpoint = Endpoint(250);
-/// Group of all endpoints here.
-const GROUP: u32 = 7;
 
-/// A packet that opens a connection by TCP to endpoint `to`.
+/// A packet to endpoint `to`.
 fn query(ingress: trace::Ingress, from: Endpoint, to: Endpoint, port: u16, v6: bool) -> Query {
     let address = |of: Endpoint| -> IpAddr { if v6 { of.ip6().into() } else { of.ip().into() } };
-    Query {
-        ingress,
-        source: Some(address(from)),
-        destination: address(to),
-        protocol: TCP,
-        source_port: 40_000,
-        destination_port: port,
-        tcp_flags: TcpFlags::SYN,
-        dscp: 0,
-        source_mac: None,
-        destination_mac: None,
-    }
+    traced::query(ingress, address(from), address(to), port)
 }
 
 fn of_pod(pod: &Pod) -> trace::Ingress {
@@ -54,34 +41,6 @@ fn of_pod(pod: &Pod) -> trace::Ingress {
 fn follow(node: &Node, query: &Query) -> Result<Findings> {
     let probe = Probe::resolve(&node.desired, query)?;
     node.ns.run(|| Ok(runtime()?.block_on(node.datapath.trace(probe))?))
-}
-
-/// Stages and rules up to the last, and outputs.
-fn summary(findings: &Findings) -> (Vec<String>, Vec<Egress>) {
-    let lines = findings.steps.iter().map(ToString::to_string).collect();
-    (lines, findings.outputs.iter().map(|output| output.to.clone()).collect())
-}
-
-/// Denies TCP ports 22 to 25 in from groups, and 23 out.
-fn rules() -> Result<Group> {
-    let peers = [3, GROUP].map(Identity::try_from).into_iter().collect::<Result<_, _>>()?;
-    let ssh = Rule {
-        peer: Peer { identities: Some(peers), ..Peer::any() },
-        protocol: Some(TCP),
-        ports: PortRange::new(22, 25),
-        ..rule("no-ssh-in", Direction::In, Action::Deny, 2)
-    };
-    let telnet = Rule {
-        protocol: Some(TCP),
-        ports: PortRange::new(23, 23),
-        ..rule("no-telnet-out", Direction::Out, Action::Deny, 2)
-    };
-    let web = Rule {
-        protocol: Some(TCP),
-        ports: PortRange::new(80, 80),
-        ..rule("web-in", Direction::In, Action::Allow, 1)
-    };
-    Ok(group(GROUP, vec![ssh, telnet, web]))
 }
 
 /// Two pods of a node, an endpoint of another node, and the rules.
@@ -97,7 +56,7 @@ impl Rig {
         let blue = network("blue.t", encap);
         let there = matches!(encap, Encap::Vxlan { .. }).then(|| vtep(2));
         let far = Remote { identity: Some(number(3)), ..FAR.remote(&blue, there) };
-        node.want_network(&blue).want_peer(2).want(Object::Remote(far)).want(Object::Group(rules()?));
+        node.want_network(&blue).want_peer(2).want(Object::Remote(far)).want(Object::Group(traced::group()?));
         let (one, two) = (pod(&mut node, &blue, ONE, GROUP)?, pod(&mut node, &blue, TWO, GROUP)?);
         node.converge()?;
         Ok(Rig { node, blue, one, two })
@@ -181,7 +140,7 @@ fn packets_are_followed(node: Node, encap: Encap) -> Result<()> {
     assert!(used.is_empty(), "{used:?}");
     // A rate delays the packet, which goes on after its time.
     let slow = Rate { bits_per_second: 1_000_000, burst_bytes: 100_000 };
-    rig.node.want(Object::Group(Group { rate: Some(slow), ..rules()? }));
+    rig.node.want(Object::Group(Group { rate: Some(slow), ..traced::group()? }));
     rig.node.converge()?;
     let (steps, outputs) = rig.send(TWO, 80, false)?;
     assert_eq!((steps.len(), outputs), (6, vec![rig.to(&rig.two)]), "{steps:#?}");
@@ -223,19 +182,37 @@ fn copies_are_listed_and_not_sent() -> Result<()> {
 }
 
 #[test]
+fn a_broadcast_without_receivers_is_no_delivery() -> Result<()> {
+    needs!(root());
+    let mut node = Node::new("trace-n")?;
+    let blue = network("blue.t", vxlan(5000));
+    node.want_network(&blue);
+    let one = node.pod(&blue, ONE)?;
+    node.converge()?;
+    let everyone = Query { destination: [255; 4].into(), ..query(of_pod(&one), ONE, TWO, 9, false) };
+    let (steps, outputs) = summary(&follow(&node, &everyone)?);
+    assert_eq!(
+        (steps.last().unwrap().as_str(), outputs),
+        ("forward     drop no receiver", vec![]),
+        "{steps:#?}"
+    );
+    Ok(())
+}
+
+#[test]
 fn backends_and_refusals_are_named() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new(Node::new("trace-s")?, vxlan(5000))?;
     let empty = service(VIP.ip().into(), &[]);
     let ready = service(VIP.ip().into(), &[(TWO.ip().into(), Readiness::Ready)]);
-    let on_blue = |service: netplugin::datapath::Service| {
+    let on_blue = |service: Service| {
         let blue = &rig.blue;
         let mut backends = service.backends.clone();
         for backend in &mut backends {
-            *backend = netplugin::datapath::Backend::on(blue.encap, backend.ip);
+            *backend = Backend::on(blue.encap, backend.ip);
         }
-        let scope = netplugin::datapath::Scope::network(blue);
-        Object::Service(netplugin::datapath::Service { scope, backends, ..service })
+        let scope = Scope::network(blue);
+        Object::Service(Service { scope, backends, ..service })
     };
     let (empty, ready) = (on_blue(empty), on_blue(ready));
     rig.node.want(empty);

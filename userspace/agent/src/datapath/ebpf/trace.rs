@@ -73,18 +73,15 @@ pub(super) fn prepare(
             let ifindex = device::ifindex(port).ok_or_else(|| NoInterface::Endpoint(endpoint.clone()));
             (FROM_POD, ifindex)
         }
-        Ingress::Tunnel { .. } => (FROM_OVERLAY, Some(overlay).filter(is_some).ok_or(NoInterface::Overlay)),
-        Ingress::Uplink(_) => (FROM_UPLINK, Some(uplink).filter(is_some).ok_or(NoInterface::Uplink)),
+        Ingress::Tunnel { .. } => {
+            (FROM_OVERLAY, (overlay != 0).then_some(overlay).ok_or(NoInterface::Overlay))
+        }
+        Ingress::Uplink(_) => (FROM_UPLINK, (uplink != 0).then_some(uplink).ok_or(NoInterface::Uplink)),
     };
     let ifindex = ifindex.map_err(|error| failed("trace", error))?;
     let interfaces = Interfaces { overlay, uplink, endpoints: installed.endpoints() };
     let flows = installed.kernel().flow_capacity();
     Ok(Request { probe, pins: pins.clone(), flows, rules: rules.clone(), program, ifindex, interfaces })
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "for `Option::filter`")]
-fn is_some(ifindex: &u32) -> bool {
-    *ifindex != 0
 }
 
 impl Request {
@@ -93,8 +90,10 @@ impl Request {
         let (reply, answer) = oneshot::channel();
         let work = move || {
             let _one = ONE_AT_A_TIME.lock();
-            // The caller may not wait any more.
-            drop(reply.send(self.follow()));
+            // The caller waits for a limited time.
+            if !reply.is_closed() {
+                drop(reply.send(self.follow()));
+            }
         };
         thread::Builder::new().name("trace".into()).spawn(work).map_err(|error| failed("trace", error))?;
         answer.await.map_err(|error| failed("trace", error))?

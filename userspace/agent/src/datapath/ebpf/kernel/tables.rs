@@ -34,7 +34,7 @@ use crate::datapath::{
         },
         policy::{Policies, RuleSets},
         programs::{
-            load::{self, Capacities, LOG_OBJECT, OBJECT, Programs},
+            load::{self, Capacities, OBJECT, Programs, log_object},
             stage_log::{LogEndpoint, StageLog},
             tc::TcHooks,
             xdp::XdpHook,
@@ -93,7 +93,7 @@ impl Kernel {
         let Prepared { capacity: flow_capacity, resized } = flows::prepare(pins, flows, writes)?;
         let sizes = sizes.of_pinned(pins)?;
         let current = logged.is_none() && resized.is_none() && load::is_current(pins)?;
-        let file = if logged.is_some() { LOG_OBJECT } else { OBJECT };
+        let file = if logged.is_some() { log_object()? } else { OBJECT };
         let loaded = if current {
             None
         } else {

@@ -31,6 +31,14 @@ pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), 
 /// The same programs, which log the result of each stage; empty if they were not built.
 pub static LOG_OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/contiv-ebpf-log"));
 
+/// [`LOG_OBJECT`], if this build has it.
+pub(crate) fn log_object() -> Result<&'static [u8], Error> {
+    const MISSING: &str =
+        "this build has none: it was given CONTIV_EBPF_OBJECT without CONTIV_EBPF_LOG_OBJECT";
+    let object = Some(LOG_OBJECT).filter(|object| !object.is_empty());
+    object.ok_or_else(|| failed("load the programs that log their stages", MISSING))
+}
+
 /// Every program except [`XDP`].
 const TC_PROGRAMS: [&str; 6] =
     [FROM_POD, FROM_QUEUE, FROM_OVERLAY, FROM_UPLINK, Stage::SlowPath.program(), Stage::Replicate.program()];

@@ -52,7 +52,7 @@ impl Request {
         if let (Some(reason), Some(step)) = (end.reason, steps.last_mut()) {
             step.verdict = Verdict::Drop;
             if step.rule.is_none() {
-                step.reason = reason.as_str().to_owned();
+                step.reason = reason.to_owned();
             }
         }
         Findings { method: METHOD, steps, outputs }
@@ -65,7 +65,7 @@ impl Request {
         match stage {
             Stage::Guard | Stage::Forward => passed,
             Stage::Service if pass.is(LogStage::Service, LogResult::BackendChosen) => {
-                Step { backend: address_of(&pass.packet, "wanted"), ..self.of_service(passed) }
+                Step { backend: backend(&pass.packet), ..self.of_service(passed) }
             }
             Stage::Service if pass.is(LogStage::Service, LogResult::NoService) => skipped,
             Stage::Service => match pass.result(LogStage::Service) {
@@ -140,7 +140,7 @@ impl Request {
 /// The last stage, and why the packet was dropped there.
 struct End {
     stage: Stage,
-    reason: Option<DropReason>,
+    reason: Option<&'static str>,
 }
 
 impl End {
@@ -152,8 +152,7 @@ impl End {
         let is_refused = verdict == Some(LogResult::Refused as u32);
         let reason = dropped.or_else(|| if is_refused { failed().map(|(_, reason)| reason) } else { None });
         let Some(reason) = reason else {
-            let is_sent = !outputs.is_empty();
-            return End { stage: Stage::Forward, reason: (!is_sent).then_some(DropReason::NoUplink) };
+            return End { stage: Stage::Forward, reason: outputs.is_empty().then_some("no receiver") };
         };
         let stage = match failed() {
             Some((LogStage::Policy, DropReason::UnknownSource)) => Stage::PolicyIn,
@@ -162,7 +161,7 @@ impl End {
             Some((stage, _)) if stage != LogStage::Verdict => stage_of(stage),
             _ => End::after(pass),
         };
-        End { stage, reason: Some(reason) }
+        End { stage, reason: Some(reason.as_str()) }
     }
 
     /// The stage behind the last one that has logged a result.
@@ -195,23 +194,20 @@ fn rules_of(packet: &Record) -> [u32; 2] {
     [out, into].map(u32::from_ne_bytes)
 }
 
-/// Destination of a tuple in the packet metadata.
-fn address_of(packet: &Record, tuple: &str) -> Option<(IpAddr, u16)> {
-    let ip = packet.bytes::<16>(&format!("{tuple}.destination"))?;
-    let port = packet.bytes::<2>(&format!("{tuple}.destination_port"))?;
+/// The destination that the packet goes on to.
+fn backend(packet: &Record) -> Option<(IpAddr, u16)> {
+    let ip = packet.bytes::<16>("wanted.destination")?;
+    let port = packet.bytes::<2>("wanted.destination_port")?;
     Some((Ipv6Addr::from(ip).to_canonical(), u16::from_be_bytes(port)))
 }
 
 /// The records of a stage.
 fn details(stage: Stage, pass: &Pass) -> Vec<String> {
-    let of_stage = LOGGED.into_iter().filter(|logged| stage_of(*logged) == stage);
-    let lines = of_stage.flat_map(|logged| {
-        let records = pass.records.iter().filter(move |(of, _)| *of == logged as u32);
-        records.filter_map(|(of, result)| {
-            let text = LogResult::text(*result).map(str::to_owned);
-            let text = text.or_else(|| Some(format!("dropped, {}", reason_of(*result)?.as_str())))?;
-            Some(format!("{}: {text}", LogStage::text(*of)?))
-        })
-    });
-    lines.collect()
+    let line = |(of, result): &(u32, u32)| {
+        let logged = LOGGED.into_iter().find(|logged| *logged as u32 == *of)?;
+        let text = LogResult::text(*result).map(str::to_owned);
+        let text = text.or_else(|| Some(format!("dropped, {}", reason_of(*result)?.as_str())))?;
+        (stage_of(logged) == stage).then(|| format!("{}: {text}", LogStage::text(*of).unwrap_or_default()))
+    };
+    pass.records.iter().filter_map(line).collect()
 }

@@ -31,7 +31,7 @@ use super::super::{
         pins::Pins,
         sizes::Sizes,
     },
-    programs::load::{LOG_OBJECT, retry_interrupted, trim_heap},
+    programs::load::{log_object, retry_interrupted, trim_heap},
 };
 use crate::datapath::{
     Error,
@@ -113,12 +113,7 @@ impl Programs {
     /// `flows` is the capacity of the node's flow table.
     pub(super) fn load(pins: &Pins, flows: u32) -> Result<Programs, Error> {
         let what = "load the programs that log their stages";
-        if LOG_OBJECT.is_empty() {
-            return Err(failed(
-                what,
-                "this build has none; build the agent with CONTIV_EBPF_LOG_OBJECT unset",
-            ));
-        }
+        let object = log_object()?;
         let mut loader = EbpfLoader::new();
         for name in TABLES {
             loader.map_pin_path(name, pins.map(name));
@@ -127,7 +122,7 @@ impl Programs {
         for (name, entries) in sizes.entries()?.into_iter().chain(flows::sizes(FLOWS.min(flows))) {
             loader.map_max_entries(name, entries);
         }
-        let mut object = loader.load(LOG_OBJECT).map_err(|error| failed(what, error))?;
+        let mut object = loader.load(object).map_err(|error| failed(what, error))?;
         set_node(&mut object, pins, FLOWS.min(flows))?;
         let stages = fill_stages(&mut object)?;
         let records = Records::default();
