@@ -11,14 +11,14 @@ use contiv_model::{
     vrf::Vrf,
 };
 use netplugin::datapath::{
-    Gateway, Local, Network, Object, Peer, Remote, Subnet,
+    Backend, Gateway, Local, Network, Object, Peer, Remote, Scope, Service, Subnet,
     fake::{Delivery, Origin, Target},
 };
 use testkit::packet::{Packet, nd_flags};
 
 use crate::{
     harness::Harness,
-    topology::{VTEPS, VXLAN_PORT},
+    topology::{VTEPS, VXLAN_PORT, pod, to_pod},
     world::World,
 };
 
@@ -148,6 +148,54 @@ impl Pair {
             self.two.remote(0, FAR_B.1),
         ];
         Ok(self.one.objects()?.chain(self.two.objects()?).chain(endpoints).chain(self.peers()).collect())
+    }
+
+    /// The objects in forward mode `bridge`: each network is a VRF of its own, and its gateway a router on it.
+    pub(super) fn bridged(&self) -> Result<Vec<Object>> {
+        let own = |network: &NetworkId| Vrf::from(network.clone());
+        let bridged = |object| match object {
+            Object::Network(it) => Object::Network(Network { vrf: own(&it.id), ..it }),
+            Object::Subnet(it) => {
+                let gateway = it.gateway.map(|gateway| Gateway { mac: None, ..gateway });
+                Object::Subnet(Subnet { vrf: own(&it.network), gateway, ..it })
+            }
+            Object::Local(it) => Object::Local(Local { vrf: own(&it.network), ..it }),
+            Object::Remote(it) => Object::Remote(Remote { vrf: own(&it.network), ..it }),
+            other => other,
+        };
+        Ok(self.objects()?.into_iter().map(bridged).collect())
+    }
+
+    /// A service of the tenant, UDP port 53, with this backend.
+    pub(super) fn service(&self, vip: End, backend: End) -> Result<Object> {
+        let net = if backend.0 == 1 { &self.one } else { &self.two };
+        Ok(Object::Service(Service {
+            ports: vec!["53:5353:UDP".parse()?],
+            backends: vec![Backend::on(net.network.encap, backend.ip())],
+            ..Service::new("dns:t", Scope::vrf(self.one.network.vrf.clone()), vip.ip())
+        }))
+    }
+
+    /// The pods of the node reach each other over networks, and within a network by way of the gateway.
+    pub(super) fn local_pods_talk<H: Harness>(&self) -> Result<()> {
+        let mut world = self.world::<H>()?;
+        for ((from, to), (port, other)) in
+            [((A, B), ("pa", "pb")), ((B, A), ("pb", "pa")), ((A, A2), ("pa", "pa2"))]
+        {
+            for _ in 0..2 {
+                for (there, arrives) in sent(from, to).iter().zip(&routed(from, to)) {
+                    world.sends(&pod(port), there, [to_pod(other, arrives)])?;
+                }
+                for (back, arrives) in answers(to, from).iter().zip(&answers_routed(to, from)) {
+                    world.sends(&pod(other), back, [to_pod(port, arrives)])?;
+                }
+            }
+        }
+        // Within a network nothing has changed.
+        for packet in datagrams((A2.mac(), A.mac()), (A, 4000), (A2, 5001), 1) {
+            world.sends(&pod("pa"), &packet, [to_pod("pa2", &packet)])?;
+        }
+        Ok(())
     }
 
     pub(super) fn peers(&self) -> [Object; 2] {

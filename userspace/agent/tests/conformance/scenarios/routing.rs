@@ -102,25 +102,7 @@ pub(crate) fn gateways_answer_pings<H: Harness>() -> Result<()> {
 
 /// Pods of the node reach each other over networks, and within a network by way of the gateway.
 pub(crate) fn local_pods_on_two_networks<H: Harness>() -> Result<()> {
-    let pair = Pair::new()?;
-    let mut world = pair.world::<H>()?;
-    for ((from, to), (port, other)) in
-        [((A, B), ("pa", "pb")), ((B, A), ("pb", "pa")), ((A, A2), ("pa", "pa2"))]
-    {
-        for _ in 0..2 {
-            for (there, arrives) in sent(from, to).iter().zip(&routed(from, to)) {
-                world.sends(&pod(port), there, [to_pod(other, arrives)])?;
-            }
-            for (back, arrives) in answers(to, from).iter().zip(&answers_routed(to, from)) {
-                world.sends(&pod(other), back, [to_pod(port, arrives)])?;
-            }
-        }
-    }
-    // Within a network nothing has changed.
-    for packet in datagrams((A2.mac(), A.mac()), (A, 4000), (A2, 5001), 1) {
-        world.sends(&pod("pa"), &packet, [to_pod("pa2", &packet)])?;
-    }
-    Ok(())
+    Pair::new()?.local_pods_talk::<H>()
 }
 
 /// Packets to pods of other nodes leave by the network of their destination, and those of other nodes arrive so.

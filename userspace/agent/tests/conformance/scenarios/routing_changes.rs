@@ -2,13 +2,10 @@
 
 use anyhow::{Result, ensure};
 use contiv_model::{
-    name::NetworkId,
     policy::{Action, Direction, Rule, UDP},
     vrf::Vrf,
 };
-use netplugin::datapath::{
-    Backend, Desired, Gateway, Local, Network, Object, Remote, Scope, Service, Subnet,
-};
+use netplugin::datapath::{Backend, Desired, Object, Scope, Service, Subnet};
 use testkit::packet::Packet;
 
 use crate::{
@@ -25,23 +22,7 @@ use crate::{
 pub(crate) fn the_forward_mode_changes<H: Harness>() -> Result<()> {
     let pair = Pair::new()?;
     let mut world = pair.world::<H>()?;
-    let bridged: Vec<Object> = pair
-        .objects()?
-        .into_iter()
-        .map(|object| {
-            let own = |network: &NetworkId| Vrf::from(network.clone());
-            match object {
-                Object::Network(it) => Object::Network(Network { vrf: own(&it.id), ..it }),
-                Object::Subnet(it) => {
-                    let gateway = it.gateway.map(|gateway| Gateway { mac: None, ..gateway });
-                    Object::Subnet(Subnet { vrf: own(&it.network), gateway, ..it })
-                }
-                Object::Local(it) => Object::Local(Local { vrf: own(&it.network), ..it }),
-                Object::Remote(it) => Object::Remote(Remote { vrf: own(&it.network), ..it }),
-                other => other,
-            }
-        })
-        .collect();
+    let bridged = pair.bridged()?;
     let request = Packet::arp_request(B.mac(), B.ip(), End(2, GATEWAY).ip());
     for _ in 0..2 {
         for (there, arrives) in sent(A, B).iter().zip(&routed(A, B)) {

@@ -5,7 +5,7 @@ use contiv_model::{
     group::Dscp,
     policy::{Action, Direction, Rule, UDP},
 };
-use netplugin::datapath::{Backend, Group, Object, Scope, Service};
+use netplugin::datapath::{Group, Object};
 
 use crate::{
     harness::Harness,
@@ -69,12 +69,8 @@ pub(crate) fn services_have_backends_on_other_networks<H: Harness>() -> Result<(
     for (vip, to) in [(VIP, ROUTER), (End(1, 200), End(1, 200).mac())] {
         for (backend, port) in [(B, Some("pb")), (FAR_B, None), (A2, Some("pa2"))] {
             let net = if backend.0 == 1 { &pair.one } else { &pair.two };
-            let service = Service {
-                ports: vec!["53:5353:UDP".parse()?],
-                backends: vec![Backend::on(net.network.encap, backend.ip())],
-                ..Service::new("dns:t", Scope::vrf(pair.one.network.vrf.clone()), vip.ip())
-            };
-            let mut world = World::<H>::new(pair.objects()?.into_iter().chain([Object::Service(service)]))?;
+            let service = pair.service(vip, backend)?;
+            let mut world = World::<H>::new(pair.objects()?.into_iter().chain([service]))?;
             let is_bridged = backend.0 == 1 && to != ROUTER;
             let (source, ttl) = if is_bridged { (A.mac(), TTL) } else { (ROUTER, TTL - 1) };
             let [asks, _] = datagrams((to, A.mac()), (A, 4000), (vip, 53), TTL);

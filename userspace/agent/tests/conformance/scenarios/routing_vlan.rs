@@ -5,12 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use anyhow::{Result, ensure};
 use contiv_model::{
     mac::Mac,
-    name::NetworkId,
     policy::{Action, Direction, Peer, Rule, UDP},
-    vrf::Vrf,
 };
 use netplugin::datapath::{
-    Backend, Desired, Gateway, KERNEL_MAC, Local, Network, Object, Op, Remote, Scope, Service, Subnet,
+    Backend, Desired, KERNEL_MAC, Object, Op, Scope, Service,
     fake::{Delivery, Origin, Target},
 };
 use testkit::packet::{BROADCAST, Packet};
@@ -21,7 +19,7 @@ use crate::{
         policy::{group, in_group, number, rule},
         routed::{
             A, A2, B, End, FAR_A, FAR_B, GATEWAY, Pair, ROUTER, Routed, TTL, VIP, advertisement, answers,
-            answers_routed, datagrams, ping, pong, routed, sent, solicitation,
+            datagrams, ping, pong, sent, solicitation,
         },
     },
     topology::{pod, tagged, to_pod},
@@ -101,21 +99,7 @@ pub(crate) fn frames_stay_on_the_node<H: Harness>() -> Result<()> {
 
 /// The node routes between its own pods: the kernel sees nothing of it.
 pub(crate) fn pods_of_routed_vlans_on_one_node<H: Harness>() -> Result<()> {
-    let mut world = Pair::vlans()?.world::<H>()?;
-    for ((from, to), (port, other)) in
-        [((A, B), ("pa", "pb")), ((B, A), ("pb", "pa")), ((A, A2), ("pa", "pa2"))]
-    {
-        for (there, arrives) in sent(from, to).iter().zip(&routed(from, to)) {
-            world.sends(&pod(port), there, [to_pod(other, arrives)])?;
-        }
-        for (back, arrives) in answers(to, from).iter().zip(&answers_routed(to, from)) {
-            world.sends(&pod(other), back, [to_pod(port, arrives)])?;
-        }
-    }
-    for packet in datagrams((A2.mac(), A.mac()), (A, 4000), (A2, 5001), 1) {
-        world.sends(&pod("pa"), &packet, [to_pod("pa2", &packet)])?;
-    }
-    Ok(())
+    Pair::vlans()?.local_pods_talk::<H>()
 }
 
 /// What is for no endpoint of the node goes to the kernel as the pod has sent it, and so does what has reached the end of its TTL.
@@ -259,13 +243,8 @@ pub(crate) fn services_have_backends_behind_the_kernel<H: Harness>() -> Result<(
     let pair = Pair::vlans()?;
     for (vip, to) in [(VIP, ROUTER), (End(1, 200), End(1, 200).mac())] {
         for backend in [FAR_A, FAR_B] {
-            let net = if backend.0 == 1 { &pair.one } else { &pair.two };
-            let service = Service {
-                ports: vec!["53:5353:UDP".parse()?],
-                backends: vec![Backend::on(net.network.encap, backend.ip())],
-                ..Service::new("dns:t", Scope::vrf(pair.one.network.vrf.clone()), vip.ip())
-            };
-            let mut world = World::<H>::new(pair.objects()?.into_iter().chain([Object::Service(service)]))?;
+            let service = pair.service(vip, backend)?;
+            let mut world = World::<H>::new(pair.objects()?.into_iter().chain([service]))?;
             for _ in 0..2 {
                 let [asks, _] = datagrams((to, A.mac()), (A, 4000), (vip, 53), TTL);
                 let [asked, _] = leaving((A, 4000), (backend, 5353));
@@ -297,23 +276,7 @@ pub(crate) fn errors_about_packets_to_the_kernel<H: Harness>() -> Result<()> {
 pub(crate) fn vlans_are_bridged_again<H: Harness>() -> Result<()> {
     let pair = Pair::vlans()?;
     let mut world = pair.world::<H>()?;
-    let bridged: Vec<Object> = pair
-        .objects()?
-        .into_iter()
-        .map(|object| {
-            let own = |network: &NetworkId| Vrf::from(network.clone());
-            match object {
-                Object::Network(it) => Object::Network(Network { vrf: own(&it.id), ..it }),
-                Object::Subnet(it) => {
-                    let gateway = it.gateway.map(|gateway| Gateway { mac: None, ..gateway });
-                    Object::Subnet(Subnet { vrf: own(&it.network), gateway, ..it })
-                }
-                Object::Local(it) => Object::Local(Local { vrf: own(&it.network), ..it }),
-                Object::Remote(it) => Object::Remote(Remote { vrf: own(&it.network), ..it }),
-                other => other,
-            }
-        })
-        .collect();
+    let bridged = pair.bridged()?;
     let to_all = Packet::eth(BROADCAST, A.mac()).payload(b"to all");
     let on_wire = Delivery { to: Target::Uplink, frame: tagged(&to_all.build(), 101) };
     let [there, _] = leaving((A, 4000), (FAR_B, 5000));
