@@ -212,8 +212,10 @@ fn sender_of(packet: &Packet, half: &FlowHalf, original: bool) -> u32 {
     let here = 0_u32.wrapping_sub(differ(packet.source_port, 0));
     let evaluated = half.group(original) & here | half.identity(original) & !here;
     let current = packet.source_group & here | packet.source_identity & !here;
-    let no_error = differ(packet.icmp_error.into(), Told::NOTHING.into()) ^ 1;
-    let differs = differ(current, evaluated) & differ(current, UNKNOWN) & no_error;
+    // An error says nothing about who the sender of the flow's packets is, but another endpoint has none to tell.
+    let is_packet = differ(packet.icmp_error.into(), Told::NOTHING.into()) ^ 1;
+    let differs =
+        differ(current, evaluated) & differ(current, UNKNOWN) & (is_packet | differ(evaluated, UNKNOWN));
     differs + (differs & (differ(evaluated, UNKNOWN) ^ 1))
 }
 

@@ -104,6 +104,26 @@ fn a_reply_of_a_new_pod_belongs_to_no_flow_of_its_predecessor() -> Result<()> {
 }
 
 #[test]
+fn an_error_of_a_new_pod_is_about_no_flow_of_its_predecessor() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("reuse-error")?;
+    rig.set(group(4, all(Direction::Out)))?;
+    connect(&rig, true)?;
+    let datagram = to(SERVER).udp(4000, 53).build();
+    let error = Packet::eth(CLIENT.mac(), SERVER.mac())
+        .ipv4(SERVER.ip(), CLIENT.ip())
+        .icmp(3, 3, [0; 4])
+        .payload(&datagram[14..]);
+    // The same error, of the pod that the connection is with.
+    passes(&rig.answer(&error)?);
+    rig.server = replace(&mut rig.node, &n1(), &rig.server, 4)?;
+    for _ in 0..2 {
+        rig.answer(&error)?.assert_dropped(DropReason::UnrelatedIcmpError);
+    }
+    Ok(())
+}
+
+#[test]
 fn frames_from_the_uplink_are_evaluated_with_the_rules_of_the_current_pod() -> Result<()> {
     needs!(root());
     let (mut node, _outside) = Node::on_wire("reuse-wire")?;
