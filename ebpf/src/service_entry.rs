@@ -93,7 +93,8 @@ fn copy(index: u32) -> Option<(*const ServiceSlot, Found)> {
 #[inline(always)]
 fn is_of(slot: *const ServiceSlot, key: &ServiceKey) -> bool {
     // SAFETY: a slot of the map. A key that is being written is odd in its stamp.
-    unsafe { &*(&raw const (*slot).key) }.same(key)
+    let stored = unsafe { &(*slot).key };
+    stored.same(key)
 }
 
 /// Number and version of an entry, read at once. The number is in the lower half.
