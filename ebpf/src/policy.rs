@@ -20,7 +20,7 @@ use contiv_abi::{
 use crate::{
     claim,
     maps::{self, NO_PREALLOC},
-    packet::{self, Admission, Packet},
+    packet::{self, Admission, Packet, Told},
 };
 
 #[btf_map(name = "ctv_groups")]
@@ -55,6 +55,9 @@ struct Inquiry {
     unknown: u8,
     /// The Ethernet addresses of both: an endpoint that uses an address without a record keeps its group.
     macs: [Mac; 2],
+    /// Instead of the Ethernet addresses, the groups that were known when the flow began: the frame of an ICMP error may
+    /// come from any router. [`FlowHalf::UNKNOWN`] for none.
+    known: [u16; 2],
     /// 1 for IPv6.
     ip6: u8,
     /// Revisions of the rule sets of either side,
@@ -124,6 +127,7 @@ pub(crate) fn allows(packet: &mut Packet) -> bool {
     inquiry.identities = [source, if known { group } else { BY_ADDRESS }];
     packet::copy_mac(&packet.source_mac, &mut inquiry.macs[0]);
     packet::copy_mac(&packet.destination_mac, &mut inquiry.macs[1]);
+    inquiry.known = [FlowHalf::UNKNOWN; 2];
     inquiry.unknown = 0;
     packet.groups = [inquiry.groups[0] as u16, inquiry.groups[1] as u16];
     let from = if packet.source_port != 0 { packet.source_group } else { packet.source_identity };
@@ -174,7 +178,7 @@ pub(crate) fn lets_pass(half: &FlowHalf, reply: bool, [source, destination]: [u3
 }
 
 /// Evaluates a flow by the current rules; the verdict is in the packet in hand. The `tuple` is that of the original direction
-/// beyond the translation. A flow that is denied is kept, so that neither its packets nor the replies to them pass for those of
+/// beyond the translation, `known` the groups of its ends, the source's in the lower half. A flow that is denied is kept, so that neither its packets nor the replies to them pass for those of
 /// a new one.
 ///
 /// A function of its own for the verifier.
@@ -185,6 +189,7 @@ pub(crate) extern "C" fn ctv_evaluate(
     tuple: *const Tuple,
     groups: u32,
     hairpin: u32,
+    known: u32,
 ) -> u32 {
     let (Some(packet), Some(inquiry)) = (packet::of(packet), inquiry()) else { return 0 };
     // SAFETY: the verifier ensures that a pointer that is not null refers to a whole tuple.
@@ -203,6 +208,11 @@ pub(crate) extern "C" fn ctv_evaluate(
     let reply = packet.entry as usize & 1;
     inquiry.macs[reply] = packet.source_mac;
     inquiry.macs[reply ^ 1] = packet.destination_mac;
+    inquiry.known = [FlowHalf::UNKNOWN; 2];
+    if packet.icmp_error != Told::NOTHING {
+        inquiry.macs = [[0; 6]; 2];
+        inquiry.known = [known as u16, (known >> 16) as u16];
+    }
     inquiry.unknown = 0;
     inquiry.forget_rules();
     let out = u64::from(ctv_side(OUT as u32) & 1) * Verdict::DENIED_OUT;
@@ -268,7 +278,11 @@ extern "C" fn ctv_identity(peer: u32) -> u32 {
     if let Some(owner) = maps::neighbour(&inquiry.of_peer) {
         return owner.group;
     }
-    let Some(mac) = inquiry.macs.get(peer as usize & 1) else { return 0 };
+    let peer = peer as usize & 1;
+    if inquiry.known[peer] != FlowHalf::UNKNOWN {
+        return inquiry.known[peer].into();
+    }
+    let Some(mac) = inquiry.macs.get(peer) else { return 0 };
     let inside = claim::is_inside(inquiry.of_peer.domain, &inquiry.of_peer.ip, inquiry.ip6 != 0);
     match maps::destination(&FdbKey::new(inquiry.segment, *mac)) {
         // A source that uses the address of somebody whose record is missing may be anybody.
@@ -369,6 +383,7 @@ fn replicated(packet: &Packet, inquiry: &mut Inquiry, own: [u64; 2]) {
     inquiry.identities[0] = if packet.source_port != 0 { packet.source_group } else { BY_ADDRESS };
     packet::copy_mac(&packet.source_mac, &mut inquiry.macs[0]);
     packet::copy_mac(&packet.destination_mac, &mut inquiry.macs[1]);
+    inquiry.known = [FlowHalf::UNKNOWN; 2];
     inquiry.unknown = 0;
     inquiry.forget_rules();
 }

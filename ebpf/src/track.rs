@@ -371,11 +371,13 @@ pub(crate) extern "C" fn ctv_revalidate(packet: *mut Packet) -> u32 {
     }
     let [out, into] = flow.halves[0].groups;
     let hairpin = flow.head.flags & Flow::HAIRPIN;
+    let [source, destination] = flow.halves[0].identities;
     policy::ctv_evaluate(
         packet,
         &raw const packet.spare,
         u32::from(out) | u32::from(into) << 16,
         hairpin.into(),
+        u32::from(source) | u32::from(destination) << 16,
     );
     let [out, into] = packet.rules;
     let rules = u64::from(out) | u64::from(into) << 32;

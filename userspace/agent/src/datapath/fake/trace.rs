@@ -140,7 +140,7 @@ impl Oracle<'_> {
             Direction::Original => [header.source_mac, header.destination_mac],
             Direction::Reply => [header.destination_mac, header.source_mac],
         };
-        let decision = self.network.decision(connection, macs.map(Some));
+        let decision = self.network.decision(&connection.clone().between(macs));
         let sides = [
             (Stage::PolicyOut, connection.tuple.source.0, decision.out),
             (Stage::PolicyIn, connection.to.0, decision.into),

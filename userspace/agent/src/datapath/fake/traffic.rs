@@ -36,11 +36,19 @@ pub(super) struct Connection {
     pub(super) tuple: Tuple,
     /// Destination, or the backend of a service.
     pub(super) to: End,
+    /// Ethernet addresses of the source and of the destination, as the latest packet has them: an endpoint that uses an address
+    /// without a record keeps its group.
+    macs: [Option<Mac>; 2],
 }
 
 impl Connection {
     pub(super) fn is_translated(&self) -> bool {
         self.to != self.tuple.destination
+    }
+
+    /// With the Ethernet addresses of the source and of the destination.
+    pub(super) fn between(self, macs: [Mac; 2]) -> Connection {
+        Connection { macs: macs.map(Some), ..self }
     }
 
     /// Whether a service leads the client back to itself.
@@ -103,7 +111,7 @@ impl Traffic {
         }
         if let Some(quoted) = packet.quoted(&inner) {
             let connection = self.about(&network, packet.tuple, quoted?)?;
-            if network.decision(&connection, [None; 2]).action == Action::Deny {
+            if network.decision(&connection).action == Action::Deny {
                 return None;
             }
             network.mark(&mut inner, packet, sender);
@@ -123,11 +131,16 @@ impl Traffic {
             Direction::Original => [ethernet.source, ethernet.destination],
             Direction::Reply => [ethernet.destination, ethernet.source],
         };
-        if network.decision(&connection, macs.map(Some)).action == Action::Deny {
+        let is_known = self.0.iter().position(|known| *known == connection);
+        let connection = connection.between(macs);
+        if let Some(known) = is_known.and_then(|at| self.0.get_mut(at)) {
+            known.macs = connection.macs;
+        }
+        if network.decision(&connection).action == Action::Deny {
             return None;
         }
         network.rewrite(&mut inner, packet, &connection, direction, sender)?;
-        if !self.0.contains(&connection) {
+        if is_known.is_none() {
             self.0.push(connection.clone());
         }
         network.forward(inner, packet, (&connection, direction), for_router.is_some(), from)
@@ -212,7 +225,7 @@ impl<'a> Network<'a> {
     /// is already translated.
     pub(super) fn open(&self, tuple: Tuple, by_pod: bool) -> Option<Connection> {
         let (vip, port) = tuple.destination;
-        let direct = Connection { vrf: self.vrf.clone(), tuple, to: tuple.destination };
+        let direct = Connection { vrf: self.vrf.clone(), tuple, to: tuple.destination, macs: [None; 2] };
         let Some(service) = self.services().find(|service| by_pod && service.vip == vip) else {
             return Some(direct);
         };
@@ -238,10 +251,9 @@ impl<'a> Network<'a> {
         self.services().any(|service| service.vip == vip && service.ports.iter().any(is_it))
     }
 
-    /// Evaluates the rules of the local endpoints of a connection. `macs` are the Ethernet addresses of the source and of the
-    /// destination: an endpoint that uses an address without a record keeps its group.
-    pub(super) fn decision(&self, connection: &Connection, macs: [Option<Mac>; 2]) -> Decision<'a> {
-        let Connection { tuple, to, .. } = connection;
+    /// Evaluates the rules of the local endpoints of a connection.
+    pub(super) fn decision(&self, connection: &Connection) -> Decision<'a> {
+        let Connection { tuple, to, macs, .. } = connection;
         let connection = policy::Connection {
             source: self.source(tuple.source.0, macs[0]),
             destination: self.side(to.0, macs[1]),
@@ -471,8 +483,8 @@ impl<'a> Network<'a> {
     pub(super) fn answer(&self, frame: &[u8], packet: &Packet) -> Option<Option<Vec<u8>>> {
         let (from, to) = (packet.tuple.source.0, packet.tuple.destination);
         if self.router().gateway(to.0).is_some() {
-            let connection = Connection { vrf: self.vrf.clone(), tuple: packet.tuple, to };
-            let is_allowed = self.decision(&connection, [None; 2]).action == Action::Allow;
+            let connection = Connection { vrf: self.vrf.clone(), tuple: packet.tuple, to, macs: [None; 2] };
+            let is_allowed = self.decision(&connection).action == Action::Allow;
             return Some(answer::echo_reply(frame, packet).filter(|_| is_allowed));
         }
         if self.is_on_node() {

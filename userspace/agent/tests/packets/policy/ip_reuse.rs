@@ -222,6 +222,28 @@ fn a_flow_continues_when_the_record_of_its_peer_arrives() -> Result<()> {
     Ok(())
 }
 
+/// An endpoint of the allowed group sends an error for an address without a record.
+#[test]
+fn an_error_does_not_tell_the_group_of_the_peer() -> Result<()> {
+    needs!(root());
+    let (mut node, server, _outside) = beside("reuse-told", Direction::In, Some(5))?;
+    let unknown = Endpoint(9);
+    let sent = Packet::eth(unknown.mac(), SERVER.mac()).ipv4(SERVER.ip(), unknown.ip()).udp(4000, 53).build();
+    let goes = |node: &Node| run(node, FROM_POD, &server.local.port, &sent);
+    passes(&goes(&node)?);
+    let only_to_five = vec![
+        rule("all", Direction::Out, Action::Deny, 1),
+        Rule { peer: Peer::identity(number(5)), ..rule("five", Direction::Out, Action::Allow, 10) },
+    ];
+    node.want(Object::Group(group(2, only_to_five)));
+    node.converge()?;
+    let error = Packet::eth(SERVER.mac(), FAR.mac()).vlan(100).ipv4(unknown.ip(), SERVER.ip());
+    let error = error.icmp(3, 3, [0; 4]).payload(&sent[14..]).build();
+    run(&node, FROM_UPLINK, "trunk", &error)?.assert_dropped(DropReason::Policy);
+    goes(&node)?.assert_dropped(DropReason::Policy);
+    Ok(())
+}
+
 /// A sender keeps a flow to an unassigned address alive.
 #[test]
 fn flows_that_precede_a_pod_are_evaluated_with_its_rules() -> Result<()> {
