@@ -9,10 +9,10 @@
 //! routing tables of the agent; the node's own tables and the forwarding of its other interfaces stay as they are. Rules and
 //! routes outlive the agent, which compares them with what it wants whenever the state or the kernel changes.
 //!
-//! * [`desired`]: what the kernel shall have.
-//! * [`interface`]: the interfaces that forward.
-//! * [`rules`], [`routes`], [`family`]: netlink messages of both.
-//! * [`task`]: keeps the kernel in sync.
+//! * `desired`: what the kernel shall have.
+//! * `interface`: the interfaces that forward.
+//! * `rules`, `routes`, `family`: netlink messages of both.
+//! * `task`: keeps the kernel in sync.
 
 mod desired;
 mod family;
