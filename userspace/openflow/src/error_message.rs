@@ -152,6 +152,18 @@ const STANDARD: &[Standard] = &[
     (11, 0, "OFPRRFC_STALE", "stale role request"),
     (11, 1, "OFPRRFC_UNSUP", "role change not supported"),
     (11, 2, "OFPRRFC_BAD_ROLE", "unknown role"),
+    (12, 0, "OFPMMFC_UNKNOWN", "meter modification failed"),
+    (12, 1, "OFPMMFC_METER_EXISTS", "meter already exists"),
+    (12, 2, "OFPMMFC_INVALID_METER", "invalid meter"),
+    (12, 3, "OFPMMFC_UNKNOWN_METER", "no such meter"),
+    (12, 4, "OFPMMFC_BAD_COMMAND", "unknown meter command"),
+    (12, 5, "OFPMMFC_BAD_FLAGS", "meter flags not supported"),
+    (12, 6, "OFPMMFC_BAD_RATE", "rate not supported"),
+    (12, 7, "OFPMMFC_BAD_BURST", "burst size not supported"),
+    (12, 8, "OFPMMFC_BAD_BAND", "meter band not supported"),
+    (12, 9, "OFPMMFC_BAD_BAND_VALUE", "value of a meter band not supported"),
+    (12, 10, "OFPMMFC_OUT_OF_METERS", "no more meters"),
+    (12, 11, "OFPMMFC_OUT_OF_BANDS", "too many meter bands"),
 ];
 
 const ONF: &[(u16, &str, &str)] = &[

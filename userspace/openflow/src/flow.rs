@@ -53,6 +53,13 @@ impl Flow {
         self
     }
 
+    /// Packets pass the meter `id` first, which may drop them.
+    #[must_use]
+    pub fn meter(mut self, id: u32) -> Flow {
+        self.instructions.meter = Some(id);
+        self
+    }
+
     /// Appends actions to those that are executed immediately.
     #[must_use]
     pub fn apply(mut self, actions: impl IntoIterator<Item = Action>) -> Flow {

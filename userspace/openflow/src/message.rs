@@ -6,6 +6,7 @@ use crate::bundle::BundleControl;
 use crate::error_message::ErrorMessage;
 use crate::flow::{FlowMod, FlowRemoved};
 use crate::group::GroupMod;
+use crate::meter::MeterMod;
 use crate::multipart::{MultipartReply, MultipartRequest};
 use crate::packet::{PacketIn, PacketOut};
 use crate::port::PortStatus;
@@ -57,6 +58,8 @@ pub enum Body {
     FlowMod(FlowMod),
     /// Group modification (`OFPT_GROUP_MOD`).
     GroupMod(GroupMod),
+    /// Meter modification (`OFPT_METER_MOD`).
+    MeterMod(MeterMod),
     /// Request for statistics or descriptions (`OFPT_MULTIPART_REQUEST`).
     MultipartRequest(MultipartRequest),
     /// One part of the answer (`OFPT_MULTIPART_REPLY`).
@@ -127,6 +130,7 @@ impl Body {
             Body::GetAsyncRequest => 26,
             Body::GetAsyncReply(_) => 27,
             Body::SetAsync(_) => 28,
+            Body::MeterMod(_) => 29,
             Body::Other { kind, .. } => *kind,
         }
     }
@@ -149,6 +153,7 @@ impl Body {
             Body::PacketOut(packet) => packet.encode(out),
             Body::FlowMod(change) => change.encode(out),
             Body::GroupMod(change) => change.encode(out),
+            Body::MeterMod(change) => change.encode(out),
             Body::MultipartRequest(request) => request.encode(out),
             Body::MultipartReply(reply) => reply.encode(out),
             Body::RoleRequest(role) | Body::RoleReply(role) => role.encode(out),
@@ -202,6 +207,7 @@ impl Body {
             26 => Body::GetAsyncRequest,
             27 => Body::GetAsyncReply(AsyncConfig::decode(r)?),
             28 => Body::SetAsync(AsyncConfig::decode(r)?),
+            29 => Body::MeterMod(MeterMod::decode(r)?),
             kind => Body::Other { kind, body: r.rest().to_vec() },
         })
     }

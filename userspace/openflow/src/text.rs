@@ -8,6 +8,7 @@ use std::fmt;
 use crate::action::Instructions;
 use crate::flow::{Flow, FlowCommand, FlowMod, FlowStats};
 use crate::group::{Bucket, Group, GroupCommand, GroupKind, GroupMod};
+use crate::meter::{DropBand, Meter, MeterCommand, MeterMod, MeterUnit};
 use crate::port::Port;
 
 /// Formats like `%#x` of C: zero has no prefix.
@@ -128,6 +129,35 @@ impl fmt::Display for GroupMod {
             GroupCommand::Modify => write!(f, "modify group {}", self.group),
             GroupCommand::AddOrModify => write!(f, "add or modify group {}", self.group),
             GroupCommand::Delete => write!(f, "delete group {}", self.group.id),
+        }
+    }
+}
+
+impl fmt::Display for DropBand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "type=drop rate={}", self.rate)?;
+        if self.burst == 0 { Ok(()) } else { write!(f, " burst_size={}", self.burst) }
+    }
+}
+
+impl fmt::Display for Meter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unit = match self.unit {
+            MeterUnit::Kilobits => "kbps",
+            MeterUnit::Packets => "pktps",
+        };
+        let burst = if self.bands.iter().any(|band| band.burst != 0) { " burst" } else { "" };
+        write!(f, "meter={} {unit}{burst} bands=", self.id)?;
+        self.bands.iter().try_for_each(|band| write!(f, "\n{band}"))
+    }
+}
+
+impl fmt::Display for MeterMod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.command {
+            MeterCommand::Add => write!(f, "add {}", self.meter),
+            MeterCommand::Modify => write!(f, "modify {}", self.meter),
+            MeterCommand::Delete => write!(f, "delete meter={}", self.meter.id),
         }
     }
 }

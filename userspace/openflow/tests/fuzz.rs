@@ -180,6 +180,7 @@ fn display(message: &Message) {
     let text = match &message.body {
         Body::FlowMod(change) => change.to_string(),
         Body::GroupMod(change) => change.to_string(),
+        Body::MeterMod(change) => change.to_string(),
         Body::Error(error) => error.to_string(),
         Body::MultipartReply(reply) => match &reply.parts {
             Parts::Flows(flows) => flows.iter().map(ToString::to_string).collect(),

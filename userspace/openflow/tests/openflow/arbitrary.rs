@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use openflow_rs::bundle::{BundleControl, BundleStep};
 use openflow_rs::flow::{FlowCommand, FlowRemoved, RemovalReason};
 use openflow_rs::group::GroupCommand;
+use openflow_rs::meter::MeterCommand;
 use openflow_rs::multipart::{MultipartReply, MultipartRequest, Parts};
 use openflow_rs::nicira::{HashFields, Learn, LearnSpec, LinkAlgorithm, Multipath};
 use openflow_rs::packet::{PacketIn, PacketInReason, PacketOut};
@@ -315,6 +316,14 @@ fn group_mod() -> impl Strategy<Value = GroupMod> {
     (command, group()).prop_map(|(command, group)| GroupMod { command, group })
 }
 
+fn meter_mod() -> impl Strategy<Value = MeterMod> {
+    let command = select(&[MeterCommand::Add, MeterCommand::Modify, MeterCommand::Delete][..]);
+    let unit = select(&[MeterUnit::Kilobits, MeterUnit::Packets][..]);
+    let band = (1u32.., 0u32..1000).prop_map(|(rate, burst)| DropBand { rate, burst });
+    (command, 1u32..0xffff_0000, unit, vec(band, 0..3))
+        .prop_map(|(command, id, unit, bands)| MeterMod { command, meter: Meter { id, unit, bands } })
+}
+
 fn filter() -> impl Strategy<Value = FlowFilter> {
     (any::<u8>(), 1u32..0xff00, any::<u32>(), any::<(u64, u64)>(), matching()).prop_map(
         |(table, out_port, out_group, (cookie, cookie_mask), matching)| FlowFilter {
@@ -342,6 +351,7 @@ fn controller_side() -> impl Strategy<Value = Body> {
         }),
         flow_mod().prop_map(Body::FlowMod),
         group_mod().prop_map(Body::GroupMod),
+        meter_mod().prop_map(Body::MeterMod),
         filter().prop_map(|f| Body::MultipartRequest(MultipartRequest::Flows(f))),
         filter().prop_map(|f| Body::MultipartRequest(MultipartRequest::Aggregate(f))),
         Just(Body::MultipartRequest(MultipartRequest::Groups)),

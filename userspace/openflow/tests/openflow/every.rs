@@ -1,8 +1,9 @@
 //! One value of each action and of each message.
 
 use openflow_rs::{
-    Action, Body, Bucket, Ct, ErrorMessage, Field, Flow, FlowFilter, FlowMod, FlowStats, Group, GroupKind,
-    GroupMod, Match, Message, Nat, NatKind, NatRange, Port, Slice, Zone,
+    Action, Body, Bucket, Ct, DropBand, ErrorMessage, Field, Flow, FlowFilter, FlowMod, FlowStats, Group,
+    GroupKind, GroupMod, Match, Message, Meter, MeterMod, MeterUnit, Nat, NatKind, NatRange, Port, Slice,
+    Zone,
     bundle::{ATOMIC, BundleControl, BundleStep, ORDERED},
     flow::{FlowCommand, FlowRemoved, RemovalReason},
     multipart::{Aggregate, Desc, MultipartReply, MultipartRequest, Parts, PortStats, TableStats},
@@ -154,7 +155,14 @@ fn changes() -> Vec<Body> {
         FlowMod::add(Flow::new(0, 1, matching).apply([action]))
     });
     let flows = flows.into_iter().chain(with_action).map(Body::FlowMod);
-    flows.chain(groups.into_iter().map(Body::GroupMod)).collect()
+    let meter = |unit, burst| Meter { id: 9, unit, bands: vec![DropBand { rate: 1000, burst }] };
+    let meters = [
+        MeterMod::add(meter(MeterUnit::Packets, 100)),
+        MeterMod::modify(meter(MeterUnit::Kilobits, 0)),
+        MeterMod::delete(9),
+    ];
+    let groups = groups.into_iter().map(Body::GroupMod);
+    flows.chain(groups).chain(meters.into_iter().map(Body::MeterMod)).collect()
 }
 
 fn requests() -> Vec<MultipartRequest> {

@@ -80,7 +80,7 @@ pub(super) const RULES: &[Rules] = &[
                     &["telemetry"],
                     &["trace"],
                     &["error"],
-                    &["announcement", "object"],
+                    &["announcement", "object", "wire"],
                 ],
             },
             Layers {
@@ -116,11 +116,10 @@ pub(super) const RULES: &[Rules] = &[
                     &["traffic"],
                     &["guard"],
                     &["forward"],
-                    &["answer", "route"],
-                    &["packet"],
-                    &["frame"],
+                    &["route"],
                 ],
             },
+            Layers { parent: "datapath::wire", order: &[&["answer"], &["packet"], &["frame"]] },
         ],
         forbidden: &[
             // The plan is a pure function of the state.
@@ -231,7 +230,7 @@ pub(super) const RULES: &[Rules] = &[
                 &["action"],
                 &["matching"],
                 &["field"],
-                &["error_message", "port", "switch"],
+                &["error_message", "meter", "port", "switch"],
                 &["wire"],
             ],
         }],
