@@ -2,7 +2,13 @@
 
 mod passed;
 
-use std::{env, panic::resume_unwind, path::Path, thread, time::Instant};
+use std::{
+    env,
+    panic::resume_unwind,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, CommandFactory as _};
@@ -50,7 +56,7 @@ pub(crate) struct Options {
     /// Step to run, instead of all; can be repeated
     #[arg(long, value_name = "STEP", value_parser = names())]
     only: Vec<String>,
-    /// Leave out the steps that have passed on this commit before
+    /// Leave out the commands that have passed on this commit before
     #[arg(long)]
     resume: bool,
 }
@@ -60,7 +66,7 @@ fn names() -> Vec<&'static str> {
 }
 
 /// Runs the steps one after the other, each as a process of its own. A failed step does not stop the next ones, and can be
-/// repeated alone: what has passed on a commit without other changes is kept.
+/// repeated alone: which commands have passed on a commit without other changes is kept.
 pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     let program = env::current_exe().context("find this program")?;
     let mut steps = Steps::default();
@@ -71,26 +77,32 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
             steps.leave_out(name, "not selected");
             continue;
         }
-        if options.resume
-            && let Some(time) = passed.time(name)?
-        {
-            steps.record(&format!("{name}, before"), time, &Ok(()));
+        let (mut left, mut longest) = (vec![], Duration::ZERO);
+        for words in *commands {
+            match passed.time(words)?.filter(|_| options.resume) {
+                Some(time) => longest = longest.max(time),
+                None => left.push(*words),
+            }
+        }
+        if left.is_empty() {
+            steps.record(&format!("{name}, before"), longest, &Ok(()));
             continue;
         }
-        let start = Instant::now();
-        let result = steps.run(name, || {
+        steps.run(name, || {
             thread::scope(|scope| {
+                let run = |words: &'static str| {
+                    let start = Instant::now();
+                    xtask(workspace, &program, words)?;
+                    passed.add(words, start.elapsed())
+                };
                 let running: Vec<_> =
-                    commands.iter().map(|words| scope.spawn(|| xtask(workspace, &program, words))).collect();
+                    left.iter().copied().map(|words| scope.spawn(move || run(words))).collect();
                 let results =
                     running.into_iter().map(|run| run.join().unwrap_or_else(|panic| resume_unwind(panic)));
                 // All of them have ended, also if one has failed.
                 results.collect::<Vec<_>>().into_iter().collect::<Result<()>>()
             })
         });
-        if result.is_some() {
-            passed.add(name, start.elapsed())?;
-        }
     }
     println!("\n{steps}");
     if steps.failed() { Err(Failed.into()) } else { Ok(()) }
