@@ -37,7 +37,8 @@ pub(crate) extern "C" fn ctv_open(packet: *mut Packet) -> u32 {
             code = DropReason::NoBackend as u32;
         }
         log::code(LogStage::Service, code, chosen(packet));
-        if code == DropReason::AddressMismatch as u32 {
+        // The record of a backend may be on its way: the client tries again.
+        if code == DropReason::AddressMismatch as u32 || code == DropReason::StrangeBackend as u32 {
             return code;
         }
         if code != packet::GO_ON {

@@ -35,6 +35,17 @@ fn connections_to_a_service_without_backends_are_rejected() -> Result<()> {
     Ok(())
 }
 
+/// The record of a backend may be on its way: the client tries again.
+#[test]
+fn connections_to_a_backend_without_a_record_are_dropped() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("svc-strange", &[Endpoint(9)])?;
+    for frame in [between(HERE, VIP).tcp(4000, 80, SYN), between(HERE, VIP).udp(4000, 80)] {
+        rig.from(HERE, &frame)?.assert_dropped(DropReason::StrangeBackend);
+    }
+    Ok(())
+}
+
 #[test]
 fn ipv6_connections_to_a_service_without_backends_are_rejected() -> Result<()> {
     needs!(root());
