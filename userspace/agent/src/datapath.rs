@@ -13,6 +13,7 @@ mod op;
 pub mod ovs;
 pub mod telemetry;
 pub mod trace;
+mod wire;
 
 use contiv_model::mac::Mac;
 

@@ -13,12 +13,9 @@
 //! # }).unwrap();
 //! ```
 
-mod answer;
 mod forward;
-mod frame;
 mod guard;
 mod inspect;
-mod packet;
 mod route;
 mod switch;
 mod trace;

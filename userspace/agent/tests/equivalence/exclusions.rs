@@ -70,14 +70,9 @@ pub(crate) fn compares_errors<H: Harness>(content: Content) -> bool {
     !is_evaluated_alone::<H>(content)
 }
 
-/// Whether clients of services get replies that the oracle does not send.
-pub(crate) fn answers_clients<H: Harness>() -> bool {
-    differs::<H>(Difference::AnswersRefusedClients)
-}
-
-/// Whether a router sends no message about expired packets.
-pub(crate) fn is_silent<H: Harness>() -> bool {
-    differs::<H>(Difference::KeepsQuietAboutTtl)
+/// Whether messages about expired packets and to refused clients come at any time, or not at all.
+pub(crate) fn answers_late<H: Harness>() -> bool {
+    differs::<H>(Difference::AnswersByAgent)
 }
 
 /// The station that a frame is for.

@@ -80,8 +80,8 @@ pub(crate) enum Difference {
     LetsPodsAnswerOutside,
     /// A frame from a tunnel to an endpoint on a third node is flooded to local pods instead of dropped.
     FloodsStrayUnicast,
-    /// The router drops a packet whose TTL expires, and does not tell its sender.
-    KeepsQuietAboutTtl,
+    /// The agent answers expired packets and refused clients: later than copies leave, and only so often.
+    AnswersByAgent,
     /// Protocols other than TCP, UDP and ICMP have no connections: each packet is evaluated by its own header.
     TracksNoOtherProtocols,
     /// The backend of a client's connection is remembered although rules deny the connection: after a change of the rules it
@@ -94,8 +94,6 @@ pub(crate) enum Difference {
     /// When an endpoint has got another group, the first packet of each of its connections is dropped, or begins a new one, as if
     /// the address belonged to another endpoint.
     EndsConnectionsOfRegrouped,
-    /// A client gets a reply from a service that refuses it.
-    AnswersRefusedClients,
 }
 
 #[derive(Clone, Copy, Debug)]

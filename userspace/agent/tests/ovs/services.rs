@@ -5,11 +5,13 @@ use std::{
     net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream},
     os::fd::AsRawFd as _,
     thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
 use contiv_model::{
     global::ArpMode,
+    mac::Mac,
     policy::{Action, Direction, Identity, Rule},
 };
 use netplugin::datapath::{
@@ -20,7 +22,12 @@ use nix::{
     libc,
     sys::socket::{self, sockopt},
 };
-use testkit::{needs, patience, wait_until};
+use testkit::{
+    capture::Tap,
+    needs,
+    packet::{Packet, tcp_flags},
+    patience, wait_until,
+};
 
 use crate::node::{Node, Pod, SOON, addresses, network, spread, vlan, vxlan};
 
@@ -147,6 +154,64 @@ fn between_nodes(label: &str, network: &Network) -> Result<()> {
     // Without a backend.
     nodes[0].add([service(network, &[])?])?;
     wait_until(SOON, "no connection without a backend", || Ok(ask(&client, 1, 4400).is_err().then_some(())))
+}
+
+/// The agent refuses a client, but only so often. Without an agent the client is told nothing, and the next agent tells it.
+#[test]
+fn refusals_are_bounded() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    const SENT: u16 = 6000;
+    let node = Node::new("svcrefuse", &[])?;
+    node.converge()?;
+    let network = network("blue", vxlan(5000), ArpMode::Proxy);
+    node.add([Object::Network(network.clone())])?;
+    let pod = node.run_pod(&network, 1)?;
+    node.add([service(&network, &[])?])?;
+    let tap = Tap::open(&pod.namespace, "eth0")?;
+    let syn = |port: u16| {
+        let packet = Packet::eth(Mac::of_endpoint(VIP).0, pod.mac).ipv4(addresses(1).0, VIP);
+        packet.tcp(port, 80, tcp_flags::SYN).sequence(0, 0).build()
+    };
+    let resets = |to: Option<u16>| -> Result<usize> {
+        // The tasks of the agent run only in here.
+        node.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(20)).await });
+        let reset = |port: u16| {
+            let packet = Packet::eth(pod.mac, Mac::of_endpoint(VIP).0).ipv4(VIP, addresses(1).0);
+            packet.tcp(80, port, tcp_flags::RST | tcp_flags::ACK).sequence(0, 1).window(0).build()
+        };
+        let expected: Vec<_> = to.map_or(1000..1000 + SENT, |port| port..port + 1).map(reset).collect();
+        Ok(tap.drain()?.iter().filter(|frame| expected.contains(&frame.bytes)).count())
+    };
+    let answered = |port: u16| {
+        wait_until(SOON, "a reset", || {
+            tap.send(&syn(port))?;
+            Ok((resets(Some(port))? > 0).then_some(()))
+        })
+    };
+    answered(900)?;
+    let begun = Instant::now();
+    let mut told = 0;
+    for port in 1000..1000 + SENT {
+        tap.send(&syn(port))?;
+        if port % 500 == 0 {
+            told += resets(None)?;
+        }
+    }
+    wait_until(SOON, "no more resets", || {
+        let more = resets(None)?;
+        told += more;
+        Ok((more == 0).then_some(()))
+    })?;
+    let most = 1000 * (begun.elapsed().as_secs() as usize + 2);
+    ensure!((1..=most).contains(&told), "{told} resets, at most {most} are sent");
+    node.restart_agent();
+    tap.send(&syn(901))?;
+    for _ in 0..20 {
+        ensure!(resets(Some(901))? == 0, "who has told the client?");
+    }
+    assert_eq!(node.converge()?, []);
+    assert_eq!(node.writes(), 0);
+    answered(902)
 }
 
 #[test]

@@ -174,13 +174,19 @@ fn a_backend_that_the_datapath_selects_is_reported() -> Result<()> {
     let blue = network("blue", vxlan(5000), ArpMode::Proxy);
     node.add([Object::Network(blue.clone())])?;
     let _pods = [node.run_pod(&blue, 1)?, node.run_pod(&blue, 2)?];
-    node.add([Object::Service(Service {
+    let service = Service {
         ports: vec!["80:8080:TCP".parse()?],
         backends: vec![Backend::on(blue.encap, addresses(2).0)],
         ..Service::new("web:net", Scope::network(&blue), vip)
-    })])?;
+    };
+    node.add([Object::Service(service.clone())])?;
     let to = Query { destination: vip.into(), ..query(of_pod(&blue, 1), 1, 1, 80, false) };
     let error = format!("{:#}", follow(&node, &to).unwrap_err());
     assert!(error.contains("use the address and port of a backend"), "{error}");
+    // Without a backend the agent answers.
+    node.add([Object::Service(Service { backends: vec![], ..service })])?;
+    let (steps, outputs) = summary(&follow(&node, &to)?);
+    assert_eq!(steps, ["guard       pass", "service     drop service web:net, no-backend"]);
+    assert_eq!(outputs, [Egress::Answer]);
     Ok(())
 }

@@ -9,11 +9,11 @@ use contiv_model::{
     tag::{Encap, Vni},
 };
 
-use super::{
-    frame::{self, Ethernet, NeighbourRequest},
-    route::Router,
+use super::route::Router;
+use crate::datapath::{
+    Desired, Local, Network, Object, Peer, Remote, Service,
+    wire::frame::{self, Ethernet, NeighbourRequest},
 };
-use crate::datapath::{Desired, Local, Network, Object, Peer, Remote, Service};
 
 /// Source of a frame.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -15,11 +15,15 @@ use contiv_model::{addresses::Addresses, mac::Mac, policy::UDP, tag::Encap, vrf:
 
 use super::{
     forward::{Origin, locals, peers, remotes, services_on},
-    frame::{ARP, ETHERNET, Ethernet, ICMPV6, IPV4, IPV6, ND_HOP_LIMIT, bytes},
-    packet::Packet,
     route::{Router, on_kernel},
 };
-use crate::datapath::{Desired, Local, Object};
+use crate::datapath::{
+    Desired, Local, Object,
+    wire::{
+        frame::{ARP, ETHERNET, Ethernet, ICMPV6, IPV4, IPV6, ND_HOP_LIMIT, bytes},
+        packet::Packet,
+    },
+};
 
 /// How policies apply to a frame that passes the checks.
 #[derive(Clone, Copy, Debug)]

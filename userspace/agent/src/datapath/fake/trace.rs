@@ -9,14 +9,13 @@ use contiv_model::{
 
 use super::{
     forward::{Delivery, Origin, Target, deliver, locals},
-    frame::untag,
     guard::{self, Class},
-    packet::Packet,
     traffic::{Connection, Direction, Network, Traffic, is_multicast, networks},
 };
 use crate::datapath::{
     Desired, KERNEL_PORT, Local,
     trace::{Findings, Ingress, Probe, read_header, to_port},
+    wire::{frame::untag, packet::Packet},
 };
 
 const METHOD: &str = "oracle";
@@ -109,7 +108,8 @@ impl Oracle<'_> {
             let has_port = self.network.has_service_port(packet.tuple);
             let why = if has_port { "no ready backend" } else { "the service has no such port" };
             let refused = Step::new(Stage::Service, Verdict::Drop).because(why);
-            return self.drop(Step { service, ..refused });
+            self.steps.push(Step { service, ..refused });
+            return self.sender.and_then(|sender| self.network.refuse(&inner, &packet, sender));
         };
         self.steps.push(match connection.is_translated() && direction == Direction::Original {
             true => {

@@ -2,8 +2,8 @@
 //!
 //! A connection stores its initiator and its backend. Everything else is evaluated for each packet, so that a change of the
 //! rules applies to established connections. Simplifications compared with a real datapath: connections do not end;
-//! fragments after the first are not handled; ICMP errors about translated packets are not translated; backends are those of the network of
-//! the service; rejected clients get no reply; rates are not limited.
+//! fragments after the first are not handled; ICMP errors to a service are not translated; backends are those of the network of
+//! the service; rates are not limited.
 
 use std::net::IpAddr;
 
@@ -16,14 +16,18 @@ use contiv_model::{
 };
 
 use super::{
-    answer,
     forward::{Delivery, Origin, Target, deliver, deliver_routed, has, locals, remotes, services_on},
-    frame::{Ethernet, tagged, untag},
     guard::{self, Class},
-    packet::{End, Packet, Tuple},
     route::{Router, on_kernel},
 };
-use crate::datapath::{Desired, Group, KERNEL_MAC, Local, Object, ObjectId, Remote, Service, Subnet};
+use crate::datapath::{
+    Desired, Group, KERNEL_MAC, Local, Object, ObjectId, Remote, Service, Subnet,
+    wire::{
+        answer,
+        frame::{Ethernet, tagged, untag},
+        packet::{End, Packet, Tuple},
+    },
+};
 
 /// Established connections.
 #[derive(Clone, Debug, Default)]
@@ -115,6 +119,9 @@ impl Traffic {
                 return None;
             }
             network.mark(&mut inner, packet, sender);
+            if connection.is_translated() && packet.tuple.destination.0 == connection.tuple.source.0 {
+                packet.rewrite_error(&mut inner, connection.tuple.destination)?;
+            }
             return match for_router {
                 _ if *from == Origin::Kernel => {
                     network.deliver_routed_by_kernel(inner, packet.tuple.destination.0)
@@ -125,7 +132,11 @@ impl Traffic {
         }
         let (connection, direction) = match self.find(vrf, packet.tuple) {
             Some(known) => known,
-            None => (network.open(packet.tuple, sender.is_some())?, Direction::Original),
+            None => match (network.open(packet.tuple, sender.is_some()), sender) {
+                (Some(opened), _) => (opened, Direction::Original),
+                (None, Some(sender)) => return network.refuse(&inner, &packet, sender),
+                (None, None) => return None,
+            },
         };
         let macs = match direction {
             Direction::Original => [ethernet.source, ethernet.destination],
@@ -140,10 +151,11 @@ impl Traffic {
             return None;
         }
         network.rewrite(&mut inner, packet, &connection, direction, sender)?;
+        let copies = network.forward(inner, packet, (&connection, direction), for_router.is_some(), from)?;
         if is_known.is_none() {
-            self.0.push(connection.clone());
+            self.0.push(connection);
         }
-        network.forward(inner, packet, (&connection, direction), for_router.is_some(), from)
+        Some(copies)
     }
 
     /// Removes the connection that a frame belongs to.
@@ -242,6 +254,12 @@ impl<'a> Network<'a> {
             }
             Resolution::Refused => None,
         }
+    }
+
+    /// What the node sends to a client whose connection the service rejects.
+    pub(super) fn refuse(&self, inner: &[u8], packet: &Packet, sender: &Local) -> Option<Vec<Delivery>> {
+        let answer = answer::refusal(inner, packet)?;
+        Some(vec![Delivery { to: Target::Pod(sender.port.clone()), frame: answer }])
     }
 
     /// Whether a service has the port that the packet is for.

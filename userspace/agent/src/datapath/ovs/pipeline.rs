@@ -26,9 +26,13 @@
 //! * [`route`]: delivery by IP address.
 //! * [`kernel`]: VLAN networks that the node routes to the physical network.
 //! * [`forward`]: flows of each object.
+//! * [`answer`]: what the agent answers.
+//! * [`family`]: IPv4 and IPv6.
 //! * [`stage`]: the stages of a trace.
 
+mod answer;
 mod base;
+mod family;
 mod forward;
 mod group;
 mod guard;
@@ -42,6 +46,7 @@ mod stage;
 mod table;
 
 pub(crate) use self::{
+    answer::{ANSWER_TABLE, answer, meter},
     base::base_flows,
     forward::{Spread, local, network, outside, remote, subnet, vrf_number, vtep},
     group::{
@@ -51,7 +56,7 @@ pub(crate) use self::{
     metadata::{Domain, MAX_SERVICE, MAX_VRF, Routed, Segment, bridge_and_tag},
     neighbour::NdMode,
     policy::{RULE_TABLES, Receiver, counted_rules, receivers, rules},
-    route::{ROUTE_TABLE, counted_drops},
+    route::{DROP_TABLES, counted_drops},
     service::{
         Counted, SERVICE_TABLES, counted_services, has_selection, is_learned, ready, selection, service,
         service_number,

@@ -5,6 +5,7 @@
 //! * [`limit`]: bandwidth limits of ports.
 //! * [`kernel`]: port towards the node's kernel.
 //! * [`ports`]: Port and Interface rows of endpoints and tunnels.
+//! * [`responder`]: answers to packets that flows send to the agent.
 //! * [`uplink`]: ports of the VLAN uplinks.
 //! * [`session`]: connections to the database and to both bridges.
 //! * [`drift`]: detection of changes by other processes.
@@ -17,6 +18,7 @@ pub(crate) mod kernel;
 pub(crate) mod limit;
 pub(crate) mod ovsdb;
 pub(crate) mod ports;
+pub(crate) mod responder;
 pub(crate) mod session;
 pub(crate) mod tunnel;
 pub(crate) mod unixctl;

@@ -83,11 +83,14 @@ impl FlowCounters {
         let mut sums = Sums::default();
         let of_objects = pipeline::RULE_TABLES.into_iter().chain(pipeline::SERVICE_TABLES);
         let of_objects = of_objects.map(|table| FlowFilter { table, ..FlowFilter::default() });
-        // The table has the flows of all addresses, too.
-        let table = pipeline::ROUTE_TABLE;
-        let base =
-            FlowFilter { table, cookie: Cookie::BASE.0, cookie_mask: u64::MAX, ..FlowFilter::default() };
-        let filters: Vec<FlowFilter> = of_objects.chain([base]).collect();
+        // One of the tables has the flows of all addresses, too.
+        let of_base = |table| FlowFilter {
+            table,
+            cookie: Cookie::BASE.0,
+            cookie_mask: u64::MAX,
+            ..FlowFilter::default()
+        };
+        let filters: Vec<FlowFilter> = of_objects.chain(pipeline::DROP_TABLES.map(of_base)).collect();
         for bridge in &bridges {
             for filter in &filters {
                 let dump = bridge.dump_flows(filter.clone()).await;

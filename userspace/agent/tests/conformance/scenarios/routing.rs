@@ -12,7 +12,7 @@ use netplugin::datapath::{Network, Object, fake::Target};
 use testkit::packet::{BROADCAST, Packet};
 
 use crate::{
-    harness::{Difference, Harness},
+    harness::Harness,
     scenarios::{
         neighbours::is_defence,
         policy::{group, in_group, rule},
@@ -234,8 +234,7 @@ pub(crate) fn the_ttl_is_exceeded_at_the_gateway<H: Harness>() -> Result<()> {
                     let header = eth().ipv6(gateway.ip6(), A.ip6()).icmpv6(3, 0, [0; 4]);
                     header.payload(&bytes[14..14 + 48])
                 };
-                let is_told = !H::DIFFERENCES.contains(&Difference::KeepsQuietAboutTtl);
-                world.sends(&pod("pa"), &expired, is_told.then(|| to_pod("pa", &exceeded)))?;
+                world.sends(&pod("pa"), &expired, [to_pod("pa", &exceeded)])?;
             }
             // The next hop is the pod.
             let packets = datagrams((ROUTER, A.mac()), (A, 4000), (to, 33434), 2);

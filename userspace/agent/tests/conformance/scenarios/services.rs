@@ -1,6 +1,9 @@
 //! Services: connections go to backends, and replies have the address of the service.
 
-use std::{net::Ipv4Addr, time::Duration};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    time::Duration,
+};
 
 use anyhow::{Result, bail, ensure};
 use contiv_model::{
@@ -239,6 +242,85 @@ pub(crate) fn a_pod_reaches_itself<H: Harness>() -> Result<()> {
         ensure!(came.iter().all(is_refusal), "a packet to no port of the service came: {came:?}");
     }
     Ok(())
+}
+
+/// A client gets errors about the packets that it has sent, not about those to the backend.
+pub(crate) fn errors_are_about_the_service<H: Harness>() -> Result<()> {
+    for net in Net::kinds()? {
+        let mut world = world::<H>(&net)?;
+        world.set(service(&net, &ready(&[2]))?)?;
+        ensure!(world.asks(&net, 4000, &[2])? == 2);
+        world.is_answered(&net, 2, 4000)?;
+        let sent = datagram((VIP, 1), (ip(1), 4000), (ip(VIP), 53)).build();
+        let arrived = datagram((2, 1), (ip(1), 4000), (ip(2), 5353)).build();
+        let error = |from: Ipv4Addr, quoted: &[u8]| {
+            let error = Packet::eth(mac(1), mac(2)).ipv4(from, ip(1));
+            error.icmp(3, 3, [0; 4]).payload(&quoted[14..14 + 28])
+        };
+        let shown = error(ip(VIP), &sent);
+        world.sends(&pod("pb"), &error(ip(2), &arrived), [to_pod("pa", &shown)])?;
+    }
+    Ok(())
+}
+
+/// Clients of a service without backends, and of a port that no service has, are told at once.
+pub(crate) fn refused_clients_are_told<H: Harness>() -> Result<()> {
+    for net in Net::kinds()? {
+        let mut world = world::<H>(&net)?;
+        for v6 in [false, true] {
+            let vip = if v6 { IpAddr::from(ip6(VIP)) } else { ip(VIP).into() };
+            let with_backends = |backends: Vec<Backend>| -> Result<Object> {
+                let service = Service::new("web:t", Scope::network(&net.plain()), vip);
+                Ok(Object::Service(Service {
+                    ports: vec!["80:8080:TCP".parse()?, "53:53:UDP".parse()?],
+                    backends,
+                    ..service
+                }))
+            };
+            world.set(with_backends(vec![])?)?;
+            world.is_refused(v6, 80, 53)?;
+            world.set(with_backends(vec![Backend::on(
+                net.encap,
+                if v6 { ip6(2).into() } else { IpAddr::from(ip(2)) },
+            )])?)?;
+            world.is_refused(v6, 81, 54)?;
+            world.set(with_backends(vec![])?)?;
+            world.is_refused(v6, 80, 53)?;
+        }
+        world.check_in_sync()?;
+    }
+    Ok(())
+}
+
+impl<H: Harness> World<H> {
+    /// Sends segments and a datagram of pod 1 to ports of the service that refuse them.
+    fn is_refused(&mut self, v6: bool, tcp: u16, udp: u16) -> Result<()> {
+        let eth = |to: u8, from: u8| {
+            // As in `tcp_connections_over_ipv6`.
+            let [to_mac, from_mac] =
+                [to, from].map(|last| if v6 && last == VIP { [2, 2, 0, 0, 0, VIP] } else { mac(last) });
+            let packet = Packet::eth(to_mac, from_mac);
+            if v6 { packet.ipv6(ip6(from), ip6(to)) } else { packet.ipv4(ip(from), ip(to)) }
+        };
+        let segments = [
+            (tcp_flags::SYN, tcp_flags::RST | tcp_flags::ACK, (0, 1001)),
+            (tcp_flags::ACK, tcp_flags::RST, (77, 0)),
+        ];
+        for (sent, answer, numbers) in segments {
+            let sent = eth(VIP, 1).tcp(4000, tcp, sent).sequence(1000, 77);
+            let reset = eth(1, VIP).tcp(tcp, 4000, answer).sequence(numbers.0, numbers.1).window(0);
+            self.sends(&pod("pa"), &sent, [to_pod("pa", &reset)])?;
+        }
+        self.sends(&pod("pa"), &eth(VIP, 1).tcp(4000, tcp, tcp_flags::RST), [])?;
+        let sent = eth(VIP, 1).udp(4000, udp).payload(b"a question that is longer than what is quoted");
+        let bytes = sent.build();
+        let unreachable = if v6 {
+            eth(1, VIP).icmpv6(1, 4, [0; 4]).payload(&bytes[14..14 + 48])
+        } else {
+            eth(1, VIP).icmp(3, 3, [0; 4]).payload(&bytes[14..14 + 28])
+        };
+        self.sends(&pod("pa"), &sent, [to_pod("pa", &unreachable)])
+    }
 }
 
 /// An answer of the node to the pod that sent a packet: ICMP.

@@ -99,8 +99,7 @@ impl Site for EbpfSite {
 
     const LINKS: &'static [&'static str] = &[UNDERLAY, UPLINK];
 
-    const DIFFERENCES: &'static [Difference] =
-        &[Difference::AnswersRefusedClients, Difference::EndsConnectionsOfRegrouped];
+    const DIFFERENCES: &'static [Difference] = &[Difference::EndsConnectionsOfRegrouped];
 
     fn missing() -> Option<String> {
         None

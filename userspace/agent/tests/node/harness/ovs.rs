@@ -41,7 +41,7 @@ impl Site for OvsSite {
         Difference::LetsPodsAnswerOutside,
         Difference::FloodsStrayUnicast,
         // Flows cannot put one packet into another.
-        Difference::KeepsQuietAboutTtl,
+        Difference::AnswersByAgent,
         Difference::TracksNoOtherProtocols,
         Difference::RemembersDeniedConnections,
         // OpenFlow does not compare the source of an error with an end of the connection.

@@ -136,10 +136,10 @@ fn a_service_is_translated_or_refuses() {
 
     let (steps, outputs) = traced(&switch, &query(ip(10), 80));
     assert_eq!(steps[1], "service     drop service empty:default, no ready backend");
-    assert_eq!((steps.len(), outputs), (2, vec![]));
+    assert_eq!((steps.len(), outputs), (2, vec![Egress::Answer]));
     let (steps, outputs) = traced(&switch, &query(ip(9), 82));
     assert_eq!(steps[1], "service     drop service web:default, the service has no such port");
-    assert_eq!((steps.len(), outputs), (2, vec![]));
+    assert_eq!((steps.len(), outputs), (2, vec![Egress::Answer]));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use ipnet::IpNet;
 use openflow_rs::{Action, Field, Flow, Match};
 
 use super::{
+    answer,
     group::{UPLINK_GROUP, endpoint_group, peer_group, receiver_group},
     guard, kernel,
     metadata::{self, Domain, Segment, bridge_and_tag, match_from, network_match, network_match_from},
@@ -42,6 +43,8 @@ pub(crate) fn subnet(subnet: &Subnet, segment: Segment, kernel: Option<u32>) -> 
         flows.extend(guard::router(domain, subnet.prefix, gateway.ip));
         flows.push(neighbour::gateway(tag, gateway.ip));
         flows.extend(route::gateway(domain, gateway.ip));
+        // The kernel answers for the networks that it routes.
+        flows.extend((!domain.is_local()).then(|| answer::expired(domain, subnet.prefix, gateway.ip)));
         if let Some(port) = kernel.filter(|_| domain.is_local()) {
             flows.extend(kernel::subnet(segment, subnet.prefix, port));
         }

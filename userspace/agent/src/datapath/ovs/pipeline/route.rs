@@ -3,7 +3,8 @@
 //! ```text
 //!  16 pod to router ─ routed ─ 3 service? ─ 7 ─┬─ endpoint: its network, its Ethernet address ─ 4 policy ... 9 TTL - 1, source ─ 9
 //!                                              ├─ gateway: echo request ─ 4 policy ─ 24 ─ 11 reply
-//!                                              └─ TTL expired, no such endpoint
+//!                                              ├─ TTL expired ─ 31
+//!                                              └─ no such endpoint
 //! ```
 //!
 //! The router is on every node. A packet is routed once, on the node of its sender: it reaches another node on the network of
@@ -19,6 +20,8 @@ use contiv_model::{
 use openflow_rs::{Action, Field, Flow, Match, Port, matching::mac_bits};
 
 use super::{
+    answer,
+    family::Family,
     guard,
     metadata::{Domain, IS_ROUTED, Segment, enter_network, flagged, mark_routed, network_match, routed},
     policy,
@@ -30,52 +33,28 @@ const REPLY_TTL: u8 = 64;
 /// Fragment flag of all fragments.
 const ANY_FRAGMENT: u8 = 1;
 
-#[derive(Clone, Copy)]
-enum Family {
-    V4,
-    V6,
+/// Requires an echo request in one piece.
+fn ping(family: Family, matching: Match) -> Match {
+    let m = family.packets(matching).masked(Field::IpFragment, 0u8, ANY_FRAGMENT);
+    match family {
+        Family::V4 => m.ip_proto(ICMP).field(Field::Icmpv4Type, 8u8).field(Field::Icmpv4Code, 0u8),
+        Family::V6 => m.ip_proto(ICMPV6).field(Field::Icmpv6Type, 128u8).field(Field::Icmpv6Code, 0u8),
+    }
 }
 
-impl Family {
-    const ALL: [Family; 2] = [Family::V4, Family::V6];
-
-    fn packets(self, matching: Match) -> Match {
-        match self {
-            Family::V4 => matching.ipv4(),
-            Family::V6 => matching.ipv6(),
-        }
-    }
-
-    /// Requires an echo request in one piece.
-    fn ping(self, matching: Match) -> Match {
-        let m = self.packets(matching).masked(Field::IpFragment, 0u8, ANY_FRAGMENT);
-        match self {
-            Family::V4 => m.ip_proto(ICMP).field(Field::Icmpv4Type, 8u8).field(Field::Icmpv4Code, 0u8),
-            Family::V6 => m.ip_proto(ICMPV6).field(Field::Icmpv6Type, 128u8).field(Field::Icmpv6Code, 0u8),
-        }
-    }
-
-    /// Turns an echo request into its reply (RFC 792, RFC 4443 section 4.2).
-    fn pong(self) -> [Action; 4] {
-        let swap = |source, destination, between| {
-            [
-                Action::copy(source, between),
-                Action::copy(destination, source),
-                Action::copy(between, destination),
-            ]
-        };
-        let ([a, b, c], reply) = match self {
-            Family::V4 => {
-                let reply = Action::set(Field::Icmpv4Type, 0u8);
-                (swap(Field::Ipv4Src, Field::Ipv4Dst, Field::Reg4), reply)
-            }
-            Family::V6 => {
-                let reply = Action::set(Field::Icmpv6Type, 129u8);
-                (swap(Field::Ipv6Src, Field::Ipv6Dst, Field::XXReg1), reply)
-            }
-        };
-        [a, b, c, reply]
-    }
+/// Turns an echo request into its reply (RFC 792, RFC 4443 section 4.2).
+fn pong(family: Family) -> [Action; 4] {
+    let (source, destination, between) = (family.source(), family.destination(), family.register());
+    let reply = match family {
+        Family::V4 => Action::set(Field::Icmpv4Type, 0u8),
+        Family::V6 => Action::set(Field::Icmpv6Type, 129u8),
+    };
+    [
+        Action::copy(source, between),
+        Action::copy(destination, source),
+        Action::copy(between, destination),
+        reply,
+    ]
 }
 
 /// Returns the flows that exist for any desired state.
@@ -92,11 +71,11 @@ pub(super) fn base() -> Vec<Flow> {
             mark_routed(false),
             Action::resubmit(table::DESTINATION),
         ]));
-        let reply = Flow::new(table::REPLY, priority::MATCH, family.ping(Match::new()));
+        let reply = Flow::new(table::REPLY, priority::MATCH, ping(family, Match::new()));
         let back =
             [Action::copy(Field::EthSrc, Field::EthDst), Action::set(Field::EthSrc, mac_bits(Mac::ROUTER.0))];
         let ttl = [Action::SetTtl(REPLY_TTL), Action::output(Port::IN_PORT)];
-        flows.push(reply.apply(back).apply(family.pong()).apply(ttl));
+        flows.push(reply.apply(back).apply(pong(family)).apply(ttl));
     }
     flows
 }
@@ -109,23 +88,23 @@ fn no_route() -> Flow {
 fn expired(family: Family) -> [Flow; 2] {
     [0u8, 1].map(|ttl| {
         let m = family.packets(routed(Match::new())).field(Field::IpTtl, ttl);
-        Flow::new(table::IP, rank::EXPIRED, m)
+        Flow::new(table::IP, rank::EXPIRED, m).apply(answer::expire())
     })
 }
 
-/// Table of the flows that count dropped packets.
-pub(crate) const ROUTE_TABLE: u8 = table::IP;
+/// Tables of the flows that count dropped packets.
+pub(crate) const DROP_TABLES: [u8; 2] = [table::IP, answer::ANSWER_TABLE];
 
 /// Returns the flows that count dropped packets, with the reason.
 pub(crate) fn counted_drops() -> Vec<(Flow, &'static str)> {
     let expired = Family::ALL.into_iter().flat_map(expired).map(|flow| (flow, "ttl-exceeded"));
-    std::iter::once((no_route(), "no-route")).chain(expired).collect()
+    let refused = Family::ALL.into_iter().flat_map(answer::refused).map(|flow| (flow, "no-backend"));
+    std::iter::once((no_route(), "no-route")).chain(expired).chain(refused).collect()
 }
 
 /// Returns the flows by which the gateway of a network answers pings, if rules allow them.
 pub(super) fn gateway(domain: Domain, ip: IpAddr) -> [Flow; 2] {
-    let family = if ip.is_ipv4() { Family::V4 } else { Family::V6 };
-    let ping = || guard::destination(family.ping(routed(domain.packets())), ip);
+    let ping = || guard::destination(ping(Family::of(ip), routed(domain.packets())), ip);
     let flow = |table, priority, next| Flow::new(table, priority, ping()).apply([Action::resubmit(next)]);
     [
         flow(table::IP, rank::PING, table::DESTINATION_GROUP),

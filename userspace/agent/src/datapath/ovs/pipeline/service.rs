@@ -4,6 +4,8 @@
 //!  3 ─ address and port ── ct ── 25 ─┬─ established ──────── 27 backend ─┬─ 28 ─ 29 translate ─ 7 MAC address ─ 4 policy
 //!                                    └─ new ── 26 affinity ─ 27 ─ group ─┘ ct(commit)
 //!  24 accepted ─ 22 ─ 6 reply of a backend? ── ct ── 9
+//!  3 ─ address, no port ─ ct ── 25 ─┬─ reply of a pod to itself ── 7
+//!  27 no backend ───────────────────┴─ 31 refused
 //! ```
 //!
 //! Connection tracking translates nothing; it remembers. A client's connection to the service has an entry of its own, in a
@@ -19,15 +21,18 @@ use std::{net::IpAddr, time::Duration};
 
 use contiv_model::{
     mac::Mac,
+    policy::{ICMP, ICMPV6},
     service::{Port, Protocol, Readiness},
 };
 use openflow_rs::{
     Action, Bucket, Ct, Field, Flow, Group, GroupKind, Match, Port as SwitchPort, Slice, Zone, ct_state,
-    matching::{ETH_TYPE_IPV4, ETH_TYPE_IPV6, IP_PROTO_TCP, IP_PROTO_UDP},
+    matching::{IP_PROTO_TCP, IP_PROTO_UDP},
     nicira::{HashFields, Learn, LearnSpec, LinkAlgorithm, Multipath},
 };
 
 use super::{
+    answer,
+    family::{Family, address_bits},
     group::backend_group,
     guard,
     metadata::{
@@ -44,9 +49,6 @@ use crate::datapath::{Backend, Service};
 
 /// Mark of a client's connection whose backend is chosen.
 const IS_CHOSEN: u32 = 1;
-/// Registers until the packet is translated; policies use them later.
-const BACKEND_V4: Field = Field::Reg4;
-const BACKEND_V6: (Field, [Field; 4]) = (Field::XXReg1, [Field::Reg4, Field::Reg5, Field::Reg6, Field::Reg7]);
 /// Not zero if the connection has its backend.
 const IS_ESTABLISHED: Field = Field::Reg1;
 /// Index of the chosen backend.
@@ -58,58 +60,9 @@ const LEARNED: u64 = 0xce << 56;
 /// `NX_LEARN_F_DELETE_LEARNED`: the learned flows go with the flow that has learned them.
 const DELETE_LEARNED: u16 = 2;
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Family {
-    V4,
-    V6,
-}
-
-impl Family {
-    const ALL: [Family; 2] = [Family::V4, Family::V6];
-
-    fn of(address: IpAddr) -> Family {
-        if address.is_ipv4() { Family::V4 } else { Family::V6 }
-    }
-
-    fn packets(self, matching: Match) -> Match {
-        match self {
-            Family::V4 => matching.ipv4(),
-            Family::V6 => matching.ipv6(),
-        }
-    }
-
-    fn eth_type(self) -> u16 {
-        match self {
-            Family::V4 => ETH_TYPE_IPV4,
-            Family::V6 => ETH_TYPE_IPV6,
-        }
-    }
-
-    fn source(self) -> Field {
-        match self {
-            Family::V4 => Field::Ipv4Src,
-            Family::V6 => Field::Ipv6Src,
-        }
-    }
-
-    fn destination(self) -> Field {
-        match self {
-            Family::V4 => Field::Ipv4Dst,
-            Family::V6 => Field::Ipv6Dst,
-        }
-    }
-
-    fn backend(self) -> Field {
-        match self {
-            Family::V4 => BACKEND_V4,
-            Family::V6 => BACKEND_V6.0,
-        }
-    }
-
-    /// The backend's address in the label of the client's connection.
-    fn label(self) -> Slice {
-        Slice::bits(Field::CtLabel, 0, self.backend().bits())
-    }
+/// The backend's address in the label of the client's connection.
+fn label(family: Family) -> Slice {
+    Slice::bits(Field::CtLabel, 0, family.register().bits())
 }
 
 /// The flows that exist for any desired state.
@@ -117,7 +70,7 @@ pub(super) fn base() -> Vec<Flow> {
     let established = |family: Family| {
         let m = family.packets(Match::new()).field(Field::CtMark, IS_CHOSEN);
         let actions = [
-            Action::Move { from: family.label(), to: Slice::whole(family.backend()) },
+            Action::Move { from: label(family), to: Slice::whole(family.register()) },
             Action::set(IS_ESTABLISHED, 1u8),
         ];
         Flow::new(table::SERVICE_STATE, rank::PORT, m).apply(actions).goto(table::BACKEND)
@@ -132,6 +85,8 @@ pub(super) fn base() -> Vec<Flow> {
             .goto(table::BACKEND),
         Flow::new(table::CHOSEN, rank::FIRST, Match::new().field(IS_ESTABLISHED, 1u8)).goto(table::TRANSLATE),
     ]);
+    flows.extend(Family::ALL.into_iter().flat_map(to_no_port));
+    flows.push(Flow::new(table::SERVICE_STATE, rank::FIRST, service_port_match(0, 0)));
     let reply = ct_state::TRACKED | ct_state::REPLY;
     let to_no_service = policy::returning(service_port_match(0, 0));
     flows.extend([
@@ -145,6 +100,30 @@ pub(super) fn base() -> Vec<Flow> {
     flows
 }
 
+/// What a pod sends to a service's address, but to none of its ports, after [`returned`]: replies return to the pod, and what opens a
+/// connection is refused.
+fn to_no_port(family: Family) -> [Flow; 3] {
+    let packets = || family.packets(service_port_match(0, 0));
+    let reply = ct_state::TRACKED | ct_state::REPLY;
+    let sent = Action::copy(family.register(), family.destination());
+    let refused = |m: Match| {
+        let flow = Flow::new(table::SERVICE_STATE, rank::FIRST + 1, m);
+        flow.apply([sent.clone()]).apply(answer::refuse())
+    };
+    let replies = Flow::new(table::SERVICE_STATE, rank::FIRST + 2, packets().ct_state(reply, reply));
+    [refused(packets().tcp()), refused(packets().udp()), replies.apply([Action::resubmit(table::IP)])]
+}
+
+/// Looks a packet up as what a pod returns to itself, to its own address. The address that it was sent to is in a register.
+fn returned(family: Family, domain: Domain) -> [Action; 3] {
+    let track = Ct { zone: Zone::Number(domain.zone()), table: Some(table::SERVICE_STATE), ..Ct::default() };
+    [
+        Action::copy(family.destination(), family.register()),
+        Action::copy(family.source(), family.destination()),
+        Action::Ct(track),
+    ]
+}
+
 /// Returns the flows of a service with this number in its domain.
 pub(crate) fn service(service: &Service, domain: Domain, number: u32) -> Vec<Flow> {
     let family = Family::of(service.vip);
@@ -154,6 +133,7 @@ pub(crate) fn service(service: &Service, domain: Domain, number: u32) -> Vec<Flo
         .flat_map(|port| [request(service, domain, number, port), translation(family, number, port)])
         .collect();
     flows.extend(service.ports.iter().map(|port| reply(service, domain, number, port)));
+    flows.extend(service.ports.iter().map(|port| error(service, domain, number, port)));
     flows.extend(backends(service, domain).map(|backend| member(&backend, number)));
     flows.push(choice(service, domain, number));
     flows.extend(indexed(service, domain, number));
@@ -162,8 +142,7 @@ pub(crate) fn service(service: &Service, domain: Domain, number: u32) -> Vec<Flo
     let fragment = to().masked(Field::IpFragment, FRAGMENT, FRAGMENT);
     flows.push(Flow::new(table::SERVICE_DNAT, rank::FIRST, fragment));
     // What else a pod sends to the address may be what it returns to itself.
-    let back = [Action::copy(family.source(), family.destination()), Action::resubmit(table::IP)];
-    flows.push(Flow::new(table::SERVICE_DNAT, rank::ANY, to()).apply(back));
+    flows.push(Flow::new(table::SERVICE_DNAT, rank::ANY, to()).apply(returned(family, domain)));
     flows.push(returning(service, number));
     if let IpAddr::V4(vip) = service.vip {
         let mac = Mac::of_endpoint(vip);
@@ -175,7 +154,7 @@ pub(crate) fn service(service: &Service, domain: Domain, number: u32) -> Vec<Flo
 
 /// Returns the group that selects a backend for a new connection.
 pub(crate) fn selection(service: &Service, domain: Domain, number: u32) -> Group {
-    let backend = Family::of(service.vip).backend();
+    let backend = Family::of(service.vip).register();
     let bucket = |ip: IpAddr| {
         let address = Action::set(backend, address_bits(ip));
         Bucket::new([address, Action::resubmit(table::CHOSEN)]).weight(1)
@@ -239,21 +218,13 @@ pub(crate) fn ready(service: &Service, domain: Domain) -> impl Iterator<Item = B
     backends(service, domain).filter(|backend| backend.readiness == Readiness::Ready)
 }
 
-fn address_bits(ip: IpAddr) -> u128 {
-    match ip {
-        IpAddr::V4(ip) => ip.to_bits().into(),
-        IpAddr::V6(ip) => ip.to_bits(),
-    }
-}
-
 /// Requires this backend in the registers.
 fn with_backend(matching: Match, ip: IpAddr) -> Match {
     match ip {
-        IpAddr::V4(ip) => matching.ipv4().field(BACKEND_V4, ip.to_bits()),
-        // The switch reports a match on a wider register as matches on its parts.
+        IpAddr::V4(ip) => matching.ipv4().field(Family::V4.register(), ip.to_bits()),
         IpAddr::V6(ip) => {
             let words = [96, 64, 32, 0].map(|shift| (ip.to_bits() >> shift) as u32);
-            let parts = BACKEND_V6.1.into_iter().zip(words);
+            let parts = Family::PARTS.into_iter().zip(words);
             parts.fold(matching.ipv6(), |m, (register, word)| m.field(register, word))
         }
     }
@@ -301,7 +272,7 @@ fn member(backend: &Backend, number: u32) -> Flow {
 fn choice(service: &Service, domain: Domain, number: u32) -> Flow {
     let flow = Flow::new(table::BACKEND, rank::ANY, service_match(number));
     match hashed(service) {
-        _ if ready(service, domain).next().is_none() => flow,
+        _ if ready(service, domain).next().is_none() => flow.apply(answer::refuse()),
         // Datapath flows of before a client's first connection are used for a moment after it.
         Some(HashFields::IpSrc) => flow.apply(choice_by(HashFields::IpSrc, service, domain)),
         _ => flow.apply([Action::set(IS_ESTABLISHED, 0u8), Action::Group(backend_group(number))]),
@@ -338,8 +309,10 @@ fn indexed(service: &Service, domain: Domain, number: u32) -> Vec<Flow> {
     let family = Family::of(service.vip);
     let chosen = |(index, backend): (u32, Backend)| {
         let m = service_match(number).field(INDEX, index);
-        Flow::new(table::INDEX, rank::PORT, m)
-            .apply([Action::set(family.backend(), address_bits(backend.ip)), Action::resubmit(table::CHOSEN)])
+        Flow::new(table::INDEX, rank::PORT, m).apply([
+            Action::set(family.register(), address_bits(backend.ip)),
+            Action::resubmit(table::CHOSEN),
+        ])
     };
     let mut flows: Vec<Flow> = (0..).zip(ready(service, domain)).map(chosen).collect();
     if fields == HashFields::SymmetricL3L4Udp {
@@ -354,7 +327,7 @@ fn commit(service: &Service, domain: Domain, number: u32, port: &Port) -> Flow {
     let family = Family::of(service.vip);
     let exec = vec![
         Action::set(Field::CtMark, IS_CHOSEN),
-        Action::Move { from: Slice::whole(family.backend()), to: family.label() },
+        Action::Move { from: Slice::whole(family.register()), to: label(family) },
     ];
     let commit = Ct { commit: true, zone: clients(domain), exec, ..Ct::default() };
     let learn = service.affinity.map(|time| Action::Learn(affinity(family, number, time)));
@@ -371,7 +344,7 @@ fn affinity(family: Family, number: u32, time: Duration) -> Learn {
         value.to_be_bytes()[16 - bytes..].to_vec()
     };
     let constant = |bits: u128, to: Slice| LearnSpec::MatchValue { value: value(bits, to.width), to };
-    let (source, backend) = (Slice::whole(family.source()), Slice::whole(family.backend()));
+    let (source, backend) = (Slice::whole(family.source()), Slice::whole(family.register()));
     let service = Slice::bits(Field::Metadata, service_slice().offset + 16, service_slice().width - 16);
     Learn {
         idle_timeout: time.as_secs().clamp(1, u16::MAX.into()) as u16,
@@ -392,7 +365,7 @@ fn affinity(family: Family, number: u32, time: Duration) -> Learn {
 fn translation(family: Family, number: u32, port: &Port) -> Flow {
     let m = with_protocol(family.packets(service_port_match(number, port.port)), port);
     Flow::new(table::TRANSLATE, rank::PORT, m).apply([
-        Action::copy(family.backend(), family.destination()),
+        Action::copy(family.register(), family.destination()),
         Action::set(ports(port.protocol)[1], port.target),
         Action::resubmit(table::IP),
     ])
@@ -409,6 +382,15 @@ fn reply(service: &Service, domain: Domain, number: u32, port: &Port) -> Flow {
         Action::set(ports(port.protocol)[0], port.port),
         Action::Ct(Ct { zone: clients(domain), table: Some(table::DESTINATION), ..Ct::default() }),
     ])
+}
+
+/// An ICMP error about a packet that a client of this node has sent to the service.
+fn error(service: &Service, domain: Domain, number: u32, port: &Port) -> Flow {
+    let protocol = if service.vip.is_ipv4() { ICMP } else { ICMPV6 };
+    let related = ct_state::TRACKED | ct_state::RELATED;
+    let m = Family::of(service.vip).packets(domain.packets()).ip_proto(protocol).ct_state(related, related);
+    let m = m.masked(Field::CtLabel, service_value(number, port.port), SERVICE_MASK);
+    Flow::new(table::SERVICE_SNAT, rank::PORT, m).apply(answer::translate(service.vip, port.port))
 }
 
 /// A pod's packet to itself: it would not know its own answer from a packet of its own.

@@ -59,6 +59,8 @@ pub(super) const CHOSEN: u8 = 28;
 pub(super) const TRANSLATE: u8 = 29;
 /// The backends of a service by their index.
 pub(super) const INDEX: u8 = 30;
+/// Packets that the agent answers.
+pub(super) const ANSWER: u8 = 31;
 
 /// Priorities within the tables.
 pub(super) mod priority {

@@ -14,6 +14,7 @@ use super::{
     announcer::Announcer,
     kernel, limit,
     ovsdb::{self, Client, Database, OPEN_VSWITCH, Operation, set},
+    responder::Responder,
     uplink,
 };
 use crate::datapath::ovs::{
@@ -47,6 +48,7 @@ pub(crate) struct Session {
     /// Directory of the management sockets of the bridges.
     directory: PathBuf,
     bridges: PerBridge<Option<Connection>>,
+    responders: PerBridge<Option<Responder>>,
     announcer: Announcer,
     /// Number of changed rows, flows and groups since the last `take_writes`.
     writes: u64,
@@ -79,6 +81,7 @@ impl Session {
             database,
             directory: PathBuf::new(),
             bridges: PerBridge::default(),
+            responders: PerBridge::default(),
             announcer: Announcer::default(),
             writes: 0,
         }
@@ -98,6 +101,7 @@ impl Session {
             if !operations.is_empty() {
                 self.reconfigure(operations).await?;
                 *self.bridges.get_mut(kind) = None;
+                *self.responders.get_mut(kind) = None;
                 self.announcer = Announcer::default();
             }
             if self.bridges.get(kind).is_none() {
@@ -119,8 +123,12 @@ impl Session {
     async fn connect(&mut self, kind: BridgeKind, datapath_type: DatapathType) -> Result<(), Error> {
         let path = self.directory.join(format!("{}.mgmt", kind.name()));
         match Connection::connect(&Target::Unix(path)).await {
-            // The agent uses no notifications.
-            Ok((connection, _notifications)) => *self.bridges.get_mut(kind) = Some(connection),
+            Ok((connection, notifications)) => {
+                let responder = Responder::start(&connection, notifications).await;
+                let responder = responder.map_err(|source| bridge_error(kind, source))?;
+                *self.responders.get_mut(kind) = Some(responder);
+                *self.bridges.get_mut(kind) = Some(connection);
+            }
             // `ofport` of the internal port is no indication: its name exceeds the limit of the kernel.
             Err(_) if self.database().bridge(kind.name()).is_some_and(|(_, bridge)| !bridge.created) => {
                 return Err(Error::NotCreated { bridge: kind.name(), kind: datapath_type.name() });

@@ -56,6 +56,8 @@ pub(super) struct MatchedFlow {
 
 /// Output to the port that the packet came from.
 pub(super) const IN_PORT: &str = "IN_PORT";
+/// Output to the agent, which answers.
+pub(super) const CONTROLLER: &str = "CONTROLLER";
 
 impl Account {
     pub(super) fn parse(text: &str) -> Account {
@@ -88,13 +90,18 @@ impl Pass {
                 self.fields = fields(flow);
             }
         } else if let Some(actions) = line.strip_prefix("Datapath actions: ") {
-            self.datapath = actions.split(',').map(|word| word.trim_matches(['"', ')']).to_owned()).collect();
+            let words = actions.split(',').map(|word| word.trim_matches(['"', ')']));
+            let name =
+                |word: &str| if word.starts_with("controller(") { CONTROLLER } else { word }.to_owned();
+            self.datapath = words.map(name).collect();
         } else if let Some(visit) = visit(text) {
             self.visits.push(visit);
         } else if let Some(port) = text.strip_prefix("output:").or(text.strip_prefix("-> output port is ")) {
             self.outputs.push(port.trim_matches('"').to_owned());
         } else if text == IN_PORT {
             self.outputs.push(IN_PORT.to_owned());
+        } else if text.starts_with("CONTROLLER:") {
+            self.outputs.push(CONTROLLER.to_owned());
         } else if text.starts_with(">> skipping output") {
             self.outputs.pop();
         } else if let Some(problem) = text.strip_prefix(">> ") {

@@ -11,13 +11,13 @@ use contiv_model::{
 
 use super::{
     Request,
-    account::{Account, IN_PORT, MatchedFlow, Pass, Visit},
+    account::{Account, CONTROLLER, IN_PORT, MatchedFlow, Pass, Visit},
 };
 use crate::datapath::{
     ObjectId,
     ovs::{
         bridge::BridgeKind,
-        pipeline::{counted_rules, stage_of},
+        pipeline::{ANSWER_TABLE, counted_rules, stage_of},
         tables::cookie::Cookie,
     },
     trace::Findings,
@@ -27,7 +27,9 @@ impl Request {
     pub(super) fn findings(&self, account: &Account) -> Findings {
         let outputs: Vec<Output> = account.passes.iter().flat_map(|pass| self.outputs(pass)).collect();
         let end = account.passes.last().map_or_else(|| self.probe.header.clone(), |pass| self.header(pass));
-        let visits: Vec<&Visit> = account.passes.iter().flat_map(|pass| &pass.visits).collect();
+        let visits = account.passes.iter().flat_map(|pass| &pass.visits);
+        // The stage that sends the packet to the agent is the one that refuses it.
+        let visits: Vec<&Visit> = visits.filter(|visit| visit.table != ANSWER_TABLE).collect();
         // The switch refuses a packet by an answer.
         let is_dropped = outputs.iter().all(|output| output.to == Egress::Answer);
         let last = match (is_dropped, visits.last()) {
@@ -45,7 +47,13 @@ impl Request {
         if let Some(step) = steps.last_mut().filter(|step| step.verdict == Verdict::Drop) {
             let problems = account.passes.iter().flat_map(|pass| &pass.problems);
             if step.reason.is_empty() && step.rule.is_none() {
-                step.reason = problems.last().cloned().unwrap_or_else(|| "no flow accepts it".into());
+                let told = account.passes.iter().flat_map(|pass| pass.outputs.iter().chain(&pass.datapath));
+                step.reason = match (problems.last(), told.into_iter().any(|name| name == CONTROLLER)) {
+                    (_, true) if step.stage == Stage::Service => "no-backend".into(),
+                    (_, true) => "ttl-exceeded".into(),
+                    (Some(problem), false) => problem.clone(),
+                    (None, false) => "no flow accepts it".into(),
+                };
             }
         }
         Findings { method: super::COMMAND, steps, outputs }
@@ -107,7 +115,7 @@ impl Request {
         let mut outputs: Vec<Output> = vec![];
         for name in names {
             let to = match self.ports.get(name) {
-                _ if *name == IN_PORT => Egress::Answer,
+                _ if *name == IN_PORT || *name == CONTROLLER => Egress::Answer,
                 // The switch answers through the port that the packet came from.
                 Some(egress) if self.ports.get(&own) == Some(egress) => Egress::Answer,
                 Some(Egress::Tunnel { vtep, vni }) => {

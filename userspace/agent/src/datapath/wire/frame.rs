@@ -4,28 +4,28 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use contiv_model::{mac::Mac, tag::Vlan};
 
-pub(super) const ARP: u16 = 0x0806;
-pub(super) const IPV4: u16 = 0x0800;
-pub(super) const IPV6: u16 = 0x86dd;
+pub(crate) const ARP: u16 = 0x0806;
+pub(crate) const IPV4: u16 = 0x0800;
+pub(crate) const IPV6: u16 = 0x86dd;
 /// 802.1Q, 802.1ad, and the numbers that equipment used for the latter before.
 const TAGS: [u16; 5] = [0x8100, 0x88a8, 0x9100, 0x9200, 0x9300];
-pub(super) const ETHERNET: usize = 14;
+pub(crate) const ETHERNET: usize = 14;
 /// ARP header for Ethernet (address length 6) and IPv4 (address length 4).
 const ARP_HEADER: [u8; 6] = [0, 1, 8, 0, 6, 4];
-pub(super) const ICMPV6: u8 = 58;
+pub(crate) const ICMPV6: u8 = 58;
 /// Hop limit of neighbour discovery: the packet has passed no router (RFC 4861 section 11.2).
-pub(super) const ND_HOP_LIMIT: u8 = 255;
+pub(crate) const ND_HOP_LIMIT: u8 = 255;
 
 /// Ethernet header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ethernet {
-    pub(super) destination: Mac,
-    pub(super) source: Mac,
-    pub(super) kind: u16,
+pub(crate) struct Ethernet {
+    pub(crate) destination: Mac,
+    pub(crate) source: Mac,
+    pub(crate) kind: u16,
 }
 
 impl Ethernet {
-    pub(super) fn read(frame: &[u8]) -> Option<Ethernet> {
+    pub(crate) fn read(frame: &[u8]) -> Option<Ethernet> {
         Some(Ethernet {
             destination: Mac(bytes(frame, 0)?),
             source: Mac(bytes(frame, 6)?),
@@ -33,18 +33,18 @@ impl Ethernet {
         })
     }
 
-    pub(super) fn is_tagged(self) -> bool {
+    pub(crate) fn is_tagged(self) -> bool {
         TAGS.contains(&self.kind)
     }
 
     /// Whether the destination is link-local (IEEE 802.1D table 7-10), which bridges do not forward.
-    pub(super) fn is_link_local(self) -> bool {
+    pub(crate) fn is_link_local(self) -> bool {
         matches!(self.destination.0, [0x01, 0x80, 0xc2, 0, 0, 0..=0x0f])
     }
 }
 
 /// Removes the 802.1Q tag; `None` without a tag or with VLAN id 0.
-pub(super) fn untag(frame: &[u8]) -> Option<(Vlan, Vec<u8>)> {
+pub(crate) fn untag(frame: &[u8]) -> Option<(Vlan, Vec<u8>)> {
     let [protocol, tag]: [u16; 2] =
         [bytes(frame, 12)?, bytes(frame, ETHERNET)?].map(|field: [u8; 2]| u16::from_be_bytes(field));
     let vlan = Vlan::try_from(tag & 0x0fff).ok().filter(|_| protocol == TAGS[0])?;
@@ -52,13 +52,13 @@ pub(super) fn untag(frame: &[u8]) -> Option<(Vlan, Vec<u8>)> {
 }
 
 /// Adds an 802.1Q tag with priority 0.
-pub(super) fn tagged(frame: &[u8], vlan: Vlan) -> Vec<u8> {
+pub(crate) fn tagged(frame: &[u8], vlan: Vlan) -> Vec<u8> {
     let (addresses, rest) = frame.split_at(frame.len().min(12));
     [addresses, &TAGS[0].to_be_bytes(), &vlan.get().to_be_bytes(), rest].concat()
 }
 
 /// Returns the DSCP, which a tunnel copies to its outer header.
-pub(super) fn dscp(frame: &[u8]) -> u8 {
+pub(crate) fn dscp(frame: &[u8]) -> u8 {
     match (Ethernet::read(frame), frame.get(ETHERNET..)) {
         (Some(Ethernet { kind: IPV4, .. }), Some([_, tos, ..])) => tos >> 2,
         (Some(Ethernet { kind: IPV6, .. }), Some([first, second, ..])) => (first << 2 | second >> 6) & 0x3f,
@@ -68,13 +68,13 @@ pub(super) fn dscp(frame: &[u8]) -> u8 {
 
 /// An ARP request or a neighbour solicitation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NeighbourRequest {
+pub(crate) enum NeighbourRequest {
     Arp { from: Mac, sender: (Mac, Ipv4Addr), target: Ipv4Addr },
     Solicitation { from: Mac, source: Ipv6Addr, target: Ipv6Addr },
 }
 
 impl NeighbourRequest {
-    pub(super) fn read(frame: &[u8]) -> Option<NeighbourRequest> {
+    pub(crate) fn read(frame: &[u8]) -> Option<NeighbourRequest> {
         let ethernet = Ethernet::read(frame)?;
         let body = &frame[ETHERNET..];
         match ethernet.kind {
@@ -100,7 +100,7 @@ impl NeighbourRequest {
     }
 
     /// Address that is asked for.
-    pub(super) fn target(&self) -> IpAddr {
+    pub(crate) fn target(&self) -> IpAddr {
         match self {
             NeighbourRequest::Arp { target, .. } => IpAddr::V4(*target),
             NeighbourRequest::Solicitation { target, .. } => IpAddr::V6(*target),
@@ -108,7 +108,7 @@ impl NeighbourRequest {
     }
 
     /// Returns the reply that the address is at `owner`.
-    pub(super) fn reply(self, owner: Mac) -> Vec<u8> {
+    pub(crate) fn reply(self, owner: Mac) -> Vec<u8> {
         match self {
             NeighbourRequest::Arp { from, sender, target } => [
                 &from.0[..],
@@ -158,13 +158,13 @@ fn advertisement(from: Mac, source: Ipv6Addr, target: Ipv6Addr, owner: Mac) -> V
     frame
 }
 
-pub(super) fn checksum(bytes: &[u8]) -> u16 {
+pub(crate) fn checksum(bytes: &[u8]) -> u16 {
     let sum =
         bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0))).sum();
     let folded = (0..2).fold(sum, |sum: u32, _| (sum & 0xffff) + (sum >> 16));
     !(folded as u16)
 }
 
-pub(super) fn bytes<const N: usize>(from: &[u8], at: usize) -> Option<[u8; N]> {
+pub(crate) fn bytes<const N: usize>(from: &[u8], at: usize) -> Option<[u8; N]> {
     from.get(at..)?.first_chunk().copied()
 }

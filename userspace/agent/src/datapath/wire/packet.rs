@@ -1,6 +1,9 @@
 //! IP packets: what policies and services read and rewrite.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    ops::Range,
+};
 
 use contiv_model::{
     group::Dscp,
@@ -8,22 +11,22 @@ use contiv_model::{
     policy::{self, ICMP, ICMPV6, TCP, UDP},
 };
 
-use super::frame::{ETHERNET, IPV4, IPV6, bytes};
+use super::frame::{ETHERNET, IPV4, IPV6, bytes, checksum};
 
 /// Address and port of one side of a connection; for ICMP echo the identifier instead of a port.
-pub(super) type End = (IpAddr, u16);
+pub(crate) type End = (IpAddr, u16);
 
 /// Connection tuple.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Tuple {
-    pub(super) protocol: u8,
-    pub(super) source: End,
-    pub(super) destination: End,
+pub(crate) struct Tuple {
+    pub(crate) protocol: u8,
+    pub(crate) source: End,
+    pub(crate) destination: End,
 }
 
 impl Tuple {
     /// Returns the packet for policy evaluation with the destination port `port`.
-    pub(super) fn policy_packet(self, port: u16) -> policy::Packet {
+    pub(crate) fn policy_packet(self, port: u16) -> policy::Packet {
         let port = matches!(self.protocol, TCP | UDP).then_some(port);
         policy::Packet { protocol: self.protocol, port }
     }
@@ -31,11 +34,13 @@ impl Tuple {
 
 /// An IP packet in a frame without a tag. Fragments after the first have no ports.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Packet {
-    pub(super) tuple: Tuple,
+pub(crate) struct Packet {
+    pub(crate) tuple: Tuple,
     v6: bool,
     /// Offset of the TCP, UDP or ICMP header.
     body: usize,
+    /// Offset of the end, which may be before that of the frame.
+    end: usize,
     /// False for fragments after the first.
     has_body: bool,
 }
@@ -43,7 +48,7 @@ pub(super) struct Packet {
 impl Packet {
     /// Reads the packet; `None` for another frame, and for a packet that is longer than its frame or that its headers do not
     /// describe.
-    pub(super) fn read(frame: &[u8]) -> Option<Packet> {
+    pub(crate) fn read(frame: &[u8]) -> Option<Packet> {
         let v6 = match u16::from_be_bytes(bytes(frame, 12)?) {
             IPV4 => false,
             IPV6 => true,
@@ -63,11 +68,11 @@ impl Packet {
             _ => (0, 0),
         };
         let tuple = Tuple { protocol, source: (source, from), destination: (destination, to) };
-        Some(Packet { tuple, v6, body, has_body })
+        Some(Packet { tuple, v6, body, end, has_body })
     }
 
     /// Whether an IPv6 packet has extension headers in front of neighbour discovery.
-    pub(super) fn discovery_behind_headers(frame: &[u8]) -> bool {
+    pub(crate) fn discovery_behind_headers(frame: &[u8]) -> bool {
         let headers = Headers::v6(frame);
         headers.is_some_and(|headers| {
             headers.has_body
@@ -78,12 +83,12 @@ impl Packet {
     }
 
     /// TTL or hop limit.
-    pub(super) fn ttl(&self, frame: &[u8]) -> u8 {
+    pub(crate) fn ttl(&self, frame: &[u8]) -> u8 {
         frame.get(self.ttl_at()).copied().unwrap_or_default()
     }
 
     /// Assigns the TTL or hop limit.
-    pub(super) fn set_ttl(&self, frame: &mut [u8], ttl: u8) {
+    pub(crate) fn set_ttl(&self, frame: &mut [u8], ttl: u8) {
         match self.v6 {
             true => frame[self.ttl_at()] = ttl,
             // With the protocol: checksums are over words.
@@ -96,7 +101,7 @@ impl Packet {
     }
 
     /// Whether this is no fragment and has neither options nor extension headers.
-    pub(super) fn is_plain(&self, frame: &[u8]) -> bool {
+    pub(crate) fn is_plain(&self, frame: &[u8]) -> bool {
         let fragment = bytes(frame, ETHERNET + 6).map(u16::from_be_bytes);
         match self.v6 {
             true => self.body == ETHERNET + 40,
@@ -104,8 +109,13 @@ impl Packet {
         }
     }
 
+    /// Offsets of what follows the headers of IP.
+    pub(crate) fn body(&self) -> Range<usize> {
+        self.body..self.end
+    }
+
     /// Whether this is a whole ICMP echo request.
-    pub(super) fn is_echo_request(&self, frame: &[u8]) -> bool {
+    pub(crate) fn is_echo_request(&self, frame: &[u8]) -> bool {
         let request = if self.v6 { (ICMPV6, [128, 0]) } else { (ICMP, [8, 0]) };
         self.is_plain(frame)
             && self.has_body
@@ -113,7 +123,7 @@ impl Packet {
     }
 
     /// Turns an echo request into the reply.
-    pub(super) fn answer_echo(&self, frame: &mut [u8], ttl: u8) {
+    pub(crate) fn answer_echo(&self, frame: &mut [u8], ttl: u8) {
         let (at, len) = if self.v6 { (ETHERNET + 8, 16) } else { (ETHERNET + 12, 4) };
         let (source, destination) = frame[at..at + 2 * len].split_at_mut(len);
         // Checksums do not depend on the order of words.
@@ -126,7 +136,7 @@ impl Packet {
     }
 
     /// The packet that an ICMP error quotes; `Some(None)` if too little of it. `None` if this is no error.
-    pub(super) fn quoted(&self, frame: &[u8]) -> Option<Option<Tuple>> {
+    pub(crate) fn quoted(&self, frame: &[u8]) -> Option<Option<Tuple>> {
         const ICMP_HEADER: usize = 8;
         let kind = *frame.get(self.body)?;
         let is_error = match self.tuple.protocol {
@@ -152,15 +162,47 @@ impl Packet {
         }))
     }
 
+    /// Gives an ICMP error the destination address and port that its receiver has sent the quoted packet to, and if the quoted destination
+    /// sent the error, its source address. `None` for too little of a packet.
+    pub(crate) fn rewrite_error(&self, frame: &mut [u8], sent_to: End) -> Option<()> {
+        const ICMP_HEADER: usize = 8;
+        let at = self.body + ICMP_HEADER;
+        // The quoted packet is often truncated, so its length is not checked.
+        let mut inner = [&frame[..ETHERNET], frame.get(at..self.end)?].concat();
+        let headers = if self.v6 { Headers::v6(&inner)? } else { Headers::v4(&inner)? };
+        let Headers { source, destination, protocol, body, end, has_body } = headers;
+        let tuple = Tuple { protocol, source: (source, 0), destination: (destination, 0) };
+        let quoted = Packet { tuple, v6: self.v6, body, end, has_body };
+        let address = if self.v6 { ETHERNET + 24 } else { ETHERNET + 16 };
+        quoted.translate(&mut inner, address, body + 2, sent_to);
+        frame.get_mut(at..self.end)?.copy_from_slice(&inner[ETHERNET..]);
+        if self.tuple.source.0 == destination {
+            self.rewrite_source(frame, (sent_to.0, 0));
+        }
+        let sum = self.body + 2;
+        frame.get_mut(sum..sum + 2)?.copy_from_slice(&[0; 2]);
+        let message = frame.get(self.body..self.end)?;
+        let pseudo_header = match self.v6 {
+            true => {
+                [&frame[ETHERNET + 8..ETHERNET + 40], &[0, ICMPV6], &(message.len() as u16).to_be_bytes()]
+                    .concat()
+            }
+            false => vec![],
+        };
+        let value = checksum(&[&pseudo_header[..], message].concat());
+        frame[sum..sum + 2].copy_from_slice(&value.to_be_bytes());
+        Some(())
+    }
+
     /// Rewrites destination address and port, and the destination Ethernet address.
-    pub(super) fn rewrite_destination(&self, frame: &mut [u8], to: End, mac: Mac) {
+    pub(crate) fn rewrite_destination(&self, frame: &mut [u8], to: End, mac: Mac) {
         frame[..6].copy_from_slice(&mac.0);
         let at = if self.v6 { ETHERNET + 24 } else { ETHERNET + 16 };
         self.translate(frame, at, self.body + 2, to);
     }
 
     /// Rewrites source address and port.
-    pub(super) fn rewrite_source(&self, frame: &mut [u8], from: End) {
+    pub(crate) fn rewrite_source(&self, frame: &mut [u8], from: End) {
         let at = if self.v6 { ETHERNET + 8 } else { ETHERNET + 12 };
         self.translate(frame, at, self.body, from);
     }
@@ -176,7 +218,7 @@ impl Packet {
     }
 
     /// Sets the DSCP.
-    pub(super) fn set_dscp(&self, frame: &mut [u8], dscp: Dscp) {
+    pub(crate) fn set_dscp(&self, frame: &mut [u8], dscp: Dscp) {
         let class = dscp.get();
         if self.v6 {
             let [first, second] = [frame[ETHERNET], frame[ETHERNET + 1]];

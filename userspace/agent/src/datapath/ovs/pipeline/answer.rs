@@ -1,0 +1,225 @@
+//! Packets that the agent answers: flows can neither put a packet into an ICMP message nor make a reset of it.
+//!
+//! ```text
+//!  25, 27 service without a backend ─┐
+//!  7 TTL expired ────────────────────┼─ 31 ── meter ── controller ─▶ agent ─┬─▶ port of the pod
+//!  6 ICMP error about a translated ──┘                                      └─▶ 9
+//!    packet
+//! ```
+//!
+//! The packet carries what the agent does with it in registers: an expired one the address of the gateway that tells, an error the
+//! address and port of the service. The agent gives the client an error about the packet that it has sent. The
+//! meter bounds what pods cost the switch and the agent. While the agent is away, these packets are dropped as without an
+//! answer.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use openflow_rs::{
+    Action, DropBand, Field, Flow, Match, Meter, MeterUnit, Port,
+    packet::{PacketIn, PacketOut},
+};
+
+use super::{
+    family::{Family, address_bits},
+    guard,
+    metadata::{Domain, FLAGS, routed, service_port_match},
+    table::{self, priority},
+};
+use crate::datapath::wire::{
+    answer::{refusal, time_exceeded},
+    frame::{tagged, untag},
+    packet::Packet,
+};
+
+/// Packets for the agent, per bridge and second, and at once.
+const RATE: u32 = 1000;
+const METER: u32 = 0xc0;
+/// What the agent does: [`REFUSED`], [`EXPIRED`] or [`TRANSLATED`].
+const KIND: Field = Field::Reg8;
+const REFUSED: u8 = 1;
+const EXPIRED: u8 = 2;
+const TRANSLATED: u8 = 3;
+/// Port of the service.
+const PORT: Field = Field::Reg9;
+
+/// Table of the flows that send packets to the agent.
+pub(crate) const ANSWER_TABLE: u8 = table::ANSWER;
+
+/// Returns the meter of the packets for the agent, without which the switch rejects the flows.
+pub(crate) fn meter() -> Meter {
+    Meter { id: METER, unit: MeterUnit::Packets, bands: vec![DropBand { rate: RATE, burst: RATE }] }
+}
+
+/// The sender is told that no backend serves the address and port of the packet.
+pub(super) fn refuse() -> [Action; 2] {
+    answered(REFUSED)
+}
+
+/// The sender is told that the TTL has expired.
+pub(super) fn expire() -> [Action; 2] {
+    answered(EXPIRED)
+}
+
+/// The error is about a packet that its receiver has sent to this service.
+pub(super) fn translate(service: IpAddr, port: u16) -> [Action; 4] {
+    let [kind, next] = answered(TRANSLATED);
+    let to = Action::set(Family::of(service).register(), address_bits(service));
+    [to, Action::set(PORT, port), kind, next]
+}
+
+fn answered(kind: u8) -> [Action; 2] {
+    [Action::set(KIND, kind), Action::resubmit(table::ANSWER)]
+}
+
+/// Returns the flows that exist for any desired state.
+pub(super) fn base() -> Vec<Flow> {
+    let translated = Flow::new(table::ANSWER, priority::MATCH, Match::new().field(KIND, TRANSLATED));
+    let refused = Family::ALL.into_iter().flat_map(refused);
+    refused.chain([translated.meter(METER).apply([Action::controller()])]).collect()
+}
+
+/// Returns the flows that count refused packets.
+pub(super) fn refused(family: Family) -> [Flow; 2] {
+    let packets = || family.packets(Match::new().field(KIND, REFUSED));
+    [packets().tcp(), packets().udp()].map(to_agent)
+}
+
+/// Returns the flow for expired packets from a subnet with this gateway. The headers of translated ones are no more those that the
+/// sender knows.
+pub(super) fn expired(domain: Domain, prefix: IpNet, gateway: IpAddr) -> Flow {
+    let packets = domain.packets_from(0);
+    let untranslated = service_port_match(0, 0).get(Field::Metadata);
+    let of_no_service = untranslated.into_iter().fold(packets, |m, none| {
+        let (value, mask) = m.get(Field::Metadata).map_or((0, 0), |before| (before.value, before.mask));
+        m.masked(Field::Metadata, value | none.value, mask | none.mask)
+    });
+    let m = guard::source_within(routed(of_no_service).field(KIND, EXPIRED), prefix);
+    let flow = Flow::new(table::ANSWER, priority::MATCH, m).meter(METER);
+    let from = Action::set(Family::of(gateway).register(), address_bits(gateway));
+    flow.apply([from, Action::controller()])
+}
+
+fn to_agent(matching: Match) -> Flow {
+    Flow::new(table::ANSWER, priority::MATCH, matching).meter(METER).apply([Action::controller()])
+}
+
+/// Returns the answer to a packet that these flows have sent to the agent; `None` for packets that must not be answered, and
+/// for packets of other flows.
+pub(crate) fn answer(packet: &PacketIn) -> Option<PacketOut> {
+    let PacketIn { table: table::ANSWER, matching, data, .. } = packet else { return None };
+    let kind = matching.exact(KIND).and_then(|kind| u8::try_from(kind).ok())?;
+    if kind == TRANSLATED {
+        return translated(matching, data);
+    }
+    let read = Packet::read(data)?;
+    let frame = match kind {
+        REFUSED => refusal(data, &read)?,
+        EXPIRED => time_exceeded(data, &read, address(matching, read.tuple.source.0)?)?,
+        _ => return None,
+    };
+    let port = Port(matching.exact(Field::InPort).and_then(|port| u32::try_from(port).ok())?);
+    Some(PacketOut { in_port: Port::CONTROLLER, actions: vec![Action::output(port)], data: frame })
+}
+
+/// Forwards an error as the table would that sent it here.
+fn translated(matching: &Match, data: &[u8]) -> Option<PacketOut> {
+    // Frames from an uplink have their tag.
+    let tag = untag(data);
+    let mut frame = tag.as_ref().map_or_else(|| data.to_vec(), |(_, inner)| inner.clone());
+    let packet = Packet::read(&frame)?;
+    let port = matching.exact(PORT).and_then(|port| u16::try_from(port).ok())?;
+    packet.rewrite_error(&mut frame, (address(matching, packet.tuple.source.0)?, port))?;
+    let data = tag.map_or(frame.clone(), |(vlan, _)| tagged(&frame, vlan));
+    let in_port = Port(matching.exact(Field::InPort).and_then(|port| u32::try_from(port).ok())?);
+    let restored =
+        [Field::Metadata, FLAGS].map(|field| Action::set(field, matching.exact(field).unwrap_or_default()));
+    let actions = restored.into_iter().chain([Action::resubmit(table::DESTINATION)]).collect();
+    Some(PacketOut { in_port, actions, data })
+}
+
+/// The address in the register of the family of `sender`.
+fn address(matching: &Match, sender: IpAddr) -> Option<IpAddr> {
+    // Fields that are zero are left out.
+    let part = |field| matching.exact(field).map_or(Some(0), |part| u32::try_from(part).ok());
+    match sender {
+        IpAddr::V4(_) => Some(Ipv4Addr::from_bits(part(Field::Reg4)?).into()),
+        IpAddr::V6(_) => {
+            let whole = matching.exact(Field::XXReg1);
+            let parts = Family::PARTS
+                .into_iter()
+                .try_fold(0, |bits: u128, field| Some(bits << 32 | u128::from(part(field)?)));
+            Some(Ipv6Addr::from_bits(whole.or(parts)?).into())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use openflow_rs::packet::PacketInReason;
+    use testkit::packet;
+
+    use super::*;
+
+    fn sent_by(kind: u8, matching: Match, data: Vec<u8>) -> PacketIn {
+        PacketIn {
+            total_len: data.len() as u16,
+            reason: PacketInReason::Action,
+            table: table::ANSWER,
+            cookie: 0,
+            matching: matching.in_port(Port(7)).field(KIND, kind),
+            data,
+        }
+    }
+
+    #[test]
+    fn answers_leave_by_the_port_of_the_sender() {
+        let frame = packet::Packet::eth([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 9]).udp(1, 2).build();
+        let PacketOut { in_port, actions, data } =
+            answer(&sent_by(REFUSED, Match::new(), frame.clone())).unwrap();
+        assert_eq!((in_port, actions), (Port::CONTROLLER, vec![Action::output(7)]));
+        assert_eq!(data[26..30], [10, 0, 0, 9]);
+        let other = PacketIn { table: 5, ..sent_by(REFUSED, Match::new(), frame.clone()) };
+        assert_eq!(answer(&other), None);
+        assert_eq!(answer(&sent_by(9, Match::new(), frame)), None);
+    }
+
+    #[test]
+    fn errors_are_about_what_the_client_has_sent() {
+        let [client, service, backend] = [1, 200, 9].map(|last| [10, 0, 0, last]);
+        let packet = |to| packet::Packet::eth([2; 6], [4; 6]).ipv4(client, to).ip_id(7);
+        let sent = packet(service).udp(4000, 53).payload(b"question").build();
+        let arrived = packet(backend).udp(4000, 5353).payload(b"question").build();
+        let registers = || {
+            let m = Match::new().field(Field::Reg4, u32::from_be_bytes(service)).field(PORT, 53u8);
+            m.metadata(5 << 40 | 1, u64::MAX)
+        };
+        for (from, shown, tag) in [(backend, service, None), ([10, 0, 0, 254], [10, 0, 0, 254], Some(5))] {
+            let error = |from: [u8; 4], quoted: &[u8]| {
+                let eth = packet::Packet::eth([4; 6], [2; 6]);
+                let eth = tag.map_or(eth.clone(), |tag| eth.vlan(tag));
+                eth.ipv4(from, client).icmp(3, 4, [0, 0, 5, 0]).payload(&quoted[14..14 + 28]).build()
+            };
+            let PacketOut { in_port, actions, data } =
+                answer(&sent_by(TRANSLATED, registers(), error(from, &arrived))).unwrap();
+            assert_eq!(data, error(shown, &sent));
+            assert_eq!((in_port, actions.len()), (Port(7), 3));
+            assert_eq!(actions[0], Action::set(Field::Metadata, 5_u64 << 40 | 1));
+            assert_eq!(actions[2], Action::resubmit(table::DESTINATION));
+        }
+    }
+
+    #[test]
+    fn the_gateway_tells_that_the_ttl_has_expired() {
+        let [a, b]: [Ipv6Addr; 2] = ["2001:db8::1", "2001:db8::9"].map(|ip| ip.parse().unwrap());
+        let frame = packet::Packet::eth([2; 6], [4; 6]).ipv6(a, b).udp(1, 2).ttl(1).build();
+        let parts = Match::new().field(Field::Reg4, 0x2001_0db8_u32).field(Field::Reg7, 0xfe_u8);
+        let whole = Match::new().field(Field::XXReg1, 0x2001_0db8_u128 << 96 | 0xfe);
+        for registers in [parts, whole] {
+            let told = answer(&sent_by(EXPIRED, registers, frame.clone())).unwrap().data;
+            let from = Ipv6Addr::from(<[u8; 16]>::try_from(&told[22..38]).unwrap());
+            assert_eq!(from, "2001:db8::fe".parse::<Ipv6Addr>().unwrap());
+            assert_eq!(told[54..56], [3, 0]);
+        }
+    }
+}

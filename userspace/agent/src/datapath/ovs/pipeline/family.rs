@@ -1,0 +1,67 @@
+//! IPv4 and IPv6: their fields, and registers of the width of an address.
+
+use std::net::IpAddr;
+
+use openflow_rs::{
+    Field, Match,
+    matching::{ETH_TYPE_IPV4, ETH_TYPE_IPV6},
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    pub(super) const ALL: [Family; 2] = [Family::V4, Family::V6];
+    /// The 32-bit parts of [`Family::register`] for IPv6. The switch reports a match on a wider register as matches on its parts.
+    pub(super) const PARTS: [Field; 4] = [Field::Reg4, Field::Reg5, Field::Reg6, Field::Reg7];
+
+    pub(super) fn of(address: IpAddr) -> Family {
+        if address.is_ipv4() { Family::V4 } else { Family::V6 }
+    }
+
+    pub(super) fn packets(self, matching: Match) -> Match {
+        match self {
+            Family::V4 => matching.ipv4(),
+            Family::V6 => matching.ipv6(),
+        }
+    }
+
+    pub(super) fn eth_type(self) -> u16 {
+        match self {
+            Family::V4 => ETH_TYPE_IPV4,
+            Family::V6 => ETH_TYPE_IPV6,
+        }
+    }
+
+    pub(super) fn source(self) -> Field {
+        match self {
+            Family::V4 => Field::Ipv4Src,
+            Family::V6 => Field::Ipv6Src,
+        }
+    }
+
+    pub(super) fn destination(self) -> Field {
+        match self {
+            Family::V4 => Field::Ipv4Dst,
+            Family::V6 => Field::Ipv6Dst,
+        }
+    }
+
+    /// Holds an address, until policies use it for the source of the connection.
+    pub(super) fn register(self) -> Field {
+        match self {
+            Family::V4 => Field::Reg4,
+            Family::V6 => Field::XXReg1,
+        }
+    }
+}
+
+pub(super) fn address_bits(ip: IpAddr) -> u128 {
+    match ip {
+        IpAddr::V4(ip) => ip.to_bits().into(),
+        IpAddr::V6(ip) => ip.to_bits(),
+    }
+}

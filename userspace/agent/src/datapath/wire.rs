@@ -1,0 +1,9 @@
+//! Frames and packets as bytes: what a node reads in them, writes to them, and answers itself.
+//!
+//! * [`frame`]: Ethernet, VLAN tags, ARP and neighbour discovery.
+//! * [`packet`]: IP packets, their tuples and their translation.
+//! * [`answer`]: messages of the node itself: pings, expired packets, refused connections.
+
+pub(crate) mod answer;
+pub(crate) mod frame;
+pub(crate) mod packet;
