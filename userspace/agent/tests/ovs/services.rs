@@ -160,7 +160,7 @@ fn between_nodes(label: &str, network: &Network) -> Result<()> {
 #[test]
 fn refusals_are_bounded() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
-    const SENT: u16 = 6000;
+    const SENT: u16 = 3000;
     let node = Node::new("svcrefuse", &[])?;
     node.converge()?;
     let network = network("blue", vxlan(5000), ArpMode::Proxy);
@@ -197,7 +197,8 @@ fn refusals_are_bounded() -> Result<()> {
             told += resets(None)?;
         }
     }
-    wait_until(SOON, "no more resets", || {
+    // An emulated machine takes its time.
+    wait_until(6 * SOON, "no more resets", || {
         let more = resets(None)?;
         told += more;
         Ok((more == 0).then_some(()))
