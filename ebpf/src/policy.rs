@@ -178,8 +178,8 @@ pub(crate) fn lets_pass(half: &FlowHalf, reply: bool, [source, destination]: [u3
 }
 
 /// Evaluates a flow by the current rules; the verdict is in the packet in hand. The `tuple` is that of the original direction
-/// beyond the translation, `known` the groups of its ends, the source's in the lower half. A flow that is denied is kept, so that neither its packets nor the replies to them pass for those of
-/// a new one.
+/// beyond the translation, `known` the groups of its ends, the source's in the lower half. A flow that is denied is kept, so that
+/// neither its packets nor the replies to them pass for those of a new one.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]

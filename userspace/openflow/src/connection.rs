@@ -120,7 +120,7 @@ pub type Notifications = mpsc::Receiver<Message>;
 /// An open connection. Clones share it; it closes when the last clone is dropped.
 ///
 /// All methods can be called concurrently. The switch processes requests in the order in which they are sent. A request fails
-/// if it has no reply and the switch has sent no other reply for 10 seconds. The connection answers echo requests of the switch.
+/// if it has no reply and the switch has sent no other reply for 30 seconds. The connection answers echo requests of the switch.
 #[derive(Clone)]
 pub struct Connection {
     inner: Arc<Inner>,
@@ -152,7 +152,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Connect`] if the socket cannot be connected within 10 seconds, [`Error::Version`] if the switch does
+    /// Returns [`Error::Connect`] if the socket cannot be connected within 30 seconds, [`Error::Version`] if the switch does
     /// not support OpenFlow 1.3, and [`Error::Timeout`] or [`Error::Closed`] if it sends no hello.
     pub async fn connect(target: &Target) -> Result<(Connection, Notifications), Error> {
         let opened = timeout(REPLY_TIMEOUT, target.open())

@@ -39,8 +39,8 @@ pub(crate) fn time_exceeded(frame: &[u8], packet: &Packet, gateway: IpAddr) -> O
     message(frame, packet, gateway, [[11, 0], [3, 0]])
 }
 
-/// Returns the refusal of a packet to a service that has no backend for it: a reset that the client accepts (RFC 9293 section 3.10.7.1), or
-/// "port unreachable"; `None` for packets that must not be answered.
+/// Returns the refusal of a packet to a service that has no backend for it: a reset that the client accepts (RFC 9293
+/// section 3.10.7.1), or "port unreachable"; `None` for packets that must not be answered.
 pub(crate) fn refusal(frame: &[u8], packet: &Packet) -> Option<Vec<u8>> {
     match packet.tuple.protocol {
         TCP => reset(frame, packet),

@@ -1,7 +1,7 @@
 //! Responder: answers the packets that the flows of a bridge send to the agent.
 
 use openflow_rs::{
-    Connection, MeterMod,
+    Change, Connection, MeterMod,
     connection::{Error, Notifications},
     message::Body,
     switch::{AsyncConfig, SwitchConfig},
@@ -38,7 +38,13 @@ impl Drop for Responder {
     }
 }
 
-async fn ensure_meter(bridge: &Connection) -> Result<(), Error> {
+/// Whether a change is of a flow that the switch rejects without the meter, which may have been deleted by hand.
+pub(crate) fn needs_meter(change: &Change) -> bool {
+    matches!(change, Change::Flow(change) if change.flow.instructions.meter.is_some())
+}
+
+/// Writes the meter.
+pub(crate) async fn ensure_meter(bridge: &Connection) -> Result<(), Error> {
     let send =
         async |change| bridge.send_all(vec![Body::MeterMod(change)], |_| "write the meter".into()).await;
     match send(MeterMod::add(pipeline::meter())).await {

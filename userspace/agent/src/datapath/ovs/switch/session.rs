@@ -14,7 +14,7 @@ use super::{
     announcer::Announcer,
     kernel, limit,
     ovsdb::{self, Client, Database, OPEN_VSWITCH, Operation, set},
-    responder::Responder,
+    responder::{self, Responder},
     uplink,
 };
 use crate::datapath::ovs::{
@@ -228,6 +228,10 @@ impl Session {
             return Ok(());
         }
         let count = changes.len() as u64;
+        if changes.iter().any(responder::needs_meter) {
+            let ensured = responder::ensure_meter(self.connection(kind)?).await;
+            ensured.map_err(|source| bridge_error(kind, source))?;
+        }
         self.connection(kind)?.apply_bundle(changes).await.map_err(|source| bridge_error(kind, source))?;
         self.writes += count;
         Ok(())
