@@ -95,7 +95,8 @@ impl Monitor {
     /// Reads and distributes events while there are subscribers.
     async fn distribute(self, mut events: Box<dyn PacketEvents>) {
         let mut tick = interval(REFRESH_INTERVAL);
-        let mut names = Names::default();
+        // An event may be ready before the first tick.
+        let mut names = self.0.reader.with(Names::from_state);
         let mut lost = 0;
         loop {
             let result = tokio::select! {
@@ -242,3 +243,6 @@ fn protocol(event: &PacketEvent) -> String {
         (protocol, _) => known(&IP_PROTOCOLS, protocol.into()).unwrap_or_else(|| protocol.to_string()),
     }
 }
+
+#[cfg(test)]
+mod tests;
