@@ -27,6 +27,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         println!("{steps}");
         return Err(Failed.into());
     }
+    let workspace = &workspace.built_with_clippy()?;
     // The peers of the tests are mostly downloads.
     let (built, peers) = thread::scope(|scope| {
         let peers = scope.spawn(|| {

@@ -16,6 +16,7 @@ use crate::{
     docs,
     progress::step,
     setup,
+    suite::programs::{self, Selection},
     workspace::{Workspace, execute, find_program, install_tool},
 };
 
@@ -135,9 +136,14 @@ fn format(workspace: &Workspace) -> Result<()> {
 
 fn clippy(workspace: &Workspace) -> Result<()> {
     let deny_warnings = ["--", "--deny", "warnings"];
-    step("clippy", || {
-        execute(workspace.cargo().args(["clippy", "--workspace", "--all-targets"]).args(deny_warnings))
-    })?;
+    if workspace.is_built_with_clippy() {
+        programs::build(workspace, &Selection::All).context("clippy")?;
+    } else {
+        step("clippy", || {
+            let mut cargo = workspace.cargo();
+            execute(cargo.args(["clippy", "--workspace", "--all-targets"]).args(deny_warnings))
+        })?;
+    }
     if !setup::bpf_compiler_available(workspace) {
         bail!("clippy of ebpf/: no BPF compiler; run `cargo xtask setup`");
     }

@@ -18,6 +18,8 @@ const TAIL_LINES: usize = 25;
 #[derive(Debug)]
 pub(crate) struct Workspace {
     root: PathBuf,
+    /// Clippy's compiler, if it is the one to build with.
+    clippy: Option<PathBuf>,
 }
 
 impl Workspace {
@@ -27,7 +29,23 @@ impl Workspace {
         if !root.join("Cargo.toml").exists() {
             bail!("{} is no checkout any more; run `cargo xtask` inside a checkout", root.display());
         }
-        Ok(Workspace { root: root.to_owned() })
+        Ok(Workspace { root: root.to_owned(), clippy: None })
+    }
+
+    /// The same, built with clippy's compiler, whose findings are errors. `cargo clippy` checks the dependencies once more, without
+    /// code, which takes minutes; this compiler does both at a time.
+    pub(crate) fn built_with_clippy(&self) -> Result<Workspace> {
+        let sysroot = output(self.command("rustc").args(["--print", "sysroot"]))?;
+        let clippy = Path::new(sysroot.trim()).join("bin/clippy-driver");
+        if !clippy.is_file() {
+            bail!("no {}; install it: rustup component add clippy", clippy.display());
+        }
+        Ok(Workspace { root: self.root.clone(), clippy: Some(clippy) })
+    }
+
+    /// Whether a build has clippy's findings.
+    pub(crate) fn is_built_with_clippy(&self) -> bool {
+        self.clippy.is_some()
     }
 
     pub(crate) fn root(&self) -> &Path {
@@ -59,6 +77,21 @@ impl Workspace {
             if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
                 cargo.env_remove(name);
             }
+        }
+        cargo
+    }
+
+    /// Cargo that builds or tests the crates of the workspace.
+    pub(crate) fn build_cargo(&self) -> Command {
+        let mut cargo = self.cargo();
+        if let Some(clippy) = &self.clippy {
+            // No variable: it would reach the build of the eBPF programs, which has another compiler.
+            cargo.args([
+                "--config",
+                &format!("build.rustc-workspace-wrapper={:?}", clippy.display().to_string()),
+            ]);
+            // As `cargo clippy` separates arguments.
+            cargo.env("CLIPPY_ARGS", "--deny__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__");
         }
         cargo
     }

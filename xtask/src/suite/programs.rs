@@ -68,7 +68,7 @@ impl Selection {
     fn build_arguments(&self) -> Vec<String> {
         let words = |words: &[&str]| words.iter().copied().map(str::to_owned).collect::<Vec<_>>();
         match self {
-            Selection::All => words(&["--bins", "--tests", "--workspace"]),
+            Selection::All => words(&["--bins", "--tests", "--examples", "--workspace"]),
             Selection::Crates { packages, .. } => {
                 let mut arguments = words(&["--bins", "--tests"]);
                 arguments.extend(Selection::arguments(packages));
@@ -108,7 +108,7 @@ impl Selection {
 
 /// Builds the programs and tests of the selection. Tests of `e2e` run the programs of all crates.
 pub(crate) fn build(workspace: &Workspace, selection: &Selection) -> Result<Vec<TestProgram>> {
-    let mut cargo = workspace.cargo();
+    let mut cargo = workspace.build_cargo();
     cargo.args(["build", "--message-format", "json-render-diagnostics"]).args(selection.build_arguments());
     let built = step("build programs and tests", || {
         let built =
