@@ -27,7 +27,7 @@ const STEPS: &[(&str, &[&str])] = &[
     ("lint", &["lint"]),
     ("docs", &["docs"]),
     // Guests are emulated, each by one processor at a low priority; tests here wait most of the time.
-    ("tests", &["test --strict", "vm"]),
+    ("tests", &["test --strict --repeat-failed", "vm --kernel 6.1", "vm --kernel 6.12", "vm --kernel 7"]),
     // Only this kernel can be told a number of CPUs that the machine does not have.
     ("memory", &["vm --kernel 6.1 --possible-cpus 128 --part packets memory::"]),
     // Each uses one processor.

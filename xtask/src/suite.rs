@@ -1,5 +1,6 @@
 //! All tests with one result: the last line is `N passed, N failed, N skipped`.
 
+pub(crate) mod flaky;
 mod outcome;
 pub(crate) mod programs;
 mod schedule;
@@ -46,6 +47,9 @@ pub(crate) struct Options {
     /// Test programs that mostly wait to run beside one that uses the processors; 0 runs one program at a time
     #[arg(long, value_name = "N", default_value_t = SLOTS)]
     slots: usize,
+    /// Repeat up to 3 failed tests, each alone; those that pass then are listed as FLAKY and do not fail the run
+    #[arg(long)]
+    repeat_failed: bool,
     /// Arguments of the test programs: a filter, or flags such as `--nocapture`
     #[arg(last = true)]
     arguments: Vec<String>,
@@ -54,7 +58,7 @@ pub(crate) struct Options {
 impl Options {
     /// Everything, as CI runs it.
     pub(crate) fn strict() -> Options {
-        Options { crates: vec![], strict: true, slots: SLOTS, arguments: vec![] }
+        Options { crates: vec![], strict: true, slots: SLOTS, repeat_failed: true, arguments: vec![] }
     }
 }
 
@@ -64,6 +68,7 @@ pub(crate) struct Summary {
     outcome: Outcome,
     skipped: Vec<skips::Skip>,
     unexpected: Vec<skips::Skip>,
+    flaky: Vec<String>,
     times: Vec<(String, f64)>,
 }
 
@@ -83,6 +88,9 @@ impl Summary {
         }
         for skip in &self.unexpected {
             println!("FAILED skipped, but not listed in {}: {skip}", skips::EXPECTED);
+        }
+        for test in &self.flaky {
+            println!("FLAKY failed beside other tests, passed alone: {test}");
         }
         for failure in self.outcome.failures() {
             println!("FAILED {failure}");
@@ -109,9 +117,10 @@ pub(crate) fn run_programs(
 ) -> Result<Summary> {
     let log = skips::Log::create(workspace)?;
     schedule::sort(&mut programs);
-    let mut jobs: Vec<_> = programs.iter().map(|program| job(workspace, program, &log, options)).collect();
+    let mut jobs: Vec<_> =
+        programs.iter().map(|program| job(workspace, program, &log, &options.arguments)).collect();
     if let Some(crates) = selection.doc_arguments() {
-        let mut command = workspace.cargo();
+        let mut command = workspace.build_cargo();
         command.args(["test", "--doc", "--no-fail-fast"]).args(crates).arg("--").args(&options.arguments);
         jobs.push(Job { label: "documentation tests".to_owned(), command, load: Load::Busy });
     }
@@ -119,7 +128,17 @@ pub(crate) fn run_programs(
     let slots = if follow || options.slots == 0 { Slots::One } else { Slots::Waiting(options.slots) };
     let mut outcome = Outcome::default();
     let mut times = vec![];
-    for Done { label, outcome: results, time } in schedule::run(jobs, slots)? {
+    let mut done = schedule::run(jobs, slots)?;
+    let flaky = if options.repeat_failed {
+        flaky::repeat(&mut done, |label, test| {
+            let program = programs.iter().find(|program| program.label() == label)?;
+            let arguments = ["--exact", test].map(str::to_owned).to_vec();
+            Some(job(workspace, program, &log, &arguments))
+        })?
+    } else {
+        vec![]
+    };
+    for Done { label, outcome: results, time } in done {
         outcome.add(&label, results);
         times.push((label, time.as_secs_f64()));
     }
@@ -129,13 +148,13 @@ pub(crate) fn run_programs(
     let strict = options.strict || env::var("CI").is_ok_and(|value| value == "true");
     let unexpected =
         if strict { Expected::read(workspace, skips::EXPECTED)?.missing(&skipped) } else { vec![] };
-    Ok(Summary { outcome, skipped, unexpected, times })
+    Ok(Summary { outcome, skipped, unexpected, flaky, times })
 }
 
-fn job(workspace: &Workspace, program: &TestProgram, log: &skips::Log, options: &Options) -> Job {
+fn job(workspace: &Workspace, program: &TestProgram, log: &skips::Log, arguments: &[String]) -> Job {
     let mut command = workspace.command(&program.file);
     command
-        .args(&options.arguments)
+        .args(arguments)
         .current_dir(&program.folder)
         .env("CARGO_MANIFEST_DIR", &program.folder)
         .env("CARGO_PKG_NAME", &program.package)

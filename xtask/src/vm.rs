@@ -23,7 +23,7 @@ use clap::Args;
 use crate::{
     setup,
     suite::{
-        Failed, Outcome,
+        Failed, Outcome, flaky,
         programs::{self as suite_programs, Selection, TestProgram},
         skips,
     },
@@ -195,7 +195,10 @@ fn carry_out(
         plans.iter().map(|plan| Kernel::fetch(workspace, &plan.version)).collect::<Result<_>>()?;
     check_names(workspace, plans, built)?;
     let folder = folder(workspace)?;
-    let programs = programs::strip(workspace, built, &folder)?;
+    // Of its own for each set of kernels: others may run at a time.
+    let versions: Vec<_> = plans.iter().map(|plan| plan.version.as_str()).collect();
+    let programs =
+        programs::strip(workspace, built, &folder.join(format!("programs-{}", versions.join("-"))))?;
     let Some(first) = kernels.first() else { return Ok(()) };
     let accelerator = Accelerator::choose(first, &folder)?;
     let reports: Vec<_> = thread::scope(|scope| {
@@ -204,7 +207,7 @@ fn carry_out(
             .zip(&kernels)
             .map(|(plan, kernel)| {
                 let jobs = guest::jobs(&programs, &plan.shares);
-                let label = if plans.len() > 1 { format!("{} | ", plan.version) } else { String::new() };
+                let label = format!("{} | ", plan.version);
                 scope.spawn(move || {
                     boot(workspace, (accelerator, kernel), &jobs, (&label, parameters), silence)
                 })
@@ -278,11 +281,50 @@ fn boot(
     silence: Duration,
 ) -> Result<Report> {
     let start = Instant::now();
+    println!("{label}== Linux {} ({accelerator})", kernel.release());
+    let guest =
+        |jobs: &[Job]| run_guest(workspace, (accelerator, kernel), jobs, (label, parameters), silence);
+    let Run { mut outcome, mut skipped, rows } = guest(jobs)?;
+    let flaky = repeat(&mut outcome, |tests| Ok(guest(&guest::exactly(jobs, tests))?.outcome))?;
+    skipped.sort();
+    skipped.dedup();
+    outcome.skip(&skipped);
+    let expected = skips::Expected::read(workspace, skips::EXPECTED_VM)?;
+    let unexpected = expected.missing(&skipped);
+    for skip in &unexpected {
+        println!("{label}FAILED skipped, but not listed in {}: {skip}", skips::EXPECTED_VM);
+    }
+    for test in &flaky {
+        println!("{label}FLAKY failed beside other tests, passed alone: {test}");
+    }
+    for failure in outcome.failures() {
+        println!("{label}FAILED {failure}");
+    }
+    if outcome.is_empty() {
+        let folder = folder(workspace)?.join(kernel.release());
+        bail!("Linux {}: no test ran; see the kernel's log in {}", kernel.release(), folder.display());
+    }
+    println!("{label}Linux {}: {outcome} ({:.0} s)", kernel.release(), start.elapsed().as_secs_f64());
+    Ok(Report { failed: outcome.failed() || !unexpected.is_empty(), rows })
+}
+
+/// What one run of a guest printed.
+struct Run {
+    outcome: Outcome,
+    skipped: Vec<skips::Skip>,
+    rows: Vec<Row>,
+}
+
+fn run_guest(
+    workspace: &Workspace,
+    (accelerator, kernel): (Accelerator, &Kernel),
+    jobs: &[Job],
+    (label, parameters): (&str, &str),
+    silence: Duration,
+) -> Result<Run> {
     let folder = folder(workspace)?.join(kernel.release());
     fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
-    println!("{label}== Linux {} ({accelerator})", kernel.release());
-    let mut outcome = Outcome::default();
-    let (mut skipped, mut rows) = (vec![], vec![]);
+    let mut run = Run { outcome: Outcome::default(), skipped: vec![], rows: vec![] };
     let script = guest::script(kernel, jobs);
     let kept = guest::kept(workspace)?;
     let status = qemu::run(
@@ -293,26 +335,26 @@ fn boot(
         silence,
         |line| {
             println!("{label}{line}");
-            outcome.line(line);
-            skipped.extend(skips::Skip::parse(line));
-            rows.extend(Row::parse(kernel.release(), line));
+            run.outcome.line(line);
+            run.skipped.extend(skips::Skip::parse(line));
+            run.rows.extend(Row::parse(kernel.release(), line));
         },
     )?;
-    skipped.sort();
-    skipped.dedup();
-    outcome.skip(&skipped);
-    outcome.end(kernel.release(), ExitStatus::from_raw(status << 8));
-    let expected = skips::Expected::read(workspace, skips::EXPECTED_VM)?;
-    let unexpected = expected.missing(&skipped);
-    for skip in &unexpected {
-        println!("{label}FAILED skipped, but not listed in {}: {skip}", skips::EXPECTED_VM);
+    run.outcome.end(kernel.release(), ExitStatus::from_raw(status << 8));
+    Ok(run)
+}
+
+/// Repeats failed tests in a new guest. If all of them pass there, they are removed from the failures and returned.
+fn repeat(outcome: &mut Outcome, guest: impl FnOnce(&[String]) -> Result<Outcome>) -> Result<Vec<String>> {
+    let failed = outcome.failures().to_vec();
+    if failed.is_empty() || failed.len() > flaky::LIMIT || !failed.iter().all(|test| flaky::is_test(test)) {
+        return Ok(vec![]);
     }
-    for failure in outcome.failures() {
-        println!("{label}FAILED {failure}");
+    if !guest(&failed)?.passed_only() {
+        return Ok(vec![]);
     }
-    if outcome.is_empty() {
-        bail!("Linux {}: no test ran; see the kernel's log in {}", kernel.release(), folder.display());
+    for test in &failed {
+        outcome.passed_alone(test);
     }
-    println!("{label}Linux {}: {outcome} ({:.0} s)", kernel.release(), start.elapsed().as_secs_f64());
-    Ok(Report { failed: outcome.failed() || !unexpected.is_empty(), rows })
+    Ok(failed)
 }

@@ -105,7 +105,7 @@ pub(super) fn run(jobs: Vec<Job>, slots: Slots) -> Result<Vec<Done>> {
 }
 
 /// Runs one program with both outputs in one pipe, so that their lines keep their order.
-fn run_job(Job { label, mut command, .. }: Job, live: bool) -> Result<Done> {
+pub(super) fn run_job(Job { label, mut command, .. }: Job, live: bool) -> Result<Done> {
     let start = Instant::now();
     eprintln!("  ... {label}");
     let (reader, writer) = io::pipe()?;

@@ -59,6 +59,18 @@ pub(super) fn jobs(programs: &[TestProgram], shares: &[Share]) -> Vec<Job> {
     jobs.collect()
 }
 
+/// The jobs with these tests only. A program that has none of them runs none.
+pub(super) fn exactly(jobs: &[Job], tests: &[String]) -> Vec<Job> {
+    let arguments: Vec<_> = ["--exact".to_owned()].into_iter().chain(tests.iter().cloned()).collect();
+    let only = |job: &Job| Job {
+        program: job.program.clone(),
+        arguments: arguments.clone(),
+        environment: job.environment,
+        needs_switch: job.needs_switch,
+    };
+    jobs.iter().map(only).collect()
+}
+
 /// The shell script that runs the jobs. Its status is 1 if a job failed.
 pub(super) fn script(kernel: &Kernel, jobs: &[Job]) -> String {
     let mut text = format!(

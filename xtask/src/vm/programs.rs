@@ -19,6 +19,7 @@ pub(super) fn is_guest_program(program: &TestProgram) -> bool {
 /// Copies the test programs that guests run into `folder`, without debug information: the guest reads them through 9p,
 /// and they shrink to a tenth.
 pub(super) fn strip(workspace: &Workspace, built: &[TestProgram], folder: &Path) -> Result<Vec<TestProgram>> {
+    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     let mut programs = vec![];
     for name in NAMES {
         let is_it = |program: &&TestProgram| is_guest_program(program) && program.target == name;
