@@ -23,7 +23,7 @@ pub(super) struct Job {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Load {
-    /// Uses all processors; such programs run one after the other.
+    /// Uses all processors; such programs run one after the other while others wait to start.
     Busy,
     /// Waits for processes, timers and the kernel most of the time.
     Waiting,
@@ -43,20 +43,28 @@ const WAITING: &[(&str, &str)] = &[
     ("netctl", ""),
 ];
 
-/// Position of a program in [`WAITING`].
-fn waiting(program: &TestProgram) -> Option<usize> {
-    WAITING.iter().position(|(package, target)| {
+/// The longest of the other programs, likewise.
+const LONG: &[(&str, &str)] = &[
+    ("netplugin", "attacks"),
+    ("netplugin", "packets"),
+    ("netplugin", "equivalence"),
+    ("netmaster", "plans"),
+];
+
+fn position(program: &TestProgram, list: &[(&str, &str)]) -> Option<usize> {
+    list.iter().position(|(package, target)| {
         !program.unit && program.package == *package && (target.is_empty() || program.target == *target)
     })
 }
 
 pub(super) fn load(program: &TestProgram) -> Load {
-    if waiting(program).is_some() { Load::Waiting } else { Load::Busy }
+    if position(program, WAITING).is_some() { Load::Waiting } else { Load::Busy }
 }
 
 /// The order to start programs in.
 pub(super) fn sort(programs: &mut [TestProgram]) {
-    programs.sort_by_key(|program| (waiting(program).unwrap_or(usize::MAX), program.label()));
+    let place = |program: &TestProgram, list| position(program, list).unwrap_or(usize::MAX);
+    programs.sort_by_key(|program| (place(program, WAITING), place(program, LONG), program.label()));
 }
 
 /// How many programs run at a time.
@@ -64,7 +72,8 @@ pub(super) fn sort(programs: &mut [TestProgram]) {
 pub(super) enum Slots {
     /// One after the other, with their output as it comes.
     One,
-    /// One busy program beside this many waiting ones. The output of each is printed when it ends.
+    /// One busy program beside this many waiting ones; two when no others wait to start. The output of each is printed when it
+    /// ends.
     Waiting(usize),
 }
 
@@ -86,8 +95,9 @@ pub(super) fn run(jobs: Vec<Job>, slots: Slots) -> Result<Vec<Done>> {
     let (waiting, busy) = (Mutex::new(waiting), Mutex::new(busy));
     let next =
         |queue: &Mutex<VecDeque<Job>>| queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-    // The worker for busy programs helps the others when it has none left.
+    // The worker for busy programs, and one of the others, help when they have none of their own left.
     let busy_worker = || next(&busy).or_else(|| next(&waiting));
+    let helper = || next(&waiting).or_else(|| next(&busy));
     let results = Mutex::new(vec![]);
     let work = |take: &dyn Fn() -> Option<Job>| {
         while let Some(job) = take() {
@@ -97,7 +107,8 @@ pub(super) fn run(jobs: Vec<Job>, slots: Slots) -> Result<Vec<Done>> {
     };
     thread::scope(|scope| {
         scope.spawn(|| work(&busy_worker));
-        for _ in 0..slots.max(1) {
+        scope.spawn(|| work(&helper));
+        for _ in 1..slots {
             scope.spawn(|| work(&|| next(&waiting)));
         }
     });
@@ -176,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_that_wait_start_first() {
+    fn the_longest_programs_start_first() {
         let program = |package: &str, target: &str, unit| TestProgram {
             package: package.to_owned(),
             target: target.to_owned(),
@@ -197,8 +208,8 @@ mod tests {
             [
                 ("demo", Load::Waiting),
                 ("daemon", Load::Waiting),
-                ("e2e", Load::Busy),
-                ("packets", Load::Busy)
+                ("packets", Load::Busy),
+                ("e2e", Load::Busy)
             ]
         );
     }

@@ -109,8 +109,9 @@ fn to_agent(matching: Match) -> Flow {
 pub(crate) fn answer(packet: &PacketIn) -> Option<PacketOut> {
     let PacketIn { table: table::ANSWER, matching, data, .. } = packet else { return None };
     let kind = matching.exact(KIND).and_then(|kind| u8::try_from(kind).ok())?;
+    let from = Port(matching.exact(Field::InPort).and_then(|port| u32::try_from(port).ok())?);
     if kind == TRANSLATED {
-        return translated(matching, data);
+        return translated(from, matching, data);
     }
     let read = Packet::read(data)?;
     let frame = match kind {
@@ -118,12 +119,11 @@ pub(crate) fn answer(packet: &PacketIn) -> Option<PacketOut> {
         EXPIRED => time_exceeded(data, &read, address(matching, read.tuple.source.0)?)?,
         _ => return None,
     };
-    let port = Port(matching.exact(Field::InPort).and_then(|port| u32::try_from(port).ok())?);
-    Some(PacketOut { in_port: Port::CONTROLLER, actions: vec![Action::output(port)], data: frame })
+    Some(PacketOut { in_port: Port::CONTROLLER, actions: vec![Action::output(from)], data: frame })
 }
 
 /// Forwards an error as the table would that sent it here.
-fn translated(matching: &Match, data: &[u8]) -> Option<PacketOut> {
+fn translated(in_port: Port, matching: &Match, data: &[u8]) -> Option<PacketOut> {
     // Frames from an uplink have their tag.
     let tag = untag(data);
     let mut frame = tag.as_ref().map_or_else(|| data.to_vec(), |(_, inner)| inner.clone());
@@ -131,7 +131,6 @@ fn translated(matching: &Match, data: &[u8]) -> Option<PacketOut> {
     let port = matching.exact(PORT).and_then(|port| u16::try_from(port).ok())?;
     packet.rewrite_error(&mut frame, (address(matching, packet.tuple.source.0)?, port))?;
     let data = tag.map_or(frame.clone(), |(vlan, _)| tagged(&frame, vlan));
-    let in_port = Port(matching.exact(Field::InPort).and_then(|port| u32::try_from(port).ok())?);
     let restored =
         [Field::Metadata, FLAGS].map(|field| Action::set(field, matching.exact(field).unwrap_or_default()));
     let actions = restored.into_iter().chain([Action::resubmit(table::DESTINATION)]).collect();

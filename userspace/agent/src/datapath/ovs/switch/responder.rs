@@ -12,10 +12,8 @@ use crate::datapath::ovs::pipeline;
 
 /// Reason of packet-in messages: an action of a flow (`OFPR_ACTION`).
 const BY_ACTION: u32 = 1 << 1;
-/// The code of [`METER`] for a number that is in use.
-const EXISTS: u16 = 1;
-/// Error type of meter modifications.
-const METER: u16 = 12;
+/// The error for the number of a meter that is in use.
+const EXISTS: &str = "OFPMMFC_METER_EXISTS";
 
 /// The task that answers. It ends when this is dropped.
 #[derive(Debug)]
@@ -48,7 +46,7 @@ pub(crate) async fn ensure_meter(bridge: &Connection) -> Result<(), Error> {
     let send =
         async |change| bridge.send_all(vec![Body::MeterMod(change)], |_| "write the meter".into()).await;
     match send(MeterMod::add(pipeline::meter())).await {
-        Err(Error::Refused { source, .. }) if (source.kind, source.code) == (METER, EXISTS) => {
+        Err(Error::Refused { source, .. }) if source.name().is_some_and(|(name, _)| name == EXISTS) => {
             send(MeterMod::modify(pipeline::meter())).await
         }
         result => result,
