@@ -1,5 +1,6 @@
 //! Benchmarks. Each measures a lower bound on the same machine in the same run, too.
 
+mod applied;
 mod assembled;
 mod cni;
 mod faults;
@@ -9,6 +10,7 @@ mod lb;
 mod machine;
 mod master;
 mod memory;
+mod ovs;
 mod pinned;
 mod policy;
 mod rate;
@@ -54,6 +56,8 @@ enum Benchmark {
     Cni(cni::Options),
     /// Services on an eBPF node: cost per packet by number of services and flows; memory and load times
     Lb(lb::Options),
+    /// Objects on an OVS node, compared with an eBPF node: time to program them, one change on top, memory
+    Ovs(ovs::Options),
     /// Policies on an eBPF node: cost per packet by number of rules; memory and load times; rate limits of groups
     Policy(PolicyOptions),
 }
@@ -112,11 +116,13 @@ pub fn run(options: &Options) -> Result<()> {
         Some(Benchmark::Scale(options)) => report("scale", &scale::measure(options)?)?,
         Some(Benchmark::Cni(options)) => report("cni", &cni::measure(options)?)?,
         Some(Benchmark::Lb(options)) => lb::measure(options, &mut report)?,
+        Some(Benchmark::Ovs(options)) => report("ovs", &ovs::measure(options)?)?,
         Some(Benchmark::Policy(options)) => policy_and_rate(options, &mut report)?,
         None => {
             report("ipam", &ipam::measure(&ipam::Options::default())?)?;
             report("master", &master::measure(&master::Options::default())?)?;
             report("cni", &cni::measure(&cni::Options::default())?)?;
+            report("ovs", &ovs::measure(&ovs::Options::default())?)?;
             lb::measure(&lb::Options::default(), &mut report)?;
             policy_and_rate(&PolicyOptions::default(), &mut report)?;
         }

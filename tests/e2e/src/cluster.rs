@@ -54,7 +54,12 @@ impl Cluster {
 
     /// Two eBPF nodes whose agents are ready, and a network.
     pub fn ebpf(encap: Encap, network: &Network) -> Result<Cluster> {
-        let shape = Shape { datapaths: [Datapath::Ebpf; 2], encap, store: StoreKind::Embedded };
+        Cluster::of([Datapath::Ebpf; 2], encap, network)
+    }
+
+    /// Two nodes whose agents are ready, and a network.
+    pub fn of(datapaths: [Datapath; 2], encap: Encap, network: &Network) -> Result<Cluster> {
+        let shape = Shape { datapaths, encap, store: StoreKind::Embedded };
         let mut cluster = Cluster::build(shape)?;
         cluster.start_agents()?;
         cluster.create_network(network)?;

@@ -114,6 +114,11 @@ impl Switch {
         }
     }
 
+    /// Process of `ovs-vswitchd`; `None` after [`Switch::kill_vswitchd`].
+    pub fn vswitchd(&self) -> Option<&Process> {
+        self.vswitchd.as_ref()
+    }
+
     /// Socket of the database, for the agent's `--ovsdb unix:<path>`.
     pub fn socket(&self) -> PathBuf {
         self.directory.path().join("db.sock")

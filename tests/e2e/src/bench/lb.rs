@@ -18,7 +18,7 @@ use clap::{Args, ValueEnum};
 
 use super::report::ReportSink;
 
-pub(super) use services::{put, runtime};
+pub(super) use services::{BACKENDS, bodies, delete, put, runtime, target_port};
 
 #[derive(Debug, Default, Args)]
 pub(super) struct Options {

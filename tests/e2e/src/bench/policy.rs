@@ -2,7 +2,7 @@
 //! many groups with many rules.
 
 mod packets;
-mod rules;
+pub(super) mod rules;
 
 use std::{
     thread,

@@ -146,7 +146,7 @@ impl Node {
         self.agent.as_ref().map(Process::tail)
     }
 
-    fn underlay_address(&self) -> Ipv4Addr {
+    pub fn underlay_address(&self) -> Ipv4Addr {
         Ipv4Addr::new(192, 168, 77, self.number)
     }
 

@@ -19,6 +19,7 @@ use crate::{
         pinned::{RunTime, median},
         report::Report,
     },
+    cluster::Datapath,
     interrupt,
     progress::step,
     traffic::{Cpus, Route},
@@ -36,19 +37,49 @@ pub(super) struct Options {
     /// Number of concurrent clients in measurements of the connection rate
     #[arg(long, default_value_t = 8)]
     clients: usize,
+    /// Datapath of the nodes with the connections
+    #[arg(long, value_enum, default_value_t = Datapath::Ebpf)]
+    datapath: Datapath,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { among: 10_000, seconds: 2.0, clients: 8 }
+        Options { among: 10_000, seconds: 2.0, clients: 8, datapath: Datapath::Ebpf }
     }
 }
 
-const NEAR: &str = "eBPF service, same node";
-const NEAR_DIRECT: &str = "eBPF pods, same node";
-const FAR: &str = "eBPF service, other node";
-const FAR_DIRECT: &str = "eBPF pods, other node";
 const ROUTED: &str = "routed, no rules";
+
+/// Names of the variants with our nodes.
+struct Names {
+    near: &'static str,
+    near_direct: &'static str,
+    far: &'static str,
+    far_direct: &'static str,
+    /// Least rate of connections, relative to the direct way.
+    wanted: f64,
+}
+
+impl Names {
+    fn of(datapath: Datapath) -> Names {
+        match datapath {
+            Datapath::Ebpf => Names {
+                near: "eBPF service, same node",
+                near_direct: "eBPF pods, same node",
+                far: "eBPF service, other node",
+                far_direct: "eBPF pods, other node",
+                wanted: 0.97,
+            },
+            Datapath::Ovs => Names {
+                near: "OVS service, same node",
+                near_direct: "OVS pods, same node",
+                far: "OVS service, other node",
+                far_direct: "OVS pods, other node",
+                wanted: 0.9,
+            },
+        }
+    }
+}
 
 /// A measured variant.
 struct Side {
@@ -120,8 +151,9 @@ struct Aim {
 pub(super) fn measure(options: &Options, rounds: usize) -> Result<Connections> {
     ensure!(rounds > 0 && options.clients > 0, "rounds and clients must not be zero");
     let among = usize::from(options.among);
-    let lab = Lab::build(among)?;
-    let mut sides = ours(&lab)?;
+    let names = Names::of(options.datapath);
+    let lab = Lab::build(options.datapath, among)?;
+    let mut sides = ours(&lab, &names)?;
     let (peers, missing) = peers(among)?;
     for routed in &peers {
         sides.extend(theirs(routed, among)?);
@@ -139,9 +171,10 @@ pub(super) fn measure(options: &Options, rounds: usize) -> Result<Connections> {
         })?;
         sides.iter_mut().zip(found).for_each(|(side, figures)| side.rounds.push(figures));
     }
-    let programs = lab.programs()?;
-    for side in sides.iter_mut().filter(|side| side.direct != ROUTED) {
-        side.programs = Some(side.clock(&programs, together, duration)?);
+    if let Some(programs) = lab.programs()? {
+        for side in sides.iter_mut().filter(|side| side.direct != ROUTED) {
+            side.programs = Some(side.clock(&programs, together, duration)?);
+        }
     }
     let report = Connections {
         services: options.among,
@@ -152,23 +185,24 @@ pub(super) fn measure(options: &Options, rounds: usize) -> Result<Connections> {
         processors: [apart.client, apart.server],
         missing,
         rows: rows(&sides),
-        aims: aims(&sides),
+        aims: aims(&sides, &names),
     };
     drop((sides, peers));
     lab.shut_down()?;
     Ok(report)
 }
 
-/// Variants with pods of eBPF nodes: direct and through a service.
-fn ours(lab: &Lab) -> Result<Vec<Side>> {
+/// Variants with pods of our nodes: direct and through a service.
+fn ours(lab: &Lab, names: &Names) -> Result<Vec<Side>> {
+    let Names { near, near_direct, far, far_direct, .. } = *names;
     let ways = [
-        (NEAR_DIRECT, NEAR_DIRECT, lab.near.direct()?, None),
-        (NEAR, NEAR_DIRECT, lab.near.through_service(), Some(lab.load)),
-        (FAR_DIRECT, FAR_DIRECT, lab.far.direct()?, None),
-        (FAR, FAR_DIRECT, lab.far.through_service(), Some(lab.load)),
+        (near_direct, near_direct, lab.near.direct()?, None),
+        (near, near_direct, lab.near.through_service(), Some(lab.load)),
+        (far_direct, far_direct, lab.far.direct()?, None),
+        (far, far_direct, lab.far.through_service(), Some(lab.load)),
     ];
-    let side = |(name, direct, target, load): (&str, _, _, _)| {
-        let servers = if direct == NEAR_DIRECT { &lab.near } else { &lab.far };
+    let side = |(name, direct, target, load): (&str, &'static str, _, _)| {
+        let servers = if direct == near_direct { &lab.near } else { &lab.far };
         let route =
             Route { client: lab.client.netns().clone(), target, servers: servers.listeners(), cpus: None };
         Side { name: name.to_owned(), direct, route, load, programs: None, rounds: vec![] }
@@ -280,9 +314,9 @@ fn ratios(sides: &[Side], side: &Side, beside: &str) -> Figures {
     })
 }
 
-fn aims(sides: &[Side]) -> Vec<Aim> {
-    let Some(ours) = sides.iter().find(|side| side.name == NEAR) else { return vec![] };
-    [(NEAR_DIRECT, 0.97), (Rules::Nftables.name(), 1.0)]
+fn aims(sides: &[Side], names: &Names) -> Vec<Aim> {
+    let Some(ours) = sides.iter().find(|side| side.name == names.near) else { return vec![] };
+    [(names.near_direct, names.wanted), (Rules::Nftables.name(), 1.0)]
         .into_iter()
         .filter(|(beside, _)| sides.iter().any(|side| side.name == *beside))
         .map(|(beside, wanted)| {

@@ -15,7 +15,7 @@ use crate::{
         pinned::{self, Target, median},
         report::Report,
     },
-    cluster::Pod,
+    cluster::{Datapath, Pod},
     interrupt,
 };
 
@@ -64,7 +64,7 @@ struct Row {
 }
 
 pub(super) fn measure(options: &Options, services: u16) -> Result<Exchange> {
-    let lab = Lab::build(services.into())?;
+    let lab = Lab::build(Datapath::Ebpf, services.into())?;
     let rows = lab.node()?.netns().run(|| {
         pinned::pin_thread()?;
         let stage = Stage::open(&lab)?;

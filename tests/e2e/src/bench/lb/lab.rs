@@ -1,4 +1,4 @@
-//! Two eBPF nodes with pods and services.
+//! Two nodes with pods and services.
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 
@@ -8,7 +8,7 @@ use testkit::Netns;
 use super::services::{self, BACKENDS, Bench, runtime};
 use crate::{
     bench::pinned::RunTime,
-    cluster::{Cluster, Encap, Network, Node, Pod},
+    cluster::{Cluster, Datapath, Encap, Network, Node, Pod},
     progress::step,
 };
 
@@ -30,9 +30,9 @@ pub(super) struct Backends {
 
 impl Lab {
     /// Builds the cluster with `services` services. The backends of the last two are on the client's node and on the other node.
-    pub(super) fn build(services: usize) -> Result<Lab> {
+    pub(super) fn build(datapath: Datapath, services: usize) -> Result<Lab> {
         let network = Network::bench();
-        let cluster = step("start the cluster", || Cluster::ebpf(Encap::Vxlan, &network))?;
+        let cluster = step("start the cluster", || Cluster::of([datapath; 2], Encap::Vxlan, &network))?;
         let [first, second] = &cluster.nodes[..] else { anyhow::bail!("a cluster has two nodes") };
         let client = Pod::add(first, &network, "client")?;
         let near = pods(first, &network)?;
@@ -43,7 +43,7 @@ impl Lab {
                 let store = cluster.fabric.store_endpoint();
                 Bench { node: first, pods: &pods, runtime: runtime()?, store }.load(services)
             };
-            step(&format!("eBPF: {services} services"), || {
+            step(&format!("{}: {services} services", datapath.name()), || {
                 let near = load(&near, 0..services - 1)?;
                 Ok(near.total() + load(&far, services - 1..services)?.total())
             })?
@@ -58,10 +58,13 @@ impl Lab {
         self.cluster.nodes.first().context("a cluster has nodes")
     }
 
-    /// Programs that process packets of pods.
-    pub(super) fn programs(&self) -> Result<RunTime> {
+    /// Programs that process packets of pods; none on OVS nodes.
+    pub(super) fn programs(&self) -> Result<Option<RunTime>> {
+        if self.cluster.shape.datapaths.contains(&Datapath::Ovs) {
+            return Ok(None);
+        }
         let pins: Vec<&Path> = self.cluster.nodes.iter().map(Node::pins).collect();
-        RunTime::open(&pins, &["ctv_from_pod", "ctv_from_vxlan"])
+        RunTime::open(&pins, &["ctv_from_pod", "ctv_from_vxlan"]).map(Some)
     }
 
     pub(super) fn shut_down(self) -> Result<()> {

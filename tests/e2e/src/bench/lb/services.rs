@@ -12,10 +12,13 @@ use etcd_client::{Client as Store, Txn, TxnOp};
 use serde_json::{Value, json};
 
 use super::loading::{APPLY_TIMEOUT, BUSY, Loaded, PORTS, wait_for};
-use crate::cluster::{Node, Pod};
+use crate::{
+    bench::applied,
+    cluster::{Node, Pod},
+};
 
 /// Backends per service.
-pub(super) const BACKENDS: usize = 4;
+pub(in crate::bench) const BACKENDS: usize = 4;
 /// Keys per transaction; the limit of etcd is 128.
 const PER_TRANSACTION: usize = 120;
 /// Bytes per transaction; the limit of the store is 2 MB.
@@ -25,13 +28,13 @@ pub(in crate::bench) fn runtime() -> Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }
 
-/// Writes to the store in transactions like netmaster.
+/// Writes to the store in transactions like netmaster. Returns the revision of the last one.
 pub(in crate::bench) fn put(
     node: &Node,
     runtime: &tokio::runtime::Runtime,
     store: &str,
     keys: &[(String, Value)],
-) -> Result<()> {
+) -> Result<i64> {
     transactions(
         node,
         runtime,
@@ -43,17 +46,28 @@ pub(in crate::bench) fn put(
     )
 }
 
+/// Removes keys from the store. Returns the revision of the last transaction.
+pub(in crate::bench) fn delete(
+    node: &Node,
+    runtime: &tokio::runtime::Runtime,
+    store: &str,
+    keys: &[String],
+) -> Result<i64> {
+    transactions(node, runtime, store, keys.iter().map(|key| (0, TxnOp::delete(key.as_str(), None))))
+}
+
 /// Operations with their size in bytes.
 fn transactions(
     node: &Node,
     runtime: &tokio::runtime::Runtime,
     store: &str,
     operations: impl Iterator<Item = (usize, TxnOp)> + Send,
-) -> Result<()> {
+) -> Result<i64> {
     let mut operations = operations.peekable();
     node.netns().run(move || {
         runtime.block_on(async {
             let mut store = Store::connect([store], None).await.context("connect to the store")?;
+            let mut revision = 0;
             while operations.peek().is_some() {
                 let (mut transaction, mut bytes) = (vec![], 0);
                 while transaction.len() < PER_TRANSACTION
@@ -63,15 +77,21 @@ fn transactions(
                     bytes += length;
                     transaction.push(operation);
                 }
-                store.txn(Txn::new().and_then(transaction)).await.context("write to the store")?;
+                let written =
+                    store.txn(Txn::new().and_then(transaction)).await.context("write to the store")?;
+                revision = written.header().context("a transaction has a revision")?.revision();
             }
-            Ok(())
+            Ok(revision)
         })
     })
 }
 
 /// State of a service in the form that netmaster writes.
-pub(super) fn bodies(service: usize, ports: &[String], backends: &[Ipv4Addr]) -> [(String, Value); 2] {
+pub(in crate::bench) fn bodies(
+    service: usize,
+    ports: &[String],
+    backends: &[Ipv4Addr],
+) -> [(String, Value); 2] {
     let id = format!("s{service}:bench");
     let state = json!({"id": id, "servicename": format!("s{service}"), "tenantname": "bench",
         "subnet": "pods", "ports": ports, "selectors": {"a": "b"}, "ipaddress": vip(service),
@@ -89,7 +109,7 @@ pub(super) fn vip(service: usize) -> Ipv4Addr {
 }
 
 /// Ports below 1000 are service ports.
-pub(super) fn target_port(service: usize) -> u16 {
+pub(in crate::bench) fn target_port(service: usize) -> u16 {
     1000 + service as u16
 }
 
@@ -105,10 +125,10 @@ impl Bench<'_> {
     /// Writes services, and waits until the node has applied them. Different target ports make all backends
     /// distinct.
     pub(super) fn load(&self, services: Range<usize>) -> Result<Loaded> {
-        let (end, before, start) = (services.end, self.node.metric(BUSY)?, Instant::now());
-        self.put(services.flat_map(|service| self.bodies(service, BACKENDS)).collect())?;
+        let (before, start) = (self.node.metric(BUSY)?, Instant::now());
+        let revision = self.put(services.flat_map(|service| self.bodies(service, BACKENDS)).collect())?;
         let store = start.elapsed();
-        wait_for(self.node, end)?;
+        applied::wait_for(self.node, revision)?;
         let behind = start.elapsed() - store;
         Ok(Loaded { store, behind, busy_s: self.node.metric(BUSY)? - before })
     }
@@ -117,8 +137,8 @@ impl Bench<'_> {
     pub(super) fn resize(&self, before: usize, after: usize) -> Result<()> {
         self.put((before..after).flat_map(|service| self.bodies(service, BACKENDS)).collect())?;
         let gone = (after..before).flat_map(|service| self.bodies(service, BACKENDS));
-        let gone = gone.map(|(key, _)| (0, TxnOp::delete(key, None)));
-        transactions(self.node, &self.runtime, &self.store, gone)?;
+        let gone: Vec<_> = gone.map(|(key, _)| key).collect();
+        delete(self.node, &self.runtime, &self.store, &gone)?;
         wait_for(self.node, after)
     }
 
@@ -132,7 +152,7 @@ impl Bench<'_> {
         bodies(service, &ports, &addresses)
     }
 
-    fn put(&self, keys: Vec<(String, Value)>) -> Result<()> {
+    fn put(&self, keys: Vec<(String, Value)>) -> Result<i64> {
         put(self.node, &self.runtime, &self.store, &keys)
     }
 

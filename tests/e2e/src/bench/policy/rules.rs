@@ -24,7 +24,7 @@ const FIRST_GROUP: i64 = 2000;
 /// Kind of rules. All rules deny; none matches ports up to [`OPEN`] of a pod without a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Sort {
+pub(in crate::bench) enum Sort {
     /// Single addresses
     Hosts,
     /// Nested prefixes of 8 to 32 bits
@@ -132,7 +132,12 @@ impl Sort {
     }
 
     /// Policies to write to change the number of rules of a group.
-    pub(super) fn change(self, group: usize, before: usize, after: usize) -> Result<Vec<(String, Value)>> {
+    pub(in crate::bench) fn change(
+        self,
+        group: usize,
+        before: usize,
+        after: usize,
+    ) -> Result<Vec<(String, Value)>> {
         let part = |number: usize, count: usize| {
             let first = number * PER_POLICY;
             first.min(count)..(first + PER_POLICY).min(count)
