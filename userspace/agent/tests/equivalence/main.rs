@@ -40,8 +40,8 @@ use node::harness::{EbpfNode, FakeNode, Harness, OvsNode};
 use rig::Rig;
 
 /// States of one test run. One costs a processor 0.21 s with OVS, and 0.05 s with eBPF.
-const STATES_OVS: u64 = 150;
-const STATES_EBPF: u64 = 900;
+const STATES_OVS: u64 = 250;
+const STATES_EBPF: u64 = 1750;
 const STATES_FAKE: u64 = 100;
 /// The first state of a test run, which compares the same ones each time. `cargo xtask bench equivalence` draws others.
 const SEED: u64 = 500;
