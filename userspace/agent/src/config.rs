@@ -319,6 +319,7 @@ impl DatapathFlags {
     /// Options of the eBPF datapath.
     pub fn ebpf(&self, vtep: Option<IpAddr>, vxlan_port: u16) -> ebpf::Options {
         ebpf::Options {
+            announce: true,
             bpf_root: self.bpf_root.clone(),
             vxlan_port,
             vtep,

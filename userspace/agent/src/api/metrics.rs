@@ -223,12 +223,17 @@ pub fn encode(
     }
     let help = "Service packets of external clients forwarded to the nodes of the backends (DSR), by program";
     registry.register("datapath_dsr_packets", help, forwarded);
-    let announcements = Family::<Outcome, Counter>::default();
-    for (outcome, count) in &stats.announcements {
-        announcements.get_or_create(&Outcome { outcome }).inc_by(*count);
-    }
+    let mut announcements = |name, help, counts: &[(&'static str, u64)]| {
+        let family = Family::<Outcome, Counter>::default();
+        for (outcome, count) in counts {
+            family.get_or_create(&Outcome { outcome }).inc_by(*count);
+        }
+        registry.register(name, help, family);
+    };
     let help = "GARP and ND announcements of service addresses, by outcome";
-    registry.register("datapath_announcements", help, announcements);
+    announcements("datapath_announcements", help, &stats.announcements);
+    let help = "GARP and ND announcements of endpoints of VLAN networks, by outcome";
+    announcements("datapath_endpoint_announcements", help, &stats.endpoint_announcements);
     let hooks = Family::<Hook, Gauge>::default();
     for (hook, mode) in &stats.hooks {
         hooks.get_or_create(&Hook { hook, mode: mode.clone() }).set(1);
@@ -375,6 +380,7 @@ mod tests {
             r#"contiv_datapath_table_entries{table="ctv_fdb"} 2"#,
             r#"contiv_datapath_dsr_packets_total{program="xdp"} 5"#,
             r#"contiv_datapath_announcements_total{outcome="sent"} 6"#,
+            r#"contiv_datapath_endpoint_announcements_total{outcome="sent"} 8"#,
             r#"contiv_datapath_programs_attached{hook="xdp",mode="native"} 1"#,
             r#"contiv_datapath_table_capacity{table="ctv_fdb"} 9"#,
             r#"contiv_datapath_table_entries{table="ctv_flows"} 5"#,

@@ -3,9 +3,40 @@
 //! Announcements are replies, not requests: the previous owner of an address may still answer for a moment, and its reply to
 //! a request would make the switches learn its port again.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 type Mac = [u8; 6];
+
+/// Numbers of announcements, by result.
+#[derive(Debug, Default)]
+pub(crate) struct Outcomes {
+    sent: AtomicU64,
+    failed: AtomicU64,
+    left_out: AtomicU64,
+}
+
+impl Outcomes {
+    /// Counts one that was to be sent.
+    pub(crate) fn count(&self, is_sent: bool) {
+        let counter = if is_sent { &self.sent } else { &self.failed };
+        counter.fetch_add(1, Relaxed);
+    }
+
+    /// Counts some for which there was no room in the queue.
+    pub(crate) fn leave_out(&self, announcements: u64) {
+        self.left_out.fetch_add(announcements, Relaxed);
+    }
+
+    pub(crate) fn counts(&self) -> Vec<(&'static str, u64)> {
+        let Outcomes { sent, failed, left_out } = self;
+        [("sent", sent), ("failed", failed), ("left-out", left_out)]
+            .map(|(name, count)| (name, count.load(Relaxed)))
+            .into()
+    }
+}
 
 const BROADCAST: Mac = [0xff; 6];
 const VLAN: u16 = 0x8100;

@@ -16,6 +16,7 @@
 //! ```
 
 use std::{
+    collections::BTreeMap,
     fs::File,
     future,
     net::IpAddr,
@@ -38,6 +39,7 @@ use super::{
 };
 use crate::error::one_line;
 
+mod announce;
 mod apply;
 mod device;
 mod failure;
@@ -115,6 +117,8 @@ pub struct Options {
     pub log_stages: Option<LogEndpoint>,
     /// Sizes of the maps that the agent fills. Existing maps keep theirs.
     pub sizes: Sizes,
+    /// Whether new endpoints of VLAN networks are announced on the active uplink.
+    pub announce: bool,
     /// ABI version of the pins, for tests of upgrades: the maps have the layout of this build.
     #[doc(hidden)]
     pub abi_version: u32,
@@ -147,6 +151,7 @@ impl Default for Options {
             flows: FLOWS_CAPACITY as u32,
             log_stages: None,
             sizes: Sizes::default(),
+            announce: false,
             abi_version: ABI_VERSION,
         }
     }
@@ -337,14 +342,17 @@ impl Datapath for Ebpf {
         let Some(mut installed) = self.installed.take() else {
             return Err(failed("change the datapath", "it has not been observed yet"));
         };
+        let before = announce::announced(&installed, if self.options.announce { ops } else { &[] });
         let failures = apply::execute(&mut installed, &mut self.interfaces, &mut self.takeovers, ops).await?;
+        let uplink = self.uplinks.active()?;
+        announce::changed(&mut self.announcer, uplink, &installed, &before, ops);
         if let Some(log) = &mut installed.kernel_mut().stage_log {
             log.select(ops.iter().filter_map(|op| match op {
                 Op::Set(object) => Some(object),
                 Op::Delete(_) | Op::GarbageCollect => None,
             }))?;
         }
-        self.announcer.update(self.uplinks.active()?, installed.changed_services());
+        self.announcer.update(uplink, installed.changed_services());
         self.installed = Some(installed);
         Ok(failures)
     }
@@ -389,7 +397,8 @@ impl Datapath for Ebpf {
             "attachment": self.attach_mode(),
             "xdp": self.inspect_xdp(),
             "relayed": dump::object(forwarded),
-            "announced": self.announcer.counts().into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+            "announced": self.announcer.counts().into_iter().collect::<BTreeMap<_, _>>(),
+            "announcedEndpoints": self.announcer.endpoint_counts().into_iter().collect::<BTreeMap<_, _>>(),
             "maps": self.maps_directory(),
             "vxlanDevice": self.options.vxlan_device,
             "uplinks": self.options.uplinks,
@@ -416,6 +425,7 @@ impl Datapath for Ebpf {
             tables: installed.kernel().usage(),
             dsr_forwarded: forwarded.iter().map(|(program, count)| (*program, count.packets)).collect(),
             announcements: self.announcer.counts(),
+            endpoint_announcements: self.announcer.endpoint_counts(),
             hooks: vec![
                 ("tc", self.attach_mode()),
                 ("xdp", self.interfaces.xdp_status().as_str().to_owned()),

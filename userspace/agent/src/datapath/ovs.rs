@@ -39,7 +39,8 @@ use self::{
 };
 use super::{
     Datapath, Desired, Error, FailedOp, Group, ObjectKind, Observed, Op, PortRequirements,
-    telemetry::Telemetry,
+    announcement::Outcomes,
+    telemetry::{Stats, Telemetry},
     trace::{Findings, Probe},
 };
 
@@ -57,6 +58,8 @@ pub struct Ovs {
     /// Configuration that was not in effect at the last observation.
     warnings: Vec<String>,
     counters: FlowCounters,
+    /// Announcements of endpoints.
+    announced: Arc<Outcomes>,
 }
 
 impl Ovs {
@@ -71,6 +74,7 @@ impl Ovs {
             writes: 0,
             warnings: vec![],
             counters: FlowCounters::default(),
+            announced: Arc::default(),
         }
     }
 
@@ -110,8 +114,10 @@ impl Datapath for Ovs {
             Some(session) => session,
             None => {
                 let options = &self.options;
-                let opened = Session::open(&options.socket, options.datapath_type, &options.uplinks).await;
-                opened.map_err(|error| ovs_error("connect to the switch", error))?
+                let announced = self.announced.clone();
+                let opened =
+                    Session::open(&options.socket, options.datapath_type, &options.uplinks, announced);
+                opened.await.map_err(|error| ovs_error("connect to the switch", error))?
             }
         };
         let result = observe::observe(&mut session, &self.options, desired).await;
@@ -169,6 +175,10 @@ impl Datapath for Ovs {
 
     fn writes(&self) -> u64 {
         self.writes
+    }
+
+    fn stats(&self) -> Stats {
+        Stats { endpoint_announcements: self.announced.counts(), ..Stats::default() }
     }
 
     fn warnings(&self) -> Vec<String> {

@@ -182,6 +182,8 @@ pub struct Stats {
     pub dsr_forwarded: Vec<(&'static str, u64)>,
     /// GARP and ND announcements of service addresses, by result.
     pub announcements: Vec<(&'static str, u64)>,
+    /// GARP and ND announcements of endpoints, by result.
+    pub endpoint_announcements: Vec<(&'static str, u64)>,
     /// Attached programs: the hook and the attach mode.
     pub hooks: Vec<(&'static str, String)>,
 }

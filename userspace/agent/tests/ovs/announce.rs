@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 use anyhow::Result;
 use contiv_model::global::ArpMode;
-use netplugin::datapath::Object;
+use netplugin::datapath::{Datapath as _, Object};
 use testkit::{Netns, capture::Tap, needs, packet::Packet, wait_until};
 
 use crate::node::{Node, SOON, addresses, network, remote, vlan, vxlan};
@@ -90,5 +90,9 @@ fn new_endpoints_are_announced_on_the_uplink() -> Result<()> {
         [(IpAddr::from(ip), times), (ip6.into(), times)]
     });
     assert_eq!(seen, expected.into_iter().flatten().collect());
-    Ok(())
+    // Counted since the restart, after the reply of the switch.
+    wait_until(SOON, "6 announcements are counted", || {
+        let counts = node.datapath.borrow().stats().endpoint_announcements;
+        Ok((counts == [("sent", 6), ("failed", 0), ("left-out", 0)]).then_some(()))
+    })
 }

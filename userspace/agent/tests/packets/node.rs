@@ -159,7 +159,15 @@ impl Node {
 
     /// A node whose uplink is connected to the interface `wire` in another namespace.
     pub(crate) fn on_wire(label: &str) -> Result<(Node, Netns)> {
-        let node = Node::with(label, |options| options.uplinks = vec!["trunk".into()])?;
+        Node::on_wire_with(label, |_| {})
+    }
+
+    /// As `on_wire`, with options changed by `adjust`.
+    pub(crate) fn on_wire_with(label: &str, adjust: impl FnOnce(&mut Options)) -> Result<(Node, Netns)> {
+        let node = Node::with(label, |options| {
+            options.uplinks = vec!["trunk".into()];
+            adjust(options);
+        })?;
         let outside = Netns::new(&format!("{label}-out"))?;
         node.ns.veth("trunk", &outside, "wire")?;
         node.ns.up("trunk")?;

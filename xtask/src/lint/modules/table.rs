@@ -97,7 +97,7 @@ pub(super) const RULES: &[Rules] = &[
             Layers {
                 parent: "datapath::ebpf",
                 order: &[
-                    &["apply", "observe"],
+                    &["announce", "apply", "observe"],
                     &["takeover", "uplinks"],
                     &["trace"],
                     &["kernel", "telemetry"],

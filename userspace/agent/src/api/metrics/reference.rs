@@ -49,6 +49,7 @@ pub(super) fn sample(rules: usize) -> (Recorded, Status, Measurements) {
         tables: vec![TableUsage { table: "ctv_fdb", entries: 2, capacity: 9 }],
         dsr_forwarded: vec![("xdp", 5)],
         announcements: vec![("sent", 6)],
+        endpoint_announcements: vec![("sent", 8)],
         hooks: vec![("xdp", "native".to_owned())],
     };
     let traffic = |packets| Traffic { packets, bytes: packets * 100 };

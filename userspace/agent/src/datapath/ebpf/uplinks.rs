@@ -131,7 +131,7 @@ fn announcements(ports: impl Iterator<Item = Port>) -> Vec<Announcement> {
             ((port.segment, port.mac), ip)
         })
         .collect();
-    let announcement = |((segment, mac), ip)| Announcement { address: VipKey { segment, ip }, mac };
+    let announcement = |((segment, mac), ip)| Announcement::endpoint(VipKey { segment, ip }, mac);
     addresses.into_iter().map(announcement).collect()
 }
 

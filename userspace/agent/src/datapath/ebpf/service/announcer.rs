@@ -1,6 +1,6 @@
 //! GARP and NA announcer: sends gratuitous ARP replies and unsolicited neighbour advertisements on a VLAN when this node
-//! starts to answer for a service, so that switches learn the port of the service's Ethernet address. When another uplink
-//! becomes active, it announces the services and the endpoints of this node on it.
+//! starts to answer for a service, and when an endpoint comes up on it, so that switches learn the port of the Ethernet
+//! address. When another uplink becomes active, it announces the services and the endpoints of this node on it.
 //!
 //! Each announcement is repeated once: the previous node may still answer for a moment. A thread sends the frames, so the
 //! reconciler does not wait.
@@ -10,17 +10,14 @@ use std::{
     io,
     net::IpAddr,
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
 
 use contiv_abi::{Mac, VipKey, service_mac};
 
-use crate::datapath::announcement;
+use crate::datapath::announcement::{self, Outcomes};
 
 /// Interval between frames. Each frame is flooded to every pod of the network on every node.
 const SEND_INTERVAL: Duration = Duration::from_millis(4);
@@ -32,13 +29,25 @@ const MAX_PENDING: usize = 65_536;
 /// An IP address in a VLAN, and the Ethernet address that switches shall learn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Announcement {
-    pub(crate) address: VipKey,
-    pub(crate) mac: Mac,
+    subject: Subject,
+    address: VipKey,
+    mac: Mac,
+}
+
+/// What has the address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Subject {
+    Service,
+    Endpoint,
 }
 
 impl Announcement {
     fn service(address: VipKey) -> Announcement {
-        Announcement { address, mac: service_mac(&address.ip) }
+        Announcement { subject: Subject::Service, address, mac: service_mac(&address.ip) }
+    }
+
+    pub(crate) fn endpoint(address: VipKey, mac: Mac) -> Announcement {
+        Announcement { subject: Subject::Endpoint, address, mac }
     }
 }
 
@@ -57,9 +66,8 @@ pub(crate) struct UplinkAnnouncer(Arc<Shared>);
 struct Shared {
     pending: Mutex<Pending>,
     changed: Condvar,
-    sent: AtomicU64,
-    failed: AtomicU64,
-    skipped: AtomicU64,
+    services: Outcomes,
+    endpoints: Outcomes,
 }
 
 #[derive(Default)]
@@ -101,6 +109,31 @@ impl Announcer {
         self.enqueue(uplink, &started, &ended);
     }
 
+    /// Announces endpoints on the interface `uplink`.
+    pub(crate) fn endpoints(&mut self, uplink: u32, endpoints: Vec<Announcement>) {
+        if endpoints.is_empty() || uplink == 0 {
+            return;
+        }
+        {
+            let mut pending = self.shared.lock();
+            for endpoint in endpoints {
+                self.shared.add(&mut pending, uplink, endpoint);
+            }
+        }
+        self.shared.changed.notify_one();
+        self.ensure_thread();
+    }
+
+    /// Ends the announcement of endpoints that are not `present`.
+    pub(crate) fn retain_endpoints(&self, present: impl FnOnce() -> HashSet<Announcement>) {
+        let Pending { addresses, .. } = &mut *self.shared.lock();
+        let is_service = |announcement: &Announcement| announcement.subject == Subject::Service;
+        if !addresses.keys().all(is_service) {
+            let present = present();
+            addresses.retain(|announcement, _| is_service(announcement) || present.contains(announcement));
+        }
+    }
+
     /// For changes of the active uplink. Starts the thread, which belongs to the network namespace of the caller.
     pub(crate) fn for_uplinks(&mut self) -> UplinkAnnouncer {
         self.ensure_thread();
@@ -137,12 +170,14 @@ impl Announcer {
         }
     }
 
-    /// Number of announcements, by result.
+    /// Number of announcements of services, by result.
     pub(crate) fn counts(&self) -> Vec<(&'static str, u64)> {
-        let Shared { sent, failed, skipped, .. } = &*self.shared;
-        [("sent", sent), ("failed", failed), ("left-out", skipped)]
-            .map(|(name, n)| (name, n.load(Relaxed)))
-            .into()
+        self.shared.services.counts()
+    }
+
+    /// Number of announcements of endpoints, by result.
+    pub(crate) fn endpoint_counts(&self) -> Vec<(&'static str, u64)> {
+        self.shared.endpoints.counts()
     }
 }
 
@@ -174,11 +209,18 @@ impl Shared {
     fn add(&self, pending: &mut Pending, uplink: u32, announcement: Announcement) {
         // The thread is too far behind.
         if pending.first.len() >= MAX_PENDING {
-            self.skipped.fetch_add(1, Relaxed);
+            self.outcomes(&announcement).leave_out(1);
             return;
         }
         pending.addresses.insert(announcement, uplink);
         pending.first.push_back(announcement);
+    }
+
+    fn outcomes(&self, announcement: &Announcement) -> &Outcomes {
+        match announcement.subject {
+            Subject::Service => &self.services,
+            Subject::Endpoint => &self.endpoints,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Pending> {
@@ -191,10 +233,7 @@ impl Shared {
         let mut last_sent = true;
         while let Some((announcement, uplink)) = self.next() {
             let sent = send(&mut socket, uplink, &frame(&announcement));
-            match &sent {
-                Ok(()) => self.sent.fetch_add(1, Relaxed),
-                Err(_) => self.failed.fetch_add(1, Relaxed),
-            };
+            self.outcomes(&announcement).count(sent.is_ok());
             if let Err(error) = &sent
                 && last_sent
             {
@@ -279,7 +318,7 @@ fn open() -> io::Result<OwnedFd> {
 
 /// The announcement with the VLAN tag of the network.
 fn frame(announcement: &Announcement) -> Vec<u8> {
-    let Announcement { address, mac } = *announcement;
+    let Announcement { address, mac, .. } = *announcement;
     announcement::frame(address.segment.tag(), mac, address.ip.into())
 }
 
@@ -354,11 +393,30 @@ mod tests {
             first: [Announcement::service(b)].into(),
             ..Pending::default()
         };
-        let endpoint = Announcement { address: service([10, 1, 1, 3]), mac: [2, 0, 0, 0, 0, 3] };
+        let endpoint = Announcement::endpoint(service([10, 1, 1, 3]), [2, 0, 0, 0, 0, 3]);
         UplinkAnnouncer(Arc::clone(&announcer.shared)).uplink_changed(8, [endpoint]);
         let mut pending = announcer.shared.lock();
         let all = [b, a].map(Announcement::service);
         let popped: Vec<_> = std::iter::from_fn(|| pending.pop(Instant::now())).collect();
         assert_eq!(popped, [(all[0], 8), (endpoint, 8), (all[1], 8)]);
+    }
+
+    #[test]
+    fn an_endpoint_that_has_gone_is_not_announced_and_services_are() {
+        // The endpoint has the address and the Ethernet address of the service.
+        let address = service([10, 1, 1, 1]);
+        let [vip, gone] =
+            [Announcement::service(address), Announcement::endpoint(address, service_mac(&address.ip))];
+        let here = Announcement::endpoint(service([10, 1, 1, 2]), [2, 0, 0, 0, 0, 2]);
+        let announcer = Announcer::default();
+        *announcer.shared.lock() = Pending {
+            addresses: [vip, gone, here].map(|announcement| (announcement, 7)).into(),
+            first: [gone, vip, here].into(),
+            ..Pending::default()
+        };
+        announcer.retain_endpoints(|| [here].into());
+        let mut pending = announcer.shared.lock();
+        let popped: Vec<_> = std::iter::from_fn(|| pending.pop(Instant::now())).collect();
+        assert_eq!(popped, [(vip, 7), (here, 7)]);
     }
 }

@@ -14,6 +14,8 @@ use contiv_model::name::EndpointId;
 use openflow_rs::{Action, Connection, Port, message::Body, packet::PacketOut};
 use tokio::{sync::Notify, task::AbortHandle, time::Instant};
 
+use crate::datapath::announcement::Outcomes;
+
 /// Interval between frames. Each frame is flooded to every station of the network.
 const SEND_INTERVAL: Duration = Duration::from_millis(4);
 /// Interval between the two announcements of an address (`ANNOUNCE_INTERVAL` in RFC 5227, section 1.1).
@@ -22,16 +24,15 @@ const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
 const MAX_PENDING: usize = 65_536;
 
 /// The endpoints that are being announced, and the task that does it. The task ends when this is dropped.
-#[derive(Default)]
 pub(crate) struct Announcer {
     shared: Arc<Shared>,
     task: Option<AbortHandle>,
 }
 
-#[derive(Default)]
 struct Shared {
     pending: Mutex<Pending>,
     changed: Notify,
+    outcomes: Arc<Outcomes>,
 }
 
 #[derive(Debug)]
@@ -53,6 +54,12 @@ struct Pending {
 }
 
 impl Announcer {
+    /// Counts what it does in `outcomes`.
+    pub(crate) fn new(outcomes: Arc<Outcomes>) -> Announcer {
+        let shared = Shared { pending: Mutex::default(), changed: Notify::new(), outcomes };
+        Announcer { shared: Arc::new(shared), task: None }
+    }
+
     /// Announces an endpoint by these frames through a bridge.
     pub(crate) fn announce(
         &mut self,
@@ -61,7 +68,10 @@ impl Announcer {
         frames: Vec<Vec<u8>>,
         uplinks: &Action,
     ) {
-        self.shared.lock().add(endpoint, frames, uplinks);
+        let count = frames.len() as u64;
+        if !self.shared.lock().add(endpoint, frames, uplinks) {
+            self.shared.outcomes.leave_out(count);
+        }
         self.shared.changed.notify_one();
         if self.task.is_none() {
             let (shared, bridge) = (Arc::clone(&self.shared), bridge.clone());
@@ -98,9 +108,8 @@ impl Shared {
             if let Some((frame, uplinks)) = next {
                 let packet = PacketOut { in_port: Port::CONTROLLER, actions: vec![uplinks], data: frame };
                 let sent = bridge.send_all(vec![Body::PacketOut(packet)], |_| "announce an endpoint".into());
-                if let Err(error) = sent.await {
-                    tracing::debug!("{error}");
-                }
+                let sent = sent.await.inspect_err(|error| tracing::debug!("{error}"));
+                self.outcomes.count(sent.is_ok());
                 tokio::time::sleep(SEND_INTERVAL).await;
                 continue;
             }
@@ -114,10 +123,11 @@ impl Shared {
 }
 
 impl Pending {
-    fn add(&mut self, endpoint: &EndpointId, frames: Vec<Vec<u8>>, uplinks: &Action) {
+    /// Returns whether there is room.
+    fn add(&mut self, endpoint: &EndpointId, frames: Vec<Vec<u8>>, uplinks: &Action) -> bool {
         if self.first.len() + frames.len() > MAX_PENDING {
             tracing::debug!("announce {endpoint}: too many are waiting");
-            return;
+            return false;
         }
         self.serial += 1;
         let serial = self.serial;
@@ -125,6 +135,7 @@ impl Pending {
         let announcement =
             |frame| Announcement { endpoint: endpoint.clone(), serial, frame, uplinks: uplinks.clone() };
         self.first.extend(frames.into_iter().map(announcement));
+        true
     }
 
     /// Returns the next frame and where it goes.
@@ -158,8 +169,8 @@ mod tests {
         let [a, b] = ["a", "b"].map(EndpointId::from);
         let mut pending = Pending::default();
         let uplinks = Action::output(1);
-        pending.add(&a, vec![vec![1], vec![2]], &uplinks);
-        pending.add(&b, vec![vec![3]], &uplinks);
+        assert!(pending.add(&a, vec![vec![1], vec![2]], &uplinks));
+        assert!(pending.add(&b, vec![vec![3]], &uplinks));
         let now = Instant::now();
         let all = |pending: &mut Pending, now| -> Vec<u8> {
             std::iter::from_fn(|| pending.pop(now)).map(|(frame, _)| frame[0]).collect()
@@ -168,7 +179,7 @@ mod tests {
         assert_eq!(all(&mut pending, now), [0_u8; 0]);
         // One endpoint is removed, the other one comes back with another address.
         pending.current.remove(&b);
-        pending.add(&a, vec![vec![4]], &uplinks);
+        assert!(pending.add(&a, vec![vec![4]], &uplinks));
         assert_eq!(all(&mut pending, now + ANNOUNCE_INTERVAL), [4]);
         assert_eq!(all(&mut pending, now + 2 * ANNOUNCE_INTERVAL), [4]);
         assert_eq!(all(&mut pending, now + 3 * ANNOUNCE_INTERVAL), [0_u8; 0]);

@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -17,11 +18,14 @@ use super::{
     responder::{self, Responder},
     uplink,
 };
-use crate::datapath::ovs::{
-    bridge::{BridgeKind, PerBridge},
-    options::DatapathType,
-    pipeline,
-    tables::edit::Tables,
+use crate::datapath::{
+    announcement::Outcomes,
+    ovs::{
+        bridge::{BridgeKind, PerBridge},
+        options::DatapathType,
+        pipeline,
+        tables::edit::Tables,
+    },
 };
 
 /// Time limit for ovs-vswitchd to apply a changed configuration.
@@ -50,6 +54,8 @@ pub(crate) struct Session {
     bridges: PerBridge<Option<Connection>>,
     responders: PerBridge<Option<Responder>>,
     announcer: Announcer,
+    /// Counts what announcers do.
+    announced: Arc<Outcomes>,
     /// Number of changed rows, flows and groups since the last `take_writes`.
     writes: u64,
 }
@@ -67,9 +73,11 @@ impl Session {
         socket: &Path,
         datapath_type: DatapathType,
         uplinks: &[String],
+        announced: Arc<Outcomes>,
     ) -> Result<Session, Error> {
         let database = Client::connect(socket).await?;
         let mut session = Session::without_bridges(database);
+        (session.announcer, session.announced) = (Announcer::new(announced.clone()), announced);
         session.directory = socket.parent().map(PathBuf::from).unwrap_or_default();
         session.ensure_bridges(datapath_type, uplinks).await?;
         Ok(session)
@@ -82,7 +90,8 @@ impl Session {
             directory: PathBuf::new(),
             bridges: PerBridge::default(),
             responders: PerBridge::default(),
-            announcer: Announcer::default(),
+            announcer: Announcer::new(Arc::default()),
+            announced: Arc::default(),
             writes: 0,
         }
     }
@@ -102,7 +111,7 @@ impl Session {
                 self.reconfigure(operations).await?;
                 *self.bridges.get_mut(kind) = None;
                 *self.responders.get_mut(kind) = None;
-                self.announcer = Announcer::default();
+                self.announcer = Announcer::new(self.announced.clone());
             }
             if self.bridges.get(kind).is_none() {
                 self.connect(kind, datapath_type).await?;
@@ -150,7 +159,7 @@ impl Session {
         &self.database
     }
 
-    pub(crate) fn database(&self) -> std::sync::Arc<Database> {
+    pub(crate) fn database(&self) -> Arc<Database> {
         self.database.database()
     }
 

@@ -1,0 +1,53 @@
+//! Announcement of the endpoints of VLAN networks that come up on this node, or get another address.
+
+use contiv_abi::{Address, Port, VipKey};
+
+use super::{
+    device,
+    kernel::installed::Installed,
+    service::announcer::{Announcement, Announcer},
+};
+use crate::datapath::{Object, ObjectId, Op};
+
+/// The announcements of a port, by interface index.
+type Announced = (u32, Vec<Announcement>);
+
+/// Returns what switches may know of the ports that the ops set.
+pub(super) fn announced(installed: &Installed, ops: &[Op]) -> Vec<Announced> {
+    let ports = ops.iter().filter_map(|op| match op {
+        Op::Set(Object::Local(local)) => device::ifindex(&local.port),
+        _ => None,
+    });
+    ports.map(|ifindex| (ifindex, of_interface(installed, ifindex).collect())).collect()
+}
+
+/// Announces the addresses that these ports did not have `before` the ops, and ends the announcement of deleted ones.
+pub(super) fn changed(
+    announcer: &mut Announcer,
+    uplink: u32,
+    installed: &Installed,
+    before: &[Announced],
+    ops: &[Op],
+) {
+    if ops.iter().any(|op| matches!(op, Op::Delete(ObjectId::Local(_)))) {
+        let ports = installed.kernel().ports.iter();
+        announcer.retain_endpoints(|| ports.flat_map(|(_, port)| of_port(port)).collect());
+    }
+    let new = before.iter().flat_map(|(ifindex, before)| {
+        of_interface(installed, *ifindex).filter(|announcement| !before.contains(announcement))
+    });
+    announcer.endpoints(uplink, new.collect());
+}
+
+fn of_interface(installed: &Installed, ifindex: u32) -> impl Iterator<Item = Announcement> {
+    installed.kernel().ports.get(ifindex).into_iter().flat_map(of_port)
+}
+
+/// The announcements of the addresses of a port; none on a VXLAN network.
+fn of_port(port: &Port) -> impl Iterator<Item = Announcement> + use<> {
+    let Port { segment, mac, ip, ip6, .. } = *port;
+    let v4 = (ip != [0; 4]).then(|| Address::v4(ip));
+    let v6 = (ip6 != Address::default()).then_some(ip6);
+    let addresses = v4.into_iter().chain(v6).filter(move |_| segment.vni().is_none());
+    addresses.map(move |ip| Announcement::endpoint(VipKey { segment, ip }, mac))
+}
