@@ -13,9 +13,11 @@
 //! # }).unwrap();
 //! ```
 
+mod connection;
 mod forward;
 mod guard;
 mod inspect;
+mod network;
 mod route;
 mod switch;
 mod trace;

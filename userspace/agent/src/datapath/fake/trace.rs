@@ -8,9 +8,11 @@ use contiv_model::{
 };
 
 use super::{
+    connection::{Connection, Direction},
     forward::{Delivery, Origin, Target, deliver, locals},
     guard::{self, Class},
-    traffic::{Connection, Direction, Network, Traffic, is_multicast, networks},
+    network::{Network, is_multicast, networks},
+    traffic::Traffic,
 };
 use crate::datapath::{
     Desired, KERNEL_PORT, Local,

@@ -1,0 +1,47 @@
+//! What a node remembers of a connection.
+
+use contiv_model::{mac::Mac, vrf::Vrf};
+
+use crate::datapath::wire::packet::{End, Tuple};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Connection {
+    pub(super) vrf: Vrf,
+    /// Tuple of the first packet.
+    pub(super) tuple: Tuple,
+    /// Destination, or the backend of a service.
+    pub(super) to: End,
+    /// Ethernet addresses of the source and of the destination, as the latest packet has them: an endpoint that uses an address
+    /// without a record keeps its group.
+    pub(super) macs: [Option<Mac>; 2],
+}
+
+impl Connection {
+    pub(super) fn is_translated(&self) -> bool {
+        self.to != self.tuple.destination
+    }
+
+    /// With the Ethernet addresses of the source and of the destination.
+    pub(super) fn between(self, macs: [Mac; 2]) -> Connection {
+        Connection { macs: macs.map(Some), ..self }
+    }
+
+    /// Whether a service leads the client back to itself.
+    pub(super) fn is_own(&self) -> bool {
+        self.is_translated() && self.to.0 == self.tuple.source.0
+    }
+
+    /// The tuple of replies. A client that reaches itself gets its packets from the address of the service, and replies to it.
+    pub(super) fn reply(&self) -> Tuple {
+        let opened = self.tuple;
+        let (client, port) = opened.source;
+        let client = if self.is_own() { opened.destination.0 } else { client };
+        Tuple { source: self.to, destination: (client, port), ..opened }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    Original,
+    Reply,
+}
