@@ -18,6 +18,7 @@ mod lost;
 mod metrics;
 mod pod;
 mod pods;
+mod requirements;
 mod server;
 mod undo;
 mod warnings;

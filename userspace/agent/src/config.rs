@@ -86,6 +86,10 @@ pub struct Flags {
     #[command(flatten)]
     pub datapath: DatapathFlags,
 
+    /// Take this node's pods over from the other datapath, if that has them, instead of refusing to start
+    #[arg(long, env = "CONTIV_NETPLUGIN_REPLACE_DATAPATH")]
+    pub replace_datapath: bool,
+
     #[command(flatten)]
     pub conntrack: ConntrackFlags,
 

@@ -28,6 +28,7 @@ use crate::{
     source::prefixes,
     state::{self, Attacher, Attachment, Reader, Writer},
 };
+use conflict::Predecessor;
 use tasks::Tasks;
 
 /// Interval between periodic full resyncs, and between checks of the node's interfaces.
@@ -42,16 +43,17 @@ const FIRST_RESYNC_TIMEOUT: Duration = Duration::from_secs(20);
 /// Runs the agent until `stop` is cancelled. Forwarding continues afterwards.
 pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let vtep = flags.node()?.vtep;
-    conflict::check(&flags.datapath).await?;
+    let predecessor = conflict::check(&flags.datapath, flags.replace_datapath).await?;
     match flags.datapath.datapath {
-        Kind::Ovs => run_with(Ovs::new(flags.datapath.ovs(Some(vtep))), flags, stop).await,
-        Kind::Ebpf => run_with(Ebpf::new(flags.ebpf(vtep)), flags, stop).await,
-        Kind::Fake => run_with(Fake::new(), flags, stop).await,
+        Kind::Ovs => run_with(Ovs::new(flags.datapath.ovs(Some(vtep))), predecessor, flags, stop).await,
+        Kind::Ebpf => run_with(Ebpf::new(flags.ebpf(vtep)), predecessor, flags, stop).await,
+        Kind::Fake => run_with(Fake::new(), predecessor, flags, stop).await,
     }
 }
 
 async fn run_with<D: Datapath + 'static>(
-    datapath: D,
+    mut datapath: D,
+    predecessor: Option<Predecessor>,
     flags: Flags,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
@@ -86,6 +88,10 @@ async fn run_with<D: Datapath + 'static>(
     let journal = Journal::beside(&flags.cni_socket)
         .with_context(|| format!("read {}", flags.cni_socket.with_extension("attachments").display()))?;
     let requirements = datapath.port_requirements();
+    if predecessor.is_some() {
+        // What can be done before the predecessor is removed, and what would fail then.
+        datapath.prepare().await.context("prepare the datapath")?;
+    }
     let monitor = Monitor::new(datapath.telemetry(), node.host.clone(), reader.clone());
     let (reconciler, Handle { waiters, status, inspect, metrics }) =
         Reconciler::new(datapath, node.clone(), reader.clone(), changes, RESYNC_INTERVAL);
@@ -132,7 +138,6 @@ async fn run_with<D: Datapath + 'static>(
         pods: pods.clone(),
         links: Arc::clone(&links),
     };
-    tasks.spawn("other datapath", conflict::watch(flags.datapath.clone(), stop.clone()));
     tasks.spawn("service manager", notify_ready(parts.clone(), stop.clone()));
     let stopping = stop.clone();
     tasks.spawn("http", async move { http.run(parts, stopping).await.context("serve HTTP requests") });
@@ -168,6 +173,14 @@ async fn run_with<D: Datapath + 'static>(
         failed = tasks.first_end() => return failed,
         settled = settings::wait(&reader, flags.fwdmode) => settled?,
     }
+    if let Some(predecessor) = predecessor {
+        tokio::select! {
+            () = stop.cancelled() => return tasks.end().await,
+            failed = tasks.first_end() => return failed,
+            replaced = replace(predecessor, &pods, &reader) => replaced?,
+        }
+    }
+    tasks.spawn("other datapath", conflict::watch(flags.datapath.clone(), stop.clone()));
     configured.done();
     is_configured.cancel();
     let (mode, watched) = (flags.fwdmode, reader.clone());
@@ -197,6 +210,16 @@ async fn run_with<D: Datapath + 'static>(
         registration::maintain(&identity, &store, || registered.done(), stop).await
     });
     tasks.supervise().await
+}
+
+/// Removes the other datapath as late as possible: when all is known that the first resync writes.
+async fn replace(predecessor: Predecessor, pods: &Pods, reader: &Reader) -> anyhow::Result<()> {
+    let kind = predecessor.kind();
+    reader.synced().await;
+    pods.meet_requirements().await;
+    predecessor.remove().await.with_context(|| format!("replace the {kind} datapath"))?;
+    tracing::info!("replacing the {kind} datapath: removed its forwarding state");
+    Ok(())
 }
 
 /// Interval between checks whether the agent is ready.

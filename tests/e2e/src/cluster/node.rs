@@ -254,6 +254,19 @@ impl Node {
         self.restart_agent()
     }
 
+    /// Restarts the agent with another datapath, which takes the pods over. OVS needs the switch that the node was built with.
+    pub fn replace_datapath(&mut self, datapath: Datapath) -> Result<()> {
+        const FLAG: &str = "--replace-datapath";
+        let words = self.command.as_mut().context("the agent was not started")?;
+        let at = words.iter().position(|word| word == "--datapath").context("no --datapath")?;
+        words[at + 1] = datapath.name().to_owned();
+        if !words.iter().any(|word| word == FLAG) {
+            words.push(FLAG.to_owned());
+        }
+        self.datapath = datapath;
+        self.restart_agent()
+    }
+
     /// Value of a counter or gauge of `/metrics`; `name` includes its labels.
     pub fn metric(&self, name: &str) -> Result<f64> {
         let response = self.client.get("/metrics")?;

@@ -17,6 +17,7 @@ mod monitoring;
 mod netctl;
 mod openapi;
 mod outside;
+mod replace_datapath;
 mod replay;
 mod routing;
 mod secure_agent;

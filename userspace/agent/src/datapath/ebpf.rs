@@ -205,6 +205,36 @@ impl Ebpf {
         }
     }
 
+    /// Loads the programs, or opens those of an earlier process, unless they are open.
+    async fn open(&mut self) -> Result<Installed, Error> {
+        if self.lock.is_none() {
+            self.pins.prepare()?;
+            self.lock = self.pins.lock()?;
+        }
+        // A flow table of another capacity is replaced as soon as its flows fit.
+        let resizable = self.unconfigured_flow_capacity().is_some()
+            && flows::fits(flows::usage(&self.pins)?.entries, self.options.flows);
+        Ok(match self.installed.take() {
+            Some(installed) if !resizable => installed,
+            _ => Installed::new(
+                Kernel::open(
+                    &self.pins,
+                    self.interfaces.hooks(),
+                    self.interfaces.xdp(),
+                    (&self.rule_names, &self.service_names),
+                    KernelOptions {
+                        flows: self.options.flows,
+                        sizes: self.options.sizes,
+                        logged: self.options.log_stages.as_ref(),
+                    },
+                    &self.writes,
+                )
+                .await?,
+                self.interfaces.hooks().clone(),
+            ),
+        })
+    }
+
     /// Directory of pinned links that an agent of any ABI version has left; `None` if there are none.
     pub fn left_behind(&self) -> Result<Option<&Path>, Error> {
         for pins in self.pins.other_abi_versions().into_iter().chain([self.pins.clone()]) {
@@ -287,37 +317,18 @@ impl Ebpf {
 }
 
 impl Datapath for Ebpf {
+    /// The verifier takes most of the time.
+    async fn prepare(&mut self) -> Result<(), Error> {
+        self.installed = Some(self.open().await?);
+        Ok(())
+    }
+
     async fn observe(&mut self, desired: &Desired) -> Result<Observed, Error> {
         let netlink = Netlink::open()?;
         if !self.monitor.as_ref().is_some_and(InterfaceMonitor::is_open) {
             self.monitor = Some(InterfaceMonitor::open()?);
         }
-        if self.lock.is_none() {
-            self.pins.prepare()?;
-            self.lock = self.pins.lock()?;
-        }
-        // A flow table of another capacity is replaced as soon as its flows fit.
-        let resizable = self.unconfigured_flow_capacity().is_some()
-            && flows::fits(flows::usage(&self.pins)?.entries, self.options.flows);
-        let mut installed = match self.installed.take() {
-            Some(installed) if !resizable => installed,
-            _ => Installed::new(
-                Kernel::open(
-                    &self.pins,
-                    self.interfaces.hooks(),
-                    self.interfaces.xdp(),
-                    (&self.rule_names, &self.service_names),
-                    KernelOptions {
-                        flows: self.options.flows,
-                        sizes: self.options.sizes,
-                        logged: self.options.log_stages.as_ref(),
-                    },
-                    &self.writes,
-                )
-                .await?,
-                self.interfaces.hooks().clone(),
-            ),
-        };
+        let mut installed = self.open().await?;
         let queue = device::ifindex(queues::EXIT);
         self.interfaces.ensure(&netlink, &mut installed.kernel_mut().programs, queue).await?;
         let uplinks = &self.interfaces.devices().uplinks;

@@ -61,6 +61,12 @@ pub struct PortRequirements {
 /// Forwarding state outlives the value: dropping a datapath, or the death of its process, removes nothing, and the
 /// next instance adopts the state that it finds.
 pub trait Datapath: Send {
+    /// Prepares the first [`observe`](Self::observe) as far as possible without a change to what another datapath forwards, so
+    /// that it takes less time, and fails where that would fail.
+    fn prepare(&mut self) -> impl Future<Output = Result<(), Error>> + Send {
+        async { Ok(()) }
+    }
+
     /// Reads the state of the switch or kernel, including state of an earlier process, and compares it with `desired`.
     /// Must precede the first [`apply`](Self::apply).
     ///

@@ -1,4 +1,5 @@
-//! Check for the forwarding state of an agent with the other datapath: it would process this agent's packets.
+//! Forwarding state of an agent with the other datapath: it would process this agent's packets. The agent refuses to start, or
+//! replaces that datapath.
 
 use std::time::Duration;
 
@@ -8,35 +9,67 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     config::DatapathFlags,
     datapath::{
-        Kind,
+        Datapath as _, Kind,
         ebpf::{Ebpf, Options},
         ovs::Ovs,
     },
+    router,
 };
 
 /// Interval between attempts to reach a switch that did not respond yet.
 const SWITCH_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Fails if such state exists; the error names the command that removes it.
-pub(super) async fn check(flags: &DatapathFlags) -> Result<()> {
+/// The other datapath of this node, to be replaced. Fails if there is one and `replace` is not set; the error names what helps.
+pub(super) async fn check(flags: &DatapathFlags, replace: bool) -> Result<Option<Predecessor>> {
     match flags.datapath {
         Kind::Ovs => {
             let ebpf = Ebpf::new(flags.ebpf(None, Options::VXLAN_PORT));
-            if let Some(root) = ebpf.left_behind()? {
-                let root = root.display();
-                bail!(
-                    "eBPF programs of another agent are attached to this node's pods; stop that agent if it runs, then run: \
-                     netplugin cleanup --datapath ebpf --bpf-root {root}"
-                );
+            match ebpf.left_behind()? {
+                None => Ok(None),
+                Some(_) if replace => Ok(Some(Predecessor::Ebpf(Box::new(ebpf)))),
+                Some(root) => bail!(
+                    "eBPF programs of another agent are attached to this node's pods; stop that agent if it runs, then use \
+                     --replace-datapath, or run: netplugin cleanup --datapath ebpf --bpf-root {}",
+                    root.display()
+                ),
             }
         }
-        Kind::Ebpf => {
-            // A switch that does not respond yet is checked by `watch`.
-            let _responds = check_switch(flags).await?;
+        Kind::Ebpf if replace => {
+            let ovs = Ovs::new(flags.ovs(None));
+            let left = ovs.left_behind().await.unwrap_or_default();
+            Ok((!left.is_empty()).then(|| Predecessor::Ovs(Box::new(ovs))))
         }
-        Kind::Fake => {}
+        // A switch that does not respond yet is checked by `watch`.
+        Kind::Ebpf => check_switch(flags).await.map(|_responds| None),
+        Kind::Fake => Ok(None),
     }
-    Ok(())
+}
+
+/// The datapath that forwards for this node's pods until it is replaced.
+pub(super) enum Predecessor {
+    Ovs(Box<Ovs>),
+    Ebpf(Box<Ebpf>),
+}
+
+impl Predecessor {
+    /// Removes its forwarding state. The interfaces of pods stay.
+    pub(super) async fn remove(mut self) -> Result<()> {
+        match &mut self {
+            Predecessor::Ovs(ovs) => {
+                ovs.cleanup().await?;
+                router::remove().await?;
+            }
+            Predecessor::Ebpf(ebpf) => ebpf.cleanup().await?,
+        }
+        Ok(())
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        match self {
+            Predecessor::Ovs(_) => Kind::Ovs,
+            Predecessor::Ebpf(_) => Kind::Ebpf,
+        }
+    }
 }
 
 /// Repeats the check of the switch until it responds, then waits for `stop`: ovsdb-server may start after the agent, and
@@ -63,8 +96,8 @@ async fn check_switch(flags: &DatapathFlags) -> Result<bool> {
     let Some(left) = Ovs::new(flags.ovs(None)).left_behind().await else { return Ok(false) };
     if !left.is_empty() {
         bail!(
-            "the switch of this node has {} of another agent; stop that agent if it runs, then run: netplugin cleanup \
-             --datapath ovs --ovsdb unix:{}",
+            "the switch of this node has {} of another agent; stop that agent if it runs, then use --replace-datapath, or \
+             run: netplugin cleanup --datapath ovs --ovsdb unix:{}",
             left.join(" and "),
             flags.ovsdb.display()
         );

@@ -13,7 +13,7 @@ use nix::sched::{CloneFlags, setns};
 use rtnetlink::Handle;
 use tokio::sync::oneshot;
 
-use super::error::Error;
+use super::{error::Error, offload};
 
 /// An open network namespace: the kernel keeps it while the value exists, and the path cannot come to name another one.
 #[derive(Clone, Debug)]
@@ -49,6 +49,16 @@ impl Netns {
     /// Path given to [`open`](Self::open).
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Disables TX checksum offload of an interface in the namespace.
+    pub async fn disable_tx_offload(&self, name: &str) -> Result<(), Error> {
+        let name = name.to_owned();
+        self.run(async move |_| {
+            offload::disable_tx_checksum(&name)
+                .map_err(Error::setting("disable TX checksum offload of", &name))
+        })
+        .await
     }
 
     pub(super) fn fd(&self) -> RawFd {

@@ -1,0 +1,118 @@
+//! A node changes its datapath while its pods communicate.
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::Result;
+use e2e::{
+    cluster::{Cluster, Datapath, Encap, Network, Pod},
+    load::{Denied, Server, Streams},
+};
+use serde_json::{Value, json};
+use testkit::{Pinger, needs, wait_until};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+const INTERVAL: Duration = Duration::from_millis(10);
+/// Connections to each server.
+const CONNECTIONS: usize = 20;
+const OPEN: u16 = 8080;
+const CLOSED: u16 = 9999;
+
+/// A client and a server on the first node, which changes, and a server on the second one. The servers have a denied port.
+struct Site {
+    client: Pod,
+    servers: Vec<Pod>,
+    cluster: Cluster,
+}
+
+impl Site {
+    fn build(encap: Encap) -> Result<Site> {
+        let network = Network::pods();
+        let cluster = Cluster::of([Datapath::Ovs, Datapath::Ebpf], encap, &network)?;
+        let put = |path: &str, body: Value| cluster.client().post_json(path, &body).map(drop);
+        put("/api/v1/policys/blue:closed/", json!({"tenantName": "blue", "policyName": "closed"}))?;
+        for (number, protocol) in ["tcp", "udp"].into_iter().enumerate() {
+            let rule = json!({"tenantName": "blue", "policyName": "closed", "ruleId": number.to_string(),
+                "direction": "in", "protocol": protocol, "port": CLOSED, "action": "deny", "priority": 10});
+            put(&format!("/api/v1/rules/blue:closed:{number}/"), rule)?;
+        }
+        let body = json!({"tenantName": "blue", "groupName": "web", "networkName": "pods",
+            "policies": ["closed"]});
+        put("/api/v1/endpointGroups/blue:web/", body)?;
+        let server = |node| Pod::add_to(node, &network, Some("web"), "web");
+        let servers = cluster.nodes.iter().map(server).collect::<Result<_>>()?;
+        let client = Pod::add(&cluster.nodes[0], &network, "client")?;
+        Ok(Site { client, servers, cluster })
+    }
+}
+
+/// Changes the first node from OVS to eBPF and back. Connections stay, a denied port stays closed, and what comes up
+/// afterwards works.
+fn change_and_change_back(encap: Encap) {
+    let mut site = Site::build(encap).unwrap();
+    let server = |pod: &Pod, port| Server::start(pod.netns(), pod.ip.into(), port).unwrap();
+    let _open: Vec<Server> = site.servers.iter().map(|pod| server(pod, OPEN)).collect();
+    let closed: Vec<Server> = site.servers.iter().map(|pod| server(pod, CLOSED)).collect();
+    let netns = site.client.netns();
+    let reach = |pod: &Pod| {
+        wait_until(DEADLINE, &format!("{} answers", pod.node), || {
+            Ok((netns.ping(pod.ip.into(), 1, INTERVAL)?.received == 1).then_some(()))
+        })
+        .unwrap();
+    };
+    site.servers.iter().for_each(reach);
+    let streams: Vec<Streams> = (site.servers.iter())
+        .map(|pod| Streams::open(netns, SocketAddr::from((pod.ip, OPEN)), CONNECTIONS).unwrap())
+        .collect();
+    let targets = site.servers.iter().map(|pod| SocketAddr::from((pod.ip, CLOSED))).collect();
+    let denied = Denied::start(netns, targets, 100).unwrap();
+    for datapath in [Datapath::Ebpf, Datapath::Ovs] {
+        let pingers: Vec<Pinger> =
+            (site.servers.iter()).map(|pod| Pinger::start(netns, pod.ip.into(), INTERVAL).unwrap()).collect();
+        site.cluster.nodes[0].replace_datapath(datapath).unwrap();
+        site.servers.iter().for_each(reach);
+        for (pod, pinger) in site.servers.iter().zip(pingers) {
+            let pings = pinger.finish(DEADLINE).unwrap();
+            println!(
+                "to {}: pings to {}: {} of {} lost",
+                datapath.name(),
+                pod.node,
+                pings.lost(),
+                pings.sent
+            );
+        }
+        // A new pod, and what the store changes, as before.
+        let node = &site.cluster.nodes[0];
+        let pod = Pod::add(node, &Network::pods(), "new").unwrap();
+        reach(&pod);
+        pod.remove(node).unwrap();
+    }
+    let denied = denied.stop().unwrap();
+    for streams in streams {
+        let count = streams.stop().unwrap();
+        println!("{} connections, {} requests, {} broken", count.connections, count.exchanges, count.broken);
+        assert_eq!((count.connections, count.broken), (CONNECTIONS, 0), "{:?}", count.first_error);
+    }
+    assert_eq!((denied.allowed, closed.iter().map(Server::seen).sum::<u64>()), (0, 0));
+    assert!(denied.datagrams > 0 && denied.connections > 0, "{denied:?}");
+    let Site { client, servers, cluster } = site;
+    for pod in servers.into_iter().chain([client]) {
+        let node = cluster.nodes.iter().find(|node| node.name == pod.node).unwrap();
+        pod.remove(node).unwrap();
+    }
+    cluster.shut_down().unwrap();
+}
+
+#[test]
+fn pods_keep_their_connections_vxlan() {
+    needs!(root(), binary("ovs-vswitchd"), binary("ip"), binary("ethtool"));
+    let _machine = testkit::shared();
+    change_and_change_back(Encap::Vxlan);
+}
+
+#[test]
+fn pods_keep_their_connections_vlan() {
+    needs!(root(), binary("ovs-vswitchd"), binary("ip"), binary("ethtool"));
+    let _machine = testkit::shared();
+    change_and_change_back(Encap::Vlan);
+}
