@@ -195,14 +195,22 @@ impl Node {
 
     /// Starts an agent with the other datapath and returns its output; fails unless the agent exits with an error.
     pub fn refusal_of(&self, other: Datapath) -> Result<String> {
+        self.refusal_with(&[("--datapath", other.name())], &[])
+    }
+
+    /// As [`refusal_of`](Self::refusal_of), with other values of flags and additional ones.
+    pub fn refusal_with(&self, values: &[(&str, &str)], more: &[&str]) -> Result<String> {
         let mut words = self.command.clone().context("the agent was not started")?;
-        let flag = words.iter().position(|word| word == "--datapath").context("no --datapath")?;
-        words[flag + 1] = other.name().to_owned();
+        for (flag, value) in values {
+            let at = words.iter().position(|word| word == flag).with_context(|| format!("no {flag}"))?;
+            words[at + 1] = (*value).to_owned();
+        }
+        words.extend(more.iter().map(|flag| (*flag).to_owned()));
         let mut command = Binary::Netplugin.command()?;
         command.args(words);
         let mut agent = Process::spawn_in(&self.netns, &format!("refused-{}", self.name), command)?;
         if agent.wait(START_TIMEOUT)?.success() {
-            bail!("netplugin --datapath {} on {} ended without an error", other.name(), self.name);
+            bail!("netplugin with {values:?} {more:?} on {} ended without an error", self.name);
         }
         Ok(agent.log())
     }

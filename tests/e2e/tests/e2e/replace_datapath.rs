@@ -3,7 +3,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use e2e::{
     cluster::{Cluster, Datapath, Encap, Network, Pod},
     load::{Denied, Server, Streams},
@@ -43,6 +43,15 @@ impl Site {
         let servers = cluster.nodes.iter().map(server).collect::<Result<_>>()?;
         let client = Pod::add(&cluster.nodes[0], &network, "client")?;
         Ok(Site { client, servers, cluster })
+    }
+
+    fn shut_down(self) -> Result<()> {
+        let Site { client, servers, cluster } = self;
+        for pod in servers.into_iter().chain([client]) {
+            let node = cluster.nodes.iter().find(|node| node.name == pod.node).context("a pod has a node")?;
+            pod.remove(node)?;
+        }
+        cluster.shut_down()
     }
 }
 
@@ -95,12 +104,7 @@ fn change_and_change_back(encap: Encap) {
     }
     assert_eq!((denied.allowed, closed.iter().map(Server::seen).sum::<u64>()), (0, 0));
     assert!(denied.datagrams > 0 && denied.connections > 0, "{denied:?}");
-    let Site { client, servers, cluster } = site;
-    for pod in servers.into_iter().chain([client]) {
-        let node = cluster.nodes.iter().find(|node| node.name == pod.node).unwrap();
-        pod.remove(node).unwrap();
-    }
-    cluster.shut_down().unwrap();
+    site.shut_down().unwrap();
 }
 
 #[test]
@@ -115,4 +119,29 @@ fn pods_keep_their_connections_vlan() {
     needs!(root(), binary("ovs-vswitchd"), binary("ip"), binary("ethtool"));
     let _machine = testkit::shared();
     change_and_change_back(Encap::Vlan);
+}
+
+#[test]
+fn a_datapath_that_cannot_be_prepared_replaces_nothing() {
+    needs!(root(), binary("ovs-vswitchd"), binary("ip"), binary("ethtool"));
+    let _machine = testkit::shared();
+    let mut site = Site::build(Encap::Vxlan).unwrap();
+    let netns = site.client.netns();
+    let pod = &site.servers[1];
+    wait_until(DEADLINE, "the other node answers", || {
+        Ok((netns.ping(pod.ip.into(), 1, INTERVAL)?.received == 1).then_some(()))
+    })
+    .unwrap();
+    let node = &mut site.cluster.nodes[0];
+    node.kill_agent().unwrap();
+    let pinger = Pinger::start(netns, pod.ip.into(), INTERVAL).unwrap();
+    // No BPF file system can be mounted there.
+    let nowhere = [("--datapath", "ebpf"), ("--bpf-root", "/proc/nowhere")];
+    let refused = node.refusal_with(&nowhere, &["--replace-datapath"]).unwrap();
+    assert!(refused.contains("prepare the datapath") && refused.contains("/proc/nowhere"), "{refused}");
+    let bridges = node.switch().unwrap().vsctl(&["list-br"]).unwrap();
+    assert!(bridges.contains("contivVlanBridge") && bridges.contains("contivVxlanBridge"), "{bridges}");
+    assert_eq!(pinger.finish(DEADLINE).unwrap().lost(), 0);
+    node.restart_agent().unwrap();
+    site.shut_down().unwrap();
 }
