@@ -64,6 +64,7 @@ impl Routes<'_> {
             Route::ListNodes => format.json(go_json::encode(&reports::nodes(&self.0.cache.read()))),
             Route::InspectNode(host) => format.json(reports::find_node(&self.0.cache.read(), &host)),
             Route::AcceptStore(host) => format.json(self.accept_store(&host).await),
+            Route::SetDatapath { host, datapath } => format.json(self.set_datapath(&host, &datapath).await),
             Route::Call(kind) if is_json(&head.headers) => self.call(kind, scope, &head, body, format).await,
             Route::Info => {
                 let own = &self.0.identity;
@@ -106,6 +107,26 @@ impl Routes<'_> {
             let accepted = node::AcceptedStore { host: host.clone() };
             let answer = go_json::encode(&accepted);
             staged.put(&host, accepted);
+            answer
+        };
+        self.0.queue.submit(Box::new(plan), false).await
+    }
+
+    /// Stores the datapath that the agent of a node is to have.
+    async fn set_datapath(&self, host: &str, datapath: &str) -> Answer {
+        if !node::DATAPATHS.contains(&datapath) {
+            let accepted = node::DATAPATHS.join(", ");
+            return Err(Problem::invalid(format!(
+                "datapath {datapath:?} of node {host}; accepted: {accepted}"
+            )));
+        }
+        let chosen = node::ChosenDatapath { host: host.to_owned(), datapath: datapath.to_owned() };
+        let plan = move |staged: &mut StagedTxn<'_>| {
+            if staged.get::<node::Status>(&chosen.host).is_none() {
+                return Err(Problem::not_found("node not found"));
+            }
+            let answer = go_json::encode(&chosen);
+            staged.put(&chosen.host, chosen.clone());
             answer
         };
         self.0.queue.submit(Box::new(plan), false).await

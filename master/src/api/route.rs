@@ -23,6 +23,10 @@ pub(super) enum Route {
     ListNodes,
     InspectNode(String),
     AcceptStore(String),
+    SetDatapath {
+        host: String,
+        datapath: String,
+    },
     Call(CallKind),
     CleanUp {
         tenant: String,
@@ -48,6 +52,11 @@ impl Route {
                     if *method == Method::POST && !host.is_empty() =>
                 {
                     Route::AcceptStore((*host).to_owned())
+                }
+                ["api", "v1", "nodes", host, "datapath", datapath, ""]
+                    if *method == Method::POST && !host.is_empty() =>
+                {
+                    Route::SetDatapath { host: (*host).to_owned(), datapath: (*datapath).to_owned() }
                 }
                 ["plugin", call] if *method == Method::POST => {
                     CallKind::by_name(call).map_or(Route::Unknown, Route::Call)
@@ -104,7 +113,10 @@ impl Route {
 
     /// Changes of something else than an object of the model.
     pub(super) fn changes_without_object(&self) -> bool {
-        matches!(self, Route::AcceptStore(_) | Route::Call(_) | Route::CleanUp { .. })
+        matches!(
+            self,
+            Route::AcceptStore(_) | Route::SetDatapath { .. } | Route::Call(_) | Route::CleanUp { .. }
+        )
     }
 
     /// Reads of objects, which the leader answers after it has confirmed that it leads.
@@ -125,6 +137,7 @@ impl Route {
             | Route::Put(..)
             | Route::Delete(..)
             | Route::AcceptStore(_)
+            | Route::SetDatapath { .. }
             | Route::Call(_)
             | Route::CleanUp { .. }
             | Route::ListServiceStates

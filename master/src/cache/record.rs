@@ -219,6 +219,7 @@ records! {
     node_vteps: node::Vtep, |id| Key::NodeVtep(id.into());
     bgp_opers: bgp::Oper, |id| Key::BgpOper(id.into());
     accepted_stores: node::AcceptedStore, |id| Key::AcceptedStore(id.into());
+    node_datapaths: node::ChosenDatapath, |id| Key::NodeDatapath(id.into());
     gone_nodes: node::Gone, |id| Key::GoneNode(id.into());
     // `<name>/<address>`.
     services: registry::ServiceInfo, |id| {
@@ -271,6 +272,7 @@ impl ClusterCache {
             Key::NodeVtep(host) => self.set_value::<node::Vtep>(host.as_str(), kv, revision),
             Key::BgpOper(host) => self.set_value::<bgp::Oper>(host.as_str(), kv, revision),
             Key::AcceptedStore(host) => self.set_value::<node::AcceptedStore>(host.as_str(), kv, revision),
+            Key::NodeDatapath(host) => self.set_value::<node::ChosenDatapath>(host.as_str(), kv, revision),
             Key::GoneNode(host) => self.set_value::<node::Gone>(host.as_str(), kv, revision),
             Key::Service { name, address } => {
                 self.set_value::<registry::ServiceInfo>(&format!("{name}/{address}"), kv, revision);

@@ -1,5 +1,6 @@
 //! Assembles the agent: creates its parts, runs their tasks, and stops them.
 
+mod choice;
 mod conflict;
 mod leader;
 mod settings;
@@ -28,6 +29,7 @@ use crate::{
     source::prefixes,
     state::{self, Attacher, Attachment, Reader, Writer},
 };
+use choice::{ChosenFile, NextDatapath};
 use conflict::Predecessor;
 use tasks::Tasks;
 
@@ -41,19 +43,62 @@ const RETURN_TIMEOUT: Duration = Duration::from_secs(300);
 const FIRST_RESYNC_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Runs the agent until `stop` is cancelled. Forwarding continues afterwards.
-pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
+///
+/// When an operator chooses another datapath, the agent ends its run, and begins one with that datapath. If that cannot be
+/// prepared, the next run has the earlier datapath again, and reports why.
+pub async fn run(mut flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
+    let file = ChosenFile::beside(&flags.cni_socket);
+    let mut is_chosen = false;
+    // The store may have lost its data, or be away.
+    if let Some(chosen) = choice::stored(&flags).await.or(file.read()?) {
+        (flags.datapath.datapath, flags.replace_datapath, is_chosen) = (chosen, true, true);
+    }
+    let (mut earlier, mut refused) = (None, None);
+    loop {
+        let own = flags.datapath.datapath;
+        let next = NextDatapath::default();
+        let choice = Choice { file: is_chosen.then_some(&file), refused: refused.take(), next: next.clone() };
+        let ended = run_once(flags.clone(), choice, stop.child_token()).await;
+        match (ended, next.get(), earlier.take()) {
+            (Ok(()), Some(chosen), _) if !stop.is_cancelled() => {
+                earlier = Some((own, is_chosen));
+                (flags.datapath.datapath, flags.replace_datapath, is_chosen) = (chosen, true, true);
+            }
+            // The earlier datapath still forwards: the file names the one that the node has.
+            (Err(error), _, Some((before, was_chosen))) if file.read()? != Some(own) => {
+                let why =
+                    format!("datapath {own}, which was chosen, is not possible here: {}", one_line(&*error));
+                tracing::error!("{why}; keeping the {before} datapath");
+                (flags.datapath.datapath, is_chosen, refused) = (before, was_chosen, Some((own, why)));
+            }
+            (ended, ..) => return ended,
+        }
+    }
+}
+
+/// What a run knows of the choice of the datapath.
+struct Choice<'a> {
+    /// To be written once the node has the datapath; `None` if it is that of the flag.
+    file: Option<&'a ChosenFile>,
+    /// A datapath that was chosen and could not be prepared, and why.
+    refused: Option<(Kind, String)>,
+    /// Takes the choice that ends the run.
+    next: NextDatapath,
+}
+async fn run_once(flags: Flags, choice: Choice<'_>, stop: CancellationToken) -> anyhow::Result<()> {
     let vtep = flags.node()?.vtep;
     let predecessor = conflict::check(&flags.datapath, flags.replace_datapath).await?;
+    let past = (predecessor, choice);
     match flags.datapath.datapath {
-        Kind::Ovs => run_with(Ovs::new(flags.datapath.ovs(Some(vtep))), predecessor, flags, stop).await,
-        Kind::Ebpf => run_with(Ebpf::new(flags.ebpf(vtep)), predecessor, flags, stop).await,
-        Kind::Fake => run_with(Fake::new(), predecessor, flags, stop).await,
+        Kind::Ovs => run_with(Ovs::new(flags.datapath.ovs(Some(vtep))), past, flags, stop).await,
+        Kind::Ebpf => run_with(Ebpf::new(flags.ebpf(vtep)), past, flags, stop).await,
+        Kind::Fake => run_with(Fake::new(), past, flags, stop).await,
     }
 }
 
 async fn run_with<D: Datapath + 'static>(
     mut datapath: D,
-    predecessor: Option<Predecessor>,
+    (predecessor, choice): (Option<Predecessor>, Choice<'_>),
     flags: Flags,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
@@ -118,6 +163,11 @@ async fn run_with<D: Datapath + 'static>(
         uplinks: flags.datapath.uplinks().map(str::to_owned).collect(),
         requirements,
     });
+    let Choice { file: chosen, refused, next } = choice;
+    let refused = refused.map(|(kind, why)| {
+        pods.report_refused_datapath(why);
+        kind
+    });
     let (speaker, sessions) = bgp::Task::new(node.host.clone(), reader.clone());
     let (router, routing) = router::Task::new(node.host.clone(), reader.clone(), sessions.clone());
     let parts = api::Parts {
@@ -180,6 +230,12 @@ async fn run_with<D: Datapath + 'static>(
             replaced = replace(predecessor, &pods, &reader) => replaced?,
         }
     }
+    if let Some(file) = chosen {
+        file.write(identity.datapath)?;
+    }
+    let own = (store.clone(), node.host.clone());
+    let follow = choice::follow(own, identity.datapath, refused, next, stop.clone());
+    tasks.spawn("chosen datapath", follow);
     tasks.spawn("other datapath", conflict::watch(flags.datapath.clone(), stop.clone()));
     configured.done();
     is_configured.cancel();

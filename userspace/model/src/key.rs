@@ -174,6 +174,9 @@ pub enum Key {
     /// `/contiv.io/oper/accepted-store/<host>`: an operator's word that the node is to follow this
     /// store. Not a key of the original.
     AcceptedStore(HostName),
+    /// `/contiv.io/state/node-datapath/<host>`: the datapath that an operator has chosen for a node.
+    /// Not a key of the original.
+    NodeDatapath(HostName),
     /// `/contiv.io/state/gone-nodes/<host>`: time since which a node's registrations are missing.
     /// Not a key of the original.
     GoneNode(HostName),
@@ -197,6 +200,7 @@ const NODES: &str = "/contiv.io/oper/node/";
 /// Prefix of [`Key::NodeVtep`].
 pub const NODE_VTEPS: &str = "/contiv.io/oper/vtep/";
 const ACCEPTED_STORES: &str = "/contiv.io/oper/accepted-store/";
+const NODE_DATAPATHS: &str = "/contiv.io/state/node-datapath/";
 const GONE_NODES: &str = "/contiv.io/state/gone-nodes/";
 const ACI_PENDING: &str = "/contiv.io/state/aci-pending/";
 /// Prefix of [`Key::Policy`].
@@ -258,6 +262,7 @@ impl fmt::Display for Key {
             Key::NodeVtep(host) => write!(f, "{NODE_VTEPS}{host}"),
             Key::BgpOper(host) => write!(f, "{BGPS_OPER}{host}"),
             Key::AcceptedStore(host) => write!(f, "{ACCEPTED_STORES}{host}"),
+            Key::NodeDatapath(host) => write!(f, "{NODE_DATAPATHS}{host}"),
             Key::GoneNode(host) => write!(f, "{GONE_NODES}{host}"),
             single => match SINGLES.iter().find(|(_, key)| key == single) {
                 Some((path, _)) => f.write_str(path),
@@ -330,6 +335,9 @@ impl FromStr for Key {
         }
         if let Some(host) = last(ACCEPTED_STORES) {
             return Ok(Key::AcceptedStore(host.into()));
+        }
+        if let Some(host) = last(NODE_DATAPATHS) {
+            return Ok(Key::NodeDatapath(host.into()));
         }
         if let Some(host) = last(GONE_NODES) {
             return Ok(Key::GoneNode(host.into()));

@@ -73,6 +73,20 @@ pub struct AcceptedStore {
     pub host: String,
 }
 
+/// The body of `/contiv.io/state/node-datapath/<host>`, a key that the original does not have: the datapath that an operator has
+/// chosen for the node. It goes before the agent's flag.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ChosenDatapath {
+    /// Name of the node.
+    pub host: String,
+    /// One of [`DATAPATHS`].
+    pub datapath: String,
+}
+
+/// Names of the datapaths that a node can have.
+pub const DATAPATHS: [&str; 2] = ["ovs", "ebpf"];
+
 /// End of an agent's answer to the request to remove an interface that it does not have.
 pub const NOTHING_TO_RECLAIM: &str = "has no interface on this node";
 

@@ -60,7 +60,9 @@ fn expected(method: &str, path: &str) -> &'static str {
         ("GET", ["api", "v1", "inspect", "endpoints", _]) => "AATNA-",
         ("GET", ["api", "v1", "inspect", "nodes"]) => "AA----",
         ("GET", ["api", "v1", "inspect", "nodes", _]) => "AA-NA-",
-        ("POST", ["api", "v1", "nodes", _, "acceptedStore"]) => "A-----",
+        ("POST", ["api", "v1", "nodes", _, "acceptedStore"] | ["api", "v1", "nodes", _, "datapath", _]) => {
+            "A-----"
+        }
         (
             "GET",
             ["api", "v1", "inspect", "tenants", _] | ["api", "v1", "tenants"] | ["api", "v1", "tenants", _],

@@ -1,6 +1,7 @@
 //! Operations on paths other than objects.
 
 use contiv_model::api::{EndpointInspect, Node};
+use contiv_model::node;
 use serde_json::{Value, json};
 
 use super::Builder;
@@ -12,6 +13,7 @@ pub(super) fn describe(builder: &mut Builder) {
     calls(builder);
     inspections(builder);
     accepted_store(builder);
+    chosen_datapath(builder);
     let text = |id: &str, tag: &str, summary: &str, description: &str| json!({"operationId": id, "tags": [tag], "summary": summary, "responses": responses(text_body(description))});
     builder.operation(
         "/version",
@@ -149,6 +151,27 @@ fn accepted_store(builder: &mut Builder) {
             "schema": {"type": "string", "minLength": 1}}],
         "responses": responses(json_body("The node's agent was told.", &accepted)),
     }));
+}
+
+fn chosen_datapath(builder: &mut Builder) {
+    let datapath = json!({"enum": node::DATAPATHS});
+    let chosen = json!({"type": "object", "properties": {"host": {"type": "string"}, "datapath": datapath},
+        "required": ["host", "datapath"]});
+    builder.operation(
+        "/api/v1/nodes/{host}/datapath/{datapath}/",
+        "post",
+        json!({
+            "operationId": "setDatapath", "tags": ["node"],
+            "summary": "Choose the datapath of a node; its agent changes to it while pods run",
+            "parameters": [
+                {"name": "host", "in": "path", "required": true, "description": "Name of the node.",
+                    "schema": {"type": "string", "minLength": 1}},
+                {"name": "datapath", "in": "path", "required": true, "description": "The datapath.",
+                    "schema": datapath},
+            ],
+            "responses": responses(json_body("The choice is stored.", &chosen)),
+        }),
+    );
 }
 
 fn info() -> Value {

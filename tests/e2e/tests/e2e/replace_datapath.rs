@@ -3,8 +3,9 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use e2e::{
+    binaries::Binary,
     cluster::{Cluster, Datapath, Encap, Network, Pod},
     load::{Denied, Server, Streams},
 };
@@ -143,5 +144,77 @@ fn a_datapath_that_cannot_be_prepared_replaces_nothing() {
     assert!(bridges.contains("contivVlanBridge") && bridges.contains("contivVxlanBridge"), "{bridges}");
     assert_eq!(pinger.finish(DEADLINE).unwrap().lost(), 0);
     node.restart_agent().unwrap();
+    site.shut_down().unwrap();
+}
+
+impl Site {
+    fn set_datapath(&self, node: &str, datapath: &str) -> Result<()> {
+        let mut netctl = Binary::Netctl.command()?;
+        let master = format!("http://{}", self.cluster.client().server());
+        netctl.args(["--netmaster", &master, "node", "set-datapath", node, datapath]);
+        let output = self.cluster.fabric.netns().run(move || netctl.output().context("run netctl"))?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "netctl node set-datapath: {said}");
+        Ok(())
+    }
+
+    /// Status that the agent of the first node has reported.
+    fn status(&self) -> Result<Value> {
+        self.cluster.client().get_json("/api/v1/inspect/nodes/node1/")
+    }
+
+    fn wait_datapath(&self, datapath: &str) {
+        wait_until(DEADLINE, &format!("node1 has the datapath {datapath}"), || {
+            let is_ready = self.cluster.nodes[0].client().get("/readyz")?.status == 200;
+            Ok((is_ready && self.status()?["datapath"] == datapath).then_some(()))
+        })
+        .unwrap();
+    }
+
+    fn wait_pings(&self) {
+        for pod in &self.servers {
+            wait_until(DEADLINE, &format!("{} answers", pod.node), || {
+                Ok((self.client.netns().ping(pod.ip.into(), 1, INTERVAL)?.received == 1).then_some(()))
+            })
+            .unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_operator_changes_the_datapath() {
+    needs!(root(), binary("ovs-vswitchd"), binary("ip"), binary("ethtool"));
+    let _machine = testkit::shared();
+    let mut site = Site::build(Encap::Vxlan).unwrap();
+    site.wait_pings();
+    let error = format!("{:#}", site.set_datapath("node9", "ebpf").unwrap_err());
+    assert!(error.contains("node not found"), "{error}");
+
+    site.set_datapath("node1", "ebpf").unwrap();
+    site.wait_datapath("ebpf");
+    site.wait_pings();
+    // The choice goes before the flag, also when the store is away.
+    site.cluster.nodes[0].restart_agent().unwrap();
+    site.wait_datapath("ebpf");
+    site.wait_pings();
+
+    site.set_datapath("node1", "ovs").unwrap();
+    site.wait_datapath("ovs");
+    site.wait_pings();
+    let pod = Pod::add(&site.cluster.nodes[0], &Network::pods(), "new").unwrap();
+    pod.remove(&site.cluster.nodes[0]).unwrap();
+
+    // The agent tells that it cannot have the datapath, and keeps the one that it has.
+    site.cluster.nodes[0].restart_agent_as("--bpf-root", "/proc/nowhere").unwrap();
+    site.wait_datapath("ovs");
+    let pinger = Pinger::start(site.client.netns(), site.servers[1].ip.into(), INTERVAL).unwrap();
+    site.set_datapath("node1", "ebpf").unwrap();
+    wait_until(DEADLINE, "node1 tells why it keeps its datapath", || {
+        let told = site.status()?["degraded"].to_string();
+        Ok((told.contains("datapath ebpf") && told.contains("/proc/nowhere")).then_some(()))
+    })
+    .unwrap();
+    site.wait_datapath("ovs");
+    assert_eq!(pinger.finish(DEADLINE).unwrap().lost(), 0);
     site.shut_down().unwrap();
 }

@@ -96,6 +96,11 @@ impl Pods {
         Pods(Arc::new(Inner { parts, locks, lost_since, underlay, warnings }))
     }
 
+    /// Reports that the node keeps its datapath instead of the chosen one.
+    pub fn report_refused_datapath(&self, why: String) {
+        self.0.warnings.send_modify(|warnings| warnings.refused_datapath = Some(why));
+    }
+
     pub(super) fn parts(&self) -> &Parts {
         &self.0.parts
     }

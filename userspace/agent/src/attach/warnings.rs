@@ -9,6 +9,8 @@ pub struct NodeWarnings {
     pub(super) infra: BTreeMap<NetworkId, String>,
     /// Local VTEP address, if no interface has it.
     pub(super) missing_vtep: Option<IpAddr>,
+    /// Why the datapath that an operator has chosen does not forward.
+    pub(super) refused_datapath: Option<String>,
 }
 
 impl NodeWarnings {
@@ -22,6 +24,6 @@ impl NodeWarnings {
         });
         let infra =
             self.infra.iter().map(|(network, why)| format!("network {network}: infra endpoint: {why}"));
-        vtep.into_iter().chain(infra)
+        self.refused_datapath.iter().cloned().chain(vtep).chain(infra)
     }
 }

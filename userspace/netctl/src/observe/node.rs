@@ -36,6 +36,14 @@ pub enum Command {
         #[arg(long)]
         all: bool,
     },
+    /// Change the datapath of a node while its pods run; the choice goes before the agent's flag.
+    SetDatapath {
+        /// Host name of the node.
+        host: String,
+        /// The datapath.
+        #[arg(value_parser = contiv_model::node::DATAPATHS)]
+        datapath: String,
+    },
     /// Show the complete status of a node.
     Inspect {
         /// Host name of the node.
@@ -85,6 +93,11 @@ pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<()
             if hosts.is_empty() {
                 writeln!(out, "no node reports {}", contiv_model::node::STORE_REGRESSED)?;
             }
+            Ok(())
+        }
+        Command::SetDatapath { host, datapath } => {
+            client.post(&format!("/api/v1/nodes/{}/datapath/{datapath}/", segment(host)))?;
+            writeln!(out, "{}: told to change to {datapath}; see netctl node ls", printable(host))?;
             Ok(())
         }
         Command::Ls(flags) => watch::show(flags.watch, out, &|out| list(client, flags, out)),

@@ -1,0 +1,145 @@
+//! The datapath that an operator has chosen for this node (`netctl node set-datapath`). It goes before the flag.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use contiv_model::{event::Event, key::Key, name::HostName, node::ChosenDatapath};
+use contiv_store::Store;
+use futures::StreamExt as _;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use crate::{config::Flags, datapath::Kind, error::one_line};
+
+/// Time limit for the store at the start: the agent does not depend on it.
+const READ_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The datapath that the node has by choice, in a file: an agent that starts while the store is away must not have another one
+/// than its pods.
+#[derive(Clone, Debug)]
+pub(super) struct ChosenFile(PathBuf);
+
+impl ChosenFile {
+    pub(super) fn beside(socket: &Path) -> ChosenFile {
+        ChosenFile(socket.with_extension("datapath"))
+    }
+
+    /// `None` if nothing has been chosen.
+    pub(super) fn read(&self) -> anyhow::Result<Option<Kind>> {
+        match fs::read_to_string(&self.0) {
+            Ok(text) => kind(text.trim()).map(Some).with_context(|| {
+                format!("{}: {text:?}; accepted: ovs, ebpf; or delete the file", self.0.display())
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("read {}", self.0.display())),
+        }
+    }
+
+    pub(super) fn write(&self, kind: Kind) -> anyhow::Result<()> {
+        let partial = self.0.with_extension("datapath.partial");
+        fs::write(&partial, format!("{kind}\n"))
+            .and_then(|()| fs::rename(&partial, &self.0))
+            .with_context(|| format!("write {}", self.0.display()))
+    }
+}
+
+/// The choice in the store; `None` without one, and while the store is away.
+pub(super) async fn stored(flags: &Flags) -> Option<Kind> {
+    let read = async {
+        let store = Store::connect(&flags.access.access().config(flags.store())?).await?;
+        let host = flags.node()?.host;
+        anyhow::Ok(store.get(&Key::NodeDatapath(host).to_string()).await?)
+    };
+    let chosen = match timeout(READ_TIMEOUT, read).await {
+        Ok(Ok(chosen)) => chosen?,
+        Ok(Err(error)) => {
+            tracing::warn!("read the datapath that was chosen for this node: {}", one_line(&*error));
+            return None;
+        }
+        Err(_) => {
+            tracing::warn!("read the datapath that was chosen for this node: the store does not respond");
+            return None;
+        }
+    };
+    parse(&chosen.value)
+}
+
+fn parse(value: &[u8]) -> Option<Kind> {
+    let chosen = serde_json::from_slice::<ChosenDatapath>(value).ok();
+    let kind = chosen.and_then(|chosen| kind(&chosen.datapath));
+    if kind.is_none() {
+        tracing::error!("the datapath that was chosen for this node: expected ovs or ebpf; ignored");
+    }
+    kind
+}
+
+fn kind(name: &str) -> Option<Kind> {
+    [Kind::Ovs, Kind::Ebpf].into_iter().find(|kind| kind.to_string() == name)
+}
+
+/// The choice that ends a run of the agent: another run with that datapath follows.
+#[derive(Clone, Debug, Default)]
+pub(super) struct NextDatapath(Arc<OnceLock<Kind>>);
+
+impl NextDatapath {
+    pub(super) fn get(&self) -> Option<Kind> {
+        self.0.get().copied()
+    }
+}
+
+/// Ends the run by cancelling `run` when another datapath than `own` is chosen. One that was refused is not tried again until the
+/// agent is restarted.
+pub(super) async fn follow(
+    (store, host): (Store, HostName),
+    own: Kind,
+    refused: Option<Kind>,
+    next: NextDatapath,
+    run: CancellationToken,
+) -> anyhow::Result<()> {
+    let key = Key::NodeDatapath(host).to_string();
+    let mut watch = store.watch(&key);
+    loop {
+        let update = tokio::select! {
+            () = run.cancelled() => return Ok(()),
+            update = watch.next() => update,
+        };
+        let Some(update) = update else { anyhow::bail!("watch of {key} ended") };
+        let (Event::InitApply(changed, value) | Event::Apply(changed, value)) = update.event else {
+            continue;
+        };
+        // The watch is of a prefix.
+        if changed != key {
+            continue;
+        }
+        if let Some(chosen) = parse(&value.value).filter(|kind| *kind != own && Some(*kind) != refused) {
+            tracing::info!("changing to the {chosen} datapath, which an operator has chosen");
+            // The only writer.
+            let _is_first = next.0.set(chosen).is_ok();
+            run.cancel();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_holds_the_choice() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = ChosenFile::beside(&folder.path().join("cni.sock"));
+        assert_eq!(file.read().unwrap(), None);
+        for kind in [Kind::Ebpf, Kind::Ovs] {
+            file.write(kind).unwrap();
+            assert_eq!(file.read().unwrap(), Some(kind));
+        }
+        fs::write(folder.path().join("cni.datapath"), "dpdk\n").unwrap();
+        let error = format!("{:#}", file.read().unwrap_err());
+        assert!(error.contains("cni.datapath") && error.contains("accepted: ovs, ebpf"), "{error}");
+    }
+}
