@@ -48,12 +48,17 @@ const FIRST_RESYNC_TIMEOUT: Duration = Duration::from_secs(20);
 /// prepared, the next run has the earlier datapath again, and reports why.
 pub async fn run(mut flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let file = ChosenFile::beside(&flags.cni_socket);
-    let mut is_chosen = false;
-    // The store may have lost its data, or be away.
-    if let Some(chosen) = choice::stored(&flags).await.or(file.read()?) {
+    let (mut earlier, mut refused) = (None, None);
+    let present = file.read()?;
+    let mut is_chosen = present.is_some();
+    if let Some(kind) = present {
+        (flags.datapath.datapath, flags.replace_datapath) = (kind, true);
+    }
+    // The store may be away, or have lost its data: then the node keeps the datapath that it has.
+    if let Some(chosen) = choice::stored(&flags).await.filter(|chosen| *chosen != flags.datapath.datapath) {
+        earlier = Some((flags.datapath.datapath, is_chosen));
         (flags.datapath.datapath, flags.replace_datapath, is_chosen) = (chosen, true, true);
     }
-    let (mut earlier, mut refused) = (None, None);
     loop {
         let own = flags.datapath.datapath;
         let next = NextDatapath::default();
@@ -85,6 +90,7 @@ struct Choice<'a> {
     /// Takes the choice that ends the run.
     next: NextDatapath,
 }
+
 async fn run_once(flags: Flags, choice: Choice<'_>, stop: CancellationToken) -> anyhow::Result<()> {
     let vtep = flags.node()?.vtep;
     let predecessor = conflict::check(&flags.datapath, flags.replace_datapath).await?;

@@ -1,6 +1,7 @@
 use std::{
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
+    thread,
     time::Duration,
 };
 
@@ -264,6 +265,20 @@ impl Node {
 
     /// Restarts the agent with another datapath, which takes the pods over. OVS needs the switch that the node was built with.
     pub fn replace_datapath(&mut self, datapath: Datapath) -> Result<()> {
+        self.set_datapath(datapath)?;
+        self.restart_agent()
+    }
+
+    /// As [`replace_datapath`](Self::replace_datapath), and sends SIGKILL to the agent after this time.
+    pub fn begin_to_replace_datapath(&mut self, datapath: Datapath, time: Duration) -> Result<()> {
+        self.set_datapath(datapath)?;
+        self.kill_agent()?;
+        self.spawn_agent()?;
+        thread::sleep(time);
+        self.kill_agent()
+    }
+
+    fn set_datapath(&mut self, datapath: Datapath) -> Result<()> {
         const FLAG: &str = "--replace-datapath";
         let words = self.command.as_mut().context("the agent was not started")?;
         let at = words.iter().position(|word| word == "--datapath").context("no --datapath")?;
@@ -272,7 +287,7 @@ impl Node {
             words.push(FLAG.to_owned());
         }
         self.datapath = datapath;
-        self.restart_agent()
+        Ok(())
     }
 
     /// Value of a counter or gauge of `/metrics`; `name` includes its labels.

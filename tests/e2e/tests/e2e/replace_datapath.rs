@@ -1,7 +1,10 @@
 //! A node changes its datapath while its pods communicate.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use e2e::{
@@ -19,7 +22,11 @@ const CONNECTIONS: usize = 20;
 const OPEN: u16 = 8080;
 const CLOSED: u16 = 9999;
 
-/// A client and a server on the first node, which changes, and a server on the second one. The servers have a denied port.
+/// Addresses of services with one backend, in the order of the nodes of the backends.
+const VIPS: [[u8; 4]; 2] = [[10, 1, 200, 1], [10, 1, 200, 2]];
+
+/// A client and a server on the first node, which changes, and a server on the second one. The servers have a denied port, and
+/// each is the backend of a service.
 struct Site {
     client: Pod,
     servers: Vec<Pod>,
@@ -41,7 +48,17 @@ impl Site {
             "policies": ["closed"]});
         put("/api/v1/endpointGroups/blue:web/", body)?;
         let server = |node| Pod::add_to(node, &network, Some("web"), "web");
-        let servers = cluster.nodes.iter().map(server).collect::<Result<_>>()?;
+        let servers: Vec<Pod> = cluster.nodes.iter().map(server).collect::<Result<_>>()?;
+        for (server, vip) in servers.iter().zip(VIPS) {
+            let (name, id) = (&server.node, &server.call().container_id);
+            let service = json!({"tenantName": "blue", "serviceName": name, "networkName": "pods",
+                "ipAddress": IpAddr::from(vip).to_string(), "selectors": [format!("app={name}")],
+                "ports": [format!("80:{OPEN}:TCP")]});
+            put(&format!("/api/v1/serviceLBs/blue:{name}/"), service)?;
+            let started = json!({"Event": "start", "Tenant": "blue", "Network": "pods", "EndpointID": id,
+                "ContainerID": id, "EPCommonName": "web", "Labels": {"app": name}});
+            put("/plugin/updateEndpoint", started)?;
+        }
         let client = Pod::add(&cluster.nodes[0], &network, "client")?;
         Ok(Site { client, servers, cluster })
     }
@@ -71,6 +88,16 @@ fn change_and_change_back(encap: Encap) {
         .unwrap();
     };
     site.servers.iter().for_each(reach);
+    let wait_services = || {
+        for vip in VIPS {
+            wait_until(DEADLINE, "the service answers", || {
+                let stream = Streams::open(netns, SocketAddr::from((vip, 80)), 1);
+                Ok(stream.and_then(Streams::stop).is_ok_and(|count| count.broken == 0).then_some(()))
+            })
+            .unwrap();
+        }
+    };
+    wait_services();
     let streams: Vec<Streams> = (site.servers.iter())
         .map(|pod| Streams::open(netns, SocketAddr::from((pod.ip, OPEN)), CONNECTIONS).unwrap())
         .collect();
@@ -91,6 +118,7 @@ fn change_and_change_back(encap: Encap) {
                 pings.sent
             );
         }
+        wait_services();
         // A new pod, and what the store changes, as before.
         let node = &site.cluster.nodes[0];
         let pod = Pod::add(node, &Network::pods(), "new").unwrap();
@@ -171,6 +199,15 @@ impl Site {
         .unwrap();
     }
 
+    /// Waits until the agent tells why the node keeps its datapath.
+    fn wait_told(&self) {
+        wait_until(DEADLINE, "node1 tells why it keeps its datapath", || {
+            let told = self.cluster.nodes[0].client().get("/readyz")?.json()?["degraded"].to_string();
+            Ok((told.contains("datapath ebpf") && told.contains("/proc/nowhere")).then_some(()))
+        })
+        .unwrap();
+    }
+
     fn wait_pings(&self) {
         for pod in &self.servers {
             wait_until(DEADLINE, &format!("{} answers", pod.node), || {
@@ -209,12 +246,36 @@ fn an_operator_changes_the_datapath() {
     site.wait_datapath("ovs");
     let pinger = Pinger::start(site.client.netns(), site.servers[1].ip.into(), INTERVAL).unwrap();
     site.set_datapath("node1", "ebpf").unwrap();
-    wait_until(DEADLINE, "node1 tells why it keeps its datapath", || {
-        let told = site.status()?["degraded"].to_string();
-        Ok((told.contains("datapath ebpf") && told.contains("/proc/nowhere")).then_some(()))
-    })
-    .unwrap();
+    site.wait_told();
+    site.wait_datapath("ovs");
+    // An agent that starts with such a choice, too.
+    site.cluster.nodes[0].restart_agent().unwrap();
+    site.wait_told();
     site.wait_datapath("ovs");
     assert_eq!(pinger.finish(DEADLINE).unwrap().lost(), 0);
+    site.shut_down().unwrap();
+}
+
+#[test]
+fn an_agent_that_is_killed_while_it_replaces_a_datapath_is_followed() {
+    needs!(root(), binary("ovs-vswitchd"), binary("ip"), binary("ethtool"));
+    let _machine = testkit::shared();
+    let mut site = Site::build(Encap::Vxlan).unwrap();
+    site.wait_pings();
+    let closed: Vec<Server> =
+        (site.servers.iter()).map(|pod| Server::start(pod.netns(), pod.ip.into(), CLOSED).unwrap()).collect();
+    let targets = site.servers.iter().map(|pod| SocketAddr::from((pod.ip, CLOSED))).collect();
+    let denied = Denied::start(site.client.netns(), targets, 100).unwrap();
+    // From before its first change until after its last one.
+    let times = (1..=12).map(|number| Duration::from_millis(50 * number));
+    for (time, datapath) in times.zip([Datapath::Ebpf, Datapath::Ovs].into_iter().cycle()) {
+        let node = &mut site.cluster.nodes[0];
+        node.begin_to_replace_datapath(datapath, time).unwrap();
+        node.restart_agent().unwrap();
+        site.wait_datapath(datapath.name());
+        site.wait_pings();
+    }
+    let denied = denied.stop().unwrap();
+    assert_eq!((denied.allowed, closed.iter().map(Server::seen).sum::<u64>()), (0, 0), "{denied:?}");
     site.shut_down().unwrap();
 }
