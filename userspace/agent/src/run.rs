@@ -48,42 +48,48 @@ const FIRST_RESYNC_TIMEOUT: Duration = Duration::from_secs(20);
 /// prepared, the next run has the earlier datapath again, and reports why.
 pub async fn run(mut flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let file = ChosenFile::beside(&flags.cni_socket);
-    let (mut earlier, mut refused) = (None, None);
-    let present = file.read()?;
-    let mut is_chosen = present.is_some();
-    if let Some(kind) = present {
-        (flags.datapath.datapath, flags.replace_datapath) = (kind, true);
-    }
+    // What the node has, and whether by choice.
+    let mut present = match file.read()? {
+        Some(kind) => (kind, true),
+        None => (flags.datapath.datapath, false),
+    };
     // The store may be away, or have lost its data: then the node keeps the datapath that it has.
-    if let Some(chosen) = choice::stored(&flags).await.filter(|chosen| *chosen != flags.datapath.datapath) {
-        earlier = Some((flags.datapath.datapath, is_chosen));
-        (flags.datapath.datapath, flags.replace_datapath, is_chosen) = (chosen, true, true);
-    }
+    let stored = choice::stored(&flags).await;
+    // What an earlier run has prepared, and not put in place, is in the way of none.
+    flags.replace_datapath |= present.1 || stored.is_some();
+    let mut wanted = match stored {
+        Some(kind) if kind != present.0 => (kind, true),
+        _ => present,
+    };
+    let mut refused = None;
     loop {
-        let own = flags.datapath.datapath;
+        let (own, is_chosen) = wanted;
+        flags.datapath.datapath = own;
         let next = NextDatapath::default();
         let choice = Choice { file: is_chosen.then_some(&file), refused: refused.take(), next: next.clone() };
         let ended = run_once(flags.clone(), choice, stop.child_token()).await;
-        match (ended, next.get(), earlier.take()) {
-            (Ok(()), Some(chosen), _) if !stop.is_cancelled() => {
-                earlier = Some((own, is_chosen));
-                (flags.datapath.datapath, flags.replace_datapath, is_chosen) = (chosen, true, true);
+        if is_chosen && file.read()? == Some(own) {
+            present = wanted;
+        }
+        match (ended, next.get()) {
+            (Ok(()), Some(chosen)) if !stop.is_cancelled() => {
+                (wanted, flags.replace_datapath) = ((chosen, true), true);
             }
-            // The earlier datapath still forwards: the file names the one that the node has.
-            (Err(error), _, Some((before, was_chosen))) if file.read()? != Some(own) => {
+            // The other datapath still forwards.
+            (Err(error), _) if own != present.0 => {
                 let why =
                     format!("datapath {own}, which was chosen, is not possible here: {}", one_line(&*error));
-                tracing::error!("{why}; keeping the {before} datapath");
-                (flags.datapath.datapath, is_chosen, refused) = (before, was_chosen, Some((own, why)));
+                tracing::error!("{why}; keeping the {} datapath", present.0);
+                (wanted, refused) = (present, Some((own, why)));
             }
-            (ended, ..) => return ended,
+            (ended, _) => return ended,
         }
     }
 }
 
 /// What a run knows of the choice of the datapath.
 struct Choice<'a> {
-    /// To be written once the node has the datapath; `None` if it is that of the flag.
+    /// To be written before the other datapath is removed; `None` if the datapath is that of the flag.
     file: Option<&'a ChosenFile>,
     /// A datapath that was chosen and could not be prepared, and why.
     refused: Option<(Kind, String)>,
@@ -229,19 +235,24 @@ async fn run_with<D: Datapath + 'static>(
         failed = tasks.first_end() => return failed,
         settled = settings::wait(&reader, flags.fwdmode) => settled?,
     }
-    if let Some(predecessor) = predecessor {
-        tokio::select! {
-            () = stop.cancelled() => return tasks.end().await,
-            failed = tasks.first_end() => return failed,
-            replaced = replace(predecessor, &pods, &reader) => replaced?,
-        }
-    }
-    if let Some(file) = chosen {
-        file.write(identity.datapath)?;
-    }
+    // Also while the state is not complete: the choice may be taken back.
     let own = (store.clone(), node.host.clone());
     let follow = choice::follow(own, identity.datapath, refused, next, stop.clone());
     tasks.spawn("chosen datapath", follow);
+    if predecessor.is_some() {
+        tokio::select! {
+            () = stop.cancelled() => return tasks.end().await,
+            failed = tasks.first_end() => return failed,
+            () = reader.synced() => pods.meet_requirements().await,
+        }
+    }
+    // From here on an agent that is killed is followed by one with this datapath.
+    if let Some(file) = chosen {
+        file.write(identity.datapath)?;
+    }
+    if let Some(predecessor) = predecessor {
+        predecessor.remove().await?;
+    }
     tasks.spawn("other datapath", conflict::watch(flags.datapath.clone(), stop.clone()));
     configured.done();
     is_configured.cancel();
@@ -272,16 +283,6 @@ async fn run_with<D: Datapath + 'static>(
         registration::maintain(&identity, &store, || registered.done(), stop).await
     });
     tasks.supervise().await
-}
-
-/// Removes the other datapath as late as possible: when all is known that the first resync writes.
-async fn replace(predecessor: Predecessor, pods: &Pods, reader: &Reader) -> anyhow::Result<()> {
-    let kind = predecessor.kind();
-    reader.synced().await;
-    pods.meet_requirements().await;
-    predecessor.remove().await.with_context(|| format!("replace the {kind} datapath"))?;
-    tracing::info!("replacing the {kind} datapath: removed its forwarding state");
-    Ok(())
 }
 
 /// Interval between checks whether the agent is ready.

@@ -272,6 +272,11 @@ impl Node {
     /// As [`replace_datapath`](Self::replace_datapath), and sends SIGKILL to the agent after this time.
     pub fn begin_to_replace_datapath(&mut self, datapath: Datapath, time: Duration) -> Result<()> {
         self.set_datapath(datapath)?;
+        self.restart_and_kill_agent(time)
+    }
+
+    /// Restarts the agent with the same flags, and sends SIGKILL after this time.
+    pub fn restart_and_kill_agent(&mut self, time: Duration) -> Result<()> {
         self.kill_agent()?;
         self.spawn_agent()?;
         thread::sleep(time);

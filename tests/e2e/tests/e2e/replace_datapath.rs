@@ -63,6 +63,16 @@ impl Site {
         Ok(Site { client, servers, cluster })
     }
 
+    /// Servers on the denied port, and traffic to it.
+    fn deny(&self) -> Result<(Vec<Server>, Denied)> {
+        let server = |pod: &Pod| Server::start(pod.netns(), pod.ip.into(), CLOSED);
+        let targets = self.servers.iter().map(|pod| SocketAddr::from((pod.ip, CLOSED))).collect();
+        Ok((
+            self.servers.iter().map(server).collect::<Result<_>>()?,
+            Denied::start(self.client.netns(), targets, 100)?,
+        ))
+    }
+
     fn shut_down(self) -> Result<()> {
         let Site { client, servers, cluster } = self;
         for pod in servers.into_iter().chain([client]) {
@@ -79,15 +89,8 @@ fn change_and_change_back(encap: Encap) {
     let mut site = Site::build(encap).unwrap();
     let server = |pod: &Pod, port| Server::start(pod.netns(), pod.ip.into(), port).unwrap();
     let _open: Vec<Server> = site.servers.iter().map(|pod| server(pod, OPEN)).collect();
-    let closed: Vec<Server> = site.servers.iter().map(|pod| server(pod, CLOSED)).collect();
     let netns = site.client.netns();
-    let reach = |pod: &Pod| {
-        wait_until(DEADLINE, &format!("{} answers", pod.node), || {
-            Ok((netns.ping(pod.ip.into(), 1, INTERVAL)?.received == 1).then_some(()))
-        })
-        .unwrap();
-    };
-    site.servers.iter().for_each(reach);
+    site.wait_pings();
     let wait_services = || {
         for vip in VIPS {
             wait_until(DEADLINE, "the service answers", || {
@@ -101,13 +104,12 @@ fn change_and_change_back(encap: Encap) {
     let streams: Vec<Streams> = (site.servers.iter())
         .map(|pod| Streams::open(netns, SocketAddr::from((pod.ip, OPEN)), CONNECTIONS).unwrap())
         .collect();
-    let targets = site.servers.iter().map(|pod| SocketAddr::from((pod.ip, CLOSED))).collect();
-    let denied = Denied::start(netns, targets, 100).unwrap();
+    let (closed, denied) = site.deny().unwrap();
     for datapath in [Datapath::Ebpf, Datapath::Ovs] {
         let pingers: Vec<Pinger> =
             (site.servers.iter()).map(|pod| Pinger::start(netns, pod.ip.into(), INTERVAL).unwrap()).collect();
         site.cluster.nodes[0].replace_datapath(datapath).unwrap();
-        site.servers.iter().for_each(reach);
+        site.wait_pings();
         for (pod, pinger) in site.servers.iter().zip(pingers) {
             let pings = pinger.finish(DEADLINE).unwrap();
             println!(
@@ -122,7 +124,7 @@ fn change_and_change_back(encap: Encap) {
         // A new pod, and what the store changes, as before.
         let node = &site.cluster.nodes[0];
         let pod = Pod::add(node, &Network::pods(), "new").unwrap();
-        reach(&pod);
+        site.wait_answer(&pod);
         pod.remove(node).unwrap();
     }
     let denied = denied.stop().unwrap();
@@ -155,12 +157,8 @@ fn a_datapath_that_cannot_be_prepared_replaces_nothing() {
     needs!(root(), binary("ovs-vswitchd"), binary("ip"), binary("ethtool"));
     let _machine = testkit::shared();
     let mut site = Site::build(Encap::Vxlan).unwrap();
-    let netns = site.client.netns();
-    let pod = &site.servers[1];
-    wait_until(DEADLINE, "the other node answers", || {
-        Ok((netns.ping(pod.ip.into(), 1, INTERVAL)?.received == 1).then_some(()))
-    })
-    .unwrap();
+    site.wait_pings();
+    let (netns, pod) = (site.client.netns(), &site.servers[1]);
     let node = &mut site.cluster.nodes[0];
     node.kill_agent().unwrap();
     let pinger = Pinger::start(netns, pod.ip.into(), INTERVAL).unwrap();
@@ -209,12 +207,14 @@ impl Site {
     }
 
     fn wait_pings(&self) {
-        for pod in &self.servers {
-            wait_until(DEADLINE, &format!("{} answers", pod.node), || {
-                Ok((self.client.netns().ping(pod.ip.into(), 1, INTERVAL)?.received == 1).then_some(()))
-            })
-            .unwrap();
-        }
+        self.servers.iter().for_each(|pod| self.wait_answer(pod));
+    }
+
+    fn wait_answer(&self, pod: &Pod) {
+        wait_until(DEADLINE, &format!("{} of {} answers", pod.name, pod.node), || {
+            Ok((self.client.netns().ping(pod.ip.into(), 1, INTERVAL)?.received == 1).then_some(()))
+        })
+        .unwrap();
     }
 }
 
@@ -277,5 +277,23 @@ fn an_agent_that_is_killed_while_it_replaces_a_datapath_is_followed() {
     }
     let denied = denied.stop().unwrap();
     assert_eq!((denied.allowed, closed.iter().map(Server::seen).sum::<u64>()), (0, 0), "{denied:?}");
+    site.shut_down().unwrap();
+}
+
+#[test]
+fn a_choice_can_be_taken_back_after_an_agent_was_killed() {
+    needs!(root(), binary("ovs-vswitchd"), binary("ip"), binary("ethtool"));
+    let _machine = testkit::shared();
+    let mut site = Site::build(Encap::Vxlan).unwrap();
+    site.wait_pings();
+    for time in (1..=6).map(|number| Duration::from_millis(100 * number)) {
+        site.cluster.nodes[0].kill_agent().unwrap();
+        site.set_datapath("node1", "ebpf").unwrap();
+        site.cluster.nodes[0].restart_and_kill_agent(time).unwrap();
+        site.set_datapath("node1", "ovs").unwrap();
+        site.cluster.nodes[0].restart_agent().unwrap();
+        site.wait_datapath("ovs");
+        site.wait_pings();
+    }
     site.shut_down().unwrap();
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -53,22 +53,20 @@ pub(super) enum Predecessor {
 
 impl Predecessor {
     /// Removes its forwarding state. The interfaces of pods stay.
-    pub(super) async fn remove(mut self) -> Result<()> {
-        match &mut self {
-            Predecessor::Ovs(ovs) => {
-                ovs.cleanup().await?;
+    pub(super) async fn remove(self) -> Result<()> {
+        let kind = match self {
+            Predecessor::Ovs(mut ovs) => {
+                ovs.cleanup().await.context("replace the ovs datapath")?;
                 router::remove().await?;
+                Kind::Ovs
             }
-            Predecessor::Ebpf(ebpf) => ebpf.cleanup().await?,
-        }
+            Predecessor::Ebpf(mut ebpf) => {
+                ebpf.cleanup().await.context("replace the ebpf datapath")?;
+                Kind::Ebpf
+            }
+        };
+        tracing::info!("replacing the {kind} datapath: removed its forwarding state");
         Ok(())
-    }
-
-    pub(super) fn kind(&self) -> Kind {
-        match self {
-            Predecessor::Ovs(_) => Kind::Ovs,
-            Predecessor::Ebpf(_) => Kind::Ebpf,
-        }
     }
 }
 
