@@ -13,13 +13,32 @@ use crate::{
     workspace::{Workspace, output},
 };
 
+/// What a test program tests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Unit tests of a library.
+    Library,
+    /// Unit tests of a binary or an example.
+    Binary,
+    Integration,
+}
+
+impl Kind {
+    fn of(kinds: &[TargetKind]) -> Kind {
+        match kinds {
+            [TargetKind::Test, ..] => Kind::Integration,
+            [TargetKind::Bin | TargetKind::Example, ..] => Kind::Binary,
+            _ => Kind::Library,
+        }
+    }
+}
+
 /// A test program and the folder that cargo would run it in.
 #[derive(Debug, Clone)]
 pub(crate) struct TestProgram {
     pub(crate) package: String,
     pub(crate) target: String,
-    /// Unit tests of a library, or of a binary.
-    pub(crate) unit: bool,
+    pub(crate) kind: Kind,
     pub(crate) file: PathBuf,
     pub(crate) folder: PathBuf,
 }
@@ -32,9 +51,14 @@ impl TestProgram {
         Ok(names.map(|name| format!("{}::{name}", self.target.replace('-', "_"))).collect())
     }
 
+    /// Different for each program: failed tests are found again by it.
     pub(crate) fn label(&self) -> String {
-        let TestProgram { package, target, unit, .. } = self;
-        if *unit { format!("{package} unit tests ({target})") } else { format!("{package} {target}") }
+        let TestProgram { package, target, kind, .. } = self;
+        match kind {
+            Kind::Library => format!("{package} unit tests"),
+            Kind::Binary => format!("{package} unit tests (program {target})"),
+            Kind::Integration => format!("{package} {target}"),
+        }
     }
 }
 
@@ -131,7 +155,7 @@ pub(crate) fn build(workspace: &Workspace, selection: &Selection) -> Result<Vec<
         let folder = package.manifest_path.parent().context("a manifest has a folder")?;
         programs.push(TestProgram {
             package: package.name.to_string(),
-            unit: !artifact.target.kind.contains(&TargetKind::Test),
+            kind: Kind::of(&artifact.target.kind),
             target: artifact.target.name,
             file: executable.into_std_path_buf(),
             folder: folder.as_std_path().to_owned(),
@@ -139,4 +163,22 @@ pub(crate) fn build(workspace: &Workspace, selection: &Selection) -> Result<Vec<
     }
     programs.sort_by_key(TestProgram::label);
     Ok(programs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_and_a_program_of_one_name_have_different_labels() {
+        let label = |kind: &[TargetKind]| {
+            let (package, target) = ("netplugin".to_owned(), "netplugin".to_owned());
+            TestProgram { package, target, kind: Kind::of(kind), file: "".into(), folder: "".into() }.label()
+        };
+        let labels = [&[TargetKind::Lib], &[TargetKind::Bin], &[TargetKind::Test]].map(|kind| label(kind));
+        assert_eq!(
+            labels,
+            ["netplugin unit tests", "netplugin unit tests (program netplugin)", "netplugin netplugin"]
+        );
+    }
 }

@@ -11,7 +11,10 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use super::{Outcome, programs::TestProgram};
+use super::{
+    Outcome,
+    programs::{Kind, TestProgram},
+};
 
 /// One run of a test program.
 #[derive(Debug)]
@@ -53,7 +56,9 @@ const LONG: &[(&str, &str)] = &[
 
 fn position(program: &TestProgram, list: &[(&str, &str)]) -> Option<usize> {
     list.iter().position(|(package, target)| {
-        !program.unit && program.package == *package && (target.is_empty() || program.target == *target)
+        program.kind == Kind::Integration
+            && program.package == *package
+            && (target.is_empty() || program.target == *target)
     })
 }
 
@@ -188,18 +193,18 @@ mod tests {
 
     #[test]
     fn the_longest_programs_start_first() {
-        let program = |package: &str, target: &str, unit| TestProgram {
+        let program = |package: &str, target: &str, kind| TestProgram {
             package: package.to_owned(),
             target: target.to_owned(),
-            unit,
+            kind,
             file: "".into(),
             folder: "".into(),
         };
         let mut programs = [
-            program("netplugin", "packets", false),
-            program("netmaster", "daemon", false),
-            program("e2e", "e2e", true),
-            program("e2e", "demo", false),
+            program("netplugin", "packets", Kind::Integration),
+            program("netmaster", "daemon", Kind::Integration),
+            program("e2e", "e2e", Kind::Library),
+            program("e2e", "demo", Kind::Integration),
         ];
         sort(&mut programs);
         let order = programs.each_ref().map(|program| (program.target.as_str(), load(program)));

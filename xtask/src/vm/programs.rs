@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use anyhow::{Context as _, Result, bail};
 
 use crate::{
-    suite::programs::TestProgram,
+    suite::programs::{Kind, TestProgram},
     workspace::{Workspace, output},
 };
 
@@ -13,7 +13,9 @@ const PACKAGE: &str = "netplugin";
 pub(super) const NAMES: [&str; 3] = ["packets", "conformance", "ovs"];
 
 pub(super) fn is_guest_program(program: &TestProgram) -> bool {
-    program.package == PACKAGE && NAMES.contains(&program.target.as_str()) && !program.unit
+    program.package == PACKAGE
+        && NAMES.contains(&program.target.as_str())
+        && program.kind == Kind::Integration
 }
 
 /// Copies the test programs that guests run into `folder`, without debug information: the guest reads them through 9p,
