@@ -36,7 +36,7 @@ impl PortSlots {
     /// Makes the slots those of these ports.
     pub(crate) fn reset<'a>(&mut self, ports: impl Iterator<Item = (&'a u32, &'a Port)>) {
         let ports: HashMap<u32, Port> = ports.map(|(ifindex, port)| (*ifindex, *port)).collect();
-        for number in 0..PORT_SLOTS_CAPACITY as u32 {
+        for number in self.slots.occupied() {
             let ifindex = self.slot(number).ifindex;
             if !ports.contains_key(&ifindex) {
                 self.remove(ifindex);

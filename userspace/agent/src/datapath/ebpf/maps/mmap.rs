@@ -9,6 +9,9 @@ use std::{
 use aya::maps::MapData;
 use bytemuck::Pod;
 
+/// Bytes that are looked at at a time.
+const CHUNK: usize = 4096;
+
 /// A memory-mapped array map (`BPF_F_MMAPABLE`). Programs read the values at any time: a writer must complete a value
 /// before another map refers to it.
 pub(crate) struct MmapArray<V> {
@@ -51,6 +54,27 @@ impl<V: Pod> MmapArray<V> {
         let index = index as usize;
         // SAFETY: the index is inside the mapping. A value that programs write meanwhile may be torn.
         (index < self.len).then(|| unsafe { self.values.add(index).read_volatile() })
+    }
+
+    /// Indexes of the values that are not zero. Large maps are mostly empty, so memory is looked at in pages.
+    pub(crate) fn occupied(&self) -> Vec<u32> {
+        let mut occupied = vec![];
+        let per_chunk = (CHUNK / size_of::<V>()).max(1);
+        let mut chunk = vec![V::zeroed(); per_chunk];
+        let zero = chunk.clone();
+        let bytes = bytemuck::cast_slice::<V, u8>;
+        for first in (0..self.len).step_by(per_chunk) {
+            let len = per_chunk.min(self.len - first);
+            // SAFETY: inside the mapping. Values that programs write meanwhile may be torn.
+            unsafe { ptr::copy_nonoverlapping(self.values.as_ptr().add(first), chunk.as_mut_ptr(), len) };
+            if bytes(&chunk[..len]) != bytes(&zero[..len]) {
+                let values = (first as u32..).zip(&chunk[..len]);
+                occupied.extend(
+                    values.filter(|(_, v)| bytes(&[**v]) != bytes(&zero[..1])).map(|(index, _)| index),
+                );
+            }
+        }
+        occupied
     }
 
     /// Writes the value at `index`; false if the index is out of range.

@@ -85,21 +85,24 @@ impl RuleSets {
     /// Reads the maps. `roots` are the sets to which groups refer. Returns the largest rule number.
     pub(crate) fn read(&mut self, roots: impl Iterator<Item = u32>) -> u32 {
         self.known.clear();
-        let existing: Vec<u32> = (0..RULE_SETS_CAPACITY as u32)
+        let existing: Vec<u32> = self
+            .sets
+            .occupied()
+            .into_iter()
             .filter_map(|index| self.sets.get(index))
             .map(|set| set.number)
             .filter(|number| *number != 0)
             .collect();
         self.orphans = existing.iter().copied().collect();
         self.used_sets = existing.len();
-        let mut used = vec![false; self.capacity];
+        let mut used = BTreeSet::new();
         let (mut last_set, mut last_rule) = (existing.iter().copied().max().unwrap_or(0), 0);
         for root in roots {
             last_set = root.max(last_set);
             let parts = self.collect(root, &mut used, &mut last_rule);
             self.known.insert(root, parts);
         }
-        self.slots = SlotAllocator::with_used(&used);
+        self.slots = SlotAllocator::with_used(self.capacity as u32, &used);
         // Greater only if the map was lost.
         if u64::from(last_set) >= self.next() {
             self.set_next(last_set.saturating_add(1));
@@ -108,7 +111,7 @@ impl RuleSets {
     }
 
     /// Collects the parts of a set. Parts of an earlier set make it corrupt.
-    fn collect(&mut self, root: u32, used: &mut [bool], last_rule: &mut u32) -> Parts {
+    fn collect(&mut self, root: u32, used: &mut BTreeSet<u32>, last_rule: &mut u32) -> Parts {
         let mut parts = Parts::default();
         let mut seen: BTreeSet<u32> = BTreeSet::new();
         let mut entries = vec![RuleEntry::set(root)];
@@ -128,9 +131,8 @@ impl RuleSets {
                 if !seen.insert(entry.rule) {
                     continue;
                 }
-                match (self.nodes.get(entry.rule), used.get_mut(entry.rule as usize)) {
-                    (Some(node), Some(used)) if !*used => {
-                        *used = true;
+                match self.nodes.get(entry.rule) {
+                    Some(node) if used.insert(entry.rule) => {
                         parts.nodes.push(entry.rule);
                         entries.extend(node.ways);
                     }

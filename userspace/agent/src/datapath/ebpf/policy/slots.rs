@@ -1,5 +1,7 @@
 //! Allocator of slots in an array. Pure.
 
+use std::collections::BTreeSet;
+
 /// Free slots. An allocation of several slots need not be contiguous.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SlotAllocator {
@@ -15,11 +17,11 @@ impl SlotAllocator {
         SlotAllocator { capacity, unused: 0, free: vec![] }
     }
 
-    /// An allocator whose slots are allocated where `used` is true.
-    pub(super) fn with_used(used: &[bool]) -> SlotAllocator {
-        let unused = used.iter().rposition(|used| *used).map_or(0, |last| last as u32 + 1);
-        let free = (0..unused).zip(used).filter(|(_, used)| !**used).map(|(slot, _)| slot).rev().collect();
-        SlotAllocator { capacity: used.len() as u32, unused, free }
+    /// An allocator of which these slots are allocated.
+    pub(super) fn with_used(capacity: u32, used: &BTreeSet<u32>) -> SlotAllocator {
+        let unused = used.last().map_or(0, |last| last + 1);
+        let free = (0..unused).filter(|slot| !used.contains(slot)).rev().collect();
+        SlotAllocator { capacity, unused, free }
     }
 
     pub(super) fn used(&self) -> usize {
@@ -66,11 +68,11 @@ mod tests {
 
     #[test]
     fn used_slots_are_not_allocated() {
-        let mut slots = SlotAllocator::with_used(&[false, true, false, true, false]);
+        let mut slots = SlotAllocator::with_used(5, &[1, 3].into());
         assert_eq!(slots.used(), 2);
         let mut all = slots.allocate(3).unwrap();
         all.sort_unstable();
         assert_eq!(all, [0, 2, 4]);
-        assert_eq!(SlotAllocator::with_used(&[false; 5]), SlotAllocator::new(5));
+        assert_eq!(SlotAllocator::with_used(5, &[].into()), SlotAllocator::new(5));
     }
 }

@@ -7,7 +7,7 @@
 //! Freed blocks and numbers are quarantined before reuse, because a running program may still read them.
 
 use std::{
-    collections::{BTreeSet, HashMap, VecDeque},
+    collections::{HashMap, VecDeque},
     time::{Duration, Instant},
 };
 
@@ -68,7 +68,7 @@ pub(crate) struct BackendSets {
     digests: HashMap<Vec<Backend>, u64>,
     /// Number of each backend that has one, and how many sets use it.
     numbers: HashMap<Backend, (u32, u32)>,
-    free_numbers: BTreeSet<u32>,
+    number_slots: BuddyAllocator,
     blocks: BuddyAllocator,
     quarantine: VecDeque<(Instant, Freed)>,
     capacity: u32,
@@ -90,7 +90,7 @@ impl BackendSets {
             large: HashMap::new(),
             digests: HashMap::new(),
             numbers: HashMap::new(),
-            free_numbers: (0..capacity).collect(),
+            number_slots: BuddyAllocator::new(capacity),
             blocks: BuddyAllocator::new(capacity),
             capacity,
             quarantine: VecDeque::new(),
@@ -104,7 +104,7 @@ impl BackendSets {
         self.large.clear();
         self.numbers.clear();
         self.quarantine.clear();
-        self.free_numbers = (0..self.capacity).collect();
+        self.number_slots = BuddyAllocator::new(self.capacity);
         self.blocks = BuddyAllocator::new(self.capacity);
     }
 
@@ -115,7 +115,7 @@ impl BackendSets {
 
     /// Number of used blocks of `ctv_ring`, and of used backend numbers.
     pub(crate) fn usage(&self) -> [usize; 2] {
-        [self.blocks.used() as usize, self.capacity() - self.free_numbers.len()]
+        [self.blocks.used() as usize, self.number_slots.used() as usize]
     }
 
     /// Reads a small set from the entry of a service port. `None` if the entry differs from the entry that this agent
@@ -221,14 +221,15 @@ impl BackendSets {
     fn adopt_numbers(&mut self, numbered: Numbered) -> Option<()> {
         let conflicts = |(backend, number): &(Backend, u32)| {
             let known = self.numbers.get(backend).map(|(known, _)| known);
-            known.map_or(!self.free_numbers.contains(number), |known| known != number)
+            known.map_or(!self.number_slots.is_free(*number), |known| known != number)
         };
         if numbered.iter().any(conflicts) {
             return None;
         }
         for (backend, number) in numbered {
             self.numbers.entry(backend).or_insert((number, 0)).1 += 1;
-            self.free_numbers.remove(&number);
+            // Free, or reserved for the same backend.
+            self.number_slots.reserve(number, 1);
         }
         Some(())
     }
@@ -331,7 +332,7 @@ impl BackendSets {
             *users += 1;
             return Some(*number);
         }
-        let number = self.free_numbers.pop_first()?;
+        let number = self.number_slots.allocate(1)?;
         self.backends.set(number, backend);
         self.writes.count();
         self.numbers.insert(backend, (number, 1));
@@ -373,7 +374,7 @@ impl BackendSets {
         while self.quarantine.front().is_some_and(|(since, _)| since.elapsed() >= QUARANTINE) {
             match self.quarantine.pop_front() {
                 Some((_, Freed::Blocks { first, count })) => self.blocks.free(first, count),
-                Some((_, Freed::Number(number))) => drop(self.free_numbers.insert(number)),
+                Some((_, Freed::Number(number))) => self.number_slots.free(number, 1),
                 None => {}
             }
         }

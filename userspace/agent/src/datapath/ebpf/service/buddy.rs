@@ -28,6 +28,19 @@ impl BuddyAllocator {
         Some(at)
     }
 
+    /// Whether nothing that contains the slot is allocated.
+    pub(crate) fn is_free(&self, at: u32) -> bool {
+        self.containing(at, 0).is_some()
+    }
+
+    /// Order and first slot of the free block that contains the one of this order at `at`.
+    fn containing(&self, at: u32, order: usize) -> Option<(usize, u32)> {
+        (order..self.free.len()).find_map(|order| {
+            let start = at >> order << order;
+            self.free[order].contains(&start).then_some((order, start))
+        })
+    }
+
     /// Allocates the given block. False if the block is invalid or a part of it is allocated.
     pub(crate) fn reserve(&mut self, at: u32, size: u32) -> bool {
         if !size.is_power_of_two()
@@ -38,11 +51,7 @@ impl BuddyAllocator {
             return false;
         }
         let order = size.trailing_zeros() as usize;
-        let containing = (order..self.free.len()).find_map(|order| {
-            let start = at >> order << order;
-            self.free[order].contains(&start).then_some((order, start))
-        });
-        let Some((found, start)) = containing else { return false };
+        let Some((found, start)) = self.containing(at, order) else { return false };
         self.free[found].remove(&start);
         self.split(start, found, order, at);
         true
@@ -123,5 +132,6 @@ mod tests {
                 && !allocator.reserve(0, 32)
         );
         assert!(allocator.reserve(4, 4) && !allocator.reserve(4, 1) && !allocator.reserve(0, 8));
+        assert_eq!([3, 4, 7, 8, 16].map(|at| allocator.is_free(at)), [true, false, false, true, false]);
     }
 }

@@ -39,7 +39,7 @@ impl ServiceSlots {
     pub(crate) fn reset(&mut self, entries: &[(ServiceKey, ServiceEntry)]) {
         let mut missing: HashMap<&ServiceKey, &ServiceEntry> =
             entries.iter().map(|(key, entry)| (key, entry)).collect();
-        for index in 0..self.count {
+        for index in self.slots.occupied() {
             let slot = self.slot(index);
             if slot == free(&slot) && slot.entry.version.is_multiple_of(2) {
                 continue;
@@ -67,7 +67,9 @@ impl ServiceSlots {
                 *displaced.entry(preferred).or_default() += 1;
             }
         }
-        for index in 0..self.count {
+        let occupied: BTreeSet<u32> =
+            self.slots.occupied().into_iter().chain(displaced.keys().copied()).collect();
+        for index in occupied {
             self.set_displaced(index, displaced.get(&index).copied().unwrap_or(0));
         }
     }
