@@ -118,15 +118,15 @@ impl Site for OvsSite {
 
     /// The switch revalidates its datapath flows some time after it has confirmed a change of the tables. Waiting for that
     /// (revalidator/wait) takes 0.5 s each time; so they are removed. The switch passes over those that one of its threads is
-    /// at work on. Flows of packets that kernels send meanwhile are made by the new tables.
+    /// at work on: on a busy machine some stay, or packets of kernels make new ones, and only waiting helps.
     fn settle(&self) -> Result<()> {
         for _ in 0..PURGES {
             self.switch.appctl(&["revalidator/purge"])?;
             if self.switch.appctl(&["dpctl/dump-flows", DATAPATH])?.trim().is_empty() {
-                break;
+                return Ok(());
             }
         }
-        Ok(())
+        self.switch.appctl(&["revalidator/wait"]).map(drop)
     }
 
     fn forget(&self) -> Result<()> {
