@@ -264,7 +264,7 @@ const WRITE_METADATA: u16 = 2;
 const WRITE_ACTIONS: u16 = 3;
 const APPLY_ACTIONS: u16 = 4;
 const CLEAR_ACTIONS: u16 = 5;
-const METER: u16 = 6;
+pub(crate) const METER: u16 = 6;
 
 impl Instructions {
     /// Returns whether there is no instruction: the flow drops the packets that it matches.

@@ -216,12 +216,26 @@ impl Connection {
 
     /// Sends messages with consecutive transaction ids. Returns the first id and the receiver of their replies.
     fn send(&self, bodies: impl ExactSizeIterator<Item = Body>, what: &str) -> Result<(u32, Replies), Error> {
-        let count = u32::try_from(bodies.len()).unwrap_or(u32::MAX);
+        self.send_pieces(bodies.len(), bodies, usize::MAX, what)
+    }
+
+    /// Sends `count` messages, each time that there are `piece` bytes. After an error all, some or none are sent.
+    fn send_pieces(
+        &self,
+        count: usize,
+        bodies: impl Iterator<Item = Body>,
+        piece: usize,
+        what: &str,
+    ) -> Result<(u32, Replies), Error> {
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
         let (first, replies) = self.inner.pending.reserve(count).ok_or_else(|| self.closed_error())?;
         let mut bytes = vec![];
         for (xid, body) in (first..).zip(bodies) {
             let message = Message::new(xid, bundle::with_xid(xid, body));
             message.encode(&mut bytes).map_err(|source| Error::TooLong { request: what.into(), source })?;
+            if bytes.len() >= piece {
+                self.inner.out.send(std::mem::take(&mut bytes)).map_err(|_| self.closed_error())?;
+            }
         }
         self.inner.out.send(bytes).map_err(|_| self.closed_error())?;
         Ok((first, replies))
@@ -312,14 +326,28 @@ impl Connection {
     ///
     /// As [`Connection::request`], and [`Error::Unexpected`] for a reply of another type.
     pub async fn multipart(&self, request: MultipartRequest, what: &str) -> Result<Vec<Parts>, Error> {
+        let mut all = vec![];
+        self.each_part(request, what, |parts| {
+            all.push(parts);
+            Ok(())
+        })
+        .await?;
+        Ok(all)
+    }
+
+    async fn each_part(
+        &self,
+        request: MultipartRequest,
+        what: &str,
+        mut visit: impl FnMut(Parts) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let (_, mut replies) = self.send(std::iter::once(Body::MultipartRequest(request)), what)?;
-        let mut parts = vec![];
         loop {
             match self.reply(&mut replies, what).await?.body {
                 Body::MultipartReply(reply) => {
-                    parts.push(reply.parts);
+                    visit(reply.parts)?;
                     if !reply.more {
-                        return Ok(parts);
+                        return Ok(());
                     }
                 }
                 Body::Error(error) => return Err(self.refused(what, error)),
@@ -334,9 +362,26 @@ impl Connection {
     ///
     /// As [`Connection::multipart`].
     pub async fn dump_flows(&self, filter: FlowFilter) -> Result<Vec<FlowStats>, Error> {
+        let mut all = vec![];
+        self.visit_flows(filter, |flow| all.push(flow)).await?;
+        Ok(all)
+    }
+
+    /// Calls `visit` for each flow that `filter` selects. Unlike [`Connection::dump_flows`] it keeps none.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::multipart`]. `visit` may have been called before.
+    pub async fn visit_flows(
+        &self,
+        filter: FlowFilter,
+        mut visit: impl FnMut(FlowStats),
+    ) -> Result<(), Error> {
         let what = "dump flows";
-        self.list(MultipartRequest::Flows(filter), what, |parts| {
-            if let Parts::Flows(flows) = parts { Some(flows) } else { None }
+        let request = MultipartRequest::Flows(filter);
+        self.each_part(request, what, |parts| match parts {
+            Parts::Flows(flows) => Ok(flows.into_iter().for_each(&mut visit)),
+            _ => Err(self.unexpected(what)),
         })
         .await
     }

@@ -17,7 +17,7 @@ pub const RESET_COUNTS: u16 = 4;
 pub const ALL_TABLES: u8 = 0xff;
 /// No restriction on the group, in a statistics request or a delete (`OFPG_ANY`).
 pub const ANY_GROUP: u32 = 0xffff_ffff;
-const NO_BUFFER: u32 = 0xffff_ffff;
+pub(crate) const NO_BUFFER: u32 = 0xffff_ffff;
 
 /// A flow entry. The switch identifies it by table, priority and match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -97,6 +97,18 @@ pub enum FlowCommand {
     DeleteStrict,
 }
 
+impl FlowCommand {
+    pub(crate) fn number(self) -> u8 {
+        match self {
+            FlowCommand::Add => 0,
+            FlowCommand::Modify => 1,
+            FlowCommand::ModifyStrict => 2,
+            FlowCommand::Delete => 3,
+            FlowCommand::DeleteStrict => 4,
+        }
+    }
+}
+
 /// Flow modification message (`ofp_flow_mod`, OpenFlow 1.3.5 section 7.3.4.1). It is sent without a packet buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowMod {
@@ -139,13 +151,7 @@ impl FlowMod {
         out.put_u64(flow.cookie);
         out.put_u64(self.cookie_mask);
         out.put_u8(flow.table);
-        out.put_u8(match self.command {
-            FlowCommand::Add => 0,
-            FlowCommand::Modify => 1,
-            FlowCommand::ModifyStrict => 2,
-            FlowCommand::Delete => 3,
-            FlowCommand::DeleteStrict => 4,
-        });
+        out.put_u8(self.command.number());
         out.put_u16(flow.idle_timeout);
         out.put_u16(flow.hard_timeout);
         out.put_u16(flow.priority);

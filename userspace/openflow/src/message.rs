@@ -8,6 +8,7 @@ use crate::flow::{FlowMod, FlowRemoved};
 use crate::group::GroupMod;
 use crate::meter::MeterMod;
 use crate::multipart::{MultipartReply, MultipartRequest};
+use crate::packed::PackedMod;
 use crate::packet::{PacketIn, PacketOut};
 use crate::port::PortStatus;
 use crate::switch::{AsyncConfig, Features, Hello, RoleMessage, SwitchConfig, VERSION};
@@ -56,6 +57,8 @@ pub enum Body {
     PacketOut(PacketOut),
     /// Flow modification (`OFPT_FLOW_MOD`).
     FlowMod(FlowMod),
+    /// The same with a packed flow. It is only sent; the decoder returns [`Body::FlowMod`].
+    PackedMod(PackedMod),
     /// Group modification (`OFPT_GROUP_MOD`).
     GroupMod(GroupMod),
     /// Meter modification (`OFPT_METER_MOD`).
@@ -119,7 +122,7 @@ impl Body {
             Body::FlowRemoved(_) => 11,
             Body::PortStatus(_) => 12,
             Body::PacketOut(_) => 13,
-            Body::FlowMod(_) => 14,
+            Body::FlowMod(_) | Body::PackedMod(_) => 14,
             Body::GroupMod(_) => 15,
             Body::MultipartRequest(_) => 18,
             Body::MultipartReply(_) => 19,
@@ -152,6 +155,7 @@ impl Body {
             Body::PortStatus(status) => status.encode(out),
             Body::PacketOut(packet) => packet.encode(out),
             Body::FlowMod(change) => change.encode(out),
+            Body::PackedMod(change) => change.encode(out),
             Body::GroupMod(change) => change.encode(out),
             Body::MeterMod(change) => change.encode(out),
             Body::MultipartRequest(request) => request.encode(out),

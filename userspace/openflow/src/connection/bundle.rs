@@ -9,12 +9,18 @@ use crate::codec::Received;
 use crate::flow::FlowMod;
 use crate::group::GroupMod;
 use crate::message::{Body, Message};
+use crate::packed::PackedMod;
+
+/// Bytes of a bundle that the switch gets while the next ones are encoded.
+const PIECE: usize = 256 << 10;
 
 /// A modification of the tables of a switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Flow modification.
     Flow(FlowMod),
+    /// Modification of a packed flow.
+    Packed(PackedMod),
     /// Group modification.
     Group(GroupMod),
 }
@@ -22,6 +28,12 @@ pub enum Change {
 impl From<FlowMod> for Change {
     fn from(change: FlowMod) -> Self {
         Change::Flow(change)
+    }
+}
+
+impl From<PackedMod> for Change {
+    fn from(change: PackedMod) -> Self {
+        Change::Packed(change)
     }
 }
 
@@ -35,6 +47,7 @@ impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Change::Flow(change) => change.fmt(f),
+            Change::Packed(change) => change.fmt(f),
             Change::Group(change) => change.fmt(f),
         }
     }
@@ -44,6 +57,7 @@ impl Change {
     fn body(&self) -> Body {
         match self {
             Change::Flow(change) => Body::FlowMod(change.clone()),
+            Change::Packed(change) => Body::PackedMod(change.clone()),
             Change::Group(change) => Body::GroupMod(change.clone()),
         }
     }
@@ -66,13 +80,12 @@ impl Connection {
             flags,
             message: Box::new(Message::new(0, change.body())),
         };
-        let messages =
-            std::iter::once(control(BundleStep::OpenRequest)).chain(changes.iter().map(add)).collect();
+        let messages = std::iter::once(control(BundleStep::OpenRequest)).chain(changes.iter().map(add));
         let name =
             |index: usize| index.checked_sub(1).map_or("open bundle".into(), |n| changes[n].to_string());
 
         // The switch leaves rejected messages out of the bundle, so that the commit must wait for all replies.
-        let first = match self.fill(messages, name).await {
+        let first = match self.fill(changes.len() + 1, messages, name).await {
             Ok(first) => first,
             Err(error) => {
                 // Closes the bundle. The caller needs the first error, not that of the discard.
@@ -83,16 +96,20 @@ impl Connection {
         self.commit(control(BundleStep::CommitRequest), first, name).await
     }
 
-    /// Sends the messages of a bundle. Returns the receiver of their replies: the commit reports failures there.
-    async fn fill(&self, bodies: Vec<Body>, name: impl Fn(usize) -> String) -> Result<(u32, Replies), Error> {
-        let barrier = bodies.len();
-        let all = bodies.into_iter().chain([Body::BarrierRequest]).collect::<Vec<_>>();
-        let (first, mut replies) = self.send(all.into_iter(), "add messages to bundle")?;
+    /// Sends the `count` messages of a bundle. Returns the receiver of their replies: the commit reports failures there.
+    async fn fill(
+        &self,
+        count: usize,
+        bodies: impl Iterator<Item = Body>,
+        name: impl Fn(usize) -> String,
+    ) -> Result<(u32, Replies), Error> {
+        let all = bodies.chain(std::iter::once(Body::BarrierRequest));
+        let (first, mut replies) = self.send_pieces(count + 1, all, PIECE, "add messages to bundle")?;
         loop {
             let message = self.reply(&mut replies, "add messages to bundle").await?;
             let index = message.xid.wrapping_sub(first) as usize;
             match message.body {
-                Body::Error(error) => return Err(self.refused(name(index.min(barrier - 1)), error)),
+                Body::Error(error) => return Err(self.refused(name(index.min(count - 1)), error)),
                 Body::BarrierReply => return Ok((first, replies)),
                 _ => {}
             }

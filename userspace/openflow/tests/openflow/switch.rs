@@ -5,7 +5,7 @@ use openflow_rs::connection::Error;
 use openflow_rs::flow::FlowCommand;
 use openflow_rs::{
     Action, Body, Bucket, Change, Connection, Ct, Field, Flow, FlowFilter, FlowMod, Group, GroupKind,
-    GroupMod, Match, Port, Slice, Zone, ct_state,
+    GroupMod, Match, PackedFlow, PackedMod, Port, Slice, Zone, ct_state,
 };
 use testkit::ovs::Switch;
 use testkit::{Netns, needs};
@@ -190,6 +190,34 @@ fn twenty_thousand_flows_in_one_bundle_and_one_dump() -> Result<()> {
         connection.apply_bundle(vec![odd.into()]).await?;
         let left = connection.dump_flows(FlowFilter::default()).await?;
         assert!(left.len() == 10_000 && left.iter().all(|stats| stats.flow.cookie == 0));
+        Ok(())
+    })
+}
+
+/// The first messages are on their way when the last one turns out to be too long.
+#[test]
+fn a_bundle_that_cannot_be_finished_changes_nothing() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    with_bridge("oflong", async |_, connection| {
+        let flow = |n: u32| Flow::new(1, 5, Match::new().ipv4_dst(n.into(), 32)).apply([Action::output(1)]);
+        let long = Flow::new(2, 5, Match::new()).apply((0..5_000).map(|_| Action::output(1)));
+        let add = |flow: Flow| Change::from(PackedMod::add(PackedFlow::new(&flow)));
+        let flows = || (0..8_000).map(flow);
+        let changes = flows().chain([long]).map(add).collect();
+        let Err(Error::TooLong { .. }) = connection.apply_bundle(changes).await else {
+            panic!("the flow was sent");
+        };
+        assert_eq!(connection.aggregate(FlowFilter::default()).await?.flows, 0);
+        connection.apply_bundle(flows().map(add).collect()).await?;
+        let mut left = vec![];
+        connection
+            .visit_flows(FlowFilter::default(), |stats| left.push(PackedFlow::new(&stats.flow)))
+            .await?;
+        left.sort_by(|a, b| a.identity().cmp(b.identity()));
+        assert!(left == flows().map(|flow| PackedFlow::new(&flow)).collect::<Vec<_>>());
+        let delete = left.split_off(1).into_iter().map(|flow| Change::from(PackedMod::delete(flow)));
+        connection.apply_bundle(delete.collect()).await?;
+        assert_eq!(connection.dump_flows(FlowFilter::default()).await?.len(), 1);
         Ok(())
     })
 }
