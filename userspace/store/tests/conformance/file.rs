@@ -70,7 +70,9 @@ async fn shutdown_ends_streams_and_answers() -> Result<()> {
 async fn old_revisions_do_not_fill_the_disk() -> Result<()> {
     let dir = scratch_dir("store")?;
     let mut server = Server::open(dir.path(), ANY).await?;
-    let store = connect(&server).await?;
+    // On a busy disk a commit of this size may take longer than requests usually may.
+    let patient = Config { request_timeout: HANG, ..Config::new([server.endpoint()]) };
+    let store = Store::connect(&patient).await?;
     // Like the bitmap of a large subnet: one large value, written often.
     let value = |i: u32| vec![i as u8; 1 << 20];
     for i in 0..200 {
