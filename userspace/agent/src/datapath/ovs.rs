@@ -38,7 +38,7 @@ use self::{
     telemetry::FlowCounters,
 };
 use super::{
-    Datapath, Desired, Error, FailedOp, Group, ObjectKind, Observed, Op, PortRequirements,
+    Datapath, Desired, Error, FailedOp, Group, Observed, Op, PortRequirements,
     announcement::Outcomes,
     telemetry::{Stats, Telemetry},
     trace::{Findings, Probe},
@@ -86,11 +86,6 @@ impl Ovs {
         Some(names.filter(|name| database.bridge(name).is_some()).collect())
     }
 
-    fn follow_counters(&self, session: &Session) {
-        let bridges = BridgeKind::ALL.into_iter().filter_map(|kind| session.bridge(kind).cloned());
-        self.counters.follow(bridges.collect(), &self.model);
-    }
-
     fn bridge_json(&self, bridge: BridgeKind) -> Value {
         let database = self.session.as_ref().map(Session::database);
         let names = database.iter().flat_map(|database| ports::present(database));
@@ -126,7 +121,8 @@ impl Datapath for Ovs {
         self.model = observation.model;
         (self.fingerprint, self.drifted) = (observation.fingerprint, false);
         self.warnings = observation.warnings;
-        self.follow_counters(&session);
+        let bridges = BridgeKind::ALL.into_iter().filter_map(|kind| session.bridge(kind).cloned());
+        self.counters.follow(bridges.collect(), &self.model);
         self.session = Some(session);
         Ok(observation.observed)
     }
@@ -140,18 +136,8 @@ impl Datapath for Ovs {
         // An error drops the session: the state of the switch is unknown then.
         let result = apply::apply(&mut session, &self.options, &mut self.model, ops).await;
         self.writes += session.take_writes();
-        let failures = result?;
-        let is_counted = |op: &Op| {
-            let kind = match op {
-                Op::Set(object) => object.id().kind(),
-                Op::Delete(id) => id.kind(),
-                Op::GarbageCollect => return false,
-            };
-            matches!(kind, ObjectKind::Group | ObjectKind::Service)
-        };
-        if ops.iter().any(is_counted) {
-            self.follow_counters(&session);
-        }
+        let applied = result?;
+        self.counters.update(&self.model, &applied.counted);
         let after = session.database();
         // Changes of others before and during the call are drift; ports that the ops change are not.
         self.drifted |= drift::fingerprint(&before) != self.fingerprint;
@@ -161,7 +147,7 @@ impl Datapath for Ovs {
         }
         self.fingerprint = drift::fingerprint(&after);
         self.session = Some(session);
-        Ok(failures)
+        Ok(applied.failures)
     }
 
     async fn resync_needed(&mut self) {

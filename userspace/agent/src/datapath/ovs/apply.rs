@@ -3,6 +3,8 @@
 mod announce;
 pub(super) mod requests;
 
+use std::collections::BTreeSet;
+
 use super::{
     bridge::BridgeKind,
     desired::{
@@ -24,7 +26,15 @@ use crate::{
     error::one_line,
 };
 
-/// Executes the ops and updates `model`. Returns the ops that failed.
+/// What ops have changed.
+#[derive(Default)]
+pub(crate) struct Applied {
+    pub(crate) failures: Vec<FailedOp>,
+    /// Groups and services whose flows have changed.
+    pub(crate) counted: BTreeSet<ObjectId>,
+}
+
+/// Executes the ops and updates `model`.
 ///
 /// After an `Err` the state of the switch is unknown.
 pub(crate) async fn apply(
@@ -32,7 +42,7 @@ pub(crate) async fn apply(
     options: &Options,
     model: &mut SwitchModel,
     ops: &[Op],
-) -> Result<Vec<FailedOp>, Error> {
+) -> Result<Applied, Error> {
     let mut failures: Vec<FailedOp> =
         ops.iter().enumerate().filter_map(|(index, op)| unsupported(index, op)).collect();
     let requests = requests::of_ops(&session.database(), options, &model.index, ops);
@@ -49,7 +59,8 @@ pub(crate) async fn apply(
     };
     let affected = ops.iter().filter_map(Op::target);
     let previous: Vec<Installed> = affected.filter_map(|id| model.index.get(&id).cloned()).collect();
-    program(session, model, ops, (&ports, kernel), &mut failures).await?;
+    let mut applied = Applied { failures, ..Applied::default() };
+    program(session, model, ops, (&ports, kernel), &mut applied).await?;
     requests::open(session, &model.index, closed).await?;
     if options.announce {
         announce::endpoints(session, model, ops, &previous);
@@ -62,8 +73,8 @@ pub(crate) async fn apply(
         });
         tunnel::resolve_next_hops(session, new_peers).await;
     }
-    failures.sort_by_key(|failed| failed.index);
-    Ok(failures)
+    applied.failures.sort_by_key(|failed| failed.index);
+    Ok(applied)
 }
 
 /// Ports of objects, and the port number of the node's kernel.
@@ -80,22 +91,24 @@ async fn program(
     model: &mut SwitchModel,
     ops: &[Op],
     ports: Ports<'_>,
-    failures: &mut Vec<FailedOp>,
+    applied: &mut Applied,
 ) -> Result<(), Error> {
     let pending: Vec<usize> =
-        (0..ops.len()).filter(|op| failures.iter().all(|failed| failed.index != *op)).collect();
+        (0..ops.len()).filter(|op| applied.failures.iter().all(|failed| failed.index != *op)).collect();
     let mut batches = vec![&pending[..]];
     while let Some(batch) = batches.pop() {
-        match program_batch(session, model, ops, batch, ports, failures).await {
+        match program_batch(session, model, ops, batch, ports, applied).await {
             Ok(()) => {}
             Err(error) if !session::is_rejection(&error) => {
                 return Err(ovs_error("program the bridges", error));
             }
             Err(error) => match batch {
                 [op] => {
-                    failures.push(FailedOp { index: *op, error: ovs_error(describe(&ops[*op]), error) });
+                    applied
+                        .failures
+                        .push(FailedOp { index: *op, error: ovs_error(describe(&ops[*op]), error) });
                     if let Op::Set(Object::Group(group)) = &ops[*op] {
-                        close(session, model, group).await?;
+                        close(session, model, group, applied).await?;
                     }
                 }
                 many => {
@@ -111,14 +124,18 @@ async fn program(
 
 /// Denies the traffic of a group whose rules the switch has rejected, unless it has earlier ones. If the switch rejects that
 /// too, nothing changes: the caller attaches no new endpoints of a group that failed.
-async fn close(session: &mut Session, model: &mut SwitchModel, group: &Group) -> Result<(), Error> {
+async fn close(
+    session: &mut Session,
+    model: &mut SwitchModel,
+    group: &Group,
+    applied: &mut Applied,
+) -> Result<(), Error> {
     if model.index.group(group.identity).is_some() {
         return Ok(());
     }
     let ops = [Op::Set(Object::Group(group.closed()))];
-    let (mut failures, kernel) = (vec![], model.base.kernel);
-    let closed =
-        program_batch(session, model, &ops, &[0], (&BridgePorts::new(), kernel), &mut failures).await;
+    let kernel = model.base.kernel;
+    let closed = program_batch(session, model, &ops, &[0], (&BridgePorts::new(), kernel), applied).await;
     let what = || format!("deny the traffic of {}", ObjectId::Group(group.identity));
     match closed {
         Err(error) if session::is_rejection(&error) => {
@@ -137,7 +154,7 @@ async fn program_batch(
     ops: &[Op],
     selected: &[usize],
     (ports, kernel): Ports<'_>,
-    failures: &mut Vec<FailedOp>,
+    applied: &mut Applied,
 ) -> Result<(), session::Error> {
     let mut batch = Batch::new(model);
     let mut without_tunnel = vec![];
@@ -156,16 +173,16 @@ async fn program_batch(
     }
     batch.set_kernel_port(kernel);
     let changes = batch.changes();
-    let mut applied = vec![];
+    let mut programmed = vec![];
     for (bridge, changes) in [(BridgeKind::Vlan, changes.vlan), (BridgeKind::Vxlan, changes.vxlan)] {
         if let Err(error) = session.apply(bridge, changes).await {
-            batch.rollback(&applied);
+            batch.rollback(&programmed);
             return Err(error);
         }
-        applied.push(bridge);
+        programmed.push(bridge);
     }
-    batch.commit();
-    failures.extend(without_tunnel);
+    applied.counted.extend(batch.commit());
+    applied.failures.extend(without_tunnel);
     Ok(())
 }
 

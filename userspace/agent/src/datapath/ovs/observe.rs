@@ -60,7 +60,9 @@ pub(crate) async fn observe(
     let uplinks: Vec<_> =
         options.uplinks.iter().filter_map(|name| dump.ports.vlan.get(name)).copied().collect();
     let base = BaseConfig { uplinks, kernel, nd_mode: nd_mode(options.datapath_type), vtep: options.vtep };
-    let expected = desired::expected(desired, &ports, base, installed_numbers(&dump.tables, desired));
+    let numbers = installed_numbers(&dump.tables, desired);
+    let numbers = numbers.map_err(|error| ovs_error("read the flows of the bridges", error))?;
+    let expected = desired::expected(desired, &ports, base, numbers);
     let differences = compare(&expected, &dump.tables, desired);
     out_of_sync.extend(differences.out_of_sync);
     let installed = |id: &ObjectId| expected.index.get(id).is_some();

@@ -1,13 +1,13 @@
 //! Counters of rules, services and the router, read from the flow tables.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use contiv_model::name::RuleId;
-use openflow_rs::{Connection, FlowFilter, Match};
+use contiv_model::{name::RuleId, service::Port};
+use openflow_rs::{Connection, FlowFilter, FlowStats, Match};
 use tokio::runtime::Handle;
 
 use super::{
@@ -17,7 +17,7 @@ use super::{
     tables::cookie::Cookie,
 };
 use crate::datapath::{
-    Error, ObjectId, Unsupported,
+    Error, Group, Object, ObjectId, Service, Unsupported,
     telemetry::{self, Counters, PacketEvents, ServiceCounters, ServicePort, Telemetry, Traffic},
 };
 
@@ -39,35 +39,92 @@ pub(crate) struct FlowCounters(Arc<Mutex<Source>>);
 #[derive(Default)]
 struct Source {
     bridges: Vec<Connection>,
-    flows: Arc<HashMap<FlowKey, Subject>>,
+    flows: Arc<FlowsByOwner>,
+}
+
+/// Counted flows of groups and services, and those of the router.
+type FlowsByOwner = HashMap<Cookie, Arc<CountedFlows>>;
+
+type CountedFlows = HashMap<FlowKey, Subject>;
+
+/// The counted flows of a group or a service; none if it is not installed.
+fn of_object(model: &SwitchModel, id: &ObjectId) -> CountedFlows {
+    match model.index.get(id).map(|installed| &installed.object) {
+        Some(Object::Group(group)) => of_group(group),
+        Some(Object::Service(service)) => of_service(model, service),
+        _ => CountedFlows::new(),
+    }
+}
+
+fn of_group(group: &Group) -> CountedFlows {
+    let rules = pipeline::counted_rules(group).into_iter();
+    rules.filter_map(|(flow, rule)| Some((key(flow), Subject::Rule(rule?)))).collect()
+}
+
+fn of_service(model: &SwitchModel, service: &Service) -> CountedFlows {
+    let owner = Cookie::of(&ObjectId::Service(service.id.clone()));
+    let Some(number) = model.numbers.services.get(&owner) else { return CountedFlows::new() };
+    let domains = domains_of_service(&model.index, &model.numbers, &model.base, service);
+    let flows = domains.into_iter().flat_map(|domain| pipeline::counted_services(service, domain, number));
+    let subject = |port: Port, counted| {
+        let (service, protocol, port) = (service.id.clone(), port.protocol, port.port);
+        Subject::Service(ServicePort { service, protocol, port }, counted)
+    };
+    flows.map(|(flow, port, counted)| (key(flow), subject(port, counted))).collect()
+}
+
+fn of_router() -> CountedFlows {
+    let drops = pipeline::counted_drops().into_iter();
+    drops.map(|(flow, reason)| (key(flow), Subject::Drop(reason))).collect()
+}
+
+fn key(flow: openflow_rs::Flow) -> FlowKey {
+    (flow.table, flow.priority, flow.matching)
 }
 
 impl fmt::Debug for FlowCounters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FlowCounters").field("flows", &self.lock().flows.len()).finish()
+        f.debug_struct("FlowCounters").field("owners", &self.lock().flows.len()).finish()
     }
 }
 
 impl FlowCounters {
     /// Reads from these bridges the flows of the installed groups and services, and those of the router.
     pub(crate) fn follow(&self, bridges: Vec<Connection>, model: &SwitchModel) {
-        let rules = model.index.groups().flat_map(pipeline::counted_rules);
-        let rules = rules.filter_map(|(flow, rule)| Some((flow, Subject::Rule(rule?))));
-        let services = model.index.services().flat_map(|service| {
-            let owner = Cookie::of(&ObjectId::Service(service.id.clone()));
-            let domains = domains_of_service(&model.index, &model.numbers, &model.base, service);
-            let number = model.numbers.services.get(&owner);
-            let counted = move |domain| Some(pipeline::counted_services(service, domain, number?));
-            domains.into_iter().filter_map(counted).flatten().map(|(flow, port, counted)| {
-                let (service, protocol, port) = (service.id.clone(), port.protocol, port.port);
-                (flow, Subject::Service(ServicePort { service, protocol, port }, counted))
-            })
+        let groups = model.index.groups().map(|group| ObjectId::Group(group.identity));
+        let services = model.index.services().map(|service| ObjectId::Service(service.id.clone()));
+        let of_object = |id: ObjectId| (Cookie::of(&id), Arc::new(of_object(model, &id)));
+        let router = (Cookie::BASE, Arc::new(of_router()));
+        let flows = groups.chain(services).map(of_object).chain([router]).collect();
+        *self.lock() = Source { bridges, flows: Arc::new(flows) };
+    }
+
+    /// Follows changes of groups and services.
+    pub(crate) fn update(&self, model: &SwitchModel, changed: &BTreeSet<ObjectId>) {
+        if changed.is_empty() {
+            return;
+        }
+        let changed: Vec<_> = changed.iter().map(|id| (Cookie::of(id), of_object(model, id))).collect();
+        let mut source = self.lock();
+        // Copied only while they are read.
+        let flows = Arc::make_mut(&mut source.flows);
+        for (owner, counted) in changed {
+            if counted.is_empty() {
+                flows.remove(&owner);
+            } else {
+                flows.insert(owner, Arc::new(counted));
+            }
+        }
+    }
+
+    /// The counted flows, each with its owner.
+    #[cfg(test)]
+    pub(crate) fn lines(&self) -> BTreeSet<String> {
+        let flows = self.lock().flows.clone();
+        let lines = flows.iter().flat_map(|(owner, counted)| {
+            counted.iter().map(move |(key, subject)| format!("{owner:?} {key:?} {subject:?}"))
         });
-        let key = |flow: openflow_rs::Flow| (flow.table, flow.priority, flow.matching);
-        let drops = pipeline::counted_drops().into_iter().map(|(flow, reason)| (flow, Subject::Drop(reason)));
-        let counted = rules.chain(services).chain(drops);
-        let flows = counted.map(|(flow, subject)| (key(flow), subject));
-        *self.lock() = Source { bridges, flows: Arc::new(flows.collect()) };
+        lines.collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Source> {
@@ -93,12 +150,16 @@ impl FlowCounters {
         let filters: Vec<FlowFilter> = of_objects.chain(pipeline::DROP_TABLES.map(of_base)).collect();
         for bridge in &bridges {
             for filter in &filters {
-                let dump = bridge.dump_flows(filter.clone()).await;
-                for stats in dump.map_err(|error| ovs_error("read the counters of flows", error))? {
-                    let key = (stats.flow.table, stats.flow.priority, stats.flow.matching);
-                    let Some(subject) = flows.get(&key).filter(|_| stats.packets > 0) else { continue };
-                    sums.add(subject, Traffic { packets: stats.packets, bytes: stats.bytes });
-                }
+                let count = |stats: FlowStats| {
+                    let traffic = Traffic { packets: stats.packets, bytes: stats.bytes };
+                    let owner = flows.get(&Cookie(stats.flow.cookie)).filter(|_| traffic.packets > 0);
+                    let key = key(stats.flow);
+                    if let Some(subject) = owner.and_then(|owner| owner.get(&key)) {
+                        sums.add(subject, traffic);
+                    }
+                };
+                let read = bridge.visit_flows(filter.clone(), count).await;
+                read.map_err(|error| ovs_error("read the counters of flows", error))?;
             }
         }
         let services = sums.services.into_iter().filter(|(_, counters)| counters.connections > 0);

@@ -78,6 +78,8 @@ pub(crate) struct Batch<'a> {
     left_vrfs: BTreeSet<Vrf>,
     /// Port number of the node's kernel before the changes.
     previous_kernel: Option<u32>,
+    /// Groups and services whose flows were set or removed.
+    counted: BTreeSet<ObjectId>,
 }
 
 impl<'a> Batch<'a> {
@@ -97,6 +99,7 @@ impl<'a> Batch<'a> {
             removed_services: BTreeSet::new(),
             left_vrfs: BTreeSet::new(),
             previous_kernel,
+            counted: BTreeSet::new(),
         }
     }
 
@@ -113,7 +116,7 @@ impl<'a> Batch<'a> {
         if let [_, _, ..] = &uplinks[..] {
             self.edits.vlan.set_group(pipeline::uplink_group(uplinks));
         }
-        if !self.edits.vxlan.group_ids().any(|id| id == peer_group(0)) {
+        if !self.edits.vxlan.has_group(peer_group(0)) {
             self.edits.vxlan.set_group(pipeline::all_group(peer_group(0), []));
         }
     }
@@ -189,9 +192,14 @@ impl<'a> Batch<'a> {
         if let ObjectId::Service(service) = id {
             if let Some(number) = self.numbers.services.get(&Cookie::of(id)) {
                 let group = pipeline::backend_group(number);
-                BridgeKind::ALL.into_iter().for_each(|bridge| self.edits.get_mut(bridge).remove_group(group));
+                for bridge in BridgeKind::ALL {
+                    self.edits.get_mut(bridge).remove_group(group);
+                }
             }
             self.removed_services.insert(service.clone());
+        }
+        if matches!(id, ObjectId::Group(_) | ObjectId::Service(_)) {
+            self.counted.insert(id.clone());
         }
         for bridge in BridgeKind::ALL {
             self.edits.get_mut(bridge).set(Cookie::of(id), []);
@@ -220,7 +228,9 @@ impl<'a> Batch<'a> {
         for bridge in BridgeKind::ALL {
             let orphans: Vec<_> =
                 self.edits.get(bridge).group_ids().filter(|id| !groups.contains(&(bridge, *id))).collect();
-            orphans.into_iter().for_each(|id| self.edits.get_mut(bridge).remove_group(id));
+            for id in orphans {
+                self.edits.get_mut(bridge).remove_group(id);
+            }
         }
     }
 
@@ -230,13 +240,14 @@ impl<'a> Batch<'a> {
         PerBridge { vlan: self.edits.vlan.changes(), vxlan: self.edits.vxlan.changes() }
     }
 
-    /// Keeps the changes: the switch has accepted them.
-    pub(crate) fn commit(mut self) {
+    /// Keeps the changes: the switch has accepted them. Returns the groups and services whose flows have changed.
+    pub(crate) fn commit(mut self) -> BTreeSet<ObjectId> {
         self.update_groups();
         for service in std::mem::take(&mut self.removed_services) {
             self.numbers.services.remove(&Cookie::of(&ObjectId::Service(service)));
         }
         self.free_vrfs();
+        self.counted
     }
 
     /// Reverts the changes after a rejection. The tables of the bridges in `applied` keep theirs.
@@ -368,10 +379,12 @@ impl<'a> Batch<'a> {
             let flows = pipeline::rules(group);
             self.edits.vlan.set(Cookie::of(id), flows.clone());
             self.edits.vxlan.set(Cookie::of(id), flows);
+            self.counted.insert(id.clone());
             return;
         }
         if let Object::Service(service) = &installed.object {
             let service = service.clone();
+            self.counted.insert(id.clone());
             self.update_service(id, &service);
             return;
         }
@@ -411,7 +424,7 @@ impl<'a> Batch<'a> {
             let edit = self.edits.get_mut(kind);
             match domain.filter(|domain| pipeline::has_selection(service, *domain)) {
                 Some(domain) => edit.set_group(pipeline::selection(service, domain, number)),
-                None => edit.remove_group(pipeline::backend_group(number)),
+                None => drop(edit.remove_group(pipeline::backend_group(number))),
             }
             let flows = domain.map(|domain| pipeline::service(service, domain, number));
             edit.set(Cookie::of(id), flows.unwrap_or_default());
@@ -442,16 +455,16 @@ impl<'a> Batch<'a> {
     fn update_peer_groups(&mut self) {
         let ports: Vec<u32> = self.index.peers().values().copied().collect();
         let groups = group_count(ports.len());
-        let present: BTreeSet<_> = self.edits.vxlan.group_ids().collect();
+        let was_sufficient = self.edits.vxlan.has_group(peer_group(groups - 1));
         for group in 0..groups {
             let members = ports.iter().copied().skip(group * MAX_BUCKETS).take(MAX_BUCKETS);
             self.edits.vxlan.set_group(pipeline::all_group(peer_group(group), members));
         }
-        let excess: Vec<_> = (groups..).map(peer_group).take_while(|id| present.contains(id)).collect();
-        if !excess.is_empty() || !present.contains(&peer_group(groups - 1)) {
+        let excess = self.edits.vxlan.has_group(peer_group(groups));
+        if excess || !was_sufficient {
             self.dirty_networks.extend(self.index.networks().map(|network| network.id.clone()));
         }
-        excess.into_iter().for_each(|id| self.edits.vxlan.remove_group(id));
+        self.remove_groups(BridgeKind::Vxlan, peer_group, groups);
     }
 
     fn update_network(&mut self, id: &NetworkId) {
@@ -489,9 +502,8 @@ impl<'a> Batch<'a> {
     /// Removes the groups of a network from index `first` on.
     fn remove_groups(&mut self, bridge: BridgeKind, id: impl Fn(usize) -> u32, first: usize) {
         let edit = self.edits.get_mut(bridge);
-        let ids: BTreeSet<_> = edit.group_ids().collect();
-        let excess = (first..).map(id).take_while(|id| ids.contains(id));
-        excess.for_each(|id| edit.remove_group(id));
+        let mut excess = (first..).map(id);
+        while excess.next().is_some_and(|id| edit.remove_group(id)) {}
     }
 
     /// The groups of both bridges.

@@ -33,11 +33,11 @@ pub(crate) fn compare(expected: &SwitchModel, actual: &PerBridge<Tables>, desire
     for bridge in BridgeKind::ALL {
         let (expected, actual) = (expected.tables.get(bridge), actual.get(bridge));
         for flow in expected.difference(actual).chain(actual.difference(expected)) {
-            match owners.get(&Cookie(flow.cookie)) {
+            match owners.get(&Cookie(flow.cookie())) {
                 Some(id) => {
                     differences.out_of_sync.insert((*id).clone());
                 }
-                None if Cookie(flow.cookie) == Cookie::BASE => differences.base_flows = true,
+                None if Cookie(flow.cookie()) == Cookie::BASE => differences.base_flows = true,
                 None => differences.orphans += 1,
             }
         }

@@ -1,8 +1,12 @@
 //! Contents of both bridges and the objects that account for them.
 
-use std::{collections::HashMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::IpAddr,
+};
 
 use contiv_model::vrf::Vrf;
+use openflow_rs::DecodeError;
 
 use crate::datapath::{
     Desired, ObjectId,
@@ -43,14 +47,33 @@ pub(crate) struct BaseConfig {
 pub(crate) type BridgePorts = HashMap<ObjectId, BridgePort>;
 
 /// Reads the numbers of the services, and of the VRFs of the desired objects, in the tables.
-pub(crate) fn installed_numbers(tables: &PerBridge<Tables>, desired: &Desired) -> ObjectNumbers {
-    let flows = || BridgeKind::ALL.into_iter().flat_map(|bridge| tables.get(bridge).flows());
-    let services = flows().filter_map(|flow| Some((Cookie(flow.cookie), pipeline::service_number(flow)?)));
-    let numbered = flows().filter_map(|flow| Some((Cookie(flow.cookie), pipeline::vrf_number(flow)?)));
-    let numbered: HashMap<Cookie, u32> = numbered.collect();
-    let vrfs = desired.iter().filter_map(|(id, object)| {
-        let vrf = vrf_of(object).filter(|vrf| matches!(vrf, Vrf::Tenant(_)))?;
-        Some((vrf.clone(), *numbered.get(&Cookie::of(id))?))
-    });
-    ObjectNumbers { services: Numbers::of(services), vrfs: Numbers::of(vrfs) }
+///
+/// # Errors
+///
+/// Returns the error of a flow with a number that cannot be decoded.
+pub(crate) fn installed_numbers(
+    tables: &PerBridge<Tables>,
+    desired: &Desired,
+) -> Result<ObjectNumbers, DecodeError> {
+    let tables = || BridgeKind::ALL.into_iter().map(|bridge| tables.get(bridge));
+    let mut services = vec![];
+    for flow in tables().flat_map(Tables::flows).filter(|flow| flow.table() == pipeline::SERVICE_NUMBERS) {
+        services
+            .extend(pipeline::service_number(&flow.unpack()?).map(|number| (Cookie(flow.cookie()), number)));
+    }
+    let mut vrfs: BTreeMap<&Vrf, u32> = BTreeMap::new();
+    for (id, object) in desired.iter() {
+        let Some(vrf) = vrf_of(object).filter(|vrf| matches!(vrf, Vrf::Tenant(_))) else { continue };
+        if vrfs.contains_key(vrf) {
+            continue;
+        }
+        for flow in tables().flat_map(|tables| tables.flows_of(Cookie::of(id))) {
+            if let Some(number) = pipeline::vrf_number(&flow.unpack()?) {
+                vrfs.insert(vrf, number);
+                break;
+            }
+        }
+    }
+    let vrfs = vrfs.into_iter().map(|(vrf, number)| (vrf.clone(), number));
+    Ok(ObjectNumbers { services: Numbers::of(services), vrfs: Numbers::of(vrfs) })
 }

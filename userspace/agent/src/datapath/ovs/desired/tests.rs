@@ -23,6 +23,7 @@ use crate::datapath::{
         bridge::{BridgeKind, PerBridge},
         pipeline::{MAX_BUCKETS, peer_group},
         tables::{edit::Tables, index::BridgePort},
+        telemetry::FlowCounters,
     },
 };
 
@@ -195,6 +196,8 @@ proptest! {
         let mut first = Batch::new(&mut model);
         first.set_base_flows();
         first.commit();
+        let counters = FlowCounters::default();
+        counters.follow(vec![], &model);
         for round in rounds {
             let before = BridgeKind::ALL.map(|bridge| sorted(model.tables.get(bridge)));
             let mut batch = Batch::new(&mut model);
@@ -216,13 +219,18 @@ proptest! {
                 prop_assert_eq!(&before, &BridgeKind::ALL.map(|bridge| sorted(model.tables.get(bridge))));
             } else {
                 batch.set_kernel_port(Some(KERNEL));
-                batch.commit();
+                let counted = batch.commit();
+                counters.update(&model, &counted);
             }
+            // What is counted depends only on the objects, too.
+            let all = FlowCounters::default();
+            all.follow(vec![], &model);
+            prop_assert_eq!(counters.lines(), all.lines());
             let (desired, ports) = installed(&model);
             // A removed peer leaves remote endpoints without a tunnel, which the expected model omits.
             let without_tunnel = desired.iter().any(|(_, object)| matches!(object,
                 Object::Remote(remote) if remote.vtep().is_some_and(|vtep| desired.get(&ObjectId::Peer(vtep)).is_none())));
-            let numbers = installed_numbers(&model.tables, &desired);
+            let numbers = installed_numbers(&model.tables, &desired).unwrap();
             let kernel = model.index.has_routed_vlan().then_some(KERNEL);
             let base = BaseConfig { kernel, ..BaseConfig::default() };
             let expected_model = expected(&desired, &ports, base, numbers);
@@ -365,7 +373,7 @@ fn vrfs_have_numbers_and_changes_are_small() {
     batch.commit();
     assert_eq!(numbers(&model), [None, Some(2)]);
     let (desired, ports) = installed(&model);
-    let numbers_read = installed_numbers(&model.tables, &desired);
+    let numbers_read = installed_numbers(&model.tables, &desired).unwrap();
     let mut restarted = expected(&desired, &ports, BaseConfig::default(), numbers_read);
     assert_eq!(numbers(&restarted), [None, Some(2)]);
     let mut batch = Batch::new(&mut restarted);

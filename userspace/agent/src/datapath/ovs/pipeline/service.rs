@@ -193,9 +193,12 @@ pub(crate) fn counted_services(service: &Service, domain: Domain, number: u32) -
     service.ports.iter().flat_map(of).collect()
 }
 
+/// Table with flows that tell the number of their service.
+pub(crate) const SERVICE_NUMBERS: u8 = table::BACKEND;
+
 /// The number of the service that a flow belongs to, if this is a flow that tells.
 pub(crate) fn service_number(flow: &Flow) -> Option<u32> {
-    (flow.table == table::BACKEND).then(|| matched_service(&flow.matching)).flatten()
+    (flow.table == SERVICE_NUMBERS).then(|| matched_service(&flow.matching)).flatten()
 }
 
 /// Whether the switch has made the flow of a packet.

@@ -38,7 +38,7 @@ impl Drop for Responder {
 
 /// Whether a change is of a flow that the switch rejects without the meter, which may have been deleted by hand.
 pub(crate) fn needs_meter(change: &Change) -> bool {
-    matches!(change, Change::Flow(change) if change.flow.instructions.meter.is_some())
+    matches!(change, Change::Packed(change) if change.flow.has_meter())
 }
 
 /// Writes the meter.

@@ -8,7 +8,9 @@ use std::{
 };
 
 use contiv_model::name::EndpointId;
-use openflow_rs::{Action, Change, Connection, FlowFilter, connection, connection::Target};
+use openflow_rs::{
+    Action, Change, Connection, FlowFilter, FlowStats, PackedFlow, connection, connection::Target,
+};
 use serde_json::json;
 
 use super::{
@@ -213,12 +215,20 @@ impl Session {
     pub(crate) async fn dump(&self) -> Result<Dump, Error> {
         let one = async |kind| {
             let connection = self.connection(kind)?;
-            let flows = async { connection.dump_flows(FlowFilter::default()).await };
+            let flows = async {
+                let mut flows = vec![];
+                let visit = |stats: FlowStats| {
+                    if !pipeline::is_learned(&stats.flow) {
+                        flows.push(PackedFlow::new(&stats.flow));
+                    }
+                };
+                connection.visit_flows(FlowFilter::default(), visit).await?;
+                Ok(flows)
+            };
             let groups = async { connection.dump_groups().await };
             let ports = async { connection.ports().await };
             let all = futures::future::try_join3(flows, groups, ports).await;
             let (flows, groups, ports) = all.map_err(|source| bridge_error(kind, source))?;
-            let flows = flows.into_iter().map(|stats| stats.flow).filter(|flow| !pipeline::is_learned(flow));
             let tables = Tables::new(flows, groups);
             let ports: HashMap<_, _> = ports.into_iter().map(|port| (port.name, port.port.0)).collect();
             Ok::<_, Error>((tables, ports))

@@ -1,28 +1,22 @@
 //! Flow and group tables of one bridge, and changes to them.
 
 use std::{
+    borrow::Borrow,
     collections::{BTreeMap, HashMap, HashSet},
     hash::{Hash, Hasher},
-    sync::Arc,
 };
 
-use openflow_rs::{Change, Flow, FlowMod, Group, GroupMod};
+use openflow_rs::{Change, Flow, Group, GroupMod, PackedFlow, PackedMod};
 
 use super::cookie::Cookie;
 
 /// A flow that is compared by its identity in the switch: table, priority and match.
 #[derive(Clone, Debug)]
-struct FlowEntry(Arc<Flow>);
-
-impl FlowEntry {
-    fn identity(&self) -> (u8, u16, &openflow_rs::Match) {
-        (self.0.table, self.0.priority, &self.0.matching)
-    }
-}
+struct FlowEntry(PackedFlow);
 
 impl PartialEq for FlowEntry {
     fn eq(&self, other: &FlowEntry) -> bool {
-        self.identity() == other.identity()
+        self.0.identity() == other.0.identity()
     }
 }
 
@@ -30,7 +24,13 @@ impl Eq for FlowEntry {}
 
 impl Hash for FlowEntry {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.identity().hash(state);
+        self.0.identity().hash(state);
+    }
+}
+
+impl Borrow<[u8]> for FlowEntry {
+    fn borrow(&self) -> &[u8] {
+        self.0.identity()
     }
 }
 
@@ -39,67 +39,59 @@ impl Hash for FlowEntry {
 pub(crate) struct Tables {
     flows: HashSet<FlowEntry>,
     /// Flows by cookie.
-    owners: HashMap<Cookie, HashSet<FlowEntry>>,
+    owners: HashMap<Cookie, Box<[PackedFlow]>>,
     groups: BTreeMap<u32, Group>,
 }
 
 impl Tables {
     pub(crate) fn new(
-        flows: impl IntoIterator<Item = Flow>,
+        flows: impl IntoIterator<Item = PackedFlow>,
         groups: impl IntoIterator<Item = Group>,
     ) -> Tables {
-        let mut tables = Tables::default();
-        for flow in flows {
-            tables.insert(Arc::new(flow));
+        let flows: HashSet<FlowEntry> = flows.into_iter().map(FlowEntry).collect();
+        let mut owners: HashMap<Cookie, Vec<PackedFlow>> = HashMap::new();
+        for FlowEntry(flow) in &flows {
+            owners.entry(Cookie(flow.cookie())).or_default().push(flow.clone());
         }
-        tables.groups = groups.into_iter().map(|group| (group.id, group)).collect();
-        tables
+        let owners = owners.into_iter().map(|(owner, flows)| (owner, flows.into())).collect();
+        Tables { flows, owners, groups: groups.into_iter().map(|group| (group.id, group)).collect() }
     }
 
     /// Returns the flows that are missing or different in `other`.
-    pub(crate) fn difference<'a>(&'a self, other: &'a Tables) -> impl Iterator<Item = &'a Flow> {
-        self.flows
-            .iter()
-            .filter(|entry| other.flows.get(entry).is_none_or(|present| present.0 != entry.0))
-            .map(|entry| &*entry.0)
+    pub(crate) fn difference<'a>(&'a self, other: &'a Tables) -> impl Iterator<Item = &'a PackedFlow> {
+        let differs = |flow: &&PackedFlow| other.get(flow) != Some(*flow);
+        self.flows().filter(differs)
     }
 
     pub(crate) fn groups(&self) -> &BTreeMap<u32, Group> {
         &self.groups
     }
 
-    pub(crate) fn flows(&self) -> impl Iterator<Item = &Flow> {
-        self.flows.iter().map(|entry| &*entry.0)
+    pub(crate) fn flows(&self) -> impl Iterator<Item = &PackedFlow> {
+        self.flows.iter().map(|entry| &entry.0)
+    }
+
+    /// Flows with this cookie.
+    pub(crate) fn flows_of(&self, owner: Cookie) -> &[PackedFlow] {
+        self.owners.get(&owner).map_or(&[], |flows| flows)
     }
 
     pub(crate) fn len(&self) -> usize {
         self.flows.len()
     }
 
-    /// Adds or replaces a flow; returns the replaced one.
-    fn insert(&mut self, flow: Arc<Flow>) -> Option<Arc<Flow>> {
-        let entry = FlowEntry(flow);
-        let old = self.flows.replace(entry.clone()).map(|old| old.0);
-        if let Some(old) = &old {
-            self.remove_owner(Cookie(old.cookie), old);
-        }
-        self.owners.entry(Cookie(entry.0.cookie)).or_default().replace(entry);
-        old
+    /// The flow of the same identity.
+    fn get(&self, flow: &PackedFlow) -> Option<&PackedFlow> {
+        self.flows.get(flow.identity()).map(|entry| &entry.0)
     }
 
-    fn remove(&mut self, flow: &Arc<Flow>) -> Option<Arc<Flow>> {
-        let old = self.flows.take(&FlowEntry(flow.clone()))?.0;
-        self.remove_owner(Cookie(old.cookie), &old);
-        Some(old)
-    }
-
-    fn remove_owner(&mut self, owner: Cookie, flow: &Arc<Flow>) {
-        if let Some(flows) = self.owners.get_mut(&owner) {
-            flows.remove(&FlowEntry(flow.clone()));
-            if flows.is_empty() {
-                self.owners.remove(&owner);
-            }
-        }
+    /// Sets the flows with a cookie; returns the previous ones.
+    fn set_owned(&mut self, owner: Cookie, flows: Box<[PackedFlow]>) -> Box<[PackedFlow]> {
+        let old = match flows.is_empty() {
+            true => self.owners.remove(&owner),
+            false => self.owners.insert(owner, flows),
+        };
+        old.unwrap_or_default()
     }
 }
 
@@ -108,41 +100,54 @@ impl Tables {
 pub(crate) struct Edit<'a> {
     tables: &'a mut Tables,
     /// Previous flow for each changed identity.
-    flows: HashMap<FlowEntry, Option<Arc<Flow>>>,
+    flows: HashMap<FlowEntry, Option<PackedFlow>>,
+    /// Previous flows of each changed owner.
+    owners: HashMap<Cookie, Box<[PackedFlow]>>,
     /// Previous group for each changed id.
     groups: BTreeMap<u32, Option<Group>>,
 }
 
 impl<'a> Edit<'a> {
     pub(crate) fn new(tables: &'a mut Tables) -> Edit<'a> {
-        Edit { tables, flows: HashMap::new(), groups: BTreeMap::new() }
+        Edit { tables, flows: HashMap::new(), owners: HashMap::new(), groups: BTreeMap::new() }
     }
 
-    fn insert(&mut self, flow: Flow) {
-        let flow = Arc::new(flow);
-        if self.tables.flows.get(&FlowEntry(flow.clone())).is_some_and(|entry| *entry.0 == *flow) {
-            return;
+    /// Adds or replaces a flow, also one of another owner. Returns the flow in the tables.
+    fn insert(&mut self, flow: PackedFlow) -> PackedFlow {
+        match self.tables.get(&flow) {
+            Some(present) if *present == flow => return present.clone(),
+            Some(other) if other.cookie() != flow.cookie() => {
+                let owner = Cookie(other.cookie());
+                let left = self.tables.flows_of(owner).iter();
+                let left = left.filter(|other| other.identity() != flow.identity()).cloned().collect();
+                self.set_owned(owner, left);
+            }
+            _ => {}
         }
-        let old = self.tables.insert(flow.clone());
-        self.flows.entry(FlowEntry(flow)).or_insert(old);
+        let old = self.tables.flows.replace(FlowEntry(flow.clone()));
+        self.flows.entry(FlowEntry(flow.clone())).or_insert(old.map(|entry| entry.0));
+        flow
     }
 
-    fn remove(&mut self, flow: &Arc<Flow>) {
-        if let Some(old) = self.tables.remove(flow) {
-            self.flows.entry(FlowEntry(flow.clone())).or_insert(Some(old));
-        }
+    fn set_owned(&mut self, owner: Cookie, flows: Box<[PackedFlow]>) {
+        let old = self.tables.set_owned(owner, flows);
+        self.owners.entry(owner).or_insert(old);
     }
 
     /// Replaces all flows of `owner` with `flows`. A flow that another owner has taken over stays.
     pub(crate) fn set(&mut self, owner: Cookie, flows: impl IntoIterator<Item = Flow>) {
-        let mut old = self.tables.owners.get(&owner).cloned().unwrap_or_default();
-        for flow in flows {
-            let flow = flow.cookie(owner.0);
-            old.remove(&FlowEntry(Arc::new(flow.clone())));
-            self.insert(flow);
+        let flows = flows.into_iter().map(|flow| PackedFlow::new(&flow.cookie(owner.0)));
+        let flows: Box<[PackedFlow]> = flows.map(|flow| self.insert(flow)).collect();
+        let kept: HashSet<&[u8]> = flows.iter().map(PackedFlow::identity).collect();
+        let old = self.tables.flows_of(owner).iter().filter(|flow| !kept.contains(flow.identity()));
+        let old: Vec<PackedFlow> = old.cloned().collect();
+        for flow in old {
+            if let Some(FlowEntry(old)) = self.tables.flows.take(flow.identity()) {
+                self.flows.entry(FlowEntry(flow)).or_insert(Some(old));
+            }
         }
-        for entry in old {
-            self.remove(&entry.0);
+        if self.tables.flows_of(owner) != &*flows {
+            self.set_owned(owner, flows);
         }
     }
 
@@ -162,10 +167,18 @@ impl<'a> Edit<'a> {
         }
     }
 
-    pub(crate) fn remove_group(&mut self, id: u32) {
-        if let Some(old) = self.tables.groups.remove(&id) {
-            self.groups.entry(id).or_insert(Some(old));
+    /// Whether there was such a group.
+    pub(crate) fn remove_group(&mut self, id: u32) -> bool {
+        let old = self.tables.groups.remove(&id);
+        let existed = old.is_some();
+        if existed {
+            self.groups.entry(id).or_insert(old);
         }
+        existed
+    }
+
+    pub(crate) fn has_group(&self, id: u32) -> bool {
+        self.tables.groups.contains_key(&id)
     }
 
     pub(crate) fn group_ids(&self) -> impl Iterator<Item = u32> + use<'_, 'a> {
@@ -186,26 +199,30 @@ impl<'a> Edit<'a> {
                 None => {}
             }
         }
-        for (entry, old) in &self.flows {
-            match self.tables.flows.get(entry) {
-                Some(new) if old.as_ref().is_none_or(|old| **old != *new.0) => {
-                    add.push(FlowMod::add((*new.0).clone()).into());
-                }
+        for (FlowEntry(flow), old) in &self.flows {
+            match self.tables.get(flow) {
+                Some(new) if old.as_ref() != Some(new) => add.push(PackedMod::add(new.clone()).into()),
                 Some(_) => {}
-                None if old.is_some() => delete.push(FlowMod::delete_strict(&entry.0).into()),
+                None if old.is_some() => delete.push(PackedMod::delete(flow.clone()).into()),
                 None => {}
             }
         }
-        [first, add, delete, last].concat()
+        for mut later in [add, delete, last] {
+            first.append(&mut later);
+        }
+        first
     }
 
     /// Restores the previous contents of the tables.
     pub(crate) fn rollback(self) {
         for (entry, old) in self.flows {
             match old {
-                Some(old) => drop(self.tables.insert(old)),
-                None => drop(self.tables.remove(&entry.0)),
+                Some(old) => drop(self.tables.flows.replace(FlowEntry(old))),
+                None => drop(self.tables.flows.remove(&entry)),
             }
+        }
+        for (owner, flows) in self.owners {
+            drop(self.tables.set_owned(owner, flows));
         }
         for (id, old) in self.groups {
             match old {
@@ -260,6 +277,26 @@ mod tests {
     }
 
     #[test]
+    fn a_rejected_change_leaves_no_trace() {
+        let mut tables = Tables::default();
+        Edit::new(&mut tables).set(A, [flow(1, 5), flow(2, 5)]);
+        Edit::new(&mut tables).set(B, [flow(3, 5)]);
+        let mut edit = Edit::new(&mut tables);
+        edit.set(B, [flow(1, 6), flow(4, 5)]);
+        edit.set(A, [flow(2, 7)]);
+        edit.set(A, []);
+        edit.rollback();
+        // The owners are as before, too: nothing is to be written for the same flows, and all goes with them.
+        let mut edit = Edit::new(&mut tables);
+        edit.set(A, [flow(1, 5), flow(2, 5)]);
+        edit.set(B, [flow(3, 5)]);
+        assert_eq!(change_lines(&edit), [""; 0]);
+        edit.set(A, []);
+        edit.set(B, []);
+        assert_eq!((edit.changes().len(), tables.len()), (3, 0));
+    }
+
+    #[test]
     fn groups_are_added_before_and_deleted_after_their_flows() {
         let group = Group { id: 7, kind: GroupKind::All, buckets: vec![] };
         let to_group = Flow::new(1, 10, Match::new()).apply([Action::Group(7)]);
@@ -267,18 +304,19 @@ mod tests {
         let mut edit = Edit::new(&mut tables);
         edit.set(A, [to_group]);
         edit.set_group(group);
-        assert!(matches!(edit.changes()[..], [Change::Group(_), Change::Flow(_)]));
+        assert!(matches!(edit.changes()[..], [Change::Group(_), Change::Packed(_)]));
         let mut edit = Edit::new(&mut tables);
         edit.remove_group(7);
         edit.set(A, []);
-        assert!(matches!(edit.changes()[..], [Change::Flow(_), Change::Group(_)]));
+        assert!(matches!(edit.changes()[..], [Change::Packed(_), Change::Group(_)]));
         edit.rollback();
         assert_eq!((tables.len(), tables.groups().len()), (1, 1));
     }
 
     #[test]
     fn flows_of_other_owners_are_removed() {
-        let mut tables = Tables::new([flow(1, 5).cookie(A.0), flow(2, 5).cookie(B.0), flow(3, 5)], []);
+        let flows = [flow(1, 5).cookie(A.0), flow(2, 5).cookie(B.0), flow(3, 5)];
+        let mut tables = Tables::new(flows.map(|flow| PackedFlow::new(&flow)), []);
         let mut edit = Edit::new(&mut tables);
         edit.retain_owners(|owner| owner == A);
         assert_eq!(edit.changes().len(), 2);
