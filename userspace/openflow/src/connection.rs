@@ -380,7 +380,10 @@ impl Connection {
         let what = "dump flows";
         let request = MultipartRequest::Flows(filter);
         self.each_part(request, what, |parts| match parts {
-            Parts::Flows(flows) => Ok(flows.into_iter().for_each(&mut visit)),
+            Parts::Flows(flows) => {
+                flows.into_iter().for_each(&mut visit);
+                Ok(())
+            }
             _ => Err(self.unexpected(what)),
         })
         .await
