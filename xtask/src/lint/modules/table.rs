@@ -226,7 +226,7 @@ pub(super) const RULES: &[Rules] = &[
                 &["message"],
                 &["bundle", "multipart"],
                 &["text"],
-                &["group"],
+                &["group", "packed"],
                 &["flow", "packet"],
                 &["action"],
                 &["matching"],
