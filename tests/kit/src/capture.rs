@@ -4,7 +4,7 @@ use std::{
     ffi::CString,
     io::{self, IoSlice, IoSliceMut},
     mem,
-    os::fd::{AsRawFd as _, OwnedFd},
+    os::fd::{AsFd, AsRawFd as _, OwnedFd},
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     time::{Duration, Instant},
 };
@@ -14,7 +14,7 @@ use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{
-        socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket},
+        socket::{AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt},
         uio::writev,
     },
 };
@@ -105,7 +105,7 @@ impl Tap {
     /// Returns the next received or sent frame.
     pub fn next(&self, deadline: Duration) -> Result<Option<Frame>> {
         let timeout = PollTimeout::try_from(deadline)?;
-        let mut wanted = [PollFd::new(std::os::fd::AsFd::as_fd(&self.socket), PollFlags::POLLIN)];
+        let mut wanted = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
         match poll(&mut wanted, timeout) {
             Ok(0) | Err(Errno::EINTR) => Ok(None),
             Ok(_) => read_frame(&self.socket).with_context(|| format!("read from {}", self.link)).map(Some),
@@ -139,6 +139,12 @@ impl Tap {
         }
         Ok(frames)
     }
+}
+
+/// Lets a socket hold what arrives while its reader gets no processor.
+pub fn enlarge_buffer(socket: &impl AsFd) -> Result<()> {
+    let size = usize::try_from(BUFFER)?;
+    setsockopt(socket, sockopt::RcvBufForce, &size).context("enlarge the buffer of a socket")
 }
 
 fn set_option(socket: &OwnedFd, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> Result<()> {

@@ -17,6 +17,7 @@ use contiv_abi::{
 use contiv_model::policy::{Action, Direction, Rule, UDP};
 use netplugin::datapath::{Object, ebpf::Options};
 use testkit::{
+    capture::enlarge_buffer,
     needs,
     packet::{BROADCAST, Packet},
 };
@@ -124,6 +125,7 @@ fn during_new_connections(rig: &mut Rig, work: impl FnOnce(&mut Rig) -> Result<(
     let (allowed, denied) = (bind(&rig.second, OPEN)?, bind(&rig.second, DENIED)?);
     for socket in [&allowed, &denied] {
         socket.set_read_timeout(Some(TIMEOUT))?;
+        enlarge_buffer(socket)?;
     }
     let (to, from) = (rig.second.ip(), rig.first.ip());
     let ns = rig.first.ns.clone();
