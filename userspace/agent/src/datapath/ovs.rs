@@ -2,7 +2,7 @@
 //!
 //! The node has two bridges, `contivVlanBridge` and `contivVxlanBridge`. From low to high:
 //!
-//! * `bridge`, `options`, `error`: names of the bridges, configuration, errors.
+//! * `bridge`, `options`, `error`, `hash`: names of the bridges, configuration, errors, a stable hash.
 //! * `pipeline`: flows and groups of each object. No I/O.
 //! * `tables`: contents of the tables of one bridge, their changes, and the index of installed objects. No I/O.
 //! * `desired`: translation of objects to table contents, and comparison with the switch. No I/O.
@@ -15,6 +15,7 @@ mod apply;
 mod bridge;
 mod desired;
 mod error;
+mod hash;
 mod observe;
 mod options;
 mod pipeline;

@@ -91,7 +91,7 @@ pub(super) const RULES: &[Rules] = &[
                     &["desired"],
                     &["tables"],
                     &["pipeline"],
-                    &["bridge", "error", "options"],
+                    &["bridge", "error", "hash", "options"],
                 ],
             },
             Layers {

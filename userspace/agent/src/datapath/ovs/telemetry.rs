@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use contiv_model::{name::RuleId, service::Port};
@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 use super::{
     desired::{domain::domains_of_service, model::SwitchModel},
     error::ovs_error,
-    pipeline::{self, Counted},
+    pipeline::{self, Counted, Domain},
     tables::cookie::Cookie,
 };
 use crate::datapath::{
@@ -42,30 +42,56 @@ struct Source {
     flows: Arc<FlowsByOwner>,
 }
 
-/// Counted flows of groups and services, and those of the router.
+/// Counted flows by their cookie.
 type FlowsByOwner = HashMap<Cookie, Arc<CountedFlows>>;
 
-type CountedFlows = HashMap<FlowKey, Subject>;
+/// The counted flows of a group, a service or the router. A change costs little: they are computed when they are read.
+struct CountedFlows {
+    owner: Owner,
+    flows: OnceLock<HashMap<FlowKey, Subject>>,
+}
 
-/// The counted flows of a group or a service; none if it is not installed.
-fn of_object(model: &SwitchModel, id: &ObjectId) -> CountedFlows {
-    match model.index.get(id).map(|installed| &installed.object) {
-        Some(Object::Group(group)) => of_group(group),
-        Some(Object::Service(service)) => of_service(model, service),
-        _ => CountedFlows::new(),
+enum Owner {
+    Group(Group),
+    /// With its domains and its number.
+    Service(Service, Vec<Domain>, u32),
+    Router,
+}
+
+impl CountedFlows {
+    /// `None` if the object is not installed.
+    fn of(model: &SwitchModel, id: &ObjectId) -> Option<CountedFlows> {
+        match &model.index.get(id)?.object {
+            Object::Group(group) => Some(CountedFlows::new(Owner::Group(group.clone()))),
+            Object::Service(service) => {
+                let number = model.numbers.services.get(&Cookie::of(id))?;
+                let domains = domains_of_service(&model.index, &model.numbers, &model.base, service);
+                Some(CountedFlows::new(Owner::Service(service.clone(), domains, number)))
+            }
+            _ => None,
+        }
+    }
+
+    fn new(owner: Owner) -> CountedFlows {
+        CountedFlows { owner, flows: OnceLock::new() }
+    }
+
+    fn flows(&self) -> &HashMap<FlowKey, Subject> {
+        self.flows.get_or_init(|| match &self.owner {
+            Owner::Group(group) => of_group(group),
+            Owner::Service(service, domains, number) => of_service(service, domains, *number),
+            Owner::Router => of_router(),
+        })
     }
 }
 
-fn of_group(group: &Group) -> CountedFlows {
+fn of_group(group: &Group) -> HashMap<FlowKey, Subject> {
     let rules = pipeline::counted_rules(group).into_iter();
     rules.filter_map(|(flow, rule)| Some((key(flow), Subject::Rule(rule?)))).collect()
 }
 
-fn of_service(model: &SwitchModel, service: &Service) -> CountedFlows {
-    let owner = Cookie::of(&ObjectId::Service(service.id.clone()));
-    let Some(number) = model.numbers.services.get(&owner) else { return CountedFlows::new() };
-    let domains = domains_of_service(&model.index, &model.numbers, &model.base, service);
-    let flows = domains.into_iter().flat_map(|domain| pipeline::counted_services(service, domain, number));
+fn of_service(service: &Service, domains: &[Domain], number: u32) -> HashMap<FlowKey, Subject> {
+    let flows = domains.iter().flat_map(|domain| pipeline::counted_services(service, *domain, number));
     let subject = |port: Port, counted| {
         let (service, protocol, port) = (service.id.clone(), port.protocol, port.port);
         Subject::Service(ServicePort { service, protocol, port }, counted)
@@ -73,7 +99,7 @@ fn of_service(model: &SwitchModel, service: &Service) -> CountedFlows {
     flows.map(|(flow, port, counted)| (key(flow), subject(port, counted))).collect()
 }
 
-fn of_router() -> CountedFlows {
+fn of_router() -> HashMap<FlowKey, Subject> {
     let drops = pipeline::counted_drops().into_iter();
     drops.map(|(flow, reason)| (key(flow), Subject::Drop(reason))).collect()
 }
@@ -93,9 +119,9 @@ impl FlowCounters {
     pub(crate) fn follow(&self, bridges: Vec<Connection>, model: &SwitchModel) {
         let groups = model.index.groups().map(|group| ObjectId::Group(group.identity));
         let services = model.index.services().map(|service| ObjectId::Service(service.id.clone()));
-        let of_object = |id: ObjectId| (Cookie::of(&id), Arc::new(of_object(model, &id)));
-        let router = (Cookie::BASE, Arc::new(of_router()));
-        let flows = groups.chain(services).map(of_object).chain([router]).collect();
+        let of_object = |id: ObjectId| Some((Cookie::of(&id), Arc::new(CountedFlows::of(model, &id)?)));
+        let router = (Cookie::BASE, Arc::new(CountedFlows::new(Owner::Router)));
+        let flows = groups.chain(services).filter_map(of_object).chain([router]).collect();
         *self.lock() = Source { bridges, flows: Arc::new(flows) };
     }
 
@@ -104,15 +130,13 @@ impl FlowCounters {
         if changed.is_empty() {
             return;
         }
-        let changed: Vec<_> = changed.iter().map(|id| (Cookie::of(id), of_object(model, id))).collect();
         let mut source = self.lock();
         // Copied only while they are read.
         let flows = Arc::make_mut(&mut source.flows);
-        for (owner, counted) in changed {
-            if counted.is_empty() {
-                flows.remove(&owner);
-            } else {
-                flows.insert(owner, Arc::new(counted));
+        for id in changed {
+            match CountedFlows::of(model, id) {
+                Some(counted) => drop(flows.insert(Cookie::of(id), Arc::new(counted))),
+                None => drop(flows.remove(&Cookie::of(id))),
             }
         }
     }
@@ -122,7 +146,7 @@ impl FlowCounters {
     pub(crate) fn lines(&self) -> BTreeSet<String> {
         let flows = self.lock().flows.clone();
         let lines = flows.iter().flat_map(|(owner, counted)| {
-            counted.iter().map(move |(key, subject)| format!("{owner:?} {key:?} {subject:?}"))
+            counted.flows().iter().map(move |(key, subject)| format!("{owner:?} {key:?} {subject:?}"))
         });
         lines.collect()
     }
@@ -154,7 +178,7 @@ impl FlowCounters {
                     let traffic = Traffic { packets: stats.packets, bytes: stats.bytes };
                     let owner = flows.get(&Cookie(stats.flow.cookie)).filter(|_| traffic.packets > 0);
                     let key = key(stats.flow);
-                    if let Some(subject) = owner.and_then(|owner| owner.get(&key)) {
+                    if let Some(subject) = owner.and_then(|owner| owner.flows().get(&key)) {
                         sums.add(subject, traffic);
                     }
                 };

@@ -10,7 +10,7 @@ use contiv_model::{
     tag::Encap,
     vrf::Vrf,
 };
-use openflow_rs::{Change, Flow};
+use openflow_rs::{Change, Flow, PackedFlow};
 
 use super::{
     domain::{domain, domains_of_service, routed},
@@ -376,9 +376,12 @@ impl<'a> Batch<'a> {
             return;
         }
         if let Object::Group(group) = &installed.object {
-            let flows = pipeline::rules(group);
-            self.edits.vlan.set(Cookie::of(id), flows.clone());
-            self.edits.vxlan.set(Cookie::of(id), flows);
+            let owner = Cookie::of(id);
+            let flows = pipeline::rules(group).into_iter().map(|flow| PackedFlow::new(&flow.cookie(owner.0)));
+            // In one copy: there may be tens of thousands.
+            let flows: Vec<PackedFlow> = flows.collect();
+            self.edits.vlan.set_packed(owner, flows.iter().cloned());
+            self.edits.vxlan.set_packed(owner, flows);
             self.counted.insert(id.clone());
             return;
         }

@@ -1,6 +1,6 @@
 //! Golden test: flows of each object in the syntax of `ovs-ofctl`.
 
-use std::{fmt::Write as _, fs, path::Path};
+use std::{collections::HashSet, fmt::Write as _, fs, path::Path};
 
 use contiv_model::{
     global::ArpMode,
@@ -13,6 +13,7 @@ use contiv_model::{
     vrf::Vrf,
 };
 
+use ipnet::IpNet;
 use openflow_rs::{Field, Flow};
 
 use super::*;
@@ -253,6 +254,24 @@ fn alternatives_of_a_rule_add_up() {
     };
     let group = Group::new(Identity::try_from(9).unwrap(), [rule]);
     assert_eq!(rules(&group).len(), 100 + 30 + 1 + 3);
+}
+
+/// Each rule is a conjunction; two share an id.
+#[test]
+fn a_rule_that_comes_leaves_the_flows_of_others() {
+    let rule = |n: u8| Rule {
+        peer: Peer { identities: Some(identities([5, 6, 7])), ..Peer::any() },
+        own: Some(IpNet::new([10, 0, 0, n].into(), 32).unwrap()),
+        protocol: Some(TCP),
+        ports: PortRange::new(8080, 8090),
+        ..Rule::new(format!("r{}", n / 2), Direction::In, Verdict::Allow, Tier::try_from(60).unwrap())
+    };
+    let flows = |numbers: std::ops::Range<u8>| -> HashSet<Flow> {
+        let all: Vec<Rule> = numbers.map(rule).collect();
+        rules(&Group::new(Identity::try_from(9).unwrap(), all)).into_iter().collect()
+    };
+    let (few, more) = (flows(2..9), flows(0..9));
+    assert!(few.is_subset(&more) && few.len() < more.len());
 }
 
 #[test]

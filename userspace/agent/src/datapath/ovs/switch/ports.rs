@@ -14,7 +14,7 @@ use super::{
 };
 use crate::datapath::{
     KERNEL_MAC, Local, ObjectId, Peer,
-    ovs::{bridge::BridgeKind, options::DatapathType, pipeline::bridge_and_tag, tables::cookie},
+    ovs::{bridge::BridgeKind, hash::hash, options::DatapathType, pipeline::bridge_and_tag},
 };
 
 /// Owner of uplinks, and name of the port of a bond.
@@ -312,6 +312,6 @@ pub(crate) fn tunnel_name(database: &Database, vtep: IpAddr, taken: impl Fn(&str
     if vtep.is_ipv4() && plain.len() <= MAX_NAME && free(&plain) {
         return plain;
     }
-    let hash = cookie::hash(&text);
+    let hash = hash(&text);
     format!("vxif{:011x}", hash >> 20)
 }

@@ -1,6 +1,6 @@
 //! Flow cookies.
 
-use crate::datapath::ObjectId;
+use crate::datapath::{ObjectId, ovs::hash::hash};
 
 /// Cookie of the flows of one object: 0xc in bits 60 to 63, the kind of the object in bits 56 to 59, and 56 bits of a
 /// hash of its id. It does not depend on the process or the version, so that a restarted agent recognises its flows.
@@ -27,10 +27,4 @@ impl Cookie {
         };
         Cookie((PREFIX | kind) << 56 | hash(&text) & HASH_MASK)
     }
-}
-
-/// FNV-1a, 64 bits. The hashes of the standard library differ between versions.
-pub(crate) fn hash(text: &str) -> u64 {
-    text.bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

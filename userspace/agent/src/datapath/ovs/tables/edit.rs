@@ -136,8 +136,12 @@ impl<'a> Edit<'a> {
 
     /// Replaces all flows of `owner` with `flows`. A flow that another owner has taken over stays.
     pub(crate) fn set(&mut self, owner: Cookie, flows: impl IntoIterator<Item = Flow>) {
-        let flows = flows.into_iter().map(|flow| PackedFlow::new(&flow.cookie(owner.0)));
-        let flows: Box<[PackedFlow]> = flows.map(|flow| self.insert(flow)).collect();
+        self.set_packed(owner, flows.into_iter().map(|flow| PackedFlow::new(&flow.cookie(owner.0))));
+    }
+
+    /// As [`set`](Self::set) with flows that have the owner's cookie already.
+    pub(crate) fn set_packed(&mut self, owner: Cookie, flows: impl IntoIterator<Item = PackedFlow>) {
+        let flows: Box<[PackedFlow]> = flows.into_iter().map(|flow| self.insert(flow)).collect();
         let kept: HashSet<&[u8]> = flows.iter().map(PackedFlow::identity).collect();
         let old = self.tables.flows_of(owner).iter().filter(|flow| !kept.contains(flow.identity()));
         let old: Vec<PackedFlow> = old.cloned().collect();

@@ -5,9 +5,12 @@
 //! number of flows is the sum of the alternatives.
 //!
 //! All flows match the identity of the group, so that the numbers of conjunctions need to be unique in the rules of one
-//! group and direction only: a number is the rule's position.
+//! group and direction only. They are hashes, so that a rule that comes or goes leaves the flows of others as they are.
 
-use std::{cmp::Reverse, collections::BTreeMap};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use contiv_model::{
     name::RuleId,
@@ -22,7 +25,10 @@ use super::{
 };
 use crate::datapath::{
     Group,
-    ovs::pipeline::table::{self, priority::policy as rank},
+    ovs::{
+        hash::hash,
+        pipeline::table::{self, priority::policy as rank},
+    },
 };
 
 /// Tables with the flows of rules.
@@ -84,7 +90,8 @@ fn directed<'a>(
     let mut rules: Vec<&Rule> = rules.collect();
     rules.sort();
     let mut entries: BTreeMap<(Reverse<u16>, Match), Entry<'_>> = BTreeMap::new();
-    for (at, rule) in rules.into_iter().enumerate() {
+    let mut conjunctions = Conjunctions::default();
+    for rule in rules {
         let rank = Reverse(rank_of(rule));
         let Some(conditions) = conditions(rule, own, peer) else { continue };
         let base = Condition { matching: member(group, own), family: None };
@@ -101,7 +108,7 @@ fn directed<'a>(
                 }
             }
             many => {
-                let (id, clauses) = (at as u32 + 1, many.len() as u8);
+                let (id, clauses) = (conjunctions.number(&rule.id), many.len() as u8);
                 for (clause, alternatives) in many.iter().enumerate() {
                     let action = Action::Conjunction { id, clause: clause as u8, clauses };
                     for m in with_base(alternatives) {
@@ -128,6 +135,26 @@ fn directed<'a>(
         }
     };
     entries.into_iter().flat_map(flows).collect()
+}
+
+/// Numbers of the conjunctions of one group and direction. They depend on the rules, not on the process.
+#[derive(Default)]
+struct Conjunctions<'a> {
+    /// Rules that differ only in their subnets share an id.
+    rules: BTreeMap<&'a RuleId, u32>,
+    used: BTreeSet<u32>,
+}
+
+impl<'a> Conjunctions<'a> {
+    fn number(&mut self, rule: &'a RuleId) -> u32 {
+        let nth = self.rules.entry(rule).or_default();
+        let mut number = hash(&format!("{rule}/{nth}")) as u32;
+        *nth += 1;
+        while number == 0 || !self.used.insert(number) {
+            number = number.wrapping_add(1);
+        }
+        number
+    }
 }
 
 /// Of rules of one rank the first one decides: they are sorted by id, and have one action.
