@@ -163,7 +163,10 @@ pub(crate) async fn the_status_reports_an_unavailable_store(peer: &mut Peer) -> 
     tokio::time::timeout(SOON, status.wait_for(|s| *s == Status::Connected)).await??;
     peer.kill()?;
     // The last connections to a store that ends may be reset instead.
-    let away = |s: &Status| matches!(s, Status::Retrying { failures, error, .. } if *failures >= 2 && error.to_string().contains("refused"));
+    let away = |s: &Status| match s {
+        Status::Retrying { failures, error, .. } => *failures >= 2 && error.to_string().contains("refused"),
+        _ => false,
+    };
     let error = match &*tokio::time::timeout(SOON, status.wait_for(away)).await?? {
         Status::Retrying { error, .. } => error.to_string(),
         other => bail!("{other:?}"),

@@ -68,7 +68,9 @@ pub(crate) struct BackendSets {
     digests: HashMap<Vec<Backend>, u64>,
     /// Number of each backend that has one, and how many sets use it.
     numbers: HashMap<Backend, (u32, u32)>,
+    /// Numbers in use, one slot each.
     number_slots: BuddyAllocator,
+    /// Blocks of `ctv_ring`.
     blocks: BuddyAllocator,
     quarantine: VecDeque<(Instant, Freed)>,
     capacity: u32,

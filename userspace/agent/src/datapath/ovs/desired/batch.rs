@@ -502,7 +502,7 @@ impl<'a> Batch<'a> {
         self.set_flows(&id, bridge, flows);
     }
 
-    /// Removes the groups of a network from index `first` on.
+    /// Removes the groups of a network, or those of peers, from index `first` on.
     fn remove_groups(&mut self, bridge: BridgeKind, id: impl Fn(usize) -> u32, first: usize) {
         let edit = self.edits.get_mut(bridge);
         let mut excess = (first..).map(id);
