@@ -19,7 +19,7 @@ use contiv_model::{
 };
 use netplugin::datapath::{Datapath as _, Object, Remote, Service};
 use nix::libc;
-use testkit::{Netns, needs, wait_until};
+use testkit::{Netns, needs, patience, wait_until};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -36,8 +36,8 @@ use crate::{
 /// A pod that reaches itself through a service.
 const ALONE: Endpoint = Endpoint(4);
 /// Connections of the client for each address family, and of the pod that reaches itself.
-const CONNECTIONS: usize = 400;
-const HAIRPINS: usize = 100;
+const CONNECTIONS: u64 = 400;
+const HAIRPINS: u64 = 100;
 /// Ports of UDP that are denied always, and from the first upgrade on.
 const DENIED: u16 = 9;
 const DENIED_LATER: u16 = 10;
@@ -50,6 +50,11 @@ const UNANSWERED: u64 = 200;
 /// After this time without any answer, datagrams count as lost.
 const LOST: Duration = Duration::from_millis(100);
 const LOST_AT_MOST: Duration = Duration::from_secs(5);
+
+/// A number of connections or events, fewer of them where each takes longer.
+fn scaled(number: u64) -> u64 {
+    number / u64::from(patience())
+}
 
 /// What all threads share.
 #[derive(Default)]
@@ -165,7 +170,7 @@ async fn exchange(stream: &mut TcpStream, number: u64) -> Result<()> {
 }
 
 /// Opens connections, and exchanges data by each until the end.
-async fn converse(to: SocketAddr, connections: usize, counters: Arc<Counters>) -> Result<()> {
+async fn converse(to: SocketAddr, connections: u64, counters: Arc<Counters>) -> Result<()> {
     let mut tasks = tokio::task::JoinSet::new();
     for number in 0..connections {
         let mut stream = timeout(BROKEN, TcpStream::connect(to)).await.context("connect")??;
@@ -176,13 +181,17 @@ async fn converse(to: SocketAddr, connections: usize, counters: Arc<Counters>) -
             loop {
                 // Once more after the end.
                 let last = counters.done.load(Relaxed);
-                exchange(&mut stream, round).await.with_context(|| format!("connection {number} to {to}"))?;
+                let asked = Instant::now();
+                exchange(&mut stream, round).await.with_context(|| {
+                    let waited = asked.elapsed().as_millis();
+                    format!("connection {number} to {to}, exchange {round}, after {waited} ms")
+                })?;
                 counters.exchanges.fetch_add(1, Relaxed);
                 if last {
                     return anyhow::Ok(());
                 }
                 round += 1;
-                sleep(Duration::from_millis(150 + number as u64 % 100)).await;
+                sleep(Duration::from_millis(150 + number % 100)).await;
             }
         });
     }
@@ -350,13 +359,13 @@ fn connections_outlive_upgrades_under_load() -> Result<()> {
         }
     }
     let at = |ip: IpAddr| SocketAddr::new(ip, 80);
-    for (endpoint, vip, count) in [(HERE, VIP, CONNECTIONS), (ALONE, SELF, HAIRPINS)] {
+    for (endpoint, vip, count) in [(HERE, VIP, scaled(CONNECTIONS)), (ALONE, SELF, scaled(HAIRPINS))] {
         for to in [at(vip.ip().into()), at(vip.ip6().into())] {
             let counters = Arc::clone(&counters);
             threads.push(spawn(cluster.pod(endpoint), move || converse(to, count, counters)));
         }
     }
-    let all = 2 * (CONNECTIONS + HAIRPINS) as u64;
+    let all = 2 * (scaled(CONNECTIONS) + scaled(HAIRPINS));
     let opened = reach(&counters.opened, "connections", all)
         .and_then(|()| reach(&counters.exchanges, "exchanges", 2 * all));
     if opened.is_ok() {
@@ -385,6 +394,11 @@ fn connections_outlive_upgrades_under_load() -> Result<()> {
     );
     let broken: Vec<String> =
         results.into_iter().filter_map(|result| result.err()).map(|e| format!("{e:#}")).collect();
+    if !broken.is_empty() {
+        for node in [&cluster.a, &cluster.b] {
+            println!("LOAD {}", node.datapath.inspect());
+        }
+    }
     assert_eq!(broken, Vec::<String>::new());
     assert_eq!(counters.untranslated.load(Relaxed), 0);
     assert_eq!(counters.denied[0].load(Relaxed), 0);
@@ -408,7 +422,8 @@ fn reach(counter: &AtomicU64, what: &str, number: u64) -> Result<()> {
 
 /// Upgrades both nodes, and back again. From the first upgrade on, a further port is denied.
 fn upgrade(cluster: &mut Cluster, counters: &Counters) -> Result<()> {
-    let progress = |counter: &AtomicU64, more: u64| reach(counter, "events", counter.load(Relaxed) + more);
+    let progress =
+        |counter: &AtomicU64, more: u64| reach(counter, "events", counter.load(Relaxed) + scaled(more));
     progress(&counters.answered, 5000)?;
     progress(&counters.denied[1], 100)?;
     for version in [ABI_VERSION + 1, ABI_VERSION] {
