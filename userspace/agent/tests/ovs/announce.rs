@@ -92,10 +92,11 @@ fn new_endpoints_are_announced_on_the_uplink() -> Result<()> {
         [(IpAddr::from(ip), times), (ip6.into(), times)]
     });
     assert_eq!(seen, expected.into_iter().flatten().collect());
-    // Counted since the restart, after the reply of the switch.
+    // Counted since the restart, after the reply of the switch, for which the datapath has to run.
     let counts = || node.datapath.borrow().stats().endpoint_announcements;
     let sent = 2 * (of_removed as u64 + 2);
     wait_until(SOON, &format!("{sent} announcements are counted"), || {
+        assert!(!node.resync_needed(Duration::from_millis(50)));
         Ok((counts() == [("sent", sent), ("failed", 0), ("left-out", 0)]).then_some(()))
     })
     .with_context(|| format!("{:?}", counts()))
