@@ -1,4 +1,5 @@
-//! Routing of VLAN networks between the node and the physical network, in the node's kernel.
+//! What the agent adds to the routing of the node's kernel: between VLAN networks and the physical network, and from the node
+//! itself to networks of pods.
 //!
 //! ```text
 //!  pod ─ switch ─ inb01 ─ rule "iif inb01" ─ routes that BGP has learnt ─ interface with the router IP ─ leaf switch
@@ -10,12 +11,14 @@
 //! routes outlive the agent, which compares them with what it wants whenever the state or the kernel changes.
 //!
 //! * `desired`: what the kernel shall have.
+//! * `host`: routes of the node itself.
 //! * `interface`: the interfaces that forward.
 //! * `rules`, `routes`, `family`: netlink messages of both.
 //! * `task`: keeps the kernel in sync.
 
 mod desired;
 mod family;
+mod host;
 mod interface;
 mod kernel;
 mod routes;

@@ -265,7 +265,7 @@ async fn run_with<D: Datapath + 'static>(
         Ok(())
     });
     tasks.spawn("bgp", speaker.run(halt.clone()));
-    if identity.datapath == Kind::Ovs {
+    if identity.datapath != Kind::Fake {
         tasks.spawn("router", router.run(halt.clone()));
     }
     tasks.spawn("bgp status", bgp::publish(node.host, store.clone(), sessions, halt));

@@ -1,6 +1,7 @@
 //! Forward mode `routing` in a cluster with an OVS node and an eBPF node: one wire format, both ways round.
 
 use std::{
+    collections::BTreeSet,
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
@@ -8,10 +9,10 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use e2e::{
     binaries::Binary,
-    cluster::{Cluster, Datapath, Encap, Network, Pod, Shape, StoreKind},
+    cluster::{Cluster, Datapath, Encap, Network, Node, Pod, Shape, StoreKind},
     load::{Server, Streams},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use testkit::{needs, wait_until};
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -62,6 +63,69 @@ fn is_traced(cluster: &Cluster, from: &Pod, to: &Pod) -> Result<()> {
     Ok(())
 }
 
+/// Destinations of a node's routes by its interface on the infra network `contivh1`, without that network itself.
+fn host_routes(node: &Node) -> Result<BTreeSet<String>> {
+    let mut routes = BTreeSet::new();
+    for family in ["-4", "-6"] {
+        let lines = node.netns().ip(&format!("{family} route show proto 98"))?;
+        routes.extend(lines.lines().filter_map(|line| line.split_whitespace().next().map(str::to_owned)));
+    }
+    Ok(routes)
+}
+
+fn have_routes(cluster: &Cluster, networks: &[Network]) -> Result<()> {
+    let subnets = networks.iter().flat_map(|network| [network.subnet.clone(), network.ipv6_subnet.clone()]);
+    let wanted: BTreeSet<String> = subnets.collect();
+    for node in &cluster.nodes {
+        wait_until(DEADLINE, &format!("routes of {} to {wanted:?}", node.name), || {
+            Ok((host_routes(node)? == wanted).then_some(()))
+        })?;
+    }
+    Ok(())
+}
+
+/// By the infra network `contivh1` the nodes reach the pods of the tenant's other networks, without an agent, too.
+fn nodes_reach_pods(cluster: &mut Cluster, pods: &[Pod]) -> Result<()> {
+    let infra = Network { name: "contivh1".to_owned(), ..network(9) };
+    let path = format!("/api/v1/networks/{}:{}/", infra.tenant, infra.name);
+    let body = json!({
+        "tenantName": infra.tenant, "networkName": infra.name, "nwType": "infra", "encap": "vxlan",
+        "subnet": infra.subnet, "gateway": infra.gateway,
+        "ipv6Subnet": infra.ipv6_subnet, "ipv6Gateway": infra.ipv6_gateway,
+    });
+    cluster.client().post_json(&path, &body).context("create contivh1")?;
+    have_routes(cluster, &[network(1), network(2)])?;
+    // A route that an operator has added to the same prefix stays, and comes first.
+    let own = format!("{} via {}", network(3).subnet, network(9).gateway);
+    cluster.nodes[0].netns().ip(&format!("route add {own} dev contivh1"))?;
+    cluster.add_network(&network(3))?;
+    have_routes(cluster, &[network(1), network(2), network(3)])?;
+    cluster.client().delete(&format!("/api/v1/networks/{}:net3/", infra.tenant))?;
+    have_routes(cluster, &[network(1), network(2)])?;
+    ensure!(cluster.nodes[0].netns().ip("route show proto boot")?.contains(&own), "the operator's route is gone");
+
+    let reach = |cluster: &Cluster| -> Result<()> {
+        for (node, pod) in cluster.nodes.iter().flat_map(|node| pods.iter().map(move |pod| (node, pod))) {
+            for ip in addresses(pod)? {
+                let what = format!("{ip} answers the node {}", node.name);
+                wait_until(DEADLINE, &what, || {
+                    Ok((node.netns().ping(ip, 1, TICK)?.received == 1).then_some(()))
+                })?;
+            }
+        }
+        Ok(())
+    };
+    reach(cluster)?;
+    cluster.nodes.iter_mut().try_for_each(|node| node.kill_agent())?;
+    reach(cluster)?;
+    // What was lost meanwhile comes back.
+    cluster.nodes[0].netns().ip(&format!("route del {} proto 98", network(1).subnet))?;
+    cluster.nodes.iter_mut().try_for_each(|node| node.restart_agent_as("--fwdmode", "routing"))?;
+    have_routes(cluster, &[network(1), network(2)])?;
+    cluster.client().delete(&path)?;
+    have_routes(cluster, &[])
+}
+
 fn networks_are_routed(datapaths: [Datapath; 2]) -> Result<()> {
     let shape = Shape { datapaths, encap: Encap::Vxlan, store: StoreKind::Embedded };
     let mut cluster = Cluster::build(shape)?;
@@ -105,6 +169,7 @@ fn networks_are_routed(datapaths: [Datapath; 2]) -> Result<()> {
     for (from, to) in across {
         addresses(&pods[to])?.into_iter().try_for_each(|ip| reaches(&pods[from], ip))?;
     }
+    nodes_reach_pods(&mut cluster, &pods)?;
     for (pod, node) in pods.into_iter().zip([0, 0, 1, 1]) {
         pod.remove(&cluster.nodes[node])?;
     }

@@ -6,6 +6,7 @@ use std::{
 use contiv_model::name::HostName;
 use ipnet::{IpNet, Ipv4Net};
 
+use super::host::HostRoutes;
 use crate::{bgp::Report, state::State};
 
 /// What the kernel shall forward.
@@ -19,12 +20,15 @@ pub(super) struct Desired {
     pub(super) router: Option<Ipv4Net>,
     /// VLAN networks that are not routed, and why.
     pub(super) refused: Vec<String>,
+    /// Routes of the node itself.
+    pub(super) host: HostRoutes,
 }
 
 impl Desired {
     pub(super) fn of(state: &State, host: &HostName) -> Desired {
+        let host_routes = HostRoutes::of(state, host);
         if !state.is_routing_vlans() {
-            return Desired::default();
+            return Desired { host: host_routes, ..Desired::default() };
         }
         let refused = |(id, first)| {
             format!(
@@ -37,7 +41,13 @@ impl Desired {
             endpoints: state.routed_vlan_addresses(host),
             router: state.bgp_speaker(host).map(|speaker| speaker.router),
             refused: state.ambiguous_networks().map(refused).collect(),
+            host: host_routes,
         }
+    }
+
+    /// Whether the kernel shall have rules or routes.
+    pub(super) fn is_needed(&self) -> bool {
+        self.is_routing || !self.host.gateways.is_empty()
     }
 }
 

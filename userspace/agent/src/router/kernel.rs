@@ -7,6 +7,7 @@ use rtnetlink::Handle;
 
 use super::{
     desired::{Desired, Learnt},
+    host::{self, HostRoutes},
     interface::{self, Uplink},
     routes::{self, ENDPOINTS, FABRIC, Hop, Table},
     rules,
@@ -45,9 +46,27 @@ pub(super) async fn sync(
     desired: &Desired,
     learnt: &Learnt,
 ) -> Result<(usize, Vec<String>), Error> {
-    if !desired.is_routing {
-        return Ok((delete(handle).await?, vec![]));
-    }
+    let (mut changes, mut warnings) = sync_host(handle, &desired.host).await?;
+    let (changed, vlans) = match desired.is_routing {
+        true => sync_vlans(handle, desired, learnt).await?,
+        false => (delete_vlans(handle).await?, vec![]),
+    };
+    changes += changed;
+    warnings.extend(vlans);
+    Ok((changes, warnings))
+}
+
+async fn sync_host(handle: &Handle, wanted: &HostRoutes) -> Result<(usize, Vec<String>), Error> {
+    let synced = host::sync(handle, wanted).await;
+    let (changes, rejected) = synced.map_err(netlink("write the routes of the node"))?;
+    Ok((changes, wanted.missing.iter().cloned().chain(rejected).collect()))
+}
+
+async fn sync_vlans(
+    handle: &Handle,
+    desired: &Desired,
+    learnt: &Learnt,
+) -> Result<(usize, Vec<String>), Error> {
     let mut warnings = desired.refused.clone();
     let switch =
         interface::find(handle, KERNEL_PORT).await.map_err(netlink("find the port of the switch"))?;
@@ -119,7 +138,7 @@ fn strict_filter(uplink: &str) -> Option<String> {
     })
 }
 
-async fn delete(handle: &Handle) -> Result<usize, Error> {
+async fn delete_vlans(handle: &Handle) -> Result<usize, Error> {
     let mut changes = rules::delete(handle).await.map_err(netlink("delete routing rules"))?;
     for table in [ENDPOINTS, FABRIC] {
         let deleted = routes::sync(handle, table, &Table::new(), false).await;
@@ -141,5 +160,7 @@ pub(super) fn connect() -> Result<Handle, Error> {
 ///
 /// If the kernel refuses.
 pub async fn remove() -> Result<(), Error> {
-    delete(&connect()?).await.map(drop)
+    let handle = connect()?;
+    sync_host(&handle, &HostRoutes::default()).await?;
+    delete_vlans(&handle).await.map(drop)
 }

@@ -17,10 +17,23 @@ use rtnetlink::{
 
 use super::family::{FAMILIES, is_without};
 
-/// Table of the host routes of this node's endpoints.
-pub(super) const ENDPOINTS: u32 = 2981;
-/// Table of the routes that BGP has learnt, and of the prefixes of the interface with the router IP.
-pub(super) const FABRIC: u32 = 2982;
+/// Routes that only the agent writes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Set {
+    /// Table that they are in.
+    pub(super) table: u32,
+    /// Number of the protocol and metric in a table that others write, too.
+    shared: Option<(RouteProtocol, u32)>,
+}
+
+/// Host routes of this node's endpoints.
+pub(super) const ENDPOINTS: Set = Set { table: 2981, shared: None };
+/// Routes that BGP has learnt, and prefixes of the interface with the router IP.
+pub(super) const FABRIC: Set = Set { table: 2982, shared: None };
+/// Routes of the node itself to networks of pods, in its main table. The node's own routes to the same prefixes have lower
+/// metrics, and stay in use.
+pub(super) const HOST: Set =
+    Set { table: RouteHeader::RT_TABLE_MAIN as u32, shared: Some((RouteProtocol::Other(98), 2981)) };
 
 /// Where packets to a prefix go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,21 +47,24 @@ pub(super) struct Hop {
 /// Routes of a table.
 pub(super) type Table = BTreeMap<IpNet, Hop>;
 
-/// Reads the routes of a table.
-pub(super) async fn installed(handle: &Handle, table: u32) -> Result<Table, rtnetlink::Error> {
+/// Reads the routes of a set.
+pub(super) async fn installed(handle: &Handle, set: Set) -> Result<Table, rtnetlink::Error> {
     let mut routes = Table::new();
     for family in FAMILIES {
         let mut request = RouteMessage::default();
         request.header.address_family = family;
-        // With strict checks the kernel sends the routes of this table only.
-        request.attributes.push(RouteAttribute::Table(table));
+        // With strict checks the kernel sends the routes of this table and protocol only.
+        request.attributes.push(RouteAttribute::Table(set.table));
+        if let Some((protocol, _)) = set.shared {
+            request.header.protocol = protocol;
+        }
         let messages: Result<Vec<RouteMessage>, _> =
             handle.route().get(request).execute().try_collect().await;
         let messages = match messages {
             Err(error) if is_without(&error) || is_no_table(&error) => continue,
             messages => messages?,
         };
-        routes.extend(messages.iter().filter(|message| table_of(message) == table).filter_map(parsed));
+        routes.extend(messages.iter().filter(|message| set.has(message)).filter_map(parsed));
     }
     Ok(routes)
 }
@@ -64,6 +80,13 @@ fn table_of(message: &RouteMessage) -> u32 {
         _ => None,
     });
     table.unwrap_or_else(|| message.header.table.into())
+}
+
+impl Set {
+    fn has(self, message: &RouteMessage) -> bool {
+        let is_own = |(protocol, _)| message.header.protocol == protocol;
+        table_of(message) == self.table && self.shared.is_none_or(is_own)
+    }
 }
 
 fn address(address: &RouteAddress) -> Option<IpAddr> {
@@ -91,15 +114,18 @@ fn parsed(message: &RouteMessage) -> Option<(IpNet, Hop)> {
     Some((IpNet::new(to, message.header.destination_prefix_length).ok()?, hop))
 }
 
-fn message(table: u32, prefix: IpNet, hop: Hop) -> RouteMessage {
-    let protocol = match hop.gateway {
-        Some(_) => RouteProtocol::Bgp,
-        None => RouteProtocol::Static,
+fn message(set: Set, prefix: IpNet, hop: Hop) -> RouteMessage {
+    let protocol = match (set.shared, hop.gateway) {
+        (Some((protocol, _)), _) => protocol,
+        (None, Some(_)) => RouteProtocol::Bgp,
+        (None, None) => RouteProtocol::Static,
     };
     let common = |mut message: RouteMessage| {
         message.header.table = RouteHeader::RT_TABLE_UNSPEC;
+        message.attributes.push(RouteAttribute::Table(set.table));
         message.header.protocol = protocol;
         message.header.kind = RouteType::Unicast;
+        message.attributes.extend(set.shared.map(|(_, metric)| RouteAttribute::Priority(metric)));
         message.header.scope = match (prefix, hop.gateway) {
             (IpNet::V4(_), None) => RouteScope::Link,
             _ => RouteScope::Universe,
@@ -110,8 +136,7 @@ fn message(table: u32, prefix: IpNet, hop: Hop) -> RouteMessage {
         IpNet::V4(net) => {
             let route = RouteMessageBuilder::<Ipv4Addr>::new()
                 .destination_prefix(net.network(), net.prefix_len())
-                .output_interface(hop.interface)
-                .table_id(table);
+                .output_interface(hop.interface);
             common(match hop.gateway {
                 Some(IpAddr::V4(gateway)) => route.gateway(gateway).onlink().build(),
                 Some(IpAddr::V6(gateway)) => route.via(gateway).onlink().build(),
@@ -121,8 +146,7 @@ fn message(table: u32, prefix: IpNet, hop: Hop) -> RouteMessage {
         IpNet::V6(net) => {
             let route = RouteMessageBuilder::<Ipv6Addr>::new()
                 .destination_prefix(net.network(), net.prefix_len())
-                .output_interface(hop.interface)
-                .table_id(table);
+                .output_interface(hop.interface);
             common(match hop.gateway {
                 Some(IpAddr::V6(gateway)) => route.gateway(gateway).onlink().build(),
                 _ => route.build(),
@@ -131,26 +155,26 @@ fn message(table: u32, prefix: IpNet, hop: Hop) -> RouteMessage {
     }
 }
 
-/// Makes a table have these routes; others stay if `keeps_others`. Returns the number of changes, and the first route that the
+/// Makes a set have these routes; others stay if `keeps_others`. Returns the number of changes, and the first route that the
 /// kernel rejects.
 pub(super) async fn sync(
     handle: &Handle,
-    table: u32,
+    set: Set,
     wanted: &Table,
     keeps_others: bool,
 ) -> Result<(usize, Option<String>), rtnetlink::Error> {
-    let present = installed(handle, table).await?;
+    let present = installed(handle, set).await?;
     let (mut changes, mut rejected) = (0, None);
     for (prefix, hop) in present.iter().filter(|(prefix, _)| !keeps_others && !wanted.contains_key(prefix)) {
-        delete(handle, table, *prefix, *hop).await?;
+        delete(handle, set, *prefix, *hop).await?;
         changes += 1;
     }
     for (prefix, hop) in wanted.iter().filter(|(prefix, hop)| present.get(prefix) != Some(hop)) {
         // The kernel replaces the first IPv6 route of a prefix only if their kinds are equal.
         if let Some(old) = present.get(prefix) {
-            delete(handle, table, *prefix, *old).await?;
+            delete(handle, set, *prefix, *old).await?;
         }
-        match handle.route().add(message(table, *prefix, *hop)).replace().execute().await {
+        match handle.route().add(message(set, *prefix, *hop)).replace().execute().await {
             Ok(()) => changes += 1,
             Err(rtnetlink::Error::NetlinkError(error)) => {
                 rejected.get_or_insert_with(|| format!("add route {prefix}: {error}"));
@@ -161,8 +185,8 @@ pub(super) async fn sync(
     Ok((changes, rejected))
 }
 
-async fn delete(handle: &Handle, table: u32, prefix: IpNet, hop: Hop) -> Result<(), rtnetlink::Error> {
-    match handle.route().del(message(table, prefix, hop)).execute().await {
+async fn delete(handle: &Handle, set: Set, prefix: IpNet, hop: Hop) -> Result<(), rtnetlink::Error> {
+    match handle.route().del(message(set, prefix, hop)).execute().await {
         // Removed in between, with its interface.
         Err(rtnetlink::Error::NetlinkError(error)) if error.raw_code() == -libc::ESRCH => Ok(()),
         result => result,
@@ -186,10 +210,22 @@ mod tests {
             let prefix: IpNet = prefix.parse().unwrap();
             let hop = Hop { interface: 7, gateway: gateway.map(|gateway| gateway.parse().unwrap()) };
             let message = message(FABRIC, prefix, hop);
-            assert_eq!(table_of(&message), FABRIC);
+            assert!(FABRIC.has(&message) && !ENDPOINTS.has(&message) && !HOST.has(&message));
             if gateway.is_none_or(|gateway| gateway.contains(':') == prefix.addr().is_ipv6()) {
                 assert_eq!(parsed(&message), Some((prefix, hop)));
             }
         }
+    }
+
+    #[test]
+    fn routes_of_others_in_the_main_table_are_left_alone() {
+        let prefix: IpNet = "10.1.0.0/16".parse().unwrap();
+        let hop = Hop { interface: 7, gateway: Some("10.9.0.254".parse().unwrap()) };
+        let mut message = message(HOST, prefix, hop);
+        assert!(HOST.has(&message));
+        assert_eq!(parsed(&message), Some((prefix, hop)));
+        assert!(message.attributes.contains(&RouteAttribute::Priority(2981)));
+        message.header.protocol = RouteProtocol::Static;
+        assert!(!HOST.has(&message));
     }
 }

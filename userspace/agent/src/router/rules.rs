@@ -28,10 +28,10 @@ pub(super) struct Rule {
 /// In order: everyone reaches the endpoints of the node. What endpoints send is forwarded by the routes of the leaf switch, and by
 /// no route of the node's own. The node's own packets use these routes only if its tables have none.
 pub(super) const RULES: [Rule; 4] = [
-    Rule { priority: 2981, from_switch: false, table: Some(ENDPOINTS) },
-    Rule { priority: 2982, from_switch: true, table: Some(FABRIC) },
+    Rule { priority: 2981, from_switch: false, table: Some(ENDPOINTS.table) },
+    Rule { priority: 2982, from_switch: true, table: Some(FABRIC.table) },
     Rule { priority: 2983, from_switch: true, table: None },
-    Rule { priority: 32_981, from_switch: false, table: Some(FABRIC) },
+    Rule { priority: 32_981, from_switch: false, table: Some(FABRIC.table) },
 ];
 
 impl Rule {

@@ -67,12 +67,12 @@ impl Task {
             match kernel::sync(&handle, &desired, &learnt).await {
                 Ok((changes, warnings)) => {
                     if changes > 0 {
-                        tracing::debug!(changes, "updated the kernel's routing of VLAN networks");
+                        tracing::debug!(changes, "updated the kernel's routing");
                     }
                     self.report(warnings);
                 }
                 Err(error) => {
-                    self.report(vec![format!("routing of VLAN networks: {}", one_line(&error))]);
+                    self.report(vec![format!("routing in the kernel: {}", one_line(&error))]);
                 }
             }
             let changed = self.reader.wait(|state| (Desired::of(state, &self.host) != desired).then_some(()));
@@ -80,10 +80,10 @@ impl Task {
                 () = stop.cancelled() => return Ok(()),
                 () = changed => {}
                 Ok(()) = self.sessions.changed() => {}
-                Some(_) = events.next(), if desired.is_routing => {
+                Some(_) = events.next(), if desired.is_needed() => {
                     sleep(EVENT_INTERVAL).await;
                 }
-                () = sleep(RESYNC_INTERVAL), if desired.is_routing => {}
+                () = sleep(RESYNC_INTERVAL), if desired.is_needed() => {}
             }
             while events.try_recv().is_ok() {}
         }

@@ -1,0 +1,192 @@
+//! Routes of the node itself: by its interface on the infra network `contivh1`, it reaches the other networks of the tenant
+//! (INVENTORY section 2.6).
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use contiv_model::{
+    name::{EndpointId, HostName},
+    network::Network,
+    tag::Encap,
+};
+use ipnet::IpNet;
+use rtnetlink::Handle;
+
+use super::{
+    interface,
+    routes::{self, HOST, Hop, Table},
+};
+use crate::state::State;
+
+/// Name of the infra network, and of its interface on each node.
+const NAME: &str = "contivh1";
+
+/// Networks that the node reaches through a gateway of its infra network.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct HostRoutes {
+    /// Gateways by subnet.
+    pub(super) gateways: BTreeMap<IpNet, IpAddr>,
+    /// Networks that the node does not reach, and why.
+    pub(super) missing: Vec<String>,
+}
+
+impl HostRoutes {
+    /// The original has routes to the VXLAN networks of all tenants. Here the gateway of a network forwards to networks of its
+    /// tenant, and only in forward mode `routing`.
+    pub(super) fn of(state: &State, host: &HostName) -> HostRoutes {
+        let mut routes = HostRoutes::default();
+        let is_joined = |network: &&Network| {
+            let id = EndpointId::new(&network.id, host.as_str());
+            network.name.as_str() == NAME && state.attachment(&id).is_some()
+        };
+        // An interface has one name, so the node joins one of these networks.
+        let Some(infra) = state.infra_networks().find(is_joined) else { return routes };
+        let others = state.networks_of(&infra.tenant).filter_map(|id| state.active_network(id));
+        let is_reachable = |other: &&Network| {
+            matches!(other.encap, Encap::Vxlan { .. })
+                && other.id != infra.id
+                && state.is_routed_between(infra, other)
+        };
+        for subnet in others.filter(is_reachable).flat_map(Network::subnets) {
+            let gateway = match subnet {
+                IpNet::V4(_) => infra.gateway.map(IpAddr::V4),
+                IpNet::V6(_) => infra.gateway_v6.map(IpAddr::V6),
+            };
+            match gateway {
+                Some(gateway) => _ = routes.gateways.insert(subnet, gateway),
+                None => routes.missing.push(format!(
+                    "this node has no route to {subnet}: network {} has no gateway of that address family; create it with one",
+                    infra.id
+                )),
+            }
+        }
+        routes
+    }
+}
+
+/// Makes the node's main table have these routes. Returns the number of changes, and the first route that the kernel rejects.
+pub(super) async fn sync(
+    handle: &Handle,
+    wanted: &HostRoutes,
+) -> Result<(usize, Option<String>), rtnetlink::Error> {
+    let link = match wanted.gateways.is_empty() {
+        true => None,
+        false => interface::find(handle, NAME).await?,
+    };
+    let via = |gateway: IpAddr, interface: u32| Hop { interface, gateway: Some(gateway) };
+    let table: Table = match link.map(|link| link.header.index) {
+        Some(index) => wanted.gateways.iter().map(|(to, gateway)| (*to, via(*gateway, index))).collect(),
+        None => Table::new(),
+    };
+    routes::sync(handle, HOST, &table, false).await
+}
+
+#[cfg(test)]
+mod tests {
+    use contiv_model::{
+        endpoint::Endpoint,
+        global::Config,
+        key::Key,
+        mac::Mac,
+        network::Kind,
+        tag::{Vlan, Vni},
+    };
+
+    use super::*;
+    use crate::{
+        datapath::Owner,
+        state::{Attachment, ClusterObject},
+    };
+
+    const HOST_NAME: &str = "h1";
+
+    fn network(name: &str, tenant: &str, n: u16) -> Network {
+        let (vni, local) = (Vni::try_from(u32::from(n)).unwrap(), Vlan::try_from(n).unwrap());
+        Network {
+            id: format!("{name}.{tenant}").as_str().into(),
+            tenant: tenant.parse().unwrap(),
+            name: name.parse().unwrap(),
+            kind: Kind::Data,
+            encap: Encap::Vxlan { vni, local },
+            subnet: format!("10.{n}.0.0/16").parse().unwrap(),
+            gateway: Some([10, n as u8, 255, 254].into()),
+            subnet_v6: Some(format!("2001:db8:{n}::/64").parse().unwrap()),
+            gateway_v6: Some(format!("2001:db8:{n}::ffff").parse().unwrap()),
+        }
+    }
+
+    fn infra() -> Network {
+        Network { kind: Kind::Infra, ..network(NAME, "blue", 9) }
+    }
+
+    fn state(networks: impl IntoIterator<Item = Network>) -> State {
+        let mut state = State::default();
+        let config = Config { fwd_mode: "routing".to_owned(), ..Config::default() };
+        state.set(&Key::MasterConfig, Some(ClusterObject::Config(config)));
+        for network in networks {
+            state.set(&Key::Network(network.id.clone()), Some(ClusterObject::Network(network)));
+        }
+        state
+    }
+
+    fn join(state: &mut State) {
+        let network = infra().id;
+        let (id, ip) = (EndpointId::new(&network, HOST_NAME), [10, 9, 0, 1].into());
+        let endpoint = Endpoint {
+            id: id.clone(),
+            network,
+            group: None,
+            group_number: None,
+            ip,
+            ip6: None,
+            mac: Mac::of_endpoint(ip),
+            host: HOST_NAME.into(),
+            vtep: None,
+        };
+        state.set(&Key::Endpoint(id.clone()), Some(ClusterObject::Endpoint(endpoint)));
+        let own = Attachment { port: NAME.to_owned(), owner: Owner::Node };
+        state.set_attachment(&id, Some(own));
+    }
+
+    fn routes(state: &State) -> Vec<String> {
+        let routes = HostRoutes::of(state, &HOST_NAME.into());
+        assert_eq!(routes.missing, Vec::<String>::new());
+        routes.gateways.iter().map(|(to, gateway)| format!("{to} via {gateway}")).collect()
+    }
+
+    #[test]
+    fn the_node_has_routes_to_the_networks_of_the_tenant() {
+        let vlan = Network { encap: Encap::Vlan(Vlan::try_from(7).unwrap()), ..network("n7", "blue", 7) };
+        // Its subnet is part of another one, which comes first.
+        let apart = Network { subnet: "10.1.5.0/24".parse().unwrap(), ..network("n8", "blue", 8) };
+        let mut state =
+            state([infra(), network("n1", "blue", 1), network("n2", "red", 2), vlan, apart]);
+        assert_eq!(routes(&state), Vec::<String>::new(), "before the node has joined");
+        join(&mut state);
+        let both = ["10.1.0.0/16 via 10.9.255.254", "2001:db8:1::/64 via 2001:db8:9::ffff"];
+        assert_eq!(routes(&state), both);
+        let bridge = Config { fwd_mode: "bridge".to_owned(), ..Config::default() };
+        state.set(&Key::MasterConfig, Some(ClusterObject::Config(bridge)));
+        assert_eq!(routes(&state), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_missing_gateway_is_reported() {
+        let infra = Network { gateway_v6: None, ..infra() };
+        let mut state = state([infra, network("n1", "blue", 1)]);
+        join(&mut state);
+        let found = HostRoutes::of(&state, &HOST_NAME.into());
+        let to: Vec<_> = found.gateways.keys().map(ToString::to_string).collect();
+        assert_eq!(to, ["10.1.0.0/16"]);
+        let why = "this node has no route to 2001:db8:1::/64: network contivh1.blue has no gateway of that address family; create \
+                   it with one";
+        assert_eq!(found.missing, [why]);
+    }
+
+    #[test]
+    fn another_infra_network_leads_nowhere() {
+        let other = Network { name: "mgmt0".parse().unwrap(), ..infra() };
+        let mut state = state([other, network("n1", "blue", 1)]);
+        join(&mut state);
+        assert_eq!(routes(&state), Vec::<String>::new());
+    }
+}
