@@ -124,12 +124,14 @@ extern "C" fn ctv_judge(packet: *mut Packet) -> u32 {
 }
 
 /// Whether the packet may belong to a flow that is being imported from another table. A reply of a backend that passed for a new
-/// flow would not be translated.
+/// flow would not be translated, and a segment to a service might go to another backend than those before it.
 #[inline(always)]
 fn is_held(packet: &Packet) -> bool {
     match maps::phase() {
         Phase::HOLDING => true,
-        Phase::IMPORTING => packet.translated == 0 && !track::opens(packet),
+        Phase::IMPORTING => {
+            (packet.translated == 0 || packet.tuple.protocol == TCP) && !track::opens(packet)
+        }
         _ => false,
     }
 }
