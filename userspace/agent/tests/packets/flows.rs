@@ -295,8 +295,11 @@ fn a_reused_record_belongs_to_the_new_flow() -> Result<()> {
         rig.exchange(&there, &back)?;
         // The packet goes untracked while the timer removes the expired flow.
         if rig.event("full") == full {
-            let [flow] = rig.replied()?[..] else { panic!("one flow") };
-            assert_eq!((flow.client_port.get(), packets(&flow)), (port, [1, 1]));
+            let flows = flow_table::flows(&rig.node)?;
+            let [flow] = flows[..] else {
+                panic!("port {port}: {flows:?}, {}", rig.node.datapath.inspect()["flows"])
+            };
+            assert_eq!((flow.client_port.get(), packets(&flow)), (port, [1, 1]), "{flow:?}");
             let made = rig.event("made");
             assert_eq!((u64::from(flow.head.generation), slots(&rig.node)?), (2 * made - 1, 2));
             reused += 1;
