@@ -129,9 +129,7 @@ extern "C" fn ctv_judge(packet: *mut Packet) -> u32 {
 fn is_held(packet: &Packet) -> bool {
     match maps::phase() {
         Phase::HOLDING => true,
-        Phase::IMPORTING => {
-            (packet.translated == 0 || packet.tuple.protocol == TCP) && !track::opens(packet)
-        }
+        Phase::IMPORTING => (packet.translated == 0 || packet.tuple.protocol == TCP) && !track::opens(packet),
         _ => false,
     }
 }

@@ -87,7 +87,9 @@ impl Cluster {
         const PATH: &str = "/api/v1/globals/global/";
         let mut body = self.client().get_json(PATH)?;
         body["fwdMode"] = "routing".into();
-        self.client().post_json(PATH, &body).map(drop).context("change the forward mode")
+        self.client().post_json(PATH, &body).map(drop).context("change the forward mode")?;
+        // For host access.
+        self.nodes.iter().try_for_each(|node| node.netns().sysctl("net/ipv4/ip_forward", "1"))
     }
 
     /// Creates a tenant with one network.

@@ -47,6 +47,11 @@ pub struct Flags {
     #[arg(long, env = "CONTIV_NETPLUGIN_FORWARD_MODE", value_enum)]
     pub fwdmode: FwdMode,
 
+    /// Keep pods of routed VXLAN networks from reaching addresses outside of the cluster's networks by this node (host access; ovs
+    /// datapath)
+    #[arg(long, env = "CONTIV_NETPLUGIN_NO_HOST_ACCESS")]
+    pub no_host_access: bool,
+
     /// etcd endpoints, separated by commas [default: http://127.0.0.1:2379]
     #[arg(long, alias = "etcd-endpoints", env = "CONTIV_NETPLUGIN_ETCD_ENDPOINTS", value_name = "URL[,URL]")]
     pub etcd: Option<String>,
@@ -266,6 +271,11 @@ impl Flags {
     /// Whether this node is the gateway of VLAN networks in forward mode `routing`, which can change later.
     pub fn routes_vlans(&self) -> bool {
         self.netmode == NetMode::Vlan && self.datapath.datapath != Kind::Ebpf
+    }
+
+    /// Whether pods of routed VXLAN networks reach addresses outside of the cluster's networks by this node.
+    pub fn has_host_access(&self) -> bool {
+        self.datapath.datapath == Kind::Ovs && !self.no_host_access
     }
 
     /// Address of the store.

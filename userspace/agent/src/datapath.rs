@@ -8,6 +8,7 @@ mod announcement;
 pub mod ebpf;
 mod error;
 pub mod fake;
+pub mod host_access;
 mod object;
 mod op;
 pub mod ovs;

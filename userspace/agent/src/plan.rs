@@ -11,6 +11,7 @@ mod group;
 mod network;
 mod node;
 mod peer;
+mod route;
 mod service;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,11 +33,12 @@ pub fn full(state: &State, node: &Node) -> Desired {
     let peers = state.vtep_addresses().map(ObjectId::Peer);
     let candidates = network::candidates(state, node);
     let networks = candidates.iter().copied().flat_map(of_network);
+    let routes = candidates.iter().flat_map(|id| route::of_network(state, id));
     let networks = networks.chain(network::separated(state, node).flat_map(of_network));
     let groups = state.groups_on(&node.host).map(|number| ObjectId::Group(number.into()));
     let services = state.services().map(|service| ObjectId::Service(service.id.clone()));
     let endpoints = candidates.iter().flat_map(|id| state.on_network(id)).flat_map(both);
-    let all = peers.chain(networks).chain(groups).chain(services).chain(endpoints);
+    let all = peers.chain(networks).chain(routes).chain(groups).chain(services).chain(endpoints);
     all.filter_map(|id| object(state, node, &id)).collect()
 }
 
@@ -73,8 +75,9 @@ pub fn affected(state: &State, node: &Node, dirty: &DirtySet) -> BTreeSet<Object
     let networks = dirty.networks.iter().chain(here).flat_map(|id| {
         let endpoints = state.on_network(id).flat_map(both);
         let peers = state.vteps_on(id).into_iter().map(ObjectId::Peer);
-        of_network(id).chain(endpoints).chain(peers)
+        of_network(id).chain(route::of_network(state, id)).chain(endpoints).chain(peers)
     });
+    let networks = networks.chain(route::of_previous(dirty));
     let separated = network::newly_separated(state, node, dirty);
     let networks = networks.chain(separated.into_iter().flat_map(of_network));
     let peers = dirty.vteps.iter().copied().map(ObjectId::Peer);
@@ -105,7 +108,7 @@ pub fn object(state: &State, node: &Node, id: &ObjectId) -> Option<Object> {
         ObjectId::Peer(address) => peer::peer(state, node, *address).map(Object::Peer),
         ObjectId::Network(id) => network::network(state, node, id).map(Object::Network),
         ObjectId::Subnet(id) => network::subnet(state, node, id).map(Object::Subnet),
-        ObjectId::Route(_) => None,
+        ObjectId::Route(id) => route::route(state, node, id).map(Object::Route),
         ObjectId::Group(identity) => group::group(state, node, *identity).map(Object::Group),
         ObjectId::Remote(id) => endpoint::remote(state, node, id).map(Object::Remote),
         ObjectId::Service(id) => service::service(state, node, id).map(Object::Service),

@@ -1,5 +1,5 @@
-//! What the agent adds to the routing of the node's kernel: between VLAN networks and the physical network, and from the node
-//! itself to networks of pods.
+//! What the agent adds to the routing of the node's kernel: between VLAN networks and the physical network, from the node itself
+//! to networks of pods, and from pods of VXLAN networks to the rest of the world.
 //!
 //! ```text
 //!  pod ─ switch ─ inb01 ─ rule "iif inb01" ─ routes that BGP has learnt ─ interface with the router IP ─ leaf switch
@@ -12,10 +12,12 @@
 //!
 //! * `desired`: what the kernel shall have.
 //! * `host`: routes of the node itself.
+//! * `access`: host access of pods.
 //! * `interface`: the interfaces that forward.
 //! * `rules`, `routes`, `family`: netlink messages of both.
 //! * `task`: keeps the kernel in sync.
 
+mod access;
 mod desired;
 mod family;
 mod host;

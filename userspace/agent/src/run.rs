@@ -137,6 +137,9 @@ async fn run_with<D: Datapath + 'static>(
     if flags.routes_vlans() {
         writer.route_vlans();
     }
+    if flags.has_host_access() {
+        writer.allow_host_access();
+    }
     recover(&links, &attacher).await?;
     let memory = MemoryFile::beside(&flags.cni_socket);
     let path = memory.path().to_owned();

@@ -41,6 +41,11 @@ pub fn forward_ipv6(interface: &str) -> io::Result<bool> {
     }
 }
 
+/// Whether the kernel forwards IPv4 packets by default.
+pub fn forwards_ipv4() -> bool {
+    is("ipv4/ip_forward", "1")
+}
+
 /// Whether the kernel drops packets from an interface to whose source it has a route through another one (RFC 3704).
 pub fn has_strict_filter(interface: &str) -> bool {
     let value = |of: &str| {

@@ -2,6 +2,7 @@
 
 use std::hash::{BuildHasher as _, RandomState};
 
+use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
 
 use crate::bitset::Bitset;
@@ -143,6 +144,12 @@ impl Config {
     /// Whether the nodes route between the networks of a tenant. Without a forward mode they bridge.
     pub fn is_routing(&self) -> bool {
         self.fwd_mode == "routing"
+    }
+
+    /// Subnet of the nodes' host access to pods: a /16, as netmaster accepts.
+    pub fn private_subnet(&self) -> Option<Ipv4Net> {
+        let subnet: Ipv4Net = self.pvt_subnet.parse().ok()?;
+        (subnet.prefix_len() == 16).then(|| subnet.trunc())
     }
 
     /// The ARP mode. Every value except `flood` means proxy, as in the original.

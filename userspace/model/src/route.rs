@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeSet, fmt, net::IpAddr};
 
+use ipnet::Ipv4Net;
+
 use crate::{
     name::EndpointId,
     tag::{Encap, Vlan, Vni},
@@ -29,6 +31,11 @@ pub enum NextHop {
         /// Name of the uplink; `None` for any uplink of the node.
         link: Option<String>,
     },
+    /// The node's kernel, which forwards packets as its own (host access).
+    Host {
+        /// Private subnet, in which each endpoint of the node has an address towards the kernel.
+        subnet: Ipv4Net,
+    },
 }
 
 impl NextHop {
@@ -45,7 +52,7 @@ impl NextHop {
     pub fn vtep(&self) -> Option<IpAddr> {
         match self {
             NextHop::Vtep { address, .. } => Some(*address),
-            NextHop::Local { .. } | NextHop::Uplink { .. } => None,
+            NextHop::Local { .. } | NextHop::Uplink { .. } | NextHop::Host { .. } => None,
         }
     }
 
@@ -63,6 +70,7 @@ impl fmt::Display for NextHop {
             NextHop::Vtep { address, vni } => write!(f, "vtep {address} vni {vni}"),
             NextHop::Uplink { vlan, link: None } => write!(f, "vlan {vlan}"),
             NextHop::Uplink { vlan, link: Some(link) } => write!(f, "vlan {vlan} of {link}"),
+            NextHop::Host { subnet } => write!(f, "host by {subnet}"),
         }
     }
 }

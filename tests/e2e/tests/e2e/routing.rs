@@ -13,7 +13,7 @@ use e2e::{
     load::{Server, Streams},
 };
 use serde_json::{Value, json};
-use testkit::{needs, wait_until};
+use testkit::{Netns, needs, wait_until};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_millis(100);
@@ -63,6 +63,76 @@ fn is_traced(cluster: &Cluster, from: &Pod, to: &Pod) -> Result<()> {
     Ok(())
 }
 
+fn is_unreachable(from: &Netns, to: IpAddr) -> Result<()> {
+    let ping = from.ping(to, 3, TICK)?;
+    ensure!(ping.received == 0, "{to} answers {}: {ping:?}", from.name());
+    Ok(())
+}
+
+/// Who sends to private addresses through a node reaches no pod.
+fn is_closed_to_others(cluster: &Cluster, node: &Node) -> Result<()> {
+    let other = cluster.fabric.netns();
+    let route = format!("172.19.0.0/16 via {}", node.client().server().ip());
+    other.ip(&format!("route add {route}"))?;
+    for link in node.netns().links()?.iter().filter_map(|link| link.strip_prefix("vvport")) {
+        is_unreachable(other, format!("172.19.0.{link}").parse()?)?;
+    }
+    other.ip(&format!("route del {route}")).map(drop)
+}
+
+/// A pod of another tenant does not reach this tenant's pods by the kernel of its node, which reaches them.
+fn tenants_are_separate(cluster: &Cluster, pods: &[Pod]) -> Result<()> {
+    let red = Network { tenant: "red".to_owned(), ..network(20) };
+    cluster.create_network(&red)?;
+    let node = &cluster.nodes[0];
+    let stranger = Pod::add(node, &red, "stranger")?;
+    reaches(&stranger, cluster.client().server().ip())?;
+    for pod in pods {
+        is_unreachable(stranger.netns(), pod.ip.into())?;
+    }
+    stranger.remove(node)?;
+    cluster.delete_network(&red)
+}
+
+/// Pods of an OVS node reach what the node reaches, and the node reaches them by their private addresses; without an agent, too.
+fn pods_have_host_access(cluster: &mut Cluster, pods: &[Pod]) -> Result<()> {
+    let outside = cluster.client().server().ip();
+    let server = Server::start(cluster.fabric.netns(), outside, WEB)?;
+    let served = SocketAddr::from((outside, WEB));
+    let is_reached = |cluster: &Cluster| -> Result<()> {
+        for pod in pods.iter().filter(|pod| pod.datapath == Datapath::Ovs) {
+            reaches(pod, outside)?;
+            let count = Streams::open(pod.netns(), served, 1)?.stop()?;
+            ensure!(count.broken == 0, "{} to {served}: {count:?}", pod.name);
+        }
+        for node in cluster.nodes.iter().filter(|node| node.datapath == Datapath::Ovs) {
+            for link in node.netns().links()?.iter().filter_map(|link| link.strip_prefix("vvport")) {
+                let private: IpAddr = format!("172.19.0.{link}").parse()?;
+                let what = format!("{private} answers its node {}", node.name);
+                wait_until(DEADLINE, &what, || {
+                    Ok((node.netns().ping(private, 1, TICK)?.received == 1).then_some(()))
+                })?;
+            }
+        }
+        Ok(())
+    };
+    is_reached(cluster)?;
+    cluster.nodes.iter_mut().try_for_each(|node| node.kill_agent())?;
+    is_reached(cluster)?;
+    cluster.nodes.iter_mut().try_for_each(|node| node.restart_agent())?;
+    is_reached(cluster)?;
+    for node in cluster.nodes.iter().filter(|node| node.datapath == Datapath::Ovs) {
+        is_closed_to_others(cluster, node)?;
+    }
+    // An address that no pod has is not sent to the node, nor is another pod's private address.
+    for pod in pods.iter().filter(|pod| pod.datapath == Datapath::Ovs) {
+        for nowhere in ["10.1.77.77", "172.19.0.1", "172.19.0.2"] {
+            is_unreachable(pod.netns(), nowhere.parse()?)?;
+        }
+    }
+    server.stop()
+}
+
 /// Destinations of a node's routes by its interface on the infra network `contivh1`, without that network itself.
 fn host_routes(node: &Node) -> Result<BTreeSet<String>> {
     let mut routes = BTreeSet::new();
@@ -102,7 +172,10 @@ fn nodes_reach_pods(cluster: &mut Cluster, pods: &[Pod]) -> Result<()> {
     have_routes(cluster, &[network(1), network(2), network(3)])?;
     cluster.client().delete(&format!("/api/v1/networks/{}:net3/", infra.tenant))?;
     have_routes(cluster, &[network(1), network(2)])?;
-    ensure!(cluster.nodes[0].netns().ip("route show proto boot")?.contains(&own), "the operator's route is gone");
+    ensure!(
+        cluster.nodes[0].netns().ip("route show proto boot")?.contains(&own),
+        "the operator's route is gone"
+    );
 
     let reach = |cluster: &Cluster| -> Result<()> {
         for (node, pod) in cluster.nodes.iter().flat_map(|node| pods.iter().map(move |pod| (node, pod))) {
@@ -116,6 +189,7 @@ fn nodes_reach_pods(cluster: &mut Cluster, pods: &[Pod]) -> Result<()> {
         Ok(())
     };
     reach(cluster)?;
+    tenants_are_separate(cluster, pods)?;
     cluster.nodes.iter_mut().try_for_each(|node| node.kill_agent())?;
     reach(cluster)?;
     // What was lost meanwhile comes back.
@@ -169,6 +243,7 @@ fn networks_are_routed(datapaths: [Datapath; 2]) -> Result<()> {
     for (from, to) in across {
         addresses(&pods[to])?.into_iter().try_for_each(|ip| reaches(&pods[from], ip))?;
     }
+    pods_have_host_access(&mut cluster, &pods)?;
     nodes_reach_pods(&mut cluster, &pods)?;
     for (pod, node) in pods.into_iter().zip([0, 0, 1, 1]) {
         pod.remove(&cluster.nodes[node])?;

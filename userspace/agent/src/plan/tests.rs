@@ -19,6 +19,7 @@ proptest! {
         events in prop::collection::vec((event(), any::<bool>()), 1..60), routes_vlans in any::<bool>()
     ) {
         let (mut state, mut desired, mut dirty) = (State::default(), Desired::default(), DirtySet::default());
+        state.allow_host_access();
         if routes_vlans {
             state.route_vlans();
         }
@@ -97,6 +98,32 @@ proptest! {
         vnis.sort();
         prop_assert!(vnis.windows(2).all(|w| w[0] != w[1]), "{vnis:?}");
     }
+}
+
+/// Each VRF that the node has endpoints in, and that is routed, has a route by the node.
+#[test]
+fn pods_reach_other_addresses_by_their_node() {
+    let (attached, elsewhere) = (Event::Endpoint { n: 1, at: Some((1, 0, 1)), group: 0 }, vxlan(2));
+    let mut state = State::default();
+    let routes = |state: &State| -> Vec<String> {
+        let desired = full(state, &node());
+        let routes = desired.iter().filter_map(|(id, object)| match object {
+            Object::Route(route) => Some(format!("{id}: {}", route.private_subnet()?)),
+            _ => None,
+        });
+        routes.collect()
+    };
+    for event in [vxlan(1), elsewhere, attached, Event::Config { flood: false, routing: true }] {
+        apply_event(&mut state, event, 0);
+    }
+    assert_eq!(routes(&state), [""; 0], "not for every datapath");
+    state.allow_host_access();
+    assert_eq!(routes(&state), ["route 0.0.0.0/0 of tenant t: 172.19.0.0/16"]);
+    assert_eq!(state.host_access(&node().host), Some("172.19.0.0/16".parse().unwrap()));
+    apply_event(&mut state, Event::Config { flood: true, routing: true }, 0);
+    assert_eq!(routes(&state), ["route 0.0.0.0/0 of tenant t: 172.20.0.0/16"]);
+    apply_event(&mut state, Event::Config { flood: true, routing: false }, 0);
+    assert_eq!(routes(&state), [""; 0]);
 }
 
 fn vxlan(n: u8) -> Event {

@@ -6,8 +6,12 @@ use std::{
 use contiv_model::name::HostName;
 use ipnet::{IpNet, Ipv4Net};
 
-use super::host::HostRoutes;
-use crate::{bgp::Report, state::State};
+use super::{access::HostAccess, host::HostRoutes};
+use crate::{
+    bgp::Report,
+    datapath::{KERNEL_PORT, host_access::HOST_PORT},
+    state::State,
+};
 
 /// What the kernel shall forward.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,13 +26,19 @@ pub(super) struct Desired {
     pub(super) refused: Vec<String>,
     /// Routes of the node itself.
     pub(super) host: HostRoutes,
+    /// Host access of the node's pods.
+    pub(super) access: Option<HostAccess>,
 }
 
 impl Desired {
     pub(super) fn of(state: &State, host: &HostName) -> Desired {
-        let host_routes = HostRoutes::of(state, host);
+        let any = Desired {
+            host: HostRoutes::of(state, host),
+            access: host_access(state, host),
+            ..Desired::default()
+        };
         if !state.is_routing_vlans() {
-            return Desired { host: host_routes, ..Desired::default() };
+            return any;
         }
         let refused = |(id, first)| {
             format!(
@@ -41,14 +51,21 @@ impl Desired {
             endpoints: state.routed_vlan_addresses(host),
             router: state.bgp_speaker(host).map(|speaker| speaker.router),
             refused: state.ambiguous_networks().map(refused).collect(),
-            host: host_routes,
+            ..any
         }
     }
 
-    /// Whether the kernel shall have rules or routes.
+    /// Whether the kernel shall have anything of the agent.
     pub(super) fn is_needed(&self) -> bool {
-        self.is_routing || !self.host.gateways.is_empty()
+        self.is_routing || !self.host.gateways.is_empty() || self.access.is_some()
     }
+}
+
+fn host_access(state: &State, host: &HostName) -> Option<HostAccess> {
+    let subnet = state.host_access(host)?;
+    let infra = state.infra_networks().map(|network| network.name.to_string());
+    let closed = infra.chain([HOST_PORT, KERNEL_PORT].map(str::to_owned)).collect();
+    Some(HostAccess { subnet, closed })
 }
 
 /// Routes of the leaf switch.

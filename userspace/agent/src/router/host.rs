@@ -158,8 +158,7 @@ mod tests {
         let vlan = Network { encap: Encap::Vlan(Vlan::try_from(7).unwrap()), ..network("n7", "blue", 7) };
         // Its subnet is part of another one, which comes first.
         let apart = Network { subnet: "10.1.5.0/24".parse().unwrap(), ..network("n8", "blue", 8) };
-        let mut state =
-            state([infra(), network("n1", "blue", 1), network("n2", "red", 2), vlan, apart]);
+        let mut state = state([infra(), network("n1", "blue", 1), network("n2", "red", 2), vlan, apart]);
         assert_eq!(routes(&state), Vec::<String>::new(), "before the node has joined");
         join(&mut state);
         let both = ["10.1.0.0/16 via 10.9.255.254", "2001:db8:1::/64 via 2001:db8:9::ffff"];

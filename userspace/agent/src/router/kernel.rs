@@ -6,13 +6,17 @@ use ipnet::IpNet;
 use rtnetlink::Handle;
 
 use super::{
+    access::{self, HostAccess},
     desired::{Desired, Learnt},
     host::{self, HostRoutes},
     interface::{self, Uplink},
     routes::{self, ENDPOINTS, FABRIC, Hop, Table},
     rules,
 };
-use crate::{datapath::KERNEL_PORT, sysctl};
+use crate::{
+    datapath::{KERNEL_PORT, host_access::HOST_PORT},
+    sysctl,
+};
 
 /// A change that failed.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +51,9 @@ pub(super) async fn sync(
     learnt: &Learnt,
 ) -> Result<(usize, Vec<String>), Error> {
     let (mut changes, mut warnings) = sync_host(handle, &desired.host).await?;
+    let (changed, access) = sync_access(handle, desired.access.as_ref()).await?;
+    changes += changed;
+    warnings.extend(access);
     let (changed, vlans) = match desired.is_routing {
         true => sync_vlans(handle, desired, learnt).await?,
         false => (delete_vlans(handle).await?, vec![]),
@@ -60,6 +67,33 @@ async fn sync_host(handle: &Handle, wanted: &HostRoutes) -> Result<(usize, Vec<S
     let synced = host::sync(handle, wanted).await;
     let (changes, rejected) = synced.map_err(netlink("write the routes of the node"))?;
     Ok((changes, wanted.missing.iter().cloned().chain(rejected).collect()))
+}
+
+async fn sync_access(handle: &Handle, wanted: Option<&HostAccess>) -> Result<(usize, Vec<String>), Error> {
+    let mut warnings = vec![];
+    if let Some(wanted) = wanted {
+        let configured = access::configure_interface(handle, wanted.subnet).await;
+        configured.map_err(|failure| match failure {
+            access::Failure::Netlink(operation, error) => Error::Netlink(operation, error),
+            access::Failure::Interface(error) => Error::Interface(HOST_PORT.to_owned(), error),
+        })?;
+        warnings.extend((!sysctl::forwards_ipv4()).then(|| {
+            "pods do not reach addresses outside of the cluster: set net.ipv4.ip_forward to 1, or start the agent with \
+             --no-host-access"
+                .to_owned()
+        }));
+    }
+    match access::masquerade(wanted).await {
+        Ok(is_changed) => return Ok((is_changed.into(), warnings)),
+        // Nothing can have written what is to be removed.
+        Err(error) if wanted.is_none() && error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) if wanted.is_none() => warnings.push(format!("masquerading of pods remains: run nft: {error}")),
+        Err(error) => warnings.push(format!(
+            "pods do not reach addresses outside of the cluster: run nft: {error}; install nftables, or start the agent with \
+             --no-host-access"
+        )),
+    }
+    Ok((0, warnings))
 }
 
 async fn sync_vlans(
@@ -162,5 +196,6 @@ pub(super) fn connect() -> Result<Handle, Error> {
 pub async fn remove() -> Result<(), Error> {
     let handle = connect()?;
     sync_host(&handle, &HostRoutes::default()).await?;
+    sync_access(&handle, None).await?;
     delete_vlans(&handle).await.map(drop)
 }

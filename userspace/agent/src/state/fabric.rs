@@ -1,8 +1,9 @@
-//! VLAN networks for which the nodes are the gateways.
+//! What nodes that are gateways add to the routing of their kernels.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
 use contiv_model::{name::HostName, network::Network, tag::Encap};
+use ipnet::Ipv4Net;
 
 use super::snapshot::State;
 
@@ -14,6 +15,14 @@ impl State {
             && is_vlan(one) == is_vlan(other)
             && one.tenant == other.tenant
             && self.vrf(one) == self.vrf(other)
+    }
+
+    /// Private subnet by which the pods of a node reach addresses outside of the cluster's networks; `None` if none of them is on a
+    /// routed VXLAN network.
+    pub fn host_access(&self, host: &HostName) -> Option<Ipv4Net> {
+        let is_routed = |network: &Network| !is_vlan(network) && self.is_routed(network);
+        let mut own = self.networks_on(host).filter_map(|id| self.active_network(id));
+        self.private_subnet().filter(|_| own.any(is_routed))
     }
 
     /// Addresses of the endpoints with an interface on a node whose network is a routed VLAN network. After a reboot an endpoint's

@@ -146,6 +146,12 @@ impl Writer {
         self.0.change(|inner| inner.state.route_vlans());
     }
 
+    /// Lets pods reach addresses outside of the cluster's networks through their node, in forward mode `routing`. To be called
+    /// before the first update.
+    pub fn allow_host_access(&mut self) {
+        self.0.change(|inner| inner.state.allow_host_access());
+    }
+
     /// Prepares for the snapshots of another store, whose revisions are not comparable with the previous ones.
     pub fn restart(&mut self) {
         self.0.change(|inner| inner.revision = 0);

@@ -15,6 +15,7 @@ use contiv_model::{
     tag::Encap,
     vrf::Vrf,
 };
+use ipnet::Ipv4Net;
 
 use super::{
     dirty::DirtySet,
@@ -50,6 +51,8 @@ pub struct State {
     vrfs: Vrfs,
     /// Whether the nodes are the gateways of VLAN networks, too, if they route.
     routes_vlans: bool,
+    /// Whether pods reach addresses outside of the cluster's networks through the node.
+    has_host_access: bool,
     /// VLAN networks that the nodes can route, whose addresses are those of one fabric.
     fabric: Overlaps<()>,
     endpoints: BTreeMap<EndpointId, Endpoint>,
@@ -95,6 +98,18 @@ impl State {
     pub fn active_network(&self, id: &NetworkId) -> Option<&Network> {
         let is_active = |network: &&Network| self.tags.is_active(network) && !self.is_ambiguous(network);
         self.networks.get(id).filter(is_active)
+    }
+
+    /// Lets pods reach addresses outside of the cluster's networks through their node, in forward mode `routing`.
+    pub fn allow_host_access(&mut self) {
+        self.has_host_access = true;
+    }
+
+    /// Subnet in which the pods of a node have addresses towards the node's kernel, by which they reach addresses outside of the
+    /// cluster's networks; `None` if they do not.
+    pub fn private_subnet(&self) -> Option<Ipv4Net> {
+        let config = self.config.as_ref().filter(|config| self.has_host_access && config.is_routing())?;
+        config.private_subnet()
     }
 
     /// Makes the nodes the gateways of VLAN networks, too, in forward mode `routing`.
@@ -282,8 +297,9 @@ impl State {
         match key {
             Key::MasterConfig => {
                 let before = (self.arp(), self.is_routing());
+                let private = self.private_subnet();
                 self.config = of_kind!(object, Config);
-                if before != (self.arp(), self.is_routing()) {
+                if before != (self.arp(), self.is_routing()) || private != self.private_subnet() {
                     dirty.networks.extend(self.networks.keys().cloned());
                 }
                 if before.1 != self.is_routing() {

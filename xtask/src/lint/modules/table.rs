@@ -80,7 +80,7 @@ pub(super) const RULES: &[Rules] = &[
                     &["telemetry"],
                     &["trace"],
                     &["error"],
-                    &["announcement", "object", "wire"],
+                    &["announcement", "host_access", "object", "wire"],
                 ],
             },
             Layers {

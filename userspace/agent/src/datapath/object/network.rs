@@ -1,7 +1,14 @@
 use std::{collections::BTreeMap, fmt, net::IpAddr};
 
-use contiv_model::{global::ArpMode, mac::Mac, name::NetworkId, route::NextHops, tag::Encap, vrf::Vrf};
-use ipnet::IpNet;
+use contiv_model::{
+    global::ArpMode,
+    mac::Mac,
+    name::NetworkId,
+    route::{NextHop, NextHops},
+    tag::Encap,
+    vrf::Vrf,
+};
+use ipnet::{IpNet, Ipv4Net};
 
 /// The VTEP of another node. The datapath accepts VXLAN frames from it, also if no network is known to be there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,11 +169,23 @@ impl fmt::Display for RouteId {
     }
 }
 
-/// A route to addresses that are in no subnet of the VRF. The longest matching prefix applies. Not planned yet.
+/// A route to addresses that are in no subnet of the VRF. The longest matching prefix applies. The only planned one is host access,
+/// by [`NextHop::Host`](contiv_model::route::NextHop::Host).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     /// VRF and prefix, host bits cleared.
     pub id: RouteId,
     /// Next hops; several share the flows.
     pub next_hops: NextHops,
+}
+
+impl Route {
+    /// Private subnet of host access; `None` of another route.
+    pub fn private_subnet(&self) -> Option<Ipv4Net> {
+        let mut next_hops = self.next_hops.iter();
+        match (next_hops.next(), next_hops.next()) {
+            (Some(NextHop::Host { subnet }), None) if self.id.prefix.prefix_len() == 0 => Some(*subnet),
+            _ => None,
+        }
+    }
 }

@@ -6,23 +6,23 @@ pub(super) mod requests;
 use std::collections::BTreeSet;
 
 use super::{
-    bridge::BridgeKind,
+    bridge::{BridgeKind, PerBridge},
     desired::{
         batch::Batch,
         model::{BridgePorts, SwitchModel},
-        support,
+        needed_kernel_port, support,
     },
     error::ovs_error,
     options::{DatapathType, Options},
     switch::{
-        limit, ports,
+        kernel, limit, ports,
         session::{self, Session},
         tunnel, uplink,
     },
     tables::index::{FlowIndex, Installed},
 };
 use crate::{
-    datapath::{Error, FailedOp, Group, KERNEL_PORT, Kind, Object, ObjectId, Op},
+    datapath::{Error, FailedOp, Group, KERNEL_PORT, Kind, Object, ObjectId, Op, host_access::HOST_PORT},
     error::one_line,
 };
 
@@ -50,13 +50,14 @@ pub(crate) async fn apply(
     let closed = requests.iter().filter_map(|request| Some((request.op, request.open.clone()?)));
     let closed: Vec<_> = closed.collect();
     let ports = requests::number(session, requests, &mut failures).await?;
-    let kernel = match ops.iter().any(needs_kernel_port) {
-        true => {
-            let port = session.ensure_kernel_port().await;
-            port.map_err(|error| ovs_error(format!("add port {KERNEL_PORT}"), error))?
+    let mut kernel = model.base.kernel;
+    for bridge in BridgeKind::ALL {
+        if ops.iter().any(|op| needs_kernel_port(op, bridge)) {
+            let port = session.ensure_kernel_port(bridge).await;
+            *kernel.get_mut(bridge) =
+                port.map_err(|error| ovs_error(format!("add port {}", kernel::name(bridge)), error))?;
         }
-        false => model.base.kernel,
-    };
+    }
     let affected = ops.iter().filter_map(Op::target);
     let previous: Vec<Installed> = affected.filter_map(|id| model.index.get(&id).cloned()).collect();
     let mut applied = Applied { failures, ..Applied::default() };
@@ -77,11 +78,11 @@ pub(crate) async fn apply(
     Ok(applied)
 }
 
-/// Ports of objects, and the port number of the node's kernel.
-type Ports<'a> = (&'a BridgePorts, Option<u32>);
+/// Ports of objects, and the port numbers of the node's kernel.
+type Ports<'a> = (&'a BridgePorts, PerBridge<Option<u32>>);
 
-fn needs_kernel_port(op: &Op) -> bool {
-    matches!(op, Op::Set(Object::Subnet(subnet)) if subnet.is_routed_vlan())
+fn needs_kernel_port(op: &Op, bridge: BridgeKind) -> bool {
+    matches!(op, Op::Set(object) if needed_kernel_port(object) == Some(bridge))
 }
 
 /// Writes the flows and groups of the ops to both bridges in one batch. If a bridge rejects a batch, writes its halves, so
@@ -171,7 +172,7 @@ async fn program_batch(
             Op::GarbageCollect => batch.collect_garbage(),
         }
     }
-    batch.set_kernel_port(kernel);
+    batch.set_kernel_ports(kernel);
     let changes = batch.changes();
     let mut programmed = vec![];
     for (bridge, changes) in [(BridgeKind::Vlan, changes.vlan), (BridgeKind::Vxlan, changes.vxlan)] {
@@ -210,10 +211,14 @@ async fn remove_unused_ports(
             }
         }
     }
-    let is_subnet = |op: &Op| matches!(op.target(), Some(ObjectId::Subnet(_)));
-    names.extend(ops.iter().any(is_subnet).then(|| KERNEL_PORT.to_owned()));
-    if index.has_routed_vlan() {
-        names.retain(|name| name != KERNEL_PORT);
+    let targets = || ops.iter().filter_map(Op::target);
+    let is_subnet = targets().any(|id| matches!(id, ObjectId::Subnet(_)));
+    let is_route = targets().any(|id| matches!(id, ObjectId::Route(_)));
+    let kernels =
+        [(KERNEL_PORT, is_subnet, index.has_routed_vlan()), (HOST_PORT, is_route, index.has_host_route())];
+    for (port, is_affected, is_needed) in kernels {
+        names.extend(is_affected.then(|| port.to_owned()));
+        names.retain(|name| name != port || !is_needed);
     }
     names.retain(|name| index.port_owner(name).is_none());
     names.sort();

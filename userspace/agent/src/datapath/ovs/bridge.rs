@@ -22,7 +22,7 @@ impl BridgeKind {
 }
 
 /// One value for each bridge.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PerBridge<T> {
     pub(crate) vlan: T,
     pub(crate) vxlan: T,

@@ -62,11 +62,21 @@ pub(crate) fn support(object: &Object) -> Result<(), Unsupported> {
         Object::Subnet(subnet) if subnet.is_routed() && !subnet.has_node_router() => Err(Unsupported::ROUTER),
         Object::Subnet(_) => Ok(()),
         Object::Group(_) => Ok(()),
-        Object::Route(_) => Err(Unsupported::Object),
+        Object::Route(route) if route.private_subnet().is_none() => Err(Unsupported::Object),
+        Object::Route(_) => Ok(()),
         Object::Service(service) => support_service(service),
         Object::Remote(remote) if !remote.next_hop.is_on(remote.encap) => Err(Unsupported::NEXT_HOP),
         Object::Remote(remote) => dual_stack(&remote.addresses),
         Object::Local(local) => dual_stack(&local.addresses),
+    }
+}
+
+/// The bridge whose port of the node's kernel an object needs.
+pub(crate) fn needed_kernel_port(object: &Object) -> Option<BridgeKind> {
+    match object {
+        Object::Subnet(subnet) if subnet.is_routed_vlan() => Some(BridgeKind::Vlan),
+        Object::Route(route) if route.private_subnet().is_some() => Some(BridgeKind::Vxlan),
+        _ => None,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{
-    bridge::BridgeKind,
+    bridge::{BridgeKind, PerBridge},
     desired::{
         self,
         batch::Batch,
@@ -23,7 +23,7 @@ use super::{
     },
     tables::index::BridgePort,
 };
-use crate::datapath::{Desired, Error, KERNEL_PORT, Object, ObjectId, Observed};
+use crate::datapath::{Desired, Error, Object, ObjectId, Observed};
 
 /// Result of an observation.
 pub(crate) struct Observation {
@@ -44,15 +44,14 @@ pub(crate) async fn observe(
 ) -> Result<Observation, Error> {
     let created = session.ensure_bridges(options.datapath_type, &options.uplinks).await;
     created.map_err(|error| ovs_error("create bridges and uplinks", error))?;
-    let is_routed = |object: &Object| matches!(object, Object::Subnet(subnet) if subnet.is_routed_vlan());
-    let routes_vlans = desired.iter().any(|(_, object)| is_routed(object));
-    let kernel = match routes_vlans {
-        true => {
-            let port = session.ensure_kernel_port().await;
-            port.map_err(|error| ovs_error(format!("add port {KERNEL_PORT}"), error))?
-        }
-        false => None,
-    };
+    let needed: BTreeSet<BridgeKind> =
+        desired.iter().filter_map(|(_, object)| desired::needed_kernel_port(object)).collect();
+    let mut kernel = PerBridge::default();
+    for bridge in needed.iter().copied() {
+        let port = session.ensure_kernel_port(bridge).await;
+        *kernel.get_mut(bridge) =
+            port.map_err(|error| ovs_error(format!("add port {}", kernel::name(bridge)), error))?;
+    }
     let dump = session.dump().await.map_err(|error| ovs_error("read the tables of the bridges", error))?;
     let database = session.database();
 
@@ -77,12 +76,12 @@ pub(crate) async fn observe(
         tunnel::resolve_next_hops(session, model.index.peers().values().copied()).await;
     }
     let orphans = differences.orphans
-        + orphan_ports(&database, options, desired, routes_vlans)
+        + orphan_ports(&database, options, desired, &needed)
         + limit::orphans(&database).len();
     let in_sync = desired.iter().map(|(id, _)| id).filter(|id| !out_of_sync.contains(id)).cloned().collect();
     let observed = Observed { in_sync, orphans };
     let mut warnings = uplink::warnings(&database, &options.uplinks);
-    warnings.extend(kernel::warning(&database).filter(|_| routes_vlans));
+    warnings.extend(needed.iter().filter_map(|bridge| kernel::warning(&database, *bridge)));
     Ok(Observation { model, observed, warnings, fingerprint: drift::fingerprint(&database) })
 }
 
@@ -143,9 +142,14 @@ async fn repair_base_flows(session: &mut Session, model: &mut SwitchModel) -> Re
     Ok(())
 }
 
-/// Returns the number of ports that belong to no desired object.
-fn orphan_ports(database: &Database, options: &Options, desired: &Desired, routes_vlans: bool) -> usize {
-    let mut owned: BTreeSet<_> = routes_vlans.then(|| KERNEL_PORT.to_owned()).into_iter().collect();
+/// Returns the number of ports that belong to no desired object. `kernels` are the bridges with a port of the node's kernel.
+fn orphan_ports(
+    database: &Database,
+    options: &Options,
+    desired: &Desired,
+    kernels: &BTreeSet<BridgeKind>,
+) -> usize {
+    let mut owned: BTreeSet<_> = kernels.iter().map(|bridge| kernel::name(*bridge).to_owned()).collect();
     for (id, object) in desired.iter() {
         match object {
             Object::Local(local) => drop(owned.insert(local.port.clone())),

@@ -25,6 +25,7 @@
 //! * [`service`]: translation to backends of services and back.
 //! * [`route`]: delivery by IP address.
 //! * [`kernel`]: VLAN networks that the node routes to the physical network.
+//! * [`host`]: host access of VXLAN networks.
 //! * [`forward`]: flows of each object.
 //! * [`answer`]: what the agent answers.
 //! * [`family`]: IPv4 and IPv6.
@@ -36,6 +37,7 @@ mod family;
 mod forward;
 mod group;
 mod guard;
+mod host;
 mod kernel;
 mod metadata;
 mod neighbour;
@@ -53,6 +55,7 @@ pub(crate) use self::{
         MAX_BUCKETS, UPLINK_GROUP, all_group, backend_group, endpoint_group, peer_group, receiver_group,
         uplink_group,
     },
+    host::{HostAccess, from_kernel, local as host_local, route as host_route, subnet as host_subnet},
     metadata::{Domain, MAX_SERVICE, MAX_VRF, Routed, Segment, bridge_and_tag},
     neighbour::NdMode,
     policy::{RULE_TABLES, Receiver, counted_rules, receivers, rules},

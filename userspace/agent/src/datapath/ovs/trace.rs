@@ -16,11 +16,16 @@ use contiv_model::{
 
 use self::account::Account;
 use super::{
-    bridge::BridgeKind, desired::model::SwitchModel, error::ovs_error, options::Options,
-    pipeline::bridge_and_tag, switch::unixctl, tables::index::vrf_of,
+    bridge::BridgeKind,
+    desired::model::SwitchModel,
+    error::ovs_error,
+    options::Options,
+    pipeline::bridge_and_tag,
+    switch::{kernel, unixctl},
+    tables::index::vrf_of,
 };
 use crate::datapath::{
-    Error, Group, KERNEL_PORT, Object, ObjectId,
+    Error, Group, Object, ObjectId,
     trace::{Findings, Ingress, Probe},
 };
 
@@ -100,10 +105,10 @@ pub(super) fn prepare(options: &Options, model: &SwitchModel, probe: Probe) -> R
         let names = options.uplinks.iter().cloned();
         let numbers = model.base.uplinks.iter().map(u32::to_string);
         ports.extend(names.chain(numbers).map(|port| (port, Egress::Uplink { vlan })));
-        let kernel = model.base.kernel.map(|number| [KERNEL_PORT.to_owned(), number.to_string()]);
-        ports.extend(
-            kernel.into_iter().flatten().map(|port| (port, Egress::Interface(KERNEL_PORT.to_owned()))),
-        );
+    }
+    if let Some(number) = model.base.kernel.get(bridge) {
+        let names = [kernel::name(bridge).to_owned(), number.to_string()];
+        ports.extend(names.map(|port| (port, Egress::Interface(kernel::name(bridge).to_owned()))));
     }
     let groups = index.groups().cloned().collect();
     let socket = options.socket.clone();

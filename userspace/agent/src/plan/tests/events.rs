@@ -85,7 +85,8 @@ pub(crate) fn apply_event(state: &mut State, event: Event, since: i64) -> DirtyS
         Event::Config { flood, routing } => {
             let fwd_mode = if routing { "routing" } else { "bridge" }.to_owned();
             let arp_mode = if flood { "flood" } else { "proxy" }.to_owned();
-            let config = Config { arp_mode, fwd_mode, ..Config::default() };
+            let pvt_subnet = if flood { "172.20.0.0/16" } else { "172.19.0.0/16" }.to_owned();
+            let config = Config { arp_mode, fwd_mode, pvt_subnet, ..Config::default() };
             state.set(&Key::MasterConfig, Some(ClusterObject::Config(config)))
         }
         Event::Network { n, encap, subnets } => {

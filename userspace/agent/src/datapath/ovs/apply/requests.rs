@@ -6,6 +6,7 @@ use contiv_model::policy::Identity;
 
 use crate::datapath::{
     Error, FailedOp, Group, KERNEL_PORT, Local, Object, ObjectId, Op,
+    host_access::HOST_PORT,
     ovs::{
         desired::{model::BridgePorts, support},
         error::ovs_error,
@@ -81,6 +82,9 @@ pub(in super::super) fn ports_of_ops(
             }
             Op::Set(Object::Subnet(_)) | Op::Delete(ObjectId::Subnet(_)) => {
                 names.insert(KERNEL_PORT.to_owned());
+            }
+            Op::Set(Object::Route(_)) | Op::Delete(ObjectId::Route(_)) => {
+                names.insert(HOST_PORT.to_owned());
             }
             _ => {}
         }

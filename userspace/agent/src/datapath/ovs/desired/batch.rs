@@ -13,7 +13,7 @@ use contiv_model::{
 use openflow_rs::{Change, Flow, PackedFlow};
 
 use super::{
-    domain::{domain, domains_of_service, routed},
+    domain::{domain, domain_of_vrf, domains_of_service, routed},
     model::{BaseConfig, SwitchModel},
 };
 use crate::datapath::{
@@ -21,8 +21,8 @@ use crate::datapath::{
     ovs::{
         bridge::{BridgeKind, PerBridge},
         pipeline::{
-            self, Domain, MAX_BUCKETS, Receiver, Routed, Segment, Spread, UPLINK_GROUP, bridge_and_tag,
-            peer_group,
+            self, Domain, HostAccess, MAX_BUCKETS, Receiver, Routed, Segment, Spread, UPLINK_GROUP,
+            bridge_and_tag, peer_group,
         },
         tables::{
             cookie::Cookie,
@@ -76,8 +76,8 @@ pub(crate) struct Batch<'a> {
     removed_services: BTreeSet<ServiceId>,
     /// VRFs that objects were in, whose numbers become free if no object is.
     left_vrfs: BTreeSet<Vrf>,
-    /// Port number of the node's kernel before the changes.
-    previous_kernel: Option<u32>,
+    /// Port numbers of the node's kernel before the changes.
+    previous_kernel: PerBridge<Option<u32>>,
     /// Groups and services whose flows were set or removed.
     counted: BTreeSet<ObjectId>,
 }
@@ -105,12 +105,14 @@ impl<'a> Batch<'a> {
 
     /// Sets the flows and the group that exist for any desired state.
     pub(crate) fn set_base_flows(&mut self) {
-        let BaseConfig { uplinks, nd_mode, vtep, .. } = &*self.base;
+        let BaseConfig { uplinks, nd_mode, vtep, kernel } = &*self.base;
         for bridge in BridgeKind::ALL {
             let own = vtep.iter().flat_map(|address| pipeline::vtep(*address, VXLAN_PORT));
             let arrivals = uplinks.iter().filter(|_| bridge == BridgeKind::Vlan);
             let arrivals = arrivals.map(|port| pipeline::outside(*port));
-            let flows = pipeline::base_flows(bridge, *nd_mode).into_iter().chain(own).chain(arrivals);
+            let host = kernel.vxlan.filter(|_| bridge == BridgeKind::Vxlan).map(pipeline::from_kernel);
+            let flows =
+                pipeline::base_flows(bridge, *nd_mode).into_iter().chain(own).chain(arrivals).chain(host);
             self.edits.get_mut(bridge).set(Cookie::BASE, flows);
         }
         if let [_, _, ..] = &uplinks[..] {
@@ -121,18 +123,27 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Sets the port number of the node's kernel, if the objects need it, and updates what depends on it.
-    pub(crate) fn set_kernel_port(&mut self, port: Option<u32>) {
-        let port = port.filter(|_| self.index.has_routed_vlan());
-        if std::mem::replace(&mut self.base.kernel, port) == port {
-            return;
+    /// Sets the port numbers of the node's kernel, if the objects need them, and updates what depends on them.
+    pub(crate) fn set_kernel_ports(&mut self, ports: PerBridge<Option<u32>>) {
+        let ports = PerBridge {
+            vlan: ports.vlan.filter(|_| self.index.has_routed_vlan()),
+            vxlan: ports.vxlan.filter(|_| self.index.has_host_route()),
+        };
+        let before = std::mem::replace(&mut self.base.kernel, ports);
+        let (vlan, vxlan) = (before.vlan != ports.vlan, before.vxlan != ports.vxlan);
+        if vxlan {
+            self.set_base_flows();
         }
-        let dependent: Vec<ObjectId> = self
-            .index
-            .ids()
-            .filter(|id| matches!(id, ObjectId::Subnet(_) | ObjectId::Remote(_) | ObjectId::Service(_)))
-            .cloned()
-            .collect();
+        let is_dependent = |id: &&ObjectId| match id {
+            ObjectId::Subnet(_) => vlan || vxlan,
+            ObjectId::Remote(_) | ObjectId::Service(_) => vlan,
+            ObjectId::Route(_) | ObjectId::Local(_) => vxlan,
+            _ => false,
+        };
+        let dependent: Vec<ObjectId> = match vlan || vxlan {
+            true => self.index.ids().filter(is_dependent).cloned().collect(),
+            false => return,
+        };
         dependent.iter().for_each(|id| self.update_flows(id));
     }
 
@@ -173,6 +184,7 @@ impl<'a> Batch<'a> {
         self.update_flows(&id);
         self.update_members(&id);
         self.update_endpoints(&id, routed);
+        self.update_host_access(&id);
         if let Object::Peer(peer) = &object
             && self.index.peers().get(&peer.vtep).copied() != old_port
         {
@@ -206,6 +218,7 @@ impl<'a> Batch<'a> {
         }
         self.update_members(id);
         self.update_endpoints(id, routed);
+        self.update_host_access(id);
         // The port number of a removed tunnel can be assigned to another port.
         if let ObjectId::Peer(vtep) = id {
             for remote in self.index.remotes_at(*vtep) {
@@ -327,6 +340,30 @@ impl<'a> Batch<'a> {
         }
     }
 
+    /// Updates the subnets and endpoints of a VRF whose route has changed.
+    fn update_host_access(&mut self, id: &ObjectId) {
+        let own;
+        let (vrf, is_dependent): (&Vrf, fn(&&ObjectId) -> bool) = match id {
+            ObjectId::Route(route) => {
+                (&route.vrf, |id| matches!(id, ObjectId::Subnet(_) | ObjectId::Local(_)))
+            }
+            // A network that is a VRF of its own has another tag.
+            ObjectId::Network(network) => {
+                own = Vrf::from(network.clone());
+                (&own, |id| matches!(id, ObjectId::Route(_)))
+            }
+            _ => return,
+        };
+        let dependent: Vec<ObjectId> = self.index.objects_in(vrf).filter(is_dependent).cloned().collect();
+        dependent.iter().for_each(|id| self.update_flows(id));
+    }
+
+    /// Host access of the endpoints of a VRF.
+    fn host_access(&self, vrf: &Vrf) -> Option<HostAccess> {
+        let (port, subnet) = self.base.kernel.vxlan.zip(self.index.private_subnet(vrf))?;
+        Some(HostAccess { port, subnet })
+    }
+
     /// Marks what depends on a peer or a network.
     fn mark_dirty(&mut self, id: &ObjectId) {
         match id {
@@ -395,23 +432,42 @@ impl<'a> Batch<'a> {
             (Object::Local(local), Some(port)) => {
                 let dscp = local.identity.and_then(|identity| self.index.group(identity)?.dscp);
                 let segment = self.segment(&local.network, &local.vrf, local.encap);
-                (segment.domain.bridge(), pipeline::local(local, segment, port, dscp))
+                let mut flows = pipeline::local(local, segment, port, dscp);
+                let host = self.host_access(&local.vrf).filter(|_| is_on_vxlan(segment));
+                flows.extend(
+                    host.into_iter().flat_map(|host| pipeline::host_local(local, segment, port, host)),
+                );
+                (segment.domain.bridge(), flows)
             }
             (Object::Remote(remote), _) => {
                 let segment = self.segment(&remote.network, &remote.vrf, remote.encap);
                 let port = match segment.domain.is_local() {
-                    true => self.base.kernel,
+                    true => self.base.kernel.vlan,
                     false => remote.vtep().and_then(|vtep| self.index.peers().get(&vtep).copied()),
                 };
                 (segment.domain.bridge(), pipeline::remote(remote, segment, port))
             }
             (Object::Subnet(subnet), _) => {
                 let segment = self.segment(&subnet.network, &subnet.vrf, subnet.encap);
-                (segment.domain.bridge(), pipeline::subnet(subnet, segment, self.base.kernel))
+                let mut flows = pipeline::subnet(subnet, segment, self.base.kernel.vlan);
+                let host = self.host_access(&subnet.vrf);
+                let host = host
+                    .filter(|_| is_on_vxlan(segment) && subnet.is_routed() && subnet.prefix.addr().is_ipv4());
+                flows.extend(
+                    host.into_iter()
+                        .flat_map(|host| pipeline::host_subnet(segment.domain, subnet.prefix, host)),
+                );
+                (segment.domain.bridge(), flows)
+            }
+            (Object::Route(route), _) => {
+                let domain = domain_of_vrf(self.index, self.numbers, &route.id.vrf);
+                let flows = domain.zip(self.host_access(&route.id.vrf));
+                let flows = flows.map(|(domain, host)| pipeline::host_route(domain, host));
+                (BridgeKind::Vxlan, flows.unwrap_or_default())
             }
             // The flows of a network depend on its number of groups: see `update_network`.
             (Object::Network(_) | Object::Peer(_) | Object::Local(_), _)
-            | (Object::Route(_) | Object::Group(_) | Object::Service(_), _) => return,
+            | (Object::Group(_) | Object::Service(_), _) => return,
         };
         self.set_flows(id, bridge, flows);
     }
@@ -554,6 +610,10 @@ pub(crate) fn service_groups(
         numbered.collect::<Vec<_>>()
     };
     index.services().flat_map(groups).collect()
+}
+
+fn is_on_vxlan(segment: Segment) -> bool {
+    segment.domain.bridge() == BridgeKind::Vxlan
 }
 
 /// Number of groups for the local endpoints of a network, or for all peers: at least one.

@@ -23,7 +23,7 @@ pub(crate) fn domains_of_service(
     match &service.scope.network {
         Some(network) => domain(index, numbers, vrf, (&network.id, network.encap)).into_iter().collect(),
         None => {
-            let vlan = base.kernel.map(|_| BridgeKind::Vlan);
+            let vlan = base.kernel.vlan.map(|_| BridgeKind::Vlan);
             let bridges = [BridgeKind::Vxlan].into_iter().chain(vlan);
             bridges.filter_map(|bridge| numbered(numbers, vrf, bridge)).collect()
         }
@@ -55,6 +55,19 @@ pub(super) fn domain(
             numbered(numbers, vrf, BridgeKind::Vlan)
         }
         _ => Some(Domain::Network(encap)),
+    }
+}
+
+/// Where the addresses of a VRF are unique on the VXLAN bridge; `None` without a number, or without a network.
+pub(super) fn domain_of_vrf(index: &FlowIndex, numbers: &ObjectNumbers, vrf: &Vrf) -> Option<Domain> {
+    match vrf {
+        Vrf::Tenant(_) => numbered(numbers, vrf, BridgeKind::Vxlan),
+        Vrf::Network(id) => {
+            match index.get(&ObjectId::Network(id.clone())).map(|installed| &installed.object) {
+                Some(Object::Network(network)) => Some(Domain::Network(network.encap)),
+                _ => None,
+            }
+        }
     }
 }
 

@@ -36,8 +36,8 @@ pub(crate) struct SwitchModel {
 pub(crate) struct BaseConfig {
     /// Port numbers of the uplinks.
     pub(crate) uplinks: Vec<u32>,
-    /// Port number of the node's kernel on the VLAN bridge, if it routes VLAN networks.
-    pub(crate) kernel: Option<u32>,
+    /// Port number of the node's kernel on each bridge, if it routes VLAN networks, or gives VXLAN networks host access.
+    pub(crate) kernel: PerBridge<Option<u32>>,
     pub(crate) nd_mode: NdMode,
     /// Address of the node's own tunnels, if configured.
     pub(crate) vtep: Option<IpAddr>,

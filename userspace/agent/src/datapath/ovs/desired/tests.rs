@@ -18,7 +18,7 @@ use openflow_rs::Change;
 
 use super::{compare::compare, model::installed_numbers, *};
 use crate::datapath::{
-    Backend, Gateway, Group, Local, Network, ObjectId, Peer, Remote, Scope, Subnet,
+    Backend, Gateway, Group, Local, Network, ObjectId, Peer, Remote, Route, RouteId, Scope, Subnet,
     ovs::{
         bridge::{BridgeKind, PerBridge},
         pipeline::{MAX_BUCKETS, peer_group},
@@ -27,8 +27,8 @@ use crate::datapath::{
     },
 };
 
-/// Port number of the node's kernel.
-const KERNEL: u32 = 300;
+/// Port numbers of the node's kernel.
+const KERNEL: PerBridge<Option<u32>> = PerBridge { vlan: Some(300), vxlan: Some(301) };
 
 fn network_id(n: u8) -> NetworkId {
     NetworkId::new(&format!("net{n}").parse().unwrap(), &"blue".parse().unwrap())
@@ -113,8 +113,20 @@ fn service(at: u8, n: u8, backends: u8, (variant, routed): (bool, bool)) -> Obje
     })
 }
 
+/// Host access of the tenant, or of a network that is a VRF of its own.
+fn route(vrf: u8, variant: bool) -> Object {
+    let vrf = match vrf {
+        0 => Vrf::Tenant("blue".parse().unwrap()),
+        n => Vrf::Network(network_id(n - 1)),
+    };
+    let subnet = if variant { "172.19.0.0/16" } else { "172.20.0.0/16" }.parse().unwrap();
+    let id = RouteId { vrf, prefix: "0.0.0.0/0".parse().unwrap() };
+    Object::Route(Route { id, next_hops: NextHop::Host { subnet }.into() })
+}
+
 fn object() -> impl Strategy<Value = Object> {
     prop_oneof![
+        (0u8..3, any::<bool>()).prop_map(|(vrf, variant)| route(vrf, variant)),
         (0u8..3).prop_map(|n| Object::Peer(Peer::new(vtep(n), 4789))),
         (0u8..4, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(|(n, variant, routed, flood)| {
             let arp = if flood { ArpMode::Flood } else { ArpMode::Proxy };
@@ -213,12 +225,12 @@ proptest! {
                 }
             }
             if rejected {
-                batch.set_kernel_port(Some(KERNEL));
+                batch.set_kernel_ports(KERNEL);
                 let _changes = batch.changes();
                 batch.rollback(&[]);
                 prop_assert_eq!(&before, &BridgeKind::ALL.map(|bridge| sorted(model.tables.get(bridge))));
             } else {
-                batch.set_kernel_port(Some(KERNEL));
+                batch.set_kernel_ports(KERNEL);
                 let counted = batch.commit();
                 counters.update(&model, &counted);
             }
@@ -231,7 +243,10 @@ proptest! {
             let without_tunnel = desired.iter().any(|(_, object)| matches!(object,
                 Object::Remote(remote) if remote.vtep().is_some_and(|vtep| desired.get(&ObjectId::Peer(vtep)).is_none())));
             let numbers = installed_numbers(&model.tables, &desired).unwrap();
-            let kernel = model.index.has_routed_vlan().then_some(KERNEL);
+            let kernel = PerBridge {
+                vlan: KERNEL.vlan.filter(|_| model.index.has_routed_vlan()),
+                vxlan: KERNEL.vxlan.filter(|_| model.index.has_host_route()),
+            };
             let base = BaseConfig { kernel, ..BaseConfig::default() };
             let expected_model = expected(&desired, &ports, base, numbers);
             if !without_tunnel {

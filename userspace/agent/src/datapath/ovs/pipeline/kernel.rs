@@ -25,7 +25,7 @@ use super::{
 use crate::datapath::KERNEL_MAC;
 
 /// The kernel gets a packet that passes the rules.
-fn leave() -> [Action; 3] {
+pub(super) fn leave() -> [Action; 3] {
     [
         mark_routed(false),
         Action::set(Field::EthDst, mac_bits(Mac::ROUTER.0)),

@@ -7,13 +7,13 @@ use super::table;
 /// Returns the stage that a table belongs to.
 pub(crate) fn stage_of(table: u8) -> Stage {
     match table {
-        table::INPUT | table::SOURCE => Stage::Guard,
+        table::INPUT | table::SOURCE | table::HOST_DNAT => Stage::Guard,
         table::GUARD..=table::LINK => Stage::Guard,
         table::DESTINATION_GROUP | table::STATE..=table::DESTINATION_IDENTITY => Stage::Connection,
         table::POLICY => Stage::PolicyOut,
         table::POLICY_IN => Stage::PolicyIn,
         table::ACCEPT | table::DSCP | table::SERVICE_SNAT | table::IP | table::DESTINATION => Stage::Forward,
-        table::NEIGHBOUR..=table::ND_OPTION => Stage::Forward,
+        table::HOST_SNAT | table::NEIGHBOUR..=table::ND_OPTION => Stage::Forward,
         // Tables of services and of translation.
         _ => Stage::Service,
     }

@@ -1,10 +1,12 @@
-//! Table numbers and priorities. Tables 2 (host DNAT) and 8 (host SNAT) are reserved for host access. Tables from 10 on do
-//! not exist in the original, which sent requests and the first packets of services to its controller and had no checks.
+//! Table numbers and priorities. Tables from 10 on do not exist in the original, which sent requests and the first packets of
+//! services to its controller and had no checks.
 
 /// Rejects invalid frames.
 pub(super) const INPUT: u8 = 0;
 /// Assigns the network of a frame.
 pub(super) const SOURCE: u8 = 1;
+/// Gives packets of the node's kernel the address of an endpoint.
+pub(super) const HOST_DNAT: u8 = 2;
 /// Where frames enter that have passed the checks. Recognises packets to services.
 pub(super) const SERVICE_DNAT: u8 = 3;
 /// Decides whether and how rules apply to a frame.
@@ -15,6 +17,8 @@ pub(super) const POLICY: u8 = 5;
 pub(super) const SERVICE_SNAT: u8 = 6;
 /// Finds the endpoint of an IP address: its Ethernet address, and its network if that is routed to the sender's.
 pub(super) const IP: u8 = 7;
+/// Gives packets to the node's kernel an address of the private subnet.
+pub(super) const HOST_SNAT: u8 = 8;
 /// Forwards by destination address.
 pub(super) const DESTINATION: u8 = 9;
 /// Looks up the target address of an ARP or ND request.
@@ -83,9 +87,9 @@ pub(super) mod priority {
     pub(crate) mod router {
         /// Packets to the router that are for no service.
         pub(crate) const RECEIVED: u16 = 20;
-        /// Packets of routed VLANs to addresses that no flow knows.
+        /// Packets to addresses that no flow knows, which the node's kernel gets.
         pub(crate) const OUTSIDE: u16 = 10;
-        /// Packets of routed VLANs to subnets of other VRFs, and to those of their own.
+        /// Packets to subnets that the kernel does not get, and exceptions.
         pub(crate) const OTHER_VRF: u16 = 20;
         pub(crate) const SAME_VRF: u16 = 21;
         /// Packets whose TTL expires.

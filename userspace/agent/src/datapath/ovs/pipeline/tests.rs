@@ -123,14 +123,24 @@ fn routed_flows(of: Encap) -> Vec<(&'static str, Vec<Flow>)> {
         ..Service::new("dns:blue", Scope::vrf(network.vrf.clone()), [10, 9, 0, 9])
     };
     let spread = Spread { groups: 1, peer_groups: 1, uplinks: &[], has_rules: false };
-    vec![
+    let mut sections = vec![
         ("network blue.net, VRF 3", super::network(&network, domain, spread)),
         ("IPv4 subnet", subnet_of("10.1.0.0/16", "10.1.255.254")),
         ("IPv6 subnet", subnet_of("2001:db8::/64", "2001:db8::fe")),
         ("local pod at port 3", local(&local_in(of), segment, 3, None)),
         ("remote pod behind port 9", remote(&remote_in(of), segment, Some(9))),
         ("service 5 (0x5) of the VRF", service(&dns, domain, 5)),
-    ]
+    ];
+    if bridge == BridgeKind::Vxlan {
+        let host = HostAccess { port: 12, subnet: "172.19.0.0/16".parse().unwrap() };
+        let prefix = "10.1.0.0/16".parse().unwrap();
+        sections.extend([
+            ("host access by port 12", [vec![from_kernel(12)], host_route(domain, host)].concat()),
+            ("IPv4 subnet with host access", host_subnet(domain, prefix, host).into()),
+            ("local pod at port 3 with host access", host_local(&local_in(of), segment, 3, host)),
+        ]);
+    }
+    sections
 }
 
 #[test]

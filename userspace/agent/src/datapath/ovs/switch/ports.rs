@@ -104,11 +104,14 @@ impl PortSpec {
     }
 
     /// The port of the node's kernel. The bridge does not flood to it.
-    pub(crate) fn kernel(name: &str) -> PortSpec {
+    pub(crate) fn kernel(bridge: BridgeKind, name: &str) -> PortSpec {
+        // On the VXLAN bridge only flows lead to a port.
+        let is_vlan = bridge == BridgeKind::Vlan;
         PortSpec {
+            bridge,
             owner: KERNEL_OWNER.to_owned(),
-            tag: Some(RESERVED_VLAN),
-            vlan_mode: "access",
+            tag: is_vlan.then_some(RESERVED_VLAN),
+            vlan_mode: if is_vlan { "access" } else { "" },
             interface_type: "internal",
             mac: Some(KERNEL_MAC),
             ..PortSpec::uplink(name)

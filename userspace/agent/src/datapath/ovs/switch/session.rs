@@ -123,12 +123,12 @@ impl Session {
         self.reconfigure(uplink::operations(&database, uplinks)).await
     }
 
-    /// Adds the port of the node's kernel to the VLAN bridge, unless it exists, and returns its number. Without one,
+    /// Adds the port of the node's kernel to a bridge, unless it exists, and returns its number. Without one,
     /// [`kernel::warning`] says why.
-    pub(crate) async fn ensure_kernel_port(&mut self) -> Result<Option<u32>, Error> {
-        let operations = kernel::operations(&self.database());
+    pub(crate) async fn ensure_kernel_port(&mut self, bridge: BridgeKind) -> Result<Option<u32>, Error> {
+        let operations = kernel::operations(&self.database(), bridge);
         self.reconfigure(operations).await?;
-        Ok(kernel::number(&self.database()))
+        Ok(kernel::number(&self.database(), bridge))
     }
 
     async fn connect(&mut self, kind: BridgeKind, datapath_type: DatapathType) -> Result<(), Error> {

@@ -11,6 +11,8 @@ use contiv_model::{
     vrf::Vrf,
 };
 
+use ipnet::Ipv4Net;
+
 use crate::datapath::{Family, Group, Local, Network, Object, ObjectId, Service, SubnetId};
 
 /// A port of a bridge.
@@ -46,6 +48,8 @@ pub(crate) struct FlowIndex {
     members: BTreeMap<Identity, BTreeSet<EndpointId>>,
     /// Subnets of VLAN networks for which the node is the gateway.
     routed_vlans: BTreeSet<SubnetId>,
+    /// Private subnets of the VRFs with host access.
+    host_routes: BTreeMap<Vrf, Ipv4Net>,
     /// Owners of ports, by port name.
     port_owners: HashMap<String, ObjectId>,
 }
@@ -157,6 +161,21 @@ impl FlowIndex {
         Family::ALL.into_iter().any(|family| self.routed_vlans.contains(&subnet(family)))
     }
 
+    /// Whether a VRF has host access.
+    pub(crate) fn has_host_route(&self) -> bool {
+        !self.host_routes.is_empty()
+    }
+
+    /// Private subnet of a VRF with host access.
+    pub(crate) fn private_subnet(&self, vrf: &Vrf) -> Option<Ipv4Net> {
+        self.host_routes.get(vrf).copied()
+    }
+
+    /// Objects in the VRF.
+    pub(crate) fn objects_in(&self, vrf: &Vrf) -> impl Iterator<Item = &ObjectId> {
+        self.vrfs.get(vrf).into_iter().flatten()
+    }
+
     pub(crate) fn port_owner(&self, name: &str) -> Option<&ObjectId> {
         self.port_owners.get(name)
     }
@@ -195,6 +214,11 @@ impl FlowIndex {
             && subnet.is_routed_vlan()
         {
             self.routed_vlans.insert(subnet.id());
+        }
+        if let Object::Route(route) = &installed.object
+            && let Some(subnet) = route.private_subnet()
+        {
+            self.host_routes.insert(route.id.vrf.clone(), subnet);
         }
         if let Some(vrf) = vrf_of(&installed.object) {
             self.vrfs.entry(vrf.clone()).or_default().insert(id.clone());
@@ -241,6 +265,9 @@ impl FlowIndex {
             Object::Subnet(subnet) => {
                 self.routed_vlans.remove(&subnet.id());
             }
+            Object::Route(route) => {
+                self.host_routes.remove(&route.id.vrf);
+            }
             _ => {}
         }
         if let Some(vrf) = vrf_of(&installed.object) {
@@ -261,7 +288,8 @@ pub(crate) fn vrf_of(object: &Object) -> Option<&Vrf> {
         Object::Remote(remote) => Some(&remote.vrf),
         Object::Local(local) => Some(&local.vrf),
         Object::Service(service) => Some(&service.scope.vrf),
-        Object::Peer(_) | Object::Group(_) | Object::Route(_) => None,
+        Object::Route(route) => Some(&route.id.vrf),
+        Object::Peer(_) | Object::Group(_) => None,
     }
 }
 

@@ -1,0 +1,47 @@
+//! Host access: by the kernel of their node, pods reach addresses outside of the cluster's networks.
+//!
+//! The addresses of tenants overlap, so towards the kernel each endpoint has one of a private subnet (INVENTORY section 5.6):
+//!
+//! ```text
+//!  pod 10.1.0.5, vvport7 ─ datapath ─ 172.19.0.7 ─ contivh0 172.19.255.254 ─ kernel: masquerade ─ physical network
+//! ```
+
+use std::net::Ipv4Addr;
+
+use ipnet::Ipv4Net;
+
+/// Interface of the node's kernel on the datapath. It exists while the node has a route by
+/// [`NextHop::Host`](contiv_model::route::NextHop::Host). Its Ethernet address is [`KERNEL_MAC`](super::KERNEL_MAC).
+pub const HOST_PORT: &str = "contivh0";
+
+/// Host part of the kernel's address.
+const KERNEL: u32 = 0xfffe;
+
+/// Address of the kernel in the private subnet, a /16.
+pub fn kernel_address(subnet: Ipv4Net) -> Ipv4Addr {
+    Ipv4Addr::from(subnet.network().to_bits() | KERNEL)
+}
+
+/// Address in the private subnet of the endpoint whose interface on the node has this name, `vvport<N>`. `None` for
+/// another name.
+pub fn endpoint_address(subnet: Ipv4Net, port: &str) -> Option<Ipv4Addr> {
+    let number: u32 = port.strip_prefix("vvport")?.parse().ok()?;
+    (1..KERNEL).contains(&number).then(|| Ipv4Addr::from(subnet.network().to_bits() | number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_a_port_is_its_address() {
+        let subnet = "172.19.0.0/16".parse().unwrap();
+        assert_eq!(kernel_address(subnet).to_string(), "172.19.255.254");
+        let address = |port| endpoint_address(subnet, port).map(|address| address.to_string());
+        assert_eq!(address("vvport7").as_deref(), Some("172.19.0.7"));
+        assert_eq!(address("vvport65533").as_deref(), Some("172.19.255.253"));
+        for other in ["vvport0", "vvport65534", "vvport", "vvport-1", "contivh1"] {
+            assert_eq!(address(other), None, "{other}");
+        }
+    }
+}

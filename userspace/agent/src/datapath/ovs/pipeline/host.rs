@@ -1,0 +1,100 @@
+//! Host access: packets of routed VXLAN networks to addresses in no subnet leave and enter the node through its kernel.
+//!
+//! ```text
+//!  pod ─▶ 16 routed ─ 7 in no subnet ─ 4 policy ... 9 ─ 8 private source ─▶ kernel
+//!  kernel ─▶ 0 ─ 2 private destination ─ 14 to 16 checks ─ 7 ─ 4 policy ... 9 ─▶ pod
+//! ```
+//!
+//! The translation knows no connections. Rules, and connection tracking, see the pod's address. The kernel decrements the TTL.
+
+use contiv_model::mac::Mac;
+use ipnet::{IpNet, Ipv4Net};
+use openflow_rs::{Action, Field, Flow, Match, matching::mac_bits};
+
+use super::{
+    guard, kernel,
+    metadata::{Domain, NETWORK, NETWORK_SHIFT, OUTSIDE, Segment, network_match_from, routed},
+    table::{self, priority, priority::check, priority::router as rank},
+};
+use crate::datapath::{
+    KERNEL_MAC, Local,
+    host_access::{endpoint_address, kernel_address},
+};
+
+/// One if the destination is in a subnet of the VRF, or in the private one. Policies use the register later.
+const IS_INSIDE: Field = Field::Reg15;
+
+/// How a node gives its pods host access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HostAccess {
+    /// Port number of the kernel.
+    pub(crate) port: u32,
+    /// Private subnet.
+    pub(crate) subnet: Ipv4Net,
+}
+
+/// Returns the flow of the kernel's port.
+pub(crate) fn from_kernel(port: u32) -> Flow {
+    let m = Match::new().in_port(port.into()).eth_src(KERNEL_MAC.0).eth_dst(KERNEL_MAC.0).no_vlan();
+    Flow::new(table::INPUT, priority::MATCH, m).goto(table::HOST_DNAT)
+}
+
+/// Packets that pods of a domain send to the router, whose destination no flow has recognised yet.
+fn unknown(domain: Domain) -> Match {
+    routed(domain.packets_from(0)).field(IS_INSIDE, 0u8)
+}
+
+/// What is inside goes nowhere but to a known endpoint.
+fn inside(matching: Match) -> Flow {
+    let again = [Action::set(IS_INSIDE, 1u8), Action::resubmit(table::IP)];
+    Flow::new(table::IP, rank::OTHER_VRF, matching).apply(again)
+}
+
+/// Returns the flows of the route of a domain.
+pub(crate) fn route(domain: Domain, HostAccess { port, subnet }: HostAccess) -> Vec<Flow> {
+    let (address, bits) = (subnet.network(), subnet.prefix_len());
+    let to_kernel = unknown(domain).ipv4_dst(kernel_address(subnet), 32);
+    let received = domain.packets_from(OUTSIDE).in_port(port.into()).eth_dst(Mac::ROUTER.0).ipv4();
+    vec![
+        Flow::new(table::IP, rank::OUTSIDE, unknown(domain).ipv4()).apply(kernel::leave()),
+        // Endpoints do not reach each other by private addresses.
+        inside(unknown(domain).ipv4_dst(address, bits)),
+        Flow::new(table::IP, rank::SAME_VRF, to_kernel).apply(kernel::leave()),
+        Flow::new(table::DESTINATION, priority::MATCH, domain.packets_from(0).eth_dst(Mac::ROUTER.0))
+            .apply([Action::resubmit(table::HOST_SNAT)]),
+        Flow::new(table::TARGET, check::CLAIMED_BY_OWNER, received).apply([Action::resubmit(table::IP)]),
+    ]
+}
+
+/// Returns the flows of a subnet of a domain that has the route.
+pub(crate) fn subnet(domain: Domain, prefix: IpNet, HostAccess { port, .. }: HostAccess) -> [Flow; 2] {
+    let claimed = guard::source_within(domain.packets_from(OUTSIDE).in_port(port.into()), prefix);
+    [
+        inside(guard::destination_within(unknown(domain), prefix)),
+        Flow::new(table::STATION, check::NAMED, claimed),
+    ]
+}
+
+/// Returns the flows of the local endpoint at `port`, which has one private address.
+pub(crate) fn local(local: &Local, segment: Segment, port: u32, host: HostAccess) -> Vec<Flow> {
+    let address = local.addresses.v4().next().filter(|ip| segment.routed.has((*ip).into()));
+    let Some((ip, private)) = address.zip(endpoint_address(host.subnet, &local.port)) else { return vec![] };
+    let Segment { tag, domain, .. } = segment;
+    let sent = network_match_from(tag, 0).in_port(port.into()).eth_dst(Mac::ROUTER.0).ipv4_src(ip, 32);
+    let leave = [
+        Action::set(Field::Ipv4Src, private.to_bits()),
+        Action::set(Field::EthDst, mac_bits(KERNEL_MAC.0)),
+        Action::output(host.port),
+    ];
+    let received = Match::new().in_port(host.port.into()).ipv4_dst(private, 32);
+    let router = [Field::EthSrc, Field::EthDst].map(|field| Action::set(field, mac_bits(Mac::ROUTER.0)));
+    vec![
+        Flow::new(table::HOST_SNAT, priority::MATCH, sent).apply(leave),
+        Flow::new(table::HOST_DNAT, priority::MATCH, received)
+            .apply([Action::set(Field::Ipv4Dst, ip.to_bits())])
+            .apply(router)
+            .apply(domain.enter())
+            .write_metadata(u64::from(tag) << NETWORK_SHIFT | OUTSIDE, NETWORK | OUTSIDE)
+            .goto(table::STATION),
+    ]
+}

@@ -1,0 +1,44 @@
+use contiv_model::{
+    name::NetworkId,
+    network::Network,
+    route::{NextHop, NextHops},
+    tag::Encap,
+    vrf::Vrf,
+};
+use ipnet::{IpNet, Ipv4Net};
+
+use super::node::Node;
+use crate::{
+    datapath::{ObjectId, Route, RouteId},
+    state::{DirtySet, State},
+};
+
+/// The destinations of host access: everything that is in no subnet.
+const OUTSIDE: IpNet = IpNet::V4(Ipv4Net::new_assert(std::net::Ipv4Addr::UNSPECIFIED, 0));
+
+/// The route of a VRF to addresses outside of its subnets, if this node has endpoints in it: by the node itself.
+pub(super) fn route(state: &State, node: &Node, id: &RouteId) -> Option<Route> {
+    let subnet = state.host_access(&node.host).filter(|_| id.prefix == OUTSIDE)?;
+    let is_routed = |network: &Network| {
+        matches!(network.encap, Encap::Vxlan { .. })
+            && state.is_routed(network)
+            && state.vrf(network) == id.vrf
+    };
+    let mut own = state.networks_on(&node.host).filter_map(|id| state.active_network(id));
+    own.any(is_routed).then(|| Route { id: id.clone(), next_hops: NextHops::from(NextHop::Host { subnet }) })
+}
+
+/// The routes of the VRFs that a network can be in.
+pub(super) fn of_network(state: &State, id: &NetworkId) -> Vec<ObjectId> {
+    let tenant = state.network(id).map(|network| Vrf::from(network.tenant.clone()));
+    [Some(Vrf::from(id.clone())), tenant].into_iter().flatten().map(outside).collect()
+}
+
+/// The routes of the VRFs that changed networks were in.
+pub(super) fn of_previous(dirty: &DirtySet) -> impl Iterator<Item = ObjectId> {
+    dirty.previous_networks.iter().map(|(_, tenant)| outside(tenant.clone().into()))
+}
+
+fn outside(vrf: Vrf) -> ObjectId {
+    ObjectId::Route(RouteId { vrf, prefix: OUTSIDE })
+}

@@ -1,0 +1,179 @@
+//! Host access in the kernel: the address of the datapath's interface, and masquerading of what pods send to others.
+//!
+//! The node has ways to pods of other tenants: infra networks, and the routes of VLAN networks. Host access leads to none of
+//! them, and only the node begins connections with pods by it.
+
+use std::{
+    collections::BTreeSet,
+    fmt::Write as _,
+    io::{self, Write as _},
+    net::IpAddr,
+    process::{Command, Output, Stdio},
+};
+
+use futures::TryStreamExt as _;
+use ipnet::Ipv4Net;
+use rtnetlink::{
+    Handle,
+    packet_route::address::{AddressAttribute, AddressMessage},
+};
+
+use super::interface;
+use crate::{
+    datapath::host_access::{HOST_PORT, kernel_address},
+    sysctl,
+};
+
+/// Table of nftables that only the agent writes.
+const TABLE: &str = "contiv-host-access";
+
+/// What the kernel does for pods.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct HostAccess {
+    /// Private subnet of the pods.
+    pub(super) subnet: Ipv4Net,
+    /// Interfaces of the node that lead to pods.
+    pub(super) closed: BTreeSet<String>,
+}
+
+impl HostAccess {
+    /// The table, as `nft` lists it.
+    fn table(&self) -> String {
+        let HostAccess { subnet, closed } = self;
+        let mut text = format!(
+            "table ip {TABLE} {{\n\
+             \tchain postrouting {{\n\
+             \t\ttype nat hook postrouting priority srcnat; policy accept;\n\
+             \t\tip saddr {subnet} oifname != \"{HOST_PORT}\" masquerade\n\
+             \t}}\n\
+             \n\
+             \tchain forward {{\n\
+             \t\ttype filter hook forward priority filter; policy accept;\n"
+        );
+        for interface in closed {
+            _ = writeln!(text, "\t\tiifname \"{HOST_PORT}\" oifname \"{interface}\" drop");
+        }
+        for state in ["established", "related"] {
+            _ = writeln!(text, "\t\toifname \"{HOST_PORT}\" ct state {state} accept");
+        }
+        text + &format!("\t\toifname \"{HOST_PORT}\" drop\n\t}}\n}}\n")
+    }
+}
+
+/// Gives the interface its address, and makes the kernel forward what arrives there. Returns whether the interface exists.
+pub(super) async fn configure_interface(handle: &Handle, subnet: Ipv4Net) -> Result<bool, Failure> {
+    let find = "find the port of the switch";
+    let Some(link) = interface::find(handle, HOST_PORT).await.map_err(|e| Failure::Netlink(find, e))? else {
+        return Ok(false);
+    };
+    interface::silence(HOST_PORT).map_err(Failure::Interface)?;
+    let up = interface::bring_up(handle, &link).await;
+    up.map_err(|e| Failure::Netlink("bring up the port of the switch", e))?;
+    let index = link.header.index;
+    let addressed = set_address(handle, index, subnet).await;
+    addressed.map_err(|e| Failure::Netlink("set the address of the port of the switch", e))?;
+    sysctl::forward_ipv4(HOST_PORT).map_err(Failure::Interface)?;
+    Ok(true)
+}
+
+/// Why the interface is not configured.
+pub(super) enum Failure {
+    Netlink(&'static str, rtnetlink::Error),
+    Interface(io::Error),
+}
+
+/// Makes the kernel's address in the private subnet the only IPv4 address of an interface.
+async fn set_address(handle: &Handle, index: u32, subnet: Ipv4Net) -> Result<(), rtnetlink::Error> {
+    let wanted = (IpAddr::V4(kernel_address(subnet)), subnet.prefix_len());
+    let request = handle.address().get().set_link_index_filter(index).execute();
+    let present: Vec<AddressMessage> = request.try_collect().await?;
+    let mut is_present = false;
+    for message in present {
+        match address(&message) {
+            Some(found) if found == wanted => is_present = true,
+            Some((IpAddr::V4(_), _)) => handle.address().del(message).execute().await?,
+            _ => {}
+        }
+    }
+    if !is_present {
+        handle.address().add(index, wanted.0, wanted.1).execute().await?;
+    }
+    Ok(())
+}
+
+fn address(message: &AddressMessage) -> Option<(IpAddr, u8)> {
+    let address = message.attributes.iter().find_map(|attribute| match attribute {
+        AddressAttribute::Address(address) => Some(*address),
+        _ => None,
+    });
+    Some((address?, message.header.prefix_len))
+}
+
+/// Makes the kernel masquerade and filter what has a private address, or nothing. Returns whether anything changed.
+///
+/// # Errors
+///
+/// If `nft` does not run, or the kernel refuses the table.
+pub(super) async fn masquerade(access: Option<&HostAccess>) -> io::Result<bool> {
+    let wanted = access.map(HostAccess::table);
+    tokio::task::spawn_blocking(move || replace(wanted)).await.map_err(io::Error::other)?
+}
+
+/// Replaces the table, unless it is as wanted.
+fn replace(wanted: Option<String>) -> io::Result<bool> {
+    if listed()? == wanted {
+        return Ok(false);
+    }
+    // In one transaction. The first line makes the second one valid without a table.
+    let remove = format!("table ip {TABLE} {{}}\ndelete table ip {TABLE}\n");
+    load(&(remove + &wanted.unwrap_or_default())).map(|()| true)
+}
+
+/// The table; `None` if there is none.
+fn listed() -> io::Result<Option<String>> {
+    let output = Command::new("nft").args(["list", "table", "ip", TABLE]).output()?;
+    if output.status.success() {
+        return Ok(Some(String::from_utf8_lossy(&output.stdout).into_owned()));
+    }
+    match refusal(&output) {
+        why if why.contains("No such file or directory") => Ok(None),
+        why => Err(io::Error::other(why)),
+    }
+}
+
+fn load(script: &str) -> io::Result<()> {
+    let mut nft =
+        Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    if let Some(mut input) = nft.stdin.take() {
+        input.write_all(script.as_bytes())?;
+    }
+    let output = nft.wait_with_output()?;
+    if output.status.success() { Ok(()) } else { Err(io::Error::other(refusal(&output))) }
+}
+
+fn refusal(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr);
+    text.lines().next().unwrap_or("no output").trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use testkit::{Netns, needs};
+
+    use super::*;
+
+    /// Else the table would be replaced at each comparison.
+    #[test]
+    fn the_table_is_as_nft_lists_it() {
+        needs!(root(), binary("nft"));
+        let node = Netns::new("nft").unwrap();
+        let access = |closed: &[&str]| HostAccess {
+            subnet: "172.19.0.0/16".parse().unwrap(),
+            closed: closed.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        let (one, two) = (access(&[HOST_PORT]).table(), access(&[HOST_PORT, "contivh1"]).table());
+        let replace = |table: Option<&String>| node.run(|| Ok(replace(table.cloned())?)).unwrap();
+        let changed = [None, Some(&one), Some(&one), Some(&two), Some(&two), None, None].map(replace);
+        assert_eq!(changed, [false, true, false, true, false, true, false]);
+    }
+}
