@@ -184,7 +184,8 @@ async fn run_with<D: Datapath + 'static>(
         kind
     });
     let (speaker, sessions) = bgp::Task::new(node.host.clone(), reader.clone());
-    let (router, routing) = router::Task::new(node.host.clone(), reader.clone(), sessions.clone());
+    let (router, routing) =
+        router::Task::new(node.host.clone(), flags.vxlan_port, reader.clone(), sessions.clone());
     let parts = api::Parts {
         datapath: identity.datapath,
         ready,

@@ -2,7 +2,8 @@
 
 use std::{
     collections::BTreeSet,
-    net::{IpAddr, SocketAddr},
+    io::ErrorKind,
+    net::{IpAddr, SocketAddr, UdpSocket},
     time::Duration,
 };
 
@@ -69,6 +70,19 @@ fn is_unreachable(from: &Netns, to: IpAddr) -> Result<()> {
     Ok(())
 }
 
+/// Whether a datagram of the pod arrives at this port of another host.
+fn receives(cluster: &Cluster, from: &Pod, port: u16) -> Result<bool> {
+    let to = SocketAddr::from((cluster.client().server().ip(), port));
+    let socket = cluster.fabric.netns().run(|| Ok(UdpSocket::bind(to)?))?;
+    socket.set_read_timeout(Some(Duration::from_millis(500)))?;
+    from.netns().run(|| Ok(UdpSocket::bind(("0.0.0.0", 0))?.send_to(b"datagram", to)?))?;
+    match socket.recv(&mut [0; 16]) {
+        Ok(_) => Ok(true),
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Who sends to private addresses through a node reaches no pod.
 fn is_closed_to_others(cluster: &Cluster, node: &Node) -> Result<()> {
     let other = cluster.fabric.netns();
@@ -123,6 +137,11 @@ fn pods_have_host_access(cluster: &mut Cluster, pods: &[Pod]) -> Result<()> {
     is_reached(cluster)?;
     for node in cluster.nodes.iter().filter(|node| node.datapath == Datapath::Ovs) {
         is_closed_to_others(cluster, node)?;
+    }
+    // With the address of the node it would be a frame of the node.
+    for pod in pods.iter().filter(|pod| pod.datapath == Datapath::Ovs) {
+        ensure!(receives(cluster, pod, 4790)?, "no datagram of {} arrives", pod.name);
+        ensure!(!receives(cluster, pod, 4789)?, "{} sends to a port of tunnels", pod.name);
     }
     // An address that no pod has is not sent to the node, nor is another pod's private address.
     for pod in pods.iter().filter(|pod| pod.datapath == Datapath::Ovs) {

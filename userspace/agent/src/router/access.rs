@@ -1,7 +1,8 @@
 //! Host access in the kernel: the address of the datapath's interface, and masquerading of what pods send to others.
 //!
 //! The node has ways to pods of other tenants: infra networks, and the routes of VLAN networks. Host access leads to none of
-//! them, and only the node begins connections with pods by it.
+//! them, and only the node begins connections with pods by it. With the address of the node, what pods send to a port of tunnels
+//! would be frames of this node.
 
 use std::{
     collections::BTreeSet,
@@ -34,12 +35,18 @@ pub(super) struct HostAccess {
     pub(super) subnet: Ipv4Net,
     /// Interfaces of the node that lead to pods.
     pub(super) closed: BTreeSet<String>,
+    /// UDP ports of tunnels.
+    pub(super) tunnels: BTreeSet<u16>,
 }
 
 impl HostAccess {
     /// The table, as `nft` lists it.
     fn table(&self) -> String {
-        let HostAccess { subnet, closed } = self;
+        let HostAccess { subnet, closed, tunnels } = self;
+        let to_tunnels: String = tunnels
+            .iter()
+            .map(|port| format!("\t\tiifname \"{HOST_PORT}\" udp dport {port} drop\n"))
+            .collect();
         let mut text = format!(
             "table ip {TABLE} {{\n\
              \tchain postrouting {{\n\
@@ -47,8 +54,14 @@ impl HostAccess {
              \t\tip saddr {subnet} oifname != \"{HOST_PORT}\" masquerade\n\
              \t}}\n\
              \n\
+             \tchain input {{\n\
+             \t\ttype filter hook input priority filter; policy accept;\n\
+             {to_tunnels}\
+             \t}}\n\
+             \n\
              \tchain forward {{\n\
-             \t\ttype filter hook forward priority filter; policy accept;\n"
+             \t\ttype filter hook forward priority filter; policy accept;\n\
+             {to_tunnels}"
         );
         for interface in closed {
             _ = writeln!(text, "\t\tiifname \"{HOST_PORT}\" oifname \"{interface}\" drop");
@@ -169,6 +182,7 @@ mod tests {
         let node = Netns::new("nft").unwrap();
         let access = |closed: &[&str]| HostAccess {
             subnet: "172.19.0.0/16".parse().unwrap(),
+            tunnels: [4789, 8472].into(),
             closed: closed.iter().map(|name| (*name).to_owned()).collect(),
         };
         let (one, two) = (access(&[HOST_PORT]).table(), access(&[HOST_PORT, "contivh1"]).table());

@@ -31,10 +31,11 @@ pub(super) struct Desired {
 }
 
 impl Desired {
-    pub(super) fn of(state: &State, host: &HostName) -> Desired {
+    /// `tunnels` are the UDP ports of tunnels.
+    pub(super) fn of(state: &State, host: &HostName, tunnels: &BTreeSet<u16>) -> Desired {
         let any = Desired {
             host: HostRoutes::of(state, host),
-            access: host_access(state, host),
+            access: host_access(state, host, tunnels),
             ..Desired::default()
         };
         if !state.is_routing_vlans() {
@@ -61,11 +62,11 @@ impl Desired {
     }
 }
 
-fn host_access(state: &State, host: &HostName) -> Option<HostAccess> {
+fn host_access(state: &State, host: &HostName, tunnels: &BTreeSet<u16>) -> Option<HostAccess> {
     let subnet = state.host_access(host)?;
     let infra = state.infra_networks().map(|network| network.name.to_string());
     let closed = infra.chain([HOST_PORT, KERNEL_PORT].map(str::to_owned)).collect();
-    Some(HostAccess { subnet, closed })
+    Some(HostAccess { subnet, closed, tunnels: tunnels.clone() })
 }
 
 /// Routes of the leaf switch.

@@ -71,6 +71,24 @@ async fn sync_host(handle: &Handle, wanted: &HostRoutes) -> Result<(usize, Vec<S
 
 async fn sync_access(handle: &Handle, wanted: Option<&HostAccess>) -> Result<(usize, Vec<String>), Error> {
     let mut warnings = vec![];
+    // First: without the table, what pods send would be forwarded anywhere.
+    let changed = match access::masquerade(wanted).await {
+        Ok(is_changed) => is_changed.into(),
+        // Nothing can have written what is to be removed.
+        Err(error) if wanted.is_none() && error.kind() == io::ErrorKind::NotFound => 0,
+        Err(error) if wanted.is_none() => {
+            return Ok((0, vec![format!("masquerading of pods remains: run nft: {error}")]));
+        }
+        Err(error) => {
+            return Ok((
+                0,
+                vec![format!(
+                    "pods do not reach addresses outside of the cluster: run nft: {error}; install nftables, or start the agent \
+                     with --no-host-access"
+                )],
+            ));
+        }
+    };
     if let Some(wanted) = wanted {
         let configured = access::configure_interface(handle, wanted.subnet).await;
         configured.map_err(|failure| match failure {
@@ -83,17 +101,7 @@ async fn sync_access(handle: &Handle, wanted: Option<&HostAccess>) -> Result<(us
                 .to_owned()
         }));
     }
-    match access::masquerade(wanted).await {
-        Ok(is_changed) => return Ok((is_changed.into(), warnings)),
-        // Nothing can have written what is to be removed.
-        Err(error) if wanted.is_none() && error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) if wanted.is_none() => warnings.push(format!("masquerading of pods remains: run nft: {error}")),
-        Err(error) => warnings.push(format!(
-            "pods do not reach addresses outside of the cluster: run nft: {error}; install nftables, or start the agent with \
-             --no-host-access"
-        )),
-    }
-    Ok((0, warnings))
+    Ok((changed, warnings))
 }
 
 async fn sync_vlans(

@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use contiv_model::name::HostName;
 use futures::StreamExt as _;
@@ -12,6 +12,8 @@ use super::{
 };
 use crate::{bgp::Report, error::one_line, state::Reader};
 
+/// UDP port of VXLAN (RFC 7348 section 5), which nodes have unless they are configured.
+const VXLAN_PORT: u16 = 4789;
 /// Interval between comparisons with the kernel, and between attempts after an error.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(5);
 /// Minimum interval between comparisons because of changes in the kernel.
@@ -31,20 +33,23 @@ const EVENTS: [MulticastGroup; 7] = [
 #[derive(Debug)]
 pub struct Task {
     host: HostName,
+    tunnels: BTreeSet<u16>,
     reader: Reader,
     sessions: watch::Receiver<Report>,
     warnings: watch::Sender<Vec<String>>,
 }
 
 impl Task {
-    /// A task that does nothing until [`Task::run`], and its warnings: what is not in effect, one line each.
+    /// A task that does nothing until [`Task::run`], and its warnings: what is not in effect, one line each. `tunnel_port` is the UDP
+    /// port of this node's tunnels.
     pub fn new(
         host: HostName,
+        tunnel_port: u16,
         reader: Reader,
         sessions: watch::Receiver<Report>,
     ) -> (Task, watch::Receiver<Vec<String>>) {
         let (warnings, receiver) = watch::channel(vec![]);
-        (Task { host, reader, sessions, warnings }, receiver)
+        (Task { host, tunnels: [tunnel_port, VXLAN_PORT].into(), reader, sessions, warnings }, receiver)
     }
 
     /// Follows the state and the BGP session until `stop` is cancelled. The kernel keeps forwarding afterwards.
@@ -62,7 +67,7 @@ impl Task {
             rtnetlink::new_multicast_connection(&EVENTS).map_err(kernel::Error::Connect)?;
         tokio::spawn(connection);
         loop {
-            let desired = self.reader.with(|state| Desired::of(state, &self.host));
+            let desired = self.reader.with(|state| Desired::of(state, &self.host, &self.tunnels));
             let learnt = Learnt::of(&self.sessions.borrow_and_update());
             match kernel::sync(&handle, &desired, &learnt).await {
                 Ok((changes, warnings)) => {
@@ -75,7 +80,9 @@ impl Task {
                     self.report(vec![format!("routing in the kernel: {}", one_line(&error))]);
                 }
             }
-            let changed = self.reader.wait(|state| (Desired::of(state, &self.host) != desired).then_some(()));
+            let changed = self
+                .reader
+                .wait(|state| (Desired::of(state, &self.host, &self.tunnels) != desired).then_some(()));
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
                 () = changed => {}

@@ -7,6 +7,8 @@
 //!
 //! The translation knows no connections. Rules, and connection tracking, see the pod's address. The kernel decrements the TTL.
 
+use std::net::Ipv4Addr;
+
 use contiv_model::mac::Mac;
 use ipnet::{IpNet, Ipv4Net};
 use openflow_rs::{Action, Field, Flow, Match, matching::mac_bits};
@@ -50,12 +52,20 @@ fn inside(matching: Match) -> Flow {
     Flow::new(table::IP, rank::OTHER_VRF, matching).apply(again)
 }
 
+/// No addresses of hosts (RFC 6890), and of the link (RFC 3927 section 7), where the node may have services for others than pods.
+const NO_HOST: [(Ipv4Addr, u8); 4] = [
+    (Ipv4Addr::UNSPECIFIED, 8),
+    (Ipv4Addr::new(127, 0, 0, 0), 8),
+    (Ipv4Addr::new(169, 254, 0, 0), 16),
+    (Ipv4Addr::new(224, 0, 0, 0), 3),
+];
+
 /// Returns the flows of the route of a domain.
 pub(crate) fn route(domain: Domain, HostAccess { port, subnet }: HostAccess) -> Vec<Flow> {
     let (address, bits) = (subnet.network(), subnet.prefix_len());
     let to_kernel = unknown(domain).ipv4_dst(kernel_address(subnet), 32);
     let received = domain.packets_from(OUTSIDE).in_port(port.into()).eth_dst(Mac::ROUTER.0).ipv4();
-    vec![
+    let mut flows = vec![
         Flow::new(table::IP, rank::OUTSIDE, unknown(domain).ipv4()).apply(kernel::leave()),
         // Endpoints do not reach each other by private addresses.
         inside(unknown(domain).ipv4_dst(address, bits)),
@@ -63,7 +73,9 @@ pub(crate) fn route(domain: Domain, HostAccess { port, subnet }: HostAccess) -> 
         Flow::new(table::DESTINATION, priority::MATCH, domain.packets_from(0).eth_dst(Mac::ROUTER.0))
             .apply([Action::resubmit(table::HOST_SNAT)]),
         Flow::new(table::TARGET, check::CLAIMED_BY_OWNER, received).apply([Action::resubmit(table::IP)]),
-    ]
+    ];
+    flows.extend(NO_HOST.map(|(address, bits)| inside(unknown(domain).ipv4_dst(address, bits))));
+    flows
 }
 
 /// Returns the flows of a subnet of a domain that has the route.
