@@ -69,6 +69,7 @@ const NEEDS: &[Need] = &[
     program("bird", "bird2"),
     program("birdc", "bird2"),
     program("ip", "iproute2"),
+    program("nft", "nftables"),
     program("ping", "iputils-ping"),
     program("ethtool", "ethtool"),
     program("sysctl", "procps"),
@@ -77,7 +78,7 @@ const NEEDS: &[Need] = &[
 ];
 
 /// Only for benchmarks that compare services.
-const PEER_NEEDS: &[Need] = &[program("nft", "nftables"), program("iptables-legacy-restore", "iptables")];
+const PEER_NEEDS: &[Need] = &[program("iptables-legacy-restore", "iptables")];
 
 /// Only for tests on other kernels.
 const VM_NEEDS: &[Need] = &[

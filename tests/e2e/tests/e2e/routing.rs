@@ -272,14 +272,14 @@ fn networks_are_routed(datapaths: [Datapath; 2]) -> Result<()> {
 
 #[test]
 fn ovs_and_ebpf_nodes_route_to_each_other() {
-    needs!(root(), binary("ping"), binary("ethtool"), binary("ovs-vswitchd"));
+    needs!(root(), binary("ping"), binary("ethtool"), binary("ovs-vswitchd"), binary("nft"));
     let _machine = testkit::shared();
     networks_are_routed([Datapath::Ovs, Datapath::Ebpf]).unwrap();
 }
 
 #[test]
 fn ovs_nodes_route_to_each_other() {
-    needs!(root(), binary("ping"), binary("ethtool"), binary("ovs-vswitchd"));
+    needs!(root(), binary("ping"), binary("ethtool"), binary("ovs-vswitchd"), binary("nft"));
     let _machine = testkit::shared();
     networks_are_routed([Datapath::Ovs; 2]).unwrap();
 }
