@@ -83,6 +83,15 @@ fn receives(cluster: &Cluster, from: &Pod, port: u16) -> Result<bool> {
     }
 }
 
+/// Whether an ICMP error about a datagram reaches the pod.
+fn is_refused(from: &Pod, to: SocketAddr) -> Result<bool> {
+    let socket = from.netns().run(|| Ok(UdpSocket::bind(("0.0.0.0", 0))?))?;
+    socket.connect(to)?;
+    socket.set_read_timeout(Some(Duration::from_millis(500)))?;
+    socket.send(b"datagram")?;
+    Ok(socket.recv(&mut [0; 16]).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused))
+}
+
 /// Who sends to private addresses through a node reaches no pod.
 fn is_closed_to_others(cluster: &Cluster, node: &Node) -> Result<()> {
     let other = cluster.fabric.netns();
@@ -142,6 +151,8 @@ fn pods_have_host_access(cluster: &mut Cluster, pods: &[Pod]) -> Result<()> {
     for pod in pods.iter().filter(|pod| pod.datapath == Datapath::Ovs) {
         ensure!(receives(cluster, pod, 4790)?, "no datagram of {} arrives", pod.name);
         ensure!(!receives(cluster, pod, 4789)?, "{} sends to a port of tunnels", pod.name);
+        let refused = || Ok(is_refused(pod, SocketAddr::from((outside, 4791)))?.then_some(()));
+        wait_until(DEADLINE, &format!("{} is told that nothing listens", pod.name), refused)?;
     }
     // An address that no pod has is not sent to the node, nor is another pod's private address.
     for pod in pods.iter().filter(|pod| pod.datapath == Datapath::Ovs) {

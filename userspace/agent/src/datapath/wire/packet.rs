@@ -165,6 +165,23 @@ impl Packet {
     /// Gives an ICMP error the destination address and port that its receiver has sent the quoted packet to, and if the quoted destination
     /// sent the error, its source address. `None` for too little of a packet.
     pub(crate) fn rewrite_error(&self, frame: &mut [u8], sent_to: End) -> Option<()> {
+        let address = if self.v6 { ETHERNET + 24 } else { ETHERNET + 16 };
+        let quoted =
+            self.requote(frame, |quoted, inner| quoted.translate(inner, address, quoted.body + 2, sent_to))?;
+        if self.tuple.source.0 == quoted.tuple.destination.0 {
+            self.rewrite_source(frame, (sent_to.0, 0));
+        }
+        Some(())
+    }
+
+    /// Gives the packet that an ICMP error quotes another source address. `None` for too little of a packet.
+    pub(crate) fn rewrite_quoted_source(&self, frame: &mut [u8], source: Ipv4Addr) -> Option<()> {
+        let address = (!self.v6).then_some(ETHERNET + 12)?;
+        self.requote(frame, |quoted, inner| quoted.write(inner, address, &source.octets())).map(drop)
+    }
+
+    /// Changes the packet that an ICMP error quotes, and returns it as it was.
+    fn requote(&self, frame: &mut [u8], change: impl FnOnce(&Packet, &mut [u8])) -> Option<Packet> {
         const ICMP_HEADER: usize = 8;
         let at = self.body + ICMP_HEADER;
         // The quoted packet is often truncated, so its length is not checked.
@@ -173,12 +190,8 @@ impl Packet {
         let Headers { source, destination, protocol, body, end, has_body } = headers;
         let tuple = Tuple { protocol, source: (source, 0), destination: (destination, 0) };
         let quoted = Packet { tuple, v6: self.v6, body, end, has_body };
-        let address = if self.v6 { ETHERNET + 24 } else { ETHERNET + 16 };
-        quoted.translate(&mut inner, address, body + 2, sent_to);
+        change(&quoted, &mut inner);
         frame.get_mut(at..self.end)?.copy_from_slice(&inner[ETHERNET..]);
-        if self.tuple.source.0 == destination {
-            self.rewrite_source(frame, (sent_to.0, 0));
-        }
         let sum = self.body + 2;
         frame.get_mut(sum..sum + 2)?.copy_from_slice(&[0; 2]);
         let message = frame.get(self.body..self.end)?;
@@ -191,7 +204,7 @@ impl Packet {
         };
         let value = checksum(&[&pseudo_header[..], message].concat());
         frame[sum..sum + 2].copy_from_slice(&value.to_be_bytes());
-        Some(())
+        Some(quoted)
     }
 
     /// Rewrites destination address and port, and the destination Ethernet address.

@@ -3,12 +3,14 @@
 //! ```text
 //!  25, 27 service without a backend ─┐
 //!  7 TTL expired ────────────────────┼─ 31 ── meter ── controller ─▶ agent ─┬─▶ port of the pod
-//!  6 ICMP error about a translated ──┘                                      └─▶ 9
-//!    packet
+//!  6 ICMP error about a translated ──┤                                      └─▶ 9, 2
+//!    packet                          │
+//!  2 the same from the kernel ───────┘
 //! ```
 //!
 //! The packet carries what the agent does with it in registers: an expired one the address of the gateway that tells, an error the
-//! address and port of the service. The agent gives the client an error about the packet that it has sent. The
+//! address and port of the service, one from the kernel the address of the endpoint. The agent makes it an error about the packet
+//! that its receiver has sent. The
 //! meter bounds what pods cost the switch and the agent. While the agent is away, these packets are dropped as without an
 //! answer.
 
@@ -35,11 +37,12 @@ use crate::datapath::wire::{
 /// Packets for the agent, per bridge and second, and at once.
 const RATE: u32 = 1000;
 const METER: u32 = 0xc0;
-/// What the agent does: [`REFUSED`], [`EXPIRED`] or [`TRANSLATED`].
+/// What the agent does: [`REFUSED`], [`EXPIRED`], [`TRANSLATED`] or [`PRIVATE`]; what it has done, if it is the latter.
 const KIND: Field = Field::Reg8;
 const REFUSED: u8 = 1;
 const EXPIRED: u8 = 2;
 const TRANSLATED: u8 = 3;
+const PRIVATE: u8 = 4;
 /// Port of the service.
 const PORT: Field = Field::Reg9;
 
@@ -68,15 +71,22 @@ pub(super) fn translate(service: IpAddr, port: u16) -> [Action; 4] {
     [to, Action::set(PORT, port), kind, next]
 }
 
+/// The error from the node's kernel is about a packet of this endpoint, and quotes its private address. Only of packets that match
+/// this, which are not back from the agent.
+pub(super) fn restore(matching: Match, endpoint: Ipv4Addr) -> (Match, [Action; 3]) {
+    let [kind, next] = answered(PRIVATE);
+    let to = Action::set(Family::V4.register(), endpoint.to_bits());
+    (matching.field(KIND, 0u8), [to, kind, next])
+}
+
 fn answered(kind: u8) -> [Action; 2] {
     [Action::set(KIND, kind), Action::resubmit(table::ANSWER)]
 }
 
 /// Returns the flows that exist for any desired state.
 pub(super) fn base() -> Vec<Flow> {
-    let translated = Flow::new(table::ANSWER, priority::MATCH, Match::new().field(KIND, TRANSLATED));
-    let refused = Family::ALL.into_iter().flat_map(refused);
-    refused.chain([translated.meter(METER).apply([Action::controller()])]).collect()
+    let errors = [TRANSLATED, PRIVATE].map(|kind| to_agent(Match::new().field(KIND, kind)));
+    Family::ALL.into_iter().flat_map(refused).chain(errors).collect()
 }
 
 /// Returns the flows that count refused packets.
@@ -110,8 +120,10 @@ pub(crate) fn answer(packet: &PacketIn) -> Option<PacketOut> {
     let PacketIn { table: table::ANSWER, matching, data, .. } = packet else { return None };
     let kind = matching.exact(KIND).and_then(|kind| u8::try_from(kind).ok())?;
     let from = Port(matching.exact(Field::InPort).and_then(|port| u32::try_from(port).ok())?);
-    if kind == TRANSLATED {
-        return translated(from, matching, data);
+    match kind {
+        TRANSLATED => return translated(from, matching, data),
+        PRIVATE => return restored(from, matching, data),
+        _ => {}
     }
     let read = Packet::read(data)?;
     let frame = match kind {
@@ -135,6 +147,16 @@ fn translated(in_port: Port, matching: &Match, data: &[u8]) -> Option<PacketOut>
         [Field::Metadata, FLAGS].map(|field| Action::set(field, matching.exact(field).unwrap_or_default()));
     let actions = restored.into_iter().chain([Action::resubmit(table::DESTINATION)]).collect();
     Some(PacketOut { in_port, actions, data })
+}
+
+/// Forwards an error from the kernel as the table would that sent it here.
+fn restored(in_port: Port, matching: &Match, data: &[u8]) -> Option<PacketOut> {
+    let mut frame = data.to_vec();
+    let packet = Packet::read(&frame)?;
+    let IpAddr::V4(endpoint) = address(matching, packet.tuple.source.0)? else { return None };
+    packet.rewrite_quoted_source(&mut frame, endpoint)?;
+    let actions = vec![Action::set(KIND, PRIVATE), Action::resubmit(table::HOST_DNAT)];
+    Some(PacketOut { in_port, actions, data: frame })
 }
 
 /// The address in the register of the family of `sender`.
@@ -206,6 +228,23 @@ mod tests {
             assert_eq!(actions[0], Action::set(Field::Metadata, 5_u64 << 40 | 1));
             assert_eq!(actions[2], Action::resubmit(table::DESTINATION));
         }
+    }
+
+    #[test]
+    fn errors_from_the_kernel_are_about_what_the_endpoint_has_sent() {
+        let [endpoint, private, outside] = [[10, 1, 0, 5], [172, 19, 0, 7], [192, 0, 2, 9]];
+        let packet = |from| packet::Packet::eth([2; 6], [4; 6]).ipv4(from, outside).ip_id(7);
+        let sent = packet(endpoint).udp(4000, 53).payload(b"question").build();
+        let left = packet(private).udp(4000, 53).payload(b"question").build();
+        let error = |quoted: &[u8]| {
+            let eth = packet::Packet::eth([2; 6], [2; 6]).ipv4(outside, private);
+            eth.icmp(3, 3, [0; 4]).payload(&quoted[14..14 + 28]).build()
+        };
+        let endpoint = Match::new().field(Field::Reg4, u32::from_be_bytes(endpoint));
+        let PacketOut { in_port, actions, data } = answer(&sent_by(PRIVATE, endpoint, error(&left))).unwrap();
+        assert_eq!(data, error(&sent));
+        let again = [Action::set(KIND, PRIVATE), Action::resubmit(table::HOST_DNAT)];
+        assert_eq!((in_port, &actions[..]), (Port(7), &again[..]));
     }
 
     #[test]

@@ -9,12 +9,12 @@
 
 use std::net::Ipv4Addr;
 
-use contiv_model::mac::Mac;
+use contiv_model::{mac::Mac, policy::ICMP};
 use ipnet::{IpNet, Ipv4Net};
 use openflow_rs::{Action, Field, Flow, Match, matching::mac_bits};
 
 use super::{
-    guard, kernel,
+    answer, guard, kernel,
     metadata::{Domain, NETWORK, NETWORK_SHIFT, OUTSIDE, Segment, network_match_from, routed},
     table::{self, priority, priority::check, priority::router as rank},
 };
@@ -25,6 +25,9 @@ use crate::datapath::{
 
 /// One if the destination is in a subnet of the VRF, or in the private one. Policies use the register later.
 const IS_INSIDE: Field = Field::Reg15;
+
+/// Destination unreachable, time exceeded, parameter problem (RFC 792). They quote the private address.
+const ICMP_ERRORS: [u8; 3] = [3, 11, 12];
 
 /// How a node gives its pods host access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,15 +101,21 @@ pub(crate) fn local(local: &Local, segment: Segment, port: u32, host: HostAccess
         Action::set(Field::EthDst, mac_bits(KERNEL_MAC.0)),
         Action::output(host.port),
     ];
-    let received = Match::new().in_port(host.port.into()).ipv4_dst(private, 32);
+    let received = || Match::new().in_port(host.port.into()).ipv4_dst(private, 32);
     let router = [Field::EthSrc, Field::EthDst].map(|field| Action::set(field, mac_bits(Mac::ROUTER.0)));
-    vec![
+    let mut flows = vec![
         Flow::new(table::HOST_SNAT, priority::MATCH, sent).apply(leave),
-        Flow::new(table::HOST_DNAT, priority::MATCH, received)
+        Flow::new(table::HOST_DNAT, priority::MATCH, received())
             .apply([Action::set(Field::Ipv4Dst, ip.to_bits())])
             .apply(router)
             .apply(domain.enter())
             .write_metadata(u64::from(tag) << NETWORK_SHIFT | OUTSIDE, NETWORK | OUTSIDE)
             .goto(table::STATION),
-    ]
+    ];
+    flows.extend(ICMP_ERRORS.map(|kind| {
+        let error = received().ip_proto(ICMP).field(Field::Icmpv4Type, kind);
+        let (error, restore) = answer::restore(error, ip);
+        Flow::new(table::HOST_DNAT, priority::INTERCEPT, error).apply(restore)
+    }));
+    flows
 }
