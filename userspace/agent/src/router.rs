@@ -19,6 +19,7 @@
 
 mod access;
 mod desired;
+mod error;
 mod family;
 mod host;
 mod interface;

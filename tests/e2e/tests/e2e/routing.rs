@@ -32,9 +32,14 @@ fn network(n: u8) -> Network {
     }
 }
 
+fn answers(to: IpAddr, from: &Netns, name: &str) -> Result<()> {
+    wait_until(DEADLINE, &format!("{to} answers {name}"), || {
+        Ok((from.ping(to, 1, TICK)?.received == 1).then_some(()))
+    })
+}
+
 fn reaches(from: &Pod, to: IpAddr) -> Result<()> {
-    let what = format!("{to} answers {} on {:?}", from.name, from.datapath);
-    wait_until(DEADLINE, &what, || Ok((from.netns().ping(to, 1, TICK)?.received == 1).then_some(())))
+    answers(to, from.netns(), &format!("{} on {:?}", from.name, from.datapath))
 }
 
 fn addresses(pod: &Pod) -> Result<[IpAddr; 2]> {
@@ -92,7 +97,7 @@ fn is_refused(from: &Pod, to: SocketAddr) -> Result<bool> {
     Ok(socket.recv(&mut [0; 16]).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused))
 }
 
-/// Who sends to private addresses through a node reaches no pod.
+/// A host that sends to private addresses through a node reaches no pod.
 fn is_closed_to_others(cluster: &Cluster, node: &Node) -> Result<()> {
     let other = cluster.fabric.netns();
     let route = format!("172.19.0.0/16 via {}", node.client().server().ip());
@@ -130,11 +135,7 @@ fn pods_have_host_access(cluster: &mut Cluster, pods: &[Pod]) -> Result<()> {
         }
         for node in cluster.nodes.iter().filter(|node| node.datapath == Datapath::Ovs) {
             for link in node.netns().links()?.iter().filter_map(|link| link.strip_prefix("vvport")) {
-                let private: IpAddr = format!("172.19.0.{link}").parse()?;
-                let what = format!("{private} answers its node {}", node.name);
-                wait_until(DEADLINE, &what, || {
-                    Ok((node.netns().ping(private, 1, TICK)?.received == 1).then_some(()))
-                })?;
+                answers(format!("172.19.0.{link}").parse()?, node.netns(), &node.name)?;
             }
         }
         Ok(())
@@ -154,10 +155,17 @@ fn pods_have_host_access(cluster: &mut Cluster, pods: &[Pod]) -> Result<()> {
         let refused = || Ok(is_refused(pod, SocketAddr::from((outside, 4791)))?.then_some(()));
         wait_until(DEADLINE, &format!("{} is told that nothing listens", pod.name), refused)?;
     }
-    // An address that no pod has is not sent to the node, nor is another pod's private address.
+    // An address that no pod has, private addresses of pods, and those of no host do not reach the kernel: the switch drops them.
+    let dropped = |node: &Node| node.metric("contiv_datapath_drops_total{reason=\"no-route\"}");
     for pod in pods.iter().filter(|pod| pod.datapath == Datapath::Ovs) {
-        for nowhere in ["10.1.77.77", "172.19.0.1", "172.19.0.2"] {
+        let node = cluster.nodes.iter().find(|node| node.name == pod.node).context("the pod's node")?;
+        let in_other_network = if pod.ip.octets()[1] == 1 { "10.2.77.77" } else { "10.1.77.77" };
+        for nowhere in [in_other_network, "172.19.0.1", "172.19.0.2", "169.254.169.254"] {
+            // There is no counter before the first one.
+            let before = dropped(node).unwrap_or(0.0);
             is_unreachable(pod.netns(), nowhere.parse()?)?;
+            let counted = || Ok((dropped(node)? >= before + 3.0).then_some(()));
+            wait_until(DEADLINE, &format!("packets of {} to {nowhere} are dropped", pod.name), counted)?;
         }
     }
     server.stop()
@@ -209,12 +217,7 @@ fn nodes_reach_pods(cluster: &mut Cluster, pods: &[Pod]) -> Result<()> {
 
     let reach = |cluster: &Cluster| -> Result<()> {
         for (node, pod) in cluster.nodes.iter().flat_map(|node| pods.iter().map(move |pod| (node, pod))) {
-            for ip in addresses(pod)? {
-                let what = format!("{ip} answers the node {}", node.name);
-                wait_until(DEADLINE, &what, || {
-                    Ok((node.netns().ping(ip, 1, TICK)?.received == 1).then_some(()))
-                })?;
-            }
+            addresses(pod)?.into_iter().try_for_each(|ip| answers(ip, node.netns(), &node.name))?;
         }
         Ok(())
     };

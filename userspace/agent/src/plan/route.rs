@@ -1,8 +1,8 @@
+use std::net::Ipv4Addr;
+
 use contiv_model::{
     name::NetworkId,
-    network::Network,
     route::{NextHop, NextHops},
-    tag::Encap,
     vrf::Vrf,
 };
 use ipnet::{IpNet, Ipv4Net};
@@ -14,18 +14,13 @@ use crate::{
 };
 
 /// The destinations of host access: everything that is in no subnet.
-const OUTSIDE: IpNet = IpNet::V4(Ipv4Net::new_assert(std::net::Ipv4Addr::UNSPECIFIED, 0));
+const OUTSIDE: IpNet = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0));
 
 /// The route of a VRF to addresses outside of its subnets, if this node has endpoints in it: by the node itself.
 pub(super) fn route(state: &State, node: &Node, id: &RouteId) -> Option<Route> {
-    let subnet = state.host_access(&node.host).filter(|_| id.prefix == OUTSIDE)?;
-    let is_routed = |network: &Network| {
-        matches!(network.encap, Encap::Vxlan { .. })
-            && state.is_routed(network)
-            && state.vrf(network) == id.vrf
-    };
-    let mut own = state.networks_on(&node.host).filter_map(|id| state.active_network(id));
-    own.any(is_routed).then(|| Route { id: id.clone(), next_hops: NextHops::from(NextHop::Host { subnet }) })
+    let subnet = state.private_subnet().filter(|_| id.prefix == OUTSIDE)?;
+    let is_here = state.routed_vxlans(&node.host).any(|network| state.vrf(network) == id.vrf);
+    is_here.then(|| Route { id: id.clone(), next_hops: NextHops::from(NextHop::Host { subnet }) })
 }
 
 /// The routes of the VRFs that a network can be in.

@@ -10,6 +10,7 @@ use std::{
     io::{self, Write as _},
     net::IpAddr,
     process::{Command, Output, Stdio},
+    time::{Duration, Instant},
 };
 
 use futures::TryStreamExt as _;
@@ -19,18 +20,23 @@ use rtnetlink::{
     packet_route::address::{AddressAttribute, AddressMessage},
 };
 
-use super::interface;
+use super::{
+    error::{self, Error, netlink},
+    interface,
+};
 use crate::{
     datapath::host_access::{HOST_PORT, kernel_address},
     sysctl,
 };
 
+/// Minimum interval between comparisons of a table that shall be as it was.
+const COMPARISON_INTERVAL: Duration = Duration::from_secs(5);
 /// Table of nftables that only the agent writes.
 const TABLE: &str = "contiv-host-access";
 
-/// What the kernel does for pods.
+/// What the table has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct HostAccess {
+pub(super) struct NatTable {
     /// Private subnet of the pods.
     pub(super) subnet: Ipv4Net,
     /// Interfaces of the node that lead to pods.
@@ -39,10 +45,10 @@ pub(super) struct HostAccess {
     pub(super) tunnels: BTreeSet<u16>,
 }
 
-impl HostAccess {
+impl NatTable {
     /// The table, as `nft` lists it.
-    fn table(&self) -> String {
-        let HostAccess { subnet, closed, tunnels } = self;
+    fn text(&self) -> String {
+        let NatTable { subnet, closed, tunnels } = self;
         let to_tunnels: String = tunnels
             .iter()
             .map(|port| format!("\t\tiifname \"{HOST_PORT}\" udp dport {port} drop\n"))
@@ -73,26 +79,72 @@ impl HostAccess {
     }
 }
 
-/// Gives the interface its address, and makes the kernel forward what arrives there. Returns whether the interface exists.
-pub(super) async fn configure_interface(handle: &Handle, subnet: Ipv4Net) -> Result<bool, Failure> {
-    let find = "find the port of the switch";
-    let Some(link) = interface::find(handle, HOST_PORT).await.map_err(|e| Failure::Netlink(find, e))? else {
-        return Ok(false);
-    };
-    interface::silence(HOST_PORT).map_err(Failure::Interface)?;
-    let up = interface::bring_up(handle, &link).await;
-    up.map_err(|e| Failure::Netlink("bring up the port of the switch", e))?;
-    let index = link.header.index;
-    let addressed = set_address(handle, index, subnet).await;
-    addressed.map_err(|e| Failure::Netlink("set the address of the port of the switch", e))?;
-    sysctl::forward_ipv4(HOST_PORT).map_err(Failure::Interface)?;
-    Ok(true)
+/// The host access that the kernel gives.
+#[derive(Debug, Default)]
+pub(super) struct HostAccess {
+    /// The table that was compared with the kernel's last, and when.
+    compared: Option<(Option<NatTable>, Instant)>,
 }
 
-/// Why the interface is not configured.
-pub(super) enum Failure {
-    Netlink(&'static str, rtnetlink::Error),
-    Interface(io::Error),
+impl HostAccess {
+    /// Makes the kernel give this host access, or none. Returns the number of changes, and what is not in effect, one line each.
+    pub(super) async fn sync(
+        &mut self,
+        handle: &Handle,
+        wanted: Option<&NatTable>,
+    ) -> Result<(usize, Vec<String>), Error> {
+        // First: without the table, what pods send would be forwarded anywhere.
+        let changes = match self.sync_table(wanted).await {
+            Ok(is_changed) => is_changed.into(),
+            // Nothing can have written what is to be removed.
+            Err(error) if wanted.is_none() && error.kind() == io::ErrorKind::NotFound => 0,
+            Err(error) => {
+                let why = match wanted {
+                    Some(_) => format!(
+                        "pods do not reach addresses outside of the cluster: run nft: {error}; install nftables, or start the \
+                         agent with --no-host-access"
+                    ),
+                    None => format!("masquerading of pods remains: run nft: {error}"),
+                };
+                return Ok((0, vec![why]));
+            }
+        };
+        let Some(NatTable { subnet, .. }) = wanted else { return Ok((changes, vec![])) };
+        configure_interface(handle, *subnet).await?;
+        let warning = (!sysctl::forwards_ipv4()).then(|| {
+            "pods do not reach addresses outside of the cluster: set net.ipv4.ip_forward to 1, or start the agent with \
+             --no-host-access"
+                .to_owned()
+        });
+        Ok((changes, warning.into_iter().collect()))
+    }
+
+    /// Replaces the kernel's table unless it is as wanted, or was a moment ago: each comparison runs `nft`. Returns whether it was
+    /// replaced.
+    async fn sync_table(&mut self, wanted: Option<&NatTable>) -> io::Result<bool> {
+        if let Some((table, at)) = &self.compared
+            && table.as_ref() == wanted
+            && (wanted.is_none() || at.elapsed() < COMPARISON_INTERVAL)
+        {
+            return Ok(false);
+        }
+        let text = wanted.map(NatTable::text);
+        let replaced =
+            tokio::task::spawn_blocking(move || replace(text)).await.map_err(io::Error::other)??;
+        self.compared = Some((wanted.cloned(), Instant::now()));
+        Ok(replaced)
+    }
+}
+
+/// Gives the interface its address, and makes the kernel forward what arrives there, once the interface exists.
+async fn configure_interface(handle: &Handle, subnet: Ipv4Net) -> Result<(), Error> {
+    let link = interface::find(handle, HOST_PORT).await.map_err(netlink("find the port of the switch"))?;
+    let Some(link) = link else { return Ok(()) };
+    interface::silence(HOST_PORT).map_err(error::interface(HOST_PORT))?;
+    interface::bring_up(handle, &link).await.map_err(netlink("bring up the port of the switch"))?;
+    let addressed = set_address(handle, link.header.index, subnet).await;
+    addressed.map_err(netlink("set the address of the port of the switch"))?;
+    sysctl::forward_ipv4(HOST_PORT).map_err(error::interface(HOST_PORT))
 }
 
 /// Makes the kernel's address in the private subnet the only IPv4 address of an interface.
@@ -120,16 +172,6 @@ fn address(message: &AddressMessage) -> Option<(IpAddr, u8)> {
         _ => None,
     });
     Some((address?, message.header.prefix_len))
-}
-
-/// Makes the kernel masquerade and filter what has a private address, or nothing. Returns whether anything changed.
-///
-/// # Errors
-///
-/// If `nft` does not run, or the kernel refuses the table.
-pub(super) async fn masquerade(access: Option<&HostAccess>) -> io::Result<bool> {
-    let wanted = access.map(HostAccess::table);
-    tokio::task::spawn_blocking(move || replace(wanted)).await.map_err(io::Error::other)?
 }
 
 /// Replaces the table, unless it is as wanted.
@@ -180,12 +222,12 @@ mod tests {
     fn the_table_is_as_nft_lists_it() {
         needs!(root(), binary("nft"));
         let node = Netns::new("nft").unwrap();
-        let access = |closed: &[&str]| HostAccess {
+        let table = |closed: &[&str]| NatTable {
             subnet: "172.19.0.0/16".parse().unwrap(),
             tunnels: [4789, 8472].into(),
             closed: closed.iter().map(|name| (*name).to_owned()).collect(),
         };
-        let (one, two) = (access(&[HOST_PORT]).table(), access(&[HOST_PORT, "contivh1"]).table());
+        let (one, two) = (table(&[HOST_PORT]).text(), table(&[HOST_PORT, "contivh1"]).text());
         let replace = |table: Option<&String>| node.run(|| Ok(replace(table.cloned())?)).unwrap();
         let changed = [None, Some(&one), Some(&one), Some(&two), Some(&two), None, None].map(replace);
         assert_eq!(changed, [false, true, false, true, false, true, false]);

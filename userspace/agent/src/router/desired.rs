@@ -6,7 +6,7 @@ use std::{
 use contiv_model::name::HostName;
 use ipnet::{IpNet, Ipv4Net};
 
-use super::{access::HostAccess, host::HostRoutes};
+use super::{access::NatTable, host::HostRoutes};
 use crate::{
     bgp::Report,
     datapath::{KERNEL_PORT, host_access::HOST_PORT},
@@ -27,7 +27,7 @@ pub(super) struct Desired {
     /// Routes of the node itself.
     pub(super) host: HostRoutes,
     /// Host access of the node's pods.
-    pub(super) access: Option<HostAccess>,
+    pub(super) access: Option<NatTable>,
 }
 
 impl Desired {
@@ -62,11 +62,11 @@ impl Desired {
     }
 }
 
-fn host_access(state: &State, host: &HostName, tunnels: &BTreeSet<u16>) -> Option<HostAccess> {
+fn host_access(state: &State, host: &HostName, tunnels: &BTreeSet<u16>) -> Option<NatTable> {
     let subnet = state.host_access(host)?;
     let infra = state.infra_networks().map(|network| network.name.to_string());
     let closed = infra.chain([HOST_PORT, KERNEL_PORT].map(str::to_owned)).collect();
-    Some(HostAccess { subnet, closed, tunnels: tunnels.clone() })
+    Some(NatTable { subnet, closed, tunnels: tunnels.clone() })
 }
 
 /// Routes of the leaf switch.

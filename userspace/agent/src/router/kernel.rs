@@ -1,59 +1,33 @@
 //! Changes of the kernel.
 
-use std::{collections::BTreeMap, io, net::IpAddr};
+use std::{collections::BTreeMap, net::IpAddr};
 
 use ipnet::IpNet;
 use rtnetlink::Handle;
 
 use super::{
-    access::{self, HostAccess},
+    access::HostAccess,
     desired::{Desired, Learnt},
+    error::{Error, interface, netlink},
     host::{self, HostRoutes},
     interface::{self, Uplink},
     routes::{self, ENDPOINTS, FABRIC, Hop, Table},
     rules,
 };
-use crate::{
-    datapath::{KERNEL_PORT, host_access::HOST_PORT},
-    sysctl,
-};
-
-/// A change that failed.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The connection to the kernel.
-    #[error("connect to the kernel's routing tables")]
-    Connect(#[source] io::Error),
-    /// Rules or routes.
-    #[error("{0}")]
-    Netlink(&'static str, #[source] rtnetlink::Error),
-    /// Parameters of an interface.
-    #[error("set parameters of interface {0}")]
-    Interface(String, #[source] io::Error),
-    /// The addresses of the node.
-    #[error("read the addresses of this node")]
-    Addresses(#[source] io::Error),
-}
-
-fn netlink(operation: &'static str) -> impl FnOnce(rtnetlink::Error) -> Error {
-    move |error| Error::Netlink(operation, error)
-}
-
-fn interface(name: &str) -> impl FnOnce(io::Error) -> Error {
-    let name = name.to_owned();
-    move |error| Error::Interface(name, error)
-}
+use crate::{datapath::KERNEL_PORT, sysctl};
 
 /// Makes the kernel forward as desired. Returns the number of changes, and what is not in effect, one line each.
 pub(super) async fn sync(
     handle: &Handle,
+    access: &mut HostAccess,
     desired: &Desired,
     learnt: &Learnt,
 ) -> Result<(usize, Vec<String>), Error> {
-    let (mut changes, mut warnings) = sync_host(handle, &desired.host).await?;
-    let (changed, access) = sync_access(handle, desired.access.as_ref()).await?;
+    // First: pods must not use the routes of the node.
+    let (mut changes, mut warnings) = access.sync(handle, desired.access.as_ref()).await?;
+    let (changed, host) = sync_host(handle, &desired.host).await?;
     changes += changed;
-    warnings.extend(access);
+    warnings.extend(host);
     let (changed, vlans) = match desired.is_routing {
         true => sync_vlans(handle, desired, learnt).await?,
         false => (delete_vlans(handle).await?, vec![]),
@@ -67,41 +41,6 @@ async fn sync_host(handle: &Handle, wanted: &HostRoutes) -> Result<(usize, Vec<S
     let synced = host::sync(handle, wanted).await;
     let (changes, rejected) = synced.map_err(netlink("write the routes of the node"))?;
     Ok((changes, wanted.missing.iter().cloned().chain(rejected).collect()))
-}
-
-async fn sync_access(handle: &Handle, wanted: Option<&HostAccess>) -> Result<(usize, Vec<String>), Error> {
-    let mut warnings = vec![];
-    // First: without the table, what pods send would be forwarded anywhere.
-    let changed = match access::masquerade(wanted).await {
-        Ok(is_changed) => is_changed.into(),
-        // Nothing can have written what is to be removed.
-        Err(error) if wanted.is_none() && error.kind() == io::ErrorKind::NotFound => 0,
-        Err(error) if wanted.is_none() => {
-            return Ok((0, vec![format!("masquerading of pods remains: run nft: {error}")]));
-        }
-        Err(error) => {
-            return Ok((
-                0,
-                vec![format!(
-                    "pods do not reach addresses outside of the cluster: run nft: {error}; install nftables, or start the agent \
-                     with --no-host-access"
-                )],
-            ));
-        }
-    };
-    if let Some(wanted) = wanted {
-        let configured = access::configure_interface(handle, wanted.subnet).await;
-        configured.map_err(|failure| match failure {
-            access::Failure::Netlink(operation, error) => Error::Netlink(operation, error),
-            access::Failure::Interface(error) => Error::Interface(HOST_PORT.to_owned(), error),
-        })?;
-        warnings.extend((!sysctl::forwards_ipv4()).then(|| {
-            "pods do not reach addresses outside of the cluster: set net.ipv4.ip_forward to 1, or start the agent with \
-             --no-host-access"
-                .to_owned()
-        }));
-    }
-    Ok((changed, warnings))
 }
 
 async fn sync_vlans(
@@ -204,6 +143,6 @@ pub(super) fn connect() -> Result<Handle, Error> {
 pub async fn remove() -> Result<(), Error> {
     let handle = connect()?;
     sync_host(&handle, &HostRoutes::default()).await?;
-    sync_access(&handle, None).await?;
+    HostAccess::default().sync(&handle, None).await?;
     delete_vlans(&handle).await.map(drop)
 }

@@ -7,13 +7,13 @@ use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    access::HostAccess,
     desired::{Desired, Learnt},
+    error::Error,
     kernel,
 };
-use crate::{bgp::Report, error::one_line, state::Reader};
+use crate::{bgp::Report, datapath::ebpf, error::one_line, state::Reader};
 
-/// UDP port of VXLAN (RFC 7348 section 5), which nodes have unless they are configured.
-const VXLAN_PORT: u16 = 4789;
 /// Interval between comparisons with the kernel, and between attempts after an error.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(5);
 /// Minimum interval between comparisons because of changes in the kernel.
@@ -49,7 +49,16 @@ impl Task {
         sessions: watch::Receiver<Report>,
     ) -> (Task, watch::Receiver<Vec<String>>) {
         let (warnings, receiver) = watch::channel(vec![]);
-        (Task { host, tunnels: [tunnel_port, VXLAN_PORT].into(), reader, sessions, warnings }, receiver)
+        (
+            Task {
+                host,
+                tunnels: [tunnel_port, ebpf::Options::VXLAN_PORT].into(),
+                reader,
+                sessions,
+                warnings,
+            },
+            receiver,
+        )
     }
 
     /// Follows the state and the BGP session until `stop` is cancelled. The kernel keeps forwarding afterwards.
@@ -64,12 +73,13 @@ impl Task {
         }
         let handle = kernel::connect()?;
         let (connection, _, mut events) =
-            rtnetlink::new_multicast_connection(&EVENTS).map_err(kernel::Error::Connect)?;
+            rtnetlink::new_multicast_connection(&EVENTS).map_err(Error::Connect)?;
         tokio::spawn(connection);
+        let mut access = HostAccess::default();
         loop {
             let desired = self.reader.with(|state| Desired::of(state, &self.host, &self.tunnels));
             let learnt = Learnt::of(&self.sessions.borrow_and_update());
-            match kernel::sync(&handle, &desired, &learnt).await {
+            match kernel::sync(&handle, &mut access, &desired, &learnt).await {
                 Ok((changes, warnings)) => {
                     if changes > 0 {
                         tracing::debug!(changes, "updated the kernel's routing");

@@ -20,9 +20,13 @@ impl State {
     /// Private subnet by which the pods of a node reach addresses outside of the cluster's networks; `None` if none of them is on a
     /// routed VXLAN network.
     pub fn host_access(&self, host: &HostName) -> Option<Ipv4Net> {
-        let is_routed = |network: &Network| !is_vlan(network) && self.is_routed(network);
-        let mut own = self.networks_on(host).filter_map(|id| self.active_network(id));
-        self.private_subnet().filter(|_| own.any(is_routed))
+        self.private_subnet().filter(|_| self.routed_vxlans(host).next().is_some())
+    }
+
+    /// Routed VXLAN networks on a node.
+    pub fn routed_vxlans(&self, host: &HostName) -> impl Iterator<Item = &Network> {
+        let own = self.networks_on(host).filter_map(|id| self.active_network(id));
+        own.filter(|network| !is_vlan(network) && self.is_routed(network))
     }
 
     /// Addresses of the endpoints with an interface on a node whose network is a routed VLAN network. After a reboot an endpoint's

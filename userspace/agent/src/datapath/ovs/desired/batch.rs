@@ -1,5 +1,7 @@
 //! Changes of the model that reach the switch together.
 
+mod kernel;
+
 use std::{
     collections::{BTreeSet, HashSet},
     net::IpAddr,
@@ -21,8 +23,8 @@ use crate::datapath::{
     ovs::{
         bridge::{BridgeKind, PerBridge},
         pipeline::{
-            self, Domain, HostAccess, MAX_BUCKETS, Receiver, Routed, Segment, Spread, UPLINK_GROUP,
-            bridge_and_tag, peer_group,
+            self, Domain, MAX_BUCKETS, Receiver, Routed, Segment, Spread, UPLINK_GROUP, bridge_and_tag,
+            peer_group,
         },
         tables::{
             cookie::Cookie,
@@ -121,30 +123,6 @@ impl<'a> Batch<'a> {
         if !self.edits.vxlan.has_group(peer_group(0)) {
             self.edits.vxlan.set_group(pipeline::all_group(peer_group(0), []));
         }
-    }
-
-    /// Sets the port numbers of the node's kernel, if the objects need them, and updates what depends on them.
-    pub(crate) fn set_kernel_ports(&mut self, ports: PerBridge<Option<u32>>) {
-        let ports = PerBridge {
-            vlan: ports.vlan.filter(|_| self.index.has_routed_vlan()),
-            vxlan: ports.vxlan.filter(|_| self.index.has_host_route()),
-        };
-        let before = std::mem::replace(&mut self.base.kernel, ports);
-        let (vlan, vxlan) = (before.vlan != ports.vlan, before.vxlan != ports.vxlan);
-        if vxlan {
-            self.set_base_flows();
-        }
-        let is_dependent = |id: &&ObjectId| match id {
-            ObjectId::Subnet(_) => vlan || vxlan,
-            ObjectId::Remote(_) | ObjectId::Service(_) => vlan,
-            ObjectId::Route(_) | ObjectId::Local(_) => vxlan,
-            _ => false,
-        };
-        let dependent: Vec<ObjectId> = match vlan || vxlan {
-            true => self.index.ids().filter(is_dependent).cloned().collect(),
-            false => return,
-        };
-        dependent.iter().for_each(|id| self.update_flows(id));
     }
 
     /// Adds or replaces an object. Fails without a change if a remote endpoint has no tunnel, a service no network, or there is
@@ -340,30 +318,6 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Updates the subnets and endpoints of a VRF whose route has changed.
-    fn update_host_access(&mut self, id: &ObjectId) {
-        let own;
-        let (vrf, is_dependent): (&Vrf, fn(&&ObjectId) -> bool) = match id {
-            ObjectId::Route(route) => {
-                (&route.vrf, |id| matches!(id, ObjectId::Subnet(_) | ObjectId::Local(_)))
-            }
-            // A network that is a VRF of its own has another tag.
-            ObjectId::Network(network) => {
-                own = Vrf::from(network.clone());
-                (&own, |id| matches!(id, ObjectId::Route(_)))
-            }
-            _ => return,
-        };
-        let dependent: Vec<ObjectId> = self.index.objects_in(vrf).filter(is_dependent).cloned().collect();
-        dependent.iter().for_each(|id| self.update_flows(id));
-    }
-
-    /// Host access of the endpoints of a VRF.
-    fn host_access(&self, vrf: &Vrf) -> Option<HostAccess> {
-        let (port, subnet) = self.base.kernel.vxlan.zip(self.index.private_subnet(vrf))?;
-        Some(HostAccess { port, subnet })
-    }
-
     /// Marks what depends on a peer or a network.
     fn mark_dirty(&mut self, id: &ObjectId) {
         match id {
@@ -433,11 +387,11 @@ impl<'a> Batch<'a> {
                 let dscp = local.identity.and_then(|identity| self.index.group(identity)?.dscp);
                 let segment = self.segment(&local.network, &local.vrf, local.encap);
                 let mut flows = pipeline::local(local, segment, port, dscp);
-                let host = self.host_access(&local.vrf).filter(|_| is_on_vxlan(segment));
-                flows.extend(
-                    host.into_iter().flat_map(|host| pipeline::host_local(local, segment, port, host)),
-                );
-                (segment.domain.bridge(), flows)
+                let bridge = segment.domain.bridge();
+                if let Some(host) = self.host_access(&local.vrf, bridge) {
+                    flows.extend(pipeline::host_local(local, segment, port, host));
+                }
+                (bridge, flows)
             }
             (Object::Remote(remote), _) => {
                 let segment = self.segment(&remote.network, &remote.vrf, remote.encap);
@@ -450,18 +404,15 @@ impl<'a> Batch<'a> {
             (Object::Subnet(subnet), _) => {
                 let segment = self.segment(&subnet.network, &subnet.vrf, subnet.encap);
                 let mut flows = pipeline::subnet(subnet, segment, self.base.kernel.vlan);
-                let host = self.host_access(&subnet.vrf);
-                let host = host
-                    .filter(|_| is_on_vxlan(segment) && subnet.is_routed() && subnet.prefix.addr().is_ipv4());
-                flows.extend(
-                    host.into_iter()
-                        .flat_map(|host| pipeline::host_subnet(segment.domain, subnet.prefix, host)),
-                );
-                (segment.domain.bridge(), flows)
+                let bridge = segment.domain.bridge();
+                if let Some(host) = self.host_access(&subnet.vrf, bridge) {
+                    flows.extend(pipeline::host_subnet(subnet, segment.domain, host));
+                }
+                (bridge, flows)
             }
             (Object::Route(route), _) => {
                 let domain = domain_of_vrf(self.index, self.numbers, &route.id.vrf);
-                let flows = domain.zip(self.host_access(&route.id.vrf));
+                let flows = domain.zip(self.host_access(&route.id.vrf, BridgeKind::Vxlan));
                 let flows = flows.map(|(domain, host)| pipeline::host_route(domain, host));
                 (BridgeKind::Vxlan, flows.unwrap_or_default())
             }
@@ -610,10 +561,6 @@ pub(crate) fn service_groups(
         numbered.collect::<Vec<_>>()
     };
     index.services().flat_map(groups).collect()
-}
-
-fn is_on_vxlan(segment: Segment) -> bool {
-    segment.domain.bridge() == BridgeKind::Vxlan
 }
 
 /// Number of groups for the local endpoints of a network, or for all peers: at least one.

@@ -10,7 +10,7 @@
 use std::net::Ipv4Addr;
 
 use contiv_model::{mac::Mac, policy::ICMP};
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::Ipv4Net;
 use openflow_rs::{Action, Field, Flow, Match, matching::mac_bits};
 
 use super::{
@@ -19,7 +19,7 @@ use super::{
     table::{self, priority, priority::check, priority::router as rank},
 };
 use crate::datapath::{
-    KERNEL_MAC, Local,
+    KERNEL_MAC, Local, Subnet,
     host_access::{endpoint_address, kernel_address},
 };
 
@@ -82,9 +82,13 @@ pub(crate) fn route(domain: Domain, HostAccess { port, subnet }: HostAccess) -> 
 }
 
 /// Returns the flows of a subnet of a domain that has the route.
-pub(crate) fn subnet(domain: Domain, prefix: IpNet, HostAccess { port, .. }: HostAccess) -> [Flow; 2] {
+pub(crate) fn subnet(subnet: &Subnet, domain: Domain, HostAccess { port, .. }: HostAccess) -> Vec<Flow> {
+    let prefix = subnet.prefix;
+    if !subnet.is_routed() || prefix.addr().is_ipv6() {
+        return vec![];
+    }
     let claimed = guard::source_within(domain.packets_from(OUTSIDE).in_port(port.into()), prefix);
-    [
+    vec![
         inside(guard::destination_within(unknown(domain), prefix)),
         Flow::new(table::STATION, check::NAMED, claimed),
     ]

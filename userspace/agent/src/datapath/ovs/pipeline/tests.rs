@@ -115,8 +115,10 @@ fn routed_flows(of: Encap) -> Vec<(&'static str, Vec<Flow>)> {
     let subnet_of = |prefix: &str, ip: &str| {
         let gateway = Some(Gateway { ip: ip.parse().unwrap(), mac: Some(Mac::ROUTER) });
         let Network { id: network, vrf, encap, .. } = network.clone();
-        subnet(&Subnet { network, vrf, encap, prefix: prefix.parse().unwrap(), gateway }, segment, Some(9))
+        Subnet { network, vrf, encap, prefix: prefix.parse().unwrap(), gateway }
     };
+    let v4 = subnet_of("10.1.0.0/16", "10.1.255.254");
+    let v6 = subnet_of("2001:db8::/64", "2001:db8::fe");
     let dns = Service {
         ports: vec!["53:5353:TCP".parse().unwrap()],
         backends: vec![Backend::on(of, [10, 1, 0, 1])],
@@ -125,18 +127,17 @@ fn routed_flows(of: Encap) -> Vec<(&'static str, Vec<Flow>)> {
     let spread = Spread { groups: 1, peer_groups: 1, uplinks: &[], has_rules: false };
     let mut sections = vec![
         ("network blue.net, VRF 3", super::network(&network, domain, spread)),
-        ("IPv4 subnet", subnet_of("10.1.0.0/16", "10.1.255.254")),
-        ("IPv6 subnet", subnet_of("2001:db8::/64", "2001:db8::fe")),
+        ("IPv4 subnet", subnet(&v4, segment, Some(9))),
+        ("IPv6 subnet", subnet(&v6, segment, Some(9))),
         ("local pod at port 3", local(&local_in(of), segment, 3, None)),
         ("remote pod behind port 9", remote(&remote_in(of), segment, Some(9))),
         ("service 5 (0x5) of the VRF", service(&dns, domain, 5)),
     ];
     if bridge == BridgeKind::Vxlan {
         let host = HostAccess { port: 12, subnet: "172.19.0.0/16".parse().unwrap() };
-        let prefix = "10.1.0.0/16".parse().unwrap();
         sections.extend([
             ("host access by port 12", [vec![from_kernel(12)], host_route(domain, host)].concat()),
-            ("IPv4 subnet with host access", host_subnet(domain, prefix, host).into()),
+            ("IPv4 subnet with host access", host_subnet(&v4, domain, host)),
             ("local pod at port 3 with host access", host_local(&local_in(of), segment, 3, host)),
         ]);
     }
