@@ -1,6 +1,7 @@
 //! Services between real sockets.
 
 use std::{
+    collections::HashSet,
     io::{Read as _, Write as _},
     net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream},
     os::fd::AsRawFd as _,
@@ -172,15 +173,21 @@ fn refusals_are_bounded() -> Result<()> {
         let packet = Packet::eth(Mac::of_endpoint(VIP).0, pod.mac).ipv4(addresses(1).0, VIP);
         packet.tcp(port, 80, tcp_flags::SYN).sequence(0, 0).build()
     };
+    let reset = |port: u16| {
+        let packet = Packet::eth(pod.mac, Mac::of_endpoint(VIP).0).ipv4(VIP, addresses(1).0);
+        packet.tcp(80, port, tcp_flags::RST | tcp_flags::ACK).sequence(0, 1).window(0).build()
+    };
+    // Encoded once: while this test works, the agent does not.
+    let of_the_burst: HashSet<_> = (1000..1000 + SENT).map(reset).collect();
     let resets = |to: Option<u16>| -> Result<usize> {
         // The tasks of the agent run only in here.
         node.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(20)).await });
-        let reset = |port: u16| {
-            let packet = Packet::eth(pod.mac, Mac::of_endpoint(VIP).0).ipv4(VIP, addresses(1).0);
-            packet.tcp(80, port, tcp_flags::RST | tcp_flags::ACK).sequence(0, 1).window(0).build()
+        let only = to.map(reset);
+        let is_expected = |frame: &Vec<u8>| match &only {
+            Some(reset) => frame == reset,
+            None => of_the_burst.contains(frame),
         };
-        let expected: Vec<_> = to.map_or(1000..1000 + SENT, |port| port..port + 1).map(reset).collect();
-        Ok(tap.drain()?.iter().filter(|frame| expected.contains(&frame.bytes)).count())
+        Ok(tap.drain()?.iter().filter(|frame| is_expected(&frame.bytes)).count())
     };
     let answered = |port: u16| {
         wait_until(SOON, "a reset", || {
@@ -199,12 +206,13 @@ fn refusals_are_bounded() -> Result<()> {
     }
     // An emulated machine takes its time: it is done when nothing has come for a second.
     let mut quiet = 0;
-    wait_until(6 * SOON, "resets, and their end", || {
+    let ended = wait_until(6 * SOON, "resets, and their end", || {
         let more = resets(None)?;
         told += more;
         quiet = if more == 0 && told > 0 { quiet + 1 } else { 0 };
         Ok((quiet == 50).then_some(()))
-    })?;
+    });
+    ended.with_context(|| format!("{told} resets to {SENT} clients"))?;
     let most = 1000 * (begun.elapsed().as_secs() as usize + 2);
     ensure!((1..=most).contains(&told), "{told} resets, at most {most} are sent");
     node.restart_agent();
