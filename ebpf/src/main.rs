@@ -6,6 +6,7 @@
 //! behind the queue    -> pod::resume      ->                  neighbour::answer -> ip::pass -> pod::send
 //! VXLAN device        -> overlay::receive ->                  neighbour::answer -> ip::pass -> delivery
 //! VLAN uplink         -> uplink::receive  ->                  neighbour::answer -> ip::pass -> delivery
+//! the node's kernel   -> host::receive    ->                                       ip::pass -> delivery
 //! VLAN uplink, XDP    -> xdp::receive     -> sent on to the node of a service's backend, or passed to the line above
 //! the agent           -> import           inserts flows of another flow table
 //!
@@ -38,6 +39,7 @@ mod frame;
 mod gateway;
 mod guard;
 mod header;
+mod host;
 mod import;
 mod ip;
 mod log;
@@ -144,6 +146,17 @@ fn ctv_from_uplink(ctx: TcContext) -> i32 {
         return finish(&ctx, ifindex, Verdict::Drop(DropReason::RewriteFailed));
     }
     finish(&ctx, ifindex, uplink::receive(&ctx, ifindex, segment, &entry))
+}
+
+/// A packet from the node's kernel: ingress of the datapath's end of the interface to it.
+#[classifier]
+fn ctv_from_host(ctx: TcContext) -> i32 {
+    if maps::is_retired() {
+        return TC_ACT_UNSPEC;
+    }
+    log::begin();
+    let ifindex = arrival(&ctx);
+    finish(&ctx, ifindex, host::receive(&ctx, ifindex))
 }
 
 /// The same frame, earlier, where the driver or the kernel gives it to XDP.

@@ -6,11 +6,11 @@ use aya_ebpf::{
 };
 use contiv_abi::{
     Address, Domain, DomainName, DropCount, FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Phase,
-    Port, PortSlot, Segment, SegmentEntry, Subnet, Vtep,
+    Port, PortSlot, RouteEntry, Segment, SegmentEntry, Subnet, Vtep,
     maps::{
         BUILD_LEN, DOMAINS_CAPACITY, DROP_REASONS, FDB_CAPACITY, FLOOD_CAPACITY, MEMBERS_CAPACITY,
-        NEIGH_CAPACITY, PEERS_CAPACITY, PORT_SLOTS_CAPACITY, PORTS_CAPACITY, SEGMENTS_CAPACITY,
-        SUBNETS_CAPACITY,
+        NEIGH_CAPACITY, PEERS_CAPACITY, PORT_NUMBERS_CAPACITY, PORT_SLOTS_CAPACITY, PORTS_CAPACITY,
+        ROUTES_CAPACITY, SEGMENTS_CAPACITY, SUBNETS_CAPACITY,
     },
 };
 
@@ -38,6 +38,12 @@ static NEIGH: HashMap<NeighKey, NeighEntry, NEIGH_CAPACITY, NO_PREALLOC> = HashM
 
 #[btf_map(name = "ctv_subnets")]
 static SUBNETS: LpmTrie<NeighKey, Subnet, SUBNETS_CAPACITY, NO_PREALLOC> = LpmTrie::new();
+
+#[btf_map(name = "ctv_routes")]
+static ROUTES: LpmTrie<NeighKey, RouteEntry, ROUTES_CAPACITY, NO_PREALLOC> = LpmTrie::new();
+
+#[btf_map(name = "ctv_portnums")]
+static PORT_NUMBERS: HashMap<u32, u32, PORT_NUMBERS_CAPACITY, NO_PREALLOC> = HashMap::new();
 
 #[btf_map(name = "ctv_members")]
 static MEMBERS: HashMap<FloodKey, Vtep, MEMBERS_CAPACITY, NO_PREALLOC> = HashMap::new();
@@ -90,6 +96,8 @@ copy_out!(/// The interface in a slot of a flood list.
     flood_slot, FLOOD, FloodKey => u32);
 copy_out!(/// The peer in a slot of a network's list.
     member_slot, MEMBERS, FloodKey => Vtep);
+copy_out!(/// The interface index of the port with this number.
+    numbered_port, PORT_NUMBERS, u32 => u32);
 copy_out!(/// Where an Ethernet address is.
     destination, FDB, FdbKey => FdbEntry);
 copy_out!(/// Whose a network-layer address is.
@@ -133,6 +141,12 @@ pub(crate) fn port_slot(number: u32) -> Option<&'static PortSlot> {
 #[inline(always)]
 pub(crate) fn subnet(domain: Domain, ip: &Address) -> Option<&'static Subnet> {
     SUBNETS.get(&Key::new(NeighKey::BITS, NeighKey::new(domain, *ip)))
+}
+
+/// The way of a domain to an address in no subnet. The agent replaces an entry only by another one of the same prefix.
+#[inline(always)]
+pub(crate) fn route(domain: Domain, ip: &Address) -> Option<&'static RouteEntry> {
+    ROUTES.get(&Key::new(NeighKey::BITS, NeighKey::new(domain, *ip)))
 }
 
 /// Whether tunnelled frames are taken from this node.

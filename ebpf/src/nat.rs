@@ -34,13 +34,20 @@ fn translate(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
         }
         route::ctv_next_hop(packet);
     }
-    if ctv_plain(packet, ctx.skb.skb) == 0 {
-        ends(ctx, packet)?;
-        store(ctx, 0, &packet.destination_mac)?;
-    }
+    rewrite(ctx, packet)?;
     if source::same(&packet.destination_mac, &packet.source_mac) {
         // The pod that reaches itself gets it from the service, not from its own address.
         store(ctx, 6, &service_mac(&packet.wanted.source))?;
+    }
+    Ok(())
+}
+
+/// Rewrites the ends of the packet in hand, and its destination Ethernet address.
+#[inline(always)]
+pub(crate) fn rewrite(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
+    if ctv_plain(packet, ctx.skb.skb) == 0 {
+        ends(ctx, packet)?;
+        store(ctx, 0, &packet.destination_mac)?;
     }
     Ok(())
 }

@@ -148,6 +148,8 @@ pub(crate) struct Packet {
     pub(crate) priority: u32,
     /// The port here that it goes to.
     pub(crate) place: FdbEntry,
+    /// Private address of the sender, for [`Route::KERNEL`].
+    pub(crate) private: [u8; 4],
     /// What the frame carries.
     pub(crate) kind: Be16,
     /// Destination in the frame.
@@ -234,6 +236,8 @@ impl Ingress {
     pub(crate) const TUNNEL: u8 = 1;
     /// The wire of a VLAN.
     pub(crate) const WIRE: u8 = 2;
+    /// The node's kernel.
+    pub(crate) const KERNEL: u8 = 3;
 }
 
 /// Whether a packet of a pod is routed, as [`Packet::route`] has it.
@@ -246,6 +250,8 @@ impl Route {
     pub(crate) const ROUTER: u8 = 1;
     /// It goes to the endpoint in `destination_mac` on the network in `segment`.
     pub(crate) const HOP: u8 = 2;
+    /// It leaves the cluster by the node's kernel.
+    pub(crate) const KERNEL: u8 = 3;
 }
 
 /// What decides whether a port receives a copy of a replicated frame, as [`Packet::admission`] has it.

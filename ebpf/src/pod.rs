@@ -7,7 +7,7 @@ use crate::{
     delivery::{self, OUT, REPLICATE},
     dscp,
     frame::{self, Ethernet},
-    guard, ip, log, maps,
+    guard, host, ip, log, maps,
     neighbour::{self, Asker},
     packet::{self, Packet, Route, passes},
     policy, rate, route, source, track, tunnel,
@@ -95,6 +95,10 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
     let is_routed = packet.route == Route::HOP;
     if packet.route == Route::ROUTER {
         return Err(DropReason::NoRoute);
+    }
+    if packet.route == Route::KERNEL {
+        passes(host::ctv_leave(packet, ctx.skb.skb))?;
+        return Ok(OUT);
     }
     if is_routed {
         passes(route::ctv_hop(packet, ctx.skb.skb))?;

@@ -39,7 +39,9 @@ pub(crate) extern "C" fn ctv_route(packet: *mut Packet, skb: *mut __sk_buff) -> 
     match ttl(&TcContext::new(skb), packet.ip6 != 0) {
         Ok(0 | 1) => ROUTER,
         Ok(_) => {
-            ctv_next_hop(packet);
+            if ctv_next_hop(packet) == NO_SUBNET {
+                ctv_by_kernel(packet);
+            }
             GO_ON
         }
         Err(reason) => reason as u32,
@@ -65,10 +67,13 @@ extern "C" fn ctv_is_for_router(packet: *mut Packet) -> u32 {
     u32::from(from.is_some_and(|subnet| subnet.is_routed()))
 }
 
+/// Result of [`ctv_next_hop`]: the destination is in no subnet of the domain.
+const NO_SUBNET: u32 = 1;
+
 /// Sets in the packet metadata the network and the Ethernet address of the endpoint that the packet goes to, if the router
 /// reaches it: what was sent to the router, and what was translated to a destination on another network.
 ///
-/// A function of its own for the verifier; there is nothing to say about the outcome.
+/// A function of its own for the verifier; the result is zero or [`NO_SUBNET`].
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_next_hop(packet: *mut Packet) -> u32 {
@@ -76,7 +81,11 @@ pub(crate) extern "C" fn ctv_next_hop(packet: *mut Packet) -> u32 {
     if packet.ingress != Ingress::POD {
         return 0;
     }
-    let Some(subnet) = maps::subnet(packet.domain, &packet.wanted.destination) else { return 0 };
+    if packet.route == Route::KERNEL {
+        // The destination is another one now.
+        packet.route = Route::ROUTER;
+    }
+    let Some(subnet) = maps::subnet(packet.domain, &packet.wanted.destination) else { return NO_SUBNET };
     let bridged = packet.route == Route::BRIDGED && subnet.routed == packet.segment;
     if bridged || !subnet.is_routed() || is_link_local(packet) {
         return 0;
@@ -97,6 +106,29 @@ pub(crate) extern "C" fn ctv_next_hop(packet: *mut Packet) -> u32 {
     packet.members = members;
     packet.segment_flags = flags;
     packet.destination_mac = owner.mac;
+    0
+}
+
+/// Sets in the packet metadata that the packet leaves by the node's kernel, if the router reaches its destination, which is in no
+/// subnet, so.
+///
+/// A function of its own for the stack; there is nothing to say about the outcome.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_by_kernel(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return 0 };
+    // The address of a service may be in no subnet, too.
+    let key = NeighKey::new(packet.domain, packet.wanted.destination);
+    if maps::neighbour(&key).is_some() {
+        return 0;
+    }
+    let Some(way) = maps::route(packet.domain, &packet.wanted.destination) else { return 0 };
+    let Some(port) = maps::port_in_place(packet.source_port) else { return 0 };
+    if way.out != 0 && port.number != 0 {
+        packet.route = Route::KERNEL;
+        packet.out = way.out;
+        packet.private = way.address(port.number);
+    }
     0
 }
 

@@ -129,6 +129,8 @@ const OLDEST: CiShare = (
         "policy::the_matching_rule",
         "services::connections",
         "upgrade::translated",
+        "host_access::errors",
+        "host_access::packets",
     ],
     &["a_change_is_in_force", "restart_loses_no_ping"],
 );

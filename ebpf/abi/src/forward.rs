@@ -29,8 +29,9 @@ pub struct Port {
     pub ip6: Address,
     /// Domain of the pod's network.
     pub domain: Domain,
-    /// Zero.
-    pub zero: u32,
+    /// Number in the name of the interface, by which the pod has an address towards the node's kernel
+    /// ([`RouteEntry::private`]); zero for none.
+    pub number: u32,
 }
 
 impl Port {
@@ -230,6 +231,30 @@ pub struct Subnet {
     /// The network, if the nodes are its gateway; else all zero.
     pub routed: Segment,
 }
+
+/// Where packets to addresses in no subnet leave a domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct RouteEntry {
+    /// Interface to the node's kernel; zero if the addresses are unreachable.
+    pub out: u32,
+    /// Private subnet, a /16: towards the kernel, pods have addresses in it.
+    pub private: [u8; 4],
+}
+
+impl RouteEntry {
+    /// The private address of a port by its [`Port::number`].
+    #[inline(always)]
+    pub const fn address(&self, number: u32) -> [u8; 4] {
+        let [a, b, _, _] = self.private;
+        let [_, _, c, d] = number.to_be_bytes();
+        [a, b, c, d]
+    }
+}
+
+/// Source and destination Ethernet address of packets from and to the node's kernel.
+pub const KERNEL_MAC: Mac = [0x02, 0x00, 0x11, 0x11, 0x11, 0x11];
 
 /// Ethernet address with which every node answers for the gateways of routed networks.
 pub const ROUTER_MAC: Mac = [0x00, 0x00, 0x11, 0x11, 0x11, 0x11];

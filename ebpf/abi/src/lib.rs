@@ -45,8 +45,8 @@ pub use flow_collector::{FlowCollector, bpf_timer};
 pub use flow_import::{FlowBatch, FlowImport, ImportOperation, ImportResult};
 pub use flow_index::{FlowBucket, FlowHash, FlowLock, FlowTableSize, entry, slot};
 pub use forward::{
-    FdbEntry, FdbKey, FloodKey, NeighEntry, NeighKey, Node, Phase, Port, PortSlot, ROUTER_MAC, SegmentEntry,
-    Subnet, Vtep,
+    FdbEntry, FdbKey, FloodKey, KERNEL_MAC, NeighEntry, NeighKey, Node, Phase, Port, PortSlot, ROUTER_MAC,
+    RouteEntry, SegmentEntry, Subnet, Vtep,
 };
 pub use order::{Be16, Be32};
 pub use rendezvous::mix;
@@ -86,6 +86,7 @@ map_types! {
     NeighKey: 24;
     NeighEntry: 16;
     Subnet: 56;
+    RouteEntry: 8;
     Node: 88;
     DropCount: 16;
     FlowKey: 48;

@@ -43,6 +43,17 @@ pub const SUBNETS: &str = "ctv_subnets";
 /// One of each family for each network.
 pub const SUBNETS_CAPACITY: usize = 2 * SEGMENTS_CAPACITY;
 
+/// Longest prefix of a [`NeighKey`](crate::NeighKey) -> [`RouteEntry`](crate::RouteEntry), for addresses in no subnet.
+/// Full: the route fails, and its pods do not reach these addresses.
+pub const ROUTES: &str = "ctv_routes";
+/// Eight for each VRF: the route, and its exceptions.
+pub const ROUTES_CAPACITY: usize = 8 * SEGMENTS_CAPACITY;
+
+/// [`Port::number`](crate::Port::number) -> interface index. One entry per port, so it is full when `ctv_ports` is.
+pub const PORT_NUMBERS: &str = "ctv_portnums";
+/// As many as ports.
+pub const PORT_NUMBERS_CAPACITY: usize = PORTS_CAPACITY;
+
 /// [`DomainName`](crate::DomainName) -> number of the VRF ([`Domain::of_vrf`](crate::Domain::of_vrf)). Written and read by
 /// the agent only. Full: entries of VRFs without networks make room.
 pub const DOMAINS: &str = "ctv_domains";
@@ -281,6 +292,8 @@ pub const ALL: &[&str] = &[
     FDB,
     NEIGH,
     SUBNETS,
+    ROUTES,
+    PORT_NUMBERS,
     DOMAINS,
     MEMBERS,
     PEERS,
@@ -326,6 +339,8 @@ pub const FROM_QUEUE: &str = "ctv_from_queue";
 pub const FROM_OVERLAY: &str = "ctv_from_vxlan";
 /// Program on the ingress of the VLAN uplink.
 pub const FROM_UPLINK: &str = "ctv_from_uplink";
+/// Program on the ingress of the datapath's end of the interface to the node's kernel.
+pub const FROM_HOST: &str = "ctv_from_host";
 /// XDP program on the VLAN uplink.
 pub const XDP: &str = "ctv_xdp";
 /// Program that inserts flows of another table, which the agent runs itself.
@@ -337,7 +352,8 @@ mod tests {
 
     #[test]
     fn names_survive_the_kernels_fifteen_characters() {
-        let programs = [FROM_POD, FROM_QUEUE, FROM_OVERLAY, FROM_UPLINK, XDP, STAGES, IMPORT, FLOW_IMPORTS];
+        let programs =
+            [FROM_POD, FROM_QUEUE, FROM_OVERLAY, FROM_UPLINK, FROM_HOST, XDP, STAGES, IMPORT, FLOW_IMPORTS];
         let stages = Stage::ALL.iter().map(|stage| stage.program());
         for name in ALL.iter().copied().chain(programs).chain(stages) {
             assert!(name.starts_with("ctv_") && name.len() <= 15, "{name}");

@@ -47,8 +47,7 @@ pub struct Flags {
     #[arg(long, env = "CONTIV_NETPLUGIN_FORWARD_MODE", value_enum)]
     pub fwdmode: FwdMode,
 
-    /// Keep pods of routed VXLAN networks from reaching addresses outside of the cluster's networks by this node (host access; ovs
-    /// datapath)
+    /// Keep pods of routed VXLAN networks from reaching addresses outside of the cluster's networks by this node (host access)
     #[arg(long, env = "CONTIV_NETPLUGIN_NO_HOST_ACCESS")]
     pub no_host_access: bool,
 
@@ -275,7 +274,7 @@ impl Flags {
 
     /// Whether pods of routed VXLAN networks reach addresses outside of the cluster's networks by this node.
     pub fn has_host_access(&self) -> bool {
-        self.datapath.datapath == Kind::Ovs && !self.no_host_access
+        self.datapath.datapath != Kind::Fake && !self.no_host_access
     }
 
     /// Address of the store.

@@ -112,28 +112,29 @@ fn is_closed_to_others(cluster: &Cluster, node: &Node) -> Result<()> {
 fn tenants_are_separate(cluster: &Cluster, pods: &[Pod]) -> Result<()> {
     let red = Network { tenant: "red".to_owned(), ..network(20) };
     cluster.create_network(&red)?;
-    let node = &cluster.nodes[0];
-    let stranger = Pod::add(node, &red, "stranger")?;
-    reaches(&stranger, cluster.client().server().ip())?;
-    for pod in pods {
-        is_unreachable(stranger.netns(), pod.ip.into())?;
+    for node in &cluster.nodes {
+        let stranger = Pod::add(node, &red, "stranger")?;
+        reaches(&stranger, cluster.client().server().ip())?;
+        for pod in pods {
+            is_unreachable(stranger.netns(), pod.ip.into())?;
+        }
+        stranger.remove(node)?;
     }
-    stranger.remove(node)?;
     cluster.delete_network(&red)
 }
 
-/// Pods of an OVS node reach what the node reaches, and the node reaches them by their private addresses; without an agent, too.
+/// Pods reach what their node reaches, and the node reaches them by their private addresses; without an agent, too.
 fn pods_have_host_access(cluster: &mut Cluster, pods: &[Pod]) -> Result<()> {
     let outside = cluster.client().server().ip();
     let server = Server::start(cluster.fabric.netns(), outside, WEB)?;
     let served = SocketAddr::from((outside, WEB));
     let is_reached = |cluster: &Cluster| -> Result<()> {
-        for pod in pods.iter().filter(|pod| pod.datapath == Datapath::Ovs) {
+        for pod in pods {
             reaches(pod, outside)?;
             let count = Streams::open(pod.netns(), served, 1)?.stop()?;
             ensure!(count.broken == 0, "{} to {served}: {count:?}", pod.name);
         }
-        for node in cluster.nodes.iter().filter(|node| node.datapath == Datapath::Ovs) {
+        for node in &cluster.nodes {
             for link in node.netns().links()?.iter().filter_map(|link| link.strip_prefix("vvport")) {
                 answers(format!("172.19.0.{link}").parse()?, node.netns(), &node.name)?;
             }
@@ -145,19 +146,19 @@ fn pods_have_host_access(cluster: &mut Cluster, pods: &[Pod]) -> Result<()> {
     is_reached(cluster)?;
     cluster.nodes.iter_mut().try_for_each(|node| node.restart_agent())?;
     is_reached(cluster)?;
-    for node in cluster.nodes.iter().filter(|node| node.datapath == Datapath::Ovs) {
+    for node in &cluster.nodes {
         is_closed_to_others(cluster, node)?;
     }
     // With the address of the node it would be a frame of the node.
-    for pod in pods.iter().filter(|pod| pod.datapath == Datapath::Ovs) {
+    for pod in pods {
         ensure!(receives(cluster, pod, 4790)?, "no datagram of {} arrives", pod.name);
         ensure!(!receives(cluster, pod, 4789)?, "{} sends to a port of tunnels", pod.name);
         let refused = || Ok(is_refused(pod, SocketAddr::from((outside, 4791)))?.then_some(()));
         wait_until(DEADLINE, &format!("{} is told that nothing listens", pod.name), refused)?;
     }
-    // An address that no pod has, private addresses of pods, and those of no host do not reach the kernel: the switch drops them.
+    // An address that no pod has, private addresses of pods, and those of no host do not reach the kernel: the datapath drops them.
     let dropped = |node: &Node| node.metric("contiv_datapath_drops_total{reason=\"no-route\"}");
-    for pod in pods.iter().filter(|pod| pod.datapath == Datapath::Ovs) {
+    for pod in pods {
         let node = cluster.nodes.iter().find(|node| node.name == pod.node).context("the pod's node")?;
         let in_other_network = if pod.ip.octets()[1] == 1 { "10.2.77.77" } else { "10.1.77.77" };
         for nowhere in [in_other_network, "172.19.0.1", "172.19.0.2", "169.254.169.254"] {
@@ -169,6 +170,19 @@ fn pods_have_host_access(cluster: &mut Cluster, pods: &[Pod]) -> Result<()> {
         }
     }
     server.stop()
+}
+
+/// The other datapath takes over the interface to the kernel, and gives it back.
+fn host_access_outlives_a_datapath(cluster: &mut Cluster, pods: &[Pod]) -> Result<()> {
+    let outside = cluster.client().server().ip();
+    let node = &mut cluster.nodes[0];
+    for datapath in [Datapath::Ebpf, Datapath::Ovs] {
+        node.replace_datapath(datapath)?;
+        for pod in pods.iter().filter(|pod| pod.node == node.name) {
+            reaches(pod, outside)?;
+        }
+    }
+    Ok(())
 }
 
 /// Destinations of a node's routes by its interface on the infra network `contivh1`, without that network itself.
@@ -278,6 +292,7 @@ fn networks_are_routed(datapaths: [Datapath; 2]) -> Result<()> {
     }
     pods_have_host_access(&mut cluster, &pods)?;
     nodes_reach_pods(&mut cluster, &pods)?;
+    host_access_outlives_a_datapath(&mut cluster, &pods)?;
     for (pod, node) in pods.into_iter().zip([0, 0, 1, 1]) {
         pod.remove(&cluster.nodes[node])?;
     }

@@ -71,7 +71,7 @@ use maps::{
     writes::Writes,
 };
 use programs::{
-    interfaces::{Configuration, Interfaces},
+    interfaces::{Configuration, Devices, Interfaces},
     xdp::XdpStatus,
 };
 pub use programs::{
@@ -297,8 +297,15 @@ impl Ebpf {
     fn trace_request(&self, probe: Probe) -> Result<trace::Request, Error> {
         let installed = self.installed.as_ref();
         let installed = installed.ok_or_else(|| failed("trace", "the datapath has not been observed yet"))?;
-        let devices = (self.interfaces.devices().overlay, self.uplinks.active()?);
-        trace::prepare(installed, (&self.pins, &self.rule_names), devices, probe)
+        let Devices { overlay, host, .. } = *self.interfaces.devices();
+        let devices = trace::Interfaces {
+            overlay,
+            host,
+            uplink: self.uplinks.active()?,
+            endpoints: installed.endpoints(),
+        };
+        let flows = installed.kernel().flow_capacity();
+        trace::prepare((&self.pins, flows, &self.rule_names), devices, probe)
     }
 
     fn attach_mode(&self) -> String {
@@ -344,6 +351,7 @@ impl Datapath for Ebpf {
         }
         let mut observed = observe::compare(&netlink, &mut installed, &self.interfaces, desired).await?;
         observed.orphans += self.pins.other_abi_versions().len() + self.interfaces.superseded_stages()?;
+        observed.orphans += usize::from(self.interfaces.devices().host != 0 && !installed.has_routes());
         self.announcer.replace(self.uplinks.active()?, installed.answered_services());
         self.installed = Some(installed);
         Ok(observed)
@@ -372,7 +380,7 @@ impl Datapath for Ebpf {
     async fn resync_needed(&mut self) {
         let queue = self.installed.as_ref().and_then(|installed| installed.queues().pair());
         let devices = self.interfaces.devices();
-        let others = [devices.overlay, queue.map_or(0, |pair| pair.entry)];
+        let others = [devices.overlay, devices.host, queue.map_or(0, |pair| pair.entry)];
         let uplinks = devices.uplinks.iter().map(|(uplink, _)| *uplink);
         let interfaces: Vec<u32> = uplinks.chain(others).collect();
         match &mut self.monitor {
@@ -502,7 +510,7 @@ impl Datapath for Ebpf {
             (0..removed).for_each(|_| self.writes.count());
         }));
         outcome = outcome.and(queues::cleanup(&netlink, &self.writes).await);
-        outcome.and(self.interfaces.delete_vxlan(&netlink).await)
+        outcome.and(self.interfaces.delete_devices(&netlink).await)
     }
 }
 

@@ -16,6 +16,7 @@
 mod connection;
 mod forward;
 mod guard;
+mod host;
 mod inspect;
 mod network;
 mod route;

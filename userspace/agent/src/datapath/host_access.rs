@@ -14,6 +14,15 @@ use ipnet::Ipv4Net;
 /// [`NextHop::Host`](contiv_model::route::NextHop::Host). Its Ethernet address is [`KERNEL_MAC`](super::KERNEL_MAC).
 pub const HOST_PORT: &str = "contivh0";
 
+/// Destinations that host access leads to none of: no addresses of hosts (RFC 6890), and of the link (RFC 3927 section 7), where
+/// the node may have services for others than pods.
+pub(crate) const NO_HOST: [Ipv4Net; 4] = [
+    Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 8),
+    Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8),
+    Ipv4Net::new_assert(Ipv4Addr::new(169, 254, 0, 0), 16),
+    Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 3),
+];
+
 /// Host part of the kernel's address.
 const KERNEL: u32 = 0xfffe;
 
@@ -22,11 +31,16 @@ pub fn kernel_address(subnet: Ipv4Net) -> Ipv4Addr {
     Ipv4Addr::from(subnet.network().to_bits() | KERNEL)
 }
 
-/// Address in the private subnet of the endpoint whose interface on the node has this name, `vvport<N>`. `None` for
-/// another name.
-pub fn endpoint_address(subnet: Ipv4Net, port: &str) -> Option<Ipv4Addr> {
+/// Number of the interface with this name, `vvport<N>`: the host part of its endpoint's address. `None` for another name.
+pub fn endpoint_number(port: &str) -> Option<u32> {
     let number: u32 = port.strip_prefix("vvport")?.parse().ok()?;
-    (1..KERNEL).contains(&number).then(|| Ipv4Addr::from(subnet.network().to_bits() | number))
+    (1..KERNEL).contains(&number).then_some(number)
+}
+
+/// Address in the private subnet of the endpoint whose interface on the node has this name. `None` for a name without a
+/// [number](endpoint_number).
+pub fn endpoint_address(subnet: Ipv4Net, port: &str) -> Option<Ipv4Addr> {
+    endpoint_number(port).map(|number| Ipv4Addr::from(subnet.network().to_bits() | number))
 }
 
 #[cfg(test)]

@@ -61,6 +61,9 @@ on_every_datapath!([
         pods_of_other_nodes, routers_speak_for_their_own_pods, tenants_are_not_routed_to_each_other,
         unknown_destinations_are_dropped, errors_are_routed, the_ttl_is_exceeded_at_the_gateway;
     routing_policies: policies_apply_between_networks, services_have_backends_on_other_networks, routed_packets_get_a_dscp;
+    host_access: packets_leave_and_return_by_the_kernel, tenants_have_host_access_of_their_own, errors_from_outside_arrive,
+        other_destinations_are_closed, the_kernel_speaks_for_no_endpoint, policies_apply_to_host_access,
+        the_route_comes_and_goes, restart_with_host_access_writes_nothing;
     routing_changes: the_forward_mode_changes, routed_subnets_come_and_go, restart_of_a_routing_node_writes_nothing;
 ], [
     programs: local_pods_talk, pods_talk_by_vxlan, restart_loses_no_ping, changes_lose_no_ping;

@@ -4,6 +4,7 @@ pub(crate) mod change;
 pub(crate) mod drift;
 pub(crate) mod failure;
 pub(crate) mod flooding;
+pub(crate) mod host_access;
 pub(crate) mod isolation;
 pub(crate) mod neighbours;
 pub(crate) mod policy;

@@ -22,6 +22,7 @@ mod from_overlay;
 mod from_pod;
 mod from_uplink;
 mod fuzz;
+mod host_access;
 mod infra;
 mod ipv6_vteps;
 mod malformed;

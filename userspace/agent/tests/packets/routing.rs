@@ -26,19 +26,19 @@ use crate::{
 };
 
 /// On the networks `n1` (10.1.1.0/25) and `n2` (10.1.1.128/25).
-const HERE: Endpoint = Endpoint(1);
-const OTHER: Endpoint = Endpoint(129);
+pub(crate) const HERE: Endpoint = Endpoint(1);
+pub(crate) const OTHER: Endpoint = Endpoint(129);
 const FAR: Endpoint = Endpoint(130);
-const UNUSED: Endpoint = Endpoint(131);
+pub(crate) const UNUSED: Endpoint = Endpoint(131);
 const GATEWAYS: [Endpoint; 2] = [Endpoint(126), Endpoint(254)];
-const ROUTER: [u8; 6] = Mac::ROUTER.0;
-const TTL: u8 = 64;
+pub(crate) const ROUTER: [u8; 6] = Mac::ROUTER.0;
+pub(crate) const TTL: u8 = 64;
 
-struct Rig {
-    node: Node,
-    here: Pod,
+pub(crate) struct Rig {
+    pub(crate) node: Node,
+    pub(crate) here: Pod,
     other: Pod,
-    networks: [Network; 2],
+    pub(crate) networks: [Network; 2],
 }
 
 fn routed(n: u8) -> Network {
@@ -67,7 +67,7 @@ fn want_networks(node: &mut Node, networks: &[Network; 2]) -> Result<()> {
 }
 
 impl Rig {
-    fn new(label: &str) -> Result<Rig> {
+    pub(crate) fn new(label: &str) -> Result<Rig> {
         let mut node = Node::new(label)?;
         let networks = [1, 2].map(routed);
         want_networks(&mut node, &networks)?;
@@ -78,7 +78,7 @@ impl Rig {
         Ok(Rig { node, here, other, networks })
     }
 
-    fn by_here(&self, frame: &Packet) -> Result<Outcome> {
+    pub(crate) fn by_here(&self, frame: &Packet) -> Result<Outcome> {
         run(&self.node, FROM_POD, &self.here.local.port, &frame.build())
     }
 
@@ -88,7 +88,7 @@ impl Rig {
 }
 
 /// As the pod of `from` sends it to its gateway.
-fn sent(from: Endpoint, to: Ipv4Addr) -> Packet {
+pub(crate) fn sent(from: Endpoint, to: Ipv4Addr) -> Packet {
     Packet::eth(ROUTER, from.mac()).ipv4(from.ip(), to)
 }
 

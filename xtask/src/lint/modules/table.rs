@@ -116,6 +116,7 @@ pub(super) const RULES: &[Rules] = &[
                     &["traffic"],
                     &["guard"],
                     &["network"],
+                    &["host"],
                     &["forward", "connection"],
                     &["route"],
                 ],

@@ -34,6 +34,9 @@ pub(super) async fn execute(
             interfaces.remove_superseded_stages()?;
         }
     }
+    if !installed.has_routes() {
+        interfaces.remove_host_port().await?;
+    }
     for QueueError { owner, group, error } in installed.flush().await? {
         match ops.iter().position(|op| concerns(op, owner.as_ref(), group)) {
             Some(index) => failures.push(FailedOp { index, error }),
@@ -56,7 +59,12 @@ async fn execute_one(
             if let Object::Network(network) = object {
                 installed.allocate_domain(&network.vrf)?;
             }
-            let domain = |vrf: &Vrf, network| installed.kernel().domain(vrf, network);
+            if let Object::Route(route) = object
+                && route.private_subnet().is_some()
+            {
+                interfaces.ensure_host_port(&mut installed.kernel_mut().programs).await?;
+            }
+            let domain = |vrf: &Vrf, network| installed.domain(vrf, network);
             let entries =
                 encode(object, interfaces.devices(), domain, device::ifindex).map_err(
                     |error| match error {

@@ -1,4 +1,4 @@
-//! Forwarding tables: routing domains and their subnets, networks, ports with their flood lists, tunnel peers, and the networks of
+//! Forwarding tables: routing domains with their subnets and routes, networks, ports with their flood lists, tunnel peers, and the networks of
 //! each peer.
 
 pub(crate) mod dense_list;
@@ -7,4 +7,4 @@ pub(crate) mod members;
 pub(crate) mod peers;
 mod port_slots;
 pub(crate) mod ports;
-pub(crate) mod subnets;
+pub(crate) mod prefixes;

@@ -16,7 +16,6 @@ use tokio::sync::oneshot;
 use super::{
     device,
     failure::failed,
-    kernel::installed::Installed,
     maps::{names::RuleNames, pins::Pins},
 };
 use crate::datapath::{
@@ -43,6 +42,8 @@ enum NoInterface {
 pub(super) struct Interfaces {
     /// VXLAN device; zero for none.
     pub(super) overlay: u32,
+    /// Datapath's end of the interface to the node's kernel; zero for none.
+    pub(super) host: u32,
     /// Active uplink; zero for none.
     pub(super) uplink: u32,
     /// Endpoints by the index of their interface, with its name.
@@ -61,13 +62,13 @@ pub(super) struct Request {
     interfaces: Interfaces,
 }
 
-/// Collects what a trace needs.
+/// Collects what a trace needs; `flows` is the capacity of the flow table.
 pub(super) fn prepare(
-    installed: &Installed,
-    (pins, rules): (&Pins, &RuleNames),
-    (overlay, uplink): (u32, u32),
+    (pins, flows, rules): (&Pins, u32, &RuleNames),
+    interfaces: Interfaces,
     probe: Probe,
 ) -> Result<Request, Error> {
+    let Interfaces { overlay, uplink, .. } = interfaces;
     let (program, ifindex) = match &probe.ingress {
         Ingress::Pod { endpoint, port } => {
             let ifindex = device::ifindex(port).ok_or_else(|| NoInterface::Endpoint(endpoint.clone()));
@@ -79,8 +80,6 @@ pub(super) fn prepare(
         Ingress::Uplink(_) => (FROM_UPLINK, (uplink != 0).then_some(uplink).ok_or(NoInterface::Uplink)),
     };
     let ifindex = ifindex.map_err(|error| failed("trace", error))?;
-    let interfaces = Interfaces { overlay, uplink, endpoints: installed.endpoints() };
-    let flows = installed.kernel().flow_capacity();
     Ok(Request { probe, pins: pins.clone(), flows, rules: rules.clone(), program, ifindex, interfaces })
 }
 

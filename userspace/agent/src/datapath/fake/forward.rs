@@ -29,7 +29,7 @@ pub enum Origin {
     },
     /// The VLAN uplink; the frame includes its tag, if any.
     Uplink,
-    /// The node's kernel, which routes VLAN networks.
+    /// The node's kernel, which routes VLAN networks and gives VXLAN networks host access.
     Kernel,
 }
 
@@ -51,7 +51,7 @@ pub enum Target {
     },
     /// The VLAN uplink; the frame includes its tag.
     Uplink,
-    /// The node's kernel, which routes VLAN networks.
+    /// The node's kernel, which routes VLAN networks and gives VXLAN networks host access.
     Kernel,
 }
 

@@ -13,6 +13,7 @@ use contiv_model::{
 use super::{
     connection::{Connection, Direction},
     forward::{Delivery, Origin, Target, deliver, deliver_routed, has, locals, remotes, services_on},
+    host,
     route::{Router, on_kernel},
 };
 use crate::datapath::{
@@ -331,6 +332,10 @@ impl<'a> Network<'a> {
             let of_other_vrf = || on_kernel(self.objects, to).is_some_and(|subnet| subnet.vrf != *self.vrf);
             let is_allowed = packet.ttl(&frame) <= 1 || !of_other_vrf();
             return Some(to_kernel(frame)).filter(|_| is_allowed && !is_link_local && !is_own);
+        }
+        if self.router().subnet(to).is_none() && to == packet.tuple.destination.0 {
+            let frame = host::leave(self.objects, self.local_at(packet.tuple.source.0)?, packet, &frame)?;
+            return Some(to_kernel(frame));
         }
         self.router().subnet(to).filter(|_| !is_link_local && !is_own)?;
         let (encap, mac) = self.last_hop(to)?;

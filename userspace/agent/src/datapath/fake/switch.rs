@@ -201,7 +201,7 @@ impl Switch {
 
     pub(super) fn support(&self, object: &Object) -> Result<(), Unsupported> {
         match object {
-            Object::Route(_) => Err(Unsupported::Object),
+            Object::Route(route) if route.private_subnet().is_none() => Err(Unsupported::Object),
             Object::Subnet(subnet) if subnet.is_routed() && !subnet.has_node_router() => {
                 Err(Unsupported::ROUTER)
             }

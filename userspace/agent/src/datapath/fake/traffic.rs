@@ -16,6 +16,7 @@ use super::{
     connection::{Connection, Direction},
     forward::{Delivery, Origin, Target, deliver, locals},
     guard::{self, Class},
+    host,
     network::{Network, is_multicast, networks},
     route::on_kernel,
 };
@@ -165,18 +166,20 @@ fn arrival<'a>(objects: &'a Desired, frame: &[u8], from: &Origin) -> Option<Arri
             (inner, find(&|encap| encap == Encap::Vlan(vlan)), None)
         }
         Origin::Kernel => {
-            let network = network_from_kernel(objects, frame)?;
-            let mut inner = frame.to_vec();
+            let (network, mut inner) = from_kernel(objects, frame)?;
             inner[..12].copy_from_slice(&[Mac::ROUTER.0; 2].concat());
             (inner, find(&|encap| encap == network), None)
         }
     })
 }
 
-/// The network of the packets that the kernel sends: that of their destination.
-fn network_from_kernel(objects: &Desired, frame: &[u8]) -> Option<Encap> {
+/// The network of a packet that the kernel sends, and the packet with the address of its receiver there.
+fn from_kernel(objects: &Desired, frame: &[u8]) -> Option<(Encap, Vec<u8>)> {
     let ethernet = Ethernet::read(frame)?;
     let is_routed = !ethernet.is_tagged() && [ethernet.source, ethernet.destination] == [KERNEL_MAC; 2];
     let packet = Packet::read(frame).filter(|_| is_routed)?;
-    on_kernel(objects, packet.tuple.destination.0).map(|subnet| subnet.encap)
+    match on_kernel(objects, packet.tuple.destination.0) {
+        Some(subnet) => Some((subnet.encap, frame.to_vec())),
+        None => host::enter(objects, &packet, frame),
+    }
 }

@@ -7,6 +7,7 @@ use contiv_model::mac::Mac;
 use netplugin::datapath::{
     Datapath, Desired, FailedOp, KERNEL_PORT, Observed, Op,
     fake::{Delivery, Origin, Target},
+    host_access::HOST_PORT,
 };
 use testkit::{
     Netns,
@@ -155,12 +156,17 @@ impl<S: Site> Real<S> {
 impl<S: Site> Real<S> {
     /// Takes the place of the node's kernel at the port that the datapath has for it.
     fn follow_kernel_port(&mut self) -> Result<()> {
-        let exists = self.host.links()?.iter().any(|link| link == KERNEL_PORT);
-        if !exists {
-            self.kernel = None;
-        } else if self.kernel.is_none() {
-            self.host.up(KERNEL_PORT)?;
-            self.kernel = Some(Tap::open(&self.host, KERNEL_PORT)?);
+        let links = self.host.links()?;
+        match [KERNEL_PORT, HOST_PORT].into_iter().find(|port| links.iter().any(|link| link == port)) {
+            None => self.kernel = None,
+            Some(port) if self.kernel.is_none() => {
+                self.host.up(port)?;
+                if self.host.interface(port)?.peer.is_some() {
+                    carries(&self.host, port)?;
+                }
+                self.kernel = Some(Tap::open(&self.host, port)?);
+            }
+            Some(_) => {}
         }
         Ok(())
     }

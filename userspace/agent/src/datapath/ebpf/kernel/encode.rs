@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use contiv_abi::{
-    Address, Backend, Be16, Domain, FdbEntry, FdbKey, NeighEntry, NeighKey, Port, Segment, SegmentEntry,
-    ServiceKey, Vip, VipKey, Vtep, mix,
+    Address, Backend, Be16, Domain, FdbEntry, FdbKey, NeighEntry, NeighKey, Port, RouteEntry, Segment,
+    SegmentEntry, ServiceKey, Vip, VipKey, Vtep, mix,
     policy::{self, GROUP_NUMBERS},
     service_mac,
 };
@@ -13,17 +13,18 @@ use contiv_model::{
     vrf::Vrf,
 };
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 
 use super::entry::Entry;
 use crate::datapath::{
-    self, Group, Local, Network, Object, Owner, Peer, Remote, Scope, Service, Subnet, Unsupported,
+    self, Group, Local, Network, Object, Owner, Peer, Remote, RouteId, Scope, Service, Subnet, Unsupported,
     ebpf::{
-        forward::subnets::SubnetPrefix,
+        forward::prefixes::DomainPrefix,
         policy::{DesiredGroup, OverlappingPorts, check_ports},
         programs::interfaces::Devices,
         service::ports::Target,
     },
+    host_access::{HOST_PORT, NO_HOST, endpoint_number, kernel_address},
 };
 
 /// An object that this datapath does not support.
@@ -77,8 +78,15 @@ pub(crate) fn encode(
             Err(Unsupported::ROUTER.into())
         }
         Object::Subnet(subnet) => Ok(vec![encode_subnet(subnet, of_network(&subnet.vrf, subnet.encap)?)]),
+        Object::Route(route) => {
+            let RouteId { vrf, prefix } = &route.id;
+            let private = route.private_subnet().filter(|_| prefix.addr().is_ipv4());
+            let private = private.ok_or(Unsupported::Object)?;
+            let domain = domain(vrf, None).ok_or_else(|| EncodeError::NoDomain(vrf.clone()))?;
+            encode_host_route(*prefix, private, domain, devices)
+        }
         // Groups have no entries: see [`group`].
-        Object::Route(_) | Object::Group(_) => Err(Unsupported::Object.into()),
+        Object::Group(_) => Err(Unsupported::Object.into()),
         Object::Service(service) => {
             let Scope { vrf, network } = &service.scope;
             let domain = match network {
@@ -164,13 +172,30 @@ fn encode_subnet(subnet: &Subnet, domain: Domain) -> Entry {
         IpNet::V6(_) => mask,
     };
     let gateway = subnet.gateway.map_or(Address::default(), |gateway| Address::from(gateway.ip));
-    let len = match subnet.prefix {
-        IpNet::V4(prefix) => Address::BITS - 32 + u32::from(prefix.prefix_len()),
-        IpNet::V6(prefix) => prefix.prefix_len().into(),
-    };
     let routed = if subnet.is_routed() { segment_of(subnet.encap) } else { Segment::vxlan(0) };
-    let key = SubnetPrefix { domain, first: prefix, len };
-    Entry::Subnet(key, contiv_abi::Subnet { prefix, mask, gateway, routed })
+    Entry::Subnet(
+        DomainPrefix::new(domain, subnet.prefix),
+        contiv_abi::Subnet { prefix, mask, gateway, routed },
+    )
+}
+
+/// Encodes a route by the node's kernel. Where it does not lead are routes, too.
+fn encode_host_route(
+    prefix: IpNet,
+    private: Ipv4Net,
+    domain: Domain,
+    devices: &Devices,
+) -> Result<Vec<Entry>, EncodeError> {
+    if devices.host == 0 {
+        return Err(EncodeError::NoInterface(HOST_PORT.to_owned()));
+    }
+    let route = |prefix: IpNet, out| {
+        let value = RouteEntry { out, private: private.network().octets() };
+        Entry::Route(DomainPrefix::new(domain, prefix), value)
+    };
+    let nowhere = NO_HOST.into_iter().chain([private]).map(|prefix| route(prefix.into(), 0));
+    let kernel = route(IpAddr::V4(kernel_address(private)).into(), devices.host);
+    Ok(nowhere.chain([kernel, route(prefix, devices.host)]).collect())
 }
 
 fn encode_remote(remote: &Remote, domain: Domain) -> Result<Vec<Entry>, EncodeError> {
@@ -199,6 +224,8 @@ fn encode_local(local: &Local, domain: Domain, ifindex: u32) -> Result<Vec<Entry
         Owner::Pod => group,
         Owner::Node => FdbEntry::NODE | group,
     };
+    // The node reaches itself.
+    let number = endpoint_number(&local.port).filter(|_| local.owner == Owner::Pod);
     let port = Port {
         segment,
         mac,
@@ -209,7 +236,7 @@ fn encode_local(local: &Local, domain: Domain, ifindex: u32) -> Result<Vec<Entry
         queue: 0,
         ip6: ip6.map_or(Address::default(), |ip| Address(ip.octets())),
         domain,
-        zero: 0,
+        number: number.unwrap_or(0),
     };
     let mut entries = vec![
         Entry::Port { ifindex, port },
@@ -217,6 +244,7 @@ fn encode_local(local: &Local, domain: Domain, ifindex: u32) -> Result<Vec<Entry
     ];
     let owner = NeighEntry { mac, flags: 0, ifindex, group };
     entries.extend(neighbours(domain, owner, ip, ip6));
+    entries.extend(number.map(|number| Entry::Number { number, ifindex }));
     entries.push(Entry::Hook { ifindex, interface: local.port.clone() });
     Ok(entries)
 }

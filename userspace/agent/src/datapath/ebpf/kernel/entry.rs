@@ -1,10 +1,11 @@
 //! One item in the kernel: a map entry, a list member, or an attached program.
 
 use contiv_abi::{
-    Domain, FdbEntry, FdbKey, NeighEntry, NeighKey, Port, Segment, ServiceKey, Subnet, Vip, VipKey, Vtep,
+    Domain, FdbEntry, FdbKey, NeighEntry, NeighKey, Port, RouteEntry, Segment, ServiceKey, Subnet, Vip,
+    VipKey, Vtep,
 };
 
-use crate::datapath::ebpf::{forward::subnets::SubnetPrefix, service::ports::Target};
+use crate::datapath::ebpf::{forward::prefixes::DomainPrefix, service::ports::Target};
 
 /// An item that belongs to one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +23,11 @@ pub(crate) enum Entry {
     /// A neighbour entry, with which the programs answer ARP and ND.
     Neigh(NeighKey, NeighEntry),
     /// A subnet.
-    Subnet(SubnetPrefix, Subnet),
+    Subnet(DomainPrefix, Subnet),
+    /// A route to addresses in no subnet.
+    Route(DomainPrefix, RouteEntry),
+    /// The port of a pod by its number.
+    Number { number: u32, ifindex: u32 },
     /// A service port.
     Service(ServiceKey, Target),
     /// A service address on the VLAN uplink.
@@ -40,7 +45,9 @@ pub(crate) enum EntryKey {
     Port(u32),
     Fdb(FdbKey),
     Neigh(NeighKey),
-    Subnet(SubnetPrefix),
+    Subnet(DomainPrefix),
+    Route(DomainPrefix),
+    Number(u32),
     Service(ServiceKey),
     Vip(VipKey),
     Hook(u32),
@@ -56,6 +63,8 @@ impl Entry {
             Entry::Fdb(key, _) => EntryKey::Fdb(*key),
             Entry::Neigh(key, _) => EntryKey::Neigh(*key),
             Entry::Subnet(key, _) => EntryKey::Subnet(*key),
+            Entry::Route(key, _) => EntryKey::Route(*key),
+            Entry::Number { number, .. } => EntryKey::Number(*number),
             Entry::Service(key, _) => EntryKey::Service(*key),
             Entry::Vip(key, _) => EntryKey::Vip(*key),
             Entry::Hook { ifindex, .. } => EntryKey::Hook(*ifindex),

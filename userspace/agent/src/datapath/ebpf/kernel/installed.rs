@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use contiv_abi::{Port, SegmentEntry, VipKey, policy::MeterKey};
+use contiv_abi::{Domain, Port, Segment, SegmentEntry, VipKey, policy::MeterKey};
 use contiv_model::{name::EndpointId, vrf::Vrf};
 
 use super::{
@@ -111,6 +111,26 @@ impl Installed {
         self.kernel.vips.take_changed()
     }
 
+    /// The domain of a network in a VRF, or, without a network, that of the whole VRF; `None` if it has no number, or no network on
+    /// this node.
+    pub(crate) fn domain(&self, vrf: &Vrf, network: Option<Segment>) -> Option<Domain> {
+        match (vrf, network) {
+            (Vrf::Network(id), None) => {
+                let keys = self.objects.get(&ObjectId::Network(id.clone()))?;
+                keys.iter().find_map(|key| match key {
+                    EntryKey::Segment(segment) => Some(Domain::of_segment(*segment)),
+                    _ => None,
+                })
+            }
+            _ => self.kernel.domain(vrf, network),
+        }
+    }
+
+    /// Whether a domain has routes to addresses in no subnet.
+    pub(crate) fn has_routes(&self) -> bool {
+        self.kernel.routes.iter().next().is_some()
+    }
+
     /// Numbers the domain of a network's VRF.
     pub(crate) fn allocate_domain(&mut self, vrf: &Vrf) -> Result<(), Error> {
         let Kernel { domains, ports, .. } = &mut self.kernel;
@@ -161,6 +181,8 @@ impl Installed {
             Entry::Fdb(key, value) => self.kernel.fdb.get(key) == Some(value),
             Entry::Neigh(key, value) => self.kernel.vips.neighbours().get(key) == Some(value),
             Entry::Subnet(key, value) => self.kernel.subnets.get(key) == Some(value),
+            Entry::Route(key, value) => self.kernel.routes.get(key) == Some(value),
+            Entry::Number { number, ifindex } => self.kernel.numbers.get(number) == Some(ifindex),
             Entry::Service(key, target) => self.kernel.services.is_current(key, target),
             Entry::Vip(key, value) => self.kernel.vips.vips().get(key) == Some(value),
             Entry::Hook { ifindex, .. } => self.attached.contains_key(ifindex),
@@ -235,6 +257,8 @@ impl Installed {
             Entry::Fdb(key, value) => self.kernel.fdb.set(*key, *value),
             Entry::Neigh(key, value) => self.kernel.vips.set_neighbour(*key, Some(*value)),
             Entry::Subnet(key, value) => self.kernel.subnets.set(*key, *value),
+            Entry::Route(key, value) => self.kernel.routes.set(*key, *value),
+            Entry::Number { number, ifindex } => self.kernel.numbers.set(*number, *ifindex),
             Entry::Service(key, target) => self.kernel.services.set(*key, target),
             Entry::Vip(key, value) => self.kernel.vips.set_vip(*key, Some(*value)),
             Entry::Hook { ifindex, interface } => {
@@ -267,6 +291,8 @@ impl Installed {
             EntryKey::Fdb(key) => self.kernel.fdb.remove(&key),
             EntryKey::Neigh(key) => self.kernel.vips.set_neighbour(key, None),
             EntryKey::Subnet(key) => self.kernel.subnets.remove(&key),
+            EntryKey::Route(key) => self.kernel.routes.remove(&key),
+            EntryKey::Number(number) => self.kernel.numbers.remove(&number),
             EntryKey::Service(key) => self.kernel.services.remove(&key),
             EntryKey::Vip(key) => self.kernel.vips.set_vip(key, None),
             EntryKey::Hook(ifindex) => {
@@ -363,6 +389,8 @@ impl Installed {
             .chain(kernel.fdb.iter().map(|(key, _)| EntryKey::Fdb(*key)))
             .chain(kernel.vips.neighbours().iter().map(|(key, _)| EntryKey::Neigh(*key)))
             .chain(kernel.subnets.iter().map(|(key, _)| EntryKey::Subnet(*key)))
+            .chain(kernel.routes.iter().map(|(key, _)| EntryKey::Route(*key)))
+            .chain(kernel.numbers.iter().map(|(number, _)| EntryKey::Number(*number)))
             .chain(kernel.services.keys().map(|key| EntryKey::Service(*key)))
             .chain(kernel.vips.vips().iter().map(|(key, _)| EntryKey::Vip(*key)))
             .filter(|key| !self.owners.contains_key(key))

@@ -2,10 +2,11 @@
 
 use aya::maps::{Array, MapData, PerCpuArray};
 use contiv_abi::{
-    Domain, DropCount, DropReason, DsrHook, FdbEntry, FdbKey, FlowEvent, Segment,
+    Domain, DropCount, DropReason, DsrHook, FdbEntry, FdbKey, FlowEvent, RouteEntry, Segment, Subnet,
     maps::{
-        DROPS, DSR_STATS, FDB, FLOW_STATS, GROUPS, METERS, REVISION, RULE_COUNTS, RULE_SETS,
-        RULE_SETS_CAPACITY, RULES,
+        DROPS, DSR_STATS, FDB, FLOW_STATS, GROUPS, METERS, PORT_NUMBERS, PORT_NUMBERS_CAPACITY, REVISION,
+        ROUTES, ROUTES_CAPACITY, RULE_COUNTS, RULE_SETS, RULE_SETS_CAPACITY, RULES, SUBNETS,
+        SUBNETS_CAPACITY,
     },
     policy::{GROUP_NUMBERS, Meter, MeterKey},
 };
@@ -21,7 +22,7 @@ use crate::datapath::{
             members::Members,
             peers::{Peers, Settings},
             ports::Ports,
-            subnets::Subnets,
+            prefixes::PrefixTable,
         },
         maps::{
             batch::BatchMap,
@@ -51,7 +52,9 @@ pub(crate) struct Kernel {
     pub(crate) members: Members,
     pub(crate) fdb: Table<FdbKey, FdbEntry>,
     pub(crate) domains: Domains,
-    pub(crate) subnets: Subnets,
+    pub(crate) subnets: PrefixTable<Subnet>,
+    pub(crate) routes: PrefixTable<RouteEntry>,
+    pub(crate) numbers: Table<u32, u32>,
     pub(crate) vips: Vips,
     pub(crate) services: ServicePorts,
     pub(crate) policies: Policies,
@@ -126,7 +129,14 @@ impl Kernel {
             members: Members::open(pins, writes)?,
             fdb: Table::new(FDB, sizes.of(FDB)?, pins.open_map(FDB)?, writes.clone()),
             domains: Domains::open(pins, writes)?,
-            subnets: Subnets::open(pins, writes)?,
+            subnets: PrefixTable::open(SUBNETS, SUBNETS_CAPACITY, pins, writes)?,
+            routes: PrefixTable::open(ROUTES, ROUTES_CAPACITY, pins, writes)?,
+            numbers: Table::new(
+                PORT_NUMBERS,
+                PORT_NUMBERS_CAPACITY,
+                pins.open_map(PORT_NUMBERS)?,
+                writes.clone(),
+            ),
             vips: Vips::open(pins, &sizes, writes)?,
             services: ServicePorts::open(pins, &sizes, services.clone(), writes)?,
             policies: open_policies(pins, &sizes, rules, writes)?,
@@ -174,6 +184,8 @@ impl Kernel {
             self.fdb.usage(),
             neighbours,
             self.subnets.usage(),
+            self.routes.usage(),
+            self.numbers.usage(),
             self.domains.usage(),
             self.peers.usage(),
             self.members.usage(),
@@ -194,6 +206,8 @@ impl Kernel {
         self.members.read(&self.ports)?;
         self.fdb.read()?;
         self.subnets.read()?;
+        self.routes.read()?;
+        self.numbers.read()?;
         self.policies.read()?;
         self.services.read()?;
         self.vips.read()

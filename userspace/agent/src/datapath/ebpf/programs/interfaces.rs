@@ -1,8 +1,9 @@
-//! The VXLAN device, the uplink, and the programs on them.
+//! The VXLAN device, the uplink, the interface to the node's kernel, and the programs on them.
 
 use std::net::IpAddr;
 
 use super::{
+    host_port,
     load::Programs,
     stages,
     tc::{AttachMode, Role, TcHooks},
@@ -37,6 +38,8 @@ pub(crate) struct Devices {
     pub(crate) overlay: u32,
     /// UDP port of the VXLAN device.
     pub(crate) overlay_port: u16,
+    /// Index of the datapath's end of the interface to the node's kernel; zero if it does not exist.
+    pub(crate) host: u32,
     /// Index of each VLAN uplink that exists, in the order of preference, and whether it has a carrier.
     pub(crate) uplinks: Vec<(u32, bool)>,
 }
@@ -99,7 +102,8 @@ impl Interfaces {
     }
 
     /// Creates the devices, and attaches the programs to them. Detaches the programs from former uplinks, VXLAN devices
-    /// and queues; `queue` is the index of the interface that the program of the queues belongs to.
+    /// and queues; `queue` is the index of the interface that the program of the queues belongs to. The interface to the node's
+    /// kernel is checked only: a route by it creates it ([`ensure_host_port`](Self::ensure_host_port)).
     pub(crate) async fn ensure(
         &mut self,
         netlink: &Netlink,
@@ -116,12 +120,17 @@ impl Interfaces {
         self.hooks.ensure(programs.tc(Role::Overlay), Role::Overlay, vxlan_device, overlay, netlink).await?;
         let overlay_port = *vxlan_port;
         let uplinks = self.ensure_uplinks(netlink, programs).await?;
-        let devices = Devices { overlay, overlay_port, uplinks };
+        let host = device::ifindex(host_port::PEER).unwrap_or(0);
+        if host != 0 {
+            self.hooks.ensure(programs.tc(Role::Host), Role::Host, host_port::PEER, host, netlink).await?;
+        }
+        let devices = Devices { overlay, overlay_port, host, uplinks };
         for (role, ifindex) in self.hooks.pinned()? {
             let in_use = match role {
                 Role::Pod => true,
                 Role::Queue => Some(ifindex) == queue,
                 Role::Overlay => ifindex == devices.overlay,
+                Role::Host => ifindex == devices.host,
                 Role::Uplink => devices.uplinks.iter().any(|(uplink, _)| *uplink == ifindex),
             };
             if !in_use {
@@ -129,6 +138,25 @@ impl Interfaces {
             }
         }
         self.devices = devices;
+        Ok(())
+    }
+
+    /// Creates the interface to the node's kernel, with its program, unless it exists.
+    pub(crate) async fn ensure_host_port(&mut self, programs: &mut Programs) -> Result<(), Error> {
+        let netlink = Netlink::open()?;
+        let host = host_port::ensure(&netlink, &self.writes).await?;
+        self.hooks.ensure(programs.tc(Role::Host), Role::Host, host_port::PEER, host, &netlink).await?;
+        self.devices.host = host;
+        Ok(())
+    }
+
+    /// Deletes the interface to the node's kernel.
+    pub(crate) async fn remove_host_port(&mut self) -> Result<(), Error> {
+        if self.devices.host != 0 {
+            self.hooks.detach(Role::Host, Some(host_port::PEER), self.devices.host)?;
+            host_port::remove(&Netlink::open()?, &self.writes).await?;
+            self.devices.host = 0;
+        }
         Ok(())
     }
 
@@ -263,8 +291,9 @@ impl Interfaces {
         outcome.and(self.remove_other_abi_versions().await)
     }
 
-    /// Deletes the VXLAN device.
-    pub(crate) async fn delete_vxlan(&self, netlink: &Netlink) -> Result<(), Error> {
+    /// Deletes the VXLAN device, and the interface to the node's kernel.
+    pub(crate) async fn delete_devices(&self, netlink: &Netlink) -> Result<(), Error> {
+        host_port::remove(netlink, &self.writes).await?;
         let name = &self.configuration.vxlan_device;
         match netlink.link(name).await? {
             Some(link) => netlink.delete(name, link.header.index, &self.writes).await,

@@ -9,7 +9,7 @@ use aya::{
 };
 use aya_obj::programs::XdpAttachType;
 use contiv_abi::maps::{
-    ALL, BUILD, BUILD_LEN, FROM_OVERLAY, FROM_POD, FROM_QUEUE, FROM_UPLINK, STAGES, Stage, XDP,
+    ALL, BUILD, BUILD_LEN, FROM_HOST, FROM_OVERLAY, FROM_POD, FROM_QUEUE, FROM_UPLINK, STAGES, Stage, XDP,
 };
 
 use super::{
@@ -40,8 +40,15 @@ pub(crate) fn log_object() -> Result<&'static [u8], Error> {
 }
 
 /// Every program except [`XDP`].
-const TC_PROGRAMS: [&str; 6] =
-    [FROM_POD, FROM_QUEUE, FROM_OVERLAY, FROM_UPLINK, Stage::SlowPath.program(), Stage::Replicate.program()];
+const TC_PROGRAMS: [&str; 7] = [
+    FROM_POD,
+    FROM_QUEUE,
+    FROM_OVERLAY,
+    FROM_UPLINK,
+    FROM_HOST,
+    Stage::SlowPath.program(),
+    Stage::Replicate.program(),
+];
 
 /// Number of attempts to load a program that a signal interrupts.
 const MAX_LOADS: usize = 5;
@@ -52,6 +59,7 @@ pub(crate) struct Programs {
     from_queue: SchedClassifier,
     from_overlay: SchedClassifier,
     from_uplink: SchedClassifier,
+    from_host: SchedClassifier,
     xdp: Xdp,
 }
 
@@ -63,6 +71,7 @@ impl Programs {
             from_queue: open_tc(pins, Role::Queue)?,
             from_overlay: open_tc(pins, Role::Overlay)?,
             from_uplink: open_tc(pins, Role::Uplink)?,
+            from_host: open_tc(pins, Role::Host)?,
             xdp: open_xdp(pins)?,
         })
     }
@@ -73,6 +82,7 @@ impl Programs {
             Role::Queue => &mut self.from_queue,
             Role::Overlay => &mut self.from_overlay,
             Role::Uplink => &mut self.from_uplink,
+            Role::Host => &mut self.from_host,
         }
     }
 

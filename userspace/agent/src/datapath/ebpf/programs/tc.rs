@@ -58,10 +58,11 @@ pub(crate) enum Role {
     Queue,
     Overlay,
     Uplink,
+    Host,
 }
 
 impl Role {
-    pub(crate) const ALL: [Role; 4] = [Role::Pod, Role::Queue, Role::Overlay, Role::Uplink];
+    pub(crate) const ALL: [Role; 5] = [Role::Pod, Role::Queue, Role::Overlay, Role::Uplink, Role::Host];
 
     pub(crate) fn program(self) -> &'static str {
         match self {
@@ -69,6 +70,7 @@ impl Role {
             Role::Queue => maps::FROM_QUEUE,
             Role::Overlay => maps::FROM_OVERLAY,
             Role::Uplink => maps::FROM_UPLINK,
+            Role::Host => maps::FROM_HOST,
         }
     }
 
@@ -78,6 +80,7 @@ impl Role {
             Role::Queue => "queue-",
             Role::Overlay => "overlay-",
             Role::Uplink => "uplink-",
+            Role::Host => "host-",
         }
     }
 

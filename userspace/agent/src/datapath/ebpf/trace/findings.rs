@@ -12,6 +12,7 @@ use contiv_model::{
 use super::{Request, run::Pass};
 use crate::datapath::{
     ebpf::maps::foreign::Record,
+    host_access::HOST_PORT,
     trace::{Findings, read_header},
 };
 
@@ -132,6 +133,7 @@ impl Request {
                 Egress::Tunnel { vtep: Ipv6Addr::from(vtep.0).to_canonical(), vni }
             }
             (_, Some(vlan)) if ifindex == interfaces.uplink => Egress::Uplink { vlan },
+            _ if ifindex == interfaces.host => Egress::Interface(HOST_PORT.to_owned()),
             _ => Egress::Interface(format!("ifindex {ifindex}")),
         }
     }

@@ -13,8 +13,8 @@ use contiv_abi::{
     Address, FlowTableSize, LogResult, LogStage, Node, Traced,
     maps::{
         BACKENDS, FDB, FLOOD, FROM_QUEUE, GROUPS, MEMBERS, NEIGH, NEIGH_REVISION, NODE, PACKET, PEERS,
-        PORT_SLOTS, PORTS, RING, RULE_SETS, RULES, SEGMENTS, SERVICE_SLOTS, SERVICES, STAGES, SUBNETS, Stage,
-        TRACED, UPLINK, VIPS,
+        PORT_SLOTS, PORTS, RING, ROUTES, RULE_SETS, RULES, SEGMENTS, SERVICE_SLOTS, SERVICES, STAGES,
+        SUBNETS, Stage, TRACED, UPLINK, VIPS,
     },
 };
 use log::{Log, Metadata, Record as LogRecord};
@@ -39,7 +39,7 @@ use crate::datapath::{
 };
 
 /// Tables that only the agent writes. Every other map of the programs exists once more while they run.
-const TABLES: [&str; 19] = [
+const TABLES: [&str; 20] = [
     PORTS,
     PORT_SLOTS,
     SERVICE_SLOTS,
@@ -48,6 +48,7 @@ const TABLES: [&str; 19] = [
     FDB,
     NEIGH,
     SUBNETS,
+    ROUTES,
     MEMBERS,
     PEERS,
     NEIGH_REVISION,

@@ -7,8 +7,6 @@
 //!
 //! The translation knows no connections. Rules, and connection tracking, see the pod's address. The kernel decrements the TTL.
 
-use std::net::Ipv4Addr;
-
 use contiv_model::{mac::Mac, policy::ICMP};
 use ipnet::Ipv4Net;
 use openflow_rs::{Action, Field, Flow, Match, matching::mac_bits};
@@ -20,7 +18,7 @@ use super::{
 };
 use crate::datapath::{
     KERNEL_MAC, Local, Subnet,
-    host_access::{endpoint_address, kernel_address},
+    host_access::{NO_HOST, endpoint_address, kernel_address},
 };
 
 /// One if the destination is in a subnet of the VRF, or in the private one. Policies use the register later.
@@ -55,14 +53,6 @@ fn inside(matching: Match) -> Flow {
     Flow::new(table::IP, rank::OTHER_VRF, matching).apply(again)
 }
 
-/// No addresses of hosts (RFC 6890), and of the link (RFC 3927 section 7), where the node may have services for others than pods.
-const NO_HOST: [(Ipv4Addr, u8); 4] = [
-    (Ipv4Addr::UNSPECIFIED, 8),
-    (Ipv4Addr::new(127, 0, 0, 0), 8),
-    (Ipv4Addr::new(169, 254, 0, 0), 16),
-    (Ipv4Addr::new(224, 0, 0, 0), 3),
-];
-
 /// Returns the flows of the route of a domain.
 pub(crate) fn route(domain: Domain, HostAccess { port, subnet }: HostAccess) -> Vec<Flow> {
     let (address, bits) = (subnet.network(), subnet.prefix_len());
@@ -77,7 +67,8 @@ pub(crate) fn route(domain: Domain, HostAccess { port, subnet }: HostAccess) -> 
             .apply([Action::resubmit(table::HOST_SNAT)]),
         Flow::new(table::TARGET, check::CLAIMED_BY_OWNER, received).apply([Action::resubmit(table::IP)]),
     ];
-    flows.extend(NO_HOST.map(|(address, bits)| inside(unknown(domain).ipv4_dst(address, bits))));
+    let no_host = |prefix: Ipv4Net| inside(unknown(domain).ipv4_dst(prefix.addr(), prefix.prefix_len()));
+    flows.extend(NO_HOST.map(no_host));
     flows
 }
 

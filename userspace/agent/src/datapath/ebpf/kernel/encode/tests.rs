@@ -1,14 +1,14 @@
 use contiv_model::{
     mac,
-    route::NextHop,
+    route::{NextHop, NextHops},
     service::{Port, Protocol},
     tag::{Vlan, Vni},
 };
 
 use super::*;
-use crate::datapath::{Backend, Gateway, Scope};
+use crate::datapath::{Backend, Gateway, Route, Scope};
 
-const DEVICES: Devices = Devices { overlay: 7, overlay_port: 4789, uplinks: vec![] };
+const DEVICES: Devices = Devices { overlay: 7, overlay_port: 4789, host: 8, uplinks: vec![] };
 
 /// Domains of networks that are not routed.
 fn alone(_: &Vrf, network: Option<Segment>) -> Option<Domain> {
@@ -104,7 +104,7 @@ fn what_is_not_implemented_is_refused() {
     let [Entry::Subnet(key, value)] = entries[..] else { panic!("{entries:?}") };
     let ip = |last| Address::v4([10, 1, 1, last]);
     let domain = Domain::of_segment(Segment::vxlan(10_001));
-    assert_eq!(key, SubnetPrefix { domain, first: ip(0), len: 96 + 24 });
+    assert_eq!(key, DomainPrefix::new(domain, prefix));
     assert!(value.contains(&ip(1)) && !value.contains(&ip(254)) && value.is_last(&ip(255)));
     assert!(!value.contains(&Address::v4([10, 1, 2, 1])) && !value.is_last(&ip(254)));
     let routed = Gateway { mac: Some(mac::Mac([2; 6])), ..gateway };
@@ -121,6 +121,37 @@ fn what_is_not_implemented_is_refused() {
     let backend = Backend { encap: None, ..Backend::on(vxlan(), Ipv4Addr::new(192, 0, 2, 9)) };
     let elsewhere = Service { scope: Scope::network(&network), backends: vec![backend], ..service };
     assert_eq!(refused(Object::Service(elsewhere)), EncodeError::BackendElsewhere(backend.ip));
+}
+
+#[test]
+fn a_route_by_the_kernel_has_exceptions() {
+    let vrf = Vrf::Network("n1.t".into());
+    let domain = Domain::of_segment(Segment::vxlan(10_001));
+    let subnet = "172.19.0.0/16".parse().unwrap();
+    let id = RouteId { vrf, prefix: "0.0.0.0/0".parse().unwrap() };
+    let route = Object::Route(Route { id: id.clone(), next_hops: NextHops::from(NextHop::Host { subnet }) });
+    let entries = encode(&route, &DEVICES, |_, _| Some(domain), |_| None).unwrap();
+    let ways = entries.iter().map(|entry| match entry {
+        Entry::Route(prefix, way) => {
+            assert_eq!((prefix.domain, way.address(0x0107)), (domain, [172, 19, 1, 7]));
+            let first = Ipv4Addr::from(prefix.first.low());
+            (format!("{first}/{}", prefix.len - 96), way.out)
+        }
+        other => panic!("{other:?}"),
+    });
+    let ways: Vec<_> = ways.collect();
+    let closed = ["0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3", "172.19.0.0/16"];
+    let open = [("172.19.255.254/32", 8), ("0.0.0.0/0", 8)];
+    let expected = closed.map(|prefix| (prefix, 0)).into_iter().chain(open);
+    assert_eq!(ways, expected.map(|(prefix, out)| (prefix.to_owned(), out)).collect::<Vec<_>>());
+    let missing = Devices { host: 0, ..DEVICES };
+    let error = encode(&route, &missing, |_, _| Some(domain), |_| None).unwrap_err();
+    assert_eq!(error.to_string(), "no interface contivh0");
+    // Only IPv4 is translated.
+    let all = RouteId { prefix: "::/0".parse().unwrap(), ..id };
+    let route = Object::Route(Route { id: all, next_hops: NextHops::from(NextHop::Host { subnet }) });
+    let refused = encode(&route, &DEVICES, |_, _| Some(domain), |_| None).unwrap_err();
+    assert_eq!(refused, Unsupported::Object.into());
 }
 
 #[test]

@@ -1,0 +1,150 @@
+//! Host access: packets of routed networks to addresses in no subnet leave and enter the node through its kernel.
+//!
+//! ```text
+//! pod -> route: no subnet -> track -> policy -> ctv_leave: private source -> kernel
+//! kernel -> ctv_enter: private destination -> guard -> track -> policy -> pod
+//! ```
+//!
+//! Towards the kernel a pod has an address of the private subnet. The translation knows no connections: rules and flows see
+//! the pod's address. The kernel decrements the TTL.
+
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+use contiv_abi::{Address, DropReason, KERNEL_MAC, LogResult, LogStage, ROUTER_MAC, maps::Stage};
+
+use crate::{
+    delivery,
+    frame::{self, ETHERNET, Ethernet},
+    guard,
+    header::Ipv4,
+    ip, log, maps, nat,
+    packet::{self, Ingress, Packet, Told, passes},
+    parse, route, source,
+    verdict::Verdict,
+};
+
+/// Gives the packet in hand the private address of its sender. The result is that of `packet::code`.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_leave(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
+    let private = Address::v4(packet.private);
+    packet.wanted.source.set_words(private.words());
+    if packet.icmp_error != Told::NOTHING {
+        packet.inner_wanted = packet.inner;
+        packet.inner_wanted.destination.set_words(private.words());
+    }
+    packet.destination_mac = KERNEL_MAC;
+    packet::code(nat::rewrite(&TcContext::new(skb), packet))
+}
+
+/// The way of a packet that the kernel sends by the interface `ifindex`.
+#[inline(always)]
+pub(crate) fn receive(ctx: &TcContext, ifindex: u32) -> Verdict {
+    forward(ctx, ifindex).unwrap_or_else(Verdict::from)
+}
+
+#[inline(always)]
+fn forward(ctx: &TcContext, ifindex: u32) -> Result<Verdict, DropReason> {
+    passes(ctv_enter(ctx.skb.skb, ifindex))?;
+    passes(guard::ctv_guard(ctx.skb.skb))?;
+    passes(guard::ctv_guard_source(ctx.skb.skb))?;
+    log::stage(LogStage::Source, LogResult::Passed);
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    if ip::pass(ctx, packet)? {
+        delivery::from_outside(packet)
+    } else {
+        Ok(Verdict::Continue(Stage::SlowPath))
+    }
+}
+
+/// Gives a packet from the kernel the address of the pod that it is for, and puts it into the packet metadata. The result is that of
+/// `packet::code`.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_enter(skb: *mut __sk_buff, ifindex: u32) -> u32 {
+    packet::code(enter(&TcContext::new(skb), ifindex))
+}
+
+#[inline(always)]
+fn enter(ctx: &TcContext, ifindex: u32) -> Result<(), DropReason> {
+    let ethernet = Ethernet::from_outside(ctx)?;
+    if ethernet.kind != frame::IPV4
+        || !source::same(&ethernet.source, &KERNEL_MAC)
+        || !source::same(&ethernet.destination, &KERNEL_MAC)
+    {
+        return Err(DropReason::NotLocal);
+    }
+    passes(ctv_pod_of(ctx.skb.skb, ifindex))?;
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    passes(parse::ctv_parse(packet, ctx.skb.skb))?;
+    passes(ctv_readdress(packet, ctx.skb.skb))
+}
+
+/// Puts into the packet metadata the pod whose private address is the destination, if its domain has a way back to the source
+/// by the same interface. The result is that of `packet::code`.
+///
+/// A function of its own for the stack.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_pod_of(skb: *mut __sk_buff, ifindex: u32) -> u32 {
+    packet::code(receiver(&TcContext::new(skb), ifindex))
+}
+
+#[inline(always)]
+fn receiver(ctx: &TcContext, ifindex: u32) -> Result<(), DropReason> {
+    let Ipv4 { source, destination, .. } = frame::load::<Ipv4>(ctx, ETHERNET)?;
+    let [_, _, c, d] = destination;
+    let number = u32::from_be_bytes([0, 0, c, d]);
+    let index = maps::numbered_port(&number).ok_or(DropReason::NotLocal)?;
+    let port = maps::port_in_place(index).ok_or(DropReason::NotLocal)?;
+    let (domain, segment) = (port.domain, port.segment);
+    let from = Address::v4(source);
+    let way = maps::route(domain, &from).ok_or(DropReason::NotLocal)?;
+    if way.out != ifindex || u32::from_ne_bytes(way.address(number)) != u32::from_ne_bytes(destination) {
+        return Err(DropReason::NotLocal);
+    }
+    // No address of the domain is outside.
+    if maps::subnet(domain, &from).is_some() {
+        return Err(DropReason::ForeignSource);
+    }
+    let entry = maps::segment(&segment).ok_or(DropReason::UnknownSegment)?;
+    let ethernet = Ethernet { destination: port.mac, source: ROUTER_MAC, kind: frame::IPV4 };
+    packet::from_outside(&ethernet, segment, Ingress::KERNEL)?;
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    packet::set_network(packet, &entry);
+    packet.ip6 = 0;
+    packet.nd = 0;
+    packet.private = port.ip;
+    Ok(())
+}
+
+/// Gives the packet of the packet metadata, which has been parsed, the receiver's own address. The result is that of
+/// `packet::code`.
+///
+/// A function of its own for the stack.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_readdress(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
+    packet::code(readdress(&TcContext::new(skb), packet))
+}
+
+#[inline(always)]
+fn readdress(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
+    let own = Address::v4(packet.private);
+    if packet.icmp_error != Told::NOTHING {
+        // It quotes a packet that the receiver has sent.
+        if packet.icmp_error != Told::FLOW || !packet.inner.source.same(&packet.tuple.destination) {
+            return Err(DropReason::UnrelatedIcmpError);
+        }
+        packet.inner_wanted = packet.inner;
+        packet.inner_wanted.source.set_words(own.words());
+    }
+    packet.wanted.destination.set_words(own.words());
+    nat::rewrite(ctx, packet)?;
+    route::set_macs(ctx, packet.destination_mac)
+}
