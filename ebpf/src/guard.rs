@@ -80,7 +80,8 @@ fn check_source(ctx: &TcContext, packet: &Packet) -> Result<u32, DropReason> {
         }
         _ => return Ok(FlowHalf::UNKNOWN.into()),
     };
-    if packet.ingress == Ingress::TUNNEL && source::same(&packet.source_mac, &ROUTER_MAC) {
+    let is_of_router = packet.ingress == Ingress::TUNNEL || packet.ingress == Ingress::KERNEL;
+    if is_of_router && source::same(&packet.source_mac, &ROUTER_MAC) {
         match route::ctv_routed_source(&raw const ip) {
             packet::GO_ON => {}
             accepted if accepted & route::ACCEPTED != 0 => return Ok(accepted & !route::ACCEPTED),

@@ -1,15 +1,18 @@
-//! Host access: packets of routed networks to addresses in no subnet leave and enter the node through its kernel.
+//! Packets that leave and enter the node through its kernel, which decrements their TTL.
 //!
 //! ```text
-//! pod -> route: no subnet -> track -> policy -> ctv_leave: private source -> kernel
-//! kernel -> ctv_enter: private destination -> guard -> track -> policy -> pod
+//! pod -> route: no endpoint here -> track -> policy -> ctv_leave -> kernel
+//! kernel -> ctv_enter -> guard -> track -> policy -> pod
 //! ```
 //!
-//! Towards the kernel a pod has an address of the private subnet. The translation knows no connections: rules and flows see
-//! the pod's address. The kernel decrements the TTL.
+//! VLAN networks that the node routes are known to the kernel, and their addresses stay. Those of VXLAN networks are not: for host
+//! access a pod has an address of the private subnet. That translation knows no connections: rules and flows see the pod's
+//! address.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
-use contiv_abi::{Address, DropReason, KERNEL_MAC, LogResult, LogStage, ROUTER_MAC, maps::Stage};
+use contiv_abi::{
+    Address, Be16, Domain, DropReason, KERNEL_MAC, LogResult, LogStage, NeighKey, ROUTER_MAC, maps::Stage,
+};
 
 use crate::{
     delivery,
@@ -22,21 +25,26 @@ use crate::{
     verdict::Verdict,
 };
 
-/// Gives the packet in hand the private address of its sender. The result is that of `packet::code`.
+/// Addresses the packet in hand to the kernel, with the private address of its sender if it has one. The result is that of
+/// `packet::code`.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_leave(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
+    let ctx = TcContext::new(skb);
+    packet.destination_mac = KERNEL_MAC;
+    if u32::from_ne_bytes(packet.private) == 0 {
+        return packet::code(ctx.store(0, &KERNEL_MAC, 0).map_err(|_| DropReason::RewriteFailed));
+    }
     let private = Address::v4(packet.private);
     packet.wanted.source.set_words(private.words());
     if packet.icmp_error != Told::NOTHING {
         packet.inner_wanted = packet.inner;
         packet.inner_wanted.destination.set_words(private.words());
     }
-    packet.destination_mac = KERNEL_MAC;
-    packet::code(nat::rewrite(&TcContext::new(skb), packet))
+    packet::code(nat::rewrite(&ctx, packet))
 }
 
 /// The way of a packet that the kernel sends by the interface `ifindex`.
@@ -59,7 +67,7 @@ fn forward(ctx: &TcContext, ifindex: u32) -> Result<Verdict, DropReason> {
     }
 }
 
-/// Gives a packet from the kernel the address of the pod that it is for, and puts it into the packet metadata. The result is that of
+/// Addresses a packet from the kernel to the pod that it is for, and puts it into the packet metadata. The result is that of
 /// `packet::code`.
 ///
 /// A function of its own for the verifier.
@@ -72,16 +80,62 @@ extern "C" fn ctv_enter(skb: *mut __sk_buff, ifindex: u32) -> u32 {
 #[inline(always)]
 fn enter(ctx: &TcContext, ifindex: u32) -> Result<(), DropReason> {
     let ethernet = Ethernet::from_outside(ctx)?;
-    if ethernet.kind != frame::IPV4
-        || !source::same(&ethernet.source, &KERNEL_MAC)
-        || !source::same(&ethernet.destination, &KERNEL_MAC)
-    {
+    if !source::same(&ethernet.source, &KERNEL_MAC) || !source::same(&ethernet.destination, &KERNEL_MAC) {
+        return Err(DropReason::NotLocal);
+    }
+    if ifindex == maps::kernel_port() {
+        return passes(ctv_routed_to(ctx.skb.skb, ethernet.kind.wire().into()));
+    }
+    if ethernet.kind != frame::IPV4 {
         return Err(DropReason::NotLocal);
     }
     passes(ctv_pod_of(ctx.skb.skb, ifindex))?;
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     passes(parse::ctv_parse(packet, ctx.skb.skb))?;
     passes(ctv_readdress(packet, ctx.skb.skb))
+}
+
+/// Addresses a packet to the pod of this node that has its destination address in a VLAN network which the node routes. The result is
+/// that of `packet::code`.
+///
+/// A function of its own for the stack.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_routed_to(skb: *mut __sk_buff, kind: u32) -> u32 {
+    packet::code(routed_to(&TcContext::new(skb), Be16::from_wire(kind as u16)))
+}
+
+#[inline(always)]
+fn routed_to(ctx: &TcContext, kind: Be16) -> Result<(), DropReason> {
+    const SOURCE6: usize = ETHERNET + 8;
+    const DESTINATION6: usize = ETHERNET + 24;
+    let (from, to) = match kind {
+        frame::IPV4 => {
+            let Ipv4 { source, destination, .. } = frame::load::<Ipv4>(ctx, ETHERNET)?;
+            (Address::v4(source), Address::v4(destination))
+        }
+        frame::IPV6 => (frame::load(ctx, SOURCE6)?, frame::load(ctx, DESTINATION6)?),
+        _ => return Err(DropReason::NotLocal),
+    };
+    let segment = maps::subnet(Domain::NONE, &to).ok_or(DropReason::NotLocal)?.routed;
+    let entry = maps::segment(&segment).ok_or(DropReason::UnknownSegment)?;
+    if let Some(other) = maps::subnet(Domain::NONE, &from) {
+        let other = maps::segment(&other.routed).ok_or(DropReason::ForeignSource)?;
+        if other.domain.number() != entry.domain.number() {
+            return Err(DropReason::ForeignSource);
+        }
+    }
+    let owner = maps::neighbour(&NeighKey::new(entry.domain, to)).ok_or(DropReason::NotLocal)?;
+    if owner.ifindex == 0 {
+        return Err(DropReason::NotLocal);
+    }
+    let ethernet = Ethernet { destination: owner.mac, source: ROUTER_MAC, kind };
+    packet::from_outside(&ethernet, segment, Ingress::KERNEL)?;
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    packet::set_network(packet, &entry);
+    // It comes from no tunnel.
+    packet.vtep.set_words([0; 2]);
+    route::set_macs(ctx, owner.mac)
 }
 
 /// Puts into the packet metadata the pod whose private address is the destination, if its domain has a way back to the source
@@ -116,6 +170,7 @@ fn receiver(ctx: &TcContext, ifindex: u32) -> Result<(), DropReason> {
     packet::from_outside(&ethernet, segment, Ingress::KERNEL)?;
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     packet::set_network(packet, &entry);
+    packet.vtep.set_words([0; 2]);
     packet.ip6 = 0;
     packet.nd = 0;
     packet.private = port.ip;

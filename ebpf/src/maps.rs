@@ -42,6 +42,9 @@ static SUBNETS: LpmTrie<NeighKey, Subnet, SUBNETS_CAPACITY, NO_PREALLOC> = LpmTr
 #[btf_map(name = "ctv_routes")]
 static ROUTES: LpmTrie<NeighKey, RouteEntry, ROUTES_CAPACITY, NO_PREALLOC> = LpmTrie::new();
 
+#[btf_map(name = "ctv_kernport")]
+static KERNEL_PORT: Array<u32, 1> = Array::new();
+
 #[btf_map(name = "ctv_portnums")]
 static PORT_NUMBERS: HashMap<u32, u32, PORT_NUMBERS_CAPACITY, NO_PREALLOC> = HashMap::new();
 
@@ -103,11 +106,17 @@ copy_out!(/// Where an Ethernet address is.
 copy_out!(/// Whose a network-layer address is.
     neighbour, NEIGH, NeighKey => NeighEntry);
 
-/// The network, if this node has it. `out` is the interface to other nodes, also on a VLAN.
+/// The network, if this node has it. `out` is the interface to other nodes, also on a VLAN; zero if its frames stay here.
 #[inline(always)]
 pub(crate) fn segment(segment: &Segment) -> Option<SegmentEntry> {
     let entry = segment_entry(segment)?;
-    let out = if segment.vni().is_some() { entry.out } else { uplink() };
+    let out = if segment.vni().is_some() {
+        entry.out
+    } else if entry.flags & SegmentEntry::ON_NODE == 0 {
+        uplink()
+    } else {
+        0
+    };
     Some(SegmentEntry { out, ..entry })
 }
 
@@ -115,6 +124,12 @@ pub(crate) fn segment(segment: &Segment) -> Option<SegmentEntry> {
 #[inline(always)]
 pub(crate) fn uplink() -> u32 {
     UPLINK.get(0).copied().unwrap_or(0)
+}
+
+/// The interface to the node's kernel for VLAN networks that the node routes; zero for none.
+#[inline(always)]
+pub(crate) fn kernel_port() -> u32 {
+    KERNEL_PORT.get(0).copied().unwrap_or(0)
 }
 
 /// How often neighbours were changed or removed.

@@ -36,9 +36,11 @@ pub(crate) enum Asker {
 /// answers for them.
 #[inline(always)]
 fn gets(packet: &Packet, owner: &NeighEntry) -> bool {
-    let answered_for =
-        packet.segment_flags & SegmentEntry::PROXY != 0 || owner.flags & NeighEntry::SERVICE != 0;
-    answered_for
+    let is_service = owner.flags & NeighEntry::SERVICE != 0;
+    let is_proxied = packet.segment_flags & SegmentEntry::PROXY != 0;
+    // Endpoints of other nodes are on no link with those of a network that stays on the node.
+    let is_on_link = packet.segment_flags & SegmentEntry::ON_NODE == 0 || owner.ifindex != 0;
+    (is_service || is_proxied && is_on_link)
         && if packet.source_port != 0 { owner.ifindex != packet.source_port } else { owner.ifindex != 0 }
 }
 
@@ -127,8 +129,8 @@ fn code(result: Result<bool, DropReason>) -> u32 {
 fn owner_of<const WIRE: bool>(packet: &Packet, ip: Address) -> Option<NeighEntry> {
     let known = maps::neighbour(&NeighKey::new(packet.domain, ip));
     if !WIRE {
-        let is_endpoint = known.is_some_and(|owner| owner.flags & NeighEntry::SERVICE == 0);
-        if route::ctv_router_has(&raw const ip, is_endpoint.into()) != 0 {
+        let place = known.map_or(route::UNKNOWN, |owner| route::place(&owner));
+        if route::ctv_router_has(&raw const ip, place) != 0 {
             return Some(NeighEntry { mac: ROUTER_MAC, flags: 0, ifindex: 0, group: 0 });
         }
     }

@@ -1,7 +1,7 @@
 //! Frames that pods send.
 
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_vlan_push, programs::TcContext};
-use contiv_abi::{DropReason, LogResult, LogStage, Segment, maps::Stage};
+use contiv_abi::{DropReason, LogResult, LogStage, Segment, SegmentEntry, maps::Stage};
 
 use crate::{
     delivery::{self, OUT, REPLICATE},
@@ -97,8 +97,7 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
         return Err(DropReason::NoRoute);
     }
     if packet.route == Route::KERNEL {
-        passes(host::ctv_leave(packet, ctx.skb.skb))?;
-        return Ok(OUT);
+        return by_kernel(ctx, packet);
     }
     if is_routed {
         passes(route::ctv_hop(packet, ctx.skb.skb))?;
@@ -110,6 +109,9 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
     }
     if place.ifindex != 0 {
         return delivery::to_port(packet, place);
+    }
+    if packet.segment_flags & SegmentEntry::ON_NODE != 0 {
+        return if is_routed { Err(DropReason::NoRoute) } else { Ok(REPLICATE) };
     }
     if known {
         track::reaches(packet, place.group)?;
@@ -130,6 +132,20 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
     };
     let tos = frame::ctv_class_of(ctx.skb.skb, packet.kind.wire().into()) as u8;
     tunnel::address(ctx, vni, &place.vtep, tos)?;
+    Ok(OUT)
+}
+
+/// To the node's kernel, unless the receiver is another endpoint than that for which the flow was evaluated.
+#[inline(always)]
+fn by_kernel(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
+    if packet.out == 0 {
+        return Err(DropReason::NoUplink);
+    }
+    route::locate(packet);
+    if packet.placed != 0 {
+        track::reaches(packet, packet.place.group)?;
+    }
+    passes(host::ctv_leave(packet, ctx.skb.skb))?;
     Ok(OUT)
 }
 

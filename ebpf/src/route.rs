@@ -8,7 +8,7 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use contiv_abi::{
-    Address, DropReason, FdbKey, FlowHalf, Mac, NeighEntry, NeighKey, ROUTER_MAC, SegmentEntry,
+    Address, Domain, DropReason, FdbKey, FlowHalf, Mac, NeighEntry, NeighKey, ROUTER_MAC, SegmentEntry,
 };
 
 use crate::{
@@ -36,11 +36,21 @@ pub(crate) extern "C" fn ctv_route(packet: *mut Packet, skb: *mut __sk_buff) -> 
         _ => {}
     }
     packet.route = Route::ROUTER;
+    let is_on_node = packet.segment_flags & SegmentEntry::ON_NODE != 0;
     match ttl(&TcContext::new(skb), packet.ip6 != 0) {
-        Ok(0 | 1) => ROUTER,
+        Ok(0 | 1) if !is_on_node => ROUTER,
+        Ok(0 | 1) => {
+            // The kernel tells the sender.
+            to_kernel(packet);
+            GO_ON
+        }
         Ok(_) => {
             if ctv_next_hop(packet) == NO_SUBNET {
-                ctv_by_kernel(packet);
+                if is_on_node {
+                    ctv_no_subnet(packet)
+                } else {
+                    ctv_by_kernel(packet)
+                };
             }
             GO_ON
         }
@@ -87,12 +97,27 @@ pub(crate) extern "C" fn ctv_next_hop(packet: *mut Packet) -> u32 {
     }
     let Some(subnet) = maps::subnet(packet.domain, &packet.wanted.destination) else { return NO_SUBNET };
     let bridged = packet.route == Route::BRIDGED && subnet.routed == packet.segment;
-    if bridged || !subnet.is_routed() || is_link_local(packet) {
+    if bridged && !subnet.is_on_node() || !subnet.is_routed() || is_link_local(packet) {
         return 0;
     }
-    let Some(owner) = maps::neighbour(&NeighKey::new(packet.domain, packet.wanted.destination)) else {
+    // Networks of both kinds are not routed to each other.
+    if subnet.is_on_node() != (packet.segment_flags & SegmentEntry::ON_NODE != 0) {
         return 0;
-    };
+    }
+    let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.wanted.destination));
+    if subnet.is_on_node() && owner.is_none_or(|owner| place(&owner) == ELSEWHERE) {
+        if let Some(owner) = owner {
+            // For the rules that name its group.
+            packet.segment = subnet.routed;
+            packet.destination_mac = owner.mac;
+        }
+        to_kernel(packet);
+        return 0;
+    }
+    let Some(owner) = owner else { return 0 };
+    if bridged {
+        return 0;
+    }
     let Some(SegmentEntry { out, ports, members, flags, .. }) = maps::segment(&subnet.routed) else {
         return 0;
     };
@@ -130,6 +155,52 @@ extern "C" fn ctv_by_kernel(packet: *mut Packet) -> u32 {
         packet.private = way.address(port.number);
     }
     0
+}
+
+/// Sets in the packet metadata that the packet, which is of a network that stays on the node, leaves by the node's kernel.
+#[inline(always)]
+fn to_kernel(packet: &mut Packet) {
+    if is_link_local(packet) || packet.wanted.destination.same(&packet.tuple.source) {
+        return;
+    }
+    packet.route = Route::KERNEL;
+    packet.private = [0; 4];
+    packet.out = maps::kernel_port();
+}
+
+/// The same of a packet whose destination is in no subnet of the domain: it is in no subnet of another one.
+///
+/// A function of its own for the stack; there is nothing to say about the outcome.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_no_subnet(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return 0 };
+    let to = Address::from_words(packet.wanted.destination.words());
+    if maps::subnet(Domain::NONE, &to).is_none()
+        && maps::neighbour(&NeighKey::new(packet.domain, to)).is_none()
+    {
+        to_kernel(packet);
+    }
+    0
+}
+
+/// No endpoint is known.
+pub(crate) const UNKNOWN: u32 = 0;
+/// The endpoint is on this node.
+const HERE: u32 = 1;
+/// The endpoint is on another node.
+const ELSEWHERE: u32 = 2;
+
+/// One of these for the owner of an address.
+#[inline(always)]
+pub(crate) const fn place(owner: &NeighEntry) -> u32 {
+    if owner.flags & NeighEntry::SERVICE != 0 {
+        UNKNOWN
+    } else if owner.ifindex != 0 {
+        HERE
+    } else {
+        ELSEWHERE
+    }
 }
 
 /// Sets where the destination Ethernet address of the packet metadata is, unless it is known.
@@ -211,13 +282,13 @@ pub(crate) fn set_ttl(ctx: &TcContext, ip6: bool, ttl: u8) -> Result<(), DropRea
 }
 
 /// Whether the router answers the sender of ARP or neighbour discovery in hand for an address: not zero if so. The gateway of
-/// its network is asked for by every pod. An endpoint of another network is by one that takes it for a neighbour; `known` is
-/// not zero for the address of an endpoint.
+/// its network is asked for by every pod. An endpoint of another network is by one that takes it for a neighbour, and one on
+/// another node is behind the router if the network stays on the node. `place` says where the endpoint with the address is.
 ///
 /// A function of its own for the stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_router_has(ip: *const Address, known: u32) -> u32 {
+pub(crate) extern "C" fn ctv_router_has(ip: *const Address, place: u32) -> u32 {
     let Some(packet) = packet::in_hand() else { return 0 };
     // SAFETY: the verifier sees to it that a pointer which is not null is to a whole address.
     let Some(ip) = (unsafe { ip.as_ref() }) else { return 0 };
@@ -227,7 +298,8 @@ pub(crate) extern "C" fn ctv_router_has(ip: *const Address, known: u32) -> u32 {
     }
     let own = subnet.routed == packet.segment;
     let proxy = packet.segment_flags & SegmentEntry::PROXY != 0;
-    u32::from(if own { subnet.gateway.same(ip) } else { proxy && known != 0 })
+    let is_behind = if own { subnet.is_on_node() && place == ELSEWHERE } else { place != UNKNOWN };
+    u32::from(own && subnet.gateway.same(ip) || proxy && is_behind)
 }
 
 /// The identity is behind this, in the result of [`ctv_routed_source`].

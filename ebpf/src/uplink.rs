@@ -19,11 +19,12 @@ use crate::{
 /// The VLAN identifier in a tag; the rest is priority.
 pub(crate) const VID: u16 = 0x0fff;
 
-/// The network that a frame is of by its tag, if this node has it.
+/// The network that a frame is of by its tag, if this node has it on the wire.
 #[inline(always)]
 pub(crate) fn network(ctx: &TcContext) -> Option<(Segment, SegmentEntry)> {
     let segment = Segment::vlan(tag_of(ctx)?);
-    Some((segment, maps::segment(&segment)?))
+    let entry = maps::segment(&segment)?;
+    if entry.flags & SegmentEntry::ON_NODE == 0 { Some((segment, entry)) } else { None }
 }
 
 /// Takes the tag off.

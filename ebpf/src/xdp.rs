@@ -3,7 +3,7 @@
 //! the uplink's ingress, which does the same and everything else.
 
 use aya_ebpf::programs::XdpContext;
-use contiv_abi::{Be16, DsrHook, Segment, TCP, Tuple, UDP};
+use contiv_abi::{Be16, DsrHook, Segment, SegmentEntry, TCP, Tuple, UDP};
 
 use crate::{
     flow_index, flows,
@@ -41,6 +41,9 @@ fn forward(ctx: &XdpContext) -> Option<()> {
 #[inline(always)]
 fn choose(packet: &mut Packet) -> Option<u64> {
     packet.domain = relay::vip(packet.segment, &packet.tuple.destination)?.domain;
+    if maps::segment_entry(&packet.segment)?.flags & SegmentEntry::ON_NODE != 0 {
+        return None;
+    }
     let Tuple { source, destination, protocol, .. } = packet.tuple;
     let (ends, ports) = ([source.words(), destination.words()], packet.tuple.ports());
     packet.wanted.set(ends, ports, protocol);

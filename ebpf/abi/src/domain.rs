@@ -21,7 +21,8 @@ impl Domain {
     /// The highest number of a VRF.
     pub const MAX_VRF: u32 = Domain::VRF - 1;
 
-    /// No domain: no packet is in it.
+    /// No domain: no packet is in it. `ctv_subnets` has the VLAN networks that the node routes in it, too: those of all
+    /// domains.
     pub const NONE: Domain = Domain(0);
 
     /// The domain of a bridged network.

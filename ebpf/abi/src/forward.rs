@@ -107,7 +107,7 @@ pub struct SegmentEntry {
     pub ports: u32,
     /// Number of used slots in the list of peers that have the network; zero for a VLAN.
     pub members: u32,
-    /// [`SegmentEntry::PROXY`] or zero.
+    /// [`SegmentEntry::PROXY`] and [`SegmentEntry::ON_NODE`].
     pub flags: u32,
     /// Domain of the network.
     pub domain: Domain,
@@ -117,6 +117,8 @@ impl SegmentEntry {
     /// ARP requests and neighbour solicitations for known addresses are answered here (ARP mode
     /// `proxy`).
     pub const PROXY: u32 = 1;
+    /// A VLAN network that the node routes: its frames stay on the node.
+    pub const ON_NODE: u32 = 2;
 }
 
 /// A slot of a segment's flood list, whose value is an interface index, or of its list of peers, whose
@@ -263,7 +265,13 @@ impl Subnet {
     /// Returns true if the nodes are the gateway of its endpoints.
     #[inline(always)]
     pub const fn is_routed(&self) -> bool {
-        self.routed.vni().is_some()
+        self.routed.vni().is_some() || self.is_on_node()
+    }
+
+    /// Returns true if that is a VLAN network: other nodes are behind the kernel of the node.
+    #[inline(always)]
+    pub const fn is_on_node(&self) -> bool {
+        self.routed.tag() != 0
     }
 
     /// Returns true for the address of the gateway that the nodes are.

@@ -40,14 +40,18 @@ pub const NEIGH_CAPACITY: usize = 3 * FDB_CAPACITY;
 
 /// Longest prefix of a [`NeighKey`](crate::NeighKey) -> [`Subnet`](crate::Subnet). Full: the subnet fails.
 pub const SUBNETS: &str = "ctv_subnets";
-/// One of each family for each network.
-pub const SUBNETS_CAPACITY: usize = 2 * SEGMENTS_CAPACITY;
+/// One of each family for each network, and for VLAN networks that the node routes one more.
+pub const SUBNETS_CAPACITY: usize = 4 * SEGMENTS_CAPACITY;
 
 /// Longest prefix of a [`NeighKey`](crate::NeighKey) -> [`RouteEntry`](crate::RouteEntry), for addresses in no subnet.
 /// Full: the route fails, and its pods do not reach these addresses.
 pub const ROUTES: &str = "ctv_routes";
-/// Eight for each VRF: the route, and its exceptions.
-pub const ROUTES_CAPACITY: usize = 8 * SEGMENTS_CAPACITY;
+/// Seven for each VRF with host access: the route, and its exceptions.
+pub const ROUTES_CAPACITY: usize = SEGMENTS_CAPACITY;
+
+/// One interface index: the datapath's end of the interface to the node's kernel for VLAN networks that the node routes,
+/// zero for none.
+pub const KERNEL_PORT: &str = "ctv_kernport";
 
 /// [`Port::number`](crate::Port::number) -> interface index. One entry per port, so it is full when `ctv_ports` is.
 pub const PORT_NUMBERS: &str = "ctv_portnums";
@@ -293,6 +297,7 @@ pub const ALL: &[&str] = &[
     NEIGH,
     SUBNETS,
     ROUTES,
+    KERNEL_PORT,
     PORT_NUMBERS,
     DOMAINS,
     MEMBERS,
@@ -339,7 +344,7 @@ pub const FROM_QUEUE: &str = "ctv_from_queue";
 pub const FROM_OVERLAY: &str = "ctv_from_vxlan";
 /// Program on the ingress of the VLAN uplink.
 pub const FROM_UPLINK: &str = "ctv_from_uplink";
-/// Program on the ingress of the datapath's end of the interface to the node's kernel.
+/// Program on the ingress of the datapath's ends of the interfaces to the node's kernel.
 pub const FROM_HOST: &str = "ctv_from_host";
 /// XDP program on the VLAN uplink.
 pub const XDP: &str = "ctv_xdp";

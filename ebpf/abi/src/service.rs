@@ -300,11 +300,14 @@ impl ServiceCountRows {
     /// Up to this number of CPUs, each port has a slot. On more CPUs a row has fewer slots, so that all
     /// rows take the same memory: the ports that find no slot are not counted.
     const FULL_ROWS: u32 = 8;
+    /// On more CPUs than this, half of that memory: an idle node holds 40 MiB at the most.
+    const MANY: u32 = 64;
 
     /// Rows for this number of ports and of possible CPUs.
     pub const fn new(ports: u32, processors: u32) -> Self {
         let mut slots = ports.next_power_of_two();
-        while slots > 1 && slots * processors > ports.next_power_of_two() * Self::FULL_ROWS {
+        let full_rows = if processors > Self::MANY { Self::FULL_ROWS / 2 } else { Self::FULL_ROWS };
+        while slots > 1 && slots * processors > ports.next_power_of_two() * full_rows {
             slots /= 2;
         }
         ServiceCountRows { slots, rows: processors }
@@ -515,10 +518,10 @@ mod tests {
         assert_eq!([slots(8192, 1), slots(8192, 8), slots(30_000, 2)], [8192, 8192, 32_768]);
         assert_eq!(
             [slots(8192, 9), slots(8192, 128), slots(30_000, 128), slots(64, 4096)],
-            [4096, 512, 2048, 1]
+            [4096, 256, 1024, 1]
         );
         let rows = ServiceCountRows::new(8192, 128);
-        assert_eq!((rows.place(2, 513), rows.place(127, 511), rows.entries()), (1025, 65_535, 65_536));
+        assert_eq!((rows.place(2, 513), rows.place(127, 511), rows.entries()), (513, 32_767, 32_768));
     }
 
     #[test]

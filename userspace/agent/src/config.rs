@@ -43,7 +43,7 @@ pub struct Flags {
     pub netmode: NetMode,
 
     /// Forwarding mode: bridge, or routing between networks; with --netmode vlan also between the nodes, by the routes of a leaf
-    /// switch (netctl bgp), on the ovs datapath
+    /// switch (netctl bgp)
     #[arg(long, env = "CONTIV_NETPLUGIN_FORWARD_MODE", value_enum)]
     pub fwdmode: FwdMode,
 
@@ -238,12 +238,6 @@ impl Flags {
         let not_built = |flag: &str, now: &str| Err(format!("{flag} is not built yet; {now}"));
         self.mode.check()?;
         let is_routing = self.fwdmode == FwdMode::Routing;
-        if is_routing && self.netmode == NetMode::Vlan && self.datapath.datapath == Kind::Ebpf {
-            return not_built(
-                "--fwdmode routing with --netmode vlan and --datapath ebpf",
-                "use --datapath ovs",
-            );
-        }
         match (&self.etcd, &self.consul) {
             (Some(_), Some(_)) => return Err("--etcd and --consul exclude each other".into()),
             (None, Some(_)) => return not_built("--consul", "use --etcd"),
@@ -269,7 +263,7 @@ impl Flags {
 
     /// Whether this node is the gateway of VLAN networks in forward mode `routing`, which can change later.
     pub fn routes_vlans(&self) -> bool {
-        self.netmode == NetMode::Vlan && self.datapath.datapath != Kind::Ebpf
+        self.netmode == NetMode::Vlan
     }
 
     /// Whether pods of routed VXLAN networks reach addresses outside of the cluster's networks by this node.

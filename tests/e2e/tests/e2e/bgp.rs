@@ -1,6 +1,6 @@
 //! BGP sessions of an OVS node and an eBPF node with a leaf switch, from `netctl` to the routing table of BIRD.
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use e2e::{
@@ -16,6 +16,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const LEAF: &str = "log stderr all;
 router id 10.77.0.1;
 protocol device {}
+protocol kernel { ipv4 { import none; export where source = RTS_BGP; }; }
 template bgp nodes {
     local 10.77.0.1 as 65001;
     passive on; error wait time 1, 2;
@@ -60,6 +61,12 @@ impl Site {
     }
 }
 
+fn reaches(from: &Pod, to: IpAddr) -> Result<()> {
+    wait_until(DEADLINE, &format!("{to} answers {} on {:?}", from.name, from.datapath), || {
+        Ok((from.netns().ping(to, 1, Duration::from_millis(100))?.received == 1).then_some(()))
+    })
+}
+
 #[test]
 fn nodes_learn_the_routes_of_each_other_from_the_leaf() -> Result<()> {
     needs!(
@@ -96,6 +103,13 @@ fn nodes_learn_the_routes_of_each_other_from_the_leaf() -> Result<()> {
     leaf.expect_routes("node2", &[(&two, "via 10.77.0.12")])?;
     for node in ["node1", "node2"] {
         site.expect_table(node, &[&one, &two])?;
+    }
+    // By the kernels of both nodes and of the leaf.
+    site.cluster.fabric.netns().sysctl("net/ipv4/ip_forward", "1")?;
+    for (from, to) in [(&first, &second), (&second, &first)] {
+        reaches(from, to.ip.into())?;
+        reaches(from, network.gateway.parse()?)?;
+        reaches(from, "10.77.0.1".parse()?)?;
     }
     let answer = nodes[0].client().get_json("/inspect/bgp")?;
     let learnt =

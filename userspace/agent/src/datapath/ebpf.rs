@@ -72,6 +72,7 @@ use maps::{
 };
 use programs::{
     interfaces::{Configuration, Devices, Interfaces},
+    kernel_port::KernelPort,
     xdp::XdpStatus,
 };
 pub use programs::{
@@ -297,10 +298,10 @@ impl Ebpf {
     fn trace_request(&self, probe: Probe) -> Result<trace::Request, Error> {
         let installed = self.installed.as_ref();
         let installed = installed.ok_or_else(|| failed("trace", "the datapath has not been observed yet"))?;
-        let Devices { overlay, host, .. } = *self.interfaces.devices();
+        let Devices { overlay, host, vlans, .. } = *self.interfaces.devices();
         let devices = trace::Interfaces {
             overlay,
-            host,
+            kernel: [host, vlans],
             uplink: self.uplinks.active()?,
             endpoints: installed.endpoints(),
         };
@@ -351,7 +352,11 @@ impl Datapath for Ebpf {
         }
         let mut observed = observe::compare(&netlink, &mut installed, &self.interfaces, desired).await?;
         observed.orphans += self.pins.other_abi_versions().len() + self.interfaces.superseded_stages()?;
-        observed.orphans += usize::from(self.interfaces.devices().host != 0 && !installed.has_routes());
+        let Devices { host, vlans, .. } = *self.interfaces.devices();
+        installed.kernel_mut().ensure_kernel_port(vlans)?;
+        for (port, ifindex) in [(KernelPort::HostAccess, host), (KernelPort::Vlans, vlans)] {
+            observed.orphans += usize::from(ifindex != 0 && !installed.needs(port));
+        }
         self.announcer.replace(self.uplinks.active()?, installed.answered_services());
         self.installed = Some(installed);
         Ok(observed)
@@ -380,7 +385,7 @@ impl Datapath for Ebpf {
     async fn resync_needed(&mut self) {
         let queue = self.installed.as_ref().and_then(|installed| installed.queues().pair());
         let devices = self.interfaces.devices();
-        let others = [devices.overlay, devices.host, queue.map_or(0, |pair| pair.entry)];
+        let others = [devices.overlay, devices.host, devices.vlans, queue.map_or(0, |pair| pair.entry)];
         let uplinks = devices.uplinks.iter().map(|(uplink, _)| *uplink);
         let interfaces: Vec<u32> = uplinks.chain(others).collect();
         match &mut self.monitor {

@@ -43,11 +43,6 @@ impl Unsupported {
     /// A gateway on the node with another Ethernet address.
     pub const ROUTER: Unsupported =
         Unsupported::Value { field: "gateway", accepted: "the Ethernet address 00:00:11:11:11:11" };
-    /// A gateway on the node of a VLAN network.
-    pub const VLAN_ROUTER: Unsupported = Unsupported::Value {
-        field: "gateway of a VLAN network on the nodes",
-        accepted: "a VXLAN network, or OVS nodes",
-    };
 }
 
 impl Error {

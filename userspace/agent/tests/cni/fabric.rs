@@ -1,4 +1,5 @@
-//! Two nodes that route a VLAN network, each with Open vSwitch and the agent as processes, and BIRD as their leaf switch.
+//! Two nodes that route a VLAN network, each with the agent as a process, with Open vSwitch or eBPF programs, and BIRD as their leaf
+//! switch.
 
 use std::{
     io::{Read as _, Write as _},
@@ -15,6 +16,7 @@ use contiv_model::{
     network,
 };
 use contiv_store::{Config, Store, Txn, embedded};
+use nix::mount::{MntFlags, umount2};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::{Bird, Netns, Pinger, Process, needs, ovs::Switch, wait_until};
@@ -48,18 +50,33 @@ protocol bgp two from node {
 }
 ";
 
+/// Datapath of a node.
+#[derive(Clone, Copy)]
+enum Kind {
+    Ovs,
+    Ebpf,
+}
+
 /// A node behind the leaf switch.
 struct Site {
     /// 1 or 2.
     number: u8,
     namespace: Netns,
-    switch: Switch,
+    /// None of a node with eBPF programs.
+    switch: Option<Switch>,
     directory: TempDir,
     agent: Option<Process>,
 }
 
+impl Drop for Site {
+    fn drop(&mut self) {
+        // What the agent has mounted; nothing on a node with a switch.
+        _ = umount2(&self.file("bpf"), MntFlags::MNT_DETACH);
+    }
+}
+
 impl Site {
-    fn new(number: u8, leaf: &Netns) -> Result<Site> {
+    fn new(number: u8, kind: Kind, leaf: &Netns) -> Result<Site> {
         let namespace = Netns::new(&format!("node{number}"))?;
         namespace.up("lo")?;
         namespace.veth("eth0", leaf, &format!("eth{number}"))?;
@@ -71,7 +88,10 @@ impl Site {
         // The way to netmaster.
         let other = 3 - number;
         namespace.ip(&format!("route add 50.1.{other}.0/24 via 50.1.{number}.2"))?;
-        let switch = Switch::start(&namespace)?;
+        let switch = match kind {
+            Kind::Ovs => Some(Switch::start(&namespace)?),
+            Kind::Ebpf => None,
+        };
         Ok(Site { number, namespace, switch, directory: testkit::scratch_dir("site")?, agent: None })
     }
 
@@ -90,8 +110,13 @@ impl Site {
     }
 
     fn datapath(&self, command: &mut Command) {
-        command.args(["--datapath", "ovs", "--ovs-datapath-type", "netdev"]);
-        command.arg("--ovsdb").arg(format!("unix:{}", self.switch.socket().display()));
+        match &self.switch {
+            Some(switch) => {
+                command.args(["--datapath", "ovs", "--ovs-datapath-type", "netdev"]);
+                command.arg("--ovsdb").arg(format!("unix:{}", switch.socket().display()));
+            }
+            None => _ = command.args(["--datapath", "ebpf", "--bpf-root"]).arg(self.file("bpf")),
+        }
         command.arg("--cni-socket").arg(self.file("cni.sock"));
     }
 
@@ -158,8 +183,10 @@ impl Site {
         Ok(lines)
     }
 
+    /// The flows of the switch, or the interfaces of the node.
     fn flows(&self) -> Result<Vec<String>> {
-        let dump = self.switch.ofctl("dump-flows", "contivVlanBridge", &["--no-stats"])?;
+        let Some(switch) = &self.switch else { return self.namespace.links() };
+        let dump = switch.ofctl("dump-flows", "contivVlanBridge", &["--no-stats"])?;
         let mut flows: Vec<String> = dump.lines().map(|line| line.trim().to_owned()).collect();
         flows.sort();
         Ok(flows)
@@ -180,11 +207,12 @@ struct Fabric {
 }
 
 impl Fabric {
-    fn run(test: impl AsyncFnOnce(Fabric) -> Result<()> + Send) -> Result<()> {
+    fn run(kinds: [Kind; 2], test: impl AsyncFnOnce(Fabric) -> Result<()> + Send) -> Result<()> {
         let namespace = Netns::new("leaf")?;
         namespace.up("lo")?;
         namespace.address("lo", &format!("{SERVER}/32"))?;
-        let (one, two) = (Site::new(1, &namespace)?, Site::new(2, &namespace)?);
+        let [one, two] = kinds;
+        let (one, two) = (Site::new(1, one, &namespace)?, Site::new(2, two, &namespace)?);
         for parameter in ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"] {
             namespace.sysctl(parameter, "1")?;
         }
@@ -265,8 +293,18 @@ fn wait_equal(what: &str, expected: &[String], read: impl Fn() -> Result<Vec<Str
 #[test]
 fn pods_of_two_nodes_talk_through_the_leaf_switch() -> Result<()> {
     needs!(root(), binary("bird"), binary("birdc"), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    pods_talk([Kind::Ovs; 2])
+}
+
+#[test]
+fn pods_of_an_ebpf_node_talk_through_the_leaf_switch() -> Result<()> {
+    needs!(root(), binary("bird"), binary("birdc"), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    pods_talk([Kind::Ebpf, Kind::Ovs])
+}
+
+fn pods_talk(kinds: [Kind; 2]) -> Result<()> {
     let (a, b, other) = (Netns::new("poda")?, Netns::new("podb")?, Netns::new("podc")?);
-    Fabric::run(async |mut fabric| {
+    Fabric::run(kinds, async |mut fabric| {
         fabric.one.call("ADD", "a", &a).await?;
         fabric.two.call("ADD", "b", &b).await?;
         let routes = |n: u8| {
@@ -350,8 +388,13 @@ fn pods_of_two_nodes_talk_through_the_leaf_switch() -> Result<()> {
             wait_equal(damage, &kernel, || fabric.one.kernel())?;
         }
         reaches(&a, "10.9.0.2")?;
-        fabric.one.switch.kill_vswitchd()?;
-        fabric.one.switch.start_vswitchd()?;
+        match &mut fabric.one.switch {
+            Some(switch) => {
+                switch.kill_vswitchd()?;
+                switch.start_vswitchd()?;
+            }
+            None => _ = node.ip("link del inb01")?,
+        }
         reaches(&a, "10.9.0.2")?;
         reaches(&b, "10.9.0.1")?;
 
@@ -395,7 +438,7 @@ fn pods_of_two_nodes_talk_through_the_leaf_switch() -> Result<()> {
 fn a_subnet_of_two_tenants_is_routed_for_one() -> Result<()> {
     needs!(root(), binary("bird"), binary("birdc"), binary("ovs-vswitchd"), binary("ovsdb-server"));
     let a = Netns::new("poda")?;
-    Fabric::run(async |fabric| {
+    Fabric::run([Kind::Ovs; 2], async |fabric| {
         fabric.one.call("ADD", "a", &a).await?;
         reaches(&a, SERVER)?;
         ensure!(!fabric.one.degraded()?.contains("is not routed"), "{}", fabric.one.degraded()?);

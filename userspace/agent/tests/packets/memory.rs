@@ -67,18 +67,24 @@ impl Facts {
     fn allocated(&self, map: &MapData) -> Result<u64> {
         const HASH: u64 = 1;
         const PER_CPU_HASH: u64 = 5;
+        const LPM_TRIE: u64 = 11;
         const NO_PREALLOC: u64 = 1;
         /// `struct bucket` and `struct htab_elem` of the kernel.
         const BUCKET: u64 = 16;
         const ELEMENT: u64 = 48;
         let Facts { kind, sizes: [key, value], capacity, flags, accounted } = *self;
-        if flags & NO_PREALLOC == 0 || ![HASH, PER_CPU_HASH].contains(&kind) {
+        /// `struct lpm_trie_node`; between entries there is one for each fork.
+        const NODE: u64 = 40;
+        if flags & NO_PREALLOC == 0 || ![HASH, PER_CPU_HASH, LPM_TRIE].contains(&kind) {
             return Ok(accounted);
         }
         let cpus = nr_cpus().map_err(|(_, error)| error)? as u64;
         let values = if kind == PER_CPU_HASH { value * cpus } else { value };
         let entries = entries(map, key)?;
         let estimated = entries < capacity / 2 && accounted >= capacity * (key + values);
+        if kind == LPM_TRIE && estimated {
+            return Ok(2 * entries * (NODE + key + value));
+        }
         let allocated = BUCKET * capacity.next_power_of_two() + entries * (ELEMENT + key + values);
         Ok(if estimated { allocated } else { accounted })
     }

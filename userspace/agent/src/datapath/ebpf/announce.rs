@@ -31,7 +31,7 @@ pub(super) fn changed(
 ) {
     if ops.iter().any(|op| matches!(op, Op::Delete(ObjectId::Local(_)))) {
         let ports = installed.kernel().ports.iter();
-        announcer.retain_endpoints(|| ports.flat_map(|(_, port)| of_port(port)).collect());
+        announcer.retain_endpoints(|| ports.flat_map(|(_, port)| of_port(installed, port)).collect());
     }
     let new = before.iter().flat_map(|(ifindex, before)| {
         of_interface(installed, *ifindex).filter(|announcement| !before.contains(announcement))
@@ -40,14 +40,15 @@ pub(super) fn changed(
 }
 
 fn of_interface(installed: &Installed, ifindex: u32) -> impl Iterator<Item = Announcement> {
-    installed.kernel().ports.get(ifindex).into_iter().flat_map(of_port)
+    installed.kernel().ports.get(ifindex).into_iter().flat_map(|port| of_port(installed, port))
 }
 
-/// The announcements of the addresses of a port; none on a VXLAN network.
-fn of_port(port: &Port) -> impl Iterator<Item = Announcement> + use<> {
+/// The announcements of the addresses of a port; none on a VXLAN network, and on one whose frames stay on the node.
+fn of_port(installed: &Installed, port: &Port) -> impl Iterator<Item = Announcement> + use<> {
     let Port { segment, mac, ip, ip6, .. } = *port;
     let v4 = (ip != [0; 4]).then(|| Address::v4(ip));
     let v6 = (ip6 != Address::default()).then_some(ip6);
-    let addresses = v4.into_iter().chain(v6).filter(move |_| segment.vni().is_none());
+    let is_on_wire = segment.vni().is_none() && !installed.is_on_node(segment);
+    let addresses = v4.into_iter().chain(v6).filter(move |_| is_on_wire);
     addresses.map(move |ip| Announcement::endpoint(VipKey { segment, ip }, mac))
 }

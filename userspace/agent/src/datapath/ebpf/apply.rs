@@ -9,7 +9,7 @@ use super::{
         encode::{EncodeError, encode},
         installed::{Installed, QueueError},
     },
-    programs::interfaces::Interfaces,
+    programs::{interfaces::Interfaces, kernel_port::KernelPort},
     takeover::Takeovers,
 };
 use crate::datapath::{Error, FailedOp, Kind, Object, ObjectId, Op};
@@ -34,9 +34,10 @@ pub(super) async fn execute(
             interfaces.remove_superseded_stages()?;
         }
     }
-    if !installed.has_routes() {
-        interfaces.remove_host_port().await?;
+    for port in KernelPort::ALL.into_iter().filter(|port| !installed.needs(*port)) {
+        interfaces.remove_kernel_port(port).await?;
     }
+    installed.kernel_mut().ensure_kernel_port(interfaces.devices().vlans)?;
     for QueueError { owner, group, error } in installed.flush().await? {
         match ops.iter().position(|op| concerns(op, owner.as_ref(), group)) {
             Some(index) => failures.push(FailedOp { index, error }),
@@ -59,10 +60,9 @@ async fn execute_one(
             if let Object::Network(network) = object {
                 installed.allocate_domain(&network.vrf)?;
             }
-            if let Object::Route(route) = object
-                && route.private_subnet().is_some()
-            {
-                interfaces.ensure_host_port(&mut installed.kernel_mut().programs).await?;
+            if let Some(port) = kernel_port_of(object) {
+                interfaces.ensure_kernel_port(port, &mut installed.kernel_mut().programs).await?;
+                installed.kernel_mut().ensure_kernel_port(interfaces.devices().vlans)?;
             }
             let domain = |vrf: &Vrf, network| installed.domain(vrf, network);
             let entries =
@@ -81,6 +81,15 @@ async fn execute_one(
             installed.collect_garbage()?;
             takeovers.run(installed.kernel_mut(), interfaces).await
         }
+    }
+}
+
+/// The interface to the node's kernel that an object needs.
+fn kernel_port_of(object: &Object) -> Option<KernelPort> {
+    match object {
+        Object::Route(route) => route.private_subnet().map(|_| KernelPort::HostAccess),
+        Object::Subnet(subnet) => subnet.is_routed_vlan().then_some(KernelPort::Vlans),
+        _ => None,
     }
 }
 

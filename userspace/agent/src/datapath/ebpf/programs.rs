@@ -10,13 +10,13 @@
 //! | [`stage_log`] | the log of programs that log their stages |
 //! | [`import`] | the program that inserts flows of another table |
 //! | [`migration`] | moves all flows of another table |
-//! | [`host_port`] | the interface to the node's kernel |
-//! | [`interfaces`] | the VXLAN device, the uplink, the interface to the kernel, and the programs on them |
+//! | [`kernel_port`] | the interfaces to the node's kernel |
+//! | [`interfaces`] | the VXLAN device, the uplink, the interfaces to the kernel, and the programs on them |
 
 pub(crate) mod clsact;
-pub(crate) mod host_port;
 pub(crate) mod import;
 pub(crate) mod interfaces;
+pub(crate) mod kernel_port;
 pub(crate) mod load;
 pub(crate) mod migration;
 pub(crate) mod stage_log;

@@ -42,8 +42,8 @@ enum NoInterface {
 pub(super) struct Interfaces {
     /// VXLAN device; zero for none.
     pub(super) overlay: u32,
-    /// Datapath's end of the interface to the node's kernel; zero for none.
-    pub(super) host: u32,
+    /// Datapath's ends of the interfaces to the node's kernel, those for host access and for VLAN networks; zero for none.
+    pub(super) kernel: [u32; 2],
     /// Active uplink; zero for none.
     pub(super) uplink: u32,
     /// Endpoints by the index of their interface, with its name.

@@ -8,7 +8,7 @@ use contiv_model::{
     policy::{Action, Direction, Peer, Rule, UDP},
 };
 use netplugin::datapath::{
-    Backend, Desired, KERNEL_MAC, Object, Op, Scope, Service,
+    Backend, KERNEL_MAC, Object, Scope, Service,
     fake::{Delivery, Origin, Target},
 };
 use testkit::packet::{BROADCAST, Packet};
@@ -327,21 +327,4 @@ pub(crate) fn restart_with_routed_vlans_writes_nothing<H: Harness>() -> Result<(
     world.reconcile(&installed)?;
     ensure!(world.node.writes() == 0, "{} writes", world.node.writes());
     talk(&mut world)
-}
-
-/// A datapath that does not route VLAN networks says so, and bridges nothing of them by mistake.
-pub(crate) fn routed_vlans_are_refused<H: Harness>() -> Result<()> {
-    let pair = Pair::vlans()?;
-    let mut node = H::start()?;
-    node.observe(&Desired::default())?;
-    let ops: Vec<Op> = pair.one.objects()?.map(Op::Set).collect();
-    let failures = node.apply(&ops)?;
-    let refused: Vec<usize> = failures.iter().map(|failed| failed.index).collect();
-    ensure!(refused == [1, 2], "{failures:?}");
-    for failed in &failures {
-        ensure!(failed.error.is_unsupported(), "{}", failed.error);
-        let text = failed.error.source.to_string();
-        ensure!(text.contains("gateway of a VLAN network") && text.contains("OVS nodes"), "{text}");
-    }
-    Ok(())
 }

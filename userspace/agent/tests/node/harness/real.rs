@@ -161,8 +161,14 @@ impl<S: Site> Real<S> {
             None => self.kernel = None,
             Some(port) if self.kernel.is_none() => {
                 self.host.up(port)?;
-                if self.host.interface(port)?.peer.is_some() {
-                    carries(&self.host, port)?;
+                // Both ends of a pair; an internal port of a switch has one.
+                let is_end = |link: &&String| {
+                    link.strip_prefix(port).is_some_and(|end| end.is_empty() || end == "-peer")
+                };
+                for link in links.iter().filter(is_end) {
+                    if self.host.interface(link)?.peer.is_some() {
+                        carries(&self.host, link)?;
+                    }
                 }
                 self.kernel = Some(Tap::open(&self.host, port)?);
             }

@@ -87,6 +87,14 @@ impl Ports {
         }
     }
 
+    /// Writes whether the frames of a network stay on the node, if the network has an entry.
+    pub(crate) fn set_on_node(&mut self, segment: Segment, is_on_node: bool) -> Result<(), Error> {
+        let Some(entry) = self.segments.get(&segment).copied() else { return Ok(()) };
+        let others = entry.flags & !SegmentEntry::ON_NODE;
+        let flags = if is_on_node { others | SegmentEntry::ON_NODE } else { others };
+        self.segments.set(segment, SegmentEntry { flags, ..entry })
+    }
+
     pub(crate) fn remove_segment(&mut self, segment: &Segment) -> Result<(), Error> {
         self.segments.remove(segment)
     }

@@ -17,7 +17,8 @@ use ipnet::{IpNet, Ipv4Net};
 
 use super::entry::Entry;
 use crate::datapath::{
-    self, Group, Local, Network, Object, Owner, Peer, Remote, RouteId, Scope, Service, Subnet, Unsupported,
+    self, Group, KERNEL_PORT, Local, Network, Object, Owner, Peer, Remote, RouteId, Scope, Service, Subnet,
+    Unsupported,
     ebpf::{
         forward::prefixes::DomainPrefix,
         policy::{DesiredGroup, OverlappingPorts, check_ports},
@@ -73,11 +74,10 @@ pub(crate) fn encode(
         Object::Network(network) => {
             Ok(encode_network(network, of_network(&network.vrf, network.encap)?, devices))
         }
-        Object::Subnet(subnet) if subnet.is_routed_vlan() => Err(Unsupported::VLAN_ROUTER.into()),
         Object::Subnet(subnet) if subnet.is_routed() && !subnet.has_node_router() => {
             Err(Unsupported::ROUTER.into())
         }
-        Object::Subnet(subnet) => Ok(vec![encode_subnet(subnet, of_network(&subnet.vrf, subnet.encap)?)]),
+        Object::Subnet(subnet) => encode_subnet(subnet, of_network(&subnet.vrf, subnet.encap)?, devices),
         Object::Route(route) => {
             let RouteId { vrf, prefix } = &route.id;
             let private = route.private_subnet().filter(|_| prefix.addr().is_ipv4());
@@ -164,7 +164,13 @@ fn encode_network(network: &Network, domain: Domain, devices: &Devices) -> Vec<E
     vec![Entry::Segment { segment: segment_of(network.encap), out, flags, domain }]
 }
 
-fn encode_subnet(subnet: &Subnet, domain: Domain) -> Entry {
+/// Encodes a subnet. Those of VLAN networks that the node routes are also entries of no domain: packets from the kernel are of the
+/// network of their destination.
+fn encode_subnet(subnet: &Subnet, domain: Domain, devices: &Devices) -> Result<Vec<Entry>, EncodeError> {
+    let is_on_node = subnet.is_routed_vlan();
+    if is_on_node && devices.vlans == 0 {
+        return Err(EncodeError::NoInterface(KERNEL_PORT.to_owned()));
+    }
     let (prefix, mask) = (Address::from(subnet.prefix.network()), Address::from(subnet.prefix.netmask()));
     // The mask of a mapped address also covers the mapping.
     let mask = match subnet.prefix {
@@ -173,10 +179,9 @@ fn encode_subnet(subnet: &Subnet, domain: Domain) -> Entry {
     };
     let gateway = subnet.gateway.map_or(Address::default(), |gateway| Address::from(gateway.ip));
     let routed = if subnet.is_routed() { segment_of(subnet.encap) } else { Segment::vxlan(0) };
-    Entry::Subnet(
-        DomainPrefix::new(domain, subnet.prefix),
-        contiv_abi::Subnet { prefix, mask, gateway, routed },
-    )
+    let value = contiv_abi::Subnet { prefix, mask, gateway, routed };
+    let domains = [Some(domain), is_on_node.then_some(Domain::NONE)].into_iter().flatten();
+    Ok(domains.map(|domain| Entry::Subnet(DomainPrefix::new(domain, subnet.prefix), value)).collect())
 }
 
 /// Encodes a route by the node's kernel. Where it does not lead are routes, too.

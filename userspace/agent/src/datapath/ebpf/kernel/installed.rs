@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use contiv_abi::{Domain, Port, Segment, SegmentEntry, VipKey, policy::MeterKey};
+use contiv_abi::{Domain, Port, Segment, SegmentEntry, Subnet, VipKey, policy::MeterKey};
 use contiv_model::{name::EndpointId, vrf::Vrf};
 
 use super::{
@@ -15,7 +15,11 @@ use crate::datapath::{
     ebpf::{
         device::Netlink,
         failure::failed,
-        programs::tc::{Role, TcHooks},
+        forward::prefixes::DomainPrefix,
+        programs::{
+            kernel_port::KernelPort,
+            tc::{Role, TcHooks},
+        },
         rate::{
             limit::Limit,
             queues::{EXIT, Queues, Step, VethPair},
@@ -32,6 +36,8 @@ pub(crate) struct Installed {
     owners: HashMap<EntryKey, ObjectId>,
     objects: HashMap<ObjectId, Vec<EntryKey>>,
     queues: Queues,
+    /// VLAN networks that the node routes, with their subnets.
+    routed_vlans: BTreeMap<Segment, BTreeSet<DomainPrefix>>,
     /// Ports or rates have changed since the last update of the queues.
     rates_changed: bool,
 }
@@ -54,6 +60,7 @@ impl Installed {
             owners: HashMap::new(),
             objects: HashMap::new(),
             queues: Queues::default(),
+            routed_vlans: BTreeMap::new(),
             rates_changed: false,
         }
     }
@@ -76,6 +83,11 @@ impl Installed {
         self.attached.clear();
         self.owners.clear();
         self.objects.clear();
+        self.routed_vlans.clear();
+        for (prefix, subnet) in self.kernel.subnets.iter().filter(|(prefix, _)| prefix.domain == Domain::NONE)
+        {
+            self.routed_vlans.entry(subnet.routed).or_default().insert(*prefix);
+        }
         Ok(())
     }
 
@@ -103,12 +115,15 @@ impl Installed {
 
     /// Services for which this node answers ARP and ND on the VLAN uplink.
     pub(crate) fn answered_services(&self) -> HashSet<VipKey> {
-        self.kernel.vips.answered()
+        let answered = self.kernel.vips.answered().into_iter();
+        answered.filter(|service| !self.is_on_node(service.segment)).collect()
     }
 
     /// Services whose answering node may have changed since the last call, and whether this node answers for them.
     pub(crate) fn changed_services(&mut self) -> Vec<(VipKey, bool)> {
-        self.kernel.vips.take_changed()
+        let changed = self.kernel.vips.take_changed().into_iter();
+        let is_on_wire = |service: &VipKey| !self.routed_vlans.contains_key(&service.segment);
+        changed.map(|(service, is_answered)| (service, is_answered && is_on_wire(&service))).collect()
     }
 
     /// The domain of a network in a VRF, or, without a network, that of the whole VRF; `None` if it has no number, or no network on
@@ -126,9 +141,49 @@ impl Installed {
         }
     }
 
-    /// Whether a domain has routes to addresses in no subnet.
-    pub(crate) fn has_routes(&self) -> bool {
-        self.kernel.routes.iter().next().is_some()
+    /// Whether an object needs the interface to the node's kernel.
+    pub(crate) fn needs(&self, port: KernelPort) -> bool {
+        match port {
+            KernelPort::HostAccess => self.kernel.routes.iter().next().is_some(),
+            KernelPort::Vlans => !self.routed_vlans.is_empty(),
+        }
+    }
+
+    /// Whether the frames of a network stay on the node.
+    pub(crate) fn is_on_node(&self, segment: Segment) -> bool {
+        self.routed_vlans.contains_key(&segment)
+    }
+
+    /// Flags of a network: those of its object, and whether its frames stay on the node.
+    fn flags(&self, segment: Segment, flags: u32) -> u32 {
+        if self.is_on_node(segment) { flags | SegmentEntry::ON_NODE } else { flags }
+    }
+
+    /// Writes or removes a subnet. The frames of a VLAN network stay on the node from its first routed subnet to its last.
+    fn set_subnet(&mut self, prefix: DomainPrefix, subnet: Option<Subnet>) -> Result<(), Error> {
+        let before = self.kernel.subnets.get(&prefix).map(|subnet| subnet.routed);
+        match subnet {
+            Some(subnet) => self.kernel.subnets.set(prefix, subnet)?,
+            None => self.kernel.subnets.remove(&prefix)?,
+        }
+        if prefix.domain != Domain::NONE {
+            return Ok(());
+        }
+        let after = subnet.map(|subnet| subnet.routed);
+        if let Some(segment) = before.filter(|before| Some(*before) != after)
+            && let Some(subnets) = self.routed_vlans.get_mut(&segment)
+        {
+            subnets.remove(&prefix);
+            if subnets.is_empty() {
+                self.routed_vlans.remove(&segment);
+                self.kernel.ports.set_on_node(segment, false)?;
+            }
+        }
+        if let Some(segment) = after {
+            self.routed_vlans.entry(segment).or_default().insert(prefix);
+            self.kernel.ports.set_on_node(segment, true)?;
+        }
+        Ok(())
     }
 
     /// Numbers the domain of a network's VRF.
@@ -166,8 +221,8 @@ impl Installed {
             Entry::Peer(vtep) => self.kernel.peers.contains(vtep),
             Entry::Member(segment, vtep) => self.kernel.members.contains(*segment, *vtep),
             Entry::Segment { segment, out, flags, domain } => {
-                let desired =
-                    |e: &SegmentEntry| SegmentEntry { out: *out, flags: *flags, domain: *domain, ..*e };
+                let flags = self.flags(*segment, *flags);
+                let desired = |e: &SegmentEntry| SegmentEntry { out: *out, flags, domain: *domain, ..*e };
                 self.kernel.ports.segment(segment).is_some_and(|entry| *entry == desired(entry))
             }
             Entry::Port { ifindex, port } => {
@@ -247,7 +302,8 @@ impl Installed {
             Entry::Segment { segment, out, flags, domain } => {
                 let members = self.kernel.members.len(segment);
                 // The length of the flood list stays.
-                let entry = SegmentEntry { out: *out, ports: 0, members, flags: *flags, domain: *domain };
+                let flags = self.flags(*segment, *flags);
+                let entry = SegmentEntry { out: *out, ports: 0, members, flags, domain: *domain };
                 self.kernel.ports.set_segment(*segment, entry)
             }
             Entry::Port { ifindex, port } => {
@@ -256,7 +312,7 @@ impl Installed {
             }
             Entry::Fdb(key, value) => self.kernel.fdb.set(*key, *value),
             Entry::Neigh(key, value) => self.kernel.vips.set_neighbour(*key, Some(*value)),
-            Entry::Subnet(key, value) => self.kernel.subnets.set(*key, *value),
+            Entry::Subnet(key, value) => self.set_subnet(*key, Some(*value)),
             Entry::Route(key, value) => self.kernel.routes.set(*key, *value),
             Entry::Number { number, ifindex } => self.kernel.numbers.set(*number, *ifindex),
             Entry::Service(key, target) => self.kernel.services.set(*key, target),
@@ -290,7 +346,7 @@ impl Installed {
             }
             EntryKey::Fdb(key) => self.kernel.fdb.remove(&key),
             EntryKey::Neigh(key) => self.kernel.vips.set_neighbour(key, None),
-            EntryKey::Subnet(key) => self.kernel.subnets.remove(&key),
+            EntryKey::Subnet(key) => self.set_subnet(key, None),
             EntryKey::Route(key) => self.kernel.routes.remove(&key),
             EntryKey::Number(number) => self.kernel.numbers.remove(&number),
             EntryKey::Service(key) => self.kernel.services.remove(&key),

@@ -4,8 +4,8 @@ use aya::maps::{Array, MapData, PerCpuArray};
 use contiv_abi::{
     Domain, DropCount, DropReason, DsrHook, FdbEntry, FdbKey, FlowEvent, RouteEntry, Segment, Subnet,
     maps::{
-        DROPS, DSR_STATS, FDB, FLOW_STATS, GROUPS, METERS, PORT_NUMBERS, PORT_NUMBERS_CAPACITY, REVISION,
-        ROUTES, ROUTES_CAPACITY, RULE_COUNTS, RULE_SETS, RULE_SETS_CAPACITY, RULES, SUBNETS,
+        DROPS, DSR_STATS, FDB, FLOW_STATS, GROUPS, KERNEL_PORT, METERS, PORT_NUMBERS, PORT_NUMBERS_CAPACITY,
+        REVISION, ROUTES, ROUTES_CAPACITY, RULE_COUNTS, RULE_SETS, RULE_SETS_CAPACITY, RULES, SUBNETS,
         SUBNETS_CAPACITY,
     },
     policy::{GROUP_NUMBERS, Meter, MeterKey},
@@ -55,6 +55,7 @@ pub(crate) struct Kernel {
     pub(crate) subnets: PrefixTable<Subnet>,
     pub(crate) routes: PrefixTable<RouteEntry>,
     pub(crate) numbers: Table<u32, u32>,
+    kernel_port: Array<MapData, u32>,
     pub(crate) vips: Vips,
     pub(crate) services: ServicePorts,
     pub(crate) policies: Policies,
@@ -131,6 +132,7 @@ impl Kernel {
             domains: Domains::open(pins, writes)?,
             subnets: PrefixTable::open(SUBNETS, SUBNETS_CAPACITY, pins, writes)?,
             routes: PrefixTable::open(ROUTES, ROUTES_CAPACITY, pins, writes)?,
+            kernel_port: pins.open_map(KERNEL_PORT)?,
             numbers: Table::new(
                 PORT_NUMBERS,
                 PORT_NUMBERS_CAPACITY,
@@ -226,6 +228,17 @@ impl Kernel {
 
     pub(crate) fn ensure_settings(&mut self, settings: Settings) -> Result<(), Error> {
         self.peers.ensure_settings(settings)
+    }
+
+    /// Writes which interface leads to the node's kernel for VLAN networks that the node routes, unless it is the same; zero for none.
+    pub(crate) fn ensure_kernel_port(&mut self, ifindex: u32) -> Result<(), Error> {
+        let before = self.kernel_port.get(&0, 0);
+        if before.map_err(|error| failed(format!("read the map {KERNEL_PORT}"), error))? == ifindex {
+            return Ok(());
+        }
+        self.writes.count();
+        let written = self.kernel_port.set(0, ifindex, 0);
+        written.map_err(|error| failed(format!("write to the map {KERNEL_PORT}"), error))
     }
 
     /// Flow events since the maps were created, by the names in `FlowEvent::ALL`.

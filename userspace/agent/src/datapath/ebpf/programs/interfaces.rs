@@ -1,9 +1,9 @@
-//! The VXLAN device, the uplink, the interface to the node's kernel, and the programs on them.
+//! The VXLAN device, the uplink, the interfaces to the node's kernel, and the programs on them.
 
 use std::net::IpAddr;
 
 use super::{
-    host_port,
+    kernel_port::KernelPort,
     load::Programs,
     stages,
     tc::{AttachMode, Role, TcHooks},
@@ -38,10 +38,21 @@ pub(crate) struct Devices {
     pub(crate) overlay: u32,
     /// UDP port of the VXLAN device.
     pub(crate) overlay_port: u16,
-    /// Index of the datapath's end of the interface to the node's kernel; zero if it does not exist.
+    /// Index of the datapath's end of the interface to the node's kernel for host access; zero if it does not exist.
     pub(crate) host: u32,
+    /// The same for VLAN networks that the node routes.
+    pub(crate) vlans: u32,
     /// Index of each VLAN uplink that exists, in the order of preference, and whether it has a carrier.
     pub(crate) uplinks: Vec<(u32, bool)>,
+}
+
+impl Devices {
+    fn kernel_port_mut(&mut self, port: KernelPort) -> &mut u32 {
+        match port {
+            KernelPort::HostAccess => &mut self.host,
+            KernelPort::Vlans => &mut self.vlans,
+        }
+    }
 }
 
 /// The interfaces and the state of their hooks.
@@ -102,8 +113,8 @@ impl Interfaces {
     }
 
     /// Creates the devices, and attaches the programs to them. Detaches the programs from former uplinks, VXLAN devices
-    /// and queues; `queue` is the index of the interface that the program of the queues belongs to. The interface to the node's
-    /// kernel is checked only: a route by it creates it ([`ensure_host_port`](Self::ensure_host_port)).
+    /// and queues; `queue` is the index of the interface that the program of the queues belongs to. The interfaces to the
+    /// node's kernel are checked only: objects that need one create it ([`ensure_kernel_port`](Self::ensure_kernel_port)).
     pub(crate) async fn ensure(
         &mut self,
         netlink: &Netlink,
@@ -120,17 +131,21 @@ impl Interfaces {
         self.hooks.ensure(programs.tc(Role::Overlay), Role::Overlay, vxlan_device, overlay, netlink).await?;
         let overlay_port = *vxlan_port;
         let uplinks = self.ensure_uplinks(netlink, programs).await?;
-        let host = device::ifindex(host_port::PEER).unwrap_or(0);
-        if host != 0 {
-            self.hooks.ensure(programs.tc(Role::Host), Role::Host, host_port::PEER, host, netlink).await?;
+        let mut devices = Devices { overlay, overlay_port, uplinks, ..Devices::default() };
+        for port in KernelPort::ALL {
+            let ifindex = device::ifindex(port.peer()).unwrap_or(0);
+            if ifindex != 0 {
+                let program = programs.tc(Role::Kernel);
+                self.hooks.ensure(program, Role::Kernel, port.peer(), ifindex, netlink).await?;
+            }
+            *devices.kernel_port_mut(port) = ifindex;
         }
-        let devices = Devices { overlay, overlay_port, host, uplinks };
         for (role, ifindex) in self.hooks.pinned()? {
             let in_use = match role {
                 Role::Pod => true,
                 Role::Queue => Some(ifindex) == queue,
                 Role::Overlay => ifindex == devices.overlay,
-                Role::Host => ifindex == devices.host,
+                Role::Kernel => ifindex == devices.host || ifindex == devices.vlans,
                 Role::Uplink => devices.uplinks.iter().any(|(uplink, _)| *uplink == ifindex),
             };
             if !in_use {
@@ -141,21 +156,26 @@ impl Interfaces {
         Ok(())
     }
 
-    /// Creates the interface to the node's kernel, with its program, unless it exists.
-    pub(crate) async fn ensure_host_port(&mut self, programs: &mut Programs) -> Result<(), Error> {
+    /// Creates an interface to the node's kernel, with its program, unless it exists.
+    pub(crate) async fn ensure_kernel_port(
+        &mut self,
+        port: KernelPort,
+        programs: &mut Programs,
+    ) -> Result<(), Error> {
         let netlink = Netlink::open()?;
-        let host = host_port::ensure(&netlink, &self.writes).await?;
-        self.hooks.ensure(programs.tc(Role::Host), Role::Host, host_port::PEER, host, &netlink).await?;
-        self.devices.host = host;
+        let ifindex = port.ensure(&netlink, &self.writes).await?;
+        let program = programs.tc(Role::Kernel);
+        self.hooks.ensure(program, Role::Kernel, port.peer(), ifindex, &netlink).await?;
+        *self.devices.kernel_port_mut(port) = ifindex;
         Ok(())
     }
 
-    /// Deletes the interface to the node's kernel.
-    pub(crate) async fn remove_host_port(&mut self) -> Result<(), Error> {
-        if self.devices.host != 0 {
-            self.hooks.detach(Role::Host, Some(host_port::PEER), self.devices.host)?;
-            host_port::remove(&Netlink::open()?, &self.writes).await?;
-            self.devices.host = 0;
+    /// Deletes an interface to the node's kernel.
+    pub(crate) async fn remove_kernel_port(&mut self, port: KernelPort) -> Result<(), Error> {
+        let ifindex = std::mem::take(self.devices.kernel_port_mut(port));
+        if ifindex != 0 {
+            self.hooks.detach(Role::Kernel, Some(port.peer()), ifindex)?;
+            port.remove(&Netlink::open()?, &self.writes).await?;
         }
         Ok(())
     }
@@ -291,9 +311,11 @@ impl Interfaces {
         outcome.and(self.remove_other_abi_versions().await)
     }
 
-    /// Deletes the VXLAN device, and the interface to the node's kernel.
+    /// Deletes the VXLAN device, and the interfaces to the node's kernel.
     pub(crate) async fn delete_devices(&self, netlink: &Netlink) -> Result<(), Error> {
-        host_port::remove(netlink, &self.writes).await?;
+        for port in KernelPort::ALL {
+            port.remove(netlink, &self.writes).await?;
+        }
         let name = &self.configuration.vxlan_device;
         match netlink.link(name).await? {
             Some(link) => netlink.delete(name, link.header.index, &self.writes).await,

@@ -71,7 +71,7 @@ impl Programs {
             from_queue: open_tc(pins, Role::Queue)?,
             from_overlay: open_tc(pins, Role::Overlay)?,
             from_uplink: open_tc(pins, Role::Uplink)?,
-            from_host: open_tc(pins, Role::Host)?,
+            from_host: open_tc(pins, Role::Kernel)?,
             xdp: open_xdp(pins)?,
         })
     }
@@ -82,7 +82,7 @@ impl Programs {
             Role::Queue => &mut self.from_queue,
             Role::Overlay => &mut self.from_overlay,
             Role::Uplink => &mut self.from_uplink,
-            Role::Host => &mut self.from_host,
+            Role::Kernel => &mut self.from_host,
         }
     }
 

@@ -58,11 +58,11 @@ pub(crate) enum Role {
     Queue,
     Overlay,
     Uplink,
-    Host,
+    Kernel,
 }
 
 impl Role {
-    pub(crate) const ALL: [Role; 5] = [Role::Pod, Role::Queue, Role::Overlay, Role::Uplink, Role::Host];
+    pub(crate) const ALL: [Role; 5] = [Role::Pod, Role::Queue, Role::Overlay, Role::Uplink, Role::Kernel];
 
     pub(crate) fn program(self) -> &'static str {
         match self {
@@ -70,7 +70,7 @@ impl Role {
             Role::Queue => maps::FROM_QUEUE,
             Role::Overlay => maps::FROM_OVERLAY,
             Role::Uplink => maps::FROM_UPLINK,
-            Role::Host => maps::FROM_HOST,
+            Role::Kernel => maps::FROM_HOST,
         }
     }
 
@@ -80,7 +80,7 @@ impl Role {
             Role::Queue => "queue-",
             Role::Overlay => "overlay-",
             Role::Uplink => "uplink-",
-            Role::Host => "host-",
+            Role::Kernel => "kernel-",
         }
     }
 

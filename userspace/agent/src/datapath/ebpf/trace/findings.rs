@@ -11,8 +11,7 @@ use contiv_model::{
 
 use super::{Request, run::Pass};
 use crate::datapath::{
-    ebpf::maps::foreign::Record,
-    host_access::HOST_PORT,
+    ebpf::{maps::foreign::Record, programs::kernel_port::KernelPort},
     trace::{Findings, read_header},
 };
 
@@ -133,8 +132,13 @@ impl Request {
                 Egress::Tunnel { vtep: Ipv6Addr::from(vtep.0).to_canonical(), vni }
             }
             (_, Some(vlan)) if ifindex == interfaces.uplink => Egress::Uplink { vlan },
-            _ if ifindex == interfaces.host => Egress::Interface(HOST_PORT.to_owned()),
-            _ => Egress::Interface(format!("ifindex {ifindex}")),
+            _ => {
+                let mut kernel = KernelPort::ALL.into_iter().zip(interfaces.kernel);
+                let port = kernel.find(|(_, peer)| *peer == ifindex);
+                Egress::Interface(
+                    port.map_or_else(|| format!("ifindex {ifindex}"), |(port, _)| port.name().to_owned()),
+                )
+            }
         }
     }
 }

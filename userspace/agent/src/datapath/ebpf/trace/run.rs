@@ -12,8 +12,8 @@ use bytemuck::Zeroable as _;
 use contiv_abi::{
     Address, FlowTableSize, LogResult, LogStage, Node, Traced,
     maps::{
-        BACKENDS, FDB, FLOOD, FROM_QUEUE, GROUPS, MEMBERS, NEIGH, NEIGH_REVISION, NODE, PACKET, PEERS,
-        PORT_SLOTS, PORTS, RING, ROUTES, RULE_SETS, RULES, SEGMENTS, SERVICE_SLOTS, SERVICES, STAGES,
+        BACKENDS, FDB, FLOOD, FROM_QUEUE, GROUPS, KERNEL_PORT, MEMBERS, NEIGH, NEIGH_REVISION, NODE, PACKET,
+        PEERS, PORT_SLOTS, PORTS, RING, ROUTES, RULE_SETS, RULES, SEGMENTS, SERVICE_SLOTS, SERVICES, STAGES,
         SUBNETS, Stage, TRACED, UPLINK, VIPS,
     },
 };
@@ -39,7 +39,7 @@ use crate::datapath::{
 };
 
 /// Tables that only the agent writes. Every other map of the programs exists once more while they run.
-const TABLES: [&str; 20] = [
+const TABLES: [&str; 21] = [
     PORTS,
     PORT_SLOTS,
     SERVICE_SLOTS,
@@ -49,6 +49,7 @@ const TABLES: [&str; 20] = [
     NEIGH,
     SUBNETS,
     ROUTES,
+    KERNEL_PORT,
     MEMBERS,
     PEERS,
     NEIGH_REVISION,

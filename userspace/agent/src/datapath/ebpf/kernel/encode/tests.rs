@@ -8,7 +8,7 @@ use contiv_model::{
 use super::*;
 use crate::datapath::{Backend, Gateway, Route, Scope};
 
-const DEVICES: Devices = Devices { overlay: 7, overlay_port: 4789, host: 8, uplinks: vec![] };
+const DEVICES: Devices = Devices { overlay: 7, overlay_port: 4789, host: 8, vlans: 9, uplinks: vec![] };
 
 /// Domains of networks that are not routed.
 fn alone(_: &Vrf, network: Option<Segment>) -> Option<Domain> {
