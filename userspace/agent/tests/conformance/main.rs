@@ -65,7 +65,7 @@ on_every_datapath!([
         the_kernel_reaches_pods, the_kernel_speaks_for_no_pod_of_the_node, tenants_on_vlans_are_separate,
         policies_apply_to_the_kernel, services_have_backends_behind_the_kernel, errors_about_packets_to_the_kernel,
         vlans_are_bridged_again, restart_with_routed_vlans_writes_nothing;
-    host_access: packets_leave_and_return_by_the_kernel, tenants_have_host_access_of_their_own, errors_from_outside_arrive,
+    host_access: packets_leave_and_return_by_the_kernel, tenants_have_host_access_of_their_own, errors_are_about_the_packets_of_their_receiver,
         other_destinations_are_closed, the_kernel_speaks_for_no_endpoint, policies_apply_to_host_access,
         the_route_comes_and_goes, restart_with_host_access_writes_nothing;
     routing_changes: the_forward_mode_changes, routed_subnets_come_and_go, restart_of_a_routing_node_writes_nothing;

@@ -38,6 +38,9 @@ pub(super) fn leave(objects: &Desired, sender: &Local, packet: &Packet, frame: &
     }
     let mut frame = frame.to_vec();
     packet.rewrite_source(&mut frame, (private.into(), packet.tuple.source.1));
+    if packet.quoted(&frame).is_some() {
+        packet.rewrite_quoted_destination(&mut frame, private)?;
+    }
     frame[..6].copy_from_slice(&KERNEL_MAC.0);
     Some(frame)
 }

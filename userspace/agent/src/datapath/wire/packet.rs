@@ -176,8 +176,17 @@ impl Packet {
 
     /// Gives the packet that an ICMP error quotes another source address. `None` for too little of a packet.
     pub(crate) fn rewrite_quoted_source(&self, frame: &mut [u8], source: Ipv4Addr) -> Option<()> {
-        let address = (!self.v6).then_some(ETHERNET + 12)?;
-        self.requote(frame, |quoted, inner| quoted.write(inner, address, &source.octets())).map(drop)
+        self.rewrite_quoted(frame, ETHERNET + 12, source)
+    }
+
+    /// The same of the destination address.
+    pub(crate) fn rewrite_quoted_destination(&self, frame: &mut [u8], destination: Ipv4Addr) -> Option<()> {
+        self.rewrite_quoted(frame, ETHERNET + 16, destination)
+    }
+
+    fn rewrite_quoted(&self, frame: &mut [u8], at: usize, address: Ipv4Addr) -> Option<()> {
+        let at = (!self.v6).then_some(at)?;
+        self.requote(frame, |quoted, inner| quoted.write(inner, at, &address.octets())).map(drop)
     }
 
     /// Changes the packet that an ICMP error quotes, and returns it as it was.

@@ -133,7 +133,7 @@ pub(crate) fn tenants_have_host_access_of_their_own<H: Harness>() -> Result<()> 
     Ok(())
 }
 
-pub(crate) fn errors_from_outside_arrive<H: Harness>() -> Result<()> {
+pub(crate) fn errors_are_about_the_packets_of_their_receiver<H: Harness>() -> Result<()> {
     let mut world = world::<H>()?;
     let sent = |packet: Packet| packet.udp(4000, 53).payload(b"odd");
     world.sends(&pod(ONE.port), &sent(ONE.sends(OUTSIDE)), [to_kernel(&sent(ONE.leaves(OUTSIDE)))])?;
@@ -145,6 +145,15 @@ pub(crate) fn errors_from_outside_arrive<H: Harness>() -> Result<()> {
         let arrives = error(ONE.receives(from), ONE.end.ip());
         world.sends(&Origin::Kernel, &error(ONE.returns(from), ONE.private), [to_pod(ONE.port, &arrives)])?;
     }
+    // What the pod says of a packet from outside.
+    let reply = |packet: Packet| packet.udp(53, 4000).payload(b"reply");
+    let arrives = to_pod(ONE.port, &reply(ONE.receives(OUTSIDE)));
+    world.sends(&Origin::Kernel, &reply(ONE.returns(OUTSIDE)), [arrives])?;
+    let error = |packet: Packet, to: Ipv4Addr| {
+        packet.icmp(3, 3, [0; 4]).payload(&reply(Packet::bare().ipv4(OUTSIDE, to)).build())
+    };
+    let leaves = to_kernel(&error(ONE.leaves(OUTSIDE), ONE.private));
+    world.sends(&pod(ONE.port), &error(ONE.sends(OUTSIDE), ONE.end.ip()), [leaves])?;
     Ok(())
 }
 

@@ -3,13 +3,14 @@
 //! ```text
 //!  25, 27 service without a backend ─┐
 //!  7 TTL expired ────────────────────┼─ 31 ── meter ── controller ─▶ agent ─┬─▶ port of the pod
-//!  6 ICMP error about a translated ──┤                                      └─▶ 9, 2
+//!  6 ICMP error about a translated ──┤                                      └─▶ 9, 2, 8
 //!    packet                          │
-//!  2 the same from the kernel ───────┘
+//!  2, 8 the same from the kernel, ───┘
+//!    and to it
 //! ```
 //!
 //! The packet carries what the agent does with it in registers: an expired one the address of the gateway that tells, an error the
-//! address and port of the service, one from the kernel the address of the endpoint. The agent makes it an error about the packet
+//! address and port of the service, one from the kernel the address of the endpoint, and one to the kernel the private address. The agent makes it an error about the packet
 //! that its receiver has sent. The
 //! meter bounds what pods cost the switch and the agent. While the agent is away, these packets are dropped as without an
 //! answer.
@@ -37,12 +38,14 @@ use crate::datapath::wire::{
 /// Packets for the agent, per bridge and second, and at once.
 const RATE: u32 = 1000;
 const METER: u32 = 0xc0;
-/// What the agent does: [`REFUSED`], [`EXPIRED`], [`TRANSLATED`] or [`PRIVATE`]; what it has done, if it is the latter.
+/// What the agent does: [`REFUSED`], [`EXPIRED`], [`TRANSLATED`], [`PRIVATE`] or [`OWN`]; what it has done, if it is one of the latter
+/// two.
 const KIND: Field = Field::Reg8;
 const REFUSED: u8 = 1;
 const EXPIRED: u8 = 2;
 const TRANSLATED: u8 = 3;
 const PRIVATE: u8 = 4;
+const OWN: u8 = 5;
 /// Port of the service.
 const PORT: Field = Field::Reg9;
 
@@ -79,13 +82,21 @@ pub(super) fn restore(matching: Match, endpoint: Ipv4Addr) -> (Match, [Action; 3
     (matching.field(KIND, 0u8), [to, kind, next])
 }
 
+/// The error to the node's kernel is about a packet to this private address, and quotes that of the endpoint. Only of packets that
+/// match this, which are not back from the agent.
+pub(super) fn conceal(matching: Match, private: Ipv4Addr) -> (Match, [Action; 3]) {
+    let [kind, next] = answered(OWN);
+    let to = Action::set(Family::V4.register(), private.to_bits());
+    (matching.field(KIND, 0u8), [to, kind, next])
+}
+
 fn answered(kind: u8) -> [Action; 2] {
     [Action::set(KIND, kind), Action::resubmit(table::ANSWER)]
 }
 
 /// Returns the flows that exist for any desired state.
 pub(super) fn base() -> Vec<Flow> {
-    let errors = [TRANSLATED, PRIVATE].map(|kind| to_agent(Match::new().field(KIND, kind)));
+    let errors = [TRANSLATED, PRIVATE, OWN].map(|kind| to_agent(Match::new().field(KIND, kind)));
     Family::ALL.into_iter().flat_map(refused).chain(errors).collect()
 }
 
@@ -123,6 +134,7 @@ pub(crate) fn answer(packet: &PacketIn) -> Option<PacketOut> {
     match kind {
         TRANSLATED => return translated(from, matching, data),
         PRIVATE => return restored(from, matching, data),
+        OWN => return concealed(from, matching, data),
         _ => {}
     }
     let read = Packet::read(data)?;
@@ -143,10 +155,13 @@ fn translated(in_port: Port, matching: &Match, data: &[u8]) -> Option<PacketOut>
     let port = matching.exact(PORT).and_then(|port| u16::try_from(port).ok())?;
     packet.rewrite_error(&mut frame, (address(matching, packet.tuple.source.0)?, port))?;
     let data = tag.map_or(frame.clone(), |(vlan, _)| tagged(&frame, vlan));
-    let restored =
-        [Field::Metadata, FLAGS].map(|field| Action::set(field, matching.exact(field).unwrap_or_default()));
-    let actions = restored.into_iter().chain([Action::resubmit(table::DESTINATION)]).collect();
+    let actions = metadata(matching).into_iter().chain([Action::resubmit(table::DESTINATION)]).collect();
     Some(PacketOut { in_port, actions, data })
+}
+
+/// Gives a packet the metadata that it had.
+fn metadata(matching: &Match) -> [Action; 2] {
+    [Field::Metadata, FLAGS].map(|field| Action::set(field, matching.exact(field).unwrap_or_default()))
 }
 
 /// Forwards an error from the kernel as the table would that sent it here.
@@ -156,6 +171,17 @@ fn restored(in_port: Port, matching: &Match, data: &[u8]) -> Option<PacketOut> {
     let IpAddr::V4(endpoint) = address(matching, packet.tuple.source.0)? else { return None };
     packet.rewrite_quoted_source(&mut frame, endpoint)?;
     let actions = vec![Action::set(KIND, PRIVATE), Action::resubmit(table::HOST_DNAT)];
+    Some(PacketOut { in_port, actions, data: frame })
+}
+
+/// Forwards an error to the kernel, likewise.
+fn concealed(in_port: Port, matching: &Match, data: &[u8]) -> Option<PacketOut> {
+    let mut frame = data.to_vec();
+    let packet = Packet::read(&frame)?;
+    let IpAddr::V4(private) = address(matching, packet.tuple.source.0)? else { return None };
+    packet.rewrite_quoted_destination(&mut frame, private)?;
+    let again = [Action::set(KIND, OWN), Action::resubmit(table::HOST_SNAT)];
+    let actions = metadata(matching).into_iter().chain(again).collect();
     Some(PacketOut { in_port, actions, data: frame })
 }
 

@@ -24,7 +24,7 @@ use crate::datapath::{
 /// One if the destination is in a subnet of the VRF, or in the private one. Policies use the register later.
 const IS_INSIDE: Field = Field::Reg15;
 
-/// Destination unreachable, time exceeded, parameter problem (RFC 792). They quote the private address.
+/// Destination unreachable, time exceeded, parameter problem (RFC 792). They quote an address that their receiver does not know.
 const ICMP_ERRORS: [u8; 3] = [3, 11, 12];
 
 /// How a node gives its pods host access.
@@ -99,7 +99,7 @@ pub(crate) fn local(local: &Local, segment: Segment, port: u32, host: HostAccess
     let received = || Match::new().in_port(host.port.into()).ipv4_dst(private, 32);
     let router = [Field::EthSrc, Field::EthDst].map(|field| Action::set(field, mac_bits(Mac::ROUTER.0)));
     let mut flows = vec![
-        Flow::new(table::HOST_SNAT, priority::MATCH, sent).apply(leave),
+        Flow::new(table::HOST_SNAT, priority::MATCH, sent.clone()).apply(leave),
         Flow::new(table::HOST_DNAT, priority::MATCH, received())
             .apply([Action::set(Field::Ipv4Dst, ip.to_bits())])
             .apply(router)
@@ -111,6 +111,11 @@ pub(crate) fn local(local: &Local, segment: Segment, port: u32, host: HostAccess
         let error = received().ip_proto(ICMP).field(Field::Icmpv4Type, kind);
         let (error, restore) = answer::restore(error, ip);
         Flow::new(table::HOST_DNAT, priority::INTERCEPT, error).apply(restore)
+    }));
+    flows.extend(ICMP_ERRORS.map(|kind| {
+        let error = sent.clone().ip_proto(ICMP).field(Field::Icmpv4Type, kind);
+        let (error, conceal) = answer::conceal(error, private);
+        Flow::new(table::HOST_SNAT, priority::INTERCEPT, error).apply(conceal)
     }));
     flows
 }
