@@ -38,6 +38,11 @@ pub(crate) extern "C" fn ctv_leave(packet: *mut Packet, skb: *mut __sk_buff) -> 
     if u32::from_ne_bytes(packet.private) == 0 {
         return packet::code(ctx.store(0, &KERNEL_MAC, 0).map_err(|_| DropReason::RewriteFailed));
     }
+    if packet.translated != 0 {
+        // That is done.
+        packet.tuple = packet.wanted;
+        packet.inner = packet.inner_wanted;
+    }
     let private = Address::v4(packet.private);
     packet.wanted.source.set_words(private.words());
     if packet.icmp_error != Told::NOTHING {

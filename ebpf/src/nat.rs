@@ -32,7 +32,10 @@ fn translate(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
         if ctv_receiver(packet) == 0 {
             return Err(DropReason::StrangeBackend);
         }
-        route::ctv_next_hop(packet);
+        // Another source port does not change the way.
+        if packet.route != Route::KERNEL || !packet.wanted.destination.same(&packet.tuple.destination) {
+            route::ctv_next_hop(packet);
+        }
     }
     rewrite(ctx, packet)?;
     if source::same(&packet.destination_mac, &packet.source_mac) {

@@ -100,8 +100,9 @@ pub(crate) extern "C" fn ctv_next_hop(packet: *mut Packet) -> u32 {
     if bridged && !subnet.is_on_node() || !subnet.is_routed() || is_link_local(packet) {
         return 0;
     }
-    // Networks of both kinds are not routed to each other.
+    // Networks of both kinds are not routed to each other, also by services.
     if subnet.is_on_node() != (packet.segment_flags & SegmentEntry::ON_NODE != 0) {
+        packet.route = Route::ROUTER;
         return 0;
     }
     let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.wanted.destination));

@@ -60,7 +60,8 @@ on_every_datapath!([
     routing: gateways_answer_arp_and_nd, the_router_answers_for_other_networks, gateways_answer_pings, local_pods_on_two_networks,
         pods_of_other_nodes, routers_speak_for_their_own_pods, tenants_are_not_routed_to_each_other,
         unknown_destinations_are_dropped, errors_are_routed, the_ttl_is_exceeded_at_the_gateway;
-    routing_policies: policies_apply_between_networks, services_have_backends_on_other_networks, routed_packets_get_a_dscp;
+    routing_policies: policies_apply_between_networks, services_have_backends_on_other_networks, routed_packets_get_a_dscp,
+        expired_packets_to_services_choose_a_backend;
     routing_vlan: gateways_of_vlans_answer, frames_stay_on_the_node, pods_of_routed_vlans_on_one_node, packets_leave_by_the_kernel,
         the_kernel_reaches_pods, the_kernel_speaks_for_no_pod_of_the_node, tenants_on_vlans_are_separate,
         policies_apply_to_the_kernel, services_have_backends_behind_the_kernel, errors_about_packets_to_the_kernel,

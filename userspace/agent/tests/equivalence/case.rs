@@ -17,7 +17,7 @@ use crate::{
     exclusions,
     node::harness::Harness,
     oracle::{Oracle, Possible},
-    packet::{Phase, ROUTER, Sent, Way, destination, id_of, named},
+    packet::{Phase, ROUTER, Sender, Sent, Way, destination, id_of, named},
     rig::Rig,
 };
 
@@ -34,6 +34,7 @@ pub(crate) struct Summary {
     errors: u64,
     to_other_nodes: u64,
     routed: u64,
+    by_kernel: u64,
     messages: u64,
     excluded: u64,
 }
@@ -42,9 +43,19 @@ impl Summary {
     /// Checks that there were packets of each kind.
     pub(crate) fn check_variety(&self) -> Result<()> {
         let Summary {
-            delivered, dropped, copied, translated, replies, errors, to_other_nodes, routed, ..
+            delivered,
+            dropped,
+            copied,
+            translated,
+            replies,
+            errors,
+            to_other_nodes,
+            routed,
+            by_kernel,
+            ..
         } = self;
-        let kinds = [delivered, dropped, copied, translated, replies, errors, to_other_nodes, routed];
+        let kinds =
+            [delivered, dropped, copied, translated, replies, errors, to_other_nodes, routed, by_kernel];
         ensure!(
             kinds.into_iter().all(|count| *count > self.packets / 1000),
             "the packets do not vary: {self}"
@@ -66,13 +77,14 @@ impl fmt::Display for Summary {
             errors,
             to_other_nodes,
             routed,
+            by_kernel,
             messages,
             excluded,
         } = self;
         write!(
             f,
             "{states} states, {packets} packets: {delivered} delivered ({translated} to backends, {copied} to several \
-             receivers, {to_other_nodes} to other nodes, {routed} routed, {replies} replies), {dropped} dropped ({messages} with a message); {errors} ICMP errors; {excluded} not sent because of \
+             receivers, {to_other_nodes} to other nodes, {routed} routed, {by_kernel} by the kernel, {replies} replies), {dropped} dropped ({messages} with a message); {errors} ICMP errors; {excluded} not sent because of \
              known differences"
         )
     }
@@ -316,7 +328,14 @@ impl<H: Harness> Case<'_, H> {
             let service = self.cluster.service(Stage::Before, at);
             service.backends.into_iter().filter_map(|backend| located(sent.network, backend.ip))
         });
-        named(sent).into_iter().chain(backends).collect()
+        // The kernel has another address of the pod.
+        let pod = match self.cluster.probes[probe].from {
+            Sender::Pod(pod) if sent.from == Origin::Kernel => {
+                self.cluster.pods[pod].network.zip(self.cluster.last(pod))
+            }
+            _ => None,
+        };
+        named(sent).into_iter().chain(backends).chain(pod).collect()
     }
 
     fn count(&mut self, packet: &Packet, deliveries: &[Delivery]) {
@@ -331,6 +350,9 @@ impl<H: Harness> Case<'_, H> {
         summary.translated += u64::from(is_there && packet.sent.service.is_some() && !deliveries.is_empty());
         let leaves = |delivery: &Delivery| !matches!(delivery.to, netplugin::datapath::fake::Target::Pod(_));
         summary.to_other_nodes += u64::from(deliveries.iter().any(leaves));
+        let by_kernel = |one: &Delivery| one.to == netplugin::datapath::fake::Target::Kernel;
+        summary.by_kernel +=
+            u64::from(packet.sent.from == Origin::Kernel || deliveries.iter().any(by_kernel));
         summary.routed += u64::from(deliveries.iter().any(|one| one.frame[6..12] == ROUTER));
     }
 

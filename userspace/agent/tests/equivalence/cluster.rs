@@ -11,14 +11,15 @@ use contiv_model::{
     mac::Mac,
     name::EndpointId,
     policy::{Identity, Rule},
-    route::NextHop,
+    route::{NextHop, NextHops},
     service::{Port, Readiness},
     tag::{Encap, Vni},
     vrf::Vrf,
 };
 use ipnet::IpNet;
 use netplugin::datapath::{
-    Backend, Desired, Gateway, Group, Local, Network, Object, Peer, Remote, Scope, Service, Subnet,
+    Backend, Desired, Gateway, Group, Local, Network, Object, Peer, Remote, Route, RouteId, Scope, Service,
+    Subnet,
 };
 
 use crate::{
@@ -45,6 +46,8 @@ const VIPS: u8 = 200;
 pub(crate) struct Cluster {
     /// Whether the nodes route between the VXLAN networks of a tenant.
     pub(crate) routes: bool,
+    /// Whether the pods of routed networks have host access.
+    pub(crate) hosts: bool,
     pub(crate) pods: Vec<Pod>,
     /// Endpoints on other nodes, for each network and each of [`REMOTES`]; `None` if there is none.
     pub(crate) remotes: Vec<Option<Member>>,
@@ -298,6 +301,7 @@ impl Cluster {
         peers
             .into_iter()
             .chain(self.subnets())
+            .chain(self.host_routes())
             .chain(self.groups(stage))
             .chain(self.remotes().map(|(number, last, member)| self.remote(number, last, *member.at(stage))))
             .chain(services)
@@ -315,6 +319,16 @@ impl Cluster {
             let mac = self.is_routed(number).then_some(Mac::ROUTER);
             let gateway = Some(Gateway { ip: address(number, GATEWAY, ip6), mac });
             Object::Subnet(Subnet { network: id, vrf, encap, prefix, gateway })
+        })
+    }
+
+    /// The routes of both tenants to addresses in no subnet.
+    fn host_routes(&self) -> impl Iterator<Item = Object> {
+        let tenants = (0..2).filter(|number| self.hosts && self.is_routed(*number));
+        tenants.map(|number| {
+            let id = RouteId { vrf: self.network(number).vrf, prefix: "0.0.0.0/0".parse().unwrap() };
+            let next_hop = NextHop::Host { subnet: "172.19.0.0/16".parse().unwrap() };
+            Object::Route(Route { id, next_hops: NextHops::from(next_hop) })
         })
     }
 

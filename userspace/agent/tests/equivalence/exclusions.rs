@@ -10,7 +10,7 @@ use netplugin::datapath::fake::Origin;
 use crate::{
     cluster::{Cluster, GATEWAY, PODS, REMOTES, is_vlan, located, mac},
     node::harness::{Difference, Harness},
-    packet::{Content, Sent, sender},
+    packet::{Content, Sent, is_by_kernel, sender},
 };
 
 fn differs<H: Harness>(how: Difference) -> bool {
@@ -30,7 +30,8 @@ pub(crate) fn applies<H: Harness>(cluster: &Cluster, sent: &Sent) -> bool {
 
 /// Whether a reply or an ICMP error is not sent, because its receiver has no record.
 pub(crate) fn applies_to_connected<H: Harness>(cluster: &Cluster, sent: &Sent) -> bool {
-    differs::<H>(Difference::FloodsNoReplies) && Station::of(cluster, sent) == Station::Unknown
+    let is_unknown = Station::of(cluster, sent) == Station::Unknown && !is_by_kernel(sent);
+    differs::<H>(Difference::FloodsNoReplies) && is_unknown
 }
 
 /// Whether an ICMP error is not sent, because its receiver or the other end of the connection has no record. Which rules apply to copies
@@ -40,7 +41,10 @@ pub(crate) fn applies_to_error<H: Harness>(cluster: &Cluster, sent: &Sent) -> bo
         let has_record = cluster.is_remote(number, last) || cluster.pod_at(number, last).is_some();
         cluster.has_subnets(number) && last != GATEWAY && !has_record
     };
-    Station::of(cluster, sent) == Station::Unknown
+    // The agent translates them, later than copies leave.
+    let is_late = answers_late::<H>() && is_by_kernel(sent);
+    is_late
+        || Station::of(cluster, sent) == Station::Unknown && !is_by_kernel(sent)
         || differs::<H>(Difference::DropsErrorsOfStrangers)
             && sender(sent).is_some_and(|from| located(sent.network, from).is_some_and(is_unknown))
 }

@@ -44,26 +44,29 @@ pub(crate) fn clusters() -> impl Strategy<Value = Cluster> {
         1 => vec(option::weighted(0.9, 0..NETWORKS), PODS),
     ];
     (
-        (any::<bool>(), prop::bool::weighted(0.3), homes, vec(member(), PODS)),
+        (any::<bool>(), any::<bool>(), prop::bool::weighted(0.3), homes, vec(member(), PODS)),
         vec(option::weighted(0.85, member()), NETWORKS * REMOTES.len()),
         vec(prop::bool::weighted(0.5), NETWORKS),
         vec(profile(), GROUPS as usize),
         vec(balanced(), 0..=SERVICES),
         vec(probe(), 1..=PROBES),
     )
-        .prop_map(|((routes, regroups, homes, groups), remotes, subnets, profiles, services, probes)| {
-            let kept = |group: Member| Changing { after: group.after.filter(|_| regroups), ..group };
-            let pods = homes.into_iter().zip(groups);
-            Cluster {
-                routes,
-                pods: pods.map(|(network, group)| Pod { network, group: kept(group) }).collect(),
-                remotes: remotes.into_iter().map(|remote: Option<Member>| remote.map(kept)).collect(),
-                subnets,
-                groups: profiles,
-                services,
-                probes,
-            }
-        })
+        .prop_map(
+            |((routes, hosts, regroups, homes, groups), remotes, subnets, profiles, services, probes)| {
+                let kept = |group: Member| Changing { after: group.after.filter(|_| regroups), ..group };
+                let pods = homes.into_iter().zip(groups);
+                Cluster {
+                    routes,
+                    hosts,
+                    pods: pods.map(|(network, group)| Pod { network, group: kept(group) }).collect(),
+                    remotes: remotes.into_iter().map(|remote: Option<Member>| remote.map(kept)).collect(),
+                    subnets,
+                    groups: profiles,
+                    services,
+                    probes,
+                }
+            },
+        )
 }
 
 fn changing<T: std::fmt::Debug + Clone>(
@@ -231,6 +234,7 @@ fn probe() -> impl Strategy<Value = Probe> {
             .prop_map(|(is_other, last)| To::Routed(At { is_other, last })),
         1 => (any::<bool>(), select(vec![GATEWAY, GATEWAY, 77]))
             .prop_map(|(is_other, last)| To::Routed(At { is_other, last })),
+        5 => (0_u8..3).prop_map(To::World),
         8 => (any::<Index>(), option::weighted(0.9, any::<Index>()), any::<bool>())
             .prop_map(|(which, port, routed)| To::Service { which, port, routed }),
         1 => Just(To::Broadcast),
@@ -241,9 +245,10 @@ fn probe() -> impl Strategy<Value = Probe> {
         |(from, to, ip6, content, port, tos, ttl)| {
             let to = match (from, to) {
                 // Only pods are clients of services.
-                (Sender::Far { .. } | Sender::Router { .. }, To::Service { .. } | To::Routed(_)) => {
-                    To::Endpoint { last: 1, at: None }
-                }
+                (
+                    Sender::Far { .. } | Sender::Router { .. },
+                    To::Service { .. } | To::Routed(_) | To::World(_),
+                ) => To::Endpoint { last: 1, at: None },
                 (_, to) => to,
             };
             Probe { from, to, ip6, content, port, tos, ttl }

@@ -8,7 +8,10 @@ use contiv_model::{
     service::Protocol,
     tag::Encap,
 };
-use netplugin::datapath::fake::{Delivery, Origin, Target};
+use netplugin::datapath::{
+    KERNEL_MAC,
+    fake::{Delivery, Origin, Target},
+};
 use proptest::sample::Index;
 use testkit::packet::{BROADCAST, Packet, tcp_flags};
 
@@ -64,6 +67,8 @@ pub(crate) enum To {
     Outside { which: u8, at: Option<u8> },
     /// An address of the tenant, at the Ethernet address of the router.
     Routed(At),
+    /// An unassigned address, at the Ethernet address of the router.
+    World(u8),
     /// A service of the network, if there is one, and one of its ports, or `port`; at the Ethernet address of the router or at that
     /// of the service.
     Service { which: Index, port: Option<Index>, routed: bool },
@@ -193,6 +198,7 @@ impl Probe {
         let (to_mac, to) = match &self.to {
             To::Endpoint { last, at } => (mac(near, at.unwrap_or(*last)), address(near, *last, ip6)),
             To::Routed(to) => (ROUTER, address(to.network(near).unwrap_or(near), to.last, ip6)),
+            To::World(which) => (ROUTER, outside(*which, ip6)),
             To::Outside { which, at: by } => (at(by), outside(*which, ip6)),
             To::Service { routed, .. } => match self.service(cluster) {
                 Some(service) => {
@@ -380,10 +386,22 @@ fn receiver(cluster: &Cluster, number: usize, delivered: &Delivery) -> Option<Re
             let frame = [frame.get(..12)?, frame.get(16..)?].concat();
             Receiver { from: Origin::Uplink, network: number, ends: Ends::read(&frame)?.reversed(), frame }
         }
-        // No VLAN is routed.
-        Target::Uplink | Target::Kernel => return None,
+        // A host outside, by the kernel.
+        Target::Kernel => {
+            let ends = Ends { macs: (KERNEL_MAC.0, KERNEL_MAC.0), ..Ends::read(&frame)?.reversed() };
+            Receiver { from: Origin::Kernel, network: number, ends, frame }
+        }
+        Target::Uplink => return None,
     };
     (receiver.ends.macs.1[0] & 1 == 0).then_some(receiver)
+}
+
+/// Whether an address outside is an end of the packet of a pod or of the kernel: the packet is one of host access.
+pub(crate) fn is_by_kernel(sent: &Sent) -> bool {
+    let to_router = || Ends::read(&sent.bytes).filter(|ends| ends.macs.0 == ROUTER);
+    sent.from == Origin::Kernel
+        || matches!(sent.from, Origin::Pod(_))
+            && to_router().is_some_and(|ends| located(sent.network, ends.to.0).is_none())
 }
 
 /// The frame without its tag.

@@ -32,6 +32,8 @@ pub(crate) enum Part {
     },
     Subnet(usize),
     Routes,
+    /// Host access.
+    Hosts,
 }
 
 /// All parts of a cluster.
@@ -57,7 +59,7 @@ pub(crate) fn of(cluster: &Cluster) -> Vec<Part> {
         .chain(count(remotes, Part::RemoteGroup))
         .chain(count(groups, Part::Dscp))
         .chain(count(cluster.subnets.len(), Part::Subnet))
-        .chain([Part::Routes])
+        .chain([Part::Routes, Part::Hosts])
         .collect()
 }
 
@@ -96,6 +98,7 @@ pub(crate) fn without(cluster: &Cluster, parts: &BTreeSet<Part>) -> Cluster {
     let probes = cluster.probes.iter().enumerate().filter(|(at, _)| !lacks(Part::Probe(*at)));
     Cluster {
         routes: cluster.routes && !lacks(Part::Routes),
+        hosts: cluster.hosts && !lacks(Part::Hosts),
         pods: pods.collect(),
         remotes: remotes.collect(),
         subnets: (0..).zip(&cluster.subnets).map(|(at, known)| *known && !lacks(Part::Subnet(at))).collect(),

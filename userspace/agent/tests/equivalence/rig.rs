@@ -130,7 +130,7 @@ impl<H: Harness> Rig<H> {
                 origins.insert(origin);
             }
         }
-        let mut strays = self.wait(cluster, &origins)?;
+        let mut strays = self.wait(cluster, &origins, 1)?;
         if exclusions::answers_late::<H>() {
             strays.remove(&None);
         }
@@ -140,20 +140,25 @@ impl<H: Harness> Rig<H> {
 
     /// Sends frames of different connections at once. Returns all copies that leave the node.
     pub(crate) fn exchange(&mut self, cluster: &Cluster, frames: &[&Sent]) -> Result<Arrived> {
+        /// Frames that a switch takes from a port before it looks at the next one.
+        const BATCH: usize = 32;
         for sent in frames {
             self.node.emit(&sent.from, &sent.bytes)?;
         }
-        self.wait(cluster, &frames.iter().map(|sent| sent.from.clone()).collect())
+        // No marker comes from the kernel.
+        let from_kernel = frames.iter().filter(|sent| sent.from == Origin::Kernel).count();
+        let rounds = 1 + from_kernel.div_ceil(BATCH);
+        self.wait(cluster, &frames.iter().map(|sent| sent.from.clone()).collect(), rounds)
     }
 
     /// Waits until all frames from these origins are forwarded: those of an origin are in order, so all copies precede that of
-    /// a marker. A second marker follows the first one, because copies of one batch leave several ports in any order.
-    fn wait(&mut self, cluster: &Cluster, origins: &BTreeSet<Origin>) -> Result<Arrived> {
+    /// a marker. More markers follow the first one, because copies of one batch leave several ports in any order.
+    fn wait(&mut self, cluster: &Cluster, origins: &BTreeSet<Origin>, rounds: usize) -> Result<Arrived> {
         let mut arrived = Arrived::new();
         let first: Vec<_> = origins.iter().map(|origin| self.marker_from(cluster, origin)).collect();
-        let second = first.first().cloned();
+        let next = first.first().cloned();
         self.fence(first, &mut arrived)?;
-        if let Some((origin, frame, _)) = second {
+        for (origin, frame, _) in std::iter::repeat_n(next, rounds).flatten() {
             // Same frame with another address.
             let text = self.marker_text();
             let at = frame.len() - text.len();

@@ -9,6 +9,7 @@ use testkit::{
     capture::Tap,
     needs,
     packet::{self, Packet},
+    patience,
 };
 
 use crate::node::{Node, Pod, SOON, addresses, kind, network, remote, vlan, vtep, vxlan};
@@ -199,6 +200,9 @@ fn the_kernel_detects_a_duplicate_address() -> Result<()> {
     node.add([Object::Network(blue.clone())])?;
     let [pod, other] = [node.run_pod(&blue, 1)?, node.run_pod(&blue, 2)?];
     other.reaches(1)?;
+    // How long the kernel waits for the owner's answer: a guest that is emulated is slower.
+    let time = (1000 * patience()).to_string();
+    pod.namespace.sysctl("net/ipv6/neigh/eth0/retrans_time_ms", &time)?;
     for (address, taken) in [(addresses(2).1, true), (addresses(9).1, false)] {
         pod.namespace.ip(&format!("addr add {address}/64 dev eth0"))?;
         let line = testkit::wait_until(SOON, "end of duplicate address detection", || {

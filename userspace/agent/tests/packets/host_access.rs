@@ -278,9 +278,22 @@ fn the_interface_exists_as_long_as_the_route() -> Result<()> {
     drop(rig.node.restart());
     rig.node.converge()?;
     assert_eq!(rig.node.datapath.writes(), 0);
-    // What was deleted comes back.
-    rig.node.ns.ip(&format!("link del {PEER}"))?;
-    rig.node.converge()?;
+    // What was changed or deleted comes back.
+    for damage in [
+        format!("link set {PEER} down"),
+        format!("link set {HOST_PORT} address 02:00:00:00:00:09"),
+        format!("link set {HOST_PORT} mtu 1500"),
+        format!("link del {PEER}"),
+    ] {
+        rig.node.ns.ip(&damage)?;
+        rig.node.converge()?;
+        let (own, end) = (
+            rig.node.ns.ip(&format!("link show {HOST_PORT}"))?,
+            rig.node.ns.ip(&format!("link show {PEER}"))?,
+        );
+        let is_right = own.contains("02:00:11:11:11:11") && own.contains("mtu 65535") && end.contains(",UP");
+        ensure!(is_right, "{damage}: {own}{end}");
+    }
     assert_becomes(rig.by_here(&sent(HERE, OUTSIDE).udp(4000, 53))?, &leaves(OUTSIDE).udp(4000, 53));
     let id = Object::Route(route(&rig)).id();
     rig.node.desired.remove(&id);

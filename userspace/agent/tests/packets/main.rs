@@ -46,3 +46,4 @@ mod traffic;
 mod upgrade;
 mod uplinks;
 mod verifier;
+mod vlan_routing;

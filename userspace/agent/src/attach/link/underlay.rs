@@ -18,8 +18,19 @@ use super::{
 const DEFAULT_MTU: u32 = 1500;
 
 /// Name prefixes of interfaces that serve pods and containers, or that do not carry their traffic.
-const EXCLUDED_PREFIXES: [&str; 10] =
-    ["lo", "docker", "veth", "vport", "vvport", "vxif", "contiv", "ovs-", "vxlan_sys_", "genev_sys_"];
+const EXCLUDED_PREFIXES: [&str; 11] = [
+    "lo",
+    "docker",
+    "veth",
+    "vport",
+    "vvport",
+    "vxif",
+    "contiv",
+    "inb01",
+    "ovs-",
+    "vxlan_sys_",
+    "genev_sys_",
+];
 
 /// The node's interfaces, as far as endpoints depend on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

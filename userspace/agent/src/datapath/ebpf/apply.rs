@@ -57,24 +57,32 @@ async fn execute_one(
         Op::Set(Object::Group(group)) => installed.set_group(group),
         Op::Set(object) => {
             let id = object.id();
-            if let Object::Network(network) = object {
-                installed.allocate_domain(&network.vrf)?;
+            match object {
+                Object::Network(network) => installed.allocate_domain(&network.vrf)?,
+                // The node may have no network of the tenant.
+                Object::Subnet(subnet) if subnet.is_routed_vlan() => {
+                    installed.allocate_domain(&subnet.vrf)?;
+                }
+                _ => {}
             }
-            if let Some(port) = kernel_port_of(object) {
-                interfaces.ensure_kernel_port(port, &mut installed.kernel_mut().programs).await?;
-                installed.kernel_mut().ensure_kernel_port(interfaces.devices().vlans)?;
-            }
+            let port = match KernelPort::of(object) {
+                Some(port) => ensure_kernel_port(installed, interfaces, port).await,
+                None => Ok(()),
+            };
             let domain = |vrf: &Vrf, network| installed.domain(vrf, network);
-            let entries =
-                encode(object, interfaces.devices(), domain, device::ifindex).map_err(
-                    |error| match error {
-                        EncodeError::Unsupported(unsupported) => {
-                            Error::unsupported(Kind::Ebpf, object, unsupported)
-                        }
-                        other => failed(format!("set {id}"), other),
-                    },
-                )?;
-            installed.set(&id, &entries).await
+            let entries = encode(object, interfaces.devices(), domain, device::ifindex);
+            let entries = match (entries, port.is_err()) {
+                (Ok(entries), _) => entries,
+                // It cannot be encoded without the interface.
+                (Err(EncodeError::NoInterface(_)), true) => return port,
+                (Err(EncodeError::Unsupported(unsupported)), _) => {
+                    return Err(Error::unsupported(Kind::Ebpf, object, unsupported));
+                }
+                (Err(other), _) => return Err(failed(format!("set {id}"), other)),
+            };
+            // Also without the interface: frames of a routed VLAN stay on the node.
+            installed.set(&id, &entries).await?;
+            port
         }
         Op::Delete(id) => installed.delete(id),
         Op::GarbageCollect => {
@@ -84,13 +92,13 @@ async fn execute_one(
     }
 }
 
-/// The interface to the node's kernel that an object needs.
-fn kernel_port_of(object: &Object) -> Option<KernelPort> {
-    match object {
-        Object::Route(route) => route.private_subnet().map(|_| KernelPort::HostAccess),
-        Object::Subnet(subnet) => subnet.is_routed_vlan().then_some(KernelPort::Vlans),
-        _ => None,
-    }
+async fn ensure_kernel_port(
+    installed: &mut Installed,
+    interfaces: &mut Interfaces,
+    port: KernelPort,
+) -> Result<(), Error> {
+    interfaces.ensure_kernel_port(port, &mut installed.kernel_mut().programs).await?;
+    installed.kernel_mut().ensure_kernel_port(interfaces.devices().vlans)
 }
 
 /// Whether the operation sets the object that owns a port, or the port's group.

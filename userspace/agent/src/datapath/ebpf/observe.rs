@@ -7,6 +7,7 @@ use super::{
     kernel::{encode::encode, installed::Installed},
     programs::{
         interfaces::Interfaces,
+        kernel_port::KernelPort,
         tc::{AttachMode, Role},
     },
     rate::queues,
@@ -48,7 +49,8 @@ pub(super) async fn compare(
         {
             detect_attached(netlink, installed, interfaces, &local.port).await?;
         }
-        if installed.adopt(id, &entries) {
+        let has_port = KernelPort::of(object).is_none_or(|port| interfaces.devices().has(port));
+        if installed.adopt(id, &entries) && has_port {
             observed.in_sync.insert(id.clone());
         }
     }

@@ -108,11 +108,12 @@ impl Traffic {
             return None;
         }
         network.rewrite(&mut inner, packet, &connection, direction, sender)?;
-        let copies = network.forward(inner, packet, (&connection, direction), for_router.is_some(), from)?;
-        if is_known.is_none() {
+        let copies = network.forward(inner, packet, (&connection, direction), for_router.is_some(), from);
+        // The backend is chosen before it shows that the packet does not get there: its TTL has expired.
+        if is_known.is_none() && (copies.is_some() || connection.is_translated()) {
             self.0.push(connection);
         }
-        Some(copies)
+        copies
     }
 
     /// Removes the connection that a frame belongs to.

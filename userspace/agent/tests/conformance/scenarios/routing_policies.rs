@@ -4,8 +4,9 @@ use anyhow::Result;
 use contiv_model::{
     group::Dscp,
     policy::{Action, Direction, Rule, UDP},
+    service::Readiness,
 };
-use netplugin::datapath::{Group, Object};
+use netplugin::datapath::{Backend, Group, Object, Service};
 
 use crate::{
     harness::Harness,
@@ -109,4 +110,20 @@ pub(crate) fn routed_packets_get_a_dscp<H: Harness>() -> Result<()> {
         world.sends(&pod("pa"), there, [pair.two.to_node(0, &leaves.dscp(46), 46)])?;
     }
     Ok(())
+}
+
+/// A packet to a service whose TTL does not last to the backend begins a connection with that backend: after the service has lost it,
+/// the client is not refused.
+pub(crate) fn expired_packets_to_services_choose_a_backend<H: Harness>() -> Result<()> {
+    let pair = Pair::new()?;
+    let Object::Service(service) = pair.service(VIP, B)? else { unreachable!() };
+    let mut world = World::<H>::new(pair.objects()?.into_iter().chain([Object::Service(service.clone())]))?;
+    let packet = |port: u16, ttl: u8| datagrams((VIP.mac(), A.mac()), (A, port), (VIP, 53), ttl)[0].clone();
+    world.sends(&pod("pa"), &packet(4000, 1), [])?;
+    let backends =
+        service.backends.iter().map(|backend| Backend { readiness: Readiness::Terminating, ..*backend });
+    world.set(Object::Service(Service { backends: backends.collect(), ..service }))?;
+    world.sends(&pod("pa"), &packet(4000, 1), [])?;
+    let [arrives, _] = datagrams((B.mac(), ROUTER), (A, 4000), (B, 5353), TTL - 1);
+    world.sends(&pod("pa"), &packet(4000, TTL), [to_pod("pb", &arrives)])
 }

@@ -202,7 +202,18 @@ pub(crate) fn tenants_on_vlans_are_separate<H: Harness>() -> Result<()> {
     for there in leaving((c, 4000), (far_c, 5000)) {
         world.sends(&pod("uc"), &there, [to_kernel(&there)])?;
     }
-    Ok(())
+    // Of a tenant that has no pods here, the node has the subnets only.
+    let elsewhere = Routed::vlan("w", 5, 5)?;
+    for subnet in elsewhere.subnets()? {
+        world.set(subnet)?;
+    }
+    for there in sent(A, End(5, 11)) {
+        world.sends(&pod("pa"), &there, [])?;
+    }
+    for back in forwarded((End(5, 11), 4000), (A, 5000)) {
+        world.sends(&Origin::Kernel, &back, [])?;
+    }
+    world.check_in_sync()
 }
 
 /// Rules see the endpoints of other nodes behind the kernel, in both directions.

@@ -17,8 +17,7 @@ use ipnet::{IpNet, Ipv4Net};
 
 use super::entry::Entry;
 use crate::datapath::{
-    self, Group, KERNEL_PORT, Local, Network, Object, Owner, Peer, Remote, RouteId, Scope, Service, Subnet,
-    Unsupported,
+    self, Group, Local, Network, Object, Owner, Peer, Remote, RouteId, Scope, Service, Subnet, Unsupported,
     ebpf::{
         forward::prefixes::DomainPrefix,
         policy::{DesiredGroup, OverlappingPorts, check_ports},
@@ -77,7 +76,7 @@ pub(crate) fn encode(
         Object::Subnet(subnet) if subnet.is_routed() && !subnet.has_node_router() => {
             Err(Unsupported::ROUTER.into())
         }
-        Object::Subnet(subnet) => encode_subnet(subnet, of_network(&subnet.vrf, subnet.encap)?, devices),
+        Object::Subnet(subnet) => Ok(encode_subnet(subnet, of_network(&subnet.vrf, subnet.encap)?)),
         Object::Route(route) => {
             let RouteId { vrf, prefix } = &route.id;
             let private = route.private_subnet().filter(|_| prefix.addr().is_ipv4());
@@ -166,11 +165,7 @@ fn encode_network(network: &Network, domain: Domain, devices: &Devices) -> Vec<E
 
 /// Encodes a subnet. Those of VLAN networks that the node routes are also entries of no domain: packets from the kernel are of the
 /// network of their destination.
-fn encode_subnet(subnet: &Subnet, domain: Domain, devices: &Devices) -> Result<Vec<Entry>, EncodeError> {
-    let is_on_node = subnet.is_routed_vlan();
-    if is_on_node && devices.vlans == 0 {
-        return Err(EncodeError::NoInterface(KERNEL_PORT.to_owned()));
-    }
+fn encode_subnet(subnet: &Subnet, domain: Domain) -> Vec<Entry> {
     let (prefix, mask) = (Address::from(subnet.prefix.network()), Address::from(subnet.prefix.netmask()));
     // The mask of a mapped address also covers the mapping.
     let mask = match subnet.prefix {
@@ -180,8 +175,8 @@ fn encode_subnet(subnet: &Subnet, domain: Domain, devices: &Devices) -> Result<V
     let gateway = subnet.gateway.map_or(Address::default(), |gateway| Address::from(gateway.ip));
     let routed = if subnet.is_routed() { segment_of(subnet.encap) } else { Segment::vxlan(0) };
     let value = contiv_abi::Subnet { prefix, mask, gateway, routed };
-    let domains = [Some(domain), is_on_node.then_some(Domain::NONE)].into_iter().flatten();
-    Ok(domains.map(|domain| Entry::Subnet(DomainPrefix::new(domain, subnet.prefix), value)).collect())
+    let domains = [subnet.is_routed_vlan().then_some(Domain::NONE), Some(domain)].into_iter().flatten();
+    domains.map(|domain| Entry::Subnet(DomainPrefix::new(domain, subnet.prefix), value)).collect()
 }
 
 /// Encodes a route by the node's kernel. Where it does not lead are routes, too.

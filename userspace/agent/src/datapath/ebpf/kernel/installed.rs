@@ -162,6 +162,11 @@ impl Installed {
     /// Writes or removes a subnet. The frames of a VLAN network stay on the node from its first routed subnet to its last.
     fn set_subnet(&mut self, prefix: DomainPrefix, subnet: Option<Subnet>) -> Result<(), Error> {
         let before = self.kernel.subnets.get(&prefix).map(|subnet| subnet.routed);
+        if let Some(subnet) = subnet.filter(|_| prefix.domain == Domain::NONE) {
+            // First: until then, frames would be bridged.
+            self.routed_vlans.entry(subnet.routed).or_default().insert(prefix);
+            self.kernel.ports.set_on_node(subnet.routed, true)?;
+        }
         match subnet {
             Some(subnet) => self.kernel.subnets.set(prefix, subnet)?,
             None => self.kernel.subnets.remove(&prefix)?,
@@ -179,17 +184,14 @@ impl Installed {
                 self.kernel.ports.set_on_node(segment, false)?;
             }
         }
-        if let Some(segment) = after {
-            self.routed_vlans.entry(segment).or_default().insert(prefix);
-            self.kernel.ports.set_on_node(segment, true)?;
-        }
         Ok(())
     }
 
     /// Numbers the domain of a network's VRF.
     pub(crate) fn allocate_domain(&mut self, vrf: &Vrf) -> Result<(), Error> {
-        let Kernel { domains, ports, .. } = &mut self.kernel;
-        domains.allocate(vrf, || ports.domains().collect())
+        let Kernel { domains, ports, subnets, .. } = &mut self.kernel;
+        let with_subnets = || subnets.iter().map(|(prefix, _)| prefix.domain);
+        domains.allocate(vrf, || ports.domains().chain(with_subnets()).collect())
     }
 
     /// Records the object as the owner of the entries. True if all of them are current.

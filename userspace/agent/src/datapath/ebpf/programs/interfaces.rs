@@ -9,13 +9,16 @@ use super::{
     tc::{AttachMode, Role, TcHooks},
     xdp::{XdpHook, XdpPreference, XdpStatus},
 };
-use crate::datapath::{
-    Error,
-    ebpf::{
-        device::{self, Netlink},
-        failure::failed,
-        maps::{pins::Pins, rcu, writes::Writes},
+use crate::{
+    datapath::{
+        Error,
+        ebpf::{
+            device::{self, Netlink},
+            failure::failed,
+            maps::{pins::Pins, rcu, writes::Writes},
+        },
     },
+    error::one_line,
 };
 
 /// Interfaces that the datapath uses, from the options of the node.
@@ -47,6 +50,15 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
+    /// Whether an interface to the node's kernel exists.
+    pub(crate) fn has(&self, port: KernelPort) -> bool {
+        let ifindex = match port {
+            KernelPort::HostAccess => self.host,
+            KernelPort::Vlans => self.vlans,
+        };
+        ifindex != 0
+    }
+
     fn kernel_port_mut(&mut self, port: KernelPort) -> &mut u32 {
         match port {
             KernelPort::HostAccess => &mut self.host,
@@ -114,7 +126,7 @@ impl Interfaces {
 
     /// Creates the devices, and attaches the programs to them. Detaches the programs from former uplinks, VXLAN devices
     /// and queues; `queue` is the index of the interface that the program of the queues belongs to. The interfaces to the
-    /// node's kernel are checked only: objects that need one create it ([`ensure_kernel_port`](Self::ensure_kernel_port)).
+    /// node's kernel are repaired only: objects that need one create it ([`ensure_kernel_port`](Self::ensure_kernel_port)).
     pub(crate) async fn ensure(
         &mut self,
         netlink: &Netlink,
@@ -133,12 +145,18 @@ impl Interfaces {
         let uplinks = self.ensure_uplinks(netlink, programs).await?;
         let mut devices = Devices { overlay, overlay_port, uplinks, ..Devices::default() };
         for port in KernelPort::ALL {
-            let ifindex = device::ifindex(port.peer()).unwrap_or(0);
-            if ifindex != 0 {
-                let program = programs.tc(Role::Kernel);
-                self.hooks.ensure(program, Role::Kernel, port.peer(), ifindex, netlink).await?;
+            if device::ifindex(port.peer()).is_none() {
+                continue;
             }
-            *devices.kernel_port_mut(port) = ifindex;
+            // What was changed by hand. An object that needs the interface reports the error.
+            match port.ensure(netlink, &self.writes).await {
+                Ok(ifindex) => {
+                    let program = programs.tc(Role::Kernel);
+                    self.hooks.ensure(program, Role::Kernel, port.peer(), ifindex, netlink).await?;
+                    *devices.kernel_port_mut(port) = ifindex;
+                }
+                Err(error) => tracing::warn!("{}", one_line(&error)),
+            }
         }
         for (role, ifindex) in self.hooks.pinned()? {
             let in_use = match role {

@@ -4,12 +4,12 @@ use std::io;
 
 use rtnetlink::{
     LinkMessageBuilder, LinkUnspec, LinkVeth,
-    packet_route::link::{InfoData, InfoVeth, LinkFlags},
+    packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkFlags},
 };
 
 use crate::{
     datapath::{
-        Error, KERNEL_MAC, KERNEL_PORT,
+        Error, KERNEL_MAC, KERNEL_PORT, Object,
         ebpf::{
             device::Netlink,
             failure::{errno, failed},
@@ -19,6 +19,9 @@ use crate::{
     },
     sysctl,
 };
+
+/// More than any network has: the pods' MTU and the routes of the node decide. A veth drops larger packets without a word.
+const MTU: u32 = 65_535;
 
 /// An interface to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +34,15 @@ pub(crate) enum KernelPort {
 
 impl KernelPort {
     pub(crate) const ALL: [KernelPort; 2] = [KernelPort::HostAccess, KernelPort::Vlans];
+
+    /// The interface that an object needs.
+    pub(crate) fn of(object: &Object) -> Option<KernelPort> {
+        match object {
+            Object::Route(route) => route.private_subnet().map(|_| KernelPort::HostAccess),
+            Object::Subnet(subnet) => subnet.is_routed_vlan().then_some(KernelPort::Vlans),
+            _ => None,
+        }
+    }
 
     /// Name of the kernel's end.
     pub(crate) fn name(self) -> &'static str {
@@ -48,15 +60,16 @@ impl KernelPort {
         }
     }
 
-    /// Creates the pair, unless it exists. Returns the index of the datapath's end, which is up. The kernel's end is brought up with
-    /// its configuration.
+    /// Creates the pair, unless it exists, and repairs what was changed by hand. Returns the index of the datapath's end, which is up.
+    /// The kernel's end is brought up with its configuration.
     pub(crate) async fn ensure(self, netlink: &Netlink, writes: &Writes) -> Result<u32, Error> {
         let (name, end) = (self.name(), self.peer());
         let what = || format!("create the interface {name}");
         if netlink.link(end).await?.is_none() {
-            let peer = LinkMessageBuilder::<LinkUnspec>::new().name(end.to_owned()).build();
+            let peer = LinkMessageBuilder::<LinkUnspec>::new().name(end.to_owned()).mtu(MTU).build();
             let pair = LinkMessageBuilder::<LinkVeth>::new(name, end)
                 .address(KERNEL_MAC.0.to_vec())
+                .mtu(MTU)
                 .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
                 .build();
             writes.count();
@@ -70,6 +83,16 @@ impl KernelPort {
         }
         let gone = || failed(what(), io::Error::from_raw_os_error(libc::ENODEV));
         let link = netlink.link(end).await?.ok_or_else(gone)?;
+        let kernel = netlink.link(name).await?.ok_or_else(gone)?;
+        if !kernel.attributes.contains(&LinkAttribute::Address(KERNEL_MAC.0.to_vec()))
+            || !kernel.attributes.contains(&LinkAttribute::Mtu(MTU))
+        {
+            let repaired =
+                LinkUnspec::new_with_index(kernel.header.index).address(KERNEL_MAC.0.to_vec()).mtu(MTU);
+            writes.count();
+            let set = netlink.handle().link().set(repaired.build()).execute().await;
+            set.map_err(|error| failed(what(), error))?;
+        }
         if !link.header.flags.contains(LinkFlags::Up) {
             sysctl::disable_ipv6(end).map_err(|error| failed(what(), error))?;
             let up = LinkUnspec::new_with_index(link.header.index).up().build();
