@@ -22,7 +22,7 @@ const CHUNK_HOST_BITS: u32 = 12;
 pub enum ChunkId {
     /// IPv4 addresses, by their host number divided by [`CHUNK_ADDRESSES`].
     V4(usize),
-    /// IPv6 hosts, by their host number without the last [`CHUNK_HOST_BITS`] bits.
+    /// IPv6 hosts, by their host number without the last 12 bits.
     V6(u128),
 }
 

@@ -113,7 +113,7 @@ impl Tap {
         }
     }
 
-    /// Waits for a received frame for which `pick` returns a value, as long as [`wait_until`](crate::wait_until) would. Other frames are skipped; the error has their number.
+    /// Waits for a received frame for which `pick` returns a value, as long as [`wait_until`] would. Other frames are skipped; the error has their number.
     pub fn expect<T>(
         &self,
         deadline: Duration,
