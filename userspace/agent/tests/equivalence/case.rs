@@ -261,7 +261,15 @@ impl<H: Harness> Case<'_, H> {
             // Before `possible`, after which the oracle may know the connection.
             let again = may_begin_again
                 .then(|| self.oracle.possible_again(&sent.from, &sent.bytes, service.as_ref(), states));
+            let resolves_again = service.is_some()
+                && !self.connections[*probe].is_replied
+                && exclusions::may_resolve_again::<H>(protocol);
+            let resolved = resolves_again.then(|| {
+                let ended = self.oracle.ended(&sent.from, &sent.bytes);
+                ended.possible(&sent.from, &sent.bytes, service.as_ref(), states)
+            });
             let mut possible = self.oracle.possible(&sent.from, &sent.bytes, service.as_ref(), states);
+            possible.extend(resolved.into_iter().flatten());
             possible.extend(again.into_iter().flatten());
             possible
         };

@@ -13,6 +13,9 @@ use crate::{
     packet::{Content, Sent, is_by_kernel, sender},
 };
 
+/// Flag of a segment that opens a connection.
+const TCP_SYN: u8 = 0x02;
+
 fn differs<H: Harness>(how: Difference) -> bool {
     H::DIFFERENCES.contains(&how)
 }
@@ -52,6 +55,12 @@ pub(crate) fn applies_to_error<H: Harness>(cluster: &Cluster, sent: &Sent) -> bo
 /// Whether the first packets of a connection may be dropped, or begin a new one: an end of the connection has changed its group.
 pub(crate) fn may_begin_again<H: Harness>(cluster: &Cluster, ends: &[(usize, u8)]) -> bool {
     differs::<H>(Difference::EndsConnectionsOfRegrouped) && ends.iter().any(|end| cluster.is_regrouped(*end))
+}
+
+/// Whether a packet to a service that is repeated before the first reply may go to another backend.
+pub(crate) fn may_resolve_again<H: Harness>(content: Content) -> bool {
+    let is_syn = matches!(content, Content::Tcp { flags } if flags & TCP_SYN != 0);
+    differs::<H>(Difference::ResolvesUnrepliedAgain) && is_syn
 }
 
 /// Whether each packet of the protocol is evaluated by its own header.

@@ -76,13 +76,18 @@ impl Oracle {
         service: Option<&Service>,
         states: &[Readiness],
     ) -> Vec<Possible> {
-        let switch = self.switch.copy();
-        switch.end_connection(frame, from);
-        let ended = Oracle { switch, desired: self.desired.clone() };
+        let ended = self.ended(from, frame);
         let dropped = Possible { deliveries: vec![], switch: ended.switch.copy(), replaced: None };
         let mut possible = ended.possible(from, frame, service, states);
         possible.push(dropped);
         possible
+    }
+
+    /// The oracle without the connection of a frame.
+    pub(crate) fn ended(&self, from: &Origin, frame: &[u8]) -> Oracle {
+        let switch = self.switch.copy();
+        switch.end_connection(frame, from);
+        Oracle { switch, desired: self.desired.clone() }
     }
 
     /// Returns the result of a frame that belongs to no connection.

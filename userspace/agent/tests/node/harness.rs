@@ -94,6 +94,8 @@ pub(crate) enum Difference {
     /// When an endpoint has got another group, the first packet of each of its connections is dropped, or begins a new one, as if
     /// the address belonged to another endpoint.
     EndsConnectionsOfRegrouped,
+    /// A SYN to a service that is sent again before the first reply goes to a current backend.
+    ResolvesUnrepliedAgain,
 }
 
 #[derive(Clone, Copy, Debug)]

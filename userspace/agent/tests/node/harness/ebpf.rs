@@ -99,7 +99,8 @@ impl Site for EbpfSite {
 
     const LINKS: &'static [&'static str] = &[UNDERLAY, UPLINK];
 
-    const DIFFERENCES: &'static [Difference] = &[Difference::EndsConnectionsOfRegrouped];
+    const DIFFERENCES: &'static [Difference] =
+        &[Difference::EndsConnectionsOfRegrouped, Difference::ResolvesUnrepliedAgain];
 
     fn missing() -> Option<String> {
         None
