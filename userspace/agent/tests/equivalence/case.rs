@@ -84,8 +84,9 @@ impl fmt::Display for Summary {
         write!(
             f,
             "{states} states, {packets} packets: {delivered} delivered ({translated} to backends, {copied} to several \
-             receivers, {to_other_nodes} to other nodes, {routed} routed, {by_kernel} by the kernel, {replies} replies), {dropped} dropped ({messages} with a message); {errors} ICMP errors; {excluded} not sent because of \
-             known differences"
+             receivers, {to_other_nodes} to other nodes, {routed} routed, {by_kernel} by the kernel, {replies} \
+             replies), {dropped} dropped ({messages} with a message); {errors} ICMP errors; {excluded} not sent \
+             because of known differences"
         )
     }
 }
@@ -261,7 +262,9 @@ impl<H: Harness> Case<'_, H> {
             // Before `possible`, after which the oracle may know the connection.
             let again = may_begin_again
                 .then(|| self.oracle.possible_again(&sent.from, &sent.bytes, service.as_ref(), states));
-            let resolves_again = service.is_some()
+            let is_changed =
+                sent.service.is_some_and(|at| service != Some(self.cluster.service(Stage::Before, at)));
+            let resolves_again = is_changed
                 && !self.connections[*probe].is_replied
                 && exclusions::may_resolve_again::<H>(protocol);
             let resolved = resolves_again.then(|| {

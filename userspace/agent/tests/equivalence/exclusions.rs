@@ -57,7 +57,7 @@ pub(crate) fn may_begin_again<H: Harness>(cluster: &Cluster, ends: &[(usize, u8)
     differs::<H>(Difference::EndsConnectionsOfRegrouped) && ends.iter().any(|end| cluster.is_regrouped(*end))
 }
 
-/// Whether a packet to a service that is repeated before the first reply may go to another backend.
+/// Whether a packet that is repeated before the first reply may go to another backend of a service that has changed.
 pub(crate) fn may_resolve_again<H: Harness>(content: Content) -> bool {
     let is_syn = matches!(content, Content::Tcp { flags } if flags & TCP_SYN != 0);
     differs::<H>(Difference::ResolvesUnrepliedAgain) && is_syn
