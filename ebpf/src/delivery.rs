@@ -1,9 +1,10 @@
 //! Where a frame goes from here.
 
+use aya_ebpf::programs::TcContext;
 use contiv_abi::{DropReason, FdbEntry, FdbKey, maps::Stage};
 
 use crate::{
-    maps,
+    ip, maps,
     packet::{self, Ingress, Packet},
     policy, track,
     verdict::Verdict,
@@ -34,6 +35,13 @@ pub(crate) fn to_port(packet: &mut Packet, place: FdbEntry) -> Result<u32, DropR
     policy::admits_receiver(packet, place.group)?;
     track::receives(packet, place.group, place.ifindex)?;
     Ok(TO_POD)
+}
+
+/// The way of the frame of the packet metadata, which is from outside and has passed the guard: through the stages, and on this node.
+#[inline(always)]
+pub(crate) fn arrive(ctx: &TcContext) -> Result<Verdict, DropReason> {
+    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    if ip::pass(ctx, packet)? { from_outside(packet) } else { Ok(Verdict::Continue(Stage::SlowPath)) }
 }
 
 /// Where the frame of the packet metadata, which is from outside, goes on this node.

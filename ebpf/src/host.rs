@@ -10,16 +10,14 @@
 //! address.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
-use contiv_abi::{
-    Address, Be16, Domain, DropReason, KERNEL_MAC, LogResult, LogStage, NeighKey, ROUTER_MAC, maps::Stage,
-};
+use contiv_abi::{Address, Be16, Domain, DropReason, KERNEL_MAC, LogResult, LogStage, NeighKey, ROUTER_MAC};
 
 use crate::{
     delivery,
     frame::{self, ETHERNET, Ethernet},
     guard,
     header::Ipv4,
-    ip, log, maps, nat,
+    log, maps, nat,
     packet::{self, Ingress, Packet, Told, passes},
     parse, route, source,
     verdict::Verdict,
@@ -64,12 +62,7 @@ fn forward(ctx: &TcContext, ifindex: u32) -> Result<Verdict, DropReason> {
     passes(guard::ctv_guard(ctx.skb.skb))?;
     passes(guard::ctv_guard_source(ctx.skb.skb))?;
     log::stage(LogStage::Source, LogResult::Passed);
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
-    if ip::pass(ctx, packet)? {
-        delivery::from_outside(packet)
-    } else {
-        Ok(Verdict::Continue(Stage::SlowPath))
-    }
+    delivery::arrive(ctx)
 }
 
 /// Addresses a packet from the kernel to the pod that it is for, and puts it into the packet metadata. The result is that of

@@ -1,12 +1,12 @@
 //! Frames from the tunnels of other nodes.
 
 use aya_ebpf::programs::TcContext;
-use contiv_abi::{DropReason, LogResult, LogStage, Segment, maps::Stage};
+use contiv_abi::{DropReason, LogResult, LogStage, Segment};
 
 use crate::{
     delivery,
     frame::{self, Ethernet},
-    guard, ip, log, maps,
+    guard, log, maps,
     neighbour::{self, Asker},
     packet::{self, Ingress, passes},
     tunnel,
@@ -40,10 +40,5 @@ fn forward(ctx: &TcContext, vni: u32) -> Result<Verdict, DropReason> {
         )?;
         return Ok(Verdict::Out(entry.out));
     }
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
-    if ip::pass(ctx, packet)? {
-        delivery::from_outside(packet)
-    } else {
-        Ok(Verdict::Continue(Stage::SlowPath))
-    }
+    delivery::arrive(ctx)
 }

@@ -148,7 +148,7 @@ pub(crate) struct Packet {
     pub(crate) priority: u32,
     /// The port here that it goes to.
     pub(crate) place: FdbEntry,
-    /// Private address of the sender, for [`Route::KERNEL`].
+    /// Private address of the sender, for [`Route::KERNEL`]. Of a packet from the kernel, the receiver's own address.
     pub(crate) private: [u8; 4],
     /// What the frame carries.
     pub(crate) kind: Be16,

@@ -2,13 +2,13 @@
 
 use aya_ebpf::{helpers::generated::bpf_skb_vlan_pop, programs::TcContext};
 use contiv_abi::{
-    Be16, DropReason, DsrHook, FdbKey, LogResult, LogStage, Segment, SegmentEntry, maps::Stage, service_mac,
+    Be16, DropReason, DsrHook, FdbKey, LogResult, LogStage, Segment, SegmentEntry, service_mac,
 };
 
 use crate::{
     delivery,
     frame::{self, ETHERNET, Ethernet},
-    guard, ip, log, maps,
+    guard, log, maps,
     neighbour::{self, Asker},
     packet::{self, Ingress, passes},
     pod,
@@ -91,12 +91,7 @@ fn forward(
     }
     passes(guard::ctv_guard_source(ctx.skb.skb))?;
     log::stage(LogStage::Source, LogResult::Passed);
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
-    if ip::pass(ctx, packet)? {
-        delivery::from_outside(packet)
-    } else {
-        Ok(Verdict::Continue(Stage::SlowPath))
-    }
+    delivery::arrive(ctx)
 }
 
 /// Addresses the frame of the packet metadata to the node of a service's backend, on the wire.
