@@ -46,8 +46,10 @@ fn invalid_flags_exit_with_the_originals_status_and_one_line() {
 fn flags_are_read_from_the_environment() {
     let mut command = netplugin(&[]);
     command.env("CONTIV_NETPLUGIN_MODE", "cni").env("CONTIV_NETPLUGIN_NET_MODE", "vlan");
-    command.env("CONTIV_NETPLUGIN_FORWARD_MODE", "routing").env("CONTIV_NETPLUGIN_DATAPATH", "ebpf");
-    assert!(exit_error(&mut command, 22).contains("--fwdmode routing"));
+    command.env("CONTIV_NETPLUGIN_FORWARD_MODE", "bridge").env("CONTIV_NETPLUGIN_DATAPATH", "ebpf");
+    assert!(exit_error(&mut command, 22).contains("--vlan-uplinks"));
+    let stderr = exit_error(command.env("CONTIV_NETPLUGIN_DATAPATH", "frobnicate"), 22);
+    assert!(stderr.contains("--datapath") && stderr.contains("frobnicate"), "{stderr}");
 }
 
 /// Flags for a socket in `directory` and a free HTTP port.
