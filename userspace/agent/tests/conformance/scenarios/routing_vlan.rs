@@ -70,6 +70,12 @@ pub(crate) fn gateways_of_vlans_answer<H: Harness>() -> Result<()> {
         for (ping, pong) in ping(A, gateway, 64).iter().zip(&pong(gateway, A)) {
             world.sends(&pod("pa"), ping, [to_pod("pa", pong)])?;
         }
+        // The kernel may have the address of the gateway.
+        for ttl in [TTL, 1] {
+            for other in datagrams((ROUTER, A.mac()), (A, 4000), (gateway, 22), ttl) {
+                world.sends(&pod("pa"), &other, [])?;
+            }
+        }
     }
     Ok(())
 }
@@ -264,6 +270,11 @@ pub(crate) fn services_have_backends_behind_the_kernel<H: Harness>() -> Result<(
                 let [replied, _] = arriving((vip, 53), (A, 4000));
                 world.sends(&Origin::Kernel, &replies, [to_pod("pa", &replied)])?;
             }
+            // While the endpoint's record is missing, rules would not know it.
+            let without_record = pair.service(vip, End(backend.0, 77))?;
+            let mut world = World::<H>::new(pair.objects()?.into_iter().chain([without_record]))?;
+            let [asks, _] = datagrams((to, A.mac()), (A, 4000), (vip, 53), TTL);
+            world.sends(&pod("pa"), &asks, [])?;
         }
     }
     Ok(())

@@ -47,6 +47,7 @@ pub(crate) fn subnet(subnet: &Subnet, segment: Segment, kernel: Option<u32>) -> 
         flows.extend((!domain.is_local()).then(|| answer::expired(domain, subnet.prefix, gateway.ip)));
         if let Some(port) = kernel.filter(|_| domain.is_local()) {
             flows.extend(kernel::subnet(segment, subnet.prefix, port));
+            flows.push(kernel::gateway(domain, gateway.ip));
         }
     }
     flows

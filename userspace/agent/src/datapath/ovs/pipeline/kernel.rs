@@ -11,6 +11,8 @@
 //! cannot forward. On its port it has one Ethernet address as the source and as the destination; in the tables these are the
 //! router's.
 
+use std::net::IpAddr;
+
 use contiv_model::{addresses::Addresses, mac::Mac};
 use ipnet::IpNet;
 use openflow_rs::{Action, Field, Flow, Match, matching::mac_bits};
@@ -18,7 +20,8 @@ use openflow_rs::{Action, Field, Flow, Match, matching::mac_bits};
 use super::{
     guard,
     metadata::{
-        Domain, NETWORK, NETWORK_SHIFT, OUTSIDE, Segment, mark_routed, match_from, network_match_from, routed,
+        Domain, NETWORK, NETWORK_SHIFT, OUTSIDE, Segment, mark_routed, match_from, network_match_from,
+        routed, to_no_service,
     },
     table::{self, priority, priority::check, priority::router as rank},
 };
@@ -33,13 +36,14 @@ pub(super) fn leave() -> [Action; 3] {
     ]
 }
 
-/// Returns the flows of a network.
+/// Returns the flows of a network. A backend is an endpoint with a record: until that is there, its service's packets are dropped,
+/// since rules would not know the endpoint.
 pub(super) fn network(tag: u32) -> Vec<Flow> {
     let from_pods = || network_match_from(tag, 0);
     let families = || [routed(from_pods()).ipv4(), routed(from_pods()).ipv6()].into_iter();
     let expired = families().flat_map(|m| [0u8, 1].map(|ttl| m.clone().field(Field::IpTtl, ttl)));
     let expired = expired.map(|m| Flow::new(table::IP, rank::EXPIRED + 1, m));
-    let unknown = families().map(|m| Flow::new(table::IP, rank::OUTSIDE, m));
+    let unknown = families().map(|m| Flow::new(table::IP, rank::OUTSIDE, to_no_service(m)));
     let mut flows: Vec<Flow> = expired.chain(unknown).map(|flow| flow.apply(leave())).collect();
     // The bridge does not learn where the stations of the network are.
     flows.push(Flow::new(table::DESTINATION, priority::FLOOD, network_match_from(tag, OUTSIDE)));
@@ -71,8 +75,15 @@ pub(super) fn subnet(Segment { tag, domain, .. }: Segment, prefix: IpNet, port: 
         Flow::new(table::STATION, check::NAMED_BY_OWNER, from_subnet(of_vrf)).goto(table::CLAIM),
         Flow::new(table::TARGET, check::CLAIMED_BY_OWNER, received).apply([Action::resubmit(table::IP)]),
         Flow::new(table::IP, rank::OTHER_VRF, within(routed(match_from(0)))),
-        Flow::new(table::IP, rank::SAME_VRF, within(routed(domain.packets_from(0)))).apply(leave()),
+        Flow::new(table::IP, rank::SAME_VRF, within(to_no_service(routed(domain.packets_from(0)))))
+            .apply(leave()),
     ]
+}
+
+/// Returns the flow that drops what is for the gateway of a network: it answers pings, and the kernel, which may have its address,
+/// gets nothing.
+pub(super) fn gateway(domain: Domain, ip: IpAddr) -> Flow {
+    Flow::new(table::IP, rank::GATEWAY, guard::destination(routed(domain.packets_from(0)), ip))
 }
 
 /// Returns the flows of the addresses of an endpoint on another node.

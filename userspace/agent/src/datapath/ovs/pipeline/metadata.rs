@@ -217,6 +217,12 @@ pub(super) fn service_value(number: u32, port: u16) -> u64 {
 /// Mask of [`service_slice`] within a field that begins with it.
 pub(super) const SERVICE_MASK: u64 = (1 << (SERVICE_PORT.1 + SERVICE.1)) - 1;
 
+/// Requires a packet to no service, beside the metadata that the match requires already.
+pub(super) fn to_no_service(matching: Match) -> Match {
+    let (value, mask) = matching.get(Field::Metadata).map_or((0, 0), |masked| (masked.value, masked.mask));
+    matching.masked(Field::Metadata, value, mask | u128::from(SERVICE_MASK << SERVICE_PORT.0))
+}
+
 /// Matches packets to a service.
 pub(super) fn service_match(number: u32) -> Match {
     let mask = u64::from(MAX_SERVICE) << SERVICE.0;

@@ -94,6 +94,8 @@ pub(super) mod priority {
         pub(crate) const SAME_VRF: u16 = 21;
         /// Packets whose TTL expires.
         pub(crate) const EXPIRED: u16 = 150;
+        /// Packets for a gateway that it does not answer.
+        pub(crate) const GATEWAY: u16 = 155;
         /// Pings of gateways, before rules and behind them.
         pub(crate) const PING: u16 = 160;
         pub(crate) const ACCEPTED_PING: u16 = 210;
