@@ -27,11 +27,11 @@ use crate::{
     packet::Probe,
 };
 
-/// Two tenants with two VXLAN networks and a VLAN network each. The networks of both tenants have the same addresses, and those of
-/// a VLAN are also those of a VXLAN network. If the nodes route, the VXLAN networks of a tenant are a VRF.
-pub(crate) const NETWORKS: usize = 6;
+/// Two tenants with two VXLAN networks and two VLAN networks each. The VXLAN networks of both tenants have the same addresses, and
+/// those of one tenant's VLANs are the same again. The networks of a tenant that the nodes route are a VRF.
+pub(crate) const NETWORKS: usize = 8;
 /// Pods of the node.
-pub(crate) const PODS: usize = 12;
+pub(crate) const PODS: usize = 14;
 pub(crate) const GROUPS: u32 = 5;
 /// Endpoints of each network on other nodes.
 pub(crate) const REMOTES: [u8; 3] = [11, 12, 13];
@@ -44,9 +44,8 @@ const VIPS: u8 = 200;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Cluster {
-    /// Whether the nodes route between the VXLAN networks of a tenant.
-    pub(crate) routes: bool,
-    /// Whether the pods of routed networks have host access.
+    pub(crate) routing: Routing,
+    /// Whether the pods of routed VXLAN networks have host access.
     pub(crate) hosts: bool,
     pub(crate) pods: Vec<Pod>,
     /// Endpoints on other nodes, for each network and each of [`REMOTES`]; `None` if there is none.
@@ -57,6 +56,15 @@ pub(crate) struct Cluster {
     pub(crate) groups: Vec<Changing<Profile>>,
     pub(crate) services: Vec<Balanced>,
     pub(crate) probes: Vec<Probe>,
+}
+
+/// Networks that the nodes route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Routing {
+    Off,
+    Vxlans,
+    /// Frames of VLANs stay on the node, whose kernel forwards their packets.
+    Vlans,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,7 +127,7 @@ pub(crate) enum Extent {
     Anywhere,
 }
 
-/// An endpoint of a network, or of the tenant's other VXLAN network.
+/// An endpoint of a network, or of the tenant's other network of its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct At {
     pub(crate) is_other: bool,
@@ -128,16 +136,16 @@ pub(crate) struct At {
 }
 
 impl At {
-    /// The network, seen from the network `number`; `None` if there is no other one.
-    pub(crate) fn network(self, number: usize) -> Option<usize> {
-        if self.is_other { other(number) } else { Some(number) }
+    /// The network, seen from the network `number`.
+    pub(crate) fn network(self, number: usize) -> usize {
+        if self.is_other { other(number) } else { number }
     }
 }
 
 /// Tag of a network.
 pub(crate) fn encap(number: usize) -> Encap {
     match number {
-        2 | 3 => Encap::Vlan((50 * number as u16).try_into().unwrap()),
+        2 | 3 | 6 | 7 => Encap::Vlan((50 * number as u16).try_into().unwrap()),
         _ => {
             let vni = 10_001 + number as u32;
             Encap::Vxlan { vni: vni.try_into().unwrap(), local: (1 + number as u16).try_into().unwrap() }
@@ -145,9 +153,9 @@ pub(crate) fn encap(number: usize) -> Encap {
     }
 }
 
-/// The other VXLAN network of the tenant.
-pub(crate) fn other(number: usize) -> Option<usize> {
-    (!is_vlan(number)).then_some((number + 4) % 8)
+/// The other network of the tenant that is of the same kind.
+pub(crate) fn other(number: usize) -> usize {
+    (number + 4) % NETWORKS
 }
 
 pub(crate) fn is_vlan(number: usize) -> bool {
@@ -166,7 +174,13 @@ pub(crate) fn vtep(last: u8) -> IpAddr {
 
 /// Third part of the IPv4 addresses of a network, and second one of IPv6 addresses.
 pub(crate) fn subnet(number: usize) -> u8 {
-    if number < 4 { 7 } else { 8 }
+    match number {
+        // The kernel routes a prefix for one tenant.
+        3 => 5,
+        7 => 6,
+        0..4 => 7,
+        _ => 8,
+    }
 }
 
 /// The address with this last part in a subnet.
@@ -193,7 +207,7 @@ pub(crate) fn mac(number: usize, last: u8) -> [u8; 6] {
 
 /// The network of an address of the tenant that has network `near`, and the last part of the address.
 pub(crate) fn located(near: usize, address: IpAddr) -> Option<(usize, u8)> {
-    [Some(near), other(near)].into_iter().flatten().find_map(|number| {
+    [near, other(near)].into_iter().find_map(|number| {
         let last = match address {
             IpAddr::V4(ip) => ip.octets()[3],
             IpAddr::V6(ip) => ip.octets()[15],
@@ -214,7 +228,7 @@ impl Cluster {
     /// Returns one of the networks.
     pub(crate) fn network(&self, number: usize) -> Network {
         let tenant = if number.is_multiple_of(2) { "blue" } else { "green" };
-        let name = ["overlay", "wire", "second"][number / 2];
+        let name = ["overlay", "wire", "second", "other"][number / 2];
         let network = Network::new(format!("{name}.{tenant}"), encap(number));
         let vrf = if self.is_routed(number) { Vrf::Tenant(tenant.parse().unwrap()) } else { network.vrf };
         Network { vrf, ..network }
@@ -222,7 +236,16 @@ impl Cluster {
 
     /// Whether the node is the gateway of the network.
     pub(crate) fn is_routed(&self, number: usize) -> bool {
-        self.routes && !is_vlan(number)
+        match self.routing {
+            Routing::Off => false,
+            Routing::Vxlans => !is_vlan(number),
+            Routing::Vlans => is_vlan(number),
+        }
+    }
+
+    /// Whether the frames of the network stay on the node.
+    pub(crate) fn is_on_node(&self, number: usize) -> bool {
+        is_vlan(number) && self.is_routed(number)
     }
 
     /// Whether the subnets of the network are known.
@@ -272,7 +295,7 @@ impl Cluster {
         let balanced = &self.services[at];
         let network = self.network(balanced.network);
         let backend = |(endpoint, readiness): &(At, Readiness)| {
-            let number = endpoint.network(balanced.network)?;
+            let number = endpoint.network(balanced.network);
             let ip = address(number, endpoint.last, balanced.ip6);
             let is_inside = self.network(number).vrf == network.vrf;
             is_inside.then_some(Backend { readiness: *readiness, ..Backend::on(encap(number), ip) })
@@ -324,7 +347,7 @@ impl Cluster {
 
     /// The routes of both tenants to addresses in no subnet.
     fn host_routes(&self) -> impl Iterator<Item = Object> {
-        let tenants = (0..2).filter(|number| self.hosts && self.is_routed(*number));
+        let tenants = (0..2).filter(|_| self.hosts && self.routing == Routing::Vxlans);
         tenants.map(|number| {
             let id = RouteId { vrf: self.network(number).vrf, prefix: "0.0.0.0/0".parse().unwrap() };
             let next_hop = NextHop::Host { subnet: "172.19.0.0/16".parse().unwrap() };

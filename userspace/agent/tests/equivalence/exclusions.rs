@@ -25,7 +25,8 @@ pub(crate) fn applies<H: Harness>(cluster: &Cluster, sent: &Sent) -> bool {
     let at = Station::of(cluster, sent);
     // A service's address is translated before the station is looked up.
     let is_unknown = at == Station::Unknown && sent.service.is_none();
-    differs::<H>(Difference::LearnsOnVlan) && is_vlan(sent.network) && is_unknown
+    let is_learning = is_vlan(sent.network) && !cluster.is_on_node(sent.network);
+    differs::<H>(Difference::LearnsOnVlan) && is_learning && is_unknown
         || differs::<H>(Difference::FloodsStrayUnicast)
             && matches!(sent.from, Origin::Tunnel { .. })
             && at == Station::Remote
@@ -33,7 +34,7 @@ pub(crate) fn applies<H: Harness>(cluster: &Cluster, sent: &Sent) -> bool {
 
 /// Whether a reply or an ICMP error is not sent, because its receiver has no record.
 pub(crate) fn applies_to_connected<H: Harness>(cluster: &Cluster, sent: &Sent) -> bool {
-    let is_unknown = Station::of(cluster, sent) == Station::Unknown && !is_by_kernel(sent);
+    let is_unknown = Station::of(cluster, sent) == Station::Unknown && !is_by_kernel(cluster, sent);
     differs::<H>(Difference::FloodsNoReplies) && is_unknown
 }
 
@@ -44,10 +45,11 @@ pub(crate) fn applies_to_error<H: Harness>(cluster: &Cluster, sent: &Sent) -> bo
         let has_record = cluster.is_remote(number, last) || cluster.pod_at(number, last).is_some();
         cluster.has_subnets(number) && last != GATEWAY && !has_record
     };
-    // The agent translates them, later than copies leave.
-    let is_late = answers_late::<H>() && is_by_kernel(sent);
+    let by_kernel = is_by_kernel(cluster, sent);
+    // The agent translates those of host access, later than copies leave.
+    let is_late = answers_late::<H>() && by_kernel && !cluster.is_on_node(sent.network);
     is_late
-        || Station::of(cluster, sent) == Station::Unknown && !is_by_kernel(sent)
+        || Station::of(cluster, sent) == Station::Unknown && !by_kernel
         || differs::<H>(Difference::DropsErrorsOfStrangers)
             && sender(sent).is_some_and(|from| located(sent.network, from).is_some_and(is_unknown))
 }

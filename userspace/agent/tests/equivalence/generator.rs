@@ -21,13 +21,13 @@ use testkit::packet::tcp_flags;
 use crate::{
     cluster::{
         At, Balanced, Changing, Cluster, Extent, GATEWAY, GROUPS, Member, NETWORKS, PODS, Pod, Profile,
-        REMOTES, address,
+        REMOTES, Routing, address,
     },
     packet::{Content, GRE, Probe, SCTP, Sender, To, outside},
 };
 
 /// Networks of the pods, unless they are mixed.
-const HOMES: [usize; PODS] = [0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5];
+const HOMES: [usize; PODS] = [0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 6, 7];
 /// Ports of connections, rules and services.
 const PORTS: [u16; 5] = [53, 80, 443, 5353, 8080];
 const SERVICES: usize = 6;
@@ -44,7 +44,7 @@ pub(crate) fn clusters() -> impl Strategy<Value = Cluster> {
         1 => vec(option::weighted(0.9, 0..NETWORKS), PODS),
     ];
     (
-        (any::<bool>(), any::<bool>(), prop::bool::weighted(0.3), homes, vec(member(), PODS)),
+        (routing(), any::<bool>(), prop::bool::weighted(0.3), homes, vec(member(), PODS)),
         vec(option::weighted(0.85, member()), NETWORKS * REMOTES.len()),
         vec(prop::bool::weighted(0.5), NETWORKS),
         vec(profile(), GROUPS as usize),
@@ -52,11 +52,11 @@ pub(crate) fn clusters() -> impl Strategy<Value = Cluster> {
         vec(probe(), 1..=PROBES),
     )
         .prop_map(
-            |((routes, hosts, regroups, homes, groups), remotes, subnets, profiles, services, probes)| {
+            |((routing, hosts, regroups, homes, groups), remotes, subnets, profiles, services, probes)| {
                 let kept = |group: Member| Changing { after: group.after.filter(|_| regroups), ..group };
                 let pods = homes.into_iter().zip(groups);
                 Cluster {
-                    routes,
+                    routing,
                     hosts,
                     pods: pods.map(|(network, group)| Pod { network, group: kept(group) }).collect(),
                     remotes: remotes.into_iter().map(|remote: Option<Member>| remote.map(kept)).collect(),
@@ -67,6 +67,10 @@ pub(crate) fn clusters() -> impl Strategy<Value = Cluster> {
                 }
             },
         )
+}
+
+fn routing() -> impl Strategy<Value = Routing> {
+    prop_oneof![3 => Just(Routing::Off), 4 => Just(Routing::Vxlans), 3 => Just(Routing::Vlans)]
 }
 
 fn changing<T: std::fmt::Debug + Clone>(
@@ -169,9 +173,9 @@ fn prefix() -> impl Strategy<Value = IpNet> + Clone {
     })
 }
 
-/// Networks of both subnets.
+/// Networks of each subnet.
 fn networks() -> impl Strategy<Value = usize> + Clone {
-    prop_oneof![2 => Just(0), 1 => Just(4)]
+    prop_oneof![4 => Just(0), 2 => Just(4), 1 => Just(3), 1 => Just(7)]
 }
 
 /// Last parts of addresses of endpoints. Not every network has each.
@@ -234,7 +238,7 @@ fn probe() -> impl Strategy<Value = Probe> {
             .prop_map(|(is_other, last)| To::Routed(At { is_other, last })),
         1 => (any::<bool>(), select(vec![GATEWAY, GATEWAY, 77]))
             .prop_map(|(is_other, last)| To::Routed(At { is_other, last })),
-        5 => (0_u8..3).prop_map(To::World),
+        5 => (0_u8..4).prop_map(To::World),
         8 => (any::<Index>(), option::weighted(0.9, any::<Index>()), any::<bool>())
             .prop_map(|(which, port, routed)| To::Service { which, port, routed }),
         1 => Just(To::Broadcast),

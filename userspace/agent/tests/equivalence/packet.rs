@@ -55,7 +55,8 @@ pub(crate) enum Sender {
     Pod(usize),
     /// An endpoint of another node, or an unassigned address at its Ethernet address.
     Far { network: usize, last: u8, by: Option<u8> },
-    /// The router of another node, for an endpoint there: of the tenant's other network if that is routed.
+    /// The router of another node, for an endpoint there: of the tenant's other network if that is routed. If VLANs are routed, the
+    /// node's kernel.
     Router { network: usize, from: At },
 }
 
@@ -192,12 +193,12 @@ impl Probe {
             Sender::Pod(pod) => of(cluster.last(pod)?),
             Sender::Far { last, by: None, .. } => of(last),
             Sender::Far { last, by: Some(which), .. } => (mac(near, last), outside(which, ip6)),
-            Sender::Router { from, .. } => (ROUTER, address(from.network(near)?, from.last, ip6)),
+            Sender::Router { from, .. } => (ROUTER, address(from.network(near), from.last, ip6)),
         };
         let at = |at: &Option<u8>| at.map_or(UNASSIGNED, |last| mac(near, last));
         let (to_mac, to) = match &self.to {
             To::Endpoint { last, at } => (mac(near, at.unwrap_or(*last)), address(near, *last, ip6)),
-            To::Routed(to) => (ROUTER, address(to.network(near).unwrap_or(near), to.last, ip6)),
+            To::Routed(to) => (ROUTER, address(to.network(near), to.last, ip6)),
             To::World(which) => (ROUTER, outside(*which, ip6)),
             To::Outside { which, at: by } => (at(by), outside(*which, ip6)),
             To::Service { routed, .. } => match self.service(cluster) {
@@ -220,13 +221,21 @@ impl Probe {
             }
             To::Multicast => ([1, 0, 0x5e, 0, 0, 0xfb], Ipv4Addr::new(224, 0, 0, 251).into()),
         };
+        // The kernel reaches groups, too.
+        let by_kernel = self.origin(cluster)? == Origin::Kernel;
+        let macs = match (to_mac, from_mac) {
+            (to_mac, _) if by_kernel && to_mac[0] & 1 == 0 => (KERNEL_MAC.0, KERNEL_MAC.0),
+            (to_mac, _) if by_kernel => (to_mac, KERNEL_MAC.0),
+            macs => macs,
+        };
         let source = FIRST + number as u16;
-        Some(Ends { macs: (to_mac, from_mac), from: (from, source), to: (to, self.port) })
+        Some(Ends { macs, from: (from, source), to: (to, self.port) })
     }
 
     fn origin(&self, cluster: &Cluster) -> Option<Origin> {
         match self.from {
             Sender::Pod(pod) => cluster.last(pod).map(|_| Origin::Pod(port(pod))),
+            Sender::Router { network, .. } if cluster.is_on_node(network) => Some(Origin::Kernel),
             Sender::Far { network, last, .. } | Sender::Router { network, from: At { last, .. } } => {
                 Some(far(network, last))
             }
@@ -396,12 +405,15 @@ fn receiver(cluster: &Cluster, number: usize, delivered: &Delivery) -> Option<Re
     (receiver.ends.macs.1[0] & 1 == 0).then_some(receiver)
 }
 
-/// Whether an address outside is an end of the packet of a pod or of the kernel: the packet is one of host access.
-pub(crate) fn is_by_kernel(sent: &Sent) -> bool {
+/// Whether the packet of a pod leaves by the kernel, or the kernel has sent it.
+pub(crate) fn is_by_kernel(cluster: &Cluster, sent: &Sent) -> bool {
     let to_router = || Ends::read(&sent.bytes).filter(|ends| ends.macs.0 == ROUTER);
+    let is_elsewhere = |to: IpAddr| match located(sent.network, to) {
+        Some((network, last)) => cluster.is_on_node(network) && cluster.pod_at(network, last).is_none(),
+        None => true,
+    };
     sent.from == Origin::Kernel
-        || matches!(sent.from, Origin::Pod(_))
-            && to_router().is_some_and(|ends| located(sent.network, ends.to.0).is_none())
+        || matches!(sent.from, Origin::Pod(_)) && to_router().is_some_and(|ends| is_elsewhere(ends.to.0))
 }
 
 /// The frame without its tag.
@@ -435,14 +447,19 @@ pub(crate) fn destination(delivery: &Delivery, is_vlan: bool) -> Option<IpAddr> 
     Ends::read(&untagged).map(|ends| ends.to.0)
 }
 
-/// Unassigned addresses inside and outside of the network.
+/// Unassigned addresses inside and outside of the network, and one of a tenant's VLAN.
 pub(crate) fn outside(which: u8, ip6: bool) -> IpAddr {
-    const V4: [Ipv4Addr; 3] =
-        [Ipv4Addr::new(10, 7, 0, 77), Ipv4Addr::new(192, 0, 2, 9), Ipv4Addr::new(198, 51, 100, 7)];
-    const V6: [Ipv6Addr; 3] = [
+    const V4: [Ipv4Addr; 4] = [
+        Ipv4Addr::new(10, 7, 0, 77),
+        Ipv4Addr::new(192, 0, 2, 9),
+        Ipv4Addr::new(198, 51, 100, 7),
+        Ipv4Addr::new(10, 5, 0, 11),
+    ];
+    const V6: [Ipv6Addr; 4] = [
         Ipv6Addr::new(0x2001, 0xdb8, 7, 0, 0, 0, 0, 77),
         Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9),
         Ipv6Addr::new(0x2001, 0xdb8, 0xff, 0, 0, 0, 0, 7),
+        Ipv6Addr::new(0x2001, 0xdb8, 5, 0, 0, 0, 0, 11),
     ];
     let at = usize::from(which) % V4.len();
     if ip6 { V6[at].into() } else { V4[at].into() }

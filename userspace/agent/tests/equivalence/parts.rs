@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use contiv_model::policy::Rule;
 
-use crate::cluster::{Balanced, Changing, Cluster, Pod, Profile};
+use crate::cluster::{Balanced, Changing, Cluster, Pod, Profile, Routing};
 
 /// Something that a cluster can do without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -97,7 +97,7 @@ pub(crate) fn without(cluster: &Cluster, parts: &BTreeSet<Part>) -> Cluster {
     });
     let probes = cluster.probes.iter().enumerate().filter(|(at, _)| !lacks(Part::Probe(*at)));
     Cluster {
-        routes: cluster.routes && !lacks(Part::Routes),
+        routing: if lacks(Part::Routes) { Routing::Off } else { cluster.routing },
         hosts: cluster.hosts && !lacks(Part::Hosts),
         pods: pods.collect(),
         remotes: remotes.collect(),

@@ -118,7 +118,7 @@ impl<H: Harness> Rig<H> {
             return Ok(());
         }
         let mut origins = BTreeSet::new();
-        for number in (0..NETWORKS).filter(|number| is_vlan(*number)) {
+        for number in (0..NETWORKS).filter(|number| is_vlan(*number) && !cluster.is_on_node(*number)) {
             let pods = (1..=PODS as u8).filter_map(|last| Some((last, cluster.pod_at(number, last)?)));
             let here = pods.map(|(last, pod)| (last, Origin::Pod(port(pod))));
             let there = REMOTES.into_iter().filter(|last| cluster.is_remote(number, *last));
@@ -209,13 +209,17 @@ impl<H: Harness> Rig<H> {
         let text = self.marker_text();
         let with_pods = |number: &usize| cluster.pod_at(*number, 1).is_some();
         let by_wire = |is_vlan_wanted: bool| {
-            (0..NETWORKS).filter(|number| is_vlan(*number) == is_vlan_wanted).find(with_pods)
+            (0..NETWORKS)
+                .filter(|number| is_vlan(*number) == is_vlan_wanted && !cluster.is_on_node(*number))
+                .find(with_pods)
         };
+        // To other nodes or to the other pods of the network.
+        let has_receiver = |number: usize| !cluster.is_on_node(number) || cluster.pod_at(number, 2).is_some();
         let number = match origin {
             Origin::Pod(name) => {
                 let own = (0..PODS).find(|pod| port(*pod) == *name);
                 let known = own.and_then(|pod| Some((cluster.pods[pod].network?, cluster.last(pod)?)));
-                if let Some((number, last)) = known {
+                if let Some((number, last)) = known.filter(|(number, _)| has_receiver(*number)) {
                     return (origin.clone(), marker(station(number, last), text), text);
                 }
                 by_wire(true)
@@ -231,7 +235,10 @@ impl<H: Harness> Rig<H> {
             }
             // No pod receives anything from there; any pod serves to see that the switch is idle.
             None => {
-                let station_of = |pod: usize| Some(station(cluster.pods[pod].network?, cluster.last(pod)?));
+                let station_of = |pod: usize| {
+                    let number = cluster.pods[pod].network.filter(|number| has_receiver(*number))?;
+                    Some(station(number, cluster.last(pod)?))
+                };
                 let pods = (0..PODS).find_map(|pod| Some((pod, station_of(pod)?)));
                 let (pod, source) = pods.unwrap_or((0, station(0, 1)));
                 (Origin::Pod(port(pod)), marker(source, text), text)

@@ -72,8 +72,8 @@ pub(crate) struct Real<S: Site> {
     site: S,
     pods: BTreeMap<String, Pod>,
     wire: Wire,
-    /// The port of the node's kernel, while the datapath has one.
-    kernel: Option<Tap>,
+    /// The port of the node's kernel, while the datapath has one, and its name.
+    kernel: Option<(&'static str, Tap)>,
     host: Netns,
     node_mac: [u8; 6],
 }
@@ -159,7 +159,7 @@ impl<S: Site> Real<S> {
         let links = self.host.links()?;
         match [KERNEL_PORT, HOST_PORT].into_iter().find(|port| links.iter().any(|link| link == port)) {
             None => self.kernel = None,
-            Some(port) if self.kernel.is_none() => {
+            Some(port) if self.kernel.as_ref().is_none_or(|(known, _)| *known != port) => {
                 self.host.up(port)?;
                 // Both ends of a pair; an internal port of a switch has one.
                 let is_end = |link: &&String| {
@@ -170,7 +170,7 @@ impl<S: Site> Real<S> {
                         carries(&self.host, link)?;
                     }
                 }
-                self.kernel = Some(Tap::open(&self.host, port)?);
+                self.kernel = Some((port, Tap::open(&self.host, port)?));
             }
             Some(_) => {}
         }
@@ -293,7 +293,7 @@ impl<S: Site> Harness for Real<S> {
             }
             Origin::Tunnel { vtep, .. } => bail!("the wire has no IPv6 for {vtep}"),
             Origin::Uplink => self.wire.trunk.send(frame),
-            Origin::Kernel => self.kernel.as_ref().context("find the port of the kernel")?.send(frame),
+            Origin::Kernel => self.kernel.as_ref().context("find the port of the kernel")?.1.send(frame),
         }
     }
 
@@ -304,8 +304,10 @@ impl<S: Site> Harness for Real<S> {
                 found.push(Delivery { to: Target::Pod(port.clone()), frame: frame.bytes });
             }
         }
-        for frame in self.kernel.iter().map(Tap::drain).collect::<Result<Vec<_>>>()?.into_iter().flatten() {
-            found.push(Delivery { to: Target::Kernel, frame: frame.bytes });
+        if let Some((_, kernel)) = &self.kernel {
+            for frame in kernel.drain()? {
+                found.push(Delivery { to: Target::Kernel, frame: frame.bytes });
+            }
         }
         self.wire.arrivals(&mut found)?;
         Ok(found)
