@@ -100,7 +100,14 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
         return by_kernel(ctx, packet);
     }
     if is_routed {
-        passes(route::ctv_hop(packet, ctx.skb.skb))?;
+        let code = route::ctv_hop(packet, ctx.skb.skb);
+        if code == DropReason::TtlExceeded as u32 && packet.segment_flags & SegmentEntry::ON_NODE != 0 {
+            route::to_kernel(packet);
+            if packet.route == Route::KERNEL {
+                return by_kernel(ctx, packet);
+            }
+        }
+        passes(code)?;
     }
     route::locate(packet);
     let (known, place) = (packet.placed != 0, packet.place);

@@ -40,8 +40,11 @@ pub(crate) extern "C" fn ctv_route(packet: *mut Packet, skb: *mut __sk_buff) -> 
     match ttl(&TcContext::new(skb), packet.ip6 != 0) {
         Ok(0 | 1) if !is_on_node => ROUTER,
         Ok(0 | 1) => {
-            // The kernel tells the sender.
-            to_kernel(packet);
+            // The kernel tells the sender, if the rules of a receiver here allow the packet.
+            ctv_next_hop(packet);
+            if packet.route != Route::HOP {
+                to_kernel(packet);
+            }
             GO_ON
         }
         Ok(_) => {
@@ -160,7 +163,7 @@ extern "C" fn ctv_by_kernel(packet: *mut Packet) -> u32 {
 
 /// Sets in the packet metadata that the packet, which is of a network that stays on the node, leaves by the node's kernel.
 #[inline(always)]
-fn to_kernel(packet: &mut Packet) {
+pub(crate) fn to_kernel(packet: &mut Packet) {
     if is_link_local(packet) || packet.wanted.destination.same(&packet.tuple.source) {
         return;
     }

@@ -140,13 +140,14 @@ pub(crate) fn check<H: Harness>(rig: &mut Rig<H>, cluster: &Cluster, summary: &m
     let desired = cluster.desired(Stage::Before);
     rig.forget()?;
     rig.set(desired.clone()).context("before the change")?;
-    rig.introduce(cluster)?;
+    rig.introduce(cluster, Stage::Before)?;
     let connections = vec![Connection::default(); cluster.probes.len()];
     let (stage, oracle) = (Stage::Before, Oracle::new(desired));
     let mut case = Case { rig, cluster, stage, oracle, connections, backends: BTreeMap::new(), summary };
     case.packets().context("before the change")?;
     let changed = cluster.desired(Stage::After);
     case.rig.set(changed.clone()).context("the change")?;
+    case.rig.introduce(cluster, Stage::After)?;
     case.oracle.change(changed);
     case.stage = Stage::After;
     case.packets().context("after the change")?;
@@ -211,10 +212,14 @@ impl<H: Harness> Case<'_, H> {
     }
 
     fn is_excluded(&self, probe: usize, step: Step, sent: &Sent) -> bool {
-        let is_error =
-            || exclusions::applies_to_error::<H>(self.cluster, sent) || self.may_begin_again(probe, sent);
-        exclusions::applies::<H>(self.cluster, sent)
-            || step != Step::There && exclusions::applies_to_connected::<H>(self.cluster, sent)
+        let is_error = || {
+            exclusions::applies_to_error::<H>(self.cluster, self.stage, sent)
+                || self.may_begin_again(probe, sent)
+        };
+        let may_outlive_end = || exclusions::may_outlive_end::<H>(self.cluster, &self.ends(probe, sent));
+        exclusions::applies::<H>(self.cluster, self.stage, sent)
+            || self.stage == Stage::After && may_outlive_end()
+            || step != Step::There && exclusions::applies_to_connected::<H>(self.cluster, self.stage, sent)
             || matches!(step, Step::Errors(_)) && is_error()
     }
 

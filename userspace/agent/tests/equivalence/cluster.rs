@@ -49,7 +49,7 @@ pub(crate) struct Cluster {
     pub(crate) hosts: bool,
     pub(crate) pods: Vec<Pod>,
     /// Endpoints on other nodes, for each network and each of [`REMOTES`]; `None` if there is none.
-    pub(crate) remotes: Vec<Option<Member>>,
+    pub(crate) remotes: Vec<Option<Far>>,
     /// Whether the subnets of a network are known, if it is not routed.
     pub(crate) subnets: Vec<bool>,
     /// Settings of the groups; the number of a group is its index plus 1.
@@ -98,6 +98,31 @@ pub(crate) struct Pod {
     /// Network; `None` if the pod is not attached.
     pub(crate) network: Option<usize>,
     pub(crate) group: Member,
+}
+
+/// An endpoint on another node.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Far {
+    pub(crate) group: Member,
+    pub(crate) presence: Presence,
+}
+
+/// When the node has the record of an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Presence {
+    Always,
+    FromChange,
+    UntilChange,
+}
+
+impl Presence {
+    fn at(self, stage: Stage) -> bool {
+        match self {
+            Presence::Always => true,
+            Presence::FromChange => stage == Stage::After,
+            Presence::UntilChange => stage == Stage::Before,
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -267,21 +292,30 @@ impl Cluster {
     }
 
     /// Whether an endpoint of another node has the addresses in the network.
-    pub(crate) fn is_remote(&self, network: usize, last: u8) -> bool {
-        self.remotes().any(|(at, known, _)| (at, known) == (network, last))
+    pub(crate) fn is_remote(&self, stage: Stage, network: usize, last: u8) -> bool {
+        self.remotes(stage).any(|(at, known, _)| (at, known) == (network, last))
     }
 
-    /// Whether the change gives another group to the endpoint with the addresses in the network.
+    /// Whether the change gives another group to the endpoint with the addresses in the network, or adds or removes the endpoint.
     pub(crate) fn is_regrouped(&self, (network, last): (usize, u8)) -> bool {
         let is_changed = |group: &Member| group.at(Stage::Before) != group.at(Stage::After);
         let here = self.pod_at(network, last).is_some_and(|pod| is_changed(&self.pods[pod].group));
-        here || self.remotes().any(|(at, known, group)| (at, known) == (network, last) && is_changed(group))
+        let far = |stage| self.remotes(stage).find(|(at, known, _)| (*at, *known) == (network, last));
+        let group = |stage| far(stage).map(|(.., group)| *group.at(stage));
+        here || group(Stage::Before) != group(Stage::After)
+    }
+
+    /// Whether the change removes the endpoint with the addresses in the network.
+    pub(crate) fn is_removed(&self, (network, last): (usize, u8)) -> bool {
+        let is_remote = |stage| self.is_remote(stage, network, last);
+        is_remote(Stage::Before) && !is_remote(Stage::After)
     }
 
     /// Network, last part of the addresses and group of endpoints on other nodes.
-    fn remotes(&self) -> impl Iterator<Item = (usize, u8, &Member)> {
-        self.remotes.iter().enumerate().filter_map(|(at, member)| {
-            Some((at / REMOTES.len(), REMOTES[at % REMOTES.len()], member.as_ref()?))
+    fn remotes(&self, stage: Stage) -> impl Iterator<Item = (usize, u8, &Member)> {
+        self.remotes.iter().enumerate().filter_map(move |(at, far)| {
+            let far = far.as_ref().filter(|far| far.presence.at(stage))?;
+            Some((at / REMOTES.len(), REMOTES[at % REMOTES.len()], &far.group))
         })
     }
 
@@ -321,12 +355,14 @@ impl Cluster {
         let networks: Vec<Network> = (0..NETWORKS).map(|number| self.network(number)).collect();
         let peers = VTEPS.map(|vtep| Object::Peer(Peer::new(vtep, VXLAN_PORT).with_networks(&networks)));
         let services = (0..self.services.len()).map(|at| Object::Service(self.service(stage, at)));
+        let remotes = self.remotes(stage);
+        let remotes = remotes.map(|(number, last, group)| self.remote(number, last, *group.at(stage)));
         peers
             .into_iter()
             .chain(self.subnets())
             .chain(self.host_routes())
             .chain(self.groups(stage))
-            .chain(self.remotes().map(|(number, last, member)| self.remote(number, last, *member.at(stage))))
+            .chain(remotes)
             .chain(services)
             .chain((0..self.pods.len()).filter_map(|pod| self.local(stage, pod)))
             .chain(networks.iter().cloned().map(Object::Network))

@@ -8,7 +8,7 @@ use contiv_model::service::Readiness;
 use netplugin::datapath::fake::Origin;
 
 use crate::{
-    cluster::{Cluster, GATEWAY, PODS, REMOTES, is_vlan, located, mac},
+    cluster::{Cluster, GATEWAY, PODS, REMOTES, Stage, is_vlan, located, mac},
     node::harness::{Difference, Harness},
     packet::{Content, Sent, is_by_kernel, sender},
 };
@@ -21,8 +21,8 @@ fn differs<H: Harness>(how: Difference) -> bool {
 }
 
 /// Whether the packet is not sent.
-pub(crate) fn applies<H: Harness>(cluster: &Cluster, sent: &Sent) -> bool {
-    let at = Station::of(cluster, sent);
+pub(crate) fn applies<H: Harness>(cluster: &Cluster, stage: Stage, sent: &Sent) -> bool {
+    let at = Station::of(cluster, stage, sent);
     // A service's address is translated before the station is looked up.
     let is_unknown = at == Station::Unknown && sent.service.is_none();
     let is_learning = is_vlan(sent.network) && !cluster.is_on_node(sent.network);
@@ -33,23 +33,23 @@ pub(crate) fn applies<H: Harness>(cluster: &Cluster, sent: &Sent) -> bool {
 }
 
 /// Whether a reply or an ICMP error is not sent, because its receiver has no record.
-pub(crate) fn applies_to_connected<H: Harness>(cluster: &Cluster, sent: &Sent) -> bool {
-    let is_unknown = Station::of(cluster, sent) == Station::Unknown && !is_by_kernel(cluster, sent);
+pub(crate) fn applies_to_connected<H: Harness>(cluster: &Cluster, stage: Stage, sent: &Sent) -> bool {
+    let is_unknown = Station::of(cluster, stage, sent) == Station::Unknown && !is_by_kernel(cluster, sent);
     differs::<H>(Difference::FloodsNoReplies) && is_unknown
 }
 
 /// Whether an ICMP error is not sent, because its receiver or the other end of the connection has no record. Which rules apply to copies
 /// of an error differs: those for its connection, or those for ICMP.
-pub(crate) fn applies_to_error<H: Harness>(cluster: &Cluster, sent: &Sent) -> bool {
+pub(crate) fn applies_to_error<H: Harness>(cluster: &Cluster, stage: Stage, sent: &Sent) -> bool {
     let is_unknown = |(number, last): (usize, u8)| {
-        let has_record = cluster.is_remote(number, last) || cluster.pod_at(number, last).is_some();
+        let has_record = cluster.is_remote(stage, number, last) || cluster.pod_at(number, last).is_some();
         cluster.has_subnets(number) && last != GATEWAY && !has_record
     };
     let by_kernel = is_by_kernel(cluster, sent);
     // The agent translates those of host access, later than copies leave.
     let is_late = answers_late::<H>() && by_kernel && !cluster.is_on_node(sent.network);
     is_late
-        || Station::of(cluster, sent) == Station::Unknown && !by_kernel
+        || Station::of(cluster, stage, sent) == Station::Unknown && !by_kernel
         || differs::<H>(Difference::DropsErrorsOfStrangers)
             && sender(sent).is_some_and(|from| located(sent.network, from).is_some_and(is_unknown))
 }
@@ -57,6 +57,11 @@ pub(crate) fn applies_to_error<H: Harness>(cluster: &Cluster, sent: &Sent) -> bo
 /// Whether the first packets of a connection may be dropped, or begin a new one: an end of the connection has changed its group.
 pub(crate) fn may_begin_again<H: Harness>(cluster: &Cluster, ends: &[(usize, u8)]) -> bool {
     differs::<H>(Difference::EndsConnectionsOfRegrouped) && ends.iter().any(|end| cluster.is_regrouped(*end))
+}
+
+/// Whether the connection of a packet may be known longer than an end of it.
+pub(crate) fn may_outlive_end<H: Harness>(cluster: &Cluster, ends: &[(usize, u8)]) -> bool {
+    differs::<H>(Difference::KeepsConnectionsOfRemoved) && ends.iter().any(|end| cluster.is_removed(*end))
 }
 
 /// Whether a packet that is repeated before the first reply may go to another backend of a service that has changed.
@@ -100,7 +105,7 @@ enum Station {
 }
 
 impl Station {
-    fn of(cluster: &Cluster, sent: &Sent) -> Station {
+    fn of(cluster: &Cluster, stage: Stage, sent: &Sent) -> Station {
         let to = sent.bytes.get(..6);
         let is = |last: u8| to == Some(&mac(sent.network, last));
         let is_pod = |last: u8| cluster.pod_at(sent.network, last).is_some();
@@ -108,7 +113,7 @@ impl Station {
             Station::Group
         } else if (1..=PODS as u8).any(|last| is_pod(last) && is(last)) {
             Station::Pod
-        } else if REMOTES.into_iter().any(|last| cluster.is_remote(sent.network, last) && is(last)) {
+        } else if REMOTES.into_iter().any(|last| cluster.is_remote(stage, sent.network, last) && is(last)) {
             Station::Remote
         } else {
             Station::Unknown

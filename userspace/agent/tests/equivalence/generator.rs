@@ -20,8 +20,8 @@ use testkit::packet::tcp_flags;
 
 use crate::{
     cluster::{
-        At, Balanced, Changing, Cluster, Extent, GATEWAY, GROUPS, Member, NETWORKS, PODS, Pod, Profile,
-        REMOTES, Routing, address,
+        At, Balanced, Changing, Cluster, Extent, Far, GATEWAY, GROUPS, Member, NETWORKS, PODS, Pod, Presence,
+        Profile, REMOTES, Routing, address,
     },
     packet::{Content, GRE, Probe, SCTP, Sender, To, outside},
 };
@@ -45,7 +45,7 @@ pub(crate) fn clusters() -> impl Strategy<Value = Cluster> {
     ];
     (
         (routing(), any::<bool>(), prop::bool::weighted(0.3), homes, vec(member(), PODS)),
-        vec(option::weighted(0.85, member()), NETWORKS * REMOTES.len()),
+        vec(option::weighted(0.85, far()), NETWORKS * REMOTES.len()),
         vec(prop::bool::weighted(0.5), NETWORKS),
         vec(profile(), GROUPS as usize),
         vec(balanced(), 0..=SERVICES),
@@ -54,12 +54,16 @@ pub(crate) fn clusters() -> impl Strategy<Value = Cluster> {
         .prop_map(
             |((routing, hosts, regroups, homes, groups), remotes, subnets, profiles, services, probes)| {
                 let kept = |group: Member| Changing { after: group.after.filter(|_| regroups), ..group };
+                let kept_far = |far: Far| Far {
+                    group: kept(far.group),
+                    presence: if regroups { far.presence } else { Presence::Always },
+                };
                 let pods = homes.into_iter().zip(groups);
                 Cluster {
                     routing,
                     hosts,
                     pods: pods.map(|(network, group)| Pod { network, group: kept(group) }).collect(),
-                    remotes: remotes.into_iter().map(|remote: Option<Member>| remote.map(kept)).collect(),
+                    remotes: remotes.into_iter().map(|far| far.map(kept_far)).collect(),
                     subnets,
                     groups: profiles,
                     services,
@@ -83,6 +87,15 @@ fn changing<T: std::fmt::Debug + Clone>(
 fn member() -> impl Strategy<Value = Member> {
     let group = || option::weighted(0.8, 1..=GROUPS);
     (group(), option::weighted(0.15, group())).prop_map(|(before, after)| Changing { before, after })
+}
+
+fn far() -> impl Strategy<Value = Far> {
+    let presence = prop_oneof![
+        6 => Just(Presence::Always),
+        1 => Just(Presence::FromChange),
+        1 => Just(Presence::UntilChange),
+    ];
+    (member(), presence).prop_map(|(group, presence)| Far { group, presence })
 }
 
 fn profile() -> impl Strategy<Value = Profile> + Clone {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use contiv_model::policy::Rule;
 
-use crate::cluster::{Balanced, Changing, Cluster, Pod, Profile, Routing};
+use crate::cluster::{Balanced, Changing, Cluster, Far, Pod, Presence, Profile, Routing};
 
 /// Something that a cluster can do without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,6 +18,8 @@ pub(crate) enum Part {
     /// The group of a remote endpoint.
     RemoteGroup(usize),
     RemoteChange(usize),
+    /// That a remote endpoint comes or goes.
+    Presence(usize),
     /// The group of a pod.
     PodGroup(usize),
     PodChange(usize),
@@ -53,6 +55,7 @@ pub(crate) fn of(cluster: &Cluster) -> Vec<Part> {
         .chain(count(pods, Part::PodChange))
         .chain(count(remotes, Part::Remote))
         .chain(count(remotes, Part::RemoteChange))
+        .chain(count(remotes, Part::Presence))
         .chain(count(services, Part::Backends))
         .chain(count(services, Part::Affinity))
         .chain(count(pods, Part::PodGroup))
@@ -72,9 +75,10 @@ pub(crate) fn without(cluster: &Cluster, parts: &BTreeSet<Part>) -> Cluster {
         Pod { group, ..*pod }
     });
     let remotes = cluster.remotes.iter().enumerate().map(|(at, remote)| {
-        let mut member = remote.filter(|_| !lacks(Part::Remote(at)))?;
-        simplify(&mut member, [lacks(Part::RemoteGroup(at)), lacks(Part::RemoteChange(at))]);
-        Some(member)
+        let Far { mut group, presence } = remote.filter(|_| !lacks(Part::Remote(at)))?;
+        simplify(&mut group, [lacks(Part::RemoteGroup(at)), lacks(Part::RemoteChange(at))]);
+        let presence = if lacks(Part::Presence(at)) { Presence::Always } else { presence };
+        Some(Far { group, presence })
     });
     let profile = |group: usize, after: bool, profile: &Profile| {
         let left =

@@ -18,7 +18,7 @@ use netplugin::{
 use testkit::packet::Packet;
 
 use crate::{
-    cluster::{Cluster, NETWORKS, PODS, REMOTES, address, is_vlan, mac, port},
+    cluster::{Cluster, NETWORKS, PODS, REMOTES, Stage, address, is_vlan, mac, port},
     exclusions,
     node::harness::{Difference, Harness},
     packet::{Sent, far, id_of, on_wire},
@@ -113,7 +113,7 @@ impl<H: Harness> Rig<H> {
     }
 
     /// Sends a frame from each endpoint of the VLANs, so that a learning bridge knows its port.
-    pub(crate) fn introduce(&mut self, cluster: &Cluster) -> Result<()> {
+    pub(crate) fn introduce(&mut self, cluster: &Cluster, stage: Stage) -> Result<()> {
         if !self.differs(Difference::LearnsOnVlan) {
             return Ok(());
         }
@@ -121,7 +121,7 @@ impl<H: Harness> Rig<H> {
         for number in (0..NETWORKS).filter(|number| is_vlan(*number) && !cluster.is_on_node(*number)) {
             let pods = (1..=PODS as u8).filter_map(|last| Some((last, cluster.pod_at(number, last)?)));
             let here = pods.map(|(last, pod)| (last, Origin::Pod(port(pod))));
-            let there = REMOTES.into_iter().filter(|last| cluster.is_remote(number, *last));
+            let there = REMOTES.into_iter().filter(|last| cluster.is_remote(stage, number, *last));
             let there = there.map(|last| (last, Origin::Uplink));
             for (last, origin) in here.chain(there) {
                 let source = station(number, last);

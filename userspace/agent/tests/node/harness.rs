@@ -96,6 +96,8 @@ pub(crate) enum Difference {
     EndsConnectionsOfRegrouped,
     /// A SYN to a service that is sent again before the first reply goes to a current backend.
     ResolvesUnrepliedAgain,
+    /// When the record of an endpoint is removed, its connections go on as they were evaluated.
+    KeepsConnectionsOfRemoved,
 }
 
 #[derive(Clone, Copy, Debug)]

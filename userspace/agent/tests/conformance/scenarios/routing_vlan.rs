@@ -255,10 +255,32 @@ pub(crate) fn policies_apply_to_the_kernel<H: Harness>() -> Result<()> {
     Ok(())
 }
 
+/// The kernel tells a sender nothing of a packet that the rules of a pod here deny, also if its TTL has expired.
+pub(crate) fn policies_apply_to_expired_packets<H: Harness>() -> Result<()> {
+    let pair = Pair::vlans()?;
+    let closed = in_group(pair.two.local("pb", B.1), 1)?;
+    let denied = Rule { protocol: Some(UDP), ..rule(Direction::In, Action::Deny, 1)? };
+    let mut world = World::<H>::new(pair.objects()?.into_iter().chain([closed, group(1, [denied])?]))?;
+    for ttl in [1, TTL] {
+        for there in datagrams((ROUTER, A.mac()), (A, 4000), (B, 33434), ttl) {
+            world.sends(&pod("pa"), &there, [])?;
+        }
+    }
+    for open in datagrams((ROUTER, A.mac()), (A, 4000), (A2, 33434), 1) {
+        world.sends(&pod("pa"), &open, [to_kernel(&open)])?;
+    }
+    Ok(())
+}
+
 /// A service has a backend on another node. Clients reach it by the gateway, and by its own address.
 pub(crate) fn services_have_backends_behind_the_kernel<H: Harness>() -> Result<()> {
     let pair = Pair::vlans()?;
     for (vip, to) in [(VIP, ROUTER), (End(1, 200), End(1, 200).mac())] {
+        let near = pair.service(vip, B)?;
+        let mut world = World::<H>::new(pair.objects()?.into_iter().chain([near]))?;
+        let [asks, _] = datagrams((ROUTER, A.mac()), (A, 4000), (vip, 53), 1);
+        let [expired, _] = datagrams((ROUTER, A.mac()), (A, 4000), (B, 5353), 1);
+        world.sends(&pod("pa"), &asks, [to_kernel(&expired)])?;
         for backend in [FAR_A, FAR_B] {
             let service = pair.service(vip, backend)?;
             let mut world = World::<H>::new(pair.objects()?.into_iter().chain([service]))?;
@@ -270,6 +292,9 @@ pub(crate) fn services_have_backends_behind_the_kernel<H: Harness>() -> Result<(
                 let [replied, _] = arriving((vip, 53), (A, 4000));
                 world.sends(&Origin::Kernel, &replies, [to_pod("pa", &replied)])?;
             }
+            let [asks, _] = datagrams((to, A.mac()), (A, 4001), (vip, 53), 1);
+            let [expired, _] = datagrams((ROUTER, A.mac()), (A, 4001), (backend, 5353), 1);
+            world.sends(&pod("pa"), &asks, [to_kernel(&expired)])?;
             // While the endpoint's record is missing, rules would not know it.
             let without_record = pair.service(vip, End(backend.0, 77))?;
             let mut world = World::<H>::new(pair.objects()?.into_iter().chain([without_record]))?;

@@ -99,8 +99,11 @@ impl Site for EbpfSite {
 
     const LINKS: &'static [&'static str] = &[UNDERLAY, UPLINK];
 
-    const DIFFERENCES: &'static [Difference] =
-        &[Difference::EndsConnectionsOfRegrouped, Difference::ResolvesUnrepliedAgain];
+    const DIFFERENCES: &'static [Difference] = &[
+        Difference::EndsConnectionsOfRegrouped,
+        Difference::ResolvesUnrepliedAgain,
+        Difference::KeepsConnectionsOfRemoved,
+    ];
 
     fn missing() -> Option<String> {
         None
