@@ -75,7 +75,14 @@ pub(crate) fn run(workspace: &Workspace, program: Program, arguments: &Arguments
             setup::offer_peers(workspace);
         }
     }
-    let lab = build(workspace, program.profile(), if help_only { &["e2e"] } else { DAEMONS })?;
+    let lab = match program.profile() {
+        profile if help_only => build(workspace, profile, &["e2e"])?,
+        Profile::Dev => build(workspace, Profile::Dev, &[&PROGRAMS[..], &["e2e"]].concat())?,
+        Profile::Release => {
+            build_programs(workspace)?;
+            build(workspace, Profile::Release, &["e2e"])?
+        }
+    };
     let error = workspace.command(&lab).arg(program.name()).args(&arguments.words).exec();
     Err(error).with_context(|| format!("start {}", lab.display()))
 }
@@ -98,9 +105,15 @@ pub(crate) fn parses(workspace: &Workspace, program: Program, arguments: &Argume
         .map_err(|error| format!("{error:#}").lines().next().unwrap_or_default().to_owned())
 }
 
-const DAEMONS: &[&str] = &["e2e", "netmaster", "netplugin", "netctl", "contivk8s"];
+/// Programs of the packages and of the tarball.
+pub(crate) const PROGRAMS: [&str; 4] = ["netmaster", "netplugin", "netctl", "contivk8s"];
 
-fn build(workspace: &Workspace, profile: Profile, packages: &[&str]) -> Result<PathBuf> {
+/// Builds the release binaries as packages have them: without the features that the lab's dependencies add.
+pub(crate) fn build_programs(workspace: &Workspace) -> Result<()> {
+    compile(workspace, Profile::Release, &PROGRAMS)
+}
+
+fn compile(workspace: &Workspace, profile: Profile, packages: &[&str]) -> Result<()> {
     let mut cargo = workspace.cargo();
     cargo.args(["build", "--bins", "--quiet"]);
     for package in packages {
@@ -109,7 +122,11 @@ fn build(workspace: &Workspace, profile: Profile, packages: &[&str]) -> Result<P
     if profile == Profile::Release {
         cargo.arg("--release");
     }
-    execute(&mut cargo)?;
+    execute(&mut cargo)
+}
+
+fn build(workspace: &Workspace, profile: Profile, packages: &[&str]) -> Result<PathBuf> {
+    compile(workspace, profile, packages)?;
     let folder = match profile {
         Profile::Dev => "debug",
         Profile::Release => "release",

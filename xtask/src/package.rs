@@ -12,16 +12,15 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 
 use crate::{
+    lab,
     progress::step,
     setup,
-    workspace::{Workspace, execute, find_program, install_tool, output},
+    workspace::{Workspace, find_program, install_tool, output},
 };
 
 const CARGO_DEB_VERSION: &str = "3.8.0";
 /// Crates with a package of their own.
 const CRATES: [&str; 3] = ["netmaster", "netplugin", "netctl"];
-/// Programs of the packages and of the tarball.
-const PROGRAMS: [&str; 4] = ["netmaster", "netplugin", "netctl", "contivk8s"];
 /// Shells that netctl completes in.
 const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 
@@ -52,12 +51,7 @@ fn build(workspace: &Workspace) -> Result<PathBuf> {
         }
         _ => {}
     }
-    step("release binaries", || {
-        let mut cargo = workspace.cargo();
-        cargo.args(["build", "--quiet", "--release", "--bins"]);
-        cargo.args(PROGRAMS.iter().flat_map(|program| ["--package", program]));
-        execute(&mut cargo)
-    })?;
+    step("release binaries", || lab::build_programs(workspace))?;
     let release = target.join("release");
     step("man pages and completions", || documents(workspace, &release, &folder))?;
     let cargo_deb = cargo_deb(workspace)?;
@@ -116,7 +110,7 @@ fn tarball(workspace: &Workspace, release: &Path, folder: &Path) -> Result<()> {
     let name = format!("contiv-{version}-linux-{}", std::env::consts::ARCH);
     let stage = folder.join(&name);
     fs::create_dir_all(stage.join("bin")).with_context(|| format!("make {}", stage.display()))?;
-    for program in PROGRAMS {
+    for program in lab::PROGRAMS {
         let copy = stage.join("bin").join(program);
         fs::copy(release.join(program), &copy).with_context(|| format!("copy {program}"))?;
         output(workspace.command("strip").arg("--strip-debug").arg(copy))?;
