@@ -216,9 +216,12 @@ impl<H: Harness> Case<'_, H> {
             exclusions::applies_to_error::<H>(self.cluster, self.stage, sent)
                 || self.may_begin_again(probe, sent)
         };
-        let may_outlive_end = || exclusions::may_outlive_end::<H>(self.cluster, &self.ends(probe, sent));
+        let may_be_outdated = || {
+            let is_by_mac = self.cluster.probes[probe].is_by_mac();
+            exclusions::may_be_outdated::<H>(self.cluster, &self.ends(probe, sent), is_by_mac)
+        };
         exclusions::applies::<H>(self.cluster, self.stage, sent)
-            || self.stage == Stage::After && may_outlive_end()
+            || self.stage == Stage::After && may_be_outdated()
             || step != Step::There && exclusions::applies_to_connected::<H>(self.cluster, self.stage, sent)
             || matches!(step, Step::Errors(_)) && is_error()
     }

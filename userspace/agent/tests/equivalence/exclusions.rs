@@ -59,9 +59,12 @@ pub(crate) fn may_begin_again<H: Harness>(cluster: &Cluster, ends: &[(usize, u8)
     differs::<H>(Difference::EndsConnectionsOfRegrouped) && ends.iter().any(|end| cluster.is_regrouped(*end))
 }
 
-/// Whether the connection of a packet may be known longer than an end of it.
-pub(crate) fn may_outlive_end<H: Harness>(cluster: &Cluster, ends: &[(usize, u8)]) -> bool {
+/// Whether the connection of a packet may go on as it was evaluated, although the change would have it evaluated otherwise.
+/// `is_by_mac` if an address of the packet is not that of its Ethernet address.
+pub(crate) fn may_be_outdated<H: Harness>(cluster: &Cluster, ends: &[(usize, u8)], is_by_mac: bool) -> bool {
+    let of_stranger = || is_by_mac && ends.iter().any(|end| cluster.is_regrouped(*end));
     differs::<H>(Difference::KeepsConnectionsOfRemoved) && ends.iter().any(|end| cluster.is_removed(*end))
+        || differs::<H>(Difference::KeepsConnectionsOfStrangers) && of_stranger()
 }
 
 /// Whether a packet that is repeated before the first reply may go to another backend of a service that has changed.

@@ -98,6 +98,9 @@ pub(crate) enum Difference {
     ResolvesUnrepliedAgain,
     /// When the record of an endpoint is removed, its connections go on as they were evaluated.
     KeepsConnectionsOfRemoved,
+    /// A connection of an address without a record goes on as it was evaluated when the endpoint at its Ethernet address gets another
+    /// group.
+    KeepsConnectionsOfStrangers,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -103,6 +103,7 @@ impl Site for EbpfSite {
         Difference::EndsConnectionsOfRegrouped,
         Difference::ResolvesUnrepliedAgain,
         Difference::KeepsConnectionsOfRemoved,
+        Difference::KeepsConnectionsOfStrangers,
     ];
 
     fn missing() -> Option<String> {
