@@ -5,11 +5,11 @@ use aya_ebpf::{
     helpers::generated::{bpf_csum_diff, bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_skb_store_bytes},
     programs::TcContext,
 };
-use contiv_abi::{Address, Be16, DropReason, NeighKey, TCP, UDP, service_mac};
+use contiv_abi::{Address, Be16, DropReason, Mac, NeighKey, TCP, UDP, service_mac};
 
 use crate::{
-    frame, maps,
-    packet::{self, ICMPV6, Packet, Piece, Route, Told},
+    flows, frame, maps,
+    packet::{self, ICMPV6, Ingress, Packet, Piece, Route, Told},
     plain::{self, At, add_to_whole},
     route, source,
 };
@@ -29,11 +29,11 @@ pub(crate) extern "C" fn ctv_translate(packet: *mut Packet, skb: *mut __sk_buff)
 fn translate(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
     if packet.located == 0 {
         packet.placed = 0;
-        if ctv_receiver(packet) == 0 {
-            return Err(DropReason::StrangeBackend);
-        }
-        // Another source port does not change the way.
-        if packet.route != Route::KERNEL || !packet.wanted.destination.same(&packet.tuple.destination) {
+        // Another source alone does not change the way.
+        if !packet.wanted.destination.same(&packet.tuple.destination) && ctv_receiver_here(packet) == 0 {
+            if ctv_receiver(packet) == 0 {
+                return Err(DropReason::StrangeBackend);
+            }
             route::ctv_next_hop(packet);
         }
     }
@@ -55,22 +55,49 @@ pub(crate) fn rewrite(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropRe
     Ok(())
 }
 
-/// Sets the Ethernet address of the end that the packet in hand goes to, if that is another than it was. Zero if nobody knows it.
+/// Sets the Ethernet address of the end that the packet in hand goes to. Zero if nobody knows it.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_receiver(packet: *mut Packet) -> u32 {
     let Some(packet) = packet::of(packet) else { return 0 };
-    if !packet.wanted.destination.same(&packet.tuple.destination) {
-        let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.wanted.destination));
-        let Some(owner) = owner else { return 0 };
-        packet.destination_mac = owner.mac;
-        if packet.wanted.destination.same(&packet.tuple.source) {
-            packet.route = Route::BRIDGED;
-        }
+    let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.wanted.destination));
+    let Some(owner) = owner else { return 0 };
+    packet.destination_mac = owner.mac;
+    if packet.wanted.destination.same(&packet.tuple.source) {
+        packet.route = Route::BRIDGED;
     }
     1
+}
+
+/// Sets the Ethernet address of the port that has received the previous packet of the flow, if the port has the address that this one
+/// goes to, on the network of its sender; else zero. Saves two searches of those packets that the fast path leaves.
+///
+/// A function of its own for the stack.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_receiver_here(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return 0 };
+    let Some(mac) = receiver_here(packet) else { return 0 };
+    packet.destination_mac = mac;
+    1
+}
+
+#[inline(always)]
+fn receiver_here(packet: &Packet) -> Option<Mac> {
+    let to = &packet.wanted.destination;
+    if packet.ingress != Ingress::POD || packet.route != Route::BRIDGED || to.same(&packet.tuple.source) {
+        return None;
+    }
+    let flow = flows::record(packet.entry >> 1)?;
+    // SAFETY: a record of the map; what it says is compared with the port.
+    let receiver =
+        unsafe { (&raw const (*flow).halves[(packet.entry & 1) as usize].receiver).read_volatile() };
+    let port = maps::port_slot(u32::from(receiver).wrapping_sub(1))?;
+    let own = if packet.ip6 != 0 { &port.ip6 } else { &port.ip };
+    let [a, b, c, d, e, f, ..] = port.mac;
+    (port.ifindex != 0 && port.segment == packet.segment && own.same(to)).then_some([a, b, c, d, e, f])
 }
 
 /// Whether the packet is as most are: TCP or UDP over IPv4 without options, its headers in one piece of memory.

@@ -177,7 +177,7 @@ pub(crate) fn rewrite<const IP6: bool>(
     let udp = u32::from(packet.protocol == UDP);
     let at = At::<IP6>::TRANSPORT as u32 + 16 - 10 * udp;
     let is_whole = is_whole::<IP6>(ctx, packet, at);
-    if !is_whole && ctv_sum(ctx.skb.skb, at, fold(moved), fold(ports)) == 0 {
+    if !is_whole && sum::<IP6>(ctx, udp, fold(moved), fold(ports)) == 0 {
         return false;
     }
     let (data, end) = (ctx.data(), ctx.data_end());
@@ -243,8 +243,7 @@ pub(crate) fn rewrite_ends(ctx: &TcContext, before: &Tuple, after: &Tuple, mac: 
     let moved = moved::<false>(before.source.words(), after.source.words())
         + moved::<false>(before.destination.words(), after.destination.words());
     let udp = u32::from(before.protocol == UDP);
-    let at = At::<false>::TRANSPORT as u32 + 16 - 10 * udp;
-    if ctv_sum(ctx.skb.skb, at, fold(moved), fold(replaced(before.ports(), after.ports()))) == 0 {
+    if sum::<false>(ctx, udp, fold(moved), fold(replaced(before.ports(), after.ports()))) == 0 {
         return false;
     }
     let (data, end) = (ctx.data(), ctx.data_end());
@@ -271,6 +270,55 @@ const OFFSETS: u32 = 127;
 /// What the replacement of a word by itself adds to a sum.
 const UNCHANGED: u32 = 0xffff;
 
+/// Changes the checksum of the transport, which may be of any kind, by what the addresses and the ports add. Not zero if that was
+/// possible; else nothing has changed.
+#[inline(always)]
+fn sum<const IP6: bool>(ctx: &TcContext, udp: u32, moved: u32, ports: u32) -> u32 {
+    if !IP6 && udp == 0 && ports != UNCHANGED {
+        return ctv_sum_tcp(ctx.skb.skb, moved, ports);
+    }
+    ctv_sum(ctx.skb.skb, At::<IP6>::TRANSPORT as u32 + 16 - 10 * udp, moved, ports)
+}
+
+/// The same of TCP over IPv4, in most cases with one call instead of two.
+///
+/// A function of its own for the stack.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_sum_tcp(skb: *mut __sk_buff, moved: u32, ports: u32) -> u32 {
+    const AT: u32 = At::<false>::TRANSPORT as u32 + 16;
+    let ctx = TcContext::new(skb);
+    let before = sum_at(&ctx, AT as usize);
+    let whole = !fold(u64::from(!before as u16) + u64::from(moved)) as u16;
+    if replace(&ctx, AT, moved, BPF_F_PSEUDO_HDR.into()) != 0 {
+        return 0;
+    }
+    // Of a packet whose checksum the device will finish, only the pseudo header counts so far, and the sum is not changed as a
+    // whole one is. A second call would leave it.
+    let after = sum_at(&ctx, AT as usize);
+    let is_partial = before | after <= u32::from(u16::MAX) && !is_same_sum(whole, after as u16);
+    u32::from(is_partial || replace(&ctx, AT, ports, 0) == 0)
+}
+
+/// The checksum at an offset, if it is in the first piece of the packet's memory; else a number of more bits. An `Option` would be
+/// half an unknown register to the verifier.
+#[inline(always)]
+fn sum_at(ctx: &TcContext, at: usize) -> u32 {
+    const NONE: u32 = 1 << 16;
+    let place = ctx.data() + at;
+    if place + 2 > ctx.data_end() {
+        return NONE;
+    }
+    // SAFETY: before the end of the frame.
+    unsafe { read::<u16>(place) }.into()
+}
+
+/// Whether two checksums mean the same: zero has two forms (RFC 1071).
+#[inline(always)]
+const fn is_same_sum(a: u16, b: u16) -> bool {
+    a == b || a == !b && (a == 0 || b == 0)
+}
+
 /// Changes a checksum of the transport at the offset `at` that may be of any kind by what the addresses and the ports add. Not
 /// zero if that was possible; else nothing has changed.
 ///
@@ -294,8 +342,11 @@ extern "C" fn ctv_sum(skb: *mut __sk_buff, at: u32, moved: u32, ports: u32) -> u
     if ip6 {
         add_to_whole(&ctx, moved);
     }
+    if !udp {
+        return 1;
+    }
     let Ok(sum) = ctx.load::<u16>(at as usize) else { return 0 };
-    if udp && sum == 0 {
+    if sum == 0 {
         // Without a checksum that makes up for the ports.
         add_to_whole(&ctx, ports);
     }
