@@ -142,14 +142,20 @@ fn is_for_node(packet: &Plain, node: &Node) -> bool {
         && (destination == node.tunnel_port || source.get() < WELL_KNOWN && destination.get() < WELL_KNOWN)
 }
 
+/// Records of a table that is much larger than the caches.
+const LARGE_TABLE: u32 = 1 << 19;
+
 /// The record of the flow, its generation, and the direction. Reads one bucket, or both, and one record: if that is another
 /// flow's with the same tag, the stages search on.
 #[inline(always)]
 fn find(packet: &Plain, domain: u32, node: &Node) -> Option<(u32, u32, bool)> {
     let ends = [packet.source, packet.destination];
     let hash = FlowHash::of_words(node.seed, domain, packet.protocol, ends, packet.ports);
-    // Most probably the record, which comes into the cache meanwhile.
-    flows::touch(hash.record(node.flows));
+    // Most probably the record, which comes into the cache meanwhile. That of a translated reply is elsewhere: in a table that the
+    // caches hold most of, its miss costs more than the others save.
+    if node.flows >= LARGE_TABLE {
+        flows::touch(hash.record(node.flows));
+    }
     let page = hash.page(node.flow_pages) * FlowBucket::PER_PAGE;
     let [first, second] = hash.buckets();
     // SAFETY: a bucket of the map. Other CPUs write slots meanwhile, each at once.

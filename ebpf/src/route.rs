@@ -8,7 +8,8 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use contiv_abi::{
-    Address, Domain, DropReason, FdbKey, FlowHalf, Mac, NeighEntry, NeighKey, ROUTER_MAC, SegmentEntry,
+    Address, Domain, DropReason, FdbKey, FlowHalf, Mac, NeighEntry, NeighKey, PortSlot, ROUTER_MAC,
+    SegmentEntry,
 };
 
 use crate::{
@@ -186,6 +187,15 @@ extern "C" fn ctv_no_subnet(packet: *mut Packet) -> u32 {
         to_kernel(packet);
     }
     0
+}
+
+/// Whether a port with this interface index is on the network of the packet in hand, which its sender has not sent to the router:
+/// the packet is not routed to it, so that no subnet has to be searched.
+#[inline(always)]
+pub(crate) fn is_on_network(packet: &Packet, ifindex: u32) -> bool {
+    let is_bridged = packet.ingress == Ingress::POD && packet.route == Route::BRIDGED;
+    let port = maps::port_slot(PortSlot::number(ifindex)).filter(|_| is_bridged && ifindex != 0);
+    port.is_some_and(|port| port.ifindex == ifindex && port.segment == packet.segment)
 }
 
 /// No endpoint is known.

@@ -108,9 +108,12 @@ fn address(packet: &mut Packet) -> Result<(), DropReason> {
         return Ok(());
     }
     let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.wanted.destination));
-    packet.destination_mac = owner.ok_or(DropReason::StrangeBackend)?.mac;
+    let owner = owner.ok_or(DropReason::StrangeBackend)?;
+    packet.destination_mac = owner.mac;
     packet.located = 1;
-    route::ctv_next_hop(packet);
+    if !route::is_on_network(packet, owner.ifindex) {
+        route::ctv_next_hop(packet);
+    }
     Ok(())
 }
 
