@@ -47,7 +47,8 @@ fn a_full_etcd_is_reported_and_recovers() {
     let to = master.address;
     make_network(to, "net", "10.0.0.0/24");
     let value = "v".repeat(100 << 10);
-    let full = (0..100).find_map(|_| etcd.ctl(&["put", "junk", &value]).err());
+    // A key each: of one key, a compaction meanwhile would free what was written before.
+    let full = (0..100).find_map(|number| etcd.ctl(&["put", &format!("junk/{number}"), &value]).err());
     assert!(full.unwrap().to_string().contains("database space exceeded"));
 
     let network = |name: &str, subnet: &str| {
@@ -64,7 +65,7 @@ fn a_full_etcd_is_reported_and_recovers() {
     wait_for_line(&master, "/metrics", "contiv_netmaster_store_alarm{alarm=\"CORRUPT\"} 0");
 
     // Deletions are accepted, and netmaster goes on compacting.
-    etcd.ctl(&["del", "junk"]).unwrap();
+    etcd.ctl(&["del", "junk/", "--prefix"]).unwrap();
     let freed = || {
         etcd.ctl(&["defrag"])?;
         etcd.ctl(&["alarm", "disarm"])?;
