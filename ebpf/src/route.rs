@@ -41,7 +41,7 @@ pub(crate) extern "C" fn ctv_route(packet: *mut Packet, skb: *mut __sk_buff) -> 
     match ttl(&TcContext::new(skb), packet.ip6 != 0) {
         Ok(0 | 1) if !is_on_node => ROUTER,
         Ok(0 | 1) => {
-            // The kernel tells the sender, if the rules of a receiver here allow the packet.
+            // The kernel reports it to the sender, if the rules of a receiver on this node allow the packet.
             ctv_next_hop(packet);
             if packet.route != Route::HOP {
                 to_kernel(packet);
@@ -189,13 +189,14 @@ extern "C" fn ctv_no_subnet(packet: *mut Packet) -> u32 {
     0
 }
 
-/// Whether a port with this interface index is on the network of the packet in hand, which its sender has not sent to the router:
-/// the packet is not routed to it, so that no subnet has to be searched.
+/// The port in a slot, if it is on the network of the packet metadata and the sender has not sent the packet to the router: the packet
+/// is bridged to it, so that no subnet has to be searched.
 #[inline(always)]
-pub(crate) fn is_on_network(packet: &Packet, ifindex: u32) -> bool {
-    let is_bridged = packet.ingress == Ingress::POD && packet.route == Route::BRIDGED;
-    let port = maps::port_slot(PortSlot::number(ifindex)).filter(|_| is_bridged && ifindex != 0);
-    port.is_some_and(|port| port.ifindex == ifindex && port.segment == packet.segment)
+pub(crate) fn port_on_network(packet: &Packet, slot: u32) -> Option<&'static PortSlot> {
+    if packet.ingress != Ingress::POD || packet.route != Route::BRIDGED {
+        return None;
+    }
+    maps::port_slot(slot).filter(|port| port.ifindex != 0 && port.segment == packet.segment)
 }
 
 /// No endpoint is known.

@@ -3,7 +3,7 @@
 use aya_ebpf::{btf_maps::Array, cty::c_void, helpers::generated::bpf_loop, macros::btf_map};
 use contiv_abi::{
     Address, AffinityBlock, Backend, Be16, DropReason, Flow, FlowHash, Member, NeighEntry, NeighKey,
-    RingBlock, ServiceEntry,
+    PortSlot, RingBlock, ServiceEntry,
     maps::{AFFINITY_CAPACITY, BACKENDS_CAPACITY, RING_CAPACITY},
     mix, rendezvous, service_mac,
 };
@@ -111,7 +111,8 @@ fn address(packet: &mut Packet) -> Result<(), DropReason> {
     let owner = owner.ok_or(DropReason::StrangeBackend)?;
     packet.destination_mac = owner.mac;
     packet.located = 1;
-    if !route::is_on_network(packet, owner.ifindex) {
+    let port = route::port_on_network(packet, PortSlot::number(owner.ifindex));
+    if port.is_none_or(|port| port.ifindex != owner.ifindex) {
         route::ctv_next_hop(packet);
     }
     Ok(())

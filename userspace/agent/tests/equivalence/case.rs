@@ -99,6 +99,8 @@ struct Connection {
     /// The last delivery of a reply.
     reply: Option<Delivery>,
     is_replied: bool,
+    /// A packet was delivered before the change.
+    precedes_change: bool,
 }
 
 impl Connection {
@@ -221,7 +223,7 @@ impl<H: Harness> Case<'_, H> {
             exclusions::may_be_outdated::<H>(self.cluster, &self.ends(probe, sent), is_by_mac)
         };
         exclusions::applies::<H>(self.cluster, self.stage, sent)
-            || self.stage == Stage::After && may_be_outdated()
+            || self.stage == Stage::After && self.connections[probe].precedes_change && may_be_outdated()
             || step != Step::There && exclusions::applies_to_connected::<H>(self.cluster, self.stage, sent)
             || matches!(step, Step::Errors(_)) && is_error()
     }
@@ -315,6 +317,7 @@ impl<H: Harness> Case<'_, H> {
         }
         self.oracle.adopt(possible);
         let connection = &mut self.connections[probe];
+        connection.precedes_change |= self.stage == Stage::Before && !deliveries.is_empty();
         let one = match &deliveries[..] {
             [one] => Some(one.clone()),
             _ => None,

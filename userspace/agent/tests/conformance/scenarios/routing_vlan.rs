@@ -70,7 +70,7 @@ pub(crate) fn gateways_of_vlans_answer<H: Harness>() -> Result<()> {
         for (ping, pong) in ping(A, gateway, 64).iter().zip(&pong(gateway, A)) {
             world.sends(&pod("pa"), ping, [to_pod("pa", pong)])?;
         }
-        // The kernel may have the address of the gateway.
+        // An operator may have assigned the address of the gateway to the kernel.
         for ttl in [TTL, 1] {
             for other in datagrams((ROUTER, A.mac()), (A, 4000), (gateway, 22), ttl) {
                 world.sends(&pod("pa"), &other, [])?;
@@ -255,7 +255,7 @@ pub(crate) fn policies_apply_to_the_kernel<H: Harness>() -> Result<()> {
     Ok(())
 }
 
-/// The kernel tells a sender nothing of a packet that the rules of a pod here deny, also if its TTL has expired.
+/// A packet that the rules of a pod on this node deny does not reach the kernel, also if its TTL has expired.
 pub(crate) fn policies_apply_to_expired_packets<H: Harness>() -> Result<()> {
     let pair = Pair::vlans()?;
     let closed = in_group(pair.two.local("pb", B.1), 1)?;
