@@ -117,7 +117,7 @@ pub enum NatRange {
     V6(Ipv6Addr, Option<Ipv6Addr>),
 }
 
-/// Template of a flow that the switch installs for a packet (`nx_action_learn`).
+/// Template of a flow that the switch installs for a packet (`nx_action_learn`, with a limit `nx_action_learn2`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Learn {
     /// Idle timeout in seconds; 0 for none.
@@ -136,6 +136,8 @@ pub struct Learn {
     pub fin_idle_timeout: u16,
     /// Hard timeout in seconds after a TCP FIN or RST; 0 for no change.
     pub fin_hard_timeout: u16,
+    /// Maximum number of flows with this cookie in the table; 0 for none. Needs Open vSwitch 2.8.
+    pub limit: u32,
     /// Matches and actions of the learned flow.
     pub specs: Vec<LearnSpec>,
 }
@@ -258,6 +260,7 @@ const LOAD_MASKED: u16 = 33;
 const CONJUNCTION: u16 = 34;
 const CT: u16 = 35;
 const NAT: u16 = 36;
+const LEARN2: u16 = 45;
 
 /// Encodes what follows the experimenter id.
 pub(crate) fn encode(action: &Action, out: &mut Vec<u8>) {
@@ -344,7 +347,10 @@ pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Option<Action>, DecodeError> 
         },
         CT => Action::Ct(decode_ct(r)?),
         NAT => Action::Nat(decode_nat(r)?),
-        LEARN => Action::Learn(decode_learn(r)?),
+        subtype @ (LEARN | LEARN2) => match decode_learn(r, subtype == LEARN2)? {
+            Some(learn) => Action::Learn(learn),
+            None => return Ok(None),
+        },
         _ => return Ok(None),
     }))
 }
@@ -500,8 +506,11 @@ const LEARN_LOAD: u16 = 1 << 11;
 const LEARN_OUTPUT: u16 = 2 << 11;
 const LEARN_WIDTH: u16 = 0x7ff;
 
+/// `NX_LEARN_F_WRITE_RESULT`: a field gets the result.
+const LEARN_RESULT: u16 = 4;
+
 fn encode_learn(learn: &Learn, out: &mut Vec<u8>) {
-    out.put_u16(LEARN);
+    out.put_u16(if learn.limit == 0 { LEARN } else { LEARN2 });
     for value in [learn.idle_timeout, learn.hard_timeout, learn.priority] {
         out.put_u16(value);
     }
@@ -511,6 +520,11 @@ fn encode_learn(learn: &Learn, out: &mut Vec<u8>) {
     out.put_u8(0);
     out.put_u16(learn.fin_idle_timeout);
     out.put_u16(learn.fin_hard_timeout);
+    if learn.limit != 0 {
+        out.put_u32(learn.limit);
+        // No field for the result.
+        out.put_bytes(0, 4);
+    }
     let put_slice = |out: &mut Vec<u8>, slice: &Slice| {
         slice.field.put_header(out);
         out.put_u16(slice.offset);
@@ -537,11 +551,19 @@ fn encode_learn(learn: &Learn, out: &mut Vec<u8>) {
     }
 }
 
-fn decode_learn(r: &mut Reader<'_>) -> Result<Learn, DecodeError> {
+/// `None` for one whose result a field gets.
+fn decode_learn(r: &mut Reader<'_>, is_limited: bool) -> Result<Option<Learn>, DecodeError> {
     let (idle_timeout, hard_timeout, priority) = (r.u16()?, r.u16()?, r.u16()?);
     let (cookie, flags, table) = (r.u64()?, r.u16()?, r.u8()?);
     r.skip(1)?;
     let (fin_idle_timeout, fin_hard_timeout) = (r.u16()?, r.u16()?);
+    let limit = if is_limited { r.u32()? } else { 0 };
+    if is_limited {
+        if flags & LEARN_RESULT != 0 {
+            return Ok(None);
+        }
+        r.skip(4)?;
+    }
     let mut specs = vec![];
     // A header of zero begins the padding.
     while r.len() >= 2 {
@@ -565,7 +587,7 @@ fn decode_learn(r: &mut Reader<'_>) -> Result<Learn, DecodeError> {
             other => return Err(DecodeError::Value { what: "learn part", value: other.into() }),
         });
     }
-    Ok(Learn {
+    Ok(Some(Learn {
         idle_timeout,
         hard_timeout,
         priority,
@@ -574,6 +596,7 @@ fn decode_learn(r: &mut Reader<'_>) -> Result<Learn, DecodeError> {
         table,
         fin_idle_timeout,
         fin_hard_timeout,
+        limit,
         specs,
-    })
+    }))
 }

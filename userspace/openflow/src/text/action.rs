@@ -199,6 +199,9 @@ impl fmt::Display for Learn {
         if self.cookie != 0 {
             write!(f, ",cookie={:#x}", self.cookie)?;
         }
+        if self.limit != 0 {
+            write!(f, ",limit={}", self.limit)?;
+        }
         self.specs.iter().try_for_each(|spec| write!(f, ",{spec}"))?;
         f.write_str(")")
     }

@@ -178,8 +178,9 @@ fn multipath() -> impl Strategy<Value = Action> {
 }
 
 fn learn() -> impl Strategy<Value = Action> {
-    (any::<u16>(), 1u16..100, any::<u64>(), 1u8..250, any::<u16>()).prop_map(
-        |(idle, priority, cookie, table, bits)| {
+    let limit = prop_oneof![Just(0), any::<u32>()];
+    (any::<u16>(), 1u16..100, any::<u64>(), 1u8..250, any::<u16>(), limit).prop_map(
+        |(idle, priority, cookie, table, bits, limit)| {
             let specs = vec![
                 LearnSpec::MatchValue { value: vec![0x08, 0x00], to: Slice::whole(Field::EthType) },
                 LearnSpec::MatchField { from: Slice::whole(Field::EthSrc), to: Slice::whole(Field::EthDst) },
@@ -193,7 +194,15 @@ fn learn() -> impl Strategy<Value = Action> {
                 },
                 LearnSpec::Output { from: Slice::bits(Field::Reg0, 0, 16) },
             ];
-            Action::Learn(Learn { idle_timeout: idle, priority, cookie, table, specs, ..Learn::default() })
+            Action::Learn(Learn {
+                idle_timeout: idle,
+                priority,
+                cookie,
+                table,
+                limit,
+                specs,
+                ..Learn::default()
+            })
         },
     )
 }

@@ -60,9 +60,10 @@ pub(crate) fn actions() -> Vec<Action> {
             priority: 9,
             cookie: 1,
             table: 6,
-            specs,
+            specs: specs.clone(),
             ..Learn::default()
         }),
+        Action::Learn(Learn { table: 6, limit: 1000, specs, ..Learn::default() }),
     ]
 }
 
