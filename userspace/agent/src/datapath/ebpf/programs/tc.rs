@@ -94,8 +94,9 @@ impl Role {
     }
 }
 
-/// Time limit for the kernel to release an unpinned link.
-pub(crate) const DETACH_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time limit for the kernel to release an unpinned link. It does so in a worker thread, which a node without an idle processor runs
+/// seconds later.
+pub(crate) const DETACH_TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) const DETACH_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Attaches and detaches TC programs.
