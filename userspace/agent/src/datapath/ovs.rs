@@ -35,12 +35,11 @@ use self::{
     bridge::BridgeKind,
     desired::model::SwitchModel,
     error::{NotObserved, ovs_error},
-    switch::{drift, limit::Bandwidth, ovsdb, ports, session::Session},
+    switch::{announcer::Announced, drift, limit::Bandwidth, ovsdb, ports, session::Session},
     telemetry::FlowCounters,
 };
 use super::{
     Datapath, Desired, Error, FailedOp, Group, Observed, Op, PortRequirements,
-    announcement::Outcomes,
     telemetry::{Stats, Telemetry},
     trace::{Findings, Probe},
 };
@@ -59,8 +58,8 @@ pub struct Ovs {
     /// Configuration that was not in effect at the last observation.
     warnings: Vec<String>,
     counters: FlowCounters,
-    /// Announcements of endpoints.
-    announced: Arc<Outcomes>,
+    /// Announcements of endpoints and services.
+    announced: Arc<Announced>,
 }
 
 impl Ovs {
@@ -165,7 +164,11 @@ impl Datapath for Ovs {
     }
 
     fn stats(&self) -> Stats {
-        Stats { endpoint_announcements: self.announced.counts(), ..Stats::default() }
+        Stats {
+            announcements: self.announced.services.counts(),
+            endpoint_announcements: self.announced.endpoints.counts(),
+            ..Stats::default()
+        }
     }
 
     fn warnings(&self) -> Vec<String> {

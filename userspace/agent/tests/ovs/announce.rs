@@ -5,25 +5,12 @@ use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 use anyhow::{Context as _, Result};
 use contiv_model::global::ArpMode;
 use netplugin::datapath::{Datapath as _, Object};
-use testkit::{Netns, capture::Tap, needs, packet::Packet, wait_until};
+use testkit::{capture::Tap, needs, packet::Packet, wait_until};
 
 use crate::node::{Node, SOON, addresses, network, remote, vlan, vxlan};
 
 const TAG: u16 = 100;
 const BROADCAST: [u8; 6] = [0xff; 6];
-
-/// A node with an uplink, and the other end of the uplink.
-fn node(label: &str) -> Result<(Node, Netns, Tap)> {
-    let outside = Netns::new(&format!("{label}-out"))?;
-    let inside = Netns::new(&format!("{label}-in"))?;
-    inside.veth("up0", &outside, "up0")?;
-    inside.up("up0")?;
-    outside.up("up0")?;
-    let node = Node::on(inside, &["up0"])?;
-    node.converge()?;
-    let tap = Tap::open(&outside, "up0")?;
-    Ok((node, outside, tap))
-}
 
 /// Counts announcements by address: frames that no kernel sends. Lets the datapath run meanwhile.
 fn count(node: &Node, tap: &Tap, seen: &mut BTreeMap<IpAddr, usize>) -> Result<()> {
@@ -62,7 +49,7 @@ fn wait_for(node: &Node, tap: &Tap, seen: &mut BTreeMap<IpAddr, usize>, pod: u8,
 #[test]
 fn new_endpoints_are_announced_on_the_uplink() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
-    let (node, _outside, tap) = node("announce")?;
+    let (node, _outside, tap) = Node::with_uplink("announce")?;
     let green = network("green", vlan(TAG), ArpMode::Proxy);
     let blue = network("blue", vxlan(5000), ArpMode::Proxy);
     node.add([Object::Network(green.clone()), Object::Network(blue.clone()), remote(&green, 3, None)])?;

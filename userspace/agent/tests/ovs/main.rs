@@ -4,6 +4,7 @@
 mod announce;
 mod bandwidth;
 mod drift;
+mod external;
 mod forwarding;
 mod lifecycle;
 mod neighbour;

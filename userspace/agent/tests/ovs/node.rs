@@ -19,7 +19,7 @@ use netplugin::datapath::{
     Datapath as _, Desired, Error, FailedOp, Local, Network, Object, ObjectId, Observed, Op, Peer, Remote,
     ovs::{DatapathType, Options, Ovs},
 };
-use testkit::{Netns, ovs::Switch, wait_until};
+use testkit::{Netns, capture::Tap, ovs::Switch, wait_until};
 use tokio::runtime::Runtime;
 
 pub(crate) const VTEP_PORT: u16 = 4789;
@@ -117,6 +117,19 @@ impl Node {
         let switch = RefCell::new(switch);
         let desired = RefCell::default();
         Ok(Node { namespace, switch, runtime, datapath, desired, uplinks, pods: Cell::new(0) })
+    }
+
+    /// A node with the uplink `up0`, and the other end of the uplink.
+    pub(crate) fn with_uplink(label: &str) -> Result<(Node, Netns, Tap)> {
+        let outside = Netns::new(&format!("{label}-out"))?;
+        let inside = Netns::new(&format!("{label}-in"))?;
+        inside.veth("up0", &outside, "up0")?;
+        inside.up("up0")?;
+        outside.up("up0")?;
+        let node = Node::on(inside, &["up0"])?;
+        node.converge()?;
+        let tap = Tap::open(&outside, "up0")?;
+        Ok((node, outside, tap))
     }
 
     /// Two connected nodes: VTEPs 192.168.9.1 and .2 on an underlay bridge, and `trunk0` for VLANs.

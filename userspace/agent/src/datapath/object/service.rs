@@ -1,5 +1,6 @@
 use std::{net::IpAddr, time::Duration};
 
+use contiv_abi::{Address, mix};
 use contiv_model::{
     name::{NetworkId, ServiceId},
     service::{Port, Readiness},
@@ -31,6 +32,22 @@ impl Service {
     /// A service without ports, backends and affinity.
     pub fn new(id: impl Into<ServiceId>, scope: Scope, vip: impl Into<IpAddr>) -> Self {
         Service { id: id.into(), scope, vip: vip.into(), ports: vec![], backends: vec![], affinity: None }
+    }
+
+    /// The backend whose node answers for the service on the wire of a VLAN. All nodes compute the same one. Terminating backends
+    /// count: their node still forwards, and has the connections that it forwards elsewhere. By rendezvous hashing, so that other
+    /// backends that come or go do not move it.
+    pub fn speaker(&self) -> Option<IpAddr> {
+        let vip = Address::from(self.vip);
+        let score = |backend: &Address| {
+            let [[a, b], [c, d]] = [vip.words(), backend.words()];
+            mix(a.rotate_left(16) ^ mix(b ^ mix(c.rotate_left(32) ^ mix(d))))
+        };
+        let rank = |ip: &IpAddr| {
+            let address = Address::from(*ip);
+            (score(&address), address)
+        };
+        self.backends.iter().map(|backend| backend.ip).max_by_key(rank)
     }
 }
 

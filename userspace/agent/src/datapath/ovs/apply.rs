@@ -60,11 +60,12 @@ pub(crate) async fn apply(
     }
     let affected = ops.iter().filter_map(Op::target);
     let previous: Vec<Installed> = affected.filter_map(|id| model.index.get(&id).cloned()).collect();
+    let before = announce::Before::new(model, ops, &previous);
     let mut applied = Applied { failures, ..Applied::default() };
     program(session, model, ops, (&ports, kernel), &mut applied).await?;
     requests::open(session, &model.index, closed).await?;
     if options.announce {
-        announce::endpoints(session, model, ops, &previous);
+        announce::changed(session, model, ops, &before);
     }
     remove_unused_ports(session, options, &model.index, ops, &previous).await?;
     if options.datapath_type == DatapathType::Netdev {

@@ -23,6 +23,7 @@
 //! * [`neighbour`]: ARP and ND.
 //! * [`base`]: flows that exist for any desired state.
 //! * [`service`]: translation to backends of services and back.
+//! * [`external`]: services for clients outside the cluster.
 //! * [`route`]: delivery by IP address.
 //! * [`kernel`]: VLAN networks that the node routes to the physical network.
 //! * [`host`]: host access of VXLAN networks.
@@ -33,6 +34,7 @@
 
 mod answer;
 mod base;
+mod external;
 mod family;
 mod forward;
 mod group;
@@ -50,6 +52,7 @@ mod table;
 pub(crate) use self::{
     answer::{ANSWER_TABLE, answer, meter},
     base::base_flows,
+    external::external,
     forward::{Spread, local, network, outside, remote, subnet, vrf_number, vtep},
     group::{
         MAX_BUCKETS, UPLINK_GROUP, all_group, backend_group, endpoint_group, peer_group, receiver_group,

@@ -1,6 +1,6 @@
 //! Access to the Open vSwitch of this node.
 //!
-//! * [`announcer`]: announcements of endpoints on VLAN networks.
+//! * [`announcer`]: announcements of endpoints and services on VLAN networks.
 //! * [`ovsdb`]: client of the configuration database.
 //! * [`limit`]: bandwidth limits of ports.
 //! * [`kernel`]: port towards the node's kernel.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use contiv_abi::{
     Address, Backend, Be16, Domain, FdbEntry, FdbKey, NeighEntry, NeighKey, Port, RouteEntry, Segment,
-    SegmentEntry, ServiceKey, Vip, VipKey, Vtep, mix,
+    SegmentEntry, ServiceKey, Vip, VipKey, Vtep,
     policy::{self, GROUP_NUMBERS},
     service_mac,
 };
@@ -288,21 +288,11 @@ fn encode_service(service: &Service, domain: Domain) -> Result<Vec<Entry>, Encod
     // Hosts that are not nodes of the cluster reach services on VLANs only.
     if let Some(segment) = network.map(|network| segment_of(network.encap))
         && segment.vni().is_none()
-        && let Some(speaker) = speaker(ip, &service.backends)
+        && let Some(speaker) = service.speaker()
     {
-        entries.push(Entry::Vip(VipKey { segment, ip }, Vip { speaker, domain, zero: 0 }));
+        entries.push(Entry::Vip(VipKey { segment, ip }, Vip { speaker: speaker.into(), domain, zero: 0 }));
     }
     Ok(entries)
-}
-
-/// The backend whose node answers for a service on the wire. Terminating backends count: their node still forwards, and has
-/// the connections that it forwards elsewhere. By rendezvous hashing, so that other backends that come or go do not move it.
-fn speaker(vip: Address, backends: &[datapath::Backend]) -> Option<Address> {
-    let score = |backend: &Address| {
-        let [[a, b], [c, d]] = [vip.words(), backend.words()];
-        mix(a.rotate_left(16) ^ mix(b ^ mix(c.rotate_left(32) ^ mix(d))))
-    };
-    backends.iter().map(|backend| Address::from(backend.ip)).max_by_key(|backend| (score(backend), *backend))
 }
 
 fn dual_stack(addresses: &Addresses) -> Result<(Ipv4Addr, Option<Ipv6Addr>), Unsupported> {

@@ -157,11 +157,13 @@ impl<'a> Batch<'a> {
         let routed = self.routed_at(&id);
         let old = self.index.insert(Installed { object: object.clone(), port });
         self.mark_group_members(old.as_ref(), Some(&object));
+        let before = old.as_ref().map(|installed| installed.object.clone());
         let old_port = old.as_ref().and_then(|installed| installed.port.as_ref()).map(|port| port.number);
         self.record(&id, old);
         self.update_flows(&id);
         self.update_members(&id);
         self.update_endpoints(&id, routed);
+        self.update_spoken_for(before.as_ref(), Some(&object));
         self.update_host_access(&id);
         if let Object::Peer(peer) = &object
             && self.index.peers().get(&peer.vtep).copied() != old_port
@@ -178,6 +180,7 @@ impl<'a> Batch<'a> {
         let routed = self.routed_at(id);
         let old = self.index.remove(id);
         self.mark_group_members(old.as_ref(), None);
+        let before = old.as_ref().map(|installed| installed.object.clone());
         self.record(id, old);
         if let ObjectId::Service(service) = id {
             if let Some(number) = self.numbers.services.get(&Cookie::of(id)) {
@@ -196,6 +199,7 @@ impl<'a> Batch<'a> {
         }
         self.update_members(id);
         self.update_endpoints(id, routed);
+        self.update_spoken_for(before.as_ref(), None);
         self.update_host_access(id);
         // The port number of a removed tunnel can be assigned to another port.
         if let ObjectId::Peer(vtep) = id {
@@ -318,6 +322,25 @@ impl<'a> Batch<'a> {
         }
     }
 
+    /// Updates the services for which this node begins or ends to answer ARP when an endpoint comes or goes.
+    fn update_spoken_for(&mut self, old: Option<&Object>, new: Option<&Object>) {
+        let place = |object: Option<&Object>| match object {
+            Some(Object::Local(local)) => Some((local.network.clone(), local.addresses.clone())),
+            _ => None,
+        };
+        let (old, new) = (place(old), place(new));
+        if old == new {
+            return;
+        }
+        let addresses = old
+            .iter()
+            .chain(&new)
+            .flat_map(|(network, addresses)| addresses.iter().map(move |ip| (network, ip)));
+        let services: BTreeSet<ServiceId> =
+            addresses.flat_map(|(network, ip)| self.index.spoken_for(network, ip)).cloned().collect();
+        services.into_iter().for_each(|service| self.update_flows(&ObjectId::Service(service)));
+    }
+
     /// Marks what depends on a peer or a network.
     fn mark_dirty(&mut self, id: &ObjectId) {
         match id {
@@ -436,8 +459,12 @@ impl<'a> Batch<'a> {
                 Some(domain) => edit.set_group(pipeline::selection(service, domain, number)),
                 None => drop(edit.remove_group(pipeline::backend_group(number))),
             }
-            let flows = domain.map(|domain| pipeline::service(service, domain, number));
-            edit.set(Cookie::of(id), flows.unwrap_or_default());
+            let answers = self.index.is_answered(service);
+            let flows = domain.into_iter().flat_map(|domain| {
+                let outside = pipeline::external(service, domain, number, answers);
+                pipeline::service(service, domain, number).into_iter().chain(outside)
+            });
+            edit.set(Cookie::of(id), flows);
         }
     }
 

@@ -137,12 +137,16 @@ pub(crate) fn answer(packet: &PacketIn) -> Option<PacketOut> {
         OWN => return concealed(from, matching, data),
         _ => {}
     }
+    // Frames from an uplink have their tag.
+    let tag = untag(data);
+    let data = tag.as_ref().map_or(data, |(_, inner)| inner);
     let read = Packet::read(data)?;
     let frame = match kind {
         REFUSED => refusal(data, &read)?,
         EXPIRED => time_exceeded(data, &read, address(matching, read.tuple.source.0)?)?,
         _ => return None,
     };
+    let frame = tag.map_or(frame.clone(), |(vlan, _)| tagged(&frame, vlan));
     Some(PacketOut { in_port: Port::CONTROLLER, actions: vec![Action::output(from)], data: frame })
 }
 

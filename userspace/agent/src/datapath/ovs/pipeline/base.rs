@@ -3,7 +3,7 @@
 use openflow_rs::{Action, Flow, Match, Port};
 
 use super::{
-    answer, guard,
+    answer, external, guard,
     neighbour::{self, NdMode},
     policy, route, service,
     table::{self, priority},
@@ -34,6 +34,9 @@ pub(crate) fn base_flows(bridge: BridgeKind, nd_mode: NdMode) -> Vec<Flow> {
     flows.extend(policy::base());
     flows.extend(route::base());
     flows.extend(answer::base());
+    if bridge == BridgeKind::Vlan {
+        flows.extend(external::base());
+    }
     flows.push(neighbour::arp_reply());
     flows.extend(match nd_mode {
         NdMode::Answer => neighbour::nd_replies(),

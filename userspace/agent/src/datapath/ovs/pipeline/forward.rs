@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use openflow_rs::{Action, Field, Flow, Match};
 
 use super::{
-    answer,
+    answer, external,
     group::{UPLINK_GROUP, endpoint_group, peer_group, receiver_group},
     guard, kernel,
     metadata::{self, Domain, Segment, bridge_and_tag, match_from, network_match, network_match_from},
@@ -175,6 +175,9 @@ pub(crate) fn local(local: &Local, segment: Segment, port: u32, dscp: Option<Dsc
     flows.extend(neighbour::known_addresses(segment, local.mac, &local.addresses));
     flows.extend(neighbour::own_addresses(tag, port, &local.addresses));
     flows.extend(route::local(segment, port, local.mac, &local.addresses));
+    if domain.is_learning() {
+        flows.extend(external::local(segment, local.mac, &local.addresses));
+    }
     flows
 }
 

@@ -3,7 +3,7 @@
 //! Table 10 has one flow for each known address, which loads its Ethernet address. Table 11 turns the request into the
 //! reply with the same flows for all addresses.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use contiv_model::{addresses::Addresses, mac::Mac};
 
@@ -13,7 +13,7 @@ use openflow_rs::{
 };
 
 use super::{
-    metadata::{Domain, Segment, network_match, network_match_from},
+    metadata::{Domain, OUTSIDE, Segment, network_match, network_match_from},
     table::{self, priority},
 };
 const ARP_REQUEST: u16 = 1;
@@ -87,6 +87,12 @@ pub(crate) fn routed_addresses(domain: Domain, addresses: &Addresses) -> impl It
 /// Returns the flow that looks up the address of a service.
 pub(crate) fn known_service(domain: Domain, mac: Mac, ip: IpAddr) -> Flow {
     known(domain.packets(), mac, ip)
+}
+
+/// Returns the flow that answers requests from outside for the address of a service.
+pub(super) fn service_outside(domain: Domain, mac: Mac, ip: Ipv4Addr) -> Flow {
+    let asked = request(domain.packets_from(OUTSIDE), ip.into());
+    answer(Flow::new(table::SERVICE_DNAT, priority::INTERCEPT, asked), mac)
 }
 
 fn known(packets: Match, mac: Mac, ip: IpAddr) -> Flow {

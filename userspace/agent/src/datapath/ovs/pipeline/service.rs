@@ -50,15 +50,15 @@ use crate::datapath::{Backend, Service};
 /// Mark of a client's connection whose backend is chosen.
 const IS_CHOSEN: u32 = 1;
 /// Not zero if the connection has its backend.
-const IS_ESTABLISHED: Field = Field::Reg1;
+pub(super) const IS_ESTABLISHED: Field = Field::Reg1;
 /// Index of the chosen backend.
 const INDEX: Field = Field::Reg9;
 /// Any fragment.
-const FRAGMENT: u8 = 1;
+pub(super) const FRAGMENT: u8 = 1;
 /// High bits of the cookies of learned flows, followed by the number of the service.
-const LEARNED: u64 = 0xce << 56;
+pub(super) const LEARNED: u64 = 0xce << 56;
 /// `NX_LEARN_F_DELETE_LEARNED`: the learned flows go with the flow that has learned them.
-const DELETE_LEARNED: u16 = 2;
+pub(super) const DELETE_LEARNED: u16 = 2;
 
 /// The backend's address in the label of the client's connection.
 fn label(family: Family) -> Slice {
@@ -222,7 +222,7 @@ pub(crate) fn ready(service: &Service, domain: Domain) -> impl Iterator<Item = B
 }
 
 /// Requires this backend in the registers.
-fn with_backend(matching: Match, ip: IpAddr) -> Match {
+pub(super) fn with_backend(matching: Match, ip: IpAddr) -> Match {
     match ip {
         IpAddr::V4(ip) => matching.ipv4().field(Family::V4.register(), ip.to_bits()),
         IpAddr::V6(ip) => {
@@ -233,7 +233,7 @@ fn with_backend(matching: Match, ip: IpAddr) -> Match {
     }
 }
 
-fn with_protocol(matching: Match, port: &Port) -> Match {
+pub(super) fn with_protocol(matching: Match, port: &Port) -> Match {
     match port.protocol {
         Protocol::Tcp => matching.ip_proto(IP_PROTO_TCP),
         Protocol::Udp => matching.ip_proto(IP_PROTO_UDP),
@@ -241,14 +241,14 @@ fn with_protocol(matching: Match, port: &Port) -> Match {
 }
 
 /// Fields of the source and the destination port.
-fn ports(protocol: Protocol) -> [Field; 2] {
+pub(super) fn ports(protocol: Protocol) -> [Field; 2] {
     match protocol {
         Protocol::Tcp => [Field::TcpSrc, Field::TcpDst],
         Protocol::Udp => [Field::UdpSrc, Field::UdpDst],
     }
 }
 
-fn clients(domain: Domain) -> Zone {
+pub(super) fn clients(domain: Domain) -> Zone {
     Zone::Number(domain.clients_zone())
 }
 
@@ -285,7 +285,7 @@ fn choice(service: &Service, domain: Domain, number: u32) -> Flow {
 /// What a flow hashes to choose a backend, for all packets of a client or for datagrams. Else a group chooses by the hash that
 /// the datapath computes, so that a few entries of its cache serve all connections. That hash has no UDP ports: all datagrams of
 /// a client would go to one backend.
-fn hashed(service: &Service) -> Option<HashFields> {
+pub(super) fn hashed(service: &Service) -> Option<HashFields> {
     if service.affinity.is_some() {
         return Some(HashFields::IpSrc);
     }
@@ -293,7 +293,7 @@ fn hashed(service: &Service) -> Option<HashFields> {
     has_udp.then_some(HashFields::SymmetricL3L4Udp)
 }
 
-fn choice_by(fields: HashFields, service: &Service, domain: Domain) -> [Action; 3] {
+pub(super) fn choice_by(fields: HashFields, service: &Service, domain: Domain) -> [Action; 3] {
     let last = ready(service, domain).count().saturating_sub(1);
     let hash = Multipath {
         fields,
@@ -309,44 +309,58 @@ fn choice_by(fields: HashFields, service: &Service, domain: Domain) -> [Action; 
 /// The backends by their index, and what chooses one for a datagram.
 fn indexed(service: &Service, domain: Domain, number: u32) -> Vec<Flow> {
     let (Some(fields), Some(_)) = (hashed(service), ready(service, domain).next()) else { return vec![] };
-    let family = Family::of(service.vip);
-    let chosen = |(index, backend): (u32, Backend)| {
-        let m = service_match(number).field(INDEX, index);
-        Flow::new(table::INDEX, rank::PORT, m).apply([
-            Action::set(family.register(), address_bits(backend.ip)),
-            Action::resubmit(table::CHOSEN),
-        ])
-    };
-    let mut flows: Vec<Flow> = (0..).zip(ready(service, domain)).map(chosen).collect();
+    let mut flows: Vec<Flow> = members_by_index(service, domain, number).collect();
     if fields == HashFields::SymmetricL3L4Udp {
-        let datagrams = family.packets(service_match(number)).udp();
+        let datagrams = Family::of(service.vip).packets(service_match(number)).udp();
         let choice = Flow::new(table::BACKEND, rank::ANY + 1, datagrams);
         flows.push(choice.apply(choice_by(fields, service, domain)));
     }
     flows
 }
 
+/// The backends that get new connections, by their index.
+pub(super) fn members_by_index(service: &Service, domain: Domain, number: u32) -> impl Iterator<Item = Flow> {
+    let family = Family::of(service.vip);
+    (0u32..).zip(ready(service, domain)).map(move |(index, backend)| {
+        let m = service_match(number).field(INDEX, index);
+        Flow::new(table::INDEX, rank::PORT, m).apply([
+            Action::set(family.register(), address_bits(backend.ip)),
+            Action::resubmit(table::CHOSEN),
+        ])
+    })
+}
+
 fn commit(service: &Service, domain: Domain, number: u32, port: &Port) -> Flow {
     let family = Family::of(service.vip);
+    let learn = service.affinity.map(|time| Action::Learn(affinity(family, number, time)));
+    let m = with_protocol(family.packets(service_port_match(number, port.port)), port);
+    Flow::new(table::CHOSEN, rank::PORT, m)
+        .apply([remember(family, domain)].into_iter().chain(learn))
+        .goto(table::TRANSLATE)
+}
+
+/// The client's connection has its backend.
+pub(super) fn remember(family: Family, domain: Domain) -> Action {
     let exec = vec![
         Action::set(Field::CtMark, IS_CHOSEN),
         Action::Move { from: Slice::whole(family.register()), to: label(family) },
     ];
-    let commit = Ct { commit: true, zone: clients(domain), exec, ..Ct::default() };
-    let learn = service.affinity.map(|time| Action::Learn(affinity(family, number, time)));
-    let m = with_protocol(family.packets(service_port_match(number, port.port)), port);
-    Flow::new(table::CHOSEN, rank::PORT, m)
-        .apply([Action::Ct(commit)].into_iter().chain(learn))
-        .goto(table::TRANSLATE)
+    Action::Ct(Ct { commit: true, zone: clients(domain), exec, ..Ct::default() })
+}
+
+/// A constant of a learned flow.
+pub(super) fn bytes(value: u128, bits: u16) -> Vec<u8> {
+    let bytes = 2 * usize::from(bits).div_ceil(16);
+    value.to_be_bytes()[16 - bytes..].to_vec()
+}
+
+/// The learned flow matches this value.
+pub(super) fn constant(value: u128, to: Slice) -> LearnSpec {
+    LearnSpec::MatchValue { value: bytes(value, to.width), to }
 }
 
 /// The client's next connections go to the same backend, for this time after the last one.
-fn affinity(family: Family, number: u32, time: Duration) -> Learn {
-    let value = |value: u128, bits: u16| {
-        let bytes = 2 * usize::from(bits).div_ceil(16);
-        value.to_be_bytes()[16 - bytes..].to_vec()
-    };
-    let constant = |bits: u128, to: Slice| LearnSpec::MatchValue { value: value(bits, to.width), to };
+pub(super) fn affinity(family: Family, number: u32, time: Duration) -> Learn {
     let (source, backend) = (Slice::whole(family.source()), Slice::whole(family.register()));
     let service = Slice::bits(Field::Metadata, service_slice().offset + 16, service_slice().width - 16);
     Learn {

@@ -66,6 +66,13 @@ pub(super) const INDEX: u8 = 30;
 /// Packets that the agent answers.
 pub(super) const ANSWER: u8 = 31;
 
+/// Reads the connection of a client outside the cluster.
+pub(super) const EXTERNAL: u8 = 32;
+/// Finds the backend on this node that another node has chosen.
+pub(super) const NAMED: u8 = 33;
+/// Decides whether the backend of a client outside the cluster is on this node.
+pub(super) const PLACE: u8 = 34;
+
 /// Priorities within the tables.
 pub(super) mod priority {
     pub(crate) const MISS: u16 = 1;

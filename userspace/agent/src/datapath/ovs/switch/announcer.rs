@@ -1,8 +1,9 @@
 //! GARP and NA announcer: sends gratuitous ARP replies and unsolicited neighbour advertisements to the uplinks when an endpoint
-//! of a VLAN network comes up on this node, so that switches learn the port of its Ethernet address.
+//! of a VLAN network comes up on this node, and when this node starts to answer for a service, so that switches learn the port of
+//! the Ethernet address.
 //!
 //! A task sends the frames, so the reconciler does not wait. Each announcement is repeated once: the previous node may still
-//! send frames of the endpoint for a moment.
+//! send frames from the address for a moment.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -10,11 +11,10 @@ use std::{
     time::Duration,
 };
 
-use contiv_model::name::EndpointId;
 use openflow_rs::{Action, Connection, Port, message::Body, packet::PacketOut};
 use tokio::{sync::Notify, task::AbortHandle, time::Instant};
 
-use crate::datapath::announcement::Outcomes;
+use crate::datapath::{ObjectId, announcement::Outcomes};
 
 /// Interval between frames. Each frame is flooded to every station of the network.
 const SEND_INTERVAL: Duration = Duration::from_millis(4);
@@ -23,7 +23,23 @@ const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
 /// Frames that wait for their first announcement: more take longer than four minutes.
 const MAX_PENDING: usize = 65_536;
 
-/// The endpoints that are being announced, and the task that does it. The task ends when this is dropped.
+/// Numbers of announcements.
+#[derive(Debug, Default)]
+pub(crate) struct Announced {
+    pub(crate) endpoints: Outcomes,
+    pub(crate) services: Outcomes,
+}
+
+impl Announced {
+    fn of(&self, subject: &ObjectId) -> &Outcomes {
+        match subject {
+            ObjectId::Service(_) => &self.services,
+            _ => &self.endpoints,
+        }
+    }
+}
+
+/// The endpoints and services that are being announced, and the task that does it. The task ends when this is dropped.
 pub(crate) struct Announcer {
     shared: Arc<Shared>,
     task: Option<AbortHandle>,
@@ -32,13 +48,13 @@ pub(crate) struct Announcer {
 struct Shared {
     pending: Mutex<Pending>,
     changed: Notify,
-    outcomes: Arc<Outcomes>,
+    announced: Arc<Announced>,
 }
 
 #[derive(Debug)]
 struct Announcement {
-    endpoint: EndpointId,
-    /// Distinguishes the announcements of an endpoint that was removed and came back.
+    subject: ObjectId,
+    /// Distinguishes the announcements of an endpoint or a service that was removed and came back.
     serial: u64,
     frame: Vec<u8>,
     uplinks: Action,
@@ -47,30 +63,30 @@ struct Announcement {
 #[derive(Default)]
 struct Pending {
     serial: u64,
-    /// Serial number of the last announcements of each endpoint; they are void if it has another one.
-    current: HashMap<EndpointId, u64>,
+    /// Serial number of the last announcements of each subject; they are void if it has another one.
+    current: HashMap<ObjectId, u64>,
     first: VecDeque<Announcement>,
     repeat: VecDeque<(Instant, Announcement)>,
 }
 
 impl Announcer {
-    /// Counts what it does in `outcomes`.
-    pub(crate) fn new(outcomes: Arc<Outcomes>) -> Announcer {
-        let shared = Shared { pending: Mutex::default(), changed: Notify::new(), outcomes };
+    /// Counts what it does in `announced`.
+    pub(crate) fn new(announced: Arc<Announced>) -> Announcer {
+        let shared = Shared { pending: Mutex::default(), changed: Notify::new(), announced };
         Announcer { shared: Arc::new(shared), task: None }
     }
 
-    /// Announces an endpoint by these frames through a bridge.
+    /// Announces an endpoint or a service by these frames through a bridge.
     pub(crate) fn announce(
         &mut self,
         bridge: &Connection,
-        endpoint: &EndpointId,
+        subject: &ObjectId,
         frames: Vec<Vec<u8>>,
         uplinks: &Action,
     ) {
         let count = frames.len() as u64;
-        if !self.shared.lock().add(endpoint, frames, uplinks) {
-            self.shared.outcomes.leave_out(count);
+        if !self.shared.lock().add(subject, frames, uplinks) {
+            self.shared.announced.of(subject).leave_out(count);
         }
         self.shared.changed.notify_one();
         if self.task.is_none() {
@@ -79,9 +95,9 @@ impl Announcer {
         }
     }
 
-    /// Ends the announcement of an endpoint that is no longer on this node.
-    pub(crate) fn withdraw(&mut self, endpoint: &EndpointId) {
-        self.shared.lock().current.remove(endpoint);
+    /// Ends the announcement of an endpoint or a service whose address is no longer on this node.
+    pub(crate) fn withdraw(&mut self, subject: &ObjectId) {
+        self.shared.lock().current.remove(subject);
     }
 }
 
@@ -105,11 +121,11 @@ impl Shared {
                 let mut pending = self.lock();
                 (pending.pop(Instant::now()), pending.repeat.front().map(|(due, _)| *due))
             };
-            if let Some((frame, uplinks)) = next {
+            if let Some((subject, frame, uplinks)) = next {
                 let packet = PacketOut { in_port: Port::CONTROLLER, actions: vec![uplinks], data: frame };
-                let sent = bridge.send_all(vec![Body::PacketOut(packet)], |_| "announce an endpoint".into());
+                let sent = bridge.send_all(vec![Body::PacketOut(packet)], |_| "announce an address".into());
                 let sent = sent.await.inspect_err(|error| tracing::debug!("{error}"));
-                self.outcomes.count(sent.is_ok());
+                self.announced.of(&subject).count(sent.is_ok());
                 tokio::time::sleep(SEND_INTERVAL).await;
                 continue;
             }
@@ -124,30 +140,31 @@ impl Shared {
 
 impl Pending {
     /// Returns whether there is room.
-    fn add(&mut self, endpoint: &EndpointId, frames: Vec<Vec<u8>>, uplinks: &Action) -> bool {
+    fn add(&mut self, subject: &ObjectId, frames: Vec<Vec<u8>>, uplinks: &Action) -> bool {
         if self.first.len() + frames.len() > MAX_PENDING {
-            tracing::debug!("announce {endpoint}: too many are waiting");
+            tracing::debug!("announce {subject}: too many are waiting");
             return false;
         }
         self.serial += 1;
         let serial = self.serial;
-        self.current.insert(endpoint.clone(), serial);
+        self.current.insert(subject.clone(), serial);
         let announcement =
-            |frame| Announcement { endpoint: endpoint.clone(), serial, frame, uplinks: uplinks.clone() };
+            |frame| Announcement { subject: subject.clone(), serial, frame, uplinks: uplinks.clone() };
         self.first.extend(frames.into_iter().map(announcement));
         true
     }
 
-    /// Returns the next frame and where it goes.
-    fn pop(&mut self, now: Instant) -> Option<(Vec<u8>, Action)> {
+    /// Returns the next frame, whose it is and where it goes.
+    fn pop(&mut self, now: Instant) -> Option<(ObjectId, Vec<u8>, Action)> {
         while let Some((_, announcement)) = self.repeat.pop_front_if(|(due, _)| *due <= now) {
             if self.is_current(&announcement) {
-                return Some((announcement.frame, announcement.uplinks));
+                return Some((announcement.subject, announcement.frame, announcement.uplinks));
             }
         }
         while let Some(announcement) = self.first.pop_front() {
             if self.is_current(&announcement) {
-                let next = (announcement.frame.clone(), announcement.uplinks.clone());
+                let Announcement { subject, frame, uplinks, .. } = &announcement;
+                let next = (subject.clone(), frame.clone(), uplinks.clone());
                 self.repeat.push_back((now + ANNOUNCE_INTERVAL, announcement));
                 return Some(next);
             }
@@ -156,7 +173,7 @@ impl Pending {
     }
 
     fn is_current(&self, announcement: &Announcement) -> bool {
-        self.current.get(&announcement.endpoint) == Some(&announcement.serial)
+        self.current.get(&announcement.subject) == Some(&announcement.serial)
     }
 }
 
@@ -166,14 +183,14 @@ mod tests {
 
     #[test]
     fn frames_are_sent_twice_while_the_endpoint_is_here() {
-        let [a, b] = ["a", "b"].map(EndpointId::from);
+        let [a, b] = ["a", "b"].map(|id| ObjectId::Local(id.into()));
         let mut pending = Pending::default();
         let uplinks = Action::output(1);
         assert!(pending.add(&a, vec![vec![1], vec![2]], &uplinks));
         assert!(pending.add(&b, vec![vec![3]], &uplinks));
         let now = Instant::now();
         let all = |pending: &mut Pending, now| -> Vec<u8> {
-            std::iter::from_fn(|| pending.pop(now)).map(|(frame, _)| frame[0]).collect()
+            std::iter::from_fn(|| pending.pop(now)).map(|(_, frame, _)| frame[0]).collect()
         };
         assert_eq!(all(&mut pending, now), [1, 2, 3]);
         assert_eq!(all(&mut pending, now), [0_u8; 0]);

@@ -7,21 +7,20 @@ use std::{
     time::Duration,
 };
 
-use contiv_model::name::EndpointId;
 use openflow_rs::{
     Action, Change, Connection, FlowFilter, FlowStats, PackedFlow, connection, connection::Target,
 };
 use serde_json::json;
 
 use super::{
-    announcer::Announcer,
+    announcer::{Announced, Announcer},
     kernel, limit,
     ovsdb::{self, Client, Database, OPEN_VSWITCH, Operation, set},
     responder::{self, Responder},
     uplink,
 };
 use crate::datapath::{
-    announcement::Outcomes,
+    ObjectId,
     ovs::{
         bridge::{BridgeKind, PerBridge},
         options::DatapathType,
@@ -57,7 +56,7 @@ pub(crate) struct Session {
     responders: PerBridge<Option<Responder>>,
     announcer: Announcer,
     /// Counts what announcers do.
-    announced: Arc<Outcomes>,
+    announced: Arc<Announced>,
     /// Number of changed rows, flows and groups since the last `take_writes`.
     writes: u64,
 }
@@ -75,7 +74,7 @@ impl Session {
         socket: &Path,
         datapath_type: DatapathType,
         uplinks: &[String],
-        announced: Arc<Outcomes>,
+        announced: Arc<Announced>,
     ) -> Result<Session, Error> {
         let database = Client::connect(socket).await?;
         let mut session = Session::without_bridges(database);
@@ -169,16 +168,16 @@ impl Session {
         self.bridges.get(kind).as_ref()
     }
 
-    /// Announces an endpoint by these frames on the uplinks of the VLAN bridge.
-    pub(crate) fn announce(&mut self, endpoint: &EndpointId, frames: Vec<Vec<u8>>, uplinks: &Action) {
+    /// Announces an endpoint or a service by these frames on the uplinks of the VLAN bridge.
+    pub(crate) fn announce(&mut self, subject: &ObjectId, frames: Vec<Vec<u8>>, uplinks: &Action) {
         if let Some(bridge) = &self.bridges.vlan {
-            self.announcer.announce(bridge, endpoint, frames, uplinks);
+            self.announcer.announce(bridge, subject, frames, uplinks);
         }
     }
 
-    /// Ends the announcement of an endpoint.
-    pub(crate) fn withdraw(&mut self, endpoint: &EndpointId) {
-        self.announcer.withdraw(endpoint);
+    /// Ends the announcement of an endpoint or a service.
+    pub(crate) fn withdraw(&mut self, subject: &ObjectId) {
+        self.announcer.withdraw(subject);
     }
 
     /// Returns the number of changes since the last call.

@@ -6,8 +6,9 @@ use std::{
 };
 
 use contiv_model::{
-    name::{EndpointId, NetworkId},
+    name::{EndpointId, NetworkId, ServiceId},
     policy::Identity,
+    tag::Encap,
     vrf::Vrf,
 };
 
@@ -48,6 +49,10 @@ pub(crate) struct FlowIndex {
     members: BTreeMap<Identity, BTreeSet<EndpointId>>,
     /// Subnets of VLAN networks for which the node is the gateway.
     routed_vlans: BTreeSet<SubnetId>,
+    /// Local endpoints by their addresses.
+    local_addresses: BTreeMap<(NetworkId, IpAddr), BTreeSet<EndpointId>>,
+    /// Services of a VLAN network by the address of their speaker.
+    spoken_for: BTreeMap<(NetworkId, IpAddr), BTreeSet<ServiceId>>,
     /// Private subnets of the VRFs with host access.
     host_routes: BTreeMap<Vrf, Ipv4Net>,
     /// Owners of ports, by port name.
@@ -113,6 +118,21 @@ impl FlowIndex {
             Object::Service(service) => Some(service),
             _ => None,
         })
+    }
+
+    /// Services of a VLAN network whose speaker has this address.
+    pub(crate) fn spoken_for(
+        &self,
+        network: &NetworkId,
+        speaker: IpAddr,
+    ) -> impl Iterator<Item = &ServiceId> {
+        self.spoken_for.get(&(network.clone(), speaker)).into_iter().flatten()
+    }
+
+    /// Whether this node answers ARP for a service on the VLAN: its speaker is on this node.
+    pub(crate) fn is_answered(&self, service: &Service) -> bool {
+        let Some(speaker) = speaker(service) else { return false };
+        self.local_addresses.contains_key(&speaker) && !self.is_routed_vlan(&speaker.0)
     }
 
     /// Whether a local endpoint of the network has rules.
@@ -193,6 +213,10 @@ impl FlowIndex {
                 Object::Local(local) => {
                     let ports = self.local_ports.entry(local.network.clone()).or_default();
                     ports.insert(local.id.clone(), port.number);
+                    for ip in local.addresses.iter() {
+                        let owners = self.local_addresses.entry((local.network.clone(), ip)).or_default();
+                        owners.insert(local.id.clone());
+                    }
                 }
                 _ => {}
             }
@@ -220,6 +244,11 @@ impl FlowIndex {
         {
             self.host_routes.insert(route.id.vrf.clone(), subnet);
         }
+        if let Object::Service(service) = &installed.object
+            && let Some(key) = speaker(service)
+        {
+            self.spoken_for.entry(key).or_default().insert(service.id.clone());
+        }
         if let Some(vrf) = vrf_of(&installed.object) {
             self.vrfs.entry(vrf.clone()).or_default().insert(id.clone());
         }
@@ -243,6 +272,12 @@ impl FlowIndex {
                     ports.remove(&local.id);
                     ports.is_empty()
                 });
+                for ip in local.addresses.iter() {
+                    remove_if_empty(&mut self.local_addresses, &(local.network.clone(), ip), |owners| {
+                        owners.remove(&local.id);
+                        owners.is_empty()
+                    });
+                }
                 if let Some(identity) = local.identity {
                     remove_if_empty(&mut self.members, &identity, |members| {
                         members.remove(&local.id);
@@ -265,6 +300,14 @@ impl FlowIndex {
             Object::Subnet(subnet) => {
                 self.routed_vlans.remove(&subnet.id());
             }
+            Object::Service(service) => {
+                if let Some(key) = speaker(service) {
+                    remove_if_empty(&mut self.spoken_for, &key, |services| {
+                        services.remove(&service.id);
+                        services.is_empty()
+                    });
+                }
+            }
             Object::Route(route) => {
                 self.host_routes.remove(&route.id.vrf);
             }
@@ -278,6 +321,13 @@ impl FlowIndex {
         }
         Some(installed)
     }
+}
+
+/// Network and address of the speaker of an IPv4 service on a VLAN network.
+fn speaker(service: &Service) -> Option<(NetworkId, IpAddr)> {
+    let network = service.scope.network.as_ref()?;
+    let is_on_wire = matches!(network.encap, Encap::Vlan(_)) && service.vip.is_ipv4();
+    Some((network.id.clone(), service.speaker().filter(|_| is_on_wire)?))
 }
 
 /// VRF of an object.

@@ -1,0 +1,216 @@
+//! Services for clients outside the cluster, on the wire of a VLAN.
+//!
+//! One node answers ARP for a service's address: that of the service's [speaker](crate::datapath::Service::speaker). It chooses the
+//! backend. One on this node gets the packets as from a pod. To one on another node it sends the frame back to the wire with
+//! other Ethernet addresses (direct server return): that node translates it for the pod that has the Ethernet address, and its
+//! replies go to the client. So rules see the client's address, where the backend is.
+//!
+//! ```text
+//!  3 to the service's Ethernet address ─ 26 relayed before? ─┬─ no ─ 32 ct ─ 25 ─ 26 ─┬─ 27 ─ 30 ─ 28 ─ 34 ─┬─ here: commit ─ 29
+//!                                                            └─ yes ─ 32 ─────────────┘                     └─ 7 ─ 4 ─▶ wire
+//!  3 to a pod's Ethernet address ─ 33 its address ─ 27 ─ 28 ─ 29 translate ─ 7 ─ 4 policy
+//! ```
+//!
+//! Connection tracking cannot follow a connection of which it sees one direction. So each relayed connection has a learned flow,
+//! from its second packet on: a flood of packets that open connections has none. Without it, for example if all are in use, the
+//! hash decides, which chooses the same backend until the set changes.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use contiv_model::{addresses::Addresses, mac::Mac, service::Protocol};
+use openflow_rs::{
+    Action, Ct, Field, Flow, Match, Port as SwitchPort, Slice,
+    matching::{IP_PROTO_TCP, IP_PROTO_UDP, mac_bits},
+    nicira::{HashFields, Learn, LearnSpec},
+};
+
+use super::{
+    answer,
+    family::{Family, address_bits},
+    guard,
+    metadata::{
+        Domain, OUTSIDE, Segment, external_match, match_from, network_match, service_match, service_slice,
+        service_value,
+    },
+    neighbour,
+    service::{
+        self, DELETE_LEARNED, FRAGMENT, IS_ESTABLISHED, LEARNED, affinity, bytes, choice_by, clients,
+        constant, remember, with_backend, with_protocol,
+    },
+    table::{self, priority, priority::service as rank},
+};
+use crate::datapath::Service;
+
+/// How a packet came here: [`ARRIVED`] or [`RELAYED`]. Policies use the register later.
+const PATH: Field = Field::Reg10;
+/// Another node has chosen the backend.
+const ARRIVED: u8 = 1;
+/// The connection goes, or may go, to another node.
+const RELAYED: u8 = 2;
+
+const SYN: u16 = 0x02;
+/// Bit of the cookies of the learned flows of relayed connections, in addition to those of other learned flows.
+const RELAY_COOKIE: u64 = LEARNED | 1 << 48;
+/// Maximum number of connections of a service that have a learned flow.
+const MAX_RELAYS: u32 = 8192;
+/// Seconds without a packet after which a connection is forgotten: of TCP (RFC 5382 section 5 has 2 h 4 min as the minimum), of
+/// UDP (RFC 4787 section 4.3 recommends 5 minutes), and of TCP after a FIN or RST.
+const TCP_IDLE: u16 = 7440;
+const UDP_IDLE: u16 = 300;
+const CLOSING: u16 = 10;
+
+/// Returns the flows that exist for any desired state.
+pub(super) fn base() -> Vec<Flow> {
+    let came = |path: u8| Match::new().field(PATH, path);
+    let relay = |family: Family| {
+        Flow::new(table::PLACE, priority::MISS, family.packets(Match::new())).apply([
+            Action::set(PATH, RELAYED),
+            Action::copy(family.register(), family.destination()),
+            Action::resubmit(table::IP),
+        ])
+    };
+    let mut flows = vec![
+        Flow::new(table::EXTERNAL, rank::FIRST, came(RELAYED)).apply([Action::resubmit(table::BACKEND)]),
+        // The endpoint is no backend, or no more.
+        Flow::new(table::BACKEND, rank::ANY + 3, came(ARRIVED)),
+        Flow::new(table::CHOSEN, rank::FIRST + 1, came(RELAYED)).goto(table::PLACE),
+        Flow::new(table::CHOSEN, rank::PORT + 1, match_from(OUTSIDE)).goto(table::PLACE),
+    ];
+    flows.extend(Family::ALL.map(relay));
+    flows
+}
+
+/// Returns the flows of a local endpoint on a VLAN that is only bridged: it may be the backend of IPv4 services.
+pub(super) fn local(segment: Segment, mac: Mac, addresses: &Addresses) -> impl Iterator<Item = Flow> {
+    let Segment { tag, domain, .. } = segment;
+    let family = Family::V4;
+    addresses.v4().map(IpAddr::from).flat_map(move |ip| {
+        let named = family.packets(network_match(tag).eth_dst(mac.0));
+        let arrived = Flow::new(table::NAMED, priority::MATCH, named).apply([
+            Action::set(family.register(), address_bits(ip)),
+            Action::set(IS_ESTABLISHED, 1u8),
+            Action::set(PATH, ARRIVED),
+            Action::resubmit(table::BACKEND),
+        ]);
+        let here = Flow::new(table::PLACE, priority::MATCH, with_backend(network_match(tag), ip));
+        // Also of a relayed connection whose backend was another one.
+        let stay = [Action::set(PATH, 0u8), remember(family, domain), Action::resubmit(table::TRANSLATE)];
+        [arrived, here.apply(stay)]
+    })
+}
+
+/// Returns the flows of an IPv4 service on a VLAN that is only bridged. `answers` says whether this node answers ARP for it.
+pub(crate) fn external(service: &Service, domain: Domain, number: u32, answers: bool) -> Vec<Flow> {
+    let IpAddr::V4(vip) = service.vip else { return vec![] };
+    if !domain.is_learning() {
+        return vec![];
+    }
+    let to = || guard::destination(domain.packets_from(OUTSIDE), service.vip);
+    let mut flows = vec![Flow::new(table::SERVICE_DNAT, rank::ANY, to())];
+    for port in &service.ports {
+        let number = Action::load(service_value(number, port.port), service_slice());
+        let packets = with_protocol(to(), port).field(service::ports(port.protocol)[1], port.port);
+        let arrived = Flow::new(table::SERVICE_DNAT, rank::PORT, packets.clone());
+        flows.push(arrived.apply([number.clone()]).goto(table::NAMED));
+        if answers {
+            let asked = packets.eth_dst(Mac::of_endpoint(vip).0);
+            let asked = Flow::new(table::SERVICE_DNAT, rank::PORT + 1, asked);
+            flows.push(asked.apply([number, Action::resubmit(table::AFFINITY)]).goto(table::EXTERNAL));
+        }
+    }
+    if answers {
+        flows.extend(answered(service, domain, number, vip));
+    }
+    flows
+}
+
+/// The flows of the node that answers ARP for the service.
+fn answered(service: &Service, domain: Domain, number: u32, vip: Ipv4Addr) -> Vec<Flow> {
+    let mac = Mac::of_endpoint(vip);
+    let to = || guard::destination(domain.packets_from(OUTSIDE).eth_dst(mac.0), service.vip);
+    let whole = || to().masked(Field::IpFragment, 0u8, FRAGMENT);
+    let refused = [whole().tcp(), whole().udp()].map(|m| Flow::new(table::SERVICE_DNAT, rank::ANY + 1, m));
+    let mut flows: Vec<Flow> = refused.map(|flow| flow.apply(answer::refuse())).into();
+    let track = Ct { zone: clients(domain), table: Some(table::SERVICE_STATE), ..Ct::default() };
+    let unknown = Flow::new(table::EXTERNAL, rank::PORT, service_match(number).ipv4());
+    flows.push(unknown.apply([Action::Ct(track)]));
+    flows.push(neighbour::service_outside(domain, mac, vip));
+    flows.extend(choice(service, domain, number));
+    flows.extend(relays(number, vip, mac));
+    flows
+}
+
+/// Chooses a backend by a hash that equals that of other nodes.
+fn choice(service: &Service, domain: Domain, number: u32) -> Vec<Flow> {
+    if service::ready(service, domain).next().is_none() {
+        return vec![];
+    }
+    let fields = match service.affinity {
+        Some(_) => HashFields::IpSrc,
+        None => HashFields::SymmetricL3L4Udp,
+    };
+    let chosen = Flow::new(table::BACKEND, rank::ANY + 2, external_match(number));
+    let mut flows = vec![chosen.apply(choice_by(fields, service, domain))];
+    if service::hashed(service).is_none() {
+        flows.extend(service::members_by_index(service, domain, number));
+    }
+    if let Some(time) = service.affinity {
+        let learn = Action::Learn(affinity(Family::of(service.vip), number, time));
+        let flow = Flow::new(table::CHOSEN, rank::PORT + 2, external_match(number).ipv4());
+        flows.push(flow.apply([learn]).goto(table::PLACE));
+    }
+    flows
+}
+
+/// Packets of relayed connections, with the backend's Ethernet address.
+fn relays(number: u32, vip: Ipv4Addr, mac: Mac) -> [Flow; 3] {
+    let packets = || external_match(number).field(PATH, RELAYED).ipv4();
+    let opening = packets().tcp().masked(Field::TcpFlags, SYN, SYN);
+    let others = packets().tcp().masked(Field::TcpFlags, 0u8, SYN);
+    let learned = |protocol| Some(relayed(number, protocol));
+    [(opening, None), (others, learned(Protocol::Tcp)), (packets().udp(), learned(Protocol::Udp))].map(
+        |(matching, learn)| {
+            Flow::new(table::DESTINATION_GROUP, priority::INTERCEPT + 1, matching)
+                .apply(learn.map(Action::Learn))
+                .apply([
+                    Action::set(Field::Ipv4Dst, vip.to_bits()),
+                    Action::set(Field::EthSrc, mac_bits(mac.0)),
+                    Action::output(SwitchPort::IN_PORT),
+                ])
+        },
+    )
+}
+
+/// The connection keeps its backend.
+fn relayed(number: u32, protocol: Protocol) -> Learn {
+    let family = Family::V4;
+    let [port, _] = service::ports(protocol);
+    let (ip_proto, idle_timeout) = match protocol {
+        Protocol::Tcp => (IP_PROTO_TCP, TCP_IDLE),
+        Protocol::Udp => (IP_PROTO_UDP, UDP_IDLE),
+    };
+    let same = |slice: Slice| LearnSpec::MatchField { from: slice, to: slice };
+    let load =
+        |value: u8, to: Field| LearnSpec::LoadValue { value: bytes(value.into(), to.bits()), to: to.into() };
+    let backend = Slice::whole(family.register());
+    Learn {
+        idle_timeout,
+        fin_idle_timeout: if protocol == Protocol::Tcp { CLOSING } else { 0 },
+        priority: rank::FIRST,
+        cookie: RELAY_COOKIE | u64::from(number),
+        flags: DELETE_LEARNED,
+        table: table::AFFINITY,
+        limit: MAX_RELAYS,
+        specs: vec![
+            constant(family.eth_type().into(), Field::EthType.into()),
+            constant(ip_proto.into(), Field::IpProto.into()),
+            same(service_slice()),
+            same(family.source().into()),
+            same(port.into()),
+            LearnSpec::LoadField { from: backend, to: backend },
+            load(1, IS_ESTABLISHED),
+            load(RELAYED, PATH),
+        ],
+        ..Learn::default()
+    }
+}
