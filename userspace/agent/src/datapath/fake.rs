@@ -14,6 +14,7 @@
 //! ```
 
 mod connection;
+mod external;
 mod forward;
 mod guard;
 mod host;

@@ -57,6 +57,8 @@ on_every_datapath!([
     services: connections_go_to_backends, arp_requests_for_the_address_are_answered, backends_come_and_go,
         backends_are_reachable_directly, policies_see_the_backend, tcp_connections_over_ipv6, a_pod_reaches_itself,
         refused_clients_are_told, errors_are_about_the_service;
+    external: external_clients_reach_backends, one_node_answers_external_clients,
+        the_backends_node_translates_for_external_clients, policies_see_external_clients, external_clients_are_refused;
     routing: gateways_answer_arp_and_nd, the_router_answers_for_other_networks, gateways_answer_pings, local_pods_on_two_networks,
         pods_of_other_nodes, routers_speak_for_their_own_pods, tenants_are_not_routed_to_each_other,
         unknown_destinations_are_dropped, errors_are_routed, the_ttl_is_exceeded_at_the_gateway;
@@ -73,6 +75,7 @@ on_every_datapath!([
 ], [
     programs: local_pods_talk, pods_talk_by_vxlan, restart_loses_no_ping, changes_lose_no_ping;
     services: clients_keep_their_backend, connections_at_once_keep_their_backend, services_survive_a_restart;
+    external: external_clients_keep_their_backend;
 ], [
     flooding: copies_go_to_nodes_with_the_network;
 ]);

@@ -2,6 +2,7 @@
 
 pub(crate) mod change;
 pub(crate) mod drift;
+pub(crate) mod external;
 pub(crate) mod failure;
 pub(crate) mod flooding;
 pub(crate) mod host_access;

@@ -115,6 +115,7 @@ pub(super) const RULES: &[Rules] = &[
                     &["trace"],
                     &["traffic"],
                     &["guard"],
+                    &["external"],
                     &["network"],
                     &["host"],
                     &["forward", "connection"],

@@ -41,12 +41,12 @@ pub(super) struct Network<'a> {
 }
 
 impl<'a> Network<'a> {
-    /// Returns a new connection; `None` if the service rejects it. Only local pods use services: traffic from another node
-    /// is already translated.
-    pub(super) fn open(&self, tuple: Tuple, by_pod: bool) -> Option<Connection> {
+    /// Returns a new connection; `None` if the service rejects it. Only local pods and clients outside use
+    /// services: traffic from another node is already translated.
+    pub(super) fn open(&self, tuple: Tuple, by_client: bool) -> Option<Connection> {
         let (vip, port) = tuple.destination;
         let direct = Connection { vrf: self.vrf.clone(), tuple, to: tuple.destination, macs: [None; 2] };
-        let Some(service) = self.services().find(|service| by_pod && service.vip == vip) else {
+        let Some(service) = self.services().find(|service| by_client && service.vip == vip) else {
             return Some(direct);
         };
         let is_inside = |encap: Encap| networks(self.objects).any(|n| n.encap == encap && n.vrf == *self.vrf);
@@ -378,7 +378,7 @@ impl<'a> Network<'a> {
         self.last_hop(address).map(|(_, mac)| mac)
     }
 
-    fn local_at(&self, address: IpAddr) -> Option<&'a Local> {
+    pub(super) fn local_at(&self, address: IpAddr) -> Option<&'a Local> {
         self.locals().find(|local| has(&local.addresses, local.mac, address))
     }
 

@@ -14,6 +14,7 @@ use contiv_model::{
 
 use super::{
     connection::{Connection, Direction},
+    external,
     forward::{Delivery, Origin, Target, deliver, locals},
     guard::{self, Class},
     host,
@@ -21,8 +22,9 @@ use super::{
     route::on_kernel,
 };
 use crate::datapath::{
-    Desired, KERNEL_MAC, Local,
+    Desired, KERNEL_MAC, Local, Service,
     wire::{
+        answer,
         frame::{Ethernet, untag},
         packet::{Packet, Tuple},
     },
@@ -49,6 +51,10 @@ impl Traffic {
             return None;
         }
         let packet = match guard::check(objects, (encap, vrf), &inner, from)? {
+            Class::Neighbour if *from == Origin::Uplink => {
+                let reply = external::arp_reply(&network, &inner);
+                return reply.map(|reply| vec![reply]).or_else(unmodified);
+            }
             Class::Neighbour => return unmodified(),
             Class::Probe => {
                 let is_answer = |copy: &Delivery| matches!((&copy.to, from), (Target::Pod(to), Origin::Pod(from)) if to == from);
@@ -63,6 +69,12 @@ impl Traffic {
             }
             Class::Ip(packet) => packet,
         };
+        if *from == Origin::Uplink
+            && let Some(service) = external::service(objects, encap, packet.tuple.destination.0)
+        {
+            return external::has_ports(&packet)
+                .then(|| self.serve_outside(&network, service, packet, inner))?;
+        }
         let ethernet = Ethernet::read(&inner)?;
         let for_router = sender.filter(|_| network.is_for_router(ethernet.destination, packet.tuple));
         if let Some(sender) = for_router
@@ -114,6 +126,45 @@ impl Traffic {
             self.0.push(connection);
         }
         copies
+    }
+
+    /// What becomes of a client's packet to a service.
+    fn serve_outside(
+        &mut self,
+        network: &Network<'_>,
+        (service, mac): (&Service, Mac),
+        packet: Packet,
+        mut inner: Vec<u8>,
+    ) -> Option<Vec<Delivery>> {
+        let ethernet = Ethernet::read(&inner)?;
+        let known = self.find(network.vrf, packet.tuple).map(|(known, _)| known);
+        let is_known = known.is_some();
+        let connection = if ethernet.destination != mac {
+            external::arrived(network, service, packet.tuple, ethernet.destination)?
+        } else if !external::is_answered(network.objects, network.encap, service) {
+            return None;
+        } else {
+            match known.or_else(|| network.open(packet.tuple, true)) {
+                Some(connection) => connection,
+                None => return Some(vec![external::to_wire(network, answer::refusal(&inner, &packet)?)]),
+            }
+        };
+        let copies = if network.local_at(connection.to.0).is_some() {
+            let connection = connection.clone().between([ethernet.source, ethernet.destination]);
+            if network.decision(&connection).action == Action::Deny {
+                return None;
+            }
+            network.rewrite(&mut inner, packet, &connection, Direction::Original, None)?;
+            network.bridge(inner, packet, &Origin::Uplink)
+        } else {
+            inner[..6].copy_from_slice(&network.mac(connection.to.0)?.0);
+            inner[6..12].copy_from_slice(&mac.0);
+            vec![external::to_wire(network, inner)]
+        };
+        if !is_known {
+            self.0.push(connection);
+        }
+        Some(copies)
     }
 
     /// Removes the connection that a frame belongs to.

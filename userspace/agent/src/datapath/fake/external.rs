@@ -1,0 +1,76 @@
+//! Services for clients outside the cluster, on the wire of a VLAN.
+//!
+//! The node of the service's speaker answers ARP, and chooses the backend. To one on another node it sends the frame on with other
+//! Ethernet addresses; that node translates it for the pod that the frame is addressed to. Simplification: only backends that the
+//! service has get packets, but connections keep one that it had.
+
+use std::net::IpAddr;
+
+use contiv_model::{
+    mac::Mac,
+    policy::{TCP, UDP},
+    tag::Encap,
+};
+
+use super::{
+    connection::Connection,
+    forward::{Delivery, Target, locals, services_on},
+    network::Network,
+};
+use crate::datapath::{
+    Desired, Service,
+    wire::{
+        frame::{NeighbourRequest, tagged},
+        packet::{Packet, Tuple},
+    },
+};
+
+/// The IPv4 service with this address on the VLAN, and its Ethernet address. The frames of the VLAN do not stay on the node.
+pub(super) fn service(objects: &Desired, encap: Encap, address: IpAddr) -> Option<(&Service, Mac)> {
+    let (IpAddr::V4(vip), Encap::Vlan(_)) = (address, encap) else { return None };
+    let is_it = |service: &&Service| {
+        let network = service.scope.network.as_ref();
+        service.vip == address && network.is_some_and(|network| network.encap == encap)
+    };
+    Some((services_on(objects, encap).find(is_it)?, Mac::of_endpoint(vip)))
+}
+
+/// This node's reply to an ARP request from the wire for the address of a service; `None` if the frame is none.
+pub(super) fn arp_reply(network: &Network<'_>, frame: &[u8]) -> Option<Delivery> {
+    let request = NeighbourRequest::read(frame)?;
+    let (service, mac) = service(network.objects, network.encap, request.target())?;
+    let is_answered = is_answered(network.objects, network.encap, service);
+    is_answered.then(|| to_wire(network, request.reply(mac)))
+}
+
+/// Whether this node answers ARP for the service.
+pub(super) fn is_answered(objects: &Desired, encap: Encap, service: &Service) -> bool {
+    let speaker = service.speaker();
+    let has = |ip: IpAddr| locals(objects).any(|local| local.encap == encap && local.addresses.contains(ip));
+    speaker.is_some_and(has)
+}
+
+/// The connection of a packet that another node has sent on to the endpoint with this Ethernet address.
+pub(super) fn arrived(network: &Network<'_>, service: &Service, tuple: Tuple, to: Mac) -> Option<Connection> {
+    let is_port = |port: &&contiv_model::service::Port| {
+        (port.protocol.number(), port.port) == (tuple.protocol, tuple.destination.1)
+    };
+    let port = service.ports.iter().find(is_port)?;
+    let local = locals(network.objects).find(|local| local.encap == network.encap && local.mac == to)?;
+    let backend = service.backends.iter().find(|backend| local.addresses.contains(backend.ip))?;
+    let direct = Connection { vrf: network.vrf.clone(), tuple, to: tuple.destination, macs: [None; 2] };
+    Some(Connection { to: (backend.ip, port.target), ..direct })
+}
+
+/// Whether a packet can be for a service.
+pub(super) fn has_ports(packet: &Packet) -> bool {
+    matches!(packet.tuple.protocol, TCP | UDP)
+}
+
+pub(super) fn to_wire(network: &Network<'_>, inner: Vec<u8>) -> Delivery {
+    let frame = match network.encap {
+        Encap::Vlan(vlan) => tagged(&inner, vlan),
+        Encap::Vxlan { .. } => inner,
+    };
+    Delivery { to: Target::Uplink, frame }
+}
