@@ -3,9 +3,7 @@
 use aya_ebpf::{
     bindings::BPF_F_MMAPABLE, btf_maps::Array, cty::c_void, helpers::generated::bpf_loop, macros::btf_map,
 };
-use contiv_abi::{
-    Flow, FlowBucket, FlowEvent, FlowHash, FlowHead, idle, is_evictable, maps::FLOW_COUNTS_CAPACITY,
-};
+use contiv_abi::{FlowBucket, FlowEvent, FlowHash, FlowHead, idle, is_evictable, maps::FLOW_COUNTS_CAPACITY};
 
 use crate::{
     flow_index::ctv_remove_slot,
@@ -243,7 +241,7 @@ extern "C" fn consider(step: u64, search: *mut Search) -> i64 {
     let Some(flow) = record(number) else { return 0 };
     // Read first: if another flow gets the record meanwhile, it stays.
     let head = head(flow);
-    let rank = rank(flow, number, search.owner, search.now);
+    let rank = ctv_rank(number, search.owner, search.now);
     if head.exists() && rank > search.rank {
         search.victim = number + 1;
         search.generation = head.generation.into();
@@ -253,9 +251,13 @@ extern "C" fn consider(step: u64, search: *mut Search) -> i64 {
     i64::from(search.rank > IDLE)
 }
 
-/// How dispensable a flow is: zero if it must stay, else one more than its idle time, or more than [`EXPIRED`].
-#[inline(always)]
-fn rank(flow: *const Flow, number: u32, owner: u32, now: u32) -> u32 {
+/// How dispensable the flow in a record is: zero if it must stay, else one more than its idle time, or more than [`EXPIRED`].
+///
+/// Not part of the loop's function: Linux 7.2 would follow its branches anew for each step.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_rank(number: u32, owner: u32, now: u32) -> u32 {
+    let Some(flow) = record(number) else { return 0 };
     // SAFETY: a record of the map; a torn read at worst evicts another flow of the kind.
     let flow = unsafe { &*flow };
     // The expired flow of another endpoint leaves an endpoint over its quota where it is.
@@ -263,7 +265,7 @@ fn rank(flow: *const Flow, number: u32, owner: u32, now: u32) -> u32 {
         return 0;
     }
     let rank = idle(now, flow.seen()) + 1;
-    if flows::ctv_is_over(number, now) != 0 {
+    if flows::is_over(flow, now) {
         return rank | EXPIRED;
     }
     if is_evictable(flow.head.protocol, flow.halves[0].sent, flow.halves[1].sent) { rank } else { 0 }

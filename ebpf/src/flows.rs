@@ -172,14 +172,18 @@ pub(crate) extern "C" fn ctv_timeout(protocol: u32, original: u32, reply: u32) -
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_is_over(number: u32, now: u32) -> u32 {
-    let Some(flow) = record(number) else { return 0 };
     // SAFETY: a record of the map; a torn read at worst postpones the end of the flow.
-    let flow = unsafe { &*flow };
+    record(number).map_or(0, |flow| u32::from(is_over(unsafe { &*flow }, now)))
+}
+
+/// Whether the flow has timed out.
+#[inline(always)]
+pub(crate) fn is_over(flow: &Flow, now: u32) -> bool {
     let idle = idle(now, flow.seen());
-    let Some(node) = maps::node() else { return 0 };
+    let Some(node) = maps::node() else { return false };
     let [original, reply] = [flow.halves[0].sent, flow.halves[1].sent];
     // The timeout is computed only when time has passed.
-    u32::from(idle != 0 && idle > node.timeouts.of(flow.head.protocol, original, reply))
+    idle != 0 && idle > node.timeouts.of(flow.head.protocol, original, reply)
 }
 
 /// Stores a verdict in the flow of a record, if it is still this generation's.

@@ -105,9 +105,9 @@ extern "C" fn ctv_insert_import(at: u32, hash: u64) -> u64 {
     }
     let number = obtained - 1;
     let generation = ctv_fill_import(at, number);
-    let mut code = ctv_claim_import(at, number, 1);
+    let mut code = claim(at, number, 1);
     if code == ImportResult::NONE {
-        code = ctv_claim_import(at, number, 0);
+        code = claim(at, number, 0);
     }
     if code != ImportResult::NONE {
         ctv_remove(number, generation);
@@ -156,8 +156,22 @@ fn copy(from: &Flow, to: &mut Flow) {
 
 /// Insertions of a slot that other insertions interfere with are rare.
 const ATTEMPTS: u32 = 4;
+/// The slot may be inserted by another attempt. No `ImportResult`.
+const AGAIN: u64 = u64::MAX;
 
 /// Inserts the slot of a direction: `ImportResult::NONE`, or why not.
+#[inline(always)]
+fn claim(at: u32, number: u32, reply: u32) -> u64 {
+    for _ in 0..ATTEMPTS {
+        let code = ctv_claim_import(at, number, reply);
+        if code != AGAIN {
+            return code;
+        }
+    }
+    ImportResult::TAKEN
+}
+
+/// One attempt: as `claim`, or `AGAIN`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_claim_import(at: u32, number: u32, reply: u32) -> u64 {
@@ -176,19 +190,18 @@ extern "C" fn ctv_claim_import(at: u32, number: u32, reply: u32) -> u64 {
         }
     }
     let hash = ctv_hash(&raw const tuple, domain);
-    for _ in 0..ATTEMPTS {
-        match insert_slot(&raw const tuple, hash, domain, entry(number, reply)) {
-            INSERTED => return ImportResult::NONE,
-            BUSY => {}
-            FULL => {
-                if !make_room(hash, flows::now()) {
-                    return ImportResult::FULL;
-                }
+    match insert_slot(&raw const tuple, hash, domain, entry(number, reply)) {
+        INSERTED => ImportResult::NONE,
+        BUSY => AGAIN,
+        FULL => {
+            if make_room(hash, flows::now()) {
+                AGAIN
+            } else {
+                ImportResult::FULL
             }
-            _ => return ImportResult::TAKEN,
         }
+        _ => ImportResult::TAKEN,
     }
-    ImportResult::TAKEN
 }
 
 /// Updates a flow that was imported before. Before this table is in use, by all that the other one has; then by what was seen
