@@ -5,6 +5,7 @@ mod server;
 use std::{
     io::{Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    ops::AddAssign,
     os::fd::AsRawFd as _,
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -43,11 +44,32 @@ pub struct Cpus {
     pub server: usize,
 }
 
-#[derive(Debug, Clone, Copy)]
-pub struct ConnectionRate {
-    pub per_second: f64,
-    /// CPU time per connection of client and server together, in microseconds; excludes other processes.
-    pub cpu_us: f64,
+/// Connections that were opened one after the other by each client.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Connections {
+    pub count: u64,
+    pub time: Duration,
+    /// CPU time of client and server together; excludes other processes.
+    pub cpu: Duration,
+}
+
+impl Connections {
+    pub fn per_second(&self) -> f64 {
+        self.count as f64 / self.time.as_secs_f64()
+    }
+
+    /// CPU time of one connection in microseconds.
+    pub fn cpu_us(&self) -> f64 {
+        self.cpu.as_secs_f64() * 1e6 / self.count as f64
+    }
+}
+
+impl AddAssign for Connections {
+    fn add_assign(&mut self, other: Connections) {
+        self.count += other.count;
+        self.time += other.time;
+        self.cpu += other.cpu;
+    }
 }
 
 impl Route {
@@ -71,10 +93,9 @@ impl Route {
         Ok(served.bytes as f64 * 8.0 / served.time.as_secs_f64())
     }
 
-    /// Rate of connections. Each of `clients` threads opens one connection after the other: connect, one byte in each
-    /// direction, reset.
-    pub fn connection_rate(&self, clients: usize, duration: Duration) -> Result<ConnectionRate> {
-        let count = || -> Result<ConnectionRate> {
+    /// Each of `clients` threads opens one connection after the other: connect, one byte in each direction, reset.
+    pub fn connections(&self, clients: usize, duration: Duration) -> Result<Connections> {
+        let measure = || -> Result<Connections> {
             let (start, spent) = (Instant::now(), processor::cpu_time()?);
             let client = || -> Result<u64> {
                 let mut connections = 0;
@@ -84,18 +105,16 @@ impl Route {
                 }
                 Ok(connections)
             };
-            let connections = thread::scope(|scope| {
+            let count = thread::scope(|scope| {
                 let clients: Vec<_> = (0..clients).map(|_| scope.spawn(client)).collect();
                 let join = |client: thread::ScopedJoinHandle<'_, Result<u64>>| {
                     client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
                 };
                 clients.into_iter().map(join).sum::<Result<u64>>()
             })?;
-            let per_second = connections as f64 / start.elapsed().as_secs_f64();
-            let spent = processor::cpu_time()? - spent;
-            Ok(ConnectionRate { per_second, cpu_us: spent.as_secs_f64() * 1e6 / connections as f64 })
+            Ok(Connections { count, time: start.elapsed(), cpu: processor::cpu_time()? - spent })
         };
-        Ok(self.run(Mode::Echo, count)?.1)
+        Ok(self.run(Mode::Echo, measure)?.1)
     }
 
     /// Duration of each connection from socket to response, one after the other; at least one.
@@ -182,7 +201,7 @@ mod tests {
         let mut route = Route::direct(&client, &server, "10.9.0.2".parse().unwrap());
         let duration = Duration::from_millis(50);
         assert!(route.throughput(duration).unwrap() > 0.0);
-        assert!(route.connection_rate(2, duration).unwrap().per_second > 0.0);
+        assert!(route.connections(2, duration).unwrap().per_second() > 0.0);
         route.cpus = Some(Cpus { client: 0, server: 0 });
         assert!(!route.exchanges(duration).unwrap().is_empty());
         route.target.set_port(9);

@@ -42,7 +42,7 @@ fn measure_pair(from: &Pod, to: &Pod, duration: Duration) -> Result<Speed> {
         from: from.name.clone(),
         to: to.name.clone(),
         bits_per_second: route.throughput(duration)?,
-        connections_per_second: route.connection_rate(1, duration)?.per_second,
+        connections_per_second: route.connections(1, duration)?.per_second(),
     })
 }
 

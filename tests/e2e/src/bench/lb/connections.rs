@@ -22,7 +22,7 @@ use crate::{
     cluster::Datapath,
     interrupt,
     progress::step,
-    traffic::{Cpus, Route},
+    traffic::{self, Cpus, Route},
 };
 
 #[derive(Debug, Args)]
@@ -264,11 +264,10 @@ fn run_round(
         figures.gigabits_per_second = side.on(apart).throughput(duration)? / 1e9;
         Ok(())
     })?;
-    on_all(&mut found, &|side, figures| {
-        let rate = side.on(apart).connection_rate(clients, duration)?;
-        (figures.connections_per_second, figures.processor_us) = (rate.per_second, rate.cpu_us);
-        Ok(())
-    })?;
+    for (figures, connections) in found.iter_mut().zip(in_turns(sides, apart, clients, duration)?) {
+        figures.connections_per_second = connections.per_second();
+        figures.processor_us = connections.cpu_us();
+    }
     on_all(&mut found, &|side, figures| {
         let times = side.on(together).exchanges(duration)?;
         let latency = Latency::of_series(times).context("no connection was measured")?;
@@ -276,6 +275,32 @@ fn run_round(
         Ok(())
     })?;
     Ok(found)
+}
+
+/// Turns that each variant has in a measurement of the connection rate.
+const TURNS: u32 = 12;
+
+/// Opens connections on all variants in short turns, forwards and backwards: the speed of a machine changes within seconds by more
+/// than two variants differ.
+fn in_turns(
+    sides: &[Side],
+    cpus: Cpus,
+    clients: usize,
+    duration: Duration,
+) -> Result<Vec<traffic::Connections>> {
+    let mut sums = vec![traffic::Connections::default(); sides.len()];
+    for turn in 0..TURNS {
+        let mut order: Vec<_> = sides.iter().zip(&mut sums).collect();
+        if turn % 2 == 1 {
+            order.reverse();
+        }
+        for (side, sum) in order {
+            interrupt::check()?;
+            let opened = side.on(cpus).connections(clients, duration / TURNS);
+            *sum += opened.with_context(|| side.name.clone())?;
+        }
+    }
+    Ok(sums)
 }
 
 impl Side {
@@ -345,8 +370,8 @@ impl Report for Connections {
         let [client, server] = self.processors;
         let mut lines = vec![format!(
             "TCP to a service among {} with {} endpoints each, medians of {} rounds of {} s, interleaved. One stream, and \
-             connections (connect, a byte there and back, reset) by {} clients: clients on processor {client}, servers on \
-             {server}. Time of one connection: both ends on processor {client}. Ratios are taken round by round: of the same way \
+             connections (connect, a byte there and back, reset) by {} clients in {TURNS} turns of each round: clients on \
+             processor {client}, servers on {server}. Time of one connection: both ends on processor {client}. Ratios are taken round by round: of the same way \
              without a service, and of routing without rules. eBPF nodes have room for the ended connections of all ways, so that \
              none replaces those of another; our service keeps a client with its backend, the rules choose at random",
             self.services, self.endpoints, self.rounds, self.seconds, self.clients
