@@ -1,8 +1,10 @@
 //! Services for clients outside the cluster, on the wire of a VLAN.
 
 use std::{
+    collections::BTreeSet,
     io::{Read as _, Write as _},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    ops::Range,
     thread,
     time::Duration,
 };
@@ -198,14 +200,17 @@ fn clients_on_the_wire_reach_the_backends_of_both_nodes() -> Result<()> {
         ensure!(ask(stream)? == *n, "not with pod {n} any more");
     }
     // A connection that is closed takes its learned flow with it.
-    let relays = || -> Result<usize> {
-        let flows = wire.nodes[0].switch.borrow().ofctl("dump-flows", "contivVlanBridge", &["table=26"])?;
-        Ok(flows.lines().filter(|line| line.contains("priority=200") && line.contains("tcp")).count())
-    };
+    let relays = || relays(&wire.nodes[0]);
     let far = connections.iter().filter(|(_, n)| *n == THERE).count();
     ensure!(relays()? == far, "{} of {far} connections to the other node are known", relays()?);
     drop(connections);
     wait_until(3 * SOON, "no relayed connection", || Ok((relays()? == 0).then_some(())))
+}
+
+/// The number of relayed connections with a learned flow.
+fn relays(node: &Node) -> Result<usize> {
+    let flows = node.switch.borrow().ofctl("dump-flows", "contivVlanBridge", &["table=26"])?;
+    Ok(flows.lines().filter(|line| line.contains("priority=200") && line.contains("tcp")).count())
 }
 
 #[test]
@@ -325,6 +330,25 @@ impl Frames {
         self.asked(packet(80), packet(8080))
     }
 
+    /// Sends packets to the service, one from each port, until each has been relayed to the other node.
+    fn relayed(&self, ports: Range<u16>, flags: u8) -> Result<()> {
+        let (vip_mac, there) = (Mac::of_endpoint(self.vip).0, Mac::of_endpoint(addresses(THERE).0).0);
+        let mut left: BTreeSet<u16> = ports.collect();
+        wait_until(8 * SOON, "the packets on the wire", || {
+            let ports: Vec<u16> = left.iter().copied().collect();
+            for some in ports.chunks(64) {
+                for port in some {
+                    let packet = Packet::eth(vip_mac, CLIENT_MAC).vlan(TAG).ipv4(CLIENT, self.vip);
+                    self.wire.send(&packet.tcp(*port, 80, flags).build())?;
+                }
+                for frame in self.wire.drain()?.iter().filter(|frame| frame.bytes.starts_with(&there)) {
+                    left.remove(&u16::from_be_bytes(frame.bytes[38..40].try_into()?));
+                }
+            }
+            Ok(left.is_empty().then_some(()))
+        })
+    }
+
     fn port_to(&self, n: u8) -> Result<u16> {
         let found = (4000..4100).find_map(|port| match self.asked_tcp(port, SYN) {
             Ok(asked) if asked == n => Some(Ok(port)),
@@ -367,6 +391,22 @@ fn packets_to_a_backend_elsewhere_go_back_to_the_wire_unchanged() -> Result<()> 
     // A connection whose backend is gone goes to another one, as a pod's.
     frames.set(&[(HERE, Readiness::Ready)])?;
     wait_until(SOON, "the other backend", || Ok((frames.asked_tcp(there, ACK)? == HERE).then_some(())))
+}
+
+/// Packets that open connections leave nothing in the switch. The learned flows of a service are limited; connections without one
+/// reach the backend, too.
+#[test]
+fn a_flood_does_not_fill_the_switch() -> Result<()> {
+    const PLACES: u16 = 8192;
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let frames = Frames::new("extfl", HERE)?;
+    frames.set(&[(HERE, Readiness::Terminating), (THERE, Readiness::Ready)])?;
+    frames.relayed(1000..2000, SYN)?;
+    assert_eq!(relays(&frames.node)?, 0);
+    frames.relayed(10_000..10_000 + PLACES, ACK)?;
+    frames.relayed(30_000..30_100, ACK)?;
+    assert_eq!(relays(&frames.node)?, usize::from(PLACES));
+    frames.relayed(30_000..30_100, ACK | tcp_flags::PSH)
 }
 
 #[test]

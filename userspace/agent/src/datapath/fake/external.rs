@@ -15,7 +15,7 @@ use contiv_model::{
 use super::{
     connection::Connection,
     forward::{Delivery, Target, locals, services_on},
-    network::Network,
+    network::{Network, service_port},
 };
 use crate::datapath::{
     Desired, Service,
@@ -52,10 +52,7 @@ pub(super) fn is_answered(objects: &Desired, encap: Encap, service: &Service) ->
 
 /// The connection of a packet that another node has sent on to the endpoint with this Ethernet address.
 pub(super) fn arrived(network: &Network<'_>, service: &Service, tuple: Tuple, to: Mac) -> Option<Connection> {
-    let is_port = |port: &&contiv_model::service::Port| {
-        (port.protocol.number(), port.port) == (tuple.protocol, tuple.destination.1)
-    };
-    let port = service.ports.iter().find(is_port)?;
+    let port = service_port(service, tuple)?;
     let local = locals(network.objects).find(|local| local.encap == network.encap && local.mac == to)?;
     let backend = service.backends.iter().find(|backend| local.addresses.contains(backend.ip))?;
     let direct = Connection { vrf: network.vrf.clone(), tuple, to: tuple.destination, macs: [None; 2] };

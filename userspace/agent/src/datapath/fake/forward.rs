@@ -131,14 +131,10 @@ impl<'a> Segment<'a> {
 
     fn forward_from_pod(&self, frame: &[u8], sender: &Local) -> Option<Vec<Delivery>> {
         let ethernet = forwardable(frame)?;
-        let gateway = NeighbourRequest::read(frame).filter(|request| self.is_gateway(request.target()));
-        if let Some(request) = gateway {
-            return Some(vec![to_pod(sender, request.reply(Mac::ROUTER))]);
-        }
-        if let Some(request) = self.request(frame)
-            && let Some(owner) = self.owner(&request, Some(sender))
+        if let Some(request) = NeighbourRequest::read(frame)
+            && let Some(answer) = self.answer_to_pod(&request, sender)
         {
-            return Some(vec![to_pod(sender, request.reply(owner))]);
+            return Some(vec![to_pod(sender, request.reply(answer))]);
         }
         let others = self.locals().filter(|local| local.port != sender.port);
         let copies = match self.locate(ethernet.destination) {
@@ -170,7 +166,7 @@ impl<'a> Segment<'a> {
         back: impl Fn(Vec<u8>) -> Delivery,
     ) -> Option<Vec<Delivery>> {
         let ethernet = forwardable(frame)?;
-        if let Some(request) = self.request(frame)
+        if let Some(request) = NeighbourRequest::read(frame).filter(|_| self.is_proxy())
             && let Some(owner) = self.owner(&request, None)
         {
             return Some(vec![back(request.reply(owner))]);
@@ -184,11 +180,16 @@ impl<'a> Segment<'a> {
         })
     }
 
-    fn request(&self, frame: &[u8]) -> Option<NeighbourRequest> {
-        match self.network.arp {
-            ArpMode::Proxy => NeighbourRequest::read(frame),
-            ArpMode::Flood => None,
-        }
+    fn is_proxy(&self) -> bool {
+        self.network.arp == ArpMode::Proxy
+    }
+
+    /// Returns the Ethernet address in the reply to a pod. No endpoint answers for gateways and services, so the node does in each
+    /// ARP mode.
+    fn answer_to_pod(&self, request: &NeighbourRequest, sender: &Local) -> Option<Mac> {
+        let gateway = self.is_gateway(request.target()).then_some(Mac::ROUTER);
+        let owner = || self.is_proxy().then(|| self.owner(request, Some(sender))).flatten();
+        gateway.or_else(owner).or_else(|| self.service_mac(request))
     }
 
     /// Returns the Ethernet address of the owner. Pods get replies for all addresses but their own; the outside gets replies
@@ -208,7 +209,7 @@ impl<'a> Segment<'a> {
                     .remotes()
                     .find(is_there)
                     .map(|remote| if self.is_on_node() { Mac::ROUTER } else { remote.mac });
-                there.or_else(|| self.router_mac(target)).or_else(|| self.service_mac(request))
+                there.or_else(|| self.router_mac(target))
             }
             (None, None) => None,
         }

@@ -25,6 +25,12 @@ use crate::datapath::{
     },
 };
 
+/// The port of a service that a packet to its address is for.
+pub(super) fn service_port(service: &Service, tuple: Tuple) -> Option<&Port> {
+    let is_it = |port: &&Port| (port.protocol.number(), port.port) == (tuple.protocol, tuple.destination.1);
+    service.ports.iter().find(is_it)
+}
+
 pub(super) fn networks(objects: &Desired) -> impl Iterator<Item = &crate::datapath::Network> {
     objects.iter().filter_map(|(_, object)| match object {
         Object::Network(network) => Some(network),
@@ -72,9 +78,8 @@ impl<'a> Network<'a> {
 
     /// Whether a service has the port that the packet is for.
     pub(super) fn has_service_port(&self, tuple: Tuple) -> bool {
-        let (vip, port) = tuple.destination;
-        let is_it = |known: &Port| (known.protocol.number(), known.port) == (tuple.protocol, port);
-        self.services().any(|service| service.vip == vip && service.ports.iter().any(is_it))
+        let vip = tuple.destination.0;
+        self.services().any(|service| service.vip == vip && service_port(service, tuple).is_some())
     }
 
     /// Evaluates the rules of the local endpoints of a connection.

@@ -7,6 +7,7 @@ use std::{
 
 use anyhow::{Result, bail, ensure};
 use contiv_model::{
+    global::ArpMode,
     mac::Mac,
     policy::{Action, Direction, Rule, UDP},
     service::Readiness,
@@ -119,16 +120,24 @@ pub(crate) fn connections_go_to_backends<H: Harness>() -> Result<()> {
     Ok(())
 }
 
-/// The network of the service answers ARP requests for its address; other networks do not.
+/// The network of the service answers ARP requests for its address, in each ARP mode; other networks do not.
 pub(crate) fn arp_requests_for_the_address_are_answered<H: Harness>() -> Result<()> {
-    let (net, other) = (Net::vxlan(1)?, Net::vxlan(2)?);
-    let objects = [net.local("pa", 1), net.local("pb", 2), other.local("oa", 1), other.local("ob", 2)];
-    let mut world = World::<H>::new([net.network(), other.network()].into_iter().chain(objects))?;
-    world.set(service(&net, &[])?)?;
     let request = Packet::arp_request(mac(1), ip(1), ip(VIP));
     let reply = Packet::eth(mac(1), mac(VIP)).arp(2, (Mac::of_endpoint(ip(VIP)).0, ip(VIP)), (mac(1), ip(1)));
-    world.sends(&pod("pa"), &request, [to_pod("pa", &reply)])?;
-    world.sends(&pod("oa"), &request, [to_pod("ob", &request)])
+    for (net, other) in [(Net::vxlan(1)?, Net::vxlan(2)?), (Net::vlan(100)?, Net::vlan(101)?)] {
+        let pods = [net.local("pa", 1), net.local("pb", 2), other.local("oa", 1), other.local("ob", 2)];
+        let networks = [net.network(), other.network()];
+        let mut world = World::<H>::new(peers().into_iter().chain(networks).chain(pods))?;
+        world.set(service(&net, &[])?)?;
+        for arp in [ArpMode::Proxy, ArpMode::Flood] {
+            world.set(net.network_with(arp))?;
+            world.set(other.network_with(arp))?;
+            world.sends(&pod("pa"), &request, [to_pod("pa", &reply)])?;
+            let flooded = other.to_other_nodes(&request).into_iter().chain([to_pod("ob", &request)]);
+            world.sends(&pod("oa"), &request, flooded)?;
+        }
+    }
+    Ok(())
 }
 
 /// New backends get new connections; draining backends keep only established ones.

@@ -84,15 +84,19 @@ pub(crate) fn routed_addresses(domain: Domain, addresses: &Addresses) -> impl It
     addresses.iter().map(move |ip| known(domain.packets(), Mac::ROUTER, ip))
 }
 
-/// Returns the flow that looks up the address of a service.
-pub(crate) fn known_service(domain: Domain, mac: Mac, ip: IpAddr) -> Flow {
-    known(domain.packets(), mac, ip)
+/// Returns the flow that answers the requests of pods for the address of a service, in each ARP mode.
+pub(super) fn service(domain: Domain, mac: Mac, ip: Ipv4Addr) -> Flow {
+    of_service(domain.packets_from(0), mac, ip)
 }
 
 /// Returns the flow that answers requests from outside for the address of a service.
 pub(super) fn service_outside(domain: Domain, mac: Mac, ip: Ipv4Addr) -> Flow {
-    let asked = request(domain.packets_from(OUTSIDE), ip.into());
-    answer(Flow::new(table::SERVICE_DNAT, priority::INTERCEPT, asked), mac)
+    of_service(domain.packets_from(OUTSIDE), mac, ip)
+}
+
+/// No endpoint would answer, so that the ARP mode does not matter.
+fn of_service(packets: Match, mac: Mac, ip: Ipv4Addr) -> Flow {
+    answer(Flow::new(table::SERVICE_DNAT, priority::INTERCEPT + 1, request(packets, ip.into())), mac)
 }
 
 fn known(packets: Match, mac: Mac, ip: IpAddr) -> Flow {

@@ -147,7 +147,7 @@ pub(crate) fn service(service: &Service, domain: Domain, number: u32) -> Vec<Flo
     if let IpAddr::V4(vip) = service.vip {
         let mac = Mac::of_endpoint(vip);
         flows.extend(guard::known_service(domain, mac, vip));
-        flows.push(neighbour::known_service(domain, mac, service.vip));
+        flows.push(neighbour::service(domain, mac, vip));
     }
     flows
 }
