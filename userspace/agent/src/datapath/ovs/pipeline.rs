@@ -53,7 +53,7 @@ pub(crate) use self::{
     answer::{ANSWER_TABLE, answer, meter},
     base::base_flows,
     external::external,
-    forward::{Spread, local, network, outside, remote, subnet, vrf_number, vtep},
+    forward::{Spread, from_network, local, network, outside, remote, subnet, tunnel, vrf_number, vtep},
     group::{
         MAX_BUCKETS, UPLINK_GROUP, all_group, backend_group, endpoint_group, peer_group, receiver_group,
         uplink_group,

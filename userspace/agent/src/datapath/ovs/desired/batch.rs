@@ -112,7 +112,10 @@ impl<'a> Batch<'a> {
             let own = vtep.iter().flat_map(|address| pipeline::vtep(*address, VXLAN_PORT));
             let arrivals = uplinks.iter().filter(|_| bridge == BridgeKind::Vlan);
             let arrivals = arrivals.map(|port| pipeline::outside(*port));
-            let host = kernel.vxlan.filter(|_| bridge == BridgeKind::Vxlan).map(pipeline::from_kernel);
+            let host = match bridge {
+                BridgeKind::Vlan => kernel.vlan.map(pipeline::from_network).unwrap_or_default(),
+                BridgeKind::Vxlan => kernel.vxlan.map(pipeline::from_kernel).into_iter().collect(),
+            };
             let flows =
                 pipeline::base_flows(bridge, *nd_mode).into_iter().chain(own).chain(arrivals).chain(host);
             self.edits.get_mut(bridge).set(Cookie::BASE, flows);
@@ -386,7 +389,7 @@ impl<'a> Batch<'a> {
         if let (Object::Peer(peer), Some(port)) = (&installed.object, number) {
             let to_vtep = pipeline::vtep(peer.vtep, peer.port);
             self.edits.vlan.set(Cookie::of(id), to_vtep.clone());
-            self.edits.vxlan.set(Cookie::of(id), to_vtep.into_iter().chain([pipeline::outside(port)]));
+            self.edits.vxlan.set(Cookie::of(id), to_vtep.into_iter().chain(pipeline::tunnel(port)));
             return;
         }
         if let Object::Group(group) = &installed.object {

@@ -18,11 +18,23 @@ use super::{
 };
 use crate::datapath::{Local, Network, Remote, Subnet, ovs::bridge::BridgeKind};
 
-/// Returns the flow of an uplink or a tunnel. Frames from an uplink keep their VLAN tag, by which the bridge selects ports.
+/// Returns the flow of an uplink. Frames from an uplink keep their VLAN tag, by which the bridge selects ports.
 pub(crate) fn outside(port: u32) -> Flow {
     Flow::new(table::INPUT, priority::MATCH, Match::new().in_port(port.into()))
         .write_metadata(metadata::OUTSIDE, metadata::OUTSIDE)
         .goto(table::SOURCE)
+}
+
+/// Returns the flows of a tunnel.
+pub(crate) fn tunnel(port: u32) -> Vec<Flow> {
+    let mut flows = guard::port(port);
+    flows.push(outside(port));
+    flows
+}
+
+/// Returns the flows for what the node's kernel sends from VLAN networks for which the node is the gateway.
+pub(crate) fn from_network(port: u32) -> Vec<Flow> {
+    guard::port(port)
 }
 
 /// Returns the flows for what pods send to the tunnel port of a node.

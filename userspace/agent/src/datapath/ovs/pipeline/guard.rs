@@ -6,18 +6,21 @@
 //!                                              └─ ARP ──────────────── 17
 //! ```
 //!
-//! OpenFlow compares fields with constants only, so each known address has two flows in each check: one accepts it together
-//! with the Ethernet address of its endpoint, one of a lower priority drops it. A known address includes the link-local
-//! address that the kernel forms from the Ethernet address.
+//! Tables 35 to 42 have the records of endpoints, and decide by them. The addresses of an endpoint include the link-local address that
+//! the kernel forms from the Ethernet address.
 //!
 //! * [`form`]: what is valid for any endpoint.
 //! * [`pod`]: what a local endpoint may send.
+//! * [`record`]: the records of endpoints, by their addresses.
+//! * [`lookup`]: what others may not send in the name of an endpoint, and which destinations belong together.
+//! * [`known`]: endpoints and services with a record.
 //! * [`router`]: what pods send to the router, and what it sends from other nodes.
-//! * [`known`]: what others may not send in the name of an endpoint, and which destinations belong together.
 
 mod form;
 mod known;
+mod lookup;
 mod pod;
+mod record;
 mod router;
 
 use std::net::IpAddr;
@@ -37,6 +40,7 @@ use super::{
 pub(super) use self::{
     form::{base, to_vtep},
     known::{broadcast, local as known_local, remote as known_remote, service as known_service},
+    lookup::port,
     pod::pod,
     router::subnet as router,
 };

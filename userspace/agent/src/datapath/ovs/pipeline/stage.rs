@@ -8,7 +8,7 @@ use super::table;
 pub(crate) fn stage_of(table: u8) -> Stage {
     match table {
         table::INPUT | table::SOURCE | table::HOST_DNAT => Stage::Guard,
-        table::GUARD..=table::LINK => Stage::Guard,
+        table::GUARD..=table::LINK | table::OWNER..=table::NAME_CHECK => Stage::Guard,
         table::DESTINATION_GROUP | table::STATE..=table::DESTINATION_IDENTITY => Stage::Connection,
         table::POLICY => Stage::PolicyOut,
         table::POLICY_IN => Stage::PolicyIn,

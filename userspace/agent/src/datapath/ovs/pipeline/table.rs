@@ -73,6 +73,23 @@ pub(super) const NAMED: u8 = 33;
 /// Decides whether the backend of a client outside the cluster is on this node.
 pub(super) const PLACE: u8 = 34;
 
+/// Finds the endpoint that has an IP address.
+pub(super) const OWNER: u8 = 35;
+/// Recognises the Ethernet address of an endpoint in two registers.
+pub(super) const SAME: u8 = 36;
+/// Finds the endpoint that has an Ethernet address.
+pub(super) const STATIONS: u8 = 37;
+/// Decides about the Ethernet source of frames from outside.
+pub(super) const STATION_CHECK: u8 = 38;
+/// Decides about the addresses that frames from outside claim.
+pub(super) const CLAIM_CHECK: u8 = 39;
+/// Decides about the destination of IP packets.
+pub(super) const TARGET_CHECK: u8 = 40;
+/// Decides about ND advertisements from outside.
+pub(super) const ADVERTISED_CHECK: u8 = 41;
+/// Decides about the Ethernet addresses in ARP and ND messages from outside.
+pub(super) const NAME_CHECK: u8 = 42;
+
 /// Priorities within the tables.
 pub(super) mod priority {
     pub(crate) const MISS: u16 = 1;
@@ -162,7 +179,7 @@ pub(super) mod priority {
         pub(crate) const RESERVED: u16 = 50;
         /// Exceptions from the ranges.
         pub(crate) const UNSPECIFIED: u16 = 60;
-        /// An Ethernet address of an endpoint in the message of another one.
+        /// Exceptions for subnets of the node's kernel.
         pub(crate) const NAMED: u16 = 70;
         pub(crate) const NAMED_BY_OWNER: u16 = 80;
         /// An IP address of an endpoint, claimed by another one.

@@ -19,13 +19,15 @@ impl Batch<'_> {
             vxlan: ports.vxlan.filter(|_| self.index.has_host_route()),
         };
         let before = std::mem::replace(&mut self.base.kernel, ports);
+        if before != ports {
+            self.set_base_flows();
+        }
         if before.vlan != ports.vlan {
             self.update_all(|id| {
                 matches!(id, ObjectId::Subnet(_) | ObjectId::Remote(_) | ObjectId::Service(_))
             });
         }
         if before.vxlan != ports.vxlan {
-            self.set_base_flows();
             self.update_all(|id| matches!(id, ObjectId::Subnet(_) | ObjectId::Route(_) | ObjectId::Local(_)));
         }
     }

@@ -10,7 +10,9 @@ use openflow_rs::{
     },
 };
 
-use super::{GROUP_BIT, ND_HOP_LIMIT, PROBE, advertisement, destination, named, pass, solicitation, source};
+use super::{
+    GROUP_BIT, ND_HOP_LIMIT, PROBE, advertisement, destination, lookup, named, pass, solicitation, source,
+};
 use crate::datapath::ovs::pipeline::{
     metadata::{self, match_from},
     table::{self, priority, priority::check},
@@ -37,7 +39,7 @@ const ON_NO_LINK: [(Ipv6Addr, u8); 2] =
 
 /// Returns the checks that exist for any desired state.
 pub(crate) fn base() -> Vec<Flow> {
-    [frames(), sources(), targets(), discovery(), messages()].concat()
+    [frames(), sources(), targets(), discovery(), messages(), lookup::base()].concat()
 }
 
 /// Returns the flows that drop what pods send to the tunnel port of a node: behind the node's address it would look like a
@@ -67,7 +69,6 @@ fn sources() -> Vec<Flow> {
         .into_iter()
         .map(|kind| drop_from(table::GUARD, check::RESERVED, Match::new().eth_type(kind)))
         .collect();
-    flows.push(Flow::new(table::STATION, priority::MISS, Match::new()).goto(table::CLAIM));
 
     let reserved = |m| drop_from(table::CLAIM, check::RESERVED, m);
     let v4 = [(0, 8), (127, 8), (224, 3)];
@@ -83,11 +84,6 @@ fn sources() -> Vec<Flow> {
     flows.push(asking(Ipv6Addr::UNSPECIFIED.into(), IP_PROTO_ICMPV6));
     let group = Match::new().arp().masked(Field::ArpSha, GROUP_BIT, GROUP_BIT);
     flows.push(drop_from(table::CLAIM, check::FORM, group));
-    for (kind, next) in
-        [(ETH_TYPE_IPV4, table::TARGET), (ETH_TYPE_IPV6, table::TARGET), (ETH_TYPE_ARP, table::LINK)]
-    {
-        flows.push(Flow::new(table::CLAIM, check::UNKNOWN, Match::new().eth_type(kind)).goto(next));
-    }
     flows.push(pass(Flow::new(table::CLAIM, priority::MISS, Match::new())));
     flows
 }
@@ -99,7 +95,6 @@ fn targets() -> Vec<Flow> {
         |m: Match, from: u16, to: u16| drop(m.udp().field(Field::UdpSrc, from).field(Field::UdpDst, to));
     let mut flows = vec![udp(Match::new().ipv4(), 67, 68), udp(Match::new().ipv6(), 547, 546)];
     flows.extend(ON_NO_LINK.map(|(ip, bits)| drop(match_from(metadata::OUTSIDE).ipv6_dst(ip, bits))));
-    flows.push(pass(Flow::new(table::TARGET, priority::MISS, Match::new())));
     flows
 }
 
@@ -146,7 +141,6 @@ fn messages() -> Vec<Flow> {
             let target = message(Match::new()).masked(Field::NdTarget, target.to_bits(), mask);
             link(check::VALID_FORM + 10, target)
         }));
-        flows.push(pass(link(check::UNKNOWN, message(from_outside()))));
     }
     for (message, option) in
         [(solicitation(from_outside()), Field::NdSll), (advertisement(from_outside()), Field::NdTll)]

@@ -6,7 +6,7 @@ use contiv_model::mac::Mac;
 use ipnet::{IpNet, Ipv6Net};
 use openflow_rs::{Action, Field, Flow};
 
-use super::{GROUP_BIT, ND_HOP_LIMIT, advertised, claims, destination_within, source, source_within};
+use super::{ND_HOP_LIMIT, advertised, claims, destination_within, source_within};
 use crate::datapath::ovs::pipeline::{
     metadata::{self, Domain, mark_routed},
     table::{self, priority::check},
@@ -38,11 +38,4 @@ pub(crate) fn subnet(domain: Domain, prefix: IpNet, gateway: IpAddr) -> Vec<Flow
     flows.extend(claims(domain, gateway).map(|m| Flow::new(table::CLAIM, check::CLAIMED, m)));
     flows.extend(advertised(domain, gateway).map(|m| Flow::new(table::LINK, check::CLAIMED, m)));
     flows
-}
-
-/// Packets of a remote endpoint that the router of its node has routed come through the tunnel at `port`.
-pub(super) fn speaks_for(domain: Domain, ip: IpAddr, port: u32) -> Flow {
-    let from_router = domain.packets_from(metadata::OUTSIDE).in_port(port.into()).eth_src(Mac::ROUTER.0);
-    let unicast = from_router.masked(Field::EthDst, 0u8, GROUP_BIT);
-    Flow::new(table::CLAIM, check::CLAIMED_BY_OWNER, source(unicast, ip)).goto(table::TARGET)
 }
