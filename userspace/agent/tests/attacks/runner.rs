@@ -22,7 +22,7 @@ use crate::{
     node::{
         harness::Harness,
         topology::{Net, VTEPS},
-        world::{World, is_announcement},
+        world::{self, World, is_announcement},
     },
     report::{Report, SELECTION, Success},
     rules::{self, Attacker, FAR, FAR_FRIEND, FRIEND, Rules, Station, WITNESS},
@@ -176,7 +176,7 @@ impl<H: Harness> Arena<H> {
             for arrival in node.arrivals()? {
                 if is_marker(&arrival.frame) {
                     seen |= arrival.frame.ends_with(&text);
-                } else if !is_announcement(&arrival) {
+                } else if !world::is_marker(&arrival.frame) && !is_announcement(&arrival) {
                     came.push(arrival);
                 }
             }

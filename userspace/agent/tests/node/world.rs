@@ -288,7 +288,9 @@ impl<H: Harness> World<H> {
     }
 }
 
-fn is_marker(frame: &[u8]) -> bool {
+/// Whether this is a frame that the world sends to see what came before it, or to introduce an endpoint. Copies for several ports
+/// may be late.
+pub(crate) fn is_marker(frame: &[u8]) -> bool {
     const ARP: [u8; 2] = [0x08, 0x06];
     // With the tag of a VLAN or without.
     let is_request =
