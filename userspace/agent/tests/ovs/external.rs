@@ -358,6 +358,16 @@ impl Frames {
         found.with_context(|| format!("no connection goes to pod {n}"))?
     }
 
+    /// The pod accepts the connection from this port. Connection tracking of the kernel expects it before the client's next packet.
+    fn accept(&self, port: u16) -> Result<()> {
+        let (backend, mac) = (addresses(HERE).0, Mac::of_endpoint(addresses(HERE).0).0);
+        let from_backend = Packet::eth(CLIENT_MAC, mac).ipv4(backend, CLIENT);
+        self.pod.send(&from_backend.tcp(8080, port, SYN | ACK).build())?;
+        let shown = Packet::eth(CLIENT_MAC, mac).vlan(TAG).ipv4(self.vip, CLIENT);
+        let shown = shown.tcp(80, port, SYN | ACK).build();
+        self.wire.expect(SOON, "the answer", |frame| frame.starts_with(&shown).then_some(()))
+    }
+
     fn set(&self, backends: &[(u8, Readiness)]) -> Result<()> {
         self.node.add([Object::Service(service(self.vip, backends))])
     }
@@ -368,6 +378,7 @@ fn packets_to_a_backend_elsewhere_go_back_to_the_wire_unchanged() -> Result<()> 
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
     let frames = Frames::new("extdsr", HERE)?;
     let (here, there) = (frames.port_to(HERE)?, frames.port_to(THERE)?);
+    frames.accept(here)?;
     for (port, n) in [(here, HERE), (there, THERE)] {
         for flags in [ACK, ACK | tcp_flags::PSH, ACK] {
             assert_eq!(frames.asked_tcp(port, flags)?, n);
