@@ -9,11 +9,10 @@ use openflow_rs::{Action, Field, Flow, Match};
 use super::{
     answer, external,
     group::{UPLINK_GROUP, endpoint_group, peer_group, receiver_group},
-    guard, kernel,
+    guard::{self, Record},
+    kernel,
     metadata::{self, Domain, Segment, bridge_and_tag, match_from, network_match, network_match_from},
-    neighbour,
-    policy::{self, Member},
-    route,
+    neighbour, policy, route,
     table::{self, priority},
 };
 use crate::datapath::{Local, Network, Remote, Subnet, ovs::bridge::BridgeKind};
@@ -169,10 +168,10 @@ pub(crate) fn local(local: &Local, segment: Segment, port: u32, dscp: Option<Dsc
             .goto(table::GUARD),
     ];
     flows.extend(guard::pod(local, port));
-    flows.extend(guard::known_local(segment, local.mac, &local.addresses));
     let Local { mac, addresses, identity, .. } = local;
-    let member = Member { segment, mac: *mac, addresses, identity: *identity, is_here: true };
-    flows.extend(policy::endpoint(member));
+    let record = Record { segment, mac: *mac, addresses, identity: *identity };
+    flows.extend(guard::known_local(record));
+    flows.extend(policy::endpoint(record));
     if let Some(dscp) = dscp {
         let packets = [Match::new().ipv4(), Match::new().ipv6()].map(|m| m.in_port(port.into()));
         flows.extend(packets.map(|m| {
@@ -198,9 +197,9 @@ pub(crate) fn local(local: &Local, segment: Segment, port: u32, dscp: Option<Dsc
 pub(crate) fn remote(remote: &Remote, segment: Segment, port: Option<u32>) -> Vec<Flow> {
     let Segment { tag, domain, .. } = segment;
     let Remote { mac, addresses, identity, .. } = remote;
-    let mut flows = guard::known_remote(segment, *mac, addresses, port);
-    let member = Member { segment, mac: *mac, addresses, identity: *identity, is_here: false };
-    flows.extend(policy::endpoint(member));
+    let record = Record { segment, mac: *mac, addresses, identity: *identity };
+    let mut flows = guard::known_remote(record, port);
+    flows.extend(policy::endpoint(record));
     if domain.is_local() {
         flows.extend(neighbour::routed_addresses(domain, addresses));
         flows.extend(kernel::endpoint(domain, addresses));

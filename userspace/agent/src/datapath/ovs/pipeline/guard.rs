@@ -6,7 +6,7 @@
 //!                                              └─ ARP ──────────────── 17
 //! ```
 //!
-//! Tables 35 to 42 have the records of endpoints, and decide by them. The addresses of an endpoint include the link-local address that
+//! Tables 35 to 43 have the records of endpoints, and decide by them. The addresses of an endpoint include the link-local address that
 //! the kernel forms from the Ethernet address.
 //!
 //! * [`form`]: what is valid for any endpoint.
@@ -42,6 +42,9 @@ pub(super) use self::{
     known::{broadcast, local as known_local, remote as known_remote, service as known_service},
     lookup::port,
     pod::pod,
+    record::{
+        IDENTITY, Place, Record, find_owner, find_station, with_owner_at, with_station_at, without_owner,
+    },
     router::subnet as router,
 };
 

@@ -1,7 +1,7 @@
 //! Policies: each IP packet is evaluated as [`contiv_model::policy::decide`] does.
 //!
 //! ```text
-//!  4 class ─┬─ unicast ── ct ── 18 state ─┬─ 20 source ─ 21 destination ─ 5 out rules ─ 23 in rules ─ 24 accept ─ 6
+//!  4 class ─┬─ unicast ── ct ── 18 state ─┬─ 20 destination ─ 21 source ─ 5 out rules ─ 23 in rules ─ 24 accept ─ 6
 //!           │                  ICMP error └─ 19 on path ─┘       │
 //!           ├─ groups, other protocols, not IP ── 20             └─ to a group: 6 ─ 9 ─ each receiver ─ 5 ─ 23 ─ 24 output
 //!           └─ ARP, ND ── 9
@@ -25,11 +25,11 @@ mod rules;
 use ipnet::IpNet;
 use openflow_rs::{Action, Field, Match, Slice};
 
-use super::metadata;
+use super::{family::Family, guard, metadata};
 
 pub(super) use self::{
     class::{base, network},
-    identity::{Member, endpoint, subnet},
+    identity::{endpoint, subnet},
     replicate::{far, flood},
 };
 pub(crate) use self::{
@@ -56,14 +56,14 @@ const SOURCE_V4: Field = Field::Reg4;
 const SOURCE_V6: (Field, [Field; 4]) = (Field::XXReg1, [Field::Reg4, Field::Reg5, Field::Reg6, Field::Reg7]);
 const DESTINATION_V6: (Field, [Field; 4]) =
     (Field::XXReg2, [Field::Reg8, Field::Reg9, Field::Reg10, Field::Reg11]);
-const SOURCE_IDENTITY: Field = Field::Reg12;
+const SOURCE_IDENTITY: Field = guard::IDENTITY;
 const DESTINATION_IDENTITY: Field = Field::Reg13;
 /// Port number of the receiver of a replicated frame, and [`IS_RECEIVER`].
 const RECEIVER: Field = metadata::FLAGS;
 const IS_RECEIVER: u32 = 1 << 16;
 /// Bit of the same register: the packet returns to the pod that sent it.
 const IS_RETURNING: u32 = 1 << 17;
-/// [`EVALUATED`], [`UNREADABLE`] and [`REPLY`].
+/// [`EVALUATED`], [`UNREADABLE`], [`REPLY`] and [`CONNECTION`].
 const CLASS: Field = Field::Reg15;
 /// The frame is not exempt from rules.
 const EVALUATED: u8 = 1;
@@ -71,6 +71,15 @@ const EVALUATED: u8 = 1;
 const UNREADABLE: u8 = 2;
 /// The packet is a reply: it is evaluated as the packet that opened its connection.
 const REPLY: u8 = 4;
+/// The addresses are those with which the connection was opened, not the packet's own.
+const CONNECTION: u8 = 8;
+
+fn destination_register(family: Family) -> Field {
+    match family {
+        Family::V4 => DESTINATION_V4,
+        Family::V6 => DESTINATION_V6.0,
+    }
+}
 
 /// One side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

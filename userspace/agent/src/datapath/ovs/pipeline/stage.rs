@@ -9,7 +9,8 @@ pub(crate) fn stage_of(table: u8) -> Stage {
     match table {
         table::INPUT | table::SOURCE | table::HOST_DNAT => Stage::Guard,
         table::GUARD..=table::LINK | table::OWNER..=table::NAME_CHECK => Stage::Guard,
-        table::DESTINATION_GROUP | table::STATE..=table::DESTINATION_IDENTITY => Stage::Connection,
+        table::DESTINATION_GROUP | table::STATE..=table::SOURCE_IDENTITY => Stage::Connection,
+        table::DESTINATION_OWNER..=table::ON_PATH_SUBNET => Stage::Connection,
         table::POLICY => Stage::PolicyOut,
         table::POLICY_IN => Stage::PolicyIn,
         table::ACCEPT | table::DSCP | table::SERVICE_SNAT | table::IP | table::DESTINATION => Stage::Forward,

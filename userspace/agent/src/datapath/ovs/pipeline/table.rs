@@ -41,10 +41,10 @@ pub(super) const LINK: u8 = 17;
 pub(super) const STATE: u8 = 18;
 /// Checks that an ICMP error is about a connection of its sender.
 pub(super) const ON_PATH: u8 = 19;
+/// Finds the identity of the endpoint that did not open the connection.
+pub(super) const DESTINATION_IDENTITY: u8 = 20;
 /// Finds the identity of the endpoint that opened the connection.
-pub(super) const SOURCE_IDENTITY: u8 = 20;
-/// Finds the identity of the other endpoint.
-pub(super) const DESTINATION_IDENTITY: u8 = 21;
+pub(super) const SOURCE_IDENTITY: u8 = 21;
 /// Sets the DSCP.
 pub(super) const DSCP: u8 = 22;
 /// Rules for what endpoints of this node receive.
@@ -87,8 +87,29 @@ pub(super) const CLAIM_CHECK: u8 = 39;
 pub(super) const TARGET_CHECK: u8 = 40;
 /// Decides about ND advertisements from outside.
 pub(super) const ADVERTISED_CHECK: u8 = 41;
-/// Decides about the Ethernet addresses in ARP and ND messages from outside.
-pub(super) const NAME_CHECK: u8 = 42;
+/// Decides about the Ethernet addresses in ARP and ND messages from outside, if they are no endpoint's.
+pub(super) const NAME: u8 = 42;
+/// The same, of an endpoint's.
+pub(super) const NAME_CHECK: u8 = 43;
+
+/// Takes what the record of the destination has.
+pub(super) const DESTINATION_OWNER: u8 = 44;
+/// Finds the destination by its Ethernet address.
+pub(super) const DESTINATION_STATION: u8 = 45;
+/// Takes what that record has.
+pub(super) const DESTINATION_KNOWN: u8 = 46;
+/// Takes what the record of the source has.
+pub(super) const SOURCE_OWNER: u8 = 47;
+/// Finds the source by its Ethernet address.
+pub(super) const SOURCE_STATION: u8 = 48;
+/// Takes what that record has.
+pub(super) const SOURCE_KNOWN: u8 = 49;
+/// Decides about sources without a record.
+pub(super) const SOURCE_SUBNET: u8 = 50;
+/// Decides about ICMP errors from an address with a record.
+pub(super) const ON_PATH_OWNER: u8 = 51;
+/// Decides about ICMP errors from an address without a record.
+pub(super) const ON_PATH_SUBNET: u8 = 52;
 
 /// Priorities within the tables.
 pub(super) mod priority {
@@ -148,15 +169,9 @@ pub(super) mod priority {
         pub(crate) const UNTRACKED: u16 = 50;
         /// Addresses with a record.
         pub(crate) const KNOWN: u16 = 100;
-        /// ICMP errors from an endpoint about a connection of others.
-        pub(crate) const OTHER_END: u16 = 90;
-        /// Ethernet addresses of endpoints of this node, and of destinations.
-        pub(crate) const STATION_HERE: u16 = 70;
         pub(crate) const GATEWAY: u16 = 65;
         /// Addresses of endpoints that are not known.
         pub(crate) const UNKNOWN: u16 = 60;
-        /// Ethernet addresses of endpoints of other nodes.
-        pub(crate) const STATION: u16 = 50;
         /// Lowest priority of a rule.
         pub(crate) const RULES: u16 = 1000;
         /// Frames that no rule can evaluate.

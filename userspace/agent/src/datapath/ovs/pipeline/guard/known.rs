@@ -2,28 +2,29 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use contiv_model::{addresses::Addresses, mac::Mac};
+use contiv_model::mac::Mac;
 use openflow_rs::{Field, Flow, Match};
 
 use super::{
     GROUP_BIT, claims, destination, named, pass,
-    record::{self, Place},
+    record::{Place, Record},
 };
 use crate::datapath::ovs::pipeline::{
-    metadata::{self, Domain, Segment},
+    metadata::{self, Domain},
     table::{self, priority::check},
 };
 
 /// Returns the flows of a local endpoint: no frame from outside has its addresses.
-pub(crate) fn local(segment: Segment, mac: Mac, assigned: &Addresses) -> Vec<Flow> {
-    record::endpoint(segment, mac, assigned, Place::Here, |_| Place::Here)
+pub(crate) fn local(record: Record<'_>) -> Vec<Flow> {
+    record.flows(Place::Here, |_| Place::Here)
 }
 
 /// Returns the flows of a remote endpoint: its frames, and what the router of its node sends, come through the tunnel at `port`, or
 /// from an uplink.
-pub(crate) fn remote(segment: Segment, mac: Mac, assigned: &Addresses, port: Option<u32>) -> Vec<Flow> {
-    let routed = |ip: IpAddr| assigned.contains(ip) && segment.routed.has(ip);
-    record::endpoint(segment, mac, assigned, Place::of(port), |ip| Place::of(port.filter(|_| routed(ip))))
+pub(crate) fn remote(record: Record<'_>, port: Option<u32>) -> Vec<Flow> {
+    let Record { segment, addresses, .. } = record;
+    let routed = |ip: IpAddr| addresses.contains(ip) && segment.routed.has(ip);
+    record.flows(Place::of(port), |ip| Place::of(port.filter(|_| routed(ip))))
 }
 
 /// Returns the flows of a service: its address is no source, but another node may announce it.

@@ -3,9 +3,9 @@
 //! ```text
 //!  14 ─ 37 Ethernet source ─ 38 from its place? ─ 15
 //!  15 ─ 35 IP source, ARP sender ─ 36 same endpoint? ─ 39 ─┬─ IP ──▶ 16
-//!                                                          └─ ARP ─ 37, 36 Ethernet address in the message ─ 42 ─▶ 17
+//!                                                          └─ ARP ─ 37 Ethernet address in the message ─ 42 ─ 36, 43 ─▶ 17
 //!  16 ─ 35 IP destination ─ 36 same endpoint? ─ 40 ─▶ 3
-//!  17 ─ 35 ND target ─ 36 same endpoint? ─ 41 ─ 37, 36 Ethernet address in the message ─ 42 ─▶ 3
+//!  17 ─ 35 ND target ─ 36 same endpoint? ─ 41 ─ 37 Ethernet address in the message ─ 42 ─ 36, 43 ─▶ 3
 //! ```
 
 use contiv_model::mac::Mac;
@@ -14,7 +14,7 @@ use openflow_rs::{Action, Field, Flow, Match};
 use super::{
     GROUP_BIT, advertisement, pass,
     record::{
-        Place, clear, compare, find_owner, find_station, is_known, take_for_owner, with_owner_at, with_same,
+        Place, clear, compare, find_owner, find_station, take_for_owner, with_owner_at, with_same,
         with_station_at, with_unknown_station, without_owner,
     },
     solicitation,
@@ -69,13 +69,13 @@ fn stations() -> Vec<Flow> {
 fn claims() -> Vec<Flow> {
     let claim = |m| Flow::new(table::CLAIM, check::UNKNOWN, m);
     let check = |priority, m| Flow::new(table::CLAIM_CHECK, priority, m);
-    let find = |family, address| {
-        let check = Action::resubmit(table::CLAIM_CHECK);
-        [find_owner(family, address, Field::EthSrc), vec![check]].concat()
+    let find = |flow: Flow, family, address| {
+        let flow = flow.apply(find_owner(family, address)).apply(compare(Field::EthSrc));
+        flow.apply([Action::resubmit(table::CLAIM_CHECK)])
     };
     let arp = || Match::new().arp();
     let mut flows = vec![
-        claim(arp()).apply(find(Family::V4, Field::ArpSpa)),
+        find(claim(arp()), Family::V4, Field::ArpSpa),
         check(check::FORM, with_owner_at(Match::new(), Place::Here)),
         named_by_owner(check(check::CLAIMED_BY_OWNER, with_same(arp())), Field::ArpSha),
         named(check(check::UNKNOWN, without_owner(arp())), Field::ArpSha),
@@ -83,7 +83,7 @@ fn claims() -> Vec<Flow> {
     for family in Family::ALL {
         let packets = || family.packets(Match::new());
         flows.extend([
-            claim(packets()).apply(find(family, family.source())),
+            find(claim(packets()), family, family.source()),
             next(check(check::CLAIMED_BY_OWNER, with_same(packets())), table::TARGET),
             next(check(check::UNKNOWN, without_owner(packets())), table::TARGET),
         ]);
@@ -97,7 +97,8 @@ fn targets() -> Vec<Flow> {
     let check = |priority, m| passed(Flow::new(table::TARGET_CHECK, priority, m));
     let target = |family: Family| {
         Flow::new(table::TARGET, check::OTHER, family.packets(Match::new()))
-            .apply(find_owner(family, family.destination(), Field::EthDst))
+            .apply(find_owner(family, family.destination()))
+            .apply(compare(Field::EthDst))
             .apply([Action::resubmit(table::TARGET_CHECK)])
     };
     let mut flows: Vec<Flow> = Family::ALL.map(target).into();
@@ -118,7 +119,8 @@ fn discovery() -> Vec<Flow> {
     vec![
         named(message(solicitation(from_outside())), Field::NdSll),
         message(advertisement(from_outside()))
-            .apply(find_owner(Family::V6, Field::NdTarget, Field::EthSrc))
+            .apply(find_owner(Family::V6, Field::NdTarget))
+            .apply(compare(Field::EthSrc))
             .apply([Action::resubmit(table::ADVERTISED_CHECK)]),
         check(check::FORM, with_owner_at(Match::new(), Place::Here)),
         passed(check(check::CLAIMED_BY_OWNER + 1, without_option)),
@@ -129,23 +131,25 @@ fn discovery() -> Vec<Flow> {
 
 /// The message of an endpoint has its own Ethernet address.
 fn named_by_owner(flow: Flow, address: Field) -> Flow {
-    flow.apply(compare(address)).apply([is_known(), Action::resubmit(table::NAME_CHECK)])
+    flow.apply(compare(address)).apply([Action::resubmit(table::NAME_CHECK)])
 }
 
 /// A message has an Ethernet address of an endpoint only if it comes from there.
 fn named(flow: Flow, address: Field) -> Flow {
-    flow.apply(find_station(address))
-        .apply(take_for_owner(address))
-        .apply(compare(Field::EthSrc))
-        .apply([Action::resubmit(table::NAME_CHECK)])
+    flow.apply(find_station(address)).apply([Action::resubmit(table::NAME)])
 }
 
 fn names() -> Vec<Flow> {
-    let check = |m| Flow::new(table::NAME_CHECK, priority::MATCH, m);
-    [with_unknown_station, with_same]
-        .into_iter()
-        .flat_map(|valid| {
-            [next(check(valid(Match::new().arp())), table::LINK), passed(check(valid(Match::new().ipv6())))]
-        })
-        .collect()
+    let known = Flow::new(table::NAME, priority::MISS, Match::new())
+        .apply(take_for_owner())
+        .apply(compare(Field::EthSrc))
+        .apply([Action::resubmit(table::NAME_CHECK)]);
+    let mut flows = vec![known];
+    for (table, valid) in
+        [(table::NAME, with_unknown_station as fn(Match) -> Match), (table::NAME_CHECK, with_same)]
+    {
+        let check = |m| Flow::new(table, priority::MATCH, valid(m));
+        flows.extend([next(check(Match::new().arp()), table::LINK), passed(check(Match::new().ipv6()))]);
+    }
+    flows
 }

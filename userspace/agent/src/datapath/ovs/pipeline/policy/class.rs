@@ -4,12 +4,13 @@ use contiv_model::policy::{ICMP, ICMPV6, TCP, UDP};
 use openflow_rs::{Action, Ct, Field, Flow, Match, Slice, Zone, ct_state};
 
 use super::{
-    DESTINATION_V4, DESTINATION_V6, EVALUATED, IS_RECEIVER, PORT_BITS, PROTOCOL_AND_PORT, PROTOCOL_SHIFT,
-    RECEIVER, REPLY, SOURCE_V4, SOURCE_V6, UNREADABLE, classify, identity,
+    CONNECTION, EVALUATED, IS_RECEIVER, PORT_BITS, PROTOCOL_AND_PORT, PROTOCOL_SHIFT, RECEIVER, REPLY,
+    UNREADABLE, classify, identity,
 };
 use crate::datapath::{
     Network,
     ovs::pipeline::{
+        family::Family,
         metadata::{Domain, bridge_and_tag, network_match, service_slice},
         table::{self, priority, priority::policy as rank},
     },
@@ -25,69 +26,32 @@ const ACK: u16 = 0x10;
 /// Fragment flag of all fragments.
 const ANY_FRAGMENT: u8 = 1;
 
-#[derive(Clone, Copy)]
-enum Family {
-    V4,
-    V6,
+/// Protocols that the switch tracks.
+fn tracked_protocols(family: Family) -> [u8; 3] {
+    match family {
+        Family::V4 => [ICMP, TCP, UDP],
+        Family::V6 => [ICMPV6, TCP, UDP],
+    }
 }
 
-impl Family {
-    const ALL: [Family; 2] = [Family::V4, Family::V6];
+/// By the packet's own addresses and protocol.
+fn own() -> Vec<Action> {
+    vec![protocol(Field::IpProto), classify(EVALUATED)]
+}
 
-    fn of(self, matching: Match) -> Match {
-        match self {
-            Family::V4 => matching.ipv4(),
-            Family::V6 => matching.ipv6(),
-        }
-    }
+/// What is known of the packet that opened the connection, for an ICMP error about a reply. Actions read the addresses,
+/// protocol and ports of a connection only if the packet is new, established or a reply; the switch takes it for one without
+/// a connection otherwise (`is_ct_valid` in `lib/meta-flow.c`). The error goes to the sender of the reply, which is the destination
+/// of the connection; its source is that of the connection, or a router.
+fn about_reply() -> [Action; 2] {
+    let (packet, connection) = opened();
+    [Action::Move { from: connection, to: packet }, classify(EVALUATED)]
+}
 
-    /// Protocols that the switch tracks.
-    fn tracked(self) -> [u8; 3] {
-        match self {
-            Family::V4 => [ICMP, TCP, UDP],
-            Family::V6 => [ICMPV6, TCP, UDP],
-        }
-    }
-
-    fn copies(self, [source, destination]: [Field; 2]) -> [Action; 2] {
-        match self {
-            Family::V4 => [Action::copy(source, SOURCE_V4), Action::copy(destination, DESTINATION_V4)],
-            Family::V6 => [Action::copy(source, SOURCE_V6.0), Action::copy(destination, DESTINATION_V6.0)],
-        }
-    }
-
-    /// Copies the packet's own addresses and protocol.
-    fn own(self) -> Vec<Action> {
-        let addresses = match self {
-            Family::V4 => [Field::Ipv4Src, Field::Ipv4Dst],
-            Family::V6 => [Field::Ipv6Src, Field::Ipv6Dst],
-        };
-        [&self.copies(addresses)[..], &[protocol(Field::IpProto), classify(EVALUATED)]].concat()
-    }
-
-    /// Copies what is known of the packet that opened the connection, for an ICMP error about a reply. Actions read the addresses,
-    /// protocol and ports of a connection only if the packet is new, established or a reply; the switch takes it for one without
-    /// a connection otherwise (`is_ct_valid` in `lib/meta-flow.c`). The error goes to the sender of the reply, which is the destination
-    /// of the connection; its source is that of the connection, or a router.
-    fn about_reply(self) -> Vec<Action> {
-        let addresses = match self {
-            Family::V4 => [Field::Ipv4Src, Field::Ipv4Dst],
-            Family::V6 => [Field::Ipv6Src, Field::Ipv6Dst],
-        };
-        let (packet, connection) = opened();
-        let mark = Action::Move { from: connection, to: packet };
-        [&self.copies(addresses)[..], &[mark, classify(EVALUATED)]].concat()
-    }
-
-    /// Copies the addresses and the protocol of the packet that opened the connection.
-    fn original(self, is_reply: bool) -> Vec<Action> {
-        let addresses = match self {
-            Family::V4 => [Field::CtIpv4Src, Field::CtIpv4Dst],
-            Family::V6 => [Field::CtIpv6Src, Field::CtIpv6Dst],
-        };
-        let class = if is_reply { EVALUATED | REPLY } else { EVALUATED };
-        [&self.copies(addresses)[..], &[protocol(Field::CtIpProto), classify(class)]].concat()
-    }
+/// By the addresses and the protocol of the packet that opened the connection.
+fn original(is_reply: bool) -> [Action; 2] {
+    let reply = if is_reply { REPLY } else { 0 };
+    [protocol(Field::CtIpProto), classify(EVALUATED | CONNECTION | reply)]
 }
 
 /// Protocol and port of the packet that opened a connection, in its mark.
@@ -114,16 +78,16 @@ pub(crate) fn base() -> Vec<Flow> {
     for family in Family::ALL {
         let group = untracked(family, Match::new().multicast_dst());
         flows.extend(group.into_iter().map(|(step, m, actions)| {
-            class(rank::GROUPS + step, m).apply(actions).goto(table::SOURCE_IDENTITY)
+            class(rank::GROUPS + step, m).apply(actions).goto(table::DESTINATION_IDENTITY)
         }));
         let rest = untracked(family, Match::new());
         flows.extend(rest.into_iter().map(|(step, m, actions)| {
-            class(rank::UNTRACKED + step, m).apply(actions).goto(table::SOURCE_IDENTITY)
+            class(rank::UNTRACKED + step, m).apply(actions).goto(table::DESTINATION_IDENTITY)
         }));
         flows.extend(state(family));
     }
     let unreadable = class(priority::MISS, Match::new()).apply([classify(EVALUATED | UNREADABLE)]);
-    flows.push(unreadable.goto(table::SOURCE_IDENTITY));
+    flows.push(unreadable.goto(table::DESTINATION_IDENTITY));
     flows.extend(identity::base());
     let lead = |from: u8, to: u8| Flow::new(from, priority::MISS, Match::new()).goto(to);
     flows.extend([lead(table::POLICY, table::POLICY_IN), lead(table::POLICY_IN, table::ACCEPT)]);
@@ -138,9 +102,9 @@ pub(crate) fn base() -> Vec<Flow> {
 /// Packets without a connection, evaluated by their own header: a step of the priority, match and actions. The switch reads no
 /// ports from fragments and from truncated headers, and no protocol behind invalid extension headers.
 fn untracked(family: Family, base: Match) -> Vec<(u16, Match, Vec<Action>)> {
-    let base = family.of(base);
+    let base = family.packets(base);
     let fragment = base.clone().masked(Field::IpFragment, ANY_FRAGMENT, ANY_FRAGMENT);
-    let with_port = |field| [family.own(), vec![port(field)]].concat();
+    let with_port = |field| [own(), vec![port(field)]].concat();
     let no_port = |m: Match, ports: [Field; 2]| ports.into_iter().fold(m, |m, port| m.field(port, 0u8));
     let truncated = [
         no_port(base.clone().tcp(), [Field::TcpSrc, Field::TcpDst]),
@@ -152,11 +116,11 @@ fn untracked(family: Family, base: Match) -> Vec<(u16, Match, Vec<Action>)> {
         .into_iter()
         .chain(truncated)
         .chain(extensions)
-        .map(|m| (3, m, [family.own(), vec![classify(EVALUATED | UNREADABLE)]].concat()));
+        .map(|m| (3, m, [own(), vec![classify(EVALUATED | UNREADABLE)]].concat()));
     let readable = [
         (2, base.clone().tcp(), with_port(Field::TcpDst)),
         (2, base.clone().udp(), with_port(Field::UdpDst)),
-        (0, base.clone(), family.own()),
+        (0, base.clone(), own()),
     ];
     unreadable.chain(readable).collect()
 }
@@ -168,7 +132,7 @@ fn state(family: Family) -> Vec<Flow> {
     let mut flows: Vec<Flow> = broken
         .into_iter()
         .map(|(step, m, actions)| {
-            Flow::new(table::STATE, rank::GROUPS + step, m).apply(actions).goto(table::SOURCE_IDENTITY)
+            Flow::new(table::STATE, rank::GROUPS + step, m).apply(actions).goto(table::DESTINATION_IDENTITY)
         })
         .collect();
     // An ICMP error about no connection.
@@ -177,32 +141,33 @@ fn state(family: Family) -> Vec<Flow> {
         Family::V6 => (&ICMPV6_ERRORS, Field::Icmpv6Type),
     };
     flows.extend(types.0.iter().map(|kind| {
-        let [icmp, ..] = family.tracked();
-        let m = family.of(Match::new()).ct_state(tracked | invalid, tracked | invalid).ip_proto(icmp);
+        let [icmp, ..] = tracked_protocols(family);
+        let m = family.packets(Match::new()).ct_state(tracked | invalid, tracked | invalid).ip_proto(icmp);
         Flow::new(table::STATE, rank::EXEMPT, m.field(types.1, *kind))
     }));
     // A connection is not opened by its other end: this is a new one with the ports of one that ended.
     let reply = tracked | ct_state::REPLY;
-    let opening = family.of(Match::new()).ct_state(reply, reply | invalid).tcp();
+    let opening = family.packets(Match::new()).ct_state(reply, reply | invalid).tcp();
     let opening = opening.masked(Field::TcpFlags, SYN, SYN | ACK);
-    let again = Flow::new(table::STATE, rank::EXEMPT, opening).apply(family.own());
-    flows.push(again.apply([port(Field::TcpDst)]).goto(table::SOURCE_IDENTITY));
+    let again = Flow::new(table::STATE, rank::EXEMPT, opening).apply(own());
+    flows.push(again.apply([port(Field::TcpDst)]).goto(table::DESTINATION_IDENTITY));
     let mask = tracked | invalid | ct_state::REPLY;
-    let about_reply = family.of(Match::new()).ct_state(tracked | ct_state::RELATED, mask | ct_state::RELATED);
-    let about_reply = Flow::new(table::STATE, rank::RELATED, about_reply);
-    flows.push(about_reply.apply(family.about_reply()).goto(table::ON_PATH));
+    let related =
+        family.packets(Match::new()).ct_state(tracked | ct_state::RELATED, mask | ct_state::RELATED);
+    let related = Flow::new(table::STATE, rank::RELATED, related);
+    flows.push(related.apply(about_reply()).goto(table::ON_PATH));
     let (error, packet) =
-        ((rank::RELATED, ct_state::RELATED, table::ON_PATH), (rank::TRACKED, 0, table::SOURCE_IDENTITY));
+        ((rank::RELATED, ct_state::RELATED, table::ON_PATH), (rank::TRACKED, 0, table::DESTINATION_IDENTITY));
     for ((priority, kind, next), directions) in [(error, &[true][..]), (packet, &[false, true])] {
         for is_reply in directions.iter().copied() {
             let direction = if is_reply { ct_state::REPLY } else { 0 };
             let mask = mask | kind;
-            let base = family.of(Match::new()).ct_state(tracked | kind | direction, mask);
-            let whole = Flow::new(table::STATE, priority, base.clone()).apply(family.original(is_reply));
+            let base = family.packets(Match::new()).ct_state(tracked | kind | direction, mask);
+            let whole = Flow::new(table::STATE, priority, base.clone()).apply(original(is_reply));
             flows.push(whole.goto(next));
             flows.extend([TCP, UDP].map(|number| {
                 let m = base.clone().field(Field::CtIpProto, number);
-                let flow = Flow::new(table::STATE, priority + 2, m).apply(family.original(is_reply));
+                let flow = Flow::new(table::STATE, priority + 2, m).apply(original(is_reply));
                 flow.apply([port(Field::CtPortDst)]).goto(next)
             }));
         }
@@ -216,8 +181,8 @@ pub(crate) fn network(network: &Network, domain: Domain) -> Vec<Flow> {
     let zone = Zone::Number(domain.zone());
     let mut flows = vec![];
     for family in Family::ALL {
-        let packet = || family.of(network_match(tag));
-        flows.extend(family.tracked().map(|protocol| {
+        let packet = || family.packets(network_match(tag));
+        flows.extend(tracked_protocols(family).map(|protocol| {
             let track = Action::Ct(Ct { zone, table: Some(table::STATE), ..Ct::default() });
             Flow::new(table::DESTINATION_GROUP, rank::TRACKED, packet().ip_proto(protocol)).apply([track])
         }));

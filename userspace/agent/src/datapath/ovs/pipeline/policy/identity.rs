@@ -1,35 +1,70 @@
 //! The endpoints of a connection: their identities, and whether their rules apply on this node.
+//!
+//! ```text
+//!  20 destination ─ 35 record? ─ 44 ─┬─ 21
+//!                       none: 45 ─ 46┘
+//!  21 source ────── 35 record? ─ 47 ─┬──────────────────────┬─ 5
+//!                       none: 48 ─ 49┴─ none here: 50 subnet┘
+//! ```
+//!
+//! The destination is first, because the record of the source is found by the registers in which the source's address stays.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use contiv_model::{addresses::Addresses, mac::Mac, policy::Identity};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use openflow_rs::{Action, Field, Flow, Match, ct_state};
 
-use super::{CLASS, HERE, REPLY, Side, UNKNOWN, evaluated};
+use super::{
+    CLASS, CONNECTION, DESTINATION_FLAGS, DESTINATION_IDENTITY, HERE, REPLY, SOURCE_FLAGS, SOURCE_IDENTITY,
+    Side, UNKNOWN, destination_register,
+};
 use crate::datapath::{
     Subnet,
     ovs::pipeline::{
-        guard,
-        metadata::{Domain, Segment, network_match},
+        family::Family,
+        guard::{
+            self, IDENTITY, Place, Record, find_owner, find_station, with_owner_at, with_station_at,
+            without_owner,
+        },
+        metadata::Domain,
         table::{self, priority, priority::policy as rank},
     },
 };
 
-/// An endpoint and its identity.
+/// Identity and flags of the destination, while the source is looked up. The destination's address takes their place.
+const KEPT: [Field; 2] = [Field::Reg8, Field::Reg9];
+
+/// Where the addresses of the packet that opened the connection are.
 #[derive(Clone, Copy)]
-pub(crate) struct Member<'a> {
-    pub(crate) segment: Segment,
-    pub(crate) mac: Mac,
-    pub(crate) addresses: &'a Addresses,
-    pub(crate) identity: Option<Identity>,
-    pub(crate) is_here: bool,
+enum Addresses {
+    Packet,
+    Connection,
+}
+
+impl Addresses {
+    fn of(self, family: Family) -> Match {
+        let packets = family.packets(Match::new());
+        match self {
+            Addresses::Packet => packets.masked(CLASS, 0u8, CONNECTION),
+            // Actions read them from valid connections only.
+            Addresses::Connection => packets
+                .masked(CLASS, CONNECTION, CONNECTION)
+                .ct_state(ct_state::TRACKED, ct_state::TRACKED | ct_state::INVALID),
+        }
+    }
+
+    fn fields(self, family: Family) -> [Field; 2] {
+        match (self, family) {
+            (Addresses::Packet, family) => [family.source(), family.destination()],
+            (Addresses::Connection, Family::V4) => [Field::CtIpv4Src, Field::CtIpv4Dst],
+            (Addresses::Connection, Family::V6) => [Field::CtIpv6Src, Field::CtIpv6Dst],
+        }
+    }
 }
 
 /// Returns the flows that exist for any desired state.
 pub(super) fn base() -> Vec<Flow> {
-    let to = |flow: Flow| flow.goto(table::DESTINATION_IDENTITY);
-    let mut flows = vec![to(Flow::new(table::SOURCE_IDENTITY, priority::MISS, Match::new()))];
+    let mut flows = [searches(), destinations(), sources()].concat();
     // Addresses of the link, or of no endpoint.
     let reserved: [IpNet; 3] = [
         Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 8).into(),
@@ -37,14 +72,111 @@ pub(super) fn base() -> Vec<Flow> {
         link_local(),
     ];
     flows.extend(reserved.map(|prefix| unknown(Match::new(), prefix)));
-    flows.extend([
-        Flow::new(table::ON_PATH, rank::UNKNOWN, guard::source_within(Match::new(), link_local())),
-        Flow::new(table::ON_PATH, priority::MISS, Match::new()).goto(table::SOURCE_IDENTITY),
-        // Each receiver is evaluated when the frame is replicated.
-        destination(rank::EXEMPT, evaluated(Match::new()).multicast_dst(), table::DSCP, vec![]),
-        destination(priority::MISS, Match::new(), table::POLICY, vec![]),
-    ]);
+    flows.extend(on_path_base());
     flows
+}
+
+/// The two ends of a frame, one after the other.
+fn searches() -> Vec<Flow> {
+    let nothing = || KEPT.map(|register| Action::set(register, 0u8));
+    let destination = |priority, m| Flow::new(table::DESTINATION_IDENTITY, priority, m).apply(nothing());
+    let source = |priority, m| Flow::new(table::SOURCE_IDENTITY, priority, m);
+    let kept = || {
+        let [identity, flags] = KEPT;
+        [Action::copy(identity, DESTINATION_IDENTITY), Action::copy(flags, DESTINATION_FLAGS)]
+    };
+    // Each receiver is evaluated when the frame is replicated.
+    let to_group = || Match::new().multicast_dst();
+    let station = || [Action::resubmit(table::SOURCE_STATION)];
+    let mut flows = vec![
+        destination(rank::EXEMPT, to_group()).goto(table::SOURCE_IDENTITY),
+        destination(priority::MISS, Match::new())
+            .apply([Action::resubmit(table::DESTINATION_STATION)])
+            .goto(table::SOURCE_IDENTITY),
+        source(priority::MISS + 1, to_group())
+            .apply(station())
+            .apply(kept())
+            .apply([Action::resubmit(table::DSCP)]),
+        source(priority::MISS, Match::new())
+            .apply(station())
+            .apply(kept())
+            .apply([Action::resubmit(table::POLICY)]),
+    ];
+    for family in Family::ALL {
+        for addresses in [Addresses::Packet, Addresses::Connection] {
+            let [from, to] = addresses.fields(family);
+            let found = destination(priority::MATCH, addresses.of(family)).apply(find_owner(family, to));
+            let found = found.apply([Action::resubmit(table::DESTINATION_OWNER)]);
+            flows.push(found.goto(table::SOURCE_IDENTITY));
+            let ends = |flow: Flow, next: u8| {
+                flow.apply(find_owner(family, from))
+                    .apply([Action::resubmit(table::SOURCE_OWNER)])
+                    .apply(kept())
+                    .apply([Action::copy(to, destination_register(family)), Action::resubmit(next)])
+            };
+            flows.push(ends(source(priority::MATCH, addresses.of(family)), table::POLICY));
+            if matches!(addresses, Addresses::Packet) {
+                let to_group = addresses.of(family).multicast_dst();
+                flows.push(ends(source(rank::EXEMPT, to_group), table::DSCP));
+            }
+        }
+    }
+    flows
+}
+
+/// By address, else by Ethernet address: an address without a record, at the Ethernet address of an endpoint.
+fn destinations() -> Vec<Flow> {
+    let without_identity = || Match::new().field(IDENTITY, 0u32);
+    let keep = || Action::copy(IDENTITY, KEPT[0]);
+    let here = || [keep(), Action::set(KEPT[1], HERE)];
+    let by_owner = |priority, m| Flow::new(table::DESTINATION_OWNER, priority, m);
+    let by_station = |priority, m| Flow::new(table::DESTINATION_KNOWN, priority, m);
+    let mut flows = vec![
+        by_owner(priority::MATCH, without_identity()).apply([Action::resubmit(table::DESTINATION_STATION)]),
+        by_owner(priority::MATCH - 1, with_owner_at(Match::new(), Place::Here)).apply(here()),
+        by_owner(priority::MISS, Match::new()).apply([keep()]),
+        by_station(priority::MATCH, without_identity()),
+        by_station(priority::MATCH - 1, with_station_at(Match::new(), Place::Here)).apply(here()),
+        by_station(priority::MISS, Match::new()).apply([keep()]),
+    ];
+    flows.extend(stations(
+        table::DESTINATION_STATION,
+        [Field::EthDst, Field::EthSrc],
+        table::DESTINATION_KNOWN,
+    ));
+    flows
+}
+
+/// The same. An address of a subnet at the Ethernet address of an endpoint of another node is unknown.
+fn sources() -> Vec<Flow> {
+    let without_identity = || Match::new().field(IDENTITY, 0u32);
+    let flags = |flags: u8| Action::set(SOURCE_FLAGS, flags);
+    let by_subnet = || [flags(0), Action::resubmit(table::SOURCE_SUBNET)];
+    let by_owner = |priority, m| Flow::new(table::SOURCE_OWNER, priority, m);
+    let by_station = |priority, m| Flow::new(table::SOURCE_KNOWN, priority, m);
+    let mut flows = vec![
+        by_owner(priority::MATCH, without_owner(Match::new()))
+            .apply([Action::resubmit(table::SOURCE_STATION)]),
+        by_owner(priority::MATCH - 1, without_identity()).apply([flags(0)]),
+        by_owner(priority::MATCH - 2, with_owner_at(Match::new(), Place::Here)).apply([flags(HERE)]),
+        by_owner(priority::MISS, Match::new()).apply([flags(0)]),
+        by_station(priority::MATCH, without_identity()).apply(by_subnet()),
+        by_station(priority::MATCH - 1, with_station_at(Match::new(), Place::Here)).apply([flags(HERE)]),
+        by_station(priority::MISS, Match::new()).apply(by_subnet()),
+    ];
+    flows.extend(stations(table::SOURCE_STATION, [Field::EthSrc, Field::EthDst], table::SOURCE_KNOWN));
+    flows
+}
+
+/// Finds a station by an Ethernet address of the packet that opened the connection: of a reply the other one.
+fn stations(table: u8, [original, reply]: [Field; 2], next: u8) -> [Flow; 2] {
+    let find = |priority, m, field| {
+        Flow::new(table, priority, m).apply(find_station(field)).apply([Action::resubmit(next)])
+    };
+    [
+        find(priority::MATCH, Match::new().masked(CLASS, REPLY, REPLY), reply),
+        find(priority::MISS, Match::new(), original),
+    ]
 }
 
 fn link_local() -> IpNet {
@@ -52,14 +184,8 @@ fn link_local() -> IpNet {
 }
 
 fn unknown(domain: Match, prefix: IpNet) -> Flow {
-    Flow::new(table::SOURCE_IDENTITY, rank::UNKNOWN, Side::Source.within(domain, prefix))
-        .apply([Action::set(Side::Source.flags(), UNKNOWN)])
-        .goto(table::DESTINATION_IDENTITY)
-}
-
-fn destination(priority: u16, matching: Match, next: u8, mut actions: Vec<Action>) -> Flow {
-    actions.push(Action::resubmit(next));
-    Flow::new(table::DESTINATION_IDENTITY, priority, matching).apply(actions)
+    Flow::new(table::SOURCE_SUBNET, rank::UNKNOWN, Side::Source.within(domain, prefix))
+        .apply([Action::set(SOURCE_IDENTITY, 0u8), Action::set(SOURCE_FLAGS, UNKNOWN)])
 }
 
 /// Returns the flows of a subnet: its other addresses are of endpoints that are not known.
@@ -69,73 +195,61 @@ pub(crate) fn subnet(subnet: &Subnet, domain: Domain) -> Vec<Flow> {
     let mut flows = vec![
         unknown(packets(), subnet.prefix),
         // A router on the path is no endpoint.
-        Flow::new(table::ON_PATH, rank::UNKNOWN, inside),
+        Flow::new(table::ON_PATH_SUBNET, rank::UNKNOWN, inside),
     ];
     if let Some(gateway) = subnet.gateway {
         let gateway = IpNet::from(gateway.ip);
         flows.extend([
-            Flow::new(table::SOURCE_IDENTITY, rank::GATEWAY, Side::Source.within(packets(), gateway))
-                .goto(table::DESTINATION_IDENTITY),
-            Flow::new(table::ON_PATH, rank::GATEWAY, guard::source_within(packets(), gateway))
-                .goto(table::SOURCE_IDENTITY),
+            Flow::new(table::SOURCE_SUBNET, rank::GATEWAY, Side::Source.within(packets(), gateway))
+                .apply([Action::set(SOURCE_IDENTITY, 0u8)]),
+            Flow::new(table::ON_PATH_SUBNET, rank::GATEWAY, guard::source_within(packets(), gateway))
+                .apply([Action::resubmit(table::DESTINATION_IDENTITY)]),
         ]);
     }
     flows
 }
 
-/// Returns the flows of an endpoint.
-pub(crate) fn endpoint(member: Member<'_>) -> Vec<Flow> {
-    let Member { segment: Segment { tag, domain, .. }, mac, addresses, identity, is_here } = member;
-    let set = |side: Side| {
-        let identity = identity.map(|identity| Action::set(side.identity(), identity.get()));
-        let here = identity.as_ref().filter(|_| is_here).map(|_| Action::set(side.flags(), HERE));
-        identity.into_iter().chain(here).collect::<Vec<_>>()
+/// ICMP errors: those of endpoints that are not at an end of the connection are dropped, and those of the subnets' other addresses.
+fn on_path_base() -> Vec<Flow> {
+    let find = |family: Family| {
+        Flow::new(table::ON_PATH, rank::UNKNOWN, family.packets(Match::new()))
+            .apply(find_owner(family, family.source()))
+            .apply([Action::resubmit(table::ON_PATH_OWNER)])
     };
-    let mut flows = vec![];
-    let source = |priority, m| {
-        let flow = Flow::new(table::SOURCE_IDENTITY, priority, m).goto(table::DESTINATION_IDENTITY);
-        flow.apply(set(Side::Source))
-    };
-    let to = |priority, m| destination(priority, m, table::POLICY, set(Side::Destination));
-    for ip in guard::addresses(mac, addresses) {
-        let address = IpNet::from(ip);
-        flows.push(source(rank::KNOWN, Side::Source.within(domain.packets(), address)));
-        if identity.is_some() {
-            flows.push(to(rank::KNOWN, Side::Destination.within(domain.packets(), address)));
-        }
-        flows.extend(on_path(domain, ip));
-    }
-    if identity.is_some() {
-        // An address without a record, at the Ethernet address of an endpoint.
-        let original = || network_match(tag).masked(CLASS, 0u8, REPLY);
-        let back = || network_match(tag).masked(CLASS, REPLY, REPLY);
-        let by_source = if is_here { rank::STATION_HERE } else { rank::STATION };
-        flows.extend([
-            source(by_source, original().eth_src(mac.0)),
-            source(by_source, back().eth_dst(mac.0)),
-            to(rank::STATION_HERE, original().eth_dst(mac.0)),
-            to(rank::STATION_HERE, back().eth_src(mac.0)),
-        ]);
-    }
+    let subnet = |priority, m| Flow::new(table::ON_PATH_SUBNET, priority, m);
+    let mut flows: Vec<Flow> = Family::ALL.map(find).into();
+    flows.extend([
+        Flow::new(table::ON_PATH_OWNER, priority::MATCH, without_owner(Match::new()))
+            .apply([Action::resubmit(table::ON_PATH_SUBNET)]),
+        subnet(rank::UNKNOWN, guard::source_within(Match::new(), link_local())),
+        subnet(priority::MISS, Match::new()).apply([Action::resubmit(table::DESTINATION_IDENTITY)]),
+    ]);
     flows
 }
 
-/// An ICMP error from an endpoint is about a connection of that endpoint. That it is about a packet of its receiver is part
-/// of the connection state.
-fn on_path(domain: Domain, ip: IpAddr) -> [Flow; 3] {
+/// Returns the flows of an endpoint, beside those of its record. An ICMP error from an endpoint is about a connection of that
+/// endpoint. That it is about a packet of its receiver is part of the connection state.
+pub(crate) fn endpoint(record: Record<'_>) -> Vec<Flow> {
+    let domain = record.segment.domain;
+    guard::addresses(record.mac, record.addresses).flat_map(|ip| on_path(domain, ip)).collect()
+}
+
+fn on_path(domain: Domain, ip: IpAddr) -> [Flow; 2] {
     let from = || guard::source_within(domain.packets(), IpNet::from(ip));
-    let end = |m| Flow::new(table::ON_PATH, rank::KNOWN, m).goto(table::SOURCE_IDENTITY);
+    let end = |m| Flow::new(table::ON_PATH, rank::KNOWN, m).goto(table::DESTINATION_IDENTITY);
     let (related, reply) = (ct_state::TRACKED | ct_state::RELATED, ct_state::REPLY);
     // A match reads the addresses of any connection, other than an action.
     let about_reply = from().ct_state(related, related | reply);
-    let client = match ip {
-        IpAddr::V4(ip) => about_reply.field(Field::CtIpv4Src, ip.to_bits()),
-        IpAddr::V6(ip) => about_reply.field(Field::CtIpv6Src, ip.to_bits()),
+    let about_original = from().ct_state(related | reply, related | reply);
+    let (client, server) = match ip {
+        IpAddr::V4(ip) => (
+            about_reply.field(Field::CtIpv4Src, ip.to_bits()),
+            about_original.field(Field::CtIpv4Dst, ip.to_bits()),
+        ),
+        IpAddr::V6(ip) => (
+            about_reply.field(Field::CtIpv6Src, ip.to_bits()),
+            about_original.field(Field::CtIpv6Dst, ip.to_bits()),
+        ),
     };
-    let server = from().ct_state(related | reply, related | reply);
-    [
-        end(client),
-        end(Side::Destination.within(server, IpNet::from(ip))),
-        Flow::new(table::ON_PATH, rank::OTHER_END, from()),
-    ]
+    [end(client), end(server)]
 }
