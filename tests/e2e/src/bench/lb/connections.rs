@@ -371,8 +371,8 @@ impl Report for Connections {
         let mut lines = vec![format!(
             "TCP to a service among {} with {} endpoints each, medians of {} rounds of {} s, interleaved. One stream, and \
              connections (connect, a byte there and back, reset) by {} clients in {TURNS} turns of each round: clients on \
-             processor {client}, servers on {server}. Time of one connection: both ends on processor {client}. Ratios are taken round by round: of the same way \
-             without a service, and of routing without rules. eBPF nodes have room for the ended connections of all ways, so that \
+             processor {client}, servers on {server}. Time of one connection: both ends on processor {client}. Ratios are taken \
+             round by round: of the same way without a service, and of routing without rules. eBPF nodes have room for the ended connections of all ways, so that \
              none replaces those of another; our service keeps a client with its backend, the rules choose at random",
             self.services, self.endpoints, self.rounds, self.seconds, self.clients
         )];

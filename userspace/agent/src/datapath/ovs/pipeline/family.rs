@@ -59,6 +59,18 @@ impl Family {
     }
 }
 
+/// Requires this address in [`Family::register`]. The family is not matched.
+pub(super) fn with_address(matching: Match, ip: IpAddr) -> Match {
+    match ip {
+        IpAddr::V4(ip) => matching.field(Family::V4.register(), ip.to_bits()),
+        IpAddr::V6(ip) => {
+            let words = [96, 64, 32, 0].map(|shift| (ip.to_bits() >> shift) as u32);
+            let parts = Family::PARTS.into_iter().zip(words);
+            parts.fold(matching, |m, (register, word)| m.field(register, word))
+        }
+    }
+}
+
 pub(super) fn address_bits(ip: IpAddr) -> u128 {
     match ip {
         IpAddr::V4(ip) => ip.to_bits().into(),

@@ -81,7 +81,7 @@ pub(crate) fn subnet(subnet: &Subnet, domain: Domain, HostAccess { port, .. }: H
     let claimed = guard::source_within(domain.packets_from(OUTSIDE).in_port(port.into()), prefix);
     vec![
         inside(guard::destination_within(unknown(domain), prefix)),
-        Flow::new(table::STATION, check::NAMED, claimed),
+        Flow::new(table::STATION, check::FROM_KERNEL, claimed),
     ]
 }
 

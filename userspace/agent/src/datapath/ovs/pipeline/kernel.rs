@@ -71,8 +71,8 @@ pub(super) fn subnet(Segment { tag, domain, .. }: Segment, prefix: IpNet, port: 
     vec![
         to_kernel,
         arrived,
-        Flow::new(table::STATION, check::NAMED, from_subnet(match_from(OUTSIDE))),
-        Flow::new(table::STATION, check::NAMED_BY_OWNER, from_subnet(of_vrf)).goto(table::CLAIM),
+        Flow::new(table::STATION, check::FROM_KERNEL, from_subnet(match_from(OUTSIDE))),
+        Flow::new(table::STATION, check::FROM_KERNEL_IN_VRF, from_subnet(of_vrf)).goto(table::CLAIM),
         Flow::new(table::TARGET, check::CLAIMED_BY_OWNER, received).apply([Action::resubmit(table::IP)]),
         Flow::new(table::IP, rank::OTHER_VRF, within(routed(match_from(0)))),
         Flow::new(table::IP, rank::SAME_VRF, within(to_no_service(routed(domain.packets_from(0)))))

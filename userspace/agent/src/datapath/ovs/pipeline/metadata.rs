@@ -49,7 +49,12 @@ pub(super) fn network_match_from(tag: u32, origin: u64) -> Match {
 
 /// The packet goes on in this network.
 pub(super) fn enter_network(tag: u32) -> Action {
-    Action::load(tag.into(), Slice::bits(Field::Metadata, NETWORK_SHIFT as u16, 24))
+    Action::load(tag.into(), network_slice())
+}
+
+/// The network's tag.
+pub(super) fn network_slice() -> Slice {
+    Slice::bits(Field::Metadata, NETWORK_SHIFT as u16, 24)
 }
 
 /// Requires bits of the flags, beside those that the match requires already.

@@ -32,7 +32,7 @@ use openflow_rs::{
 
 use super::{
     answer,
-    family::{Family, address_bits},
+    family::{Family, address_bits, with_address},
     group::backend_group,
     guard,
     metadata::{
@@ -223,14 +223,7 @@ pub(crate) fn ready(service: &Service, domain: Domain) -> impl Iterator<Item = B
 
 /// Requires this backend in the registers.
 pub(super) fn with_backend(matching: Match, ip: IpAddr) -> Match {
-    match ip {
-        IpAddr::V4(ip) => matching.ipv4().field(Family::V4.register(), ip.to_bits()),
-        IpAddr::V6(ip) => {
-            let words = [96, 64, 32, 0].map(|shift| (ip.to_bits() >> shift) as u32);
-            let parts = Family::PARTS.into_iter().zip(words);
-            parts.fold(matching.ipv6(), |m, (register, word)| m.field(register, word))
-        }
-    }
+    with_address(Family::of(ip).packets(matching), ip)
 }
 
 pub(super) fn with_protocol(matching: Match, port: &Port) -> Match {

@@ -194,9 +194,9 @@ pub(super) mod priority {
         pub(crate) const RESERVED: u16 = 50;
         /// Exceptions from the ranges.
         pub(crate) const UNSPECIFIED: u16 = 60;
-        /// Exceptions for subnets of the node's kernel.
-        pub(crate) const NAMED: u16 = 70;
-        pub(crate) const NAMED_BY_OWNER: u16 = 80;
+        /// What the node's kernel sends from a subnet of a VRF, and of the VRF of the receiver.
+        pub(crate) const FROM_KERNEL: u16 = 70;
+        pub(crate) const FROM_KERNEL_IN_VRF: u16 = 80;
         /// An IP address of an endpoint, claimed by another one.
         pub(crate) const CLAIMED: u16 = 90;
         pub(crate) const CLAIMED_BY_OWNER: u16 = 100;

@@ -11,8 +11,8 @@ use openflow_rs::{Action, Field, Flow, Match, Slice, matching::mac_bits};
 
 use super::addresses;
 use crate::datapath::ovs::pipeline::{
-    family::Family,
-    metadata::{NETWORK_SHIFT, Segment, network_match},
+    family::{Family, with_address},
+    metadata::{Segment, network_match, network_slice},
     table::{self, priority},
 };
 
@@ -80,7 +80,8 @@ impl Record<'_> {
         let identity = || self.identity.map(|identity| Action::set(IDENTITY, identity.get()));
         let owner = |ip: IpAddr| {
             let owner = u64::from(of_address(ip).bits()) << PLACE_SHIFT | mac_bits(mac.0);
-            Flow::new(table::OWNER, priority::MATCH, with_address(domain.packets(), ip))
+            let searched = domain.packets().masked(FOUND, is_v6(Family::of(ip)), IS_V6);
+            Flow::new(table::OWNER, priority::MATCH, with_address(searched, ip))
                 .apply([Action::set(OWNER.0, owner), Action::set(FOUND, tag)])
                 .apply(identity())
         };
@@ -100,25 +101,16 @@ fn with_mac(matching: Match, [high, low]: [Field; 2], mac: Mac) -> Match {
     matching.masked(high, (bits >> 32) as u32, MAC_HIGH).field(low, bits as u32)
 }
 
-/// Requires this address in the register.
-fn with_address(matching: Match, ip: IpAddr) -> Match {
-    match ip {
-        IpAddr::V4(ip) => matching.masked(FOUND, 0u32, IS_V6).field(Family::V4.register(), ip.to_bits()),
-        IpAddr::V6(ip) => {
-            let words = [96, 64, 32, 0].map(|shift| (ip.to_bits() >> shift) as u32);
-            let parts = Family::PARTS.into_iter().zip(words);
-            parts.fold(matching.masked(FOUND, IS_V6, IS_V6), |m, (register, word)| m.field(register, word))
-        }
-    }
+fn is_v6(family: Family) -> u32 {
+    if family == Family::V6 { IS_V6 } else { 0 }
 }
 
 /// Finds the owner of the IP address in a field.
 pub(in crate::datapath::ovs::pipeline) fn find_owner(family: Family, address: Field) -> [Action; 5] {
-    let is_v6 = if family == Family::V6 { IS_V6 } else { 0 };
     [
         Action::set(OWNER.0, 0u8),
         Action::set(IDENTITY, 0u8),
-        Action::set(FOUND, is_v6),
+        Action::set(FOUND, is_v6(family)),
         Action::copy(address, family.register()),
         Action::resubmit(table::OWNER),
     ]
@@ -142,7 +134,7 @@ pub(in crate::datapath::ovs::pipeline) fn find_station(station: Field) -> [Actio
 
 /// Takes the station that was found for an owner.
 pub(super) fn take_for_owner() -> [Action; 2] {
-    let tag = Slice::bits(Field::Metadata, NETWORK_SHIFT as u16, 24);
+    let tag = network_slice();
     [Action::set(FOUND, 0u8), Action::Move { from: tag, to: Slice::bits(FOUND, 0, tag.width) }]
 }
 
