@@ -1,6 +1,7 @@
 //! A private Open vSwitch: one `ovsdb-server` and one `ovs-vswitchd` per simulated host.
 
 use std::{
+    env,
     ffi::OsString,
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
@@ -29,6 +30,11 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Returns the reason if Open vSwitch cannot run here.
 pub fn missing() -> Option<String> {
     root().or_else(|| binary("ovsdb-server")).or_else(|| binary("ovs-vswitchd"))
+}
+
+/// Whether tests use the kernel datapath instead of the userspace datapath: with `CONTIV_TEST_OVS=system`, on machines with its module.
+pub fn on_kernel() -> bool {
+    env::var_os("CONTIV_TEST_OVS").is_some_and(|kind| kind == "system")
 }
 
 /// A switch with an empty database, in a namespace. It and its bridges are removed when this is dropped.

@@ -331,10 +331,9 @@ impl Node {
     }
 }
 
-/// Datapath type under test: netdev, or system with `CONTIV_TEST_OVS=system` on machines with the kernel module.
+/// Datapath type under test.
 pub(crate) fn kind() -> DatapathType {
-    let system = std::env::var_os("CONTIV_TEST_OVS").is_some_and(|kind| kind == "system");
-    if system { DatapathType::System } else { DatapathType::Netdev }
+    if testkit::ovs::on_kernel() { DatapathType::System } else { DatapathType::Netdev }
 }
 
 fn datapath(switch: &Switch, uplinks: &[String]) -> Ovs {

@@ -16,12 +16,10 @@ use contiv_model::{
     trace::{self, Egress, Query, TcpFlags},
     vrf::Vrf,
 };
-use netplugin::datapath::{
-    Datapath as _, Gateway, Local, Network, Object, Remote, Subnet, ovs::DatapathType, trace::Probe,
-};
+use netplugin::datapath::{Datapath as _, Gateway, Local, Network, Object, Remote, Subnet, trace::Probe};
 use testkit::{Netns, needs, wait_until};
 
-use crate::node::{Node, SOON, kind, network, vtep, vxlan};
+use crate::node::{Node, SOON, network, vtep, vxlan};
 
 /// A network with the subnets 10.`n`.0.0/24 and fd00:`n`::/64.
 struct Routed {
@@ -96,10 +94,9 @@ impl Pod {
         Ok(self.namespace.ping(target, 1, Duration::from_millis(300))?.lost() == 0)
     }
 
-    /// Waits until the addresses reply: the kernel datapath answers no ND for gateways.
+    /// Waits until the addresses reply.
     fn reaches(&self, (v4, v6): (Ipv4Addr, Ipv6Addr)) -> Result<()> {
-        let v6 = (kind() == DatapathType::Netdev).then_some(IpAddr::V6(v6));
-        for target in [Some(IpAddr::V4(v4)), v6].into_iter().flatten() {
+        for target in [IpAddr::V4(v4), v6.into()] {
             wait_until(SOON, &format!("echo reply of {target}"), || Ok(self.replies(target)?.then_some(())))?;
         }
         Ok(())

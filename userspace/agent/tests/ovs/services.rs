@@ -3,7 +3,7 @@
 use std::{
     collections::HashSet,
     io::{Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream},
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket},
     os::fd::AsRawFd as _,
     thread,
     time::{Duration, Instant},
@@ -17,6 +17,7 @@ use contiv_model::{
 };
 use netplugin::datapath::{
     Backend, Datapath as _, Group, Local, Network, Object, Scope, Service,
+    ovs::DatapathType,
     telemetry::{ServiceCounters, ServicePort},
 };
 use nix::{
@@ -30,7 +31,7 @@ use testkit::{
     patience, wait_until,
 };
 
-use crate::node::{Node, Pod, SOON, addresses, network, spread, vlan, vxlan};
+use crate::node::{Node, Pod, SOON, addresses, kind, network, spread, vlan, vxlan};
 
 const VIP: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 200);
 
@@ -227,6 +228,85 @@ fn refusals_are_bounded() -> Result<()> {
     node.switch.borrow().ofctl("del-meters", "contivVxlanBridge", &[])?;
     node.converge()?;
     answered(903)
+}
+
+/// The data of a datagram of this size.
+fn data(size: usize) -> Vec<u8> {
+    (0..size).map(|n| (n % 251) as u8 + 1).collect()
+}
+
+/// Answers datagrams on port 5353 of pod `n`: the first two bytes are the size of the answer.
+fn echo(pod: &Pod, n: u8) -> Result<()> {
+    let socket = pod.namespace.run(|| UdpSocket::bind((addresses(n).0, 5353)).context("bind"))?;
+    thread::spawn(move || {
+        let mut buffer = [0; 8192];
+        while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+            let size = usize::from(u16::from_be_bytes([buffer[0], buffer[1]]));
+            let is_whole = buffer[2..length] == data(length)[2..];
+            // A client that has gone is none of the server's business.
+            drop(socket.send_to(&data(size)[..if is_whole { size } else { 0 }], from));
+        }
+    });
+    Ok(())
+}
+
+/// Sends a datagram of `sent` bytes to the service, for an answer of `asked` bytes; returns whether it comes.
+fn exchange(pod: &Pod, sent: usize, asked: usize) -> Result<bool> {
+    pod.namespace.run(|| {
+        let socket = UdpSocket::bind((addresses(1).0, 0))?;
+        let mut request = data(sent);
+        request[..2].copy_from_slice(&u16::try_from(asked)?.to_be_bytes());
+        socket.connect((VIP, 53))?;
+        socket.set_read_timeout(Some(Duration::from_millis(500) * patience()))?;
+        socket.send(&request)?;
+        let mut buffer = [0; 8192];
+        let Ok(length) = socket.recv(&mut buffer) else { return Ok(false) };
+        ensure!(buffer[..length] == data(asked), "{length} bytes of an answer of {asked}");
+        Ok(true)
+    })
+}
+
+/// The kernel datapath reassembles them; the userspace datapath would damage them, and drops them.
+fn fragmented_datagrams(label: &str, network: &Network) -> Result<()> {
+    let nodes = Node::pair(label)?;
+    for node in &nodes {
+        node.converge()?;
+        node.add([Object::Network(network.clone())])?;
+    }
+    let (client, backend) = (spread(&nodes, 0, network, 1)?, spread(&nodes, 1, network, 2)?);
+    for pod in [&client, &backend] {
+        pod.namespace.ip("link set eth0 mtu 1400")?;
+    }
+    echo(&backend, 2)?;
+    let dns = Service {
+        ports: vec!["53:5353:UDP".parse()?],
+        backends: vec![Backend::on(network.encap, addresses(2).0)],
+        ..Service::new("dns:net", Scope::network(network), VIP)
+    };
+    nodes[0].add([Object::Service(dns)])?;
+    wait_until(SOON, "an answer", || Ok(exchange(&client, 10, 10)?.then_some(())))?;
+    let passes = kind() == DatapathType::System;
+    for (sent, asked) in [(4000, 10), (10, 4000), (4000, 4000), (1500, 1500)] {
+        ensure!(
+            exchange(&client, sent, asked)? == passes,
+            "{sent} bytes there and {asked} back: {}",
+            !passes
+        );
+    }
+    ensure!(exchange(&client, 10, 10)?, "a datagram in one piece has no answer any more");
+    Ok(())
+}
+
+#[test]
+fn fragmented_datagrams_on_vxlan() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    fragmented_datagrams("svfx", &network("blue", vxlan(5000), ArpMode::Proxy))
+}
+
+#[test]
+fn fragmented_datagrams_on_vlan() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    fragmented_datagrams("svfl", &network("blue", vlan(100), ArpMode::Proxy))
 }
 
 #[test]

@@ -12,7 +12,6 @@ use super::{
     },
     error::ovs_error,
     options::{DatapathType, Options},
-    pipeline::NdMode,
     switch::{
         drift, kernel,
         limit::{self, Bandwidth},
@@ -58,7 +57,7 @@ pub(crate) async fn observe(
     let (ports, mut out_of_sync) = object_ports(&database, options, &dump, desired);
     let uplinks: Vec<_> =
         options.uplinks.iter().filter_map(|name| dump.ports.vlan.get(name)).copied().collect();
-    let base = BaseConfig { uplinks, kernel, nd_mode: nd_mode(options.datapath_type), vtep: options.vtep };
+    let base = BaseConfig { uplinks, kernel, vtep: options.vtep };
     let numbers = installed_numbers(&dump.tables, desired);
     let numbers = numbers.map_err(|error| ovs_error("read the flows of the bridges", error))?;
     let expected = desired::expected(desired, &ports, base, numbers);
@@ -83,14 +82,6 @@ pub(crate) async fn observe(
     let mut warnings = uplink::warnings(&database, &options.uplinks);
     warnings.extend(needed.iter().filter_map(|bridge| kernel::warning(&database, *bridge)));
     Ok(Observation { model, observed, warnings, fingerprint: drift::fingerprint(&database) })
-}
-
-/// The kernel datapath cannot rewrite the flags and options of ND messages.
-fn nd_mode(datapath_type: DatapathType) -> NdMode {
-    match datapath_type {
-        DatapathType::System => NdMode::Forward,
-        DatapathType::Netdev => NdMode::Answer,
-    }
 }
 
 /// Returns the ports of objects, and the objects whose port is missing or configured differently.

@@ -12,7 +12,6 @@
 //!                      │                               │  │                                       NORMAL (VLAN)
 //!                      ├─ tunnel, uplink ─ 14 ─ guard ─┘  │
 //!                      └─ drop                            └─ requests of pods ─ 10 lookup ─ 11 reply ─ 12 ND option
-//!                                                                                  └─ 9 (ND, kernel datapath)
 //! ```
 //!
 //! * [`table`]: table numbers and priorities.
@@ -60,7 +59,6 @@ pub(crate) use self::{
     },
     host::{HostAccess, from_kernel, local as host_local, route as host_route, subnet as host_subnet},
     metadata::{Domain, MAX_SERVICE, MAX_VRF, Routed, Segment, bridge_and_tag},
-    neighbour::NdMode,
     policy::{RULE_TABLES, Receiver, counted_rules, receivers, rules},
     route::{DROP_TABLES, counted_drops},
     service::{

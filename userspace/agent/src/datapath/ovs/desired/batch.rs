@@ -107,7 +107,7 @@ impl<'a> Batch<'a> {
 
     /// Sets the flows and the group that exist for any desired state.
     pub(crate) fn set_base_flows(&mut self) {
-        let BaseConfig { uplinks, nd_mode, vtep, kernel } = &*self.base;
+        let BaseConfig { uplinks, vtep, kernel } = &*self.base;
         for bridge in BridgeKind::ALL {
             let own = vtep.iter().flat_map(|address| pipeline::vtep(*address, VXLAN_PORT));
             let arrivals = uplinks.iter().filter(|_| bridge == BridgeKind::Vlan);
@@ -116,8 +116,7 @@ impl<'a> Batch<'a> {
                 BridgeKind::Vlan => kernel.vlan.map(pipeline::from_network).unwrap_or_default(),
                 BridgeKind::Vxlan => kernel.vxlan.map(pipeline::from_kernel).into_iter().collect(),
             };
-            let flows =
-                pipeline::base_flows(bridge, *nd_mode).into_iter().chain(own).chain(arrivals).chain(host);
+            let flows = pipeline::base_flows(bridge).into_iter().chain(own).chain(arrivals).chain(host);
             self.edits.get_mut(bridge).set(Cookie::BASE, flows);
         }
         if let [_, _, ..] = &uplinks[..] {

@@ -12,7 +12,7 @@ use crate::datapath::{
     Desired, ObjectId,
     ovs::{
         bridge::{BridgeKind, PerBridge},
-        pipeline::{self, NdMode},
+        pipeline,
         tables::{
             cookie::Cookie,
             edit::Tables,
@@ -38,7 +38,6 @@ pub(crate) struct BaseConfig {
     pub(crate) uplinks: Vec<u32>,
     /// Port number of the node's kernel on each bridge, if it routes VLAN networks, or gives VXLAN networks host access.
     pub(crate) kernel: PerBridge<Option<u32>>,
-    pub(crate) nd_mode: NdMode,
     /// Address of the node's own tunnels, if configured.
     pub(crate) vtep: Option<IpAddr>,
 }

@@ -3,15 +3,13 @@
 use openflow_rs::{Action, Flow, Match, Port};
 
 use super::{
-    answer, external, guard,
-    neighbour::{self, NdMode},
-    policy, route, service,
+    answer, external, guard, neighbour, policy, route, service,
     table::{self, priority},
 };
 use crate::datapath::ovs::bridge::BridgeKind;
 
 /// Returns the base flows of a bridge, without cookie.
-pub(crate) fn base_flows(bridge: BridgeKind, nd_mode: NdMode) -> Vec<Flow> {
+pub(crate) fn base_flows(bridge: BridgeKind) -> Vec<Flow> {
     let lead = |from: u8, to: u8| Flow::new(from, priority::MISS, Match::new()).goto(to);
     let mut flows = guard::base();
     flows.extend([
@@ -38,9 +36,6 @@ pub(crate) fn base_flows(bridge: BridgeKind, nd_mode: NdMode) -> Vec<Flow> {
         flows.extend(external::base());
     }
     flows.push(neighbour::arp_reply());
-    flows.extend(match nd_mode {
-        NdMode::Answer => neighbour::nd_replies(),
-        NdMode::Forward => neighbour::nd_forward(),
-    });
+    flows.extend(neighbour::nd_replies());
     flows
 }

@@ -106,7 +106,8 @@ pub(crate) fn external(service: &Service, domain: Domain, number: u32, answers: 
         return vec![];
     }
     let to = || guard::destination(domain.packets_from(OUTSIDE), service.vip);
-    let mut flows = vec![Flow::new(table::SERVICE_DNAT, rank::ANY, to())];
+    let mut flows: Vec<Flow> = service::fragments(service, domain, OUTSIDE).into();
+    flows.push(Flow::new(table::SERVICE_DNAT, rank::ANY, to()));
     for port in &service.ports {
         let number = Action::load(service_value(number, port.port), service_slice());
         let packets = with_protocol(to(), port).field(service::ports(port.protocol)[1], port.port);

@@ -20,7 +20,7 @@ const ARP_REQUEST: u16 = 1;
 const ARP_REPLY: u8 = 2;
 /// Type of the target link-layer address option (RFC 4861 section 4.6.1). It replaces that of the source link-layer
 /// address, an option of the same length.
-const TARGET_LINK_LAYER_ADDRESS: u8 = 2;
+const TARGET_LINK_LAYER_ADDRESS: u32 = 2;
 /// S flag of an advertisement (RFC 4861 section 4.4).
 const SOLICITED: u32 = 0x4000_0000;
 /// O flag of an advertisement (RFC 4861 section 4.4).
@@ -29,17 +29,10 @@ const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ALL_NODES_MAC: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 /// Register that holds the Ethernet address of the reply, in its low 48 bits.
 const REPLY_MAC: Field = Field::XReg0;
-
-/// Treatment of a pod's neighbour solicitation for a known address.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum NdMode {
-    /// The switch replies with an advertisement.
-    #[default]
-    Answer,
-    /// The switch forwards the solicitation to the owner of the address, as unicast. For the kernel datapath, which cannot
-    /// rewrite the flags and options of ND messages.
-    Forward,
-}
+/// Registers for the parts of an advertisement that only `move` can set: on the kernel datapath, Open vSwitch refuses flows that
+/// load these fields. There, ovs-vswitchd rewrites them.
+const ND_FLAGS: Field = Field::Reg2;
+const ND_OPTION: Field = Field::Reg3;
 
 /// Returns flows that send the requests of local pods to the neighbour tables.
 pub(crate) fn intercept_requests(tag: u32) -> [Flow; 2] {
@@ -154,14 +147,16 @@ pub(crate) fn nd_replies() -> Vec<Flow> {
         [
             Action::copy(Field::NdTarget, Field::Ipv6Src),
             Action::set(Field::Icmpv6Type, ICMPV6_NEIGHBOUR_ADVERTISEMENT),
-            Action::set(Field::NdReserved, flags),
+            Action::set(ND_FLAGS, flags),
+            Action::copy(ND_FLAGS, Field::NdReserved),
         ]
     };
     let reply = Flow::new(table::REPLY, priority::MATCH, solicitation())
         .apply([Action::copy(Field::EthSrc, Field::EthDst), put_mac(Field::EthSrc)])
         .apply([Action::copy(Field::Ipv6Src, Field::Ipv6Dst)])
         .apply(advertise(SOLICITED | OVERRIDE))
-        .apply([Action::set(Field::NdOptionsType, TARGET_LINK_LAYER_ADDRESS)])
+        .apply([Action::set(ND_OPTION, TARGET_LINK_LAYER_ADDRESS)])
+        .apply([Action::Move { from: Slice::bits(ND_OPTION, 0, 8), to: Slice::whole(Field::NdOptionsType) }])
         .goto(table::ND_OPTION);
     let advertisement = Match::new().icmpv6(ICMPV6_NEIGHBOUR_ADVERTISEMENT);
     let option = Flow::new(table::ND_OPTION, priority::MATCH, advertisement)
@@ -175,16 +170,4 @@ pub(crate) fn nd_replies() -> Vec<Flow> {
         .apply(advertise(OVERRIDE))
         .apply([back]);
     vec![reply, option, duplicate]
-}
-
-/// Returns the flows that forward a neighbour solicitation to the owner of the address. The router is no owner that could answer.
-pub(crate) fn nd_forward() -> Vec<Flow> {
-    let actions = [put_mac(Field::EthDst), Action::resubmit(table::DESTINATION)];
-    let [high, low] = [32, 0].map(|shift| (mac_bits(Mac::ROUTER.0) >> shift) as u32);
-    // The switch reports a match on a wider register as matches on its parts.
-    let for_router = solicitation().field(Field::Reg0, high).field(Field::Reg1, low);
-    vec![
-        Flow::new(table::REPLY, priority::MATCH, solicitation()).apply(actions),
-        Flow::new(table::REPLY, priority::OWN_ADDRESS, for_router),
-    ]
 }

@@ -14,6 +14,10 @@
 //! connection keeps its backend without the agent, whatever the group chooses for others, and client ports can be used again
 //! at once. (The translation of the userspace datapath's connection tracking fails then, see docs/src/architecture/ovs.md.)
 //!
+//! Fragments are reassembled before their ports are matched, by the kernel datapath. After the userspace datapath's connection tracking
+//! they are fragments still, and it damages the data of later ones when it translates addresses, as if each had a UDP or TCP
+//! header: it drops fragments to services and those of their replies.
+//!
 //! A pod that reaches itself gets its packets from the service's address, as on eBPF nodes. What it returns is for no port
 //! of the service, goes back to the pod's own address, and is then a reply of the connection.
 
@@ -87,6 +91,7 @@ pub(super) fn base() -> Vec<Flow> {
     ]);
     flows.extend(Family::ALL.into_iter().flat_map(to_no_port));
     flows.push(Flow::new(table::SERVICE_STATE, rank::FIRST, service_port_match(0, 0)));
+    flows.extend(Family::ALL.into_iter().flat_map(fragments_of_replies));
     let reply = ct_state::TRACKED | ct_state::REPLY;
     let to_no_service = policy::returning(service_port_match(0, 0));
     flows.extend([
@@ -98,6 +103,30 @@ pub(super) fn base() -> Vec<Flow> {
             .apply([Action::output(SwitchPort::IN_PORT)]),
     ]);
     flows
+}
+
+/// Fragments that passed connection tracking: those of a backend's replies are dropped.
+fn fragments_of_replies(family: Family) -> [Flow; 2] {
+    let reply = ct_state::TRACKED | ct_state::REPLY;
+    let fragments = || family.packets(Match::new()).masked(Field::IpFragment, FRAGMENT, FRAGMENT);
+    let replies = || fragments().ct_state(reply, reply);
+    let of_no_service = replies().masked(Field::CtLabel, 0u64, SERVICE_MASK);
+    [
+        Flow::new(table::SERVICE_SNAT, rank::FIRST + 1, of_no_service).goto(table::DESTINATION),
+        Flow::new(table::SERVICE_SNAT, rank::FIRST, replies()),
+    ]
+}
+
+/// Packets to a service's address in fragments: the ports of a reassembled packet are matched again.
+pub(super) fn fragments(service: &Service, domain: Domain, origin: u64) -> [Flow; 2] {
+    let to = guard::destination(domain.packets_from(origin), service.vip);
+    let fragments = to.masked(Field::IpFragment, FRAGMENT, FRAGMENT);
+    let tracked = |state| fragments.clone().ct_state(state, ct_state::TRACKED);
+    let track = Ct { zone: clients(domain), table: Some(table::SERVICE_DNAT), ..Ct::default() };
+    [
+        Flow::new(table::SERVICE_DNAT, rank::FIRST, tracked(0)).apply([Action::Ct(track)]),
+        Flow::new(table::SERVICE_DNAT, rank::FIRST, tracked(ct_state::TRACKED)),
+    ]
 }
 
 /// What a pod sends to a service's address, but to none of its ports, after [`returned`]: replies return to the pod, and what opens a
@@ -138,11 +167,10 @@ pub(crate) fn service(service: &Service, domain: Domain, number: u32) -> Vec<Flo
     flows.push(choice(service, domain, number));
     flows.extend(indexed(service, domain, number));
     flows.extend(service.ports.iter().map(|port| commit(service, domain, number, port)));
-    let to = || guard::destination(domain.packets_from(0), service.vip);
-    let fragment = to().masked(Field::IpFragment, FRAGMENT, FRAGMENT);
-    flows.push(Flow::new(table::SERVICE_DNAT, rank::FIRST, fragment));
+    flows.extend(fragments(service, domain, 0));
     // What else a pod sends to the address may be what it returns to itself.
-    flows.push(Flow::new(table::SERVICE_DNAT, rank::ANY, to()).apply(returned(family, domain)));
+    let to = guard::destination(domain.packets_from(0), service.vip);
+    flows.push(Flow::new(table::SERVICE_DNAT, rank::ANY, to).apply(returned(family, domain)));
     flows.push(returning(service, number));
     if let IpAddr::V4(vip) = service.vip {
         let mac = Mac::of_endpoint(vip);
