@@ -46,7 +46,7 @@ pub(crate) struct Options {
     /// Minutes without output after which a kernel counts as hung
     #[arg(long, value_name = "MINUTES", default_value_t = SILENCE)]
     silence: u64,
-    /// Part of the tests to run; can be repeated; all if none is given, of which the kernel's switch on Linux 6.1 only
+    /// Part of the tests to run; can be repeated. If none is given: packets, conformance, and ovs on Linux 6.1
     #[arg(long, value_enum)]
     part: Vec<Part>,
     /// CPUs that the guest claims it may get, for the memory of per-CPU maps (Linux 6.1); tests that read them are slow
@@ -82,6 +82,10 @@ pub(crate) enum Part {
     Conformance,
     /// OVS datapath with the kernel's openvswitch module
     Ovs,
+    /// Conformance scenarios on that datapath
+    OvsConformance,
+    /// Attacks on that datapath
+    OvsAttacks,
 }
 
 impl Part {
@@ -91,11 +95,15 @@ impl Part {
             Part::Packets => "packets::",
             Part::Conformance => "conformance::ebpf::",
             Part::Ovs => "ovs::",
+            Part::OvsConformance => "conformance::ovs::",
+            Part::OvsAttacks => "attacks::ovs",
         }
     }
 }
 
-const PARTS: [Part; 3] = [Part::Packets, Part::Conformance, Part::Ovs];
+/// The parts for each kernel, and those for the oldest one.
+const PARTS: [Part; 2] = [Part::Packets, Part::Conformance];
+const OLDEST_PARTS: [Part; 3] = [Part::Packets, Part::Conformance, Part::Ovs];
 
 /// Tests of one part whose name contains one of the words; all if there are none.
 #[derive(Debug, Clone)]
@@ -178,11 +186,12 @@ pub(crate) fn run_programs(workspace: &Workspace, options: &Options, built: &[Te
 
 /// The parts to run on a kernel. Little of the kernel's switch changes from version to version, and it is much to emulate.
 fn parts(options: &Options, version: &str) -> Vec<Part> {
-    let is_selected = |part: &Part| match &options.part[..] {
-        [] => *part != Part::Ovs || version.starts_with(KERNELS[0]) && !version.starts_with(KERNELS[1]),
-        named => named.contains(part),
-    };
-    PARTS.into_iter().filter(is_selected).collect()
+    let is_oldest = version.starts_with(KERNELS[0]) && !version.starts_with(KERNELS[1]);
+    match &options.part[..] {
+        [] if is_oldest => OLDEST_PARTS.into(),
+        [] => PARTS.into(),
+        named => named.into(),
+    }
 }
 
 /// Boots all kernels at a time: while one of them waits, another works.

@@ -51,12 +51,16 @@ pub(super) fn jobs(programs: &[TestProgram], shares: &[Share]) -> Vec<Job> {
     let jobs = shares.iter().filter_map(|Share { part, filter }| match part {
         Part::Packets => job("packets", "", filter),
         Part::Conformance => job("conformance", "ebpf::", filter),
-        Part::Ovs => {
-            let environment = &[("CONTIV_TEST_OVS", "system")];
-            Some(Job { environment, needs_switch: true, ..job("ovs", "", filter)? })
-        }
+        Part::Ovs => job("ovs", "", filter).map(on_switch),
+        Part::OvsConformance => job("conformance", "ovs::", filter).map(on_switch),
+        Part::OvsAttacks => job("attacks", "ovs", filter).map(on_switch),
     });
     jobs.collect()
+}
+
+/// The job uses the kernel's switch.
+fn on_switch(job: Job) -> Job {
+    Job { environment: &[("CONTIV_TEST_OVS", "system")], needs_switch: true, ..job }
 }
 
 /// The jobs with these tests only. A program that has none of them runs none.

@@ -10,7 +10,7 @@ use crate::{
 };
 
 const PACKAGE: &str = "netplugin";
-pub(super) const NAMES: [&str; 3] = ["packets", "conformance", "ovs"];
+pub(super) const NAMES: [&str; 4] = ["packets", "conformance", "ovs", "attacks"];
 
 pub(super) fn is_guest_program(program: &TestProgram) -> bool {
     program.package == PACKAGE

@@ -41,7 +41,7 @@ pub(crate) fn run<H: Harness>(datapath: &'static str) -> Result<()> {
     let selection = env::var(SELECTION).unwrap_or_default();
     let mut attacks = if H::IS_ORACLE { cases::of_the_oracle() } else { cases::all() };
     attacks.retain(|attack| H::OPEN_ATTACKS.iter().all(|(part, _)| !attack.name.contains(part)));
-    for (part, reason) in H::OPEN_CONTROLS {
+    for (part, reason) in H::open_controls() {
         println!("{datapath}: control not tried: {part}: {reason}");
     }
     for (part, reason) in H::OPEN_ATTACKS {
@@ -101,7 +101,7 @@ impl<H: Harness> Arena<H> {
                 });
             }
         }
-        let is_open = H::OPEN_CONTROLS.iter().any(|(part, _)| attack.name.contains(part));
+        let is_open = H::open_controls().iter().any(|(part, _)| attack.name.contains(part));
         for of in attack.controls(&net).into_iter().filter(|_| !is_open) {
             self.tries += 1;
             let scene = Scene::new(&net, &of, self.tries);

@@ -1,10 +1,13 @@
-//! Site of the OVS datapath.
+//! Site of the OVS datapath, on the userspace datapath or on the kernel's ([`on_kernel`]).
 
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result};
 use netplugin::datapath::ovs::{DatapathType, Options, Ovs};
-use testkit::{Netns, ovs::Switch};
+use testkit::{
+    Netns,
+    ovs::{Switch, on_kernel},
+};
 
 use super::{
     Damage, Difference,
@@ -18,7 +21,6 @@ const UNDERLAY_BRIDGE: &str = "br-phy";
 const UNDERLAY_MAC: &str = "other_config:hwaddr=02:00:00:00:50:01";
 const BRIDGES: [&str; 2] = ["contivVlanBridge", "contivVxlanBridge"];
 
-const DATAPATH: &str = "netdev@ovs-netdev";
 /// Removals of the datapath flows until there are none.
 const PURGES: usize = 5;
 
@@ -27,13 +29,14 @@ const SMALL: &str = "userspace connection tracking drops fragments of less than 
 
 pub(crate) struct OvsSite {
     switch: Switch,
+    host: Netns,
 }
 
 impl Site for OvsSite {
     type Path = Ovs;
 
-    /// `ovs-netdev` belongs to the switch.
-    const LINKS: &'static [&'static str] = &[UNDERLAY, UPLINK, UNDERLAY_BRIDGE, "ovs-netdev"];
+    /// `ovs-netdev` and `ovs-system` belong to the switch.
+    const LINKS: &'static [&'static str] = &[UNDERLAY, UPLINK, UNDERLAY_BRIDGE, "ovs-netdev", "ovs-system"];
 
     const DIFFERENCES: &'static [Difference] = &[
         // As in the original: frames of VLAN networks leave the tables by NORMAL.
@@ -73,8 +76,12 @@ impl Site for OvsSite {
         ),
     ];
 
-    const OPEN_CONTROLS: &'static [(&'static str, &'static str)] =
-        &[("ragment", SMALL), ("whole packet under an allowed identification", SMALL)];
+    fn open_controls() -> &'static [(&'static str, &'static str)] {
+        match on_kernel() {
+            true => &[],
+            false => &[("ragment", SMALL), ("whole packet under an allowed identification", SMALL)],
+        }
+    }
 
     fn missing() -> Option<String> {
         testkit::ovs::missing().or_else(|| testkit::skip::binary("ethtool"))
@@ -82,24 +89,29 @@ impl Site for OvsSite {
 
     fn start(host: &Netns) -> Result<OvsSite> {
         let switch = Switch::start(host)?;
+        let site = OvsSite { switch, host: host.clone() };
+        if on_kernel() {
+            host.address(UNDERLAY, &format!("{NODE}/24"))?;
+            return Ok(site);
+        }
         let set = ["set", "bridge", UNDERLAY_BRIDGE, "datapath_type=netdev", UNDERLAY_MAC];
         let commands = [
             &["--timeout=20", "add-br", UNDERLAY_BRIDGE, "--"][..],
             &set,
             &["--", "add-port", UNDERLAY_BRIDGE, UNDERLAY],
         ];
-        switch.vsctl(&commands.concat())?;
+        site.switch.vsctl(&commands.concat())?;
         // The kernel also receives the frames of the NIC and would answer ARP requests for the bridge with the NIC's address.
         host.ip(&format!("link set {UNDERLAY} arp off"))?;
         host.address(UNDERLAY_BRIDGE, &format!("{NODE}/24"))?;
         host.up(UNDERLAY_BRIDGE)?;
-        Ok(OvsSite { switch })
+        Ok(site)
     }
 
     async fn open(&self) -> Result<Ovs> {
         Ok(Ovs::new(Options {
             socket: self.switch.socket(),
-            datapath_type: DatapathType::Netdev,
+            datapath_type: if on_kernel() { DatapathType::System } else { DatapathType::Netdev },
             uplinks: vec![UPLINK.to_owned()],
             vtep: Some(NODE.into()),
             // The scenarios compare all frames.
@@ -108,11 +120,14 @@ impl Site for OvsSite {
     }
 
     fn underlay(&self) -> &'static str {
-        UNDERLAY_BRIDGE
+        if on_kernel() { UNDERLAY } else { UNDERLAY_BRIDGE }
     }
 
     /// The userspace datapath drops the frame that starts next-hop resolution.
     fn neighbour(&self, vtep: IpAddr, mac: &str) -> Result<()> {
+        if on_kernel() {
+            return self.host.ip(&format!("neigh replace {vtep} lladdr {mac} dev {UNDERLAY}")).map(drop);
+        }
         self.switch.appctl(&["tnl/arp/set", UNDERLAY_BRIDGE, &vtep.to_string(), mac]).map(drop)
     }
 
@@ -120,9 +135,10 @@ impl Site for OvsSite {
     /// (revalidator/wait) takes 0.5 s each time; so they are removed. The switch passes over those that one of its threads is
     /// at work on: on a busy machine some stay, or packets of kernels make new ones, and only waiting helps.
     fn settle(&self) -> Result<()> {
+        let datapath = if on_kernel() { "system@ovs-system" } else { "netdev@ovs-netdev" };
         for _ in 0..PURGES {
             self.switch.appctl(&["revalidator/purge"])?;
-            if self.switch.appctl(&["dpctl/dump-flows", DATAPATH])?.trim().is_empty() {
+            if self.switch.appctl(&["dpctl/dump-flows", datapath])?.trim().is_empty() {
                 return Ok(());
             }
         }

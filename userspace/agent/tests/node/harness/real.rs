@@ -31,7 +31,10 @@ pub(crate) trait Site: Sized + Sync + Send {
     const DIFFERENCES: &'static [Difference] = &[];
     const REORDERS: bool = false;
     const OPEN_ATTACKS: &'static [(&'static str, &'static str)] = &[];
-    const OPEN_CONTROLS: &'static [(&'static str, &'static str)] = &[];
+
+    fn open_controls() -> &'static [(&'static str, &'static str)] {
+        &[]
+    }
 
     /// Interfaces of the node that belong neither to the datapath nor to pods.
     const LINKS: &'static [&'static str];
@@ -205,7 +208,10 @@ impl<S: Site> Harness for Real<S> {
     const DIFFERENCES: &'static [Difference] = S::DIFFERENCES;
     const REORDERS: bool = S::REORDERS;
     const OPEN_ATTACKS: &'static [(&'static str, &'static str)] = S::OPEN_ATTACKS;
-    const OPEN_CONTROLS: &'static [(&'static str, &'static str)] = S::OPEN_CONTROLS;
+
+    fn open_controls() -> &'static [(&'static str, &'static str)] {
+        S::open_controls()
+    }
 
     fn missing() -> Option<String> {
         root().or_else(|| binary("ip")).or_else(|| binary("ping")).or_else(S::missing)
