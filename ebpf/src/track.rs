@@ -348,7 +348,9 @@ extern "C" fn ctv_segment(packet: *mut Packet) -> u32 {
     let side = (packet.entry & 1) as usize;
     // SAFETY: a record of the map.
     let (own, other) = unsafe { (half(flow, side), half(flow, side ^ 1)) };
-    let known = own.sent & sent::ANY != 0;
+    let seen = own.sent & sent::ANY != 0;
+    // The numbers of a connection that another datapath has tracked are not, before its first segment here.
+    let known = seen && own.sent & (sent::SYN | sent::ACK) != 0;
     let plausible = !known || state::is_plausible(packet.sequence, acknowledged(other, own), own.end);
     let flags = packet.tcp;
     if plausible || flags & (tcp::FIN | tcp::RST) == 0 {
@@ -364,7 +366,7 @@ extern "C" fn ctv_segment(packet: *mut Packet) -> u32 {
     if sent != own.sent {
         own.sent = sent;
         other.other = sent;
-        if side != 0 && !known && sent & sent::ANY != 0 {
+        if side != 0 && !seen && sent & sent::ANY != 0 {
             flows::count(FlowEvent::Answered);
         }
     }

@@ -5,6 +5,7 @@
 //! code as an ordinary change.
 
 mod announcement;
+mod connection;
 pub mod ebpf;
 mod error;
 pub mod fake;
@@ -18,6 +19,7 @@ mod wire;
 
 use contiv_model::mac::Mac;
 
+pub use connection::TrackedConnection;
 pub use error::{Error, Kind, Unsupported};
 pub use object::{
     Backend, Desired, Family, Gateway, Group, Local, Network, Object, ObjectId, ObjectKind, Owner, Peer,

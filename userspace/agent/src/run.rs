@@ -22,6 +22,7 @@ use crate::{
     datapath::{Datapath, Kind, Owner, ebpf::Ebpf, fake::Fake, ovs::Ovs},
     error::one_line,
     master::{Access, Master},
+    plan,
     ready::Ready,
     reconcile::{Handle, Reconciler, Status},
     registration::{self, Identity},
@@ -153,7 +154,7 @@ async fn run_with<D: Datapath + 'static>(
         datapath.prepare().await.context("prepare the datapath")?;
     }
     let monitor = Monitor::new(datapath.telemetry(), node.host.clone(), reader.clone());
-    let (reconciler, Handle { waiters, status, inspect, metrics }) =
+    let (mut reconciler, Handle { waiters, status, inspect, metrics }) =
         Reconciler::new(datapath, node.clone(), reader.clone(), changes, RESYNC_INTERVAL);
     let mut tasks = Tasks::new(stop.clone());
     // Requests of container runtimes are finished after `stop`, and need these tasks.
@@ -255,7 +256,8 @@ async fn run_with<D: Datapath + 'static>(
         file.write(identity.datapath)?;
     }
     if let Some(predecessor) = predecessor {
-        predecessor.remove().await?;
+        let desired = reader.with(|state| plan::full(state, &node));
+        reconciler.inherit(predecessor.remove(&desired).await?);
     }
     tasks.spawn("other datapath", conflict::watch(flags.datapath.clone(), stop.clone()));
     configured.done();

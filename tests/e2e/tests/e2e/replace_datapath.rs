@@ -24,6 +24,8 @@ const CLOSED: u16 = 9999;
 
 /// Addresses of services with one backend, in the order of the nodes of the backends.
 const VIPS: [[u8; 4]; 2] = [[10, 1, 200, 1], [10, 1, 200, 2]];
+/// Address of a service with both backends.
+const VIP_OF_BOTH: [u8; 4] = [10, 1, 200, 3];
 
 /// A client and a server on the first node, which changes, and a server on the second one. The servers have a denied port, and
 /// each is the backend of a service.
@@ -49,14 +51,18 @@ impl Site {
         put("/api/v1/endpointGroups/blue:web/", body)?;
         let server = |node| Pod::add_to(node, &network, Some("web"), "web");
         let servers: Vec<Pod> = cluster.nodes.iter().map(server).collect::<Result<_>>()?;
+        let service = |name: &str, vip, selector: String| {
+            let service = json!({"tenantName": "blue", "serviceName": name, "networkName": "pods",
+                "ipAddress": IpAddr::from(vip).to_string(), "selectors": [selector],
+                "ports": [format!("80:{OPEN}:TCP")]});
+            put(&format!("/api/v1/serviceLBs/blue:{name}/"), service)
+        };
+        service("both", VIP_OF_BOTH, "tier=web".to_owned())?;
         for (server, vip) in servers.iter().zip(VIPS) {
             let (name, id) = (&server.node, &server.call().container_id);
-            let service = json!({"tenantName": "blue", "serviceName": name, "networkName": "pods",
-                "ipAddress": IpAddr::from(vip).to_string(), "selectors": [format!("app={name}")],
-                "ports": [format!("80:{OPEN}:TCP")]});
-            put(&format!("/api/v1/serviceLBs/blue:{name}/"), service)?;
+            service(name, vip, format!("app={name}"))?;
             let started = json!({"Event": "start", "Tenant": "blue", "Network": "pods", "EndpointID": id,
-                "ContainerID": id, "EPCommonName": "web", "Labels": {"app": name}});
+                "ContainerID": id, "EPCommonName": "web", "Labels": {"app": name, "tier": "web"}});
             put("/plugin/updateEndpoint", started)?;
         }
         let client = Pod::add(&cluster.nodes[0], &network, "client")?;
@@ -83,8 +89,8 @@ impl Site {
     }
 }
 
-/// Changes the first node from OVS to eBPF and back. Connections stay, a denied port stays closed, and what comes up
-/// afterwards works.
+/// Changes the first node from OVS to eBPF and back. Connections stay, those to services if OVS is replaced; a denied port stays
+/// closed, and what comes up afterwards works.
 fn change_and_change_back(encap: Encap) {
     let mut site = Site::build(encap).unwrap();
     let server = |pod: &Pod, port| Server::start(pod.netns(), pod.ip.into(), port).unwrap();
@@ -92,7 +98,7 @@ fn change_and_change_back(encap: Encap) {
     let netns = site.client.netns();
     site.wait_pings();
     let wait_services = || {
-        for vip in VIPS {
+        for vip in [VIPS[0], VIPS[1], VIP_OF_BOTH] {
             wait_until(DEADLINE, "the service answers", || {
                 let stream = Streams::open(netns, SocketAddr::from((vip, 80)), 1);
                 Ok(stream.and_then(Streams::stop).is_ok_and(|count| count.broken == 0).then_some(()))
@@ -106,6 +112,9 @@ fn change_and_change_back(encap: Encap) {
         .collect();
     let (closed, denied) = site.deny().unwrap();
     for datapath in [Datapath::Ebpf, Datapath::Ovs] {
+        let to_services: Vec<Streams> = [VIPS[0], VIPS[1], VIP_OF_BOTH]
+            .map(|vip| Streams::open(netns, SocketAddr::from((vip, 80)), CONNECTIONS).unwrap())
+            .into();
         let pingers: Vec<Pinger> =
             (site.servers.iter()).map(|pod| Pinger::start(netns, pod.ip.into(), INTERVAL).unwrap()).collect();
         site.cluster.nodes[0].replace_datapath(datapath).unwrap();
@@ -121,6 +130,19 @@ fn change_and_change_back(encap: Encap) {
             );
         }
         wait_services();
+        for streams in to_services {
+            let count = streams.stop().unwrap();
+            println!(
+                "to {}: {} of {} connections to a service are broken",
+                datapath.name(),
+                count.broken,
+                count.connections
+            );
+            // The switch takes no entries of connections.
+            if datapath == Datapath::Ebpf {
+                assert_eq!((count.connections, count.broken), (CONNECTIONS, 0), "{:?}", count.first_error);
+            }
+        }
         // A new pod, and what the store changes, as before.
         let node = &site.cluster.nodes[0];
         let pod = Pod::add(node, &Network::pods(), "new").unwrap();

@@ -25,7 +25,7 @@ use std::{
 };
 
 use contiv_abi::{
-    ABI_VERSION, DropCount, DropReason, Timeouts,
+    ABI_VERSION, DropCount, DropReason, Phase, Timeouts,
     maps::{FLOWS, FLOWS_CAPACITY},
 };
 use futures::future::BoxFuture;
@@ -33,7 +33,7 @@ use nix::fcntl::Flock;
 use serde_json::json;
 
 use super::{
-    Datapath, Desired, Error, FailedOp, Observed, Op, PortRequirements,
+    Datapath, Desired, Error, FailedOp, Observed, Op, PortRequirements, TrackedConnection,
     telemetry::{Counters, Stats, Telemetry},
     trace::{Findings, Probe},
 };
@@ -328,7 +328,11 @@ impl Datapath for Ebpf {
     /// The verifier takes most of the time.
     async fn prepare(&mut self) -> Result<(), Error> {
         self.installed = Some(self.open().await?);
-        Ok(())
+        self.takeovers.prepare(&self.pins)
+    }
+
+    fn inherit(&mut self, connections: Vec<TrackedConnection>) {
+        self.takeovers.inherit(connections);
     }
 
     async fn observe(&mut self, desired: &Desired) -> Result<Observed, Error> {
@@ -350,8 +354,13 @@ impl Datapath for Ebpf {
         if let Some(log) = &mut installed.kernel_mut().stage_log {
             log.select(desired.iter().map(|(_, object)| object))?;
         }
+        if self.takeovers.has_inherited() {
+            installed.kernel_mut().peers.set_phase(Phase::IMPORTING)?;
+        }
         let mut observed = observe::compare(&netlink, &mut installed, &self.interfaces, desired).await?;
         observed.orphans += self.pins.other_abi_versions().len() + self.interfaces.superseded_stages()?;
+        // The collection of garbage ends a takeover.
+        observed.orphans += usize::from(installed.kernel().peers.phase()? != Phase::RUNNING);
         let Devices { host, vlans, .. } = *self.interfaces.devices();
         installed.kernel_mut().ensure_kernel_port(vlans)?;
         for (port, ifindex) in [(KernelPort::HostAccess, host), (KernelPort::Vlans, vlans)] {

@@ -3,6 +3,7 @@ use std::{collections::BTreeSet, future::Future, sync::Arc};
 use futures::future::BoxFuture;
 
 use super::{
+    connection::TrackedConnection,
     error::Error,
     object::{Desired, Object, ObjectId},
     telemetry::{Stats, Telemetry},
@@ -65,6 +66,12 @@ pub trait Datapath: Send {
     /// that it takes less time, and fails where that would fail.
     fn prepare(&mut self) -> impl Future<Output = Result<(), Error>> + Send {
         async { Ok(()) }
+    }
+
+    /// Takes connections of the datapath that this one replaces, before the first [`observe`](Self::observe). A datapath that cannot
+    /// make entries of connections finds out about them when their packets come.
+    fn inherit(&mut self, connections: Vec<TrackedConnection>) {
+        drop(connections);
     }
 
     /// Reads the state of the switch or kernel, including state of an earlier process, and compares it with `desired`.

@@ -8,11 +8,13 @@
 //! * `desired`: translation of objects to table contents, and comparison with the switch. No I/O.
 //! * `switch`: connections to ovsdb-server and ovs-vswitchd.
 //! * `observe`, `apply`: the two operations of the datapath.
+//! * `connections`: what the switch tracks, for a datapath that replaces this one.
 //! * `telemetry`: counters of rules and services.
 //! * `trace`: traces of packets.
 
 mod apply;
 mod bridge;
+mod connections;
 mod desired;
 mod error;
 mod hash;
@@ -39,7 +41,7 @@ use self::{
     telemetry::FlowCounters,
 };
 use super::{
-    Datapath, Desired, Error, FailedOp, Group, Observed, Op, PortRequirements,
+    Datapath, Desired, Error, FailedOp, Group, Observed, Op, PortRequirements, TrackedConnection,
     telemetry::{Stats, Telemetry},
     trace::{Findings, Probe},
 };
@@ -84,6 +86,15 @@ impl Ovs {
         let database = client.database();
         let names = BridgeKind::ALL.iter().map(|bridge| bridge.name());
         Some(names.filter(|name| database.bridge(name).is_some()).collect())
+    }
+
+    /// The connections that the switch tracks, of the endpoints and services in `desired`. Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// The switch does not respond, or has no bridges.
+    pub async fn connections(&self, desired: &Desired) -> Result<Vec<TrackedConnection>, Error> {
+        connections::read(&self.options, desired).await
     }
 
     fn bridge_json(&self, bridge: BridgeKind) -> Value {

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     backoff::Backoff,
     datapath::{
-        Datapath, Desired, Error, FailedOp, Object, ObjectId, Op,
+        Datapath, Desired, Error, FailedOp, Object, ObjectId, Op, TrackedConnection,
         trace::{Findings, Probe},
     },
     error::one_line,
@@ -92,6 +92,11 @@ impl<D: Datapath> Reconciler<D> {
             pending_since: None,
         };
         (reconciler, handle)
+    }
+
+    /// Takes connections of the datapath that this one replaces.
+    pub fn inherit(&mut self, connections: Vec<TrackedConnection>) {
+        self.datapath.inherit(connections);
     }
 
     /// Runs until `stop` is cancelled. The forwarding state remains.

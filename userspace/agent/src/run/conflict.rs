@@ -9,10 +9,11 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     config::DatapathFlags,
     datapath::{
-        Datapath as _, Kind,
+        Datapath as _, Desired, Kind, TrackedConnection,
         ebpf::{Ebpf, Options},
         ovs::Ovs,
     },
+    error::one_line,
     router,
 };
 
@@ -52,21 +53,25 @@ pub(super) enum Predecessor {
 }
 
 impl Predecessor {
-    /// Removes its forwarding state. The interfaces of pods stay.
-    pub(super) async fn remove(self) -> Result<()> {
-        let kind = match self {
+    /// Removes its forwarding state, and returns the connections of `desired` that it has tracked. The interfaces of pods stay.
+    pub(super) async fn remove(self, desired: &Desired) -> Result<Vec<TrackedConnection>> {
+        let (kind, connections) = match self {
             Predecessor::Ovs(mut ovs) => {
+                let connections = ovs.connections(desired).await.unwrap_or_else(|error| {
+                    tracing::warn!("connections to services may break: {}", one_line(&error));
+                    vec![]
+                });
                 ovs.cleanup().await.context("replace the ovs datapath")?;
                 router::remove().await?;
-                Kind::Ovs
+                (Kind::Ovs, connections)
             }
             Predecessor::Ebpf(mut ebpf) => {
                 ebpf.cleanup().await.context("replace the ebpf datapath")?;
-                Kind::Ebpf
+                (Kind::Ebpf, vec![])
             }
         };
         tracing::info!("replacing the {kind} datapath: removed its forwarding state");
-        Ok(())
+        Ok(connections)
     }
 }
 

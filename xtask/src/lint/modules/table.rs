@@ -80,13 +80,13 @@ pub(super) const RULES: &[Rules] = &[
                     &["telemetry"],
                     &["trace"],
                     &["error"],
-                    &["announcement", "host_access", "object", "wire"],
+                    &["announcement", "connection", "host_access", "object", "wire"],
                 ],
             },
             Layers {
                 parent: "datapath::ovs",
                 order: &[
-                    &["apply", "observe", "telemetry", "trace"],
+                    &["apply", "connections", "observe", "telemetry", "trace"],
                     &["switch"],
                     &["desired"],
                     &["tables"],

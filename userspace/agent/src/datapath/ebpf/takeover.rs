@@ -1,4 +1,4 @@
-//! Takes the interfaces over from the programs of another ABI version, with their flows.
+//! Takes the interfaces over from the programs of another ABI version, with their flows; and the connections of another datapath.
 //!
 //! ```text
 //! programs of this version   attached behind the others    IMPORTING ──────────────▶ RUNNING
@@ -10,6 +10,9 @@
 //! imported, packets without a flow wait for a retransmission, unless they begin a flow in any case: a reply of a service's
 //! backend would not be translated. Versions whose programs do not know phases are detached one interface after the other,
 //! while no flows begin.
+//!
+//! Another datapath is gone before this one forwards. Its connections are imported when the tables are complete; until then
+//! packets without a flow wait likewise.
 
 use std::time::Instant;
 
@@ -20,27 +23,76 @@ use super::{
     kernel::tables::Kernel,
     maps::{export::PhaseSwitch, pins::Pins, rcu},
     programs::{
+        import::Importer,
         interfaces::Interfaces,
         migration::{FlowMigration, Moved, MovedDomains, Pass},
         tc::AttachMode,
     },
 };
-use crate::{datapath::Error, error::one_line};
+use crate::{
+    datapath::{Error, TrackedConnection},
+    error::one_line,
+};
 
+mod inherited;
 mod sessions;
 mod statistics;
 
 /// The takeovers of this process.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Takeovers {
     /// What was lost, for operators.
     losses: Vec<String>,
+    /// Connections of the datapath that this one replaces.
+    inherited: Vec<TrackedConnection>,
+    /// Loaded before the other datapath is removed: it takes a while.
+    importer: Option<Importer>,
 }
 
 impl Takeovers {
     /// What was lost.
     pub(super) fn losses(&self) -> &[String] {
         &self.losses
+    }
+
+    /// Prepares the import of connections.
+    pub(super) fn prepare(&mut self, pins: &Pins) -> Result<(), Error> {
+        self.importer = Some(Importer::load(pins)?);
+        Ok(())
+    }
+
+    /// Takes connections of the datapath that this one replaces.
+    pub(super) fn inherit(&mut self, connections: Vec<TrackedConnection>) {
+        self.inherited = connections;
+    }
+
+    /// Whether there are connections to import.
+    pub(super) fn has_inherited(&self) -> bool {
+        !self.inherited.is_empty()
+    }
+
+    /// Imports the connections of the datapath that this one replaces.
+    fn import_inherited(&mut self, kernel: &Kernel, pins: &Pins) {
+        let (connections, importer) = (std::mem::take(&mut self.inherited), self.importer.take());
+        if connections.is_empty() {
+            return;
+        }
+        let importer = importer.map_or_else(|| Importer::load(pins), Ok);
+        let moved = importer.and_then(|mut importer| inherited::import(&mut importer, kernel, &connections));
+        match moved {
+            Ok(Moved { flows, lost }) => {
+                tracing::info!("took over {flows} connections of the other datapath; {lost} lost");
+            }
+            Err(error) => {
+                let loss = format!(
+                    "connections: all {} of the other datapath are lost: {}; connections to services break",
+                    connections.len(),
+                    one_line(&error)
+                );
+                tracing::warn!("{loss}");
+                self.losses.push(loss);
+            }
+        }
     }
 
     /// Takes over from all other ABI versions, and removes their programs and maps. The maps of this version are complete, and
@@ -53,6 +105,7 @@ impl Takeovers {
         let pins = interfaces.pins().clone();
         let others = pins.other_abi_versions();
         if others.is_empty() {
+            self.import_inherited(kernel, &pins);
             // A process may have ended just before the end of a takeover.
             return kernel.peers.set_phase(Phase::RUNNING);
         }
@@ -75,6 +128,7 @@ impl Takeovers {
         // Programs that have begun before end.
         rcu::synchronize();
         others.iter_mut().for_each(|other| other.import(Pass::After));
+        self.import_inherited(kernel, &pins);
         kernel.peers.set_phase(Phase::RUNNING)?;
         tracing::info!("packets without a flow waited for {} ms", stopped.elapsed().as_millis());
         others.iter().for_each(|other| other.add_counters(&pins));

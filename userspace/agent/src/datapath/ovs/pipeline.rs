@@ -62,8 +62,8 @@ pub(crate) use self::{
     policy::{RULE_TABLES, Receiver, counted_rules, receivers, rules},
     route::{DROP_TABLES, counted_drops},
     service::{
-        Counted, SERVICE_NUMBERS, SERVICE_TABLES, counted_services, has_selection, is_learned, ready,
-        selection, service, service_number,
+        Counted, SERVICE_NUMBERS, SERVICE_TABLES, chosen_backend, counted_services, has_selection,
+        is_learned, is_of_service, ready, selection, service, service_number,
     },
     stage::stage_of,
 };

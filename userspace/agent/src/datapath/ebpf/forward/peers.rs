@@ -99,6 +99,11 @@ impl Peers {
         self.set_node(Node { seed, phase: Phase::RUNNING, ..other })
     }
 
+    /// The phase of the programs.
+    pub(crate) fn phase(&self) -> Result<u32, Error> {
+        Ok(self.node()?.phase)
+    }
+
     /// Sets the phase of the programs unless they are in it.
     pub(crate) fn set_phase(&mut self, phase: u32) -> Result<(), Error> {
         let node = self.node()?;

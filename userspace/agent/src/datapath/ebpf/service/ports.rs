@@ -125,6 +125,11 @@ impl ServicePorts {
         ]
     }
 
+    /// The number of the port in flows.
+    pub(crate) fn number(&self, key: &ServiceKey) -> Option<u32> {
+        self.ports.get(key).map(|entry| entry.number)
+    }
+
     /// Whether the port has this target.
     pub(crate) fn is_current(&self, key: &ServiceKey, target: &Target) -> bool {
         let set = self.sets.get(key).map_or(&[][..], Vec::as_slice);

@@ -143,7 +143,7 @@ impl Drop for Subscription {
 }
 
 /// `CLOCK_MONOTONIC`, the clock of the programs.
-fn since_boot() -> Duration {
+pub(crate) fn since_boot() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel fills the structure; the call fails only for unknown clocks.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };

@@ -4,7 +4,7 @@ use contiv_model::{name::NetworkId, tag::Encap, vrf::Vrf};
 
 use super::model::BaseConfig;
 use crate::datapath::{
-    Family, Object, ObjectId, Service, SubnetId,
+    Desired, Family, Network, Object, ObjectId, Service, SubnetId,
     ovs::{
         bridge::BridgeKind,
         pipeline::{Domain, Routed},
@@ -32,12 +32,13 @@ pub(crate) fn domains_of_service(
 
 /// Families of addresses of a network to which the nodes route.
 pub(super) fn routed(index: &FlowIndex, network: &NetworkId) -> Routed {
+    routed_by(|id| Some(&index.get(id)?.object), network)
+}
+
+fn routed_by<'a>(find: impl Fn(&ObjectId) -> Option<&'a Object>, network: &NetworkId) -> Routed {
     let is_routed = |family| {
         let id = ObjectId::Subnet(SubnetId { network: network.clone(), family });
-        match index.get(&id).map(|installed| &installed.object) {
-            Some(Object::Subnet(subnet)) => subnet.is_routed(),
-            _ => false,
-        }
+        matches!(find(&id), Some(Object::Subnet(subnet)) if subnet.is_routed())
     };
     Routed { v4: is_routed(Family::V4), v6: is_routed(Family::V6) }
 }
@@ -49,11 +50,27 @@ pub(super) fn domain(
     vrf: &Vrf,
     (network, encap): (&NetworkId, Encap),
 ) -> Option<Domain> {
+    domain_by(|| routed(index, network), numbers, vrf, encap)
+}
+
+/// The same of a network that need not be installed.
+pub(crate) fn domain_of_network(
+    desired: &Desired,
+    numbers: &ObjectNumbers,
+    network: &Network,
+) -> Option<Domain> {
+    domain_by(|| routed_by(|id| desired.get(id), &network.id), numbers, &network.vrf, network.encap)
+}
+
+fn domain_by(
+    routed: impl FnOnce() -> Routed,
+    numbers: &ObjectNumbers,
+    vrf: &Vrf,
+    encap: Encap,
+) -> Option<Domain> {
     match (vrf, encap) {
         (Vrf::Tenant(_), Encap::Vxlan { .. }) => numbered(numbers, vrf, BridgeKind::Vxlan),
-        (Vrf::Tenant(_), Encap::Vlan(_)) if routed(index, network).is_any() => {
-            numbered(numbers, vrf, BridgeKind::Vlan)
-        }
+        (Vrf::Tenant(_), Encap::Vlan(_)) if routed().is_any() => numbered(numbers, vrf, BridgeKind::Vlan),
         _ => Some(Domain::Network(encap)),
     }
 }

@@ -127,7 +127,7 @@ impl Domain {
 
     /// Connection tracking zone: the addresses of domains overlap. A VXLAN network has a number of its own among the VLAN ids
     /// of the node's VXLAN networks.
-    pub(super) fn zone(self) -> u16 {
+    pub(crate) fn zone(self) -> u16 {
         const VXLAN: u16 = 0x1000;
         const VRFS: u16 = 0x4000;
         match self {
@@ -139,7 +139,7 @@ impl Domain {
     }
 
     /// Zone of the connections of clients to services.
-    pub(super) fn clients_zone(self) -> u16 {
+    pub(crate) fn clients_zone(self) -> u16 {
         const CLIENTS: u16 = 0x2000;
         CLIENTS | self.zone()
     }

@@ -229,6 +229,17 @@ pub(crate) fn service_number(flow: &Flow) -> Option<u32> {
     (flow.table == SERVICE_NUMBERS).then(|| matched_service(&flow.matching)).flatten()
 }
 
+/// Whether a connection with this label has been translated: it goes to a service's backend.
+pub(crate) fn is_of_service(label: u128) -> bool {
+    label & u128::from(SERVICE_MASK) != 0
+}
+
+/// The backend of a client's connection to a service, by the mark and the label of its entry; `None` if it has none.
+pub(crate) fn chosen_backend(is_ipv4: bool, mark: u32, label: u128) -> Option<IpAddr> {
+    let address = || if is_ipv4 { IpAddr::V4((label as u32).into()) } else { IpAddr::V6(label.into()) };
+    (mark == IS_CHOSEN).then(address)
+}
+
 /// Whether the switch has made the flow of a packet.
 pub(crate) fn is_learned(flow: &Flow) -> bool {
     flow.table == table::AFFINITY && flow.cookie >> 56 == LEARNED >> 56

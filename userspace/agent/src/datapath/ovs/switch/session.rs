@@ -84,6 +84,19 @@ impl Session {
         Ok(session)
     }
 
+    /// Connects to the database and the bridges that exist. Changes nothing.
+    pub(crate) async fn open_existing(socket: &Path) -> Result<Session, Error> {
+        let mut session = Session::without_bridges(Client::connect(socket).await?);
+        session.directory = socket.parent().map(PathBuf::from).unwrap_or_default();
+        for kind in BridgeKind::ALL {
+            let path = session.directory.join(format!("{}.mgmt", kind.name()));
+            let connection = Connection::connect(&Target::Unix(path)).await;
+            let (connection, _) = connection.map_err(|source| bridge_error(kind, source))?;
+            *session.bridges.get_mut(kind) = Some(connection);
+        }
+        Ok(session)
+    }
+
     /// Returns a session that has no connection to the bridges.
     pub(crate) fn without_bridges(database: Client) -> Session {
         Session {

@@ -49,7 +49,10 @@ pub(crate) async fn run(database: &Path, command: &'static str, words: &[String]
             if stream.read_buf(&mut reply).await.map_err(failed)? == 0 {
                 return Err(Error::Malformed { command });
             }
-            // The server keeps the connection open; a reply is one object.
+            // The server keeps the connection open; a reply is one object. A long one comes in many pieces.
+            if reply.trim_ascii_end().last() != Some(&b'}') {
+                continue;
+            }
             match serde_json::from_slice::<Value>(&reply) {
                 Ok(reply) => return Ok(reply),
                 Err(error) if error.is_eof() => {}
