@@ -3,7 +3,7 @@
 use openflow_rs::{Action, Flow, Match, Port};
 
 use super::{
-    answer, external, guard, neighbour, policy, route, service,
+    answer, external, guard, kernel, neighbour, policy, route, service,
     table::{self, priority},
 };
 use crate::datapath::ovs::bridge::BridgeKind;
@@ -34,6 +34,7 @@ pub(crate) fn base_flows(bridge: BridgeKind) -> Vec<Flow> {
     flows.extend(answer::base());
     if bridge == BridgeKind::Vlan {
         flows.extend(external::base());
+        flows.extend(kernel::base());
     }
     flows.push(neighbour::arp_reply());
     flows.extend(neighbour::nd_replies());

@@ -18,6 +18,7 @@ use ipnet::IpNet;
 use openflow_rs::{Action, Field, Flow, Match, matching::mac_bits};
 
 use super::{
+    family::Family,
     guard,
     metadata::{
         Domain, NETWORK, NETWORK_SHIFT, OUTSIDE, Segment, mark_routed, match_from, network_match_from,
@@ -36,15 +37,31 @@ pub(super) fn leave() -> [Action; 3] {
     ]
 }
 
+/// Returns the flows that exist for any desired state.
+pub(super) fn base() -> [Flow; 2] {
+    [
+        Flow::new(table::EXPIRED, priority::MATCH, guard::without_owner(Match::new())),
+        Flow::new(table::EXPIRED, priority::MISS, Match::new()).apply(guard::clear()).apply(leave()),
+    ]
+}
+
 /// Returns the flows of a network. A backend is an endpoint with a record: until that is there, its service's packets are dropped,
 /// since rules would not know the endpoint.
 pub(super) fn network(tag: u32) -> Vec<Flow> {
-    let from_pods = || network_match_from(tag, 0);
-    let families = || [routed(from_pods()).ipv4(), routed(from_pods()).ipv6()].into_iter();
-    let expired = families().flat_map(|m| [0u8, 1].map(|ttl| m.clone().field(Field::IpTtl, ttl)));
-    let expired = expired.map(|m| Flow::new(table::IP, rank::EXPIRED + 1, m));
-    let unknown = families().map(|m| Flow::new(table::IP, rank::OUTSIDE, to_no_service(m)));
-    let mut flows: Vec<Flow> = expired.chain(unknown).map(|flow| flow.apply(leave())).collect();
+    let of_pods = |family: Family| family.packets(routed(network_match_from(tag, 0)));
+    let mut flows = vec![];
+    for family in Family::ALL {
+        for ttl in [0u8, 1] {
+            let expired = of_pods(family).field(Field::IpTtl, ttl);
+            let to_backend = Flow::new(table::IP, rank::EXPIRED + 1, expired.clone())
+                .apply(guard::find_owner(family, family.destination()))
+                .apply([Action::resubmit(table::EXPIRED)]);
+            let other = Flow::new(table::IP, rank::EXPIRED + 2, to_no_service(expired)).apply(leave());
+            flows.extend([to_backend, other]);
+        }
+        let unknown = Flow::new(table::IP, rank::OUTSIDE, to_no_service(of_pods(family)));
+        flows.push(unknown.apply(leave()));
+    }
     // The bridge does not learn where the stations of the network are.
     flows.push(Flow::new(table::DESTINATION, priority::FLOOD, network_match_from(tag, OUTSIDE)));
     flows

@@ -14,7 +14,7 @@ pub(crate) fn stage_of(table: u8) -> Stage {
         table::POLICY => Stage::PolicyOut,
         table::POLICY_IN => Stage::PolicyIn,
         table::ACCEPT | table::DSCP | table::SERVICE_SNAT | table::IP | table::DESTINATION => Stage::Forward,
-        table::HOST_SNAT | table::NEIGHBOUR..=table::ND_OPTION => Stage::Forward,
+        table::HOST_SNAT | table::NEIGHBOUR..=table::ND_OPTION | table::EXPIRED => Stage::Forward,
         // Tables of services and of translation.
         _ => Stage::Service,
     }

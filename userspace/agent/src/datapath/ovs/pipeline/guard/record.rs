@@ -143,7 +143,7 @@ fn copy_mac(from: Field, to: Field) -> Action {
 }
 
 /// Clears the registers: later tables take them for theirs.
-pub(super) fn clear() -> [Action; 5] {
+pub(in crate::datapath::ovs::pipeline) fn clear() -> [Action; 5] {
     [OWNER.0, Field::XXReg1, Field::XXReg2, IDENTITY, FOUND].map(|register| Action::set(register, 0u8))
 }
 
