@@ -19,7 +19,7 @@ mod wire;
 
 use contiv_model::mac::Mac;
 
-pub use connection::TrackedConnection;
+pub use connection::{SequenceNumbers, TrackedConnection};
 pub use error::{Error, Kind, Unsupported};
 pub use object::{
     Backend, Desired, Family, Gateway, Group, Local, Network, Object, ObjectId, ObjectKind, Owner, Peer,

@@ -251,6 +251,15 @@ impl Ebpf {
         &self.options.bpf_root
     }
 
+    /// The connections that the programs track, of the networks in `desired`. Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// The maps do not exist, or are of another build.
+    pub fn connections(&self, desired: &Desired) -> Result<Vec<TrackedConnection>, Error> {
+        takeover::tracked::connections(&self.pins, desired)
+    }
+
     /// Path of a pinned program.
     pub fn program_pin(&self, name: &str) -> PathBuf {
         self.pins.program(name)

@@ -68,8 +68,8 @@ pub trait Datapath: Send {
         async { Ok(()) }
     }
 
-    /// Takes connections of the datapath that this one replaces, before the first [`observe`](Self::observe). A datapath that cannot
-    /// make entries of connections finds out about them when their packets come.
+    /// Takes connections of the datapath that this one replaces, before the first [`observe`](Self::observe). Without, they are as any
+    /// that are older than the datapath.
     fn inherit(&mut self, connections: Vec<TrackedConnection>) {
         drop(connections);
     }

@@ -60,6 +60,8 @@ pub struct Ovs {
     /// Configuration that was not in effect at the last observation.
     warnings: Vec<String>,
     counters: FlowCounters,
+    /// Connections of the datapath that this one replaces.
+    inherited: Vec<TrackedConnection>,
     /// Announcements of endpoints and services.
     announced: Arc<Announced>,
 }
@@ -76,6 +78,7 @@ impl Ovs {
             writes: 0,
             warnings: vec![],
             counters: FlowCounters::default(),
+            inherited: vec![],
             announced: Arc::default(),
         }
     }
@@ -114,6 +117,10 @@ impl Ovs {
 }
 
 impl Datapath for Ovs {
+    fn inherit(&mut self, connections: Vec<TrackedConnection>) {
+        self.inherited = connections;
+    }
+
     async fn observe(&mut self, desired: &Desired) -> Result<Observed, Error> {
         let session = self.session.take().filter(Session::is_open);
         let mut session = match session {
@@ -145,7 +152,8 @@ impl Datapath for Ovs {
         let before = session.database();
         let own = apply::requests::ports_of_ops(&before, &self.model.index, ops);
         // An error drops the session: the state of the switch is unknown then.
-        let result = apply::apply(&mut session, &self.options, &mut self.model, ops).await;
+        let result =
+            apply::apply(&mut session, &self.options, &mut self.model, ops, &mut self.inherited).await;
         self.writes += session.take_writes();
         let applied = result?;
         self.counters.update(&self.model, &applied.counted);

@@ -57,22 +57,28 @@ impl Predecessor {
     pub(super) async fn remove(self, desired: &Desired) -> Result<Vec<TrackedConnection>> {
         let (kind, connections) = match self {
             Predecessor::Ovs(mut ovs) => {
-                let connections = ovs.connections(desired).await.unwrap_or_else(|error| {
-                    tracing::warn!("connections to services may break: {}", one_line(&error));
-                    vec![]
-                });
+                let connections = known(ovs.connections(desired).await);
                 ovs.cleanup().await.context("replace the ovs datapath")?;
                 router::remove().await?;
                 (Kind::Ovs, connections)
             }
             Predecessor::Ebpf(mut ebpf) => {
+                let connections = known(ebpf.connections(desired));
                 ebpf.cleanup().await.context("replace the ebpf datapath")?;
-                (Kind::Ebpf, vec![])
+                (Kind::Ebpf, connections)
             }
         };
         tracing::info!("replacing the {kind} datapath: removed its forwarding state");
         Ok(connections)
     }
+}
+
+/// The connections, or none with a warning.
+fn known(connections: Result<Vec<TrackedConnection>, crate::datapath::Error>) -> Vec<TrackedConnection> {
+    connections.unwrap_or_else(|error| {
+        tracing::warn!("connections to services may break: {}", one_line(&error));
+        vec![]
+    })
 }
 
 /// Repeats the check of the switch until it responds, then waits for `stop`: ovsdb-server may start after the agent, and

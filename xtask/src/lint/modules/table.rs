@@ -122,7 +122,7 @@ pub(super) const RULES: &[Rules] = &[
                     &["route"],
                 ],
             },
-            Layers { parent: "datapath::wire", order: &[&["answer"], &["packet"], &["frame"]] },
+            Layers { parent: "datapath::wire", order: &[&["answer", "segment"], &["packet"], &["frame"]] },
         ],
         forbidden: &[
             // The plan is a pure function of the state.

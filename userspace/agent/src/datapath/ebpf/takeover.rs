@@ -37,6 +37,7 @@ use crate::{
 mod inherited;
 mod sessions;
 mod statistics;
+pub(super) mod tracked;
 
 /// The takeovers of this process.
 #[derive(Default)]

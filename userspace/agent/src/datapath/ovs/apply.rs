@@ -1,9 +1,10 @@
 //! Execution of ops: ports first, then flows and groups, then the removal of unused ports.
 
 mod announce;
+mod inherited;
 pub(super) mod requests;
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, ops::Range};
 
 use super::{
     bridge::{BridgeKind, PerBridge},
@@ -22,7 +23,10 @@ use super::{
     tables::index::{FlowIndex, Installed},
 };
 use crate::{
-    datapath::{Error, FailedOp, Group, KERNEL_PORT, Kind, Object, ObjectId, Op, host_access::HOST_PORT},
+    datapath::{
+        Error, FailedOp, Group, KERNEL_PORT, Kind, Object, ObjectId, Op, TrackedConnection,
+        host_access::HOST_PORT,
+    },
     error::one_line,
 };
 
@@ -36,12 +40,15 @@ pub(crate) struct Applied {
 
 /// Executes the ops and updates `model`.
 ///
+/// `inherited` are connections of the datapath that this one replaces; they are taken when endpoints can send.
+///
 /// After an `Err` the state of the switch is unknown.
 pub(crate) async fn apply(
     session: &mut Session,
     options: &Options,
     model: &mut SwitchModel,
     ops: &[Op],
+    inherited: &mut Vec<TrackedConnection>,
 ) -> Result<Applied, Error> {
     let mut failures: Vec<FailedOp> =
         ops.iter().enumerate().filter_map(|(index, op)| unsupported(index, op)).collect();
@@ -62,7 +69,12 @@ pub(crate) async fn apply(
     let previous: Vec<Installed> = affected.filter_map(|id| model.index.get(&id).cloned()).collect();
     let before = announce::Before::new(model, ops, &previous);
     let mut applied = Applied { failures, ..Applied::default() };
-    program(session, model, ops, (&ports, kernel), &mut applied).await?;
+    let first = if inherited.is_empty() { ops.len() } else { inherited::first_endpoint(ops) };
+    program(session, model, (ops, 0..first), (&ports, kernel), &mut applied).await?;
+    if first < ops.len() {
+        inherited::import(session, model, std::mem::take(inherited)).await;
+        program(session, model, (ops, first..ops.len()), (&ports, kernel), &mut applied).await?;
+    }
     requests::open(session, &model.index, closed).await?;
     if options.announce {
         announce::changed(session, model, ops, &before);
@@ -86,17 +98,17 @@ fn needs_kernel_port(op: &Op, bridge: BridgeKind) -> bool {
     matches!(op, Op::Set(object) if needed_kernel_port(object) == Some(bridge))
 }
 
-/// Writes the flows and groups of the ops to both bridges in one batch. If a bridge rejects a batch, writes its halves, so
+/// Writes the flows and groups of the selected ops to both bridges in one batch. If a bridge rejects a batch, writes its halves, so
 /// that few rejected ops among many take few batches.
 async fn program(
     session: &mut Session,
     model: &mut SwitchModel,
-    ops: &[Op],
+    (ops, selected): (&[Op], Range<usize>),
     ports: Ports<'_>,
     applied: &mut Applied,
 ) -> Result<(), Error> {
     let pending: Vec<usize> =
-        (0..ops.len()).filter(|op| applied.failures.iter().all(|failed| failed.index != *op)).collect();
+        selected.filter(|op| applied.failures.iter().all(|failed| failed.index != *op)).collect();
     let mut batches = vec![&pending[..]];
     while let Some(batch) = batches.pop() {
         match program_batch(session, model, ops, batch, ports, applied).await {

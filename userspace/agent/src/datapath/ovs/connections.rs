@@ -92,8 +92,17 @@ impl<'a> Zones<'a> {
                 (network, Some(SocketAddr::new(backend, *target)))
             }
         };
-        let (vrf, encap) = (network.vrf.clone(), network.encap);
-        Some(TrackedConnection { vrf, encap, protocol, client, destination, backend, is_closing })
+        Some(TrackedConnection {
+            vrf: network.vrf.clone(),
+            network: network.id.clone(),
+            encap: network.encap,
+            protocol,
+            client,
+            destination,
+            backend,
+            is_closing,
+            numbers: None,
+        })
     }
 }
 

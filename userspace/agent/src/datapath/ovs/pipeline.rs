@@ -28,6 +28,7 @@
 //! * [`host`]: host access of VXLAN networks.
 //! * [`forward`]: flows of each object.
 //! * [`answer`]: what the agent answers.
+//! * [`tracked`]: connections that the agent records.
 //! * [`family`]: IPv4 and IPv6.
 //! * [`stage`]: the stages of a trace.
 
@@ -47,6 +48,7 @@ mod route;
 mod service;
 mod stage;
 mod table;
+mod tracked;
 
 pub(crate) use self::{
     answer::{ANSWER_TABLE, answer, meter},
@@ -66,6 +68,7 @@ pub(crate) use self::{
         is_learned, is_of_service, ready, selection, service, service_number,
     },
     stage::stage_of,
+    tracked::{accepted, chosen},
 };
 
 #[cfg(test)]

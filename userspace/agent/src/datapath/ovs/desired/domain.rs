@@ -44,7 +44,7 @@ fn routed_by<'a>(find: impl Fn(&ObjectId) -> Option<&'a Object>, network: &Netwo
 }
 
 /// Where the addresses of a network are unique; `None` without a number. A VLAN network of a tenant's VRF may be only bridged.
-pub(super) fn domain(
+pub(crate) fn domain(
     index: &FlowIndex,
     numbers: &ObjectNumbers,
     vrf: &Vrf,

@@ -28,7 +28,7 @@ use openflow_rs::{Action, Field, Match, Slice};
 use super::{family::Family, guard, metadata};
 
 pub(super) use self::{
-    class::{base, network},
+    class::{base, commit, network, opened_by},
     identity::{endpoint, subnet},
     replicate::{far, flood},
 };

@@ -188,16 +188,24 @@ pub(crate) fn network(network: &Network, domain: Domain) -> Vec<Flow> {
         }));
         let (new, tracked) = (ct_state::NEW, ct_state::TRACKED);
         let opening = packet().ct_state(new | tracked, new | tracked | ct_state::RELATED | ct_state::INVALID);
-        // Replies of the connection are translated by its label.
-        let label = Slice::bits(Field::CtLabel, 0, service_slice().width);
-        let (packet, connection) = opened();
-        let exec = vec![
-            Action::Move { from: service_slice(), to: label },
-            Action::Move { from: packet, to: connection },
-        ];
-        let commit = Action::Ct(Ct { commit: true, zone, exec, ..Ct::default() });
         let accepted = Flow::new(table::ACCEPT, rank::TRACKED, opening);
-        flows.push(accepted.apply([commit, Action::resubmit(table::DSCP)]));
+        flows.push(accepted.apply([commit(domain), Action::resubmit(table::DSCP)]));
     }
     flows
+}
+
+/// Records an accepted connection. Its replies are translated by its label.
+pub(crate) fn commit(domain: Domain) -> Action {
+    let label = Slice::bits(Field::CtLabel, 0, service_slice().width);
+    let (packet, connection) = opened();
+    let exec = vec![
+        Action::Move { from: service_slice(), to: label },
+        Action::Move { from: packet, to: connection },
+    ];
+    Action::Ct(Ct { commit: true, zone: Zone::Number(domain.zone()), exec, ..Ct::default() })
+}
+
+/// The packet that opens the connection has this protocol and port.
+pub(crate) fn opened_by(protocol: u8, port: u16) -> Action {
+    Action::set(PROTOCOL_AND_PORT, u32::from(protocol) << PROTOCOL_SHIFT | u32::from(port))
 }

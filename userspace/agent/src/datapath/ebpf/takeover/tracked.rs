@@ -1,0 +1,120 @@
+//! Flows of this datapath, for the one that replaces it.
+
+use std::{collections::HashMap, net::IpAddr};
+
+use contiv_abi::{
+    Flow, TCP, UDP, Verdict,
+    tcp::{TcpState, sent},
+};
+use contiv_model::service::Protocol;
+
+use crate::datapath::{
+    Desired, Error, Network, Object, SequenceNumbers, TrackedConnection,
+    ebpf::{
+        forward::domains::Domains,
+        kernel::encode::segment_of,
+        maps::{flows::FlowTable, pins::Pins, writes::Writes},
+    },
+};
+
+/// The connections of networks in `desired` that rules allow.
+pub(in crate::datapath::ebpf) fn connections(
+    pins: &Pins,
+    desired: &Desired,
+) -> Result<Vec<TrackedConnection>, Error> {
+    let domains = Domains::open(pins, &Writes::default())?;
+    let mut networks = HashMap::new();
+    for (_, object) in desired.iter() {
+        let Object::Network(network) = object else { continue };
+        if let Some(domain) = domains.of_network(&network.vrf, segment_of(network.encap)) {
+            networks.entry(domain.number()).or_insert(network);
+        }
+    }
+    let flows = FlowTable::open(pins)?;
+    Ok(flows.read().filter_map(|flow| connection(&flow, networks.get(&flow.head.domain)?)).collect())
+}
+
+/// `None` for a flow without an answer, at its end, and for one whose client has another port or address for the receiver.
+fn connection(flow: &Flow, network: &Network) -> Option<TrackedConnection> {
+    let [original, reply] = &flow.halves;
+    let is_kept = flow.nat_port == flow.client_port && flow.head.flags & Flow::HAIRPIN == 0;
+    if !flow.is_replied() || Verdict(original.verdict).is_denied() || !is_kept {
+        return None;
+    }
+    let (protocol, is_closing) = match (flow.head.protocol, TcpState::of(original.sent, reply.sent)) {
+        (UDP, _) => (Protocol::Udp, false),
+        (TCP, TcpState::Established | TcpState::SynReceived) => (Protocol::Tcp, false),
+        (TCP, TcpState::FinWait | TcpState::CloseWait) => (Protocol::Tcp, true),
+        _ => return None,
+    };
+    let numbers = [(original, reply), (reply, original)].map(|(own, other)| SequenceNumbers {
+        next: own.end,
+        acknowledged: if own.sent & sent::ACK != 0 { own.acknowledged } else { other.end },
+    });
+    let backend = (flow.head.flags & Flow::NAT != 0).then(|| (flow.backend.into(), flow.backend_port.get()));
+    Some(TrackedConnection {
+        vrf: network.vrf.clone(),
+        network: network.id.clone(),
+        encap: network.encap,
+        protocol,
+        client: (IpAddr::from(flow.client), flow.client_port.get()).into(),
+        destination: (IpAddr::from(flow.destination), flow.destination_port.get()).into(),
+        backend: backend.map(|end: (IpAddr, u16)| end.into()),
+        is_closing,
+        numbers: (protocol == Protocol::Tcp).then_some(numbers),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use bytemuck::Zeroable as _;
+    use contiv_abi::{Address, Be16, FlowHalf, FlowHead};
+    use contiv_model::tag::Encap;
+
+    use super::*;
+
+    fn half(sent: u8, end: u32, acknowledged: u32) -> FlowHalf {
+        FlowHalf { sent, end, acknowledged, ..FlowHalf::zeroed() }
+    }
+
+    #[test]
+    fn flows_become_connections() {
+        const ESTABLISHED: u8 = sent::ANY | sent::ACK;
+        let network = Network::new("blue.net", Encap::Vlan(100.try_into().unwrap()));
+        let [client, service, backend] = [1, 200, 2].map(|last| Address::v4([10, 1, 0, last]));
+        let flow = Flow {
+            client,
+            destination: service,
+            backend,
+            client_port: Be16::new(4000),
+            destination_port: Be16::new(80),
+            nat_port: Be16::new(4000),
+            backend_port: Be16::new(8080),
+            head: FlowHead { domain: 7, protocol: TCP, flags: Flow::NAT, generation: 1 },
+            halves: [half(ESTABLISHED, 11, 22), half(sent::ANY, 33, 0)],
+        };
+        let found = connection(&flow, &network).unwrap();
+        assert_eq!(
+            (found.client, found.destination),
+            ("10.1.0.1:4000".parse().unwrap(), "10.1.0.200:80".parse().unwrap())
+        );
+        assert_eq!((found.backend, found.is_closing), (Some("10.1.0.2:8080".parse().unwrap()), false));
+        // The receiver has acknowledged nothing yet.
+        let numbers = [(11, 22), (33, 11)].map(|(next, acknowledged)| SequenceNumbers { next, acknowledged });
+        assert_eq!(found.numbers, Some(numbers));
+
+        let [mut plain, mut closing, mut unanswered, mut reset, mut denied, mut moved, mut own] = [flow; 7];
+        (plain.head.flags, plain.destination, plain.destination_port) = (0, backend, Be16::new(8080));
+        assert_eq!(connection(&plain, &network).unwrap().backend, None);
+        closing.halves[0].sent |= sent::FIN;
+        assert!(connection(&closing, &network).unwrap().is_closing);
+        unanswered.halves[1].sent = 0;
+        reset.halves[1].sent |= sent::RST;
+        denied.halves.iter_mut().for_each(|half| half.verdict = Verdict::DENIED_IN);
+        moved.nat_port = Be16::new(4001);
+        own.head.flags |= Flow::HAIRPIN;
+        for other in [unanswered, reset, denied, moved, own] {
+            assert_eq!(connection(&other, &network), None);
+        }
+    }
+}

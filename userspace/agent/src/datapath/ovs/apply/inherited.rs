@@ -1,0 +1,93 @@
+//! Connections of the datapath that this one replaces. OpenFlow cannot make entries in connection tracking, but packets can: the
+//! switch tracks three packets of each connection, which go nowhere, before the ports of endpoints have flows.
+
+use std::net::SocketAddr;
+
+use contiv_model::service::{Port as ServicePort, Protocol};
+use openflow_rs::{Action, Port, message::Body, packet::PacketOut};
+
+use crate::{
+    datapath::{
+        Object, ObjectId, Op, SequenceNumbers, TrackedConnection,
+        ovs::{
+            bridge::BridgeKind,
+            desired::{domain::domain, model::SwitchModel},
+            pipeline,
+            switch::session::Session,
+            tables::cookie::Cookie,
+        },
+        wire::segment,
+    },
+    error::one_line,
+};
+
+/// Connections that are recorded: each takes up to six messages.
+const MAX: usize = 20_000;
+/// Messages between two barriers.
+const CHUNK: usize = 1000;
+
+/// Index of the first operation that lets an endpoint send.
+pub(super) fn first_endpoint(ops: &[Op]) -> usize {
+    ops.iter().position(|op| matches!(op, Op::Set(Object::Local(_)))).unwrap_or(ops.len())
+}
+
+/// Records the connections of the networks and services in `model`. What is lost is logged: its packets open connections.
+pub(super) async fn import(session: &Session, model: &SwitchModel, mut connections: Vec<TrackedConnection>) {
+    // Connections between endpoints go on without.
+    connections.sort_by_key(|connection| connection.backend.is_none());
+    let all = connections.len();
+    let (mut bodies, mut count) = (vec![], 0);
+    for connection in connections.iter().take(MAX) {
+        if let Some(packets) = packets(model, connection) {
+            bodies.extend(packets);
+            count += 1;
+        }
+    }
+    let Some(bridge) = session.bridge(BridgeKind::Vxlan) else { return };
+    let mut bodies = bodies.into_iter().peekable();
+    while bodies.peek().is_some() {
+        let chunk: Vec<Body> = bodies.by_ref().take(CHUNK).collect();
+        if let Err(error) = bridge.send_all(chunk, |_| "record a connection".into()).await {
+            tracing::warn!("connections to services may break: {}", one_line(&error));
+            return;
+        }
+    }
+    tracing::info!("took over {count} connections of the other datapath; {} lost", all - count);
+}
+
+/// The packets that make the entries of a connection; `None` if the switch cannot have it.
+fn packets(model: &SwitchModel, connection: &TrackedConnection) -> Option<Vec<Body>> {
+    let TrackedConnection { vrf, network, encap, protocol, destination, backend, .. } = connection;
+    let domain = domain(&model.index, &model.numbers, vrf, (network, *encap))?;
+    let receiver = backend.as_ref().unwrap_or(destination);
+    let key = (*protocol, receiver.port());
+    let Some(backend) = backend else {
+        return exchange(connection, *receiver, &pipeline::accepted(domain, key, None));
+    };
+    let has = |port: &ServicePort| (port.port, port.protocol) == (destination.port(), *protocol);
+    let service = model.index.services().find(|service| {
+        service.scope.vrf == *vrf && service.vip == destination.ip() && service.ports.iter().any(has)
+    })?;
+    let number = model.numbers.services.get(&Cookie::of(&ObjectId::Service(service.id.clone())))?;
+    let to = Some((number, destination.port()));
+    let mut packets = exchange(connection, *destination, &pipeline::chosen(domain, backend.ip()))?;
+    packets.extend(exchange(connection, *receiver, &pipeline::accepted(domain, key, to))?);
+    Some(packets)
+}
+
+/// A packet of the client, the answer, and the client's next one: both ends have acknowledged each other.
+fn exchange(connection: &TrackedConnection, receiver: SocketAddr, actions: &[Action]) -> Option<Vec<Body>> {
+    let client = connection.client;
+    let frames: Vec<Vec<u8>> = match (connection.protocol, connection.numbers) {
+        (Protocol::Udp, _) => vec![segment::datagram(client, receiver), segment::datagram(receiver, client)],
+        (Protocol::Tcp, Some(numbers)) => {
+            let [own, other] = numbers.map(|SequenceNumbers { next, acknowledged }| [next, acknowledged]);
+            let there = segment::acknowledgement(client, receiver, own);
+            vec![there.clone(), segment::acknowledgement(receiver, client, other), there]
+        }
+        (Protocol::Tcp, None) => return None,
+    };
+    let out =
+        |data| Body::PacketOut(PacketOut { in_port: Port::CONTROLLER, actions: actions.to_vec(), data });
+    Some(frames.into_iter().map(out).collect())
+}

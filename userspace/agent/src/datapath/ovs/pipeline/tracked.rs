@@ -1,0 +1,32 @@
+//! Entries of connection tracking that packets of the agent make.
+
+use std::net::IpAddr;
+
+use contiv_model::{policy, service::Protocol};
+use openflow_rs::Action;
+
+use super::{
+    family::{Family, address_bits},
+    metadata::{Domain, service_slice, service_value},
+    policy as rules, service,
+};
+
+/// Records a connection as rules see it. `to` is the number and the port of the service that its client sends to.
+pub(crate) fn accepted(
+    domain: Domain,
+    (protocol, port): (Protocol, u16),
+    to: Option<(u32, u16)>,
+) -> Vec<Action> {
+    let protocol = match protocol {
+        Protocol::Tcp => policy::TCP,
+        Protocol::Udp => policy::UDP,
+    };
+    let service = to.map_or(0, |(number, port)| service_value(number, port));
+    vec![Action::load(service, service_slice()), rules::opened_by(protocol, port), rules::commit(domain)]
+}
+
+/// Records the backend of a client's connection to a service.
+pub(crate) fn chosen(domain: Domain, backend: IpAddr) -> Vec<Action> {
+    let family = Family::of(backend);
+    vec![Action::set(family.register(), address_bits(backend)), service::remember(family, domain)]
+}
