@@ -349,7 +349,7 @@ extern "C" fn ctv_segment(packet: *mut Packet) -> u32 {
     // SAFETY: a record of the map.
     let (own, other) = unsafe { (half(flow, side), half(flow, side ^ 1)) };
     let seen = own.sent & sent::ANY != 0;
-    // The numbers of a connection that another datapath has tracked are not, before its first segment here.
+    // A flow that comes from another datapath has no sequence numbers before its first segment here.
     let known = seen && own.sent & (sent::SYN | sent::ACK) != 0;
     let plausible = !known || state::is_plausible(packet.sequence, acknowledged(other, own), own.end);
     let flags = packet.tcp;

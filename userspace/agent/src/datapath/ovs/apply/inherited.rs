@@ -43,7 +43,11 @@ pub(super) async fn import(session: &Session, model: &SwitchModel, mut connectio
             count += 1;
         }
     }
-    let Some(bridge) = session.bridge(BridgeKind::Vxlan) else { return };
+    // Both bridges have the same connection tracking.
+    let Some(bridge) = session.bridge(BridgeKind::Vxlan) else {
+        tracing::warn!("connections to services may break: no bridge is connected");
+        return;
+    };
     let mut bodies = bodies.into_iter().peekable();
     while bodies.peek().is_some() {
         let chunk: Vec<Body> = bodies.by_ref().take(CHUNK).collect();
