@@ -101,6 +101,8 @@ struct Connection {
     is_replied: bool,
     /// A packet was delivered before the change.
     precedes_change: bool,
+    /// A packet to a service was dropped for one of several reasons, which leave different backends behind.
+    is_unclear: bool,
 }
 
 impl Connection {
@@ -267,7 +269,9 @@ impl<H: Harness> Case<'_, H> {
         let possible: Vec<Possible> = if exclusions::is_evaluated_alone::<H>(protocol) {
             vec![self.oracle.unconnected(&sent.from, &sent.bytes)]
         } else {
-            let states = exclusions::chosen::<H>(self.stage == Stage::After && is_new);
+            let connection = &self.connections[*probe];
+            let is_repeated = self.stage == Stage::After && is_new;
+            let states = exclusions::chosen::<H>(is_repeated, connection.is_unclear);
             let may_begin_again = self.may_begin_again(*probe, sent);
             // Before `possible`, after which the oracle may know the connection.
             let again = may_begin_again
@@ -293,6 +297,7 @@ impl<H: Harness> Case<'_, H> {
         };
         // The first of those that explain the most messages.
         let equal = possible.iter().enumerate().rev().filter(|(_, possible)| is_equal(possible));
+        let is_unclear = deliveries.is_empty() && equal.clone().nth(1).is_some();
         let Some((at, _)) = equal.max_by_key(|(_, possible)| own(possible).1.len()) else {
             let mut expected: Vec<String> =
                 possible.iter().map(|possible| shown(&possible.deliveries)).collect();
@@ -317,6 +322,7 @@ impl<H: Harness> Case<'_, H> {
         }
         self.oracle.adopt(possible);
         let connection = &mut self.connections[probe];
+        connection.is_unclear |= is_unclear;
         connection.precedes_change |= self.stage == Stage::Before && !deliveries.is_empty();
         let one = match &deliveries[..] {
             [one] => Some(one.clone()),

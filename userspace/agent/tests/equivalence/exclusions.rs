@@ -78,9 +78,10 @@ pub(crate) fn is_evaluated_alone<H: Harness>(content: Content) -> bool {
     differs::<H>(Difference::TracksNoOtherProtocols) && matches!(content, Content::Sctp | Content::Gre)
 }
 
-/// States of the backends that a new connection may get. `is_repeated` if it was denied before a change.
-pub(crate) fn chosen<H: Harness>(is_repeated: bool) -> &'static [Readiness] {
-    if is_repeated && differs::<H>(Difference::RemembersDeniedConnections) {
+/// States of the backends that a new connection may get. `is_repeated` if it was denied before a change, `is_unclear` if its backend
+/// may have been chosen then.
+pub(crate) fn chosen<H: Harness>(is_repeated: bool, is_unclear: bool) -> &'static [Readiness] {
+    if is_repeated && (is_unclear || differs::<H>(Difference::RemembersDeniedConnections)) {
         &[Readiness::Ready, Readiness::Terminating]
     } else {
         &[Readiness::Ready]

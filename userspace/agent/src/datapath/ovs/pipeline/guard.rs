@@ -43,8 +43,8 @@ pub(super) use self::{
     lookup::port,
     pod::pod,
     record::{
-        IDENTITY, Place, Record, clear, find_owner, find_station, with_owner_at, with_station_at,
-        without_owner,
+        IDENTITY, Place, Record, clear, compare, find_owner, find_station, with_owner_at, with_same,
+        with_station_at, without_owner,
     },
     router::subnet as router,
 };

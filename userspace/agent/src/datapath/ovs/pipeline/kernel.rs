@@ -37,27 +37,32 @@ pub(super) fn leave() -> [Action; 3] {
     ]
 }
 
-/// Returns the flows that exist for any desired state.
-pub(super) fn base() -> [Flow; 2] {
+/// Returns the flows that exist for any desired state. The kernel gets expired packets, for it tells their senders, but not what a
+/// pod sends to itself. A backend is an endpoint with a record: until that is there, its service's packets are dropped, since rules
+/// would not know the endpoint.
+pub(super) fn base() -> [Flow; 4] {
+    let expired = |priority, m| Flow::new(table::EXPIRED, priority, m);
+    let leaving = |flow: Flow| flow.apply(guard::clear()).apply(leave());
     [
-        Flow::new(table::EXPIRED, priority::MATCH, guard::without_owner(Match::new())),
-        Flow::new(table::EXPIRED, priority::MISS, Match::new()).apply(guard::clear()).apply(leave()),
+        expired(priority::OWN_ADDRESS, guard::with_same(Match::new())),
+        leaving(expired(priority::MATCH + 1, guard::without_owner(to_no_service(Match::new())))),
+        expired(priority::MATCH, guard::without_owner(Match::new())),
+        leaving(expired(priority::MISS, Match::new())),
     ]
 }
 
-/// Returns the flows of a network. A backend is an endpoint with a record: until that is there, its service's packets are dropped,
-/// since rules would not know the endpoint.
+/// Returns the flows of a network.
 pub(super) fn network(tag: u32) -> Vec<Flow> {
     let of_pods = |family: Family| family.packets(routed(network_match_from(tag, 0)));
     let mut flows = vec![];
     for family in Family::ALL {
         for ttl in [0u8, 1] {
             let expired = of_pods(family).field(Field::IpTtl, ttl);
-            let to_backend = Flow::new(table::IP, rank::EXPIRED + 1, expired.clone())
+            let expired = Flow::new(table::IP, rank::EXPIRED + 1, expired)
                 .apply(guard::find_owner(family, family.destination()))
+                .apply(guard::compare(Field::EthSrc))
                 .apply([Action::resubmit(table::EXPIRED)]);
-            let other = Flow::new(table::IP, rank::EXPIRED + 2, to_no_service(expired)).apply(leave());
-            flows.extend([to_backend, other]);
+            flows.push(expired);
         }
         let unknown = Flow::new(table::IP, rank::OUTSIDE, to_no_service(of_pods(family)));
         flows.push(unknown.apply(leave()));

@@ -111,7 +111,7 @@ pub(super) const ON_PATH_OWNER: u8 = 51;
 /// Decides about ICMP errors from an address without a record.
 pub(super) const ON_PATH_SUBNET: u8 = 52;
 
-/// Decides about expired packets to backends of services, for the node's kernel.
+/// Decides about expired packets for the node's kernel.
 pub(super) const EXPIRED: u8 = 53;
 
 /// Priorities within the tables.

@@ -117,7 +117,7 @@ pub(in crate::datapath::ovs::pipeline) fn find_owner(family: Family, address: Fi
 }
 
 /// Finds whether the owner has the Ethernet address in a field.
-pub(super) fn compare(station: Field) -> [Action; 3] {
+pub(in crate::datapath::ovs::pipeline) fn compare(station: Field) -> [Action; 3] {
     [Action::set(IS_SAME, 0u8), copy_mac(station, STATION.0), Action::resubmit(table::SAME)]
 }
 
@@ -160,7 +160,7 @@ pub(in crate::datapath::ovs::pipeline) fn with_owner_at(matching: Match, place: 
 }
 
 /// Requires the owner's Ethernet address.
-pub(super) fn with_same(matching: Match) -> Match {
+pub(in crate::datapath::ovs::pipeline) fn with_same(matching: Match) -> Match {
     matching.field(IS_SAME, 1u8)
 }
 
