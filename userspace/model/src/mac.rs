@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    net::{Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     str::FromStr,
 };
 
@@ -26,6 +26,15 @@ impl Mac {
     /// octets (INVENTORY 2.5).
     pub const fn of_endpoint(ip: Ipv4Addr) -> Mac {
         let [a, b, c, d] = ip.octets();
+        Mac([2, 2, a, b, c, d])
+    }
+
+    /// The Ethernet address with which nodes answer for the address of a service: `02:02:` and its last four octets.
+    pub const fn of_service(vip: IpAddr) -> Mac {
+        let [a, b, c, d] = match vip {
+            IpAddr::V4(vip) => vip.octets(),
+            IpAddr::V6(vip) => (vip.to_bits() as u32).to_be_bytes(),
+        };
         Mac([2, 2, a, b, c, d])
     }
 
@@ -90,6 +99,14 @@ mod tests {
     #[test]
     fn an_endpoints_address_is_derived_from_its_ip() {
         assert_eq!(Mac::of_endpoint(Ipv4Addr::new(41, 1, 0, 254)).to_string(), "02:02:29:01:00:fe");
+    }
+
+    #[test]
+    fn a_services_address_has_the_end_of_its_ip() {
+        for (vip, mac) in [("41.1.0.254", "02:02:29:01:00:fe"), ("2001:db8::1:203:405", "02:02:02:03:04:05")]
+        {
+            assert_eq!(Mac::of_service(vip.parse().unwrap()).to_string(), mac);
+        }
     }
 
     #[test]

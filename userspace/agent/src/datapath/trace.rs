@@ -210,10 +210,7 @@ impl<'a> Segment<'a> {
         let mut there = remotes(self.objects).filter(|remote| remote.encap == encap);
         let here = here.find(|local| local.addresses.contains(address)).map(|local| local.mac);
         let there = || there.find(|remote| remote.addresses.contains(address)).map(|remote| remote.mac);
-        let service = || match self.service(address)?.vip {
-            IpAddr::V4(vip) => Some(Mac::of_endpoint(vip)),
-            IpAddr::V6(_) => None,
-        };
+        let service = || Some(Mac::of_service(self.service(address)?.vip));
         here.or_else(there).or_else(service).or_else(|| self.gateway(address)).unwrap_or(UNKNOWN_ROUTER)
     }
 

@@ -54,10 +54,10 @@ on_every_datapath!([
     policy: rules_out_hold_at_the_source, rules_in_hold_at_the_destination, answers_pass, errors_belong_to_their_connection, a_change_is_in_force_at_once,
         the_highest_priority_decides, rules_match_addresses, icmp_rules_match_both_families, policies_do_not_apply_to_neighbour_discovery,
         packets_get_the_dscp_of_their_group;
-    services: connections_go_to_backends, arp_requests_for_the_address_are_answered, backends_come_and_go,
+    services: connections_go_to_backends, requests_for_the_address_are_answered, backends_come_and_go,
         backends_are_reachable_directly, policies_see_the_backend, tcp_connections_over_ipv6, a_pod_reaches_itself,
         refused_clients_are_told, errors_are_about_the_service;
-    external: external_clients_reach_backends, one_node_answers_external_clients,
+    external: external_clients_reach_backends, one_node_answers_external_clients, addresses_of_services_are_only_announced,
         the_backends_node_translates_for_external_clients, policies_see_external_clients, external_clients_are_refused;
     routing: gateways_answer_arp_and_nd, the_router_answers_for_other_networks, gateways_answer_pings, local_pods_on_two_networks,
         pods_of_other_nodes, routers_speak_for_their_own_pods, tenants_are_not_routed_to_each_other,

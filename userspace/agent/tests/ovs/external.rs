@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     io::{Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     ops::Range,
     thread,
     time::Duration,
@@ -16,7 +16,7 @@ use testkit::{
     Netns,
     capture::Tap,
     needs,
-    packet::{BROADCAST, Packet, tcp_flags},
+    packet::{BROADCAST, Packet, nd_flags, tcp_flags},
     patience, wait_until,
 };
 
@@ -255,6 +255,29 @@ fn the_node_of_one_backend_answers_for_the_service() -> Result<()> {
     ensure!(!is_answered()?);
     assert_eq!(sent(), [("sent", 0), ("failed", 0), ("left-out", 0)]);
     Ok(())
+}
+
+#[test]
+fn the_addresses_of_ipv6_services_are_announced() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let (node, _outside, tap) = Node::with_uplink("extna")?;
+    let network = green();
+    let vip = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 200);
+    let mac = Mac::of_service(vip.into()).0;
+    let backends = vec![Backend::on(network.encap, addresses(HERE).1)];
+    let service = Service { backends, ..Service::new("web6:net", Scope::network(&network), vip) };
+    node.add([Object::Network(network.clone())])?;
+    let _pod = node.run_pod(&network, HERE)?;
+    let all_nodes = ([0x33, 0x33, 0, 0, 0, 1], Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
+    let frame = Packet::neighbour_advertisement(all_nodes, (mac, vip), mac, nd_flags::OVERRIDE).build();
+    let announcement = [&frame[..12], &[0x81, 0, 0, TAG as u8], &frame[12..]].concat();
+    tap.drain()?;
+    node.add([Object::Service(service)])?;
+    wait_until(SOON, "the announcement", || {
+        // The tasks of the agent run only in here.
+        assert!(!node.resync_needed(Duration::from_millis(50)));
+        Ok(tap.drain()?.iter().any(|frame| frame.bytes.starts_with(&announcement)).then_some(()))
+    })
 }
 
 /// Frames of one node, whose service has a backend there and one on another node.

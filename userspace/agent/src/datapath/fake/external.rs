@@ -1,6 +1,6 @@
 //! Services for clients outside the cluster, on the wire of a VLAN.
 //!
-//! The node of the service's speaker answers ARP, and chooses the backend. To one on another node it sends the frame on with other
+//! The node of the service's speaker answers ARP and ND, and chooses the backend. To one on another node it sends the frame on with other
 //! Ethernet addresses; that node translates it for the pod that the frame is addressed to. Simplification: only backends that the
 //! service has get packets, but connections keep one that it had.
 
@@ -25,25 +25,25 @@ use crate::datapath::{
     },
 };
 
-/// The IPv4 service with this address on the VLAN, and its Ethernet address. The frames of the VLAN do not stay on the node.
+/// The service with this address on the VLAN, and its Ethernet address. The frames of the VLAN do not stay on the node.
 pub(super) fn service(objects: &Desired, encap: Encap, address: IpAddr) -> Option<(&Service, Mac)> {
-    let (IpAddr::V4(vip), Encap::Vlan(_)) = (address, encap) else { return None };
+    let Encap::Vlan(_) = encap else { return None };
     let is_it = |service: &&Service| {
         let network = service.scope.network.as_ref();
         service.vip == address && network.is_some_and(|network| network.encap == encap)
     };
-    Some((services_on(objects, encap).find(is_it)?, Mac::of_endpoint(vip)))
+    Some((services_on(objects, encap).find(is_it)?, Mac::of_service(address)))
 }
 
-/// This node's reply to an ARP request from the wire for the address of a service; `None` if the frame is none.
-pub(super) fn arp_reply(network: &Network<'_>, frame: &[u8]) -> Option<Delivery> {
+/// This node's reply to an ARP or ND request from the wire for the address of a service; `None` if the frame is none.
+pub(super) fn reply(network: &Network<'_>, frame: &[u8]) -> Option<Delivery> {
     let request = NeighbourRequest::read(frame)?;
     let (service, mac) = service(network.objects, network.encap, request.target())?;
     let is_answered = is_answered(network.objects, network.encap, service);
     is_answered.then(|| to_wire(network, request.reply(mac)))
 }
 
-/// Whether this node answers ARP for the service.
+/// Whether this node answers ARP and ND for the service.
 pub(super) fn is_answered(objects: &Desired, encap: Encap, service: &Service) -> bool {
     let speaker = service.speaker();
     let has = |ip: IpAddr| locals(objects).any(|local| local.encap == encap && local.addresses.contains(ip));

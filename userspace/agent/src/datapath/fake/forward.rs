@@ -189,7 +189,7 @@ impl<'a> Segment<'a> {
     fn answer_to_pod(&self, request: &NeighbourRequest, sender: &Local) -> Option<Mac> {
         let gateway = self.is_gateway(request.target()).then_some(Mac::ROUTER);
         let owner = || self.is_proxy().then(|| self.owner(request, Some(sender))).flatten();
-        gateway.or_else(owner).or_else(|| self.service_mac(request))
+        gateway.or_else(owner).or_else(|| self.service_mac(request.target()))
     }
 
     /// Returns the Ethernet address of the owner. Pods get replies for all addresses but their own; the outside gets replies
@@ -237,11 +237,10 @@ impl<'a> Segment<'a> {
         (subnet.network != self.network.id && is_endpoint).then_some(Mac::ROUTER)
     }
 
-    /// Returns the Ethernet address of an IPv4 service. Frames to it are translated before they are forwarded.
-    fn service_mac(&self, request: &NeighbourRequest) -> Option<Mac> {
-        let NeighbourRequest::Arp { target, .. } = request else { return None };
+    /// Returns the Ethernet address of a service. Frames to it are translated before they are forwarded.
+    fn service_mac(&self, vip: IpAddr) -> Option<Mac> {
         let mut services = services_on(self.objects, self.network.encap);
-        services.find(|service| service.vip == IpAddr::V4(*target)).map(|_| Mac::of_endpoint(*target))
+        services.find(|service| service.vip == vip).map(|_| Mac::of_service(vip))
     }
 
     fn locate(&self, mac: Mac) -> Location<'a> {

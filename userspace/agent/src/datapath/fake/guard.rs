@@ -107,13 +107,10 @@ impl<'a> Sender<'a> {
             let owner = Owner { mac: remote.mac, encap, vtep, is_local: false, is_service: false };
             (owner, addresses(remote.mac, &remote.addresses))
         });
-        let services = services_on(self.objects, encap).filter_map(|service| match service.vip {
-            IpAddr::V4(vip) => {
-                let mac = Mac::of_endpoint(vip);
-                let owner = Owner { mac, encap: None, vtep: None, is_local: false, is_service: true };
-                Some((owner, vec![service.vip]))
-            }
-            IpAddr::V6(_) => None,
+        let services = services_on(self.objects, encap).map(|service| {
+            let mac = Mac::of_service(service.vip);
+            let owner = Owner { mac, encap: None, vtep: None, is_local: false, is_service: true };
+            (owner, vec![service.vip])
         });
         here.chain(there).chain(services)
     }

@@ -52,7 +52,7 @@ impl Traffic {
         }
         let packet = match guard::check(objects, (encap, vrf), &inner, from)? {
             Class::Neighbour if *from == Origin::Uplink => {
-                let reply = external::arp_reply(&network, &inner);
+                let reply = external::reply(&network, &inner);
                 return reply.map(|reply| vec![reply]).or_else(unmodified);
             }
             Class::Neighbour => return unmodified(),

@@ -17,8 +17,8 @@ pub struct Service {
     pub id: ServiceId,
     /// Endpoints that can use the address.
     pub scope: Scope,
-    /// Virtual address. The Ethernet address of an IPv4 one is
-    /// [`Mac::of_endpoint`](contiv_model::mac::Mac::of_endpoint), as for an endpoint.
+    /// Virtual address. Its Ethernet address is
+    /// [`Mac::of_service`](contiv_model::mac::Mac::of_service).
     pub vip: IpAddr,
     /// Ports, unique by protocol and port.
     pub ports: Vec<Port>,

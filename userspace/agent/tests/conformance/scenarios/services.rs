@@ -1,7 +1,7 @@
 //! Services: connections go to backends, and replies have the address of the service.
 
 use std::{
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     time::Duration,
 };
 
@@ -17,7 +17,7 @@ use netplugin::datapath::{
     fake::{Delivery, Target},
 };
 use testkit::{
-    packet::{Packet, tcp_flags},
+    packet::{Packet, internet_checksum, nd_flags, tcp_flags},
     wait_until,
 };
 
@@ -120,24 +120,53 @@ pub(crate) fn connections_go_to_backends<H: Harness>() -> Result<()> {
     Ok(())
 }
 
-/// The network of the service answers ARP requests for its address, in each ARP mode; other networks do not.
-pub(crate) fn arp_requests_for_the_address_are_answered<H: Harness>() -> Result<()> {
-    let request = Packet::arp_request(mac(1), ip(1), ip(VIP));
-    let reply = Packet::eth(mac(1), mac(VIP)).arp(2, (Mac::of_endpoint(ip(VIP)).0, ip(VIP)), (mac(1), ip(1)));
+/// The network of the service answers requests for its address, in each ARP mode; other networks do not.
+pub(crate) fn requests_for_the_address_are_answered<H: Harness>() -> Result<()> {
+    let flags = nd_flags::SOLICITED | nd_flags::OVERRIDE;
+    let [vip_mac, vip6_mac] = [IpAddr::from(ip(VIP)), ip6(VIP).into()].map(|vip| Mac::of_service(vip).0);
+    let owner = (vip6_mac, ip6(VIP));
+    let pairs = [
+        (
+            Packet::arp_request(mac(1), ip(1), ip(VIP)),
+            Packet::eth(mac(1), mac(VIP)).arp(2, (vip_mac, ip(VIP)), (mac(1), ip(1))),
+        ),
+        (
+            Packet::neighbour_solicitation(mac(1), ip6(1), ip6(VIP)),
+            Packet::neighbour_advertisement((mac(1), ip6(1)), owner, vip6_mac, flags),
+        ),
+    ];
     for (net, other) in [(Net::vxlan(1)?, Net::vxlan(2)?), (Net::vlan(100)?, Net::vlan(101)?)] {
         let pods = [net.local("pa", 1), net.local("pb", 2), other.local("oa", 1), other.local("ob", 2)];
         let networks = [net.network(), other.network()];
         let mut world = World::<H>::new(peers().into_iter().chain(networks).chain(pods))?;
         world.set(service(&net, &[])?)?;
+        world.set(Object::Service(Service::new("dns6:t", Scope::network(&net.plain()), ip6(VIP))))?;
         for arp in [ArpMode::Proxy, ArpMode::Flood] {
             world.set(net.network_with(arp))?;
             world.set(other.network_with(arp))?;
-            world.sends(&pod("pa"), &request, [to_pod("pa", &reply)])?;
-            let flooded = other.to_other_nodes(&request).into_iter().chain([to_pod("ob", &request)]);
-            world.sends(&pod("oa"), &request, flooded)?;
+            for (request, reply) in &pairs {
+                world.sends(&pod("pa"), request, [to_pod("pa", reply)])?;
+                let flooded = other.to_other_nodes(request).into_iter().chain([to_pod("ob", request)]);
+                world.sends(&pod("oa"), request, flooded)?;
+            }
+            // A kernel refreshes an entry with a unicast request.
+            let (solicitation, reply) = &pairs[1];
+            let renewal = [&vip6_mac[..], &solicitation.build()[6..]].concat();
+            world.sends_bytes(&pod("pa"), &to_unicast(&renewal, ip6(VIP)), [to_pod("pa", reply)])?;
         }
     }
     Ok(())
+}
+
+/// The solicitation with this destination, instead of a group.
+fn to_unicast(solicitation: &[u8], to: Ipv6Addr) -> Vec<u8> {
+    let mut frame = solicitation.to_vec();
+    frame[38..54].copy_from_slice(&to.octets());
+    frame[56..58].fill(0);
+    let pseudo = [&frame[22..54], &(frame.len() as u32 - 54).to_be_bytes(), &[0, 0, 0, 58]].concat();
+    let checksum = internet_checksum(&[&pseudo, &frame[54..]]);
+    frame[56..58].copy_from_slice(&checksum.to_be_bytes());
+    frame
 }
 
 /// New backends get new connections; draining backends keep only established ones.

@@ -141,6 +141,5 @@ fn endpoint_frames(local: &Local) -> Vec<Vec<u8>> {
 
 fn service_frame(service: &Service) -> Option<Vec<u8>> {
     let (_, tag) = bridge_and_tag(service.scope.network.as_ref()?.encap);
-    let IpAddr::V4(vip) = service.vip else { return None };
-    Some(announcement::frame(tag as u16, Mac::of_endpoint(vip).0, vip.into()))
+    Some(announcement::frame(tag as u16, Mac::of_service(service.vip).0, service.vip))
 }

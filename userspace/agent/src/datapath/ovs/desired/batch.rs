@@ -324,7 +324,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Updates the services for which this node begins or ends to answer ARP when an endpoint comes or goes.
+    /// Updates the services for which this node begins or ends to answer requests when an endpoint comes or goes.
     fn update_spoken_for(&mut self, old: Option<&Object>, new: Option<&Object>) {
         let place = |object: Option<&Object>| match object {
             Some(Object::Local(local)) => Some((local.network.clone(), local.addresses.clone())),

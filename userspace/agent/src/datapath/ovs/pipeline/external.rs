@@ -1,6 +1,6 @@
 //! Services for clients outside the cluster, on the wire of a VLAN.
 //!
-//! One node answers ARP for a service's address: that of the service's [speaker](crate::datapath::Service::speaker). It chooses the
+//! One node answers ARP or ND for a service's address: that of the service's [speaker](crate::datapath::Service::speaker). It chooses the
 //! backend. One on this node gets the packets as from a pod. To one on another node it sends the frame back to the wire with
 //! other Ethernet addresses (direct server return): that node translates it for the pod that has the Ethernet address, and its
 //! replies go to the client. So rules see the client's address, where the backend is.
@@ -15,7 +15,7 @@
 //! from its second packet on: a flood of packets that open connections has none. Without it, for example if all are in use, the
 //! hash decides, which chooses the same backend until the set changes.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use contiv_model::{addresses::Addresses, mac::Mac, service::Protocol};
 use openflow_rs::{
@@ -80,11 +80,11 @@ pub(super) fn base() -> Vec<Flow> {
     flows
 }
 
-/// Returns the flows of a local endpoint on a VLAN that is only bridged: it may be the backend of IPv4 services.
+/// Returns the flows of a local endpoint on a VLAN that is only bridged: it may be the backend of services.
 pub(super) fn local(segment: Segment, mac: Mac, addresses: &Addresses) -> impl Iterator<Item = Flow> {
     let Segment { tag, domain, .. } = segment;
-    let family = Family::V4;
-    addresses.v4().map(IpAddr::from).flat_map(move |ip| {
+    addresses.iter().flat_map(move |ip| {
+        let family = Family::of(ip);
         let named = family.packets(network_match(tag).eth_dst(mac.0));
         let arrived = Flow::new(table::NAMED, priority::MATCH, named).apply([
             Action::set(family.register(), address_bits(ip)),
@@ -99,9 +99,8 @@ pub(super) fn local(segment: Segment, mac: Mac, addresses: &Addresses) -> impl I
     })
 }
 
-/// Returns the flows of an IPv4 service on a VLAN that is only bridged. `answers` says whether this node answers ARP for it.
+/// Returns the flows of a service on a VLAN that is only bridged. `answers` says whether this node answers ARP and ND for it.
 pub(crate) fn external(service: &Service, domain: Domain, number: u32, answers: bool) -> Vec<Flow> {
-    let IpAddr::V4(vip) = service.vip else { return vec![] };
     if !domain.is_learning() {
         return vec![];
     }
@@ -114,30 +113,30 @@ pub(crate) fn external(service: &Service, domain: Domain, number: u32, answers: 
         let arrived = Flow::new(table::SERVICE_DNAT, rank::PORT, packets.clone());
         flows.push(arrived.apply([number.clone()]).goto(table::NAMED));
         if answers {
-            let asked = packets.eth_dst(Mac::of_endpoint(vip).0);
+            let asked = packets.eth_dst(Mac::of_service(service.vip).0);
             let asked = Flow::new(table::SERVICE_DNAT, rank::PORT + 1, asked);
             flows.push(asked.apply([number, Action::resubmit(table::AFFINITY)]).goto(table::EXTERNAL));
         }
     }
     if answers {
-        flows.extend(answered(service, domain, number, vip));
+        flows.extend(answered(service, domain, number));
     }
     flows
 }
 
-/// The flows of the node that answers ARP for the service.
-fn answered(service: &Service, domain: Domain, number: u32, vip: Ipv4Addr) -> Vec<Flow> {
-    let mac = Mac::of_endpoint(vip);
+/// The flows of the node that answers ARP and ND for the service.
+fn answered(service: &Service, domain: Domain, number: u32) -> Vec<Flow> {
+    let (family, mac) = (Family::of(service.vip), Mac::of_service(service.vip));
     let to = || guard::destination(domain.packets_from(OUTSIDE).eth_dst(mac.0), service.vip);
     let whole = || to().masked(Field::IpFragment, 0u8, FRAGMENT);
     let refused = [whole().tcp(), whole().udp()].map(|m| Flow::new(table::SERVICE_DNAT, rank::ANY + 1, m));
     let mut flows: Vec<Flow> = refused.map(|flow| flow.apply(answer::refuse())).into();
     let track = Ct { zone: clients(domain), table: Some(table::SERVICE_STATE), ..Ct::default() };
-    let unknown = Flow::new(table::EXTERNAL, rank::PORT, service_match(number).ipv4());
+    let unknown = Flow::new(table::EXTERNAL, rank::PORT, family.packets(service_match(number)));
     flows.push(unknown.apply([Action::Ct(track)]));
-    flows.push(neighbour::service_outside(domain, mac, vip));
+    flows.push(neighbour::service_outside(domain, mac, service.vip));
     flows.extend(choice(service, domain, number));
-    flows.extend(relays(number, vip, mac));
+    flows.extend(relays(number, service.vip, mac));
     flows
 }
 
@@ -156,25 +155,27 @@ fn choice(service: &Service, domain: Domain, number: u32) -> Vec<Flow> {
         flows.extend(service::members_by_index(service, domain, number));
     }
     if let Some(time) = service.affinity {
-        let learn = Action::Learn(affinity(Family::of(service.vip), number, time));
-        let flow = Flow::new(table::CHOSEN, rank::PORT + 2, external_match(number).ipv4());
+        let family = Family::of(service.vip);
+        let learn = Action::Learn(affinity(family, number, time));
+        let flow = Flow::new(table::CHOSEN, rank::PORT + 2, family.packets(external_match(number)));
         flows.push(flow.apply([learn]).goto(table::PLACE));
     }
     flows
 }
 
 /// Packets of relayed connections, with the backend's Ethernet address.
-fn relays(number: u32, vip: Ipv4Addr, mac: Mac) -> [Flow; 3] {
-    let packets = || external_match(number).field(PATH, RELAYED).ipv4();
+fn relays(number: u32, vip: IpAddr, mac: Mac) -> [Flow; 3] {
+    let family = Family::of(vip);
+    let packets = || family.packets(external_match(number).field(PATH, RELAYED));
     let opening = packets().tcp().masked(Field::TcpFlags, SYN, SYN);
     let others = packets().tcp().masked(Field::TcpFlags, 0u8, SYN);
-    let learned = |protocol| Some(relayed(number, protocol));
+    let learned = |protocol| Some(relayed(family, number, protocol));
     [(opening, None), (others, learned(Protocol::Tcp)), (packets().udp(), learned(Protocol::Udp))].map(
         |(matching, learn)| {
             Flow::new(table::DESTINATION_GROUP, priority::INTERCEPT + 1, matching)
                 .apply(learn.map(Action::Learn))
                 .apply([
-                    Action::set(Field::Ipv4Dst, vip.to_bits()),
+                    Action::set(family.destination(), address_bits(vip)),
                     Action::set(Field::EthSrc, mac_bits(mac.0)),
                     Action::output(SwitchPort::IN_PORT),
                 ])
@@ -183,8 +184,7 @@ fn relays(number: u32, vip: Ipv4Addr, mac: Mac) -> [Flow; 3] {
 }
 
 /// The connection keeps its backend.
-fn relayed(number: u32, protocol: Protocol) -> Learn {
-    let family = Family::V4;
+fn relayed(family: Family, number: u32, protocol: Protocol) -> Learn {
     let [port, _] = service::ports(protocol);
     let (ip_proto, idle_timeout) = match protocol {
         Protocol::Tcp => (IP_PROTO_TCP, TCP_IDLE),

@@ -3,7 +3,7 @@
 //! Table 10 has one flow for each known address, which loads its Ethernet address. Table 11 turns the request into the
 //! reply with the same flows for all addresses.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr};
 
 use contiv_model::{addresses::Addresses, mac::Mac};
 
@@ -78,18 +78,18 @@ pub(crate) fn routed_addresses(domain: Domain, addresses: &Addresses) -> impl It
 }
 
 /// Returns the flow that answers the requests of pods for the address of a service, in each ARP mode.
-pub(super) fn service(domain: Domain, mac: Mac, ip: Ipv4Addr) -> Flow {
+pub(super) fn service(domain: Domain, mac: Mac, ip: IpAddr) -> Flow {
     of_service(domain.packets_from(0), mac, ip)
 }
 
 /// Returns the flow that answers requests from outside for the address of a service.
-pub(super) fn service_outside(domain: Domain, mac: Mac, ip: Ipv4Addr) -> Flow {
+pub(super) fn service_outside(domain: Domain, mac: Mac, ip: IpAddr) -> Flow {
     of_service(domain.packets_from(OUTSIDE), mac, ip)
 }
 
 /// No endpoint would answer, so that the ARP mode does not matter.
-fn of_service(packets: Match, mac: Mac, ip: Ipv4Addr) -> Flow {
-    answer(Flow::new(table::SERVICE_DNAT, priority::INTERCEPT + 1, request(packets, ip.into())), mac)
+fn of_service(packets: Match, mac: Mac, ip: IpAddr) -> Flow {
+    answer(Flow::new(table::SERVICE_DNAT, priority::INTERCEPT + 1, request(packets, ip)), mac)
 }
 
 fn known(packets: Match, mac: Mac, ip: IpAddr) -> Flow {

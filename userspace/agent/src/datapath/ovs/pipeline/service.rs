@@ -172,11 +172,9 @@ pub(crate) fn service(service: &Service, domain: Domain, number: u32) -> Vec<Flo
     let to = guard::destination(domain.packets_from(0), service.vip);
     flows.push(Flow::new(table::SERVICE_DNAT, rank::ANY, to).apply(returned(family, domain)));
     flows.push(returning(service, number));
-    if let IpAddr::V4(vip) = service.vip {
-        let mac = Mac::of_endpoint(vip);
-        flows.extend(guard::known_service(domain, mac, vip));
-        flows.push(neighbour::service(domain, mac, vip));
-    }
+    let mac = Mac::of_service(service.vip);
+    flows.extend(guard::known_service(domain, mac, service.vip));
+    flows.push(neighbour::service(domain, mac, service.vip));
     flows
 }
 

@@ -129,7 +129,7 @@ impl FlowIndex {
         self.spoken_for.get(&(network.clone(), speaker)).into_iter().flatten()
     }
 
-    /// Whether this node answers ARP for a service on the VLAN: its speaker is on this node.
+    /// Whether this node answers ARP and ND for a service on the VLAN: its speaker is on this node.
     pub(crate) fn is_answered(&self, service: &Service) -> bool {
         let Some(speaker) = speaker(service) else { return false };
         self.local_addresses.contains_key(&speaker) && !self.is_routed_vlan(&speaker.0)
@@ -323,10 +323,10 @@ impl FlowIndex {
     }
 }
 
-/// Network and address of the speaker of an IPv4 service on a VLAN network.
+/// Network and address of the speaker of a service on a VLAN network.
 fn speaker(service: &Service) -> Option<(NetworkId, IpAddr)> {
     let network = service.scope.network.as_ref()?;
-    let is_on_wire = matches!(network.encap, Encap::Vlan(_)) && service.vip.is_ipv4();
+    let is_on_wire = matches!(network.encap, Encap::Vlan(_));
     Some((network.id.clone(), service.speaker().filter(|_| is_on_wire)?))
 }
 

@@ -1,13 +1,17 @@
 //! Flows of a known endpoint for the frames of others.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use contiv_model::mac::Mac;
-use openflow_rs::{Field, Flow, Match};
+use openflow_rs::{
+    Field, Flow, Match,
+    matching::{ICMPV6_NEIGHBOUR_ADVERTISEMENT, ICMPV6_NEIGHBOUR_SOLICITATION},
+};
 
 use super::{
-    GROUP_BIT, claims, destination, named, pass,
+    GROUP_BIT, ND_HOP_LIMIT, advertised, advertisement, claims, destination, named, pass,
     record::{Place, Record},
+    source,
 };
 use crate::datapath::ovs::pipeline::{
     metadata::{self, Domain},
@@ -28,13 +32,15 @@ pub(crate) fn remote(record: Record<'_>, port: Option<u32>) -> Vec<Flow> {
 }
 
 /// Returns the flows of a service: its address is no source, but another node may announce it.
-pub(crate) fn service(domain: Domain, mac: Mac, vip: Ipv4Addr) -> Vec<Flow> {
+pub(crate) fn service(domain: Domain, mac: Mac, vip: IpAddr) -> Vec<Flow> {
     let from_outside = || domain.packets_from(metadata::OUTSIDE);
     let mut flows: Vec<Flow> =
-        claims(domain, vip.into()).map(|m| Flow::new(table::CLAIM, check::CLAIMED, m)).collect();
-    let announced = named(from_outside().arp_spa(vip).eth_src(mac.0), Field::ArpSha, mac.0);
-    flows.push(Flow::new(table::CLAIM, check::CLAIMED_BY_OWNER, announced).goto(table::LINK));
-    let to = |m: Match| destination(m, vip.into());
+        claims(domain, vip).map(|m| Flow::new(table::CLAIM, check::CLAIMED, m)).collect();
+    flows.extend(match vip {
+        IpAddr::V4(vip) => arp_announced(from_outside().eth_src(mac.0), mac, vip),
+        IpAddr::V6(vip) => nd_announced(domain, mac, vip),
+    });
+    let to = |m: Match| destination(m, vip);
     flows.push(Flow::new(table::TARGET, check::CLAIMED, to(domain.packets())));
     let by_address = to(domain.packets().eth_dst(mac.0));
     flows.push(pass(Flow::new(table::TARGET, check::CLAIMED_BY_OWNER, by_address)));
@@ -42,6 +48,30 @@ pub(crate) fn service(domain: Domain, mac: Mac, vip: Ipv4Addr) -> Vec<Flow> {
         let unicast = to(from_outside()).masked(Field::EthDst, 0u8, GROUP_BIT);
         flows.push(pass(Flow::new(table::TARGET, check::CLAIMED_BY_OWNER + 1, unicast)));
     }
+    flows
+}
+
+fn arp_announced(from_speaker: Match, mac: Mac, vip: Ipv4Addr) -> Vec<Flow> {
+    let announced = named(from_speaker.arp_spa(vip), Field::ArpSha, mac.0);
+    vec![Flow::new(table::CLAIM, check::CLAIMED_BY_OWNER, announced).goto(table::LINK)]
+}
+
+/// The forms of the messages are checked later.
+fn nd_announced(domain: Domain, mac: Mac, vip: Ipv6Addr) -> Vec<Flow> {
+    let from_speaker = || domain.packets_from(metadata::OUTSIDE).eth_src(mac.0);
+    let message = |kind: u8| {
+        let m = from_speaker().icmpv6(kind).field(Field::IpTtl, ND_HOP_LIMIT);
+        Flow::new(table::CLAIM, check::CLAIMED_BY_OWNER, source(m, vip.into())).goto(table::TARGET)
+    };
+    let kinds = [ICMPV6_NEIGHBOUR_SOLICITATION, ICMPV6_NEIGHBOUR_ADVERTISEMENT];
+    let mut flows: Vec<Flow> = kinds.map(message).into();
+    flows.extend(advertised(domain, vip.into()).map(|m| Flow::new(table::LINK, check::CLAIMED, m)));
+    // With the option and without it.
+    flows.extend([mac.0, [0; 6]].map(|named_mac| {
+        let m = named(advertisement(from_speaker()), Field::NdTll, named_mac);
+        let m = m.field(Field::NdTarget, vip.to_bits());
+        pass(Flow::new(table::LINK, check::CLAIMED_BY_OWNER, m))
+    }));
     flows
 }
 
