@@ -14,6 +14,7 @@ mod refusal;
 mod restart;
 mod routing;
 mod services;
+mod takeover;
 mod trace;
 #[path = "../node/traced.rs"]
 mod traced;

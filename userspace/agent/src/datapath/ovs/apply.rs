@@ -40,7 +40,7 @@ pub(crate) struct Applied {
 
 /// Executes the ops and updates `model`.
 ///
-/// `inherited` are connections of the datapath that this one replaces; they are taken when endpoints can send.
+/// `inherited` are connections of the datapath that this one replaces; they are taken before endpoints can send.
 ///
 /// After an `Err` the state of the switch is unknown.
 pub(crate) async fn apply(
@@ -69,11 +69,16 @@ pub(crate) async fn apply(
     let previous: Vec<Installed> = affected.filter_map(|id| model.index.get(&id).cloned()).collect();
     let before = announce::Before::new(model, ops, &previous);
     let mut applied = Applied { failures, ..Applied::default() };
-    let first = if inherited.is_empty() { ops.len() } else { inherited::first_endpoint(ops) };
-    program(session, model, (ops, 0..first), (&ports, kernel), &mut applied).await?;
-    if first < ops.len() {
+    if inherited.is_empty() {
+        program(session, model, (ops, 0..ops.len()), (&ports, kernel), &mut applied).await?;
+    } else {
+        let first = inherited::first_endpoint(ops);
+        let failed = |error| ovs_error("take over the connections of the other datapath", error);
+        inherited::hold(session).await.map_err(failed)?;
+        program(session, model, (ops, 0..first), (&ports, kernel), &mut applied).await?;
         inherited::import(session, model, std::mem::take(inherited)).await;
         program(session, model, (ops, first..ops.len()), (&ports, kernel), &mut applied).await?;
+        inherited::release(session).await.map_err(failed)?;
     }
     requests::open(session, &model.index, closed).await?;
     if options.announce {

@@ -1,10 +1,13 @@
 //! Connections of the datapath that this one replaces. OpenFlow cannot make entries in connection tracking, but packets can: the
-//! switch tracks three packets of each connection, which go nowhere, before the ports of endpoints have flows.
+//! switch tracks three packets of each connection, which go nowhere.
+//!
+//! Until then, and until endpoints have their flows, no frame enters the bridges. What a backend sends meanwhile would open a
+//! connection to the client, whose packets no service's are.
 
 use std::net::SocketAddr;
 
 use contiv_model::service::{Port as ServicePort, Protocol};
-use openflow_rs::{Action, Port, message::Body, packet::PacketOut};
+use openflow_rs::{Action, PackedFlow, PackedMod, Port, message::Body, packet::PacketOut};
 
 use crate::{
     datapath::{
@@ -13,7 +16,7 @@ use crate::{
             bridge::BridgeKind,
             desired::{domain::domain, model::SwitchModel},
             pipeline,
-            switch::session::Session,
+            switch::session::{self, Session},
             tables::cookie::Cookie,
         },
         wire::segment,
@@ -26,7 +29,28 @@ const MAX: usize = 20_000;
 /// Messages between two barriers.
 const CHUNK: usize = 1000;
 
-/// Index of the first operation that lets an endpoint send.
+/// Owner of the flow that drops what arrives. If this agent does not remove it, the next one does, as all flows of no object.
+const HOLD: Cookie = Cookie(Cookie::BASE.0 | 1);
+
+/// Drops all frames that arrive.
+pub(super) async fn hold(session: &mut Session) -> Result<(), session::Error> {
+    change(session, PackedMod::add).await
+}
+
+/// Lets frames arrive again.
+pub(super) async fn release(session: &mut Session) -> Result<(), session::Error> {
+    change(session, PackedMod::delete).await
+}
+
+async fn change(session: &mut Session, change: fn(PackedFlow) -> PackedMod) -> Result<(), session::Error> {
+    let flow = PackedFlow::new(&pipeline::no_frame().cookie(HOLD.0));
+    for bridge in BridgeKind::ALL {
+        session.apply(bridge, vec![change(flow.clone()).into()]).await?;
+    }
+    Ok(())
+}
+
+/// Index of the first operation that needs the connections.
 pub(super) fn first_endpoint(ops: &[Op]) -> usize {
     ops.iter().position(|op| matches!(op, Op::Set(Object::Local(_)))).unwrap_or(ops.len())
 }

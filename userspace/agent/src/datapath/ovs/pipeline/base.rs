@@ -8,6 +8,11 @@ use super::{
 };
 use crate::datapath::ovs::bridge::BridgeKind;
 
+/// Returns the flow that drops all frames which arrive.
+pub(crate) fn no_frame() -> Flow {
+    Flow::new(table::INPUT, u16::MAX, Match::new())
+}
+
 /// Returns the base flows of a bridge, without cookie.
 pub(crate) fn base_flows(bridge: BridgeKind) -> Vec<Flow> {
     let lead = |from: u8, to: u8| Flow::new(from, priority::MISS, Match::new()).goto(to);
