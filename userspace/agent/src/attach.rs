@@ -7,7 +7,6 @@ mod add;
 mod boot;
 mod check;
 mod del;
-mod fail_point;
 mod failure;
 mod gc;
 mod infra;

@@ -8,6 +8,7 @@ pub mod config;
 pub mod continuity;
 pub mod datapath;
 pub mod error;
+mod fail_point;
 pub mod master;
 pub mod plan;
 pub mod ready;

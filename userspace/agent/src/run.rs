@@ -257,7 +257,7 @@ async fn run_with<D: Datapath + 'static>(
     }
     if let Some(predecessor) = predecessor {
         let desired = reader.with(|state| plan::full(state, &node));
-        reconciler.inherit(predecessor.remove(&desired).await?);
+        predecessor.replace(&desired, &mut reconciler).await?;
     }
     tasks.spawn("other datapath", conflict::watch(flags.datapath.clone(), stop.clone()));
     configured.done();

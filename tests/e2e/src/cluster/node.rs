@@ -32,6 +32,7 @@ const LARGE: [&str; 8] = [
     "--bpf-rules",
     "262144",
 ];
+const REPLACE: &str = "--replace-datapath";
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 
@@ -217,9 +218,13 @@ impl Node {
     }
 
     fn spawn_agent(&mut self) -> Result<()> {
+        self.spawn_agent_with(None)
+    }
+
+    fn spawn_agent_with(&mut self, variable: Option<(&str, String)>) -> Result<()> {
         let words = self.command.as_ref().context("the agent was not started")?;
         let mut command = Binary::Netplugin.command()?;
-        command.args(words);
+        command.args(words).envs(variable);
         self.agent = Some(Process::spawn_in(&self.netns, &format!("netplugin-{}", self.name), command)?);
         Ok(())
     }
@@ -283,13 +288,36 @@ impl Node {
         self.kill_agent()
     }
 
+    /// As [`replace_datapath`](Self::replace_datapath), with an agent that kills itself after this step. Returns its name; `None` if
+    /// there are not so many.
+    pub fn replace_datapath_until(&mut self, datapath: Datapath, step: usize) -> Result<Option<String>> {
+        self.set_datapath(datapath)?;
+        self.kill_agent()?;
+        self.spawn_agent_with(Some(("CONTIV_KILL_AT_STEP", step.to_string())))?;
+        let ready = self.wait_ready();
+        let agent = self.agent()?;
+        if agent.ended()?.is_none() {
+            return ready.map(|()| None);
+        }
+        let log = agent.log();
+        let (_, name) = log.split_once("killed after step").with_context(|| format!("not killed: {log}"))?;
+        Ok(name.lines().next().map(str::to_owned))
+    }
+
+    /// Restarts the agent with this datapath, and without the permission to replace another one.
+    pub fn keep_datapath(&mut self, datapath: Datapath) -> Result<()> {
+        self.set_datapath(datapath)?;
+        let words = self.command.as_mut().context("the agent was not started")?;
+        words.retain(|word| word != REPLACE);
+        self.restart_agent()
+    }
+
     fn set_datapath(&mut self, datapath: Datapath) -> Result<()> {
-        const FLAG: &str = "--replace-datapath";
         let words = self.command.as_mut().context("the agent was not started")?;
         let at = words.iter().position(|word| word == "--datapath").context("no --datapath")?;
         words[at + 1] = datapath.name().to_owned();
-        if !words.iter().any(|word| word == FLAG) {
-            words.push(FLAG.to_owned());
+        if !words.iter().any(|word| word == REPLACE) {
+            words.push(REPLACE.to_owned());
         }
         self.datapath = datapath;
         Ok(())

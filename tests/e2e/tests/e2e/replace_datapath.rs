@@ -303,6 +303,53 @@ fn an_agent_that_is_killed_while_it_replaces_a_datapath_is_followed() {
     site.shut_down().unwrap();
 }
 
+/// Until the other datapath has stopped, it is the one to go on with, without permission to replace anything.
+#[test]
+fn an_agent_can_be_killed_at_each_step_of_a_change() {
+    needs!(root(), binary("ovs-vswitchd"), binary("ip"), binary("ethtool"));
+    let _machine = testkit::shared();
+    let mut site = Site::build(Encap::Vxlan).unwrap();
+    site.wait_pings();
+    let (closed, denied) = site.deny().unwrap();
+    for (before, after) in [(Datapath::Ovs, Datapath::Ebpf), (Datapath::Ebpf, Datapath::Ovs)] {
+        let (mut step, mut stopped) = (1, false);
+        loop {
+            // The first time back, the second time on.
+            for goes_on in [false, true] {
+                let node = &mut site.cluster.nodes[0];
+                let Some(name) = node.replace_datapath_until(after, step).unwrap() else { break };
+                stopped |= name.contains("has stopped");
+                println!("{} to {}: killed after step{name}", before.name(), after.name());
+                if !stopped {
+                    site.wait_pings();
+                }
+                let node = &mut site.cluster.nodes[0];
+                match (goes_on, stopped) {
+                    (true, _) => node.replace_datapath(after).unwrap(),
+                    (false, true) => node.replace_datapath(before).unwrap(),
+                    (false, false) => node.keep_datapath(before).unwrap(),
+                }
+                site.wait_pings();
+                if goes_on {
+                    site.cluster.nodes[0].replace_datapath(before).unwrap();
+                    site.wait_pings();
+                }
+            }
+            if site.cluster.nodes[0].datapath.name() == after.name() {
+                break;
+            }
+            step += 1;
+        }
+        assert!(stopped && step > 4, "the change to {} has {step} steps", after.name());
+    }
+    let denied = denied.stop().unwrap();
+    assert_eq!((denied.allowed, closed.iter().map(Server::seen).sum::<u64>()), (0, 0), "{denied:?}");
+    assert!(denied.datagrams > 0 && denied.connections > 0, "{denied:?}");
+    // The last agent would be killed at a later step.
+    site.cluster.nodes[0].restart_agent().unwrap();
+    site.shut_down().unwrap();
+}
+
 #[test]
 fn a_choice_can_be_taken_back_after_an_agent_was_killed() {
     needs!(root(), binary("ovs-vswitchd"), binary("ip"), binary("ethtool"));

@@ -13,7 +13,6 @@ use ipnet::{Ipv4Net, Ipv6Net};
 
 use super::{
     del::entry_failure,
-    fail_point::reach,
     failure::{Failure, Step},
     journal::Progress,
     link::{DefaultRoutes, Netns, PodInterface},
@@ -21,7 +20,10 @@ use super::{
     pods::{Pods, STATE_TIMEOUT},
     undo::{Rollback, RollbackStep},
 };
-use crate::{datapath::Owner, error::one_line, master::NewEndpoint, reconcile::Presence, state::Attachment};
+use crate::{
+    datapath::Owner, error::one_line, fail_point::reach, master::NewEndpoint, reconcile::Presence,
+    state::Attachment,
+};
 
 /// Prefix that the record's interface name lacks: the original's pair was `vport3` in the pod and `vvport3` on the node.
 pub(super) const HOST_END_PREFIX: &str = "v";

@@ -8,14 +8,13 @@ use contivk8s::{
 };
 
 use super::{
-    fail_point::reach,
     failure::{Failure, Step},
     journal::Progress,
     pod::Pod,
     pods::Pods,
     undo::interface_failure,
 };
-use crate::{error::one_line, reconcile::Presence};
+use crate::{error::one_line, fail_point::reach, reconcile::Presence};
 
 impl Pods {
     /// Detaches a pod. Parts that do not exist are no failure. A failure does not stop the remaining steps.

@@ -33,7 +33,7 @@ use nix::fcntl::Flock;
 use serde_json::json;
 
 use super::{
-    Datapath, Desired, Error, FailedOp, Observed, Op, PortRequirements, TrackedConnection,
+    Datapath, Desired, Error, FailedOp, Object, Observed, Op, PortRequirements, TrackedConnection,
     telemetry::{Counters, Stats, Telemetry},
     trace::{Findings, Probe},
 };
@@ -65,6 +65,7 @@ use kernel::{
 };
 pub use maps::sizes::Sizes;
 use maps::{
+    export::PhaseSwitch,
     flows,
     names::{RuleNames, ServiceNames},
     pins::Pins,
@@ -171,6 +172,10 @@ pub struct Ebpf {
     announcer: Announcer,
     uplinks: Uplinks,
     takeovers: Takeovers,
+    /// Another datapath forwards: the programs pass every frame on.
+    stands_by: bool,
+    /// Another datapath has taken over: it needs the uplinks as they are.
+    is_stopped: bool,
     /// Set by `observe`.
     monitor: Option<InterfaceMonitor>,
     /// Lock of the pins, held from the first `observe` on.
@@ -201,6 +206,8 @@ impl Ebpf {
             announcer: Announcer::default(),
             uplinks: Uplinks::default(),
             takeovers: Takeovers::default(),
+            stands_by: false,
+            is_stopped: false,
             monitor: None,
             lock: None,
         }
@@ -244,6 +251,34 @@ impl Ebpf {
             }
         }
         Ok(None)
+    }
+
+    /// Whether programs are attached that pass every frame on: they were to take over from another datapath, or that has taken over.
+    pub fn is_passive(&self) -> bool {
+        let phase = PhaseSwitch::open(&self.pins).and_then(|phase| phase.get().ok());
+        phase == Some(Phase::RETIRED) && self.pins.other_abi_versions().is_empty()
+    }
+
+    /// Has the programs pass every frame on, for another datapath that takes over.
+    ///
+    /// # Errors
+    ///
+    /// The programs are of another build.
+    pub fn stop(&mut self) -> Result<(), Error> {
+        let phase = PhaseSwitch::open(&self.pins);
+        let phase = phase.ok_or_else(|| failed("stop the programs", "there are none of this version"))?;
+        phase.set(Phase::RETIRED)?;
+        self.is_stopped = true;
+        Ok(())
+    }
+
+    /// Deletes the interfaces whose names and ports another datapath needs.
+    ///
+    /// # Errors
+    ///
+    /// Some of them may exist still.
+    pub async fn delete_devices(&self) -> Result<(), Error> {
+        self.interfaces.delete_devices(&Netlink::open()?).await
     }
 
     /// Directory that contains the pins of all instances.
@@ -340,7 +375,29 @@ impl Datapath for Ebpf {
         self.takeovers.prepare(&self.pins)
     }
 
+    fn stand_by(&mut self) {
+        self.stands_by = true;
+    }
+
+    /// The other datapath has the interfaces to the node's kernel.
+    fn can_stand_by(&self, object: &Object) -> bool {
+        KernelPort::of(object).is_none()
+    }
+
+    async fn take_over(&mut self, connections: Vec<TrackedConnection>) -> Result<(), Error> {
+        self.inherit(connections);
+        let Some(mut installed) = self.installed.take() else {
+            return Err(failed("take over from the other datapath", "nothing has been observed yet"));
+        };
+        let kernel = installed.kernel_mut();
+        kernel.peers.set_phase(Phase::IMPORTING)?;
+        self.takeovers.run(kernel, &mut self.interfaces).await?;
+        self.installed = Some(installed);
+        Ok(())
+    }
+
     fn inherit(&mut self, connections: Vec<TrackedConnection>) {
+        self.stands_by = false;
         self.takeovers.inherit(connections);
     }
 
@@ -350,6 +407,10 @@ impl Datapath for Ebpf {
             self.monitor = Some(InterfaceMonitor::open()?);
         }
         let mut installed = self.open().await?;
+        if self.stands_by {
+            // Before programs are attached.
+            installed.kernel_mut().peers.set_phase(Phase::RETIRED)?;
+        }
         let queue = device::ifindex(queues::EXIT);
         self.interfaces.ensure(&netlink, &mut installed.kernel_mut().programs, queue).await?;
         let uplinks = &self.interfaces.devices().uplinks;
@@ -528,7 +589,7 @@ impl Datapath for Ebpf {
         }
         let netlink = Netlink::open()?;
         // Every step is tried; the first error is returned.
-        let mut outcome = self.interfaces.cleanup(&netlink).await;
+        let mut outcome = self.interfaces.detach(&netlink, self.is_stopped).await;
         outcome = outcome.and(self.pins.remove_all().map(|removed| {
             (0..removed).for_each(|_| self.writes.count());
         }));

@@ -68,8 +68,28 @@ pub trait Datapath: Send {
         async { Ok(()) }
     }
 
-    /// Takes connections of the datapath that this one replaces, before the first [`observe`](Self::observe). Without, they are as any
-    /// that are older than the datapath.
+    /// From the next [`observe`](Self::observe) on, the datapath lets frames alone, until it takes over: another one forwards, beside
+    /// which this one is built.
+    fn stand_by(&mut self) {}
+
+    /// Whether the object can be set beside the other datapath.
+    fn can_stand_by(&self, object: &Object) -> bool {
+        let _ = object;
+        true
+    }
+
+    /// Forwards, with the connections of the other datapath, which lets frames alone by now. The last [`apply`](Self::apply) has set
+    /// all objects that can be set beside the other datapath.
+    fn take_over(
+        &mut self,
+        connections: Vec<TrackedConnection>,
+    ) -> impl Future<Output = Result<(), Error>> + Send {
+        let _ = connections;
+        async { Ok(()) }
+    }
+
+    /// Forwards after the next [`observe`](Self::observe) and [`apply`](Self::apply), with the connections of the other datapath,
+    /// which is gone. Without, they are as any that are older than the datapath.
     fn inherit(&mut self, connections: Vec<TrackedConnection>) {
         drop(connections);
     }

@@ -41,7 +41,7 @@ use self::{
     telemetry::FlowCounters,
 };
 use super::{
-    Datapath, Desired, Error, FailedOp, Group, Observed, Op, PortRequirements, TrackedConnection,
+    Datapath, Desired, Error, FailedOp, Group, Object, Observed, Op, PortRequirements, TrackedConnection,
     telemetry::{Stats, Telemetry},
     trace::{Findings, Probe},
 };
@@ -62,6 +62,8 @@ pub struct Ovs {
     counters: FlowCounters,
     /// Connections of the datapath that this one replaces.
     inherited: Vec<TrackedConnection>,
+    /// Another datapath forwards: no frame enters the bridges.
+    stands_by: bool,
     /// Announcements of endpoints and services.
     announced: Arc<Announced>,
 }
@@ -79,6 +81,7 @@ impl Ovs {
             warnings: vec![],
             counters: FlowCounters::default(),
             inherited: vec![],
+            stands_by: false,
             announced: Arc::default(),
         }
     }
@@ -100,6 +103,19 @@ impl Ovs {
         connections::read(&self.options, desired).await
     }
 
+    /// Lets no frame enter the bridges, for another datapath that takes over.
+    ///
+    /// # Errors
+    ///
+    /// The switch does not respond, or has no bridges.
+    pub async fn stop(&mut self) -> Result<(), Error> {
+        let session = Session::open_existing(&self.options.socket).await;
+        let mut session = session.map_err(|error| ovs_error("close the bridges for frames", error))?;
+        let stopped = apply::hold(&mut session).await;
+        self.writes += session.take_writes();
+        stopped
+    }
+
     fn bridge_json(&self, bridge: BridgeKind) -> Value {
         let database = self.session.as_ref().map(Session::database);
         let names = database.iter().flat_map(|database| ports::present(database));
@@ -117,8 +133,30 @@ impl Ovs {
 }
 
 impl Datapath for Ovs {
+    fn stand_by(&mut self) {
+        self.stands_by = true;
+    }
+
+    /// The other datapath has the port of the tunnels, and the interfaces to the node's kernel.
+    fn can_stand_by(&self, object: &Object) -> bool {
+        let by_tunnel = matches!(object, Object::Remote(remote) if remote.vtep().is_some());
+        !matches!(object, Object::Peer(_)) && !by_tunnel && desired::needed_kernel_port(object).is_none()
+    }
+
+    async fn take_over(&mut self, connections: Vec<TrackedConnection>) -> Result<(), Error> {
+        self.stands_by = false;
+        let Some(mut session) = self.session.take() else {
+            return Err(ovs_error("take over the connections of the other datapath", NotObserved));
+        };
+        let result = apply::take_over(&mut session, &self.model, connections).await;
+        self.writes += session.take_writes();
+        result?;
+        self.session = Some(session);
+        Ok(())
+    }
+
     fn inherit(&mut self, connections: Vec<TrackedConnection>) {
-        self.inherited = connections;
+        (self.stands_by, self.inherited) = (false, connections);
     }
 
     async fn observe(&mut self, desired: &Desired) -> Result<Observed, Error> {
@@ -149,6 +187,9 @@ impl Datapath for Ovs {
         let Some(mut session) = self.session.take() else {
             return Err(ovs_error("apply changes", NotObserved));
         };
+        if self.stands_by {
+            apply::hold(&mut session).await?;
+        }
         let before = session.database();
         let own = apply::requests::ports_of_ops(&before, &self.model.index, ops);
         // An error drops the session: the state of the switch is unknown then.

@@ -94,9 +94,45 @@ impl<D: Datapath> Reconciler<D> {
         (reconciler, handle)
     }
 
-    /// Takes connections of the datapath that this one replaces.
+    /// Makes the datapath match the state beside another one that forwards, as far as that is possible. False if something failed.
+    pub async fn stand_by(&mut self) -> bool {
+        self.datapath.stand_by();
+        let (plan, blocked) =
+            self.reader.with(|state| (plan::full(state, &self.node), plan::blocked_groups(state)));
+        let can_stand_by = |(_, object): &(&ObjectId, &Object)| self.datapath.can_stand_by(object);
+        self.desired = plan.iter().filter(can_stand_by).map(|(_, object)| object.clone()).collect();
+        self.blocked = blocked;
+        let built = async {
+            let observed = self.datapath.observe(&self.desired).await?;
+            let mut ops = diff(&self.desired, &observed);
+            // What is left over goes when this datapath has taken over.
+            ops.retain(|op| *op != Op::GarbageCollect);
+            self.apply(&ops).await
+        };
+        match built.await {
+            Ok(()) => self.retries.counts().failed.is_empty(),
+            Err(error) => {
+                tracing::info!("the datapath cannot be built beside the other one: {}", one_line(&error));
+                false
+            }
+        }
+    }
+
+    /// Lets the datapath forward, with the connections of the other one, which does not forward any more.
+    pub async fn take_over(&mut self, connections: Vec<TrackedConnection>) {
+        if let Err(error) = self.datapath.take_over(connections).await {
+            tracing::warn!("connections to services may break: {}", one_line(&error));
+        }
+    }
+
+    /// As [`take_over`](Self::take_over) with the next full resync: not everything has been built.
     pub fn inherit(&mut self, connections: Vec<TrackedConnection>) {
         self.datapath.inherit(connections);
+    }
+
+    /// Applies all that could not be built beside the other datapath.
+    pub async fn complete(&mut self) {
+        self.resync().await;
     }
 
     /// Runs until `stop` is cancelled. The forwarding state remains.

@@ -3,17 +3,19 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::DatapathFlags,
     datapath::{
-        Datapath as _, Desired, Kind, TrackedConnection,
+        Datapath, Desired, Error, Kind, TrackedConnection,
         ebpf::{Ebpf, Options},
         ovs::Ovs,
     },
     error::one_line,
+    fail_point::reach,
+    reconcile::Reconciler,
     router,
 };
 
@@ -22,63 +24,121 @@ const SWITCH_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The other datapath of this node, to be replaced. Fails if there is one and `replace` is not set; the error names what helps.
 pub(super) async fn check(flags: &DatapathFlags, replace: bool) -> Result<Option<Predecessor>> {
+    let ebpf = Ebpf::new(flags.ebpf(None, Options::VXLAN_PORT));
+    let ovs = Ovs::new(flags.ovs(None));
     match flags.datapath {
-        Kind::Ovs => {
-            let ebpf = Ebpf::new(flags.ebpf(None, Options::VXLAN_PORT));
-            match ebpf.left_behind()? {
-                None => Ok(None),
-                Some(_) if replace => Ok(Some(Predecessor::Ebpf(Box::new(ebpf)))),
-                Some(root) => bail!(
-                    "eBPF programs of another agent are attached to this node's pods; stop that agent if it runs, then use \
-                     --replace-datapath, or run: netplugin cleanup --datapath ebpf --bpf-root {}",
-                    root.display()
-                ),
+        Kind::Ovs => match ebpf.left_behind()? {
+            None => Ok(None),
+            Some(_) if ebpf.is_passive() => Ok(Some(Predecessor::new(Other::Ebpf(Box::new(ebpf)), false))),
+            Some(_) if replace => Ok(Some(Predecessor::new(Other::Ebpf(Box::new(ebpf)), true))),
+            Some(root) => bail!(
+                "eBPF programs of another agent are attached to this node's pods; stop that agent if it runs, then use \
+                 --replace-datapath, or run: netplugin cleanup --datapath ebpf --bpf-root {}",
+                root.display()
+            ),
+        },
+        Kind::Ebpf => {
+            let left = ovs.left_behind().await.unwrap_or_default();
+            // Programs that forward are behind no bridges: those were to take over, or to be removed.
+            let forwards = ebpf.left_behind()?.is_none() || ebpf.is_passive();
+            if left.is_empty() {
+                Ok(None)
+            } else if replace || !forwards {
+                Ok(Some(Predecessor::new(Other::Ovs(Box::new(ovs)), forwards)))
+            } else {
+                Err(bridges_of_another_agent(flags, &left))
             }
         }
-        Kind::Ebpf if replace => {
-            let ovs = Ovs::new(flags.ovs(None));
-            let left = ovs.left_behind().await.unwrap_or_default();
-            Ok((!left.is_empty()).then(|| Predecessor::Ovs(Box::new(ovs))))
-        }
-        // A switch that does not respond yet is checked by `watch`.
-        Kind::Ebpf => check_switch(flags).await.map(|_responds| None),
         Kind::Fake => Ok(None),
     }
 }
 
 /// The datapath that forwards for this node's pods until it is replaced.
-pub(super) enum Predecessor {
+pub(super) struct Predecessor {
+    other: Other,
+    /// False if it has been stopped before, or was to replace this one.
+    forwards: bool,
+}
+
+enum Other {
     Ovs(Box<Ovs>),
     Ebpf(Box<Ebpf>),
 }
 
 impl Predecessor {
-    /// Removes its forwarding state, and returns the connections of `desired` that it has tracked. The interfaces of pods stay.
-    pub(super) async fn remove(self, desired: &Desired) -> Result<Vec<TrackedConnection>> {
-        let (kind, connections) = match self {
-            Predecessor::Ovs(mut ovs) => {
-                let connections = known(ovs.connections(desired).await);
+    fn new(other: Other, forwards: bool) -> Predecessor {
+        Predecessor { other, forwards }
+    }
+
+    /// Replaces it by the datapath of the reconciler, which has been prepared. The interfaces of pods stay.
+    ///
+    /// The successor is built while this one forwards. Then this one lets frames alone, and the successor takes over.
+    pub(super) async fn replace<D: Datapath>(
+        mut self,
+        desired: &Desired,
+        successor: &mut Reconciler<D>,
+    ) -> Result<()> {
+        if !self.forwards {
+            return self.remove().await;
+        }
+        let is_built = successor.stand_by().await;
+        reach("the datapath is built beside the other one");
+        let connections = self.connections(desired).await.unwrap_or_else(|error| {
+            tracing::warn!("connections to services may break: {}", one_line(&error));
+            vec![]
+        });
+        if !is_built {
+            self.remove().await?;
+            successor.inherit(connections);
+            return Ok(());
+        }
+        if let Err(error) = self.stop().await {
+            tracing::warn!("packets may arrive twice for a moment: {}", one_line(&error));
+        }
+        reach("the other datapath has stopped");
+        successor.take_over(connections).await;
+        reach("the datapath has taken over");
+        // Programs are detached one after the other, which takes a while.
+        if let Other::Ebpf(ebpf) = &self.other {
+            ebpf.delete_devices().await.context("replace the ebpf datapath")?;
+            successor.complete().await;
+            reach("the datapath is complete");
+        }
+        self.remove().await?;
+        reach("the other datapath is removed");
+        Ok(())
+    }
+
+    async fn connections(&self, desired: &Desired) -> Result<Vec<TrackedConnection>, Error> {
+        match &self.other {
+            Other::Ovs(ovs) => ovs.connections(desired).await,
+            Other::Ebpf(ebpf) => ebpf.connections(desired),
+        }
+    }
+
+    async fn stop(&mut self) -> Result<(), Error> {
+        match &mut self.other {
+            Other::Ovs(ovs) => ovs.stop().await,
+            Other::Ebpf(ebpf) => ebpf.stop(),
+        }
+    }
+
+    /// Removes its forwarding state.
+    async fn remove(self) -> Result<()> {
+        let kind = match self.other {
+            Other::Ovs(mut ovs) => {
                 ovs.cleanup().await.context("replace the ovs datapath")?;
                 router::remove().await?;
-                (Kind::Ovs, connections)
+                Kind::Ovs
             }
-            Predecessor::Ebpf(mut ebpf) => {
-                let connections = known(ebpf.connections(desired));
+            Other::Ebpf(mut ebpf) => {
                 ebpf.cleanup().await.context("replace the ebpf datapath")?;
-                (Kind::Ebpf, connections)
+                Kind::Ebpf
             }
         };
-        tracing::info!("replacing the {kind} datapath: removed its forwarding state");
-        Ok(connections)
+        tracing::info!("replaced the {kind} datapath: removed its forwarding state");
+        Ok(())
     }
-}
-
-/// The connections, or none with a warning.
-fn known(connections: Result<Vec<TrackedConnection>, crate::datapath::Error>) -> Vec<TrackedConnection> {
-    connections.unwrap_or_else(|error| {
-        tracing::warn!("connections to services may break: {}", one_line(&error));
-        vec![]
-    })
 }
 
 /// Repeats the check of the switch until it responds, then waits for `stop`: ovsdb-server may start after the agent, and
@@ -103,13 +163,14 @@ pub(super) async fn watch(flags: DatapathFlags, stop: CancellationToken) -> Resu
 /// Fails if the switch has bridges of another agent; false if it does not respond.
 async fn check_switch(flags: &DatapathFlags) -> Result<bool> {
     let Some(left) = Ovs::new(flags.ovs(None)).left_behind().await else { return Ok(false) };
-    if !left.is_empty() {
-        bail!(
-            "the switch of this node has {} of another agent; stop that agent if it runs, then use --replace-datapath, or \
-             run: netplugin cleanup --datapath ovs --ovsdb unix:{}",
-            left.join(" and "),
-            flags.ovsdb.display()
-        );
-    }
-    Ok(true)
+    if left.is_empty() { Ok(true) } else { Err(bridges_of_another_agent(flags, &left)) }
+}
+
+fn bridges_of_another_agent(flags: &DatapathFlags, bridges: &[&str]) -> anyhow::Error {
+    anyhow!(
+        "the switch of this node has {} of another agent; stop that agent if it runs, then use --replace-datapath, or \
+         run: netplugin cleanup --datapath ovs --ovsdb unix:{}",
+        bridges.join(" and "),
+        flags.ovsdb.display()
+    )
 }

@@ -76,9 +76,39 @@ fn request(eth: Packet, to: (Ipv4Addr, u16)) -> Packet {
 
 /// A backend does not wait until the bridges have all flows: what it sends before opens no connection.
 #[test]
+fn connections_to_services_are_inherited_while_backends_send() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    taken_over("inherit", |node, objects, all| {
+        node.datapath.borrow_mut().inherit(all);
+        node.add(objects)
+    })
+}
+
+/// Beside a datapath that forwards, until it has stopped.
+#[test]
 fn connections_to_services_are_taken_over_while_backends_send() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
-    let (node, _outside, wire) = Node::with_uplink("take")?;
+    taken_over("beside", |node, objects, all| {
+        node.datapath.borrow_mut().stand_by();
+        let objects = objects.into_iter();
+        let stand_by: Vec<_> = objects.filter(|object| node.datapath.borrow().can_stand_by(object)).collect();
+        ensure!(stand_by.len() == 4, "{stand_by:?}");
+        node.add(stand_by)?;
+        // Where the frames of networks go.
+        let flows = node.switch.borrow().ofctl("dump-flows", "contivVlanBridge", &["table=14"])?;
+        let has_come = |line: &str| line.contains("n_packets=") && !line.contains("n_packets=0,");
+        ensure!(!flows.lines().any(has_come), "a frame of the network has come in: {flows}");
+        node.runtime.block_on(node.datapath.borrow_mut().take_over(all))?;
+        Ok(())
+    })
+}
+
+/// The client's connection goes on behind `take`.
+fn taken_over(
+    label: &str,
+    take: impl FnOnce(&Node, Vec<Object>, Vec<TrackedConnection>) -> Result<()>,
+) -> Result<()> {
+    let (node, _outside, wire) = Node::with_uplink(label)?;
     let [client, backend] = [CLIENT, BACKEND].map(|n| Mac::of_endpoint(addresses(n).0).0);
     let vip_mac = Mac::of_service(VIP.into()).0;
     let pod = node.pod(&green(), CLIENT)?;
@@ -98,17 +128,16 @@ fn connections_to_services_are_taken_over_while_backends_send() -> Result<()> {
             }
             anyhow::Ok(())
         });
-        node.datapath.borrow_mut().inherit(all);
-        let objects = [
+        let objects = vec![
             Object::Network(green()),
             remote(&green(), BACKEND, None),
             Object::Service(service()?),
             pod.object.clone(),
         ];
-        let added = node.add(objects);
+        let taken = take(&node, objects, all);
         done.store(true, Relaxed);
-        added?;
-        flood.join().expect("the flood ends")
+        taken?;
+        flood.join().unwrap()
     })?;
 
     wire.drain()?;

@@ -18,7 +18,7 @@ use super::{
     port::{self, Port},
     query::{self, alias, find, name, owner},
 };
-use crate::{attach::fail_point::reach, sysctl};
+use crate::{fail_point::reach, sysctl};
 
 /// Interval between checks whether a pair is active.
 const ACTIVE_POLL_INTERVAL: Duration = Duration::from_millis(1);

@@ -4,7 +4,7 @@ mod announce;
 mod inherited;
 pub(super) mod requests;
 
-use std::{collections::BTreeSet, ops::Range};
+use std::collections::BTreeSet;
 
 use super::{
     bridge::{BridgeKind, PerBridge},
@@ -40,7 +40,7 @@ pub(crate) struct Applied {
 
 /// Executes the ops and updates `model`.
 ///
-/// `inherited` are connections of the datapath that this one replaces; they are taken before endpoints can send.
+/// `inherited` are connections of the datapath that this one replaces; they are taken before frames can enter.
 ///
 /// After an `Err` the state of the switch is unknown.
 pub(crate) async fn apply(
@@ -69,16 +69,12 @@ pub(crate) async fn apply(
     let previous: Vec<Installed> = affected.filter_map(|id| model.index.get(&id).cloned()).collect();
     let before = announce::Before::new(model, ops, &previous);
     let mut applied = Applied { failures, ..Applied::default() };
-    if inherited.is_empty() {
-        program(session, model, (ops, 0..ops.len()), (&ports, kernel), &mut applied).await?;
-    } else {
-        let first = inherited::first_endpoint(ops);
-        let failed = |error| ovs_error("take over the connections of the other datapath", error);
-        inherited::hold(session).await.map_err(failed)?;
-        program(session, model, (ops, 0..first), (&ports, kernel), &mut applied).await?;
-        inherited::import(session, model, std::mem::take(inherited)).await;
-        program(session, model, (ops, first..ops.len()), (&ports, kernel), &mut applied).await?;
-        inherited::release(session).await.map_err(failed)?;
+    if !inherited.is_empty() {
+        hold(session).await?;
+    }
+    program(session, model, ops, (&ports, kernel), &mut applied).await?;
+    if !inherited.is_empty() {
+        take_over(session, model, std::mem::take(inherited)).await?;
     }
     requests::open(session, &model.index, closed).await?;
     if options.announce {
@@ -96,6 +92,23 @@ pub(crate) async fn apply(
     Ok(applied)
 }
 
+/// Lets no frame enter the bridges.
+pub(crate) async fn hold(session: &mut Session) -> Result<(), Error> {
+    inherited::hold(session).await.map_err(|error| ovs_error("close the bridges for frames", error))
+}
+
+/// Records the connections of the datapath that this one replaces, and lets frames enter the bridges.
+pub(crate) async fn take_over(
+    session: &mut Session,
+    model: &SwitchModel,
+    connections: Vec<TrackedConnection>,
+) -> Result<(), Error> {
+    if !connections.is_empty() {
+        inherited::import(session, model, connections).await;
+    }
+    inherited::release(session).await.map_err(|error| ovs_error("open the bridges for frames", error))
+}
+
 /// Ports of objects, and the port numbers of the node's kernel.
 type Ports<'a> = (&'a BridgePorts, PerBridge<Option<u32>>);
 
@@ -103,17 +116,17 @@ fn needs_kernel_port(op: &Op, bridge: BridgeKind) -> bool {
     matches!(op, Op::Set(object) if needed_kernel_port(object) == Some(bridge))
 }
 
-/// Writes the flows and groups of the selected ops to both bridges in one batch. If a bridge rejects a batch, writes its halves, so
+/// Writes the flows and groups of the ops to both bridges in one batch. If a bridge rejects a batch, writes its halves, so
 /// that few rejected ops among many take few batches.
 async fn program(
     session: &mut Session,
     model: &mut SwitchModel,
-    (ops, selected): (&[Op], Range<usize>),
+    ops: &[Op],
     ports: Ports<'_>,
     applied: &mut Applied,
 ) -> Result<(), Error> {
     let pending: Vec<usize> =
-        selected.filter(|op| applied.failures.iter().all(|failed| failed.index != *op)).collect();
+        (0..ops.len()).filter(|op| applied.failures.iter().all(|failed| failed.index != *op)).collect();
     let mut batches = vec![&pending[..]];
     while let Some(batch) = batches.pop() {
         match program_batch(session, model, ops, batch, ports, applied).await {

@@ -309,9 +309,9 @@ impl Interfaces {
         stages::remove_superseded(&self.pins, &self.writes)
     }
 
-    /// Removes the programs from all interfaces, the VXLAN device, and the uplink's promiscuous mode. Continues after an
-    /// error; returns the first one.
-    pub(crate) async fn cleanup(&self, netlink: &Netlink) -> Result<(), Error> {
+    /// Removes the programs from all interfaces, and the promiscuous mode of the uplinks unless another datapath needs it. Continues
+    /// after an error; returns the first one.
+    pub(crate) async fn detach(&self, netlink: &Netlink, needs_uplinks: bool) -> Result<(), Error> {
         let mut outcome = Ok(());
         for interface in netlink.names().await? {
             for role in Role::ALL {
@@ -321,7 +321,8 @@ impl Interfaces {
             }
         }
         // If no agent has used the uplink, an operator has set its promiscuous mode.
-        if self.pins.maps().exists() || !self.pins.other_abi_versions().is_empty() {
+        let is_own = self.pins.maps().exists() || !self.pins.other_abi_versions().is_empty();
+        if is_own && !needs_uplinks {
             for uplink in &self.configuration.uplinks {
                 outcome = outcome.and(netlink.release_uplink(uplink, &self.writes).await);
             }

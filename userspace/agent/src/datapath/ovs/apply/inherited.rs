@@ -1,8 +1,8 @@
 //! Connections of the datapath that this one replaces. OpenFlow cannot make entries in connection tracking, but packets can: the
 //! switch tracks three packets of each connection, which go nowhere.
 //!
-//! Until then, and until endpoints have their flows, no frame enters the bridges. What a backend sends meanwhile would open a
-//! connection to the client, whose packets no service's are.
+//! Until then no frame enters the bridges. What a backend sends meanwhile would open a connection to the client, whose packets no
+//! service's are.
 
 use std::net::SocketAddr;
 
@@ -11,7 +11,7 @@ use openflow_rs::{Action, PackedFlow, PackedMod, Port, message::Body, packet::Pa
 
 use crate::{
     datapath::{
-        Object, ObjectId, Op, SequenceNumbers, TrackedConnection,
+        ObjectId, SequenceNumbers, TrackedConnection,
         ovs::{
             bridge::BridgeKind,
             desired::{domain::domain, model::SwitchModel},
@@ -48,11 +48,6 @@ async fn change(session: &mut Session, change: fn(PackedFlow) -> PackedMod) -> R
         session.apply(bridge, vec![change(flow.clone()).into()]).await?;
     }
     Ok(())
-}
-
-/// Index of the first operation that needs the connections.
-pub(super) fn first_endpoint(ops: &[Op]) -> usize {
-    ops.iter().position(|op| matches!(op, Op::Set(Object::Local(_)))).unwrap_or(ops.len())
 }
 
 /// Records the connections of the networks and services in `model`. What is lost is logged: its packets open connections.

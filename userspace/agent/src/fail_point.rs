@@ -1,12 +1,13 @@
-//! Steps of requests at which a debug build can be killed, so that a test can kill it at each of them.
+//! Steps of requests, and of a change of the datapath, at which a debug build can be killed, so that a test can kill it at each of
+//! them.
 
-/// Number of the step at which the process kills itself; the steps of all requests are counted from 1.
+/// Number of the step at which the process kills itself; all steps are counted from 1.
 #[cfg(debug_assertions)]
 const VARIABLE: &str = "CONTIV_KILL_AT_STEP";
 
-/// Counts a completed step of a request. Does nothing in release builds.
+/// Counts a completed step. Does nothing in release builds.
 #[cfg(debug_assertions)]
-pub(super) fn reach(step: &str) {
+pub(crate) fn reach(step: &str) {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     static REACHED: AtomicUsize = AtomicUsize::new(0);
@@ -20,6 +21,6 @@ pub(super) fn reach(step: &str) {
     }
 }
 
-/// Counts a completed step of a request. Does nothing in release builds.
+/// Counts a completed step. Does nothing in release builds.
 #[cfg(not(debug_assertions))]
-pub(super) const fn reach(_step: &str) {}
+pub(crate) const fn reach(_step: &str) {}
