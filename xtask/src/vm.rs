@@ -86,6 +86,8 @@ pub(crate) enum Part {
     OvsConformance,
     /// Attacks on that datapath
     OvsAttacks,
+    /// Nodes that change between that datapath and eBPF
+    Changes,
 }
 
 impl Part {
@@ -97,6 +99,7 @@ impl Part {
             Part::Ovs => "ovs::",
             Part::OvsConformance => "conformance::ovs::",
             Part::OvsAttacks => "attacks::ovs",
+            Part::Changes => "e2e::replace_datapath::",
         }
     }
 }
@@ -161,11 +164,16 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     // Guests emulate each instruction, and half of their time is in the code of tests and agent. Optimising takes minutes, which
     // whole parts on several kernels win back.
     let selection = if options.filter.is_empty() {
-        Selection::OptimizedAgent { tests: &programs::NAMES }
+        Selection::OptimizedAgent { tests: programs(&options.part) }
     } else {
         Selection::All
     };
     run_programs(workspace, options, &suite_programs::build(workspace, &selection)?)
+}
+
+/// The test programs of these parts.
+fn programs(parts: &[Part]) -> &'static [&'static str] {
+    if parts.contains(&Part::Changes) { &programs::ALL_NAMES } else { &programs::NAMES }
 }
 
 /// Runs test programs that are built already.
@@ -208,8 +216,9 @@ fn carry_out(
     let folder = folder(workspace)?;
     // Of its own for each set of kernels: others may run at a time.
     let versions: Vec<_> = plans.iter().map(|plan| plan.version.as_str()).collect();
-    let programs =
-        programs::strip(workspace, built, &folder.join(format!("programs-{}", versions.join("-"))))?;
+    let parts: Vec<Part> = plans.iter().flat_map(|plan| &plan.shares).map(|share| share.part).collect();
+    let copies = folder.join(format!("programs-{}", versions.join("-")));
+    let programs = programs::strip(workspace, built, programs(&parts), &copies)?;
     let Some(first) = kernels.first() else { return Ok(()) };
     let accelerator = Accelerator::choose(first, &folder)?;
     let reports: Vec<_> = thread::scope(|scope| {

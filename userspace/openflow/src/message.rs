@@ -12,7 +12,7 @@ use crate::packed::PackedMod;
 use crate::packet::{PacketIn, PacketOut};
 use crate::port::PortStatus;
 use crate::switch::{AsyncConfig, Features, Hello, RoleMessage, SwitchConfig, VERSION};
-use crate::wire::{DecodeError, EXPERIMENTER_ONF, Reader, TooLong};
+use crate::wire::{DecodeError, EXPERIMENTER_NICIRA, EXPERIMENTER_ONF, Reader, TooLong};
 
 /// Length of the header (`ofp_header`) in bytes.
 pub const HEADER: usize = 8;
@@ -92,6 +92,8 @@ pub enum Body {
         /// Message to add. It needs the transaction id of the outer message.
         message: Box<Message>,
     },
+    /// Request to forget all tracked connections of a zone (`NXT_CT_FLUSH_ZONE` of `nicira-ext.h`).
+    FlushZone(u16),
     /// A message that this library does not decode.
     Other {
         /// Message type.
@@ -104,6 +106,7 @@ pub enum Body {
 const EXPERIMENTER: u8 = 4;
 const BUNDLE_CONTROL: u32 = 2300;
 const BUNDLE_ADD: u32 = 2301;
+const FLUSH_ZONE: u32 = 29;
 
 impl Body {
     fn kind(&self) -> u8 {
@@ -112,7 +115,7 @@ impl Body {
             Body::Error(_) => 1,
             Body::EchoRequest(_) => 2,
             Body::EchoReply(_) => 3,
-            Body::BundleControl(_) | Body::BundleAdd { .. } => EXPERIMENTER,
+            Body::BundleControl(_) | Body::BundleAdd { .. } | Body::FlushZone(_) => EXPERIMENTER,
             Body::FeaturesRequest => 5,
             Body::FeaturesReply(_) => 6,
             Body::GetConfigRequest => 7,
@@ -175,6 +178,12 @@ impl Body {
                 out.put_u16(*flags);
                 message.encode(out)?;
             }
+            Body::FlushZone(zone) => {
+                out.put_u32(EXPERIMENTER_NICIRA);
+                out.put_u32(FLUSH_ZONE);
+                out.put_bytes(0, 6);
+                out.put_u16(*zone);
+            }
             Body::Other { body, .. } => out.extend_from_slice(body),
         }
         Ok(())
@@ -234,6 +243,10 @@ impl Body {
                     });
                 }
                 Body::BundleAdd { bundle, flags, message: Box::new(Message::decode(inner)?) }
+            }
+            (EXPERIMENTER_NICIRA, FLUSH_ZONE) => {
+                r.skip(6)?;
+                Body::FlushZone(r.u16()?)
             }
             _ => Body::Other { kind: EXPERIMENTER, body: whole.rest().to_vec() },
         })

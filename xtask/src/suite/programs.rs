@@ -106,6 +106,9 @@ impl Selection {
                 let mut arguments =
                     words(&["--workspace", "--config", "profile.dev.package.netplugin.opt-level=1"]);
                 arguments.extend(tests.iter().flat_map(|test| words(&["--test", test])));
+                if tests.contains(&"e2e") {
+                    arguments.push("--bins".to_owned());
+                }
                 arguments
             }
         }

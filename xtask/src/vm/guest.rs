@@ -54,6 +54,7 @@ pub(super) fn jobs(programs: &[TestProgram], shares: &[Share]) -> Vec<Job> {
         Part::Ovs => job("ovs", "", filter).map(on_switch),
         Part::OvsConformance => job("conformance", "ovs::", filter).map(on_switch),
         Part::OvsAttacks => job("attacks", "ovs", filter).map(on_switch),
+        Part::Changes => job("e2e", "replace_datapath::", filter).map(on_switch),
     });
     jobs.collect()
 }

@@ -7,7 +7,11 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use tempfile::TempDir;
-use testkit::{BpfDir, Netns, Process, ovs::Switch, scratch_dir};
+use testkit::{
+    BpfDir, Netns, Process,
+    ovs::{self, Switch},
+    scratch_dir,
+};
 
 use super::{
     fabric::Fabric,
@@ -93,7 +97,8 @@ impl Node {
     /// Configures the tunnel address, as an administrator does before starting the agent.
     pub(super) fn prepare_underlay(&mut self) -> Result<()> {
         let device = match &self.switch {
-            Some(switch) => {
+            // The kernel sends tunnel packets through any link.
+            Some(switch) if !ovs::on_kernel() => {
                 switch.vsctl(&[
                     "add-br",
                     PHYSICAL_BRIDGE,
@@ -109,7 +114,7 @@ impl Node {
                 self.netns.ip(&format!("link set {UNDERLAY} arp off"))?;
                 PHYSICAL_BRIDGE
             }
-            None => UNDERLAY,
+            _ => UNDERLAY,
         };
         self.netns.address(device, &format!("{}/24", self.underlay_address()))?;
         self.netns.up(device)
@@ -174,7 +179,8 @@ impl Node {
             vec!["--vlan-uplinks", UPLINK, "--datapath", self.datapath.name(), "--bpf-root", &pins];
         let database = self.switch.as_ref().map(|switch| format!("unix:{}", switch.socket().display()));
         if let Some(database) = &database {
-            words.extend(["--ovsdb", database, "--ovs-datapath-type", "netdev"]);
+            let kind = if ovs::on_kernel() { "system" } else { "netdev" };
+            words.extend(["--ovsdb", database, "--ovs-datapath-type", kind]);
         }
         words.into_iter().map(str::to_owned).collect()
     }

@@ -386,6 +386,10 @@ impl Datapath for Ebpf {
 
     async fn take_over(&mut self, connections: Vec<TrackedConnection>) -> Result<(), Error> {
         self.inherit(connections);
+        if self.interfaces.devices().overlay == 0 {
+            // With the next resync, which creates the VXLAN device when the other datapath is gone.
+            return Ok(());
+        }
         let Some(mut installed) = self.installed.take() else {
             return Err(failed("take over from the other datapath", "nothing has been observed yet"));
         };
@@ -412,7 +416,8 @@ impl Datapath for Ebpf {
             installed.kernel_mut().peers.set_phase(Phase::RETIRED)?;
         }
         let queue = device::ifindex(queues::EXIT);
-        self.interfaces.ensure(&netlink, &mut installed.kernel_mut().programs, queue).await?;
+        let programs = &mut installed.kernel_mut().programs;
+        self.interfaces.ensure(&netlink, programs, queue, self.stands_by).await?;
         let uplinks = &self.interfaces.devices().uplinks;
         self.uplinks.ensure(&self.pins, uplinks, &mut self.announcer, &self.writes)?;
         installed.kernel_mut().ensure_settings(Settings {

@@ -4,6 +4,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
+    time::Duration,
 };
 
 use anyhow::{Result, ensure};
@@ -12,13 +13,14 @@ use netplugin::datapath::{
     Backend, Datapath as _, Network, Object, Scope, SequenceNumbers, Service, TrackedConnection,
 };
 use testkit::{
+    Netns,
     capture::Tap,
     needs,
     packet::{Packet, tcp_flags},
-    wait_until,
+    patience, wait_until,
 };
 
-use crate::node::{Node, SOON, addresses, network, remote, vlan};
+use crate::node::{Node, Pod, SOON, addresses, network, remote, vlan};
 
 const TAG: u16 = 100;
 const CLIENT: u8 = 2;
@@ -26,10 +28,15 @@ const BACKEND: u8 = 3;
 const VIP: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 200);
 const PORT: u16 = 4000;
 const ACK: u8 = tcp_flags::ACK;
+/// Time in which the switch counts what has come in.
+const QUIET: Duration = Duration::from_millis(700);
 /// Connections before the one that is used, whose takeover takes a while.
 const OTHERS: u16 = 2000;
 /// What client and backend send next.
-const NEXT: [u32; 2] = [1000, 5000];
+type Next = [u32; 2];
+const NEXT: Next = [1000, 5000];
+/// Later, further than a window.
+const LATER: Next = [2_000_000_000, 3_000_000_000];
 
 fn green() -> Network {
     network("green", vlan(TAG), ArpMode::Proxy)
@@ -44,14 +51,13 @@ fn service() -> Result<Service> {
     })
 }
 
-/// A connection of the client to the service.
-fn connection(port: u16) -> TrackedConnection {
+/// Connections of the client to the service, the last of which is used.
+fn connections([own, other]: Next) -> Vec<TrackedConnection> {
     let network = green();
-    let [own, other] = NEXT;
     let sent = |next, acknowledged| SequenceNumbers { next, acknowledged };
-    TrackedConnection {
-        vrf: network.vrf,
-        network: network.id,
+    let connection = |port| TrackedConnection {
+        vrf: network.vrf.clone(),
+        network: network.id.clone(),
         encap: network.encap,
         protocol: Protocol::Tcp,
         client: SocketAddr::from((addresses(CLIENT).0, port)),
@@ -59,104 +65,146 @@ fn connection(port: u16) -> TrackedConnection {
         backend: Some(SocketAddr::from((addresses(BACKEND).0, 8080))),
         is_closing: false,
         numbers: Some([sent(own, other), sent(other, own)]),
-    }
+    };
+    (PORT + 1..=PORT + OTHERS).chain([PORT]).map(connection).collect()
 }
 
 /// A segment of the backend, or of the service, to the client.
-fn reply(eth: Packet, from: (Ipv4Addr, u16)) -> Packet {
-    let [own, other] = NEXT;
+fn reply(eth: Packet, from: (Ipv4Addr, u16), [own, other]: Next) -> Packet {
     eth.ipv4(from.0, addresses(CLIENT).0).tcp(from.1, PORT, ACK).sequence(other, own).payload(b"reply")
 }
 
 /// A segment of the client to the service, or to the backend.
-fn request(eth: Packet, to: (Ipv4Addr, u16)) -> Packet {
-    let [own, other] = NEXT;
+fn request(eth: Packet, to: (Ipv4Addr, u16), [own, other]: Next) -> Packet {
     eth.ipv4(addresses(CLIENT).0, to.0).tcp(PORT, to.1, ACK).sequence(own, other).payload(b"request")
+}
+
+/// A node with a client, and the wire on which the backend is.
+struct Site {
+    node: Node,
+    client: Pod,
+    tap: Tap,
+    wire: Tap,
+    _outside: Netns,
+}
+
+impl Site {
+    fn new(label: &str) -> Result<Site> {
+        let (node, outside, wire) = Node::with_uplink(label)?;
+        let client = node.pod(&green(), CLIENT)?;
+        // Its kernel would reset connections that it does not know.
+        client.namespace.ip("addr flush dev eth0")?;
+        let tap = Tap::open(&client.namespace, "eth0")?;
+        Ok(Site { node, client, tap, wire, _outside: outside })
+    }
+
+    fn objects(&self) -> Result<[Object; 4]> {
+        let service = Object::Service(service()?);
+        Ok([Object::Network(green()), remote(&green(), BACKEND, None), service, self.client.object.clone()])
+    }
+
+    /// The backend's segment on the wire.
+    fn from_backend(next: Next) -> Vec<u8> {
+        let [client, backend] = macs();
+        reply(Packet::eth(client, backend).vlan(TAG), (addresses(BACKEND).0, 8080), next).build()
+    }
+
+    /// Takes over while the backend sends.
+    fn take_over(&self, next: Next, take: impl FnOnce(Vec<TrackedConnection>) -> Result<()>) -> Result<()> {
+        let (done, to_client, wire) = (AtomicBool::new(false), Site::from_backend(next), &self.wire);
+        thread::scope(|scope| {
+            let flood = scope.spawn(|| {
+                while !done.load(Relaxed) {
+                    wire.send(&to_client)?;
+                    // The switch has other work, too.
+                    thread::yield_now();
+                }
+                anyhow::Ok(())
+            });
+            let taken = take(connections(next));
+            done.store(true, Relaxed);
+            taken?;
+            flood.join().unwrap()
+        })
+    }
+
+    /// The client's connection to the service goes on.
+    fn check(&self, next: Next) -> Result<()> {
+        let ([client, backend], vip_mac) = (macs(), Mac::of_service(VIP.into()).0);
+        let to_backend = (addresses(BACKEND).0, 8080);
+        self.wire.drain()?;
+        self.tap.drain()?;
+        let translated = request(Packet::eth(backend, client).vlan(TAG), to_backend, next).build();
+        // The switch may drop more for a moment, until it has seen that its flows have changed.
+        wait_until(SOON, "the request", || {
+            self.tap.send(&request(Packet::eth(vip_mac, client), (VIP, 80), next).build())?;
+            let frames = self.wire.drain()?;
+            Ok(frames.iter().any(|frame| frame.bytes.starts_with(&translated)).then_some(()))
+        })?;
+        let shown = reply(Packet::eth(client, backend), (VIP, 80), next).build();
+        let foreign = reply(Packet::eth(client, backend), to_backend, next).build();
+        wait_until(SOON, "the reply", || {
+            self.wire.send(&Site::from_backend(next))?;
+            let frames = self.tap.drain()?;
+            let has = |one: &[u8]| frames.iter().any(|frame| frame.bytes.starts_with(one));
+            ensure!(!has(&foreign), "a reply has the address of the backend");
+            Ok(has(&shown).then_some(()))
+        })?;
+        // No flow is left of the takeover.
+        self.node.restart_agent();
+        assert_eq!((self.node.converge()?, self.node.writes()), (vec![], 0));
+        Ok(())
+    }
+}
+
+/// Ethernet addresses of client and backend.
+fn macs() -> [[u8; 6]; 2] {
+    [CLIENT, BACKEND].map(|n| Mac::of_endpoint(addresses(n).0).0)
 }
 
 /// A backend does not wait until the bridges have all flows: what it sends before opens no connection.
 #[test]
 fn connections_to_services_are_inherited_while_backends_send() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
-    taken_over("inherit", |node, objects, all| {
-        node.datapath.borrow_mut().inherit(all);
-        node.add(objects)
-    })
+    let site = Site::new("inherit")?;
+    site.take_over(NEXT, |all| {
+        site.node.datapath.borrow_mut().inherit(all);
+        site.node.add(site.objects()?)
+    })?;
+    site.check(NEXT)
 }
 
-/// Beside a datapath that forwards, until it has stopped.
+/// Beside a datapath that forwards, until it has stopped. A node that has changed its datapath before has entries of that time.
 #[test]
 fn connections_to_services_are_taken_over_while_backends_send() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
-    taken_over("beside", |node, objects, all| {
-        node.datapath.borrow_mut().stand_by();
-        let objects = objects.into_iter();
-        let stand_by: Vec<_> = objects.filter(|object| node.datapath.borrow().can_stand_by(object)).collect();
-        ensure!(stand_by.len() == 4, "{stand_by:?}");
-        node.add(stand_by)?;
-        // Where the frames of networks go.
-        let flows = node.switch.borrow().ofctl("dump-flows", "contivVlanBridge", &["table=14"])?;
-        let has_come = |line: &str| line.contains("n_packets=") && !line.contains("n_packets=0,");
-        ensure!(!flows.lines().any(has_come), "a frame of the network has come in: {flows}");
-        node.runtime.block_on(node.datapath.borrow_mut().take_over(all))?;
-        Ok(())
-    })
-}
-
-/// The client's connection goes on behind `take`.
-fn taken_over(
-    label: &str,
-    take: impl FnOnce(&Node, Vec<Object>, Vec<TrackedConnection>) -> Result<()>,
-) -> Result<()> {
-    let (node, _outside, wire) = Node::with_uplink(label)?;
-    let [client, backend] = [CLIENT, BACKEND].map(|n| Mac::of_endpoint(addresses(n).0).0);
-    let vip_mac = Mac::of_service(VIP.into()).0;
-    let pod = node.pod(&green(), CLIENT)?;
-    // Its kernel would reset connections that it does not know.
-    pod.namespace.ip("addr flush dev eth0")?;
-    let tap = Tap::open(&pod.namespace, "eth0")?;
-    let to_client = reply(Packet::eth(client, backend).vlan(TAG), (addresses(BACKEND).0, 8080)).build();
-
-    let all: Vec<_> = (PORT + 1..=PORT + OTHERS).chain([PORT]).map(connection).collect();
-    let done = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let flood = scope.spawn(|| {
-            while !done.load(Relaxed) {
-                wire.send(&to_client)?;
-                // The switch has other work, too.
-                thread::yield_now();
-            }
-            anyhow::Ok(())
-        });
-        let objects = vec![
-            Object::Network(green()),
-            remote(&green(), BACKEND, None),
-            Object::Service(service()?),
-            pod.object.clone(),
-        ];
-        let taken = take(&node, objects, all);
-        done.store(true, Relaxed);
-        taken?;
-        flood.join().unwrap()
-    })?;
-
-    wire.drain()?;
-    tap.drain()?;
-    tap.send(&request(Packet::eth(vip_mac, client), (VIP, 80)).build())?;
-    let translated = request(Packet::eth(backend, client).vlan(TAG), (addresses(BACKEND).0, 8080)).build();
-    wire.expect(SOON, "the request", |frame| frame.starts_with(&translated).then_some(()))?;
-    let shown = reply(Packet::eth(client, backend), (VIP, 80)).build();
-    let foreign = reply(Packet::eth(client, backend), (addresses(BACKEND).0, 8080)).build();
-    // The switch may drop more for a moment, until it has seen that its flows have changed.
-    wait_until(SOON, "the reply", || {
-        wire.send(&to_client)?;
-        let frames = tap.drain()?;
-        let has = |one: &[u8]| frames.iter().any(|frame| frame.bytes.starts_with(one));
-        ensure!(!has(&foreign), "a reply has the address of the backend");
-        Ok(has(&shown).then_some(()))
-    })?;
-    // No flow is left of the takeover.
-    node.restart_agent();
-    assert_eq!((node.converge()?, node.writes()), (vec![], 0));
+    let site = Site::new("beside")?;
+    for next in [NEXT, LATER] {
+        site.node.restart_agent();
+        site.take_over(next, |all| {
+            site.node.datapath.borrow_mut().stand_by();
+            let objects = site.objects()?;
+            ensure!(objects.iter().all(|object| site.node.datapath.borrow().can_stand_by(object)));
+            site.node.observe()?;
+            site.node.add(objects)?;
+            // Where the frames of networks go.
+            let count = |text: &str| -> Option<u64> {
+                let counts = text.split("n_packets=").skip(1);
+                counts.map(|rest| rest.split(',').next()?.parse::<u64>().ok()).sum()
+            };
+            let arrived = || -> Result<Option<u64>> {
+                let switch = site.node.switch.borrow();
+                Ok(count(&switch.ofctl("dump-flows", "contivVlanBridge", &["table=14"])?))
+            };
+            // Of before.
+            thread::sleep(QUIET * patience());
+            let before = arrived()?;
+            thread::sleep(QUIET * patience());
+            ensure!(before.is_some() && arrived()? == before, "frames of the network come in");
+            site.node.runtime.block_on(site.node.datapath.borrow_mut().take_over(all))?;
+            Ok(())
+        })?;
+        site.check(next)?;
+    }
     Ok(())
 }

@@ -378,6 +378,7 @@ fn controller_side() -> impl Strategy<Value = Body> {
         (any::<u32>(), any::<u16>(), flow_mod()).prop_map(|(bundle, flags, change)| {
             Body::BundleAdd { bundle, flags, message: Box::new(Message::new(1, Body::FlowMod(change))) }
         }),
+        any::<u16>().prop_map(Body::FlushZone),
     ]
 }
 

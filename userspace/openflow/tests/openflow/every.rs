@@ -247,6 +247,7 @@ fn bodies() -> Vec<Body> {
         control(BundleStep::DiscardRequest),
         control(BundleStep::DiscardReply),
         Body::BundleAdd { bundle: 1, flags: ATOMIC | ORDERED, message: Box::new(added) },
+        Body::FlushZone(100),
     ];
     all.extend(requests().into_iter().map(Body::MultipartRequest));
     let reply = |parts| Body::MultipartReply(MultipartReply { more: false, parts });

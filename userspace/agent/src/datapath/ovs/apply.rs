@@ -103,9 +103,7 @@ pub(crate) async fn take_over(
     model: &SwitchModel,
     connections: Vec<TrackedConnection>,
 ) -> Result<(), Error> {
-    if !connections.is_empty() {
-        inherited::import(session, model, connections).await;
-    }
+    inherited::import(session, model, connections).await;
     inherited::release(session).await.map_err(|error| ovs_error("open the bridges for frames", error))
 }
 

@@ -127,20 +127,23 @@ impl Interfaces {
     /// Creates the devices, and attaches the programs to them. Detaches the programs from former uplinks, VXLAN devices
     /// and queues; `queue` is the index of the interface that the program of the queues belongs to. The interfaces to the
     /// node's kernel are repaired only: objects that need one create it ([`ensure_kernel_port`](Self::ensure_kernel_port)).
+    ///
+    /// `beside` another datapath, the VXLAN device may be missing: the kernel datapath of Open vSwitch has the port.
     pub(crate) async fn ensure(
         &mut self,
         netlink: &Netlink,
         programs: &mut Programs,
         queue: Option<u32>,
+        beside: bool,
     ) -> Result<(), Error> {
-        let Configuration { vxlan_device, vxlan_port, vtep, .. } = &self.configuration;
-        let overlay = netlink.ensure_vxlan(vxlan_device, *vxlan_port, &self.writes).await?;
-        if let Some(underlay) = vtep.and_then(device::with_address)
-            && device::is_veth(&underlay)
-        {
-            device::ensure_tx_checksum_off(vxlan_device, &self.writes)?;
-        }
-        self.hooks.ensure(programs.tc(Role::Overlay), Role::Overlay, vxlan_device, overlay, netlink).await?;
+        let Configuration { vxlan_device, vxlan_port, .. } = &self.configuration;
+        let overlay = match self.ensure_overlay(netlink, programs).await {
+            Err(error) if beside => {
+                tracing::debug!("no {vxlan_device} beside the other datapath: {}", one_line(&error));
+                0
+            }
+            overlay => overlay?,
+        };
         let overlay_port = *vxlan_port;
         let uplinks = self.ensure_uplinks(netlink, programs).await?;
         let mut devices = Devices { overlay, overlay_port, uplinks, ..Devices::default() };
@@ -172,6 +175,19 @@ impl Interfaces {
         }
         self.devices = devices;
         Ok(())
+    }
+
+    /// Creates the VXLAN device, with its program, unless it exists. Returns its index.
+    async fn ensure_overlay(&self, netlink: &Netlink, programs: &mut Programs) -> Result<u32, Error> {
+        let Configuration { vxlan_device, vxlan_port, vtep, .. } = &self.configuration;
+        let overlay = netlink.ensure_vxlan(vxlan_device, *vxlan_port, &self.writes).await?;
+        if let Some(underlay) = vtep.and_then(device::with_address)
+            && device::is_veth(&underlay)
+        {
+            device::ensure_tx_checksum_off(vxlan_device, &self.writes)?;
+        }
+        self.hooks.ensure(programs.tc(Role::Overlay), Role::Overlay, vxlan_device, overlay, netlink).await?;
+        Ok(overlay)
     }
 
     /// Creates an interface to the node's kernel, with its program, unless it exists.

@@ -4,7 +4,7 @@
 //! Until then no frame enters the bridges. What a backend sends meanwhile would open a connection to the client, whose packets no
 //! service's are.
 
-use std::net::SocketAddr;
+use std::{collections::BTreeSet, net::SocketAddr};
 
 use contiv_model::service::{Port as ServicePort, Protocol};
 use openflow_rs::{Action, PackedFlow, PackedMod, Port, message::Body, packet::PacketOut};
@@ -50,24 +50,22 @@ async fn change(session: &mut Session, change: fn(PackedFlow) -> PackedMod) -> R
     Ok(())
 }
 
-/// Records the connections of the networks and services in `model`. What is lost is logged: its packets open connections.
+/// Records the connections of the networks and services in `model`, and no others: entries of an earlier time do not fit the packets of
+/// a connection that has gone on. What is lost is logged: its packets open connections.
 pub(super) async fn import(session: &Session, model: &SwitchModel, mut connections: Vec<TrackedConnection>) {
     // Connections between endpoints go on without.
     connections.sort_by_key(|connection| connection.backend.is_none());
     let all = connections.len();
-    let (mut bodies, mut count) = (vec![], 0);
-    for connection in connections.iter().take(MAX) {
-        if let Some(packets) = packets(model, connection) {
-            bodies.extend(packets);
-            count += 1;
-        }
-    }
+    let recorded = connections.iter().take(MAX).filter_map(|connection| packets(model, connection));
+    let recorded: Vec<_> = recorded.collect();
+    let count = recorded.len();
+    let bodies = zones(model).into_iter().map(Body::FlushZone).chain(recorded.into_iter().flatten());
     // Both bridges have the same connection tracking.
     let Some(bridge) = session.bridge(BridgeKind::Vxlan) else {
         tracing::warn!("connections to services may break: no bridge is connected");
         return;
     };
-    let mut bodies = bodies.into_iter().peekable();
+    let mut bodies = bodies.peekable();
     while bodies.peek().is_some() {
         let chunk: Vec<Body> = bodies.by_ref().take(CHUNK).collect();
         if let Err(error) = bridge.send_all(chunk, |_| "record a connection".into()).await {
@@ -76,6 +74,13 @@ pub(super) async fn import(session: &Session, model: &SwitchModel, mut connectio
         }
     }
     tracing::info!("took over {count} connections of the other datapath; {} lost", all - count);
+}
+
+/// Zones of the connections of the networks.
+fn zones(model: &SwitchModel) -> BTreeSet<u16> {
+    let networks = model.index.networks().map(|network| (&network.vrf, (&network.id, network.encap)));
+    let domains = networks.filter_map(|(vrf, network)| domain(&model.index, &model.numbers, vrf, network));
+    domains.flat_map(|domain| [domain.zone(), domain.clients_zone()]).collect()
 }
 
 /// The packets that make the entries of a connection; `None` if the switch cannot have it.
