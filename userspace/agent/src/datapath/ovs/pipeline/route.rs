@@ -22,7 +22,7 @@ use openflow_rs::{Action, Field, Flow, Match, Port, matching::mac_bits};
 use super::{
     answer,
     family::Family,
-    guard,
+    guard, kernel,
     metadata::{Domain, IS_ROUTED, Segment, enter_network, flagged, mark_routed, network_match, routed},
     policy,
     table::{self, priority, priority::router as rank},
@@ -142,7 +142,19 @@ fn to(segment: Segment, mac: Mac, ip: IpAddr) -> Vec<Flow> {
     let same = Flow::new(table::IP, priority::SAME_NETWORK, flagged(same, 0, IS_ROUTED));
     let other = Flow::new(table::IP, priority::MATCH, guard::destination(domain.packets(), ip));
     let enter = [mark_routed(true), enter_network(tag)];
-    vec![same.apply(deliver(mac)), other.apply(enter).apply(deliver(mac))]
+    let mut flows = vec![same.apply(deliver(mac)), other.apply(enter).apply(deliver(mac))];
+    if domain.is_local() {
+        flows.extend(expired_to_service(domain, ip));
+    }
+    flows
+}
+
+/// The kernel gets expired packets to a backend on another network. They were sent to the service, not to the router.
+fn expired_to_service(domain: Domain, ip: IpAddr) -> [Flow; 2] {
+    [0u8, 1].map(|ttl| {
+        let to = guard::destination(domain.packets_from(0), ip).field(Field::IpTtl, ttl);
+        Flow::new(table::IP, priority::MATCH + 1, flagged(to, 0, IS_ROUTED)).apply(kernel::leave())
+    })
 }
 
 fn deliver(mac: Mac) -> [Action; 2] {
