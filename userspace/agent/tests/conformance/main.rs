@@ -51,7 +51,7 @@ on_every_datapath!([
     restart: restart_writes_nothing, restart_finds_orphans, cleanup_leaves_nothing;
     drift: lost_forwarding_is_repaired, lost_port_is_repaired, orphans_are_removed;
     failure: missing_interface_fails_alone, unsupported_values_fail_alone;
-    policy: rules_out_hold_at_the_source, rules_in_hold_at_the_destination, answers_pass, errors_belong_to_their_connection, a_change_is_in_force_at_once,
+    policy: rules_out_hold_at_the_source, flows_to_strangers_reach_no_endpoint, rules_in_hold_at_the_destination, answers_pass, errors_belong_to_their_connection, a_change_is_in_force_at_once,
         the_highest_priority_decides, rules_match_addresses, icmp_rules_match_both_families, policies_do_not_apply_to_neighbour_discovery,
         packets_get_the_dscp_of_their_group;
     services: connections_go_to_backends, requests_for_the_address_are_answered, backends_come_and_go,

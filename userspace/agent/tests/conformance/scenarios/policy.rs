@@ -1,7 +1,10 @@
 //! Policies and net profiles: packets are treated as the oracle of the model decides.
 
-use anyhow::Result;
-use contiv_model::policy::{Action, Direction, ICMP, Identity, Peer, Rule, UDP};
+use anyhow::{Result, ensure};
+use contiv_model::{
+    policy::{Action, Direction, ICMP, Identity, Peer, Rule, UDP},
+    tag::Encap,
+};
 use netplugin::datapath::{Group, Object, ObjectId};
 use testkit::packet::Packet;
 
@@ -97,6 +100,38 @@ pub(crate) fn rules_out_hold_at_the_source<H: Harness>() -> Result<()> {
         // The other group has no rules.
         world.passes(("pb", 2, 4000), ("pa", 1, 5000))?;
         world.check_in_sync()?;
+    }
+    Ok(())
+}
+
+/// A flow to an address without a record goes on to no endpoint whose Ethernet address the sender puts in.
+pub(crate) fn flows_to_strangers_reach_no_endpoint<H: Harness>() -> Result<()> {
+    const STRANGER: u8 = 99;
+    for net in Net::kinds()? {
+        let mut world = world::<H>(&net)?;
+        let about = |peer: u32| -> Result<Rule> {
+            Ok(Rule { peer: Peer::identity(number(peer)?), ..rule(Direction::Out, Action::Deny, 1)? })
+        };
+        world.set(group(ONE, [about(TWO)?, about(ELEVEN)?])?)?;
+        let to = |station: u8, port: u16| {
+            let eth = || Packet::eth(mac(station), mac(1));
+            let v4 = eth().ipv4(ip(1), ip(STRANGER)).udp(port, 5000).payload(b"to a stranger");
+            let v6 = eth().ipv6(ip6(1), ip6(STRANGER)).udp(port, 5000).payload(b"to a stranger");
+            [v4, v6]
+        };
+        for (station, port) in [(2, 4000), (11, 4001)] {
+            for frame in to(station, port) {
+                world.sends(&pod("pa"), &frame, [])?;
+            }
+            for (opening, frame) in to(STRANGER, port + 10).iter().zip(to(station, port + 10)) {
+                let came = world.outcome(&pod("pa"), &opening.build())?;
+                // Tunnels get no copy, since the rules name groups.
+                let is_sent = came.contains(&net.to_node(0, opening));
+                ensure!(is_sent == matches!(net.encap, Encap::Vlan(_)), "{net:?}: {came:?}");
+                world.sends(&pod("pa"), &frame, [])?;
+                world.sends(&pod("pa"), &frame, [])?;
+            }
+        }
     }
     Ok(())
 }

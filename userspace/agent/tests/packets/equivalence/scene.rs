@@ -433,6 +433,11 @@ fn probe() -> impl Strategy<Value = Probe> {
             let content = match (content, to) {
                 // Without ports, a packet in the other direction would be a reply.
                 (Content::Gre, Target::Endpoint(endpoint)) if endpoint < from => Content::Udp,
+                // And two to one address outside would be of one connection, with two Ethernet addresses.
+                (
+                    Content::Gre,
+                    Target::Outside { which: 0, .. } | Target::Outside { by_router: false, .. },
+                ) => Content::Udp,
                 _ => content,
             };
             let cut = cut && matches!(content, Content::Udp);
