@@ -110,16 +110,34 @@ fn note_receiver(packet: &Packet, ifindex: u32) {
     }
 }
 
-/// The same of an endpoint on another node. One without a group is no other than the unknown owner of an address; the flow to that
-/// is none to an endpoint with a group, whose Ethernet address the sender has put in since.
+/// The same of an endpoint on another node. A flow to the unknown owner of an address is none to an endpoint with a group, whose
+/// Ethernet address the sender has put in since. Replies go where the packets came from.
 #[inline(always)]
 pub(crate) fn reaches(packet: &mut Packet, group: u32) -> Result<(), DropReason> {
     let (evaluated, group) = (packet.receiver_identity, group & u32::from(u16::MAX));
-    let is_unknown = evaluated == u32::from(FlowHalf::UNKNOWN) && group == 0;
-    if packet.receiver == packet::ANYBODY || evaluated == group || is_unknown {
+    if packet.receiver == packet::ANYBODY || evaluated == group {
+        return Ok(());
+    }
+    let is_reply = packet.entry & 1 != 0;
+    if evaluated == u32::from(FlowHalf::UNKNOWN) && is_reply && ctv_has_group(packet) == 0 {
+        return Ok(());
+    }
+    if evaluated == u32::from(FlowHalf::UNKNOWN) && !is_reply && group == 0 {
         return Ok(());
     }
     Err(packet::reason(ctv_stale(packet)))
+}
+
+/// Not zero if the destination address of the packet in hand, for which no record was known when its flow was evaluated, has one now,
+/// and a group.
+///
+/// A function of its own for the stack.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_has_group(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return 0 };
+    let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.wanted.destination));
+    u32::from(owner.is_some_and(|owner| owner.group & u32::from(u16::MAX) != 0))
 }
 
 /// Removes the flow of the packet in hand: its receiver's address belongs to another endpoint now.
