@@ -164,7 +164,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
     // Guests emulate each instruction, and half of their time is in the code of tests and agent. Optimising takes minutes, which
     // whole parts on several kernels win back.
     let selection = if options.filter.is_empty() {
-        Selection::OptimizedAgent { tests: programs(&options.part) }
+        Selection::OptimizedAgent { tests: test_programs(&options.part) }
     } else {
         Selection::All
     };
@@ -172,7 +172,7 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
 }
 
 /// The test programs of these parts.
-fn programs(parts: &[Part]) -> &'static [&'static str] {
+fn test_programs(parts: &[Part]) -> &'static [&'static str] {
     if parts.contains(&Part::Changes) { &programs::ALL_NAMES } else { &programs::NAMES }
 }
 
@@ -218,7 +218,7 @@ fn carry_out(
     let versions: Vec<_> = plans.iter().map(|plan| plan.version.as_str()).collect();
     let parts: Vec<Part> = plans.iter().flat_map(|plan| &plan.shares).map(|share| share.part).collect();
     let copies = folder.join(format!("programs-{}", versions.join("-")));
-    let programs = programs::strip(workspace, built, programs(&parts), &copies)?;
+    let programs = programs::strip(workspace, built, test_programs(&parts), &copies)?;
     let Some(first) = kernels.first() else { return Ok(()) };
     let accelerator = Accelerator::choose(first, &folder)?;
     let reports: Vec<_> = thread::scope(|scope| {

@@ -31,11 +31,10 @@ impl Mac {
 
     /// The Ethernet address with which nodes answer for the address of a service: `02:02:` and its last four octets.
     pub const fn of_service(vip: IpAddr) -> Mac {
-        let [a, b, c, d] = match vip {
-            IpAddr::V4(vip) => vip.octets(),
-            IpAddr::V6(vip) => (vip.to_bits() as u32).to_be_bytes(),
-        };
-        Mac([2, 2, a, b, c, d])
+        Mac::of_endpoint(match vip {
+            IpAddr::V4(vip) => vip,
+            IpAddr::V6(vip) => Ipv4Addr::from_bits(vip.to_bits() as u32),
+        })
     }
 
     /// The IPv6 link-local address that a kernel forms from the address (RFC 4291 appendix A).

@@ -68,8 +68,8 @@ pub trait Datapath: Send {
         async { Ok(()) }
     }
 
-    /// From the next [`observe`](Self::observe) on, the datapath lets frames alone, until it takes over: another one forwards, beside
-    /// which this one is built.
+    /// From the next [`observe`](Self::observe) on, the datapath does not forward, until it takes over: another one does, beside which
+    /// this one is built.
     fn stand_by(&mut self) {}
 
     /// Whether the object can be set beside the other datapath.
@@ -78,7 +78,7 @@ pub trait Datapath: Send {
         true
     }
 
-    /// Forwards, with the connections of the other datapath, which lets frames alone by now. The last [`apply`](Self::apply) has set
+    /// Forwards, with the connections of the other datapath, which has stopped. The last [`apply`](Self::apply) has set
     /// all objects that can be set beside the other datapath.
     fn take_over(
         &mut self,

@@ -24,30 +24,36 @@ const SWITCH_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The other datapath of this node, to be replaced. Fails if there is one and `replace` is not set; the error names what helps.
 pub(super) async fn check(flags: &DatapathFlags, replace: bool) -> Result<Option<Predecessor>> {
-    let ebpf = Ebpf::new(flags.ebpf(None, Options::VXLAN_PORT));
-    let ovs = Ovs::new(flags.ovs(None));
+    let ebpf = || Box::new(Ebpf::new(flags.ebpf(None, Options::VXLAN_PORT)));
+    let found = |other, forwards| Ok(Some(Predecessor { other, forwards }));
     match flags.datapath {
-        Kind::Ovs => match ebpf.left_behind()? {
-            None => Ok(None),
-            Some(_) if ebpf.is_passive() => Ok(Some(Predecessor::new(Other::Ebpf(Box::new(ebpf)), false))),
-            Some(_) if replace => Ok(Some(Predecessor::new(Other::Ebpf(Box::new(ebpf)), true))),
-            Some(root) => bail!(
-                "eBPF programs of another agent are attached to this node's pods; stop that agent if it runs, then use \
-                 --replace-datapath, or run: netplugin cleanup --datapath ebpf --bpf-root {}",
-                root.display()
-            ),
-        },
-        Kind::Ebpf => {
-            let left = ovs.left_behind().await.unwrap_or_default();
-            // Programs that forward are behind no bridges: those were to take over, or to be removed.
-            let forwards = ebpf.left_behind()?.is_none() || ebpf.is_passive();
-            if left.is_empty() {
-                Ok(None)
-            } else if replace || !forwards {
-                Ok(Some(Predecessor::new(Other::Ovs(Box::new(ovs)), forwards)))
-            } else {
-                Err(bridges_of_another_agent(flags, &left))
+        Kind::Ovs => {
+            let ebpf = ebpf();
+            let Some(root) = ebpf.left_behind()? else { return Ok(None) };
+            let root = root.display().to_string();
+            let forwards = !ebpf.is_passive();
+            if forwards && !replace {
+                bail!(
+                    "eBPF programs of another agent are attached to this node's pods; stop that agent if it runs, then use \
+                     --replace-datapath, or run: netplugin cleanup --datapath ebpf --bpf-root {root}"
+                );
             }
+            found(Other::Ebpf(ebpf), forwards)
+        }
+        Kind::Ebpf => {
+            let ovs = Box::new(Ovs::new(flags.ovs(None)));
+            // A switch that does not respond yet is checked by `watch`.
+            let left = ovs.left_behind().await.unwrap_or_default();
+            if left.is_empty() {
+                return Ok(None);
+            }
+            // Beside programs that forward, bridges do not: they were to take over, or have been stopped.
+            let ebpf = ebpf();
+            let forwards = ebpf.left_behind()?.is_none() || ebpf.is_passive();
+            if forwards && !replace {
+                return Err(bridges_of_another_agent(flags, &left));
+            }
+            found(Other::Ovs(ovs), forwards)
         }
         Kind::Fake => Ok(None),
     }
@@ -66,13 +72,9 @@ enum Other {
 }
 
 impl Predecessor {
-    fn new(other: Other, forwards: bool) -> Predecessor {
-        Predecessor { other, forwards }
-    }
-
     /// Replaces it by the datapath of the reconciler, which has been prepared. The interfaces of pods stay.
     ///
-    /// The successor is built while this one forwards. Then this one lets frames alone, and the successor takes over.
+    /// The successor is built while this one forwards. Then this one stops, and the successor takes over.
     pub(super) async fn replace<D: Datapath>(
         mut self,
         desired: &Desired,

@@ -52,7 +52,7 @@ mod tracked;
 
 pub(crate) use self::{
     answer::{ANSWER_TABLE, answer, meter},
-    base::{base_flows, no_frame},
+    base::{base_flows, drop_all},
     external::external,
     forward::{Spread, from_network, local, network, outside, remote, subnet, tunnel, vrf_number, vtep},
     group::{

@@ -1,12 +1,15 @@
 //! Connections of the datapath that this one replaces. OpenFlow cannot make entries in connection tracking, but packets can: the
 //! switch tracks three packets of each connection, which go nowhere.
 //!
-//! Until then no frame enters the bridges. What a backend sends meanwhile would open a connection to the client, whose packets no
-//! service's are.
+//! Until then no frame enters the bridges. What a backend sends meanwhile would be tracked as a connection from the backend to the
+//! client. The client's packets would be its replies, and not go to the service.
 
-use std::{collections::BTreeSet, net::SocketAddr};
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::SocketAddr,
+};
 
-use contiv_model::service::{Port as ServicePort, Protocol};
+use contiv_model::{service::Protocol, vrf::Vrf};
 use openflow_rs::{Action, PackedFlow, PackedMod, Port, message::Body, packet::PacketOut};
 
 use crate::{
@@ -43,7 +46,7 @@ pub(super) async fn release(session: &mut Session) -> Result<(), session::Error>
 }
 
 async fn change(session: &mut Session, change: fn(PackedFlow) -> PackedMod) -> Result<(), session::Error> {
-    let flow = PackedFlow::new(&pipeline::no_frame().cookie(HOLD.0));
+    let flow = PackedFlow::new(&pipeline::drop_all().cookie(HOLD.0));
     for bridge in BridgeKind::ALL {
         session.apply(bridge, vec![change(flow.clone()).into()]).await?;
     }
@@ -56,8 +59,9 @@ pub(super) async fn import(session: &Session, model: &SwitchModel, mut connectio
     // Connections between endpoints go on without.
     connections.sort_by_key(|connection| connection.backend.is_none());
     let all = connections.len();
-    let recorded = connections.iter().take(MAX).filter_map(|connection| packets(model, connection));
-    let recorded: Vec<_> = recorded.collect();
+    let services = services(model);
+    let recorded = connections.iter().take(MAX);
+    let recorded: Vec<_> = recorded.filter_map(|connection| packets(model, &services, connection)).collect();
     let count = recorded.len();
     let bodies = zones(model).into_iter().map(Body::FlushZone).chain(recorded.into_iter().flatten());
     // Both bridges have the same connection tracking.
@@ -83,8 +87,27 @@ fn zones(model: &SwitchModel) -> BTreeSet<u16> {
     domains.flat_map(|domain| [domain.zone(), domain.clients_zone()]).collect()
 }
 
+/// Numbers of services by VRF, address, port and protocol.
+type Services<'a> = HashMap<(&'a Vrf, SocketAddr, Protocol), u32>;
+
+fn services(model: &SwitchModel) -> Services<'_> {
+    let mut services = HashMap::new();
+    for service in model.index.services() {
+        let cookie = Cookie::of(&ObjectId::Service(service.id.clone()));
+        let Some(number) = model.numbers.services.get(&cookie) else { continue };
+        services.extend(service.ports.iter().map(|port| {
+            ((&service.scope.vrf, SocketAddr::new(service.vip, port.port), port.protocol), number)
+        }));
+    }
+    services
+}
+
 /// The packets that make the entries of a connection; `None` if the switch cannot have it.
-fn packets(model: &SwitchModel, connection: &TrackedConnection) -> Option<Vec<Body>> {
+fn packets(
+    model: &SwitchModel,
+    services: &Services<'_>,
+    connection: &TrackedConnection,
+) -> Option<Vec<Body>> {
     let TrackedConnection { vrf, network, encap, protocol, destination, backend, .. } = connection;
     let domain = domain(&model.index, &model.numbers, vrf, (network, *encap))?;
     let receiver = backend.as_ref().unwrap_or(destination);
@@ -92,12 +115,8 @@ fn packets(model: &SwitchModel, connection: &TrackedConnection) -> Option<Vec<Bo
     let Some(backend) = backend else {
         return exchange(connection, *receiver, &pipeline::accepted(domain, key, None));
     };
-    let has = |port: &ServicePort| (port.port, port.protocol) == (destination.port(), *protocol);
-    let service = model.index.services().find(|service| {
-        service.scope.vrf == *vrf && service.vip == destination.ip() && service.ports.iter().any(has)
-    })?;
-    let number = model.numbers.services.get(&Cookie::of(&ObjectId::Service(service.id.clone())))?;
-    let to = Some((number, destination.port()));
+    let number = services.get(&(vrf, *destination, *protocol))?;
+    let to = Some((*number, destination.port()));
     let mut packets = exchange(connection, *destination, &pipeline::chosen(domain, backend.ip()))?;
     packets.extend(exchange(connection, *receiver, &pipeline::accepted(domain, key, to))?);
     Some(packets)

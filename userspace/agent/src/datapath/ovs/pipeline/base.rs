@@ -9,7 +9,7 @@ use super::{
 use crate::datapath::ovs::bridge::BridgeKind;
 
 /// Returns the flow that drops all frames which arrive.
-pub(crate) fn no_frame() -> Flow {
+pub(crate) fn drop_all() -> Flow {
     Flow::new(table::INPUT, u16::MAX, Match::new())
 }
 

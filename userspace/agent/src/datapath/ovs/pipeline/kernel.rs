@@ -37,7 +37,7 @@ pub(super) fn leave() -> [Action; 3] {
     ]
 }
 
-/// Returns the flows that exist for any desired state. The kernel gets expired packets, for it tells their senders, but not what a
+/// Returns the flows that exist for any desired state. The kernel gets expired packets, because it tells their senders, but not what a
 /// pod sends to itself. A backend is an endpoint with a record: until that is there, its service's packets are dropped, since rules
 /// would not know the endpoint.
 pub(super) fn base() -> [Flow; 4] {
