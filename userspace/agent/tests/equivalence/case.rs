@@ -244,8 +244,9 @@ impl<H: Harness> Case<'_, H> {
             Step::Back => probe.back(cluster, number, connection.delivered.as_ref()?, phase, id),
             Step::Errors(about) => {
                 let delivered = if about == Way::There { &connection.delivered } else { &connection.reply };
-                let compared = exclusions::compares_errors::<H>(probe.resolved(cluster).content)
-                    && probe.service(cluster).is_none();
+                let is_translated = probe.service(cluster).is_some();
+                let compared =
+                    exclusions::compares_errors::<H>(probe.resolved(cluster).content, is_translated);
                 delivered.as_ref().filter(|_| compared).and_then(|one| probe.error(cluster, number, one))
             }
         }

@@ -1,8 +1,7 @@
 //! What is not compared: known differences between a datapath and the oracle.
 //!
 //! `node::harness::Difference` has the list of each datapath; the reasons are in the harnesses and in
-//! `docs/src/architecture/ovs.md`. Besides, no case has what the oracle does not model: fragments, rates, and ICMP errors about
-//! translated packets.
+//! `docs/src/architecture/ovs.md`. Besides, no case has what the oracle does not model: fragments and rates.
 
 use contiv_model::service::Readiness;
 use netplugin::datapath::fake::Origin;
@@ -88,10 +87,10 @@ pub(crate) fn chosen<H: Harness>(is_repeated: bool, is_unclear: bool) -> &'stati
     }
 }
 
-/// Whether ICMP errors about packets of the protocol are about a connection. The oracle does not translate errors, and neither
-/// does OVS: there are none about connections to services.
-pub(crate) fn compares_errors<H: Harness>(content: Content) -> bool {
-    !is_evaluated_alone::<H>(content)
+/// Whether ICMP errors about packets of the protocol, which are of a connection to a service if `is_translated`, come where they
+/// should, and no later than other packets.
+pub(crate) fn compares_errors<H: Harness>(content: Content, is_translated: bool) -> bool {
+    !(is_evaluated_alone::<H>(content) || is_translated && answers_late::<H>())
 }
 
 /// Whether messages about expired packets and to refused clients come at any time, or not at all.

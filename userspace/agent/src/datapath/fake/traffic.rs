@@ -2,8 +2,8 @@
 //!
 //! A connection stores its initiator and its backend. Everything else is evaluated for each packet, so that a change of the
 //! rules applies to established connections. Simplifications compared with a real datapath: connections do not end;
-//! fragments after the first are not handled; ICMP errors to a service are not translated; backends are those of the network of
-//! the service; rates are not limited.
+//! fragments after the first are not handled; ICMP errors of clients outside the cluster are not translated; backends are those
+//! of the network of the service; rates are not limited.
 
 use contiv_model::{
     mac::Mac,
@@ -91,11 +91,15 @@ impl Traffic {
             if connection.is_translated() && packet.tuple.destination.0 == connection.tuple.source.0 {
                 packet.rewrite_error(&mut inner, connection.tuple.destination)?;
             }
+            let to_service =
+                connection.is_translated() && packet.tuple.destination.0 == connection.tuple.destination.0;
+            let destination = if to_service { connection.to.0 } else { packet.tuple.destination.0 };
+            if to_service {
+                packet.return_error(&mut inner, connection.to, network.mac(destination)?)?;
+            }
             return match for_router {
-                _ if *from == Origin::Kernel => {
-                    network.deliver_routed_by_kernel(inner, packet.tuple.destination.0)
-                }
-                Some(_) => network.route(&packet, inner, packet.tuple.destination.0),
+                _ if *from == Origin::Kernel => network.deliver_routed_by_kernel(inner, destination),
+                Some(_) => network.route(&packet, inner, destination),
                 None => Some(network.bridge(inner, packet, from)),
             };
         }

@@ -174,6 +174,15 @@ impl Packet {
         Some(())
     }
 
+    /// Gives an ICMP error to the sender of the quoted packet: its source address and port, and its Ethernet address. `None` for too
+    /// little of a packet.
+    pub(crate) fn return_error(&self, frame: &mut [u8], sender: End, mac: Mac) -> Option<()> {
+        let source = if self.v6 { ETHERNET + 8 } else { ETHERNET + 12 };
+        self.requote(frame, |quoted, inner| quoted.translate(inner, source, quoted.body, sender))?;
+        self.rewrite_destination(frame, (sender.0, 0), mac);
+        Some(())
+    }
+
     /// Gives the packet that an ICMP error quotes another source address. `None` for too little of a packet.
     pub(crate) fn rewrite_quoted_source(&self, frame: &mut [u8], source: Ipv4Addr) -> Option<()> {
         self.rewrite_quoted(frame, ETHERNET + 12, source)

@@ -301,6 +301,32 @@ pub(crate) fn errors_are_about_the_service<H: Harness>() -> Result<()> {
     Ok(())
 }
 
+/// The backend gets a client's errors, about the packets that it has sent.
+pub(crate) fn errors_of_clients_go_to_the_backend<H: Harness>() -> Result<()> {
+    for net in Net::kinds()? {
+        let mut world = world::<H>(&net)?;
+        world.set(service(&net, &ready(&[2]))?)?;
+        let error = |to: u8, reply: &[u8]| {
+            let error = Packet::eth(mac(to), mac(1)).ipv4(ip(1), ip(to));
+            error.icmp(3, 4, [0, 0, 5, 0]).payload(&reply[14..14 + 28])
+        };
+        let reply = |from: u8, port: u16| datagram((1, from), (ip(from), port), (ip(1), 4000)).build();
+        let sent = error(VIP, &reply(VIP, 53));
+        world.sends(&pod("pa"), &sent, [])?;
+        ensure!(world.asks(&net, 4000, &[2])? == 2);
+        world.is_answered(&net, 2, 4000)?;
+        world.sends(&pod("pa"), &sent, [to_pod("pb", &error(2, &reply(2, 5353)))])?;
+        // About no packet of a connection, and no error at all.
+        world.sends(&pod("pa"), &error(VIP, &reply(VIP, 54)), [])?;
+        world.sends(
+            &pod("pa"),
+            &Packet::eth(mac(VIP), mac(1)).ipv4(ip(1), ip(VIP)).icmp_echo_request(7, 1),
+            [],
+        )?;
+    }
+    Ok(())
+}
+
 /// Clients of a service without backends, and of a port that no service has, are told at once.
 pub(crate) fn refused_clients_are_told<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {

@@ -117,7 +117,7 @@ fn packets(
     };
     let number = services.get(&(vrf, *destination, *protocol))?;
     let to = Some((*number, destination.port()));
-    let mut packets = exchange(connection, *destination, &pipeline::chosen(domain, backend.ip()))?;
+    let mut packets = exchange(connection, *destination, &pipeline::chosen(domain, *backend))?;
     packets.extend(exchange(connection, *receiver, &pipeline::accepted(domain, key, to))?);
     Some(packets)
 }

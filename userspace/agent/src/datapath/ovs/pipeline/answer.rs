@@ -3,23 +3,25 @@
 //! ```text
 //!  25, 27 service without a backend ─┐
 //!  7 TTL expired ────────────────────┼─ 31 ── meter ── controller ─▶ agent ─┬─▶ port of the pod
-//!  6 ICMP error about a translated ──┤                                      └─▶ 9, 2, 8
-//!    packet                          │
+//!  6, 25 ICMP error about a ─────────┤                                      └─▶ 9, 7, 2, 8
+//!    translated packet, to its       │
+//!    client or from it               │
 //!  2, 8 the same from the kernel, ───┘
 //!    and to it
 //! ```
 //!
 //! The packet carries what the agent does with it in registers: an expired one the address of the gateway that tells, an error the
-//! address and port of the service, one from the kernel the address of the endpoint, and one to the kernel the private address. The agent makes it an error about the packet
+//! address and port of the service or of the backend, one from the kernel the address of the endpoint, and one to the kernel the private address. The agent makes it an error about the packet
 //! that its receiver has sent. The
 //! meter bounds what pods cost the switch and the agent. While the agent is away, these packets are dropped as without an
 //! answer.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use contiv_model::mac::Mac;
 use ipnet::IpNet;
 use openflow_rs::{
-    Action, DropBand, Field, Flow, Match, Meter, MeterUnit, Port,
+    Action, DropBand, Field, Flow, Match, Meter, MeterUnit, Port, Slice,
     packet::{PacketIn, PacketOut},
 };
 
@@ -38,7 +40,7 @@ use crate::datapath::wire::{
 /// Packets for the agent, per bridge and second, and at once.
 const RATE: u32 = 1000;
 const METER: u32 = 0xc0;
-/// What the agent does: [`REFUSED`], [`EXPIRED`], [`TRANSLATED`], [`PRIVATE`] or [`OWN`]; what it has done, if it is one of the latter
+/// What the agent does: [`REFUSED`], [`EXPIRED`], [`TRANSLATED`], [`REPLIED`], [`PRIVATE`] or [`OWN`]; what it has done, if it is one of the latter
 /// two.
 const KIND: Field = Field::Reg8;
 const REFUSED: u8 = 1;
@@ -46,7 +48,8 @@ const EXPIRED: u8 = 2;
 const TRANSLATED: u8 = 3;
 const PRIVATE: u8 = 4;
 const OWN: u8 = 5;
-/// Port of the service.
+const REPLIED: u8 = 6;
+/// Port of the service, or of the backend.
 const PORT: Field = Field::Reg9;
 
 /// Table of the flows that send packets to the agent.
@@ -74,6 +77,14 @@ pub(super) fn translate(service: IpAddr, port: u16) -> [Action; 4] {
     [to, Action::set(PORT, port), kind, next]
 }
 
+/// The client's error is about a packet of a backend: it goes there. Its address and port are in these parts of the packet's connection.
+pub(super) fn return_to_backend(family: Family, address: Slice, port: Slice) -> [Action; 4] {
+    let [kind, next] = answered(REPLIED);
+    let address = Action::Move { from: address, to: family.register().into() };
+    let port = Action::Move { from: port, to: Slice::bits(PORT, 0, port.width) };
+    [address, port, kind, next]
+}
+
 /// The error from the node's kernel is about a packet of this endpoint, and quotes its private address. Only of packets that match
 /// this, which are not back from the agent.
 pub(super) fn restore(matching: Match, endpoint: Ipv4Addr) -> (Match, [Action; 3]) {
@@ -96,7 +107,7 @@ fn answered(kind: u8) -> [Action; 2] {
 
 /// Returns the flows that exist for any desired state.
 pub(super) fn base() -> Vec<Flow> {
-    let errors = [TRANSLATED, PRIVATE, OWN].map(|kind| to_agent(Match::new().field(KIND, kind)));
+    let errors = [TRANSLATED, REPLIED, PRIVATE, OWN].map(|kind| to_agent(Match::new().field(KIND, kind)));
     Family::ALL.into_iter().flat_map(refused).chain(errors).collect()
 }
 
@@ -132,7 +143,8 @@ pub(crate) fn answer(packet: &PacketIn) -> Option<PacketOut> {
     let kind = matching.exact(KIND).and_then(|kind| u8::try_from(kind).ok())?;
     let from = Port(matching.exact(Field::InPort).and_then(|port| u32::try_from(port).ok())?);
     match kind {
-        TRANSLATED => return translated(from, matching, data),
+        TRANSLATED => return translated(from, matching, data, Packet::rewrite_error, table::DESTINATION),
+        REPLIED => return translated(from, matching, data, returned, table::IP),
         PRIVATE => return restored(from, matching, data),
         OWN => return concealed(from, matching, data),
         _ => {}
@@ -150,17 +162,29 @@ pub(crate) fn answer(packet: &PacketIn) -> Option<PacketOut> {
     Some(PacketOut { in_port: Port::CONTROLLER, actions: vec![Action::output(from)], data: frame })
 }
 
-/// Forwards an error as the table would that sent it here.
-fn translated(in_port: Port, matching: &Match, data: &[u8]) -> Option<PacketOut> {
+/// Translates an error by the address and the port in the registers, and forwards it to this table.
+fn translated(
+    in_port: Port,
+    matching: &Match,
+    data: &[u8],
+    translate: impl FnOnce(&Packet, &mut [u8], (IpAddr, u16)) -> Option<()>,
+    next: u8,
+) -> Option<PacketOut> {
     // Frames from an uplink have their tag.
     let tag = untag(data);
     let mut frame = tag.as_ref().map_or_else(|| data.to_vec(), |(_, inner)| inner.clone());
     let packet = Packet::read(&frame)?;
     let port = matching.exact(PORT).and_then(|port| u16::try_from(port).ok())?;
-    packet.rewrite_error(&mut frame, (address(matching, packet.tuple.source.0)?, port))?;
+    translate(&packet, &mut frame, (address(matching, packet.tuple.source.0)?, port))?;
     let data = tag.map_or(frame.clone(), |(vlan, _)| tagged(&frame, vlan));
-    let actions = metadata(matching).into_iter().chain([Action::resubmit(table::DESTINATION)]).collect();
+    let actions = metadata(matching).into_iter().chain([Action::resubmit(next)]).collect();
     Some(PacketOut { in_port, actions, data })
+}
+
+/// The table that forwards it gives it the Ethernet address.
+fn returned(packet: &Packet, frame: &mut [u8], backend: (IpAddr, u16)) -> Option<()> {
+    let mac = Mac(*frame.first_chunk()?);
+    packet.return_error(frame, backend, mac)
 }
 
 /// Gives a packet the metadata that it had.
@@ -258,6 +282,29 @@ mod tests {
             assert_eq!(actions[0], Action::set(Field::Metadata, 5_u64 << 40 | 1));
             assert_eq!(actions[2], Action::resubmit(table::DESTINATION));
         }
+    }
+
+    #[test]
+    fn errors_of_clients_are_about_what_the_backend_has_sent() {
+        let [client, service, backend] = [1, 200, 9].map(|last| [10, 0, 0, last]);
+        let reply = |from, port| {
+            let packet = packet::Packet::eth([2; 6], [4; 6]).ipv4(from, client).ip_id(7);
+            packet.udp(port, 4000).payload(b"answer").build()
+        };
+        let error = |to: [u8; 4], quoted: &[u8]| {
+            let packet = packet::Packet::eth([4; 6], [2; 6]).ipv4(client, to);
+            packet.icmp(3, 3, [0; 4]).payload(&quoted[14..14 + 28]).build()
+        };
+        let registers =
+            |port: u16| Match::new().field(Field::Reg4, u32::from_be_bytes(backend)).field(PORT, port);
+        let sent = error(service, &reply(service, 53));
+        let PacketOut { in_port, actions, data } =
+            answer(&sent_by(REPLIED, registers(5353), sent.clone())).unwrap();
+        assert_eq!(data, error(backend, &reply(backend, 5353)));
+        assert_eq!((in_port, &actions[2..]), (Port(7), &[Action::resubmit(table::IP)][..]));
+        // A connection of before its port was recorded.
+        let unknown = Match::new().field(Field::Reg4, u32::from_be_bytes(backend));
+        assert_eq!(answer(&sent_by(REPLIED, unknown, sent)), None);
     }
 
     #[test]

@@ -94,7 +94,8 @@ pub(super) fn local(segment: Segment, mac: Mac, addresses: &Addresses) -> impl I
         ]);
         let here = Flow::new(table::PLACE, priority::MATCH, with_backend(network_match(tag), ip));
         // Also of a relayed connection whose backend was another one.
-        let stay = [Action::set(PATH, 0u8), remember(family, domain), Action::resubmit(table::TRANSLATE)];
+        let stay =
+            [Action::set(PATH, 0u8), remember(family, domain, None), Action::resubmit(table::TRANSLATE)];
         [arrived, here.apply(stay)]
     })
 }

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use contiv_model::policy::{ICMP, ICMPV6};
 use openflow_rs::{
     Field, Match,
     matching::{ETH_TYPE_IPV4, ETH_TYPE_IPV6},
@@ -33,6 +34,14 @@ impl Family {
         match self {
             Family::V4 => ETH_TYPE_IPV4,
             Family::V6 => ETH_TYPE_IPV6,
+        }
+    }
+
+    /// IP protocol of its control messages.
+    pub(super) fn icmp(self) -> u8 {
+        match self {
+            Family::V4 => ICMP,
+            Family::V6 => ICMPV6,
         }
     }
 

@@ -4,6 +4,7 @@
 //!  3 ─ address and port ── ct ── 25 ─┬─ established ──────── 27 backend ─┬─ 28 ─ 29 translate ─ 7 MAC address ─ 4 policy
 //!                                    └─ new ── 26 affinity ─ 27 ─ group ─┘ ct(commit)
 //!  24 accepted ─ 22 ─ 6 reply of a backend? ── ct ── 9
+//!  3 ─ ICMP message ───── ct ── 25 ─── error about a reply ────── 31 agent ─ 7
 //!  3 ─ address, no port ─ ct ── 25 ─┬─ reply of a pod to itself ── 7
 //!  27 no backend ───────────────────┴─ 31 refused
 //! ```
@@ -25,7 +26,6 @@ use std::{net::IpAddr, time::Duration};
 
 use contiv_model::{
     mac::Mac,
-    policy::{ICMP, ICMPV6},
     service::{Port, Protocol, Readiness},
 };
 use openflow_rs::{
@@ -51,8 +51,10 @@ use super::{
 };
 use crate::datapath::{Backend, Service};
 
-/// Mark of a client's connection whose backend is chosen.
+/// Bit of the mark of a client's connection whose backend is chosen.
 const IS_CHOSEN: u32 = 1;
+/// Position and width of the backend's port in that mark; zero if it is not known.
+const TARGET: (u16, u16) = (16, 16);
 /// Not zero if the connection has its backend.
 pub(super) const IS_ESTABLISHED: Field = Field::Reg1;
 /// Index of the chosen backend.
@@ -72,7 +74,7 @@ fn label(family: Family) -> Slice {
 /// The flows that exist for any desired state.
 pub(super) fn base() -> Vec<Flow> {
     let established = |family: Family| {
-        let m = family.packets(Match::new()).field(Field::CtMark, IS_CHOSEN);
+        let m = is_chosen(family.packets(Match::new()));
         let actions = [
             Action::Move { from: label(family), to: Slice::whole(family.register()) },
             Action::set(IS_ESTABLISHED, 1u8),
@@ -90,6 +92,7 @@ pub(super) fn base() -> Vec<Flow> {
         Flow::new(table::CHOSEN, rank::FIRST, Match::new().field(IS_ESTABLISHED, 1u8)).goto(table::TRANSLATE),
     ]);
     flows.extend(Family::ALL.into_iter().flat_map(to_no_port));
+    flows.extend(Family::ALL.into_iter().flat_map(errors_of_clients));
     flows.push(Flow::new(table::SERVICE_STATE, rank::FIRST, service_port_match(0, 0)));
     flows.extend(Family::ALL.into_iter().flat_map(fragments_of_replies));
     let reply = ct_state::TRACKED | ct_state::REPLY;
@@ -143,6 +146,36 @@ fn to_no_port(family: Family) -> [Flow; 3] {
     [refused(packets().tcp()), refused(packets().udp()), replies.apply([Action::resubmit(table::IP)])]
 }
 
+/// ICMP messages of a pod to a service's address, after [`of_client`]: what is no error about a packet of the backend is dropped.
+fn errors_of_clients(family: Family) -> [Flow; 2] {
+    let state = ct_state::TRACKED | ct_state::RELATED;
+    let messages = || family.packets(service_port_match(0, 0)).ip_proto(family.icmp());
+    let errors = is_chosen(messages().ct_state(state, state | ct_state::REPLY));
+    let (at, width) = TARGET;
+    let target = Slice::bits(Field::CtMark, at, width);
+    [
+        Flow::new(table::SERVICE_STATE, rank::FIRST + 3, messages()),
+        Flow::new(table::SERVICE_STATE, rank::FIRST + 4, errors).apply(answer::return_to_backend(
+            family,
+            label(family),
+            target,
+        )),
+    ]
+}
+
+/// Looks an ICMP message to the service's address up as an error about a packet of one of its backends.
+fn of_client(service: &Service, domain: Domain) -> Flow {
+    let family = Family::of(service.vip);
+    let m = guard::destination(domain.packets_from(0), service.vip).ip_proto(family.icmp());
+    let track = Ct { zone: clients(domain), table: Some(table::SERVICE_STATE), ..Ct::default() };
+    Flow::new(table::SERVICE_DNAT, rank::ANY + 1, m).apply([Action::Ct(track)])
+}
+
+/// Requires a client's connection whose backend is chosen.
+fn is_chosen(matching: Match) -> Match {
+    matching.masked(Field::CtMark, IS_CHOSEN, IS_CHOSEN)
+}
+
 /// Looks a packet up as what a pod returns to itself, to its own address. The address that it was sent to is in a register.
 fn returned(family: Family, domain: Domain) -> [Action; 3] {
     let track = Ct { zone: Zone::Number(domain.zone()), table: Some(table::SERVICE_STATE), ..Ct::default() };
@@ -171,6 +204,7 @@ pub(crate) fn service(service: &Service, domain: Domain, number: u32) -> Vec<Flo
     // What else a pod sends to the address may be what it returns to itself.
     let to = guard::destination(domain.packets_from(0), service.vip);
     flows.push(Flow::new(table::SERVICE_DNAT, rank::ANY, to).apply(returned(family, domain)));
+    flows.push(of_client(service, domain));
     flows.push(returning(service, number));
     let mac = Mac::of_service(service.vip);
     flows.extend(guard::known_service(domain, mac, service.vip));
@@ -235,7 +269,7 @@ pub(crate) fn is_of_service(label: u128) -> bool {
 /// The backend of a client's connection to a service, by the mark and the label of its entry; `None` if it has none.
 pub(crate) fn chosen_backend(is_ipv4: bool, mark: u32, label: u128) -> Option<IpAddr> {
     let address = || if is_ipv4 { IpAddr::V4((label as u32).into()) } else { IpAddr::V6(label.into()) };
-    (mark == IS_CHOSEN).then(address)
+    (mark & IS_CHOSEN != 0).then(address)
 }
 
 /// Whether the switch has made the flow of a packet.
@@ -365,14 +399,15 @@ fn commit(service: &Service, domain: Domain, number: u32, port: &Port) -> Flow {
     let learn = service.affinity.map(|time| Action::Learn(affinity(family, number, time)));
     let m = with_protocol(family.packets(service_port_match(number, port.port)), port);
     Flow::new(table::CHOSEN, rank::PORT, m)
-        .apply([remember(family, domain)].into_iter().chain(learn))
+        .apply([remember(family, domain, Some(port.target))].into_iter().chain(learn))
         .goto(table::TRANSLATE)
 }
 
-/// The client's connection has its backend.
-pub(super) fn remember(family: Family, domain: Domain) -> Action {
+/// The client's connection has its backend, with this port if it is known.
+pub(super) fn remember(family: Family, domain: Domain, target: Option<u16>) -> Action {
+    let target = u32::from(target.unwrap_or(0)) << TARGET.0;
     let exec = vec![
-        Action::set(Field::CtMark, IS_CHOSEN),
+        Action::set(Field::CtMark, IS_CHOSEN | target),
         Action::Move { from: Slice::whole(family.register()), to: label(family) },
     ];
     Action::Ct(Ct { commit: true, zone: clients(domain), exec, ..Ct::default() })
@@ -433,9 +468,10 @@ fn reply(service: &Service, domain: Domain, number: u32, port: &Port) -> Flow {
 
 /// An ICMP error about a packet that a client of this node has sent to the service.
 fn error(service: &Service, domain: Domain, number: u32, port: &Port) -> Flow {
-    let protocol = if service.vip.is_ipv4() { ICMP } else { ICMPV6 };
-    let related = ct_state::TRACKED | ct_state::RELATED;
-    let m = Family::of(service.vip).packets(domain.packets()).ip_proto(protocol).ct_state(related, related);
+    let family = Family::of(service.vip);
+    // Not those of the client.
+    let related = ct_state::TRACKED | ct_state::RELATED | ct_state::REPLY;
+    let m = family.packets(domain.packets()).ip_proto(family.icmp()).ct_state(related, related);
     let m = m.masked(Field::CtLabel, service_value(number, port.port), SERVICE_MASK);
     Flow::new(table::SERVICE_SNAT, rank::PORT, m).apply(answer::translate(service.vip, port.port))
 }

@@ -1,6 +1,6 @@
 //! Entries of connection tracking that packets of the agent make.
 
-use std::net::IpAddr;
+use std::net::SocketAddr;
 
 use contiv_model::{policy, service::Protocol};
 use openflow_rs::Action;
@@ -26,7 +26,10 @@ pub(crate) fn accepted(
 }
 
 /// Records the backend of a client's connection to a service.
-pub(crate) fn chosen(domain: Domain, backend: IpAddr) -> Vec<Action> {
-    let family = Family::of(backend);
-    vec![Action::set(family.register(), address_bits(backend)), service::remember(family, domain)]
+pub(crate) fn chosen(domain: Domain, backend: SocketAddr) -> Vec<Action> {
+    let family = Family::of(backend.ip());
+    vec![
+        Action::set(family.register(), address_bits(backend.ip())),
+        service::remember(family, domain, Some(backend.port())),
+    ]
 }
