@@ -167,6 +167,11 @@ impl Rig {
             strangers.push((pod, tap));
         }
         node.converge()?;
+        // Drops of what the pods' kernels send, as listeners or in answer to copies of frames, would be counted too.
+        for pod in [&first, &second].into_iter().chain(strangers.iter().map(|(pod, _)| pod)) {
+            pod.ns.sysctl("net/ipv6/conf/eth0/disable_ipv6", "1")?;
+            pod.ns.ip("address flush dev eth0")?;
+        }
         Ok(Rig { node, first, _second: second, _outside: outside, strangers })
     }
 
