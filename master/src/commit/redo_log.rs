@@ -15,7 +15,7 @@ mod step;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use contiv_model::key::POLICY_RULES;
+use contiv_model::key::{MODELDB, POLICY_RULES};
 use contiv_store::election::Leadership;
 use contiv_store::{Error, Guard, Op, Outcome, Store, Txn};
 use serde::{Deserialize, Serialize};
@@ -62,9 +62,9 @@ impl RedoLog {
     /// Splits `ops` into steps. `name` must differ from the names of all logs in the store. Fails
     /// if a value is not JSON.
     pub(super) fn new(name: String, mut ops: Vec<Op>) -> serde_json::Result<RedoLog> {
-        // Keys that nodes read come first. Keys for operators, which are derived from them, come
-        // last.
-        ops.sort_by_key(|op| op.key().starts_with(POLICY_RULES));
+        // Keys that nodes read come first. Then the API's objects: an agent takes a deletion for a loss of data if the objects
+        // that explain it were written before. Keys for operators, which are derived from them, come last.
+        ops.sort_by_key(|op| (op.key().starts_with(POLICY_RULES), op.key().starts_with(MODELDB)));
         let mut steps: Vec<Vec<Op>> = vec![];
         let mut bytes = 0;
         for op in ops {

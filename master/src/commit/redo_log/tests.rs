@@ -8,9 +8,9 @@ fn put(key: &str, bytes: usize) -> Op {
 }
 
 #[test]
-fn steps_fit_the_store_and_rules_for_operators_come_last() {
-    let rule = format!("{POLICY_RULES}r");
-    let mut ops: Vec<Op> = vec![put(&rule, 1)];
+fn steps_fit_the_store_and_come_in_the_order_of_their_readers() {
+    let [rule, object] = [format!("{POLICY_RULES}r"), format!("{MODELDB}global/global")];
+    let mut ops: Vec<Op> = vec![put(&rule, 1), put(&object, 1)];
     ops.extend((0..300).map(|n| put(&format!("k{n}"), 1)));
     ops.extend([put("big", 1_400_000), put("half", 600_000), put("half2", 600_000)]);
     let log = RedoLog::new("1-1".into(), ops.clone()).unwrap();
@@ -22,7 +22,8 @@ fn steps_fit_the_store_and_rules_for_operators_come_last() {
         assert_eq!(decode("", &encode(step).unwrap()).len(), step.len());
     }
     let order: Vec<&Op> = log.steps.iter().flatten().collect();
-    assert_eq!((order.len(), order.last().map(|op| op.key())), (ops.len(), Some(rule.as_str())));
+    let last: Vec<&str> = order.iter().rev().take(2).map(|op| op.key()).collect();
+    assert_eq!((order.len(), last), (ops.len(), vec![rule.as_str(), object.as_str()]));
     assert!(!fits_one_txn(&Txn { guards: vec![], ops }));
 }
 

@@ -11,7 +11,7 @@ use tokio::{sync::watch, time::sleep};
 use super::{
     memory::{Memory, MemoryFile},
     regression::Regression,
-    witness::{Witness, unlisted_networks, witnesses},
+    witness::{Deletion, Witness, unlisted_networks, witnesses},
 };
 use crate::{
     error::one_line,
@@ -165,12 +165,7 @@ impl Guard {
         if deleted.is_empty() || deleted.len() * 2 < known {
             return None;
         }
-        // A listing does not tell when a key was deleted, only that it was after the previous batch.
-        let since = match batch.relisted {
-            Some(_) => self.seen.get(&batch.source).map_or(0, |seen| seen + 1),
-            None => batch.position().1,
-        };
-        let asked = self.reader.with(|state| witnesses(&deleted, since, state, MAX_WITNESSES));
+        let asked = self.reader.with(|state| witnesses(&deleted, state, MAX_WITNESSES));
         self.unwitnessed(&asked).await
     }
 
@@ -235,18 +230,24 @@ impl Guard {
         }
     }
 
-    /// Keys that the batch deletes.
-    fn deleted(&self, batch: &Batch) -> Vec<Key> {
+    /// What the batch deletes.
+    fn deleted(&self, batch: &Batch) -> Vec<Deletion> {
         let is_first = batch.updates.iter().any(|update| matches!(update.event, Event::Init));
         if !is_first {
-            let key = |update: &Update| match &update.event {
-                Event::Delete(key) => Some(key.clone()),
+            let deletion = |update: &Update| match &update.event {
+                Event::Delete(key) => {
+                    Some(Deletion { key: key.clone(), earliest: update.revision, latest: update.revision })
+                }
                 _ => None,
             };
-            return batch.updates.iter().filter_map(key).collect();
+            return batch.updates.iter().filter_map(deletion).collect();
         }
+        // A listing does not tell when a key was deleted, only that it was after the previous batch.
+        let earliest = self.seen.get(&batch.source).map_or(0, |seen| seen + 1);
+        let latest = batch.position().1;
         let listed: BTreeSet<&Key> = batch.updates.iter().filter_map(put_key).collect();
-        self.reader.keys(&batch.source).into_iter().filter(|key| !listed.contains(key)).collect()
+        let unlisted = self.reader.keys(&batch.source).into_iter().filter(|key| !listed.contains(key));
+        unlisted.map(|key| Deletion { key, earliest, latest }).collect()
     }
 
     /// What contradicts that netmaster made the changes with these witnesses.

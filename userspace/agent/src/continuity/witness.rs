@@ -13,8 +13,12 @@ use crate::state::State;
 /// What netmaster writes in the transaction that deletes or creates a record. Fields are keys of the store.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum Witness {
-    /// The API object is deleted.
-    Deleted { object: String },
+    /// The API object is deleted, or was created after this revision, up to which its record had been deleted.
+    Deleted {
+        object: String,
+        #[serde(default = "never")]
+        revision: i64,
+    },
     /// The group or the policy is deleted or written at this revision or later, or the settings of the cluster are.
     Detached { group: String, policy: String, revision: i64 },
     /// The network's record, or the journal of its changes, is written at this revision or later; or the network is deleted.
@@ -22,6 +26,19 @@ pub(super) enum Witness {
     Counted { record: String, journal: String, object: Option<String>, revision: i64 },
     /// The API object has its record, or is deleted.
     Recorded { object: String, record: String },
+}
+
+/// Of witnesses that an agent wrote without a revision.
+fn never() -> i64 {
+    i64::MAX
+}
+
+/// A deletion that the agent has seen, at a revision between these.
+#[derive(Clone, Debug)]
+pub(super) struct Deletion {
+    pub(super) key: Key,
+    pub(super) earliest: i64,
+    pub(super) latest: i64,
 }
 
 fn object(kind: ObjectType, tenant: &str, name: &str) -> String {
@@ -45,10 +62,12 @@ async fn written(store: &Store, key: &str) -> Result<Option<i64>, Error> {
 }
 
 impl Witness {
-    /// The witness of a deletion at `revision`; `None` for records that agents write, and for those that are unknown.
-    fn of(deleted: &Key, revision: i64, state: &State) -> Option<Witness> {
-        let gone = |object| Witness::Deleted { object };
-        match deleted {
+    /// The witness of a deletion; `None` for records that agents write, and for those that are unknown.
+    fn of(deletion: &Deletion, state: &State) -> Option<Witness> {
+        let Deletion { key, earliest: revision, latest } = deletion;
+        let revision = *revision;
+        let gone = |object| Witness::Deleted { object, revision: *latest };
+        match key {
             Key::MasterConfig => Some(gone(Key::Object(ObjectType::Global, "global".to_owned()).to_string())),
             Key::Network(id) => network_object(id, state).map(gone),
             Key::Group(key) => of_state_id(ObjectType::EndpointGroup, key.as_str()).map(gone),
@@ -93,7 +112,10 @@ impl Witness {
     pub(super) async fn missing(&self, store: &Store) -> Result<Option<String>, Error> {
         let remains = |key: &str| format!("the record of {key} was deleted, but not the object");
         match self {
-            Witness::Deleted { object } => Ok(written(store, object).await?.map(|_| remains(object))),
+            Witness::Deleted { object, revision } => {
+                let created = store.get(object).await?.map(|kv| kv.create_revision);
+                Ok(created.filter(|at| at <= revision).map(|_| remains(object)))
+            }
             Witness::Detached { group, policy, revision } => {
                 for key in [group, policy] {
                     if written(store, key).await?.is_none_or(|at| at >= *revision) {
@@ -127,10 +149,10 @@ impl Witness {
     }
 }
 
-/// Witnesses of these deletions at `revision`, each once, at most `limit`.
-pub(super) fn witnesses(deleted: &[Key], revision: i64, state: &State, limit: usize) -> Vec<Witness> {
+/// Witnesses of these deletions, each once, at most `limit`.
+pub(super) fn witnesses(deleted: &[Deletion], state: &State, limit: usize) -> Vec<Witness> {
     let mut found = BTreeSet::new();
-    for witness in deleted.iter().filter_map(|key| Witness::of(key, revision, state)) {
+    for witness in deleted.iter().filter_map(|deletion| Witness::of(deletion, state)) {
         found.insert(witness);
         if found.len() == limit {
             break;
@@ -159,10 +181,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_witness_without_a_revision_is_contradicted_by_any_object() {
+        let read: Witness = serde_json::from_str(r#"{"Deleted":{"object":"o"}}"#).unwrap();
+        assert_eq!(read, Witness::Deleted { object: "o".to_owned(), revision: i64::MAX });
+    }
+
+    #[test]
     fn a_slice_of_providers_is_deleted_with_its_service_or_when_the_first_is_written() {
-        let of = |key: &str| Witness::of(&key.parse().unwrap(), 7, &State::default());
+        let of = |key: &str| {
+            let deletion = Deletion { key: key.parse().unwrap(), earliest: 7, latest: 9 };
+            Witness::of(&deletion, &State::default())
+        };
         let object = || "/contiv.io/obj/modeldb/serviceLB/t:web".to_owned();
-        assert_eq!(of("/contiv.io/state/provider/web:t"), Some(Witness::Deleted { object: object() }));
+        assert_eq!(
+            of("/contiv.io/state/provider/web:t"),
+            Some(Witness::Deleted { object: object(), revision: 9 })
+        );
         let first = "/contiv.io/state/provider/web:t".to_owned();
         let (record, journal) = (first.clone(), first);
         assert_eq!(

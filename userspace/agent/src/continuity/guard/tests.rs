@@ -6,11 +6,19 @@ use std::{
     thread,
 };
 
-use contiv_model::service::Providers;
+use contiv_model::{
+    key::{ObjectType, POLICIES},
+    service::Providers,
+};
 use contiv_store::{Config, Outcome, embedded};
 
+use serde_json::json;
+
 use super::*;
-use crate::{source::prefixes, state};
+use crate::{
+    source::prefixes,
+    state::{self, Rejected},
+};
 
 const SERVICE: &str = "web:t";
 /// Slices of the service; a transaction of netmaster can change all of them.
@@ -30,15 +38,139 @@ fn move_to(slice: usize) -> Txn {
     })
 }
 
+async fn committed(store: &Store, txn: Txn) -> i64 {
+    match store.commit(txn).await.unwrap() {
+        Outcome::Committed { revision } => revision,
+        Outcome::Conflict => panic!("a transaction without guards failed"),
+    }
+}
+
+/// The agent has decided after this time.
+const DECIDED: Duration = Duration::from_secs(6);
+/// On a busy machine, too.
+const AT_LAST: Duration = Duration::from_secs(60);
+
+/// Writes `before`, lets an agent read it, and commits `changes` before the agent sees the next one. Returns why it does not
+/// follow the store any more, if that is so within the limit.
+async fn regression_by(before: Txn, changes: Vec<Txn>, limit: Duration) -> Option<String> {
+    let directory = tempfile::tempdir().unwrap();
+    let server = embedded::Server::open(directory.path(), ([127, 0, 0, 1], 0).into()).await.unwrap();
+    let store = Store::connect(&Config::new([server.endpoint()])).await.unwrap();
+    committed(&store, before).await;
+    let (mut writer, _, reader, _) = state::new(prefixes());
+    let memory = MemoryFile::beside(&directory.path().join("cni.sock"));
+    let (mut guard, continuity) = Guard::open(store.clone(), "h".into(), reader.clone(), memory).unwrap();
+    let mut following = std::pin::pin!(guard.follow(&mut writer));
+    tokio::select! {
+        () = &mut following => panic!("the watches have ended"),
+        () = reader.synced() => {}
+    }
+    for txn in changes {
+        committed(&store, txn).await;
+    }
+    let mut regression = continuity.regression.clone();
+    tokio::select! {
+        () = &mut following => None,
+        () = sleep(limit) => None,
+        regressed = regression.wait_for(Option::is_some) => regressed.unwrap().clone().map(|regression| regression.why),
+    }
+}
+
+fn put(txn: Txn, key: &Key, body: &serde_json::Value) -> Txn {
+    txn.put(key.to_string(), serde_json::to_vec(body).unwrap())
+}
+
+fn network() -> (Key, Key, serde_json::Value) {
+    let state = contiv_model::network::State {
+        id: "n.t".into(),
+        tenant: "t".into(),
+        network_name: "n".into(),
+        nw_type: "data".into(),
+        pkt_tag_type: "vlan".into(),
+        pkt_tag: 7,
+        subnet_ip: "10.9.0.0".into(),
+        subnet_len: 24,
+        ..Default::default()
+    };
+    let object = Key::Object(ObjectType::Network, "t:n".into());
+    (Key::Network("n.t".into()), object, serde_json::to_value(&state).unwrap())
+}
+
+#[tokio::test]
+async fn an_object_that_is_created_again_is_no_loss() {
+    let (record, object, body) = network();
+    let both = || put(put(Txn::new(), &record, &body), &object, &json!({}));
+    let deleted = Txn::new().delete(record.to_string()).delete(object.to_string());
+    assert_eq!(regression_by(both(), vec![deleted, both()], DECIDED).await, None);
+}
+
+#[tokio::test]
+async fn a_record_that_its_object_outlives_is_a_loss() {
+    let (record, object, body) = network();
+    let both = || put(put(Txn::new(), &record, &body), &object, &json!({}));
+    let lost = Txn::new().delete(record.to_string());
+    let touched = put(Txn::new(), &object, &json!({ "changed": true }));
+    assert!(regression_by(both(), vec![lost, touched], AT_LAST).await.is_some());
+}
+
+#[tokio::test]
+async fn a_policy_is_detached_by_a_change_before_others() {
+    let policy = |group: &str| Key::Policy(format!("t:{group}:t:p").as_str().into());
+    let attached = |txn, group, rules: &str| {
+        let id = format!("t:{group}:t:p");
+        let state =
+            json!({ "id": id, "EpgPolicyKey": id, "EndpointGroupID": 1, "RuleMaps": {}, "rules": rules });
+        put(txn, &policy(group), &state)
+    };
+    let group = |name: &str| Key::Object(ObjectType::EndpointGroup, format!("t:{name}"));
+    let object = Key::Object(ObjectType::Policy, "t:p".into());
+    let before = ["g1", "g2"].into_iter().fold(put(Txn::new(), &object, &json!({})), |txn, name| {
+        put(attached(txn, name, "old"), &group(name), &json!({}))
+    });
+    let detached = put(Txn::new(), &group("g1"), &json!({ "policies": [] })).delete(policy("g1").to_string());
+    let other = attached(Txn::new(), "g2", "new");
+    assert_eq!(regression_by(before.clone(), vec![detached, other], DECIDED).await, None);
+    // Without a change of the group, something else has deleted it.
+    let lost = Txn::new().delete(policy("g1").to_string());
+    assert!(regression_by(before, vec![lost], AT_LAST).await.is_some());
+}
+
+/// A server may send changes of several revisions in one message.
+#[tokio::test]
+async fn deletions_of_one_message_have_their_own_revisions() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = embedded::Server::open(directory.path(), ([127, 0, 0, 1], 0).into()).await.unwrap();
+    let store = Store::connect(&Config::new([server.endpoint()])).await.unwrap();
+    let (_writer, _, reader, _) = state::new(prefixes());
+    let memory = MemoryFile::beside(&directory.path().join("cni.sock"));
+    let (guard, _continuity) = Guard::open(store, "h".into(), reader, memory).unwrap();
+    let source = Source::from(POLICIES);
+    let policy = |group: &str| Key::Policy(format!("t:{group}:t:p").as_str().into());
+    let update = |revision, event| Update { source: source.clone(), revision, event };
+    let other = Rejected { key: policy("g2").to_string(), why: String::new() };
+    let batch = Batch {
+        source: source.clone(),
+        kind: BatchKind::Updates,
+        relisted: None,
+        resumed: false,
+        identity: None,
+        newest: None,
+        updates: vec![
+            update(100, Event::Delete(policy("g1"))),
+            update(101, Event::Apply(policy("g2"), Err(other))),
+        ],
+    };
+    let deleted = guard.deleted(&batch);
+    let revisions: Vec<_> = deleted.iter().map(|deletion| (deletion.earliest, deletion.latest)).collect();
+    assert_eq!(revisions, [(100, 100)]);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slices_of_one_transaction_change_in_one_step() {
     let directory = tempfile::tempdir().unwrap();
     let server = embedded::Server::open(directory.path(), ([127, 0, 0, 1], 0).into()).await.unwrap();
     let store = Store::connect(&Config::new([server.endpoint()])).await.unwrap();
-    let commit = async |slice| match store.commit(move_to(slice)).await.unwrap() {
-        Outcome::Committed { revision } => revision,
-        Outcome::Conflict => panic!("a transaction without guards failed"),
-    };
+    let commit = async |slice| committed(&store, move_to(slice)).await;
     commit(0).await;
     let (mut writer, _, reader, _) = state::new(prefixes());
     let memory = MemoryFile::beside(&directory.path().join("cni.sock"));
