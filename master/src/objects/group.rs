@@ -166,12 +166,17 @@ impl Object for EndpointGroup {
             let subnet = Subnet::of_state(&record.body).ok()?;
             IpPool::read(&self.ip_pool, &subnet).ok().flatten()
         });
-        if let (Some(pool), Some((record, change))) =
-            (pool, staged.allocation::<network::State>(&self.network_id()))
-        {
-            pool.hosts().for_each(|host| {
+        // A service, or an endpoint without a group, may have an address of the pool.
+        let unused: Vec<usize> = match (pool, staged.allocation::<group::State>(&key)) {
+            (Some(pool), Some((record, change))) => {
+                pool.hosts().filter(|host| !change.pool.is_taken(&record.pool, *host)).collect()
+            }
+            _ => vec![],
+        };
+        if let Some((record, change)) = staged.allocation::<network::State>(&self.network_id()) {
+            for host in unused {
                 change.pool.free(&record.pool, host);
-            });
+            }
         }
         self.free_own_vlan(staged);
         staged.delete_allocation::<group::State>(&key);

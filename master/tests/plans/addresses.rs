@@ -129,6 +129,22 @@ fn pools_belong_to_their_groups() {
 }
 
 #[test]
+fn a_deleted_group_leaves_the_addresses_of_others_taken() {
+    let mut fixture = fixture();
+    fixture.group("web", "net", "10.1.0.100-10.1.0.101");
+    // Neither is of the group.
+    assert_eq!(fixture.create("net", "b", "", "10.1.0.100", "").unwrap().0, "10.1.0.100");
+    fixture.delete("endpointGroups", "default:web").unwrap();
+    assert_eq!(fixture.state("net").ip_alloc_map.iter().collect::<Vec<_>>(), [0, 100, 254, 255]);
+    let again = json!({"tenantName": "default", "groupName": "web", "networkName": "net", "ipPool": "10.1.0.100-10.1.0.101"});
+    let refused = fixture.put("endpointGroups", "default:web", &again).unwrap_err().text;
+    assert_eq!(refused, "ip address 10.1.0.100 is not available");
+    fixture.remove("net", "b").unwrap();
+    fixture.put("endpointGroups", "default:web", &again).unwrap();
+    assert_eq!(fixture.create("net", "c", "web", "", "").unwrap().0, "10.1.0.100");
+}
+
+#[test]
 fn tags_are_kept_when_the_settings_are_recreated() {
     let mut fixture = fixture();
     let global = json!({"name": "global", "fwdMode": "bridge", "vlans": "1-100", "vxlans": "1-100", "pvtSubnet": "172.19.0.0/16"});

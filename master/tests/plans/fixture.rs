@@ -172,10 +172,12 @@ impl Fixture {
     }
 
     pub(crate) fn group_state(&self, group: &str) -> group::State {
-        self.cache
-            .allocation::<group::State>(&format!("{group}:default"))
-            .unwrap()
-            .full_record(&AllocationChange::default())
+        self.find_group(group).unwrap()
+    }
+
+    pub(crate) fn find_group(&self, group: &str) -> Option<group::State> {
+        let record = self.cache.allocation::<group::State>(&format!("{group}:default"))?;
+        Some(record.full_record(&AllocationChange::default()))
     }
 
     pub(crate) fn endpoints(&self) -> Vec<&endpoint::State> {

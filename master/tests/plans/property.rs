@@ -28,6 +28,10 @@ enum Step {
         big: bool,
         ip: u8,
     },
+    /// Deletes the group, or creates it again.
+    Group {
+        big: bool,
+    },
     Checkpoint,
     /// A new leader loads the state from the store.
     TakeOver,
@@ -41,6 +45,7 @@ fn step() -> impl Strategy<Value = Step> {
         5 => (any::<bool>(), 0u8..30).prop_map(|(big, id)| Step::Remove { big, id }),
         2 => (any::<bool>(), any::<bool>(), ip()).prop_map(|(big, group, ip)| Step::Alloc { big, group, ip }),
         2 => (any::<bool>(), 0u8..40).prop_map(|(big, ip)| Step::Release { big, ip }),
+        2 => any::<bool>().prop_map(|big| Step::Group { big }),
         1 => Just(Step::Checkpoint),
         1 => Just(Step::TakeOver),
     ]
@@ -93,6 +98,16 @@ fn carry_out(fixture: &mut Fixture, step: &Step, reserved: &mut BTreeSet<String>
                 reserved.remove(&address);
             }
         }
+        Step::Group { big } => {
+            let (network, group, prefix) = name(*big);
+            let key = format!("default:{group}");
+            let body = json!({"tenantName": "default", "groupName": group, "networkName": network, "ipPool": format!("{prefix}4-{prefix}7")});
+            // Refused while the group has endpoints, and while another has an address of the pool.
+            let _refused = match fixture.find_group(group) {
+                Some(_) => fixture.delete("endpointGroups", &key).err(),
+                None => fixture.put("endpointGroups", &key, &body).err(),
+            };
+        }
         Step::Checkpoint => fixture.checkpoint(),
         Step::TakeOver => *fixture = fixture.loaded(),
     }
@@ -112,15 +127,16 @@ fn holds(fixture: &Fixture, reserved: &BTreeSet<String>) {
             .chain(reserved.iter().map(String::as_str).filter(|ip| ip.starts_with(prefix)))
             .collect();
         assert_eq!(owned.iter().collect::<BTreeSet<_>>().len(), owned.len(), "an address has two endpoints");
-        let (state, group) = (fixture.state(network), fixture.group_state(group));
+        let (state, group) = (fixture.state(network), fixture.find_group(group));
+        let is_pooled = |n: &usize| group.is_some() && (4..=7).contains(n);
         let host = |ip: &&str| ip.rsplit('.').next().unwrap().parse::<usize>().unwrap();
-        let (pool, rest): (BTreeSet<usize>, BTreeSet<usize>) =
-            taken.iter().map(host).partition(|n| (4..=7).contains(n));
+        let (pool, rest): (BTreeSet<usize>, BTreeSet<usize>) = taken.iter().map(host).partition(is_pooled);
         let last = state.ip_alloc_map.len() - 1;
         let in_network: BTreeSet<usize> =
-            rest.iter().copied().chain([0, last, gateway]).chain(4..=7).collect();
+            rest.iter().copied().chain([0, last, gateway]).chain((4..=7).filter(is_pooled)).collect();
         assert_eq!(state.ip_alloc_map.iter().collect::<BTreeSet<_>>(), in_network, "{network}");
-        let in_pool: BTreeSet<usize> = (4..=7).filter(|n| group.epg_ip_alloc_map.contains(*n)).collect();
+        let marked = |n: &usize| group.as_ref().is_some_and(|group| group.epg_ip_alloc_map.contains(*n));
+        let in_pool: BTreeSet<usize> = (4..=7).filter(marked).collect();
         assert_eq!(in_pool, pool, "the pool of {network}");
         let with_v6 = endpoints.iter().filter(|e| !e.ipv6_address.is_empty()).count();
         assert_eq!(state.ipv6_alloc_map.unwrap_or_default().len(), with_v6, "{network}");
