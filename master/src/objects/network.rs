@@ -2,7 +2,7 @@
 
 use contiv_model::api::{EndpointGroup, Global, Link, Network, NetworkOper, Tenant};
 use contiv_model::key::ObjectType;
-use contiv_model::network;
+use contiv_model::{endpoint, network};
 
 use super::global::{self, ready};
 use super::tenant::require_tenant;
@@ -73,6 +73,7 @@ impl Object for Network {
         let mut state = self.state()?;
         let (mut vlans, mut vxlans) = pools(staged)?;
         take_tags(&mut state, self.pkt_tag, &mut vlans, &mut vxlans)?;
+        adopt_endpoints(&mut state, staged)?;
 
         put_vlans(&vlans, staged);
         put_vxlans(&vxlans, staged);
@@ -209,6 +210,46 @@ impl Derived for Network {
             ..network::State::default()
         })
     }
+}
+
+/// Marks the addresses of endpoints that have outlived a network of this name: nodes on an infra network, until their agents
+/// have seen that it was deleted.
+fn adopt_endpoints(state: &mut network::State, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
+    let (subnet, subnet6) = (Subnet::of_state(state)?, Subnet6::of_state(state));
+    let mut outside = vec![];
+    let endpoints: Vec<_> = staged.cache().endpoints_of_network(&state.id).collect();
+    for endpoint in endpoints {
+        staged.guard_unchanged::<endpoint::State>(&endpoint.id);
+        let host = subnet.host(&endpoint.ip_address);
+        let host6 = match endpoint.ipv6_address.as_str() {
+            "" => Ok(None),
+            address => subnet6.map(|subnet6| subnet6.host(address, true)).transpose().and_then(|host| {
+                host.map(Some).ok_or_else(|| Problem::conflict("the network has no IPv6 subnet"))
+            }),
+        };
+        let (Ok(host), Ok(host6)) = (host, host6) else {
+            outside.push(format!("{} ({})", endpoint.homing_host, endpoint.ip_address));
+            continue;
+        };
+        state.ip_alloc_map.insert(host);
+        let host6 = host6.map(host_key);
+        state.ep_addr_count += 1 + i64::from(host6.is_some());
+        state.ep_count += 1;
+        if let Some(host6) = host6 {
+            state.ipv6_alloc_map.get_or_insert_default().insert(host6, true);
+        }
+    }
+    if outside.is_empty() {
+        return Ok(());
+    }
+    outside.sort();
+    let error = format!(
+        "nodes still have addresses outside of the subnet, on the network {} that was deleted: {}; they give them back when \
+         their agents see the deletion",
+        state.network_name,
+        outside.join(", ")
+    );
+    Err(Problem::conflict(error))
 }
 
 fn take_tags(
