@@ -23,7 +23,7 @@ use crate::access::Scope;
 use crate::cache::{ClusterCache, LinkChanges, SharedCache};
 use crate::leadership::Leader;
 use crate::objects::{FieldSelector, Stored, Type};
-use crate::problem::Problem;
+use crate::problem::{Problem, one_line};
 
 /// Interval of comments in an idle stream, so that clients and proxies notice a broken connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
@@ -41,10 +41,19 @@ pub(super) struct ObjectWatch {
 
 impl ObjectWatch {
     /// Starts the stream. It ends when this leadership ends; the client reconnects.
-    pub(super) fn start(self, leader: &Leader) -> Result<Response<Body>, Problem> {
+    pub(super) async fn start(self, leader: &Leader) -> Result<Response<Body>, Problem> {
         let permit = leader.watch_permits.clone().try_acquire_owned();
         let permit = permit.map_err(|_| Problem::unavailable("too many open watches; retry later"))?;
         let prefix = format!("{MODELDB}{}/", self.object_type.kind.as_str());
+        // The client has the revision of a store that was restored, or none of a store: this one would be silent up to there.
+        if let Some(after) = self.after {
+            let position = leader.store.position().await;
+            let position = position.map_err(|error| Problem::unavailable(one_line(&error)))?;
+            if after > position.revision {
+                let end = stream::once(async { Ok::<_, Infallible>(gone()) });
+                return Ok(Sse::new(end).into_response());
+            }
+        }
         let watch = match self.after {
             Some(revision) => leader.store.watch_after(&prefix, revision),
             None => leader.store.watch(&prefix),

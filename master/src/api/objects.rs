@@ -62,7 +62,7 @@ impl ObjectRoutes<'_> {
             let (object_type, scope) = (self.object_type, self.scope.clone());
             let (selector, cache) = (selection.selector, self.leader.cache.clone());
             let watch = ObjectWatch { object_type, scope, selector, after, cache };
-            return watch.start(self.leader);
+            return watch.start(self.leader).await;
         }
         let scope = self.scope.clone();
         let page = self.leader.reads.read(move |cache| (operations.list)(cache, &scope, selection)).await?;
