@@ -82,7 +82,14 @@ extern "C" fn ctv_pass(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
         return NEW;
     }
     log::code(LogStage::Track, code, LogResult::FlowFound);
-    if code == GO_ON { ctv_rewrite(packet, skb) } else { code }
+    if code != GO_ON {
+        return code;
+    }
+    let code = ctv_rewrite(packet, skb);
+    if code == DropReason::StrangeBackend as u32 {
+        track::forget_backend(packet);
+    }
+    code
 }
 
 /// Translates the packet in hand, if its flow is translated. A function of its own for the verifier; the result is that of

@@ -42,7 +42,7 @@ pub(crate) extern "C" fn ctv_open(packet: *mut Packet) -> u32 {
             return code;
         }
         if code != packet::GO_ON {
-            return REFUSE | code;
+            return refusal(packet, code);
         }
     }
     if packet.route == Route::ROUTER { DropReason::NoRoute as u32 } else { admit(packet) }
@@ -76,6 +76,10 @@ pub(crate) extern "C" fn ctv_open_wire(packet: *mut Packet) -> u32 {
         let relayed = to_service && error == Told::FLOW && relay::ctv_known() == RELAY;
         return if relayed { RELAY } else { DropReason::UnrelatedIcmpError as u32 };
     }
+    // A flow that is still to come has its backend.
+    if to_service && is_held(packet) && relay::ctv_known() != RELAY {
+        return DropReason::FlowImport as u32;
+    }
     let mut code = if to_service { relay::ctv_relay() } else { relay::ctv_arrive() };
     if code == AGAIN && !to_service {
         code = relay::ctv_arrive();
@@ -87,10 +91,20 @@ pub(crate) extern "C" fn ctv_open_wire(packet: *mut Packet) -> u32 {
         // The service has changed once more: the client will try again.
         return DropReason::NoBackend as u32;
     }
+    // As of a pod's packet.
+    if code == DropReason::AddressMismatch as u32 || code == DropReason::StrangeBackend as u32 {
+        return code;
+    }
     if code != packet::GO_ON {
-        return REFUSE | code;
+        return refusal(packet, code);
     }
     admit(packet)
+}
+
+/// The result for a packet that no backend serves, unless its flow is still to come from another table.
+#[inline(always)]
+fn refusal(packet: &Packet, code: u32) -> u32 {
+    if is_held(packet) { DropReason::FlowImport as u32 } else { REFUSE | code }
 }
 
 /// What the log says of a packet that the choice of a backend has passed.

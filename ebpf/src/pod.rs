@@ -117,6 +117,9 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
     if place.ifindex != 0 {
         return delivery::to_port(packet, place);
     }
+    if !known {
+        track::leaves(packet)?;
+    }
     if packet.segment_flags & SegmentEntry::ON_NODE != 0 {
         return if is_routed { Err(DropReason::NoRoute) } else { Ok(REPLICATE) };
     }
@@ -151,6 +154,8 @@ fn by_kernel(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
     route::locate(packet);
     if packet.placed != 0 {
         track::reaches(packet, packet.place.group)?;
+    } else {
+        track::leaves(packet)?;
     }
     passes(host::ctv_leave(packet, ctx.skb.skb))?;
     Ok(OUT)

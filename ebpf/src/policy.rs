@@ -167,7 +167,7 @@ pub(crate) fn is_current(flow: &Flow, half: &FlowHalf) -> u32 {
 #[inline(always)]
 pub(crate) fn lets_pass(half: &FlowHalf, reply: bool, [source, destination]: [u32; 2]) -> bool {
     let [out, into] = half.groups;
-    if u32::from(out) != source || u32::from(into) != destination {
+    if u32::from(out) != source || u32::from(into) != destination || half.identities != half.groups {
         return false;
     }
     let (Some(out), Some(into)) = (GROUPS.get(out.into()), GROUPS.get(into.into())) else { return false };

@@ -88,7 +88,10 @@ extern "C" fn ctv_receives(packet: *mut Packet, group: u32, ifindex: u32) -> u32
     if packet.receiver == packet::ANYBODY {
         return GO_ON;
     }
-    if packet.receiver != group & u32::from(u16::MAX) {
+    let receiver = group & u32::from(u16::MAX);
+    // An endpoint without a group may have got the address of one elsewhere that had a group.
+    let identity = packet.receiver_identity;
+    if packet.receiver != receiver || identity != receiver && identity != u32::from(FlowHalf::UNKNOWN) {
         return ctv_stale(packet);
     }
     // The node has no pod's end of a pair.
@@ -128,6 +131,20 @@ pub(crate) fn reaches(packet: &mut Packet, group: u32) -> Result<(), DropReason>
     Err(packet::reason(ctv_stale(packet)))
 }
 
+/// The same of a packet to an Ethernet address that no endpoint has. A flow that was evaluated for an endpoint is none to another
+/// station, whose address the sender has put in since.
+#[inline(always)]
+pub(crate) fn leaves(packet: &mut Packet) -> Result<(), DropReason> {
+    let is_reply = packet.entry & 1 != 0;
+    if packet.receiver == packet::ANYBODY
+        || is_reply
+        || packet.receiver_identity == u32::from(FlowHalf::UNKNOWN)
+    {
+        return Ok(());
+    }
+    Err(packet::reason(ctv_stale(packet)))
+}
+
 /// Not zero if the destination address of the packet in hand, for which no record was known when its flow was evaluated, has one now,
 /// and a group.
 ///
@@ -138,6 +155,14 @@ extern "C" fn ctv_has_group(packet: *mut Packet) -> u32 {
     let Some(packet) = packet::of(packet) else { return 0 };
     let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.wanted.destination));
     u32::from(owner.is_some_and(|owner| owner.group & u32::from(u16::MAX) != 0))
+}
+
+/// Removes the flow of a client's packet whose backend has no record any more: the next packet gets another one.
+#[inline(always)]
+pub(crate) fn forget_backend(packet: &Packet) {
+    if packet.entry & 1 == 0 {
+        ctv_remove(packet.entry >> 1, packet.generation);
+    }
 }
 
 /// Removes the flow of the packet in hand: its receiver's address belongs to another endpoint now.
@@ -228,15 +253,18 @@ const APPEARED: u32 = 2;
 #[inline(always)]
 fn sender_of(packet: &Packet, half: &FlowHalf, original: bool) -> u32 {
     const UNKNOWN: u32 = FlowHalf::UNKNOWN as u32;
-    // Rules were evaluated here only for an endpoint that was here.
-    let here = 0_u32.wrapping_sub(differ(packet.source_port, 0));
-    let evaluated = half.group(original) & here | half.identity(original) & !here;
-    let current = packet.source_group & here | packet.source_identity & !here;
+    let (group, identity) = (half.group(original), half.identity(original));
+    let has_identity = differ(identity, UNKNOWN);
+    // Rules were evaluated here only for an endpoint that was here. One here without a group may have got the address of one
+    // elsewhere that had a group: then its identity tells.
+    let (here, current) = (differ(packet.source_port, 0), packet.source_group);
+    let another = differ(current, group) | differ(current, identity) & has_identity;
+    let current = packet.source_identity;
     // An error says nothing about who the sender of the flow's packets is, but another endpoint has none to tell.
     let is_packet = differ(packet.icmp_error.into(), Told::NOTHING.into()) ^ 1;
-    let differs =
-        differ(current, evaluated) & differ(current, UNKNOWN) & (is_packet | differ(evaluated, UNKNOWN));
-    differs + (differs & (differ(evaluated, UNKNOWN) ^ 1))
+    let differs = differ(current, identity) & differ(current, UNKNOWN) & (is_packet | has_identity);
+    let here = 0_u32.wrapping_sub(here);
+    another & here | (differs + (differs & (has_identity ^ 1))) & !here
 }
 
 /// 1 if the numbers differ, else 0.

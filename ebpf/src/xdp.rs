@@ -3,7 +3,7 @@
 //! the uplink's ingress, which does the same and everything else.
 
 use aya_ebpf::programs::XdpContext;
-use contiv_abi::{Be16, DsrHook, Segment, SegmentEntry, TCP, Tuple, UDP};
+use contiv_abi::{Be16, DsrHook, Phase, Segment, SegmentEntry, TCP, Tuple, UDP};
 
 use crate::{
     flow_index, flows,
@@ -40,6 +40,10 @@ fn forward(ctx: &XdpContext) -> Option<()> {
 /// stays with it, also when the backend gets no new ones: what has a flow is for the other program.
 #[inline(always)]
 fn choose(packet: &mut Packet) -> Option<u64> {
+    // A flow that is still to come from another table has its backend.
+    if maps::phase() != Phase::RUNNING {
+        return None;
+    }
     packet.domain = relay::vip(packet.segment, &packet.tuple.destination)?.domain;
     if maps::segment_entry(&packet.segment)?.flags & SegmentEntry::ON_NODE != 0 {
         return None;

@@ -51,8 +51,10 @@ on_every_datapath!([
     restart: restart_writes_nothing, restart_finds_orphans, cleanup_leaves_nothing;
     drift: lost_forwarding_is_repaired, lost_port_is_repaired, orphans_are_removed;
     failure: missing_interface_fails_alone, unsupported_values_fail_alone;
-    policy: rules_out_hold_at_the_source, flows_to_strangers_reach_no_endpoint, rules_in_hold_at_the_destination, answers_pass, errors_belong_to_their_connection, a_change_is_in_force_at_once,
+    policy: rules_out_hold_at_the_source, flows_to_strangers_reach_no_endpoint,
+        flows_of_endpoints_reach_no_strangers, an_address_comes_without_its_group, rules_in_hold_at_the_destination, answers_pass, errors_belong_to_their_connection, a_change_is_in_force_at_once,
         the_highest_priority_decides, rules_match_addresses, icmp_rules_match_both_families, policies_do_not_apply_to_neighbour_discovery,
+        rules_apply_to_solicitations_from_afar,
         packets_get_the_dscp_of_their_group;
     services: connections_go_to_backends, requests_for_the_address_are_answered, backends_come_and_go,
         backends_are_reachable_directly, policies_see_the_backend, tcp_connections_over_ipv6, a_pod_reaches_itself,
@@ -70,12 +72,13 @@ on_every_datapath!([
         policies_apply_to_the_kernel, policies_apply_to_expired_packets, services_have_backends_behind_the_kernel, errors_about_packets_to_the_kernel,
         vlans_are_bridged_again, restart_with_routed_vlans_writes_nothing;
     host_access: packets_leave_and_return_by_the_kernel, tenants_have_host_access_of_their_own, errors_are_about_the_packets_of_their_receiver,
+        errors_are_about_the_packets_of_the_kernel,
         other_destinations_are_closed, the_kernel_speaks_for_no_endpoint, policies_apply_to_host_access,
         the_route_comes_and_goes, restart_with_host_access_writes_nothing;
     routing_changes: the_forward_mode_changes, routed_subnets_come_and_go, restart_of_a_routing_node_writes_nothing;
 ], [
     programs: local_pods_talk, pods_talk_by_vxlan, restart_loses_no_ping, changes_lose_no_ping;
-    services: clients_keep_their_backend, connections_at_once_keep_their_backend, services_survive_a_restart;
+    services: a_deleted_backend_is_replaced, clients_keep_their_backend, connections_at_once_keep_their_backend, services_survive_a_restart;
     external: external_clients_keep_their_backend;
 ], [
     flooding: copies_go_to_nodes_with_the_network;

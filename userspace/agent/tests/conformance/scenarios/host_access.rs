@@ -157,6 +157,26 @@ pub(crate) fn errors_are_about_the_packets_of_their_receiver<H: Harness>() -> Re
     Ok(())
 }
 
+/// The same of packets that the kernel has begun, to pods without a group and with one.
+pub(crate) fn errors_are_about_the_packets_of_the_kernel<H: Harness>() -> Result<()> {
+    let mut world = world::<H>()?;
+    for (is_grouped, port) in [(false, 4000), (true, 4001)] {
+        if is_grouped {
+            world.set(group(1, [])?)?;
+            world.set(in_group(Pair::new()?.one.local(ONE.port, ONE.end.1), 1)?)?;
+        }
+        let asked = |packet: Packet| packet.udp(port, 53).payload(b"odd");
+        let arrives = to_pod(ONE.port, &asked(ONE.receives(OUTSIDE)));
+        world.sends(&Origin::Kernel, &asked(ONE.returns(OUTSIDE)), [arrives])?;
+        let error = |packet: Packet, to: Ipv4Addr| {
+            packet.icmp(3, 3, [0; 4]).payload(&asked(Packet::bare().ipv4(OUTSIDE, to)).build())
+        };
+        let leaves = to_kernel(&error(ONE.leaves(OUTSIDE), ONE.private));
+        world.sends(&pod(ONE.port), &error(ONE.sends(OUTSIDE), ONE.end.ip()), [leaves])?;
+    }
+    Ok(())
+}
+
 /// Neither pods and other addresses of the tenant, nor private ones, nor those of no host.
 pub(crate) fn other_destinations_are_closed<H: Harness>() -> Result<()> {
     let mut world = world::<H>()?;

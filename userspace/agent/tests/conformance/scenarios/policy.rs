@@ -136,6 +136,68 @@ pub(crate) fn flows_to_strangers_reach_no_endpoint<H: Harness>() -> Result<()> {
     Ok(())
 }
 
+/// A flow that may go to an endpoint goes on to no other station whose Ethernet address the sender puts in.
+pub(crate) fn flows_of_endpoints_reach_no_strangers<H: Harness>() -> Result<()> {
+    const STRANGER: u8 = 99;
+    for net in Net::kinds()? {
+        let mut world = world::<H>(&net)?;
+        let to = |peer: u32| -> Result<Rule> {
+            Ok(Rule { peer: Peer::identity(number(peer)?), ..rule(Direction::Out, Action::Allow, 2)? })
+        };
+        world.set(group(ONE, [to(TWO)?, to(ELEVEN)?, rule(Direction::Out, Action::Deny, 1)?])?)?;
+        for (station, port) in [(2, 4000), (11, 4001)] {
+            let by = |station: u8, port: u16| {
+                let eth = || Packet::eth(mac(station), mac(1));
+                let v4 = eth().ipv4(ip(1), ip(STRANGER)).udp(port, 5000).payload(b"to a stranger");
+                let v6 = eth().ipv6(ip6(1), ip6(STRANGER)).udp(port, 5000).payload(b"to a stranger");
+                [v4, v6]
+            };
+            for (to_endpoint, to_stranger) in by(station, port).iter().zip(by(STRANGER, port)) {
+                world.sends(&pod("pa"), &to_stranger, [])?;
+                let arrives =
+                    if station == 2 { to_pod("pb", to_endpoint) } else { net.to_node(0, to_endpoint) };
+                world.sends(&pod("pa"), to_endpoint, [arrives])?;
+                world.sends(&pod("pa"), &to_stranger, [])?;
+                world.sends(&pod("pa"), &to_stranger, [])?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An address passes from an endpoint on another node to a pod without a group: what rules allow the first one is denied to it.
+pub(crate) fn an_address_comes_without_its_group<H: Harness>() -> Result<()> {
+    for net in Net::kinds()? {
+        let mut world = world::<H>(&net)?;
+        let friends =
+            Rule { peer: Peer::identity(number(ELEVEN)?), ..rule(Direction::In, Action::Allow, 2)? };
+        let only_to_friends =
+            Rule { peer: Peer::identity(number(ELEVEN)?), ..rule(Direction::Out, Action::Allow, 2)? };
+        let rules = [
+            rule(Direction::In, Action::Deny, 1)?,
+            friends,
+            rule(Direction::Out, Action::Deny, 1)?,
+            only_to_friends,
+        ];
+        world.set(group(ONE, rules)?)?;
+        let (from, to) = (from_to((11, 4000), (1, 5000)), from_to((1, 4001), (11, 5000)));
+        for (from, to) in from.iter().zip(&to) {
+            world.sends_bytes(&net.outside(0), &net.on_wire(&from.build()), [to_pod("pa", from)])?;
+            world.sends(&pod("pa"), to, [net.to_node(0, to)])?;
+        }
+        world.delete(net.remote(0, 11).id())?;
+        world.node.plug("pc")?;
+        world.set(net.local("pc", 11))?;
+        for (from, to) in from.iter().zip(&to) {
+            for _ in 0..2 {
+                world.sends(&pod("pc"), from, [])?;
+                world.sends(&pod("pa"), to, [])?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Incoming rules are enforced at the destination, also for traffic from other nodes and from unknown addresses.
 pub(crate) fn rules_in_hold_at_the_destination<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
@@ -325,6 +387,20 @@ pub(crate) fn policies_do_not_apply_to_neighbour_discovery<H: Harness>() -> Resu
     world.sends(&pod("pb"), &request, [to_pod("pb", &reply)])?;
     let round = Packet::eth(testkit::packet::BROADCAST, mac(2)).ipv4(ip(2), ip(1)).udp(4000, 5000);
     world.sends(&pod("pb"), &round, [])
+}
+
+/// A solicitation that routers would have forwarded is none (RFC 4861, section 7.1.1), and rules apply to it as to other ICMP.
+pub(crate) fn rules_apply_to_solicitations_from_afar<H: Harness>() -> Result<()> {
+    for net in Net::kinds()? {
+        let mut world = world::<H>(&net)?;
+        world.set(group(ONE, [rule(Direction::Out, Action::Deny, 1)?])?)?;
+        for target in [2, 99] {
+            let packet = Packet::eth(mac(2), mac(1)).ipv6(ip6(1), ip6(2)).ttl(64);
+            let solicitation = packet.icmpv6(135, 0, [0; 4]).payload(&ip6(target).octets());
+            world.sends(&pod("pa"), &solicitation, [])?;
+        }
+    }
+    Ok(())
 }
 
 /// Packets of a group get its DSCP, IPv4 and IPv6, also in the outer header. Packets of other groups are unchanged.

@@ -327,6 +327,24 @@ pub(crate) fn errors_of_clients_go_to_the_backend<H: Harness>() -> Result<()> {
     Ok(())
 }
 
+/// The connection of a client whose backend is deleted goes to another one, also if the client never stops to send.
+pub(crate) fn a_deleted_backend_is_replaced<H: Harness>() -> Result<()> {
+    for net in Net::kinds()? {
+        let mut world = world::<H>(&net)?;
+        world.set(service(&net, &ready(&[2]))?)?;
+        ensure!(world.asks(&net, 4000, &[2])? == 2);
+        world.is_answered(&net, 2, 4000)?;
+        world.set(service(&net, &ready(&[2, 3]))?)?;
+        ensure!(world.asks(&net, 4000, &[2])? == 2);
+        world.delete(net.local("pb", 2).id())?;
+        world.set(service(&net, &ready(&[3]))?)?;
+        // It may be this packet that shows that the backend is gone.
+        let _first = world.outcome(&pod("pa"), &request(4000).build())?;
+        ensure!(world.asks(&net, 4000, &[3])? == 3);
+    }
+    Ok(())
+}
+
 /// Clients of a service without backends, and of a port that no service has, are told at once.
 pub(crate) fn refused_clients_are_told<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
