@@ -171,7 +171,7 @@ impl Datapath for Ovs {
                 opened.await.map_err(|error| ovs_error("connect to the switch", error))?
             }
         };
-        let result = observe::observe(&mut session, &self.options, desired).await;
+        let result = observe::observe(&mut session, &self.options, desired, &self.model.numbers).await;
         self.writes += session.take_writes();
         let observation = result?;
         self.model = observation.model;

@@ -443,6 +443,32 @@ fn a_flood_does_not_fill_the_switch() -> Result<()> {
     frames.relayed(30_000..30_100, ACK | tcp_flags::PSH)
 }
 
+/// With session affinity there is a flow for each client, and a flood has many.
+#[test]
+fn a_flood_of_clients_does_not_fill_the_switch() -> Result<()> {
+    const PLACES: usize = 8192;
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let frames = Frames::new("extaf", HERE)?;
+    let affine = Service { affinity: Some(Duration::from_secs(3600)), ..ready(frames.vip, &[HERE, THERE]) };
+    frames.node.add([Object::Service(affine)])?;
+    let vip_mac = Mac::of_endpoint(frames.vip).0;
+    let flood = |clients: Range<u32>| -> Result<usize> {
+        for chunk in clients.collect::<Vec<_>>().chunks(64) {
+            for client in chunk {
+                let source = Ipv4Addr::from_bits(Ipv4Addr::new(100, 64, 0, 0).to_bits() + client);
+                let packet = Packet::eth(vip_mac, CLIENT_MAC).vlan(TAG).ipv4(source, frames.vip);
+                frames.wire.send(&packet.tcp(4000, 80, SYN).build())?;
+            }
+            frames.wire.drain()?;
+        }
+        let flows = frames.node.switch.borrow().ofctl("dump-flows", "contivVlanBridge", &["table=26"])?;
+        Ok(flows.lines().filter(|line| line.contains("nw_src=100.")).count())
+    };
+    wait_until(8 * SOON, "a flow for each client", || Ok((flood(0..9000)? == PLACES).then_some(())))?;
+    assert_eq!(flood(9000..10_000)?, PLACES);
+    Ok(())
+}
+
 #[test]
 fn the_chosen_backend_gets_what_another_node_has_sent_on() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));

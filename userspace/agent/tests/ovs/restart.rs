@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use contiv_model::global::ArpMode;
-use netplugin::datapath::{Network, ObjectId, Op};
+use netplugin::datapath::{Network, Object, ObjectId, Op, Scope, Service};
 use testkit::{Pinger, needs, wait_until};
 
 use crate::{
@@ -23,6 +23,12 @@ fn full_node(label: &str) -> Result<(Node, Vec<Pod>)> {
     let limited_pod = member(&node, &blue(), 5)?;
     node.add([limited(Some(4_194_000)), limited_pod.object.clone()])?;
     pods.push(limited_pod);
+    // Connections have their numbers, which are not in the order of the names.
+    for (name, last) in [("web:net", 201), ("api:net", 202)] {
+        let service = Service::new(name, Scope::network(&blue()), addresses(last).0);
+        let ports = vec!["80:8080:TCP".parse()?];
+        node.add([Object::Service(Service { ports, ..service })])?;
+    }
     Ok((node, pods))
 }
 

@@ -3,7 +3,7 @@
 use std::{
     collections::HashSet,
     io::{Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket},
     os::fd::AsRawFd as _,
     thread,
     time::{Duration, Instant},
@@ -235,9 +235,9 @@ fn data(size: usize) -> Vec<u8> {
     (0..size).map(|n| (n % 251) as u8 + 1).collect()
 }
 
-/// Answers datagrams on port 5353 of pod `n`: the first two bytes are the size of the answer.
-fn echo(pod: &Pod, n: u8) -> Result<()> {
-    let socket = pod.namespace.run(|| UdpSocket::bind((addresses(n).0, 5353)).context("bind"))?;
+/// Answers datagrams on port 5353 of the pod: the first two bytes are the size of the answer.
+fn echo(pod: &Pod) -> Result<()> {
+    let socket = pod.namespace.run(|| UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 5353)).context("bind"))?;
     thread::spawn(move || {
         let mut buffer = [0; 8192];
         while let Ok((length, from)) = socket.recv_from(&mut buffer) {
@@ -250,13 +250,15 @@ fn echo(pod: &Pod, n: u8) -> Result<()> {
     Ok(())
 }
 
-/// Sends a datagram of `sent` bytes to the service, for an answer of `asked` bytes; returns whether it comes.
-fn exchange(pod: &Pod, sent: usize, asked: usize) -> Result<bool> {
+/// Sends a datagram of `sent` bytes there, for an answer of `asked` bytes; returns whether it comes.
+fn exchange(pod: &Pod, to: SocketAddr, sent: usize, asked: usize) -> Result<bool> {
     pod.namespace.run(|| {
-        let socket = UdpSocket::bind((addresses(1).0, 0))?;
+        let own =
+            if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { IpAddr::from(Ipv6Addr::UNSPECIFIED) };
+        let socket = UdpSocket::bind((own, 0))?;
         let mut request = data(sent);
         request[..2].copy_from_slice(&u16::try_from(asked)?.to_be_bytes());
-        socket.connect((VIP, 53))?;
+        socket.connect(to)?;
         socket.set_read_timeout(Some(Duration::from_millis(500) * patience()))?;
         socket.send(&request)?;
         let mut buffer = [0; 8192];
@@ -266,7 +268,8 @@ fn exchange(pod: &Pod, sent: usize, asked: usize) -> Result<bool> {
     })
 }
 
-/// The kernel datapath reassembles them; the userspace datapath would damage them, and drops them.
+/// Between pods they arrive. To a service, the kernel datapath reassembles them; the userspace datapath would damage them, and
+/// drops them.
 fn fragmented_datagrams(label: &str, network: &Network) -> Result<()> {
     let nodes = Node::pair(label)?;
     for node in &nodes {
@@ -277,23 +280,32 @@ fn fragmented_datagrams(label: &str, network: &Network) -> Result<()> {
     for pod in [&client, &backend] {
         pod.namespace.ip("link set eth0 mtu 1400")?;
     }
-    echo(&backend, 2)?;
+    const SIZES: [(usize, usize); 4] = [(4000, 10), (10, 4000), (4000, 4000), (1500, 1500)];
+    echo(&backend)?;
+    let (ip, ip6) = addresses(2);
+    for to in [ip.into(), IpAddr::from(ip6)].map(|ip| SocketAddr::new(ip, 5353)) {
+        wait_until(SOON, "an answer", || Ok(exchange(&client, to, 10, 10)?.then_some(())))?;
+        for (sent, asked) in SIZES {
+            ensure!(exchange(&client, to, sent, asked)?, "{to}: {sent} bytes there and {asked} back");
+        }
+    }
+    let vip = SocketAddr::new(VIP.into(), 53);
     let dns = Service {
         ports: vec!["53:5353:UDP".parse()?],
         backends: vec![Backend::on(network.encap, addresses(2).0)],
         ..Service::new("dns:net", Scope::network(network), VIP)
     };
     nodes[0].add([Object::Service(dns)])?;
-    wait_until(SOON, "an answer", || Ok(exchange(&client, 10, 10)?.then_some(())))?;
+    wait_until(SOON, "an answer", || Ok(exchange(&client, vip, 10, 10)?.then_some(())))?;
     let passes = kind() == DatapathType::System;
-    for (sent, asked) in [(4000, 10), (10, 4000), (4000, 4000), (1500, 1500)] {
+    for (sent, asked) in SIZES {
         ensure!(
-            exchange(&client, sent, asked)? == passes,
+            exchange(&client, vip, sent, asked)? == passes,
             "{sent} bytes there and {asked} back: {}",
             !passes
         );
     }
-    ensure!(exchange(&client, 10, 10)?, "a datagram in one piece has no answer any more");
+    ensure!(exchange(&client, vip, 10, 10)?, "a datagram in one piece has no answer any more");
     Ok(())
 }
 

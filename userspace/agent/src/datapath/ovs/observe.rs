@@ -20,7 +20,7 @@ use super::{
         session::{Dump, Session},
         tunnel, uplink,
     },
-    tables::index::BridgePort,
+    tables::{ids::ObjectNumbers, index::BridgePort},
 };
 use crate::datapath::{Desired, Error, Object, ObjectId, Observed};
 
@@ -35,11 +35,13 @@ pub(crate) struct Observation {
     pub(crate) fingerprint: u64,
 }
 
-/// Reads the switch and compares it with `desired`. Creates missing bridges, uplinks and base flows.
+/// Reads the switch and compares it with `desired`. Creates missing bridges, uplinks and base flows. `previous` are the numbers that
+/// the switch had before.
 pub(crate) async fn observe(
     session: &mut Session,
     options: &Options,
     desired: &Desired,
+    previous: &ObjectNumbers,
 ) -> Result<Observation, Error> {
     let created = session.ensure_bridges(options.datapath_type, &options.uplinks).await;
     created.map_err(|error| ovs_error("create bridges and uplinks", error))?;
@@ -59,7 +61,9 @@ pub(crate) async fn observe(
         options.uplinks.iter().filter_map(|name| dump.ports.vlan.get(name)).copied().collect();
     let base = BaseConfig { uplinks, kernel, vtep: options.vtep };
     let numbers = installed_numbers(&dump.tables, desired);
-    let numbers = numbers.map_err(|error| ovs_error("read the flows of the bridges", error))?;
+    let mut numbers = numbers.map_err(|error| ovs_error("read the flows of the bridges", error))?;
+    numbers.services.keep(&previous.services);
+    numbers.vrfs.keep(&previous.vrfs);
     let expected = desired::expected(desired, &ports, base, numbers);
     let differences = compare(&expected, &dump.tables, desired);
     out_of_sync.extend(differences.out_of_sync);

@@ -101,6 +101,11 @@ pub(super) fn conceal(matching: Match, private: Ipv4Addr) -> (Match, [Action; 3]
     (matching.field(KIND, 0u8), [to, kind, next])
 }
 
+/// The agent has not had the packet, whatever policies have used the register for.
+pub(super) fn unseen() -> Action {
+    Action::set(KIND, 0u8)
+}
+
 fn answered(kind: u8) -> [Action; 2] {
     [Action::set(KIND, kind), Action::resubmit(table::ANSWER)]
 }

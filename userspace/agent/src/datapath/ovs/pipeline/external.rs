@@ -51,7 +51,9 @@ const RELAYED: u8 = 2;
 const SYN: u16 = 0x02;
 /// Bit of the cookies of the learned flows of relayed connections, in addition to those of other learned flows.
 const RELAY_COOKIE: u64 = LEARNED | 1 << 48;
-/// Maximum number of connections of a service that have a learned flow.
+/// The same of clients with session affinity: the switch counts the flows with a cookie, and those of pods are others.
+const AFFINITY_COOKIE: u64 = LEARNED | 1 << 49;
+/// Maximum number of connections of a service that have a learned flow, and of clients.
 const MAX_RELAYS: u32 = 8192;
 /// Seconds without a packet after which a connection is forgotten: of TCP (RFC 5382 section 5 has 2 h 4 min as the minimum), of
 /// UDP (RFC 4787 section 4.3 recommends 5 minutes), and of TCP after a FIN or RST.
@@ -157,7 +159,12 @@ fn choice(service: &Service, domain: Domain, number: u32) -> Vec<Flow> {
     }
     if let Some(time) = service.affinity {
         let family = Family::of(service.vip);
-        let learn = Action::Learn(affinity(family, number, time));
+        // Without one, the hash of its address chooses for a client.
+        let learn = Action::Learn(Learn {
+            cookie: AFFINITY_COOKIE | u64::from(number),
+            limit: MAX_RELAYS,
+            ..affinity(family, number, time)
+        });
         let flow = Flow::new(table::CHOSEN, rank::PORT + 2, family.packets(external_match(number)));
         flows.push(flow.apply([learn]).goto(table::PLACE));
     }

@@ -64,7 +64,7 @@ pub(crate) fn route(domain: Domain, HostAccess { port, subnet }: HostAccess) -> 
         inside(unknown(domain).ipv4_dst(address, bits)),
         Flow::new(table::IP, rank::SAME_VRF, to_kernel).apply(kernel::leave()),
         Flow::new(table::DESTINATION, priority::MATCH, domain.packets_from(0).eth_dst(Mac::ROUTER.0))
-            .apply([Action::resubmit(table::HOST_SNAT)]),
+            .apply([answer::unseen(), Action::resubmit(table::HOST_SNAT)]),
         Flow::new(table::TARGET, check::CLAIMED_BY_OWNER, received).apply([Action::resubmit(table::IP)]),
     ];
     let no_host = |prefix: Ipv4Net| inside(unknown(domain).ipv4_dst(prefix.addr(), prefix.prefix_len()));

@@ -39,10 +39,11 @@ pub(crate) fn intercept_requests(tag: u32) -> [Flow; 2] {
     let from_pods = || network_match_from(tag, 0);
     [
         Flow::new(table::SERVICE_DNAT, priority::INTERCEPT, from_pods().arp_op(ARP_REQUEST)),
+        // Others are no neighbour discovery, and rules apply to them (RFC 4861, section 7.1.1).
         Flow::new(
             table::SERVICE_DNAT,
             priority::INTERCEPT,
-            from_pods().icmpv6(ICMPV6_NEIGHBOUR_SOLICITATION),
+            from_pods().icmpv6(ICMPV6_NEIGHBOUR_SOLICITATION).field(Field::IpTtl, 255u8),
         ),
     ]
     .map(|flow| flow.goto(table::NEIGHBOUR))

@@ -42,6 +42,19 @@ impl<K: Ord> Numbers<K> {
         numbers
     }
 
+    /// Keeps the numbers of `previous` that the switch has lost. Its connection tracking may still have them.
+    pub(crate) fn keep(&mut self, previous: &Self)
+    where
+        K: Clone,
+    {
+        for (owner, number) in &previous.numbers {
+            if !self.numbers.contains_key(owner) && self.taken.insert(*number) {
+                self.numbers.insert(owner.clone(), *number);
+            }
+        }
+        self.last = self.last.max(previous.last);
+    }
+
     /// The number of an owner. A new one gets the next free number up to `max`; `None` without one.
     pub(crate) fn assign(&mut self, owner: K, max: u32) -> Option<u32> {
         if let Some(number) = self.numbers.get(&owner) {
@@ -69,6 +82,21 @@ impl<K: Ord> Numbers<K> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_outlive_the_flows_of_the_switch() {
+        let mut before = Numbers::of([(Cookie(7), 1), (Cookie(9), 2)]);
+        before.assign(Cookie(8), 9);
+        let mut numbers = Numbers::default();
+        numbers.keep(&before);
+        let number = |owner| numbers.get(&Cookie(owner));
+        assert_eq!([7, 8, 9].map(number), [Some(1), Some(3), Some(2)]);
+        assert_eq!(numbers.assign(Cookie(10), 9), Some(4));
+        // What the switch has goes first.
+        let mut numbers = Numbers::of([(Cookie(10), 3)]);
+        numbers.keep(&before);
+        assert_eq!(numbers.get(&Cookie(8)), None);
+    }
 
     #[test]
     fn a_number_is_not_used_again_at_once() {

@@ -95,6 +95,14 @@ fn targets() -> Vec<Flow> {
         |m: Match, from: u16, to: u16| drop(m.udp().field(Field::UdpSrc, from).field(Field::UdpDst, to));
     let mut flows = vec![udp(Match::new().ipv4(), 67, 68), udp(Match::new().ipv6(), 547, 546)];
     flows.extend(ON_NO_LINK.map(|(ip, bits)| drop(match_from(metadata::OUTSIDE).ipv6_dst(ip, bits))));
+    // The kernel's connection tracking makes one frame of fragments: evaluated for the Ethernet address of one of them, delivered to
+    // that of another. Who has the latter believes it for a group, as all do, or for its address, which has a record.
+    let piece = || {
+        let unicast = Match::new().masked(Field::EthDst, 0u64, GROUP_BIT);
+        unicast.masked(Field::IpFragment, ANY_FRAGMENT, ANY_FRAGMENT)
+    };
+    flows.push(drop(piece().ipv4_dst(Ipv4Addr::new(224, 0, 0, 0), 3)));
+    flows.push(drop(piece().ipv6_dst(MULTICAST.0, MULTICAST.1)));
     flows
 }
 

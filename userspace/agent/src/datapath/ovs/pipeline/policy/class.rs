@@ -25,6 +25,10 @@ const SYN: u16 = 0x02;
 const ACK: u16 = 0x10;
 /// Fragment flag of all fragments.
 const ANY_FRAGMENT: u8 = 1;
+/// Flags of all fragments but the first.
+const LATER_FRAGMENT: u8 = 3;
+/// The fragment header of IPv6.
+const FRAGMENT_HEADER: u8 = 44;
 
 /// Protocols that the switch tracks.
 fn tracked_protocols(family: Family) -> [u8; 3] {
@@ -182,9 +186,14 @@ pub(crate) fn network(network: &Network, domain: Domain) -> Vec<Flow> {
     let mut flows = vec![];
     for family in Family::ALL {
         let packet = || family.packets(network_match(tag));
-        flows.extend(tracked_protocols(family).map(|protocol| {
+        let protocols = tracked_protocols(family).map(|protocol| packet().ip_proto(protocol));
+        // Later fragments of IPv6 have no other protocol for the switch, and go where the first one does.
+        let later =
+            packet().ip_proto(FRAGMENT_HEADER).masked(Field::IpFragment, LATER_FRAGMENT, LATER_FRAGMENT);
+        let later = matches!(family, Family::V6).then_some(later);
+        flows.extend(protocols.into_iter().chain(later).map(|m| {
             let track = Action::Ct(Ct { zone, table: Some(table::STATE), ..Ct::default() });
-            Flow::new(table::DESTINATION_GROUP, rank::TRACKED, packet().ip_proto(protocol)).apply([track])
+            Flow::new(table::DESTINATION_GROUP, rank::TRACKED, m).apply([track])
         }));
         let (new, tracked) = (ct_state::NEW, ct_state::TRACKED);
         let opening = packet().ct_state(new | tracked, new | tracked | ct_state::RELATED | ct_state::INVALID);
