@@ -39,7 +39,7 @@ const STEPS: &[(&str, &[&str])] = &[
         "nodes",
         &[
             "bench equivalence --datapath ovs --states 2000",
-            "bench equivalence --datapath ebpf --states 8000",
+            "bench equivalence --datapath ebpf --states 16000 --expedite",
         ],
     ),
     ("openflow", &["bench fuzz-openflow --cases 1000000"]),

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     net::IpAddr,
+    ops::AddAssign,
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -61,6 +62,24 @@ impl Summary {
             "the packets do not vary: {self}"
         );
         Ok(())
+    }
+}
+
+impl AddAssign for Summary {
+    fn add_assign(&mut self, other: Summary) {
+        self.states += other.states;
+        self.packets += other.packets;
+        self.delivered += other.delivered;
+        self.dropped += other.dropped;
+        self.copied += other.copied;
+        self.translated += other.translated;
+        self.replies += other.replies;
+        self.errors += other.errors;
+        self.to_other_nodes += other.to_other_nodes;
+        self.routed += other.routed;
+        self.by_kernel += other.by_kernel;
+        self.messages += other.messages;
+        self.excluded += other.excluded;
     }
 }
 

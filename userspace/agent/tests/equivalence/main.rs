@@ -33,6 +33,12 @@ mod parts;
 mod reduction;
 mod rig;
 
+use std::{
+    panic::resume_unwind,
+    sync::{Mutex, PoisonError},
+    thread,
+};
+
 use anyhow::{Result, bail};
 use campaign::Campaign;
 use case::{Summary, check};
@@ -43,53 +49,100 @@ use rig::Rig;
 const STATES_OVS: u64 = 250;
 const STATES_EBPF: u64 = 1750;
 const STATES_FAKE: u64 = 100;
+/// Nodes that share them. A change of eBPF programs and maps mostly waits for a grace period of the kernel (RCU).
+const NODES_OVS: usize = 2;
+const NODES_EBPF: usize = 6;
+const NODES_FAKE: usize = 2;
 /// The first state of a test run, which compares the same ones each time. `cargo xtask bench equivalence` draws others.
 const SEED: u64 = 500;
-/// States between two comparisons of the whole node with what was set.
+/// States between two comparisons of a whole node with what was set.
 const CHECKS: u64 = 50;
 
 /// The oracle on both sides: the packets are varied, and a node that is asked twice gives one answer.
 #[test]
 fn fake() -> Result<()> {
-    run::<FakeNode>("EQUIVALENCE_FAKE", STATES_FAKE)
+    run::<FakeNode>("EQUIVALENCE_FAKE", STATES_FAKE, NODES_FAKE)
 }
 
 #[test]
 fn ovs() -> Result<()> {
-    run::<OvsNode>("EQUIVALENCE_OVS", STATES_OVS)
+    run::<OvsNode>("EQUIVALENCE_OVS", STATES_OVS, NODES_OVS)
 }
 
 #[test]
 fn ebpf() -> Result<()> {
-    run::<EbpfNode>("EQUIVALENCE_EBPF", STATES_EBPF)
+    run::<EbpfNode>("EQUIVALENCE_EBPF", STATES_EBPF, NODES_EBPF)
 }
 
-fn run<H: Harness>(name: &'static str, states: u64) -> Result<()> {
+fn run<H: Harness>(name: &'static str, states: u64, nodes: usize) -> Result<()> {
     if let Some(reason) = H::missing() {
         testkit::skip!("{reason}");
     }
-    let mut campaign = Campaign::new(name, states, Some(SEED))?;
-    let mut rig = Rig::<H>::new()?;
-    let mut summary = Summary::default();
-    let random = (0..campaign.cases).map(|number| campaign.seed.wrapping_add(number));
-    let seeds: Vec<u64> = reduction::regressions()?.into_iter().chain(random).collect();
-    let mut previous = None;
-    for seed in seeds {
-        campaign.progress(summary.states, seed);
-        let cluster = reduction::cluster(seed)?;
-        if let Err(error) = check(&mut rig, &cluster, &mut summary) {
-            let report = reduction::report(&mut rig, seed, previous, &error)?;
-            bail!("{report}");
-        }
-        if summary.states.is_multiple_of(CHECKS) {
-            rig.check()?;
-        }
-        previous = Some(seed);
-    }
-    rig.finish()?;
+    let campaign = Campaign::new(name, states, Some(SEED))?;
+    let random = (0..campaign.cases).rev().map(|number| campaign.seed.wrapping_add(number));
+    let seeds = random.chain(reduction::regressions()?).collect();
+    let run = Mutex::new(Run { campaign, seeds, summary: Summary::default() });
+    thread::scope(|scope| -> Result<()> {
+        let start = || {
+            let name = thread::current().name().unwrap_or(name).to_owned();
+            thread::Builder::new().name(name).spawn_scoped(scope, || node::<H>(&run))
+        };
+        let running: Vec<_> = (0..nodes).map(|_| start()).collect::<Result<_, _>>()?;
+        // All nodes end before the first failure is reported.
+        let results: Vec<_> = running.into_iter().map(thread::ScopedJoinHandle::join).collect();
+        results.into_iter().try_for_each(|result| result.unwrap_or_else(|panic| resume_unwind(panic)))
+    })?;
+    let Run { campaign, summary, .. } = run.into_inner()?;
     campaign.finish(summary.states, &summary);
     if summary.states >= STATES_FAKE {
         summary.check_variety()?;
     }
     Ok(())
+}
+
+/// What the nodes share.
+struct Run {
+    campaign: Campaign,
+    /// Of the states that no node has taken, the next one last.
+    seeds: Vec<u64>,
+    summary: Summary,
+}
+
+/// Ends the run for all nodes, also if one panics. At the end no state is left.
+struct End<'a>(&'a Mutex<Run>);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).seeds.clear();
+    }
+}
+
+/// Checks states on one node until none is left.
+fn node<H: Harness>(run: &Mutex<Run>) -> Result<()> {
+    let _end = End(run);
+    let mut rig = Rig::<H>::new()?;
+    let mut previous = None;
+    for number in 1u64.. {
+        let Some(seed) = next(run) else { break };
+        let cluster = reduction::cluster(seed)?;
+        let mut summary = Summary::default();
+        if let Err(error) = check(&mut rig, &cluster, &mut summary) {
+            let report = reduction::report(&mut rig, seed, previous, &error)?;
+            bail!("{report}");
+        }
+        run.lock().unwrap().summary += summary;
+        if number.is_multiple_of(CHECKS) {
+            rig.check()?;
+        }
+        previous = Some(seed);
+    }
+    rig.finish()
+}
+
+fn next(run: &Mutex<Run>) -> Option<u64> {
+    let mut run = run.lock().unwrap();
+    let seed = run.seeds.pop()?;
+    let done = run.summary.states;
+    run.campaign.progress(done, seed);
+    Some(seed)
 }
