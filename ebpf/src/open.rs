@@ -77,7 +77,8 @@ pub(crate) extern "C" fn ctv_open_wire(packet: *mut Packet) -> u32 {
         return if relayed { RELAY } else { DropReason::UnrelatedIcmpError as u32 };
     }
     // A flow that is still to come has its backend.
-    if to_service && is_held(packet) && relay::ctv_known() != RELAY {
+    let is_importing = maps::phase() == Phase::IMPORTING;
+    if to_service && is_importing && is_held(packet) && relay::ctv_known() != RELAY {
         return DropReason::FlowImport as u32;
     }
     let mut code = if to_service { relay::ctv_relay() } else { relay::ctv_arrive() };

@@ -59,7 +59,7 @@ on_every_datapath!([
     services: connections_go_to_backends, requests_for_the_address_are_answered, backends_come_and_go,
         backends_are_reachable_directly, policies_see_the_backend, tcp_connections_over_ipv6, a_pod_reaches_itself,
         refused_clients_are_told, errors_are_about_the_service,
-        errors_of_clients_go_to_the_backend;
+        errors_of_clients_go_to_the_backend, connections_keep_their_target_port;
     external: external_clients_reach_backends, one_node_answers_external_clients, addresses_of_services_are_only_announced,
         the_backends_node_translates_for_external_clients, policies_see_external_clients, external_clients_are_refused;
     routing: gateways_answer_arp_and_nd, the_router_answers_for_other_networks, gateways_answer_pings, local_pods_on_two_networks,

@@ -301,6 +301,23 @@ pub(crate) fn errors_are_about_the_service<H: Harness>() -> Result<()> {
     Ok(())
 }
 
+/// A connection keeps the port of its backend when the service gets another target port, which new connections go to.
+pub(crate) fn connections_keep_their_target_port<H: Harness>() -> Result<()> {
+    for net in Net::kinds()? {
+        let mut world = world::<H>(&net)?;
+        world.set(service(&net, &ready(&[2]))?)?;
+        ensure!(world.asks(&net, 4000, &[2])? == 2);
+        world.is_answered(&net, 2, 4000)?;
+        let Object::Service(before) = service(&net, &ready(&[2]))? else { bail!("a service") };
+        world.set(Object::Service(Service { ports: vec!["53:5454:UDP".parse()?], ..before }))?;
+        ensure!(world.asks(&net, 4000, &[2])? == 2);
+        world.is_answered(&net, 2, 4000)?;
+        let arrives = datagram((2, 1), (ip(1), 4001), (ip(2), 5454));
+        world.sends(&pod("pa"), &request(4001), [to_pod("pb", &arrives)])?;
+    }
+    Ok(())
+}
+
 /// The backend gets a client's errors, about the packets that it has sent.
 pub(crate) fn errors_of_clients_go_to_the_backend<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {

@@ -53,7 +53,8 @@ use crate::datapath::{Backend, Service};
 
 /// Bit of the mark of a client's connection whose backend is chosen.
 const IS_CHOSEN: u32 = 1;
-/// Position and width of the backend's port in that mark; zero if it is not known.
+/// Bit of the mark that has the backend's port, and its position and width.
+const HAS_TARGET: u32 = 2;
 const TARGET: (u16, u16) = (16, 16);
 /// Not zero if the connection has its backend.
 pub(super) const IS_ESTABLISHED: Field = Field::Reg1;
@@ -93,6 +94,9 @@ pub(super) fn base() -> Vec<Flow> {
     ]);
     flows.extend(Family::ALL.into_iter().flat_map(to_no_port));
     flows.extend(Family::ALL.into_iter().flat_map(errors_of_clients));
+    flows.extend(Family::ALL.into_iter().flat_map(kept_ports));
+    let of_service = Flow::new(table::TARGET_PORT, priority::MISS, Match::new());
+    flows.push(of_service.apply([Action::resubmit(table::IP)]));
     flows.push(Flow::new(table::SERVICE_STATE, rank::FIRST, service_port_match(0, 0)));
     flows.extend(Family::ALL.into_iter().flat_map(fragments_of_replies));
     let reply = ct_state::TRACKED | ct_state::REPLY;
@@ -150,15 +154,13 @@ fn to_no_port(family: Family) -> [Flow; 3] {
 fn errors_of_clients(family: Family) -> [Flow; 2] {
     let state = ct_state::TRACKED | ct_state::RELATED;
     let messages = || family.packets(service_port_match(0, 0)).ip_proto(family.icmp());
-    let errors = is_chosen(messages().ct_state(state, state | ct_state::REPLY));
-    let (at, width) = TARGET;
-    let target = Slice::bits(Field::CtMark, at, width);
+    let errors = has_target(messages().ct_state(state, state | ct_state::REPLY));
     [
         Flow::new(table::SERVICE_STATE, rank::FIRST + 3, messages()),
         Flow::new(table::SERVICE_STATE, rank::FIRST + 4, errors).apply(answer::return_to_backend(
             family,
             label(family),
-            target,
+            target(),
         )),
     ]
 }
@@ -169,6 +171,26 @@ fn of_client(service: &Service, domain: Domain) -> Flow {
     let m = guard::destination(domain.packets_from(0), service.vip).ip_proto(family.icmp());
     let track = Ct { zone: clients(domain), table: Some(table::SERVICE_STATE), ..Ct::default() };
     Flow::new(table::SERVICE_DNAT, rank::ANY + 1, m).apply([Action::Ct(track)])
+}
+
+/// An established connection keeps its port, whatever the service has now.
+fn kept_ports(family: Family) -> [Flow; 2] {
+    let established = || has_target(family.packets(Match::new().field(IS_ESTABLISHED, 1u8)));
+    [(established().tcp(), Protocol::Tcp), (established().udp(), Protocol::Udp)].map(|(m, protocol)| {
+        let port = Action::Move { from: target(), to: Slice::whole(ports(protocol)[1]) };
+        Flow::new(table::TARGET_PORT, rank::PORT, m).apply([port, Action::resubmit(table::IP)])
+    })
+}
+
+/// The backend's port in the mark of the client's connection.
+fn target() -> Slice {
+    let (at, width) = TARGET;
+    Slice::bits(Field::CtMark, at, width)
+}
+
+/// Requires a client's connection that has it.
+fn has_target(matching: Match) -> Match {
+    matching.masked(Field::CtMark, HAS_TARGET, HAS_TARGET)
 }
 
 /// Requires a client's connection whose backend is chosen.
@@ -405,7 +427,7 @@ fn commit(service: &Service, domain: Domain, number: u32, port: &Port) -> Flow {
 
 /// The client's connection has its backend, with this port if it is known.
 pub(super) fn remember(family: Family, domain: Domain, target: Option<u16>) -> Action {
-    let target = u32::from(target.unwrap_or(0)) << TARGET.0;
+    let target = target.map_or(0, |port| HAS_TARGET | u32::from(port) << TARGET.0);
     let exec = vec![
         Action::set(Field::CtMark, IS_CHOSEN | target),
         Action::Move { from: Slice::whole(family.register()), to: label(family) },
@@ -449,7 +471,7 @@ fn translation(family: Family, number: u32, port: &Port) -> Flow {
     Flow::new(table::TRANSLATE, rank::PORT, m).apply([
         Action::copy(family.register(), family.destination()),
         Action::set(ports(port.protocol)[1], port.target),
-        Action::resubmit(table::IP),
+        Action::resubmit(table::TARGET_PORT),
     ])
 }
 

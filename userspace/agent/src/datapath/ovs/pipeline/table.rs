@@ -114,6 +114,9 @@ pub(super) const ON_PATH_SUBNET: u8 = 52;
 /// Decides about expired packets for the node's kernel.
 pub(super) const EXPIRED: u8 = 53;
 
+/// Keeps the port of the backend that a connection has begun with.
+pub(super) const TARGET_PORT: u8 = 54;
+
 /// Priorities within the tables.
 pub(super) mod priority {
     pub(crate) const MISS: u16 = 1;
