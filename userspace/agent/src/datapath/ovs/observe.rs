@@ -20,7 +20,11 @@ use super::{
         session::{Dump, Session},
         tunnel, uplink,
     },
-    tables::{ids::ObjectNumbers, index::BridgePort},
+    tables::{
+        cookie::Cookie,
+        ids::ObjectNumbers,
+        index::{BridgePort, vrf_of},
+    },
 };
 use crate::datapath::{Desired, Error, Object, ObjectId, Observed};
 
@@ -62,8 +66,9 @@ pub(crate) async fn observe(
     let base = BaseConfig { uplinks, kernel, vtep: options.vtep };
     let numbers = installed_numbers(&dump.tables, desired);
     let mut numbers = numbers.map_err(|error| ovs_error("read the flows of the bridges", error))?;
-    numbers.services.keep(&previous.services);
-    numbers.vrfs.keep(&previous.vrfs);
+    let services = desired.iter().map(|(id, _)| id).filter(|id| matches!(id, ObjectId::Service(_)));
+    numbers.services.keep(&previous.services, services.map(Cookie::of));
+    numbers.vrfs.keep(&previous.vrfs, desired.iter().filter_map(|(_, object)| vrf_of(object)).cloned());
     let expected = desired::expected(desired, &ports, base, numbers);
     let differences = compare(&expected, &dump.tables, desired);
     out_of_sync.extend(differences.out_of_sync);

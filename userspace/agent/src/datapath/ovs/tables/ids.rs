@@ -42,14 +42,13 @@ impl<K: Ord> Numbers<K> {
         numbers
     }
 
-    /// Keeps the numbers of `previous` that the switch has lost. Its connection tracking may still have them.
-    pub(crate) fn keep(&mut self, previous: &Self)
-    where
-        K: Clone,
-    {
-        for (owner, number) in &previous.numbers {
-            if !self.numbers.contains_key(owner) && self.taken.insert(*number) {
-                self.numbers.insert(owner.clone(), *number);
+    /// Keeps the numbers of `owners` in `previous` that the switch has lost. Its connection tracking may still have them. Numbers of other
+    /// owners are free, but not used again at once.
+    pub(crate) fn keep(&mut self, previous: &Self, owners: impl IntoIterator<Item = K>) {
+        for owner in owners {
+            let Some(number) = previous.get(&owner) else { continue };
+            if !self.numbers.contains_key(&owner) && self.taken.insert(number) {
+                self.numbers.insert(owner, number);
             }
         }
         self.last = self.last.max(previous.last);
@@ -88,13 +87,15 @@ mod tests {
         let mut before = Numbers::of([(Cookie(7), 1), (Cookie(9), 2)]);
         before.assign(Cookie(8), 9);
         let mut numbers = Numbers::default();
-        numbers.keep(&before);
+        numbers.keep(&before, [7, 8, 12].map(Cookie));
         let number = |owner| numbers.get(&Cookie(owner));
-        assert_eq!([7, 8, 9].map(number), [Some(1), Some(3), Some(2)]);
-        assert_eq!(numbers.assign(Cookie(10), 9), Some(4));
+        assert_eq!([7, 8, 12].map(number), [Some(1), Some(3), None]);
+        // That of the one which is not wanted any more is free again, after others.
+        assert_eq!(number(9), None);
+        assert_eq!([10, 11].map(|owner| numbers.assign(Cookie(owner), 4)), [Some(4), Some(2)]);
         // What the switch has goes first.
         let mut numbers = Numbers::of([(Cookie(10), 3)]);
-        numbers.keep(&before);
+        numbers.keep(&before, [Cookie(8)]);
         assert_eq!(numbers.get(&Cookie(8)), None);
     }
 
