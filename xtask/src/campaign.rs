@@ -35,8 +35,7 @@ pub(crate) struct Equivalence {
     /// Number of random states of the node, each with some 90 packets
     #[arg(long, default_value_t = 100_000, requires = "datapath")]
     states: u64,
-    /// Shorten what the kernel waits for when programs are attached, by a setting of the machine, until the end (eBPF: six times
-    /// as many states)
+    /// Shorten the kernel's waits when programs are attached, by a setting of the whole machine, until the end
     #[arg(long, requires = "datapath")]
     expedite: bool,
     /// Number of packets for the eBPF programs

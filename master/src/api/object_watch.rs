@@ -45,17 +45,17 @@ impl ObjectWatch {
         let permit = leader.watch_permits.clone().try_acquire_owned();
         let permit = permit.map_err(|_| Problem::unavailable("too many open watches; retry later"))?;
         let prefix = format!("{MODELDB}{}/", self.object_type.kind.as_str());
-        // The client has the revision of a store that was restored, or none of a store: this one would be silent up to there.
-        if let Some(after) = self.after {
-            let position = leader.store.position().await;
-            let position = position.map_err(|error| Problem::unavailable(one_line(&error)))?;
-            if after > position.revision {
-                let end = stream::once(async { Ok::<_, Infallible>(gone()) });
-                return Ok(Sse::new(end).into_response());
-            }
-        }
         let watch = match self.after {
-            Some(revision) => leader.store.watch_after(&prefix, revision),
+            Some(revision) => {
+                let position = leader.store.position().await;
+                let position = position.map_err(|error| Problem::unavailable(one_line(&error)))?;
+                if revision > position.revision {
+                    // Of a store before it was restored, or of none: a watch would be silent up to there.
+                    let end = stream::once(async { Ok::<_, Infallible>(gone()) });
+                    return Ok(Sse::new(end).into_response());
+                }
+                leader.store.watch_after(&prefix, revision)
+            }
             None => leader.store.watch(&prefix),
         };
         let events = self.events(watch.batches()).take_until(leader.ended.clone().cancelled_owned());

@@ -1,7 +1,7 @@
 //! Services: a client's node translates packets to a service's address to one of its backends.
 //!
 //! ```text
-//!  3 ─ address and port ── ct ── 25 ─┬─ established ──────── 27 backend ─┬─ 28 ─ 29 translate ─ 7 MAC address ─ 4 policy
+//!  3 ─ address and port ── ct ── 25 ─┬─ established ──────── 27 backend ─┬─ 28 ─ 29, 54 translate ─ 7 MAC address ─ 4 policy
 //!                                    └─ new ── 26 affinity ─ 27 ─ group ─┘ ct(commit)
 //!  24 accepted ─ 22 ─ 6 reply of a backend? ── ct ── 9
 //!  3 ─ ICMP message ───── ct ── 25 ─── error about a reply ────── 31 agent ─ 7

@@ -95,8 +95,8 @@ fn targets() -> Vec<Flow> {
         |m: Match, from: u16, to: u16| drop(m.udp().field(Field::UdpSrc, from).field(Field::UdpDst, to));
     let mut flows = vec![udp(Match::new().ipv4(), 67, 68), udp(Match::new().ipv6(), 547, 546)];
     flows.extend(ON_NO_LINK.map(|(ip, bits)| drop(match_from(metadata::OUTSIDE).ipv6_dst(ip, bits))));
-    // The kernel's connection tracking makes one frame of fragments: evaluated for the Ethernet address of one of them, delivered to
-    // that of another. Who has the latter believes it for a group, as all do, or for its address, which has a record.
+    // The kernel's connection tracking joins fragments to two Ethernet addresses: the packet is evaluated for one of them, and has the
+    // other. The station with that address accepts it if it is for a group. (An address with a record has its own Ethernet address.)
     let piece = || {
         let unicast = Match::new().masked(Field::EthDst, 0u64, GROUP_BIT);
         unicast.masked(Field::IpFragment, ANY_FRAGMENT, ANY_FRAGMENT)
