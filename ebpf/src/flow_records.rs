@@ -3,7 +3,9 @@
 use aya_ebpf::{
     bindings::BPF_F_MMAPABLE, btf_maps::Array, cty::c_void, helpers::generated::bpf_loop, macros::btf_map,
 };
-use contiv_abi::{FlowBucket, FlowEvent, FlowHash, FlowHead, idle, is_evictable, maps::FLOW_COUNTS_CAPACITY};
+use contiv_abi::{
+    Flow, FlowBucket, FlowEvent, FlowHalf, FlowHash, FlowHead, idle, is_evictable, maps::FLOW_COUNTS_CAPACITY,
+};
 
 use crate::{
     flow_index::ctv_remove_slot,
@@ -23,6 +25,8 @@ const WORDS: u32 = 8;
 const SLOTS: u32 = 2 * FlowBucket::LEN as u32;
 /// Further records that are considered for an eviction.
 const NEIGHBOURS: u32 = 32;
+/// An endpoint with at most one part in this number of the table loses no flow that others keep.
+const MODEST: u32 = 256;
 
 /// No record: the table is full.
 pub(crate) const NONE: u32 = 0;
@@ -43,7 +47,11 @@ pub(crate) extern "C" fn ctv_obtain(hash: u64, owner: u32, now: u32) -> u32 {
         number = ctv_allocate(hash);
     }
     if number == NONE {
-        number = ctv_evict(hash, if over { owner } else { 0 }, now, SLOTS + NEIGHBOURS);
+        number = ctv_evict(hash, if over { owner } else { 0 }, now, SLOTS + NEIGHBOURS, 0);
+    }
+    if number == NONE && owner != 0 && !over {
+        let share = (2 * used_by(owner) as u32).max(node.flows / MODEST);
+        number = ctv_evict(hash, 0, now, SLOTS + NEIGHBOURS, share);
     }
     if number == NONE {
         return if over { OVER_QUOTA } else { NONE };
@@ -76,9 +84,17 @@ pub(crate) extern "C" fn ctv_read_ahead(hash: u64) -> u32 {
     flows::touch_index(hash, node.flow_pages)
 }
 
+/// Where the flows of an owner are counted: those that it has received apart from those that it has begun.
+#[inline(always)]
+const fn count_of(owner: u32) -> u32 {
+    const ALL: u32 = FLOW_COUNTS_CAPACITY as u32;
+    let received = owner / FlowHalf::RECEIVED;
+    (owner + received * (ALL / 2)) % ALL
+}
+
 #[inline(always)]
 fn used_by(owner: u32) -> i64 {
-    let count = COUNTS.get_ptr(owner % FLOW_COUNTS_CAPACITY as u32);
+    let count = COUNTS.get_ptr(count_of(owner));
     // SAFETY: a value of the map.
     count.map_or(0, |count| unsafe { count.read_volatile() } as i64)
 }
@@ -88,8 +104,9 @@ fn used_by(owner: u32) -> i64 {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_charge(owner: u32, flows: i64) -> u32 {
     let Some(node) = maps::node() else { return 0 };
-    let Some(count) = COUNTS.get_ptr_mut(owner % FLOW_COUNTS_CAPACITY as u32) else { return 0 };
-    let Some(held) = record_lock(owner.wrapping_mul(64), node.flow_pages) else { return 0 };
+    let index = count_of(owner);
+    let Some(count) = COUNTS.get_ptr_mut(index) else { return 0 };
+    let Some(held) = record_lock(64 * index, node.flow_pages) else { return 0 };
     lock(held);
     // SAFETY: a value of the map, whose lock is held.
     unsafe { count.write_volatile(count.read_volatile().wrapping_add(flows as u64)) };
@@ -182,7 +199,8 @@ struct Search {
     generation: u32,
     /// and how dispensable it is.
     rank: u32,
-    zero: u32,
+    /// An endpoint with more flows than this may lose any of them; zero if none may.
+    share: u32,
 }
 
 /// Rank of a flow without a packet in this second.
@@ -191,14 +209,15 @@ const IDLE: u32 = 1;
 const EXPIRED: u32 = 1 << 31;
 
 /// Evicts an unreplied, ended or expired flow of those that have a slot in the buckets of the hash, and if there are more steps,
-/// of those in records near the place of the hash: the first that has been idle for a second, or the oldest. The result is the
-/// number of its record plus one, which is the caller's then, or zero.
+/// of those in records near the place of the hash: the first that has been idle for a second, or the oldest. With a share, an
+/// endpoint that has more flows than that loses established ones, too. The result is the number of its record plus one, which is
+/// the caller's then, or zero.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_evict(hash: u64, owner: u32, now: u32, steps: u32) -> u32 {
+extern "C" fn ctv_evict(hash: u64, owner: u32, now: u32, steps: u32, share: u32) -> u32 {
     let Some(node) = maps::node() else { return NONE };
     let (pages, flows) = (node.flow_pages, node.flows);
-    let mut search = Search { hash, owner, now, pages, flows, victim: NONE, generation: 0, rank: 0, zero: 0 };
+    let mut search = Search { hash, owner, now, pages, flows, victim: NONE, generation: 0, rank: 0, share };
     // SAFETY: `consider` expects a `Search`, which outlives the loop.
     let _steps = unsafe { bpf_loop(steps, consider as *mut c_void, (&raw mut search).cast::<c_void>(), 0) };
     if search.victim == NONE || ctv_end(search.victim - 1, search.generation) == 0 {
@@ -241,7 +260,7 @@ extern "C" fn consider(step: u64, search: *mut Search) -> i64 {
     let Some(flow) = record(number) else { return 0 };
     // Read first: if another flow gets the record meanwhile, it stays.
     let head = head(flow);
-    let rank = ctv_rank(number, search.owner, search.now);
+    let rank = ctv_rank(number, search.owner, search.now, search.share);
     if head.exists() && rank > search.rank {
         search.victim = number + 1;
         search.generation = head.generation.into();
@@ -256,25 +275,30 @@ extern "C" fn consider(step: u64, search: *mut Search) -> i64 {
 /// Not part of the loop's function: Linux 7.2 would follow its branches anew for each step.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_rank(number: u32, owner: u32, now: u32) -> u32 {
+extern "C" fn ctv_rank(number: u32, owner: u32, now: u32, share: u32) -> u32 {
     let Some(flow) = record(number) else { return 0 };
     // SAFETY: a record of the map; a torn read at worst evicts another flow of the kind.
     let flow = unsafe { &*flow };
     // The expired flow of another endpoint leaves an endpoint over its quota where it is.
-    if owner != 0 && flow.halves[0].owner != owner {
+    let others = flow.halves[0].owner;
+    if owner != 0 && others != owner || flow.head.flags & Flow::INCOMPLETE != 0 {
         return 0;
     }
-    let rank = idle(now, flow.seen()) + 1;
+    let idle = idle(now, flow.seen());
+    let rank = idle + 1;
     if flows::is_over(flow, now) {
         return rank | EXPIRED;
     }
-    if is_evictable(flow.head.protocol, flow.halves[0].sent, flow.halves[1].sent) { rank } else { 0 }
+    if share != 0 && others != 0 && used_by(others) > i64::from(share) {
+        return rank;
+    }
+    if is_evictable(flow.head.protocol, flow.halves[0].sent, flow.halves[1].sent, idle) { rank } else { 0 }
 }
 
 /// Frees a slot in the buckets of the hash by evicting a flow; false if none can be evicted.
 #[inline(always)]
 pub(crate) fn make_room(hash: u64, now: u32) -> bool {
-    let number = ctv_evict(hash, 0, now, SLOTS);
+    let number = ctv_evict(hash, 0, now, SLOTS, 0);
     if number != NONE {
         ctv_release(number - 1);
     }
@@ -319,6 +343,23 @@ extern "C" fn ctv_end(number: u32, generation: u32) -> u32 {
     }
     unlock(held);
     ended
+}
+
+/// The flow in a record has both of its slots; zero if it is not this generation's any more.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_complete(number: u32, generation: u32) -> u32 {
+    let (Some(flow), Some(node)) = (record(number), maps::node()) else { return 0 };
+    let Some(held) = record_lock(number, node.flow_pages) else { return 0 };
+    let mut complete = 0;
+    lock(held);
+    let head = head(flow);
+    if u32::from(head.generation) == generation {
+        set_head(flow, FlowHead { flags: head.flags & !Flow::INCOMPLETE, ..head });
+        complete = 1;
+    }
+    unlock(held);
+    complete
 }
 
 /// Makes a record free.

@@ -89,7 +89,7 @@ extern "C" fn ctv_goes_as(at: u32, number: u32) -> u32 {
     let same = flow.backend.same(&record.backend)
         && flow.backend_port == record.backend_port
         && flow.nat_port == record.nat_port
-        && flow.head.flags == record.head.flags;
+        && flow.head.flags & !Flow::INCOMPLETE == record.head.flags & !Flow::INCOMPLETE;
     same.into()
 }
 
@@ -133,7 +133,7 @@ extern "C" fn ctv_fill_import(at: u32, number: u32) -> u32 {
     to.nat_port = from.nat_port;
     to.backend_port = from.backend_port;
     let generation = flows::head(record).generation.wrapping_add(1) | 1;
-    let head = FlowHead { generation, ..from.head };
+    let head = FlowHead { generation, flags: from.head.flags & !Flow::INCOMPLETE, ..from.head };
     copy(from, to);
     let owner = from.halves[0].owner;
     flows::set_head(record, head);

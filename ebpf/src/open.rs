@@ -2,14 +2,14 @@
 
 use aya_ebpf::{cty::c_void, helpers::generated::bpf_loop};
 use contiv_abi::{
-    Be16, DropReason, Flow, FlowEvent, FlowHash, FlowHead, LogResult, LogStage, Phase, TCP, UDP, entry,
+    Be16, DropReason, Flow, FlowEvent, FlowHalf, FlowHash, FlowHead, LogResult, LogStage, Phase, TCP, UDP, entry,
     tcp::{self as state, sent},
 };
 
 use crate::{
     flow_collector,
     flow_index::{BUSY, FULL, INSERTED as SLOT_INSERTED, ctv_hash, ctv_is, ctv_put_slot, insert_slot},
-    flow_records::{NONE, OVER_QUOTA as NO_QUOTA, ctv_obtain, ctv_remove, make_room},
+    flow_records::{NONE, OVER_QUOTA as NO_QUOTA, ctv_complete, ctv_obtain, ctv_remove, make_room},
     flows, log, maps,
     packet::{self, AGAIN, Packet, REFUSE, RELAY, Replaces, Route, Told},
     policy, relay, route, served, service, tell, track,
@@ -131,9 +131,10 @@ extern "C" fn ctv_judge(packet: *mut Packet) -> u32 {
     // By the Ethernet address, which decides where the packet goes.
     route::locate(packet);
     // The flow uses the quota of the endpoint that begins it, or of the one that is reached from outside.
-    packet.owner = match packet.source_port {
-        0 => packet.place.ifindex,
-        port => port,
+    packet.owner = match (packet.source_port, packet.place.ifindex) {
+        (0, 0) => 0,
+        (0, reached) => reached | FlowHalf::RECEIVED,
+        (port, _) => port,
     };
     if policy::allows(packet) { packet::GO_ON } else { policy::denial() }
 }
@@ -242,6 +243,9 @@ fn insert(packet: &mut Packet) -> u32 {
     }
     if code == INSERTED {
         code = claim(packet, number, ORIGINAL);
+    }
+    if code == INSERTED && ctv_complete(number, generation) == 0 {
+        return FAILED;
     }
     if code != INSERTED {
         ctv_remove(number, generation);
@@ -369,7 +373,7 @@ extern "C" fn ctv_fill(packet: *mut Packet, number: u32) -> u32 {
     let head = FlowHead {
         domain: packet.domain.number(),
         protocol: packet.tuple.protocol,
-        flags: nat | packet.hairpin,
+        flags: nat | packet.hairpin | Flow::INCOMPLETE,
         // The next odd number.
         generation: flows::head(place).generation.wrapping_add(1) | 1,
     };

@@ -113,8 +113,8 @@ pub struct FlowHalf {
     pub acknowledged: u32,
     /// Time of the first packet of the flow, in seconds since boot; equal in both halves.
     pub made: u32,
-    /// Interface index of the endpoint whose quota the flow uses, zero for none; equal in both
-    /// halves.
+    /// Interface index of the endpoint whose quota the flow uses, zero for none, with
+    /// [`FlowHalf::RECEIVED`] if the endpoint did not begin it; equal in both halves.
     pub owner: u32,
     /// What this direction has sent, as flags of [`sent`].
     pub sent: u8,
@@ -134,6 +134,9 @@ const _: () = assert!(size_of::<Flow>() == 192 && size_of::<FlowHalf>() == 64);
 impl FlowHalf {
     /// The group of an endpoint without a record. No group has this number.
     pub const UNKNOWN: u16 = u16::MAX;
+    /// In `owner`: the flow came from another node or from outside. An endpoint has a quota of its own
+    /// for such flows: others cannot use up the one for those that it begins.
+    pub const RECEIVED: u32 = 1 << 31;
 
     /// What the original and the reply direction have sent; `reply` tells the direction of this
     /// half.
@@ -173,6 +176,8 @@ impl Flow {
     pub const NAT: u8 = 1;
     /// Client and backend are the same pod, which sees the service's address as the client.
     pub const HAIRPIN: u8 = 2;
+    /// The flow is being inserted: it is not evicted before both of its slots are.
+    pub const INCOMPLETE: u8 = 4;
 
     /// Ports of a packet of the original direction as received, see [`Tuple::ports`].
     #[inline(always)]
@@ -335,12 +340,16 @@ impl Timeouts {
     }
 }
 
-/// Returns true if a flow may be evicted for another one: it is unreplied, or ended. An established
-/// flow is never evicted.
+/// Seconds without a packet after which a flow of a protocol without connections may be evicted: a
+/// request and its reply cost a sender two packets, and would hold a record for minutes.
+const QUIET: u32 = 10;
+
+/// Returns true if a flow may be evicted for another one after these seconds without a packet: it is
+/// unreplied, ended, or quiet and of a protocol without connections. An established connection is not.
 #[inline(always)]
-pub const fn is_evictable(protocol: u8, original: u8, reply: u8) -> bool {
+pub const fn is_evictable(protocol: u8, original: u8, reply: u8, idle: u32) -> bool {
     if protocol != TCP {
-        return reply & sent::ANY == 0;
+        return reply & sent::ANY == 0 || idle >= QUIET;
     }
     matches!(
         TcpState::of(original, reply),
@@ -518,12 +527,12 @@ mod tests {
     #[test]
     fn established_flows_are_not_evictable() {
         let (syn, ack, fin, any) = (sent::SYN | sent::ANY, sent::ACK | sent::ANY, sent::FIN, sent::ANY);
-        assert!(is_evictable(TCP, syn, 0) && is_evictable(TCP, syn, syn) && is_evictable(UDP, any, 0));
-        assert!(is_evictable(TCP, ack | sent::RST, ack));
+        assert!(is_evictable(TCP, syn, 0, 0) && is_evictable(TCP, syn, syn, 0));
+        assert!(is_evictable(TCP, ack | sent::RST, ack, 0) && is_evictable(UDP, any, 0, 0));
         for (original, reply) in [(ack | syn, syn), (ack, ack), (ack | fin, ack), (ack | fin, ack | fin)] {
-            assert!(!is_evictable(TCP, original, reply));
+            assert!(!is_evictable(TCP, original, reply, u32::MAX));
         }
-        assert!(!is_evictable(UDP, any, any));
+        assert!(!is_evictable(UDP, any, any, QUIET - 1) && is_evictable(UDP, any, any, QUIET));
     }
 
     #[test]

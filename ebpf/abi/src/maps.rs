@@ -108,9 +108,10 @@ pub const FLOW_LOCKS: &str = "ctv_flowlock";
 /// Index -> 64 bits: which records are used. Full: as `ctv_flows`.
 pub const FLOW_BITMAP: &str = "ctv_flowbits";
 
-/// Interface index modulo the capacity -> number of flows of the endpoint. Indexed, never full. Two
+/// Interface index modulo the capacity -> number of flows that the endpoint has begun; half the capacity
+/// further on, of those that it [has received](crate::FlowHalf::RECEIVED). Indexed, never full. Two
 /// ports share a number, and their quota, if their interface indexes differ by a multiple of the
-/// capacity.
+/// capacity, or of half of it for flows of different kinds.
 pub const FLOW_COUNTS: &str = "ctv_flowcnt";
 /// 64 KiB.
 pub const FLOW_COUNTS_CAPACITY: usize = 2 * PORTS_CAPACITY;

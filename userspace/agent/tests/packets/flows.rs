@@ -25,6 +25,7 @@ use crate::{
 mod concurrent;
 mod destination_address;
 mod full_table;
+mod shares;
 mod source_address;
 
 const HERE: Endpoint = Endpoint(1);

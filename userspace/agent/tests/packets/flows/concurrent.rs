@@ -4,16 +4,19 @@ use std::{sync::Barrier, thread};
 
 use anyhow::Result;
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
-use contiv_abi::maps::FROM_POD;
+use contiv_abi::{Flow, maps::FROM_POD};
 use contiv_model::service::Readiness;
 use netplugin::datapath::{Datapath as _, Object};
 use nix::{
     sched::{CpuSet, sched_setaffinity},
     unistd::Pid,
 };
-use testkit::{needs, packet::Packet};
+use testkit::{
+    needs,
+    packet::{Packet, tcp_flags},
+};
 
-use super::{HERE, OTHER, Rig, VIP, between};
+use super::{HERE, OTHER, Rig, VIP, between, tcp};
 use crate::{
     flow_table::{self, slots},
     node::{Node, network, vxlan},
@@ -83,6 +86,48 @@ fn concurrent_first_packets_and_replies_make_one_flow() -> Result<()> {
     assert_eq!(slots(&node)?, 2 * flows.len());
     let events = node.datapath.inspect()["flows"].clone();
     assert_eq!((&events["made"], &events["failed"]), (&ROUNDS.into(), &0.into()));
+    Ok(())
+}
+
+/// Insertions on one CPU evict flows that another is about to insert, or not: each flow has both of its slots, and no slot is left.
+#[test]
+fn concurrent_insertions_and_evictions_leave_no_slot() -> Result<()> {
+    needs!(root());
+    const SYNS: u32 = 60_000;
+    let rig = Rig::with("ct-evict-race", |options| options.flows = 16)?;
+    let barrier = Barrier::new(2);
+    let ifindex = rig.node.ifindex(&rig.first.local.port)?;
+    let pin = rig.node.pin(FROM_POD);
+    rig.node.ns.run(|| {
+        thread::scope(|scope| -> Result<()> {
+            let workers = [7000, 8000].map(|server| {
+                let (barrier, pin) = (&barrier, &pin);
+                scope.spawn(move || -> Result<()> {
+                    let program = SchedClassifier::from_pin(pin)?;
+                    let mut context = [0; 192];
+                    context[40..44].copy_from_slice(&ifindex.to_ne_bytes());
+                    barrier.wait();
+                    for n in 0..SYNS {
+                        let frame = tcp((HERE, n as u16), (OTHER, server), tcp_flags::SYN).build();
+                        program.test_run(TestRunOptions {
+                            data_in: Some(&frame),
+                            ctx_in: Some(&context),
+                            ..TestRunOptions::new()
+                        })?;
+                    }
+                    Ok(())
+                })
+            });
+            for worker in workers {
+                worker.join().map_err(|_| anyhow::anyhow!("a thread has failed"))??;
+            }
+            Ok(())
+        })
+    })?;
+    assert!(rig.event("evicted") > u64::from(SYNS), "{}", rig.event("evicted"));
+    let flows = flow_table::flows(&rig.node)?;
+    assert_eq!(slots(&rig.node)?, 2 * flows.len(), "each flow has two slots");
+    assert!(flows.iter().all(|flow| flow.head.flags & Flow::INCOMPLETE == 0));
     Ok(())
 }
 

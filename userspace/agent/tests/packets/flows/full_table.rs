@@ -7,7 +7,7 @@ use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use contiv_abi::maps::FROM_POD;
 use testkit::{needs, packet::tcp_flags, wait_until};
 
-use super::{HERE, OTHER, Rig, TIMEOUT, between, packets, tcp};
+use super::{HERE, OTHER, Rig, TIMEOUT, between, open, packets, tcp};
 use crate::{
     flow_table::{self, slots},
     node::{Endpoint, Pod, network, vxlan},
@@ -41,10 +41,8 @@ fn a_flood_of_new_flows_evicts_no_established_flow() -> Result<()> {
     needs!(root());
     const CAPACITY: u32 = 2048;
     let rig = Rig::with("ct-flood", |options| options.flows = CAPACITY)?;
-    let connection = |port| (between(HERE, OTHER).udp(port, 6), between(OTHER, HERE).udp(6, port));
     for port in 1000..1100 {
-        let (there, back) = connection(port);
-        rig.exchange(&there, &back)?;
+        open(&rig, (HERE, port), (OTHER, 6))?;
     }
     let before = rig.replied()?;
     let count = 5 * CAPACITY;
@@ -56,10 +54,10 @@ fn a_flood_of_new_flows_evicts_no_established_flow() -> Result<()> {
     assert!(rig.unreplied()? <= quota, "{}", rig.unreplied()?);
     assert_eq!(slots(&rig.node)?, 2 * flow_table::flows(&rig.node)?.len(), "each flow has two slots");
     // Existing connections continue, and other endpoints begin new ones.
-    let (there, back) = connection(1000);
-    rig.exchange(&there, &back)?;
+    let ack = tcp((HERE, 1000), (OTHER, 6), tcp_flags::ACK).sequence(1001, 5001);
+    rig.exchange(&ack, &tcp((OTHER, 6), (HERE, 1000), tcp_flags::ACK).sequence(5001, 1001))?;
     let flow = rig.replied()?.into_iter().find(|flow| flow.client_port.get() == 1000).unwrap();
-    assert_eq!(packets(&flow), [2, 2]);
+    assert_eq!(packets(&flow), [3, 2]);
     let (there, back) = (between(OTHER, HERE).udp(1, 2), between(HERE, OTHER).udp(2, 1));
     rig.from(&rig.second, &there)?.assert_sent_on(&there.build());
     rig.from(&rig.first, &back)?.assert_sent_on(&back.build());

@@ -77,7 +77,11 @@ fn halves(ends: [Option<&NeighEntry>; 2], service: u32, is_closing: bool, now: u
     let of_both = |sent: u8, other: u8| FlowHalf {
         groups: here.map(|end| end.map_or(0, |end| end.group as u16)),
         identities: ends.map(|end| end.map_or(FlowHalf::UNKNOWN, |end| end.group as u16)),
-        owner: here.into_iter().flatten().next().map_or(0, |end| end.ifindex),
+        owner: match here {
+            [Some(client), _] => client.ifindex,
+            [None, Some(receiver)] => receiver.ifindex | FlowHalf::RECEIVED,
+            [None, None] => 0,
+        },
         service,
         seen: now,
         made: now,
@@ -106,7 +110,8 @@ mod tests {
         let [original, reply] = halves([Some(&there), Some(&here)], 9, false, 100);
         for half in [original, reply] {
             assert_eq!((half.groups, half.identities), ([0, 3], [4, 3]));
-            assert_eq!((half.owner, half.service, half.seen, half.made), (7, 9, 100, 100));
+            assert_eq!((half.service, half.seen, half.made), (9, 100, 100));
+            assert_eq!(half.owner, 7 | FlowHalf::RECEIVED);
         }
         let state = |halves: [FlowHalf; 2]| TcpState::of(halves[0].sent, halves[1].sent);
         assert_eq!(state([original, reply]), TcpState::Established);

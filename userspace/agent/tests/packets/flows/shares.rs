@@ -1,0 +1,109 @@
+//! Whose flows have room in the table: an endpoint keeps its own, whatever others begin.
+
+use anyhow::Result;
+use contiv_abi::{
+    FlowHalf,
+    maps::{FROM_POD, FROM_UPLINK},
+};
+use netplugin::datapath::{Datapath as _, Object};
+use testkit::{
+    needs,
+    packet::{Packet, tcp_flags},
+};
+
+use super::{HERE, OTHER, Rig, between, open, tcp};
+use crate::{
+    flow_table::{self, slots},
+    node::{Endpoint, Node, Pod, network, vlan, vxlan},
+    run::run,
+};
+
+const CAPACITY: u32 = 1024;
+const QUOTA: usize = CAPACITY as usize / 4;
+
+/// The number of flows that use this quota.
+fn owned(node: &Node, owner: u32) -> Result<usize> {
+    Ok(flow_table::flows(node)?.iter().filter(|flow| flow.halves[0].owner == owner).count())
+}
+
+/// A pod elsewhere sends requests that an endpoint answers. That takes the endpoint neither the room for its own connections, nor
+/// for long that for other requests.
+#[test]
+fn requests_from_elsewhere_take_an_endpoint_no_room_for_its_own() -> Result<()> {
+    needs!(root());
+    let (mut node, _outside) = Node::on_wire_with("ct-received", |options| {
+        options.flows = CAPACITY;
+        (options.timeouts.udp, options.timeouts.unanswered) = (3600, 3600);
+    })?;
+    let n1 = network("n1.t", vlan(100));
+    node.want_network(&n1).want(Object::Remote(OTHER.remote(&n1, None)));
+    let pod = node.pod(&n1, HERE)?;
+    node.converge()?;
+    let made = || node.datapath.inspect()["flows"]["made"].as_u64().unwrap();
+    let request = |port: u16| -> Result<()> {
+        let frame = Packet::eth(HERE.mac(), OTHER.mac()).vlan(100).ipv4(OTHER.ip(), HERE.ip()).udp(port, 53);
+        run(&node, FROM_UPLINK, "trunk", &frame.build())?
+            .assert_sent_on(&between(OTHER, HERE).udp(port, 53).build());
+        Ok(())
+    };
+    for port in 0..2 * QUOTA as u16 {
+        request(port)?;
+        run(&node, FROM_POD, &pod.local.port, &between(HERE, OTHER).udp(53, port).build())?;
+    }
+    let ifindex = node.ifindex(&pod.local.port)?;
+    assert_eq!(owned(&node, ifindex | FlowHalf::RECEIVED)?, QUOTA);
+    for port in 0..QUOTA as u16 {
+        let syn = tcp((HERE, port), (OTHER, 80), tcp_flags::SYN).build();
+        run(&node, FROM_POD, &pod.local.port, &syn)?;
+    }
+    assert_eq!(owned(&node, ifindex)?, QUOTA);
+    // Ten seconds later others may ask, too.
+    flow_table::change(&node, |flow| {
+        flow.halves.iter_mut().for_each(|half| half.seen = half.seen.wrapping_sub(10));
+    })?;
+    let before = made();
+    for port in 1000..1100 {
+        request(port)?;
+    }
+    assert!(made() - before >= 95, "{} of 100", made() - before);
+    assert_eq!(slots(&node)?, 2 * flow_table::flows(&node)?.len(), "each flow has two slots");
+    Ok(())
+}
+
+/// Established connections of endpoints that fill the table make room for those of one with less than half as many.
+#[test]
+fn a_full_table_takes_from_those_with_most() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::with("ct-fair", |options| options.flows = CAPACITY)?;
+    let n1 = network("n1.t", vxlan(10_001));
+    let hogs: Vec<Pod> =
+        (20..24).map(|number| rig.node.pod(&n1, Endpoint(number))).collect::<Result<_>>()?;
+    rig.node.converge()?;
+    for hog in &hogs {
+        for port in 0..QUOTA as u16 {
+            let (client, server) = ((hog.endpoint, port), (OTHER, 80));
+            let (syn, ack) = (tcp_flags::SYN, tcp_flags::ACK);
+            rig.from(hog, &tcp(client, server, syn).sequence(1000, 0))?;
+            rig.from(&rig.second, &tcp(server, client, syn | ack).sequence(5000, 1001))?;
+            rig.from(hog, &tcp(client, server, ack).sequence(1001, 5001))?;
+        }
+    }
+    let of_hogs = || -> Result<Vec<usize>> {
+        hogs.iter().map(|hog| owned(&rig.node, rig.node.ifindex(&hog.local.port)?)).collect()
+    };
+    let all: usize = of_hogs()?.iter().sum();
+    assert!(all > CAPACITY as usize * 9 / 10, "{all} flows fill the table");
+    let ifindex = rig.node.ifindex(&rig.first.local.port)?;
+    for port in 0..80 {
+        open(&rig, (HERE, port), (OTHER, 81))?;
+    }
+    assert!(owned(&rig.node, ifindex)? >= 75, "{} of 80", owned(&rig.node, ifindex)?);
+    // One with many connections takes nothing from them.
+    for port in 80..2 * QUOTA as u16 {
+        open(&rig, (HERE, port), (OTHER, 81))?;
+    }
+    let (own, least) = (owned(&rig.node, ifindex)?, of_hogs()?.into_iter().min());
+    assert!(least > Some(own), "{own} flows, and the others at least {least:?}");
+    assert_eq!(slots(&rig.node)?, 2 * flow_table::flows(&rig.node)?.len(), "each flow has two slots");
+    Ok(())
+}
