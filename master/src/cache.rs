@@ -99,6 +99,13 @@ impl ClusterCache {
         entries.take(limit).map(|(_, entry)| entry.value.clone()).collect()
     }
 
+    /// Keys after `after`, sorted, with the revisions of their records; at most `limit`.
+    pub fn keys_after<T: Entry>(&self, after: Option<&str>, limit: usize) -> Vec<(String, i64)> {
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let entries = self.table::<T>().range::<str, _>((start, Bound::Unbounded));
+        entries.take(limit).map(|(key, entry)| (key.clone(), entry.revision)).collect()
+    }
+
     /// The cache contains all changes up to this revision of the store, and possibly later ones.
     pub fn complete_revision(&self) -> i64 {
         self.complete

@@ -140,7 +140,8 @@ pub struct Operations {
     pub inspect: fn(&ClusterCache, key: &str, &Scope, &Cluster) -> Report<Answer>,
     /// Whether the objects have derived links.
     pub linked: bool,
-    pub keys: fn(&ClusterCache) -> Vec<String>,
+    /// Keys after the given one in their order, at most so many, with the revisions of the records.
+    pub keys: fn(&ClusterCache, after: Option<&str>, limit: usize) -> Vec<(String, i64)>,
     /// None if the object does not exist.
     pub cached: fn(&ClusterCache, key: &str) -> Option<Result<Stored, Problem>>,
     /// Decodes a record of the store. Derived links are those in the cache.
@@ -197,7 +198,7 @@ impl Type {
                 list: list::<T>,
                 get: get::<T>,
                 linked: !T::REFERRERS.is_empty(),
-                keys: |cache| cache.table::<T>().keys().cloned().collect(),
+                keys: ClusterCache::keys_after::<T>,
                 cached: cached::<T>,
                 decode: decode::<T>,
                 inspect: inspect::<T>,

@@ -5,7 +5,9 @@
 //! available any more: the client lists the objects again. The id of an event is the revision of the
 //! store to continue after. An event about changed links has no id: its record did not change.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -13,20 +15,26 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse as _, Response};
 use contiv_model::event;
 use contiv_model::key::{Key, MODELDB};
-use contiv_store::{Batch, KeyValue, Update};
+use contiv_store::{Batch, KeyValue, Store, Update};
 use futures::stream::{self, BoxStream};
 use futures::{Stream, StreamExt as _};
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::access::Scope;
 use crate::cache::{ClusterCache, LinkChanges, SharedCache};
-use crate::leadership::Leader;
+use crate::leadership::{Leader, Reads};
 use crate::objects::{FieldSelector, Stored, Type};
 use crate::problem::{Problem, one_line};
+use crate::reports::Report;
 
 /// Interval of comments in an idle stream, so that clients and proxies notice a broken connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// Objects of a snapshot that are read and sent at a time.
+const SNAPSHOT_PAGE: usize = 256;
+/// Messages of the store that wait for a client. One that is slower loses its connection, and
+/// continues after the last event that it has received.
+const BACKLOG: usize = 64;
 
 /// What a client watches.
 pub(super) struct ObjectWatch {
@@ -37,6 +45,7 @@ pub(super) struct ObjectWatch {
     /// Continue after this revision, without a snapshot.
     pub(super) after: Option<i64>,
     pub(super) cache: SharedCache,
+    pub(super) reads: Reads,
 }
 
 impl ObjectWatch {
@@ -44,21 +53,16 @@ impl ObjectWatch {
     pub(super) async fn start(self, leader: &Leader) -> Result<Response<Body>, Problem> {
         let permit = leader.watch_permits.clone().try_acquire_owned();
         let permit = permit.map_err(|_| Problem::unavailable("too many open watches; retry later"))?;
-        let prefix = format!("{MODELDB}{}/", self.object_type.kind.as_str());
-        let watch = match self.after {
-            Some(revision) => {
-                let position = leader.store.position().await;
-                let position = position.map_err(|error| Problem::unavailable(one_line(&error)))?;
-                if revision > position.revision {
-                    // Of a store before it was restored, or of none: a watch would be silent up to there.
-                    let end = stream::once(async { Ok::<_, Infallible>(gone()) });
-                    return Ok(Sse::new(end).into_response());
-                }
-                leader.store.watch_after(&prefix, revision)
+        if let Some(revision) = self.after {
+            let position = leader.store.position().await;
+            let position = position.map_err(|error| Problem::unavailable(one_line(&error)))?;
+            if revision > position.revision {
+                // Of a store before it was restored, or of none: a watch would be silent up to there.
+                let end = stream::once(async { Ok::<_, Infallible>(gone()) });
+                return Ok(Sse::new(end).into_response());
             }
-            None => leader.store.watch(&prefix),
-        };
-        let events = self.events(watch.batches()).take_until(leader.ended.clone().cancelled_owned());
+        }
+        let events = self.events(leader.store.clone()).take_until(leader.ended.clone().cancelled_owned());
         let events = events.map(move |event| {
             let _held = &permit;
             Ok::<_, Infallible>(event)
@@ -66,16 +70,60 @@ impl ObjectWatch {
         Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response())
     }
 
-    fn events(self, batches: impl Stream<Item = Batch> + Send + 'static) -> impl Stream<Item = Event> + Send {
-        let following = Following {
-            // A listing is expected once, as the snapshot.
-            listings: usize::from(self.after.is_none()),
-            links: LinkFollower::new(&self),
-            batches: batches.boxed(),
-            watch: self,
+    fn events(self, store: Store) -> impl Stream<Item = Event> + Send {
+        let progress = match self.after {
+            Some(revision) => Progress::Changes(self.changes_after(&store, revision)),
+            None => Progress::Snapshot(Snapshot::default()),
         };
+        let links = LinkFollower::new(&self);
+        let following = Following { links, store, progress, sent: BTreeMap::new(), watch: Arc::new(self) };
         let steps = stream::unfold(Some(following), |following| async { following?.step().await });
         steps.flat_map(stream::iter)
+    }
+
+    /// The changes after a revision. They are read as they come, so that a client that is slow holds up
+    /// no other reader of the connection to the store.
+    fn changes_after(&self, store: &Store, revision: i64) -> BoxStream<'static, Batch> {
+        let prefix = format!("{MODELDB}{}/", self.object_type.kind.as_str());
+        let mut batches = store.watch_after(&prefix, revision).batches().boxed();
+        let (sender, receiver) = mpsc::channel(BACKLOG);
+        tokio::spawn(async move {
+            loop {
+                let batch = tokio::select! {
+                    batch = batches.next() => batch,
+                    () = sender.closed() => None,
+                };
+                if batch.is_none_or(|batch| sender.try_send(batch).is_err()) {
+                    return;
+                }
+            }
+        });
+        stream::unfold(receiver, |mut receiver| async { Some((receiver.recv().await?, receiver)) }).boxed()
+    }
+
+    /// The next objects of a snapshot, and the state after them.
+    async fn page(self: &Arc<ObjectWatch>, snapshot: Snapshot) -> Result<Page, Problem> {
+        let watch = self.clone();
+        let take = move |cache: &ClusterCache| -> Report<Result<Page, Problem>> {
+            let operations = &watch.object_type.operations;
+            let revision = snapshot.revision.unwrap_or_else(|| cache.complete_revision());
+            let keys = (operations.keys)(cache, snapshot.after.as_deref(), SNAPSHOT_PAGE);
+            let later = keys.iter().filter(|(_, changed)| *changed > revision).cloned().collect();
+            let stored: Vec<Stored> =
+                keys.iter().filter_map(|(key, _)| (operations.cached)(cache, key)?.ok()).collect();
+            let is_last = keys.len() < SNAPSHOT_PAGE;
+            let after = keys.into_iter().next_back().map(|(key, _)| key);
+            let next = (!is_last).then_some(Snapshot { after, revision: Some(revision) });
+            Box::new(move || {
+                let selected = stored.iter().filter(|object| watch.selects(object));
+                Ok(Page { events: selected.map(put_event).collect(), later, revision, next })
+            })
+        };
+        self.reads.read(take).await
+    }
+
+    fn selects(&self, object: &Stored) -> bool {
+        self.scope.has_tenant(object.tenant.as_deref()) && self.selector.matches(&object.fields)
     }
 
     /// Only the last event of a revision has its id: a client that reconnects before gets all of them
@@ -85,29 +133,22 @@ impl ObjectWatch {
         let mut updates = updates.iter().filter_map(|update| self.change(update)).peekable();
         while let Some((event, revision)) = updates.next() {
             let last = updates.peek().is_none_or(|(_, next)| *next != revision);
-            events.push(match revision.filter(|_| last) {
-                Some(revision) => event.id(revision.to_string()),
-                None => event,
-            });
+            events.push(if last { event.id(revision.to_string()) } else { event });
         }
         events
     }
 
-    /// The event, and the revision to continue after; none within a snapshot.
-    fn change(&self, update: &Update) -> Option<(Event, Option<i64>)> {
+    /// The event, and the revision to continue after. A watch after a revision has no snapshot.
+    fn change(&self, update: &Update) -> Option<(Event, i64)> {
         match &update.event {
-            event::Event::Init => None,
-            event::Event::InitApply(path, kv) => Some((self.put(path, kv, false)?, None)),
-            event::Event::InitDone => {
-                Some((Event::default().event("synced").data("{}"), Some(update.revision)))
-            }
-            event::Event::Apply(path, kv) => Some((self.put(path, kv, true)?, Some(update.revision))),
-            event::Event::Delete(path) => Some((self.delete(path)?, Some(update.revision))),
+            event::Event::Init | event::Event::InitApply(..) | event::Event::InitDone => None,
+            event::Event::Apply(path, kv) => Some((self.put(path, kv)?, update.revision)),
+            event::Event::Delete(path) => Some((self.delete(path)?, update.revision)),
         }
     }
 
-    /// `known`: the client may have an earlier version.
-    fn put(&self, path: &str, kv: &KeyValue, known: bool) -> Option<Event> {
+    /// The client may have an earlier version.
+    fn put(&self, path: &str, kv: &KeyValue) -> Option<Event> {
         let stored = match (self.object_type.operations.decode)(&kv.value, &self.cache.read()) {
             Ok(stored) => stored,
             Err(error) => {
@@ -118,11 +159,7 @@ impl ObjectWatch {
         if !self.scope.has_tenant(stored.tenant.as_deref()) {
             return None;
         }
-        match self.selector.matches(&stored.fields) {
-            true => Some(put_event(&stored)),
-            false if known => self.delete(path),
-            false => None,
-        }
+        if self.selector.matches(&stored.fields) { Some(put_event(&stored)) } else { self.delete(path) }
     }
 
     /// Objects whose derived links changed.
@@ -133,13 +170,12 @@ impl ObjectWatch {
                 let of_type = changes.into_iter().filter(|change| change.object_type == kind);
                 of_type.map(|change| change.key).collect()
             }
-            LinkChanges::Lost => (operations.keys)(cache),
+            LinkChanges::Lost => {
+                (operations.keys)(cache, None, usize::MAX).into_iter().map(|(key, _)| key).collect()
+            }
         };
         let objects = keys.iter().filter_map(|key| (operations.cached)(cache, key)?.ok());
-        let watched = objects.filter(|object| {
-            self.scope.has_tenant(object.tenant.as_deref()) && self.selector.matches(&object.fields)
-        });
-        watched.map(|object| put_event(&object)).collect()
+        objects.filter(|object| self.selects(object)).map(|object| put_event(&object)).collect()
     }
 
     fn delete(&self, path: &str) -> Option<Event> {
@@ -153,30 +189,89 @@ impl ObjectWatch {
 
 /// A watch that has started.
 struct Following {
-    watch: ObjectWatch,
-    batches: BoxStream<'static, Batch>,
-    /// Listings of the store that are expected.
-    listings: usize,
+    watch: Arc<ObjectWatch>,
+    store: Store,
+    progress: Progress,
+    /// Objects that the snapshot had in a later state than that of its revision.
+    sent: BTreeMap<String, i64>,
     links: LinkFollower,
+}
+
+enum Progress {
+    Snapshot(Snapshot),
+    Changes(BoxStream<'static, Batch>),
+}
+
+/// Objects that are still to be sent, page by page. Changes after the revision of the first page follow,
+/// so that a client needs no more than a page of memory here, however many objects there are.
+#[derive(Default)]
+struct Snapshot {
+    /// Key of the last object that was sent.
+    after: Option<String>,
+    revision: Option<i64>,
+}
+
+/// A part of a snapshot.
+struct Page {
+    events: Vec<Event>,
+    /// Keys of records that changed after the revision, and when.
+    later: Vec<(String, i64)>,
+    revision: i64,
+    next: Option<Snapshot>,
 }
 
 impl Following {
     /// The next events; without a next state, the stream ends after them.
     async fn step(mut self) -> Option<(Vec<Event>, Option<Following>)> {
-        let may_relink = self.listings == 0 && self.watch.object_type.operations.linked;
+        let batches = match &mut self.progress {
+            Progress::Snapshot(snapshot) => {
+                let snapshot = std::mem::take(snapshot);
+                return self.send(snapshot).await;
+            }
+            Progress::Changes(batches) => batches,
+        };
         // Changes of links come first: an object that is deleted later must not appear again.
-        let batch = tokio::select! {
+        let mut batch = tokio::select! {
             biased;
-            events = self.links.next(&self.watch), if may_relink => return Some((events?, Some(self))),
-            batch = self.batches.next() => batch?,
+            events = self.links.next(&self.watch), if self.watch.object_type.operations.linked => {
+                return Some((events?, Some(self)));
+            }
+            batch = batches.next() => batch?,
         };
         if batch.relisted.is_some() {
-            match self.listings.checked_sub(1) {
-                Some(left) => self.listings = left,
-                None => return Some((vec![gone()], None)),
-            }
+            return Some((vec![gone()], None));
+        }
+        if !self.sent.is_empty() {
+            batch.updates.retain(|update| !self.was_sent(update));
         }
         Some((self.watch.changes(batch.updates), Some(self)))
+    }
+
+    /// Sends a page of the snapshot. The client of a netmaster that ceases to lead connects again.
+    async fn send(mut self, snapshot: Snapshot) -> Option<(Vec<Event>, Option<Following>)> {
+        let Page { mut events, later, revision, next } = match self.watch.page(snapshot).await {
+            Ok(page) => page,
+            Err(problem) => {
+                tracing::warn!(error = problem.text, "watch objects: read the snapshot failed");
+                return None;
+            }
+        };
+        self.sent.extend(later);
+        self.progress = match next {
+            Some(snapshot) => Progress::Snapshot(snapshot),
+            None => {
+                events.push(Event::default().event("synced").data("{}").id(revision.to_string()));
+                Progress::Changes(self.watch.changes_after(&self.store, revision))
+            }
+        };
+        Some((events, Some(self)))
+    }
+
+    /// Whether the snapshot had this state of the object, or a later one.
+    fn was_sent(&self, update: &Update) -> bool {
+        let (event::Event::Apply(path, _) | event::Event::Delete(path)) = &update.event else { return false };
+        let Ok(Key::Object(_, key)) = path.parse() else { return false };
+        self.sent.get(&*key).is_some_and(|sent| update.revision <= *sent)
     }
 }
 

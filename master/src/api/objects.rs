@@ -60,9 +60,10 @@ impl ObjectRoutes<'_> {
         if parameters.watch()? {
             let after = parameters.watch_after(headers)?;
             let (object_type, scope) = (self.object_type, self.scope.clone());
-            let (selector, cache) = (selection.selector, self.leader.cache.clone());
-            let watch = ObjectWatch { object_type, scope, selector, after, cache };
-            return watch.start(self.leader).await;
+            let (selector, leader) = (selection.selector, self.leader);
+            let (cache, reads) = (leader.cache.clone(), leader.reads.clone());
+            let watch = ObjectWatch { object_type, scope, selector, after, cache, reads };
+            return watch.start(leader).await;
         }
         let scope = self.scope.clone();
         let page = self.leader.reads.read(move |cache| (operations.list)(cache, &scope, selection)).await?;

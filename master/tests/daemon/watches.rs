@@ -1,5 +1,6 @@
 //! Watches of objects.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write as _};
 use std::net::{SocketAddr, TcpStream};
 
@@ -41,8 +42,9 @@ impl Events {
         let (mut name, mut data, mut id) = (String::new(), Value::Null, None);
         loop {
             let mut line = String::new();
-            // The last chunk of the response is empty. The connection may stay open.
-            if self.0.read_line(&mut line).unwrap() == 0 || line == "0\r\n" {
+            // The last chunk of the response is empty. The connection may stay open, or end within an event.
+            self.0.read_line(&mut line).unwrap();
+            if !line.ends_with('\n') || line == "0\r\n" {
                 return None;
             }
             // Lines that end with CR belong to the transfer encoding, others with a colon are comments.
@@ -211,9 +213,85 @@ fn changes_of_links_are_sent() {
     put(to, "b", 1);
     master.restart();
     let mut late = Events::open(to, &format!("/api/v1/netprofiles/?watch=1&revision={revision}"), "");
-    let mut seen = std::collections::BTreeSet::new();
+    let mut seen = BTreeSet::new();
     while seen.len() < 2 {
         seen.insert(late.seen());
     }
     assert_eq!(seen, [event("put", "default:a"), event("put", "default:b")].into());
+}
+
+/// The objects of a type may be many: they are sent in parts, and changes meanwhile are not lost.
+#[test]
+fn a_snapshot_of_many_objects_is_whole_and_its_changes_follow() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let master = Master::embedded(store.path());
+    let to = master.address;
+    let name = |n: usize| format!("p{n:04}");
+    // More than two pages.
+    (0..600).for_each(|n| put(to, &name(n), 1));
+    let mut events = Events::open(to, "/api/v1/netprofiles/?watch=1", "");
+    assert_eq!(events.seen(), event("put", "default:p0000"));
+    put(to, &name(599), 2);
+    remove(to, &name(300));
+    // Whether a part of the snapshot was read before a change or after it, the client ends with the same objects, and sees no
+    // object in an earlier state than before.
+    let (mut bursts, mut known, mut synced) = (vec![], BTreeSet::from(["default:p0000".to_owned()]), false);
+    while !(synced && bursts.last() == Some(&20) && !known.contains("default:p0300")) {
+        let seen = events.next().unwrap();
+        match seen.name.as_str() {
+            "synced" => synced = true,
+            "put" => {
+                assert!(synced || known.last() < Some(&seen.key), "the snapshot is in the order of the keys");
+                if seen.key == "default:p0599" {
+                    bursts.push(seen.data["burst"].as_i64().unwrap());
+                }
+                known.insert(seen.key);
+            }
+            _ => assert_eq!((seen.key.as_str(), known.remove(&seen.key) || !synced), ("default:p0300", true)),
+        }
+    }
+    assert!(bursts == [10, 20] || bursts == [20], "{bursts:?}");
+    assert_eq!(known.len(), 599);
+}
+
+/// A client that does not read holds up no other, and misses nothing: it connects again after the last event that it has received.
+#[test]
+fn a_client_that_does_not_read_loses_its_connection_and_no_change() {
+    const CHANGES: usize = 1000;
+    let store = testkit::scratch_dir("store").unwrap();
+    let master = Master::embedded(store.path());
+    let to = master.address;
+    make_network(to, "net", "10.1.0.0/16");
+    let change = |n: usize| {
+        let selectors: Vec<String> = (0..1000).map(|m| format!("label-{m}=value-{n}")).collect();
+        let body = json!({
+            "tenantName": "default", "serviceName": "s", "networkName": "net", "ports": ["80:8080:TCP"],
+            "selectors": selectors,
+        });
+        post(to, "/api/v1/serviceLBs/default:s/", &body).unwrap().good();
+    };
+    change(0);
+    let mut slow = Events::open(to, "/api/v1/serviceLBs/?watch=1", "");
+    let mut quick = Events::open(to, "/api/v1/serviceLBs/?watch=1", "");
+    assert_eq!(slow.seen(), event("put", "default:s"));
+    let synced = slow.next().unwrap();
+    assert_eq!((synced.name.as_str(), quick.seen()), ("synced", event("put", "default:s")));
+    assert_eq!(quick.next().unwrap().name, "synced");
+    for n in 1..CHANGES {
+        change(n);
+        let changed = quick.next().unwrap();
+        assert_eq!(changed.data["selectors"][0], json!(format!("label-0=value-{n}")));
+    }
+    let (mut seen, mut last) = (1, synced.id);
+    while let Some(changed) = slow.next() {
+        assert_eq!(changed.data["selectors"][0], json!(format!("label-0=value-{seen}")));
+        (seen, last) = (seen + 1, changed.id);
+    }
+    assert!(seen < CHANGES, "the buffers on the way have room for all of them");
+    let path = format!("/api/v1/serviceLBs/?watch=1&revision={}", last.unwrap());
+    let mut again = Events::open(to, &path, "");
+    for n in seen..CHANGES {
+        let changed = again.next().unwrap();
+        assert_eq!(changed.data["selectors"][0], json!(format!("label-0=value-{n}")));
+    }
 }
