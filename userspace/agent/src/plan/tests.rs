@@ -165,6 +165,10 @@ fn a_bridged_network_has_a_vrf_of_its_own() {
         assert!(bridged.len() >= 2, "{bridged:?}");
         assert!(bridged.iter().all(|vrf| *vrf == Vrf::Network(network_id(1))), "{bridged:?}");
     }
+    // Beside a routed network of its tenant, too: the nodes are no gateway between the two.
+    let vlan = Event::Network { n: 1, encap: Some(Encap::Vlan(100.try_into().unwrap())), subnets: 2 };
+    let both = vrfs(vec![routing(true), vlan, vxlan(2)]);
+    assert!(both.contains(&Vrf::Network(network_id(1))) && both.contains(&tenant), "{both:?}");
     let routed = vrfs(vec![vxlan(1), routing(true)]);
     assert!(routed.len() >= 2 && routed.iter().all(|vrf| *vrf == tenant), "{routed:?}");
 }

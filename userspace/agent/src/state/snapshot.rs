@@ -137,7 +137,7 @@ impl State {
     /// VRF of a network that [`network`](Self::network) returns. A bridged network has its own. Networks that are routed are in
     /// that of their tenant, except those whose subnets overlap the subnets of a network of the tenant that precedes them by id.
     pub fn vrf(&self, network: &Network) -> Vrf {
-        if self.is_routing() { self.vrfs.of(network) } else { network.id.clone().into() }
+        if self.is_routed(network) { self.vrfs.of(network) } else { network.id.clone().into() }
     }
 
     /// Whether the nodes are the gateway of a network, and forward between it and the other such networks of its VRF with the
