@@ -328,7 +328,7 @@ fn unlink(number: u32) {
     }
 }
 
-/// Ends the flow in a record: one caller succeeds, and owns the record then.
+/// Ends the flow in a record, unless it is being inserted: one caller succeeds, and owns the record then.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_end(number: u32, generation: u32) -> u32 {
@@ -337,7 +337,8 @@ extern "C" fn ctv_end(number: u32, generation: u32) -> u32 {
     let mut ended = 0;
     lock(held);
     let before = head(flow);
-    if before.exists() && u32::from(before.generation) == generation {
+    let is_complete = before.flags & Flow::INCOMPLETE == 0;
+    if before.exists() && is_complete && u32::from(before.generation) == generation {
         set_head(flow, FlowHead { generation: before.generation.wrapping_add(1), ..before });
         ended = 1;
     }
@@ -345,21 +346,19 @@ extern "C" fn ctv_end(number: u32, generation: u32) -> u32 {
     ended
 }
 
-/// The flow in a record has both of its slots; zero if it is not this generation's any more.
+/// The flow in a record has all the slots that it gets: from now on others may remove it.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_complete(number: u32, generation: u32) -> u32 {
     let (Some(flow), Some(node)) = (record(number), maps::node()) else { return 0 };
     let Some(held) = record_lock(number, node.flow_pages) else { return 0 };
-    let mut complete = 0;
     lock(held);
     let head = head(flow);
     if u32::from(head.generation) == generation {
         set_head(flow, FlowHead { flags: head.flags & !Flow::INCOMPLETE, ..head });
-        complete = 1;
     }
     unlock(held);
-    complete
+    0
 }
 
 /// Makes a record free.

@@ -244,9 +244,8 @@ fn insert(packet: &mut Packet) -> u32 {
     if code == INSERTED {
         code = claim(packet, number, ORIGINAL);
     }
-    if code == INSERTED && ctv_complete(number, generation) == 0 {
-        return FAILED;
-    }
+    // Until then only this program removes it, so that no slot is left behind.
+    ctv_complete(number, generation);
     if code != INSERTED {
         ctv_remove(number, generation);
     }

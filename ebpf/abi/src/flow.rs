@@ -176,7 +176,7 @@ impl Flow {
     pub const NAT: u8 = 1;
     /// Client and backend are the same pod, which sees the service's address as the client.
     pub const HAIRPIN: u8 = 2;
-    /// The flow is being inserted: it is not evicted before both of its slots are.
+    /// The flow is being inserted: no other CPU removes it before both of its slots are in the index.
     pub const INCOMPLETE: u8 = 4;
 
     /// Ports of a packet of the original direction as received, see [`Tuple::ports`].
