@@ -12,7 +12,7 @@ use crate::{
     frame::{self, ETHERNET},
     header::Arp,
     maps, nd,
-    packet::{self, Ingress, Packet, Route, Told},
+    packet::{self, Ingress, Packet, Piece, Route, Told},
     route, source,
 };
 
@@ -133,7 +133,7 @@ fn check_arp(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
 }
 
 /// Whether the packet of the packet metadata, which has been parsed, may be forwarded at all: no pod may speak to the tunnel
-/// port of a node, or as a DHCP server.
+/// port of a node, as a DHCP server, without an address, or to a group in a frame for one endpoint.
 ///
 /// A function of its own for the verifier; its result is that of `packet::code`.
 #[inline(never)]
@@ -141,11 +141,29 @@ fn check_arp(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
 pub(crate) extern "C" fn ctv_guard_ports(packet: *mut Packet) -> u32 {
     const DHCP: (Be16, Be16) = (Be16::new(67), Be16::new(68));
     const DHCPV6: (Be16, Be16) = (Be16::new(547), Be16::new(546));
+    /// What a host without an address asks for one by (RFC 2131).
+    const REQUEST: (Be16, Be16) = (Be16::new(68), Be16::new(67));
+    /// Its reports of multicast listeners.
+    const IGMP: u8 = 2;
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
-    if packet.protocol != contiv_abi::UDP {
+    // No rules are about a sender without an address, or about a group's address in a frame for one endpoint, which takes the
+    // packet for its own.
+    let (source, destination) = (&packet.tuple.source, &packet.tuple.destination);
+    let asks = source.same(&Address::v4([0; 4]));
+    if asks && packet.protocol == IGMP {
         return packet::GO_ON;
     }
     let ports = (packet.tuple.source_port, packet.tuple.destination_port);
+    let requests = packet.protocol == contiv_abi::UDP && ports == REQUEST && packet.piece == Piece::WHOLE;
+    if asks && !requests {
+        return DropReason::SpoofedIp as u32;
+    }
+    if destination.is_group() && !packet.is_for_group() {
+        return DropReason::AddressMismatch as u32;
+    }
+    if packet.protocol != contiv_abi::UDP {
+        return packet::GO_ON;
+    }
     if ports == DHCP || ports == DHCPV6 {
         return DropReason::DhcpServer as u32;
     }

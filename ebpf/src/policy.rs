@@ -350,7 +350,7 @@ pub(crate) extern "C" fn ctv_admits(ifindex: u32) -> u32 {
 }
 
 /// Whether a replicated frame of a pod may leave the node, where its receivers are not known. Not zero if so: not if rules of
-/// its sender depend on the group of the receiver.
+/// its sender depend on the group or the address of the receiver.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
@@ -361,7 +361,7 @@ pub(crate) extern "C" fn ctv_leaves() -> u32 {
         return 1;
     }
     let Some(group) = GROUPS.get(packet.source_group) else { return 0 };
-    if Maps.set(group.sets[OUT]).is_some_and(|set| set.by_group != 0) {
+    if Maps.set(group.sets[OUT]).is_some_and(|set| set.by_peer != 0) {
         return 0;
     }
     replicated(packet, inquiry, packet.tuple.destination.words());

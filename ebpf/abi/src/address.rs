@@ -62,6 +62,13 @@ impl Address {
         high | low == 0
     }
 
+    /// Returns true for an address of several hosts: IPv6 multicast, and IPv4 multicast, broadcast and reserved addresses.
+    #[inline(always)]
+    pub const fn is_group(&self) -> bool {
+        let [first, ..] = self.low();
+        self.0[0] == 0xff || first >= 224 && self.is_v4()
+    }
+
     /// The link-local address that a kernel forms from an Ethernet address (RFC 4291 appendix A).
     #[inline(always)]
     pub const fn link_local(mac: &Mac) -> Self {

@@ -129,8 +129,8 @@ pub struct RuleSet {
     pub roots: [RuleEntry; RuleSet::ROOTS + 1],
     /// Not zero if the lookup depends on the peer's group.
     pub by_group: u32,
-    /// Zero.
-    pub zero: u32,
+    /// Not zero if the lookup depends on the peer's group or address.
+    pub by_peer: u32,
 }
 
 impl RuleSet {
@@ -140,7 +140,7 @@ impl RuleSet {
 
     /// A free slot.
     pub const EMPTY: RuleSet =
-        RuleSet { number: 0, rules: 0, roots: [RuleEntry::NONE; RuleSet::ROOTS + 1], by_group: 0, zero: 0 };
+        RuleSet { number: 0, rules: 0, roots: [RuleEntry::NONE; RuleSet::ROOTS + 1], by_group: 0, by_peer: 0 };
 
     /// Index of the set with this number. Existing sets have different indexes.
     #[inline(always)]

@@ -163,8 +163,8 @@ mod tests {
                 }
             }
         }
-        // From 12 rules: one has a range that needs two prefixes.
-        assert_eq!(rules, 13);
+        // From 12 rules: one has a range that needs two prefixes. Those with addresses are for the link-local ones, too.
+        assert_eq!(rules, 21);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The list of attacks.
 
+mod addresses;
 mod arp;
 mod broadcast;
 mod dhcp;
@@ -42,6 +43,7 @@ pub(crate) fn of_the_oracle() -> Vec<Attack> {
 
 pub(crate) fn all() -> Vec<Attack> {
     [
+        addresses::attacks(),
         ethernet::attacks(),
         broadcast::attacks(),
         source::attacks(),

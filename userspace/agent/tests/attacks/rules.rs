@@ -3,7 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::Result;
-use contiv_model::policy::{Action, Direction, Identity, Peer, Rule, TCP, UDP};
+use contiv_model::{
+    api,
+    policy::{
+        Action, Direction, ExpandedRule, Identity, Peer, Policy, PolicyState, Rule, TCP, UDP, expand,
+    },
+};
 use netplugin::datapath::{Backend, Group, Local, Object, Remote, Scope, Service, fake::Origin};
 use testkit::packet::Mac;
 
@@ -30,6 +35,12 @@ pub(crate) enum Rules {
     DenyOut,
     /// The same for a victim on another node.
     DenyOutFar,
+    /// The victim's group denies what comes in from the addresses of the network.
+    DenyNetwork,
+    /// The victim's group denies what comes in to the addresses of the victim.
+    DenyAddress,
+    /// The attacker's group denies what goes out to the address of an endpoint without a group on another node.
+    DenyOutAddress,
     /// The victim's group denies all that comes in, except from the group of [`FRIEND`] and [`FAR_FRIEND`].
     FriendsOnly,
     /// The victim has no group.
@@ -53,6 +64,8 @@ impl Rules {
         &[Rules::DenyAll, Rules::DenyGroup, Rules::DenyOut, Rules::DenyOutFar, Rules::FriendsOnly];
     /// Rules about ports alone.
     pub(crate) const PORTS: &'static [Rules] = &[Rules::DenyPort];
+    /// Rules about addresses of endpoints here.
+    pub(crate) const ADDRESSES: &'static [Rules] = &[Rules::DenyNetwork, Rules::DenyAddress];
     /// Rules that tell peers apart.
     pub(crate) const PEERS: &'static [Rules] = &[Rules::DenyGroup, Rules::FriendsOnly];
     /// For attacks that no rule is needed to forbid.
@@ -68,7 +81,10 @@ impl Rules {
             Rules::FriendsOnly => ("friends-only", 25),
             Rules::Unprotected => ("unprotected", 26),
             Rules::AllowAll => ("allow-all", 27),
+            Rules::DenyNetwork => ("deny-network", 28),
+            Rules::DenyAddress => ("deny-address", 29),
             Rules::DenyOutFar => return Station::far(1, 37),
+            Rules::DenyOutAddress => return Station::far(1, 38),
         };
         Station::pod(port, last)
     }
@@ -82,22 +98,26 @@ pub(crate) enum Attacker {
     Named,
     /// Has the group that must not reach the victim of [`Rules::DenyOut`].
     Bound,
+    /// Has the group that must not reach the address of the victim of [`Rules::DenyOutAddress`].
+    Kept,
     /// Has no record on the node.
     Unknown,
 }
 
 /// Returns the attackers that send from a place and that these rules deny.
 pub(crate) fn attackers(place: Place, rules: Rules) -> &'static [Attacker] {
-    use Attacker::{Bound, Named, Plain, Unknown};
+    use Attacker::{Bound, Kept, Named, Plain, Unknown};
     match (place, rules) {
         (Place::Stranger, _) => &[Plain],
         (Place::Pod, Rules::DenyOut | Rules::DenyOutFar) => &[Bound],
         // The other node enforces what its endpoints may send.
-        (Place::Outside, Rules::DenyOut | Rules::DenyOutFar) => &[],
+        (Place::Outside, Rules::DenyOut | Rules::DenyOutFar | Rules::DenyOutAddress) => &[],
+        (Place::Pod, Rules::DenyOutAddress) => &[Kept],
         (Place::Pod, Rules::DenyGroup) => &[Named],
         (Place::Outside, Rules::DenyGroup) => &[Named, Unknown],
         (Place::Outside, Rules::DenyAll | Rules::FriendsOnly) => &[Plain, Named, Unknown],
         (_, Rules::DenyAll | Rules::DenyPort | Rules::FriendsOnly) => &[Plain, Named],
+        (_, Rules::DenyNetwork | Rules::DenyAddress) => &[Plain, Named],
         (_, Rules::Unprotected | Rules::AllowAll) => &[Plain, Named],
     }
 }
@@ -108,6 +128,7 @@ impl Attacker {
             (Attacker::Plain, Place::Pod) => Station::pod("plain", 1),
             (Attacker::Named, Place::Pod) => Station::pod("named", 2),
             (Attacker::Bound, _) => Station::pod("bound", 3),
+            (Attacker::Kept, _) => Station::pod("kept", 7),
             (Attacker::Plain, _) => FAR,
             (Attacker::Named, _) => Station::far(0, 32),
             (Attacker::Unknown, _) => Station::far(0, 77),
@@ -185,11 +206,13 @@ impl Station {
 }
 
 /// Rules whose victims are pods.
-const VICTIMS: [Rules; 7] = [
+const VICTIMS: [Rules; 9] = [
     Rules::DenyAll,
     Rules::DenyGroup,
     Rules::DenyPort,
     Rules::DenyOut,
+    Rules::DenyNetwork,
+    Rules::DenyAddress,
     Rules::FriendsOnly,
     Rules::Unprotected,
     Rules::AllowAll,
@@ -197,13 +220,15 @@ const VICTIMS: [Rules; 7] = [
 
 /// All pods on the network under attack.
 pub(crate) fn pods() -> Vec<Station> {
-    let attackers = [Attacker::Plain, Attacker::Named, Attacker::Bound].map(|one| one.at(Place::Pod));
+    let attackers = [Attacker::Plain, Attacker::Named, Attacker::Bound, Attacker::Kept];
+    let attackers = attackers.map(|one| one.at(Place::Pod));
     [WITNESS, FRIEND, HANDOVER].into_iter().chain(attackers).chain(VICTIMS.map(Rules::victim)).collect()
 }
 
 const NAMED: u32 = 1;
 const BOUND: u32 = 2;
 const FRIENDS: u32 = 3;
+const KEPT: u32 = 4;
 
 /// Objects of the node: all attackers and victims are on it at the same time.
 pub(crate) fn objects(net: &Net, other: &Net) -> Result<Vec<Object>> {
@@ -215,6 +240,7 @@ pub(crate) fn objects(net: &Net, other: &Net) -> Result<Vec<Object>> {
         here(Attacker::Plain.at(Place::Pod), None),
         here(Attacker::Named.at(Place::Pod), Some(NAMED)),
         here(Attacker::Bound.at(Place::Pod), Some(BOUND)),
+        here(Attacker::Kept.at(Place::Pod), Some(KEPT)),
         here(WITNESS, None),
         here(FRIEND, Some(FRIENDS)),
         here(HANDOVER, None),
@@ -222,12 +248,15 @@ pub(crate) fn objects(net: &Net, other: &Net) -> Result<Vec<Object>> {
         victim(Rules::DenyGroup, Some(22)),
         victim(Rules::DenyPort, Some(23)),
         victim(Rules::DenyOut, Some(24)),
+        victim(Rules::DenyNetwork, Some(28)),
+        victim(Rules::DenyAddress, Some(29)),
         victim(Rules::FriendsOnly, Some(25)),
         victim(Rules::Unprotected, None),
         victim(Rules::AllowAll, Some(27)),
         remote(net, FAR, None),
         remote(net, FAR_HANDOVER, None),
         remote(net, Rules::DenyOutFar.victim(), Some(24)),
+        remote(net, Rules::DenyOutAddress.victim(), None),
         remote(net, Attacker::Named.at(Place::Outside), Some(NAMED)),
         remote(net, FAR_FRIEND, Some(FRIENDS)),
         remote(net, Station::far(1, 34), None),
@@ -246,6 +275,9 @@ pub(crate) fn objects(net: &Net, other: &Net) -> Result<Vec<Object>> {
             [rule(Direction::In, Action::Deny, 1)?, about(rule(Direction::In, Action::Allow, 2)?, FRIENDS)?],
         )?,
         group(27, [rule(Direction::In, Action::Allow, 1)?])?,
+        group(28, about_addresses(28, "in", [Some("10.7.0.0/24"), Some("2001:db8:7::/64")], [None, None])?)?,
+        group(29, about_addresses(29, "in", [None, None], [Some("10.7.0.29"), Some("2001:db8:7::1d")])?)?,
+        group(KEPT, about_addresses(KEPT, "out", [None, None], [Some("10.7.0.38"), Some("2001:db8:7::26")])?)?,
         // The same addresses in a network of the same kind, without rules.
         other.network(),
         other.local("elsewhere", Rules::DenyAll.victim().last),
@@ -328,6 +360,32 @@ fn rule(direction: Direction, action: Action, priority: u8) -> Result<Rule> {
 
 fn about(rule: Rule, group: u32) -> Result<Rule> {
     Ok(Rule { peer: Peer::identity(group.try_into()?), ..rule })
+}
+
+/// What nodes make of rules of netmaster that deny packets from and to these addresses, two rules with one of each.
+fn about_addresses(
+    number: u32,
+    direction: &str,
+    from: [Option<&str>; 2],
+    to: [Option<&str>; 2],
+) -> Result<Vec<Rule>> {
+    let id = format!("t:g{number}:t:p");
+    let one = |(n, (from, to)): (usize, (Option<&str>, Option<&str>))| {
+        let rule = api::Rule {
+            key: format!("t:p:{n}"),
+            action: "deny".into(),
+            direction: direction.into(),
+            priority: 1,
+            from_ip_address: from.unwrap_or_default().into(),
+            to_ip_address: to.unwrap_or_default().into(),
+            ..api::Rule::default()
+        };
+        let directed = expand(&id, number.into(), 0, &rule, None);
+        (rule.key.clone(), ExpandedRule { rule, directed })
+    };
+    let rules = from.into_iter().zip(to).enumerate().map(one).collect();
+    let state = PolicyState { id: id.clone(), group: number.into(), rules, ..PolicyState::default() };
+    Ok(Policy::try_from(&state)?.rules)
 }
 
 fn to_port(rule: Rule, protocol: u8) -> Rule {

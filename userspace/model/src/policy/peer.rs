@@ -44,6 +44,11 @@ impl Peer {
         self.identities.as_ref().is_some_and(|set| !set.is_empty())
     }
 
+    /// Returns true if it matters who the peer is.
+    pub fn names_any(&self) -> bool {
+        self.identities.is_some() || self.blocks.is_some()
+    }
+
     /// Returns true if address and identity match.
     pub fn matches(&self, address: IpAddr, identity: Option<Identity>) -> bool {
         let identities = self.identities.as_ref();

@@ -1,6 +1,8 @@
 use std::net::Ipv4Addr;
 
-use ipnet::{IpNet, Ipv4Net, Ipv4Subnets};
+use ipnet::{IpNet, Ipv4Net, Ipv4Subnets, Ipv6Net};
+
+use crate::mac::Mac;
 
 /// Parses an address of a rule to the smallest list of prefixes. The forms are `a`, `a/length`,
 /// `a-b/length` (a network's subnet with its range), `a-n` and `a-n/length` (`n` is the last octet
@@ -13,6 +15,17 @@ pub(super) fn read(text: &str) -> Option<Vec<IpNet>> {
         Some((first, rest)) => range(first, rest),
         None => one(text).map(|net| vec![net]),
     }
+}
+
+/// The prefix of the link-local addresses of the endpoints with an IPv4 address in `net`: their kernels
+/// form them from the Ethernet address, and that has the IPv4 address.
+pub(super) fn link_local(net: &IpNet) -> Option<IpNet> {
+    let IpNet::V4(net) = net else { return None };
+    let bits = net.prefix_len();
+    // The first octet is in front of the middle of the Ethernet address, and the others are behind it.
+    let bits = if bits < 8 { 80 + bits } else { 96 + bits };
+    let first = Mac::of_endpoint(net.network()).link_local();
+    Some(Ipv6Net::new(first, bits).ok()?.trunc().into())
 }
 
 fn one(text: &str) -> Option<IpNet> {
@@ -44,6 +57,23 @@ mod tests {
 
     fn nets(text: &str) -> Option<Vec<String>> {
         Some(read(text)?.iter().map(IpNet::to_string).collect())
+    }
+
+    #[test]
+    fn link_local_addresses_of_endpoints_have_a_prefix() {
+        for net in ["0.0.0.0/0", "10.0.0.0/7", "10.0.0.0/8", "10.1.0.0/17", "10.1.2.3/32"] {
+            let net: IpNet = net.parse().unwrap();
+            let found = link_local(&net).unwrap();
+            for ip in ["9.255.255.255", "10.0.0.0", "10.1.2.3", "10.1.128.0", "11.1.2.3", "138.1.2.3"] {
+                let ip: Ipv4Addr = ip.parse().unwrap();
+                let own = Mac::of_endpoint(ip).link_local();
+                assert_eq!(
+                    found.contains(&std::net::IpAddr::from(own)),
+                    net.contains(&std::net::IpAddr::from(ip))
+                );
+            }
+        }
+        assert_eq!(link_local(&"2001:db8::/64".parse().unwrap()), None);
     }
 
     #[test]

@@ -209,9 +209,15 @@ fn add(
         if nets.is_empty() { vec![None] } else { nets.into_iter().map(Some).collect() }
     };
     let (owns, subnets) = (any(owns), any(subnets));
+    let mut push = |own, subnet| rules.push(Rule { own, peer: Peer::new(identity, subnet), ..rule.clone() });
     for own in owns {
         for subnet in &subnets {
-            rules.push(Rule { own, peer: Peer::new(identity, *subnet), ..rule.clone() });
+            push(own, *subnet);
+            // An endpoint has a link-local address, too, which is no way around rules about its address.
+            match (own.as_ref().map(prefixes::link_local), subnet.as_ref().map(prefixes::link_local)) {
+                (None, None) | (Some(None), _) | (_, Some(None)) => {}
+                (own, subnet) => push(own.flatten(), subnet.flatten()),
+            }
         }
     }
     Ok(())
@@ -265,7 +271,9 @@ mod tests {
             action: Action::Allow,
             tier: 1.try_into().unwrap(),
         };
-        assert_eq!(policy.rules, [rule]);
+        // And for the endpoint's other address.
+        let link_local = Rule { own: Some("fe80::2:29ff:fe01:2/128".parse().unwrap()), ..rule.clone() };
+        assert_eq!(policy.rules, [rule, link_local]);
     }
 
     #[test]
@@ -289,7 +297,9 @@ mod tests {
                 (id.to_owned(), directed)
             })
             .into();
-        let [rule] = &Policy::try_from(&state).unwrap().rules[..] else { panic!("one rule") };
+        let rules = Policy::try_from(&state).unwrap().rules;
+        assert_eq!(subnets(&rules), ["30.1.0.0/24", "fe80::2:1eff:fe01:0/120"]);
+        let rule = &rules[0];
         assert_eq!((rule.direction, rule.action, rule.own), (Direction::Out, Action::Deny, None));
         let peer = Peer::new(Identity::try_from(7).ok(), Some("30.1.0.0/24".parse().unwrap()));
         assert_eq!(rule.peer, peer);
@@ -315,7 +325,7 @@ mod tests {
             ..PolicyState::default()
         };
         let rules = Policy::try_from(&state).unwrap().rules;
-        assert_eq!(subnets(&rules), ["30.1.0.0/24", "2001:db8::/64"]);
+        assert_eq!(subnets(&rules), ["30.1.0.0/24", "fe80::2:1eff:fe01:0/120", "2001:db8::/64"]);
     }
 
     #[test]
@@ -329,7 +339,9 @@ mod tests {
     #[test]
     fn a_range_is_the_prefixes_that_it_is_made_of() {
         let rules = directed(|d| d.src_ip_addr = "10.1.1.10-10.1.1.12/24".into()).unwrap();
-        assert_eq!(subnets(&rules), ["10.1.1.10/31", "10.1.1.12/32"]);
+        let of_ipv4 = ["10.1.1.10/31", "10.1.1.12/32"];
+        let link_local = ["fe80::2:aff:fe01:10a/127", "fe80::2:aff:fe01:10c/128"];
+        assert_eq!(subnets(&rules), [of_ipv4[0], link_local[0], of_ipv4[1], link_local[1]]);
         assert_eq!(rules[0].id, rules[1].id);
     }
 

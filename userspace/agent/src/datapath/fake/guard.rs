@@ -7,7 +7,8 @@
 //!   advertisements and redirects are dropped, because gateways are configured.
 //! * A frame to the Ethernet address of one endpoint has no IP address of another.
 //! * A pod may send to the router, and a peer's router sends packets of the endpoints there.
-//! * Tags, link-local groups, DHCP servers and pods that speak to a tunnel port are dropped.
+//! * Tags, link-local groups, DHCP servers, pods that speak to a tunnel port, packets to groups in frames for one endpoint, and
+//!   packets from 0.0.0.0 other than DHCP requests and IGMP are dropped.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -24,6 +25,9 @@ use crate::datapath::{
         packet::Packet,
     },
 };
+
+/// IP protocol number of IGMP.
+const IGMP: u8 = 2;
 
 /// How policies apply to a frame that passes the checks.
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +63,7 @@ pub(super) fn check(
                 return valid.then_some(class);
             }
             let packet = Packet::read(frame)?;
-            sender.is_packet_allowed(&packet, &ethernet).then_some(Class::Ip(packet))
+            sender.is_packet_allowed(&packet, frame, &ethernet).then_some(Class::Ip(packet))
         }
         _ => Some(Class::Other),
     }
@@ -289,9 +293,16 @@ impl<'a> Sender<'a> {
             && target.is_some_and(|target| !self.may_claim(target.into(), self.mac, true))
     }
 
-    fn is_packet_allowed(&self, packet: &Packet, ethernet: &Ethernet) -> bool {
+    fn is_packet_allowed(&self, packet: &Packet, frame: &[u8], ethernet: &Ethernet) -> bool {
         let (source, destination) = (packet.tuple.source, packet.tuple.destination);
         let is_udp = packet.tuple.protocol == UDP;
+        // No rules are about such packets.
+        let requests = is_udp && (source.1, destination.1) == (68, 67) && !is_fragment(frame);
+        if source.0 == Ipv4Addr::UNSPECIFIED && packet.tuple.protocol != IGMP && !requests
+            || is_of_group(destination.0) && !ethernet.destination.is_multicast()
+        {
+            return false;
+        }
         if is_udp && matches!((source.1, destination.1), (67, 68) | (547, 546)) {
             return false;
         }
@@ -314,6 +325,19 @@ impl<'a> Sender<'a> {
             }
             None => true,
         }
+    }
+}
+
+/// Whether an IPv4 packet is a fragment.
+fn is_fragment(frame: &[u8]) -> bool {
+    bytes(frame, ETHERNET + 6).is_some_and(|field| u16::from_be_bytes(field) & 0x3fff != 0)
+}
+
+/// Addresses of several hosts, and reserved ones.
+fn is_of_group(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.octets()[0] >= 224,
+        IpAddr::V6(ip) => ip.is_multicast(),
     }
 }
 

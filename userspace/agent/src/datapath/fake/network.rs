@@ -218,17 +218,16 @@ impl<'a> Network<'a> {
     }
 
     /// The copies of a replicated packet that the rules of both endpoints allow, evaluated for each receiver. No copy leaves the
-    /// node if a rule of the sender depends on the group of the receiver, which is not known for other nodes.
+    /// node if a rule of the sender depends on the receiver, which is not known for other nodes.
     pub(super) fn replicate(&self, copies: Vec<Delivery>, tuple: Tuple, mac: Mac) -> Vec<Delivery> {
         let source = self.source(tuple.source.0, Some(mac));
-        let named =
-            |rule: &policy::Rule| rule.direction == policy::Direction::Out && rule.peer.names_identity();
-        let by_group = source.rules.iter().any(named);
+        let named = |rule: &policy::Rule| rule.direction == policy::Direction::Out && rule.peer.names_any();
+        let by_peer = source.rules.iter().any(named);
         let packet = tuple.policy_packet(tuple.destination.1);
         let admits = |copy: &Delivery| {
             let destination = match self.receiver(copy) {
                 Some(local) => self.side(address_in(local, tuple.source.0), None),
-                None if by_group => return false,
+                None if by_peer => return false,
                 None => Side::outside(tuple.destination.0),
             };
             decide(&policy::Connection { source, destination, packet }).action == Action::Allow

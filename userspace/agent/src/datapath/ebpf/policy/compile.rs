@@ -78,9 +78,10 @@ pub(crate) fn compile(rules: &[Rule], direction: Direction, limit: Limit) -> Com
         let matching = rules.iter().filter(|rule| rule.own.is_some_and(|own| own.contains(net)));
         sets.push(trees.set(number, matching.map(|rule| (*rule, entry(rule)))));
     }
-    // The programs read the flag of the first set only.
+    // The programs read the flags of the first set only.
     let by_group = sets.iter().any(|set| set.by_group != 0);
     sets[0].by_group = by_group.into();
+    sets[0].by_peer = rules.iter().any(|rule| rule.peer.names_any()).into();
     let rules = names.into_iter().cloned().collect();
     Compiled { sets, nodes: trees.nodes, rules, address_first: trees.address_first }
 }

@@ -330,7 +330,8 @@ impl<'a> Comparison<'a> {
 
     fn set(&mut self, expected: u32, actual: &RuleSet) -> Option<()> {
         let expected = *self.compiled.sets.get(expected as usize)?;
-        if (expected.rules, expected.by_group) != (actual.rules, actual.by_group) {
+        let flags = |set: &RuleSet| (set.rules, set.by_group, set.by_peer);
+        if flags(&expected) != flags(actual) {
             return None;
         }
         expected

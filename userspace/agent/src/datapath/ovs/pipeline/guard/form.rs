@@ -18,7 +18,7 @@ use crate::datapath::ovs::pipeline::{
     table::{self, priority, priority::check},
 };
 
-/// IP protocol number of IGMP.
+/// IP protocol number of IGMP, whose reports hosts send before they have an address (RFC 3376 section 4.2.13).
 const IGMP: u8 = 2;
 /// EtherTypes of tags: 802.1Q, 802.1ad, and the numbers that equipment used for the latter before. A tag that the switch has
 /// recognised is not in this field.
@@ -76,16 +76,24 @@ fn sources() -> Vec<Flow> {
         .extend(v4.map(|(first, bits)| reserved(Match::new().ipv4_src(Ipv4Addr::new(first, 0, 0, 0), bits))));
     let v6 = [MULTICAST, (Ipv6Addr::UNSPECIFIED, 128)].into_iter().chain(ON_NO_LINK);
     flows.extend(v6.map(|(ip, bits)| reserved(Match::new().ipv6_src(ip, bits))));
-    let asking = |ip: IpAddr, protocol: u8| {
-        let from = source(Match::new(), ip).ip_proto(protocol).multicast_dst();
-        Flow::new(table::CLAIM, check::UNSPECIFIED, from).goto(table::TARGET)
-    };
-    flows.extend([IP_PROTO_UDP, IGMP].map(|protocol| asking(Ipv4Addr::UNSPECIFIED.into(), protocol)));
-    flows.push(asking(Ipv6Addr::UNSPECIFIED.into(), IP_PROTO_ICMPV6));
+    flows.extend(
+        asking(Match::new()).map(|m| Flow::new(table::CLAIM, check::UNSPECIFIED, m).goto(table::TARGET)),
+    );
     let group = Match::new().arp().masked(Field::ArpSha, GROUP_BIT, GROUP_BIT);
     flows.push(drop_from(table::CLAIM, check::FORM, group));
     flows.push(pass(Flow::new(table::CLAIM, priority::MISS, Match::new())));
     flows
+}
+
+/// What a host sends that has no address yet: requests for one, and reports of its groups.
+pub(super) fn asking(from: Match) -> [Match; 3] {
+    let of = |ip: IpAddr, protocol: u8| source(from.clone(), ip).ip_proto(protocol).multicast_dst();
+    let whole = of(Ipv4Addr::UNSPECIFIED.into(), IP_PROTO_UDP).masked(Field::IpFragment, 0u8, ANY_FRAGMENT);
+    [
+        whole.field(Field::UdpSrc, 68u16).field(Field::UdpDst, 67u16),
+        of(Ipv4Addr::UNSPECIFIED.into(), IGMP),
+        of(Ipv6Addr::UNSPECIFIED.into(), IP_PROTO_ICMPV6),
+    ]
 }
 
 /// Destinations: endpoints are no DHCP servers, and addresses that are on no link do not come from outside.
@@ -95,14 +103,11 @@ fn targets() -> Vec<Flow> {
         |m: Match, from: u16, to: u16| drop(m.udp().field(Field::UdpSrc, from).field(Field::UdpDst, to));
     let mut flows = vec![udp(Match::new().ipv4(), 67, 68), udp(Match::new().ipv6(), 547, 546)];
     flows.extend(ON_NO_LINK.map(|(ip, bits)| drop(match_from(metadata::OUTSIDE).ipv6_dst(ip, bits))));
-    // The kernel's connection tracking joins fragments to two Ethernet addresses: the packet is evaluated for one of them, and has the
-    // other. The station with that address accepts it if it is for a group. (An address with a record has its own Ethernet address.)
-    let piece = || {
-        let unicast = Match::new().masked(Field::EthDst, 0u64, GROUP_BIT);
-        unicast.masked(Field::IpFragment, ANY_FRAGMENT, ANY_FRAGMENT)
-    };
-    flows.push(drop(piece().ipv4_dst(Ipv4Addr::new(224, 0, 0, 0), 3)));
-    flows.push(drop(piece().ipv6_dst(MULTICAST.0, MULTICAST.1)));
+    // A station takes a packet to a group for its own, also in a frame for it alone, and no rules about its address apply. (And the
+    // kernel's connection tracking joins fragments to two Ethernet addresses: the packet is evaluated for one of them, and has the other.)
+    let unicast = || Match::new().masked(Field::EthDst, 0u64, GROUP_BIT);
+    flows.push(drop(unicast().ipv4_dst(Ipv4Addr::new(224, 0, 0, 0), 3)));
+    flows.push(drop(unicast().ipv6_dst(MULTICAST.0, MULTICAST.1)));
     flows
 }
 

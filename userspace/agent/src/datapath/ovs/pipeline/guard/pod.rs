@@ -4,17 +4,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use openflow_rs::{
     Action, Field, Flow, Match,
-    matching::{ETH_TYPE_IPV6, IP_PROTO_ICMPV6, IP_PROTO_UDP},
+    matching::ETH_TYPE_IPV6,
 };
 
-use super::{PROBE, addresses, advertisement, named, pass, solicitation, source};
+use super::{PROBE, addresses, advertisement, form, named, pass, solicitation, source};
 use crate::datapath::{
     Local,
     ovs::pipeline::table::{self, priority::check},
 };
 
-/// IP protocol number of IGMP, whose reports hosts send before they have an address (RFC 3376 section 4.2.13).
-const IGMP: u8 = 2;
 const NONE: [u8; 6] = [0; 6];
 
 /// Returns the flows for the frames of a local endpoint at `port`.
@@ -30,10 +28,7 @@ pub(crate) fn pod(local: &Local, port: u32) -> Vec<Flow> {
 fn packets(local: &Local, port: u32) -> Vec<Flow> {
     let from = || Match::new().in_port(port.into()).eth_src(local.mac.0);
     let own = addresses(local.mac, &local.addresses).map(|ip| source(from(), ip));
-    let unspecified = |ip: IpAddr, protocol: u8| source(from(), ip).ip_proto(protocol).multicast_dst();
-    let asking = [IP_PROTO_UDP, IGMP].map(|protocol| unspecified(Ipv4Addr::UNSPECIFIED.into(), protocol));
-    let detecting = unspecified(Ipv6Addr::UNSPECIFIED.into(), IP_PROTO_ICMPV6);
-    let accepted = own.chain(asking).chain([detecting]);
+    let accepted = own.chain(form::asking(from()));
     accepted.map(|m| Flow::new(table::GUARD, check::CLAIMED_BY_OWNER, m).goto(table::TARGET)).collect()
 }
 

@@ -58,7 +58,7 @@ pub(crate) fn counted_rules(group: &Group) -> Vec<(Flow, Option<RuleId>)> {
         flows.push(drop(table::POLICY_IN, own(Side::Destination).field(SOURCE_FLAGS, UNKNOWN)));
     }
     // The receivers on other nodes are not known.
-    if names(Direction::Out) {
+    if of(Direction::Out).any(|rule| rule.peer.names_any()) {
         flows.push(drop(table::POLICY, own(Side::Source).field(DESTINATION_FLAGS, FAR)));
     }
     for direction in [Direction::Out, Direction::In] {

@@ -1,0 +1,68 @@
+//! Rules about addresses: other addresses of the same endpoints, and none at all, are no way around them.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use testkit::packet::{BROADCAST, Packet};
+
+use crate::{
+    attack::{Attack, POD, V4, V6},
+    rules::{Attacker, Rules},
+    scene::{Transport, ip},
+};
+
+pub(super) fn attacks() -> Vec<Attack> {
+    [of_endpoints(), to_groups(), out_to_groups()].into_iter().flatten().collect()
+}
+
+fn of_endpoints() -> Vec<Attack> {
+    let attacks = [
+        Attack::new("held", "UDP and TCP between assigned addresses", |s| {
+            Transport::WITH_PORTS.map(|transport| s.send(&transport.after(s, s.ip()))).to_vec()
+        }),
+        Attack::new("new", "UDP and TCP between link-local addresses", |s| {
+            let headers = || s.eth().ipv6(s.attacker.link_local(), s.victim.link_local());
+            Transport::WITH_PORTS.map(|transport| s.send(&transport.after(s, headers()))).to_vec()
+        })
+        .by(V6),
+        Attack::new("new", "datagrams from 0.0.0.0 to the limited broadcast", |s| {
+            let eth = || Packet::eth(BROADCAST, s.attacker.mac());
+            let headers = || eth().ipv4(Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST);
+            vec![s.send(&s.udp(headers())), s.send(&headers().udp(68, 5000)), s.send(&headers().udp(5000, 67))]
+        })
+        .by(V4),
+    ];
+    attacks.into_iter().map(|attack| attack.against(Rules::ADDRESSES)).collect()
+}
+
+/// A kernel takes a packet to a group for its own also from a frame for it alone.
+fn to_groups() -> Vec<Attack> {
+    let v4 = [Ipv4Addr::BROADCAST, Ipv4Addr::new(224, 0, 0, 1), Ipv4Addr::new(239, 1, 2, 3)];
+    let v6 = [1, 0xfb].map(|last| Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, last));
+    let to = |group: IpAddr| {
+        let families = if group.is_ipv4() { V4 } else { V6 };
+        Attack::new("new", format!("UDP to {group} in a frame for the victim"), move |s| {
+            vec![s.send(&s.udp(s.ip_to(s.victim.mac(), group))).nowhere()]
+        })
+        .by(families)
+        .against(Rules::ADDRESSES)
+    };
+    v4.map(IpAddr::from).into_iter().chain(v6.map(IpAddr::from)).map(to).collect()
+}
+
+/// The receivers on other nodes are not known.
+fn out_to_groups() -> Vec<Attack> {
+    let all: [IpAddr; 2] = [Ipv4Addr::BROADCAST.into(), Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1).into()];
+    let to = |group: IpAddr| {
+        let families = if group.is_ipv4() { V4 } else { V6 };
+        let mac = if group.is_ipv4() { BROADCAST } else { [0x33, 0x33, 0, 0, 0, 1] };
+        Attack::new("new", format!("UDP to {group}, and thus to other nodes"), move |s| {
+            let frame = s.udp(ip(Packet::eth(mac, s.attacker.mac()), s.from(), group));
+            vec![s.send(&frame).expecting(crate::attack::Expect::NotOnWire)]
+        })
+        .by(families)
+        .from(POD)
+        .only(Attacker::Kept)
+        .against(&[Rules::DenyOutAddress])
+    };
+    all.map(to).into_iter().collect()
+}
