@@ -142,8 +142,8 @@ pub struct Operations {
     pub linked: bool,
     /// Keys after the given one in their order, at most so many, with the revisions of the records.
     pub keys: fn(&ClusterCache, after: Option<&str>, limit: usize) -> Vec<(String, i64)>,
-    /// None if the object does not exist.
-    pub cached: fn(&ClusterCache, key: &str) -> Option<Result<Stored, Problem>>,
+    /// Encodes the object without the cache. None if the object does not exist.
+    pub cached: fn(&ClusterCache, key: &str) -> Option<Unencoded>,
     /// Decodes a record of the store. Derived links are those in the cache.
     pub decode: fn(record: &[u8], &ClusterCache) -> Result<Stored, Problem>,
 }
@@ -162,6 +162,9 @@ pub struct Stored {
     /// None for objects of the whole cluster.
     pub tenant: Option<String>,
 }
+
+/// Encodes an object that was taken out of the cache.
+pub type Unencoded = Report<Result<Stored, Problem>>;
 
 /// All object types.
 pub static TYPES: [Type; 14] = [
@@ -367,16 +370,17 @@ fn get<T: Object>(cache: &ClusterCache, key: &str, scope: &Scope) -> Result<Repr
 fn decode<T: Object>(record: &[u8], cache: &ClusterCache) -> Result<Stored, Problem> {
     let object: T = serde_json::from_slice(record)
         .map_err(|e| Problem::unavailable(format!("decode a record of {}: {e}", T::KIND.as_str())))?;
-    stored(&object, cache)
+    stored(&object, &cache.links_of::<T>(object.key()))
 }
 
-fn cached<T: Object>(cache: &ClusterCache, key: &str) -> Option<Result<Stored, Problem>> {
-    cache.get::<T>(key).map(|object| stored(object, cache))
+fn cached<T: Object>(cache: &ClusterCache, key: &str) -> Option<Unencoded> {
+    let (object, links) = (cache.shared::<T>(key)?, cache.links_of::<T>(key));
+    Some(Box::new(move || stored(&*object, &links)))
 }
 
-fn stored<T: Object>(object: &T, cache: &ClusterCache) -> Result<Stored, Problem> {
+fn stored<T: Object>(object: &T, links: &Links) -> Result<Stored, Problem> {
     let tenant = object.tenant().map(str::to_owned);
-    let body = go_json::encode(&with_links(object, &cache.links_of::<T>(object.key())))?;
+    let body = go_json::encode(&with_links(object, links))?;
     Ok(Stored { body, fields: fields(object)?, tenant })
 }
 

@@ -5,7 +5,10 @@
 //! available any more: the client lists the objects again. The id of an event is the revision of the
 //! store to continue after. An event about changed links has no id: its record did not change.
 
-use std::collections::BTreeMap;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,16 +25,18 @@ use serde_json::json;
 use tokio::sync::{mpsc, watch};
 
 use crate::access::Scope;
-use crate::cache::{ClusterCache, LinkChanges, SharedCache};
+use crate::cache::{ClusterCache, LinkChange, LinkChanges, SharedCache};
 use crate::leadership::{Leader, Reads};
-use crate::objects::{FieldSelector, Stored, Type};
+use crate::objects::{FieldSelector, Stored, Type, Unencoded};
 use crate::problem::{Problem, one_line};
 use crate::reports::Report;
 
 /// Interval of comments in an idle stream, so that clients and proxies notice a broken connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// Objects of a snapshot that are read and sent at a time.
-const SNAPSHOT_PAGE: usize = 256;
+/// Objects that are read and sent at a time.
+const PAGE_OBJECTS: usize = 256;
+/// Bytes of bodies after which a page has no more objects.
+const PAGE_BYTES: usize = 1 << 20;
 /// Messages of the store that wait for a client. One that is slower loses its connection, and
 /// continues after the last event that it has received.
 const BACKLOG: usize = 64;
@@ -71,12 +76,15 @@ impl ObjectWatch {
     }
 
     fn events(self, store: Store) -> impl Stream<Item = Event> + Send {
-        let progress = match self.after {
-            Some(revision) => Progress::Changes(self.changes_after(&store, revision)),
-            None => Progress::Snapshot(Snapshot::default()),
+        let following = Following {
+            links: LinkFollower::new(&self),
+            snapshot: self.after.is_none().then(Snapshot::default),
+            changes: self.after.map(|revision| self.changes_after(&store, revision)),
+            relinked: BTreeSet::new(),
+            sent: BTreeMap::new(),
+            store,
+            watch: Arc::new(self),
         };
-        let links = LinkFollower::new(&self);
-        let following = Following { links, store, progress, sent: BTreeMap::new(), watch: Arc::new(self) };
         let steps = stream::unfold(Some(following), |following| async { following?.step().await });
         steps.flat_map(stream::iter)
     }
@@ -105,21 +113,70 @@ impl ObjectWatch {
     async fn page(self: &Arc<ObjectWatch>, snapshot: Snapshot) -> Result<Page, Problem> {
         let watch = self.clone();
         let take = move |cache: &ClusterCache| -> Report<Result<Page, Problem>> {
-            let operations = &watch.object_type.operations;
             let revision = snapshot.revision.unwrap_or_else(|| cache.complete_revision());
-            let keys = (operations.keys)(cache, snapshot.after.as_deref(), SNAPSHOT_PAGE);
-            let later = keys.iter().filter(|(_, changed)| *changed > revision).cloned().collect();
-            let stored: Vec<Stored> =
-                keys.iter().filter_map(|(key, _)| (operations.cached)(cache, key)?.ok()).collect();
-            let is_last = keys.len() < SNAPSHOT_PAGE;
-            let after = keys.into_iter().next_back().map(|(key, _)| key);
-            let next = (!is_last).then_some(Snapshot { after, revision: Some(revision) });
+            let keys = (watch.object_type.operations.keys)(cache, snapshot.after.as_deref(), PAGE_OBJECTS);
+            let is_last = keys.len() < PAGE_OBJECTS;
+            let taken = watch.take_out(cache, keys);
             Box::new(move || {
-                let selected = stored.iter().filter(|object| watch.selects(object));
-                Ok(Page { events: selected.map(put_event).collect(), later, revision, next })
+                let Encoded { events, keys, is_whole } = watch.encode(taken);
+                let after = keys.last().map(|(key, _)| key.clone());
+                let later = keys.into_iter().filter(|(_, changed)| *changed > revision).collect();
+                let next = (!(is_last && is_whole)).then_some(Snapshot { after, revision: Some(revision) });
+                Ok(Page { events, later, revision, next })
             })
         };
         self.reads.read(take).await
+    }
+
+    /// Events about the first of the objects, and the other keys.
+    async fn first_of(self: &Arc<ObjectWatch>, mut keys: BTreeSet<String>) -> Result<LinkPage, Problem> {
+        let watch = self.clone();
+        let take = move |cache: &ClusterCache| -> Report<Result<LinkPage, Problem>> {
+            let first = keys.iter().take(PAGE_OBJECTS).map(|key| (key.clone(), 0)).collect();
+            let taken = watch.take_out(cache, first);
+            Box::new(move || {
+                let encoded = watch.encode(taken);
+                for (key, _) in &encoded.keys {
+                    keys.remove(key);
+                }
+                Ok(LinkPage { events: encoded.events, others: keys })
+            })
+        };
+        self.reads.read(take).await
+    }
+
+    /// Takes the objects with these keys and revisions out of the cache. They are encoded later, so
+    /// that commits do not wait for it.
+    fn take_out(&self, cache: &ClusterCache, keys: Vec<(String, i64)>) -> Vec<Taken> {
+        let cached = self.object_type.operations.cached;
+        let taken = keys.into_iter().map(|(key, changed)| {
+            let object = if self.is_in_scope(&key) { cached(cache, &key) } else { None };
+            Taken { key, changed, object }
+        });
+        taken.collect()
+    }
+
+    /// Encodes objects until the page is full.
+    fn encode(&self, taken: Vec<Taken>) -> Encoded {
+        let (mut events, mut keys, mut bytes) = (Vec::new(), Vec::new(), 0);
+        let mut taken = taken.into_iter();
+        for Taken { key, changed, object } in taken.by_ref() {
+            let stored = object.and_then(|encode| encode().ok());
+            if let Some(stored) = stored.filter(|stored| self.selects(stored)) {
+                bytes += stored.body.len();
+                events.push(put_event(&stored));
+            }
+            keys.push((key, changed));
+            if bytes >= PAGE_BYTES {
+                break;
+            }
+        }
+        Encoded { events, keys, is_whole: taken.next().is_none() }
+    }
+
+    /// Whether the tenant in the key is in the scope.
+    fn is_in_scope(&self, key: &str) -> bool {
+        self.scope.has_tenant(self.object_type.tenant_of(key))
     }
 
     fn selects(&self, object: &Stored) -> bool {
@@ -162,25 +219,16 @@ impl ObjectWatch {
         if self.selector.matches(&stored.fields) { Some(put_event(&stored)) } else { self.delete(path) }
     }
 
-    /// Objects whose derived links changed.
-    fn relinked(&self, changes: LinkChanges, cache: &ClusterCache) -> Vec<Event> {
-        let (kind, operations) = (self.object_type.kind, &self.object_type.operations);
-        let keys: Vec<String> = match changes {
-            LinkChanges::Known(changes) => {
-                let of_type = changes.into_iter().filter(|change| change.object_type == kind);
-                of_type.map(|change| change.key).collect()
-            }
-            LinkChanges::Lost => {
-                (operations.keys)(cache, None, usize::MAX).into_iter().map(|(key, _)| key).collect()
-            }
-        };
-        let objects = keys.iter().filter_map(|key| (operations.cached)(cache, key)?.ok());
-        objects.filter(|object| self.selects(object)).map(|object| put_event(&object)).collect()
+    /// Keys of the watched objects among those whose derived links changed. An object that changed
+    /// several times is sent once.
+    fn relinked(&self, changes: Vec<LinkChange>) -> BTreeSet<String> {
+        let of_type = changes.into_iter().filter(|change| change.object_type == self.object_type.kind);
+        of_type.map(|change| change.key).filter(|key| self.is_in_scope(key)).collect()
     }
 
     fn delete(&self, path: &str) -> Option<Event> {
         let Ok(Key::Object(_, key)) = path.parse() else { return None };
-        if !self.scope.has_tenant(self.object_type.tenant_of(&key)) {
+        if !self.is_in_scope(&key) {
             return None;
         }
         Some(Event::default().event("delete").data(json!({"key": key}).to_string()))
@@ -191,15 +239,15 @@ impl ObjectWatch {
 struct Following {
     watch: Arc<ObjectWatch>,
     store: Store,
-    progress: Progress,
+    /// Sent before everything else. After a loss of link changes, the changes wait meanwhile.
+    snapshot: Option<Snapshot>,
+    /// Keys of objects whose derived links changed, which are sent before the changes.
+    relinked: BTreeSet<String>,
+    /// None before the first snapshot is complete.
+    changes: Option<BoxStream<'static, Batch>>,
     /// Objects that the snapshot had in a later state than that of its revision.
     sent: BTreeMap<String, i64>,
     links: LinkFollower,
-}
-
-enum Progress {
-    Snapshot(Snapshot),
-    Changes(BoxStream<'static, Batch>),
 }
 
 /// Objects that are still to be sent, page by page. Changes after the revision of the first page follow,
@@ -211,6 +259,24 @@ struct Snapshot {
     revision: Option<i64>,
 }
 
+/// An object that is not encoded yet.
+struct Taken {
+    key: String,
+    /// Revision of the record.
+    changed: i64,
+    /// None if the object does not exist, or is not in the scope.
+    object: Option<Unencoded>,
+}
+
+/// Events about the first of the objects that were taken.
+struct Encoded {
+    events: Vec<Event>,
+    /// These objects, also those that are not selected, with the revisions of their records.
+    keys: Vec<(String, i64)>,
+    /// Whether no other objects were taken.
+    is_whole: bool,
+}
+
 /// A part of a snapshot.
 struct Page {
     events: Vec<Event>,
@@ -220,23 +286,34 @@ struct Page {
     next: Option<Snapshot>,
 }
 
+/// A part of the objects whose derived links changed.
+struct LinkPage {
+    events: Vec<Event>,
+    /// Keys of objects that are still to be sent.
+    others: BTreeSet<String>,
+}
+
 impl Following {
     /// The next events; without a next state, the stream ends after them.
     async fn step(mut self) -> Option<(Vec<Event>, Option<Following>)> {
-        let batches = match &mut self.progress {
-            Progress::Snapshot(snapshot) => {
-                let snapshot = std::mem::take(snapshot);
-                return self.send(snapshot).await;
-            }
-            Progress::Changes(batches) => batches,
-        };
+        if let Some(snapshot) = self.snapshot.take() {
+            return self.send(snapshot).await;
+        }
+        if !self.relinked.is_empty() {
+            return self.send_relinked().await;
+        }
+        let changes = self.changes.as_mut()?;
         // Changes of links come first: an object that is deleted later must not appear again.
         let mut batch = tokio::select! {
             biased;
-            events = self.links.next(&self.watch), if self.watch.object_type.operations.linked => {
-                return Some((events?, Some(self)));
+            links = self.links.next(&self.watch), if self.watch.object_type.operations.linked => {
+                match links? {
+                    LinkChanges::Known(links) => self.relinked = self.watch.relinked(links),
+                    LinkChanges::Lost => self.snapshot = Some(Snapshot::default()),
+                }
+                return Some((Vec::new(), Some(self)));
             }
-            batch = batches.next() => batch?,
+            batch = changes.next() => batch?,
         };
         if batch.relisted.is_some() {
             return Some((vec![gone()], None));
@@ -257,14 +334,27 @@ impl Following {
             }
         };
         self.sent.extend(later);
-        self.progress = match next {
-            Some(snapshot) => Progress::Snapshot(snapshot),
-            None => {
-                events.push(Event::default().event("synced").data("{}").id(revision.to_string()));
-                Progress::Changes(self.watch.changes_after(&self.store, revision))
-            }
-        };
+        self.snapshot = next;
+        if self.snapshot.is_none() && self.changes.is_none() {
+            events.push(Event::default().event("synced").data("{}").id(revision.to_string()));
+            self.changes = Some(self.watch.changes_after(&self.store, revision));
+        }
         Some((events, Some(self)))
+    }
+
+    /// Sends a page of the objects whose derived links changed.
+    async fn send_relinked(mut self) -> Option<(Vec<Event>, Option<Following>)> {
+        let keys = std::mem::take(&mut self.relinked);
+        match self.watch.first_of(keys).await {
+            Ok(LinkPage { events, others }) => {
+                self.relinked = others;
+                Some((events, Some(self)))
+            }
+            Err(problem) => {
+                tracing::warn!(error = problem.text, "watch objects: read objects with changed links failed");
+                None
+            }
+        }
     }
 
     /// Whether the snapshot had this state of the object, or a later one.
@@ -289,8 +379,8 @@ impl LinkFollower {
         LinkFollower { changed, next }
     }
 
-    /// Events about the next changes; none if the cache is gone.
-    async fn next(&mut self, watch: &ObjectWatch) -> Option<Vec<Event>> {
+    /// The next changes; none if the cache is gone.
+    async fn next(&mut self, watch: &ObjectWatch) -> Option<LinkChanges> {
         if self.next.is_some_and(|next| next == *self.changed.borrow()) {
             let next = self.next;
             self.changed.wait_for(|number| Some(*number) != next).await.ok()?;
@@ -301,7 +391,7 @@ impl LinkFollower {
             (next, _) => cache.link_changes_since(next.unwrap_or_default()),
         };
         self.next = Some(*self.changed.borrow());
-        Some(watch.relinked(changes, &cache))
+        Some(changes)
     }
 }
 

@@ -13,7 +13,8 @@ const KEPT: usize = 4096;
 pub struct LinkChange {
     pub object_type: ObjectType,
     pub key: String,
-    revision: i64,
+    /// Revision of the store with the change.
+    pub revision: i64,
 }
 
 /// The last changes, in the order in which the cache applied them.

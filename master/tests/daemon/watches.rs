@@ -254,6 +254,33 @@ fn a_snapshot_of_many_objects_is_whole_and_its_changes_follow() {
     assert_eq!(known.len(), 599);
 }
 
+/// A netmaster that starts does not know which links changed before. It sends all objects, in parts,
+/// and the changes that come meanwhile follow.
+#[test]
+fn many_objects_whose_links_may_have_changed_are_sent_before_later_changes() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let mut master = Master::embedded(store.path());
+    let to = master.address;
+    let name = |n: usize| format!("p{n:04}");
+    // More than one page.
+    (0..300).for_each(|n| put(to, &name(n), 1));
+    let revision = get(to, "/api/v1/netprofiles/").unwrap().header("netmaster-revision").unwrap().to_owned();
+    put(to, &name(299), 3);
+    master.restart();
+    let mut events = Events::open(to, &format!("/api/v1/netprofiles/?watch=1&revision={revision}"), "");
+    put(to, &name(0), 2);
+    let (mut seen, mut changed) = (BTreeSet::new(), false);
+    while !(changed && seen.len() == 300) {
+        let next = events.next().unwrap();
+        assert_eq!(next.name, "put", "a watch after a revision has no snapshot whose end is reported");
+        changed |= next.key == "default:p0000" && next.data["burst"] == 20;
+        // Objects that are sent because of their links have no revision.
+        if next.id.is_none() {
+            seen.insert(next.key);
+        }
+    }
+}
+
 /// A client that does not read holds up no other, and misses nothing: it connects again after the last event that it has received.
 #[test]
 fn a_client_that_does_not_read_loses_its_connection_and_no_change() {
