@@ -31,10 +31,15 @@ fn id_of(request: &CreateEndpoint) -> String {
     }
 }
 
-/// Nodes of the requested endpoint and of the existing endpoint with its id.
+/// Nodes of the requested endpoint and of the existing endpoint with its id. On an infra network, the
+/// container of an endpoint is its node: the id belongs to that node before the endpoint exists.
 pub(super) fn nodes_of_create(request: &CreateEndpoint, staged: &StagedTxn<'_>) -> Vec<String> {
+    let config = &request.config;
     let existing = staged.get::<State>(&id_of(request)).map(|known| known.homing_host.clone());
-    existing.into_iter().chain([request.config.host.clone()]).collect()
+    let network = network_record(staged.cache(), &request.tenant_name, &request.network_name);
+    let is_infra = network.is_some_and(|network| network.body.nw_type == "infra");
+    let named = is_infra.then(|| config.container.clone());
+    existing.into_iter().chain(named).chain([config.host.clone()]).collect()
 }
 
 /// Node of the endpoint, if it exists.

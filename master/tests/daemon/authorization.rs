@@ -10,6 +10,7 @@ use crate::master::Master;
 pub(crate) const ADMIN: &str = "admin-token-0123456789";
 pub(crate) const BLUE: &str = "blue-token-0123456789";
 pub(crate) const NODE: &str = "node-token-0123456789";
+const OTHER_NODE: &str = "other-node-token-0123456789";
 const BOARD: &str = "board-token-0123456789";
 
 /// A netmaster with tokens, and two tenants.
@@ -23,7 +24,8 @@ impl Site {
         let dir = testkit::scratch_dir("roles").unwrap();
         let tokens = dir.path().join("tokens");
         let lines = format!(
-            "ops admin {ADMIN}\nblue-ci tenant-operator:blue {BLUE}\nh1 agent:h1 {NODE}\nboard read-only {BOARD}\n"
+            "ops admin {ADMIN}\nblue-ci tenant-operator:blue {BLUE}\nh1 agent:h1 {NODE}\nh2 agent:h2 {OTHER_NODE}\n\
+             board read-only {BOARD}\n"
         );
         write_secret(&tokens, &lines).unwrap();
         let flags = [&["--token-file", tokens.to_str().unwrap()], more].concat();
@@ -185,4 +187,24 @@ fn an_agent_creates_and_deletes_endpoints_of_its_node_only() {
     assert_eq!(site.ask(NODE, "POST", "/plugin/allocAddress", &json!({"NetworkID": "net.blue"})).status, 403);
     delete("c1").good();
     site.get(ADMIN, "/api/v1/inspect/endpoints/blue-ep/").good();
+}
+
+/// The endpoint of a node on an infra network has the node's name as its container.
+#[test]
+fn an_agent_does_not_take_the_infra_endpoint_of_another_node() {
+    let site = Site::start(&[]);
+    let network = json!({"tenantName": "default", "networkName": "infra", "nwType": "infra", "encap": "vlan",
+        "subnet": "10.9.0.0/24"});
+    site.put(ADMIN, "networks/default:infra", &network).good();
+    let join = |token: &str, container: &str, host: &str| {
+        let body = json!({"TenantName": "default", "NetworkName": "infra",
+            "ConfigEP": {"Container": container, "Host": host}});
+        site.ask(token, "POST", "/plugin/createEndpoint", &body)
+    };
+    let refused = join(NODE, "h2", "h1");
+    assert_eq!(refused.status, 403, "{refused:?}");
+    assert!(refused.body.contains("the agent's node is h1"), "{refused:?}");
+    join(NODE, "h1", "h1").good();
+    let own = join(OTHER_NODE, "h2", "h2").good();
+    assert_eq!(own["EndpointConfig"]["homingHost"], "h2");
 }
