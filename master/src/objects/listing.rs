@@ -92,6 +92,9 @@ impl PageBody {
     }
 }
 
+/// Largest number of requirements of a selector. Each is checked for each object of a list.
+const MAX_REQUIREMENTS: usize = 32;
+
 /// Requirements on fields, all of which an object must meet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FieldSelector(Vec<Requirement>);
@@ -110,6 +113,10 @@ impl FieldSelector {
     /// Fields are texts and numbers of `schema`, or `key`.
     pub fn parse(text: &str, schema: &Schema) -> Result<FieldSelector, Problem> {
         let requirements = text.split(',').filter(|part| !part.is_empty());
+        if requirements.clone().nth(MAX_REQUIREMENTS).is_some() {
+            let why = format!("fieldSelector: more requirements than the limit of {MAX_REQUIREMENTS}");
+            return Err(Problem::invalid(why));
+        }
         requirements.map(|part| Requirement::parse(part, schema)).collect::<Result<_, _>>().map(FieldSelector)
     }
 
@@ -242,5 +249,14 @@ mod tests {
             refusal("encap=vlan,pktTag"),
             "fieldSelector: \"pktTag\" is not of the form field=value or field!=value"
         );
+    }
+
+    #[test]
+    fn the_number_of_requirements_is_limited() {
+        let selector = |count: usize| FieldSelector::parse(&vec!["encap!=vlan"; count].join(","), &SCHEMA);
+        assert!(selector(MAX_REQUIREMENTS).is_ok());
+        let refused = selector(MAX_REQUIREMENTS + 1).unwrap_err();
+        assert_eq!(refused.kind.status(), 400);
+        assert_eq!(refused.text, "fieldSelector: more requirements than the limit of 32");
     }
 }

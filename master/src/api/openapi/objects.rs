@@ -263,7 +263,7 @@ fn list_parameters() -> Value {
         {"name": "continue", "in": "query", "description": "Only objects with a later key.",
             "schema": {"type": "string"}},
         {"name": "fieldSelector", "in": "query",
-            "description": "Texts and numbers that objects must have: `field=value` or `field!=value`, separated by commas.",
+            "description": "Texts and numbers that objects must have: `field=value` or `field!=value`, separated by commas, at most 32.",
             "schema": {"type": "string"}},
     ])
 }
