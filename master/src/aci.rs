@@ -13,4 +13,4 @@ mod gateway;
 mod sync;
 
 pub use gateway::Gateway;
-pub use sync::{FabricSync, RepeatablePlan};
+pub use sync::{FabricSync, RepeatablePlan, unsent};

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Gateway;
 use crate::cache::{Pending, SharedCache, StagedTxn};
-use crate::commit::Queue;
+use crate::commit::{Plan, Queue};
 use crate::domain::fabric::{Spec, is_enabled, is_enabled_in};
 use crate::problem::{Answer, Problem, one_line};
 
@@ -63,7 +63,7 @@ impl FabricSync {
         plan: RepeatablePlan,
     ) -> Answer {
         if !is_enabled_in(&cache.read()) {
-            return queue.submit(Box::new(move |staged| plan(staged)), true).await;
+            return queue.submit(unsent(key, plan), true).await;
         }
         let _exchange = self.exchange_lock.lock().await;
         let (known, desired) = {
@@ -146,6 +146,20 @@ impl FabricSync {
         };
         queue.submit(Box::new(done), true).await.map(drop)
     }
+}
+
+/// Plan of a change of the application profile `key` that is not sent to the gateway first. If ACI mode
+/// was switched on meanwhile, the profile is marked pending: the change of the mode marked only the
+/// profiles that existed.
+pub fn unsent(key: &str, plan: RepeatablePlan) -> Plan {
+    let key = key.to_owned();
+    Box::new(move |staged: &mut StagedTxn<'_>| {
+        let answer = plan(staged)?;
+        if is_enabled(staged) {
+            staged.put(&key, Pending { id: key.clone() });
+        }
+        Ok(answer)
+    })
 }
 
 /// Desired state of the profile in the fabric; none if the profile does not exist.

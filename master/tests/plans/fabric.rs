@@ -1,5 +1,11 @@
 //! Objects of ACI mode: application profiles, external contracts and gateway settings.
 
+use std::sync::Arc;
+
+use netmaster::access::Scope;
+use netmaster::aci::{RepeatablePlan, unsent};
+use netmaster::cache::StagedTxn;
+use netmaster::objects::Type;
 use serde_json::{Value, json};
 
 use crate::fixture::Fixture;
@@ -262,4 +268,29 @@ fn changes_that_affect_the_fabric_are_marked_pending() {
     assert!(is_pending(&mut fixture));
     fixture.network("other", "10.3.0.0/24", json!({"encap": "vlan"}));
     assert!(!is_pending(&mut fixture));
+}
+
+/// The plan was queued before the change of the mode, and is committed after it.
+#[test]
+fn a_profile_that_is_committed_after_aci_mode_was_switched_on_is_pending() {
+    for (infra, pending) in [("default", 0), ("aci", 1)] {
+        let mut fixture = Fixture::at(infra);
+        fixture.network("net", "10.1.0.0/24", json!({"encap": "vlan"}));
+        fixture.group("web", "net", "");
+        let operations = Type::by_plural("appProfiles").unwrap().operations;
+        let body = json!({"tenantName": "default", "appProfileName": "ap", "endpointGroups": ["web"]});
+        let request = (operations.check)("default:ap", body.to_string().as_bytes()).unwrap();
+        let put: RepeatablePlan =
+            Arc::new(move |staged: &mut StagedTxn<'_>| (operations.put)(&request, &Scope::All, staged));
+        let plan = unsent("default:ap", put);
+        fixture.run(plan).unwrap();
+        assert_eq!(fixture.keys("/contiv.io/state/aci-pending/").len(), pending, "{infra}");
+        // A deletion is a change of the fabric, too.
+        let delete: RepeatablePlan = Arc::new(move |staged: &mut StagedTxn<'_>| {
+            (operations.delete)("default:ap", &Scope::All, staged)
+        });
+        let plan = unsent("default:ap", delete);
+        fixture.run(plan).unwrap();
+        assert_eq!(fixture.keys("/contiv.io/state/aci-pending/").len(), pending, "{infra}");
+    }
 }
