@@ -1,7 +1,7 @@
 //! Request bodies of plugin calls.
 
 use serde::{Deserialize, de::DeserializeOwned};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::cache::Labels;
 use crate::go_json;
@@ -13,9 +13,38 @@ pub(super) trait Request: DeserializeOwned {
     const SCHEMA: &'static Schema;
 }
 
+/// Largest size of a text in bytes. Names are parts of keys.
+const MAX_TEXT: usize = 256;
+/// Largest size of all labels of a call in bytes.
+const MAX_LABELS: usize = 64 << 10;
+
 pub(super) fn decode<R: Request>(body: &[u8]) -> Result<R, Problem> {
     let members = go_json::decode(body, R::SCHEMA).map_err(Problem::invalid)?;
+    check_sizes(&members, R::SCHEMA)?;
     serde_json::from_value(Value::Object(members)).map_err(|e| Problem::invalid(e.to_string()))
+}
+
+/// Fails if a text or the labels are too large.
+fn check_sizes(members: &Map<String, Value>, schema: &Schema) -> Result<(), Problem> {
+    for field in schema.fields {
+        match (field.kind, members.get(field.name)) {
+            (Type::Text, Some(Value::String(text))) => check_size(field, text.len(), MAX_TEXT)?,
+            (Type::TextMap, Some(Value::Object(texts))) => {
+                let sizes = texts.iter().map(|(name, text)| name.len() + text.as_str().map_or(0, str::len));
+                check_size(field, sizes.sum(), MAX_LABELS)?;
+            }
+            (Type::Struct(schema), Some(Value::Object(members))) => check_sizes(members, schema)?,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn check_size(field: &Field, size: usize, limit: usize) -> Result<(), Problem> {
+    if size <= limit {
+        return Ok(());
+    }
+    Err(Problem::invalid(format!("{} has {size} bytes; the limit is {limit}", field.name)))
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -160,4 +189,40 @@ impl Request for UpdateEndpoint {
             Field::any("EPCommonName", Type::Text),
         ],
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn refusal<R: Request>(body: &Value) -> Option<String> {
+        decode::<R>(body.to_string().as_bytes()).err().map(|problem| problem.text)
+    }
+
+    #[test]
+    fn long_texts_are_refused() {
+        let (fits, long) = ("x".repeat(256), "x".repeat(300));
+        let create = |container: &str, host: &str| {
+            let config = json!({"Container": container, "Host": host});
+            refusal::<CreateEndpoint>(&json!({"TenantName": "t", "NetworkName": "n", "ConfigEP": config}))
+        };
+        assert_eq!(create(&fits, &fits), None);
+        assert_eq!(create(&long, "h").as_deref(), Some("Container has 300 bytes; the limit is 256"));
+        assert_eq!(create("c", &long).as_deref(), Some("Host has 300 bytes; the limit is 256"));
+        let delete = refusal::<DeleteEndpoint>(&json!({"EndpointID": long}));
+        assert_eq!(delete.as_deref(), Some("EndpointID has 300 bytes; the limit is 256"));
+    }
+
+    #[test]
+    fn the_sum_of_the_labels_is_limited() {
+        let update = |count: usize| {
+            let labels: Map<String, Value> =
+                (0..count).map(|n| (format!("{n:04}"), json!("v".repeat(1020)))).collect();
+            refusal::<UpdateEndpoint>(&json!({"EndpointID": "c", "Labels": labels}))
+        };
+        assert_eq!(update(64), None);
+        assert_eq!(update(65).as_deref(), Some("Labels has 66560 bytes; the limit is 65536"));
+    }
 }
