@@ -47,6 +47,8 @@ pub struct Reconciler<D> {
     /// Groups of the plan whose rules are unknown, each with its invalid policy.
     blocked: BTreeMap<GroupNumber, PolicyId>,
     retries: Retries,
+    /// Why the last garbage collection failed.
+    garbage: Option<String>,
     /// Newest store revision that was applied, with failed operations or without.
     attempted: i64,
     /// Time of the next full resync.
@@ -84,6 +86,7 @@ impl<D: Datapath> Reconciler<D> {
             desired: Desired::default(),
             blocked: BTreeMap::new(),
             retries: Retries::default(),
+            garbage: None,
             attempted: 0,
             resync_at: Instant::now(),
             resync_interval,
@@ -207,13 +210,20 @@ impl<D: Datapath> Reconciler<D> {
             self.schedule_resync(&error, start.elapsed());
             return;
         }
-        self.backoff.reset();
-        self.resync_at = Instant::now() + self.resync_interval;
+        let pause = if self.garbage.is_none() {
+            self.backoff.reset();
+            self.resync_interval
+        } else {
+            // Only a full resync finds the orphans again.
+            self.backoff.pause()
+        };
+        self.resync_at = Instant::now() + pause;
         self.status.send_modify(|status| {
             status.in_sync = true;
             status.error = None;
+            status.garbage.clone_from(&self.garbage);
         });
-        self.waiters.notify_all(&self.desired, &self.retries);
+        self.waiters.notify_all(&self.desired, &self.retries, self.garbage.as_deref());
     }
 
     async fn observe_and_apply(&mut self, revision: i64) -> Result<(), Error> {
@@ -238,6 +248,7 @@ impl<D: Datapath> Reconciler<D> {
         self.retries.keep(|id| {
             self.desired.get(id).is_some() && (!observed.in_sync.contains(id) || blocked.contains(id))
         });
+        self.garbage = None;
         self.apply(&ops).await?;
         self.status.send_modify(|status| status.resyncs += 1);
         self.report(revision);
@@ -251,7 +262,7 @@ impl<D: Datapath> Reconciler<D> {
         match self.apply(&ops).await {
             Ok(()) => {
                 self.report(revision);
-                self.waiters.notify(&ids, &self.desired, &self.retries);
+                self.waiters.notify(&ids, &self.desired, &self.retries, self.garbage.as_deref());
             }
             Err(error) => self.schedule_resync(&error, start.elapsed()),
         }
@@ -318,8 +329,12 @@ impl<D: Datapath> Reconciler<D> {
             match ops.get(*op) {
                 Some(Op::Set(object)) => self.retries.failed(object.id(), error),
                 Some(Op::Delete(id)) => self.retries.failed(id.clone(), error),
-                // The next resync counts the orphans again.
-                Some(Op::GarbageCollect) | None => tracing::warn!("{}", one_line(error)),
+                Some(Op::GarbageCollect) => {
+                    let why = format!("orphans: removal failed, retrying: {}", one_line(error));
+                    tracing::warn!("{why}");
+                    self.garbage = Some(why);
+                }
+                None => tracing::warn!("{}", one_line(error)),
             }
         }
         let failed: BTreeSet<usize> = failed.iter().map(|failed| failed.index).collect();

@@ -23,6 +23,8 @@ pub struct Status {
     pub failures: Failures,
     /// [`Datapath::warnings`](crate::datapath::Datapath::warnings).
     pub warnings: Vec<String>,
+    /// Why the last full resync could not remove all orphans.
+    pub garbage: Option<String>,
     /// [`Datapath::writes`](crate::datapath::Datapath::writes).
     pub writes: u64,
     /// Ops executed since the start.
@@ -38,9 +40,11 @@ pub struct Status {
 }
 
 impl Status {
-    /// Degraded conditions for operators: one line for each kind of failed objects, then the datapath's warnings.
+    /// Degraded conditions for operators: one line for each kind of failed objects, then that of orphans, then the datapath's
+    /// warnings.
     pub fn degraded(&self) -> Vec<String> {
-        self.failures.lines().into_iter().chain(self.warnings.iter().cloned()).collect()
+        let others = self.garbage.iter().chain(&self.warnings).cloned();
+        self.failures.lines().into_iter().chain(others).collect()
     }
 }
 

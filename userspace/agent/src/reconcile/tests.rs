@@ -271,6 +271,24 @@ async fn requested_resync_repairs_the_datapath() {
     world.stop().await;
 }
 
+/// The next periodic resync of these tests is an hour away.
+#[tokio::test]
+async fn failed_removal_of_orphans_is_reported_and_retried() {
+    let mut world = World::populated(Fake::new()).await;
+    world.switch.add_foreign_items(1);
+    world.switch.fail_ops(1);
+    world.switch.request_resync();
+    let status = world.until(|status| status.in_sync && !status.degraded().is_empty()).await;
+    assert_eq!(
+        status.degraded(),
+        ["orphans: removal failed, retrying: fake datapath: remove orphans: injected fault"]
+    );
+    assert_eq!(world.switch.foreign_items(), 1);
+    world.until(|status| status.in_sync && status.degraded().is_empty()).await;
+    assert_eq!((world.switch.foreign_items(), installed(&world.switch).len()), (0, 3));
+    world.stop().await;
+}
+
 #[tokio::test]
 async fn waiter_is_notified_when_the_endpoint_is_set() {
     let mut world = World::populated(Fake::new()).await;

@@ -43,23 +43,32 @@ impl Waiters {
         answer
     }
 
-    pub(super) fn notify(&self, ids: &BTreeSet<ObjectId>, desired: &Desired, retries: &Retries) {
+    /// Notifies the waiters of the endpoints among `ids`. While orphans remain for the reason `garbage`, an endpoint is not
+    /// known to be absent: it may be one of them.
+    pub(super) fn notify(
+        &self,
+        ids: &BTreeSet<ObjectId>,
+        desired: &Desired,
+        retries: &Retries,
+        garbage: Option<&str>,
+    ) {
         let mut waiters = self.lock();
         if waiters.is_empty() {
             return;
         }
         for id in ids {
             if let ObjectId::Local(endpoint) = id {
-                answer(&mut waiters, endpoint, desired, retries);
+                answer(&mut waiters, endpoint, desired, retries, garbage);
             }
         }
     }
 
-    pub(super) fn notify_all(&self, desired: &Desired, retries: &Retries) {
+    /// As [`notify`](Self::notify), for all endpoints.
+    pub(super) fn notify_all(&self, desired: &Desired, retries: &Retries, garbage: Option<&str>) {
         let mut waiters = self.lock();
         let all: Vec<_> = waiters.keys().cloned().collect();
         for endpoint in all {
-            answer(&mut waiters, &endpoint, desired, retries);
+            answer(&mut waiters, &endpoint, desired, retries, garbage);
         }
     }
 
@@ -73,6 +82,7 @@ fn answer(
     endpoint: &EndpointId,
     desired: &Desired,
     retries: &Retries,
+    garbage: Option<&str>,
 ) {
     let Some(waiting) = waiters.remove(endpoint) else { return };
     let id = ObjectId::Local(endpoint.clone());
@@ -83,11 +93,34 @@ fn answer(
             remaining.push(waiter);
             continue;
         }
-        let result = retries.error(&id).map_or(Ok(()), |error| Err(error.to_owned()));
+        let garbage = garbage.filter(|_| waiter.wanted == Presence::Absent);
+        let failure = retries.error(&id).or(garbage);
+        let result = failure.map_or(Ok(()), |error| Err(error.to_owned()));
         // The receiver may have timed out.
         let _ = waiter.reply.send(result);
     }
     if !remaining.is_empty() {
         waiters.insert(endpoint.clone(), remaining);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoint_is_not_absent_while_orphans_remain() {
+        let (waiters, id) = (Waiters::default(), EndpointId::from("e1"));
+        let ids: BTreeSet<ObjectId> = [ObjectId::Local(id.clone())].into();
+        let (desired, retries) = (Desired::default(), Retries::default());
+        let mut reply = waiters.wait(&id, Presence::Absent);
+        waiters.notify(&ids, &desired, &retries, Some("orphans"));
+        assert_eq!(reply.try_recv().unwrap(), Err("orphans".to_owned()));
+        let mut reply = waiters.wait(&id, Presence::Absent);
+        waiters.notify_all(&desired, &retries, Some("orphans"));
+        assert_eq!(reply.try_recv().unwrap(), Err("orphans".to_owned()));
+        let mut reply = waiters.wait(&id, Presence::Absent);
+        waiters.notify_all(&desired, &retries, None);
+        assert_eq!(reply.try_recv().unwrap(), Ok(()));
     }
 }

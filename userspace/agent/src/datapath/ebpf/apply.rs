@@ -86,8 +86,9 @@ async fn execute_one(
         }
         Op::Delete(id) => installed.delete(id),
         Op::GarbageCollect => {
-            installed.collect_garbage()?;
-            takeovers.run(installed.kernel_mut(), interfaces).await
+            let collected = installed.collect_garbage();
+            // A takeover ends also if an orphan remains: until then, packets without a flow wait.
+            collected.and(takeovers.run(installed.kernel_mut(), interfaces).await)
         }
     }
 }
