@@ -9,7 +9,8 @@ use std::{
 use crate::{
     http,
     spec::{
-        Args, Attachment, Code, Command, Conf, Error, Interface, Target, Version, append, missing, version_of,
+        Args, Attachment, Code, Command, Conf, Error, Interface, Target, Version, append, missing, object,
+        version_of,
     },
     wire,
 };
@@ -70,6 +71,7 @@ fn answer(env: &impl Fn(&str) -> Option<String>, conf: &[u8]) -> Result<String, 
     }
     match command {
         Command::Add => {
+            check_prev_result(&conf)?;
             let call = Call::prepare(command, env, &conf)?;
             call.check_netns()?;
             call.add(&conf)
@@ -82,6 +84,7 @@ fn answer(env: &impl Fn(&str) -> Option<String>, conf: &[u8]) -> Result<String, 
                     Error::new(Code::InvalidConfig, text).details("container runtimes add the result of ADD")
                 );
             };
+            check_prev_result(&conf)?;
             let call = Call::prepare(command, env, &conf)?;
             call.check_netns()?;
             call.check(&conf, prev)
@@ -93,6 +96,14 @@ fn answer(env: &impl Fn(&str) -> Option<String>, conf: &[u8]) -> Result<String, 
             call.send(wire::GC).map(|_| String::new())
         }
         Command::Version => versions(&[]),
+    }
+}
+
+/// Otherwise the agent would attach the pod before the result fails. A DEL does not read it.
+fn check_prev_result(conf: &Conf) -> Result<(), Error> {
+    match &conf.prev_result {
+        Some(prev) if conf.version >= Version::V0_3_0 => object(prev).map(|_| ()),
+        _ => Ok(()),
     }
 }
 

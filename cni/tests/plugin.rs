@@ -283,6 +283,30 @@ fn result_of_a_chain_has_that_of_the_previous_plugin_first() {
 }
 
 #[test]
+fn malformed_previous_result_is_refused_before_the_agent_is_asked() {
+    for prev in ["7", "[]", r#""x""#] {
+        for command in ["ADD", "CHECK"] {
+            let directory = tempfile::tempdir_in("/tmp").unwrap();
+            let socket = directory.path().join("agent.sock");
+            let listener = UnixListener::bind(&socket).unwrap();
+            listener.set_nonblocking(true).unwrap();
+            let fields = format!(r#""prevResult":{prev},"timeout":1,"#);
+            let outcome = call_with(&fields, command, &socket.display().to_string(), "1.0.0", &[]);
+            assert_eq!(code(&outcome), 6, "{command}: {}", outcome.stdout);
+            assert!(outcome.stdout.contains("prevResult"), "{command}: {}", outcome.stdout);
+            assert!(listener.accept().is_err(), "{command} reached the agent");
+        }
+    }
+    // Versions without prevResult ignore it, and a DEL removes the attachment in any case.
+    for (command, version) in [("ADD", "0.2.0"), ("DEL", "1.0.0")] {
+        let agent = Agent::answering("200 OK", serde_json::to_string(&reply()).unwrap());
+        let outcome = call_with(r#""prevResult":7,"#, command, &agent.socket(), version, &[]);
+        assert_eq!(outcome.status, 0, "{command}: {outcome:?}");
+        agent.asked();
+    }
+}
+
+#[test]
 fn result_has_no_route_that_another_interface_has() {
     for (version, path) in [("0.2.0", "/ip4/routes"), ("1.1.0", "/routes")] {
         for (other_route, count) in [(false, 1), (true, 0)] {

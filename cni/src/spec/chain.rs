@@ -4,7 +4,12 @@ use serde_json::{Map, Value};
 
 use super::{Code, Error};
 
-fn object(result: &Value) -> Result<&Map<String, Value>, Error> {
+/// The members of a `prevResult`.
+///
+/// # Errors
+///
+/// Fails if it is not an object.
+pub(crate) fn object(result: &Value) -> Result<&Map<String, Value>, Error> {
     result
         .as_object()
         .ok_or_else(|| Error::new(Code::Decode, "prevResult of the network configuration is not an object"))
