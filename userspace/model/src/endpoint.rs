@@ -93,6 +93,9 @@ pub struct Oper {
     /// IP address of the node's VTEP.
     #[serde(rename = "vtepIP")]
     pub vtep_ip: String,
+    /// Name of the container runtime's network configuration, if known. The original and earlier versions do not write it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cni_configuration: Option<String>,
 }
 
 /// An endpoint, validated.
@@ -168,6 +171,17 @@ mod tests {
             let state: State = serde_json::from_str(body).unwrap();
             assert_eq!(serde_json::to_string(&state).unwrap(), body.trim_end());
         }
+    }
+
+    #[test]
+    fn records_without_a_network_configuration_stay_as_they_were() {
+        let text = serde_json::to_string(&Oper::default()).unwrap();
+        assert!(!text.contains("cniConfiguration"), "{text}");
+        assert_eq!(serde_json::from_str::<Oper>(&text).unwrap(), Oper::default());
+        let oper = Oper { cni_configuration: Some("contiv-net".into()), ..Oper::default() };
+        let text = serde_json::to_string(&oper).unwrap();
+        assert!(text.contains(r#""cniConfiguration":"contiv-net""#), "{text}");
+        assert_eq!(serde_json::from_str::<Oper>(&text).unwrap(), oper);
     }
 
     #[test]

@@ -336,5 +336,6 @@ fn oper(state: &State, pod: &Pod, port: &str, vtep: &str) -> Oper {
         intf_name: pod.ifname.clone(),
         port_name: port.strip_prefix(HOST_END_PREFIX).unwrap_or(port).to_owned(),
         vtep_ip: vtep.to_owned(),
+        cni_configuration: Some(pod.configuration.clone()).filter(|name| !name.is_empty()),
     }
 }

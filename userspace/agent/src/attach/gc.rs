@@ -37,7 +37,9 @@ impl Pods {
         let listed: BTreeSet<String> =
             request.valid_attachments.iter().map(ValidAttachment::endpoint).collect();
         let without_interface = self.without_interface().await?.into_iter();
-        garbage.extend(without_interface.filter(|pod| !listed.contains(&pod.endpoint)));
+        // Those of an unknown network configuration are left to `release_lost`.
+        let of_network = without_interface.filter(|pod| pod.configuration == request.network_name);
+        garbage.extend(of_network.filter(|pod| !listed.contains(&pod.endpoint)));
 
         let deletions =
             garbage.into_iter().map(|pod| async move { self.delete_garbage(&pod, began).await.err() });

@@ -88,7 +88,7 @@ impl Pods {
     }
 
     /// Attachments of earlier boots: this node recorded them, but has neither interface nor entry. Also those with an entry
-    /// that cannot be read.
+    /// that cannot be read. Their network configuration is that of the record; empty if unknown.
     pub(super) async fn without_interface(&self) -> Result<Vec<Pod>, Failure> {
         let parts = self.parts();
         let candidates: Vec<Pod> = parts.reader.with(|state| {
@@ -112,26 +112,31 @@ impl Pods {
         let ports = parts.links.attachments().await.map_err(|e| Failure::link(Step::Unplug, &e))?;
         let mut lost = vec![];
         for pod in candidates {
-            if parts.journal.is_damaged(&pod.endpoint_id()) || self.has_recorded(&pod, &ports).await? {
-                lost.push(pod);
+            let record = self.own_record(&pod, &ports).await?;
+            match record {
+                Some(oper) => {
+                    lost.push(Pod { configuration: oper.cni_configuration.unwrap_or_default(), ..pod });
+                }
+                None if parts.journal.is_damaged(&pod.endpoint_id()) => lost.push(pod),
+                None => {}
             }
         }
         Ok(lost)
     }
 
-    /// Whether this node recorded the endpoint, with an interface that does not exist any more. Endpoints that others created
+    /// The record that this node wrote of the endpoint, if its interface does not exist any more. Endpoints that others created
     /// at netmaster have no record.
-    async fn has_recorded(&self, pod: &Pod, ports: &[AttachedPort]) -> Result<bool, Failure> {
+    async fn own_record(&self, pod: &Pod, ports: &[AttachedPort]) -> Result<Option<Oper>, Failure> {
         let parts = self.parts();
         let key = Key::EndpointOper(pod.endpoint_id()).to_string();
         let record = parts.store.get(&key).await;
         let record = record.map_err(|e| Failure::new(Step::Delete, one_line(&e)).temporary())?;
-        let Some(record) = record else { return Ok(false) };
+        let Some(record) = record else { return Ok(None) };
         let oper = match serde_json::from_slice::<Oper>(&record.value) {
             Ok(oper) => oper,
             Err(error) => {
                 tracing::warn!("read {key}: {error}");
-                return Ok(false);
+                return Ok(None);
             }
         };
         // The original netplugin's interfaces do not tell their endpoints: they may belong to running pods.
@@ -140,6 +145,6 @@ impl Pods {
             && parts.links.exists(&port).await.map_err(|e| Failure::link(Step::Unplug, &e))?;
         // Another machine may have this node's name by mistake.
         let is_own = oper.cont_uuid == pod.endpoint && oper.vtep_ip == parts.node.vtep.to_string();
-        Ok(is_own && !is_of_original)
+        Ok((is_own && !is_of_original).then_some(oper))
     }
 }

@@ -178,7 +178,7 @@ fn gc_releases_the_attachments_of_an_earlier_boot() {
         for (octet, name) in [(1, "c1"), (2, "c2")] {
             world.put_endpoint(name, HOST, octet).await;
         }
-        world.put_record("c1", "vport1", VTEP).await;
+        world.put_record("c1", "vport1", VTEP, Some("test")).await;
         let world = world.restart().await;
         let list = |known: &str| format!(r#""cni.dev/valid-attachments":{known},"#);
         let known = list(r#"[{"containerID":"c1","ifname":"eth0"}]"#);
@@ -189,6 +189,38 @@ fn gc_releases_the_attachments_of_an_earlier_boot() {
             (world.endpoints().await, world.record("n.t-c1").await),
             (vec!["n.t-c2".to_owned()], None)
         );
+    });
+}
+
+#[test]
+fn gc_leaves_the_attachments_of_other_network_configurations_of_an_earlier_boot() {
+    needs!(root());
+    World::run(async |world| {
+        for (octet, name, configuration) in [(1, "c1", Some("other")), (2, "c2", None)] {
+            world.put_endpoint(name, HOST, octet).await;
+            world.put_record(name, &format!("vport{octet}"), VTEP, configuration).await;
+        }
+        let world = world.restart().await;
+        let fields = r#""cni.dev/valid-attachments":[],"#;
+        world.invoke(&Call { fields, ..Call::new("GC") }).await.unwrap();
+        assert_eq!(world.endpoints().await, ["n.t-c1", "n.t-c2"]);
+        assert!(world.record("n.t-c1").await.is_some() && world.record("n.t-c2").await.is_some());
+        // The record of an earlier version does not tell its configuration: only the time limit releases it.
+        world.invoke(&Call { fields, configuration: "other", ..Call::new("GC") }).await.unwrap();
+        assert_eq!(world.endpoints().await, ["n.t-c2"]);
+        world.pods.release_lost().await.unwrap();
+        world.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn add_writes_the_network_configuration_to_the_record() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |world| {
+        world.add("c1", pod.path()).await.unwrap();
+        let record = world.record("n.t-c1").await.unwrap();
+        assert_eq!(record.cni_configuration.as_deref(), Some("test"));
     });
 }
 

@@ -86,8 +86,8 @@ fn endpoints_of_others_are_not_released_after_a_reboot() {
         for (octet, name) in [(7, "foreign"), (8, "other"), (9, "original")] {
             world.put_endpoint(name, HOST, octet).await;
         }
-        world.put_record("other", "vport8", "192.168.0.8").await;
-        world.put_record("original", "vport9", VTEP).await;
+        world.put_record("other", "vport8", "192.168.0.8", None).await;
+        world.put_record("original", "vport9", VTEP, None).await;
         let world = reboot(world, pods, forget).await;
         crate::ip("link add vvport9 type veth peer name original");
         world.pods.release_lost().await.unwrap();

@@ -28,13 +28,15 @@ impl World {
         put(&self.store, &Key::Endpoint(state.id.as_str().into()), &state).await;
     }
 
-    /// Writes the record that an agent with this VTEP writes of its endpoint.
-    pub(crate) async fn put_record(&self, name: &str, port: &str, vtep: &str) {
+    /// Writes the record that an agent with this VTEP writes of its endpoint. Earlier versions do not write the network
+    /// configuration.
+    pub(crate) async fn put_record(&self, name: &str, port: &str, vtep: &str, configuration: Option<&str>) {
         let oper = Oper {
             cont_uuid: name.into(),
             port_name: port.into(),
             vtep_ip: vtep.into(),
             homing_host: HOST.into(),
+            cni_configuration: configuration.map(str::to_owned),
             ..Oper::default()
         };
         put(&self.store, &Key::EndpointOper(format!("n.t-{name}").as_str().into()), &oper).await;
