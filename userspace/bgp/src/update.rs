@@ -120,8 +120,8 @@ pub(crate) fn decode(
             }
         }
     }
-    if malformed.is_empty() && announced.iter().any(|(_, own)| own.or(next_hop).is_none()) {
-        malformed.push("no next hop".to_owned());
+    if malformed.is_empty() {
+        malformed.extend(announced.iter().find_map(|(prefix, own)| unusable(prefix, own.or(next_hop))));
     }
     if !malformed.is_empty() {
         withdrawn.extend(announced.into_iter().map(|(prefix, _)| prefix));
@@ -135,6 +135,17 @@ pub(crate) fn decode(
         attributes: Some(Arc::new(attributes(&update.attributes, internal))),
         malformed: None,
     })
+}
+
+/// Why a prefix cannot be routed to its next hop. The speaker does not offer next hops of the other family (RFC 8950).
+fn unusable(prefix: &IpNet, next_hop: Option<IpAddr>) -> Option<String> {
+    match next_hop {
+        None => Some("no next hop".to_owned()),
+        Some(next_hop) if next_hop.is_ipv6() != prefix.addr().is_ipv6() => {
+            Some(format!("next hop {next_hop} of {prefix} is of another address family"))
+        }
+        Some(_) => None,
+    }
 }
 
 fn network(prefix: &Prefix) -> Option<IpNet> {

@@ -144,6 +144,20 @@ fn malformed_attribute_withdraws_its_routes_and_keeps_the_session() {
 }
 
 #[test]
+fn next_hop_of_another_family_withdraws_the_prefix() {
+    let mut peer = peer(node());
+    peer.handle(update("", PATH, "10 1401 10 1402"));
+    // MP_REACH_NLRI of 20.1.0.0/16 with an IPv6 next hop, which was not negotiated.
+    let next_hop = "20010db8000900000000000000000002";
+    let attributes = format!("40010100 4002060201 0000fde9 800e18 0001 01 10 {next_hop} 00 10 1401");
+    let actions = peer.handle(update("", &attributes, ""));
+    assert_eq!(sent(&actions), [""; 0]);
+    assert_eq!(learnt(&mut peer), ["20.2.0.0/16"]);
+    assert_eq!(peer.status().counters.updates_malformed, 1);
+    assert_eq!(peer.status().state, State::Established);
+}
+
+#[test]
 fn malformed_attribute_that_does_not_matter_is_discarded() {
     let mut peer = peer(node());
     // ATOMIC_AGGREGATE with a byte.
