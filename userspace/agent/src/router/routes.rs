@@ -11,6 +11,7 @@ use rtnetlink::{
         AddressFamily,
         route::{
             RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
+            RouteVia,
         },
     },
 };
@@ -107,6 +108,8 @@ fn parsed(message: &RouteMessage) -> Option<(IpNet, Hop)> {
         match attribute {
             RouteAttribute::Destination(destination) => to = address(destination)?,
             RouteAttribute::Gateway(gateway) => hop.gateway = Some(address(gateway)?),
+            // The gateway of an IPv4 route, if it is an IPv6 address.
+            RouteAttribute::Via(RouteVia::Inet6(gateway)) => hop.gateway = Some(IpAddr::V6(*gateway)),
             RouteAttribute::Oif(index) => hop.interface = *index,
             _ => {}
         }
@@ -155,6 +158,25 @@ fn message(set: Set, prefix: IpNet, hop: Hop) -> RouteMessage {
     }
 }
 
+/// The message that deletes the route of a set to a prefix, wherever it leads: what another process changed is deleted, too.
+fn deletion(set: Set, prefix: IpNet) -> RouteMessage {
+    let mut message = match prefix {
+        IpNet::V4(net) => {
+            RouteMessageBuilder::<Ipv4Addr>::new().destination_prefix(net.network(), net.prefix_len()).build()
+        }
+        IpNet::V6(net) => {
+            RouteMessageBuilder::<Ipv6Addr>::new().destination_prefix(net.network(), net.prefix_len()).build()
+        }
+    };
+    message.header.table = RouteHeader::RT_TABLE_UNSPEC;
+    message.attributes.push(RouteAttribute::Table(set.table));
+    message.header.protocol = set.shared.map_or(RouteProtocol::Unspec, |(protocol, _)| protocol);
+    message.attributes.extend(set.shared.map(|(_, metric)| RouteAttribute::Priority(metric)));
+    // Of any scope.
+    message.header.scope = RouteScope::NoWhere;
+    message
+}
+
 /// Makes a set have these routes; others stay if `keeps_others`. Returns the number of changes, and the first route that the
 /// kernel rejects.
 pub(super) async fn sync(
@@ -165,14 +187,14 @@ pub(super) async fn sync(
 ) -> Result<(usize, Option<String>), rtnetlink::Error> {
     let present = installed(handle, set).await?;
     let (mut changes, mut rejected) = (0, None);
-    for (prefix, hop) in present.iter().filter(|(prefix, _)| !keeps_others && !wanted.contains_key(prefix)) {
-        delete(handle, set, *prefix, *hop).await?;
+    for (prefix, _) in present.iter().filter(|(prefix, _)| !keeps_others && !wanted.contains_key(prefix)) {
+        delete(handle, set, *prefix).await?;
         changes += 1;
     }
     for (prefix, hop) in wanted.iter().filter(|(prefix, hop)| present.get(prefix) != Some(hop)) {
         // The kernel replaces the first IPv6 route of a prefix only if their kinds are equal.
-        if let Some(old) = present.get(prefix) {
-            delete(handle, set, *prefix, *old).await?;
+        if present.contains_key(prefix) {
+            delete(handle, set, *prefix).await?;
         }
         match handle.route().add(message(set, *prefix, *hop)).replace().execute().await {
             Ok(()) => changes += 1,
@@ -185,8 +207,8 @@ pub(super) async fn sync(
     Ok((changes, rejected))
 }
 
-async fn delete(handle: &Handle, set: Set, prefix: IpNet, hop: Hop) -> Result<(), rtnetlink::Error> {
-    match handle.route().del(message(set, prefix, hop)).execute().await {
+async fn delete(handle: &Handle, set: Set, prefix: IpNet) -> Result<(), rtnetlink::Error> {
+    match handle.route().del(deletion(set, prefix)).execute().await {
         // Removed in between, with its interface.
         Err(rtnetlink::Error::NetlinkError(error)) if error.raw_code() == -libc::ESRCH => Ok(()),
         result => result,
@@ -211,9 +233,22 @@ mod tests {
             let hop = Hop { interface: 7, gateway: gateway.map(|gateway| gateway.parse().unwrap()) };
             let message = message(FABRIC, prefix, hop);
             assert!(FABRIC.has(&message) && !ENDPOINTS.has(&message) && !HOST.has(&message));
-            if gateway.is_none_or(|gateway| gateway.contains(':') == prefix.addr().is_ipv6()) {
-                assert_eq!(parsed(&message), Some((prefix, hop)));
-            }
+            assert_eq!(parsed(&message), Some((prefix, hop)));
+        }
+    }
+
+    #[test]
+    fn deletions_name_the_prefix_and_not_where_it_leads() {
+        for prefix in ["0.0.0.0/0", "10.1.0.5/32", "2001:db8::/64"] {
+            let prefix: IpNet = prefix.parse().unwrap();
+            let message = deletion(FABRIC, prefix);
+            assert_eq!(parsed(&message), Some((prefix, Hop { interface: 0, gateway: None })));
+            assert_eq!(table_of(&message), FABRIC.table);
+            assert_eq!(message.header.protocol, RouteProtocol::Unspec);
+            // Those of others in the main table stay.
+            let message = deletion(HOST, prefix);
+            assert!(HOST.has(&message));
+            assert!(message.attributes.contains(&RouteAttribute::Priority(2981)));
         }
     }
 
