@@ -30,7 +30,7 @@ use crate::{
     source::prefixes,
     state::{self, Attacher, Attachment, Reader, Writer},
 };
-use choice::{ChosenFile, NextDatapath};
+use choice::{ChosenFile, NextDatapath, Refused};
 use conflict::Predecessor;
 use tasks::Tasks;
 
@@ -46,7 +46,8 @@ const FIRST_RESYNC_TIMEOUT: Duration = Duration::from_secs(20);
 /// Runs the agent until `stop` is cancelled. Forwarding continues afterwards.
 ///
 /// When an operator chooses another datapath, the agent ends its run, and begins one with that datapath. If that cannot be
-/// prepared, the next run has the earlier datapath again, and reports why.
+/// prepared, the next run has the earlier datapath again, and reports why. Any other error ends the agent: its next process
+/// finds the choice in the store.
 pub async fn run(mut flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let file = ChosenFile::beside(&flags.cni_socket);
     // What the node has, and whether by choice.
@@ -77,7 +78,7 @@ pub async fn run(mut flags: Flags, stop: CancellationToken) -> anyhow::Result<()
                 (wanted, flags.replace_datapath) = ((chosen, true), true);
             }
             // The other datapath still forwards.
-            (Err(error), _) if own != present.0 => {
+            (Err(error), _) if own != present.0 && error.is::<Refused>() => {
                 let why =
                     format!("datapath {own}, which was chosen, is not possible here: {}", one_line(&*error));
                 tracing::error!("{why}; keeping the {} datapath", present.0);
@@ -100,7 +101,7 @@ struct Choice<'a> {
 
 async fn run_once(flags: Flags, choice: Choice<'_>, stop: CancellationToken) -> anyhow::Result<()> {
     let vtep = flags.node()?.vtep;
-    let predecessor = conflict::check(&flags.datapath, flags.replace_datapath).await?;
+    let predecessor = conflict::check(&flags.datapath, flags.replace_datapath).await.map_err(Refused)?;
     let past = (predecessor, choice);
     match flags.datapath.datapath {
         Kind::Ovs => run_with(Ovs::new(flags.datapath.ovs(Some(vtep))), past, flags, stop).await,
@@ -151,7 +152,7 @@ async fn run_with<D: Datapath + 'static>(
     let requirements = datapath.port_requirements();
     if predecessor.is_some() {
         // What can be done before the predecessor is removed, and what would fail then.
-        datapath.prepare().await.context("prepare the datapath")?;
+        datapath.prepare().await.context("prepare the datapath").map_err(Refused)?;
     }
     let monitor = Monitor::new(datapath.telemetry(), node.host.clone(), reader.clone());
     let (mut reconciler, Handle { waiters, status, inspect, metrics }) =
@@ -253,7 +254,7 @@ async fn run_with<D: Datapath + 'static>(
     }
     // From here on an agent that is killed is followed by one with this datapath.
     if let Some(file) = chosen {
-        file.write(identity.datapath)?;
+        file.write(identity.datapath).map_err(Refused)?;
     }
     if let Some(predecessor) = predecessor {
         let desired = reader.with(|state| plan::full(state, &node));

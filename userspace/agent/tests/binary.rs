@@ -173,6 +173,23 @@ fn contradicting_settings_are_fatal_with_the_originals_text() {
     assert!(agent.log().contains(expected), "{}", agent.log());
 }
 
+/// Such errors end the agent. The node keeps its datapath only if the chosen one is not possible.
+#[test]
+fn an_error_that_is_not_of_the_datapath_does_not_refuse_the_choice() {
+    needs!(root(), binary("etcd"), binary("etcdctl"));
+    let node = Node::with_settings(&BRIDGE.replace("\"bridge\"", "\"routing\""));
+    let choice = r#"{"host":"node-of-the-test","datapath":"ebpf"}"#;
+    node.etcd.ctl(&["put", "/contiv.io/state/node-datapath/node-of-the-test", choice]).unwrap();
+    let path = |name: &str| node.directory.path().join(name).display().to_string();
+    let (absent, root) = (format!("unix:{}", path("none.sock")), path("bpf"));
+    let elsewhere = ["--ovsdb", &absent, "--bpf-root", &root];
+    let mut agent = node.start(&[&FAKE[..], &elsewhere].concat());
+    assert_eq!(agent.wait(TIMEOUT).unwrap().code(), Some(1));
+    let log = agent.log();
+    assert!(log.contains("datapath=ebpf") && log.contains("doesn't match global settings"), "{log}");
+    assert!(!log.contains("is not possible here") && !log.contains("datapath=fake"), "{log}");
+}
+
 #[test]
 fn a_change_of_the_forward_mode_is_followed() {
     needs!(root(), binary("etcd"), binary("etcdctl"));

@@ -19,6 +19,11 @@ use crate::{config::Flags, datapath::Kind, error::one_line};
 /// Time limit for the store at the start: the agent does not depend on it.
 const READ_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// The datapath is not possible on this node. Other errors, such as a store that is away, are no reason to keep another one.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub(super) struct Refused(pub(super) anyhow::Error);
+
 /// The datapath that the node has by choice, in a file: an agent that starts while the store is away must not have another one
 /// than its pods.
 #[derive(Clone, Debug)]
@@ -128,6 +133,15 @@ pub(super) async fn follow(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn refusals_keep_their_cause() {
+        let cause = anyhow::Error::from(io::Error::other("no BPF file system"));
+        let error = anyhow::Error::from(Refused(cause.context("prepare the datapath")));
+        assert!(error.is::<Refused>() && !anyhow::anyhow!("the store is away").is::<Refused>());
+        assert_eq!(one_line(&*error), "prepare the datapath: no BPF file system");
+        assert_eq!(format!("{error:#}"), "prepare the datapath: no BPF file system");
+    }
 
     #[test]
     fn the_file_holds_the_choice() {
