@@ -38,7 +38,10 @@ impl Announced {
         let (is_routing, routes_vlans) = (state.is_routing(), state.is_routing_vlans());
         let addresses = match is_routing {
             _ if routes_vlans => state.routed_vlan_addresses(host),
-            true => endpoints.flat_map(|endpoint| endpoint.addresses().iter().collect::<Vec<_>>()).collect(),
+            true => {
+                let all = endpoints.flat_map(|endpoint| endpoint.addresses().iter().collect::<Vec<_>>());
+                all.filter(|ip| !state.is_of_fabric(*ip)).collect()
+            }
             false => BTreeSet::new(),
         };
         let speaker = Some(speaker.clone());

@@ -1,13 +1,15 @@
 mod events;
 mod interest;
 
+use std::{collections::BTreeSet, net::IpAddr};
+
 use contiv_model::{endpoint::Endpoint, key::Key, mac::Mac, name::NetworkId, network, tag::Encap, vrf::Vrf};
 use proptest::prelude::*;
 
 use super::*;
 use crate::{
     datapath::{Gateway, Subnet},
-    state::ClusterObject,
+    state::{BgpSpeaker, ClusterObject},
 };
 use events::{Event, network_id, number, service_id, vtep_address};
 pub(crate) use events::{apply_event, event, node};
@@ -448,7 +450,20 @@ fn routed_vlans_share_the_addresses_of_the_fabric() {
     let refused: Vec<_> =
         state.ambiguous_networks().map(|(id, first)| (id.to_string(), first.to_string())).collect();
     assert_eq!(refused, [("n2.u".to_owned(), "n1.t".to_owned())]);
-    assert_eq!(state.routed_vlan_addresses(&node().host), [[10, 0, 0, 1].into()].into());
+    let own: BTreeSet<IpAddr> = [[10, 0, 0, 1].into()].into();
+    assert_eq!(state.routed_vlan_addresses(&node().host), own);
+    // What nodes send to a leaf switch is not for a pod.
+    let speaker = BgpSpeaker {
+        router: "50.1.1.1/24".parse().unwrap(),
+        asn: 65_000,
+        neighbor: [10, 0, 0, 1].into(),
+        neighbor_as: 65_001,
+    };
+    let leaf = Key::Bgp("other".into());
+    state.set(&leaf, Some(ClusterObject::Bgp(speaker)));
+    assert_eq!(state.routed_vlan_addresses(&node().host), [].into());
+    assert_eq!(state.refused_vlan_addresses(&node().host), own);
+    state.set(&leaf, None);
     let Some(Object::Network(network)) = object(&state, &node(), &ObjectId::Network("n1.t".into())) else {
         panic!("a network")
     };

@@ -22,7 +22,7 @@ pub(super) struct Desired {
     pub(super) endpoints: BTreeSet<IpAddr>,
     /// Settings of the BGP speaker; `None` without a `Bgp` object.
     pub(super) router: Option<Ipv4Net>,
-    /// VLAN networks that are not routed, and why.
+    /// VLAN networks and addresses that are not routed, and why.
     pub(super) refused: Vec<String>,
     /// Routes of the node itself.
     pub(super) host: HostRoutes,
@@ -47,11 +47,21 @@ impl Desired {
                  an address; use another subnet"
             )
         };
+        let taken = |ip| {
+            format!(
+                "endpoint address {ip} is not routed: a node or leaf switch has it; use a subnet for the network that the fabric does not \
+                 use"
+            )
+        };
         Desired {
             is_routing: true,
             endpoints: state.routed_vlan_addresses(host),
             router: state.bgp_speaker(host).map(|speaker| speaker.router),
-            refused: state.ambiguous_networks().map(refused).collect(),
+            refused: state
+                .ambiguous_networks()
+                .map(refused)
+                .chain(state.refused_vlan_addresses(host).into_iter().map(taken))
+                .collect(),
             ..any
         }
     }

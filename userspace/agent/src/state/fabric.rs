@@ -31,13 +31,24 @@ impl State {
 
     /// Addresses of the endpoints with an interface on a node whose network is a routed VLAN network. After a reboot an endpoint's
     /// record exists without an interface until its pod is deleted.
+    ///
+    /// The routes to them precede others: a pod with the address of a node or leaf switch would get what the nodes send there.
     pub fn routed_vlan_addresses(&self, host: &HostName) -> BTreeSet<IpAddr> {
-        let is_routed = |network: &Network| is_vlan(network) && self.is_routed(network);
+        self.vlan_addresses(host).filter(|ip| !self.is_of_fabric(*ip)).collect()
+    }
+
+    /// Those that are left out of [`routed_vlan_addresses`](Self::routed_vlan_addresses).
+    pub fn refused_vlan_addresses(&self, host: &HostName) -> BTreeSet<IpAddr> {
+        self.vlan_addresses(host).filter(|ip| self.is_of_fabric(*ip)).collect()
+    }
+
+    fn vlan_addresses(&self, host: &HostName) -> impl Iterator<Item = IpAddr> {
+        let is_routed = move |network: &Network| is_vlan(network) && self.is_routed(network);
         let endpoints = self.on_host(host).filter(|id| self.attachment(id).is_some());
         let endpoints = endpoints.filter_map(|id| self.endpoint(id));
         let endpoints =
-            endpoints.filter(|endpoint| self.active_network(&endpoint.network).is_some_and(is_routed));
-        endpoints.flat_map(|endpoint| endpoint.addresses().iter().collect::<Vec<_>>()).collect()
+            endpoints.filter(move |endpoint| self.active_network(&endpoint.network).is_some_and(is_routed));
+        endpoints.flat_map(|endpoint| endpoint.addresses().iter().collect::<Vec<_>>())
     }
 }
 

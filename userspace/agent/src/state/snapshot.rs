@@ -291,6 +291,12 @@ impl State {
         self.bgp_speakers.get(host)
     }
 
+    /// Whether a node or a leaf switch has this address, as far as the state tells.
+    pub fn is_of_fabric(&self, ip: IpAddr) -> bool {
+        let speakers = || self.bgp_speakers.values().flat_map(|speaker| [speaker.router.addr(), speaker.neighbor]);
+        self.vteps.hosts_at(ip).next().is_some() || speakers().any(|address| ip == address)
+    }
+
     /// Sets or deletes the object at `key` and returns what the change affects.
     pub fn set(&mut self, key: &Key, object: Option<ClusterObject>) -> DirtySet {
         let mut dirty = DirtySet::default();
