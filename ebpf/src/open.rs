@@ -2,7 +2,8 @@
 
 use aya_ebpf::{cty::c_void, helpers::generated::bpf_loop};
 use contiv_abi::{
-    Be16, DropReason, Flow, FlowEvent, FlowHalf, FlowHash, FlowHead, LogResult, LogStage, Phase, TCP, UDP, entry,
+    Be16, DropReason, Flow, FlowEvent, FlowHalf, FlowHash, FlowHead, LogResult, LogStage, Phase, TCP, UDP,
+    entry,
     tcp::{self as state, sent},
 };
 

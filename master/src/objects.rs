@@ -117,6 +117,9 @@ pub struct Type {
 /// Fields of a request, with the names used in the store.
 pub type Fields = Map<String, Value>;
 
+/// Key of an object, and the revision of its record.
+pub type RevisedKey = (String, i64);
+
 /// Operations on objects of one type. Response bodies are JSON.
 #[derive(Clone, Copy)]
 pub struct Operations {
@@ -141,7 +144,7 @@ pub struct Operations {
     /// Whether the objects have derived links.
     pub linked: bool,
     /// Keys after the given one in their order, at most so many, with the revisions of the records.
-    pub keys: fn(&ClusterCache, after: Option<&str>, limit: usize) -> Vec<(String, i64)>,
+    pub keys: fn(&ClusterCache, after: Option<&str>, limit: usize) -> Vec<RevisedKey>,
     /// Encodes the object without the cache. None if the object does not exist.
     pub cached: fn(&ClusterCache, key: &str) -> Option<Unencoded>,
     /// Decodes a record of the store. Derived links are those in the cache.

@@ -139,8 +139,13 @@ impl RuleSet {
     pub const ROOTS: usize = 6;
 
     /// A free slot.
-    pub const EMPTY: RuleSet =
-        RuleSet { number: 0, rules: 0, roots: [RuleEntry::NONE; RuleSet::ROOTS + 1], by_group: 0, by_peer: 0 };
+    pub const EMPTY: RuleSet = RuleSet {
+        number: 0,
+        rules: 0,
+        roots: [RuleEntry::NONE; RuleSet::ROOTS + 1],
+        by_group: 0,
+        by_peer: 0,
+    };
 
     /// Index of the set with this number. Existing sets have different indexes.
     #[inline(always)]

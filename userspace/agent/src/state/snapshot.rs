@@ -293,7 +293,8 @@ impl State {
 
     /// Whether a node or a leaf switch has this address, as far as the state tells.
     pub fn is_of_fabric(&self, ip: IpAddr) -> bool {
-        let speakers = || self.bgp_speakers.values().flat_map(|speaker| [speaker.router.addr(), speaker.neighbor]);
+        let speakers =
+            || self.bgp_speakers.values().flat_map(|speaker| [speaker.router.addr(), speaker.neighbor]);
         self.vteps.hosts_at(ip).next().is_some() || speakers().any(|address| ip == address)
     }
 

@@ -5,9 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use anyhow::Result;
 use contiv_model::{
     api,
-    policy::{
-        Action, Direction, ExpandedRule, Identity, Peer, Policy, PolicyState, Rule, TCP, UDP, expand,
-    },
+    policy::{Action, Direction, ExpandedRule, Identity, Peer, Policy, PolicyState, Rule, TCP, UDP, expand},
 };
 use netplugin::datapath::{Backend, Group, Local, Object, Remote, Scope, Service, fake::Origin};
 use testkit::packet::Mac;
@@ -277,7 +275,10 @@ pub(crate) fn objects(net: &Net, other: &Net) -> Result<Vec<Object>> {
         group(27, [rule(Direction::In, Action::Allow, 1)?])?,
         group(28, about_addresses(28, "in", [Some("10.7.0.0/24"), Some("2001:db8:7::/64")], [None, None])?)?,
         group(29, about_addresses(29, "in", [None, None], [Some("10.7.0.29"), Some("2001:db8:7::1d")])?)?,
-        group(KEPT, about_addresses(KEPT, "out", [None, None], [Some("10.7.0.38"), Some("2001:db8:7::26")])?)?,
+        group(
+            KEPT,
+            about_addresses(KEPT, "out", [None, None], [Some("10.7.0.38"), Some("2001:db8:7::26")])?,
+        )?,
         // The same addresses in a network of the same kind, without rules.
         other.network(),
         other.local("elsewhere", Rules::DenyAll.victim().last),

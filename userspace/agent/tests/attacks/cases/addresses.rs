@@ -27,7 +27,11 @@ fn of_endpoints() -> Vec<Attack> {
         Attack::new("new", "datagrams from 0.0.0.0 to the limited broadcast", |s| {
             let eth = || Packet::eth(BROADCAST, s.attacker.mac());
             let headers = || eth().ipv4(Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST);
-            vec![s.send(&s.udp(headers())), s.send(&headers().udp(68, 5000)), s.send(&headers().udp(5000, 67))]
+            vec![
+                s.send(&s.udp(headers())),
+                s.send(&headers().udp(68, 5000)),
+                s.send(&headers().udp(5000, 67)),
+            ]
         })
         .by(V4),
     ];

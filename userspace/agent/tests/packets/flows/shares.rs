@@ -76,8 +76,7 @@ fn a_full_table_takes_from_those_with_most() -> Result<()> {
     needs!(root());
     let mut rig = Rig::with("ct-fair", |options| options.flows = CAPACITY)?;
     let n1 = network("n1.t", vxlan(10_001));
-    let hogs: Vec<Pod> =
-        (20..24).map(|number| rig.node.pod(&n1, Endpoint(number))).collect::<Result<_>>()?;
+    let hogs: Vec<Pod> = (20..24).map(|number| rig.node.pod(&n1, Endpoint(number))).collect::<Result<_>>()?;
     rig.node.converge()?;
     for hog in &hogs {
         for port in 0..QUOTA as u16 {

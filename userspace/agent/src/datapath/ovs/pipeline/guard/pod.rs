@@ -2,10 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use openflow_rs::{
-    Action, Field, Flow, Match,
-    matching::ETH_TYPE_IPV6,
-};
+use openflow_rs::{Action, Field, Flow, Match, matching::ETH_TYPE_IPV6};
 
 use super::{PROBE, addresses, advertisement, form, named, pass, solicitation, source};
 use crate::datapath::{
