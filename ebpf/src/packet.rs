@@ -40,7 +40,7 @@ pub(crate) struct Packet {
     pub(crate) groups: [u16; 2],
     /// The same wherever they are, `FlowHalf::UNKNOWN` for an address without a record.
     pub(crate) identities: [u16; 2],
-    /// Port whose quota a new flow uses; zero for none.
+    /// Port whose quota a new flow uses, or the flow that was found, as in `FlowHalf::owner`; zero for none.
     pub(crate) owner: u32,
     /// The flow that was found: `contiv_abi::entry` of its record and the packet's direction,
     pub(crate) entry: u32,

@@ -94,11 +94,24 @@ extern "C" fn ctv_receives(packet: *mut Packet, group: u32, ifindex: u32) -> u32
     if packet.receiver != receiver || identity != receiver && identity != u32::from(FlowHalf::UNKNOWN) {
         return ctv_stale(packet);
     }
+    let is_pod = group & FdbEntry::NODE == 0;
+    if is_pod && is_of_predecessor(packet, ifindex) != 0 {
+        return ctv_stale(packet);
+    }
     // The node has no pod's end of a pair.
-    if group & FdbEntry::NODE == 0 {
+    if is_pod {
         note_receiver(packet, ifindex);
     }
     GO_ON
+}
+
+/// 1 if the packet in hand is one of those that the owner of its flow receives, and this port is another one: the address has
+/// passed to a pod that has not begun the flow, and whose rules have not been asked about such packets.
+#[inline(always)]
+fn is_of_predecessor(packet: &Packet, ifindex: u32) -> u32 {
+    // The owner receives the replies to what it has begun, and the packets of the other flows.
+    let owner = packet.owner ^ (packet.entry & 1 ^ 1) << 31;
+    differ(packet.owner, 0) & differ(owner, ifindex) & differ(owner & FlowHalf::RECEIVED, FlowHalf::RECEIVED)
 }
 
 /// Notes for the fast path which port receives the packets of this direction of the flow.
@@ -323,6 +336,7 @@ fn is_unresolved(packet: &mut Packet, half: &FlowHalf) -> bool {
 /// One more packet of a flow.
 #[inline(always)]
 fn pass(packet: &mut Packet, half: &mut FlowHalf, reply: bool) -> u32 {
+    packet.owner = half.owner;
     packet.receiver = half.group(reply);
     packet.receiver_identity = half.identity(reply);
     // Written only when it changes.

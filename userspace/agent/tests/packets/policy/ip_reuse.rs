@@ -90,6 +90,24 @@ fn a_new_pod_does_not_send_in_flows_allowed_for_its_predecessor() -> Result<()> 
     Ok(())
 }
 
+/// Its own rules have not been asked about what comes, although they are the same.
+#[test]
+fn a_new_pod_of_the_same_group_gets_no_replies_to_its_predecessor() -> Result<()> {
+    needs!(root());
+    for answered in [false, true] {
+        let mut rig = Rig::new("reuse-same")?;
+        rig.set(group(4, all(Direction::In)))?;
+        rig.client = replace(&mut rig.node, &n1(), &rig.client, 4)?;
+        connect(&rig, answered)?;
+        rig.client = replace(&mut rig.node, &n1(), &rig.client, 4)?;
+        for (_, answer) in connections() {
+            rig.answer(&answer)?.assert_dropped(DropReason::StaleFlow);
+            rig.answer(&answer)?.assert_dropped(DropReason::Policy);
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn a_reply_of_a_new_pod_belongs_to_no_flow_of_its_predecessor() -> Result<()> {
     needs!(root());
