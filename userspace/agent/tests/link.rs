@@ -3,7 +3,9 @@
 
 use std::{net::IpAddr, path::Path, time::Duration};
 
-use netplugin::attach::link::{AttachedPort, DefaultRoutes, Error, Links, Netns, PodInterface};
+use netplugin::attach::link::{
+    AttachedPort, DefaultRoutes, Error, Links, Netns, PodInterface, forget_connections,
+};
 use netplugin::datapath::Owner;
 use testkit::needs;
 
@@ -203,6 +205,38 @@ fn traffic_is_read_from_the_pods_end() {
     drop((netns, pod_ns));
     testkit::wait_until(Duration::from_secs(5), "the pair to disappear", || {
         Ok(traffic().is_empty().then_some(()))
+    })
+    .unwrap();
+}
+
+#[test]
+fn connections_that_an_address_has_begun_end() {
+    needs!(root(), binary("nft"));
+    let node = testkit::Netns::new("node").unwrap();
+    node.up("lo").unwrap();
+    let addresses = ["172.19.0.7", "172.19.0.8", "172.19.0.9"];
+    for address in addresses {
+        node.address("lo", &format!("{address}/32")).unwrap();
+    }
+    // The kernel tracks connections where a rule asks for their state.
+    let rule = "add table ip t; add chain ip t c { type filter hook output priority 0; }; add rule ip t c ct state new counter";
+    node.run(|| Ok(std::process::Command::new("nft").arg(rule).status()?.success())).unwrap();
+    node.run(|| {
+        let sockets: Vec<std::net::UdpSocket> = addresses
+            .iter()
+            .map(|address| std::net::UdpSocket::bind((*address, 5000)))
+            .collect::<Result<_, _>>()?;
+        for socket in &sockets[..2] {
+            socket.send_to(b"one", "172.19.0.9:5000")?;
+            socket.send_to(b"other", "172.19.0.9:5001")?;
+        }
+        sockets[2].send_to(b"to it", "172.19.0.7:5001")?;
+        let [first, second, _] = addresses.map(|address| address.parse().unwrap());
+        assert_eq!(forget_connections(first)?, 2);
+        assert_eq!(forget_connections(first)?, 0);
+        // Those of others go on.
+        assert_eq!(forget_connections(second)?, 2);
+        Ok(())
     })
     .unwrap();
 }

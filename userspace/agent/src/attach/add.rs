@@ -15,13 +15,17 @@ use super::{
     del::entry_failure,
     failure::{Failure, Step},
     journal::Progress,
-    link::{DefaultRoutes, Netns, PodInterface},
+    link::{DefaultRoutes, Netns, PodInterface, forget_connections},
     pod::Pod,
     pods::{Pods, STATE_TIMEOUT},
     undo::{Rollback, RollbackStep},
 };
 use crate::{
-    datapath::Owner, error::one_line, fail_point::reach, master::NewEndpoint, reconcile::Presence,
+    datapath::{Owner, host_access::endpoint_address},
+    error::one_line,
+    fail_point::reach,
+    master::NewEndpoint,
+    reconcile::Presence,
     state::Attachment,
 };
 
@@ -87,6 +91,24 @@ impl Pods {
         }
     }
 
+    /// Ends the connections that an earlier pod with this port has begun by the node: their packets would get to the new one.
+    async fn end_connections_of(&self, port: &str) {
+        let private = self.parts().reader.with(|state| {
+            let subnet = state.private_subnet()?;
+            endpoint_address(subnet, port)
+        });
+        let Some(private) = private else { return };
+        let ended = tokio::task::spawn_blocking(move || forget_connections(private)).await;
+        match ended.map_err(std::io::Error::other).flatten() {
+            Ok(0) => {}
+            Ok(count) => tracing::debug!(port, count, "ended the connections of an earlier pod"),
+            // A kernel without connection tracking has none.
+            Err(error) => {
+                tracing::warn!(port, "connections of an earlier pod to addresses outside may go on: {error}");
+            }
+        }
+    }
+
     async fn create(&self, pod: &Pod, netns: &Netns, rollback: &mut Rollback) -> Result<Reply, Failure> {
         let start = Instant::now();
         let log_step = |what| tracing::debug!(endpoint = pod.endpoint, after = ?start.elapsed(), "{what}");
@@ -106,6 +128,7 @@ impl Pods {
         log_step("interface created");
         reach("interface");
 
+        self.end_connections_of(&port).await;
         let reply = parts.waiters.wait(&endpoint.id, Presence::Present);
         rollback.push(RollbackStep::Attachment(endpoint.id.clone()));
         parts.attacher.attach(&endpoint.id, Attachment { port: port.clone(), owner: pod.owner });

@@ -4,6 +4,7 @@
 //! host end has the endpoint's id as its alias, so the kernel stores the attachments: a restarted agent reads them back,
 //! and no file can be incomplete.
 
+mod connections;
 mod error;
 mod interface;
 mod links;
@@ -15,6 +16,7 @@ mod query;
 mod traffic;
 mod underlay;
 
+pub use connections::forget_connections;
 pub use error::Error;
 pub use interface::{AttachedPort, DefaultRoutes, PodInterface};
 pub use links::Links;
