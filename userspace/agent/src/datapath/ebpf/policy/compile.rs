@@ -68,7 +68,7 @@ pub(crate) fn compile(rules: &[Rule], direction: Direction, limit: Limit) -> Com
     let mut trees = Trees::new(limit);
     let global = rules.iter().filter(|rule| rule.own.is_none());
     let mut global = trees.set(0, global.map(|rule| (*rule, entry(rule))));
-    global.rules = rules.len() as u32;
+    global.rules = names.len() as u32;
     let local = trees.local_subnets(subnets.iter().copied().zip(1..));
     if let Some(root) = global.roots.iter_mut().find(|root| !root.is_some()) {
         *root = local;
