@@ -182,7 +182,7 @@ impl<H: Harness> World<H> {
         let node = &mut self.node;
         // What does not come is reported by the caller.
         let _complete = wait_until(SOON, "answers of the agent", || {
-            came.extend(node.arrivals()?);
+            came.extend(node.arrivals()?.into_iter().filter(|arrival| !is_of_itself(arrival)));
             Ok((came.len() >= number).then_some(()))
         });
         came.sort();
@@ -214,7 +214,7 @@ impl<H: Harness> World<H> {
             for arrival in node.arrivals()? {
                 if arrival.frame.ends_with(&text) {
                     seen = Some(());
-                } else if !is_marker(&arrival.frame) && !is_announcement(&arrival) {
+                } else if !is_of_itself(&arrival) {
                     early.push(arrival);
                 }
             }
@@ -286,6 +286,11 @@ impl<H: Harness> World<H> {
                 .collect(),
         }
     }
+}
+
+/// Whether a frame comes at any time, and says nothing of another one.
+fn is_of_itself(arrival: &Delivery) -> bool {
+    is_marker(&arrival.frame) || is_announcement(arrival)
 }
 
 /// Whether this is a frame that the world sends to see what came before it, or to introduce an endpoint. Copies for several ports
