@@ -244,6 +244,7 @@ impl<H: Harness> Case<'_, H> {
             exclusions::may_be_outdated::<H>(self.cluster, &self.ends(probe, sent), is_by_mac)
         };
         exclusions::applies::<H>(self.cluster, self.stage, sent)
+            || exclusions::shares_a_flow(self.cluster, probe)
             || self.stage == Stage::After && self.connections[probe].precedes_change && may_be_outdated()
             || step != Step::There && exclusions::applies_to_connected::<H>(self.cluster, self.stage, sent)
             || matches!(step, Step::Errors(_)) && is_error()

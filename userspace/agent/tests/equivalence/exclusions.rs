@@ -9,7 +9,7 @@ use netplugin::datapath::fake::Origin;
 use crate::{
     cluster::{Cluster, GATEWAY, PODS, REMOTES, Stage, is_vlan, located, mac},
     node::harness::{Difference, Harness},
-    packet::{Content, Sent, is_by_kernel, sender},
+    packet::{Content, Phase, Sent, is_by_kernel, sender},
 };
 
 /// Flag of a segment that opens a connection.
@@ -29,6 +29,29 @@ pub(crate) fn applies<H: Harness>(cluster: &Cluster, stage: Stage, sent: &Sent) 
         || differs::<H>(Difference::FloodsStrayUnicast)
             && matches!(sent.from, Origin::Tunnel { .. })
             && at == Station::Remote
+}
+
+/// Whether an earlier probe sends packets with the same tuple, which has no ports, to another station: the datapath takes them for one
+/// connection, and drops what would leave it.
+pub(crate) fn shares_a_flow(cluster: &Cluster, probe: usize) -> bool {
+    let first = |number: usize| {
+        let probe = &cluster.probes[number];
+        let has_no_ports = matches!(probe.resolved(cluster).content, Content::Sctp | Content::Gre);
+        has_no_ports.then(|| probe.there(cluster, number, Phase::Opening, 0)).flatten()
+    };
+    let Some(own) = first(probe) else { return false };
+    let (station, tuple) = (own.bytes.get(..6), tuple(&own.bytes));
+    let is_same = |other: &Sent| other.network == own.network && self::tuple(&other.bytes) == tuple;
+    (0..probe).filter_map(first).any(|other| is_same(&other) && other.bytes.get(..6) != station)
+}
+
+/// Protocol and addresses of a packet in a frame, with the tag of a VLAN or without.
+fn tuple(frame: &[u8]) -> Option<(u8, &[u8])> {
+    let at = if frame.get(12..14) == Some(&[0x81, 0]) { 16 } else { 12 };
+    match frame.get(at..at + 2)? {
+        [0x08, 0] => Some((*frame.get(at + 11)?, frame.get(at + 14..at + 22)?)),
+        _ => Some((*frame.get(at + 8)?, frame.get(at + 10..at + 42)?)),
+    }
 }
 
 /// Whether a reply or an ICMP error is not sent, because its receiver has no record.
