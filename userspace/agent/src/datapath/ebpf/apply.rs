@@ -12,7 +12,10 @@ use super::{
     programs::{interfaces::Interfaces, kernel_port::KernelPort},
     takeover::Takeovers,
 };
-use crate::datapath::{Error, FailedOp, Kind, Object, ObjectId, Op};
+use crate::{
+    datapath::{Error, FailedOp, Kind, Object, ObjectId, Op},
+    error::one_line,
+};
 
 /// Executes the operations. Returns those that failed.
 ///
@@ -88,7 +91,11 @@ async fn execute_one(
         Op::GarbageCollect => {
             let collected = installed.collect_garbage();
             // A takeover ends also if an orphan remains: until then, packets without a flow wait.
-            collected.and(takeovers.run(installed.kernel_mut(), interfaces).await)
+            let taken_over = takeovers.run(installed.kernel_mut(), interfaces).await;
+            if let (Err(_), Err(error)) = (&collected, &taken_over) {
+                tracing::warn!("the takeover has not ended: {}", one_line(error));
+            }
+            collected.and(taken_over)
         }
     }
 }
