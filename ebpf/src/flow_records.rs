@@ -25,7 +25,7 @@ const WORDS: u32 = 8;
 const SLOTS: u32 = 2 * FlowBucket::LEN as u32;
 /// Further records that are considered for an eviction.
 const NEIGHBOURS: u32 = 32;
-/// An endpoint with at most one part in this number of the table loses no flow that others keep.
+/// An endpoint whose flows are at most one part in this number of the table keeps its established ones.
 const MODEST: u32 = 256;
 
 /// No record: the table is full.

@@ -16,7 +16,7 @@ use testkit::{
     packet::{Packet, tcp_flags},
 };
 
-use super::{HERE, OTHER, Rig, VIP, between, tcp};
+use super::{HERE, OTHER, Rig, VIP, between, full_table::give_all, tcp};
 use crate::{
     flow_table::{self, slots},
     node::{Node, network, vxlan},
@@ -103,19 +103,9 @@ fn concurrent_insertions_and_evictions_leave_no_slot() -> Result<()> {
             let workers = [7000, 8000].map(|server| {
                 let (barrier, pin) = (&barrier, &pin);
                 scope.spawn(move || -> Result<()> {
-                    let program = SchedClassifier::from_pin(pin)?;
-                    let mut context = [0; 192];
-                    context[40..44].copy_from_slice(&ifindex.to_ne_bytes());
+                    let frame = |n: u32| tcp((HERE, n as u16), (OTHER, server), tcp_flags::SYN).build();
                     barrier.wait();
-                    for n in 0..SYNS {
-                        let frame = tcp((HERE, n as u16), (OTHER, server), tcp_flags::SYN).build();
-                        program.test_run(TestRunOptions {
-                            data_in: Some(&frame),
-                            ctx_in: Some(&context),
-                            ..TestRunOptions::new()
-                        })?;
-                    }
-                    Ok(())
+                    give_all(pin, ifindex, (0..SYNS).map(frame))
                 })
             });
             for worker in workers {

@@ -1,6 +1,6 @@
 //! Floods, shares and a full table.
 
-use std::time::Instant;
+use std::{path::Path, time::Instant};
 
 use anyhow::Result;
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
@@ -21,19 +21,22 @@ fn flood(rig: &Rig, frames: impl Iterator<Item = Vec<u8>> + Send) -> Result<()> 
 fn flood_from(rig: &Rig, pod: &Pod, frames: impl Iterator<Item = Vec<u8>> + Send) -> Result<()> {
     let ifindex = rig.node.ifindex(&pod.local.port)?;
     let pin = rig.node.pin(FROM_POD);
-    rig.node.ns.run(|| {
-        let program = SchedClassifier::from_pin(&pin)?;
-        let mut context = [0; 192];
-        context[40..44].copy_from_slice(&ifindex.to_ne_bytes());
-        for frame in frames {
-            program.test_run(TestRunOptions {
-                data_in: Some(&frame),
-                ctx_in: Some(&context),
-                ..TestRunOptions::new()
-            })?;
-        }
-        Ok(())
-    })
+    rig.node.ns.run(|| give_all(&pin, ifindex, frames))
+}
+
+/// Runs the program of a port once per frame, in the namespace of the calling thread.
+pub(super) fn give_all(pin: &Path, ifindex: u32, frames: impl Iterator<Item = Vec<u8>>) -> Result<()> {
+    let program = SchedClassifier::from_pin(pin)?;
+    let mut context = [0; 192];
+    context[40..44].copy_from_slice(&ifindex.to_ne_bytes());
+    for frame in frames {
+        program.test_run(TestRunOptions {
+            data_in: Some(&frame),
+            ctx_in: Some(&context),
+            ..TestRunOptions::new()
+        })?;
+    }
+    Ok(())
 }
 
 #[test]

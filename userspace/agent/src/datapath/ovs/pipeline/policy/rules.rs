@@ -46,7 +46,6 @@ pub(crate) fn counted_rules(group: &Group) -> Vec<(Flow, Option<RuleId>)> {
         return vec![];
     }
     let of = |direction| group.rules.iter().filter(move |rule: &&Rule| rule.direction == direction);
-    let names = |direction| of(direction).any(|rule| rule.peer.names_identity());
     let own = |side| member(group, side);
     let drop = |table, m| (Flow::new(table, rank::FIRST, m), None);
     let unreadable = |m: Match| m.masked(CLASS, UNREADABLE, UNREADABLE);
@@ -54,7 +53,7 @@ pub(crate) fn counted_rules(group: &Group) -> Vec<(Flow, Option<RuleId>)> {
         drop(table::POLICY, unreadable(own(Side::Source))),
         drop(table::POLICY_IN, unreadable(own(Side::Destination))),
     ];
-    if names(Direction::In) {
+    if of(Direction::In).any(|rule| rule.peer.names_identity()) {
         flows.push(drop(table::POLICY_IN, own(Side::Destination).field(SOURCE_FLAGS, UNKNOWN)));
     }
     // The receivers on other nodes are not known.
