@@ -302,7 +302,9 @@ impl<H: Harness> Case<'_, H> {
             let resolves_again = is_changed
                 && !self.connections[*probe].is_replied
                 && exclusions::may_resolve_again::<H>(protocol);
-            let resolved = resolves_again.then(|| {
+            // Of the reasons for the drop, those for which the datapath remembers no connection leave it another choice.
+            let may_have_none = is_new && connection.is_unclear;
+            let resolved = (resolves_again || may_have_none).then(|| {
                 let ended = self.oracle.ended(&sent.from, &sent.bytes);
                 ended.possible(&sent.from, &sent.bytes, service.as_ref(), states)
             });
