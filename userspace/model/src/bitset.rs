@@ -1,9 +1,13 @@
 //! Bitmaps of the store: allocated addresses, VLANs and VNIs.
 
-use std::fmt;
+mod window;
+
+use std::{fmt, ops::Range};
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+pub use window::{BitWindow, BitWindowError};
 
 /// A set of the numbers `0..len`.
 ///
@@ -78,11 +82,40 @@ impl Bitset {
         true
     }
 
-    /// Sets the bits of `range` that lie within the length.
-    pub fn insert_range(&mut self, range: std::ops::Range<usize>) {
-        for bit in range.start..range.end.min(self.len) {
-            self.insert(bit);
+    /// Sets the bits of `range` that lie within the length. Returns how many of them were clear.
+    pub fn insert_range(&mut self, range: Range<usize>) -> usize {
+        self.change_range(range, |word, mask| {
+            let changed = mask & !*word;
+            *word |= mask;
+            changed
+        })
+    }
+
+    /// Clears the bits of `range`. Returns how many of them were set.
+    pub fn remove_range(&mut self, range: Range<usize>) -> usize {
+        self.first_open = self.first_open.min(range.start / 64);
+        self.change_range(range, |word, mask| {
+            let changed = mask & *word;
+            *word &= !mask;
+            changed
+        })
+    }
+
+    /// Passes each word of `range`, and the mask of its bits there, to `change`, which returns the bits
+    /// that it has changed. Returns their number.
+    fn change_range(&mut self, range: Range<usize>, change: impl Fn(&mut u64, u64) -> u64) -> usize {
+        let (start, end) = (range.start, range.end.min(self.len));
+        if start >= end {
+            return 0;
         }
+        let (first, last) = (start / 64, (end - 1) / 64);
+        let mut changed = 0;
+        for (index, word) in self.words.iter_mut().enumerate().take(last + 1).skip(first) {
+            let from_start = if index == first { u64::MAX << (start % 64) } else { u64::MAX };
+            let to_end = if index == last { u64::MAX >> (63 - (end - 1) % 64) } else { u64::MAX };
+            changed += change(word, from_start & to_end).count_ones() as usize;
+        }
+        changed
     }
 
     /// The bits from `start`, a multiple of 64, at most `len` of them.
@@ -137,6 +170,15 @@ impl Bitset {
         self.scan(from, |word| !word)
     }
 
+    /// The highest clear bit.
+    pub fn last_clear(&self) -> Option<usize> {
+        self.words.iter().enumerate().rev().find_map(|(index, word)| {
+            let bits = (self.len - index * 64).min(64);
+            let clear = !word & (u64::MAX >> (64 - bits));
+            (clear != 0).then(|| index * 64 + 63 - clear.leading_zeros() as usize)
+        })
+    }
+
     fn scan(&self, from: usize, pick: impl Fn(u64) -> u64) -> Option<usize> {
         let mut index = from / 64;
         let mut word = pick(*self.words.get(index)?) & (u64::MAX << (from % 64));
@@ -185,7 +227,7 @@ impl Bitset {
     /// Fails if the text is not URL-safe base64, or if the length does not match.
     pub fn decode(text: &str) -> Result<Self, BitsetError> {
         let bytes = URL_SAFE.decode(text)?;
-        let mut words = bytes.chunks_exact(8).map(|c| c.iter().fold(0, |w, b| w << 8 | u64::from(*b)));
+        let mut words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_be_bytes(*word));
         let bits = words.next().unwrap_or(0);
         let expected = bits.div_ceil(64).saturating_mul(8).saturating_add(HEADER as u64);
         if bytes.len() as u64 != expected {
@@ -266,6 +308,28 @@ mod tests {
             let expected = before.iter().filter(|n| !inside.contains(n)).chain(after.iter().filter(|n| inside.contains(n)));
             prop_assert_eq!(mixed, bits(&expected.copied().collect()));
             prop_assert!(!bits(&before).set_part(start + 1, &cut));
+        }
+
+        #[test]
+        fn ranges_change_as_their_bits_one_by_one(
+            len in 0usize..400,
+            before in prop::collection::btree_set(0usize..400, 0..200),
+            ranges in prop::collection::vec((any::<bool>(), 0usize..450, 0usize..450), 0..20),
+        ) {
+            let mut bits = Bitset::new(len);
+            before.iter().for_each(|n| { bits.insert(*n); });
+            let mut one_by_one = bits.clone();
+            for (insert, start, end) in ranges {
+                let range = start..end;
+                let (changed, expected) = match insert {
+                    true => (bits.insert_range(range.clone()), range.filter(|n| one_by_one.insert(*n)).count()),
+                    false => (bits.remove_range(range.clone()), range.filter(|n| one_by_one.remove(*n)).count()),
+                };
+                prop_assert_eq!(changed, expected);
+                prop_assert_eq!(bits.words(), one_by_one.words());
+                prop_assert_eq!(bits.first_clear(), (0..len).find(|n| !one_by_one.contains(*n)));
+                prop_assert_eq!(bits.last_clear(), (0..len).rev().find(|n| !one_by_one.contains(*n)));
+            }
         }
 
         #[test]

@@ -1,10 +1,14 @@
 //! Endpoint groups: number, DSCP and rate limit.
 
-use std::{fmt, num::NonZeroU32};
+use std::{fmt, mem, num::NonZeroU32};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Invalid, bitset::Bitset, name::GroupKey};
+use crate::{
+    Invalid,
+    bitset::{BitWindow, Bitset},
+    name::GroupKey,
+};
 
 /// The body of `/contiv.io/state/endpointGroups/<group>:<tenant>`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -41,10 +45,45 @@ pub struct State {
     #[serde(rename = "IPPool")]
     pub ip_pool: String,
     /// Bitmap of the network's addresses in which addresses outside the pool are set; empty without
-    /// a pool.
+    /// a pool, and if the network has more than [`State::MAX_WHOLE_MAP`] addresses.
     pub epg_ip_alloc_map: Bitset,
     /// Tag configured by the user, or `<group>.<tenant>`.
     pub group_tag: String,
+    /// The same bitmap for a pool in a larger network. The original does not have it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub epg_ip_alloc_window: Option<BitWindow>,
+}
+
+impl State {
+    /// Addresses of the largest network for whose groups the whole bitmap is stored, as the original
+    /// does. It takes 16 KB.
+    pub const MAX_WHOLE_MAP: usize = 96 * 1024;
+
+    /// The allocated addresses of the pool, and all addresses outside of it; empty without a pool.
+    pub fn pool_map(&self) -> BitWindow {
+        self.clone().take_pool_map()
+    }
+
+    /// Removes and returns [`State::pool_map`].
+    pub fn take_pool_map(&mut self) -> BitWindow {
+        let mut map = match self.epg_ip_alloc_window.take() {
+            Some(window) if self.epg_ip_alloc_map.is_empty() => return window,
+            // Another program, or an earlier release, has written the whole bitmap.
+            _ => BitWindow::from(mem::take(&mut self.epg_ip_alloc_map)),
+        };
+        if map.len() > State::MAX_WHOLE_MAP {
+            map.shrink();
+        }
+        map
+    }
+
+    /// Sets [`State::pool_map`].
+    pub fn set_pool_map(&mut self, map: BitWindow) {
+        (self.epg_ip_alloc_map, self.epg_ip_alloc_window) = match map.len() > State::MAX_WHOLE_MAP {
+            true => (Bitset::default(), Some(map)),
+            false => (map.into_bitset(), None),
+        };
+    }
 }
 
 /// Number of a group in policies and on switches, unique in the cluster over all tenants. 0 means
@@ -237,5 +276,32 @@ mod tests {
         let state: State = serde_json::from_str(body).unwrap();
         assert_eq!(state.epg_ip_alloc_map.next_clear(0), Some(10));
         assert_eq!(serde_json::to_string(&state).unwrap(), body.trim_end());
+    }
+
+    /// Records of small networks have the original's form, those of large ones are as large as what is
+    /// free. The original's form of those is read as well.
+    #[test]
+    fn the_map_of_a_pool_has_one_meaning_in_both_forms() {
+        let stored = |state: &State| serde_json::to_string(state).unwrap();
+        let mut small: State = serde_json::from_str(include_str!("../tests/golden/group-gp.json")).unwrap();
+        let (before, map) = (small.clone(), small.take_pool_map());
+        assert_eq!((map.len(), small.epg_ip_alloc_map.len()), (256, 0));
+        small.set_pool_map(map.clone());
+        assert_eq!((&small, &small.pool_map(), stored(&small)), (&before, &map, stored(&before)));
+
+        let map = BitWindow::with_clear(1 << 23, 70_000..70_001);
+        let mut large = state(|_| ());
+        large.set_pool_map(map.clone());
+        assert!(stored(&large).len() < 1000, "{}", stored(&large));
+        let read: State = serde_json::from_str(&stored(&large)).unwrap();
+        assert_eq!((&read, read.pool_map()), (&large, map.clone()));
+
+        let mut whole = large.clone();
+        (whole.epg_ip_alloc_map, whole.epg_ip_alloc_window) = (map.clone().into_bitset(), None);
+        let mut read: State = serde_json::from_str(&stored(&whole)).unwrap();
+        let read_map = read.take_pool_map();
+        assert!(read_map.kept() < 10_000 && read_map == map);
+        read.set_pool_map(read_map);
+        assert_eq!(stored(&read), stored(&large));
     }
 }
