@@ -176,8 +176,8 @@ fn metrics(app: &App, format: response::ErrorFormat) -> Response<Body> {
     let store_usable = app.store.check().is_ok();
     let text = match app.roles.now() {
         Role::Leading(leader) => {
-            let cache = leader.cache.read();
-            app.metrics.text(store_usable, Some(Leading::new(&cache, leader.queue.len())))
+            let leading = Leading::new(&leader.cache.read(), leader.queue.len());
+            app.metrics.text(store_usable, Some(leading))
         }
         Role::Following { .. } => app.metrics.text(store_usable, None),
     };

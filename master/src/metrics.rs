@@ -51,18 +51,17 @@ pub struct Metrics {
     pub store: StoreMetrics,
 }
 
-/// What only a leader reports.
-pub struct Leading<'a> {
-    cache: &'a ClusterCache,
-    /// Changes that wait for the committer.
-    queued: usize,
+/// What only a leader reports. It is encoded without the cache.
+pub struct Leading {
+    /// Name, help and value.
+    gauges: [(&'static str, &'static str, usize); 8],
     pools: Pools,
 }
 
 impl Metrics {
     /// Metrics in OpenMetrics text format. `store_usable`: the store answers, and
     /// its watch is connected. `leading` is set while this netmaster leads.
-    pub fn text(&self, store_usable: bool, leading: Option<Leading<'_>>) -> Result<String, fmt::Error> {
+    pub fn text(&self, store_usable: bool, leading: Option<Leading>) -> Result<String, fmt::Error> {
         let mut registry = Registry::with_prefix("contiv_netmaster");
         let counters = [
             ("endpoints_released", "Endpoints released because their node was gone", &self.released),
@@ -103,25 +102,25 @@ impl Metrics {
     }
 }
 
-impl<'a> Leading<'a> {
-    pub fn new(cache: &'a ClusterCache, queued: usize) -> Leading<'a> {
-        Leading { cache, queued, pools: Pools::of(cache) }
-    }
-
-    fn register(&self, registry: &mut Registry) {
-        let cache = self.cache;
+impl Leading {
+    /// `queued`: changes that wait for the committer.
+    pub fn new(cache: &ClusterCache, queued: usize) -> Leading {
         let agents = cache.all::<registry::ServiceInfo>().filter(|s| s.service_name == registry::VTEP);
         let gauges = [
             ("nodes", "Nodes with a registered agent", agents.count()),
-            ("nodes_gone", "Nodes whose registration expired", cache.all::<node::Gone>().count()),
+            ("nodes_gone", "Nodes whose registration expired", cache.table::<node::Gone>().len()),
             ("networks", "Networks", cache.allocations::<network::State>().count()),
             ("groups", "Endpoint groups", cache.allocations::<group::State>().count()),
-            ("endpoints", "Endpoints", cache.all::<endpoint::State>().count()),
-            ("policies", "Policies", cache.all::<api::Policy>().count()),
-            ("rules", "Policy rules", cache.all::<api::Rule>().count()),
-            ("commit_queue_length", "Changes that wait for the committer of the leader", self.queued),
+            ("endpoints", "Endpoints", cache.table::<endpoint::State>().len()),
+            ("policies", "Policies", cache.table::<api::Policy>().len()),
+            ("rules", "Policy rules", cache.table::<api::Rule>().len()),
+            ("commit_queue_length", "Changes that wait for the committer of the leader", queued),
         ];
-        for (name, help, value) in gauges {
+        Leading { gauges, pools: Pools::of(cache) }
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        for (name, help, value) in self.gauges {
             gauge(registry, name, help, value);
         }
         pools::register(registry, &self.pools);

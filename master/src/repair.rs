@@ -98,7 +98,8 @@ pub fn release_unused(staged: &mut StagedTxn<'_>) -> Vec<String> {
     for record in cache.allocations::<network::State>() {
         let id = &record.body.id;
         let Ok(scope) = AllocationScope::find(staged, id, None) else { continue };
-        let hosts = record.pool.bits().iter().filter(|host| scope.release(staged, *host)).count();
+        let allocated = scope.allocated_hosts(staged);
+        let hosts = allocated.iter().filter(|host| scope.release(staged, *host)).count();
         let hosts6: Vec<String> = scope.addresses_v6().collect();
         let hosts6 = hosts6.iter().filter(|address| scope.release_v6(staged, address)).count();
         if hosts + hosts6 > 0 {

@@ -1,6 +1,7 @@
 //! Operational state of objects, endpoints and nodes, as `inspect` and `/services` report it.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use contiv_model::api::{
@@ -15,21 +16,16 @@ use crate::domain::attachment::state_key;
 use crate::domain::network_record::network_record;
 use crate::domain::services::{ProviderSources, provider_endpoints, with_providers};
 use crate::go_json;
-use crate::ipam::{IpPool, Subnet};
+use crate::ipam::{IpPool, Pool, Subnet};
 use crate::problem::{Answer, Problem};
 
 /// A report over a snapshot of the cache. It is assembled without the cache.
 pub type Report<T> = Box<dyn FnOnce() -> T + Send>;
 
 pub fn network(record: &AllocationRecord<network::State>, cache: &ClusterCache) -> Report<NetworkOper> {
-    let endpoints: Vec<_> = cache.endpoints_of_network(&record.body.id).collect();
-    let oper = network_without_endpoints(record);
-    Box::new(move || NetworkOper { endpoints: reported(&endpoints), ..oper })
-}
-
-fn network_without_endpoints(record: &AllocationRecord<network::State>) -> NetworkOper {
     let body = &record.body;
-    let mut oper = NetworkOper {
+    let endpoints: Vec<_> = cache.endpoints_of_network(&body.id).collect();
+    let oper = NetworkOper {
         allocated_addresses_count: body.ep_addr_count,
         external_pkt_tag: body.ext_pkt_tag,
         network_tag: body.network_tag.clone(),
@@ -37,26 +33,27 @@ fn network_without_endpoints(record: &AllocationRecord<network::State>) -> Netwo
         pkt_tag: body.pkt_tag,
         ..NetworkOper::default()
     };
-    if let Ok(subnet) = Subnet::of_state(body) {
-        let bits = record.pool.bits();
-        oper.allocated_ip_addresses = subnet.allocated(bits, subnet.first, subnet.last);
-        oper.available_ip_addresses = subnet.available(bits);
-    }
-    oper
+    let addresses = Subnet::of_state(body).ok().map(|subnet| Addresses {
+        first: subnet.first,
+        last: subnet.last,
+        subnet,
+        pool: record.pool.clone(),
+    });
+    Box::new(move || {
+        let Lists { allocated, available } = addresses.map(Addresses::lists).unwrap_or_default();
+        NetworkOper {
+            allocated_ip_addresses: allocated,
+            available_ip_addresses: available,
+            endpoints: reported(&endpoints),
+            ..oper
+        }
+    })
 }
 
 pub fn group(record: &AllocationRecord<group::State>, cache: &ClusterCache) -> Report<EndpointGroupOper> {
-    let endpoints: Vec<_> = cache.endpoints_of_group(&record.body.id).collect();
-    let oper = group_without_endpoints(record, cache);
-    Box::new(move || EndpointGroupOper { endpoints: reported(&endpoints), ..oper })
-}
-
-fn group_without_endpoints(
-    record: &AllocationRecord<group::State>,
-    cache: &ClusterCache,
-) -> EndpointGroupOper {
     let body = &record.body;
-    let mut oper = EndpointGroupOper {
+    let endpoints: Vec<_> = cache.endpoints_of_group(&body.id).collect();
+    let oper = EndpointGroupOper {
         external_pkt_tag: body.ext_pkt_tag,
         group_tag: body.group_tag.clone(),
         num_endpoints: body.ep_count,
@@ -65,13 +62,44 @@ fn group_without_endpoints(
     };
     let network = network_record(cache, &body.tenant_name, &body.network_name);
     let subnet = network.and_then(|network| Subnet::of_state(&network.body).ok());
-    if let Some((subnet, pool)) = subnet.and_then(|s| Some((s, IpPool::read(&body.ip_pool, &s).ok()??))) {
-        let bits = record.pool.bits();
-        let (first, last) = (subnet.address(pool.first), subnet.address(pool.last));
-        oper.allocated_ip_addresses = subnet.allocated(bits, first, last);
-        oper.available_ip_addresses = subnet.available(bits);
+    let pool = subnet.and_then(|subnet| Some((subnet, IpPool::read(&body.ip_pool, &subnet).ok()??)));
+    let addresses = pool.map(|(subnet, pool)| Addresses {
+        first: subnet.address(pool.first),
+        last: subnet.address(pool.last),
+        subnet,
+        pool: record.pool.clone(),
+    });
+    Box::new(move || {
+        let Lists { allocated, available } = addresses.map(Addresses::lists).unwrap_or_default();
+        EndpointGroupOper {
+            allocated_ip_addresses: allocated,
+            available_ip_addresses: available,
+            endpoints: reported(&endpoints),
+            ..oper
+        }
+    })
+}
+
+/// Addresses of a network or of a group's pool.
+struct Addresses {
+    subnet: Subnet,
+    pool: Pool,
+    /// First and last address of which the allocated ones are listed.
+    first: Ipv4Addr,
+    last: Ipv4Addr,
+}
+
+#[derive(Default)]
+struct Lists {
+    allocated: String,
+    available: String,
+}
+
+impl Addresses {
+    fn lists(self) -> Lists {
+        let Addresses { subnet, pool, first, last } = self;
+        Lists { allocated: subnet.allocated(&pool, first, last), available: subnet.available(&pool) }
     }
-    oper
 }
 
 pub fn policy(policy: &Policy, cache: &ClusterCache) -> Report<PolicyOper> {

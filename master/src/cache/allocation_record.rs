@@ -39,7 +39,7 @@ pub(super) struct WrittenJournal {
     pub(super) chunks: Vec<(ChunkId, Bytes)>,
 }
 
-/// Bitmaps with more bits are journaled. A bitmap of this size takes 16 KB in the store.
+/// Records whose bitmap has more bits are journaled. A bitmap of this size takes 16 KB in the store.
 const LARGE_BITMAP: usize = 96 * 1024;
 /// Same limit for IPv6 hosts, which take 25 bytes or more each.
 const LARGE_HOSTS: usize = 512;
@@ -114,12 +114,15 @@ impl<B: RecordBody> AllocationRecord<B> {
     }
 
     fn is_large(&self) -> bool {
-        self.pool.bits().len() > LARGE_BITMAP || self.hosts.len() > LARGE_HOSTS
+        B::stored_bits(&self.pool) > LARGE_BITMAP || self.hosts.len() > LARGE_HOSTS
     }
 
     /// Approximate size of what a change writes, in bytes.
     pub(super) fn size(&self) -> usize {
-        if self.is_large() { MAX_JOURNAL_BYTES } else { self.pool.bits().len() / 6 + self.hosts.len() * 30 }
+        match self.is_large() {
+            true => MAX_JOURNAL_BYTES,
+            false => B::stored_bits(&self.pool) / 6 + self.hosts.len() * 30,
+        }
     }
 
     /// Approximate number of operations of a change.

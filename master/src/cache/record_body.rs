@@ -19,6 +19,8 @@ pub trait RecordBody: Clone + Serialize + DeserializeOwned + Send + Sync + 'stat
     fn split(&mut self) -> (Pool, Hosts);
     /// Builds the whole record, with `change` applied.
     fn join(&self, pool: &Pool, hosts: &Hosts, change: &AllocationChange) -> Self;
+    /// Number of bits of the bitmap that the whole record has at most.
+    fn stored_bits(pool: &Pool) -> usize;
     /// Number of allocated addresses and number of endpoints.
     fn counts(&self) -> (i64, i64);
     fn set_counts(&mut self, counts: (i64, i64));
@@ -57,13 +59,17 @@ impl RecordBody for network::State {
 
     fn join(&self, pool: &Pool, hosts: &Hosts, change: &AllocationChange) -> Self {
         network::State {
-            ip_alloc_map: pool.with(&change.pool),
+            ip_alloc_map: pool.with(&change.pool).into_bitset(),
             ipv6_alloc_map: self.ipv6_alloc_map.as_ref().map(|_| hosts.map_with(&change.hosts)),
             ipv6_last_host: hosts.last_with(&change.hosts),
             ep_addr_count: self.ep_addr_count + change.addresses,
             ep_count: self.ep_count + change.endpoints,
             ..self.clone()
         }
+    }
+
+    fn stored_bits(pool: &Pool) -> usize {
+        pool.size()
     }
 
     fn counts(&self) -> (i64, i64) {
@@ -101,15 +107,12 @@ impl RecordBody for group::State {
     }
 
     fn split(&mut self) -> (Pool, Hosts) {
-        (Pool::new(mem::take(&mut self.epg_ip_alloc_map)), Hosts::default())
+        (Pool::new(self.take_pool_map()), Hosts::default())
     }
 
     fn join(&self, pool: &Pool, _hosts: &Hosts, change: &AllocationChange) -> Self {
-        let mut whole = group::State {
-            epg_ip_alloc_map: pool.with(&change.pool),
-            ep_count: self.ep_count + change.endpoints,
-            ..self.clone()
-        };
+        let mut whole = group::State { ep_count: self.ep_count + change.endpoints, ..self.clone() };
+        whole.set_pool_map(pool.with(&change.pool));
         if let Some(traffic) = &change.traffic {
             whole.set_traffic(traffic);
         }
@@ -120,6 +123,13 @@ impl RecordBody for group::State {
         self.dscp = traffic.dscp;
         self.bandwidth.clone_from(&traffic.bandwidth);
         self.burst = traffic.burst;
+    }
+
+    fn stored_bits(pool: &Pool) -> usize {
+        match pool.size() > group::State::MAX_WHOLE_MAP {
+            true => pool.window_size(),
+            false => pool.size(),
+        }
     }
 
     fn counts(&self) -> (i64, i64) {

@@ -1,12 +1,14 @@
 //! Allocation of addresses from a network, or from the address pool of a group on it.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use contiv_model::{api, group, network};
 
 use super::network_record::require_network_record;
 use crate::cache::{AllocationRecord, StagedTxn};
-use crate::ipam::{HostsChange, IpPool, PoolChange, Subnet, Subnet6, in_use};
+use crate::ipam::{HostsChange, IpPool, PoolChange, RangeSet, Subnet, Subnet6, in_use};
 use crate::problem::Problem;
 
 /// The network, and optionally the group, that addresses are allocated from.
@@ -243,23 +245,54 @@ impl<'w> AllocationScope<'w> {
         subnet.host(&self.network.body.ipv6_gateway, false).is_ok_and(|gateway| gateway == host)
     }
 
+    /// Host numbers that were allocated before this transaction, of the range that is allocated from.
+    /// Addresses of a group's pool are included if they are allocated in the pool.
+    pub fn allocated_hosts(&self, staged: &StagedTxn<'w>) -> RangeSet<usize> {
+        let mut hosts = RangeSet::default();
+        let Some((first, last)) = self.subnet.allocation_range() else { return hosts };
+        for (a, b) in self.network.pool.allocated_ranges(first, last) {
+            hosts.insert_range(a, b);
+        }
+        let groups = self.group_keys(staged);
+        for group in groups.iter().filter_map(|key| group_record(staged, key)) {
+            let Some(pool) = self.pool_of(group) else { continue };
+            hosts.remove_range(pool.first, pool.last);
+            for (a, b) in group.pool.allocated_ranges(pool.first, pool.last) {
+                hosts.insert_range(a, b);
+            }
+        }
+        hosts
+    }
+
     /// State key of the group on the network whose pool contains `host`.
     fn pool_containing(&self, staged: &StagedTxn<'w>, host: usize) -> Option<String> {
         let has = |group: &AllocationRecord<group::State>| {
-            let pool = IpPool::read(&group.body.ip_pool, &self.subnet).ok().flatten();
-            pool.is_some_and(|pool| pool.contains(host))
+            self.pool_of(group).is_some_and(|pool| pool.contains(host))
         };
         if let Some(group) = self.group.filter(|group| has(group)) {
             return Some(group.body.id.clone());
         }
-        let body = &self.network.body;
-        let network = format!("{}:{}", body.tenant, body.network_name);
-        let groups = staged.linked::<api::Network, api::EndpointGroup>(&network);
-        groups.iter().filter_map(|key| key.split_once(':')).find_map(|(tenant, group)| {
-            let record = staged.committed::<group::State>(&format!("{group}:{tenant}"))?;
-            has(record).then(|| record.body.id.clone())
-        })
+        let groups = self.group_keys(staged);
+        let mut records = groups.iter().filter_map(|key| group_record(staged, key));
+        records.find(|record| has(record)).map(|record| record.body.id.clone())
     }
+
+    /// Keys of the groups on the network.
+    fn group_keys(&self, staged: &StagedTxn<'w>) -> Arc<BTreeSet<String>> {
+        let body = &self.network.body;
+        staged.linked::<api::Network, api::EndpointGroup>(&format!("{}:{}", body.tenant, body.network_name))
+    }
+
+    /// Address pool of a group on the network.
+    fn pool_of(&self, group: &AllocationRecord<group::State>) -> Option<IpPool> {
+        IpPool::read(&group.body.ip_pool, &self.subnet).ok().flatten()
+    }
+}
+
+/// Record of the group with this object key.
+fn group_record<'w>(staged: &StagedTxn<'w>, key: &str) -> Option<&'w AllocationRecord<group::State>> {
+    let (tenant, group) = key.split_once(':')?;
+    staged.committed(&format!("{group}:{tenant}"))
 }
 
 /// The subnet as the user wrote it.

@@ -36,7 +36,7 @@ impl Hosts {
             |key: &str| key.parse::<std::net::Ipv6Addr>().ok().map(|ip| u128::from(ip) & subnet.host_mask());
         let used = state.ipv6_alloc_map.iter().flatten().filter(|(_, used)| **used);
         let used: RangeSet<u128> = used.filter_map(|(key, _)| host(key)).collect();
-        Hosts { count: used.iter().count(), used, last: host(&state.ipv6_last_host) }
+        Hosts { count: size(used.ranges()), used, last: host(&state.ipv6_last_host) }
     }
 
     /// Allocated numbers, ascending.
@@ -54,11 +54,13 @@ impl Hosts {
     }
 
     pub fn apply(&mut self, change: &HostsChange) {
-        for host in change.taken.iter() {
-            self.count += self.used.insert(host) as usize;
+        for (first, last) in change.taken.ranges() {
+            self.count = self.count.saturating_add(size(self.used.gaps_within(first, last)));
+            self.used.insert_range(first, last);
         }
-        for host in change.freed.iter() {
-            self.count -= self.used.remove(host) as usize;
+        for (first, last) in change.freed.ranges() {
+            self.count = self.count.saturating_sub(size(self.used.ranges_within(first, last)));
+            self.used.remove_range(first, last);
         }
         self.last = change.last.or(self.last);
     }
@@ -83,12 +85,10 @@ impl Hosts {
         if hosts.ranges().any(|(_, b)| b > last - first) {
             return false;
         }
-        // A chunk is much smaller than `usize`.
-        let size = |(a, b): (u128, u128)| (b - a) as usize + 1;
-        self.count -= self.used.ranges_within(first, last).map(size).sum::<usize>();
+        self.count = self.count.saturating_sub(size(self.used.ranges_within(first, last)));
+        self.count = self.count.saturating_add(size(hosts.ranges()));
         self.used.remove_range(first, last);
         for (a, b) in hosts.ranges() {
-            self.count += size((a, b));
             self.used.insert_range(first + a, first + b);
         }
         true
@@ -176,18 +176,24 @@ impl HostsChange {
 
     /// Merges a later change into this one.
     pub fn merge(&mut self, later: &HostsChange) {
-        for host in later.taken.iter() {
-            if !self.freed.remove(host) {
-                self.taken.insert(host);
+        for (first, last) in later.taken.ranges() {
+            for (a, b) in self.freed.cut(first, last) {
+                self.taken.insert_range(a, b);
             }
         }
-        for host in later.freed.iter() {
-            if !self.taken.remove(host) {
-                self.freed.insert(host);
+        for (first, last) in later.freed.ranges() {
+            for (a, b) in self.taken.cut(first, last) {
+                self.freed.insert_range(a, b);
             }
         }
         self.last = later.last.or(self.last);
     }
+}
+
+/// Number of hosts in the ranges, which may be more than `usize` holds in a damaged record.
+fn size(ranges: impl Iterator<Item = (u128, u128)>) -> usize {
+    let sizes = ranges.map(|(first, last)| usize::try_from(last - first).unwrap_or(usize::MAX));
+    sizes.fold(0, |sum: usize, size| sum.saturating_add(size).saturating_add(1))
 }
 
 #[cfg(test)]
@@ -258,6 +264,7 @@ mod tests {
         fn none_is_allocated_twice(steps in prop::collection::vec((0u8..4, 0u128..32), 0..200)) {
             let subnet = Subnet6::parse("fd00::/124").unwrap();
             let (mut hosts, mut change, mut model) = (Hosts::default(), HostsChange::default(), BTreeSet::new());
+            let mut journal = HostsChange::default();
             for (what, n) in steps {
                 let n = n & subnet.host_mask();
                 match what {
@@ -272,8 +279,13 @@ mod tests {
                     1 => prop_assert_eq!(change.take(&hosts, n), model.insert(n)),
                     2 => prop_assert_eq!(change.free(&hosts, n), model.remove(&n)),
                     _ => {
+                        journal.merge(&change);
                         hosts.apply(&change);
                         change = HostsChange::default();
+                        prop_assert_eq!((hosts.len(), hosts.iter().collect::<BTreeSet<_>>()), (model.len(), model.clone()));
+                        let mut replayed = Hosts::default();
+                        replayed.apply(&journal);
+                        prop_assert_eq!(&replayed, &hosts);
                     }
                 }
             }

@@ -1,6 +1,6 @@
 //! Address range of a network that is reserved for a group.
 
-use contiv_model::bitset::Bitset;
+use contiv_model::bitset::BitWindow;
 
 use super::Subnet;
 use crate::problem::Problem;
@@ -29,19 +29,12 @@ impl IpPool {
         if pool.last < pool.first { Err(invalid()) } else { Ok(Some(pool)) }
     }
 
-    pub fn hosts(&self) -> std::ops::RangeInclusive<usize> {
-        self.first..=self.last
-    }
-
     pub fn contains(&self, host: usize) -> bool {
-        self.hosts().contains(&host)
+        (self.first..=self.last).contains(&host)
     }
 
     /// Bitmap of `len` hosts with all hosts outside the pool allocated.
-    pub fn map(&self, len: usize) -> Bitset {
-        let mut map = Bitset::new(len);
-        map.insert_range(0..self.first);
-        map.insert_range(self.last + 1..len);
-        map
+    pub fn map(&self, len: usize) -> BitWindow {
+        BitWindow::with_clear(len, self.first..self.last + 1)
     }
 }

@@ -1,6 +1,11 @@
 //! Bitmap of allocated numbers, and staged changes of it.
+//!
+//! The cost of every operation follows the number of ranges of numbers, and at worst the size of the
+//! bitmap in words, not the number of addresses.
 
-use contiv_model::bitset::Bitset;
+use std::sync::Arc;
+
+use contiv_model::bitset::{BitWindow, Bitset};
 
 use super::RangeSet;
 use super::chunk::{CHUNK_ADDRESSES, addresses_of};
@@ -8,9 +13,12 @@ use super::chunk::{CHUNK_ADDRESSES, addresses_of};
 /// Allocated numbers of a subnet, or of a group's pool in it.
 #[derive(Clone, Debug, Default)]
 pub struct Pool {
-    bits: Bitset,
+    /// A clone of the pool shares it until one of them changes.
+    bits: Arc<BitWindow>,
     /// No number below this is free. Searches start here.
     low: usize,
+    /// Number of free numbers.
+    free: usize,
 }
 
 /// Staged change of a [`Pool`]. Its cost in memory and time does not depend on the size of the
@@ -26,24 +34,63 @@ pub struct PoolChange {
 }
 
 impl Pool {
-    pub fn new(bits: Bitset) -> Pool {
-        let mut pool = Pool { bits, low: 0 };
+    pub fn new(bits: impl Into<BitWindow>) -> Pool {
+        let bits = bits.into();
+        let free = bits.count_clear();
+        let mut pool = Pool { bits: Arc::new(bits), low: 0, free };
         pool.advance();
         pool
     }
 
-    pub fn bits(&self) -> &Bitset {
-        &self.bits
+    /// Number of numbers, free and allocated.
+    pub fn size(&self) -> usize {
+        self.bits.len()
+    }
+
+    /// Number of numbers in the window of the bitmap. The others are allocated.
+    pub fn window_size(&self) -> usize {
+        self.bits.kept()
+    }
+
+    /// Number of free numbers.
+    pub fn free_count(&self) -> usize {
+        self.free
+    }
+
+    /// Lowest allocated number from `first` to `last`.
+    pub fn first_allocated(&self, first: usize, last: usize) -> Option<usize> {
+        self.bits.next_set(first).filter(|n| *n <= last)
+    }
+
+    /// Ranges of allocated numbers from `first` to `last`, cut off there, ascending.
+    pub fn allocated_ranges(&self, first: usize, last: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let ranges = self.bits.set_ranges(first..last.saturating_add(1));
+        ranges.map(|range| (range.start, range.end - 1))
+    }
+
+    /// Ranges of free numbers, ascending.
+    pub fn free_ranges(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        self.free_ranges_within(0, usize::MAX)
+    }
+
+    /// Ranges of free numbers from `first` to `last`, cut off there, ascending.
+    fn free_ranges_within(&self, first: usize, last: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let ranges = self.bits.clear_ranges(first..last.saturating_add(1));
+        ranges.map(|range| (range.start, range.end - 1))
     }
 
     /// Applies `change`.
     pub fn apply(&mut self, change: &PoolChange) {
-        for n in change.taken.iter() {
-            self.bits.insert(n);
+        if change.is_empty() {
+            return;
         }
-        for n in change.freed.iter() {
-            self.bits.remove(n);
-            self.low = self.low.min(n);
+        let bits = Arc::make_mut(&mut self.bits);
+        for (first, last) in change.taken.ranges() {
+            self.free -= bits.insert_range(first..last.saturating_add(1));
+        }
+        for (first, last) in change.freed.ranges() {
+            self.free += bits.remove_range(first..last.saturating_add(1));
+            self.low = self.low.min(first);
         }
         self.advance();
     }
@@ -56,9 +103,7 @@ impl Pool {
             bits.insert_range(a - first..b - first + 1);
         }
         for (a, b) in change.freed.ranges_within(first, last) {
-            for bit in a - first..=b - first {
-                bits.remove(bit);
-            }
+            bits.remove_range(a - first..b - first + 1);
         }
         bits
     }
@@ -66,10 +111,12 @@ impl Pool {
     /// Replaces the bits of chunk `n`. Returns false if the chunk is not one of this pool.
     pub fn set_chunk(&mut self, n: usize, bits: &Bitset) -> bool {
         let (first, _) = addresses_of(n);
-        let is_whole = bits.len() == self.bits.part(first, CHUNK_ADDRESSES).len() && !bits.is_empty();
-        if !is_whole || !self.bits.set_part(first, bits) {
+        let old = self.bits.part(first, CHUNK_ADDRESSES);
+        let is_whole = bits.len() == old.len() && !bits.is_empty();
+        if !is_whole || !Arc::make_mut(&mut self.bits).set_part(first, bits) {
             return false;
         }
+        self.free = self.free + old.count() - bits.count();
         self.low = self.low.min(first);
         self.advance();
         true
@@ -80,15 +127,10 @@ impl Pool {
     }
 
     /// The bitmap with `change` applied.
-    pub fn with(&self, change: &PoolChange) -> Bitset {
-        let mut bits = self.bits.clone();
-        change.taken.iter().for_each(|n| {
-            bits.insert(n);
-        });
-        change.freed.iter().for_each(|n| {
-            bits.remove(n);
-        });
-        bits
+    pub fn with(&self, change: &PoolChange) -> BitWindow {
+        let mut changed = self.clone();
+        changed.apply(change);
+        Arc::unwrap_or_clone(changed.bits)
     }
 }
 
@@ -99,6 +141,22 @@ impl PoolChange {
 
     pub fn is_taken(&self, pool: &Pool, n: usize) -> bool {
         self.taken.contains(n) || pool.bits.contains(n) && !self.freed.contains(n)
+    }
+
+    /// The numbers from `first` to `last` that are not taken.
+    pub fn untaken(&self, pool: &Pool, first: usize, last: usize) -> RangeSet<usize> {
+        let mut untaken = RangeSet::default();
+        untaken.insert_range(first, last);
+        for (a, b) in pool.allocated_ranges(first, last) {
+            untaken.remove_range(a, b);
+        }
+        for (a, b) in self.freed.ranges_within(first, last) {
+            untaken.insert_range(a, b);
+        }
+        for (a, b) in self.taken.ranges_within(first, last) {
+            untaken.remove_range(a, b);
+        }
+        untaken
     }
 
     /// Lowest free number, in amortised constant time.
@@ -119,13 +177,24 @@ impl PoolChange {
 
     /// Allocates `n`. Returns false if it is already allocated or out of range.
     pub fn take(&mut self, pool: &Pool, n: usize) -> bool {
-        if n >= pool.bits.len() || self.is_taken(pool, n) {
+        if n >= pool.size() || self.is_taken(pool, n) {
             return false;
         }
         if !self.freed.remove(n) {
             self.taken.insert(n);
         }
         true
+    }
+
+    /// Allocates the numbers from `first` to `last` that are free.
+    pub fn take_range(&mut self, pool: &Pool, first: usize, last: usize) {
+        if first > last {
+            return;
+        }
+        self.freed.remove_range(first, last);
+        for (a, b) in pool.free_ranges_within(first, last) {
+            self.taken.insert_range(a, b);
+        }
     }
 
     /// Frees `n`. Returns false if it is already free.
@@ -141,6 +210,18 @@ impl PoolChange {
         true
     }
 
+    /// Frees the numbers from `first` to `last` that are allocated.
+    pub fn free_range(&mut self, pool: &Pool, first: usize, last: usize) {
+        if first > last {
+            return;
+        }
+        self.taken.remove_range(first, last);
+        self.searched = self.searched.min(first);
+        for (a, b) in pool.allocated_ranges(first, last) {
+            self.freed.insert_range(a, b);
+        }
+    }
+
     /// Removes the changes of chunk `n`.
     pub fn drop_chunk(&mut self, n: usize) {
         let (first, last) = addresses_of(n);
@@ -151,14 +232,14 @@ impl PoolChange {
 
     /// Merges a later change, which was made after this one, into this one.
     pub fn merge(&mut self, later: &PoolChange) {
-        for n in later.taken.iter() {
-            if !self.freed.remove(n) {
-                self.taken.insert(n);
+        for (first, last) in later.taken.ranges() {
+            for (a, b) in self.freed.cut(first, last) {
+                self.taken.insert_range(a, b);
             }
         }
-        for n in later.freed.iter() {
-            if !self.taken.remove(n) {
-                self.freed.insert(n);
+        for (first, last) in later.freed.ranges() {
+            for (a, b) in self.taken.cut(first, last) {
+                self.freed.insert_range(a, b);
             }
         }
         self.searched = 0;
@@ -166,97 +247,4 @@ impl PoolChange {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    #[derive(Clone, Copy, Debug)]
-    enum Step {
-        Next,
-        Take(usize),
-        Free(usize),
-        Write,
-    }
-
-    fn step() -> impl Strategy<Value = Step> {
-        prop_oneof![
-            4 => Just(Step::Next),
-            2 => (0usize..150).prop_map(Step::Take),
-            3 => (0usize..150).prop_map(Step::Free),
-            1 => Just(Step::Write),
-        ]
-    }
-
-    proptest! {
-        #[test]
-        fn chunks_and_the_changes_of_others_are_the_whole_change(
-            used in prop::collection::btree_set(0usize..40_000, 0..100),
-            changed in prop::collection::btree_set(0usize..40_000, 0..100),
-            chunks in prop::collection::btree_set(0usize..3, 0..3),
-        ) {
-            let mut bits = Bitset::new(40_000);
-            used.iter().for_each(|n| { bits.insert(*n); });
-            let (base, mut change) = (Pool::new(bits), PoolChange::default());
-            for n in changed.into_iter().chain(used.into_iter().step_by(2)) {
-                if !change.take(&base, n) {
-                    change.free(&base, n);
-                }
-            }
-            let mut whole = base.clone();
-            whole.apply(&change);
-            let (mut parts, mut left) = (base.clone(), change.clone());
-            for n in chunks {
-                prop_assert!(parts.set_chunk(n, &base.chunk_with(&change, n)));
-                left.drop_chunk(n);
-            }
-            prop_assert!(!parts.set_chunk(2, &Bitset::new(CHUNK_ADDRESSES)), "the last chunk is shorter");
-            prop_assert!(!parts.set_chunk(3, &Bitset::new(0)));
-            parts.apply(&left);
-            prop_assert_eq!(parts.bits(), whole.bits());
-            let lowest = |pool: &Pool| PoolChange::default().lowest_free(pool);
-            prop_assert_eq!(lowest(&parts), lowest(&whole));
-        }
-
-        #[test]
-        fn the_lowest_free_number_is_allocated_and_none_twice(
-            len in 1usize..140,
-            used in prop::collection::btree_set(0usize..140, 0..60),
-            steps in prop::collection::vec(step(), 0..300),
-        ) {
-            let mut model: BTreeSet<usize> = used.into_iter().filter(|n| *n < len).collect();
-            let mut bits = Bitset::new(len);
-            for n in &model {
-                bits.insert(*n);
-            }
-            let start = Pool::new(bits);
-            let (mut pool, mut change, mut journal) = (start.clone(), PoolChange::default(), PoolChange::default());
-            for step in steps {
-                match step {
-                    Step::Next => {
-                        let n = change.lowest_free(&pool);
-                        prop_assert_eq!(n, (0..len).find(|n| !model.contains(n)));
-                        if let Some(n) = n {
-                            prop_assert!(change.take(&pool, n));
-                            model.insert(n);
-                        }
-                    }
-                    Step::Take(n) => prop_assert_eq!(change.take(&pool, n), n < len && model.insert(n)),
-                    Step::Free(n) => prop_assert_eq!(change.free(&pool, n), model.remove(&n)),
-                    Step::Write => {
-                        prop_assert_eq!(&pool.with(&change), &{ let mut p = pool.clone(); p.apply(&change); p.bits });
-                        journal.merge(&change);
-                        pool.apply(&change);
-                        change = PoolChange::default();
-                    }
-                }
-            }
-            journal.merge(&change);
-            pool.apply(&change);
-            prop_assert_eq!(pool.bits().iter().collect::<BTreeSet<_>>(), model);
-            prop_assert_eq!(start.with(&journal), pool.bits().clone());
-        }
-    }
-}
+mod tests;

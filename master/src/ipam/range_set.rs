@@ -120,6 +120,34 @@ impl<N: Number> RangeSet<N> {
         }
     }
 
+    /// Removes all numbers from `first` to `last`. Returns the ranges that were not in the set, ascending.
+    pub fn cut(&mut self, first: N, last: N) -> Vec<(N, N)> {
+        let missing = self.gaps_within(first, last).collect();
+        self.remove_range(first, last);
+        missing
+    }
+
+    /// Ranges of numbers from `first` to `last` that are not in the set, ascending.
+    pub fn gaps_within(&self, first: N, last: N) -> impl Iterator<Item = (N, N)> + '_ {
+        let one = N::from(1);
+        let mut ranges = self.ranges_within(first, last);
+        // None after the last number.
+        let mut next = Some(first);
+        std::iter::from_fn(move || {
+            while let Some(start) = next {
+                let Some((a, b)) = ranges.next() else {
+                    next = None;
+                    return Some((start, last));
+                };
+                next = (b < last).then(|| b + one);
+                if start < a {
+                    return Some((start, a - one));
+                }
+            }
+            None
+        })
+    }
+
     /// Ranges with numbers from `first` to `last`, cut off there, ascending.
     pub fn ranges_within(&self, first: N, last: N) -> impl Iterator<Item = (N, N)> + '_ {
         self.overlapping(first, last).map(move |(a, b)| (a.max(first), b.min(last)))
@@ -204,6 +232,16 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn gaps_end_at_the_greatest_number() {
+        let mut ranges: RangeSet<u128> = [5].into_iter().collect();
+        let all = |ranges: &RangeSet<u128>| ranges.gaps_within(0, u128::MAX).collect::<Vec<_>>();
+        assert_eq!(all(&ranges), [(0, 4), (6, u128::MAX)]);
+        ranges.insert_range(6, u128::MAX);
+        assert_eq!(all(&ranges), [(0, 4)]);
+        assert_eq!(all(&RangeSet::default()), [(0, u128::MAX)]);
+    }
+
     proptest! {
         #[test]
         fn ranges_are_inserted(spans in prop::collection::vec((0usize..60, 0usize..9), 0..20)) {
@@ -226,7 +264,10 @@ mod tests {
             let inside: Vec<_> = crate::tags::ranges(numbers.range(first..=last).copied()).collect();
             prop_assert_eq!(ranges.ranges_within(first, last).collect::<Vec<_>>(), inside);
             let mut rest = ranges.clone();
-            rest.remove_range(first, last);
+            let missing: Vec<_> =
+                crate::tags::ranges((first..=last).filter(|n| !numbers.contains(n))).collect();
+            prop_assert_eq!(&ranges.gaps_within(first, last).collect::<Vec<_>>(), &missing);
+            prop_assert_eq!(rest.cut(first, last), missing);
             let outside = numbers.iter().copied().filter(|n| !(first..=last).contains(n));
             let outside: Vec<_> = crate::tags::ranges(outside).collect();
             prop_assert_eq!(rest.ranges().collect::<Vec<_>>(), outside);

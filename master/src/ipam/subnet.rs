@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use contiv_model::{bitset::Bitset, network::State};
 
+use super::Pool;
 use crate::problem::Problem;
 
 /// An IPv4 subnet and the range of it that is allocated from.
@@ -67,9 +68,7 @@ impl Subnet {
 
     /// Host number of an address. Errors have the original's texts.
     pub fn host(&self, address: &str) -> Result<usize, Problem> {
-        if self.len < MIN_PREFIX_LEN {
-            return Err(Problem::invalid(format!("subnet length {} not supported", self.len)));
-        }
+        self.check_len()?;
         let ip: Ipv4Addr = address
             .parse()
             .map_err(|_| Problem::invalid(format!("unable to convert hostIP {address} to uint32")))?;
@@ -94,17 +93,42 @@ impl Subnet {
 
     /// Bitmap of a network without endpoints.
     pub fn initial_bitmap(&self) -> Result<Bitset, Problem> {
-        if self.len < MIN_PREFIX_LEN {
-            return Err(Problem::invalid(format!("subnet length {} not supported", self.len)));
-        }
+        self.check_len()?;
         let mut bits = Bitset::new(self.size());
-        if self.ranged {
-            bits.insert_range(0..self.host_of(self.first));
-            bits.insert_range(self.host_of(self.last) + 1..self.size());
+        bits.insert_range(0..self.size());
+        if let Some((first, last)) = self.allocation_range() {
+            bits.remove_range(first..last + 1);
         }
-        bits.insert(0);
-        bits.insert(self.size() - 1);
         Ok(bits)
+    }
+
+    /// Number of free addresses of a network without endpoints and gateway.
+    pub fn capacity(&self) -> Result<usize, Problem> {
+        self.check_len()?;
+        Ok(self.allocation_range().map_or(0, |(first, last)| last - first + 1))
+    }
+
+    /// First and last host number that addresses are allocated from: never the subnet and the broadcast
+    /// address.
+    pub fn allocation_range(&self) -> Option<(usize, usize)> {
+        let (first, last) = match self.ranged {
+            true => (self.host_of(self.first), self.host_of(self.last)),
+            false => (0, self.size() - 1),
+        };
+        self.without_ends(first, last)
+    }
+
+    /// The host numbers from `first` to `last` without the subnet and the broadcast address.
+    fn without_ends(&self, first: usize, last: usize) -> Option<(usize, usize)> {
+        let (first, last) = (first.max(1), last.min(self.size().saturating_sub(2)));
+        (first <= last).then_some((first, last))
+    }
+
+    fn check_len(&self) -> Result<(), Problem> {
+        match self.len {
+            MIN_PREFIX_LEN.. => Ok(()),
+            len => Err(Problem::invalid(format!("subnet length {len} not supported"))),
+        }
     }
 
     /// Whether the written ranges share an address.
@@ -122,8 +146,8 @@ impl Subnet {
     }
 
     /// Formats addresses as `a-b, c`.
-    fn list(&self, bits: impl Iterator<Item = usize>) -> String {
-        crate::tags::ranges(bits)
+    fn list(&self, ranges: impl Iterator<Item = (usize, usize)>) -> String {
+        ranges
             .map(|(a, b)| match a == b {
                 true => self.address(a).to_string(),
                 false => format!("{}-{}", self.address(a), self.address(b)),
@@ -134,20 +158,14 @@ impl Subnet {
 
     /// Report of allocated addresses from `first` to `last`, without the subnet and broadcast
     /// address.
-    pub fn allocated(&self, bits: &Bitset, first: Ipv4Addr, last: Ipv4Addr) -> String {
-        let inside = |host: &usize| (first..=last).contains(&self.address(*host));
-        let ends = |host: &usize| *host != 0 && *host + 1 != self.size();
-        self.list(bits.iter().filter(inside).filter(ends))
+    pub fn allocated(&self, pool: &Pool, first: Ipv4Addr, last: Ipv4Addr) -> String {
+        let hosts = self.without_ends(self.host_of(first), self.host_of(last));
+        self.list(hosts.into_iter().flat_map(|(first, last)| pool.allocated_ranges(first, last)))
     }
 
     /// Report of free addresses.
-    pub fn available(&self, bits: &Bitset) -> String {
-        let mut next = 0;
-        self.list(std::iter::from_fn(move || {
-            let host = bits.next_clear(next)?;
-            next = host + 1;
-            Some(host)
-        }))
+    pub fn available(&self, pool: &Pool) -> String {
+        self.list(pool.free_ranges())
     }
 }
 
@@ -227,6 +245,8 @@ pub fn host_key(host: u128) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -267,8 +287,41 @@ mod tests {
         let mut map = subnet.initial_bitmap().unwrap();
         map.insert(254);
         map.insert_range(1..4);
-        assert_eq!(subnet.allocated(&map, subnet.first, subnet.last), "10.1.1.1-10.1.1.3, 10.1.1.254");
-        assert_eq!(subnet.available(&map), "10.1.1.4-10.1.1.253");
+        let pool = Pool::new(map);
+        assert_eq!(subnet.allocated(&pool, subnet.first, subnet.last), "10.1.1.1-10.1.1.3, 10.1.1.254");
+        assert_eq!(subnet.available(&pool), "10.1.1.4-10.1.1.253");
+    }
+
+    proptest! {
+        /// The subnet and the broadcast address, and what is outside the range, are never allocated.
+        #[test]
+        fn empty_networks_have_the_same_free_addresses_one_by_one(
+            len in 22u32..=32,
+            range in prop::option::of((0u32..1024, 0u32..1024)),
+        ) {
+            let size = 1 << (32 - len);
+            let base = u32::from(Ipv4Addr::new(10, 1, 4, 0));
+            let text = match range {
+                Some((a, b)) => {
+                    let ends = [a % size, b % size];
+                    let (first, last) = (base + ends[0].min(ends[1]), base + ends[0].max(ends[1]));
+                    format!("{}-{}/{len}", Ipv4Addr::from(first), Ipv4Addr::from(last))
+                }
+                None => format!("10.1.4.0/{len}"),
+            };
+            let subnet = Subnet::parse(&text).unwrap();
+            let free = |host: &usize| *host != 0 && *host + 1 != subnet.size() && !subnet.is_outside_range(*host);
+            let expected: Vec<usize> = (0..subnet.size()).filter(free).collect();
+            let bits = subnet.initial_bitmap().unwrap();
+            prop_assert_eq!((0..subnet.size()).filter(|n| !bits.contains(*n)).collect::<Vec<_>>(), expected.clone());
+            prop_assert_eq!(subnet.capacity(), Ok(expected.len()));
+            let pool = Pool::new(bits);
+            prop_assert_eq!(pool.free_count(), expected.len());
+            let one_by_one = (0..subnet.size()).filter(|n| *n != 0 && *n + 1 != subnet.size() && !expected.contains(n));
+            let one_by_one = one_by_one.filter(|n| (subnet.first..=subnet.last).contains(&subnet.address(*n)));
+            let listed = subnet.list(crate::tags::ranges(one_by_one));
+            prop_assert_eq!(subnet.allocated(&pool, subnet.first, subnet.last), listed);
+        }
     }
 
     #[test]

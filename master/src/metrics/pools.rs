@@ -78,12 +78,8 @@ fn number(n: usize) -> i64 {
 
 fn of_network(record: &AllocationRecord<network::State>) -> Option<(AddressPool, Usage)> {
     let subnet = Subnet::of_state(&record.body).ok()?;
-    // The bitmap of an empty network has the addresses that are never allocated.
-    let size = subnet.size() - subnet.initial_bitmap().ok()?.count();
-    let bits = record.pool.bits();
-    let free = bits.len() - bits.count();
     let pool = AddressPool { network: record.body.id.clone(), group: String::new() };
-    Some((pool, Usage { size, free }))
+    Some((pool, Usage { size: subnet.capacity().ok()?, free: record.pool.free_count() }))
 }
 
 fn of_group(record: &AllocationRecord<group::State>, cache: &ClusterCache) -> Option<(AddressPool, Usage)> {
@@ -91,11 +87,9 @@ fn of_group(record: &AllocationRecord<group::State>, cache: &ClusterCache) -> Op
     let id = format!("{}.{}", body.network_name, body.tenant_name);
     let subnet = Subnet::of_state(&cache.allocation::<network::State>(&id)?.body).ok()?;
     let range = IpPool::read(&body.ip_pool, &subnet).ok()??;
-    // The bitmap of a group has all addresses outside its pool set.
-    let bits = record.pool.bits();
-    let free = bits.len() - bits.count();
     let pool = AddressPool { network: id, group: body.id.clone() };
-    Some((pool, Usage { size: range.last - range.first + 1, free }))
+    // Addresses outside the pool are not free.
+    Some((pool, Usage { size: range.last - range.first + 1, free: record.pool.free_count() }))
 }
 
 /// Pools of VLAN ids and VNIs; none before the global settings are written.

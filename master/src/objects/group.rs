@@ -15,7 +15,7 @@ use crate::domain::attachment::{link_rules, rules_referencing, state_key};
 use crate::domain::network_record::{left_over, network_id, network_record, require_network_record};
 use crate::domain::tag_pools::{has_own_vlan, pools, put_vlans};
 use crate::domain::{fabric, object_key};
-use crate::ipam::{IpPool, Subnet};
+use crate::ipam::{IpPool, RangeSet, Subnet};
 use crate::problem::Problem;
 use crate::reports::{self, Report};
 use crate::schema::{Field, Format, LINK, Schema, Type, format};
@@ -105,9 +105,7 @@ impl Object for EndpointGroup {
         if let (Some(pool), Some((record, change))) =
             (pool, staged.allocation::<network::State>(&self.network_id()))
         {
-            pool.hosts().for_each(|host| {
-                change.pool.take(&record.pool, host);
-            });
+            change.pool.take_range(&record.pool, pool.first, pool.last);
         }
         staged.guard_unchanged::<Network>(&network_key);
         self.links.network = Link::to(ObjectType::Network, network_key);
@@ -167,15 +165,13 @@ impl Object for EndpointGroup {
             IpPool::read(&self.ip_pool, &subnet).ok().flatten()
         });
         // A service, or an endpoint without a group, may have an address of the pool.
-        let unused: Vec<usize> = match (pool, staged.allocation::<group::State>(&key)) {
-            (Some(pool), Some((record, change))) => {
-                pool.hosts().filter(|host| !change.pool.is_taken(&record.pool, *host)).collect()
-            }
-            _ => vec![],
+        let unused = match (pool, staged.allocation::<group::State>(&key)) {
+            (Some(pool), Some((record, change))) => change.pool.untaken(&record.pool, pool.first, pool.last),
+            _ => RangeSet::default(),
         };
         if let Some((record, change)) = staged.allocation::<network::State>(&self.network_id()) {
-            for host in unused {
-                change.pool.free(&record.pool, host);
+            for (first, last) in unused.ranges() {
+                change.pool.free_range(&record.pool, first, last);
             }
         }
         self.free_own_vlan(staged);
@@ -223,7 +219,7 @@ impl Derived for EndpointGroup {
     fn pool(&self, network: &AllocationRecord<network::State>) -> Result<Option<IpPool>, Problem> {
         let subnet = Subnet::of_state(&network.body)?;
         let Some(pool) = IpPool::read(&self.ip_pool, &subnet)? else { return Ok(None) };
-        match pool.hosts().find(|host| network.pool.bits().contains(*host)) {
+        match network.pool.first_allocated(pool.first, pool.last) {
             Some(host) => {
                 let error = format!("ip address {} is not available", subnet.address(host));
                 Err(Problem::conflict(error))
@@ -252,7 +248,7 @@ impl Derived for EndpointGroup {
     ) -> group::State {
         let key = self.state_key();
         let tag = format!("{}.{}", self.group_name, self.tenant_name);
-        group::State {
+        let mut state = group::State {
             id: key,
             group_name: self.group_name.clone(),
             tenant_name: self.tenant_name.clone(),
@@ -262,13 +258,14 @@ impl Derived for EndpointGroup {
             pkt_tag: network.body.pkt_tag,
             ext_pkt_tag: network.body.ext_pkt_tag,
             ip_pool: self.ip_pool.clone(),
-            epg_ip_alloc_map: pool.map(|pool| pool.map(network.pool.bits().len())).unwrap_or_default(),
             group_tag: if self.cfgd_tag.is_empty() { tag } else { self.cfgd_tag.clone() },
             dscp: traffic.dscp,
             bandwidth: traffic.bandwidth,
             burst: traffic.burst,
             ..group::State::default()
-        }
+        };
+        state.set_pool_map(pool.map(|pool| pool.map(network.pool.size())).unwrap_or_default());
+        state
     }
 }
 

@@ -70,7 +70,9 @@ impl Object for Netprofile {
         }
         let traffic = Traffic::of(&self);
         for group in staged.linked::<Netprofile, EndpointGroup>(&old.key).iter() {
-            if let Some((_, change)) = staged.allocation::<group::State>(&state_key(group)) {
+            if let Some((record, change)) = staged.allocation::<group::State>(&state_key(group))
+                && (change.traffic.is_some() || Traffic::of_group(&record.body) != traffic)
+            {
                 change.traffic = Some(traffic.clone());
             }
         }

@@ -15,6 +15,7 @@ mod names;
 mod node_gc;
 mod nodes;
 mod policies;
+mod pools;
 mod property;
 mod providers;
 mod restore;

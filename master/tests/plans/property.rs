@@ -55,7 +55,7 @@ fn fixture() -> Fixture {
     let mut fixture = Fixture::new();
     fixture.network("net", "10.1.0.0/27", json!({"gateway": "10.1.0.30", "ipv6Subnet": "fd00::/123"}));
     fixture.group("small", "net", "10.1.0.4-10.1.0.7");
-    // Large enough for journals, also for its group's pool.
+    // Large enough for journals, and for a window in the record of its group.
     fixture.network("big", "10.16.0.0/15", json!({"gateway": "10.16.0.9"}));
     fixture.group("large", "big", "10.16.0.4-10.16.0.7");
     fixture
@@ -135,7 +135,7 @@ fn holds(fixture: &Fixture, reserved: &BTreeSet<String>) {
         let in_network: BTreeSet<usize> =
             rest.iter().copied().chain([0, last, gateway]).chain((4..=7).filter(is_pooled)).collect();
         assert_eq!(state.ip_alloc_map.iter().collect::<BTreeSet<_>>(), in_network, "{network}");
-        let marked = |n: &usize| group.as_ref().is_some_and(|group| group.epg_ip_alloc_map.contains(*n));
+        let marked = |n: &usize| group.as_ref().is_some_and(|group| group.pool_map().contains(*n));
         let in_pool: BTreeSet<usize> = (4..=7).filter(marked).collect();
         assert_eq!(in_pool, pool, "the pool of {network}");
         let with_v6 = endpoints.iter().filter(|e| !e.ipv6_address.is_empty()).count();
