@@ -28,7 +28,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::aci::Gateway;
-use crate::api::{Admission, App, AuditLog, Authenticator, Proxy, SubjectRoles, Tokens};
+use crate::api::{Admission, App, AuditLog, Authenticator, InFlight, Proxy, SubjectRoles, Tokens};
 use crate::backup;
 use crate::cache::SharedCache;
 use crate::config::{DEFAULT_STORE, Flags, RestFlags};
@@ -250,6 +250,7 @@ fn admission(flags: &RestFlags, audit: Option<AuditLog>, tasks: &mut Tasks) -> a
     Ok(Admission {
         authenticator,
         audit,
+        in_flight: InFlight::new(flags.max_requests_per_client as usize),
         body_timeout: flags.client_timeout,
         request_timeout: flags.request_timeout,
     })

@@ -6,8 +6,8 @@ use std::fmt;
 ///
 /// The original answers every failure with status 500 and the text, and its clients read the text
 /// only with that status. The kind determines the status for clients that request RFC 9457 problem
-/// details. [`Kind::Unavailable`] is 503, [`Kind::Forbidden`] 403 and [`Kind::Precondition`] 412 for
-/// all clients.
+/// details. [`Kind::Unavailable`] is 503, [`Kind::Forbidden`] 403, [`Kind::Precondition`] 412 and
+/// [`Kind::TooMany`] 429 for all clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub kind: Kind,
@@ -30,6 +30,8 @@ pub enum Kind {
     TooLarge,
     /// The request body did not arrive in time.
     TooSlow,
+    /// The client has too many requests in flight.
+    TooMany,
     /// A server that netmaster depends on failed or did not respond.
     Gateway,
     /// Temporary failure; the client can retry.
@@ -52,6 +54,7 @@ impl Kind {
             Kind::Precondition => 412,
             Kind::TooLarge => 413,
             Kind::TooSlow => 408,
+            Kind::TooMany => 429,
             Kind::Gateway => 502,
             Kind::Unavailable => 503,
             Kind::NotBuilt => 501,
@@ -86,6 +89,10 @@ impl Problem {
 
     pub fn too_slow(text: impl Into<String>) -> Problem {
         Problem { kind: Kind::TooSlow, text: text.into() }
+    }
+
+    pub fn too_many(text: impl Into<String>) -> Problem {
+        Problem { kind: Kind::TooMany, text: text.into() }
     }
 
     pub fn gateway(text: impl Into<String>) -> Problem {

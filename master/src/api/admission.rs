@@ -1,4 +1,4 @@
-//! Admission of requests: authentication, audit log, body size and time limits.
+//! Admission of requests: authentication, audit log, requests in flight, body size and time limits.
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -17,10 +17,12 @@ use tokio::time::{Sleep, sleep, timeout};
 
 use super::audit_log::{AuditLog, Pending};
 use super::authentication::{Authenticated, Authenticator, Credentials, Rejection};
+use super::in_flight::{self, Client, InFlight, Slot};
+use super::paced_body::PacedBody;
 use super::peer::Peer;
 use super::response::ErrorFormat;
 use super::route::Route;
-use super::{authorization, request_id};
+use super::{authorization, proxy, request_id};
 use crate::problem::Problem;
 
 /// Checks that every request passes.
@@ -28,7 +30,8 @@ use crate::problem::Problem;
 pub struct Admission {
     pub authenticator: Authenticator,
     pub audit: Option<AuditLog>,
-    /// Time limit for the request body.
+    pub in_flight: InFlight,
+    /// Time limit for the request body, and for the pauses of a client that takes a response.
     pub body_timeout: Duration,
     /// Time limit for the response.
     pub request_timeout: Duration,
@@ -68,22 +71,19 @@ impl Admission {
     async fn authenticate(&self, mut request: Request, next: Next, mut audit: Pending) -> Response<Body> {
         let format = ErrorFormat::of(request.headers());
         let peer = request.extensions().get::<Peer>().cloned();
-        let open = authorization::is_open(&Route::of(request.method(), request.uri()));
+        let route = Route::of(request.method(), request.uri());
+        let (open, is_counted) = (authorization::is_open(&route), in_flight::is_counted(&route));
+        let forwarded = proxy::is_forwarded(request.headers());
         let credentials = Credentials::take(request.headers_mut(), peer.as_ref());
         let response = match self.authenticator.authenticate(&credentials) {
-            Ok(Authenticated { principal, subject }) => {
+            Ok(sender) => {
                 let (method, uri) = (request.method(), request.uri());
-                tracing::debug!(who = principal.name, id = audit.id(), %method, %uri);
-                audit.set_principal(&principal);
-                request.extensions_mut().insert(principal.clone());
-                if let Some(subject) = subject {
-                    request.extensions_mut().insert(subject);
-                }
-                let response = self.admit(request, next, format).await;
-                match is_watch(&response) {
-                    // The client may keep it open for longer than its credentials are valid.
-                    true => ended_by(response, self.authenticator.clone().revoked(credentials, principal)),
-                    false => response,
+                tracing::debug!(who = sender.principal.name, id = audit.id(), %method, %uri);
+                audit.set_principal(&sender.principal);
+                let client = Client::of(&sender, peer.as_ref(), forwarded).filter(|_| is_counted);
+                match client.map(|client| self.in_flight.begin(client)).transpose() {
+                    Ok(slot) => self.pass_on(request, next, format, credentials, sender, slot).await,
+                    Err(problem) => format.problem(&problem),
                 }
             }
             // The handlers of these routes ask for no principal.
@@ -98,6 +98,30 @@ impl Admission {
         };
         audit.finish(&response);
         response
+    }
+
+    /// Passes on the request of an authenticated client. It is in flight until the response is taken.
+    async fn pass_on(
+        &self,
+        mut request: Request,
+        next: Next,
+        format: ErrorFormat,
+        credentials: Credentials,
+        sender: Authenticated,
+        slot: Option<Slot>,
+    ) -> Response<Body> {
+        let Authenticated { principal, subject, .. } = sender;
+        request.extensions_mut().insert(principal.clone());
+        if let Some(subject) = subject {
+            request.extensions_mut().insert(subject);
+        }
+        let response = self.admit(request, next, format).await;
+        let response = match is_watch(&response) {
+            // The client may keep it open for longer than its credentials are valid.
+            true => ended_by(response, self.authenticator.clone().revoked(credentials, principal)),
+            false => response,
+        };
+        response.map(|body| Body::new(PacedBody::new(body, slot, self.body_timeout)))
     }
 
     /// Limits the size of the body and the time.

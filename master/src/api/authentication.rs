@@ -52,6 +52,8 @@ pub(super) struct Authenticated {
     pub(super) principal: Principal,
     /// Set if the certificate decided.
     pub(super) subject: Option<ClientSubject>,
+    /// The principal is the client, also if another netmaster forwards its request.
+    pub(super) is_identified: bool,
 }
 
 impl Credentials {
@@ -73,7 +75,7 @@ impl Authenticator {
             && let Some(token) = &given.token
         {
             let principal = tokens.now().find(token).cloned().ok_or(Rejection::Unauthenticated)?;
-            return Ok(Authenticated { principal, subject: None });
+            return Ok(Authenticated { principal, subject: None, is_identified: true });
         }
         let who = given.subject.as_ref().map(ToString::to_string);
         let Some(roles) = &self.roles else {
@@ -85,7 +87,7 @@ impl Authenticator {
                 return Err(Rejection::Unauthenticated);
             }
             let principal = Principal { name: who.unwrap_or("anonymous".into()), role: Role::Admin };
-            return Ok(Authenticated { principal, subject: None });
+            return Ok(Authenticated { principal, subject: None, is_identified: false });
         };
         let Some(subject) = given.subject.clone() else { return Err(Rejection::Unauthenticated) };
         let roles = roles.now();
@@ -113,7 +115,7 @@ impl Authenticator {
             return Err(Rejection::Forbidden { who: Some(subject.to_string()), why });
         };
         let principal = Principal { name: subject.to_string(), role };
-        Ok(Authenticated { principal, subject: Some(ClientSubject(subject)) })
+        Ok(Authenticated { principal, subject: Some(ClientSubject(subject)), is_identified: true })
     }
 
     /// Waits until the credentials no longer give the client this name and this role.

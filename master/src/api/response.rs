@@ -13,7 +13,7 @@ use crate::problem::{Answer, Kind, Problem};
 pub(super) enum ErrorFormat {
     /// Status 500 and one line of text, as clients of the original expect. Temporary failures have
     /// status 503, refusals of authorization 403, failed preconditions, which the original does not
-    /// know, 412.
+    /// know, 412, and too many requests 429.
     Text,
     /// RFC 9457 problem details with a specific status.
     ProblemDetails,
@@ -36,7 +36,7 @@ impl ErrorFormat {
     }
 
     pub(super) fn problem(self, problem: &Problem) -> Response<Body> {
-        let unavailable = problem.kind == Kind::Unavailable;
+        let is_temporary = [Kind::Unavailable, Kind::TooMany].contains(&problem.kind);
         let mut response = match self {
             ErrorFormat::Text => {
                 let line = format!("{}\n", problem.text.replace('\n', " "));
@@ -44,6 +44,7 @@ impl ErrorFormat {
                     Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
                     Kind::Precondition => StatusCode::PRECONDITION_FAILED,
                     Kind::Forbidden => StatusCode::FORBIDDEN,
+                    Kind::TooMany => StatusCode::TOO_MANY_REQUESTS,
                     _ => StatusCode::INTERNAL_SERVER_ERROR,
                 };
                 respond(status, TEXT, line)
@@ -54,7 +55,7 @@ impl ErrorFormat {
                 problem_json(status, &problem.text)
             }
         };
-        if unavailable {
+        if is_temporary {
             response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
         }
         if *problem == Problem::deposed() {

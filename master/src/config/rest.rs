@@ -42,7 +42,7 @@ pub struct RestFlags {
     pub audit_log: Option<PathBuf>,
 
     /// Time limit in seconds for a client to send headers, to send a body, and to receive a
-    /// response
+    /// response; a large response has a second more for each 32 KiB that were sent
     #[arg(long, env = "CONTIV_NETMASTER_CLIENT_TIMEOUT", default_value = "20", value_parser = seconds)]
     pub client_timeout: Duration,
 
@@ -55,6 +55,13 @@ pub struct RestFlags {
     #[arg(long, env = "CONTIV_NETMASTER_MAX_CONNECTIONS", default_value = "1000",
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub max_connections: u32,
+
+    /// Limit of the requests of one client that are in flight, with its watches; further ones are
+    /// answered with 429. A client is a token or the subject of a certificate, or an address if
+    /// netmaster asks for neither. Calls of agents (/plugin) are not limited
+    #[arg(long, env = "CONTIV_NETMASTER_MAX_REQUESTS_PER_CLIENT", default_value = "200",
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_requests_per_client: u32,
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

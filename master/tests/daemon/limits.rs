@@ -3,8 +3,12 @@
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 
+use serde_json::json;
+use testkit::wait_until;
+
+use crate::authorization::{ADMIN, BLUE, NODE, Site};
 use crate::client::{Answer, connect, get};
-use crate::master::{Master, loopback};
+use crate::master::{Master, WAIT_TIMEOUT, loopback};
 
 const PROBLEMS: &str = "Accept: application/problem+json\r\n";
 
@@ -76,6 +80,42 @@ fn clients_do_not_lock_out_other_netmasters() {
     let master = Master::start_unprobed(store.path(), &[&flags[..], &more].concat());
     let _idle = [(); 2].map(|()| connect(master.address).unwrap());
     assert_eq!(get(internal, "/version").unwrap().status, 200);
+}
+
+/// One client does not take what the others need. Agents may share a token.
+#[test]
+fn requests_of_one_client_are_limited() {
+    let site = Site::start(&["--max-requests-per-client", "2", "--client-timeout", "3600"]);
+    let address = site.master.address;
+    let begin = |token: &str, path: &str| {
+        let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n");
+        let body = "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{";
+        let mut stream = connect(address).unwrap();
+        stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+        stream
+    };
+    let slow = [(); 2].map(|()| begin(BLUE, "/api/v1/networks/blue:slow/"));
+    let status = |status: u16| {
+        let asked = || Some(site.get(BLUE, "/api/v1/networks/")).filter(|answer| answer.status == status);
+        wait_until(WAIT_TIMEOUT, &format!("status {status}"), || Ok(asked())).unwrap()
+    };
+    let refused = status(429);
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    assert!(refused.body.starts_with("blue-ci has 2 requests in flight"), "{refused:?}");
+    let ask = format!(
+        "GET /api/v1/networks/ HTTP/1.1\r\nHost: x\r\n{PROBLEMS}Authorization: Bearer {BLUE}\r\n\r\n"
+    );
+    let refused = answer(&site.master, &ask);
+    assert!(problem(&refused, 429).starts_with("blue-ci has 2 requests in flight"));
+    assert_eq!(refused.header("retry-after"), Some("1"));
+
+    site.get(ADMIN, "/api/v1/networks/").good();
+    assert_eq!(get(address, "/version").unwrap().status, 200);
+    let _slow_agents = [(); 3].map(|()| begin(NODE, "/plugin/createEndpoint"));
+    let body = json!({"TenantName": "blue", "NetworkName": "net", "EndpointID": "a"});
+    assert_eq!(site.ask(NODE, "POST", "/plugin/deleteEndpoint", &body).status, 500);
+    drop(slow);
+    status(200);
 }
 
 #[test]

@@ -52,15 +52,22 @@ fn a_pool_is_a_range_of_its_network() {
         assert_eq!(fixture.create("net", id, "web", ip, "").unwrap().0, given);
     }
     assert_eq!(fixture.create("net", "e", "", "", "").unwrap().0, "10.0.0.2");
-    let report = fixture.inspect("endpointGroups", "default:web").unwrap();
-    let lists = json!(["10.16.0.0-10.16.0.1, 10.16.0.3, 10.79.255.255", "10.16.0.2, 10.16.0.4-10.79.255.254"]);
-    assert_eq!(json!([report["Oper"]["allocatedIPAddresses"], report["Oper"]["availableIPAddresses"]]), lists);
-    let report = fixture.inspect("networks", "default:net").unwrap();
-    let lists = json!([
-        "10.0.0.1-10.0.0.2, 10.16.0.0-10.79.255.255",
-        "10.0.0.3-10.15.255.255, 10.80.0.0-10.127.255.254"
-    ]);
-    assert_eq!(json!([report["Oper"]["allocatedIPAddresses"], report["Oper"]["availableIPAddresses"]]), lists);
+    let lists = |types: &str, key: &str| {
+        let report = fixture.inspect(types, key).unwrap();
+        let list = |name: &str| report["Oper"][name].as_str().unwrap().to_owned();
+        [list("allocatedIPAddresses"), list("availableIPAddresses")]
+    };
+    assert_eq!(
+        lists("endpointGroups", "default:web"),
+        ["10.16.0.0-10.16.0.1, 10.16.0.3, 10.79.255.255", "10.16.0.2, 10.16.0.4-10.79.255.254"]
+    );
+    assert_eq!(
+        lists("networks", "default:net"),
+        [
+            "10.0.0.1-10.0.0.2, 10.16.0.0-10.79.255.255",
+            "10.0.0.3-10.15.255.255, 10.80.0.0-10.127.255.254"
+        ]
+    );
 
     let taken = json!({"tenantName": "default", "groupName": "db", "networkName": "net", "ipPool": "10.1.0.0-10.16.0.0"});
     let refused = fixture.put("endpointGroups", "default:db", &taken).unwrap_err().text;

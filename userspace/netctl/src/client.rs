@@ -42,7 +42,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Limit of the silence in a stream of events. netmaster sends a comment every ten seconds.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(35);
-/// Limit of the attempts of a request that is answered with 503. A new leader is there after one or two.
+/// Limit of the attempts of a request that is answered with 503 or 429. A new leader is there after one or two.
 const ATTEMPTS: u32 = 8;
 /// Largest body of a response, in bytes.
 const MAX_BODY: u64 = 1 << 30;
@@ -268,8 +268,8 @@ impl Client {
         self.exchange(&Request::new(Method::Delete, &object_path(kind, key)))?.json().map(drop)
     }
 
-    /// Sends a request and reads the answer. While netmaster answers that it is temporarily unavailable (503 with
-    /// `Retry-After`), the request is repeated.
+    /// Sends a request and reads the answer. While netmaster answers that it is temporarily unavailable, or has too many
+    /// requests of this client (503 or 429 with `Retry-After`), the request is repeated.
     fn exchange(&self, request: &Request<'_>) -> Result<Answer, Error> {
         let method = request.method;
         let mut attempt = 1;
@@ -280,7 +280,7 @@ impl Client {
             if answer.status().is_success() {
                 return Ok(Answer { method, url, headers: answer.into_parts().0.headers, text });
             }
-            let unavailable = answer.status() == StatusCode::SERVICE_UNAVAILABLE;
+            let unavailable = is_temporary(answer.status());
             match repeat_after(method, answer.headers(), &text) {
                 Some(wait) if unavailable && attempt < ATTEMPTS && self.has_time_for(wait) => {
                     thread::sleep(wait);
@@ -409,7 +409,12 @@ fn refusal(method: Method, url: &str, answer: &Response<Body>, text: &str, serve
     match status {
         StatusCode::FORBIDDEN => Error::Forbidden(text),
         StatusCode::PRECONDITION_FAILED => Error::Conflict(text),
-        StatusCode::SERVICE_UNAVAILABLE => Error::Unavailable(text),
+        status if is_temporary(status) => Error::Unavailable(text),
         _ => Error::Refused(text),
     }
+}
+
+/// Whether the same request may succeed later.
+fn is_temporary(status: StatusCode) -> bool {
+    [StatusCode::SERVICE_UNAVAILABLE, StatusCode::TOO_MANY_REQUESTS].contains(&status)
 }

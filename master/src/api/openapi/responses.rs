@@ -7,7 +7,7 @@ const PROBLEM: &str = "application/problem+json";
 
 /// Status, name and description of each failure, and whether clients of the text format receive the
 /// status too.
-const FAILURES: [(&str, &str, &str, bool); 11] = [
+const FAILURES: [(&str, &str, &str, bool); 12] = [
     ("400", "Invalid", "The request is invalid. Without a body: it is not valid HTTP.", false),
     ("401", "Unauthorized", "The request has no token and no client certificate, or an unknown token.", true),
     ("403", "Forbidden", "The role of the client does not allow the request.", true),
@@ -16,6 +16,7 @@ const FAILURES: [(&str, &str, &str, bool); 11] = [
     ("409", "Conflict", "The request conflicts with existing objects.", false),
     ("412", "Precondition", "The object is not in the state that If-Match or If-None-Match requires.", true),
     ("413", "TooLarge", "The request body exceeds the size limit.", false),
+    ("429", "TooMany", "The client has too many requests in flight; retry.", true),
     ("501", "NotBuilt", "The original supports the request; this release does not.", false),
     ("502", "Gateway", "A server that netmaster depends on failed or did not respond.", false),
     (
@@ -36,8 +37,10 @@ pub(super) fn components() -> Value {
         }
         responses.insert(name.into(), json!({"description": description, "content": content}));
     }
-    responses["Unavailable"]["headers"] =
-        json!({"Retry-After": {"description": "Seconds.", "schema": {"type": "string"}}});
+    for name in ["TooMany", "Unavailable"] {
+        responses[name]["headers"] =
+            json!({"Retry-After": {"description": "Seconds.", "schema": {"type": "string"}}});
+    }
     let description = "Failure in the original's format: one line of text.";
     responses.insert("Failure".into(), json!({"description": description, "content": {TEXT: line}}));
     Value::Object(responses)

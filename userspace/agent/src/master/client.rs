@@ -221,7 +221,9 @@ impl Master {
         }
         let text = String::from_utf8_lossy(&body);
         let message = text.lines().next().unwrap_or_default().to_owned();
+        // A proxy before netmaster may limit requests.
         if status == StatusCode::SERVICE_UNAVAILABLE
+            || status == StatusCode::TOO_MANY_REQUESTS
             || status == StatusCode::BAD_GATEWAY
             || is_temporary(&message)
         {

@@ -50,7 +50,7 @@ pub(super) fn may_try_next(method: Method, sent: bool, error: &ureq::Error) -> b
     !sent && unconnected || method == Method::Get && lost
 }
 
-/// Returns the time to wait before a request that was answered with 503 is repeated; none if it must not be.
+/// Returns the time to wait before a request that was answered with 503 or 429 is repeated; none if it must not be.
 pub(super) fn repeat_after(method: Method, headers: &HeaderMap, text: &str) -> Option<Duration> {
     let seconds = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
     let repeatable = method == Method::Get || !text.contains(MAY_BE_DONE);

@@ -68,14 +68,29 @@ fn change_whose_answer_is_lost_is_not_sent_twice() {
 
 /// Answers the first `count` requests with 503.
 fn unavailable(count: usize, headers: &'static str, text: &'static str) -> Server {
+    refusing(503, count, headers, text)
+}
+
+fn refusing(status: u16, count: usize, headers: &'static str, text: &'static str) -> Server {
     let mut left = count;
     Server::start(move |_| {
         if left == 0 {
             return Reply::json(&json!([]));
         }
         left -= 1;
-        Reply::new(503, headers, format!("{text}\n"))
+        Reply::new(status, headers, format!("{text}\n"))
     })
+}
+
+#[test]
+fn too_many_requests_of_a_client_are_repeated() {
+    let text = "ops has 200 requests in flight; retry when one of them is answered";
+    for (count, requests, code) in [(3, 4, 0), (1000, 8, 3)] {
+        let server = refusing(429, count, "Retry-After: 0\r\n", text);
+        let (_, stderr, got) = run(&server, &["tenant", "create", "t"]);
+        assert_eq!((got, server.take().len()), (code, requests), "{stderr}");
+        assert_eq!(stderr, if code == 0 { String::new() } else { format!("netctl: {text}\n") });
+    }
 }
 
 #[test]
