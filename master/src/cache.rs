@@ -18,6 +18,7 @@ mod revisions;
 mod shared;
 mod transaction;
 mod unknown_fields;
+mod value_sizes;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;

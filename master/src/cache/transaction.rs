@@ -16,6 +16,7 @@ use super::links::{ContentVersion, Links};
 use super::record::{Entry, Overlays};
 use super::record_body::RecordBody;
 use super::revisions::Revisions;
+use super::value_sizes::ValueSizes;
 use super::{AllocationTable, ClusterCache};
 
 /// Changes that plans stage. [`StagedTxn::finish`] turns them into a store transaction and the
@@ -29,6 +30,7 @@ pub struct StagedTxn<'w> {
     groups: Edits<group::State>,
     /// Revisions of keys that were read and must be unchanged at commit.
     read: BTreeMap<String, i64>,
+    sizes: ValueSizes,
 }
 
 type Edits<B> = BTreeMap<String, Edit<B>>;
@@ -63,6 +65,8 @@ pub struct Change {
 const PLAN_OPS: usize = 24;
 /// Size limit in bytes; etcd accepts requests of 1.5 MB.
 const MAX_BYTES: usize = 1 << 20;
+/// Bytes that one plan may need: the largest labels of an endpoint, and a chunk of addresses.
+const PLAN_BYTES: usize = 128 << 10;
 
 impl<'w> StagedTxn<'w> {
     pub fn new(cache: &'w ClusterCache) -> StagedTxn<'w> {
@@ -72,6 +76,7 @@ impl<'w> StagedTxn<'w> {
             networks: Edits::new(),
             groups: Edits::new(),
             read: BTreeMap::new(),
+            sizes: ValueSizes::default(),
         }
     }
 
@@ -85,7 +90,7 @@ impl<'w> StagedTxn<'w> {
         let (group_ops, group_bytes) = cost(self.cache, &self.groups);
         // The leader's guard is added later.
         self.overlays.len() + network_ops + group_ops + self.read.len() + PLAN_OPS > contiv_store::MAX_TXN_OPS
-            || network_bytes + group_bytes > MAX_BYTES
+            || network_bytes + group_bytes + self.sizes.sum() + PLAN_BYTES > MAX_BYTES
     }
 
     pub fn get<T: Entry>(&self, id: &str) -> Option<Arc<T>> {
@@ -143,6 +148,7 @@ impl<'w> StagedTxn<'w> {
     }
 
     pub fn put<T: Entry>(&mut self, id: &str, value: T) {
+        self.sizes.set::<T>(id, Some(&value));
         T::overlay_mut(&mut self.overlays).insert(id.to_owned(), Some(value.into()));
     }
 
@@ -151,12 +157,14 @@ impl<'w> StagedTxn<'w> {
         let overlay = T::overlay_mut(&mut self.overlays);
         if !overlay.contains_key(id) {
             let known = self.cache.table::<T>().get(id)?.value.clone();
+            self.sizes.set::<T>(id, Some(&*known));
             overlay.insert(id.to_owned(), Some(known));
         }
         overlay.get_mut(id)?.as_mut().map(Arc::make_mut)
     }
 
     pub fn delete<T: Entry>(&mut self, id: &str) {
+        self.sizes.set::<T>(id, None);
         T::overlay_mut(&mut self.overlays).insert(id.to_owned(), None);
     }
 
@@ -244,7 +252,7 @@ impl<'w> StagedTxn<'w> {
     /// Builds the store transaction without the leader's guard, and the change to apply after the
     /// commit.
     pub fn finish(self) -> serde_json::Result<(Txn, Change)> {
-        let StagedTxn { cache, overlays, networks, groups, mut read } = self;
+        let StagedTxn { cache, overlays, networks, groups, mut read, sizes: _ } = self;
         let mut txn = Txn::new();
         let mut each = |key: String, revision, op: Option<Op>| {
             read.remove(&key);

@@ -160,7 +160,7 @@ impl Subnet {
     /// address.
     pub fn allocated(&self, pool: &Pool, first: Ipv4Addr, last: Ipv4Addr) -> String {
         let hosts = self.without_ends(self.host_of(first), self.host_of(last));
-        self.list(hosts.into_iter().flat_map(|(first, last)| pool.allocated_ranges(first, last)))
+        self.list(hosts.into_iter().flat_map(move |(first, last)| pool.allocated_ranges(first, last)))
     }
 
     /// Report of free addresses.

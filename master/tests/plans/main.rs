@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 mod addresses;
+mod batches;
 mod bgp;
 mod chunks;
 mod cleanup;
