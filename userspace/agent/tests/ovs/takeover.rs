@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Result, ensure};
 use contiv_model::{global::ArpMode, mac::Mac, service::Protocol};
 use netplugin::datapath::{
-    Backend, Datapath as _, Network, Object, Scope, SequenceNumbers, Service, TrackedConnection,
+    Backend, Datapath as _, Local, Network, Object, Scope, SequenceNumbers, Service, TrackedConnection,
 };
 use testkit::{
     Netns,
@@ -172,6 +172,37 @@ fn connections_to_services_are_inherited_while_backends_send() -> Result<()> {
         site.node.add(site.objects()?)
     })?;
     site.check(NEXT)
+}
+
+/// Another pod gets the client's address, and the backend goes on: what it sends is of a connection of its own, and not translated.
+#[test]
+fn replies_to_an_inherited_connection_reach_no_successor() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let site = Site::new("inherit-next")?;
+    site.node.datapath.borrow_mut().inherit(connections(NEXT));
+    site.node.add(site.objects()?)?;
+    let [client, backend] = macs();
+    let from = |end| reply(Packet::eth(client, backend), end, NEXT).build();
+    let (shown, own) = (from((VIP, 80)), from((addresses(BACKEND).0, 8080)));
+    let arrives = |tap: &Tap, wanted: &[u8], other: &[u8]| {
+        wait_until(SOON, "a frame of the backend", || {
+            site.wire.send(&Site::from_backend(NEXT))?;
+            let frames = tap.drain()?;
+            let has = |one: &[u8]| frames.iter().any(|frame| frame.bytes.starts_with(one));
+            ensure!(!has(other), "a frame of the backend has the other address");
+            Ok(has(wanted).then_some(()))
+        })
+    };
+    arrives(&site.tap, &shown, &own)?;
+    site.node.remove([site.client.object.id()])?;
+    let successor = site.node.pod(&green(), CLIENT)?;
+    successor.namespace.ip("addr flush dev eth0")?;
+    let tap = Tap::open(&successor.namespace, "eth0")?;
+    let Object::Local(local) = &successor.object else { unreachable!() };
+    site.node.add([Object::Local(Local { id: "green.net-next".into(), ..local.clone() })])?;
+    // Until then, the switch may use what it has cached before.
+    site.node.switch.borrow().appctl(&["revalidator/wait"])?;
+    arrives(&tap, &own, &shown)
 }
 
 /// Beside a datapath that forwards, until it has stopped. A node that has changed its datapath before has entries of that time.

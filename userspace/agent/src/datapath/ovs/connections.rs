@@ -1,19 +1,20 @@
 //! Reads the connections that the switch tracks. They have the zone of their network or VRF; those of clients to services have
-//! another one, and what they become has the service in its label.
+//! another one, and what they become has the service in its label. The label has the endpoint that has opened a connection, too: one of
+//! an endpoint whose address has passed to another one is left out.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     net::{IpAddr, SocketAddr},
 };
 
-use contiv_model::service::Protocol;
+use contiv_model::{name::NetworkId, service::Protocol};
 
 use super::{
     bridge::BridgeKind,
     desired::{domain::domain_of_network, model::installed_numbers},
     error::ovs_error,
     options::Options,
-    pipeline,
+    pipeline::{self, Domain, Opener},
     switch::{session::Session, unixctl},
     tables::ids::ObjectNumbers,
 };
@@ -40,16 +41,23 @@ pub(super) async fn read(options: &Options, desired: &Desired) -> Result<Vec<Tra
     let words = ["-m", datapath].map(str::to_owned);
     let text = unixctl::run(&options.socket, "dpctl/dump-conntrack", &words).await;
     let text = text.map_err(|error| ovs_error("read the connections of the switch", error))?;
-    Ok(text.lines().filter_map(Entry::parse).filter_map(|entry| zones.connection(&entry)).collect())
+    let entries: Vec<Entry> = text.lines().filter_map(Entry::parse).collect();
+    let left = zones.left(&entries);
+    Ok(entries.iter().filter_map(|entry| zones.connection(entry, &left)).collect())
 }
+
+/// Zone and tuple of an entry.
+type Key = (u16, Protocol, SocketAddr, SocketAddr);
 
 /// What zones and labels mean.
 #[derive(Default)]
 struct Zones<'a> {
     /// A network of each zone.
     networks: HashMap<u16, &'a Network>,
-    /// Likewise, of the zones of clients.
-    clients: HashMap<u16, &'a Network>,
+    /// Likewise, of the zones of clients, with the other zone of the network.
+    clients: HashMap<u16, (&'a Network, u16)>,
+    /// Who opens the connections of the endpoints of this node, by zone and address.
+    openers: HashMap<(u16, IpAddr), Opener>,
     /// Ports of the backends of services, by the zone of their clients.
     targets: HashMap<(u16, SocketAddr, Protocol), u16>,
 }
@@ -64,7 +72,16 @@ impl<'a> Zones<'a> {
         let networks: Vec<_> = desired.iter().filter_map(|(_, object)| of_network(object)).collect();
         for (network, domain) in &networks {
             zones.networks.entry(domain.zone()).or_insert(network);
-            zones.clients.entry(domain.clients_zone()).or_insert(network);
+            zones.clients.entry(domain.clients_zone()).or_insert((*network, domain.zone()));
+        }
+        let domains: HashMap<&NetworkId, Domain> =
+            networks.iter().map(|(network, domain)| (&network.id, *domain)).collect();
+        for (_, object) in desired.iter() {
+            let Object::Local(local) = object else { continue };
+            let Some(domain) = domains.get(&local.network) else { continue };
+            let (zone, opener) = (domain.zone(), Opener::endpoint(&local.id));
+            let addresses = pipeline::addresses(local.mac, &local.addresses);
+            zones.openers.extend(addresses.map(|ip| ((zone, ip), opener)));
         }
         for (_, object) in desired.iter() {
             let Object::Service(service) = object else { continue };
@@ -79,19 +96,35 @@ impl<'a> Zones<'a> {
         zones
     }
 
-    /// `None` for a connection of others, and for what a connection to a service becomes.
-    fn connection(&self, entry: &Entry) -> Option<TrackedConnection> {
+    /// The entries of endpoints that have left their address to others.
+    fn left(&self, entries: &[Entry]) -> HashSet<Key> {
+        let is_left = |entry: &&Entry| {
+            let current = self.openers.get(&(entry.zone, entry.client.ip())).copied();
+            let opener = Opener::of_label(entry.label);
+            self.networks.contains_key(&entry.zone)
+                && opener != Opener::Unknown
+                && opener != current.unwrap_or(Opener::Outside)
+        };
+        let key = |entry: &Entry| (entry.zone, entry.protocol, entry.client, entry.destination);
+        entries.iter().filter(is_left).map(key).collect()
+    }
+
+    /// `None` for a connection of others, for what a connection to a service becomes, and for the connections that have been left.
+    fn connection(&self, entry: &Entry, left: &HashSet<Key>) -> Option<TrackedConnection> {
         let Entry { protocol, client, destination, zone, label, is_closing, .. } = *entry;
-        let (network, backend) = match self.networks.get(&zone) {
+        let (network, zone, backend) = match self.networks.get(&zone) {
             Some(_) if pipeline::is_of_service(label) => return None,
-            Some(network) => (network, None),
+            Some(network) => (network, zone, None),
             None => {
-                let network = self.clients.get(&zone)?;
+                let (network, to_backend) = self.clients.get(&zone)?;
                 let target = self.targets.get(&(zone, destination, protocol))?;
                 let backend = pipeline::chosen_backend(destination.is_ipv4(), entry.mark, label)?;
-                (network, Some(SocketAddr::new(backend, *target)))
+                (network, *to_backend, Some(SocketAddr::new(backend, *target)))
             }
         };
+        if left.contains(&(zone, protocol, client, backend.unwrap_or(destination))) {
+            return None;
+        }
         Some(TrackedConnection {
             vrf: network.vrf.clone(),
             network: network.id.clone(),
@@ -176,7 +209,7 @@ mod tests {
     use contiv_model::{tag::Encap, vrf::Vrf};
 
     use super::*;
-    use crate::datapath::{Service, ovs::tables::ids::Numbers};
+    use crate::datapath::{Local, Service, ovs::tables::ids::Numbers};
 
     const ORIGINAL: &str = "orig=(src=10.1.0.1,dst=10.1.0.200,sport=4000,dport=80)";
     const REPLY: &str = "reply=(src=10.1.0.200,dst=10.1.0.1,sport=80,dport=4000)";
@@ -269,7 +302,7 @@ mod tests {
             label,
             is_closing: false,
         };
-        let found = |zone, mark, label| zones.connection(&entry(zone, mark, label));
+        let found = |zone, mark, label| zones.connection(&entry(zone, mark, label), &HashSet::new());
         let plain = found(blues.zone(), 0, 0).unwrap();
         assert_eq!((plain.vrf, plain.encap, plain.backend), (blue.vrf.clone(), blue.encap, None));
         assert_eq!(found(blues.zone(), 0, 80), None, "it is of a service");
@@ -279,5 +312,43 @@ mod tests {
         assert_eq!(found(reds.clients_zone(), 0, 0x0a01_0002), None, "it has no backend yet");
         assert_eq!(found(blues.clients_zone(), 1, 0x0a01_0002), None, "there is no such service");
         assert_eq!(found(0, 0, 0), None, "it is not of this node's endpoints");
+    }
+
+    #[test]
+    fn connections_of_a_predecessor_are_left_out() {
+        let blue = Network::new("blue.net", Encap::Vlan(100.try_into().unwrap()));
+        let mac = "02:02:0a:01:00:01".parse().unwrap();
+        let ip = std::net::Ipv4Addr::new(10, 1, 0, 1);
+        let pod = Local::new("blue.net-pod1", &blue, "vvport1", mac, ip);
+        let web = Service {
+            ports: vec!["80:8080:TCP".parse().unwrap()],
+            ..Service::new("web:net", Scope::network(&blue), [10, 1, 0, 200])
+        };
+        let objects = [Object::Network(blue.clone()), Object::Local(pod.clone()), Object::Service(web)];
+        let desired: Desired = objects.into_iter().collect();
+        let numbers = ObjectNumbers::default();
+        let zones = Zones::of(&desired, &numbers);
+        let domain = domain_of_network(&desired, &numbers, &blue).unwrap();
+        let entry = |zone, destination: &str, mark, label| Entry {
+            protocol: Protocol::Tcp,
+            client: "10.1.0.1:4000".parse().unwrap(),
+            destination: destination.parse().unwrap(),
+            zone,
+            mark,
+            label,
+            is_closing: false,
+        };
+        let (own, other) = (Opener::endpoint(&pod.id), Opener::endpoint(&"blue.net-pod0".into()));
+        for (opener, count) in [(own, 2), (Opener::Unknown, 2), (other, 0), (Opener::Outside, 0)] {
+            let entries = [
+                entry(domain.zone(), "10.1.0.3:443", 0, opener.label()),
+                // To the service, and what becomes of that.
+                entry(domain.clients_zone(), "10.1.0.200:80", 1, 0x0a01_0002),
+                entry(domain.zone(), "10.1.0.2:8080", 0, opener.label() | 80),
+            ];
+            let left = zones.left(&entries);
+            let found = entries.iter().filter_map(|entry| zones.connection(entry, &left)).count();
+            assert_eq!(found, count, "{opener:?}");
+        }
     }
 }

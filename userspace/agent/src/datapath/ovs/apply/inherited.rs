@@ -6,7 +6,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
 };
 
 use contiv_model::{service::Protocol, vrf::Vrf};
@@ -14,11 +14,11 @@ use openflow_rs::{Action, PackedFlow, PackedMod, Port, message::Body, packet::Pa
 
 use crate::{
     datapath::{
-        ObjectId, SequenceNumbers, TrackedConnection,
+        Local, Object, ObjectId, Remote, SequenceNumbers, TrackedConnection,
         ovs::{
             bridge::BridgeKind,
             desired::{domain::domain, model::SwitchModel},
-            pipeline,
+            pipeline::{self, Opener},
             switch::session::{self, Session},
             tables::cookie::Cookie,
         },
@@ -59,9 +59,9 @@ pub(super) async fn import(session: &Session, model: &SwitchModel, mut connectio
     // Connections between endpoints go on without.
     connections.sort_by_key(|connection| connection.backend.is_none());
     let all = connections.len();
-    let services = services(model);
-    let recorded = connections.iter().take(MAX);
-    let recorded: Vec<_> = recorded.filter_map(|connection| packets(model, &services, connection)).collect();
+    let (services, openers) = (services(model), openers(model));
+    let packets = |connection| packets(model, &services, &openers, connection);
+    let recorded: Vec<_> = connections.iter().take(MAX).filter_map(packets).collect();
     let count = recorded.len();
     let bodies = zones(model).into_iter().map(Body::FlushZone).chain(recorded.into_iter().flatten());
     // Both bridges have the same connection tracking.
@@ -102,23 +102,53 @@ fn services(model: &SwitchModel) -> Services<'_> {
     services
 }
 
+/// Who opens the connections of a client, by the zone of its domain and its address.
+type Openers = HashMap<(u16, IpAddr), Opener>;
+
+fn openers(model: &SwitchModel) -> Openers {
+    let mut openers = Openers::new();
+    for object in model.index.ids().filter_map(|id| Some(&model.index.get(id)?.object)) {
+        let (vrf, network, addresses, opener) = match object {
+            Object::Local(Local { id, vrf, network, encap, mac, addresses, .. }) => {
+                (vrf, (network, *encap), pipeline::addresses(*mac, addresses), Opener::endpoint(id))
+            }
+            Object::Remote(Remote { vrf, network, encap, mac, addresses, .. }) => {
+                (vrf, (network, *encap), pipeline::addresses(*mac, addresses), Opener::Outside)
+            }
+            _ => continue,
+        };
+        let Some(domain) = domain(&model.index, &model.numbers, vrf, network) else { continue };
+        for ip in addresses {
+            let known = openers.entry((domain.zone(), ip)).or_insert(opener);
+            // An endpoint that comes here may have both records for a moment.
+            if opener != Opener::Outside {
+                *known = opener;
+            }
+        }
+    }
+    openers
+}
+
 /// The packets that make the entries of a connection; `None` if the switch cannot have it.
 fn packets(
     model: &SwitchModel,
     services: &Services<'_>,
+    openers: &Openers,
     connection: &TrackedConnection,
 ) -> Option<Vec<Body>> {
     let TrackedConnection { vrf, network, encap, protocol, destination, backend, .. } = connection;
     let domain = domain(&model.index, &model.numbers, vrf, (network, *encap))?;
     let receiver = backend.as_ref().unwrap_or(destination);
     let key = (*protocol, receiver.port());
+    let client = (domain.zone(), connection.client.ip());
+    let opener = openers.get(&client).copied().unwrap_or(Opener::Unknown);
     let Some(backend) = backend else {
-        return exchange(connection, *receiver, &pipeline::accepted(domain, key, None));
+        return exchange(connection, *receiver, &pipeline::accepted(domain, key, None, opener));
     };
     let number = services.get(&(vrf, *destination, *protocol))?;
     let to = Some((*number, destination.port()));
     let mut packets = exchange(connection, *destination, &pipeline::chosen(domain, *backend))?;
-    packets.extend(exchange(connection, *receiver, &pipeline::accepted(domain, key, to))?);
+    packets.extend(exchange(connection, *receiver, &pipeline::accepted(domain, key, to, opener))?);
     Some(packets)
 }
 

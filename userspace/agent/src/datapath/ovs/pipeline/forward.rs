@@ -164,14 +164,16 @@ pub(crate) fn local(local: &Local, segment: Segment, port: u32, dscp: Option<Dsc
     let mut flows = vec![
         Flow::new(table::SOURCE, priority::LOCAL_POD, untagged)
             .apply(domain.enter())
+            .apply([metadata::sent_by(&local.id)])
             .write_metadata(u64::from(tag) << metadata::NETWORK_SHIFT, metadata::NETWORK)
             .goto(table::GUARD),
     ];
     flows.extend(guard::pod(local, port));
     let Local { mac, addresses, identity, .. } = local;
-    let record = Record { segment, mac: *mac, addresses, identity: *identity };
+    let record = Record { segment, mac: *mac, addresses, identity: *identity, port: Some(port) };
     flows.extend(guard::known_local(record));
     flows.extend(policy::endpoint(record));
+    flows.push(policy::known_opener(&local.id, port));
     if let Some(dscp) = dscp {
         let packets = [Match::new().ipv4(), Match::new().ipv6()].map(|m| m.in_port(port.into()));
         flows.extend(packets.map(|m| {
@@ -197,7 +199,7 @@ pub(crate) fn local(local: &Local, segment: Segment, port: u32, dscp: Option<Dsc
 pub(crate) fn remote(remote: &Remote, segment: Segment, port: Option<u32>) -> Vec<Flow> {
     let Segment { tag, domain, .. } = segment;
     let Remote { mac, addresses, identity, .. } = remote;
-    let record = Record { segment, mac: *mac, addresses, identity: *identity };
+    let record = Record { segment, mac: *mac, addresses, identity: *identity, port: None };
     let mut flows = guard::known_remote(record, port);
     flows.extend(policy::endpoint(record));
     if domain.is_local() {

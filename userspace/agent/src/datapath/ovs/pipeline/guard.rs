@@ -43,8 +43,8 @@ pub(super) use self::{
     lookup::port,
     pod::pod,
     record::{
-        IDENTITY, Place, Record, clear, compare, find_owner, find_station, with_owner_at, with_same,
-        with_station_at, without_owner,
+        IDENTITY, Place, Record, STATION_PORT, clear, compare, find_owner, find_station, with_owner_at,
+        with_same, with_station_at, without_owner,
     },
     router::subnet as router,
 };
@@ -64,7 +64,7 @@ fn pass(flow: Flow) -> Flow {
 }
 
 /// Assigned addresses and the link-local one.
-pub(super) fn addresses(mac: Mac, assigned: &Addresses) -> impl Iterator<Item = IpAddr> {
+pub(crate) fn addresses(mac: Mac, assigned: &Addresses) -> impl Iterator<Item = IpAddr> {
     assigned.iter().chain([mac.link_local().into()])
 }
 

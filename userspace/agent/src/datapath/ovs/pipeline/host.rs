@@ -9,7 +9,7 @@
 
 use contiv_model::{mac::Mac, policy::ICMP};
 use ipnet::Ipv4Net;
-use openflow_rs::{Action, Field, Flow, Match, matching::mac_bits};
+use openflow_rs::{Action, Field, Flow, Match, Slice, matching::mac_bits};
 
 use super::{
     answer, guard, kernel,
@@ -21,8 +21,8 @@ use crate::datapath::{
     host_access::{NO_HOST, endpoint_address, kernel_address},
 };
 
-/// One if the destination is in a subnet of the VRF, or in the private one. Policies use the register later.
-const IS_INSIDE: Field = Field::Reg15;
+/// Bit that is set if the destination is in a subnet of the VRF, or in the private one. Policies use it later.
+const IS_INSIDE: Slice = Slice { field: Field::Reg15, offset: 0, width: 1 };
 
 /// Destination unreachable, time exceeded, parameter problem (RFC 792). They quote an address that their receiver does not know.
 const ICMP_ERRORS: [u8; 3] = [3, 11, 12];
@@ -44,12 +44,12 @@ pub(crate) fn from_kernel(port: u32) -> Flow {
 
 /// Packets that pods of a domain send to the router, whose destination no flow has recognised yet.
 fn unknown(domain: Domain) -> Match {
-    routed(domain.packets_from(0)).field(IS_INSIDE, 0u8)
+    routed(domain.packets_from(0)).masked(IS_INSIDE.field, 0u8, 1u8)
 }
 
 /// What is inside goes nowhere but to a known endpoint.
 fn inside(matching: Match) -> Flow {
-    let again = [Action::set(IS_INSIDE, 1u8), Action::resubmit(table::IP)];
+    let again = [Action::load(1, IS_INSIDE), Action::resubmit(table::IP)];
     Flow::new(table::IP, rank::OTHER_VRF, matching).apply(again)
 }
 

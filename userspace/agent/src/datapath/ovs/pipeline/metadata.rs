@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
-use contiv_model::tag::Encap;
+use contiv_model::{name::EndpointId, tag::Encap};
 use openflow_rs::{Action, Field, Match, Slice};
 
-use crate::datapath::ovs::bridge::BridgeKind;
+use crate::datapath::ovs::{bridge::BridgeKind, hash::hash};
 
 /// Set if the frame arrived through a tunnel or from an uplink.
 pub(super) const OUTSIDE: u64 = 1;
@@ -27,6 +27,23 @@ const VRF: (u32, u32) = (18, 13);
 pub(super) const IS_ROUTED: u32 = 1 << 31;
 /// Highest number of a VRF.
 pub(crate) const MAX_VRF: u32 = (1 << VRF.1) - 1;
+
+/// Number of the endpoint of this node that has sent the packet; zero from [`OUTSIDE`]. Host access and policies use the lower bits of the
+/// register.
+pub(super) const SENDER: Slice = Slice { field: Field::Reg15, offset: 8, width: 24 };
+
+/// Returns the number of an endpoint in the labels of the connections that it opens: a hash of its id, and not zero. An endpoint that gets
+/// its address, or its port, has another id.
+pub(crate) fn sender_number(id: &EndpointId) -> u32 {
+    let hash = hash(id.as_str());
+    let number = (hash ^ hash >> SENDER.width ^ hash >> (2 * SENDER.width)) as u32;
+    (number & ((1 << SENDER.width) - 1)).max(1)
+}
+
+/// An endpoint of this node has sent the packet.
+pub(super) fn sent_by(id: &EndpointId) -> Action {
+    Action::load(sender_number(id).into(), SENDER)
+}
 
 /// Returns the bridge that carries a network, and the network's tag there: a VLAN id or a VNI.
 pub(crate) fn bridge_and_tag(encap: Encap) -> (BridgeKind, u32) {

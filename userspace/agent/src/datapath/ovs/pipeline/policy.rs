@@ -1,24 +1,26 @@
 //! Policies: each IP packet is evaluated as [`contiv_model::policy::decide`] does.
 //!
 //! ```text
-//!  4 class ─┬─ unicast ── ct ── 18 state ─┬─ 20 destination ─ 21 source ─ 5 out rules ─ 23 in rules ─ 24 accept ─ 6
+//!  4 class ─┬─ unicast ── ct ── 18 state ─┬─ 55 opener ── 20 destination ─ 21 source ─ 5 out rules ─ 23 in rules ─ 24 accept ─ 6
 //!           │                  ICMP error └─ 19 on path ─┘       │
 //!           ├─ groups, other protocols, not IP ── 20             └─ to a group: 6 ─ 9 ─ each receiver ─ 5 ─ 23 ─ 24 output
 //!           └─ ARP, ND ── 9
 //! ```
 //!
-//! Connection tracking has the direction of a connection and nothing else. The verdict is not stored: every packet, also a
+//! Connection tracking has the direction of a connection, and who has opened it. The verdict is not stored: every packet, also a
 //! reply, is evaluated as the packet that opened its connection, whose addresses, protocol and port are in registers. A
 //! change of the rules, or of an endpoint's identity, is thus in force for established connections as soon as the switch has
 //! revalidated its cache, and there is no revision that has to survive a restart.
 //!
 //! * [`class`]: what is evaluated, and how.
+//! * [`opener`]: the endpoint that has opened a connection.
 //! * [`identity`]: the endpoints of a connection.
 //! * [`rules`]: flows of a group's rules.
 //! * [`replicate`]: evaluation for each receiver of a replicated frame.
 
 mod class;
 mod identity;
+mod opener;
 mod replicate;
 mod rules;
 
@@ -30,9 +32,11 @@ use super::{family::Family, guard, metadata};
 pub(super) use self::{
     class::{base, commit, network, opened_by},
     identity::{endpoint, subnet},
+    opener::known_opener,
     replicate::{far, flood},
 };
 pub(crate) use self::{
+    opener::Opener,
     replicate::{Receiver, receivers},
     rules::{RULE_TABLES, counted_rules, rules},
 };
@@ -63,8 +67,9 @@ const RECEIVER: Field = metadata::FLAGS;
 const IS_RECEIVER: u32 = 1 << 16;
 /// Bit of the same register: the packet returns to the pod that sent it.
 const IS_RETURNING: u32 = 1 << 17;
-/// [`EVALUATED`], [`UNREADABLE`], [`REPLY`] and [`CONNECTION`].
+/// Lower bits of the register: [`EVALUATED`], [`UNREADABLE`], [`REPLY`], [`CONNECTION`] and [`OPENING`].
 const CLASS: Field = Field::Reg15;
+const CLASS_BITS: u16 = 8;
 /// The frame is not exempt from rules.
 const EVALUATED: u8 = 1;
 /// No rule can evaluate the frame: endpoints with rules neither send nor receive it.
@@ -73,6 +78,8 @@ const UNREADABLE: u8 = 2;
 const REPLY: u8 = 4;
 /// The addresses are those with which the connection was opened, not the packet's own.
 const CONNECTION: u8 = 8;
+/// The connection is recorded if rules accept the packet.
+const OPENING: u8 = 16;
 
 fn destination_register(family: Family) -> Field {
     match family {
@@ -130,7 +137,12 @@ fn evaluated(matching: Match) -> Match {
 }
 
 fn classify(class: u8) -> Action {
-    Action::set(CLASS, class)
+    Action::load(class.into(), Slice::bits(CLASS, 0, CLASS_BITS))
+}
+
+/// Requires a reply that is evaluated as such.
+pub(super) fn replied(matching: Match) -> Match {
+    matching.masked(CLASS, REPLY, REPLY)
 }
 
 /// Matches packets that return to the pod that sent them.

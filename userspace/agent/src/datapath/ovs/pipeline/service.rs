@@ -480,7 +480,7 @@ fn reply(service: &Service, domain: Domain, number: u32, port: &Port) -> Flow {
     let family = Family::of(service.vip);
     let reply = ct_state::TRACKED | ct_state::REPLY;
     let m = with_protocol(family.packets(domain.packets()), port).ct_state(reply, reply);
-    let m = m.masked(Field::CtLabel, service_value(number, port.port), SERVICE_MASK);
+    let m = policy::replied(m).masked(Field::CtLabel, service_value(number, port.port), SERVICE_MASK);
     Flow::new(table::SERVICE_SNAT, rank::PORT, m).apply([
         Action::set(family.source(), address_bits(service.vip)),
         Action::set(ports(port.protocol)[0], port.port),

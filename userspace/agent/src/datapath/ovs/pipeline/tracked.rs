@@ -8,21 +8,24 @@ use openflow_rs::Action;
 use super::{
     family::{Family, address_bits},
     metadata::{Domain, service_slice, service_value},
-    policy as rules, service,
+    policy::{self as rules, Opener},
+    service,
 };
 
-/// Records a connection as rules see it. `to` is the number and the port of the service that its client sends to.
+/// Records a connection as rules see it. `to` is the number and the port of the service that its client sends to, `opener` the client.
 pub(crate) fn accepted(
     domain: Domain,
     (protocol, port): (Protocol, u16),
     to: Option<(u32, u16)>,
+    opener: Opener,
 ) -> Vec<Action> {
     let protocol = match protocol {
         Protocol::Tcp => policy::TCP,
         Protocol::Udp => policy::UDP,
     };
     let service = to.map_or(0, |(number, port)| service_value(number, port));
-    vec![Action::load(service, service_slice()), rules::opened_by(protocol, port), rules::commit(domain)]
+    let opened = [Action::load(service, service_slice()), rules::opened_by(protocol, port)];
+    opened.into_iter().chain(opener.sends()).chain([rules::commit(domain)]).collect()
 }
 
 /// Records the backend of a client's connection to a service.

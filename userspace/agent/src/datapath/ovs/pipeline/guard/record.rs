@@ -22,6 +22,8 @@ const OWNER: (Field, [Field; 2]) = (Field::XReg1, [Field::Reg2, Field::Reg3]);
 const PLACE_SHIFT: u32 = 48;
 /// Identity of the endpoint that was found; zero without one.
 pub(in crate::datapath::ovs::pipeline) const IDENTITY: Field = Field::Reg12;
+/// Behind a search for a station its port number, if it is an endpoint of this node, else zero.
+pub(in crate::datapath::ovs::pipeline) const STATION_PORT: Field = Field::Reg11;
 /// Before a search for an owner [`IS_V6`] or zero, behind it the tag of the owner's network. Behind a search for a station
 /// [`IS_KNOWN`] and its [`Place`], or zero.
 const FOUND: Field = Field::Reg13;
@@ -70,6 +72,8 @@ pub(crate) struct Record<'a> {
     pub(crate) mac: Mac,
     pub(crate) addresses: &'a Addresses,
     pub(crate) identity: Option<Identity>,
+    /// Port number of an endpoint of this node.
+    pub(crate) port: Option<u32>,
 }
 
 impl Record<'_> {
@@ -78,6 +82,7 @@ impl Record<'_> {
     pub(super) fn flows(self, station: Place, of_address: impl Fn(IpAddr) -> Place) -> Vec<Flow> {
         let Record { segment: Segment { tag, domain, .. }, mac, .. } = self;
         let identity = || self.identity.map(|identity| Action::set(IDENTITY, identity.get()));
+        let port = self.port.map(|port| Action::set(STATION_PORT, port));
         let owner = |ip: IpAddr| {
             let owner = u64::from(of_address(ip).bits()) << PLACE_SHIFT | mac_bits(mac.0);
             let searched = domain.packets().masked(FOUND, is_v6(Family::of(ip)), IS_V6);
@@ -90,7 +95,8 @@ impl Record<'_> {
         flows.push(Flow::new(table::SAME, priority::MATCH, same).apply([Action::set(IS_SAME, 1u8)]));
         let known = Action::set(FOUND, u32::from(station.bits()) | IS_KNOWN);
         let station = with_mac(network_match(tag), OWNER.1, mac);
-        flows.push(Flow::new(table::STATIONS, priority::MATCH, station).apply([known]).apply(identity()));
+        let station = Flow::new(table::STATIONS, priority::MATCH, station).apply([known]);
+        flows.push(station.apply(port).apply(identity()));
         flows
     }
 }
@@ -122,9 +128,10 @@ pub(in crate::datapath::ovs::pipeline) fn compare(station: Field) -> [Action; 3]
 }
 
 /// Finds the endpoint of the network that has the Ethernet address in a field.
-pub(in crate::datapath::ovs::pipeline) fn find_station(station: Field) -> [Action; 5] {
+pub(in crate::datapath::ovs::pipeline) fn find_station(station: Field) -> [Action; 6] {
     [
         Action::set(OWNER.0, 0u8),
+        Action::set(STATION_PORT, 0u8),
         Action::set(IDENTITY, 0u8),
         Action::set(FOUND, 0u8),
         copy_mac(station, OWNER.0),

@@ -5,7 +5,7 @@ use openflow_rs::{Action, Ct, Field, Flow, Match, Slice, Zone, ct_state};
 
 use super::{
     CONNECTION, EVALUATED, IS_RECEIVER, PORT_BITS, PROTOCOL_AND_PORT, PROTOCOL_SHIFT, RECEIVER, REPLY,
-    UNREADABLE, classify, identity,
+    UNREADABLE, classify, identity, opener,
 };
 use crate::datapath::{
     Network,
@@ -29,6 +29,8 @@ const ANY_FRAGMENT: u8 = 1;
 const LATER_FRAGMENT: u8 = 3;
 /// The fragment header of IPv6.
 const FRAGMENT_HEADER: u8 = 44;
+/// Step of [`untracked`] for packets without ports or protocol.
+const UNREADABLE_STEP: u16 = 3;
 
 /// Protocols that the switch tracks.
 fn tracked_protocols(family: Family) -> [u8; 3] {
@@ -92,6 +94,8 @@ pub(crate) fn base() -> Vec<Flow> {
     }
     let unreadable = class(priority::MISS, Match::new()).apply([classify(EVALUATED | UNREADABLE)]);
     flows.push(unreadable.goto(table::DESTINATION_IDENTITY));
+    flows.extend(Family::ALL.into_iter().flat_map(anew));
+    flows.extend(opener::base());
     flows.extend(identity::base());
     let lead = |from: u8, to: u8| Flow::new(from, priority::MISS, Match::new()).goto(to);
     flows.extend([lead(table::POLICY, table::POLICY_IN), lead(table::POLICY_IN, table::ACCEPT)]);
@@ -120,13 +124,24 @@ fn untracked(family: Family, base: Match) -> Vec<(u16, Match, Vec<Action>)> {
         .into_iter()
         .chain(truncated)
         .chain(extensions)
-        .map(|m| (3, m, [own(), vec![classify(EVALUATED | UNREADABLE)]].concat()));
+        .map(|m| (UNREADABLE_STEP, m, [own(), vec![classify(EVALUATED | UNREADABLE)]].concat()));
     let readable = [
         (2, base.clone().tcp(), with_port(Field::TcpDst)),
         (2, base.clone().udp(), with_port(Field::UdpDst)),
         (0, base.clone(), own()),
     ];
     unreadable.chain(readable).collect()
+}
+
+/// Packets to an endpoint with the addresses of a connection of its predecessor: they begin one of their own.
+fn anew(family: Family) -> Vec<Flow> {
+    let packets = untracked(family, Match::new()).into_iter();
+    let flow = |(step, m, actions): (u16, Match, Vec<Action>)| {
+        let opening = (step != UNREADABLE_STEP).then(opener::mark_opening);
+        let flow = Flow::new(table::ANEW, rank::UNTRACKED + step, m).apply(actions).apply(opening);
+        flow.apply([Action::resubmit(table::DESTINATION_IDENTITY)])
+    };
+    packets.map(flow).collect()
 }
 
 /// Packets with their connection state.
@@ -149,7 +164,7 @@ fn state(family: Family) -> Vec<Flow> {
         let m = family.packets(Match::new()).ct_state(tracked | invalid, tracked | invalid).ip_proto(icmp);
         Flow::new(table::STATE, rank::EXEMPT, m.field(types.1, *kind))
     }));
-    // A connection is not opened by its other end: this is a new one with the ports of one that ended.
+    // A connection is not opened by its other end: this is a new one, with the ports of one that ended or that both ends open.
     let reply = tracked | ct_state::REPLY;
     let opening = family.packets(Match::new()).ct_state(reply, reply | invalid).tcp();
     let opening = opening.masked(Field::TcpFlags, SYN, SYN | ACK);
@@ -161,18 +176,19 @@ fn state(family: Family) -> Vec<Flow> {
     let related = Flow::new(table::STATE, rank::RELATED, related);
     flows.push(related.apply(about_reply()).goto(table::ON_PATH));
     let (error, packet) =
-        ((rank::RELATED, ct_state::RELATED, table::ON_PATH), (rank::TRACKED, 0, table::DESTINATION_IDENTITY));
+        ((rank::RELATED, ct_state::RELATED, table::ON_PATH), (rank::TRACKED, 0, table::OPENER));
     for ((priority, kind, next), directions) in [(error, &[true][..]), (packet, &[false, true])] {
         for is_reply in directions.iter().copied() {
             let direction = if is_reply { ct_state::REPLY } else { 0 };
             let mask = mask | kind;
             let base = family.packets(Match::new()).ct_state(tracked | kind | direction, mask);
+            let found = || if next == table::OPENER { opener::find_port(is_reply) } else { vec![] };
             let whole = Flow::new(table::STATE, priority, base.clone()).apply(original(is_reply));
-            flows.push(whole.goto(next));
+            flows.push(whole.apply(found()).goto(next));
             flows.extend([TCP, UDP].map(|number| {
                 let m = base.clone().field(Field::CtIpProto, number);
                 let flow = Flow::new(table::STATE, priority + 2, m).apply(original(is_reply));
-                flow.apply([port(Field::CtPortDst)]).goto(next)
+                flow.apply([port(Field::CtPortDst)]).apply(found()).goto(next)
             }));
         }
     }
@@ -195,23 +211,28 @@ pub(crate) fn network(network: &Network, domain: Domain) -> Vec<Flow> {
             let track = Action::Ct(Ct { zone, table: Some(table::STATE), ..Ct::default() });
             Flow::new(table::DESTINATION_GROUP, rank::TRACKED, m).apply([track])
         }));
-        let (new, tracked) = (ct_state::NEW, ct_state::TRACKED);
-        let opening = packet().ct_state(new | tracked, new | tracked | ct_state::RELATED | ct_state::INVALID);
-        let accepted = Flow::new(table::ACCEPT, rank::TRACKED, opening);
-        flows.push(accepted.apply([commit(domain), Action::resubmit(table::DSCP)]));
+        // What goes to a successor of the one that has opened a connection begins one in its own direction.
+        let record = Action::Ct(Ct { force: true, ..record(domain) });
+        let accepted = Flow::new(table::ACCEPT, rank::TRACKED, opener::opening(packet()));
+        flows.push(accepted.apply([record, Action::resubmit(table::DSCP)]));
     }
     flows
 }
 
-/// Records an accepted connection. Its replies are translated by its label.
+/// Records an accepted connection. Its replies are translated by its label, and go to the endpoint in it.
 pub(crate) fn commit(domain: Domain) -> Action {
+    Action::Ct(record(domain))
+}
+
+fn record(domain: Domain) -> Ct {
     let label = Slice::bits(Field::CtLabel, 0, service_slice().width);
     let (packet, connection) = opened();
-    let exec = vec![
+    let mut exec = vec![
         Action::Move { from: service_slice(), to: label },
         Action::Move { from: packet, to: connection },
     ];
-    Action::Ct(Ct { commit: true, zone: Zone::Number(domain.zone()), exec, ..Ct::default() })
+    exec.extend(opener::record_sender());
+    Ct { commit: true, zone: Zone::Number(domain.zone()), exec, ..Ct::default() }
 }
 
 /// The packet that opens the connection has this protocol and port.

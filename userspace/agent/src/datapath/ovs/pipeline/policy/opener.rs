@@ -1,0 +1,145 @@
+//! The endpoint that has opened a connection. An address passes from one endpoint to another: replies to the first one are none to
+//! the second, whose rules have not been asked about them.
+//!
+//! ```text
+//!  18 ─┬─ original direction ── 55 opened by the sender? ─┬─ yes ─ 20
+//!      │                                                  └─ no, or new: 24 records the sender ─ 20
+//!      └─ reply ─ 37 receiver ─ 55 opened by the receiver? ─┬─ yes, or not on this node ─ 20
+//!                                                           └─ no ─ 56 evaluated as a packet of no connection ─ 20
+//! ```
+//!
+//! The label of a connection has the number of the endpoint, behind the service. What the sender of the original direction sends is
+//! evaluated anyway: it takes the connection over, so that the ports of one that its predecessor has left can be used again.
+
+use contiv_model::name::EndpointId;
+use openflow_rs::{Action, Field, Flow, Match, Slice, ct_state};
+
+use super::{CLASS, OPENING, REPLY};
+use crate::datapath::ovs::pipeline::{
+    guard::{Place, STATION_PORT, find_station, with_station_at},
+    metadata::{OUTSIDE, SENDER, match_from, sender_number},
+    table::{self, priority},
+};
+
+/// Bits of the label: [`SENDER`].
+const NUMBER: Slice = Slice { field: Field::CtLabel, offset: 40, width: SENDER.width };
+/// Bit of the label, and of the metadata: the connection was opened from outside.
+const IS_OUTSIDE: Slice = Slice { field: Field::CtLabel, offset: NUMBER.offset + NUMBER.width, width: 1 };
+const ORIGIN: Slice = Slice { field: Field::Metadata, offset: OUTSIDE.trailing_zeros() as u16, width: 1 };
+/// All of these bits of the label.
+const MASK: u128 = ((1_u128 << (NUMBER.width + IS_OUTSIDE.width)) - 1) << NUMBER.offset;
+
+/// Who has opened a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Opener {
+    /// An earlier version of the agent, or another datapath, has recorded the connection. Its next packet in the original direction tells.
+    Unknown,
+    /// The endpoint of this node with this number.
+    Here(u32),
+    /// Another node, the physical network or the node's kernel.
+    Outside,
+}
+
+impl Opener {
+    /// The endpoint of this node with this id.
+    pub(crate) fn endpoint(id: &EndpointId) -> Opener {
+        Opener::Here(sender_number(id))
+    }
+
+    /// Reads the label of a connection.
+    pub(crate) fn of_label(label: u128) -> Opener {
+        match label & MASK {
+            0 => Opener::Unknown,
+            bits if bits == Opener::Outside.label() => Opener::Outside,
+            bits => Opener::Here((bits >> NUMBER.offset) as u32),
+        }
+    }
+
+    /// The bits in [`MASK`] of the label.
+    pub(crate) fn label(self) -> u128 {
+        match self {
+            Opener::Unknown => 0,
+            Opener::Here(number) => u128::from(number) << NUMBER.offset,
+            Opener::Outside => 1 << IS_OUTSIDE.offset,
+        }
+    }
+
+    /// Makes a packet of the agent one of this sender.
+    pub(crate) fn sends(self) -> Option<Action> {
+        match self {
+            Opener::Unknown => None,
+            Opener::Here(number) => Some(Action::load(number.into(), SENDER)),
+            Opener::Outside => Some(Action::load(1, ORIGIN)),
+        }
+    }
+}
+
+/// Requires a connection that was opened so.
+fn with_opener(matching: Match, opener: Opener) -> Match {
+    matching.masked(Field::CtLabel, opener.label(), MASK)
+}
+
+/// Requires a packet that opens a connection, or takes one over: it is recorded if rules accept it.
+pub(super) fn opening(matching: Match) -> Match {
+    matching.masked(CLASS, OPENING, OPENING)
+}
+
+/// The packet opens a connection, or takes one over.
+pub(super) fn mark_opening() -> Action {
+    Action::load(1, Slice { field: CLASS, offset: OPENING.trailing_zeros() as u16, width: 1 })
+}
+
+/// Records the sender of the packet in the label of its connection.
+pub(super) fn record_sender() -> [Action; 2] {
+    [Action::Move { from: SENDER, to: NUMBER }, Action::Move { from: ORIGIN, to: IS_OUTSIDE }]
+}
+
+/// Finds the port of the endpoint of this node that has opened the connection of the packet, if it is one of its packets.
+pub(super) fn find_port(is_reply: bool) -> Vec<Action> {
+    match is_reply {
+        false => vec![Action::copy(Field::InPort, STATION_PORT)],
+        true => find_station(Field::EthDst).into(),
+    }
+}
+
+/// Returns the flows that exist for any desired state.
+pub(super) fn base() -> Vec<Flow> {
+    let check = |priority, m| Flow::new(table::OPENER, priority, m);
+    let belongs = |flow: Flow| flow.apply([Action::resubmit(table::DESTINATION_IDENTITY)]);
+    let opens = |flow: Flow| belongs(flow.apply([mark_opening()]));
+    let original = |m: Match| m.masked(CLASS, 0u8, REPLY);
+    let reply = || Match::new().masked(CLASS, REPLY, REPLY);
+    let (new, outside) = (ct_state::NEW, match_from(OUTSIDE));
+    vec![
+        opens(check(priority::MATCH + 1, Match::new().ct_state(new, new))),
+        belongs(check(priority::MATCH, with_opener(original(outside), Opener::Outside))),
+        belongs(check(priority::MATCH, with_opener(reply(), Opener::Unknown))),
+        check(priority::MATCH - 1, with_station_at(reply(), Place::Here))
+            .apply([Action::resubmit(table::ANEW)]),
+        belongs(check(priority::MATCH - 2, reply())),
+        opens(check(priority::MISS, Match::new())),
+    ]
+}
+
+/// Returns the flow that recognises the connections that the local endpoint at `port` has opened.
+pub(crate) fn known_opener(id: &EndpointId, port: u32) -> Flow {
+    let opened = with_opener(Match::new().field(STATION_PORT, port), Opener::endpoint(id));
+    Flow::new(table::OPENER, priority::MATCH, opened).apply([Action::resubmit(table::DESTINATION_IDENTITY)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_tell_who_has_opened_a_connection() {
+        let one = Opener::endpoint(&"net.blue-pod1".into());
+        for opener in [one, Opener::Outside, Opener::Unknown] {
+            // Beside the service.
+            assert_eq!(Opener::of_label(opener.label() | 0x7f_ffff_ffff), opener);
+            assert_eq!(opener.label() & !MASK, 0);
+        }
+        assert_ne!(one, Opener::endpoint(&"net.blue-pod2".into()));
+        assert!(matches!(one, Opener::Here(1..=0xff_ffff)), "{one:?}");
+    }
+}
