@@ -3,7 +3,7 @@
 use std::{collections::HashMap, net::IpAddr};
 
 use contiv_abi::{
-    Flow, TCP, UDP, Verdict,
+    Flow, FlowHalf, TCP, UDP, Verdict,
     tcp::{TcpState, sent},
 };
 use contiv_model::service::Protocol;
@@ -11,13 +11,17 @@ use contiv_model::service::Protocol;
 use crate::datapath::{
     Desired, Error, Network, Object, SequenceNumbers, TrackedConnection,
     ebpf::{
+        device,
         forward::domains::Domains,
         kernel::encode::segment_of,
         maps::{flows::FlowTable, pins::Pins, writes::Writes},
     },
 };
 
-/// The connections of networks in `desired` that rules allow.
+/// Ports of the endpoints of this node, by domain and address.
+type Ports = HashMap<(u32, IpAddr), u32>;
+
+/// The connections of networks in `desired` that rules allow, except those of endpoints that have left their address to others.
 pub(in crate::datapath::ebpf) fn connections(
     pins: &Pins,
     desired: &Desired,
@@ -30,8 +34,32 @@ pub(in crate::datapath::ebpf) fn connections(
             networks.entry(domain.number()).or_insert(network);
         }
     }
+    let ports = ports(&domains, desired);
     let flows = FlowTable::open(pins)?;
-    Ok(flows.read().filter_map(|flow| connection(&flow, networks.get(&flow.head.domain)?)).collect())
+    let current = flows.read().filter(|flow| is_current(flow, &ports));
+    Ok(current.filter_map(|flow| connection(&flow, networks.get(&flow.head.domain)?)).collect())
+}
+
+fn ports(domains: &Domains, desired: &Desired) -> Ports {
+    let mut ports = Ports::new();
+    for (_, object) in desired.iter() {
+        let Object::Local(local) = object else { continue };
+        let domain = domains.of_network(&local.vrf, segment_of(local.encap));
+        let Some((domain, port)) = domain.zip(device::ifindex(&local.port)) else { continue };
+        let addresses = local.addresses.iter().chain([local.mac.link_local().into()]);
+        ports.extend(addresses.map(|ip| ((domain.number(), ip), port)));
+    }
+    ports
+}
+
+/// Whether the endpoint that has begun the flow still has its address.
+fn is_current(flow: &Flow, ports: &Ports) -> bool {
+    let owner = flow.halves[0].owner;
+    match ports.get(&(flow.head.domain, IpAddr::from(flow.client))) {
+        _ if owner == 0 => true,
+        Some(port) => owner == *port,
+        None => owner & FlowHalf::RECEIVED != 0,
+    }
 }
 
 /// `None` for a flow without an answer, at its end, and for one whose client has another port or address for the receiver.
@@ -68,13 +96,28 @@ fn connection(flow: &Flow, network: &Network) -> Option<TrackedConnection> {
 #[cfg(test)]
 mod tests {
     use bytemuck::Zeroable as _;
-    use contiv_abi::{Address, Be16, FlowHalf, FlowHead};
+    use contiv_abi::{Address, Be16, FlowHead};
     use contiv_model::tag::Encap;
 
     use super::*;
 
     fn half(sent: u8, end: u32, acknowledged: u32) -> FlowHalf {
         FlowHalf { sent, end, acknowledged, ..FlowHalf::zeroed() }
+    }
+
+    #[test]
+    fn flows_of_a_predecessor_are_none_of_its_address() {
+        let client = Address::v4([10, 1, 0, 1]);
+        let ports = Ports::from([((7, IpAddr::from(client)), 12)]);
+        let is_current = |domain, owner| {
+            let half = FlowHalf { owner, ..FlowHalf::zeroed() };
+            let head = FlowHead { domain, ..FlowHead::default() };
+            is_current(&Flow { client, head, halves: [half; 2], ..Flow::zeroed() }, &ports)
+        };
+        let owners = [0, 12, 11, 12 | FlowHalf::RECEIVED];
+        assert_eq!(owners.map(|owner| is_current(7, owner)), [true, true, false, false]);
+        // No endpoint of this node has the address.
+        assert_eq!(owners.map(|owner| is_current(8, owner)), [true, false, false, true]);
     }
 
     #[test]
