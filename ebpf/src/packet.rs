@@ -218,7 +218,7 @@ pub(crate) struct Replaces;
 impl Replaces {
     /// None was found.
     pub(crate) const NOTHING: u8 = 0;
-    /// It has ended, or its endpoint was another one.
+    /// It has ended, its endpoint was another one, or its other end begins one.
     pub(crate) const ENDED: u8 = 1;
     /// It is unreplied, and the client has sent its SYN again.
     pub(crate) const UNREPLIED: u8 = 2;

@@ -64,7 +64,8 @@ pub(crate) extern "C" fn ctv_track(packet: *mut Packet, skb: *mut __sk_buff) -> 
     if code == GO_ON && packet.icmp_error != Told::NOTHING { ctv_outside(packet) } else { code }
 }
 
-/// Whether the packet is the first of a TCP connection: what a client sends before it gets a reply.
+/// Whether the packet is the first of a TCP connection: what a client sends before it gets a reply. In the direction of replies, it is
+/// the first one of a connection of the other end.
 #[inline(always)]
 pub(crate) fn opens(packet: &Packet) -> bool {
     packet.tcp & (tcp::SYN | tcp::ACK) == tcp::SYN && packet.tuple.protocol == TCP
@@ -218,7 +219,8 @@ extern "C" fn ctv_by(packet: *mut Packet) -> u32 {
         return NEW;
     }
     let sender = sender_of(packet, half, !reply);
-    if half.is_closing() && opens(packet) || sender == ANOTHER {
+    // What the other end opens is another connection, even if this one has not ended: its rules have not been asked.
+    if opens(packet) && half.is_closing() | reply || sender == ANOTHER {
         flows::count(FlowEvent::Reused);
         packet.replaces = Replaces::ENDED;
         return NEW;

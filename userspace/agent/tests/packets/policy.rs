@@ -26,6 +26,7 @@ use crate::{
 };
 
 mod ip_reuse;
+mod opening;
 mod oracle;
 
 const CLIENT: Endpoint = Endpoint(1);
