@@ -56,6 +56,7 @@ on_every_datapath!([
         the_highest_priority_decides, rules_match_addresses, icmp_rules_match_both_families, policies_do_not_apply_to_neighbour_discovery,
         rules_apply_to_solicitations_from_afar,
         packets_get_the_dscp_of_their_group;
+    connections: replies_reach_no_successor, the_other_end_opens_a_connection_of_its_own;
     services: connections_go_to_backends, requests_for_the_address_are_answered, backends_come_and_go,
         backends_are_reachable_directly, policies_see_the_backend, tcp_connections_over_ipv6, a_pod_reaches_itself,
         refused_clients_are_told, errors_are_about_the_service,

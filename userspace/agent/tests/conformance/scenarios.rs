@@ -1,6 +1,7 @@
 //! Scenarios. Each creates its own node.
 
 pub(crate) mod change;
+pub(crate) mod connections;
 pub(crate) mod drift;
 pub(crate) mod external;
 pub(crate) mod failure;

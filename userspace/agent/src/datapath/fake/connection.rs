@@ -1,6 +1,6 @@
 //! What a node remembers of a connection.
 
-use contiv_model::{mac::Mac, vrf::Vrf};
+use contiv_model::{mac::Mac, name::EndpointId, vrf::Vrf};
 
 use crate::datapath::wire::packet::{End, Tuple};
 
@@ -14,6 +14,8 @@ pub(super) struct Connection {
     /// Ethernet addresses of the source and of the destination, as the latest packet has them: an endpoint that uses an address
     /// without a record keeps its group.
     pub(super) macs: [Option<Mac>; 2],
+    /// The endpoint of this node that has opened it.
+    pub(super) opener: Option<EndpointId>,
 }
 
 impl Connection {
@@ -24,6 +26,11 @@ impl Connection {
     /// With the Ethernet addresses of the source and of the destination.
     pub(super) fn between(self, macs: [Mac; 2]) -> Connection {
         Connection { macs: macs.map(Some), ..self }
+    }
+
+    /// With the endpoint of this node that has opened it.
+    pub(super) fn opened_by(self, opener: Option<EndpointId>) -> Connection {
+        Connection { opener, ..self }
     }
 
     /// Whether a service leads the client back to itself.

@@ -55,8 +55,8 @@ pub(super) fn arrived(network: &Network<'_>, service: &Service, tuple: Tuple, to
     let port = service_port(service, tuple)?;
     let local = locals(network.objects).find(|local| local.encap == network.encap && local.mac == to)?;
     let backend = service.backends.iter().find(|backend| local.addresses.contains(backend.ip))?;
-    let direct = Connection { vrf: network.vrf.clone(), tuple, to: tuple.destination, macs: [None; 2] };
-    Some(Connection { to: (backend.ip, port.target), ..direct })
+    let (vrf, to) = (network.vrf.clone(), (backend.ip, port.target));
+    Some(Connection { vrf, tuple, to, macs: [None; 2], opener: None })
 }
 
 /// Whether a packet can be for a service.

@@ -51,7 +51,8 @@ impl<'a> Network<'a> {
     /// services: traffic from another node is already translated.
     pub(super) fn open(&self, tuple: Tuple, by_client: bool) -> Option<Connection> {
         let (vip, port) = tuple.destination;
-        let direct = Connection { vrf: self.vrf.clone(), tuple, to: tuple.destination, macs: [None; 2] };
+        let (vrf, to) = (self.vrf.clone(), tuple.destination);
+        let direct = Connection { vrf, tuple, to, macs: [None; 2], opener: None };
         let Some(service) = self.services().find(|service| by_client && service.vip == vip) else {
             return Some(direct);
         };
@@ -313,7 +314,8 @@ impl<'a> Network<'a> {
     pub(super) fn answer(&self, frame: &[u8], packet: &Packet) -> Option<Option<Vec<u8>>> {
         let (from, to) = (packet.tuple.source.0, packet.tuple.destination);
         if self.router().gateway(to.0).is_some() {
-            let connection = Connection { vrf: self.vrf.clone(), tuple: packet.tuple, to, macs: [None; 2] };
+            let (vrf, tuple) = (self.vrf.clone(), packet.tuple);
+            let connection = Connection { vrf, tuple, to, macs: [None; 2], opener: None };
             let is_allowed = self.decision(&connection).action == Action::Allow;
             return Some(answer::echo_reply(frame, packet).filter(|_| is_allowed));
         }

@@ -102,7 +102,7 @@ impl Oracle<'_> {
             let reply = |frame| Delivery { to: Target::Pod(sender.port.clone()), frame };
             return self.forwarded(answer.map(reply).into_iter().collect());
         }
-        let known = self.traffic.find(self.network.vrf, packet.tuple);
+        let known = self.traffic.known(&self.network, &packet, &inner);
         let service = self.probe.service.as_ref().map(ToString::to_string);
         let opened = || Some((self.network.open(packet.tuple, self.sender.is_some())?, Direction::Original));
         let is_known = known.is_some();

@@ -1,7 +1,8 @@
 //! Policies, DSCP and services, evaluated by the oracle of the model.
 //!
 //! A connection stores its initiator and its backend. Everything else is evaluated for each packet, so that a change of the
-//! rules applies to established connections. Simplifications compared with a real datapath: connections do not end;
+//! rules applies to established connections. What the other end opens, and replies to an initiator whose address has passed to another
+//! endpoint, are packets of a new connection. Simplifications compared with a real datapath: connections do not end;
 //! fragments after the first are not handled; ICMP errors of clients outside the cluster are not translated; backends are those
 //! of the network of the service; rates are not limited.
 
@@ -103,10 +104,11 @@ impl Traffic {
                 None => Some(network.bridge(inner, packet, from)),
             };
         }
-        let (connection, direction) = match self.find(vrf, packet.tuple) {
+        let opener = sender.map(|sender| sender.id.clone());
+        let (connection, direction) = match self.known(&network, &packet, &inner) {
             Some(known) => known,
             None => match (network.open(packet.tuple, sender.is_some()), sender) {
-                (Some(opened), _) => (opened, Direction::Original),
+                (Some(opened), _) => (opened.opened_by(opener.clone()), Direction::Original),
                 (None, Some(sender)) => return network.refuse(&inner, &packet, sender),
                 (None, None) => return None,
             },
@@ -123,10 +125,17 @@ impl Traffic {
         if network.decision(&connection).action == Action::Deny {
             return None;
         }
+        if direction == Direction::Original
+            && let Some(known) = is_known.and_then(|at| self.0.get_mut(at))
+        {
+            known.opener = opener;
+        }
         network.rewrite(&mut inner, packet, &connection, direction, sender)?;
         let copies = network.forward(inner, packet, (&connection, direction), for_router.is_some(), from);
         // The backend is chosen before it shows that the packet does not get there: its TTL has expired.
         if is_known.is_none() && (copies.is_some() || connection.is_translated()) {
+            // One whose other end has opened this is over.
+            self.0.retain(|known| known.vrf != connection.vrf || known.reply() != connection.tuple);
             self.0.push(connection);
         }
         copies
@@ -192,7 +201,21 @@ impl Traffic {
         known.filter(|_| to == quoted.source.0 && is_on_path).map(|(connection, _)| connection)
     }
 
-    pub(super) fn find(&self, vrf: &Vrf, tuple: Tuple) -> Option<(Connection, Direction)> {
+    /// The connection that a packet in a frame belongs to.
+    pub(super) fn known(
+        &self,
+        network: &Network<'_>,
+        packet: &Packet,
+        frame: &[u8],
+    ) -> Option<(Connection, Direction)> {
+        let (connection, direction) = self.find(network.vrf, packet.tuple)?;
+        let receiver = || network.local_at(connection.tuple.source.0);
+        let is_of_receiver = || receiver().is_none_or(|local| connection.opener.as_ref() == Some(&local.id));
+        let belongs = direction == Direction::Original || !packet.opens_tcp(frame) && is_of_receiver();
+        belongs.then_some((connection, direction))
+    }
+
+    fn find(&self, vrf: &Vrf, tuple: Tuple) -> Option<(Connection, Direction)> {
         let of_vrf = || self.0.iter().filter(|known| known.vrf == *vrf).cloned();
         let there = of_vrf().find(|known| known.tuple == tuple).map(|known| (known, Direction::Original));
         there.or_else(|| {

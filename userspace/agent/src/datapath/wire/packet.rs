@@ -114,6 +114,15 @@ impl Packet {
         self.body..self.end
     }
 
+    /// Whether this is the first segment of a TCP connection: a SYN without an ACK.
+    pub(crate) fn opens_tcp(&self, frame: &[u8]) -> bool {
+        const FLAGS: usize = 13;
+        const SYN: u8 = 0x02;
+        const ACK: u8 = 0x10;
+        let flags = frame.get(self.body + FLAGS).copied().unwrap_or_default();
+        self.tuple.protocol == TCP && self.has_body && flags & (SYN | ACK) == SYN
+    }
+
     /// Whether this is a whole ICMP echo request.
     pub(crate) fn is_echo_request(&self, frame: &[u8]) -> bool {
         let request = if self.v6 { (ICMPV6, [128, 0]) } else { (ICMP, [8, 0]) };

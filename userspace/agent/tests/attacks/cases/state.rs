@@ -9,7 +9,7 @@ use crate::{
 };
 
 pub(super) fn attacks() -> Vec<Attack> {
-    [flags(), ports(), malformed(), replies(), ended()].into_iter().flatten().collect()
+    [flags(), ports(), malformed(), replies(), reversed(), ended()].into_iter().flatten().collect()
 }
 
 /// Under a deny no segment passes, whatever it claims to be.
@@ -154,17 +154,35 @@ fn replies() -> Vec<Attack> {
     ]
 }
 
+/// The victim opens a connection to the attacker.
+fn connection(s: &Scene) -> Vec<Step> {
+    let there = |flags| s.ip_of_victim(s.attacker).tcp(PORT, s.sport(), flags);
+    let back = |flags| s.ip().tcp(s.sport(), PORT, flags);
+    vec![
+        s.send_by(s.victim, &there(tcp_flags::SYN).sequence(1000, 0)),
+        s.send(&back(tcp_flags::SYN | tcp_flags::ACK).sequence(5000, 1001)).anything(),
+        s.send_by(s.victim, &there(tcp_flags::ACK).sequence(1001, 5001)),
+    ]
+}
+
+/// The ports of the victim's connection let none of the other end in.
+fn reversed() -> Vec<Attack> {
+    fn syn(s: &Scene, sequence: u32) -> Step {
+        s.send(&s.ip().tcp(s.sport(), PORT, tcp_flags::SYN).sequence(sequence, 0))
+    }
+    vec![
+        Attack::new("new", "SYN with the ports of an established connection", |s| {
+            [connection(s), vec![syn(s, 5001), syn(s, 90_000), syn(s, 5000)]].concat()
+        }),
+        Attack::new("new", "SYN with the ports of a connection that the victim opens", |s| {
+            let opening = s.ip_of_victim(s.attacker).tcp(PORT, s.sport(), tcp_flags::SYN);
+            vec![s.send_by(s.victim, &opening.sequence(1000, 0)), syn(s, 5000), syn(s, 5000)]
+        }),
+    ]
+}
+
 /// The ports of a connection that has ended let no new one in.
 fn ended() -> Vec<Attack> {
-    let connection = |s: &Scene| {
-        let there = |flags| s.ip_of_victim(s.attacker).tcp(PORT, s.sport(), flags);
-        let back = |flags| s.ip().tcp(s.sport(), PORT, flags);
-        vec![
-            s.send_by(s.victim, &there(tcp_flags::SYN).sequence(1000, 0)),
-            s.send(&back(tcp_flags::SYN | tcp_flags::ACK).sequence(5000, 1001)).anything(),
-            s.send_by(s.victim, &there(tcp_flags::ACK).sequence(1001, 5001)),
-        ]
-    };
     let ended_by = |name: &str, end: fn(&Scene) -> Vec<Step>| {
         Attack::new("held", format!("SYN with the ports of a connection that ended by {name}"), move |s| {
             let syn = s.ip().tcp(s.sport(), PORT, tcp_flags::SYN).sequence(90_000, 0);

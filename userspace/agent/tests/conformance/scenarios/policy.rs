@@ -54,7 +54,7 @@ fn world<H: Harness>(net: &Net) -> Result<World<H>> {
 }
 
 /// Datagrams from one endpoint and port to another, IPv4 and IPv6.
-fn from_to(from: (u8, u16), to: (u8, u16)) -> [Packet; 2] {
+pub(crate) fn from_to(from: (u8, u16), to: (u8, u16)) -> [Packet; 2] {
     let eth = || Packet::eth(mac(to.0), mac(from.0));
     let text = b"policies";
     [
