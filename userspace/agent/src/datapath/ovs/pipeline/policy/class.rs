@@ -164,13 +164,16 @@ fn state(family: Family) -> Vec<Flow> {
         let m = family.packets(Match::new()).ct_state(tracked | invalid, tracked | invalid).ip_proto(icmp);
         Flow::new(table::STATE, rank::EXEMPT, m.field(types.1, *kind))
     }));
-    // A connection is not opened by its other end: this is a new one, with the ports of one that ended or that both ends open.
-    let reply = tracked | ct_state::REPLY;
-    let opening = family.packets(Match::new()).ct_state(reply, reply | invalid).tcp();
-    let opening = opening.masked(Field::TcpFlags, SYN, SYN | ACK);
-    let again = Flow::new(table::STATE, rank::EXEMPT, opening).apply(own());
-    flows.push(again.apply([port(Field::TcpDst)]).goto(table::DESTINATION_IDENTITY));
     let mask = tracked | invalid | ct_state::REPLY;
+    // A connection is not opened by its other end: this is a new one, with the ports of one that ended or that both ends open. Before
+    // the first reply, the userspace datapath takes it for the original direction.
+    let opening = |direction: u32| {
+        let m = family.packets(Match::new()).ct_state(tracked | direction, mask).tcp();
+        let flow = Flow::new(table::STATE, rank::EXEMPT, m.masked(Field::TcpFlags, SYN, SYN | ACK));
+        flow.apply(own()).apply([port(Field::TcpDst)])
+    };
+    flows.push(opening(ct_state::REPLY).goto(table::DESTINATION_IDENTITY));
+    flows.push(opening(0).apply(opener::find_port(false)).goto(table::OPENER));
     let related =
         family.packets(Match::new()).ct_state(tracked | ct_state::RELATED, mask | ct_state::RELATED);
     let related = Flow::new(table::STATE, rank::RELATED, related);
