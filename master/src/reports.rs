@@ -190,7 +190,8 @@ pub fn find_endpoint(cache: &ClusterCache, search: &str, scope: &Scope) -> Answe
         .find(|e| names(e, &|name| name == search))
         .or_else(|| all().find(|e| names(e, &|name| name.contains(search))))
         .ok_or_else(|| Problem::not_found("endpoint not found"))?;
-    let oper = cache.get::<endpoint::Oper>(&found.id);
+    // An agent records an endpoint before it has a port.
+    let oper = cache.get::<endpoint::Oper>(&found.id).filter(|oper| !oper.port_name.is_empty());
     let virtual_port = oper.map(|oper| format!("v{}", oper.port_name)).unwrap_or_default();
     go_json::encode(&EndpointInspect {
         oper: EndpointOper { key: search.to_owned(), virtual_port, ..endpoint(found) },

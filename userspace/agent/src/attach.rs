@@ -17,6 +17,7 @@ mod lost;
 mod metrics;
 mod pod;
 mod pods;
+mod record;
 mod requirements;
 mod server;
 mod undo;

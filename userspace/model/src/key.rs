@@ -193,8 +193,9 @@ pub struct UnknownKey(pub String);
 pub const NETWORKS: &str = "/contiv.io/state/nets/";
 /// Prefix of [`Key::Endpoint`].
 pub const ENDPOINTS: &str = "/contiv.io/state/eps/";
+/// Prefix of [`Key::EndpointOper`].
+pub const ENDPOINTS_OPER: &str = "/contiv.io/oper/eps/";
 /// Prefixes of the keys that end in one name.
-const ENDPOINTS_OPER: &str = "/contiv.io/oper/eps/";
 const GROUPS: &str = "/contiv.io/state/endpointGroups/";
 const NODES: &str = "/contiv.io/oper/node/";
 /// Prefix of [`Key::NodeVtep`].

@@ -1,12 +1,10 @@
 use std::time::Instant;
 
 use contiv_model::{
-    endpoint::{Endpoint, Oper, State},
+    endpoint::{Endpoint, State},
     key::Key,
-    name::EndpointId,
     network::Network,
 };
-use contiv_store::Txn;
 use contivk8s::wire::{Reply, Request};
 use futures::FutureExt as _;
 use ipnet::{Ipv4Net, Ipv6Net};
@@ -18,6 +16,7 @@ use super::{
     link::{DefaultRoutes, Netns, PodInterface, forget_connections},
     pod::Pod,
     pods::{Pods, STATE_TIMEOUT},
+    record::oper,
     undo::{Rollback, RollbackStep},
 };
 use crate::{
@@ -28,9 +27,6 @@ use crate::{
     reconcile::Presence,
     state::Attachment,
 };
-
-/// Prefix that the record's interface name lacks: the original's pair was `vport3` in the pod and `vvport3` on the node.
-pub(super) const HOST_END_PREFIX: &str = "v";
 
 impl Pods {
     /// Attaches a pod. Idempotent: for an attached pod the reply is the same.
@@ -134,7 +130,6 @@ impl Pods {
         parts.attacher.attach(&endpoint.id, Attachment { port: port.clone(), owner: pod.owner });
 
         let record = oper(&state, pod, &port, &self.parts().node.vtep.to_string());
-        rollback.push(RollbackStep::Record(endpoint.id.clone()));
         let (recorded, settled) = tokio::join!(
             self.record(&endpoint.id, &record).inspect(|_| {
                 log_step("record written");
@@ -168,17 +163,28 @@ impl Pods {
             common_name: pod.common_name.clone(),
             host: parts.node.host.to_string(),
         };
+        let preliminary = match pod.owner {
+            Owner::Pod => self.begin_record(pod, rollback).await?,
+            // The node joins its networks again.
+            Owner::Node => None,
+        };
+        reach("preliminary record");
         let state = match parts.master.create_endpoint(&new).await {
             Ok(state) => state,
-            Err(error) if error.is_not_found() => return Err(pod.unknown_names(&error)),
             Err(error) => {
-                if !error.is_refusal() {
-                    rollback.set_unanswered();
+                match error.is_refusal() {
+                    true => rollback.extend(preliminary),
+                    // The record remains, as the endpoint may.
+                    false => rollback.set_unanswered(),
                 }
-                return Err(Failure::master(Step::Create, &error));
+                return Err(match error.is_not_found() {
+                    true => pod.unknown_names(&error),
+                    false => Failure::master(Step::Create, &error),
+                });
             }
         };
         if state.homing_host != parts.node.host.as_str() {
+            rollback.extend(preliminary);
             let why = format!("endpoint {} already exists on node {}", state.id, state.homing_host);
             return Err(Failure::new(Step::Create, why));
         }
@@ -321,21 +327,6 @@ impl Pods {
             ..Reply::default()
         })
     }
-
-    /// Writes the record of an ADD that was interrupted before it did.
-    async fn complete_record(&self, pod: &Pod, port: &str) -> Result<(), Failure> {
-        let id = pod.endpoint_id();
-        let Some(state) = self.stored(&id, Step::Record).await? else { return Ok(()) };
-        self.record(&id, &oper(&state, pod, port, &self.parts().node.vtep.to_string())).await
-    }
-
-    async fn record(&self, id: &EndpointId, oper: &Oper) -> Result<(), Failure> {
-        let body = serde_json::to_vec(oper).map_err(|e| Failure::new(Step::Record, e.to_string()))?;
-        let txn = Txn::new().put(Key::EndpointOper(id.clone()).to_string(), body);
-        // A transaction without guards cannot conflict.
-        let written = self.parts().store.commit(txn).await;
-        written.map(drop).map_err(|e| Failure::new(Step::Record, one_line(&e)).temporary())
-    }
 }
 
 /// The reply of an ADD, after which these default routes lead through the interface.
@@ -343,22 +334,4 @@ fn with_routes(reply: Reply, routes: DefaultRoutes) -> Reply {
     let other_route = reply.gateway.is_some() && !routes.ipv4;
     let other_route6 = reply.gateway6.is_some() && !routes.ipv6;
     Reply { other_route, other_route6, ..reply }
-}
-
-fn oper(state: &State, pod: &Pod, port: &str, vtep: &str) -> Oper {
-    Oper {
-        id: state.id.clone(),
-        net_id: state.net_id.clone(),
-        endpoint_id: state.endpoint_id.clone(),
-        service_name: state.service_name.clone(),
-        cont_uuid: pod.endpoint.clone(),
-        ip_address: state.ip_address.clone(),
-        ipv6_address: state.ipv6_address.clone(),
-        mac_address: state.mac_address.clone(),
-        homing_host: state.homing_host.clone(),
-        intf_name: pod.ifname.clone(),
-        port_name: port.strip_prefix(HOST_END_PREFIX).unwrap_or(port).to_owned(),
-        vtep_ip: vtep.to_owned(),
-        cni_configuration: Some(pod.configuration.clone()).filter(|name| !name.is_empty()),
-    }
 }

@@ -1,7 +1,6 @@
 use std::collections::BTreeMap;
 
-use contiv_model::{key::Key, name::EndpointId};
-use contiv_store::Txn;
+use contiv_model::name::EndpointId;
 use contivk8s::{
     spec::Code,
     wire::{Reply, Request},
@@ -54,7 +53,7 @@ impl Pods {
         let mut results = vec![self.delete_interface(&id).await];
         // The endpoint and its addresses are released in the store that has them.
         match self.check_store(Step::Delete) {
-            Ok(()) => results.extend(self.release(pod, has_entry).await),
+            Ok(()) => results.push(self.release(pod, has_entry).await),
             Err(failure) => results.push(Err(failure)),
         }
         let mut failures = results.into_iter().filter_map(Result::err);
@@ -63,27 +62,25 @@ impl Pods {
         Err(first.and(&others))
     }
 
-    /// Deletes the endpoint and its record, unless they are another node's. netmaster is not asked for an endpoint that is
+    /// Deletes the endpoint and then its record, unless they are another node's. netmaster is not asked for an endpoint that is
     /// not in the store and that no ADD of this node can have created: it may be away.
-    async fn release(&self, pod: &Pod, has_entry: bool) -> Vec<Result<(), Failure>> {
+    async fn release(&self, pod: &Pod, has_entry: bool) -> Result<(), Failure> {
         let id = pod.endpoint_id();
-        let stored = match self.stored(&id, Step::Delete).await {
-            Ok(stored) => stored,
-            Err(failure) => return vec![Err(failure)],
-        };
+        let stored = self.stored(&id, Step::Delete).await?;
         let host = stored.as_ref().map_or("", |endpoint| endpoint.homing_host.as_str());
         if !host.is_empty() && host != self.parts().node.host.as_str() {
             tracing::warn!(endpoint = %id, host, "not deleting an endpoint of another node");
-            return vec![];
+            return Ok(());
         }
-        let mut results = vec![];
-        if stored.is_some() || has_entry {
-            results.push(self.delete_at_master(pod).await.map(drop));
+        // netmaster may still be creating an endpoint that was recorded.
+        if stored.is_some() || has_entry || self.own_record(pod).await?.is_some() {
+            // After a failure the record remains, as the endpoint may: the entry need not outlive a power failure.
+            self.delete_at_master(pod).await?;
         }
         reach("deletion at netmaster");
-        results.push(self.delete_record(&id).await);
+        self.delete_record(&id).await?;
         reach("deletion of the record");
-        results
+        Ok(())
     }
 
     /// Removes the entry of an attachment of which nothing remains.
@@ -155,13 +152,6 @@ impl Pods {
         let deleted =
             self.parts().master.delete_endpoint(pod.tenant.as_str(), pod.network.as_str(), &pod.endpoint);
         deleted.await.map_err(|e| Failure::master(Step::Delete, &e))
-    }
-
-    pub(super) async fn delete_record(&self, id: &EndpointId) -> Result<(), Failure> {
-        let txn = Txn::new().delete(Key::EndpointOper(id.clone()).to_string());
-        // A transaction without guards cannot conflict; deleting a missing key is no error.
-        let deleted = self.parts().store.commit(txn).await;
-        deleted.map(drop).map_err(|e| Failure::new(Step::Record, one_line(&e)).temporary())
     }
 }
 

@@ -3,15 +3,15 @@
 
 use std::{collections::BTreeSet, sync::PoisonError, time::Instant};
 
-use contiv_model::{endpoint::Oper, key::Key, name::EndpointId};
+use contiv_model::{endpoint::Oper, name::EndpointId};
 
 use super::{
-    add::HOST_END_PREFIX,
     failure::{Failure, Step},
     journal::{Entry, Progress},
     link::{AttachedPort, Netns},
     pod::Pod,
     pods::Pods,
+    record::host_end,
 };
 use crate::error::one_line;
 
@@ -91,7 +91,7 @@ impl Pods {
     /// that cannot be read. Their network configuration is that of the record; empty if unknown.
     pub(super) async fn without_interface(&self) -> Result<Vec<Pod>, Failure> {
         let parts = self.parts();
-        let candidates: Vec<Pod> = parts.reader.with(|state| {
+        let mut candidates: Vec<Pod> = parts.reader.with(|state| {
             let pod = |id: &EndpointId| {
                 let endpoint = state.endpoint(id)?;
                 if state.attachment(id).is_some() || parts.journal.get(id).is_some() {
@@ -106,13 +106,16 @@ impl Pods {
             };
             state.on_host(&parts.node.host).filter_map(pod).collect()
         });
+        if parts.journal.boot().is_new() {
+            candidates.extend(self.without_endpoint().await?);
+        }
         if candidates.is_empty() {
             return Ok(vec![]);
         }
         let ports = parts.links.attachments().await.map_err(|e| Failure::link(Step::Unplug, &e))?;
         let mut lost = vec![];
         for pod in candidates {
-            let record = self.own_record(&pod, &ports).await?;
+            let record = self.record_without_interface(&pod, &ports).await?;
             match record {
                 Some(oper) => {
                     lost.push(Pod { configuration: oper.cni_configuration.unwrap_or_default(), ..pod });
@@ -124,27 +127,37 @@ impl Pods {
         Ok(lost)
     }
 
-    /// The record that this node wrote of the endpoint, if its interface does not exist any more. Endpoints that others created
-    /// at netmaster have no record.
-    async fn own_record(&self, pod: &Pod, ports: &[AttachedPort]) -> Result<Option<Oper>, Failure> {
+    /// Endpoints that this node has recorded and that are not in the state: the power failed before netmaster created them, or after it
+    /// had deleted them.
+    async fn without_endpoint(&self) -> Result<Vec<Pod>, Failure> {
+        let recorded = self.recorded().await?;
         let parts = self.parts();
-        let key = Key::EndpointOper(pod.endpoint_id()).to_string();
-        let record = parts.store.get(&key).await;
-        let record = record.map_err(|e| Failure::new(Step::Delete, one_line(&e)).temporary())?;
-        let Some(record) = record else { return Ok(None) };
-        let oper = match serde_json::from_slice::<Oper>(&record.value) {
-            Ok(oper) => oper,
-            Err(error) => {
-                tracing::warn!("read {key}: {error}");
-                return Ok(None);
-            }
-        };
+        Ok(parts.reader.with(|state| {
+            let is_unknown = |pod: &&Pod| {
+                let id = pod.endpoint_id();
+                let is_known = state.endpoint(&id).is_some() || state.attachment(&id).is_some();
+                !is_known && parts.journal.get(&id).is_none()
+            };
+            recorded.iter().filter(is_unknown).cloned().collect()
+        }))
+    }
+
+    /// The record that this node wrote of the endpoint, if its interface does not exist any more.
+    async fn record_without_interface(
+        &self,
+        pod: &Pod,
+        ports: &[AttachedPort],
+    ) -> Result<Option<Oper>, Failure> {
+        let parts = self.parts();
+        let Some(oper) = self.own_record(pod).await? else { return Ok(None) };
         // The original netplugin's interfaces do not tell their endpoints: they may belong to running pods.
-        let port = format!("{HOST_END_PREFIX}{}", oper.port_name);
-        let is_of_original = !ports.iter().any(|known| known.port == port)
-            && parts.links.exists(&port).await.map_err(|e| Failure::link(Step::Unplug, &e))?;
-        // Another machine may have this node's name by mistake.
-        let is_own = oper.cont_uuid == pod.endpoint && oper.vtep_ip == parts.node.vtep.to_string();
-        Ok((is_own && !is_of_original).then_some(oper))
+        let is_of_original = match host_end(&oper) {
+            Some(port) => {
+                !ports.iter().any(|known| known.port == port)
+                    && parts.links.exists(&port).await.map_err(|e| Failure::link(Step::Unplug, &e))?
+            }
+            None => false,
+        };
+        Ok((!is_of_original).then_some(oper))
     }
 }

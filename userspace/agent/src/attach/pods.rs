@@ -12,7 +12,7 @@ use contiv_model::{
     tag::Encap,
 };
 use contiv_store::Store;
-use tokio::sync::{OwnedMutexGuard, watch};
+use tokio::sync::{OnceCell, OwnedMutexGuard, watch};
 
 use super::{
     failure::{Failure, Step},
@@ -83,6 +83,8 @@ pub(super) struct Inner {
     pub(super) locks: KeyLock,
     /// When an attachment was found without interface and network namespace first.
     pub(super) lost_since: Mutex<BTreeMap<EndpointId, Instant>>,
+    /// Pods whose endpoints this node had recorded when it was asked first.
+    pub(super) recorded: OnceCell<Vec<Pod>>,
     /// `None` while unknown.
     underlay: Mutex<Option<Underlay>>,
     pub(super) warnings: watch::Sender<NodeWarnings>,
@@ -93,7 +95,8 @@ impl Pods {
     pub fn new(parts: Parts) -> Pods {
         let (warnings, _) = watch::channel(NodeWarnings::default());
         let (locks, lost_since, underlay) = (KeyLock::default(), Mutex::default(), Mutex::default());
-        Pods(Arc::new(Inner { parts, locks, lost_since, underlay, warnings }))
+        let recorded = OnceCell::new();
+        Pods(Arc::new(Inner { parts, locks, lost_since, recorded, underlay, warnings }))
     }
 
     /// Reports that the node keeps its datapath instead of the chosen one.

@@ -17,14 +17,14 @@ pub(super) struct Rollback {
 
 #[derive(Debug)]
 pub(super) enum RollbackStep {
-    /// Delete the endpoint at netmaster.
+    /// Delete the record of an endpoint that netmaster did not create; the store's revision of its write.
+    PreliminaryRecord(EndpointId, i64),
+    /// Delete the endpoint at netmaster, then its record.
     Endpoint(Pod),
     /// Delete the interface.
     Interface(String),
     /// Remove the interface from the state and the datapath.
     Attachment(EndpointId),
-    /// Delete the operational record in the store.
-    Record(EndpointId),
 }
 
 impl Rollback {
@@ -32,7 +32,11 @@ impl Rollback {
         self.steps.push(step);
     }
 
-    /// netmaster may have created the endpoint without an answer that tells it.
+    pub(super) fn extend(&mut self, steps: impl IntoIterator<Item = RollbackStep>) {
+        self.steps.extend(steps);
+    }
+
+    /// netmaster may have created the endpoint, or the store its record, without an answer that tells it.
     pub(super) fn set_unanswered(&mut self) {
         self.unanswered = true;
     }
@@ -57,12 +61,18 @@ impl Pods {
     async fn roll_back_step(&self, step: RollbackStep) -> Result<(), Failure> {
         let parts = self.parts();
         match step {
-            RollbackStep::Endpoint(pod) => self.delete_at_master(&pod).await.map(drop),
+            RollbackStep::PreliminaryRecord(id, revision) => {
+                self.delete_preliminary_record(id, revision).await
+            }
+            RollbackStep::Endpoint(pod) => {
+                // Without netmaster both remain: after a power failure the record tells of the endpoint.
+                self.delete_at_master(&pod).await?;
+                self.delete_record(&pod.endpoint_id()).await
+            }
             RollbackStep::Interface(port) => {
                 parts.links.detach(&port).await.map(drop).map_err(interface_failure)
             }
             RollbackStep::Attachment(id) => self.detach(&id).await,
-            RollbackStep::Record(id) => self.delete_record(&id).await,
         }
     }
 }

@@ -25,6 +25,8 @@ enum Recovery {
     Gc,
     /// The runtime sends nothing.
     Restart,
+    /// The node loses its power: interfaces and files are gone. The runtime sends a GC.
+    PowerFailure,
 }
 
 /// A node with a store and a netmaster; the agents are processes.
@@ -150,8 +152,20 @@ impl Site {
         }
     }
 
-    /// Kills an agent at each step of `command`; returns the steps.
-    async fn kill_at_each_step(&self, command: &str, clean: &Value, offset: usize) -> Vec<String> {
+    /// Deletes what does not outlive a reboot.
+    fn lose_power(&self) {
+        for port in self.node.links().unwrap().iter().filter(|name| name.starts_with("vvport")) {
+            self.node.ip(&format!("link del {port}")).unwrap();
+        }
+        std::fs::remove_dir_all(self.socket().with_extension("attachments")).unwrap();
+        for file in ["boot", "store.json"] {
+            // A killed agent may not have written them.
+            let _ = std::fs::remove_file(self.socket().with_extension(file));
+        }
+    }
+
+    /// Kills an agent at each step of `command`, and recovers in one way after the other; returns the steps.
+    async fn kill_at_each_step(&self, command: &str, clean: &Value, recoveries: &[Recovery]) -> Vec<String> {
         let mut steps = vec![];
         loop {
             let step = steps.len() + 1;
@@ -179,15 +193,18 @@ impl Site {
             let name = reached.and_then(|(_, name)| name.lines().next()).ok_or(&log).unwrap();
             let name = name.to_owned();
 
-            let mut agent = self.agent(None).await;
-            let recovery = match [Recovery::Del, Recovery::Gc, Recovery::Restart][(step + offset) % 3] {
+            let recovery = match recoveries[step % recoveries.len()] {
                 // The pod is attached, though its runtime has not heard of it.
                 Recovery::Restart if name.contains("entry of the attachment") => Recovery::Gc,
                 recovery => recovery,
             };
+            if recovery == Recovery::PowerFailure {
+                self.lose_power();
+            }
+            let mut agent = self.agent(None).await;
             match recovery {
                 Recovery::Del => drop(self.request("DEL", &container, "").await.unwrap()),
-                Recovery::Gc => drop(self.request("GC", "", "").await.unwrap()),
+                Recovery::Gc | Recovery::PowerFailure => drop(self.request("GC", "", "").await.unwrap()),
                 Recovery::Restart => {}
             }
             let when = format!("{command}, {name}, then {recovery:?}: {}", agent.log());
@@ -221,15 +238,15 @@ impl Site {
     }
 }
 
-async fn kill_everywhere(site: Site, offset: usize) {
+async fn kill_everywhere(site: Site, recoveries: &[Recovery]) {
     let clean = site.clean().await;
     for (command, some) in [
         // The order of the record and of the datapath varies.
-        ("ADD", &["endpoint at netmaster", "interface", "interface up"][..]),
+        ("ADD", &["preliminary record", "endpoint at netmaster", "interface", "interface up"][..]),
         ("DEL", &["deletion in the datapath", "deletion of the interface", "deletion at netmaster"]),
         ("GC", &["deletion in the datapath", "deletion of the interface", "deletion at netmaster"]),
     ] {
-        let steps = site.kill_at_each_step(command, &clean, offset).await;
+        let steps = site.kill_at_each_step(command, &clean, recoveries).await;
         for expected in some {
             assert!(steps.iter().any(|step| step.contains(expected)), "{expected}: {steps:?}");
         }
@@ -240,7 +257,15 @@ async fn kill_everywhere(site: Site, offset: usize) {
 fn agent_killed_at_each_step_leaves_nothing() {
     needs!(root());
     let flags = ["--mode", "test", "--datapath", "fake"].map(str::to_owned).to_vec();
-    Site::run(|_, _| flags, async |site| kill_everywhere(site, 0).await);
+    let recoveries = [Recovery::Del, Recovery::Gc, Recovery::Restart];
+    Site::run(|_, _| flags, async |site| kill_everywhere(site, &recoveries).await);
+}
+
+#[test]
+fn power_failure_at_each_step_leaves_nothing() {
+    needs!(root());
+    let flags = ["--mode", "test", "--datapath", "fake"].map(str::to_owned).to_vec();
+    Site::run(|_, _| flags, async |site| kill_everywhere(site, &[Recovery::PowerFailure]).await);
 }
 
 #[test]
@@ -252,7 +277,8 @@ fn agent_killed_at_each_step_leaves_no_flow() {
         let ovsdb = format!("unix:{}", started.socket().display());
         ["--mode", "cni", "--ovs-datapath-type", "netdev", "--ovsdb", &ovsdb].map(str::to_owned).to_vec()
     };
-    Site::run(start, async |site| kill_everywhere(site, 1).await);
+    let recoveries = [Recovery::Gc, Recovery::Restart, Recovery::Del];
+    Site::run(start, async |site| kill_everywhere(site, &recoveries).await);
     switch.unwrap().stop().unwrap();
 }
 
@@ -266,7 +292,8 @@ fn agent_killed_at_each_step_leaves_no_map_entry() {
         let flags = ["--mode", "cni", "--datapath", "ebpf", "--bpf-root", &root, "--ovsdb", &ovsdb];
         flags.map(str::to_owned).to_vec()
     };
-    Site::run(flags, async |site| kill_everywhere(site, 2).await);
+    let recoveries = [Recovery::Restart, Recovery::Del, Recovery::Gc];
+    Site::run(flags, async |site| kill_everywhere(site, &recoveries).await);
 }
 
 #[test]

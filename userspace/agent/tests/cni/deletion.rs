@@ -6,7 +6,7 @@ use contiv_model::key::Key;
 use contiv_store::Txn;
 use testkit::{Netns, needs};
 
-use crate::world::World;
+use crate::world::{VTEP, World};
 
 #[test]
 fn endpoint_of_another_node_is_neither_attached_nor_deleted() {
@@ -14,11 +14,64 @@ fn endpoint_of_another_node_is_neither_attached_nor_deleted() {
     let pod = Netns::new("pod").unwrap();
     World::run(async |world| {
         world.put_endpoint("c1", "other", 7).await;
+        world.put_record("c1", "vport7", "192.168.0.8", None).await;
+        let record = world.record("n.t-c1").await;
         let refused = world.add("c1", pod.path()).await.unwrap_err();
         assert!(refused.details.contains("already exists on node other"), "{refused:?}");
         // Runtimes send a DEL after each ADD that failed.
         world.del("c1", Some(pod.path())).await.unwrap();
         assert_eq!((world.endpoints().await, world.entries()), (vec!["n.t-c1".to_owned()], vec![]));
+        assert_eq!(world.record("n.t-c1").await, record);
+    });
+}
+
+#[test]
+fn refused_add_leaves_no_record_of_an_endpoint_of_another_node() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |world| {
+        world.put_endpoint("c1", "other", 7).await;
+        world.add("c1", pod.path()).await.unwrap_err();
+        assert_eq!((world.record("n.t-c1").await, world.entries()), (None, vec![]));
+    });
+}
+
+#[test]
+fn endpoint_is_recorded_before_netmaster_creates_it() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |world| {
+        world.master.hold();
+        let mut add = std::pin::pin!(world.add("c1", pod.path()));
+        tokio::select! {
+            result = &mut add => panic!("{result:?}"),
+            () = world.master.request_received() => {}
+        }
+        let record = world.record("n.t-c1").await.unwrap();
+        assert_eq!((record.cont_uuid.as_str(), record.vtep_ip.as_str()), ("c1", VTEP));
+        assert_eq!((record.port_name.as_str(), record.cni_configuration.as_deref()), ("", Some("test")));
+        world.master.release();
+        add.await.unwrap();
+        let record = world.record("n.t-c1").await.unwrap();
+        assert_eq!((record.port_name.as_str(), record.ip_address.as_str()), ("vport1", "10.9.0.1"));
+        world.del("c1", None).await.unwrap();
+        world.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn del_of_a_recorded_endpoint_asks_netmaster() {
+    needs!(root());
+    World::run(async |world| {
+        // netmaster may be creating the endpoint.
+        world.put_record("c1", "", VTEP, Some("test")).await;
+        world.master.resign();
+        assert_eq!(world.del("c1", None).await.unwrap_err().code, 11);
+        assert!(world.record("n.t-c1").await.is_some());
+        world.master.lead();
+        world.del("c1", None).await.unwrap();
+        world.assert_nothing_left().await;
+        assert!(world.entries().is_empty());
     });
 }
 

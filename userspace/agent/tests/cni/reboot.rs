@@ -78,6 +78,41 @@ fn addresses_are_released_if_the_journal_does_not_outlive_the_reboot() {
 }
 
 #[test]
+fn endpoint_whose_add_was_interrupted_by_a_power_failure_is_released() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |world| {
+        world.reader().synced().await;
+        world.pods.release_lost().await.unwrap();
+        // netmaster has created the endpoint, and the agent does not know it.
+        world.master.garble();
+        world.add("c1", pod.path()).await.unwrap_err();
+        assert_eq!(world.endpoints().await, ["n.t-c1"]);
+        let world = reboot(world, vec![pod], forget).await;
+        world.pods.release_lost().await.unwrap();
+        world.assert_nothing_left().await;
+        assert!(world.entries().is_empty());
+    });
+}
+
+#[test]
+fn record_of_an_endpoint_that_was_not_created_is_deleted_after_a_reboot() {
+    needs!(root());
+    World::run(async |world| {
+        world.reader().synced().await;
+        world.pods.release_lost().await.unwrap();
+        world.put_record("c1", "", VTEP, Some("test")).await;
+        world.put_record("other", "", "192.168.0.8", Some("test")).await;
+        world.pods.release_lost().await.unwrap();
+        assert!(world.record("n.t-c1").await.is_some());
+        let world = reboot(world, vec![], forget).await;
+        world.pods.release_lost().await.unwrap();
+        assert_eq!(world.record("n.t-c1").await, None);
+        assert!(world.record("n.t-other").await.is_some() && world.entries().is_empty());
+    });
+}
+
+#[test]
 fn endpoints_of_others_are_not_released_after_a_reboot() {
     needs!(root());
     World::run(async |world| {

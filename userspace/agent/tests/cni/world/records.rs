@@ -32,6 +32,7 @@ impl World {
     /// configuration.
     pub(crate) async fn put_record(&self, name: &str, port: &str, vtep: &str, configuration: Option<&str>) {
         let oper = Oper {
+            net_id: "n.t".into(),
             cont_uuid: name.into(),
             port_name: port.into(),
             vtep_ip: vtep.into(),
