@@ -157,7 +157,7 @@ async fn run_with<D: Datapath + 'static>(
     let monitor = Monitor::new(datapath.telemetry(), node.host.clone(), reader.clone());
     let (mut reconciler, Handle { waiters, status, inspect, metrics }) =
         Reconciler::new(datapath, node.clone(), reader.clone(), changes, RESYNC_INTERVAL);
-    let mut tasks = Tasks::new(stop.clone());
+    let mut tasks = Tasks::new(stop.clone(), Arc::clone(&links));
     // Requests of container runtimes are finished after `stop`, and need these tasks.
     let halt = tasks.halt();
     tasks.spawn("state", follow(guard, writer, halt.clone()));
@@ -236,10 +236,13 @@ async fn run_with<D: Datapath + 'static>(
     });
 
     // The datapath is not changed while the global settings are unknown or contradict this node's.
-    tokio::select! {
-        () = stop.cancelled() => return tasks.end().await,
-        failed = tasks.first_end() => return failed,
-        settled = settings::wait(&reader, flags.fwdmode) => settled?,
+    let settled = tokio::select! {
+        () = stop.cancelled() => return tasks.end(Ok(())).await,
+        failed = tasks.first_end() => return tasks.end(failed).await,
+        settled = settings::wait(&reader, flags.fwdmode) => settled,
+    };
+    if settled.is_err() {
+        return tasks.end(settled).await;
     }
     // Also while the state is not complete: the choice may be taken back.
     let own = (store.clone(), node.host.clone());
@@ -247,18 +250,24 @@ async fn run_with<D: Datapath + 'static>(
     tasks.spawn("chosen datapath", follow);
     if predecessor.is_some() {
         tokio::select! {
-            () = stop.cancelled() => return tasks.end().await,
-            failed = tasks.first_end() => return failed,
+            () = stop.cancelled() => return tasks.end(Ok(())).await,
+            failed = tasks.first_end() => return tasks.end(failed).await,
             () = reader.synced() => pods.meet_requirements().await,
         }
     }
-    // From here on an agent that is killed is followed by one with this datapath.
-    if let Some(file) = chosen {
-        file.write(identity.datapath).map_err(Refused)?;
-    }
-    if let Some(predecessor) = predecessor {
-        let desired = reader.with(|state| plan::full(state, &node));
-        predecessor.replace(&desired, &mut reconciler).await?;
+    let taken_over = async {
+        // From here on an agent that is killed is followed by one with this datapath.
+        if let Some(file) = chosen {
+            file.write(identity.datapath).map_err(Refused)?;
+        }
+        if let Some(predecessor) = predecessor {
+            let desired = reader.with(|state| plan::full(state, &node));
+            predecessor.replace(&desired, &mut reconciler).await?;
+        }
+        anyhow::Ok(())
+    };
+    if let Err(error) = taken_over.await {
+        return tasks.end(Err(error)).await;
     }
     tasks.spawn("other datapath", conflict::watch(flags.datapath.clone(), stop.clone()));
     configured.done();

@@ -71,6 +71,24 @@ fn attached_pod_is_recovered() {
 }
 
 #[test]
+fn attach_goes_on_without_its_caller() {
+    needs!(root());
+    let (node, pod_ns) = (testkit::Netns::new("node").unwrap(), testkit::Netns::new("pod").unwrap());
+    let netns = Netns::open(pod_ns.path()).unwrap();
+    on_node(&node, async || {
+        let links = Links::open().await.unwrap();
+        let (id, interface) = ("n.t-c1".into(), pod(5));
+        {
+            let mut attach = std::pin::pin!(links.attach(&id, &netns, &interface));
+            assert!(futures::poll!(&mut attach).is_pending());
+        }
+        links.attached().await;
+        assert_eq!(links.port_of(&id).await.unwrap().as_deref(), Some("vvport1"));
+    });
+    assert_eq!(pod_ns.links().unwrap(), ["eth0"]);
+}
+
+#[test]
 fn failed_attach_leaves_no_interface() {
     needs!(root());
     let (node, pod_ns) = (testkit::Netns::new("node").unwrap(), testkit::Netns::new("pod").unwrap());

@@ -19,6 +19,7 @@ use contivk8s::{
     spec::Code,
     wire::{self, Reply, Request},
 };
+use futures::future::{FusedFuture as _, FutureExt as _};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::net::UnixListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -30,7 +31,7 @@ use super::{
 };
 use contiv_daemon::socket::{self, SocketError};
 
-/// Time limit for running requests when the agent stops. A request that exceeds it is cut off between two steps.
+/// Time limit for running requests when the agent stops, or ends its run for another datapath. A request that exceeds it is interrupted.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit for the last responses to be read.
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
@@ -39,6 +40,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 pub struct Server {
     listener: UnixListener,
     path: PathBuf,
+    drain_timeout: Duration,
 }
 
 #[derive(Clone)]
@@ -47,6 +49,8 @@ struct Shared {
     metrics: RequestMetrics,
     tasks: TaskTracker,
     stop: CancellationToken,
+    /// Ends the running requests.
+    interrupt: CancellationToken,
 }
 
 /// The connection of a client; none if the process has no file descriptors left.
@@ -74,14 +78,27 @@ impl Client {
 impl Server {
     /// Creates the socket, which only the agent's user may open.
     pub fn bind(path: &Path) -> Result<Server, SocketError> {
-        Ok(Server { listener: socket::listen(path, "--cni-socket PATH")?, path: path.to_owned() })
+        let listener = socket::listen(path, "--cni-socket PATH")?;
+        Ok(Server { listener, path: path.to_owned(), drain_timeout: DRAIN_TIMEOUT })
+    }
+
+    /// Sets the time limit for running requests after `stop`.
+    #[must_use]
+    pub fn drain_timeout(self, drain_timeout: Duration) -> Server {
+        Server { drain_timeout, ..self }
     }
 
     /// Serves requests until `stop` is cancelled, then finishes the running requests and refuses others. The datapath and the
     /// watches of the store must run until this returns.
+    ///
+    /// No request runs afterwards, so that the next run of the agent, which may have another datapath, is alone. A request that
+    /// exceeds the time limit is interrupted: the journal and the records tell what it has begun, as after a kill.
     pub async fn run(self, pods: Pods, metrics: RequestMetrics, stop: CancellationToken) -> io::Result<()> {
-        let tasks = TaskTracker::new();
-        let shared = Shared { pods, metrics, tasks: tasks.clone(), stop: stop.clone() };
+        let (tasks, interrupt) = (TaskTracker::new(), CancellationToken::new());
+        // Also if this future is dropped.
+        let _guard = interrupt.clone().drop_guard();
+        let shared =
+            Shared { pods, metrics, tasks: tasks.clone(), stop: stop.clone(), interrupt: interrupt.clone() };
         let verbs = [
             (wire::ADD, Verb::Add),
             (wire::DEL, Verb::Del),
@@ -96,29 +113,50 @@ impl Server {
         let router = router.with_state(shared).into_make_service_with_connect_info::<Client>();
         let served =
             axum::serve(self.listener, router).with_graceful_shutdown(stop.clone().cancelled_owned());
-        let drained = async {
-            stop.cancelled().await;
-            tasks.close();
-            if !tasks.is_empty() {
-                tracing::info!(requests = tasks.len(), "finishing CNI requests before the agent stops");
-            }
-            if tokio::time::timeout(DRAIN_TIMEOUT, tasks.wait()).await.is_err() {
-                tracing::warn!(requests = tasks.len(), "stopping while CNI requests are running");
-            }
-            // Idle connections do not delay the shutdown.
-            tokio::time::sleep(RESPONSE_TIMEOUT).await;
-        };
+        let ending = stop.child_token();
+        let drained = drain((&tasks, self.drain_timeout), &ending, &interrupt).fuse();
+        let mut drained = std::pin::pin!(drained);
         let result = tokio::select! {
             result = async { served.await } => result,
-            () = drained => Ok(()),
+            () = async {
+                drained.as_mut().await;
+                // Idle connections do not delay the shutdown.
+                tokio::time::sleep(RESPONSE_TIMEOUT).await;
+            } => Ok(()),
         };
         // A client that disconnected does not end its request.
-        tasks.close();
-        let _ = tokio::time::timeout(DRAIN_TIMEOUT, tasks.wait()).await;
+        ending.cancel();
+        if !drained.is_terminated() {
+            drained.await;
+        }
+        // One may have been accepted before `stop` was cancelled.
+        interrupt.cancel();
+        tasks.wait().await;
         if let Err(error) = fs::remove_file(&self.path) {
             tracing::debug!("remove {}: {error}", self.path.display());
         }
         result
+    }
+}
+
+/// Waits for `ending`, then until no request is running; interrupts those that exceed the time limit.
+async fn drain(
+    (tasks, limit): (&TaskTracker, Duration),
+    ending: &CancellationToken,
+    interrupt: &CancellationToken,
+) {
+    ending.cancelled().await;
+    tasks.close();
+    if !tasks.is_empty() {
+        tracing::info!(requests = tasks.len(), "finishing CNI requests before the agent stops");
+    }
+    if tokio::time::timeout(limit, tasks.wait()).await.is_err() {
+        tracing::warn!(
+            requests = tasks.len(),
+            "interrupting CNI requests; the next run of the agent finishes them"
+        );
+        interrupt.cancel();
+        tasks.wait().await;
     }
 }
 
@@ -146,20 +184,15 @@ async fn answer(
         return respond(Err(Failure::new(Step::Labels, "the client has closed the connection").temporary()));
     }
     if shared.stop.is_cancelled() {
-        return respond(Err(Failure::new(Step::Labels, "the agent is stopping; retry").temporary()));
+        return respond(Err(stopping()));
     }
     let start = Instant::now();
     let endpoint = request.endpoint();
     // A task of its own: this future is dropped when the client disconnects.
-    let pods = shared.pods.clone();
+    let (pods, interrupt) = (shared.pods.clone(), shared.interrupt.clone());
     let work = shared.tasks.spawn(async move {
-        match verb {
-            Verb::Add => pods.add(&request).await,
-            Verb::Del => pods.del(&request).await,
-            Verb::Check => pods.check(&request).await,
-            Verb::Status => pods.status(),
-            Verb::Gc => pods.collect_garbage(&request).await,
-        }
+        let result = interrupt.run_until_cancelled(carry_out(verb, &pods, &request)).await;
+        result.unwrap_or_else(|| Err(stopping()))
     });
     let result =
         work.await.unwrap_or_else(|e| Err(Failure::new(Step::Plug, format!("request handler failed: {e}"))));
@@ -173,6 +206,20 @@ async fn answer(
         Err(failure) => tracing::error!(%verb, endpoint, ?took, "{failure}"),
     }
     respond(result)
+}
+
+async fn carry_out(verb: Verb, pods: &Pods, request: &Request) -> Result<Reply, Failure> {
+    match verb {
+        Verb::Add => pods.add(request).await,
+        Verb::Del => pods.del(request).await,
+        Verb::Check => pods.check(request).await,
+        Verb::Status => pods.status(),
+        Verb::Gc => pods.collect_garbage(request).await,
+    }
+}
+
+fn stopping() -> Failure {
+    Failure::new(Step::Status, "the agent is stopping; retry").temporary()
 }
 
 fn respond(result: Result<Reply, Failure>) -> Response {

@@ -1,4 +1,4 @@
-use std::{future::Future, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, anyhow};
 use contiv_store::Store;
@@ -6,7 +6,7 @@ use tokio::{sync::watch, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::leader;
-use crate::attach;
+use crate::attach::{self, link::Links};
 
 /// Time limit for the tasks to end after cancellation.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -22,11 +22,13 @@ pub(super) struct Tasks {
     /// Cancelled after `stop`, when no request is running.
     halt: CancellationToken,
     serves_requests: bool,
+    /// Interfaces that the tasks create.
+    links: Arc<Links>,
 }
 
 impl Tasks {
-    pub(super) fn new(stop: CancellationToken) -> Tasks {
-        Tasks { set: JoinSet::new(), stop, halt: CancellationToken::new(), serves_requests: false }
+    pub(super) fn new(stop: CancellationToken, links: Arc<Links>) -> Tasks {
+        Tasks { set: JoinSet::new(), stop, halt: CancellationToken::new(), serves_requests: false, links }
     }
 
     /// Token that stops the tasks on which requests depend.
@@ -75,12 +77,12 @@ impl Tasks {
             () = stop.cancelled() => Ok(()),
             result = self.first_end() => result,
         };
-        self.end().await?;
-        result
+        self.end(result).await
     }
 
-    /// Ends all tasks, first those that take requests; aborts those that exceed the time limit.
-    pub(super) async fn end(mut self) -> anyhow::Result<()> {
+    /// Ends all tasks, first those that take requests; aborts those that exceed the time limit. Nothing of the run goes on
+    /// afterwards: another one, with another datapath, may follow. Returns `result`.
+    pub(super) async fn end(mut self, result: anyhow::Result<()>) -> anyhow::Result<()> {
         self.stop.cancel();
         if self.serves_requests {
             let served = async {
@@ -90,7 +92,7 @@ impl Tasks {
                     }
                 }
             };
-            // The server reports requests that are still running.
+            // The server interrupts requests that are still running.
             let _ = timeout(REQUESTS_TIMEOUT, served).await;
         }
         self.halt.cancel();
@@ -99,6 +101,10 @@ impl Tasks {
         if drained.is_err() {
             self.set.shutdown().await;
         }
-        Ok(())
+        // Also one whose task was aborted.
+        if timeout(SHUTDOWN_TIMEOUT, self.links.attached()).await.is_err() {
+            tracing::warn!("an interface is still being created");
+        }
+        result
     }
 }

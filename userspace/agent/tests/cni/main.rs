@@ -287,6 +287,42 @@ fn add_completes_after_the_client_disconnects() {
 }
 
 #[test]
+fn request_that_outlasts_the_agent_is_interrupted_and_finished_by_the_next_one() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |mut world| {
+        world.add("c1", pod.path()).await.unwrap();
+        world.master.hold();
+        let socket = world.socket();
+        let call = Call { container: "c1", ..Call::new("DEL") };
+        let mut del = std::pin::pin!(call.send(&socket));
+        tokio::select! {
+            result = &mut del => panic!("{result:?}"),
+            () = world.master.deletion_received() => {}
+        }
+        let other = Netns::new("pod").unwrap();
+        let netns = other.path().display().to_string();
+        let call = Call { container: "c2", netns: &netns, ..Call::new("ADD") };
+        let mut add = std::pin::pin!(call.send(&socket));
+        tokio::select! {
+            result = &mut add => panic!("{result:?}"),
+            () = world.until("netmaster is asked for c2", || world.master.created() == 2) => {}
+        }
+        world.stop_agent().await;
+        for refused in [add.await.unwrap_err(), del.await.unwrap_err()] {
+            assert!(refused.code == 11 && refused.details.contains("the agent is stopping"), "{refused:?}");
+        }
+        // Whatever netmaster does now, nothing is attached that the next agent does not know.
+        world.master.release();
+        let world = world.restart().await;
+        assert_eq!(world.entries().len(), 2);
+        world.finish_requests().await;
+        world.assert_nothing_left().await;
+        assert!(pod.links().unwrap().is_empty() && other.links().unwrap().is_empty());
+    });
+}
+
+#[test]
 fn restarted_agent_recovers_its_pods() {
     needs!(root());
     let pod = Netns::new("pod").unwrap();

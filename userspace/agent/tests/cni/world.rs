@@ -30,6 +30,8 @@ use tokio::{sync::watch, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
+/// Time limit for running requests when the agent stops; shorter than any of theirs.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) const HOST: &str = "node-under-test";
 pub(crate) const VTEP: &str = "192.168.0.1";
 
@@ -146,6 +148,7 @@ impl World {
         });
         let forget = attacher;
         let listener = attach::Server::bind(&directory.path().join("cni.sock")).unwrap();
+        let listener = listener.drain_timeout(DRAIN_TIMEOUT);
         let (served, stopping) = (pods.clone(), stop.clone());
         tasks.spawn(async move { listener.run(served, RequestMetrics::default(), stopping).await.unwrap() });
         World {

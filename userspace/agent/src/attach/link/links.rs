@@ -1,5 +1,5 @@
 use std::{
-    sync::Mutex,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -9,6 +9,7 @@ use rtnetlink::{
     Handle, LinkMessageBuilder, LinkUnspec,
     packet_route::link::{LinkAttribute, LinkMessage, State},
 };
+use tokio_util::task::TaskTracker;
 
 use super::{
     error::{ACTIVE_TIMEOUT, Error, errno},
@@ -23,13 +24,15 @@ use crate::{fail_point::reach, sysctl};
 /// Interval between checks whether a pair is active.
 const ACTIVE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Interfaces of this node.
-#[derive(Debug)]
+/// Interfaces of this node. Clones are the same.
+#[derive(Clone, Debug)]
 pub struct Links {
     handle: Handle,
-    ports: Mutex<port::Numbers>,
+    ports: Arc<Mutex<port::Numbers>>,
     /// A netlink socket supports one dump at a time.
-    dump: tokio::sync::Mutex<()>,
+    dump: Arc<tokio::sync::Mutex<()>>,
+    /// Interfaces that are being created.
+    attaching: TaskTracker,
 }
 
 impl Links {
@@ -39,7 +42,8 @@ impl Links {
         let (connection, handle, _) =
             rtnetlink::new_connection().map_err(Error::setting("open a netlink socket for", "this node"))?;
         tokio::spawn(connection);
-        let links = Links { handle, ports: Mutex::default(), dump: tokio::sync::Mutex::default() };
+        let links =
+            Links { handle, ports: Arc::default(), dump: Arc::default(), attaching: TaskTracker::new() };
         for link in links.list().await? {
             let Some(name) = name(&link) else { continue };
             let Some(port) = Port::parse(name) else { continue };
@@ -64,8 +68,26 @@ impl Links {
     }
 
     /// Creates a pair for `endpoint`: the host end is up, the pod's end is configured but down until [`Links::raise`]. An
-    /// error leaves no interface behind.
+    /// error leaves no interface behind. Goes on to its end if the future is dropped, see [`Links::attached`].
     pub async fn attach(
+        &self,
+        endpoint: &EndpointId,
+        netns: &Netns,
+        pod: &PodInterface,
+    ) -> Result<AttachedPort, Error> {
+        let (links, id, netns, pod) = (self.clone(), endpoint.clone(), netns.clone(), pod.clone());
+        let attaching = self.attaching.spawn(async move { links.create_pair(&id, &netns, &pod).await });
+        let failed = Error::setting("create an interface for", endpoint.as_str());
+        attaching.await.unwrap_or_else(|error| Err(failed(error.into())))
+    }
+
+    /// Waits until no interface is being created: an earlier run of the agent creates none beside the next one.
+    pub async fn attached(&self) {
+        self.attaching.close();
+        self.attaching.wait().await;
+    }
+
+    async fn create_pair(
         &self,
         endpoint: &EndpointId,
         netns: &Netns,
