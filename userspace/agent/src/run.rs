@@ -252,9 +252,11 @@ async fn run_with<D: Datapath + 'static>(
         tokio::select! {
             () = stop.cancelled() => return tasks.end(Ok(())).await,
             failed = tasks.first_end() => return tasks.end(failed).await,
-            () = reader.synced() => pods.meet_requirements().await,
+            () = reader.synced() => {}
         }
     }
+    // The flags may name another datapath, or another type of it, than the interfaces were made for.
+    pods.meet_requirements().await;
     let taken_over = async {
         // From here on an agent that is killed is followed by one with this datapath.
         if let Some(file) = chosen {

@@ -1,4 +1,4 @@
-//! Interfaces that were made for another datapath.
+//! Interfaces that were made for another datapath, or for another type of datapath of OVS.
 
 use super::{
     journal::{Entry, Progress},
@@ -8,8 +8,8 @@ use super::{
 use crate::error::one_line;
 
 impl Pods {
-    /// Makes the interfaces of attached pods meet the requirements of the datapath. A pod whose interface cannot be changed is
-    /// logged: it may be about to be deleted.
+    /// Makes the interfaces of attached pods, and those of the node on infra networks, meet the requirements of the datapath. An
+    /// interface that cannot be changed is logged: its pod may be about to be deleted.
     pub async fn meet_requirements(&self) {
         if !self.parts().requirements.disable_tx_offload {
             return;
@@ -22,6 +22,18 @@ impl Pods {
                 tracing::warn!(%endpoint, "prepare the interface for the datapath: {}", one_line(&error));
             }
         }
+        if let Err(error) = self.disable_tx_offload_of_node().await {
+            tracing::warn!("prepare the node's own interfaces for the datapath: {}", one_line(&error));
+        }
+    }
+
+    async fn disable_tx_offload_of_node(&self) -> Result<(), link::Error> {
+        let netns = Netns::current()?;
+        let mut result = Ok(());
+        for name in self.parts().links.node_ends().await? {
+            result = result.and(netns.disable_tx_offload(&name).await);
+        }
+        result
     }
 }
 

@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::world::{Call, HOST, Refusal, begin_add, master::Master, put};
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What follows the kill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +30,8 @@ enum Recovery {
 }
 
 /// A node with a store and a netmaster; the agents are processes.
-struct Site {
-    node: Netns,
+pub(crate) struct Site {
+    pub(crate) node: Netns,
     directory: TempDir,
     server: embedded::Server,
     store: Store,
@@ -43,7 +43,10 @@ struct Site {
 
 impl Site {
     /// Runs `test` on a node with a datapath.
-    fn run(datapath: impl FnOnce(&Netns, &Path) -> Vec<String>, test: impl AsyncFnOnce(Site) + Send) {
+    pub(crate) fn run(
+        datapath: impl FnOnce(&Netns, &Path) -> Vec<String>,
+        test: impl AsyncFnOnce(Site) + Send,
+    ) {
         let node = Netns::new("node").unwrap();
         node.up("lo").unwrap();
         let directory = testkit::scratch_dir("crash").unwrap();
@@ -76,7 +79,7 @@ impl Site {
     }
 
     /// Starts an agent and waits until it can serve an ADD.
-    async fn agent(&self, kill_at: Option<usize>) -> Process {
+    pub(crate) async fn agent(&self, kill_at: Option<usize>) -> Process {
         let mut agent = self.spawn(kill_at);
         self.until_available(&mut agent).await;
         agent
@@ -108,7 +111,12 @@ impl Site {
         call.send(&self.socket()).await
     }
 
-    async fn request(&self, command: &str, container: &str, netns: &str) -> Result<Value, Refusal> {
+    pub(crate) async fn request(
+        &self,
+        command: &str,
+        container: &str,
+        netns: &str,
+    ) -> Result<Value, Refusal> {
         let fields = if command == "GC" { r#""cni.dev/valid-attachments":[],"# } else { "" };
         self.send(&Call { container, netns, fields, ..Call::new(command) }).await
     }

@@ -1,4 +1,5 @@
 use std::{
+    collections::BTreeSet,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -169,6 +170,15 @@ impl Links {
     pub async fn port_of(&self, endpoint: &EndpointId) -> Result<Option<String>, Error> {
         let attached = self.attachments().await?;
         Ok(attached.into_iter().find(|port| port.endpoint == *endpoint).map(|port| port.port))
+    }
+
+    /// Names of the node's own interfaces on infra networks: the other ends of their ports.
+    pub async fn node_ends(&self) -> Result<Vec<String>, Error> {
+        let links = self.list().await?;
+        let attached = links.iter().filter(|link| alias(link).is_some());
+        let ends: BTreeSet<u32> = attached.filter_map(query::node_end).collect();
+        let is_end = |link: &&LinkMessage| ends.contains(&link.header.index);
+        Ok(links.iter().filter(is_end).filter_map(name).map(str::to_owned).collect())
     }
 
     /// Makes the number of a port available again, if no interface has its name.
