@@ -2,6 +2,7 @@
 
 mod choice;
 mod conflict;
+mod interruption;
 mod leader;
 mod settings;
 mod tasks;
@@ -32,6 +33,7 @@ use crate::{
 };
 use choice::{ChosenFile, NextDatapath, Refused};
 use conflict::Predecessor;
+use interruption::StoppedFile;
 use tasks::Tasks;
 
 /// Interval between periodic full resyncs, and between checks of the node's interfaces.
@@ -49,6 +51,8 @@ const FIRST_RESYNC_TIMEOUT: Duration = Duration::from_secs(20);
 /// prepared, the next run has the earlier datapath again, and reports why. Any other error ends the agent: its next process
 /// finds the choice in the store.
 pub async fn run(mut flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
+    // The store may be away.
+    interruption::resume(&flags.datapath, &flags.cni_socket).await;
     let file = ChosenFile::beside(&flags.cni_socket);
     // What the node has, and whether by choice.
     let mut present = match file.read()? {
@@ -264,7 +268,8 @@ async fn run_with<D: Datapath + 'static>(
         }
         if let Some(predecessor) = predecessor {
             let desired = reader.with(|state| plan::full(state, &node));
-            predecessor.replace(&desired, &mut reconciler).await?;
+            let stopped = StoppedFile::beside(&flags.cni_socket);
+            predecessor.replace(&desired, &mut reconciler, &stopped).await?;
         }
         anyhow::Ok(())
     };
@@ -455,6 +460,7 @@ pub async fn cleanup(flags: &Cleanup) -> anyhow::Result<()> {
         Kind::Fake => {}
     }
     router::remove().await?;
+    StoppedFile::beside(&flags.cni_socket).remove();
     let memory = MemoryFile::beside(&flags.cni_socket);
     memory.remove().with_context(|| format!("remove {}", memory.path().display()))?;
     let links = Links::open().await?;

@@ -272,6 +272,20 @@ impl Ebpf {
         Ok(())
     }
 
+    /// Has the programs forward again that [`stop`](Self::stop) has stopped, or ends a takeover that was interrupted: connections
+    /// that were not imported are lost.
+    ///
+    /// # Errors
+    ///
+    /// The programs are of another build.
+    pub fn resume(&mut self) -> Result<(), Error> {
+        let phase = PhaseSwitch::open(&self.pins);
+        let phase = phase.ok_or_else(|| failed("resume the programs", "there are none of this version"))?;
+        phase.set(Phase::RUNNING)?;
+        self.is_stopped = false;
+        Ok(())
+    }
+
     /// Deletes the interfaces whose names and ports another datapath needs.
     ///
     /// # Errors

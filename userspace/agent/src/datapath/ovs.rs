@@ -116,6 +116,33 @@ impl Ovs {
         stopped
     }
 
+    /// Whether no frame passes the bridges: they are closed, have no flows, or do not exist.
+    ///
+    /// # Errors
+    ///
+    /// The switch does not respond.
+    pub async fn is_closed(&self) -> Result<bool, Error> {
+        if self.left_behind().await.is_some_and(|bridges| bridges.is_empty()) {
+            return Ok(true);
+        }
+        let failed = |error| ovs_error("read the flows of the bridges", error);
+        let session = Session::open_existing(&self.options.socket).await.map_err(failed)?;
+        apply::is_held(&session).await.map_err(failed)
+    }
+
+    /// Lets frames enter the bridges that are closed, after [`stop`](Self::stop) or a takeover that was interrupted.
+    ///
+    /// # Errors
+    ///
+    /// The switch does not respond, or has no bridges.
+    pub async fn resume(&mut self) -> Result<(), Error> {
+        let session = Session::open_existing(&self.options.socket).await;
+        let mut session = session.map_err(|error| ovs_error("open the bridges for frames", error))?;
+        let opened = apply::release(&mut session).await;
+        self.writes += session.take_writes();
+        opened
+    }
+
     fn bridge_json(&self, bridge: BridgeKind) -> Value {
         let database = self.session.as_ref().map(Session::database);
         let names = database.iter().flat_map(|database| ports::present(database));

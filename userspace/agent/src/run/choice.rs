@@ -83,7 +83,7 @@ fn parse(value: &[u8]) -> Option<Kind> {
     kind
 }
 
-fn kind(name: &str) -> Option<Kind> {
+pub(super) fn kind(name: &str) -> Option<Kind> {
     [Kind::Ovs, Kind::Ebpf].into_iter().find(|kind| kind.to_string() == name)
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, bail};
 use tokio_util::sync::CancellationToken;
 
+use super::interruption::StoppedFile;
 use crate::{
     config::DatapathFlags,
     datapath::{
@@ -74,14 +75,18 @@ enum Other {
 impl Predecessor {
     /// Replaces it by the datapath of the reconciler, which has been prepared. The interfaces of pods stay.
     ///
-    /// The successor is built while this one forwards. Then this one stops, and the successor takes over.
+    /// The successor is built while this one forwards. Then this one stops, and the successor takes over. `stopped` has this one from
+    /// then on until it is removed.
     pub(super) async fn replace<D: Datapath>(
         mut self,
         desired: &Desired,
         successor: &mut Reconciler<D>,
+        stopped: &StoppedFile,
     ) -> Result<()> {
         if !self.forwards {
-            return self.remove().await;
+            self.remove().await?;
+            stopped.remove();
+            return Ok(());
         }
         let is_built = successor.stand_by().await;
         reach("the datapath is built beside the other one");
@@ -94,6 +99,7 @@ impl Predecessor {
             successor.inherit(connections);
             return Ok(());
         }
+        stopped.write(self.kind());
         if let Err(error) = self.stop().await {
             tracing::warn!("packets may arrive twice for a moment: {}", one_line(&error));
         }
@@ -107,8 +113,16 @@ impl Predecessor {
             reach("the datapath is complete");
         }
         self.remove().await?;
+        stopped.remove();
         reach("the other datapath is removed");
         Ok(())
+    }
+
+    fn kind(&self) -> Kind {
+        match self.other {
+            Other::Ovs(_) => Kind::Ovs,
+            Other::Ebpf(_) => Kind::Ebpf,
+        }
     }
 
     async fn connections(&self, desired: &Desired) -> Result<Vec<TrackedConnection>, Error> {
@@ -127,17 +141,14 @@ impl Predecessor {
 
     /// Removes its forwarding state.
     async fn remove(self) -> Result<()> {
-        let kind = match self.other {
+        let kind = self.kind();
+        match self.other {
             Other::Ovs(mut ovs) => {
                 ovs.cleanup().await.context("replace the ovs datapath")?;
                 router::remove().await?;
-                Kind::Ovs
             }
-            Other::Ebpf(mut ebpf) => {
-                ebpf.cleanup().await.context("replace the ebpf datapath")?;
-                Kind::Ebpf
-            }
-        };
+            Other::Ebpf(mut ebpf) => ebpf.cleanup().await.context("replace the ebpf datapath")?,
+        }
         tracing::info!("replaced the {kind} datapath: removed its forwarding state");
         Ok(())
     }

@@ -239,3 +239,36 @@ fn connections_to_services_are_taken_over_while_backends_send() -> Result<()> {
     }
     Ok(())
 }
+
+/// An agent that was killed after it had stopped the datapath is followed by one that may have no store.
+#[test]
+fn stopped_bridges_go_on_as_they_were() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let site = Site::new("resume")?;
+    site.node.add(site.objects()?)?;
+    let [client, backend] = macs();
+    let packet = |eth: Packet| eth.ipv4(addresses(CLIENT).0, addresses(BACKEND).0).udp(PORT, PORT).build();
+    let sent = packet(Packet::eth(backend, client));
+    let arrives = packet(Packet::eth(backend, client).vlan(TAG));
+    let passes = || -> Result<Option<()>> {
+        site.tap.send(&sent)?;
+        Ok(site.wire.drain()?.iter().any(|frame| frame.bytes.starts_with(&arrives)).then_some(()))
+    };
+    let is_closed = || site.node.runtime.block_on(site.node.datapath.borrow().is_closed());
+    wait_until(SOON, "a frame before", passes)?;
+    ensure!(!is_closed()?);
+    site.node.runtime.block_on(site.node.datapath.borrow_mut().stop())?;
+    ensure!(is_closed()?);
+    // The switch may forward more for a moment.
+    thread::sleep(QUIET * patience());
+    site.wire.drain()?;
+    for _ in 0..10 {
+        ensure!(passes()?.is_none(), "a frame passes closed bridges");
+    }
+    thread::sleep(QUIET * patience());
+    ensure!(passes()?.is_none(), "a frame passes closed bridges");
+    site.node.restart_agent();
+    site.node.runtime.block_on(site.node.datapath.borrow_mut().resume())?;
+    ensure!(!is_closed()?);
+    wait_until(SOON, "a frame afterwards", passes)
+}

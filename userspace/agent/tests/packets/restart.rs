@@ -96,6 +96,22 @@ fn a_restart_adopts_without_a_write_or_a_lost_ping() -> Result<()> {
     Ok(())
 }
 
+/// An agent that was killed after it had stopped the datapath is followed by one that may have no store.
+#[test]
+fn stopped_programs_go_on_as_they_were() -> Result<()> {
+    needs!(root(), binary("ping"));
+    let (mut node, pods) = node_with_pods("resume", |_| {})?;
+    node.converge()?;
+    node.datapath.stop()?;
+    assert!(node.datapath.is_passive());
+    assert_eq!(pods[0].ns.ping(pods[1].ip(), 1, Duration::from_millis(10))?.received, 0);
+    node.restart();
+    node.datapath.resume()?;
+    assert!(!node.datapath.is_passive());
+    assert_eq!(pods[0].ns.ping(pods[1].ip(), 3, Duration::from_millis(10))?.received, 3);
+    Ok(())
+}
+
 #[test]
 fn programs_of_another_build_are_replaced_in_place() -> Result<()> {
     needs!(root(), binary("ping"));

@@ -97,6 +97,16 @@ pub(crate) async fn hold(session: &mut Session) -> Result<(), Error> {
     inherited::hold(session).await.map_err(|error| ovs_error("close the bridges for frames", error))
 }
 
+/// Whether no frame enters the bridges.
+pub(crate) async fn is_held(session: &Session) -> Result<bool, session::Error> {
+    inherited::is_held(session).await
+}
+
+/// Lets frames enter the bridges.
+pub(crate) async fn release(session: &mut Session) -> Result<(), Error> {
+    inherited::release(session).await.map_err(|error| ovs_error("open the bridges for frames", error))
+}
+
 /// Records the connections of the datapath that this one replaces, and lets frames enter the bridges.
 pub(crate) async fn take_over(
     session: &mut Session,
@@ -104,7 +114,7 @@ pub(crate) async fn take_over(
     connections: Vec<TrackedConnection>,
 ) -> Result<(), Error> {
     inherited::import(session, model, connections).await;
-    inherited::release(session).await.map_err(|error| ovs_error("open the bridges for frames", error))
+    release(session).await
 }
 
 /// Ports of objects, and the port numbers of the node's kernel.

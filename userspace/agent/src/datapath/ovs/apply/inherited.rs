@@ -10,7 +10,7 @@ use std::{
 };
 
 use contiv_model::{service::Protocol, vrf::Vrf};
-use openflow_rs::{Action, PackedFlow, PackedMod, Port, message::Body, packet::PacketOut};
+use openflow_rs::{Action, FlowStats, PackedFlow, PackedMod, Port, message::Body, packet::PacketOut};
 
 use crate::{
     datapath::{
@@ -43,6 +43,22 @@ pub(super) async fn hold(session: &mut Session) -> Result<(), session::Error> {
 /// Lets frames arrive again.
 pub(super) async fn release(session: &mut Session) -> Result<(), session::Error> {
     change(session, PackedMod::delete).await
+}
+
+/// Whether no frame passes the bridges: each drops all that arrive, or has lost its flows.
+pub(super) async fn is_held(session: &Session) -> Result<bool, session::Error> {
+    for bridge in BridgeKind::ALL {
+        let (mut is_empty, mut is_held) = (true, false);
+        let visit = |stats: FlowStats| {
+            is_empty = false;
+            is_held |= stats.flow.cookie == HOLD.0;
+        };
+        session.visit_flows(bridge, visit).await?;
+        if !is_empty && !is_held {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 async fn change(session: &mut Session, change: fn(PackedFlow) -> PackedMod) -> Result<(), session::Error> {

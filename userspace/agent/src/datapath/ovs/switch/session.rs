@@ -253,6 +253,16 @@ impl Session {
         })
     }
 
+    /// Calls `visit` for each flow of a bridge.
+    pub(crate) async fn visit_flows(
+        &self,
+        kind: BridgeKind,
+        visit: impl FnMut(FlowStats),
+    ) -> Result<(), Error> {
+        let visited = self.connection(kind)?.visit_flows(FlowFilter::default(), visit).await;
+        visited.map_err(|source| bridge_error(kind, source))
+    }
+
     /// Applies all changes to one bridge atomically.
     pub(crate) async fn apply(&mut self, kind: BridgeKind, changes: Vec<Change>) -> Result<(), Error> {
         if changes.is_empty() {
