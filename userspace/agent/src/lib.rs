@@ -10,6 +10,7 @@ pub mod datapath;
 pub mod error;
 mod fail_point;
 pub mod master;
+mod netlink;
 pub mod plan;
 pub mod ready;
 pub mod reconcile;

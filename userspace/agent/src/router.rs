@@ -13,6 +13,7 @@
 //! * `desired`: what the kernel shall have.
 //! * `host`: routes of the node itself.
 //! * `access`: host access of pods.
+//! * `ruleset`: notifications about the table of host access.
 //! * `interface`: the interfaces that forward.
 //! * `rules`, `routes`, `family`: netlink messages of both.
 //! * `task`: keeps the kernel in sync.
@@ -26,6 +27,7 @@ mod interface;
 mod kernel;
 mod routes;
 mod rules;
+mod ruleset;
 mod task;
 
 pub use kernel::remove;

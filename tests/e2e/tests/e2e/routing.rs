@@ -144,7 +144,20 @@ fn pods_have_host_access(cluster: &mut Cluster, pods: &[Pod]) -> Result<()> {
     is_reached(cluster)?;
     cluster.nodes.iter_mut().try_for_each(|node| node.kill_agent())?;
     is_reached(cluster)?;
+    // Without the rules of nftables nothing is forwarded. The agent writes them again.
+    for node in &cluster.nodes {
+        node.netns().output("nft", &["flush", "ruleset"])?;
+        is_closed_to_others(cluster, node)?;
+    }
+    for pod in pods {
+        is_unreachable(pod.netns(), outside)?;
+    }
     cluster.nodes.iter_mut().try_for_each(|node| node.restart_agent())?;
+    is_reached(cluster)?;
+    for node in &cluster.nodes {
+        is_closed_to_others(cluster, node)?;
+        node.netns().output("nft", &["flush", "ruleset"])?;
+    }
     is_reached(cluster)?;
     for node in &cluster.nodes {
         is_closed_to_others(cluster, node)?;

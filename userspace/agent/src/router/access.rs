@@ -23,6 +23,7 @@ use rtnetlink::{
 use super::{
     error::{self, Error, netlink},
     interface,
+    rules::{self, MARK},
 };
 use crate::{
     datapath::host_access::{HOST_PORT, kernel_address},
@@ -31,8 +32,11 @@ use crate::{
 
 /// Minimum interval between comparisons of a table that shall be as it was.
 const COMPARISON_INTERVAL: Duration = Duration::from_secs(5);
+/// Replacements in a row that follow notifications. After more of them `nft` does not list the table as it was written, and each
+/// replacement leads to a notification.
+const MAX_REPAIRS: u32 = 3;
 /// Table of nftables that only the agent writes.
-const TABLE: &str = "contiv-host-access";
+pub(super) const TABLE: &str = "contiv-host-access";
 
 /// What the table has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +59,13 @@ impl NatTable {
             .collect();
         let mut text = format!(
             "table ip {TABLE} {{\n\
+             \tchain prerouting {{\n\
+             \t\ttype filter hook prerouting priority filter; policy accept;\n\
+             \t\tiifname \"{HOST_PORT}\" meta mark set {MARK:#010x}\n\
+             \t\tip daddr {subnet} ct state established meta mark set {MARK:#010x}\n\
+             \t\tip daddr {subnet} ct state related meta mark set {MARK:#010x}\n\
+             \t}}\n\
+             \n\
              \tchain postrouting {{\n\
              \t\ttype nat hook postrouting priority srcnat; policy accept;\n\
              \t\tip saddr {subnet} oifname != \"{HOST_PORT}\" masquerade\n\
@@ -84,6 +95,8 @@ impl NatTable {
 pub(super) struct HostAccess {
     /// The table that was compared with the kernel's last, and when.
     compared: Option<(Option<NatTable>, Instant)>,
+    /// Comparisons in a row that led to a replacement.
+    repairs: u32,
 }
 
 impl HostAccess {
@@ -94,10 +107,14 @@ impl HostAccess {
         wanted: Option<&NatTable>,
     ) -> Result<(usize, Vec<String>), Error> {
         // First: without the table, what pods send would be forwarded anywhere.
-        let changes = match self.sync_table(wanted).await {
-            Ok(is_changed) => is_changed.into(),
+        let table = self.sync_table(wanted).await;
+        // They keep what the table has not marked from being forwarded, also after another program has removed the table.
+        let rules = rules::sync_host_access(handle, wanted.map(|table| table.subnet)).await;
+        let mut changes = rules.map_err(netlink("write the routing rules of host access"))?;
+        match table {
+            Ok(is_changed) => changes += usize::from(is_changed),
             // Nothing can have written what is to be removed.
-            Err(error) if wanted.is_none() && error.kind() == io::ErrorKind::NotFound => 0,
+            Err(error) if wanted.is_none() && error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 let why = match wanted {
                     Some(_) => format!(
@@ -106,9 +123,9 @@ impl HostAccess {
                     ),
                     None => format!("masquerading of pods remains: run nft: {error}"),
                 };
-                return Ok((0, vec![why]));
+                return Ok((changes, vec![why]));
             }
-        };
+        }
         let Some(NatTable { subnet, .. }) = wanted else { return Ok((changes, vec![])) };
         configure_interface(handle, *subnet).await?;
         let warning = (!sysctl::forwards_ipv4()).then(|| {
@@ -117,6 +134,13 @@ impl HostAccess {
                 .to_owned()
         });
         Ok((changes, warning.into_iter().collect()))
+    }
+
+    /// Compares the table at the next [`sync`](Self::sync): the kernel has notified of a change.
+    pub(super) fn notice(&mut self) {
+        if self.repairs < MAX_REPAIRS {
+            self.compared = None;
+        }
     }
 
     /// Replaces the kernel's table unless it is as wanted, or was a moment ago: each comparison runs `nft`. Returns whether it was
@@ -132,6 +156,7 @@ impl HostAccess {
         let replaced =
             tokio::task::spawn_blocking(move || replace(text)).await.map_err(io::Error::other)??;
         self.compared = Some((wanted.cloned(), Instant::now()));
+        self.repairs = if replaced { self.repairs.saturating_add(1) } else { 0 };
         Ok(replaced)
     }
 }
@@ -213,9 +238,16 @@ fn refusal(output: &Output) -> String {
 
 #[cfg(test)]
 mod tests {
+    use anyhow::Context as _;
     use testkit::{Netns, needs};
+    use tokio::time::timeout;
 
     use super::*;
+    use crate::router::ruleset::Ruleset;
+
+    const SOON: Duration = Duration::from_secs(10);
+    /// Waits for something that must not happen.
+    const A_MOMENT: Duration = Duration::from_millis(200);
 
     /// Else the table would be replaced at each comparison.
     #[test]
@@ -231,5 +263,45 @@ mod tests {
         let replace = |table: Option<&String>| node.run(|| Ok(replace(table.cloned())?)).unwrap();
         let changed = [None, Some(&one), Some(&one), Some(&two), Some(&two), None, None].map(replace);
         assert_eq!(changed, [false, true, false, true, false, true, false]);
+    }
+
+    fn nft(words: &str) -> anyhow::Result<()> {
+        let status = Command::new("nft").args(words.split(' ')).status()?;
+        anyhow::ensure!(status.success(), "nft {words}");
+        Ok(())
+    }
+
+    #[test]
+    fn a_flushed_table_is_noticed_at_once() {
+        needs!(root(), binary("nft"));
+        let node = Netns::new("flush").unwrap();
+        let table =
+            NatTable { subnet: "172.19.0.0/16".parse().unwrap(), tunnels: [4789].into(), closed: [].into() };
+        let follow = async {
+            replace(Some(table.text()))?;
+            let mut ruleset = Ruleset::follow()?;
+            nft("add table ip other")?;
+            let early = timeout(A_MOMENT, ruleset.changed(TABLE)).await;
+            anyhow::ensure!(early.is_err(), "noticed another table: {early:?}");
+            for words in ["flush ruleset", "add table ip contiv-host-access"] {
+                nft(words)?;
+                timeout(SOON, ruleset.changed(TABLE)).await.with_context(|| words.to_owned())??;
+            }
+            anyhow::Ok(())
+        };
+        let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build();
+        node.run(|| runtime()?.block_on(follow)).unwrap();
+    }
+
+    #[test]
+    fn a_table_that_is_listed_in_another_form_is_not_replaced_all_the_time() {
+        let table =
+            NatTable { subnet: "172.19.0.0/16".parse().unwrap(), tunnels: [].into(), closed: [].into() };
+        let compared = Some((Some(table), Instant::now()));
+        for (repairs, is_compared) in [(0, true), (1, true), (MAX_REPAIRS, false)] {
+            let mut access = HostAccess { compared: compared.clone(), repairs };
+            access.notice();
+            assert_eq!(access.compared.is_none(), is_compared, "{repairs}");
+        }
     }
 }

@@ -1,10 +1,12 @@
 use std::net::IpAddr;
 
 use futures::TryStreamExt as _;
+use ipnet::Ipv4Net;
 use rtnetlink::{
     Handle, IpVersion,
     packet_route::{
         AddressFamily,
+        route::RouteHeader,
         rule::{RuleAction, RuleAttribute, RuleMessage},
     },
 };
@@ -13,60 +15,133 @@ use super::{
     family::{FAMILIES, is_without},
     routes::{ENDPOINTS, FABRIC},
 };
-use crate::datapath::KERNEL_PORT;
+use crate::datapath::{KERNEL_PORT, host_access::HOST_PORT};
+
+/// Mark of the packets that the table of host access lets pass. Kubernetes uses 0x4000 and 0x8000.
+pub(super) const MARK: u32 = 0x2000;
+/// Interface that the node's own packets come from.
+const LOOPBACK: &str = "lo";
+/// Interfaces that rules name.
+const INTERFACES: [&str; 3] = [KERNEL_PORT, HOST_PORT, LOOPBACK];
+/// Main table of the node.
+const MAIN: u32 = RouteHeader::RT_TABLE_MAIN as u32;
 
 /// A rule of the routing policy database (ip-rule(8)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rule {
     priority: u32,
-    /// Whether the rule is for packets from the switch only.
-    from_switch: bool,
-    /// Table to look up; `None` for "unreachable".
-    table: Option<u32>,
+    /// Interface that the packets come from; `None` for all.
+    from: Option<&'static str>,
+    /// Destination; `None` for all.
+    to: Option<Ipv4Net>,
+    /// Whether the rule is for packets without [`MARK`] only.
+    is_unmarked: bool,
+    action: Action,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Action {
+    /// Look up a table.
+    Table(u32),
+    /// Refuse the packets.
+    Unreachable,
+    /// Drop the packets.
+    Blackhole,
 }
 
 /// In order: everyone reaches the endpoints of the node. What endpoints send is forwarded by the routes of the leaf switch, and by
 /// no route of the node's own. The node's own packets use these routes only if its tables have none.
 pub(super) const RULES: [Rule; 4] = [
-    Rule { priority: 2981, from_switch: false, table: Some(ENDPOINTS.table) },
-    Rule { priority: 2982, from_switch: true, table: Some(FABRIC.table) },
-    Rule { priority: 2983, from_switch: true, table: None },
-    Rule { priority: 32_981, from_switch: false, table: Some(FABRIC.table) },
+    Rule::new(2981, Action::Table(ENDPOINTS.table)),
+    Rule::new(2982, Action::Table(FABRIC.table)).coming_from(KERNEL_PORT),
+    Rule::new(2983, Action::Unreachable).coming_from(KERNEL_PORT),
+    Rule::new(32_981, Action::Table(FABRIC.table)),
 ];
 
+/// The rules of host access with this private subnet, for IPv4. What the table of nftables has not marked goes nowhere, also while
+/// there is no such table. In order: what pods send; what the node itself sends to pods; what others send to them.
+const fn host_access(subnet: Ipv4Net) -> [Rule; 3] {
+    [
+        Rule::new(2976, Action::Blackhole).coming_from(HOST_PORT).unmarked(),
+        Rule::new(2977, Action::Table(MAIN)).coming_from(LOOPBACK).going_to(subnet),
+        Rule::new(2978, Action::Blackhole).going_to(subnet).unmarked(),
+    ]
+}
+
 impl Rule {
+    /// For all packets.
+    const fn new(priority: u32, action: Action) -> Rule {
+        Rule { priority, from: None, to: None, is_unmarked: false, action }
+    }
+
+    const fn coming_from(self, interface: &'static str) -> Rule {
+        Rule { from: Some(interface), ..self }
+    }
+
+    const fn going_to(self, subnet: Ipv4Net) -> Rule {
+        Rule { to: Some(subnet), ..self }
+    }
+
+    const fn unmarked(self) -> Rule {
+        Rule { is_unmarked: true, ..self }
+    }
+
+    fn is_of_host_access(&self) -> bool {
+        host_access(self.to.unwrap_or_default()).contains(self)
+    }
+
     fn message(self, family: AddressFamily) -> RuleMessage {
         let mut message = RuleMessage::default();
         message.header.family = family;
-        message.header.action = match self.table {
-            Some(_) => RuleAction::ToTable,
-            None => RuleAction::Unreachable,
-        };
         message.attributes.push(RuleAttribute::Priority(self.priority));
-        message.attributes.extend(self.table.map(RuleAttribute::Table));
-        if self.from_switch {
-            message.attributes.push(RuleAttribute::Iifname(KERNEL_PORT.to_owned()));
+        message.header.action = match self.action {
+            Action::Table(table) => {
+                message.attributes.push(RuleAttribute::Table(table));
+                RuleAction::ToTable
+            }
+            Action::Unreachable => RuleAction::Unreachable,
+            Action::Blackhole => RuleAction::Blackhole,
+        };
+        message.attributes.extend(self.from.map(|name| RuleAttribute::Iifname(name.to_owned())));
+        if let Some(to) = self.to {
+            message.header.dst_len = to.prefix_len();
+            message.attributes.push(RuleAttribute::Destination(IpAddr::V4(to.network())));
         }
+        message.attributes.extend(self.is_unmarked.then_some(RuleAttribute::FwMask(MARK)));
         message
     }
 
-    /// The rule of a message; `None` if it is not one of [`RULES`].
+    /// The rule of a message; `None` if it is not one of the agent's.
     fn of(message: &RuleMessage) -> Option<Rule> {
-        let mut rule = Rule { priority: 0, from_switch: false, table: None };
+        let action = match message.header.action {
+            // Its number is an attribute.
+            RuleAction::ToTable => Action::Table(0),
+            RuleAction::Unreachable => Action::Unreachable,
+            RuleAction::Blackhole => Action::Blackhole,
+            _ => return None,
+        };
+        let mut rule = Rule::new(0, action);
         for attribute in &message.attributes {
             match attribute {
                 RuleAttribute::Priority(priority) => rule.priority = *priority,
                 RuleAttribute::Table(table) if message.header.action == RuleAction::ToTable => {
-                    rule.table = Some(*table);
+                    rule.action = Action::Table(*table);
                 }
-                RuleAttribute::Iifname(name) => rule.from_switch = name == KERNEL_PORT,
-                RuleAttribute::Destination(IpAddr::V4(_) | IpAddr::V6(_)) | RuleAttribute::FwMark(_) => {
-                    return None;
+                RuleAttribute::Iifname(name) => {
+                    rule.from = Some(INTERFACES.into_iter().find(|own| own == name)?);
                 }
+                RuleAttribute::Destination(IpAddr::V4(to)) => {
+                    rule.to = Some(Ipv4Net::new(*to, message.header.dst_len).ok()?);
+                }
+                // The mark to compare with is 0, which is no attribute.
+                RuleAttribute::FwMask(MARK) => rule.is_unmarked = true,
+                RuleAttribute::Destination(IpAddr::V6(_))
+                | RuleAttribute::FwMark(_)
+                | RuleAttribute::FwMask(_) => return None,
                 _ => {}
             }
         }
-        RULES.contains(&rule).then_some(rule)
+        (RULES.contains(&rule) || rule.is_of_host_access()).then_some(rule)
     }
 }
 
@@ -79,31 +154,33 @@ async fn installed(handle: &Handle, family: AddressFamily) -> Result<Vec<Rule>, 
     }
 }
 
-/// Adds the missing rules. Returns their number.
+/// Adds a rule. Returns the number of changes: none if the kernel has no rules of this address family.
+async fn add_one(handle: &Handle, rule: Rule, family: AddressFamily) -> Result<usize, rtnetlink::Error> {
+    let mut request = handle.rule().add();
+    *request.message_mut() = rule.message(family);
+    match request.execute().await {
+        Err(error) if is_without(&error) => Ok(0),
+        result => result.map(|()| 1),
+    }
+}
+
+/// Adds the missing rules of [`RULES`]. Returns their number.
 pub(super) async fn add(handle: &Handle) -> Result<usize, rtnetlink::Error> {
     let mut added = 0;
     for family in FAMILIES {
         let present = installed(handle, family).await?;
         for rule in RULES.into_iter().filter(|rule| !present.contains(rule)) {
-            let mut request = handle.rule().add();
-            *request.message_mut() = rule.message(family);
-            match request.execute().await {
-                Err(error) if is_without(&error) => {}
-                result => {
-                    result?;
-                    added += 1;
-                }
-            }
+            added += add_one(handle, rule, family).await?;
         }
     }
     Ok(added)
 }
 
-/// Deletes the rules. Returns their number.
+/// Deletes the rules of [`RULES`]. Returns their number.
 pub(super) async fn delete(handle: &Handle) -> Result<usize, rtnetlink::Error> {
     let mut deleted = 0;
     for family in FAMILIES {
-        for rule in installed(handle, family).await? {
+        for rule in installed(handle, family).await?.into_iter().filter(|rule| RULES.contains(rule)) {
             handle.rule().del(rule.message(family)).execute().await?;
             deleted += 1;
         }
@@ -111,19 +188,91 @@ pub(super) async fn delete(handle: &Handle) -> Result<usize, rtnetlink::Error> {
     Ok(deleted)
 }
 
+/// Makes the kernel have the rules of host access with this private subnet, or none. Returns the number of changes.
+pub(super) async fn sync_host_access(
+    handle: &Handle,
+    subnet: Option<Ipv4Net>,
+) -> Result<usize, rtnetlink::Error> {
+    let family = AddressFamily::Inet;
+    let wanted: Vec<Rule> = subnet.into_iter().flat_map(host_access).collect();
+    let mut present = installed(handle, family).await?;
+    present.retain(Rule::is_of_host_access);
+    let mut changes = 0;
+    for rule in wanted.iter().filter(|rule| !present.contains(rule)) {
+        changes += add_one(handle, *rule, family).await?;
+    }
+    for rule in present.iter().filter(|rule| !wanted.contains(rule)) {
+        handle.rule().del(rule.message(family)).execute().await?;
+        changes += 1;
+    }
+    Ok(changes)
+}
+
 #[cfg(test)]
 mod tests {
+    use testkit::{Netns, needs};
+
     use super::*;
+    use crate::router::kernel;
+
+    const SUBNET: Ipv4Net = Ipv4Net::new_assert(std::net::Ipv4Addr::new(172, 19, 0, 0), 16);
 
     #[test]
     fn own_rules_are_recognised() {
-        for (rule, family) in RULES.into_iter().flat_map(|rule| FAMILIES.map(|family| (rule, family))) {
+        let of_vlans = RULES.into_iter().flat_map(|rule| FAMILIES.map(|family| (rule, family)));
+        let of_host_access = host_access(SUBNET).map(|rule| (rule, AddressFamily::Inet));
+        for (rule, family) in of_vlans.chain(of_host_access) {
             let mut message = rule.message(family);
             assert_eq!(Rule::of(&message), Some(rule));
             message.attributes.push(RuleAttribute::FwMark(1));
             assert_eq!(Rule::of(&message), None);
         }
-        let foreign = Rule { priority: 2981, from_switch: false, table: Some(254) };
+        let foreign = Rule::new(2981, Action::Table(254));
         assert_eq!(Rule::of(&foreign.message(AddressFamily::Inet)), None);
+        let mut foreign = RULES[1].message(AddressFamily::Inet);
+        foreign.attributes.retain(|attribute| !matches!(attribute, RuleAttribute::Iifname(_)));
+        foreign.attributes.push(RuleAttribute::Iifname("eth0".to_owned()));
+        assert_eq!(Rule::of(&foreign), None);
+    }
+
+    /// Without a table of nftables, which would mark packets.
+    #[test]
+    fn host_access_is_closed_without_marks() {
+        needs!(root(), binary("ip"));
+        let node = Netns::new("closed").unwrap();
+        for words in [
+            "link add contivh0 type dummy",
+            "link add eth1 type dummy",
+            "addr add 172.19.255.254/16 dev contivh0",
+            "addr add 10.0.0.1/24 dev eth1",
+            "link set contivh0 up",
+            "link set eth1 up",
+        ] {
+            node.ip(words).unwrap();
+        }
+        node.run(|| Ok(std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")?)).unwrap();
+        let sync = |subnet: Option<Ipv4Net>| {
+            let work = || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+                runtime.block_on(async { anyhow::Ok(sync_host_access(&kernel::connect()?, subnet).await?) })
+            };
+            node.run(work).unwrap()
+        };
+        let leads_to = |words: &str, link: &str| {
+            node.ip(&format!("route get {words}")).is_ok_and(|route| route.contains(&format!("dev {link}")))
+        };
+        let to_pod = "172.19.0.7 from 10.0.0.2 iif eth1";
+        let from_pod = "10.0.0.2 from 172.19.0.7 iif contivh0";
+        let is_open = || leads_to(to_pod, "contivh0") || leads_to(from_pod, "eth1");
+        assert!(is_open());
+        assert_eq!((sync(Some(SUBNET)), sync(Some(SUBNET))), (3, 0));
+        assert!(!is_open());
+        assert!(leads_to(&format!("{to_pod} mark {MARK}"), "contivh0"));
+        assert!(leads_to(&format!("{from_pod} mark {MARK}"), "eth1"));
+        assert!(leads_to("172.19.0.7", "contivh0"), "the node itself reaches its pods");
+        // Another subnet, and none.
+        let other = Ipv4Net::new_assert(std::net::Ipv4Addr::new(172, 20, 0, 0), 16);
+        assert_eq!((sync(Some(other)), sync(None), sync(None)), (4, 3, 0));
+        assert!(is_open());
     }
 }

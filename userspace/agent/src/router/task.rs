@@ -1,4 +1,4 @@
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, future::pending, time::Duration};
 
 use contiv_model::name::HostName;
 use futures::StreamExt as _;
@@ -7,10 +7,11 @@ use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    access::HostAccess,
+    access::{HostAccess, TABLE},
     desired::{Desired, Learnt},
     error::Error,
     kernel,
+    ruleset::Ruleset,
 };
 use crate::{bgp::Report, datapath::ebpf, error::one_line, state::Reader};
 
@@ -76,6 +77,9 @@ impl Task {
             rtnetlink::new_multicast_connection(&EVENTS).map_err(Error::Connect)?;
         tokio::spawn(connection);
         let mut access = HostAccess::default();
+        let mut ruleset = Ruleset::follow()
+            .inspect_err(|error| tracing::debug!("no notifications about nftables: {error}"))
+            .ok();
         loop {
             let desired = self.reader.with(|state| Desired::of(state, &self.host, &self.tunnels));
             let learnt = Learnt::of(&self.sessions.borrow_and_update());
@@ -97,6 +101,7 @@ impl Task {
                 () = stop.cancelled() => return Ok(()),
                 () = changed => {}
                 Ok(()) = self.sessions.changed() => {}
+                () = table_changed(&mut ruleset), if desired.access.is_some() => access.notice(),
                 Some(_) = events.next(), if desired.is_needed() => {
                     sleep(EVENT_INTERVAL).await;
                 }
@@ -118,5 +123,16 @@ impl Task {
             }
             is_changed
         });
+    }
+}
+
+/// Waits until the table of host access may have changed.
+async fn table_changed(ruleset: &mut Option<Ruleset>) {
+    let Some(notifications) = ruleset else { return pending().await };
+    if let Err(error) = notifications.changed(TABLE).await {
+        tracing::warn!(
+            "no more notifications about nftables: {error}; its table is compared every {RESYNC_INTERVAL:?}"
+        );
+        *ruleset = None;
     }
 }

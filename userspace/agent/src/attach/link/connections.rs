@@ -6,6 +6,8 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket,
 };
 
+use crate::netlink::{HEADER, attributes, message};
+
 /// Messages of the subsystem (`NFNL_SUBSYS_CTNETLINK`).
 const GET: u16 = 1 << 8 | 1;
 const DELETE: u16 = 1 << 8 | 2;
@@ -17,8 +19,7 @@ const ZONE: u16 = 18;
 /// Attributes of a direction.
 const ADDRESSES: u16 = 1;
 const IPV4_SOURCE: u16 = 1;
-/// Netlink header, and that of the subsystem: family, version, resource.
-const HEADER: usize = 16;
+/// Header of the subsystem: family, version, resource.
 const FAMILY: [u8; 4] = [libc::AF_INET as u8, 0, 0, 0];
 
 /// Ends the connections that the IPv4 address `source` has begun: the kernel translates no packet of them any more. Returns how many
@@ -50,27 +51,6 @@ fn begun_by(source: Ipv4Addr, entry: &[u8]) -> Option<Vec<u8>> {
     (address.value == source.octets()).then(|| {
         let names = [Some(original), find(ZONE, entry), find(ID, entry)];
         names.into_iter().flatten().flat_map(|attribute| attribute.padded.to_vec()).collect()
-    })
-}
-
-/// An attribute of netlink.
-struct Attribute<'a> {
-    kind: u16,
-    value: &'a [u8],
-    /// With its header and padding.
-    padded: &'a [u8],
-}
-
-/// The attributes in `bytes`, up to the first that is not whole.
-fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = Attribute<'_>> {
-    const NESTED: u16 = 0x8000;
-    std::iter::from_fn(move || {
-        let len = usize::from(u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?));
-        let kind = u16::from_ne_bytes(bytes.get(2..4)?.try_into().ok()?) & !NESTED;
-        let value = bytes.get(4..len)?;
-        let (padded, rest) = bytes.split_at_checked(len.next_multiple_of(4)).unwrap_or((bytes, &[]));
-        bytes = rest;
-        Some(Attribute { kind, value, padded })
     })
 }
 
@@ -110,14 +90,6 @@ impl Kernel {
             }
         }
     }
-}
-
-/// The first message: its type, its body, and what follows.
-fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
-    let len = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
-    let kind = u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?);
-    let body = bytes.get(HEADER..len)?;
-    Some((kind, body, bytes.get(len.next_multiple_of(4)..).unwrap_or_default()))
 }
 
 /// What an acknowledgement says: zero, or a negative error number.
