@@ -6,6 +6,7 @@ use contiv_model::endpoint::{Oper, State};
 use contiv_model::network;
 
 use super::endpoint;
+use super::request::check_text;
 use crate::cache::{ClusterCache, StagedTxn};
 use crate::domain::network_record::network_id;
 use crate::problem::{Answer, Problem};
@@ -29,8 +30,11 @@ impl Cleanup {
     /// Endpoints per transaction, even if each one is in a group of its own.
     pub const BATCH: usize = 32;
 
-    /// Parses the path segments.
+    /// Parses the path segments. They have the limit of the texts in bodies.
     pub fn read(tenant: &str, kind: &str, name: &str) -> Result<Cleanup, Problem> {
+        for (part, text) in [("tenant", tenant), ("kind", kind), ("name", name)] {
+            check_text(part, text)?;
+        }
         let selector = match kind {
             "net" => Selector::Network,
             "group" => Selector::Group,

@@ -28,10 +28,10 @@ pub(super) fn decode<R: Request>(body: &[u8]) -> Result<R, Problem> {
 fn check_sizes(members: &Map<String, Value>, schema: &Schema) -> Result<(), Problem> {
     for field in schema.fields {
         match (field.kind, members.get(field.name)) {
-            (Type::Text, Some(Value::String(text))) => check_size(field, text.len(), MAX_TEXT)?,
+            (Type::Text, Some(Value::String(text))) => check_text(field.name, text)?,
             (Type::TextMap, Some(Value::Object(texts))) => {
                 let sizes = texts.iter().map(|(name, text)| name.len() + text.as_str().map_or(0, str::len));
-                check_size(field, sizes.sum(), MAX_LABELS)?;
+                check_size(field.name, sizes.sum(), MAX_LABELS)?;
             }
             (Type::Struct(schema), Some(Value::Object(members))) => check_sizes(members, schema)?,
             _ => {}
@@ -40,11 +40,16 @@ fn check_sizes(members: &Map<String, Value>, schema: &Schema) -> Result<(), Prob
     Ok(())
 }
 
-fn check_size(field: &Field, size: usize, limit: usize) -> Result<(), Problem> {
+/// Fails if a text is too large, also one that is not in a body.
+pub(super) fn check_text(name: &str, text: &str) -> Result<(), Problem> {
+    check_size(name, text.len(), MAX_TEXT)
+}
+
+fn check_size(name: &str, size: usize, limit: usize) -> Result<(), Problem> {
     if size <= limit {
         return Ok(());
     }
-    Err(Problem::invalid(format!("{} has {size} bytes; the limit is {limit}", field.name)))
+    Err(Problem::invalid(format!("{name} has {size} bytes; the limit is {limit}")))
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -213,6 +218,8 @@ mod tests {
         assert_eq!(create("c", &long).as_deref(), Some("Host has 300 bytes; the limit is 256"));
         let delete = refusal::<DeleteEndpoint>(&json!({"EndpointID": long}));
         assert_eq!(delete.as_deref(), Some("EndpointID has 300 bytes; the limit is 256"));
+        let release = refusal::<ReleaseAddress>(&json!({"NetworkID": long}));
+        assert_eq!(release.as_deref(), Some("NetworkID has 300 bytes; the limit is 256"));
     }
 
     #[test]

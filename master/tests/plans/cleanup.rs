@@ -35,6 +35,14 @@ fn only_selected_endpoints_are_deleted_and_their_addresses_freed() {
         clean(&mut fixture, "default", "all", "x"),
         Err("cannot clean up all; try net, group or ep".into())
     );
+    let long = "x".repeat(300);
+    let long = long.as_str();
+    for (part, [tenant, kind, name]) in
+        [("tenant", [long, "ep", "c1"]), ("kind", ["t", long, "c1"]), ("name", ["t", "ep", long])]
+    {
+        let refused = Err(format!("{part} has 300 bytes; the limit is 256"));
+        assert_eq!(clean(&mut fixture, tenant, kind, name), refused);
+    }
 
     let gone = ["net.default-c1", "net2.default-c1"].map(String::from);
     assert_eq!(clean(&mut fixture, "default", "ep", "c1"), Ok(gone.to_vec()));

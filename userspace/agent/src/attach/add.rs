@@ -32,6 +32,7 @@ impl Pods {
     /// Attaches a pod. Idempotent: for an attached pod the reply is the same.
     pub async fn add(&self, request: &Request) -> Result<Reply, Failure> {
         let pod = Pod::try_from(request)?;
+        pod.check_name()?;
         let netns = Netns::open(&pod.netns).map_err(|e| Failure::link(Step::Plug, &e))?;
         self.attach(&pod, &netns).await
     }

@@ -36,7 +36,19 @@ pub struct Pod {
     pub defaults: Vec<&'static str>,
 }
 
+/// Largest size of an endpoint's name in bytes. netmaster refuses larger ones, and is not the first one to make a key of it.
+const MAX_NAME: usize = 256;
+
 impl Pod {
+    /// Fails if the name of a new endpoint is too large. Existing endpoints can be deleted whatever their names are.
+    pub(super) fn check_name(&self) -> Result<(), Failure> {
+        if self.endpoint.len() <= MAX_NAME {
+            return Ok(());
+        }
+        let why = format!("CNI_CONTAINERID: name of {} bytes; the limit is {MAX_NAME}", self.endpoint.len());
+        Err(Failure::new(Step::Labels, why).code(Code::InvalidEnvironment))
+    }
+
     /// An endpoint that is known by its name only, for its deletion.
     pub(super) fn recorded(tenant: TenantName, network: NetworkName, endpoint: String) -> Pod {
         Pod {
@@ -141,5 +153,16 @@ mod tests {
         assert_eq!(failure.code, Code::InvalidConfig);
         assert!(failure.why.starts_with("label io.contiv.network: network name \"a_b\""), "{failure}");
         assert!(Pod::try_from(&Request::default()).is_err());
+    }
+
+    #[test]
+    fn long_names_make_no_endpoint() {
+        let pod = |len: usize| {
+            Pod::try_from(&Request { container: "c".repeat(len), ..Request::default() }).unwrap()
+        };
+        assert_eq!(pod(256).check_name(), Ok(()));
+        let failure = pod(257).check_name().unwrap_err();
+        assert_eq!(failure.code, Code::InvalidEnvironment);
+        assert!(failure.why.contains("257 bytes; the limit is 256"), "{failure}");
     }
 }
