@@ -76,15 +76,7 @@ impl ObjectWatch {
     }
 
     fn events(self, store: Store) -> impl Stream<Item = Event> + Send {
-        let following = Following {
-            links: LinkFollower::new(&self),
-            snapshot: self.after.is_none().then(Snapshot::default),
-            changes: self.after.map(|revision| self.changes_after(&store, revision)),
-            relinked: BTreeSet::new(),
-            sent: BTreeMap::new(),
-            store,
-            watch: Arc::new(self),
-        };
+        let following = Following::new(Arc::new(self), store);
         let steps = stream::unfold(Some(following), |following| async { following?.step().await });
         steps.flat_map(stream::iter)
     }
@@ -117,12 +109,16 @@ impl ObjectWatch {
             let keys = (watch.object_type.operations.keys)(cache, snapshot.after.as_deref(), PAGE_OBJECTS);
             let is_last = keys.len() < PAGE_OBJECTS;
             let taken = watch.take_out(cache, keys);
+            let newest = snapshot.newest;
             Box::new(move || {
                 let Encoded { events, keys, is_whole } = watch.encode(taken);
                 let after = keys.last().map(|(key, _)| key.clone());
-                let later = keys.into_iter().filter(|(_, changed)| *changed > revision).collect();
-                let next = (!(is_last && is_whole)).then_some(Snapshot { after, revision: Some(revision) });
-                Ok(Page { events, later, revision, next })
+                let (later, earlier): (Vec<_>, Vec<_>) =
+                    keys.into_iter().partition(|(_, changed)| *changed > revision);
+                let newest = earlier.into_iter().map(|(_, changed)| changed).fold(newest, i64::max);
+                let next = Snapshot { after, revision: Some(revision), newest };
+                let next = (!(is_last && is_whole)).then_some(next);
+                Ok(Page { events, later, revision, newest, next })
             })
         };
         self.reads.read(take).await
@@ -245,6 +241,10 @@ struct Following {
     relinked: BTreeSet<String>,
     /// None before the first snapshot is complete.
     changes: Option<BoxStream<'static, Batch>>,
+    /// The client has the changes up to this revision; none before the first snapshot is complete.
+    position: Option<i64>,
+    /// After a loss of link changes.
+    catch_up: Option<CatchUp>,
     /// Objects that the snapshot had in a later state than that of its revision.
     sent: BTreeMap<String, i64>,
     links: LinkFollower,
@@ -257,6 +257,26 @@ struct Snapshot {
     /// Key of the last object that was sent.
     after: Option<String>,
     revision: Option<i64>,
+    /// Revision of the newest record that was sent and that had not changed after that revision.
+    newest: i64,
+}
+
+/// Link changes are lost: the client gets all objects again, and then the changes since its position,
+/// deletions in particular. Until it has them, it would get all objects once more if it connected again.
+/// So its connection is not ended because it is slow, and changes of links wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct CatchUp {
+    /// Revision of the newest change that the objects had.
+    until: i64,
+    /// Position at which the stream of changes was opened, or the catch-up began.
+    from: i64,
+}
+
+impl CatchUp {
+    /// None if the client has the changes.
+    fn new(position: i64, until: i64) -> Option<CatchUp> {
+        (position < until).then_some(CatchUp { until, from: position })
+    }
 }
 
 /// An object that is not encoded yet.
@@ -283,6 +303,8 @@ struct Page {
     /// Keys of records that changed after the revision, and when.
     later: Vec<(String, i64)>,
     revision: i64,
+    /// Revision of the newest other record, also on the pages before.
+    newest: i64,
     next: Option<Snapshot>,
 }
 
@@ -294,6 +316,20 @@ struct LinkPage {
 }
 
 impl Following {
+    fn new(watch: Arc<ObjectWatch>, store: Store) -> Following {
+        Following {
+            links: LinkFollower::new(&watch),
+            snapshot: watch.after.is_none().then(Snapshot::default),
+            changes: watch.after.map(|revision| watch.changes_after(&store, revision)),
+            position: watch.after,
+            catch_up: None,
+            relinked: BTreeSet::new(),
+            sent: BTreeMap::new(),
+            store,
+            watch,
+        }
+    }
+
     /// The next events; without a next state, the stream ends after them.
     async fn step(mut self) -> Option<(Vec<Event>, Option<Following>)> {
         if let Some(snapshot) = self.snapshot.take() {
@@ -302,21 +338,27 @@ impl Following {
         if !self.relinked.is_empty() {
             return self.send_relinked().await;
         }
+        let follows_links = self.watch.object_type.operations.linked && self.catch_up.is_none();
         let changes = self.changes.as_mut()?;
         // Changes of links come first: an object that is deleted later must not appear again.
-        let mut batch = tokio::select! {
+        let batch = tokio::select! {
             biased;
-            links = self.links.next(&self.watch), if self.watch.object_type.operations.linked => {
+            links = self.links.next(&self.watch), if follows_links => {
                 match links? {
                     LinkChanges::Known(links) => self.relinked = self.watch.relinked(links),
                     LinkChanges::Lost => self.snapshot = Some(Snapshot::default()),
                 }
                 return Some((Vec::new(), Some(self)));
             }
-            batch = changes.next() => batch?,
+            batch = changes.next() => batch,
         };
+        let Some(mut batch) = batch else { return self.reopen() };
         if batch.relisted.is_some() {
             return Some((vec![gone()], None));
+        }
+        self.position = self.position.max(batch.updates.iter().map(|update| update.revision).max());
+        if self.catch_up.is_some_and(|catch_up| self.position >= Some(catch_up.until)) {
+            self.catch_up = None;
         }
         if !self.sent.is_empty() {
             batch.updates.retain(|update| !self.was_sent(update));
@@ -324,9 +366,21 @@ impl Following {
         Some((self.watch.changes(batch.updates), Some(self)))
     }
 
+    /// The stream of changes has ended because the client is slow. While the client catches up and makes
+    /// progress, the changes are read again from its position.
+    fn reopen(mut self) -> Option<(Vec<Event>, Option<Following>)> {
+        let (catch_up, position) = (self.catch_up?, self.position?);
+        if position <= catch_up.from {
+            return None;
+        }
+        self.catch_up = CatchUp::new(position, catch_up.until);
+        self.changes = Some(self.watch.changes_after(&self.store, position));
+        Some((Vec::new(), Some(self)))
+    }
+
     /// Sends a page of the snapshot. The client of a netmaster that ceases to lead connects again.
     async fn send(mut self, snapshot: Snapshot) -> Option<(Vec<Event>, Option<Following>)> {
-        let Page { mut events, later, revision, next } = match self.watch.page(snapshot).await {
+        let Page { mut events, later, revision, newest, next } = match self.watch.page(snapshot).await {
             Ok(page) => page,
             Err(problem) => {
                 tracing::warn!(error = problem.text, "watch objects: read the snapshot failed");
@@ -335,9 +389,14 @@ impl Following {
         };
         self.sent.extend(later);
         self.snapshot = next;
-        if self.snapshot.is_none() && self.changes.is_none() {
-            events.push(Event::default().event("synced").data("{}").id(revision.to_string()));
-            self.changes = Some(self.watch.changes_after(&self.store, revision));
+        match self.position {
+            _ if self.snapshot.is_some() => {}
+            Some(position) => self.catch_up = CatchUp::new(position, newest),
+            None => {
+                events.push(Event::default().event("synced").data("{}").id(revision.to_string()));
+                self.changes = Some(self.watch.changes_after(&self.store, revision));
+                self.position = Some(revision);
+            }
         }
         Some((events, Some(self)))
     }

@@ -1,4 +1,5 @@
 use contiv_model::key::ObjectType;
+use contiv_store::{Config, Outcome, Txn, embedded};
 
 use super::*;
 
@@ -58,4 +59,58 @@ fn a_page_ends_after_so_many_bytes() {
     others.extend(objects(&[1]));
     assert_eq!(page(others), (1, "xya".to_owned(), true));
     assert_eq!(page(vec![]), (0, String::new(), true));
+}
+
+/// Writes a profile. Returns the revision.
+async fn write(store: &Store, path: &str) -> i64 {
+    let body = json!({"key": "t:p", "tenantName": "t", "profileName": "p"}).to_string();
+    match store.commit(Txn::new().put(path, body)).await.unwrap() {
+        Outcome::Committed { revision } => revision,
+        Outcome::Conflict => panic!("a transaction without guards"),
+    }
+}
+
+#[tokio::test]
+async fn a_slow_client_that_gets_all_objects_again_keeps_its_connection_until_it_has_the_changes() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = embedded::Server::open(folder.path(), ([127, 0, 0, 1], 0).into()).await.unwrap();
+    let store = Store::connect(&Config::new([server.endpoint()])).await.unwrap();
+    let path = format!("{MODELDB}netprofile/t:p");
+    let mut revisions = Vec::new();
+    for _ in 0..10 {
+        revisions.push(write(&store, &path).await);
+    }
+    let (first, last) = (revisions[0], revisions[9]);
+    let after = || Arc::new(ObjectWatch { after: Some(first), ..watch("netprofiles", Scope::All) });
+    let following = |changes: Vec<Batch>| Following {
+        changes: Some(stream::iter(changes).boxed()),
+        catch_up: CatchUp::new(first, last),
+        ..Following::new(after(), store.clone())
+    };
+    // The client is slow: its stream ends after some changes.
+    let kv = store.get(&path).await.unwrap().unwrap();
+    let apply = |revision: &i64| Update {
+        revision: *revision,
+        event: event::Event::Apply(path.clone(), kv.clone()),
+    };
+    let batch = Batch { updates: revisions[1..4].iter().map(apply).collect(), ..Batch::default() };
+    let mut slow = following(vec![batch]);
+    let mut sent = 0;
+    while slow.position < Some(last) {
+        let (events, next) = slow.step().await.unwrap();
+        (sent, slow) = (sent + events.len(), next.unwrap());
+    }
+    assert!(sent > 3 && slow.catch_up.is_none(), "{sent} changes");
+    // Then it connects again, and continues after its last event.
+    slow.changes = Some(stream::empty().boxed());
+    slow.links.next = Some(0);
+    assert!(slow.step().await.is_none());
+    // Without progress it does so, too.
+    assert!(following(vec![]).step().await.is_none());
+}
+
+#[test]
+fn a_client_that_has_the_changes_does_not_catch_up() {
+    assert_eq!((CatchUp::new(5, 5), CatchUp::new(6, 5)), (None, None));
+    assert_eq!(CatchUp::new(4, 5), Some(CatchUp { until: 5, from: 4 }));
 }
