@@ -176,6 +176,10 @@ pub struct Ebpf {
     stands_by: bool,
     /// Another datapath has taken over: it needs the uplinks as they are.
     is_stopped: bool,
+    /// What belongs to no object stays.
+    retains_orphans: bool,
+    /// The last `observe` has found something that stays.
+    has_retained: bool,
     /// Set by `observe`.
     monitor: Option<InterfaceMonitor>,
     /// Lock of the pins, held from the first `observe` on.
@@ -208,6 +212,8 @@ impl Ebpf {
             takeovers: Takeovers::default(),
             stands_by: false,
             is_stopped: false,
+            retains_orphans: false,
+            has_retained: false,
             monitor: None,
             lock: None,
         }
@@ -419,6 +425,10 @@ impl Datapath for Ebpf {
         self.takeovers.inherit(connections);
     }
 
+    fn retain_orphans(&mut self, retain: bool) {
+        self.retains_orphans = retain;
+    }
+
     async fn observe(&mut self, desired: &Desired) -> Result<Observed, Error> {
         let netlink = Netlink::open()?;
         if !self.monitor.as_ref().is_some_and(InterfaceMonitor::is_open) {
@@ -447,7 +457,14 @@ impl Datapath for Ebpf {
             installed.kernel_mut().peers.set_phase(Phase::IMPORTING)?;
         }
         let mut observed = observe::compare(&netlink, &mut installed, &self.interfaces, desired).await?;
-        observed.orphans += self.pins.other_abi_versions().len() + self.interfaces.superseded_stages()?;
+        if self.retains_orphans {
+            observed.retained = std::mem::take(&mut observed.orphans);
+        }
+        self.has_retained = observed.retained > 0;
+        if !self.has_retained {
+            observed.orphans += self.interfaces.superseded_stages()?;
+        }
+        observed.orphans += self.pins.other_abi_versions().len();
         // The collection of garbage ends a takeover.
         observed.orphans += usize::from(installed.kernel().peers.phase()? != Phase::RUNNING);
         let Devices { host, vlans, .. } = *self.interfaces.devices();
@@ -465,7 +482,8 @@ impl Datapath for Ebpf {
             return Err(failed("change the datapath", "it has not been observed yet"));
         };
         let before = announce::announced(&installed, if self.options.announce { ops } else { &[] });
-        let failures = apply::execute(&mut installed, &mut self.interfaces, &mut self.takeovers, ops).await?;
+        let (interfaces, takeovers) = (&mut self.interfaces, &mut self.takeovers);
+        let failures = apply::execute(&mut installed, interfaces, takeovers, ops, self.has_retained).await?;
         let uplink = self.uplinks.active()?;
         announce::changed(&mut self.announcer, uplink, &installed, &before, ops);
         if let Some(log) = &mut installed.kernel_mut().stage_log {

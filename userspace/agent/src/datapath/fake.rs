@@ -44,6 +44,7 @@ pub struct Fake {
     writes: u64,
     /// `None` before the first `observe` and after an error.
     observation: Option<Observation>,
+    retains_orphans: bool,
 }
 
 /// Orphans that the last `observe` found.
@@ -89,7 +90,12 @@ impl Fake {
                 }
             }
         }
-        observed.orphans = observation.orphans.len() + observation.foreign;
+        let orphans = observation.orphans.len() + observation.foreign;
+        if self.retains_orphans {
+            (observed.retained, observation) = (orphans, Observation::default());
+        } else {
+            observed.orphans = orphans;
+        }
         self.observation = Some(observation);
         Ok(observed)
     }
@@ -149,6 +155,10 @@ fn failed(operation: impl Into<String>, fault: Fault) -> Error {
 }
 
 impl Datapath for Fake {
+    fn retain_orphans(&mut self, retain: bool) {
+        self.retains_orphans = retain;
+    }
+
     fn observe(&mut self, desired: &Desired) -> impl Future<Output = Result<Observed, Error>> + Send {
         std::future::ready(self.compare(desired))
     }

@@ -15,8 +15,10 @@ use super::{
 pub struct Observed {
     /// Desired objects that are present and equal in every detail.
     pub in_sync: BTreeSet<ObjectId>,
-    /// Number of items (flows, ports, map entries) that belong to no desired object.
+    /// Number of items (flows, ports, map entries) that belong to no desired object and are to be deleted.
     pub orphans: usize,
+    /// Number of items that belong to no desired object and stay: see [`Datapath::retain_orphans`].
+    pub retained: usize,
 }
 
 /// One change.
@@ -26,7 +28,7 @@ pub enum Op {
     Set(Object),
     /// Deletes the object.
     Delete(ObjectId),
-    /// Deletes the orphans that the last `observe` counted. Follows every `Set` of its batch.
+    /// Deletes the orphans that the last `observe` counted, without those that are retained. Follows every `Set` of its batch.
     GarbageCollect,
 }
 
@@ -93,6 +95,11 @@ pub trait Datapath: Send {
     fn inherit(&mut self, connections: Vec<TrackedConnection>) {
         drop(connections);
     }
+
+    /// If `retain` is set, what belongs to no desired object stays, from the next [`observe`](Self::observe) on: it may belong to
+    /// objects that the caller cannot name. Other operations take nothing from it that it needs. A takeover from another version
+    /// or datapath ends all the same.
+    fn retain_orphans(&mut self, retain: bool);
 
     /// Reads the state of the switch or kernel, including state of an earlier process, and compares it with `desired`.
     /// Must precede the first [`apply`](Self::apply).

@@ -64,6 +64,8 @@ pub struct Ovs {
     inherited: Vec<TrackedConnection>,
     /// Another datapath forwards: no frame enters the bridges.
     stands_by: bool,
+    /// What belongs to no object stays.
+    retains_orphans: bool,
     /// Announcements of endpoints and services.
     announced: Arc<Announced>,
 }
@@ -82,6 +84,7 @@ impl Ovs {
             counters: FlowCounters::default(),
             inherited: vec![],
             stands_by: false,
+            retains_orphans: false,
             announced: Arc::default(),
         }
     }
@@ -186,6 +189,10 @@ impl Datapath for Ovs {
         (self.stands_by, self.inherited) = (false, connections);
     }
 
+    fn retain_orphans(&mut self, retain: bool) {
+        self.retains_orphans = retain;
+    }
+
     async fn observe(&mut self, desired: &Desired) -> Result<Observed, Error> {
         let session = self.session.take().filter(Session::is_open);
         let mut session = match session {
@@ -198,7 +205,8 @@ impl Datapath for Ovs {
                 opened.await.map_err(|error| ovs_error("connect to the switch", error))?
             }
         };
-        let result = observe::observe(&mut session, &self.options, desired, &self.model.numbers).await;
+        let (numbers, retains) = (&self.model.numbers, self.retains_orphans);
+        let result = observe::observe(&mut session, &self.options, desired, numbers, retains).await;
         self.writes += session.take_writes();
         let observation = result?;
         self.model = observation.model;

@@ -48,7 +48,7 @@ on_every_datapath!([
     flooding: broadcast_and_multicast, flooding_from_outside, unknown_unicast_on_vxlan;
     change: remote_moves_to_another_node, pod_changes_its_address, pod_moves_to_another_node, peer_leaves_and_comes,
         arp_mode_changes, set_twice_writes_once, removal_stops_traffic_and_leaves_nothing;
-    restart: restart_writes_nothing, restart_finds_orphans, cleanup_leaves_nothing;
+    restart: restart_writes_nothing, restart_finds_orphans, restart_retains_orphans, cleanup_leaves_nothing;
     drift: lost_forwarding_is_repaired, lost_port_is_repaired, orphans_are_removed;
     failure: missing_interface_fails_alone, unsupported_values_fail_alone;
     policy: rules_out_hold_at_the_source, flows_to_strangers_reach_no_endpoint,

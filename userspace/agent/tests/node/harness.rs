@@ -44,6 +44,9 @@ pub(crate) trait Harness: Sized {
     /// Creates a pod whose host interface has this name.
     fn plug(&mut self, port: &str) -> Result<()>;
 
+    /// Whether what belongs to no object stays.
+    fn retain_orphans(&mut self, retain: bool);
+
     fn observe(&mut self, desired: &Desired) -> Result<Observed>;
 
     fn apply(&mut self, ops: &[Op]) -> Result<Vec<FailedOp>>;

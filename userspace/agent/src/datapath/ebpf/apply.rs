@@ -17,7 +17,7 @@ use crate::{
     error::one_line,
 };
 
-/// Executes the operations. Returns those that failed.
+/// Executes the operations; orphans stay if `retains` is set. Returns the operations that failed.
 ///
 /// # Errors
 /// The state of the kernel is unknown.
@@ -26,14 +26,15 @@ pub(super) async fn execute(
     interfaces: &mut Interfaces,
     takeovers: &mut Takeovers,
     ops: &[Op],
+    retains: bool,
 ) -> Result<Vec<FailedOp>, Error> {
     let mut failures = vec![];
     for (index, op) in ops.iter().enumerate() {
-        if let Err(error) = execute_one(installed, interfaces, takeovers, op).await {
+        if let Err(error) = execute_one(installed, interfaces, takeovers, op, retains).await {
             failures.push(FailedOp { index, error });
         }
-        // An endpoint that failed may have the filter of an earlier load.
-        if matches!(op, Op::GarbageCollect) && failures.is_empty() {
+        // An endpoint that failed, or that is an orphan, may have the filter of an earlier load.
+        if matches!(op, Op::GarbageCollect) && failures.is_empty() && !retains {
             interfaces.remove_superseded_stages()?;
         }
     }
@@ -55,6 +56,7 @@ async fn execute_one(
     interfaces: &mut Interfaces,
     takeovers: &mut Takeovers,
     op: &Op,
+    retains: bool,
 ) -> Result<(), Error> {
     match op {
         Op::Set(Object::Group(group)) => installed.set_group(group),
@@ -89,7 +91,7 @@ async fn execute_one(
         }
         Op::Delete(id) => installed.delete(id),
         Op::GarbageCollect => {
-            let collected = installed.collect_garbage();
+            let collected = if retains { Ok(()) } else { installed.collect_garbage() };
             // A takeover ends also if an orphan remains: until then, packets without a flow wait.
             let taken_over = takeovers.run(installed.kernel_mut(), interfaces).await;
             if let (Err(_), Err(error)) = (&collected, &taken_over) {

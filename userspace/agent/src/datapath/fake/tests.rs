@@ -118,6 +118,24 @@ fn drift_is_observed_and_removed() {
 }
 
 #[test]
+fn retained_orphans_stay_until_they_are_deleted_by_name() {
+    let mut fake = made(&node());
+    let switch = fake.switch().clone();
+    switch.add_foreign_items(2);
+    fake.retain_orphans(true);
+    let observed = block_on(fake.observe(&[peer()].into_iter().collect())).unwrap();
+    assert_eq!((observed.in_sync.len(), observed.orphans, observed.retained), (1, 0, 6));
+    let ops = [Op::Delete(ObjectId::Local("b".into())), Op::GarbageCollect];
+    assert!(block_on(fake.apply(&ops)).unwrap().is_empty());
+    assert_eq!((switch.objects().len(), switch.foreign_items()), (4, 2));
+    fake.retain_orphans(false);
+    let observed = block_on(fake.observe(&[peer()].into_iter().collect())).unwrap();
+    assert_eq!((observed.orphans, observed.retained), (5, 0));
+    assert!(block_on(fake.apply(&[Op::GarbageCollect])).unwrap().is_empty());
+    assert_eq!((switch.objects().len(), switch.foreign_items()), (1, 0));
+}
+
+#[test]
 fn an_orphan_that_becomes_desired_is_kept() {
     let desired = node();
     let mut fake = made(&desired);

@@ -3,6 +3,7 @@
 mod announce;
 mod inherited;
 pub(super) mod requests;
+mod retained;
 
 use std::collections::BTreeSet;
 
@@ -20,7 +21,7 @@ use super::{
         session::{self, Session},
         tunnel, uplink,
     },
-    tables::index::{FlowIndex, Installed},
+    tables::index::Installed,
 };
 use crate::{
     datapath::{
@@ -72,6 +73,7 @@ pub(crate) async fn apply(
     if !inherited.is_empty() {
         hold(session).await?;
     }
+    retained::forget_ports(session, model, ops).await?;
     program(session, model, ops, (&ports, kernel), &mut applied).await?;
     if !inherited.is_empty() {
         take_over(session, model, std::mem::take(inherited)).await?;
@@ -80,7 +82,7 @@ pub(crate) async fn apply(
     if options.announce {
         announce::changed(session, model, ops, &before);
     }
-    remove_unused_ports(session, options, &model.index, ops, &previous).await?;
+    remove_unused_ports(session, options, model, ops, &previous).await?;
     if options.datapath_type == DatapathType::Netdev {
         let new_peers = ops.iter().filter_map(|op| match op {
             Op::Set(Object::Peer(peer)) => model.index.peers().get(&peer.vtep).copied(),
@@ -230,11 +232,12 @@ async fn program_batch(
 async fn remove_unused_ports(
     session: &mut Session,
     options: &Options,
-    index: &FlowIndex,
+    model: &SwitchModel,
     ops: &[Op],
     previous: &[Installed],
 ) -> Result<(), Error> {
-    let database = session.database();
+    let (database, index) = (session.database(), &model.index);
+    let retains = model.base.retained.is_some();
     let mut names: Vec<String> = previous
         .iter()
         .filter_map(|installed| installed.port.as_ref())
@@ -244,6 +247,7 @@ async fn remove_unused_ports(
         match op {
             Op::Set(_) => {}
             Op::Delete(id) => names.extend(ports::of_object(&database, id)),
+            Op::GarbageCollect if retains => {}
             Op::GarbageCollect => {
                 let present = ports::present(&database).map(|(_, name)| name.to_owned());
                 names.extend(present.filter(|name| !uplink::is_uplink(name, &options.uplinks)));
@@ -253,8 +257,10 @@ async fn remove_unused_ports(
     let targets = || ops.iter().filter_map(Op::target);
     let is_subnet = targets().any(|id| matches!(id, ObjectId::Subnet(_)));
     let is_route = targets().any(|id| matches!(id, ObjectId::Route(_)));
-    let kernels =
-        [(KERNEL_PORT, is_subnet, index.has_routed_vlan()), (HOST_PORT, is_route, index.has_host_route())];
+    let kernels = [
+        (KERNEL_PORT, is_subnet, retains || index.has_routed_vlan()),
+        (HOST_PORT, is_route, retains || index.has_host_route()),
+    ];
     for (port, is_affected, is_needed) in kernels {
         names.extend(is_affected.then(|| port.to_owned()));
         names.retain(|name| name != port || !is_needed);

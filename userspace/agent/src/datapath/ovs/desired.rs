@@ -16,23 +16,24 @@ use model::{BaseConfig, BridgePorts, SwitchModel};
 use contiv_model::{addresses::Addresses, vrf::Vrf};
 
 use super::{
-    bridge::BridgeKind,
+    bridge::{BridgeKind, PerBridge},
     pipeline::{self, Domain},
-    tables::ids::ObjectNumbers,
+    tables::{edit::Tables, ids::ObjectNumbers},
 };
 use crate::datapath::{Desired, Object, Service, Unsupported};
 
 /// Returns the contents of both bridges for `desired`. Omits objects without their port, remote endpoints without a
 /// tunnel, and objects that this datapath does not implement.
 ///
-/// `numbers` are those of the installed services and VRFs.
+/// `numbers` are those of the installed services and VRFs, `retained` are groups of what belongs to no object and stays.
 pub(crate) fn expected(
     desired: &Desired,
     ports: &BridgePorts,
     base: BaseConfig,
     numbers: ObjectNumbers,
+    retained: PerBridge<Tables>,
 ) -> SwitchModel {
-    let mut model = SwitchModel { base, numbers, ..SwitchModel::default() };
+    let mut model = SwitchModel { base, numbers, tables: retained, ..SwitchModel::default() };
     let mut batch = Batch::new(&mut model);
     batch.set_base_flows();
     for (id, object) in desired.iter() {

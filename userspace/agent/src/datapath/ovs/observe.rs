@@ -6,9 +6,9 @@ use super::{
     bridge::{BridgeKind, PerBridge},
     desired::{
         self,
-        batch::Batch,
+        batch::{Batch, groups_of},
         compare::compare,
-        model::{BaseConfig, BridgePorts, SwitchModel, installed_numbers},
+        model::{BaseConfig, BridgePorts, SwitchModel, installed_numbers, vrf_numbers},
     },
     error::ovs_error,
     options::{DatapathType, Options},
@@ -40,17 +40,23 @@ pub(crate) struct Observation {
 }
 
 /// Reads the switch and compares it with `desired`. Creates missing bridges, uplinks and base flows. `previous` are the numbers that
-/// the switch had before.
+/// the switch had before. If `retains` is set, what belongs to no desired object stays.
 pub(crate) async fn observe(
     session: &mut Session,
     options: &Options,
     desired: &Desired,
     previous: &ObjectNumbers,
+    retains: bool,
 ) -> Result<Observation, Error> {
     let created = session.ensure_bridges(options.datapath_type, &options.uplinks).await;
     created.map_err(|error| ovs_error("create bridges and uplinks", error))?;
-    let needed: BTreeSet<BridgeKind> =
+    let mut needed: BTreeSet<BridgeKind> =
         desired.iter().filter_map(|(_, object)| desired::needed_kernel_port(object)).collect();
+    if retains {
+        let database = session.database();
+        let exists = |bridge: &BridgeKind| ports::find(&database, kernel::name(*bridge)).is_some();
+        needed.extend(BridgeKind::ALL.into_iter().filter(exists));
+    }
     let mut kernel = PerBridge::default();
     for bridge in needed.iter().copied() {
         let port = session.ensure_kernel_port(bridge).await;
@@ -63,18 +69,24 @@ pub(crate) async fn observe(
     let (ports, mut out_of_sync) = object_ports(&database, options, &dump, desired);
     let uplinks: Vec<_> =
         options.uplinks.iter().filter_map(|name| dump.ports.vlan.get(name)).copied().collect();
-    let base = BaseConfig { uplinks, kernel, vtep: options.vtep };
-    let numbers = installed_numbers(&dump.tables, desired);
-    let mut numbers = numbers.map_err(|error| ovs_error("read the flows of the bridges", error))?;
+    let retained = retains.then(|| unowned_ports(&dump, &ports));
+    let base = BaseConfig { uplinks, kernel, vtep: options.vtep, retained };
+    let unreadable = |error| ovs_error("read the flows of the bridges", error);
+    let mut numbers = installed_numbers(&dump.tables, desired).map_err(unreadable)?;
     let services = desired.iter().map(|(id, _)| id).filter(|id| matches!(id, ObjectId::Service(_)));
     numbers.services.keep(&previous.services, services.map(Cookie::of));
     numbers.vrfs.keep(&previous.vrfs, desired.iter().filter_map(|(_, object)| vrf_of(object)).cloned());
-    let expected = desired::expected(desired, &ports, base, numbers);
+    if retains {
+        numbers.vrfs.reserve(vrf_numbers(&dump.tables).map_err(unreadable)?);
+    }
+    let beside = base.retained.as_ref().map(|ports| groups_of(&dump.tables, ports)).unwrap_or_default();
+    let expected = desired::expected(desired, &ports, base, numbers, beside);
     let differences = compare(&expected, &dump.tables, desired);
     out_of_sync.extend(differences.out_of_sync);
     let installed = |id: &ObjectId| expected.index.get(id).is_some();
     out_of_sync.extend(desired.iter().map(|(id, _)| id.clone()).filter(|id| !installed(id)));
 
+    let held = BridgeKind::ALL.map(|kind| dump.tables.get(kind).flows_of(Cookie::HOLD).len());
     let SwitchModel { index, base, numbers, .. } = expected;
     let mut model = SwitchModel { index, tables: dump.tables, base, numbers };
     if differences.base_flows {
@@ -83,11 +95,11 @@ pub(crate) async fn observe(
     if options.datapath_type == DatapathType::Netdev {
         tunnel::resolve_next_hops(session, model.index.peers().values().copied()).await;
     }
-    let orphans = differences.orphans
-        + orphan_ports(&database, options, desired, &needed)
-        + limit::orphans(&database).len();
+    let unowned = differences.orphans + orphan_ports(&database, options, desired, &needed);
+    let retained = if retains { unowned.saturating_sub(held.iter().sum()) } else { 0 };
+    let orphans = unowned - retained + limit::orphans(&database).len();
     let in_sync = desired.iter().map(|(id, _)| id).filter(|id| !out_of_sync.contains(id)).cloned().collect();
-    let observed = Observed { in_sync, orphans };
+    let observed = Observed { in_sync, orphans, retained };
     let mut warnings = uplink::warnings(&database, &options.uplinks);
     warnings.extend(needed.iter().filter_map(|bridge| kernel::warning(&database, *bridge)));
     Ok(Observation { model, observed, warnings, fingerprint: drift::fingerprint(&database) })
@@ -129,6 +141,16 @@ fn object_ports(
         }
     }
     (ports, out_of_sync)
+}
+
+/// Returns the numbers of the ports that belong to no object.
+fn unowned_ports(dump: &Dump, ports: &BridgePorts) -> PerBridge<BTreeSet<u32>> {
+    let owned: BTreeSet<&str> = ports.values().map(|port| port.name.as_str()).collect();
+    let unowned = |bridge| {
+        let present = dump.ports.get(bridge).iter();
+        present.filter(|(name, _)| !owned.contains(name.as_str())).map(|(_, number)| *number).collect()
+    };
+    PerBridge { vlan: unowned(BridgeKind::Vlan), vxlan: unowned(BridgeKind::Vxlan) }
 }
 
 async fn repair_base_flows(session: &mut Session, model: &mut SwitchModel) -> Result<(), Error> {

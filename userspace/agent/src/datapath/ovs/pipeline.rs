@@ -56,13 +56,13 @@ pub(crate) use self::{
     external::external,
     forward::{Spread, from_network, local, network, outside, remote, subnet, tunnel, vrf_number, vtep},
     group::{
-        MAX_BUCKETS, UPLINK_GROUP, all_group, backend_group, endpoint_group, peer_group, receiver_group,
-        uplink_group,
+        MAX_BUCKETS, UPLINK_GROUP, all_group, backend_group, endpoint_group, output_port, peer_group,
+        receiver_group, uplink_group,
     },
     guard::addresses,
     host::{HostAccess, from_kernel, local as host_local, route as host_route, subnet as host_subnet},
     metadata::{Domain, MAX_SERVICE, MAX_VRF, Routed, Segment, bridge_and_tag},
-    policy::{Opener, RULE_TABLES, Receiver, counted_rules, receivers, rules},
+    policy::{Opener, RULE_TABLES, Receiver, counted_rules, receiver_port, receivers, rules},
     route::{DROP_TABLES, counted_drops},
     service::{
         Counted, SERVICE_NUMBERS, SERVICE_TABLES, chosen_backend, counted_services, has_selection,

@@ -1,7 +1,10 @@
 //! A restarted agent adopts the existing state.
 
 use anyhow::{Result, ensure};
-use netplugin::datapath::{Desired, Object};
+use netplugin::{
+    datapath::{Desired, Object},
+    reconcile::diff,
+};
 
 use crate::{
     harness::Harness,
@@ -84,4 +87,38 @@ pub(crate) fn restart_finds_orphans<H: Harness>() -> Result<()> {
     let flooded = tunnelled.to_other_nodes(&request).into_iter().chain([to_pod("pb", &request)]);
     world.sends(&pod("pa"), &request, flooded)?;
     world.sends(&pod("pc"), &udp(1, 2, "gone"), [])
+}
+
+/// The restarted agent cannot read the records of a network, and of some endpoints of another one.
+pub(crate) fn restart_retains_orphans<H: Harness>() -> Result<()> {
+    let mut world = World::<H>::new(both_kinds()?)?;
+    let [tunnelled, tagged] = Net::kinds()?;
+    let mut readable: Desired = world.installed().clone();
+    for id in [tagged.local_id("pc"), tagged.local_id("pd"), tagged.remote_id(11), tagged.network_id()] {
+        readable.remove(&id);
+    }
+    readable.remove(&tunnelled.local_id("pb"));
+    readable.remove(&tunnelled.remote_id(11));
+    world.node.restart()?;
+    world.node.retain_orphans(true);
+    for round in 0..2 {
+        let observed = world.node.observe(&readable)?;
+        ensure!(observed.orphans == 0 && observed.retained > 0, "{observed:?}");
+        ensure!(round == 0 || observed.in_sync.len() == readable.len(), "{observed:?}");
+        let failures = world.node.apply(&diff(&readable, &observed))?;
+        ensure!(failures.is_empty(), "{failures:?}");
+        forwards(&mut world)?;
+    }
+    // What is sent to all reaches them, also beside a new pod.
+    world.node.plug("pe")?;
+    world.set(tunnelled.local("pe", 5))?;
+    let (request, _) = request_and_reply(1, 77);
+    let pods = ["pb", "pe"].map(|port| to_pod(port, &request));
+    world.sends(&pod("pa"), &request, tunnelled.to_other_nodes(&request).into_iter().chain(pods))?;
+    // The records are readable again.
+    world.node.retain_orphans(false);
+    let installed = world.installed().clone();
+    let observed = world.reconcile(&installed)?;
+    ensure!(observed.orphans == 0, "{observed:?}");
+    forwards(&mut world)
 }

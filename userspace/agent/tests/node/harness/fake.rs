@@ -34,6 +34,10 @@ impl Harness for FakeNode {
         Ok(())
     }
 
+    fn retain_orphans(&mut self, retain: bool) {
+        self.fake.retain_orphans(retain);
+    }
+
     fn observe(&mut self, desired: &Desired) -> Result<Observed> {
         Ok(block_on(self.fake.observe(desired))?)
     }

@@ -249,6 +249,12 @@ impl<S: Site> Harness for Real<S> {
         Ok(())
     }
 
+    fn retain_orphans(&mut self, retain: bool) {
+        if let Some(path) = &mut self.path {
+            path.retain_orphans(retain);
+        }
+    }
+
     fn observe(&mut self, desired: &Desired) -> Result<Observed> {
         let observed = self.with_path(async |path: &mut S::Path| path.observe(desired).await)?;
         self.follow_kernel_port()?;

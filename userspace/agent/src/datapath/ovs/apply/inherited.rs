@@ -32,10 +32,7 @@ const MAX: usize = 20_000;
 /// Messages between two barriers.
 const CHUNK: usize = 1000;
 
-/// Owner of the flow that drops what arrives. If this agent does not remove it, the next one does, as all flows of no object.
-const HOLD: Cookie = Cookie(Cookie::BASE.0 | 1);
-
-/// Drops all frames that arrive.
+/// Drops all frames that arrive. If this agent does not remove the flow, the next one does, with all flows of no object or alone.
 pub(super) async fn hold(session: &mut Session) -> Result<(), session::Error> {
     change(session, PackedMod::add).await
 }
@@ -62,7 +59,7 @@ pub(super) async fn is_held(session: &Session) -> Result<bool, session::Error> {
 }
 
 async fn change(session: &mut Session, change: fn(PackedFlow) -> PackedMod) -> Result<(), session::Error> {
-    let flow = PackedFlow::new(&pipeline::drop_all().cookie(HOLD.0));
+    let flow = PackedFlow::new(&pipeline::drop_all().cookie(Cookie::HOLD.0));
     for bridge in BridgeKind::ALL {
         session.apply(bridge, vec![change(flow.clone()).into()]).await?;
     }

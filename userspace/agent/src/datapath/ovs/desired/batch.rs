@@ -1,6 +1,7 @@
 //! Changes of the model that reach the switch together.
 
 mod kernel;
+mod retained;
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -13,6 +14,8 @@ use contiv_model::{
     vrf::Vrf,
 };
 use openflow_rs::{Change, Flow, PackedFlow};
+
+pub(crate) use retained::groups_of;
 
 use super::{
     domain::{domain, domain_of_vrf, domains_of_service, routed},
@@ -211,8 +214,12 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Removes every flow and group that belongs to no installed object.
+    /// Removes every flow and group that belongs to no installed object, if they do not stay.
     pub(crate) fn collect_garbage(&mut self) {
+        if self.retains() {
+            self.end_takeover();
+            return;
+        }
         self.set_base_flows();
         let owners: HashSet<_> = self.index.ids().map(Cookie::of).chain([Cookie::BASE]).collect();
         for bridge in BridgeKind::ALL {
@@ -497,7 +504,9 @@ impl<'a> Batch<'a> {
         let was_sufficient = self.edits.vxlan.has_group(peer_group(groups - 1));
         for group in 0..groups {
             let members = ports.iter().copied().skip(group * MAX_BUCKETS).take(MAX_BUCKETS);
-            self.edits.vxlan.set_group(pipeline::all_group(peer_group(group), members));
+            let group = pipeline::all_group(peer_group(group), members);
+            let group = self.with_retained(BridgeKind::Vxlan, group);
+            self.edits.vxlan.set_group(group);
         }
         let excess = self.edits.vxlan.has_group(peer_group(groups));
         if excess || !was_sufficient {
@@ -512,7 +521,9 @@ impl<'a> Batch<'a> {
         let (bridge, tag) = bridge_and_tag(network.encap);
         let ports: Vec<_> = self.index.local_ports(&network.id).collect();
         let groups = group_count(ports.len());
-        let has_rules = self.index.has_rules(&network.id);
+        // Of endpoints that stay without an object the rules are unknown, but were evaluated.
+        let are_evaluated = self.has_retained(bridge, pipeline::receiver_group(tag, 0));
+        let has_rules = self.index.has_rules(&network.id) || are_evaluated;
         let peer_groups = group_count(self.index.peers().len());
         let spread = Spread { groups, peer_groups, uplinks: &self.base.uplinks, has_rules };
         let domain = self.segment(&network.id, &network.vrf, network.encap).domain;
@@ -525,15 +536,18 @@ impl<'a> Batch<'a> {
         let floods = if domain.is_learning() { 0 } else { groups };
         for group in 0..floods {
             let members = ports.iter().copied().skip(group * MAX_BUCKETS).take(MAX_BUCKETS);
-            let id = pipeline::endpoint_group(tag, group);
-            self.edits.get_mut(bridge).set_group(pipeline::all_group(id, members));
-        }
-        self.remove_groups(bridge, |index| pipeline::endpoint_group(tag, index), floods);
-        for (group, some) in receivers.chunks(MAX_BUCKETS).enumerate() {
-            let group = pipeline::receivers(pipeline::receiver_group(tag, group), some);
+            let group = pipeline::all_group(pipeline::endpoint_group(tag, group), members);
+            let group = self.with_retained(bridge, group);
             self.edits.get_mut(bridge).set_group(group);
         }
-        let used = receivers.len().div_ceil(MAX_BUCKETS);
+        self.remove_groups(bridge, |index| pipeline::endpoint_group(tag, index), floods);
+        let used = receivers.len().div_ceil(MAX_BUCKETS).max(usize::from(are_evaluated));
+        for group in 0..used {
+            let some = receivers.chunks(MAX_BUCKETS).nth(group).unwrap_or_default();
+            let group = pipeline::receivers(pipeline::receiver_group(tag, group), some);
+            let group = self.with_retained(bridge, group);
+            self.edits.get_mut(bridge).set_group(group);
+        }
         self.remove_groups(bridge, |index| pipeline::receiver_group(tag, index), used);
         self.set_flows(&id, bridge, flows);
     }

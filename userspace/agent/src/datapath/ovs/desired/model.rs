@@ -1,7 +1,7 @@
 //! Contents of both bridges and the objects that account for them.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
 };
 
@@ -40,6 +40,8 @@ pub(crate) struct BaseConfig {
     pub(crate) kernel: PerBridge<Option<u32>>,
     /// Address of the node's own tunnels, if configured.
     pub(crate) vtep: Option<IpAddr>,
+    /// Port numbers that belong to no object, if what belongs to none stays.
+    pub(crate) retained: Option<PerBridge<BTreeSet<u32>>>,
 }
 
 /// Ports of objects.
@@ -75,4 +77,18 @@ pub(crate) fn installed_numbers(
     }
     let vrfs = vrfs.into_iter().map(|(vrf, number)| (vrf.clone(), number));
     Ok(ObjectNumbers { services: Numbers::of(services), vrfs: Numbers::of(vrfs) })
+}
+
+/// Reads the numbers of all VRFs in the tables.
+///
+/// # Errors
+///
+/// Returns the error of a flow that cannot be decoded. Those of other programs may not be.
+pub(crate) fn vrf_numbers(tables: &PerBridge<Tables>) -> Result<BTreeSet<u32>, DecodeError> {
+    let mut numbers = BTreeSet::new();
+    let flows = BridgeKind::ALL.into_iter().flat_map(|bridge| tables.get(bridge).flows());
+    for flow in flows.filter(|flow| Cookie(flow.cookie()).is_own()) {
+        numbers.extend(pipeline::vrf_number(&flow.unpack()?));
+    }
+    Ok(numbers)
 }

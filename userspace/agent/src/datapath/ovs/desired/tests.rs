@@ -11,18 +11,30 @@ use contiv_model::{
 };
 use proptest::{collection::vec, prelude::*};
 
-use std::net::IpAddr;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use contiv_model::name::NetworkId;
-use openflow_rs::Change;
+use openflow_rs::{Change, Flow};
 
-use super::{compare::compare, model::installed_numbers, *};
+use super::{
+    batch::groups_of,
+    compare::compare,
+    model::{installed_numbers, vrf_numbers},
+    *,
+};
 use crate::datapath::{
     Backend, Gateway, Group, Local, Network, ObjectId, Peer, Remote, Route, RouteId, Scope, Subnet,
     ovs::{
         bridge::{BridgeKind, PerBridge},
         pipeline::{MAX_BUCKETS, peer_group},
-        tables::{edit::Tables, index::BridgePort},
+        tables::{
+            cookie::Cookie,
+            edit::{Edit, Tables},
+            index::BridgePort,
+        },
         telemetry::FlowCounters,
     },
 };
@@ -162,6 +174,11 @@ fn port_of(object: &Object) -> Option<BridgePort> {
         _ => return None,
     };
     Some(BridgePort { name: format!("port{number}"), number })
+}
+
+/// The contents for the objects alone.
+fn expected(desired: &Desired, ports: &BridgePorts, base: BaseConfig, numbers: ObjectNumbers) -> SwitchModel {
+    super::expected(desired, ports, base, numbers, PerBridge::default())
 }
 
 fn sorted(tables: &Tables) -> (Vec<String>, Vec<String>) {
@@ -402,4 +419,117 @@ fn vrfs_have_numbers_and_changes_are_small() {
     assert!(refused.to_string().contains("give the service a network"), "{refused}");
     batch.set(service(blue.vrf.clone()), None).unwrap();
     batch.commit();
+}
+
+/// The buckets of all groups on the VXLAN bridge, in any order.
+fn buckets(model: &SwitchModel) -> BTreeMap<u32, BTreeSet<String>> {
+    let groups = model.tables.vxlan.groups().iter();
+    groups
+        .map(|(id, group)| (*id, group.buckets.iter().map(|bucket| format!("{bucket:?}")).collect()))
+        .collect()
+}
+
+/// The record of an endpoint is unreadable at a restart, and there are others on its network.
+#[test]
+fn an_endpoint_of_no_object_stays_in_the_groups_of_its_network() {
+    let kind = (false, false);
+    let network = Object::Network(network(0, false, false));
+    let (retained, known, new) = (local(0, 1, kind), local(0, 2, kind), local(0, 3, kind));
+    let mut model = SwitchModel::default();
+    let mut batch = Batch::new(&mut model);
+    batch.set_base_flows();
+    // The rules of the first endpoint make the network evaluate what it sends to all.
+    for object in [&network, &group(1, 1, false), &retained, &known] {
+        batch.set(object.clone(), port_of(object)).unwrap();
+    }
+    batch.commit();
+    let (flows, _) = sorted(&model.tables.vxlan);
+    let before = buckets(&model);
+    assert!(before.values().filter(|buckets| buckets.len() == 2).count() == 2, "{before:?}");
+
+    let desired: Desired = [network.clone(), known.clone()].into_iter().collect();
+    let ports: BridgePorts = [(known.id(), port_of(&known).unwrap())].into();
+    let number = port_of(&retained).unwrap().number;
+    let unowned = || PerBridge { vxlan: BTreeSet::from([number]), ..PerBridge::default() };
+    let base = BaseConfig { retained: Some(unowned()), ..BaseConfig::default() };
+    let restarted = expected(&desired, &ports, base, ObjectNumbers::default());
+    let mut model = SwitchModel { tables: model.tables, ..restarted };
+    let mut batch = Batch::new(&mut model);
+    batch.set(network.clone(), None).unwrap();
+    batch.collect_garbage();
+    batch.set_kernel_ports(PerBridge::default());
+    batch.commit();
+    assert_eq!((&sorted(&model.tables.vxlan).0, buckets(&model)), (&flows, before));
+    let base = BaseConfig { retained: Some(unowned()), ..BaseConfig::default() };
+    let beside = groups_of(&model.tables, &unowned());
+    let required = super::expected(&desired, &ports, base, ObjectNumbers::default(), beside);
+    let differences = compare(&required, &model.tables, &desired);
+    assert!(differences.out_of_sync.is_empty() && differences.orphans > 0, "{differences:?}");
+
+    // Another one comes, and the pod is deleted.
+    let mut batch = Batch::new(&mut model);
+    batch.set(new.clone(), port_of(&new)).unwrap();
+    batch.commit();
+    assert_eq!(buckets(&model).values().filter(|buckets| buckets.len() == 3).count(), 2);
+    let mut batch = Batch::new(&mut model);
+    batch.forget_ports(&unowned());
+    batch.delete(&retained.id());
+    batch.commit();
+    assert_eq!(model.tables.vxlan.flows_of(Cookie::of(&retained.id())).len(), 0);
+    assert_eq!(buckets(&model).values().filter(|buckets| buckets.len() == 2).count(), 2);
+    let mut batch = Batch::new(&mut model);
+    batch.delete(&known.id());
+    batch.set(network, None).unwrap();
+    batch.commit();
+    // No endpoint has rules any more.
+    assert_eq!(buckets(&model).values().map(BTreeSet::len).sum::<usize>(), 1);
+}
+
+#[test]
+fn what_is_left_of_a_takeover_goes_also_while_orphans_stay() {
+    let mut model = SwitchModel::default();
+    model.base.retained = Some(PerBridge::default());
+    let mut batch = Batch::new(&mut model);
+    batch.set_base_flows();
+    batch.commit();
+    let before = BridgeKind::ALL.map(|bridge| sorted(model.tables.get(bridge)));
+    for bridge in BridgeKind::ALL {
+        let mut edit = Edit::new(model.tables.get_mut(bridge));
+        edit.set(Cookie::HOLD, [pipeline::drop_all()]);
+        edit.set(Cookie(1), [Flow { priority: 7, ..pipeline::drop_all() }]);
+    }
+    let mut batch = Batch::new(&mut model);
+    batch.collect_garbage();
+    batch.commit();
+    for (bridge, (flows, _)) in BridgeKind::ALL.into_iter().zip(before) {
+        let tables = model.tables.get(bridge);
+        assert_eq!((tables.len(), tables.flows_of(Cookie::HOLD).len()), (flows.len() + 1, 0));
+    }
+}
+
+/// The number of a VRF whose records are unreadable at a restart is not that of another one.
+#[test]
+fn numbers_of_unknown_vrfs_are_reserved() {
+    let tenant = |name: &str, n: u8| {
+        let vrf = Vrf::Tenant(name.parse().unwrap());
+        Network { vrf, ..Network::new(network_id(n), encap(n, false)) }
+    };
+    let [blue, red, green] = [("blue", 0), ("red", 1), ("green", 0)].map(|(name, n)| tenant(name, n));
+    let mut model = SwitchModel::default();
+    let mut batch = Batch::new(&mut model);
+    for network in [&blue, &red] {
+        batch.set(Object::Network(network.clone()), None).unwrap();
+    }
+    batch.commit();
+    let desired: Desired = [Object::Network(blue.clone())].into_iter().collect();
+    let mut numbers = installed_numbers(&model.tables, &desired).unwrap();
+    numbers.vrfs.reserve(vrf_numbers(&model.tables).unwrap());
+    let number = |model: &SwitchModel, network: &Network| model.numbers.vrfs.get(&network.vrf);
+    let mut restarted = expected(&desired, &BridgePorts::new(), BaseConfig::default(), numbers);
+    let mut batch = Batch::new(&mut restarted);
+    let other = Network { id: network_id(9), encap: encap(9, false), ..green.clone() };
+    batch.set(Object::Network(other), None).unwrap();
+    batch.commit();
+    assert_eq!([&blue, &red].map(|network| number(&model, network)), [Some(1), Some(2)]);
+    assert_eq!([&blue, &green].map(|network| number(&restarted, network)), [Some(1), Some(3)]);
 }

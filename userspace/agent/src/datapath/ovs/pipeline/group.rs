@@ -40,3 +40,11 @@ pub(crate) fn all_group(id: u32, ports: impl IntoIterator<Item = u32>) -> Group 
     let buckets = ports.into_iter().map(|port| Bucket::new([Action::output(port)]));
     Group { id, kind: GroupKind::All, buckets: buckets.collect() }
 }
+
+/// Returns the port that a bucket of [`all_group`] outputs to; `None` for a bucket of another group.
+pub(crate) fn output_port(bucket: &Bucket) -> Option<u32> {
+    match &bucket.actions[..] {
+        [Action::Output { port, .. }] => Some(port.0),
+        _ => None,
+    }
+}

@@ -37,7 +37,7 @@ pub(super) use self::{
 };
 pub(crate) use self::{
     opener::Opener,
-    replicate::{Receiver, receivers},
+    replicate::{Receiver, receiver_port, receivers},
     rules::{RULE_TABLES, counted_rules, rules},
 };
 

@@ -13,6 +13,13 @@ const HASH_MASK: u64 = 0x00ff_ffff_ffff_ffff;
 impl Cookie {
     /// Cookie of the base flows, which exist for any desired state.
     pub(crate) const BASE: Cookie = Cookie(PREFIX << 56);
+    /// Cookie of the flow that drops what arrives while the datapath takes over from another one.
+    pub(crate) const HOLD: Cookie = Cookie(PREFIX << 56 | 1);
+
+    /// Whether an agent has set the flow, and not another program.
+    pub(crate) fn is_own(self) -> bool {
+        self.0 >> 60 == Cookie::BASE.0 >> 60
+    }
 
     pub(crate) fn of(id: &ObjectId) -> Cookie {
         let (kind, text) = match id {

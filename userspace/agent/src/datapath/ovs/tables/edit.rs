@@ -185,6 +185,10 @@ impl<'a> Edit<'a> {
         self.tables.groups.contains_key(&id)
     }
 
+    pub(crate) fn groups(&self) -> &BTreeMap<u32, Group> {
+        self.tables.groups()
+    }
+
     pub(crate) fn group_ids(&self) -> impl Iterator<Item = u32> + use<'_, 'a> {
         self.tables.groups.keys().copied()
     }

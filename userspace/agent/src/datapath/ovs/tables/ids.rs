@@ -19,13 +19,15 @@ pub(crate) struct ObjectNumbers {
 pub(crate) struct Numbers<K> {
     numbers: BTreeMap<K, u32>,
     taken: BTreeSet<u32>,
+    /// Numbers of unknown owners.
+    reserved: BTreeSet<u32>,
     /// The last number that was assigned: for some time the number of a removed owner is in connections.
     last: u32,
 }
 
 impl<K> Default for Numbers<K> {
     fn default() -> Self {
-        Numbers { numbers: BTreeMap::new(), taken: BTreeSet::new(), last: 0 }
+        Numbers { numbers: BTreeMap::new(), taken: BTreeSet::new(), reserved: BTreeSet::new(), last: 0 }
     }
 }
 
@@ -54,13 +56,18 @@ impl<K: Ord> Numbers<K> {
         self.last = self.last.max(previous.last);
     }
 
+    /// Assigns these numbers to no owner that has none.
+    pub(crate) fn reserve(&mut self, numbers: BTreeSet<u32>) {
+        self.reserved = numbers;
+    }
+
     /// The number of an owner. A new one gets the next free number up to `max`; `None` without one.
     pub(crate) fn assign(&mut self, owner: K, max: u32) -> Option<u32> {
         if let Some(number) = self.numbers.get(&owner) {
             return Some(*number);
         }
         let mut next = (self.last.saturating_add(1)..=max).chain(1..=self.last.min(max));
-        let number = next.find(|number| !self.taken.contains(number))?;
+        let number = next.find(|number| !self.taken.contains(number) && !self.reserved.contains(number))?;
         self.last = number;
         self.taken.insert(number);
         self.numbers.insert(owner, number);
@@ -109,5 +116,16 @@ mod tests {
         assert_eq!(numbers.assign(Cookie(11), 4), Some(1));
         assert_eq!(numbers.assign(Cookie(12), 4), None);
         assert_eq!(numbers.assign(Cookie(8), 4), Some(2));
+    }
+
+    #[test]
+    fn numbers_of_unknown_owners_are_not_assigned() {
+        let mut numbers = Numbers::of([(Cookie(7), 1)]);
+        numbers.reserve([1, 3].into());
+        assert_eq!(numbers.get(&Cookie(7)), Some(1));
+        assert_eq!([8, 9, 10].map(|owner| numbers.assign(Cookie(owner), 4)), [Some(2), Some(4), None]);
+        // An owner that goes leaves the number to the others.
+        numbers.remove(&Cookie(7));
+        assert_eq!(numbers.assign(Cookie(10), 4), None);
     }
 }

@@ -12,11 +12,11 @@ use crate::datapath::{
 };
 
 impl Batch<'_> {
-    /// Sets the port numbers of the node's kernel, if the objects need them, and updates what depends on them.
+    /// Sets the port numbers of the node's kernel, if the objects need them, or may need them, and updates what depends on them.
     pub(crate) fn set_kernel_ports(&mut self, ports: PerBridge<Option<u32>>) {
         let ports = PerBridge {
-            vlan: ports.vlan.filter(|_| self.index.has_routed_vlan()),
-            vxlan: ports.vxlan.filter(|_| self.index.has_host_route()),
+            vlan: ports.vlan.filter(|_| self.retains() || self.index.has_routed_vlan()),
+            vxlan: ports.vxlan.filter(|_| self.retains() || self.index.has_host_route()),
         };
         let before = std::mem::replace(&mut self.base.kernel, ports);
         if before != ports {

@@ -53,6 +53,16 @@ pub(crate) fn receivers(id: u32, receivers: &[Receiver]) -> Group {
     Group { id, kind: GroupKind::All, buckets: receivers.iter().map(|one| one.bucket()).collect() }
 }
 
+/// Returns the port that a bucket of [`receivers`] is for; `None` for a bucket of another group.
+pub(crate) fn receiver_port(bucket: &Bucket) -> Option<u32> {
+    match bucket.actions.first()? {
+        Action::SetField { field, value } if *field == RECEIVER => {
+            u32::try_from(*value).ok().map(|value| value & !IS_RECEIVER)
+        }
+        _ => None,
+    }
+}
+
 /// Returns the flows that replicate frames of a network to groups of receivers. Only frames to groups, if the bridge learns where
 /// unknown stations are. Replies and ICMP errors to unknown addresses have no copies for pods: they are evaluated as the packet that
 /// opened their connection, whose ends are not the receivers of copies, and an unknown address is no pod's.
