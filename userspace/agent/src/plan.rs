@@ -18,7 +18,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use contiv_model::{
     group::GroupNumber,
-    name::{EndpointId, NetworkId, PolicyId},
+    key::Key,
+    name::{EndpointId, NetworkId},
 };
 
 pub use node::Node;
@@ -116,10 +117,15 @@ pub fn object(state: &State, node: &Node, id: &ObjectId) -> Option<Object> {
     }
 }
 
-/// Groups whose rules are unknown because a policy has never been valid, each with the first such policy. The datapath
-/// keeps the rules that it has for them.
-pub fn blocked_groups(state: &State) -> BTreeMap<GroupNumber, PolicyId> {
-    state.invalid_policies().map(|(number, policy)| (number, policy.clone())).collect()
+/// Groups whose settings are unknown because a record has never been valid, each with the first such record. The datapath keeps
+/// the settings that it has for them.
+pub fn blocked_groups(state: &State, node: &Node) -> BTreeMap<GroupNumber, Key> {
+    state.blocked_groups(&node.host)
+}
+
+/// Services whose plan lacks something, because a record has never been valid.
+pub fn incomplete_services(state: &State) -> impl Iterator<Item = ObjectId> {
+    service::incomplete(state).cloned().map(ObjectId::Service)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 mod diff;
 mod metrics;
 mod reconciler;
+mod retention;
 mod retries;
 mod status;
 mod waiters;

@@ -191,6 +191,12 @@ impl EndpointId {
         EndpointId(format!("{network}-{endpoint}").into())
     }
 
+    /// Ids of the networks that the endpoint may be on: the id does not tell where the network's id ends.
+    pub fn possible_networks(&self) -> impl Iterator<Item = NetworkId> {
+        let id = self.as_str();
+        id.match_indices('-').filter_map(|(dash, _)| id.get(..dash)).map(NetworkId::from)
+    }
+
     /// The id of the endpoint of the node `host` on an infra network.
     pub fn infra(host: &HostName) -> Self {
         EndpointId(format!("{host}-native-intf").into())

@@ -18,25 +18,25 @@ pub(super) fn network(state: &State, node: &Node, id: &NetworkId) -> Option<Netw
     Some(Network { id: network.id.clone(), vrf, encap: network.encap, arp })
 }
 
-/// The active network, if this node has endpoints on it or on a network that is routed to it.
+/// The active network, if this node has endpoints or interfaces on it or on a network that is routed to it.
 pub(super) fn of_node<'a>(
     state: &'a State,
     node: &Node,
     id: &NetworkId,
 ) -> Option<&'a contiv_model::network::Network> {
     let is_reached = |network: &contiv_model::network::Network| {
-        let mut own = state.networks_on(&node.host).filter_map(|id| state.active_network(id));
+        let mut own = state.networks_here(&node.host).filter_map(|id| state.active_network(id));
         own.any(|own| state.is_routed_between(own, network))
     };
     state
         .active_network(id)
-        .filter(|network| state.is_network_on(&network.id, &node.host) || is_reached(network))
+        .filter(|network| state.is_network_here(&network.id, &node.host) || is_reached(network))
 }
 
-/// Networks that may be those of the node: those with endpoints on it, and the other networks of their tenants if the nodes
-/// route.
+/// Networks that may be those of the node: those with endpoints or interfaces on it, and the other networks of their tenants if
+/// the nodes route.
 pub(super) fn candidates<'a>(state: &'a State, node: &Node) -> BTreeSet<&'a NetworkId> {
-    let own: BTreeSet<_> = state.networks_on(&node.host).collect();
+    let own: BTreeSet<_> = state.networks_here(&node.host).collect();
     let routed = own.iter().filter_map(|id| state.network(id)).filter(|network| state.is_routed(network));
     let tenants: BTreeSet<_> = routed.map(|network| &network.tenant).collect();
     let others = tenants.into_iter().flat_map(|tenant| state.networks_of(tenant));
@@ -50,7 +50,7 @@ pub(super) fn routed_with<'a>(state: &'a State, node: &Node, dirty: &DirtySet) -
         return BTreeSet::new();
     }
     let first_or_last = |id: &NetworkId| dirty.first_or_last.contains(&(node.host.clone(), id.clone()));
-    let is_here = |id: &NetworkId| state.is_network_on(id, &node.host) || first_or_last(id);
+    let is_here = |id: &NetworkId| state.is_network_here(id, &node.host) || first_or_last(id);
     let changed = dirty.networks.iter().chain(dirty.first_or_last.iter().map(|(_, id)| id));
     let current = changed.filter_map(|id| state.network(id)).map(|network| (&network.id, &network.tenant));
     let removed = dirty.previous_networks.iter().map(|(id, tenant)| (id, tenant));
@@ -71,7 +71,7 @@ pub(super) fn newly_separated<'a>(
     node: &Node,
     dirty: &DirtySet,
 ) -> BTreeSet<&'a NetworkId> {
-    let is_here = |id: &NetworkId| state.is_network_on(id, &node.host);
+    let is_here = |id: &NetworkId| state.is_network_here(id, &node.host);
     let is_changed =
         dirty.first_or_last.iter().any(|(host, _)| *host == node.host) || dirty.networks.iter().any(is_here);
     let all = state.networks().filter(|_| is_changed && state.is_routing_vlans());
@@ -79,7 +79,7 @@ pub(super) fn newly_separated<'a>(
 }
 
 fn has_routed_vlan(state: &State, node: &Node) -> bool {
-    let mut own = state.networks_on(&node.host).filter_map(|id| state.active_network(id));
+    let mut own = state.networks_here(&node.host).filter_map(|id| state.active_network(id));
     own.any(|network| is_routed_vlan(state, network))
 }
 

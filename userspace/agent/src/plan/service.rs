@@ -1,4 +1,11 @@
-use contiv_model::name::ServiceId;
+use std::collections::BTreeSet;
+
+use contiv_model::{
+    key::Key,
+    name::{NetworkId, ServiceId},
+    service::Providers,
+    tag::Encap,
+};
 
 use super::{network::of_node, node::Node};
 use crate::{
@@ -29,4 +36,34 @@ pub(super) fn service(state: &State, node: &Node, id: &ServiceId) -> Option<Serv
         backends: state.providers(id).iter().filter_map(|ip| backend(*ip)).collect(),
         affinity: service.affinity,
     })
+}
+
+/// Services whose plan lacks something because of an unreadable record: backends, because of a list of their providers or a network
+/// of their tenant; or on the wire of a VLAN, answers, because of an endpoint on this node.
+pub(super) fn incomplete(state: &State) -> impl Iterator<Item = &ServiceId> {
+    let mut lists = BTreeSet::new();
+    let mut networks: Vec<&NetworkId> = vec![];
+    for key in state.unreadable() {
+        match key {
+            Key::Providers(list) => _ = lists.insert(Providers::service_of(list.as_str())),
+            Key::Network(network) => networks.push(network),
+            _ => {}
+        }
+    }
+    let lacks_network = move |service: &contiv_model::service::Service| {
+        // Names may contain dots.
+        let suffix = format!(".{}", service.tenant);
+        let encap = |ip| state.encap_at(&service.tenant, service.network.as_ref(), ip);
+        networks.iter().any(|network| network.as_str().ends_with(&suffix))
+            && state.providers(&service.id).iter().any(|ip| encap(*ip).is_none())
+    };
+    let lacks_endpoint = move |service: &contiv_model::service::Service| {
+        let network = service.network.as_ref().and_then(|id| state.network(id));
+        let network = network.filter(|network| matches!(network.encap, Encap::Vlan(_)));
+        network.is_some_and(|network| state.has_unreadable_interface(&network.id))
+    };
+    let is_incomplete = move |service: &contiv_model::service::Service| {
+        lists.contains(service.id.as_str()) || lacks_network(service) || lacks_endpoint(service)
+    };
+    state.services().filter(move |service| is_incomplete(service)).map(|service| &service.id)
 }

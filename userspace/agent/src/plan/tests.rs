@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     datapath::{Gateway, Subnet},
-    state::{BgpSpeaker, ClusterObject},
+    state::{Attachment, BgpSpeaker, ClusterObject},
 };
 use events::{Event, network_id, number, service_id, vtep_address};
 pub(crate) use events::{apply_event, event, node};
@@ -126,6 +126,60 @@ fn pods_reach_other_addresses_by_their_node() {
     assert_eq!(routes(&state), ["route 0.0.0.0/0 of tenant t: 172.20.0.0/16"]);
     apply_event(&mut state, Event::Config { flood: true, routing: false }, 0);
     assert_eq!(routes(&state), [""; 0]);
+}
+
+#[test]
+fn services_lack_what_unreadable_records_say() {
+    let mut state = State::default();
+    let incomplete = |state: &State| incomplete_services(state).map(|id| id.to_string()).collect::<Vec<_>>();
+    let providers = |last: &[u8]| Event::Providers { n: 0, last: Some(last.to_vec()) };
+    let vlan = Event::Network { n: 2, encap: Some(Encap::Vlan(7.try_into().unwrap())), subnets: 2 };
+    let services = [Event::Service { n: 0, at: Some((1, 1)) }, Event::Service { n: 1, at: Some((2, 1)) }];
+    for event in [vxlan(1), vlan, providers(&[2])].into_iter().chain(services) {
+        apply_event(&mut state, event, 0);
+    }
+    assert_eq!(incomplete(&state), [""; 0]);
+    // A list of providers.
+    let list = Key::Providers("s0:t/1".into());
+    state.reject(&list);
+    assert_eq!(incomplete(&state), ["service s0:t"]);
+    state.set(&list, None);
+    // A network of the tenant, if a provider is on none that is readable.
+    state.reject(&Key::Network("n9.t".into()));
+    assert_eq!(incomplete(&state), [""; 0]);
+    apply_event(&mut state, providers(&[2, 3]), 0);
+    assert_eq!(incomplete(&state), ["service s0:t"]);
+    state.set(&Key::Network("n9.t".into()), None);
+    state.reject(&Key::Network("n9.u".into()));
+    assert_eq!(incomplete(&state), [""; 0]);
+    // An endpoint on this node by which it answers on a VLAN.
+    state.reject(&Key::Endpoint("n2.t-e".into()));
+    assert_eq!(incomplete(&state), [""; 0]);
+    state.set_attachment(&"n2.t-e".into(), Some(Attachment::of_pod("vvport1")));
+    assert_eq!(incomplete(&state), ["service s1:t"]);
+}
+
+/// The interface of a pod whose record is unreadable.
+#[test]
+fn an_interface_keeps_its_network_and_what_belongs_to_it() {
+    let mut state = State::default();
+    let remote = Event::Endpoint { n: 1, at: Some((1, 1, 7)), group: 0 };
+    let registered = Event::Registration { key: 1, at: Some((1, 1, 4789)) };
+    for event in [vxlan(1), remote, registered] {
+        apply_event(&mut state, event, 0);
+    }
+    let ids = |state: &State| full(state, &node()).iter().map(|(id, _)| id.to_string()).collect::<Vec<_>>();
+    assert_eq!(ids(&state), ["peer 192.168.0.11"]);
+    state.reject(&Key::Endpoint("n1.t-e".into()));
+    let dirty = state.set_attachment(&"n1.t-e".into(), Some(Attachment::of_pod("vvport1")));
+    assert!(dirty.unreadable);
+    let all = ["peer 192.168.0.11", "network n1.t", "subnet n1.t ipv4", "remote endpoint e1"];
+    assert_eq!(ids(&state), all);
+    let peer = ObjectId::Peer(vtep_address(1));
+    let Some(Object::Peer(peer)) = object(&state, &node(), &peer) else { panic!("a peer") };
+    assert_eq!(peer.networks.len(), 1);
+    state.set_attachment(&"n1.t-e".into(), None);
+    assert_eq!(ids(&state), ["peer 192.168.0.11"]);
 }
 
 fn vxlan(n: u8) -> Event {

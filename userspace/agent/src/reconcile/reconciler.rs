@@ -3,7 +3,7 @@ use std::{
     time::Duration,
 };
 
-use contiv_model::{group::GroupNumber, key::Key, name::PolicyId};
+use contiv_model::{group::GroupNumber, key::Key};
 use futures::future::BoxFuture;
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     diff::{diff, ordered},
     metrics::Metrics,
+    retention::Retention,
     retries::Retries,
     status::{Handle, Inspection, Status, TraceError, Traced},
     waiters::Waiters,
@@ -26,7 +27,7 @@ use crate::{
     },
     error::one_line,
     plan::{self, Node},
-    state::{Changes, Reader},
+    state::{Changes, DirtySet, Reader},
 };
 
 /// Longest pause after a resync that failed at no cost.
@@ -44,8 +45,9 @@ pub struct Reconciler<D> {
     inspections: mpsc::Receiver<Inspection>,
     status: watch::Sender<Status>,
     desired: Desired,
-    /// Groups of the plan whose rules are unknown, each with its invalid policy.
-    blocked: BTreeMap<GroupNumber, PolicyId>,
+    /// Groups of the plan whose settings are unknown, each with an unreadable record.
+    blocked: BTreeMap<GroupNumber, Key>,
+    retention: Retention,
     retries: Retries,
     /// Why the last garbage collection failed.
     garbage: Option<String>,
@@ -85,6 +87,7 @@ impl<D: Datapath> Reconciler<D> {
             status,
             desired: Desired::default(),
             blocked: BTreeMap::new(),
+            retention: Retention::default(),
             retries: Retries::default(),
             garbage: None,
             attempted: 0,
@@ -100,8 +103,9 @@ impl<D: Datapath> Reconciler<D> {
     /// Makes the datapath match the state beside another one that forwards, as far as that is possible. False if something failed.
     pub async fn stand_by(&mut self) -> bool {
         self.datapath.stand_by();
-        let (plan, blocked) =
-            self.reader.with(|state| (plan::full(state, &self.node), plan::blocked_groups(state)));
+        let (plan, blocked) = self
+            .reader
+            .with(|state| (plan::full(state, &self.node), plan::blocked_groups(state, &self.node)));
         let can_stand_by = |(_, object): &(&ObjectId, &Object)| self.datapath.can_stand_by(object);
         self.desired = plan.iter().filter(can_stand_by).map(|(_, object)| object.clone()).collect();
         self.blocked = blocked;
@@ -135,7 +139,7 @@ impl<D: Datapath> Reconciler<D> {
 
     /// Applies all that could not be built beside the other datapath.
     pub async fn complete(&mut self) {
-        self.resync().await;
+        self.resync(DirtySet::default()).await;
     }
 
     /// Runs until `stop` is cancelled. The forwarding state remains.
@@ -152,17 +156,19 @@ impl<D: Datapath> Reconciler<D> {
                 Some(inspection) = self.inspections.recv() => self.answer(inspection),
                 () = tokio::time::sleep_until(self.resync_at) => {
                     let start = Instant::now();
-                    self.resync().await;
+                    self.resync(DirtySet::default()).await;
                     self.add_busy_since(start);
                 }
                 (dirty, revision) = self.changes.next(), if in_sync => {
                     let start = Instant::now();
                     self.add_pending();
-                    let ids = self.reader.with(|state| {
-                        self.blocked = plan::blocked_groups(state);
-                        plan::update(&mut self.desired, state, &self.node, &dirty)
-                    });
-                    self.change(ids, revision).await;
+                    if dirty.unreadable && self.retention.is_active() {
+                        // It finds what the datapath has of a record that is readable now, and orphans.
+                        self.resync(dirty).await;
+                    } else {
+                        let ids = self.update_plan(&dirty);
+                        self.change(ids, revision).await;
+                    }
                     self.add_busy_since(start);
                 }
                 () = self.retries.due(), if in_sync => {
@@ -195,13 +201,26 @@ impl<D: Datapath> Reconciler<D> {
         self.status.send_modify(|status| status.busy += start.elapsed());
     }
 
-    async fn resync(&mut self) {
+    /// Updates the plan, and returns the ids of the objects that may have changed.
+    fn update_plan(&mut self, dirty: &DirtySet) -> BTreeSet<ObjectId> {
+        self.reader.with(|state| {
+            self.blocked = plan::blocked_groups(state, &self.node);
+            self.retention.update(&mut self.desired, (state, &self.node), dirty)
+        })
+    }
+
+    /// Compares the whole datapath with the plan. `dirty` has been taken from the changes already.
+    async fn resync(&mut self, mut dirty: DirtySet) {
         // The full plan includes the dirty objects.
-        let (_, revision) = self.changes.take();
+        let (more, revision) = self.changes.take();
+        dirty.merge(more);
         self.add_pending();
-        let (desired, blocked) =
-            self.reader.with(|state| (plan::full(state, &self.node), plan::blocked_groups(state)));
-        self.blocked = blocked;
+        let desired = self.reader.with(|state| {
+            self.blocked = plan::blocked_groups(state, &self.node);
+            let mut desired = plan::full(state, &self.node);
+            self.retention.begin(&mut desired, (state, &self.node), (&self.desired, &dirty));
+            desired
+        });
         let start = Instant::now();
         let before = std::mem::replace(&mut self.desired, desired);
         self.retries.clear_unsupported(|id| before.get(id) != self.desired.get(id));
@@ -211,6 +230,7 @@ impl<D: Datapath> Reconciler<D> {
             return;
         }
         let pause = if self.garbage.is_none() {
+            self.retention.resynced();
             self.backoff.reset();
             self.resync_interval
         } else {
@@ -222,22 +242,27 @@ impl<D: Datapath> Reconciler<D> {
             status.in_sync = true;
             status.error = None;
             status.garbage.clone_from(&self.garbage);
+            status.retained = self.retention.condition();
         });
         self.waiters.notify_all(&self.desired, &self.retries, self.garbage.as_deref());
     }
 
     async fn observe_and_apply(&mut self, revision: i64) -> Result<(), Error> {
         let start = Instant::now();
+        self.datapath.retain_orphans(self.retention.is_active());
         let observed = self.datapath.observe(&self.desired).await;
         self.metrics.record_observe(&observed, start.elapsed());
         let observed = observed?;
-        let mut ops = diff(&self.desired, &observed);
+        self.retention.observed(observed.retained, &mut self.desired);
+        let mut ops = ordered(self.retention.gone(), &self.desired);
+        ops.extend(diff(&self.desired, &observed));
         // An unsupported object that did not change would fail again.
         ops.retain(|op| !matches!(op, Op::Set(object) if self.retries.is_unsupported(&object.id())));
         tracing::debug!(
             objects = self.desired.len(),
             in_sync = observed.in_sync.len(),
             orphans = observed.orphans,
+            retained = observed.retained,
             ops = ops.len(),
             "observed the datapath"
         );
@@ -258,7 +283,8 @@ impl<D: Datapath> Reconciler<D> {
     /// Applies the plan for the objects `ids`.
     async fn change(&mut self, ids: BTreeSet<ObjectId>, revision: i64) {
         let start = Instant::now();
-        let ops = ordered(&ids, &self.desired);
+        let mut ops = ordered(&ids, &self.desired);
+        ops.retain(|op| self.retention.allows(op));
         match self.apply(&ops).await {
             Ok(()) => {
                 self.report(revision);
@@ -268,14 +294,13 @@ impl<D: Datapath> Reconciler<D> {
         }
     }
 
-    /// Blocks the planned groups with an invalid policy and returns their ids. The datapath keeps the state that it has for
+    /// Blocks the planned groups whose settings are unknown and returns their ids. The datapath keeps the state that it has for
     /// them, possibly from an earlier process; endpoints that are not in the datapath yet wait.
     fn block_groups(&mut self) -> BTreeSet<ObjectId> {
         let mut blocked = BTreeSet::new();
-        for (number, policy) in &self.blocked {
+        for (number, key) in &self.blocked {
             let id = ObjectId::Group((*number).into());
             if self.desired.get(&id).is_some() {
-                let key = Key::Policy(policy.clone());
                 self.retries.block(id.clone(), format!("{key} is invalid; see /inspect/driver"));
                 blocked.insert(id);
             }
@@ -341,7 +366,10 @@ impl<D: Datapath> Reconciler<D> {
         for (_, op) in ops.iter().enumerate().filter(|(index, _)| !failed.contains(index)) {
             match op {
                 Op::Set(object) => self.retries.succeeded(&object.id()),
-                Op::Delete(id) => self.retries.succeeded(id),
+                Op::Delete(id) => {
+                    self.retries.succeeded(id);
+                    self.retention.deleted(id);
+                }
                 Op::GarbageCollect => {}
             }
         }

@@ -25,6 +25,8 @@ pub struct Status {
     pub warnings: Vec<String>,
     /// Why the last full resync could not remove all orphans.
     pub garbage: Option<String>,
+    /// Why the last full resync has not removed orphans: records are unreadable.
+    pub retained: Option<String>,
     /// [`Datapath::writes`](crate::datapath::Datapath::writes).
     pub writes: u64,
     /// Ops executed since the start.
@@ -40,10 +42,10 @@ pub struct Status {
 }
 
 impl Status {
-    /// Degraded conditions for operators: one line for each kind of failed objects, then that of orphans, then the datapath's
+    /// Degraded conditions for operators: one line for each kind of failed objects, then those of orphans, then the datapath's
     /// warnings.
     pub fn degraded(&self) -> Vec<String> {
-        let others = self.garbage.iter().chain(&self.warnings).cloned();
+        let others = self.garbage.iter().chain(&self.retained).chain(&self.warnings).cloned();
         self.failures.lines().into_iter().chain(others).collect()
     }
 }

@@ -1,5 +1,7 @@
 //! The reconciliation loop with the fake datapath.
 
+mod retention;
+
 use std::time::Duration;
 
 use contiv_model::{

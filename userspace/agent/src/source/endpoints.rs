@@ -234,9 +234,10 @@ impl EndpointWatches {
                     false => endpoints_of(network),
                 };
                 let own = network.clone();
-                // Unreadable records are reported by the watches whose prefix they have.
+                // Unreadable records, and those that name no network, are reported by the watches whose prefix they have.
                 self.store.watch_where(&prefix, move |kv: &KeyValue| {
-                    summary(kv).is_none_or(|summary| summary.network == own.as_str())
+                    let is_of = |network: &str| network.is_empty() || network == own.as_str();
+                    summary(kv).is_none_or(|summary| is_of(&summary.network))
                 })
             }
         };

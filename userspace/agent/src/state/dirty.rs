@@ -22,6 +22,9 @@ pub struct DirtySet {
     pub vteps: BTreeSet<IpAddr>,
     /// Nodes and networks of which the node now has its first endpoint, or no endpoint any more.
     pub first_or_last: BTreeSet<(HostName, NetworkId)>,
+    /// Whether the unreadable records have changed, or the interfaces of their endpoints. What else that affects is found by a full
+    /// plan.
+    pub unreadable: bool,
 }
 
 impl DirtySet {
@@ -39,5 +42,6 @@ impl DirtySet {
         self.services.extend(other.services);
         self.vteps.extend(other.vteps);
         self.first_or_last.extend(other.first_or_last);
+        self.unreadable |= other.unreadable;
     }
 }

@@ -17,15 +17,15 @@ impl State {
             && self.vrf(one) == self.vrf(other)
     }
 
-    /// Private subnet by which the pods of a node reach addresses outside of the cluster's networks; `None` if none of them is on a
+    /// Private subnet by which the pods of this node, which is `host`, reach addresses outside of the cluster's networks; `None` if none of them is on a
     /// routed VXLAN network.
     pub fn host_access(&self, host: &HostName) -> Option<Ipv4Net> {
         self.private_subnet().filter(|_| self.routed_vxlans(host).next().is_some())
     }
 
-    /// Routed VXLAN networks on a node.
+    /// Routed VXLAN networks on this node, which is `host`.
     pub fn routed_vxlans(&self, host: &HostName) -> impl Iterator<Item = &Network> {
-        let own = self.networks_on(host).filter_map(|id| self.active_network(id));
+        let own = self.networks_here(host).filter_map(|id| self.active_network(id));
         own.filter(|network| !is_vlan(network) && self.is_routed(network))
     }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use contiv_model::{
+    key::Key,
     name::{EndpointId, HostName, NetworkId},
     network::Network,
     tag::Encap,
@@ -19,15 +20,12 @@ impl State {
         more: impl IntoIterator<Item = &'a NetworkId>,
     ) -> BTreeSet<NetworkId> {
         let interfaces = self.attachments().map(|(id, _)| id).filter(|id| self.endpoint(id).is_none());
-        let of_interfaces = interfaces.flat_map(|id| self.networks_of_id(id));
-        self.reached_from(self.networks_on(host).chain(of_interfaces).chain(more))
-    }
-
-    /// Networks that an endpoint with this id may be on. The id does not tell where the network's id ends.
-    fn networks_of_id(&self, id: &EndpointId) -> impl Iterator<Item = &NetworkId> {
-        let id = id.as_str();
-        let networks = id.match_indices('-').filter_map(|(dash, _)| id.get(..dash)).map(NetworkId::from);
-        networks.filter_map(|network| self.network(&network)).map(|network| &network.id)
+        let of_interfaces = interfaces.flat_map(EndpointId::possible_networks);
+        let exists =
+            |id: &NetworkId| self.network(id).is_some() || self.is_unreadable(&Key::Network(id.clone()));
+        let mut own: BTreeSet<NetworkId> = of_interfaces.filter(exists).collect();
+        own.extend(self.networks_on(host).chain(more).cloned());
+        self.reached_from(&own)
     }
 
     /// Networks whose endpoints a node with endpoints on `own` needs: these networks, and those that are routed to them.

@@ -38,6 +38,12 @@ impl Services {
         self.providers.get(id).map_or(&[], Vec::as_slice)
     }
 
+    /// Whether there is a slice of providers; `key` is the last part of its key.
+    pub(super) fn has_slice(&self, key: &str) -> bool {
+        let slices = self.slices.get(&ServiceId::from(Providers::service_of(key)));
+        slices.is_some_and(|slices| slices.contains_key(key))
+    }
+
     /// Returns whether the service changed.
     pub(super) fn set(&mut self, id: &ServiceId, service: Option<Service>) -> bool {
         if self.services.get(id) == service.as_ref() {

@@ -239,6 +239,12 @@ impl Inner {
     /// after the other, and the watches of the networks are not ordered.
     fn owned_elsewhere(&self, source: &Source, key: &Key) -> Option<i64> {
         let Key::Endpoint(id) = key else { return None };
+        if self.state.is_unreadable(key) {
+            // Each of the watches whose prefix it has reports it.
+            let is_other = |other: &Source| other != source && other.prefix() == ENDPOINTS;
+            let others = self.live.iter().filter(|(other, _)| is_other(other));
+            return others.filter_map(|(_, keys)| keys.get(key).copied()).max();
+        }
         let owner = self.state.endpoint(id).map(|endpoint| Source::Endpoints(endpoint.network.clone()));
         let others = owner.into_iter().chain([Source::Prefix(ENDPOINTS)]).filter(|other| other != source);
         others.filter_map(|other| self.live.get(&other)?.get(key).copied()).max()
@@ -255,7 +261,8 @@ impl Inner {
     fn mark(&mut self, dirty: DirtySet) -> bool {
         let any = !dirty.is_empty();
         // A change of the settings that concerns routing affects all networks.
-        self.interest += u64::from(!dirty.networks.is_empty() || !dirty.first_or_last.is_empty());
+        let is_any = !dirty.networks.is_empty() || !dirty.first_or_last.is_empty() || dirty.unreadable;
+        self.interest += u64::from(is_any);
         self.dirty.merge(dirty);
         any
     }

@@ -1,3 +1,5 @@
+mod unreadable;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
@@ -8,7 +10,7 @@ use contiv_model::{
     global::{ArpMode, Config},
     group::{Group, GroupNumber},
     key::Key,
-    name::{EndpointId, HostName, NetworkId, PolicyId, ServiceId, TenantName},
+    name::{EndpointId, HostName, NetworkId, ServiceId, TenantName},
     network::{Kind, Network},
     policy::Policy,
     service::Service,
@@ -16,6 +18,8 @@ use contiv_model::{
     vrf::Vrf,
 };
 use ipnet::Ipv4Net;
+
+use unreadable::Unreadable;
 
 use super::{
     dirty::DirtySet,
@@ -63,6 +67,7 @@ pub struct State {
     groups_on: Members<GroupNumber>,
     services: Services,
     vteps: Vteps,
+    unreadable: Unreadable,
     attachments: BTreeMap<EndpointId, Attachment>,
     bgp_speakers: BTreeMap<HostName, BgpSpeaker>,
 }
@@ -195,17 +200,6 @@ impl State {
         self.groups.policies(number)
     }
 
-    /// Groups with a policy that exists in the store but has never been valid, each with the first such policy. The rules
-    /// of these groups are unknown.
-    pub fn invalid_policies(&self) -> impl Iterator<Item = (GroupNumber, &PolicyId)> {
-        self.groups.invalid()
-    }
-
-    /// Whether the group is one of [`invalid_policies`](Self::invalid_policies).
-    pub fn has_invalid_policy(&self, number: GroupNumber) -> bool {
-        self.groups.has_invalid(number)
-    }
-
     /// Networks with endpoints on a node.
     pub fn networks_on(&self, host: &HostName) -> impl Iterator<Item = &NetworkId> {
         self.networks_on.on_host(host)
@@ -300,7 +294,7 @@ impl State {
 
     /// Sets or deletes the object at `key` and returns what the change affects.
     pub fn set(&mut self, key: &Key, object: Option<ClusterObject>) -> DirtySet {
-        let mut dirty = DirtySet::default();
+        let mut dirty = self.end_rejection(key);
         match key {
             Key::MasterConfig => {
                 let before = (self.arp(), self.is_routing());
@@ -345,15 +339,6 @@ impl State {
             _ => {}
         }
         dirty
-    }
-
-    /// Records that the value at `key` is invalid and returns what that affects.
-    pub fn reject(&mut self, key: &Key) -> DirtySet {
-        let groups = match key {
-            Key::Policy(id) => self.groups.reject_policy(id).into_iter().collect(),
-            _ => BTreeSet::new(),
-        };
-        DirtySet { groups, ..DirtySet::default() }
     }
 
     fn set_network(&mut self, id: &NetworkId, network: Option<Network>, dirty: &mut DirtySet) {
@@ -432,8 +417,12 @@ impl State {
                 self.attachments.remove(id);
             }
         }
+        let unreadable = self.is_unreadable(&Key::Endpoint(id.clone()));
+        if unreadable {
+            self.find_unreadable_interfaces();
+        }
         // Also without a change: the caller waits for the datapath's confirmation.
-        DirtySet { endpoints: [id.clone()].into(), ..DirtySet::default() }
+        DirtySet { endpoints: [id.clone()].into(), unreadable, ..DirtySet::default() }
     }
 }
 

@@ -50,6 +50,14 @@ impl Vteps {
         self.registered.contains_key(host)
     }
 
+    pub(super) fn has_registration(&self, key: &str) -> bool {
+        self.registrations.contains_key(key)
+    }
+
+    pub(super) fn has_record(&self, host: &HostName) -> bool {
+        self.records.contains_key(host)
+    }
+
     pub(super) fn hosts_at(&self, address: IpAddr) -> impl Iterator<Item = &HostName> {
         self.hosts.get(&address).into_iter().flatten()
     }

@@ -177,6 +177,30 @@ async fn an_interface_comes_before_the_record_of_its_network() {
     scene.until(has("n1.t-e1")).await;
 }
 
+/// Also of a network whose own record is unreadable: the datapath may have them.
+#[tokio::test]
+async fn unreadable_endpoints_of_needed_networks_are_known() {
+    let mut scene = Scene::new().await;
+    scene.attacher.attach(&"n1.t-e2".into(), Attachment::of_pod("vvport1"));
+    scene.attacher.attach(&"n2.t-e2".into(), Attachment::of_pod("vvport2"));
+    scene.put(&Key::Network("n2.t".into()), b"{".to_vec()).await;
+    // No JSON, and no network.
+    for (id, body) in [("n1.t-e2", "{"), ("n1.t-e3", r#"{"id":"n1.t-e3"}"#), ("n2.t-e2", "{")] {
+        scene.put(&Key::Endpoint(id.into()), body.into()).await;
+    }
+    scene.synced().await;
+    assert_eq!(scene.endpoints(), ["n1.t-e1", "n2.t-e1"]);
+    let unreadable: Vec<String> =
+        scene.reader.with(|state| state.unreadable().map(ToString::to_string).collect());
+    let expected = ["nets/n2.t", "eps/n1.t-e2", "eps/n1.t-e3", "eps/n2.t-e2"];
+    assert_eq!(unreadable, expected.map(|key| format!("/contiv.io/state/{key}")));
+    // The last valid version stays, also if the next one names no network.
+    scene.put(&Key::Endpoint("n1.t-e1".into()), b"{}".to_vec()).await;
+    scene.put_endpoint("n1.t", "e4", "other").await;
+    scene.until(has("n1.t-e4")).await;
+    assert_eq!(scene.endpoints(), ["n1.t-e1", "n1.t-e4", "n2.t-e1"]);
+}
+
 #[tokio::test]
 async fn endpoints_of_earlier_watches_are_not_mistaken_for_current_ones() {
     let mut scene = Scene::new().await;

@@ -102,6 +102,26 @@ fn deleted_invalid_object_is_forgotten() {
     assert_eq!((ids(&reader).len(), reader.rejected_count()), (0, 0));
 }
 
+/// It has the prefix of both networks, and does not tell which one it is on.
+#[test]
+fn an_unreadable_endpoint_stays_until_no_watch_has_it() {
+    let (mut writer, _, reader, mut changes) = new([EPS]);
+    let (key, _) = endpoint("n.t-x-e");
+    let sources = ["n.t", "n.t-x"].map(|network| Source::Endpoints(network.into()));
+    for source in &sources {
+        let rejected = Rejected { key: key.to_string(), why: "no JSON".into() };
+        let event = Event::Apply(key.clone(), Err(rejected));
+        writer.apply(Update { source: source.clone(), revision: 1, event });
+    }
+    let unreadable = || (reader.rejected_count(), reader.with(|state| state.is_unreadable(&key)));
+    assert_eq!((unreadable(), changes.take().0.unreadable), ((1, true), true));
+    writer.forget(&sources[0]);
+    assert_eq!((unreadable(), changes.take().0.unreadable), ((1, true), false));
+    let event = Event::Delete(key.clone());
+    writer.apply(Update { source: sources[1].clone(), revision: 2, event });
+    assert_eq!((unreadable(), changes.take().0.unreadable), ((0, false), true));
+}
+
 #[test]
 fn an_id_belongs_to_the_network_that_has_it_last() {
     let (key, Ok(ClusterObject::Endpoint(first))) = endpoint("a.b-c-d") else { panic!("an endpoint") };

@@ -1,0 +1,241 @@
+use std::collections::BTreeSet;
+
+use contiv_model::key::Key;
+
+use crate::{
+    datapath::{Desired, Object, ObjectId, Op},
+    plan::{self, Node},
+    state::{DirtySet, State},
+};
+
+/// Maximum number of records that the degraded condition names.
+const LISTED: usize = 5;
+
+/// Keeps what the datapath has of objects whose records have been unreadable since the start of the process.
+///
+/// An earlier process has put it there. It belongs to no object of the plan, and the datapath does not tell which part of it
+/// belongs to which record. So while a record is unreadable, no orphans are removed, and nothing is deleted but what this process
+/// has planned before, and endpoints without an interface.
+///
+/// This ends with the first full resync that finds all records readable, or no orphans. Since then the datapath has only what
+/// this process has planned, and of a record that becomes unreadable, the last valid version stays in effect.
+#[derive(Debug, Default)]
+pub(super) struct Retention {
+    is_over: bool,
+    /// Unreadable records.
+    keys: BTreeSet<Key>,
+    /// Objects to be deleted, which may be in the datapath.
+    gone: BTreeSet<ObjectId>,
+    /// Objects that are left out of the plan, because the datapath may have more of them than the readable records tell.
+    withheld: Vec<Object>,
+}
+
+impl Retention {
+    /// Whether what belongs to no object stays.
+    pub(super) fn is_active(&self) -> bool {
+        !self.is_over && !self.keys.is_empty()
+    }
+
+    /// Adapts the plan of a full resync, which replaces the plan `before`. `dirty` is what has changed since.
+    pub(super) fn begin(
+        &mut self,
+        desired: &mut Desired,
+        (state, node): (&State, &Node),
+        (before, dirty): (&Desired, &DirtySet),
+    ) {
+        if self.is_over {
+            return;
+        }
+        self.keys = state.unreadable().cloned().collect();
+        self.withheld.clear();
+        if self.keys.is_empty() {
+            // All orphans are removed.
+            self.gone.clear();
+            return;
+        }
+        for id in plan::incomplete_services(state).filter(|id| before.get(id).is_none()) {
+            self.withheld.extend(desired.remove(&id));
+        }
+        let planned = before.iter().map(|(id, _)| id.clone());
+        let detached = dirty.endpoints.iter().map(|id| ObjectId::Local(id.clone()));
+        self.gone.extend(planned.chain(detached.filter(|id| is_detached(state, node, id))));
+        self.gone.retain(|id| desired.get(id).is_none());
+    }
+
+    /// Updates the plan as [`plan::update`] does, and returns the ids of the objects that may have changed.
+    pub(super) fn update(
+        &mut self,
+        desired: &mut Desired,
+        (state, node): (&State, &Node),
+        dirty: &DirtySet,
+    ) -> BTreeSet<ObjectId> {
+        if !self.is_active() {
+            return plan::update(desired, state, node, dirty);
+        }
+        let is_planned = |id: &ObjectId| desired.get(id).is_some();
+        let affected = plan::affected(state, node, dirty);
+        let planned: BTreeSet<ObjectId> = affected.into_iter().filter(is_planned).collect();
+        let withheld: Vec<_> = plan::incomplete_services(state).filter(|id| !is_planned(id)).collect();
+        let ids = plan::update(desired, state, node, dirty);
+        for id in &withheld {
+            desired.remove(id);
+        }
+        for id in &ids {
+            if desired.get(id).is_some() {
+                self.gone.remove(id);
+            } else if planned.contains(id) || is_detached(state, node, id) {
+                self.gone.insert(id.clone());
+            }
+        }
+        ids
+    }
+
+    /// Objects to be deleted, which a full resync does not find while orphans stay.
+    pub(super) fn gone(&self) -> &BTreeSet<ObjectId> {
+        &self.gone
+    }
+
+    /// Whether the operation changes nothing that is to stay.
+    pub(super) fn allows(&self, op: &Op) -> bool {
+        match op {
+            Op::Delete(id) => !self.is_active() || self.gone.contains(id),
+            Op::Set(_) | Op::GarbageCollect => true,
+        }
+    }
+
+    /// Notes that an object has been deleted.
+    pub(super) fn deleted(&mut self, id: &ObjectId) {
+        self.gone.remove(id);
+    }
+
+    /// Notes that the datapath has `count` items that stay. Without one, nothing is left out of the plan.
+    pub(super) fn observed(&mut self, count: usize, desired: &mut Desired) {
+        if !self.is_active() || count > 0 {
+            return;
+        }
+        self.keys.clear();
+        self.gone.clear();
+        for object in self.withheld.drain(..) {
+            desired.insert(object);
+        }
+    }
+
+    /// Notes that a full resync has succeeded, and has removed all orphans that do not stay.
+    pub(super) fn resynced(&mut self) {
+        self.is_over |= self.keys.is_empty();
+    }
+
+    /// Degraded condition for operators.
+    pub(super) fn condition(&self) -> Option<String> {
+        if !self.is_active() {
+            return None;
+        }
+        let mut listed: Vec<String> = self.keys.iter().take(LISTED).map(ToString::to_string).collect();
+        let more = self.keys.len() - listed.len();
+        listed.extend((more > 0).then(|| format!("{more} more")));
+        Some(format!(
+            "orphans: kept, because they may be those of invalid objects: {}; repair or delete these records",
+            listed.join(", ")
+        ))
+    }
+}
+
+/// Whether the object is an endpoint that has no interface on this node, and is not known to be on another one.
+fn is_detached(state: &State, node: &Node, id: &ObjectId) -> bool {
+    let ObjectId::Local(id) = id else { return false };
+    state.attachment(id).is_none() && state.endpoint(id).is_none_or(|endpoint| endpoint.host == node.host)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        datapath::{Network, Peer},
+        plan::tests::node,
+        state::Attachment,
+    };
+
+    fn network(name: &str) -> Object {
+        Object::Network(Network::new(name, contiv_model::tag::Encap::Vlan(5.try_into().unwrap())))
+    }
+
+    fn peer() -> Object {
+        Object::Peer(Peer::new([10, 0, 0, 1], 4789))
+    }
+
+    fn unreadable(keys: impl IntoIterator<Item = Key>) -> State {
+        let mut state = State::default();
+        keys.into_iter().for_each(|key| drop(state.reject(&key)));
+        state
+    }
+
+    #[test]
+    fn only_what_was_planned_is_deleted() {
+        let (node, dirty) = (node(), DirtySet::default());
+        let state = unreadable([Key::Network("n.t".into())]);
+        let mut retention = Retention::default();
+        assert!(!retention.is_active() && retention.condition().is_none());
+        let mut desired: Desired = [peer(), network("m.t")].into_iter().collect();
+        retention.begin(&mut desired, (&state, &node), (&Desired::default(), &dirty));
+        assert!(retention.is_active() && retention.gone().is_empty());
+        let delete = |object: Object| Op::Delete(object.id());
+        assert!(!retention.allows(&delete(network("n.t"))) && !retention.allows(&delete(peer())));
+        assert!(retention.allows(&Op::Set(peer())) && retention.allows(&Op::GarbageCollect));
+        retention.observed(1, &mut desired);
+        retention.resynced();
+        // The next full resync has a smaller plan.
+        let before = desired;
+        let mut desired: Desired = [peer()].into_iter().collect();
+        retention.begin(&mut desired, (&state, &node), (&before, &dirty));
+        assert!(retention.allows(&delete(network("m.t"))) && !retention.allows(&delete(network("n.t"))));
+        // Until the deletion has succeeded.
+        let same = desired.clone();
+        retention.begin(&mut desired, (&state, &node), (&same, &dirty));
+        assert_eq!(*retention.gone(), [network("m.t").id()].into());
+        retention.deleted(&network("m.t").id());
+        assert!(retention.gone().is_empty());
+        // All orphans are removed when the record is readable.
+        retention.begin(&mut desired, (&State::default(), &node), (&before, &dirty));
+        assert!(!retention.is_active() && retention.gone().is_empty());
+        assert!(retention.allows(&delete(network("n.t"))));
+        retention.resynced();
+        retention.begin(&mut desired, (&state, &node), (&before, &dirty));
+        assert!(!retention.is_active(), "the datapath has nothing of earlier processes");
+    }
+
+    #[test]
+    fn an_endpoint_without_an_interface_is_deleted() {
+        let node = node();
+        let mut state = unreadable([Key::Network("n.t".into()), Key::Endpoint("n.t-e".into())]);
+        let mut retention = Retention::default();
+        let (mut desired, before) = (Desired::default(), Desired::default());
+        let delete = Op::Delete(ObjectId::Local("n.t-e".into()));
+        let attached = state.set_attachment(&"n.t-e".into(), Some(Attachment::of_pod("vvport1")));
+        retention.begin(&mut desired, (&state, &node), (&before, &attached));
+        assert!(!retention.allows(&delete));
+        let detached = state.set_attachment(&"n.t-e".into(), None);
+        retention.update(&mut desired, (&state, &node), &detached);
+        let remote = Op::Delete(ObjectId::Remote("n.t-e".into()));
+        assert!(retention.allows(&delete) && !retention.allows(&remote));
+        // The same if the full resync comes first.
+        let mut retention = Retention::default();
+        retention.begin(&mut desired, (&state, &node), (&before, &detached));
+        assert!(retention.allows(&delete));
+    }
+
+    #[test]
+    fn without_orphans_nothing_is_withheld() {
+        let (node, dirty) = (node(), DirtySet::default());
+        let state = unreadable((0..7).map(|n| Key::Endpoint(format!("n.t-e{n}").into())));
+        let mut retention = Retention::default();
+        let mut desired = Desired::default();
+        retention.begin(&mut desired, (&state, &node), (&Desired::default(), &dirty));
+        let condition = retention.condition().unwrap();
+        assert!(condition.contains("/contiv.io/state/eps/n.t-e4, 2 more; repair"), "{condition}");
+        retention.withheld.push(peer());
+        retention.observed(0, &mut desired);
+        assert!(!retention.is_active() && desired.get(&peer().id()).is_some());
+        retention.resynced();
+        assert!(retention.is_over);
+    }
+}
