@@ -16,6 +16,7 @@
 //! * `ruleset`: notifications about the table of host access.
 //! * `interface`: the interfaces that forward.
 //! * `rules`, `routes`, `family`: netlink messages of both.
+//! * `retention`: what an earlier process has put there.
 //! * `task`: keeps the kernel in sync.
 
 mod access;
@@ -25,6 +26,7 @@ mod family;
 mod host;
 mod interface;
 mod kernel;
+mod retention;
 mod routes;
 mod rules;
 mod ruleset;

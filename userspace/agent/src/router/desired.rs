@@ -3,13 +3,16 @@ use std::{
     net::IpAddr,
 };
 
-use contiv_model::name::HostName;
+use contiv_model::{
+    key::Key,
+    name::{EndpointId, HostName},
+};
 use ipnet::{IpNet, Ipv4Net};
 
 use super::{access::NatTable, host::HostRoutes};
 use crate::{
     bgp::Report,
-    datapath::{KERNEL_PORT, host_access::HOST_PORT},
+    datapath::{KERNEL_PORT, Owner, host_access::HOST_PORT},
     state::State,
 };
 
@@ -66,6 +69,12 @@ impl Desired {
         }
     }
 
+    /// Prefixes to which the kernel shall have routes of the agent, without those that BGP has learnt.
+    pub(super) fn prefixes(&self) -> impl Iterator<Item = IpNet> {
+        let endpoints = self.endpoints.iter().copied().map(IpNet::from);
+        endpoints.chain(self.host.gateways.keys().copied())
+    }
+
     /// Whether the kernel shall have anything of the agent.
     pub(super) fn is_needed(&self) -> bool {
         self.is_routing || !self.host.gateways.is_empty() || self.access.is_some()
@@ -75,8 +84,22 @@ impl Desired {
 fn host_access(state: &State, host: &HostName, tunnels: &BTreeSet<u16>) -> Option<NatTable> {
     let subnet = state.host_access(host)?;
     let infra = state.infra_networks().map(|network| network.name.to_string());
+    let infra = infra.chain(unreadable_infra(state, host));
     let closed = infra.chain([HOST_PORT, KERNEL_PORT].map(str::to_owned)).collect();
     Some(NatTable { subnet, closed, tunnels: tunnels.clone() })
+}
+
+/// Interfaces that this node may have on infra networks whose records are unreadable. The id of a network does not tell where its
+/// name ends.
+fn unreadable_infra<'a>(state: &'a State, host: &'a HostName) -> impl Iterator<Item = String> + 'a {
+    let joined = state.unreadable().filter_map(move |key| match key {
+        Key::Network(id) => {
+            let own = state.attachment(&EndpointId::new(id, host.as_str()));
+            own.is_some_and(|attachment| attachment.owner == Owner::Node).then_some(id.as_str())
+        }
+        _ => None,
+    });
+    joined.flat_map(|id| id.match_indices('.').filter_map(move |(dot, _)| id.get(..dot)).map(str::to_owned))
 }
 
 /// Routes of the leaf switch.
@@ -98,5 +121,27 @@ impl Learnt {
                 Learnt { routes: routes.collect(), is_complete: running.learnt.complete }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use contiv_model::name::NetworkId;
+
+    use super::*;
+    use crate::state::Attachment;
+
+    #[test]
+    fn the_interface_on_an_unreadable_infra_network_stays_closed() {
+        let (mut state, host) = (State::default(), HostName::from("h1"));
+        let network = NetworkId::from("a.b.t");
+        let own = Attachment { port: "vvport1".to_owned(), owner: Owner::Node };
+        state.set_attachment(&EndpointId::new(&network, "h1"), Some(own));
+        let names = |state: &State| unreadable_infra(state, &host).collect::<Vec<_>>();
+        assert_eq!(names(&state), [""; 0]);
+        state.reject(&Key::Network("c.t".into()));
+        assert_eq!(names(&state), [""; 0]);
+        state.reject(&Key::Network(network));
+        assert_eq!(names(&state), ["a", "a.b"]);
     }
 }

@@ -13,6 +13,7 @@ use rtnetlink::Handle;
 
 use super::{
     interface,
+    retention::Retention,
     routes::{self, HOST, Hop, Table},
 };
 use crate::state::State;
@@ -63,10 +64,12 @@ impl HostRoutes {
     }
 }
 
-/// Makes the node's main table have these routes. Returns the number of changes, and the first route that the kernel rejects.
+/// Makes the node's main table have these routes; others stay if `retention` keeps them. Returns the number of changes, and the first
+/// route that the kernel rejects.
 pub(super) async fn sync(
     handle: &Handle,
     wanted: &HostRoutes,
+    retention: &Retention,
 ) -> Result<(usize, Option<String>), rtnetlink::Error> {
     let link = match wanted.gateways.is_empty() {
         true => None,
@@ -77,7 +80,7 @@ pub(super) async fn sync(
         Some(index) => wanted.gateways.iter().map(|(to, gateway)| (*to, via(*gateway, index))).collect(),
         None => Table::new(),
     };
-    routes::sync(handle, HOST, &table, false).await
+    routes::sync(handle, HOST, &table, |prefix| retention.keeps(prefix)).await
 }
 
 #[cfg(test)]

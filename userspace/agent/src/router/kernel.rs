@@ -11,25 +11,30 @@ use super::{
     error::{Error, interface, netlink},
     host::{self, HostRoutes},
     interface::{self, Uplink},
+    retention::Retention,
     routes::{self, ENDPOINTS, FABRIC, Hop, Table},
     rules,
 };
 use crate::{datapath::KERNEL_PORT, sysctl};
 
-/// Makes the kernel forward as desired. Returns the number of changes, and what is not in effect, one line each.
+/// Makes the kernel forward as desired. What `retention` keeps stays. Returns the number of changes, and what is not in effect, one
+/// line each.
 pub(super) async fn sync(
     handle: &Handle,
     access: &mut HostAccess,
-    desired: &Desired,
-    learnt: &Learnt,
+    (desired, learnt): (&Desired, &Learnt),
+    retention: &Retention,
 ) -> Result<(usize, Vec<String>), Error> {
     // First: pods must not use the routes of the node.
-    let (mut changes, mut warnings) = access.sync(handle, desired.access.as_ref()).await?;
-    let (changed, host) = sync_host(handle, &desired.host).await?;
+    let (mut changes, mut warnings) = match &desired.access {
+        None if retention.keeps_access() => (0, vec![]),
+        wanted => access.sync(handle, wanted.as_ref()).await?,
+    };
+    let (changed, host) = sync_host(handle, &desired.host, retention).await?;
     changes += changed;
     warnings.extend(host);
     let (changed, vlans) = match desired.is_routing {
-        true => sync_vlans(handle, desired, learnt).await?,
+        true => sync_vlans(handle, (desired, learnt), retention).await?,
         false => (delete_vlans(handle).await?, vec![]),
     };
     changes += changed;
@@ -37,16 +42,20 @@ pub(super) async fn sync(
     Ok((changes, warnings))
 }
 
-async fn sync_host(handle: &Handle, wanted: &HostRoutes) -> Result<(usize, Vec<String>), Error> {
-    let synced = host::sync(handle, wanted).await;
+async fn sync_host(
+    handle: &Handle,
+    wanted: &HostRoutes,
+    retention: &Retention,
+) -> Result<(usize, Vec<String>), Error> {
+    let synced = host::sync(handle, wanted, retention).await;
     let (changes, rejected) = synced.map_err(netlink("write the routes of the node"))?;
     Ok((changes, wanted.missing.iter().cloned().chain(rejected).collect()))
 }
 
 async fn sync_vlans(
     handle: &Handle,
-    desired: &Desired,
-    learnt: &Learnt,
+    (desired, learnt): (&Desired, &Learnt),
+    retention: &Retention,
 ) -> Result<(usize, Vec<String>), Error> {
     let mut warnings = desired.refused.clone();
     let switch =
@@ -61,7 +70,7 @@ async fn sync_vlans(
         let hop = Hop { interface: link.header.index, gateway: None };
         endpoints = desired.endpoints.iter().map(|address| (IpNet::from(*address), hop)).collect();
     }
-    let synced = routes::sync(handle, ENDPOINTS, &endpoints, false).await;
+    let synced = routes::sync(handle, ENDPOINTS, &endpoints, |prefix| retention.keeps(prefix)).await;
     let (changed, rejected) = synced.map_err(netlink("write the routes of endpoints"))?;
     changes += changed;
     warnings.extend(rejected);
@@ -86,7 +95,7 @@ async fn sync_vlans(
         (None, None) => {}
     }
     let fabric = uplink.map(|uplink| fabric(&uplink, &learnt.routes)).unwrap_or_default();
-    let synced = routes::sync(handle, FABRIC, &fabric, !learnt.is_complete).await;
+    let synced = routes::sync(handle, FABRIC, &fabric, |_| !learnt.is_complete).await;
     let (changed, rejected) = synced.map_err(netlink("write the routes of the leaf switch"))?;
     changes += changed;
     warnings.extend(rejected);
@@ -122,7 +131,7 @@ fn strict_filter(uplink: &str) -> Option<String> {
 async fn delete_vlans(handle: &Handle) -> Result<usize, Error> {
     let mut changes = rules::delete(handle).await.map_err(netlink("delete routing rules"))?;
     for table in [ENDPOINTS, FABRIC] {
-        let deleted = routes::sync(handle, table, &Table::new(), false).await;
+        let deleted = routes::sync(handle, table, &Table::new(), |_| false).await;
         changes += deleted.map_err(netlink("delete routes"))?.0;
     }
     Ok(changes)
@@ -142,7 +151,7 @@ pub(super) fn connect() -> Result<Handle, Error> {
 /// If the kernel refuses.
 pub async fn remove() -> Result<(), Error> {
     let handle = connect()?;
-    sync_host(&handle, &HostRoutes::default()).await?;
+    sync_host(&handle, &HostRoutes::default(), &Retention::over()).await?;
     HostAccess::default().sync(&handle, None).await?;
     delete_vlans(&handle).await.map(drop)
 }

@@ -177,18 +177,19 @@ fn deletion(set: Set, prefix: IpNet) -> RouteMessage {
     message
 }
 
-/// Makes a set have these routes; others stay if `keeps_others`. Returns the number of changes, and the first route that the
-/// kernel rejects.
+/// Makes a set have these routes; others stay if `keeps` is true for their prefix. Returns the number of changes, and the first
+/// route that the kernel rejects.
 pub(super) async fn sync(
     handle: &Handle,
     set: Set,
     wanted: &Table,
-    keeps_others: bool,
+    keeps: impl Fn(&IpNet) -> bool,
 ) -> Result<(usize, Option<String>), rtnetlink::Error> {
     let present = installed(handle, set).await?;
     let (mut changes, mut rejected) = (0, None);
-    for (prefix, _) in present.iter().filter(|(prefix, _)| !keeps_others && !wanted.contains_key(prefix)) {
-        delete(handle, set, *prefix).await?;
+    let others = present.keys().filter(|prefix| !wanted.contains_key(prefix) && !keeps(prefix));
+    for prefix in others.copied().collect::<Vec<IpNet>>() {
+        delete(handle, set, prefix).await?;
         changes += 1;
     }
     for (prefix, hop) in wanted.iter().filter(|(prefix, hop)| present.get(prefix) != Some(hop)) {

@@ -11,6 +11,7 @@ use super::{
     desired::{Desired, Learnt},
     error::Error,
     kernel,
+    retention::Retention,
     ruleset::Ruleset,
 };
 use crate::{bgp::Report, datapath::ebpf, error::one_line, state::Reader};
@@ -76,14 +77,17 @@ impl Task {
         let (connection, _, mut events) =
             rtnetlink::new_multicast_connection(&EVENTS).map_err(Error::Connect)?;
         tokio::spawn(connection);
-        let mut access = HostAccess::default();
+        let (mut access, mut retention) = (HostAccess::default(), Retention::default());
         let mut ruleset = Ruleset::follow()
             .inspect_err(|error| tracing::debug!("no notifications about nftables: {error}"))
             .ok();
         loop {
-            let desired = self.reader.with(|state| Desired::of(state, &self.host, &self.tunnels));
+            let (desired, has_unreadable) = self.reader.with(|state| {
+                (Desired::of(state, &self.host, &self.tunnels), state.unreadable().next().is_some())
+            });
+            retention.update(desired.prefixes(), desired.access.is_some(), has_unreadable);
             let learnt = Learnt::of(&self.sessions.borrow_and_update());
-            match kernel::sync(&handle, &mut access, &desired, &learnt).await {
+            match kernel::sync(&handle, &mut access, (&desired, &learnt), &retention).await {
                 Ok((changes, warnings)) => {
                     if changes > 0 {
                         tracing::debug!(changes, "updated the kernel's routing");
@@ -105,7 +109,7 @@ impl Task {
                 Some(_) = events.next(), if desired.is_needed() => {
                     sleep(EVENT_INTERVAL).await;
                 }
-                () = sleep(RESYNC_INTERVAL), if desired.is_needed() => {}
+                () = sleep(RESYNC_INTERVAL), if desired.is_needed() || retention.is_active() => {}
             }
             while events.try_recv().is_ok() {}
         }
