@@ -163,8 +163,7 @@ pub fn encode(
     );
     let (endpoints, networks, attachments) = reader
         .with(|state| (state.endpoints().count(), state.networks().count(), state.attachments().count()));
-    let orphaned =
-        reader.with(|state| state.attachments().filter(|(id, _)| state.endpoint(id).is_none()).count());
+    let orphaned = reader.with(|state| state.orphaned_interfaces().count());
     let mut gauge = |name, help, value: i64| registry.register(name, help, ConstGauge::new(value));
     let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
     gauge(

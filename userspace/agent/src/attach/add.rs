@@ -195,7 +195,8 @@ impl Pods {
     }
 
     /// Waits until the state has everything that the endpoint depends on, as the store has it now: each watch of the store
-    /// may lag behind netmaster, and a group whose policy has not arrived would look like a group without rules.
+    /// may lag behind netmaster, and a group whose policy has not arrived would look like a group without rules. Fails if the
+    /// record of the network is unreadable.
     pub(super) async fn network(&self, endpoint: &Endpoint) -> Result<Network, Failure> {
         let parts = self.parts();
         // Until the state has the endpoint, it does not show that the node needs the network.
@@ -204,7 +205,12 @@ impl Pods {
             let (keys, policies) = self.dependencies(endpoint).await?;
             parts.reader.caught_up(&keys, policies.as_ref()).await;
             parts.reader.has_endpoints_of(&endpoint.network).await;
-            Ok(parts.reader.wait(|state| state.network(&endpoint.network).cloned()).await)
+            let key = Key::Network(endpoint.network.clone());
+            let known = parts.reader.wait(|state| match state.network(&endpoint.network) {
+                Some(network) => Some(Ok(network.clone())),
+                None => state.is_unreadable(&key).then(|| Err(Failure::unreadable(Step::Create, &key))),
+            });
+            known.await
         };
         tokio::time::timeout(STATE_TIMEOUT, caught_up).await.unwrap_or_else(|_| {
             let id = &endpoint.network;

@@ -1,5 +1,6 @@
 use std::fmt;
 
+use contiv_model::key::Key;
 use contivk8s::{spec::Code, wire::Reply};
 
 use super::link;
@@ -75,6 +76,12 @@ impl Failure {
     #[must_use]
     pub fn code(self, code: Code) -> Failure {
         Failure { code, ..self }
+    }
+
+    /// A failure at `step` because a record in the store has never been valid in this process. What the pod has stays.
+    pub fn unreadable(step: Step, key: &Key) -> Failure {
+        let why = format!("{key} in the store is invalid; repair or delete it; see /inspect/driver");
+        Failure::new(step, why).temporary()
     }
 
     /// A failure at `step` caused by a request to netmaster.

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use contiv_model::{
+    key::Key,
     name::{EndpointId, NetworkId},
     network::Kind,
 };
@@ -90,7 +91,7 @@ impl Pods {
             let is_infra = state.attachment(id).is_some_and(|at| at.owner == Owner::Node);
             // On a data network, an endpoint with the node's name may be a pod.
             let must_leave = match kind(network) {
-                None => true,
+                None => !state.is_unreadable(&Key::Network(network.clone())),
                 Some(Kind::Data) => is_infra,
                 Some(Kind::Infra) => false,
             };

@@ -136,15 +136,18 @@ impl Pods {
     }
 
     /// The endpoint; `None` if the complete state does not have it. Fails while the state is incomplete or does not follow
-    /// the store: an interface whose endpoint is unknown for that reason must not be deleted.
+    /// the store, or a record is unreadable: an interface whose endpoint is unknown for that reason must not be deleted.
     pub(super) async fn endpoint(&self, id: &EndpointId, step: Step) -> Result<Option<Endpoint>, Failure> {
         let reader = &self.parts().reader;
-        let known = || reader.with(|state| state.endpoint(id).cloned());
-        if let Some(endpoint) = known() {
+        let known = || reader.with(|state| (state.endpoint(id).cloned(), state.unreadable_record_of(id)));
+        if let (Some(endpoint), _) = known() {
             return Ok(Some(endpoint));
         }
         self.synced(step).await?;
-        Ok(known())
+        match known() {
+            (None, Some(key)) => Err(Failure::unreadable(step, &key)),
+            (endpoint, _) => Ok(endpoint),
+        }
     }
 
     /// Waits until the state is complete. Fails while it does not follow the store.
@@ -235,8 +238,7 @@ impl Pods {
     /// Logs interfaces whose endpoint is not in the store. They remain until their pods are deleted.
     pub fn report_orphans(&self) {
         self.parts().reader.with(|state| {
-            let orphans = state.attachments().filter(|(id, _)| state.endpoint(id).is_none());
-            for (id, attachment) in orphans {
+            for (id, attachment) in state.orphaned_interfaces() {
                 tracing::warn!(endpoint = %id, port = attachment.port, "interface without an endpoint in the store");
             }
         });

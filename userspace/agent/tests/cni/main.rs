@@ -10,6 +10,7 @@ mod fabric;
 mod garbage;
 mod interest;
 mod interfaces;
+mod invalid_records;
 mod offload;
 mod reboot;
 mod world;
