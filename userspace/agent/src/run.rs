@@ -252,11 +252,15 @@ async fn run_with<D: Datapath + 'static>(
     let own = (store.clone(), node.host.clone());
     let follow = choice::follow(own, identity.datapath, refused, next, stop.clone());
     tasks.spawn("chosen datapath", follow);
-    if predecessor.is_some() {
+    if let Some(predecessor) = &predecessor {
         tokio::select! {
             () = stop.cancelled() => return tasks.end(Ok(())).await,
             failed = tasks.first_end() => return tasks.end(failed).await,
             () = reader.synced() => {}
+        }
+        if let Err(error) = predecessor.check_records(&reader) {
+            // The next run listens where these tasks do.
+            return tasks.end(Err(Refused(error).into())).await;
         }
     }
     // The flags may name another datapath, or another type of it, than the interfaces were made for.

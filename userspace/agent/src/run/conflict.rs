@@ -18,6 +18,7 @@ use crate::{
     fail_point::reach,
     reconcile::Reconciler,
     router,
+    state::Reader,
 };
 
 /// Interval between attempts to reach a switch that did not respond yet.
@@ -72,7 +73,24 @@ enum Other {
     Ebpf(Box<Ebpf>),
 }
 
+/// Maximum number of records that an error names.
+const LISTED: usize = 5;
+
 impl Predecessor {
+    /// Fails if it forwards, and records are unreadable: the successor would not have what this datapath has of them.
+    pub(super) fn check_records(&self, reader: &Reader) -> Result<()> {
+        let unreadable: Vec<String> =
+            reader.with(|state| state.unreadable().map(ToString::to_string).take(LISTED).collect());
+        if self.forwards && !unreadable.is_empty() {
+            bail!(
+                "the other datapath forwards for objects whose records are invalid: {}; repair or delete the \
+                 records",
+                unreadable.join(", ")
+            );
+        }
+        Ok(())
+    }
+
     /// Replaces it by the datapath of the reconciler, which has been prepared. The interfaces of pods stay.
     ///
     /// The successor is built while this one forwards. Then this one stops, and the successor takes over. `stopped` has this one from
