@@ -25,11 +25,13 @@ fn is_pod(from: IpAddr, is_assigned: impl FnOnce(IpAddr) -> bool) -> bool {
 }
 
 /// Whether the address is assigned to an endpoint, or may be: of networks that the node does not need, the state has no
-/// endpoints.
+/// endpoints, and of unreadable records it has no addresses.
 pub(super) fn is_assigned(state: &State, address: IpAddr) -> bool {
     let is_unknown =
         |network: &Network| network.contains(address) && state.on_network(&network.id).next().is_none();
-    state.endpoints().any(|endpoint| has(endpoint, address)) || state.networks().any(is_unknown)
+    state.endpoints().any(|endpoint| has(endpoint, address))
+        || state.networks().any(is_unknown)
+        || state.is_unreadable_address(address)
 }
 
 /// Whether the address is assigned to the endpoint.
@@ -50,7 +52,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::state::ClusterObject;
+    use crate::state::{ClusterObject, Vtep};
 
     #[test]
     fn pods_see_health_and_metrics_only() {
@@ -104,6 +106,18 @@ mod tests {
         {
             assert_eq!(is_assigned(&state, address.parse().unwrap()), assigned, "{address}");
         }
+        let assigned = |state: &State| {
+            let addresses = ["10.1.0.2", "192.0.2.1", "192.0.2.2"].map(|address| address.parse().unwrap());
+            addresses.map(|address| is_assigned(state, address))
+        };
+        // An endpoint of the network has any address of it.
+        state.reject(&Key::Endpoint("here.t-e2".into()));
+        assert_eq!(assigned(&state), [true, false, false]);
+        // Of a network not even the subnet is known. The last address is that of a node.
+        let vtep = Vtep { host: "h".into(), address: [192, 0, 2, 2].into(), port: 4789, since: 0 };
+        state.set(&Key::NodeVtep("h".into()), Some(ClusterObject::Node(vtep)));
+        state.reject(&Key::Network("unreadable.t".into()));
+        assert_eq!(assigned(&state), [true, true, false]);
     }
 
     #[test]
