@@ -315,10 +315,11 @@ extern "C" fn ctv_quoted(packet: *mut Packet, number: u32, reply: u32) -> u32 {
     }
 }
 
-/// What the other direction has acknowledged of this one. Before it has acknowledged anything, what was sent last is the measure.
+/// What the other direction has acknowledged of this one. Its record has what it has sent, whether or not that can be: it is not
+/// compared with the other half, which is in another cache line, for each packet.
 #[inline(always)]
 fn acknowledged(other: &FlowHalf, own: &FlowHalf) -> u32 {
-    if other.sent & sent::ACK != 0 { other.acknowledged } else { own.end.wrapping_sub(1 << 16) }
+    state::unacknowledged(other.acknowledged, other.sent & sent::ACK != 0, own.end)
 }
 
 /// Whether the packet resolves the service of an unreplied flow again: a retransmitted SYN goes to a current backend. And an

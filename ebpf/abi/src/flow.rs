@@ -109,7 +109,8 @@ pub struct FlowHalf {
     pub seen: u32,
     /// TCP: sequence number after the last byte that this direction has sent.
     pub end: u32,
-    /// TCP: last acknowledgement number that this direction has sent.
+    /// TCP: last acknowledgement number that this direction has sent. It may be of what the other
+    /// direction has not sent.
     pub acknowledged: u32,
     /// Time of the first packet of the flow, in seconds since boot; equal in both halves.
     pub made: u32,

@@ -102,6 +102,17 @@ pub const fn is_plausible(sequence: u32, acknowledged: u32, end: u32) -> bool {
     (after as i32) >= 0 && (before as i32) >= 0
 }
 
+/// The oldest sequence number of a direction that may be unacknowledged (SND.UNA of RFC 9293, section
+/// 3.3.1): what the other direction has acknowledged.
+///
+/// If that has acknowledged nothing, or what was not sent, which the sender ignores (section
+/// 3.10.7.4), what was sent last is the measure. `end` is as in [`is_plausible`].
+#[inline(always)]
+pub const fn unacknowledged(acknowledged: u32, has_acknowledged: bool, end: u32) -> u32 {
+    let is_sent = end.wrapping_sub(acknowledged) as i32 >= 0;
+    if has_acknowledged && is_sent { acknowledged } else { end.wrapping_sub(REORDERING) }
+}
+
 /// The later one of two sequence numbers (RFC 9293, section 3.4).
 #[inline(always)]
 pub const fn later(a: u32, b: u32) -> u32 {
@@ -164,6 +175,22 @@ mod tests {
             assert!(!is_plausible(at(1001 + i64::from(REORDERING)), at(0), at(1000)));
             assert!(!is_plausible(at(-1), at(0), at(1000)) && !is_plausible(at(1 << 30), at(0), at(1000)));
             assert_eq!((later(at(1), at(0)), later(at(0), at(1))), (at(1), at(1)));
+        }
+    }
+
+    #[test]
+    fn an_acknowledgement_of_what_was_not_sent_is_no_measure() {
+        for base in [0, 1, u32::MAX, 1 << 31] {
+            let at = |offset: i64| base.wrapping_add(offset as u32);
+            for offset in [0, 400, 1000] {
+                assert_eq!(unacknowledged(at(offset), true, at(1000)), at(offset));
+            }
+            let lowest = at(1000 - i64::from(REORDERING));
+            assert_eq!(unacknowledged(at(400), false, at(1000)), lowest);
+            for ahead in [1, 1 << 15, 1 << 30, (1 << 31) - 1] {
+                assert_eq!(unacknowledged(at(1000 + ahead), true, at(1000)), lowest, "{ahead}");
+            }
+            assert!(is_plausible(at(1000), lowest, at(1000)));
         }
     }
 }

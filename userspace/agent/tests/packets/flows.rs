@@ -284,6 +284,24 @@ fn a_reset_or_fin_outside_of_the_window_ends_nothing() -> Result<()> {
     wait_until(TIMEOUT, "the timer", || Ok(rig.replied()?.is_empty().then_some(())))
 }
 
+/// The kernel of an endpoint ignores an acknowledgement of what it has not sent, and ends the connection by what it has.
+#[test]
+fn an_acknowledgement_of_what_was_not_sent_keeps_no_connection_open() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("ct-far-ack")?;
+    for (port, ahead) in [(5, 1 << 15), (7, 1 << 30)] {
+        let (client, server) = ((HERE, port), (OTHER, 6));
+        open(&rig, client, server)?;
+        let forged = tcp(server, client, tcp_flags::ACK).sequence(5001, 1001 + ahead);
+        rig.from(&rig.second, &forged)?.assert_sent_on(&forged.build());
+        let reset = tcp(client, server, tcp_flags::RST).sequence(1001, 0);
+        rig.from(&rig.first, &reset)?.assert_sent_on(&reset.build());
+    }
+    let states: Vec<TcpState> = rig.replied()?.iter().map(state).collect();
+    assert_eq!(states, [TcpState::Close; 2]);
+    Ok(())
+}
+
 /// A record that is reused for another flow is not found by the tuple of the first one.
 #[test]
 fn a_reused_record_belongs_to_the_new_flow() -> Result<()> {

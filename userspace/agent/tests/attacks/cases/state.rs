@@ -196,6 +196,15 @@ fn ended() -> Vec<Attack> {
                 &s.ip_of_victim(s.attacker).tcp(PORT, s.sport(), tcp_flags::RST).sequence(1001, 0),
             )]
         }),
+        // The victim's kernel ignores what the attacker acknowledges there.
+        ended_by("the victim's RST, after ACKs of what it has not sent", |s| {
+            let ack = |ahead| {
+                let ack = s.ip().tcp(s.sport(), PORT, tcp_flags::ACK).sequence(5001, 1001 + ahead);
+                s.send(&ack).anything()
+            };
+            let reset = s.ip_of_victim(s.attacker).tcp(PORT, s.sport(), tcp_flags::RST).sequence(1001, 0);
+            vec![ack(1 << 15), ack(1 << 30), s.send_by(s.victim, &reset)]
+        }),
         ended_by("the attacker's RST", |s| {
             vec![s.send(&s.ip().tcp(s.sport(), PORT, tcp_flags::RST).sequence(5001, 0)).anything()]
         }),
