@@ -158,6 +158,10 @@ fn admit(packet: &mut Packet) -> u32 {
     if code != packet::GO_ON {
         return code;
     }
+    // From outside to no port here: it is dropped or replicated, which needs no flow, and no endpoint's quota would count that.
+    if packet.owner == 0 {
+        return packet::GO_ON;
+    }
     let inserted = insert(packet);
     let code = ctv_inserted(packet, inserted);
     log::code(LogStage::Insert, code, LogResult::Inserted);

@@ -4,7 +4,7 @@
 use std::{net::UdpSocket, time::Duration};
 
 use anyhow::Result;
-use contiv_abi::{DropReason, maps::FROM_OVERLAY};
+use contiv_abi::{DropReason, FlowHalf, maps::FROM_OVERLAY};
 use netplugin::datapath::{Object, ebpf::Options};
 use testkit::{
     Netns,
@@ -15,6 +15,7 @@ use testkit::{
 };
 
 use crate::{
+    flow_table,
     node::{Endpoint, Node, Pod, network, vtep, vxlan},
     run::run,
 };
@@ -22,6 +23,8 @@ use crate::{
 const HERE: Endpoint = Endpoint(1);
 const THERE: Endpoint = Endpoint(2);
 const FAR: Endpoint = Endpoint(3);
+/// No endpoint has its addresses.
+const UNKNOWN: Endpoint = Endpoint(99);
 pub(crate) const VNI: u32 = 10_001;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -130,6 +133,30 @@ fn frames_are_not_forwarded_between_tunnels() -> Result<()> {
     let rig = Rig::new("ovl-join")?;
     rig.send(VNI, &Packet::eth(FAR.mac(), THERE.mac()).ipv4(THERE.ip(), FAR.ip()).udp(4000, 53))?;
     rig.expect_drop(DropReason::NotLocal)
+}
+
+/// A peer, or a pod elsewhere that sends to addresses without a record, fills no table of others.
+#[test]
+fn frames_for_no_endpoint_here_make_no_flow() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("ovl-noflow")?;
+    let tap = Tap::open(&rig.pod.ns, "eth0")?;
+    for port in 4000..4010 {
+        let to = |at: Endpoint| Packet::eth(at.mac(), THERE.mac()).ipv4(THERE.ip(), at.ip()).udp(port, 53);
+        rig.send(VNI, &to(FAR))?;
+        let frame = to(UNKNOWN);
+        rig.send(VNI, &frame)?;
+        let bytes = frame.build();
+        tap.expect(TIMEOUT, "the flooded frame", |frame| (frame == bytes).then_some(()))?;
+    }
+    // A frame for the pod makes one, which its quota counts.
+    let frame = udp(HERE.mac(), THERE.mac());
+    rig.send(VNI, &frame)?;
+    let bytes = frame.build();
+    tap.expect(TIMEOUT, "the frame", |frame| (frame == bytes).then_some(()))?;
+    let owners: Vec<u32> = flow_table::flows(&rig.node)?.iter().map(|flow| flow.halves[0].owner).collect();
+    assert_eq!(owners, [rig.node.ifindex(&rig.pod.local.port)? | FlowHalf::RECEIVED]);
+    Ok(())
 }
 
 #[test]
