@@ -179,15 +179,18 @@ pub(crate) fn forget_backend(packet: &Packet) {
     }
 }
 
-/// Removes the flow of the packet in hand: its receiver's address belongs to another endpoint now.
+/// Removes the flow of the packet in hand: its receiver's address belongs to another endpoint now. Not so for an ICMP error, which any
+/// router may send to an address without a record, in a frame for any station.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_stale(packet: *mut Packet) -> u32 {
-    if let Some(packet) = packet::of(packet) {
-        ctv_remove(packet.entry >> 1, packet.generation);
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
+    if packet.icmp_error != Told::NOTHING {
+        return DropReason::UnrelatedIcmpError as u32;
     }
+    ctv_remove(packet.entry >> 1, packet.generation);
     DropReason::StaleFlow as u32
 }
 
@@ -249,6 +252,10 @@ extern "C" fn ctv_by(packet: *mut Packet) -> u32 {
     if u32::from(flows::head(place).generation) != packet.generation {
         return NEW;
     }
+    // An error about the flow, too, goes only to the receiver that the flow was evaluated for.
+    packet.owner = half.owner;
+    packet.receiver = half.group(reply);
+    packet.receiver_identity = half.identity(reply);
     if packet.icmp_error != Told::NOTHING {
         return GO_ON;
     }
@@ -339,9 +346,6 @@ fn is_unresolved(packet: &mut Packet, half: &FlowHalf) -> bool {
 /// One more packet of a flow.
 #[inline(always)]
 fn pass(packet: &mut Packet, half: &mut FlowHalf, reply: bool) -> u32 {
-    packet.owner = half.owner;
-    packet.receiver = half.group(reply);
-    packet.receiver_identity = half.identity(reply);
     // Written only when it changes.
     if half.seen != packet.now {
         half.seen = packet.now;

@@ -119,7 +119,8 @@ drop_reasons! {
     TunnelFromPod = 35, "tunnel-from-pod";
     /// A DHCP server's packet: addresses are assigned by netmaster.
     DhcpServer = 36, "dhcp-server";
-    /// An ICMP error about no known flow, or from an endpoint that is not on the flow's path.
+    /// An ICMP error about no known flow, from an endpoint that is not on the flow's path, or to
+    /// another endpoint than that for which the flow was evaluated.
     UnrelatedIcmpError = 37, "unrelated-icmp-error";
     /// The program that continues with the frame is missing from `ctv_stages`.
     NoStage = 38, "no-stage";

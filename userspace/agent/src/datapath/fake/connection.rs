@@ -33,6 +33,16 @@ impl Connection {
         Connection { opener, ..self }
     }
 
+    /// With the Ethernet address of the receiver of packets in this direction.
+    pub(super) fn received_by(self, direction: Direction, mac: Mac) -> Connection {
+        let [source, destination] = self.macs;
+        let macs = match direction {
+            Direction::Original => [source, Some(mac)],
+            Direction::Reply => [Some(mac), destination],
+        };
+        Connection { macs, ..self }
+    }
+
     /// Whether a service leads the client back to itself.
     pub(super) fn is_own(&self) -> bool {
         self.is_translated() && self.to.0 == self.tuple.source.0
@@ -51,4 +61,13 @@ impl Connection {
 pub(super) enum Direction {
     Original,
     Reply,
+}
+
+impl Direction {
+    pub(super) fn opposite(self) -> Direction {
+        match self {
+            Direction::Original => Direction::Reply,
+            Direction::Reply => Direction::Original,
+        }
+    }
 }

@@ -84,7 +84,9 @@ impl Traffic {
             return answer.map(|frame| vec![Delivery { to: Target::Pod(sender.port.clone()), frame }]);
         }
         if let Some(quoted) = packet.quoted(&inner) {
-            let connection = self.about(&network, packet.tuple, quoted?)?;
+            let (connection, direction) = self.about(&network, packet.tuple, quoted?)?;
+            // It is evaluated for the station that gets it, and not for the one that got the last packet.
+            let connection = connection.received_by(direction, ethernet.destination);
             if network.decision(&connection).action == Action::Deny {
                 return None;
             }
@@ -189,16 +191,17 @@ impl Traffic {
         }
     }
 
-    /// Returns the connection that an ICMP error is about: it quotes a packet that its receiver has sent, and comes from the
-    /// peer or from a router, which is no endpoint.
-    fn about(&self, network: &Network<'_>, error: Tuple, quoted: Tuple) -> Option<Connection> {
+    /// Returns the connection that an ICMP error is about, and the direction of the error: it quotes a packet that its receiver
+    /// has sent, and comes from the peer or from a router, which is no endpoint.
+    fn about(&self, network: &Network<'_>, error: Tuple, quoted: Tuple) -> Option<(Connection, Direction)> {
         let (from, to) = (error.source.0, error.destination.0);
         let is_router =
             || network.identity_at(from).is_none() && network.stranger(from).party == Party::Outside;
         let is_on_path = from == quoted.destination.0 || is_router();
         let reply = Tuple { source: quoted.destination, destination: quoted.source, ..quoted };
-        let known = self.find(network.vrf, quoted).or_else(|| self.find(network.vrf, reply));
-        known.filter(|_| to == quoted.source.0 && is_on_path).map(|(connection, _)| connection)
+        let sent = self.find(network.vrf, quoted).map(|(known, direction)| (known, direction.opposite()));
+        let known = sent.or_else(|| self.find(network.vrf, reply));
+        known.filter(|_| to == quoted.source.0 && is_on_path)
     }
 
     /// The connection that a packet in a frame belongs to.

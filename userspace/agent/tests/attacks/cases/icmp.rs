@@ -1,7 +1,9 @@
 //! Forged ICMP errors. An error belongs to a flow if it comes from the flow's other end, or from a router on the way, of which
 //! a bridged network has none: never from an endpoint that is neither.
 
-use testkit::packet::{BROADCAST, Packet, tcp_flags};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use testkit::packet::{BROADCAST, Mac, Packet, tcp_flags};
 
 use crate::{
     attack::{ANYWHERE, Attack, Family, OUTSIDE, Step, V4, V6},
@@ -38,7 +40,8 @@ const ERRORS_V6: [(&str, u8, u8, [u8; 4]); 9] = [
 pub(super) fn attacks() -> Vec<Attack> {
     let attacks = [about_others(), about_nothing(), odd_quotes()].into_iter().flatten();
     // The control: the victim sends to the attacker, whose kernel has no such port. Rules for what comes in do not stop it.
-    attacks.map(|attack| attack.honest(genuine).control(Rules::DenyAll)).chain([blind()]).collect()
+    let attacks = attacks.map(|attack| attack.honest(genuine).control(Rules::DenyAll));
+    attacks.chain([blind(), astray()]).collect()
 }
 
 type Kind = (&'static str, u8, u8, [u8; 4]);
@@ -120,6 +123,27 @@ fn blind() -> Attack {
     .against(&[Rules::DenyAll, Rules::DenyPort, Rules::FriendsOnly, Rules::Unprotected])
     .control(Rules::DenyAll)
     .honest(move |s| [connection(s, FAR_FRIEND), vec![data(s), quoting(s, 1001).arrives()]].concat())
+}
+
+/// An error about the attacker's own flow, to an address that has no record and thus no Ethernet address of its own: it goes
+/// no other way than the packets of the flow, past the rules of another station.
+fn astray() -> Attack {
+    fn outside(s: &Scene) -> IpAddr {
+        match s.family {
+            Family::V4 => Ipv4Addr::new(192, 0, 2, 1).into(),
+            Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 1).into(),
+        }
+    }
+    let datagram = |s: &Scene, to: Mac| s.send(&s.udp(s.ip_to(to, outside(s))));
+    let error_to_victim = |s: &Scene| {
+        let reply = ip(s.eth(), outside(s), s.from()).udp(PORT, s.sport()).payload(PAYLOAD);
+        let headers = s.ip_to(s.victim.mac(), outside(s));
+        s.send(&error(s, headers, port_unreachable(s), &packet_of(&reply)))
+    };
+    Attack::new("new", "error about an own flow in a frame to another station", move |s| {
+        vec![datagram(s, WITNESS.mac()).anything(), error_to_victim(s)]
+    })
+    .honest(move |s| vec![datagram(s, s.victim.mac()).arrives(), error_to_victim(s).arrives()])
 }
 
 fn about_others() -> Vec<Attack> {

@@ -141,6 +141,29 @@ fn an_error_of_a_new_pod_is_about_no_flow_of_its_predecessor() -> Result<()> {
     Ok(())
 }
 
+/// Of another group than the one before it, or of the same one.
+#[test]
+fn a_new_pod_gets_no_error_about_a_flow_of_its_predecessor() -> Result<()> {
+    needs!(root());
+    for before in [1, 4] {
+        let mut rig = Rig::new("reuse-told-in")?;
+        rig.set(group(4, all(Direction::In)))?;
+        rig.client = replace(&mut rig.node, &n1(), &rig.client, before)?;
+        connect(&rig, true)?;
+        let datagram = to(SERVER).udp(4000, 53).build();
+        let error = back().icmp(3, 3, [0; 4]).payload(&datagram[14..]);
+        passes(&rig.answer(&error)?);
+        rig.client = replace(&mut rig.node, &n1(), &rig.client, 4)?;
+        for _ in 0..2 {
+            rig.answer(&error)?.assert_dropped(DropReason::UnrelatedIcmpError);
+        }
+        // It removes no flow; a reply does.
+        let [_, (_, answer)] = connections();
+        rig.answer(&answer)?.assert_dropped(DropReason::StaleFlow);
+    }
+    Ok(())
+}
+
 #[test]
 fn frames_from_the_uplink_are_evaluated_with_the_rules_of_the_current_pod() -> Result<()> {
     needs!(root());
