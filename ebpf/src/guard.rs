@@ -12,7 +12,7 @@ use crate::{
     frame::{self, ETHERNET},
     header::Arp,
     maps, nd,
-    packet::{self, Ingress, Packet, Piece, Route, Told},
+    packet::{self, ICMPV6, Ingress, Packet, Piece, Route, Told},
     route, source,
 };
 
@@ -138,7 +138,7 @@ fn check_arp(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
 /// A function of its own for the verifier; its result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_guard_ports(packet: *mut Packet) -> u32 {
+pub(crate) extern "C" fn ctv_guard_ports(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
     const DHCP: (Be16, Be16) = (Be16::new(67), Be16::new(68));
     const DHCPV6: (Be16, Be16) = (Be16::new(547), Be16::new(546));
     /// What a host without an address asks for one by (RFC 2131).
@@ -149,6 +149,10 @@ pub(crate) extern "C" fn ctv_guard_ports(packet: *mut Packet) -> u32 {
     // No rules are about a sender without an address, or about a group's address in a frame for one endpoint, which takes the
     // packet for its own.
     let (source, destination) = (&packet.tuple.source, &packet.tuple.destination);
+    if source.is_zero() {
+        let reports = reports(&TcContext::new(skb), packet);
+        return if reports { packet::GO_ON } else { DropReason::SpoofedIp as u32 };
+    }
     let asks = source.same(&Address::v4([0; 4]));
     if asks && packet.protocol == IGMP {
         return packet::GO_ON;
@@ -174,6 +178,19 @@ pub(crate) extern "C" fn ctv_guard_ports(packet: *mut Packet) -> u32 {
             node.tunnel_port == ports.1 && (node.vtep.same(&to) || maps::is_peer(&to))
         });
     if to_node { DropReason::TunnelFromPod as u32 } else { packet::GO_ON }
+}
+
+/// Whether the packet in hand, which is from `::`, tells routers which groups a host listens to, as one does that has no address
+/// yet: reports and the end of them (RFC 2710, RFC 3810). Neighbour discovery from there has been checked before.
+#[inline(always)]
+fn reports(ctx: &TcContext, packet: &Packet) -> bool {
+    const REPORT: u8 = 131;
+    const DONE: u8 = 132;
+    const REPORT_V2: u8 = 143;
+    packet.protocol == ICMPV6
+        && packet.piece == Piece::WHOLE
+        && frame::load::<u8>(ctx, packet.l4 as usize)
+            .is_ok_and(|kind| kind == REPORT || kind == DONE || kind == REPORT_V2)
 }
 
 /// [`ctv_guard_destination`] for a packet without a flow, unless `service::ctv_choose` checks the same.

@@ -60,7 +60,7 @@ extern "C" fn ctv_pass(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
     }
     packet.admission = Admission::RULES;
     let is_for_group = packet.is_for_group();
-    let code = guard::ctv_guard_ports(packet);
+    let code = guard::ctv_guard_ports(packet, skb);
     if code != GO_ON {
         return code;
     }

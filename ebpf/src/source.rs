@@ -66,7 +66,8 @@ fn note(ifindex: u32, port: &Port, ethernet: &Ethernet) -> Result<(), DropReason
 /// Checks the addresses that a pod sends from against its own.
 ///
 /// A pod without an address may ask for one: IPv4 from 0.0.0.0 and ICMPv6 from `::` pass in multicast frames, and an ARP probe
-/// has no sender address. What neighbour discovery claims is checked in `nd`.
+/// has no sender address. What neighbour discovery claims is checked in `nd`, and what else such packets are in
+/// `guard::ctv_guard_ports`.
 #[inline(always)]
 fn check(ctx: &TcContext, port: &Port, ethernet: &Ethernet) -> Result<(), DropReason> {
     if !same(&ethernet.source, &port.mac) {

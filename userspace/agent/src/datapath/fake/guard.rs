@@ -7,8 +7,9 @@
 //!   advertisements and redirects are dropped, because gateways are configured.
 //! * A frame to the Ethernet address of one endpoint has no IP address of another.
 //! * A pod may send to the router, and a peer's router sends packets of the endpoints there.
-//! * Tags, link-local groups, DHCP servers, pods that speak to a tunnel port, packets to groups in frames for one endpoint, and
-//!   packets from 0.0.0.0 other than DHCP requests and IGMP are dropped.
+//! * Tags, link-local groups, DHCP servers, pods that speak to a tunnel port, packets to groups in frames for one endpoint,
+//!   packets from 0.0.0.0 other than DHCP requests and IGMP, and packets from `::` other than neighbour discovery and reports
+//!   of multicast listeners are dropped.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -28,6 +29,8 @@ use crate::datapath::{
 
 /// IP protocol number of IGMP.
 const IGMP: u8 = 2;
+/// Types of ICMPv6 by which a host without an address reports its groups (RFC 2710, RFC 3810).
+const LISTENER_REPORTS: [u8; 3] = [131, 132, 143];
 
 /// How policies apply to a frame that passes the checks.
 #[derive(Clone, Copy, Debug)]
@@ -298,7 +301,9 @@ impl<'a> Sender<'a> {
         let is_udp = packet.tuple.protocol == UDP;
         // No rules are about such packets.
         let requests = is_udp && (source.1, destination.1) == (68, 67) && !is_fragment(frame);
+        let reports = || packet.icmpv6_type(frame).is_some_and(|kind| LISTENER_REPORTS.contains(&kind));
         if source.0 == Ipv4Addr::UNSPECIFIED && packet.tuple.protocol != IGMP && !requests
+            || source.0 == Ipv6Addr::UNSPECIFIED && !reports()
             || is_of_group(destination.0) && !ethernet.destination.is_multicast()
         {
             return false;

@@ -131,6 +131,12 @@ impl Packet {
             && (self.tuple.protocol, bytes(frame, self.body)) == (request.0, Some(request.1))
     }
 
+    /// Type of an ICMPv6 message. `None` for other packets, and for fragments after the first.
+    pub(crate) fn icmpv6_type(&self, frame: &[u8]) -> Option<u8> {
+        let is_message = self.v6 && self.has_body && self.tuple.protocol == ICMPV6;
+        frame.get(self.body).copied().filter(|_| is_message)
+    }
+
     /// Turns an echo request into the reply.
     pub(crate) fn answer_echo(&self, frame: &mut [u8], ttl: u8) {
         let (at, len) = if self.v6 { (ETHERNET + 8, 16) } else { (ETHERNET + 12, 4) };

@@ -2,13 +2,17 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use testkit::packet::{BROADCAST, Packet};
+use testkit::packet::{BROADCAST, Mac, Packet, protocol};
 
+use super::headers::extension;
 use crate::{
     attack::{Attack, POD, V4, V6},
     rules::{Attacker, Rules},
-    scene::{Transport, ip},
+    scene::{Scene, Transport, ip},
 };
+
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+const ALL_NODES_MAC: Mac = [0x33, 0x33, 0, 0, 0, 1];
 
 pub(super) fn attacks() -> Vec<Attack> {
     [of_endpoints(), to_groups(), out_to_groups()].into_iter().flatten().collect()
@@ -34,8 +38,32 @@ fn of_endpoints() -> Vec<Attack> {
             ]
         })
         .by(V4),
+        Attack::new("new", "packets from :: to all nodes", |s| {
+            let headers = || unspecified(s, ALL_NODES_MAC, ALL_NODES);
+            // Behind the options that reports have.
+            let behind = headers().protocol(0).payload(&extension(0, protocol::UDP));
+            let plain = [s.udp(headers()), s.udp(behind), s.echo(headers())];
+            let messages = [2, 128, 130, 133, 135, 136, 200].map(|kind| report(s, kind));
+            plain.iter().chain(&messages).map(|packet| s.send(packet)).collect()
+        })
+        .by(V6)
+        .honest(|s| [131, 132, 143].map(|kind| s.send(&report(s, kind)).arrives()).to_vec())
+        .control(Rules::Unprotected),
     ];
     attacks.into_iter().map(|attack| attack.against(Rules::ADDRESSES)).collect()
+}
+
+/// Headers of the attacker, from no address to a group.
+fn unspecified(s: &Scene, mac: Mac, group: Ipv6Addr) -> Packet {
+    Packet::eth(mac, s.attacker.mac()).ipv6(Ipv6Addr::UNSPECIFIED, group)
+}
+
+/// What a host without an address reports its groups by, with any type: hop-by-hop options with a router alert (RFC 3810, 5).
+fn report(s: &Scene, kind: u8) -> Packet {
+    let routers = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
+    let headers = unspecified(s, [0x33, 0x33, 0, 0, 0, 0x16], routers).ttl(1);
+    let options = headers.protocol(0).payload(&[protocol::ICMPV6, 0, 5, 2, 0, 0, 1, 0]);
+    options.icmpv6(kind, 0, [0, 0, 0, 1]).payload(&[4, 0, 0, 0]).payload(&ALL_NODES.octets())
 }
 
 /// A kernel takes a packet to a group for its own also from a frame for it alone.
@@ -55,10 +83,10 @@ fn to_groups() -> Vec<Attack> {
 
 /// The receivers on other nodes are not known.
 fn out_to_groups() -> Vec<Attack> {
-    let all: [IpAddr; 2] = [Ipv4Addr::BROADCAST.into(), Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1).into()];
+    let all: [IpAddr; 2] = [Ipv4Addr::BROADCAST.into(), ALL_NODES.into()];
     let to = |group: IpAddr| {
         let families = if group.is_ipv4() { V4 } else { V6 };
-        let mac = if group.is_ipv4() { BROADCAST } else { [0x33, 0x33, 0, 0, 0, 1] };
+        let mac = if group.is_ipv4() { BROADCAST } else { ALL_NODES_MAC };
         Attack::new("new", format!("UDP to {group}, and thus to other nodes"), move |s| {
             let frame = s.udp(ip(Packet::eth(mac, s.attacker.mac()), s.from(), group));
             vec![s.send(&frame).expecting(crate::attack::Expect::NotOnWire)]

@@ -1,5 +1,7 @@
 //! Source addresses of pods, and headers in front of them.
 
+use std::net::Ipv6Addr;
+
 use anyhow::Result;
 use contiv_abi::{DropReason, maps::FROM_POD};
 use contiv_model::mac::Mac;
@@ -24,7 +26,7 @@ fn a_pod_sends_only_with_its_own_addresses() -> Result<()> {
     dropped(Packet::eth(FAR.mac(), HERE.mac()).ipv4(OTHER.ip(), FAR.ip()).udp(1, 2), spoofed_ip)?;
     dropped(Packet::eth(FAR.mac(), HERE.mac()).ipv6(OTHER.ip6(), FAR.ip6()).udp(1, 2), spoofed_ip)?;
     dropped(Packet::eth(FAR.mac(), HERE.mac()).ipv4([0, 0, 0, 0], FAR.ip()).udp(1, 2), spoofed_ip)?;
-    let foreign: std::net::Ipv6Addr = "fe80::1".parse()?;
+    let foreign: Ipv6Addr = "fe80::1".parse()?;
     dropped(Packet::eth(FAR.mac(), HERE.mac()).ipv6(foreign, FAR.ip6()).udp(1, 2), spoofed_ip)?;
     dropped(
         Packet::eth(FAR.mac(), HERE.mac()).ipv6(foreign, FAR.ip6()).icmpv6_echo_request(1, 1),
@@ -55,8 +57,22 @@ fn a_pod_sends_only_with_its_own_addresses() -> Result<()> {
     let ask = Packet::eth(BROADCAST, HERE.mac()).ipv4([0, 0, 0, 0], [255, 255, 255, 255]).udp(68, 67);
     rig.from(&rig.first, &ask)?.assert_flooded();
     let report = Packet::eth(mac("33:33:00:00:00:16"), HERE.mac())
-        .ipv6(link_local, "ff02::16".parse::<std::net::Ipv6Addr>()?);
+        .ipv6(link_local, "ff02::16".parse::<Ipv6Addr>()?);
     rig.from(&rig.first, &report.icmpv6(143, 0, [0; 4]))?.assert_flooded();
+    // One that has no address at all reports its groups, and sends nothing else but neighbour discovery.
+    let unspecified = || {
+        Packet::eth(mac("33:33:00:00:00:16"), HERE.mac())
+            .ipv6(Ipv6Addr::UNSPECIFIED, Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16))
+            .protocol(0)
+    };
+    for kind in [131, 132, 143] {
+        let report = unspecified().payload(&[58, 0, 5, 2, 0, 0, 1, 0]).icmpv6(kind, 0, [0; 4]);
+        rig.from(&rig.first, &report)?.assert_flooded();
+    }
+    for kind in [1, 128, 130, 135, 200] {
+        dropped(unspecified().payload(&[58, 0, 5, 2, 0, 0, 1, 0]).icmpv6(kind, 0, [0; 4]), spoofed_ip)?;
+    }
+    dropped(unspecified().payload(&[17, 0, 5, 2, 0, 0, 1, 0]).udp(1, 2), spoofed_ip)?;
     let ping = Packet::eth(FAR.mac(), HERE.mac()).ipv6(link_local, FAR.ip6()).icmpv6_echo_request(1, 1);
     rig.from(&rig.first, &ping)?.assert_sent_on(&ping.build());
     Ok(())

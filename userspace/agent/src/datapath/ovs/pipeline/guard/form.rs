@@ -20,6 +20,8 @@ use crate::datapath::ovs::pipeline::{
 
 /// IP protocol number of IGMP, whose reports hosts send before they have an address (RFC 3376 section 4.2.13).
 const IGMP: u8 = 2;
+/// Types of ICMPv6 by which a host without an address reports its groups (RFC 2710, RFC 3810).
+const LISTENER_REPORTS: [u8; 3] = [131, 132, 143];
 /// EtherTypes of tags: 802.1Q, 802.1ad, and the numbers that equipment used for the latter before. A tag that the switch has
 /// recognised is not in this field.
 const TAGS: [u16; 5] = [0x8100, 0x88a8, 0x9100, 0x9200, 0x9300];
@@ -85,14 +87,23 @@ fn sources() -> Vec<Flow> {
     flows
 }
 
-/// What a host sends that has no address yet: requests for one, and reports of its groups.
-pub(super) fn asking(from: Match) -> [Match; 3] {
+/// What a host sends that has no address yet: requests for one, reports of its groups, and neighbour discovery, whose form is
+/// checked later.
+pub(super) fn asking(from: Match) -> [Match; 7] {
     let of = |ip: IpAddr, protocol: u8| source(from.clone(), ip).ip_proto(protocol).multicast_dst();
-    let whole = of(Ipv4Addr::UNSPECIFIED.into(), IP_PROTO_UDP).masked(Field::IpFragment, 0u8, ANY_FRAGMENT);
+    let whole = |m: Match| m.masked(Field::IpFragment, 0u8, ANY_FRAGMENT);
+    let request = whole(of(Ipv4Addr::UNSPECIFIED.into(), IP_PROTO_UDP));
+    let message = |kind: u8| whole(of(Ipv6Addr::UNSPECIFIED.into(), IP_PROTO_ICMPV6)).icmpv6(kind);
+    let discovery = |kind: u8| message(kind).field(Field::IpTtl, ND_HOP_LIMIT);
+    let [report, done, report_v2] = LISTENER_REPORTS;
     [
-        whole.field(Field::UdpSrc, 68u16).field(Field::UdpDst, 67u16),
+        request.field(Field::UdpSrc, 68u16).field(Field::UdpDst, 67u16),
         of(Ipv4Addr::UNSPECIFIED.into(), IGMP),
-        of(Ipv6Addr::UNSPECIFIED.into(), IP_PROTO_ICMPV6),
+        message(report),
+        message(done),
+        message(report_v2),
+        discovery(ROUTER_SOLICITATION),
+        discovery(ICMPV6_NEIGHBOUR_SOLICITATION),
     ]
 }
 
