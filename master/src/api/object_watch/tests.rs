@@ -89,10 +89,8 @@ async fn a_slow_client_that_gets_all_objects_again_keeps_its_connection_until_it
     };
     // The client is slow: its stream ends after some changes.
     let kv = store.get(&path).await.unwrap().unwrap();
-    let apply = |revision: &i64| Update {
-        revision: *revision,
-        event: event::Event::Apply(path.clone(), kv.clone()),
-    };
+    let apply =
+        |revision: &i64| Update { revision: *revision, event: event::Event::Apply(path.clone(), kv.clone()) };
     let batch = Batch { updates: revisions[1..4].iter().map(apply).collect(), ..Batch::default() };
     let mut slow = following(vec![batch]);
     let mut sent = 0;

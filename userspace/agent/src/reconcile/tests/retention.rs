@@ -101,8 +101,7 @@ async fn orphans_are_removed_when_the_unreadable_record_is_deleted() {
     let gone = endpoint("n.t-e3", "h1", 3);
     let switch = World::left_by(records().into_iter().chain([gone])).await;
     let key = Key::Endpoint(REMOTE.into());
-    let mut world =
-        World::begin(Fake::reopen(&switch), without(records(), &key), std::slice::from_ref(&key));
+    let mut world = World::begin(Fake::reopen(&switch), without(records(), &key), std::slice::from_ref(&key));
     world.until(|status| status.in_sync).await;
     assert_eq!(switch.objects().len(), 5);
     world.send(Event::Delete(key));
@@ -115,8 +114,7 @@ async fn orphans_are_removed_when_the_unreadable_record_is_deleted() {
 async fn readable_records_are_followed_beside_an_unreadable_one() {
     let switch = World::left_by(records()).await;
     let key = Key::Endpoint(REMOTE.into());
-    let mut world =
-        World::begin(Fake::reopen(&switch), without(records(), &key), std::slice::from_ref(&key));
+    let mut world = World::begin(Fake::reopen(&switch), without(records(), &key), std::slice::from_ref(&key));
     world.until(|status| status.in_sync).await;
     world.put(endpoint("n.t-e3", "h1", 3));
     world.until(|status| status.objects == 4).await;
@@ -163,9 +161,7 @@ async fn a_pod_whose_record_is_unreadable_keeps_its_network() {
     world.send(Event::Delete(second.0));
     // What changes on the network is followed.
     world.put(endpoint(REMOTE, "h1", 22));
-    let is_new = |object: &Object| {
-        matches!(object, Object::Remote(remote) if remote.addresses.contains([10, 0, 0, 22].into()))
-    };
+    let is_new = |object: &Object| matches!(object, Object::Remote(remote) if remote.addresses.contains([10, 0, 0, 22].into()));
     let remote = ObjectId::Remote(REMOTE.into());
     world.until(|_| switch.objects().get(&remote).is_some_and(is_new)).await;
     assert_eq!(

@@ -198,7 +198,7 @@ fn ended() -> Vec<Attack> {
         }),
         // The victim's kernel ignores what the attacker acknowledges there.
         ended_by("the victim's RST, after ACKs of what it has not sent", |s| {
-            let ack = |ahead| {
+            let ack = |ahead: u32| {
                 let ack = s.ip().tcp(s.sport(), PORT, tcp_flags::ACK).sequence(5001, 1001 + ahead);
                 s.send(&ack).anything()
             };

@@ -56,8 +56,8 @@ fn a_pod_sends_only_with_its_own_addresses() -> Result<()> {
     // Packets of a stack without an address: broadcasts, and link-local ICMPv6.
     let ask = Packet::eth(BROADCAST, HERE.mac()).ipv4([0, 0, 0, 0], [255, 255, 255, 255]).udp(68, 67);
     rig.from(&rig.first, &ask)?.assert_flooded();
-    let report = Packet::eth(mac("33:33:00:00:00:16"), HERE.mac())
-        .ipv6(link_local, "ff02::16".parse::<Ipv6Addr>()?);
+    let report =
+        Packet::eth(mac("33:33:00:00:00:16"), HERE.mac()).ipv6(link_local, "ff02::16".parse::<Ipv6Addr>()?);
     rig.from(&rig.first, &report.icmpv6(143, 0, [0; 4]))?.assert_flooded();
     // One that has no address at all reports its groups, and sends nothing else but neighbour discovery.
     let unspecified = || {

@@ -48,7 +48,7 @@ pub(super) async fn is_held(session: &Session) -> Result<bool, session::Error> {
         let (mut is_empty, mut is_held) = (true, false);
         let visit = |stats: FlowStats| {
             is_empty = false;
-            is_held |= stats.flow.cookie == HOLD.0;
+            is_held |= stats.flow.cookie == Cookie::HOLD.0;
         };
         session.visit_flows(bridge, visit).await?;
         if !is_empty && !is_held {

@@ -110,7 +110,7 @@ impl<'a> Batch<'a> {
 
     /// Sets the flows and the group that exist for any desired state.
     pub(crate) fn set_base_flows(&mut self) {
-        let BaseConfig { uplinks, vtep, kernel } = &*self.base;
+        let BaseConfig { uplinks, vtep, kernel, .. } = &*self.base;
         for bridge in BridgeKind::ALL {
             let own = vtep.iter().flat_map(|address| pipeline::vtep(*address, VXLAN_PORT));
             let arrivals = uplinks.iter().filter(|_| bridge == BridgeKind::Vlan);
