@@ -241,12 +241,14 @@ mod tests {
         needs!(root(), binary("ip"));
         let node = Netns::new("closed").unwrap();
         for words in [
-            "link add contivh0 type dummy",
-            "link add eth1 type dummy",
+            "link add contivh0 type veth peer name pods",
+            "link add eth1 type veth peer name wire",
             "addr add 172.19.255.254/16 dev contivh0",
             "addr add 10.0.0.1/24 dev eth1",
             "link set contivh0 up",
+            "link set pods up",
             "link set eth1 up",
+            "link set wire up",
         ] {
             node.ip(words).unwrap();
         }
