@@ -1,6 +1,6 @@
 //! The scene of one try: who attacks whom, and the frames that the parts of a script are made of.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use netplugin::datapath::fake::Origin;
 use testkit::packet::{Mac, Packet, tcp_flags};
@@ -58,6 +58,14 @@ impl Scene<'_> {
     /// The victim's address.
     pub(crate) fn to(&self) -> IpAddr {
         self.victim.address(self.family)
+    }
+
+    /// Two addresses outside of the network, which have no record.
+    pub(crate) fn strangers(&self) -> [IpAddr; 2] {
+        [1_u8, 2].map(|last| match self.family {
+            Family::V4 => Ipv4Addr::new(192, 0, 2, last).into(),
+            Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, last.into()).into(),
+        })
     }
 
     /// Sends a frame from the attacker, which must not arrive at the victim.

@@ -380,6 +380,13 @@ impl<'a> Network<'a> {
         here.or_else(|| there().map(|remote| (remote.identity, false)))
     }
 
+    /// Whether a reply in a frame to this Ethernet address goes to an endpoint of a group that has not opened the connection: no endpoint
+    /// opens one from an address without a record.
+    pub(super) fn is_misdirected(&self, connection: &Connection, to: Mac) -> bool {
+        let has_group = || self.identity_of(to).is_some_and(|(identity, _)| identity.is_some());
+        self.identity_at(connection.tuple.source.0).is_none() && has_group()
+    }
+
     pub(super) fn mac(&self, address: IpAddr) -> Option<Mac> {
         self.last_hop(address).map(|(_, mac)| mac)
     }

@@ -119,6 +119,9 @@ impl Traffic {
             Direction::Original => [ethernet.source, ethernet.destination],
             Direction::Reply => [ethernet.destination, ethernet.source],
         };
+        if direction == Direction::Reply && network.is_misdirected(&connection, ethernet.destination) {
+            return None;
+        }
         let is_known = self.0.iter().position(|known| *known == connection);
         let connection = connection.between(macs);
         if let Some(known) = is_known.and_then(|at| self.0.get_mut(at)) {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use testkit::packet::{BROADCAST, Mac, Packet, solicited_node, solicited_node_mac, tcp_flags};
 
 use crate::{
-    attack::{Attack, POD, Step, V4, V6, VXLAN},
+    attack::{Attack, OUTSIDE, POD, Step, V4, V6, VXLAN},
     rules::{GATEWAY, PORT, Rules, UNUSED, WITNESS},
     scene::{PAYLOAD, Scene, Transport, ip},
 };
@@ -105,6 +105,19 @@ fn other_destinations() -> Vec<Attack> {
             vec![s.send(&s.udp(s.ip_to(s.victim.mac(), mapped)))]
         })
         .by(V6),
+    );
+    // An address without a record may be at any Ethernet address. The victim has not opened the connection.
+    attacks.push(
+        Attack::new("new", "victim's MAC with the address that opened a connection outside", |s| {
+            let [opener, other] = s.strangers();
+            let between = |mac, from, to| ip(Packet::eth(mac, s.attacker.mac()), from, to);
+            vec![
+                s.send(&between(WITNESS.mac(), opener, other).udp(PORT, s.sport()).payload(b"question")),
+                s.send(&between(s.victim.mac(), other, opener).udp(s.sport(), PORT).payload(PAYLOAD)),
+            ]
+        })
+        .from(OUTSIDE)
+        .against(&[Rules::DenyAll, Rules::DenyPort, Rules::FriendsOnly]),
     );
     // Unknown unicast is flooded on VXLAN, to receivers that are judged each.
     attacks.push(

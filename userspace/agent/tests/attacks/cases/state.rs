@@ -3,9 +3,9 @@
 use testkit::packet::{Packet, tcp_flags};
 
 use crate::{
-    attack::{Attack, Step},
-    rules::{PORT, Rules},
-    scene::{PAYLOAD, Scene},
+    attack::{Attack, POD, Step},
+    rules::{FAR, PORT, Rules},
+    scene::{PAYLOAD, Scene, ip},
 };
 
 pub(super) fn attacks() -> Vec<Attack> {
@@ -151,6 +151,15 @@ fn replies() -> Vec<Attack> {
             vec![s.send_by(s.victim, &question), s.send(&s.echo(s.ip()))]
         })
         .against(Rules::DENIES_ANY),
+        // Out rules are about the other end, which two attackers hide behind an address without a record.
+        Attack::new("new", "reply to an address without a record, in a frame to the victim", |s| {
+            let [opener, _] = s.strangers();
+            let opened = ip(Packet::eth(s.attacker.mac(), FAR.mac()), opener, s.from());
+            let reply = s.ip_to(s.victim.mac(), opener).udp(PORT, s.sport()).payload(PAYLOAD);
+            vec![s.send_by(FAR, &opened.udp(s.sport(), PORT).payload(b"question")), s.send(&reply)]
+        })
+        .from(POD)
+        .against(&[Rules::DenyOut, Rules::DenyOutFar]),
     ]
 }
 

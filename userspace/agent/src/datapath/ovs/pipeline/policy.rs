@@ -46,7 +46,7 @@ const PROTOCOL_AND_PORT: Field = Field::Reg0;
 const PORT_BITS: u16 = 16;
 const PROTOCOL_SHIFT: u32 = 16;
 const DESTINATION_V4: Field = Field::Reg1;
-/// [`HERE`], [`UNKNOWN`] or 0.
+/// [`HERE`], [`UNKNOWN`], [`MISDIRECTED`] or 0.
 const SOURCE_FLAGS: Field = Field::Reg2;
 /// [`HERE`], [`FAR`] or 0.
 const DESTINATION_FLAGS: Field = Field::Reg3;
@@ -54,6 +54,9 @@ const DESTINATION_FLAGS: Field = Field::Reg3;
 const HERE: u8 = 1;
 /// The source is in a subnet of the network, but its endpoint is not known.
 const UNKNOWN: u8 = 2;
+/// The packet is a reply to an address without a record, in a frame to an endpoint that has an identity. No endpoint opens a connection
+/// from such an address.
+const MISDIRECTED: u8 = 3;
 /// The copy of a replicated frame that leaves the node.
 const FAR: u8 = 2;
 const SOURCE_V4: Field = Field::Reg4;

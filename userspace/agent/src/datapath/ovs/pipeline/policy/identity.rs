@@ -15,8 +15,8 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use openflow_rs::{Action, Field, Flow, Match, ct_state};
 
 use super::{
-    CLASS, CONNECTION, DESTINATION_FLAGS, DESTINATION_IDENTITY, HERE, REPLY, SOURCE_FLAGS, SOURCE_IDENTITY,
-    Side, UNKNOWN, destination_register,
+    CLASS, CONNECTION, DESTINATION_FLAGS, DESTINATION_IDENTITY, HERE, MISDIRECTED, REPLY, SOURCE_FLAGS,
+    SOURCE_IDENTITY, Side, UNKNOWN, destination_register,
 };
 use crate::datapath::{
     Subnet,
@@ -147,9 +147,12 @@ fn destinations() -> Vec<Flow> {
     flows
 }
 
-/// The same. An address of a subnet at the Ethernet address of an endpoint of another node is unknown.
+/// The same. An address of a subnet at the Ethernet address of an endpoint of another node is unknown. A reply in a frame to an endpoint
+/// would be evaluated as if that had opened the connection: rules for what it receives, and those of the sender about it, would not apply.
 fn sources() -> Vec<Flow> {
     let without_identity = || Match::new().field(IDENTITY, 0u32);
+    // ICMP errors are no packets of the connection.
+    let reply = Match::new().masked(CLASS, REPLY, REPLY).ct_state(0, ct_state::RELATED);
     let flags = |flags: u8| Action::set(SOURCE_FLAGS, flags);
     let by_subnet = || [flags(0), Action::resubmit(table::SOURCE_SUBNET)];
     let by_owner = |priority, m| Flow::new(table::SOURCE_OWNER, priority, m);
@@ -161,8 +164,10 @@ fn sources() -> Vec<Flow> {
         by_owner(priority::MATCH - 2, with_owner_at(Match::new(), Place::Here)).apply([flags(HERE)]),
         by_owner(priority::MISS, Match::new()).apply([flags(0)]),
         by_station(priority::MATCH, without_identity()).apply(by_subnet()),
-        by_station(priority::MATCH - 1, with_station_at(Match::new(), Place::Here)).apply([flags(HERE)]),
+        by_station(priority::MATCH - 1, reply).apply([flags(MISDIRECTED)]),
+        by_station(priority::MATCH - 2, with_station_at(Match::new(), Place::Here)).apply([flags(HERE)]),
         by_station(priority::MISS, Match::new()).apply(by_subnet()),
+        Flow::new(table::POLICY, rank::FIRST + 1, Match::new().field(SOURCE_FLAGS, MISDIRECTED)),
     ];
     flows.extend(stations(table::SOURCE_STATION, [Field::EthSrc, Field::EthDst], table::SOURCE_KNOWN));
     flows
