@@ -7,7 +7,7 @@
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use contiv_abi::{
-    DropReason, FdbEntry, Flow, FlowEvent, FlowHalf, FlowHash, NeighKey, PortSlot, TCP,
+    Address, DropReason, FdbEntry, Flow, FlowEvent, FlowHalf, FlowHash, NeighKey, PortSlot, TCP,
     tcp::{self as state, sent},
 };
 
@@ -496,11 +496,29 @@ fn is_on_path(packet: &Packet) -> bool {
             && !claim::is_inside(packet.domain, source, packet.ip6 != 0)
 }
 
+/// Whether the flow of the ICMP error in hand is between two addresses of one link: its packets pass no router, unless other nodes are
+/// behind the kernel of the node.
+#[inline(always)]
+fn is_on_link(packet: &Packet) -> bool {
+    let Some(flow) = flows::record(packet.entry >> 1) else { return false };
+    // SAFETY: a record of the map.
+    let flow = unsafe { &*flow };
+    let client = Address::from_words(flow.client.words());
+    if packet.ip6 != 0 && client.0[0] == 0xfe && client.0[1] & 0xc0 == 0x80 {
+        return true;
+    }
+    let Some(subnet) = maps::subnet(packet.domain, &client) else { return false };
+    !subnet.is_on_node() && (subnet.contains(&flow.backend) || flow.backend.same(&subnet.gateway))
+}
+
 /// What the error itself is to be, and what it quotes.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_outside(packet: *mut Packet) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
+    if !packet.inner.destination.same(&packet.tuple.source) && is_on_link(packet) {
+        return DropReason::UnrelatedIcmpError as u32;
+    }
     packet.inner_wanted = packet.wanted;
     packet.wanted = packet.tuple;
     if packet.translated == 0 {

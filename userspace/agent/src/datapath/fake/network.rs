@@ -288,6 +288,16 @@ impl<'a> Network<'a> {
         }
     }
 
+    /// Whether a connection is between two addresses of one link: its packets pass no router.
+    pub(super) fn is_on_link(&self, connection: &Connection) -> bool {
+        let ends = [connection.tuple.source.0, connection.to.0];
+        let is_link_local = matches!(ends[0], IpAddr::V6(ip) if ip.is_unicast_link_local());
+        let has_both = |subnet: &Subnet| {
+            !subnet.is_routed_vlan() && ends.iter().all(|end| subnet.prefix.contains(end))
+        };
+        is_link_local || self.subnets().any(has_both)
+    }
+
     fn subnets(self) -> impl Iterator<Item = &'a Subnet> {
         self.objects.iter().filter_map(move |(_, object)| match object {
             Object::Subnet(subnet) if subnet.vrf == *self.vrf => Some(subnet),

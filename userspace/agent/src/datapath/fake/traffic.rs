@@ -195,16 +195,19 @@ impl Traffic {
     }
 
     /// Returns the connection that an ICMP error is about, and the direction of the error: it quotes a packet that its receiver
-    /// has sent, and comes from the peer or from a router, which is no endpoint.
+    /// has sent, and comes from the peer or from a router, which is no endpoint, and on the path of connections that leave their
+    /// link.
     fn about(&self, network: &Network<'_>, error: Tuple, quoted: Tuple) -> Option<(Connection, Direction)> {
         let (from, to) = (error.source.0, error.destination.0);
         let is_router =
             || network.identity_at(from).is_none() && network.stranger(from).party == Party::Outside;
-        let is_on_path = from == quoted.destination.0 || is_router();
+        let is_on_path = |known: &Connection| {
+            from == quoted.destination.0 || is_router() && !network.is_on_link(known)
+        };
         let reply = Tuple { source: quoted.destination, destination: quoted.source, ..quoted };
         let sent = self.find(network.vrf, quoted).map(|(known, direction)| (known, direction.opposite()));
         let known = sent.or_else(|| self.find(network.vrf, reply));
-        known.filter(|_| to == quoted.source.0 && is_on_path)
+        known.filter(|(known, _)| to == quoted.source.0 && is_on_path(known))
     }
 
     /// The connection that a packet in a frame belongs to.

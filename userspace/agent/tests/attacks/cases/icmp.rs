@@ -7,7 +7,7 @@ use testkit::packet::{BROADCAST, Mac, Packet, tcp_flags};
 
 use crate::{
     attack::{ANYWHERE, Attack, Family, OUTSIDE, Step, V4, V6},
-    rules::{Attacker, FAR_FRIEND, FRIEND, PORT, Rules, Station, WITNESS},
+    rules::{Attacker, FAR_FRIEND, FRIEND, GATEWAY, PORT, Rules, Station, WITNESS},
     scene::{PAYLOAD, Scene, ip},
 };
 
@@ -204,6 +204,7 @@ fn about_others() -> Vec<Attack> {
         })
         .by(V6),
     ]);
+    attacks.extend(by_routers());
     // Without rules, too: the error is about a flow that the attacker has no part in.
     attacks
         .into_iter()
@@ -218,6 +219,29 @@ fn about_others() -> Vec<Attack> {
             ])
         })
         .collect()
+}
+
+/// An address without a record may be a router's, and the gateway's is; but between endpoints of a subnet there is no router.
+fn by_routers() -> Vec<Attack> {
+    let sources: [(&str, fn(&Scene) -> IpAddr); 2] = [
+        ("an address outside", |s| s.strangers()[0]),
+        ("the gateway's address", |s| GATEWAY.address(s.family)),
+    ];
+    let kinds = [(ERRORS_V4[0], V4), (ERRORS_V4[4], V4), (ERRORS_V6[0], V6), (ERRORS_V6[4], V6)];
+    let mut attacks = vec![];
+    for (source, from) in sources {
+        for (kind, families) in kinds {
+            let (name, ..) = kind;
+            let attack =
+                Attack::new("new", format!("{name} about another's datagram from {source}"), move |s| {
+                    let (mut steps, quoted) = flow(s, WITNESS);
+                    steps.push(s.send(&error(s, s.ip_from(from(s)), kind, &quoted)));
+                    steps
+                });
+            attacks.push(attack.from(OUTSIDE).by(families));
+        }
+    }
+    attacks
 }
 
 /// Errors about packets that the victim has not sent are judged as what they are: packets from the attacker.

@@ -181,6 +181,8 @@ pub(super) mod priority {
         /// Addresses with a record.
         pub(crate) const KNOWN: u16 = 100;
         pub(crate) const GATEWAY: u16 = 65;
+        /// Connections between addresses of one link, which have no router on their path.
+        pub(crate) const ON_LINK: u16 = 70;
         /// Addresses of endpoints that are not known.
         pub(crate) const UNKNOWN: u16 = 60;
         /// Lowest priority of a rule.

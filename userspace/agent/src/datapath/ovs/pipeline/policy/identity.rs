@@ -202,6 +202,16 @@ pub(crate) fn subnet(subnet: &Subnet, domain: Domain) -> Vec<Flow> {
         // A router on the path is no endpoint.
         Flow::new(table::ON_PATH_SUBNET, rank::UNKNOWN, inside),
     ];
+    // Other nodes are behind their kernels.
+    if !subnet.is_routed_vlan() {
+        let error = packets().ct_state(ABOUT_CONNECTION, ABOUT_CONNECTION);
+        let within = [Side::Source, Side::Destination]
+            .into_iter()
+            .fold(error, |m, side| connection_within(m, side, subnet.prefix));
+        flows.push(Flow::new(table::ON_PATH_SUBNET, rank::ON_LINK, within));
+        // The gateway has no record, but connections.
+        flows.extend(subnet.gateway.into_iter().flat_map(|gateway| on_path(domain, gateway.ip)));
+    }
     if let Some(gateway) = subnet.gateway {
         let gateway = IpNet::from(gateway.ip);
         flows.extend([
@@ -214,7 +224,25 @@ pub(crate) fn subnet(subnet: &Subnet, domain: Domain) -> Vec<Flow> {
     flows
 }
 
-/// ICMP errors: those of endpoints that are not at an end of the connection are dropped, and those of the subnets' other addresses.
+/// State of an ICMP error about a connection.
+const ABOUT_CONNECTION: u32 = ct_state::TRACKED | ct_state::RELATED;
+
+/// Requires an end of the connection in the prefix. A match reads the addresses of any connection, other than an action.
+fn connection_within(matching: Match, side: Side, prefix: IpNet) -> Match {
+    match prefix {
+        IpNet::V4(net) => {
+            let field = if side == Side::Source { Field::CtIpv4Src } else { Field::CtIpv4Dst };
+            matching.ipv4().masked(field, net.network().to_bits(), net.netmask().to_bits())
+        }
+        IpNet::V6(net) => {
+            let field = if side == Side::Source { Field::CtIpv6Src } else { Field::CtIpv6Dst };
+            matching.ipv6().masked(field, net.network().to_bits(), net.netmask().to_bits())
+        }
+    }
+}
+
+/// ICMP errors: those of endpoints that are not at an end of the connection are dropped, those of the subnets' other addresses, and those
+/// about connections without a router on their path.
 fn on_path_base() -> Vec<Flow> {
     let find = |family: Family| {
         Flow::new(table::ON_PATH, rank::UNKNOWN, family.packets(Match::new()))
@@ -227,6 +255,14 @@ fn on_path_base() -> Vec<Flow> {
         Flow::new(table::ON_PATH_OWNER, priority::MATCH, without_owner(Match::new()))
             .apply([Action::resubmit(table::ON_PATH_SUBNET)]),
         subnet(rank::UNKNOWN, guard::source_within(Match::new(), link_local())),
+        subnet(
+            rank::ON_LINK,
+            connection_within(
+                Match::new().ct_state(ABOUT_CONNECTION, ABOUT_CONNECTION),
+                Side::Source,
+                link_local(),
+            ),
+        ),
         subnet(priority::MISS, Match::new()).apply([Action::resubmit(table::DESTINATION_IDENTITY)]),
     ]);
     flows
@@ -240,21 +276,14 @@ pub(crate) fn endpoint(record: Record<'_>) -> Vec<Flow> {
 }
 
 fn on_path(domain: Domain, ip: IpAddr) -> [Flow; 2] {
-    let from = || guard::source_within(domain.packets(), IpNet::from(ip));
-    let end = |m| Flow::new(table::ON_PATH, rank::KNOWN, m).goto(table::DESTINATION_IDENTITY);
-    let (related, reply) = (ct_state::TRACKED | ct_state::RELATED, ct_state::REPLY);
-    // A match reads the addresses of any connection, other than an action.
+    let ip = IpNet::from(ip);
+    let from = || guard::source_within(domain.packets(), ip);
+    let end = |m, side| {
+        let m = connection_within(m, side, ip);
+        Flow::new(table::ON_PATH, rank::KNOWN, m).goto(table::DESTINATION_IDENTITY)
+    };
+    let (related, reply) = (ABOUT_CONNECTION, ct_state::REPLY);
     let about_reply = from().ct_state(related, related | reply);
     let about_original = from().ct_state(related | reply, related | reply);
-    let (client, server) = match ip {
-        IpAddr::V4(ip) => (
-            about_reply.field(Field::CtIpv4Src, ip.to_bits()),
-            about_original.field(Field::CtIpv4Dst, ip.to_bits()),
-        ),
-        IpAddr::V6(ip) => (
-            about_reply.field(Field::CtIpv6Src, ip.to_bits()),
-            about_original.field(Field::CtIpv6Dst, ip.to_bits()),
-        ),
-    };
-    [end(client), end(server)]
+    [end(about_reply, Side::Source), end(about_original, Side::Destination)]
 }
