@@ -2,16 +2,19 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use testkit::packet::{BROADCAST, Mac, Packet};
+use testkit::packet::{BROADCAST, Mac, Packet, solicited_node, solicited_node_mac};
 
 use crate::{
-    attack::{Attack, Family, V4, V6},
+    attack::{Attack, Family, Step, V4, V6},
     rules::Rules,
     scene::{Scene, ip},
 };
 
 const ALL_SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
 const ALL_SERVERS_MAC: Mac = [0x33, 0x33, 0, 1, 0, 2];
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+/// Length of the first fragment in units of 8 bytes. The connection tracking of userspace OVS refuses small ones.
+const SIZES: [(&str, u16); 2] = [("large", 160), ("small", 4)];
 
 pub(super) fn attacks() -> Vec<Attack> {
     let server = |name: &str, packet: fn(&Scene) -> Packet| {
@@ -20,7 +23,8 @@ pub(super) fn attacks() -> Vec<Attack> {
             .against(Rules::ANY)
             .from(crate::attack::POD)
     };
-    vec![
+    let mut attacks = in_fragments();
+    attacks.extend([
         server("offer to all", |s| offer(s, BROADCAST, [255; 4].into())).by(V4),
         server("offer to the victim", |s| offer(s, s.victim.mac(), s.victim.ip().into())).by(V4),
         server("offer to the victim in a broadcast frame", |s| offer(s, BROADCAST, s.victim.ip().into()))
@@ -39,7 +43,55 @@ pub(super) fn attacks() -> Vec<Attack> {
             .for_groups()
             .honest(|s| vec![s.send(&discover(s)).arrives()])
             .control(Rules::Unprotected),
-    ]
+    ]);
+    attacks
+}
+
+/// What a server sends in fragments, of which the first one has the ports.
+fn in_fragments() -> Vec<Attack> {
+    let destinations: [(&str, &'static [Family], fn(&Scene) -> Packet); 7] = [
+        ("all", V4, |s| s.ip_to(BROADCAST, [255; 4].into())),
+        ("the subnet", V4, |s| s.ip_to(BROADCAST, [10, 7, 0, 255].into())),
+        ("all hosts", V4, |s| s.ip_to([1, 0, 0x5e, 0, 0, 1], [224, 0, 0, 1].into())),
+        ("the victim", V4, |s| s.ip()),
+        ("the victim", V6, |s| s.eth().ipv6(s.attacker.link_local(), s.victim.link_local())),
+        ("all nodes", V6, |s| {
+            Packet::eth([0x33, 0x33, 0, 0, 0, 1], s.attacker.mac()).ipv6(s.attacker.link_local(), ALL_NODES)
+        }),
+        ("a solicited node", V6, |s| {
+            let node = s.victim.link_local();
+            let eth = Packet::eth(solicited_node_mac(node), s.attacker.mac());
+            eth.ipv6(s.attacker.link_local(), solicited_node(node))
+        }),
+    ];
+    let mut attacks = vec![];
+    for (to, families, headers) in destinations {
+        for (size, units) in SIZES {
+            let name = format!("DHCP server: offer to {to} in {size} fragments");
+            let attack = Attack::new("new", name, move |s| two_fragments(s, headers, units));
+            attacks.push(attack.by(families).against(Rules::ANY).from(crate::attack::POD));
+        }
+    }
+    attacks
+}
+
+/// Splits a datagram of a server after a number of bytes, in units of 8.
+fn two_fragments(s: &Scene, headers: fn(&Scene) -> Packet, units: u16) -> Vec<Step> {
+    const UDP: u8 = 17;
+    let (from, to, header) = match s.family {
+        Family::V4 => (67, 68, 34),
+        Family::V6 => (547, 546, 54),
+    };
+    let length = usize::from(units) * 8;
+    let whole = headers(s).udp(from, to).payload(&vec![2; length]).build();
+    let (first, last) = whole[header..].split_at(length);
+    let piece = |offset, more, bytes: &[u8]| {
+        s.send(&headers(s).protocol(UDP).fragment(s.id(), offset, more).payload(bytes)).nowhere()
+    };
+    let (begin, end) = (piece(0, true, first), piece(units, false, last));
+    // OVS reads no protocol from the later fragments of IPv6, which are nothing without the first one.
+    let is_harmless = s.family == Family::V6 && whole[0] & 1 != 0;
+    vec![begin, if is_harmless { end.anything() } else { end }]
 }
 
 fn offer(s: &Scene, mac: Mac, to: IpAddr) -> Packet {

@@ -14,6 +14,7 @@ use super::{
     GROUP_BIT, ND_HOP_LIMIT, PROBE, advertisement, destination, lookup, named, pass, solicitation, source,
 };
 use crate::datapath::ovs::pipeline::{
+    family::Family,
     metadata::{self, match_from},
     table::{self, priority, priority::check},
 };
@@ -30,6 +31,7 @@ const LINK_GROUPS: (u64, u64) = (0x0180_c200_0000, 0xffff_ffff_fff0);
 /// Bit of the fragment flags that is set in all fragments.
 const ANY_FRAGMENT: u8 = 1;
 const ROUTER_SOLICITATION: u8 = 133;
+const ALL_HOSTS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 /// Solicited-node groups, 104 bits (RFC 4291 section 2.7.1).
@@ -42,6 +44,20 @@ const ON_NO_LINK: [(Ipv6Addr, u8); 2] =
 /// Returns the checks that exist for any desired state.
 pub(crate) fn base() -> Vec<Flow> {
     [frames(), sources(), targets(), discovery(), messages(), lookup::base()].concat()
+}
+
+/// Returns the ports from and to which DHCP servers send (RFC 2131 section 4.1, RFC 8415 section 7.2).
+pub(in crate::datapath::ovs::pipeline) fn dhcp_server(family: Family) -> (u16, u16) {
+    match family {
+        Family::V4 => (67, 68),
+        Family::V6 => (547, 546),
+    }
+}
+
+/// A flow that drops fragments of datagrams, which may be a DHCP server's: the switch reads no ports from them. The later fragments of
+/// IPv6 have no protocol for the switch, and are nothing without the first one.
+pub(super) fn fragments(to: Match) -> Flow {
+    drop_from(table::TARGET, check::FORM, to.udp().masked(Field::IpFragment, ANY_FRAGMENT, ANY_FRAGMENT))
 }
 
 /// Returns the flows that drop what pods send to the tunnel port of a node: behind the node's address it would look like a
@@ -110,9 +126,15 @@ pub(super) fn asking(from: Match) -> [Match; 7] {
 /// Destinations: endpoints are no DHCP servers, and addresses that are on no link do not come from outside.
 fn targets() -> Vec<Flow> {
     let drop = |m| drop_from(table::TARGET, check::FORM, m);
-    let udp =
-        |m: Match, from: u16, to: u16| drop(m.udp().field(Field::UdpSrc, from).field(Field::UdpDst, to));
-    let mut flows = vec![udp(Match::new().ipv4(), 67, 68), udp(Match::new().ipv6(), 547, 546)];
+    let server = |family: Family| {
+        let (from, to) = dhcp_server(family);
+        drop(family.packets(Match::new()).udp().field(Field::UdpSrc, from).field(Field::UdpDst, to))
+    };
+    let mut flows: Vec<Flow> = Family::ALL.map(server).into();
+    // Those to one station are joined later.
+    let v4 = [Ipv4Addr::BROADCAST, ALL_HOSTS].map(|ip| Match::new().ipv4_dst(ip, 32));
+    let v6 = [(ALL_NODES, 128), (SOLICITED_NODE, 104)].map(|(ip, bits)| Match::new().ipv6_dst(ip, bits));
+    flows.extend(v4.into_iter().chain(v6).map(fragments));
     flows.extend(ON_NO_LINK.map(|(ip, bits)| drop(match_from(metadata::OUTSIDE).ipv6_dst(ip, bits))));
     // A station takes a packet to a group for its own, also in a frame for it alone, and no rules about its address apply. (And the
     // kernel's connection tracking joins fragments to two Ethernet addresses: the packet is evaluated for one of them, and has the other.)

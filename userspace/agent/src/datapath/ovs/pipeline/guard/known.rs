@@ -9,7 +9,7 @@ use openflow_rs::{
 };
 
 use super::{
-    GROUP_BIT, ND_HOP_LIMIT, advertised, advertisement, claims, destination, named, pass,
+    GROUP_BIT, ND_HOP_LIMIT, advertised, advertisement, claims, destination, form, named, pass,
     record::{Place, Record},
     source,
 };
@@ -75,7 +75,8 @@ fn nd_announced(domain: Domain, mac: Mac, vip: Ipv6Addr) -> Vec<Flow> {
     flows
 }
 
-/// Returns the flows that drop frames from outside with the broadcast address of a subnet as their source.
+/// Returns the flows that drop frames from outside with the broadcast address of a subnet as their source, and fragments to it.
 pub(crate) fn broadcast(domain: Domain, address: Ipv4Addr) -> Vec<Flow> {
-    claims(domain, address.into()).map(|m| Flow::new(table::CLAIM, check::CLAIMED, m)).collect()
+    let claimed = claims(domain, address.into()).map(|m| Flow::new(table::CLAIM, check::CLAIMED, m));
+    claimed.chain([form::fragments(destination(domain.packets(), address.into()))]).collect()
 }

@@ -11,6 +11,7 @@ use crate::datapath::{
     Network,
     ovs::pipeline::{
         family::Family,
+        guard,
         metadata::{Domain, bridge_and_tag, network_match, service_slice},
         table::{self, priority, priority::policy as rank},
     },
@@ -154,6 +155,7 @@ fn state(family: Family) -> Vec<Flow> {
             Flow::new(table::STATE, rank::GROUPS + step, m).apply(actions).goto(table::DESTINATION_IDENTITY)
         })
         .collect();
+    flows.extend(dhcp_servers(family));
     // An ICMP error about no connection.
     let types: (&[u8], Field) = match family {
         Family::V4 => (&ICMP_ERRORS, Field::Icmpv4Type),
@@ -196,6 +198,34 @@ fn state(family: Family) -> Vec<Flow> {
         }
     }
     flows
+}
+
+/// What DHCP servers send in fragments, which have no ports before connection tracking. The kernel's joins them. Those that the userspace
+/// datapath's has joined have the ports of their connection; those that it finds invalid have none, and may be a server's: smaller ones
+/// than it accepts, and those whose packet was not complete in time.
+fn dhcp_servers(family: Family) -> [Flow; 4] {
+    let drop = |m| Flow::new(table::STATE, rank::EXEMPT, m);
+    let packets = || family.packets(Match::new());
+    // With them in the match, the switch need not tell other packets apart by the ports of their connections.
+    let fragments = |m: Match| m.masked(Field::IpFragment, ANY_FRAGMENT, ANY_FRAGMENT);
+    let invalid_ones = match family {
+        Family::V4 => packets().udp(),
+        // The later ones have no protocol for the switch.
+        Family::V6 => packets(),
+    };
+    let (server, client) = guard::dhcp_server(family);
+    let (tracked, invalid, reply) = (ct_state::TRACKED, ct_state::INVALID, ct_state::REPLY);
+    let mask = tracked | invalid | reply | ct_state::RELATED;
+    let of_connection = |direction, source: u16, destination: u16| {
+        let m = fragments(packets()).ct_state(tracked | direction, mask).field(Field::CtIpProto, UDP);
+        drop(m.field(Field::CtPortSrc, source).field(Field::CtPortDst, destination))
+    };
+    [
+        drop(packets().udp().field(Field::UdpSrc, server).field(Field::UdpDst, client)),
+        of_connection(0, server, client),
+        of_connection(reply, client, server),
+        drop(fragments(invalid_ones).ct_state(tracked | invalid, tracked | invalid)),
+    ]
 }
 
 /// Returns the flows of a network that track its connections, in the zone of its domain.
