@@ -11,6 +11,7 @@ use std::{
 };
 
 use clap::{Args, Parser};
+use contiv_abi::Timeouts;
 use contiv_daemon::{
     flags::{Exit, parse},
     modes::{FwdMode, Mode, NetMode},
@@ -296,6 +297,11 @@ impl Flags {
         }
     }
 
+    /// Options of the OVS datapath.
+    pub fn ovs(&self, vtep: IpAddr) -> ovs::Options {
+        ovs::Options { timeouts: self.conntrack.timeouts(), ..self.datapath.ovs(Some(vtep)) }
+    }
+
     /// This node's name and VTEP.
     pub fn node(&self) -> Result<Node, std::io::Error> {
         let host = match &self.host {
@@ -320,6 +326,7 @@ impl DatapathFlags {
             uplinks: self.uplinks().map(str::to_owned).collect(),
             vtep,
             announce: true,
+            timeouts: Timeouts::default(),
         }
     }
 

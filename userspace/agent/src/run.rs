@@ -108,7 +108,7 @@ async fn run_once(flags: Flags, choice: Choice<'_>, stop: CancellationToken) -> 
     let predecessor = conflict::check(&flags.datapath, flags.replace_datapath).await.map_err(Refused)?;
     let past = (predecessor, choice);
     match flags.datapath.datapath {
-        Kind::Ovs => run_with(Ovs::new(flags.datapath.ovs(Some(vtep))), past, flags, stop).await,
+        Kind::Ovs => run_with(Ovs::new(flags.ovs(vtep)), past, flags, stop).await,
         Kind::Ebpf => run_with(Ebpf::new(flags.ebpf(vtep)), past, flags, stop).await,
         Kind::Fake => run_with(Fake::new(), past, flags, stop).await,
     }

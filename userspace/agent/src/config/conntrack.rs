@@ -3,7 +3,7 @@ use std::time::Duration;
 use clap::Args;
 use contiv_abi::Timeouts;
 
-/// Connection tracking of the eBPF datapath.
+/// Connection tracking.
 #[derive(Clone, Debug, Args)]
 pub struct ConntrackFlags {
     /// Maximum number of tracked connections, 225 bytes each (eBPF). A change takes effect at once if the connections fit
@@ -12,7 +12,7 @@ pub struct ConntrackFlags {
           value_parser = clap::value_parser!(u32).range(1024..=1 << 24))]
     pub conntrack_max: u32,
 
-    /// Idle timeout of established TCP connections (eBPF, like the following timeouts)
+    /// Idle timeout of established TCP connections
     #[arg(long, env = "CONTIV_NETPLUGIN_CONNTRACK_TIMEOUT_TCP", value_name = "TIME", default_value = "8000s",
           value_parser = timeout)]
     pub conntrack_timeout_tcp: Duration,

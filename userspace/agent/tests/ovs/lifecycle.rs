@@ -3,6 +3,7 @@
 use std::{env, time::Duration};
 
 use anyhow::Result;
+use contiv_abi::Timeouts;
 use contiv_model::{global::ArpMode, policy::Identity, vrf::Vrf};
 use netplugin::{
     datapath::{Datapath as _, Group, Object, ObjectId, Op, Scope, Service},
@@ -79,10 +80,12 @@ fn removal_leaves_nothing() -> Result<()> {
     let ports = ["contivVlanBridge", "contivVxlanBridge"]
         .map(|bridge| node.switch.borrow().vsctl(&["list-ports", bridge]).unwrap());
     assert_eq!(ports, ["", ""]);
+    assert_eq!(crate::conntrack::zones(&node)?, Vec::<String>::new());
 
     let mut datapath = node.datapath.borrow_mut();
     node.runtime.block_on(datapath.cleanup())?;
     assert_eq!(node.switch.borrow().vsctl(&["list-br"])?, "");
+    assert_eq!(node.switch.borrow().vsctl(&["--bare", "--columns=_uuid", "list", "Datapath"])?, "");
     // A second cleanup succeeds.
     node.runtime.block_on(datapath.cleanup())?;
     Ok(())
@@ -97,6 +100,7 @@ fn a_missing_database_is_reported() -> Result<()> {
         uplinks: vec![],
         vtep: None,
         announce: true,
+        timeouts: Timeouts::default(),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut datapath = netplugin::datapath::ovs::Ovs::new(options);
@@ -117,6 +121,7 @@ fn a_missing_kernel_module_is_reported() -> Result<()> {
         uplinks: vec![],
         vtep: None,
         announce: true,
+        timeouts: Timeouts::default(),
     };
     let mut datapath = netplugin::datapath::ovs::Ovs::new(options);
     let observed = node.runtime.block_on(datapath.observe(&Default::default()));

@@ -3,6 +3,7 @@
 
 mod announce;
 mod bandwidth;
+mod conntrack;
 mod drift;
 mod external;
 mod forwarding;

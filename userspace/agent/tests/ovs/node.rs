@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use contiv_abi::Timeouts;
 use contiv_model::{
     global::ArpMode,
     mac::Mac,
@@ -343,6 +344,7 @@ fn datapath(switch: &Switch, uplinks: &[String]) -> Ovs {
         uplinks: uplinks.to_vec(),
         vtep: None,
         announce: true,
+        timeouts: Timeouts::default(),
     })
 }
 

@@ -11,6 +11,7 @@ use super::{
     bridge::{BridgeKind, PerBridge},
     desired::{
         batch::Batch,
+        domain::zones,
         model::{BridgePorts, SwitchModel},
         needed_kernel_port, support,
     },
@@ -75,6 +76,11 @@ pub(crate) async fn apply(
     }
     retained::forget_ports(session, model, ops).await?;
     program(session, model, ops, (&ports, kernel), &mut applied).await?;
+    if ops.iter().any(changes_zones) {
+        let zones = zones(&model.index, &model.numbers);
+        let set = session.set_zones(options, &zones).await;
+        set.map_err(|error| ovs_error("set the timeouts of connections", error))?;
+    }
     if !inherited.is_empty() {
         take_over(session, model, std::mem::take(inherited)).await?;
     }
@@ -121,6 +127,11 @@ pub(crate) async fn take_over(
 
 /// Ports of objects, and the port numbers of the node's kernel.
 type Ports<'a> = (&'a BridgePorts, PerBridge<Option<u32>>);
+
+/// Whether an op may change the zones of connection tracking.
+fn changes_zones(op: &Op) -> bool {
+    matches!(op.target(), None | Some(ObjectId::Network(_) | ObjectId::Subnet(_)))
+}
 
 fn needs_kernel_port(op: &Op, bridge: BridgeKind) -> bool {
     matches!(op, Op::Set(object) if needed_kernel_port(object) == Some(bridge))

@@ -8,6 +8,7 @@ use super::{
         self,
         batch::{Batch, groups_of},
         compare::compare,
+        domain::zones,
         model::{BaseConfig, BridgePorts, SwitchModel, installed_numbers, vrf_numbers},
     },
     error::ovs_error,
@@ -92,6 +93,9 @@ pub(crate) async fn observe(
     if differences.base_flows {
         repair_base_flows(session, &mut model).await?;
     }
+    let zones = zones(&model.index, &model.numbers);
+    let set = session.set_zones(options, &zones).await;
+    set.map_err(|error| ovs_error("set the timeouts of connections", error))?;
     if options.datapath_type == DatapathType::Netdev {
         tunnel::resolve_next_hops(session, model.index.peers().values().copied()).await;
     }

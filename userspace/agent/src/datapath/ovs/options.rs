@@ -2,6 +2,8 @@
 
 use std::{net::IpAddr, path::PathBuf};
 
+use contiv_abi::Timeouts;
+
 /// Default path of the database socket, as in Debian.
 pub const DEFAULT_SOCKET: &str = "/var/run/openvswitch/db.sock";
 
@@ -38,4 +40,6 @@ pub struct Options {
     pub vtep: Option<IpAddr>,
     /// Whether new endpoints of VLAN networks are announced on the uplinks.
     pub announce: bool,
+    /// Timeouts of connections, as those of flows on eBPF nodes.
+    pub timeouts: Timeouts,
 }

@@ -11,6 +11,7 @@
 //! * [`drift`]: detection of changes by other processes.
 //! * [`unixctl`]: commands of ovs-vswitchd.
 //! * [`tunnel`]: next-hop resolution of tunnels in the userspace datapath.
+//! * [`zones`]: timeouts of connections.
 
 pub(crate) mod announcer;
 pub(crate) mod drift;
@@ -23,3 +24,4 @@ pub(crate) mod session;
 pub(crate) mod tunnel;
 pub(crate) mod unixctl;
 pub(crate) mod uplink;
+pub(crate) mod zones;

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result};
+use contiv_abi::Timeouts;
 use netplugin::datapath::ovs::{DatapathType, Options, Ovs};
 use testkit::{
     Netns,
@@ -116,6 +117,7 @@ impl Site for OvsSite {
             vtep: Some(NODE.into()),
             // The scenarios compare all frames.
             announce: false,
+            timeouts: Timeouts::default(),
         }))
     }
 

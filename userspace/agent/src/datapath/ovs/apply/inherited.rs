@@ -5,7 +5,7 @@
 //! client. The client's packets would be its replies, and not go to the service.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::HashMap,
     net::{IpAddr, SocketAddr},
 };
 
@@ -17,7 +17,10 @@ use crate::{
         Local, Object, ObjectId, Remote, SequenceNumbers, TrackedConnection,
         ovs::{
             bridge::BridgeKind,
-            desired::{domain::domain, model::SwitchModel},
+            desired::{
+                domain::{domain, zones},
+                model::SwitchModel,
+            },
             pipeline::{self, Opener},
             switch::session::{self, Session},
             tables::cookie::Cookie,
@@ -76,7 +79,8 @@ pub(super) async fn import(session: &Session, model: &SwitchModel, mut connectio
     let packets = |connection| packets(model, &services, &openers, connection);
     let recorded: Vec<_> = connections.iter().take(MAX).filter_map(packets).collect();
     let count = recorded.len();
-    let bodies = zones(model).into_iter().map(Body::FlushZone).chain(recorded.into_iter().flatten());
+    let zones = zones(&model.index, &model.numbers);
+    let bodies = zones.into_iter().map(Body::FlushZone).chain(recorded.into_iter().flatten());
     // Both bridges have the same connection tracking.
     let Some(bridge) = session.bridge(BridgeKind::Vxlan) else {
         tracing::warn!("connections to services may break: no bridge is connected");
@@ -91,13 +95,6 @@ pub(super) async fn import(session: &Session, model: &SwitchModel, mut connectio
         }
     }
     tracing::info!("took over {count} connections of the other datapath; {} lost", all - count);
-}
-
-/// Zones of the connections of the networks.
-fn zones(model: &SwitchModel) -> BTreeSet<u16> {
-    let networks = model.index.networks().map(|network| (&network.vrf, (&network.id, network.encap)));
-    let domains = networks.filter_map(|(vrf, network)| domain(&model.index, &model.numbers, vrf, network));
-    domains.flat_map(|domain| [domain.zone(), domain.clients_zone()]).collect()
 }
 
 /// Numbers of services by VRF, address, port and protocol.

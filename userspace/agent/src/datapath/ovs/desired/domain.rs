@@ -1,5 +1,7 @@
 //! Domains of networks and services.
 
+use std::collections::BTreeSet;
+
 use contiv_model::{name::NetworkId, tag::Encap, vrf::Vrf};
 
 use super::model::BaseConfig;
@@ -28,6 +30,13 @@ pub(crate) fn domains_of_service(
             bridges.filter_map(|bridge| numbered(numbers, vrf, bridge)).collect()
         }
     }
+}
+
+/// Zones of connection tracking of the installed networks: those of their connections, and those of clients to services.
+pub(crate) fn zones(index: &FlowIndex, numbers: &ObjectNumbers) -> BTreeSet<u16> {
+    let networks = index.networks().map(|network| (&network.vrf, (&network.id, network.encap)));
+    let domains = networks.filter_map(|(vrf, network)| domain(index, numbers, vrf, network));
+    domains.flat_map(|domain| [domain.zone(), domain.clients_zone()]).collect()
 }
 
 /// Families of addresses of a network to which the nodes route.

@@ -143,7 +143,7 @@ impl Bandwidth {
                 let mut columns = json!({
                     "type": "linux-htb",
                     "other_config": map(&limit.qos_config()),
-                    "queues": numbered(QUEUE, &queue),
+                    "queues": numbered([QUEUE], &queue),
                 });
                 match rows {
                     Some(rows) => operations.push(Operation::update("QoS", rows.qos.0, columns)),

@@ -30,7 +30,7 @@ use tokio::{
 };
 
 pub(crate) use self::{
-    operation::{Operation, map, numbered, optional, set},
+    operation::{Operation, Reference, entries, map, numbered, optional, set},
     rows::{Bridge, Database, Interface, Port, Qos, Queue, Uuid},
 };
 

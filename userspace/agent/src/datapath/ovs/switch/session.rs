@@ -1,7 +1,7 @@
 //! Connections to the database and to both bridges.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -17,13 +17,13 @@ use super::{
     kernel, limit,
     ovsdb::{self, Client, Database, OPEN_VSWITCH, Operation, set},
     responder::{self, Responder},
-    uplink,
+    uplink, zones,
 };
 use crate::datapath::{
     ObjectId,
     ovs::{
         bridge::{BridgeKind, PerBridge},
-        options::DatapathType,
+        options::{DatapathType, Options},
         pipeline,
         tables::edit::Tables,
     },
@@ -207,6 +207,12 @@ impl Session {
         Ok(self.database.reconfigure(operations, RECONFIGURE_TIMEOUT).await?)
     }
 
+    /// Sets the zones of connection tracking that the agent uses. Writes nothing if they are up to date.
+    pub(crate) async fn set_zones(&mut self, options: &Options, zones: &BTreeSet<u16>) -> Result<(), Error> {
+        let Options { datapath_type, timeouts, .. } = options;
+        self.reconfigure(zones::operations(&self.database(), *datapath_type, zones, timeouts)).await
+    }
+
     /// Makes ovs-vswitchd apply the configuration again, so that it retries ports that it could not open.
     pub(crate) async fn reconfigure_unchanged(&mut self) -> Result<(), Error> {
         Ok(self.database.reconfigure(vec![], RECONFIGURE_TIMEOUT).await?)
@@ -278,15 +284,17 @@ impl Session {
         Ok(())
     }
 
-    /// Removes both bridges with their ports and flows.
+    /// Removes both bridges with their ports and flows, and the zones.
     pub(crate) async fn remove_bridges(&mut self) -> Result<(), Error> {
         let database = self.database.database();
         let ours: Vec<_> = BridgeKind::ALL.iter().filter_map(|kind| database.bridge(kind.name())).collect();
         let ours: Vec<_> = ours.into_iter().map(|(uuid, _)| uuid.into()).collect();
-        if ours.is_empty() {
+        let mut operations = zones::removal(&database);
+        if ours.is_empty() && operations.is_empty() {
             return Ok(());
         }
-        self.reconfigure(vec![Operation::unlink(OPEN_VSWITCH, None, "bridges", &ours)]).await?;
+        operations.push(Operation::unlink(OPEN_VSWITCH, None, "bridges", &ours));
+        self.reconfigure(operations).await?;
         // Their ports are removed now.
         self.reconfigure(limit::orphans(&self.database.database())).await
     }

@@ -68,6 +68,16 @@ impl Operation {
         Operation::mutate(table, row, json!([[column, "delete", references(take)]]))
     }
 
+    /// Adds entries to a map column. Keys that it has keep their values.
+    pub(crate) fn add_entries(table: &str, row: Option<&Uuid>, column: &str, entries: &Value) -> Operation {
+        Operation::mutate(table, row, json!([[column, "insert", entries]]))
+    }
+
+    /// Removes the entries with these keys from a map column.
+    pub(crate) fn remove_entries(table: &str, row: Option<&Uuid>, column: &str, keys: &Value) -> Operation {
+        Operation::mutate(table, row, json!([[column, "delete", keys]]))
+    }
+
     /// Increments `next_cfg`. ovs-vswitchd copies it to `cur_cfg` when it has applied the configuration.
     pub(crate) fn increment_next_cfg() -> Operation {
         let operation = Operation::mutate(OPEN_VSWITCH, None, json!([["next_cfg", "+=", 1]]));
@@ -119,9 +129,15 @@ pub(crate) fn map(pairs: &BTreeMap<String, String>) -> Value {
     json!(["map", pairs.iter().collect::<Vec<_>>()])
 }
 
-/// Returns a map of one number to a row.
-pub(crate) fn numbered(number: i64, row: &Reference) -> Value {
-    json!(["map", [[number, row.json()]]])
+/// Returns a map of numbers to a row.
+pub(crate) fn numbered(numbers: impl IntoIterator<Item = i64>, row: &Reference) -> Value {
+    entries(numbers.into_iter().map(|number| (number, row.json())))
+}
+
+/// Returns a map.
+pub(crate) fn entries<K: Into<Value>, V: Into<Value>>(pairs: impl IntoIterator<Item = (K, V)>) -> Value {
+    let pair = |(key, value): (K, V)| Value::Array(vec![key.into(), value.into()]);
+    json!(["map", pairs.into_iter().map(pair).collect::<Vec<_>>()])
 }
 
 impl From<Reference> for Value {

@@ -20,6 +20,12 @@ pub(crate) struct Database {
     pub(crate) queues: BTreeMap<Uuid, Queue>,
     /// Bridges that the root table references; the server deletes the others.
     pub(crate) root: BTreeSet<Uuid>,
+    /// Rows of the datapaths by their type. The server deletes those that nothing references, and their zones and policies.
+    pub(crate) datapaths: BTreeMap<String, Uuid>,
+    pub(crate) tracking: BTreeMap<Uuid, Tracking>,
+    pub(crate) zones: BTreeMap<Uuid, Zone>,
+    /// Timeouts in seconds.
+    pub(crate) timeout_policies: BTreeMap<Uuid, BTreeMap<String, i64>>,
     /// `cur_cfg`: the configuration that ovs-vswitchd has applied.
     pub(crate) current_configuration: i64,
 }
@@ -81,6 +87,21 @@ pub(crate) struct Queue {
     pub(crate) external_ids: BTreeMap<String, String>,
 }
 
+/// A row of the table `Datapath`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Tracking {
+    /// Zones by their number.
+    pub(crate) zones: BTreeMap<i64, Uuid>,
+    pub(crate) external_ids: BTreeMap<String, String>,
+}
+
+/// A zone of connection tracking.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Zone {
+    pub(crate) timeout_policy: Option<Uuid>,
+    pub(crate) external_ids: BTreeMap<String, String>,
+}
+
 impl Interface {
     /// Returns the OpenFlow port number, if ovs-vswitchd has opened the interface.
     pub(crate) fn number(&self) -> Option<u32> {
@@ -91,7 +112,7 @@ impl Interface {
 /// Returns the columns of the monitor request.
 pub(crate) fn monitored() -> Value {
     json!({
-        OPEN_VSWITCH: {"columns": ["bridges", "cur_cfg"]},
+        OPEN_VSWITCH: {"columns": ["bridges", "cur_cfg", "datapaths"]},
         "Bridge": {"columns": ["name", "ports", "fail_mode", "protocols", "datapath_type", "datapath_id"]},
         "Port": {"columns": [
             "name", "interfaces", "tag", "vlan_mode", "bond_mode", "lacp", "qos", "other_config", "external_ids",
@@ -102,6 +123,9 @@ pub(crate) fn monitored() -> Value {
         ]},
         "QoS": {"columns": ["type", "other_config", "external_ids", "queues"]},
         "Queue": {"columns": ["other_config", "external_ids"]},
+        "Datapath": {"columns": ["ct_zones", "external_ids"]},
+        "CT_Zone": {"columns": ["timeout_policy", "external_ids"]},
+        "CT_Timeout_Policy": {"columns": ["timeouts"]},
     })
 }
 
@@ -132,6 +156,8 @@ impl Database {
             if row.is_object() {
                 self.root = uuids(&row["bridges"]);
                 self.current_configuration = row["cur_cfg"].as_i64().unwrap_or_default();
+                let datapaths = entries(&row["datapaths"]);
+                self.datapaths = datapaths.filter_map(|(kind, row)| Some((text(kind), uuid(row)?))).collect();
             }
         }
         replace(&mut self.bridges, rows("Bridge"), Bridge::parse);
@@ -139,6 +165,12 @@ impl Database {
         replace(&mut self.interfaces, rows("Interface"), Interface::parse);
         replace(&mut self.qos, rows("QoS"), Qos::parse);
         replace(&mut self.queues, rows("Queue"), Queue::parse);
+        replace(&mut self.tracking, rows("Datapath"), Tracking::parse);
+        replace(&mut self.zones, rows("CT_Zone"), Zone::parse);
+        let timeouts = |row: &Value| {
+            entries(&row["timeouts"]).map(|(key, time)| (text(key), number(time))).collect()
+        };
+        replace(&mut self.timeout_policies, rows("CT_Timeout_Policy"), timeouts);
     }
 }
 
@@ -203,12 +235,12 @@ impl Interface {
 
 impl Qos {
     fn parse(row: &Value) -> Qos {
-        let queues = row["queues"][1].as_array().into_iter().flatten();
+        let queues = entries(&row["queues"]).filter_map(|(queue, row)| Some((number(queue), uuid(row)?)));
         Qos {
             qos_type: text(&row["type"]),
             other_config: pairs(&row["other_config"]),
             external_ids: pairs(&row["external_ids"]),
-            queues: queues.map(|queue| (number(&queue[0]), Uuid(text(&queue[1][1])))).collect(),
+            queues: queues.collect(),
         }
     }
 }
@@ -216,6 +248,22 @@ impl Qos {
 impl Queue {
     fn parse(row: &Value) -> Queue {
         Queue { other_config: pairs(&row["other_config"]), external_ids: pairs(&row["external_ids"]) }
+    }
+}
+
+impl Tracking {
+    fn parse(row: &Value) -> Tracking {
+        let zones = entries(&row["ct_zones"]).filter_map(|(zone, row)| Some((number(zone), uuid(row)?)));
+        Tracking { zones: zones.collect(), external_ids: pairs(&row["external_ids"]) }
+    }
+}
+
+impl Zone {
+    fn parse(row: &Value) -> Zone {
+        Zone {
+            timeout_policy: uuids(&row["timeout_policy"]).into_iter().next(),
+            external_ids: pairs(&row["external_ids"]),
+        }
     }
 }
 
@@ -240,13 +288,21 @@ fn maybe_text(value: &Value) -> Option<String> {
     items(value).next().map(text)
 }
 
+fn uuid(value: &Value) -> Option<Uuid> {
+    Some(Uuid(value[1].as_str()?.to_owned()))
+}
+
 fn uuids(value: &Value) -> BTreeSet<Uuid> {
-    items(value).filter_map(|item| Some(Uuid(item[1].as_str()?.to_owned()))).collect()
+    items(value).filter_map(uuid).collect()
+}
+
+/// Returns the entries of a map.
+fn entries(value: &Value) -> impl Iterator<Item = (&Value, &Value)> {
+    value[1].as_array().into_iter().flatten().map(|pair| (&pair[0], &pair[1]))
 }
 
 fn pairs(value: &Value) -> BTreeMap<String, String> {
-    let all = value[1].as_array().into_iter().flatten();
-    all.map(|pair| (text(&pair[0]), text(&pair[1]))).collect()
+    entries(value).map(|(key, value)| (text(key), text(value))).collect()
 }
 
 #[cfg(test)]
