@@ -299,7 +299,11 @@ impl Flags {
 
     /// Options of the OVS datapath.
     pub fn ovs(&self, vtep: IpAddr) -> ovs::Options {
-        ovs::Options { timeouts: self.conntrack.timeouts(), ..self.datapath.ovs(Some(vtep)) }
+        ovs::Options {
+            timeouts: self.conntrack.timeouts(),
+            connections: self.conntrack.conntrack_max,
+            ..self.datapath.ovs(Some(vtep))
+        }
     }
 
     /// This node's name and VTEP.
@@ -327,6 +331,7 @@ impl DatapathFlags {
             vtep,
             announce: true,
             timeouts: Timeouts::default(),
+            connections: ovs::Options::CONNECTIONS,
         }
     }
 

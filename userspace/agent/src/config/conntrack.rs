@@ -6,7 +6,8 @@ use contiv_abi::Timeouts;
 /// Connection tracking.
 #[derive(Clone, Debug, Args)]
 pub struct ConntrackFlags {
-    /// Maximum number of tracked connections, 225 bytes each (eBPF). A change takes effect at once if the connections fit
+    /// Maximum number of tracked connections, 225 bytes each (eBPF; with OVS and netdev, eight times as many of each network or tenant).
+    /// A change takes effect at once if the connections fit
     #[arg(long, env = "CONTIV_NETPLUGIN_CONNTRACK_MAX", value_name = "CONNECTIONS",
           default_value_t = contiv_abi::maps::FLOWS_CAPACITY as u32,
           value_parser = clap::value_parser!(u32).range(1024..=1 << 24))]

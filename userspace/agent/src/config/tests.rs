@@ -59,7 +59,8 @@ fn conntrack_flags_become_options() {
     ));
     let options = set.ebpf(vtep);
     assert_eq!((options.flows, options.timeouts.tcp, options.timeouts.other), (4096, 7200, 5));
-    assert_eq!(set.ovs(vtep).timeouts, options.timeouts);
+    let ovs = set.ovs(vtep);
+    assert_eq!((ovs.connections, ovs.timeouts), (options.flows, options.timeouts));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Zones of connection tracking: how long their connections stay.
+//! Zones of connection tracking: how long their connections stay, and how many there may be.
 
 use std::{
     io::{Read as _, Write as _},
@@ -8,10 +8,13 @@ use std::{
 use anyhow::{Context as _, Result};
 use contiv_abi::Timeouts;
 use contiv_model::global::ArpMode;
-use netplugin::datapath::{Network, Object, ovs::DatapathType};
+use netplugin::datapath::{
+    Network, Object,
+    ovs::{DatapathType, Options},
+};
 use testkit::needs;
 
-use crate::node::{Node, addresses, kind, network, vlan, vxlan};
+use crate::node::{Node, SOON, addresses, kind, network, vlan, vxlan};
 
 /// Zones of the networks below: of their connections, and of clients to services.
 const BLUE: [u16; 2] = [0x1000 | 907, 0x3000 | 907];
@@ -48,6 +51,27 @@ fn assert_zones(node: &Node, expected: &[u16]) -> Result<()> {
     let Timeouts { tcp, udp, .. } = Timeouts::default();
     for time in [format!("tcp_established={tcp} "), format!("udp_multiple={udp} ")] {
         assert!(lines.iter().all(|line| format!("{line} ").contains(&time)), "{time}: {lines:?}");
+    }
+    Ok(())
+}
+
+/// Only these zones have a limit, if the datapath has limits.
+fn assert_limits(node: &Node, expected: &[u16]) -> Result<()> {
+    if kind() == DatapathType::System {
+        return Ok(());
+    }
+    let mut expected = expected.to_vec();
+    expected.sort_unstable();
+    let text = node.switch.borrow().appctl(&["dpctl/ct-get-limits", "netdev@ovs-netdev"])?;
+    let limit = format!(",limit={},", 8 * Options::CONNECTIONS);
+    let zone = |line: &str| line.strip_prefix("zone=")?.split_once(&limit)?.0.parse::<u16>().ok();
+    assert_eq!(text.lines().filter_map(zone).collect::<Vec<_>>(), expected, "{text}");
+    Ok(())
+}
+
+fn set_limits(node: &Node, command: &str, zones: &str) -> Result<()> {
+    if kind() == DatapathType::Netdev {
+        node.switch.borrow().appctl(&[command, "netdev@ovs-netdev", zones])?;
     }
     Ok(())
 }
@@ -92,6 +116,7 @@ fn zones_follow_the_networks() -> Result<()> {
     let [blue, green] = networks().map(Object::Network);
     node.add([blue, green.clone()])?;
     assert_zones(&node, &[BLUE, GREEN].concat())?;
+    assert_limits(&node, &[BLUE, GREEN].concat())?;
     node.restart_agent();
     assert_eq!((node.converge()?, node.writes()), (vec![], 0));
 
@@ -99,11 +124,30 @@ fn zones_follow_the_networks() -> Result<()> {
     let policy = vsctl(&node, &["--bare", "--columns=_uuid", "list", "CT_Timeout_Policy"])?;
     vsctl(&node, &["set", "CT_Timeout_Policy", policy.trim(), "timeouts:tcp_established=7"])?;
     vsctl(&node, &["del-zone-tp", datapath_type(), &format!("zone={}", GREEN[0])])?;
+    set_limits(&node, "dpctl/ct-set-limits", &format!("zone={},limit=7", BLUE[0]))?;
+    set_limits(&node, "dpctl/ct-del-limits", &format!("zone={}", GREEN[1]))?;
     assert_eq!(node.converge()?, []);
     assert_zones(&node, &[BLUE, GREEN].concat())?;
+    assert_limits(&node, &[BLUE, GREEN].concat())?;
 
     // Zones of other programs stay.
     vsctl(&node, &["add-zone-tp", datapath_type(), "zone=9", "tcp_established=8000", "udp_multiple=180"])?;
     node.remove([green.id()])?;
-    assert_zones(&node, &[&BLUE[..], &[9]].concat())
+    assert_zones(&node, &[&BLUE[..], &[9]].concat())?;
+    assert_limits(&node, &BLUE)
+}
+
+#[test]
+fn limits_return_after_a_restart_of_the_switch() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("limits", &[])?;
+    node.converge()?;
+    node.add(networks().map(Object::Network))?;
+    node.switch.borrow_mut().kill_vswitchd()?;
+    assert!(node.resync_needed(SOON));
+    node.switch.borrow_mut().start_vswitchd()?;
+    node.converge()?;
+    assert_limits(&node, &[BLUE, GREEN].concat())?;
+    assert_eq!(node.warnings(), Vec::<String>::new());
+    Ok(())
 }

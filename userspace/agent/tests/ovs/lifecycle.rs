@@ -6,7 +6,7 @@ use anyhow::Result;
 use contiv_abi::Timeouts;
 use contiv_model::{global::ArpMode, policy::Identity, vrf::Vrf};
 use netplugin::{
-    datapath::{Datapath as _, Group, Object, ObjectId, Op, Scope, Service},
+    datapath::{Datapath as _, Group, Object, ObjectId, Op, Scope, Service, ovs::Options},
     error::one_line,
 };
 use testkit::{Netns, Pinger, needs};
@@ -94,13 +94,14 @@ fn removal_leaves_nothing() -> Result<()> {
 #[test]
 fn a_missing_database_is_reported() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
-    let options = netplugin::datapath::ovs::Options {
+    let options = Options {
         socket: "/nonexistent/db.sock".into(),
         datapath_type: netplugin::datapath::ovs::DatapathType::System,
         uplinks: vec![],
         vtep: None,
         announce: true,
         timeouts: Timeouts::default(),
+        connections: Options::CONNECTIONS,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut datapath = netplugin::datapath::ovs::Ovs::new(options);
@@ -115,13 +116,14 @@ fn a_missing_database_is_reported() -> Result<()> {
 fn a_missing_kernel_module_is_reported() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
     let node = Node::new("kernel", &[])?;
-    let options = netplugin::datapath::ovs::Options {
+    let options = Options {
         socket: node.switch.borrow().socket(),
         datapath_type: netplugin::datapath::ovs::DatapathType::System,
         uplinks: vec![],
         vtep: None,
         announce: true,
         timeouts: Timeouts::default(),
+        connections: Options::CONNECTIONS,
     };
     let mut datapath = netplugin::datapath::ovs::Ovs::new(options);
     let observed = node.runtime.block_on(datapath.observe(&Default::default()));

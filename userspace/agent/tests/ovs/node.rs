@@ -345,6 +345,7 @@ fn datapath(switch: &Switch, uplinks: &[String]) -> Ovs {
         vtep: None,
         announce: true,
         timeouts: Timeouts::default(),
+        connections: Options::CONNECTIONS,
     })
 }
 

@@ -79,7 +79,9 @@ pub(crate) async fn apply(
     if ops.iter().any(changes_zones) {
         let zones = zones(&model.index, &model.numbers);
         let set = session.set_zones(options, &zones).await;
-        set.map_err(|error| ovs_error("set the timeouts of connections", error))?;
+        if let Some(why) = set.map_err(|error| ovs_error("set the timeouts of connections", error))? {
+            tracing::warn!("{why}");
+        }
     }
     if !inherited.is_empty() {
         take_over(session, model, std::mem::take(inherited)).await?;

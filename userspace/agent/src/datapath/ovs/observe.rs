@@ -95,7 +95,7 @@ pub(crate) async fn observe(
     }
     let zones = zones(&model.index, &model.numbers);
     let set = session.set_zones(options, &zones).await;
-    set.map_err(|error| ovs_error("set the timeouts of connections", error))?;
+    let unlimited = set.map_err(|error| ovs_error("set the timeouts of connections", error))?;
     if options.datapath_type == DatapathType::Netdev {
         tunnel::resolve_next_hops(session, model.index.peers().values().copied()).await;
     }
@@ -106,6 +106,7 @@ pub(crate) async fn observe(
     let observed = Observed { in_sync, orphans, retained };
     let mut warnings = uplink::warnings(&database, &options.uplinks);
     warnings.extend(needed.iter().filter_map(|bridge| kernel::warning(&database, *bridge)));
+    warnings.extend(unlimited);
     Ok(Observation { model, observed, warnings, fingerprint: drift::fingerprint(&database) })
 }
 

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, path::PathBuf};
 
-use contiv_abi::Timeouts;
+use contiv_abi::{Timeouts, maps};
 
 /// Default path of the database socket, as in Debian.
 pub const DEFAULT_SOCKET: &str = "/var/run/openvswitch/db.sock";
@@ -42,4 +42,11 @@ pub struct Options {
     pub announce: bool,
     /// Timeouts of connections, as those of flows on eBPF nodes.
     pub timeouts: Timeouts,
+    /// Connections that an eBPF node tracks. A zone of the userspace datapath may have a multiple.
+    pub connections: u32,
+}
+
+impl Options {
+    /// Default number of connections.
+    pub const CONNECTIONS: u32 = maps::FLOWS_CAPACITY as u32;
 }

@@ -12,8 +12,10 @@
 //! * [`unixctl`]: commands of ovs-vswitchd.
 //! * [`tunnel`]: next-hop resolution of tunnels in the userspace datapath.
 //! * [`zones`]: timeouts of connections.
+//! * [`capacity`]: numbers of connections.
 
 pub(crate) mod announcer;
+pub(crate) mod capacity;
 pub(crate) mod drift;
 pub(crate) mod kernel;
 pub(crate) mod limit;

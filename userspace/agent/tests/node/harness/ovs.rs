@@ -118,6 +118,7 @@ impl Site for OvsSite {
             // The scenarios compare all frames.
             announce: false,
             timeouts: Timeouts::default(),
+            connections: Options::CONNECTIONS,
         }))
     }
 

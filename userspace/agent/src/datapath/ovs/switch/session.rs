@@ -14,19 +14,22 @@ use serde_json::json;
 
 use super::{
     announcer::{Announced, Announcer},
-    kernel, limit,
+    capacity, kernel, limit,
     ovsdb::{self, Client, Database, OPEN_VSWITCH, Operation, set},
     responder::{self, Responder},
     uplink, zones,
 };
-use crate::datapath::{
-    ObjectId,
-    ovs::{
-        bridge::{BridgeKind, PerBridge},
-        options::{DatapathType, Options},
-        pipeline,
-        tables::edit::Tables,
+use crate::{
+    datapath::{
+        ObjectId,
+        ovs::{
+            bridge::{BridgeKind, PerBridge},
+            options::{DatapathType, Options},
+            pipeline,
+            tables::edit::Tables,
+        },
     },
+    error::one_line,
 };
 
 /// Time limit for ovs-vswitchd to apply a changed configuration.
@@ -207,10 +210,24 @@ impl Session {
         Ok(self.database.reconfigure(operations, RECONFIGURE_TIMEOUT).await?)
     }
 
-    /// Sets the zones of connection tracking that the agent uses. Writes nothing if they are up to date.
-    pub(crate) async fn set_zones(&mut self, options: &Options, zones: &BTreeSet<u16>) -> Result<(), Error> {
+    /// Sets the zones of connection tracking that the agent uses. Writes nothing if they are up to date. Returns why the number of
+    /// their connections has no limit, if ovs-vswitchd refuses it.
+    pub(crate) async fn set_zones(
+        &mut self,
+        options: &Options,
+        zones: &BTreeSet<u16>,
+    ) -> Result<Option<String>, Error> {
         let Options { datapath_type, timeouts, .. } = options;
-        self.reconfigure(zones::operations(&self.database(), *datapath_type, zones, timeouts)).await
+        let database = self.database();
+        let released = zones::released(&database, *datapath_type, zones);
+        self.reconfigure(zones::operations(&database, *datapath_type, zones, timeouts)).await?;
+        match capacity::set(options, zones, &released).await {
+            Ok(changes) => {
+                self.writes += changes;
+                Ok(None)
+            }
+            Err(error) => Ok(Some(format!("the connections have no limit: {}", one_line(&error)))),
+        }
     }
 
     /// Makes ovs-vswitchd apply the configuration again, so that it retries ports that it could not open.

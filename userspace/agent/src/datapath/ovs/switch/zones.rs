@@ -91,6 +91,20 @@ pub(crate) fn operations(
     operations
 }
 
+/// Returns the zones of the agent in the datapath that are not among these.
+pub(crate) fn released(
+    database: &Database,
+    datapath_type: DatapathType,
+    zones: &BTreeSet<u16>,
+) -> Vec<u16> {
+    let datapath = database.datapaths.get(datapath_type.name());
+    let tracking = datapath.and_then(|row| database.tracking.get(row));
+    let present = tracking.into_iter().flat_map(|row| &row.zones);
+    let own = present.filter(|(_, zone)| is_own(database, zone));
+    let numbers = own.filter_map(|(zone, _)| u16::try_from(*zone).ok());
+    numbers.filter(|zone| !zones.contains(zone)).collect()
+}
+
 /// Returns the operations that remove what [`operations`] has made.
 pub(crate) fn removal(database: &Database) -> Vec<Operation> {
     let mut operations = release(database, |_, _| false);
@@ -185,6 +199,8 @@ mod tests {
         };
         assert_eq!(of(&[5]), Vec::<Value>::new());
         assert_eq!(of(&[5, 9]), Vec::<Value>::new(), "another program has the zone");
+        let wanted = BTreeSet::from([6, 7]);
+        assert_eq!(released(&database, DatapathType::Netdev, &wanted), [5]);
         let changed = of(&[6, 7]);
         let [release, add] = &changed[..] else { panic!("{changed:?}") };
         assert_eq!(release["mutations"], json!([["ct_zones", "delete", ["set", [5]]]]));
