@@ -292,9 +292,8 @@ impl<'a> Network<'a> {
     pub(super) fn is_on_link(&self, connection: &Connection) -> bool {
         let ends = [connection.tuple.source.0, connection.to.0];
         let is_link_local = matches!(ends[0], IpAddr::V6(ip) if ip.is_unicast_link_local());
-        let has_both = |subnet: &Subnet| {
-            !subnet.is_routed_vlan() && ends.iter().all(|end| subnet.prefix.contains(end))
-        };
+        let has_both =
+            |subnet: &Subnet| !subnet.is_routed_vlan() && ends.iter().all(|end| subnet.prefix.contains(end));
         is_link_local || self.subnets().any(has_both)
     }
 

@@ -201,9 +201,8 @@ impl Traffic {
         let (from, to) = (error.source.0, error.destination.0);
         let is_router =
             || network.identity_at(from).is_none() && network.stranger(from).party == Party::Outside;
-        let is_on_path = |known: &Connection| {
-            from == quoted.destination.0 || is_router() && !network.is_on_link(known)
-        };
+        let is_on_path =
+            |known: &Connection| from == quoted.destination.0 || is_router() && !network.is_on_link(known);
         let reply = Tuple { source: quoted.destination, destination: quoted.source, ..quoted };
         let sent = self.find(network.vrf, quoted).map(|(known, direction)| (known, direction.opposite()));
         let known = sent.or_else(|| self.find(network.vrf, reply));

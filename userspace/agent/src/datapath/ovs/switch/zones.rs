@@ -92,11 +92,7 @@ pub(crate) fn operations(
 }
 
 /// Returns the zones of the agent in the datapath that are not among these.
-pub(crate) fn released(
-    database: &Database,
-    datapath_type: DatapathType,
-    zones: &BTreeSet<u16>,
-) -> Vec<u16> {
+pub(crate) fn released(database: &Database, datapath_type: DatapathType, zones: &BTreeSet<u16>) -> Vec<u16> {
     let datapath = database.datapaths.get(datapath_type.name());
     let tracking = datapath.and_then(|row| database.tracking.get(row));
     let present = tracking.into_iter().flat_map(|row| &row.zones);

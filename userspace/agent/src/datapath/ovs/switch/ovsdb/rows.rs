@@ -167,9 +167,8 @@ impl Database {
         replace(&mut self.queues, rows("Queue"), Queue::parse);
         replace(&mut self.tracking, rows("Datapath"), Tracking::parse);
         replace(&mut self.zones, rows("CT_Zone"), Zone::parse);
-        let timeouts = |row: &Value| {
-            entries(&row["timeouts"]).map(|(key, time)| (text(key), number(time))).collect()
-        };
+        let timeouts =
+            |row: &Value| entries(&row["timeouts"]).map(|(key, time)| (text(key), number(time))).collect();
         replace(&mut self.timeout_policies, rows("CT_Timeout_Policy"), timeouts);
     }
 }
