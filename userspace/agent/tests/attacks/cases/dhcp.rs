@@ -47,9 +47,12 @@ pub(super) fn attacks() -> Vec<Attack> {
     attacks
 }
 
+/// Name and headers of what is sent to a destination, in these families.
+type Destination = (&'static str, &'static [Family], fn(&Scene) -> Packet);
+
 /// What a server sends in fragments, of which the first one has the ports.
 fn in_fragments() -> Vec<Attack> {
-    let destinations: [(&str, &'static [Family], fn(&Scene) -> Packet); 7] = [
+    let destinations: [Destination; 7] = [
         ("all", V4, |s| s.ip_to(BROADCAST, [255; 4].into())),
         ("the subnet", V4, |s| s.ip_to(BROADCAST, [10, 7, 0, 255].into())),
         ("all hosts", V4, |s| s.ip_to([1, 0, 0x5e, 0, 0, 1], [224, 0, 0, 1].into())),

@@ -221,9 +221,12 @@ fn about_others() -> Vec<Attack> {
         .collect()
 }
 
+/// Name and address of the sender of an error.
+type Source = (&'static str, fn(&Scene) -> IpAddr);
+
 /// An address without a record may be a router's, and the gateway's is; but between endpoints of a subnet there is no router.
 fn by_routers() -> Vec<Attack> {
-    let sources: [(&str, fn(&Scene) -> IpAddr); 2] = [
+    let sources: [Source; 2] = [
         ("an address outside", |s| s.strangers()[0]),
         ("the gateway's address", |s| GATEWAY.address(s.family)),
     ];
