@@ -94,8 +94,10 @@ impl Peers {
     pub(crate) fn copy_settings(&mut self, other: &Pins) -> Result<(), Error> {
         let other: Array<MapData, Node> = other.open_map(NODE)?;
         let other = other.get(&0, 0).map_err(|error| failed(format!("read the map {NODE}"), error))?;
-        // The secret is as old as the table.
-        let seed = self.node()?.seed;
+        // Connections that are forwarded to other nodes stay in their table, and are found by the secret of the other programs.
+        // Flows that an interrupted process has imported are found by that of these programs.
+        let own = self.node()?.seed;
+        let seed = if own == 0 { other.seed } else { own };
         self.set_node(Node { seed, phase: Phase::RUNNING, ..other })
     }
 
