@@ -137,7 +137,7 @@ pub(crate) fn page_lock(page: u32) -> Option<*mut FlowLock> {
     LOCKS.get_ptr_mut(page)
 }
 
-/// The lock of a record's head.
+/// The lock of a record's head, and of entries of other tables by their numbers.
 #[inline(always)]
 pub(crate) fn record_lock(number: u32, pages: u32) -> Option<*mut FlowLock> {
     // 64 records share a word of the bitmap, and the lock.

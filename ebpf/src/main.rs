@@ -57,6 +57,7 @@ mod policy;
 mod rate;
 mod refuse;
 mod relay;
+mod relay_table;
 mod route;
 mod served;
 mod service;
@@ -167,7 +168,7 @@ fn ctv_from_host(ctx: TcContext) -> i32 {
 /// for an MTU of a page at most.
 #[xdp]
 fn ctv_xdp(ctx: XdpContext) -> u32 {
-    if !maps::is_retired() && xdp::receive(&ctx) { xdp_action::XDP_TX } else { xdp_action::XDP_PASS }
+    if xdp::receive(&ctx) { xdp_action::XDP_TX } else { xdp_action::XDP_PASS }
 }
 
 /// Inserts the next flow of a batch that the agent has exported from another table. Only the agent runs it; it is attached to no

@@ -60,8 +60,8 @@ static NODE: Array<Node, 1> = Array::new();
 #[btf_map(name = "ctv_uplink")]
 static UPLINK: Array<u32, 1> = Array::new();
 
-#[btf_map(name = "ctv_neighrev")]
-static NEIGH_REVISION: Array<u64, 1, { aya_ebpf::bindings::BPF_F_MMAPABLE as usize }> = Array::new();
+#[btf_map(name = "ctv_fdbrev")]
+static FDB_REVISION: Array<u64, 1, { aya_ebpf::bindings::BPF_F_MMAPABLE as usize }> = Array::new();
 
 #[btf_map(name = "ctv_drops")]
 static DROPS: PerCpuArray<DropCount, DROP_REASONS> = PerCpuArray::new();
@@ -132,11 +132,11 @@ pub(crate) fn kernel_port() -> u32 {
     KERNEL_PORT.get(0).copied().unwrap_or(0)
 }
 
-/// How often neighbours were changed or removed.
+/// How often entries of the forwarding database were changed or removed.
 #[inline(always)]
-pub(crate) fn neighbour_revision() -> u64 {
+pub(crate) fn fdb_revision() -> u64 {
     // SAFETY: the agent writes it at once.
-    NEIGH_REVISION.get_ptr(0).map_or(0, |revision| unsafe { revision.read_volatile() })
+    FDB_REVISION.get_ptr(0).map_or(0, |revision| unsafe { revision.read_volatile() })
 }
 
 /// The port with this interface index, in its place: a copy takes 56 bytes of the stack.
@@ -191,8 +191,14 @@ pub(crate) fn is_retired() -> bool {
 /// The `Phase` of the replacement of the flow table.
 #[inline(always)]
 pub(crate) fn phase() -> u32 {
-    // SAFETY: a value of the map, which the agent changes at any time.
-    NODE.get_ptr(0).map_or(Phase::RUNNING, |node| unsafe { (&raw const (*node).phase).read_volatile() })
+    node().map_or(Phase::RUNNING, phase_of)
+}
+
+/// The same by the settings.
+#[inline(always)]
+pub(crate) fn phase_of(node: &Node) -> u32 {
+    // SAFETY: a field of a valid reference, which the agent changes at any time.
+    unsafe { (&raw const node.phase).read_volatile() }
 }
 
 /// Adds one frame of `len` bytes to the count of a `DropReason` on this CPU.

@@ -66,20 +66,18 @@ pub(crate) extern "C" fn ctv_open_gateway(packet: *mut Packet) -> u32 {
 pub(crate) extern "C" fn ctv_open_wire(packet: *mut Packet) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     let (to_service, error) = (packet.to_service != 0, packet.icmp_error);
-    // `wanted` is the tuple that an error was tracked by.
-    if error == Told::NOTHING {
-        packet::ctv_key(&raw const packet.tuple, &raw mut packet.key);
-    } else {
-        packet::ctv_key(&raw const packet.wanted, &raw mut packet.key);
-    }
-    begin(packet);
     if error != Told::NOTHING {
-        let relayed = to_service && error == Told::FLOW && relay::ctv_known() == RELAY;
+        // `wanted` is the tuple that the error was tracked by: that of the packets that go its way.
+        let relayed =
+            to_service && error == Told::FLOW && relay::ctv_known(&raw const packet.wanted) == RELAY;
         return if relayed { RELAY } else { DropReason::UnrelatedIcmpError as u32 };
     }
+    if to_service && relay::ctv_known(&raw const packet.tuple) == RELAY {
+        return RELAY;
+    }
+    begin(packet);
     // A flow that is still to come has its backend.
-    let is_importing = maps::phase() == Phase::IMPORTING;
-    if to_service && is_importing && is_held(packet) && relay::ctv_known() != RELAY {
+    if to_service && maps::phase() == Phase::IMPORTING && is_held(packet) {
         return DropReason::FlowImport as u32;
     }
     let mut code = if to_service { relay::ctv_relay() } else { relay::ctv_arrive() };

@@ -1,7 +1,7 @@
 //! What the stages know of the packet in hand, and what they make of it.
 
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
-use contiv_abi::{Be16, Domain, DropReason, FdbEntry, FlowKey, Mac, Segment, SegmentEntry, Tuple, Vtep};
+use contiv_abi::{Be16, Domain, DropReason, FdbEntry, Mac, Segment, SegmentEntry, Tuple, Vtep};
 
 use crate::{
     frame::{self, Ethernet},
@@ -30,8 +30,6 @@ pub(crate) struct Packet {
     pub(crate) inner_wanted: Tuple,
     /// Room for another.
     pub(crate) spare: Tuple,
-    /// Key of a connection that may be forwarded to another node (DSR).
-    pub(crate) key: FlowKey,
     /// Verdict of a new flow,
     pub(crate) verdict: u64,
     /// and the numbers of the rules that decided at the source and at the destination.
@@ -346,21 +344,6 @@ pub(crate) fn set_network(packet: &mut Packet, entry: &SegmentEntry) {
     packet.members = entry.members;
     packet.segment_flags = entry.flags;
     packet.domain = entry.domain;
-}
-
-/// Sets the key of a tuple in the packet's domain.
-///
-/// A function of its own for the verifier: the order of two addresses has many outcomes, and a caller that wants a key does
-/// not depend on it.
-#[inline(never)]
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_key(tuple: *const Tuple, key: *mut FlowKey) -> u32 {
-    let Some(packet) = in_hand() else { return 0 };
-    let segment = packet.segment;
-    // SAFETY: the verifier ensures that a pointer that is not null refers to a whole value.
-    let (Some(tuple), Some(key)) = (unsafe { (tuple.as_ref(), key.as_mut()) }) else { return 0 };
-    key.set(segment, tuple);
-    0
 }
 
 /// What a stage that is a function of its own returns: zero to go on, or the number of the reason to drop.

@@ -8,32 +8,28 @@
 
 use aya_ebpf::{
     bindings::__sk_buff,
-    btf_maps::{HashMap, LruHashMap, PerCpuArray},
+    btf_maps::{HashMap, PerCpuArray},
     macros::btf_map,
     programs::TcContext,
 };
 use contiv_abi::{
-    Address, Be16, Domain, DropCount, DropReason, DsrEntry, DsrHook, FdbKey, FlowKey, Mac, NeighEntry,
-    NeighKey, Segment, TCP, Vip, VipKey,
-    maps::{DSR_FLOWS_CAPACITY, DSR_STATS_SLOTS, VIPS_CAPACITY},
+    Address, Be16, Domain, DropCount, DropReason, DsrHook, DsrKey, FdbKey, Mac, NeighEntry, NeighKey, Segment,
+    TCP, Tuple, Vip, VipKey,
+    maps::{DSR_STATS_SLOTS, VIPS_CAPACITY},
     service_mac,
-    tcp::sent,
 };
 
 use crate::{
-    flows,
     frame::{self, ETHERNET, Ethernet},
     maps::{self, NO_PREALLOC},
     packet::{self, AGAIN, GO_ON, Packet, RELAY, tcp},
+    relay_table,
     service::{self, Target},
     source,
 };
 
 #[btf_map(name = "ctv_vips")]
 static VIPS: HashMap<VipKey, Vip, VIPS_CAPACITY, NO_PREALLOC> = HashMap::new();
-
-#[btf_map(name = "ctv_relays")]
-static DSR_FLOWS: LruHashMap<FlowKey, DsrEntry, DSR_FLOWS_CAPACITY> = LruHashMap::new();
 
 #[btf_map(name = "ctv_relaycnt")]
 static COUNTS: PerCpuArray<DropCount, DSR_STATS_SLOTS> = PerCpuArray::new();
@@ -95,16 +91,13 @@ fn for_service(ctx: &TcContext, domain: Domain) -> Result<bool, DropReason> {
     Ok(owner.is_some_and(|owner| owner.flags & NeighEntry::SERVICE != 0))
 }
 
-/// Chooses the backend for the packet in hand, which is for a service and has its key in `key`: `RELAY` if it goes to
+/// Chooses the backend for the packet in hand, which is for a service and of no connection that is known: `RELAY` if it goes to
 /// another node, and then `destination_mac` says to whom; `GO_ON` if it is to be translated here; or a reason.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_relay() -> u32 {
-    if ctv_known() == RELAY {
-        return RELAY;
-    }
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     // A frame that the wire had no place for comes to all nodes.
     if ctv_speaks(&raw const packet.tuple.destination) == 0 {
@@ -118,85 +111,40 @@ pub(crate) extern "C" fn ctv_relay() -> u32 {
         return code;
     }
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    // Read before the place, so that what changes meanwhile is read again.
+    let revision = maps::fdb_revision();
     let place = maps::destination(&FdbKey::new(packet.segment, packet.destination_mac));
     if place.is_some_and(|place| place.ifindex != 0) {
         return GO_ON;
     }
-    note(packet);
+    // A backend on another network is no place on this wire.
+    if place.is_some() && is_noted(packet) {
+        relay_table::ctv_note(packet, revision);
+    }
     RELAY
 }
 
+/// Whether the table keeps where the connection of the packet in hand goes, so that it stays there when the set of backends
+/// changes. Not with the packet that opens it, which its hash is enough for: a flood of those pushes nothing out.
+#[inline(always)]
+fn is_noted(packet: &Packet) -> bool {
+    packet.tuple.protocol != TCP || packet.tcp & tcp::SYN == 0
+}
+
 /// If the connection of the packet in hand is sent on, the result is `RELAY`, and the backend's address of Ethernet is in the
-/// packet. Its key, or that of the connection which an ICMP error is about, is in `key`.
+/// packet. `tuple` is that of the client's packets: of the packet in hand, or of what an ICMP error is about.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_known() -> u32 {
-    let Some(packet) = packet::in_hand() else { return GO_ON };
-    let Some(mac) = known(packet) else { return GO_ON };
+pub(crate) extern "C" fn ctv_known(tuple: *const Tuple) -> u32 {
+    let (Some(packet), Some(node)) = (packet::in_hand(), maps::node()) else { return GO_ON };
+    // SAFETY: the verifier ensures that a pointer that is not null refers to a whole tuple.
+    let Some(tuple) = (unsafe { tuple.as_ref() }) else { return GO_ON };
+    let key = DsrKey::of(packet.segment, tuple);
+    let Some(mac) = relay_table::known(node, &key, packet.now, packet.tcp) else { return GO_ON };
     packet.set_destination_mac(mac);
     RELAY
-}
-
-/// The same without a call: the backend's Ethernet address, in a number with the first byte lowest.
-#[inline(always)]
-pub(crate) fn known(packet: &Packet) -> Option<u64> {
-    // Not handed over: to Linux 6.1 what is handed over is no key.
-    let key = &packet.key;
-    let relay = DSR_FLOWS.get_ptr_mut(key)?;
-    // SAFETY: an entry that was found.
-    let relay = unsafe { &mut *relay };
-    let opens = packet.tcp & (tcp::SYN | tcp::ACK) == tcp::SYN;
-    let idle = contiv_abi::idle(packet.now, relay.seen);
-    let reply = u32::from(sent::ANY) | relay.closing;
-    if opens && relay.closing != 0
-        || idle != 0 && idle > flows::ctv_timeout(key.protocol.into(), sent::ANY.into(), reply)
-    {
-        let _over = DSR_FLOWS.remove(key);
-        return None;
-    }
-    // Read before the neighbour, so that what changes meanwhile is read again.
-    let revision = maps::neighbour_revision();
-    // SAFETY: read once: another CPU may write it.
-    let mut found = unsafe { (&raw const relay.found).read_volatile() };
-    if idle != 0 || !DsrEntry::is_found_in(found, revision) {
-        // Gone, or moved to this node: chosen anew, and the client learns from its new backend that there is no connection.
-        let backend = maps::neighbour(&NeighKey::new(relay.domain, relay.backend))?;
-        if backend.ifindex != 0 {
-            return None;
-        }
-        let [a, b, c, d, e, f] = backend.mac;
-        found = DsrEntry::found(u64::from_le_bytes([a, b, c, d, e, f, 0, 0]), revision);
-        relay.found = found;
-        relay.seen = packet.now;
-    }
-    let ended = u32::from(packet.tcp & (tcp::FIN | tcp::RST));
-    // Written only when it changes.
-    if relay.closing | ended != relay.closing {
-        relay.closing |= ended;
-    }
-    Some(found & DsrEntry::MAC)
-}
-
-/// Notes where the connection of the packet in hand goes, so that it stays there when the set of backends changes. Not
-/// with the packet that opens it, which its hash is enough for: a flood of those pushes nothing out.
-#[inline(always)]
-fn note(packet: &Packet) {
-    if packet.tuple.protocol == TCP && packet.tcp & tcp::SYN != 0 {
-        return;
-    }
-    let closing = u32::from(packet.tcp & (tcp::FIN | tcp::RST));
-    let relay = DsrEntry {
-        backend: packet.wanted.destination,
-        seen: packet.now,
-        closing,
-        found: 0,
-        domain: packet.domain,
-        zero: 0,
-    };
-    // Without memory the hash alone decides, which says the same until the set changes.
-    let _noted = DSR_FLOWS.insert(&packet.key, &relay, 0);
 }
 
 /// Counts a frame that was sent on.

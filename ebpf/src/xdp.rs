@@ -3,20 +3,36 @@
 //! the uplink's ingress, which does the same and everything else.
 
 use aya_ebpf::programs::XdpContext;
-use contiv_abi::{Be16, DsrHook, Phase, Segment, SegmentEntry, TCP, Tuple, UDP};
+use contiv_abi::{Be16, DsrHook, DsrKey, Phase, Segment, SegmentEntry, TCP, UDP};
 
 use crate::{
     flow_index, flows,
     frame::{self, IPV4, IPV6, MAC, VLAN, service},
     header::{Ipv4, Ipv6},
     maps,
-    packet::{self, Packet, Piece, RELAY, Told},
-    relay,
+    packet::{self, Piece, RELAY, Told},
+    relay, relay_table,
     uplink::VID,
 };
 
 /// Where IP begins, behind the Ethernet header and one tag.
 const L3: usize = 18;
+
+/// What the headers of a frame for a service say.
+struct Headers {
+    /// Ethernet addresses, the first byte lowest. The destination is that of the service.
+    to: u64,
+    from: u64,
+    /// VLAN identifier.
+    tag: u16,
+    /// Words of the IP addresses, and the ports, as `Tuple::set` takes them.
+    ends: [[u64; 2]; 2],
+    ports: u32,
+    protocol: u8,
+    /// TCP flags; zero for UDP.
+    flags: u8,
+    ip6: bool,
+}
 
 /// True when the frame has been addressed to a backend on another node, and is to be sent back to the wire.
 #[inline(always)]
@@ -24,32 +40,46 @@ pub(crate) fn receive(ctx: &XdpContext) -> bool {
     forward(ctx).is_some()
 }
 
+/// A frame of a connection that is known is compared with its entry as it was read: the packet metadata is for others.
 #[inline(always)]
 fn forward(ctx: &XdpContext) -> Option<()> {
-    read(ctx)?;
-    let packet = packet::in_hand()?;
-    let backend = match relay::known(packet) {
+    let node = maps::node()?;
+    if maps::phase_of(node) == Phase::RETIRED {
+        return None;
+    }
+    let headers = read(ctx)?;
+    let now = flows::recent();
+    let Headers { tag, ends, ports, protocol, flags, .. } = headers;
+    let key = DsrKey::new(Segment::vlan(tag), protocol, ends, ports);
+    let backend = match relay_table::known(node, &key, now, flags) {
         Some(mac) => mac,
-        None => choose(packet)?,
+        None => choose(&headers, now)?,
     };
-    let packet = packet::in_hand()?;
-    address(ctx, backend, service(packet.tuple.destination.words()))
+    address(ctx, backend, headers.to)
 }
 
-/// The backend of a packet in hand whose connection is not known, if that is on another node. A connection to a backend here
-/// stays with it, also when the backend gets no new ones: what has a flow is for the other program.
+/// The backend of a frame whose connection is not known, if that is on another node. A connection to a backend here stays with
+/// it, also when the backend gets no new ones: what has a flow is for the other program.
 #[inline(always)]
-fn choose(packet: &mut Packet) -> Option<u64> {
+fn choose(headers: &Headers, now: u32) -> Option<u64> {
     // A flow that is still to come from another table has its backend.
     if maps::phase() != Phase::RUNNING {
         return None;
     }
+    let Headers { to, from, tag, ends, ports, protocol, flags, ip6 } = *headers;
+    let packet = packet::in_hand()?;
+    packet.segment = Segment::vlan(tag);
+    packet.ip6 = u8::from(ip6);
+    packet.set_destination_mac(to);
+    packet.set_source_mac(from);
+    packet.tuple.set(ends, ports, protocol);
+    packet.protocol = protocol;
+    packet.tcp = flags;
+    packet.now = now;
     packet.domain = relay::vip(packet.segment, &packet.tuple.destination)?.domain;
     if maps::segment_entry(&packet.segment)?.flags & SegmentEntry::ON_NODE != 0 {
         return None;
     }
-    let Tuple { source, destination, protocol, .. } = packet.tuple;
-    let (ends, ports) = ([source.words(), destination.words()], packet.tuple.ports());
     packet.wanted.set(ends, ports, protocol);
     packet.source_port = 0;
     packet.source_group = 0;
@@ -58,7 +88,12 @@ fn choose(packet: &mut Packet) -> Option<u64> {
     packet.hairpin = 0;
     packet.service = 0;
     packet.guarded = 1;
-    if ctv_tracked() != 0 || relay::ctv_relay() != RELAY {
+    if ctv_tracked() != 0 {
+        return None;
+    }
+    let packet = packet::in_hand()?;
+    // Once more: another CPU may have written the entry meanwhile.
+    if relay::ctv_known(&raw const packet.tuple) != RELAY && relay::ctv_relay() != RELAY {
         return None;
     }
     let packet = packet::in_hand()?;
@@ -76,9 +111,9 @@ extern "C" fn ctv_tracked() -> u32 {
     u32::from(flow_index::find(&raw const packet.tuple, hash, domain) != 0)
 }
 
-/// Reads what is for a service into the packet in hand.
+/// Reads the headers of a frame for a service.
 #[inline(always)]
-fn read(ctx: &XdpContext) -> Option<()> {
+fn read(ctx: &XdpContext) -> Option<Headers> {
     let (data, end) = (ctx.data(), ctx.data_end());
     // An uplink that stands by gets copies of what the active one gets.
     if data + L3 > end || ctx.ingress_ifindex() as u32 != maps::uplink() {
@@ -106,7 +141,7 @@ fn read(ctx: &XdpContext) -> Option<()> {
 
 /// Reads the headers of TCP or UDP over IP, without options. What has options or is a fragment is for the other program.
 #[inline(always)]
-fn parse<const IP6: bool>(data: usize, end: usize, to: u64, from: u64, tag: u16) -> Option<()> {
+fn parse<const IP6: bool>(data: usize, end: usize, to: u64, from: u64, tag: u16) -> Option<Headers> {
     const FOUR_AND_FIVE_WORDS: u8 = 0x45;
     // "More fragments" and the offset, as they are in memory.
     const PIECE: u16 = 0x3fff_u16.to_be();
@@ -147,18 +182,8 @@ fn parse<const IP6: bool>(data: usize, end: usize, to: u64, from: u64, tag: u16)
             }
             flags = frame::read::<u8>(l4 + TCP_FLAGS);
         }
-        let packet = packet::in_hand()?;
-        packet.segment = Segment::vlan(tag);
-        packet.ip6 = u8::from(IP6);
-        packet.set_destination_mac(to);
-        packet.set_source_mac(from);
-        packet.tuple.set(ends, frame::read(l4), protocol);
-        packet.protocol = protocol;
-        packet.tcp = flags;
-        packet.now = flows::recent();
-        packet.key.set(packet.segment, &packet.tuple);
+        Some(Headers { to, from, tag, ends, ports: frame::read(l4), protocol, flags, ip6: IP6 })
     }
-    Some(())
 }
 
 /// Addresses the frame to the backend.

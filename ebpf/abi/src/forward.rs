@@ -301,7 +301,7 @@ impl Subnet {
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct Node {
-    /// Secret of [`FlowHash`](crate::FlowHash), as old as the flow table.
+    /// Secret of [`FlowHash`](crate::FlowHash) and [`DsrKey::set`](crate::DsrKey::set), as old as the maps.
     pub seed: u64,
     /// VTEP of this node; all zero for none.
     pub vtep: Vtep,

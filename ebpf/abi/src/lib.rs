@@ -16,6 +16,7 @@ extern crate std;
 mod address;
 mod domain;
 mod drop_reason;
+mod dsr;
 mod event;
 mod flow;
 mod flow_collector;
@@ -36,6 +37,7 @@ mod words;
 pub use address::{Address, Mac};
 pub use domain::{Domain, DomainName};
 pub use drop_reason::{DropCount, DropReason};
+pub use dsr::{DsrEntry, DsrHook, DsrKey, DsrSet, DsrState};
 pub use event::{Event, EventState, Watch};
 pub use flow::{
     Flow, FlowEvent, FlowHalf, FlowHead, FragmentKey, FragmentPorts, TCP, Timeouts, UDP, Verdict, idle,
@@ -52,16 +54,16 @@ pub use order::{Be16, Be32};
 pub use rendezvous::mix;
 pub use segment::Segment;
 pub use service::{
-    AffinityBlock, Backend, Client, DsrEntry, DsrHook, Member, RingBlock, ServiceCount, ServiceCountRows,
-    ServiceEntry, ServiceKey, ServiceSlot, Vip, VipKey, service_mac,
+    AffinityBlock, Backend, Client, Member, RingBlock, ServiceCount, ServiceCountRows, ServiceEntry,
+    ServiceKey, ServiceSlot, Vip, VipKey, service_mac,
 };
 pub use stage_log::{LogResult, LogStage, LoggedEndpoint, TRACED_COPIES, Traced, TracedCopy};
-pub use tuple::{FlowKey, Tuple};
+pub use tuple::Tuple;
 pub use words::{clear, cleared};
 
 /// Version of the maps' layout. It is part of the pin path: an agent with another version leaves
 /// these maps in place until its own are filled, and then replaces their programs.
-pub const ABI_VERSION: u32 = 9;
+pub const ABI_VERSION: u32 = 10;
 
 /// Implements what every type in a map needs, and fails to compile if the layout has changed.
 macro_rules! map_types {
@@ -89,7 +91,6 @@ map_types! {
     RouteEntry: 8;
     Node: 88;
     DropCount: 16;
-    FlowKey: 48;
     Flow: 192;
     FlowBucket: 64;
     FlowLock: 8;
@@ -110,7 +111,8 @@ map_types! {
     AffinityBlock: 64;
     VipKey: 24;
     Vip: 24;
-    DsrEntry: 40;
+    DsrEntry: 64;
+    DsrSet: 256;
     policy::Group: 24;
     policy::RuleSet: 72;
     policy::Branch: 128;

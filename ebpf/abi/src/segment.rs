@@ -38,6 +38,12 @@ impl Segment {
     pub const fn tag(self) -> u16 {
         self.vlan as u16
     }
+
+    /// Both numbers as one word, as they are in memory.
+    #[inline(always)]
+    pub const fn word(self) -> u64 {
+        self.vni as u64 | (self.vlan as u64) << 32
+    }
 }
 
 #[cfg(feature = "user")]

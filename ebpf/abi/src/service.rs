@@ -407,59 +407,6 @@ pub struct Vip {
     pub zero: u32,
 }
 
-/// A connection from outside that this node forwards to a backend on another node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
-#[repr(C)]
-pub struct DsrEntry {
-    /// Address of the backend.
-    pub backend: Address,
-    /// Time of the client's last packet, in seconds since boot.
-    pub seen: u32,
-    /// FIN and RST flags that the client has sent.
-    pub closing: u32,
-    /// Ethernet address of the backend, the first byte lowest, and above it the lower half of the revision of
-    /// `ctv_neigh` that it was found in. In one number, so that no CPU sees a part of either. Zero for none.
-    pub found: u64,
-    /// Domain of the backend.
-    pub domain: Domain,
-    /// Zero.
-    pub zero: u32,
-}
-
-impl DsrEntry {
-    /// A value for `found`, which is valid in this revision and, by chance, in one of 65,535 others.
-    #[inline(always)]
-    pub const fn found(mac: u64, revision: u64) -> u64 {
-        mac & Self::MAC | revision << 48
-    }
-
-    /// True if the value is of this revision.
-    #[inline(always)]
-    pub const fn is_found_in(found: u64, revision: u64) -> bool {
-        found & Self::MAC != 0 && found >> 48 == revision & 0xffff
-    }
-
-    /// The bits of the address in `found`.
-    pub const MAC: u64 = (1 << 48) - 1;
-}
-
-/// Program that forwarded a frame to another node; the number is the index in `ctv_relaycnt`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum DsrHook {
-    /// The TC program on the ingress of the uplink.
-    Tc = 0,
-    /// The XDP program of the uplink.
-    Xdp = 1,
-}
-
-impl DsrHook {
-    /// Both, with their names.
-    pub const ALL: [(DsrHook, &'static str); crate::maps::DSR_STATS_SLOTS] =
-        [(DsrHook::Tc, "tc"), (DsrHook::Xdp, "xdp")];
-}
-
 /// Ethernet address of a service, as in the original: 02:02 and the last four bytes of the IP
 /// address.
 #[inline(always)]

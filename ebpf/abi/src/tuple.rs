@@ -1,6 +1,6 @@
 //! Addresses and ports of packets.
 
-use crate::{Address, Be16, Segment};
+use crate::{Address, Be16};
 
 /// Addresses, ports and protocol of a packet, in its direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,86 +74,14 @@ impl Tuple {
         let ports = self.ports() ^ other.ports() | (self.protocol ^ other.protocol) as u32;
         (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h) | ports as u64 == 0
     }
-
-    /// Returns true if the source is the lower end of a [`FlowKey`]. The order is arbitrary; both
-    /// directions agree on it.
-    #[inline(always)]
-    pub const fn source_is_low(&self) -> bool {
-        let ([a, b], [c, d]) = (self.source.words(), self.destination.words());
-        if a != c {
-            a < c
-        } else if b != d {
-            b < d
-        } else {
-            self.source_port.wire() <= self.destination_port.wire()
-        }
-    }
-}
-
-/// Network and ends of a connection, the same for both directions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
-#[repr(C)]
-pub struct FlowKey {
-    /// Network of the connection.
-    pub segment: Segment,
-    /// Address of the lower end.
-    pub low: Address,
-    /// Address of the higher end.
-    pub high: Address,
-    /// Port of the lower end.
-    pub low_port: Be16,
-    /// Port of the higher end.
-    pub high_port: Be16,
-    /// IP protocol number.
-    pub protocol: u8,
-    /// Zero.
-    pub zero: [u8; 3],
-}
-
-impl FlowKey {
-    /// Assigns the key of a packet. In place, because the stack of a BPF program has 512 bytes.
-    #[inline(always)]
-    pub fn set(&mut self, segment: Segment, tuple: &Tuple) {
-        self.segment = segment;
-        let place = (&raw mut self.protocol).cast::<u32>();
-        // SAFETY: the protocol and three zeros are an aligned word. An assignment of the zeros would be a call.
-        unsafe { place.write_volatile(u32::from_ne_bytes([tuple.protocol, 0, 0, 0])) };
-        if tuple.source_is_low() {
-            self.low.set_words(tuple.source.words());
-            self.high.set_words(tuple.destination.words());
-            self.low_port = tuple.source_port;
-            self.high_port = tuple.destination_port;
-        } else {
-            self.low.set_words(tuple.destination.words());
-            self.high.set_words(tuple.source.words());
-            self.low_port = tuple.destination_port;
-            self.high_port = tuple.source_port;
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn key(tuple: &Tuple) -> FlowKey {
-        let (low, port) = (Address::default(), Be16::new(0));
-        let mut key = FlowKey {
-            segment: Segment::vxlan(7),
-            low,
-            high: low,
-            low_port: port,
-            high_port: port,
-            protocol: 0,
-            zero: [0; 3],
-        };
-        key.set(Segment::vxlan(7), tuple);
-        key
-    }
-
     #[test]
-    fn both_directions_have_one_key() {
+    fn a_tuple_has_two_directions() {
         let (client, backend) = (Address::v4([10, 1, 1, 1]), Address::v4([10, 1, 1, 2]));
         let ends = [(client, 4000), (client, 80), (backend, 80), (Address([0xfd; 16]), 80)];
         for source in ends {
@@ -166,7 +94,6 @@ mod tests {
                     protocol: crate::TCP,
                     zero: [0; 3],
                 };
-                assert_eq!(key(&there), key(&there.reversed()));
                 assert!(there.same(&there) && there.reversed().reversed() == there);
                 assert_eq!(there.same(&there.reversed()), there == there.reversed());
             }

@@ -14,8 +14,8 @@ use anyhow::{Context as _, Result, ensure};
 use aya::programs::{TestRun as _, TestRunOptions, Xdp, XdpMode};
 use aya_obj::programs::XdpAttachType;
 use contiv_abi::{
-    DropReason,
-    maps::{FROM_POD, FROM_UPLINK, XDP},
+    DropReason, DsrSet,
+    maps::{DSR_FLOWS, DSR_FLOWS_CAPACITY, FROM_POD, FROM_UPLINK, XDP},
 };
 use contiv_model::{
     mac::Mac,
@@ -157,6 +157,14 @@ impl Rig {
         self.asked(|eth| eth.ipv4(CLIENT.ip(), VIP.ip()).tcp(port, 80, flags).payload(b"x"))
     }
 
+    /// Number of connections that the table of forwarded connections has.
+    fn noted(&self) -> Result<usize> {
+        let tables = self.node.datapath.counters()?.tables;
+        let table = tables.iter().find(|usage| usage.table == DSR_FLOWS).context("no usage")?;
+        ensure!(table.capacity == DSR_FLOWS_CAPACITY * DsrSet::LEN, "{table:?}");
+        Ok(table.entries)
+    }
+
     /// A port of the client whose connections go to the endpoint.
     fn port_to(&self, endpoint: Endpoint) -> Result<u16> {
         let found = (4000..4100).find_map(|port| match self.asked_tcp(port, SYN) {
@@ -274,6 +282,65 @@ fn a_connection_follows_its_backend_to_another_mac_address() -> Result<()> {
         assert_eq!(sent[..6], mac);
     }
     Ok(())
+}
+
+#[test]
+fn a_connection_is_noted_with_its_second_packet() -> Result<()> {
+    needs!(root());
+    let rig = Rig::v4("out-noted", &[HERE, THERE])?;
+    let (here, there) = (rig.port_to(HERE)?, rig.port_to(THERE)?);
+    assert_eq!(rig.noted()?, 0);
+    // Those of this node are in its flow table.
+    for _ in 0..2 {
+        assert_eq!((rig.asked_tcp(here, ACK)?, rig.asked_tcp(there, ACK)?), (HERE, THERE));
+        assert_eq!(rig.noted()?, 1);
+    }
+    // It is over when another one begins.
+    assert_eq!(rig.asked_tcp(there, FIN)?, THERE);
+    assert_eq!(rig.noted()?, 1);
+    assert_eq!(rig.asked_tcp(there, SYN)?, THERE);
+    assert_eq!(rig.noted()?, 0);
+    Ok(())
+}
+
+#[test]
+fn a_connection_does_not_return_to_a_backend_that_was_gone() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::v4("out-gone", &[HERE, THERE, FAR])?;
+    let port = rig.port_to(THERE)?;
+    assert_eq!(rig.asked_tcp(port, ACK)?, THERE);
+    rig.set(&[HERE, FAR])?;
+    assert_eq!(rig.asked_tcp(port, ACK)?, THERE);
+    let backend = Object::Remote(THERE.remote(&network("n1.t", vlan(TAG)), None));
+    assert!(rig.node.apply(&[Op::Delete(backend.id())])?.is_empty());
+    let next = rig.asked_tcp(port, ACK)?;
+    assert_ne!(next, THERE);
+    assert!(rig.node.apply(&[Op::Set(backend)])?.is_empty());
+    assert_eq!((rig.asked_tcp(port, ACK)?, rig.asked_tcp(port, ACK)?), (next, next));
+    Ok(())
+}
+
+#[test]
+fn connections_are_kept_by_another_abi_version_and_with_another_flow_table() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::v4("out-kept", &[HERE, THERE])?;
+    let port = rig.port_to(THERE)?;
+    assert_eq!(rig.asked_tcp(port, ACK)?, THERE);
+    // The hash does not choose it any more.
+    rig.set(&[HERE, FAR])?;
+    let changes: [fn(&mut Options); 3] = [
+        |options| options.abi_version += 1,
+        |options| options.abi_version -= 1,
+        |options| options.flows = 4096,
+    ];
+    for change in changes {
+        change(&mut rig.node.options);
+        rig.node.restart();
+        rig.node.converge()?;
+        assert_eq!((rig.asked_tcp(port, ACK)?, rig.noted()?), (THERE, 1));
+    }
+    // No other test gets maps of this size.
+    rig.node.cleanup()
 }
 
 /// The client's ARP request for the service.

@@ -34,6 +34,7 @@ use crate::{
     error::one_line,
 };
 
+mod dsr;
 mod inherited;
 mod sessions;
 mod statistics;
@@ -179,7 +180,7 @@ impl Predecessor {
         // The second pass has what has changed during the first, and is short.
         self.import(pass);
         self.import(pass);
-        self.warn("connections to other nodes", sessions::copy_relays(own, &self.pins, &self.domains));
+        self.warn("connections to other nodes", dsr::copy(own, &self.pins, &self.domains));
         self.warn("session affinities", sessions::copy_affinity(own, &self.pins));
     }
 

@@ -312,7 +312,7 @@ impl Installed {
                 self.rates_changed = true;
                 self.kernel.ports.set(*ifindex, *port)
             }
-            Entry::Fdb(key, value) => self.kernel.fdb.set(*key, *value),
+            Entry::Fdb(key, value) => self.kernel.fdb.set(*key, Some(*value)),
             Entry::Neigh(key, value) => self.kernel.vips.set_neighbour(*key, Some(*value)),
             Entry::Subnet(key, value) => self.set_subnet(*key, Some(*value)),
             Entry::Route(key, value) => self.kernel.routes.set(*key, *value),
@@ -346,7 +346,7 @@ impl Installed {
                 self.rates_changed = true;
                 self.kernel.ports.remove(ifindex)
             }
-            EntryKey::Fdb(key) => self.kernel.fdb.remove(&key),
+            EntryKey::Fdb(key) => self.kernel.fdb.set(key, None),
             EntryKey::Neigh(key) => self.kernel.vips.set_neighbour(key, None),
             EntryKey::Subnet(key) => self.set_subnet(key, None),
             EntryKey::Route(key) => self.kernel.routes.remove(&key),
@@ -444,7 +444,7 @@ impl Installed {
             .chain(kernel.members.iter().map(|(segment, vtep)| EntryKey::Member(segment, vtep)))
             .chain(kernel.ports.segments().map(|(segment, _)| EntryKey::Segment(*segment)))
             .chain(kernel.ports.iter().map(|(ifindex, _)| EntryKey::Port(*ifindex)))
-            .chain(kernel.fdb.iter().map(|(key, _)| EntryKey::Fdb(*key)))
+            .chain(kernel.fdb.keys().map(|key| EntryKey::Fdb(*key)))
             .chain(kernel.vips.neighbours().iter().map(|(key, _)| EntryKey::Neigh(*key)))
             .chain(kernel.subnets.iter().map(|(key, _)| EntryKey::Subnet(*key)))
             .chain(kernel.routes.iter().map(|(key, _)| EntryKey::Route(*key)))

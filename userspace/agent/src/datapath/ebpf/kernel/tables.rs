@@ -2,9 +2,9 @@
 
 use aya::maps::{Array, MapData, PerCpuArray};
 use contiv_abi::{
-    Domain, DropCount, DropReason, DsrHook, FdbEntry, FdbKey, FlowEvent, RouteEntry, Segment, Subnet,
+    Domain, DropCount, DropReason, DsrHook, FlowEvent, RouteEntry, Segment, Subnet,
     maps::{
-        DROPS, DSR_STATS, FDB, FLOW_STATS, GROUPS, KERNEL_PORT, METERS, PORT_NUMBERS, PORT_NUMBERS_CAPACITY,
+        DROPS, DSR_STATS, FLOW_STATS, GROUPS, KERNEL_PORT, METERS, PORT_NUMBERS, PORT_NUMBERS_CAPACITY,
         REVISION, ROUTES, ROUTES_CAPACITY, RULE_COUNTS, RULE_SETS, RULE_SETS_CAPACITY, RULES, SUBNETS,
         SUBNETS_CAPACITY,
     },
@@ -19,6 +19,7 @@ use crate::datapath::{
         failure::failed,
         forward::{
             domains::Domains,
+            fdb::Fdb,
             members::Members,
             peers::{Peers, Settings},
             ports::Ports,
@@ -50,7 +51,7 @@ pub(crate) struct Kernel {
     pub(crate) ports: Ports,
     pub(crate) peers: Peers,
     pub(crate) members: Members,
-    pub(crate) fdb: Table<FdbKey, FdbEntry>,
+    pub(crate) fdb: Fdb,
     pub(crate) domains: Domains,
     pub(crate) subnets: PrefixTable<Subnet>,
     pub(crate) routes: PrefixTable<RouteEntry>,
@@ -128,7 +129,7 @@ impl Kernel {
             ports: Ports::open(pins, writes)?,
             peers,
             members: Members::open(pins, writes)?,
-            fdb: Table::new(FDB, sizes.of(FDB)?, pins.open_map(FDB)?, writes.clone()),
+            fdb: Fdb::open(pins, &sizes, writes)?,
             domains: Domains::open(pins, writes)?,
             subnets: PrefixTable::open(SUBNETS, SUBNETS_CAPACITY, pins, writes)?,
             routes: PrefixTable::open(ROUTES, ROUTES_CAPACITY, pins, writes)?,

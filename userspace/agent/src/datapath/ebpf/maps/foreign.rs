@@ -1,12 +1,17 @@
 //! Entries of maps of another ABI version, read by the names of their fields.
 
-use std::{collections::BTreeSet, rc::Rc};
+use std::{
+    collections::BTreeSet,
+    rc::Rc,
+    sync::atomic::{Ordering, fence},
+};
 
 use aya::{maps::MapData, util::nr_cpus};
 use contiv_abi::{Domain, Segment};
 
 use super::{
     btf::{self, Layout},
+    mmap::MmapValues,
     pins::Pins,
     syscall,
     usage::capacity,
@@ -17,7 +22,9 @@ use crate::datapath::{Error, ebpf::failure::failed};
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     layout: Rc<Layout>,
-    bytes: Vec<u8>,
+    /// Path of the part that this is, with a dot at its end; empty for all of it.
+    prefix: String,
+    bytes: Rc<[u8]>,
 }
 
 impl Record {
@@ -30,12 +37,23 @@ impl Record {
             bytes.extend_from_slice(value);
         }
         layout.size = bytes.len();
-        Record { layout: layout.into(), bytes }
+        Record::new(&layout.into(), bytes)
+    }
+
+    fn new(layout: &Rc<Layout>, bytes: Vec<u8>) -> Record {
+        Record { layout: Rc::clone(layout), prefix: String::new(), bytes: bytes.into() }
+    }
+
+    /// The part at this path, which has fields of its own; without fields if there is no such part.
+    pub(crate) fn part(&self, path: &str) -> Record {
+        let Record { layout, prefix, bytes } = self.clone();
+        Record { layout, prefix: format!("{prefix}{path}."), bytes }
     }
 
     /// The bytes of a field; `None` if there is no field of this name and size.
     pub(crate) fn bytes<const N: usize>(&self, field: &str) -> Option<[u8; N]> {
-        let field = self.layout.field(field).filter(|field| field.size == N)?;
+        let path = format!("{}{field}", self.prefix);
+        let field = self.layout.field(&path).filter(|field| field.size == N)?;
         self.bytes.get(field.offset..)?.first_chunk().copied()
     }
 
@@ -73,15 +91,44 @@ pub(crate) fn entries(pins: &Pins, name: &'static str) -> Result<Vec<(Record, Re
     for bytes in keys(&map, key.size, capacity(name, &map)?).map_err(|error| failed(what(), error))? {
         let mut found = vec![0; value.size];
         match syscall::lookup(map.fd(), &bytes, &mut found) {
-            Ok(()) => entries.push((
-                Record { layout: Rc::clone(&key), bytes },
-                Record { layout: Rc::clone(&value), bytes: found },
-            )),
+            Ok(()) => entries.push((Record::new(&key, bytes), Record::new(&value, found))),
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
             Err(error) => return Err(failed(what(), error)),
         }
     }
     Ok(entries)
+}
+
+/// Maximum number of attempts to read a value that changes.
+const MAX_ATTEMPTS: usize = 5;
+
+/// The values of an array that is mapped into memory, without those that are zero. What changes all the time may be missing.
+pub(crate) fn values(pins: &Pins, name: &'static str) -> Result<Vec<Record>, Error> {
+    let map = pins.open_data(name)?;
+    let what = || format!("read the map {}", pins.map(name).display());
+    let [_, layout] = btf::layouts(&map).map_err(|error| failed(what(), error))?;
+    let len = capacity(name, &map)?;
+    let values = MmapValues::new(map, len, layout.size).map_err(|error| failed(what(), error))?;
+    let layout = Rc::new(layout);
+    let read = |index| stable(|bytes| values.read(index, 0, bytes), layout.size);
+    let found = (0..values.len() as u32).filter_map(read).filter(|bytes| bytes.iter().any(|byte| *byte != 0));
+    Ok(found.map(|bytes| Record::new(&layout, bytes)).collect())
+}
+
+/// A value that two reads agree on; `None` if it changes all the time.
+fn stable(read: impl Fn(&mut [u8]) -> bool, size: usize) -> Option<Vec<u8>> {
+    let (mut value, mut again) = (vec![0; size], vec![0; size]);
+    for _ in 0..MAX_ATTEMPTS {
+        if !read(&mut value) {
+            return None;
+        }
+        fence(Ordering::Acquire);
+        read(&mut again);
+        if value == again {
+            return Some(value);
+        }
+    }
+    None
 }
 
 /// The only value of a per-CPU array, as the CPU has it.
@@ -94,7 +141,7 @@ pub(crate) fn of_cpu(map: &MapData, cpu: usize) -> Result<Record, Error> {
     let mut values = vec![0; cpus * size];
     syscall::read_array(map.fd(), 0, &mut values).map_err(|error| failed(what, error))?;
     let bytes = values.chunks_exact(size).nth(cpu).map(<[u8]>::to_vec).unwrap_or_default();
-    Ok(Record { layout: Rc::new(layout), bytes })
+    Ok(Record::new(&Rc::new(layout), bytes))
 }
 
 /// The keys of a hash map.
@@ -115,6 +162,8 @@ fn keys(map: &MapData, size: usize, capacity: usize) -> std::io::Result<BTreeSet
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
@@ -130,6 +179,35 @@ mod tests {
         let domain = Domain::of_vrf(9);
         assert_eq!(Record::of(&[("domain", &word(domain.number()))]).domain(), Some(domain));
         assert_eq!(Record::of(&[("ip", &[1; 16])]).domain(), None);
+    }
+
+    #[test]
+    fn parts_have_fields_of_their_own() {
+        let fields: [(&str, &[u8]); 4] =
+            [("a", &[6]), ("list[0].a", &[7]), ("list[1].a", &[8]), ("list[1].b.c", &[9])];
+        let record = Record::of(&fields);
+        let of = |path: &str| record.part(path).number("a");
+        assert_eq!(["list[0]", "list[1]", "list[2]"].map(of), [Some(7), Some(8), None]);
+        assert_eq!(record.part("list[1]").part("b").number("c"), Some(9));
+        assert_eq!(record.number("a"), Some(6));
+    }
+
+    #[test]
+    fn a_value_that_changes_is_read_again() {
+        let next = Cell::new(0);
+        let read = |until: u8| {
+            next.set(0);
+            stable(
+                |bytes| {
+                    next.set(next.get() + 1);
+                    bytes.fill(until.min(next.get()));
+                    true
+                },
+                2,
+            )
+        };
+        assert_eq!((read(1), read(6), read(u8::MAX)), (Some(vec![1; 2]), Some(vec![6; 2]), None));
+        assert_eq!(stable(|_| false, 2), None);
     }
 
     #[test]

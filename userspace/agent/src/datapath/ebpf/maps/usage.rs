@@ -2,8 +2,8 @@
 
 use aya::{Pod, maps::MapData};
 use contiv_abi::{
-    AffinityBlock,
-    maps::{AFFINITY, AFFINITY_CAPACITY},
+    AffinityBlock, DsrEntry, DsrSet,
+    maps::{AFFINITY, AFFINITY_CAPACITY, DSR_FLOWS, DSR_FLOWS_CAPACITY},
 };
 
 use super::{batch, mmap::MmapArray, pins::Pins};
@@ -44,6 +44,19 @@ pub(crate) fn of_affinity(pins: &Pins) -> Result<TableUsage, Error> {
     let used = |block: AffinityBlock| block.clients.iter().filter(|client| client.tag != 0).count();
     let entries = (0..AFFINITY_CAPACITY as u32).filter_map(|block| blocks.get(block)).map(used).sum();
     Ok(TableUsage { table: AFFINITY, entries, capacity: AFFINITY_CAPACITY * AffinityBlock::LEN })
+}
+
+/// The entries of the table of connections that are forwarded to other nodes, set by set, in the memory of the process.
+pub(crate) fn dsr_entries(pins: &Pins) -> Result<MmapArray<DsrEntry>, Error> {
+    MmapArray::new(pins.open_data(DSR_FLOWS)?, DSR_FLOWS_CAPACITY * DsrSet::LEN)
+        .map_err(|error| failed(format!("map {DSR_FLOWS} into memory"), error))
+}
+
+/// Usage of that table. Reads the whole mapping (2 MiB).
+pub(crate) fn of_dsr(pins: &Pins) -> Result<TableUsage, Error> {
+    let (table, capacity) = (dsr_entries(pins)?, DSR_FLOWS_CAPACITY * DsrSet::LEN);
+    let entries = (0..capacity as u32).filter_map(|number| table.get(number));
+    Ok(TableUsage { table: DSR_FLOWS, entries: entries.filter(DsrEntry::is_used).count(), capacity })
 }
 
 /// Maximum number of entries of a map.

@@ -7,22 +7,18 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use contiv_abi::{
     NeighEntry, NeighKey, Vip, VipKey,
-    maps::{NEIGH, NEIGH_REVISION, VIPS},
+    maps::{NEIGH, VIPS},
 };
 
 use crate::datapath::{
     Error,
-    ebpf::{
-        failure::failed,
-        maps::{mmap::MmapArray, pins::Pins, sizes::Sizes, table::Table, writes::Writes},
-    },
+    ebpf::maps::{pins::Pins, sizes::Sizes, table::Table, writes::Writes},
     telemetry::TableUsage,
 };
 
-/// `ctv_neigh` with its revision, and `ctv_vips`.
+/// `ctv_neigh` and `ctv_vips`.
 pub(crate) struct Vips {
     neighbours: Table<NeighKey, NeighEntry>,
-    revision: MmapArray<u64>,
     vips: Table<VipKey, Vip>,
     /// Services by the address of their speaker.
     by_speaker: HashMap<NeighKey, BTreeSet<VipKey>>,
@@ -34,8 +30,6 @@ impl Vips {
     pub(crate) fn open(pins: &Pins, sizes: &Sizes, writes: &Writes) -> Result<Self, Error> {
         Ok(Vips {
             neighbours: Table::new(NEIGH, sizes.of(NEIGH)?, pins.open_map(NEIGH)?, writes.clone()),
-            revision: MmapArray::new(pins.open_data(NEIGH_REVISION)?, 1)
-                .map_err(|error| failed(format!("map {NEIGH_REVISION} into memory"), error))?,
             vips: Table::new(VIPS, sizes.of(VIPS)?, pins.open_map(VIPS)?, writes.clone()),
             by_speaker: HashMap::new(),
             changed: BTreeSet::new(),
@@ -111,17 +105,10 @@ impl Vips {
         neighbour: Option<NeighEntry>,
     ) -> Result<(), Error> {
         self.changed.extend(self.by_speaker.get(&key).into_iter().flatten());
-        let replaces = self.neighbours.get(&key).is_some_and(|before| Some(*before) != neighbour);
         match neighbour {
-            Some(neighbour) => self.neighbours.set(key, neighbour)?,
-            None => self.neighbours.remove(&key)?,
+            Some(neighbour) => self.neighbours.set(key, neighbour),
+            None => self.neighbours.remove(&key),
         }
-        if replaces {
-            // Not before: what programs find from now on has the new number.
-            let revision = self.revision.get(0).unwrap_or(0).wrapping_add(1);
-            self.revision.set(0, revision);
-        }
-        Ok(())
     }
 }
 

@@ -1,73 +1,19 @@
-//! Backends of clients with session affinity, and nodes of connections from outside, of another ABI version.
+//! Backends of clients with session affinity, of another ABI version.
 
 use std::collections::HashMap;
 
-use aya::maps::{HashMap as BpfHashMap, MapData, MapError};
 use contiv_abi::{
-    Address, AffinityBlock, Backend, Be16, Client, Domain, DsrEntry, FlowKey, Member,
-    maps::{AFFINITY, AFFINITY_CAPACITY, BACKENDS, BACKENDS_CAPACITY, DSR_FLOWS},
+    AffinityBlock, Backend, Client, Member,
+    maps::{AFFINITY, AFFINITY_CAPACITY, BACKENDS, BACKENDS_CAPACITY},
 };
 
 use crate::datapath::{
     Error,
     ebpf::{
-        failure::{errno, failed},
-        maps::{
-            btf,
-            foreign::{self, Record},
-            mmap::MmapArray,
-            pins::Pins,
-        },
-        programs::migration::MovedDomains,
+        failure::failed,
+        maps::{btf, mmap::MmapArray, pins::Pins},
     },
 };
-
-/// Copies the nodes of connections from outside. An entry that exists stays.
-pub(super) fn copy_relays(own: &Pins, other: &Pins, domains: &MovedDomains) -> Result<(), Error> {
-    const BPF_NOEXIST: u64 = 1;
-    let mut to: BpfHashMap<MapData, FlowKey, DsrEntry> = own.open_map(DSR_FLOWS)?;
-    for (key, value) in foreign::entries(other, DSR_FLOWS)? {
-        let (Some(key), Some(entry)) = (flow_key(&key), dsr_entry(&key, &value, domains)) else {
-            return Err(failed(format!("read the map {DSR_FLOWS}"), "it lacks a field"));
-        };
-        match to.insert(key, entry, BPF_NOEXIST) {
-            Err(error) if errno(&error) != Some(libc::EEXIST) => return Err(unwritable(error)),
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-fn flow_key(record: &Record) -> Option<FlowKey> {
-    let address = |field| record.bytes(field).map(Address);
-    let port = |field| record.bytes(field).map(|bytes| Be16::from_wire(u16::from_ne_bytes(bytes)));
-    Some(FlowKey {
-        segment: record.segment()?,
-        low: address("low")?,
-        high: address("high")?,
-        low_port: port("low_port")?,
-        high_port: port("high_port")?,
-        protocol: u8::try_from(record.number("protocol")?).ok()?,
-        zero: [0; 3],
-    })
-}
-
-/// Up to version 6 the domain was that of the network in the key. Neighbours of this version have revisions of their own.
-fn dsr_entry(key: &Record, record: &Record, domains: &MovedDomains) -> Option<DsrEntry> {
-    let domain = record.domain().or_else(|| key.domain())?.number();
-    Some(DsrEntry {
-        backend: Address(record.bytes("backend")?),
-        seen: record.number("seen")?,
-        closing: record.number("closing")?,
-        found: 0,
-        domain: Domain::from_number(domains.get(&domain).copied().unwrap_or(domain)),
-        zero: 0,
-    })
-}
-
-fn unwritable(error: MapError) -> Error {
-    failed(format!("write to the map {DSR_FLOWS}"), error)
-}
 
 /// Copies the backends of clients with session affinity. Ports of services have the same numbers in both versions, by which
 /// the clients are found.
@@ -145,50 +91,7 @@ fn mapped<V: bytemuck::Pod>(pins: &Pins, name: &'static str, len: usize) -> Resu
 
 #[cfg(test)]
 mod tests {
-    use contiv_abi::Segment;
-
     use super::*;
-
-    /// The layout of version 6.
-    #[test]
-    fn connections_of_a_network_become_those_of_its_domain() {
-        let [low, high] = [1, 2].map(|last| Address::v4([10, 1, 1, last]));
-        let key = Record::of(&[
-            ("segment.vni", &10_001_u32.to_ne_bytes()),
-            ("segment.vlan", &0_u32.to_ne_bytes()),
-            ("low", &low.0),
-            ("high", &high.0),
-            ("low_port", &80_u16.to_be_bytes()),
-            ("high_port", &4000_u16.to_be_bytes()),
-            ("protocol", &[6]),
-        ]);
-        let expected = FlowKey {
-            segment: Segment::vxlan(10_001),
-            low,
-            high,
-            low_port: Be16::new(80),
-            high_port: Be16::new(4000),
-            protocol: 6,
-            zero: [0; 3],
-        };
-        assert_eq!(flow_key(&key), Some(expected));
-        let [seen, closing] = [9_u32, 1].map(u32::to_ne_bytes);
-        let entry = Record::of(&[("backend", &high.0), ("seen", &seen), ("closing", &closing)]);
-        let expected = |domain: u32| {
-            let domain = Domain::from_number(domain);
-            Some(DsrEntry { backend: high, seen: 9, closing: 1, found: 0, domain, zero: 0 })
-        };
-        assert_eq!(dsr_entry(&key, &entry, &MovedDomains::new()), expected(10_001));
-        assert_eq!(dsr_entry(&key, &entry, &MovedDomains::from([(10_001, 77)])), expected(77));
-        assert_eq!(dsr_entry(&key, &Record::of(&[("backend", &high.0)]), &MovedDomains::new()), None);
-        let later = Record::of(&[
-            ("domain", &5_u32.to_ne_bytes()),
-            ("backend", &high.0),
-            ("seen", &seen),
-            ("closing", &closing),
-        ]);
-        assert_eq!(dsr_entry(&key, &later, &MovedDomains::new()), expected(5));
-    }
 
     #[test]
     fn clients_of_both_blocks_are_kept() {

@@ -2,8 +2,8 @@
 
 use aya::{Pod, util::nr_cpus};
 use contiv_abi::{
-    DsrEntry, FlowKey, FragmentKey, FragmentPorts,
-    maps::{DSR_FLOWS, FRAGMENTS, METERS, RULE_COUNTS, SERVICE_COUNTS},
+    FragmentKey, FragmentPorts,
+    maps::{FRAGMENTS, METERS, RULE_COUNTS, SERVICE_COUNTS},
     policy::{Meter, MeterKey, RuleCount},
 };
 
@@ -36,7 +36,7 @@ pub(crate) fn read(pins: &Pins, rules: &RuleNames, services: &ServiceNames) -> R
         flows::usage(pins)?,
         usage::of_hash::<FragmentKey, FragmentPorts>(pins, FRAGMENTS, 1)?,
         usage::of_affinity(pins)?,
-        usage::of_hash::<FlowKey, DsrEntry>(pins, DSR_FLOWS, 1)?,
+        usage::of_dsr(pins)?,
         usage::of_hash::<MeterKey, Meter>(pins, METERS, 1)?,
     ];
     let capacity = usage::capacity(RULE_COUNTS, &pins.open_data(RULE_COUNTS)?)?;

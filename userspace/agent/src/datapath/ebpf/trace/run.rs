@@ -12,7 +12,7 @@ use bytemuck::Zeroable as _;
 use contiv_abi::{
     Address, FlowTableSize, LogResult, LogStage, Node, Traced,
     maps::{
-        BACKENDS, FDB, FLOOD, FROM_QUEUE, GROUPS, KERNEL_PORT, MEMBERS, NEIGH, NEIGH_REVISION, NODE, PACKET,
+        BACKENDS, FDB, FDB_REVISION, FLOOD, FROM_QUEUE, GROUPS, KERNEL_PORT, MEMBERS, NEIGH, NODE, PACKET,
         PEERS, PORT_SLOTS, PORTS, RING, ROUTES, RULE_SETS, RULES, SEGMENTS, SERVICE_SLOTS, SERVICES, STAGES,
         SUBNETS, Stage, TRACED, UPLINK, VIPS,
     },
@@ -46,13 +46,13 @@ const TABLES: [&str; 21] = [
     SEGMENTS,
     FLOOD,
     FDB,
+    FDB_REVISION,
     NEIGH,
     SUBNETS,
     ROUTES,
     KERNEL_PORT,
     MEMBERS,
     PEERS,
-    NEIGH_REVISION,
     UPLINK,
     SERVICES,
     RING,

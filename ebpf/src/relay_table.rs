@@ -1,0 +1,159 @@
+//! The table of connections that are sent on to backends on other nodes.
+//!
+//! Readers take no lock: the version of an entry tells them whether what they have read is one connection. An entry is written
+//! once in a second at most, unless its connection ends or the backend's Ethernet address is looked up again.
+
+use aya_ebpf::{bindings::BPF_F_MMAPABLE, btf_maps::Array, macros::btf_map};
+use contiv_abi::{
+    DsrEntry, DsrKey, DsrSet, DsrState, FdbKey, Mac, Node, idle, maps::DSR_FLOWS_CAPACITY, tcp::sent,
+};
+
+use crate::{
+    flows, maps,
+    packet::{self, Packet, tcp},
+};
+
+/// Values of a map in the agent's memory begin at a page, so that an entry is a cache line. Such maps have no locks.
+#[btf_map(name = "ctv_relays")]
+static SETS: Array<DsrSet, DSR_FLOWS_CAPACITY, { BPF_F_MMAPABLE as usize }> = Array::new();
+
+/// Entries of a set.
+const WAYS: u32 = DsrSet::LEN as u32;
+/// No Ethernet address.
+const UNKNOWN: u64 = 0;
+
+/// An entry by its number. It may be free, or change at any time.
+#[inline(always)]
+fn entry(number: u32) -> Option<*mut DsrEntry> {
+    let set = SETS.get_ptr_mut(number / WAYS)?;
+    // SAFETY: one of the entries of the set.
+    Some(unsafe { set.cast::<DsrEntry>().add((number % WAYS) as usize) })
+}
+
+/// The Ethernet address of the backend of a connection, in a number with the first byte lowest; `None` if the connection is not
+/// known, or the backend is not on another node. `flags` are those of the packet, zero if it is not TCP.
+///
+/// A packet in the middle of a connection writes nothing.
+#[inline(always)]
+pub(crate) fn known(node: &Node, key: &DsrKey, now: u32, flags: u8) -> Option<u64> {
+    const CHANGES: u8 = tcp::SYN | tcp::FIN | tcp::RST;
+    let set = key.set(node.seed);
+    let entries = SETS.get_ptr(set)?.cast::<DsrEntry>();
+    let mut way = 0;
+    let state = loop {
+        if way == DsrSet::LEN {
+            return None;
+        }
+        // SAFETY: one of the entries of the set.
+        if let Some(state) = unsafe { DsrEntry::read(entries.add(way), key) } {
+            break state;
+        }
+        way += 1;
+    };
+    if state.seen == now && flags & CHANGES == 0 && DsrEntry::is_found_in(state.found, maps::fdb_revision()) {
+        return Some(state.found & DsrEntry::MAC);
+    }
+    let flags = u32::from(flags) | u32::from(state.closing) << 8;
+    match ctv_renew(set * WAYS + way as u32, state.found, state.stamp(), now, flags) {
+        UNKNOWN => None,
+        mac => Some(mac),
+    }
+}
+
+/// The same for a packet that may change the entry, which has been read: `found`, time with version, and above the flags of the
+/// packet those that the client has sent.
+///
+/// A function of its own for the verifier; the result is [`UNKNOWN`] or the address.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_renew(number: u32, found: u64, stamp: u64, now: u32, flags: u32) -> u64 {
+    let Some(entry) = entry(number) else { return UNKNOWN };
+    let mut state = DsrState::of(found, stamp, (flags >> 8) as u8);
+    // SAFETY: an entry of the table. If it is another connection's by now, it is not written.
+    let (segment, protocol) = unsafe { ((*entry).segment, (*entry).protocol) };
+    let opens = flags as u8 & (tcp::SYN | tcp::ACK) == tcp::SYN;
+    let ended = flags as u8 & (tcp::FIN | tcp::RST);
+    let idle = idle(now, state.seen);
+    let reply = u32::from(sent::ANY | state.closing);
+    let mut is_over = opens && state.closing != 0
+        || idle != 0 && idle > flows::ctv_timeout(protocol.into(), sent::ANY.into(), reply);
+    let mut changes = state.closing | ended != state.closing;
+    state.closing |= ended;
+    // Read before the place, so that what changes meanwhile is read again.
+    let revision = maps::fdb_revision();
+    if idle != 0 || !DsrEntry::is_found_in(found, revision) {
+        let place = maps::destination(&FdbKey::new(segment, mac(found)));
+        // Gone, or moved to this node: chosen anew, and the client learns from its new backend that there is no connection.
+        is_over |= place.is_none_or(|place| place.ifindex != 0);
+        state.found = DsrEntry::found(found, revision);
+        state.seen = now;
+        changes = true;
+    }
+    if is_over {
+        // SAFETY: `write` sees to it that nothing else writes.
+        write(number, state.version, |entry| unsafe { DsrEntry::remove(entry, state) });
+        return UNKNOWN;
+    }
+    if changes {
+        // SAFETY: as above.
+        write(number, state.version, |entry| unsafe { DsrEntry::update(entry, state) });
+    }
+    found & DsrEntry::MAC
+}
+
+/// The address in a number with the first byte lowest.
+#[inline(always)]
+const fn mac(number: u64) -> Mac {
+    let [a, b, c, d, e, f, _, _] = number.to_le_bytes();
+    [a, b, c, d, e, f]
+}
+
+/// Notes that the connection of the packet in hand is sent on to the backend in `destination_mac`, which was found in this revision of
+/// the forwarding database. A set without room for it leaves it to the next packet.
+///
+/// This and the next are functions of their own for the verifier, and for the stack.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_note(packet: *mut Packet, revision: u64) -> u32 {
+    let (Some(packet), Some(node)) = (packet::of(packet), maps::node()) else { return 0 };
+    let first = DsrKey::of(packet.segment, &packet.tuple).set(node.seed) * WAYS;
+    let at = &raw mut *packet;
+    let Some((way, version)) = DsrSet::place(|way| ctv_vacancy(at, first + way)) else { return 0 };
+    // Once more: the stack has no room to keep it.
+    let key = DsrKey::of(packet.segment, &packet.tuple);
+    let [a, b, c, d, e, f] = packet.destination_mac;
+    let state = DsrState {
+        found: DsrEntry::found(u64::from_le_bytes([a, b, c, d, e, f, 0, 0]), revision),
+        seen: packet.now,
+        version,
+        closing: packet.tcp & (tcp::FIN | tcp::RST),
+    };
+    // SAFETY: `write` sees to it that nothing else writes.
+    write(first + way, version, |entry| unsafe { DsrEntry::insert(entry, &key, state) });
+    0
+}
+
+/// `DsrEntry::vacancy` of an entry for the connection of the packet in hand.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_vacancy(packet: *mut Packet, number: u32) -> u64 {
+    let (Some(packet), Some(node)) = (packet::of(packet), maps::node()) else { return 0 };
+    let Some(entry) = entry(number) else { return 0 };
+    let key = DsrKey::of(packet.segment, &packet.tuple);
+    // SAFETY: an entry of the table. Whether it was written meanwhile, its version tells.
+    unsafe { DsrEntry::vacancy(entry, &key, packet.now, &node.timeouts) }
+}
+
+/// Writes to an entry, unless another CPU has done so since it had this version: then the next packet of the connection does.
+#[inline(always)]
+fn write(number: u32, version: u32, write: impl FnOnce(*mut DsrEntry)) {
+    let (Some(entry), Some(node)) = (entry(number), maps::node()) else { return };
+    // The map has no locks; those of the flow table are held as shortly.
+    let Some(held) = flows::record_lock(number, node.flow_pages) else { return };
+    flows::lock(held);
+    // SAFETY: an entry of the table.
+    if unsafe { (&raw const (*entry).version).read_volatile() } == version {
+        write(entry);
+    }
+    flows::unlock(held);
+}
