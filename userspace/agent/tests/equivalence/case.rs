@@ -18,7 +18,7 @@ use crate::{
     exclusions,
     node::harness::Harness,
     oracle::{Oracle, Possible},
-    packet::{Phase, ROUTER, Sender, Sent, Way, destination, id_of, named},
+    packet::{Content, Phase, ROUTER, Sender, Sent, Way, destination, id_of, named},
     rig::Rig,
 };
 
@@ -118,6 +118,8 @@ struct Connection {
     /// The last delivery of a reply.
     reply: Option<Delivery>,
     is_replied: bool,
+    /// A reply was dropped. The datapath may know what it has acknowledged, and drop errors about older segments.
+    has_lost_reply: bool,
     /// A packet was delivered before the change.
     precedes_change: bool,
     /// A packet to a service was dropped for one of several reasons, which leave different backends behind.
@@ -236,8 +238,11 @@ impl<H: Harness> Case<'_, H> {
 
     fn is_excluded(&self, probe: usize, step: Step, sent: &Sent) -> bool {
         let is_error = || {
+            let is_tcp =
+                matches!(self.cluster.probes[probe].resolved(self.cluster).content, Content::Tcp { .. });
             exclusions::applies_to_error::<H>(self.cluster, self.stage, sent)
                 || self.may_begin_again(probe, sent)
+                || is_tcp && self.connections[probe].has_lost_reply
         };
         let may_be_outdated = || {
             let is_by_mac = self.cluster.probes[probe].is_by_mac();
@@ -360,6 +365,7 @@ impl<H: Harness> Case<'_, H> {
             }
             Step::Back => {
                 connection.is_replied |= !deliveries.is_empty();
+                connection.has_lost_reply |= deliveries.is_empty();
                 connection.reply.clone_from(&one);
             }
             Step::Errors(_) => {}
