@@ -13,8 +13,8 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use contiv_abi::{
-    Address, Be16, Domain, DropCount, DropReason, DsrHook, DsrKey, FdbKey, Mac, NeighEntry, NeighKey, Segment,
-    TCP, Tuple, Vip, VipKey,
+    Address, Be16, Domain, DropCount, DropReason, DsrHook, DsrKey, FdbKey, Mac, NeighEntry, NeighKey,
+    Segment, TCP, Tuple, Vip, VipKey,
     maps::{DSR_STATS_SLOTS, VIPS_CAPACITY},
     service_mac,
 };

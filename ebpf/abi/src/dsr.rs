@@ -44,18 +44,23 @@ impl DsrKey {
     }
 
     /// A sum of products that do not depend on each other, so that the CPU computes them at once. What a client can
-    /// choose is multiplied by secret numbers: differences of two words cannot be chosen to cancel each other. Service
-    /// and network are no choice of a client, and share a product.
+    /// choose is multiplied by secret numbers: differences of two words cannot be chosen to cancel each other.
     #[inline(always)]
     const fn hash(&self, seed: u64) -> u64 {
-        const KEYS: [u64; 4] =
-            [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344, 0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
+        const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+        const KEYS: [u64; 5] = [
+            0x243f_6a88_85a3_08d3,
+            0x1319_8a2e_0370_7344,
+            0xa409_3822_299f_31d0,
+            0x082e_fa98_ec4e_6c89,
+            0x4528_21e6_38d0_1377,
+        ];
         let [a, b, c, d, network, ends] = self.words;
-        let service = c ^ d.rotate_left(32) ^ network;
         let client = product(a, seed ^ KEYS[0]).wrapping_add(product(b, seed ^ KEYS[1]));
-        let other = product(service, seed ^ KEYS[2]).wrapping_add(product(ends, seed ^ KEYS[3]));
-        let sum = client.wrapping_add(other);
-        (sum ^ sum >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        let service = product(c, seed ^ KEYS[2]).wrapping_add(product(d, seed ^ KEYS[3]));
+        let other = product(ends, seed ^ KEYS[4]).wrapping_add(network.wrapping_mul(ODD));
+        let sum = client.wrapping_add(service).wrapping_add(other);
+        (sum ^ sum >> 32).wrapping_mul(ODD)
     }
 }
 

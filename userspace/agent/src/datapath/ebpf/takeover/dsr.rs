@@ -321,11 +321,8 @@ mod tests {
 
     #[test]
     fn a_connection_takes_a_free_entry_unless_there_is_one_of_it() {
-        let entry = |last: u8| DsrEntry {
-            client: Address::v4([10, 1, 1, last]),
-            protocol: 6,
-            ..DsrEntry::FREE
-        };
+        let entry =
+            |last: u8| DsrEntry { client: Address::v4([10, 1, 1, last]), protocol: 6, ..DsrEntry::FREE };
         let set = |clients: [u8; DsrSet::LEN]| {
             clients.map(|client| if client == 0 { DsrEntry::FREE } else { entry(client) })
         };
