@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use e2e::{
     binaries::Binary,
     cluster::{Cluster, Datapath, Encap, Network, Node, Pod, Shape, StoreKind},
+    http::Client,
     load::{Server, Streams},
 };
 use serde_json::{Value, json};
@@ -97,6 +98,20 @@ fn is_refused(from: &Pod, to: SocketAddr) -> Result<bool> {
     Ok(socket.recv(&mut [0; 16]).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused))
 }
 
+/// By host access a pod reaches its node's agent, which answers it about health and metrics only.
+fn agent_refuses_pod(node: &Node, pod: &Pod) -> Result<()> {
+    let client = Client::within(pod.netns(), node.client().server());
+    for (method, path, status) in [
+        ("GET", "/healthz", 200),
+        ("GET", "/inspect/driver", 403),
+        ("DELETE", "/debug/reclaimEndpoint/none", 403),
+    ] {
+        let response = client.send(method, path, None, None)?;
+        ensure!(response.status == status, "{method} {path} by {}: {response:?}", pod.name);
+    }
+    Ok(())
+}
+
 /// A host that sends to private addresses through a node reaches no pod.
 fn is_closed_to_others(cluster: &Cluster, node: &Node) -> Result<()> {
     let other = cluster.fabric.netns();
@@ -173,6 +188,7 @@ fn pods_have_host_access(cluster: &mut Cluster, pods: &[Pod]) -> Result<()> {
     let dropped = |node: &Node| node.metric("contiv_datapath_drops_total{reason=\"no-route\"}");
     for pod in pods {
         let node = cluster.nodes.iter().find(|node| node.name == pod.node).context("the pod's node")?;
+        agent_refuses_pod(node, pod)?;
         let in_other_network = if pod.ip.octets()[1] == 1 { "10.2.77.77" } else { "10.1.77.77" };
         for nowhere in [in_other_network, "172.19.0.1", "172.19.0.2", "169.254.169.254"] {
             // There is no counter before the first one.

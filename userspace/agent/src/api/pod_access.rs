@@ -1,10 +1,10 @@
-//! Access of pods to the API. They reach the node by infra networks.
+//! Access of pods to the API. They reach the node by infra networks, and by host access.
 
 use std::net::IpAddr;
 
 use contiv_model::{endpoint::Endpoint, network::Network};
 
-use crate::state::State;
+use crate::{datapath::host_access::kernel_address, state::State};
 
 /// Paths that are open to pods.
 const OPEN: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
@@ -30,8 +30,17 @@ pub(super) fn is_assigned(state: &State, address: IpAddr) -> bool {
     let is_unknown =
         |network: &Network| network.contains(address) && state.on_network(&network.id).next().is_none();
     state.endpoints().any(|endpoint| has(endpoint, address))
+        || is_private(state, address)
         || state.networks().any(is_unknown)
         || state.is_unreadable_address(address)
+}
+
+/// Whether the address is one by which host access leads from a pod to the kernel, in no record. The kernel itself has one of the
+/// private subnet, too.
+fn is_private(state: &State, address: IpAddr) -> bool {
+    let IpAddr::V4(address) = address else { return false };
+    let subnet = state.private_subnet().filter(|subnet| subnet.contains(&address));
+    subnet.is_some_and(|subnet| address != kernel_address(subnet))
 }
 
 /// Whether the address is assigned to the endpoint.
@@ -45,6 +54,7 @@ fn has(endpoint: &Endpoint, address: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use contiv_model::{
+        global::Config,
         key::Key,
         mac::Mac,
         network::Kind,
@@ -118,6 +128,28 @@ mod tests {
         state.set(&Key::NodeVtep("h".into()), Some(ClusterObject::Node(vtep)));
         state.reject(&Key::Network("unreadable.t".into()));
         assert_eq!(assigned(&state), [true, true, false]);
+    }
+
+    /// Local delivery is not masqueraded: the node sees the private address of its pod.
+    #[test]
+    fn addresses_of_host_access_are_refused() {
+        let set = |state: &mut State, mode: &str| {
+            let (fwd_mode, pvt_subnet) = (mode.to_owned(), "172.19.0.0/16".to_owned());
+            let config = Config { fwd_mode, pvt_subnet, ..Config::default() };
+            state.set(&Key::MasterConfig, Some(ClusterObject::Config(config)));
+        };
+        let assigned = |state: &State| {
+            let addresses = ["172.19.0.7", "172.19.255.253", "172.19.255.254", "172.20.0.7", "2001:db8::7"];
+            addresses.map(|address| is_assigned(state, address.parse().unwrap()))
+        };
+        let mut state = State::default();
+        set(&mut state, "routing");
+        assert_eq!(assigned(&state), [false; 5]);
+        state.allow_host_access();
+        // The kernel has the third address.
+        assert_eq!(assigned(&state), [true, true, false, false, false]);
+        set(&mut state, "bridge");
+        assert_eq!(assigned(&state), [false; 5]);
     }
 
     #[test]

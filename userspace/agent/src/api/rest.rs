@@ -224,7 +224,7 @@ impl Server {
     }
 }
 
-/// Refuses requests of pods, which reach the node by infra networks, except for health checks and metrics.
+/// Refuses requests of pods, which reach the node by infra networks and host access, except for health checks and metrics.
 async fn refuse_pods(
     State(parts): State<Parts>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
