@@ -50,7 +50,7 @@ pub(super) struct NatTable {
 }
 
 impl NatTable {
-    /// The table, as `nft` lists it.
+    /// The table, as `nft` lists it. The marks of others stay: kube-proxy's, and those of the operator's routing rules.
     fn text(&self) -> String {
         let NatTable { subnet, closed, tunnels } = self;
         let to_tunnels: String = tunnels
@@ -61,9 +61,9 @@ impl NatTable {
             "table ip {TABLE} {{\n\
              \tchain prerouting {{\n\
              \t\ttype filter hook prerouting priority filter; policy accept;\n\
-             \t\tiifname \"{HOST_PORT}\" meta mark set {MARK:#010x}\n\
-             \t\tip daddr {subnet} ct state established meta mark set {MARK:#010x}\n\
-             \t\tip daddr {subnet} ct state related meta mark set {MARK:#010x}\n\
+             \t\tiifname \"{HOST_PORT}\" meta mark set meta mark | {MARK:#010x}\n\
+             \t\tip daddr {subnet} ct state established meta mark set meta mark | {MARK:#010x}\n\
+             \t\tip daddr {subnet} ct state related meta mark set meta mark | {MARK:#010x}\n\
              \t}}\n\
              \n\
              \tchain postrouting {{\n\
@@ -201,12 +201,23 @@ fn address(message: &AddressMessage) -> Option<(IpAddr, u8)> {
 
 /// Replaces the table, unless it is as wanted.
 fn replace(wanted: Option<String>) -> io::Result<bool> {
-    if listed()? == wanted {
+    if listed()?.as_deref().map(spelled_alike) == wanted.as_deref().map(spelled_alike) {
         return Ok(false);
     }
     // In one transaction. The first line makes the second one valid without a table.
     let remove = format!("table ip {TABLE} {{}}\ndelete table ip {TABLE}\n");
     load(&(remove + &wanted.unwrap_or_default())).map(|()| true)
+}
+
+/// The lines of a table in one spelling: versions of `nft` list the operator as `|` or `or`, and numbers with or without
+/// leading zeros.
+fn spelled_alike(table: &str) -> Vec<String> {
+    let word = |word: &str| match (word, word.strip_prefix("0x")) {
+        ("or", _) => "|".to_owned(),
+        (_, Some(digits)) => format!("0x{}", digits.trim_start_matches('0')),
+        _ => word.to_owned(),
+    };
+    table.lines().map(|line| line.split(' ').map(word).collect::<Vec<_>>().join(" ")).collect()
 }
 
 /// The table; `None` if there is none.
@@ -263,6 +274,25 @@ mod tests {
         let replace = |table: Option<&String>| node.run(|| Ok(replace(table.cloned())?)).unwrap();
         let changed = [None, Some(&one), Some(&one), Some(&two), Some(&two), None, None].map(replace);
         assert_eq!(changed, [false, true, false, true, false, true, false]);
+    }
+
+    #[test]
+    fn tables_are_compared_in_one_spelling() {
+        let table = NatTable {
+            subnet: "172.19.0.0/16".parse().unwrap(),
+            tunnels: [4789].into(),
+            closed: ["or".to_owned()].into(),
+        };
+        let text = table.text();
+        for (from, to) in [(" | ", " or "), ("0x00002000", "0x2000")] {
+            let other = text.replace(from, to);
+            assert_ne!(other, text);
+            assert_eq!(spelled_alike(&other), spelled_alike(&text), "{to}");
+        }
+        for (from, to) in [("mark | ", "mark & "), ("meta mark | ", ""), ("0x00002000", "0x00020000")] {
+            let other = text.replace(from, to);
+            assert_ne!(spelled_alike(&other), spelled_alike(&text), "{to}");
+        }
     }
 
     fn nft(words: &str) -> anyhow::Result<()> {

@@ -17,7 +17,8 @@ use super::{
 };
 use crate::datapath::{KERNEL_PORT, host_access::HOST_PORT};
 
-/// Mark of the packets that the table of host access lets pass. Kubernetes uses 0x4000 and 0x8000.
+/// Bit in the mark of the packets that the table of host access lets pass. Others have bits there, too: Kubernetes 0x4000 and
+/// 0x8000.
 pub(super) const MARK: u32 = 0x2000;
 /// Interface that the node's own packets come from.
 const LOOPBACK: &str = "lo";
@@ -34,7 +35,7 @@ pub(super) struct Rule {
     from: Option<&'static str>,
     /// Destination; `None` for all.
     to: Option<Ipv4Net>,
-    /// Whether the rule is for packets without [`MARK`] only.
+    /// Whether the rule is for packets without [`MARK`] only, whatever other bits their mark has.
     is_unmarked: bool,
     action: Action,
 }
@@ -269,8 +270,14 @@ mod tests {
         assert!(is_open());
         assert_eq!((sync(Some(SUBNET)), sync(Some(SUBNET))), (3, 0));
         assert!(!is_open());
-        assert!(leads_to(&format!("{to_pod} mark {MARK}"), "contivh0"));
-        assert!(leads_to(&format!("{from_pod} mark {MARK}"), "eth1"));
+        // Whatever others have marked.
+        for others in [0, 0x4000, !MARK] {
+            let (marked, unmarked) = (others | MARK, others);
+            assert!(leads_to(&format!("{to_pod} mark {marked:#x}"), "contivh0"), "{marked:#x}");
+            assert!(leads_to(&format!("{from_pod} mark {marked:#x}"), "eth1"), "{marked:#x}");
+            assert!(!leads_to(&format!("{to_pod} mark {unmarked:#x}"), "contivh0"), "{unmarked:#x}");
+            assert!(!leads_to(&format!("{from_pod} mark {unmarked:#x}"), "eth1"), "{unmarked:#x}");
+        }
         assert!(leads_to("172.19.0.7", "contivh0"), "the node itself reaches its pods");
         // Another subnet, and none.
         let other = Ipv4Net::new_assert(std::net::Ipv4Addr::new(172, 20, 0, 0), 16);
