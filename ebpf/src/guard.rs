@@ -193,17 +193,33 @@ fn reports(ctx: &TcContext, packet: &Packet) -> bool {
             .is_ok_and(|kind| kind == REPORT || kind == DONE || kind == REPORT_V2)
 }
 
-/// [`ctv_guard_destination`] for a packet without a flow, unless `service::ctv_choose` checks the same.
+/// [`ctv_guard_destination`] and [`is_for_all`] for a packet without a flow, unless `service::ctv_choose` checks the same.
 ///
 /// A function of its own for the verifier; its result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_guard_new(packet: *mut Packet) -> u32 {
-    match packet::of(packet) {
-        Some(packet) if packet.ingress == Ingress::POD && packet.icmp_error == Told::NOTHING => packet::GO_ON,
-        Some(packet) => ctv_guard_destination(packet),
-        None => DropReason::Malformed as u32,
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
+    if packet.ingress == Ingress::POD && packet.icmp_error == Told::NOTHING {
+        return packet::GO_ON;
     }
+    let code = ctv_guard_destination(packet);
+    let owner = || maps::neighbour(&NeighKey::new(packet.domain, packet.tuple.destination));
+    if code == packet::GO_ON && is_for_all(packet) && owner().is_none() {
+        return DropReason::AddressMismatch as u32;
+    }
+    code
+}
+
+/// Whether the packet, which is in a frame for one endpoint, is for all hosts of a subnet, as far as no endpoint has its
+/// destination: the receiver takes it for its own, and no rules about its address apply. Only of packets without a flow, because
+/// no flow begins so.
+#[inline(always)]
+pub(crate) fn is_for_all(packet: &Packet) -> bool {
+    let to = &packet.tuple.destination;
+    packet.ip6 == 0
+        && packet.route == Route::BRIDGED
+        && maps::subnet(packet.domain, to).is_some_and(|subnet| subnet.is_of_all(to))
 }
 
 /// Whether the endpoint with the destination IP address of the packet metadata has the frame's destination Ethernet address:

@@ -63,7 +63,7 @@ pub(crate) extern "C" fn ctv_choose(packet: *mut Packet) -> u32 {
     code
 }
 
-/// What follows for a packet that is for no port of a service, with what `guard::ctv_guard_destination` checks.
+/// What follows for a packet that is for no port of a service, with what `guard::ctv_guard_new` checks of others.
 ///
 /// A function of its own for the stack; its result is that of `packet::code`.
 #[inline(never)]
@@ -73,7 +73,7 @@ extern "C" fn ctv_no_service(packet: *mut Packet) -> u32 {
     let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.tuple.destination));
     let Some(owner) = owner else {
         packet.guarded = 1;
-        return GO_ON;
+        return if guard::is_for_all(packet) { DropReason::AddressMismatch as u32 } else { GO_ON };
     };
     if packet.guarded == 0 && packet.route == Route::BRIDGED && !guard::is_addressed(packet, &owner) {
         return DropReason::AddressMismatch as u32;

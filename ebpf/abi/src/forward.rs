@@ -294,6 +294,15 @@ impl Subnet {
         let ([a, b], [c, d], [e, f]) = (ip.words(), self.mask.words(), self.prefix.words());
         a == e | !c && b == f | !d
     }
+
+    /// Returns true for the address of all hosts of an IPv4 subnet, and for its first one, which Linux before 5.14 takes for
+    /// the same. Subnets of one or two addresses have none (RFC 3021).
+    #[inline(always)]
+    pub const fn is_of_all(&self, ip: &Address) -> bool {
+        let [_, mask] = self.mask.words();
+        let hosts = !mask;
+        ip.is_v4() && hosts & hosts.wrapping_sub(1) != 0 && (ip.same(&self.prefix) || self.is_last(ip))
+    }
 }
 
 /// Settings of the node.
@@ -365,5 +374,24 @@ mod tests {
         let ten = Subnet { prefix, mask, gateway: Address::v4([10, 0, 0, 1]), routed };
         assert!(ten.contains(&Address::v4([10, 1, 1, 1])) && !ten.contains(&Address::v4([11, 1, 1, 1])));
         assert!(!ten.contains(&ten.gateway) && ten.is_last(&Address::v4([10, 255, 255, 255])));
+    }
+
+    #[test]
+    fn ipv4_subnets_have_addresses_of_all_hosts() {
+        let ip = |last| Address::v4([10, 7, 0, last]);
+        let subnet = |last, bits: u8| {
+            let mut mask = Address([0xff; 16]);
+            mask.0[15] = bits;
+            Subnet { prefix: ip(last), mask, gateway: ip(254), routed: Segment::vxlan(0) }
+        };
+        let wide = subnet(0, 0);
+        assert!(wide.is_of_all(&ip(0)) && wide.is_of_all(&ip(255)));
+        assert!(![1, 127, 128, 254].iter().any(|last| wide.is_of_all(&ip(*last))));
+        let four = subnet(8, 0b1111_1100);
+        assert!(four.is_of_all(&ip(8)) && four.is_of_all(&ip(11)) && !four.is_of_all(&ip(9)));
+        let (two, one) = (subnet(8, 0b1111_1110), subnet(8, 0xff));
+        assert!(![two, one].iter().any(|few| few.is_of_all(&ip(8)) || few.is_of_all(&ip(9))));
+        let v6 = Subnet { prefix: Address([0xfd; 16]), ..wide };
+        assert!(!v6.is_of_all(&v6.prefix));
     }
 }

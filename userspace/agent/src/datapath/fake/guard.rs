@@ -7,20 +7,21 @@
 //!   advertisements and redirects are dropped, because gateways are configured.
 //! * A frame to the Ethernet address of one endpoint has no IP address of another.
 //! * A pod may send to the router, and a peer's router sends packets of the endpoints there.
-//! * Tags, link-local groups, DHCP servers, pods that speak to a tunnel port, packets to groups in frames for one endpoint,
-//!   packets from 0.0.0.0 other than DHCP requests and IGMP, and packets from `::` other than neighbour discovery and reports
-//!   of multicast listeners are dropped.
+//! * Tags, link-local groups, DHCP servers, pods that speak to a tunnel port, packets to groups and to all hosts of a subnet in
+//!   frames for one endpoint, packets from 0.0.0.0 other than DHCP requests and IGMP, and packets from `::` other than
+//!   neighbour discovery and reports of multicast listeners are dropped.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use contiv_model::{addresses::Addresses, mac::Mac, policy::UDP, tag::Encap, vrf::Vrf};
+use ipnet::IpNet;
 
 use super::{
     forward::{Origin, locals, peers, remotes, services_on},
     route::{Router, on_kernel},
 };
 use crate::datapath::{
-    Desired, Local, Object,
+    Desired, Local, Object, Subnet,
     wire::{
         frame::{ARP, ETHERNET, Ethernet, ICMPV6, IPV4, IPV6, ND_HOP_LIMIT, bytes},
         packet::Packet,
@@ -210,6 +211,18 @@ impl<'a> Sender<'a> {
         })
     }
 
+    /// Whether a kernel takes the address for that of all hosts of a subnet; those before Linux 5.14 do so with the first one, too.
+    fn is_of_all(&self, ip: IpAddr) -> bool {
+        self.objects.iter().any(|(_, object)| match object {
+            Object::Subnet(Subnet { vrf, prefix: IpNet::V4(prefix), .. }) => {
+                *vrf == *self.vrf
+                    && prefix.prefix_len() < 31
+                    && [prefix.network(), prefix.broadcast()].iter().any(|all| ip == *all)
+            }
+            _ => false,
+        })
+    }
+
     /// Whether ARP or neighbour discovery may name this Ethernet address: on the wire, routers have virtual addresses.
     fn may_name(&self, mac: Mac) -> bool {
         let unknown = || !mac.is_multicast() && self.endpoint(mac).is_none();
@@ -316,19 +329,16 @@ impl<'a> Sender<'a> {
         if is_udp && to_node && self.local().is_some() {
             return false;
         }
+        let ends = [source.0, destination.0];
+        let is_routed = || self.local().is_some() && self.router().receives(ethernet.destination, ends);
         match self.owner(destination.0) {
             // The kernel of a pod accepts a packet for its address from such a frame, too (RFC 1122 3.3.6).
             Some(_) if ethernet.destination.is_multicast() => false,
             Some(owner) if owner.is_service && *self.from == Origin::Uplink => true,
             // The kernel sends to the router.
             Some(_) if *self.from == Origin::Kernel => true,
-            Some(owner) => {
-                let ends = [source.0, destination.0];
-                let is_routed =
-                    || self.local().is_some() && self.router().receives(ethernet.destination, ends);
-                owner.mac == ethernet.destination || is_routed()
-            }
-            None => true,
+            Some(owner) => owner.mac == ethernet.destination || is_routed(),
+            None => ethernet.destination.is_multicast() || is_routed() || !self.is_of_all(destination.0),
         }
     }
 }

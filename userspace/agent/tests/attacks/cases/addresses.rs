@@ -7,6 +7,7 @@ use testkit::packet::{BROADCAST, Mac, Packet, protocol};
 use super::headers::extension;
 use crate::{
     attack::{Attack, POD, V4, V6},
+    node::topology,
     rules::{Attacker, Rules},
     scene::{Scene, Transport, ip},
 };
@@ -15,7 +16,7 @@ const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ALL_NODES_MAC: Mac = [0x33, 0x33, 0, 0, 0, 1];
 
 pub(super) fn attacks() -> Vec<Attack> {
-    [of_endpoints(), to_groups(), out_to_groups()].into_iter().flatten().collect()
+    [of_endpoints(), to_groups(), to_subnet(), out_to_groups()].into_iter().flatten().collect()
 }
 
 fn of_endpoints() -> Vec<Attack> {
@@ -79,6 +80,22 @@ fn to_groups() -> Vec<Attack> {
         .against(Rules::ADDRESSES)
     };
     v4.map(IpAddr::from).into_iter().chain(v6.map(IpAddr::from)).map(to).collect()
+}
+
+/// The same of the addresses of all hosts of its subnet: the last one, and the first one for Linux before 5.14.
+fn to_subnet() -> Vec<Attack> {
+    let to = |last: u8| {
+        let all = topology::ip(last);
+        Attack::new("new", format!("UDP to {all} in a frame for the victim"), move |s| {
+            let headers = || s.ip_to(s.victim.mac(), all.into());
+            vec![s.send(&s.udp(headers())).nowhere(), s.send(&s.echo(headers())).nowhere()]
+        })
+        .by(V4)
+        .against(&[Rules::DenyNetwork, Rules::DenyAddress, Rules::DenyOutAddress])
+        // All hosts get it in a frame for all.
+        .honest(move |s| vec![s.send(&s.udp(s.ip_to(BROADCAST, all.into()))).arrives()])
+    };
+    [0, 255].map(to).into_iter().collect()
 }
 
 /// The receivers on other nodes are not known.

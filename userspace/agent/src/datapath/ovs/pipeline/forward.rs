@@ -48,7 +48,7 @@ pub(crate) fn subnet(subnet: &Subnet, segment: Segment, kernel: Option<u32>) -> 
     if let IpNet::V4(prefix) = subnet.prefix
         && prefix.prefix_len() < 31
     {
-        flows.extend(guard::broadcast(domain, prefix.broadcast()));
+        flows.extend(guard::broadcast(domain, prefix));
     }
     if let Some(gateway) = subnet.gateway.filter(|_| subnet.is_routed()) {
         flows.extend(guard::router(domain, subnet.prefix, gateway.ip));

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use contiv_model::mac::Mac;
+use ipnet::Ipv4Net;
 use openflow_rs::{
     Field, Flow, Match,
     matching::{ICMPV6_NEIGHBOUR_ADVERTISEMENT, ICMPV6_NEIGHBOUR_SOLICITATION},
@@ -10,7 +11,7 @@ use openflow_rs::{
 
 use super::{
     GROUP_BIT, ND_HOP_LIMIT, advertised, advertisement, claims, destination, form, named, pass,
-    record::{Place, Record},
+    record::{Place, Record, without_owner},
     source,
 };
 use crate::datapath::ovs::pipeline::{
@@ -75,8 +76,16 @@ fn nd_announced(domain: Domain, mac: Mac, vip: Ipv6Addr) -> Vec<Flow> {
     flows
 }
 
-/// Returns the flows that drop frames from outside with the broadcast address of a subnet as their source, and fragments to it.
-pub(crate) fn broadcast(domain: Domain, address: Ipv4Addr) -> Vec<Flow> {
-    let claimed = claims(domain, address.into()).map(|m| Flow::new(table::CLAIM, check::CLAIMED, m));
-    claimed.chain([form::fragments(destination(domain.packets(), address.into()))]).collect()
+/// Returns the flows that drop frames from outside with the broadcast address of a subnet as their source, and fragments to it. And
+/// packets to it in frames to one station, which takes them for its own, so that no rules about its address would apply; likewise to the
+/// first address, which Linux before 5.14 takes for the same.
+pub(crate) fn broadcast(domain: Domain, subnet: Ipv4Net) -> Vec<Flow> {
+    let (first, last) = (subnet.network(), subnet.broadcast());
+    let mut flows: Vec<Flow> =
+        claims(domain, last.into()).map(|m| Flow::new(table::CLAIM, check::CLAIMED, m)).collect();
+    flows.push(form::fragments(destination(domain.packets(), last.into())));
+    let unicast = || without_owner(domain.packets().masked(Field::EthDst, 0u64, GROUP_BIT));
+    let to = |ip: Ipv4Addr| Flow::new(table::TARGET_CHECK, check::CLAIMED, destination(unicast(), ip.into()));
+    flows.extend([first, last].map(to));
+    flows
 }
