@@ -338,8 +338,7 @@ pub(crate) extern "C" fn ctv_admits(ifindex: u32) -> u32 {
     if packet.admission == Admission::WITHOUT_RULES {
         return packet::code(admits_receiver(packet, port.group));
     }
-    let own = if packet.ip6 != 0 { port.ip6.words() } else { Address::v4(port.ip).words() };
-    replicated(packet, inquiry, own);
+    replicated(packet, inquiry, port.own(packet.ip6 != 0));
     inquiry.groups = [packet.source_group, port.group];
     inquiry.identities[1] = port.group;
     if ctv_side(OUT as u32) != 0 || ctv_side(IN as u32) != 0 {

@@ -43,6 +43,18 @@ impl Port {
     pub const fn priority(&self) -> u32 {
         (Port::QUEUE as u32) << 16 | self.class as u32
     }
+
+    /// The words of the pod's address in one family; a pod without an IPv6 address has its link-local one.
+    #[inline(always)]
+    pub const fn own(&self, ip6: bool) -> [u64; 2] {
+        if !ip6 {
+            Address::v4(self.ip).words()
+        } else if self.ip6.is_zero() {
+            Address::link_local(&self.mac).words()
+        } else {
+            self.ip6.words()
+        }
+    }
 }
 
 /// A port at a place that follows from its interface index, for programs that cannot afford a search: a
@@ -374,6 +386,27 @@ mod tests {
         let ten = Subnet { prefix, mask, gateway: Address::v4([10, 0, 0, 1]), routed };
         assert!(ten.contains(&Address::v4([10, 1, 1, 1])) && !ten.contains(&Address::v4([11, 1, 1, 1])));
         assert!(!ten.contains(&ten.gateway) && ten.is_last(&Address::v4([10, 255, 255, 255])));
+    }
+
+    #[test]
+    fn a_pod_without_an_ipv6_address_has_its_link_local_one() {
+        let ip6 = Address([0xfd; 16]);
+        let port = Port {
+            segment: Segment::vxlan(1),
+            mac: [2, 2, 10, 7, 0, 2],
+            class: 0,
+            slot: 0,
+            group: 0,
+            ip: [10, 7, 0, 2],
+            queue: 0,
+            ip6,
+            domain: Domain::NONE,
+            number: 0,
+        };
+        assert_eq!(port.own(false), Address::v4([10, 7, 0, 2]).words());
+        assert_eq!(port.own(true), ip6.words());
+        let port = Port { ip6: Address([0; 16]), ..port };
+        assert_eq!(port.own(true), Address::link_local(&port.mac).words());
     }
 
     #[test]

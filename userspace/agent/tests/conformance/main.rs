@@ -53,7 +53,7 @@ on_every_datapath!([
     failure: missing_interface_fails_alone, unsupported_values_fail_alone;
     policy: rules_out_hold_at_the_source, flows_to_strangers_reach_no_endpoint,
         flows_of_endpoints_reach_no_strangers, an_address_comes_without_its_group, rules_in_hold_at_the_destination, answers_pass, errors_belong_to_their_connection, a_change_is_in_force_at_once,
-        the_highest_priority_decides, rules_match_addresses, icmp_rules_match_both_families, policies_do_not_apply_to_neighbour_discovery,
+        the_highest_priority_decides, rules_match_addresses, rules_match_link_local_addresses_in_groups, icmp_rules_match_both_families, policies_do_not_apply_to_neighbour_discovery,
         rules_apply_to_solicitations_from_afar,
         packets_get_the_dscp_of_their_group;
     connections: replies_reach_no_successor, the_other_end_opens_a_connection_of_its_own;

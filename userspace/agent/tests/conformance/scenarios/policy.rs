@@ -1,10 +1,14 @@
 //! Policies and net profiles: packets are treated as the oracle of the model decides.
 
+use std::net::{IpAddr, Ipv6Addr};
+
 use anyhow::{Result, ensure};
 use contiv_model::{
+    mac::Mac,
     policy::{Action, Direction, ICMP, Identity, Peer, Rule, UDP},
     tag::Encap,
 };
+use ipnet::IpNet;
 use netplugin::datapath::{Group, Object, ObjectId};
 use testkit::packet::Packet;
 
@@ -351,6 +355,39 @@ pub(crate) fn rules_match_addresses<H: Harness>() -> Result<()> {
     world.passes(("pa", 1, 4100), ("pb", 2, 5000))?;
     world.set(group(TWO, [mine("10.7.0.2/32")?, mine("2001:db8:7::2/128")?])?)?;
     world.is_dropped(("pa", 1, 4200), (2, 5000))
+}
+
+/// Rules about addresses apply to what a pod without an IPv6 address receives by IPv6: by its link-local address.
+pub(crate) fn rules_match_link_local_addresses_in_groups<H: Harness>() -> Result<()> {
+    for net in Net::kinds()? {
+        let here = match in_group(net.local("pb", 2), TWO)? {
+            Object::Local(local) => {
+                Object::Local(netplugin::datapath::Local { addresses: ip(2).into(), ..local })
+            }
+            other => other,
+        };
+        let pods = [in_group(net.local("pa", 1), ONE)?, here, net.local("pc", 3)];
+        let mut world: World<H> = World::new(peers().into_iter().chain([net.network()]).chain(pods))?;
+        let link_local = IpNet::from(IpAddr::from(Mac(mac(2)).link_local()));
+        let frame = Packet::eth([0x33, 0x33, 0, 0, 0, 0xfb], mac(1))
+            .ipv6(ip6(1), Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0xfb))
+            .udp(5353, 5353)
+            .payload(b"multicast");
+        let elsewhere = || net.to_other_nodes(&frame).into_iter();
+        let to = |port: &str| to_pod(port, &frame);
+        world.sends(&pod("pa"), &frame, elsewhere().chain([to("pb"), to("pc")]))?;
+
+        let mine = Rule { own: Some(link_local), ..rule(Direction::In, Action::Deny, 1)? };
+        world.set(group(TWO, [mine])?)?;
+        world.sends(&pod("pa"), &frame, elsewhere().chain([to("pc")]))?;
+
+        world.set(group(TWO, [])?)?;
+        let peer = Peer::prefix(link_local);
+        // The receivers on other nodes are not known.
+        world.set(group(ONE, [Rule { peer, ..rule(Direction::Out, Action::Deny, 1)? }])?)?;
+        world.sends(&pod("pa"), &frame, [to("pc")])?;
+    }
+    Ok(())
 }
 
 /// A rule for ICMP applies to ICMP and ICMPv6.
