@@ -38,10 +38,16 @@ pub(crate) fn claim(packet: &Packet, ip: Address, mac: Mac) -> Result<u32, DropR
 /// nobody. Link-local and unspecified addresses are; the gateway's is not.
 #[inline(always)]
 pub(crate) fn is_inside(domain: Domain, ip: &Address, ip6: bool) -> bool {
+    is_of_link(ip, ip6) || maps::subnet(domain, ip).is_some_and(|subnet| subnet.contains(ip))
+}
+
+/// Whether this is a link-local or an unspecified address.
+#[inline(always)]
+pub(crate) fn is_of_link(ip: &Address, ip6: bool) -> bool {
     let link_local = ip6 && ip.0[0] == 0xfe && ip.0[1] & 0xc0 == 0x80;
     let [high, low] = ip.words();
     let unspecified = high | low == 0 || ip.is_v4() && ip.low()[0] == 0;
-    link_local || unspecified || maps::subnet(domain, ip).is_some_and(|subnet| subnet.contains(ip))
+    link_local || unspecified
 }
 
 /// Whether ARP or neighbour discovery may name `mac` beside the frame's own source address: on the wire, routers have virtual

@@ -16,7 +16,7 @@ use crate::{
     flow_index::find,
     flow_records::{ctv_read_ahead, ctv_remove},
     flows, guard, maps,
-    packet::{self, GO_ON, NEW, Packet, Piece, Replaces, Told, tcp},
+    packet::{self, GO_ON, Ingress, NEW, Packet, Piece, Replaces, Told, tcp},
     policy, served, service_entry,
 };
 
@@ -488,13 +488,20 @@ extern "C" fn ctv_inside(packet: *mut Packet) -> u32 {
     if packet.icmp_error == Told::FLOW && is_for_sender && is_on_path(packet) { GO_ON } else { NEW }
 }
 
-/// Whether an ICMP error comes from the receiver of the packet that it quotes, or from a router: no endpoint is one.
+/// Whether an ICMP error comes from the receiver of the packet that it quotes, or from a router: no endpoint is one. On the wire, the
+/// gateway may be a virtual address of several routers (RFC 5798), which send from addresses of their own in the subnet.
 #[inline(always)]
 fn is_on_path(packet: &Packet) -> bool {
-    let source = &packet.tuple.source;
+    let (source, ip6) = (&packet.tuple.source, packet.ip6 != 0);
+    let is_strange = || {
+        if packet.ingress == Ingress::WIRE {
+            claim::is_of_link(source, ip6)
+        } else {
+            claim::is_inside(packet.domain, source, ip6)
+        }
+    };
     source.same(&packet.inner.destination)
-        || maps::neighbour(&NeighKey::new(packet.domain, *source)).is_none()
-            && !claim::is_inside(packet.domain, source, packet.ip6 != 0)
+        || maps::neighbour(&NeighKey::new(packet.domain, *source)).is_none() && !is_strange()
 }
 
 /// Whether the flow of the ICMP error in hand is between two addresses of one link: its packets pass no router, unless other nodes are

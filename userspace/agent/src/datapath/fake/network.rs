@@ -271,21 +271,24 @@ impl<'a> Network<'a> {
     }
 
     /// An address that is no endpoint's.
-    pub(super) fn stranger(&self, address: IpAddr) -> Side<'a> {
-        // On the link, or no endpoint's: "this network" and the unspecified address of IPv6.
-        let is_reserved = match address {
-            IpAddr::V4(ip) => ip.octets()[0] == 0,
-            IpAddr::V6(ip) => ip.is_unspecified() || ip.is_unicast_link_local(),
-        };
+    fn stranger(&self, address: IpAddr) -> Side<'a> {
         let is_inside = |subnet: &Subnet| {
             let gateway = subnet.gateway.is_some_and(|gateway| gateway.ip == address);
             subnet.prefix.contains(&address) && !gateway
         };
-        if is_reserved || self.subnets().any(is_inside) {
+        if is_of_link(address) || self.subnets().any(is_inside) {
             Side::unknown_inside(address)
         } else {
             Side::outside(address)
         }
+    }
+
+    /// Whether an address may be a router's: no endpoint is one. On the wire, the gateway may be a virtual address of several routers
+    /// (RFC 5798), which send from addresses of their own in the subnet.
+    pub(super) fn is_router(&self, address: IpAddr) -> bool {
+        let is_on_wire = || matches!(self.encap, Encap::Vlan(_)) && !self.is_on_node();
+        self.identity_at(address).is_none()
+            && (self.stranger(address).party == Party::Outside || is_on_wire() && !is_of_link(address))
     }
 
     /// Whether a connection is between two addresses of one link: its packets pass no router.
@@ -430,6 +433,14 @@ fn to_kernel(mut frame: Vec<u8>) -> Vec<Delivery> {
 fn address_in(local: &Local, other: IpAddr) -> IpAddr {
     let mut addresses = local.addresses.iter().filter(|address| address.is_ipv4() == other.is_ipv4());
     addresses.next().unwrap_or_else(|| local.mac.link_local().into())
+}
+
+/// On the link, or no endpoint's: "this network" and the unspecified address of IPv6.
+fn is_of_link(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(ip) => ip.octets()[0] == 0,
+        IpAddr::V6(ip) => ip.is_unspecified() || ip.is_unicast_link_local(),
+    }
 }
 
 pub(super) fn is_multicast(frame: &[u8]) -> bool {

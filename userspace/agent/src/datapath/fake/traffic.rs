@@ -6,12 +6,7 @@
 //! fragments after the first are not handled; ICMP errors of clients outside the cluster are not translated; backends are those
 //! of the network of the service; rates are not limited.
 
-use contiv_model::{
-    mac::Mac,
-    policy::{Action, Party},
-    tag::Encap,
-    vrf::Vrf,
-};
+use contiv_model::{mac::Mac, policy::Action, tag::Encap, vrf::Vrf};
 
 use super::{
     connection::{Connection, Direction},
@@ -199,10 +194,9 @@ impl Traffic {
     /// link.
     fn about(&self, network: &Network<'_>, error: Tuple, quoted: Tuple) -> Option<(Connection, Direction)> {
         let (from, to) = (error.source.0, error.destination.0);
-        let is_router =
-            || network.identity_at(from).is_none() && network.stranger(from).party == Party::Outside;
-        let is_on_path =
-            |known: &Connection| from == quoted.destination.0 || is_router() && !network.is_on_link(known);
+        let is_on_path = |known: &Connection| {
+            from == quoted.destination.0 || network.is_router(from) && !network.is_on_link(known)
+        };
         let reply = Tuple { source: quoted.destination, destination: quoted.source, ..quoted };
         let sent = self.find(network.vrf, quoted).map(|(known, direction)| (known, direction.opposite()));
         let known = sent.or_else(|| self.find(network.vrf, reply));

@@ -7,7 +7,7 @@ use testkit::packet::{BROADCAST, Mac, Packet, tcp_flags};
 
 use crate::{
     attack::{ANYWHERE, Attack, Family, OUTSIDE, Step, V4, V6},
-    rules::{Attacker, FAR_FRIEND, FRIEND, GATEWAY, PORT, Rules, Station, WITNESS},
+    rules::{Attacker, FAR_FRIEND, FRIEND, GATEWAY, PORT, Rules, Station, UNUSED, WITNESS},
     scene::{PAYLOAD, Scene, ip},
 };
 
@@ -224,10 +224,11 @@ fn about_others() -> Vec<Attack> {
 /// Name and address of the sender of an error.
 type Source = (&'static str, fn(&Scene) -> IpAddr);
 
-/// An address without a record may be a router's, and the gateway's is; but between endpoints of a subnet there is no router.
+/// An address without a record may be a router's, on a VLAN also one in the subnet, and the gateway's is; but between endpoints of a subnet there is no router.
 fn by_routers() -> Vec<Attack> {
-    let sources: [Source; 2] = [
+    let sources: [Source; 3] = [
         ("an address outside", |s| s.strangers()[0]),
+        ("an unused address", |s| UNUSED.address(s.family)),
         ("the gateway's address", |s| GATEWAY.address(s.family)),
     ];
     let kinds = [(ERRORS_V4[0], V4), (ERRORS_V4[4], V4), (ERRORS_V6[0], V6), (ERRORS_V6[4], V6)];

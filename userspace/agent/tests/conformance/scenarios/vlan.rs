@@ -1,12 +1,14 @@
 //! VLAN networks between nodes.
 
+use std::net::{Ipv4Addr, Ipv6Addr};
+
 use anyhow::{Result, ensure};
 use netplugin::datapath::fake::{Origin, Target};
 use testkit::packet::{BROADCAST, Packet};
 
 use crate::{
     harness::Harness,
-    topology::{Net, mac, pod, tagged, to_pod, udp, udp6},
+    topology::{Net, ip, ip6, mac, pod, tagged, to_pod, udp, udp6},
     world::World,
 };
 
@@ -42,6 +44,41 @@ pub(crate) fn foreign_tags<H: Harness>() -> Result<()> {
         }
         let nested = tagged(&tagged(&frame.build(), 100), 101);
         world.sends_bytes(&Origin::Uplink, &nested, [])?;
+    }
+    Ok(())
+}
+
+/// The gateway may be a virtual address of several routers (RFC 5798), which send ICMP errors from addresses of their own in the
+/// subnet: about connections that leave it, and no others.
+pub(crate) fn routers_send_errors_from_their_own_addresses<H: Harness>() -> Result<()> {
+    const GATEWAY: u8 = 254;
+    const ROUTER: u8 = 253;
+    let net = Net::vlan(100)?;
+    let pods = [net.network(), net.local("pa", 1), net.local("pb", 2), net.remote(0, 11)];
+    let mut world: World<H> = World::new(pods.into_iter().chain(net.subnets()?))?;
+    let outside = (Ipv4Addr::new(192, 0, 2, 1), Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 1));
+    let to_gateway = || Packet::eth(mac(GATEWAY), mac(1));
+    let sent = [
+        to_gateway().ipv4(ip(1), outside.0).udp(4000, 53).payload(b"question"),
+        to_gateway().ipv6(ip6(1), outside.1).udp(4000, 53).payload(b"question"),
+    ];
+    let from_router = || Packet::eth(mac(1), mac(ROUTER));
+    let too_big = |quoted: &[Packet; 2]| {
+        let [v4, v6] = quoted.each_ref().map(|packet| packet.build()[14..].to_vec());
+        [
+            from_router().ipv4(ip(ROUTER), ip(1)).icmp(3, 4, [0, 0, 2, 64]).payload(&v4),
+            from_router().ipv6(ip6(ROUTER), ip6(1)).icmpv6(2, 0, [0, 0, 5, 0]).payload(&v6),
+        ]
+    };
+    for (packet, error) in sent.iter().zip(too_big(&sent)) {
+        let came = world.outcome(&pod("pa"), &packet.build())?;
+        ensure!(came.contains(&net.to_node(0, packet)), "came {came:?}");
+        world.sends_bytes(&Origin::Uplink, &net.on_wire(&error.build()), [to_pod("pa", &error)])?;
+    }
+    let within = [udp(1, 11, "on the link"), udp6(1, 11, "on the link")];
+    for (packet, error) in within.iter().zip(too_big(&within)) {
+        world.sends(&pod("pa"), packet, [net.to_node(0, packet)])?;
+        world.sends_bytes(&Origin::Uplink, &net.on_wire(&error.build()), [])?;
     }
     Ok(())
 }

@@ -196,11 +196,13 @@ fn unknown(domain: Match, prefix: IpNet) -> Flow {
 /// Returns the flows of a subnet: its other addresses are of endpoints that are not known.
 pub(crate) fn subnet(subnet: &Subnet, domain: Domain) -> Vec<Flow> {
     let packets = || domain.packets();
-    let inside = guard::source_within(packets(), subnet.prefix);
+    // On the wire, the gateway may be a virtual address of several routers (RFC 5798), which send from addresses of their own in the
+    // subnet. The flow for connections of one link is before this one.
+    let errors = if domain.is_learning() { domain.packets_from(0) } else { packets() };
     let mut flows = vec![
         unknown(packets(), subnet.prefix),
         // A router on the path is no endpoint.
-        Flow::new(table::ON_PATH_SUBNET, rank::UNKNOWN, inside),
+        Flow::new(table::ON_PATH_SUBNET, rank::UNKNOWN, guard::source_within(errors, subnet.prefix)),
     ];
     // Other nodes are behind their kernels.
     if !subnet.is_routed_vlan() {
