@@ -2,24 +2,27 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::{TcpListener, TcpStream},
+    net::{IpAddr, Ipv4Addr, TcpListener, TcpStream},
 };
 
 use anyhow::{Context as _, Result};
 use contiv_abi::Timeouts;
-use contiv_model::global::ArpMode;
+use contiv_model::{global::ArpMode, mac::Mac};
 use netplugin::datapath::{
     Network, Object,
     ovs::{DatapathType, Options},
 };
-use testkit::needs;
+use testkit::{capture::Tap, needs, packet::Packet};
 
-use crate::node::{Node, SOON, addresses, kind, network, vlan, vxlan};
+use crate::node::{Node, SOON, addresses, kind, network, peer, remote, spread, vlan, vtep, vxlan};
 
 /// Zones of the networks below: of their connections, and of clients to services.
 const BLUE: [u16; 2] = [0x1000 | 907, 0x3000 | 907];
 const GREEN: [u16; 2] = [100, 0x2000 | 100];
 const PORT: u16 = 8080;
+/// Last parts of the addresses of an endpoint on another node, and of none.
+const FAR: u8 = 9;
+const UNKNOWN: u8 = 99;
 
 fn networks() -> [Network; 2] {
     [network("blue", vxlan(5000), ArpMode::Proxy), network("green", vlan(100), ArpMode::Proxy)]
@@ -105,6 +108,65 @@ fn connections_have_the_timeouts_of_flows() -> Result<()> {
     // Both datapaths have longer ones of their own.
     let seconds = remaining(&node)?;
     assert!(seconds <= Timeouts::default().tcp, "{seconds} s");
+    Ok(())
+}
+
+/// The destinations of datagrams from this address that connection tracking has an entry of.
+fn tracked(node: &Node, source: Ipv4Addr) -> Result<Vec<String>> {
+    let datapath = format!("{0}@ovs-{0}", datapath_type());
+    let entries = node.switch.borrow().appctl(&["dpctl/dump-conntrack", &datapath])?;
+    let from = format!("udp,orig=(src={source},dst=");
+    let to = |line: &str| Some(line.strip_prefix(from.as_str())?.split(',').next()?.to_owned());
+    Ok(entries.lines().filter_map(to).collect())
+}
+
+/// The headers of a datagram between these addresses, and the datagram behind Ethernet headers.
+fn datagram(from: u8, to: u8) -> (Packet, impl Fn(Packet) -> Vec<u8>) {
+    let [source, destination] = [from, to].map(|n| addresses(n).0);
+    let eth = Packet::eth(Mac::of_endpoint(destination).0, Mac::of_endpoint(source).0);
+    (eth, move |eth| eth.ipv4(source, destination).udp(4000, PORT).payload(b"to one station").build())
+}
+
+/// A host outside, or a pod elsewhere whose frames to an unknown address are flooded, cannot fill the connection tracking of the node.
+#[test]
+fn frames_for_no_endpoint_here_are_not_tracked() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let expect = |tap: &Tap, frame: &[u8]| {
+        tap.expect(SOON, "the datagram", |received| received.starts_with(frame).then_some(()))
+    };
+    let [blue, green] = networks();
+
+    let (node, _outside, wire) = Node::with_uplink("untracked")?;
+    node.add([Object::Network(green.clone()), remote(&green, FAR, None)])?;
+    let pod = node.run_pod(&green, 1)?;
+    let tap = Tap::open(&pod.namespace, "eth0")?;
+    for to in [UNKNOWN, FAR, 1] {
+        let (eth, frame) = datagram(90, to);
+        wire.send(&frame(eth.clone().vlan(100)))?;
+        expect(&tap, &frame(eth))?;
+    }
+    assert_eq!(tracked(&node, addresses(90).0)?, [addresses(1).0.to_string()]);
+
+    let nodes = Node::pair("untracked")?;
+    for node in &nodes {
+        node.converge()?;
+        node.add([Object::Network(blue.clone())])?;
+    }
+    // For the sender it is on the other node, for that on a third one.
+    let third = IpAddr::from([192, 168, 9, 3]);
+    nodes[0].add([remote(&blue, FAR, Some(vtep(1)))])?;
+    nodes[1].add([peer(third), remote(&blue, FAR, Some(third))])?;
+    let pods = [spread(&nodes, 0, &blue, 1)?, spread(&nodes, 1, &blue, 2)?];
+    pods[0].reaches(2)?;
+    let [sender, receiver] = [0, 1].map(|n: usize| Tap::open(&pods[n].namespace, "eth0"));
+    let (sender, receiver) = (sender?, receiver?);
+    for to in [UNKNOWN, FAR, 2] {
+        let (eth, frame) = datagram(1, to);
+        let frame = frame(eth);
+        sender.send(&frame)?;
+        expect(&receiver, &frame)?;
+    }
+    assert_eq!(tracked(&nodes[1], addresses(1).0)?, [addresses(2).0.to_string()]);
     Ok(())
 }
 

@@ -121,6 +121,8 @@ pub(super) const TARGET_PORT: u8 = 54;
 pub(super) const OPENER: u8 = 55;
 /// Packets with the addresses of a connection that another endpoint has opened.
 pub(super) const ANEW: u8 = 56;
+/// Decides whether the connection of a packet from outside is recorded: if its receiver is on this node.
+pub(super) const LOCAL_RECEIVER: u8 = 57;
 
 /// Priorities within the tables.
 pub(super) mod priority {

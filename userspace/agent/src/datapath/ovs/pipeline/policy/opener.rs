@@ -4,12 +4,16 @@
 //! ```text
 //!  18 ─┬─ original direction ── 55 opened by the sender? ─┬─ yes ─ 20
 //!      │                                                  └─ no, or new: 24 records the sender ─ 20
+//!      │                                                     from outside: only if 57 finds the receiver on this node
 //!      └─ reply ─ 37 receiver ─ 55 opened by the receiver? ─┬─ yes, or not on this node ─ 20
 //!                                                           └─ no ─ 56 evaluated as a packet of no connection ─ 20
 //! ```
 //!
 //! The label of a connection has the number of the endpoint, behind the service. What the sender of the original direction sends is
 //! evaluated anyway: it takes the connection over, so that the ports of one that its predecessor has left can be used again.
+//!
+//! A frame from outside for no endpoint of this node is flooded or dropped, which needs no connection. Otherwise one sender could fill
+//! connection tracking on all nodes with frames to an unknown Ethernet address.
 
 use contiv_model::name::EndpointId;
 use openflow_rs::{Action, Field, Flow, Match, Slice, ct_state};
@@ -107,17 +111,24 @@ pub(super) fn base() -> Vec<Flow> {
     let check = |priority, m| Flow::new(table::OPENER, priority, m);
     let belongs = |flow: Flow| flow.apply([Action::resubmit(table::DESTINATION_IDENTITY)]);
     let opens = |flow: Flow| belongs(flow.apply([mark_opening()]));
+    let arrives =
+        |flow: Flow| flow.apply(find_station(Field::EthDst)).apply([Action::resubmit(table::LOCAL_RECEIVER)]);
+    let received = |priority, m| Flow::new(table::LOCAL_RECEIVER, priority, m);
     let original = |m: Match| m.masked(CLASS, 0u8, REPLY);
     let reply = || Match::new().masked(CLASS, REPLY, REPLY);
-    let (new, outside) = (ct_state::NEW, match_from(OUTSIDE));
+    let (new, outside) = (ct_state::NEW, || match_from(OUTSIDE));
     vec![
+        arrives(check(priority::MATCH + 2, outside().ct_state(new, new))),
         opens(check(priority::MATCH + 1, Match::new().ct_state(new, new))),
-        belongs(check(priority::MATCH, with_opener(original(outside), Opener::Outside))),
+        belongs(check(priority::MATCH, with_opener(original(outside()), Opener::Outside))),
         belongs(check(priority::MATCH, with_opener(reply(), Opener::Unknown))),
         check(priority::MATCH - 1, with_station_at(reply(), Place::Here))
             .apply([Action::resubmit(table::ANEW)]),
         belongs(check(priority::MATCH - 2, reply())),
+        arrives(check(priority::MISS + 1, outside())),
         opens(check(priority::MISS, Match::new())),
+        opens(received(priority::MATCH, with_station_at(Match::new(), Place::Here))),
+        belongs(received(priority::MISS, Match::new())),
     ]
 }
 
