@@ -129,7 +129,7 @@ fn note_receiver(packet: &Packet, ifindex: u32) {
 
 /// The same of an endpoint on another node. A flow to the unknown owner of an address is none to an endpoint with a group, whose
 /// Ethernet address the sender has put in since. Nor is a reply: no endpoint begins a flow from an address without a record. Such a
-/// flow continues with its own ends. An error about it is judged where it arrives.
+/// flow continues with its own ends.
 #[inline(always)]
 pub(crate) fn reaches(packet: &mut Packet, group: u32) -> Result<(), DropReason> {
     let (evaluated, group) = (packet.receiver_identity, group & u32::from(u16::MAX));
@@ -138,8 +138,7 @@ pub(crate) fn reaches(packet: &mut Packet, group: u32) -> Result<(), DropReason>
     }
     let is_reply = packet.entry & 1 != 0;
     if evaluated == u32::from(FlowHalf::UNKNOWN) && is_reply && ctv_has_group(packet) == 0 {
-        let is_error = packet.icmp_error != Told::NOTHING;
-        return if group == 0 || is_error { Ok(()) } else { Err(DropReason::AddressMismatch) };
+        return if group == 0 { Ok(()) } else { Err(DropReason::AddressMismatch) };
     }
     if evaluated == u32::from(FlowHalf::UNKNOWN) && !is_reply && group == 0 {
         return Ok(());

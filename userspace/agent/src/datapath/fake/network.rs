@@ -392,6 +392,12 @@ impl<'a> Network<'a> {
         here.or_else(|| there().map(|remote| (remote.identity, false)))
     }
 
+    /// Whether the endpoint of this node that has the address of the initiator, if there is one, has opened the connection.
+    pub(super) fn is_of_receiver(&self, connection: &Connection) -> bool {
+        let receiver = self.local_at(connection.tuple.source.0);
+        receiver.is_none_or(|local| connection.opener.as_ref() == Some(&local.id))
+    }
+
     /// Whether a reply in a frame to this Ethernet address goes to an endpoint of a group that has not opened the connection: no endpoint
     /// opens one from an address without a record.
     pub(super) fn is_misdirected(&self, connection: &Connection, to: Mac) -> bool {

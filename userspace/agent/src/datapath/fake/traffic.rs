@@ -2,9 +2,9 @@
 //!
 //! A connection stores its initiator and its backend. Everything else is evaluated for each packet, so that a change of the
 //! rules applies to established connections. What the other end opens, and replies to an initiator whose address has passed to another
-//! endpoint, are packets of a new connection. Simplifications compared with a real datapath: connections do not end;
-//! fragments after the first are not handled; ICMP errors of clients outside the cluster are not translated; backends are those
-//! of the network of the service; rates are not limited.
+//! endpoint, are packets of a new connection; ICMP errors to such an endpoint are dropped. Simplifications compared with a real
+//! datapath: connections do not end; fragments after the first are not handled; ICMP errors of clients outside the cluster are not
+//! translated; backends are those of the network of the service; rates are not limited.
 
 use contiv_model::{mac::Mac, policy::Action, tag::Encap, vrf::Vrf};
 
@@ -80,6 +80,13 @@ impl Traffic {
         }
         if let Some(quoted) = packet.quoted(&inner) {
             let (connection, direction) = self.about(&network, packet.tuple, quoted?)?;
+            let is_for_opener = || {
+                network.is_of_receiver(&connection)
+                    && !network.is_misdirected(&connection, ethernet.destination)
+            };
+            if direction == Direction::Reply && !is_for_opener() {
+                return None;
+            }
             // It is evaluated for the station that gets it, and not for the one that got the last packet.
             let connection = connection.received_by(direction, ethernet.destination);
             if network.decision(&connection).action == Action::Deny {
@@ -211,8 +218,7 @@ impl Traffic {
         frame: &[u8],
     ) -> Option<(Connection, Direction)> {
         let (connection, direction) = self.find(network.vrf, packet.tuple)?;
-        let receiver = || network.local_at(connection.tuple.source.0);
-        let is_of_receiver = || receiver().is_none_or(|local| connection.opener.as_ref() == Some(&local.id));
+        let is_of_receiver = || network.is_of_receiver(&connection);
         let belongs = direction == Direction::Original || !packet.opens_tcp(frame) && is_of_receiver();
         belongs.then_some((connection, direction))
     }

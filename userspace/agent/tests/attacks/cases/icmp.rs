@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use testkit::packet::{BROADCAST, Mac, Packet, tcp_flags};
 
 use crate::{
-    attack::{ANYWHERE, Attack, Family, OUTSIDE, Step, V4, V6},
+    attack::{ANYWHERE, Attack, Family, OUTSIDE, POD, Step, V4, V6},
     rules::{Attacker, FAR_FRIEND, FRIEND, GATEWAY, PORT, Rules, Station, UNUSED, WITNESS},
     scene::{PAYLOAD, Scene, ip},
 };
@@ -41,7 +41,7 @@ pub(super) fn attacks() -> Vec<Attack> {
     let attacks = [about_others(), about_nothing(), odd_quotes()].into_iter().flatten();
     // The control: the victim sends to the attacker, whose kernel has no such port. Rules for what comes in do not stop it.
     let attacks = attacks.map(|attack| attack.honest(genuine).control(Rules::DenyAll));
-    attacks.chain([blind(), astray()]).collect()
+    attacks.chain([blind(), astray(), misdirected()]).collect()
 }
 
 type Kind = (&'static str, u8, u8, [u8; 4]);
@@ -144,6 +144,23 @@ fn astray() -> Attack {
         vec![datagram(s, WITNESS.mac()).anything(), error_to_victim(s)]
     })
     .honest(move |s| vec![datagram(s, s.victim.mac()).arrives(), error_to_victim(s).arrives()])
+}
+
+/// An error to an address without a record that has opened a connection to the attacker, in a frame to another station: that station
+/// has not opened the connection, and its rules for what it receives would not be asked.
+fn misdirected() -> Attack {
+    Attack::new("new", "error to the unrecorded opener of a connection in a frame to another station", |s| {
+        let opener = s.strangers()[0];
+        let headers = ip(Packet::eth(s.attacker.mac(), FAR_FRIEND.mac()), opener, s.from());
+        let question = headers.udp(s.sport(), PORT).payload(PAYLOAD);
+        let headers = s.ip_to(s.victim.mac(), opener);
+        vec![
+            s.send_by(FAR_FRIEND, &question),
+            s.send(&error(s, headers, port_unreachable(s), &packet_of(&question))),
+        ]
+    })
+    .against(Rules::DENIES_ANY)
+    .from(POD)
 }
 
 fn about_others() -> Vec<Attack> {

@@ -57,6 +57,28 @@ impl<H: Harness> World<H> {
         }
         Ok(())
     }
+
+    /// Both peers send errors about what they were asked, to the pod at the port or to none.
+    fn peers_send_errors(&mut self, net: &Net, port: Option<&str>) -> Result<()> {
+        for frame in errors_about_opening(NEAR) {
+            self.sends(&pod("pb"), &frame, port.map(|port| to_pod(port, &frame)))?;
+        }
+        for frame in errors_about_opening(FAR) {
+            let sent = net.on_wire(&frame.build());
+            self.sends_bytes(&net.outside(0), &sent, port.map(|port| to_pod(port, &frame)))?;
+        }
+        Ok(())
+    }
+}
+
+/// ICMP errors of an endpoint about the packets by which the pod with address 1 has opened connections to it.
+fn errors_about_opening(peer: u8) -> [Packet; 2] {
+    let [v4, v6] = from_to((1, 4000), (peer, 5000)).map(|opening| opening.build()[14..].to_vec());
+    let eth = || Packet::eth(mac(1), mac(peer));
+    [
+        eth().ipv4(ip(peer), ip(1)).icmp(3, 3, [0; 4]).payload(&v4),
+        eth().ipv6(ip6(peer), ip6(1)).icmpv6(1, 4, [0; 4]).payload(&v6),
+    ]
 }
 
 /// A pod gets the address of another one of its group: what the peers of that one go on sending is evaluated by its rules. It may use
@@ -66,14 +88,18 @@ pub(crate) fn replies_reach_no_successor<H: Harness>() -> Result<()> {
         let mut world = world::<H>(&net)?;
         world.opens_to_peers(&net, "pa")?;
         world.peers_reply(&net, Some("pa"))?;
+        world.peers_send_errors(&net, Some("pa"))?;
         world.delete(net.local_id("pa"))?;
         world.node.plug("pc")?;
         world.set(shut(&net, "pc")?)?;
+        // Errors first: a datapath may forget the connection with the first reply.
+        world.peers_send_errors(&net, None)?;
         for _ in 0..2 {
             world.peers_reply(&net, None)?;
         }
         world.opens_to_peers(&net, "pc")?;
         world.peers_reply(&net, Some("pc"))?;
+        world.peers_send_errors(&net, Some("pc"))?;
         world.check_in_sync()?;
     }
     Ok(())

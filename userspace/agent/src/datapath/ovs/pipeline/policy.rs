@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  4 class ─┬─ unicast ── ct ── 18 state ─┬─ 55 opener ── 20 destination ─ 21 source ─ 5 out rules ─ 23 in rules ─ 24 accept ─ 6
-//!           │                  ICMP error └─ 19 on path ─┘       │
+//!           │                  ICMP error └─ 19 on path, 55 ┘    │
 //!           ├─ groups, other protocols, not IP ── 20             └─ to a group: 6 ─ 9 ─ each receiver ─ 5 ─ 23 ─ 24 output
 //!           └─ ARP, ND ── 9
 //! ```
@@ -54,8 +54,8 @@ const DESTINATION_FLAGS: Field = Field::Reg3;
 const HERE: u8 = 1;
 /// The source is in a subnet of the network, but its endpoint is not known.
 const UNKNOWN: u8 = 2;
-/// The packet is a reply to an address without a record, in a frame to an endpoint that has an identity. No endpoint opens a connection
-/// from such an address.
+/// The packet is a reply, or an ICMP error to the opener of its connection. It goes to an address without a record, in a frame to an
+/// endpoint that has an identity: no endpoint opens a connection from such an address. Or it is an error to a [`SUCCESSOR`].
 const MISDIRECTED: u8 = 3;
 /// The copy of a replicated frame that leaves the node.
 const FAR: u8 = 2;
@@ -70,7 +70,7 @@ const RECEIVER: Field = metadata::FLAGS;
 const IS_RECEIVER: u32 = 1 << 16;
 /// Bit of the same register: the packet returns to the pod that sent it.
 const IS_RETURNING: u32 = 1 << 17;
-/// Lower bits of the register: [`EVALUATED`], [`UNREADABLE`], [`REPLY`], [`CONNECTION`] and [`OPENING`].
+/// Lower bits of the register: [`EVALUATED`], [`UNREADABLE`], [`REPLY`], [`CONNECTION`], [`OPENING`] and [`SUCCESSOR`].
 const CLASS: Field = Field::Reg15;
 const CLASS_BITS: u16 = 8;
 /// The frame is not exempt from rules.
@@ -83,6 +83,8 @@ const REPLY: u8 = 4;
 const CONNECTION: u8 = 8;
 /// The connection is recorded if rules accept the packet.
 const OPENING: u8 = 16;
+/// The packet is an ICMP error about a connection that another endpoint has opened than the one of this node that gets it.
+const SUCCESSOR: u8 = 32;
 
 fn destination_register(family: Family) -> Field {
     match family {

@@ -16,7 +16,7 @@ use openflow_rs::{Action, Field, Flow, Match, ct_state};
 
 use super::{
     CLASS, CONNECTION, DESTINATION_FLAGS, DESTINATION_IDENTITY, HERE, MISDIRECTED, REPLY, SOURCE_FLAGS,
-    SOURCE_IDENTITY, Side, UNKNOWN, destination_register,
+    SOURCE_IDENTITY, SUCCESSOR, Side, UNKNOWN, destination_register, opener,
 };
 use crate::datapath::{
     Subnet,
@@ -149,15 +149,17 @@ fn destinations() -> Vec<Flow> {
 
 /// The same. An address of a subnet at the Ethernet address of an endpoint of another node is unknown. A reply in a frame to an endpoint
 /// would be evaluated as if that had opened the connection: rules for what it receives, and those of the sender about it, would not apply.
+/// ICMP errors to the opener of a connection are checked as its replies are.
 fn sources() -> Vec<Flow> {
     let without_identity = || Match::new().field(IDENTITY, 0u32);
-    // ICMP errors are no packets of the connection.
-    let reply = Match::new().masked(CLASS, REPLY, REPLY).ct_state(0, ct_state::RELATED);
+    let reply = Match::new().masked(CLASS, REPLY, REPLY);
+    let successor = with_owner_at(Match::new().masked(CLASS, SUCCESSOR, SUCCESSOR), Place::Here);
     let flags = |flags: u8| Action::set(SOURCE_FLAGS, flags);
     let by_subnet = || [flags(0), Action::resubmit(table::SOURCE_SUBNET)];
     let by_owner = |priority, m| Flow::new(table::SOURCE_OWNER, priority, m);
     let by_station = |priority, m| Flow::new(table::SOURCE_KNOWN, priority, m);
     let mut flows = vec![
+        by_owner(priority::MATCH + 1, successor).apply([flags(MISDIRECTED)]),
         by_owner(priority::MATCH, without_owner(Match::new()))
             .apply([Action::resubmit(table::SOURCE_STATION)]),
         by_owner(priority::MATCH - 1, without_identity()).apply([flags(0)]),
@@ -221,6 +223,11 @@ pub(crate) fn subnet(subnet: &Subnet, domain: Domain) -> Vec<Flow> {
                 .apply([Action::set(SOURCE_IDENTITY, 0u8)]),
             Flow::new(table::ON_PATH_SUBNET, rank::GATEWAY, guard::source_within(packets(), gateway))
                 .apply([Action::resubmit(table::DESTINATION_IDENTITY)]),
+            opener::check_error(Flow::new(
+                table::ON_PATH_SUBNET,
+                rank::GATEWAY + 1,
+                guard::source_within(packets(), gateway).ct_state(TO_OPENER, TO_OPENER),
+            )),
         ]);
     }
     flows
@@ -228,6 +235,8 @@ pub(crate) fn subnet(subnet: &Subnet, domain: Domain) -> Vec<Flow> {
 
 /// State of an ICMP error about a connection.
 const ABOUT_CONNECTION: u32 = ct_state::TRACKED | ct_state::RELATED;
+/// The same of one to the endpoint that has opened the connection, about a packet of it.
+const TO_OPENER: u32 = ABOUT_CONNECTION | ct_state::REPLY;
 
 /// Requires an end of the connection in the prefix. A match reads the addresses of any connection, other than an action.
 fn connection_within(matching: Match, side: Side, prefix: IpNet) -> Match {
@@ -266,6 +275,7 @@ fn on_path_base() -> Vec<Flow> {
             ),
         ),
         subnet(priority::MISS, Match::new()).apply([Action::resubmit(table::DESTINATION_IDENTITY)]),
+        opener::check_error(subnet(priority::MISS + 1, Match::new().ct_state(TO_OPENER, TO_OPENER))),
     ]);
     flows
 }
@@ -280,12 +290,11 @@ pub(crate) fn endpoint(record: Record<'_>) -> Vec<Flow> {
 fn on_path(domain: Domain, ip: IpAddr) -> [Flow; 2] {
     let ip = IpNet::from(ip);
     let from = || guard::source_within(domain.packets(), ip);
-    let end = |m, side| {
-        let m = connection_within(m, side, ip);
-        Flow::new(table::ON_PATH, rank::KNOWN, m).goto(table::DESTINATION_IDENTITY)
-    };
-    let (related, reply) = (ABOUT_CONNECTION, ct_state::REPLY);
-    let about_reply = from().ct_state(related, related | reply);
-    let about_original = from().ct_state(related | reply, related | reply);
-    [end(about_reply, Side::Source), end(about_original, Side::Destination)]
+    let end = |m, side| Flow::new(table::ON_PATH, rank::KNOWN, connection_within(m, side, ip));
+    let about_reply = from().ct_state(ABOUT_CONNECTION, TO_OPENER);
+    let about_original = from().ct_state(TO_OPENER, TO_OPENER);
+    [
+        end(about_reply, Side::Source).goto(table::DESTINATION_IDENTITY),
+        opener::check_error(end(about_original, Side::Destination)),
+    ]
 }

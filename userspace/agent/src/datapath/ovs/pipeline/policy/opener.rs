@@ -6,7 +6,8 @@
 //!      │                                                  └─ no, or new: 24 records the sender ─ 20
 //!      │                                                     from outside: only if 57 finds the receiver on this node
 //!      └─ reply ─ 37 receiver ─ 55 opened by the receiver? ─┬─ yes, or not on this node ─ 20
-//!                                                           └─ no ─ 56 evaluated as a packet of no connection ─ 20
+//!      └─ ICMP error to the opener ─ 19 ─ 37 ─┘             ├─ no ─ 56 evaluated as a packet of no connection ─ 20
+//!                                                           └─ no, an error: marked, and dropped if its address has a record ─ 20
 //! ```
 //!
 //! The label of a connection has the number of the endpoint, behind the service. What the sender of the original direction sends is
@@ -18,7 +19,7 @@
 use contiv_model::name::EndpointId;
 use openflow_rs::{Action, Field, Flow, Match, Slice, ct_state};
 
-use super::{CLASS, OPENING, REPLY};
+use super::{CLASS, OPENING, REPLY, SUCCESSOR};
 use crate::datapath::ovs::pipeline::{
     guard::{Place, STATION_PORT, find_station, with_station_at},
     metadata::{OUTSIDE, SENDER, match_from, sender_number},
@@ -90,7 +91,17 @@ pub(super) fn opening(matching: Match) -> Match {
 
 /// The packet opens a connection, or takes one over.
 pub(super) fn mark_opening() -> Action {
-    Action::load(1, Slice { field: CLASS, offset: OPENING.trailing_zeros() as u16, width: 1 })
+    mark(OPENING)
+}
+
+/// Sets a bit of the class.
+fn mark(bit: u8) -> Action {
+    Action::load(1, Slice { field: CLASS, offset: bit.trailing_zeros() as u16, width: 1 })
+}
+
+/// Compares the receiver of an ICMP error to the opener of its connection with the opener.
+pub(super) fn check_error(flow: Flow) -> Flow {
+    flow.apply(find_port(true)).goto(table::OPENER)
 }
 
 /// Records the sender of the packet in the label of its connection.
@@ -117,14 +128,16 @@ pub(super) fn base() -> Vec<Flow> {
     let original = |m: Match| m.masked(CLASS, 0u8, REPLY);
     let reply = || Match::new().masked(CLASS, REPLY, REPLY);
     let (new, outside) = (ct_state::NEW, || match_from(OUTSIDE));
+    let error = with_station_at(reply().ct_state(ct_state::RELATED, ct_state::RELATED), Place::Here);
     vec![
         arrives(check(priority::MATCH + 2, outside().ct_state(new, new))),
         opens(check(priority::MATCH + 1, Match::new().ct_state(new, new))),
         belongs(check(priority::MATCH, with_opener(original(outside()), Opener::Outside))),
         belongs(check(priority::MATCH, with_opener(reply(), Opener::Unknown))),
-        check(priority::MATCH - 1, with_station_at(reply(), Place::Here))
+        belongs(check(priority::MATCH - 1, error).apply([mark(SUCCESSOR)])),
+        check(priority::MATCH - 2, with_station_at(reply(), Place::Here))
             .apply([Action::resubmit(table::ANEW)]),
-        belongs(check(priority::MATCH - 2, reply())),
+        belongs(check(priority::MATCH - 3, reply())),
         arrives(check(priority::MISS + 1, outside())),
         opens(check(priority::MISS, Match::new())),
         opens(received(priority::MATCH, with_station_at(Match::new(), Place::Here))),
