@@ -230,6 +230,43 @@ fn refusals_are_bounded() -> Result<()> {
     answered(903)
 }
 
+/// One pod does not use up the answers that others get.
+#[test]
+fn a_flood_of_one_pod_leaves_refusals_for_others() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    const ROUNDS: u16 = 20;
+    let node = Node::new("svcflood", &[])?;
+    node.converge()?;
+    let network = network("blue", vxlan(5000), ArpMode::Proxy);
+    node.add([Object::Network(network.clone())])?;
+    let pods = [node.run_pod(&network, 1)?, node.run_pod(&network, 2)?];
+    node.add([service(&network, &[])?])?;
+    let (hostile, other) = (Tap::open(&pods[0].namespace, "eth0")?, Tap::open(&pods[1].namespace, "eth0")?);
+    let syn = |n: u8, port: u16| {
+        let packet = Packet::eth(Mac::of_endpoint(VIP).0, pods[usize::from(n) - 1].mac);
+        packet.ipv4(addresses(n).0, VIP).tcp(port, 80, tcp_flags::SYN).sequence(0, 0).build()
+    };
+    let reset = |port: u16| {
+        let packet = Packet::eth(pods[1].mac, Mac::of_endpoint(VIP).0).ipv4(VIP, addresses(2).0);
+        packet.tcp(80, port, tcp_flags::RST | tcp_flags::ACK).sequence(0, 1).window(0).build()
+    };
+    for round in 0..ROUNDS {
+        for port in 0..200 {
+            hostile.send(&syn(1, 2000 + round * 200 + port))?;
+        }
+        other.send(&syn(2, 1000 + round))?;
+    }
+    let expected: HashSet<_> = (1000..1000 + ROUNDS).map(reset).collect();
+    let mut refused = HashSet::new();
+    wait_until(SOON, "resets of most connections of the other pod", || {
+        // The tasks of the agent run only in here.
+        node.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(20)).await });
+        let frames = other.drain()?.into_iter().map(|frame| frame.bytes);
+        refused.extend(frames.filter(|frame| expected.contains(frame)));
+        Ok((refused.len() > usize::from(ROUNDS / 2)).then_some(()))
+    })
+}
+
 /// The data of a datagram of this size.
 fn data(size: usize) -> Vec<u8> {
     (0..size).map(|n| (n % 251) as u8 + 1).collect()

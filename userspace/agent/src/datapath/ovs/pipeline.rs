@@ -51,7 +51,7 @@ mod table;
 mod tracked;
 
 pub(crate) use self::{
-    answer::{ANSWER_TABLE, answer, meter},
+    answer::{ANSWER_TABLES, answer, meters},
     base::{base_flows, drop_all},
     external::external,
     forward::{Spread, from_network, local, network, outside, remote, subnet, tunnel, vrf_number, vtep},

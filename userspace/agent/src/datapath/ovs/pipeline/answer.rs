@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  25, 27 service without a backend ─┐
-//!  7 TTL expired ────────────────────┼─ 31 ── meter ── controller ─▶ agent ─┬─▶ port of the pod
+//!  7 TTL expired ────────────────────┼─ 58 meter ── 31 controller ─▶ agent ─┬─▶ port of the pod
 //!  6, 25 ICMP error about a ─────────┤                                      └─▶ 9, 7, 2, 8
 //!    translated packet, to its       │
 //!    client or from it               │
@@ -13,8 +13,9 @@
 //! The packet carries what the agent does with it in registers: an expired one the address of the gateway that tells, an error the
 //! address and port of the service or of the backend, one from the kernel the address of the endpoint, and one to the kernel the private address. The agent makes it an error about the packet
 //! that its receiver has sent. The
-//! meter bounds what pods cost the switch and the agent. While the agent is away, these packets are dropped as without an
-//! answer.
+//! meters bound what pods cost the switch and the agent. One pod does not use up what others may send: the port numbers of pods are
+//! spread over [`SHARES`] meters, and another meter is for what comes from outside and from the kernel. While the agent is away,
+//! these packets are dropped as without an answer.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -28,7 +29,7 @@ use openflow_rs::{
 use super::{
     family::{Family, address_bits},
     guard,
-    metadata::{Domain, FLAGS, routed, service_port_match},
+    metadata::{Domain, FLAGS, OUTSIDE, match_from, routed, service_port_match},
     table::{self, priority},
 };
 use crate::datapath::wire::{
@@ -37,9 +38,15 @@ use crate::datapath::wire::{
     packet::Packet,
 };
 
-/// Packets for the agent, per bridge and second, and at once.
-const RATE: u32 = 1000;
+/// Packets for the agent, per bridge and second, and at once: those of the pods of a meter, and those from outside and the kernel.
+const POD_RATE: u32 = 200;
+const OUTSIDE_RATE: u32 = 1000;
+/// Meter of what comes from outside and from the kernel. Those of pods follow.
 const METER: u32 = 0xc0;
+/// Number of meters of pods, a power of two: ports whose numbers have the same lower bits share a meter.
+const SHARES: u32 = 64;
+/// Port number of the sender, of which a match can have a part.
+const SENDER_PORT: Field = Field::Reg10;
 /// What the agent does: [`REFUSED`], [`EXPIRED`], [`TRANSLATED`], [`REPLIED`], [`PRIVATE`] or [`OWN`]; what it has done, if it is one of the latter
 /// two.
 const KIND: Field = Field::Reg8;
@@ -53,52 +60,62 @@ const REPLIED: u8 = 6;
 const PORT: Field = Field::Reg9;
 
 /// Table of the flows that send packets to the agent.
-pub(crate) const ANSWER_TABLE: u8 = table::ANSWER;
+pub(super) const ANSWER_TABLE: u8 = table::ANSWER;
+/// Tables that only packets for the agent pass.
+pub(crate) const ANSWER_TABLES: [u8; 2] = [table::LIMIT, ANSWER_TABLE];
 
-/// Returns the meter of the packets for the agent, without which the switch rejects the flows.
-pub(crate) fn meter() -> Meter {
-    Meter { id: METER, unit: MeterUnit::Packets, bands: vec![DropBand { rate: RATE, burst: RATE }] }
+/// Returns the meters of the packets for the agent, without which the switch rejects the flows.
+pub(crate) fn meters() -> Vec<Meter> {
+    let meter =
+        |id, rate| Meter { id, unit: MeterUnit::Packets, bands: vec![DropBand { rate, burst: rate }] };
+    let of_pods = (0..SHARES).map(|share| meter(meter_of_pods(share), POD_RATE));
+    std::iter::once(meter(METER, OUTSIDE_RATE)).chain(of_pods).collect()
+}
+
+/// The meter of the pods whose port numbers have these lower bits.
+fn meter_of_pods(share: u32) -> u32 {
+    METER + 1 + share
 }
 
 /// The sender is told that no backend serves the address and port of the packet.
-pub(super) fn refuse() -> [Action; 2] {
+pub(super) fn refuse() -> [Action; 3] {
     answered(REFUSED)
 }
 
 /// The sender is told that the TTL has expired.
-pub(super) fn expire() -> [Action; 2] {
+pub(super) fn expire() -> [Action; 3] {
     answered(EXPIRED)
 }
 
 /// The error is about a packet that its receiver has sent to this service.
-pub(super) fn translate(service: IpAddr, port: u16) -> [Action; 4] {
-    let [kind, next] = answered(TRANSLATED);
+pub(super) fn translate(service: IpAddr, port: u16) -> [Action; 5] {
+    let [kind, sender, next] = answered(TRANSLATED);
     let to = Action::set(Family::of(service).register(), address_bits(service));
-    [to, Action::set(PORT, port), kind, next]
+    [to, Action::set(PORT, port), kind, sender, next]
 }
 
 /// The client's error is about a packet of a backend: it goes there. Its address and port are in these parts of the packet's connection.
-pub(super) fn return_to_backend(family: Family, address: Slice, port: Slice) -> [Action; 4] {
-    let [kind, next] = answered(REPLIED);
+pub(super) fn return_to_backend(family: Family, address: Slice, port: Slice) -> [Action; 5] {
+    let [kind, sender, next] = answered(REPLIED);
     let address = Action::Move { from: address, to: family.register().into() };
     let port = Action::Move { from: port, to: Slice::bits(PORT, 0, port.width) };
-    [address, port, kind, next]
+    [address, port, kind, sender, next]
 }
 
 /// The error from the node's kernel is about a packet of this endpoint, and quotes its private address. Only of packets that match
 /// this, which are not back from the agent.
-pub(super) fn restore(matching: Match, endpoint: Ipv4Addr) -> (Match, [Action; 3]) {
-    let [kind, next] = answered(PRIVATE);
+pub(super) fn restore(matching: Match, endpoint: Ipv4Addr) -> (Match, [Action; 4]) {
+    let [kind, sender, next] = answered(PRIVATE);
     let to = Action::set(Family::V4.register(), endpoint.to_bits());
-    (matching.field(KIND, 0u8), [to, kind, next])
+    (matching.field(KIND, 0u8), [to, kind, sender, next])
 }
 
 /// The error to the node's kernel is about a packet to this private address, and quotes that of the endpoint. Only of packets that
 /// match this, which are not back from the agent.
-pub(super) fn conceal(matching: Match, private: Ipv4Addr) -> (Match, [Action; 3]) {
-    let [kind, next] = answered(OWN);
+pub(super) fn conceal(matching: Match, private: Ipv4Addr) -> (Match, [Action; 4]) {
+    let [kind, sender, next] = answered(OWN);
     let to = Action::set(Family::V4.register(), private.to_bits());
-    (matching.field(KIND, 0u8), [to, kind, next])
+    (matching.field(KIND, 0u8), [to, kind, sender, next])
 }
 
 /// The agent has not had the packet, whatever policies have used the register for.
@@ -106,14 +123,30 @@ pub(super) fn unseen() -> Action {
     Action::set(KIND, 0u8)
 }
 
-fn answered(kind: u8) -> [Action; 2] {
-    [Action::set(KIND, kind), Action::resubmit(table::ANSWER)]
+fn answered(kind: u8) -> [Action; 3] {
+    let sender = Action::copy(Field::InPort, SENDER_PORT);
+    [Action::set(KIND, kind), sender, Action::resubmit(table::LIMIT)]
 }
 
 /// Returns the flows that exist for any desired state.
 pub(super) fn base() -> Vec<Flow> {
     let errors = [TRANSLATED, REPLIED, PRIVATE, OWN].map(|kind| to_agent(Match::new().field(KIND, kind)));
-    Family::ALL.into_iter().flat_map(refused).chain(errors).collect()
+    Family::ALL.into_iter().flat_map(refused).chain(errors).chain(limits()).collect()
+}
+
+/// The flows that choose a meter.
+fn limits() -> Vec<Flow> {
+    let limit = |priority, m, meter| {
+        Flow::new(table::LIMIT, priority, m).meter(meter).apply([Action::resubmit(table::ANSWER)])
+    };
+    // An error of the kernel comes here before its network is known.
+    let others = [match_from(OUTSIDE), Match::new().field(KIND, PRIVATE)];
+    let others = others.map(|m| limit(priority::MATCH + 1, m, METER));
+    let of_pods = (0..SHARES).map(|share| {
+        let ports = Match::new().masked(SENDER_PORT, share, SHARES - 1);
+        limit(priority::MATCH, ports, meter_of_pods(share))
+    });
+    others.into_iter().chain(of_pods).collect()
 }
 
 /// Returns the flows that count refused packets.
@@ -132,13 +165,13 @@ pub(super) fn expired(domain: Domain, prefix: IpNet, gateway: IpAddr) -> Flow {
         m.masked(Field::Metadata, value | none.value, mask | none.mask)
     });
     let m = guard::source_within(routed(of_no_service).field(KIND, EXPIRED), prefix);
-    let flow = Flow::new(table::ANSWER, priority::MATCH, m).meter(METER);
+    let flow = Flow::new(table::ANSWER, priority::MATCH, m);
     let from = Action::set(Family::of(gateway).register(), address_bits(gateway));
     flow.apply([from, Action::controller()])
 }
 
 fn to_agent(matching: Match) -> Flow {
-    Flow::new(table::ANSWER, priority::MATCH, matching).meter(METER).apply([Action::controller()])
+    Flow::new(table::ANSWER, priority::MATCH, matching).apply([Action::controller()])
 }
 
 /// Returns the answer to a packet that these flows have sent to the agent; `None` for packets that must not be answered, and
@@ -236,6 +269,8 @@ fn address(matching: &Match, sender: IpAddr) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use openflow_rs::packet::PacketInReason;
     use testkit::packet;
 
@@ -262,6 +297,20 @@ mod tests {
         let other = PacketIn { table: 5, ..sent_by(REFUSED, Match::new(), frame.clone()) };
         assert_eq!(answer(&other), None);
         assert_eq!(answer(&sent_by(9, Match::new(), frame)), None);
+    }
+
+    #[test]
+    fn pods_at_different_ports_have_different_meters() {
+        let meters: HashSet<u32> = meters().iter().map(|meter| meter.id).collect();
+        let flows = limits();
+        let meter = |port: u32| {
+            let ports = Match::new().masked(SENDER_PORT, port & (SHARES - 1), SHARES - 1);
+            let flow = flows.iter().find(|flow| flow.matching == ports).unwrap();
+            flow.instructions.meter.filter(|meter| meters.contains(meter)).unwrap()
+        };
+        let of_pods: HashSet<u32> = (3..3 + SHARES).map(meter).collect();
+        assert_eq!(of_pods.len(), SHARES as usize);
+        assert!(!of_pods.contains(&METER));
     }
 
     #[test]

@@ -124,6 +124,9 @@ pub(super) const ANEW: u8 = 56;
 /// Decides whether the connection of a packet from outside is recorded: if its receiver is on this node.
 pub(super) const LOCAL_RECEIVER: u8 = 57;
 
+/// Limits the rate of packets that the agent answers.
+pub(super) const LIMIT: u8 = 58;
+
 /// Priorities within the tables.
 pub(super) mod priority {
     pub(crate) const MISS: u16 = 1;

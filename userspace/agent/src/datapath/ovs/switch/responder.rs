@@ -22,7 +22,7 @@ pub(crate) struct Responder(AbortHandle);
 impl Responder {
     /// Prepares the bridge for the flows that send packets to the agent, and answers these from now on.
     pub(crate) async fn start(bridge: &Connection, packets: Notifications) -> Result<Responder, Error> {
-        ensure_meter(bridge).await?;
+        ensure_meters(bridge).await?;
         // The bridge sends no packets to a management connection that has not asked for them.
         bridge.set_async(AsyncConfig { packet_in: [BY_ACTION, 0], ..AsyncConfig::default() }).await?;
         bridge.set_config(SwitchConfig { flags: 0, miss_send_len: u16::MAX }).await?;
@@ -36,21 +36,24 @@ impl Drop for Responder {
     }
 }
 
-/// Whether a change is of a flow that the switch rejects without the meter, which may have been deleted by hand.
+/// Whether a change is of a flow that the switch rejects without its meter, which may have been deleted by hand.
 pub(crate) fn needs_meter(change: &Change) -> bool {
     matches!(change, Change::Packed(change) if change.flow.has_meter())
 }
 
-/// Writes the meter.
-pub(crate) async fn ensure_meter(bridge: &Connection) -> Result<(), Error> {
+/// Writes the meters.
+pub(crate) async fn ensure_meters(bridge: &Connection) -> Result<(), Error> {
     let send =
-        async |change| bridge.send_all(vec![Body::MeterMod(change)], |_| "write the meter".into()).await;
-    match send(MeterMod::add(pipeline::meter())).await {
-        Err(Error::Refused { source, .. }) if source.name().is_some_and(|(name, _)| name == EXISTS) => {
-            send(MeterMod::modify(pipeline::meter())).await
+        async |change| bridge.send_all(vec![Body::MeterMod(change)], |_| "write a meter".into()).await;
+    for meter in pipeline::meters() {
+        match send(MeterMod::add(meter.clone())).await {
+            Err(Error::Refused { source, .. }) if source.name().is_some_and(|(name, _)| name == EXISTS) => {
+                send(MeterMod::modify(meter)).await?;
+            }
+            result => result?,
         }
-        result => result,
     }
+    Ok(())
 }
 
 async fn answer(bridge: Connection, mut packets: Notifications) {

@@ -293,7 +293,7 @@ impl Session {
         }
         let count = changes.len() as u64;
         if changes.iter().any(responder::needs_meter) {
-            let ensured = responder::ensure_meter(self.connection(kind)?).await;
+            let ensured = responder::ensure_meters(self.connection(kind)?).await;
             ensured.map_err(|source| bridge_error(kind, source))?;
         }
         self.connection(kind)?.apply_bundle(changes).await.map_err(|source| bridge_error(kind, source))?;

@@ -17,7 +17,7 @@ use crate::datapath::{
     ObjectId,
     ovs::{
         bridge::BridgeKind,
-        pipeline::{ANSWER_TABLE, counted_rules, stage_of},
+        pipeline::{ANSWER_TABLES, counted_rules, stage_of},
         tables::cookie::Cookie,
     },
     trace::Findings,
@@ -29,7 +29,7 @@ impl Request {
         let end = account.passes.last().map_or_else(|| self.probe.header.clone(), |pass| self.header(pass));
         let visits = account.passes.iter().flat_map(|pass| &pass.visits);
         // The stage that sends the packet to the agent is the one that refuses it.
-        let visits: Vec<&Visit> = visits.filter(|visit| visit.table != ANSWER_TABLE).collect();
+        let visits: Vec<&Visit> = visits.filter(|visit| !ANSWER_TABLES.contains(&visit.table)).collect();
         // The switch refuses a packet by an answer.
         let is_dropped = outputs.iter().all(|output| output.to == Egress::Answer);
         let last = match (is_dropped, visits.last()) {
