@@ -43,8 +43,7 @@ pub(crate) fn needs_meter(change: &Change) -> bool {
 
 /// Writes the meters.
 pub(crate) async fn ensure_meters(bridge: &Connection) -> Result<(), Error> {
-    let send =
-        async |change| bridge.send_all(vec![Body::MeterMod(change)], |_| "write a meter".into()).await;
+    let send = async |change| bridge.send_all(vec![Body::MeterMod(change)], |_| "write a meter".into()).await;
     for meter in pipeline::meters() {
         match send(MeterMod::add(meter.clone())).await {
             Err(Error::Refused { source, .. }) if source.name().is_some_and(|(name, _)| name == EXISTS) => {
