@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use contiv_model::api::{EndpointGroup, Link, Network, Policy, Rule};
-use contiv_model::{endpoint, key::ObjectType};
+use contiv_model::{endpoint, key::ObjectType, policy::is_reversed_range};
 
 use super::{Cluster, Object, Preset};
 use crate::cache::{ClusterCache, StagedTxn};
@@ -64,6 +64,7 @@ impl Object for Rule {
 
     fn create(mut self, staged: &mut StagedTxn<'_>) -> Result<Self, Problem> {
         check_peers(&self).map_err(Problem::invalid)?;
+        check_ranges(&self).map_err(Problem::invalid)?;
         let of_tenant = |name: &str| object_key(&self.tenant_name, name);
         let remote_key = of_tenant(remote_name(&self));
         let missing = |name: &str| !name.is_empty() && staged.get::<Network>(&of_tenant(name)).is_none();
@@ -134,6 +135,17 @@ fn check_peers(rule: &Rule) -> Result<(), &'static str> {
             (true, _, true) => Err("can not specify both to-network and to-EndpointGroup"),
             _ => Ok(()),
         }
+    }
+}
+
+/// Rejects ranges without an address: the rule would match nothing, also a rule that denies.
+fn check_ranges(rule: &Rule) -> Result<(), String> {
+    let fields = [("fromIpAddress", &rule.from_ip_address), ("toIpAddress", &rule.to_ip_address)];
+    match fields.into_iter().find(|(_, range)| is_reversed_range(range)) {
+        Some((field, range)) => {
+            Err(format!("{field} {range}: the last address of the range precedes the first"))
+        }
+        None => Ok(()),
     }
 }
 

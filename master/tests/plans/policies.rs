@@ -158,6 +158,18 @@ fn a_link_that_is_no_key_of_a_group_has_no_endpoints() {
 }
 
 #[test]
+fn a_rule_with_a_reversed_range_is_refused() {
+    let mut fixture = fixture();
+    let refused = |range: &str| format!("{range}: the last address of the range precedes the first");
+    let from = rule(&mut fixture, "1", json!({"fromIpAddress": "1.2.3.9-4"}));
+    assert_eq!(from.unwrap_err(), refused("fromIpAddress 1.2.3.9-4"));
+    let to = rule(&mut fixture, "1", json!({"direction": "out", "toIpAddress": "10.1.1.1-0/24"}));
+    assert_eq!(to.unwrap_err(), refused("toIpAddress 10.1.1.1-0/24"));
+    rule(&mut fixture, "1", json!({"fromIpAddress": "1.2.3.4-9"})).unwrap();
+    rule(&mut fixture, "2", json!({"fromIpAddress": "1.2.3.0-0"})).unwrap();
+}
+
+#[test]
 fn groups_have_the_settings_of_their_profile() {
     let mut fixture = fixture();
     let profile = |fixture: &mut Fixture, name: &str, dscp: i64| {

@@ -2,8 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use contiv_model::group::{self, Group};
+use contiv_model::policy::{Policy, PolicyState};
+use netmaster::cache::AllocationChange;
 use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::fixture::Fixture;
 
@@ -161,4 +164,93 @@ proptest! {
         prop_assert_eq!(fixture.keys("/contiv.io/state/ipam/nets/").len(), 0);
         prop_assert_eq!(fixture.loaded().content(), fixture.content());
     }
+
+    /// Of a record that agents cannot read, they keep what they have, and attach no endpoints of its group.
+    #[test]
+    fn agents_read_every_group_and_policy(
+        profiles in prop::collection::vec((dscp(), bandwidth(), burst()), 1..4),
+        rules in prop::collection::vec(rule(), 0..6),
+    ) {
+        let mut fixture = Fixture::new();
+        fixture.network("net", "10.1.0.0/24", json!({}));
+        fixture.network("six", "10.2.0.10-10.2.0.20/24", json!({"ipv6Subnet": "2001:db8::/64"}));
+        fixture.put("policys", "default:p", &json!({"tenantName": "default", "policyName": "p"})).unwrap();
+        fixture.put("endpointGroups", "default:peer", &of_group("peer", json!({}))).unwrap();
+        for (dscp, bandwidth, burst) in profiles {
+            let profile = json!({"tenantName": "default", "profileName": "q", "DSCP": dscp,
+                "bandwidth": bandwidth, "burst": burst});
+            let _refused = fixture.put("netprofiles", "default:q", &profile);
+            let more = json!({"policies": ["p"], "netProfile": "q"});
+            // Refused if the profile was.
+            let _refused = fixture.put("endpointGroups", "default:web", &of_group("web", more));
+            are_readable(&fixture)?;
+        }
+        for (n, more) in rules.into_iter().enumerate() {
+            let mut body = json!({"tenantName": "default", "policyName": "p", "ruleId": n.to_string()});
+            body.as_object_mut().unwrap().extend(more);
+            let _refused = fixture.put("rules", &format!("default:p:{n}"), &body);
+            are_readable(&fixture)?;
+        }
+    }
+}
+
+fn dscp() -> impl Strategy<Value = i64> {
+    prop_oneof![-2i64..70, Just(i64::MIN)]
+}
+
+fn bandwidth() -> impl Strategy<Value = String> {
+    let number = prop::sample::select(vec!["", "0", "1", "10", "4096", "99999999999999999999"]);
+    let unit = prop::sample::select(vec!["", "k", "kbps", "Mb", "gbps", "G", "{bps", "}", "1", "1bps", "x"]);
+    (number, any::<bool>(), unit)
+        .prop_map(|(number, spaced, unit)| format!("{number}{}{unit}", if spaced { " " } else { "" }))
+}
+
+fn burst() -> impl Strategy<Value = i64> {
+    prop_oneof![-6i64..11_000, Just(i64::MIN)]
+}
+
+/// Fields of a rule, most of which netmaster accepts.
+fn rule() -> impl Strategy<Value = serde_json::Map<String, Value>> {
+    let address = prop::sample::select(vec!["", "10.1.0.9", "10.1.0.0", "2001:db8::1"]);
+    let rest = vec!["", "-0", "-4", "-9", "-12", "-256", "-4/24", "-12/32", "/1", "/24", "/64"];
+    let rest = prop::sample::select(rest);
+    let protocol = prop::sample::select(vec!["", "tcp", "udp", "icmp", "0", "89", "255", "256", "999"]);
+    let peer = prop::sample::select(vec!["", "Network", "EndpointGroup"]);
+    let side = any::<(bool, bool)>();
+    (side, address, rest, protocol, -2i64..70_000, 1i64..=100, peer).prop_map(
+        |((is_in, is_allow), address, rest, protocol, port, priority, peer)| {
+            let (direction, side) = if is_in { ("in", "from") } else { ("out", "to") };
+            let mut body = json!({"direction": direction, "action": if is_allow { "allow" } else { "deny" },
+                "protocol": protocol, "port": port, "priority": priority});
+            let fields = body.as_object_mut().unwrap();
+            match peer {
+                "Network" => drop(fields.insert(format!("{side}Network"), json!("six"))),
+                "EndpointGroup" => drop(fields.insert(format!("{side}EndpointGroup"), json!("peer"))),
+                _ => {}
+            }
+            if peer != "Network" {
+                fields.insert(format!("{side}IpAddress"), json!(format!("{address}{rest}")));
+            }
+            fields.clone()
+        },
+    )
+}
+
+fn of_group(name: &str, more: Value) -> Value {
+    let mut body = json!({"tenantName": "default", "groupName": name, "networkName": "net"});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+/// Every record of a group or policy has what agents need.
+fn are_readable(fixture: &Fixture) -> Result<(), TestCaseError> {
+    for record in fixture.cache.allocations::<group::State>() {
+        let state = record.full_record(&AllocationChange::default());
+        prop_assert!(Group::try_from(&state).is_ok(), "{state:?}");
+    }
+    for state in fixture.cache.all::<PolicyState>() {
+        let policy = Policy::try_from(state);
+        prop_assert!(policy.is_ok(), "{policy:?}");
+    }
+    Ok(())
 }

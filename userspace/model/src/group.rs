@@ -163,20 +163,27 @@ const DEFAULT_BURST: u64 = 8000;
 impl Rate {
     /// Parses a profile's bandwidth, such as `10 mbps`, and burst in kilobits, as the original does
     /// (INVENTORY 5.8): the first number, times a power of 1024 by the first of `g`, `m`, `k` in
-    /// the text, in whole kilobits of 1000 bits. Returns `None` if the text is not a bandwidth.
+    /// the text, in whole kilobits of 1000 bits. A number that is too large is the largest one.
+    ///
+    /// Returns `None`, which is no limit, if the text has no number or no unit, and for less than
+    /// one kilobit. A negative burst is as none.
     fn read(bandwidth: &str, burst: i64) -> Option<Rate> {
         let digits = bandwidth.trim_start_matches(|c: char| !c.is_ascii_digit());
         let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
-        let number: u64 = digits.get(..end)?.parse().ok()?;
+        let digits = digits.get(..end).filter(|digits| !digits.is_empty())?;
+        // Digits that cannot be parsed are a number that is too large.
+        let number: u64 = digits.parse().unwrap_or(u64::MAX);
         let power = ["kK", "mM", "gG"].iter().rposition(|unit| bandwidth.contains(|c| unit.contains(c)))?;
-        let bits = number.checked_mul(1024_u64.checked_pow(u32::try_from(power).ok()? + 1)?)?;
-        let kilobits = u64::try_from(burst).ok()?;
-        let kilobits = if kilobits == 0 { DEFAULT_BURST } else { kilobits };
-        Some(Rate { bits_per_second: bits / 1000 * 1000, burst_bytes: kilobits.checked_mul(125)? })
+        let bits = number.saturating_mul(1024_u64.saturating_pow(u32::try_from(power).ok()? + 1));
+        let kilobits = u64::try_from(burst).ok().filter(|kilobits| *kilobits > 0).unwrap_or(DEFAULT_BURST);
+        let rate = Rate { bits_per_second: bits / 1000 * 1000, burst_bytes: kilobits.saturating_mul(125) };
+        Some(rate).filter(|rate| rate.bits_per_second > 0)
     }
 }
 
-/// A group, validated.
+/// A group, validated. netmaster accepts the settings of profiles that say nothing, such as DSCP -1 or
+/// the bandwidth `10 {bps`, as the original does. They are as none, so that a profile of a tenant
+/// cannot make the record of a group invalid, on which forwarding depends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     /// Last part of the key.
@@ -193,33 +200,15 @@ impl TryFrom<&State> for Group {
     type Error = Invalid;
 
     fn try_from(s: &State) -> Result<Self, Invalid> {
-        let bad = |field, value: &dyn ToString, expected| {
-            Invalid::new(format!("group {}", s.id), field, value.to_string(), expected)
-        };
-        let dscp = match s.dscp {
-            0 => None,
-            number => Some(
-                u8::try_from(number)
-                    .ok()
-                    .and_then(|number| number.try_into().ok())
-                    .ok_or_else(|| bad("DSCP", &number, "0 for none, or 1 to 63"))?,
-            ),
-        };
-        let rate = match s.bandwidth.as_str() {
-            "" => None,
-            _ if s.burst < 0 => return Err(bad("Burst", &s.burst, "0 or more kilobits")),
-            text => Some(
-                Rate::read(text, s.burst)
-                    .ok_or_else(|| bad("Bandwidth", &text, "a number and kbps, mbps or gbps"))?,
-            ),
-        };
+        let number = GroupNumber::read(s.endpoint_group_id).ok_or_else(|| {
+            let object = format!("group {}", s.id);
+            Invalid::new(object, "endpointGroupId", s.endpoint_group_id, GroupNumber::EXPECTED)
+        })?;
         Ok(Group {
             key: s.id.as_str().into(),
-            number: GroupNumber::read(s.endpoint_group_id)
-                .ok_or_else(|| bad("endpointGroupId", &s.endpoint_group_id, GroupNumber::EXPECTED))?,
-            dscp,
-            // A rate below one kilobit disables the limit, as in the original.
-            rate: rate.filter(|rate| rate.bits_per_second > 0),
+            number,
+            dscp: u8::try_from(s.dscp).ok().and_then(|dscp| dscp.try_into().ok()),
+            rate: Rate::read(&s.bandwidth, s.burst),
         })
     }
 }
@@ -253,21 +242,33 @@ mod tests {
         assert_eq!(kilobits("10m"), Some(10_485));
         assert_eq!(kilobits("1Gbps"), Some(1_073_741));
         assert_eq!(kilobits("500 kb"), Some(512));
-        assert_eq!(kilobits("mbps"), None);
-        assert_eq!(kilobits("10"), None);
-        assert_eq!(kilobits("99999999999999999999g"), None);
-        assert_eq!(kilobits("99999999999999999g"), None);
-        assert_eq!(Rate::read("1m", 0).map(|rate| rate.burst_bytes), Some(1_000_000));
+        for none in ["", "mbps", "10", "0m", "10 {bps", "10 1", "10 }"] {
+            assert_eq!(kilobits(none), None, "{none}");
+        }
+        let largest = Some(u64::MAX / 1000);
+        for large in ["99999999999999999999 gbps", "99999999999999999g"] {
+            assert_eq!(kilobits(large), largest, "{large}");
+        }
+        let bytes = |burst| Rate::read("1m", burst).map(|rate| rate.burst_bytes);
+        assert_eq!((bytes(0), bytes(-5), bytes(2)), (Some(1_000_000), Some(1_000_000), Some(250)));
+        assert_eq!(bytes(i64::MAX), Some(u64::MAX));
+    }
+
+    /// netmaster accepts them.
+    #[test]
+    fn settings_that_say_nothing_are_none() {
+        for (dscp, bandwidth, burst) in [(-1, "10 {bps", -5), (64, "10 1", 0), (i64::MIN, "x", i64::MIN)] {
+            let state = state(|s| (s.dscp, s.bandwidth, s.burst) = (dscp, bandwidth.into(), burst));
+            let group = Group::try_from(&state).unwrap();
+            assert_eq!((group.dscp, group.rate), (None, None), "{dscp} {bandwidth} {burst}");
+        }
     }
 
     #[test]
-    fn errors_name_the_invalid_field() {
-        let why = |change: fn(&mut State)| Group::try_from(&state(change)).unwrap_err().to_string();
-        assert_eq!(why(|s| s.dscp = 64), "group gp:default: DSCP is \"64\", expected 0 for none, or 1 to 63");
-        assert!(why(|s| s.dscp = -1).contains("DSCP is \"-1\""));
-        assert!(why(|s| s.bandwidth = "x".into()).contains("Bandwidth is \"x\""));
-        assert!(why(|s| (s.bandwidth, s.burst) = ("1m".into(), -1)).contains("Burst is \"-1\""));
-        assert!(why(|s| s.endpoint_group_id = 0).contains("endpointGroupId is \"0\""));
+    fn a_group_needs_a_number() {
+        let why = Group::try_from(&state(|s| s.endpoint_group_id = 0)).unwrap_err().to_string();
+        let expected = "expected a group's number, 1 to 4294967295";
+        assert_eq!(why, format!("group gp:default: endpointGroupId is \"0\", {expected}"));
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub use expand::expand;
 pub use identity::{Identity, IdentitySet};
 pub use peer::{IpBlock, Peer};
 pub use ports::PortRange;
+pub use prefixes::is_reversed_range;
 pub use rule::{Direction, ICMP, ICMPV6, Rule, TCP, UDP};
 pub use state::{DirectionalRule, DirectionalRuleState, ExpandedRule, Policy, PolicyState};
 pub use tier::{InvalidPriority, Layer, Priority, Tier};

@@ -4,17 +4,34 @@ use ipnet::{IpNet, Ipv4Net, Ipv4Subnets, Ipv6Net};
 
 use crate::mac::Mac;
 
-/// Parses an address of a rule to the smallest list of prefixes. The forms are `a`, `a/length`,
-/// `a-b/length` (a network's subnet with its range), `a-n` and `a-n/length` (`n` is the last octet
-/// of the last address). An empty text means any address and yields no prefix.
-pub(super) fn read(text: &str) -> Option<Vec<IpNet>> {
+/// Addresses that a rule names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Named {
+    /// Any address.
+    Any,
+    /// Those in a prefix of the smallest list. The list is empty for a range whose last address
+    /// precedes the first.
+    In(Vec<IpNet>),
+}
+
+/// Parses an address of a rule. The forms are `a`, `a/length`, `a-b/length` (a network's subnet
+/// with its range), `a-n` and `a-n/length` (`n` is the last octet of the last address), and the
+/// empty text.
+pub(super) fn read(text: &str) -> Option<Named> {
     if text.is_empty() {
-        return Some(vec![]);
+        return Some(Named::Any);
     }
-    match text.split_once('-') {
-        Some((first, rest)) => range(first, rest),
-        None => one(text).map(|net| vec![net]),
-    }
+    let prefixes = match text.split_once('-') {
+        Some((first, rest)) => range(first, rest)?,
+        None => vec![one(text)?],
+    };
+    Some(Named::In(prefixes))
+}
+
+/// Whether an address of a rule is a range whose last address precedes the first, such as
+/// `1.2.3.9-4`. It contains no address.
+pub fn is_reversed_range(text: &str) -> bool {
+    read(text) == Some(Named::In(vec![]))
 }
 
 /// The prefix of the link-local addresses of the endpoints with an IPv4 address in `net`: their kernels
@@ -48,7 +65,10 @@ fn range(first: &str, rest: &str) -> Option<Vec<IpNet>> {
         }
         Err(_) => last.parse().ok()?,
     };
-    (first <= last).then(|| Ipv4Subnets::new(first, last, 0).map(IpNet::V4).collect())
+    if last < first {
+        return Some(vec![]);
+    }
+    Some(Ipv4Subnets::new(first, last, 0).map(IpNet::V4).collect())
 }
 
 #[cfg(test)]
@@ -56,7 +76,10 @@ mod tests {
     use super::*;
 
     fn nets(text: &str) -> Option<Vec<String>> {
-        Some(read(text)?.iter().map(IpNet::to_string).collect())
+        match read(text)? {
+            Named::Any => Some(vec!["any".to_owned()]),
+            Named::In(nets) => Some(nets.iter().map(IpNet::to_string).collect()),
+        }
     }
 
     #[test]
@@ -79,7 +102,7 @@ mod tests {
     #[test]
     fn every_form_is_read() {
         let all = |nets: &[&str]| Some(nets.iter().map(|net| (*net).to_owned()).collect::<Vec<_>>());
-        assert_eq!(nets(""), all(&[]));
+        assert_eq!(nets(""), all(&["any"]));
         assert_eq!(nets("10.1.1.7"), all(&["10.1.1.7/32"]));
         assert_eq!(nets("10.1.1.7/24"), all(&["10.1.1.0/24"]));
         assert_eq!(nets("0.0.0.0/0"), all(&["0.0.0.0/0"]));
@@ -93,10 +116,19 @@ mod tests {
 
     #[test]
     fn invalid_addresses_are_refused() {
-        for text in
-            ["x", "10.1", "10.1.1.1/33", "1.2.3.9-4", "1.2.3.4-256", "1.2.3.4-1.2.3.5/x", "::1-2", "-", "/"]
-        {
+        for text in ["x", "10.1", "10.1.1.1/33", "1.2.3.4-256", "1.2.3.4-1.2.3.5/x", "::1-2", "-", "/"] {
             assert_eq!(nets(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_reversed_range_contains_no_address() {
+        for text in ["1.2.3.9-4", "10.1.1.1-0", "10.1.1.9-4/24", "10.1.2.1-10.1.1.9/16"] {
+            assert_eq!(nets(text), Some(vec![]), "{text}");
+            assert!(is_reversed_range(text), "{text}");
+        }
+        for text in ["", "x", "10.1.1.1", "10.1.1.0-0", "1.2.3.4-9", "2001:db8::/64", "1.2.3.9-x"] {
+            assert!(!is_reversed_range(text), "{text}");
         }
     }
 }

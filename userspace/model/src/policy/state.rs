@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::{Direction, Identity, Peer, Rule, TCP, UDP, prefixes};
+use super::{Direction, Identity, Peer, Rule, TCP, UDP, prefixes, prefixes::Named};
 use crate::{Invalid, api, group::GroupNumber, name::PolicyId};
 
 /// The body of `/contiv.io/state/policy/<tenant>:<group>:<tenant>:<policy>`: a whole policy
@@ -205,10 +205,14 @@ fn add(
             .and_then(|priority| priority.try_into().ok())
             .ok_or_else(|| bad("Priority", &d.priority, "1 to 100"))?,
     };
-    let any = |nets: Vec<IpNet>| -> Vec<Option<IpNet>> {
-        if nets.is_empty() { vec![None] } else { nets.into_iter().map(Some).collect() }
+    // A reversed range contains no address: the rule matches nothing, neither for allow nor for deny.
+    let alternatives = |named: Named| -> Vec<Option<IpNet>> {
+        match named {
+            Named::Any => vec![None],
+            Named::In(nets) => nets.into_iter().map(Some).collect(),
+        }
     };
-    let (owns, subnets) = (any(owns), any(subnets));
+    let (owns, subnets) = (alternatives(owns), alternatives(subnets));
     let mut push = |own, subnet| rules.push(Rule { own, peer: Peer::new(identity, subnet), ..rule.clone() });
     for own in owns {
         for subnet in &subnets {
@@ -343,6 +347,25 @@ mod tests {
         let link_local = ["fe80::2:aff:fe01:10a/127", "fe80::2:aff:fe01:10c/128"];
         assert_eq!(subnets(&rules), [of_ipv4[0], link_local[0], of_ipv4[1], link_local[1]]);
         assert_eq!(rules[0].id, rules[1].id);
+    }
+
+    /// Earlier releases of netmaster accept it. The other rules of the policy are in force.
+    #[test]
+    fn a_rule_with_a_reversed_range_matches_nothing() {
+        for action in ["allow", "deny"] {
+            let peer = directed(|d| (d.src_ip_addr, d.action) = ("10.1.1.9-4".into(), action.into()));
+            assert_eq!(peer.unwrap(), [], "{action}");
+            let own = directed(|d| (d.dst_ip_addr, d.action) = ("10.1.1.1-0".into(), action.into()));
+            assert_eq!(own.unwrap(), [], "{action}");
+        }
+        let mut state = state();
+        let mut other = state.rules["default:pe:k1"].clone();
+        other.rule.key = "default:pe:k2".into();
+        other.directed.values_mut().for_each(|d| d.src_ip_addr = "10.1.1.9-4".into());
+        state.rules.insert(other.rule.key.clone(), other);
+        assert_eq!(Policy::try_from(&state).unwrap().rules, directed(|_| ()).unwrap());
+        // What else is wrong with it is not ignored.
+        assert!(directed(|d| (d.src_ip_addr, d.action) = ("10.1.1.9-4".into(), "drop".into())).is_err());
     }
 
     #[test]
