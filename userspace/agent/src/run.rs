@@ -258,7 +258,7 @@ async fn run_with<D: Datapath + 'static>(
             failed = tasks.first_end() => return tasks.end(failed).await,
             () = reader.synced() => {}
         }
-        if let Err(error) = predecessor.check_records(&reader) {
+        if let Err(error) = predecessor.check_records(&reader, &node.host) {
             // The next run listens where these tasks do.
             return tasks.end(Err(Refused(error).into())).await;
         }

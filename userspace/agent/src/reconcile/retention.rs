@@ -15,7 +15,8 @@ const LISTED: usize = 5;
 ///
 /// An earlier process has put it there. It belongs to no object of the plan, and the datapath does not tell which part of it
 /// belongs to which record. So while a record is unreadable, no orphans are removed, and nothing is deleted but what this process
-/// has planned before, and endpoints without an interface.
+/// has planned before, and endpoints without an interface. Records of groups and policies do not count: a group with endpoints on
+/// this node is in the plan, and blocked.
 ///
 /// This ends with the first full resync that finds all records readable, or no orphans. Since then the datapath has only what
 /// this process has planned, and of a record that becomes unreadable, the last valid version stays in effect.
@@ -46,7 +47,7 @@ impl Retention {
         if self.is_over {
             return;
         }
-        self.keys = state.unreadable().cloned().collect();
+        self.keys = state.unplanned().cloned().collect();
         self.withheld.clear();
         if self.keys.is_empty() {
             // All orphans are removed.
@@ -201,6 +202,18 @@ mod tests {
         retention.resynced();
         retention.begin(&mut desired, (&state, &node), (&before, &dirty));
         assert!(!retention.is_active(), "the datapath has nothing of earlier processes");
+    }
+
+    #[test]
+    fn groups_and_policies_keep_no_orphans() {
+        let (node, dirty) = (node(), DirtySet::default());
+        let state = unreadable([Key::Group("g:t".into()), Key::Policy("t:g:t:p".into())]);
+        let mut retention = Retention::default();
+        retention.begin(&mut Desired::default(), (&state, &node), (&Desired::default(), &dirty));
+        assert!(!retention.is_active() && retention.condition().is_none());
+        assert!(retention.allows(&Op::Delete(peer().id())));
+        retention.resynced();
+        assert!(retention.is_over);
     }
 
     #[test]

@@ -83,7 +83,7 @@ impl Task {
             .ok();
         loop {
             let (desired, has_unreadable) = self.reader.with(|state| {
-                (Desired::of(state, &self.host, &self.tunnels), state.unreadable().next().is_some())
+                (Desired::of(state, &self.host, &self.tunnels), state.unplanned().next().is_some())
             });
             retention.update(desired.prefixes(), desired.access.is_some(), has_unreadable);
             let learnt = Learnt::of(&self.sessions.borrow_and_update());

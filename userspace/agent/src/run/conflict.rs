@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use contiv_model::name::HostName;
 use tokio_util::sync::CancellationToken;
 
 use super::interruption::StoppedFile;
@@ -77,10 +78,10 @@ enum Other {
 const LISTED: usize = 5;
 
 impl Predecessor {
-    /// Fails if it forwards, and records are unreadable: the successor would not have what this datapath has of them.
-    pub(super) fn check_records(&self, reader: &Reader) -> Result<()> {
-        let unreadable: Vec<String> =
-            reader.with(|state| state.unreadable().map(ToString::to_string).take(LISTED).collect());
+    /// Fails if it forwards, and records are unreadable: the successor would not have what this datapath of `host` has of them.
+    pub(super) fn check_records(&self, reader: &Reader, host: &HostName) -> Result<()> {
+        let unreadable = reader.with(|state| state.unreadable_on(host));
+        let unreadable: Vec<String> = unreadable.iter().map(ToString::to_string).take(LISTED).collect();
         if self.forwards && !unreadable.is_empty() {
             bail!(
                 "the other datapath forwards for objects whose records are invalid: {}; repair or delete the \

@@ -22,8 +22,8 @@ pub struct DirtySet {
     pub vteps: BTreeSet<IpAddr>,
     /// Nodes and networks of which the node now has its first endpoint, or no endpoint any more.
     pub first_or_last: BTreeSet<(HostName, NetworkId)>,
-    /// Whether the unreadable records have changed, or the interfaces of their endpoints. What else that affects is found by a full
-    /// plan.
+    /// Whether the unreadable records have changed, other than those of groups and policies, or the interfaces of their endpoints.
+    /// What else that affects is found by a full plan.
     pub unreadable: bool,
 }
 

@@ -248,14 +248,43 @@ async fn a_new_node_retains_nothing() {
     world.stop().await;
 }
 
+/// An endpoint of this node in group 5.
+fn member(name: &str, ip: u8) -> (Key, ClusterObject) {
+    let (key, object) = group_of(endpoint(name, "h0", ip), 5);
+    let ClusterObject::Endpoint(endpoint) = object else { unreachable!() };
+    (key, ClusterObject::Endpoint(Endpoint { group: Some("g5:t".into()), ..endpoint }))
+}
+
+/// What the datapath has of the group is that of an object of the plan.
+#[tokio::test]
+async fn orphans_are_removed_beside_an_unreadable_group() {
+    let all = || vec![network(), member(POD, 1), group_with_dscp(5, 46)];
+    let (group, _) = group_with_dscp(5, 46);
+    for key in [group, Key::Policy("t:g5:t:p".into())] {
+        let switch = World::left_by(all().into_iter().chain([endpoint(REMOTE, "h1", 2)])).await;
+        let before = switch.objects();
+        assert_eq!(before.len(), 5);
+        // A group without endpoints on this node has nothing here.
+        let unreadable = [key.clone(), Key::Group("g6:t".into())];
+        let mut world = World::begin(Fake::reopen(&switch), without(all(), &key), &unreadable);
+        let status = world.until(|status| status.in_sync).await;
+        assert!(status.retained.is_none(), "{key}");
+        let after = ["network n.t", "subnet n.t ipv4", "group 5", "local endpoint n.t-e1"];
+        assert_eq!(installed(&switch), after, "{key}");
+        let five = ObjectId::Group(GroupNumber::try_from(5).unwrap().into());
+        assert_eq!(switch.objects().get(&five), before.get(&five), "{key}");
+        // What becomes of it is no reason for a full resync.
+        world.send(Event::Delete(Key::Group("g6:t".into())));
+        world.send(Event::Delete(key.clone()));
+        world.until(|status| status.degraded().is_empty()).await;
+        assert_eq!(world.handle.status.borrow().resyncs, 1, "{key}");
+        world.stop().await;
+    }
+}
+
 /// The settings of the group stay as they are, and new endpoints wait.
 #[tokio::test]
 async fn an_unreadable_group_blocks_new_endpoints() {
-    let member = |name, ip| {
-        let (key, object) = group_of(endpoint(name, "h0", ip), 5);
-        let ClusterObject::Endpoint(endpoint) = object else { unreachable!() };
-        (key, ClusterObject::Endpoint(Endpoint { group: Some("g5:t".into()), ..endpoint }))
-    };
     let all = || [network(), member(POD, 1), group_with_dscp(5, 46)];
     let switch = World::left_by(all()).await;
     let before = switch.objects();

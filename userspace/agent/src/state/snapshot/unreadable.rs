@@ -47,6 +47,20 @@ impl State {
         self.unreadable.keys.iter()
     }
 
+    /// Keys of the unreadable records whose objects the plan may lack. Of a group with endpoints on a node, the plan of that node has
+    /// an object, which is blocked while its settings are unknown; other nodes have nothing of it.
+    pub fn unplanned(&self) -> impl Iterator<Item = &Key> {
+        self.unreadable().filter(|key| !is_of_group(key))
+    }
+
+    /// Unreadable records because of which the datapath of `host` may have more than its plan: [`unplanned`](Self::unplanned), and
+    /// those that block a group with endpoints there.
+    pub fn unreadable_on(&self, host: &HostName) -> BTreeSet<Key> {
+        let blocked = self.blocked_groups(host).into_iter();
+        let here = blocked.filter(|(number, _)| self.is_group_on(*number, host)).map(|(_, key)| key);
+        self.unplanned().cloned().chain(here).collect()
+    }
+
     /// Whether the record on which forwarding depends exists in the store and has never been valid.
     pub fn is_unreadable(&self, key: &Key) -> bool {
         self.unreadable.keys.contains(key)
@@ -146,7 +160,7 @@ impl State {
         {
             self.find_unreadable_interfaces();
         }
-        DirtySet { groups, unreadable: true, ..DirtySet::default() }
+        DirtySet { groups, unreadable: !is_of_group(key), ..DirtySet::default() }
     }
 
     /// Number of a group: that of its record, or those in the records of its members.
@@ -178,6 +192,11 @@ impl State {
             _ => true,
         }
     }
+}
+
+/// Whether the record is that of a group or of a policy on one.
+fn is_of_group(key: &Key) -> bool {
+    matches!(key, Key::Group(_) | Key::Policy(_))
 }
 
 #[cfg(test)]
@@ -267,7 +286,9 @@ mod tests {
             Key::NodeVtep("h1".into()),
         ];
         for key in &all {
-            assert!(state.reject(key).unreadable, "{key}");
+            // The plan has what groups need.
+            assert_eq!(state.reject(key).unreadable, !is_of_group(key), "{key}");
+            assert!(state.is_unreadable(key), "{key}");
         }
         // The datapath waits for the settings, and does not depend on BGP.
         for key in [Key::MasterConfig, Key::Bgp("h1".into())] {
@@ -321,5 +342,33 @@ mod tests {
         assert_eq!(state.set(&group, None).groups, [number].into());
         assert_eq!(state.set(&policy, None).groups, [number].into());
         assert_eq!(blocked(&state), []);
+    }
+
+    #[test]
+    fn groups_are_in_the_plan_of_the_nodes_with_their_members() {
+        let mut state = State::default();
+        let [group, policy, other] =
+            [Key::Group("g:t".into()), Key::Policy("t:g:t:p".into()), Key::Endpoint("n.t-x".into())];
+        let here = |state: &State| state.unreadable_on(&HOST.into());
+        let (key, object) = endpoint("n.t-e", Some(("g:t", 5)));
+        for record in [&group, &policy] {
+            state.reject(record);
+            assert!(state.unplanned().next().is_none() && here(&state).is_empty(), "{record}");
+            state.set(&key, Some(object.clone()));
+            assert!(state.unplanned().next().is_none(), "{record}");
+            assert_eq!(here(&state), BTreeSet::from([record.clone()]));
+            assert!(state.unreadable_on(&"h1".into()).is_empty(), "{record}");
+            state.set(&key, None);
+            state.set(record, None);
+        }
+        // The number is known, and the group has no member here.
+        let number = GroupNumber::try_from(5).unwrap();
+        let record = Group { key: "g:t".into(), number, dscp: None, rate: None };
+        state.set(&group, Some(ClusterObject::Group(record)));
+        state.reject(&policy);
+        assert!(here(&state).is_empty());
+        state.reject(&other);
+        assert_eq!(state.unplanned().collect::<Vec<_>>(), [&other]);
+        assert_eq!(here(&state), BTreeSet::from([other.clone()]));
     }
 }
