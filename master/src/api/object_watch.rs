@@ -111,11 +111,14 @@ impl ObjectWatch {
             let taken = watch.take_out(cache, keys);
             let newest = snapshot.newest;
             Box::new(move || {
-                let Encoded { events, keys, is_whole } = watch.encode(taken);
-                let after = keys.last().map(|(key, _)| key.clone());
+                let Encoded { events, passed, is_whole } = watch.encode(taken);
+                let after = passed.last().map(|object| object.key.clone());
                 let (later, earlier): (Vec<_>, Vec<_>) =
-                    keys.into_iter().partition(|(_, changed)| *changed > revision);
-                let newest = earlier.into_iter().map(|(_, changed)| changed).fold(newest, i64::max);
+                    passed.into_iter().partition(|object| object.changed > revision);
+                let newest = earlier.into_iter().map(|object| object.changed).fold(newest, i64::max);
+                // The client may have an earlier version of an object that is left out: it gets the change.
+                let later = later.into_iter().filter(|object| object.is_sent);
+                let later = later.map(|object| (object.key, object.changed)).collect();
                 let next = Snapshot { after, revision: Some(revision), newest };
                 let next = (!(is_last && is_whole)).then_some(next);
                 Ok(Page { events, later, revision, newest, next })
@@ -132,8 +135,8 @@ impl ObjectWatch {
             let taken = watch.take_out(cache, first);
             Box::new(move || {
                 let encoded = watch.encode(taken);
-                for (key, _) in &encoded.keys {
-                    keys.remove(key);
+                for object in &encoded.passed {
+                    keys.remove(&object.key);
                 }
                 Ok(LinkPage { events: encoded.events, others: keys })
             })
@@ -154,20 +157,20 @@ impl ObjectWatch {
 
     /// Encodes objects until the page is full.
     fn encode(&self, taken: Vec<Taken>) -> Encoded {
-        let (mut events, mut keys, mut bytes) = (Vec::new(), Vec::new(), 0);
+        let (mut events, mut passed, mut bytes) = (Vec::new(), Vec::new(), 0);
         let mut taken = taken.into_iter();
         for Taken { key, changed, object } in taken.by_ref() {
-            let stored = object.and_then(|encode| encode().ok());
-            if let Some(stored) = stored.filter(|stored| self.selects(stored)) {
+            let stored = object.and_then(|encode| encode().ok()).filter(|stored| self.selects(stored));
+            if let Some(stored) = &stored {
                 bytes += stored.body.len();
-                events.push(put_event(&stored));
+                events.push(put_event(stored));
             }
-            keys.push((key, changed));
+            passed.push(Passed { key, changed, is_sent: stored.is_some() });
             if bytes >= PAGE_BYTES {
                 break;
             }
         }
-        Encoded { events, keys, is_whole: taken.next().is_none() }
+        Encoded { events, passed, is_whole: taken.next().is_none() }
     }
 
     /// Whether the tenant in the key is in the scope.
@@ -245,7 +248,7 @@ struct Following {
     position: Option<i64>,
     /// After a loss of link changes.
     catch_up: Option<CatchUp>,
-    /// Objects that the snapshot had in a later state than that of its revision.
+    /// Objects that the client has from the snapshot in a later state than that of its revision.
     sent: BTreeMap<String, i64>,
     links: LinkFollower,
 }
@@ -288,11 +291,20 @@ struct Taken {
     object: Option<Unencoded>,
 }
 
+/// An object that was taken and encoded, or left out.
+struct Passed {
+    key: String,
+    /// Revision of the record.
+    changed: i64,
+    /// Whether there is an event about it.
+    is_sent: bool,
+}
+
 /// Events about the first of the objects that were taken.
 struct Encoded {
     events: Vec<Event>,
-    /// These objects, also those that are not selected, with the revisions of their records.
-    keys: Vec<(String, i64)>,
+    /// These objects, also those that are not selected.
+    passed: Vec<Passed>,
     /// Whether no other objects were taken.
     is_whole: bool,
 }
@@ -300,7 +312,7 @@ struct Encoded {
 /// A part of a snapshot.
 struct Page {
     events: Vec<Event>,
-    /// Keys of records that changed after the revision, and when.
+    /// Keys of records that were sent and changed after the revision, and when.
     later: Vec<(String, i64)>,
     revision: i64,
     /// Revision of the newest other record, also on the pages before.

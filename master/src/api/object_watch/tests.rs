@@ -44,7 +44,7 @@ fn a_page_ends_after_so_many_bytes() {
     let half = PAGE_BYTES / 2;
     let page = |objects: Vec<Taken>| {
         let page = watch.encode(objects);
-        let keys: Vec<String> = page.keys.into_iter().map(|(key, _)| key).collect();
+        let keys: Vec<String> = page.passed.into_iter().map(|object| object.key).collect();
         (page.events.len(), keys.concat(), page.is_whole)
     };
     let objects = |sizes: &[usize]| {
@@ -59,6 +59,42 @@ fn a_page_ends_after_so_many_bytes() {
     others.extend(objects(&[1]));
     assert_eq!(page(others), (1, "xya".to_owned(), true));
     assert_eq!(page(vec![]), (0, String::new(), true));
+}
+
+/// The record of a profile with this DSCP, written at a revision.
+fn profile(name: &str, dscp: i64, revision: i64) -> KeyValue {
+    let body =
+        json!({"key": format!("t:{name}"), "tenantName": "t", "profileName": name, "DSCP": dscp}).to_string();
+    KeyValue {
+        key: format!("{MODELDB}netprofile/t:{name}"),
+        value: body.into(),
+        create_revision: 1,
+        mod_revision: revision,
+        version: 1,
+        lease: 0,
+    }
+}
+
+/// After a loss of link changes the client gets all objects again. It may have one that has ceased to be selected meanwhile, which
+/// is not among them.
+#[tokio::test]
+async fn a_change_of_an_object_that_the_snapshot_leaves_out_is_sent() {
+    let all = watch("netprofiles", Scope::All);
+    let selector = FieldSelector::parse("DSCP=46", all.object_type.operations.schema).unwrap();
+    let watch = Arc::new(ObjectWatch { selector, after: Some(2), ..all });
+    let records = [profile("a", 46, 3), profile("b", 46, 7), profile("c", 10, 8)];
+    for kv in &records {
+        let event = event::Event::Apply(kv.key.clone(), kv.clone());
+        watch.cache.write().apply_update(&Update { revision: kv.mod_revision, event });
+    }
+    let snapshot = Snapshot { revision: Some(5), ..Snapshot::default() };
+    let page = watch.page(snapshot).await.unwrap();
+    assert_eq!((page.events.len(), page.newest, page.next.is_none()), (2, 3, true));
+    assert_eq!(page.later, [("t:b".to_owned(), 7)]);
+    // The store's change of the other one tells that it is not selected.
+    let [.., other] = records;
+    let event = event::Event::Apply(other.key.clone(), other);
+    assert_eq!(watch.changes(vec![Update { revision: 8, event }]).len(), 1);
 }
 
 /// Writes a profile. Returns the revision.
