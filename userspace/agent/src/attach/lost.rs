@@ -13,7 +13,7 @@ use super::{
     pods::Pods,
     record::host_end,
 };
-use crate::error::one_line;
+use crate::{error::one_line, state::State};
 
 impl Pods {
     /// Deletes the attachments that have had no interface and no network namespace for the time limit. Does nothing while
@@ -23,8 +23,10 @@ impl Pods {
         if parts.regression.borrow().is_some() || !parts.reader.awaited().is_empty() {
             return Ok(());
         }
+        // Attachments on such a network are not found.
+        let has_unreadable_network = parts.reader.with(State::has_unreadable_network);
         let lost = self.lost().await?;
-        let is_settled = lost.is_empty();
+        let is_settled = lost.is_empty() && !has_unreadable_network;
         let mut result = Ok(());
         for pod in self.overdue(lost) {
             result = result.and(self.release_if_lost(&pod).await);

@@ -83,7 +83,7 @@ pub(super) struct Inner {
     pub(super) locks: KeyLock,
     /// When an attachment was found without interface and network namespace first.
     pub(super) lost_since: Mutex<BTreeMap<EndpointId, Instant>>,
-    /// Pods whose endpoints this node had recorded when it was asked first.
+    /// Pods whose endpoints this node had recorded when it was asked first, and the records of all networks were readable.
     pub(super) recorded: OnceCell<Vec<Pod>>,
     /// `None` while unknown.
     underlay: Mutex<Option<Underlay>>,

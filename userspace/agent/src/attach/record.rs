@@ -1,7 +1,7 @@
 //! Operational records of this node's endpoints, in the store. Unlike the journal, they outlive a power failure: a record is written
 //! before netmaster creates the endpoint, and deleted after netmaster has deleted it.
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use contiv_model::{
     endpoint::{Oper, State},
@@ -16,7 +16,7 @@ use super::{
     pods::Pods,
     undo::{Rollback, RollbackStep},
 };
-use crate::error::one_line;
+use crate::{error::one_line, state};
 
 /// Prefix that the record's interface name lacks: the original's pair was `vport3` in the pod and `vvport3` on the node.
 const HOST_END_PREFIX: &str = "v";
@@ -106,10 +106,14 @@ impl Pods {
         Ok(is_own.then_some(oper))
     }
 
-    /// Pods whose endpoints this node has recorded on networks that exist. Read once: the journal has what this process records.
-    pub(super) async fn recorded(&self) -> Result<&[Pod], Failure> {
+    /// Pods whose endpoints this node has recorded on networks that exist. Read once when the records of all networks are readable:
+    /// the journal has what this process records.
+    pub(super) async fn recorded(&self) -> Result<Cow<'_, [Pod]>, Failure> {
+        if self.parts().reader.with(state::State::has_unreadable_network) {
+            return self.list_recorded().await.map(Cow::Owned);
+        }
         let recorded = self.0.recorded.get_or_try_init(|| self.list_recorded()).await;
-        recorded.map(Vec::as_slice)
+        recorded.map(|recorded| Cow::Borrowed(recorded.as_slice()))
     }
 
     async fn list_recorded(&self) -> Result<Vec<Pod>, Failure> {

@@ -2,9 +2,11 @@
 
 use std::fs;
 
+use contiv_model::key::Key;
+use serde_json::{Value, json};
 use testkit::{Netns, needs};
 
-use crate::world::{Call, HOST, VTEP, World};
+use crate::world::{Call, HOST, VTEP, World, put};
 
 /// Stops the agent, deletes the pods' namespaces as a reboot does, and starts an agent.
 async fn reboot(mut world: World, pods: Vec<Netns>, meanwhile: impl FnOnce(&World)) -> World {
@@ -109,6 +111,33 @@ fn record_of_an_endpoint_that_was_not_created_is_deleted_after_a_reboot() {
         world.pods.release_lost().await.unwrap();
         assert_eq!(world.record("n.t-c1").await, None);
         assert!(world.record("n.t-other").await.is_some() && world.entries().is_empty());
+    });
+}
+
+/// The agent knows neither the name nor the tenant of such a network.
+#[test]
+fn addresses_on_a_network_with_an_invalid_record_are_released_when_it_is_repaired() {
+    needs!(root());
+    World::run(async |world| {
+        let pods = add_pods(&world).await;
+        // Of an ADD that was interrupted.
+        world.put_record("c3", "", VTEP, Some("test")).await;
+        let key = Key::Network("n.t".into());
+        let record = world.store().get(&key.to_string()).await.unwrap().unwrap();
+        let record: Value = serde_json::from_slice(&record.value).unwrap();
+        put(world.store(), &key, &json!({ "id": 5 })).await;
+        let world = reboot(world, pods, forget).await;
+        world.until("the record has arrived", || world.reader().rejected_count() == 1).await;
+        for _ in 0..2 {
+            world.pods.release_lost().await.unwrap();
+        }
+        assert_eq!(world.endpoints().await.len(), 3);
+        put(world.store(), &key, &record).await;
+        let is_known = || world.reader().with(|state| state.network(&"n.t".into()).is_some());
+        world.until("the network has arrived", is_known).await;
+        world.pods.release_lost().await.unwrap();
+        world.assert_nothing_left().await;
+        assert!(world.entries().is_empty());
     });
 }
 

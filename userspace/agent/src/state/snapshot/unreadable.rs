@@ -66,6 +66,11 @@ impl State {
         self.unreadable.keys.contains(key)
     }
 
+    /// Whether the record of a network is unreadable: neither its name nor its tenant is known, which its id joins.
+    pub fn has_unreadable_network(&self) -> bool {
+        self.unreadable().any(|key| matches!(key, Key::Network(_)))
+    }
+
     /// The unreadable record because of which the state may lack an endpoint: its own, or that of a network that it may be on.
     pub fn unreadable_record_of(&self, id: &EndpointId) -> Option<Key> {
         let own = std::iter::once(Key::Endpoint(id.clone()));
@@ -260,11 +265,12 @@ mod tests {
         let mut state = State::default();
         let (key, object) = network("n.t");
         assert!(state.reject(&key).unreadable && state.is_unreadable(&key));
+        assert!(state.has_unreadable_network());
         assert_eq!(keys(&state), ["/contiv.io/state/nets/n.t"]);
         // Once more changes nothing.
         assert!(state.reject(&key).is_empty());
         assert!(state.set(&key, Some(object)).unreadable);
-        assert!(keys(&state).is_empty());
+        assert!(keys(&state).is_empty() && !state.has_unreadable_network());
         assert!(state.reject(&key).is_empty() && keys(&state).is_empty());
         // The next version is of another object.
         assert!(!state.set(&key, None).unreadable);
