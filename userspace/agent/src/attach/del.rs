@@ -1,10 +1,12 @@
 use std::collections::BTreeMap;
 
 use contiv_model::name::EndpointId;
+use contiv_store::KeyValue;
 use contivk8s::{
     spec::Code,
     wire::{Reply, Request},
 };
+use serde::Deserialize;
 
 use super::{
     failure::{Failure, Step},
@@ -14,6 +16,30 @@ use super::{
     undo::interface_failure,
 };
 use crate::{error::one_line, fail_point::reach, reconcile::Presence};
+
+/// What the store tells of an endpoint's node.
+#[derive(Debug, PartialEq, Eq)]
+enum HomingHost {
+    /// The endpoint does not exist.
+    Absent,
+    /// The record does not tell it.
+    Unreadable,
+    /// Its name; empty for an endpoint without a node.
+    Node(String),
+}
+
+impl HomingHost {
+    /// Reads a record of which everything else may be invalid: that does not keep a pod from being deleted.
+    fn of(record: &KeyValue) -> HomingHost {
+        #[derive(Deserialize)]
+        struct Summary {
+            #[serde(default, rename = "homingHost")]
+            host: String,
+        }
+        serde_json::from_slice(&record.value)
+            .map_or(HomingHost::Unreadable, |Summary { host }| HomingHost::Node(host))
+    }
+}
 
 impl Pods {
     /// Detaches a pod. Parts that do not exist are no failure. A failure does not stop the remaining steps.
@@ -66,16 +92,23 @@ impl Pods {
     /// not in the store and that no ADD of this node can have created: it may be away.
     async fn release(&self, pod: &Pod, has_entry: bool) -> Result<(), Failure> {
         let id = pod.endpoint_id();
-        let stored = self.stored(&id, Step::Delete).await?;
-        let host = stored.as_ref().map_or("", |endpoint| endpoint.homing_host.as_str());
-        if !host.is_empty() && host != self.parts().node.host.as_str() {
-            tracing::warn!(endpoint = %id, host, "not deleting an endpoint of another node");
+        let stored = self.stored_record(&id, Step::Delete).await?;
+        let host = stored.as_ref().map_or(HomingHost::Absent, HomingHost::of);
+        if let HomingHost::Node(host) = &host
+            && !host.is_empty()
+            && host != self.parts().node.host.as_str()
+        {
+            tracing::warn!(endpoint = %id, host = host.as_str(), "not deleting an endpoint of another node");
             return Ok(());
         }
         // netmaster may still be creating an endpoint that was recorded.
-        if stored.is_some() || has_entry || self.own_record(pod).await?.is_some() {
+        let is_known = matches!(host, HomingHost::Node(_));
+        if is_known || has_entry || self.own_record(pod).await?.is_some() {
             // After a failure the record remains, as the endpoint may: the entry need not outlive a power failure.
             self.delete_at_master(pod).await?;
+        } else if matches!(host, HomingHost::Unreadable) {
+            tracing::warn!(endpoint = %id, "not deleting an endpoint whose record does not tell its node");
+            return Ok(());
         }
         reach("deletion at netmaster");
         self.delete_record(&id).await?;
@@ -158,4 +191,29 @@ impl Pods {
 #[expect(clippy::needless_pass_by_value, reason = "an argument of map_err")]
 pub(super) fn entry_failure(error: std::io::Error) -> Failure {
     Failure::new(Step::Record, format!("change the attachment's entry: {}", one_line(&error))).temporary()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_node_is_read_whatever_else_a_record_has() {
+        let host = |body: &str| {
+            HomingHost::of(&KeyValue {
+                key: "/contiv.io/state/eps/n.t-c1".to_owned(),
+                value: body.as_bytes().to_vec().into(),
+                create_revision: 1,
+                mod_revision: 1,
+                version: 1,
+                lease: 0,
+            })
+        };
+        let node = |name: &str| HomingHost::Node(name.to_owned());
+        assert_eq!(host(r#"{"homingHost":"h","ipAddress":5}"#), node("h"));
+        assert_eq!((host(r#"{"ipAddress":5}"#), host(r#"{"homingHost":""}"#)), (node(""), node("")));
+        for body in ["", "{", "5", r#"{"homingHost":5}"#, r#"{"homingHost":null}"#] {
+            assert_eq!(host(body), HomingHost::Unreadable, "{body}");
+        }
+    }
 }

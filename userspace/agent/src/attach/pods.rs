@@ -11,7 +11,7 @@ use contiv_model::{
     name::EndpointId,
     tag::Encap,
 };
-use contiv_store::Store;
+use contiv_store::{KeyValue, Store};
 use tokio::sync::{OnceCell, OwnedMutexGuard, watch};
 
 use super::{
@@ -163,11 +163,19 @@ impl Pods {
 
     /// The endpoint as the store has it now.
     pub(super) async fn stored(&self, id: &EndpointId, step: Step) -> Result<Option<State>, Failure> {
-        let key = Key::Endpoint(id.clone()).to_string();
-        let found = self.parts().store.get(&key).await;
-        let found = found.map_err(|e| Failure::new(step, one_line(&e)).temporary())?;
-        let state = found.map(|found| serde_json::from_slice(&found.value)).transpose();
-        state.map_err(|e| Failure::new(step, format!("read {key}: {e}")))
+        let Some(record) = self.stored_record(id, step).await? else { return Ok(None) };
+        let state = serde_json::from_slice(&record.value);
+        state.map(Some).map_err(|e| Failure::new(step, format!("read {}: {e}", record.key)))
+    }
+
+    /// The record of the endpoint as the store has it now, valid or not.
+    pub(super) async fn stored_record(
+        &self,
+        id: &EndpointId,
+        step: Step,
+    ) -> Result<Option<KeyValue>, Failure> {
+        let found = self.parts().store.get(&Key::Endpoint(id.clone()).to_string()).await;
+        found.map_err(|e| Failure::new(step, one_line(&e)).temporary())
     }
 
     /// Reads the node's interfaces again: new pods use their MTU, and a missing VTEP address becomes a warning.

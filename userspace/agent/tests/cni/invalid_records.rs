@@ -1,10 +1,13 @@
 //! An agent that starts while the record of a pod or of its network is invalid leaves the pod as it is.
 
+use std::fs;
+
 use contiv_model::key::Key;
+use contiv_store::{Outcome, Txn};
 use serde_json::{Value, json};
 use testkit::{Netns, needs};
 
-use crate::world::{Call, World, put};
+use crate::world::{Call, HOST, VTEP, World, put};
 
 /// What makes a record invalid; the agent can tell whose it is from the key only.
 fn invalid(mut record: Value) -> Value {
@@ -49,6 +52,55 @@ fn a_pod_stays_until_it_is_deleted() {
             assert!(pod.links().unwrap().is_empty());
         });
     }
+}
+
+/// Writes the record of an endpoint.
+async fn put_text(world: &World, endpoint: &str, text: &str) {
+    let txn = Txn::new().put(Key::Endpoint(endpoint.into()).to_string(), text.to_owned());
+    assert!(matches!(world.store().commit(txn).await.unwrap(), Outcome::Committed { .. }));
+}
+
+#[test]
+fn a_pod_is_deleted_whatever_its_record_is() {
+    needs!(root());
+    let own = format!(r#"{{"netID":"n.t","homingHost":"{HOST}","ipAddress":5}}"#);
+    for text in ["{", r#"{"ipAddress":5}"#, own.as_str()] {
+        let pod = Netns::new("pod").unwrap();
+        World::run(async |mut world| {
+            // By the agent that has added it, and by one that knows the record only.
+            for (container, is_forgotten) in [("c1", false), ("c2", true)] {
+                world.add(container, pod.path()).await.unwrap();
+                put_text(&world, &format!("n.t-{container}"), text).await;
+                if is_forgotten {
+                    world.stop_agent().await;
+                    fs::remove_dir_all(world.socket().with_extension("attachments")).unwrap();
+                    world = world.restart().await;
+                    world.reader().synced().await;
+                }
+                world.del(container, Some(pod.path())).await.unwrap();
+                world.assert_nothing_left().await;
+                assert!(world.entries().is_empty() && pod.links().unwrap().is_empty(), "{text}");
+            }
+        });
+    }
+}
+
+#[test]
+fn an_endpoint_of_an_unknown_node_is_not_deleted() {
+    needs!(root());
+    World::run(async |world| {
+        let other = r#"{"homingHost":"other","ipAddress":5}"#;
+        for (endpoint, text) in [("n.t-c1", "{"), ("n.t-c2", other), ("n.t-c3", "{")] {
+            put_text(&world, endpoint, text).await;
+        }
+        // Its node is this one.
+        world.put_record("c3", "", VTEP, Some("test")).await;
+        for container in ["c1", "c2", "c3"] {
+            world.del(container, None).await.unwrap();
+        }
+        assert_eq!((world.endpoints().await.len(), world.entries()), (2, vec![]));
+        assert_eq!(world.record("n.t-c3").await, None);
+    });
 }
 
 #[test]
