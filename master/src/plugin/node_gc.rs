@@ -14,9 +14,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
+use std::slice;
 use std::time::{Duration, Instant, SystemTime};
 
-use contiv_model::endpoint::State;
+use contiv_model::endpoint::{Oper, State};
 use contiv_model::{bgp, node, registry};
 
 use super::clean_up;
@@ -71,7 +72,8 @@ pub struct NodeGcPlan {
     pub returned: Vec<String>,
     /// Seconds for which nodes have been gone, where the mark must be updated.
     pub counted: BTreeMap<String, u64>,
-    /// Nodes that are gone for long enough, with their endpoints.
+    /// Nodes that are gone for long enough, with the ids of their endpoints, and of those that their
+    /// agents have only recorded.
     pub expired: BTreeMap<String, Vec<String>>,
 }
 
@@ -107,6 +109,14 @@ impl NodeGcPlan {
                     endpoints.push(endpoint.id.clone());
                 }
             }
+            // An agent records an endpoint before it is created.
+            for oper in cache.all::<Oper>() {
+                if let Some(endpoints) = plan.expired.get_mut(&oper.homing_host)
+                    && !is_of_node(cache.get::<State>(&oper.id), &oper.homing_host)
+                {
+                    endpoints.push(oper.id.clone());
+                }
+            }
         }
         plan
     }
@@ -137,8 +147,9 @@ impl NodeGcPlan {
     }
 }
 
-/// Releases endpoints of a node that is gone, and returns their number. With `last`, deletes the
-/// node as well. Does nothing if the node is registered again.
+/// Releases endpoints of a node that is gone, deletes what its agent has recorded of endpoints with
+/// these ids, and returns the number of released endpoints. With `last`, deletes the node as well.
+/// Does nothing if the node is registered again.
 pub fn release_endpoints(host: &str, endpoints: &[String], last: bool, staged: &mut StagedTxn<'_>) -> Answer {
     let status = staged.get::<node::Status>(host);
     if registered(staged.cache()).contains(host) || staged.get::<node::Gone>(host).is_none() {
@@ -150,8 +161,16 @@ pub fn release_endpoints(host: &str, endpoints: &[String], last: bool, staged: &
         let vtep = format!("{}/{}:{}", registry::VTEP, status.vtep_ip, status.vxlan_port);
         staged.guard_unchanged::<registry::ServiceInfo>(&vtep);
     }
-    let released = endpoints.iter().filter(|id| staged.get::<State>(id).is_some()).count();
-    clean_up(endpoints, staged)?;
+    let mut released = 0;
+    for id in endpoints {
+        if is_of_node(staged.get::<State>(id).as_deref(), host) {
+            clean_up(slice::from_ref(id), staged)?;
+            released += 1;
+        } else if staged.get::<Oper>(id).is_some_and(|oper| oper.homing_host == host) {
+            // The endpoint does not exist, or is another node's.
+            staged.delete::<Oper>(id);
+        }
+    }
     if last {
         staged.delete::<node::Gone>(host);
         staged.delete::<node::Status>(host);
@@ -161,6 +180,10 @@ pub fn release_endpoints(host: &str, endpoints: &[String], last: bool, staged: &
         }
     }
     go_json::encode(&released)
+}
+
+fn is_of_node(endpoint: Option<&State>, host: &str) -> bool {
+    endpoint.is_some_and(|endpoint| endpoint.homing_host == host)
 }
 
 fn registered(cache: &ClusterCache) -> BTreeSet<&str> {

@@ -105,6 +105,43 @@ fn endpoints_of_a_gone_node_are_released() {
     assert_eq!(fixture.loaded().content(), fixture.content());
 }
 
+/// The power of the node has failed before netmaster created the endpoints, or refused them.
+#[test]
+fn records_without_an_endpoint_are_deleted_with_their_node() {
+    let mut fixture = fixture();
+    let oper = |id: &str, host: &str| endpoint::Oper {
+        id: id.into(),
+        homing_host: host.into(),
+        ..endpoint::Oper::default()
+    };
+    // One that is on a network that does not exist, one whose endpoint is on another host, and one of another node.
+    let records = [
+        oper("gone.default-x", "h"),
+        oper("net.default-b", "h"),
+        oper("net.default-c", "h"),
+        oper("net.default-o", "i"),
+        oper("net.default-x", "h"),
+    ];
+    fixture
+        .run(|staged| {
+            records.iter().for_each(|record| staged.put(&record.id, record.clone()));
+            Ok(vec![])
+        })
+        .unwrap();
+    fixture = away(fixture);
+    let gone = plan_gc(&fixture, 0, 0);
+    mark(&mut fixture, &gone);
+    let expired = plan_gc(&fixture, 0, 24).expired;
+    let ids = ["net.default-a", "net.default-b", "gone.default-x", "net.default-c", "net.default-x"];
+    assert_eq!(expired["h"], ids);
+    let released = fixture.run(|staged| release_endpoints("h", &expired["h"], true, staged)).unwrap();
+    assert_eq!(released.as_slice(), b"2\n");
+    assert_eq!(fixture.keys("/contiv.io/oper/eps/"), ["/contiv.io/oper/eps/net.default-o"]);
+    let left: Vec<_> = fixture.endpoints().into_iter().map(|endpoint| endpoint.id.clone()).collect();
+    assert_eq!(left, ["net.default-c"]);
+    assert_eq!(fixture.loaded().content(), fixture.content());
+}
+
 #[test]
 fn a_node_that_returns_keeps_its_endpoints() {
     let mut fixture = away(fixture());

@@ -18,6 +18,7 @@ mod metrics;
 mod pod;
 mod pods;
 mod record;
+mod recorded;
 mod requirements;
 mod server;
 mod undo;

@@ -99,7 +99,11 @@ impl Pods {
             && host != self.parts().node.host.as_str()
         {
             tracing::warn!(endpoint = %id, host = host.as_str(), "not deleting an endpoint of another node");
-            return Ok(());
+            // An ADD that was refused for this reason may have been interrupted before its record was rolled back.
+            return match self.own_record(pod).await? {
+                Some(record) => self.delete_preliminary_record(id, record.revision).await,
+                None => Ok(()),
+            };
         }
         // netmaster may still be creating an endpoint that was recorded.
         let is_known = matches!(host, HomingHost::Node(_));

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, sync::PoisonError, time::Instant};
 
-use contiv_model::{endpoint::Oper, name::EndpointId};
+use contiv_model::name::EndpointId;
 
 use super::{
     failure::{Failure, Step},
@@ -11,7 +11,7 @@ use super::{
     link::{AttachedPort, Netns},
     pod::Pod,
     pods::Pods,
-    record::host_end,
+    recorded::OwnRecord,
 };
 use crate::{error::one_line, state::State};
 
@@ -31,12 +31,29 @@ impl Pods {
         for pod in self.overdue(lost) {
             result = result.and(self.release_if_lost(&pod).await);
         }
+        if !has_unreadable_network && parts.journal.boot().is_new() {
+            result = result.and(self.delete_stranded_records().await);
+        }
         result?;
         if is_settled && parts.journal.boot().is_new() {
             let settled = parts.journal.boot().settle();
             settled.map_err(|e| Failure::new(Step::Record, format!("record the boot: {}", one_line(&e))))?;
         }
         Ok(())
+    }
+
+    /// Deletes the records of endpoints on networks that were deleted while the node was down. No request finds them.
+    async fn delete_stranded_records(&self) -> Result<(), Failure> {
+        let recorded = self.recorded().await?;
+        if recorded.stranded.is_empty() {
+            return Ok(());
+        }
+        let ports = self.parts().links.attachments().await.map_err(|e| Failure::link(Step::Unplug, &e))?;
+        let mut result = Ok(());
+        for (id, record) in &recorded.stranded {
+            result = result.and(self.delete_stranded_record(id, record, &ports).await);
+        }
+        result
     }
 
     /// Attachments whose interface and network namespace do not exist.
@@ -119,7 +136,7 @@ impl Pods {
         for pod in candidates {
             let record = self.record_without_interface(&pod, &ports).await?;
             match record {
-                Some(oper) => {
+                Some(OwnRecord { oper, .. }) => {
                     lost.push(Pod { configuration: oper.cni_configuration.unwrap_or_default(), ..pod });
                 }
                 None if parts.journal.is_damaged(&pod.endpoint_id()) => lost.push(pod),
@@ -135,12 +152,11 @@ impl Pods {
         let recorded = self.recorded().await?;
         let parts = self.parts();
         Ok(parts.reader.with(|state| {
-            let is_unknown = |pod: &&Pod| {
-                let id = pod.endpoint_id();
-                let is_known = state.endpoint(&id).is_some() || state.attachment(&id).is_some();
-                !is_known && parts.journal.get(&id).is_none()
+            let is_unknown = |(id, _): &(&EndpointId, &Pod)| {
+                let is_known = state.endpoint(id).is_some() || state.attachment(id).is_some();
+                !is_known && parts.journal.get(id).is_none()
             };
-            recorded.iter().filter(is_unknown).cloned().collect()
+            recorded.pods.iter().filter(is_unknown).map(|(_, pod)| pod.clone()).collect()
         }))
     }
 
@@ -149,17 +165,9 @@ impl Pods {
         &self,
         pod: &Pod,
         ports: &[AttachedPort],
-    ) -> Result<Option<Oper>, Failure> {
-        let parts = self.parts();
-        let Some(oper) = self.own_record(pod).await? else { return Ok(None) };
-        // The original netplugin's interfaces do not tell their endpoints: they may belong to running pods.
-        let is_of_original = match host_end(&oper) {
-            Some(port) => {
-                !ports.iter().any(|known| known.port == port)
-                    && parts.links.exists(&port).await.map_err(|e| Failure::link(Step::Unplug, &e))?
-            }
-            None => false,
-        };
-        Ok((!is_of_original).then_some(oper))
+    ) -> Result<Option<OwnRecord>, Failure> {
+        let Some(record) = self.own_record(pod).await? else { return Ok(None) };
+        let is_of_original = self.is_of_original(&record.oper, ports).await?;
+        Ok((!is_of_original).then_some(record))
     }
 }

@@ -20,6 +20,7 @@ use super::{
     key_lock::KeyLock,
     link::{self, Links, Underlay},
     pod::Pod,
+    recorded::Recorded,
     warnings::NodeWarnings,
 };
 use crate::{
@@ -83,8 +84,8 @@ pub(super) struct Inner {
     pub(super) locks: KeyLock,
     /// When an attachment was found without interface and network namespace first.
     pub(super) lost_since: Mutex<BTreeMap<EndpointId, Instant>>,
-    /// Pods whose endpoints this node had recorded when it was asked first, and the records of all networks were readable.
-    pub(super) recorded: OnceCell<Vec<Pod>>,
+    /// What this node had recorded when it was asked first, and the records of all networks were readable.
+    pub(super) recorded: OnceCell<Recorded>,
     /// `None` while unknown.
     underlay: Mutex<Option<Underlay>>,
     pub(super) warnings: watch::Sender<NodeWarnings>,

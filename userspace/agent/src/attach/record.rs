@@ -1,19 +1,21 @@
 //! Operational records of this node's endpoints, in the store. Unlike the journal, they outlive a power failure: a record is written
 //! before netmaster creates the endpoint, and deleted after netmaster has deleted it.
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::borrow::Cow;
 
 use contiv_model::{
     endpoint::{Oper, State},
     key::{ENDPOINTS_OPER, Key},
-    name::{EndpointId, NetworkId},
+    name::EndpointId,
 };
 use contiv_store::{Guard, KeyValue, Outcome, Txn};
 
 use super::{
     failure::{Failure, Step},
+    link::AttachedPort,
     pod::Pod,
     pods::Pods,
+    recorded::{OwnRecord, Recorded},
     undo::{Rollback, RollbackStep},
 };
 use crate::{error::one_line, state};
@@ -49,7 +51,7 @@ impl Pods {
             Ok(Outcome::Committed { revision }) => Ok(Some(RollbackStep::PreliminaryRecord(id, revision))),
             Ok(Outcome::Conflict) => Ok(None),
             Err(error) => {
-                if error.outcome_unknown() {
+                if may_be_applied(&error) {
                     rollback.set_unanswered();
                 }
                 Err(record_failure(&error))
@@ -88,10 +90,9 @@ impl Pods {
     }
 
     /// The record that this node wrote of the endpoint. Endpoints that others created at netmaster have none.
-    pub(super) async fn own_record(&self, pod: &Pod) -> Result<Option<Oper>, Failure> {
-        let parts = self.parts();
+    pub(super) async fn own_record(&self, pod: &Pod) -> Result<Option<OwnRecord>, Failure> {
         let key = Key::EndpointOper(pod.endpoint_id()).to_string();
-        let record = parts.store.get(&key).await;
+        let record = self.parts().store.get(&key).await;
         let record = record.map_err(|e| Failure::new(Step::Delete, one_line(&e)).temporary())?;
         let Some(record) = record else { return Ok(None) };
         let oper = match serde_json::from_slice::<Oper>(&record.value) {
@@ -101,48 +102,69 @@ impl Pods {
                 return Ok(None);
             }
         };
-        // Another machine may have this node's name by mistake.
-        let is_own = oper.cont_uuid == pod.endpoint && oper.vtep_ip == parts.node.vtep.to_string();
-        Ok(is_own.then_some(oper))
+        let own = OwnRecord { oper, revision: record.mod_revision };
+        let is_own = own.oper.cont_uuid == pod.endpoint && own.has_vtep_of(&self.parts().node);
+        Ok(is_own.then_some(own))
     }
 
-    /// Pods whose endpoints this node has recorded on networks that exist. Read once when the records of all networks are readable:
-    /// the journal has what this process records.
-    pub(super) async fn recorded(&self) -> Result<Cow<'_, [Pod]>, Failure> {
+    /// What this node has recorded. Read once when the records of all networks are readable: the journal has what this process
+    /// records.
+    pub(super) async fn recorded(&self) -> Result<Cow<'_, Recorded>, Failure> {
         if self.parts().reader.with(state::State::has_unreadable_network) {
             return self.list_recorded().await.map(Cow::Owned);
         }
-        let recorded = self.0.recorded.get_or_try_init(|| self.list_recorded()).await;
-        recorded.map(|recorded| Cow::Borrowed(recorded.as_slice()))
+        self.0.recorded.get_or_try_init(|| self.list_recorded()).await.map(Cow::Borrowed)
     }
 
-    async fn list_recorded(&self) -> Result<Vec<Pod>, Failure> {
-        // A listing may show a record twice.
-        let mut pods: BTreeMap<EndpointId, Pod> = BTreeMap::new();
+    async fn list_recorded(&self) -> Result<Recorded, Failure> {
+        let parts = self.parts();
+        let mut recorded = Recorded::default();
         let keep = |record: &KeyValue| {
-            pods.extend(self.pod_of_record(record).map(|pod| (pod.endpoint_id(), pod)));
+            if let Some(own) = OwnRecord::of_pod(record, &parts.node) {
+                parts.reader.with(|state| recorded.insert(own, &parts.node, state));
+            }
             false
         };
-        let listed = self.parts().store.list_where(ENDPOINTS_OPER, keep).await;
+        let listed = parts.store.list_where(ENDPOINTS_OPER, keep).await;
         listed.map_err(|e| record_failure(&e))?;
-        Ok(pods.into_values().collect())
+        Ok(recorded)
     }
 
-    fn pod_of_record(&self, record: &KeyValue) -> Option<Pod> {
-        let oper = serde_json::from_slice::<Oper>(&record.value).ok()?;
-        let host = self.parts().node.host.as_str();
-        // The node's own endpoints are on infra networks.
-        if oper.homing_host != host || oper.cont_uuid == host {
-            return None;
+    /// Deletes a record on a network that does not exist, unless it was written again or something belongs to it. netmaster has no
+    /// endpoint there.
+    pub(super) async fn delete_stranded_record(
+        &self,
+        id: &EndpointId,
+        record: &OwnRecord,
+        ports: &[AttachedPort],
+    ) -> Result<(), Failure> {
+        let _lock = self.0.locks.lock(id.as_str()).await;
+        let parts = self.parts();
+        let is_attached = parts.reader.with(|state| state.attachment(id).is_some());
+        // An ADD on a new network of this name has an entry.
+        if is_attached || parts.journal.contains(id) || self.is_of_original(&record.oper, ports).await? {
+            return Ok(());
         }
-        let id = NetworkId::from(oper.net_id.as_str());
-        let (tenant, network) = self.parts().reader.with(|state| {
-            let network = state.network(&id)?;
-            Some((network.tenant.clone(), network.name.clone()))
-        })?;
-        let pod = Pod::recorded(tenant, network, oper.cont_uuid);
-        (record.key == Key::EndpointOper(pod.endpoint_id()).to_string()).then_some(pod)
+        let key = Key::EndpointOper(id.clone()).to_string();
+        let unchanged = Guard::ModRevision { key: key.clone(), revision: record.revision };
+        let no_endpoint = Guard::absent(Key::Endpoint(id.clone()).to_string());
+        let txn = Txn::new().guard(unchanged).guard(no_endpoint).delete(key);
+        parts.store.commit(txn).await.map(drop).map_err(|e| record_failure(&e))
     }
+
+    /// Whether the recorded interface exists and is the original netplugin's. These do not tell their endpoints: they may belong to
+    /// running pods.
+    pub(super) async fn is_of_original(&self, oper: &Oper, ports: &[AttachedPort]) -> Result<bool, Failure> {
+        match host_end(oper).filter(|port| !ports.iter().any(|known| known.port == *port)) {
+            Some(port) => self.parts().links.exists(&port).await.map_err(|e| Failure::link(Step::Unplug, &e)),
+            None => Ok(false),
+        }
+    }
+}
+
+/// Whether the store may have committed a transaction for which it has answered with this error.
+fn may_be_applied(error: &contiv_store::Error) -> bool {
+    error.outcome_unknown() || error.is_out_of_space()
 }
 
 /// The record of an attached endpoint.
@@ -165,7 +187,7 @@ pub(super) fn oper(state: &State, pod: &Pod, port: &str, vtep: &str) -> Oper {
 }
 
 /// Host end of the recorded endpoint; `None` if the record was written before the interface was created.
-pub(super) fn host_end(oper: &Oper) -> Option<String> {
+fn host_end(oper: &Oper) -> Option<String> {
     (!oper.port_name.is_empty()).then(|| format!("{HOST_END_PREFIX}{}", oper.port_name))
 }
 
@@ -179,4 +201,23 @@ fn encode(oper: &Oper) -> Result<Vec<u8>, Failure> {
 
 fn record_failure(error: &contiv_store::Error) -> Failure {
     Failure::new(Step::Record, one_line(error)).temporary()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use contiv_store::{Error, Operation};
+
+    use super::*;
+
+    /// After a refusal because of the quota etcd may have the record.
+    #[test]
+    fn a_record_may_exist_after_these_errors() {
+        let (operation, key) = (Operation::Commit, || "k".to_owned());
+        let timeout =
+            Error::Timeout { operation, key: key(), endpoints: String::new(), limit: Duration::ZERO };
+        assert!(may_be_applied(&timeout) && may_be_applied(&Error::OutOfSpace { operation, key: key() }));
+        assert!(!may_be_applied(&Error::TooManyOps { key: key(), guards: 1, ops: 1 }));
+    }
 }

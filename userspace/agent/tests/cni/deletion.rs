@@ -36,6 +36,19 @@ fn refused_add_leaves_no_record_of_an_endpoint_of_another_node() {
     });
 }
 
+/// The agent was killed before it rolled the record back.
+#[test]
+fn del_of_a_refused_add_deletes_its_record() {
+    needs!(root());
+    World::run(async |world| {
+        world.put_endpoint("c1", "other", 7).await;
+        world.put_record("c1", "", VTEP, Some("test")).await;
+        world.del("c1", None).await.unwrap();
+        assert_eq!((world.record("n.t-c1").await, world.endpoints().await.len()), (None, 1));
+        assert!(world.entries().is_empty());
+    });
+}
+
 #[test]
 fn endpoint_is_recorded_before_netmaster_creates_it() {
     needs!(root());

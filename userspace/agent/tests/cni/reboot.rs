@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use contiv_model::key::Key;
+use contiv_model::{endpoint::Oper, key::Key};
 use serde_json::{Value, json};
 use testkit::{Netns, needs};
 
@@ -111,6 +111,32 @@ fn record_of_an_endpoint_that_was_not_created_is_deleted_after_a_reboot() {
         world.pods.release_lost().await.unwrap();
         assert_eq!(world.record("n.t-c1").await, None);
         assert!(world.record("n.t-other").await.is_some() && world.entries().is_empty());
+    });
+}
+
+#[test]
+fn records_on_a_network_that_was_deleted_are_deleted_after_a_reboot() {
+    needs!(root());
+    World::run(async |world| {
+        world.reader().synced().await;
+        world.pods.release_lost().await.unwrap();
+        // Of ADDs that were interrupted, on this machine and on another one with its name.
+        for (name, vtep) in [("c1", VTEP), ("c2", "192.168.0.8")] {
+            let record = Oper {
+                net_id: "gone.t".into(),
+                cont_uuid: name.into(),
+                vtep_ip: vtep.into(),
+                homing_host: HOST.into(),
+                ..Oper::default()
+            };
+            put(world.store(), &Key::EndpointOper(format!("gone.t-{name}").as_str().into()), &record).await;
+        }
+        let world = reboot(world, vec![], forget).await;
+        world.pods.release_lost().await.unwrap();
+        assert_eq!(world.record("gone.t-c1").await, None);
+        assert!(world.record("gone.t-c2").await.is_some());
+        // The boot is dealt with.
+        assert!(world.socket().with_extension("boot").exists());
     });
 }
 
