@@ -37,6 +37,11 @@ fn world<H: Harness>(net: &Net) -> Result<World<H>> {
 impl<H: Harness> World<H> {
     /// The pod at the port asks both peers.
     fn opens_to_peers(&mut self, net: &Net, port: &str) -> Result<()> {
+        // A learning bridge gets to know the port of the far one.
+        for frame in from_to((FAR, 5001), (NEAR, 5001)) {
+            let sent = net.on_wire(&frame.build());
+            self.sends_bytes(&net.outside(0), &sent, [to_pod("pb", &frame)])?;
+        }
         for frame in from_to((1, 4000), (NEAR, 5000)) {
             self.sends(&pod(port), &frame, [to_pod("pb", &frame)])?;
         }
