@@ -44,10 +44,9 @@ pub(crate) fn is_inside(domain: Domain, ip: &Address, ip6: bool) -> bool {
 /// Whether this is a link-local or an unspecified address.
 #[inline(always)]
 pub(crate) fn is_of_link(ip: &Address, ip6: bool) -> bool {
-    let link_local = ip6 && ip.0[0] == 0xfe && ip.0[1] & 0xc0 == 0x80;
     let [high, low] = ip.words();
     let unspecified = high | low == 0 || ip.is_v4() && ip.low()[0] == 0;
-    link_local || unspecified
+    ip6 && ip.is_link_local() || unspecified
 }
 
 /// Whether ARP or neighbour discovery may name `mac` beside the frame's own source address: on the wire, routers have virtual

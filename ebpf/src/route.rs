@@ -101,7 +101,7 @@ pub(crate) extern "C" fn ctv_next_hop(packet: *mut Packet) -> u32 {
     }
     let Some(subnet) = maps::subnet(packet.domain, &packet.wanted.destination) else { return NO_SUBNET };
     let bridged = packet.route == Route::BRIDGED && subnet.routed == packet.segment;
-    if bridged && !subnet.is_on_node() || !subnet.is_routed() || is_link_local(packet) {
+    if bridged && !subnet.is_on_node() || !subnet.is_routed() || packet.tuple.source.is_link_local() {
         return 0;
     }
     // Networks of both kinds are not routed to each other, also by services.
@@ -165,7 +165,7 @@ extern "C" fn ctv_by_kernel(packet: *mut Packet) -> u32 {
 /// Sets in the packet metadata that the packet, which is of a network that stays on the node, leaves by the node's kernel.
 #[inline(always)]
 pub(crate) fn to_kernel(packet: &mut Packet) {
-    if is_link_local(packet) || packet.wanted.destination.same(&packet.tuple.source) {
+    if packet.tuple.source.is_link_local() || packet.wanted.destination.same(&packet.tuple.source) {
         return;
     }
     packet.route = Route::KERNEL;
@@ -232,13 +232,6 @@ pub(crate) fn locate(packet: &mut Packet) {
         // SAFETY: an address and numbers.
         unsafe { contiv_abi::clear(&raw mut packet.place) };
     }
-}
-
-/// Whether the source of a packet is a link-local address, whose packets stay on their link (RFC 4291 2.5.6).
-#[inline(always)]
-const fn is_link_local(packet: &Packet) -> bool {
-    let ip = &packet.tuple.source.0;
-    ip[0] == 0xfe && ip[1] & 0xc0 == 0x80
 }
 
 /// Offsets of the TTL and the hop limit.

@@ -511,7 +511,7 @@ fn is_on_link(packet: &Packet) -> bool {
     // SAFETY: a record of the map.
     let flow = unsafe { &*flow };
     let client = Address::from_words(flow.client.words());
-    if packet.ip6 != 0 && client.0[0] == 0xfe && client.0[1] & 0xc0 == 0x80 {
+    if packet.ip6 != 0 && client.is_link_local() {
         return true;
     }
     let Some(subnet) = maps::subnet(packet.domain, &client) else { return false };

@@ -69,6 +69,12 @@ impl Address {
         self.0[0] == 0xff || first >= 224 && self.is_v4()
     }
 
+    /// Returns true for a link-local address of IPv6, whose packets stay on their link (RFC 4291 2.5.6).
+    #[inline(always)]
+    pub const fn is_link_local(&self) -> bool {
+        self.0[0] == 0xfe && self.0[1] & 0xc0 == 0x80
+    }
+
     /// The link-local address that a kernel forms from an Ethernet address (RFC 4291 appendix A).
     #[inline(always)]
     pub const fn link_local(mac: &Mac) -> Self {
@@ -131,5 +137,13 @@ mod tests {
     fn link_local_addresses_are_those_of_the_kernel() {
         let expected = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 2, 0x0a, 0xff, 0xfe, 1, 1, 9];
         assert_eq!(Address::link_local(&[2, 2, 0x0a, 1, 1, 9]).0, expected);
+        let with = |first, second| {
+            let mut ip = Address([0; 16]);
+            (ip.0[0], ip.0[1]) = (first, second);
+            ip.is_link_local()
+        };
+        assert!(Address(expected).is_link_local() && with(0xfe, 0xbf));
+        assert!(!with(0xfe, 0xc0) && !with(0xfe, 0x7f) && !with(0xfd, 0x80));
+        assert!(!Address::v4([254, 128, 0, 1]).is_link_local());
     }
 }
