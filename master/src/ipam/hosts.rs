@@ -176,16 +176,7 @@ impl HostsChange {
 
     /// Merges a later change into this one.
     pub fn merge(&mut self, later: &HostsChange) {
-        for (first, last) in later.taken.ranges() {
-            for (a, b) in self.freed.cut(first, last) {
-                self.taken.insert_range(a, b);
-            }
-        }
-        for (first, last) in later.freed.ranges() {
-            for (a, b) in self.taken.cut(first, last) {
-                self.freed.insert_range(a, b);
-            }
-        }
+        RangeSet::merge_change([&mut self.taken, &mut self.freed], [&later.taken, &later.freed]);
         self.last = later.last.or(self.last);
     }
 }

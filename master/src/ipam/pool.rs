@@ -232,16 +232,7 @@ impl PoolChange {
 
     /// Merges a later change, which was made after this one, into this one.
     pub fn merge(&mut self, later: &PoolChange) {
-        for (first, last) in later.taken.ranges() {
-            for (a, b) in self.freed.cut(first, last) {
-                self.taken.insert_range(a, b);
-            }
-        }
-        for (first, last) in later.freed.ranges() {
-            for (a, b) in self.taken.cut(first, last) {
-                self.freed.insert_range(a, b);
-            }
-        }
+        RangeSet::merge_change([&mut self.taken, &mut self.freed], [&later.taken, &later.freed]);
         self.searched = 0;
     }
 }

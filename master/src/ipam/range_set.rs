@@ -127,6 +127,21 @@ impl<N: Number> RangeSet<N> {
         missing
     }
 
+    /// Merges a later change of numbers, which takes some and frees others, into an earlier one. What one takes and the other
+    /// frees is as it was before both.
+    pub fn merge_change([taken, freed]: [&mut Self; 2], [later_taken, later_freed]: [&Self; 2]) {
+        for (first, last) in later_taken.ranges() {
+            for (a, b) in freed.cut(first, last) {
+                taken.insert_range(a, b);
+            }
+        }
+        for (first, last) in later_freed.ranges() {
+            for (a, b) in taken.cut(first, last) {
+                freed.insert_range(a, b);
+            }
+        }
+    }
+
     /// Ranges of numbers from `first` to `last` that are not in the set, ascending.
     pub fn gaps_within(&self, first: N, last: N) -> impl Iterator<Item = (N, N)> + '_ {
         let one = N::from(1);
