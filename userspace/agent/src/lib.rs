@@ -1,5 +1,6 @@
 //! The agent of contiv-rs: watches the cluster's state and keeps the datapath of one node in sync with it.
 
+mod addresses;
 pub mod api;
 pub mod attach;
 pub mod backoff;

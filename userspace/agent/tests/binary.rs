@@ -314,6 +314,56 @@ fn the_api_is_served_on_a_socket_that_only_the_owner_opens() {
     assert!(agent.terminate(TIMEOUT).unwrap().success(), "{}", agent.log());
 }
 
+/// Until the settings are known, the agent does not know the addresses of pods.
+#[test]
+fn the_api_is_open_to_the_node_alone_until_the_settings_are_known() {
+    needs!(root(), binary("etcd"), binary("etcdctl"), binary("curl"));
+    let node = Node::with_settings(&BRIDGE.replace("\"bridge\"", "\"\""));
+    let (outside, pod) = (Netns::new("outside").unwrap(), Netns::new("pod").unwrap());
+    // The port of host access is that of an earlier process.
+    for (link, own, other, address) in [
+        ("eth0", "192.0.2.1/24", &outside, "192.0.2.2/24"),
+        ("contivh0", "172.19.255.254/16", &pod, "172.19.0.7/16"),
+    ] {
+        node.netns.veth(link, other, "eth0").unwrap();
+        for (netns, link, address) in [(&node.netns, link, own), (other, "eth0", address)] {
+            netns.address(link, address).unwrap();
+            netns.up(link).unwrap();
+        }
+    }
+    let port = testkit::free_port().unwrap();
+    let (socket, rest) = (node.directory.path().join("cni.sock"), format!("0.0.0.0:{port}"));
+    let mut command = netplugin(&GOOD);
+    command.args(FAKE).args([
+        "--etcd",
+        &node.etcd.endpoint(),
+        "--rest-address",
+        &rest,
+        "--ctrl-ip",
+        "192.0.2.1",
+    ]);
+    command.arg("--cni-socket").arg(socket);
+    let _agent = Process::spawn_in(&node.netns, "netplugin", command).unwrap();
+    let status = |from: &Netns, to: &str, path: &str| {
+        let url = format!("http://{to}:{port}{path}");
+        from.output("curl", &["--silent", "--output", "/dev/null", "--write-out", "%{http_code}", &url])
+    };
+    let is = |from, to, path, code: &str| anyhow::Ok((status(from, to, path)?.trim() == code).then_some(()));
+    wait_until(TIMEOUT, "the API", || is(&pod, "172.19.255.254", "/healthz", "200")).unwrap();
+    let refused = |from, to, is_refused| {
+        // Status 500 without a BGP speaker.
+        assert_eq!(status(from, to, "/inspect/bgp").unwrap().trim() == "403", is_refused, "{to}");
+    };
+    refused(&node.netns, "127.0.0.1", false);
+    refused(&node.netns, "192.0.2.1", false);
+    refused(&outside, "192.0.2.1", true);
+    refused(&pod, "172.19.255.254", true);
+    node.etcd.ctl(&["put", "/contiv.io/master/config/global", BRIDGE]).unwrap();
+    wait_until(TIMEOUT, "an answer to another host", || is(&outside, "192.0.2.1", "/inspect/bgp", "500"))
+        .unwrap();
+    refused(&pod, "172.19.255.254", true);
+}
+
 const NETWORK: &str = include_str!("../../model/tests/golden/network-vx2.json");
 const ENDPOINT: &str = r#"{"id":"vx2.default-c1","netID":"vx2.default","endpointID":"c1","endpointGroupId":5,
     "endpointGroupKey":"gp:default","ipAddress":"20.1.2.7","macAddress":"02:02:14:01:02:07","homingHost":"node-of-the-test"}"#;

@@ -224,7 +224,8 @@ impl Server {
     }
 }
 
-/// Refuses requests of pods, which reach the node by infra networks and host access, except for health checks and metrics.
+/// Refuses requests of pods, which reach the node by infra networks and host access, except for health checks and metrics. Until it is
+/// known which addresses pods have, refuses all clients but the node itself.
 async fn refuse_pods(
     State(parts): State<Parts>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
@@ -232,10 +233,8 @@ async fn refuse_pods(
     next: Next,
 ) -> Response {
     let path = request.uri().path();
-    let is_assigned = |from| parts.reader.with(|state| pod_access::is_assigned(state, from));
-    if pod_access::is_refused(path, peer.ip(), is_assigned) {
-        return (StatusCode::FORBIDDEN, format!("{path}: not open to endpoints; ask from a node\n"))
-            .into_response();
+    if let Some(why) = pod_access::refusal(path, peer.ip(), &parts.reader) {
+        return (StatusCode::FORBIDDEN, format!("{path}: {why}\n")).into_response();
     }
     next.run(request).await
 }

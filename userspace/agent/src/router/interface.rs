@@ -5,13 +5,13 @@ use std::{
 
 use futures::TryStreamExt as _;
 use ipnet::IpNet;
-use nix::{ifaddrs::getifaddrs, net::if_::if_nametoindex};
+use nix::net::if_::if_nametoindex;
 use rtnetlink::{
     Handle, LinkMessageBuilder, LinkUnspec,
     packet_route::link::{LinkFlags, LinkMessage},
 };
 
-use crate::sysctl;
+use crate::{addresses, sysctl};
 
 /// The interface with the router IP, on which the leaf switch is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,32 +27,18 @@ pub(super) struct Uplink {
 impl Uplink {
     /// `None` if no interface has the address.
     pub(super) fn with(router: Ipv4Addr) -> io::Result<Option<Uplink>> {
-        let mut addresses: Vec<(String, IpAddr, IpAddr)> = vec![];
-        for interface in getifaddrs()? {
-            let ip = |address: Option<nix::sys::socket::SockaddrStorage>| {
-                let address = address?;
-                let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
-                v4.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
-            };
-            if let (Some(address), Some(mask)) = (ip(interface.address), ip(interface.netmask)) {
-                addresses.push((interface.interface_name, address, mask));
-            }
-        }
-        let owner = addresses.iter().find(|(_, address, _)| *address == IpAddr::V4(router));
-        let Some((name, ..)) = owner.cloned() else { return Ok(None) };
-        let own = || addresses.iter().filter(|(of, ..)| *of == name);
-        let is_global = |address: &IpAddr| match address {
-            IpAddr::V4(_) => true,
-            IpAddr::V6(ip) => !ip.is_unicast_link_local(),
+        let all = addresses::read()?;
+        let owner = all.iter().find(|(_, address)| address.addr() == IpAddr::V4(router));
+        let Some((name, _)) = owner.cloned() else { return Ok(None) };
+        let own = || all.iter().filter(|(of, _)| *of == name).map(|(_, address)| *address);
+        let is_global = |address: &IpNet| match address {
+            IpNet::V4(_) => true,
+            IpNet::V6(address) => !address.addr().is_unicast_link_local(),
         };
-        let prefix = |(_, address, mask): &(String, IpAddr, IpAddr)| {
-            IpNet::with_netmask(*address, *mask).ok().map(|net| net.trunc())
-        };
-        let mut prefixes: Vec<IpNet> =
-            own().filter(|(_, address, _)| is_global(address)).filter_map(prefix).collect();
+        let mut prefixes: Vec<IpNet> = own().filter(is_global).map(|address| address.trunc()).collect();
         prefixes.sort_unstable();
         prefixes.dedup();
-        let addresses = own().map(|(_, address, _)| *address).collect();
+        let addresses = own().map(|address| address.addr()).collect();
         Ok(Some(Uplink { index: if_nametoindex(name.as_str())?, name, prefixes, addresses }))
     }
 }

@@ -69,7 +69,7 @@ pub(super) const RULES: &[Rules] = &[
                     &["plan"],
                     &["state"],
                     &["datapath"],
-                    &["backoff", "error", "fail_point", "netlink", "ready", "sysctl"],
+                    &["addresses", "backoff", "error", "fail_point", "netlink", "ready", "sysctl"],
                 ],
             },
             Layers {
