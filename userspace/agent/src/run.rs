@@ -52,7 +52,7 @@ const FIRST_RESYNC_TIMEOUT: Duration = Duration::from_secs(20);
 /// finds the choice in the store.
 pub async fn run(mut flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     // The store may be away.
-    interruption::resume(&flags.datapath, &flags.cni_socket).await;
+    interruption::resume(&flags).await;
     let file = ChosenFile::beside(&flags.cni_socket);
     // What the node has, and whether by choice.
     let mut present = match file.read()? {
@@ -140,12 +140,7 @@ async fn run_with<D: Datapath + 'static>(
     let links = Arc::new(Links::open().await?);
 
     let (mut writer, attacher, reader, changes) = state::new(prefixes());
-    if flags.routes_vlans() {
-        writer.route_vlans();
-    }
-    if flags.has_host_access() {
-        writer.allow_host_access();
-    }
+    configure(&mut writer, &flags);
     recover(&links, &attacher).await?;
     let memory = MemoryFile::beside(&flags.cni_socket);
     let path = memory.path().to_owned();
@@ -252,13 +247,14 @@ async fn run_with<D: Datapath + 'static>(
     let own = (store.clone(), node.host.clone());
     let follow = choice::follow(own, identity.datapath, refused, next, stop.clone());
     tasks.spawn("chosen datapath", follow);
+    let stopped = StoppedFile::beside(&flags.cni_socket);
     if let Some(predecessor) = &predecessor {
-        tokio::select! {
+        let prepared = tokio::select! {
             () = stop.cancelled() => return tasks.end(Ok(())).await,
             failed = tasks.first_end() => return tasks.end(failed).await,
-            () = reader.synced() => {}
-        }
-        if let Err(error) = predecessor.check_records(&reader, &node.host) {
+            prepared = predecessor.prepare((&store, &reader), &node.host, &stopped) => prepared,
+        };
+        if let Err(error) = prepared {
             // The next run listens where these tasks do.
             return tasks.end(Err(Refused(error).into())).await;
         }
@@ -272,7 +268,6 @@ async fn run_with<D: Datapath + 'static>(
         }
         if let Some(predecessor) = predecessor {
             let desired = reader.with(|state| plan::full(state, &node));
-            let stopped = StoppedFile::beside(&flags.cni_socket);
             predecessor.replace(&desired, &mut reconciler, &stopped).await?;
         }
         anyhow::Ok(())
@@ -328,6 +323,16 @@ async fn notify_ready(parts: api::Parts, stop: CancellationToken) -> anyhow::Res
     }
     stop.cancelled().await;
     Ok(())
+}
+
+/// Sets what the state takes from the flags. To be called before the first update.
+fn configure(writer: &mut Writer, flags: &Flags) {
+    if flags.routes_vlans() {
+        writer.route_vlans();
+    }
+    if flags.has_host_access() {
+        writer.allow_host_access();
+    }
 }
 
 /// Restores the attachments of an earlier process, which the kernel stores.

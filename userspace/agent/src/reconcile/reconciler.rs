@@ -103,12 +103,9 @@ impl<D: Datapath> Reconciler<D> {
     /// Makes the datapath match the state beside another one that forwards, as far as that is possible. False if something failed.
     pub async fn stand_by(&mut self) -> bool {
         self.datapath.stand_by();
-        let (plan, blocked) = self
-            .reader
-            .with(|state| (plan::full(state, &self.node), plan::blocked_groups(state, &self.node)));
+        let plan = self.full_plan();
         let can_stand_by = |(_, object): &(&ObjectId, &Object)| self.datapath.can_stand_by(object);
         self.desired = plan.iter().filter(can_stand_by).map(|(_, object)| object.clone()).collect();
-        self.blocked = blocked;
         let built = async {
             let observed = self.datapath.observe(&self.desired).await?;
             let mut ops = diff(&self.desired, &observed);
@@ -123,6 +120,35 @@ impl<D: Datapath> Reconciler<D> {
                 false
             }
         }
+    }
+
+    /// Makes the datapath, which has taken over, have the objects that could not be set beside the other one. Changes no others: the
+    /// state may be older than the datapath. False if something failed.
+    pub async fn complete_takeover(&mut self) -> bool {
+        self.datapath.retain_orphans(true);
+        self.desired = self.full_plan();
+        let completed = async {
+            let observed = self.datapath.observe(&self.desired).await?;
+            let mut ops = diff(&self.desired, &observed);
+            ops.retain(|op| matches!(op, Op::Set(object) if !self.datapath.can_stand_by(object)));
+            self.apply(&ops).await
+        };
+        match completed.await {
+            Ok(()) => self.retries.counts().failed.is_empty(),
+            Err(error) => {
+                tracing::warn!("the datapath cannot be completed: {}", one_line(&error));
+                false
+            }
+        }
+    }
+
+    /// Computes the plan from scratch.
+    fn full_plan(&mut self) -> Desired {
+        let (plan, blocked) = self
+            .reader
+            .with(|state| (plan::full(state, &self.node), plan::blocked_groups(state, &self.node)));
+        self.blocked = blocked;
+        plan
     }
 
     /// Lets the datapath forward, with the connections of the other one, which does not forward any more.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use contiv_model::name::HostName;
+use contiv_store::Store;
 use tokio_util::sync::CancellationToken;
 
 use super::interruption::StoppedFile;
@@ -78,8 +79,24 @@ enum Other {
 const LISTED: usize = 5;
 
 impl Predecessor {
+    /// Waits until the state is complete, and stores what an agent without a store needs to complete the successor.
+    ///
     /// Fails if it forwards, and records are unreadable: the successor would not have what this datapath of `host` has of them.
-    pub(super) fn check_records(&self, reader: &Reader, host: &HostName) -> Result<()> {
+    pub(super) async fn prepare(
+        &self,
+        (store, reader): (&Store, &Reader),
+        host: &HostName,
+        stopped: &StoppedFile,
+    ) -> Result<()> {
+        reader.synced().await;
+        self.check_records(reader, host)?;
+        if self.forwards && self.kind() == Kind::Ebpf {
+            stopped.save_records((store, reader), host).await;
+        }
+        Ok(())
+    }
+
+    fn check_records(&self, reader: &Reader, host: &HostName) -> Result<()> {
         let unreadable = reader.with(|state| state.unreadable_on(host));
         let unreadable: Vec<String> = unreadable.iter().map(ToString::to_string).take(LISTED).collect();
         if self.forwards && !unreadable.is_empty() {
@@ -129,6 +146,7 @@ impl Predecessor {
         if let Other::Ebpf(ebpf) = &self.other {
             ebpf.delete_devices().await.context("replace the ebpf datapath")?;
             successor.complete().await;
+            stopped.remove_records();
             reach("the datapath is complete");
         }
         self.remove().await?;

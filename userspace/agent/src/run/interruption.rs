@@ -2,6 +2,10 @@
 //!
 //! The stopped datapath has all of its state. It goes on at the next start of the agent, before the store is asked, which may be
 //! away. The change is repeated when the agent has the store.
+//!
+//! If the other one has taken over, it goes on, and gets what it could not have beside the stopped one.
+
+mod completion;
 
 use std::{
     fs, io,
@@ -9,18 +13,22 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use contiv_model::name::HostName;
+use contiv_store::Store;
 use tokio::net::UnixStream;
 
 use super::choice::kind;
 use crate::{
-    config::DatapathFlags,
+    config::{DatapathFlags, Flags},
     datapath::{
         Kind,
         ebpf::{Ebpf, Options},
         ovs::Ovs,
     },
     error::one_line,
+    state::Reader,
 };
+use completion::RecordsFile;
 
 /// The datapath that is being stopped and removed, in a file. Like the forwarding state, it outlives the agent and not a reboot.
 #[derive(Clone, Debug)]
@@ -52,26 +60,53 @@ impl StoppedFile {
 
     /// Forgets the datapath, which has been removed or forwards.
     pub(super) fn remove(&self) {
-        match fs::remove_file(&self.0) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!("remove {}: {error}", self.0.display());
-            }
-            _ => {}
-        }
+        remove(&self.0);
+        self.remove_records();
+    }
+
+    /// Stores what an agent without a store needs to complete the other datapath. Returns when the store has answered.
+    pub(super) async fn save_records(&self, from: (&Store, &Reader), host: &HostName) {
+        // Those of an earlier change.
+        self.remove_records();
+        self.records().save(from, host).await;
+    }
+
+    /// Removes the records: the other datapath is complete.
+    pub(super) fn remove_records(&self) {
+        remove(self.records().path());
+    }
+
+    fn records(&self) -> RecordsFile {
+        RecordsFile::beside(&self.0)
     }
 }
 
-/// Lets the stopped datapath go on, unless the other one has begun to take over: then that one forwards. What fails is logged; the next
-/// start tries again.
-pub(super) async fn resume(flags: &DatapathFlags, socket: &Path) {
-    let file = StoppedFile::beside(socket);
+fn remove(path: &Path) {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!("remove {}: {error}", path.display());
+        }
+        _ => {}
+    }
+}
+
+/// Lets the stopped datapath go on, unless the other one has begun to take over: then that one forwards, and is completed. What fails
+/// is logged; the next start tries again.
+pub(super) async fn resume(flags: &Flags) {
+    let file = StoppedFile::beside(&flags.cni_socket);
     let resumed = async {
         let Some(stopped) = file.read()? else { return Ok(None) };
         // An agent that is running has stopped it, and goes on with the change.
-        if UnixStream::connect(socket).await.is_ok() {
+        if UnixStream::connect(&flags.cni_socket).await.is_ok() {
             return Ok(None);
         }
-        go_on(flags, stopped).await.map(Some)
+        let kind = go_on(&flags.datapath, stopped).await?;
+        if (stopped, kind) == (Kind::Ebpf, Kind::Ovs)
+            && let Some(records) = file.records().read()?
+        {
+            completion::complete(flags, records).await.context("complete the ovs datapath")?;
+        }
+        anyhow::Ok(Some(kind))
     };
     match resumed.await {
         Ok(None) => {}

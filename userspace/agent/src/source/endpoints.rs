@@ -307,6 +307,13 @@ impl Found {
     }
 }
 
+/// Whether the record is of an endpoint on one of the networks, is unreadable, or names no network.
+pub(super) fn may_be_on(kv: &KeyValue, networks: &BTreeSet<NetworkId>) -> bool {
+    summary(kv).is_none_or(|Summary { network, .. }| {
+        network.is_empty() || networks.contains(&NetworkId::from(&*network))
+    })
+}
+
 fn summary(kv: &KeyValue) -> Option<Summary<'_>> {
     serde_json::from_slice(&kv.value).ok()
 }

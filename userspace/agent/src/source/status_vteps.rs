@@ -20,22 +20,28 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Adds the VTEPs that no record has to a snapshot of the records.
 pub(super) async fn complete(store: &Store, snapshot: Vec<Update>) -> Vec<Update> {
+    with_statuses(snapshot, &list(store).await)
+}
+
+/// The node statuses; none if the store refuses them. Waits until the store answers.
+pub(super) async fn list(store: &Store) -> Vec<KeyValue> {
     loop {
         match store.list(STATUSES).await {
-            Ok(statuses) => return with_statuses(snapshot, &statuses.items),
+            Ok(statuses) => return statuses.items,
             Err(error) if error.is_transient() => {
                 tracing::warn!("read the node statuses: {}; retrying", one_line(&error));
                 sleep(RETRY_INTERVAL).await;
             }
             Err(error) => {
                 tracing::warn!("read the node statuses: {}; continuing without them", one_line(&error));
-                return snapshot;
+                return vec![];
             }
         }
     }
 }
 
-fn with_statuses(mut snapshot: Vec<Update>, statuses: &[KeyValue]) -> Vec<Update> {
+/// Adds the VTEPs in `statuses` that no record has to a snapshot of the records. Other records among the statuses do not matter.
+pub(super) fn with_statuses(mut snapshot: Vec<Update>, statuses: &[KeyValue]) -> Vec<Update> {
     let recorded: BTreeSet<Key> =
         snapshot.iter().filter_map(|update| put_key(&update.event)).cloned().collect();
     let Some(end) = snapshot.pop() else { return snapshot };
