@@ -18,6 +18,7 @@ mod revisions;
 mod shared;
 mod transaction;
 mod unknown_fields;
+mod unreadable;
 mod value_sizes;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -44,6 +45,7 @@ pub use revisions::Revisions;
 pub use shared::SharedCache;
 pub use transaction::{Change, Stageable, StagedTxn, Version};
 use unknown_fields::UnknownFields;
+use unreadable::UnreadableEndpoint;
 
 #[derive(Default)]
 pub struct ClusterCache {
@@ -59,6 +61,8 @@ pub struct ClusterCache {
     /// Journals that could not be decoded when they were read. See
     /// [`ClusterCache::unreadable_journals`].
     unreadable: BTreeSet<Key>,
+    /// Endpoints whose records cannot be decoded, by id.
+    unreadable_endpoints: BTreeMap<String, UnreadableEndpoint>,
     /// Revisions at which recently deleted keys were deleted. An older change from the watch must
     /// not restore them.
     deleted: HashMap<String, i64>,
@@ -246,6 +250,7 @@ impl ClusterCache {
     /// are older than `at` are ignored.
     pub fn reload(&mut self, path: &str, kv: Option<&KeyValue>, at: i64) {
         self.deleted.remove(path);
+        let mut last_valid = None;
         match path.parse() {
             Ok(Key::Network(id)) => self.networks.forget(id.as_str()),
             Ok(Key::Group(id)) => self.groups.forget(id.as_str()),
@@ -264,11 +269,20 @@ impl ClusterCache {
                     return self.reload_journal::<group::State>(id.as_str(), kv);
                 }
             }
+            Ok(Key::Endpoint(id)) => {
+                last_valid = self.shared::<endpoint::State>(id.as_str()).map(|state| (id.clone(), state));
+                self.remove_entry(&Key::Endpoint(id));
+            }
             Ok(key) => self.remove_entry(&key),
             Err(_) => {}
         }
         match kv {
-            Some(kv) => self.set(path, Some(kv), kv.mod_revision),
+            Some(kv) => {
+                self.set(path, Some(kv), kv.mod_revision);
+                if let Some((id, state)) = last_valid {
+                    self.complete_unreadable(id.as_str(), kv, &state);
+                }
+            }
             None => {
                 self.set(path, None, at);
                 self.deleted.insert(path.to_owned(), at);
@@ -304,6 +318,7 @@ impl ClusterCache {
         self.set_value::<endpoint::State>(id, kv, revision);
         let new = self.shared::<endpoint::State>(id);
         self.index.endpoint(old.as_deref(), new.as_deref());
+        self.note_endpoint(id, kv, revision);
     }
 
     fn set_service(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {

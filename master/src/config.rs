@@ -110,8 +110,8 @@ pub struct Flags {
     #[arg(long, env = "CONTIV_NETMASTER_NODE_GONE_AFTER", default_value = "24h", value_parser = gone_after)]
     pub node_gone_after: WaitLimit,
 
-    /// Release allocated addresses without an endpoint, service or gateway when this netmaster
-    /// becomes leader
+    /// When this netmaster becomes leader, release allocated addresses without an endpoint, service or
+    /// gateway, and correct the numbers of endpoints of networks and groups
     #[arg(long, env = "CONTIV_NETMASTER_REPAIR")]
     pub repair: bool,
 

@@ -7,6 +7,7 @@ mod endpoint;
 mod node_gc;
 mod node_vteps;
 mod request;
+mod unreadable;
 
 pub use cleanup::{Cleanup, clean_up};
 pub use node_gc::{GoneClock, NodeGcPlan, most_nodes_are_gone, release_endpoints};
@@ -16,7 +17,7 @@ use request::Request as _;
 use schemars::SchemaGenerator;
 
 use crate::access::Scope;
-use crate::cache::StagedTxn;
+use crate::cache::{ClusterCache, StagedTxn};
 use crate::problem::{Answer, Problem};
 use crate::schema::Schema;
 
@@ -112,7 +113,7 @@ impl Call {
         let Scope::Node(own) = scope else { return scope.require_tenant(None) };
         let nodes: Vec<String> = match self {
             Call::CreateEndpoint(request) => endpoint::nodes_of_create(request, staged),
-            Call::DeleteEndpoint(request) => endpoint::nodes_of_delete(request, staged),
+            Call::DeleteEndpoint(request) => endpoint::nodes_of_delete(request, staged)?,
             Call::UpdateEndpoint(request) => container::nodes(request, staged),
             // Addresses without endpoints belong to no node.
             Call::AllocAddress(_) | Call::ReleaseAddress(_) => vec![String::new()],
@@ -126,7 +127,7 @@ impl Call {
     }
 
     /// Endpoint or address that the call is about, for the audit log.
-    pub fn object(&self) -> String {
+    pub fn object(&self, cache: &ClusterCache) -> String {
         match self {
             Call::AllocAddress(request) => format!("{} {}", request.network_id, request.preferred),
             Call::ReleaseAddress(request) => format!("{} {}", request.network_id, request.address),
@@ -135,7 +136,11 @@ impl Call {
                 request.network_name, request.tenant_name, request.config.container, request.config.host
             ),
             Call::DeleteEndpoint(request) => {
-                format!("{}.{}-{}", request.network_name, request.tenant_name, request.endpoint_id)
+                let id = request.id();
+                match cache.unreadable_endpoint(&id) {
+                    Some(_) => format!("{id} (invalid record)"),
+                    None => id,
+                }
             }
             Call::UpdateEndpoint(request) => {
                 format!("{} {}.{}-{}", request.event, request.network, request.tenant, request.endpoint_id)

@@ -3,12 +3,13 @@
 //! owner are released only on request (`--repair`): `allocAddress` may have reserved them for a
 //! future endpoint.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use contiv_model::key::Key;
+use contiv_model::name::EndpointId;
 use contiv_model::{endpoint, group, network, service};
 
-use crate::cache::{Stageable, StagedTxn};
+use crate::cache::{ClusterCache, Stageable, StagedTxn};
 use crate::domain::allocation::{AllocationScope, is_taken};
 use crate::domain::network_record::network_id;
 
@@ -70,7 +71,7 @@ pub fn replace_unreadable_journals(staged: &mut StagedTxn<'_>) {
 
 fn restore_allocations(staged: &mut StagedTxn<'_>, network: &str) {
     let cache = staged.cache();
-    for endpoint in cache.all::<endpoint::State>().filter(|endpoint| endpoint.net_id == network) {
+    for endpoint in endpoints(cache).filter(|endpoint| endpoint.net_id == network) {
         for address in addresses(endpoint) {
             mark(staged, network, address);
         }
@@ -81,9 +82,15 @@ fn restore_allocations(staged: &mut StagedTxn<'_>, network: &str) {
     }
 }
 
+/// Endpoints, also those whose records cannot be decoded, as far as they are known.
+fn endpoints(cache: &ClusterCache) -> impl Iterator<Item = &endpoint::State> {
+    let is_alone = move |record: &&endpoint::State| cache.get::<endpoint::State>(&record.id).is_none();
+    cache.all::<endpoint::State>().chain(cache.unreadable_endpoints().filter(is_alone))
+}
+
 /// Writes the whole record, with the number of endpoints that exist.
 fn recount<B: Stageable>(staged: &mut StagedTxn<'_>, id: &str, of: impl Fn(&endpoint::State) -> &String) {
-    let endpoints = staged.cache().all::<endpoint::State>().filter(|endpoint| of(endpoint) == id).count();
+    let endpoints = endpoints(staged.cache()).filter(|endpoint| of(endpoint) == id).count();
     if let Some((record, change)) = staged.allocation::<B>(id) {
         let (_, known) = record.body.counts();
         change.endpoints = endpoints as i64 - known;
@@ -91,12 +98,22 @@ fn recount<B: Stageable>(staged: &mut StagedTxn<'_>, id: &str, of: impl Fn(&endp
     }
 }
 
-/// Releases addresses that no endpoint, service or gateway has. Returns one line for each network
-/// with such addresses.
+/// Releases addresses that no endpoint, service or gateway has, and corrects numbers of endpoints.
+/// Returns a line for each network with such addresses and for each wrong number. Leaves a network as
+/// it is if an endpoint whose record cannot be decoded may be on it.
 pub fn release_unused(staged: &mut StagedTxn<'_>) -> Vec<String> {
     let (cache, mut lines) = (staged.cache(), vec![]);
+    let mut skipped = HashSet::new();
     for record in cache.allocations::<network::State>() {
         let id = &record.body.id;
+        if let Some(endpoint) = cache.unreadable_endpoints().find(|endpoint| may_be_on(endpoint, id)) {
+            lines.push(format!(
+                "network {id}: not checked, because the record of endpoint {} cannot be decoded",
+                endpoint.id
+            ));
+            skipped.insert(id.as_str());
+            continue;
+        }
         let Ok(scope) = AllocationScope::find(staged, id, None) else { continue };
         let allocated = scope.allocated_hosts(staged);
         let hosts = allocated.iter().filter(|host| scope.release(staged, *host)).count();
@@ -104,6 +121,50 @@ pub fn release_unused(staged: &mut StagedTxn<'_>) -> Vec<String> {
         let hosts6 = hosts6.iter().filter(|address| scope.release_v6(staged, address)).count();
         if hosts + hosts6 > 0 {
             lines.push(format!("network {id}: {hosts} IPv4 and {hosts6} IPv6 addresses had no owner"));
+        }
+    }
+    let is_checked = |network: &str| !skipped.contains(network);
+    let networks = |body: &network::State| is_checked(&body.id);
+    lines.extend(correct_counts::<network::State>(staged, "network", networks, |e| &e.net_id));
+    let groups = |body: &group::State| is_checked(&network_id(&body.tenant_name, &body.network_name));
+    lines.extend(correct_counts::<group::State>(staged, "group", groups, |e| &e.endpoint_group_key));
+    lines
+}
+
+/// Whether the endpoint, whose record cannot be decoded, may be on the network.
+fn may_be_on(endpoint: &endpoint::State, network: &str) -> bool {
+    match endpoint.net_id.as_str() {
+        "" => {
+            let id = EndpointId::from(endpoint.id.as_str());
+            id.possible_networks().any(|possible| possible.as_str() == network)
+        }
+        known => known == network,
+    }
+}
+
+/// Sets the numbers of endpoints of the records that are `checked` to those of the endpoints that
+/// exist. Returns a line for each record whose number was another one.
+fn correct_counts<B: Stageable>(
+    staged: &mut StagedTxn<'_>,
+    kind: &str,
+    checked: impl Fn(&B) -> bool,
+    of: impl Fn(&endpoint::State) -> &String,
+) -> Vec<String> {
+    let (cache, mut lines) = (staged.cache(), vec![]);
+    let mut existing: HashMap<&str, i64> = HashMap::new();
+    for endpoint in cache.all::<endpoint::State>() {
+        *existing.entry(of(endpoint).as_str()).or_default() += 1;
+    }
+    for record in cache.allocations::<B>().filter(|record| checked(&record.body)) {
+        let id = record.body.id();
+        let counted = record.body.counts().1;
+        let exist = existing.get(id).copied().unwrap_or_default();
+        if counted == exist {
+            continue;
+        }
+        if let Some((_, change)) = staged.allocation::<B>(id) {
+            change.endpoints = exist - counted;
+            lines.push(format!("{kind} {id}: {counted} endpoints were counted, {exist} exist"));
         }
     }
     lines

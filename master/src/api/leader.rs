@@ -145,7 +145,7 @@ impl Routes<'_> {
             Err(problem) => return format.problem(&problem),
         };
         if let Some(audited) = head.extensions.get::<AuditedObject>() {
-            audited.set(&call.object());
+            audited.set(&call.object(&self.0.cache.read()));
         }
         let scope = scope.clone();
         let plan = move |staged: &mut StagedTxn<'_>| {

@@ -11,7 +11,7 @@ use contiv_store::{Guard, Op, Txn};
 
 use super::allocation_change::AllocationChange;
 use super::allocation_record::{AllocationRecord, WrittenJournal};
-use super::index::{AddressOwner, Index};
+use super::index::{AddressOwner, Index, addresses};
 use super::links::{ContentVersion, Links};
 use super::record::{Entry, Overlays};
 use super::record_body::RecordBody;
@@ -30,6 +30,9 @@ pub struct StagedTxn<'w> {
     groups: Edits<group::State>,
     /// Revisions of keys that were read and must be unchanged at commit.
     read: BTreeMap<String, i64>,
+    /// Revisions of records that cannot be decoded and are deleted or replaced, by key.
+    replaced: BTreeMap<String, i64>,
+    notices: Vec<String>,
     sizes: ValueSizes,
 }
 
@@ -58,6 +61,8 @@ pub struct Change {
     overlays: Overlays,
     networks: StagedEdits<network::State>,
     groups: StagedEdits<group::State>,
+    /// Lines for the log.
+    notices: Vec<String>,
 }
 
 /// Operations and guards that one plan may need. A transaction with fewer left accepts no further
@@ -76,6 +81,8 @@ impl<'w> StagedTxn<'w> {
             networks: Edits::new(),
             groups: Edits::new(),
             read: BTreeMap::new(),
+            replaced: BTreeMap::new(),
+            notices: vec![],
             sizes: ValueSizes::default(),
         }
     }
@@ -168,6 +175,26 @@ impl<'w> StagedTxn<'w> {
         T::overlay_mut(&mut self.overlays).insert(id.to_owned(), None);
     }
 
+    /// Deletes the record of an endpoint, also one that cannot be decoded.
+    pub fn delete_endpoint(&mut self, id: &str) {
+        if let Some(revision) = self.cache.unreadable_revision(id) {
+            self.replaced.insert(endpoint::State::path(id), revision);
+        }
+        self.delete::<endpoint::State>(id);
+    }
+
+    /// What is known of the endpoint, if its record cannot be decoded and this transaction does not
+    /// change it.
+    pub fn unreadable_endpoint(&self, id: &str) -> Option<&'w endpoint::State> {
+        let is_staged = <endpoint::State as Entry>::overlay(&self.overlays).contains_key(id);
+        self.cache.unreadable_endpoint(id).filter(|_| !is_staged)
+    }
+
+    /// Logs the line as a warning when the transaction is committed.
+    pub fn note(&mut self, line: String) {
+        self.notices.push(line);
+    }
+
     /// Adds a guard: the commit fails if the entry differs from the cached one.
     pub fn guard_unchanged<T: Entry>(&mut self, id: &str) {
         let revision = self.cache.table::<T>().get(id).map_or(0, |known| known.revision);
@@ -230,7 +257,12 @@ impl<'w> StagedTxn<'w> {
             let id = self.cache.service_with_vip(network, ip)?;
             self.get::<service::State>(id).map(|_| AddressOwner::Service(id.to_owned()))
         };
-        let endpoint = planned.map(|endpoint| endpoint.id.clone()).or_else(known);
+        let unreadable = || {
+            let of_network = self.cache.unreadable_endpoints().filter(|endpoint| endpoint.net_id == network);
+            let mut owners = of_network.filter(|endpoint| addresses(endpoint).any(|known| known == ip));
+            owners.find(|endpoint| !overlay.contains_key(&endpoint.id)).map(|endpoint| endpoint.id.clone())
+        };
+        let endpoint = planned.map(|endpoint| endpoint.id.clone()).or_else(known).or_else(unreadable);
         endpoint.map(AddressOwner::Endpoint).or_else(service)
     }
 
@@ -252,10 +284,11 @@ impl<'w> StagedTxn<'w> {
     /// Builds the store transaction without the leader's guard, and the change to apply after the
     /// commit.
     pub fn finish(self) -> serde_json::Result<(Txn, Change)> {
-        let StagedTxn { cache, overlays, networks, groups, mut read, sizes: _ } = self;
+        let StagedTxn { cache, overlays, networks, groups, mut read, replaced, notices, sizes: _ } = self;
         let mut txn = Txn::new();
         let mut each = |key: String, revision, op: Option<Op>| {
             read.remove(&key);
+            let revision = replaced.get(&key).copied().unwrap_or(revision);
             txn.guards.push(Guard::ModRevision { key, revision });
             txn.ops.extend(op);
         };
@@ -264,7 +297,7 @@ impl<'w> StagedTxn<'w> {
         let groups = write_allocations(cache, groups, &mut each)?;
         let read = read.into_iter().map(|(key, revision)| Guard::ModRevision { key, revision });
         txn.guards.extend(read);
-        Ok((txn, Change { overlays, networks, groups }))
+        Ok((txn, Change { overlays, networks, groups, notices }))
     }
 }
 
@@ -338,6 +371,10 @@ impl ClusterCache {
         let at = at.into();
         self.index_changes::<endpoint::State>(&change, &at, Index::endpoint);
         self.index_changes::<service::State>(&change, &at, Index::service);
+        self.forget_unreadable(<endpoint::State as Entry>::overlay(&change.overlays).keys(), &at);
+        for notice in &change.notices {
+            tracing::warn!("{notice}");
+        }
         let deleted = &mut self.deleted;
         change.overlays.apply(&mut self.tables, &mut self.links, &at, |key, revision| {
             deleted.insert(key, revision);

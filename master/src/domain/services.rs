@@ -49,14 +49,8 @@ fn selects(service: &State, labels: &Labels) -> bool {
 /// Updates the services after an endpoint changed or was deleted. `old` is the endpoint before the
 /// change.
 pub fn update_providers(old: &endpoint::State, staged: &mut StagedTxn<'_>) {
-    let tenants: Vec<&str> = match staged.committed::<network::State>(&old.net_id) {
-        Some(network) => vec![&network.body.tenant],
-        // The network was deleted before the endpoint. Names may contain dots.
-        None => old.net_id.match_indices('.').map(|(at, _)| &old.net_id[at + 1..]).collect(),
-    };
+    let tenants = possible_tenants(old, staged);
     let new = staged.get::<endpoint::State>(&old.id);
-    let others = sharing_address(old, staged);
-    let now: Vec<&Labels> = new.iter().chain(&others).filter_map(|endpoint| labels(endpoint)).collect();
     let services: BTreeSet<String> = {
         let cache = staged.cache();
         let labels = [Some(old), new.as_deref()].into_iter().flatten().filter_map(|e| e.labels.as_ref());
@@ -66,6 +60,34 @@ pub fn update_providers(old: &endpoint::State, staged: &mut StagedTxn<'_>) {
             .map(str::to_owned)
             .collect()
     };
+    update_services(old, services, staged);
+}
+
+/// Removes an endpoint that was deleted from the services of its tenant, whatever its labels were.
+pub fn remove_provider(old: &endpoint::State, staged: &mut StagedTxn<'_>) {
+    let tenants = possible_tenants(old, staged);
+    let services = staged.cache().all::<State>();
+    let services = services.filter(|service| tenants.contains(&service.tenant_name.as_str()));
+    let services: BTreeSet<String> = services.map(|service| service.id.clone()).collect();
+    update_services(old, services, staged);
+}
+
+/// Tenants that the endpoint may belong to.
+fn possible_tenants<'a>(endpoint: &'a endpoint::State, staged: &StagedTxn<'a>) -> Vec<&'a str> {
+    let network = &endpoint.net_id;
+    match staged.committed::<network::State>(network) {
+        Some(record) => vec![record.body.tenant.as_str()],
+        // The network was deleted before the endpoint. Names may contain dots.
+        None => network.match_indices('.').map(|(at, _)| &network[at + 1..]).collect(),
+    }
+}
+
+/// Adds the address of an endpoint to these services, or removes it, as the endpoints say that have it
+/// now.
+fn update_services(old: &endpoint::State, services: BTreeSet<String>, staged: &mut StagedTxn<'_>) {
+    let new = staged.get::<endpoint::State>(&old.id);
+    let others = sharing_address(old, staged);
+    let now: Vec<&Labels> = new.iter().chain(&others).filter_map(|endpoint| labels(endpoint)).collect();
     for id in services {
         let Some(service) = staged.get::<State>(&id) else { continue };
         let is_provider = now.iter().any(|labels| selects(&service, labels));

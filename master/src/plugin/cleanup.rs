@@ -1,5 +1,6 @@
 //! `/debug/epcleanup`: deletes endpoints whose pods no longer exist.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use contiv_model::endpoint::{Oper, State};
@@ -7,6 +8,7 @@ use contiv_model::network;
 
 use super::endpoint;
 use super::request::check_text;
+use super::unreadable;
 use crate::cache::{ClusterCache, StagedTxn};
 use crate::domain::network_record::network_id;
 use crate::problem::{Answer, Problem};
@@ -47,13 +49,15 @@ impl Cleanup {
     /// Ids of the selected endpoints. Fails if there are none.
     pub fn find(&self, cache: &ClusterCache) -> Result<Vec<String>, Problem> {
         let found = cache.all::<State>().filter(|endpoint| self.matches(endpoint, cache));
-        let found: Vec<String> = found.map(|endpoint| endpoint.id.clone()).collect();
+        let mut found: BTreeSet<String> = found.map(|endpoint| endpoint.id.clone()).collect();
+        let unreadable = unreadable::all(cache).filter(|endpoint| self.matches(endpoint, cache));
+        found.extend(unreadable.map(|endpoint| endpoint.id));
         if found.is_empty() {
             let error =
                 format!("no endpoint to clean up: {} {} in tenant {}", self.selector, self.name, self.tenant);
             return Err(Problem::not_found(error));
         }
-        Ok(found)
+        Ok(found.into_iter().collect())
     }
 
     fn matches(&self, endpoint: &State, cache: &ClusterCache) -> bool {
@@ -76,6 +80,8 @@ impl Cleanup {
     fn is_of_tenant(&self, endpoint: &State, cache: &ClusterCache) -> bool {
         match cache.allocation::<network::State>(&endpoint.net_id) {
             Some(network) => network.body.tenant == self.tenant,
+            // The endpoint's record cannot be decoded.
+            None if endpoint.net_id.is_empty() => endpoint.id.contains(&format!(".{}-", self.tenant)),
             None => endpoint.net_id.ends_with(&format!(".{}", self.tenant)),
         }
     }
@@ -108,7 +114,7 @@ impl fmt::Display for Selector {
 /// Deletes the endpoints that exist, with their addresses.
 pub fn clean_up(endpoints: &[String], staged: &mut StagedTxn<'_>) -> Answer {
     for id in endpoints {
-        if let Some(endpoint) = staged.get::<State>(id) {
+        if let Some(endpoint) = unreadable::find(id, staged) {
             endpoint::remove(&endpoint, staged);
         }
         // State written by the node's agent.

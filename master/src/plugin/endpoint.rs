@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::request::{ConfigEp, CreateEndpoint, DeleteEndpoint};
+use super::unreadable;
 use crate::cache::StagedTxn;
 use crate::domain::allocation::AllocationScope;
 use crate::domain::network_record::{network_id, network_record};
@@ -42,11 +43,18 @@ pub(super) fn nodes_of_create(request: &CreateEndpoint, staged: &StagedTxn<'_>) 
     existing.into_iter().chain(named).chain([config.host.clone()]).collect()
 }
 
-/// Node of the endpoint, if it exists.
-pub(super) fn nodes_of_delete(request: &DeleteEndpoint, staged: &StagedTxn<'_>) -> Vec<String> {
-    let network = network_id(&request.tenant_name, &request.network_name);
-    let known = staged.get::<State>(&format!("{network}-{}", request.endpoint_id));
-    known.map(|known| known.homing_host.clone()).into_iter().collect()
+/// Node of the endpoint, if it exists. An endpoint whose record cannot be decoded does not exist for
+/// the agents of single nodes if its node is unknown.
+pub(super) fn nodes_of_delete(
+    request: &DeleteEndpoint,
+    staged: &StagedTxn<'_>,
+) -> Result<Vec<String>, Problem> {
+    let id = request.id();
+    match unreadable::find_known(&id, staged) {
+        Some(known) if known.homing_host.is_empty() => Err(Problem::key_not_found()),
+        Some(known) => Ok(vec![known.homing_host]),
+        None => Ok(staged.get::<State>(&id).map(|known| known.homing_host.clone()).into_iter().collect()),
+    }
 }
 
 pub(super) fn create(request: &CreateEndpoint, staged: &mut StagedTxn<'_>) -> Answer {
@@ -63,6 +71,10 @@ pub(super) fn create(request: &CreateEndpoint, staged: &mut StagedTxn<'_>) -> An
     if let Some(endpoint) = staged.get::<State>(&id) {
         ensure_same(&endpoint, &network, config)?;
         return go_json::encode(&Reply { config: &endpoint });
+    }
+    if staged.unreadable_endpoint(&id).is_some() {
+        let error = format!("endpoint {id} has a record that cannot be decoded; delete the endpoint first");
+        return Err(Problem::conflict(error));
     }
     // Endpoints on infra networks are nodes and belong to no group.
     if scope.network.body.nw_type != "infra" {
@@ -124,33 +136,47 @@ fn ensure_same(record: &State, network: &str, config: &ConfigEp) -> Result<(), P
 }
 
 pub(super) fn delete(request: &DeleteEndpoint, staged: &mut StagedTxn<'_>) -> Answer {
-    let network = network_id(&request.tenant_name, &request.network_name);
-    let id = format!("{network}-{}", request.endpoint_id);
+    let (network, id) = (request.network(), request.id());
     let other_network = staged.committed::<network::State>(&network).is_some()
         && network_record(staged.cache(), &request.tenant_name, &request.network_name).is_none();
-    let endpoint =
-        staged.get::<State>(&id).filter(|known| is_endpoint(known, &network, &request.endpoint_id));
+    let endpoint = match unreadable::find_known(&id, staged) {
+        Some(known) => unreadable::of_request(known, &network, &request.endpoint_id, staged),
+        None => staged.get::<State>(&id).filter(|known| is_endpoint(known, &network, &request.endpoint_id)),
+    };
     let endpoint = endpoint.filter(|_| !other_network).ok_or_else(Problem::key_not_found)?;
     let reply = go_json::encode(&Reply { config: &endpoint })?;
     remove(&endpoint, staged);
     Ok(reply)
 }
 
-/// Deletes the endpoint, frees its addresses, and removes it from services.
+/// Deletes the endpoint, frees its addresses, and removes it from services. If its record cannot be
+/// decoded, frees the addresses that are known.
 pub(super) fn remove(endpoint: &State, staged: &mut StagedTxn<'_>) {
     let network = &endpoint.net_id;
     let group = Some(endpoint.endpoint_group_key.as_str()).filter(|key| !key.is_empty());
+    let is_unreadable = staged.unreadable_endpoint(&endpoint.id).is_some();
 
-    staged.delete::<State>(&endpoint.id);
-    services::update_providers(endpoint, staged);
+    staged.delete_endpoint(&endpoint.id);
+    match is_unreadable {
+        // Its labels may be unknown.
+        true => services::remove_provider(endpoint, staged),
+        false => services::update_providers(endpoint, staged),
+    }
     // The group or the infra network may have been deleted before.
     let scope = AllocationScope::find(staged, network, group)
         .or_else(|_| AllocationScope::find(staged, network, None));
+    let mut released = vec![];
     if let Ok(scope) = scope {
-        if let Ok(host) = scope.subnet.host(&endpoint.ip_address) {
-            scope.release(staged, host);
+        let host = scope.subnet.host(&endpoint.ip_address);
+        if host.is_ok_and(|host| scope.release(staged, host)) {
+            released.push(endpoint.ip_address.as_str());
         }
-        scope.release_v6(staged, &endpoint.ipv6_address);
+        if scope.release_v6(staged, &endpoint.ipv6_address) {
+            released.push(endpoint.ipv6_address.as_str());
+        }
         scope.count_endpoint(staged, -1);
+    }
+    if is_unreadable {
+        staged.note(unreadable::deletion_notice(endpoint, &released));
     }
 }

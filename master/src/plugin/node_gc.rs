@@ -20,7 +20,7 @@ use std::time::{Duration, Instant, SystemTime};
 use contiv_model::endpoint::{Oper, State};
 use contiv_model::{bgp, node, registry};
 
-use super::clean_up;
+use super::{clean_up, unreadable};
 use crate::cache::{ClusterCache, StagedTxn};
 use crate::go_json;
 use crate::problem::Answer;
@@ -109,10 +109,18 @@ impl NodeGcPlan {
                     endpoints.push(endpoint.id.clone());
                 }
             }
+            for endpoint in unreadable::all(cache) {
+                if let Some(endpoints) = plan.expired.get_mut(&endpoint.homing_host)
+                    && !is_of_node(cache.get::<State>(&endpoint.id), &endpoint.homing_host)
+                {
+                    endpoints.push(endpoint.id);
+                }
+            }
             // An agent records an endpoint before it is created.
             for oper in cache.all::<Oper>() {
                 if let Some(endpoints) = plan.expired.get_mut(&oper.homing_host)
                     && !is_of_node(cache.get::<State>(&oper.id), &oper.homing_host)
+                    && !endpoints.contains(&oper.id)
                 {
                     endpoints.push(oper.id.clone());
                 }
@@ -163,7 +171,7 @@ pub fn release_endpoints(host: &str, endpoints: &[String], last: bool, staged: &
     }
     let mut released = 0;
     for id in endpoints {
-        if is_of_node(staged.get::<State>(id).as_deref(), host) {
+        if is_of_node(unreadable::find(id, staged).as_deref(), host) {
             clean_up(slice::from_ref(id), staged)?;
             released += 1;
         } else if staged.get::<Oper>(id).is_some_and(|oper| oper.homing_host == host) {

@@ -4,6 +4,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
 use crate::cache::Labels;
+use crate::domain::network_record::network_id;
 use crate::go_json;
 use crate::problem::Problem;
 use crate::schema::{Field, Schema, Type};
@@ -122,6 +123,18 @@ pub struct UpdateEndpoint {
     pub endpoint_id: String,
     #[serde(rename = "EPCommonName")]
     pub common_name: String,
+}
+
+impl DeleteEndpoint {
+    /// Id of the network.
+    pub(super) fn network(&self) -> String {
+        network_id(&self.tenant_name, &self.network_name)
+    }
+
+    /// Id of the endpoint.
+    pub(super) fn id(&self) -> String {
+        format!("{}-{}", self.network(), self.endpoint_id)
+    }
 }
 
 impl Request for AllocAddress {

@@ -21,3 +21,4 @@ mod property;
 mod providers;
 mod restore;
 mod services;
+mod unreadable;

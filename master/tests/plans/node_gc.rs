@@ -105,6 +105,33 @@ fn endpoints_of_a_gone_node_are_released() {
     assert_eq!(fixture.loaded().content(), fixture.content());
 }
 
+#[test]
+fn endpoints_with_invalid_records_are_released_with_their_node() {
+    let mut fixture = away(fixture());
+    let gone = plan_gc(&fixture, 0, 0);
+    mark(&mut fixture, &gone);
+    let keys = ["a", "b"].map(|id| format!("/contiv.io/state/eps/net.default-{id}"));
+    for key in &keys {
+        let mut record = fixture.value(key).unwrap();
+        record["labels"] = json!(["of a newer form"]);
+        fixture.break_key(key, Some(&record));
+    }
+    // What the agent has recorded tells the node of the second one.
+    let oper = json!({"id": "net.default-b", "netID": "net.default", "endpointID": "b", "homingHost": "h"});
+    fixture.break_key("/contiv.io/oper/eps/net.default-b", Some(&oper));
+    fixture.break_key(&keys[1], Some(&json!({"labels": 1, "ipAddress": "10.1.0.2"})));
+    let mut fixture = fixture.loaded();
+    let expired = plan_gc(&fixture, 0, 24).expired;
+    assert_eq!(expired["h"], ["net.default-a", "net.default-b"]);
+    let released = fixture.run(|staged| release_endpoints("h", &expired["h"], true, staged)).unwrap();
+    assert_eq!(released.as_slice(), b"2\n");
+    assert_eq!(fixture.keys("/contiv.io/state/eps/"), ["/contiv.io/state/eps/net.default-c"]);
+    assert_eq!(fixture.keys("/contiv.io/oper/eps/"), [""; 0]);
+    assert_eq!(fixture.state("net").ep_count, 1);
+    assert_eq!(fixture.create("net", "d", "", "10.1.0.2", "").unwrap().0, "10.1.0.2");
+    assert_eq!(fixture.loaded().content(), fixture.content());
+}
+
 /// The power of the node has failed before netmaster created the endpoints, or refused them.
 #[test]
 fn records_without_an_endpoint_are_deleted_with_their_node() {

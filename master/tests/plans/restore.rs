@@ -221,7 +221,10 @@ fn allocation_records_are_repaired() {
         run(&mut fixture, release_unused),
         [
             "network net.default: 1 IPv4 and 0 IPv6 addresses had no owner",
-            "network six.default: 1 IPv4 and 1 IPv6 addresses had no owner"
+            "network six.default: 1 IPv4 and 1 IPv6 addresses had no owner",
+            "network net.default: 1 endpoints were counted, 0 exist",
+            "network six.default: 2 endpoints were counted, 1 exist",
+            "group pooled:default: 1 endpoints were counted, 0 exist"
         ]
     );
     assert_eq!(fixture.create("six", "d", "", "", "").unwrap().0, "10.3.0.2");
