@@ -8,12 +8,15 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::endpoint::is_endpoint;
-use super::request::UpdateEndpoint;
-use crate::cache::StagedTxn;
+use super::request::{MAX_LABELS, UpdateEndpoint, labels_size};
+use crate::cache::{Labels, StagedTxn};
 use crate::domain::network_record::{network_id, network_record};
 use crate::domain::services;
 use crate::go_json;
 use crate::problem::{Answer, Problem};
+
+/// Largest number of labels of an endpoint. Every node reads them, and each call adds some.
+const MAX_LABEL_COUNT: usize = 1024;
 
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "UpdateReply")]
@@ -54,6 +57,7 @@ fn start(request: &UpdateEndpoint, staged: &mut StagedTxn<'_>) -> Result<(), Pro
     }
     let mut labels = old.labels.clone().unwrap_or_default();
     labels.extend(request.labels.clone().unwrap_or_default());
+    check_labels(&id, old.labels.as_ref(), &labels)?;
     let new = State {
         labels: Some(labels),
         container_id: request.container_id.clone(),
@@ -65,6 +69,23 @@ fn start(request: &UpdateEndpoint, staged: &mut StagedTxn<'_>) -> Result<(), Pro
     }
     services::update_providers(&old, staged);
     Ok(())
+}
+
+/// Fails if an endpoint would have too many or too large labels. Those that an earlier release has
+/// accepted may stay, but not grow.
+fn check_labels(id: &str, old: Option<&Labels>, new: &Labels) -> Result<(), Problem> {
+    let size =
+        |labels: &Labels| labels_size(labels.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+    let check = |what: &str, old: usize, new: usize, limit: usize| {
+        if new <= limit.max(old) {
+            return Ok(());
+        }
+        Err(Problem::invalid(format!(
+            "endpoint {id} would have {new} {what} with those of earlier calls; the limit is {limit}; the event die removes them"
+        )))
+    };
+    check("labels", old.map_or(0, Labels::len), new.len(), MAX_LABEL_COUNT)?;
+    check("bytes of labels", old.map_or(0, size), size(new), MAX_LABELS)
 }
 
 /// Removes the labels of the container's endpoints. Returns false if there are none.

@@ -16,8 +16,8 @@ pub(super) trait Request: DeserializeOwned {
 
 /// Largest size of a text in bytes. Names are parts of keys.
 const MAX_TEXT: usize = 256;
-/// Largest size of all labels of a call in bytes.
-const MAX_LABELS: usize = 64 << 10;
+/// Largest size of all labels of a call, and of an endpoint, in bytes.
+pub(super) const MAX_LABELS: usize = 64 << 10;
 
 pub(super) fn decode<R: Request>(body: &[u8]) -> Result<R, Problem> {
     let members = go_json::decode(body, R::SCHEMA).map_err(Problem::invalid)?;
@@ -31,14 +31,20 @@ fn check_sizes(members: &Map<String, Value>, schema: &Schema) -> Result<(), Prob
         match (field.kind, members.get(field.name)) {
             (Type::Text, Some(Value::String(text))) => check_text(field.name, text)?,
             (Type::TextMap, Some(Value::Object(texts))) => {
-                let sizes = texts.iter().map(|(name, text)| name.len() + text.as_str().map_or(0, str::len));
-                check_size(field.name, sizes.sum(), MAX_LABELS)?;
+                let texts =
+                    texts.iter().map(|(name, text)| (name.as_str(), text.as_str().unwrap_or_default()));
+                check_size(field.name, labels_size(texts), MAX_LABELS)?;
             }
             (Type::Struct(schema), Some(Value::Object(members))) => check_sizes(members, schema)?,
             _ => {}
         }
     }
     Ok(())
+}
+
+/// Size of labels in bytes, without their encoding.
+pub(super) fn labels_size<'a>(labels: impl Iterator<Item = (&'a str, &'a str)>) -> usize {
+    labels.map(|(name, value)| name.len() + value.len()).sum()
 }
 
 /// Fails if a text is too large, also one that is not in a body.

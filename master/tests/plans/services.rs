@@ -389,3 +389,44 @@ fn many_providers_are_stored_in_slices() {
     fixture.delete("serviceLBs", "default:s").unwrap();
     assert_eq!(slices(&fixture), []);
 }
+
+/// Each call adds labels to those of earlier calls.
+#[test]
+fn labels_of_an_endpoint_are_limited() {
+    let mut fixture = fixture();
+    pod(&mut fixture, "c1", json!({"app": "web"}));
+    let labels = |names: std::ops::Range<usize>, value: &str| {
+        let labels = names.map(|n| (format!("n{n:06}"), Value::from(value)));
+        Value::Object(labels.collect())
+    };
+    let count = |fixture: &Fixture| fixture.endpoints()[0].labels.as_ref().unwrap().len();
+    event(&mut fixture, "start", "c1", labels(0..1000, "")).unwrap();
+    assert_eq!(
+        event(&mut fixture, "start", "c1", labels(990..1024, "")).unwrap_err(),
+        "endpoint net.default-c1 would have 1025 labels with those of earlier calls; the limit is 1024; the event die removes them"
+    );
+    assert_eq!(count(&fixture), 1001);
+    event(&mut fixture, "start", "c1", labels(990..1023, "")).unwrap();
+    assert_eq!(count(&fixture), 1024);
+    // Labels are replaced by their names, and the container is started again.
+    event(&mut fixture, "start", "c1", labels(0..1, "other")).unwrap();
+    event(&mut fixture, "die", "c1", Value::Null).unwrap();
+
+    let large = "v".repeat(1017);
+    event(&mut fixture, "start", "c1", labels(0..60, &large)).unwrap();
+    event(&mut fixture, "start", "c1", labels(60..64, &large)).unwrap();
+    assert_eq!(
+        event(&mut fixture, "start", "c1", json!({"": "v"})).unwrap_err(),
+        "endpoint net.default-c1 would have 65537 bytes of labels with those of earlier calls; the limit is 65536; the event die removes them"
+    );
+    event(&mut fixture, "start", "c1", labels(0..64, &large)).unwrap();
+    // An earlier release has accepted more.
+    let key = "/contiv.io/state/eps/net.default-c1";
+    let mut record = fixture.value(key).unwrap();
+    record["labels"]["old"] = "v".repeat(100_000).into();
+    fixture.break_key(key, Some(&record));
+    let mut fixture = fixture.loaded();
+    event(&mut fixture, "start", "c1", labels(0..64, "")).unwrap();
+    let refused = event(&mut fixture, "start", "c1", labels(0..1, "v")).unwrap_err();
+    assert!(refused.contains("would have 100452 bytes of labels"), "{refused}");
+}
