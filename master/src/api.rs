@@ -38,7 +38,7 @@ pub use admission::Admission;
 pub use audit_log::{AuditLog, AuditLogError};
 pub use authentication::Authenticator;
 use authorization::Decision;
-pub use in_flight::InFlight;
+pub use in_flight::{InFlight, Limits};
 use leader::Routes;
 pub use peer::Peer;
 use proxy::ForwardError;

@@ -85,7 +85,7 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     }
     let audit = flags.rest.audit_log.clone().map(|path| AuditLog::start(path, metrics.audit_lost.clone()));
     let audit = audit.transpose().context("--audit-log")?;
-    let admission = admission(&flags.rest, audit.clone(), &mut tasks)?;
+    let admission = admission(&flags.rest, audit.clone(), &metrics, &mut tasks)?;
     let proxy = proxy(&flags.rest, &mut tasks)?;
     let listener_config = listener_config(&flags.rest, &mut tasks)?;
     let app = App {
@@ -245,12 +245,17 @@ async fn connect_once(config: &Config) -> Result<(Store, ElectionThread), StartE
     Ok((Store::connect(config).await?, ElectionThread::start(config).await?))
 }
 
-fn admission(flags: &RestFlags, audit: Option<AuditLog>, tasks: &mut Tasks) -> anyhow::Result<Admission> {
+fn admission(
+    flags: &RestFlags,
+    audit: Option<AuditLog>,
+    metrics: &Metrics,
+    tasks: &mut Tasks,
+) -> anyhow::Result<Admission> {
     let authenticator = authenticator(flags, tasks)?;
     Ok(Admission {
         authenticator,
         audit,
-        in_flight: InFlight::new(flags.max_requests_per_client as usize),
+        in_flight: InFlight::new(flags.in_flight(), metrics.response_bytes.clone()),
         body_timeout: flags.client_timeout,
         request_timeout: flags.request_timeout,
     })

@@ -37,6 +37,8 @@ pub struct Metrics {
     pub restored: Counter,
     /// Entries of the audit log that could not be written.
     pub audit_lost: Counter,
+    /// Bytes of large responses that clients have not taken yet.
+    pub response_bytes: Gauge,
     /// Whether no endpoints are released because most nodes are gone.
     pub node_gc_stopped: Gauge,
     /// Database of the store.
@@ -81,6 +83,11 @@ impl Metrics {
             "node_gc_stopped",
             "Whether endpoints of nodes that are gone are kept because most nodes are gone (1) or not (0)",
             self.node_gc_stopped.clone(),
+        );
+        registry.register(
+            "response_bytes_in_flight",
+            "Bytes of responses of more than 64 KiB that clients have not taken yet",
+            self.response_bytes.clone(),
         );
         self.database.register(&mut registry);
         let build = Family::<Build, Gauge>::default();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use futures::StreamExt as _;
@@ -108,14 +108,22 @@ impl Admission {
         format: ErrorFormat,
         credentials: Credentials,
         sender: Authenticated,
-        slot: Option<Slot>,
+        mut slot: Option<Slot>,
     ) -> Response<Body> {
         let Authenticated { principal, subject, .. } = sender;
         request.extensions_mut().insert(principal.clone());
         if let Some(subject) = subject {
             request.extensions_mut().insert(subject);
         }
+        // The response to a change tells what was done.
+        let is_refusable = request.method() == Method::GET;
         let response = self.admit(request, next, format).await;
+        if is_refusable
+            && let (Some(slot), Some(bytes)) = (&mut slot, response.body().size_hint().exact())
+            && let Err(problem) = slot.count_response(bytes)
+        {
+            return format.problem(&problem);
+        }
         let response = match is_watch(&response) {
             // The client may keep it open for longer than its credentials are valid.
             true => ended_by(response, self.authenticator.clone().revoked(credentials, principal)),

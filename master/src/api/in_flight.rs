@@ -1,11 +1,13 @@
-//! Limit of the requests that one client has in flight, from its authentication until its response has
-//! been taken.
+//! Limits of what is in flight: the requests of one client, from its authentication until its response
+//! has been taken, and the bytes of large responses, which are in memory until then.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use prometheus_client::metrics::gauge::Gauge;
 
 use super::authentication::Authenticated;
 use super::authorization;
@@ -13,15 +15,42 @@ use super::peer::Peer;
 use super::route::Route;
 use crate::problem::Problem;
 
-/// Counts the requests in flight of each client.
-#[derive(Clone)]
+/// Responses up to this size in bytes are limited by their number only.
+const SMALL_RESPONSE: u64 = 64 << 10;
+
+/// Counts the requests in flight of each client, and the bytes of their responses.
+#[derive(Clone, Debug)]
 pub struct InFlight {
-    limit: usize,
-    counts: Counts,
+    limits: Limits,
+    loads: Arc<Mutex<Loads>>,
+    /// Bytes of large responses to all clients.
+    bytes: Gauge,
 }
 
-/// Clients with requests in flight.
-type Counts = Arc<Mutex<HashMap<Client, usize>>>;
+/// Limits of what is in flight.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Requests of one client.
+    pub requests: usize,
+    /// Bytes of large responses to one client. A single one may be larger.
+    pub client_bytes: u64,
+    /// Bytes of large responses to all clients. A single one may be larger.
+    pub bytes: u64,
+}
+
+/// What is in flight.
+#[derive(Debug, Default)]
+struct Loads {
+    /// Clients with requests in flight.
+    clients: HashMap<Client, Load>,
+    bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Load {
+    requests: usize,
+    bytes: u64,
+}
 
 /// Whose requests are counted together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -35,8 +64,10 @@ pub(super) enum Client {
 /// A request in flight.
 #[derive(Debug)]
 pub(super) struct Slot {
-    counts: Counts,
+    in_flight: InFlight,
     client: Client,
+    /// Bytes of its response, if it is large.
+    bytes: u64,
 }
 
 /// Whether requests for the route are counted. Agents share a token, and their calls are short. Probes
@@ -80,32 +111,67 @@ impl fmt::Display for Client {
 }
 
 impl InFlight {
-    /// `limit`: requests of one client.
-    pub fn new(limit: usize) -> InFlight {
-        InFlight { limit, counts: Counts::default() }
+    /// `bytes` reports the bytes of large responses in flight.
+    pub fn new(limits: Limits, bytes: Gauge) -> InFlight {
+        InFlight { limits, loads: Arc::default(), bytes }
     }
 
     /// Counts a request until the slot is dropped.
     pub(super) fn begin(&self, client: Client) -> Result<Slot, Problem> {
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = counts.get(&client).copied().unwrap_or_default();
-        if count >= self.limit {
+        let mut loads = self.lock();
+        let count = loads.clients.get(&client).map_or(0, |load| load.requests);
+        if count >= self.limits.requests {
             return Err(Problem::too_many(format!(
                 "{client} has {count} requests in flight (--max-requests-per-client); retry when one of them is answered"
             )));
         }
-        counts.insert(client.clone(), count + 1);
-        Ok(Slot { counts: self.counts.clone(), client })
+        loads.clients.entry(client.clone()).or_default().requests += 1;
+        Ok(Slot { in_flight: self.clone(), client, bytes: 0 })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Loads> {
+        self.loads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Slot {
+    /// Counts the bytes of the response until the slot is dropped. Fails if the response is large and
+    /// exceeds a limit together with others.
+    pub(super) fn count_response(&mut self, bytes: u64) -> Result<(), Problem> {
+        if bytes <= SMALL_RESPONSE {
+            return Ok(());
+        }
+        let Limits { client_bytes, bytes: all_bytes, .. } = self.in_flight.limits;
+        let mut loads = self.in_flight.lock();
+        let of_client = loads.clients.get(&self.client).map_or(0, |load| load.bytes);
+        let exceeds = |counted: u64, limit: u64| counted > 0 && counted.saturating_add(bytes) > limit;
+        let (whose, counted, flag) = if exceeds(of_client, client_bytes) {
+            (format!("{} has responses", self.client), of_client, "--max-response-memory-per-client")
+        } else if exceeds(loads.bytes, all_bytes) {
+            ("netmaster has responses".to_owned(), loads.bytes, "--max-response-memory")
+        } else {
+            loads.clients.entry(self.client.clone()).or_default().bytes += bytes;
+            loads.bytes += bytes;
+            self.bytes += bytes;
+            self.in_flight.bytes.inc_by(bytes.cast_signed());
+            return Ok(());
+        };
+        Err(Problem::too_many(format!(
+            "{whose} of {counted} bytes in flight, and this one has {bytes} ({flag}); retry when they are taken, or request pages"
+        )))
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Entry::Occupied(mut count) = counts.entry(self.client.clone()) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
+        let mut loads = self.in_flight.lock();
+        loads.bytes -= self.bytes;
+        self.in_flight.bytes.dec_by(self.bytes.cast_signed());
+        if let Entry::Occupied(mut load) = loads.clients.entry(self.client.clone()) {
+            load.get_mut().requests -= 1;
+            load.get_mut().bytes -= self.bytes;
+            if load.get().requests == 0 {
+                load.remove();
             }
         }
     }
@@ -125,9 +191,13 @@ mod tests {
         Client::Name(name.to_owned())
     }
 
+    fn limited(requests: usize, client_bytes: u64, bytes: u64) -> InFlight {
+        InFlight::new(Limits { requests, client_bytes, bytes }, Gauge::default())
+    }
+
     #[test]
     fn each_client_has_a_limit_of_its_own() {
-        let limit = InFlight::new(2);
+        let limit = limited(2, 0, 0);
         let (first, second) = (limit.begin(client("a")).unwrap(), limit.begin(client("a")).unwrap());
         let refused = limit.begin(client("a")).unwrap_err();
         assert_eq!(refused.kind.status(), 429);
@@ -137,7 +207,37 @@ mod tests {
         let third = limit.begin(client("a")).unwrap();
         assert!(limit.begin(client("a")).is_err());
         drop((second, third));
-        assert!(limit.counts.lock().unwrap().is_empty(), "clients without requests are forgotten");
+        assert!(limit.lock().clients.is_empty(), "clients without requests are forgotten");
+    }
+
+    #[test]
+    fn large_responses_are_limited_by_their_sizes() {
+        const MIB: u64 = 1 << 20;
+        let limit = limited(100, 4 * MIB, 6 * MIB);
+        let respond = |name: &str, bytes: u64| {
+            let mut slot = limit.begin(client(name)).unwrap();
+            slot.count_response(bytes).map(|()| slot)
+        };
+        let first = respond("a", 3 * MIB).unwrap();
+        let refused = respond("a", MIB + 1).unwrap_err();
+        assert_eq!(refused.kind.status(), 429);
+        let text = "a has responses of 3145728 bytes in flight, and this one has 1048577 (--max-response-memory-per-client)";
+        assert!(refused.text.starts_with(text), "{refused}");
+        let second = respond("a", MIB).unwrap();
+        let small: Vec<_> = (0..50).map(|_| respond("a", SMALL_RESPONSE).unwrap()).collect();
+        let other = respond("b", 2 * MIB).unwrap();
+        let refused = respond("c", SMALL_RESPONSE + 1).unwrap_err();
+        let text = "netmaster has responses of 6291456 bytes in flight, and this one has 65537 (--max-response-memory)";
+        assert!(refused.text.starts_with(text), "{refused}");
+        assert_eq!(limit.bytes.get(), 6 << 20);
+        drop((first, second));
+        respond("c", 5 * MIB).unwrap_err();
+        drop(other);
+        // A response alone may have any size.
+        drop(respond("c", 100 * MIB).unwrap());
+        drop(small);
+        let loads = limit.lock();
+        assert_eq!((loads.clients.len(), loads.bytes, limit.bytes.get()), (0, 0, 0));
     }
 
     #[test]

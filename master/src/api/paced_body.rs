@@ -125,7 +125,9 @@ mod tests {
     use futures::stream;
     use http_body_util::BodyExt as _;
 
-    use super::super::in_flight::{Client, InFlight};
+    use prometheus_client::metrics::gauge::Gauge;
+
+    use super::super::in_flight::{Client, InFlight, Limits};
     use super::*;
 
     const PAUSE: Duration = Duration::from_secs(20);
@@ -147,13 +149,18 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_is_in_flight_until_its_body_is_taken() {
-        let limit = InFlight::new(1);
+        let gauge = Gauge::default();
+        let limits = Limits { requests: 1, client_bytes: 0, bytes: 0 };
+        let limit = InFlight::new(limits, gauge.clone());
         let client = || Client::Name("a".into());
-        let slot = limit.begin(client()).unwrap();
+        let mut slot = limit.begin(client()).unwrap();
+        slot.count_response(PIECE as u64 + 1).unwrap();
         let mut body = PacedBody::new(Body::from(vec![0; PIECE + 1]), Some(slot), PAUSE);
         body.frame().await.unwrap().unwrap();
         assert!(limit.begin(client()).is_err());
+        assert_eq!(gauge.get(), PIECE as i64 + 1);
         drop(body);
+        assert_eq!(gauge.get(), 0);
         assert!(limit.begin(client()).is_ok());
     }
 

@@ -6,6 +6,8 @@ use std::time::Duration;
 use clap::Args;
 use contiv_daemon::tls::KeyPair;
 
+use crate::api::Limits;
+
 #[derive(Clone, Debug, Args)]
 pub struct RestFlags {
     /// Certificate chain of the API (PEM), enables HTTPS; reloaded on change
@@ -62,6 +64,18 @@ pub struct RestFlags {
     #[arg(long, env = "CONTIV_NETMASTER_MAX_REQUESTS_PER_CLIENT", default_value = "200",
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub max_requests_per_client: u32,
+
+    /// Limit in MiB of the responses to one client that are in memory because it has not taken them
+    /// yet; a request whose response would exceed it is answered with 429. Responses up to 64 KiB and
+    /// those to changes do not count, and a single one may be larger
+    #[arg(long, env = "CONTIV_NETMASTER_MAX_RESPONSE_MEMORY_PER_CLIENT", default_value = "64", value_name = "MIB",
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_response_memory_per_client: u32,
+
+    /// Limit in MiB of these responses to all clients
+    #[arg(long, env = "CONTIV_NETMASTER_MAX_RESPONSE_MEMORY", default_value = "512", value_name = "MIB",
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub max_response_memory: u32,
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -75,6 +89,16 @@ impl RestFlags {
     /// Certificate and key of the API; none without TLS.
     pub fn tls(&self) -> Option<KeyPair> {
         Some(KeyPair { certificate: self.tls_cert.clone()?, key: self.tls_key.clone()? })
+    }
+
+    /// Limits of what is in flight.
+    pub fn in_flight(&self) -> Limits {
+        let bytes = |mib: u32| u64::from(mib) << 20;
+        Limits {
+            requests: self.max_requests_per_client as usize,
+            client_bytes: bytes(self.max_response_memory_per_client),
+            bytes: bytes(self.max_response_memory),
+        }
     }
 
     /// CA bundle that verifies the other netmasters.

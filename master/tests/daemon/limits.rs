@@ -7,7 +7,7 @@ use serde_json::json;
 use testkit::wait_until;
 
 use crate::authorization::{ADMIN, BLUE, NODE, Site};
-use crate::client::{Answer, connect, get};
+use crate::client::{Answer, connect, get, post};
 use crate::master::{Master, WAIT_TIMEOUT, loopback};
 
 const PROBLEMS: &str = "Accept: application/problem+json\r\n";
@@ -123,6 +123,39 @@ fn requests_of_one_client_are_limited() {
     assert_eq!(site.ask(NODE, "POST", "/plugin/deleteEndpoint", &body).status, 500);
     drop(slow);
     wait_until(WAIT_TIMEOUT, "an answer", || Ok(status(200))).unwrap();
+}
+
+/// A response is in memory until the client has taken it.
+#[test]
+fn large_responses_of_one_client_are_limited() {
+    const LIST: &str = "/api/v1/extContractsGroups/";
+    const METRIC: &str = "contiv_netmaster_response_bytes_in_flight ";
+    let store = testkit::scratch_dir("store").unwrap();
+    let flags = ["--max-response-memory-per-client", "1", "--client-timeout", "3600"];
+    let master = Master::start_unprobed(store.path(), &flags);
+    let to = master.address;
+    let create = |n: usize| {
+        let body = json!({"tenantName": "default", "contractsGroupName": format!("c{n}"), "contractsType": "provided",
+            "contracts": ["x".repeat(1_000_000)]});
+        post(to, &format!("{LIST}default:c{n}/"), &body).unwrap().good();
+    };
+    // More than the buffers of the connection hold.
+    (0..20).for_each(create);
+    let mut slow = connect(to).unwrap();
+    slow.write_all(format!("GET {LIST} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).unwrap();
+    slow.read_exact(&mut [0; 1]).unwrap();
+    let refused = get(to, LIST).unwrap();
+    assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
+    assert!(refused.body.contains("(--max-response-memory-per-client)"), "{refused:?}");
+    let metrics = get(to, "/metrics").unwrap().body;
+    let held = metrics.lines().find_map(|line| line.strip_prefix(METRIC)?.parse::<u64>().ok());
+    assert!(held.unwrap() > 20_000_000, "{metrics}");
+    // Small responses and changes are answered.
+    get(to, "/api/v1/globals/").unwrap().good();
+    create(20);
+    drop(slow);
+    let listed = || Ok(get(to, LIST).ok().filter(|answer| answer.status == 200).map(drop));
+    wait_until(WAIT_TIMEOUT, "an answer", listed).unwrap();
 }
 
 #[test]
