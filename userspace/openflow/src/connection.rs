@@ -293,6 +293,21 @@ impl Connection {
     ///
     /// Returns [`Error::Refused`] for the first rejected message; otherwise as [`Connection::request`].
     pub async fn send_all(&self, bodies: Vec<Body>, what: impl Fn(usize) -> String) -> Result<(), Error> {
+        self.send_all_tolerating(bodies, what, |_, _| false).await
+    }
+
+    /// As [`Connection::send_all`], but ignores the rejection of a message if `is_tolerated`, which gets the index of the message and
+    /// the error of the switch, returns true.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Refused`] for the first rejected message that is not tolerated; otherwise as [`Connection::request`].
+    pub async fn send_all_tolerating(
+        &self,
+        bodies: Vec<Body>,
+        what: impl Fn(usize) -> String,
+        is_tolerated: impl Fn(usize, &ErrorMessage) -> bool,
+    ) -> Result<(), Error> {
         let count = bodies.len();
         let all = bodies.into_iter().chain([Body::BarrierRequest]).collect::<Vec<_>>();
         let (first, mut replies) = self.send(all.into_iter(), "messages")?;
@@ -302,7 +317,9 @@ impl Connection {
             let index = message.xid.wrapping_sub(first) as usize;
             match message.body {
                 Body::Error(error) if index < count => {
-                    refused.get_or_insert_with(|| self.refused(what(index), error));
+                    if refused.is_none() && !is_tolerated(index, &error) {
+                        refused = Some(self.refused(what(index), error));
+                    }
                 }
                 Body::Error(error) => return Err(self.refused("barrier", error)),
                 Body::BarrierReply if index == count => return refused.map_or(Ok(()), Err),
