@@ -11,12 +11,13 @@ use crate::cache::{ClusterCache, StagedTxn};
 /// Last part of the ids of nodes' own interfaces, `<host>-native-intf`.
 const NODE_INTERFACE: &str = "-native-intf";
 
-/// The endpoint with this id. If its record cannot be decoded, what is known of it.
+/// The endpoint with this id; what is known of it if its record cannot be decoded.
 pub(super) fn find(id: &str, staged: &StagedTxn<'_>) -> Option<Arc<State>> {
     find_known(id, staged).map(Arc::new).or_else(|| staged.get(id))
 }
 
-/// What is known of the endpoint, if its record cannot be decoded and this transaction does not change it.
+/// What is known of the endpoint, if its record cannot be decoded and this transaction does not
+/// change it.
 pub(super) fn find_known(id: &str, staged: &StagedTxn<'_>) -> Option<State> {
     staged.unreadable_endpoint(id).map(|record| complete(record, staged.cache()))
 }

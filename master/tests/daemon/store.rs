@@ -4,7 +4,7 @@ use contiv_model::{endpoint, network};
 use serde_json::{Value, json};
 use testkit::etcd::Etcd;
 
-use crate::client::{address, create_endpoint, delete, get, make_network, post};
+use crate::client::{address, create_endpoint, delete, delete_endpoint, get, make_network, post};
 use crate::master::Master;
 
 const NETWORK: &str = "/contiv.io/state/nets/net.default";
@@ -121,6 +121,33 @@ fn an_unreadable_journal_stops_no_allocation() {
         (expected + 1, Some(expected as usize + 2))
     );
     assert_eq!(keys(&etcd, "/contiv.io/state/ipam/"), Vec::<String>::new());
+}
+
+/// Another program changes the record, while netmaster runs or before it starts.
+#[test]
+fn an_endpoint_with_an_invalid_record_is_deleted() {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let etcd = Etcd::start().unwrap();
+    let mut master = Master::on_etcd(&etcd.endpoint());
+    make_network(master.address, "net", "10.0.0.0/24");
+    let newer = r#"{"netID":"net.default","ipAddress":"10.0.0.1","labels":["of a newer form"]}"#;
+    for (record, restart, next, words) in [
+        ("{", false, "10.0.0.1", "released 10.0.0.1"),
+        (newer, true, "10.0.0.1", "released 10.0.0.1"),
+        ("{", true, "10.0.0.2", "no address is known to be its own"),
+    ] {
+        assert_eq!(address(create_endpoint(master.address, "net", "a", "").unwrap()), "10.0.0.1");
+        etcd.ctl(&["put", "/contiv.io/state/eps/net.default-a", record]).unwrap();
+        if restart {
+            master.restart();
+        }
+        delete_endpoint(master.address, "net", "a").unwrap().good();
+        assert_eq!(keys(&etcd, "/contiv.io/state/eps/"), Vec::<String>::new());
+        let log = master.process.log();
+        assert!(log.contains("deleted endpoint net.default-a on") && log.contains(words), "{log}");
+        assert_eq!(address(create_endpoint(master.address, "net", "b", "").unwrap()), next);
+        delete_endpoint(master.address, "net", "b").unwrap().good();
+    }
 }
 
 /// The store is replaced by an older copy of itself while netmasters run.
