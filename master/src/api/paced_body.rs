@@ -124,7 +124,6 @@ impl Pace {
 mod tests {
     use futures::stream;
     use http_body_util::BodyExt as _;
-
     use prometheus_client::metrics::gauge::Gauge;
 
     use super::super::in_flight::{Client, InFlight, Limits};
