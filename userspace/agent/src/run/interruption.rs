@@ -3,7 +3,8 @@
 //! The stopped datapath has all of its state. It goes on at the next start of the agent, before the store is asked, which may be
 //! away. The change is repeated when the agent has the store.
 //!
-//! If the other one has taken over, it goes on, and gets what it could not have beside the stopped one.
+//! If the other one has taken over, it goes on, and gets what it could not have beside the stopped one. OVS is removed then, because
+//! it keeps packets of tunnels from the other one; eBPF, which only passes packets on, when the agent has the store.
 
 mod completion;
 
@@ -21,7 +22,7 @@ use super::choice::kind;
 use crate::{
     config::{DatapathFlags, Flags},
     datapath::{
-        Kind,
+        Datapath as _, Kind,
         ebpf::{Ebpf, Options},
         ovs::Ovs,
     },
@@ -101,10 +102,18 @@ pub(super) async fn resume(flags: &Flags) {
             return Ok(None);
         }
         let kind = go_on(&flags.datapath, stopped).await?;
-        if (stopped, kind) == (Kind::Ebpf, Kind::Ovs)
-            && let Some(records) = file.records().read()?
-        {
-            completion::complete(flags, records).await.context("complete the ovs datapath")?;
+        match (stopped, kind) {
+            (Kind::Ebpf, Kind::Ovs) => {
+                if let Some(records) = file.records().read()? {
+                    completion::complete(flags, records).await.context("complete the ovs datapath")?;
+                }
+            }
+            // The tunnels of `netdev` take the packets to the UDP port before the kernel sees them.
+            (Kind::Ovs, Kind::Ebpf) => {
+                let mut ovs = Ovs::new(flags.datapath.ovs(None));
+                ovs.cleanup().await.context("remove the ovs datapath")?;
+            }
+            _ => {}
         }
         anyhow::Ok(Some(kind))
     };
