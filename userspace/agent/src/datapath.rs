@@ -20,7 +20,7 @@ mod wire;
 use contiv_model::mac::Mac;
 
 pub use connection::{SequenceNumbers, TrackedConnection};
-pub use error::{Error, Kind, Unsupported};
+pub use error::{Error, Kind, Postponed, Unsupported};
 pub use object::{
     Backend, Desired, Family, Gateway, Group, Local, Network, Object, ObjectId, ObjectKind, Owner, Peer,
     Remote, Route, RouteId, Scope, ScopeNetwork, Service, Subnet, SubnetId,

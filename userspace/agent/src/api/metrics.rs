@@ -181,6 +181,11 @@ pub fn encode(
         "1 if all watches of the store are connected, else 0",
         i64::from(store_connected),
     );
+    gauge(
+        "datapath_upgrade_postponed",
+        "1 if the programs of another ABI version forward and nothing is changed, because objects in the store are invalid, else 0",
+        i64::from(status.postponed.is_some()),
+    );
     gauge("datapath_objects", "Desired objects", count(status.objects));
     gauge(
         "datapath_objects_failed",

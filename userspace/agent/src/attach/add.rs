@@ -54,6 +54,7 @@ impl Pods {
             return Ok(reply);
         }
         self.check_store(Step::Create)?;
+        self.check_datapath(Step::Create)?;
         self.write_entry(pod, Progress::Adding)?;
         reach("entry of the ADD");
         if before.is_some() {

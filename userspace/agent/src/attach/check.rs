@@ -55,6 +55,9 @@ impl Pods {
         if let Some(error) = status.error {
             return Err(Failure::new(Step::Status, error).code(Code::LimitedConnectivity));
         }
+        if let Some(why) = status.postponed {
+            return unavailable(why);
+        }
         if !status.in_sync {
             return unavailable("the datapath does not follow the store yet".to_owned());
         }

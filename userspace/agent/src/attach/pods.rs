@@ -207,6 +207,14 @@ impl Pods {
         }
     }
 
+    /// Fails while the datapath is not changed because records are unreadable.
+    pub(super) fn check_datapath(&self, step: Step) -> Result<(), Failure> {
+        match &self.parts().status.borrow().postponed {
+            Some(why) => Err(Failure::new(step, why.clone()).temporary()),
+            None => Ok(()),
+        }
+    }
+
     pub(super) async fn mtu(&self, encap: Encap) -> Result<u32, link::Error> {
         let known = *self.0.underlay.lock().unwrap_or_else(PoisonError::into_inner);
         let underlay = match known {

@@ -33,7 +33,7 @@ use nix::fcntl::Flock;
 use serde_json::json;
 
 use super::{
-    Datapath, Desired, Error, FailedOp, Object, Observed, Op, PortRequirements, TrackedConnection,
+    Datapath, Desired, Error, FailedOp, Object, Observed, Op, PortRequirements, Postponed, TrackedConnection,
     telemetry::{Counters, Stats, Telemetry},
     trace::{Findings, Probe},
 };
@@ -249,6 +249,18 @@ impl Ebpf {
         })
     }
 
+    /// Fails while orphans are retained that only the maps of another ABI version have, which this one cannot change.
+    fn check_retained(&mut self) -> Result<(), Error> {
+        if !self.retains_orphans {
+            return Ok(());
+        }
+        let Some(other) = takeover::forwarding_version(&self.pins)? else { return Ok(()) };
+        if self.lock.is_none() {
+            self.lock = self.pins.lock()?;
+        }
+        Err(failed(format!("upgrade from ABI version {other} to {}", self.pins.version()), Postponed))
+    }
+
     /// Directory of pinned links that an agent of any ABI version has left; `None` if there are none.
     pub fn left_behind(&self) -> Result<Option<&Path>, Error> {
         for pins in self.pins.other_abi_versions().into_iter().chain([self.pins.clone()]) {
@@ -430,6 +442,7 @@ impl Datapath for Ebpf {
     }
 
     async fn observe(&mut self, desired: &Desired) -> Result<Observed, Error> {
+        self.check_retained()?;
         let netlink = Netlink::open()?;
         if !self.monitor.as_ref().is_some_and(InterfaceMonitor::is_open) {
             self.monitor = Some(InterfaceMonitor::open()?);

@@ -15,6 +15,12 @@ pub struct Error {
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
+/// Nothing is changed: the state is that of another version, and this one would not have what is retained of it. It ends with the
+/// first [`observe`](super::Datapath::observe) without retained orphans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("postponed, and nothing is changed meanwhile")]
+pub struct Postponed;
+
 /// The datapath does not implement what the object requests; a retry cannot succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unsupported {
@@ -54,6 +60,11 @@ impl Error {
     /// Whether the cause is [`Unsupported`].
     pub fn is_unsupported(&self) -> bool {
         self.source.is::<Unsupported>()
+    }
+
+    /// Whether the cause is [`Postponed`].
+    pub fn is_postponed(&self) -> bool {
+        self.source.is::<Postponed>()
     }
 
     /// An error of `operation`, caused by `source`.

@@ -33,7 +33,7 @@ pub use forward::{Delivery, Origin, Target, deliver};
 pub use switch::{Fault, Switch};
 
 use super::{
-    Datapath, Desired, Error, FailedOp, Kind, ObjectId, Observed, Op, PortRequirements,
+    Datapath, Desired, Error, FailedOp, Kind, ObjectId, Observed, Op, PortRequirements, Postponed,
     trace::{Findings, Probe},
 };
 
@@ -75,6 +75,12 @@ impl Fake {
     fn compare(&mut self, desired: &Desired) -> Result<Observed, Error> {
         self.observation = None;
         self.switch.fault_in_observe().map_err(|fault| failed("observe", fault))?;
+        if self.switch.is_of_other_version() {
+            if self.retains_orphans {
+                return Err(failed("upgrade", Postponed));
+            }
+            self.switch.upgrade();
+        }
         let objects = self.switch.objects();
         let mut observed = Observed::default();
         let mut observation = Observation { foreign: self.switch.foreign_items(), ..Observation::default() };
@@ -150,7 +156,7 @@ impl Fake {
     }
 }
 
-fn failed(operation: impl Into<String>, fault: Fault) -> Error {
+fn failed(operation: impl Into<String>, fault: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
     Error::new(Kind::Fake, operation, fault)
 }
 

@@ -97,8 +97,8 @@ pub trait Datapath: Send {
     }
 
     /// If `retain` is set, what belongs to no desired object stays, from the next [`observe`](Self::observe) on: it may belong to
-    /// objects that the caller cannot name. Other operations take nothing from it that it needs. A takeover from another version
-    /// or datapath ends all the same.
+    /// objects that the caller cannot name. Other operations take nothing from it that it needs. A takeover from another datapath
+    /// ends all the same, and one from another version if it has begun.
     fn retain_orphans(&mut self, retain: bool);
 
     /// Reads the state of the switch or kernel, including state of an earlier process, and compares it with `desired`.
@@ -106,6 +106,10 @@ pub trait Datapath: Send {
     ///
     /// Writes nothing if everything is in sync. The first call creates missing infrastructure (bridges, devices,
     /// programs).
+    ///
+    /// # Errors
+    /// If the state is that of another version, and orphans are retained, the error is [`Postponed`](super::Postponed): nothing
+    /// has been changed, and nothing can be.
     fn observe(&mut self, desired: &Desired) -> impl Future<Output = Result<Observed, Error>> + Send;
 
     /// Executes the ops; their effects become visible in order. Idempotent: an op whose result already exists

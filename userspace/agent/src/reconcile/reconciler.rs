@@ -176,7 +176,10 @@ impl<D: Datapath> Reconciler<D> {
             () = self.reader.synced() => {}
         }
         loop {
-            let in_sync = self.status.borrow().in_sync;
+            let (in_sync, is_postponed) = {
+                let status = self.status.borrow();
+                (status.in_sync, status.postponed.is_some())
+            };
             tokio::select! {
                 () = stop.cancelled() => return,
                 Some(inspection) = self.inspections.recv() => self.answer(inspection),
@@ -185,12 +188,15 @@ impl<D: Datapath> Reconciler<D> {
                     self.resync(DirtySet::default()).await;
                     self.add_busy_since(start);
                 }
-                (dirty, revision) = self.changes.next(), if in_sync => {
+                (dirty, revision) = self.changes.next(), if in_sync || is_postponed => {
                     let start = Instant::now();
                     self.add_pending();
                     if dirty.unreadable && self.retention.is_active() {
                         // It finds what the datapath has of a record that is readable now, and orphans.
                         self.resync(dirty).await;
+                    } else if is_postponed {
+                        self.update_plan(&dirty);
+                        self.refuse_changes();
                     } else {
                         let ids = self.update_plan(&dirty);
                         self.change(ids, revision).await;
@@ -251,9 +257,10 @@ impl<D: Datapath> Reconciler<D> {
         let before = std::mem::replace(&mut self.desired, desired);
         self.retries.clear_unsupported(|id| before.get(id) != self.desired.get(id));
         let result = self.observe_and_apply(revision).await;
-        if let Err(error) = result {
-            self.schedule_resync(&error, start.elapsed());
-            return;
+        match result {
+            Ok(()) => {}
+            Err(error) if error.is_postponed() => return self.postpone(&error),
+            Err(error) => return self.schedule_resync(&error, start.elapsed()),
         }
         let pause = if self.garbage.is_none() {
             self.retention.resynced();
@@ -269,6 +276,7 @@ impl<D: Datapath> Reconciler<D> {
             status.error = None;
             status.garbage.clone_from(&self.garbage);
             status.retained = self.retention.condition();
+            status.postponed = None;
         });
         self.waiters.notify_all(&self.desired, &self.retries, self.garbage.as_deref());
     }
@@ -441,8 +449,32 @@ impl<D: Datapath> Reconciler<D> {
         self.status.send_modify(|status| {
             status.in_sync = false;
             status.error = Some(one_line(error));
+            status.postponed = None;
             status.writes = self.datapath.writes();
         });
+    }
+
+    /// Publishes that nothing is changed for the reason `error`. The next attempt comes when other records are unreadable.
+    fn postpone(&mut self, error: &Error) {
+        let why = self.retention.postponement(error);
+        self.backoff.reset();
+        self.resync_at = Instant::now() + self.resync_interval;
+        if self.status.borrow().postponed.as_ref() != Some(&why) {
+            tracing::warn!("{why}");
+        }
+        self.status.send_modify(|status| {
+            status.in_sync = false;
+            status.error = None;
+            status.postponed = Some(why);
+        });
+        self.refuse_changes();
+    }
+
+    /// Notifies waiters while nothing is changed.
+    fn refuse_changes(&self) {
+        if let Some(why) = &self.status.borrow().postponed {
+            self.waiters.refuse(&self.desired, why);
+        }
     }
 }
 

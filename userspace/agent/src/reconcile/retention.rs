@@ -3,7 +3,8 @@ use std::collections::BTreeSet;
 use contiv_model::key::Key;
 
 use crate::{
-    datapath::{Desired, Object, ObjectId, Op},
+    datapath::{Desired, Error, Object, ObjectId, Op},
+    error::one_line,
     plan::{self, Node},
     state::{DirtySet, State},
 };
@@ -17,6 +18,9 @@ const LISTED: usize = 5;
 /// belongs to which record. So while a record is unreadable, no orphans are removed, and nothing is deleted but what this process
 /// has planned before, and endpoints without an interface. Records of groups and policies do not count: a group with endpoints on
 /// this node is in the plan, and blocked.
+///
+/// A datapath of another version has none of it in tables that this process can change. It is not changed at all meanwhile
+/// ([`Postponed`](crate::datapath::Postponed)).
 ///
 /// This ends with the first full resync that finds all records readable, or no orphans. Since then the datapath has only what
 /// this process has planned, and of a record that becomes unreadable, the last valid version stays in effect.
@@ -128,16 +132,21 @@ impl Retention {
 
     /// Degraded condition for operators.
     pub(super) fn condition(&self) -> Option<String> {
-        if !self.is_active() {
-            return None;
-        }
+        let objects = self.is_active().then(|| self.objects())?;
+        Some(format!("orphans: kept, because they may be those of {objects}"))
+    }
+
+    /// The condition while the datapath is not changed for the reason `error`.
+    pub(super) fn postponement(&self, error: &Error) -> String {
+        format!("{}, because it would end what the node forwards for {}", one_line(error), self.objects())
+    }
+
+    /// The objects whose records are unreadable, and what to do.
+    fn objects(&self) -> String {
         let mut listed: Vec<String> = self.keys.iter().take(LISTED).map(ToString::to_string).collect();
         let more = self.keys.len() - listed.len();
         listed.extend((more > 0).then(|| format!("{more} more")));
-        Some(format!(
-            "orphans: kept, because they may be those of invalid objects: {}; repair or delete these records",
-            listed.join(", ")
-        ))
+        format!("invalid objects: {}; repair or delete these records", listed.join(", "))
     }
 }
 

@@ -27,6 +27,9 @@ pub struct Status {
     pub garbage: Option<String>,
     /// Why the last full resync has not removed orphans: records are unreadable.
     pub retained: Option<String>,
+    /// Why nothing is changed: records are unreadable, and the datapath is that of another version. It forwards as before, and no
+    /// endpoint is set.
+    pub postponed: Option<String>,
     /// [`Datapath::writes`](crate::datapath::Datapath::writes).
     pub writes: u64,
     /// Ops executed since the start.
@@ -42,10 +45,11 @@ pub struct Status {
 }
 
 impl Status {
-    /// Degraded conditions for operators: one line for each kind of failed objects, then those of orphans, then the datapath's
-    /// warnings.
+    /// Degraded conditions for operators: one line for each kind of failed objects, then those of orphans and of an upgrade, then
+    /// the datapath's warnings.
     pub fn degraded(&self) -> Vec<String> {
-        let others = self.garbage.iter().chain(&self.retained).chain(&self.warnings).cloned();
+        let others = self.garbage.iter().chain(&self.retained).chain(&self.postponed);
+        let others = others.chain(&self.warnings).cloned();
         self.failures.lines().into_iter().chain(others).collect()
     }
 }

@@ -58,7 +58,7 @@ impl Waiters {
         }
         for id in ids {
             if let ObjectId::Local(endpoint) = id {
-                answer(&mut waiters, endpoint, desired, retries, garbage);
+                answer(&mut waiters, endpoint, desired, |id, wanted| failure(retries, garbage, id, wanted));
             }
         }
     }
@@ -68,7 +68,19 @@ impl Waiters {
         let mut waiters = self.lock();
         let all: Vec<_> = waiters.keys().cloned().collect();
         for endpoint in all {
-            answer(&mut waiters, &endpoint, desired, retries, garbage);
+            answer(&mut waiters, &endpoint, desired, |id, wanted| failure(retries, garbage, id, wanted));
+        }
+    }
+
+    /// Notifies the waiters of all endpoints while the datapath is not changed for the reason `why`: no endpoint is set. What it has of
+    /// an endpoint that is deleted forwards nothing without the interface, and ends with all else that it has.
+    pub(super) fn refuse(&self, desired: &Desired, why: &str) {
+        let mut waiters = self.lock();
+        let all: Vec<_> = waiters.keys().cloned().collect();
+        for endpoint in all {
+            answer(&mut waiters, &endpoint, desired, |_, wanted| {
+                (wanted == Presence::Present).then_some(why)
+            });
         }
     }
 
@@ -77,12 +89,21 @@ impl Waiters {
     }
 }
 
-fn answer(
+/// Why an endpoint is not as wanted after a change.
+fn failure<'a>(
+    retries: &'a Retries,
+    garbage: Option<&'a str>,
+    id: &ObjectId,
+    wanted: Presence,
+) -> Option<&'a str> {
+    retries.error(id).or_else(|| garbage.filter(|_| wanted == Presence::Absent))
+}
+
+fn answer<'a>(
     waiters: &mut BTreeMap<EndpointId, Vec<Waiter>>,
     endpoint: &EndpointId,
     desired: &Desired,
-    retries: &Retries,
-    garbage: Option<&str>,
+    failure: impl Fn(&ObjectId, Presence) -> Option<&'a str>,
 ) {
     let Some(waiting) = waiters.remove(endpoint) else { return };
     let id = ObjectId::Local(endpoint.clone());
@@ -93,9 +114,7 @@ fn answer(
             remaining.push(waiter);
             continue;
         }
-        let garbage = garbage.filter(|_| waiter.wanted == Presence::Absent);
-        let failure = retries.error(&id).or(garbage);
-        let result = failure.map_or(Ok(()), |error| Err(error.to_owned()));
+        let result = failure(&id, waiter.wanted).map_or(Ok(()), |error| Err(error.to_owned()));
         // The receiver may have timed out.
         let _ = waiter.reply.send(result);
     }

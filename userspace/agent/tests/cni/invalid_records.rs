@@ -125,3 +125,43 @@ fn a_pod_is_found_again_when_the_record_is_repaired() {
         world.assert_nothing_left().await;
     });
 }
+
+/// The datapath is that of another version, of which an agent of this one can change nothing.
+#[test]
+fn pods_are_refused_while_the_upgrade_of_the_datapath_is_postponed() {
+    needs!(root());
+    let pods = [(); 3].map(|()| Netns::new("pod").unwrap());
+    World::run(async |mut world| {
+        for (container, pod) in ["c1", "c2"].into_iter().zip(&pods) {
+            world.add(container, pod.path()).await.unwrap();
+        }
+        let objects = world.switch.objects();
+        let key = Key::Endpoint("n.t-c1".into());
+        let record = world.store().get(&key.to_string()).await.unwrap().unwrap();
+        let record: Value = serde_json::from_slice(&record.value).unwrap();
+        put(world.store(), &key, &invalid(record.clone())).await;
+        world.stop_agent().await;
+        world.switch.set_other_version();
+
+        let world = world.restart().await;
+        world.until("the upgrade is postponed", || world.postponed().is_some()).await;
+        let refused = world.invoke(&Call::new("STATUS")).await.unwrap_err();
+        assert_eq!(refused.code, 50, "{refused:?}");
+        assert!(refused.details.contains(&key.to_string()), "{refused:?}");
+        let refused = world.add("c3", pods[2].path()).await.unwrap_err();
+        assert_eq!(refused.code, 11, "{refused:?}");
+        assert!(refused.details.contains("postponed"), "{refused:?}");
+        assert!(refused.details.contains(&key.to_string()), "{refused:?}");
+        assert!(pods[2].links().unwrap().is_empty());
+        assert_eq!((world.master.created(), world.entries().len()), (2, 2));
+        // A pod can leave.
+        world.del("c2", Some(pods[1].path())).await.unwrap();
+        assert!(pods[1].links().unwrap().is_empty());
+        assert_eq!((world.switch.objects(), world.writes()), (objects, 0));
+
+        put(world.store(), &key, &record).await;
+        world.until("the datapath is in sync", || world.in_sync()).await;
+        assert_eq!((world.postponed(), world.local_endpoints()), (None, vec!["n.t-c1".to_owned()]));
+        world.add("c3", pods[2].path()).await.unwrap();
+    });
+}

@@ -319,6 +319,11 @@ impl World {
         self.handle.status.borrow().in_sync
     }
 
+    /// Why the datapath is not changed, if it is that of another version.
+    pub(crate) fn postponed(&self) -> Option<String> {
+        self.handle.status.borrow().postponed.clone()
+    }
+
     pub(crate) async fn ports(&self) -> Vec<String> {
         self.links.attachments().await.unwrap().into_iter().map(|attached| attached.port).collect()
     }

@@ -2,6 +2,7 @@
 
 mod load;
 mod resize;
+mod retention;
 
 use std::{collections::BTreeSet, fs, net::IpAddr, time::Duration};
 

@@ -11,6 +11,8 @@
 //! backend would not be translated. Versions whose programs do not know phases are detached one interface after the other,
 //! while no flows begin.
 //!
+//! It does not begin while orphans are retained: the maps of this version would not have them, and so end what they forward.
+//!
 //! Another datapath is gone before this one forwards. Its connections are imported when the tables are complete; until then
 //! packets without a flow wait likewise.
 
@@ -136,6 +138,33 @@ impl Takeovers {
         others.iter().for_each(|other| other.add_counters(&pins));
         self.losses.extend(others.into_iter().filter_map(Predecessor::report));
         interfaces.remove_other_abi_versions().await
+    }
+}
+
+/// The other ABI version whose programs forward, if this one has not begun to take over. When it begins, its maps are complete.
+pub(super) fn forwarding_version(own: &Pins) -> Result<Option<u32>, Error> {
+    let phase = PhaseSwitch::open(own).map(|phase| phase.get()).transpose()?;
+    if matches!(phase, Some(Phase::HOLDING | Phase::IMPORTING)) {
+        return Ok(None);
+    }
+    for other in own.other_abi_versions() {
+        if forwards(&other)? {
+            return Ok(Some(other.version()));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether the programs of another ABI version forward.
+fn forwards(other: &Pins) -> Result<bool, Error> {
+    // A start that failed early has left maps only.
+    if !other.has_programs() {
+        return Ok(false);
+    }
+    match PhaseSwitch::open(other) {
+        Some(phase) => Ok(phase.get()? == Phase::RUNNING),
+        // Until they are detached.
+        None => Ok(true),
     }
 }
 

@@ -31,6 +31,8 @@ struct SwitchState {
     traffic: Traffic,
     /// Number of items that are not objects.
     foreign: usize,
+    /// The state is that of an agent of another version.
+    is_of_other_version: bool,
     faults: Faults,
     changes: Vec<Op>,
 }
@@ -161,6 +163,24 @@ impl Switch {
     /// Drift: adds items that are not objects, such as foreign flows.
     pub fn add_foreign_items(&self, count: usize) {
         self.lock().foreign += count;
+    }
+
+    /// Makes the state that of an agent of another version, which no later agent can change: it has a state of its own.
+    pub fn set_other_version(&self) {
+        self.lock().is_of_other_version = true;
+    }
+
+    /// Returns whether the state is that of an agent of another version.
+    pub fn is_of_other_version(&self) -> bool {
+        self.lock().is_of_other_version
+    }
+
+    /// Replaces the state of another version by an empty one.
+    pub(super) fn upgrade(&self) {
+        let mut state = self.lock();
+        state.is_of_other_version = false;
+        state.objects = Desired::default();
+        state.foreign = 0;
     }
 
     /// Resolves a pending `resync_needed`, or the next one.

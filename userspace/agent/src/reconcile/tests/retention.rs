@@ -248,6 +248,66 @@ async fn a_new_node_retains_nothing() {
     world.stop().await;
 }
 
+/// The tables of another version have what belongs to the record; those of this version would not.
+#[tokio::test]
+async fn an_upgrade_waits_until_all_records_are_readable() {
+    let second = endpoint("n.t-e3", "h0", 3);
+    let switch = World::left_by(records().into_iter().chain([second.clone()])).await;
+    switch.set_other_version();
+    let before = switch.objects();
+    let keys = [Key::Endpoint(REMOTE.into()), Key::Endpoint("n.t-e9".into())];
+    let mut world = World::begin(Fake::reopen(&switch), without(records(), &keys[0]), &keys);
+    let status = world.until(|status| status.postponed.is_some()).await;
+    let why = |keys: &[Key]| {
+        let keys: Vec<String> = keys.iter().map(ToString::to_string).collect();
+        format!(
+            "fake datapath: upgrade: postponed, and nothing is changed meanwhile, because it would end what the node forwards for \
+             invalid objects: {}; repair or delete these records",
+            keys.join(", ")
+        )
+    };
+    assert_eq!(status.degraded(), [why(&keys)]);
+    assert_eq!((status.in_sync, status.error, status.writes), (false, None, 0));
+    // A new pod is refused, and one can leave.
+    let id: contiv_model::name::EndpointId = "n.t-e4".into();
+    let reply = world.handle.waiters.wait(&id, Presence::Present);
+    world.put(endpoint("n.t-e4", "h0", 4));
+    world.attacher.attach(&id, Attachment::of_pod("vvport4"));
+    let refused = tokio::time::timeout(TIMEOUT, reply).await.unwrap().unwrap();
+    assert_eq!(refused, Err(why(&keys)));
+    for id in [id, POD.into()] {
+        let reply = world.handle.waiters.wait(&id, Presence::Absent);
+        world.attacher.detach(&id);
+        tokio::time::timeout(TIMEOUT, reply).await.unwrap().unwrap().unwrap();
+    }
+    // One of the records is deleted: the other one is left.
+    world.send(Event::Delete(keys[1].clone()));
+    let status = world.until(|status| status.degraded() == [why(&keys[..1])]).await;
+    assert_eq!((switch.objects(), status.writes), (before, 0));
+    // All can be read.
+    world.attacher.attach(&POD.into(), Attachment::of_pod("vvport1"));
+    world.put(endpoint(REMOTE, "h1", 2));
+    let status = world.until_complete().await;
+    assert!(!switch.is_of_other_version() && status.postponed.is_none() && status.degraded().is_empty());
+    assert_eq!(
+        installed(&switch),
+        ["network n.t", "subnet n.t ipv4", "remote endpoint n.t-e2", "local endpoint n.t-e1"]
+    );
+    world.stop().await;
+}
+
+/// Records of groups keep no orphans.
+#[tokio::test]
+async fn an_upgrade_does_not_wait_for_an_unreadable_group() {
+    let switch = World::left_by(records()).await;
+    switch.set_other_version();
+    let mut world = World::begin(Fake::reopen(&switch), records(), &[Key::Group("g6:t".into())]);
+    world.until_complete().await;
+    assert!(!switch.is_of_other_version());
+    assert_eq!(installed(&switch).len(), 4);
+    world.stop().await;
+}
+
 /// An endpoint of this node in group 5.
 fn member(name: &str, ip: u8) -> (Key, ClusterObject) {
     let (key, object) = group_of(endpoint(name, "h0", ip), 5);

@@ -96,7 +96,12 @@ impl Pins {
 
     /// Whether any map is pinned.
     pub(crate) fn has_maps(&self) -> bool {
-        fs::read_dir(self.maps()).is_ok_and(|mut entries| entries.next().is_some())
+        has_entries(&self.maps())
+    }
+
+    /// Whether any program is pinned. Programs are pinned when all of them are loaded.
+    pub(crate) fn has_programs(&self) -> bool {
+        has_entries(&self.programs())
     }
 
     pub(crate) fn map(&self, name: &str) -> PathBuf {
@@ -104,7 +109,11 @@ impl Pins {
     }
 
     pub(crate) fn program(&self, name: &str) -> PathBuf {
-        self.directory.join("programs").join(name)
+        self.programs().join(name)
+    }
+
+    fn programs(&self) -> PathBuf {
+        self.directory.join("programs")
     }
 
     pub(crate) fn link(&self, name: &str) -> PathBuf {
@@ -118,7 +127,7 @@ impl Pins {
     /// Creates the directories, and mounts the BPF file system if necessary.
     pub(crate) fn prepare(&self) -> Result<(), Error> {
         self.mount()?;
-        for directory in [self.maps(), self.directory.join("programs"), self.links()] {
+        for directory in [self.maps(), self.programs(), self.links()] {
             fs::create_dir_all(&directory)
                 .map_err(|error| failed(format!("create the directory {}", directory.display()), error))?;
         }
@@ -228,6 +237,10 @@ impl Pins {
         }
         Ok(removed)
     }
+}
+
+fn has_entries(directory: &Path) -> bool {
+    fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some())
 }
 
 /// Names of the entries of a directory; none if it does not exist.
