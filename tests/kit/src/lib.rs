@@ -19,6 +19,7 @@ mod resource;
 pub mod skip;
 mod throughput;
 mod wait;
+mod windowed_pinger;
 mod xdp;
 
 pub use authority::{Authority, Certified, write_secret};
@@ -34,4 +35,5 @@ pub use resource::{
 };
 pub use throughput::{Load, throughput};
 pub use wait::{patience, wait_until};
+pub use windowed_pinger::WindowedPinger;
 pub use xdp::xdp_context;

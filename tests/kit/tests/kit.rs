@@ -10,7 +10,7 @@ use std::{
 };
 
 use testkit::{
-    Netns, Pinger, Process,
+    Netns, Pinger, Process, WindowedPinger,
     capture::Tap,
     etcd::Etcd,
     free_port, needs, ovs,
@@ -54,6 +54,26 @@ fn namespaces_ping_each_other_and_are_removed() {
     let paths = [a.path().to_owned(), b.path().to_owned()];
     drop((a, b));
     assert!(paths.iter().all(|path| !path.exists()));
+}
+
+#[test]
+fn few_requests_of_a_windowed_pinger_are_unanswered() {
+    needs!(root());
+    let (a, _b) = two_hosts();
+    let start =
+        |target: &str| WindowedPinger::start(&a, target.parse().unwrap(), Duration::from_millis(1)).unwrap();
+    // No host has the address.
+    let unanswered = start("10.77.0.3");
+    for target in ["10.77.0.2", "2001:db8::2"] {
+        let pinger = start(target);
+        wait_until(TIMEOUT, "50 answers", || Ok((pinger.answers() >= 50).then_some(()))).unwrap();
+        assert_eq!(pinger.target().to_string(), target);
+        let ping = pinger.finish(TIMEOUT).unwrap();
+        assert!(ping.sent >= 50 && ping.lost() == 0 && ping.rtt.is_some(), "{target}: {ping:?}");
+    }
+    assert_eq!(unanswered.answers(), 0);
+    let ping = unanswered.finish(Duration::ZERO).unwrap();
+    assert!(ping.sent <= 16 && ping.received == 0 && ping.rtt.is_none(), "{ping:?}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use e2e::{
     master::Store,
 };
 use serde_json::json;
-use testkit::{Pinger, needs, wait_until};
+use testkit::{WindowedPinger, needs, wait_until};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_millis(10);
@@ -35,7 +35,7 @@ fn netctl(cluster: &Cluster, words: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn wait_replies(pingers: &[Pinger], replies: usize) {
+fn wait_replies(pingers: &[WindowedPinger], replies: usize) {
     for pinger in pingers {
         let wanted = pinger.answers() + replies;
         wait_until(DEADLINE, "more replies", || Ok((pinger.answers() >= wanted).then_some(()))).unwrap();
@@ -61,7 +61,7 @@ fn emptied_store_loses_no_ping_until_an_operator_accepts_it() {
                 Ok((pods[from].netns().ping(address, 1, INTERVAL)?.received == 1).then_some(()))
             })
             .unwrap();
-            pingers.push(Pinger::start(pods[from].netns(), address, INTERVAL).unwrap());
+            pingers.push(WindowedPinger::start(pods[from].netns(), address, INTERVAL).unwrap());
         }
     }
     wait_replies(&pingers, 50);
