@@ -53,6 +53,18 @@ pub(crate) fn change(node: &Node, change: impl Fn(&mut Flow)) -> Result<()> {
     Ok(())
 }
 
+/// An hour, in seconds.
+pub(crate) const HOUR: u32 = 3600;
+
+/// Makes all flows as if a packet of each came in an hour: until then none is idle, however slow the machine is.
+pub(crate) fn keep_fresh(node: &Node) -> Result<()> {
+    change(node, |flow| {
+        for half in &mut flow.halves {
+            half.seen = half.seen.wrapping_add(HOUR);
+        }
+    })
+}
+
 /// Number of slots of the index that are in use.
 pub(crate) fn slots(node: &Node) -> Result<usize> {
     let index = open::<FlowBucket>(&node.datapath.maps_directory(), FLOW_INDEX)?;

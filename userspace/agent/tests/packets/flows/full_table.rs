@@ -9,7 +9,7 @@ use testkit::{needs, packet::tcp_flags, wait_until};
 
 use super::{HERE, OTHER, Rig, TIMEOUT, between, open, packets, tcp};
 use crate::{
-    flow_table::{self, slots},
+    flow_table::{self, HOUR, slots},
     node::{Endpoint, Pod, network, vxlan},
 };
 
@@ -43,7 +43,10 @@ pub(super) fn give_all(pin: &Path, ifindex: u32, frames: impl Iterator<Item = Ve
 fn a_flood_of_new_flows_evicts_no_established_flow() -> Result<()> {
     needs!(root());
     const CAPACITY: u32 = 2048;
-    let rig = Rig::with("ct-flood", |options| options.flows = CAPACITY)?;
+    let rig = Rig::with("ct-flood", |options| {
+        // However slow the machine is, no flow ends before it is counted.
+        (options.flows, options.timeouts.tcp_opening) = (CAPACITY, HOUR);
+    })?;
     for port in 1000..1100 {
         open(&rig, (HERE, port), (OTHER, 6))?;
     }
@@ -74,12 +77,17 @@ fn a_flood_of_new_flows_evicts_no_established_flow() -> Result<()> {
 fn a_full_table_evicts_unreplied_flows_only() -> Result<()> {
     needs!(root());
     const CAPACITY: u32 = 1024;
-    let mut rig = Rig::with("ct-evict", |options| options.flows = CAPACITY)?;
+    let mut rig = Rig::with("ct-evict", |options| {
+        // However slow the machine is, no flow ends before it is counted.
+        (options.flows, options.timeouts.tcp_opening) = (CAPACITY, HOUR);
+    })?;
     let n1 = network("n1.t", vxlan(10_001));
     let senders: Vec<Pod> =
         (20..25).map(|number| rig.node.pod(&n1, Endpoint(number))).collect::<Result<_>>()?;
     rig.node.converge()?;
     rig.exchange(&between(HERE, OTHER).udp(5, 6), &between(OTHER, HERE).udp(6, 5))?;
+    // A quiet one would not stay.
+    flow_table::keep_fresh(&rig.node)?;
     let before = rig.replied()?;
     for sender in &senders {
         let frames =
@@ -108,13 +116,17 @@ fn an_endpoint_uses_at_most_its_share_of_the_table() -> Result<()> {
     let rig = Rig::with("ct-quota", |options| {
         options.flows = CAPACITY;
         // However slow the machine is, no flow ends before it is counted.
-        (options.timeouts.udp, options.timeouts.unanswered) = (3600, 3600);
+        (options.timeouts.udp, options.timeouts.unanswered) = (HOUR, HOUR);
     })?;
     let connection = |port| (between(HERE, OTHER).udp(port, 6), between(OTHER, HERE).udp(6, port));
-    for port in 0..2 * QUOTA as u16 {
-        let (there, back) = connection(port);
-        // Packets pass, tracked or not.
-        rig.exchange(&there, &back)?;
+    for ports in [0..QUOTA as u16, QUOTA as u16..2 * QUOTA as u16] {
+        for port in ports {
+            let (there, back) = connection(port);
+            // Packets pass, tracked or not.
+            rig.exchange(&there, &back)?;
+        }
+        // The second half finds no quiet flow, which it might replace.
+        flow_table::keep_fresh(&rig.node)?;
     }
     let of = |pod: &Pod| -> Result<usize> {
         let owner = rig.node.ifindex(&pod.local.port)?;
