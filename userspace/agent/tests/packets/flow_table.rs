@@ -9,7 +9,7 @@ use aya::{
 };
 use contiv_abi::{
     Flow, FlowBucket,
-    maps::{FLOW_BITMAP, FLOW_INDEX, FLOWS},
+    maps::{FLOW_BITMAP, FLOW_INDEX, FLOWS, NODE},
 };
 
 use crate::node::Node;
@@ -63,6 +63,13 @@ pub(crate) fn keep_fresh(node: &Node) -> Result<()> {
             half.seen = half.seen.wrapping_add(HOUR);
         }
     })
+}
+
+/// Sets the phase of the programs, as while the flows of another table are imported.
+pub(crate) fn set_phase(node: &Node, phase: u32) -> Result<()> {
+    let mut map = open::<contiv_abi::Node>(&node.datapath.maps_directory(), NODE)?;
+    let settings = map.get(&0, 0)?;
+    Ok(map.set(0, contiv_abi::Node { phase, ..settings }, 0)?)
 }
 
 /// Number of slots of the index that are in use.

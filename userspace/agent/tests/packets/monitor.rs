@@ -3,7 +3,7 @@
 use std::{net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result};
-use contiv_abi::maps::FROM_POD;
+use contiv_abi::{DropReason, maps::FROM_POD};
 use contiv_model::policy::{Action, Direction};
 use netplugin::datapath::{
     Datapath as _, Object, Op,
@@ -115,6 +115,42 @@ fn a_drop_event_names_the_rule_also_for_an_established_flow() -> Result<()> {
     govern(&mut node, "come-in", Action::Allow)?;
     let (flow, _) = seen(&node, &first.local.port, &[udp(HERE.mac(), 4002)], 1)?;
     assert_eq!((flow[0].dropped, &flow[0].rules[..]), (None, &["come-in".into()][..]));
+    Ok(())
+}
+
+/// Before it is parsed for its event, a frame is known to be dropped: its ports are not those of the fragments that the owner of
+/// its source address sends.
+#[test]
+fn the_event_of_a_spoofed_fragment_is_all_that_is_left_of_it() -> Result<()> {
+    needs!(root());
+    let mut node = Node::new("see-piece")?;
+    let n1 = network("n1.t", vxlan(10_001));
+    node.want_network(&n1);
+    let attacker = node.pod(&n1, Endpoint(3))?;
+    let (sender, _receiver) = (node.pod(&n1, HERE)?, node.pod(&n1, OTHER)?);
+    node.converge()?;
+    let headers = |mac: [u8; 6], is_ipv6: bool| {
+        let eth = Packet::eth(OTHER.mac(), mac);
+        if is_ipv6 { eth.ipv6(HERE.ip6(), OTHER.ip6()) } else { eth.ipv4(HERE.ip(), OTHER.ip()) }
+    };
+    let cases = [
+        (HERE.mac(), false, "spoofed-mac"),
+        (HERE.mac(), true, "spoofed-mac"),
+        (attacker.endpoint.mac(), false, "spoofed-ip"),
+        (attacker.endpoint.mac(), true, "spoofed-ip"),
+    ];
+    for (id, (mac, is_ipv6, reason)) in (1..).zip(cases) {
+        let first = |mac| headers(mac, is_ipv6).fragment(id, 0, true).udp(4000, 53).payload(&[0; 24]);
+        let later = headers(HERE.mac(), is_ipv6).protocol(17).fragment(id, 4, false).payload(b"the end");
+        let (seen, _) = seen(&node, &attacker.local.port, &[first(mac).build()], 1)?;
+        // The parser has read it.
+        assert_eq!((seen[0].dropped, seen[0].source.port), (Some(reason), 4000));
+        let send = |frame: &Packet| run(&node, FROM_POD, &sender.local.port, &frame.build());
+        send(&later)?.assert_dropped(DropReason::UnknownFragment);
+        let first = first(HERE.mac());
+        send(&first)?.assert_sent_on(&first.build());
+        send(&later)?.assert_sent_on(&later.build());
+    }
     Ok(())
 }
 

@@ -22,7 +22,7 @@ use testkit::{
 };
 
 use crate::{
-    flow_table::{flows, open},
+    flow_table::{flows, open, set_phase},
     node::{Endpoint, Node, Pod, network, vtep, vxlan},
     policy::{group, pod, rule},
     run::{Code, Outcome, Target, run},
@@ -284,12 +284,6 @@ fn node_phase(rig: &Rig) -> Result<u32> {
     Ok(node.get(&0, 0)?.phase)
 }
 
-fn set_phase(rig: &Rig, phase: u32) -> Result<()> {
-    let mut map = open::<contiv_abi::Node>(&rig.node.datapath.maps_directory(), NODE)?;
-    let node = map.get(&0, 0)?;
-    Ok(map.set(0, contiv_abi::Node { phase, ..node }, 0)?)
-}
-
 #[test]
 fn packets_that_may_belong_to_a_flow_wait_for_its_import() -> Result<()> {
     needs!(root());
@@ -301,12 +295,12 @@ fn packets_that_may_belong_to_a_flow_wait_for_its_import() -> Result<()> {
         between(OTHER, HERE).udp(8080, 4000),
     ];
     let new = [between(HERE, OTHER).tcp(5000, 81, SYN), between(HERE, VIP).udp(5000, 80)];
-    set_phase(&rig, Phase::HOLDING)?;
+    set_phase(&rig.node, Phase::HOLDING)?;
     for packet in unknown.iter().chain(&new) {
         rig.from(if packet.build()[6..12] == HERE.mac() { HERE } else { OTHER }, packet)?
             .assert_dropped(held);
     }
-    set_phase(&rig, Phase::IMPORTING)?;
+    set_phase(&rig.node, Phase::IMPORTING)?;
     for packet in &unknown {
         rig.from(OTHER, packet)?.assert_dropped(held);
     }
@@ -356,10 +350,10 @@ fn an_interrupted_takeover_is_completed() -> Result<()> {
     let mut rig = Rig::new("up-half")?;
     passes(&rig, (CONNECTIONS[0].there)(SYN));
     // The other version's programs were retired, and the process ended before the last pass.
-    set_phase(&rig, Phase::RETIRED)?;
+    set_phase(&rig.node, Phase::RETIRED)?;
     rig.start_other_version();
     rig.node.observe()?;
-    set_phase(&rig, Phase::IMPORTING)?;
+    set_phase(&rig.node, Phase::IMPORTING)?;
     rig.node.restart();
     rig.node.converge()?;
     assert_eq!(node_phase(&rig)?, Phase::RUNNING);
@@ -376,7 +370,7 @@ fn an_agent_that_returns_to_its_retired_programs_runs_them_again() -> Result<()>
     rig.start_other_version();
     rig.node.observe()?;
     rig.start_other_version();
-    set_phase(&rig, Phase::RETIRED)?;
+    set_phase(&rig.node, Phase::RETIRED)?;
     rig.node.converge()?;
     assert_eq!(node_phase(&rig)?, Phase::RUNNING);
     passes(&rig, (CONNECTIONS[0].back)(SYN_ACK));

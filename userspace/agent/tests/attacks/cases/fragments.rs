@@ -115,7 +115,26 @@ fn later() -> Vec<Attack> {
             vec![s.send_by(plain, &first), s.send(&end(s, UDP))]
         })
         .against(&[Rules::DenyGroup, Rules::DenyOut]),
+        // Nothing of the first fragment is left that the pod's own one would be taken for a part of.
+        spoofed("a false source", |s| s.ip_from(FRIEND.address(s.family))),
+        spoofed("a false source and Ethernet address", |s| {
+            ip(Packet::eth(s.victim.mac(), FRIEND.mac()), FRIEND.address(s.family), s.to())
+        }),
     ]
+}
+
+/// The attacker sends a first fragment with the address of a pod, which sends a later one.
+fn spoofed(what: &str, headers: fn(&Scene) -> Packet) -> Attack {
+    Attack::new("new", format!("fragment of a pod under a first one with {what}"), move |s| {
+        let first = headers(s).protocol(UDP).fragment(s.id(), 0, true);
+        let friends = ip(Packet::eth(s.victim.mac(), FRIEND.mac()), FRIEND.address(s.family), s.to());
+        let later = friends.protocol(UDP).fragment(s.id(), 4, false).payload(PAYLOAD);
+        vec![
+            s.send(&first.udp(s.sport(), OTHER_PORT).payload(&[0; 24])),
+            s.send_by(FRIEND, &later).not_at_victim(),
+        ]
+    })
+    .against(&[Rules::FriendsOnly, Rules::DenyPort, Rules::Unprotected])
 }
 
 fn overlapping() -> Vec<Attack> {

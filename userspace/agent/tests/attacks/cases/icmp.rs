@@ -38,7 +38,8 @@ const ERRORS_V6: [(&str, u8, u8, [u8; 4]); 9] = [
 ];
 
 pub(super) fn attacks() -> Vec<Attack> {
-    let attacks = [about_others(), about_nothing(), odd_quotes()].into_iter().flatten();
+    let attacks = [about_others(), about_nothing(), odd_quotes(), in_fragments().into()];
+    let attacks = attacks.into_iter().flatten();
     // The control: the victim sends to the attacker, whose kernel has no such port. Rules for what comes in do not stop it.
     let attacks = attacks.map(|attack| attack.honest(genuine).control(Rules::DenyAll));
     attacks.chain([blind(), astray(), misdirected()]).collect()
@@ -300,6 +301,37 @@ fn about_nothing() -> Vec<Attack> {
         })
         .against(Rules::DENIES_ANY),
     ]
+}
+
+/// The protocol of ICMP.
+fn protocol(s: &Scene) -> u8 {
+    match s.family {
+        Family::V4 => 1,
+        Family::V6 => 58,
+    }
+}
+
+/// Errors that are fragments, and fragments of the packet that an error quotes.
+fn in_fragments() -> [Attack; 2] {
+    let split = Attack::new("new", "error in two fragments about another's datagram", |s| {
+        let (mut steps, quoted) = flow(s, WITNESS);
+        // With the eight bytes of ICMP before it.
+        let (head, rest) = quoted.split_at(quoted.len() & !7);
+        let first = error(s, s.ip().fragment(s.id(), 0, true), port_unreachable(s), head);
+        let offset = (8 + head.len()) / 8;
+        let last = s.ip().protocol(protocol(s)).fragment(s.id(), offset as u16, false);
+        steps.extend([s.send(&first), s.send(&last.payload(&[rest, &[0; 8]].concat()))]);
+        steps
+    });
+    // What it quotes of a fragment is not kept for those of the attacker, whose ports would be unknown.
+    let quoted = Attack::new("new", "fragment under the identification that an error quotes", |s| {
+        let first =
+            s.ip_of_victim(s.attacker).fragment(s.id(), 0, true).udp(PORT, s.sport()).payload(&[0; 24]);
+        let forged = error(s, s.ip(), port_unreachable(s), &packet_of(&first));
+        let later = s.ip().protocol(17).fragment(s.id(), 4, false).payload(PAYLOAD);
+        vec![s.send(&forged).anything(), s.send(&later)]
+    });
+    [split.against(Rules::DENIES_ANY), quoted]
 }
 
 fn odd_quotes() -> Vec<Attack> {

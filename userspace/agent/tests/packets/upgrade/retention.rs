@@ -10,8 +10,9 @@ use netplugin::{
 };
 use testkit::needs;
 
-use super::{HERE, OTHER, Rig, between, node_phase, set_phase};
+use super::{HERE, OTHER, Rig, between, node_phase};
 use crate::{
+    flow_table::set_phase,
     node::Node,
     run::{Code, Target},
 };
@@ -81,7 +82,7 @@ fn a_takeover_that_has_begun_is_completed_with_what_is_retained() -> Result<()> 
     rig.node.observe()?;
     let ops: Vec<Op> = rig.node.desired.iter().map(|(_, object)| Op::Set(object.clone())).collect();
     assert!(rig.node.apply(&ops)?.is_empty());
-    set_phase(&rig, Phase::IMPORTING)?;
+    set_phase(&rig.node, Phase::IMPORTING)?;
     rig.node.restart();
     rig.lose_backend();
     let observed = rig.node.observe()?;
