@@ -1,7 +1,7 @@
 use std::{collections::BTreeSet, future::pending, time::Duration};
 
 use contiv_model::name::HostName;
-use futures::StreamExt as _;
+use futures::{FutureExt as _, Stream, StreamExt as _};
 use rtnetlink::MulticastGroup;
 use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
@@ -68,15 +68,22 @@ impl Task {
     /// # Errors
     ///
     /// If the kernel offers no netlink socket.
-    pub async fn run(mut self, stop: CancellationToken) -> anyhow::Result<()> {
+    pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
         // Before, endpoints that are missing may not have arrived yet.
         if stop.run_until_cancelled(self.reader.synced()).await.is_none() {
             return Ok(());
         }
+        let events = subscribe()?;
+        self.follow(events, stop).await
+    }
+
+    /// As [`run`](Self::run) from the complete state on; `events` are the kernel's notifications.
+    async fn follow(
+        mut self,
+        mut events: impl Stream + Unpin,
+        stop: CancellationToken,
+    ) -> anyhow::Result<()> {
         let handle = kernel::connect()?;
-        let (connection, _, mut events) =
-            rtnetlink::new_multicast_connection(&EVENTS).map_err(Error::Connect)?;
-        tokio::spawn(connection);
         let (mut access, mut retention) = (HostAccess::default(), Retention::default());
         let mut ruleset = Ruleset::follow()
             .inspect_err(|error| tracing::debug!("no notifications about nftables: {error}"))
@@ -106,12 +113,10 @@ impl Task {
                 () = changed => {}
                 Ok(()) = self.sessions.changed() => {}
                 () = table_changed(&mut ruleset), if desired.access.is_some() => access.notice(),
-                Some(_) = events.next(), if desired.is_needed() => {
-                    sleep(EVENT_INTERVAL).await;
-                }
+                () = kernel_changed(&mut events, desired.is_needed()) => sleep(EVENT_INTERVAL).await,
                 () = sleep(RESYNC_INTERVAL), if desired.is_needed() || retention.is_active() => {}
             }
-            while events.try_recv().is_ok() {}
+            while events.next().now_or_never().flatten().is_some() {}
         }
     }
 
@@ -130,6 +135,23 @@ impl Task {
     }
 }
 
+/// Subscribes to the kernel's notifications. They queue up without limit unless they are taken.
+fn subscribe() -> Result<impl Stream + Unpin, Error> {
+    let (connection, _, events) = rtnetlink::new_multicast_connection(&EVENTS).map_err(Error::Connect)?;
+    tokio::spawn(connection);
+    Ok(events)
+}
+
+/// Waits for a notification of the kernel. Takes them also while none matters, and then waits forever.
+async fn kernel_changed(events: &mut (impl Stream + Unpin), matters: bool) {
+    while events.next().await.is_some() {
+        if matters {
+            return;
+        }
+    }
+    pending().await
+}
+
 /// Waits until the table of host access may have changed.
 async fn table_changed(ruleset: &mut Option<Ruleset>) {
     let Some(notifications) = ruleset else { return pending().await };
@@ -138,5 +160,58 @@ async fn table_changed(ruleset: &mut Option<Ruleset>) {
             "no more notifications about nftables: {error}; its table is compared every {RESYNC_INTERVAL:?}"
         );
         *ruleset = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    use anyhow::{Context as _, bail};
+    use testkit::{Netns, needs};
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::state;
+
+    /// Pairs of interfaces that come and go.
+    const PAIRS: usize = 20;
+    const TIMEOUT: Duration = Duration::from_secs(60);
+
+    /// In forward mode `bridge` the kernel has nothing of the agent, and nothing follows from a notification.
+    #[test]
+    fn notifications_are_taken_also_while_none_matters() {
+        needs!(root(), binary("ip"));
+        let node = Netns::new("router").unwrap();
+        let run = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                let (_writer, _attacher, reader, _changes) = state::new([]);
+                let (_sender, sessions) = watch::channel(Report::default());
+                let (task, _warnings) = Task::new("h".into(), 4789, reader, sessions);
+                let taken = Arc::new(AtomicUsize::new(0));
+                let count = Arc::clone(&taken);
+                let events = subscribe()?.inspect(move |_| _ = count.fetch_add(1, Ordering::Relaxed));
+                let links = async {
+                    for pair in 1..=PAIRS {
+                        node.veth("v0", &node, "v1")?;
+                        node.ip("link del v0")?;
+                        // At least one of an interface that came, and one of an interface that went.
+                        while taken.load(Ordering::Relaxed) < 2 * pair {
+                            sleep(Duration::from_millis(2)).await;
+                        }
+                    }
+                    anyhow::Ok(())
+                };
+                tokio::select! {
+                    ended = task.follow(events, CancellationToken::new()) => bail!("the task ended: {ended:?}"),
+                    all = timeout(TIMEOUT, links) => all.context("notifications are left")?,
+                }
+            })
+        };
+        node.run(run).unwrap();
     }
 }
