@@ -1,5 +1,5 @@
 use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     time::Duration,
 };
 
@@ -23,8 +23,6 @@ pub struct Config {
     pub neighbor_as: u32,
     /// Next hop of announced IPv4 routes.
     pub next_hop: Ipv4Addr,
-    /// Next hop of announced IPv6 routes. Without it IPv6 routes are learnt, but none is announced.
-    pub next_hop_v6: Option<Ipv6Addr>,
     /// Proposed hold time in seconds: 0 (no keepalives), or 3 and more.
     pub hold_time: u16,
     /// Time until the next connection attempt. It doubles with each failure, up to 60 s.
@@ -72,7 +70,6 @@ impl Config {
             neighbor: SocketAddr::new(neighbor, PORT),
             neighbor_as,
             next_hop: router,
-            next_hop_v6: None,
             hold_time: 90,
             connect_retry: Duration::from_secs(5),
             restart_time: 120,
@@ -113,9 +110,7 @@ impl Config {
     }
 
     pub(crate) fn is_own_address(&self, address: IpAddr) -> bool {
-        address == IpAddr::V4(self.next_hop)
-            || self.next_hop_v6.is_some_and(|own| address == IpAddr::V6(own))
-            || self.source == Some(address)
+        address == IpAddr::V4(self.next_hop) || self.source == Some(address)
     }
 }
 

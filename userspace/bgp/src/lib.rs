@@ -35,5 +35,5 @@ pub use peer::Peer;
 pub use rib::selection::{Path, Source, best};
 pub use route::{Attributes, Learnt, Origin, Route};
 pub use session::{Action, Event, Session, State, Stop, Timer};
-pub use speaker::{Addresses, Handle, Speaker};
+pub use speaker::{Announcement, Handle, Speaker};
 pub use status::{Counters, Status};

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     mem,
-    net::IpAddr,
+    net::{IpAddr, Ipv6Addr},
     sync::Arc,
     time::Duration,
 };
@@ -28,6 +28,8 @@ pub struct Peer {
     session: Session,
     input: AdjRibIn,
     output: AdjRibOut,
+    /// Next hop of announced IPv6 routes.
+    next_hop_v6: Option<Ipv6Addr>,
     /// Agreement of the last session, which tells what to keep when it ends.
     last: Option<Negotiated>,
     /// Families whose End-of-RIB marker is awaited since the start of the speaker; empty if `complete`.
@@ -48,6 +50,7 @@ impl Peer {
             input: AdjRibIn::new(config.max_prefixes),
             session: Session::new(config),
             output: AdjRibOut::default(),
+            next_hop_v6: None,
             last: None,
             awaited: None,
             complete: false,
@@ -59,11 +62,15 @@ impl Peer {
         }
     }
 
-    /// Sets the addresses to announce. Nothing is announced before the first call, and no IPv6 address without a next hop.
-    pub fn originate(&mut self, addresses: &BTreeSet<IpAddr>) {
-        let ipv6 = self.session.config().next_hop_v6.is_some();
+    /// Sets the addresses to announce, and the next hop of those of IPv6. Nothing is announced before the first call, and no IPv6
+    /// address without a next hop. With another next hop, IPv6 routes are announced again, which replaces them.
+    pub fn originate(&mut self, addresses: &BTreeSet<IpAddr>, next_hop_v6: Option<Ipv6Addr>) {
+        let ipv6 = next_hop_v6.is_some();
         let announced = addresses.iter().copied().filter(|address| ipv6 || address.is_ipv4());
         self.output.want(announced.map(IpNet::from).collect());
+        if mem::replace(&mut self.next_hop_v6, next_hop_v6) != next_hop_v6 {
+            self.output.refresh(Family::Ipv6);
+        }
         self.changed = true;
     }
 
@@ -126,7 +133,8 @@ impl Peer {
         let mut messages = vec![];
         for changes in self.output.take_changes(&negotiated.families) {
             messages.extend(update::withdraw(negotiated, changes.family, &changes.withdrawn)?);
-            messages.extend(update::announce(config, negotiated, changes.family, &changes.announced)?);
+            let announced = (changes.family, &changes.announced[..]);
+            messages.extend(update::announce(config, negotiated, self.next_hop_v6, announced)?);
             if changes.end_of_rib {
                 messages.push(update::end_of_rib(negotiated, changes.family)?);
             }
@@ -300,8 +308,9 @@ impl Peer {
         let config = self.session.config();
         // RFC 4271 section 9.1.2: a path with the own AS number is a loop.
         let looped = attributes.as_path.contains(&config.local_as);
+        let own = self.next_hop_v6.map(IpAddr::V6);
         for (prefix, next_hop) in announced {
-            if looped || config.is_own_address(*next_hop) {
+            if looped || config.is_own_address(*next_hop) || own == Some(*next_hop) {
                 self.input.withdraw(prefix);
             } else {
                 self.input.announce(*prefix, *next_hop, attributes)?;

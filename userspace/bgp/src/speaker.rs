@@ -5,7 +5,7 @@ use std::{
     future::Future,
     hash::{BuildHasher as _, RandomState},
     io,
-    net::IpAddr,
+    net::{IpAddr, Ipv6Addr},
     pin::Pin,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -20,15 +20,21 @@ use crate::{
     Action, Config, ConfigError, Event, Failure, Learnt, Peer, Status, Stop, Timer, connection::Connection,
 };
 
-/// Addresses to announce; `None` while they are not known, which delays the announcement of all of them.
-pub type Addresses = Option<Arc<BTreeSet<IpAddr>>>;
+/// What a speaker announces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Announcement {
+    /// Addresses, each by a host route.
+    pub addresses: Arc<BTreeSet<IpAddr>>,
+    /// Next hop of the IPv6 routes. Without it IPv6 routes are learnt, but none is announced.
+    pub next_hop_v6: Option<Ipv6Addr>,
+}
 
 /// A BGP speaker for one neighbor.
 pub struct Speaker {
     peer: Peer,
     source: Option<IpAddr>,
     neighbor: std::net::SocketAddr,
-    addresses: watch::Receiver<Addresses>,
+    announcement: watch::Receiver<Option<Announcement>>,
     connecting: Option<Pin<Box<dyn Future<Output = io::Result<Connection>> + Send>>>,
     connection: Option<Connection>,
     timers: BTreeMap<Timer, Instant>,
@@ -48,21 +54,22 @@ pub struct Handle {
 
 enum Wakeup {
     Stop(Stop),
-    Addresses,
+    Announcement,
     Connected(io::Result<Connection>),
     Exchanged(io::Result<()>),
     Expired(Timer),
 }
 
 impl Speaker {
-    /// Creates a speaker, which does nothing until [`Speaker::run`].
+    /// Creates a speaker, which does nothing until [`Speaker::run`]. While the announcement is `None`, because it is not known, no
+    /// route is announced, and no End-of-RIB marker sent. Changes do not interrupt the session.
     ///
     /// # Errors
     ///
     /// If the settings are not valid.
     pub fn new(
         config: Config,
-        addresses: watch::Receiver<Addresses>,
+        announcement: watch::Receiver<Option<Announcement>>,
     ) -> Result<(Speaker, Handle), ConfigError> {
         config.validate()?;
         let (source, neighbor) = (config.source, config.neighbor);
@@ -73,7 +80,7 @@ impl Speaker {
             peer,
             source,
             neighbor,
-            addresses,
+            announcement,
             connecting: None,
             connection: None,
             timers: BTreeMap::new(),
@@ -87,7 +94,7 @@ impl Speaker {
     /// Keeps the session until `stop` is ready.
     pub async fn run(mut self, stop: impl Future<Output = Stop> + Send) {
         let mut stop = std::pin::pin!(stop);
-        self.addresses.mark_changed();
+        self.announcement.mark_changed();
         self.step(Event::Start);
         loop {
             self.send_updates();
@@ -98,10 +105,10 @@ impl Speaker {
                     self.publish();
                     return;
                 }
-                Wakeup::Addresses => {
-                    let addresses = self.addresses.borrow_and_update().clone();
-                    if let Some(addresses) = addresses {
-                        self.peer.originate(&addresses);
+                Wakeup::Announcement => {
+                    let announcement = self.announcement.borrow_and_update().clone();
+                    if let Some(Announcement { addresses, next_hop_v6 }) = announcement {
+                        self.peer.originate(&addresses, next_hop_v6);
                     }
                 }
                 Wakeup::Connected(result) => {
@@ -156,8 +163,8 @@ impl Speaker {
         };
         tokio::select! {
             how = stop => Wakeup::Stop(how),
-            // If the sender is gone, the addresses stay as they are.
-            Ok(()) = self.addresses.changed() => Wakeup::Addresses,
+            // If the sender is gone, the announcement stays as it is.
+            Ok(()) = self.announcement.changed() => Wakeup::Announcement,
             result = connecting => Wakeup::Connected(result),
             result = exchange => Wakeup::Exchanged(result),
             timer = timer => Wakeup::Expired(timer),

@@ -184,8 +184,8 @@ fn attributes(found: &[PathAttribute], internal: bool) -> Attributes {
 pub(crate) fn announce(
     config: &Config,
     negotiated: &Negotiated,
-    family: Family,
-    prefixes: &[IpNet],
+    next_hop_v6: Option<Ipv6Addr>,
+    (family, prefixes): (Family, &[IpNet]),
 ) -> Result<Vec<Message>, EncodeError> {
     let segments = match config.is_internal() {
         true => vec![],
@@ -197,7 +197,7 @@ pub(crate) fn announce(
     for chunk in prefixes.chunks(PREFIXES_PER_MESSAGE) {
         let mut attributes = common.to_vec();
         let mut announced = vec![];
-        match (family, config.next_hop_v6) {
+        match (family, next_hop_v6) {
             (Family::Ipv4, _) => {
                 attributes.push(PathAttribute::NextHop(config.next_hop));
                 announced = body(chunk);

@@ -49,7 +49,8 @@ impl Announced {
     }
 }
 
-/// Next hop of IPv6 routes: the first global IPv6 address of the interface that has the router IP (RFC 2545 section 3).
+/// Next hop of IPv6 routes: a global IPv6 address of the interface that has the router IP (RFC 2545 section 3). It stays the same as
+/// long as the interface has it: others come and go (RFC 8981), and the kernel may list a new one first.
 /// Nodes may have thousands of interfaces, so it is looked up at intervals.
 #[derive(Debug, Default)]
 pub(super) struct Ipv6NextHop {
@@ -71,7 +72,9 @@ impl Ipv6NextHop {
             return self.address;
         }
         match getifaddrs() {
-            Ok(interfaces) => self.address = beside(router, &interfaces.collect::<Vec<_>>()),
+            Ok(interfaces) => {
+                self.address = beside(router, self.address, &interfaces.collect::<Vec<_>>());
+            }
             Err(error) => tracing::warn!("read the addresses of this node: {error}"),
         }
         self.checked = Some(Instant::now());
@@ -79,13 +82,45 @@ impl Ipv6NextHop {
     }
 }
 
-fn beside(router: Ipv4Addr, interfaces: &[InterfaceAddress]) -> Option<Ipv6Addr> {
+/// The global address `current` of the interface with the router IP, or else its first one.
+fn beside(router: Ipv4Addr, current: Option<Ipv6Addr>, interfaces: &[InterfaceAddress]) -> Option<Ipv6Addr> {
     let has_router = |interface: &&InterfaceAddress| {
         let address = interface.address.as_ref().and_then(|address| address.as_sockaddr_in());
         address.is_some_and(|address| address.ip() == router)
     };
     let name = &interfaces.iter().find(has_router)?.interface_name;
     let of_interface = interfaces.iter().filter(|interface| interface.interface_name == *name);
-    let mut addresses = of_interface.filter_map(|interface| Some(interface.address?.as_sockaddr_in6()?.ip()));
-    addresses.find(|ip| !ip.is_unicast_link_local() && !ip.is_loopback() && !ip.is_multicast())
+    let addresses = of_interface.filter_map(|interface| Some(interface.address?.as_sockaddr_in6()?.ip()));
+    let is_global = |ip: &Ipv6Addr| !ip.is_unicast_link_local() && !ip.is_loopback() && !ip.is_multicast();
+    let global: Vec<Ipv6Addr> = addresses.filter(is_global).collect();
+    current.filter(|current| global.contains(current)).or(global.first().copied())
+}
+
+#[cfg(test)]
+mod tests {
+    use testkit::{Netns, needs};
+
+    use super::*;
+
+    #[test]
+    fn the_next_hop_stays_while_the_interface_has_it() {
+        needs!(root(), binary("ip"));
+        let (node, leaf) = (Netns::new("node").unwrap(), Netns::new("leaf").unwrap());
+        node.veth("eth0", &leaf, "eth0").unwrap();
+        node.address("eth0", "50.1.1.1/24").unwrap();
+        node.up("eth0").unwrap();
+        let router = Ipv4Addr::new(50, 1, 1, 1);
+        let look = |current: Option<Ipv6Addr>| {
+            let read = || anyhow::Ok(beside(router, current, &getifaddrs()?.collect::<Vec<_>>()));
+            node.run(read).unwrap()
+        };
+        assert_eq!(look(None), None, "link-local only");
+        let [one, two] = ["2001:db8:50::1", "2001:db8:50::2"].map(|text| text.parse::<Ipv6Addr>().unwrap());
+        node.address("eth0", &format!("{one}/64")).unwrap();
+        assert_eq!(look(None), Some(one));
+        node.address("eth0", &format!("{two}/64")).unwrap();
+        assert_eq!([one, two].map(|current| look(Some(current))), [Some(one), Some(two)]);
+        node.ip(&format!("address del {one}/64 dev eth0")).unwrap();
+        assert_eq!(look(Some(one)), Some(two));
+    }
 }

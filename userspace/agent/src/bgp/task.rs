@@ -6,8 +6,9 @@ use std::{
 };
 
 use anyhow::bail;
-use contiv_bgp::{Addresses, Config, ConfigError, Handle, Speaker, Stop};
+use contiv_bgp::{Announcement, Config, ConfigError, Handle, Speaker, Stop};
 use contiv_model::name::HostName;
+use ipnet::Ipv4Net;
 use tokio::{
     sync::{oneshot, watch},
     time::sleep,
@@ -31,22 +32,13 @@ pub struct Task {
     reports: watch::Sender<Report>,
 }
 
-/// What a session depends on: it restarts if one of them changes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Settings {
-    speaker: BgpSpeaker,
-    next_hop_v6: Option<Ipv6Addr>,
-}
-
-impl Settings {
-    fn config(&self, restarted: bool) -> Config {
-        let BgpSpeaker { router, asn, neighbor, neighbor_as } = self.speaker;
-        Config {
-            source: Some(router.addr().into()),
-            next_hop_v6: self.next_hop_v6,
-            restarted,
-            ..Config::new(asn, router.addr(), IpAddr::V4(neighbor), neighbor_as)
-        }
+/// Settings of a session.
+fn config(speaker: &BgpSpeaker, restarted: bool) -> Config {
+    let BgpSpeaker { router, asn, neighbor, neighbor_as } = *speaker;
+    Config {
+        source: Some(router.addr().into()),
+        restarted,
+        ..Config::new(asn, router.addr(), IpAddr::V4(neighbor), neighbor_as)
     }
 }
 
@@ -73,30 +65,29 @@ impl Task {
         let mut next_hop = Ipv6NextHop::default();
         loop {
             let announced = self.reader.with(|state| Announced::of(state, &self.host));
-            let settings = announced
-                .speaker
-                .clone()
-                .filter(|_| announced.is_routing)
-                .map(|speaker| Settings { next_hop_v6: next_hop.of(speaker.router.addr()), speaker });
+            let settings = announced.speaker.clone().filter(|_| announced.is_routing);
             if let Some(previous) = session.take_if(|session| Some(&session.settings) != settings.as_ref()) {
                 // Its routes may have another next hop, or none.
                 previous.stop(Stop::Shutdown).await;
             }
+            let next_hop_v6 = settings.as_ref().and_then(|speaker| next_hop.of(speaker.router.addr()));
             let mut refused = None;
             match (&session, settings) {
-                (None, Some(settings)) => match Session::start(settings, &announced, restarted) {
-                    Ok(started) => session = Some(started),
-                    Err(error) => refused = Some(error.to_string()),
-                },
+                (None, Some(settings)) => {
+                    match Session::start(settings, &announced, next_hop_v6, restarted) {
+                        Ok(started) => session = Some(started),
+                        Err(error) => refused = Some(error.to_string()),
+                    }
+                }
                 (None, None) if announced.speaker.is_some() => {
                     refused =
                         Some("the Bgp object has no effect: the forward mode is not routing".to_owned());
                 }
-                (Some(session), _) => session.announce(&announced),
+                (Some(session), _) => session.announce(&announced, next_hop_v6),
                 (None, None) => {}
             }
             restarted = false;
-            self.report(session.as_ref(), refused, &announced);
+            self.report(session.as_ref(), refused);
             let changed =
                 self.reader.wait(|state| (Announced::of(state, &self.host) != announced).then_some(()));
             tokio::select! {
@@ -115,12 +106,12 @@ impl Task {
         }
     }
 
-    fn report(&self, session: Option<&Session>, refused: Option<String>, announced: &Announced) {
+    fn report(&self, session: Option<&Session>, refused: Option<String>) {
         let report = match (session, refused) {
             (Some(session), _) => Report::Running(Box::new(report::Running {
                 status: session.handle.status.borrow().clone(),
                 learnt: session.handle.learnt.borrow().clone(),
-                addresses: session.announced(announced),
+                addresses: session.announced(),
             })),
             (None, Some(why)) => Report::Refused(why),
             (None, None) => Report::Absent,
@@ -135,18 +126,25 @@ impl Task {
 
 /// A speaker that runs as a task.
 struct Session {
-    settings: Settings,
-    addresses: watch::Sender<Addresses>,
+    /// The session restarts if they change.
+    settings: BgpSpeaker,
+    announcement: watch::Sender<Option<Announcement>>,
     handle: Handle,
     stop: oneshot::Sender<Stop>,
     task: AbortOnDropHandle<()>,
 }
 
 impl Session {
-    fn start(settings: Settings, announced: &Announced, restarted: bool) -> Result<Session, ConfigError> {
-        let (addresses, receiver) = watch::channel(Some(Arc::clone(&announced.addresses)));
-        let (speaker, handle) = Speaker::new(settings.config(restarted), receiver)?;
-        let BgpSpeaker { router, asn, neighbor, neighbor_as } = settings.speaker;
+    fn start(
+        settings: BgpSpeaker,
+        announced: &Announced,
+        next_hop_v6: Option<Ipv6Addr>,
+        restarted: bool,
+    ) -> Result<Session, ConfigError> {
+        let announcement = Announcement { addresses: Arc::clone(&announced.addresses), next_hop_v6 };
+        let (announcement, receiver) = watch::channel(Some(announcement));
+        let (speaker, handle) = Speaker::new(config(&settings, restarted), receiver)?;
+        let BgpSpeaker { router, asn, neighbor, neighbor_as } = settings;
         tracing::info!(%router, asn, %neighbor, neighbor_as, restarted, "starting the BGP speaker");
         if !announced.routes_vlans {
             tracing::warn!(
@@ -154,31 +152,34 @@ impl Session {
                  addresses is forwarded by the routes of this node's kernel"
             );
         }
-        if settings.next_hop_v6.is_none() {
-            tracing::info!(
-                "IPv6 routes are not announced: the interface with the router IP {router} has no global IPv6 address"
-            );
-        }
+        log_next_hop(router, next_hop_v6);
         let (stop, stopped) = oneshot::channel();
         // Without a sender the task is about to be aborted.
         let stopped = async { stopped.await.unwrap_or(Stop::Restart) };
         let task = AbortOnDropHandle::new(tokio::spawn(speaker.run(stopped)));
-        Ok(Session { settings, addresses, handle, stop, task })
+        Ok(Session { settings, announcement, handle, stop, task })
     }
 
-    fn announce(&self, announced: &Announced) {
-        self.addresses.send_if_modified(|current| {
-            let changed = current.as_ref() != Some(&announced.addresses);
-            *current = Some(Arc::clone(&announced.addresses));
+    fn announce(&self, announced: &Announced, next_hop_v6: Option<Ipv6Addr>) {
+        let now = Announcement { addresses: Arc::clone(&announced.addresses), next_hop_v6 };
+        self.announcement.send_if_modified(|current| {
+            if current.as_ref().is_some_and(|current| current.next_hop_v6 != next_hop_v6) {
+                log_next_hop(self.settings.router, next_hop_v6);
+            }
+            let changed = current.as_ref() != Some(&now);
+            *current = Some(now);
             changed
         });
     }
 
     /// Addresses that have a next hop.
-    fn announced(&self, announced: &Announced) -> Arc<BTreeSet<IpAddr>> {
-        match self.settings.next_hop_v6 {
-            Some(_) => Arc::clone(&announced.addresses),
-            None => Arc::new(announced.addresses.iter().copied().filter(IpAddr::is_ipv4).collect()),
+    fn announced(&self) -> Arc<BTreeSet<IpAddr>> {
+        match &*self.announcement.borrow() {
+            Some(Announcement { addresses, next_hop_v6: Some(_) }) => Arc::clone(addresses),
+            Some(Announcement { addresses, next_hop_v6: None }) => {
+                Arc::new(addresses.iter().copied().filter(IpAddr::is_ipv4).collect())
+            }
+            None => Arc::default(),
         }
     }
 
@@ -194,11 +195,20 @@ impl Session {
     }
 
     async fn stop(self, how: Stop) {
-        let router = self.settings.speaker.router;
+        let router = self.settings.router;
         // An error means that the speaker has ended.
         let _ = self.stop.send(how);
         if let Err(error) = self.task.await {
             tracing::error!(%router, "stop the BGP speaker: {error}");
         }
+    }
+}
+
+fn log_next_hop(router: Ipv4Net, next_hop_v6: Option<Ipv6Addr>) {
+    match next_hop_v6 {
+        Some(next_hop) => tracing::info!(%router, %next_hop, "next hop of IPv6 routes"),
+        None => tracing::info!(
+            "IPv6 routes are not announced: the interface with the router IP {router} has no global IPv6 address"
+        ),
     }
 }

@@ -281,3 +281,49 @@ fn session_follows_its_settings() -> Result<()> {
         Ok(())
     })
 }
+
+/// Privacy addresses and prefixes that are renumbered come and go. IPv4 does not depend on them.
+#[test]
+fn session_outlives_the_next_hop_of_ipv6() -> Result<()> {
+    needs!(root(), binary("bird"), binary("birdc"), binary("ip"));
+    let pod = Netns::new("pod")?;
+    Fabric::run(async |fabric| {
+        let mut agent = fabric.start_agent()?;
+        fabric.set_neighbor("50.1.1.2", "65001").await;
+        fabric.wait_session("established")?;
+        fabric.call("ADD", "c1", &pod).await?;
+        fabric.leaf.expect_routes("node", &POD)?;
+
+        let [ipv4, (ipv6, _)] = POD;
+        let expect = |what: &str, next_hop: Option<&str>| {
+            let via = next_hop.map(|address| format!("via {address}"));
+            wait_until(TIMEOUT, what, || {
+                let routes = fabric.leaf.routes("node")?;
+                let has = |(prefix, part): (&str, &str)| {
+                    routes.iter().any(|(found, text)| found == prefix && text.contains(part))
+                };
+                // An error would lead to another attempt.
+                assert!(has(ipv4), "{what}: {routes:?}");
+                let is_expected = match &via {
+                    Some(via) => has((ipv6, via.as_str())),
+                    None => routes.len() == 1,
+                };
+                if is_expected { Ok(Some(())) } else { bail!("{routes:?}") }
+            })
+        };
+        let (first, second) = ("2001:db8:50::1", "2001:db8:50::b");
+        let remove = |address: &str| fabric.node.ip(&format!("address del {address}/64 dev eth0")).map(drop);
+        for (from, to) in [(first, second), (second, first)] {
+            fabric.node.address("eth0", &format!("{to}/64"))?;
+            remove(from)?;
+            expect("another next hop", Some(to))?;
+        }
+        remove(first)?;
+        expect("no next hop", None)?;
+        fabric.node.address("eth0", &format!("{first}/64"))?;
+        expect("a next hop again", Some(first))?;
+        assert_eq!(agent.log().matches("starting the BGP speaker").count(), 1, "{}", agent.log());
+        assert!(agent.terminate(TIMEOUT)?.success(), "{}", agent.tail());
+        Ok(())
+    })
+}

@@ -51,9 +51,10 @@ impl AdjRibOut {
         self.restart(&[]);
     }
 
-    /// Sends all routes of a family again.
+    /// Sends all routes of a family again. Withdrawals that have not been sent yet are still sent.
     pub(crate) fn refresh(&mut self, family: Family) {
-        self.advertised.retain(|prefix| Family::of(prefix) != family);
+        let Some(wanted) = &self.wanted else { return };
+        self.advertised.retain(|prefix| Family::of(prefix) != family || !wanted.contains(prefix));
     }
 
     /// Takes the next changes for each family of `families`. Withdrawals come before announcements.
@@ -133,5 +134,18 @@ mod tests {
         table.refresh(Family::Ipv6);
         let again = table.take_changes(&families);
         assert_eq!(again.iter().map(|change| change.family).collect::<Vec<_>>(), [Family::Ipv6]);
+    }
+
+    #[test]
+    fn refresh_forgets_no_withdrawal() {
+        let mut table = AdjRibOut::default();
+        table.restart(&[Family::Ipv4]);
+        table.want(prefixes(0..2));
+        assert_eq!(table.take_changes(&[Family::Ipv4]).len(), 1);
+        table.want(prefixes(1..2));
+        table.refresh(Family::Ipv4);
+        let change = table.take_changes(&[Family::Ipv4]).pop().unwrap();
+        assert_eq!(change.withdrawn, prefixes(0..1).into_iter().collect::<Vec<_>>());
+        assert_eq!(change.announced, prefixes(1..2).into_iter().collect::<Vec<_>>());
     }
 }

@@ -10,12 +10,12 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use contiv_bgp::{Addresses, Config, Failure, Handle, Learnt, Speaker, State, Status, Stop};
+use contiv_bgp::{Announcement, Config, Failure, Handle, Learnt, Speaker, State, Status, Stop};
 use nix::sys::signal::Signal;
 use testkit::{Bird, Netns, needs, wait_until};
 use tokio::sync::{oneshot, watch};
 
-use crate::memory::{LEAF, NODE, addresses, node};
+use crate::memory::{LEAF, NODE, NODE_V6, addresses, node};
 
 const TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -82,14 +82,14 @@ impl Leaf {
 /// A speaker that runs on a thread in the namespace of the node.
 struct Running {
     handle: Handle,
-    addresses: watch::Sender<Addresses>,
+    announcement: watch::Sender<Option<Announcement>>,
     stop: oneshot::Sender<Stop>,
     thread: JoinHandle<()>,
 }
 
 impl Running {
     fn start(link: &Link, config: Config, announced: &[&str]) -> Result<Running> {
-        let (addresses, receiver) = watch::channel(Some(Arc::new(addresses(announced))));
+        let (announcement, receiver) = watch::channel(Some(announcement_of(announced)));
         let (stop, stopped) = oneshot::channel();
         let (speaker, handle) = Speaker::new(config, receiver)?;
         let thread = link.node.run(|| {
@@ -98,7 +98,7 @@ impl Running {
                 runtime.block_on(speaker.run(async { stopped.await.unwrap_or(Stop::Restart) }));
             }))
         })?;
-        Ok(Running { handle, addresses, stop, thread })
+        Ok(Running { handle, announcement, stop, thread })
     }
 
     fn status(&self) -> Status {
@@ -110,7 +110,7 @@ impl Running {
     }
 
     fn announce(&self, announced: &[&str]) {
-        self.addresses.send_replace(Some(Arc::new(addresses(announced))));
+        self.announcement.send_replace(Some(announcement_of(announced)));
     }
 
     fn wait(&self, what: &str, condition: impl Fn(&Status) -> bool) -> Result<Status> {
@@ -142,6 +142,10 @@ impl Running {
         }
         Ok(())
     }
+}
+
+fn announcement_of(announced: &[&str]) -> Announcement {
+    Announcement { addresses: Arc::new(addresses(announced)), next_hop_v6: Some(NODE_V6) }
 }
 
 fn config() -> Config {
@@ -281,7 +285,7 @@ fn neighbor_keeps_the_routes_of_a_speaker_that_restarts() -> Result<()> {
     let (mut config, none) = (config(), &[][..]);
     config.restarted = true;
     let speaker = Running::start(&link, config, none)?;
-    speaker.addresses.send_replace(None);
+    speaker.announcement.send_replace(None);
     speaker.wait_established()?;
     speaker.announce(&["10.1.0.5", "2001:db8:1::5"]);
     bird.expect_routes("node", &[three[0], three[2]])?;

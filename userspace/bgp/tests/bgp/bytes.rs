@@ -7,7 +7,7 @@ use rustbgpd_wire::{
     encode_message,
 };
 
-use crate::memory::{Pair, addresses, leaf, learnt, node};
+use crate::memory::{NODE_V6, Pair, addresses, leaf, learnt, node};
 
 const MARKER: &str = "ffffffffffffffffffffffffffffffff";
 
@@ -87,7 +87,7 @@ fn open_without_graceful_restart() {
 #[test]
 fn updates_announce_and_withdraw() {
     let mut peer = peer(node());
-    peer.originate(&addresses(&["10.1.0.1", "2001:db8:1::1"]));
+    peer.originate(&addresses(&["10.1.0.1", "2001:db8:1::1"]), Some(NODE_V6));
     let path = "40010100 4002060201 0000fde8";
     let next_hop = "20010db8000900000000000000000001";
     let host = "80 20010db8000100000000000000000001";
@@ -98,7 +98,7 @@ fn updates_announce_and_withdraw() {
         "001d02 0000 0006 800f03 0002 01".to_owned(),
     ];
     assert_eq!(sent(&peer.next_updates()), expected.map(|text| text.replace(' ', "")));
-    peer.originate(&addresses(&[]));
+    peer.originate(&addresses(&[]), Some(NODE_V6));
     let expected =
         ["001c02 0005 200a010001 0000".to_owned(), format!("002e02 0000 0017 800f14 0002 01 {host}")];
     assert_eq!(sent(&peer.next_updates()), expected.map(|text| text.replace(' ', "")));
@@ -209,7 +209,7 @@ fn as_path_of_two_octets_is_completed() {
 #[test]
 fn route_refresh_sends_a_family_again() {
     let mut peer = peer(node());
-    peer.originate(&addresses(&["10.1.0.1", "2001:db8:1::1"]));
+    peer.originate(&addresses(&["10.1.0.1", "2001:db8:1::1"]), Some(NODE_V6));
     let first = sent(&peer.next_updates());
     assert_eq!(sent(&peer.next_updates()), [""; 0]);
     let refresh = RouteRefreshMessage::new(Afi::Ipv4, Safi::Unicast);

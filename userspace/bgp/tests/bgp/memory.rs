@@ -2,25 +2,25 @@
 
 use std::{
     collections::{BTreeSet, VecDeque},
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
 use contiv_bgp::{Action, Config, Event, Failure, Peer, State, Timer};
+use ipnet::IpNet;
 use rustbgpd_wire::{MAX_MESSAGE_LEN, Message, decode_message, encode_message};
 
 pub(crate) const NODE: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
 pub(crate) const LEAF: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
+/// Next hops of IPv6 routes.
+pub(crate) const NODE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 9, 0, 0, 0, 0, 1);
+pub(crate) const LEAF_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 9, 0, 0, 0, 0, 2);
 
 pub(crate) fn node() -> Config {
-    let mut config = Config::new(65000, NODE, LEAF.into(), 65001);
-    config.next_hop_v6 = Some("2001:db8:9::1".parse().unwrap());
-    config
+    Config::new(65000, NODE, LEAF.into(), 65001)
 }
 
 pub(crate) fn leaf() -> Config {
-    let mut config = Config::new(65001, LEAF, NODE.into(), 65000);
-    config.next_hop_v6 = Some("2001:db8:9::2".parse().unwrap());
-    config
+    Config::new(65001, LEAF, NODE.into(), 65000)
 }
 
 /// The message after it has been on the wire.
@@ -40,6 +40,8 @@ pub(crate) fn learnt(peer: &mut Peer) -> Vec<String> {
 
 pub(crate) struct Pair {
     pub(crate) peers: [Peer; 2],
+    /// Next hops of the IPv6 routes of each.
+    pub(crate) next_hops: [Option<Ipv6Addr>; 2],
     /// Actions of each, without messages.
     pub(crate) log: [Vec<Action>; 2],
     queue: VecDeque<(usize, Event)>,
@@ -47,7 +49,9 @@ pub(crate) struct Pair {
 
 impl Pair {
     pub(crate) fn new(node: Config, leaf: Config) -> Pair {
-        Pair { peers: [Peer::new(node), Peer::new(leaf)], log: [vec![], vec![]], queue: VecDeque::new() }
+        let peers = [Peer::new(node), Peer::new(leaf)];
+        let next_hops = [NODE_V6, LEAF_V6].map(Some);
+        Pair { peers, next_hops, log: [vec![], vec![]], queue: VecDeque::new() }
     }
 
     /// Connects both.
@@ -85,7 +89,7 @@ impl Pair {
     }
 
     pub(crate) fn originate(&mut self, index: usize, addresses: &BTreeSet<IpAddr>) {
-        self.peers[index].originate(addresses);
+        self.peers[index].originate(addresses, self.next_hops[index]);
         self.run();
     }
 
@@ -158,14 +162,33 @@ fn route_of_the_neighbor_to_an_own_address_is_not_selected() {
 
 #[test]
 fn ipv6_routes_need_a_next_hop() {
-    let mut without = node();
-    without.next_hop_v6 = None;
-    let mut pair = Pair::established(without, leaf());
+    let mut pair = Pair::established(node(), leaf());
+    pair.next_hops[0] = None;
     pair.originate(0, &addresses(&["10.1.0.1", "2001:db8:1::1"]));
     pair.originate(1, &addresses(&["2001:db8:2::1"]));
     assert_eq!(learnt(&mut pair.peers[1]), ["10.1.0.1/32"]);
     assert_eq!(pair.peers[0].status().advertised, 1);
     assert_eq!(learnt(&mut pair.peers[0]), ["2001:db8:2::1/128"]);
+}
+
+#[test]
+fn another_next_hop_replaces_ipv6_routes_within_the_session() {
+    let mut pair = Pair::established(node(), leaf());
+    let own = addresses(&["10.1.0.1", "2001:db8:1::1"]);
+    pair.originate(0, &own);
+    let other = "2001:db8:9::11".parse::<Ipv6Addr>().unwrap();
+    let sent = |pair: &Pair| pair.peers[0].status().counters.updates_sent;
+    for (next_hop, updates) in [(Some(other), 1), (Some(other), 0), (None, 1), (Some(NODE_V6), 1)] {
+        let before = sent(&pair);
+        pair.next_hops[0] = next_hop;
+        pair.originate(0, &own);
+        assert_eq!(sent(&pair) - before, updates, "only IPv6: {next_hop:?}");
+        let learnt = pair.peers[1].learnt().clone();
+        assert_eq!(learnt.routes[&"10.1.0.1/32".parse().unwrap()].next_hop, IpAddr::from(NODE));
+        let route = learnt.routes.get(&"2001:db8:1::1/128".parse::<IpNet>().unwrap());
+        assert_eq!(route.map(|route| route.next_hop), next_hop.map(IpAddr::from));
+    }
+    assert_eq!(pair.peers.map(|peer| peer.status().counters.established), [1, 1]);
 }
 
 #[test]
