@@ -1,10 +1,12 @@
 //! Assembles the agent: creates its parts, runs their tasks, and stops them.
 
 mod choice;
+mod cleanup;
 mod conflict;
 mod interruption;
 mod leader;
 mod settings;
+mod speaker;
 mod tasks;
 
 use std::{sync::Arc, time::Duration};
@@ -18,9 +20,9 @@ use crate::{
     api::{self, Monitor},
     attach::{self, Journal, Pods, RequestMetrics, link::Links},
     bgp,
-    config::{Cleanup, DatapathFlags, Flags},
+    config::Flags,
     continuity::{Guard, MemoryFile, Regression},
-    datapath::{Datapath, Kind, Owner, ebpf::Ebpf, fake::Fake, ovs::Ovs},
+    datapath::{Datapath, Kind, ebpf::Ebpf, fake::Fake, ovs::Ovs},
     error::one_line,
     master::{Access, Master},
     plan,
@@ -32,8 +34,10 @@ use crate::{
     state::{self, Attacher, Attachment, Reader, Writer},
 };
 use choice::{ChosenFile, NextDatapath, Refused};
+pub use cleanup::cleanup;
 use conflict::Predecessor;
 use interruption::StoppedFile;
+use speaker::Speaker;
 use tasks::Tasks;
 
 /// Interval between periodic full resyncs, and between checks of the node's interfaces.
@@ -45,12 +49,38 @@ const RETURN_TIMEOUT: Duration = Duration::from_secs(300);
 /// Time limit for the first full resync to succeed after an error; the original waited as long for its switch.
 const FIRST_RESYNC_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// Interval between attempts to reach a store that does not answer.
+const STORE_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Runs the agent until `stop` is cancelled. Forwarding continues afterwards.
+///
+/// An agent that starts while the store is away ends: its next process tries again. If the node announces routes by BGP, it tries
+/// again itself, with all steps of a start: the session must not end.
+pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
+    // Cancelled if the speaker ends, too.
+    let runs = stop.child_token();
+    let speaker = Speaker::start(&flags, runs.clone().drop_guard())?;
+    let ended = loop {
+        let ended = run_chosen(flags.clone(), &speaker, runs.clone()).await;
+        match &ended {
+            Err(error) if speaker.outlives(error) => {
+                tracing::warn!("{}; keeping the BGP session, and trying again", one_line(&**error));
+            }
+            _ => break ended,
+        }
+        if runs.run_until_cancelled(tokio::time::sleep(STORE_INTERVAL)).await.is_none() {
+            break Ok(());
+        }
+    };
+    speaker.stop(ended).await
+}
+
+/// Runs the agent with one datapath after the other until `stop` is cancelled.
 ///
 /// When an operator chooses another datapath, the agent ends its run, and begins one with that datapath. If that cannot be
 /// prepared, the next run has the earlier datapath again, and reports why. Any other error ends the agent: its next process
 /// finds the choice in the store.
-pub async fn run(mut flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
+async fn run_chosen(mut flags: Flags, speaker: &Speaker, stop: CancellationToken) -> anyhow::Result<()> {
     // The store may be away.
     interruption::resume(&flags).await;
     let file = ChosenFile::beside(&flags.cni_socket);
@@ -73,7 +103,7 @@ pub async fn run(mut flags: Flags, stop: CancellationToken) -> anyhow::Result<()
         flags.datapath.datapath = own;
         let next = NextDatapath::default();
         let choice = Choice { file: is_chosen.then_some(&file), refused: refused.take(), next: next.clone() };
-        let ended = run_once(flags.clone(), choice, stop.child_token()).await;
+        let ended = run_once(flags.clone(), choice, speaker, stop.child_token()).await;
         if is_chosen && file.read()? == Some(own) {
             present = wanted;
         }
@@ -103,14 +133,19 @@ struct Choice<'a> {
     next: NextDatapath,
 }
 
-async fn run_once(flags: Flags, choice: Choice<'_>, stop: CancellationToken) -> anyhow::Result<()> {
+async fn run_once(
+    flags: Flags,
+    choice: Choice<'_>,
+    speaker: &Speaker,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
     let vtep = flags.node()?.vtep;
     let predecessor = conflict::check(&flags.datapath, flags.replace_datapath).await.map_err(Refused)?;
     let past = (predecessor, choice);
     match flags.datapath.datapath {
-        Kind::Ovs => run_with(Ovs::new(flags.ovs(vtep)), past, flags, stop).await,
-        Kind::Ebpf => run_with(Ebpf::new(flags.ebpf(vtep)), past, flags, stop).await,
-        Kind::Fake => run_with(Fake::new(), past, flags, stop).await,
+        Kind::Ovs => run_with(Ovs::new(flags.ovs(vtep)), past, flags, speaker, stop).await,
+        Kind::Ebpf => run_with(Ebpf::new(flags.ebpf(vtep)), past, flags, speaker, stop).await,
+        Kind::Fake => run_with(Fake::new(), past, flags, speaker, stop).await,
     }
 }
 
@@ -118,6 +153,7 @@ async fn run_with<D: Datapath + 'static>(
     mut datapath: D,
     (predecessor, choice): (Option<Predecessor>, Choice<'_>),
     flags: Flags,
+    speaker: &Speaker,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let node = flags.node()?;
@@ -134,14 +170,19 @@ async fn run_with<D: Datapath + 'static>(
     // Fallible preparations come before the first change.
     let http = api::Server::bind(flags.rest_address, &flags.rest_socket()).await?;
     let server = attach::Server::bind(&flags.cni_socket)?;
-    let store_config = flags.access.access().config(flags.store())?;
-    let store = Store::connect(&store_config).await?;
-    let (access, reload) = Access::read(flags.master.clone())?;
     let links = Arc::new(Links::open().await?);
-
     let (mut writer, attacher, reader, changes) = state::new(prefixes());
     configure(&mut writer, &flags);
     recover(&links, &attacher).await?;
+    // It needs no store.
+    speaker.follow(&reader, false);
+    let store_config = flags.access.access().config(flags.store())?;
+    let store = tokio::select! {
+        () = stop.cancelled() => return Ok(()),
+        store = Store::connect(&store_config) => store?,
+    };
+    let (access, reload) = Access::read(flags.master.clone())?;
+
     let memory = MemoryFile::beside(&flags.cni_socket);
     let path = memory.path().to_owned();
     let (guard, continuity) = Guard::open(store.clone(), node.host.clone(), reader.clone(), memory)
@@ -184,7 +225,7 @@ async fn run_with<D: Datapath + 'static>(
         pods.report_refused_datapath(why);
         kind
     });
-    let (speaker, sessions) = bgp::Task::new(node.host.clone(), reader.clone());
+    let sessions = speaker.sessions();
     let (router, routing) =
         router::Task::new(node.host.clone(), flags.vxlan_port, reader.clone(), sessions.clone());
     let parts = api::Parts {
@@ -286,7 +327,7 @@ async fn run_with<D: Datapath + 'static>(
         reconciler.run(halting).await;
         Ok(())
     });
-    tasks.spawn("bgp", speaker.run(halt.clone()));
+    speaker.follow(&reader, true);
     if identity.datapath != Kind::Fake {
         tasks.spawn("router", router.run(halt.clone()));
     }
@@ -454,30 +495,4 @@ async fn check_interfaces(pods: Pods, reader: Reader, stop: CancellationToken) -
             }
         }
     }
-}
-
-/// Removes everything that the datapath created on this node.
-pub async fn cleanup(flags: &Cleanup) -> anyhow::Result<()> {
-    let DatapathFlags { datapath, .. } = flags.datapath;
-    match datapath {
-        Kind::Ovs => Ovs::new(flags.datapath.ovs(None)).cleanup().await?,
-        Kind::Ebpf => {
-            Ebpf::new(flags.datapath.ebpf(None, crate::datapath::ebpf::Options::VXLAN_PORT))
-                .cleanup()
-                .await?;
-        }
-        Kind::Fake => {}
-    }
-    router::remove().await?;
-    StoppedFile::beside(&flags.cni_socket).remove();
-    let memory = MemoryFile::beside(&flags.cni_socket);
-    memory.remove().with_context(|| format!("remove {}", memory.path().display()))?;
-    let links = Links::open().await?;
-    for port in links.attachments().await? {
-        // Infra endpoints are useless without a datapath, and no CNI request deletes them.
-        if flags.ports || port.owner == Owner::Node {
-            links.detach(&port.port).await?;
-        }
-    }
-    Ok(())
 }

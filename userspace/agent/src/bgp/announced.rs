@@ -1,13 +1,17 @@
 //! What the node announces, and with which settings.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use contiv_model::{name::HostName, tag::Encap};
+use contiv_model::{
+    endpoint::Endpoint,
+    name::{EndpointId, HostName},
+    tag::Encap,
+};
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 
 use crate::state::{BgpSpeaker, State};
@@ -22,30 +26,46 @@ pub(super) struct Announced {
     /// Whether this node forwards what the neighbor sends to the addresses.
     pub(super) routes_vlans: bool,
     /// Addresses of the endpoints with an interface on this node whose network is an active VLAN network.
-    pub(super) addresses: Arc<BTreeSet<IpAddr>>,
+    pub(super) endpoints: Arc<BTreeMap<EndpointId, BTreeSet<IpAddr>>>,
 }
 
 impl Announced {
     pub(super) fn of(state: &State, host: &HostName) -> Announced {
         let Some(speaker) = state.bgp_speaker(host) else { return Announced::default() };
         let is_vlan = |network| matches!(network, Some(Encap::Vlan(_)));
+        let (is_routing, routes_vlans) = (state.is_routing(), state.is_routing_vlans());
+        let routed = routes_vlans.then(|| state.routed_vlan_addresses(host));
+        let is_announced = |ip: &IpAddr| match &routed {
+            Some(routed) => routed.contains(ip),
+            None => is_routing && !state.is_of_fabric(*ip),
+        };
+        let addresses = |endpoint: &Endpoint| -> BTreeSet<IpAddr> {
+            endpoint.addresses().iter().filter(|ip| is_announced(ip)).collect()
+        };
         // After a reboot an endpoint's record exists without an interface until its pod is deleted.
         let endpoints = state
             .on_host(host)
             .filter(|id| state.attachment(id).is_some())
-            .filter_map(|id| state.endpoint(id))
-            .filter(|endpoint| is_vlan(state.active_network(&endpoint.network).map(|network| network.encap)));
-        let (is_routing, routes_vlans) = (state.is_routing(), state.is_routing_vlans());
-        let addresses = match is_routing {
-            _ if routes_vlans => state.routed_vlan_addresses(host),
-            true => {
-                let all = endpoints.flat_map(|endpoint| endpoint.addresses().iter().collect::<Vec<_>>());
-                all.filter(|ip| !state.is_of_fabric(*ip)).collect()
-            }
-            false => BTreeSet::new(),
-        };
-        let speaker = Some(speaker.clone());
-        Announced { speaker, is_routing, routes_vlans, addresses: Arc::new(addresses) }
+            .filter_map(|id| Some((id, state.endpoint(id)?)))
+            .filter(|(_, endpoint)| {
+                is_vlan(state.active_network(&endpoint.network).map(|network| network.encap))
+            })
+            .map(|(id, endpoint)| (id.clone(), addresses(endpoint)))
+            .filter(|(_, addresses)| !addresses.is_empty());
+        let endpoints = Arc::new(endpoints.collect());
+        Announced { speaker: Some(speaker.clone()), is_routing, routes_vlans, endpoints }
+    }
+
+    /// Without the endpoints that have no interface on this node any more.
+    pub(super) fn attached(&self, state: &State) -> Announced {
+        let attached = self.endpoints.iter().filter(|(id, _)| state.attachment(id).is_some());
+        let endpoints = attached.map(|(id, addresses)| (id.clone(), addresses.clone())).collect();
+        Announced { endpoints: Arc::new(endpoints), ..self.clone() }
+    }
+
+    /// Addresses of all endpoints.
+    pub(super) fn addresses(&self) -> Arc<BTreeSet<IpAddr>> {
+        Arc::new(self.endpoints.values().flatten().copied().collect())
     }
 }
 
@@ -101,6 +121,20 @@ mod tests {
     use testkit::{Netns, needs};
 
     use super::*;
+    use crate::state::Attachment;
+
+    #[test]
+    fn endpoints_without_an_interface_are_left_out() {
+        let address = |last: u8| BTreeSet::from([IpAddr::from([10, 1, 1, last])]);
+        let [one, two] = ["n.t-c1", "n.t-c2"].map(EndpointId::from);
+        let endpoints = BTreeMap::from([(one, address(1)), (two.clone(), address(2))]);
+        let before = Announced { endpoints: Arc::new(endpoints), ..Announced::default() };
+        let mut state = State::default();
+        state.set_attachment(&two, Some(Attachment::of_pod("vvport2")));
+        assert_eq!(*before.attached(&state).addresses(), address(2));
+        state.set_attachment(&two, None);
+        assert!(before.attached(&state).addresses().is_empty());
+    }
 
     #[test]
     fn the_next_hop_stays_while_the_interface_has_it() {

@@ -31,6 +31,8 @@ pub struct Running {
     pub learnt: Learnt,
     /// Addresses that are announced.
     pub addresses: Arc<BTreeSet<IpAddr>>,
+    /// Whether settings and addresses are those of an earlier process or run, because the state is not complete yet.
+    pub is_remembered: bool,
 }
 
 /// `gobgp`'s words for the administrative state.
@@ -46,7 +48,7 @@ impl Report {
         }
     }
 
-    /// Degraded condition, one line: the session is down.
+    /// Degraded condition, one line: the session is down, or does not follow the state.
     pub fn degraded(&self) -> Option<String> {
         match self {
             Report::Unknown | Report::Absent => None,
@@ -55,8 +57,15 @@ impl Report {
                 let status = &running.status;
                 let failure = running.failure().map(|failure| format!(": {failure}")).unwrap_or_default();
                 let (neighbor, state) = (status.neighbor, status.state);
-                (state != State::Established)
-                    .then(|| format!("BGP session with {neighbor} is {state}{failure}"))
+                match state {
+                    State::Established => running.is_remembered.then(|| {
+                        format!(
+                            "BGP session with {neighbor}: announcing what this node announced last until the state has arrived from \
+                             the store"
+                        )
+                    }),
+                    _ => Some(format!("BGP session with {neighbor} is {state}{failure}")),
+                }
             }
         }
     }
@@ -134,16 +143,28 @@ pub(super) mod tests {
             status,
             learnt: Learnt { routes: Arc::new(routes), complete: true },
             addresses: Arc::new([[10, 1, 1, 5].into()].into()),
+            is_remembered: false,
         }))
     }
 
+    /// As [`running`], of an agent whose state is not complete.
+    fn remembered(state: State) -> Report {
+        let mut report = running(state, None);
+        if let Report::Running(running) = &mut report {
+            running.is_remembered = true;
+        }
+        report
+    }
+
     #[test]
-    fn session_that_is_down_is_degraded() {
+    fn session_that_is_down_or_lacks_the_state_is_degraded() {
         let lost = Failure::Lost { neighbor: [50, 1, 1, 2].into(), cause: "reset".into() };
         let lines = [
             running(State::Established, None),
             running(State::Active, Some(lost)),
             running(State::Connect, None),
+            remembered(State::Established),
+            remembered(State::Connect),
             Report::Refused("no".into()),
             Report::Absent,
         ]
@@ -153,6 +174,8 @@ pub(super) mod tests {
             [
                 "",
                 "BGP session with 50.1.1.2 is active: connection to BGP neighbor 50.1.1.2: reset",
+                "BGP session with 50.1.1.2 is connect",
+                "BGP session with 50.1.1.2: announcing what this node announced last until the state has arrived from the store",
                 "BGP session with 50.1.1.2 is connect",
                 "BGP: no",
                 "",

@@ -17,19 +17,42 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use super::{
     announced::{Announced, Ipv6NextHop},
+    file::SpeakerFile,
     report::{self, Report},
 };
-use crate::state::{BgpSpeaker, Reader};
+use crate::state::{BgpSpeaker, Reader, State};
 
 /// Minimum interval between reads of the state, which bounds the work if the cluster changes quickly.
 const READ_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Runs the speaker of this node while its `Bgp` object exists.
+///
+/// Until the state is complete, it announces what it announced last, by another run of the agent or by an earlier process, as far as
+/// the endpoints have interfaces: the switch forwards to them.
 #[derive(Debug)]
 pub struct Task {
     host: HostName,
-    reader: Reader,
+    followed: watch::Receiver<Option<Followed>>,
+    file: SpeakerFile,
+    /// What the file has.
+    last: Announced,
     reports: watch::Sender<Report>,
+}
+
+/// The state of a run of the agent.
+#[derive(Clone, Debug)]
+pub struct Followed {
+    /// The state. From the start it has the interfaces on this node.
+    pub reader: Reader,
+    /// Whether the settings of the cluster are known, and do not contradict those of this node. Before, the state counts as incomplete.
+    pub is_settled: bool,
+}
+
+impl Followed {
+    /// Whether no objects are missing that have not arrived yet.
+    fn is_complete(&self) -> bool {
+        self.is_settled && self.reader.awaited().is_empty()
+    }
 }
 
 /// Settings of a session.
@@ -43,53 +66,49 @@ fn config(speaker: &BgpSpeaker, restarted: bool) -> Config {
 }
 
 impl Task {
-    /// A task that does nothing until [`Task::run`], and its reports.
-    pub fn new(host: HostName, reader: Reader) -> (Task, watch::Receiver<Report>) {
+    /// A task that does nothing until [`Task::run`], and its reports. It runs from the file until the state that it follows is
+    /// complete.
+    pub fn new(
+        host: HostName,
+        file: SpeakerFile,
+        followed: watch::Receiver<Option<Followed>>,
+    ) -> (Task, watch::Receiver<Report>) {
         let (reports, receiver) = watch::channel(Report::default());
-        (Task { host, reader, reports }, receiver)
+        let last = file.read().unwrap_or_default();
+        (Task { host, followed, file, last, reports }, receiver)
     }
 
-    /// Follows the state until `stop` is cancelled.
+    /// Follows the states until `stop` is cancelled. The leaf keeps the routes afterwards, for the time of a graceful restart.
     ///
     /// # Errors
     ///
     /// If a speaker ends on its own.
-    pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
-        // Before, objects that are missing may not have arrived yet.
-        if stop.run_until_cancelled(self.reader.synced()).await.is_none() {
-            return Ok(());
-        }
+    pub async fn run(mut self, stop: CancellationToken) -> anyhow::Result<()> {
+        let first = stop.run_until_cancelled(self.first()).await.flatten();
+        let Some(mut followed) = first else { return Ok(()) };
         // Endpoints of an earlier process have been forwarded all the time.
-        let mut restarted = self.reader.with(|state| state.attachments().next().is_some());
+        let mut restarted = followed.reader.with(|state| state.attachments().next().is_some());
         let mut session: Option<Session> = None;
         let mut next_hop = Ipv6NextHop::default();
         loop {
-            let announced = self.reader.with(|state| Announced::of(state, &self.host));
-            let settings = announced.speaker.clone().filter(|_| announced.is_routing);
-            if let Some(previous) = session.take_if(|session| Some(&session.settings) != settings.as_ref()) {
-                // Its routes may have another next hop, or none.
-                previous.stop(Stop::Shutdown).await;
-            }
-            let next_hop_v6 = settings.as_ref().and_then(|speaker| next_hop.of(speaker.router.addr()));
-            let mut refused = None;
-            match (&session, settings) {
-                (None, Some(settings)) => {
-                    match Session::start(settings, &announced, next_hop_v6, restarted) {
-                        Ok(started) => session = Some(started),
-                        Err(error) => refused = Some(error.to_string()),
-                    }
+            let is_complete = followed.is_complete();
+            let (host, last) = (&self.host, self.last.clone());
+            let read = |state: &State| match is_complete {
+                true => Announced::of(state, host),
+                false => last.attached(state),
+            };
+            let announced = followed.reader.with(&read);
+            let refused = update(&mut session, &announced, &mut next_hop, restarted).await;
+            restarted &= !is_complete && session.is_none();
+            if is_complete {
+                let kept = if session.is_some() { announced.clone() } else { Announced::default() };
+                if kept != self.last {
+                    self.file.save(&kept);
+                    self.last = kept;
                 }
-                (None, None) if announced.speaker.is_some() => {
-                    refused =
-                        Some("the Bgp object has no effect: the forward mode is not routing".to_owned());
-                }
-                (Some(session), _) => session.announce(&announced, next_hop_v6),
-                (None, None) => {}
             }
-            restarted = false;
-            self.report(session.as_ref(), refused);
-            let changed =
-                self.reader.wait(|state| (Announced::of(state, &self.host) != announced).then_some(()));
+            self.report(session.as_ref(), refused, is_complete);
+            let changed = followed.reader.wait(|state| (read(state) != announced).then_some(()));
             tokio::select! {
                 () = stop.cancelled() => {
                     if let Some(session) = session {
@@ -98,23 +117,35 @@ impl Task {
                     return Ok(());
                 }
                 () = async { sleep(READ_INTERVAL).await; changed.await } => {}
+                () = followed.reader.synced(), if followed.is_settled && !is_complete => {}
+                // An error means that the agent stops.
+                Ok(()) = self.followed.changed() => {}
                 alive = Session::changed(session.as_mut()) => if !alive {
                     bail!("the BGP speaker ended");
                 },
                 () = sleep(Ipv6NextHop::INTERVAL) => {}
             }
+            let newest = self.followed.borrow_and_update().clone();
+            followed = newest.unwrap_or(followed);
         }
     }
 
-    fn report(&self, session: Option<&Session>, refused: Option<String>) {
+    /// Waits for a state; `None` if the agent stops.
+    async fn first(&mut self) -> Option<Followed> {
+        self.followed.wait_for(Option::is_some).await.ok()?.clone()
+    }
+
+    fn report(&self, session: Option<&Session>, refused: Option<String>, is_complete: bool) {
         let report = match (session, refused) {
             (Some(session), _) => Report::Running(Box::new(report::Running {
                 status: session.handle.status.borrow().clone(),
                 learnt: session.handle.learnt.borrow().clone(),
                 addresses: session.announced(),
+                is_remembered: !is_complete,
             })),
             (None, Some(why)) => Report::Refused(why),
-            (None, None) => Report::Absent,
+            (None, None) if is_complete => Report::Absent,
+            (None, None) => Report::Unknown,
         };
         self.reports.send_if_modified(|current| {
             let changed = *current != report;
@@ -122,6 +153,35 @@ impl Task {
             changed
         });
     }
+}
+
+/// Makes the session announce this, starts it or stops it. Returns why it does not run although there are settings.
+async fn update(
+    session: &mut Option<Session>,
+    announced: &Announced,
+    next_hop: &mut Ipv6NextHop,
+    restarted: bool,
+) -> Option<String> {
+    let settings = announced.speaker.clone().filter(|_| announced.is_routing);
+    if let Some(previous) = session.take_if(|session| Some(&session.settings) != settings.as_ref()) {
+        // Its routes may have another next hop, or none.
+        previous.stop(Stop::Shutdown).await;
+    }
+    let Some(settings) = settings else {
+        let has_no_effect = "the Bgp object has no effect: the forward mode is not routing";
+        return announced.speaker.is_some().then(|| has_no_effect.to_owned());
+    };
+    let announcement =
+        Announcement { addresses: announced.addresses(), next_hop_v6: next_hop.of(settings.router.addr()) };
+    if let Some(session) = session {
+        session.announce(announcement);
+        return None;
+    }
+    match Session::start(settings, announcement, announced.routes_vlans, restarted) {
+        Ok(started) => *session = Some(started),
+        Err(error) => return Some(error.to_string()),
+    }
+    None
 }
 
 /// A speaker that runs as a task.
@@ -137,16 +197,16 @@ struct Session {
 impl Session {
     fn start(
         settings: BgpSpeaker,
-        announced: &Announced,
-        next_hop_v6: Option<Ipv6Addr>,
+        announcement: Announcement,
+        routes_vlans: bool,
         restarted: bool,
     ) -> Result<Session, ConfigError> {
-        let announcement = Announcement { addresses: Arc::clone(&announced.addresses), next_hop_v6 };
+        let next_hop_v6 = announcement.next_hop_v6;
         let (announcement, receiver) = watch::channel(Some(announcement));
         let (speaker, handle) = Speaker::new(config(&settings, restarted), receiver)?;
         let BgpSpeaker { router, asn, neighbor, neighbor_as } = settings;
         tracing::info!(%router, asn, %neighbor, neighbor_as, restarted, "starting the BGP speaker");
-        if !announced.routes_vlans {
+        if !routes_vlans {
             tracing::warn!(
                 "this node does not route VLAN networks (--netmode vlan --datapath ovs do): what the neighbor sends to announced \
                  addresses is forwarded by the routes of this node's kernel"
@@ -160,11 +220,10 @@ impl Session {
         Ok(Session { settings, announcement, handle, stop, task })
     }
 
-    fn announce(&self, announced: &Announced, next_hop_v6: Option<Ipv6Addr>) {
-        let now = Announcement { addresses: Arc::clone(&announced.addresses), next_hop_v6 };
+    fn announce(&self, now: Announcement) {
         self.announcement.send_if_modified(|current| {
-            if current.as_ref().is_some_and(|current| current.next_hop_v6 != next_hop_v6) {
-                log_next_hop(self.settings.router, next_hop_v6);
+            if current.as_ref().is_some_and(|current| current.next_hop_v6 != now.next_hop_v6) {
+                log_next_hop(self.settings.router, now.next_hop_v6);
             }
             let changed = current.as_ref() != Some(&now);
             *current = Some(now);

@@ -1,8 +1,11 @@
 //! The agent as a process, with BIRD as the leaf switch of its node.
 
+mod outage;
+
 use std::{
     io::{Read as _, Write as _},
-    net::TcpStream,
+    net::{SocketAddr, TcpStream},
+    path::PathBuf,
     process::Command,
     time::Duration,
 };
@@ -35,13 +38,17 @@ protocol static { ipv4; route 20.1.0.0/16 blackhole; }
 protocol static { ipv6; route 2001:db8:20::/48 blackhole; }
 ";
 const POD: [(&str, &str); 2] = [("10.9.0.1/32", "via 50.1.1.1"), ("2001:db8:9::1/128", "via 2001:db8:50::1")];
+const SECOND: [(&str, &str); 2] =
+    [("10.9.0.2/32", "via 50.1.1.1"), ("2001:db8:9::2/128", "via 2001:db8:50::1")];
 
 /// A node with a link to its leaf, a store, and a scripted netmaster whose network is a VLAN.
 struct Fabric {
     node: Netns,
     leaf: Bird,
     store: Store,
-    _server: embedded::Server,
+    /// `None` while the store is stopped.
+    server: Option<embedded::Server>,
+    listen: SocketAddr,
     _master: Master,
     directory: TempDir,
     endpoint: String,
@@ -70,14 +77,13 @@ impl Fabric {
     async fn new(node: Netns, leaf: Bird) -> Result<Fabric> {
         let directory = testkit::scratch_dir("bgp")?;
         let listen = ([127, 0, 0, 1], testkit::free_port()?).into();
-        let server = embedded::Server::open(&directory.path().join("store"), listen).await?;
-        let endpoint = server.endpoint();
+        let server = Some(embedded::Server::open(&directory.path().join("store"), listen).await?);
+        let endpoint = format!("http://{listen}");
         let store = Store::connect(&Config::new([endpoint.clone()])).await?;
         let master = Master::start_on(store.clone(), "vlan", 7).await;
         let _committed = store.commit(Txn::new().put(LEADER, master.address().to_owned())).await?;
         let rest = format!("127.0.0.1:{}", testkit::free_port()?);
-        let fabric =
-            Fabric { node, leaf, store, _server: server, _master: master, directory, endpoint, rest };
+        let fabric = Fabric { node, leaf, store, server, listen, _master: master, directory, endpoint, rest };
         fabric.set_mode("routing").await;
         Ok(fabric)
     }
@@ -109,17 +115,30 @@ impl Fabric {
     }
 
     fn start_agent(&self) -> Result<Process> {
+        let agent = self.spawn_agent()?;
+        self.wait_ready(&agent)?;
+        Ok(agent)
+    }
+
+    fn spawn_agent(&self) -> Result<Process> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_netplugin"));
         command.args(["--mode", "test", "--datapath", "fake", "--netmode", "vxlan", "--fwdmode", "routing"]);
         command.args(["--host", HOST, "--vtep-ip", VTEP, "--ctrl-ip", VTEP, "--etcd", &self.endpoint]);
         command.args(["--rest-address", &self.rest]);
-        command.arg("--cni-socket").arg(self.directory.path().join("cni.sock"));
-        let agent = Process::spawn_in(&self.node, "netplugin", command)?;
+        command.arg("--cni-socket").arg(self.file("cni.sock"));
+        Process::spawn_in(&self.node, "netplugin", command)
+    }
+
+    fn wait_ready(&self, agent: &Process) -> Result<()> {
         wait_until(TIMEOUT, "the agent to be ready", || {
             Ok(self.get("/readyz").is_ok_and(|(code, _)| code == 200).then_some(()))
         })
-        .with_context(|| agent.tail())?;
-        Ok(agent)
+        .with_context(|| agent.tail())
+    }
+
+    /// A file of the agent or of the store.
+    fn file(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
     }
 
     /// Status code and body.
@@ -158,7 +177,7 @@ impl Fabric {
     async fn call(&self, command: &str, container: &str, pod: &Netns) -> Result<()> {
         let netns = pod.path().display().to_string();
         let call = Call { container, netns: &netns, ..Call::new(command) };
-        match call.send(&self.directory.path().join("cni.sock")).await {
+        match call.send(&self.file("cni.sock")).await {
             Ok(_) => Ok(()),
             Err(refusal) => bail!("{command}: {refusal:?}"),
         }
@@ -239,14 +258,15 @@ fn leaf_has_the_routes_of_pods_while_they_exist() -> Result<()> {
             }
         }
         fabric.call("ADD", "c2", &other).await?;
-        let second = [("10.9.0.2/32", "via 50.1.1.1"), ("2001:db8:9::2/128", "via 2001:db8:50::1")];
-        fabric.leaf.expect_routes("node", &[POD, second].concat())?;
+        fabric.leaf.expect_routes("node", &[POD, SECOND].concat())?;
         fabric.call("DEL", "c1", &pod).await?;
-        fabric.leaf.expect_routes("node", &second)?;
+        fabric.leaf.expect_routes("node", &SECOND)?;
+        assert!(fabric.file("cni.bgp.json").exists());
         // Without the settings the leaf drops the routes at once.
         fabric.delete_settings().await?;
         fabric.leaf.expect_routes("node", &[])?;
         fabric.until_oper("no record", |oper| oper.is_none()).await?;
+        assert!(!fabric.file("cni.bgp.json").exists());
         assert_eq!(fabric.get("/inspect/bgp")?.0, 500);
         assert!(agent.terminate(TIMEOUT)?.success(), "{}", agent.tail());
         Ok(())

@@ -422,12 +422,14 @@ fn pods_talk(kinds: [Kind; 2]) -> Result<()> {
 
         // Nothing is left by the clean-up.
         fabric.one.agent()?.terminate(TIMEOUT)?;
+        ensure!(fabric.one.file("cni.bgp.json").exists(), "what the node announces is in a file");
         let mut cleanup = fabric.one.command();
         cleanup.arg("cleanup");
         fabric.one.datapath(&mut cleanup);
         let mut cleanup = Process::spawn_in(&fabric.one.namespace, "cleanup", cleanup)?;
         ensure!(cleanup.wait(TIMEOUT)?.success(), "{}", cleanup.tail());
         ensure!(fabric.one.kernel()?.is_empty(), "{:#?}", fabric.one.kernel()?);
+        ensure!(!fabric.one.file("cni.bgp.json").exists(), "the file is left");
         ensure!(!fabric.one.namespace.links()?.iter().any(|link| link == "inb01"), "the port is left");
         Ok(())
     })

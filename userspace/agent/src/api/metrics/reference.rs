@@ -103,5 +103,6 @@ pub(super) fn session() -> Report {
         status,
         learnt: Learnt::default(),
         addresses: std::sync::Arc::default(),
+        is_remembered: false,
     }))
 }

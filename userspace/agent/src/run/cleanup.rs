@@ -1,0 +1,40 @@
+use anyhow::Context as _;
+
+use super::interruption::StoppedFile;
+use crate::{
+    attach::link::Links,
+    bgp::SpeakerFile,
+    config::{Cleanup, DatapathFlags},
+    continuity::MemoryFile,
+    datapath::{
+        Kind, Owner,
+        ebpf::{Ebpf, Options},
+        ovs::Ovs,
+    },
+    router,
+};
+
+/// Removes everything that the datapath created on this node.
+pub async fn cleanup(flags: &Cleanup) -> anyhow::Result<()> {
+    let DatapathFlags { datapath, .. } = flags.datapath;
+    match datapath {
+        Kind::Ovs => Ovs::new(flags.datapath.ovs(None)).cleanup().await?,
+        Kind::Ebpf => Ebpf::new(flags.datapath.ebpf(None, Options::VXLAN_PORT)).cleanup().await?,
+        Kind::Fake => {}
+    }
+    router::remove().await?;
+    StoppedFile::beside(&flags.cni_socket).remove();
+    let memory = MemoryFile::beside(&flags.cni_socket);
+    memory.remove().with_context(|| format!("remove {}", memory.path().display()))?;
+    // Nothing forwards to what the node has announced.
+    let speaker = SpeakerFile::beside(&flags.cni_socket);
+    speaker.remove().with_context(|| format!("remove {}", speaker.path().display()))?;
+    let links = Links::open().await?;
+    for port in links.attachments().await? {
+        // Infra endpoints are useless without a datapath, and no CNI request deletes them.
+        if flags.ports || port.owner == Owner::Node {
+            links.detach(&port.port).await?;
+        }
+    }
+    Ok(())
+}
