@@ -7,7 +7,7 @@ use crate::{
     config::{Cleanup, DatapathFlags},
     continuity::MemoryFile,
     datapath::{
-        Kind, Owner,
+        Datapath as _, Kind, Owner,
         ebpf::{Ebpf, Options},
         ovs::Ovs,
     },
