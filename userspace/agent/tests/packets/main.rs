@@ -21,6 +21,7 @@ mod flows;
 mod from_overlay;
 mod from_pod;
 mod from_uplink;
+mod full_maps;
 mod fuzz;
 mod host_access;
 mod infra;

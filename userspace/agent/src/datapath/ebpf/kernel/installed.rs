@@ -246,16 +246,31 @@ impl Installed {
         }
     }
 
-    /// Writes the entries of an object, and removes its other entries.
+    /// Writes the entries of an object, and removes its other entries. After an error the object has those that were written and
+    /// those that were not removed, for its deletion and the next attempt.
     pub(crate) async fn set(&mut self, id: &ObjectId, entries: &[Entry]) -> Result<(), Error> {
+        let mut outcome = Ok(());
+        let mut keys = Vec::with_capacity(entries.len());
         for entry in entries {
-            self.write(entry).await?;
+            outcome = self.write(entry).await;
+            if outcome.is_err() {
+                break;
+            }
             self.set_owner(entry, id);
+            keys.push(entry.key());
         }
-        let keys: Vec<EntryKey> = entries.iter().map(Entry::key).collect();
-        let previous = self.objects.insert(id.clone(), keys.clone()).unwrap_or_default();
-        let stale: Vec<EntryKey> = previous.into_iter().filter(|key| !keys.contains(key)).collect();
-        self.remove_owned(id, &stale)
+        let previous = self.objects.remove(id).unwrap_or_default();
+        let mut stale: Vec<EntryKey> = previous.into_iter().filter(|key| !keys.contains(key)).collect();
+        if outcome.is_ok() {
+            outcome = self.remove_owned(id, &stale);
+        }
+        if outcome.is_err() {
+            // In the order in which they were written.
+            stale.append(&mut keys);
+            keys = stale;
+        }
+        self.objects.insert(id.clone(), keys);
+        outcome
     }
 
     /// Writes a group.
