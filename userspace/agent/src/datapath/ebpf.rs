@@ -401,8 +401,12 @@ impl Ebpf {
 }
 
 impl Datapath for Ebpf {
-    /// The verifier takes most of the time.
+    /// The verifier takes most of the time. Fails without a VLAN uplink, unless the programs forward already: [`observe`](Self::observe)
+    /// goes on without one, but the pods of another datapath would lose their VLAN networks.
     async fn prepare(&mut self) -> Result<(), Error> {
+        if self.left_behind()?.is_none() || self.is_passive() {
+            self.interfaces.check_uplinks(&Netlink::open()?).await?;
+        }
         self.installed = Some(self.open().await?);
         self.takeovers.prepare(&self.pins)
     }
@@ -510,7 +514,8 @@ impl Datapath for Ebpf {
         Ok(failures)
     }
 
-    /// Resolves when an interface of the datapath is deleted, and its program with it. No other process writes the maps.
+    /// Resolves when an interface of the datapath is deleted, and its program with it, or when a missing uplink appears. No other
+    /// process writes the maps.
     async fn resync_needed(&mut self) {
         let queue = self.installed.as_ref().and_then(|installed| installed.queues().pair());
         let devices = self.interfaces.devices();
@@ -518,7 +523,7 @@ impl Datapath for Ebpf {
         let uplinks = devices.uplinks.iter().map(|(uplink, _)| *uplink);
         let interfaces: Vec<u32> = uplinks.chain(others).collect();
         match &mut self.monitor {
-            Some(monitor) => monitor.deleted(&interfaces).await,
+            Some(monitor) => monitor.changed(&interfaces, self.interfaces.missing_uplinks()).await,
             None => future::pending().await,
         }
         self.monitor = None;
@@ -601,9 +606,14 @@ impl Datapath for Ebpf {
             }
             XdpStatus::Off | XdpStatus::Attached(_) => None,
         };
-        let missing = self.interfaces.missing_uplinks().iter().map(|name| {
-            format!("VLAN uplink {name}: does not exist; its networks use the other uplinks (--vlan-uplinks)")
-        });
+        let effect = if self.interfaces.devices().uplinks.is_empty() {
+            "VLAN networks reach nothing outside of the node until an uplink exists"
+        } else {
+            "its networks use the other uplinks"
+        };
+        let missing = self.interfaces.missing_uplinks().iter();
+        let missing =
+            missing.map(|name| format!("VLAN uplink {name}: does not exist; {effect} (--vlan-uplinks)"));
         let log = self.options.log_stages.as_ref().map(|endpoint| {
             format!(
                 "eBPF programs: those that log the stages of frames are in force, for the endpoint {endpoint} \

@@ -65,7 +65,8 @@ pub struct PortRequirements {
 /// next instance adopts the state that it finds.
 pub trait Datapath: Send {
     /// Prepares the first [`observe`](Self::observe) as far as possible without a change to what another datapath forwards, so
-    /// that it takes less time, and fails where that would fail.
+    /// that it takes less time. Fails where that would fail, and if the node lacks what this datapath needs to forward what the
+    /// other one does.
     fn prepare(&mut self) -> impl Future<Output = Result<(), Error>> + Send {
         async { Ok(()) }
     }

@@ -23,7 +23,7 @@ use testkit::{
 use tokio::runtime::Runtime;
 
 use crate::{
-    node::{Endpoint, Node, Pod, network, vlan},
+    node::{Endpoint, Node, Pod, network, runtime, vlan, vtep, vxlan},
     run::run,
 };
 
@@ -243,20 +243,68 @@ fn a_restarted_agent_keeps_the_active_uplink() -> Result<()> {
     Ok(())
 }
 
+/// The names of the missing uplinks in the warnings, and whether others are in use.
+fn missing(node: &Node) -> Vec<(String, bool)> {
+    let warnings = node.datapath.warnings().into_iter();
+    let missing = warnings.filter_map(|warning| {
+        let (name, effect) = warning.strip_prefix("VLAN uplink ")?.split_once(": does not exist; ")?;
+        Some((name.to_owned(), effect.contains("use the other uplinks")))
+    });
+    missing.collect()
+}
+
+/// Without any uplink, the node has its other networks, and takes changes.
 #[test]
-fn a_missing_uplink_is_reported_while_another_one_works() -> Result<()> {
+fn a_missing_uplink_is_reported_and_used_when_it_appears() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("upls-missing")?;
     rig.node.ns.ip("link del trunk0")?;
     rig.node.converge()?;
     assert!(rig.is_active("trunk1")?);
-    let warnings = rig.node.datapath.warnings();
-    assert!(
-        warnings.iter().any(|warning| warning.contains("VLAN uplink trunk0: does not exist")),
-        "{warnings:?}"
-    );
+    assert_eq!(missing(&rig.node), [("trunk0".to_owned(), true)]);
     rig.node.ns.ip("link del trunk1")?;
-    let error = rig.node.observe().unwrap_err();
-    assert!(format!("{error:#}").contains("trunk0, trunk1"), "{error:#}");
+    let n2 = network("n2.t", vxlan(10_002));
+    rig.node.want_network(&n2).want(Object::Remote(Endpoint(3).remote(&n2, Some(vtep(2)))));
+    rig.node.converge()?;
+    assert_eq!(rig.active()?, 0);
+    assert_eq!(missing(&rig.node), UPLINKS.map(|name| (name.to_owned(), false)));
+
+    let Rig { node: Node { ns, datapath, desired, .. }, switch, .. } = &mut rig;
+    ns.run(|| {
+        runtime()?.block_on(async {
+            datapath.observe(desired).await?;
+            switch.veth("wire1", ns, "trunk1")?;
+            let needed = tokio::time::timeout(TIMEOUT, datapath.resync_needed()).await;
+            needed.context("a full resync after the uplink has appeared")
+        })
+    })?;
+    rig.node.converge()?;
+    assert!(rig.is_active("trunk1")?);
+    assert_eq!(missing(&rig.node), [("trunk0".to_owned(), true)]);
+    Ok(())
+}
+
+/// What another datapath forwards on VLANs would be cut off. An agent whose programs forward goes on with what it has.
+#[test]
+fn programs_take_over_from_another_datapath_with_an_uplink_only() -> Result<()> {
+    needs!(root());
+    let mut node = Node::with("upls-prepare", |options| options.uplinks = UPLINKS.map(str::to_owned).into())?;
+    let prepare = |node: &mut Node| {
+        let Node { ns, datapath, .. } = node;
+        ns.run(|| Ok(runtime()?.block_on(datapath.prepare())?))
+    };
+    let error = prepare(&mut node).unwrap_err();
+    assert!(format!("{error:#}").contains("find the VLAN uplink trunk0, trunk1"), "{error:#}");
+    let other = Netns::new("upls-other")?;
+    other.veth("wire1", &node.ns, "trunk1")?;
+    prepare(&mut node)?;
+    node.want_network(&network("n1.t", vlan(TAG)));
+    node.converge()?;
+    // Filters have no pins that tell of them.
+    if node.datapath.inspect()["attachment"] == "tcx" {
+        node.ns.ip("link del trunk1")?;
+        node.restart();
+        prepare(&mut node)?;
+    }
     Ok(())
 }

@@ -196,12 +196,19 @@ impl InterfaceMonitor {
         }
     }
 
-    /// Resolves when one of the interfaces is deleted, or the subscription ends.
-    pub(crate) async fn deleted(&mut self, interfaces: &[u32]) {
+    /// Resolves when one of the interfaces is deleted, when one of those that are `missing` exists, or when the subscription ends.
+    pub(crate) async fn changed(&mut self, interfaces: &[u32], missing: &[String]) {
         while let Some((message, _)) = self.notifications.next().await {
-            if let NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(link)) = message.payload
-                && interfaces.contains(&link.header.index)
-            {
+            let is_awaited = match message.payload {
+                NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(link)) => {
+                    interfaces.contains(&link.header.index)
+                }
+                NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => {
+                    !missing.is_empty() && name_of(&link).is_some_and(|name| missing.contains(&name))
+                }
+                _ => false,
+            };
+            if is_awaited {
                 return;
             }
         }

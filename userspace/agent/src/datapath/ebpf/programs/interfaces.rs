@@ -1,6 +1,6 @@
 //! The VXLAN device, the uplink, the interfaces to the node's kernel, and the programs on them.
 
-use std::net::IpAddr;
+use std::{io, net::IpAddr};
 
 use super::{
     kernel_port::KernelPort,
@@ -75,7 +75,7 @@ pub(crate) struct Interfaces {
     xdp: XdpHook,
     xdp_status: XdpStatus,
     devices: Devices,
-    /// Configured uplinks that do not exist, while another one does.
+    /// Configured uplinks that do not exist.
     missing_uplinks: Vec<String>,
     writes: Writes,
 }
@@ -214,6 +214,21 @@ impl Interfaces {
         Ok(())
     }
 
+    /// Fails if uplinks are configured and none of them exists.
+    pub(crate) async fn check_uplinks(&self, netlink: &Netlink) -> Result<(), Error> {
+        let uplinks = &self.configuration.uplinks;
+        for name in uplinks {
+            if netlink.link(name).await?.is_some() {
+                return Ok(());
+            }
+        }
+        if uplinks.is_empty() {
+            return Ok(());
+        }
+        let operation = format!("find the VLAN uplink {}; check --vlan-uplinks", uplinks.join(", "));
+        Err(failed(operation, io::Error::from_raw_os_error(libc::ENODEV)))
+    }
+
     /// Attaches the programs to the uplinks that exist. Returns the index of each, and whether it has a carrier.
     async fn ensure_uplinks(
         &mut self,
@@ -227,13 +242,6 @@ impl Interfaces {
                 None => missing.push(name.clone()),
             }
         }
-        if found.is_empty() && !missing.is_empty() {
-            let absent = std::io::Error::from_raw_os_error(libc::ENODEV);
-            return Err(failed(
-                format!("find the VLAN uplink {}; check --vlan-uplinks", missing.join(", ")),
-                absent,
-            ));
-        }
         for (name, ifindex, _) in &found {
             if device::is_veth(name) {
                 device::ensure_tx_checksum_off(name, &self.writes)?;
@@ -243,6 +251,9 @@ impl Interfaces {
         let uplinks: Vec<_> = found.iter().map(|(name, ifindex, _)| (name.as_str(), *ifindex)).collect();
         let status = self.xdp.ensure(programs.xdp(), netlink, &uplinks).await?;
         self.set_xdp_status(status);
+        if !missing.is_empty() && self.missing_uplinks != missing {
+            tracing::warn!(uplinks = missing.join(", "), "VLAN uplinks do not exist");
+        }
         self.missing_uplinks = missing;
         Ok(found.iter().map(|(_, ifindex, has_carrier)| (*ifindex, *has_carrier)).collect())
     }
