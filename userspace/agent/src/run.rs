@@ -38,6 +38,7 @@ pub use cleanup::cleanup;
 use conflict::Predecessor;
 use interruption::StoppedFile;
 use speaker::Speaker;
+use settings::LocalMode;
 use tasks::Tasks;
 
 /// Interval between periodic full resyncs, and between checks of the node's interfaces.
@@ -60,8 +61,9 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     // Cancelled if the speaker ends, too.
     let runs = stop.child_token();
     let speaker = Speaker::start(&flags, runs.clone().drop_guard())?;
+    let mode = LocalMode::new(flags.fwdmode);
     let ended = loop {
-        let ended = run_chosen(flags.clone(), &speaker, runs.clone()).await;
+        let ended = run_chosen(flags.clone(), (&speaker, &mode), runs.clone()).await;
         match &ended {
             Err(error) if speaker.outlives(error) => {
                 tracing::warn!("{}; keeping the BGP session, and trying again", one_line(&**error));
@@ -80,7 +82,11 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
 /// When an operator chooses another datapath, the agent ends its run, and begins one with that datapath. If that cannot be
 /// prepared, the next run has the earlier datapath again, and reports why. Any other error ends the agent: its next process
 /// finds the choice in the store.
-async fn run_chosen(mut flags: Flags, speaker: &Speaker, stop: CancellationToken) -> anyhow::Result<()> {
+async fn run_chosen(
+    mut flags: Flags,
+    (speaker, mode): (&Speaker, &LocalMode),
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
     // The store may be away.
     interruption::resume(&flags).await;
     let file = ChosenFile::beside(&flags.cni_socket);
@@ -103,7 +109,7 @@ async fn run_chosen(mut flags: Flags, speaker: &Speaker, stop: CancellationToken
         flags.datapath.datapath = own;
         let next = NextDatapath::default();
         let choice = Choice { file: is_chosen.then_some(&file), refused: refused.take(), next: next.clone() };
-        let ended = run_once(flags.clone(), choice, speaker, stop.child_token()).await;
+        let ended = run_once(flags.clone(), choice, (speaker, mode.clone()), stop.child_token()).await;
         if is_chosen && file.read()? == Some(own) {
             present = wanted;
         }
@@ -136,12 +142,12 @@ struct Choice<'a> {
 async fn run_once(
     flags: Flags,
     choice: Choice<'_>,
-    speaker: &Speaker,
+    (speaker, mode): (&Speaker, LocalMode),
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let vtep = flags.node()?.vtep;
     let predecessor = conflict::check(&flags.datapath, flags.replace_datapath).await.map_err(Refused)?;
-    let past = (predecessor, choice);
+    let past = (predecessor, choice, mode);
     match flags.datapath.datapath {
         Kind::Ovs => run_with(Ovs::new(flags.ovs(vtep)), past, flags, speaker, stop).await,
         Kind::Ebpf => run_with(Ebpf::new(flags.ebpf(vtep)), past, flags, speaker, stop).await,
@@ -151,7 +157,7 @@ async fn run_once(
 
 async fn run_with<D: Datapath + 'static>(
     mut datapath: D,
-    (predecessor, choice): (Option<Predecessor>, Choice<'_>),
+    (predecessor, choice, mode): (Option<Predecessor>, Choice<'_>, LocalMode),
     flags: Flags,
     speaker: &Speaker,
     stop: CancellationToken,
@@ -279,7 +285,7 @@ async fn run_with<D: Datapath + 'static>(
     let settled = tokio::select! {
         () = stop.cancelled() => return tasks.end(Ok(())).await,
         failed = tasks.first_end() => return tasks.end(failed).await,
-        settled = settings::wait(&reader, flags.fwdmode) => settled,
+        settled = settings::wait(&reader, &mode) => settled,
     };
     if settled.is_err() {
         return tasks.end(settled).await;
@@ -319,9 +325,10 @@ async fn run_with<D: Datapath + 'static>(
     tasks.spawn("other datapath", conflict::watch(flags.datapath.clone(), stop.clone()));
     configured.done();
     is_configured.cancel();
-    let (mode, watched) = (flags.fwdmode, reader.clone());
-    let stopping = stop.clone();
-    tasks.spawn("settings", async move { settings::follow(&watched, mode, stopping).await });
+    let (watched, reported, stopping) = (reader.clone(), pods.clone(), stop.clone());
+    tasks.spawn("settings", async move {
+        settings::follow(&watched, &mode, |why| reported.report_forward_mode(why), stopping).await
+    });
     let halting = halt.clone();
     tasks.spawn("datapath", async move {
         reconciler.run(halting).await;

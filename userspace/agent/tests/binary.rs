@@ -190,19 +190,36 @@ fn an_error_that_is_not_of_the_datapath_does_not_refuse_the_choice() {
     assert!(!log.contains("is not possible here") && !log.contains("datapath=fake"), "{log}");
 }
 
+/// Also by a later run of the process, with another datapath.
 #[test]
-fn a_change_of_the_forward_mode_is_followed() {
+fn a_change_of_the_forward_mode_is_followed_and_reported() {
     needs!(root(), binary("etcd"), binary("etcdctl"));
     let node = Node::with_settings(BRIDGE);
-    let agent = node.start(&FAKE);
+    let pins = BpfDir::new("pins").unwrap();
+    let root = pins.path().display().to_string();
+    let absent = format!("unix:{}", node.directory.path().join("none.sock").display());
+    let ebpf = ["--bpf-root", &root, "--ovsdb", &absent, "--ctrl-ip", "10.0.0.1"];
+    let mut agent = node.start(&[&FAKE[..], &ebpf].concat());
     let key = "/contiv.io/oper/node/node-of-the-test";
-    let ready = || Ok(node.etcd.ctl(&["get", key])?.contains(r#""ready":true"#).then_some(()));
-    wait_until(TIMEOUT, "the datapath is ready", ready).unwrap();
+    let until = |what: &[&str]| {
+        wait_until(TIMEOUT, &format!("{what:?} in the status"), || {
+            let status = node.etcd.ctl(&["get", key])?;
+            Ok(what.iter().all(|what| status.contains(what)).then_some(()))
+        })
+    };
+    until(&[r#""datapath":"fake""#, r#""ready":true"#]).unwrap();
     let routing = BRIDGE.replace("\"bridge\"", "\"routing\"");
     node.etcd.ctl(&["put", "/contiv.io/master/config/global", &routing]).unwrap();
-    let followed = || Ok(agent.log().contains("the next start needs --fwdmode routing").then_some(()));
-    wait_until(TIMEOUT, "the new mode in the log", followed).unwrap();
-    wait_until(TIMEOUT, "the datapath is ready", ready).unwrap();
+    let reported = "the next start needs --fwdmode routing";
+    until(&[reported, r#""ready":true"#]).unwrap();
+    let choice = r#"{"host":"node-of-the-test","datapath":"ebpf"}"#;
+    node.etcd.ctl(&["put", "/contiv.io/state/node-datapath/node-of-the-test", choice]).unwrap();
+    let run = until(&[reported, r#""datapath":"ebpf""#, r#""ready":true"#]);
+    assert!(run.is_ok(), "{run:?}: {}", agent.log());
+    node.etcd.ctl(&["put", "/contiv.io/master/config/global", BRIDGE]).unwrap();
+    let ended = || Ok((!node.etcd.ctl(&["get", key])?.contains(reported)).then_some(()));
+    wait_until(TIMEOUT, "the contradiction to end", ended).unwrap();
+    assert!(agent.terminate(TIMEOUT).unwrap().success(), "{}", agent.log());
 }
 
 #[test]

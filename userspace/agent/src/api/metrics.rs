@@ -129,6 +129,8 @@ pub struct Condition<'a> {
     pub datapath: Kind,
     /// Status of the reconciler.
     pub status: &'a Status,
+    /// Number of degraded conditions.
+    pub degraded: usize,
     /// BGP session.
     pub bgp: &'a Report,
     /// Whether the store is regressed.
@@ -145,7 +147,7 @@ pub fn encode(
     reader: &Reader,
 ) -> Result<String, fmt::Error> {
     let Measurements { stats, counters, pods } = measurements;
-    let Condition { datapath, status, bgp, regressed, store_connected } = *condition;
+    let Condition { datapath, status, degraded, bgp, regressed, store_connected } = *condition;
     let mut registry = Registry::with_prefix("contiv");
     let build = Family::<Build, Gauge>::default();
     build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION"), datapath: datapath.to_string() }).set(1);
@@ -186,6 +188,7 @@ pub fn encode(
         "1 if the programs of another ABI version forward and nothing is changed, because objects in the store are invalid, else 0",
         i64::from(status.postponed.is_some()),
     );
+    gauge("degraded_conditions", "Degraded conditions of the node, which /readyz lists", count(degraded));
     gauge("datapath_objects", "Desired objects", count(status.objects));
     gauge(
         "datapath_objects_failed",
@@ -379,6 +382,7 @@ mod tests {
         for line in [
             "contiv_datapath_writes_total 7",
             "contiv_state_invalid_objects 0",
+            "contiv_degraded_conditions 1",
             r#"contiv_datapath_drops_total{reason="policy"} 3"#,
             r#"contiv_datapath_flow_events_total{event="made"} 4"#,
             r#"contiv_datapath_table_entries{table="ctv_fdb"} 2"#,

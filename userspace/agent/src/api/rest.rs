@@ -153,6 +153,17 @@ impl Parts {
         }
     }
 
+    /// Degraded conditions, one line each.
+    fn degraded(&self, status: &Status) -> Vec<String> {
+        let regressed = self.continuity.regression.borrow().as_ref().map(ToString::to_string);
+        let mut lines: Vec<String> = regressed.into_iter().chain(status.degraded()).collect();
+        lines.extend(self.pods.warnings().borrow().lines());
+        lines.extend(self.bgp.borrow().degraded());
+        lines.extend(self.routing.borrow().iter().cloned());
+        lines.extend(Rejected::lines(&self.reader.rejected()));
+        lines
+    }
+
     /// Conditions that are not met now, including those that were met before.
     pub fn pending(&self) -> Vec<String> {
         let started = self.ready.pending().into_iter().map(str::to_owned);
@@ -242,20 +253,14 @@ async fn refuse_pods(
 async fn readyz(State(parts): State<Parts>) -> Response {
     let pending = parts.pending();
     let status = parts.status.borrow().clone();
-    let rejected = parts.reader.rejected();
-    let warnings = parts.pods.warnings().borrow().clone();
-    let regressed = parts.continuity.regression.borrow().as_ref().map(ToString::to_string);
-    let degraded = regressed.into_iter().chain(status.degraded()).chain(warnings.lines());
-    let degraded = degraded.chain(parts.bgp.borrow().degraded());
-    let degraded = degraded.chain(parts.routing.borrow().clone());
     let body = Readiness {
         ready: pending.is_empty(),
         pending,
         revision: parts.reader.revision(),
         applied_revision: status.revision,
-        degraded: degraded.chain(Rejected::lines(&rejected)).collect(),
+        degraded: parts.degraded(&status),
         failed: status.failures.count(),
-        rejected: rejected.len(),
+        rejected: parts.reader.rejected_count(),
         error: status.error,
         store: store_error(&parts.continuity.connections.borrow()),
     };
@@ -271,6 +276,7 @@ async fn scrape(State(parts): State<Parts>) -> Response {
     let condition = Condition {
         datapath: parts.datapath,
         status: &status,
+        degraded: parts.degraded(&status).len(),
         regressed: parts.continuity.regression.borrow().is_some(),
         bgp: &session,
         store_connected: store_connected(&parts.continuity.connections.borrow()),

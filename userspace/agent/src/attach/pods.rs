@@ -105,6 +105,11 @@ impl Pods {
         self.0.warnings.send_modify(|warnings| warnings.refused_datapath = Some(why));
     }
 
+    /// Reports why the next start of the agent needs other flags; `None` if it does not.
+    pub fn report_forward_mode(&self, why: Option<String>) {
+        self.0.warnings.send_modify(|warnings| warnings.other_forward_mode = why);
+    }
+
     pub(super) fn parts(&self) -> &Parts {
         &self.0.parts
     }
@@ -189,8 +194,8 @@ impl Pods {
             let changed = warnings.missing_vtep != missing;
             warnings.missing_vtep = missing;
             if changed {
-                match missing {
-                    Some(_) => warnings.lines().take(1).for_each(|line| tracing::error!("{line}")),
+                match warnings.missing_vtep_line() {
+                    Some(line) => tracing::error!("{line}"),
                     None => tracing::info!(vtep = %node.vtep, "an interface has the VTEP address"),
                 }
             }

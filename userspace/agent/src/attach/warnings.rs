@@ -2,7 +2,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use contiv_model::name::NetworkId;
 
-/// Conditions of this node that keep endpoints from communicating.
+/// Conditions of this node that keep endpoints from communicating, or the agent from its next start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeWarnings {
     /// Infra networks that the node could not join or leave, with the reason.
@@ -11,19 +11,25 @@ pub struct NodeWarnings {
     pub(super) missing_vtep: Option<IpAddr>,
     /// Why the datapath that an operator has chosen does not forward.
     pub(super) refused_datapath: Option<String>,
+    /// That the global settings have another forward mode than the flags.
+    pub(super) other_forward_mode: Option<String>,
 }
 
 impl NodeWarnings {
     /// Formats one line per condition for operators.
     pub fn lines(&self) -> impl Iterator<Item = String> {
-        let vtep = self.missing_vtep.map(|vtep| {
+        let infra =
+            self.infra.iter().map(|(network, why)| format!("network {network}: infra endpoint: {why}"));
+        let run = self.refused_datapath.iter().chain(&self.other_forward_mode).cloned();
+        run.chain(self.missing_vtep_line()).chain(infra)
+    }
+
+    pub(super) fn missing_vtep_line(&self) -> Option<String> {
+        self.missing_vtep.map(|vtep| {
             format!(
                 "VTEP address {vtep}: no interface of this node has it, so VXLAN networks do not reach other nodes; set --vtep-ip, or \
                  give the address to an interface"
             )
-        });
-        let infra =
-            self.infra.iter().map(|(network, why)| format!("network {network}: infra endpoint: {why}"));
-        self.refused_datapath.iter().cloned().chain(vtep).chain(infra)
+        })
     }
 }

@@ -71,9 +71,9 @@ pub(super) fn sample(rules: usize) -> (Recorded, Status, Measurements) {
     (recorded, status, Measurements { stats, counters, pods })
 }
 
-/// The condition of an agent that is well.
+/// The condition of an agent with one degraded condition.
 pub(super) fn condition<'a>(status: &'a Status, bgp: &'a Report) -> Condition<'a> {
-    Condition { datapath: Kind::Ebpf, status, bgp, regressed: false, store_connected: true }
+    Condition { datapath: Kind::Ebpf, status, degraded: 1, bgp, regressed: false, store_connected: true }
 }
 
 /// An established BGP session.
