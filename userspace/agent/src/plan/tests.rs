@@ -270,14 +270,38 @@ fn subnet_has_the_gateway_of_its_network() {
     assert_eq!(v6.gateway, None);
 }
 
+/// Networks of the peer at the first address of other nodes, and its UDP port.
+fn networks_of_peer(events: Vec<Event>) -> (Vec<String>, u16) {
+    let desired = desired(events);
+    let Some(Object::Peer(peer)) = desired.get(&ObjectId::Peer(vtep_address(1))) else { panic!("a peer") };
+    (peer.networks.keys().map(NetworkId::to_string).collect(), peer.port)
+}
+
+/// The switch of a renamed node serves the endpoints of both names.
+#[test]
+fn peer_has_the_networks_of_all_nodes_at_its_address() {
+    let endpoint = |n, net, host| Event::Endpoint { n, at: Some((net, host, 7)), group: 0 };
+    let renamed = vec![
+        vxlan(1),
+        vxlan(2),
+        Event::Node { host: 1, at: Some((1, 4789)) },
+        endpoint(1, 1, 1),
+        Event::Registration { key: 2, at: Some((2, 1, 4790)) },
+        endpoint(2, 2, 2),
+    ];
+    assert_eq!(networks_of_peer(renamed.clone()), (vec!["n1.t".to_owned(), "n2.t".to_owned()], 4790));
+    // The order of the names does not count.
+    let back = vec![Event::Node { host: 2, at: Some((1, 4790)) }, Event::Registration { key: 2, at: None }];
+    let again = Event::Registration { key: 1, at: Some((1, 1, 4789)) };
+    let both = [renamed.clone(), back, vec![again]].concat();
+    assert_eq!(networks_of_peer(both), (vec!["n1.t".to_owned(), "n2.t".to_owned()], 4789));
+    let drained = [renamed, vec![Event::Endpoint { n: 1, at: None, group: 0 }]].concat();
+    assert_eq!(networks_of_peer(drained), (vec!["n2.t".to_owned()], 4790));
+}
+
 #[test]
 fn peer_has_the_networks_of_its_endpoints() {
-    let networks = |events| -> Vec<String> {
-        let id = ObjectId::Peer(vtep_address(1));
-        let desired = desired(events);
-        let Some(Object::Peer(peer)) = desired.get(&id) else { panic!("a peer") };
-        peer.networks.keys().map(NetworkId::to_string).collect()
-    };
+    let networks = |events| networks_of_peer(events).0;
     let registered = Event::Registration { key: 1, at: Some((1, 1, 4789)) };
     let endpoint = |n, net, host| Event::Endpoint { n, at: Some((net, host, 7)), group: 0 };
     assert_eq!(networks(vec![registered.clone()]), [""; 0]);
