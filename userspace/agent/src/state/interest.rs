@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use contiv_model::{
     key::Key,
-    name::{EndpointId, HostName, NetworkId},
+    name::{HostName, NetworkId},
     network::Network,
     tag::Encap,
 };
@@ -19,12 +19,16 @@ impl State {
         host: &HostName,
         more: impl IntoIterator<Item = &'a NetworkId>,
     ) -> BTreeSet<NetworkId> {
-        let interfaces = self.attachments().map(|(id, _)| id).filter(|id| self.endpoint(id).is_none());
-        let of_interfaces = interfaces.flat_map(EndpointId::possible_networks);
         let exists =
             |id: &NetworkId| self.network(id).is_some() || self.is_unreadable(&Key::Network(id.clone()));
-        let mut own: BTreeSet<NetworkId> = of_interfaces.filter(exists).collect();
-        own.extend(self.networks_on(host).chain(more).cloned());
+        let mut own: BTreeSet<NetworkId> = self.networks_on(host).chain(more).cloned().collect();
+        for (id, _) in self.attachments() {
+            match self.endpoint(id) {
+                // Also one on another node by its record: without the network, it would be unknown again.
+                Some(endpoint) => own.extend([endpoint.network.clone()]),
+                None => own.extend(id.possible_networks().filter(exists)),
+            }
+        }
         self.reached_from(&own)
     }
 

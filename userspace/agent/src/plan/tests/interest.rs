@@ -209,6 +209,19 @@ fn routed_networks_are_needed_together() {
     assert_eq!(planned_networks(&state), ["n1.t", "n2.t"]);
 }
 
+/// Else the network would be needed again as soon as its endpoints are forgotten.
+#[test]
+fn the_network_of_an_interface_is_needed_wherever_its_endpoint_is() {
+    let mut state = State::default();
+    for event in [vxlan(1), Event::Endpoint { n: 1, at: Some((1, 1, 7)), group: 0 }] {
+        apply_event(&mut state, event, 0);
+    }
+    let needed = |state: &State| state.needed(&node().host, []);
+    assert_eq!(needed(&state), BTreeSet::new());
+    apply_event(&mut state, Event::Attachment { n: 1, port: Some(3) }, 0);
+    assert_eq!(needed(&state), BTreeSet::from([network_id(1)]));
+}
+
 fn planned_networks(state: &State) -> Vec<String> {
     let desired = full(state, &node());
     let network = |object: &Object| match object {
