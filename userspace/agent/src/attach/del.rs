@@ -88,8 +88,9 @@ impl Pods {
         Err(first.and(&others))
     }
 
-    /// Deletes the endpoint and then its record, unless they are another node's. netmaster is not asked for an endpoint that is
-    /// not in the store and that no ADD of this node can have created: it may be away.
+    /// Deletes the endpoint and then its record, unless they are another node's. The endpoints that this machine has recorded under
+    /// another name are its own. netmaster is not asked for an endpoint that is not in the store and that no ADD of this node can
+    /// have created: it may be away.
     async fn release(&self, pod: &Pod, has_entry: bool) -> Result<(), Failure> {
         let id = pod.endpoint_id();
         let stored = self.stored_record(&id, Step::Delete).await?;
@@ -98,12 +99,16 @@ impl Pods {
             && !host.is_empty()
             && host != self.parts().node.host.as_str()
         {
-            tracing::warn!(endpoint = %id, host = host.as_str(), "not deleting an endpoint of another node");
-            // An ADD that was refused for this reason may have been interrupted before its record was rolled back.
-            return match self.own_record(pod).await? {
-                Some(record) => self.delete_preliminary_record(id, record.revision).await,
-                None => Ok(()),
-            };
+            let record = self.own_record(pod).await?;
+            if record.as_ref().is_none_or(|record| record.oper.homing_host != *host) {
+                tracing::warn!(endpoint = %id, host = host.as_str(), "not deleting an endpoint of another node");
+                // An ADD that was refused for this reason may have been interrupted before its record was rolled back.
+                return match record {
+                    Some(record) => self.delete_preliminary_record(id, record.revision).await,
+                    None => Ok(()),
+                };
+            }
+            tracing::warn!(endpoint = %id, host = host.as_str(), "deleting an endpoint of an earlier name of this node");
         }
         // netmaster may still be creating an endpoint that was recorded.
         let is_known = matches!(host, HomingHost::Node(_));

@@ -2,11 +2,11 @@
 
 use std::fs;
 
-use contiv_model::key::Key;
+use contiv_model::{endpoint::Oper, key::Key};
 use contiv_store::Txn;
 use testkit::{Netns, needs};
 
-use crate::world::{VTEP, World};
+use crate::world::{VTEP, World, put};
 
 #[test]
 fn endpoint_of_another_node_is_neither_attached_nor_deleted() {
@@ -22,6 +22,25 @@ fn endpoint_of_another_node_is_neither_attached_nor_deleted() {
         world.del("c1", Some(pod.path())).await.unwrap();
         assert_eq!((world.endpoints().await, world.entries()), (vec!["n.t-c1".to_owned()], vec![]));
         assert_eq!(world.record("n.t-c1").await, record);
+    });
+}
+
+/// By the record, the same machine has attached the pod.
+#[test]
+fn endpoint_of_an_earlier_name_of_the_node_is_deleted() {
+    needs!(root());
+    World::run(async |world| {
+        world.put_endpoint("c1", "earlier", 7).await;
+        let record = Oper {
+            net_id: "n.t".into(),
+            cont_uuid: "c1".into(),
+            homing_host: "earlier".into(),
+            vtep_ip: VTEP.into(),
+            ..Oper::default()
+        };
+        put(world.store(), &Key::EndpointOper("n.t-c1".into()), &record).await;
+        world.del("c1", None).await.unwrap();
+        world.assert_nothing_left().await;
     });
 }
 
