@@ -12,12 +12,16 @@
 //! * The cluster has an identity, which is written once and never changed or deleted.
 //! * netmaster writes everything that a request changes in one transaction. A deleted record therefore has a *witness*:
 //!   the API object was deleted as well, or the record that counts it was written at the same revision or later.
+//!
+//! Nor does it follow a store as another node than the one whose interfaces it finds: see [`Renamed`].
 
 mod guard;
 mod memory;
 mod regression;
+mod renamed;
 mod witness;
 
 pub use guard::{Continuity, Guard};
 pub use memory::MemoryFile;
 pub use regression::Regression;
+pub use renamed::Renamed;

@@ -191,8 +191,9 @@ async fn run_with<D: Datapath + 'static>(
 
     let memory = MemoryFile::beside(&flags.cni_socket);
     let path = memory.path().to_owned();
-    let (guard, continuity) = Guard::open(store.clone(), node.host.clone(), reader.clone(), memory)
+    let (guard, continuity) = Guard::open(store.clone(), node.clone(), reader.clone(), memory)
         .with_context(|| format!("read {} (what this node knows of the store)", path.display()))?;
+    guard.check_name()?;
     let journal = Journal::beside(&flags.cni_socket)
         .with_context(|| format!("read {}", flags.cni_socket.with_extension("attachments").display()))?;
     let requirements = datapath.port_requirements();
@@ -396,9 +397,13 @@ async fn recover(links: &Links, attacher: &Attacher) -> anyhow::Result<()> {
 }
 
 async fn follow(mut guard: Guard, mut writer: Writer, stop: CancellationToken) -> anyhow::Result<()> {
-    let stopped = stop.run_until_cancelled(guard.follow(&mut writer)).await.is_none();
+    let ended = stop.run_until_cancelled(guard.follow(&mut writer)).await;
     guard.save();
-    if stopped { Ok(()) } else { anyhow::bail!("watches of the store ended") }
+    match ended {
+        None => Ok(()),
+        Some(Err(renamed)) => Err(renamed.into()),
+        Some(Ok(())) => anyhow::bail!("watches of the store ended"),
+    }
 }
 
 /// Condition for serving requests of container runtimes.

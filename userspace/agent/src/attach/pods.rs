@@ -257,12 +257,23 @@ impl Pods {
         Ok(())
     }
 
-    /// Logs interfaces whose endpoint is not in the store. They remain until their pods are deleted.
+    /// Logs interfaces whose endpoint is not in the store, and reports those whose endpoint is on another node by its record. They
+    /// remain until their pods are deleted.
     pub fn report_orphans(&self) {
-        self.parts().reader.with(|state| {
+        let Parts { node, reader, .. } = self.parts();
+        let foreign: BTreeMap<_, _> = reader.with(|state| {
             for (id, attachment) in state.orphaned_interfaces() {
                 tracing::warn!(endpoint = %id, port = attachment.port, "interface without an endpoint in the store");
             }
+            state.foreign_interfaces(&node.host).map(|(id, host)| (id.clone(), host.clone())).collect()
+        });
+        self.0.warnings.send_if_modified(|warnings| {
+            let is_changed = warnings.foreign != foreign;
+            warnings.foreign = foreign;
+            if is_changed && let Some(line) = warnings.foreign_line() {
+                tracing::warn!("{line}");
+            }
+            is_changed
         });
     }
 

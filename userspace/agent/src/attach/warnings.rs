@@ -1,12 +1,14 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
-use contiv_model::name::NetworkId;
+use contiv_model::name::{EndpointId, HostName, NetworkId};
 
 /// Conditions of this node that keep endpoints from communicating, or the agent from its next start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeWarnings {
     /// Infra networks that the node could not join or leave, with the reason.
     pub(super) infra: BTreeMap<NetworkId, String>,
+    /// Endpoints whose interface is here, and that are on another node by their records; each with that node.
+    pub(super) foreign: BTreeMap<EndpointId, HostName>,
     /// Local VTEP address, if no interface has it.
     pub(super) missing_vtep: Option<IpAddr>,
     /// Why the datapath that an operator has chosen does not forward.
@@ -21,7 +23,17 @@ impl NodeWarnings {
         let infra =
             self.infra.iter().map(|(network, why)| format!("network {network}: infra endpoint: {why}"));
         let run = self.refused_datapath.iter().chain(&self.other_forward_mode).cloned();
-        run.chain(self.missing_vtep_line()).chain(infra)
+        run.chain(self.missing_vtep_line()).chain(self.foreign_line()).chain(infra)
+    }
+
+    pub(super) fn foreign_line(&self) -> Option<String> {
+        self.foreign.first_key_value().map(|(id, host)| {
+            format!(
+                "interfaces: {} of endpoints that are on other nodes by their records, so the node does not forward for them; first: \
+                 endpoint {id} on {host}; delete their pods",
+                self.foreign.len()
+            )
+        })
     }
 
     pub(super) fn missing_vtep_line(&self) -> Option<String> {

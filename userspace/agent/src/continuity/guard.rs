@@ -4,17 +4,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use contiv_model::{event::Event, key::Key, name::HostName};
+use contiv_model::{event::Event, key::Key};
 use contiv_store::{Error, Position, Status, Store, Txn};
 use tokio::{sync::watch, time::sleep};
 
 use super::{
     memory::{Memory, MemoryFile},
     regression::Regression,
+    renamed::Renamed,
     witness::{Deletion, Witness, unlisted_networks, witnesses},
 };
 use crate::{
     error::one_line,
+    plan::Node,
     source::{Batch, BatchKind, NETWORKS, Put, Sources, identity_in},
     state::{Reader, Source, Update, Writer},
 };
@@ -32,7 +34,7 @@ const MAX_WITNESSES: usize = 8;
 /// Applies the store's changes as long as its data continues what the agent knows.
 pub struct Guard {
     store: Store,
-    host: HostName,
+    node: Node,
     reader: Reader,
     file: MemoryFile,
     memory: Memory,
@@ -62,30 +64,50 @@ impl Guard {
     /// Fails if the file exists and cannot be read.
     pub fn open(
         store: Store,
-        host: HostName,
+        node: Node,
         reader: Reader,
         file: MemoryFile,
     ) -> io::Result<(Guard, Continuity)> {
         let memory = file.read()?;
-        let regression = memory.regressed.clone().map(|why| Regression { why, host: host.clone() });
+        let regression = memory.regressed.clone().map(|why| Regression { why, host: node.host.clone() });
         let (status, seen) = watch::channel(regression);
         let (connections, connected) = watch::channel(vec![]);
         let continuity = Continuity { regression: seen, connections: connected };
         let recalled = memory != Memory::default();
         let (saved, seen) = (None, BTreeMap::new());
         Ok((
-            Guard { store, host, reader, file, memory, saved, recalled, seen, status, connections },
+            Guard { store, node, reader, file, memory, saved, recalled, seen, status, connections },
             continuity,
         ))
     }
 
+    /// Fails if an earlier process has had another name for the node, and interfaces of its endpoints exist.
+    ///
+    /// # Errors
+    ///
+    /// The node has been renamed.
+    pub fn check_name(&self) -> Result<(), Renamed> {
+        let has_interfaces = || self.reader.with(|state| state.attachments().next().is_some());
+        match &self.memory.host {
+            Some(before) if *before != self.node.host && has_interfaces() => {
+                Err(Renamed::new(before, &self.node.host))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Applies changes until the watches end, which happens only if the store client is dropped. May be dropped at any time.
-    pub async fn follow(&mut self, writer: &mut Writer) {
+    ///
+    /// # Errors
+    ///
+    /// The node has been renamed. The state is not complete then.
+    pub async fn follow(&mut self, writer: &mut Writer) -> Result<(), Renamed> {
+        self.check_name()?;
         loop {
             if self.status.borrow().is_none() {
-                let mut sources = Sources::new(&self.store, self.host.clone(), self.reader.clone());
+                let mut sources = Sources::new(&self.store, self.node.host.clone(), self.reader.clone());
                 self.connections.send_replace(sources.statuses());
-                let Some(why) = self.apply(&mut sources, writer).await else { return };
+                let Some(why) = self.apply(&mut sources, writer).await? else { return Ok(()) };
                 self.freeze(why);
             }
             while !self.try_release(writer).await {
@@ -103,7 +125,7 @@ impl Guard {
     }
 
     /// Applies batches until one contradicts the memory; returns why.
-    async fn apply(&mut self, sources: &mut Sources, writer: &mut Writer) -> Option<String> {
+    async fn apply(&mut self, sources: &mut Sources, writer: &mut Writer) -> Result<Option<String>, Renamed> {
         let mut changes_of_statuses = 0;
         while let Some(batch) = sources.next().await {
             let changes = sources.changes_of_statuses();
@@ -116,8 +138,9 @@ impl Guard {
                 continue;
             }
             if let Some(why) = self.contradiction(&batch).await {
-                return Some(why);
+                return Ok(Some(why));
             }
+            self.settle_name(&batch)?;
             let (_, revision) = batch.position();
             self.memory.learn(batch.position(), batch.newest.as_ref());
             if let Some(Some(identity)) = &batch.identity {
@@ -131,11 +154,29 @@ impl Guard {
                 self.save();
             }
         }
-        None
+        Ok(None)
+    }
+
+    /// Compares the node's name with the endpoints of its interfaces when the batch completes the state: the first full resync
+    /// follows. Not if the earlier process had the name.
+    fn settle_name(&mut self, batch: &Batch) -> Result<(), Renamed> {
+        if self.memory.host.as_ref() == Some(&self.node.host) {
+            return Ok(());
+        }
+        let awaited = self.reader.awaited();
+        let is_last = !awaited.is_empty() && awaited.iter().all(|source| *source == batch.source);
+        if !is_last || (batch.kind != BatchKind::Complete && batch.relisted.is_none()) {
+            return Ok(());
+        }
+        if let Some(renamed) = self.reader.with(|state| Renamed::find(state, &self.node, &batch.updates)) {
+            return Err(renamed);
+        }
+        self.memory.host = Some(self.node.host.clone());
+        Ok(())
     }
 
     fn freeze(&mut self, why: String) {
-        let regression = Regression { why: why.clone(), host: self.host.clone() };
+        let regression = Regression { why: why.clone(), host: self.node.host.clone() };
         tracing::error!("{regression}");
         self.memory.regressed = Some(why);
         self.save();
@@ -292,13 +333,14 @@ impl Guard {
     /// Returns to following the store if its data is back, or if an operator accepted it.
     async fn try_release(&mut self, writer: &mut Writer) -> bool {
         let result = async {
-            let accepted = Key::AcceptedStore(self.host.clone()).to_string();
+            let accepted = Key::AcceptedStore(self.node.host.clone()).to_string();
             if self.store.get(&accepted).await?.is_some() {
                 let Position { cluster, revision } = self.store.position().await?;
                 // Deleted first: a word that remains would accept the next loss, too.
                 // A transaction without guards cannot conflict.
                 self.store.commit(Txn::new().delete(&*accepted)).await.map(drop)?;
-                self.memory = Memory { cluster: Some(cluster), revision, ..Memory::default() };
+                let host = self.memory.host.take();
+                self.memory = Memory { cluster: Some(cluster), revision, host, ..Memory::default() };
                 self.seen.clear();
                 writer.restart();
                 tracing::warn!("the store was accepted by an operator; following it");

@@ -3,6 +3,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use contiv_model::name::HostName;
 use contiv_store::Position;
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +22,8 @@ pub(super) struct Memory {
     pub(super) identity: Option<String>,
     /// Newest put seen.
     pub(super) newest: Option<Put>,
+    /// Name of the node for which the state was applied; `None` if an earlier release has written the file.
+    pub(super) host: Option<HostName>,
     /// Why the store is regressed.
     pub(super) regressed: Option<String>,
     /// Witnesses that the regressed store lacks.
@@ -128,6 +131,11 @@ mod tests {
         file.write(&memory).unwrap();
         let read = file.read().unwrap();
         assert_eq!((read.cluster, read.revision, read.newest.as_ref()), (Some(9), 21, Some(&put(12))));
+        assert_eq!(read.host, None);
+        // Of another release.
+        fs::write(file.path(), r#"{"revision":7,"host":"h","later":1}"#).unwrap();
+        let read = file.read().unwrap();
+        assert_eq!((read.revision, read.host), (7, Some("h".into())));
         fs::write(file.path(), "{").unwrap();
         assert!(file.read().is_err());
         file.remove().unwrap();

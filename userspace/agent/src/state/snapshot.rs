@@ -270,6 +270,11 @@ impl State {
         self.vteps.hosts_at(address).filter_map(|host| self.vteps.of(host)).filter(is_active)
     }
 
+    /// Whether an agent is registered as `host` with another VTEP address than this one.
+    pub fn is_registered_elsewhere(&self, host: &HostName, address: IpAddr) -> bool {
+        self.vteps.is_registered(host) && self.vtep(host).is_some_and(|vtep| vtep.address != address)
+    }
+
     /// Looks up the interface of an endpoint.
     pub fn attachment(&self, id: &EndpointId) -> Option<&Attachment> {
         self.attachments.get(id)

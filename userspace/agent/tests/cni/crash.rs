@@ -74,7 +74,7 @@ impl Site {
         Site { node, directory, server, store, master, flags, rest }
     }
 
-    fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.directory.path().join("cni.sock")
     }
 
@@ -86,15 +86,25 @@ impl Site {
     }
 
     fn spawn(&self, kill_at: Option<usize>) -> Process {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_netplugin"));
-        command.args(["--netmode", "vxlan", "--fwdmode", "bridge", "--host", HOST]);
-        command.args(["--ctrl-ip", "127.0.0.1", "--vtep-ip", "192.168.0.1", "--rest-address", &self.rest]);
-        command.args(["--etcd", &self.server.endpoint()]);
-        command.arg("--cni-socket").arg(self.socket()).args(&self.flags);
+        let mut command = self.command(HOST);
         if let Some(step) = kill_at {
             command.env("CONTIV_KILL_AT_STEP", step.to_string());
         }
         Process::spawn_in(&self.node, "netplugin", command).unwrap()
+    }
+
+    /// Starts an agent that takes the node for this host.
+    pub(crate) fn spawn_as(&self, host: &str) -> Process {
+        Process::spawn_in(&self.node, "netplugin", self.command(host)).unwrap()
+    }
+
+    fn command(&self, host: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_netplugin"));
+        command.args(["--netmode", "vxlan", "--fwdmode", "bridge", "--host", host]);
+        command.args(["--ctrl-ip", "127.0.0.1", "--vtep-ip", "192.168.0.1", "--rest-address", &self.rest]);
+        command.args(["--etcd", &self.server.endpoint()]);
+        command.arg("--cni-socket").arg(self.socket()).args(&self.flags);
+        command
     }
 
     async fn until_available(&self, agent: &mut Process) {

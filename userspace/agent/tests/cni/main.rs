@@ -13,6 +13,7 @@ mod interfaces;
 mod invalid_records;
 mod offload;
 mod reboot;
+mod renamed;
 mod world;
 
 use netplugin::datapath::ObjectId;

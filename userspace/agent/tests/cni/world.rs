@@ -47,6 +47,8 @@ pub(crate) struct World {
     stop: CancellationToken,
     tasks: JoinSet<()>,
     regression: watch::Receiver<Option<Regression>>,
+    /// Why the agent does not follow the store as this node.
+    refusal: watch::Receiver<Option<String>>,
     reader: state::Reader,
     attacher: state::Attacher,
     deliver: watch::Sender<bool>,
@@ -76,7 +78,7 @@ impl World {
         let server = embedded::Server::open(&directory.path().join("store"), listen).await.unwrap();
         let store = Store::connect(&Config::new([server.endpoint()])).await.unwrap();
         let master = Master::start(store.clone()).await;
-        World::start(master, Fake::new(), Some(server), store, directory, delayed).await
+        World::start(master, Fake::new(), Some(server), store, (directory, HOST), delayed).await
     }
 
     async fn start(
@@ -84,10 +86,10 @@ impl World {
         fake: Fake,
         server: Option<embedded::Server>,
         store: Store,
-        directory: TempDir,
+        (directory, host): (TempDir, &str),
         delayed: Option<&'static str>,
     ) -> World {
-        let node = Node { host: HOST.into(), vtep: VTEP.parse().unwrap() };
+        let node = Node { host: host.into(), vtep: VTEP.parse().unwrap() };
         let links = Arc::new(Links::open().await.unwrap());
         let (mut writer, attacher, reader, changes) = state::new(prefixes());
         for port in links.attachments().await.unwrap() {
@@ -99,14 +101,18 @@ impl World {
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
         let memory = MemoryFile::beside(&directory.path().join("cni.sock"));
         let (mut guard, continuity) =
-            Guard::open(store.clone(), node.host.clone(), reader.clone(), memory).unwrap();
+            Guard::open(store.clone(), node.clone(), reader.clone(), memory).unwrap();
         let stopping = stop.clone();
         let (deliver, mut delivered) = watch::channel(false);
+        let (refused, refusal) = watch::channel(None);
         let mut sources = Sources::new(&store, node.host.clone(), reader.clone());
         match delayed {
             None => tasks.spawn(async move {
-                stopping.run_until_cancelled(guard.follow(&mut writer)).await;
+                let ended = stopping.run_until_cancelled(guard.follow(&mut writer)).await;
                 guard.save();
+                if let Some(Err(renamed)) = ended {
+                    refused.send_replace(Some(renamed.to_string()));
+                }
             }),
             Some(delayed) => tasks.spawn(async move {
                 let mut pending = vec![];
@@ -163,6 +169,7 @@ impl World {
             stop,
             tasks,
             regression,
+            refusal,
             reader,
             attacher: forget,
             deliver,
@@ -188,6 +195,12 @@ impl World {
         self.regression.borrow().as_ref().map(ToString::to_string)
     }
 
+    /// Waits until the agent refuses to be this node, and returns why.
+    pub(crate) async fn until_refused(&self) -> String {
+        self.until("the node is refused", || self.refusal.borrow().is_some()).await;
+        self.refusal.borrow().clone().unwrap()
+    }
+
     pub(crate) async fn until_regressed(&self) -> String {
         self.until("the store is regressed", || self.regression().is_some()).await;
         self.regression().unwrap()
@@ -209,10 +222,15 @@ impl World {
     }
 
     /// A new agent on the same node and switch.
-    pub(crate) async fn restart(mut self) -> World {
+    pub(crate) async fn restart(self) -> World {
+        self.restart_as(HOST).await
+    }
+
+    /// As [`World::restart`], with this host name.
+    pub(crate) async fn restart_as(mut self, host: &str) -> World {
         self.stop_agent().await;
         let fake = Fake::reopen(&self.switch);
-        World::start(self.master, fake, self.server, self.store, self.directory, None).await
+        World::start(self.master, fake, self.server, self.store, (self.directory, host), None).await
     }
 
     pub(crate) fn socket(&self) -> PathBuf {

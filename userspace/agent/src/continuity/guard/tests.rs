@@ -20,6 +20,10 @@ use crate::{
     state::{self, Rejected},
 };
 
+fn node() -> Node {
+    Node { host: "h".into(), vtep: [192, 168, 0, 1].into() }
+}
+
 const SERVICE: &str = "web:t";
 /// Slices of the service; a transaction of netmaster can change all of them.
 const SLICES: usize = 120;
@@ -59,10 +63,10 @@ async fn regression_by(before: Txn, changes: Vec<Txn>, limit: Duration) -> Optio
     committed(&store, before).await;
     let (mut writer, _, reader, _) = state::new(prefixes());
     let memory = MemoryFile::beside(&directory.path().join("cni.sock"));
-    let (mut guard, continuity) = Guard::open(store.clone(), "h".into(), reader.clone(), memory).unwrap();
+    let (mut guard, continuity) = Guard::open(store.clone(), node(), reader.clone(), memory).unwrap();
     let mut following = std::pin::pin!(guard.follow(&mut writer));
     tokio::select! {
-        () = &mut following => panic!("the watches have ended"),
+        _ = &mut following => panic!("the watches have ended"),
         () = reader.synced() => {}
     }
     for txn in changes {
@@ -70,7 +74,7 @@ async fn regression_by(before: Txn, changes: Vec<Txn>, limit: Duration) -> Optio
     }
     let mut regression = continuity.regression.clone();
     tokio::select! {
-        () = &mut following => None,
+        _ = &mut following => None,
         () = sleep(limit) => None,
         regressed = regression.wait_for(Option::is_some) => regressed.unwrap().clone().map(|regression| regression.why),
     }
@@ -143,7 +147,7 @@ async fn deletions_of_one_message_have_their_own_revisions() {
     let store = Store::connect(&Config::new([server.endpoint()])).await.unwrap();
     let (_writer, _, reader, _) = state::new(prefixes());
     let memory = MemoryFile::beside(&directory.path().join("cni.sock"));
-    let (guard, _continuity) = Guard::open(store, "h".into(), reader, memory).unwrap();
+    let (guard, _continuity) = Guard::open(store, node(), reader, memory).unwrap();
     let source = Source::from(POLICIES);
     let policy = |group: &str| Key::Policy(format!("t:{group}:t:p").as_str().into());
     let update = |revision, event| Update { source: source.clone(), revision, event };
@@ -174,7 +178,7 @@ async fn slices_of_one_transaction_change_in_one_step() {
     commit(0).await;
     let (mut writer, _, reader, _) = state::new(prefixes());
     let memory = MemoryFile::beside(&directory.path().join("cni.sock"));
-    let (mut guard, _continuity) = Guard::open(store.clone(), "h".into(), reader.clone(), memory).unwrap();
+    let (mut guard, _continuity) = Guard::open(store.clone(), node(), reader.clone(), memory).unwrap();
     let following = tokio::spawn(async move { guard.follow(&mut writer).await });
     reader.synced().await;
 

@@ -98,6 +98,12 @@ impl State {
         self.attachments().filter(move |(id, _)| is_orphaned(id))
     }
 
+    /// Interfaces on this node, which is `host`, whose endpoint is on another node by its record; each with the name of that node.
+    pub fn foreign_interfaces(&self, host: &HostName) -> impl Iterator<Item = (&EndpointId, &HostName)> {
+        let hosts = self.attachments().filter_map(|(id, _)| Some((id, &self.endpoint(id)?.host)));
+        hosts.filter(move |(_, other)| *other != host)
+    }
+
     /// Networks of this node, which is `host`: those with endpoints on it, and those of its interfaces whose endpoint is unreadable.
     /// The latter may not exist.
     pub fn networks_here(&self, host: &HostName) -> impl Iterator<Item = &NetworkId> {
