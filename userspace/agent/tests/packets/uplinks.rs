@@ -269,11 +269,12 @@ fn a_missing_uplink_is_reported_and_used_when_it_appears() -> Result<()> {
     assert_eq!(rig.active()?, 0);
     assert_eq!(missing(&rig.node), UPLINKS.map(|name| (name.to_owned(), false)));
 
-    let Rig { node: Node { ns, datapath, desired, .. }, switch, .. } = &mut rig;
+    let (ns, switch) = (rig.node.ns.clone(), rig.switch.clone());
+    let Node { datapath, desired, .. } = &mut rig.node;
     ns.run(|| {
         runtime()?.block_on(async {
             datapath.observe(desired).await?;
-            switch.veth("wire1", ns, "trunk1")?;
+            switch.veth("wire1", &ns, "trunk1")?;
             let needed = tokio::time::timeout(TIMEOUT, datapath.resync_needed()).await;
             needed.context("a full resync after the uplink has appeared")
         })
