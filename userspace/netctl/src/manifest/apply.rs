@@ -10,7 +10,7 @@ use crate::{
     manifest::{
         change,
         document::{self, Files, Manifest, Purpose},
-        plan::{self, Action, Omitted, Step},
+        plan::{self, Action, Omitted, Removal, Step},
         removal::{self, Prune},
         snapshot::Snapshot,
         trial::{Trials, Verdict},
@@ -70,7 +70,8 @@ pub fn apply(client: &Client, args: &Apply, out: &mut dyn Write) -> Result<(), E
     if !matches!(written, Ok(()) | Err(Error::Output(_))) {
         return written;
     }
-    let removed = removal::remove(client, &plan::removals(&plan.surplus), |_| true, false, out);
+    let removals = plan::removals(&plan.surplus, |_| true);
+    let removed = removal::remove(&removals, |_| true, |manifest| removal::delete_one(client, manifest), out);
     written.and(removed)
 }
 
@@ -115,7 +116,8 @@ fn preview(
     purpose: Preview,
     out: &mut dyn Write,
 ) -> Result<Vec<String>, Error> {
-    let trials = Trials::new(client, &plan.steps, &plan.surplus);
+    let surplus = plan.surplus.iter().map(|manifest| (manifest, &manifest.object));
+    let trials = Trials::new(client, &plan.steps, surplus);
     let mut refused = vec![];
     for step in &plan.steps {
         let manifest = step.manifest;
@@ -139,13 +141,22 @@ fn preview(
         let refusal = explain(manifest, verdict, purpose, out)?;
         refused.extend(refusal.map(|why| format!("{}: {manifest}: {why}", manifest.origin)));
     }
-    for manifest in plan::removals(&plan.surplus) {
-        write!(out, "{manifest} delete\n{}", style::diff(&plan::removal(manifest)))?;
+    for Removal { manifest, rules } in plan::removals(&plan.surplus, |_| true) {
+        preview_removal(manifest, out)?;
         let verdict = if plan.has_trials { Some(trials.delete(manifest)?) } else { None };
-        let refusal = explain(manifest, verdict, purpose, out)?;
-        refused.extend(refusal.map(|why| removal::refusal(manifest, &why)));
+        if let Some(why) = explain(manifest, verdict, purpose, out)? {
+            refused.push(removal::refusal(manifest, &why));
+            continue;
+        }
+        for rule in rules {
+            preview_removal(rule, out)?;
+        }
     }
     Ok(refused)
+}
+
+fn preview_removal(manifest: &Manifest, out: &mut dyn Write) -> Result<(), Error> {
+    Ok(write!(out, "{manifest} delete\n{}", style::diff(&plan::removal(manifest)))?)
 }
 
 /// Writes why netmaster has not answered. Returns why it would refuse the change.

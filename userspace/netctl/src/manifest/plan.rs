@@ -86,11 +86,45 @@ pub fn steps<'a>(
         .collect())
 }
 
-/// Order of `delete`: objects come before the objects that they reference.
-pub fn removals(manifests: &[Manifest]) -> Vec<&Manifest> {
+/// Deletion of one object.
+#[derive(Debug)]
+pub struct Removal<'a> {
+    /// The object.
+    pub manifest: &'a Manifest,
+    /// The rules of this policy, which netmaster deletes with it.
+    pub rules: Vec<&'a Manifest>,
+}
+
+/// Order of `delete`: objects come before the objects that they reference. Rules of a stored policy that is deleted, too, are
+/// left to the deletion of the policy: netmaster refuses it while a group has the policy, and the rules are in force then.
+pub fn removals(manifests: &[Manifest], is_stored: impl Fn(&Manifest) -> bool) -> Vec<Removal<'_>> {
     let mut ordered = ordered(manifests, |_| true);
     ordered.reverse();
-    ordered
+    let policies = manifests.iter().filter(|it| it.kind.object_type == ObjectType::Policy && is_stored(it));
+    let mut rules: BTreeMap<&str, Vec<&Manifest>> =
+        policies.map(|policy| (policy.key.as_str(), vec![])).collect();
+    let mut removals = vec![];
+    for manifest in ordered {
+        // A rule comes before its policy.
+        if let Some(of_policy) = policy_of(manifest).and_then(|policy| rules.get_mut(policy.as_str())) {
+            of_policy.push(manifest);
+            continue;
+        }
+        let own = match manifest.kind.object_type {
+            ObjectType::Policy => rules.remove(manifest.key.as_str()),
+            _ => None,
+        };
+        removals.push(Removal { manifest, rules: own.unwrap_or_default() });
+    }
+    removals
+}
+
+/// Key of a rule's policy.
+fn policy_of(manifest: &Manifest) -> Option<String> {
+    if manifest.kind.object_type != ObjectType::Rule {
+        return None;
+    }
+    references(manifest).into_iter().find_map(|(_, kind, key)| (kind == ObjectType::Policy).then_some(key))
 }
 
 /// The stored objects of tenants that no manifest names, in no order. The tenants themselves stay, and so do the networks of
@@ -112,7 +146,8 @@ pub fn surplus(manifests: &[Manifest], stored: &Stored, tenants: &[String]) -> V
     surplus
 }
 
-fn find_stored<'a>(stored: &'a Stored, kind: ObjectType, key: &str) -> Option<&'a Value> {
+/// Finds an object by type and key.
+pub fn find_stored<'a>(stored: &'a Stored, kind: ObjectType, key: &str) -> Option<&'a Value> {
     stored.get(&kind)?.get(key)
 }
 

@@ -9,11 +9,12 @@ use crate::{
     error::Error,
     manifest::{
         document::{self, Files, Manifest, Origin, Purpose},
-        plan,
+        plan::{self, Removal},
         snapshot::Snapshot,
+        trial::{Trials, Verdict},
     },
     output::text,
-    schema::{Kind, Mutability},
+    schema::Mutability,
 };
 
 /// `--prune`.
@@ -43,28 +44,36 @@ impl Prune {
 pub fn delete(client: &Client, files: &Files, out: &mut dyn Write) -> Result<(), Error> {
     let manifests = document::read(&files.files, Purpose::Delete)?;
     let kinds = manifests.iter().map(|manifest| manifest.kind.object_type).collect();
-    let stored = Snapshot::read(client, kinds)?.objects;
-    let is_stored = |manifest: &Manifest| {
-        stored.get(&manifest.kind.object_type).is_some_and(|objects| objects.contains_key(&manifest.key))
+    let snapshot = Snapshot::read(client, kinds)?;
+    let stored = |it: &Manifest| plan::find_stored(&snapshot.objects, it.kind.object_type, &it.key);
+    let is_stored = |manifest: &Manifest| stored(manifest).is_some();
+    let removals = plan::removals(&manifests, is_stored);
+    if !files.dry_run {
+        return remove(&removals, is_stored, |manifest| delete_one(client, manifest), out);
+    }
+    let removed = manifests.iter().filter_map(|manifest| Some((manifest, stored(manifest)?)));
+    let trials = Trials::new(client, &[], removed);
+    let preview = |manifest: &Manifest| match snapshot.has_trials {
+        true => preview_one(&trials, manifest),
+        false => Ok("delete"),
     };
-    remove(client, &plan::removals(&manifests), is_stored, files.dry_run, out)
+    remove(&removals, is_stored, preview, out)
 }
 
-/// Deletes objects in this order. A missing object is not an error; a rejection does not stop later deletions.
+/// Deletes objects in this order. A missing object is not an error; a rejection does not stop later deletions, except for
+/// the rules of a policy, which stay with it.
 pub fn remove(
-    client: &Client,
-    manifests: &[&Manifest],
+    removals: &[Removal<'_>],
     is_stored: impl Fn(&Manifest) -> bool,
-    dry_run: bool,
+    delete: impl Fn(&Manifest) -> Result<&'static str, Error>,
     out: &mut dyn Write,
 ) -> Result<(), Error> {
     let (mut written, mut refused) = (Ok(()), vec![]);
-    for manifest in manifests {
+    for Removal { manifest, rules } in removals {
         let done = match (manifest.kind.mutability, is_stored(manifest)) {
             (Mutability::Settings, _) => "kept: settings cannot be deleted",
             (_, false) => "absent",
-            (_, true) if dry_run => "delete",
-            (_, true) => match remove_one(client, manifest.kind, &manifest.key) {
+            (_, true) => match delete(manifest) {
                 Ok(done) => done,
                 Err(Error::Refused(message) | Error::Forbidden(message)) => {
                     refused.push(refusal(manifest, &message));
@@ -74,6 +83,10 @@ pub fn remove(
             },
         };
         written = written.and_then(|()| writeln!(out, "{manifest} {done}"));
+        for rule in rules {
+            let done = if is_stored(rule) { done } else { "absent" };
+            written = written.and_then(|()| writeln!(out, "{rule} {done}"));
+        }
     }
     written?;
     if refused.is_empty() { Ok(()) } else { Err(Error::Several(refused)) }
@@ -87,11 +100,21 @@ pub fn refusal(manifest: &Manifest, message: &str) -> String {
     }
 }
 
-/// Deletes one object. It may be missing by now: deleting a policy deletes its rules.
-fn remove_one(client: &Client, kind: &Kind, key: &str) -> Result<&'static str, Error> {
-    match client.delete(kind.object_type, key) {
+/// Deletes one object, which another client may have deleted by now.
+pub fn delete_one(client: &Client, manifest: &Manifest) -> Result<&'static str, Error> {
+    let kind = manifest.kind;
+    match client.delete(kind.object_type, &manifest.key) {
         Ok(()) => Ok("deleted"),
         Err(Error::Refused(message)) if message == kind.not_found() => Ok("absent"),
         Err(error) => Err(error),
+    }
+}
+
+/// Asks netmaster to try the deletion of one object, unless others have to be deleted before.
+fn preview_one(trials: &Trials<'_>, manifest: &Manifest) -> Result<&'static str, Error> {
+    match trials.delete(manifest)? {
+        Verdict::Accepted(_) | Verdict::Unasked(_) => Ok("delete"),
+        Verdict::Refused(why) => Err(Error::Refused(why)),
+        Verdict::Forbidden(why) => Err(Error::Forbidden(why)),
     }
 }

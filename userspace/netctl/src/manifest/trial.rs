@@ -38,8 +38,12 @@ pub struct Trials<'a> {
 }
 
 impl<'a> Trials<'a> {
-    /// Trials of these changes.
-    pub fn new(client: &'a Client, steps: &[Step<'_>], surplus: &[Manifest]) -> Trials<'a> {
+    /// Trials of these changes, and of the deletion of objects, each with its stored fields.
+    pub fn new<'o>(
+        client: &'a Client,
+        steps: &[Step<'_>],
+        removed: impl Iterator<Item = (&'o Manifest, &'o Value)>,
+    ) -> Trials<'a> {
         let is_created = |step: &&Step<'_>| step.action == Action::Create;
         let created = steps.iter().filter(is_created).map(|step| identity(step.manifest)).collect();
         let mut references = vec![];
@@ -49,8 +53,14 @@ impl<'a> Trials<'a> {
                 references.extend(named.map(|(_, kind, key)| (kind, key, step.manifest.to_string())));
             }
         }
-        for manifest in surplus {
-            let named = plan::references(manifest).into_iter();
+        for (manifest, stored) in removed {
+            let Some(fields) = stored.as_object() else { continue };
+            // A policy is deleted with its rules: they do not have to be deleted before.
+            let is_own_policy = |kind: ObjectType| {
+                manifest.kind.object_type == ObjectType::Rule && kind == ObjectType::Policy
+            };
+            let named = plan::references_of(manifest.kind, fields).into_iter();
+            let named = named.filter(|(_, kind, _)| !is_own_policy(*kind));
             references.extend(named.map(|(_, kind, key)| (kind, key, manifest.to_string())));
         }
         Trials { client, created, references }

@@ -39,7 +39,7 @@ fn changes(server: &Server) -> Vec<String> {
     changes.map(|request| format!("{}?{}", request.line, request.query)).collect()
 }
 
-const DELETED: [&str; 4] = ["rule t:p:1", "policy t:p", "netprofile t:gold", "network t:old"];
+const DELETED: [&str; 4] = ["policy t:p", "rule t:p:1", "netprofile t:gold", "network t:old"];
 
 #[test]
 fn objects_of_the_tenant_that_the_files_do_not_have_are_deleted() {
@@ -51,7 +51,6 @@ fn objects_of_the_tenant_that_the_files_do_not_have_are_deleted() {
         changes(&server),
         [
             "POST /api/v1/endpointGroups/t:g/?",
-            "DELETE /api/v1/rules/t:p:1/?",
             "DELETE /api/v1/policys/t:p/?",
             "DELETE /api/v1/netprofiles/t:gold/?",
             "DELETE /api/v1/networks/t:old/?",
@@ -73,7 +72,7 @@ fn deletions_are_previewed() {
         let old = "network t:old delete\n--- netmaster\n+++ /dev/null\n@@ -1,5 +0,0 @@\n-tenantName: t\n-networkName: old\n\
                    -nwType: data\n-encap: vxlan\n-subnet: 10.9.0.0/16\n";
         assert!(stdout.ends_with(old), "{stdout}");
-        // The rule still names the policy, and so does the group.
+        // The group still names them.
         for (object, by) in [("policy t:p", "endpointGroup t:g"), ("netprofile t:gold", "endpointGroup t:g")]
         {
             let note = format!("{object} not checked by netmaster: {by} names it now\n");
@@ -82,11 +81,7 @@ fn deletions_are_previewed() {
         assert_eq!((stderr.as_str(), code), ("", if words[0] == "diff" { 5 } else { 0 }));
         assert_eq!(
             changes(&server),
-            [
-                "POST /api/v1/endpointGroups/t:g/?dryRun=All",
-                "DELETE /api/v1/rules/t:p:1/?dryRun=All",
-                "DELETE /api/v1/networks/t:old/?dryRun=All",
-            ]
+            ["POST /api/v1/endpointGroups/t:g/?dryRun=All", "DELETE /api/v1/networks/t:old/?dryRun=All",]
         );
     }
     // Without the option, nothing else is different.
@@ -103,10 +98,50 @@ fn refused_deletion_does_not_stop_later_ones() {
     });
     let (stdout, stderr, code) = prune(&server, &["apply", "--prune", "t"], FILE);
     assert_eq!((stderr.as_str(), code), ("netctl: delete policy t:p: policy is in use\n", 3));
-    assert!(
-        stdout.ends_with("rule t:p:1 deleted\nnetprofile t:gold deleted\nnetwork t:old deleted\n"),
-        "{stdout}"
-    );
+    let done = "endpointGroup t:g updated\nnetprofile t:gold deleted\nnetwork t:old deleted\n";
+    assert!(stdout.ends_with(done), "{stdout}");
+}
+
+/// Without its rules, a policy that a group has lets everything pass.
+#[test]
+fn policy_in_use_keeps_its_rules() {
+    let server = store::modern(&objects(), |request, _| {
+        let is_policy = request.line == "DELETE /api/v1/policys/t:p/";
+        is_policy.then(|| Reply::refused("Policy is being used"))
+    });
+    let pruned = "- {kind: net, tenantName: t, networkName: n, encap: vxlan, subnet: 10.1.0.0/16}\n\
+                  - {kind: net, tenantName: t, networkName: old, encap: vxlan, subnet: 10.9.0.0/16}\n\
+                  - {kind: netprofile, tenantName: t, profileName: gold}\n\
+                  - {kind: group, tenantName: t, groupName: g, networkName: n}\n";
+    let named = "- {kind: rule, tenantName: t, policyName: p, ruleId: '1'}\n\
+                 - {kind: policy, tenantName: t, policyName: p}\n";
+    let unchanged = "network t:n unchanged\nnetwork t:old unchanged\nnetprofile t:gold unchanged\n\
+                     endpointGroup t:g unchanged\n";
+    let policy =
+        "policy t:p delete\n--- netmaster\n+++ /dev/null\n@@ -1,2 +0,0 @@\n-tenantName: t\n-policyName: p\n";
+    for (words, file, out, error) in [
+        (&["apply", "--prune", "t"][..], pruned, unchanged.to_owned(), "delete policy t:p"),
+        (
+            &["apply", "--prune", "t", "--dry-run"],
+            pruned,
+            format!("{unchanged}{policy}"),
+            "delete policy t:p",
+        ),
+        (&["diff", "--prune", "t"], pruned, policy.to_owned(), "delete policy t:p"),
+        (&["delete"], named, String::new(), "FILE document 1 item 2: policy t:p"),
+        (&["delete", "--dry-run"], named, String::new(), "FILE document 1 item 2: policy t:p"),
+    ] {
+        let (stdout, stderr, code) = prune(&server, words, file);
+        assert_eq!((stdout, code), (out, 3), "{words:?}");
+        let why =
+            stderr.split_once("a.yaml").map_or(stderr.clone(), |(_, rest)| format!("netctl: FILE{rest}"));
+        assert_eq!(why, format!("netctl: {error}: Policy is being used\n"), "{words:?}");
+        let is_trial = words.contains(&"--dry-run") || words.contains(&"diff");
+        let query = if is_trial { "dryRun=All" } else { "" };
+        assert_eq!(changes(&server), [format!("DELETE /api/v1/policys/t:p/?{query}")], "{words:?}");
+    }
+    let (names, ..) = run(&server, &["get", "rule", "-a", "-o", "name"]);
+    assert_eq!(names, "rule/t:p:1\n");
 }
 
 #[test]

@@ -30,8 +30,13 @@ impl Objects {
         object
     }
 
+    /// As netmaster does, removes a policy with its rules.
     pub(crate) fn remove(&mut self, kind: &str, key: &str) -> bool {
         self.revision += 1;
+        if kind == "policy" {
+            let rules = format!("{key}:");
+            self.stored.retain(|(of, name), _| of != "rule" || !name.starts_with(&rules));
+        }
         self.stored.remove(&(kind.into(), key.into())).is_some()
     }
 

@@ -43,8 +43,8 @@ fn objects_that_a_file_does_not_have_are_pruned() {
     bench.fed(&["apply", "-f", "-"], &example().replace("blue", "red"));
     let (start, _) = example().split_once("---\nkind: netprofile").unwrap();
     let file = bench.file("less.yaml", start);
-    let deleted = "endpointGroup blue:web deleted\nrule blue:web:2 deleted\nendpointGroup blue:clients deleted\n\
-                   rule blue:web:1 deleted\npolicy blue:web deleted\nnetprofile blue:gold deleted\n";
+    let deleted = "endpointGroup blue:web deleted\nendpointGroup blue:clients deleted\npolicy blue:web deleted\n\
+                   rule blue:web:2 deleted\nrule blue:web:1 deleted\nnetprofile blue:gold deleted\n";
     let unchanged = "tenant blue unchanged\nnetwork blue:lan unchanged\n";
     assert_eq!(bench.run(&["diff", "-f", &file, "--prune", "blue"]).status.code(), Some(5));
     assert_eq!(bench.ok(&["apply", "-f", &file, "--prune", "blue"]), format!("{unchanged}{deleted}"));
