@@ -20,8 +20,8 @@ pub static KIND: Kind = Kind {
         Field::tenant(),
         Field::new("profileName", Format::Text).required(),
         Field::new("bandwidth", Format::BANDWIDTH),
-        Field::new("DSCP", Format::Number(0, 63)),
-        Field::new("burst", Format::Number(0, 10486)),
+        Field::new("DSCP", Format::at_most(63)),
+        Field::new("burst", Format::at_most(10_486)),
     ],
     mutability: Mutability::Except(&[]),
     columns: &[

@@ -38,7 +38,7 @@ pub static KIND: Kind = Kind {
         Field::new("fromIpAddress", Format::PEER).derived_from("fromNetwork"),
         Field::new("toIpAddress", Format::PEER).derived_from("toNetwork"),
         Field::new("protocol", Format::PROTOCOL),
-        Field::new("port", Format::Number(0, 65535)),
+        Field::new("port", Format::at_most(65_535)),
         Field::new("action", Format::OneOf(&["allow", "deny"])).required(),
     ],
     mutability: Mutability::Immutable,

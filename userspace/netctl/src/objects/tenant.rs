@@ -20,7 +20,10 @@ pub static KIND: Kind = Kind {
     object_type: ObjectType::Tenant,
     aliases: &[],
     key_fields: &["tenantName"],
-    fields: &[Field::new("tenantName", Format::Name).required(), Field::new("defaultNetwork", Format::Name)],
+    fields: &[
+        Field::new("tenantName", Format::Name).required(),
+        Field::new("defaultNetwork", Format::DEFAULT_NETWORK),
+    ],
     mutability: Mutability::Immutable,
     columns: &[("Name", "------"), ("", "")],
     row: |tenant| vec![text(tenant, "tenantName"), String::new()],

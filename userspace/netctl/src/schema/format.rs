@@ -41,10 +41,16 @@ impl Format {
     });
     /// An address range of a network.
     pub const POOL: Format = Format::Pattern("IPv4 addresses such as 10.1.1.10-10.1.1.20", is_range);
-    /// A protocol of a rule.
-    pub const PROTOCOL: Format = Format::Pattern("tcp, udp, icmp or a number from 0 to 255", |text| {
-        ["tcp", "udp", "icmp"].contains(&text) || text.parse::<u8>().is_ok()
+    /// A protocol of a rule. A number above 255 is a protocol that no packet has.
+    pub const PROTOCOL: Format = Format::Pattern("tcp, udp, icmp or a number of up to 3 digits", |text| {
+        let is_number = text.len() <= 3 && text.bytes().all(|byte| byte.is_ascii_digit());
+        ["tcp", "udp", "icmp"].contains(&text) || is_number
     });
+    /// The default network of a tenant. netmaster accepts a dot at the end.
+    pub const DEFAULT_NETWORK: Format =
+        Format::Pattern("a name of letters, digits, hyphens and dots", |text| {
+            is_name(text.strip_suffix('.').unwrap_or(text))
+        });
     /// An address, or a subnet, of a rule.
     pub const PEER: Format = Format::Pattern("an address or a subnet such as 10.1.1.0/24", |text| {
         let (address, length) = text.split_once('/').unwrap_or((text, "1"));
@@ -70,9 +76,9 @@ impl Format {
         Format::Pattern("an address with the length of its subnet such as 50.1.1.1/24", |text| {
             split_length(text, 31).is_some_and(|address| is_range(address) || address.contains('-'))
         });
-    /// A label selector.
+    /// A label selector; the value may be empty.
     pub const SELECTOR: Format = Format::Pattern("a label such as app=web", |text| {
-        text.split_once('=').is_some_and(|(name, value)| !name.is_empty() && !value.is_empty())
+        text.split_once('=').is_some_and(|(name, _)| !name.is_empty())
     });
     /// A port of a service.
     pub const PORT: Format = Format::Pattern("PORT:TARGETPORT:PROTOCOL such as 80:8080:TCP", |text| {
@@ -80,6 +86,11 @@ impl Format {
         let port = |text: &&str| text.parse::<u16>().is_ok();
         matches!(&parts[..], [port_, target, protocol] if port(port_) && port(target) && !protocol.is_empty())
     });
+
+    /// An integer without a lower limit: netmaster stores negative numbers, which have no effect.
+    pub const fn at_most(max: i64) -> Format {
+        Format::Number(i64::MIN, max)
+    }
 
     /// Whether `value` has the format. An empty value of the right JSON type always has.
     pub fn accepts(&self, value: &Value) -> bool {
@@ -97,6 +108,7 @@ impl Format {
             (Format::OneOf(texts), Value::String(text)) => texts.contains(&text.as_str()),
             (Format::Pattern(_, accepts), Value::String(text)) => accepts(text),
             (Format::Number(min, max), value) => value.as_i64().is_some_and(|n| (*min..=*max).contains(&n)),
+            (Format::List(Format::Text), Value::Array(items)) => items.iter().all(Value::is_string),
             (Format::List(format), Value::Array(items)) => {
                 items.iter().all(|item| !is_empty(item) && format.accepts(item))
             }
@@ -126,6 +138,7 @@ impl fmt::Display for Format {
             Format::Text => write!(f, "a text"),
             Format::OneOf(texts) => write!(f, "{}", texts.join(" or ")),
             Format::Pattern(expected, _) => write!(f, "{expected}"),
+            Format::Number(i64::MIN, max) => write!(f, "a number of at most {max}"),
             Format::Number(min, max) => write!(f, "a number from {min} to {max}"),
             Format::List(format) => write!(f, "a list, each item {format}"),
         }
@@ -167,13 +180,16 @@ mod tests {
 
     #[test]
     fn formats_accept_what_netmaster_accepts() {
-        let names = Format::List(&Format::Name);
+        let (names, texts) = (Format::List(&Format::Name), Format::List(&Format::Text));
         for (format, good, bad) in [
             (&Format::Name, json!("web-1.x"), json!("web_1")),
             (&Format::Text, json!("web_1"), json!(7)),
             (&Format::OneOf(&["in", "out"]), json!("in"), json!("both")),
             (&Format::Number(0, 63), json!(63), json!(64)),
             (&Format::Number(0, 63), json!(0), json!("1")),
+            (&Format::at_most(63), json!(-1), json!(64)),
+            (&Format::at_most(63), json!(i64::MIN), json!(-1.5)),
+            (&texts, json!(["", "a"]), json!(["a", null])),
             (&names, json!(["a", "b"]), json!("a")),
             (&names, json!([]), json!([""])),
             (&Format::SUBNET, json!("10.1.1.10-10.1.1.20/24"), json!("10.1.1.0")),
@@ -183,6 +199,10 @@ mod tests {
             (&Format::IPV6, json!("fe80::1"), json!("10.1.1.1")),
             (&Format::POOL, json!("10.1.1.1-10.1.1.9"), json!("10.1.1.0/24")),
             (&Format::PROTOCOL, json!("132"), json!("sctp")),
+            (&Format::PROTOCOL, json!("300"), json!("1000")),
+            (&Format::PROTOCOL, json!("007"), json!("-1")),
+            (&Format::DEFAULT_NETWORK, json!("lan"), json!(".")),
+            (&Format::DEFAULT_NETWORK, json!("lan."), json!("lan..")),
             (&Format::PEER, json!("2001:db8::/64"), json!("web")),
             (&Format::PEER, json!("1.2.3.4-9"), json!("1.2.3.4/129")),
             (&Format::BANDWIDTH, json!("10 mbps"), json!("10")),
@@ -190,6 +210,7 @@ mod tests {
             (&Format::PRIVATE_SUBNET, json!("172.19.0.0/16"), json!("172.19.0.0/24")),
             (&Format::ROUTER, json!("50.1.1.1/24"), json!("50.1.1.1")),
             (&Format::SELECTOR, json!("app=web"), json!("app")),
+            (&Format::SELECTOR, json!("app="), json!("=web")),
             (&Format::PORT, json!("80:8080:TCP"), json!("80:TCP")),
         ] {
             assert!(format.accepts(&good), "{format} {good}");
