@@ -4,6 +4,7 @@ mod admission;
 mod audit_log;
 mod authentication;
 mod authorization;
+mod clean_up;
 mod conditional;
 mod in_flight;
 mod leader;

@@ -40,6 +40,9 @@ pub enum Kind {
     NotBuilt,
 }
 
+/// Words for a change that has an unknown outcome. netctl does not repeat such a request.
+const MAY_BE_DONE: &str = "the request may have been carried out";
+
 /// Body of a response, or the failure.
 pub type Answer = Result<Vec<u8>, Problem>;
 
@@ -101,6 +104,15 @@ impl Problem {
 
     pub fn unavailable(text: impl Into<String>) -> Problem {
         Problem { kind: Kind::Unavailable, text: text.into() }
+    }
+
+    /// A temporary failure after which the outcome of a change is unknown.
+    pub fn unknown_outcome(why: impl fmt::Display) -> Problem {
+        Problem::unavailable(format!("{why}; {MAY_BE_DONE}"))
+    }
+
+    pub fn is_unknown_outcome(&self) -> bool {
+        self.text.ends_with(MAY_BE_DONE)
     }
 
     /// This netmaster is no longer the leader. Nothing was changed.

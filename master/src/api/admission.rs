@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, header};
+use axum::http::{Extensions, HeaderMap, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use futures::StreamExt as _;
 use http_body_util::BodyExt as _;
 use hyper::body::Frame;
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use super::audit_log::{AuditLog, Pending};
 use super::authentication::{Authenticated, Authenticator, Credentials, Rejection};
@@ -35,6 +35,28 @@ pub struct Admission {
     pub body_timeout: Duration,
     /// Time limit for the response.
     pub request_timeout: Duration,
+}
+
+/// Time at which a handler has to answer with what it has done so far. Later, the client gets an answer
+/// that does not tell it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AnswerBy(Instant);
+
+/// Time between this and the end of the time limit, and its share of a short time limit.
+const ANSWER_MARGIN: Duration = Duration::from_secs(5);
+const ANSWER_SHARE: u32 = 4;
+
+impl AnswerBy {
+    fn within(request_timeout: Duration) -> AnswerBy {
+        // A follower waits no longer for the leader.
+        let limit = request_timeout.min(proxy::RESPONSE_TIMEOUT);
+        AnswerBy(Instant::now() + limit - ANSWER_MARGIN.min(limit / ANSWER_SHARE))
+    }
+
+    /// The time of the request with these extensions.
+    pub(super) fn of(extensions: &Extensions) -> Instant {
+        extensions.get::<AnswerBy>().copied().unwrap_or_else(|| AnswerBy::within(proxy::RESPONSE_TIMEOUT)).0
+    }
 }
 
 /// Largest accepted body in bytes. Objects have a few hundred bytes, and the store accepts 1.5 MB
@@ -140,7 +162,7 @@ impl Admission {
             return format.problem(&too_large());
         }
         let error: SharedFailure = Arc::default();
-        let (head, body) = request.into_parts();
+        let (mut head, body) = request.into_parts();
         let mut body = LimitedBody {
             body,
             remaining: MAX_BODY,
@@ -151,15 +173,13 @@ impl Admission {
             body.drain().await;
             return format.problem(&too_large());
         }
+        head.extensions.insert(AnswerBy::within(self.request_timeout));
         let answer = next.run(Request::from_parts(head, Body::new(body)));
         let response = match timeout(self.request_timeout, answer).await {
             Ok(response) => response,
             Err(_) => {
-                let text = format!(
-                    "no response within {} s; the request may have been carried out",
-                    self.request_timeout.as_secs()
-                );
-                format.problem(&Problem::unavailable(text))
+                let why = format!("no response within {} s", self.request_timeout.as_secs());
+                format.problem(&Problem::unknown_outcome(why))
             }
         };
         match error.get() {

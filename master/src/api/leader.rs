@@ -6,20 +6,21 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, header, request};
 use axum::response::Response;
-use contiv_model::{endpoint, node, registry};
+use contiv_model::{node, registry};
 use serde_json::json;
 
+use super::admission::AnswerBy;
 use super::audit_log::AuditedObject;
+use super::clean_up::clean_up;
 use super::objects::{ObjectRoutes, read_body};
 use super::parameters::Parameters;
-use super::reclaim::{ReclaimRequest, reclaim};
 use super::response::{ErrorFormat, text};
 use super::route::Route;
 use crate::access::Scope;
 use crate::cache::{ClusterCache, StagedTxn};
 use crate::go_json;
 use crate::leadership::{Identity, Leader};
-use crate::plugin::{Call, CallKind, Cleanup, clean_up};
+use crate::plugin::{Call, CallKind};
 use crate::problem::{Answer, Problem};
 use crate::reports::{self, Report};
 
@@ -70,10 +71,13 @@ impl Routes<'_> {
                 let own = &self.0.identity;
                 format.json(go_json::encode(&info(&self.0.cache.read(), "leader", &own.address, own)))
             }
-            Route::CleanUp { tenant, kind, name } => match self.clean_up(&tenant, &kind, &name).await {
-                Ok(done) => text(done),
-                Err(problem) => format.problem(&problem),
-            },
+            Route::CleanUp { tenant, kind, name } => {
+                let answer_by = AnswerBy::of(&head.extensions);
+                match clean_up(leader, [&tenant, &kind, &name], answer_by).await {
+                    Ok(done) => text(done),
+                    Err(problem) => format.problem(&problem),
+                }
+            }
             Route::ListServiceStates => {
                 let scope = scope.clone();
                 let list = move |cache: &ClusterCache| reports::service_states(cache, &scope);
@@ -153,35 +157,6 @@ impl Routes<'_> {
             call.plan(staged)
         };
         format.json(self.0.queue.submit(Box::new(plan), false).await)
-    }
-
-    /// Deletes the endpoints in batches, each endpoint atomically. Then requests the nodes to
-    /// remove the interfaces.
-    async fn clean_up(&self, tenant: &str, kind: &str, name: &str) -> Result<String, Problem> {
-        let cleanup = Cleanup::read(tenant, kind, name)?;
-        let (found, requests) = {
-            let cache = self.0.cache.read();
-            let found = cleanup.find(&cache)?;
-            let host = |id: &String| cache.get::<endpoint::State>(id).map(|e| e.homing_host.clone());
-            let request = |id: &String| ReclaimRequest::of(id, &host(id)?, &cache);
-            let requests: Vec<ReclaimRequest> = found.iter().filter_map(request).collect();
-            (found, requests)
-        };
-        for some in found.chunks(Cleanup::BATCH) {
-            let some = some.to_vec();
-            self.0.queue.submit(Box::new(move |staged| clean_up(&some, staged)), true).await?;
-        }
-        let mut left = reclaim(requests).await;
-        if left.is_empty() {
-            return Ok(cleanup.done());
-        }
-        left.sort();
-        Err(Problem::unavailable(format!(
-            "endpoints and addresses are deleted, but {} of {} interfaces may remain; repeat DELETE /debug/reclaimEndpoint/ENDPOINT on each node: {}",
-            left.len(),
-            found.len(),
-            left.join(", ")
-        )))
     }
 }
 

@@ -22,6 +22,7 @@ use super::authentication::ClientSubject;
 use super::peer::{self, CLIENT_SUBJECT};
 use super::replay::{ReplayHandle, ReplayableBody};
 use super::request_id;
+use super::route::Route;
 use crate::leadership::Roles;
 use crate::problem::one_line;
 
@@ -56,8 +57,8 @@ const VIA: &str = "1.1 netmaster";
 /// Response header for followers: the request was not carried out, because the receiver is not the
 /// leader.
 pub(super) const NOT_DONE: HeaderName = HeaderName::from_static("netmaster-not-done");
-/// Time limit for a response; the leader's own limit for a request is shorter.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit for a response of the leader.
+pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for a deposed leader to answer a request in progress.
 const DEPOSED_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -103,8 +104,11 @@ impl Proxy {
         // it did not carry out the request.
         let deposed = async {
             roles.deposed(leader).await;
-            if !is_repeatable(&head.method) {
-                sleep(DEPOSED_TIMEOUT).await;
+            match Route::of(&head.method, &head.uri) {
+                // The deposed leader still asks the nodes, and nothing else knows what for.
+                Route::CleanUp { .. } => sleep(RESPONSE_TIMEOUT).await,
+                _ if is_repeatable(&head.method) => {}
+                _ => sleep(DEPOSED_TIMEOUT).await,
             }
         };
         let (why, not_done) = tokio::select! {

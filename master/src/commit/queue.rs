@@ -7,9 +7,6 @@ use crate::problem::{Answer, Problem};
 
 pub(super) const QUEUE_LENGTH: usize = 1024;
 
-const OUTCOME_UNKNOWN: &str =
-    "this netmaster stopped before the store responded; the request may have been carried out";
-
 /// Stages changes and returns the body of the response. May be called again with another
 /// transaction after a conflict.
 pub type Plan = Box<dyn Fn(&mut StagedTxn<'_>) -> Answer + Send + Sync>;
@@ -43,7 +40,8 @@ impl Queue {
         let job = Job { plan, exclusive, answer: Some(answer) };
         self.0.send(job).await.map_err(|_| Problem::deposed())?;
         // A job is lost only if the committer ends while its transaction is being written.
-        answered.await.map_err(|_| Problem::unavailable(OUTCOME_UNKNOWN))?
+        let lost = |_| Problem::unknown_outcome("this netmaster stopped before the store responded");
+        answered.await.map_err(lost)?
     }
 }
 

@@ -2,14 +2,17 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use contiv_model::key;
-use testkit::etcd::Etcd;
+use testkit::etcd::{Etcd, etcdctl};
 
-use crate::client::{call, get, post};
+use crate::client::{call, delete, get, make_network, post};
 use crate::master::{Master, WAIT_TIMEOUT};
+use crate::nodes;
 
 /// A follower of the test's socket.
 struct TestLeader {
@@ -180,4 +183,79 @@ fn an_unsent_request_waits_for_the_next_leader() {
     thread::sleep(Duration::from_millis(300));
     etcd.ctl(&["del", key::LEADER]).unwrap();
     assert_eq!(request.join().unwrap()["networkName"], "net");
+}
+
+/// Endpoints that a leader deletes in one transaction.
+const BATCH: usize = 32;
+
+/// Whether a request names an endpoint of the second batch, or of a later one.
+fn is_second_batch(bytes: &[u8]) -> bool {
+    const KEY: &[u8] = b"/state/eps/net.default-c";
+    let digits = format!("{BATCH:03}");
+    let mut ids = bytes.windows(KEY.len() + digits.len()).filter_map(|window| window.strip_prefix(KEY));
+    ids.any(|id| id.iter().all(u8::is_ascii_digit) && id >= digits.as_bytes())
+}
+
+/// Starts a proxy to etcd, and returns its URL. When it is armed, it deletes the leader lock before it
+/// forwards the deletion of the second batch.
+fn deposing_proxy(etcd: &Etcd, armed: &Arc<AtomicBool>) -> String {
+    let (to, endpoint, armed) = (etcd.address(), etcd.endpoint(), armed.clone());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        for near in listener.incoming() {
+            let (Ok(mut near), Ok(mut far)) = (near, TcpStream::connect(to)) else { continue };
+            near.set_nodelay(true).unwrap();
+            far.set_nodelay(true).unwrap();
+            let (mut answers, mut client) = (far.try_clone().unwrap(), near.try_clone().unwrap());
+            // Either end may close the connection.
+            thread::spawn(move || drop(std::io::copy(&mut answers, &mut client)));
+            let (endpoint, armed) = (endpoint.clone(), armed.clone());
+            thread::spawn(move || {
+                let mut buffer = vec![0; 64 << 10];
+                while let Ok(read @ 1..) = near.read(&mut buffer) {
+                    if is_second_batch(&buffer[..read]) && armed.swap(false, Ordering::SeqCst) {
+                        etcdctl(&endpoint, &["del", key::LEADER]).unwrap();
+                    }
+                    if far.write_all(&buffer[..read]).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+    });
+    url
+}
+
+/// The leader is deposed after its first transaction. The next one does not know the endpoints that are
+/// deleted, so their interfaces would stay.
+#[test]
+fn a_cleanup_that_was_carried_out_in_part_is_not_repeated() {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let etcd = Etcd::start().unwrap();
+    let armed = Arc::new(AtomicBool::new(false));
+    let leader = Master::on_etcd(&deposing_proxy(&etcd, &armed));
+    let follower = Master::on_etcd(&etcd.endpoint());
+    make_network(leader.address, "net", "10.0.0.0/16");
+    let agent = nodes::agent_address(10);
+    let asked = nodes::agent(agent, "net%2Edefault");
+    nodes::write(&follower, &[nodes::registration("there", &agent.to_string())]);
+    for n in 0..100 {
+        nodes::create(leader.address, &format!("c{n:03}"), "there");
+    }
+    armed.store(true, Ordering::SeqCst);
+    let clean_up = || delete(follower.address, "/debug/epcleanup/tenant/default/net/net");
+    let line = clean_up().unwrap().unavailable();
+    assert!(line.starts_with(&format!("{BATCH} of 100 endpoints are deleted: ")), "{line}");
+    let request = |n: usize| format!("DELETE /debug/reclaimEndpoint/net%2Edefault%2Dc{n:03} HTTP/1.1");
+    let sorted = || {
+        let mut asked = asked.lock().unwrap().clone();
+        asked.sort();
+        asked
+    };
+    assert_eq!(sorted(), (0..BATCH).map(request).collect::<Vec<_>>());
+    // On request, the next leader deletes the others.
+    let done = || Ok(clean_up().ok().filter(|answer| answer.status == 200).map(drop));
+    testkit::wait_until(WAIT_TIMEOUT, "the other endpoints to be deleted", done).unwrap();
+    assert_eq!(sorted(), (0..100).map(request).collect::<Vec<_>>());
 }

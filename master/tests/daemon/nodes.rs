@@ -12,7 +12,7 @@ use crate::client::{address, create_endpoint, delete, get, make_network, post};
 use crate::master::{Master, WAIT_TIMEOUT};
 
 /// Writes keys as an agent does; an empty value deletes the key.
-fn write(master: &Master, keys: &[(String, String)]) {
+pub(crate) fn write(master: &Master, keys: &[(String, String)]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let store = Store::connect(&Config::new([master.store()])).await.unwrap();
@@ -30,13 +30,13 @@ fn status(host: &str, vtep: &str) -> (String, String) {
     (format!("oper/node/{host}"), body.to_string())
 }
 
-fn registration(host: &str, vtep: &str) -> (String, String) {
+pub(crate) fn registration(host: &str, vtep: &str) -> (String, String) {
     let body =
         json!({"ServiceName": "netplugin.vtep", "HostAddr": vtep, "Port": 4789, "Hostname": host, "TTL": 10});
     (format!("service/netplugin.vtep/{vtep}:4789"), body.to_string())
 }
 
-fn create(to: SocketAddr, id: &str, host: &str) {
+pub(crate) fn create(to: SocketAddr, id: &str, host: &str) {
     let config = json!({"Container": id, "Host": host});
     let body = json!({"TenantName": "default", "NetworkName": "net", "EndpointID": id, "ConfigEP": config});
     post(to, "/plugin/createEndpoint", &body).unwrap().good();
@@ -137,7 +137,7 @@ fn the_vtep_of_an_earlier_agent_becomes_a_record() {
 }
 
 /// A fake agent that knows one endpoint and records its requests.
-fn agent(ip: IpAddr, knows: &'static str) -> Arc<Mutex<Vec<String>>> {
+pub(crate) fn agent(ip: IpAddr, knows: &'static str) -> Arc<Mutex<Vec<String>>> {
     let listener = TcpListener::bind((ip, 9090)).unwrap();
     let asked = Arc::new(Mutex::new(vec![]));
     let log = asked.clone();
@@ -167,16 +167,20 @@ fn agent(ip: IpAddr, knows: &'static str) -> Arc<Mutex<Vec<String>>> {
     asked
 }
 
+/// Loopback address of this process, because the port of agents is fixed.
+pub(crate) fn agent_address(last: u8) -> IpAddr {
+    let [high, low] = (std::process::id() as u16).to_be_bytes();
+    IpAddr::from([127, high, low, last])
+}
+
 #[test]
 fn nodes_are_requested_to_remove_interfaces() {
     let store = testkit::scratch_dir("store").unwrap();
     let master = Master::embedded(store.path());
     let to = master.address;
     make_network(to, "net", "10.0.0.0/24");
-    // Loopback addresses of this process, because the port is fixed.
-    let [high, low] = (std::process::id() as u16).to_be_bytes();
-    let there = IpAddr::from([127, high, low, 7]);
-    let dead = IpAddr::from([127, high, low, 8]).to_string();
+    let there = agent_address(7);
+    let dead = agent_address(8).to_string();
     let asked = agent(there, "net%2Edefault%2Dc1");
     let keys = [
         registration("there", &there.to_string()),
@@ -202,4 +206,23 @@ fn nodes_are_requested_to_remove_interfaces() {
     let line = clean("c4").unavailable();
     assert!(line.contains(&format!("net.default-c4 on dead ({dead}:9090")), "{line}");
     assert!(endpoints(to).is_empty(), "endpoints are deleted in any case");
+}
+
+/// The answer names the interfaces, although the agent does not respond within the time limit.
+#[test]
+fn a_cleanup_is_answered_within_its_time_limit() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let master = Master::start_unprobed(store.path(), &["--request-timeout", "4"]);
+    let to = master.address;
+    make_network(to, "net", "10.0.0.0/24");
+    let silent = agent_address(9);
+    let _agent = TcpListener::bind((silent, 9090)).unwrap();
+    write(&master, &[registration("silent", &silent.to_string())]);
+    for id in ["a", "b", "c"] {
+        create(to, id, "silent");
+    }
+    let line = delete(to, "/debug/epcleanup/tenant/default/net/net").unwrap().unavailable();
+    let start = "endpoints and addresses are deleted, but 3 of 3 interfaces may remain; ";
+    let end = "net.default-c on silent (no response within the time limit of the request)";
+    assert!(line.starts_with(start) && line.ends_with(end), "{line}");
 }
