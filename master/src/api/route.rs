@@ -127,7 +127,9 @@ impl Route {
             | Route::Inspect(..)
             | Route::InspectEndpoint(_)
             | Route::ListNodes
-            | Route::InspectNode(_) => true,
+            | Route::InspectNode(_)
+            | Route::ListServiceStates
+            | Route::GetServiceState(_) => true,
             Route::Health
             | Route::Readiness
             | Route::Version
@@ -140,8 +142,6 @@ impl Route {
             | Route::SetDatapath { .. }
             | Route::Call(_)
             | Route::CleanUp { .. }
-            | Route::ListServiceStates
-            | Route::GetServiceState(_)
             | Route::Ofnet
             | Route::Unknown => false,
         }

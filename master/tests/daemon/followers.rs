@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use contiv_model::key;
 use nix::sys::signal::Signal;
+use serde_json::json;
 use testkit::etcd::Etcd;
 
-use crate::client::{Answer, address, create_endpoint, get, make_network};
+use crate::client::{Answer, address, create_endpoint, get, make_network, post};
 use crate::master::{Master, WAIT_TIMEOUT};
 
 /// Repeats the request until a leader answers it.
@@ -178,20 +179,31 @@ fn a_stopped_leader_does_not_answer_from_its_cache() {
         stopped.process.freeze().unwrap();
         std::thread::scope(|scope| {
             let write = scope.spawn(|| create_endpoint(to, "net", &id("stopped"), "").unwrap());
-            let read = scope.spawn(|| get(to, "/api/v1/inspect/networks/default:net/").unwrap());
+            let read = |path: String| scope.spawn(move || get(to, &path).unwrap());
+            let network = read("/api/v1/inspect/networks/default:net/".into());
+            let service = id("service");
+            let services = ["/services".into(), format!("/service/{service}:default")].map(read);
             let answer = retry_until_leader("an endpoint", || {
                 create_endpoint(running.address, "net", &id("running"), "")
             });
             assert!(given.insert(address(answer)));
+            let body = json!({"tenantName": "default", "serviceName": service, "networkName": "net",
+                "selectors": ["app=web"], "ports": ["80:8080:TCP"]});
+            let path = format!("/api/v1/serviceLBs/default:{service}/");
+            retry_until_leader("a service", || post(running.address, &path, &body));
             stopped.process.signal(Signal::SIGCONT).unwrap();
             match write.join().unwrap() {
                 done if done.status == 200 => assert!(given.insert(address(done)), "allocated twice"),
                 refused => assert_eq!(refused.status, 503, "{refused:?}"),
             }
-            let read = read.join().unwrap();
-            if read.status != 503 {
-                let endpoints = read.good()["Oper"]["endpoints"].to_string();
-                assert!(endpoints.contains(&id("running")), "it answered from its cache: {endpoints}");
+            for (read, expected) in
+                std::iter::once((network, id("running"))).chain(services.map(|read| (read, service.clone())))
+            {
+                let answer = read.join().unwrap();
+                if answer.status != 503 {
+                    let body = answer.good().to_string();
+                    assert!(body.contains(&expected), "it answered from its cache: {body}");
+                }
             }
         });
         // The process continues, whatever the result of the request is.
