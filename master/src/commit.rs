@@ -7,6 +7,7 @@
 mod committer;
 mod queue;
 mod redo_log;
+mod store_problem;
 
 #[cfg(test)]
 mod tests;
@@ -14,3 +15,4 @@ mod tests;
 pub use committer::{Committer, Deposed};
 pub use queue::{Plan, Queue};
 pub use redo_log::COMMIT_RECORD;
+pub use store_problem::store_problem;

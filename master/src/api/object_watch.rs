@@ -26,6 +26,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::access::Scope;
 use crate::cache::{ClusterCache, LinkChange, LinkChanges, SharedCache};
+use crate::commit::store_problem;
 use crate::leadership::{Leader, Reads};
 use crate::objects::{FieldSelector, Stored, Type, Unencoded};
 use crate::problem::{Problem, one_line};
@@ -60,7 +61,10 @@ impl ObjectWatch {
         let permit = permit.map_err(|_| Problem::unavailable("too many open watches; retry later"))?;
         if let Some(revision) = self.after {
             let position = leader.store.position().await;
-            let position = position.map_err(|error| Problem::unavailable(one_line(&error)))?;
+            let position = position.map_err(|error| {
+                tracing::warn!(error = one_line(&error), "watch objects: read the position of the store");
+                store_problem(&error)
+            })?;
             if revision > position.revision {
                 // Of a store before it was restored, or of none: a watch would be silent up to there.
                 let end = stream::once(async { Ok::<_, Infallible>(gone()) });

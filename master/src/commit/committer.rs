@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::queue::{Job, Plan, QUEUE_LENGTH, Queue, answer, fail_all};
 use super::redo_log::{self, LogOutcome, RedoLog};
+use super::store_problem::store_problem;
 use crate::cache::{Change, SharedCache, Stageable, StagedTxn};
 use crate::metrics::{CommitResult, Metrics};
 use crate::problem::{Answer, Problem, one_line};
@@ -198,9 +199,9 @@ impl Committer {
                 }
                 Err(CommitError::Store(error)) => {
                     tracing::error!(error = one_line(&error), "commit a transaction");
-                    let unknown = error.outcome_unknown() || error.is_out_of_space();
-                    let done = if unknown { "; the request may have been carried out" } else { "" };
-                    fail_all(jobs, &Problem::unavailable(format!("store: {}{done}", one_line(&error))));
+                    let problem = store_problem(&error);
+                    let is_unknown = error.outcome_unknown() || error.is_out_of_space();
+                    fail_all(jobs, &if is_unknown { Problem::unknown_outcome(problem) } else { problem });
                     // The next plan needs the outcome, so the keys are read again.
                     return match self.reload(leadership, &keys).await {
                         ControlFlow::Continue(()) => Ok(()),
@@ -264,7 +265,10 @@ impl Committer {
                 fail_all(jobs, &Problem::deposed());
                 return Err(Deposed);
             }
-            Err(error) => fail_all(jobs, &Problem::unavailable(format!("store: {}", one_line(&error)))),
+            Err(error) => {
+                tracing::warn!(error = one_line(&error), "confirm leadership");
+                fail_all(jobs, &store_problem(&error));
+            }
         }
         Ok(())
     }

@@ -11,8 +11,8 @@ use contiv_store::election::ReadIndex;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::problem::Problem;
-use crate::problem::one_line;
+use crate::commit::store_problem;
+use crate::problem::{Problem, one_line};
 
 type Waiter = oneshot::Sender<Result<(), Problem>>;
 
@@ -53,7 +53,10 @@ async fn confirm_leadership(read_index: &ReadIndex) -> Result<(), Problem> {
     match timeout(TIMEOUT, read_index.confirm()).await {
         Ok(Ok(true)) => Ok(()),
         Ok(Ok(false)) => Err(Problem::deposed()),
-        Ok(Err(error)) => Err(Problem::unavailable(format!("store: {}", one_line(&error)))),
+        Ok(Err(error)) => {
+            tracing::warn!(error = one_line(&error), "confirm leadership");
+            Err(store_problem(&error))
+        }
         Err(_) => Err(Problem::unavailable(format!("store: no response within {TIMEOUT:?}; retry"))),
     }
 }

@@ -89,7 +89,10 @@ impl StoreHealth {
         }
         let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
         match watch.as_ref().map(|watch| watch.borrow().clone()) {
-            Some(Status::Retrying { error, .. }) => Err(format!("store: {error}")),
+            // Probes need no credentials. The log has the error, with the key and the addresses of etcd.
+            Some(Status::Retrying { failures, .. }) => {
+                Err(format!("store: the watch failed {failures} times; see the log of netmaster"))
+            }
             None | Some(Status::Connecting | Status::Connected) => Ok(()),
         }
     }

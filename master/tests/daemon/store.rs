@@ -4,7 +4,7 @@ use contiv_model::{endpoint, network};
 use serde_json::{Value, json};
 use testkit::etcd::Etcd;
 
-use crate::client::{address, create_endpoint, delete, delete_endpoint, get, make_network, post};
+use crate::client::{Answer, address, create_endpoint, delete, delete_endpoint, get, make_network, post};
 use crate::master::Master;
 
 const NETWORK: &str = "/contiv.io/state/nets/net.default";
@@ -301,4 +301,35 @@ fn derived_keys_are_restored_after_a_restart() {
     assert_eq!(everything(), before);
     let metrics = get(to, "/metrics").unwrap().body;
     assert!(metrics.contains("contiv_netmaster_restored_keys_total 7\n"), "{metrics}");
+}
+
+/// Keys may be of another tenant, and clients need not know where etcd is.
+#[test]
+fn failures_of_the_store_name_no_key_and_no_address() {
+    testkit::needs!(binary("etcd"));
+    let mut etcd = Etcd::start().unwrap();
+    let master = Master::on_etcd(&etcd.endpoint());
+    let to = master.address;
+    make_network(to, "net", "10.0.0.0/24");
+    let secrets = ["/contiv.io/".to_owned(), "http:".to_owned(), etcd.address().to_string()];
+    let checked = |answer: Answer| {
+        let line = answer.unavailable();
+        assert!(!secrets.iter().any(|secret| line.contains(secret)), "{line}");
+        line
+    };
+    etcd.process().freeze().unwrap();
+    std::thread::scope(|scope| {
+        let read = scope.spawn(|| checked(get(to, "/api/v1/networks/").unwrap()));
+        let write = checked(create_endpoint(to, "net", "a", "").unwrap());
+        assert_eq!(write, "store: no answer; the request may have been carried out");
+        read.join().unwrap();
+    });
+    etcd.kill().unwrap();
+    testkit::wait_until(crate::master::WAIT_TIMEOUT, "the end of readiness", || {
+        let ready = get(to, "/readyz")?;
+        Ok((ready.status == 503 && checked(ready).starts_with("store: no answer")).then_some(()))
+    })
+    .unwrap();
+    checked(get(to, "/api/v1/networks/").unwrap());
+    checked(create_endpoint(to, "net", "a", "").unwrap());
 }
