@@ -28,7 +28,9 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::aci::Gateway;
-use crate::api::{Admission, App, AuditLog, Authenticator, InFlight, Proxy, SubjectRoles, Tokens};
+use crate::api::{
+    Admission, App, AuditLog, Authenticator, InFlight, Netmasters, Proxy, SubjectRoles, Tokens,
+};
 use crate::backup;
 use crate::cache::SharedCache;
 use crate::config::{DEFAULT_STORE, Flags, RestFlags};
@@ -85,7 +87,8 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     }
     let audit = flags.rest.audit_log.clone().map(|path| AuditLog::start(path, metrics.audit_lost.clone()));
     let audit = audit.transpose().context("--audit-log")?;
-    let admission = admission(&flags.rest, audit.clone(), &metrics, &mut tasks)?;
+    let netmasters = Netmasters::new(cache.clone(), internal);
+    let admission = admission(&flags.rest, audit.clone(), netmasters, &metrics, &mut tasks)?;
     let proxy = proxy(&flags.rest, &mut tasks)?;
     let listener_config = listener_config(&flags.rest, &mut tasks)?;
     let app = App {
@@ -248,6 +251,7 @@ async fn connect_once(config: &Config) -> Result<(Store, ElectionThread), StartE
 fn admission(
     flags: &RestFlags,
     audit: Option<AuditLog>,
+    netmasters: Netmasters,
     metrics: &Metrics,
     tasks: &mut Tasks,
 ) -> anyhow::Result<Admission> {
@@ -256,6 +260,7 @@ fn admission(
         authenticator,
         audit,
         in_flight: InFlight::new(flags.in_flight(), metrics.response_bytes.clone()),
+        netmasters,
         body_timeout: flags.client_timeout,
         request_timeout: flags.request_timeout,
     })

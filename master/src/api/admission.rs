@@ -18,6 +18,7 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 use super::audit_log::{AuditLog, Pending};
 use super::authentication::{Authenticated, Authenticator, Credentials, Rejection};
 use super::in_flight::{self, Client, InFlight, Slot};
+use super::netmasters::Netmasters;
 use super::paced_body::PacedBody;
 use super::peer::Peer;
 use super::response::ErrorFormat;
@@ -31,6 +32,8 @@ pub struct Admission {
     pub authenticator: Authenticator,
     pub audit: Option<AuditLog>,
     pub in_flight: InFlight,
+    /// They have counted the requests that they forward.
+    pub netmasters: Netmasters,
     /// Time limit for the request body, and for the pauses of a client that takes a response.
     pub body_timeout: Duration,
     /// Time limit for the response.
@@ -95,7 +98,10 @@ impl Admission {
         let peer = request.extensions().get::<Peer>().cloned();
         let route = Route::of(request.method(), request.uri());
         let (open, is_counted) = (authorization::is_open(&route), in_flight::is_counted(&route));
-        let forwarded = proxy::is_forwarded(request.headers());
+        // Clients can send the header of a netmaster, too.
+        let is_netmaster = |peer: &Peer| self.netmasters.has(peer.address.ip());
+        let forwarded =
+            is_counted && proxy::is_forwarded(request.headers()) && peer.as_ref().is_some_and(is_netmaster);
         let credentials = Credentials::take(request.headers_mut(), peer.as_ref());
         let response = match self.authenticator.authenticate(&credentials) {
             Ok(sender) => {

@@ -78,7 +78,7 @@ pub(super) fn is_counted(route: &Route) -> bool {
 
 impl Client {
     /// None for a request that another netmaster forwards without the identity of its client. That
-    /// netmaster has counted it.
+    /// netmaster has counted it. `forwarded`: the request is from a netmaster.
     pub(super) fn of(sender: &Authenticated, peer: Option<&Peer>, forwarded: bool) -> Option<Client> {
         let name = || Client::Name(sender.principal.name.clone());
         if sender.is_identified {

@@ -9,6 +9,7 @@ use testkit::wait_until;
 use crate::authorization::{ADMIN, BLUE, NODE, Site};
 use crate::client::{Answer, connect, get, post};
 use crate::master::{Master, WAIT_TIMEOUT, loopback};
+use crate::nodes;
 
 const PROBLEMS: &str = "Accept: application/problem+json\r\n";
 
@@ -123,6 +124,41 @@ fn requests_of_one_client_are_limited() {
     assert_eq!(site.ask(NODE, "POST", "/plugin/deleteEndpoint", &body).status, 500);
     drop(slow);
     wait_until(WAIT_TIMEOUT, "an answer", || Ok(status(200))).unwrap();
+}
+
+/// A request that says it was forwarded is counted, unless another netmaster is registered with the
+/// address of the client.
+#[test]
+fn requests_of_one_client_are_limited_also_with_the_header_of_a_netmaster() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let flags = ["--max-requests-per-client", "2", "--client-timeout", "3600"];
+    let master = Master::start_unprobed(store.path(), &flags);
+    let to = master.address;
+    let via = "Via: 1.1 netmaster\r\n";
+    let begin = || {
+        let mut stream = connect(to).unwrap();
+        let head = format!("POST /api/v1/networks/default:slow/ HTTP/1.1\r\nHost: x\r\n{via}");
+        stream.write_all(format!("{head}Content-Length: 100\r\n\r\n{{").as_bytes()).unwrap();
+        stream
+    };
+    let mut slow = [(); 2].map(|()| begin());
+    let list = format!("GET /api/v1/networks/ HTTP/1.1\r\nHost: x\r\n{via}\r\n");
+    let status = |status: u16| Some(answer(&master, &list)).filter(|answer| answer.status == status);
+    let refused = wait_until(WAIT_TIMEOUT, "a refusal", || {
+        let refused = status(429);
+        if refused.is_none() {
+            // They have not arrived yet, or were answered.
+            slow = [(); 2].map(|()| begin());
+        }
+        Ok(refused)
+    })
+    .unwrap();
+    assert!(refused.body.starts_with("127.0.0.1 has 2 requests in flight"), "{refused:?}");
+
+    let body = json!({"ServiceName": "netmaster", "HostAddr": "127.0.0.1", "Port": 1});
+    nodes::write(&master, &[("service/netmaster/127.0.0.1:1".into(), body.to_string())]);
+    wait_until(WAIT_TIMEOUT, "an answer", || Ok(status(200))).unwrap();
+    drop(slow);
 }
 
 /// A response is in memory until the client has taken it.
