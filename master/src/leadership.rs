@@ -1,5 +1,6 @@
 //! Leadership as this process knows it, and the state of a leader.
 
+mod history;
 mod linearizable_read;
 mod reads;
 mod role;
@@ -16,6 +17,7 @@ use crate::cache::SharedCache;
 use crate::commit::Queue;
 use crate::objects::Cluster;
 
+pub use history::{ClientRevision, History};
 pub use linearizable_read::LinearizableRead;
 pub use reads::Reads;
 pub use role::{Role, Roles};
@@ -31,6 +33,8 @@ pub struct Leader {
     pub cluster: Cluster,
     pub identity: Identity,
     pub store: Store,
+    /// History that the revisions of this term are of.
+    pub history: History,
     /// Each open watch of a client holds a permit.
     pub watch_permits: Arc<Semaphore>,
     /// Cancelled when this leadership ends, or the process stops.

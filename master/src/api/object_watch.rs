@@ -3,7 +3,8 @@
 //! Events are `put` with the object as GET answers it, `delete` with its key, `synced` after the
 //! snapshot of a watch without a revision, and `gone` at the end of a watch whose history is not
 //! available any more: the client lists the objects again. The id of an event is the revision of the
-//! store to continue after. An event about changed links has no id: its record did not change.
+//! store to continue after, with the tag of its history. An event about changed links has no id: its
+//! record did not change.
 
 #[cfg(test)]
 mod tests;
@@ -27,7 +28,7 @@ use tokio::sync::{mpsc, watch};
 use crate::access::Scope;
 use crate::cache::{ClusterCache, LinkChange, LinkChanges, SharedCache};
 use crate::commit::store_problem;
-use crate::leadership::{Leader, Reads};
+use crate::leadership::{History, Leader, Reads};
 use crate::objects::{FieldSelector, Stored, Type, Unencoded};
 use crate::problem::{Problem, one_line};
 use crate::reports::Report;
@@ -50,6 +51,8 @@ pub(super) struct ObjectWatch {
     pub(super) selector: FieldSelector,
     /// Continue after this revision, without a snapshot.
     pub(super) after: Option<i64>,
+    /// History of the revisions.
+    pub(super) history: History,
     pub(super) cache: SharedCache,
     pub(super) reads: Reads,
 }
@@ -67,8 +70,7 @@ impl ObjectWatch {
             })?;
             if revision > position.revision {
                 // Of a store before it was restored, or of none: a watch would be silent up to there.
-                let end = stream::once(async { Ok::<_, Infallible>(gone()) });
-                return Ok(Sse::new(end).into_response());
+                return Ok(gone_response());
             }
         }
         let events = self.events(leader.store.clone()).take_until(leader.ended.clone().cancelled_owned());
@@ -193,7 +195,7 @@ impl ObjectWatch {
         let mut updates = updates.iter().filter_map(|update| self.change(update)).peekable();
         while let Some((event, revision)) = updates.next() {
             let last = updates.peek().is_none_or(|(_, next)| *next != revision);
-            events.push(if last { event.id(revision.to_string()) } else { event });
+            events.push(if last { event.id(self.history.revision(revision)) } else { event });
         }
         events
     }
@@ -409,7 +411,8 @@ impl Following {
             _ if self.snapshot.is_some() => {}
             Some(position) => self.catch_up = CatchUp::new(position, newest),
             None => {
-                events.push(Event::default().event("synced").data("{}").id(revision.to_string()));
+                let id = self.watch.history.revision(revision);
+                events.push(Event::default().event("synced").data("{}").id(id));
                 self.changes = Some(self.watch.changes_after(&self.store, revision));
                 self.position = Some(revision);
             }
@@ -472,6 +475,11 @@ impl LinkFollower {
 
 fn put_event(object: &Stored) -> Event {
     Event::default().event("put").data(String::from_utf8_lossy(&object.body).trim_end())
+}
+
+/// The response to a client whose history is not available.
+pub(super) fn gone_response() -> Response<Body> {
+    Sse::new(stream::once(async { Ok::<_, Infallible>(gone()) })).into_response()
 }
 
 fn gone() -> Event {

@@ -9,7 +9,7 @@ use contiv_model::key::ObjectType;
 use http_body_util::BodyExt as _;
 
 use super::conditional::{Preconditions, entity_tag};
-use super::object_watch::ObjectWatch;
+use super::object_watch::{ObjectWatch, gone_response};
 use super::parameters::Parameters;
 use super::response::{ErrorFormat, not_modified};
 use crate::access::Scope;
@@ -58,17 +58,23 @@ impl ObjectRoutes<'_> {
         let operations = &self.object_type.operations;
         let selection = parameters.selection(operations.schema)?;
         if parameters.watch()? {
-            let after = parameters.watch_after(headers)?;
+            let (after, leader) = (parameters.watch_after(headers)?, self.leader);
+            if after.as_ref().is_some_and(|after| !leader.history.has(after)) {
+                return Ok(gone_response());
+            }
+            let (after, history) = (after.map(|after| after.number), leader.history.clone());
             let (object_type, scope) = (self.object_type, self.scope.clone());
-            let (selector, leader) = (selection.selector, self.leader);
+            let selector = selection.selector;
             let (cache, reads) = (leader.cache.clone(), leader.reads.clone());
-            let watch = ObjectWatch { object_type, scope, selector, after, cache, reads };
+            let watch = ObjectWatch { object_type, scope, selector, after, history, cache, reads };
             return watch.start(leader).await;
         }
         let scope = self.scope.clone();
         let page = self.leader.reads.read(move |cache| (operations.list)(cache, &scope, selection)).await?;
         let mut response = self.format.json(Ok(page.body));
-        response.headers_mut().insert(REVISION, page.revision.into());
+        let revision = HeaderValue::try_from(self.leader.history.revision(page.revision))
+            .map_err(|e| Problem::unavailable(format!("encode the revision: {e}")))?;
+        response.headers_mut().insert(REVISION, revision);
         if let Some(after) = page.more_after {
             let link = format!("<{}>; rel=\"next\"", parameters.page_after(uri.path(), &after));
             let link = HeaderValue::try_from(link)

@@ -5,6 +5,7 @@ use std::num::NonZeroUsize;
 
 use axum::http::{HeaderMap, HeaderName, Uri};
 
+use crate::leadership::ClientRevision;
 use crate::objects::{FieldSelector, Selection};
 use crate::problem::Problem;
 use crate::schema::Schema;
@@ -55,13 +56,14 @@ impl Parameters {
     }
 
     /// Revision after which a watch begins; none for a snapshot first.
-    pub(super) fn watch_after(&self, headers: &HeaderMap) -> Result<Option<i64>, Problem> {
-        let Some(last) = headers.get(LAST_EVENT_ID) else { return self.integer("revision") };
-        let last = last.to_str().unwrap_or_default();
-        match last.parse::<i64>() {
-            Ok(n) if n > 0 => Ok(Some(n)),
-            _ => Err(Problem::invalid(format!("Last-Event-ID: {last:?} is not a revision"))),
-        }
+    pub(super) fn watch_after(&self, headers: &HeaderMap) -> Result<Option<ClientRevision>, Problem> {
+        let (name, text) = match (headers.get(LAST_EVENT_ID), self.get("revision")) {
+            (Some(last), _) => ("Last-Event-ID", last.to_str().unwrap_or_default()),
+            (None, Some(revision)) => ("revision", revision),
+            (None, None) => return Ok(None),
+        };
+        let invalid = || Problem::invalid(format!("{name}: {text:?} is not a revision"));
+        ClientRevision::parse(text).map(Some).ok_or_else(invalid)
     }
 
     pub(super) fn selection(&self, schema: &Schema) -> Result<Selection, Problem> {
@@ -113,13 +115,16 @@ mod tests {
     #[test]
     fn a_reconnecting_client_continues_after_its_last_event() {
         let mut headers = HeaderMap::new();
-        assert_eq!(given("watch=1").watch_after(&headers), Ok(None));
-        assert_eq!(given("watch=1&revision=7").watch_after(&headers), Ok(Some(7)));
-        assert!(given("revision=-1").watch_after(&headers).is_err());
-        headers.insert(LAST_EVENT_ID, HeaderValue::from_static("9"));
-        assert_eq!(given("watch=1&revision=7").watch_after(&headers), Ok(Some(9)));
+        let after = |query: &str, headers: &HeaderMap| given(query).watch_after(headers);
+        let revision = |text: &str| Ok(Some(ClientRevision::parse(text).unwrap()));
+        assert_eq!(after("watch=1", &headers), Ok(None));
+        assert_eq!(after("watch=1&revision=7", &headers), revision("7"));
+        assert_eq!(after("watch=1&revision=7-a0", &headers), revision("7-a0"));
+        assert!(after("revision=-1", &headers).is_err());
+        headers.insert(LAST_EVENT_ID, HeaderValue::from_static("9-a0"));
+        assert_eq!(after("watch=1&revision=7", &headers), revision("9-a0"));
         headers.insert(LAST_EVENT_ID, HeaderValue::from_static("x"));
-        assert!(given("watch=1").watch_after(&headers).is_err());
+        assert!(after("watch=1", &headers).is_err());
     }
 
     #[test]

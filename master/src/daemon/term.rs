@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use contiv_model::global::ClusterIdentity;
 use contiv_store::election::Leadership;
 use contiv_store::{Progress, Store};
 use tokio::sync::{Semaphore, watch};
@@ -14,10 +15,10 @@ use super::registration::Registrations;
 use super::tasks::{TaskEnded, Tasks};
 use super::{node_gc, node_vteps};
 use crate::aci::{FabricSync, Gateway};
-use crate::cache::{SharedCache, StagedTxn};
+use crate::cache::{ONLY, SharedCache, StagedTxn};
 use crate::commit::{Committer, Deposed};
 use crate::go_json;
-use crate::leadership::{Identity, Leader, LinearizableRead, Reads, Role, StoreHealth};
+use crate::leadership::{History, Identity, Leader, LinearizableRead, Reads, Role, StoreHealth};
 use crate::metrics::Metrics;
 use crate::objects::{Cluster, Defaults, put_identity};
 use crate::problem::one_line;
@@ -157,6 +158,12 @@ impl Term<'_> {
             tracing::error!(%problem, "write the default settings: failed; set them with `netctl global set`");
         }
         self.restore(&mut committer, leadership).await?;
+        let history = tokio::select! {
+            biased;
+            () = leadership.lost() => return Err(Ended::Deposed),
+            () = stop.cancelled() => return Ok(()),
+            history = self.history() => history,
+        };
 
         let node_gc =
             node_gc::run(self.cache.clone(), queue.clone(), self.metrics.clone(), self.node_gone_after);
@@ -183,6 +190,7 @@ impl Term<'_> {
             cluster: self.cluster.clone(),
             identity: self.identity.clone(),
             store: self.store.clone(),
+            history,
             watch_permits: Semaphore::new(MAX_WATCHES).into(),
             ended: ended.clone(),
         })));
@@ -213,6 +221,22 @@ impl Term<'_> {
                 }
             }
         }
+    }
+
+    /// Asks the store for its cluster id until it answers. The cache has the identity.
+    async fn history(&self) -> History {
+        let position = loop {
+            match self.store.position().await {
+                Ok(position) => break position,
+                Err(error) => {
+                    tracing::warn!(error = one_line(&error), "read the cluster id of the store; retrying");
+                    sleep(RETRY_INTERVAL).await;
+                }
+            }
+        };
+        let cache = self.cache.read();
+        let identity = cache.get::<ClusterIdentity>(ONLY).map(|identity| identity.id.as_str());
+        History::new(position.cluster, identity.unwrap_or_default())
     }
 
     async fn serve(

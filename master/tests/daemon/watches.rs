@@ -16,7 +16,7 @@ pub(crate) struct Event {
     /// Key of the object; empty for other events.
     pub(crate) key: String,
     pub(crate) data: Value,
-    id: Option<i64>,
+    id: Option<String>,
 }
 
 /// A stream of server-sent events.
@@ -51,7 +51,7 @@ impl Events {
             match line.trim_end_matches('\n').split_once(": ") {
                 Some(("event", value)) => name = value.to_owned(),
                 Some(("data", value)) => data = serde_json::from_str(value).unwrap(),
-                Some(("id", value)) => id = Some(value.parse().unwrap()),
+                Some(("id", value)) => id = Some(value.to_owned()),
                 _ if line == "\n" && !name.is_empty() => {
                     let key = data["key"].as_str().unwrap_or_default().to_owned();
                     return Some(Event { name, key, data, id });
@@ -75,6 +75,11 @@ fn put(to: SocketAddr, name: &str, burst: i64) {
 
 fn remove(to: SocketAddr, name: &str) {
     delete(to, &format!("/api/v1/netprofiles/default:{name}/")).unwrap().good();
+}
+
+/// The number of a revision, which has the tag of its history.
+fn number(revision: &str) -> i64 {
+    revision.split_once('-').unwrap().0.parse().unwrap()
 }
 
 fn event(name: &str, key: &str) -> (String, String) {
@@ -145,7 +150,7 @@ fn a_watch_begins_with_a_snapshot_or_ends_when_its_history_is_compacted() {
     assert_eq!((last.name.as_str(), last.key.as_str()), ("put", "default:b"));
 
     put(to, "c", 1);
-    etcd.ctl(&["compact", &(last.id.unwrap() + 1).to_string()]).unwrap();
+    etcd.ctl(&["compact", &(number(&last.id.unwrap()) + 1).to_string()]).unwrap();
     let mut late = Events::open(to, &format!("/api/v1/netprofiles/?watch=1&revision={revision}"), "");
     let gone = late.next().unwrap();
     assert_eq!((gone.name.as_str(), &gone.data["status"]), ("gone", &json!(410)));
@@ -162,7 +167,7 @@ fn a_watch_after_a_revision_that_the_store_has_not_reached_is_gone() {
     let to = master.address;
     put(to, "a", 1);
     let list = get(to, "/api/v1/netprofiles/").unwrap();
-    let revision: i64 = list.header("netmaster-revision").unwrap().parse().unwrap();
+    let revision = number(list.header("netmaster-revision").unwrap());
     for after in [revision + 1_000_000, i64::MAX] {
         let mut late = Events::open(to, &format!("/api/v1/netprofiles/?watch=1&revision={after}"), "");
         let gone = late.next().unwrap();
@@ -172,6 +177,47 @@ fn a_watch_after_a_revision_that_the_store_has_not_reached_is_gone() {
     master.stop();
     let log = master.process.log();
     assert!(!log.contains("panicked"), "{log}");
+}
+
+/// The store was replaced, and the new one has passed the revision that the client has.
+#[test]
+fn a_watch_after_a_revision_of_another_history_is_gone() {
+    testkit::needs!(binary("etcd"));
+    let mut etcd = Etcd::start().unwrap();
+    let mut master = Master::on_etcd(&etcd.endpoint());
+    let to = master.address;
+    put(to, "a", 1);
+    let revision =
+        || get(to, "/api/v1/netprofiles/").unwrap().header("netmaster-revision").unwrap().to_owned();
+    let old = revision();
+    master.restart();
+    let mut events = Events::open(to, "/api/v1/netprofiles/?watch=1", &format!("Last-Event-ID: {old}\r\n"));
+    assert_eq!(events.seen().0, "put", "another leader has the same history");
+    master.kill();
+    etcd.kill().unwrap();
+    std::fs::remove_dir_all(etcd.data_dir()).unwrap();
+    etcd.restart().unwrap();
+    master.restart();
+    for burst in (1..=2).cycle() {
+        put(to, "b", burst);
+        if number(&revision()) > number(&old) {
+            break;
+        }
+    }
+    for (path, header) in [
+        ("/api/v1/netprofiles/?watch=1".to_owned(), format!("Last-Event-ID: {old}\r\n")),
+        (format!("/api/v1/netprofiles/?watch=1&revision={old}"), String::new()),
+    ] {
+        let mut late = Events::open(to, &path, &header);
+        let gone = late.next().unwrap();
+        assert_eq!((gone.name.as_str(), &gone.data["status"]), ("gone", &json!(410)));
+        assert_eq!(late.next(), None);
+    }
+    // A client that keeps numbers cannot be told.
+    let path = format!("/api/v1/netprofiles/?watch=1&revision={}", number(&old));
+    let mut numbered = Events::open(to, &path, "");
+    put(to, "c", 1);
+    while numbered.seen() != event("put", "default:c") {}
 }
 
 /// The record of an object does not change with links to objects that refer to it.
@@ -193,7 +239,7 @@ fn changes_of_links_are_sent() {
     let group = json!({"tenantName": "default", "groupName": "g", "networkName": "net", "netProfile": "a"});
     post(to, "/api/v1/endpointGroups/default:g/", &group).unwrap().good();
     let linked = events.next().unwrap();
-    assert_eq!((linked.name.as_str(), linked.key.as_str(), linked.id), ("put", "default:a", None));
+    assert_eq!((linked.name.as_str(), linked.key.as_str(), &linked.id), ("put", "default:a", &None));
     assert_eq!(linked.data, list().good()[0]);
     assert!(linked.data["link-sets"]["EndpointGroups"]["default:g"].is_object(), "{linked:?}");
     assert_ne!(tag(), before);

@@ -10,6 +10,7 @@ fn watch(types: &str, scope: Scope) -> ObjectWatch {
         scope,
         selector: FieldSelector::default(),
         after: None,
+        history: History::default(),
         reads: Reads::new(cache.clone()),
         cache,
     }

@@ -26,7 +26,7 @@ pub struct Listed {
     pub objects: Vec<Value>,
     /// Revision of the store that the objects are at least as new as. None of a netmaster that has neither watches nor dry
     /// runs nor preconditions, such as the original.
-    pub revision: Option<i64>,
+    pub revision: Option<String>,
 }
 
 impl Selection {
@@ -81,7 +81,7 @@ impl Client {
             let answer = self.exchange(&Request::new(Method::Get, &path))?;
             let next = next_page(&answer).map(|query| format!("{}?{query}", selection.path()));
             // Of several pages, changes after the first one may be missing on those that were read before the change.
-            let revision = answer.header(REVISION).and_then(|text| text.parse().ok());
+            let revision = answer.header(REVISION).filter(|text| is_revision(text)).map(str::to_owned);
             let listed = listed.get_or_insert_with(|| Listed { objects: vec![], revision });
             match answer.json()? {
                 Value::Array(objects) => {
@@ -103,6 +103,11 @@ impl Client {
             }
         }
     }
+}
+
+/// Whether a text may be a revision, which is sent back in a query or a header.
+pub(super) fn is_revision(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 /// Query of the link to the next page. Its path is not used: netmaster may be behind a proxy that has other paths, and a link

@@ -9,20 +9,20 @@ use super::{
     Client, MAX_BODY, Request,
     attempt::{Method, hint},
     events::{self, Events},
-    listing::Selection,
-    refusal,
+    listing::{Selection, is_revision},
+    refusal, segment,
 };
 use crate::error::Error;
 
-/// Where a watch begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Where a watch begins. Revisions are texts, because only netmaster knows what they consist of.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Start {
     /// With all objects.
     Snapshot,
     /// After the revision of a list.
-    List(i64),
+    List(String),
     /// After the last event of an earlier watch.
-    Event(i64),
+    Event(String),
 }
 
 /// What an event tells.
@@ -44,7 +44,7 @@ pub struct Event {
     /// The change.
     pub change: Change,
     /// Revision; only the last event of a revision has it.
-    pub revision: Option<i64>,
+    pub revision: Option<String>,
 }
 
 /// An open watch. It may be read by another thread.
@@ -63,7 +63,7 @@ impl Client {
         });
         let mut request = Request::new(Method::Get, &path);
         if let Start::Event(id) = start {
-            request.header = Some(("Last-Event-ID", id.to_string()));
+            request.header = Some(("Last-Event-ID", id.clone()));
         }
         request.is_stream = true;
         let (url, mut answer) = self.reach(&request)?;
@@ -88,7 +88,7 @@ impl Watch {
     pub fn next_event(&mut self) -> Result<Option<Event>, Error> {
         while let Some(event) = self.events.next().map_err(|error| self.broken(error))? {
             if let Some(change) = self.decode(&event)? {
-                let revision = event.id.and_then(|id| id.parse().ok());
+                let revision = event.id.filter(|id| is_revision(id));
                 return Ok(Some(Event { change, revision }));
             }
         }

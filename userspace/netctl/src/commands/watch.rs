@@ -192,7 +192,7 @@ impl Followers {
     /// Opens the streams that are not open and have a start.
     fn open(&mut self, client: &Client) -> Result<(), Error> {
         for (at, follower) in self.all.iter_mut().enumerate().filter(|(_, follower)| !follower.is_open) {
-            let Some(start) = follower.start else { continue };
+            let Some(start) = &follower.start else { continue };
             let Some(watch) = client.watch(&follower.selection, start)? else {
                 follower.start = None;
                 continue;

@@ -159,7 +159,7 @@ fn follow(
     is_over: &dyn Fn() -> bool,
 ) -> Result<Option<Seen>, Error> {
     let selection = Selection::of(kind.object_type).with("key", key);
-    let mut watch = match client.watch(&selection, Start::Snapshot) {
+    let mut watch = match client.watch(&selection, &Start::Snapshot) {
         Ok(Some(watch)) => watch,
         Ok(None) => return Ok(None),
         Err(error) => return see(wait, Err(error)).map(Some),

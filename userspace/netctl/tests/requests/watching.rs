@@ -1,6 +1,7 @@
 //! `--watch` and `wait` where netmaster sends the changes.
 
 use std::{
+    fmt,
     io::{BufRead, BufReader, Lines},
     process::{Child, ChildStdout, Stdio},
     slice,
@@ -45,7 +46,7 @@ fn sending(mut list: impl FnMut(&Request) -> Reply + Send + 'static) -> (Server,
 }
 
 /// A list with the revision that it was read at.
-fn tenants(names: &[&str], revision: u64) -> Reply {
+fn tenants(names: &[&str], revision: impl fmt::Display) -> Reply {
     let list: Value = names.iter().map(|name| tenant(name)).collect();
     Reply::json(&list).with("Netmaster-Revision", revision)
 }
@@ -145,6 +146,27 @@ fn broken_stream_is_continued_after_its_last_event() {
             request(stream, None),
             request(stream, None),
             request("watch=1", Some("4")),
+        ]
+    );
+}
+
+/// netmaster adds a tag of the history that they are of.
+#[test]
+fn revisions_are_sent_back_as_they_came() {
+    let (server, opened) = sending(|_| tenants(&["a"], "3-1f2e3d4c"));
+    let mut netctl = Running::start(&server, &["tenant", "ls", "-q", "-w"]);
+    assert_eq!(netctl.read(1), ["a"]);
+    let events = opened.recv().unwrap();
+    events.send(put("b", 4).replace("id: 4", "id: 4-1f2e3d4c")).unwrap();
+    assert_eq!(netctl.read(3), ["", "a", "b"]);
+    drop(events);
+    let _again = opened.recv().unwrap();
+    assert_eq!(
+        asked(&server),
+        [
+            request("limit=500", None),
+            request("watch=1&revision=3-1f2e3d4c", None),
+            request("watch=1", Some("4-1f2e3d4c")),
         ]
     );
 }
