@@ -45,7 +45,12 @@ impl ChosenFile {
         }
     }
 
+    /// Replaces the file atomically. Writes nothing if it holds the choice already: each start does this, and the file system may be
+    /// full.
     pub(super) fn write(&self, kind: Kind) -> anyhow::Result<()> {
+        if matches!(self.read(), Ok(Some(present)) if present == kind) {
+            return Ok(());
+        }
         let partial = self.0.with_extension("datapath.partial");
         fs::write(&partial, format!("{kind}\n"))
             .and_then(|()| fs::rename(&partial, &self.0))
@@ -155,5 +160,20 @@ mod tests {
         fs::write(folder.path().join("cni.datapath"), "dpdk\n").unwrap();
         let error = format!("{:#}", file.read().unwrap_err());
         assert!(error.contains("cni.datapath") && error.contains("accepted: ovs, ebpf"), "{error}");
+        file.write(Kind::Ovs).unwrap();
+        assert_eq!(file.read().unwrap(), Some(Kind::Ovs));
+    }
+
+    #[test]
+    fn the_same_choice_is_not_written_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = ChosenFile::beside(&folder.path().join("cni.sock"));
+        file.write(Kind::Ebpf).unwrap();
+        // The file can no longer be replaced, as on a full file system.
+        fs::create_dir(folder.path().join("cni.datapath.partial")).unwrap();
+        file.write(Kind::Ebpf).unwrap();
+        let error = format!("{:#}", file.write(Kind::Ovs).unwrap_err());
+        assert!(error.contains("write") && error.contains("cni.datapath"), "{error}");
+        assert_eq!(file.read().unwrap(), Some(Kind::Ebpf));
     }
 }
