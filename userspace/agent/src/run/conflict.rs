@@ -19,7 +19,6 @@ use crate::{
     error::one_line,
     fail_point::reach,
     reconcile::Reconciler,
-    router,
     state::Reader,
 };
 
@@ -176,14 +175,12 @@ impl Predecessor {
         }
     }
 
-    /// Removes its forwarding state.
+    /// Removes its forwarding state. Rules and routes of the node's kernel stay for the successor, which has the same routing task:
+    /// its BGP speaker has not learnt the routes yet.
     async fn remove(self) -> Result<()> {
         let kind = self.kind();
         match self.other {
-            Other::Ovs(mut ovs) => {
-                ovs.cleanup().await.context("replace the ovs datapath")?;
-                router::remove().await?;
-            }
+            Other::Ovs(mut ovs) => ovs.cleanup().await.context("replace the ovs datapath")?,
             Other::Ebpf(mut ebpf) => ebpf.cleanup().await.context("replace the ebpf datapath")?,
         }
         tracing::info!("replaced the {kind} datapath: removed its forwarding state");

@@ -1,6 +1,8 @@
 //! Two nodes that route a VLAN network, each with the agent as a process, with Open vSwitch or eBPF programs, and BIRD as their leaf
 //! switch.
 
+mod replacement;
+
 use std::{
     io::{Read as _, Write as _},
     net::IpAddr,
@@ -62,7 +64,9 @@ struct Site {
     /// 1 or 2.
     number: u8,
     namespace: Netns,
-    /// None of a node with eBPF programs.
+    /// Datapath of the next agent.
+    kind: Kind,
+    /// None of a node that begins with eBPF programs.
     switch: Option<Switch>,
     directory: TempDir,
     agent: Option<Process>,
@@ -70,7 +74,7 @@ struct Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        // What the agent has mounted; nothing on a node with a switch.
+        // What an agent with eBPF programs has mounted.
         _ = umount2(&self.file("bpf"), MntFlags::MNT_DETACH);
     }
 }
@@ -92,7 +96,8 @@ impl Site {
             Kind::Ovs => Some(Switch::start(&namespace)?),
             Kind::Ebpf => None,
         };
-        Ok(Site { number, namespace, switch, directory: testkit::scratch_dir("site")?, agent: None })
+        let directory = testkit::scratch_dir("site")?;
+        Ok(Site { number, namespace, kind, switch, directory, agent: None })
     }
 
     fn host(&self) -> String {
@@ -110,23 +115,30 @@ impl Site {
     }
 
     fn datapath(&self, command: &mut Command) {
-        match &self.switch {
-            Some(switch) => {
-                command.args(["--datapath", "ovs", "--ovs-datapath-type", "netdev"]);
-                command.arg("--ovsdb").arg(format!("unix:{}", switch.socket().display()));
-            }
-            None => _ = command.args(["--datapath", "ebpf", "--bpf-root"]).arg(self.file("bpf")),
+        if let Some(switch) = &self.switch {
+            command.args(["--ovs-datapath-type", "netdev"]);
+            command.arg("--ovsdb").arg(format!("unix:{}", switch.socket().display()));
         }
+        let datapath = match self.kind {
+            Kind::Ovs => "ovs",
+            Kind::Ebpf => "ebpf",
+        };
+        command.args(["--datapath", datapath, "--bpf-root"]).arg(self.file("bpf"));
         command.arg("--cni-socket").arg(self.file("cni.sock"));
     }
 
     fn start_agent(&mut self, store: &str) -> Result<()> {
+        self.start_agent_with(store, &[])
+    }
+
+    /// Starts the agent with additional flags, and waits until it is ready.
+    fn start_agent_with(&mut self, store: &str, flags: &[&str]) -> Result<()> {
         let mut command = self.command();
         self.datapath(&mut command);
         command.args(["--mode", "cni", "--netmode", "vlan", "--fwdmode", "routing", "--etcd", store]);
         let address = format!("50.1.{}.1", self.number);
         command.args(["--host", &self.host(), "--vtep-ip", &address, "--ctrl-ip", &address]);
-        command.arg("--rest-socket").arg(self.file("rest.sock"));
+        command.arg("--rest-socket").arg(self.file("rest.sock")).args(flags);
         let agent = Process::spawn_in(&self.namespace, "netplugin", command)?;
         let ready = wait_until(TIMEOUT, "the agent to be ready", || {
             Ok(self.get("/readyz").is_ok_and(|(code, _)| code == 200).then_some(()))
