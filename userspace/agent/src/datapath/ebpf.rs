@@ -643,13 +643,15 @@ impl Datapath for Ebpf {
     }
 
     async fn cleanup(&mut self) -> Result<(), Error> {
+        // By the other datapath, which forwards.
+        let needs_uplinks = self.is_stopped || self.stands_by || self.is_passive();
         self.installed = None;
         if self.lock.is_none() {
             self.lock = self.pins.lock()?;
         }
         let netlink = Netlink::open()?;
         // Every step is tried; the first error is returned.
-        let mut outcome = self.interfaces.detach(&netlink, self.is_stopped).await;
+        let mut outcome = self.interfaces.detach(&netlink, needs_uplinks).await;
         outcome = outcome.and(self.pins.remove_all().map(|removed| {
             (0..removed).for_each(|_| self.writes.count());
         }));

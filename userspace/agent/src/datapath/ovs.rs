@@ -163,6 +163,12 @@ impl Ovs {
 }
 
 impl Datapath for Ovs {
+    /// The first `observe` writes the bridges to the database before it waits for ovs-vswitchd.
+    async fn prepare(&mut self) -> Result<(), Error> {
+        let responds = Session::probe(&self.options.socket).await;
+        responds.map_err(|error| ovs_error("connect to the switch", error))
+    }
+
     fn stand_by(&mut self) {
         self.stands_by = true;
     }

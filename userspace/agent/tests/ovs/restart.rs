@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use contiv_model::global::ArpMode;
-use netplugin::datapath::{Network, Object, ObjectId, Op, Scope, Service};
+use netplugin::datapath::{Datapath as _, Network, Object, ObjectId, Op, Scope, Service};
 use testkit::{Pinger, needs, wait_until};
 
 use crate::{
@@ -162,5 +162,24 @@ fn a_crash_interrupts_a_change() -> Result<()> {
         pod.reaches(1)?;
         assert_restored(&node, &pods)?;
     }
+    Ok(())
+}
+
+/// The first `observe` would leave bridges in the database, which ovs-vswitchd would create when it is back.
+#[test]
+fn preparation_needs_a_running_switch_and_creates_no_bridge() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("prepare", &[])?;
+    let prepare = || node.runtime.block_on(node.datapath.borrow_mut().prepare());
+    let fails_with = |text: &str| {
+        let error = format!("{:#}", anyhow::Error::from(prepare().unwrap_err()));
+        assert!(error.contains(text), "{error}");
+    };
+    prepare()?;
+    node.switch.borrow_mut().kill_vswitchd()?;
+    fails_with("is ovs-vswitchd running on this node?");
+    assert_eq!(node.switch.borrow().vsctl(&["--no-wait", "list-br"])?, "");
+    node.switch.borrow_mut().kill_database()?;
+    fails_with("is openvswitch-switch running on this node?");
     Ok(())
 }

@@ -309,3 +309,43 @@ fn programs_take_over_from_another_datapath_with_an_uplink_only() -> Result<()> 
     }
     Ok(())
 }
+
+#[test]
+fn preparation_fails_without_any_uplink_and_loads_nothing() -> Result<()> {
+    needs!(root());
+    let mut node = Node::fresh("upls-none", |options| options.uplinks = UPLINKS.map(str::to_owned).into())?;
+    let error = prepare(&mut node).unwrap_err();
+    let text = format!("{error:#}");
+    ensure!(text.contains("VLAN uplink trunk0, trunk1; check --vlan-uplinks"), "{text}");
+    ensure!(!node.datapath.maps_directory().exists(), "maps are created");
+    node.ns.ip("link add trunk1 type veth peer name wire1")?;
+    prepare(&mut node)?;
+    ensure!(node.datapath.maps_directory().exists(), "no maps are created");
+    Ok(())
+}
+
+fn prepare(node: &mut Node) -> Result<()> {
+    let Node { ns, datapath, .. } = node;
+    ns.run(|| Ok(runtime()?.block_on(datapath.prepare())?))
+}
+
+/// The other datapath has made the uplinks promiscuous, and goes on.
+#[test]
+fn programs_that_stand_by_leave_the_uplinks_as_they_were() -> Result<()> {
+    needs!(root());
+    let mut node = Node::fresh("upls-beside", |options| options.uplinks = vec!["trunk0".into()])?;
+    node.ns.ip("link add trunk0 type veth peer name wire0")?;
+    node.ns.ip("link set trunk0 up promisc on")?;
+    for remover in ["the agent that has attached them", "the next agent"] {
+        drop(node.restart());
+        node.datapath.stand_by();
+        node.observe()?;
+        if remover == "the next agent" {
+            drop(node.restart());
+        }
+        node.cleanup()?;
+        let link = node.ns.ip("-o link show trunk0")?;
+        ensure!(link.contains("PROMISC"), "removed by {remover}: {link}");
+    }
+    Ok(())
+}

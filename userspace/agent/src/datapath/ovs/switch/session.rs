@@ -100,6 +100,12 @@ impl Session {
         Ok(session)
     }
 
+    /// Connects to the database, and waits until ovs-vswitchd has applied it. Changes no bridge.
+    pub(crate) async fn probe(socket: &Path) -> Result<(), Error> {
+        let mut session = Session::without_bridges(Client::connect(socket).await?);
+        session.reconfigure_unchanged().await
+    }
+
     /// Returns a session that has no connection to the bridges.
     pub(crate) fn without_bridges(database: Client) -> Session {
         Session {
