@@ -13,7 +13,7 @@ mod waiters;
 
 pub use diff::{diff, ordered};
 pub use metrics::Metrics;
-pub use reconciler::Reconciler;
+pub use reconciler::{Reconciler, StandByError};
 pub use retries::Failures;
 pub use status::{Handle, Inspection, Status, TraceError, Traced};
 pub use waiters::{Presence, Waiters};

@@ -79,8 +79,8 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
 
 /// Runs the agent with one datapath after the other until `stop` is cancelled.
 ///
-/// When an operator chooses another datapath, the agent ends its run, and begins one with that datapath. If that cannot be
-/// prepared, the next run has the earlier datapath again, and reports why. Any other error ends the agent: its next process
+/// When an operator chooses another datapath, the agent ends its run, and begins one with that datapath. If that cannot come
+/// up, the next run has the earlier datapath again, and reports why. Any other error ends the agent: its next process
 /// finds the choice in the store.
 async fn run_chosen(
     mut flags: Flags,
@@ -108,7 +108,12 @@ async fn run_chosen(
         let (own, is_chosen) = wanted;
         flags.datapath.datapath = own;
         let next = NextDatapath::default();
-        let choice = Choice { file: is_chosen.then_some(&file), refused: refused.take(), next: next.clone() };
+        let choice = Choice {
+            present: present.0,
+            file: is_chosen.then_some(&file),
+            refused: refused.take(),
+            next: next.clone(),
+        };
         let ended = run_once(flags.clone(), choice, (speaker, mode.clone()), stop.child_token()).await;
         if is_chosen && file.read()? == Some(own) {
             present = wanted;
@@ -131,9 +136,11 @@ async fn run_chosen(
 
 /// What a run knows of the choice of the datapath.
 struct Choice<'a> {
+    /// The datapath that the node has: by an earlier choice, or by the flag.
+    present: Kind,
     /// To be written before the other datapath is removed; `None` if the datapath is that of the flag.
     file: Option<&'a ChosenFile>,
-    /// A datapath that was chosen and could not be prepared, and why.
+    /// A datapath that was chosen and is not possible, and why.
     refused: Option<(Kind, String)>,
     /// Takes the choice that ends the run.
     next: NextDatapath,
@@ -146,7 +153,8 @@ async fn run_once(
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let vtep = flags.node()?.vtep;
-    let predecessor = conflict::check(&flags.datapath, flags.replace_datapath).await.map_err(Refused)?;
+    let predecessor = conflict::check(&flags.datapath, flags.replace_datapath, choice.present).await;
+    let predecessor = predecessor.map_err(Refused)?;
     let past = (predecessor, choice, mode);
     match flags.datapath.datapath {
         Kind::Ovs => run_with(Ovs::new(flags.ovs(vtep)), past, flags, speaker, stop).await,
@@ -198,8 +206,9 @@ async fn run_with<D: Datapath + 'static>(
         .with_context(|| format!("read {}", flags.cni_socket.with_extension("attachments").display()))?;
     let requirements = datapath.port_requirements();
     if predecessor.is_some() {
-        // What can be done before the predecessor is removed, and what would fail then.
-        datapath.prepare().await.context("prepare the datapath").map_err(Refused)?;
+        // What can be done before the predecessor is removed, and what would fail then. A switch that is away takes time.
+        let Some(prepared) = stop.run_until_cancelled(datapath.prepare()).await else { return Ok(()) };
+        prepared.context("prepare the datapath").map_err(Refused)?;
     }
     let monitor = Monitor::new(datapath.telemetry(), node.host.clone(), reader.clone());
     let (mut reconciler, Handle { waiters, status, inspect, metrics }) =
@@ -227,7 +236,7 @@ async fn run_with<D: Datapath + 'static>(
         uplinks: flags.datapath.uplinks().map(str::to_owned).collect(),
         requirements,
     });
-    let Choice { file: chosen, refused, next } = choice;
+    let Choice { file: chosen, refused, next, .. } = choice;
     let refused = refused.map(|(kind, why)| {
         pods.report_refused_datapath(why);
         kind
@@ -307,16 +316,22 @@ async fn run_with<D: Datapath + 'static>(
             return tasks.end(Err(Refused(error).into())).await;
         }
     }
-    // The flags may name another datapath, or another type of it, than the interfaces were made for.
-    pods.meet_requirements().await;
     let taken_over = async {
+        let is_built = match &predecessor {
+            Some(predecessor) => {
+                predecessor.build_successor(&mut reconciler, &stopped).await.map_err(Refused)?
+            }
+            None => false,
+        };
+        // The flags may name another datapath, or another type of it, than the interfaces were made for.
+        pods.meet_requirements().await;
         // From here on an agent that is killed is followed by one with this datapath.
         if let Some(file) = chosen {
             file.write(identity.datapath).map_err(Refused)?;
         }
         if let Some(predecessor) = predecessor {
             let desired = reader.with(|state| plan::full(state, &node));
-            predecessor.replace(&desired, &mut reconciler, &stopped).await?;
+            predecessor.replace(&desired, (&mut reconciler, is_built), &stopped).await?;
         }
         anyhow::Ok(())
     };

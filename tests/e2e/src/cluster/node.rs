@@ -128,6 +128,10 @@ impl Node {
         self.switch.as_ref()
     }
 
+    pub fn switch_mut(&mut self) -> Option<&mut Switch> {
+        self.switch.as_mut()
+    }
+
     pub fn pins(&self) -> &Path {
         self.pins.path()
     }

@@ -1,12 +1,14 @@
 //! A node changes its datapath while its pods communicate.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
+mod refusal;
+
 use std::{
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use e2e::{
     binaries::Binary,
     cluster::{Cluster, Datapath, Encap, Network, Pod},
@@ -220,11 +222,12 @@ impl Site {
         .unwrap();
     }
 
-    /// Waits until the agent tells why the node keeps its datapath.
-    fn wait_told(&self) {
-        wait_until(DEADLINE, "node1 tells why it keeps its datapath", || {
-            let told = self.cluster.nodes[0].client().get("/readyz")?.json()?["degraded"].to_string();
-            Ok((told.contains("datapath ebpf") && told.contains("/proc/nowhere")).then_some(()))
+    /// Waits until the agent of the first node reports that it does not have the chosen datapath, for this cause.
+    fn wait_refused(&self, datapath: &str, cause: &str) {
+        wait_until(DEADLINE, &format!("node1 reports that it refused {datapath}: {cause}"), || {
+            let degraded = self.cluster.nodes[0].client().get("/readyz")?.json()?["degraded"].to_string();
+            let is_refused = degraded.contains(&format!("datapath {datapath}, which was chosen"));
+            if is_refused && degraded.contains(cause) { Ok(Some(())) } else { bail!("{degraded}") }
         })
         .unwrap();
     }
@@ -269,11 +272,11 @@ fn an_operator_changes_the_datapath() {
     site.wait_datapath("ovs");
     let pinger = Pinger::start(site.client.netns(), site.servers[1].ip.into(), INTERVAL).unwrap();
     site.set_datapath("node1", "ebpf").unwrap();
-    site.wait_told();
+    site.wait_refused("ebpf", "/proc/nowhere");
     site.wait_datapath("ovs");
     // An agent that starts with such a choice, too.
     site.cluster.nodes[0].restart_agent().unwrap();
-    site.wait_told();
+    site.wait_refused("ebpf", "/proc/nowhere");
     site.wait_datapath("ovs");
     assert_eq!(pinger.finish(DEADLINE).unwrap().lost(), 0);
     site.shut_down().unwrap();

@@ -1,3 +1,5 @@
+mod takeover;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
@@ -22,13 +24,14 @@ use super::{
 use crate::{
     backoff::Backoff,
     datapath::{
-        Datapath, Desired, Error, FailedOp, Object, ObjectId, Op, TrackedConnection,
+        Datapath, Desired, Error, FailedOp, Object, ObjectId, Op,
         trace::{Findings, Probe},
     },
     error::one_line,
     plan::{self, Node},
     state::{Changes, DirtySet, Reader},
 };
+pub use takeover::StandByError;
 
 /// Longest pause after a resync that failed at no cost.
 const MIN_RESYNC_PAUSE: Duration = Duration::from_secs(1);
@@ -98,74 +101,6 @@ impl<D: Datapath> Reconciler<D> {
             pending_since: None,
         };
         (reconciler, handle)
-    }
-
-    /// Makes the datapath match the state beside another one that forwards, as far as that is possible. False if something failed.
-    pub async fn stand_by(&mut self) -> bool {
-        self.datapath.stand_by();
-        let plan = self.full_plan();
-        let can_stand_by = |(_, object): &(&ObjectId, &Object)| self.datapath.can_stand_by(object);
-        self.desired = plan.iter().filter(can_stand_by).map(|(_, object)| object.clone()).collect();
-        let built = async {
-            let observed = self.datapath.observe(&self.desired).await?;
-            let mut ops = diff(&self.desired, &observed);
-            // What is left over goes when this datapath has taken over.
-            ops.retain(|op| *op != Op::GarbageCollect);
-            self.apply(&ops).await
-        };
-        match built.await {
-            Ok(()) => self.retries.counts().failed.is_empty(),
-            Err(error) => {
-                tracing::info!("the datapath cannot be built beside the other one: {}", one_line(&error));
-                false
-            }
-        }
-    }
-
-    /// Makes the datapath, which has taken over, have the objects that could not be set beside the other one. Changes no others: the
-    /// state may be older than the datapath. False if something failed.
-    pub async fn complete_takeover(&mut self) -> bool {
-        self.datapath.retain_orphans(true);
-        self.desired = self.full_plan();
-        let completed = async {
-            let observed = self.datapath.observe(&self.desired).await?;
-            let mut ops = diff(&self.desired, &observed);
-            ops.retain(|op| matches!(op, Op::Set(object) if !self.datapath.can_stand_by(object)));
-            self.apply(&ops).await
-        };
-        match completed.await {
-            Ok(()) => self.retries.counts().failed.is_empty(),
-            Err(error) => {
-                tracing::warn!("the datapath cannot be completed: {}", one_line(&error));
-                false
-            }
-        }
-    }
-
-    /// Computes the plan from scratch.
-    fn full_plan(&mut self) -> Desired {
-        let (plan, blocked) = self
-            .reader
-            .with(|state| (plan::full(state, &self.node), plan::blocked_groups(state, &self.node)));
-        self.blocked = blocked;
-        plan
-    }
-
-    /// Lets the datapath forward, with the connections of the other one, which does not forward any more.
-    pub async fn take_over(&mut self, connections: Vec<TrackedConnection>) {
-        if let Err(error) = self.datapath.take_over(connections).await {
-            tracing::warn!("connections to services may break: {}", one_line(&error));
-        }
-    }
-
-    /// As [`take_over`](Self::take_over) with the next full resync: not everything has been built.
-    pub fn inherit(&mut self, connections: Vec<TrackedConnection>) {
-        self.datapath.inherit(connections);
-    }
-
-    /// Applies all that could not be built beside the other datapath.
-    pub async fn complete(&mut self) {
-        self.resync(DirtySet::default()).await;
     }
 
     /// Runs until `stop` is cancelled. The forwarding state remains.

@@ -1,6 +1,7 @@
 //! The reconciliation loop with the fake datapath.
 
 mod retention;
+mod takeover;
 
 use std::time::Duration;
 

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::interruption::StoppedFile;
 use crate::{
+    attach::link::Links,
     config::DatapathFlags,
     datapath::{
         Datapath, Desired, Error, Kind, TrackedConnection,
@@ -25,8 +26,14 @@ use crate::{
 /// Interval between attempts to reach a switch that did not respond yet.
 const SWITCH_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The other datapath of this node, to be replaced. Fails if there is one and `replace` is not set; the error names what helps.
-pub(super) async fn check(flags: &DatapathFlags, replace: bool) -> Result<Option<Predecessor>> {
+/// The other datapath of this node, to be replaced. `present` is the datapath that the node has, as far as it is known.
+///
+/// Fails if there is another one and `replace` is not set, or if it is unknown whether OVS forwards; the error names what helps.
+pub(super) async fn check(
+    flags: &DatapathFlags,
+    replace: bool,
+    present: Kind,
+) -> Result<Option<Predecessor>> {
     let ebpf = || Box::new(Ebpf::new(flags.ebpf(None, Options::VXLAN_PORT)));
     let found = |other, forwards| Ok(Some(Predecessor { other, forwards }));
     match flags.datapath {
@@ -44,15 +51,23 @@ pub(super) async fn check(flags: &DatapathFlags, replace: bool) -> Result<Option
             found(Other::Ebpf(ebpf), forwards)
         }
         Kind::Ebpf => {
-            let ovs = Box::new(Ovs::new(flags.ovs(None)));
-            // A switch that does not respond yet is checked by `watch`.
-            let left = ovs.left_behind().await.unwrap_or_default();
+            let (ovs, ebpf) = (Box::new(Ovs::new(flags.ovs(None))), ebpf());
+            // Beside programs that forward, bridges do not: they were to take over, or have been stopped.
+            let forwards = ebpf.left_behind()?.is_none() || ebpf.is_passive();
+            let Some(left) = ovs.left_behind().await else {
+                if forwards && present == Kind::Ovs && has_interfaces().await? {
+                    bail!(
+                        "Open vSwitch does not respond at unix:{}, and may forward for the interfaces of this node; start it, \
+                         or remove the pods from the node",
+                        flags.ovsdb.display()
+                    );
+                }
+                // A switch that does not respond yet is checked by `watch`.
+                return Ok(None);
+            };
             if left.is_empty() {
                 return Ok(None);
             }
-            // Beside programs that forward, bridges do not: they were to take over, or have been stopped.
-            let ebpf = ebpf();
-            let forwards = ebpf.left_behind()?.is_none() || ebpf.is_passive();
             if forwards && !replace {
                 return Err(bridges_of_another_agent(flags, &left));
             }
@@ -60,6 +75,11 @@ pub(super) async fn check(flags: &DatapathFlags, replace: bool) -> Result<Option
         }
         Kind::Fake => Ok(None),
     }
+}
+
+/// Whether this node has interfaces of endpoints: an agent has run since the node was started.
+async fn has_interfaces() -> Result<bool> {
+    Ok(!Links::open().await?.attachments().await?.is_empty())
 }
 
 /// The datapath that forwards for this node's pods until it is replaced.
@@ -108,14 +128,35 @@ impl Predecessor {
         Ok(())
     }
 
-    /// Replaces it by the datapath of the reconciler, which has been prepared. The interfaces of pods stay.
+    /// Builds the datapath of the reconciler, which has been prepared, while this one forwards. False if this one has to be removed
+    /// first: it does not forward, or objects of the successor failed.
     ///
-    /// The successor is built while this one forwards. Then this one stops, and the successor takes over. `stopped` has this one from
-    /// then on until it is removed.
+    /// Fails if the successor is not possible on this node; then nothing is left of it.
+    pub(super) async fn build_successor<D: Datapath>(
+        &self,
+        successor: &mut Reconciler<D>,
+        stopped: &StoppedFile,
+    ) -> Result<bool> {
+        if !self.forwards {
+            return Ok(false);
+        }
+        let built = successor.stand_by().await;
+        if built.is_err() {
+            stopped.remove_records();
+        }
+        let is_built = built.context("build the datapath beside the other one")?;
+        reach("the datapath is built beside the other one");
+        Ok(is_built)
+    }
+
+    /// Replaces it by the datapath of the reconciler. The interfaces of pods stay.
+    ///
+    /// If the successor `is_built`, this one stops, and the successor takes over. `stopped` has this one from then on until it is
+    /// removed. Else this one is removed, and the first full resync builds the successor.
     pub(super) async fn replace<D: Datapath>(
         mut self,
         desired: &Desired,
-        successor: &mut Reconciler<D>,
+        (successor, is_built): (&mut Reconciler<D>, bool),
         stopped: &StoppedFile,
     ) -> Result<()> {
         if !self.forwards {
@@ -123,13 +164,12 @@ impl Predecessor {
             stopped.remove();
             return Ok(());
         }
-        let is_built = successor.stand_by().await;
-        reach("the datapath is built beside the other one");
         let connections = self.connections(desired).await.unwrap_or_else(|error| {
             tracing::warn!("connections to services may break: {}", one_line(&error));
             vec![]
         });
         if !is_built {
+            tracing::warn!("objects failed beside the {} datapath, which is removed first", self.kind());
             self.remove().await?;
             successor.inherit(connections);
             return Ok(());
