@@ -56,7 +56,7 @@ pub struct Watch {
 
 impl Client {
     /// Opens a watch; none if the server does not offer watches.
-    pub fn watch(&self, selection: &Selection, start: Start) -> Result<Option<Watch>, Error> {
+    pub fn watch(&self, selection: &Selection, start: &Start) -> Result<Option<Watch>, Error> {
         let path = selection.path_with(&match start {
             Start::List(revision) => format!("watch=1&revision={revision}"),
             Start::Snapshot | Start::Event(_) => "watch=1".to_owned(),
