@@ -16,6 +16,7 @@ mod record;
 mod record_body;
 mod revisions;
 mod shared;
+mod staged_links;
 mod transaction;
 mod unknown_fields;
 mod unreadable;

@@ -6,7 +6,7 @@
 //! and returned. They, and those that older releases and the original stored, are removed when a
 //! netmaster becomes leader.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
@@ -262,13 +262,15 @@ impl LinkIndex {
         let Some(referrer) = T::TYPE else { return };
         let references = |object: Option<&T>| object.map(Linked::references).unwrap_or_default();
         let (old, new) = (references(old), references(new));
-        for (target, key) in old.iter().filter(|reference| !new.contains(reference)) {
+        let (before, after): (HashSet<&Reference>, HashSet<&Reference>) =
+            (old.iter().collect(), new.iter().collect());
+        for (target, key) in old.iter().filter(|reference| !after.contains(reference)) {
             self.remove(*target, referrer, key, id);
             self.log.push(*target, key, revision);
         }
-        for (target, key) in new.into_iter().filter(|reference| !old.contains(reference)) {
-            self.log.push(target, &key, revision);
-            let keys = self.sets.entry((target, referrer)).or_default().entry(key).or_default();
+        for (target, key) in new.iter().filter(|reference| !before.contains(reference)) {
+            self.log.push(*target, key, revision);
+            let keys = self.sets.entry((*target, referrer)).or_default().entry(key.clone()).or_default();
             Arc::make_mut(keys).insert(id.to_owned());
         }
     }

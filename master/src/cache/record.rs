@@ -14,7 +14,7 @@ use contiv_store::{KeyValue, Op};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::ClusterCache;
-use super::links::{LinkIndex, Linked, Reference};
+use super::links::{LinkIndex, Linked};
 use super::revisions::Revisions;
 use super::unknown_fields::UnknownFields;
 
@@ -93,16 +93,6 @@ macro_rules! records {
         impl Overlays {
             pub(super) fn len(&self) -> usize {
                 0 $(+ self.$field.len())*
-            }
-
-            /// Passes each staged object of the type to `each`: its key and what it refers to, which is
-            /// nothing for a deletion.
-            pub(super) fn each_of(&self, object_type: ObjectType, mut each: impl FnMut(&str, Vec<Reference>)) {
-                $(if <$type>::TYPE == Some(object_type) {
-                    for (id, value) in &self.$field {
-                        each(id, value.as_ref().map(|value| value.references()).unwrap_or_default());
-                    }
-                })*
             }
 
             /// Number of puts and of deletions.

@@ -5,17 +5,17 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use contiv_model::key::ObjectType;
 use contiv_model::{endpoint, group, network, service};
 use contiv_store::{Guard, Op, Txn};
 
 use super::allocation_change::AllocationChange;
 use super::allocation_record::{AllocationRecord, WrittenJournal};
 use super::index::{AddressOwner, Index, addresses};
-use super::links::{ContentVersion, Links};
+use super::links::ContentVersion;
 use super::record::{Entry, Overlays};
 use super::record_body::RecordBody;
 use super::revisions::Revisions;
+use super::staged_links::StagedLinks;
 use super::value_sizes::ValueSizes;
 use super::{AllocationTable, ClusterCache};
 
@@ -34,6 +34,7 @@ pub struct StagedTxn<'w> {
     replaced: BTreeMap<String, i64>,
     notices: Vec<String>,
     sizes: ValueSizes,
+    pub(super) links: StagedLinks,
 }
 
 type Edits<B> = BTreeMap<String, Edit<B>>;
@@ -84,6 +85,7 @@ impl<'w> StagedTxn<'w> {
             replaced: BTreeMap::new(),
             notices: vec![],
             sizes: ValueSizes::default(),
+            links: StagedLinks::default(),
         }
     }
 
@@ -118,48 +120,13 @@ impl<'w> StagedTxn<'w> {
         }
     }
 
-    /// Keys of the objects of type `R` that refer to the object `key` of type `T`, with staged changes
-    /// applied.
-    pub fn linked<T: Entry, R: Entry>(&self, key: &str) -> Arc<BTreeSet<String>> {
-        match (T::TYPE, R::TYPE) {
-            (Some(target), Some(referrer)) => self.link_set(target, referrer, key),
-            _ => Arc::default(),
-        }
-    }
-
-    fn link_set(&self, target: ObjectType, referrer: ObjectType, key: &str) -> Arc<BTreeSet<String>> {
-        let mut keys = self.cache.links.get(target, referrer, key).cloned().unwrap_or_default();
-        self.overlays.each_of(referrer, |id, references| {
-            let refers = references.iter().any(|(kind, of)| *kind == target && of == key);
-            if refers && !keys.contains(id) {
-                Arc::make_mut(&mut keys).insert(id.to_owned());
-            } else if !refers && keys.contains(id) {
-                Arc::make_mut(&mut keys).remove(id);
-            }
-        });
-        keys
-    }
-
-    /// Whether the object `id` of type `R` refers to the object `key` of type `T`.
-    pub fn is_linked<T: Entry, R: Entry>(&self, key: &str, id: &str) -> bool {
-        let object = self.get::<R>(id);
-        let references = object.map(|object| object.references()).unwrap_or_default();
-        references.iter().any(|(kind, of)| Some(*kind) == T::TYPE && of == key)
-    }
-
-    /// Derived links of the object `key` of type `T`, with staged changes applied.
-    pub fn links_of<T: Entry>(&self, key: &str) -> Links {
-        let Some(target) = T::TYPE else { return Links::default() };
-        let sets = T::REFERRERS.iter();
-        Links::new(sets.map(|referrer| (*referrer, self.link_set(target, *referrer, key))))
-    }
-
     pub fn put<T: Entry>(&mut self, id: &str, value: T) {
         self.sizes.set::<T>(id, Some(&value));
+        self.relink(id, Some(&value));
         T::overlay_mut(&mut self.overlays).insert(id.to_owned(), Some(value.into()));
     }
 
-    /// Mutable staged copy of the entry; none if it does not exist.
+    /// Mutable staged copy of the entry; none if it does not exist. What it refers to must not change.
     pub fn edit<T: Entry + Clone>(&mut self, id: &str) -> Option<&mut T> {
         let overlay = T::overlay_mut(&mut self.overlays);
         if !overlay.contains_key(id) {
@@ -172,6 +139,7 @@ impl<'w> StagedTxn<'w> {
 
     pub fn delete<T: Entry>(&mut self, id: &str) {
         self.sizes.set::<T>(id, None);
+        self.relink::<T>(id, None);
         T::overlay_mut(&mut self.overlays).insert(id.to_owned(), None);
     }
 
@@ -284,7 +252,8 @@ impl<'w> StagedTxn<'w> {
     /// Builds the store transaction without the leader's guard, and the change to apply after the
     /// commit.
     pub fn finish(self) -> serde_json::Result<(Txn, Change)> {
-        let StagedTxn { cache, overlays, networks, groups, mut read, replaced, notices, sizes: _ } = self;
+        let StagedTxn { cache, overlays, networks, groups, mut read, replaced, notices, sizes: _, links: _ } =
+            self;
         let mut txn = Txn::new();
         let mut each = |key: String, revision, op: Option<Op>| {
             read.remove(&key);
