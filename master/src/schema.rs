@@ -53,6 +53,9 @@ pub enum Rule {
     },
 }
 
+/// Largest number of texts in a list. Plans look up the object that each of them names.
+pub const MAX_TEXTS: usize = 1024;
+
 impl Field {
     pub const fn any(name: &'static str, kind: Type) -> Field {
         Field { name, kind, rule: Rule::Any }
@@ -77,6 +80,11 @@ impl Field {
 
     fn check(&self, object: &Map<String, Value>) -> Result<(), String> {
         let value = object.get(self.name);
+        if let (Type::Texts, Some(Value::Array(texts))) = (self.kind, value)
+            && texts.len() > MAX_TEXTS
+        {
+            return Err(format!("{} has {} entries; the limit is {MAX_TEXTS}", self.name, texts.len()));
+        }
         match self.rule {
             Rule::Any => Ok(()),
             Rule::Text { max, format } => match value.and_then(Value::as_str).unwrap_or_default() {

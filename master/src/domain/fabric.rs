@@ -1,6 +1,6 @@
 //! Application profiles as the ACI gateway receives them, in the original's `aci-gw` protocol.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use contiv_model::api::{AciGw, AppProfile, EndpointGroup, ExtContractsGroup, Policy, Rule};
 use contiv_model::{global, group, network};
@@ -61,7 +61,7 @@ struct Contract {
     filter_info: Vec<Filter>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 struct Filter {
     #[serde(skip_serializing_if = "String::is_empty")]
     protocol: String,
@@ -79,7 +79,7 @@ struct Group {
     contract_links: Vec<Link>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct Link {
     link_kind: Kind,
@@ -90,7 +90,7 @@ struct Link {
     contract_kind: ContractKind,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 enum Kind {
     Provide,
@@ -98,7 +98,7 @@ enum Kind {
 }
 
 /// Whether the contract is defined by this profile or by the fabric.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 enum ContractKind {
     Internal,
@@ -119,7 +119,7 @@ impl Spec {
     /// Full specification of the profile, with staged changes applied.
     pub fn of(profile: &AppProfile, staged: &StagedTxn<'_>) -> Result<Spec, Problem> {
         let profile = staged.get::<AppProfile>(&profile.key).ok_or_else(Problem::key_not_found)?;
-        let mut contracts = BTreeMap::new();
+        let mut contracts = Contracts::default();
         let mut epgs = vec![];
         for key in profile.link_sets.endpoint_groups.keys() {
             let group = staged.get::<EndpointGroup>(key);
@@ -130,15 +130,20 @@ impl Spec {
         Ok(Spec {
             aci_gw_api_version: Some(VERSION),
             gw_config: staged.get::<AciGw>(GATEWAY).map(|settings| (*settings).clone()),
-            contract_defs: contracts.into_iter().map(contract).collect(),
+            contract_defs: contracts.filters.into_iter().map(contract).collect(),
             epgs,
             ..Spec::named(&profile.key)
         })
     }
 }
 
-/// Filters by contract name.
-type Contracts = BTreeMap<String, Vec<Filter>>;
+#[derive(Default)]
+struct Contracts {
+    /// Filters by contract name.
+    filters: BTreeMap<String, Vec<Filter>>,
+    /// The same filters, with the names of their contracts.
+    known: HashSet<(String, Filter)>,
+}
 
 impl Group {
     fn of(
@@ -153,7 +158,7 @@ impl Group {
         let id = format!("{}.{tenant}", group.network_name);
         let network = &staged.committed::<network::State>(&id).ok_or_else(|| missing(id))?.body;
         let mut links = vec![];
-        for policy in &group.policies {
+        for policy in distinct(&group.policies) {
             for rule in staged.linked::<Policy, Rule>(&format!("{tenant}:{policy}")).iter() {
                 let Some(rule) = staged.get::<Rule>(rule) else { continue };
                 links.extend(define(&rule, contracts)?);
@@ -162,24 +167,26 @@ impl Group {
         let matching = staged.linked::<EndpointGroup, Rule>(&group.key);
         let matching = matching.iter().filter_map(|key| staged.get::<Rule>(key));
         links.extend(matching.filter(|rule| rule.action != "deny").map(|rule| Link::of_matched(&rule)));
-        for name in &group.ext_contracts_grps {
+        for name in distinct(&group.ext_contracts_grps) {
             let external = staged.get::<ExtContractsGroup>(&format!("{tenant}:{name}"));
             links.extend(external.iter().flat_map(|external| Link::of_external(external)));
         }
-        let mut unique: Vec<Link> = vec![];
-        links.into_iter().for_each(|link| {
-            if !unique.contains(&link) {
-                unique.push(link);
-            }
-        });
+        let mut known = HashSet::new();
+        links.retain(|link| known.insert(link.clone()));
         Ok(Group {
             name: name.clone(),
             nw_name: group.network_name.clone(),
             gw_cidr: format!("{}/{}", network.gateway, network.subnet_len),
             vlan_tag: state.pkt_tag.to_string(),
-            contract_links: unique,
+            contract_links: links,
         })
     }
+}
+
+/// The names in their order, each once.
+fn distinct(names: &[String]) -> impl Iterator<Item = &str> {
+    let mut seen = BTreeSet::new();
+    names.iter().map(String::as_str).filter(move |name| seen.insert(*name))
 }
 
 /// Adds the rule as a filter of a contract, and returns the group's link to it. A deny rule adds
@@ -195,9 +202,9 @@ fn define(rule: &Rule, contracts: &mut Contracts) -> Result<Option<Link>, Proble
         return Ok(None);
     }
     let filter = Filter { protocol: rule.protocol.clone(), servport: rule.port.to_string() };
-    let filters: &mut Vec<Filter> = contracts.entry(contract_name(rule)).or_default();
-    if !filters.contains(&filter) {
-        filters.push(filter);
+    let name = contract_name(rule);
+    if contracts.known.insert((name.clone(), filter.clone())) {
+        contracts.filters.entry(name).or_default().push(filter);
     }
     let kind = if rule.to_endpoint_group.is_empty() { Kind::Provide } else { Kind::Consume };
     Ok(Some(Link::internal(kind, rule)))

@@ -2,6 +2,8 @@
 
 mod links;
 
+use std::collections::HashSet;
+
 use contiv_model::api::{EndpointGroup, EndpointGroupOper, Link, Netprofile, Network};
 use contiv_model::key::ObjectType;
 use contiv_model::{group, network};
@@ -290,18 +292,14 @@ const MAX_ID: i64 = 0x7fff;
 
 /// Id of a new group and the next counter value. An id is reused only after all ids were used.
 fn next_id(staged: &StagedTxn<'_>) -> Result<(i64, GroupIds), Problem> {
-    let used =
-        |id: &i64| staged.cache().allocations::<group::State>().any(|g| g.body.endpoint_group_id == *id);
+    let used = staged.cache().allocations::<group::State>().map(|group| group.body.endpoint_group_id);
+    let used: HashSet<i64> = used.collect();
     let next = match staged.get::<GroupIds>(ONLY) {
         Some(ids) => ids.next,
         // A store of the original netmaster has group ids and no counter.
-        None => {
-            let highest =
-                staged.cache().allocations::<group::State>().map(|g| g.body.endpoint_group_id).max();
-            highest.unwrap_or(0) + 1
-        }
+        None => used.iter().max().unwrap_or(&0) + 1,
     };
-    let id = (next.max(1)..=MAX_ID).chain(1..=MAX_ID).find(|id| !used(id));
+    let id = (next.max(1)..=MAX_ID).chain(1..=MAX_ID).find(|id| !used.contains(id));
     let id = id.ok_or_else(|| Problem::conflict(format!("all {MAX_ID} endpoint group ids are in use")))?;
     Ok((id, GroupIds { id: "global".into(), next: id + 1 }))
 }

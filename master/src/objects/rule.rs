@@ -45,13 +45,17 @@ static LINKS: Schema = Schema {
     fields: &[Field::any("MatchEndpointGroup", Type::Struct(&LINK))],
 };
 
+/// Largest number of rules of a policy. The store accepts about 2,000 if the policy is on a group.
+/// Without a group nothing else limits what a later request about the policy evaluates.
+const MAX_RULES: usize = 4096;
+
 impl Object for Rule {
     const KIND: ObjectType = ObjectType::Rule;
     const SCHEMA: &'static Schema = &SCHEMA;
     const KEY: &'static [&'static str] = &["tenantName", "policyName", "ruleId"];
     const DEFAULTS: &'static [(&'static str, Preset)] = &[("priority", Preset::Int(1))];
     type Oper = ();
-    /// Plans for rules read nothing that other rules or endpoints change.
+    /// Of what other rules and endpoints change, plans for rules read the number of a policy's rules only.
     const EXCLUSIVE: bool = false;
 
     fn key(&self) -> &str {
@@ -84,6 +88,12 @@ impl Object for Rule {
                 check_single_group(&self, &policy, staged)?;
             }
             Some(_) => {}
+        }
+        if staged.count_linked::<Policy, Rule>(&policy_key) >= MAX_RULES {
+            let name = &self.policy_name;
+            return Err(Problem::conflict(format!(
+                "policy {name} has reached the limit of {MAX_RULES} rules; distribute the rules over several policies"
+            )));
         }
 
         if staged.get::<EndpointGroup>(&remote_key).is_some() {

@@ -1,6 +1,6 @@
 //! Services.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use contiv_model::api::{Link, Network, ServiceLb, ServiceLbOper, Tenant};
 use contiv_model::key::ObjectType;
@@ -214,17 +214,16 @@ const PORTS: &str = "Invalid Port maping . Port format is - Port:TargetPort:Prot
 /// Validates all ports. The original checks only the format of the first port, and its error text
 /// is used for what it rejects.
 fn check_ports(ports: &[String]) -> Result<(), Problem> {
-    let mut seen = vec![];
+    let mut seen = HashSet::new();
     for (n, text) in ports.iter().enumerate() {
         let port = text.parse::<Port>().map_err(|error| match n == 0 && !has_form(text) {
             true => Problem::invalid(PORTS),
             false => Problem::invalid(format!("{PORTS}; {error}")),
         })?;
-        if seen.contains(&(port.protocol, port.port)) {
+        if !seen.insert((port.protocol, port.port)) {
             let (port, protocol) = (port.port, port.protocol);
             return Err(Problem::invalid(format!("{PORTS}; duplicate port {port} of {protocol}")));
         }
-        seen.push((port.protocol, port.port));
     }
     match ports.is_empty() {
         true => Err(Problem::invalid(PORTS)),

@@ -81,6 +81,26 @@ fn profiles_and_groups_are_linked() {
 }
 
 #[test]
+fn groups_that_leave_a_profile_link_to_the_first_other_one() {
+    let mut fixture = fixture();
+    for group in ["a", "b", "c", "d"] {
+        fixture.group(group, "net", "");
+    }
+    for (name, groups) in [("x1", &["a"][..]), ("x2", &["a", "b"]), ("x3", &["a", "b", "c", "d"])] {
+        profile(&mut fixture, name, groups).unwrap();
+    }
+    let profiles = |fixture: &Fixture| ["a", "b", "c", "d"].map(|group| profile_of(fixture, group));
+    let named = |names: [&str; 4]| names.map(|name| json!(format!("default:{name}")));
+    assert_eq!(profiles(&fixture), named(["x3"; 4]));
+    profile(&mut fixture, "x3", &["d"]).unwrap();
+    let [a, b, _, d] = named(["x1", "x2", "", "x3"]);
+    assert_eq!(profiles(&fixture), [a, b, Value::Null, d]);
+    fixture.delete("appProfiles", "default:x3").unwrap();
+    assert_eq!(profile_of(&fixture, "d"), Value::Null);
+    assert_eq!(fixture.loaded().content(), fixture.content());
+}
+
+#[test]
 fn contracts_in_use_are_not_deleted() {
     let mut fixture = fixture();
     assert_eq!(

@@ -11,6 +11,7 @@ mod cleanup;
 mod fabric;
 mod fixture;
 mod infra;
+mod large_requests;
 mod links;
 mod names;
 mod node_gc;

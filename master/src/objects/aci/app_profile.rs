@@ -1,5 +1,7 @@
 //! Application profiles.
 
+use std::collections::BTreeMap;
+
 use contiv_model::api::{AppProfile, EndpointGroup, Link, Tenant};
 use contiv_model::key::ObjectType;
 
@@ -74,16 +76,12 @@ impl Object for AppProfile {
         new.attach_groups(staged);
         staged.put(&new.key, new.clone());
         let left = old.link_sets.endpoint_groups.keys();
-        for group in left.filter(|key| !new.link_sets.endpoint_groups.contains_key(*key)) {
-            new.detach_group(group, staged);
-        }
+        new.detach_groups(left.filter(|key| !new.link_sets.endpoint_groups.contains_key(*key)), staged);
         Ok(())
     }
 
     fn delete(&self, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
-        for group in self.link_sets.endpoint_groups.keys() {
-            self.detach_group(group, staged);
-        }
+        self.detach_groups(self.link_sets.endpoint_groups.keys(), staged);
         Ok(())
     }
 
@@ -97,7 +95,7 @@ trait Groups {
     fn link_groups(&mut self);
     fn find_groups(&self, staged: &StagedTxn<'_>) -> Result<(), Problem>;
     fn attach_groups(&self, staged: &mut StagedTxn<'_>);
-    fn detach_group(&self, group: &str, staged: &mut StagedTxn<'_>);
+    fn detach_groups<'k>(&self, groups: impl Iterator<Item = &'k String>, staged: &mut StagedTxn<'_>);
 }
 
 impl Groups for AppProfile {
@@ -129,20 +127,31 @@ impl Groups for AppProfile {
         }
     }
 
-    /// Replaces the group's link to this profile by another profile that contains the group, if
-    /// there is one.
-    fn detach_group(&self, group: &str, staged: &mut StagedTxn<'_>) {
-        if staged.get::<EndpointGroup>(group).is_none_or(|group| group.links.app_profile.key != self.key) {
+    /// Replaces the links of the groups to this profile by links to other profiles that contain them, if
+    /// there are any. The first of several is used.
+    fn detach_groups<'k>(&self, groups: impl Iterator<Item = &'k String>, staged: &mut StagedTxn<'_>) {
+        let is_linked = |key: &&String| {
+            staged.get::<EndpointGroup>(key).is_some_and(|group| group.links.app_profile.key == self.key)
+        };
+        let mut detached: BTreeMap<&str, Option<Link>> =
+            groups.filter(is_linked).map(|key| (key.as_str(), None)).collect();
+        if detached.is_empty() {
             return;
         }
+        // Each profile of the tenant is read once, however many groups are detached.
         let profiles = staged.linked::<Tenant, AppProfile>(&self.tenant_name);
-        let has = |key: &&String| {
-            let profile = staged.get::<AppProfile>(key);
-            **key != self.key && profile.is_some_and(|p| p.link_sets.endpoint_groups.contains_key(group))
-        };
-        let other = profiles.iter().find(has).map(|key| Link::to(ObjectType::AppProfile, key));
-        if let Some(group) = staged.edit::<EndpointGroup>(group) {
-            group.links.app_profile = other.unwrap_or_default();
+        for key in profiles.iter().filter(|key| **key != self.key) {
+            let Some(profile) = staged.get::<AppProfile>(key) else { continue };
+            for group in profile.link_sets.endpoint_groups.keys() {
+                if let Some(link) = detached.get_mut(group.as_str()) {
+                    link.get_or_insert_with(|| Link::to(ObjectType::AppProfile, key));
+                }
+            }
+        }
+        for (key, link) in detached {
+            if let Some(group) = staged.edit::<EndpointGroup>(key) {
+                group.links.app_profile = link.unwrap_or_default();
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Links of a group: policies, network profile and external contracts.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use contiv_model::api::{EndpointGroup, ExtContractsGroup, Link, Netprofile, Network, Policy, Rule};
@@ -36,7 +37,9 @@ impl Links for EndpointGroup {
 
     /// Checks that everything the group refers to exists.
     fn check_references(&self, staged: &StagedTxn<'_>) -> Result<(), Problem> {
-        for name in &self.policies {
+        // A policy may have thousands of rules, and may be named more than once.
+        let mut checked = BTreeSet::new();
+        for name in self.policies.iter().filter(|name| checked.insert(name.as_str())) {
             let policy = staged.get::<Policy>(&object_key(&self.tenant_name, name));
             let policy = policy.ok_or_else(|| Problem::not_found("Policy not found"))?;
             check_rule_networks(&policy, staged)?;
@@ -115,8 +118,9 @@ fn check_rule_networks(policy: &Policy, staged: &StagedTxn<'_>) -> Result<(), Pr
     let rules = staged.linked::<Policy, Rule>(&policy.key);
     for rule in rules.iter().filter_map(|key| staged.get::<Rule>(key)) {
         let missing = |network: &str, address: &str| {
-            let key = object_key(&rule.tenant_name, network);
-            !network.is_empty() && address.is_empty() && staged.get::<Network>(&key).is_none()
+            !network.is_empty()
+                && address.is_empty()
+                && staged.get::<Network>(&object_key(&rule.tenant_name, network)).is_none()
         };
         if missing(&rule.from_network, &rule.from_ip_address) {
             return Err(Problem::not_found("from Network not found"));

@@ -1,0 +1,163 @@
+//! The work of a request is proportional to its size. The sizes are those that a body of 1 MiB can have: with
+//! work for each pair of entries, a test would not end.
+
+use contiv_model::api::{Policy, Rule};
+use netmaster::cache::StagedTxn;
+use serde_json::{Value, json};
+
+use crate::fixture::Fixture;
+
+/// Names of two bytes in a body of 1 MiB.
+const ENTRIES: usize = 260_000;
+
+fn fixture(infra: &str) -> Fixture {
+    let mut fixture = Fixture::at(infra);
+    fixture.network("net", "10.1.0.0/24", json!({"encap": "vlan"}));
+    fixture
+}
+
+fn group(more: &Value) -> Value {
+    let mut body = json!({"tenantName": "default", "groupName": "g", "networkName": "net"});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+/// Puts policies, each with so many rules.
+fn put_policies(fixture: &mut Fixture, names: &[String], rules: usize) {
+    let plan = |staged: &mut StagedTxn<'_>| {
+        for name in names {
+            let (key, tenant_name) = (format!("default:{name}"), "default".to_owned());
+            let policy = Policy { key: key.clone(), tenant_name: tenant_name.clone(), ..Policy::default() };
+            staged.put(&key, Policy { policy_name: name.clone(), ..policy });
+            for id in 0..rules {
+                let rule = Rule {
+                    key: format!("{key}:{id}"),
+                    tenant_name: tenant_name.clone(),
+                    policy_name: name.clone(),
+                    rule_id: id.to_string(),
+                    direction: "in".to_owned(),
+                    action: "allow".to_owned(),
+                    priority: 1,
+                    ..Rule::default()
+                };
+                staged.put(&format!("{key}:{id}"), rule);
+            }
+        }
+        Ok(vec![])
+    };
+    fixture.run(plan).unwrap();
+}
+
+#[test]
+fn lists_have_a_limited_number_of_entries() {
+    let mut fixture = fixture("default");
+    let service = |field: &str, entries: &[String]| {
+        let mut body = json!({"tenantName": "default", "serviceName": "s", "networkName": "net",
+            "selectors": ["a=b"], "ports": ["80:80:TCP"]});
+        body[field] = json!(entries);
+        body
+    };
+    let put = |fixture: &mut Fixture, field: &str, entries: &[String]| {
+        let (types, key, body) = match field {
+            "policies" | "extContractsGrps" => {
+                ("endpointGroups", "default:g", group(&json!({field: entries})))
+            }
+            "endpointGroups" => {
+                let body = json!({"tenantName": "default", "appProfileName": "a", field: entries});
+                ("appProfiles", "default:a", body)
+            }
+            "contracts" => {
+                let body = json!({"tenantName": "default", "contractsGroupName": "c", "contractsType": "provided",
+                    field: entries});
+                ("extContractsGroups", "default:c", body)
+            }
+            _ => ("serviceLBs", "default:s", service(field, entries)),
+        };
+        fixture.put(types, key, &body).map_err(|problem| problem.text)
+    };
+    for field in ["policies", "extContractsGrps", "endpointGroups", "contracts", "ports", "selectors"] {
+        for count in [1025, ENTRIES] {
+            let refused = put(&mut fixture, field, &vec!["p".to_owned(); count]).unwrap_err();
+            assert_eq!(refused, format!("{field} has {count} entries; the limit is 1024"));
+        }
+    }
+    let texts = |text: &dyn Fn(usize) -> String| (1..=1024).map(text).collect::<Vec<_>>();
+    put(&mut fixture, "contracts", &texts(&|n| format!("uni/tn-common/brc-{n}"))).unwrap();
+    put(&mut fixture, "ports", &texts(&|n| format!("{n}:80:TCP"))).unwrap();
+    put(&mut fixture, "selectors", &texts(&|n| format!("label-{n}=x"))).unwrap();
+}
+
+#[test]
+fn a_policy_that_is_named_often_is_checked_once() {
+    let mut fixture = fixture("default");
+    put_policies(&mut fixture, &["p".to_owned()], 2000);
+    let body = group(&json!({"policies": vec!["p"; ENTRIES]}));
+    fixture.put_unchecked("endpointGroups", "default:g", &body).unwrap();
+    assert_eq!(fixture.keys("/contiv.io/state/policy/"), ["/contiv.io/state/policy/default:g:default:p"]);
+}
+
+#[test]
+fn a_group_may_have_many_policies() {
+    const POLICIES: usize = 20_000;
+    let mut fixture = fixture("default");
+    let names: Vec<String> = (0..POLICIES).map(|n| format!("p{n}")).collect();
+    put_policies(&mut fixture, &names, 0);
+    let policies = |fixture: &Fixture| fixture.keys("/contiv.io/state/policy/").len();
+    fixture.put_unchecked("endpointGroups", "default:g", &group(&json!({"policies": names}))).unwrap();
+    assert_eq!(policies(&fixture), POLICIES);
+    let half = group(&json!({"policies": &names[..POLICIES / 2]}));
+    fixture.put_unchecked("endpointGroups", "default:g", &half).unwrap();
+    assert_eq!(policies(&fixture), POLICIES / 2);
+}
+
+#[test]
+fn ports_are_compared_with_those_of_the_same_number() {
+    let mut fixture = fixture("default");
+    let ports = ["TCP", "UDP"].map(|protocol| (1..=65_535).map(move |port| format!("{port}:80:{protocol}")));
+    let mut ports: Vec<String> = ports.into_iter().flatten().collect();
+    let put = |fixture: &mut Fixture, ports: &[String]| {
+        let body = json!({"tenantName": "default", "serviceName": "s", "networkName": "net",
+            "selectors": ["a=b"], "ports": ports});
+        fixture.put_unchecked("serviceLBs", "default:s", &body).map_err(|problem| problem.text)
+    };
+    put(&mut fixture, &ports).unwrap();
+    ports.push("9:9:udp".to_owned());
+    let refused = put(&mut fixture, &ports).unwrap_err();
+    assert!(refused.ends_with("; duplicate port 9 of UDP"), "{refused}");
+}
+
+#[test]
+fn contracts_that_are_named_often_are_evaluated_once() {
+    let mut fixture = fixture("aci");
+    let contracts: Vec<String> = (0..2000).map(|n| format!("uni/tn-common/brc-{n}")).collect();
+    let body = json!({"tenantName": "default", "contractsGroupName": "c", "contractsType": "provided",
+        "contracts": contracts});
+    fixture.put_unchecked("extContractsGroups", "default:c", &body).unwrap();
+    fixture.group("g", "net", "");
+    let profile = json!({"tenantName": "default", "appProfileName": "a", "endpointGroups": ["g"]});
+    fixture.put("appProfiles", "default:a", &profile).unwrap();
+    let pending = |fixture: &Fixture| fixture.keys("/contiv.io/state/aci-pending/").len();
+    assert_eq!(pending(&fixture), 0);
+    let body = group(&json!({"extContractsGrps": vec!["c"; ENTRIES]}));
+    fixture.put_unchecked("endpointGroups", "default:g", &body).unwrap();
+    assert_eq!(pending(&fixture), 1);
+}
+
+#[test]
+fn a_policy_has_a_limited_number_of_rules() {
+    const RULES: usize = 4096;
+    let mut fixture = fixture("default");
+    put_policies(&mut fixture, &["p".to_owned(), "q".to_owned()], RULES - 1);
+    let rule = |fixture: &mut Fixture, policy: &str, id: &str| {
+        let body = json!({"tenantName": "default", "policyName": policy, "ruleId": id, "direction": "in",
+            "action": "allow"});
+        fixture.put("rules", &format!("default:{policy}:{id}"), &body).map_err(|problem| problem.text)
+    };
+    rule(&mut fixture, "p", "a").unwrap();
+    let refused = "policy p has reached the limit of 4096 rules; distribute the rules over several policies";
+    assert_eq!(rule(&mut fixture, "p", "b").unwrap_err(), refused);
+    rule(&mut fixture, "q", "a").unwrap();
+    fixture.delete("rules", "default:p:0").unwrap();
+    rule(&mut fixture, "p", "b").unwrap();
+    assert_eq!(rule(&mut fixture, "p", "c").unwrap_err(), refused);
+}
