@@ -182,7 +182,8 @@ fn metrics(app: &App, format: response::ErrorFormat) -> Response<Body> {
     let store_usable = app.store.check().is_ok();
     let text = match app.roles.now() {
         Role::Leading(leader) => {
-            let leading = Leading::new(&leader.cache.read(), leader.queue.len());
+            let (queued, waiting) = (leader.queue.len(), leader.watch_backlogs.bytes());
+            let leading = Leading::new(&leader.cache.read(), queued, waiting);
             app.metrics.text(store_usable, Some(leading))
         }
         Role::Following { .. } => app.metrics.text(store_usable, None),

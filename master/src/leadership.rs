@@ -5,6 +5,7 @@ mod linearizable_read;
 mod reads;
 mod role;
 mod store_health;
+mod watch_backlogs;
 
 use std::sync::Arc;
 
@@ -22,6 +23,7 @@ pub use linearizable_read::LinearizableRead;
 pub use reads::Reads;
 pub use role::{Role, Roles};
 pub use store_health::StoreHealth;
+pub use watch_backlogs::{BacklogReceiver, BacklogSender, WatchBacklogs};
 
 /// What a leader serves requests with.
 pub struct Leader {
@@ -37,6 +39,7 @@ pub struct Leader {
     pub history: History,
     /// Each open watch of a client holds a permit.
     pub watch_permits: Arc<Semaphore>,
+    pub watch_backlogs: WatchBacklogs,
     /// Cancelled when this leadership ends, or the process stops.
     pub ended: CancellationToken,
 }

@@ -56,7 +56,7 @@ pub struct Metrics {
 /// What only a leader reports. It is encoded without the cache.
 pub struct Leading {
     /// Name, help and value.
-    gauges: [(&'static str, &'static str, usize); 8],
+    gauges: [(&'static str, &'static str, usize); 9],
     pools: Pools,
 }
 
@@ -110,8 +110,8 @@ impl Metrics {
 }
 
 impl Leading {
-    /// `queued`: changes that wait for the committer.
-    pub fn new(cache: &ClusterCache, queued: usize) -> Leading {
+    /// `queued`: changes that wait for the committer. `waiting`: bytes that wait for clients of watches.
+    pub fn new(cache: &ClusterCache, queued: usize, waiting: usize) -> Leading {
         let agents = cache.all::<registry::ServiceInfo>().filter(|s| s.service_name == registry::VTEP);
         let gauges = [
             ("nodes", "Nodes with a registered agent", agents.count()),
@@ -122,6 +122,7 @@ impl Leading {
             ("policies", "Policies", cache.table::<api::Policy>().len()),
             ("rules", "Policy rules", cache.table::<api::Rule>().len()),
             ("commit_queue_length", "Changes that wait for the committer of the leader", queued),
+            ("watch_backlog_bytes", "Bytes of changes that wait for the clients of watches", waiting),
         ];
         Leading { gauges, pools: Pools::of(cache) }
     }
@@ -146,7 +147,7 @@ pub fn reference_page() -> Result<String, fmt::Error> {
     let read = Ok::<(), contiv_store::Error>(());
     metrics.store.record(contiv_store::Operation::Get, &read, std::time::Duration::ZERO);
     let cache = ClusterCache::default();
-    let leading = Leading { pools: Pools::sample(), ..Leading::new(&cache, 0) };
+    let leading = Leading { pools: Pools::sample(), ..Leading::new(&cache, 0, 0) };
     Ok(metrics_page::page("Metrics of netmaster", &metrics.text(true, Some(leading))?))
 }
 
@@ -168,9 +169,10 @@ mod tests {
         assert!(has(&following, "contiv_netmaster_endpoints_released_total 3"), "{following}");
         assert!(!following.contains("contiv_netmaster_networks"), "{following}");
         let cache = ClusterCache::default();
-        let leading = metrics.text(true, Some(Leading::new(&cache, 7))).unwrap();
+        let leading = metrics.text(true, Some(Leading::new(&cache, 7, 8))).unwrap();
         assert!(has(&leading, "contiv_netmaster_store_connected 1"), "{leading}");
         assert!(has(&leading, "contiv_netmaster_networks 0"), "{leading}");
         assert!(has(&leading, "contiv_netmaster_commit_queue_length 7"), "{leading}");
+        assert!(has(&leading, "contiv_netmaster_watch_backlog_bytes 8"), "{leading}");
     }
 }

@@ -6,6 +6,7 @@
 //! store to continue after, with the tag of its history. An event about changed links has no id: its
 //! record did not change.
 
+mod link_follower;
 #[cfg(test)]
 mod tests;
 
@@ -22,13 +23,13 @@ use contiv_model::key::{Key, MODELDB};
 use contiv_store::{Batch, KeyValue, Store, Update};
 use futures::stream::{self, BoxStream};
 use futures::{Stream, StreamExt as _};
+use link_follower::LinkFollower;
 use serde_json::json;
-use tokio::sync::{mpsc, watch};
 
 use crate::access::Scope;
 use crate::cache::{ClusterCache, LinkChange, LinkChanges, SharedCache};
 use crate::commit::store_problem;
-use crate::leadership::{History, Leader, Reads};
+use crate::leadership::{BacklogSender, History, Leader, Reads, WatchBacklogs};
 use crate::objects::{FieldSelector, Stored, Type, Unencoded};
 use crate::problem::{Problem, one_line};
 use crate::reports::Report;
@@ -39,9 +40,6 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 const PAGE_OBJECTS: usize = 256;
 /// Bytes of bodies after which a page has no more objects.
 const PAGE_BYTES: usize = 1 << 20;
-/// Messages of the store that wait for a client. One that is slower loses its connection, and
-/// continues after the last event that it has received.
-const BACKLOG: usize = 64;
 
 /// What a client watches.
 pub(super) struct ObjectWatch {
@@ -55,6 +53,7 @@ pub(super) struct ObjectWatch {
     pub(super) history: History,
     pub(super) cache: SharedCache,
     pub(super) reads: Reads,
+    pub(super) backlogs: WatchBacklogs,
 }
 
 impl ObjectWatch {
@@ -62,6 +61,7 @@ impl ObjectWatch {
     pub(super) async fn start(self, leader: &Leader) -> Result<Response<Body>, Problem> {
         let permit = leader.watch_permits.clone().try_acquire_owned();
         let permit = permit.map_err(|_| Problem::unavailable("too many open watches; retry later"))?;
+        let mut history = None;
         if let Some(revision) = self.after {
             let position = leader.store.position().await;
             let position = position.map_err(|error| {
@@ -72,8 +72,10 @@ impl ObjectWatch {
                 // Of a store before it was restored, or of none: a watch would be silent up to there.
                 return Ok(gone_response());
             }
+            history = CatchUp::new(revision, position.revision);
         }
-        let events = self.events(leader.store.clone()).take_until(leader.ended.clone().cancelled_owned());
+        let events = self.events(leader.store.clone(), history);
+        let events = events.take_until(leader.ended.clone().cancelled_owned());
         let events = events.map(move |event| {
             let _held = &permit;
             Ok::<_, Infallible>(event)
@@ -81,30 +83,23 @@ impl ObjectWatch {
         Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response())
     }
 
-    fn events(self, store: Store) -> impl Stream<Item = Event> + Send {
-        let following = Following::new(Arc::new(self), store);
+    fn events(self, store: Store, history: Option<CatchUp>) -> impl Stream<Item = Event> + Send {
+        let following = Following { history, ..Following::new(Arc::new(self), store) };
         let steps = stream::unfold(Some(following), |following| async { following?.step().await });
         steps.flat_map(stream::iter)
     }
 
-    /// The changes after a revision. They are read as they come, so that a client that is slow holds up
-    /// no other reader of the connection to the store.
+    /// The changes after a revision. The store is asked for them when the client has taken everything
+    /// before them. The stream ends early if the client is slow.
     fn changes_after(&self, store: &Store, revision: i64) -> BoxStream<'static, Batch> {
         let prefix = format!("{MODELDB}{}/", self.object_type.kind.as_str());
-        let mut batches = store.watch_after(&prefix, revision).batches().boxed();
-        let (sender, receiver) = mpsc::channel(BACKLOG);
-        tokio::spawn(async move {
-            loop {
-                let batch = tokio::select! {
-                    batch = batches.next() => batch,
-                    () = sender.closed() => None,
-                };
-                if batch.is_none_or(|batch| sender.try_send(batch).is_err()) {
-                    return;
-                }
-            }
+        let (store, backlogs) = (store.clone(), self.backlogs.clone());
+        let opened = stream::once(async move {
+            let (sender, receiver) = backlogs.open();
+            tokio::spawn(fill(store.watch_after(&prefix, revision).batches().boxed(), sender));
+            stream::unfold(receiver, |mut receiver| async move { Some((receiver.recv().await?, receiver)) })
         });
-        stream::unfold(receiver, |mut receiver| async { Some((receiver.recv().await?, receiver)) }).boxed()
+        opened.flatten().boxed()
     }
 
     /// The next objects of a snapshot, and the state after them.
@@ -240,20 +235,41 @@ impl ObjectWatch {
     }
 }
 
+/// Reads changes into the backlog of a watch until it is closed.
+async fn fill(mut batches: BoxStream<'static, Batch>, backlog: BacklogSender) {
+    loop {
+        let batch = tokio::select! {
+            batch = batches.next() => batch,
+            () = backlog.closed() => None,
+        };
+        let Some(mut batch) = batch else { return };
+        if batch.relisted.is_some() {
+            // Changes are lost, which ends the watch.
+            batch.updates = Vec::new();
+        } else if batch.updates.is_empty() {
+            continue;
+        }
+        backlog.send(batch);
+    }
+}
+
 /// A watch that has started.
 struct Following {
     watch: Arc<ObjectWatch>,
     store: Store,
-    /// Sent before everything else. After a loss of link changes, the changes wait meanwhile.
+    /// Sent before everything else.
     snapshot: Option<Snapshot>,
     /// Keys of objects whose derived links changed, which are sent before the changes.
     relinked: BTreeSet<String>,
-    /// None before the first snapshot is complete.
+    /// None before a snapshot is complete.
     changes: Option<BoxStream<'static, Batch>>,
     /// The client has the changes up to this revision; none before the first snapshot is complete.
     position: Option<i64>,
     /// After a loss of link changes.
     catch_up: Option<CatchUp>,
+    /// The changes between the revision that the client has named and the time of its request. They come as
+    /// fast as the store has them, which is no sign of a slow client.
+    history: Option<CatchUp>,
     /// Objects that the client has from the snapshot in a later state than that of its revision.
     sent: BTreeMap<String, i64>,
     links: LinkFollower,
@@ -270,12 +286,15 @@ struct Snapshot {
     newest: i64,
 }
 
-/// Link changes are lost: the client gets all objects again, and then the changes since its position,
-/// deletions in particular. Until it has them, it would get all objects once more if it connected again.
-/// So its connection is not ended because it is slow, and changes of links wait.
+/// Earlier changes that the client gets. Meanwhile its connection is not ended because it is slow: the
+/// changes are read again from its position.
+///
+/// After a loss of link changes, the client gets all objects again, and then the changes since its position,
+/// deletions in particular. Until it has them, it would get all objects once more if it connected again, and
+/// changes of links wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct CatchUp {
-    /// Revision of the newest change that the objects had.
+    /// Revision of the newest of the changes.
     until: i64,
     /// Position at which the stream of changes was opened, or the catch-up began.
     from: i64,
@@ -341,6 +360,7 @@ impl Following {
             changes: watch.after.map(|revision| watch.changes_after(&store, revision)),
             position: watch.after,
             catch_up: None,
+            history: None,
             relinked: BTreeSet::new(),
             sent: BTreeMap::new(),
             store,
@@ -364,7 +384,10 @@ impl Following {
             links = self.links.next(&self.watch), if follows_links => {
                 match links? {
                     LinkChanges::Known(links) => self.relinked = self.watch.relinked(links),
-                    LinkChanges::Lost => self.snapshot = Some(Snapshot::default()),
+                    LinkChanges::Lost => {
+                        // The changes are read when the client has the objects.
+                        (self.snapshot, self.changes) = (Some(Snapshot::default()), None);
+                    }
                 }
                 return Some((Vec::new(), Some(self)));
             }
@@ -375,23 +398,26 @@ impl Following {
             return Some((vec![gone()], None));
         }
         self.position = self.position.max(batch.updates.iter().map(|update| update.revision).max());
-        if self.catch_up.is_some_and(|catch_up| self.position >= Some(catch_up.until)) {
-            self.catch_up = None;
-        }
+        let position = self.position;
+        let is_left = |earlier: &CatchUp| position < Some(earlier.until);
+        self.catch_up = self.catch_up.filter(is_left);
+        self.history = self.history.filter(is_left);
         if !self.sent.is_empty() {
             batch.updates.retain(|update| !self.was_sent(update));
         }
         Some((self.watch.changes(batch.updates), Some(self)))
     }
 
-    /// The stream of changes has ended because the client is slow. While the client catches up and makes
-    /// progress, the changes are read again from its position.
+    /// The stream of changes has ended because the client is slow. While the client gets earlier changes
+    /// and makes progress, they are read again from its position.
     fn reopen(mut self) -> Option<(Vec<Event>, Option<Following>)> {
-        let (catch_up, position) = (self.catch_up?, self.position?);
-        if position <= catch_up.from {
+        let (earlier, position) = (self.catch_up.or(self.history)?, self.position?);
+        if position <= earlier.from {
             return None;
         }
-        self.catch_up = CatchUp::new(position, catch_up.until);
+        let from_here = |earlier: CatchUp| CatchUp::new(position, earlier.until);
+        self.catch_up = self.catch_up.and_then(from_here);
+        self.history = self.history.and_then(from_here);
         self.changes = Some(self.watch.changes_after(&self.store, position));
         Some((Vec::new(), Some(self)))
     }
@@ -409,7 +435,10 @@ impl Following {
         self.snapshot = next;
         match self.position {
             _ if self.snapshot.is_some() => {}
-            Some(position) => self.catch_up = CatchUp::new(position, newest),
+            Some(position) => {
+                self.catch_up = CatchUp::new(position, newest);
+                self.changes = Some(self.watch.changes_after(&self.store, position));
+            }
             None => {
                 let id = self.watch.history.revision(revision);
                 events.push(Event::default().event("synced").data("{}").id(id));
@@ -440,36 +469,6 @@ impl Following {
         let (event::Event::Apply(path, _) | event::Event::Delete(path)) = &update.event else { return false };
         let Ok(Key::Object(_, key)) = path.parse() else { return false };
         self.sent.get(&*key).is_some_and(|sent| update.revision <= *sent)
-    }
-}
-
-/// Follows changes of derived links, which are no changes of the object's record.
-struct LinkFollower {
-    changed: watch::Receiver<u64>,
-    /// Number of the next change; none before the changes after a revision are read.
-    next: Option<u64>,
-}
-
-impl LinkFollower {
-    fn new(watch: &ObjectWatch) -> LinkFollower {
-        let changed = watch.cache.read().link_changes();
-        let next = watch.after.is_none().then(|| *changed.borrow());
-        LinkFollower { changed, next }
-    }
-
-    /// The next changes; none if the cache is gone.
-    async fn next(&mut self, watch: &ObjectWatch) -> Option<LinkChanges> {
-        if self.next.is_some_and(|next| next == *self.changed.borrow()) {
-            let next = self.next;
-            self.changed.wait_for(|number| Some(*number) != next).await.ok()?;
-        }
-        let cache = watch.cache.read();
-        let changes = match (self.next, watch.after) {
-            (None, Some(revision)) => cache.link_changes_after(revision),
-            (next, _) => cache.link_changes_since(next.unwrap_or_default()),
-        };
-        self.next = Some(*self.changed.borrow());
-        Some(changes)
     }
 }
 

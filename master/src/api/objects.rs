@@ -66,7 +66,8 @@ impl ObjectRoutes<'_> {
             let (object_type, scope) = (self.object_type, self.scope.clone());
             let selector = selection.selector;
             let (cache, reads) = (leader.cache.clone(), leader.reads.clone());
-            let watch = ObjectWatch { object_type, scope, selector, after, history, cache, reads };
+            let backlogs = leader.watch_backlogs.clone();
+            let watch = ObjectWatch { object_type, scope, selector, after, history, cache, reads, backlogs };
             return watch.start(leader).await;
         }
         let scope = self.scope.clone();

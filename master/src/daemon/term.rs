@@ -18,7 +18,9 @@ use crate::aci::{FabricSync, Gateway};
 use crate::cache::{ONLY, SharedCache, StagedTxn};
 use crate::commit::{Committer, Deposed};
 use crate::go_json;
-use crate::leadership::{History, Identity, Leader, LinearizableRead, Reads, Role, StoreHealth};
+use crate::leadership::{
+    History, Identity, Leader, LinearizableRead, Reads, Role, StoreHealth, WatchBacklogs,
+};
 use crate::metrics::Metrics;
 use crate::objects::{Cluster, Defaults, put_identity};
 use crate::problem::one_line;
@@ -192,6 +194,7 @@ impl Term<'_> {
             store: self.store.clone(),
             history,
             watch_permits: Semaphore::new(MAX_WATCHES).into(),
+            watch_backlogs: WatchBacklogs::default(),
             ended: ended.clone(),
         })));
         tracing::info!(address = self.identity.address, "leading; ready");

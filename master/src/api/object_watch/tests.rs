@@ -1,7 +1,11 @@
 use contiv_model::key::ObjectType;
 use contiv_store::{Config, Outcome, Txn, embedded};
+use tokio::time::{sleep, timeout};
 
 use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 fn watch(types: &str, scope: Scope) -> ObjectWatch {
     let cache = SharedCache::default();
@@ -12,6 +16,7 @@ fn watch(types: &str, scope: Scope) -> ObjectWatch {
         after: None,
         history: History::default(),
         reads: Reads::new(cache.clone()),
+        backlogs: WatchBacklogs::default(),
         cache,
     }
 }
@@ -98,9 +103,10 @@ async fn a_change_of_an_object_that_the_snapshot_leaves_out_is_sent() {
     assert_eq!(watch.changes(vec![Update { revision: 8, event }]).len(), 1);
 }
 
-/// Writes a profile. Returns the revision.
-async fn write(store: &Store, path: &str) -> i64 {
-    let body = json!({"key": "t:p", "tenantName": "t", "profileName": "p"}).to_string();
+/// Writes a profile with so many bytes in a field of a later release. Returns the revision.
+async fn write(store: &Store, path: &str, bytes: usize) -> i64 {
+    let (key, more) = ("t:p", "x".repeat(bytes));
+    let body = json!({"key": key, "tenantName": "t", "profileName": "p", "more": more}).to_string();
     match store.commit(Txn::new().put(path, body)).await.unwrap() {
         Outcome::Committed { revision } => revision,
         Outcome::Conflict => panic!("a transaction without guards"),
@@ -115,7 +121,7 @@ async fn a_slow_client_that_gets_all_objects_again_keeps_its_connection_until_it
     let path = format!("{MODELDB}netprofile/t:p");
     let mut revisions = Vec::new();
     for _ in 0..10 {
-        revisions.push(write(&store, &path).await);
+        revisions.push(write(&store, &path, 0).await);
     }
     let (first, last) = (revisions[0], revisions[9]);
     let after = || Arc::new(ObjectWatch { after: Some(first), ..watch("netprofiles", Scope::All) });
@@ -142,6 +148,63 @@ async fn a_slow_client_that_gets_all_objects_again_keeps_its_connection_until_it
     assert!(slow.step().await.is_none());
     // Without progress it does so, too.
     assert!(following(vec![]).step().await.is_none());
+}
+
+async fn wait_until(condition: impl Fn() -> bool) {
+    let holds = async {
+        while !condition() {
+            sleep(POLL_INTERVAL).await;
+        }
+    };
+    timeout(PATIENCE, holds).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_waits_for_a_client_that_does_not_read_is_limited_in_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = embedded::Server::open(folder.path(), ([127, 0, 0, 1], 0).into()).await.unwrap();
+    let store = Store::connect(&Config::new([server.endpoint()])).await.unwrap();
+    let path = format!("{MODELDB}netprofile/t:p");
+    let watch = watch("netprofiles", Scope::All);
+    let first = write(&store, &path, 0).await;
+    write(&store, &path, 0).await;
+    let mut changes = watch.changes_after(&store, first);
+    assert_eq!(changes.next().await.unwrap().updates.len(), 1);
+    // The client takes nothing more.
+    write(&store, &path, 0).await;
+    wait_until(|| watch.backlogs.bytes() > 0).await;
+    for _ in 0..8 {
+        write(&store, &path, 1_000_000).await;
+    }
+    wait_until(|| watch.backlogs.bytes() == 0).await;
+    assert!(changes.next().await.is_none());
+    assert_eq!(watch.backlogs.bytes(), 0);
+}
+
+/// Earlier changes come as fast as the store has them, also more than may wait.
+#[tokio::test]
+async fn a_client_that_gets_earlier_changes_keeps_its_connection_until_it_has_them() {
+    const CHANGES: usize = 20;
+    let folder = tempfile::tempdir().unwrap();
+    let server = embedded::Server::open(folder.path(), ([127, 0, 0, 1], 0).into()).await.unwrap();
+    let store = Store::connect(&Config::new([server.endpoint()])).await.unwrap();
+    let path = format!("{MODELDB}netprofile/t:p");
+    let first = write(&store, &path, 0).await;
+    let mut last = first;
+    for _ in 0..CHANGES {
+        last = write(&store, &path, 500_000).await;
+    }
+    let watch = Arc::new(ObjectWatch { after: Some(first), ..watch("netprofiles", Scope::All) });
+    let history = CatchUp::new(first, last);
+    let mut following = Following { history, ..Following::new(watch, store.clone()) };
+    let mut sent = 0;
+    while following.position < Some(last) {
+        let (events, next) = following.step().await.unwrap();
+        (sent, following) = (sent + events.len(), next.unwrap());
+        // Meanwhile the store sends more than may wait.
+        sleep(POLL_INTERVAL).await;
+    }
+    assert_eq!((sent, following.history), (CHANGES, None));
 }
 
 #[test]
