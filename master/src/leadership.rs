@@ -20,7 +20,7 @@ use crate::objects::Cluster;
 
 pub use history::{ClientRevision, History};
 pub use linearizable_read::LinearizableRead;
-pub use reads::Reads;
+pub use reads::{READ_LIMIT, Reads};
 pub use role::{Role, Roles};
 pub use store_health::StoreHealth;
 pub use watch_backlogs::{BacklogReceiver, BacklogSender, WatchBacklogs};

@@ -30,7 +30,7 @@ pub use listing::{FieldSelector, Page, Selection};
 pub use service::restore as restore_services;
 
 use crate::access::Scope;
-use crate::cache::{ClusterCache, ContentVersion, Entry, Links, StagedTxn, Version};
+use crate::cache::{ClusterCache, ContentVersion, Entry, Links, SharedCache, StagedTxn, Version};
 use crate::domain::fabric;
 use crate::go_json;
 use crate::problem::{Answer, Problem};
@@ -139,7 +139,7 @@ pub struct Operations {
     pub version: fn(key: &str, staged: &StagedTxn<'_>) -> Version,
     /// Reads leave out objects that are not in the scope.
     pub list: fn(&ClusterCache, &Scope, Selection) -> Report<Result<Page, Problem>>,
-    pub get: fn(&ClusterCache, key: &str, &Scope) -> Result<Representation, Problem>,
+    pub get: fn(&ClusterCache, key: &str, &Scope, IsKnown) -> Report<Result<Representation, Problem>>,
     pub inspect: fn(&ClusterCache, key: &str, &Scope, &Cluster) -> Report<Answer>,
     /// Whether the objects have derived links.
     pub linked: bool,
@@ -148,12 +148,16 @@ pub struct Operations {
     /// Encodes the object without the cache. None if the object does not exist.
     pub cached: fn(&ClusterCache, key: &str) -> Option<Unencoded>,
     /// Decodes a record of the store. Derived links are those in the cache.
-    pub decode: fn(record: &[u8], &ClusterCache) -> Result<Stored, Problem>,
+    pub decode: fn(record: &[u8], &SharedCache) -> Result<Stored, Problem>,
 }
+
+/// Whether the client of a GET has this version of the object.
+pub type IsKnown = Box<dyn FnOnce(ContentVersion) -> bool + Send>;
 
 /// An object as a GET answers it.
 pub struct Representation {
-    pub body: Vec<u8>,
+    /// None if the client has it.
+    pub body: Option<Vec<u8>>,
     pub version: ContentVersion,
 }
 
@@ -362,18 +366,31 @@ fn fields<T: Object>(object: &T) -> Result<Value, Problem> {
     serde_json::to_value(object).map_err(|e| Problem::unavailable(format!("encode a record: {e}")))
 }
 
-fn get<T: Object>(cache: &ClusterCache, key: &str, scope: &Scope) -> Result<Representation, Problem> {
+fn get<T: Object>(
+    cache: &ClusterCache,
+    key: &str,
+    scope: &Scope,
+    is_known: IsKnown,
+) -> Report<Result<Representation, Problem>> {
     let known = cache.table::<T>().get(key).filter(|known| scope.has_tenant(known.value.tenant()));
-    let known = known.ok_or_else(|| not_found(T::KIND))?;
-    let links = cache.links_of::<T>(key);
-    let body = go_json::encode(&with_links(&*known.value, &links))?;
-    Ok(Representation { body, version: ContentVersion::new(known.revision, &links) })
+    let Some(known) = known else { return Box::new(|| Err(not_found(T::KIND))) };
+    let (object, revision, links) = (known.value.clone(), known.revision, cache.links_of::<T>(key));
+    Box::new(move || {
+        let version = ContentVersion::new(revision, &links);
+        let body = match is_known(version) {
+            true => None,
+            false => Some(go_json::encode(&with_links(&*object, &links))?),
+        };
+        Ok(Representation { body, version })
+    })
 }
 
-fn decode<T: Object>(record: &[u8], cache: &ClusterCache) -> Result<Stored, Problem> {
+fn decode<T: Object>(record: &[u8], cache: &SharedCache) -> Result<Stored, Problem> {
     let object: T = serde_json::from_slice(record)
         .map_err(|e| Problem::unavailable(format!("decode a record of {}: {e}", T::KIND.as_str())))?;
-    stored(&object, &cache.links_of::<T>(object.key()))
+    // Commits do not wait until the object is encoded.
+    let links = cache.read().links_of::<T>(object.key());
+    stored(&object, &links)
 }
 
 fn cached<T: Object>(cache: &ClusterCache, key: &str) -> Option<Unencoded> {

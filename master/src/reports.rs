@@ -1,6 +1,6 @@
 //! Operational state of objects, endpoints and nodes, as `inspect` and `/services` report it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::access::Scope;
 use crate::cache::{AllocationRecord, ClusterCache};
 use crate::domain::attachment::state_key;
 use crate::domain::network_record::network_record;
-use crate::domain::services::{ProviderSources, provider_endpoints, with_providers};
+use crate::domain::services::ProviderSources;
 use crate::go_json;
 use crate::ipam::{IpPool, Pool, Subnet};
 use crate::problem::{Answer, Problem};
@@ -113,13 +113,12 @@ pub fn policy(policy: &Policy, cache: &ClusterCache) -> Report<PolicyOper> {
 }
 
 /// Like the original, this fills in the service name in each provider.
-pub fn service(service: &service::State, cache: &ClusterCache) -> Report<ServiceLbOper> {
-    let providers: Vec<Arc<endpoint::State>> =
-        provider_endpoints(service, cache).iter().filter_map(|id| cache.shared(id)).collect();
-    let (name, service_vip) = (service.service_name.clone(), service.ip_address.clone());
+pub fn service(service: Arc<service::State>, cache: &ClusterCache) -> Report<ServiceLbOper> {
+    let sources = ProviderSources::of_service(&service, cache);
     Box::new(move || {
-        let providers: Vec<_> =
-            providers.iter().map(|e| EndpointOper { service_name: name.clone(), ..endpoint(e) }).collect();
+        let provider = |e| EndpointOper { service_name: service.service_name.clone(), ..endpoint(e) };
+        let providers: Vec<_> = sources.endpoints_of(&service).into_iter().map(provider).collect();
+        let service_vip = service.ip_address.clone();
         ServiceLbOper { num_providers: providers.len() as i64, providers, service_vip }
     })
 }
@@ -177,34 +176,64 @@ pub fn bgp(session: &bgp::Oper) -> Report<BgpOper> {
 
 /// Finds an endpoint by id, container id or name; otherwise the first endpoint with `search` as a
 /// substring of one of them. Endpoints that are not in the scope are not found.
-pub fn find_endpoint(cache: &ClusterCache, search: &str, scope: &Scope) -> Answer {
-    let names = |e: &endpoint::State, matches: &dyn Fn(&str) -> bool| {
-        matches(&e.endpoint_id) || matches(&e.container_id) || matches(&e.ep_common_name)
-    };
-    let tenant = |e: &endpoint::State| {
-        cache.allocation::<network::State>(&e.net_id).map(|record| record.body.tenant.as_str())
-    };
-    let visible = |e: &&endpoint::State| scope.has_endpoint(tenant(e), &e.homing_host);
-    let all = || cache.all::<endpoint::State>().filter(visible);
-    let found = all()
-        .find(|e| names(e, &|name| name == search))
-        .or_else(|| all().find(|e| names(e, &|name| name.contains(search))))
-        .ok_or_else(|| Problem::not_found("endpoint not found"))?;
-    // An agent records an endpoint before it has a port.
-    let oper = cache.get::<endpoint::Oper>(&found.id).filter(|oper| !oper.port_name.is_empty());
-    let virtual_port = oper.map(|oper| format!("v{}", oper.port_name)).unwrap_or_default();
-    go_json::encode(&EndpointInspect {
-        oper: EndpointOper { key: search.to_owned(), virtual_port, ..endpoint(found) },
+pub fn find_endpoint(cache: &ClusterCache, search: &str, scope: &Scope) -> Report<Answer> {
+    let (endpoints, opers) = (cache.all_shared::<endpoint::State>(), cache.all_shared::<endpoint::Oper>());
+    let tenants = cache.allocations::<network::State>().map(|record| &record.body);
+    let tenants: HashMap<String, String> =
+        tenants.map(|network| (network.id.clone(), network.tenant.clone())).collect();
+    let (search, scope) = (search.to_owned(), scope.clone());
+    Box::new(move || {
+        let visible = |e: &endpoint::State| {
+            scope.has_endpoint(|| tenants.get(&e.net_id).map(String::as_str), &e.homing_host)
+        };
+        let find = |matches: &dyn Fn(&str) -> bool| {
+            let names = |e: &endpoint::State| {
+                matches(&e.endpoint_id) || matches(&e.container_id) || matches(&e.ep_common_name)
+            };
+            endpoints.iter().find(|e| names(e) && visible(e))
+        };
+        let found = find(&|name| name == search).or_else(|| find(&|name| name.contains(&search)));
+        let found = found.ok_or_else(|| Problem::not_found("endpoint not found"))?;
+        // An agent records an endpoint before it has a port.
+        let oper = opers.iter().find(|oper| oper.id == found.id && !oper.port_name.is_empty());
+        let virtual_port = oper.map(|oper| format!("v{}", oper.port_name)).unwrap_or_default();
+        let oper = EndpointOper { key: search.clone(), virtual_port, ..endpoint(found) };
+        go_json::encode(&EndpointInspect { oper })
     })
 }
 
 /// Nodes that have run an agent, sorted by name.
-pub fn nodes(cache: &ClusterCache) -> Vec<Node> {
+pub fn nodes(cache: &ClusterCache) -> Report<Vec<Node>> {
+    let statuses = cache.all_shared::<node::Status>();
+    let services = cache.all_shared::<registry::ServiceInfo>();
+    let gone = cache.all_shared::<node::Gone>();
+    Box::new(move || join_nodes(&statuses, &services, &gone))
+}
+
+/// The node named `host`.
+pub fn find_node(cache: &ClusterCache, host: &str) -> Report<Answer> {
+    let statuses: Vec<_> = cache.shared::<node::Status>(host).into_iter().collect();
+    let services = cache.table::<registry::ServiceInfo>().values().map(|entry| &entry.value);
+    let services: Vec<_> = services.filter(|service| service.hostname == host).cloned().collect();
+    let gone: Vec<_> = cache.shared::<node::Gone>(host).into_iter().collect();
+    let host = host.to_owned();
+    Box::new(move || {
+        let node = join_nodes(&statuses, &services, &gone).into_iter().find(|node| node.status.host == host);
+        go_json::encode(&node.ok_or_else(|| Problem::not_found("node not found"))?)
+    })
+}
+
+/// Joins what is known of nodes.
+fn join_nodes(
+    statuses: &[Arc<node::Status>],
+    services: &[Arc<registry::ServiceInfo>],
+    gone: &[Arc<node::Gone>],
+) -> Vec<Node> {
     let mut found: BTreeMap<&str, (node::Status, Option<&str>)> = BTreeMap::new();
-    for status in cache.all::<node::Status>() {
-        found.insert(&status.host, (status.clone(), None));
+    for status in statuses {
+        found.insert(&status.host, ((**status).clone(), None));
     }
-    for service in cache.all::<registry::ServiceInfo>() {
+    for service in services {
         let entry = || (node::Status { host: service.hostname.clone(), ..node::Status::default() }, None);
         match service.service_name.as_str() {
             registry::NETPLUGIN => {
@@ -218,21 +247,13 @@ pub fn nodes(cache: &ClusterCache) -> Vec<Node> {
             _ => {}
         }
     }
-    let gone_since = |host: &str| cache.get::<node::Gone>(host).map(|gone| gone.since.clone());
+    let gone: HashMap<&str, &str> = gone.iter().map(|g| (g.host.as_str(), g.since.as_str())).collect();
     let node = |(status, control): (node::Status, Option<&str>)| {
         let node = Node::new(status, control.map(str::to_owned));
-        Node {
-            gone_since: gone_since(&node.status.host).filter(|_| !node.registered).unwrap_or_default(),
-            ..node
-        }
+        let gone_since = gone.get(node.status.host.as_str()).filter(|_| !node.registered);
+        Node { gone_since: gone_since.copied().unwrap_or_default().to_owned(), ..node }
     };
     found.into_values().map(node).collect()
-}
-
-/// The node named `host`.
-pub fn find_node(cache: &ClusterCache, host: &str) -> Answer {
-    let node = nodes(cache).into_iter().find(|node| node.status.host == host);
-    go_json::encode(&node.ok_or_else(|| Problem::not_found("node not found"))?)
 }
 
 fn reported(endpoints: &[Arc<endpoint::State>]) -> Vec<EndpointOper> {
@@ -276,12 +297,17 @@ pub fn service_states(cache: &ClusterCache, scope: &Scope) -> Report<Answer> {
 }
 
 /// Body of `/service/<service>:<tenant>`: a list with one element, or null.
-pub fn service_state(cache: &ClusterCache, id: &str, scope: &Scope) -> Answer {
-    let visible = |state: &&service::State| scope.has_tenant(Some(&state.tenant_name));
-    match cache.get::<service::State>(id).filter(visible) {
-        Some(state) => listed(std::iter::once(with_providers(state, cache))),
-        None => Ok(b"null".to_vec()),
-    }
+pub fn service_state(cache: &ClusterCache, id: &str, scope: &Scope) -> Report<Answer> {
+    let visible = |state: &Arc<service::State>| scope.has_tenant(Some(&state.tenant_name));
+    let Some(state) = cache.shared::<service::State>(id).filter(visible) else {
+        return Box::new(|| Ok(b"null".to_vec()));
+    };
+    let sources = ProviderSources::of_service(&state, cache);
+    let states = cache.all_shared::<service::State>();
+    Box::new(move || {
+        let providers = sources.providers(&states).remove(&state.id).unwrap_or_default();
+        listed(std::iter::once(service::State { providers: Some(providers), ..(*state).clone() }))
+    })
 }
 
 fn listed(states: impl Iterator<Item = service::State>) -> Answer {

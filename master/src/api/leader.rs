@@ -1,5 +1,8 @@
 //! Answers of the leader.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeSet;
 
 use axum::body::Body;
@@ -45,7 +48,7 @@ impl Routes<'_> {
         let objects = |object_type| ObjectRoutes { leader, object_type, scope, format };
         match route {
             Route::List(t) => objects(t).list(&head).await,
-            Route::Get(t, key) => objects(t).get(&key, &head),
+            Route::Get(t, key) => objects(t).get(&key, &head).await,
             Route::Put(t, key) => objects(t).put(&key, &head, body).await,
             Route::Delete(t, key) => objects(t).delete(&key, &head).await,
             Route::Inspect(t, key) => {
@@ -56,20 +59,27 @@ impl Routes<'_> {
             }
             Route::InspectEndpoint(name) => {
                 let scope = scope.clone();
-                let find = move |cache: &ClusterCache| {
-                    let found = reports::find_endpoint(cache, &name, &scope);
-                    Box::new(|| found) as Report<Answer>
-                };
+                let find = move |cache: &ClusterCache| reports::find_endpoint(cache, &name, &scope);
                 format.json(self.0.reads.read(find).await)
             }
-            Route::ListNodes => format.json(go_json::encode(&reports::nodes(&self.0.cache.read()))),
-            Route::InspectNode(host) => format.json(reports::find_node(&self.0.cache.read(), &host)),
+            Route::ListNodes => {
+                let list = |cache: &ClusterCache| -> Report<Answer> {
+                    let nodes = reports::nodes(cache);
+                    Box::new(move || go_json::encode(&nodes()))
+                };
+                format.json(self.0.reads.read(list).await)
+            }
+            Route::InspectNode(host) => {
+                let find = move |cache: &ClusterCache| reports::find_node(cache, &host);
+                format.json(self.0.reads.read(find).await)
+            }
             Route::AcceptStore(host) => format.json(self.accept_store(&host).await),
             Route::SetDatapath { host, datapath } => format.json(self.set_datapath(&host, &datapath).await),
             Route::Call(kind) if is_json(&head.headers) => self.call(kind, scope, &head, body, format).await,
             Route::Info => {
                 let own = &self.0.identity;
-                format.json(go_json::encode(&info(&self.0.cache.read(), "leader", &own.address, own)))
+                let info = info(&self.0.cache.read(), "leader", &own.address, own);
+                format.json(go_json::encode(&info))
             }
             Route::CleanUp { tenant, kind, name } => {
                 let answer_by = AnswerBy::of(&head.extensions);
@@ -84,7 +94,9 @@ impl Routes<'_> {
                 format.json_as_text(self.0.reads.read(list).await)
             }
             Route::GetServiceState(id) => {
-                format.json_as_text(reports::service_state(&self.0.cache.read(), &id, scope))
+                let scope = scope.clone();
+                let find = move |cache: &ClusterCache| reports::service_state(cache, &id, &scope);
+                format.json_as_text(self.0.reads.read(find).await)
             }
             Route::Ofnet => format.problem(&no_ofnet()),
             // Every netmaster answers the first five itself.

@@ -206,7 +206,7 @@ impl ObjectWatch {
 
     /// The client may have an earlier version.
     fn put(&self, path: &str, kv: &KeyValue) -> Option<Event> {
-        let stored = match (self.object_type.operations.decode)(&kv.value, &self.cache.read()) {
+        let stored = match (self.object_type.operations.decode)(&kv.value, &self.cache) {
             Ok(stored) => stored,
             Err(error) => {
                 tracing::warn!(key = path, %error, "watch objects: a record of the store is invalid; left out");

@@ -14,7 +14,7 @@ use super::parameters::Parameters;
 use super::response::{ErrorFormat, not_modified};
 use crate::access::Scope;
 use crate::aci::RepeatablePlan;
-use crate::cache::StagedTxn;
+use crate::cache::{ClusterCache, StagedTxn};
 use crate::leadership::Leader;
 use crate::objects::{Representation, Type};
 use crate::problem::{Answer, Problem};
@@ -35,8 +35,8 @@ impl ObjectRoutes<'_> {
         self.respond(self.try_list(&head.uri, &head.headers).await)
     }
 
-    pub(super) fn get(&self, key: &str, head: &request::Parts) -> Response<Body> {
-        self.respond(self.try_get(key, &head.headers))
+    pub(super) async fn get(&self, key: &str, head: &request::Parts) -> Response<Body> {
+        self.respond(self.try_get(key, &head.headers).await)
     }
 
     pub(super) async fn put(&self, key: &str, head: &request::Parts, body: Body) -> Response<Body> {
@@ -85,13 +85,16 @@ impl ObjectRoutes<'_> {
         Ok(response)
     }
 
-    fn try_get(&self, key: &str, headers: &HeaderMap) -> Result<Response<Body>, Problem> {
+    async fn try_get(&self, key: &str, headers: &HeaderMap) -> Result<Response<Body>, Problem> {
         let preconditions = Preconditions::of(headers)?;
-        let get = self.object_type.operations.get;
-        let Representation { body, version } = get(&self.leader.cache.read(), key, self.scope)?;
-        let mut response = match preconditions.is_known(version) {
-            true => not_modified(),
-            false => self.format.json(Ok(body)),
+        let (get, key, scope) = (self.object_type.operations.get, key.to_owned(), self.scope.clone());
+        let take = move |cache: &ClusterCache| {
+            get(cache, &key, &scope, Box::new(move |version| preconditions.is_known(version)))
+        };
+        let Representation { body, version } = self.leader.reads.read(take).await?;
+        let mut response = match body {
+            Some(body) => self.format.json(Ok(body)),
+            None => not_modified(),
         };
         response.headers_mut().insert(header::ETAG, entity_tag(version));
         Ok(response)

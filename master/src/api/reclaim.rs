@@ -59,11 +59,7 @@ impl Interfaces {
             |id: &String| cache.get::<endpoint::State>(id).map(|endpoint| endpoint.homing_host.clone());
         let nodes = endpoints.iter().filter_map(|id| Some((id.clone(), host(id)?)));
         let mut nodes: Vec<(String, String)> = nodes.collect();
-        let mut agents = BTreeMap::new();
-        for (_, host) in &nodes {
-            agents.entry(host.clone()).or_insert_with(|| addresses(host, cache));
-        }
-        agents.retain(|_, addresses: &mut Vec<String>| !addresses.is_empty());
+        let agents = agents(nodes.iter().map(|(_, host)| host), cache);
         nodes.retain(|(_, host)| agents.contains_key(host));
         Interfaces { nodes, agents }
     }
@@ -109,19 +105,23 @@ fn line(endpoint: &str, host: &str, why: &str) -> String {
     format!("{endpoint} on {host} ({why})")
 }
 
-/// Addresses of the agent of a node; none if it has no registration.
-fn addresses(host: &str, cache: &ClusterCache) -> Vec<String> {
-    let registered = |name: &str| {
+/// Addresses of the agents of nodes. A node without a registration has none.
+fn agents<'h>(
+    hosts: impl Iterator<Item = &'h String>,
+    cache: &ClusterCache,
+) -> BTreeMap<String, Vec<String>> {
+    let mut agents: BTreeMap<String, Vec<String>> = hosts.map(|host| (host.clone(), vec![])).collect();
+    for name in [registry::NETPLUGIN, registry::VTEP] {
         let all = cache.all::<registry::ServiceInfo>();
-        let mine: Vec<String> = all
-            .filter(|service| service.service_name == name && service.hostname == host)
-            .map(|service| service.host_addr.clone())
-            .collect();
-        mine
-    };
-    let mut addresses = [registered(registry::NETPLUGIN), registered(registry::VTEP)].concat();
-    addresses.dedup();
-    addresses
+        for service in all.filter(|service| service.service_name == name) {
+            if let Some(addresses) = agents.get_mut(&service.hostname) {
+                addresses.push(service.host_addr.clone());
+            }
+        }
+    }
+    agents.values_mut().for_each(Vec::dedup);
+    agents.retain(|_, addresses| !addresses.is_empty());
+    agents
 }
 
 impl Answers {

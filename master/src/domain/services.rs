@@ -167,7 +167,7 @@ fn put_slice(id: &str, number: usize, addresses: Vec<String>, staged: &mut Stage
 pub fn put_with_providers(state: State, staged: &mut StagedTxn<'_>) {
     let wanted = selected(&state, staged.cache());
     let mut missing: BTreeSet<String> =
-        wanted.into_iter().map(|(_, endpoint)| endpoint.ip_address.clone()).collect();
+        wanted.into_iter().map(|endpoint| endpoint.ip_address.clone()).collect();
     let mut lists: Vec<_> = slices(&state.id, staged).iter().map(|slice| addresses(slice).to_vec()).collect();
     // A list that an older release wrote may have any size.
     if lists.iter().any(|list| list.len() > SLICE_SIZE) {
@@ -179,13 +179,16 @@ pub fn put_with_providers(state: State, staged: &mut StagedTxn<'_>) {
     }
     let mut missing: Vec<String> = missing.into_iter().collect();
     missing.sort_by(|a, b| order(a, b));
+    // Each address goes to the first list with room.
+    let mut number = 0;
     for address in &missing {
-        if lists.iter().all(|list| list.len() >= SLICE_SIZE) {
+        while lists.get(number).is_some_and(|list| list.len() >= SLICE_SIZE) {
+            number += 1;
+        }
+        if number == lists.len() {
             lists.push(vec![]);
         }
-        if let Some(list) = lists.iter_mut().find(|list| list.len() < SLICE_SIZE) {
-            insert(list, address);
-        }
+        insert(&mut lists[number], address);
     }
     for (number, list) in lists.into_iter().enumerate() {
         put_slice(&state.id, number, list, staged);
@@ -198,29 +201,28 @@ pub fn put_with_providers(state: State, staged: &mut StagedTxn<'_>) {
     }
 }
 
-/// Endpoints of the tenant that the service selects, with their networks.
-fn selected<'w>(service: &State, cache: &'w ClusterCache) -> Vec<(&'w network::State, &'w endpoint::State)> {
-    let tenant = &service.tenant_name;
-    let Some((name, value)) = service.selectors.iter().flatten().next() else { return vec![] };
-    let networks = cache.linked::<api::Tenant, api::Network>(tenant);
+/// Networks of the tenant.
+fn networks<'w>(tenant: &str, cache: &'w ClusterCache) -> impl Iterator<Item = &'w network::State> {
+    let names = cache.linked::<api::Tenant, api::Network>(tenant);
+    let names = names.filter_map(|key| key.split_once(':')).map(|(_, name)| name);
+    names.filter_map(move |name| network_record(cache, tenant, name)).map(|record| &record.body)
+}
+
+/// Endpoints of the tenant that the service selects.
+fn selected<'w>(service: &State, cache: &'w ClusterCache) -> Vec<&'w endpoint::State> {
+    let Some(label) = first_selector(service) else { return vec![] };
     let mut found = vec![];
-    for network in networks.filter_map(|key| key.split_once(':')).map(|(_, name)| name) {
-        let Some(network) = network_record(cache, tenant, network) else { continue };
-        let endpoints = cache
-            .endpoints_with_label(&network.body.id, (name, value))
-            .filter_map(|id| cache.get::<endpoint::State>(id));
-        let selected = endpoints.filter(|e| labels(e).is_some_and(|labels| selects(service, labels)));
-        found.extend(selected.map(|endpoint| (&network.body, endpoint)));
+    for network in networks(&service.tenant_name, cache) {
+        let labelled = cache.endpoints_with_label(&network.id, label);
+        let endpoints = labelled.filter_map(|id| cache.get::<endpoint::State>(id));
+        found.extend(endpoints.filter(|e| labels(e).is_some_and(|labels| selects(service, labels))));
     }
     found
 }
 
-/// Ids of the endpoints that are providers of the service, in the order of [`with_providers`].
-pub fn provider_endpoints(service: &State, cache: &ClusterCache) -> Vec<String> {
-    let found = selected(service, cache).into_iter();
-    let by_address: BTreeMap<_, _> =
-        found.map(|(network, e)| (provider_key(e, &network.tenant), e.id.clone())).collect();
-    by_address.into_values().collect()
+fn first_selector(service: &State) -> Option<(&str, &str)> {
+    let (name, value) = service.selectors.iter().flatten().next()?;
+    Some((name.as_str(), value.as_str()))
 }
 
 /// Key of a provider within its service.
@@ -228,18 +230,7 @@ fn provider_key(endpoint: &endpoint::State, tenant: &str) -> String {
     format!("{}:{tenant}", endpoint.ip_address)
 }
 
-/// The service with its providers.
-pub fn with_providers(service: &State, cache: &ClusterCache) -> State {
-    let found = selected(service, cache).into_iter();
-    let providers = found.map(|(network, endpoint)| {
-        let (tenant, name) = (&network.tenant, &network.network_name);
-        let provider = provider(endpoint, tenant, name, served(endpoint, tenant, cache));
-        (provider_key(endpoint, tenant), provider)
-    });
-    State { providers: Some(providers.collect()), ..service.clone() }
-}
-
-/// What the providers of all services are derived from, taken out of the cache.
+/// What the providers of services are derived from, taken out of the cache.
 pub struct ProviderSources {
     endpoints: Vec<Arc<endpoint::State>>,
     /// Tenant and name of each network, by its id.
@@ -247,12 +238,34 @@ pub struct ProviderSources {
 }
 
 impl ProviderSources {
+    /// Those of all services.
     pub fn of(cache: &ClusterCache) -> ProviderSources {
-        let networks = cache.allocations::<network::State>().map(|record| {
-            let network::State { id, tenant, network_name, .. } = &record.body;
-            (id.clone(), (tenant.clone(), network_name.clone()))
-        });
+        let networks = cache.allocations::<network::State>().map(|record| named(&record.body));
         ProviderSources { endpoints: cache.all_shared(), networks: networks.collect() }
+    }
+
+    /// Those of one service: the endpoints with the label that its first selector names.
+    pub fn of_service(service: &State, cache: &ClusterCache) -> ProviderSources {
+        let mut sources = ProviderSources { endpoints: vec![], networks: HashMap::new() };
+        let Some(label) = first_selector(service) else { return sources };
+        for network in networks(&service.tenant_name, cache) {
+            let labelled = cache.endpoints_with_label(&network.id, label);
+            sources.endpoints.extend(labelled.filter_map(|id| cache.shared::<endpoint::State>(id)));
+            sources.networks.extend([named(network)]);
+        }
+        sources
+    }
+
+    /// Endpoints that are providers of the service, in the order of [`ProviderSources::providers`].
+    pub fn endpoints_of(&self, service: &State) -> Vec<&endpoint::State> {
+        let selected = self.endpoints.iter().filter(|e| labels(e).is_some_and(|l| selects(service, l)));
+        let by_key: BTreeMap<String, &endpoint::State> = selected
+            .filter_map(|endpoint| {
+                let (tenant, _) = self.networks.get(&endpoint.net_id)?;
+                Some((provider_key(endpoint, tenant), &**endpoint))
+            })
+            .collect();
+        by_key.into_values().collect()
     }
 
     /// Providers of each of the services, by the id of the service.
@@ -288,13 +301,10 @@ impl ProviderSources {
     }
 }
 
-/// Ids of the services that the endpoint of `tenant` provides.
-fn served(endpoint: &endpoint::State, tenant: &str, cache: &ClusterCache) -> Vec<String> {
-    let Some(labels) = labels(endpoint) else { return vec![] };
-    let selecting = cache.services_selecting(tenant, labels);
-    let served =
-        selecting.filter(|id| cache.get::<State>(id).is_some_and(|service| selects(service, labels)));
-    served.map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect()
+/// Id, tenant and name of a network.
+fn named(network: &network::State) -> (String, (String, String)) {
+    let network::State { id, tenant, network_name, .. } = network;
+    (id.clone(), (tenant.clone(), network_name.clone()))
 }
 
 fn provider(endpoint: &endpoint::State, tenant: &str, network: &str, services: Vec<String>) -> Provider {

@@ -1,4 +1,4 @@
-//! Reads that may take long: lists and reports.
+//! Reads of the cache: objects, lists and reports.
 //!
 //! A read takes what it needs out of the cache, which is fast, and then assembles and encodes the
 //! response without the cache. Both happen in threads for blocking work, a few at a time, so that
@@ -15,7 +15,7 @@ use crate::problem::Problem;
 use crate::reports::Report;
 
 /// Reads at the same time. More wait, until their client's time limit.
-const READ_LIMIT: usize = 4;
+pub const READ_LIMIT: usize = 4;
 
 /// Executes reads of the cache.
 #[derive(Clone)]
@@ -56,12 +56,54 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
 
+    use contiv_model::api::Tenant;
     use tokio::time::timeout;
 
     use super::*;
+    use crate::access::Scope;
+    use crate::cache::StagedTxn;
+    use crate::objects::{IsKnown, Representation, Type};
 
     /// Waits for something that must not happen.
     const A_MOMENT: Duration = Duration::from_millis(100);
+    /// Waits for something that must happen.
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// Calls `is_known` of a GET, which comes before the encoding, and holds it there.
+    #[tokio::test]
+    async fn an_object_is_compared_and_encoded_without_the_cache() {
+        for is_known in [false, true] {
+            let cache = SharedCache::default();
+            {
+                let mut cache = cache.write();
+                let mut staged = StagedTxn::new(&cache);
+                staged.put("t", Tenant { key: "t".to_owned(), ..Tenant::default() });
+                let (_, change) = staged.finish().unwrap();
+                cache.commit(change, 1_i64);
+            }
+            let (ready, mut started) = tokio::sync::mpsc::unbounded_channel();
+            let (end, wait) = mpsc::channel::<()>();
+            let compared: IsKnown = Box::new(move |_| {
+                ready.send(()).unwrap();
+                // Ends with an error when the sender is dropped.
+                let _ended = wait.recv();
+                is_known
+            });
+            let (reads, get) =
+                (Reads::new(cache.clone()), Type::by_plural("tenants").unwrap().operations.get);
+            let read =
+                tokio::spawn(
+                    async move { reads.read(move |cache| get(cache, "t", &Scope::All, compared)).await },
+                );
+            started.recv().await.unwrap();
+            // In a thread of its own: a lock that is held would stop the test.
+            let write = tokio::task::spawn_blocking(move || drop(cache.write()));
+            timeout(PATIENCE, write).await.expect("the cache is locked").unwrap();
+            drop(end);
+            let Representation { body, .. } = read.await.unwrap().unwrap();
+            assert_eq!(body.is_some(), !is_known);
+        }
+    }
 
     #[tokio::test]
     async fn reads_are_bounded_and_hold_no_lock() {

@@ -109,7 +109,7 @@ impl Object for ServiceLb {
     }
 
     fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<Report<ServiceLbOper>> {
-        cache.get::<State>(&self.state_key()).map(|state| reports::service(state, cache))
+        cache.shared::<State>(&self.state_key()).map(|state| reports::service(state, cache))
     }
 }
 

@@ -47,7 +47,7 @@ pub(crate) fn service(fixture: &mut Fixture, name: &str, host: &str, address: &s
 #[test]
 fn nodes_are_reported_from_status_and_registrations() {
     let mut fixture = Fixture::new();
-    assert_eq!(nodes(&fixture.cache), []);
+    assert_eq!(nodes(&fixture.cache)(), []);
     for (host, ready, failed) in [("d", true, 1), ("b", true, 0), ("a", true, 0), ("c", false, 0)] {
         status(&mut fixture, host, ready, failed);
     }
@@ -59,7 +59,7 @@ fn nodes_are_reported_from_status_and_registrations() {
     service(&mut fixture, registry::VTEP, "original", "10.0.1.1", 4789);
     service(&mut fixture, registry::NETMASTER, "", "10.0.0.9", 9999);
 
-    let found = nodes(&fixture.cache);
+    let found = nodes(&fixture.cache)();
     let states: Vec<_> = found.iter().map(|node| (node.status.host.as_str(), node.state)).collect();
     assert_eq!(
         states,
@@ -73,14 +73,14 @@ fn nodes_are_reported_from_status_and_registrations() {
     );
     assert_eq!((found[4].status.vtep_ip.as_str(), found[4].control_ip.as_str()), ("10.0.1.1", "10.0.0.4"));
 
-    let content: Value = serde_json::from_slice(&find_node(&fixture.cache, "b").unwrap()).unwrap();
+    let content: Value = serde_json::from_slice(&find_node(&fixture.cache, "b")().unwrap()).unwrap();
     assert_eq!(
         content,
         json!({"state": "ready", "registered": true, "controlIP": "10.0.0.1", "host": "b", "datapath": "ovs",
             "vtepIP": "192.168.0.1", "vxlanPort": 4789, "version": "0.1.0", "ready": true, "appliedRevision": 7,
             "failed": 0, "degraded": []})
     );
-    assert_eq!(find_node(&fixture.cache, "x").unwrap_err().text, "node not found");
+    assert_eq!(find_node(&fixture.cache, "x")().unwrap_err().text, "node not found");
 }
 
 /// Agents of an earlier release write the status only.

@@ -104,7 +104,7 @@ fn check(fixture: &Fixture) {
         let content = fixture.cache.get::<service::Providers>(&service.id).unwrap();
         let content: BTreeSet<&String> = content.providers.iter().flatten().collect();
         assert_eq!(content, behind.iter().collect(), "{}", service.id);
-        let body = netmaster::reports::service_state(&fixture.cache, &service.id, &Scope::All).unwrap();
+        let body = netmaster::reports::service_state(&fixture.cache, &service.id, &Scope::All)().unwrap();
         let [state]: [service::State; 1] = serde_json::from_slice(&body).unwrap();
         let entries = state.providers.iter().flatten();
         let entries: BTreeSet<&String> = entries.map(|(_, provider)| &provider.ip_address).collect();

@@ -34,7 +34,7 @@ fn pod(fixture: &mut Fixture, id: &str, labels: Value) -> String {
 /// The state with the providers, as `/service/` answers it.
 fn state(fixture: &Fixture, name: &str) -> Value {
     let id = format!("{name}:default");
-    let body = netmaster::reports::service_state(&fixture.cache, &id, &Scope::All).unwrap();
+    let body = netmaster::reports::service_state(&fixture.cache, &id, &Scope::All)().unwrap();
     let state = serde_json::from_slice::<Value>(&body).unwrap()[0].take();
     let mut stored = state.clone();
     stored["providers"] = json!({});
