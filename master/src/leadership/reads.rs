@@ -97,7 +97,7 @@ mod tests {
                 );
             started.recv().await.unwrap();
             // In a thread of its own: a lock that is held would stop the test.
-            let write = tokio::task::spawn_blocking(move || drop(cache.write()));
+            let write = spawn_blocking(move || drop(cache.write()));
             timeout(PATIENCE, write).await.expect("the cache is locked").unwrap();
             drop(end);
             let Representation { body, .. } = read.await.unwrap().unwrap();

@@ -179,7 +179,7 @@ fn an_unsent_request_waits_for_the_next_leader() {
     let to = test_leader.follower.address;
     let TestLeader { follower: _follower, leader, etcd } = test_leader;
     drop(leader);
-    let request = thread::spawn(move || crate::client::make_network(to, "net", "10.0.0.0/24"));
+    let request = thread::spawn(move || make_network(to, "net", "10.0.0.0/24"));
     thread::sleep(Duration::from_millis(300));
     etcd.ctl(&["del", key::LEADER]).unwrap();
     assert_eq!(request.join().unwrap()["networkName"], "net");

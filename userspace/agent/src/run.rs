@@ -37,8 +37,8 @@ use choice::{ChosenFile, NextDatapath, Refused};
 pub use cleanup::cleanup;
 use conflict::Predecessor;
 use interruption::StoppedFile;
-use speaker::Speaker;
 use settings::LocalMode;
+use speaker::Speaker;
 use tasks::Tasks;
 
 /// Interval between periodic full resyncs, and between checks of the node's interfaces.

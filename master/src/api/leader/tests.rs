@@ -11,7 +11,7 @@ use super::*;
 use crate::aci::{FabricSync, Gateway};
 use crate::cache::SharedCache;
 use crate::commit::Committer;
-use crate::leadership::{LinearizableRead, READ_LIMIT, Reads, WatchBacklogs};
+use crate::leadership::{History, LinearizableRead, READ_LIMIT, Reads, WatchBacklogs};
 use crate::metrics::Metrics;
 use crate::objects::Cluster;
 
@@ -37,6 +37,7 @@ async fn leader(store: &Store) -> Leader {
         cluster: Cluster::default(),
         identity,
         store: store.clone(),
+        history: History::default(),
         watch_permits: Semaphore::new(1).into(),
         watch_backlogs: WatchBacklogs::default(),
         ended,

@@ -9,7 +9,7 @@ use contiv_abi::{
     maps::{FDB, NEIGH, PORTS},
 };
 use contiv_model::service::Readiness;
-use netplugin::datapath::{Datapath as _, Object, ObjectId, Op};
+use netplugin::datapath::{Object, ObjectId, Op};
 use testkit::needs;
 
 use crate::{

@@ -10,7 +10,7 @@ use super::{
     attempt::{Method, hint},
     events::{self, Events},
     listing::{Selection, is_revision},
-    refusal, segment,
+    refusal,
 };
 use crate::error::Error;
 
