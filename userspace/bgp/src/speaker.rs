@@ -8,7 +8,7 @@ use std::{
     net::{IpAddr, Ipv6Addr},
     pin::Pin,
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use tokio::{
@@ -38,7 +38,7 @@ pub struct Speaker {
     connecting: Option<Pin<Box<dyn Future<Output = io::Result<Connection>> + Send>>>,
     connection: Option<Connection>,
     timers: BTreeMap<Timer, Instant>,
-    established: Option<SystemTime>,
+    established: Option<Instant>,
     status: watch::Sender<Status>,
     learnt: watch::Sender<Learnt>,
 }
@@ -227,7 +227,7 @@ impl Speaker {
                 }
                 Action::StopTimer(timer) => drop(self.timers.remove(&timer)),
                 Action::Up(negotiated) => {
-                    self.established = Some(SystemTime::now());
+                    self.established = Some(Instant::now());
                     tracing::info!(
                         neighbor = %self.neighbor, peer_as = negotiated.peer_as, hold_time = negotiated.hold_time,
                         "BGP session established"
@@ -244,7 +244,7 @@ impl Speaker {
 
     fn publish(&mut self) {
         let mut status = self.peer.status();
-        status.established = self.established;
+        status.established = self.established.map(Instant::into_std);
         self.status.send_if_modified(|current| {
             let changed = *current != status;
             *current = status;

@@ -1,6 +1,6 @@
 use std::{
     net::{IpAddr, Ipv4Addr},
-    time::SystemTime,
+    time::Instant,
 };
 
 use crate::{Failure, Negotiated, State};
@@ -11,7 +11,7 @@ pub struct Status {
     /// State of the session.
     pub state: State,
     /// When the session was established; `None` in other states.
-    pub established: Option<SystemTime>,
+    pub established: Option<Instant>,
     /// Why there is no session; `None` in the state Established, and before the first failure.
     pub failure: Option<Failure>,
     /// AS number of the speaker.

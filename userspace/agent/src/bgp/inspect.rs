@@ -1,6 +1,6 @@
 //! The answer of `/inspect/bgp`: the neighbor in the form of gobgp, which the original embeds, and the routes.
 
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 
@@ -38,8 +38,8 @@ fn peer(running: &Running) -> Value {
         },
         "adj-table": { "advertised": status.advertised, "received": status.received, "stale": status.stale },
     });
-    let uptime = status.established.and_then(|since| since.duration_since(SystemTime::UNIX_EPOCH).ok());
-    let mut timers = json!({ "uptime": uptime.map(|since| since.as_secs()) });
+    let age = status.established.as_ref().map(Instant::elapsed);
+    let mut timers = json!({ "uptime": age.and_then(|age| begin(SystemTime::now(), age)) });
     if let Some(negotiated) = &status.negotiated {
         state["remote-router-id"] = json!(negotiated.router_id);
         timers["negotiated-hold-time"] = json!(negotiated.hold_time);
@@ -49,6 +49,11 @@ fn peer(running: &Running) -> Value {
         state["failure"] = json!(failure);
     }
     json!({ "config": config, "state": state, "timers": { "state": timers } })
+}
+
+/// When something of this age began, in seconds since 1970. By the wall clock as it is now: it may have been set since.
+fn begin(now: SystemTime, age: Duration) -> Option<u64> {
+    Some(now.duration_since(SystemTime::UNIX_EPOCH).ok()?.saturating_sub(age).as_secs())
 }
 
 /// Learnt routes.
@@ -81,5 +86,15 @@ mod tests {
             json!([{ "prefix": "20.0.0.0/8", "next-hop": "50.1.1.2", "as-path": [65001], "stale": false }])
         );
         assert_eq!(inspect(&Report::Absent), None);
+    }
+
+    #[test]
+    fn the_begin_of_a_session_follows_the_wall_clock() {
+        // A node without a battery starts in 1970, and sets its clock when the session is up.
+        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let age = Duration::from_secs(100);
+        assert_eq!(begin(at(150), age), Some(50));
+        assert_eq!(begin(at(1_800_000_000), age), Some(1_799_999_900));
+        assert_eq!(begin(at(10), age), Some(0));
     }
 }
