@@ -6,6 +6,7 @@
 mod authority;
 mod bird;
 pub mod capture;
+mod clock;
 mod disk;
 pub mod etcd;
 mod machine_lock;
@@ -24,6 +25,7 @@ mod xdp;
 
 pub use authority::{Authority, Certified, write_secret};
 pub use bird::Bird;
+pub use clock::{ClockJump, is_guest};
 pub use disk::{Disk, Stall};
 pub use machine_lock::{MachineLock, TIMES_VARIABLE, exclusive, shared};
 pub use ping::Ping;

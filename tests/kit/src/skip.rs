@@ -73,6 +73,11 @@ pub fn binary(program: &str) -> Option<String> {
     (!found).then(|| format!("needs the program {program}: run `cargo xtask setup`"))
 }
 
+/// Returns the reason if the test must not set the clock of this machine.
+pub fn guest() -> Option<String> {
+    (!crate::is_guest()).then(|| "sets the wall clock: only in the guests of `cargo xtask vm`".to_owned())
+}
+
 /// Searches PATH and the directories of a root login, which PATH of a test runner may lack.
 pub(crate) fn find_program(program: &str) -> Option<std::path::PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
