@@ -3,6 +3,7 @@
 mod client;
 mod etcd_probe;
 mod inject;
+mod leased;
 mod linear;
 mod random;
 mod register;
@@ -23,13 +24,14 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum as _};
 use serde_json::json;
-use testkit::wait_until;
+use testkit::{is_guest, patience, wait_until};
 
 use client::{Client, Gate, Log, Outcome};
 pub use inject::Kind;
+use leased::Leased;
 use report::Write;
 pub use report::{Recovery, Report};
 use stalls::Observed;
@@ -51,7 +53,7 @@ pub struct Options {
     /// Run etcd with fsync, as in production
     #[arg(long)]
     pub fsync: bool,
-    /// Faults to choose from, separated by commas [default: all]
+    /// Faults to choose from, separated by commas [default: all, but clock-jump only in a guest of `cargo xtask vm`]
     #[arg(long, value_delimiter = ',', value_enum, conflicts_with = "stalls")]
     pub faults: Vec<Kind>,
     /// Stall disks, processors and the network instead, and count elections that were not necessary; replace a killed
@@ -66,10 +68,30 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    /// The faults to choose from; none with stalls. `guest`: no other program needs the clock of this machine.
+    fn kinds(&self, guest: bool) -> Result<Vec<Kind>> {
+        let allowed = |kind: &Kind| guest || *kind != Kind::ClockJump;
+        if self.stalls {
+            return Ok(Vec::new());
+        }
+        if !self.faults.iter().all(allowed) {
+            bail!(
+                "clock-jump sets the clock of the whole machine, which other programs need; run \
+                 `cargo xtask vm --kernel 6.12 --part faults`"
+            );
+        }
+        Ok(match self.faults.as_slice() {
+            [] => Kind::value_variants().iter().copied().filter(allowed).collect(),
+            chosen => chosen.to_vec(),
+        })
+    }
+}
+
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time from the last fault until the clients stop.
 const RECOVERY_TIME: Duration = Duration::from_secs(2);
-/// Delayed requests are executed within this time, or never.
+/// Delayed requests are executed within this time, or never. `CONTIV_TEST_PATIENCE` multiplies it.
 const QUIET_TIME: Duration = Duration::from_secs(5);
 
 /// Runs the test. Prints the seed first, so that a failed run can be repeated.
@@ -77,19 +99,19 @@ pub fn run(options: &Options) -> Result<Report> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let seed = options.seed.unwrap_or(now);
     eprintln!("faults: seed {seed}, {} s, {} clients", options.seconds, options.clients);
-    let kinds = match options.faults.as_slice() {
-        _ if options.stalls => &[],
-        [] => Kind::value_variants(),
-        chosen => chosen,
-    };
+    let kinds = options.kinds(is_guest())?;
+    // No process has a reason to lose a lease then, given time on a machine that is emulated.
+    let only_jumps = kinds == [Kind::ClockJump];
     let topology = Topology::build(Equipment {
         fsync: options.fsync,
         disks: options.stalls || kinds.contains(&Kind::DiskStall),
         slow_links: options.stalls,
+        failover_after: only_jumps.then(patience),
     })?;
     topology.hub.run(|| create_networks(&topology))?;
     let reserved = read(&topology)?.reserved()?;
     topology.hub.run(|| register::create_referenced(&topology.client()?))?;
+    let leased = only_jumps.then(|| Leased::read(&topology)).transpose()?;
 
     let (log, gate, stop) = (Log::default(), Gate::default(), AtomicBool::new(false));
     let begin = Instant::now();
@@ -122,13 +144,7 @@ pub fn run(options: &Options) -> Result<Report> {
             let stalled = watch_and_stall(scope, &topology, &observed, &stop, seed, end);
             stalled.map(|stalled| (Vec::new(), Some(stalled)))
         } else {
-            let masters = scope.spawn({
-                let (topology, gate) = (&topology, &gate);
-                move || inject::masters(topology, kinds, gate, seed, end)
-            });
-            let members = inject::members(&topology, kinds, seed + 1, end);
-            let masters = join(masters);
-            members.and_then(|members| Ok(([members, masters?].concat(), None)))
+            inject::run(&topology, &kinds, &gate, seed, end).map(|faults| (faults, None))
         };
         thread::sleep(RECOVERY_TIME);
         stop.store(true, Ordering::Relaxed);
@@ -147,6 +163,9 @@ pub fn run(options: &Options) -> Result<Report> {
     let operations = outcomes.iter().flat_map(|outcome| outcome.operations.clone());
     let (checked, violations) = registers::check(&topology, begin, operations)?;
     wrong.extend(violations);
+    if let Some(leased) = leased {
+        wrong.extend(leased.lost(&Leased::read(&topology)?));
+    }
     if !wrong.is_empty() {
         print_logs(&topology);
     }
@@ -219,7 +238,7 @@ fn wait_healthy(topology: &Topology) -> Result<()> {
 
 /// Waits until the store does not change any more, and returns its state.
 fn settled(topology: &Topology) -> Result<State> {
-    thread::sleep(QUIET_TIME);
+    thread::sleep(QUIET_TIME * patience());
     wait_until(SETTLE_TIMEOUT, "the store to settle", || {
         let before = read(topology)?;
         thread::sleep(Duration::from_millis(500));
@@ -233,5 +252,22 @@ fn print_logs(topology: &Topology) {
     for site in &topology.masters {
         let program = site.program.lock().unwrap_or_else(PoisonError::into_inner);
         eprintln!("--- last output of {}:\n{}", site.name, program.tail());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_jumps_in_guests_only() {
+        let kinds = |faults: &[Kind], guest| {
+            Options { faults: faults.to_vec(), ..Options::default() }.kinds(guest).ok()
+        };
+        assert!(kinds(&[], false).is_some_and(|all| all.len() > 3 && !all.contains(&Kind::ClockJump)));
+        assert!(kinds(&[], true).is_some_and(|all| all.contains(&Kind::ClockJump)));
+        assert_eq!(kinds(&[Kind::Kill, Kind::ClockJump], false), None);
+        assert_eq!(kinds(&[Kind::ClockJump], true), Some(vec![Kind::ClockJump]));
+        assert_eq!(kinds(&[Kind::Kill], false), Some(vec![Kind::Kill]));
     }
 }

@@ -45,12 +45,15 @@ pub struct Options {
     /// Namespace, and address in it; none for loopback.
     pub location: Option<(Netns, Ipv4Addr)>,
     pub port: u16,
+    /// Seconds after which another netmaster replaces a leader that is silent; the default if none.
+    pub failover_after: Option<u32>,
 }
 
 impl Options {
     /// A single netmaster on loopback, as in the recordings.
     pub fn alone(store: Store) -> Result<Options> {
-        Ok(Options { mode: "test", netmode: "vlan", store, location: None, port: free_port()? })
+        let port = free_port()?;
+        Ok(Options { mode: "test", netmode: "vlan", store, location: None, port, failover_after: None })
     }
 }
 
@@ -154,6 +157,10 @@ fn spawn(options: &Options) -> Result<Process> {
         Store::Etcd { endpoint } => {
             command.args(["--etcd", endpoint]);
         }
+    }
+    if let Some(seconds) = options.failover_after {
+        // As by default, a lease is ten times as long.
+        command.args(["--failover-after", &seconds.to_string(), "--lease-ttl", &(10 * seconds).to_string()]);
     }
     match &options.location {
         Some((namespace, _)) => Process::spawn_in(namespace, "netmaster", command),

@@ -66,6 +66,7 @@ impl Fabric {
             store: self.store(),
             location: Some((self.netns.clone(), management_address(HOST))),
             port: MASTER_PORT,
+            failover_after: None,
         })
     }
 

@@ -7,9 +7,10 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use etcd_client::{Client, ConnectOptions};
+use testkit::patience;
 use tokio::time::{sleep, timeout};
 
-/// Timeout of a put.
+/// Timeout of a put. `CONTIV_TEST_PATIENCE` multiplies it and the interval.
 const PUT_TIMEOUT: Duration = Duration::from_millis(250);
 const INTERVAL: Duration = Duration::from_millis(20);
 
@@ -17,16 +18,17 @@ const INTERVAL: Duration = Duration::from_millis(20);
 pub(super) fn run(endpoint: &str, stop: &AtomicBool) -> Result<Vec<(Instant, Instant)>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let key = format!("/probe/{endpoint}");
+    let (limit, interval) = (PUT_TIMEOUT * patience(), INTERVAL * patience());
     runtime.block_on(async {
-        let options = ConnectOptions::new().with_connect_timeout(PUT_TIMEOUT);
+        let options = ConnectOptions::new().with_connect_timeout(limit);
         let mut client = Client::connect([endpoint], Some(options)).await.context("connect the probe")?;
         let mut puts = vec![];
         while !stop.load(Ordering::Relaxed) {
             let begin = Instant::now();
-            if let Ok(Ok(_)) = timeout(PUT_TIMEOUT, client.put(key.as_str(), "", None)).await {
+            if let Ok(Ok(_)) = timeout(limit, client.put(key.as_str(), "", None)).await {
                 puts.push((begin, Instant::now()));
             }
-            sleep(INTERVAL).await;
+            sleep(interval).await;
         }
         Ok(puts)
     })

@@ -1,5 +1,6 @@
 //! Injects random faults.
 
+mod clock;
 mod nospace;
 mod restore;
 
@@ -14,10 +15,11 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use nix::sys::signal::Signal;
-use testkit::{Process, etcd::Etcd};
+use testkit::{Process, etcd::Etcd, patience};
 
 use super::{
     client::Gate,
+    join,
     random::Random,
     topology::{EACH, Site, Topology},
 };
@@ -28,7 +30,7 @@ const MAX_PAUSE: Duration = Duration::from_millis(2500);
 /// Maximum duration of a fault; the minimum is half of it.
 const MAX_FAULT: Duration = Duration::from_secs(4);
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
-/// Timeout of requests to `/info`.
+/// Timeout of requests to `/info`, which `CONTIV_TEST_PATIENCE` multiplies.
 const INFO_TIMEOUT: Duration = Duration::from_millis(300);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -49,6 +51,9 @@ pub enum Kind {
     Nospace,
     /// All netmasters stopped, and the state of the cluster written to a backup and restored from it
     Restore,
+    /// A jump of the wall clock of all programs, by seconds to days, forwards or backwards, and back; only in a guest
+    /// of `cargo xtask vm`
+    ClockJump,
 }
 
 const OF_MEMBERS: [Kind; 7] = [
@@ -85,6 +90,7 @@ impl fmt::Display for Fault {
             Kind::DiskStall => "disk stall",
             Kind::Nospace => "NOSPACE",
             Kind::Restore => "restore",
+            Kind::ClockJump => "clock jump",
         };
         write!(f, "{what} {}{}", self.target, if self.on_leader { ", leading" } else { "" })
     }
@@ -125,8 +131,24 @@ impl Target for Etcd {
     }
 }
 
+/// Injects faults into members, into netmasters, and into the clock of all of them, at the same time, until `end`.
+pub(super) fn run(
+    topology: &Topology,
+    kinds: &[Kind],
+    gate: &Gate,
+    seed: u64,
+    end: Instant,
+) -> Result<Vec<Fault>> {
+    let (of_members, of_masters, of_clock) = thread::scope(|scope| {
+        let of_masters = scope.spawn(|| masters(topology, kinds, gate, seed, end));
+        let of_clock = scope.spawn(|| clock::jumps(kinds, seed + 2, end));
+        (members(topology, kinds, seed + 1, end), join(of_masters), join(of_clock))
+    });
+    Ok([of_members?, of_masters?, of_clock?].concat())
+}
+
 /// Injects faults into one member after the other, until `end`.
-pub(super) fn members(topology: &Topology, kinds: &[Kind], seed: u64, end: Instant) -> Result<Vec<Fault>> {
+fn members(topology: &Topology, kinds: &[Kind], seed: u64, end: Instant) -> Result<Vec<Fault>> {
     let kinds = chosen(kinds, &OF_MEMBERS);
     let mut random = Random::new(seed);
     let mut faults = Vec::new();
@@ -147,13 +169,7 @@ pub(super) fn members(topology: &Topology, kinds: &[Kind], seed: u64, end: Insta
 }
 
 /// Injects faults into one netmaster after the other, most of them into the leader, until `end`.
-pub(super) fn masters(
-    topology: &Topology,
-    kinds: &[Kind],
-    gate: &Gate,
-    seed: u64,
-    end: Instant,
-) -> Result<Vec<Fault>> {
+fn masters(topology: &Topology, kinds: &[Kind], gate: &Gate, seed: u64, end: Instant) -> Result<Vec<Fault>> {
     let kinds = chosen(kinds, &OF_MASTERS);
     let mut random = Random::new(seed);
     let others: Vec<_> = topology.members.iter().map(|member| member.address).collect();
@@ -208,7 +224,7 @@ fn pause(random: &mut Random, end: Instant) -> Result<bool> {
 /// Index of the netmaster that reports to be the leader.
 pub(super) fn leader(topology: &Topology) -> Option<usize> {
     topology.masters.iter().position(|site| {
-        let info = Client::with_timeout(site.server(), INFO_TIMEOUT).get("/info");
+        let info = Client::with_timeout(site.server(), INFO_TIMEOUT * patience()).get("/info");
         info.and_then(|response| response.json()).is_ok_and(|info| info["current-state"] == "leader")
     })
 }
@@ -251,7 +267,9 @@ fn inject<P: Target>(
             thread::sleep(duration);
             site.unblock(other)
         }
-        Kind::DiskStall | Kind::Nospace | Kind::Restore => bail!("{kind:?} is not a fault of one process"),
+        Kind::DiskStall | Kind::Nospace | Kind::Restore | Kind::ClockJump => {
+            bail!("{kind:?} is not a fault of one process")
+        }
     };
     let fault = Fault { kind, target: site.name.clone(), on_leader, begin, end: Instant::now() };
     done.with_context(|| format!("end the fault {fault}"))?;

@@ -43,6 +43,8 @@ pub(super) struct Equipment {
     pub(super) disks: bool,
     /// The links of netmasters can have a delay.
     pub(super) slow_links: bool,
+    /// See [`Options::failover_after`].
+    pub(super) failover_after: Option<u32>,
 }
 
 pub(super) struct Topology {
@@ -83,6 +85,7 @@ impl Topology {
                 store: Store::Etcd { endpoint: endpoints.join(",") },
                 location: Some((netns.clone(), address)),
                 port: PORT,
+                failover_after: equipment.failover_after,
             })?;
             Ok(Site { name, address, netns, program: Mutex::new(master), disk: None, link })
         });
