@@ -1,4 +1,5 @@
-//! The tests of the datapaths on Debian's kernels under qemu. The guests use the host's root file system.
+//! The tests of the datapaths on Debian's kernels under qemu, and faults that need a clock of their own. The guests use the
+//! host's root file system.
 
 mod guest;
 mod kernel;
@@ -73,7 +74,7 @@ impl Options {
     }
 }
 
-/// Tests whose result depends on the kernel.
+/// Tests whose result depends on the kernel, or that need a machine of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Part {
     /// BPF programs, packet by packet
@@ -88,6 +89,8 @@ pub(crate) enum Part {
     OvsAttacks,
     /// Nodes that change between that datapath and eBPF
     Changes,
+    /// Faults of netmasters and etcd members, among them jumps of the wall clock; they take some minutes
+    Faults,
 }
 
 impl Part {
@@ -100,6 +103,7 @@ impl Part {
             Part::OvsConformance => "conformance::ovs::",
             Part::OvsAttacks => "attacks::ovs",
             Part::Changes => "e2e::replace_datapath::",
+            Part::Faults => "e2e::faults::",
         }
     }
 }
@@ -173,7 +177,8 @@ pub(crate) fn run(workspace: &Workspace, options: &Options) -> Result<()> {
 
 /// The test programs of these parts.
 fn test_programs(parts: &[Part]) -> &'static [&'static str] {
-    if parts.contains(&Part::Changes) { &programs::ALL_NAMES } else { &programs::NAMES }
+    let of_clusters = [Part::Changes, Part::Faults].iter().any(|part| parts.contains(part));
+    if of_clusters { &programs::ALL_NAMES } else { &programs::NAMES }
 }
 
 /// Runs test programs that are built already.

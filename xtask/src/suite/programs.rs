@@ -70,7 +70,7 @@ pub(crate) enum Selection {
     All,
     /// Some crates of it.
     Crates { packages: Vec<String>, libraries: Vec<String> },
-    /// These tests of the agent, with the agent optimised.
+    /// These tests, with the agent optimised, and for tests of clusters also netmaster and what loads it.
     OptimizedAgent { tests: &'static [&'static str] },
 }
 
@@ -103,11 +103,13 @@ impl Selection {
                 arguments
             }
             Selection::OptimizedAgent { tests } => {
-                let mut arguments =
-                    words(&["--workspace", "--config", "profile.dev.package.netplugin.opt-level=1"]);
+                let mut arguments = words(&["--workspace", "--config", &optimized("netplugin")]);
                 arguments.extend(tests.iter().flat_map(|test| words(&["--test", test])));
                 if tests.contains(&"e2e") {
                     arguments.push("--bins".to_owned());
+                    for package in ["netmaster", "contiv-store", "e2e"] {
+                        arguments.extend(["--config".to_owned(), optimized(package)]);
+                    }
                 }
                 arguments
             }
@@ -131,6 +133,11 @@ impl Selection {
             Selection::OptimizedAgent { .. } => None,
         }
     }
+}
+
+/// The setting of cargo that optimises a package.
+fn optimized(package: &str) -> String {
+    format!("profile.dev.package.{package}.opt-level=1")
 }
 
 /// Builds the programs and tests of the selection. Tests of `e2e` run the programs of all crates.

@@ -28,6 +28,8 @@ const SKIPS: &str = "/tmp/skips";
 /// Fewer cases than on the host, and more time to wait: emulation is many times slower.
 const SLOW: &str =
     "CONTIV_EQUIVALENCE_CASES=2000 CONTIV_FUZZ_CASES=8000 CONTIV_OVS_ENDPOINTS=200 CONTIV_TEST_PATIENCE=6";
+/// Variables of the host that the guest has, too.
+const INHERITED: [&str; 2] = ["CONTIV_BPF_TOOLCHAIN", "CONTIV_FAULTS_SEED"];
 
 /// One run of a test program.
 #[derive(Debug)]
@@ -35,6 +37,8 @@ pub(super) struct Job {
     program: TestProgram,
     arguments: Vec<String>,
     environment: &'static [(&'static str, &'static str)],
+    /// Modules of the kernel that are loaded before.
+    modules: &'static [&'static str],
     needs_switch: bool,
 }
 
@@ -46,7 +50,7 @@ pub(super) fn jobs(programs: &[TestProgram], shares: &[Share]) -> Vec<Job> {
         if arguments.is_empty() && !prefix.is_empty() {
             arguments.push(prefix.to_owned());
         }
-        Some(Job { program, arguments, environment: &[], needs_switch: false })
+        Some(Job { program, arguments, environment: &[], modules: &[], needs_switch: false })
     };
     let jobs = shares.iter().filter_map(|Share { part, filter }| match part {
         Part::Packets => job("packets", "", filter),
@@ -55,13 +59,17 @@ pub(super) fn jobs(programs: &[TestProgram], shares: &[Share]) -> Vec<Job> {
         Part::OvsConformance => job("conformance", "ovs::", filter).map(on_switch),
         Part::OvsAttacks => job("attacks", "ovs", filter).map(on_switch),
         Part::Changes => job("e2e", "replace_datapath::", filter).map(on_switch),
+        Part::Faults => {
+            job("e2e", "faults::", filter).map(|job| Job { modules: &["bridge", "loop", "ext4"], ..job })
+        }
     });
     jobs.collect()
 }
 
 /// The job uses the kernel's switch.
 fn on_switch(job: Job) -> Job {
-    Job { environment: &[("CONTIV_TEST_OVS", "system")], needs_switch: true, ..job }
+    let modules = &["openvswitch", "vport-vxlan"];
+    Job { environment: &[("CONTIV_TEST_OVS", "system")], modules, needs_switch: true, ..job }
 }
 
 /// The jobs with these tests only. A program that has none of them runs none.
@@ -71,6 +79,7 @@ pub(super) fn exactly(jobs: &[Job], tests: &[String]) -> Vec<Job> {
         program: job.program.clone(),
         arguments: arguments.clone(),
         environment: job.environment,
+        modules: job.modules,
         needs_switch: job.needs_switch,
     };
     jobs.iter().map(only).collect()
@@ -85,15 +94,19 @@ pub(super) fn script(kernel: &Kernel, jobs: &[Job]) -> String {
         load = MODULES.join(" "),
     );
     _ = writeln!(text, "export CONTIV_SKIP_LOG={SKIPS} CI=true RUST_BACKTRACE=1 {SLOW}");
-    if let Some(toolchain) = std::env::var_os("CONTIV_BPF_TOOLCHAIN") {
-        _ = writeln!(text, "export CONTIV_BPF_TOOLCHAIN={}", quote(Path::new(&toolchain)));
+    for name in INHERITED {
+        if let Some(value) = std::env::var_os(name) {
+            _ = writeln!(text, "export {name}={}", quote(Path::new(&value)));
+        }
     }
     for job in jobs {
+        for module in job.modules {
+            _ = writeln!(text, "modprobe {module} || status=1");
+        }
         if job.needs_switch {
             _ = writeln!(
                 text,
-                "modprobe openvswitch || status=1\nmodprobe vport-vxlan || status=1\n\
-                 while [ \"$(cut -d. -f1 /proc/uptime)\" -lt {SWITCH_UPTIME} ]; do sleep 0.5; done"
+                "while [ \"$(cut -d. -f1 /proc/uptime)\" -lt {SWITCH_UPTIME} ]; do sleep 0.5; done"
             );
         }
         let arguments: Vec<_> = job.arguments.iter().map(|word| quote(Path::new(word))).collect();
