@@ -133,6 +133,7 @@ impl Site {
             store: Store::Etcd { endpoint: Self::STORE.to_owned() },
             location: Some((namespace.clone(), Ipv4Addr::LOCALHOST)),
             port: 9999,
+            failover_after: None,
         });
         Site { _etcd: etcd, _master: master.unwrap(), namespace }
     }
