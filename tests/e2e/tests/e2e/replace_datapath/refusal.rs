@@ -116,11 +116,9 @@ fn a_switch_that_does_not_respond_is_not_taken_for_none() {
     let mut site = Site::build(Encap::Vxlan).unwrap();
     site.wait_pings();
     site.cluster.nodes[0].switch_mut().unwrap().kill_database().unwrap();
-    let pingers = site.start_pingers();
     site.set_datapath("node1", "ebpf").unwrap();
     site.wait_refused("ebpf", "Open vSwitch does not respond");
-    site.wait_pings();
-    assert_none_lost(pingers);
+    // ovs-vswitchd polls the ports of `netdev` only while it has its database, so no ping tells who forwards.
     let node = &mut site.cluster.nodes[0];
     let links = node.netns().links().unwrap();
     assert!(!links.iter().any(|link| link == "contivvx0"), "{links:?}");
