@@ -25,7 +25,7 @@ const ERRORS_V4: [(&str, u8, u8, [u8; 4]); 12] = [
     ("reassembly time exceeded", 11, 1, [0; 4]),
     ("parameter problem", 12, 0, [9, 0, 0, 0]),
 ];
-const ERRORS_V6: [(&str, u8, u8, [u8; 4]); 9] = [
+const ERRORS_V6: [(&str, u8, u8, [u8; 4]); 10] = [
     ("port unreachable", 1, 4, [0; 4]),
     ("address unreachable", 1, 3, [0; 4]),
     ("no route", 1, 0, [0; 4]),
@@ -33,6 +33,7 @@ const ERRORS_V6: [(&str, u8, u8, [u8; 4]); 9] = [
     ("packet too big", 2, 0, [0, 0, 5, 0]),
     ("time exceeded", 3, 0, [0; 4]),
     ("parameter problem", 4, 1, [0, 0, 0, 6]),
+    ("unassigned error", 50, 0, [0; 4]),
     ("experimental error", 100, 0, [0; 4]),
     ("reserved error", 127, 0, [0; 4]),
 ];

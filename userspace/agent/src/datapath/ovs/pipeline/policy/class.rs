@@ -1,5 +1,7 @@
 //! What is evaluated, and how.
 
+use std::ops::RangeInclusive;
+
 use contiv_model::policy::{ICMP, ICMPV6, TCP, UDP};
 use openflow_rs::{Action, Ct, Field, Flow, Match, Slice, Zone, ct_state};
 
@@ -20,8 +22,8 @@ use crate::datapath::{
 /// Hop-by-hop options, routing, fragment, authentication, destination options.
 const EXTENSION_HEADERS: [u8; 5] = [0, 43, 44, 51, 60];
 const ICMP_ERRORS: [u8; 5] = [3, 4, 5, 11, 12];
-/// Assigned types below 128 (RFC 4443 section 2.1).
-const ICMPV6_ERRORS: [u8; 7] = [1, 2, 3, 4, 100, 101, 127];
+/// Assigned or not (RFC 4443 section 2.1): a socket gets all of them.
+const ICMPV6_ERRORS: RangeInclusive<u8> = 0..=127;
 const SYN: u16 = 0x02;
 const ACK: u16 = 0x10;
 /// Fragment flag of all fragments.
@@ -156,15 +158,15 @@ fn state(family: Family) -> Vec<Flow> {
         })
         .collect();
     flows.extend(dhcp_servers(family));
-    // An ICMP error about no connection.
-    let types: (&[u8], Field) = match family {
-        Family::V4 => (&ICMP_ERRORS, Field::Icmpv4Type),
-        Family::V6 => (&ICMPV6_ERRORS, Field::Icmpv6Type),
+    // An ICMP error about no connection. Matches have no mask of the type.
+    let (types, field) = match family {
+        Family::V4 => (ICMP_ERRORS.to_vec(), Field::Icmpv4Type),
+        Family::V6 => (ICMPV6_ERRORS.collect(), Field::Icmpv6Type),
     };
-    flows.extend(types.0.iter().map(|kind| {
+    flows.extend(types.into_iter().map(|kind| {
         let [icmp, ..] = tracked_protocols(family);
         let m = family.packets(Match::new()).ct_state(tracked | invalid, tracked | invalid).ip_proto(icmp);
-        Flow::new(table::STATE, rank::EXEMPT, m.field(types.1, *kind))
+        Flow::new(table::STATE, rank::EXEMPT, m.field(field, kind))
     }));
     let mask = tracked | invalid | ct_state::REPLY;
     // A connection is not opened by its other end: this is a new one, with the ports of one that ended or that both ends open. Before
