@@ -13,9 +13,10 @@
 //! The packet carries what the agent does with it in registers: an expired one the address of the gateway that tells, an error the
 //! address and port of the service or of the backend, one from the kernel the address of the endpoint, and one to the kernel the private address. The agent makes it an error about the packet
 //! that its receiver has sent. The
-//! meters bound what pods cost the switch and the agent. One pod does not use up what others may send: the port numbers of pods are
-//! spread over [`SHARES`] meters, and another meter is for what comes from outside and from the kernel. While the agent is away,
-//! these packets are dropped as without an answer.
+//! meters bound what pods cost the switch and the agent. One pod or network does not use up what others may send: there are
+//! [`SHARES`] meters each for pods, over which their port numbers are spread, for what comes from outside, by the network's tag,
+//! and for errors from the kernel, by the address of the endpoint. While the agent is away, these packets are dropped as without an
+//! answer.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -29,7 +30,7 @@ use openflow_rs::{
 use super::{
     family::{Family, address_bits},
     guard,
-    metadata::{Domain, FLAGS, OUTSIDE, match_from, routed, service_port_match},
+    metadata::{Domain, FLAGS, NETWORK_SHIFT, OUTSIDE, routed, service_port_match},
     table::{self, priority},
 };
 use crate::datapath::wire::{
@@ -38,12 +39,13 @@ use crate::datapath::wire::{
     packet::Packet,
 };
 
-/// Packets for the agent, per bridge and second, and at once: those of the pods of a meter, and those from outside and the kernel.
-const POD_RATE: u32 = 200;
-const OUTSIDE_RATE: u32 = 1000;
-/// Meter of what comes from outside and from the kernel. Those of pods follow.
-const METER: u32 = 0xc0;
-/// Number of meters of pods, a power of two: ports whose numbers have the same lower bits share a meter.
+/// Packets for the agent that a meter lets pass, per bridge and second, and at once.
+const RATE: u32 = 200;
+/// The first meter of pods, of networks from outside, and of endpoints that the kernel sends errors to.
+const POD_METERS: u32 = 0xc0;
+const OUTSIDE_METERS: u32 = POD_METERS + SHARES;
+const KERNEL_METERS: u32 = OUTSIDE_METERS + SHARES;
+/// Number of meters of each kind, a power of two: ports, tags and addresses that have the same lower bits share a meter.
 const SHARES: u32 = 64;
 /// Port number of the sender, of which a match can have a part.
 const SENDER_PORT: Field = Field::Reg10;
@@ -67,14 +69,8 @@ pub(crate) const ANSWER_TABLES: [u8; 2] = [table::LIMIT, ANSWER_TABLE];
 /// Returns the meters of the packets for the agent, without which the switch rejects the flows.
 pub(crate) fn meters() -> Vec<Meter> {
     let meter =
-        |id, rate| Meter { id, unit: MeterUnit::Packets, bands: vec![DropBand { rate, burst: rate }] };
-    let of_pods = (0..SHARES).map(|share| meter(meter_of_pods(share), POD_RATE));
-    std::iter::once(meter(METER, OUTSIDE_RATE)).chain(of_pods).collect()
-}
-
-/// The meter of the pods whose port numbers have these lower bits.
-fn meter_of_pods(share: u32) -> u32 {
-    METER + 1 + share
+        |id| Meter { id, unit: MeterUnit::Packets, bands: vec![DropBand { rate: RATE, burst: RATE }] };
+    (POD_METERS..KERNEL_METERS + SHARES).map(meter).collect()
 }
 
 /// The sender is told that no backend serves the address and port of the packet.
@@ -139,14 +135,19 @@ fn limits() -> Vec<Flow> {
     let limit = |priority, m, meter| {
         Flow::new(table::LIMIT, priority, m).meter(meter).apply([Action::resubmit(table::ANSWER)])
     };
-    // An error of the kernel comes here before its network is known.
-    let others = [match_from(OUTSIDE), Match::new().field(KIND, PRIVATE)];
-    let others = others.map(|m| limit(priority::MATCH + 1, m, METER));
-    let of_pods = (0..SHARES).map(|share| {
-        let ports = Match::new().masked(SENDER_PORT, share, SHARES - 1);
-        limit(priority::MATCH, ports, meter_of_pods(share))
-    });
-    others.into_iter().chain(of_pods).collect()
+    let flows = |share| {
+        let pod = Match::new().masked(SENDER_PORT, share, SHARES - 1);
+        let tag = u64::from(share) << NETWORK_SHIFT | OUTSIDE;
+        let outside = Match::new().metadata(tag, u64::from(SHARES - 1) << NETWORK_SHIFT | OUTSIDE);
+        // An error of the kernel comes here before its network is known.
+        let endpoint = Match::new().field(KIND, PRIVATE).masked(Family::V4.register(), share, SHARES - 1);
+        [
+            limit(priority::MATCH, pod, POD_METERS + share),
+            limit(priority::MATCH + 1, outside, OUTSIDE_METERS + share),
+            limit(priority::MATCH + 2, endpoint, KERNEL_METERS + share),
+        ]
+    };
+    (0..SHARES).flat_map(flows).collect()
 }
 
 /// Returns the flows that count refused packets.
@@ -299,18 +300,34 @@ mod tests {
         assert_eq!(answer(&sent_by(9, Match::new(), frame)), None);
     }
 
-    #[test]
-    fn pods_at_different_ports_have_different_meters() {
-        let meters: HashSet<u32> = meters().iter().map(|meter| meter.id).collect();
-        let flows = limits();
-        let meter = |port: u32| {
-            let ports = Match::new().masked(SENDER_PORT, port & (SHARES - 1), SHARES - 1);
-            let flow = flows.iter().find(|flow| flow.matching == ports).unwrap();
-            flow.instructions.meter.filter(|meter| meters.contains(meter)).unwrap()
+    /// The meter for packets that match this.
+    fn meter_of(packets: &Match) -> u32 {
+        let passes = |flow: &Flow| {
+            flow.matching.iter().all(|(field, wanted)| {
+                let value = packets.get(field).map_or(0, |masked| masked.value);
+                value & wanted.mask == wanted.value
+            })
         };
-        let of_pods: HashSet<u32> = (3..3 + SHARES).map(meter).collect();
-        assert_eq!(of_pods.len(), SHARES as usize);
-        assert!(!of_pods.contains(&METER));
+        let flow = limits().into_iter().filter(passes).max_by_key(|flow| flow.priority).unwrap();
+        flow.instructions.meter.filter(|id| meters().iter().any(|meter| meter.id == *id)).unwrap()
+    }
+
+    #[test]
+    fn pods_networks_and_endpoints_have_different_meters() {
+        let from_port = |port: u32| Match::new().field(SENDER_PORT, port).field(KIND, REFUSED);
+        let pods = (3..3 + SHARES).map(|port| from_port(port).metadata(u64::from(port) << 40, u64::MAX));
+        // By one port, as an uplink.
+        let outside =
+            (9..9 + SHARES).map(|tag| from_port(1).metadata(u64::from(tag) << 40 | OUTSIDE, u64::MAX));
+        let endpoints = (0x0a01_0005..)
+            .take(SHARES as usize)
+            .map(|ip: u32| Match::new().field(SENDER_PORT, 1u8).field(KIND, PRIVATE).field(Field::Reg4, ip));
+        let all: HashSet<u32> =
+            pods.chain(outside).chain(endpoints).map(|packets| meter_of(&packets)).collect();
+        assert_eq!(all.len(), 3 * SHARES as usize);
+        // The kernel's errors about packets of one network take the other packets from outside nothing.
+        let again = Match::new().field(KIND, PRIVATE).metadata(OUTSIDE, OUTSIDE);
+        assert_eq!(meter_of(&again), KERNEL_METERS);
     }
 
     #[test]

@@ -141,7 +141,7 @@ mod tests {
 
     #[tokio::test]
     async fn meters_are_written_in_one_batch() {
-        let (switch, connection) = connect(100).await;
+        let (switch, connection) = connect(1000).await;
         let expected = pipeline::meters();
         // One that an earlier release has written with other limits.
         let old = Meter { bands: vec![], ..expected[7].clone() };
