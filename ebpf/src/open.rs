@@ -206,8 +206,10 @@ extern "C" fn ctv_inserted(packet: *mut Packet, inserted: u32) -> u32 {
         OVER_QUOTA => flows::count(FlowEvent::OverQuota),
         _ => flows::count(FlowEvent::Failed),
     }
-    // A flow that is not translated goes untracked: its replies are evaluated as new flows.
-    if packet.translated != 0 { DropReason::NotTracked as u32 } else { packet::GO_ON }
+    // A flow that is not translated goes untracked: its replies are evaluated as new flows. Not by the node's kernel, whose
+    // connection tracking has the quota of no endpoint.
+    let is_needed = packet.translated != 0 || packet.route == Route::KERNEL;
+    if is_needed { DropReason::NotTracked as u32 } else { packet::GO_ON }
 }
 
 /// Ports that are tried for a translated flow before giving up, after its own. With nine of ten ports of client and

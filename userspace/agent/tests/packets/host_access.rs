@@ -13,7 +13,8 @@ use contiv_model::{
 };
 use ipnet::IpNet;
 use netplugin::datapath::{
-    Backend, Datapath as _, Local, Object, Op, Route, RouteId, Scope, Service, host_access::HOST_PORT,
+    Backend, Datapath as _, Local, Object, Op, Route, RouteId, Scope, Service, ebpf::Options,
+    host_access::HOST_PORT,
 };
 use nix::errno::Errno;
 use testkit::{
@@ -44,7 +45,11 @@ fn route(rig: &Rig) -> Route {
 }
 
 fn rig(label: &str) -> Result<Rig> {
-    let mut rig = Rig::new(label)?;
+    rig_with(label, |_| {})
+}
+
+fn rig_with(label: &str, adjust: impl FnOnce(&mut Options)) -> Result<Rig> {
+    let mut rig = Rig::with(label, adjust)?;
     let route = route(&rig);
     rig.node.want(Object::Route(route));
     rig.node.converge()?;
@@ -91,6 +96,33 @@ fn a_connection_leaves_by_the_kernel_and_is_one_flow() -> Result<()> {
     }
     let flows = flows(&rig.node)?;
     assert!(flows.len() == 1 && flows.iter().all(Flow::is_replied), "{flows:?}");
+    Ok(())
+}
+
+/// The kernel would keep a connection that no flow counts.
+#[test]
+fn a_connection_over_the_quota_does_not_leave_by_the_kernel() -> Result<()> {
+    needs!(root());
+    let rig = rig_with("ha-quota", |options| options.flows = 1)?;
+    let connection = |from, flags| {
+        let outcome = rig.by_here(&sent(HERE, OUTSIDE).tcp(from, 80, flags))?;
+        anyhow::Ok((outcome, leaves(OUTSIDE).tcp(from, 80, flags)))
+    };
+    let (opened, expected) = connection(4000, tcp_flags::SYN)?;
+    assert_becomes(opened, &expected);
+    let answer = tcp_flags::SYN | tcp_flags::ACK;
+    by_kernel(&rig, &returns(OUTSIDE).tcp(80, 4000, answer))?;
+    let (acknowledged, expected) = connection(4000, tcp_flags::ACK)?;
+    assert_becomes(acknowledged, &expected);
+    for flags in [tcp_flags::SYN, tcp_flags::ACK] {
+        connection(4001, flags)?.0.assert_dropped(DropReason::NotTracked);
+    }
+    rig.by_here(&sent(HERE, OUTSIDE).udp(4000, 53))?.assert_dropped(DropReason::NotTracked);
+    let (continued, expected) = connection(4000, tcp_flags::ACK)?;
+    assert_becomes(continued, &expected);
+    // What goes to another pod needs no flow.
+    let there = Packet::eth(OTHER.mac(), ROUTER).ipv4(HERE.ip(), OTHER.ip()).ttl(TTL - 1);
+    assert_becomes(rig.by_here(&sent(HERE, OTHER.ip()).udp(4000, 53))?, &there.udp(4000, 53));
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use std::{
 use anyhow::Result;
 use contiv_abi::{DropReason, Flow, maps::FROM_POD};
 use contiv_model::{mac::Mac, vrf::Vrf};
-use netplugin::datapath::{Backend, Gateway, Network, Object, Scope, Service, Subnet};
+use netplugin::datapath::{Backend, Gateway, Network, Object, Scope, Service, Subnet, ebpf::Options};
 use nix::errno::Errno;
 use testkit::{
     needs,
@@ -68,7 +68,11 @@ fn want_networks(node: &mut Node, networks: &[Network; 2]) -> Result<()> {
 
 impl Rig {
     pub(crate) fn new(label: &str) -> Result<Rig> {
-        let mut node = Node::new(label)?;
+        Rig::with(label, |_| {})
+    }
+
+    pub(crate) fn with(label: &str, adjust: impl FnOnce(&mut Options)) -> Result<Rig> {
+        let mut node = Node::with(label, adjust)?;
         let networks = [1, 2].map(routed);
         want_networks(&mut node, &networks)?;
         node.want_peer(2);
