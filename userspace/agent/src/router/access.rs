@@ -38,6 +38,24 @@ const MAX_REPAIRS: u32 = 3;
 /// Table of nftables that only the agent writes.
 pub(super) const TABLE: &str = "contiv-host-access";
 
+/// What one pod may take of the node's connection tracking (`nf_conntrack_max`, usually 262,144).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Quota {
+    /// Connections at once. Those that TCP has closed stay for two minutes longer, and are not among them: the rate bounds these.
+    ///
+    /// The kernel reads the list of a pod's connections when one is added, up to once in each tick of its clock.
+    connections: u32,
+    /// New connections in a time, as `nft` writes it. In each tick the kernel takes up to nine ended connections from the list, with
+    /// 100 ticks 900 per second: if more were added, the list would grow without bound.
+    rate: &'static str,
+    /// New connections at once.
+    burst: u32,
+}
+
+impl Quota {
+    pub(super) const POD: Quota = Quota { connections: 8192, rate: "500/second", burst: 2000 };
+}
+
 /// What the table has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NatTable {
@@ -47,20 +65,30 @@ pub(super) struct NatTable {
     pub(super) closed: BTreeSet<String>,
     /// UDP ports of tunnels.
     pub(super) tunnels: BTreeSet<u16>,
+    /// Bound for each pod.
+    pub(super) quota: Quota,
 }
 
 impl NatTable {
     /// The table, as `nft` lists it. The marks of others stay: kube-proxy's, and those of the operator's routing rules.
     fn text(&self) -> String {
-        let NatTable { subnet, closed, tunnels } = self;
+        let NatTable { subnet, closed, tunnels, quota: Quota { connections, rate, burst } } = self;
+        let set = |name: &str| {
+            format!("\tset {name} {{\n\t\ttype ipv4_addr\n\t\tsize 65535\n\t\tflags dynamic\n\t}}\n\n")
+        };
+        let sets = ["rates", "connections"].map(set).concat();
+        let new = format!("iifname \"{HOST_PORT}\" ct state new");
         let to_tunnels: String = tunnels
             .iter()
             .map(|port| format!("\t\tiifname \"{HOST_PORT}\" udp dport {port} drop\n"))
             .collect();
         let mut text = format!(
             "table ip {TABLE} {{\n\
+             {sets}\
              \tchain prerouting {{\n\
              \t\ttype filter hook prerouting priority filter; policy accept;\n\
+             \t\t{new} add @rates {{ ip saddr limit rate over {rate} burst {burst} packets }} drop\n\
+             \t\t{new} add @connections {{ ip saddr ct count over {connections} }} drop\n\
              \t\tiifname \"{HOST_PORT}\" meta mark set meta mark | {MARK:#010x}\n\
              \t\tip daddr {subnet} ct state established meta mark set meta mark | {MARK:#010x}\n\
              \t\tip daddr {subnet} ct state related meta mark set meta mark | {MARK:#010x}\n\
@@ -222,7 +250,8 @@ fn spelled_alike(table: &str) -> Vec<String> {
 
 /// The table; `None` if there is none.
 fn listed() -> io::Result<Option<String>> {
-    let output = Command::new("nft").args(["list", "table", "ip", TABLE]).output()?;
+    // Without what the sets have of pods.
+    let output = Command::new("nft").args(["--terse", "list", "table", "ip", TABLE]).output()?;
     if output.status.success() {
         return Ok(Some(String::from_utf8_lossy(&output.stdout).into_owned()));
     }
@@ -250,7 +279,12 @@ fn refusal(output: &Output) -> String {
 #[cfg(test)]
 mod tests {
     use anyhow::Context as _;
-    use testkit::{Netns, needs};
+    use testkit::{
+        Netns,
+        capture::Tap,
+        needs,
+        packet::{Packet, tcp_flags},
+    };
     use tokio::time::timeout;
 
     use super::*;
@@ -259,6 +293,84 @@ mod tests {
     const SOON: Duration = Duration::from_secs(10);
     /// Waits for something that must not happen.
     const A_MOMENT: Duration = Duration::from_millis(200);
+
+    fn table(quota: Quota) -> NatTable {
+        NatTable { subnet: "172.19.0.0/16".parse().unwrap(), tunnels: [].into(), closed: [].into(), quota }
+    }
+
+    /// A node between what its pods send and a host outside.
+    struct Node {
+        namespace: Netns,
+        _outside: Netns,
+        pods: Tap,
+        host: Tap,
+    }
+
+    impl Node {
+        fn new(label: &str, quota: Quota) -> anyhow::Result<Node> {
+            let [namespace, outside] = [label, "out"].map(Netns::new);
+            let (namespace, outside) = (namespace?, outside?);
+            for (link, peer, mac) in
+                [(HOST_PORT, "pods", "02:00:00:00:00:01"), ("up", "host", "02:00:00:00:00:02")]
+            {
+                namespace.veth(link, &outside, peer)?;
+                namespace.mac(link, mac)?;
+                namespace.up(link)?;
+                outside.up(peer)?;
+            }
+            namespace.address(HOST_PORT, "172.19.255.254/16")?;
+            namespace.address("up", "192.0.2.1/24")?;
+            namespace.ip("neigh add 192.0.2.9 lladdr 02:00:00:00:00:09 dev up")?;
+            namespace.sysctl("net/ipv4/ip_forward", "1")?;
+            namespace.run(|| Ok(replace(Some(table(quota).text()))?))?;
+            let (pods, host) = (Tap::open(&outside, "pods")?, Tap::open(&outside, "host")?);
+            Ok(Node { namespace, _outside: outside, pods, host })
+        }
+
+        /// Opens a connection to this port.
+        fn open(&self, pod: u8, port: u16) -> anyhow::Result<()> {
+            let frame = Packet::eth([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 7]);
+            let frame = frame.ipv4([172, 19, 0, pod], [192, 0, 2, 9]).tcp(4000, port, tcp_flags::SYN);
+            self.pods.send(&frame.build())
+        }
+
+        /// Waits for the connection to this port. Returns the ports of others before.
+        fn until(&self, port: u16) -> anyhow::Result<Vec<u16>> {
+            let mut others = vec![];
+            self.host.expect(SOON, "a connection", |frame| {
+                // IPv4 without options, TCP.
+                let is_tcp = frame.get(12..15) == Some(&[8, 0, 0x45][..]) && frame.get(23) == Some(&6);
+                let to = frame.get(36..38).filter(|_| is_tcp)?;
+                let to = u16::from_be_bytes([to[0], to[1]]);
+                if to != port {
+                    others.push(to);
+                }
+                (to == port).then_some(())
+            })?;
+            Ok(others)
+        }
+    }
+
+    /// Else it would leave the node's other programs, and other pods, no room.
+    #[test]
+    fn a_pod_has_a_quota_of_the_nodes_connections() {
+        needs!(root(), binary("nft"));
+        let unbounded = Quota::POD;
+        let of_rate = Quota { rate: "1/day", burst: 3, ..unbounded };
+        for (label, quota) in [("count", Quota { connections: 3, ..unbounded }), ("rate", of_rate)] {
+            let node = Node::new(label, quota).unwrap();
+            for port in 1..=3 {
+                node.open(1, port).unwrap();
+            }
+            assert_eq!(node.until(3).unwrap(), [1, 2], "{label}");
+            node.open(1, 4).unwrap();
+            node.open(2, 5).unwrap();
+            assert!(node.until(5).unwrap().is_empty(), "{label}");
+            // What the sets have of pods is no change.
+            let is_replaced = node.namespace.run(|| Ok(replace(Some(table(quota).text()))?)).unwrap();
+            assert!(!is_replaced, "{label}");
+        }
+    }
 
     /// Else the table would be replaced at each comparison.
     #[test]
@@ -269,6 +381,7 @@ mod tests {
             subnet: "172.19.0.0/16".parse().unwrap(),
             tunnels: [4789, 8472].into(),
             closed: closed.iter().map(|name| (*name).to_owned()).collect(),
+            quota: Quota::POD,
         };
         let (one, two) = (table(&[HOST_PORT]).text(), table(&[HOST_PORT, "contivh1"]).text());
         let replace = |table: Option<&String>| node.run(|| Ok(replace(table.cloned())?)).unwrap();
@@ -282,6 +395,7 @@ mod tests {
             subnet: "172.19.0.0/16".parse().unwrap(),
             tunnels: [4789].into(),
             closed: ["or".to_owned()].into(),
+            quota: Quota::POD,
         };
         let text = table.text();
         for (from, to) in [(" | ", " or "), ("0x00002000", "0x2000")] {
@@ -305,8 +419,7 @@ mod tests {
     fn a_flushed_table_is_noticed_at_once() {
         needs!(root(), binary("nft"));
         let node = Netns::new("flush").unwrap();
-        let table =
-            NatTable { subnet: "172.19.0.0/16".parse().unwrap(), tunnels: [4789].into(), closed: [].into() };
+        let table = NatTable { tunnels: [4789].into(), ..table(Quota::POD) };
         let follow = async {
             replace(Some(table.text()))?;
             let mut ruleset = Ruleset::follow()?;
@@ -325,8 +438,7 @@ mod tests {
 
     #[test]
     fn a_table_that_is_listed_in_another_form_is_not_replaced_all_the_time() {
-        let table =
-            NatTable { subnet: "172.19.0.0/16".parse().unwrap(), tunnels: [].into(), closed: [].into() };
+        let table = table(Quota::POD);
         let compared = Some((Some(table), Instant::now()));
         for (repairs, is_compared) in [(0, true), (1, true), (MAX_REPAIRS, false)] {
             let mut access = HostAccess { compared: compared.clone(), repairs };
