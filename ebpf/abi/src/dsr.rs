@@ -9,7 +9,9 @@
 
 use core::sync::atomic::{Ordering, compiler_fence};
 
-use crate::{Address, Be16, Segment, Timeouts, Tuple, idle, maps::DSR_FLOWS_CAPACITY, tcp::sent};
+use crate::{
+    Address, Be16, Segment, Timeouts, Tuple, flow_index::product, idle, maps::DSR_FLOWS_CAPACITY, tcp::sent,
+};
 
 /// The connection of a client to a service, as words of a [`DsrEntry`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,13 +64,6 @@ impl DsrKey {
         let sum = client.wrapping_add(service).wrapping_add(other);
         (sum ^ sum >> 32).wrapping_mul(ODD)
     }
-}
-
-/// The product of both halves of a sum.
-#[inline(always)]
-const fn product(word: u64, key: u64) -> u64 {
-    let sum = word.wrapping_add(key);
-    (sum & 0xffff_ffff) * (sum >> 32)
 }
 
 /// A connection from outside that this node forwards to a backend on another node: a cache line.

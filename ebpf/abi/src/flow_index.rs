@@ -118,7 +118,9 @@ pub struct FlowLock {
 
 /// Hash of a tuple in a domain.
 ///
-/// The seed is secret: a sender that could compute hashes could fill the buckets of others.
+/// The seed is secret: a sender that could compute hashes could fill the buckets of others. Whatever a sender can
+/// choose is first added to a secret number of its own, or multiplied by one, so that no tuples have a hash in common
+/// with every seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowHash(pub u64);
 
@@ -141,7 +143,7 @@ impl FlowHash {
         ports: u32,
     ) -> FlowHash {
         let (from, to) = (end(seed, source, ports & 0xffff), end(seed, destination, ports >> 16));
-        let both = step(from.wrapping_add(to), (domain as u64) << 8 | protocol as u64);
+        let both = from.wrapping_add(to) ^ ((domain as u64) << 8 | protocol as u64);
         // One of the differences is negative, if the ends differ.
         let direction = from.wrapping_sub(to) >> 63;
         FlowHash(crate::mix(both) ^ (direction * FlowHash::DIRECTION))
@@ -180,18 +182,23 @@ impl FlowHash {
     }
 }
 
-/// Hash of one end of a flow.
+/// Hash of one end of a flow: a sum of products that do not depend on each other, so that the CPU computes them at once;
+/// and a product of its halves, so that the hashes of both ends may be added: what two ends exchange, such as their
+/// ports, or one has more and the other less, changes the sum.
 #[inline(always)]
 const fn end(seed: u64, [a, b]: [u64; 2], port: u32) -> u64 {
-    step(step(seed ^ (port as u64) << 32, a), b)
+    const KEYS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xd1b5_4a32_d192_ed03];
+    // Multiples: the difference of two keys is as secret as a key.
+    let address = product(a, seed.wrapping_mul(KEYS[0])).wrapping_add(product(b, seed.wrapping_mul(KEYS[1])));
+    product(address, (port as u64).wrapping_mul(seed))
 }
 
-/// Adds a word to a hash. Multiplications of sums with the secret hash: differences of two words
-/// cannot be chosen to cancel each other.
+/// The product of both halves of a sum. A sender that does not know the key cannot tell by which differences of the word the
+/// product does not change.
 #[inline(always)]
-const fn step(hash: u64, word: u64) -> u64 {
-    let h = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    h ^ h >> 32
+pub(crate) const fn product(word: u64, key: u64) -> u64 {
+    let sum = word.wrapping_add(key);
+    (sum & 0xffff_ffff) * (sum >> 32)
 }
 
 /// Dimensions of the tables for a number of flows.
@@ -290,6 +297,78 @@ mod tests {
         hashes.sort_unstable();
         hashes.dedup();
         assert_eq!(hashes.len(), tuples.len());
+    }
+
+    const SEEDS: [u64; 4] = [3, 0x1234, 0x8000_0000_0000_0001, 0x0123_4567_89ab_cdef];
+
+    fn tuple6() -> Tuple {
+        let address = |last| Address([0x20, 1, 0xd, 0xb8, 0, 7, 0, 9, 0, 0, 0, 0, 0, 0, 1, last]);
+        Tuple { source: address(1), destination: address(250), ..tuple(77) }
+    }
+
+    /// The tuple with these bits of the words of its source and of the port as stored inverted.
+    fn inverted(base: &Tuple, [a, b]: [u64; 2], port: u16) -> Tuple {
+        let [high, low] = base.source.words();
+        Tuple {
+            source: Address::from_words([high ^ a, low ^ b]),
+            source_port: Be16::from_wire(base.source_port.wire() ^ port),
+            ..*base
+        }
+    }
+
+    /// The number of different hashes of the tuples, and of the replies to them.
+    fn distinct(seed: u64, tuples: &[Tuple]) -> [usize; 2] {
+        let count = |hash: fn(u64, &Tuple) -> u64| {
+            let mut hashes: Vec<u64> = tuples.iter().map(|tuple| hash(seed, tuple)).collect();
+            hashes.sort_unstable();
+            hashes.dedup();
+            hashes.len()
+        };
+        let hash = |seed, tuple: &Tuple| FlowHash::of(seed, 9, tuple).0;
+        [count(hash), count(|seed, tuple| FlowHash::of(seed, 9, &tuple.reversed()).0)]
+    }
+
+    /// The same difference in the port and in a part of the address, and one that only a top bit has.
+    #[test]
+    fn no_differences_of_an_end_cancel_each_other_whatever_the_seed() {
+        const TOP: u64 = 1 << 63;
+        for seed in SEEDS {
+            let base = tuple6();
+            for shift in [0, 16, 32, 48] {
+                let of = |port: u16| u64::from(port) << shift;
+                for words in [|bits| [bits, 0], |bits| [0, bits], |bits| [bits, bits]] {
+                    let family: Vec<Tuple> =
+                        (0..=u16::MAX).map(|port| inverted(&base, words(of(port)), port)).collect();
+                    assert_eq!(distinct(seed, &family), [family.len(); 2], "{seed:x}, {shift}");
+                }
+            }
+            let mut pairs = Vec::new();
+            for number in 0..16_u64 {
+                let top = |bit: u64| number >> bit & 1;
+                let words = [top(0) * TOP, top(1) * TOP | top(2) << 31];
+                pairs.push(inverted(&base, words, (top(3) as u16) << 15));
+            }
+            assert_eq!(distinct(seed, &pairs), [pairs.len(); 2], "{seed:x}");
+        }
+    }
+
+    /// Both ends are one sender's choice: what one has more, and the other less, or what they exchange.
+    #[test]
+    fn no_differences_of_both_ends_cancel_each_other_whatever_the_seed() {
+        for seed in SEEDS {
+            for base in [tuple(77), tuple6()] {
+                let shifted = |by: u16| Tuple {
+                    source_port: Be16::from_wire(by),
+                    destination_port: Be16::from_wire(u16::MAX - by),
+                    ..base
+                };
+                let family: Vec<Tuple> = (0..=u16::MAX).map(shifted).collect();
+                assert_eq!(distinct(seed, &family), [family.len(); 2], "{seed:x}");
+                let exchanged =
+                    Tuple { source_port: base.destination_port, destination_port: base.source_port, ..base };
+                assert_eq!(distinct(seed, &[base, exchanged]), [2; 2], "{seed:x}");
+            }
+        }
     }
 
     #[test]

@@ -1,16 +1,21 @@
 //! Floods, shares and a full table.
 
-use std::{path::Path, time::Instant};
+use std::{net::Ipv6Addr, path::Path, time::Instant};
 
 use anyhow::Result;
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
-use contiv_abi::maps::FROM_POD;
-use testkit::{needs, packet::tcp_flags, wait_until};
+use contiv_abi::{FlowBucket, maps::FROM_POD, tcp::sent};
+use testkit::{
+    needs,
+    packet::{Packet, tcp_flags},
+    wait_until,
+};
 
 use super::{HERE, OTHER, Rig, TIMEOUT, between, open, packets, tcp};
 use crate::{
     flow_table::{self, HOUR, slots},
     node::{Endpoint, Pod, network, vxlan},
+    run::Code,
 };
 
 fn flood(rig: &Rig, frames: impl Iterator<Item = Vec<u8>> + Send) -> Result<()> {
@@ -187,6 +192,29 @@ fn an_endpoint_over_its_quota_takes_no_expired_flow_of_another() -> Result<()> {
         rig.from(&rig.first, &frame)?.assert_sent_on(&frame.build());
         assert!(owned(&rig.first)? <= QUOTA, "after {port} flows");
     }
+    Ok(())
+}
+
+/// Addresses and ports that differ in the same bits, of which two buckets would not hold the slots.
+#[test]
+fn flows_with_the_same_difference_in_address_and_port_are_all_tracked() -> Result<()> {
+    needs!(root());
+    const FLOWS: u16 = 2 * FlowBucket::LEN as u16 + 1;
+    let rig = Rig::with("ct-class", |options| options.flows = 1024)?;
+    for number in 0..FLOWS {
+        // Without a record, an address may be anywhere.
+        let server = Ipv6Addr::new(0xfd00, 0, number, 0, 0, 0, 0, 9);
+        let syn = Packet::eth(OTHER.mac(), HERE.mac()).ipv6(HERE.ip6(), server);
+        let outcome = rig.from(&rig.first, &syn.tcp(4000, 80 ^ number, tcp_flags::SYN))?;
+        assert_eq!((outcome.code, outcome.dropped), (Code::Redirect, vec![]));
+        // As if the server had answered: an established flow makes no room.
+        flow_table::change(&rig.node, |flow| {
+            let established = sent::ANY | sent::SYN | sent::ACK;
+            flow.halves.iter_mut().for_each(|half| (half.sent, half.other) = (established, established));
+        })?;
+    }
+    assert_eq!(rig.replied()?.len(), usize::from(FLOWS));
+    assert_eq!((rig.event("full"), slots(&rig.node)?), (0, 2 * usize::from(FLOWS)));
     Ok(())
 }
 
