@@ -50,8 +50,7 @@ pub(crate) extern "C" fn ctv_obtain(hash: u64, owner: u32, now: u32) -> u32 {
         number = ctv_evict(hash, if over { owner } else { 0 }, now, SLOTS + NEIGHBOURS, 0);
     }
     if number == NONE && owner != 0 && !over {
-        let share = (2 * used_by(owner) as u32).max(node.flows / MODEST);
-        number = ctv_evict(hash, 0, now, SLOTS + NEIGHBOURS, share);
+        number = ctv_evict(hash, 0, now, SLOTS + NEIGHBOURS, share_against(owner));
     }
     if number == NONE {
         return if over { OVER_QUOTA } else { NONE };
@@ -97,6 +96,16 @@ fn used_by(owner: u32) -> i64 {
     let count = COUNTS.get_ptr(count_of(owner));
     // SAFETY: a value of the map.
     count.map_or(0, |count| unsafe { count.read_volatile() } as i64)
+}
+
+/// The share of the table above which others lose established flows to this endpoint; zero for none.
+#[inline(always)]
+pub(crate) fn share_against(owner: u32) -> u32 {
+    if owner == 0 {
+        return 0;
+    }
+    let flows = maps::node().map_or(0, |node| node.flows);
+    (2 * used_by(owner) as u32).max(flows / MODEST)
 }
 
 /// Adds to the flows of an endpoint.
@@ -295,10 +304,10 @@ extern "C" fn ctv_rank(number: u32, owner: u32, now: u32, share: u32) -> u32 {
     if is_evictable(flow.head.protocol, flow.halves[0].sent, flow.halves[1].sent, idle) { rank } else { 0 }
 }
 
-/// Frees a slot in the buckets of the hash by evicting a flow; false if none can be evicted.
+/// Frees a slot in the buckets of the hash by evicting a flow; false if none can be evicted. The share is as of [`ctv_evict`].
 #[inline(always)]
-pub(crate) fn make_room(hash: u64, now: u32) -> bool {
-    let number = ctv_evict(hash, 0, now, SLOTS, 0);
+pub(crate) fn make_room(hash: u64, now: u32, share: u32) -> bool {
+    let number = ctv_evict(hash, 0, now, SLOTS, share);
     if number != NONE {
         ctv_release(number - 1);
     }

@@ -194,7 +194,7 @@ extern "C" fn ctv_claim_import(at: u32, number: u32, reply: u32) -> u64 {
         INSERTED => ImportResult::NONE,
         BUSY => AGAIN,
         FULL => {
-            if make_room(hash, flows::now()) {
+            if make_room(hash, flows::now(), 0) {
                 AGAIN
             } else {
                 ImportResult::FULL

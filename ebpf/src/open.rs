@@ -10,7 +10,9 @@ use contiv_abi::{
 use crate::{
     flow_collector,
     flow_index::{BUSY, FULL, INSERTED as SLOT_INSERTED, ctv_hash, ctv_is, ctv_put_slot, insert_slot},
-    flow_records::{NONE, OVER_QUOTA as NO_QUOTA, ctv_complete, ctv_obtain, ctv_remove, make_room},
+    flow_records::{
+        NONE, OVER_QUOTA as NO_QUOTA, ctv_complete, ctv_obtain, ctv_remove, make_room, share_against,
+    },
     flows, log, maps,
     packet::{self, AGAIN, Packet, REFUSE, RELAY, Replaces, Route, Told},
     policy, relay, route, served, service, tell, track,
@@ -257,11 +259,13 @@ fn insert(packet: &mut Packet) -> u32 {
     code
 }
 
-/// Claims a tuple, if need be by evicting a flow from its buckets.
+/// Claims a tuple, if need be by evicting a flow from its buckets: as [`ctv_obtain`] does, at last one of an endpoint with many.
 #[inline(always)]
 fn claim(packet: &mut Packet, number: u32, turn: u32) -> u32 {
     let code = ctv_claim(packet, number, turn);
-    if code == NO_ROOM && make_room(ctv_hash(&raw const packet.spare, packet.domain.number()), packet.now) {
+    let makes_room =
+        |share| make_room(ctv_hash(&raw const packet.spare, packet.domain.number()), packet.now, share);
+    if code == NO_ROOM && (makes_room(0) || makes_room(share_against(packet.owner))) {
         return ctv_claim(packet, number, turn);
     }
     code
