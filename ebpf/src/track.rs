@@ -407,11 +407,21 @@ extern "C" fn ctv_segment(packet: *mut Packet) -> u32 {
     // A flow that comes from another datapath has no sequence numbers before its first segment here.
     let known = seen && own.sent & (sent::SYN | sent::ACK) != 0;
     let plausible = !known || state::is_plausible(packet.sequence, acknowledged(other, own), own.end);
-    let flags = packet.tcp;
+    let first = own.sent & sent::ACK == 0;
+    let mut flags = packet.tcp;
+    // What was not sent is not acknowledged: the receiver ignores it.
+    if !state::acknowledges(packet.acknowledged, own.sent, own.other, own.acknowledged, other.end) {
+        flags &= !tcp::ACK;
+    }
+    // The reply to a SYN: the other direction ends the handshake by what is sent from here on. Whatever came before it was not
+    // of the receiver of the SYN.
+    let replies = first && flags & (tcp::SYN | tcp::ACK) == tcp::SYN | tcp::ACK;
+    if replies && other.sent & sent::ACK == 0 {
+        other.acknowledged = packet.sequence.wrapping_add(1);
+    }
     if plausible || flags & (tcp::FIN | tcp::RST) == 0 {
-        own.end = if known { state::later(packet.end, own.end) } else { packet.end };
+        own.end = if known && !replies { state::later(packet.end, own.end) } else { packet.end };
         if flags & tcp::ACK != 0 {
-            let first = own.sent & sent::ACK == 0;
             let before = own.acknowledged;
             own.acknowledged =
                 if first { packet.acknowledged } else { state::later(packet.acknowledged, before) };

@@ -113,6 +113,33 @@ pub const fn unacknowledged(acknowledged: u32, has_acknowledged: bool, end: u32)
     if has_acknowledged && is_sent { acknowledged } else { end.wrapping_sub(REORDERING) }
 }
 
+/// Returns true if a direction may acknowledge this number: one that the other direction has sent, see [`unacknowledged`].
+/// `own` and `other` are the records of both, and `end` is that of the other one.
+///
+/// The first acknowledgement ends the handshake: it must be of all that was sent from `first` on, which is the sequence
+/// number after the SYN, so that a sender that has not seen the reply to its SYN does not guess it. The SYN may have data
+/// (RFC 7413), which fit into a window without scale. The first reply is sent before there is a `first`.
+#[inline(always)]
+pub const fn acknowledges(number: u32, own: u8, other: u8, first: u32, end: u32) -> bool {
+    // The numbers of a flow from another datapath are not known.
+    if other & (sent::SYN | sent::ACK) == 0 {
+        return true;
+    }
+    let behind = end.wrapping_sub(number);
+    if own & sent::ACK != 0 || other & sent::SYN == 0 {
+        return behind as i32 >= 0;
+    }
+    let data = end.wrapping_sub(first);
+    let most = if own & sent::SYN == 0 {
+        REORDERING
+    } else if data <= REORDERING {
+        data
+    } else {
+        0
+    };
+    behind <= most
+}
+
 /// The later one of two sequence numbers (RFC 9293, section 3.4).
 #[inline(always)]
 pub const fn later(a: u32, b: u32) -> u32 {
@@ -175,6 +202,30 @@ mod tests {
             assert!(!is_plausible(at(1001 + i64::from(REORDERING)), at(0), at(1000)));
             assert!(!is_plausible(at(-1), at(0), at(1000)) && !is_plausible(at(1 << 30), at(0), at(1000)));
             assert_eq!((later(at(1), at(0)), later(at(0), at(1))), (at(1), at(1)));
+        }
+    }
+
+    #[test]
+    fn the_end_of_the_handshake_is_not_guessed() {
+        const OPEN: u8 = sent::ANY | sent::SYN;
+        for base in [0, 1, u32::MAX, 1 << 31] {
+            let at = |offset: i64| base.wrapping_add(offset as u32);
+            let is = |own, other, number| acknowledges(number, own, other, at(0), at(0));
+            // The reply to a SYN, and what is acknowledged first.
+            assert!(is(0, OPEN, at(0)) && is(OPEN, OPEN | sent::ACK, at(0)));
+            for wrong in [1, -1, 77, 1 << 20, 1 << 31, -(1 << 20)] {
+                assert!(!is(OPEN, OPEN | sent::ACK, at(wrong)), "{base}, {wrong}");
+            }
+            // Data with the SYN. A number that is not that after the SYN is none.
+            let early = |number, first| acknowledges(number, OPEN, OPEN | sent::ACK, first, at(100));
+            assert!(early(at(0), at(0)) && early(at(50), at(0)) && early(at(100), at(0)));
+            assert!(!early(at(-1), at(0)) && !early(at(101), at(0)));
+            assert!(early(at(100), at(1 << 20)) && !early(at(99), at(1 << 20)));
+            // Later: old ones, but none of what was not sent.
+            let later = |number| is(OPEN | sent::ACK, OPEN | sent::ACK, number);
+            assert!(later(at(0)) && later(at(-(1 << 20))) && !later(at(1)));
+            // A flow that comes from another datapath.
+            assert!(is(sent::ANY, sent::ANY, at(77)));
         }
     }
 

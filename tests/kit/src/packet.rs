@@ -211,12 +211,13 @@ impl Packet {
         self.with(Layer::Udp { source, destination, checksum: false })
     }
 
-    /// `flags` of [`tcp_flags`]; window 65535, sequence and acknowledgement 0.
+    /// `flags` of [`tcp_flags`]; window 65535, sequence and acknowledgement 0. The sequence number of a SYN precedes 0, so that
+    /// such packets are a handshake.
     pub fn tcp(self, source: u16, destination: u16, flags: u8) -> Packet {
         self.with(Layer::Tcp(Tcp {
             source,
             destination,
-            sequence: 0,
+            sequence: if flags & tcp_flags::SYN == 0 { 0 } else { u32::MAX },
             acknowledgement: 0,
             flags,
             window: u16::MAX,

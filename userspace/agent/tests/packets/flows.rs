@@ -302,6 +302,53 @@ fn an_acknowledgement_of_what_was_not_sent_keeps_no_connection_open() -> Result<
     Ok(())
 }
 
+/// Who sends a SYN from an address that is not its own does not see the reply, whose number ends the handshake.
+#[test]
+fn a_handshake_ends_by_the_number_of_the_reply() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("ct-blind")?;
+    let (client, server) = ((HERE, 5), (OTHER, 6));
+    let (syn, ack) = (tcp_flags::SYN, tcp_flags::ACK);
+    rig.exchange(
+        &tcp(client, server, syn).sequence(1000, 0),
+        &tcp(server, client, syn | ack).sequence(5000, 1001),
+    )?;
+    let after = |flags, acknowledged| -> Result<TcpState> {
+        let segment = tcp(client, server, flags).sequence(1001, acknowledged);
+        rig.from(&rig.first, &segment)?.assert_sent_on(&segment.build());
+        let [flow] = rig.replied()?[..] else { panic!("one flow") };
+        Ok(state(&flow))
+    };
+    for number in [77, 5000, 5002, 5001 + (1 << 31), 5001 - 1460] {
+        assert_eq!(after(ack, number)?, TcpState::SynReceived, "{number}");
+        assert_eq!(after(ack | tcp_flags::PSH, number)?, TcpState::SynReceived, "{number}");
+    }
+    assert_eq!(after(ack, 5001)?, TcpState::Established);
+    Ok(())
+}
+
+/// The server sends data before the client has acknowledged its SYN (RFC 7413).
+#[test]
+fn a_handshake_ends_by_a_part_of_early_data() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("ct-fast-open")?;
+    let (syn, ack) = (tcp_flags::SYN, tcp_flags::ACK);
+    for (port, acknowledged) in [(5, 5001), (7, 5003), (9, 5005)] {
+        let (client, server) = ((HERE, port), (OTHER, 6));
+        rig.exchange(
+            &tcp(client, server, syn).sequence(1000, 0).payload(b"ask"),
+            &tcp(server, client, syn | ack).sequence(5000, 1004),
+        )?;
+        let early = tcp(server, client, ack).sequence(5001, 1004).payload(b"data");
+        rig.from(&rig.second, &early)?.assert_sent_on(&early.build());
+        let segment = tcp(client, server, ack).sequence(1004, acknowledged);
+        rig.from(&rig.first, &segment)?.assert_sent_on(&segment.build());
+    }
+    let states: Vec<TcpState> = rig.replied()?.iter().map(state).collect();
+    assert_eq!(states, [TcpState::Established; 3]);
+    Ok(())
+}
+
 /// A record that is reused for another flow is not found by the tuple of the first one.
 #[test]
 fn a_reused_record_belongs_to_the_new_flow() -> Result<()> {
