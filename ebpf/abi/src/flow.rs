@@ -110,7 +110,8 @@ pub struct FlowHalf {
     /// TCP: sequence number after the last byte that this direction has sent.
     pub end: u32,
     /// TCP: last acknowledgement number that this direction has sent. It may be of what the other
-    /// direction has not sent.
+    /// direction has not sent. Before the first one: the sequence number after the SYN that has replied
+    /// to that of this direction.
     pub acknowledged: u32,
     /// Time of the first packet of the flow, in seconds since boot; equal in both halves.
     pub made: u32,
