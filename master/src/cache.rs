@@ -11,6 +11,7 @@ mod allocation_table;
 mod chunk_table;
 mod index;
 mod link_log;
+mod linked_objects;
 mod links;
 mod record;
 mod record_body;

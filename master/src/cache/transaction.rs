@@ -249,6 +249,14 @@ impl<'w> StagedTxn<'w> {
         self.overlays.counts()
     }
 
+    /// Notes what the object refers to that is put, or none if it is deleted.
+    fn relink<T: Entry>(&mut self, id: &str, new: Option<&T>) {
+        if T::TYPE.is_some() {
+            let old = self.get::<T>(id);
+            self.links.replace(id, old.as_deref(), new);
+        }
+    }
+
     /// Builds the store transaction without the leader's guard, and the change to apply after the
     /// commit.
     pub fn finish(self) -> serde_json::Result<(Txn, Change)> {

@@ -316,12 +316,10 @@ impl Connection {
             let message = self.reply(&mut replies, "barrier").await?;
             let index = message.xid.wrapping_sub(first) as usize;
             match message.body {
-                Body::Error(error) if index < count => {
-                    if refused.is_none() && !is_tolerated(index, &error) {
-                        refused = Some(self.refused(what(index), error));
-                    }
+                Body::Error(error) if index >= count => return Err(self.refused("barrier", error)),
+                Body::Error(error) if refused.is_none() && !is_tolerated(index, &error) => {
+                    refused = Some(self.refused(what(index), error));
                 }
-                Body::Error(error) => return Err(self.refused("barrier", error)),
                 Body::BarrierReply if index == count => return refused.map_or(Ok(()), Err),
                 _ => {}
             }
