@@ -101,7 +101,7 @@ pub(crate) extern "C" fn ctv_next_hop(packet: *mut Packet) -> u32 {
     }
     let Some(subnet) = maps::subnet(packet.domain, &packet.wanted.destination) else { return NO_SUBNET };
     let bridged = packet.route == Route::BRIDGED && subnet.routed == packet.segment;
-    if bridged && !subnet.is_on_node() || !subnet.is_routed() || packet.tuple.source.is_link_local() {
+    if bridged && !subnet.is_on_node() || !subnet.is_routed() {
         return 0;
     }
     // Networks of both kinds are not routed to each other, also by services.
@@ -110,7 +110,13 @@ pub(crate) extern "C" fn ctv_next_hop(packet: *mut Packet) -> u32 {
         return 0;
     }
     let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.wanted.destination));
-    if subnet.is_on_node() && owner.is_none_or(|owner| place(&owner) == ELSEWHERE) {
+    let by_kernel = subnet.is_on_node() && owner.is_none_or(|owner| place(&owner) == ELSEWHERE);
+    // Link-local addresses are not routed, also by services.
+    if packet.tuple.source.is_link_local() && (by_kernel || !bridged) {
+        packet.route = Route::ROUTER;
+        return 0;
+    }
+    if by_kernel {
         if let Some(owner) = owner {
             // For the rules that name its group.
             packet.segment = subnet.routed;

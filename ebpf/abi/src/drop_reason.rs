@@ -130,7 +130,7 @@ drop_reasons! {
     /// one of them. For some milliseconds after an upgrade.
     FlowImport = 40, "flow-import";
     /// A packet to the gateway for an address that no endpoint of the tenant has, or that the gateway
-    /// does not accept itself.
+    /// does not accept itself; or from a link-local address to another network, also by a service.
     NoRoute = 41, "no-route";
     /// The packet has come to the end of its TTL or hop limit at the gateway, which has told its
     /// sender so.

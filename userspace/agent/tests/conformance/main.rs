@@ -65,7 +65,7 @@ on_every_datapath!([
         the_backends_node_translates_for_external_clients, policies_see_external_clients, external_clients_are_refused;
     routing: gateways_answer_arp_and_nd, the_router_answers_for_other_networks, gateways_answer_pings, local_pods_on_two_networks,
         pods_of_other_nodes, routers_speak_for_their_own_pods, tenants_are_not_routed_to_each_other,
-        unknown_destinations_are_dropped, errors_are_routed, the_ttl_is_exceeded_at_the_gateway;
+        unknown_destinations_are_dropped, services_do_not_route_link_local_addresses, errors_are_routed, the_ttl_is_exceeded_at_the_gateway;
     routing_policies: policies_apply_between_networks, services_have_backends_on_other_networks, routed_packets_get_a_dscp,
         expired_packets_to_services_choose_a_backend;
     routing_vlan: gateways_of_vlans_answer, frames_stay_on_the_node, pods_of_routed_vlans_on_one_node, packets_leave_by_the_kernel,

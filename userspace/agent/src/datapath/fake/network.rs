@@ -156,7 +156,7 @@ impl<'a> Network<'a> {
         }
         let is_translated = direction == Direction::Original && connection.is_translated();
         if is_translated && !for_router && self.is_on_node() && self.remote_at(to).is_some() {
-            return Some(to_kernel(inner));
+            return (!is_link_local(packet.tuple.source.0)).then(|| to_kernel(inner));
         }
         let by_pod = matches!(from, Origin::Pod(_));
         if for_router || by_pod && is_translated && self.is_elsewhere(to) {
@@ -294,10 +294,9 @@ impl<'a> Network<'a> {
     /// Whether a connection is between two addresses of one link: its packets pass no router.
     pub(super) fn is_on_link(&self, connection: &Connection) -> bool {
         let ends = [connection.tuple.source.0, connection.to.0];
-        let is_link_local = matches!(ends[0], IpAddr::V6(ip) if ip.is_unicast_link_local());
         let has_both =
             |subnet: &Subnet| !subnet.is_routed_vlan() && ends.iter().all(|end| subnet.prefix.contains(end));
-        is_link_local || self.subnets().any(has_both)
+        is_link_local(ends[0]) || self.subnets().any(has_both)
     }
 
     fn subnets(self) -> impl Iterator<Item = &'a Subnet> {
@@ -340,10 +339,7 @@ impl<'a> Network<'a> {
 
     /// Forwards a packet by its IP address.
     pub(super) fn route(&self, packet: &Packet, mut frame: Vec<u8>, to: IpAddr) -> Option<Vec<Delivery>> {
-        let is_link_local = match packet.tuple.source.0 {
-            IpAddr::V4(_) => false,
-            IpAddr::V6(ip) => ip.is_unicast_link_local(),
-        };
+        let is_link_local = is_link_local(packet.tuple.source.0);
         // As a bridge, the router does not send a packet back to its sender.
         let is_own = to == packet.tuple.source.0;
         if self.is_on_node() && (packet.ttl(&frame) <= 1 || self.local_at(to).is_none()) {
@@ -439,6 +435,10 @@ fn to_kernel(mut frame: Vec<u8>) -> Vec<Delivery> {
 fn address_in(local: &Local, other: IpAddr) -> IpAddr {
     let mut addresses = local.addresses.iter().filter(|address| address.is_ipv4() == other.is_ipv4());
     addresses.next().unwrap_or_else(|| local.mac.link_local().into())
+}
+
+fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
 /// On the link, or no endpoint's: "this network" and the unspecified address of IPv6.

@@ -168,11 +168,20 @@ impl Pair {
 
     /// A service of the tenant, UDP port 53, with this backend.
     pub(super) fn service(&self, vip: End, backend: End) -> Result<Object> {
-        let net = if backend.0 == 1 { &self.one } else { &self.two };
+        self.service_at(vip.ip().into(), backend.0, backend.ip().into())
+    }
+
+    /// As [`Pair::service`], of IPv6.
+    pub(super) fn service6(&self, vip: End, backend: End) -> Result<Object> {
+        self.service_at(vip.ip6().into(), backend.0, backend.ip6().into())
+    }
+
+    fn service_at(&self, vip: IpAddr, network: u8, backend: IpAddr) -> Result<Object> {
+        let net = if network == 1 { &self.one } else { &self.two };
         Ok(Object::Service(Service {
             ports: vec!["53:5353:UDP".parse()?],
-            backends: vec![Backend::on(net.network.encap, backend.ip())],
-            ..Service::new("dns:t", Scope::vrf(self.one.network.vrf.clone()), vip.ip())
+            backends: vec![Backend::on(net.network.encap, backend)],
+            ..Service::new("dns:t", Scope::vrf(self.one.network.vrf.clone()), vip)
         }))
     }
 

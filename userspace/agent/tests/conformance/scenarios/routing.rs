@@ -17,7 +17,7 @@ use crate::{
         neighbours::is_defence,
         policy::{group, in_group, rule},
         routed::{
-            A, A2, B, End, FAR_A, FAR_B, GATEWAY, Pair, ROUTER, Routed, TTL, advertisement, answers,
+            A, A2, B, End, FAR_A, FAR_B, GATEWAY, Pair, ROUTER, Routed, TTL, VIP, advertisement, answers,
             answers_routed, datagrams, ping, pong, routed, sent, solicitation,
         },
     },
@@ -192,6 +192,33 @@ pub(crate) fn unknown_destinations_are_dropped<H: Harness>() -> Result<()> {
     let eth = || Packet::eth(ROUTER, A.mac());
     for (from, to) in [(link_local(A), B.ip6()), (A.ip6(), link_local(B)), (A.ip6(), link_local(A2))] {
         world.sends(&pod("pa"), &eth().ipv6(from, to).udp(4000, 5000), [])?;
+    }
+    Ok(())
+}
+
+/// Link-local addresses reach the backends of their own network, and no others.
+pub(crate) fn services_do_not_route_link_local_addresses<H: Harness>() -> Result<()> {
+    let macs = (Mac::of_service(VIP.ip6().into()).0, A.mac());
+    let asks = |from: Ipv6Addr, port: u16| {
+        Packet::eth(macs.0, macs.1).ipv6(from, VIP.ip6()).udp(port, 53).payload(b"routing")
+    };
+    let link_local = Mac(A.mac()).link_local();
+    let near = [B, FAR_B];
+    // What is elsewhere is behind the kernel, also on the same VLAN.
+    let by_kernel = [B, FAR_B, FAR_A];
+    for (pair, others) in [(Pair::new()?, &near[..]), (Pair::vlans()?, &by_kernel[..])] {
+        let mut world = pair.world::<H>()?;
+        for (backend, port) in others.iter().zip(4100..) {
+            world.set(pair.service6(VIP, *backend)?)?;
+            world.sends(&pod("pa"), &asks(link_local, port), [])?;
+            world.sends(&pod("pa"), &asks(link_local, port + 100).ttl(1), [])?;
+        }
+        world.set(pair.service6(VIP, B)?)?;
+        let [_, asked] = datagrams((B.mac(), ROUTER), (A, 4001), (B, 5353), TTL - 1);
+        world.sends(&pod("pa"), &asks(A.ip6(), 4001), [to_pod("pb", &asked)])?;
+        world.set(pair.service6(VIP, A2)?)?;
+        let asked = Packet::eth(A2.mac(), A.mac()).ipv6(link_local, A2.ip6()).udp(4002, 5353);
+        world.sends(&pod("pa"), &asks(link_local, 4002), [to_pod("pa2", &asked.payload(b"routing"))])?;
     }
     Ok(())
 }

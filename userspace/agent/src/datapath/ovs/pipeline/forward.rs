@@ -54,6 +54,7 @@ pub(crate) fn subnet(subnet: &Subnet, segment: Segment, kernel: Option<u32>) -> 
         flows.extend(guard::router(domain, subnet.prefix, gateway.ip));
         flows.push(neighbour::gateway(tag, gateway.ip));
         flows.extend(route::gateway(domain, gateway.ip));
+        flows.extend(route::link_local(domain, subnet.prefix));
         // The kernel answers for the networks that it routes.
         flows.extend((!domain.is_local()).then(|| answer::expired(domain, subnet.prefix, gateway.ip)));
         if let Some(port) = kernel.filter(|_| domain.is_local()) {

@@ -46,7 +46,7 @@ pub(super) use self::{
         IDENTITY, Place, Record, STATION_PORT, clear, compare, find_owner, find_station, with_owner_at,
         with_same, with_station_at, without_owner,
     },
-    router::subnet as router,
+    router::{LINK_LOCAL, subnet as router},
 };
 
 /// Register that is not zero in frames that may be answered, but not forwarded.

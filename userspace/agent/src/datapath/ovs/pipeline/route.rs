@@ -17,6 +17,7 @@ use contiv_model::{
     mac::Mac,
     policy::{ICMP, ICMPV6},
 };
+use ipnet::IpNet;
 use openflow_rs::{Action, Field, Flow, Match, Port, matching::mac_bits};
 
 use super::{
@@ -110,6 +111,16 @@ pub(super) fn gateway(domain: Domain, ip: IpAddr) -> [Flow; 2] {
         flow(table::IP, rank::PING, table::DESTINATION_GROUP),
         flow(table::ACCEPT, rank::ACCEPTED_PING, table::REPLY),
     ]
+}
+
+/// Returns the flow that drops packets of link-local addresses to a subnet, unless they stay within its network: what a service has
+/// translated for a backend there was not sent to the router.
+pub(super) fn link_local(domain: Domain, prefix: IpNet) -> Option<Flow> {
+    let flow = || {
+        let packets = guard::source_within(domain.packets(), guard::LINK_LOCAL.into());
+        Flow::new(table::IP, priority::LINK_LOCAL, guard::destination_within(packets, prefix))
+    };
+    prefix.addr().is_ipv6().then(flow)
 }
 
 /// Returns the flows of an endpoint's addresses.

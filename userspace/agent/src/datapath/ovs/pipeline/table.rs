@@ -137,6 +137,8 @@ pub(super) mod priority {
     /// Requests for addresses of other networks.
     pub(crate) const OTHER_NETWORK: u16 = 90;
     pub(crate) const MATCH: u16 = 100;
+    /// Packets of link-local addresses to other networks.
+    pub(crate) const LINK_LOCAL: u16 = 102;
     /// Packets within a network that is routed to others.
     pub(crate) const SAME_NETWORK: u16 = 105;
     /// Requests of a pod for its own address, and duplicate address detection.

@@ -14,7 +14,8 @@ use crate::datapath::ovs::pipeline::{
 
 /// ND messages (RFC 4861 section 4). The checks drop router advertisements and redirects anyway.
 const DISCOVERY: [u8; 3] = [133, 135, 136];
-const LINK_LOCAL: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
+/// Link-local addresses (RFC 4291 section 2.5.6), which are not routed.
+pub(crate) const LINK_LOCAL: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
 
 /// Returns the flows of a subnet for which the node is the gateway. A pod may send to the router, if one of the ends is in a
 /// routed subnet. From outside the router sends packets that it has routed, and nothing has the address of the gateway.
@@ -29,7 +30,6 @@ pub(crate) fn subnet(domain: Domain, prefix: IpNet, gateway: IpAddr) -> Vec<Flow
     let from_router = || source_within(domain.packets_from(metadata::OUTSIDE).eth_src(Mac::ROUTER.0), prefix);
     flows.push(Flow::new(table::CLAIM, check::FORM, from_router().multicast_dst()));
     if prefix.addr().is_ipv6() {
-        // Link-local addresses are not routed.
         let link_local = destination_within(source_within(to_router(), LINK_LOCAL.into()), prefix);
         flows.push(Flow::new(table::TARGET, check::CLAIMED_BY_OWNER + 1, link_local));
         let discovery = |kind| from_router().icmpv6(kind).field(Field::IpTtl, ND_HOP_LIMIT);
