@@ -23,9 +23,7 @@ use crate::{
     frame::{self, ETHERNET, Ethernet},
     maps::{self, NO_PREALLOC},
     packet::{self, AGAIN, GO_ON, Packet, RELAY, tcp},
-    relay_table,
-    service::{self, Target},
-    source,
+    relay_table, service, service_entry, source,
 };
 
 #[btf_map(name = "ctv_vips")]
@@ -160,35 +158,43 @@ pub(crate) fn count(by: DsrHook, len: u32) {
 }
 
 /// A new flow from the wire of a VLAN to a port here: if it is for a service, the node that answers for that has chosen this
-/// pod, and the packet is translated for it. The result is that of `packet::code`, or `AGAIN` when the entry changed
-/// meanwhile.
+/// pod, and the packet is translated for it if the pod is a backend: anybody on the wire may have sent the frame. The result is
+/// that of `packet::code`, or `AGAIN` when the entry changed meanwhile.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_arrive() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    match service::target(packet) {
-        Target::None => GO_ON,
-        Target::Port(_, 0) => DropReason::NoBackend as u32,
-        Target::Port(number, port) => packet::code(arrive(packet, number, port)),
-        Target::Again => AGAIN,
+    let Some(found) = service_entry::find(packet) else { return GO_ON };
+    // SAFETY: an entry that was found; whether it is another one's by now is asked below.
+    let entry = unsafe { &*found.entry };
+    let (ip, port) = (receiver(packet), service::port_of_backends(packet, entry));
+    let is_backend = port != 0 && service::has(packet, entry, &ip, port);
+    if !found.is_same() {
+        return AGAIN;
     }
+    if port == 0 {
+        return DropReason::NoBackend as u32;
+    }
+    if !is_backend {
+        return DropReason::StrangeBackend as u32;
+    }
+    packet.service = found.number();
+    packet.translated = 1;
+    packet.wanted.destination.set_words(ip.words());
+    packet.wanted.destination_port = Be16::new(port);
+    GO_ON
 }
 
+/// The address, in the family of the packet in hand, of the pod that its frame is addressed to; all zero without one.
 #[inline(always)]
-fn arrive(packet: &mut Packet, number: u32, port: u16) -> Result<(), DropReason> {
+fn receiver(packet: &Packet) -> Address {
     let place = maps::destination(&FdbKey::new(packet.segment, packet.destination_mac));
-    let pod = place.and_then(|place| maps::port(&place.ifindex)).ok_or(DropReason::StrangeBackend)?;
-    let ip = if packet.ip6 != 0 { pod.ip6 } else { Address::v4(pod.ip) };
-    if ip.same(&Address([0; 16])) {
-        return Err(DropReason::StrangeBackend);
-    }
-    packet.service = number;
-    packet.translated = 1;
-    packet.wanted.destination = ip;
-    packet.wanted.destination_port = Be16::new(port);
-    Ok(())
+    let Some(pod) = place.and_then(|place| maps::port(&place.ifindex)) else {
+        return Address::from_words([0, 0]);
+    };
+    if packet.ip6 != 0 { Address::from_words(pod.ip6.words()) } else { Address::v4(pod.ip) }
 }
 
 /// What a frame that is sent on has instead of its Ethernet addresses: from the service itself, which is where the wire

@@ -128,36 +128,28 @@ pub(crate) fn port(packet: &Packet, turn: u32) -> u16 {
     (LOWEST + hash(packet, u64::from(turn) << 32 | ports) % (0x1_0000 - LOWEST)) as u16
 }
 
-/// What a packet arrives at that somebody else has chosen the backend for.
-pub(crate) enum Target {
-    /// It is for no service.
-    None,
-    /// The number of the service's port, and the port that all its backends have; zero without one.
-    Port(u32, u16),
-    /// The entry changed meanwhile.
-    Again,
-}
-
-/// Where the packet in hand arrives.
+/// The port that all backends of the service have; zero without a backend.
 #[inline(always)]
-pub(crate) fn target(packet: &Packet) -> Target {
-    let Some(found) = service_entry::find(packet) else { return Target::None };
-    // SAFETY: an entry that was found; see `ctv_choose`.
-    let port = any_port(packet, unsafe { &*found.entry }).unwrap_or(0);
-    if found.is_same() { Target::Port(found.number(), port) } else { Target::Again }
-}
-
-#[inline(always)]
-fn any_port(packet: &Packet, entry: &ServiceEntry) -> Option<u16> {
+pub(crate) fn port_of_backends(packet: &Packet, entry: &ServiceEntry) -> u16 {
     let at = match entry.backends {
-        0 => return None,
+        0 => return 0,
         few if few <= ServiceEntry::FEW as u32 => entry.members[0].at,
         _ => Member::from_word(ctv_listed(entry.members[0].as_list().0, 0)).at,
     };
     if packet.ip6 == 0 {
-        return Some(at as u16);
+        return at as u16;
     }
-    BACKENDS.get(at).map(|backend| backend.port)
+    BACKENDS.get(at).map_or(0, |backend| backend.port)
+}
+
+/// Whether the service of the packet in hand has this backend.
+#[inline(always)]
+pub(crate) fn has(packet: &Packet, entry: &ServiceEntry, ip: &Address, port: u16) -> bool {
+    if packet.ip6 == 0 {
+        return ctv_has(entry, Member::v4(ip.low(), port).word()) != 0;
+    }
+    let number = ctv_marked(entry, Backend::new(*ip, port).mark);
+    BACKENDS.get(number).is_some_and(|backend| backend.ip.same(ip))
 }
 
 /// Makes a backend of the service the destination; false if there is none.
@@ -334,6 +326,44 @@ extern "C" fn seek_step(_step: u64, seek: *mut Seek) -> i64 {
         seek.len = half;
     }
     0
+}
+
+/// Number of the IPv6 backend with this mark, if the service has it; else [`ServiceEntry::NO_NUMBER`]. A list is ordered by
+/// the numbers and not by the marks: it is walked.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_marked(entry: *const ServiceEntry, mark: u32) -> u32 {
+    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole entry.
+    let Some(entry) = (unsafe { entry.as_ref() }) else { return ServiceEntry::NO_NUMBER };
+    if entry.backends <= ServiceEntry::FEW as u32 {
+        return entry.marked(mark);
+    }
+    let (list, len) = entry.members[0].as_list();
+    let len = if len < Contest::LONGEST { len } else { Contest::LONGEST };
+    let mut walk = Walk { list, mark, number: ServiceEntry::NO_NUMBER };
+    // The result is how many steps it took.
+    // SAFETY: `walk_step` expects a `Walk`, which outlives the loop.
+    let _steps = unsafe { bpf_loop(len, walk_step as *mut c_void, (&raw mut walk).cast::<c_void>(), 0) };
+    walk.number
+}
+
+/// A walk over a list of members, to the one with a mark.
+#[repr(C)]
+struct Walk {
+    list: u32,
+    mark: u32,
+    number: u32,
+}
+
+extern "C" fn walk_step(place: u64, walk: *mut Walk) -> i64 {
+    // SAFETY: `ctv_marked` passes its own.
+    let walk = unsafe { &mut *walk };
+    let member = Member::from_word(ctv_listed(walk.list, place as u32));
+    if u32::from_ne_bytes(member.mark) != walk.mark {
+        return 0;
+    }
+    walk.number = member.at;
+    1
 }
 
 /// A word of a list of members; zero beyond the end of all lists, where no member is.

@@ -86,6 +86,9 @@ impl ServiceEntry {
     /// Value of `ring` without a ring.
     pub const NO_RING: u32 = u32::MAX;
 
+    /// No number of a backend.
+    pub const NO_NUMBER: u32 = u32::MAX;
+
     /// The highest score of a member in a bucket. The score modulo [`ServiceEntry::FEW`] is the
     /// member's index; the caller takes the remainder, so that the verifier sees the bound.
     #[inline(always)]
@@ -116,6 +119,21 @@ impl ServiceEntry {
             }
         }
         false
+    }
+
+    /// Number in `ctv_backends` of the member of a small IPv6 set with this [`Backend::mark`];
+    /// [`ServiceEntry::NO_NUMBER`] without one.
+    #[inline(always)]
+    pub fn marked(&self, mark: u32) -> u32 {
+        for (place, member) in self.members.iter().enumerate() {
+            if place as u32 >= self.count() {
+                break;
+            }
+            if u32::from_ne_bytes(member.mark) == mark {
+                return member.at;
+            }
+        }
+        Self::NO_NUMBER
     }
 
     /// Number of members, read anew each time: the verifier would otherwise track the result of
@@ -173,6 +191,7 @@ pub struct Member {
 
 impl Member {
     /// An IPv4 backend.
+    #[inline(always)]
     pub const fn v4(ip: [u8; 4], port: u16) -> Self {
         Member { mark: ip, at: port as u32 }
     }
@@ -249,6 +268,7 @@ pub struct Backend {
 
 impl Backend {
     /// A backend at this address and port.
+    #[inline(always)]
     pub const fn new(ip: Address, port: u16) -> Self {
         let [a, b] = ip.words();
         let mark = mix(a.rotate_left(16) ^ mix(b ^ port as u64)) as u32;
@@ -457,6 +477,19 @@ mod tests {
             (a.at, b.at) = (place as u32, 100 - place as u32);
         }
         assert!((0..BUCKETS).all(|bucket| here.highest(bucket, true) == there.highest(bucket, true)));
+    }
+
+    #[test]
+    fn an_ipv6_set_finds_its_own_by_the_mark() {
+        let backends = [1, 2].map(|last| Backend::new(Address([last; 16]), 8080));
+        let mut set = entry(&[[0; 4]; 2]);
+        for ((member, backend), number) in set.members.iter_mut().zip(&backends).zip(40..) {
+            *member = backend.member(number, true);
+        }
+        assert_eq!(backends.map(|backend| set.marked(backend.mark)), [40, 41]);
+        let other_port = Backend::new(backends[0].ip, 8081);
+        // What is beyond the members is none.
+        assert_eq!([other_port.mark, 0].map(|mark| set.marked(mark)), [ServiceEntry::NO_NUMBER; 2]);
     }
 
     #[test]

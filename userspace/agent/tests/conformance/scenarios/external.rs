@@ -27,6 +27,8 @@ use crate::{
 /// The backend on the node, and the one on another node.
 const HERE: u8 = 2;
 const THERE: u8 = 11;
+/// A pod on the node that is no backend.
+const OTHER: u8 = 3;
 const CLIENT: u8 = 90;
 
 #[derive(Clone, Copy, Debug)]
@@ -258,6 +260,37 @@ pub(crate) fn the_backends_node_translates_for_external_clients<H: Harness>() ->
                 ensure!(came == [wire.arrival(vip_mac, port)], "{family:?}, port {port}: {came:?}");
                 wire.is_answered(port)?;
             }
+        }
+    }
+    Ok(())
+}
+
+/// Only backends get what is for a service, also from the node that answers. What another pod has been sent does not count: the
+/// client's packets with the same port reach the backend.
+pub(crate) fn only_backends_get_what_external_clients_send<H: Harness>() -> Result<()> {
+    for family in Family::BOTH {
+        for others in [0, 12] {
+            let mut wire = Wire::<H>::new(family, THERE)?;
+            wire.world.set(wire.net.local("pc", OTHER))?;
+            // A larger set is stored in another way.
+            let others = (20..20 + others).map(|last| (last, Readiness::Ready));
+            let mut backends: Vec<_> = ready().into_iter().chain(others).collect();
+            wire.set(&backends)?;
+            let vip_mac = wire.vip_mac;
+            for from in [mac(CLIENT), vip_mac] {
+                for to in [mac(OTHER), [2, 0, 0, 0, 0, 9]] {
+                    let came = wire.outcome(&wire.request((to, from), 4000))?;
+                    ensure!(came.is_empty(), "{family:?}, from {from:x?} to {to:x?}: {came:?}");
+                }
+            }
+            let came = wire.outcome(&wire.request((mac(HERE), vip_mac), 4000))?;
+            ensure!(came == [wire.arrival(vip_mac, 4000)], "{family:?}: {came:?}");
+            wire.is_answered(4000)?;
+            // A backend that the service has no more.
+            backends.retain(|(last, _)| *last != HERE);
+            wire.set(&backends)?;
+            let came = wire.outcome(&wire.request((mac(HERE), vip_mac), 4001))?;
+            ensure!(came.is_empty(), "{family:?}: {came:?}");
         }
     }
     Ok(())
