@@ -120,6 +120,9 @@ pub type Fields = Map<String, Value>;
 /// Key of an object, and the revision of its record.
 pub type RevisedKey = (String, i64);
 
+/// An object as a GET answers it, or why there is none.
+pub type Answered = Result<Representation, Problem>;
+
 /// Operations on objects of one type. Response bodies are JSON.
 #[derive(Clone, Copy)]
 pub struct Operations {
@@ -139,7 +142,7 @@ pub struct Operations {
     pub version: fn(key: &str, staged: &StagedTxn<'_>) -> Version,
     /// Reads leave out objects that are not in the scope.
     pub list: fn(&ClusterCache, &Scope, Selection) -> Report<Result<Page, Problem>>,
-    pub get: fn(&ClusterCache, key: &str, &Scope, IsKnown) -> Report<Result<Representation, Problem>>,
+    pub get: fn(&ClusterCache, key: &str, &Scope, IsKnown) -> Report<Answered>,
     pub inspect: fn(&ClusterCache, key: &str, &Scope, &Cluster) -> Report<Answer>,
     /// Whether the objects have derived links.
     pub linked: bool,
@@ -366,12 +369,7 @@ fn fields<T: Object>(object: &T) -> Result<Value, Problem> {
     serde_json::to_value(object).map_err(|e| Problem::unavailable(format!("encode a record: {e}")))
 }
 
-fn get<T: Object>(
-    cache: &ClusterCache,
-    key: &str,
-    scope: &Scope,
-    is_known: IsKnown,
-) -> Report<Result<Representation, Problem>> {
+fn get<T: Object>(cache: &ClusterCache, key: &str, scope: &Scope, is_known: IsKnown) -> Report<Answered> {
     let known = cache.table::<T>().get(key).filter(|known| scope.has_tenant(known.value.tenant()));
     let Some(known) = known else { return Box::new(|| Err(not_found(T::KIND))) };
     let (object, revision, links) = (known.value.clone(), known.revision, cache.links_of::<T>(key));

@@ -346,7 +346,7 @@ mod tests {
             let mut pairs = Vec::new();
             for number in 0..16_u64 {
                 let top = |bit: u64| number >> bit & 1;
-                let words = [top(0) * TOP, top(1) * TOP | top(2) << 31];
+                let words = [top(0) * TOP, (top(1) * TOP) | (top(2) << 31)];
                 pairs.push(inverted(&base, words, (top(3) as u16) << 15));
             }
             assert_eq!(distinct(seed, &pairs), [pairs.len(); 2], "{seed:x}");

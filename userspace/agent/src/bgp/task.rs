@@ -97,7 +97,7 @@ impl Task {
                 true => Announced::of(state, host),
                 false => last.attached(state),
             };
-            let announced = followed.reader.with(&read);
+            let announced = followed.reader.with(read);
             let refused = update(&mut session, &announced, &mut next_hop, restarted).await;
             restarted &= !is_complete && session.is_none();
             if is_complete {

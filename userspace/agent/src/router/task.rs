@@ -149,7 +149,7 @@ async fn kernel_changed(events: &mut (impl Stream + Unpin), matters: bool) {
             return;
         }
     }
-    pending().await
+    pending::<()>().await;
 }
 
 /// Waits until the table of host access may have changed.

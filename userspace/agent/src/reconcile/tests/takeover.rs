@@ -19,7 +19,8 @@ fn reconciler(fake: Fake) -> Reconciler<Fake> {
 
 #[tokio::test]
 async fn a_datapath_that_is_not_possible_is_refused_and_removed() {
-    let faults: [(&str, fn(&Switch)); 3] = [
+    type Fault = fn(&Switch);
+    let faults: [(&str, Fault); 3] = [
         ("fake datapath: observe: injected fault", |switch| switch.fail_observe(1)),
         ("fake datapath: apply: injected fault", |switch| switch.fail_apply(1)),
         ("none of the 1 endpoints of this node can be set; first: fake datapath", |switch| {

@@ -115,9 +115,15 @@ struct Wire<H> {
 
 impl<H: Harness> Wire<H> {
     fn new(family: Family, speaker: u8) -> Result<Wire<H>> {
+        Wire::with(family, speaker, None)
+    }
+
+    /// With another pod on the node, that is no backend.
+    fn with(family: Family, speaker: u8, pod: Option<(&str, u8)>) -> Result<Wire<H>> {
         let (net, vip) = (Net::vlan(100)?, family.spoken_for_by(speaker)?);
         let vip_mac = Mac::of_service(family.address(vip)).0;
-        let mut world = World::new([net.network(), net.local("pb", HERE), net.remote(0, THERE)])?;
+        let objects = [net.network(), net.local("pb", HERE), net.remote(0, THERE)];
+        let mut world = World::new(objects.into_iter().chain(pod.map(|(port, last)| net.local(port, last))))?;
         world.set(Object::Service(family.service(vip, &ready())?))?;
         world.check_in_sync()?;
         Ok(Wire { world, net, family, vip, vip_mac })
@@ -270,8 +276,9 @@ pub(crate) fn the_backends_node_translates_for_external_clients<H: Harness>() ->
 pub(crate) fn only_backends_get_what_external_clients_send<H: Harness>() -> Result<()> {
     for family in Family::BOTH {
         for others in [0, 12] {
-            let mut wire = Wire::<H>::new(family, THERE)?;
-            wire.world.set(wire.net.local("pc", OTHER))?;
+            let mut wire = Wire::<H>::with(family, THERE, Some(("pc", OTHER)))?;
+            // A learning bridge gets to know the port of the client.
+            wire.outcome(&family.datagram((mac(HERE), mac(CLIENT)), (CLIENT, 6000), (HERE, 6000)))?;
             // A larger set is stored in another way.
             let others = (20..20 + others).map(|last| (last, Readiness::Ready));
             let mut backends: Vec<_> = ready().into_iter().chain(others).collect();
