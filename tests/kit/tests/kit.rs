@@ -2,10 +2,12 @@
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::{
-    fs,
+    collections::BTreeSet,
+    env, fs,
+    io::{self, BufRead as _, BufReader},
     net::{IpAddr, TcpListener, TcpStream},
     path::PathBuf,
-    process::Command,
+    process::{Child, Command, Stdio},
     time::Duration,
 };
 
@@ -275,13 +277,45 @@ fn free_ports_are_distinct_and_bindable() {
     TcpStream::connect(listener.local_addr().unwrap()).unwrap();
 }
 
+/// Each gets other ports, though nothing listens on them.
+#[test]
+fn no_two_processes_get_the_same_port() {
+    const COUNT: usize = 100;
+    if env::var_os("TESTKIT_PORTS").is_some() {
+        let ports: Vec<String> = (0..COUNT).map(|_| free_port().unwrap().to_string()).collect();
+        println!("ports: {}", ports.join(" "));
+        // All have theirs before one ends.
+        io::stdin().read_line(&mut String::new()).unwrap();
+        return;
+    }
+    let spawn = |_| {
+        let mut command = Command::new(env::current_exe().unwrap());
+        command.args(["--exact", "no_two_processes_get_the_same_port", "--nocapture"]);
+        command.env("TESTKIT_PORTS", "").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+    };
+    let mut processes: Vec<Child> = (0..4).map(spawn).collect();
+    let output =
+        |process: &mut Child| BufReader::new(process.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut outputs: Vec<_> = processes.iter_mut().map(output).collect();
+    let mut ports = BTreeSet::new();
+    for lines in &mut outputs {
+        let line = lines.find_map(|line| Some(line.split_once("ports: ")?.1.to_owned())).unwrap();
+        ports.extend(line.split_whitespace().map(|port| port.parse::<u16>().unwrap()));
+    }
+    assert_eq!(ports.len(), 4 * COUNT);
+    for process in &mut processes {
+        drop(process.stdin.take());
+        process.wait().unwrap();
+    }
+}
+
 #[test]
 fn resources_of_a_killed_test_are_removed() {
     needs!(root(), binary("ip"));
     // A child test process that is killed while it holds a namespace and a process.
     let directory = scratch_dir("victim").unwrap();
     let note = directory.path().join("note");
-    let mut command = Command::new(std::env::current_exe().unwrap());
+    let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", "victim", "--nocapture"]).env("TESTKIT_VICTIM", &note);
     let mut victim = Process::spawn("victim", command).unwrap();
     let text = victim
@@ -295,7 +329,7 @@ fn resources_of_a_killed_test_are_removed() {
     assert!(PathBuf::from(namespace).exists() && sleeper.exists());
 
     // Any later test process removes them.
-    let mut command = Command::new(std::env::current_exe().unwrap());
+    let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", "namespace_is_removed_after_a_panic"]);
     Process::spawn("sweeper", command).unwrap().wait(TIMEOUT).unwrap();
     wait_until(TIMEOUT, "the sweep", || Ok((!PathBuf::from(namespace).exists()).then_some(()))).unwrap();
@@ -305,7 +339,7 @@ fn resources_of_a_killed_test_are_removed() {
 /// Helper process of the test above.
 #[test]
 fn victim() {
-    let Some(note) = std::env::var_os("TESTKIT_VICTIM") else { return };
+    let Some(note) = env::var_os("TESTKIT_VICTIM") else { return };
     let namespace = Netns::new("victim").unwrap();
     let mut command = Command::new("sleep");
     command.arg("1000");
@@ -323,7 +357,7 @@ fn runs(process: &std::path::Path) -> bool {
 fn skip_is_logged_once_in_its_format() {
     let directory = scratch_dir("skip").unwrap();
     let log = directory.path().join("skips");
-    let mut command = Command::new(std::env::current_exe().unwrap());
+    let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", "skipped"]).env("TESTKIT_SKIP", "1").env(skip::LOG_VARIABLE, &log);
     let status = Process::spawn("skipper", command).unwrap().wait(TIMEOUT).unwrap();
     assert!(status.success());
@@ -333,7 +367,7 @@ fn skip_is_logged_once_in_its_format() {
 /// Helper process of the test above.
 #[test]
 fn skipped() {
-    if std::env::var_os("TESTKIT_SKIP").is_some() {
+    if env::var_os("TESTKIT_SKIP").is_some() {
         skip!("no unicorn, {} wanted", 2);
     }
 }
