@@ -69,7 +69,7 @@ pub(super) fn base() -> Vec<Flow> {
     let reserved: [IpNet; 3] = [
         Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 8).into(),
         Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 128).into(),
-        link_local(),
+        guard::LINK_LOCAL.into(),
     ];
     flows.extend(reserved.map(|prefix| unknown(Match::new(), prefix)));
     flows.extend(on_path_base());
@@ -186,10 +186,6 @@ fn stations(table: u8, [original, reply]: [Field; 2], next: u8) -> [Flow; 2] {
     ]
 }
 
-fn link_local() -> IpNet {
-    Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10).into()
-}
-
 fn unknown(domain: Match, prefix: IpNet) -> Flow {
     Flow::new(table::SOURCE_SUBNET, rank::UNKNOWN, Side::Source.within(domain, prefix))
         .apply([Action::set(SOURCE_IDENTITY, 0u8), Action::set(SOURCE_FLAGS, UNKNOWN)])
@@ -265,13 +261,13 @@ fn on_path_base() -> Vec<Flow> {
     flows.extend([
         Flow::new(table::ON_PATH_OWNER, priority::MATCH, without_owner(Match::new()))
             .apply([Action::resubmit(table::ON_PATH_SUBNET)]),
-        subnet(rank::UNKNOWN, guard::source_within(Match::new(), link_local())),
+        subnet(rank::UNKNOWN, guard::source_within(Match::new(), guard::LINK_LOCAL.into())),
         subnet(
             rank::ON_LINK,
             connection_within(
                 Match::new().ct_state(ABOUT_CONNECTION, ABOUT_CONNECTION),
                 Side::Source,
-                link_local(),
+                guard::LINK_LOCAL.into(),
             ),
         ),
         subnet(priority::MISS, Match::new()).apply([Action::resubmit(table::DESTINATION_IDENTITY)]),
