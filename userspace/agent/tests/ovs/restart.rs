@@ -78,7 +78,7 @@ fn the_switch_restarts() -> Result<()> {
     assert_restored(&node, &pods)
 }
 
-/// The database is gone for a while: forwarding continues, and nothing is programmed again.
+/// The database is gone for a moment: what has waited in the queues of the ports is forwarded, and nothing is programmed again.
 #[test]
 fn the_database_restarts() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
