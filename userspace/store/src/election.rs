@@ -8,12 +8,13 @@
 //! most of the time. Candidates therefore do not wait for the end of the lease, which has a lower
 //! bound in etcd: they read the remaining time of the leader's lease, which gives the age of its
 //! last keep-alive, and delete the key of a leader whose last keep-alive is older than
-//! [`Timing::staleness`]. The store's clock alone decides, so all candidates get the same answer: a
+//! [`Timing::staleness`] while the store commits writes. The store's clock alone decides, so all candidates get the same answer: a
 //! candidate that is cut off from the leader cannot depose it, nor can one that is cut off from the
 //! store. When etcd elects a leader of its own, it restarts the full TTL of every lease.
 //! Keep-alives and reads of leases are served from etcd's memory and write nothing.
 
 mod commit;
+mod suspicion;
 mod thread;
 
 pub use thread::{ElectionThread, StartError};
@@ -25,7 +26,9 @@ use crate::{Error, Guard, KeyValue, Op, Outcome, Store, Txn, Watch};
 use contiv_model::event::Event;
 use futures::StreamExt;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use suspicion::{Step, Suspicion, Write};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -177,32 +180,33 @@ async fn wait_released(store: &Store, key: &str, timing: Timing) -> Option<Lease
     let mut look = tokio::time::interval(timing.look().interval);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut holder: Option<KeyValue> = None;
-    // The previous check found the lease stale.
-    let mut suspected = false;
-    let mut prepared: Option<AbortOnDropHandle<Option<Lease>>> = None;
+    let mut suspicion = Suspicion::default();
+    let mut prepared: Option<Preparation> = None;
     let mut limit = timing.look().limit;
     loop {
         let check = async {
             look.tick().await;
+            let begin = Instant::now();
             match &holder {
                 // A key without a lease was put by an operator.
-                Some(lock) if lock.lease != 0 => is_stale(store, lock, timing, &mut limit).await,
-                _ => false,
+                Some(lock) if lock.lease != 0 => {
+                    is_stale(store, lock, timing, &mut limit).await.then_some(begin)
+                }
+                _ => None,
             }
         };
         let update = tokio::select! {
             // Cancelled by an update of the watch, which may change the holder.
             stale = check => {
-                // A store that continues after a stall answers waiting requests in any order: the
-                // next check sees the keep-alives that the leader sent meanwhile.
-                let was_suspected = std::mem::replace(&mut suspected, stale);
-                if stale && !was_suspected {
-                    let (store, key) = (store.clone(), key.to_owned());
-                    let lease = async move { grant(&store, &key, timing).await.ok() };
-                    prepared = Some(AbortOnDropHandle::new(tokio::spawn(lease)));
-                }
-                if let Some(lock) = holder.clone().filter(|_| stale && was_suspected) {
-                    depose(store, lock, timing).await;
+                let write = prepared.as_ref().map_or(Write::Pending, Preparation::write);
+                // The store handles the keep-alives that have waited at once.
+                match (suspicion.next(stale, write, timing.look().interval / 2), &holder) {
+                    (Step::Write, _) => prepared = Some(Preparation::begin(store, key, timing)),
+                    (Step::Depose, Some(lock)) => {
+                        depose(store, lock.clone(), timing).await;
+                        suspicion.clear();
+                    }
+                    _ => {}
                 }
                 continue;
             }
@@ -211,7 +215,9 @@ async fn wait_released(store: &Store, key: &str, timing: Timing) -> Option<Lease
         let update = update?;
         match update.event {
             Event::InitApply(k, kv) | Event::Apply(k, kv) if k == key => {
-                suspected &= holder.as_ref().is_some_and(|known| known.lease == kv.lease);
+                if holder.as_ref().is_none_or(|known| known.lease != kv.lease) {
+                    suspicion.clear();
+                }
                 holder = Some(kv);
             }
             Event::InitDone if holder.is_none() => break,
@@ -220,7 +226,35 @@ async fn wait_released(store: &Store, key: &str, timing: Timing) -> Option<Lease
         }
     }
     // One of an earlier suspicion may be about to expire.
-    prepared?.await.ok()?.filter(Lease::is_fresh)
+    prepared?.lease.await.ok()?.filter(Lease::is_fresh)
+}
+
+/// A lease that a candidate gets before it campaigns, which also shows whether the store commits writes.
+struct Preparation {
+    lease: AbortOnDropHandle<Option<Lease>>,
+    /// Set at the end: when the store had granted it, none if it did not.
+    granted: Arc<OnceLock<Option<Instant>>>,
+}
+
+impl Preparation {
+    fn begin(store: &Store, key: &str, timing: Timing) -> Preparation {
+        let (store, key, granted) = (store.clone(), key.to_owned(), Arc::new(OnceLock::new()));
+        let end = Arc::clone(&granted);
+        let lease = async move {
+            let lease = grant(&store, &key, timing).await.ok();
+            end.get_or_init(|| lease.is_some().then(Instant::now));
+            lease
+        };
+        Preparation { lease: AbortOnDropHandle::new(tokio::spawn(lease)), granted }
+    }
+
+    fn write(&self) -> Write {
+        match self.granted.get() {
+            None => Write::Pending,
+            Some(None) => Write::Failed,
+            Some(Some(at)) => Write::Committed(*at),
+        }
+    }
 }
 
 /// Returns true if the last keep-alive of the lock's holder is older than the limit.
