@@ -21,7 +21,7 @@ fn replicate(ctx: &TcContext) -> Result<Verdict, DropReason> {
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     let (segment, ports, out, source) = (packet.segment, packet.ports, packet.out, packet.source_port);
     if source != 0 {
-        rate::storm(source)?;
+        rate::storm(ctx, source)?;
     }
     to_ports(ctx, segment, ports, source);
     // What comes from another node stays here: every node replicates to all others itself.
@@ -92,9 +92,19 @@ extern "C" fn port_copy(slot: u64, walk: *mut PortWalk) -> i64 {
     }
     // A receiver that rules exclude is no dropped frame; the rule counts it.
     if policy::ctv_admits(ifindex) == packet::GO_ON {
-        clone_to(walk.skb, ifindex, None);
+        match receives(walk.skb, ifindex) {
+            Ok(()) => clone_to(walk.skb, ifindex, None),
+            Err(reason) => maps::count_drop(reason as u32, TcContext::new(walk.skb).len()),
+        }
     }
     NEXT
+}
+
+/// Charges a copy to the rate of its receiver. What has to wait does so: the copy leaves by the queue of the host end.
+#[inline(always)]
+fn receives(skb: *mut __sk_buff, ifindex: u32) -> Result<(), DropReason> {
+    let Some(port) = maps::port(&ifindex) else { return Ok(()) };
+    rate::receives(port.group, ifindex, TcContext::new(skb).len()).map(drop)
 }
 
 extern "C" fn member_copy(slot: u64, walk: *mut MemberWalk) -> i64 {

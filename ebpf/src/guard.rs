@@ -162,7 +162,9 @@ pub(crate) extern "C" fn ctv_guard_ports(packet: *mut Packet, skb: *mut __sk_buf
     if asks && !requests {
         return DropReason::SpoofedIp as u32;
     }
-    if destination.is_group() && !packet.is_for_group() {
+    // A mapped address would have the record of an IPv4 endpoint or service.
+    let reserved = packet.ip6 != 0 && is_reserved(destination);
+    if reserved || destination.is_group() && !packet.is_for_group() {
         return DropReason::AddressMismatch as u32;
     }
     if packet.protocol != contiv_abi::UDP {

@@ -5,8 +5,8 @@ use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use contiv_abi::{DropReason, FlowHalf, LogResult, LogStage, NeighKey};
 
 use crate::{
-    frame, guard, log, maps, nat,
-    packet::{self, AGAIN, Admission, GO_ON, NEW, Packet, REVALIDATE, ROUTER, Route},
+    flows, frame, guard, log, maps, nat,
+    packet::{self, AGAIN, Admission, GO_ON, NEW, Packet, REVALIDATE, ROUTER, Route, Told},
     parse, route, track,
 };
 
@@ -33,7 +33,8 @@ pub(crate) fn pass(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropRea
 }
 
 /// Prepares the evaluation of an IP packet in a broadcast or multicast frame for each port that may receive it. Refuses one to
-/// the unicast address of an endpoint: the kernel of a pod accepts what is for its address from such a frame, too.
+/// the unicast address of an endpoint: the kernel of a pod accepts what is for its address from such a frame, too. Refuses ICMP
+/// errors: they go to the sender of a packet (RFC 1122 3.2.2, RFC 4443 2.2), and kernels accept what an error for a group tells.
 ///
 /// A function of its own for the verifier; the result is that of `packet::code`.
 #[inline(never)]
@@ -42,6 +43,9 @@ extern "C" fn ctv_bum(packet: *mut Packet) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     if maps::neighbour(&NeighKey::new(packet.domain, packet.tuple.destination)).is_some() {
         return DropReason::UnicastInMulticast as u32;
+    }
+    if packet.icmp_error != Told::NOTHING {
+        return DropReason::UnrelatedIcmpError as u32;
     }
     GO_ON
 }
@@ -59,6 +63,8 @@ extern "C" fn ctv_pass(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
         return if code == AGAIN { GO_ON } else { code };
     }
     packet.admission = Admission::RULES;
+    packet.now = flows::now();
+    packet.len = TcContext::new(skb).len();
     let is_for_group = packet.is_for_group();
     let code = guard::ctv_guard_ports(packet, skb);
     if code != GO_ON {
@@ -75,7 +81,7 @@ extern "C" fn ctv_pass(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
     if code != GO_ON {
         return code;
     }
-    let code = track::ctv_track(packet, skb);
+    let code = track::ctv_track(packet);
     if code == NEW || code == REVALIDATE {
         packet.miss = code;
         log::stage(LogStage::Track, if code == NEW { LogResult::NoFlow } else { LogResult::RulesChanged });

@@ -9,6 +9,7 @@ use aya_ebpf::{
     btf_maps::HashMap,
     helpers::generated::{bpf_ktime_get_ns, bpf_spin_lock, bpf_spin_unlock},
     macros::btf_map,
+    programs::TcContext,
 };
 use contiv_abi::{
     DropReason,
@@ -89,17 +90,27 @@ extern "C" fn ctv_admit(group: u32, ifindex: u32, direction: u32, bytes: u32) ->
     ctv_meter(ifindex, direction, Meter::cost(bytes, rate), Meter::cost(burst, rate))
 }
 
-/// Storm control: whether the port may send one more broadcast, unknown unicast or multicast frame. A burst of one second is
-/// allowed.
+/// Storm control: whether the port may send one more broadcast, unknown unicast or multicast packet. A burst of one second is
+/// allowed. One that is cut into frames on its way counts as these.
 #[inline(always)]
-pub(crate) fn storm(ifindex: u32) -> Result<(), DropReason> {
+pub(crate) fn storm(ctx: &TcContext, ifindex: u32) -> Result<(), DropReason> {
     const SECOND: u64 = 1_000_000_000;
     let rate = u64::from(maps::bum_rate());
-    if rate == 0 || ctv_meter(ifindex, MeterKey::BUM, SECOND / rate, SECOND) == GO {
+    if rate == 0 || ctv_meter(ifindex, MeterKey::BUM, SECOND / rate * frames(ctx), SECOND) == GO {
         Ok(())
     } else {
         Err(DropReason::StormControl)
     }
+}
+
+/// Number of frames that receivers get of a packet.
+#[inline(always)]
+fn frames(ctx: &TcContext) -> u64 {
+    // SAFETY: the context of the program.
+    let (segments, size) = unsafe { ((*ctx.skb.skb).gso_segs, (*ctx.skb.skb).gso_size) };
+    // The kernel does not count those of a packet that a program has made.
+    let count = if segments == 0 && size != 0 { ctx.len().div_ceil(size) } else { segments };
+    u64::from(count.max(1))
 }
 
 /// Takes `cost` from a meter, or returns [`DROP`] if that exceeds its `burst`; both in nanoseconds.

@@ -54,7 +54,7 @@ fn resolve(skb: *mut __sk_buff, packet: &mut Packet) -> u32 {
     }
     if code == REVALIDATE {
         track::ctv_revalidate(packet);
-        code = track::ctv_track(packet, skb);
+        code = track::ctv_track(packet);
     }
     if code == NEW {
         let guarded = guard::ctv_guard_new(packet);
@@ -64,8 +64,9 @@ fn resolve(skb: *mut __sk_buff, packet: &mut Packet) -> u32 {
         code = open(packet);
     }
     if code == AGAIN {
-        // Another CPU has inserted the flow meanwhile.
-        code = track::ctv_track(packet, skb);
+        // Another CPU has inserted the flow meanwhile, which is newer than the packet's time.
+        packet.now = flows::now();
+        code = track::ctv_track(packet);
         if code == NEW {
             code = open(packet);
         }

@@ -5,7 +5,6 @@
 //! port: the flows have different original tuples, and the later one gets another port so that their replies differ, too
 //! (`open`).
 
-use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use contiv_abi::{
     Address, DropReason, FdbEntry, Flow, FlowEvent, FlowHalf, FlowHash, NeighKey, PortSlot, TCP,
     tcp::{self as state, sent},
@@ -26,11 +25,8 @@ use crate::{
 /// unknown to the next, so that paths do not multiply. The results are those of `packet::code`, `NEW`, and `REVALIDATE`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_track(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
-    let ctx = TcContext::new(skb);
+pub(crate) extern "C" fn ctv_track(packet: *mut Packet) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
-    packet.now = flows::now();
-    packet.len = ctx.len();
     packet.replaces = Replaces::NOTHING;
     packet.wanted = packet.tuple;
     packet.translated = 0;

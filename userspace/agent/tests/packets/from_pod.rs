@@ -9,12 +9,12 @@ use netplugin::datapath::Object;
 use testkit::{
     capture::Tap,
     needs,
-    packet::{Packet, mac, nd_flags, solicited_node, solicited_node_mac},
+    packet::{BROADCAST, Packet, mac, nd_flags, solicited_node, solicited_node_mac},
 };
 
 use crate::{
     node::{Endpoint, Node, Pod, network, vlan, vtep, vxlan},
-    run::{Outcome, run},
+    run::{Outcome, Target, run},
 };
 
 const NOWHERE: &str = "02:02:0a:01:01:63";
@@ -308,5 +308,60 @@ fn fragments_of_an_icmp_error_belong_together() -> Result<()> {
     rig.run(&first)?.assert_sent_on(&first.build());
     let later = answer.fragment(9, 5, false).protocol(1).payload(b"more");
     rig.run(&later)?.assert_sent_on(&later.build());
+    Ok(())
+}
+
+/// An error goes to the sender of a packet. Kernels do not compare the address of an ICMPv6 error with the packet in it, so one to
+/// all nodes would tell each about a flow of its own.
+#[test]
+fn icmp_errors_to_groups_are_dropped() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("pod-errgroup")?;
+    let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+    let about = Packet::bare().ipv6(OTHER.ip6(), FAR.ip6()).udp(53, 4000).payload(b"four").build();
+    let about4 = Packet::bare().ipv4(OTHER.ip(), FAR.ip()).udp(53, 4000).payload(b"four").build();
+    let six = |to: Ipv6Addr, mac| Packet::eth(mac, HERE.mac()).ipv6(HERE.ip6(), to);
+    for to in [
+        (all_nodes, mac("33:33:00:00:00:01")),
+        (solicited_node(OTHER.ip6()), solicited_node_mac(OTHER.ip6())),
+    ] {
+        for (kind, code, rest) in [(1, 4, [0; 4]), (2, 0, [0, 0, 5, 0]), (100, 0, [0; 4])] {
+            let error = six(to.0, to.1).icmpv6(kind, code, rest).payload(&about);
+            rig.run(&error)?.assert_dropped(DropReason::UnrelatedIcmpError);
+        }
+        rig.run(&six(to.0, to.1).icmpv6(128, 0, [0; 4]).payload(b"ping"))?.assert_flooded();
+    }
+    let all_hosts = Packet::eth(mac("01:00:5e:00:00:01"), HERE.mac()).ipv4(HERE.ip(), [224, 0, 0, 1]);
+    rig.run(&all_hosts.icmp(3, 3, [0; 4]).payload(&about4))?.assert_dropped(DropReason::UnrelatedIcmpError);
+    Ok(())
+}
+
+/// It would have the record of an IPv4 endpoint or service.
+#[test]
+fn packets_to_mapped_addresses_are_dropped() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("pod-mapped")?;
+    for to in [OTHER.ip().to_ipv6_mapped(), STRANGER.ip().to_ipv6_mapped(), Ipv6Addr::LOCALHOST] {
+        let packet = Packet::eth(OTHER.mac(), HERE.mac()).ipv6(HERE.ip6(), to).udp(4000, 53);
+        rig.run(&packet)?.assert_dropped(DropReason::AddressMismatch);
+    }
+    Ok(())
+}
+
+/// A packet of 4,000 segments is what the port may send in 1,000 seconds.
+#[test]
+fn storm_control_counts_the_segments_of_a_packet() -> Result<()> {
+    needs!(root());
+    let mut node = Node::with("pod-gso", |options| options.bum_rate = 4)?;
+    let n1 = network("n1.t", vxlan(10_001));
+    node.want_network(&n1);
+    let pod = node.pod(&n1, HERE)?;
+    node.converge()?;
+    let frame = Packet::eth(BROADCAST, HERE.mac()).ipv4(HERE.ip(), [255; 4]).udp(4000, 4001).build();
+    let send = || run(&node, FROM_POD, &pod.local.port, &frame);
+    send()?.assert_flooded();
+    let target = Target::new(&node, FROM_POD, &pod.local.port)?.segmented(4000);
+    node.ns.run(|| target.give(&frame))?;
+    send()?.assert_dropped(DropReason::StormControl);
     Ok(())
 }

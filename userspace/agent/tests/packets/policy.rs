@@ -80,8 +80,14 @@ impl Rig {
     }
 
     fn packets(&self, id: &str) -> Result<u64> {
+        Ok(self.counted(id)?.0)
+    }
+
+    /// Packets and bytes.
+    fn counted(&self, id: &str) -> Result<(u64, u64)> {
         let counts = self.node.datapath.counters()?.rules;
-        Ok(counts.iter().find(|(name, _)| name.as_str() == id).map_or(0, |(_, count)| count.packets))
+        let count = counts.iter().find(|(name, _)| name.as_str() == id);
+        Ok(count.map_or((0, 0), |(_, count)| (count.packets, count.bytes)))
     }
 }
 
@@ -130,6 +136,21 @@ fn a_rule_drops_matching_packets_and_counts_them() -> Result<()> {
     assert_eq!(rig.packets("deny")?, 2);
     // The rule does not apply to the other direction.
     passes(&rig.answer(&back().tcp(4001, 80, 2))?);
+    Ok(())
+}
+
+/// Not of an earlier packet.
+#[test]
+fn a_rule_counts_the_bytes_of_broadcasts() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("pol-bytes")?;
+    rig.set(group(1, vec![Rule { protocol: Some(UDP), ..rule("deny", Direction::Out, Action::Deny, 10) }]))?;
+    passes(&rig.send(&to(SERVER).tcp(4000, 81, 2).payload(&[7; 1000]))?);
+    let broadcast = Packet::eth(BROADCAST, CLIENT.mac()).ipv4(CLIENT.ip(), [255; 4]).udp(4000, 53);
+    rig.send(&broadcast)?;
+    let (packets, bytes) = rig.counted("deny")?;
+    assert!(packets > 0);
+    assert_eq!(bytes, packets * broadcast.build().len() as u64);
     Ok(())
 }
 

@@ -87,6 +87,12 @@ impl Target {
         self
     }
 
+    /// The same target for packets that are cut into so many frames on their way.
+    pub(crate) fn segmented(mut self, frames: u32) -> Target {
+        self.context[164..168].copy_from_slice(&frames.to_ne_bytes());
+        self
+    }
+
     /// Runs the program in the namespace of the interface. Returns the code and the frame.
     pub(crate) fn give(&self, frame: &[u8]) -> Result<(Code, Vec<u8>)> {
         let mut bytes = vec![0; 4096];

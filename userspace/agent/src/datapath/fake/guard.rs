@@ -134,11 +134,13 @@ impl<'a> Sender<'a> {
 
     fn is_source_allowed(&self, frame: &[u8], ethernet: &Ethernet) -> bool {
         let ip = source_address(frame, ethernet);
+        let to_reserved = bytes::<16>(frame, ETHERNET + 24)
+            .is_some_and(|to| ethernet.kind == IPV6 && is_reserved(Ipv6Addr::from(to)));
         if let Some(local) = self.local() {
             let own = addresses(local.mac, &local.addresses);
             let unassigned = ip.is_some_and(|ip| ip.is_unspecified()) && ethernet.destination.is_multicast();
             let asks = unassigned && (ethernet.kind == IPV4 || is_icmpv6_or_options(frame));
-            return local.mac == self.mac && ip.is_none_or(|ip| own.contains(&ip) || asks);
+            return local.mac == self.mac && !to_reserved && ip.is_none_or(|ip| own.contains(&ip) || asks);
         }
         let elsewhere = |owner: &Owner| match self.from {
             Origin::Tunnel { vtep, .. } => owner.is_local || owner.vtep != Some(*vtep),
@@ -155,8 +157,6 @@ impl<'a> Sender<'a> {
             }
             IpAddr::V6(ip) => ip.is_multicast() || is_reserved(ip) || ip.is_unspecified() && !asks,
         };
-        let to_reserved = bytes::<16>(frame, ETHERNET + 24)
-            .is_some_and(|to| ethernet.kind == IPV6 && is_reserved(Ipv6Addr::from(to)));
         let discovery = self.discovery(frame, ethernet).is_some();
         if self.mac == Mac::ROUTER
             && let Some(ip) = ip

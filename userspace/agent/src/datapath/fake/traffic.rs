@@ -57,6 +57,8 @@ impl Traffic {
                 return unmodified().filter(|copies| copies.iter().all(is_answer));
             }
             Class::Other => return Some(network.deliver_other(unmodified()?, sender)),
+            // An ICMP error is for the sender of a packet.
+            Class::Ip(packet) if is_multicast(&inner) && packet.quoted(&inner).is_some() => return None,
             Class::Ip(packet) if is_multicast(&inner) => {
                 network.mark(&mut inner, packet, sender);
                 let frame = network.framed(inner, from);

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use testkit::packet::{BROADCAST, Mac, Packet, tcp_flags};
+use testkit::packet::{BROADCAST, Mac, Packet, solicited_node, tcp_flags};
 
 use crate::{
     attack::{ANYWHERE, Attack, Family, OUTSIDE, POD, Step, V4, V6},
@@ -47,6 +47,15 @@ pub(super) fn attacks() -> Vec<Attack> {
 }
 
 type Kind = (&'static str, u8, u8, [u8; 4]);
+
+/// An error about a flow of the victim, to a group that it is a member of.
+fn to_group(name: &str, mac: Mac, address: fn(&Scene) -> IpAddr) -> Attack {
+    Attack::new("E26", format!("error about another's datagram to {name}"), move |s| {
+        let (mut steps, quoted) = flow(s, WITNESS);
+        steps.push(s.send(&error(s, s.ip_to(mac, address(s)), port_unreachable(s), &quoted)));
+        steps
+    })
+}
 
 /// Continues headers with an error about a packet.
 fn error(s: &Scene, headers: Packet, (_, kind, code, rest): Kind, quoted: &[u8]) -> Packet {
@@ -198,6 +207,15 @@ fn about_others() -> Vec<Attack> {
             steps.push(s.send(&error(s, s.ip_in(BROADCAST), port_unreachable(s), &quoted)));
             steps
         }),
+        to_group("all nodes", [0x33, 0x33, 0, 0, 0, 1], |_| {
+            Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1).into()
+        })
+        .by(V6),
+        to_group("the solicited-node group", [0x33, 0x33, 0xff, 0, 0, 1], |s| {
+            solicited_node(s.victim.ip6()).into()
+        })
+        .by(V6),
+        to_group("all hosts", [1, 0, 0x5e, 0, 0, 1], |_| Ipv4Addr::new(224, 0, 0, 1).into()).by(V4),
         Attack::new("E26", "error about a datagram that was not answered", |s| {
             let question = s.ip_of_victim(WITNESS).udp(s.sport(), 53).payload(b"question");
             let forged = error(s, s.ip(), port_unreachable(s), &packet_of(&question));

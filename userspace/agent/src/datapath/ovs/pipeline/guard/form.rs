@@ -123,7 +123,7 @@ pub(super) fn asking(from: Match) -> [Match; 7] {
     ]
 }
 
-/// Destinations: endpoints are no DHCP servers, and addresses that are on no link do not come from outside.
+/// Destinations: endpoints are no DHCP servers, and some addresses are on no link.
 fn targets() -> Vec<Flow> {
     let drop = |m| drop_from(table::TARGET, check::FORM, m);
     let server = |family: Family| {
@@ -135,7 +135,7 @@ fn targets() -> Vec<Flow> {
     let v4 = [Ipv4Addr::BROADCAST, ALL_HOSTS].map(|ip| Match::new().ipv4_dst(ip, 32));
     let v6 = [(ALL_NODES, 128), (SOLICITED_NODE, 104)].map(|(ip, bits)| Match::new().ipv6_dst(ip, bits));
     flows.extend(v4.into_iter().chain(v6).map(fragments));
-    flows.extend(ON_NO_LINK.map(|(ip, bits)| drop(match_from(metadata::OUTSIDE).ipv6_dst(ip, bits))));
+    flows.extend(ON_NO_LINK.map(|(ip, bits)| drop(Match::new().ipv6_dst(ip, bits))));
     // A station takes a packet to a group for its own, also in a frame for it alone, and no rules about its address apply. (And the
     // kernel's connection tracking joins fragments to two Ethernet addresses: the packet is evaluated for one of them, and has the other.)
     let unicast = || Match::new().masked(Field::EthDst, 0u64, GROUP_BIT);

@@ -86,6 +86,8 @@ pub(crate) fn base() -> Vec<Flow> {
     flows.extend([133, 135, 136].map(|kind| class(rank::EXEMPT, discovery(kind)).goto(table::DESTINATION)));
     for family in Family::ALL {
         let group = untracked(family, Match::new().multicast_dst());
+        // An ICMP error is for the sender of a packet. A kernel accepts what one for a group tells it.
+        flows.extend(errors(family, Match::new().multicast_dst()).map(|m| class(rank::EXEMPT, m)));
         flows.extend(group.into_iter().map(|(step, m, actions)| {
             class(rank::GROUPS + step, m).apply(actions).goto(table::DESTINATION_IDENTITY)
         }));
@@ -147,6 +149,17 @@ fn anew(family: Family) -> Vec<Flow> {
     packets.map(flow).collect()
 }
 
+/// Matches of ICMP errors. Matches have no mask of the type.
+fn errors(family: Family, base: Match) -> impl Iterator<Item = Match> {
+    let (types, field) = match family {
+        Family::V4 => (ICMP_ERRORS.to_vec(), Field::Icmpv4Type),
+        Family::V6 => (ICMPV6_ERRORS.collect(), Field::Icmpv6Type),
+    };
+    let [icmp, ..] = tracked_protocols(family);
+    let base = family.packets(base).ip_proto(icmp);
+    types.into_iter().map(move |kind| base.clone().field(field, kind))
+}
+
 /// Packets with their connection state.
 fn state(family: Family) -> Vec<Flow> {
     let (tracked, invalid) = (ct_state::TRACKED, ct_state::INVALID);
@@ -158,16 +171,9 @@ fn state(family: Family) -> Vec<Flow> {
         })
         .collect();
     flows.extend(dhcp_servers(family));
-    // An ICMP error about no connection. Matches have no mask of the type.
-    let (types, field) = match family {
-        Family::V4 => (ICMP_ERRORS.to_vec(), Field::Icmpv4Type),
-        Family::V6 => (ICMPV6_ERRORS.collect(), Field::Icmpv6Type),
-    };
-    flows.extend(types.into_iter().map(|kind| {
-        let [icmp, ..] = tracked_protocols(family);
-        let m = family.packets(Match::new()).ct_state(tracked | invalid, tracked | invalid).ip_proto(icmp);
-        Flow::new(table::STATE, rank::EXEMPT, m.field(field, kind))
-    }));
+    // An ICMP error about no connection.
+    let broken = Match::new().ct_state(tracked | invalid, tracked | invalid);
+    flows.extend(errors(family, broken).map(|m| Flow::new(table::STATE, rank::EXEMPT, m)));
     let mask = tracked | invalid | ct_state::REPLY;
     // A connection is not opened by its other end: this is a new one, with the ports of one that ended or that both ends open. Before
     // the first reply, the userspace datapath takes it for the original direction.
