@@ -16,8 +16,9 @@ use tokio_util::sync::CancellationToken;
 
 /// Batches that wait for one client.
 const MAX_BATCHES: usize = 64;
-/// Bytes that wait for one client. A single batch may be larger.
-const MAX_BYTES: usize = 2 << 20;
+/// Bytes that wait for one client. A single batch may be larger. It is several messages of the store: a
+/// client that gets earlier changes exceeds it again and again, and each time etcd reads the changes anew.
+const MAX_BYTES: usize = 8 << 20;
 /// Bytes that wait for all clients. A single batch may be larger.
 const MAX_BYTES_OF_ALL: usize = 128 << 20;
 

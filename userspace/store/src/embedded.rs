@@ -14,6 +14,7 @@ mod check;
 mod crashes;
 mod directory;
 mod disk;
+mod fragments;
 mod guarded_file;
 mod history;
 mod kv_service;

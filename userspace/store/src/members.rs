@@ -64,7 +64,8 @@ struct Place {
     moved: Option<Instant>,
 }
 
-/// Largest message from the store. Listings of large bodies exceed gRPC's default of 4 MiB.
+/// Largest message from the store. Listings of large bodies exceed gRPC's default of 4 MiB. So does the
+/// history of a watch from `etcd grpc-proxy`, which does not divide it into fragments.
 const MAX_ANSWER: usize = 256 << 20;
 /// Time for which a member that did not answer is skipped if there is another: each attempt would
 /// cost a timeout.

@@ -1,5 +1,6 @@
 //! Watches on a prefix: a snapshot, then every change.
 
+mod fragments;
 mod known;
 
 use crate::backoff::Backoff;
@@ -10,6 +11,7 @@ use crate::{Cause, Error, KeyValue, Operation, Position, Store};
 use contiv_model::event::Event;
 use etcd_client::proto::PbWatchResponse;
 use etcd_client::{ResponseHeader, WatchOptions, WatchStream};
+use fragments::Fragments;
 use futures::Stream;
 use futures::stream::{self, BoxStream, StreamExt};
 use known::Known;
@@ -35,8 +37,8 @@ pub struct Update {
     pub event: Event<String, KeyValue>,
 }
 
-/// Updates that a [`Watch`] received together: a listing, or one message of the server. The changes
-/// of one revision are never in different batches.
+/// Updates that a [`Watch`] received together: a listing, or the whole revisions that one message of the
+/// server completed. The changes of one revision are never in different batches.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     /// Present if the updates come from a listing.
@@ -218,7 +220,8 @@ enum State {
     /// watch was opened there before and lost.
     Listed { revision: i64, resumed: bool },
     /// The state up to `revision` is known, and the member of `turn` sends later changes.
-    Watching { revision: i64, stream: Box<WatchStream>, since: Instant, turn: Turn },
+    /// `fragments` has changes after `revision` that have arrived in part.
+    Watching { revision: i64, stream: Box<WatchStream>, fragments: Fragments, since: Instant, turn: Turn },
     /// A request failed; the next attempt is at `until`, with the watch if the state up to `known`
     /// is known.
     Waiting { until: Instant, known: Option<i64> },
@@ -255,7 +258,7 @@ impl Follower {
                 let (revision, resumed) = (*revision, *resumed);
                 self.follow(revision, resumed).await
             }
-            State::Watching { revision, stream, since, turn } => {
+            State::Watching { revision, stream, fragments, since, turn } => {
                 let turn = *turn;
                 let message = tokio::select! {
                     message = stream.message() => message,
@@ -274,15 +277,16 @@ impl Follower {
                     }
                     Ok(Some(message)) => {
                         self.progress.advance();
+                        let events = fragments.join(message.0);
                         // Not the revision of the header: a server with a backlog reports its
                         // current revision there, ahead of the events that it has sent.
-                        let sent = message.0.events.iter().filter_map(|e| Some(e.kv.as_ref()?.mod_revision));
+                        let sent = events.iter().filter_map(|e| Some(e.kv.as_ref()?.mod_revision));
                         *revision = sent.fold(*revision, i64::max);
-                        if !message.events().is_empty() {
+                        if !events.is_empty() {
                             self.backoff.reset();
                         }
                         let keep = |kv: &KeyValue| self.filter.keeps(kv);
-                        Batch { updates: self.known.changes(message.0.events, keep), ..Batch::default() }
+                        Batch { updates: self.known.changes(events, keep), ..Batch::default() }
                     }
                     Ok(None) => self.broken(settled, turn, Cause::broken("the server ended the watch")).await,
                     Err(e) => self.broken(settled, turn, e.into()).await,
@@ -327,8 +331,8 @@ impl Follower {
             self.store.members().failed(turn, &error).await;
             return self.failed(error);
         }
-        let (stream, since) = (Box::new(opened.stream), Instant::now());
-        self.state = State::Watching { revision, stream, since, turn };
+        let (stream, fragments) = (Box::new(opened.stream), Fragments::default());
+        self.state = State::Watching { revision, stream, fragments, since: Instant::now(), turn };
         self.status.send_if_modified(|s| std::mem::replace(s, Status::Connected) != Status::Connected);
         Batch { resumed, ..Batch::default() }
     }
@@ -366,7 +370,8 @@ impl Follower {
             true => patience.min(self.store.request_timeout()),
             false => self.store.request_timeout(),
         };
-        let options = WatchOptions::new().with_start_revision(start).with_progress_notify();
+        // Without fragments, etcd sends the history of up to 1000 revisions in one message.
+        let options = WatchOptions::new().with_start_revision(start).with_progress_notify().with_fragment();
         let options = if self.prefix.is_empty() { options.with_all_keys() } else { options.with_prefix() };
         let open = async {
             let mut client = self.store.watch_client();

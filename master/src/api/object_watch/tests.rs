@@ -173,7 +173,7 @@ async fn what_waits_for_a_client_that_does_not_read_is_limited_in_bytes() {
     // The client takes nothing more.
     write(&store, &path, 0).await;
     wait_until(|| watch.backlogs.bytes() > 0).await;
-    for _ in 0..8 {
+    for _ in 0..12 {
         write(&store, &path, 1_000_000).await;
     }
     wait_until(|| watch.backlogs.bytes() == 0).await;
@@ -184,7 +184,7 @@ async fn what_waits_for_a_client_that_does_not_read_is_limited_in_bytes() {
 /// Earlier changes come as fast as the store has them, also more than may wait.
 #[tokio::test]
 async fn a_client_that_gets_earlier_changes_keeps_its_connection_until_it_has_them() {
-    const CHANGES: usize = 20;
+    const CHANGES: usize = 40;
     let folder = tempfile::tempdir().unwrap();
     let server = embedded::Server::open(folder.path(), ([127, 0, 0, 1], 0).into()).await.unwrap();
     let store = Store::connect(&Config::new([server.endpoint()])).await.unwrap();

@@ -2,6 +2,7 @@
 //! stream reads on from the positions of its watchers. A watcher that cannot keep up is cancelled
 //! because its position was compacted.
 
+use super::fragments;
 use super::history::Change;
 use super::shared::Shared;
 use super::span::Span;
@@ -63,6 +64,8 @@ struct Watcher {
     deletes: bool,
     prev_kv: bool,
     progress: bool,
+    /// Whether large responses are divided.
+    fragment: bool,
     last_sent: Instant,
 }
 
@@ -120,6 +123,7 @@ impl Session {
                     deletes: !create.filters.contains(&(WatchFilterType::NoDelete as i32)),
                     prev_kv: create.prev_kv,
                     progress: create.progress_notify,
+                    fragment: create.fragment,
                     last_sent: Instant::now(),
                 };
                 self.create(create.watch_id, watcher, now).await
@@ -189,8 +193,14 @@ impl Session {
                 Portion::Nothing => return Ok(()),
                 Portion::Events { events, upto, rest } => {
                     (watcher.next, watcher.last_sent) = (upto + 1, Instant::now());
-                    let response = PbWatchResponse { watch_id: id, events, ..Default::default() };
-                    self.send(response, upto).await?;
+                    let parts = if watcher.fragment { fragments::divide(events) } else { vec![events] };
+                    let mut parts = parts.into_iter().peekable();
+                    while let Some(events) = parts.next() {
+                        let fragment = parts.peek().is_some();
+                        let response =
+                            PbWatchResponse { watch_id: id, events, fragment, ..Default::default() };
+                        self.send(response, upto).await?;
+                    }
                     if !rest {
                         return Ok(());
                     }

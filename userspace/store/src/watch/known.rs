@@ -125,7 +125,7 @@ impl Known {
     /// counts as deleted.
     pub(super) fn changes(&mut self, events: Vec<PbEvent>, keep: impl Fn(&KeyValue) -> bool) -> Vec<Update> {
         let mut updates = Vec::with_capacity(events.len());
-        // The changes of one revision are in one message.
+        // All changes of a revision come together.
         let counted = self.at.revision;
         for event in events {
             let is_put = event.r#type == EventType::Put as i32;

@@ -183,3 +183,34 @@ pub(crate) async fn a_revision_is_not_torn(peer: &mut Peer) -> Result<()> {
     }
     Ok(())
 }
+
+/// With the option `fragment`, responses are no larger than a request may be, with its encoding. All but the
+/// last fragment of a response have the flag, and the last one ends with a whole revision.
+pub(crate) async fn large_responses_are_divided(peer: &mut Peer) -> Result<()> {
+    const KEYS: usize = 128;
+    const MAX_MESSAGE: usize = 2 << 20;
+    let mut client = peer.client().await?;
+    // Two revisions are larger than a message together.
+    for bytes in [8_000, 11_000].repeat(4) {
+        let put = |key: usize| TxnOp::put(format!("t/{key:03}"), "x".repeat(bytes), None);
+        client.txn(Txn::new().and_then((0..KEYS).map(put).collect::<Vec<_>>())).await?;
+    }
+    let options = WatchOptions::new().with_prefix().with_start_revision(2).with_fragment();
+    let mut stream = client.watch("t/", Some(options)).await?;
+    ensure!(message(&mut stream).await?.created());
+    let (mut revisions, mut divided, mut continues) = (Vec::new(), 0, false);
+    while revisions.len() < 8 * KEYS {
+        let response = message(&mut stream).await?;
+        let kvs = || response.events().iter().filter_map(|event| event.kv());
+        let bytes: usize = kvs().map(|kv| kv.key().len() + kv.value().len()).sum();
+        ensure!(bytes <= MAX_MESSAGE, "a message of {bytes} bytes");
+        revisions.extend(kvs().map(|kv| kv.mod_revision()));
+        continues = response.0.fragment;
+        divided += usize::from(continues);
+        ensure!(continues || revisions.len().is_multiple_of(KEYS), "a response ends within a revision");
+    }
+    ensure!(divided > 0 && !continues, "{divided} fragments, continues: {continues}");
+    let expected = (2..10_i64).flat_map(|revision| std::iter::repeat_n(revision, KEYS));
+    ensure!(revisions.iter().copied().eq(expected), "{revisions:?}");
+    Ok(())
+}

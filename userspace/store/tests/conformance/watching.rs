@@ -217,6 +217,44 @@ pub(crate) async fn a_watch_continues_after_a_restart(peer: &mut Peer) -> Result
     Ok(())
 }
 
+/// A history that is too large for one message comes in several batches, each of whole revisions.
+pub(crate) async fn a_large_history_comes_in_whole_revisions(peer: &mut Peer) -> Result<()> {
+    const KEYS: usize = 128;
+    /// Larger than a message and a revision.
+    const MAX_BATCH: usize = 4 << 20;
+    let store = peer.store().await?;
+    let before = store.position().await?.revision;
+    let mut last = before;
+    for bytes in [8_000, 11_000].repeat(4) {
+        let value = vec![b'x'; bytes];
+        let txn = (0..KEYS).fold(Txn::new(), |txn, key| txn.put(format!("/w/{key:03}"), value.clone()));
+        last = store.commit(txn).await?.committed()?;
+    }
+    let mut batches = Box::pin(store.watch_after("/w/", before).batches());
+    let (mut seen, mut parts) = (before, 0);
+    while seen < last {
+        let (batch, _) = next_change(&mut batches).await?;
+        ensure!(batch.relisted.is_none(), "the history was not available");
+        for revision in batch.updates.chunks(KEYS) {
+            seen += 1;
+            let is_whole = revision.len() == KEYS && revision.iter().all(|update| update.revision == seen);
+            ensure!(is_whole, "revision {seen} is torn");
+        }
+        let size = |update: &Update| match &update.event {
+            Event::Apply(_, kv) => kv.value.len(),
+            _ => 0,
+        };
+        let bytes: usize = batch.updates.iter().map(size).sum();
+        ensure!(bytes <= MAX_BATCH, "a batch of {bytes} bytes");
+        parts += 1;
+    }
+    ensure!(parts > 1 && seen == last, "{parts} batches up to revision {seen} of {last}");
+    // The last revision did not wait for this one.
+    put(&store, "/w/end", "1").await?;
+    ensure!(next_change(&mut batches).await?.0.updates.len() == 1);
+    Ok(())
+}
+
 /// A watch that keeps a part of the keys reports these only, and continues after restarts of the store without a listing.
 pub(crate) async fn a_watch_keeps_a_part_of_the_keys(peer: &mut Peer) -> Result<()> {
     let store = peer.store().await?;
