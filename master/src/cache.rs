@@ -6,9 +6,11 @@
 //! whatever order the two inputs arrive. The cache holds nothing that is not in the store.
 
 mod allocation_change;
+mod allocation_edit;
 mod allocation_record;
 mod allocation_table;
 mod chunk_table;
+mod committed_change;
 mod index;
 mod link_log;
 mod linked_objects;
@@ -35,6 +37,7 @@ use tokio::sync::watch;
 pub use allocation_change::{AllocationChange, Traffic};
 pub use allocation_record::AllocationRecord;
 use chunk_table::ChunkTable;
+pub use committed_change::Change;
 use index::Index;
 pub use index::{AddressOwner, Labels};
 pub use link_log::{LinkChange, LinkChanges};
@@ -45,7 +48,7 @@ pub use record::{Entry, GroupIds, ONLY, Pending, Table};
 pub use record_body::RecordBody;
 pub use revisions::Revisions;
 pub use shared::SharedCache;
-pub use transaction::{Change, Stageable, StagedTxn, Version};
+pub use transaction::{Stageable, StagedTxn, Version};
 use unknown_fields::UnknownFields;
 use unreadable::UnreadableEndpoint;
 

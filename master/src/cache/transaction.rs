@@ -1,23 +1,24 @@
 //! Staged transaction: changes on top of the cache that later plans of the same transaction can
 //! read.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use contiv_model::{endpoint, group, network, service};
 use contiv_store::{Guard, Op, Txn};
 
+use super::ClusterCache;
 use super::allocation_change::AllocationChange;
-use super::allocation_record::{AllocationRecord, WrittenJournal};
-use super::index::{AddressOwner, Index, addresses};
+use super::allocation_edit::{Edit, Edits, cost, write_allocations};
+use super::allocation_record::AllocationRecord;
+use super::committed_change::Change;
+use super::index::{AddressOwner, addresses};
 use super::links::ContentVersion;
 use super::record::{Entry, Overlays};
 use super::record_body::RecordBody;
-use super::revisions::Revisions;
 use super::staged_links::StagedLinks;
 use super::value_sizes::ValueSizes;
-use super::{AllocationTable, ClusterCache};
 
 /// Changes that plans stage. [`StagedTxn::finish`] turns them into a store transaction and the
 /// [`Change`] that is applied to the cache after the commit.
@@ -37,14 +38,6 @@ pub struct StagedTxn<'w> {
     pub(super) links: StagedLinks,
 }
 
-type Edits<B> = BTreeMap<String, Edit<B>>;
-
-pub enum Edit<B> {
-    Create(Box<B>),
-    Change(AllocationChange),
-    Delete,
-}
-
 /// Version of an entry, as a plan sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
@@ -54,16 +47,6 @@ pub enum Version {
     At(ContentVersion),
     /// This transaction puts it.
     Staged,
-}
-
-/// Changes of a committed transaction.
-#[derive(Default)]
-pub struct Change {
-    overlays: Overlays,
-    networks: StagedEdits<network::State>,
-    groups: StagedEdits<group::State>,
-    /// Lines for the log.
-    notices: Vec<String>,
 }
 
 /// Operations and guards that one plan may need. A transaction with fewer left accepts no further
@@ -278,56 +261,9 @@ impl<'w> StagedTxn<'w> {
     }
 }
 
-type StagedEdits<B> = Vec<(String, Edit<B>, Option<WrittenJournal>)>;
-
-/// Approximate number of operations and bytes of the edits.
-fn cost<B: RecordBody>(cache: &ClusterCache, edits: &Edits<B>) -> (usize, usize) {
-    let records = edits.keys().map(|id| cache.allocation::<B>(id));
-    let costs = records.map(|record| record.map_or((2, 0), |record| (record.ops(), record.size())));
-    costs.fold((0, 0), |(ops, bytes), (more_ops, more_bytes)| (ops + more_ops, bytes + more_bytes))
-}
-
-fn write_allocations<B: Stageable>(
-    cache: &ClusterCache,
-    edits: Edits<B>,
-    mut each: impl FnMut(String, i64, Option<Op>),
-) -> serde_json::Result<StagedEdits<B>> {
-    let stored = &B::allocations(cache).chunks;
-    let mut written = Vec::with_capacity(edits.len());
-    for (id, edit) in edits {
-        let journal = match (&edit, cache.allocation::<B>(&id)) {
-            // Never replaces a record: plans check that there is none.
-            (Edit::Create(body), _) => {
-                let key = B::key(&id).to_string();
-                let value = serde_json::to_vec(body)?.into();
-                each(key.clone(), 0, Some(Op::Put { key, value, lease: None }));
-                // A release without chunks has left those of an earlier record.
-                stored.delete::<B>(&id, &mut each);
-                None
-            }
-            (Edit::Change(change), Some(record)) => {
-                if change.is_empty() {
-                    continue;
-                }
-                record.write(change, stored, &mut each)?
-            }
-            (Edit::Delete, Some(record)) => {
-                let key = B::key(&id).to_string();
-                each(key.clone(), record.revision, Some(Op::Delete { key }));
-                record.delete_journal(&mut each);
-                stored.delete::<B>(&id, &mut each);
-                None
-            }
-            (Edit::Change(_) | Edit::Delete, None) => continue,
-        };
-        written.push((id, edit, journal));
-    }
-    Ok(written)
-}
-
 /// A record that transactions can stage changes for.
 pub trait Stageable: RecordBody {
-    fn edits<'d>(staged: &'d mut StagedTxn<'_>) -> &'d mut BTreeMap<String, Edit<Self>>;
+    fn edits<'d>(staged: &'d mut StagedTxn<'_>) -> &'d mut Edits<Self>;
 }
 
 impl Stageable for network::State {
@@ -339,89 +275,5 @@ impl Stageable for network::State {
 impl Stageable for group::State {
     fn edits<'d>(staged: &'d mut StagedTxn<'_>) -> &'d mut Edits<Self> {
         &mut staged.groups
-    }
-}
-
-impl ClusterCache {
-    /// Applies a committed change.
-    pub fn commit(&mut self, change: Change, at: impl Into<Revisions>) {
-        let at = at.into();
-        self.index_changes::<endpoint::State>(&change, &at, Index::endpoint);
-        self.index_changes::<service::State>(&change, &at, Index::service);
-        self.forget_unreadable(<endpoint::State as Entry>::overlay(&change.overlays).keys(), &at);
-        for notice in &change.notices {
-            tracing::warn!("{notice}");
-        }
-        let deleted = &mut self.deleted;
-        change.overlays.apply(&mut self.tables, &mut self.links, &at, |key, revision| {
-            deleted.insert(key, revision);
-        });
-        commit_allocations(&mut self.networks, deleted, change.networks, &at);
-        commit_allocations(&mut self.groups, deleted, change.groups, &at);
-    }
-}
-
-impl ClusterCache {
-    /// Passes the entries of `T` that the change replaces to the index.
-    fn index_changes<T: Entry>(
-        &mut self,
-        change: &Change,
-        at: &Revisions,
-        note: impl Fn(&mut Index, Option<&T>, Option<&T>),
-    ) {
-        for (id, new) in T::overlay(&change.overlays) {
-            let known = self.table::<T>().get(id);
-            if known.is_none_or(|known| known.revision <= at.of(&T::path(id))) {
-                let old = known.map(|known| known.value.clone());
-                note(&mut self.index, old.as_deref(), new.as_deref());
-            }
-        }
-    }
-}
-
-fn commit_allocations<B: RecordBody>(
-    table: &mut AllocationTable<B>,
-    deleted: &mut HashMap<String, i64>,
-    edits: StagedEdits<B>,
-    at: &Revisions,
-) {
-    let AllocationTable { live, chunks, .. } = table;
-    for (id, edit, written) in edits {
-        let key = B::key(&id).to_string();
-        let revision = at.of(&key);
-        if live.get(&id).is_some_and(|record| record.revision >= revision) {
-            continue;
-        }
-        match &written {
-            Some(written) => {
-                for (chunk, value) in &written.chunks {
-                    let revision = at.of(&B::chunk_key(&id, *chunk).to_string());
-                    chunks.set(&id, *chunk, Some(value.clone()), revision);
-                }
-            }
-            // All other edits delete the chunks.
-            None => {
-                for chunk in chunks.remove_all(&id) {
-                    let key = B::chunk_key(&id, chunk).to_string();
-                    deleted.insert(key.clone(), at.of(&key));
-                }
-            }
-        }
-        match edit {
-            Edit::Create(body) => {
-                live.insert(id, AllocationRecord::new(*body, revision));
-            }
-            Edit::Change(change) => {
-                if let Some(record) = live.get_mut(&id) {
-                    record.apply(&change, written, at);
-                }
-            }
-            Edit::Delete => {
-                live.remove(&id);
-                let journal = B::journal_key(&id).to_string();
-                deleted.insert(journal.clone(), at.of(&journal));
-                deleted.insert(key, revision);
-            }
-        }
     }
 }

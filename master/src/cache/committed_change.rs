@@ -1,0 +1,54 @@
+//! Changes of a committed transaction, as the cache applies them.
+
+use contiv_model::{endpoint, group, network, service};
+
+use super::ClusterCache;
+use super::allocation_edit::{StagedEdits, commit_allocations};
+use super::index::Index;
+use super::record::{Entry, Overlays};
+use super::revisions::Revisions;
+
+/// Changes of a committed transaction.
+#[derive(Default)]
+pub struct Change {
+    pub(super) overlays: Overlays,
+    pub(super) networks: StagedEdits<network::State>,
+    pub(super) groups: StagedEdits<group::State>,
+    /// Lines for the log.
+    pub(super) notices: Vec<String>,
+}
+
+impl ClusterCache {
+    /// Applies a committed change.
+    pub fn commit(&mut self, change: Change, at: impl Into<Revisions>) {
+        let at = at.into();
+        self.index_changes::<endpoint::State>(&change, &at, Index::endpoint);
+        self.index_changes::<service::State>(&change, &at, Index::service);
+        self.forget_unreadable(<endpoint::State as Entry>::overlay(&change.overlays).keys(), &at);
+        for notice in &change.notices {
+            tracing::warn!("{notice}");
+        }
+        let deleted = &mut self.deleted;
+        change.overlays.apply(&mut self.tables, &mut self.links, &at, |key, revision| {
+            deleted.insert(key, revision);
+        });
+        commit_allocations(&mut self.networks, deleted, change.networks, &at);
+        commit_allocations(&mut self.groups, deleted, change.groups, &at);
+    }
+
+    /// Passes the entries of `T` that the change replaces to the index.
+    fn index_changes<T: Entry>(
+        &mut self,
+        change: &Change,
+        at: &Revisions,
+        note: impl Fn(&mut Index, Option<&T>, Option<&T>),
+    ) {
+        for (id, new) in T::overlay(&change.overlays) {
+            let known = self.table::<T>().get(id);
+            if known.is_none_or(|known| known.revision <= at.of(&T::path(id))) {
+                let old = known.map(|known| known.value.clone());
+                note(&mut self.index, old.as_deref(), new.as_deref());
+            }
+        }
+    }
+}
