@@ -2,6 +2,7 @@ use contiv_model::key::ObjectType;
 use contiv_store::{Config, Outcome, Txn, embedded};
 use tokio::time::{sleep, timeout};
 
+use super::page::{PAGE_BYTES, Snapshot, Taken};
 use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(30);
