@@ -227,6 +227,11 @@ impl<'w> StagedTxn<'w> {
         planned.chain(known.filter(has)).map(str::to_owned).collect()
     }
 
+    /// Ids of the entries that this transaction puts or deletes.
+    pub fn changed<T: Entry>(&self) -> impl Iterator<Item = &str> {
+        T::overlay(&self.overlays).keys().map(String::as_str)
+    }
+
     /// Number of staged puts and of staged deletions.
     pub fn counts(&self) -> (usize, usize) {
         self.overlays.counts()

@@ -1,12 +1,16 @@
 //! Application profiles as the ACI gateway receives them, in the original's `aci-gw` protocol.
 
+mod pending;
+
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use contiv_model::api::{AciGw, AppProfile, EndpointGroup, ExtContractsGroup, Policy, Rule};
 use contiv_model::{global, group, network};
 use serde::Serialize;
 
-use crate::cache::{ClusterCache, Pending, StagedTxn};
+pub use pending::mark_pending;
+
+use crate::cache::{ClusterCache, StagedTxn};
 use crate::problem::Problem;
 
 /// Infrastructure type of an ACI fabric.
@@ -19,22 +23,6 @@ pub fn is_enabled(staged: &StagedTxn<'_>) -> bool {
 
 pub fn is_enabled_in(cache: &ClusterCache) -> bool {
     cache.get::<global::Config>("").is_some_and(|config| config.nw_infra_type == ACI)
-}
-
-/// Marks the profiles whose specification differs after this transaction as pending.
-pub fn mark_pending(staged: &mut StagedTxn<'_>) {
-    let cache = staged.cache();
-    if !is_enabled(staged) || cache.table::<AppProfile>().is_empty() {
-        return;
-    }
-    let before = StagedTxn::new(cache);
-    let was_on = is_enabled(&before);
-    for profile in cache.all::<AppProfile>() {
-        let same = || Spec::of(profile, &before).ok() == Spec::of(profile, staged).ok();
-        if !was_on || !same() {
-            staged.put(&profile.key, Pending { id: profile.key.clone() });
-        }
-    }
 }
 
 /// Body of `createAppProf`. With only the names set, body of `deleteAppProf`.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use netmaster::access::Scope;
 use netmaster::aci::{RepeatablePlan, unsent};
-use netmaster::cache::StagedTxn;
+use netmaster::cache::{Pending, StagedTxn};
 use netmaster::objects::Type;
 use serde_json::{Value, json};
 
@@ -288,6 +288,74 @@ fn changes_that_affect_the_fabric_are_marked_pending() {
     assert!(is_pending(&mut fixture));
     fixture.network("other", "10.3.0.0/24", json!({"encap": "vlan"}));
     assert!(!is_pending(&mut fixture));
+}
+
+/// Names of the pending profiles, which are sent then.
+fn take_pending(fixture: &mut Fixture) -> Vec<String> {
+    let names = |staged: &StagedTxn<'_>| -> Vec<String> {
+        let pending = staged.cache().all::<Pending>();
+        pending.map(|pending| pending.id.trim_start_matches("default:").to_owned()).collect()
+    };
+    let pending = names(&StagedTxn::new(&fixture.cache));
+    let sent = |staged: &mut StagedTxn<'_>| {
+        for name in names(staged) {
+            staged.delete::<Pending>(&format!("default:{name}"));
+        }
+        Ok(vec![])
+    };
+    fixture.run(sent).unwrap();
+    pending
+}
+
+#[test]
+fn a_change_marks_the_profiles_whose_groups_differ() {
+    let mut fixture = Fixture::at("aci");
+    fixture.network("net", "10.1.0.0/24", json!({"encap": "vlan"}));
+    let policy = |fixture: &mut Fixture, name: &str| {
+        let body = json!({"tenantName": "default", "policyName": name});
+        fixture.put("policys", &format!("default:{name}"), &body).unwrap();
+    };
+    let group = |fixture: &mut Fixture, name: &str, policies: &[&str], contracts: &[&str]| {
+        let body = json!({"tenantName": "default", "groupName": name, "networkName": "net",
+            "policies": policies, "extContractsGrps": contracts});
+        fixture.put("endpointGroups", &format!("default:{name}"), &body).unwrap();
+    };
+    let rule = |fixture: &mut Fixture, policy: &str, id: &str, priority: i64, port: i64| {
+        let body = json!({"tenantName": "default", "policyName": policy, "ruleId": id, "direction": "in",
+            "action": "allow", "protocol": "tcp", "port": port, "priority": priority});
+        fixture.put("rules", &format!("default:{policy}:{id}"), &body).unwrap();
+    };
+    for name in ["p", "q"] {
+        policy(&mut fixture, name);
+    }
+    contracts(&mut fixture, "c", "provided").unwrap();
+    group(&mut fixture, "web", &["p"], &[]);
+    group(&mut fixture, "db", &["p"], &[]);
+    group(&mut fixture, "app", &["q"], &[]);
+    for (name, groups) in [("one", &["web"][..]), ("two", &["db", "app"]), ("three", &["app"])] {
+        profile(&mut fixture, name, groups).unwrap();
+    }
+    assert_eq!(take_pending(&mut fixture), [""; 0]);
+
+    rule(&mut fixture, "p", "1", 1, 80);
+    assert_eq!(take_pending(&mut fixture), ["one", "two"]);
+    rule(&mut fixture, "p", "2", 2, 80);
+    assert_eq!(take_pending(&mut fixture), [""; 0], "the contract has this filter");
+    rule(&mut fixture, "q", "1", 1, 80);
+    assert_eq!(take_pending(&mut fixture), ["three", "two"]);
+    // The other rule has the filter, too.
+    fixture.delete("rules", "default:p:1").unwrap();
+    assert_eq!(take_pending(&mut fixture), [""; 0]);
+    fixture.delete("rules", "default:p:2").unwrap();
+    assert_eq!(take_pending(&mut fixture), ["one", "two"]);
+
+    group(&mut fixture, "web", &["p"], &["c"]);
+    assert_eq!(take_pending(&mut fixture), ["one"]);
+    // The policy has no rules.
+    group(&mut fixture, "db", &[], &[]);
+    assert_eq!(take_pending(&mut fixture), [""; 0]);
+    group(&mut fixture, "app", &[], &[]);
+    assert_eq!(take_pending(&mut fixture), ["three", "two"]);
 }
 
 /// The plan was queued before the change of the mode, and is committed after it.
