@@ -31,6 +31,8 @@ mod restored;
 mod shared;
 mod span;
 mod state;
+#[cfg(test)]
+mod torn_stream;
 mod watch_service;
 mod writer;
 
