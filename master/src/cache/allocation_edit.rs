@@ -11,7 +11,7 @@ use super::revisions::Revisions;
 use super::{AllocationTable, ClusterCache};
 
 /// Staged changes by the ids of the records.
-pub type Edits<B> = BTreeMap<String, Edit<B>>;
+pub(super) type Edits<B> = BTreeMap<String, Edit<B>>;
 
 pub enum Edit<B> {
     Create(Box<B>),
