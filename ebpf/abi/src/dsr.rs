@@ -45,8 +45,10 @@ impl DsrKey {
         (self.hash(seed) >> (64 - DsrSet::BITS)) as u32
     }
 
-    /// A sum of products that do not depend on each other, so that the CPU computes them at once. What a client can
-    /// choose is multiplied by secret numbers: differences of two words cannot be chosen to cancel each other.
+    /// A sum of products that do not depend on each other, so that the CPU computes them at once, as in
+    /// [`FlowHash`](crate::FlowHash). The keys are multiples of the seed: the difference of two keys is as secret as a key, so
+    /// a client cannot choose differences of two words that cancel each other. The exclusive or of the seed with two numbers
+    /// would have differences that are those of the numbers for many seeds.
     #[inline(always)]
     const fn hash(&self, seed: u64) -> u64 {
         const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -58,9 +60,11 @@ impl DsrKey {
             0x4528_21e6_38d0_1377,
         ];
         let [a, b, c, d, network, ends] = self.words;
-        let client = product(a, seed ^ KEYS[0]).wrapping_add(product(b, seed ^ KEYS[1]));
-        let service = product(c, seed ^ KEYS[2]).wrapping_add(product(d, seed ^ KEYS[3]));
-        let other = product(ends, seed ^ KEYS[4]).wrapping_add(network.wrapping_mul(ODD));
+        let client =
+            product(a, seed.wrapping_mul(KEYS[0])).wrapping_add(product(b, seed.wrapping_mul(KEYS[1])));
+        let service =
+            product(c, seed.wrapping_mul(KEYS[2])).wrapping_add(product(d, seed.wrapping_mul(KEYS[3])));
+        let other = product(ends, seed.wrapping_mul(KEYS[4])).wrapping_add(network.wrapping_mul(ODD));
         let sum = client.wrapping_add(service).wrapping_add(other);
         (sum ^ sum >> 32).wrapping_mul(ODD)
     }

@@ -253,6 +253,22 @@ fn hashes_depend_on_every_field_and_on_the_seed() {
     assert_eq!(hashes.into_iter().collect::<BTreeSet<u64>>().len(), len);
 }
 
+/// A sender that knew the difference of the secret numbers of two words could exchange what is multiplied.
+#[test]
+fn differences_of_secret_numbers_are_secret() {
+    const NUMBERS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
+    let difference = NUMBERS[1].wrapping_sub(NUMBERS[0]);
+    let client = |words| DsrKey::of(WIRE, &Tuple { source: Address::from_words(words), ..tuple(77, 4000) });
+    let [a, b] = [0xfd00_0000_0000_0001, 0x0123_4567_89ab_cdef_u64];
+    let exchanged = client([b.wrapping_add(difference), u64::wrapping_sub(a, difference)]);
+    for seed in &SEEDS[..2] {
+        // With such a seed, its exclusive or with the numbers has the same difference.
+        let seed = seed & !(NUMBERS[0] ^ NUMBERS[1]);
+        assert_ne!(client([a, b]).hash(seed), exchanged.hash(seed), "{seed:x}");
+        assert_ne!(client([a, b]).set(seed), exchanged.set(seed), "{seed:x}");
+    }
+}
+
 /// Of 16,384 random keys, 610 find their set full.
 #[test]
 fn connections_are_spread_over_the_sets() {
