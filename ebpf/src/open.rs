@@ -82,10 +82,7 @@ pub(crate) extern "C" fn ctv_open_wire(packet: *mut Packet) -> u32 {
     if to_service && maps::phase() == Phase::IMPORTING && is_held(packet) {
         return DropReason::FlowImport as u32;
     }
-    let mut code = if to_service { relay::ctv_relay() } else { relay::ctv_arrive() };
-    if code == AGAIN && !to_service {
-        code = relay::ctv_arrive();
-    }
+    let code = if to_service { relay::ctv_relay() } else { arrived() };
     if code == RELAY || code == DropReason::NotLocal as u32 {
         return code;
     }
@@ -101,6 +98,21 @@ pub(crate) extern "C" fn ctv_open_wire(packet: *mut Packet) -> u32 {
         return refusal(packet, code);
     }
     admit(packet)
+}
+
+/// Translates the packet in hand for the pod that its frame is addressed to, if that is a backend of the service.
+#[inline(always)]
+fn arrived() -> u32 {
+    let mut code = relay::ctv_arrive();
+    if code == AGAIN {
+        code = relay::ctv_arrive();
+    }
+    if code != DropReason::NoBackend as u32 && code != DropReason::StrangeBackend as u32 {
+        return code;
+    }
+    let late = relay::ctv_arrive_late();
+    // Without such a backend, the reason is that of the others.
+    if late == packet::GO_ON || late == AGAIN { late } else { code }
 }
 
 /// The result for a packet that no backend serves, unless its flow is still to come from another table.

@@ -23,7 +23,9 @@ use crate::{
     frame::{self, ETHERNET, Ethernet},
     maps::{self, NO_PREALLOC},
     packet::{self, AGAIN, GO_ON, Packet, RELAY, tcp},
-    relay_table, service, service_entry, source,
+    relay_table, service,
+    service_entry::{self, Found},
+    source,
 };
 
 #[btf_map(name = "ctv_vips")]
@@ -167,6 +169,24 @@ pub(crate) fn count(by: DsrHook, len: u32) {
 pub(crate) extern "C" fn ctv_arrive() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
     let Some(found) = service_entry::find(packet) else { return GO_ON };
+    arrive(packet, found)
+}
+
+/// The same if the pod is none of the backends that get new connections: a terminating one gets what another node has chosen
+/// it for, such as a segment of a connection, or a SYN that was on its way when the set changed.
+///
+/// A function of its own for the stack, and beside `ctv_arrive` because of the depth of calls.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_arrive_late() -> u32 {
+    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(found) = service_entry::terminating(packet) else { return DropReason::StrangeBackend as u32 };
+    arrive(packet, found)
+}
+
+/// Translates the packet in hand for the pod that its frame is addressed to, if that is one of the backends.
+#[inline(always)]
+fn arrive(packet: &mut Packet, found: Found) -> u32 {
     // SAFETY: an entry that was found; whether it is another one's by now is asked below.
     let entry = unsafe { &*found.entry };
     let (ip, port) = (receiver(packet), service::port_of_backends(packet, entry));

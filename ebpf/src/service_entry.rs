@@ -69,6 +69,12 @@ pub(crate) fn find(packet: &Packet) -> Option<Found> {
     if found.stamp >> 32 & 1 != 0 { in_table(&key) } else { Some(found) }
 }
 
+/// The terminating backends of the port of a service that the packet in hand is for; `None` without any.
+#[inline(always)]
+pub(crate) fn terminating(packet: &Packet) -> Option<Found> {
+    in_table(&key_of(packet).of_terminating())
+}
+
 #[inline(always)]
 fn key_of(packet: &Packet) -> ServiceKey {
     let tuple = &packet.tuple;

@@ -16,8 +16,8 @@ pub struct ServiceKey {
     pub port: Be16,
     /// IP protocol number: TCP or UDP.
     pub protocol: u8,
-    /// Zero.
-    pub zero: u8,
+    /// 1 for the entry with the terminating backends of the port, else zero.
+    pub terminating: u8,
     /// IP address of the service.
     pub ip: Address,
 }
@@ -26,7 +26,21 @@ impl ServiceKey {
     /// The key of a port.
     #[inline(always)]
     pub const fn new(domain: Domain, ip: Address, port: Be16, protocol: u8) -> Self {
-        ServiceKey { domain, port, protocol, zero: 0, ip }
+        ServiceKey { domain, port, protocol, terminating: 0, ip }
+    }
+
+    /// The key of the port's terminating backends. They are in an entry of their own with the same number, so that the
+    /// choice for new connections cannot reach them. It exists if there are any and other nodes may forward packets to
+    /// them, and has no copy in a [`ServiceSlot`].
+    #[inline(always)]
+    pub const fn of_terminating(self) -> Self {
+        ServiceKey { terminating: 1, ..self }
+    }
+
+    /// The key of the port's ready backends.
+    #[inline(always)]
+    pub const fn of_ready(self) -> Self {
+        ServiceKey { terminating: 0, ..self }
     }
 
     /// Index of the slot that the key prefers, in a table with this number of slots: a power of two.
@@ -45,7 +59,8 @@ impl ServiceKey {
         let ([a, b], [c, d]) = (self.ip.words(), other.ip.words());
         let ports = (self.domain.number() ^ other.domain.number())
             | (self.port.wire() ^ other.port.wire()) as u32
-            | (self.protocol ^ other.protocol) as u32;
+            | (self.protocol ^ other.protocol) as u32
+            | (self.terminating ^ other.terminating) as u32;
         (a ^ c) | (b ^ d) | ports as u64 == 0
     }
 }
@@ -61,7 +76,7 @@ impl ServiceKey {
 pub struct ServiceEntry {
     /// Number of this port of the service in flows, affinity entries and counters; never zero.
     pub number: u32,
-    /// In `ctv_svc` zero. In a [`ServiceSlot`] a number that each write increments twice: odd during a
+    /// In `ctv_svc` zero, or [`ServiceEntry::TERMINATING`]. In a [`ServiceSlot`] a number that each write increments twice: odd during a
     /// write. Programs read it with `number`, as one word.
     pub version: u32,
     /// Time after its last connection for which a client keeps its backend, in seconds; zero for no
@@ -85,6 +100,10 @@ impl ServiceEntry {
 
     /// Value of `ring` without a ring.
     pub const NO_RING: u32 = u32::MAX;
+
+    /// Version of an entry with terminating backends: a program that reads the entry of the ready ones while the kernel gives
+    /// its memory to this one notices. Even, as of an entry that is complete.
+    pub const TERMINATING: u32 = 2;
 
     /// No number of a backend.
     pub const NO_NUMBER: u32 = u32::MAX;

@@ -2,6 +2,7 @@
 //! its node (DSR), and translation. XDP and TC select the same backend.
 
 mod importing;
+mod terminating;
 mod traffic;
 mod xdp;
 

@@ -303,6 +303,24 @@ pub(crate) fn only_backends_get_what_external_clients_send<H: Harness>() -> Resu
     Ok(())
 }
 
+/// Another node may choose a backend before it learns that the backend terminates.
+pub(crate) fn terminating_backends_get_what_other_nodes_forward<H: Harness>() -> Result<()> {
+    for family in Family::BOTH {
+        let mut wire = Wire::<H>::new(family, THERE)?;
+        let macs = (mac(HERE), wire.vip_mac);
+        let others = [vec![(THERE, Readiness::Ready)], vec![]];
+        for (mut backends, port) in others.into_iter().zip(4000..) {
+            backends.push((HERE, Readiness::Terminating));
+            wire.set(&backends)?;
+            let came = wire.outcome(&wire.request(macs, port))?;
+            ensure!(came == [wire.arrival(macs.1, port)], "{family:?}, {backends:?}: {came:?}");
+            wire.is_answered(port)?;
+        }
+        wire.world.check_in_sync()?;
+    }
+    Ok(())
+}
+
 /// Rules of the backend see the client, on the backend's node.
 pub(crate) fn policies_see_external_clients<H: Harness>() -> Result<()> {
     for (family, speaker) in Family::BOTH.into_iter().flat_map(|family| [(family, HERE), (family, THERE)]) {

@@ -9,7 +9,12 @@ use contiv_abi::{
     service_mac,
 };
 use contiv_model::{
-    addresses::Addresses, global::ArpMode, name::RuleId, policy::Identity, service::Readiness, tag::Encap,
+    addresses::Addresses,
+    global::ArpMode,
+    name::RuleId,
+    policy::Identity,
+    service::{Port as ServicePort, Readiness},
+    tag::Encap,
     vrf::Vrf,
 };
 
@@ -267,32 +272,53 @@ fn encode_service(service: &Service, domain: Domain) -> Result<Vec<Entry>, Encod
         return Err(EncodeError::OtherFamily(other.ip));
     }
     let ip = Address::from(service.vip);
-    let ready = || service.backends.iter().filter(|backend| backend.readiness == Readiness::Ready);
     // At least one second: the kernel side treats zero as no expiry.
     let affinity = service.affinity.map_or(0, |time| time.as_secs().clamp(1, u32::MAX.into()) as u32);
-    let mut entries: Vec<Entry> = service
-        .ports
-        .iter()
-        .map(|port| {
-            let backend = |ip| Backend::new(Address::from(ip), port.target);
-            let mut backends: Vec<Backend> = ready().map(|ready| backend(ready.ip)).collect();
-            backends.sort_unstable();
-            backends.dedup();
-            let key = ServiceKey::new(domain, ip, Be16::new(port.port), port.protocol.number());
-            Entry::Service(key, Target { backends, affinity })
-        })
-        .collect();
+    let entry = |port: &ServicePort| {
+        let (key, backends) = port_backends(service, port, domain, Readiness::Ready);
+        Entry::Service(key, Target { backends, affinity })
+    };
+    let mut entries: Vec<Entry> = service.ports.iter().map(entry).collect();
+    // Hosts that are not nodes of the cluster reach services on VLANs only.
+    let wire = network.map(|network| segment_of(network.encap)).filter(|segment| segment.vni().is_none());
+    if wire.is_some() {
+        // After the ready ones, whose numbers these entries get, and whose place they take in no full table.
+        entries.extend(terminating(service, domain));
+    }
     // The programs answer ARP and ND for the service address.
     let owner = NeighEntry { mac: service_mac(&ip), flags: NeighEntry::SERVICE, ifindex: 0, group: 0 };
     entries.push(Entry::Neigh(NeighKey::new(domain, ip), owner));
-    // Hosts that are not nodes of the cluster reach services on VLANs only.
-    if let Some(segment) = network.map(|network| segment_of(network.encap))
-        && segment.vni().is_none()
+    if let Some(segment) = wire
         && let Some(speaker) = service.speaker()
     {
         entries.push(Entry::Vip(VipKey { segment, ip }, Vip { speaker: speaker.into(), domain, zero: 0 }));
     }
     Ok(entries)
+}
+
+/// The terminating backends of each port: another node may have chosen one before it learned the state.
+fn terminating(service: &Service, domain: Domain) -> impl Iterator<Item = Entry> {
+    service.ports.iter().filter_map(move |port| {
+        let (key, backends) = port_backends(service, port, domain, Readiness::Terminating);
+        let target = Target { backends, affinity: 0 };
+        (!target.backends.is_empty()).then(|| Entry::Service(key.of_terminating(), target))
+    })
+}
+
+/// The key of a port, and the backends in a state.
+fn port_backends(
+    service: &Service,
+    port: &ServicePort,
+    domain: Domain,
+    readiness: Readiness,
+) -> (ServiceKey, Vec<Backend>) {
+    let those = service.backends.iter().filter(|backend| backend.readiness == readiness);
+    let mut backends: Vec<Backend> =
+        those.map(|backend| Backend::new(Address::from(backend.ip), port.target)).collect();
+    backends.sort_unstable();
+    backends.dedup();
+    let ip = Address::from(service.vip);
+    (ServiceKey::new(domain, ip, Be16::new(port.port), port.protocol.number()), backends)
 }
 
 fn dual_stack(addresses: &Addresses) -> Result<(Ipv4Addr, Option<Ipv6Addr>), Unsupported> {

@@ -35,7 +35,7 @@ use crate::{
 /// Destination of the connections to a service port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
-    /// Ready backends, sorted and without duplicates.
+    /// Backends that are ready, or terminating, according to the key. Sorted and without duplicates.
     pub(crate) backends: Vec<Backend>,
     /// Session affinity in seconds; zero for none.
     pub(crate) affinity: u32,
@@ -90,7 +90,8 @@ impl ServicePorts {
         self.next_number = inherited.max().unwrap_or(NonZeroU32::MIN);
         let mut ports: Vec<(ServiceKey, ServiceEntry)> = self.ports.iter().map(|(k, e)| (*k, *e)).collect();
         ports.sort_unstable_by_key(|(key, _)| *key);
-        self.slots.reset(&ports);
+        let ready: Vec<_> = ports.iter().copied().filter(|(key, _)| key.terminating == 0).collect();
+        self.slots.reset(&ready);
         // By list and ring.
         let mut large = HashMap::new();
         let mut numbers = BTreeSet::new();
@@ -135,6 +136,8 @@ impl ServicePorts {
         let set = self.sets.get(key).map_or(&[][..], Vec::as_slice);
         self.ports.get(key).is_some_and(|entry| {
             entry.affinity == target.affinity
+                && entry.version == version(key)
+                && (key.terminating == 0 || Some(entry.number) == self.number(&key.of_ready()))
                 && set == target.backends
                 && (entry.backends == 0) == target.backends.is_empty()
         })
@@ -146,18 +149,22 @@ impl ServicePorts {
             return Ok(());
         }
         self.backends.end_quarantine();
-        let number = match self.ports.get(&key) {
+        let number = match self.ports.get(&key.of_ready()) {
             Some(entry) => entry.number,
+            // The port has none: no program looks for its terminating backends.
+            None if key.terminating != 0 => 0,
             // After an error below, the number stays allocated until the next read.
             None => self.allocate_number(&key),
         };
         let entry = self.backends.acquire(&target.backends)?;
-        let entry = ServiceEntry { number, affinity: target.affinity, ..entry };
+        let entry = ServiceEntry { number, version: version(&key), affinity: target.affinity, ..entry };
         if let Err(error) = self.ports.set(key, entry) {
             self.backends.release(&target.backends);
             return Err(error);
         }
-        self.slots.set(&key, &entry);
+        if key.terminating == 0 {
+            self.slots.set(&key, &entry);
+        }
         let previous = if target.backends.is_empty() {
             self.sets.remove(&key)
         } else {
@@ -171,7 +178,9 @@ impl ServicePorts {
 
     /// Records the service that the port belongs to, for telemetry.
     pub(crate) fn set_name(&self, key: &ServiceKey, service: &ServiceId) {
-        if let Some(entry) = self.ports.get(key) {
+        if key.terminating == 0
+            && let Some(entry) = self.ports.get(key)
+        {
             let protocol = if key.protocol == TCP { Protocol::Tcp } else { Protocol::Udp };
             let name = ServicePort { service: service.clone(), protocol, port: key.port.get() };
             self.names.insert([(&name, &entry.number)]);
@@ -192,9 +201,11 @@ impl ServicePorts {
 
     /// Removes the port and its counters.
     pub(crate) fn remove(&mut self, key: &ServiceKey) -> Result<(), Error> {
-        let entry = self.ports.get(key).copied();
+        // The number is that of the port's ready backends.
+        let entry = self.ports.get(key).copied().filter(|_| key.terminating == 0);
         self.ports.remove(key)?;
-        if let Some(waiting) = self.slots.remove(key)
+        if key.terminating == 0
+            && let Some(waiting) = self.slots.remove(key)
             && let Some(entry) = self.ports.get(&waiting)
         {
             self.slots.set(&waiting, entry);
@@ -226,8 +237,16 @@ fn inherited(pins: &Pins) -> Result<HashMap<ServiceKey, NonZeroU32>, Error> {
     Ok(numbers)
 }
 
-/// A port and its number.
+/// Version of an entry in `ctv_svc`.
+const fn version(key: &ServiceKey) -> u32 {
+    if key.terminating == 0 { 0 } else { ServiceEntry::TERMINATING }
+}
+
+/// A port and its number. An entry with terminating backends has no number of its own.
 fn numbered(key: &Record, entry: &Record) -> Option<(ServiceKey, NonZeroU32)> {
+    if key.number("terminating").unwrap_or(0) != 0 {
+        return None;
+    }
     let port = Be16::from_wire(u16::from_ne_bytes(key.bytes("port")?));
     let protocol = u8::try_from(key.number("protocol")?).ok()?;
     let key = ServiceKey::new(key.domain()?, Address(key.bytes("ip")?), port, protocol);
@@ -262,5 +281,13 @@ mod tests {
         let expected = (ServiceKey::new(domain, ip, Be16::new(80), TCP), NonZeroU32::new(7).unwrap());
         assert_eq!(numbered(&key, &entry), Some(expected));
         assert_eq!(numbered(&key, &Record::of(&[("number", &[0; 4])])), None);
+        let terminating = Record::of(&[
+            ("domain", &5_u32.to_ne_bytes()),
+            ("ip", &ip.0),
+            ("port", &80_u16.to_be_bytes()),
+            ("protocol", &[TCP]),
+            ("terminating", &[1]),
+        ]);
+        assert_eq!(numbered(&terminating, &entry), None);
     }
 }

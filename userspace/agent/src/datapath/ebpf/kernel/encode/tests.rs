@@ -216,6 +216,35 @@ fn a_service_of_a_whole_vrf_is_one_entry() {
     assert_eq!(refused, Err(EncodeError::BackendOutside(outside.ip, vrf)));
 }
 
+/// Other nodes forward packets to backends on a VLAN only.
+#[test]
+fn terminating_backends_on_a_vlan_have_an_entry_of_their_own() {
+    let port = Port { protocol: Protocol::Tcp, port: 80, target: 8080 };
+    let entries = |encap: Encap, states: [Readiness; 2]| {
+        let network = Network::new("n1.t", encap);
+        let backend =
+            |(last, readiness)| Backend { readiness, ..Backend::on(encap, Ipv4Addr::new(10, 1, 1, last)) };
+        let backends = (1..).zip(states).map(backend).collect();
+        let ip = Ipv4Addr::new(10, 1, 1, 250);
+        let service =
+            Service { ports: vec![port], backends, ..Service::new("s:t", Scope::network(&network), ip) };
+        let entries = encode(&Object::Service(service), &DEVICES, alone, |_| None).unwrap();
+        let sets = entries.into_iter().filter_map(|entry| match entry {
+            Entry::Service(key, target) => {
+                let last = target.backends.iter().map(|backend| backend.ip.low()[3]);
+                Some((key.terminating, last.collect::<Vec<u8>>()))
+            }
+            _ => None,
+        });
+        sets.collect::<Vec<_>>()
+    };
+    let [ready, terminating] = [Readiness::Ready, Readiness::Terminating];
+    assert_eq!(entries(vlan(), [ready, terminating]), [(0, vec![1]), (1, vec![2])]);
+    assert_eq!(entries(vlan(), [terminating; 2]), [(0, vec![]), (1, vec![1, 2])]);
+    assert_eq!(entries(vlan(), [ready; 2]), [(0, vec![1, 2])]);
+    assert_eq!(entries(vxlan(), [ready, terminating]), [(0, vec![1])]);
+}
+
 #[test]
 fn unreachable_peers_are_refused() {
     let peer = |vtep: &str, port| Object::Peer(Peer::new(vtep.parse::<IpAddr>().unwrap(), port));
