@@ -78,8 +78,7 @@ pub(crate) extern "C" fn ctv_open_wire(packet: *mut Packet) -> u32 {
         return RELAY;
     }
     begin(packet);
-    // A flow that is still to come has its backend.
-    if to_service && maps::phase() == Phase::IMPORTING && is_held(packet) {
+    if to_service && may_have_flow(packet) {
         return DropReason::FlowImport as u32;
     }
     let code = if to_service { relay::ctv_relay() } else { arrived() };
@@ -98,6 +97,13 @@ pub(crate) extern "C" fn ctv_open_wire(packet: *mut Packet) -> u32 {
         return refusal(packet, code);
     }
     admit(packet)
+}
+
+/// Whether the packet in hand, which is for a service, may belong to a flow of another table. That has its backend, while the hash
+/// might choose one on another node now. A packet that opens a connection has none, and sending it on begins no flow.
+#[inline(always)]
+fn may_have_flow(packet: &Packet) -> bool {
+    matches!(maps::phase(), Phase::HOLDING | Phase::IMPORTING) && !track::opens(packet)
 }
 
 /// Translates the packet in hand for the pod that its frame is addressed to, if that is a backend of the service.

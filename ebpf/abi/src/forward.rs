@@ -356,7 +356,8 @@ pub struct Phase;
 impl Phase {
     /// The programs forward.
     pub const RUNNING: u32 = 0;
-    /// Packets without a flow are dropped: they may belong to a flow of the other table.
+    /// Packets without a flow are dropped: they may belong to a flow of the other table. A packet that opens a connection to a
+    /// backend on another node is forwarded: that begins no flow.
     pub const HOLDING: u32 = 1;
     /// Likewise, but for packets that begin flows in any case: TCP SYN, and packets to services.
     pub const IMPORTING: u32 = 2;

@@ -71,6 +71,10 @@ fn connections_to_services_are_held_unless_it_is_known_where_they_are_forwarded(
     assert_eq!(rig.asked_tcp(known, ACK)?, THERE);
     let opened = (8000..8020).map(|port| rig.opened(port)).collect::<Result<Vec<_>>>()?;
     assert!(opened.contains(&None) && !opened.contains(&Some(HERE)), "{opened:?}");
+    for frame in &unknown {
+        assert_eq!(rig.xdp(frame)?, None);
+        rig.tc(frame)?.assert_dropped(HELD);
+    }
 
     set_phase(&rig.node, Phase::RUNNING)?;
     for frame in &unknown {
