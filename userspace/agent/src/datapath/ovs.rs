@@ -97,6 +97,11 @@ impl Ovs {
         Some(names.filter(|name| database.bridge(name).is_some()).collect())
     }
 
+    /// Whether ovs-vswitchd has a bridge that an earlier agent created. It keeps its bridges while the database is away.
+    pub async fn has_bridges(&self) -> bool {
+        Session::has_bridges(&self.options.socket).await
+    }
+
     /// The connections that the switch tracks, of the endpoints and services in `desired`. Changes nothing.
     ///
     /// # Errors

@@ -34,11 +34,9 @@ pub(super) async fn check(
     replace: bool,
     present: Kind,
 ) -> Result<Option<Predecessor>> {
-    let ebpf = || Box::new(Ebpf::new(flags.ebpf(None, Options::VXLAN_PORT)));
-    let found = |other, forwards| Ok(Some(Predecessor { other, forwards }));
     match flags.datapath {
         Kind::Ovs => {
-            let ebpf = ebpf();
+            let ebpf = Box::new(Ebpf::new(flags.ebpf(None, Options::VXLAN_PORT)));
             let Some(root) = ebpf.left_behind()? else { return Ok(None) };
             let root = root.display().to_string();
             let forwards = !ebpf.is_passive();
@@ -48,38 +46,45 @@ pub(super) async fn check(
                      --replace-datapath, or run: netplugin cleanup --datapath ebpf --bpf-root {root}"
                 );
             }
-            found(Other::Ebpf(ebpf), forwards)
+            Ok(Some(Predecessor { other: Other::Ebpf(ebpf), forwards }))
         }
-        Kind::Ebpf => {
-            let (ovs, ebpf) = (Box::new(Ovs::new(flags.ovs(None))), ebpf());
-            // Beside programs that forward, bridges do not: they were to take over, or have been stopped.
-            let forwards = ebpf.left_behind()?.is_none() || ebpf.is_passive();
-            let Some(left) = ovs.left_behind().await else {
-                if forwards && present == Kind::Ovs && has_interfaces().await? {
-                    bail!(
-                        "Open vSwitch does not respond at unix:{}, and may forward for the interfaces of this node; start it, \
-                         or remove the pods from the node",
-                        flags.ovsdb.display()
-                    );
-                }
-                // A switch that does not respond yet is checked by `watch`.
-                return Ok(None);
-            };
-            if left.is_empty() {
-                return Ok(None);
-            }
-            if forwards && !replace {
-                return Err(bridges_of_another_agent(flags, &left));
-            }
-            found(Other::Ovs(ovs), forwards)
-        }
+        Kind::Ebpf => check_ovs(flags, replace, present).await,
         Kind::Fake => Ok(None),
     }
 }
 
-/// Whether this node has interfaces of endpoints: an agent has run since the node was started.
-async fn has_interfaces() -> Result<bool> {
-    Ok(!Links::open().await?.attachments().await?.is_empty())
+/// [`check`] of an agent with eBPF programs.
+async fn check_ovs(flags: &DatapathFlags, replace: bool, present: Kind) -> Result<Option<Predecessor>> {
+    let ovs = Box::new(Ovs::new(flags.ovs(None)));
+    let ebpf = Ebpf::new(flags.ebpf(None, Options::VXLAN_PORT));
+    // Beside programs that forward, bridges do not: they were to take over, or have been stopped.
+    let forwards = ebpf.left_behind()?.is_none() || ebpf.is_passive();
+    let Some(left) = ovs.left_behind().await else {
+        if forwards && may_forward(&ovs, present).await? {
+            bail!(
+                "Open vSwitch does not respond at unix:{}, and may forward for the interfaces of this node, which stay with it; \
+                 start ovsdb-server, so that its bridges can be replaced, or remove the pods from the node and stop ovs-vswitchd",
+                flags.ovsdb.display()
+            );
+        }
+        // A switch that does not respond yet is checked by `watch`.
+        return Ok(None);
+    };
+    if left.is_empty() {
+        return Ok(None);
+    }
+    if forwards && !replace {
+        return Err(bridges_of_another_agent(flags, &left));
+    }
+    Ok(Some(Predecessor { other: Other::Ovs(ovs), forwards }))
+}
+
+/// Whether OVS may forward while its database does not respond: ovs-vswitchd keeps its bridges, and the kernel's datapath forwards
+/// without both. What the node has by choice is not known of a change by flags alone, so the switch itself is looked at.
+async fn may_forward(ovs: &Ovs, present: Kind) -> Result<bool> {
+    let links = Links::open().await?;
+    let is_left = present == Kind::Ovs && !links.attachments().await?.is_empty();
+    Ok(is_left || ovs.has_bridges().await || links.are_switched().await?)
 }
 
 /// The datapath that forwards for this node's pods until it is replaced.
@@ -176,6 +181,12 @@ impl Predecessor {
         }
         stopped.write(self.kind());
         if let Err(error) = self.stop().await {
+            // It could not be removed either, so both would forward. The programs pass every frame on until the next start.
+            if !self.responds().await {
+                let what =
+                    "stop the ovs datapath, which keeps the pods; start ovsdb-server, then the agent again";
+                return Err(anyhow::Error::from(error).context(what));
+            }
             tracing::warn!("packets may arrive twice for a moment: {}", one_line(&error));
         }
         reach("the other datapath has stopped");
@@ -212,6 +223,14 @@ impl Predecessor {
         match &mut self.other {
             Other::Ovs(ovs) => ovs.stop().await,
             Other::Ebpf(ebpf) => ebpf.stop(),
+        }
+    }
+
+    /// Whether it can be changed.
+    async fn responds(&self) -> bool {
+        match &self.other {
+            Other::Ovs(ovs) => ovs.left_behind().await.is_some(),
+            Other::Ebpf(_) => true,
         }
     }
 

@@ -133,19 +133,28 @@ impl Site {
 
     /// Starts the agent with additional flags, and waits until it is ready.
     fn start_agent_with(&mut self, store: &str, flags: &[&str]) -> Result<()> {
-        let mut command = self.command();
-        self.datapath(&mut command);
-        command.args(["--mode", "cni", "--netmode", "vlan", "--fwdmode", "routing", "--etcd", store]);
-        let address = format!("50.1.{}.1", self.number);
-        command.args(["--host", &self.host(), "--vtep-ip", &address, "--ctrl-ip", &address]);
-        command.arg("--rest-socket").arg(self.file("rest.sock")).args(flags);
-        let agent = Process::spawn_in(&self.namespace, "netplugin", command)?;
+        let agent = self.spawn_agent_with(store, flags)?;
         let ready = wait_until(TIMEOUT, "the agent to be ready", || {
             Ok(self.get("/readyz").is_ok_and(|(code, _)| code == 200).then_some(()))
         });
         ready.with_context(|| agent.tail())?;
         self.agent = Some(agent);
         Ok(())
+    }
+
+    /// As [`start_agent_with`](Self::start_agent_with), without waiting.
+    fn spawn_agent_with(&self, store: &str, flags: &[&str]) -> Result<Process> {
+        let mut command = self.command();
+        self.datapath(&mut command);
+        command.args(["--mode", "cni", "--netmode", "vlan", "--fwdmode", "routing", "--etcd", store]);
+        let address = format!("50.1.{}.1", self.number);
+        command.args(["--host", &self.host(), "--vtep-ip", &address, "--ctrl-ip", &address]);
+        command.arg("--rest-socket").arg(self.file("rest.sock")).args(flags);
+        Process::spawn_in(&self.namespace, "netplugin", command)
+    }
+
+    fn switch(&mut self) -> Result<&mut Switch> {
+        self.switch.as_mut().context("the node has a switch")
     }
 
     fn agent(&mut self) -> Result<&mut Process> {

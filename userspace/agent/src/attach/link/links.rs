@@ -68,6 +68,14 @@ impl Links {
         Ok(self.list().await?.iter().filter_map(attachment).collect())
     }
 
+    /// Whether a port is attached to a switch in the kernel, which forwards its frames.
+    pub async fn are_switched(&self) -> Result<bool, Error> {
+        let is_port = |link: &LinkMessage| name(link).and_then(Port::parse).is_some();
+        let is_switched =
+            |link: &LinkMessage| link.attributes.iter().any(|it| matches!(it, LinkAttribute::Controller(_)));
+        Ok(self.list().await?.iter().any(|link| is_port(link) && is_switched(link)))
+    }
+
     /// Creates a pair for `endpoint`: the host end is up, the pod's end is configured but down until [`Links::raise`]. An
     /// error leaves no interface behind. Goes on to its end if the future is dropped, see [`Links::attached`].
     pub async fn attach(

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -11,6 +12,7 @@ use openflow_rs::{
     Action, Change, Connection, FlowFilter, FlowStats, PackedFlow, connection, connection::Target,
 };
 use serde_json::json;
+use tokio::net::UnixStream;
 
 use super::{
     announcer::{Announced, Announcer},
@@ -98,6 +100,22 @@ impl Session {
             *session.bridges.get_mut(kind) = Some(connection);
         }
         Ok(session)
+    }
+
+    /// Whether ovs-vswitchd has a bridge of an agent: it listens on the bridge's management socket, also without its database.
+    pub(crate) async fn has_bridges(socket: &Path) -> bool {
+        let directory = socket.parent().unwrap_or(Path::new(""));
+        for kind in BridgeKind::ALL {
+            let connected = UnixStream::connect(directory.join(format!("{}.mgmt", kind.name()))).await;
+            let is_absent = |error: &io::Error| {
+                matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+            };
+            // Another error, such as a full backlog, is no proof that nothing listens.
+            if !connected.as_ref().is_err_and(is_absent) {
+                return true;
+            }
+        }
+        false
     }
 
     /// Connects to the database, and waits until ovs-vswitchd has applied it. Changes no bridge.
@@ -363,4 +381,22 @@ fn bridge_operations(database: &Database, kind: BridgeKind, datapath_type: Datap
     let (insert_bridge, bridge) = Operation::insert("Bridge", name, row);
     let link = Operation::link(OPEN_VSWITCH, None, "bridges", &[bridge]);
     vec![insert_interface, insert_port, insert_bridge, link]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn bridges_are_found_without_the_database() {
+        let directory = testkit::scratch_dir("bridges").unwrap();
+        let socket = directory.path().join("db.sock");
+        assert!(!Session::has_bridges(&socket).await, "no socket");
+        let listener = UnixListener::bind(directory.path().join("contivVxlanBridge.mgmt")).unwrap();
+        assert!(Session::has_bridges(&socket).await);
+        drop(listener);
+        assert!(!Session::has_bridges(&socket).await, "a socket that ovs-vswitchd has left");
+    }
 }
