@@ -13,6 +13,8 @@
 //! * `desired`: what the kernel shall have.
 //! * `host`: routes of the node itself.
 //! * `access`: host access of pods.
+//! * `nat_table`: the table of host access.
+//! * `quota`: connections that each pod may have by host access.
 //! * `ruleset`: notifications about the table of host access.
 //! * `interface`: the interfaces that forward.
 //! * `rules`, `routes`, `family`: netlink messages of both.
@@ -26,6 +28,8 @@ mod family;
 mod host;
 mod interface;
 mod kernel;
+mod nat_table;
+mod quota;
 mod retention;
 mod routes;
 mod rules;

@@ -1,4 +1,4 @@
-//! Kernel parameters of network interfaces in the network namespace of the calling thread.
+//! Kernel parameters of network interfaces and of connection tracking in the network namespace of the calling thread.
 
 use std::{fs, io};
 
@@ -54,6 +54,20 @@ pub fn has_strict_filter(interface: &str) -> bool {
     };
     // The higher one applies.
     value("all").max(value(interface)) == 1
+}
+
+/// Maximum number of connections that the kernel tracks, 0 for no limit; `None` if it tracks none.
+pub fn max_connections() -> Option<u32> {
+    number("netfilter/nf_conntrack_max")
+}
+
+/// Number of connections that the kernel tracks; `None` if it tracks none.
+pub fn connections() -> Option<u32> {
+    number("netfilter/nf_conntrack_count")
+}
+
+fn number(parameter: &str) -> Option<u32> {
+    fs::read_to_string(format!("/proc/sys/net/{parameter}")).ok()?.trim().parse().ok()
 }
 
 fn is(parameter: &str, value: &str) -> bool {

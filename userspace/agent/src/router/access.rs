@@ -5,8 +5,6 @@
 //! would be frames of this node.
 
 use std::{
-    collections::BTreeSet,
-    fmt::Write as _,
     io::{self, Write as _},
     net::IpAddr,
     process::{Command, Output, Stdio},
@@ -23,7 +21,9 @@ use rtnetlink::{
 use super::{
     error::{self, Error, netlink},
     interface,
-    rules::{self, MARK},
+    nat_table::{NatTable, TABLE},
+    quota::{Division, Quota, Usage},
+    rules,
 };
 use crate::{
     datapath::host_access::{HOST_PORT, kernel_address},
@@ -35,96 +35,17 @@ const COMPARISON_INTERVAL: Duration = Duration::from_secs(5);
 /// Replacements in a row that follow notifications. After more of them `nft` does not list the table as it was written, and each
 /// replacement leads to a notification.
 const MAX_REPAIRS: u32 = 3;
-/// Table of nftables that only the agent writes.
-pub(super) const TABLE: &str = "contiv-host-access";
-
-/// What one pod may take of the node's connection tracking (`nf_conntrack_max`, usually 262,144).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Quota {
-    /// Connections at once. Those that TCP has closed stay for two minutes longer, and are not among them: the rate bounds these.
-    ///
-    /// The kernel reads the list of a pod's connections when one is added, up to once in each tick of its clock.
-    connections: u32,
-    /// New connections in a time, as `nft` writes it. In each tick the kernel takes up to nine ended connections from the list, with
-    /// 100 ticks 900 per second: if more were added, the list would grow without bound.
-    rate: &'static str,
-    /// New connections at once.
-    burst: u32,
-}
-
-impl Quota {
-    pub(super) const POD: Quota = Quota { connections: 8192, rate: "500/second", burst: 2000 };
-}
-
-/// What the table has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct NatTable {
-    /// Private subnet of the pods.
-    pub(super) subnet: Ipv4Net,
-    /// Interfaces of the node that lead to pods.
-    pub(super) closed: BTreeSet<String>,
-    /// UDP ports of tunnels.
-    pub(super) tunnels: BTreeSet<u16>,
-    /// Bound for each pod.
-    pub(super) quota: Quota,
-}
-
-impl NatTable {
-    /// The table, as `nft` lists it. The marks of others stay: kube-proxy's, and those of the operator's routing rules.
-    fn text(&self) -> String {
-        let NatTable { subnet, closed, tunnels, quota: Quota { connections, rate, burst } } = self;
-        let set = |name: &str| {
-            format!("\tset {name} {{\n\t\ttype ipv4_addr\n\t\tsize 65535\n\t\tflags dynamic\n\t}}\n\n")
-        };
-        let sets = ["rates", "connections"].map(set).concat();
-        let new = format!("iifname \"{HOST_PORT}\" ct state new");
-        let to_tunnels: String = tunnels
-            .iter()
-            .map(|port| format!("\t\tiifname \"{HOST_PORT}\" udp dport {port} drop\n"))
-            .collect();
-        let mut text = format!(
-            "table ip {TABLE} {{\n\
-             {sets}\
-             \tchain prerouting {{\n\
-             \t\ttype filter hook prerouting priority filter; policy accept;\n\
-             \t\t{new} add @rates {{ ip saddr limit rate over {rate} burst {burst} packets }} drop\n\
-             \t\t{new} add @connections {{ ip saddr ct count over {connections} }} drop\n\
-             \t\tiifname \"{HOST_PORT}\" meta mark set meta mark | {MARK:#010x}\n\
-             \t\tip daddr {subnet} ct state established meta mark set meta mark | {MARK:#010x}\n\
-             \t\tip daddr {subnet} ct state related meta mark set meta mark | {MARK:#010x}\n\
-             \t}}\n\
-             \n\
-             \tchain postrouting {{\n\
-             \t\ttype nat hook postrouting priority srcnat; policy accept;\n\
-             \t\tip saddr {subnet} oifname != \"{HOST_PORT}\" masquerade\n\
-             \t}}\n\
-             \n\
-             \tchain input {{\n\
-             \t\ttype filter hook input priority filter; policy accept;\n\
-             {to_tunnels}\
-             \t}}\n\
-             \n\
-             \tchain forward {{\n\
-             \t\ttype filter hook forward priority filter; policy accept;\n\
-             {to_tunnels}"
-        );
-        for interface in closed {
-            _ = writeln!(text, "\t\tiifname \"{HOST_PORT}\" oifname \"{interface}\" drop");
-        }
-        for state in ["established", "related"] {
-            _ = writeln!(text, "\t\toifname \"{HOST_PORT}\" ct state {state} accept");
-        }
-        text + &format!("\t\toifname \"{HOST_PORT}\" drop\n\t}}\n}}\n")
-    }
-}
 
 /// The host access that the kernel gives.
 #[derive(Debug, Default)]
 pub(super) struct HostAccess {
     /// The table that was compared with the kernel's last, and when.
-    compared: Option<(Option<NatTable>, Instant)>,
+    compared: Option<(Option<(NatTable, Quota)>, Instant)>,
     /// Comparisons in a row that led to a replacement.
     repairs: u32,
+    division: Division,
+    /// Why the kernel has the table without a bound for the connections of each pod.
+    refused: Option<String>,
 }
 
 impl HostAccess {
@@ -135,7 +56,8 @@ impl HostAccess {
         wanted: Option<&NatTable>,
     ) -> Result<(usize, Vec<String>), Error> {
         // First: without the table, what pods send would be forwarded anywhere.
-        let table = self.sync_table(wanted).await;
+        let bounded = wanted.map(|table| (table.clone(), self.division.quota(table.pods, Usage::read())));
+        let table = self.sync_table(bounded).await;
         // They keep what the table has not marked from being forwarded, also after another program has removed the table.
         let rules = rules::sync_host_access(handle, wanted.map(|table| table.subnet)).await;
         let mut changes = rules.map_err(netlink("write the routing rules of host access"))?;
@@ -156,12 +78,18 @@ impl HostAccess {
         }
         let Some(NatTable { subnet, .. }) = wanted else { return Ok((changes, vec![])) };
         configure_interface(handle, *subnet).await?;
-        let warning = (!sysctl::forwards_ipv4()).then(|| {
+        let closed = (!sysctl::forwards_ipv4()).then(|| {
             "pods do not reach addresses outside of the cluster: set net.ipv4.ip_forward to 1, or start the agent with \
              --no-host-access"
                 .to_owned()
         });
-        Ok((changes, warning.into_iter().collect()))
+        let unbounded = self.refused.as_ref().map(|why| {
+            format!(
+                "pods can fill the connection tracking of the node (nf_conntrack_max) by host access: the kernel does not count their \
+                 connections: run nft: {why}; load the kernel module nft_connlimit"
+            )
+        });
+        Ok((changes, closed.into_iter().chain(unbounded).collect()))
     }
 
     /// Compares the table at the next [`sync`](Self::sync): the kernel has notified of a change.
@@ -173,19 +101,20 @@ impl HostAccess {
 
     /// Replaces the kernel's table unless it is as wanted, or was a moment ago: each comparison runs `nft`. Returns whether it was
     /// replaced.
-    async fn sync_table(&mut self, wanted: Option<&NatTable>) -> io::Result<bool> {
+    async fn sync_table(&mut self, wanted: Option<(NatTable, Quota)>) -> io::Result<bool> {
         if let Some((table, at)) = &self.compared
-            && table.as_ref() == wanted
+            && *table == wanted
             && (wanted.is_none() || at.elapsed() < COMPARISON_INTERVAL)
         {
             return Ok(false);
         }
-        let text = wanted.map(NatTable::text);
-        let replaced =
-            tokio::task::spawn_blocking(move || replace(text)).await.map_err(io::Error::other)??;
-        self.compared = Some((wanted.cloned(), Instant::now()));
-        self.repairs = if replaced { self.repairs.saturating_add(1) } else { 0 };
-        Ok(replaced)
+        let table = wanted.clone();
+        let replaced = tokio::task::spawn_blocking(move || replace(table.as_ref(), load)).await;
+        let Replacement { is_changed, refused } = replaced.map_err(io::Error::other)??;
+        self.compared = Some((wanted, Instant::now()));
+        self.repairs = if is_changed { self.repairs.saturating_add(1) } else { 0 };
+        self.refused = refused;
+        Ok(is_changed)
     }
 }
 
@@ -227,14 +156,37 @@ fn address(message: &AddressMessage) -> Option<(IpAddr, u8)> {
     Some((address?, message.header.prefix_len))
 }
 
-/// Replaces the table, unless it is as wanted.
-fn replace(wanted: Option<String>) -> io::Result<bool> {
-    if listed()?.as_deref().map(spelled_alike) == wanted.as_deref().map(spelled_alike) {
-        return Ok(false);
+/// Result of [`replace`].
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Replacement {
+    is_changed: bool,
+    /// Why the table has no count of connections.
+    refused: Option<String>,
+}
+
+/// Replaces the table, unless it is as wanted. A kernel that cannot count connections gets one that bounds their rate alone; all other
+/// rules are the same.
+fn replace(
+    wanted: Option<&(NatTable, Quota)>,
+    load: impl Fn(&str) -> io::Result<()>,
+) -> io::Result<Replacement> {
+    let present = listed()?.as_deref().map(spelled_alike);
+    let text = wanted.map(|(table, quota)| table.text(*quota)).unwrap_or_default();
+    if present == wanted.map(|_| spelled_alike(&text)) {
+        return Ok(Replacement::default());
     }
     // In one transaction. The first line makes the second one valid without a table.
-    let remove = format!("table ip {TABLE} {{}}\ndelete table ip {TABLE}\n");
-    load(&(remove + &wanted.unwrap_or_default())).map(|()| true)
+    let script = |text: &str| format!("table ip {TABLE} {{}}\ndelete table ip {TABLE}\n{text}");
+    let Err(error) = load(&script(&text)) else {
+        return Ok(Replacement { is_changed: true, refused: None });
+    };
+    let Some((table, quota)) = wanted else { return Err(error) };
+    let text = table.text(Quota { connections: None, ..*quota });
+    let is_changed = present != Some(spelled_alike(&text));
+    if is_changed && load(&script(&text)).is_err() {
+        return Err(error);
+    }
+    Ok(Replacement { is_changed, refused: Some(error.to_string()) })
 }
 
 /// The lines of a table in one spelling: versions of `nft` list the operator as `|` or `or`, and numbers with or without
@@ -250,8 +202,9 @@ fn spelled_alike(table: &str) -> Vec<String> {
 
 /// The table; `None` if there is none.
 fn listed() -> io::Result<Option<String>> {
-    // Without what the sets have of pods.
-    let output = Command::new("nft").args(["--terse", "list", "table", "ip", TABLE]).output()?;
+    // Without what the sets have of pods, and without counters.
+    let output =
+        Command::new("nft").args(["--terse", "--stateless", "list", "table", "ip", TABLE]).output()?;
     if output.status.success() {
         return Ok(Some(String::from_utf8_lossy(&output.stdout).into_owned()));
     }
@@ -294,8 +247,17 @@ mod tests {
     /// Waits for something that must not happen.
     const A_MOMENT: Duration = Duration::from_millis(200);
 
-    fn table(quota: Quota) -> NatTable {
-        NatTable { subnet: "172.19.0.0/16".parse().unwrap(), tunnels: [].into(), closed: [].into(), quota }
+    fn table() -> NatTable {
+        NatTable { subnet: "172.19.0.0/16".parse().unwrap(), tunnels: [].into(), closed: [].into(), pods: 16 }
+    }
+
+    /// As a kernel without `nft_connlimit`.
+    fn load_uncounted(script: &str) -> io::Result<()> {
+        if script.contains("ct count") {
+            Err(io::Error::other("No such file or directory"))
+        } else {
+            load(script)
+        }
     }
 
     /// A node between what its pods send and a host outside.
@@ -322,7 +284,7 @@ mod tests {
             namespace.address("up", "192.0.2.1/24")?;
             namespace.ip("neigh add 192.0.2.9 lladdr 02:00:00:00:00:09 dev up")?;
             namespace.sysctl("net/ipv4/ip_forward", "1")?;
-            namespace.run(|| Ok(replace(Some(table(quota).text()))?))?;
+            namespace.run(|| Ok(replace(Some(&(table(), quota)), load)?))?;
             let (pods, host) = (Tap::open(&outside, "pods")?, Tap::open(&outside, "host")?);
             Ok(Node { namespace, _outside: outside, pods, host })
         }
@@ -357,7 +319,7 @@ mod tests {
         needs!(root(), binary("nft"));
         let unbounded = Quota::POD;
         let of_rate = Quota { rate: "1/day", burst: 3, ..unbounded };
-        for (label, quota) in [("count", Quota { connections: 3, ..unbounded }), ("rate", of_rate)] {
+        for (label, quota) in [("count", Quota { connections: Some(3), ..unbounded }), ("rate", of_rate)] {
             let node = Node::new(label, quota).unwrap();
             for port in 1..=3 {
                 node.open(1, port).unwrap();
@@ -367,9 +329,33 @@ mod tests {
             node.open(2, 5).unwrap();
             assert!(node.until(5).unwrap().is_empty(), "{label}");
             // What the sets have of pods is no change.
-            let is_replaced = node.namespace.run(|| Ok(replace(Some(table(quota).text()))?)).unwrap();
-            assert!(!is_replaced, "{label}");
+            let replaced = node.namespace.run(|| Ok(replace(Some(&(table(), quota)), load)?)).unwrap();
+            assert_eq!(replaced, Replacement::default(), "{label}");
         }
+    }
+
+    /// Without the table, pods would have no host access at all.
+    #[test]
+    fn a_kernel_that_does_not_count_connections_bounds_their_rate() {
+        needs!(root(), binary("nft"));
+        let quota = Quota { connections: Some(1), rate: "1/day", burst: 3 };
+        let node = Node::new("uncounted", quota).unwrap();
+        let changed = Quota { connections: Some(2), ..quota };
+        let uncounted = || {
+            let replaced = replace(Some(&(table(), changed)), load_uncounted)?;
+            anyhow::Ok((replaced.is_changed, replaced.refused.is_some()))
+        };
+        assert_eq!(node.namespace.run(uncounted).unwrap(), (true, true));
+        assert_eq!(node.namespace.run(uncounted).unwrap(), (false, true), "it is as it can be");
+        for port in 1..=3 {
+            node.open(1, port).unwrap();
+        }
+        assert_eq!(node.until(3).unwrap(), [1, 2]);
+        node.open(1, 4).unwrap();
+        node.open(2, 5).unwrap();
+        assert!(node.until(5).unwrap().is_empty());
+        let counted = node.namespace.run(|| Ok(replace(Some(&(table(), changed)), load)?)).unwrap();
+        assert_eq!(counted, Replacement { is_changed: true, refused: None });
     }
 
     /// Else the table would be replaced at each comparison.
@@ -381,10 +367,11 @@ mod tests {
             subnet: "172.19.0.0/16".parse().unwrap(),
             tunnels: [4789, 8472].into(),
             closed: closed.iter().map(|name| (*name).to_owned()).collect(),
-            quota: Quota::POD,
+            pods: 16,
         };
-        let (one, two) = (table(&[HOST_PORT]).text(), table(&[HOST_PORT, "contivh1"]).text());
-        let replace = |table: Option<&String>| node.run(|| Ok(replace(table.cloned())?)).unwrap();
+        let (one, two) = ((table(&[HOST_PORT]), Quota::POD), (table(&[HOST_PORT, "contivh1"]), Quota::POD));
+        let replace =
+            |table: Option<&(NatTable, Quota)>| node.run(|| Ok(replace(table, load)?.is_changed)).unwrap();
         let changed = [None, Some(&one), Some(&one), Some(&two), Some(&two), None, None].map(replace);
         assert_eq!(changed, [false, true, false, true, false, true, false]);
     }
@@ -395,9 +382,9 @@ mod tests {
             subnet: "172.19.0.0/16".parse().unwrap(),
             tunnels: [4789].into(),
             closed: ["or".to_owned()].into(),
-            quota: Quota::POD,
+            pods: 16,
         };
-        let text = table.text();
+        let text = table.text(Quota::POD);
         for (from, to) in [(" | ", " or "), ("0x00002000", "0x2000")] {
             let other = text.replace(from, to);
             assert_ne!(other, text);
@@ -419,9 +406,9 @@ mod tests {
     fn a_flushed_table_is_noticed_at_once() {
         needs!(root(), binary("nft"));
         let node = Netns::new("flush").unwrap();
-        let table = NatTable { tunnels: [4789].into(), ..table(Quota::POD) };
+        let table = NatTable { tunnels: [4789].into(), ..table() };
         let follow = async {
-            replace(Some(table.text()))?;
+            replace(Some(&(table, Quota::POD)), load)?;
             let mut ruleset = Ruleset::follow()?;
             nft("add table ip other")?;
             let early = timeout(A_MOMENT, ruleset.changed(TABLE)).await;
@@ -438,10 +425,9 @@ mod tests {
 
     #[test]
     fn a_table_that_is_listed_in_another_form_is_not_replaced_all_the_time() {
-        let table = table(Quota::POD);
-        let compared = Some((Some(table), Instant::now()));
+        let compared = Some((Some((table(), Quota::POD)), Instant::now()));
         for (repairs, is_compared) in [(0, true), (1, true), (MAX_REPAIRS, false)] {
-            let mut access = HostAccess { compared: compared.clone(), repairs };
+            let mut access = HostAccess { compared: compared.clone(), repairs, ..HostAccess::default() };
             access.notice();
             assert_eq!(access.compared.is_none(), is_compared, "{repairs}");
         }

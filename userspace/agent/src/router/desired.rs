@@ -9,10 +9,7 @@ use contiv_model::{
 };
 use ipnet::{IpNet, Ipv4Net};
 
-use super::{
-    access::{NatTable, Quota},
-    host::HostRoutes,
-};
+use super::{host::HostRoutes, nat_table::NatTable, quota};
 use crate::{
     bgp::Report,
     datapath::{KERNEL_PORT, Owner, host_access::HOST_PORT},
@@ -89,7 +86,8 @@ fn host_access(state: &State, host: &HostName, tunnels: &BTreeSet<u16>) -> Optio
     let infra = state.infra_networks().map(|network| network.name.to_string());
     let infra = infra.chain(unreadable_infra(state, host));
     let closed = infra.chain([HOST_PORT, KERNEL_PORT].map(str::to_owned)).collect();
-    Some(NatTable { subnet, closed, tunnels: tunnels.clone(), quota: Quota::POD })
+    let pods = quota::rounded(state.attachments().count());
+    Some(NatTable { subnet, closed, tunnels: tunnels.clone(), pods })
 }
 
 /// Interfaces that this node may have on infra networks whose records are unreadable. The id of a network does not tell where its

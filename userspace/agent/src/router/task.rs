@@ -7,10 +7,11 @@ use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    access::{HostAccess, TABLE},
+    access::HostAccess,
     desired::{Desired, Learnt},
     error::Error,
     kernel,
+    nat_table::TABLE,
     retention::Retention,
     ruleset::Ruleset,
 };

@@ -1,0 +1,109 @@
+//! The table of nftables for host access.
+
+use std::{collections::BTreeSet, fmt::Write as _};
+
+use ipnet::Ipv4Net;
+
+use super::{quota::Quota, rules::MARK};
+use crate::datapath::host_access::HOST_PORT;
+
+/// Table of nftables that only the agent writes.
+pub(super) const TABLE: &str = "contiv-host-access";
+
+/// What the table has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NatTable {
+    /// Private subnet of the pods.
+    pub(super) subnet: Ipv4Net,
+    /// Interfaces of the node that lead to pods.
+    pub(super) closed: BTreeSet<String>,
+    /// UDP ports of tunnels.
+    pub(super) tunnels: BTreeSet<u16>,
+    /// Interfaces of endpoints on the node, [rounded up](super::quota::rounded).
+    pub(super) pods: u32,
+}
+
+impl NatTable {
+    /// The table with a bound for each pod, as `nft` lists it. The marks of others stay: kube-proxy's, and those of the operator's
+    /// routing rules.
+    pub(super) fn text(&self, Quota { connections, rate, burst }: Quota) -> String {
+        let NatTable { subnet, closed, tunnels, pods: _ } = self;
+        let set = |name: &str| {
+            format!("\tset {name} {{\n\t\ttype ipv4_addr\n\t\tsize 65535\n\t\tflags dynamic\n\t}}\n\n")
+        };
+        let mut sets = set("rates");
+        let new = format!("iifname \"{HOST_PORT}\" ct state new");
+        let mut bounds = format!(
+            "\t\t{new} add @rates {{ ip saddr limit rate over {rate} burst {burst} packets }} counter drop\n"
+        );
+        if let Some(count) = connections {
+            sets += &set("connections");
+            _ = writeln!(
+                bounds,
+                "\t\t{new} add @connections {{ ip saddr ct count over {count} }} counter drop"
+            );
+        }
+        let to_tunnels: String = tunnels
+            .iter()
+            .map(|port| format!("\t\tiifname \"{HOST_PORT}\" udp dport {port} drop\n"))
+            .collect();
+        let mut text = format!(
+            "table ip {TABLE} {{\n\
+             {sets}\
+             \tchain prerouting {{\n\
+             \t\ttype filter hook prerouting priority filter; policy accept;\n\
+             {bounds}\
+             \t\tiifname \"{HOST_PORT}\" meta mark set meta mark | {MARK:#010x}\n\
+             \t\tip daddr {subnet} ct state established meta mark set meta mark | {MARK:#010x}\n\
+             \t\tip daddr {subnet} ct state related meta mark set meta mark | {MARK:#010x}\n\
+             \t}}\n\
+             \n\
+             \tchain postrouting {{\n\
+             \t\ttype nat hook postrouting priority srcnat; policy accept;\n\
+             \t\tip saddr {subnet} oifname != \"{HOST_PORT}\" masquerade\n\
+             \t}}\n\
+             \n\
+             \tchain input {{\n\
+             \t\ttype filter hook input priority filter; policy accept;\n\
+             {to_tunnels}\
+             \t}}\n\
+             \n\
+             \tchain forward {{\n\
+             \t\ttype filter hook forward priority filter; policy accept;\n\
+             {to_tunnels}"
+        );
+        for interface in closed {
+            _ = writeln!(text, "\t\tiifname \"{HOST_PORT}\" oifname \"{interface}\" drop");
+        }
+        for state in ["established", "related"] {
+            _ = writeln!(text, "\t\toifname \"{HOST_PORT}\" ct state {state} accept");
+        }
+        text + &format!("\t\toifname \"{HOST_PORT}\" drop\n\t}}\n}}\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_without_a_count_is_closed_like_the_other_one() {
+        let table = NatTable {
+            subnet: "172.19.0.0/16".parse().unwrap(),
+            closed: ["contivh1".to_owned()].into(),
+            tunnels: [4789].into(),
+            pods: 16,
+        };
+        let [counted, uncounted] =
+            [Quota::POD, Quota { connections: None, ..Quota::POD }].map(|quota| table.text(quota));
+        assert!(!uncounted.contains("connections") && !uncounted.contains("ct count"), "{uncounted}");
+        let chains = |text: &str| text.split_once("\tchain").map(|(_, chains)| chains.to_owned()).unwrap();
+        let rest: Vec<String> = chains(&counted)
+            .lines()
+            .filter(|line| !line.contains("@connections"))
+            .map(str::to_owned)
+            .collect();
+        assert_eq!(chains(&uncounted).lines().collect::<Vec<_>>(), rest);
+        assert!(counted.contains("ct count over 8192 } counter drop"), "{counted}");
+    }
+}
