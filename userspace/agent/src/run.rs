@@ -43,7 +43,7 @@ use tasks::Tasks;
 
 /// Interval between periodic full resyncs, and between checks of the node's interfaces.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
-/// Interval between checks of the VTEP address and of the MTU.
+/// Interval between checks of the VTEP address, of the MTU and of the kernel's connection tracking.
 const UNDERLAY_INTERVAL: Duration = Duration::from_secs(5);
 /// Time for pods to come back with their container ids after a reboot, before their addresses are released.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(300);
@@ -516,6 +516,7 @@ async fn check_interfaces(pods: Pods, reader: Reader, stop: CancellationToken) -
             if let Err(error) = pods.refresh_underlay().await {
                 tracing::warn!("read the node's interfaces: {error:#}");
             }
+            pods.check_tracking();
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
                 () = tokio::time::sleep(UNDERLAY_INTERVAL) => {}

@@ -56,14 +56,21 @@ pub fn has_strict_filter(interface: &str) -> bool {
     value("all").max(value(interface)) == 1
 }
 
-/// Maximum number of connections that the kernel tracks, 0 for no limit; `None` if it tracks none.
-pub fn max_connections() -> Option<u32> {
-    number("netfilter/nf_conntrack_max")
+/// The kernel's table of connections (`nf_conntrack`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tracking {
+    /// Number of connections.
+    pub used: u32,
+    /// Maximum number of connections; 0 for no limit.
+    pub max: u32,
 }
 
-/// Number of connections that the kernel tracks; `None` if it tracks none.
-pub fn connections() -> Option<u32> {
-    number("netfilter/nf_conntrack_count")
+/// Size and use of the kernel's table of connections; `None` if connection tracking is not loaded.
+pub fn tracking() -> Option<Tracking> {
+    Some(Tracking {
+        used: number("netfilter/nf_conntrack_count")?,
+        max: number("netfilter/nf_conntrack_max")?,
+    })
 }
 
 fn number(parameter: &str) -> Option<u32> {

@@ -26,6 +26,7 @@ use crate::{
     },
     reconcile::{self, Status},
     state::{Reader, State},
+    sysctl::Tracking,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -109,6 +110,8 @@ pub struct Measurements {
     pub counters: Counters,
     /// Traffic of the endpoints on this node.
     pub pods: Vec<PodTraffic>,
+    /// The kernel's table of connections; `None` if it has none.
+    pub tracking: Option<Tracking>,
 }
 
 /// Metrics that the parts of the agent record. Clones share the values.
@@ -146,7 +149,7 @@ pub fn encode(
     measurements: &Measurements,
     reader: &Reader,
 ) -> Result<String, fmt::Error> {
-    let Measurements { stats, counters, pods } = measurements;
+    let Measurements { stats, counters, pods, tracking } = measurements;
     let Condition { datapath, status, degraded, bgp, regressed, store_connected } = *condition;
     let mut registry = Registry::with_prefix("contiv");
     let build = Family::<Build, Gauge>::default();
@@ -219,6 +222,16 @@ pub fn encode(
         "Endpoint interfaces on this node whose endpoint is not in the store",
         count(orphaned),
     );
+    if let Some(Tracking { used, max }) = *tracking {
+        gauge(
+            "node_connections",
+            "Connections that the node's kernel tracks (nf_conntrack_count)",
+            used.into(),
+        );
+        let help =
+            "Maximum number of connections that the node's kernel tracks (nf_conntrack_max); 0: no limit";
+        gauge("node_connections_max", help, max.into());
+    }
     let flows = Family::<Flow, Counter>::default();
     for (event, count) in &stats.flows {
         flows.get_or_create(&Flow { event }).inc_by(*count);
@@ -412,6 +425,8 @@ mod tests {
             r#"contiv_datapath_object_ops_total{operation="garbage-collect",object="orphan",result="ok"} 1"#,
             r#"contiv_store_request_duration_seconds_count{operation="get",result="ok"} 1"#,
             "contiv_store_connected 1",
+            "contiv_node_connections 10",
+            "contiv_node_connections_max 11",
             concat!(r#"contiv_build_info{version=""#, env!("CARGO_PKG_VERSION"), r#"",datapath="ebpf"} 1"#),
         ] {
             assert!(text.lines().any(|l| l == line), "{line} in {text}");

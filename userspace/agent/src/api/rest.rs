@@ -48,6 +48,7 @@ use crate::{
     ready::Ready,
     reconcile::{Inspection, Status},
     state::{Reader, Rejected},
+    sysctl,
 };
 
 /// The API cannot be served.
@@ -150,6 +151,7 @@ impl Parts {
             stats: self.stats().await.unwrap_or_default(),
             counters: counters.inspect_err(|error| failed("datapath counters", error)).unwrap_or_default(),
             pods: traffic.inspect_err(|error| failed("interface counters", error)).unwrap_or_default(),
+            tracking: sysctl::tracking(),
         }
     }
 

@@ -31,6 +31,7 @@ use crate::{
     plan::Node,
     reconcile::{self, Presence, Waiters},
     state::{Attacher, Attachment, Reader},
+    sysctl,
 };
 
 /// Time limit for the datapath to set or delete an endpoint.
@@ -108,6 +109,21 @@ impl Pods {
     /// Reports why the next start of the agent needs other flags; `None` if it does not.
     pub fn report_forward_mode(&self, why: Option<String>) {
         self.0.warnings.send_modify(|warnings| warnings.other_forward_mode = why);
+    }
+
+    /// Reports whether the kernel's connection tracking is nearly full.
+    pub fn check_tracking(&self) {
+        let tracking = sysctl::tracking().unwrap_or_default();
+        self.0.warnings.send_if_modified(|warnings| {
+            let before = warnings.nearly_full;
+            warnings.set_tracking(tracking);
+            if before.is_none()
+                && let Some(line) = warnings.nearly_full_line()
+            {
+                tracing::warn!("{line}");
+            }
+            warnings.nearly_full != before
+        });
     }
 
     pub(super) fn parts(&self) -> &Parts {

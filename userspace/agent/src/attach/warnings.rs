@@ -2,6 +2,13 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use contiv_model::name::{EndpointId, HostName, NetworkId};
 
+use crate::sysctl::Tracking;
+
+/// Percentage of the kernel's table of connections from which it is nearly full.
+const NEARLY_FULL: u64 = 90;
+/// Percentage below which it is not any more: the use of a table that is nearly full varies.
+const FREE_AGAIN: u64 = 80;
+
 /// Conditions of this node that keep endpoints from communicating, or the agent from its next start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeWarnings {
@@ -15,6 +22,8 @@ pub struct NodeWarnings {
     pub(super) refused_datapath: Option<String>,
     /// That the global settings have another forward mode than the flags.
     pub(super) other_forward_mode: Option<String>,
+    /// Maximum number of connections that the kernel tracks, if it nearly tracks as many.
+    pub(super) nearly_full: Option<u32>,
 }
 
 impl NodeWarnings {
@@ -23,7 +32,28 @@ impl NodeWarnings {
         let infra =
             self.infra.iter().map(|(network, why)| format!("network {network}: infra endpoint: {why}"));
         let run = self.refused_datapath.iter().chain(&self.other_forward_mode).cloned();
-        run.chain(self.missing_vtep_line()).chain(self.foreign_line()).chain(infra)
+        run.chain(self.missing_vtep_line())
+            .chain(self.nearly_full_line())
+            .chain(self.foreign_line())
+            .chain(infra)
+    }
+
+    /// Compares the use of the kernel's table of connections with its size.
+    pub(super) fn set_tracking(&mut self, tracking: Tracking) {
+        let Tracking { used, max } = tracking;
+        let limit = if self.nearly_full.is_some() { FREE_AGAIN } else { NEARLY_FULL };
+        let is_full = max > 0 && u64::from(used) * 100 >= u64::from(max) * limit;
+        self.nearly_full = is_full.then_some(max);
+    }
+
+    pub(super) fn nearly_full_line(&self) -> Option<String> {
+        self.nearly_full.map(|max| {
+            format!(
+                "connection tracking of the kernel: nearly full (nf_conntrack_max {max}), and without room, new connections of this \
+                 node and of its pods are dropped; find who has the connections (conntrack -L), or increase \
+                 net.netfilter.nf_conntrack_max"
+            )
+        })
     }
 
     pub(super) fn foreign_line(&self) -> Option<String> {
@@ -43,5 +73,25 @@ impl NodeWarnings {
                  give the address to an interface"
             )
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_that_is_nearly_full_is_reported_until_it_has_room() {
+        let mut warnings = NodeWarnings::default();
+        let mut reported = |used, max| {
+            warnings.set_tracking(Tracking { used, max });
+            warnings.lines().count()
+        };
+        let seen = [89, 90, 85, 100, 79, 85].map(|used| reported(used, 100));
+        assert_eq!(seen, [0, 1, 1, 1, 0, 0]);
+        assert_eq!([reported(u32::MAX, u32::MAX), reported(0, 100), reported(100, 0)], [1, 0, 0]);
+        warnings.set_tracking(Tracking { used: 262_144, max: 262_144 });
+        let line = warnings.nearly_full_line().unwrap();
+        assert!(line.contains("nf_conntrack_max 262144"), "{line}");
     }
 }

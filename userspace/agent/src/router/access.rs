@@ -22,7 +22,7 @@ use super::{
     error::{self, Error, netlink},
     interface,
     nat_table::{NatTable, TABLE},
-    quota::{Division, Quota, Usage},
+    quota::{self, Division, Quota},
     rules,
 };
 use crate::{
@@ -56,7 +56,7 @@ impl HostAccess {
         wanted: Option<&NatTable>,
     ) -> Result<(usize, Vec<String>), Error> {
         // First: without the table, what pods send would be forwarded anywhere.
-        let bounded = wanted.map(|table| (table.clone(), self.division.quota(table.pods, Usage::read())));
+        let bounded = wanted.map(|table| (table.clone(), self.division.quota(table.pods, quota::tracking())));
         let table = self.sync_table(bounded).await;
         // They keep what the table has not marked from being forwarded, also after another program has removed the table.
         let rules = rules::sync_host_access(handle, wanted.map(|table| table.subnet)).await;

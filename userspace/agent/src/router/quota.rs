@@ -4,7 +4,7 @@
 //! kernel counts the connections of each pod, and not those of all: it reads the list of what it counts when a connection is added, up
 //! to once in each tick of its clock. With a list of all pods, they could occupy a CPU.
 
-use crate::sysctl;
+use crate::sysctl::{self, Tracking};
 
 /// Connections of a pod at most. See above for what more would cost.
 const MAX_CONNECTIONS: u32 = 8192;
@@ -40,41 +40,27 @@ pub(super) fn rounded(pods: usize) -> u32 {
     pods.max(MIN_PODS).checked_next_power_of_two().unwrap_or(u32::MAX)
 }
 
+/// The kernel's default for machines with 1 GiB or more, until connection tracking is loaded.
+const DEFAULT: Tracking = Tracking { used: 0, max: 262_144 };
+
 /// The kernel's table of connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Usage {
-    /// Maximum number of connections; 0 for no limit.
-    max: u32,
-    /// Number of connections of this network namespace.
-    used: u32,
+pub(super) fn tracking() -> Tracking {
+    sysctl::tracking().unwrap_or(DEFAULT)
 }
 
-impl Usage {
-    /// The kernel's default for machines with 1 GiB or more, until connection tracking is loaded.
-    const DEFAULT: Usage = Usage { max: 262_144, used: 0 };
-
-    pub(super) fn read() -> Usage {
-        match (sysctl::max_connections(), sysctl::connections()) {
-            (Some(max), Some(used)) => Usage { max, used },
-            _ => Usage::DEFAULT,
-        }
+/// Share of one of `pods` pods.
+///
+/// A table of nftables that is written anew does not count the connections that exist. So of a kernel's table that is in use, pods have
+/// half of the part that is free.
+fn share(Tracking { used, max }: Tracking, pods: u32) -> u32 {
+    if max == 0 {
+        return MAX_CONNECTIONS;
     }
-
-    /// Share of one of `pods` pods.
-    ///
-    /// A table of nftables that is written anew does not count the connections that exist. So of a table that is in use, pods have the
-    /// part that is free.
-    fn share(self, pods: u32) -> u32 {
-        let Usage { max, used } = self;
-        if max == 0 {
-            return MAX_CONNECTIONS;
-        }
-        let free = u64::from(max.saturating_sub(used));
-        let steps = (free * STEPS).div_ceil(u64::from(max)).max(1);
-        let all = u64::from(max / NODE_SHARE) * steps / STEPS;
-        let share = u32::try_from(all / u64::from(pods.max(1))).unwrap_or(u32::MAX);
-        share.clamp(1, MAX_CONNECTIONS)
-    }
+    let free = u64::from(max.saturating_sub(used));
+    let steps = (free * STEPS).div_ceil(u64::from(max)).max(1);
+    let all = u64::from(max / NODE_SHARE) * steps / STEPS;
+    let share = u32::try_from(all / u64::from(pods.max(1))).unwrap_or(u32::MAX);
+    share.clamp(1, MAX_CONNECTIONS)
 }
 
 /// Division of the kernel's table among the pods.
@@ -88,9 +74,9 @@ pub(super) struct Division {
 impl Division {
     /// Quota of each of `pods` pods. It changes with the size of the kernel's table, when there are more pods than before, and when the
     /// kernel's table has become free. A changed quota is a new table, which forgets what it has counted, so it changes for nothing else.
-    pub(super) fn quota(&mut self, pods: u32, usage: Usage) -> Quota {
+    pub(super) fn quota(&mut self, pods: u32, tracking: Tracking) -> Quota {
         let pods = self.basis.map_or(pods, |(_, before)| pods.max(before));
-        let (basis, share) = (Some((usage.max, pods)), usage.share(pods));
+        let (basis, share) = (Some((tracking.max, pods)), share(tracking, pods));
         if self.basis != basis || share / 2 >= self.share {
             (self.basis, self.share) = (basis, share);
         }
@@ -107,13 +93,14 @@ mod tests {
         for max in [1024, 65_536, 262_144, 1_048_576] {
             for pods in [0, 1, 16, 17, 110, 500] {
                 let divided = rounded(pods);
-                let share = Division::default().quota(divided, Usage { max, used: 0 }).connections.unwrap();
+                let share =
+                    Division::default().quota(divided, Tracking { used: 0, max }).connections.unwrap();
                 assert!((1..=MAX_CONNECTIONS.min(max / 32)).contains(&share), "{max} {pods}: {share}");
                 assert!(share == 1 || share * divided <= max / 2, "{max} {pods}: {share}");
                 assert!(usize::try_from(divided).unwrap() >= pods);
             }
         }
-        let of = |max, pods| Usage { max, used: 0 }.share(rounded(pods));
+        let of = |max, pods| share(Tracking { used: 0, max }, rounded(pods));
         assert_eq!([of(262_144, 16), of(262_144, 17), of(262_144, 110)], [8192, 4096, 1024]);
         assert_eq!([of(65_536, 1), of(1_048_576, 110), of(0, 110)], [2048, 4096, 8192]);
     }
@@ -121,7 +108,7 @@ mod tests {
     /// Else a pod that has filled its share would get another one.
     #[test]
     fn connections_that_are_not_counted_leave_less_to_the_pods() {
-        let of = |used| Usage { max: 262_144, used }.share(16);
+        let of = |used| share(Tracking { used, max: 262_144 }, 16);
         assert_eq!(
             [of(0), of(30_000), of(131_072), of(262_144), of(300_000)],
             [8192, 8192, 4096, 1024, 1024]
@@ -131,7 +118,7 @@ mod tests {
     #[test]
     fn a_quota_changes_with_the_table_and_with_more_pods_only() {
         let mut division = Division::default();
-        let mut of = |pods, max, used| division.quota(rounded(pods), Usage { max, used }).connections;
+        let mut of = |pods, max, used| division.quota(rounded(pods), Tracking { used, max }).connections;
         assert_eq!(of(3, 262_144, 0), Some(8192));
         assert_eq!(of(16, 262_144, 200_000), Some(8192), "use alone changes nothing");
         assert_eq!(of(40, 262_144, 0), Some(2048));

@@ -22,6 +22,7 @@ use crate::{
         telemetry::{Counters, ServiceCounters, ServicePort, Stats, TableUsage, Traffic},
     },
     reconcile::Status,
+    sysctl::Tracking,
 };
 
 /// Markdown with a row per metric.
@@ -68,7 +69,7 @@ pub(super) fn sample(rules: usize) -> (Recorded, Status, Measurements) {
         received: traffic(8),
     }];
     let status = Status { writes: 7, ..Status::default() };
-    (recorded, status, Measurements { stats, counters, pods })
+    (recorded, status, Measurements { stats, counters, pods, tracking: Some(Tracking { used: 10, max: 11 }) })
 }
 
 /// The condition of an agent with one degraded condition.
