@@ -114,7 +114,7 @@ pub(crate) enum Damage {
     Forwarding,
     /// The port of the pod is detached from the datapath.
     Port(&'static str),
-    /// A foreign item is added.
+    /// An item of the datapath that belongs to no object is added.
     ForeignItem,
 }
 

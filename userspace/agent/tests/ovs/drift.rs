@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use contiv_model::global::ArpMode;
-use netplugin::datapath::Object;
+use netplugin::datapath::{Object, Op};
 use testkit::needs;
 
 use crate::node::{Node, SOON, network, peer, remote, vlan, vtep, vxlan};
@@ -40,8 +40,18 @@ fn drift_is_found_and_repaired() -> Result<()> {
             Some(one_id.to_vec()),
         ),
         (
-            "foreign flow",
-            Box::new(|| ofctl("add-flow", "table=0,priority=500,icmp,actions=drop")),
+            "overwritten flow",
+            Box::new(|| {
+                let matching = "metadata=0x13880000000000/0xffffff0000000000,dl_dst=02:02:0a:01:00:01";
+                ofctl("add-flow", &format!("table=9,priority=100,{matching},actions=drop"))
+            }),
+            Some(one_id.to_vec()),
+        ),
+        (
+            "flow of no object",
+            Box::new(|| {
+                ofctl("add-flow", "cookie=0xc300000000000077,table=0,priority=500,icmp,actions=drop")
+            }),
             Some(vec![]),
         ),
         ("no flows", Box::new(|| ofctl("del-flows", "table=255")), None),
@@ -59,7 +69,7 @@ fn drift_is_found_and_repaired() -> Result<()> {
             Some(vec![Object::Network(blue.clone()).id(), one.object.id()]),
         ),
         (
-            "foreign port",
+            "port of no object",
             Box::new(|| {
                 vsctl(&[
                     "add-port",
@@ -70,6 +80,11 @@ fn drift_is_found_and_repaired() -> Result<()> {
                     "interface",
                     "stray0",
                     "type=internal",
+                    "--",
+                    "set",
+                    "port",
+                    "stray0",
+                    "external_ids:endpoint-id=gone",
                 ])
             }),
             Some(vec![]),
@@ -106,6 +121,50 @@ fn drift_is_found_and_repaired() -> Result<()> {
     }
     // Port numbers can have changed, nothing else.
     assert_eq!(node.tables()?.lengths(), before.lengths());
+    Ok(())
+}
+
+/// Flows and ports of other programs stay, and are no orphans. The flows are reported.
+#[test]
+fn what_other_programs_add_stays() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("others", &[])?;
+    node.converge()?;
+    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
+    node.add([Object::Network(blue.clone())])?;
+    let one = node.run_pod(&blue, 1)?;
+    let _two = node.run_pod(&blue, 2)?;
+    let ours = node.tables()?;
+    // The second one is like the flow that has the number of a service.
+    for flow in [
+        "table=0,priority=500,udp,tp_dst=5555,actions=drop",
+        "cookie=0x2a,table=27,priority=500,metadata=0xa0000/0xfffffe0000,actions=drop",
+    ] {
+        node.switch.borrow().ofctl("add-flow", "contivVxlanBridge", &[flow])?;
+    }
+    let vsctl = |words: &[&str]| node.switch.borrow().vsctl(words);
+    let set = ["--", "set", "interface", "mirror0", "type=internal"];
+    vsctl(&[&["--timeout=20", "add-port", "contivVxlanBridge", "mirror0"][..], &set].concat())?;
+    let writes = node.writes();
+    for _ in 0..2 {
+        let observed = node.observe()?;
+        assert_eq!((observed.in_sync.len(), observed.orphans), (node.desired.borrow().len(), 0));
+        assert!(node.apply(&[Op::GarbageCollect])?.is_empty());
+        assert_eq!(node.writes() - writes, 0);
+        let warnings = node.warnings();
+        assert!(
+            matches!(&warnings[..], [line] if line.contains("contivVxlanBridge: 2 flows")),
+            "{warnings:?}"
+        );
+        let with_them = node.tables()?["contivVxlanBridge"].len();
+        assert_eq!(with_them, ours["contivVxlanBridge"].len() + 2);
+    }
+    one.reaches(2)?;
+    assert!(vsctl(&["list-ports", "contivVxlanBridge"])?.contains("mirror0"));
+    node.switch.borrow().ofctl("del-flows", "contivVxlanBridge", &["cookie=0/-1"])?;
+    node.switch.borrow().ofctl("del-flows", "contivVxlanBridge", &["cookie=0x2a/-1"])?;
+    node.observe()?;
+    assert_eq!((node.warnings(), node.tables()?), (vec![], ours));
     Ok(())
 }
 

@@ -262,8 +262,8 @@ async fn remove_unused_ports(
             Op::Delete(id) => names.extend(ports::of_object(&database, id)),
             Op::GarbageCollect if retains => {}
             Op::GarbageCollect => {
-                let present = ports::present(&database).map(|(_, name)| name.to_owned());
-                names.extend(present.filter(|name| !uplink::is_uplink(name, &options.uplinks)));
+                let own = ports::own(&database).map(str::to_owned);
+                names.extend(own.filter(|name| !uplink::is_uplink(name, &options.uplinks)));
             }
         }
     }

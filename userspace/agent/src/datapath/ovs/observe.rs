@@ -87,6 +87,7 @@ pub(crate) async fn observe(
     let installed = |id: &ObjectId| expected.index.get(id).is_some();
     out_of_sync.extend(desired.iter().map(|(id, _)| id.clone()).filter(|id| !installed(id)));
 
+    let foreign = foreign_flows(dump.foreign);
     let held = BridgeKind::ALL.map(|kind| dump.tables.get(kind).flows_of(Cookie::HOLD).len());
     let SwitchModel { index, base, numbers, .. } = expected;
     let mut model = SwitchModel { index, tables: dump.tables, base, numbers };
@@ -107,6 +108,7 @@ pub(crate) async fn observe(
     let mut warnings = uplink::warnings(&database, &options.uplinks);
     warnings.extend(needed.iter().filter_map(|bridge| kernel::warning(&database, *bridge)));
     warnings.extend(unlimited);
+    warnings.extend(foreign);
     Ok(Observation { model, observed, warnings, fingerprint: drift::fingerprint(&database) })
 }
 
@@ -148,6 +150,19 @@ fn object_ports(
     (ports, out_of_sync)
 }
 
+/// Returns which bridges have flows of other programs. These stay: an operator has added them.
+fn foreign_flows(numbers: PerBridge<usize>) -> Vec<String> {
+    let found = BridgeKind::ALL.into_iter().map(|bridge| (bridge.name(), *numbers.get(bridge)));
+    let found = found.filter(|(_, number)| *number > 0);
+    let line = |(bridge, number): (&str, usize)| {
+        format!(
+            "bridge {bridge}: {number} flows of other programs: packets that match them can go past checks and policies; \
+             remove them, if they are not wanted, by their cookies (ovs-ofctl del-flows)"
+        )
+    };
+    found.map(line).collect()
+}
+
 /// Returns the numbers of the ports that belong to no object.
 fn unowned_ports(dump: &Dump, ports: &BridgePorts) -> PerBridge<BTreeSet<u32>> {
     let owned: BTreeSet<&str> = ports.values().map(|port| port.name.as_str()).collect();
@@ -169,7 +184,7 @@ async fn repair_base_flows(session: &mut Session, model: &mut SwitchModel) -> Re
     Ok(())
 }
 
-/// Returns the number of ports that belong to no desired object. `kernels` are the bridges with a port of the node's kernel.
+/// Returns the number of ports of agents that belong to no desired object. `kernels` are the bridges with a port of the node's kernel.
 fn orphan_ports(
     database: &Database,
     options: &Options,
@@ -184,6 +199,6 @@ fn orphan_ports(
             _ => {}
         }
     }
-    let present = ports::present(database).map(|(_, name)| name);
-    present.filter(|name| !owned.contains(*name) && !uplink::is_uplink(name, &options.uplinks)).count()
+    let own = ports::own(database);
+    own.filter(|name| !owned.contains(*name) && !uplink::is_uplink(name, &options.uplinks)).count()
 }

@@ -163,9 +163,11 @@ impl Site for OvsSite {
                 self.switch.vsctl(&["--timeout=20", "del-port", port])?;
             }
             Damage::ForeignItem => {
-                let flow = "table=9,priority=77,dl_dst=02:00:00:00:00:77,actions=drop";
+                // The cookie is that of a remote endpoint: flows of other programs stay.
+                let flow =
+                    "cookie=0xc300000000000077,table=9,priority=77,dl_dst=02:00:00:00:00:77,actions=drop";
                 for bridge in BRIDGES {
-                    self.switch.ofctl("add-flow", bridge, &[flow]).context("add a foreign flow")?;
+                    self.switch.ofctl("add-flow", bridge, &[flow]).context("add a flow of no object")?;
                 }
             }
         }

@@ -23,6 +23,8 @@ pub(super) const UPLINK_OWNER: &str = "uplinkPort";
 const KERNEL_OWNER: &str = "kernelPort";
 /// A VLAN id that no frame has (IEEE 802.1Q table 9-2).
 const RESERVED_VLAN: i64 = 4095;
+/// Beginning of the port names of tunnels.
+const TUNNEL_PREFIX: &str = "vxif";
 /// Maximum length of an interface name in Linux (IFNAMSIZ - 1).
 const MAX_NAME: usize = 15;
 
@@ -275,6 +277,17 @@ pub(crate) fn present(database: &Database) -> impl Iterator<Item = (BridgeKind, 
     })
 }
 
+/// Returns the names of the ports of both bridges that agents have added: those with an owner, and tunnels. Others stay.
+pub(crate) fn own(database: &Database) -> impl Iterator<Item = &str> {
+    let bridges = BridgeKind::ALL.into_iter().filter_map(move |kind| database.bridge(kind.name()));
+    let ports = bridges.flat_map(move |(_, bridge)| database.ports_of(bridge));
+    let own = ports.filter(|(_, port, interfaces)| {
+        let is_tunnel = interfaces.iter().any(|(_, interface)| interface.interface_type == "vxlan");
+        port.external_ids.contains_key(OWNER_KEY) || is_tunnel && port.name.starts_with(TUNNEL_PREFIX)
+    });
+    own.map(|(_, port, _)| port.name.as_str())
+}
+
 /// Returns the names of the ports that belong to an object: tunnels by `remote_ip`, others by their owner.
 pub(crate) fn of_object(database: &Database, id: &ObjectId) -> BTreeSet<String> {
     let text = match id {
@@ -310,11 +323,11 @@ pub(crate) fn tunnel_name(database: &Database, vtep: IpAddr, taken: impl Fn(&str
         return name;
     }
     let text = vtep.to_string();
-    let plain = format!("vxif{}", text.replace('.', ""));
+    let plain = format!("{TUNNEL_PREFIX}{}", text.replace('.', ""));
     let free = |name: &str| !taken(name) && find(database, name).is_none();
     if vtep.is_ipv4() && plain.len() <= MAX_NAME && free(&plain) {
         return plain;
     }
     let hash = hash(&text);
-    format!("vxif{:011x}", hash >> 20)
+    format!("{TUNNEL_PREFIX}{:011x}", hash >> 20)
 }

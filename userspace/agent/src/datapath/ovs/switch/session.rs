@@ -28,7 +28,7 @@ use crate::{
             bridge::{BridgeKind, PerBridge},
             options::{DatapathType, Options},
             pipeline,
-            tables::edit::Tables,
+            tables::{cookie::Cookie, edit::Tables},
         },
     },
     error::one_line,
@@ -68,7 +68,10 @@ pub(crate) struct Session {
 
 /// Contents of the switch.
 pub(crate) struct Dump {
+    /// Flows of agents, and all groups, which have no cookies.
     pub(crate) tables: PerBridge<Tables>,
+    /// Numbers of flows of other programs.
+    pub(crate) foreign: PerBridge<usize>,
     /// OpenFlow port numbers by port name.
     pub(crate) ports: PerBridge<HashMap<String, u32>>,
 }
@@ -270,33 +273,38 @@ impl Session {
         self.bridges.get(kind).as_ref().ok_or_else(closed)
     }
 
-    /// Reads flows, groups and ports of both bridges.
+    /// Reads flows, groups and ports of both bridges. Flows of other programs are counted only, so that nothing compares,
+    /// decodes or removes them.
     pub(crate) async fn dump(&self) -> Result<Dump, Error> {
         let one = async |kind| {
             let connection = self.connection(kind)?;
             let flows = async {
-                let mut flows = vec![];
+                let (mut flows, mut foreign) = (vec![], 0);
                 let visit = |stats: FlowStats| {
-                    if !pipeline::is_learned(&stats.flow) {
-                        flows.push(PackedFlow::new(&stats.flow));
+                    if pipeline::is_learned(&stats.flow) {
+                        return;
+                    }
+                    match Cookie(stats.flow.cookie).is_own() {
+                        true => flows.push(PackedFlow::new(&stats.flow)),
+                        false => foreign += 1,
                     }
                 };
                 connection.visit_flows(FlowFilter::default(), visit).await?;
-                Ok(flows)
+                Ok((flows, foreign))
             };
             let groups = async { connection.dump_groups().await };
             let ports = async { connection.ports().await };
             let all = futures::future::try_join3(flows, groups, ports).await;
-            let (flows, groups, ports) = all.map_err(|source| bridge_error(kind, source))?;
+            let ((flows, foreign), groups, ports) = all.map_err(|source| bridge_error(kind, source))?;
             let tables = Tables::new(flows, groups);
             let ports: HashMap<_, _> = ports.into_iter().map(|port| (port.name, port.port.0)).collect();
-            Ok::<_, Error>((tables, ports))
+            Ok::<_, Error>((tables, foreign, ports))
         };
-        let ((vlan, vlan_ports), (vxlan, vxlan_ports)) =
-            futures::future::try_join(one(BridgeKind::Vlan), one(BridgeKind::Vxlan)).await?;
+        let (vlan, vxlan) = futures::future::try_join(one(BridgeKind::Vlan), one(BridgeKind::Vxlan)).await?;
         Ok(Dump {
-            tables: PerBridge { vlan, vxlan },
-            ports: PerBridge { vlan: vlan_ports, vxlan: vxlan_ports },
+            tables: PerBridge { vlan: vlan.0, vxlan: vxlan.0 },
+            foreign: PerBridge { vlan: vlan.1, vxlan: vxlan.1 },
+            ports: PerBridge { vlan: vlan.2, vxlan: vxlan.2 },
         })
     }
 
