@@ -44,12 +44,21 @@ const VLAN: u16 = 0x8100;
 /// A gratuitous ARP reply (RFC 5227, section 3) or an unsolicited neighbour advertisement (RFC 4861, section 7.2.6), with a
 /// VLAN tag.
 pub(crate) fn frame(vlan: u16, mac: Mac, ip: IpAddr) -> Vec<u8> {
+    framed(&[VLAN, vlan], mac, ip)
+}
+
+/// As [`frame`], without a tag: as the endpoint would send it.
+pub(crate) fn untagged(mac: Mac, ip: IpAddr) -> Vec<u8> {
+    framed(&[], mac, ip)
+}
+
+fn framed(tag: &[u16], mac: Mac, ip: IpAddr) -> Vec<u8> {
     let (to, kind, body) = match ip {
         IpAddr::V4(ip) => (BROADCAST, 0x0806_u16, arp(mac, ip)),
         IpAddr::V6(ip) => ([0x33, 0x33, 0, 0, 0, 1], 0x86dd, advertisement(mac, ip)),
     };
     let mut frame = [&to[..], &mac].concat();
-    for word in [VLAN, vlan, kind] {
+    for word in tag.iter().chain([&kind]) {
         frame.extend(word.to_be_bytes());
     }
     frame.extend(body);

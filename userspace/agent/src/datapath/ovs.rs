@@ -37,7 +37,7 @@ use self::{
     bridge::BridgeKind,
     desired::model::SwitchModel,
     error::{NotObserved, ovs_error},
-    switch::{announcer::Announced, drift, limit::Bandwidth, ovsdb, ports, session::Session},
+    switch::{announcer::Announcer, drift, limit::Bandwidth, ovsdb, ports, session::Session},
     telemetry::FlowCounters,
 };
 use super::{
@@ -66,8 +66,8 @@ pub struct Ovs {
     stands_by: bool,
     /// What belongs to no object stays.
     retains_orphans: bool,
-    /// Announcements of endpoints and services.
-    announced: Arc<Announced>,
+    /// Announces endpoints and services. What waits outlives the session.
+    announcer: Announcer,
 }
 
 impl Ovs {
@@ -85,7 +85,7 @@ impl Ovs {
             inherited: vec![],
             stands_by: false,
             retains_orphans: false,
-            announced: Arc::default(),
+            announcer: Announcer::default(),
         }
     }
 
@@ -210,9 +210,7 @@ impl Datapath for Ovs {
             Some(session) => session,
             None => {
                 let options = &self.options;
-                let announced = self.announced.clone();
-                let opened =
-                    Session::open(&options.socket, options.datapath_type, &options.uplinks, announced);
+                let opened = Session::open(&options.socket, options.datapath_type, &options.uplinks);
                 opened.await.map_err(|error| ovs_error("connect to the switch", error))?
             }
         };
@@ -225,6 +223,8 @@ impl Datapath for Ovs {
         self.warnings = observation.warnings;
         let bridges = BridgeKind::ALL.into_iter().filter_map(|kind| session.bridge(kind).cloned());
         self.counters.follow(bridges.collect(), &self.model);
+        apply::announce::release(&self.announcer, &session.database(), &self.model.index);
+        session.send_announcements(&self.announcer);
         self.session = Some(session);
         Ok(observation.observed)
     }
@@ -239,8 +239,8 @@ impl Datapath for Ovs {
         let before = session.database();
         let own = apply::requests::ports_of_ops(&before, &self.model.index, ops);
         // An error drops the session: the state of the switch is unknown then.
-        let result =
-            apply::apply(&mut session, &self.options, &mut self.model, ops, &mut self.inherited).await;
+        let Ovs { options, model, inherited, announcer, .. } = self;
+        let result = apply::apply(&mut session, options, model, ops, inherited, announcer).await;
         self.writes += session.take_writes();
         let applied = result?;
         self.counters.update(&self.model, &applied.counted);
@@ -271,8 +271,8 @@ impl Datapath for Ovs {
 
     fn stats(&self) -> Stats {
         Stats {
-            announcements: self.announced.services.counts(),
-            endpoint_announcements: self.announced.endpoints.counts(),
+            announcements: self.announcer.announced().services.counts(),
+            endpoint_announcements: self.announcer.announced().endpoints.counts(),
             ..Stats::default()
         }
     }

@@ -1,4 +1,4 @@
-//! Announcements of endpoints on the VLAN uplink.
+//! Announcements of endpoints of VLAN networks: on the uplinks, and to the bridge itself.
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
@@ -7,7 +7,7 @@ use contiv_model::global::ArpMode;
 use netplugin::datapath::{Datapath as _, Object};
 use testkit::{capture::Tap, needs, packet::Packet, wait_until};
 
-use crate::node::{Node, SOON, addresses, network, remote, vlan, vxlan};
+use crate::node::{Node, Pod, SOON, addresses, network, remote, vlan, vxlan};
 
 const TAG: u16 = 100;
 const BROADCAST: [u8; 6] = [0xff; 6];
@@ -90,4 +90,76 @@ fn new_endpoints_are_announced_on_the_uplink() -> Result<()> {
         Ok((counts() == [("sent", sent), ("failed", 0), ("left-out", 0)]).then_some(()))
     })
     .with_context(|| format!("{:?}", counts()))
+}
+
+/// A pod that sends nothing on its own.
+fn silent_pod(node: &Node, n: u8) -> Result<Pod> {
+    let pod = node.pod(&network("green", vlan(TAG), ArpMode::Proxy), n)?;
+    pod.namespace.sysctl("net/ipv6/conf/eth0/disable_ipv6", "1")?;
+    node.add([pod.object.clone()])?;
+    Ok(pod)
+}
+
+/// Waits until the VLAN bridge has learned the address of pod `n` at a port.
+fn wait_learned(node: &Node, n: u8, port: &str) -> Result<()> {
+    wait_until(SOON, &format!("the bridge knows pod {n} at {port}"), || {
+        // Lets the datapath run.
+        assert!(!node.resync_needed(Duration::from_millis(50)));
+        let switch = node.switch.borrow();
+        let number = switch.vsctl(&["--timeout=20", "get", "interface", port, "ofport"])?;
+        let learned = switch.appctl(&["fdb/show", "contivVlanBridge"])?;
+        let mut lines = learned.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let mac = format!("02:02:0a:01:00:{n:02x}");
+        let is_there =
+            lines.any(|line| line.first() == Some(&number.trim()) && line.get(2) == Some(&mac.as_str()));
+        Ok(is_there.then_some(()))
+    })
+}
+
+/// The bridge itself knows the address of a moved endpoint at its uplink. Frames that arrive there would be dropped.
+#[test]
+fn a_silent_endpoint_is_found_where_it_has_moved_to() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let (node, _outside, wire) = Node::with_uplink("moved")?;
+    let green = network("green", vlan(TAG), ArpMode::Proxy);
+    node.add([Object::Network(green.clone()), remote(&green, 3, None)])?;
+    let (ip, mac) = (addresses(3).0, [2, 2, 10, 1, 0, 3]);
+    wire.send(&Packet::eth(BROADCAST, mac).vlan(TAG).arp(2, (mac, ip), (BROADCAST, ip)).build())?;
+    wait_learned(&node, 3, "up0")?;
+
+    node.remove([remote(&green, 3, None).id()])?;
+    let pod = silent_pod(&node, 3)?;
+    wait_learned(&node, 3, "vvport1")?;
+    let tap = Tap::open(&pod.namespace, "eth0")?;
+    let client = [2, 2, 10, 1, 0, 90];
+    let datagram = |eth: Packet| eth.ipv4(addresses(90).0, ip).udp(4000, 9).payload(b"found").build();
+    wire.send(&datagram(Packet::eth(mac, client).vlan(TAG)))?;
+    let expected = datagram(Packet::eth(mac, client));
+    tap.expect(SOON, "the datagram", |bytes| bytes.starts_with(&expected).then_some(()))
+}
+
+#[test]
+fn a_silent_endpoint_is_found_without_an_uplink() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("alone", &[])?;
+    node.converge()?;
+    node.add([Object::Network(network("green", vlan(TAG), ArpMode::Proxy))])?;
+    let _pod = silent_pod(&node, 3)?;
+    wait_learned(&node, 3, "vvport1")
+}
+
+/// A resync before the second announcement replaces the connection to the switch.
+#[test]
+fn announcements_outlive_a_resync() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let (node, _outside, tap) = Node::with_uplink("outlive")?;
+    let green = network("green", vlan(TAG), ArpMode::Proxy);
+    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
+    node.add([Object::Network(green.clone()), Object::Network(blue.clone())])?;
+    let _other = node.run_pod(&blue, 5)?;
+    let _one = node.run_pod(&green, 1)?;
+    node.switch.borrow().vsctl(&["--timeout=20", "del-port", "vvport1"])?;
+    assert!(node.resync_needed(SOON));
+    node.converge()?;
+    wait_for(&node, &tap, &mut BTreeMap::new(), 1, 2)
 }

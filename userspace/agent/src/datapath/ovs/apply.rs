@@ -1,6 +1,6 @@
 //! Execution of ops: ports first, then flows and groups, then the removal of unused ports.
 
-mod announce;
+pub(super) mod announce;
 mod inherited;
 pub(super) mod requests;
 mod retained;
@@ -18,6 +18,7 @@ use super::{
     error::ovs_error,
     options::{DatapathType, Options},
     switch::{
+        announcer::Announcer,
         kernel, limit, ports,
         session::{self, Session},
         tunnel, uplink,
@@ -42,7 +43,8 @@ pub(crate) struct Applied {
 
 /// Executes the ops and updates `model`.
 ///
-/// `inherited` are connections of the datapath that this one replaces; they are taken before frames can enter.
+/// `inherited` are connections of the datapath that this one replaces; they are taken before frames can enter. New endpoints and
+/// services are left to `announcer`, also if the call fails after the switch has accepted them.
 ///
 /// After an `Err` the state of the switch is unknown.
 pub(crate) async fn apply(
@@ -51,6 +53,7 @@ pub(crate) async fn apply(
     model: &mut SwitchModel,
     ops: &[Op],
     inherited: &mut Vec<TrackedConnection>,
+    announcer: &Announcer,
 ) -> Result<Applied, Error> {
     let mut failures: Vec<FailedOp> =
         ops.iter().enumerate().filter_map(|(index, op)| unsupported(index, op)).collect();
@@ -75,7 +78,12 @@ pub(crate) async fn apply(
         hold(session).await?;
     }
     retained::forget_ports(session, model, ops).await?;
-    program(session, model, ops, (&ports, kernel), &mut applied).await?;
+    let programmed = program(session, model, ops, (&ports, kernel), &mut applied).await;
+    if options.announce {
+        // Whatever fails from here on: a retry does not know what is new.
+        announce::changed(announcer, model, ops, &before);
+    }
+    programmed?;
     if ops.iter().any(changes_zones) {
         let zones = zones(&model.index, &model.numbers);
         let set = session.set_zones(options, &zones).await;
@@ -87,9 +95,7 @@ pub(crate) async fn apply(
         take_over(session, model, std::mem::take(inherited)).await?;
     }
     requests::open(session, &model.index, closed).await?;
-    if options.announce {
-        announce::changed(session, model, ops, &before);
-    }
+    announce::release(announcer, &session.database(), &model.index);
     remove_unused_ports(session, options, model, ops, &previous).await?;
     if options.datapath_type == DatapathType::Netdev {
         let new_peers = ops.iter().filter_map(|op| match op {

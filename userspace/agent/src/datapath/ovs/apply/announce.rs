@@ -10,14 +10,18 @@ use contiv_model::{
     name::{NetworkId, ServiceId},
     tag::Encap,
 };
-use openflow_rs::Action;
+use openflow_rs::Port;
 
 use crate::datapath::{
     Local, Object, ObjectId, Op, Service, announcement,
     ovs::{
         desired::model::SwitchModel,
-        pipeline::{UPLINK_GROUP, bridge_and_tag},
-        switch::session::Session,
+        pipeline::bridge_and_tag,
+        switch::{
+            announcer::{Announcer, Place},
+            ovsdb::Database,
+            ports,
+        },
         tables::index::{FlowIndex, Installed},
     },
 };
@@ -56,42 +60,55 @@ impl<'a> Before<'a> {
 }
 
 /// Announces the endpoints of VLAN networks that the ops installed, or gave another port or address, and the services for which
-/// this node answers since.
-pub(super) fn changed(session: &mut Session, model: &SwitchModel, ops: &[Op], before: &Before<'_>) {
-    let uplinks = match &model.base.uplinks[..] {
-        [] => return,
-        [one] => Action::output(*one),
-        _ => Action::Group(UPLINK_GROUP),
-    };
+/// this node answers since. Endpoints also without an uplink: the bridge itself learns their ports.
+pub(super) fn changed(announcer: &Announcer, model: &SwitchModel, ops: &[Op], before: &Before<'_>) {
     for op in ops {
         match op {
-            Op::Delete(endpoint @ ObjectId::Local(_)) => session.withdraw(endpoint),
+            Op::Delete(endpoint @ ObjectId::Local(_)) => announcer.withdraw(endpoint),
             Op::Set(Object::Local(local)) => {
                 let id = ObjectId::Local(local.id.clone());
                 let Some(installed) = model.index.get(&id) else { continue };
                 let before = before.objects.iter().find(|installed| installed.object.id() == id);
                 // Frames of routed VLANs stay on the node.
                 if is_new(local, installed, before) && !model.index.is_routed_vlan(&local.network) {
-                    session.announce(&id, endpoint_frames(local), &uplinks);
+                    announcer.announce(&id, endpoint_frames(local));
                 }
             }
             _ => {}
         }
     }
-    services(session, model, ops, &before.services, &uplinks);
+    if !model.base.uplinks.is_empty() {
+        services(announcer, model, ops, &before.services);
+    }
 }
 
-fn services(session: &mut Session, model: &SwitchModel, ops: &[Op], before: &Services, uplinks: &Action) {
+fn services(announcer: &Announcer, model: &SwitchModel, ops: &[Op], before: &Services) {
     let mut affected = Services::of(&model.index, set(ops)).affected;
     affected.extend(before.affected.iter().cloned());
     let now = answered(&model.index, &affected);
     for service in before.answered.keys().filter(|service| !now.contains_key(service)) {
-        session.withdraw(&ObjectId::Service(service.clone()));
+        announcer.withdraw(&ObjectId::Service(service.clone()));
     }
     for (service, frame) in now {
         if before.answered.get(&service) != Some(&frame) {
-            session.announce(&ObjectId::Service(service), vec![frame], uplinks);
+            announcer.announce(&ObjectId::Service(service), vec![frame]);
         }
+    }
+}
+
+/// Lets the announcements go whose endpoints have a port that carries their VLAN.
+pub(in super::super) fn release(announcer: &Announcer, database: &Database, index: &FlowIndex) {
+    let closed = ports::closed(database);
+    announcer.update(|subject| place(index, &closed, subject));
+}
+
+fn place(index: &FlowIndex, closed: &BTreeSet<&str>, subject: &ObjectId) -> Place {
+    let Some(installed) = index.get(subject) else { return Place::Elsewhere };
+    match (&installed.object, &installed.port) {
+        (Object::Local(_), Some(port)) if closed.contains(port.name.as_str()) => Place::Closed,
+        (Object::Local(_), Some(port)) => Place::At(port.number.into()),
+        (Object::Service(service), _) if index.is_answered(service) => Place::At(Port::CONTROLLER),
+        _ => Place::Elsewhere,
     }
 }
 
@@ -133,13 +150,42 @@ fn is_new(local: &Local, installed: &Installed, before: Option<&Installed>) -> b
     matches!(local.encap, Encap::Vlan(_)) && is_in_effect && !same
 }
 
+/// The frames enter the bridge where those of the endpoint do, which assigns the tag.
 fn endpoint_frames(local: &Local) -> Vec<Vec<u8>> {
-    let (_, tag) = bridge_and_tag(local.encap);
-    let addresses = local.addresses.iter();
-    addresses.map(|ip| announcement::frame(tag as u16, local.mac.0, ip)).collect()
+    local.addresses.iter().map(|ip| announcement::untagged(local.mac.0, ip)).collect()
 }
 
 fn service_frame(service: &Service) -> Option<Vec<u8>> {
     let (_, tag) = bridge_and_tag(service.scope.network.as_ref()?.encap);
     Some(announcement::frame(tag as u16, Mac::of_service(service.vip).0, service.vip))
+}
+
+#[cfg(test)]
+mod tests {
+    use contiv_model::name::EndpointId;
+    use serde_json::json;
+
+    use super::*;
+    use crate::datapath::{Network, ovs::tables::index::BridgePort};
+
+    /// An endpoint with rules gets its VLAN behind its flows. If the agent loses the switch in between, the retry finds both.
+    #[test]
+    fn an_endpoint_is_announced_when_its_port_carries_the_vlan() {
+        let network: NetworkId = NetworkId::new(&"net".parse().unwrap(), &"green".parse().unwrap());
+        let network = Network::new(network, Encap::Vlan(100.try_into().unwrap()));
+        let id = EndpointId::new(&network.id, "pod1");
+        let mac = "02:02:0a:01:00:01".parse().unwrap();
+        let local = Local::new(id.clone(), &network, "vvport1", mac, std::net::Ipv4Addr::new(10, 1, 0, 1));
+        let port = Some(BridgePort { name: "vvport1".into(), number: 7 });
+        let id = ObjectId::Local(id);
+        let mut index = FlowIndex::default();
+        index.insert(Installed { object: Object::Local(local), port });
+        let mut database = Database::default();
+        for (tag, expected) in [(4095, Place::Closed), (100, Place::At(Port(7)))] {
+            database.update(&json!({"Port": {"port": {"new": {"name": "vvport1", "tag": tag}}}}));
+            assert_eq!(place(&index, &ports::closed(&database), &id), expected);
+        }
+        index.remove(&id);
+        assert_eq!(place(&index, &ports::closed(&database), &id), Place::Elsewhere);
+    }
 }

@@ -261,6 +261,12 @@ pub(crate) fn find<'a>(database: &'a Database, name: &str) -> Option<PortRows<'a
     Some(PortRows { port_uuid, port, interface_uuid, interface })
 }
 
+/// Returns the names of the ports on the VLAN that carries no frames.
+pub(crate) fn closed(database: &Database) -> BTreeSet<&str> {
+    let closed = database.ports.values().filter(|port| port.tag == Some(RESERVED_VLAN));
+    closed.map(|port| port.name.as_str()).collect()
+}
+
 /// Returns the operations that remove a port from its bridge.
 pub(crate) fn removal(database: &Database, name: &str) -> Vec<Operation> {
     find(database, name).map(|found| found.removal(database)).unwrap_or_default()

@@ -8,28 +8,23 @@ use std::{
     time::Duration,
 };
 
-use openflow_rs::{
-    Action, Change, Connection, FlowFilter, FlowStats, PackedFlow, connection, connection::Target,
-};
+use openflow_rs::{Change, Connection, FlowFilter, FlowStats, PackedFlow, connection, connection::Target};
 use serde_json::json;
 use tokio::net::UnixStream;
 
 use super::{
-    announcer::{Announced, Announcer},
+    announcer::{Announcer, Sender},
     capacity, kernel, limit,
     ovsdb::{self, Client, Database, OPEN_VSWITCH, Operation, set},
     responder::{self, Responder},
     uplink, zones,
 };
 use crate::{
-    datapath::{
-        ObjectId,
-        ovs::{
-            bridge::{BridgeKind, PerBridge},
-            options::{DatapathType, Options},
-            pipeline,
-            tables::{cookie::Cookie, edit::Tables},
-        },
+    datapath::ovs::{
+        bridge::{BridgeKind, PerBridge},
+        options::{DatapathType, Options},
+        pipeline,
+        tables::{cookie::Cookie, edit::Tables},
     },
     error::one_line,
 };
@@ -59,9 +54,8 @@ pub(crate) struct Session {
     directory: PathBuf,
     bridges: PerBridge<Option<Connection>>,
     responders: PerBridge<Option<Responder>>,
-    announcer: Announcer,
-    /// Counts what announcers do.
-    announced: Arc<Announced>,
+    /// Sends announcements through the VLAN bridge.
+    announcements: Option<Sender>,
     /// Number of changed rows, flows and groups since the last `take_writes`.
     writes: u64,
 }
@@ -82,11 +76,9 @@ impl Session {
         socket: &Path,
         datapath_type: DatapathType,
         uplinks: &[String],
-        announced: Arc<Announced>,
     ) -> Result<Session, Error> {
         let database = Client::connect(socket).await?;
         let mut session = Session::without_bridges(database);
-        (session.announcer, session.announced) = (Announcer::new(announced.clone()), announced);
         session.directory = socket.parent().map(PathBuf::from).unwrap_or_default();
         session.ensure_bridges(datapath_type, uplinks).await?;
         Ok(session)
@@ -134,8 +126,7 @@ impl Session {
             directory: PathBuf::new(),
             bridges: PerBridge::default(),
             responders: PerBridge::default(),
-            announcer: Announcer::new(Arc::default()),
-            announced: Arc::default(),
+            announcements: None,
             writes: 0,
         }
     }
@@ -155,7 +146,7 @@ impl Session {
                 self.reconfigure(operations).await?;
                 *self.bridges.get_mut(kind) = None;
                 *self.responders.get_mut(kind) = None;
-                self.announcer = Announcer::new(self.announced.clone());
+                self.announcements = None;
             }
             if self.bridges.get(kind).is_none() {
                 self.connect(kind, datapath_type).await?;
@@ -211,16 +202,12 @@ impl Session {
         self.bridges.get(kind).as_ref()
     }
 
-    /// Announces an endpoint or a service by these frames on the uplinks of the VLAN bridge.
-    pub(crate) fn announce(&mut self, subject: &ObjectId, frames: Vec<Vec<u8>>, uplinks: &Action) {
-        if let Some(bridge) = &self.bridges.vlan {
-            self.announcer.announce(bridge, subject, frames, uplinks);
+    /// Sends the announcements that wait, and those to come, as long as the session lasts.
+    pub(crate) fn send_announcements(&mut self, announcer: &Announcer) {
+        let bridge = self.bridges.vlan.as_ref().filter(|_| self.announcements.is_none());
+        if let Some(bridge) = bridge {
+            self.announcements = Some(announcer.start(bridge));
         }
-    }
-
-    /// Ends the announcement of an endpoint or a service.
-    pub(crate) fn withdraw(&mut self, subject: &ObjectId) {
-        self.announcer.withdraw(subject);
     }
 
     /// Returns the number of changes since the last call.
