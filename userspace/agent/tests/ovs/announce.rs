@@ -3,9 +3,12 @@
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result};
-use contiv_model::global::ArpMode;
-use netplugin::datapath::{Datapath as _, Object};
-use testkit::{capture::Tap, needs, packet::Packet, wait_until};
+use contiv_model::{
+    global::ArpMode,
+    policy::{Action, Direction, Identity, Rule},
+};
+use netplugin::datapath::{Datapath as _, Group, Object};
+use testkit::{Netns, capture::Tap, needs, packet::Packet, wait_until};
 
 use crate::node::{Node, Pod, SOON, addresses, network, remote, vlan, vxlan};
 
@@ -162,4 +165,63 @@ fn announcements_outlive_a_resync() -> Result<()> {
     assert!(node.resync_needed(SOON));
     node.converge()?;
     wait_for(&node, &tap, &mut BTreeMap::new(), 1, 2)
+}
+
+/// Makes this uplink the active one of the bond. The other one loses its link for a while.
+fn activate(node: &Node, outside: &Netns, [uplink, other]: [&str; 2]) -> Result<()> {
+    let switch = node.switch.borrow();
+    outside.ip(&format!("link set {other} down"))?;
+    wait_until(SOON, &format!("{uplink} is active"), || {
+        let active = switch.vsctl(&["get", "port", "uplinkPort", "bond_active_slave"])?;
+        let mac = switch.vsctl(&["get", "interface", uplink, "mac_in_use"])?;
+        Ok((active == mac).then_some(()))
+    })?;
+    outside.up(other)?;
+    // LACP tries for some seconds.
+    wait_until(SOON, &format!("the bond has {other} again"), || {
+        let members = switch.appctl(&["bond/show", "uplinkPort"])?;
+        Ok(members.contains(&format!("{other}: enabled")).then_some(()))
+    })
+}
+
+/// Without LACP one uplink of the bond is active, and stays so when another one gets its link back.
+#[test]
+fn frames_leave_by_the_active_uplink() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let (outside, inside) = (Netns::new("active-out")?, Netns::new("active-in")?);
+    for wire in ["up0", "up1"] {
+        inside.veth(wire, &outside, wire)?;
+        inside.up(wire)?;
+        outside.up(wire)?;
+    }
+    let node = Node::on(inside, &["up0", "up1"])?;
+    node.converge()?;
+    activate(&node, &outside, ["up1", "up0"])?;
+    node.converge()?;
+    let green = network("green", vlan(TAG), ArpMode::Proxy);
+    // With rules, copies for other nodes leave by a group and not as the bond chooses.
+    let identity = Identity::try_from(7)?;
+    let deny = Rule::new("deny", Direction::In, Action::Deny, 1.try_into()?);
+    node.add([Object::Network(green.clone()), Object::Group(Group::new(identity, [deny]))])?;
+    for (n, uplinks) in [(1, ["up0", "up1"]), (2, ["up1", "up0"])] {
+        activate(&node, &outside, uplinks)?;
+        assert!(node.resync_needed(SOON));
+        node.converge()?;
+        let [active, other] = uplinks.map(|wire| Tap::open(&outside, wire));
+        let (active, other) = (active?, other?);
+        let mut pod = node.pod(&green, n)?;
+        if let Object::Local(local) = &mut pod.object {
+            local.identity = Some(identity);
+        }
+        node.add([pod.object.clone()])?;
+        wait_for(&node, &active, &mut BTreeMap::new(), n, 2)?;
+        let to_all =
+            |eth: Packet| eth.ipv4(addresses(n).0, [10, 1, 0, 255]).udp(9, 9).payload(b"to all").build();
+        Tap::open(&pod.namespace, "eth0")?.send(&to_all(Packet::eth(BROADCAST, pod.mac)))?;
+        let expected = to_all(Packet::eth(BROADCAST, pod.mac).vlan(TAG));
+        active.expect(SOON, "the broadcast", |bytes| bytes.starts_with(&expected).then_some(()))?;
+        let strays = other.drain()?.into_iter().filter(|frame| frame.bytes[6..12] == pod.mac);
+        assert_eq!(strays.count(), 0);
+    }
+    Ok(())
 }

@@ -163,6 +163,12 @@ fn several_uplinks_form_a_bond() -> Result<()> {
     node.converge()?;
     let vsctl = |words: &[&str]| node.switch.borrow().vsctl(words);
     assert_eq!(vsctl(&["list-ports", "contivVlanBridge"])?, "uplinkPort\n");
+    // The agent follows the choice of the switch.
+    testkit::wait_until(SOON, "an uplink is active", || {
+        let active = vsctl(&["get", "port", "uplinkPort", "bond_active_slave"])?;
+        Ok((active.trim() != "[]").then_some(()))
+    })?;
+    node.converge()?;
     assert_eq!(vsctl(&["get", "port", "uplinkPort", "bond_mode", "lacp"])?, "balance-tcp\nactive\n");
     let text = node.tables()?["contivVlanBridge"].join("\n");
     assert_eq!(text.matches("actions=write_metadata:0x1/0x1,goto_table:1").count(), 2, "{text}");

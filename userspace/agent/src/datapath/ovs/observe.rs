@@ -68,8 +68,8 @@ pub(crate) async fn observe(
     let database = session.database();
 
     let (ports, mut out_of_sync) = object_ports(&database, options, &dump, desired);
-    let uplinks: Vec<_> =
-        options.uplinks.iter().filter_map(|name| dump.ports.vlan.get(name)).copied().collect();
+    let uplinks = uplink::active_first(&database, &options.uplinks).into_iter();
+    let uplinks: Vec<_> = uplinks.filter_map(|name| dump.ports.vlan.get(name)).copied().collect();
     let retained = retains.then(|| unowned_ports(&dump, &ports));
     let base = BaseConfig { uplinks, kernel, vtep: options.vtep, retained };
     let unreadable = |error| ovs_error("read the flows of the bridges", error);

@@ -34,7 +34,7 @@ pub(crate) struct SwitchModel {
 /// Parameters of the base flows.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BaseConfig {
-    /// Port numbers of the uplinks.
+    /// Port numbers of the uplinks, that of the active one first.
     pub(crate) uplinks: Vec<u32>,
     /// Port number of the node's kernel on each bridge, if it routes VLAN networks, or gives VXLAN networks host access.
     pub(crate) kernel: PerBridge<Option<u32>>,

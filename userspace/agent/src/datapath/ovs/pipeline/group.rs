@@ -25,10 +25,11 @@ pub(crate) fn backend_group(service: u32) -> u32 {
     service << 1 | 1
 }
 
-/// Id of the group that outputs to the first uplink with a link.
+/// Id of the group that outputs to the first uplink with a link: copies of frames that rules were evaluated for. `NORMAL` would
+/// flood them to pods again.
 pub(crate) const UPLINK_GROUP: u32 = 1;
 
-/// Returns the group of the uplinks.
+/// Returns the group of the uplinks, in this order.
 pub(crate) fn uplink_group(ports: &[u32]) -> Group {
     let bucket = |port: u32| Bucket { watch_port: port.into(), ..Bucket::new([Action::output(port)]) };
     let buckets = ports.iter().map(|port| bucket(*port)).collect();

@@ -8,7 +8,8 @@ use std::{
 use super::{ovsdb::Database, session::Session};
 use crate::datapath::ovs::bridge::BridgeKind;
 
-/// Returns a hash over the configuration of both bridges. It changes when a bridge, a port or a port number does.
+/// Returns a hash over the configuration of both bridges. It changes when a bridge, a port, a port number or the active member of
+/// the bond does.
 pub(crate) fn fingerprint(database: &Database) -> u64 {
     fingerprint_without(database, &BTreeSet::new())
 }
@@ -23,7 +24,7 @@ pub(crate) fn fingerprint_without(database: &Database, names: &BTreeSet<String>)
             if names.contains(&port.name) {
                 continue;
             }
-            (uuid, &port.name, port.tag, &port.vlan_mode).hash(&mut hasher);
+            (uuid, &port.name, port.tag, &port.vlan_mode, &port.active_member).hash(&mut hasher);
             let qos = port.qos.as_ref().and_then(|qos| database.qos.get(qos));
             let queues = qos.iter().flat_map(|qos| qos.queues.values());
             let queues: Vec<_> = queues.map(|queue| database.queues.get(queue)).collect();

@@ -32,6 +32,20 @@ pub(crate) fn operations(database: &Database, names: &[String]) -> Vec<Operation
     }
 }
 
+/// Returns the uplinks in the order in which frames may leave by them: the active member of the bond is the first. Without LACP it
+/// is the only one through which the bond takes frames from the switches, and stays so when another one gets its link back.
+pub(crate) fn active_first<'a>(database: &Database, names: &'a [String]) -> Vec<&'a str> {
+    let bond = database.ports.values().find(|port| port.name == UPLINK_OWNER);
+    let active = bond.and_then(|bond| bond.active_member.as_ref());
+    let is_active = |name: &&str| {
+        let mut interfaces = database.interfaces.values();
+        active.is_some() && interfaces.any(|one| one.name == *name && one.mac_in_use.as_ref() == active)
+    };
+    let (mut order, others): (Vec<_>, Vec<_>) = names.iter().map(String::as_str).partition(is_active);
+    order.extend(others);
+    order
+}
+
 /// Returns why uplinks carry no traffic, one line each.
 pub(crate) fn warnings(database: &Database, names: &[String]) -> Vec<String> {
     let interface = |name: &str| database.interfaces.values().find(|interface| interface.name == name);
@@ -82,4 +96,32 @@ fn bond(database: &Database, names: &[String]) -> Vec<Operation> {
     let (insert, port) = Operation::insert("Port", "bond", row);
     operations.extend([insert, Operation::link("Bridge", Some(bridge), "ports", &[port])]);
     operations
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_active_member_of_the_bond_is_first() {
+        let uplinks = ["eth1", "eth2", "eth3"].map(str::to_owned);
+        let interface = |name: &str| {
+            let mac = format!("02:00:00:00:00:0{}", &name[3..]);
+            json!({"new": {"name": name, "mac_in_use": mac, "ofport": 1}})
+        };
+        let mut database = Database::default();
+        let interfaces: serde_json::Map<_, _> =
+            uplinks.iter().map(|name| (name.clone(), interface(name))).collect();
+        database.update(&json!({"Interface": interfaces}));
+        for (active, order) in [
+            (json!(["set", []]), ["eth1", "eth2", "eth3"]),
+            (json!("02:00:00:00:00:02"), ["eth2", "eth1", "eth3"]),
+            (json!("02:00:00:00:00:01"), ["eth1", "eth2", "eth3"]),
+            (json!("02:00:00:00:00:09"), ["eth1", "eth2", "eth3"]),
+        ] {
+            let bond = json!({"name": UPLINK_OWNER, "bond_active_slave": active});
+            database.update(&json!({"Port": {"bond": {"new": bond}}}));
+            assert_eq!(active_first(&database, &uplinks), order, "{active}");
+        }
+    }
 }

@@ -48,6 +48,8 @@ pub(crate) struct Port {
     pub(crate) tag: Option<i64>,
     pub(crate) vlan_mode: Option<String>,
     pub(crate) bond_mode: Option<String>,
+    /// Ethernet address of the active member of a bond (`bond_active_slave`).
+    pub(crate) active_member: Option<String>,
     pub(crate) lacp: Option<String>,
     pub(crate) qos: Option<Uuid>,
     pub(crate) other_config: BTreeMap<String, String>,
@@ -62,6 +64,8 @@ pub(crate) struct Interface {
     pub(crate) options: BTreeMap<String, String>,
     /// Ethernet address that the interface shall have.
     pub(crate) mac: Option<String>,
+    /// Ethernet address that it has.
+    pub(crate) mac_in_use: Option<String>,
     pub(crate) external_ids: BTreeMap<String, String>,
     /// OpenFlow port number; -1 if ovs-vswitchd could not open the interface.
     pub(crate) ofport: Option<i64>,
@@ -115,11 +119,12 @@ pub(crate) fn monitored() -> Value {
         OPEN_VSWITCH: {"columns": ["bridges", "cur_cfg", "datapaths"]},
         "Bridge": {"columns": ["name", "ports", "fail_mode", "protocols", "datapath_type", "datapath_id"]},
         "Port": {"columns": [
-            "name", "interfaces", "tag", "vlan_mode", "bond_mode", "lacp", "qos", "other_config", "external_ids",
+            "name", "interfaces", "tag", "vlan_mode", "bond_mode", "bond_active_slave", "lacp", "qos", "other_config",
+            "external_ids",
         ]},
         "Interface": {"columns": [
-            "name", "type", "options", "mac", "external_ids", "ofport", "error", "ingress_policing_rate",
-            "ingress_policing_burst",
+            "name", "type", "options", "mac", "mac_in_use", "external_ids", "ofport", "error",
+            "ingress_policing_rate", "ingress_policing_burst",
         ]},
         "QoS": {"columns": ["type", "other_config", "external_ids", "queues"]},
         "Queue": {"columns": ["other_config", "external_ids"]},
@@ -209,6 +214,7 @@ impl Port {
             tag: items(&row["tag"]).find_map(Value::as_i64),
             vlan_mode: maybe_text(&row["vlan_mode"]),
             bond_mode: maybe_text(&row["bond_mode"]),
+            active_member: maybe_text(&row["bond_active_slave"]),
             lacp: maybe_text(&row["lacp"]),
             qos: uuids(&row["qos"]).into_iter().next(),
             other_config: pairs(&row["other_config"]),
@@ -224,6 +230,7 @@ impl Interface {
             interface_type: text(&row["type"]),
             options: pairs(&row["options"]),
             mac: maybe_text(&row["mac"]),
+            mac_in_use: maybe_text(&row["mac_in_use"]),
             external_ids: pairs(&row["external_ids"]),
             ofport: items(&row["ofport"]).find_map(Value::as_i64),
             error: maybe_text(&row["error"]),
