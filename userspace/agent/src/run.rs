@@ -3,16 +3,18 @@
 mod choice;
 mod cleanup;
 mod conflict;
+mod interfaces;
 mod interruption;
 mod leader;
+mod readiness;
 mod settings;
 mod speaker;
+mod start;
 mod tasks;
 
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use contiv_daemon::notify;
 use contiv_store::Store;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
@@ -21,7 +23,7 @@ use crate::{
     attach::{self, Journal, Pods, RequestMetrics, link::Links},
     bgp,
     config::Flags,
-    continuity::{Guard, MemoryFile, Regression},
+    continuity::{Guard, MemoryFile},
     datapath::{Datapath, Kind, ebpf::Ebpf, fake::Fake, ovs::Ovs},
     error::one_line,
     master::{Access, Master},
@@ -31,49 +33,32 @@ use crate::{
     registration::{self, Identity},
     router,
     source::prefixes,
-    state::{self, Attacher, Attachment, Reader, Writer},
+    state::{self, Writer},
 };
 use choice::{ChosenFile, NextDatapath, Refused};
 pub use cleanup::cleanup;
 use conflict::Predecessor;
+use interfaces::recover;
 use interruption::StoppedFile;
 use settings::LocalMode;
 use speaker::Speaker;
+use start::Start;
 use tasks::Tasks;
 
 /// Interval between periodic full resyncs, and between checks of the node's interfaces.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
-/// Interval between checks of the VTEP address, of the MTU and of the kernel's connection tracking.
-const UNDERLAY_INTERVAL: Duration = Duration::from_secs(5);
 /// Time for pods to come back with their container ids after a reboot, before their addresses are released.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(300);
-/// Time limit for the first full resync to succeed after an error; the original waited as long for its switch.
-const FIRST_RESYNC_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// Interval between attempts to reach a store that does not answer.
-const STORE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Runs the agent until `stop` is cancelled. Forwarding continues afterwards.
 ///
-/// An agent that starts while the store is away ends: its next process tries again. If the node announces routes by BGP, it tries
-/// again itself, with all steps of a start: the session must not end.
+/// The store may be away: the agent serves requests, and refuses those that need the store, until it answers.
 pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     // Cancelled if the speaker ends, too.
     let runs = stop.child_token();
     let speaker = Speaker::start(&flags, runs.clone().drop_guard())?;
     let mode = LocalMode::new(flags.fwdmode);
-    let ended = loop {
-        let ended = run_chosen(flags.clone(), (&speaker, &mode), runs.clone()).await;
-        match &ended {
-            Err(error) if speaker.outlives(error) => {
-                tracing::warn!("{}; keeping the BGP session, and trying again", one_line(&**error));
-            }
-            _ => break ended,
-        }
-        if runs.run_until_cancelled(tokio::time::sleep(STORE_INTERVAL)).await.is_none() {
-            break Ok(());
-        }
-    };
+    let ended = run_chosen(flags, (&speaker, &mode), runs).await;
     speaker.stop(ended).await
 }
 
@@ -191,10 +176,7 @@ async fn run_with<D: Datapath + 'static>(
     // It needs no store.
     speaker.follow(&reader, false);
     let store_config = flags.access.access().config(flags.store())?;
-    let store = tokio::select! {
-        () = stop.cancelled() => return Ok(()),
-        store = Store::connect(&store_config) => store?,
-    };
+    let store = Store::open(&store_config).await?;
     let (access, reload) = Access::read(flags.master.clone())?;
 
     let memory = MemoryFile::beside(&flags.cni_socket);
@@ -216,6 +198,8 @@ async fn run_with<D: Datapath + 'static>(
     let mut tasks = Tasks::new(stop.clone(), Arc::clone(&links));
     // Requests of container runtimes are finished after `stop`, and need these tasks.
     let halt = tasks.halt();
+    let start = Start::default();
+    tasks.spawn("store", start.clone().reach(store.clone(), store_config.clone(), stop.clone()));
     tasks.spawn("state", follow(guard, writer, halt.clone()));
     let leader = tasks.leader(&store);
     let _reload = AbortOnDropHandle::new(tokio::spawn(reload));
@@ -231,6 +215,7 @@ async fn run_with<D: Datapath + 'static>(
         waiters,
         status: status.clone(),
         regression: continuity.regression.clone(),
+        unsettled: start.unsettled(),
         journal,
         return_timeout: RETURN_TIMEOUT,
         uplinks: flags.datapath.uplinks().map(str::to_owned).collect(),
@@ -262,7 +247,7 @@ async fn run_with<D: Datapath + 'static>(
         pods: pods.clone(),
         links: Arc::clone(&links),
     };
-    tasks.spawn("service manager", notify_ready(parts.clone(), stop.clone()));
+    tasks.spawn("service manager", readiness::notify(parts.clone(), stop.clone()));
     let stopping = stop.clone();
     tasks.spawn("http", async move { http.run(parts, stopping).await.context("serve HTTP requests") });
 
@@ -278,15 +263,12 @@ async fn run_with<D: Datapath + 'static>(
     tasks.spawn("node status", async move {
         registration::publish_status(&status_identity, &status_store, published, status_reader, halting).await
     });
-    // Without a store to follow, requests are refused with the reason.
-    let mut configured_or_regressed =
-        Configured { done: CancellationToken::new(), regression: continuity.regression };
-    let is_configured = configured_or_regressed.done.clone();
+    let (starting, regression) = (start.clone(), continuity.regression);
     let (stopping, cni_pods) = (stop.clone(), pods.clone());
     tasks.spawn_requests(async move {
         tokio::select! {
             () = stopping.cancelled() => return Ok(()),
-            () = configured_or_regressed.wait() => {}
+            () = starting.until_served(regression) => {}
         }
         server.run(cni_pods, requests, stopping).await.context("serve CNI requests")
     });
@@ -340,7 +322,7 @@ async fn run_with<D: Datapath + 'static>(
     }
     tasks.spawn("other datapath", conflict::watch(flags.datapath.clone(), stop.clone()));
     configured.done();
-    is_configured.cancel();
+    start.done();
     let (watched, reported, stopping) = (reader.clone(), pods.clone(), stop.clone());
     tasks.spawn("settings", async move {
         settings::follow(&watched, &mode, |why| reported.report_forward_mode(why), stopping).await
@@ -359,34 +341,16 @@ async fn run_with<D: Datapath + 'static>(
         let bpf_status = status.clone();
         tasks.spawn("bpf log", log_packets(monitor, bpf_status, stop.clone()));
     }
-    tasks.spawn("first resync", first_resync(status.clone(), stop.clone()));
+    tasks.spawn("first resync", readiness::first_resync(status.clone(), stop.clone()));
     let (infra, stopping) = (pods.clone(), stop.clone());
     tasks.spawn("infra", async move { infra.maintain_infra(stopping).await });
     let (finishing, stopping) = (pods.clone(), stop.clone());
     tasks.spawn("unfinished requests", async move { finishing.finish_requests(stopping).await });
-    tasks.spawn("interfaces", check_interfaces(pods, reader.clone(), stop.clone()));
+    tasks.spawn("interfaces", interfaces::check(pods, reader.clone(), stop.clone()));
     tasks.spawn("registration", async move {
         registration::maintain(&identity, &store, || registered.done(), stop).await
     });
     tasks.supervise().await
-}
-
-/// Interval between checks whether the agent is ready.
-const READY_INTERVAL: Duration = Duration::from_millis(200);
-
-/// Notifies the service manager once no condition is pending.
-async fn notify_ready(parts: api::Parts, stop: CancellationToken) -> anyhow::Result<()> {
-    let ready = async {
-        while !parts.pending().is_empty() {
-            tokio::time::sleep(READY_INTERVAL).await;
-        }
-    };
-    tokio::select! {
-        () = stop.cancelled() => return Ok(()),
-        () = ready => notify::ready(),
-    }
-    stop.cancelled().await;
-    Ok(())
 }
 
 /// Sets what the state takes from the flags. To be called before the first update.
@@ -399,18 +363,6 @@ fn configure(writer: &mut Writer, flags: &Flags) {
     }
 }
 
-/// Restores the attachments of an earlier process, which the kernel stores.
-async fn recover(links: &Links, attacher: &Attacher) -> anyhow::Result<()> {
-    let attachments = links.attachments().await?;
-    if !attachments.is_empty() {
-        tracing::info!(interfaces = attachments.len(), "recovered the interfaces of endpoints");
-    }
-    for attachment in attachments {
-        attacher.attach(&attachment.endpoint, Attachment { port: attachment.port, owner: attachment.owner });
-    }
-    Ok(())
-}
-
 async fn follow(mut guard: Guard, mut writer: Writer, stop: CancellationToken) -> anyhow::Result<()> {
     let ended = stop.run_until_cancelled(guard.follow(&mut writer)).await;
     guard.save();
@@ -419,50 +371,6 @@ async fn follow(mut guard: Guard, mut writer: Writer, stop: CancellationToken) -
         Some(Err(renamed)) => Err(renamed.into()),
         Some(Ok(())) => anyhow::bail!("watches of the store ended"),
     }
-}
-
-/// Condition for serving requests of container runtimes.
-struct Configured {
-    /// Cancelled when the global settings are known.
-    done: CancellationToken,
-    regression: tokio::sync::watch::Receiver<Option<Regression>>,
-}
-
-impl Configured {
-    /// Waits until the global settings are known, or until the store is regressed.
-    async fn wait(&mut self) {
-        tokio::select! {
-            () = self.done.cancelled() => {}
-            // An error means that the agent stops.
-            Ok(_) = self.regression.wait_for(Option::is_some) => {}
-        }
-    }
-}
-
-/// Ends the agent if the datapath is not available at the start. A datapath that is lost later is retried forever.
-async fn first_resync(
-    mut status: tokio::sync::watch::Receiver<Status>,
-    stop: CancellationToken,
-) -> anyhow::Result<()> {
-    let work = async {
-        if status.wait_for(|status| status.in_sync || status.error.is_some()).await.is_err() {
-            return Ok(());
-        }
-        let in_sync = tokio::time::timeout(FIRST_RESYNC_TIMEOUT, status.wait_for(|status| status.in_sync))
-            .await
-            .is_ok();
-        let error = status.borrow().error.clone();
-        match error {
-            Some(error) if !in_sync => Err(anyhow::anyhow!(error)),
-            _ => Ok(()),
-        }
-    };
-    tokio::select! {
-        () = stop.cancelled() => return Ok(()),
-        result = work => result?,
-    }
-    stop.cancelled().await;
-    Ok(())
 }
 
 /// Writes packet events to the agent's log (`--bpf-log`).
@@ -492,35 +400,4 @@ async fn log_packets(
     }
     stop.cancelled().await;
     Ok(())
-}
-
-async fn check_interfaces(pods: Pods, reader: Reader, stop: CancellationToken) -> anyhow::Result<()> {
-    if let Err(error) = pods.refresh_underlay().await {
-        tracing::warn!("read the node's interfaces: {error:#}");
-    }
-    tokio::select! {
-        () = stop.cancelled() => return Ok(()),
-        () = reader.synced() => {}
-    }
-    loop {
-        if let Err(error) = pods.remove_vanished().await {
-            tracing::warn!("check for deleted interfaces: {error:#}");
-        }
-        pods.report_orphans();
-        // May be dropped at any time: what it has begun is finished by the next agent.
-        if let Some(Err(failure)) = stop.run_until_cancelled(pods.release_lost()).await {
-            tracing::warn!("release attachments without an interface: {failure}");
-        }
-        let next = tokio::time::Instant::now() + RESYNC_INTERVAL;
-        while tokio::time::Instant::now() < next {
-            if let Err(error) = pods.refresh_underlay().await {
-                tracing::warn!("read the node's interfaces: {error:#}");
-            }
-            pods.check_tracking();
-            tokio::select! {
-                () = stop.cancelled() => return Ok(()),
-                () = tokio::time::sleep(UNDERLAY_INTERVAL) => {}
-            }
-        }
-    }
 }

@@ -59,17 +59,23 @@ fn listen_flags(directory: &std::path::Path) -> Vec<String> {
     ["--cni-socket".into(), path("cni.sock"), "--rest-address".into(), rest].into()
 }
 
+/// The agent waits for it, and can be stopped.
 #[test]
 fn unreachable_store_is_reported() {
     needs!(root());
-    let directory = scratch_dir("agent").unwrap();
+    let (directory, netns) = (scratch_dir("agent").unwrap(), Netns::new("node").unwrap());
     let store = format!("http://127.0.0.1:{}", testkit::free_port().unwrap());
-    let stderr = exit_error(
-        netplugin(&GOOD).args(CNI).args(listen_flags(directory.path())).args(["--etcd", &store]),
-        1,
-    );
-    let last = stderr.lines().last().unwrap();
-    assert!(last.contains(&store) && last.contains("is etcd running"), "{stderr}");
+    let mut command = netplugin(&GOOD);
+    command.args(FAKE).args(listen_flags(directory.path())).args(["--etcd", &store]);
+    let mut agent = Process::spawn_in(&netns, "netplugin", command).unwrap();
+    let reported = || {
+        let log = agent.log();
+        let is_reported = |line: &str| line.contains(&store) && line.contains("until the store answers");
+        Ok(log.lines().any(is_reported).then_some(()))
+    };
+    wait_until(TIMEOUT, "the store in the log", reported).unwrap();
+    assert!(agent.log().contains("is etcd running"), "{}", agent.log());
+    assert!(agent.terminate(TIMEOUT).unwrap().success(), "{}", agent.log());
 }
 
 #[test]

@@ -95,20 +95,73 @@ impl Store {
                 });
             }
         };
+        let store = Store::begin(members, endpoints, config);
+        store.probe(limit).await?;
+        store.follow_files(config);
+        Ok(store)
+    }
+
+    /// Like [`Store::connect`], without waiting for the store. Requests fail until it answers, and, if the
+    /// configuration has a user, until [`Store::reach`] has succeeded.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the configuration is invalid, or if a TLS file cannot be read.
+    pub async fn open(config: &Config) -> Result<Store, Error> {
+        let urls = config.urls()?;
+        let endpoints = urls.join(",");
+        let options = config.options().await?;
+        // A login needs the store.
+        let anonymous = Config { auth: None, ..config.clone() }.options().await?;
+        let members = Members::open(urls, options, &anonymous).await;
+        let members = members.map_err(|e| request_error(Operation::Connect, "the store", &endpoints, e))?;
+        let store = Store::begin(members, endpoints, config);
+        store.follow_files(config);
+        Ok(store)
+    }
+
+    /// Logs in if the configuration, which is that of [`Store::open`], has a user, and waits for an answer.
+    ///
+    /// # Errors
+    ///
+    /// Fails within some seconds if the store does not answer, or if it refuses the user. May be repeated.
+    pub async fn reach(&self, config: &Config) -> Result<(), Error> {
+        let limit = CONNECT_LIMIT.min(config.request_timeout);
+        if config.auth.is_some() {
+            let (members, options) = (&self.shared.members, config.options().await?);
+            let turn = members.turn();
+            let error = match tokio::time::timeout(limit, members.reload(options)).await {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(self.error(Operation::Connect, "the store", error)),
+                Err(_) => Some(self.timeout(Operation::Connect, "the store", limit)),
+            };
+            if let Some(error) = error {
+                if error.is_transient() {
+                    members.failed(turn, &error).await;
+                }
+                return Err(error);
+            }
+        }
+        self.probe(limit).await
+    }
+
+    fn begin(members: Members, endpoints: String, config: &Config) -> Store {
         let (request_timeout, metrics) = (config.request_timeout, config.metrics.clone());
         let last_answer = Mutex::new(Instant::now());
         let shared = Shared { members, endpoints, request_timeout, metrics, last_answer };
-        let store = Store { shared: Arc::new(shared) };
-        let probe = GetOptions::new().with_count_only();
-        let patience = store.patience(Again::Always).min(limit);
-        store
-            .request_within((limit, patience), Operation::Connect, "the store", Again::Always, || {
-                let (mut kv, probe) = (store.shared.members.kv(), probe.clone());
-                async move { kv.get(PROBED, Some(probe)).await }
-            })
-            .await?;
-        store.follow_files(config);
-        Ok(store)
+        Store { shared: Arc::new(shared) }
+    }
+
+    /// Waits for an answer.
+    async fn probe(&self, limit: Duration) -> Result<(), Error> {
+        let options = GetOptions::new().with_count_only();
+        let patience = self.patience(Again::Always).min(limit);
+        self.request_within((limit, patience), Operation::Connect, "the store", Again::Always, || {
+            let (mut kv, options) = (self.shared.members.kv(), options.clone());
+            async move { kv.get(PROBED, Some(options)).await }
+        })
+        .await
+        .map(drop)
     }
 
     /// Reconnects when the TLS files change, as long as the store exists.

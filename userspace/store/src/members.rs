@@ -84,16 +84,28 @@ impl Members {
         let mut asked = 0;
         loop {
             match Clients::connect(&urls[asked], options).await {
-                Ok(clients) => {
-                    let place = Place { asked, silent: vec![None; urls.len()], moved: None };
-                    let (turn, place) = (watch::Sender::new(0), Mutex::new(place));
-                    let (options, clients) = (RwLock::new(options.clone()), RwLock::new(clients));
-                    return Ok(Members { urls, options, clients, turn, place });
-                }
+                Ok(clients) => return Ok(Members::begin(urls, asked, options.clone(), clients)),
                 Err(_) if asked + 1 < urls.len() => asked += 1,
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Begins with the first member and `anonymous` options, without a login; `options` are those of later
+    /// connections.
+    pub(crate) async fn open(
+        urls: Vec<String>,
+        options: ConnectOptions,
+        anonymous: &ConnectOptions,
+    ) -> Result<Members, etcd_client::Error> {
+        let clients = Clients::connect(&urls[0], anonymous).await?;
+        Ok(Members::begin(urls, 0, options, clients))
+    }
+
+    fn begin(urls: Vec<String>, asked: usize, options: ConnectOptions, clients: Clients) -> Members {
+        let place = Place { asked, silent: vec![None; urls.len()], moved: None };
+        let (turn, place) = (watch::Sender::new(0), Mutex::new(place));
+        Members { urls, options: RwLock::new(options), clients: RwLock::new(clients), turn, place }
     }
 
     pub(crate) fn several(&self) -> bool {

@@ -39,6 +39,7 @@ impl Pods {
 
     /// Attaches a pod, or the node in the form of a pod.
     pub(super) async fn attach(&self, pod: &Pod, netns: &Netns) -> Result<Reply, Failure> {
+        self.check_settled(Step::Create)?;
         let id = pod.endpoint_id();
         let _locks = self.lock(pod).await;
         if let Some(other) = self.same_id(pod) {

@@ -16,6 +16,7 @@ impl Pods {
     pub async fn check(&self, request: &Request) -> Result<Reply, Failure> {
         let pod = Pod::try_from(request)?;
         let netns = Netns::open(&pod.netns).map_err(|e| Failure::link(Step::Check, &e))?;
+        self.check_settled(Step::Check)?;
         let id = pod.endpoint_id();
         let _locks = self.lock(&pod).await;
         let parts = self.parts();
@@ -50,6 +51,9 @@ impl Pods {
         let parts = self.parts();
         if let Some(regression) = &*parts.regression.borrow() {
             return unavailable(regression.to_string());
+        }
+        if let Some(why) = self.unsettled() {
+            return unavailable(why);
         }
         let status = parts.status.borrow().clone();
         if let Some(error) = status.error {

@@ -181,9 +181,14 @@ impl Pods {
         }
     }
 
-    /// Removes the endpoint from the state and waits for the datapath.
+    /// Removes the endpoint from the state and waits for the datapath, unless the agent starts: the first full resync deletes it
+    /// then.
     pub(super) async fn detach(&self, id: &EndpointId) -> Result<(), Failure> {
         let parts = self.parts();
+        if self.unsettled().is_some() {
+            parts.attacher.detach(id);
+            return Ok(());
+        }
         let reply = parts.waiters.wait(id, Presence::Absent);
         parts.attacher.detach(id);
         self.wait_for_datapath(reply, Presence::Absent).await.map_err(|why| Failure::new(Step::Datapath, why))

@@ -70,6 +70,8 @@ pub struct Parts {
     pub status: watch::Receiver<reconcile::Status>,
     /// Present while the store is regressed.
     pub regression: watch::Receiver<Option<Regression>>,
+    /// Why the datapath is not changed yet: the agent starts. Present until it knows the global settings.
+    pub unsettled: watch::Receiver<Option<String>>,
     /// Attachments, also those of earlier processes.
     pub journal: Journal,
     /// Time for a pod to come back after its network namespace vanished. Its addresses are released then.
@@ -220,12 +222,26 @@ impl Pods {
         Ok(underlay)
     }
 
-    /// Fails while the store is regressed: it does not tell which addresses are in use.
+    /// Fails while the store is regressed, since it does not tell which addresses are in use, and while the agent starts.
     pub(super) fn check_store(&self, step: Step) -> Result<(), Failure> {
-        match &*self.parts().regression.borrow() {
-            Some(regression) => Err(Failure::new(step, regression.to_string()).temporary()),
+        let regressed = self.parts().regression.borrow().as_ref().map(ToString::to_string);
+        match regressed.or_else(|| self.unsettled()) {
+            Some(why) => Err(Failure::new(step, why).temporary()),
             None => Ok(()),
         }
+    }
+
+    /// Fails while the agent starts: nothing would change the datapath.
+    pub(super) fn check_settled(&self, step: Step) -> Result<(), Failure> {
+        match self.unsettled() {
+            Some(_) => self.check_store(step),
+            None => Ok(()),
+        }
+    }
+
+    /// Why the datapath is not changed yet.
+    pub(super) fn unsettled(&self) -> Option<String> {
+        self.parts().unsettled.borrow().clone()
     }
 
     /// Fails while the datapath is not changed because records are unreadable.

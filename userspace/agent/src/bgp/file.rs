@@ -40,11 +40,6 @@ impl SpeakerFile {
         &self.0
     }
 
-    /// Whether a speaker can run from the file.
-    pub fn has_settings(&self) -> bool {
-        self.read().is_some()
-    }
-
     /// Removes the file, if it exists.
     ///
     /// # Errors
@@ -150,7 +145,7 @@ mod tests {
         assert_eq!(file.read(), Some(announced()));
         for _ in 0..2 {
             file.save(&Announced::default());
-            assert!(!file.has_settings() && !file.path().exists());
+            assert!(file.read().is_none() && !file.path().exists());
         }
     }
 

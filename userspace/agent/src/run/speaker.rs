@@ -3,7 +3,6 @@
 use std::io;
 
 use anyhow::anyhow;
-use contiv_store::Error;
 use tokio::sync::watch;
 use tokio_util::{
     sync::{CancellationToken, DropGuard},
@@ -19,7 +18,6 @@ use crate::{
 pub(super) struct Speaker {
     followed: watch::Sender<Option<Followed>>,
     sessions: watch::Receiver<Report>,
-    file: SpeakerFile,
     halt: CancellationToken,
     task: AbortOnDropHandle<anyhow::Result<()>>,
 }
@@ -29,14 +27,14 @@ impl Speaker {
     pub(super) fn start(flags: &Flags, ended: DropGuard) -> io::Result<Speaker> {
         let file = SpeakerFile::beside(&flags.cni_socket);
         let (followed, receiver) = watch::channel(None);
-        let (speaker, sessions) = bgp::Task::new(flags.node()?.host, file.clone(), receiver);
+        let (speaker, sessions) = bgp::Task::new(flags.node()?.host, file, receiver);
         let halt = CancellationToken::new();
         let halting = halt.clone();
         let task = tokio::spawn(async move {
             let _ended = ended;
             speaker.run(halting).await
         });
-        Ok(Speaker { followed, sessions, file, halt, task: AbortOnDropHandle::new(task) })
+        Ok(Speaker { followed, sessions, halt, task: AbortOnDropHandle::new(task) })
     }
 
     /// Status of the session.
@@ -48,13 +46,6 @@ impl Speaker {
     /// `is_settled`.
     pub(super) fn follow(&self, reader: &Reader, is_settled: bool) {
         self.followed.send_replace(Some(Followed { reader: reader.clone(), is_settled }));
-    }
-
-    /// Whether the session is kept although a run of the agent has ended with this error: the store does not answer. Else the leaf
-    /// would remove the routes of this node, whose datapath forwards.
-    pub(super) fn outlives(&self, error: &anyhow::Error) -> bool {
-        let is_away = error.downcast_ref::<Error>().is_some_and(Error::is_transient);
-        is_away && self.file.has_settings()
     }
 
     /// Stops the speaker after the last run of the agent, which has ended so. The leaf keeps the routes for the time of a graceful

@@ -11,6 +11,7 @@ mod garbage;
 mod interest;
 mod interfaces;
 mod invalid_records;
+mod late_store;
 mod offload;
 mod reboot;
 mod renamed;

@@ -147,6 +147,7 @@ impl World {
             waiters: handle.waiters.clone(),
             status: handle.status.clone(),
             regression: continuity.regression,
+            unsettled: watch::channel(None).1,
             journal: Journal::beside(&directory.path().join("cni.sock")).unwrap(),
             return_timeout: Duration::ZERO,
             uplinks: vec![],
