@@ -6,6 +6,7 @@ mod conflict;
 mod interfaces;
 mod interruption;
 mod leader;
+mod packet_log;
 mod readiness;
 mod settings;
 mod speaker;
@@ -29,7 +30,7 @@ use crate::{
     master::{Access, Master},
     plan,
     ready::Ready,
-    reconcile::{Handle, Reconciler, Status},
+    reconcile::{Handle, Reconciler},
     registration::{self, Identity},
     router,
     source::prefixes,
@@ -282,6 +283,10 @@ async fn run_with<D: Datapath + 'static>(
     if settled.is_err() {
         return tasks.end(settled).await;
     }
+    let own = (&store, &node.host);
+    if start.was_away() && choice::was_missed(own, identity.datapath, refused, &next).await {
+        return tasks.end(Ok(())).await;
+    }
     // Also while the state is not complete: the choice may be taken back.
     let own = (store.clone(), node.host.clone());
     let follow = choice::follow(own, identity.datapath, refused, next, stop.clone());
@@ -339,7 +344,7 @@ async fn run_with<D: Datapath + 'static>(
     tasks.spawn("bgp status", bgp::publish(node.host, store.clone(), sessions, halt));
     if flags.datapath.bpf_log {
         let bpf_status = status.clone();
-        tasks.spawn("bpf log", log_packets(monitor, bpf_status, stop.clone()));
+        tasks.spawn("bpf log", packet_log::write(monitor, bpf_status, stop.clone()));
     }
     tasks.spawn("first resync", readiness::first_resync(status.clone(), stop.clone()));
     let (infra, stopping) = (pods.clone(), stop.clone());
@@ -371,33 +376,4 @@ async fn follow(mut guard: Guard, mut writer: Writer, stop: CancellationToken) -
         Some(Err(renamed)) => Err(renamed.into()),
         Some(Ok(())) => anyhow::bail!("watches of the store ended"),
     }
-}
-
-/// Writes packet events to the agent's log (`--bpf-log`).
-async fn log_packets(
-    monitor: Monitor,
-    mut status: tokio::sync::watch::Receiver<Status>,
-    stop: CancellationToken,
-) -> anyhow::Result<()> {
-    let work = async {
-        // An error means that the reconciler, and thus the agent, has ended.
-        while status.wait_for(|status| status.in_sync).await.is_ok() {
-            let mut events = match monitor.subscribe() {
-                Ok(events) => events,
-                Err(error) => {
-                    tracing::warn!("--bpf-log: {}", one_line(&error));
-                    return;
-                }
-            };
-            while let Some(event) = monitor.next(&mut events).await {
-                tracing::info!(target: "netplugin::bpf", "{event}");
-            }
-        }
-    };
-    tokio::select! {
-        () = stop.cancelled() => return Ok(()),
-        () = work => {}
-    }
-    stop.cancelled().await;
-    Ok(())
 }

@@ -109,7 +109,8 @@ fn netplugin_names_the_invalid_flag_and_the_unreachable_store() {
     let namespace = Netns::new("node").unwrap();
     fails_with(&mut netplugin(&namespace, &["--nonsense"]), &["--nonsense"]);
     let endpoint = format!("http://127.0.0.1:{}", free_port().unwrap());
-    fails_with(&mut netplugin(&namespace, &["--etcd", &endpoint]), &[&endpoint]);
+    let waiting = [&endpoint[..], "until the store answers"];
+    waits_for(&mut netplugin(&namespace, &["--etcd", &endpoint]), &waiting);
     assert_eq!(namespace.links().unwrap(), Vec::<String>::new());
 }
 

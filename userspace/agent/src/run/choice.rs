@@ -79,6 +79,29 @@ pub(super) async fn stored(flags: &Flags) -> Option<Kind> {
     parse(&chosen.value)
 }
 
+/// Whether the choice in the store, which was away at the start, is another datapath than `own`: the run ends before it changes the
+/// datapath, and another one follows.
+pub(super) async fn was_missed(
+    (store, host): (&Store, &HostName),
+    own: Kind,
+    refused: Option<Kind>,
+    next: &NextDatapath,
+) -> bool {
+    let chosen = match store.get(&Key::NodeDatapath(host.clone()).to_string()).await {
+        Ok(chosen) => chosen.and_then(|chosen| parse(&chosen.value)),
+        // The run follows the choice from now on.
+        Err(error) => {
+            tracing::warn!("read the datapath that was chosen for this node: {}", one_line(&error));
+            None
+        }
+    };
+    let Some(chosen) = chosen.filter(|kind| *kind != own && Some(*kind) != refused) else { return false };
+    tracing::info!("the {chosen} datapath was chosen while the store was away");
+    // The only writer: the choice is not followed yet.
+    let _is_first = next.0.set(chosen).is_ok();
+    true
+}
+
 fn parse(value: &[u8]) -> Option<Kind> {
     let chosen = serde_json::from_slice::<ChosenDatapath>(value).ok();
     let kind = chosen.and_then(|chosen| kind(&chosen.datapath));

@@ -40,6 +40,11 @@ impl Start {
         self.why.send_replace(None);
     }
 
+    /// Whether the store did not answer at first.
+    pub(super) fn was_away(&self) -> bool {
+        self.is_away.is_cancelled()
+    }
+
     /// Waits until requests are to be answered: the start has ended, or the store is away or regressed. They wait in the queue of
     /// the socket before, so that the start of an agent with a store fails none.
     pub(super) async fn until_served(&self, mut regression: watch::Receiver<Option<Regression>>) {
@@ -77,7 +82,7 @@ impl Start {
             }
             sleep(STORE_INTERVAL).await;
         }
-        if self.is_away.is_cancelled() {
+        if self.was_away() {
             tracing::info!("the store answers");
         }
         self.set(WAITING.to_owned());
@@ -85,7 +90,7 @@ impl Start {
     }
 
     fn report_away(&self, why: String) {
-        if !self.is_away.is_cancelled() {
+        if !self.was_away() {
             tracing::warn!("{why}; forwarding is unchanged and new pods are refused until the store answers");
         }
         self.set(why);

@@ -13,7 +13,7 @@ use contiv_model::key::{Key, LEADER};
 use contiv_store::{Config, Store, Txn, embedded};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testkit::{Netns, Process, needs, wait_until};
+use testkit::{BpfDir, Netns, Process, needs, wait_until};
 
 use crate::world::{Call, HOST, Refusal, VTEP, master::Master, put};
 
@@ -68,10 +68,15 @@ impl Site {
     }
 
     fn spawn_agent(&self) -> Result<Process> {
+        self.spawn_agent_with(&[])
+    }
+
+    fn spawn_agent_with(&self, flags: &[&str]) -> Result<Process> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_netplugin"));
         command.args(["--mode", "test", "--datapath", "fake", "--netmode", "vxlan", "--fwdmode", "bridge"]);
         command.args(["--host", HOST, "--vtep-ip", VTEP, "--ctrl-ip", VTEP, "--rest-address", &self.rest]);
         command.args(["--etcd", &self.endpoint()]).arg("--cni-socket").arg(self.file("cni.sock"));
+        command.args(flags);
         Process::spawn_in(&self.node, "netplugin", command)
     }
 
@@ -106,6 +111,12 @@ impl Site {
         Call { container, netns: &netns, ..Call::new(command) }.send(&self.file("cni.sock")).await
     }
 
+    async fn check(&self, container: &str, pod: &Netns, added: &Value) -> Result<Value, Refusal> {
+        let (netns, fields) = (pod.path().display().to_string(), format!(r#""prevResult":{added},"#));
+        let call = Call { fields: &fields, container, netns: &netns, ..Call::new("CHECK") };
+        call.send(&self.file("cni.sock")).await
+    }
+
     async fn status(&self) -> Result<Value, Refusal> {
         Call::new("STATUS").send(&self.file("cni.sock")).await
     }
@@ -135,7 +146,7 @@ fn an_agent_without_its_store_answers_and_finishes_what_it_was_asked() -> Result
     Site::run(async |mut site| {
         let mut agent = site.spawn_agent()?;
         site.wait_ready(&agent)?;
-        site.call("ADD", "c1", &gone).await.unwrap();
+        let added = site.call("ADD", "c1", &gone).await.unwrap();
         assert!(agent.terminate(TIMEOUT)?.success(), "{}", agent.tail());
         site.stop_store().await?;
 
@@ -151,7 +162,7 @@ fn an_agent_without_its_store_answers_and_finishes_what_it_was_asked() -> Result
         site.assert_refused(site.status().await, 50);
         site.assert_refused(site.call("ADD", "c2", &new).await, 11);
         assert!(new.links()?.is_empty());
-        site.assert_refused(site.call("CHECK", "c1", &gone).await, 11);
+        site.assert_refused(site.check("c1", &gone, &added).await, 11);
         site.assert_refused(site.collect_garbage().await, 11);
         assert!(!gone.links()?.is_empty());
         // The pod is detached, and the rest is remembered.
@@ -168,6 +179,30 @@ fn an_agent_without_its_store_answers_and_finishes_what_it_was_asked() -> Result
         site.call("ADD", "c2", &new).await.unwrap();
         assert_eq!(site.endpoints().await?, 1);
         site.call("DEL", "c2", &new).await.unwrap();
+        assert!(agent.terminate(TIMEOUT)?.success(), "{}", agent.tail());
+        Ok(())
+    })
+}
+
+/// The agent has not known it, and must not build the datapath of its flags.
+#[test]
+fn a_choice_of_the_datapath_is_read_when_the_store_answers() -> Result<()> {
+    needs!(root());
+    let pins = BpfDir::new("pins")?;
+    let root = pins.path().display().to_string();
+    Site::run(async |mut site| {
+        let choice = json!({ "host": HOST, "datapath": "ebpf" });
+        put(&site.store, &Key::NodeDatapath(HOST.into()), &choice).await;
+        site.stop_store().await?;
+        let absent = format!("unix:{}", site.file("none.sock").display());
+        let mut agent = site.spawn_agent_with(&["--bpf-root", &root, "--ovsdb", &absent])?;
+        let is_away = || Ok(agent.log().contains("until the store answers").then_some(()));
+        wait_until(TIMEOUT, "the store is away", is_away)?;
+        site.start_store().await?;
+        site.wait_ready(&agent)?;
+        let log = agent.log();
+        assert!(log.contains("the ebpf datapath was chosen while the store was away"), "{log}");
+        assert!(log.contains("datapath=ebpf"), "{log}");
         assert!(agent.terminate(TIMEOUT)?.success(), "{}", agent.tail());
         Ok(())
     })

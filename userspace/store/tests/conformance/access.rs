@@ -26,6 +26,11 @@ async fn an_unreachable_store_is_named() -> Result<()> {
     let expected = format!("connect to the store: no connection; is etcd running at {endpoint}?");
     ensure!(error.starts_with(&expected) && error.contains("Connection refused"), "{error}");
 
+    // It may be opened nevertheless.
+    let config = Config::new([&endpoint]);
+    let reached = tokio::time::timeout(HANG, Store::open(&config).await?.reach(&config)).await?;
+    ensure!(reached.is_err_and(|error| error.is_transient()), "nobody listens");
+
     // A listener that does not answer.
     let silent = std::net::TcpListener::bind("127.0.0.1:0")?;
     let error =
@@ -94,6 +99,13 @@ async fn user_and_password() -> Result<()> {
     };
     let store = Store::connect(&with("secret")).await?;
     store.commit(Txn::new().put("k", "v")).await?.committed()?;
+    // Opened without a login.
+    let opened = Store::open(&with("secret")).await?;
+    ensure!(opened.get("k").await.is_err(), "requests need a login");
+    opened.reach(&with("secret")).await?;
+    ensure!(opened.get("k").await?.is_some(), "it is there");
+    let unknown = Store::open(&with("wrong")).await?.reach(&with("wrong")).await;
+    ensure!(unknown.is_err_and(|error| !error.is_transient()), "a wrong password is no outage");
     let anonymous = refused(&Config::new([etcd.endpoint()])).await?;
     ensure!(anonymous.contains("user name is empty"), "{anonymous}");
     let wrong = refused(&with("wrong")).await?;

@@ -1,0 +1,35 @@
+//! Packet events in the agent's log.
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::{api::Monitor, error::one_line, reconcile::Status};
+
+/// Writes packet events to the agent's log (`--bpf-log`).
+pub(super) async fn write(
+    monitor: Monitor,
+    mut status: watch::Receiver<Status>,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let work = async {
+        // An error means that the reconciler, and thus the agent, has ended.
+        while status.wait_for(|status| status.in_sync).await.is_ok() {
+            let mut events = match monitor.subscribe() {
+                Ok(events) => events,
+                Err(error) => {
+                    tracing::warn!("--bpf-log: {}", one_line(&error));
+                    return;
+                }
+            };
+            while let Some(event) = monitor.next(&mut events).await {
+                tracing::info!(target: "netplugin::bpf", "{event}");
+            }
+        }
+    };
+    tokio::select! {
+        () = stop.cancelled() => return Ok(()),
+        () = work => {}
+    }
+    stop.cancelled().await;
+    Ok(())
+}
