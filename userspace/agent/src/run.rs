@@ -46,7 +46,7 @@ use speaker::Speaker;
 use start::Start;
 use tasks::Tasks;
 
-/// Interval between periodic full resyncs, and between checks of the node's interfaces.
+/// Interval between periodic full resyncs.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
 /// Time for pods to come back with their container ids after a reboot, before their addresses are released.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(300);

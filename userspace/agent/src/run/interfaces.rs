@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::RESYNC_INTERVAL;
 use crate::{
     attach::{Pods, link::Links},
     state::{Attacher, Attachment, Reader},
 };
 
+/// Interval between checks of the node's interfaces.
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Interval between checks of the VTEP address, of the MTU and of the kernel's connection tracking.
 const UNDERLAY_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -43,7 +44,7 @@ pub(super) async fn check(pods: Pods, reader: Reader, stop: CancellationToken) -
         if let Some(Err(failure)) = stop.run_until_cancelled(pods.release_lost()).await {
             tracing::warn!("release attachments without an interface: {failure}");
         }
-        let next = tokio::time::Instant::now() + RESYNC_INTERVAL;
+        let next = tokio::time::Instant::now() + CHECK_INTERVAL;
         while tokio::time::Instant::now() < next {
             if let Err(error) = pods.refresh_underlay().await {
                 tracing::warn!("read the node's interfaces: {error:#}");
