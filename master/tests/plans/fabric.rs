@@ -255,7 +255,7 @@ fn changes_that_affect_the_fabric_are_marked_pending() {
         fixture
             .run(|staged| {
                 if found {
-                    staged.delete::<netmaster::cache::Pending>("default:ap");
+                    staged.delete::<Pending>("default:ap");
                 }
                 Ok(vec![])
             })
