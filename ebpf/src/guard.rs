@@ -8,6 +8,7 @@ use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use contiv_abi::{Address, Be16, DropReason, FdbKey, FlowHalf, NeighEntry, NeighKey, ROUTER_MAC};
 
 use crate::{
+    checksum,
     claim::{claim, is_reserved, may_name},
     frame::{self, ETHERNET},
     header::Arp,
@@ -132,8 +133,9 @@ fn check_arp(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
     claim(packet, Address::v4(arp.sender_ip), arp.sender_mac).map(drop)
 }
 
-/// Whether the packet of the packet metadata, which has been parsed, may be forwarded at all: no pod may speak to the tunnel
-/// port of a node, as a DHCP server, without an address, or to a group in a frame for one endpoint.
+/// Whether the packet of the packet metadata, which has been parsed, may be forwarded at all: no pod may leave to the kernel what
+/// was parsed, or speak to the tunnel port of a node, as a DHCP server, without an address, or to a group in a frame for one
+/// endpoint.
 ///
 /// A function of its own for the verifier; its result is that of `packet::code`.
 #[inline(never)]
@@ -146,6 +148,9 @@ pub(crate) extern "C" fn ctv_guard_ports(packet: *mut Packet, skb: *mut __sk_buf
     /// Its reports of multicast listeners.
     const IGMP: u8 = 2;
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
+    if !checksum::fits(packet) {
+        return DropReason::Malformed as u32;
+    }
     // No rules are about a sender without an address, or about a group's address in a frame for one endpoint, which takes the
     // packet for its own.
     let (source, destination) = (&packet.tuple.source, &packet.tuple.destination);

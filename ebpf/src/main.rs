@@ -26,6 +26,7 @@
     reason = "a key that is handed over by value is copied to the stack, which has 512 bytes for all"
 )]
 
+mod checksum;
 mod claim;
 mod delivery;
 mod dscp;

@@ -4,6 +4,7 @@ use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 use contiv_abi::{Be16, Domain, DropReason, FdbEntry, Mac, Segment, SegmentEntry, Tuple, Vtep};
 
 use crate::{
+    checksum,
     frame::{self, Ethernet},
     header::Tcp,
 };
@@ -86,6 +87,8 @@ pub(crate) struct Packet {
     pub(crate) identification: u32,
     /// Offset of the end of the IP packet, which may be before that of the frame.
     pub(crate) limit: u32,
+    /// Offset of the checksum that the kernel is still to write into a pod's frame, or `checksum::NONE`.
+    pub(crate) checksum: u32,
     /// VTEP of the node that sent the frame by a tunnel.
     pub(crate) vtep: Vtep,
     /// Number of the service that a new flow is to.
@@ -329,6 +332,7 @@ pub(crate) fn from_outside(ethernet: &Ethernet, segment: Segment, ingress: u8) -
     packet.ingress = ingress;
     packet.source_port = 0;
     packet.source_group = 0;
+    packet.checksum = checksum::NONE;
     packet.kind = ethernet.kind;
     packet.destination_mac = ethernet.destination;
     packet.source_mac = ethernet.source;

@@ -4,6 +4,7 @@ use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use contiv_abi::{Address, DropReason, Mac, Port};
 
 use crate::{
+    checksum,
     frame::{self, ETHERNET, Ethernet},
     maps,
     packet::{self, ICMPV6, Ingress},
@@ -31,7 +32,7 @@ fn sender(ctx: &TcContext) -> Result<(), DropReason> {
         return Err(DropReason::LinkLocalGroup);
     }
     check(ctx, &port, &ethernet)?;
-    note(ifindex, &port, &ethernet)
+    note(ctx.skb.skb, ifindex, &port, &ethernet)
 }
 
 /// The same of a frame that has been checked, and comes from elsewhere now.
@@ -40,14 +41,19 @@ fn sender(ctx: &TcContext) -> Result<(), DropReason> {
 pub(crate) extern "C" fn ctv_port(skb: *mut __sk_buff, ifindex: u32) -> u32 {
     let sender = || {
         let port = maps::port(&ifindex).ok_or(DropReason::UnknownPort)?;
-        note(ifindex, &port, &Ethernet::read(&TcContext::new(skb))?)
+        note(skb, ifindex, &port, &Ethernet::read(&TcContext::new(skb))?)
     };
     packet::code(sender())
 }
 
 #[inline(always)]
-fn note(ifindex: u32, port: &Port, ethernet: &Ethernet) -> Result<(), DropReason> {
+fn note(skb: *mut __sk_buff, ifindex: u32, port: &Port, ethernet: &Ethernet) -> Result<(), DropReason> {
+    let place = checksum::ctv_checksum(skb);
+    if !checksum::is_behind_addresses(place, ethernet.kind) {
+        return Err(DropReason::Malformed);
+    }
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    packet.checksum = place;
     packet.queue = port.queue;
     packet.priority = port.priority();
     packet.segment = port.segment;

@@ -40,7 +40,8 @@ drop_reasons! {
     UnknownPort = 1, "unknown-port";
     /// The port or the tunnel names a network that this node does not have.
     UnknownSegment = 2, "unknown-segment";
-    /// The frame is shorter than its headers claim.
+    /// The frame is shorter than its headers claim, or a pod has left a checksum to the kernel in a
+    /// place among them.
     Malformed = 3, "malformed";
     /// A pod sent an 802.1Q or 802.1ad tag; pods do not choose their network.
     TaggedByPod = 4, "tagged-by-pod";

@@ -29,6 +29,7 @@ pub mod policy;
 pub mod rendezvous;
 mod segment;
 mod service;
+mod skb;
 mod stage_log;
 pub mod tcp;
 mod tuple;
@@ -57,6 +58,7 @@ pub use service::{
     AffinityBlock, Backend, Client, Member, RingBlock, ServiceCount, ServiceCountRows, ServiceEntry,
     ServiceKey, ServiceSlot, Vip, VipKey, service_mac,
 };
+pub use skb::SkbLayout;
 pub use stage_log::{LogResult, LogStage, LoggedEndpoint, TRACED_COPIES, Traced, TracedCopy};
 pub use tuple::Tuple;
 pub use words::{clear, cleared};

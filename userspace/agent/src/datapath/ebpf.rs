@@ -13,6 +13,7 @@
 //! service, policy, rate, forward   the tables of each subject
 //! maps             access to pinned maps
 //! device, failure  netlink and ethtool; errors
+//! kernel_types     structures of the running kernel
 //! ```
 
 use std::{
@@ -45,6 +46,7 @@ mod device;
 mod failure;
 mod forward;
 mod kernel;
+mod kernel_types;
 mod maps;
 mod observe;
 mod policy;
@@ -74,10 +76,12 @@ use maps::{
 use programs::{
     interfaces::{Configuration, Devices, Interfaces},
     kernel_port::KernelPort,
+    skb,
     xdp::XdpStatus,
 };
 pub use programs::{
     load::{LOG_OBJECT, OBJECT},
+    skb::skb_layout,
     stage_log::LogEndpoint,
     tc::AttachMode,
     xdp::XdpPreference,
@@ -533,8 +537,9 @@ impl Datapath for Ebpf {
         self.writes.get()
     }
 
+    /// Programs that cannot see where a checksum goes forward only frames that have theirs.
     fn port_requirements(&self) -> PortRequirements {
-        PortRequirements { disable_tx_offload: false }
+        PortRequirements { disable_tx_offload: skb::layout().is_err() }
     }
 
     fn inspect(&self) -> serde_json::Value {
@@ -628,8 +633,22 @@ impl Datapath for Ebpf {
                  the pods off the node, stop the agent, and run `netplugin cleanup`"
             )
         });
+        let checksums = skb::layout().err().map(|cause| {
+            format!(
+                "checksums: TX checksum offload of pods is off, because the programs cannot see what checksums are missing: \
+                 {cause}"
+            )
+        });
         let losses = self.takeovers.losses().iter().cloned();
-        flows.into_iter().chain(xdp).chain(missing).chain(log).chain(sizes).chain(losses).collect()
+        flows
+            .into_iter()
+            .chain(xdp)
+            .chain(missing)
+            .chain(log)
+            .chain(sizes)
+            .chain(checksums)
+            .chain(losses)
+            .collect()
     }
 
     fn telemetry(&self) -> Option<Arc<dyn Telemetry>> {

@@ -9,7 +9,8 @@ use aya::{
     EbpfLoader,
     programs::{Program, ProgramInfo},
 };
-use netplugin::datapath::ebpf::{LOG_OBJECT, OBJECT};
+use contiv_abi::SkbLayout;
+use netplugin::datapath::ebpf::{LOG_OBJECT, OBJECT, skb_layout};
 use testkit::needs;
 
 use stack::{BRANCH, FRAMES, STACK, Usage};
@@ -27,7 +28,8 @@ fn programs_stay_within_their_budget() -> Result<()> {
     needs!(root());
     let usages = stack::of_programs(OBJECT)?;
     // This test does not pin the maps: they are freed with the object.
-    let mut object = EbpfLoader::new().load(OBJECT)?;
+    let skb = skb_layout();
+    let mut object = EbpfLoader::new().override_global(SkbLayout::GLOBAL, &skb[..], true).load(OBJECT)?;
     let mut total = 0;
     for (name, program) in object.programs_mut() {
         let start = Instant::now();
@@ -63,7 +65,8 @@ fn programs_that_log_their_stages_are_accepted() -> Result<()> {
     for (name, usage) in stack::of_programs(LOG_OBJECT)? {
         assert!(usage.stack <= STACK && usage.frames <= FRAMES, "{name}: {usage:?}");
     }
-    let mut object = EbpfLoader::new().load(LOG_OBJECT)?;
+    let skb = skb_layout();
+    let mut object = EbpfLoader::new().override_global(SkbLayout::GLOBAL, &skb[..], true).load(LOG_OBJECT)?;
     for (name, program) in object.programs_mut() {
         load(program).with_context(|| name.to_owned())?;
     }

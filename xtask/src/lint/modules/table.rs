@@ -104,7 +104,7 @@ pub(super) const RULES: &[Rules] = &[
                     &["forward", "policy", "programs", "rate", "service"],
                     &["device"],
                     &["maps"],
-                    &["failure"],
+                    &["failure", "kernel_types"],
                 ],
             },
             Layers {

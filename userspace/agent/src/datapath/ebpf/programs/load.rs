@@ -8,11 +8,15 @@ use aya::{
     programs::{ProgramError, SchedClassifier, Xdp},
 };
 use aya_obj::programs::XdpAttachType;
-use contiv_abi::maps::{
-    ALL, BUILD, BUILD_LEN, FROM_HOST, FROM_OVERLAY, FROM_POD, FROM_QUEUE, FROM_UPLINK, STAGES, Stage, XDP,
+use contiv_abi::{
+    SkbLayout,
+    maps::{
+        ALL, BUILD, BUILD_LEN, FROM_HOST, FROM_OVERLAY, FROM_POD, FROM_QUEUE, FROM_UPLINK, STAGES, Stage, XDP,
+    },
 };
 
 use super::{
+    skb::skb_layout,
     stages,
     tc::{Role, TcHooks},
     xdp::XdpHook,
@@ -120,17 +124,19 @@ pub(crate) fn set_current(object: &[u8], pins: &Pins, writes: &Writes) -> Result
     build.set(0, build_id(object), 0).map_err(|error| failed(format!("write to the map {BUILD}"), error))
 }
 
-/// Identifies an object file. That of the programs is computed once.
+/// Identifies an object file and the kernel's fields that it is loaded with. That of the programs is computed once.
 fn build_id(object: &[u8]) -> [u8; BUILD_LEN] {
     static PROGRAMS: LazyLock<[u8; BUILD_LEN]> = LazyLock::new(|| hash(OBJECT));
     if ptr::eq(object, OBJECT) { *PROGRAMS } else { hash(object) }
 }
 
-/// FNV-1a. Collision resistance is not required.
+/// FNV-1a of the object file and of the values that its globals get. Collision resistance is not required.
 fn hash(object: &[u8]) -> [u8; BUILD_LEN] {
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-    let hash = object.iter().fold(OFFSET, |hash, byte| (hash ^ u128::from(*byte)).wrapping_mul(PRIME));
+    let globals = skb_layout().into_iter().flat_map(u32::to_ne_bytes);
+    let bytes = object.iter().copied().chain(globals);
+    let hash = bytes.fold(OFFSET, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME));
     hash.to_be_bytes()
 }
 
@@ -146,7 +152,9 @@ pub(crate) fn load(
     writes: &Writes,
 ) -> Result<Loaded, Error> {
     let array = stages::next(pins)?;
+    let skb = skb_layout();
     let mut loader = EbpfLoader::new();
+    loader.override_global(SkbLayout::GLOBAL, &skb[..], true);
     for name in ALL {
         loader.map_pin_path(name, pins.map(name));
         writes.count();

@@ -1,0 +1,223 @@
+//! Places of fields in structures of the running kernel, by its BTF (Documentation/bpf/btf.rst).
+//!
+//! aya does not show the members of types. The types of maps, which have other needs, are in `maps::btf`.
+
+/// File with the BTF of the running kernel, if it was built with `CONFIG_DEBUG_INFO_BTF`.
+pub(crate) const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
+
+/// A member of a structure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    /// Offset in bits from the start of the outermost structure.
+    pub(crate) offset: u32,
+    /// Number of bits of a bit field; zero for other members.
+    pub(crate) bits: u32,
+}
+
+/// Kinds of types.
+mod kind {
+    pub(super) const ARRAY: u32 = 3;
+    pub(super) const STRUCT: u32 = 4;
+    pub(super) const UNION: u32 = 5;
+    pub(super) const ENUM: u32 = 6;
+    pub(super) const PROTOTYPE: u32 = 13;
+    pub(super) const INT: u32 = 1;
+    pub(super) const VARIABLE: u32 = 14;
+    pub(super) const SECTION: u32 = 15;
+    pub(super) const DECLARATION_TAG: u32 = 17;
+    pub(super) const TYPE_TAG: u32 = 18;
+    pub(super) const ENUM_64: u32 = 19;
+}
+
+/// Bytes of a type's name, information and size.
+const TYPE: usize = 12;
+/// Bytes of a member's name, type and offset.
+const MEMBER: usize = 12;
+/// Structures are nested less deeply; a cycle would be.
+const MAX_DEPTH: u32 = 16;
+
+/// The types of the kernel.
+pub(crate) struct KernelTypes<'a> {
+    types: &'a [u8],
+    strings: &'a [u8],
+    /// Offsets of the types in `types`; the first one is that with id 1.
+    starts: Vec<usize>,
+}
+
+impl<'a> KernelTypes<'a> {
+    /// Finds the types. `None` if the data are not valid, or have kinds of types that this version does not know.
+    pub(crate) fn parse(data: &'a [u8]) -> Option<KernelTypes<'a>> {
+        const MAGIC: u32 = 0xeb9f;
+        let header = |at: usize| word(data, at).map(|word| word as usize);
+        if word(data, 0)? & 0xffff != MAGIC {
+            return None;
+        }
+        let section = |offset: usize, len: usize| {
+            let start = header(4)?.checked_add(header(offset)?)?;
+            data.get(start..start.checked_add(header(len)?)?)
+        };
+        let (types, strings) = (section(8, 12)?, section(16, 20)?);
+        let mut starts = vec![];
+        let mut at = 0;
+        while at < types.len() {
+            starts.push(at);
+            at += TYPE + trailer(word(types, at + 4)?)?;
+        }
+        (at == types.len()).then_some(KernelTypes { types, strings, starts })
+    }
+
+    /// The member of a structure; also one of its anonymous structures and unions.
+    pub(crate) fn member(&self, structure: &str, name: &str) -> Option<Member> {
+        let is_meant = |at: &&usize| {
+            self.kind(**at) == Some(kind::STRUCT) && self.name(**at) == Some(structure.as_bytes())
+        };
+        self.find(*self.starts.iter().find(is_meant)?, name, 0, 0)
+    }
+
+    fn find(&self, at: usize, name: &str, base: u32, depth: u32) -> Option<Member> {
+        if depth > MAX_DEPTH {
+            return None;
+        }
+        let info = word(self.types, at + 4)?;
+        let has_bit_fields = info >> 31 != 0;
+        for index in 0..count(info) {
+            let member = at + TYPE + MEMBER * index;
+            let place = word(self.types, member + 8)?;
+            let (offset, bits) = if has_bit_fields { (place & 0xff_ffff, place >> 24) } else { (place, 0) };
+            let offset = base.checked_add(offset)?;
+            let own = self.name(member)?;
+            if own == name.as_bytes() {
+                return Some(Member { offset, bits });
+            }
+            let inner = own.is_empty().then(|| self.composite(word(self.types, member + 4)?)).flatten();
+            if let Some(found) = inner.and_then(|inner| self.find(inner, name, offset, depth + 1)) {
+                return Some(found);
+            }
+        }
+        None
+    }
+
+    /// The structure or union with this id, without qualifiers.
+    fn composite(&self, mut id: u32) -> Option<usize> {
+        for _ in 0..MAX_DEPTH {
+            let at = *self.starts.get((id as usize).checked_sub(1)?)?;
+            match self.kind(at)? {
+                kind::STRUCT | kind::UNION => return Some(at),
+                8..=11 | kind::TYPE_TAG => id = word(self.types, at + 8)?,
+                _ => return None,
+            }
+        }
+        None
+    }
+
+    fn kind(&self, at: usize) -> Option<u32> {
+        Some(word(self.types, at + 4)? >> 24 & 0x1f)
+    }
+
+    /// The name of the type or member at `at`, which begins with its offset.
+    fn name(&self, at: usize) -> Option<&'a [u8]> {
+        let bytes = self.strings.get(word(self.types, at)? as usize..)?;
+        bytes.split(|byte| *byte == 0).next()
+    }
+}
+
+/// Number of members.
+const fn count(info: u32) -> usize {
+    info as usize & 0xffff
+}
+
+/// Bytes that follow a type of this kind.
+const fn trailer(info: u32) -> Option<usize> {
+    Some(match info >> 24 & 0x1f {
+        kind::INT | kind::VARIABLE | kind::DECLARATION_TAG => 4,
+        kind::ARRAY => 12,
+        kind::STRUCT | kind::UNION | kind::SECTION | kind::ENUM_64 => 12 * count(info),
+        kind::ENUM | kind::PROTOTYPE => 8 * count(info),
+        // Pointers, forward declarations, definitions of names, qualifiers, functions and floats.
+        2 | 7..=12 | 16 | kind::TYPE_TAG => 0,
+        _ => return None,
+    })
+}
+
+/// The running kernel has the byte order of the agent.
+fn word(data: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(*data.get(at..)?.first_chunk()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// `struct inner { u32 low; };`
+    ///
+    /// `struct outer { u32 a; const union { u32 b; struct { u32 c : 5; u32 d : 2; }; }; struct inner in; };`
+    fn sample() -> Vec<u8> {
+        let strings = b"\0u32\0inner\0low\0outer\0a\0b\0c\0d\0in\0";
+        let name = |text: &str| {
+            let text = format!("\0{text}\0");
+            let at = strings.windows(text.len()).position(|window| window == text.as_bytes()).unwrap();
+            at as u32 + 1
+        };
+        let kind = |kind: u32, members: u32| kind << 24 | members;
+        let with_bit_fields: u32 = 1 << 31;
+        let types: Vec<u32> = [
+            vec![name("u32"), kind(1, 0), 4, 32],
+            vec![name("inner"), kind(4, 1), 4, name("low"), 1, 0],
+            vec![0, with_bit_fields | kind(4, 2), 4, name("c"), 1, 5 << 24, name("d"), 1, 2 << 24 | 5],
+            vec![0, kind(5, 2), 4, name("b"), 1, 0, 0, 3, 0],
+            vec![0, kind(10, 0), 4],
+            vec![name("outer"), kind(4, 3), 12, name("a"), 1, 0, 0, 5, 32, name("in"), 2, 64],
+        ]
+        .concat();
+        let types: Vec<u8> = types.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let len = types.len() as u32;
+        let header = [0x0001_eb9f, 24, 0, len, len, strings.len() as u32];
+        let header: Vec<u8> = header.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        [header, types, strings.to_vec()].concat()
+    }
+
+    #[test]
+    fn members_are_found_in_anonymous_structures_and_unions() {
+        let data = sample();
+        let types = KernelTypes::parse(&data).unwrap();
+        for (name, offset, bits) in [("a", 0, 0), ("b", 32, 0), ("c", 32, 5), ("d", 37, 2), ("in", 64, 0)] {
+            assert_eq!(types.member("outer", name), Some(Member { offset, bits }), "{name}");
+        }
+    }
+
+    #[test]
+    fn members_of_named_structures_and_unknown_names_are_not_found() {
+        let data = sample();
+        let types = KernelTypes::parse(&data).unwrap();
+        assert_eq!(types.member("outer", "low"), None);
+        assert_eq!(types.member("outer", "e"), None);
+        assert_eq!(types.member("u32", "a"), None);
+        assert_eq!(types.member("other", "a"), None);
+    }
+
+    #[test]
+    fn invalid_data_are_refused() {
+        let sample = sample();
+        for len in 0..sample.len() - 1 {
+            assert!(KernelTypes::parse(&sample[..len]).is_none(), "{len}");
+        }
+        for at in 0..sample.len() {
+            let mut wrong = sample.clone();
+            wrong[at] ^= 0xff;
+            // Whatever it says, it ends.
+            let _member = KernelTypes::parse(&wrong).and_then(|types| types.member("outer", "low"));
+        }
+    }
+
+    #[test]
+    fn members_of_the_running_kernel_are_found() {
+        let Ok(data) = fs::read(VMLINUX) else { return };
+        let types = KernelTypes::parse(&data).unwrap();
+        let (len, data_len) =
+            (types.member("sk_buff", "len").unwrap(), types.member("sk_buff", "data_len").unwrap());
+        assert_eq!((len.bits, data_len.offset), (0, len.offset + 32));
+        assert_eq!(types.member("sk_buff", "ip_summed").unwrap().bits, 2);
+    }
+}
