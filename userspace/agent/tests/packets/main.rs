@@ -9,6 +9,7 @@
 
 mod announcements;
 mod campaign;
+mod checksum_offload;
 mod checksums;
 mod counters;
 mod domains;

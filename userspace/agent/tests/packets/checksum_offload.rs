@@ -1,0 +1,152 @@
+//! Frames of pods whose checksums the kernel writes when they leave the node, where the sender has chosen the place.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use contiv_abi::{DropReason, SkbLayout};
+use netplugin::datapath::{Object, ebpf::skb_layout};
+use testkit::{
+    Netns,
+    capture::{OffloadSender, Tap},
+    needs,
+    packet::{Packet, internet_checksum, tcp_flags},
+    wait_until,
+};
+
+use crate::node::{Endpoint, Node, Pod, network, vlan};
+
+const HERE: Endpoint = Endpoint(1);
+const THERE: Endpoint = Endpoint(2);
+const TAG: u16 = 100;
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Bytes of an 802.1Q tag.
+const TAG_LEN: usize = 4;
+/// Offsets of the transport header.
+const V4: u16 = 34;
+const V6: u16 = 54;
+/// Offsets of the checksum in the transport header.
+const UDP: u16 = 6;
+const TCP: u16 = 16;
+
+/// A node with a pod on a VLAN, whose uplink writes the checksums.
+struct Rig {
+    node: Node,
+    pod: Pod,
+    outside: Netns,
+}
+
+impl Rig {
+    fn new(label: &str) -> Result<Rig> {
+        let (mut node, outside) = Node::on_wire(label)?;
+        node.ns.tx_checksum_off("trunk")?;
+        let n1 = network("n1.t", vlan(TAG));
+        node.want_network(&n1).want(Object::Remote(THERE.remote(&n1, None)));
+        let pod = node.pod(&n1, HERE)?;
+        node.converge()?;
+        Ok(Rig { node, pod, outside })
+    }
+
+    fn malformed(&self) -> Result<u64> {
+        Ok(self.node.drops()?.get(&DropReason::Malformed).copied().unwrap_or(0))
+    }
+}
+
+fn udp() -> Packet {
+    Packet::eth(THERE.mac(), HERE.mac()).ipv4(HERE.ip(), THERE.ip()).udp(4000, 53).payload(b"query")
+}
+
+fn tcp() -> Packet {
+    Packet::eth(THERE.mac(), HERE.mac()).ipv4(HERE.ip(), THERE.ip()).tcp(4000, 80, tcp_flags::SYN)
+}
+
+fn udp6() -> Packet {
+    Packet::eth(THERE.mac(), HERE.mac()).ipv6(HERE.ip6(), THERE.ip6()).udp(4000, 53).payload(b"query")
+}
+
+fn tcp6() -> Packet {
+    Packet::eth(THERE.mac(), HERE.mac()).ipv6(HERE.ip6(), THERE.ip6()).tcp(4000, 80, tcp_flags::SYN)
+}
+
+/// The frame as a kernel hands it over to a device: the sum of the pseudo header is in the place of the checksum.
+fn without_checksum(packet: &Packet, start: u16, offset: u16) -> Result<Vec<u8>> {
+    let mut frame = packet.build();
+    let (start, at) = (usize::from(start), usize::from(start + offset));
+    let (protocol, addresses) = if start == usize::from(V6) { (20, 22) } else { (23, 26) };
+    let len = u16::try_from(frame.len() - start)?;
+    let pseudo = [&frame[addresses..start], &[0, frame[protocol]], &len.to_be_bytes()].concat();
+    let sum = !internet_checksum(&[&pseudo]);
+    frame.get_mut(at..at + 2).context("a frame without a checksum")?.copy_from_slice(&sum.to_be_bytes());
+    Ok(frame)
+}
+
+/// The next packet of TCP or UDP on the wire, without its tag.
+fn next_packet(wire: &Tap) -> Result<Vec<u8>> {
+    wire.expect(TIMEOUT, "a packet of TCP or UDP", |bytes| {
+        let frame = [bytes.get(..12)?, bytes.get(12 + TAG_LEN..)?].concat();
+        let protocol = match frame.get(12..14)? {
+            [8, 0] => frame.get(23)?,
+            [0x86, 0xdd] => frame.get(20)?,
+            _ => return None,
+        };
+        matches!(protocol, 6 | 17).then_some(frame)
+    })
+}
+
+#[test]
+fn checksums_that_are_left_to_the_kernel_are_written() -> Result<()> {
+    needs!(root(), binary("ethtool"));
+    let rig = Rig::new("sum-right")?;
+    let (pod, wire) = (OffloadSender::open(&rig.pod.ns, "eth0")?, Tap::open(&rig.outside, "wire")?);
+    let before = rig.malformed()?;
+    for (packet, start, offset) in [(udp(), V4, UDP), (tcp(), V4, TCP), (udp6(), V6, UDP), (tcp6(), V6, TCP)]
+    {
+        pod.send(&without_checksum(&packet, start, offset)?, start, offset)?;
+        assert_eq!(next_packet(&wire)?, packet.build(), "{start} {offset}");
+    }
+    assert_eq!(rig.malformed()?, before);
+    Ok(())
+}
+
+#[test]
+fn checksums_in_what_is_evaluated_are_refused() -> Result<()> {
+    needs!(root(), binary("ethtool"));
+    if skb_layout() == SkbLayout::UNKNOWN.words() {
+        testkit::skip!("the kernel tells no layout of its buffers");
+    }
+    const PORT: u16 = 2;
+    const FLAGS: u16 = 12;
+    /// Behind Ethernet, as far as the kernel accepts it.
+    const IP: u16 = 20;
+    let rig = Rig::new("sum-wrong")?;
+    let (pod, wire) = (OffloadSender::open(&rig.pod.ns, "eth0")?, Tap::open(&rig.outside, "wire")?);
+    let echo = Packet::eth(THERE.mac(), HERE.mac()).ipv4(HERE.ip(), THERE.ip()).icmp_echo_request(7, 1);
+    let question = Packet::arp_request(HERE.mac(), HERE.ip(), THERE.ip());
+    let mut dropped = rig.malformed()?;
+    for (what, packet, start, offset) in [
+        ("the destination port of UDP", udp(), V4, PORT),
+        ("the source port of UDP", udp(), V4, 0),
+        ("the destination port of TCP", tcp(), V4, PORT),
+        ("the flags of TCP", tcp(), V4, FLAGS),
+        ("the destination port over IPv6", udp6(), V6, PORT),
+        ("the source address", udp(), IP, 8),
+        ("the destination address", udp(), IP, 12),
+        ("the IPv6 source address", udp6(), IP, 16),
+        ("the checksum of TCP with the place of UDP", tcp(), V4, UDP),
+        ("an echo request", echo.payload(b"some data"), V4, 4),
+        ("a fragment", udp().fragment(7, 0, true), V4, UDP),
+        ("ARP", question, IP, 8),
+    ] {
+        pod.send(&packet.build(), start, offset).context(what)?;
+        dropped += 1;
+        wait_until(TIMEOUT, &format!("{what} to be dropped"), || {
+            let count = rig.malformed()?;
+            ensure!(count <= dropped, "{count} frames are dropped instead of {dropped}");
+            Ok((count == dropped).then_some(()))
+        })?;
+    }
+    // Nothing of it is on the wire before a frame that is sent afterwards.
+    let honest = udp();
+    pod.send(&without_checksum(&honest, V4, UDP)?, V4, UDP)?;
+    assert_eq!(next_packet(&wire)?, honest.build());
+    Ok(())
+}
