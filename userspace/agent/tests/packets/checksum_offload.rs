@@ -121,8 +121,7 @@ fn checksums_in_what_is_evaluated_are_refused() -> Result<()> {
     let (pod, wire) = (OffloadSender::open(&rig.pod.ns, "eth0")?, Tap::open(&rig.outside, "wire")?);
     let echo = Packet::eth(THERE.mac(), HERE.mac()).ipv4(HERE.ip(), THERE.ip()).icmp_echo_request(7, 1);
     let question = Packet::arp_request(HERE.mac(), HERE.ip(), THERE.ip());
-    let mut dropped = rig.malformed()?;
-    for (what, packet, start, offset) in [
+    let attempts = [
         ("the destination port of UDP", udp(), V4, PORT),
         ("the source port of UDP", udp(), V4, 0),
         ("the destination port of TCP", tcp(), V4, PORT),
@@ -135,9 +134,9 @@ fn checksums_in_what_is_evaluated_are_refused() -> Result<()> {
         ("an echo request", echo.payload(b"some data"), V4, 4),
         ("a fragment", udp().fragment(7, 0, true), V4, UDP),
         ("ARP", question, IP, 8),
-    ] {
+    ];
+    for (dropped, (what, packet, start, offset)) in (rig.malformed()? + 1..).zip(attempts) {
         pod.send(&packet.build(), start, offset).context(what)?;
-        dropped += 1;
         wait_until(TIMEOUT, &format!("{what} to be dropped"), || {
             let count = rig.malformed()?;
             ensure!(count <= dropped, "{count} frames are dropped instead of {dropped}");
