@@ -86,7 +86,7 @@ impl ObjectRoutes<'_> {
     }
 
     async fn try_get(&self, key: &str, headers: &HeaderMap) -> Result<Response<Body>, Problem> {
-        let preconditions = Preconditions::of(headers)?;
+        let preconditions = Preconditions::of(headers, &self.leader.history)?;
         let (get, key, scope) = (self.object_type.operations.get, key.to_owned(), self.scope.clone());
         let take = move |cache: &ClusterCache| {
             get(cache, &key, &scope, Box::new(move |version| preconditions.is_known(version)))
@@ -96,7 +96,7 @@ impl ObjectRoutes<'_> {
             Some(body) => self.format.json(Ok(body)),
             None => not_modified(),
         };
-        response.headers_mut().insert(header::ETAG, entity_tag(version));
+        response.headers_mut().insert(header::ETAG, entity_tag(&self.leader.history, version));
         Ok(response)
     }
 
@@ -113,7 +113,7 @@ impl ObjectRoutes<'_> {
         head: &request::Parts,
         plan: impl Fn(&mut StagedTxn<'_>) -> Answer + Send + Sync + 'static,
     ) -> Result<Response<Body>, Problem> {
-        let preconditions = Preconditions::of(&head.headers)?;
+        let preconditions = Preconditions::of(&head.headers, &self.leader.history)?;
         let dry_run = Parameters::of(&head.uri).dry_run()?;
         let (object_type, of) = (self.object_type, key.to_owned());
         let plan: RepeatablePlan = Arc::new(move |staged: &mut StagedTxn<'_>| {

@@ -27,6 +27,11 @@ impl History {
         History { tag: format!("{hash:08x}") }
     }
 
+    /// Eight hexadecimal digits.
+    pub fn tag(&self) -> &str {
+        &self.tag
+    }
+
     /// A revision of this history as clients receive it: `4711-1f2e3d4c`.
     pub fn revision(&self, number: i64) -> String {
         format!("{number}-{}", self.tag)

@@ -5,9 +5,10 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use serde_json::json;
 use testkit::etcd::Etcd;
 
-use crate::client::{address, create_endpoint, get, make_network};
+use crate::client::{address, call, create_endpoint, get, make_network, post};
 use crate::master::{Master, WAIT_TIMEOUT, program};
 
 const IDENTITY: &str = "/contiv.io/master/config/cluster";
@@ -206,4 +207,39 @@ fn an_embedded_store_is_restored_while_no_netmaster_runs() {
     assert_eq!(names(&Master::embedded(&new)), ["later", "net"]);
     let absent = bad(&run_on("backup", &file, &["--store", &embedded(&folder.path().join("absent"))]));
     assert!(absent.contains("there is no folder"), "{absent}");
+}
+
+/// Two backups are restored into new stores, where the object has the same revision.
+#[test]
+fn entity_tags_are_of_one_restoration() {
+    const PATH: &str = "/api/v1/netprofiles/default:p/";
+    let folder = testkit::scratch_dir("backup").unwrap();
+    let profile = |burst: u64| json!({"tenantName": "default", "profileName": "p", "burst": burst});
+    let mut source = Master::embedded(&folder.path().join("source"));
+    let backups = [10, 20].map(|burst| {
+        post(source.address, PATH, &profile(burst)).unwrap().good();
+        let file = folder.path().join(format!("{burst}.backup"));
+        good(&run_on("backup", &file, &["--etcd", &source.store()]));
+        file
+    });
+    source.stop();
+    let [mut first, second] = ["first", "second"].map(|name| folder.path().join(name)).map(|store| {
+        let file = &backups[usize::from(store.ends_with("second"))];
+        good(&run_on("restore", file, &["--store", &format!("embedded:{}", store.display())]));
+        Master::embedded(&store)
+    });
+    let tag = |master: &Master| get(master.address, PATH).unwrap().header("etag").unwrap().to_owned();
+    let (old, new) = (tag(&first), tag(&second));
+    first.stop();
+    let revision = |tag: &str| tag.rsplit('.').next().map(str::to_owned);
+    assert_eq!(revision(&old), revision(&new), "the revision does not tell the stores apart");
+
+    let body = profile(30).to_string();
+    let stale = call(second.address, "POST", PATH, &[("If-Match", &old)], &body).unwrap();
+    assert_eq!(stale.status, 412, "{stale:?}");
+    let read = call(second.address, "GET", PATH, &[("If-None-Match", &old)], "").unwrap();
+    assert_eq!(read.good()["burst"], 20);
+    let known = call(second.address, "GET", PATH, &[("If-None-Match", &new)], "").unwrap();
+    assert_eq!(known.status, 304, "{known:?}");
+    call(second.address, "POST", PATH, &[("If-Match", &new)], &body).unwrap().good();
 }

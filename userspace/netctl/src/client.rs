@@ -213,7 +213,7 @@ impl Client {
     /// Reads one object, with the precondition of a change that replaces this version.
     pub fn versioned(&self, kind: ObjectType, key: &str) -> Result<(Value, Precondition), Error> {
         let answer = self.exchange(&Request::new(Method::Get, &object_path(kind, key)))?;
-        // A proxy may have weakened the tag. It is the revision of the object all the same.
+        // A proxy may have weakened the tag. It names the version of the object all the same.
         let tag = answer.header(header::ETAG).map(|tag| tag.strip_prefix("W/").unwrap_or(tag).to_owned());
         Ok((answer.json()?, tag.map_or(Precondition::None, Precondition::Unchanged)))
     }
