@@ -4,13 +4,17 @@ mod address;
 mod cleanup;
 mod container;
 mod endpoint;
+mod node_deletion;
 mod node_gc;
 mod node_vteps;
 mod request;
 mod unreadable;
 
 pub use cleanup::{Cleanup, clean_up};
-pub use node_gc::{GoneClock, NodeGcPlan, most_nodes_are_gone, release_endpoints};
+pub use node_deletion::{begin_node_deletion, continue_node_deletion};
+pub use node_gc::{
+    GoneClock, NodeGcPlan, endpoints_of_node, most_nodes_are_gone, release_batches, release_endpoints,
+};
 pub use node_vteps::{nodes_with_outdated_vtep, write_vteps};
 
 use request::Request as _;

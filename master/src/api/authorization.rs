@@ -132,7 +132,7 @@ fn access(route: &Route) -> Access<'_> {
         Route::Call(CallKind::AllocAddress | CallKind::ReleaseAddress) => Access::ChangeCluster,
         // Finds endpoints by names that tenants may share.
         Route::CleanUp { .. } => Access::ChangeCluster,
-        Route::AcceptStore(_) | Route::SetDatapath { .. } => Access::ChangeCluster,
+        Route::AcceptStore(_) | Route::DeleteNode(_) | Route::SetDatapath { .. } => Access::ChangeCluster,
         Route::Unknown => Access::Unknown,
     }
 }

@@ -4,6 +4,7 @@
 mod tests;
 
 use std::collections::BTreeSet;
+use std::time::SystemTime;
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -23,7 +24,7 @@ use crate::access::Scope;
 use crate::cache::{ClusterCache, StagedTxn};
 use crate::go_json;
 use crate::leadership::{Identity, Leader};
-use crate::plugin::{Call, CallKind};
+use crate::plugin::{self, Call, CallKind};
 use crate::problem::{Answer, Problem};
 use crate::reports::{self, Report};
 
@@ -74,6 +75,7 @@ impl Routes<'_> {
                 format.json(self.0.reads.read(find).await)
             }
             Route::AcceptStore(host) => format.json(self.accept_store(&host).await),
+            Route::DeleteNode(host) => format.json(self.delete_node(&host).await),
             Route::SetDatapath { host, datapath } => format.json(self.set_datapath(&host, &datapath).await),
             Route::Call(kind) if is_json(&head.headers) => self.call(kind, scope, &head, body, format).await,
             Route::Info => {
@@ -126,6 +128,30 @@ impl Routes<'_> {
             answer
         };
         self.0.queue.submit(Box::new(plan), false).await
+    }
+
+    /// Deletes a node that is gone, and its endpoints in several transactions. A repeated request
+    /// deletes what is left after a failure.
+    async fn delete_node(&self, host: &str) -> Answer {
+        let Leader { cache, queue, .. } = self.0;
+        let of = host.to_owned();
+        let begin =
+            move |staged: &mut StagedTxn<'_>| plugin::begin_node_deletion(&of, SystemTime::now(), staged);
+        queue.submit(Box::new(begin), true).await?;
+        let batches = {
+            let cache = cache.read();
+            plugin::release_batches(&plugin::endpoints_of_node(host, &cache))
+        };
+        let (last, mut released) = (batches.len(), 0);
+        for (n, batch) in (1..).zip(batches) {
+            let of = host.to_owned();
+            let release = move |staged: &mut StagedTxn<'_>| {
+                plugin::continue_node_deletion(&of, &batch, n == last, staged)
+            };
+            let done = queue.submit(Box::new(release), true).await?;
+            released += serde_json::from_slice::<u64>(&done).unwrap_or_default();
+        }
+        go_json::encode(&json!({"host": host, "releasedEndpoints": released}))
     }
 
     /// Stores the datapath that the agent of a node is to have.

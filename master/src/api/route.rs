@@ -23,6 +23,7 @@ pub(super) enum Route {
     ListNodes,
     InspectNode(String),
     AcceptStore(String),
+    DeleteNode(String),
     SetDatapath {
         host: String,
         datapath: String,
@@ -64,6 +65,7 @@ impl Route {
                 _ => Route::Unknown,
             },
             Method::DELETE => match parts.as_slice() {
+                ["api", "v1", "nodes", host, ""] if !host.is_empty() => Route::DeleteNode((*host).to_owned()),
                 ["api", "v1", types, key, ""] => Route::object(types, key, Route::Delete),
                 ["debug", "epcleanup", "tenant", tenant, kind, name] => Route::CleanUp {
                     tenant: (*tenant).to_owned(),
@@ -115,7 +117,11 @@ impl Route {
     pub(super) fn changes_without_object(&self) -> bool {
         matches!(
             self,
-            Route::AcceptStore(_) | Route::SetDatapath { .. } | Route::Call(_) | Route::CleanUp { .. }
+            Route::AcceptStore(_)
+                | Route::DeleteNode(_)
+                | Route::SetDatapath { .. }
+                | Route::Call(_)
+                | Route::CleanUp { .. }
         )
     }
 
@@ -139,6 +145,7 @@ impl Route {
             | Route::Put(..)
             | Route::Delete(..)
             | Route::AcceptStore(_)
+            | Route::DeleteNode(_)
             | Route::SetDatapath { .. }
             | Route::Call(_)
             | Route::CleanUp { .. }

@@ -17,6 +17,7 @@ pub(super) fn of(parts: &[String]) -> Cow<'static, str> {
         ["api", "v1", "inspect", "endpoints", _, ""] => "/api/v1/inspect/endpoints/{name}/".into(),
         ["api", "v1", "inspect", "nodes", ""] => "/api/v1/inspect/nodes/".into(),
         ["api", "v1", "inspect", "nodes", _, ""] => "/api/v1/inspect/nodes/{host}/".into(),
+        ["api", "v1", "nodes", _, ""] => "/api/v1/nodes/{host}/".into(),
         ["api", "v1", "nodes", _, "acceptedStore", ""] => "/api/v1/nodes/{host}/acceptedStore/".into(),
         ["api", "v1", "nodes", _, "datapath", _, ""] => "/api/v1/nodes/{host}/datapath/{datapath}/".into(),
         ["api", "v1", "inspect", types, _, ""] if object(types) => {

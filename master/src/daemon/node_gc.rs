@@ -8,7 +8,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::cache::{SharedCache, StagedTxn};
 use crate::commit::Queue;
 use crate::metrics::Metrics;
-use crate::plugin::{Cleanup, GoneClock, NodeGcPlan, most_nodes_are_gone, release_endpoints};
+use crate::plugin::{GoneClock, NodeGcPlan, most_nodes_are_gone, release_batches, release_endpoints};
 use crate::problem::Problem;
 
 /// Shortest and longest check interval.
@@ -53,11 +53,13 @@ impl Stop {
         match (self.active, active) {
             (false, true) => {
                 tracing::error!(
-                    "more than half of the nodes are gone; their endpoints are kept until some return"
+                    "more than half of the nodes are gone; their endpoints are kept until some return; delete those that do not (netctl node rm)"
                 );
             }
             (true, false) => {
-                tracing::info!("enough nodes have returned; endpoints of the others are released in time");
+                tracing::info!(
+                    "enough nodes have returned or are deleted; endpoints of the others are released in time"
+                );
             }
             (false, false) | (true, true) => {}
         }
@@ -90,10 +92,7 @@ async fn execute(queue: &Queue, metrics: &Metrics, gc: NodeGcPlan) -> Result<(),
             endpoints = endpoints.len(),
             "node is gone for longer than --node-gone-after; releasing its endpoints"
         );
-        let mut parts: Vec<Vec<String>> = endpoints.chunks(Cleanup::BATCH).map(<[_]>::to_vec).collect();
-        if parts.is_empty() {
-            parts.push(vec![]);
-        }
+        let parts = release_batches(&endpoints);
         let last = parts.len();
         for (n, part) in (1..).zip(parts) {
             let host = host.clone();

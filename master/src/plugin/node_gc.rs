@@ -10,7 +10,7 @@
 //! lose some of the time, which only delays the release.
 //!
 //! When most nodes disappear at the same time, the cause is their network or the store: nothing is
-//! released and no time is counted until enough of them are back.
+//! released and no time is counted until enough of them are back, or deleted by an operator.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant, SystemTime};
 use contiv_model::endpoint::{Oper, State};
 use contiv_model::{bgp, node, registry};
 
-use super::{clean_up, unreadable};
+use super::{Cleanup, clean_up, unreadable};
 use crate::cache::{ClusterCache, StagedTxn};
 use crate::go_json;
 use crate::problem::Answer;
@@ -104,27 +104,7 @@ impl NodeGcPlan {
         });
         plan.returned = returned.map(|gone| gone.host.clone()).collect();
         if !plan.expired.is_empty() {
-            for endpoint in cache.all::<State>() {
-                if let Some(endpoints) = plan.expired.get_mut(&endpoint.homing_host) {
-                    endpoints.push(endpoint.id.clone());
-                }
-            }
-            for endpoint in unreadable::all(cache) {
-                if let Some(endpoints) = plan.expired.get_mut(&endpoint.homing_host)
-                    && !is_of_node(cache.get::<State>(&endpoint.id), &endpoint.homing_host)
-                {
-                    endpoints.push(endpoint.id);
-                }
-            }
-            // An agent records an endpoint before it is created.
-            for oper in cache.all::<Oper>() {
-                if let Some(endpoints) = plan.expired.get_mut(&oper.homing_host)
-                    && !is_of_node(cache.get::<State>(&oper.id), &oper.homing_host)
-                    && !endpoints.contains(&oper.id)
-                {
-                    endpoints.push(oper.id.clone());
-                }
-            }
+            add_endpoints(cache, &mut plan.expired);
         }
         plan
     }
@@ -138,8 +118,7 @@ impl NodeGcPlan {
     /// for people.
     pub fn mark(&self, now: SystemTime, staged: &mut StagedTxn<'_>) -> Answer {
         for host in &self.newly_gone {
-            let since = humantime::format_rfc3339_seconds(now).to_string();
-            staged.put(host, node::Gone { host: host.clone(), since, counted_seconds: 0 });
+            staged.put(host, gone_since(host, now));
         }
         for (host, seconds) in &self.counted {
             if let Some(gone) = staged.edit::<node::Gone>(host) {
@@ -155,12 +134,59 @@ impl NodeGcPlan {
     }
 }
 
+/// The mark of a node that is noticed to be gone.
+pub(super) fn gone_since(host: &str, now: SystemTime) -> node::Gone {
+    let since = humantime::format_rfc3339_seconds(now).to_string();
+    node::Gone { host: host.to_owned(), since, counted_seconds: 0 }
+}
+
+/// Adds the ids of the nodes' endpoints, and of those that their agents have only recorded.
+fn add_endpoints(cache: &ClusterCache, nodes: &mut BTreeMap<String, Vec<String>>) {
+    for endpoint in cache.all::<State>() {
+        if let Some(endpoints) = nodes.get_mut(&endpoint.homing_host) {
+            endpoints.push(endpoint.id.clone());
+        }
+    }
+    for endpoint in unreadable::all(cache) {
+        if let Some(endpoints) = nodes.get_mut(&endpoint.homing_host)
+            && !is_of_node(cache.get::<State>(&endpoint.id), &endpoint.homing_host)
+        {
+            endpoints.push(endpoint.id);
+        }
+    }
+    // An agent records an endpoint before it is created.
+    for oper in cache.all::<Oper>() {
+        if let Some(endpoints) = nodes.get_mut(&oper.homing_host)
+            && !is_of_node(cache.get::<State>(&oper.id), &oper.homing_host)
+            && !endpoints.contains(&oper.id)
+        {
+            endpoints.push(oper.id.clone());
+        }
+    }
+}
+
+/// Ids of the endpoints of a node, and of those that its agent has only recorded.
+pub fn endpoints_of_node(host: &str, cache: &ClusterCache) -> Vec<String> {
+    let mut nodes = BTreeMap::from([(host.to_owned(), vec![])]);
+    add_endpoints(cache, &mut nodes);
+    nodes.remove(host).unwrap_or_default()
+}
+
+/// Parts for [`release_endpoints`], a transaction each. At least one, which deletes the node.
+pub fn release_batches(endpoints: &[String]) -> Vec<Vec<String>> {
+    let mut batches: Vec<Vec<String>> = endpoints.chunks(Cleanup::BATCH).map(<[_]>::to_vec).collect();
+    if batches.is_empty() {
+        batches.push(vec![]);
+    }
+    batches
+}
+
 /// Releases endpoints of a node that is gone, deletes what its agent has recorded of endpoints with
 /// these ids, and returns the number of released endpoints. With `last`, deletes the node as well.
 /// Does nothing if the node is registered again.
 pub fn release_endpoints(host: &str, endpoints: &[String], last: bool, staged: &mut StagedTxn<'_>) -> Answer {
     let status = staged.get::<node::Status>(host);
-    if registered(staged.cache()).contains(host) || staged.get::<node::Gone>(host).is_none() {
+    if is_registered(staged.cache(), host) || staged.get::<node::Gone>(host).is_none() {
         return go_json::encode(&0);
     }
     staged.guard_unchanged::<node::Gone>(host);
@@ -192,6 +218,10 @@ pub fn release_endpoints(host: &str, endpoints: &[String], last: bool, staged: &
 
 fn is_of_node(endpoint: Option<&State>, host: &str) -> bool {
     endpoint.is_some_and(|endpoint| endpoint.homing_host == host)
+}
+
+pub(super) fn is_registered(cache: &ClusterCache, host: &str) -> bool {
+    registered(cache).contains(host)
 }
 
 fn registered(cache: &ClusterCache) -> BTreeSet<&str> {

@@ -60,6 +60,7 @@ fn changes_and_refusals_are_logged() {
             403,
         ),
         ("unknown", "GET", "/api/v1/networks/", None, "", Value::Null, Value::Null, 401),
+        ("node", "DELETE", "/api/v1/nodes/none/", Some(ADMIN), "", json!("ops"), json!("admin"), 500),
         ("no-route", "PATCH", "/nowhere", Some(ADMIN), "", json!("ops"), json!("admin"), 404),
     ] {
         assert_eq!(ask(id, method, path, token, body), result, "{id}");

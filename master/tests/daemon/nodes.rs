@@ -8,7 +8,7 @@ use std::thread;
 use contiv_store::{Config, Store, Txn};
 use serde_json::{Value, json};
 
-use crate::client::{address, create_endpoint, delete, get, make_network, post};
+use crate::client::{address, call, create_endpoint, delete, get, make_network, post};
 use crate::master::{Master, WAIT_TIMEOUT};
 
 /// Writes keys as an agent does; an empty value deletes the key.
@@ -53,6 +53,12 @@ fn states(to: SocketAddr) -> Vec<Value> {
     nodes.as_array().unwrap().iter().map(|node| node["host"].clone()).collect()
 }
 
+fn metric(to: SocketAddr, name: &str) -> u64 {
+    let text = get(to, "/metrics").unwrap().body;
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+    value.unwrap_or_else(|| panic!("no {name} in {text}"))
+}
+
 #[test]
 fn endpoints_of_a_gone_node_are_released_also_by_the_next_leader() {
     let store = testkit::scratch_dir("store").unwrap();
@@ -75,13 +81,8 @@ fn endpoints_of_a_gone_node_are_released_also_by_the_next_leader() {
         create(to, host, host);
     }
     write(&master, &[(keys[3].0.clone(), String::new()), (keys[5].0.clone(), String::new())]);
-    let metric = |name: &str| {
-        let text = get(to, "/metrics").unwrap().body;
-        let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
-        value.unwrap_or_else(|| panic!("no {name} in {text}"))
-    };
     let gone = |n: u64| {
-        let found = || Ok((metric("contiv_netmaster_nodes_gone") == n).then_some(()));
+        let found = || Ok((metric(to, "contiv_netmaster_nodes_gone") == n).then_some(()));
         testkit::wait_until(WAIT_TIMEOUT, "nodes that are gone", found).unwrap();
     };
     gone(2);
@@ -95,9 +96,56 @@ fn endpoints_of_a_gone_node_are_released_also_by_the_next_leader() {
     gone(0);
     assert_eq!(endpoints(to), ["back", "here", "never-an-agent"]);
     assert_eq!(states(to), ["back", "here"]);
-    assert_eq!(metric("contiv_netmaster_endpoints_released_total"), 40);
+    assert_eq!(metric(to, "contiv_netmaster_endpoints_released_total"), 40);
     // The addresses are free again.
     assert_eq!(address(create_endpoint(to, "net", "new", "").unwrap()), "10.0.0.1");
+}
+
+/// While most nodes are gone nothing is released, not even when a node is gone for long.
+#[test]
+fn nodes_that_will_not_return_are_deleted_on_request() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let master = Master::start_unprobed(store.path(), &["--node-gone-after", "8s", "--lease-ttl", "2"]);
+    let to = master.address;
+    make_network(to, "net", "10.0.0.0/24");
+    for n in 0..40 {
+        create(to, &format!("removed{n}"), "removed");
+    }
+    for host in ["away", "here"] {
+        create(to, host, host);
+    }
+    let keys = [
+        status("away", "10.9.0.1"),
+        status("empty", "10.9.0.2"),
+        status("here", "10.9.0.3"),
+        registration("here", "10.9.0.3"),
+        status("removed", "10.9.0.4"),
+    ];
+    write(&master, &keys);
+    let is_stopped = |stopped: u64| {
+        let found = || Ok((metric(to, "contiv_netmaster_node_gc_stopped") == stopped).then_some(()));
+        testkit::wait_until(WAIT_TIMEOUT, "begin or end of the stop", found).unwrap();
+    };
+    is_stopped(1);
+
+    let node = |host: &str| format!("/api/v1/nodes/{host}/");
+    let registered =
+        call(to, "DELETE", &node("here"), &[("Accept", "application/problem+json")], "").unwrap();
+    assert_eq!(registered.status, 409, "{registered:?}");
+    assert_eq!(delete(to, &node("never")).unwrap().bad(), "node not found");
+    let dry_run = delete(to, &format!("{}?dryRun=All", node("removed"))).unwrap().bad();
+    assert_eq!(dry_run, "dryRun: only changes of objects below /api/v1/ have it");
+    assert_eq!((endpoints(to).len(), states(to).len()), (42, 4), "nothing has been deleted");
+
+    for (host, released) in [("removed", 40), ("empty", 0)] {
+        let deleted = delete(to, &node(host)).unwrap().good();
+        assert_eq!(deleted, json!({"host": host, "releasedEndpoints": released}));
+        assert_eq!(delete(to, &node(host)).unwrap().bad(), "node not found");
+    }
+    assert_eq!(states(to), ["away", "here"]);
+    is_stopped(0);
+    let released = || Ok((endpoints(to) == ["here"]).then_some(()));
+    testkit::wait_until(WAIT_TIMEOUT, "release of the endpoint of the other node", released).unwrap();
 }
 
 /// The mark of an earlier leader whose clock was wrong.

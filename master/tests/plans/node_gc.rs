@@ -4,7 +4,11 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant, SystemTime};
 
 use contiv_model::{bgp, endpoint, node, registry};
-use netmaster::plugin::{GoneClock, NodeGcPlan, release_endpoints};
+use netmaster::plugin::{
+    GoneClock, NodeGcPlan, begin_node_deletion, continue_node_deletion, endpoints_of_node, release_batches,
+    release_endpoints,
+};
+use netmaster::problem::Problem;
 use serde_json::json;
 
 use crate::fixture::Fixture;
@@ -228,4 +232,75 @@ fn nothing_is_released_while_most_nodes_are_gone() {
         let plan = NodeGcPlan::new(&fixture.cache, &clock, Some(DAY));
         assert_eq!(plan.expired.keys().collect::<Vec<_>>(), expired, "hour {hour}");
     }
+}
+
+/// Deletes the node as an operator requests it, and returns the number of released endpoints.
+fn delete_node(fixture: &mut Fixture, host: &str) -> Result<u64, Problem> {
+    fixture.run(|staged| begin_node_deletion(host, SystemTime::now(), staged))?;
+    let batches = release_batches(&endpoints_of_node(host, &fixture.cache));
+    let (last, mut released) = (batches.len(), 0);
+    for (n, batch) in (1..).zip(&batches) {
+        let done = fixture.run(|staged| continue_node_deletion(host, batch, n == last, staged))?;
+        released += serde_json::from_slice::<u64>(&done).unwrap();
+    }
+    Ok(released)
+}
+
+#[test]
+fn endpoints_are_released_again_when_nodes_are_deleted() {
+    let mut fixture = away(fixture());
+    for host in ["i", "j", "k", "l"] {
+        status(&mut fixture, host, true, 0);
+    }
+    for (host, ip) in [("k", "192.168.0.4"), ("l", "192.168.0.5")] {
+        service(&mut fixture, registry::VTEP, host, ip, 4789);
+    }
+    // Three of five nodes are gone.
+    let gone = plan_gc(&fixture, 0, 0);
+    mark(&mut fixture, &gone);
+    assert_eq!(plan_gc(&fixture, 0, 100), NodeGcPlan::default());
+    assert_eq!(delete_node(&mut fixture, "h").unwrap(), 2);
+    let left: Vec<_> = fixture.endpoints().into_iter().map(|endpoint| endpoint.homing_host.clone()).collect();
+    assert_eq!(left, ["elsewhere"]);
+    assert_eq!(fixture.state("net").ep_count, 1);
+    assert_eq!(fixture.create("net", "new", "", "10.1.0.1", "").unwrap().0, "10.1.0.1");
+    for of_node in ["oper/node/h", "oper/vtep/h", "oper/bgp/h", "oper/eps/", "state/gone-nodes/h"] {
+        assert_eq!(fixture.keys(&format!("/contiv.io/{of_node}")), [""; 0]);
+    }
+    assert_eq!(plan_gc(&fixture, 0, 24).expired.keys().collect::<Vec<_>>(), ["i", "j"]);
+    // Garbage collection may not have noticed yet that a node is gone.
+    fixture
+        .run(|staged| {
+            staged.delete::<node::Gone>("i");
+            Ok(vec![])
+        })
+        .unwrap();
+    assert_eq!(delete_node(&mut fixture, "i").unwrap(), 0);
+    assert!(fixture.cache.get::<node::Status>("i").is_none());
+    assert_eq!(fixture.loaded().content(), fixture.content());
+}
+
+#[test]
+fn registered_nodes_are_not_deleted() {
+    let mut fixture = fixture();
+    let refused = |fixture: &mut Fixture, host: &str| delete_node(fixture, host).unwrap_err().text;
+    assert!(refused(&mut fixture, "h").starts_with("node h is registered; stop its agent"));
+    assert_eq!(refused(&mut fixture, "elsewhere"), "node not found");
+    // The node registers after the deletion began, and is gone again.
+    let mut fixture = away(fixture);
+    let all = ["net.default-a".to_owned(), "net.default-b".to_owned()];
+    let continued =
+        |fixture: &mut Fixture| fixture.run(|staged| continue_node_deletion("h", &all, true, staged));
+    fixture.run(|staged| begin_node_deletion("h", SystemTime::now(), staged)).unwrap();
+    service(&mut fixture, registry::NETPLUGIN, "h", "10.0.0.1", 9002);
+    assert!(continued(&mut fixture).unwrap_err().text.starts_with("node h is registered"));
+    let returned = plan_gc(&fixture, 0, 0);
+    mark(&mut fixture, &returned);
+    fixture.edit("/contiv.io/service/netplugin/10.0.0.1:9002", None);
+    let mut fixture = fixture.loaded();
+    assert!(continued(&mut fixture).unwrap_err().text.contains("has registered meanwhile"));
+    assert_eq!(fixture.endpoints().len(), 3);
+    // Garbage collection was faster.
+    assert_eq!(delete_node(&mut fixture, "h").unwrap(), 2);
+    assert_eq!(continued(&mut fixture).unwrap(), b"0\n");
 }

@@ -63,6 +63,7 @@ fn expected(method: &str, path: &str) -> &'static str {
         ("POST", ["api", "v1", "nodes", _, "acceptedStore"] | ["api", "v1", "nodes", _, "datapath", _]) => {
             "A-----"
         }
+        ("DELETE", ["api", "v1", "nodes", _]) => "A-----",
         (
             "GET",
             ["api", "v1", "inspect", "tenants", _] | ["api", "v1", "tenants"] | ["api", "v1", "tenants", _],
@@ -160,6 +161,8 @@ fn unknown_routes_are_for_admins_who_see_that_there_is_none() {
         ("POST", "/plugin/nothing"),
         ("PUT", "/plugin/createEndpoint"),
         ("PUT", "/api/v1/nodes/h/acceptedStore/"),
+        ("GET", "/api/v1/nodes/h/"),
+        ("DELETE", "/api/v1/nodes/h"),
         ("GET", "/debug/epcleanup/tenant/t/net/n"),
     ] {
         assert_eq!(row(method, path), "A-----", "{method} {path}");

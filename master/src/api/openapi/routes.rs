@@ -14,6 +14,7 @@ pub(super) fn describe(builder: &mut Builder) {
     inspections(builder);
     accepted_store(builder);
     chosen_datapath(builder);
+    deleted_node(builder);
     let text = |id: &str, tag: &str, summary: &str, description: &str| json!({"operationId": id, "tags": [tag], "summary": summary, "responses": responses(text_body(description))});
     builder.operation(
         "/version",
@@ -172,6 +173,20 @@ fn chosen_datapath(builder: &mut Builder) {
             "responses": responses(json_body("The choice is stored.", &chosen)),
         }),
     );
+}
+
+fn deleted_node(builder: &mut Builder) {
+    let released = json!({"type": "integer", "minimum": 0, "description": "Number of endpoints."});
+    let deleted = json!({"type": "object", "properties": {"host": {"type": "string"}, "releasedEndpoints": released},
+        "required": ["host", "releasedEndpoints"]});
+    builder.operation("/api/v1/nodes/{host}/", "delete", json!({
+        "operationId": "deleteNode", "tags": ["node"],
+        "summary": "Delete a node that will not return, and release its endpoints",
+        "description": "Refused while the node is registered. A request that failed can be repeated: it deletes what is left.",
+        "parameters": [{"name": "host", "in": "path", "required": true, "description": "Name of the node.",
+            "schema": {"type": "string", "minLength": 1}}],
+        "responses": responses(json_body("The node is deleted.", &deleted)),
+    }));
 }
 
 fn info() -> Value {
