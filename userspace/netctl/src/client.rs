@@ -265,7 +265,12 @@ impl Client {
 
     /// Deletes an object.
     pub fn delete(&self, kind: ObjectType, key: &str) -> Result<(), Error> {
-        self.exchange(&Request::new(Method::Delete, &object_path(kind, key)))?.json().map(drop)
+        self.delete_at(&object_path(kind, key)).map(drop)
+    }
+
+    /// DELETE of any path.
+    pub fn delete_at(&self, path: &str) -> Result<Value, Error> {
+        self.exchange(&Request::new(Method::Delete, path))?.json()
     }
 
     /// Sends a request and reads the answer. While netmaster answers that it is temporarily unavailable, or has too many

@@ -44,6 +44,13 @@ pub enum Command {
         #[arg(value_parser = contiv_model::node::DATAPATHS)]
         datapath: String,
     },
+    /// Delete nodes that will not return, and release their endpoints at once.
+    #[command(visible_alias = "delete")]
+    Rm {
+        /// Host names of the nodes.
+        #[arg(required = true)]
+        hosts: Vec<String>,
+    },
     /// Show the complete status of a node.
     Inspect {
         /// Host name of the node.
@@ -100,8 +107,29 @@ pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<()
             writeln!(out, "{}: told to change to {datapath}; see netctl node ls", printable(host))?;
             Ok(())
         }
+        Command::Rm { hosts } => remove(client, hosts, out),
         Command::Ls(flags) => watch::show(flags.watch, out, &|out| list(client, flags, out)),
     }
+}
+
+/// Deletes nodes. A rejection does not stop later deletions.
+fn remove(client: &Client, hosts: &[String], out: &mut dyn Write) -> Result<(), Error> {
+    let (mut written, mut refused) = (Ok(()), vec![]);
+    for host in hosts {
+        match client.delete_at(&format!("/api/v1/nodes/{}/", segment(host))) {
+            Ok(deleted) => {
+                let released = deleted.get("releasedEndpoints").and_then(Value::as_u64).unwrap_or_default();
+                let line = format!("{}: deleted, endpoints released: {released}", printable(host));
+                written = written.and_then(|()| writeln!(out, "{line}"));
+            }
+            Err(Error::Refused(message) | Error::Forbidden(message)) => {
+                refused.push(format!("delete node {host}: {message}"));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    written?;
+    if refused.is_empty() { Ok(()) } else { Err(Error::Several(refused)) }
 }
 
 fn list(client: &Client, flags: &ListFlags, out: &mut dyn Write) -> Result<(), Error> {

@@ -20,6 +20,7 @@ fn keys_are_percent_encoded_in_every_path() {
         ("tenant inspect ü", "GET /api/v1/inspect/tenants/%C3%BC/"),
         ("endpoint inspect a/b", "GET /api/v1/inspect/endpoints/a%2Fb/"),
         ("node inspect a/b", "GET /api/v1/inspect/nodes/a%2Fb/"),
+        ("node rm a/b", "DELETE /api/v1/nodes/a%2Fb/"),
         ("node accept-store a?b", "POST /api/v1/nodes/a%3Fb/acceptedStore/"),
         ("bgp inspect a;b", "GET /api/v1/inspect/Bgps/a%3Bb/"),
         ("get rule p:1\n", "GET /api/v1/rules/default:p:1%0A/"),

@@ -9,6 +9,7 @@ mod formats;
 mod keys;
 mod manifests;
 mod netmasters;
+mod nodes;
 mod pages;
 mod pruning;
 mod server;
