@@ -56,7 +56,7 @@ fn states(to: SocketAddr) -> Vec<Value> {
 fn metric(to: SocketAddr, name: &str) -> u64 {
     let text = get(to, "/metrics").unwrap().body;
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
-    value.unwrap_or_else(|| panic!("no {name} in {text}"))
+    value.ok_or_else(|| format!("no {name} in {text}")).unwrap()
 }
 
 #[test]
