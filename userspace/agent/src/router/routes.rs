@@ -48,9 +48,31 @@ pub(super) struct Hop {
 /// Routes of a table.
 pub(super) type Table = BTreeMap<IpNet, Hop>;
 
+/// Metric of an IPv6 route that is added without one.
+const DEFAULT_METRIC: u32 = 1024;
+
+/// A route of a set in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Installed {
+    hop: Hop,
+    metric: u32,
+}
+
+impl Installed {
+    /// Whether the kernel puts a route of the set with this hop in the place of this one, so that there is a route at any time. An IPv6
+    /// route is replaced by one of the same kind only: with a gateway, or without.
+    fn is_replaceable(&self, set: Set, prefix: &IpNet, hop: &Hop) -> bool {
+        let (default, has_kind) = match prefix {
+            IpNet::V4(_) => (0, true),
+            IpNet::V6(_) => (DEFAULT_METRIC, self.hop.gateway.is_some() && hop.gateway.is_some()),
+        };
+        has_kind && self.metric == set.shared.map_or(default, |(_, metric)| metric)
+    }
+}
+
 /// Reads the routes of a set.
-pub(super) async fn installed(handle: &Handle, set: Set) -> Result<Table, rtnetlink::Error> {
-    let mut routes = Table::new();
+async fn installed(handle: &Handle, set: Set) -> Result<BTreeMap<IpNet, Installed>, rtnetlink::Error> {
+    let mut routes = BTreeMap::new();
     for family in FAMILIES {
         let mut request = RouteMessage::default();
         request.header.address_family = family;
@@ -98,12 +120,12 @@ fn address(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-fn parsed(message: &RouteMessage) -> Option<(IpNet, Hop)> {
+fn parsed(message: &RouteMessage) -> Option<(IpNet, Installed)> {
     let any = match message.header.address_family {
         AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         _ => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
     };
-    let (mut to, mut hop) = (any, Hop { interface: 0, gateway: None });
+    let (mut to, mut hop, mut metric) = (any, Hop { interface: 0, gateway: None }, 0);
     for attribute in &message.attributes {
         match attribute {
             RouteAttribute::Destination(destination) => to = address(destination)?,
@@ -111,10 +133,11 @@ fn parsed(message: &RouteMessage) -> Option<(IpNet, Hop)> {
             // The gateway of an IPv4 route, if it is an IPv6 address.
             RouteAttribute::Via(RouteVia::Inet6(gateway)) => hop.gateway = Some(IpAddr::V6(*gateway)),
             RouteAttribute::Oif(index) => hop.interface = *index,
+            RouteAttribute::Priority(priority) => metric = *priority,
             _ => {}
         }
     }
-    Some((IpNet::new(to, message.header.destination_prefix_length).ok()?, hop))
+    Some((IpNet::new(to, message.header.destination_prefix_length).ok()?, Installed { hop, metric }))
 }
 
 fn message(set: Set, prefix: IpNet, hop: Hop) -> RouteMessage {
@@ -187,23 +210,30 @@ pub(super) async fn sync(
 ) -> Result<(usize, Option<String>), rtnetlink::Error> {
     let present = installed(handle, set).await?;
     let (mut changes, mut rejected) = (0, None);
-    let others = present.keys().filter(|prefix| !wanted.contains_key(prefix) && !keeps(prefix));
-    for prefix in others.copied().collect::<Vec<IpNet>>() {
-        delete(handle, set, prefix).await?;
-        changes += 1;
-    }
-    for (prefix, hop) in wanted.iter().filter(|(prefix, hop)| present.get(prefix) != Some(hop)) {
-        // The kernel replaces the first IPv6 route of a prefix only if their kinds are equal.
-        if present.contains_key(prefix) {
+    let is_installed = |prefix: &IpNet, hop: &Hop| present.get(prefix).is_some_and(|route| route.hop == *hop);
+    for (prefix, hop) in wanted.iter().filter(|(prefix, hop)| !is_installed(prefix, hop)) {
+        let present = present.get(prefix);
+        let is_replaced = present.is_some_and(|route| route.is_replaceable(set, prefix, hop));
+        if present.is_some() && !is_replaced {
             delete(handle, set, *prefix).await?;
         }
         match handle.route().add(message(set, *prefix, *hop)).replace().execute().await {
             Ok(()) => changes += 1,
             Err(rtnetlink::Error::NetlinkError(error)) => {
                 rejected.get_or_insert_with(|| format!("add route {prefix}: {error}"));
+                // What it leads to is no longer the next hop.
+                if is_replaced {
+                    delete(handle, set, *prefix).await?;
+                }
             }
             Err(error) => return Err(error),
         }
+    }
+    // Last: packets to a prefix that is divided, or becomes part of another one, have a route at any time.
+    let others = present.keys().filter(|prefix| !wanted.contains_key(prefix) && !keeps(prefix));
+    for prefix in others.copied().collect::<Vec<IpNet>>() {
+        delete(handle, set, *prefix).await?;
+        changes += 1;
     }
     Ok((changes, rejected))
 }
@@ -218,7 +248,15 @@ async fn delete(handle: &Handle, set: Set, prefix: IpNet) -> Result<(), rtnetlin
 
 #[cfg(test)]
 mod tests {
+    use rtnetlink::{
+        MulticastGroup,
+        packet_core::NetlinkPayload,
+        packet_route::RouteNetlinkMessage::{DelRoute, NewRoute},
+    };
+    use testkit::{Netns, needs};
+
     use super::*;
+    use crate::router::kernel;
 
     #[test]
     fn messages_are_read_back() {
@@ -234,7 +272,7 @@ mod tests {
             let hop = Hop { interface: 7, gateway: gateway.map(|gateway| gateway.parse().unwrap()) };
             let message = message(FABRIC, prefix, hop);
             assert!(FABRIC.has(&message) && !ENDPOINTS.has(&message) && !HOST.has(&message));
-            assert_eq!(parsed(&message), Some((prefix, hop)));
+            assert_eq!(parsed(&message), Some((prefix, Installed { hop, metric: 0 })));
         }
     }
 
@@ -243,7 +281,8 @@ mod tests {
         for prefix in ["0.0.0.0/0", "10.1.0.5/32", "2001:db8::/64"] {
             let prefix: IpNet = prefix.parse().unwrap();
             let message = deletion(FABRIC, prefix);
-            assert_eq!(parsed(&message), Some((prefix, Hop { interface: 0, gateway: None })));
+            let hop = Hop { interface: 0, gateway: None };
+            assert_eq!(parsed(&message), Some((prefix, Installed { hop, metric: 0 })));
             assert_eq!(table_of(&message), FABRIC.table);
             assert_eq!(message.header.protocol, RouteProtocol::Unspec);
             // Those of others in the main table stay.
@@ -259,9 +298,91 @@ mod tests {
         let hop = Hop { interface: 7, gateway: Some("10.9.0.254".parse().unwrap()) };
         let mut message = message(HOST, prefix, hop);
         assert!(HOST.has(&message));
-        assert_eq!(parsed(&message), Some((prefix, hop)));
-        assert!(message.attributes.contains(&RouteAttribute::Priority(2981)));
+        assert_eq!(parsed(&message), Some((prefix, Installed { hop, metric: 2981 })));
         message.header.protocol = RouteProtocol::Static;
         assert!(!HOST.has(&message));
+    }
+
+    /// Gateway of each prefix; `None` on the link.
+    fn table(interface: u32, routes: &[(&str, Option<&str>)]) -> Table {
+        let gateway = |text: &str| text.parse().unwrap();
+        let hop = |to: Option<&str>| Hop { interface, gateway: to.map(gateway) };
+        routes.iter().map(|(prefix, to)| (prefix.parse().unwrap(), hop(*to))).collect()
+    }
+
+    /// Makes the set have each of these tables in turn. Returns which routes were deleted and which ones were added or replaced, in order,
+    /// after the first table.
+    async fn changes(set: Set, tables: &[Table]) -> anyhow::Result<Vec<String>> {
+        let handle = kernel::connect()?;
+        let (first, others) = tables.split_first().unwrap();
+        assert_eq!(sync(&handle, set, first, |_| false).await?.1, None);
+        let groups = [MulticastGroup::Ipv4Route, MulticastGroup::Ipv6Route];
+        let (connection, _, mut events) = rtnetlink::new_multicast_connection(&groups)?;
+        tokio::spawn(connection);
+        for table in others {
+            assert_eq!(sync(&handle, set, table, |_| false).await?.1, None);
+            assert_eq!(sync(&handle, set, table, |_| false).await?, (0, None));
+        }
+        // The last event.
+        let end = self::table(1, &[("192.0.2.1/32", None)]);
+        sync(&handle, ENDPOINTS, &end, |_| false).await?;
+        let mut seen = vec![];
+        while let Some((event, _)) = futures::StreamExt::next(&mut events).await {
+            let (verb, route) = match event.payload {
+                NetlinkPayload::InnerMessage(NewRoute(route)) => ("set", route),
+                NetlinkPayload::InnerMessage(DelRoute(route)) => ("delete", route),
+                _ => continue,
+            };
+            let prefix = parsed(&route).map(|(prefix, _)| prefix);
+            match prefix {
+                Some(prefix) if set.has(&route) => seen.push(format!("{verb} {prefix}")),
+                Some(prefix) if ENDPOINTS.has(&route) && end.contains_key(&prefix) => break,
+                _ => {}
+            }
+        }
+        Ok(seen)
+    }
+
+    #[test]
+    fn a_prefix_has_a_route_at_any_time() {
+        needs!(root(), binary("ip"));
+        let node = Netns::new("hops").unwrap();
+        for words in [
+            "link set lo up",
+            "link add eth1 index 7 type veth peer name wire",
+            "addr add 50.1.1.1/24 dev eth1",
+            "addr add 2001:db8::1/64 dev eth1 nodad",
+            "link set eth1 up",
+            "link set wire up",
+        ] {
+            node.ip(words).unwrap();
+        }
+        let tables = [
+            &[("10.1.0.0/16", Some("50.1.1.2")), ("2001:db8:1::/64", Some("2001:db8::2"))][..],
+            &[("10.1.0.0/16", Some("50.1.1.3")), ("2001:db8:1::/64", Some("2001:db8::3"))],
+            // Divided.
+            &[("10.1.0.0/17", Some("50.1.1.3")), ("10.1.128.0/17", Some("50.1.1.3"))],
+        ];
+        let tables = tables.map(|routes| table(7, routes));
+        for set in [FABRIC, HOST] {
+            let work = || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+                runtime.block_on(async {
+                    let seen = changes(set, &tables).await?;
+                    // For the next set.
+                    sync(&kernel::connect()?, ENDPOINTS, &Table::new(), |_| false).await?;
+                    anyhow::Ok(seen)
+                })
+            };
+            let expected = [
+                "set 10.1.0.0/16",
+                "set 2001:db8:1::/64",
+                "set 10.1.0.0/17",
+                "set 10.1.128.0/17",
+                "delete 10.1.0.0/16",
+                "delete 2001:db8:1::/64",
+            ];
+            assert_eq!(node.run(work).unwrap(), expected, "{set:?}");
+        }
     }
 }
