@@ -3,8 +3,9 @@
 //! an endpoint whose address has passed to another one is left out.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     net::{IpAddr, SocketAddr},
+    time::Duration,
 };
 
 use contiv_model::{name::NetworkId, service::Protocol};
@@ -19,6 +20,11 @@ use super::{
     tables::ids::ObjectNumbers,
 };
 use crate::datapath::{Desired, Error, Network, Object, Scope, TrackedConnection};
+
+/// Time limit of a dump, which may have all connections of the host.
+const DUMP_TIMEOUT: Duration = Duration::from_secs(60);
+/// Zones that are dumped one by one. The switch reads all connections for each, so that more take longer than all at once.
+const MAX_DUMPS: usize = 16;
 
 /// The connections of endpoints and services in `desired`. Changes nothing.
 ///
@@ -37,11 +43,12 @@ pub(super) async fn read(options: &Options, desired: &Desired) -> Result<Vec<Tra
         .bridge(BridgeKind::Vxlan.name())
         .is_some_and(|(_, bridge)| bridge.datapath_type == "netdev");
     let datapath = if is_netdev { "netdev@ovs-netdev" } else { "system@ovs-system" };
-    // With the states of both ends.
-    let words = ["-m", datapath].map(str::to_owned);
-    let text = unixctl::run(&options.socket, "dpctl/dump-conntrack", &words).await;
-    let text = text.map_err(|error| ovs_error("read the connections of the switch", error))?;
-    let entries: Vec<Entry> = text.lines().filter_map(Entry::parse).collect();
+    let mut entries: Vec<Entry> = vec![];
+    for words in zones.dumps(datapath) {
+        let text = unixctl::run_within(DUMP_TIMEOUT, &options.socket, "dpctl/dump-conntrack", &words).await;
+        let text = text.map_err(|error| ovs_error("read the connections of the switch", error))?;
+        entries.extend(text.lines().filter_map(Entry::parse));
+    }
     let left = zones.left(&entries);
     Ok(entries.iter().filter_map(|entry| zones.connection(entry, &left)).collect())
 }
@@ -58,7 +65,7 @@ struct Zones<'a> {
     clients: HashMap<u16, (&'a Network, u16)>,
     /// Who opens the connections of the endpoints of this node, by zone and address.
     openers: HashMap<(u16, IpAddr), Opener>,
-    /// Ports of the backends of services, by the zone of their clients.
+    /// Current ports of the backends of services, by the zone of their clients.
     targets: HashMap<(u16, SocketAddr, Protocol), u16>,
 }
 
@@ -96,6 +103,18 @@ impl<'a> Zones<'a> {
         zones
     }
 
+    /// Arguments of the dumps that have the entries of these zones. Those of others, which the host may have many of, are left out.
+    fn dumps(&self, datapath: &str) -> Vec<Vec<String>> {
+        // With the states of both ends.
+        let words = ["-m", datapath].map(str::to_owned);
+        let zones: BTreeSet<u16> = self.networks.keys().chain(self.clients.keys()).copied().collect();
+        if zones.len() > MAX_DUMPS {
+            return vec![words.into()];
+        }
+        let of_zone = |zone: u16| words.iter().cloned().chain([format!("zone={zone}")]).collect();
+        zones.into_iter().map(of_zone).collect()
+    }
+
     /// The entries of endpoints that have left their address to others.
     fn left(&self, entries: &[Entry]) -> HashSet<Key> {
         let is_left = |entry: &&Entry| {
@@ -117,9 +136,11 @@ impl<'a> Zones<'a> {
             Some(network) => (network, zone, None),
             None => {
                 let (network, to_backend) = self.clients.get(&zone)?;
-                let target = self.targets.get(&(zone, destination, protocol))?;
+                let current = self.targets.get(&(zone, destination, protocol))?;
+                // An established connection keeps its port when that of the service changes.
+                let port = pipeline::chosen_port(entry.mark).unwrap_or(*current);
                 let backend = pipeline::chosen_backend(destination.is_ipv4(), entry.mark, label)?;
-                (network, *to_backend, Some(SocketAddr::new(backend, *target)))
+                (network, *to_backend, Some(SocketAddr::new(backend, port)))
             }
         };
         if left.contains(&(zone, protocol, client, backend.unwrap_or(destination))) {
@@ -309,9 +330,29 @@ mod tests {
         let to_service = found(reds.clients_zone(), 1, 0x0a01_0002).unwrap();
         assert_eq!((to_service.vrf, to_service.encap), (tenant, encap));
         assert_eq!(to_service.backend, Some("10.1.0.2:8080".parse().unwrap()));
+        let of_earlier_port = found(reds.clients_zone(), 9090 << 16 | 3, 0x0a01_0002).unwrap();
+        assert_eq!(of_earlier_port.backend, Some("10.1.0.2:9090".parse().unwrap()));
         assert_eq!(found(reds.clients_zone(), 0, 0x0a01_0002), None, "it has no backend yet");
         assert_eq!(found(blues.clients_zone(), 1, 0x0a01_0002), None, "there is no such service");
         assert_eq!(found(0, 0, 0), None, "it is not of this node's endpoints");
+    }
+
+    #[test]
+    fn only_the_zones_of_the_agent_are_dumped() {
+        let networks = |tags: std::ops::Range<u16>| -> Desired {
+            let network = |tag: u16| {
+                let encap = Encap::Vlan(tag.try_into().unwrap());
+                Object::Network(Network::new(format!("blue{tag}.net").as_str(), encap))
+            };
+            tags.map(network).collect()
+        };
+        let numbers = ObjectNumbers::default();
+        let of = |desired: &Desired| Zones::of(desired, &numbers).dumps("netdev@ovs-netdev");
+        let dumps = of(&networks(100..101));
+        let lines: Vec<String> = dumps.iter().map(|words| words.join(" ")).collect();
+        assert_eq!(lines, ["-m netdev@ovs-netdev zone=100", "-m netdev@ovs-netdev zone=8292"]);
+        assert_eq!(of(&networks(100..120)), [["-m", "netdev@ovs-netdev"]]);
+        assert_eq!(of(&Desired::default()), Vec::<Vec<String>>::new());
     }
 
     #[test]
@@ -340,15 +381,18 @@ mod tests {
         };
         let (own, other) = (Opener::endpoint(&pod.id), Opener::endpoint(&"blue.net-pod0".into()));
         for (opener, count) in [(own, 2), (Opener::Unknown, 2), (other, 0), (Opener::Outside, 0)] {
-            let entries = [
-                entry(domain.zone(), "10.1.0.3:443", 0, opener.label()),
-                // To the service, and what becomes of that.
-                entry(domain.clients_zone(), "10.1.0.200:80", 1, 0x0a01_0002),
-                entry(domain.zone(), "10.1.0.2:8080", 0, opener.label() | 80),
-            ];
-            let left = zones.left(&entries);
-            let found = entries.iter().filter_map(|entry| zones.connection(entry, &left)).count();
-            assert_eq!(found, count, "{opener:?}");
+            // The second one has the port that the service had before.
+            for (mark, backend) in [(1, "10.1.0.2:8080"), (9090 << 16 | 3, "10.1.0.2:9090")] {
+                let entries = [
+                    entry(domain.zone(), "10.1.0.3:443", 0, opener.label()),
+                    // To the service, and what becomes of that.
+                    entry(domain.clients_zone(), "10.1.0.200:80", mark, 0x0a01_0002),
+                    entry(domain.zone(), backend, 0, opener.label() | 80),
+                ];
+                let left = zones.left(&entries);
+                let found = entries.iter().filter_map(|entry| zones.connection(entry, &left)).count();
+                assert_eq!(found, count, "{opener:?} {backend}");
+            }
         }
     }
 }

@@ -65,8 +65,8 @@ pub(crate) use self::{
     policy::{Opener, RULE_TABLES, Receiver, counted_rules, receiver_port, receivers, rules},
     route::{DROP_TABLES, counted_drops},
     service::{
-        Counted, SERVICE_NUMBERS, SERVICE_TABLES, chosen_backend, counted_services, has_selection,
-        is_learned, is_of_service, ready, selection, service, service_number,
+        Counted, SERVICE_NUMBERS, SERVICE_TABLES, chosen_backend, chosen_port, counted_services,
+        has_selection, is_learned, is_of_service, ready, selection, service, service_number,
     },
     stage::stage_of,
     tracked::{accepted, chosen},

@@ -294,6 +294,11 @@ pub(crate) fn chosen_backend(is_ipv4: bool, mark: u32, label: u128) -> Option<Ip
     (mark & IS_CHOSEN != 0).then(address)
 }
 
+/// The port of the backend that a client's connection to a service keeps, by the mark of its entry; `None` if that of the service applies.
+pub(crate) fn chosen_port(mark: u32) -> Option<u16> {
+    (mark & HAS_TARGET != 0).then_some((mark >> TARGET.0) as u16)
+}
+
 /// Whether the switch has made the flow of a packet.
 pub(crate) fn is_learned(flow: &Flow) -> bool {
     flow.table == table::AFFINITY && flow.cookie >> 56 == LEARNED >> 56

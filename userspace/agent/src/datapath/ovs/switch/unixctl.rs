@@ -28,8 +28,8 @@ pub(crate) enum Error {
     NoPid { path: PathBuf },
     #[error("control socket {}", path.display())]
     Socket { path: PathBuf, source: io::Error },
-    #[error("{command}: no reply within {REPLY_TIMEOUT:?}")]
-    Timeout { command: &'static str },
+    #[error("{command}: no reply within {limit:?}")]
+    Timeout { command: &'static str, limit: Duration },
     #[error("{command}: rejected by ovs-vswitchd: {why}")]
     Refused { command: &'static str, why: String },
     #[error("{command}: malformed reply")]
@@ -38,6 +38,16 @@ pub(crate) enum Error {
 
 /// Runs a command of the ovs-vswitchd whose pid file is beside the socket of the database.
 pub(crate) async fn run(database: &Path, command: &'static str, words: &[String]) -> Result<String, Error> {
+    run_within(REPLY_TIMEOUT, database, command, words).await
+}
+
+/// Runs a command like [`run`], with another time limit.
+pub(crate) async fn run_within(
+    limit: Duration,
+    database: &Path,
+    command: &'static str,
+    words: &[String],
+) -> Result<String, Error> {
     let socket = control_socket(database.parent().unwrap_or(Path::new("")))?;
     let failed = |source| Error::Socket { path: socket.clone(), source };
     let request = json!({"id": 0, "method": command, "params": words}).to_string();
@@ -60,7 +70,7 @@ pub(crate) async fn run(database: &Path, command: &'static str, words: &[String]
             }
         }
     };
-    let reply = timeout(REPLY_TIMEOUT, exchange).await.map_err(|_| Error::Timeout { command })??;
+    let reply = timeout(limit, exchange).await.map_err(|_| Error::Timeout { command, limit })??;
     match (reply["error"].as_str(), reply["result"].as_str()) {
         (Some(why), _) => Err(Error::Refused { command, why: why.trim().replace('\n', "; ") }),
         (None, Some(text)) => Ok(text.to_owned()),
@@ -90,5 +100,16 @@ mod tests {
         assert_eq!(control_socket(directory.path()).unwrap(), directory.path().join("ovs-vswitchd.4711.ctl"));
         std::fs::write(&pid, "none").unwrap();
         assert!(matches!(control_socket(directory.path()), Err(Error::NoPid { .. })));
+    }
+
+    #[tokio::test]
+    async fn a_command_without_reply_has_its_own_time_limit() {
+        let directory = testkit::scratch_dir("unixctl").unwrap();
+        std::fs::write(directory.path().join("ovs-vswitchd.pid"), "4711").unwrap();
+        let socket = directory.path().join("ovs-vswitchd.4711.ctl");
+        let _silent = std::os::unix::net::UnixListener::bind(socket).unwrap();
+        let limit = Duration::from_millis(20);
+        let error = run_within(limit, &directory.path().join("db.sock"), "dump", &[]).await.unwrap_err();
+        assert_eq!(error.to_string(), "dump: no reply within 20ms");
     }
 }
