@@ -170,6 +170,33 @@ fn frames_for_no_endpoint_here_are_not_tracked() -> Result<()> {
     Ok(())
 }
 
+/// A connection of a network is none of the next one with its tag, whose rules it would pass as a reply.
+#[test]
+fn a_network_does_not_inherit_connections_with_its_zone() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let [_, green] = networks();
+    let (node, _outside, wire) = Node::with_uplink("zone-reuse")?;
+    node.add([Object::Network(green.clone())])?;
+    let pod = node.run_pod(&green, 1)?;
+    let tap = Tap::open(&pod.namespace, "eth0")?;
+    let (eth, frame) = datagram(90, 1);
+    wire.send(&frame(eth.clone().vlan(100)))?;
+    let expected = frame(eth);
+    tap.expect(SOON, "the datagram", |received| received.starts_with(&expected).then_some(()))?;
+    let connections = || tracked(&node, addresses(90).0);
+    assert_eq!(connections()?, [addresses(1).0.to_string()]);
+
+    // A restart of the agent is no reason to forget connections.
+    node.restart_agent();
+    assert_eq!(node.converge()?, []);
+    assert_eq!(connections()?, [addresses(1).0.to_string()]);
+
+    node.remove([pod.object.id(), Object::Network(green).id()])?;
+    node.add([Object::Network(network("red", vlan(100), ArpMode::Proxy))])?;
+    assert_eq!(connections()?, Vec::<String>::new());
+    Ok(())
+}
+
 #[test]
 fn zones_follow_the_networks() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));

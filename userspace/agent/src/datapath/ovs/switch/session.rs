@@ -8,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use openflow_rs::{Change, Connection, FlowFilter, FlowStats, PackedFlow, connection, connection::Target};
+use openflow_rs::{
+    Change, Connection, FlowFilter, FlowStats, PackedFlow, connection, connection::Target, message::Body,
+};
 use serde_json::json;
 use tokio::net::UnixStream;
 
@@ -224,24 +226,42 @@ impl Session {
         Ok(self.database.reconfigure(operations, RECONFIGURE_TIMEOUT).await?)
     }
 
-    /// Sets the zones of connection tracking that the agent uses. Writes nothing if they are up to date. Returns why the number of
-    /// their connections has no limit, if ovs-vswitchd refuses it.
+    /// Sets the zones of connection tracking that the agent uses, with others that it has used before if `keeps` is true. Writes nothing
+    /// if they are up to date. Returns why the number of their connections has no limit, if ovs-vswitchd refuses it.
     pub(crate) async fn set_zones(
         &mut self,
         options: &Options,
-        zones: &BTreeSet<u16>,
+        mut zones: BTreeSet<u16>,
+        keeps: bool,
     ) -> Result<Option<String>, Error> {
         let Options { datapath_type, timeouts, .. } = options;
         let database = self.database();
-        let released = zones::released(&database, *datapath_type, zones);
-        self.reconfigure(zones::operations(&database, *datapath_type, zones, timeouts)).await?;
-        match capacity::set(options, zones, &released).await {
+        let mut released = zones::released(&database, *datapath_type, &zones);
+        if keeps {
+            zones.extend(released.drain(..));
+        }
+        // First: after a failure they are missing again.
+        self.flush_zones(zones::missing(&database, *datapath_type, &zones)).await?;
+        self.reconfigure(zones::operations(&database, *datapath_type, &zones, timeouts)).await?;
+        match capacity::set(options, &zones, &released).await {
             Ok(changes) => {
                 self.writes += changes;
                 Ok(None)
             }
             Err(error) => Ok(Some(format!("the connections have no limit: {}", one_line(&error)))),
         }
+    }
+
+    /// Removes the connections of zones that get a network: another network, perhaps of another tenant, may have had the number. The
+    /// bridges share the connections.
+    async fn flush_zones(&self, zones: Vec<u16>) -> Result<(), Error> {
+        if zones.is_empty() {
+            return Ok(());
+        }
+        let flushes = zones.into_iter().map(Body::FlushZone).collect();
+        let what = |_: usize| "remove the connections of a zone".to_owned();
+        let flushed = self.connection(BridgeKind::Vxlan)?.send_all(flushes, what).await;
+        flushed.map_err(|source| bridge_error(BridgeKind::Vxlan, source))
     }
 
     /// Makes ovs-vswitchd apply the configuration again, so that it retries ports that it could not open.

@@ -56,8 +56,7 @@ pub(crate) fn operations(
     let mut operations = release(database, |of, zone| of == kind && zones.contains(&zone));
     let datapath = database.datapaths.get(kind);
     let tracking = datapath.and_then(|row| database.tracking.get(row));
-    let present = |zone: &u16| tracking.is_some_and(|row| row.zones.contains_key(&i64::from(*zone)));
-    let missing: Vec<i64> = zones.iter().filter(|zone| !present(zone)).copied().map(i64::from).collect();
+    let missing: Vec<i64> = missing(database, datapath_type, zones).into_iter().map(i64::from).collect();
     let own = tracking.and_then(|row| row.zones.values().find(|zone| is_own(database, zone)));
     let policy = policy(timeouts, datapath_type);
     let zone: Reference = match own {
@@ -89,6 +88,14 @@ pub(crate) fn operations(
         }
     }
     operations
+}
+
+/// Returns those of these zones that the datapath does not have yet.
+pub(crate) fn missing(database: &Database, datapath_type: DatapathType, zones: &BTreeSet<u16>) -> Vec<u16> {
+    let datapath = database.datapaths.get(datapath_type.name());
+    let tracking = datapath.and_then(|row| database.tracking.get(row));
+    let is_present = |zone: u16| tracking.is_some_and(|row| row.zones.contains_key(&i64::from(zone)));
+    zones.iter().copied().filter(|zone| !is_present(*zone)).collect()
 }
 
 /// Returns the zones of the agent in the datapath that are not among these.
@@ -197,6 +204,7 @@ mod tests {
         assert_eq!(of(&[5, 9]), Vec::<Value>::new(), "another program has the zone");
         let wanted = BTreeSet::from([6, 7]);
         assert_eq!(released(&database, DatapathType::Netdev, &wanted), [5]);
+        assert_eq!(missing(&database, DatapathType::Netdev, &BTreeSet::from([5, 6, 9])), [6]);
         let changed = of(&[6, 7]);
         let [release, add] = &changed[..] else { panic!("{changed:?}") };
         assert_eq!(release["mutations"], json!([["ct_zones", "delete", ["set", [5]]]]));
