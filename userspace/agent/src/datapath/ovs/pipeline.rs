@@ -69,6 +69,7 @@ pub(crate) use self::{
         has_selection, is_learned, is_of_service, ready, selection, service, service_number,
     },
     stage::stage_of,
+    table::TRANSLATION_TABLES,
     tracked::{accepted, chosen},
 };
 

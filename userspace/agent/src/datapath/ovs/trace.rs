@@ -20,7 +20,7 @@ use super::{
     desired::model::SwitchModel,
     error::ovs_error,
     options::Options,
-    pipeline::bridge_and_tag,
+    pipeline::{TRANSLATION_TABLES, bridge_and_tag},
     switch::{kernel, unixctl},
     tables::index::vrf_of,
 };
@@ -121,11 +121,26 @@ impl Request {
         let sent = &self.probe.header;
         let account = self.ask(sent).await?;
         // Rules are evaluated by the connection to the backend, which is known only now.
-        let end = account.passes.last().map_or_else(|| sent.clone(), |pass| self.header(pass));
-        let is_translated =
-            (end.destination, end.destination_port) != (sent.destination, sent.destination_port);
-        let account = if is_translated { self.ask(&end).await? } else { account };
+        let account = match self.backend(&account) {
+            Some((destination, destination_port)) => {
+                self.ask(&Header { destination, destination_port, ..sent.clone() }).await?
+            }
+            None => account,
+        };
         Ok(self.findings(&account))
+    }
+
+    /// Address and port that a packet to a service gets; `None` for other packets. Those that the switch answers and returns to their
+    /// sender have other addresses at the end, too.
+    fn backend(&self, account: &Account) -> Option<(IpAddr, u16)> {
+        let mut visits = account.passes.iter().flat_map(|pass| &pass.visits);
+        let is_translated = |visit: &account::Visit| TRANSLATION_TABLES.contains(&visit.table);
+        if !visits.any(|visit| visit.flow.is_some() && is_translated(visit)) {
+            return None;
+        }
+        let (sent, end) = (&self.probe.header, self.header(account.passes.last()?));
+        let backend = (end.destination, end.destination_port);
+        (backend != (sent.destination, sent.destination_port)).then_some(backend)
     }
 
     /// Traces the packet as of a connection with these addresses.

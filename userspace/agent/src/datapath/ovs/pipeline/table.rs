@@ -117,6 +117,9 @@ pub(super) const EXPIRED: u8 = 53;
 /// Keeps the port of the backend that a connection has begun with.
 pub(super) const TARGET_PORT: u8 = 54;
 
+/// Tables that give packets to a service their backend.
+pub(crate) const TRANSLATION_TABLES: [u8; 2] = [TRANSLATE, TARGET_PORT];
+
 /// Compares the endpoint that has opened a connection with the one that its packets come from, or its replies go to.
 pub(super) const OPENER: u8 = 55;
 /// Packets with the addresses of a connection that another endpoint has opened.

@@ -20,18 +20,20 @@ use crate::datapath::{
         pipeline::{ANSWER_TABLES, counted_rules, stage_of},
         tables::cookie::Cookie,
     },
-    trace::Findings,
+    trace::{Findings, Ingress},
 };
 
 impl Request {
     pub(super) fn findings(&self, account: &Account) -> Findings {
         let outputs: Vec<Output> = account.passes.iter().flat_map(|pass| self.outputs(pass)).collect();
-        let end = account.passes.last().map_or_else(|| self.probe.header.clone(), |pass| self.header(pass));
+        let backend = self.backend(account);
         let visits = account.passes.iter().flat_map(|pass| &pass.visits);
         // The stage that sends the packet to the agent is the one that refuses it.
         let visits: Vec<&Visit> = visits.filter(|visit| !ANSWER_TABLES.contains(&visit.table)).collect();
-        // The switch refuses a packet by an answer.
-        let is_dropped = outputs.iter().all(|output| output.to == Egress::Answer);
+        let told = || account.passes.iter().flat_map(|pass| pass.outputs.iter().chain(&pass.datapath));
+        // The agent refuses a packet by an answer. The switch's own go out of the port that the packet came from.
+        let is_refused = told().any(|name| name == CONTROLLER);
+        let is_dropped = outputs.is_empty() || is_refused;
         let last = match (is_dropped, visits.last()) {
             (true, Some(visit)) => stage_of(visit.table),
             _ => Stage::Forward,
@@ -40,15 +42,14 @@ impl Request {
         for stage in Stage::ALL.into_iter().filter(|stage| *stage <= last) {
             let of_stage: Vec<&Visit> =
                 visits.iter().filter(|visit| stage_of(visit.table) == stage).copied().collect();
-            let step = self.step(stage, &of_stage, stage == last && is_dropped, &end);
+            let step = self.step(stage, &of_stage, stage == last && is_dropped, backend);
             let details = of_stage.iter().map(|visit| describe(visit)).collect();
             steps.push(Step { details, ..step });
         }
         if let Some(step) = steps.last_mut().filter(|step| step.verdict == Verdict::Drop) {
             let problems = account.passes.iter().flat_map(|pass| &pass.problems);
             if step.reason.is_empty() && step.rule.is_none() {
-                let told = account.passes.iter().flat_map(|pass| pass.outputs.iter().chain(&pass.datapath));
-                step.reason = match (problems.last(), told.into_iter().any(|name| name == CONTROLLER)) {
+                step.reason = match (problems.last(), is_refused) {
                     (_, true) if step.stage == Stage::Service => "no-backend".into(),
                     (_, true) => "ttl-exceeded".into(),
                     (Some(problem), false) => problem.clone(),
@@ -59,25 +60,31 @@ impl Request {
         Findings { method: super::COMMAND, steps, outputs }
     }
 
-    fn step(&self, stage: Stage, visits: &[&Visit], is_dropped: bool, end: &Header) -> Step {
+    fn step(
+        &self,
+        stage: Stage,
+        visits: &[&Visit],
+        is_dropped: bool,
+        backend: Option<(IpAddr, u16)>,
+    ) -> Step {
         let verdict = if is_dropped { Verdict::Drop } else { Verdict::Pass };
         let Header { source, destination, .. } = &self.probe.header;
-        let translated = (end.destination, end.destination_port);
-        let is_translated = translated != (*destination, self.probe.header.destination_port);
         let step = Step::new(stage, verdict);
         match stage {
             Stage::Guard | Stage::Forward => step,
-            Stage::Service if is_translated || is_dropped => Step {
-                service: self.probe.service.as_ref().map(ToString::to_string),
-                backend: is_translated.then_some(translated),
-                ..step
-            },
+            Stage::Service if backend.is_some() || is_dropped => {
+                Step { service: self.probe.service.as_ref().map(ToString::to_string), backend, ..step }
+            }
             Stage::Service => Step::new(stage, Verdict::Skip),
             // Told to the switch: a trace has no connection.
             Stage::Connection if visits.is_empty() => Step::new(stage, Verdict::Skip),
             Stage::Connection => Step { connection: Some(ConnectionState::New), ..step },
             Stage::PolicyOut | Stage::PolicyIn => {
-                let end = if stage == Stage::PolicyOut { *source } else { translated.0 };
+                let end = if stage == Stage::PolicyOut {
+                    *source
+                } else {
+                    backend.map_or(*destination, |(ip, _)| ip)
+                };
                 let rule = visits.iter().rev().find_map(|visit| self.rule(visit));
                 match rule {
                     Some(rule) => Step { rule: Some(rule.to_string()), ..step },
@@ -111,13 +118,20 @@ impl Request {
             BridgeKind::Vxlan => &pass.outputs,
             BridgeKind::Vlan => &pass.datapath,
         };
-        let own = self.in_port.to_string();
+        let own = self.ports.get(&self.in_port.to_string());
+        let is_from_fabric = matches!(self.probe.ingress, Ingress::Uplink(_));
         let mut outputs: Vec<Output> = vec![];
         for name in names {
             let to = match self.ports.get(name) {
-                _ if *name == IN_PORT || *name == CONTROLLER => Egress::Answer,
+                _ if *name == CONTROLLER => Egress::Answer,
+                // From outside the cluster to another node: the packet returns to the fabric.
+                _ if *name == IN_PORT && is_from_fabric => match own {
+                    Some(uplink) => uplink.clone(),
+                    None => continue,
+                },
+                _ if *name == IN_PORT => Egress::Answer,
                 // The switch answers through the port that the packet came from.
-                Some(egress) if self.ports.get(&own) == Some(egress) => Egress::Answer,
+                Some(egress) if own == Some(egress) && !is_from_fabric => Egress::Answer,
                 Some(Egress::Tunnel { vtep, vni }) => {
                     Egress::Tunnel { vtep: *vtep, vni: tunnel_id(pass).unwrap_or(*vni) }
                 }
