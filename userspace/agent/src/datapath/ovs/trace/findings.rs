@@ -187,3 +187,88 @@ fn describe(visit: &Visit) -> String {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use contiv_model::{mac::Mac, policy::ICMP, tag::Encap, trace::TcpFlags};
+
+    use super::*;
+    use crate::datapath::trace::Probe;
+
+    const POD: [u8; 4] = [10, 1, 0, 1];
+    const OTHER: [u8; 4] = [10, 1, 0, 254];
+
+    /// A packet from the pod to the other address that enters at port 1.
+    fn request(ingress: Ingress, protocol: u8, egress: Egress) -> Request {
+        let vlan = 100.try_into().unwrap();
+        let header = Header {
+            source_mac: Mac::of_endpoint(POD.into()),
+            destination_mac: Mac::of_endpoint(OTHER.into()),
+            source: POD.into(),
+            destination: OTHER.into(),
+            protocol,
+            source_port: 4000,
+            destination_port: 53,
+            tcp_flags: TcpFlags::SYN,
+            dscp: 0,
+        };
+        let encap = Encap::Vlan(vlan);
+        Request {
+            probe: Probe { ingress, network: "blue.net".into(), encap, header, service: None },
+            socket: "db.sock".into(),
+            bridge: BridgeKind::Vlan,
+            in_port: 1,
+            ports: HashMap::from([("1".to_owned(), egress.clone()), ("eth1".to_owned(), egress)]),
+            groups: vec![],
+            here: vec![POD.into()],
+        }
+    }
+
+    fn of_pod(protocol: u8) -> Request {
+        let ingress = Ingress::Pod { endpoint: "blue.net-pod1".into(), port: "eth1".into() };
+        let egress = Egress::Endpoint { endpoint: "blue.net-pod1".into(), port: "eth1".into() };
+        request(ingress, protocol, egress)
+    }
+
+    /// The account of a packet that passes these tables, and leaves by this port with these addresses.
+    fn account(tables: &[u8], (from, to): ([u8; 4], [u8; 4]), port: &str) -> Account {
+        let visits: String = tables.iter().map(|table| format!("{table:2}. ip, priority 1\n")).collect();
+        let [from, to] = [from, to].map(std::net::Ipv4Addr::from);
+        Account::parse(&format!(
+            "Flow: ip,in_port=1\n{visits}\nFinal flow: ip,in_port=1,nw_src={from},nw_dst={to},tp_dst=53\n\
+             Datapath actions: {port}\n"
+        ))
+    }
+
+    fn end(findings: &Findings) -> (Stage, Verdict, Vec<Egress>) {
+        let step = findings.steps.last().unwrap();
+        (step.stage, step.verdict, findings.outputs.iter().map(|output| output.to.clone()).collect())
+    }
+
+    #[test]
+    fn a_packet_that_returns_to_its_port_is_forwarded() {
+        // A ping of the gateway, whose addresses the switch swaps.
+        let (ping, answered) = (of_pod(ICMP), account(&[0, 11], (OTHER, POD), "eth1"));
+        assert_eq!(ping.backend(&answered), None);
+        let forwarded = (Stage::Forward, Verdict::Pass, vec![Egress::Answer]);
+        assert_eq!(end(&ping.findings(&answered)), forwarded);
+        // To a service whose backend is the pod itself.
+        let (hairpin, returned) = (of_pod(UDP), account(&[0, 29, 6, 9], (OTHER, POD), "eth1"));
+        assert_eq!(hairpin.backend(&returned), Some((POD.into(), 53)));
+        assert_eq!(end(&hairpin.findings(&returned)), forwarded);
+        // The agent refuses.
+        let refused = account(&[0, 27, 31], (POD, OTHER), "controller(reason=1)");
+        assert_eq!(end(&hairpin.findings(&refused)), (Stage::Service, Verdict::Drop, vec![Egress::Answer]));
+    }
+
+    #[test]
+    fn a_packet_that_returns_to_the_fabric_leaves_by_the_uplink() {
+        let vlan = 100.try_into().unwrap();
+        let relay = request(Ingress::Uplink(vlan), UDP, Egress::Uplink { vlan });
+        let relayed = account(&[0, 32, 9], (POD, OTHER), "eth1");
+        let expected = (Stage::Forward, Verdict::Pass, vec![Egress::Uplink { vlan }]);
+        assert_eq!(end(&relay.findings(&relayed)), expected);
+    }
+}
