@@ -30,9 +30,9 @@ impl Request {
         let visits = account.passes.iter().flat_map(|pass| &pass.visits);
         // The stage that sends the packet to the agent is the one that refuses it.
         let visits: Vec<&Visit> = visits.filter(|visit| !ANSWER_TABLES.contains(&visit.table)).collect();
-        let told = || account.passes.iter().flat_map(|pass| pass.outputs.iter().chain(&pass.datapath));
+        let mut ports = account.passes.iter().flat_map(|pass| pass.outputs.iter().chain(&pass.datapath));
         // The agent refuses a packet by an answer. The switch's own go out of the port that the packet came from.
-        let is_refused = told().any(|name| name == CONTROLLER);
+        let is_refused = ports.any(|name| name == CONTROLLER);
         let is_dropped = outputs.is_empty() || is_refused;
         let last = match (is_dropped, visits.last()) {
             (true, Some(visit)) => stage_of(visit.table),
@@ -192,7 +192,12 @@ fn describe(visit: &Visit) -> String {
 mod tests {
     use std::collections::HashMap;
 
-    use contiv_model::{mac::Mac, policy::ICMP, tag::Encap, trace::TcpFlags};
+    use contiv_model::{
+        mac::Mac,
+        policy::ICMP,
+        tag::{Encap, Vlan},
+        trace::TcpFlags,
+    };
 
     use super::*;
     use crate::datapath::trace::Probe;
@@ -202,7 +207,7 @@ mod tests {
 
     /// A packet from the pod to the other address that enters at port 1.
     fn request(ingress: Ingress, protocol: u8, egress: Egress) -> Request {
-        let vlan = 100.try_into().unwrap();
+        let vlan: Vlan = 100.try_into().unwrap();
         let header = Header {
             source_mac: Mac::of_endpoint(POD.into()),
             destination_mac: Mac::of_endpoint(OTHER.into()),
@@ -265,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_packet_that_returns_to_the_fabric_leaves_by_the_uplink() {
-        let vlan = 100.try_into().unwrap();
+        let vlan: Vlan = 100.try_into().unwrap();
         let relay = request(Ingress::Uplink(vlan), UDP, Egress::Uplink { vlan });
         let relayed = account(&[0, 32, 9], (POD, OTHER), "eth1");
         let expected = (Stage::Forward, Verdict::Pass, vec![Egress::Uplink { vlan }]);
