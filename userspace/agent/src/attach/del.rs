@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use contiv_model::name::EndpointId;
 use contiv_store::KeyValue;
@@ -7,6 +7,7 @@ use contivk8s::{
     wire::{Reply, Request},
 };
 use serde::Deserialize;
+use tokio::sync::OwnedMutexGuard;
 
 use super::{
     failure::{Failure, Step},
@@ -49,7 +50,7 @@ impl Pods {
             Code::InvalidConfig => Pod::try_from(&Request { labels: BTreeMap::new(), ..request.clone() }),
             _ => Err(failure),
         })?;
-        let _lock = self.0.locks.lock(&pod.endpoint).await;
+        let _names = self.lock_names(&pod).await;
         let mut failures = vec![];
         for pod in self.matching(&pod) {
             // Requests to reclaim the interface know the endpoint only.
@@ -132,8 +133,31 @@ impl Pods {
         Ok(())
     }
 
+    /// Locks the names of the endpoints that a DEL of the pod deletes. They are locked in their order: requests of containers
+    /// that are named after each other do not wait for each other.
+    async fn lock_names(&self, pod: &Pod) -> Vec<OwnedMutexGuard<()>> {
+        loop {
+            let names = self.names(pod);
+            let mut locks = Vec::with_capacity(names.len());
+            for name in &names {
+                locks.push(self.0.locks.lock(name).await);
+            }
+            // An ADD may have written an entry before its name was locked.
+            if self.names(pod).is_subset(&names) {
+                return locks;
+            }
+        }
+    }
+
+    /// The name in the request, and those by which the container's interface was attached.
+    fn names(&self, pod: &Pod) -> BTreeSet<String> {
+        let entries = self.parts().journal.entries().into_iter();
+        let entries = entries.filter(|entry| entry.is_deleted_with(pod)).map(|entry| entry.endpoint);
+        entries.chain([pod.endpoint.clone()]).collect()
+    }
+
     /// Endpoints of this container and interface: the one that the labels select, and those on other networks, because
-    /// labels and configuration may have changed after the ADD.
+    /// labels, arguments and configuration may have changed after the ADD.
     fn matching(&self, pod: &Pod) -> Vec<Pod> {
         let others = self.parts().reader.with(|state| {
             let same = |id: &EndpointId| {
@@ -147,7 +171,7 @@ impl Pods {
             state.on_host(&self.parts().node.host).filter_map(same).collect::<Vec<_>>()
         });
         let entries = self.parts().journal.entries().into_iter();
-        let entries = entries.filter(|entry| entry.is_interface_of(pod)).map(|entry| entry.pod());
+        let entries = entries.filter(|entry| entry.is_deleted_with(pod)).map(|entry| entry.pod());
         let mut all = vec![pod.clone()];
         for other in others.into_iter().chain(entries) {
             if !all.iter().any(|known| known.endpoint_id() == other.endpoint_id()) {

@@ -75,6 +75,13 @@ impl Entry {
         self.endpoint == pod.endpoint && (self.ifname.is_empty() || self.ifname == pod.ifname)
     }
 
+    /// Whether a DEL of the pod deletes the attachment: by the endpoint's name or by the runtime's container id. A DEL may
+    /// lack the CNI_ARGS that named the endpoint at the ADD (`K8S_POD_INFRA_CONTAINER_ID`).
+    pub(super) fn is_deleted_with(&self, pod: &Pod) -> bool {
+        let is_container = !pod.container.is_empty() && self.container == pod.container;
+        self.is_interface_of(pod) || (is_container && self.ifname == pod.ifname)
+    }
+
     /// Whether the runtime lists the attachment: by its own container id, or by the endpoint's name, which may come from
     /// another id (`K8S_POD_INFRA_CONTAINER_ID`).
     pub(super) fn is_listed(&self, valid: &ValidAttachment) -> bool {
@@ -332,6 +339,25 @@ mod tests {
         assert_eq!(entry.pod().endpoint_id(), first.endpoint_id());
         assert_eq!((entry.pod().endpoint.as_str(), entry.container.as_str()), ("c1-net1", "c1"));
         assert!(!journal.path().join("half.json.new").exists());
+    }
+
+    #[test]
+    fn attachments_are_deleted_by_endpoint_or_container() {
+        let entry = |request: &Request| Entry::new(&Pod::try_from(request).unwrap(), Progress::Attached);
+        let request = |container: &str, infra: &str, ifname: &str| Request {
+            container: container.into(),
+            infra_container: infra.into(),
+            ifname: ifname.into(),
+            ..Request::default()
+        };
+        let attached = entry(&request("y", "x", "net1"));
+        let is_deleted = |by: &Request| attached.is_deleted_with(&Pod::try_from(by).unwrap());
+        assert!(is_deleted(&request("y", "x", "net1")) && is_deleted(&request("y", "", "net1")));
+        assert!(is_deleted(&request("x", "", "net1")));
+        assert!(!is_deleted(&request("y", "", "eth0")) && !is_deleted(&request("z", "", "net1")));
+        // A client that sends no container id, as the original's plugin.
+        let unknown = entry(&request("", "x", "net1"));
+        assert!(!unknown.is_deleted_with(&Pod::try_from(&request("", "z", "net1")).unwrap()));
     }
 
     #[test]

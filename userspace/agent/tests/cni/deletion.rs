@@ -6,7 +6,7 @@ use contiv_model::{endpoint::Oper, key::Key};
 use contiv_store::Txn;
 use testkit::{Netns, needs};
 
-use crate::world::{VTEP, World, put};
+use crate::world::{Call, VTEP, World, put};
 
 #[test]
 fn endpoint_of_another_node_is_neither_attached_nor_deleted() {
@@ -127,6 +127,28 @@ fn labels_that_became_invalid_do_not_keep_the_pod() {
         assert_eq!(refused.code, 7, "{refused:?}");
         world.del_from("a_b", "c1", None).await.unwrap();
         world.assert_nothing_left().await;
+    });
+}
+
+/// Runtimes need not repeat the CNI_ARGS of the ADD.
+#[test]
+fn endpoint_that_was_named_by_an_argument_is_found_by_its_container() {
+    needs!(root());
+    let (pod, other) = (Netns::new("pod").unwrap(), Netns::new("pod").unwrap());
+    World::run(async |world| {
+        let netns = pod.path().display().to_string();
+        let args = ";K8S_POD_INFRA_CONTAINER_ID=x";
+        let call = Call { args, container: "y", netns: &netns, ..Call::new("ADD") };
+        world.invoke(&call).await.unwrap();
+        world.add("z", other.path()).await.unwrap();
+        assert_eq!(world.local_endpoints(), ["n.t-x", "n.t-z"]);
+        world.invoke(&Call { container: "y", ifname: "net1", ..Call::new("DEL") }).await.unwrap();
+        assert_eq!(world.local_endpoints(), ["n.t-x", "n.t-z"]);
+        world.del("y", None).await.unwrap();
+        assert_eq!((world.local_endpoints(), world.entries().len()), (vec!["n.t-z".to_owned()], 1));
+        world.del("z", None).await.unwrap();
+        world.assert_nothing_left().await;
+        assert!(pod.links().unwrap().is_empty() && world.entries().is_empty());
     });
 }
 

@@ -22,6 +22,8 @@ pub(crate) struct Call<'c> {
     /// More fields of the network configuration, each with a comma.
     pub(crate) fields: &'c str,
     pub(crate) network: &'c str,
+    /// More CNI_ARGS, each with a semicolon before it.
+    pub(crate) args: &'c str,
     pub(crate) container: &'c str,
     pub(crate) ifname: &'c str,
     /// Empty if the namespace does not exist.
@@ -31,12 +33,12 @@ pub(crate) struct Call<'c> {
 impl Call<'_> {
     /// A command for no container.
     pub(crate) const fn new(command: &str) -> Call<'_> {
-        let (network, container, netns) = ("n", "", "");
-        Call { command, configuration: "test", fields: "", network, container, ifname: "eth0", netns }
+        let (network, args, container, netns) = ("n", "", "", "");
+        Call { command, configuration: "test", fields: "", network, args, container, ifname: "eth0", netns }
     }
 
     pub(crate) async fn send(&self, socket: &Path) -> Result<Value, Refusal> {
-        let Call { command, configuration, fields, network, container, ifname, netns } = self;
+        let Call { command, configuration, fields, network, args, container, ifname, netns } = self;
         let conf = format!(
             r#"{{{fields}"cniVersion":"1.1.0","name":"{configuration}","type":"contivk8s","socket":"{}"}}"#,
             socket.display()
@@ -46,7 +48,7 @@ impl Call<'_> {
             ("CNI_CONTAINERID", (*container).to_owned()),
             ("CNI_IFNAME", (*ifname).to_owned()),
             ("CNI_NETNS", (*netns).to_owned()),
-            ("CNI_ARGS", format!("TENANT=t;NETWORK={network}")),
+            ("CNI_ARGS", format!("TENANT=t;NETWORK={network}{args}")),
         ];
         let get = move |name: &str| env.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
         let outcome = tokio::task::spawn_blocking(move || plugin::run(get, conf.as_bytes())).await.unwrap();
