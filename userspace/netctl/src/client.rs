@@ -265,7 +265,15 @@ impl Client {
 
     /// Deletes an object.
     pub fn delete(&self, kind: ObjectType, key: &str) -> Result<(), Error> {
-        self.delete_at(&object_path(kind, key)).map(drop)
+        self.delete_if(kind, key, &Precondition::None)
+    }
+
+    /// Deletes an object if the precondition is true; otherwise fails with [`Error::Conflict`].
+    pub fn delete_if(&self, kind: ObjectType, key: &str, precondition: &Precondition) -> Result<(), Error> {
+        let path = object_path(kind, key);
+        let mut request = Request::new(Method::Delete, &path);
+        request.header = precondition.header();
+        self.exchange(&request)?.json().map(drop)
     }
 
     /// DELETE of any path.

@@ -12,6 +12,8 @@ use crate::{
 
 /// Limit of the attempts to replace an object of which only other fields change meanwhile.
 const ATTEMPTS: usize = 5;
+/// Message after the last attempt.
+const UNSTEADY: &str = "changed by other clients all the time";
 /// Fields that netmaster sets.
 const OWN_FIELDS: [&str; 3] = ["key", "links", "link-sets"];
 
@@ -49,7 +51,28 @@ pub fn replace(
             done => return done.map(drop),
         }
     }
-    Err(Error::Conflict("changed by other clients all the time".into()))
+    Err(Error::Conflict(UNSTEADY.into()))
+}
+
+/// Deletes an object; false if it does not exist. Fails with [`Error::Conflict`] if its spec is not `before` any more.
+pub fn delete(client: &Client, kind: &Kind, key: &str, before: &Map<String, Value>) -> Result<bool, Error> {
+    for _ in 0..ATTEMPTS {
+        let (stored, precondition) = match client.versioned(kind.object_type, key) {
+            Err(Error::Refused(message)) if message == kind.not_found() => return Ok(false),
+            stored => stored?,
+        };
+        let now = kind.spec(&stored);
+        if now != *before {
+            return Err(Error::Conflict(difference(kind, before, &now)));
+        }
+        match client.delete_if(kind.object_type, key, &precondition) {
+            // Another version of the same spec, or the object was deleted.
+            Err(Error::Conflict(_)) => {}
+            Err(Error::Refused(message)) if message == kind.not_found() => return Ok(false),
+            done => return done.map(|()| true),
+        }
+    }
+    Err(Error::Conflict(UNSTEADY.into()))
 }
 
 /// The object to send: fields that this release does not know keep their values.

@@ -8,6 +8,7 @@ use crate::{
     client::Client,
     error::Error,
     manifest::{
+        change,
         document::{self, Files, Manifest, Origin, Purpose},
         plan::{self, Removal},
         snapshot::Snapshot,
@@ -75,7 +76,7 @@ pub fn remove(
             (_, false) => "absent",
             (_, true) => match delete(manifest) {
                 Ok(done) => done,
-                Err(Error::Refused(message) | Error::Forbidden(message)) => {
+                Err(Error::Refused(message) | Error::Forbidden(message) | Error::Conflict(message)) => {
                     refused.push(refusal(manifest, &message));
                     continue;
                 }
@@ -92,7 +93,7 @@ pub fn remove(
     if refused.is_empty() { Ok(()) } else { Err(Error::Several(refused)) }
 }
 
-/// Line of an object that netmaster does not delete.
+/// Line of an object that is not deleted.
 pub fn refusal(manifest: &Manifest, message: &str) -> String {
     match manifest.origin {
         Origin::Netmaster => format!("delete {manifest}: {message}"),
@@ -101,11 +102,22 @@ pub fn refusal(manifest: &Manifest, message: &str) -> String {
 }
 
 /// Deletes one object, which another client may have deleted by now.
-pub fn delete_one(client: &Client, manifest: &Manifest) -> Result<&'static str, Error> {
+fn delete_one(client: &Client, manifest: &Manifest) -> Result<&'static str, Error> {
     let kind = manifest.kind;
     match client.delete(kind.object_type, &manifest.key) {
         Ok(()) => Ok("deleted"),
         Err(Error::Refused(message)) if message == kind.not_found() => Ok("absent"),
+        Err(error) => Err(error),
+    }
+}
+
+/// Deletes one object that no file names, unless another client has changed it since it was read.
+pub fn prune_one(client: &Client, manifest: &Manifest) -> Result<&'static str, Error> {
+    let kind = manifest.kind;
+    match change::delete(client, kind, &manifest.key, &kind.spec(&manifest.object)) {
+        Ok(true) => Ok("deleted"),
+        Ok(false) => Ok("absent"),
+        Err(Error::Conflict(why)) => Err(Error::Conflict(format!("{why}; apply the files again"))),
         Err(error) => Err(error),
     }
 }

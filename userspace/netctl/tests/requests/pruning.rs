@@ -8,7 +8,7 @@ use crate::{
     manifests::cluster_objects,
     run,
     server::{Reply, Request, Server},
-    store,
+    store::{self, Objects},
 };
 
 /// The group keeps the network and loses policy and profile.
@@ -100,6 +100,61 @@ fn refused_deletion_does_not_stop_later_ones() {
     assert_eq!((stderr.as_str(), code), ("netctl: delete policy t:p: policy is in use\n", 3));
     let done = "endpointGroup t:g updated\nnetprofile t:gold deleted\nnetwork t:old deleted\n";
     assert!(stdout.ends_with(done), "{stdout}");
+}
+
+#[test]
+fn object_that_others_change_meanwhile_is_kept() {
+    let changed = || json!({"tenantName": "t", "profileName": "gold", "DSCP": 9, "burst": 7});
+    // After the list was read, and after the object was read.
+    for time in ["GET /api/v1/netprofiles/t:gold/", "DELETE /api/v1/netprofiles/t:gold/"] {
+        let server = store::modern(&objects(), move |request, objects: &mut Objects| {
+            if request.line == time {
+                objects.put("netprofile", "t:gold", &changed());
+            }
+            None
+        });
+        let (stdout, stderr, code) = prune(&server, &["apply", "--prune", "t"], FILE);
+        let why = "changed by another client meanwhile: DSCP is 9, was 46; apply the files again";
+        assert_eq!((stderr, code), (format!("netctl: delete netprofile t:gold: {why}\n"), 3), "{time}");
+        let done = "policy t:p deleted\nrule t:p:1 deleted\nnetwork t:old deleted\n";
+        assert!(stdout.ends_with(done), "{time}: {stdout}");
+        let (names, ..) = run(&server, &["get", "netprofile", "-a", "-o", "name"]);
+        assert_eq!(names, "netprofile/t:gold\n", "{time}");
+    }
+}
+
+#[test]
+fn object_that_others_delete_meanwhile_is_absent() {
+    for time in ["GET /api/v1/netprofiles/t:gold/", "DELETE /api/v1/netprofiles/t:gold/"] {
+        let server = store::modern(&objects(), move |request, objects: &mut Objects| {
+            if request.line == time {
+                objects.remove("netprofile", "t:gold");
+            }
+            None
+        });
+        let (stdout, stderr, code) = prune(&server, &["apply", "--prune", "t"], FILE);
+        assert_eq!((stderr.as_str(), code), ("", 0), "{time}");
+        assert!(stdout.ends_with("netprofile t:gold absent\nnetwork t:old deleted\n"), "{time}: {stdout}");
+    }
+}
+
+/// A group that stops naming the profile changes its links, and so its version.
+#[test]
+fn other_version_of_the_same_fields_is_deleted() {
+    let mut is_first = true;
+    let server = store::modern(&objects(), move |request, objects: &mut Objects| {
+        if request.line == "DELETE /api/v1/netprofiles/t:gold/" && std::mem::take(&mut is_first) {
+            let mut same = objects.get("netprofile", "t:gold").unwrap().clone();
+            same["link-sets"] = json!({"EndpointGroups": {}});
+            objects.put("netprofile", "t:gold", &same);
+        }
+        None
+    });
+    assert_eq!(prune(&server, &["apply", "--prune", "t"], FILE).2, 0);
+    let is_deletion = |request: &Request| request.line == "DELETE /api/v1/netprofiles/t:gold/";
+    let deletions: Vec<Request> = server.take().into_iter().filter(is_deletion).collect();
+    let tags: Vec<_> = deletions.iter().map(|request| request.header("if-match")).collect();
+    assert!(tags.len() == 2 && tags[0].is_some() && tags[1].is_some() && tags[0] != tags[1], "{tags:?}");
 }
 
 /// Without its rules, a policy that a group has lets everything pass.
