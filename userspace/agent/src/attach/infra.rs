@@ -14,7 +14,7 @@ use super::{
     failure::{Failure, Step},
     link::Netns,
     pod::Pod,
-    pods::Pods,
+    pods::{Parts, Pods},
     warnings::NodeWarnings,
 };
 use crate::{backoff::Backoff, datapath::Owner, state::State};
@@ -88,7 +88,11 @@ impl Pods {
         };
         for id in state.on_host(host).filter(|id| id.as_str().ends_with(host.as_str())) {
             let Some(network) = state.endpoint(id).map(|endpoint| &endpoint.network) else { continue };
-            let is_infra = state.attachment(id).is_some_and(|at| at.owner == Owner::Node);
+            let is_infra = match state.attachment(id) {
+                Some(at) => at.owner == Owner::Node,
+                // An attempt to leave has deleted the interface, but not the endpoint.
+                None => self.0.warnings.borrow().infra.contains_key(network),
+            };
             // On a data network, an endpoint with the node's name may be a pod.
             let must_leave = match kind(network) {
                 None => !state.is_unreadable(&Key::Network(network.clone())),
@@ -164,11 +168,28 @@ impl Pods {
         let id = self.infra_id(network);
         let _locks = (self.0.locks.lock(host).await, self.0.locks.lock(id.as_str()).await);
         let deleted_interface = self.delete_interface(&id).await;
-        // The position of the tenant's name is ambiguous without the network's record, but netmaster concatenates both parts.
-        let (name, tenant) = network.as_str().rsplit_once('.').unwrap_or((network.as_str(), ""));
-        let deleted = self.parts().master.delete_endpoint(tenant, name, host).await;
-        let deleted = deleted.map(drop).map_err(|e| Failure::master(Step::Delete, &e));
+        let deleted = self.delete_infra_endpoint(network, &id).await;
         deleted_interface.and(deleted).and(self.delete_record(&id).await)
+    }
+
+    /// Deletes the node's endpoint at netmaster.
+    async fn delete_infra_endpoint(&self, network: &NetworkId, id: &EndpointId) -> Result<(), Failure> {
+        // A new network with this id has the endpoint. netmaster finds it by the names of that network only.
+        if let Some(pod) = self.node_as_pod(network) {
+            return self.delete_at_master(&pod).await.map(drop);
+        }
+        // The position of the tenant's name is ambiguous without the network's record, but netmaster concatenates both parts if it
+        // has no record either.
+        let Parts { node, master, .. } = self.parts();
+        let (name, tenant) = network.as_str().rsplit_once('.').unwrap_or((network.as_str(), ""));
+        let deleted = master.delete_endpoint(tenant, name, node.host.as_str()).await;
+        let is_deleted = deleted.map_err(|e| Failure::master(Step::Delete, &e))?;
+        if !is_deleted && self.stored_record(id, Step::Delete).await?.is_some() {
+            let why =
+                format!("netmaster does not find {id} on network {name} of tenant {tenant}; will retry");
+            return Err(Failure::new(Step::Delete, why).temporary());
+        }
+        Ok(())
     }
 
     /// The node in the form of a pod; `None` if the network was deleted.

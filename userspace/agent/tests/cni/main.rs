@@ -8,6 +8,7 @@ mod crash;
 mod deletion;
 mod fabric;
 mod garbage;
+mod infra;
 mod interest;
 mod interfaces;
 mod invalid_records;

@@ -20,6 +20,9 @@ use super::{HOST, put};
 /// Number of the only group.
 pub(crate) const GROUP: i64 = 5;
 
+/// Networks, each with its tenant. Endpoints are created on the first one and deleted on all.
+const NETWORKS: [(&str, &str); 2] = [("n", "t"), ("mgmt", "b.c")];
+
 /// Scripted netmaster that creates endpoints on the network `n` of the tenant `t`.
 pub(crate) struct Master {
     shared: Arc<Shared>,
@@ -189,10 +192,11 @@ async fn admit(shared: &Shared) {
     drop(shared.gate.acquire().await.unwrap());
 }
 
-fn id(request: &Value) -> Option<EndpointId> {
-    let word = |name: &str| request[name].as_str().unwrap().to_owned();
-    (word("NetworkName") == "n" && word("TenantName") == "t")
-        .then(|| format!("n.t-{}", word("EndpointID")).into())
+/// Id of the request's endpoint; `None` if its network is not one of these.
+fn id(request: &Value, networks: &[(&str, &str)]) -> Option<EndpointId> {
+    let word = |name: &str| request[name].as_str().unwrap();
+    let (network, tenant) = (word("NetworkName"), word("TenantName"));
+    networks.contains(&(network, tenant)).then(|| format!("{network}.{tenant}-{}", word("EndpointID")).into())
 }
 
 async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
@@ -201,7 +205,7 @@ async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
     let request: Value = serde_json::from_slice(&body).unwrap();
     let host = request["ConfigEP"]["Host"].as_str().unwrap();
     assert!(host.starts_with(HOST), "{host}");
-    let Some(id) = id(&request) else { return not_found() };
+    let Some(id) = id(&request, &NETWORKS[..1]) else { return not_found() };
     if let Some(existing) = shared.store.get(&Key::Endpoint(id.clone()).to_string()).await.unwrap() {
         let state: Value = serde_json::from_slice(&existing.value).unwrap();
         return (StatusCode::OK, json!({ "EndpointConfig": state }).to_string());
@@ -235,7 +239,7 @@ async fn delete(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
     shared.deletions.notify_one();
     admit(&shared).await;
     let request: Value = serde_json::from_slice(&body).unwrap();
-    let Some(id) = id(&request) else { return not_found() };
+    let Some(id) = id(&request, &NETWORKS) else { return not_found() };
     let key = Key::Endpoint(id).to_string();
     if shared.store.get(&key).await.unwrap().is_none() {
         return not_found();
