@@ -143,6 +143,9 @@ impl Admission {
         if let Some(subject) = subject {
             request.extensions_mut().insert(subject);
         }
+        if let Some(slot) = &slot {
+            request.extensions_mut().insert(slot.stream_memory());
+        }
         // The response to a change tells what was done.
         let is_refusable = request.method() == Method::GET;
         let response = self.admit(request, next, format).await;

@@ -1,5 +1,6 @@
 //! Limits of what is in flight: the requests of one client, from its authentication until its response
-//! has been taken, and the bytes of large responses, which are in memory until then.
+//! has been taken, and the bytes of large responses and of events of watches, which are in memory until
+//! then.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -70,6 +71,20 @@ pub(super) struct Slot {
     bytes: u64,
 }
 
+/// Counts what streams to a client keep in memory. It is in the extensions of the request.
+#[derive(Clone, Debug)]
+pub(super) struct StreamMemory {
+    in_flight: InFlight,
+    client: Client,
+}
+
+/// Counted bytes of a stream.
+#[derive(Debug)]
+pub(super) struct StreamBytes {
+    memory: StreamMemory,
+    bytes: u64,
+}
+
 /// Whether requests for the route are counted. Agents share a token, and their calls are short. Probes
 /// need no credentials.
 pub(super) fn is_counted(route: &Route) -> bool {
@@ -132,6 +147,42 @@ impl InFlight {
     fn lock(&self) -> MutexGuard<'_, Loads> {
         self.loads.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Counts bytes of a response to the client. Fails if they exceed a limit together with others.
+    fn count(&self, client: &Client, bytes: u64) -> Result<(), Problem> {
+        let Limits { client_bytes, bytes: all_bytes, .. } = self.limits;
+        let mut loads = self.lock();
+        let of_client = loads.clients.get(client).map_or(0, |load| load.bytes);
+        let exceeds = |counted: u64, limit: u64| counted > 0 && counted.saturating_add(bytes) > limit;
+        let (whose, counted, flag) = if exceeds(of_client, client_bytes) {
+            (format!("{client} has responses"), of_client, "--max-response-memory-per-client")
+        } else if exceeds(loads.bytes, all_bytes) {
+            ("netmaster has responses".to_owned(), loads.bytes, "--max-response-memory")
+        } else {
+            loads.clients.entry(client.clone()).or_default().bytes += bytes;
+            loads.bytes += bytes;
+            self.bytes.inc_by(bytes.cast_signed());
+            return Ok(());
+        };
+        Err(Problem::too_many(format!(
+            "{whose} of {counted} bytes in flight, and this one has {bytes} ({flag}); retry when they are taken, or request pages"
+        )))
+    }
+
+    /// Ends the count of so many requests and bytes of the client.
+    fn end(&self, client: &Client, requests: usize, bytes: u64) {
+        let mut loads = self.lock();
+        loads.bytes -= bytes;
+        self.bytes.dec_by(bytes.cast_signed());
+        if let Entry::Occupied(mut load) = loads.clients.entry(client.clone()) {
+            load.get_mut().requests -= requests;
+            load.get_mut().bytes -= bytes;
+            let Load { requests, bytes } = *load.get();
+            if requests == 0 && bytes == 0 {
+                load.remove();
+            }
+        }
+    }
 }
 
 impl Slot {
@@ -141,39 +192,44 @@ impl Slot {
         if bytes <= SMALL_RESPONSE {
             return Ok(());
         }
-        let Limits { client_bytes, bytes: all_bytes, .. } = self.in_flight.limits;
-        let mut loads = self.in_flight.lock();
-        let of_client = loads.clients.get(&self.client).map_or(0, |load| load.bytes);
-        let exceeds = |counted: u64, limit: u64| counted > 0 && counted.saturating_add(bytes) > limit;
-        let (whose, counted, flag) = if exceeds(of_client, client_bytes) {
-            (format!("{} has responses", self.client), of_client, "--max-response-memory-per-client")
-        } else if exceeds(loads.bytes, all_bytes) {
-            ("netmaster has responses".to_owned(), loads.bytes, "--max-response-memory")
-        } else {
-            loads.clients.entry(self.client.clone()).or_default().bytes += bytes;
-            loads.bytes += bytes;
-            self.bytes += bytes;
-            self.in_flight.bytes.inc_by(bytes.cast_signed());
-            return Ok(());
-        };
-        Err(Problem::too_many(format!(
-            "{whose} of {counted} bytes in flight, and this one has {bytes} ({flag}); retry when they are taken, or request pages"
-        )))
+        self.in_flight.count(&self.client, bytes)?;
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Counts what the response keeps in memory if it is a stream.
+    pub(super) fn stream_memory(&self) -> StreamMemory {
+        StreamMemory { in_flight: self.in_flight.clone(), client: self.client.clone() }
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let mut loads = self.in_flight.lock();
-        loads.bytes -= self.bytes;
-        self.in_flight.bytes.dec_by(self.bytes.cast_signed());
-        if let Entry::Occupied(mut load) = loads.clients.entry(self.client.clone()) {
-            load.get_mut().requests -= 1;
-            load.get_mut().bytes -= self.bytes;
-            if load.get().requests == 0 {
-                load.remove();
-            }
-        }
+        self.in_flight.end(&self.client, 1, self.bytes);
+    }
+}
+
+impl StreamMemory {
+    /// Counts bytes until they are released, or the result is dropped. Fails if they exceed a limit
+    /// together with others.
+    pub(super) fn count(&self, bytes: u64) -> Result<StreamBytes, Problem> {
+        self.in_flight.count(&self.client, bytes)?;
+        Ok(StreamBytes { memory: self.clone(), bytes })
+    }
+}
+
+impl StreamBytes {
+    /// Ends the count of some of the bytes.
+    pub(super) fn release(&mut self, bytes: u64) {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        self.memory.in_flight.end(&self.memory.client, 0, bytes);
+    }
+}
+
+impl Drop for StreamBytes {
+    fn drop(&mut self) {
+        self.release(self.bytes);
     }
 }
 

@@ -11,6 +11,7 @@ mod link_follower;
 mod page;
 #[cfg(test)]
 mod tests;
+mod untaken;
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -25,9 +26,11 @@ use contiv_model::key::{Key, MODELDB};
 use contiv_store::{Batch, KeyValue, Store, Update};
 use following::{CatchUp, Following};
 use futures::stream::{self, BoxStream};
-use futures::{Stream, StreamExt as _};
+use futures::{Stream, StreamExt as _, future};
 use serde_json::json;
+use untaken::{Untaken, WatchEvent};
 
+use super::in_flight::StreamMemory;
 use crate::access::Scope;
 use crate::cache::{LinkChange, SharedCache};
 use crate::commit::store_problem;
@@ -51,6 +54,9 @@ pub(super) struct ObjectWatch {
     pub(super) cache: SharedCache,
     pub(super) reads: Reads,
     pub(super) backlogs: WatchBacklogs,
+    /// Counts the events that the client has not taken; none if another netmaster counts the requests of
+    /// the client.
+    pub(super) memory: Option<StreamMemory>,
 }
 
 impl ObjectWatch {
@@ -80,10 +86,15 @@ impl ObjectWatch {
         Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response())
     }
 
+    /// The events. The stream ends if those that the client has not taken exceed a limit of memory together
+    /// with its other responses: it continues after its last event when it connects again.
     fn events(self, store: Store, history: Option<CatchUp>) -> impl Stream<Item = Event> + Send {
+        let memory = self.memory.clone();
         let following = Following { history, ..Following::new(Arc::new(self), store) };
         let steps = stream::unfold(Some(following), |following| async { following?.step().await });
-        steps.flat_map(stream::iter)
+        let counted =
+            steps.scan(memory, |memory, events| future::ready(Untaken::new(memory.as_ref(), events)));
+        counted.flat_map(stream::iter)
     }
 
     /// The changes after a revision. The store is asked for them when the client has taken everything
@@ -110,7 +121,7 @@ impl ObjectWatch {
 
     /// Only the last event of a revision has its id: a client that reconnects before gets all of them
     /// again.
-    fn changes(&self, updates: Vec<Update>) -> Vec<Event> {
+    fn changes(&self, updates: Vec<Update>) -> Vec<WatchEvent> {
         let mut events = Vec::with_capacity(updates.len());
         let mut updates = updates.iter().filter_map(|update| self.change(update)).peekable();
         while let Some((event, revision)) = updates.next() {
@@ -121,7 +132,7 @@ impl ObjectWatch {
     }
 
     /// The event, and the revision to continue after. A watch after a revision has no snapshot.
-    fn change(&self, update: &Update) -> Option<(Event, i64)> {
+    fn change(&self, update: &Update) -> Option<(WatchEvent, i64)> {
         match &update.event {
             event::Event::Init | event::Event::InitApply(..) | event::Event::InitDone => None,
             event::Event::Apply(path, kv) => Some((self.put(path, kv)?, update.revision)),
@@ -130,7 +141,7 @@ impl ObjectWatch {
     }
 
     /// The client may have an earlier version.
-    fn put(&self, path: &str, kv: &KeyValue) -> Option<Event> {
+    fn put(&self, path: &str, kv: &KeyValue) -> Option<WatchEvent> {
         let stored = match (self.object_type.operations.decode)(&kv.value, &self.cache) {
             Ok(stored) => stored,
             Err(error) => {
@@ -151,12 +162,12 @@ impl ObjectWatch {
         of_type.map(|change| change.key).filter(|key| self.is_in_scope(key)).collect()
     }
 
-    fn delete(&self, path: &str) -> Option<Event> {
+    fn delete(&self, path: &str) -> Option<WatchEvent> {
         let Ok(Key::Object(_, key)) = path.parse() else { return None };
         if !self.is_in_scope(&key) {
             return None;
         }
-        Some(Event::default().event("delete").data(json!({"key": key}).to_string()))
+        Some(WatchEvent::new("delete", &json!({"key": key}).to_string()))
     }
 }
 
@@ -178,16 +189,16 @@ async fn fill(mut batches: BoxStream<'static, Batch>, backlog: BacklogSender) {
     }
 }
 
-fn put_event(object: &Stored) -> Event {
-    Event::default().event("put").data(String::from_utf8_lossy(&object.body).trim_end())
+fn put_event(object: &Stored) -> WatchEvent {
+    WatchEvent::new("put", String::from_utf8_lossy(&object.body).trim_end())
 }
 
 /// The response to a client whose history is not available.
 pub(super) fn gone_response() -> Response<Body> {
-    Sse::new(stream::once(async { Ok::<_, Infallible>(gone()) })).into_response()
+    Sse::new(stream::once(async { Ok::<_, Infallible>(gone().event) })).into_response()
 }
 
-fn gone() -> Event {
+fn gone() -> WatchEvent {
     let why = "the changes since the last event are not available; list the objects again";
-    Event::default().event("gone").data(json!({"status": 410, "detail": why}).to_string())
+    WatchEvent::new("gone", &json!({"status": 410, "detail": why}).to_string())
 }

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Uri, header, request};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header, request};
 use axum::response::Response;
 use contiv_model::key::ObjectType;
 use http_body_util::BodyExt as _;
 
 use super::conditional::{Preconditions, entity_tag};
+use super::in_flight::StreamMemory;
 use super::object_watch::{ObjectWatch, gone_response};
 use super::parameters::Parameters;
 use super::response::{ErrorFormat, not_modified};
@@ -32,7 +33,7 @@ pub(super) struct ObjectRoutes<'l> {
 
 impl ObjectRoutes<'_> {
     pub(super) async fn list(&self, head: &request::Parts) -> Response<Body> {
-        self.respond(self.try_list(&head.uri, &head.headers).await)
+        self.respond(self.try_list(head).await)
     }
 
     pub(super) async fn get(&self, key: &str, head: &request::Parts) -> Response<Body> {
@@ -53,21 +54,23 @@ impl ObjectRoutes<'_> {
         answered.unwrap_or_else(|problem| self.format.problem(&problem))
     }
 
-    async fn try_list(&self, uri: &Uri, headers: &HeaderMap) -> Result<Response<Body>, Problem> {
-        let parameters = Parameters::of(uri);
+    async fn try_list(&self, head: &request::Parts) -> Result<Response<Body>, Problem> {
+        let parameters = Parameters::of(&head.uri);
         let operations = &self.object_type.operations;
         let selection = parameters.selection(operations.schema)?;
         if parameters.watch()? {
-            let (after, leader) = (parameters.watch_after(headers)?, self.leader);
+            let (after, leader) = (parameters.watch_after(&head.headers)?, self.leader);
             if after.as_ref().is_some_and(|after| !leader.history.has(after)) {
                 return Ok(gone_response());
             }
+            let memory = head.extensions.get::<StreamMemory>().cloned();
             let (after, history) = (after.map(|after| after.number), leader.history.clone());
             let (object_type, scope) = (self.object_type, self.scope.clone());
             let selector = selection.selector;
             let (cache, reads) = (leader.cache.clone(), leader.reads.clone());
             let backlogs = leader.watch_backlogs.clone();
-            let watch = ObjectWatch { object_type, scope, selector, after, history, cache, reads, backlogs };
+            let watch =
+                ObjectWatch { object_type, scope, selector, after, history, cache, reads, backlogs, memory };
             return watch.start(leader).await;
         }
         let scope = self.scope.clone();
@@ -77,7 +80,7 @@ impl ObjectRoutes<'_> {
             .map_err(|e| Problem::unavailable(format!("encode the revision: {e}")))?;
         response.headers_mut().insert(REVISION, revision);
         if let Some(after) = page.more_after {
-            let link = format!("<{}>; rel=\"next\"", parameters.page_after(uri.path(), &after));
+            let link = format!("<{}>; rel=\"next\"", parameters.page_after(head.uri.path(), &after));
             let link = HeaderValue::try_from(link)
                 .map_err(|e| Problem::unavailable(format!("encode the link to the next page: {e}")))?;
             response.headers_mut().insert(header::LINK, link);

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use axum::response::sse::Event;
 use contiv_model::event;
 use contiv_model::key::Key;
 use contiv_store::{Batch, Store, Update};
@@ -12,6 +11,7 @@ use futures::stream::BoxStream;
 
 use super::link_follower::LinkFollower;
 use super::page::{LinkPage, Page, Snapshot};
+use super::untaken::WatchEvent;
 use super::{ObjectWatch, gone};
 use crate::cache::LinkChanges;
 
@@ -75,7 +75,7 @@ impl Following {
     }
 
     /// The next events; without a next state, the stream ends after them.
-    pub(super) async fn step(mut self) -> Option<(Vec<Event>, Option<Following>)> {
+    pub(super) async fn step(mut self) -> Option<(Vec<WatchEvent>, Option<Following>)> {
         if let Some(snapshot) = self.snapshot.take() {
             return self.send(snapshot).await;
         }
@@ -116,7 +116,7 @@ impl Following {
 
     /// The stream of changes has ended because the client is slow. While the client gets earlier changes
     /// and makes progress, they are read again from its position.
-    fn reopen(mut self) -> Option<(Vec<Event>, Option<Following>)> {
+    fn reopen(mut self) -> Option<(Vec<WatchEvent>, Option<Following>)> {
         let (earlier, position) = (self.catch_up.or(self.history)?, self.position?);
         if position <= earlier.from {
             return None;
@@ -129,7 +129,7 @@ impl Following {
     }
 
     /// Sends a page of the snapshot. The client of a netmaster that ceases to lead connects again.
-    async fn send(mut self, snapshot: Snapshot) -> Option<(Vec<Event>, Option<Following>)> {
+    async fn send(mut self, snapshot: Snapshot) -> Option<(Vec<WatchEvent>, Option<Following>)> {
         let Page { mut events, later, revision, newest, next } = match self.watch.page(snapshot).await {
             Ok(page) => page,
             Err(problem) => {
@@ -147,7 +147,7 @@ impl Following {
             }
             None => {
                 let id = self.watch.history.revision(revision);
-                events.push(Event::default().event("synced").data("{}").id(id));
+                events.push(WatchEvent::new("synced", "{}").id(id));
                 self.changes = Some(self.watch.changes_after(&self.store, revision));
                 self.position = Some(revision);
             }
@@ -156,7 +156,7 @@ impl Following {
     }
 
     /// Sends a page of the objects whose derived links changed.
-    async fn send_relinked(mut self) -> Option<(Vec<Event>, Option<Following>)> {
+    async fn send_relinked(mut self) -> Option<(Vec<WatchEvent>, Option<Following>)> {
         let keys = std::mem::take(&mut self.relinked);
         match self.watch.first_of(keys).await {
             Ok(LinkPage { events, others }) => {

@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use axum::response::sse::Event;
-
+use super::untaken::WatchEvent;
 use super::{ObjectWatch, put_event};
 use crate::cache::ClusterCache;
 use crate::objects::Unencoded;
@@ -13,8 +12,9 @@ use crate::reports::Report;
 
 /// Objects that are read and sent at a time.
 const PAGE_OBJECTS: usize = 256;
-/// Bytes of bodies after which a page has no more objects.
-pub(super) const PAGE_BYTES: usize = 1 << 20;
+/// Bytes of bodies after which a page has no more objects. Every open watch may keep a page, and the object
+/// that exceeded it.
+pub(super) const PAGE_BYTES: usize = 64 << 10;
 
 /// Objects that are still to be sent, page by page. Changes after the revision of the first page follow,
 /// so that a client needs no more than a page of memory here, however many objects there are.
@@ -47,7 +47,7 @@ pub(super) struct Passed {
 
 /// Events about the first of the objects that were taken.
 pub(super) struct Encoded {
-    pub(super) events: Vec<Event>,
+    pub(super) events: Vec<WatchEvent>,
     /// These objects, also those that are not selected.
     pub(super) passed: Vec<Passed>,
     /// Whether no other objects were taken.
@@ -56,7 +56,7 @@ pub(super) struct Encoded {
 
 /// A part of a snapshot.
 pub(super) struct Page {
-    pub(super) events: Vec<Event>,
+    pub(super) events: Vec<WatchEvent>,
     /// Keys of records that were sent and changed after the revision, and when.
     pub(super) later: Vec<(String, i64)>,
     pub(super) revision: i64,
@@ -67,7 +67,7 @@ pub(super) struct Page {
 
 /// A part of the objects whose derived links changed.
 pub(super) struct LinkPage {
-    pub(super) events: Vec<Event>,
+    pub(super) events: Vec<WatchEvent>,
     /// Keys of objects that are still to be sent.
     pub(super) others: BTreeSet<String>,
 }

@@ -1,7 +1,9 @@
 use contiv_model::key::ObjectType;
 use contiv_store::{Config, Outcome, Txn, embedded};
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::{sleep, timeout};
 
+use super::super::in_flight::{Client, InFlight, Limits, Slot};
 use super::page::{PAGE_BYTES, Snapshot, Taken};
 use super::*;
 
@@ -18,6 +20,7 @@ fn watch(types: &str, scope: Scope) -> ObjectWatch {
         history: History::default(),
         reads: Reads::new(cache.clone()),
         backlogs: WatchBacklogs::default(),
+        memory: None,
         cache,
     }
 }
@@ -102,6 +105,44 @@ async fn a_change_of_an_object_that_the_snapshot_leaves_out_is_sent() {
     let [.., other] = records;
     let event = event::Event::Apply(other.key.clone(), other);
     assert_eq!(watch.changes(vec![Update { revision: 8, event }]).len(), 1);
+}
+
+/// A watch of three profiles by a client with a limit of memory.
+fn counted_watch(memory: StreamMemory) -> ObjectWatch {
+    let watch = ObjectWatch { memory: Some(memory), ..watch("netprofiles", Scope::All) };
+    for kv in [profile("a", 46, 3), profile("b", 46, 4), profile("c", 46, 5)] {
+        let event = event::Event::Apply(kv.key.clone(), kv.clone());
+        watch.cache.write().apply_update(&Update { revision: kv.mod_revision, event });
+    }
+    watch
+}
+
+#[tokio::test]
+async fn events_that_a_client_has_not_taken_are_in_its_limit_of_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = embedded::Server::open(folder.path(), ([127, 0, 0, 1], 0).into()).await.unwrap();
+    let store = Store::connect(&Config::new([server.endpoint()])).await.unwrap();
+    let bytes = Gauge::default();
+    let in_flight = InFlight::new(Limits { requests: 9, client_bytes: 1, bytes: 1 << 20 }, bytes.clone());
+    let slot = |name: &str| in_flight.begin(Client::Name(name.to_owned())).unwrap();
+    let (slow, other) = (slot("slow"), slot("other"));
+    let events = |slot: &Slot| counted_watch(slot.stream_memory()).events(store.clone(), None).boxed();
+    let mut first = events(&slow);
+    assert!(first.next().await.is_some());
+    let page = bytes.get();
+    assert!(page > 0);
+    assert!(events(&slow).next().await.is_none(), "exceeds the limit of the client");
+    assert!(events(&other).next().await.is_some(), "another client");
+    assert_eq!(bytes.get(), page, "the page of a watch that was dropped");
+    // Two other objects, and the end of the snapshot.
+    for _ in 0..3 {
+        assert!(first.next().await.is_some());
+    }
+    assert_eq!(bytes.get(), 0);
+    let second = events(&slow).next().await;
+    assert!(second.is_some(), "the client has taken everything");
+    drop((first, slow, other));
+    assert_eq!(bytes.get(), 0);
 }
 
 /// Writes a profile with so many bytes in a field of a later release. Returns the revision.
