@@ -1,11 +1,11 @@
-//! Compares the allocation records of addresses and tags with the endpoints and networks. Both are
+//! Compares the allocation records of addresses and tags with the endpoints, services and networks. Both are
 //! written in one transaction, so a difference means that another program changed the store.
 //! [`crate::repair::mark_in_use`] repairs some of the differences.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 
-use contiv_model::{api, endpoint, network};
+use contiv_model::{api, endpoint, network, service};
 
 use crate::cache::{RecordBody as _, StagedTxn};
 use crate::domain::allocation::is_taken;
@@ -17,6 +17,9 @@ pub fn audit(staged: &StagedTxn<'_>) -> Vec<String> {
     let mut lines = vec![];
     for endpoint in staged.cache().all::<endpoint::State>() {
         audit_endpoint(staged, endpoint, &mut lines);
+    }
+    for service in staged.cache().all::<service::State>() {
+        audit_service(staged, service, &mut lines);
     }
     audit_tags(staged, &mut lines);
     audit_network_ids(staged, &mut lines);
@@ -50,6 +53,28 @@ fn audit_endpoint(staged: &StagedTxn<'_>, endpoint: &endpoint::State, lines: &mu
                 others.join(", ")
             ));
         }
+    }
+}
+
+fn audit_service(staged: &StagedTxn<'_>, service: &service::State, lines: &mut Vec<String>) {
+    let (id, address) = (&service.id, &service.ip_address);
+    let network = network_id(&service.tenant_name, &service.network_name);
+    let Some(record) = staged.cache().allocation::<network::State>(&network) else {
+        lines.push(format!("service {id}: network {network} does not exist"));
+        return;
+    };
+    match is_taken(record, address) {
+        Some(true) => {}
+        Some(false) => {
+            lines.push(format!("service {id}: address {address} is not allocated on network {network}"));
+        }
+        None => lines.push(format!("service {id}: address {address} is not in network {network}")),
+    }
+    let Ok(ip) = address.parse::<IpAddr>() else { return };
+    for endpoint in staged.cache().address_owners(&network, ip) {
+        lines.push(format!(
+            "address {address} on network {network}: used by service {id} and endpoint {endpoint}"
+        ));
     }
 }
 

@@ -1,5 +1,5 @@
-//! Repairs allocation records that another program changed. Addresses of endpoints are always
-//! marked as allocated; otherwise they would be allocated twice. Allocated addresses without an
+//! Repairs allocation records that another program changed. Addresses of endpoints
+//! and services are always marked as allocated; otherwise they would be allocated twice. Allocated addresses without an
 //! owner are released only on request (`--repair`): `allocAddress` may have reserved them for a
 //! future endpoint.
 
@@ -13,7 +13,7 @@ use crate::cache::{ClusterCache, Stageable, StagedTxn};
 use crate::domain::allocation::{AllocationScope, is_taken};
 use crate::domain::network_record::network_id;
 
-/// Marks the addresses of endpoints as allocated. Returns one line for each address that was free.
+/// Marks the addresses of endpoints and services as allocated. Returns one line for each address that was free.
 pub fn mark_in_use(staged: &mut StagedTxn<'_>) -> Vec<String> {
     let (cache, mut lines) = (staged.cache(), vec![]);
     let groups = cache.allocations::<group::State>().map(|record| &record.body);
@@ -23,20 +23,31 @@ pub fn mark_in_use(staged: &mut StagedTxn<'_>) -> Vec<String> {
         .collect();
     for endpoint in cache.all::<endpoint::State>() {
         let network = &endpoint.net_id;
-        let Some(record) = cache.allocation::<network::State>(network) else { continue };
-        // Addresses of a group's pool are always allocated in the network record.
-        let may_be_free =
-            |address: &&String| pooled.contains(network) || is_taken(record, address) == Some(false);
-        for address in addresses(endpoint).into_iter().filter(may_be_free) {
-            if mark(staged, network, address) {
-                lines.push(format!(
-                    "endpoint {}: address {address} was not allocated on network {network}",
-                    endpoint.id
-                ));
+        for address in addresses(endpoint) {
+            if mark_if_free(staged, &pooled, network, address) {
+                let id = &endpoint.id;
+                lines
+                    .push(format!("endpoint {id}: address {address} was not allocated on network {network}"));
             }
         }
     }
+    for service in cache.all::<service::State>() {
+        let network = network_id(&service.tenant_name, &service.network_name);
+        if mark_if_free(staged, &pooled, &network, &service.ip_address) {
+            let (id, address) = (&service.id, &service.ip_address);
+            lines.push(format!("service {id}: address {address} was not allocated on network {network}"));
+        }
+    }
     lines
+}
+
+/// Marks the address as allocated if it may be free. Returns false if it was allocated, or is not in the
+/// network. `pooled`: networks with address pools of groups.
+fn mark_if_free(staged: &mut StagedTxn<'_>, pooled: &HashSet<String>, network: &str, address: &str) -> bool {
+    let Some(record) = staged.cache().allocation::<network::State>(network) else { return false };
+    // Addresses of a group's pool are always allocated in the network record.
+    let may_be_free = pooled.contains(network) || is_taken(record, address) == Some(false);
+    may_be_free && mark(staged, network, address)
 }
 
 fn addresses(endpoint: &endpoint::State) -> [&String; 2] {

@@ -279,8 +279,10 @@ impl Term<'_> {
     async fn restore(&self, committer: &mut Committer, leadership: &Leadership) -> Result<(), Deposed> {
         let release = self.repair;
         let plan = move |staged: &mut StagedTxn<'_>| {
-            restore::restore(staged);
+            // A service without a state gets an address, which must not be one in use.
             let mut repaired = repair::mark_in_use(staged);
+            restore::restore(staged);
+            repaired.extend(repair::mark_in_use(staged));
             if release {
                 repaired.extend(repair::release_unused(staged));
             }

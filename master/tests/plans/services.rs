@@ -1,6 +1,9 @@
 //! Services: addresses and providers.
 
 use netmaster::access::Scope;
+use netmaster::audit::audit;
+use netmaster::cache::StagedTxn;
+use netmaster::repair::mark_in_use;
 use serde_json::{Value, json};
 
 use crate::fixture::Fixture;
@@ -310,6 +313,41 @@ fn service_states_are_restored() {
     restore(&mut fixture);
     assert_eq!(fixture.content(), whole);
     assert_eq!(fixture.loaded().content(), whole);
+}
+
+#[test]
+fn addresses_of_services_are_allocated_again_if_a_record_lost_them() {
+    const RECORD: &str = "/contiv.io/state/nets/net.default";
+    let mut good = fixture();
+    let fresh = good.value(RECORD).unwrap();
+    service(&mut good, "s", &["app=web"], json!({})).unwrap();
+    assert_eq!(vip(&good, "s"), "10.1.0.1");
+    // Another program restores the old record.
+    let mut fixture = good.loaded();
+    let mut body = fixture.value(RECORD).unwrap();
+    for name in ["ipAllocMap", "epAddrCount"] {
+        body[name] = fresh[name].clone();
+    }
+    fixture.edit(RECORD, Some(&body));
+    let mut fixture = fixture.loaded();
+    let audited = |fixture: &Fixture| audit(&StagedTxn::new(&fixture.cache));
+    let is = "service s:default: address 10.1.0.1 is not allocated on network net.default";
+    assert_eq!(audited(&fixture), [is]);
+    let lines = fixture.run(|staged| Ok(mark_in_use(staged).concat().into_bytes())).unwrap();
+    let was = "service s:default: address 10.1.0.1 was not allocated on network net.default";
+    assert_eq!(String::from_utf8(lines).unwrap(), was);
+    assert_eq!(audited(&fixture), [""; 0]);
+    assert_eq!(fixture.create("net", "a", "", "", "").unwrap().0, "10.1.0.2");
+    assert_eq!(fixture.run(|staged| Ok(mark_in_use(staged).concat().into_bytes())).unwrap(), b"");
+
+    // The original's netmaster allocated the address twice.
+    let endpoint = "/contiv.io/state/eps/net.default-a";
+    let mut body = fixture.value(endpoint).unwrap();
+    body["ipAddress"] = "10.1.0.1".into();
+    fixture.edit(endpoint, Some(&body));
+    let twice =
+        "address 10.1.0.1 on network net.default: used by service s:default and endpoint net.default-a";
+    assert_eq!(audited(&fixture.loaded()), [twice]);
 }
 
 /// Slices of service `s`: their keys, and the addresses in them.
