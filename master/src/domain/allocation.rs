@@ -185,7 +185,9 @@ impl<'w> AllocationScope<'w> {
         }
         let host = subnet.host(address, true)?;
         let ip = subnet.address(host);
-        if self.is_gateway_v6(&subnet, host) || staged.address_owner(self.id(), ip.into()).is_some() {
+        // All routers of the subnet have its own address (RFC 4291, section 2.6.1).
+        let is_reserved = host == 0 || self.is_gateway_v6(&subnet, host);
+        if is_reserved || staged.address_owner(self.id(), ip.into()).is_some() {
             return Err(in_use(ip));
         }
         Ok(Some(Candidate6 { host, automatic: false }))

@@ -39,6 +39,7 @@ fn requested_addresses_have_one_owner() {
         ("10.2.0.1", "", "hostIP 10.2.0.1 is exceeding beyond subnet 10.1.0.0/24, hostID 65537"),
         ("", "2001:db8:1::9", "address 2001:db8:1::9 is in use"),
         ("", "2001:db8:1::1", "address 2001:db8:1::1 is in use"),
+        ("", "2001:db8:1::", "address 2001:db8:1:: is in use"),
         ("", "2001:db8:2::9", "hostIP 2001:db8:2::9 is exceeding beyond subnet 2001:db8:1::/64"),
     ] {
         assert_eq!(fixture.create("net", "b", "", ip, ip6), Err(error.to_owned()));
