@@ -177,10 +177,10 @@ pub fn bgp(session: &bgp::Oper) -> Report<BgpOper> {
 /// Finds an endpoint by id, container id or name; otherwise the first endpoint with `search` as a
 /// substring of one of them. Endpoints that are not in the scope are not found.
 pub fn find_endpoint(cache: &ClusterCache, search: &str, scope: &Scope) -> Report<Answer> {
-    let (endpoints, opers) = (cache.all_shared::<endpoint::State>(), cache.all_shared::<endpoint::Oper>());
     let tenants = cache.allocations::<network::State>().map(|record| &record.body);
     let tenants: HashMap<String, String> =
         tenants.map(|network| (network.id.clone(), network.tenant.clone())).collect();
+    let (endpoints, opers) = endpoints_for(cache, scope, &tenants);
     let (search, scope) = (search.to_owned(), scope.clone());
     Box::new(move || {
         let visible = |e: &endpoint::State| {
@@ -200,6 +200,26 @@ pub fn find_endpoint(cache: &ClusterCache, search: &str, scope: &Scope) -> Repor
         let oper = EndpointOper { key: search.clone(), virtual_port, ..endpoint(found) };
         go_json::encode(&EndpointInspect { oper })
     })
+}
+
+/// Endpoints among which are those in the scope, sorted by id, and what agents have recorded about them.
+/// `tenants`: tenants of networks. Those of other tenants are left out, so that a tenant's search costs as
+/// much as the tenant has endpoints.
+fn endpoints_for(
+    cache: &ClusterCache,
+    scope: &Scope,
+    tenants: &HashMap<String, String>,
+) -> (Vec<Arc<endpoint::State>>, Vec<Arc<endpoint::Oper>>) {
+    if !matches!(scope, Scope::Tenants(_)) {
+        return (cache.all_shared(), cache.all_shared());
+    }
+    let networks = tenants.iter().filter(|(_, tenant)| scope.has_tenant(Some(tenant.as_str())));
+    let mut endpoints: Vec<Arc<endpoint::State>> =
+        networks.flat_map(|(network, _)| cache.endpoints_of_network(network)).collect();
+    endpoints.sort_unstable_by(|a, b| a.id.cmp(&b.id));
+    let opers = endpoints.iter().filter_map(|endpoint| cache.shared::<endpoint::Oper>(&endpoint.id));
+    let opers = opers.collect();
+    (endpoints, opers)
 }
 
 /// Nodes that have run an agent, sorted by name.

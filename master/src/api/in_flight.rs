@@ -71,7 +71,8 @@ pub(super) struct Slot {
     bytes: u64,
 }
 
-/// Counts what streams to a client keep in memory. It is in the extensions of the request.
+/// The client of a request, and the count of what streams to it keep in memory. It is in the extensions of
+/// the request.
 #[derive(Clone, Debug)]
 pub(super) struct StreamMemory {
     in_flight: InFlight,
@@ -210,6 +211,10 @@ impl Drop for Slot {
 }
 
 impl StreamMemory {
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// Counts bytes until they are released, or the result is dropped. Fails if they exceed a limit
     /// together with others.
     pub(super) fn count(&self, bytes: u64) -> Result<StreamBytes, Problem> {

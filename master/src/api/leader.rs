@@ -16,6 +16,7 @@ use serde_json::json;
 use super::admission::AnswerBy;
 use super::audit_log::AuditedObject;
 use super::clean_up::clean_up;
+use super::in_flight::StreamMemory;
 use super::objects::{ObjectRoutes, read_body};
 use super::parameters::Parameters;
 use super::response::{ErrorFormat, text};
@@ -23,10 +24,18 @@ use super::route::Route;
 use crate::access::Scope;
 use crate::cache::{ClusterCache, StagedTxn};
 use crate::go_json;
-use crate::leadership::{Identity, Leader};
+use crate::leadership::{Identity, Leader, Reads};
 use crate::plugin::{self, Call, CallKind};
 use crate::problem::{Answer, Problem};
 use crate::reports::{self, Report};
+
+/// Reads for the client of the request. It is unknown if another netmaster counts its requests.
+fn reads_for(leader: &Leader, head: &request::Parts) -> Reads {
+    match head.extensions.get::<StreamMemory>() {
+        Some(memory) => leader.reads.of_client(memory.client().to_string()),
+        None => leader.reads.clone(),
+    }
+}
 
 /// Serves requests on the leader.
 pub(super) struct Routes<'l>(pub(super) &'l Leader);
@@ -46,7 +55,8 @@ impl Routes<'_> {
                 .problem(&Problem::invalid("dryRun: only changes of objects below /api/v1/ have it"));
         }
         let leader = self.0;
-        let objects = |object_type| ObjectRoutes { leader, object_type, scope, format };
+        let reads = reads_for(leader, &head);
+        let objects = |object_type| ObjectRoutes { leader, reads: &reads, object_type, scope, format };
         match route {
             Route::List(t) => objects(t).list(&head).await,
             Route::Get(t, key) => objects(t).get(&key, &head).await,
@@ -56,23 +66,23 @@ impl Routes<'_> {
                 let (scope, cluster) = (scope.clone(), self.0.cluster.clone());
                 let inspect =
                     move |cache: &ClusterCache| (t.operations.inspect)(cache, &key, &scope, &cluster);
-                format.json(self.0.reads.read(inspect).await)
+                format.json(reads.read(inspect).await)
             }
             Route::InspectEndpoint(name) => {
                 let scope = scope.clone();
                 let find = move |cache: &ClusterCache| reports::find_endpoint(cache, &name, &scope);
-                format.json(self.0.reads.read(find).await)
+                format.json(reads.read(find).await)
             }
             Route::ListNodes => {
                 let list = |cache: &ClusterCache| -> Report<Answer> {
                     let nodes = reports::nodes(cache);
                     Box::new(move || go_json::encode(&nodes()))
                 };
-                format.json(self.0.reads.read(list).await)
+                format.json(reads.read(list).await)
             }
             Route::InspectNode(host) => {
                 let find = move |cache: &ClusterCache| reports::find_node(cache, &host);
-                format.json(self.0.reads.read(find).await)
+                format.json(reads.read(find).await)
             }
             Route::AcceptStore(host) => format.json(self.accept_store(&host).await),
             Route::DeleteNode(host) => format.json(self.delete_node(&host).await),
@@ -93,12 +103,12 @@ impl Routes<'_> {
             Route::ListServiceStates => {
                 let scope = scope.clone();
                 let list = move |cache: &ClusterCache| reports::service_states(cache, &scope);
-                format.json_as_text(self.0.reads.read(list).await)
+                format.json_as_text(reads.read(list).await)
             }
             Route::GetServiceState(id) => {
                 let scope = scope.clone();
                 let find = move |cache: &ClusterCache| reports::service_state(cache, &id, &scope);
-                format.json_as_text(self.0.reads.read(find).await)
+                format.json_as_text(reads.read(find).await)
             }
             Route::Ofnet => format.problem(&no_ofnet()),
             // Every netmaster answers the first five itself.

@@ -16,7 +16,7 @@ use super::response::{ErrorFormat, not_modified};
 use crate::access::Scope;
 use crate::aci::RepeatablePlan;
 use crate::cache::{ClusterCache, StagedTxn};
-use crate::leadership::Leader;
+use crate::leadership::{Leader, Reads};
 use crate::objects::{Representation, Type};
 use crate::problem::{Answer, Problem};
 
@@ -26,6 +26,8 @@ pub(super) const REVISION: HeaderName = HeaderName::from_static("netmaster-revis
 /// Serves requests for objects of a type.
 pub(super) struct ObjectRoutes<'l> {
     pub(super) leader: &'l Leader,
+    /// Reads for the client.
+    pub(super) reads: &'l Reads,
     pub(super) object_type: &'static Type,
     pub(super) scope: &'l Scope,
     pub(super) format: ErrorFormat,
@@ -67,14 +69,14 @@ impl ObjectRoutes<'_> {
             let (after, history) = (after.map(|after| after.number), leader.history.clone());
             let (object_type, scope) = (self.object_type, self.scope.clone());
             let selector = selection.selector;
-            let (cache, reads) = (leader.cache.clone(), leader.reads.clone());
+            let (cache, reads) = (leader.cache.clone(), self.reads.clone());
             let backlogs = leader.watch_backlogs.clone();
             let watch =
                 ObjectWatch { object_type, scope, selector, after, history, cache, reads, backlogs, memory };
             return watch.start(leader).await;
         }
         let scope = self.scope.clone();
-        let page = self.leader.reads.read(move |cache| (operations.list)(cache, &scope, selection)).await?;
+        let page = self.reads.read(move |cache| (operations.list)(cache, &scope, selection)).await?;
         let mut response = self.format.json(Ok(page.body));
         let revision = HeaderValue::try_from(self.leader.history.revision(page.revision))
             .map_err(|e| Problem::unavailable(format!("encode the revision: {e}")))?;
@@ -94,7 +96,7 @@ impl ObjectRoutes<'_> {
         let take = move |cache: &ClusterCache| {
             get(cache, &key, &scope, Box::new(move |version| preconditions.is_known(version)))
         };
-        let Representation { body, version } = self.leader.reads.read(take).await?;
+        let Representation { body, version } = self.reads.read(take).await?;
         let mut response = match body {
             Some(body) => self.format.json(Ok(body)),
             None => not_modified(),
@@ -146,7 +148,7 @@ impl ObjectRoutes<'_> {
     /// Plans on the committed state, and discards the plan.
     async fn dry_run(&self, plan: RepeatablePlan) -> Answer {
         self.leader.linearizable_read.confirm().await?;
-        let planned = self.leader.reads.read(move |cache| {
+        let planned = self.reads.read(move |cache| {
             let answer = plan(&mut StagedTxn::new(cache));
             Box::new(move || answer)
         });

@@ -232,7 +232,7 @@ pub(super) async fn sync(
     // Last: packets to a prefix that is divided, or becomes part of another one, have a route at any time.
     let others = present.keys().filter(|prefix| !wanted.contains_key(prefix) && !keeps(prefix));
     for prefix in others.copied().collect::<Vec<IpNet>>() {
-        delete(handle, set, *prefix).await?;
+        delete(handle, set, prefix).await?;
         changes += 1;
     }
     Ok((changes, rejected))
