@@ -1,6 +1,6 @@
-//! Repairs allocation records that another program changed. Addresses of endpoints
-//! and services are always marked as allocated; otherwise they would be allocated twice. Allocated addresses without an
-//! owner are released only on request (`--repair`): `allocAddress` may have reserved them for a
+//! Repairs allocation records that another program changed. Addresses of endpoints and services are
+//! always marked as allocated; otherwise they would be allocated twice. Allocated addresses without
+//! an owner are released only on request (`--repair`): `allocAddress` may have reserved them for a
 //! future endpoint.
 
 use std::collections::{HashMap, HashSet};

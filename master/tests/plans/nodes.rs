@@ -1,9 +1,13 @@
-//! Reports of nodes.
+//! Reports of nodes and endpoints.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use contiv_model::api::NodeState;
-use contiv_model::{node, registry};
+use contiv_model::{endpoint, node, registry};
+use netmaster::access::Scope;
 use netmaster::plugin::{nodes_with_outdated_vtep, write_vteps};
-use netmaster::reports::{find_node, nodes};
+use netmaster::reports::{find_endpoint, find_node, nodes};
 use serde_json::{Value, json};
 
 use crate::fixture::Fixture;
@@ -109,4 +113,22 @@ fn vteps_in_statuses_become_records() {
     let records: Vec<_> = fixture.cache.all::<node::Vtep>().cloned().collect();
     assert_eq!(records, ["moved", "new", "old"].map(|host| vtep(host, "192.168.0.1")));
     assert_eq!(nodes_with_outdated_vtep(&fixture.cache), [""; 0]);
+}
+
+#[test]
+fn a_search_for_an_endpoint_takes_those_of_the_tenants_in_the_scope() {
+    let mut fixture = Fixture::new();
+    fixture.network("net", "10.1.0.0/24", json!({}));
+    fixture.create("net", "web", "", "", "").unwrap();
+    let endpoint = fixture.cache.shared::<endpoint::State>("net.default-web").unwrap();
+    let held = Arc::strong_count(&endpoint);
+    let tenant = |name: &str| Scope::Tenants(BTreeSet::from([name.to_owned()]));
+    let other = find_endpoint(&fixture.cache, "web", &tenant("other"));
+    assert_eq!(Arc::strong_count(&endpoint), held, "an endpoint of another tenant");
+    other().unwrap_err();
+    for scope in [tenant("default"), Scope::All, Scope::Node("h".to_owned())] {
+        let found = find_endpoint(&fixture.cache, "web", &scope)().unwrap();
+        let found: Value = serde_json::from_slice(&found).unwrap();
+        assert_eq!(found["Oper"]["endpointID"], "web");
+    }
 }
