@@ -324,7 +324,7 @@ mod tests {
             assert_eq!(sync(&handle, set, table, |_| false).await?, (0, None));
         }
         // The last event.
-        let end = self::table(1, &[("192.0.2.1/32", None)]);
+        let end = table(1, &[("192.0.2.1/32", None)]);
         sync(&handle, ENDPOINTS, &end, |_| false).await?;
         let mut seen = vec![];
         while let Some((event, _)) = futures::StreamExt::next(&mut events).await {
