@@ -14,11 +14,9 @@ use contiv_abi::{Be16, SkbLayout, TCP, UDP};
 use crate::{
     frame::{self, ETHERNET},
     header::{Ipv4, Ipv6},
-    packet::{ICMP, ICMPV6, Packet, Piece, SCTP},
+    packet::{ICMP, ICMPV6, NO_CHECKSUM, Packet, Piece, SCTP},
 };
 
-/// The kernel has nothing to write.
-pub(crate) const NONE: u32 = u32::MAX;
 /// A place that is never valid.
 const INVALID: u32 = 0;
 
@@ -26,14 +24,14 @@ const INVALID: u32 = 0;
 #[unsafe(no_mangle)]
 static CTV_SKB: SkbLayout = SkbLayout::UNKNOWN;
 
-/// Offset in the frame of the two bytes that the kernel is still to write, or [`NONE`].
+/// Offset in the frame of the two bytes that the kernel is still to write, or [`NO_CHECKSUM`].
 ///
 /// A function of its own for the verifier, and for the stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_checksum(skb: *mut __sk_buff) -> u32 {
     if known(&CTV_SKB.summed) == 0 {
-        return NONE;
+        return NO_CHECKSUM;
     }
     place(skb).unwrap_or(INVALID)
 }
@@ -54,7 +52,7 @@ fn place(skb: *mut __sk_buff) -> Option<u32> {
     // CHECKSUM_PARTIAL has both bits.
     let summed = known(&CTV_SKB.summed);
     if block[0] & summed != summed {
-        return Some(NONE);
+        return Some(NO_CHECKSUM);
     }
     let start = known(&CTV_SKB.start) as usize;
     if start > LAST {
@@ -85,7 +83,7 @@ fn read<T>(skb: *mut __sk_buff, offset: u32, to: &mut T) -> Option<()> {
 #[inline(always)]
 pub(crate) fn is_behind_addresses(place: u32, kind: Be16) -> bool {
     match kind {
-        _ if place == NONE => true,
+        _ if place == NO_CHECKSUM => true,
         frame::IPV4 => place >= (ETHERNET + size_of::<Ipv4>()) as u32,
         frame::IPV6 => place >= (ETHERNET + size_of::<Ipv6>()) as u32,
         _ => false,
@@ -97,7 +95,7 @@ pub(crate) fn is_behind_addresses(place: u32, kind: Be16) -> bool {
 #[inline(always)]
 pub(crate) fn fits(packet: &Packet) -> bool {
     let place = packet.checksum;
-    if place == NONE {
+    if place == NO_CHECKSUM {
         return true;
     }
     // The place of the checksum, and the length of the header.

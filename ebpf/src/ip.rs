@@ -5,7 +5,7 @@ use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use contiv_abi::{DropReason, FlowHalf, LogResult, LogStage, NeighKey};
 
 use crate::{
-    checksum, flows, frame, guard, log, maps, nat,
+    flows, frame, guard, log, maps, nat,
     packet::{self, AGAIN, Admission, GO_ON, NEW, Packet, REVALIDATE, ROUTER, Route, Told},
     parse, route, track,
 };
@@ -61,7 +61,7 @@ extern "C" fn ctv_pass(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
     if code != GO_ON {
         // Neighbour discovery has no flow, and policies do not apply to it.
         return match code {
-            AGAIN if packet.checksum == checksum::NONE => GO_ON,
+            AGAIN if packet.checksum == packet::NO_CHECKSUM => GO_ON,
             AGAIN => DropReason::Malformed as u32,
             code => code,
         };

@@ -4,7 +4,6 @@ use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 use contiv_abi::{Be16, Domain, DropReason, FdbEntry, Mac, Segment, SegmentEntry, Tuple, Vtep};
 
 use crate::{
-    checksum,
     frame::{self, Ethernet},
     header::Tcp,
 };
@@ -87,7 +86,7 @@ pub(crate) struct Packet {
     pub(crate) identification: u32,
     /// Offset of the end of the IP packet, which may be before that of the frame.
     pub(crate) limit: u32,
-    /// Offset of the checksum that the kernel is still to write into a pod's frame, or `checksum::NONE`.
+    /// Offset of the checksum that the kernel is still to write into a pod's frame, or [`NO_CHECKSUM`].
     pub(crate) checksum: u32,
     /// VTEP of the node that sent the frame by a tunnel.
     pub(crate) vtep: Vtep,
@@ -299,6 +298,9 @@ pub(crate) mod tcp {
     pub(crate) const ACK: u8 = 0x10;
 }
 
+/// The kernel has no checksum to write into the frame.
+pub(crate) const NO_CHECKSUM: u32 = u32::MAX;
+
 pub(crate) const ICMP: u8 = 1;
 pub(crate) const ICMPV6: u8 = 58;
 pub(crate) const SCTP: u8 = 132;
@@ -332,7 +334,7 @@ pub(crate) fn from_outside(ethernet: &Ethernet, segment: Segment, ingress: u8) -
     packet.ingress = ingress;
     packet.source_port = 0;
     packet.source_group = 0;
-    packet.checksum = checksum::NONE;
+    packet.checksum = NO_CHECKSUM;
     packet.kind = ethernet.kind;
     packet.destination_mac = ethernet.destination;
     packet.source_mac = ethernet.source;

@@ -29,7 +29,7 @@ async fn an_unreachable_store_is_named() -> Result<()> {
     // It may be opened nevertheless.
     let config = Config::new([&endpoint]);
     let reached = tokio::time::timeout(HANG, Store::open(&config).await?.reach(&config)).await?;
-    ensure!(reached.is_err_and(|error| error.is_transient()), "nobody listens");
+    ensure!(reached.is_err_and(|error| error.is_transient()), "the error is of no listener");
 
     // A listener that does not answer.
     let silent = std::net::TcpListener::bind("127.0.0.1:0")?;
