@@ -212,6 +212,15 @@ impl Node {
 
     /// As [`refusal_of`](Self::refusal_of), with other values of flags and additional ones.
     pub fn refusal_with(&self, values: &[(&str, &str)], more: &[&str]) -> Result<String> {
+        let mut agent = self.agent_with(values, more)?;
+        if agent.wait(START_TIMEOUT)?.success() {
+            bail!("netplugin with {values:?} {more:?} on {} ended without an error", self.name);
+        }
+        Ok(agent.log())
+    }
+
+    /// Starts an agent with other values of flags and additional ones, beside the node's own, which must not run.
+    pub fn agent_with(&self, values: &[(&str, &str)], more: &[&str]) -> Result<Process> {
         let mut words = self.command.clone().context("the agent was not started")?;
         for (flag, value) in values {
             let at = words.iter().position(|word| word == flag).with_context(|| format!("no {flag}"))?;
@@ -220,11 +229,7 @@ impl Node {
         words.extend(more.iter().map(|flag| (*flag).to_owned()));
         let mut command = Binary::Netplugin.command()?;
         command.args(words);
-        let mut agent = Process::spawn_in(&self.netns, &format!("refused-{}", self.name), command)?;
-        if agent.wait(START_TIMEOUT)?.success() {
-            bail!("netplugin with {values:?} {more:?} on {} ended without an error", self.name);
-        }
-        Ok(agent.log())
+        Process::spawn_in(&self.netns, &format!("other-{}", self.name), command)
     }
 
     fn spawn_agent(&mut self) -> Result<()> {

@@ -194,9 +194,17 @@ async fn admit(shared: &Shared) {
 
 /// Id of the request's endpoint; `None` if its network is not one of these.
 fn id(request: &Value, networks: &[(&str, &str)]) -> Option<EndpointId> {
-    let word = |name: &str| request[name].as_str().unwrap();
-    let (network, tenant) = (word("NetworkName"), word("TenantName"));
-    networks.contains(&(network, tenant)).then(|| format!("{network}.{tenant}-{}", word("EndpointID")).into())
+    let [network, tenant, endpoint] =
+        ["NetworkName", "TenantName", "EndpointID"].map(|name| word(request, name));
+    networks.contains(&(network, tenant)).then(|| format!("{network}.{tenant}-{endpoint}").into())
+}
+
+fn network_id(request: &Value) -> String {
+    format!("{}.{}", word(request, "NetworkName"), word(request, "TenantName"))
+}
+
+fn word<'a>(request: &'a Value, name: &str) -> &'a str {
+    request[name].as_str().unwrap()
 }
 
 async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
@@ -244,6 +252,12 @@ async fn delete(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
     if shared.store.get(&key).await.unwrap().is_none() {
         return not_found();
     }
-    let _committed = shared.store.commit(shared.with_network(Txn::new().delete(key))).await.unwrap();
+    let mut change = Txn::new().delete(key);
+    // As in `Shared::with_network`.
+    let network = Key::Network(network_id(&request).into()).to_string();
+    if let Some(record) = shared.store.get(&network).await.unwrap() {
+        change = change.put(network, record.value);
+    }
+    let _committed = shared.store.commit(change).await.unwrap();
     (StatusCode::OK, json!({ "EndpointConfig": {} }).to_string())
 }
