@@ -63,10 +63,11 @@ impl PortSpec {
     }
 
     /// The port on a VLAN that carries no frames, for a port whose flows are not programmed yet: the bridge floods to ports of
-    /// the same VLAN. `None` if the port is in the database, or if only flows lead to it.
+    /// the same VLAN. `None` if the port is on its VLAN, or if only flows lead to it.
     pub(crate) fn closed(&self, database: &Database) -> Option<PortSpec> {
-        let is_new = find(database, &self.name).is_none();
-        (is_new && self.bridge == BridgeKind::Vlan)
+        // An agent that ended in between, or lost the switch, has left it there.
+        let is_closed = find(database, &self.name).is_none_or(|found| found.port.tag == Some(RESERVED_VLAN));
+        (is_closed && self.bridge == BridgeKind::Vlan)
             .then(|| PortSpec { tag: Some(RESERVED_VLAN), ..self.clone() })
     }
 
@@ -336,4 +337,26 @@ pub(crate) fn tunnel_name(database: &Database, vtep: IpAddr, taken: impl Fn(&str
     }
     let hash = hash(&text);
     format!("{TUNNEL_PREFIX}{:011x}", hash >> 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_closed_until_it_is_moved_to_its_vlan() {
+        let port = PortSpec { tag: Some(100), ..PortSpec::uplink("vvport1") };
+        let mut database = Database::default();
+        let is_closed = |database: &Database| {
+            port.closed(database).is_some_and(|closed| closed.tag == Some(RESERVED_VLAN))
+        };
+        assert!(is_closed(&database), "a new port");
+        for (tag, expected) in [(RESERVED_VLAN, true), (100, false)] {
+            database.update(&json!({
+                "Port": {"port": {"new": {"name": "vvport1", "tag": tag, "interfaces": ["uuid", "interface"]}}},
+                "Interface": {"interface": {"new": {"name": "vvport1"}}},
+            }));
+            assert_eq!(is_closed(&database), expected, "{tag}");
+        }
+    }
 }
