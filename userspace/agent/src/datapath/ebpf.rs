@@ -13,7 +13,7 @@
 //! service, policy, rate, forward   the tables of each subject
 //! maps             access to pinned maps
 //! device, failure  netlink and ethtool; errors
-//! kernel_types     structures of the running kernel
+//! btf              types of the running kernel and of maps
 //! ```
 
 use std::{
@@ -42,11 +42,11 @@ use crate::error::one_line;
 
 mod announce;
 mod apply;
+mod btf;
 mod device;
 mod failure;
 mod forward;
 mod kernel;
-mod kernel_types;
 mod maps;
 mod observe;
 mod policy;

@@ -104,7 +104,7 @@ pub(super) const RULES: &[Rules] = &[
                     &["forward", "policy", "programs", "rate", "service"],
                     &["device"],
                     &["maps"],
-                    &["failure", "kernel_types"],
+                    &["failure", "btf"],
                 ],
             },
             Layers {

@@ -8,6 +8,7 @@ use std::{collections::BTreeMap, io, os::fd::AsFd as _};
 use aya::maps::MapData;
 
 use super::syscall;
+use crate::datapath::ebpf::btf::{Btf, MAX_DEPTH, Type};
 
 /// A field of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,8 +50,9 @@ pub(crate) fn layouts(map: &MapData) -> io::Result<[Layout; 2]> {
     if info.btf == 0 || info.value_type == 0 {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "the map has no BTF"));
     }
-    let types = Types::parse(&read(info.btf)?).ok_or_else(|| io::Error::other("the BTF is not valid"))?;
-    let layout = |id| types.layout(id).ok_or_else(|| io::Error::other("the BTF has unknown types"));
+    let data = read(info.btf)?;
+    let btf = Btf::parse(&data).ok_or_else(|| io::Error::other("the BTF is not valid"))?;
+    let layout = |id| Layout::of(&btf, id).ok_or_else(|| io::Error::other("the BTF has unknown types"));
     Ok([layout(info.key_type)?, layout(info.value_type)?])
 }
 
@@ -98,145 +100,56 @@ fn read(id: u32) -> io::Result<Vec<u8>> {
     Ok(data)
 }
 
-/// A type, as far as layouts need it. Others have the size zero.
-#[derive(Debug)]
-enum Type {
-    Int {
-        size: usize,
-    },
-    Struct {
-        size: usize,
-        members: Vec<(String, u32, usize)>,
-    },
-    Array {
-        element: u32,
-        len: usize,
-    },
-    /// Qualifiers and definitions of names.
-    Alias(u32),
-    Other,
-}
-
-/// Types by their ids; the first one is that with id 1.
-struct Types(Vec<Type>);
-
-/// Types are nested less deeply; a cycle would be.
-const MAX_DEPTH: usize = 16;
-
-impl Types {
-    /// Parses the types (Documentation/bpf/btf.rst). `None` if the data are not valid.
-    fn parse(data: &[u8]) -> Option<Types> {
-        const MAGIC: u32 = 0xeb9f;
-        let header = |at: usize| word(data, at).map(|word| word as usize);
-        if word(data, 0)? & 0xffff != MAGIC {
-            return None;
-        }
-        let (start, types, types_len) = (header(4)?, header(8)?, header(12)?);
-        let (strings, strings_len) = (start + header(16)?, header(20)?);
-        let strings = data.get(strings..strings.checked_add(strings_len)?)?;
-        let name = |at: u32| {
-            let bytes = strings.get(at as usize..)?;
-            let end = bytes.iter().position(|byte| *byte == 0)?;
-            Some(String::from_utf8_lossy(&bytes[..end]).into_owned())
-        };
-        let data = data.get(start + types..(start + types).checked_add(types_len)?)?;
-        let mut parsed = vec![];
-        let mut at = 0;
-        while at < data.len() {
-            let (info, size) = (word(data, at + 4)?, word(data, at + 8)?);
-            at += 12;
-            let members = info as usize & 0xffff;
-            let (parsed_type, len) = match info >> 24 & 0x1f {
-                1 => (Type::Int { size: size as usize }, 4),
-                3 => (Type::Array { element: word(data, at)?, len: word(data, at + 8)? as usize }, 12),
-                4 => {
-                    let bitfields = info >> 31 != 0;
-                    let member = |index: usize| {
-                        let at = at + 12 * index;
-                        let bits = word(data, at + 8)? & if bitfields { 0xff_ffff } else { u32::MAX };
-                        Some((name(word(data, at)?)?, word(data, at + 4)?, bits as usize / 8))
-                    };
-                    let list = (0..members).map(member).collect::<Option<_>>()?;
-                    (Type::Struct { size: size as usize, members: list }, 12 * members)
-                }
-                8..=11 | 18 => (Type::Alias(size), 0),
-                // Pointers, forward declarations, functions and floats.
-                2 | 7 | 12 | 16 => (Type::Other, 0),
-                // Variables and tags.
-                14 | 17 => (Type::Other, 4),
-                // Enumerations and prototypes.
-                6 | 13 => (Type::Other, 8 * members),
-                // Unions, sections and enumerations of 64 bits.
-                5 | 15 | 19 => (Type::Other, 12 * members),
-                _ => return None,
-            };
-            parsed.push(parsed_type);
-            at += len;
-        }
-        Some(Types(parsed))
-    }
-
-    fn get(&self, id: u32) -> Option<&Type> {
-        self.0.get((id as usize).checked_sub(1)?)
-    }
-
-    fn layout(&self, id: u32) -> Option<Layout> {
-        let mut layout = Layout { size: self.size(id, 0)?, fields: BTreeMap::new() };
-        self.collect(id, "", 0, 0, &mut layout.fields)?;
+impl Layout {
+    fn of(btf: &Btf<'_>, id: u32) -> Option<Layout> {
+        let mut layout = Layout { size: size(btf, id, 0)?, fields: BTreeMap::new() };
+        layout.collect(btf, id, "", 0, 0)?;
         Some(layout)
     }
 
-    fn size(&self, id: u32, depth: usize) -> Option<usize> {
-        if depth > MAX_DEPTH {
-            return None;
-        }
-        match self.get(id)? {
-            Type::Int { size } | Type::Struct { size, .. } => Some(*size),
-            Type::Array { element, len } => self.size(*element, depth + 1)?.checked_mul(*len),
-            Type::Alias(id) => self.size(*id, depth + 1),
-            Type::Other => Some(0),
-        }
-    }
-
     /// Adds the fields below `path`, which begins at `offset`. Elements of arrays are fields if they are structures.
-    fn collect(
-        &self,
-        id: u32,
-        path: &str,
-        offset: usize,
-        depth: usize,
-        fields: &mut BTreeMap<String, Field>,
-    ) -> Option<()> {
+    fn collect(&mut self, btf: &Btf<'_>, id: u32, path: &str, offset: usize, depth: u32) -> Option<()> {
         if depth > MAX_DEPTH {
             return None;
         }
-        match self.get(id)? {
-            Type::Struct { members, .. } => {
-                for (name, member, at) in members {
-                    let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
-                    let field = Field { offset: offset + at, size: self.size(*member, 0)? };
-                    fields.insert(path.clone(), field);
-                    self.collect(*member, &path, field.offset, depth + 1, fields)?;
+        match btf.get(id)? {
+            Type::Struct(composite) => {
+                for member in btf.members(composite) {
+                    let (name, id, place) = member?;
+                    let name = String::from_utf8_lossy(name);
+                    let path = if path.is_empty() { name.into_owned() } else { format!("{path}.{name}") };
+                    let field = Field { offset: offset + place.offset as usize / 8, size: size(btf, id, 0)? };
+                    self.fields.insert(path.clone(), field);
+                    self.collect(btf, id, &path, field.offset, depth + 1)?;
                 }
             }
-            Type::Array { element, len } if matches!(self.get(*element)?, Type::Struct { .. }) => {
-                let size = self.size(*element, 0)?;
+            Type::Array { element, len } if matches!(btf.get(element)?, Type::Struct(_)) => {
+                let size = size(btf, element, 0)?;
                 // Longer arrays are no records.
-                for index in 0..(*len).min(64) {
+                for index in 0..len.min(64) {
                     let path = format!("{path}[{index}]");
-                    self.collect(*element, &path, offset + index * size, depth + 1, fields)?;
+                    self.collect(btf, element, &path, offset + index * size, depth + 1)?;
                 }
             }
-            Type::Alias(id) => self.collect(*id, path, offset, depth + 1, fields)?,
-            Type::Array { .. } | Type::Int { .. } | Type::Other => {}
+            Type::Alias(id) => self.collect(btf, id, path, offset, depth + 1)?,
+            Type::Array { .. } | Type::Int { .. } | Type::Union(_) | Type::Other => {}
         }
         Some(())
     }
 }
 
-/// BTF that the kernel reports has its byte order.
-fn word(data: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(*data.get(at..)?.first_chunk()?))
+/// Size in bytes; zero of types that layouts do not need.
+fn size(btf: &Btf<'_>, id: u32, depth: u32) -> Option<usize> {
+    if depth > MAX_DEPTH {
+        return None;
+    }
+    match btf.get(id)? {
+        Type::Int { size } => Some(size),
+        Type::Struct(composite) => Some(composite.size),
+        Type::Array { element, len } => size(btf, element, depth + 1)?.checked_mul(len),
+        Type::Alias(id) => size(btf, id, depth + 1),
+        Type::Union(_) | Type::Other => Some(0),
+    }
 }
 
 #[cfg(test)]
@@ -270,7 +183,8 @@ mod tests {
 
     #[test]
     fn fields_are_found_by_their_paths() {
-        let layout = Types::parse(&sample()).unwrap().layout(6).unwrap();
+        let data = sample();
+        let layout = Layout::of(&Btf::parse(&data).unwrap(), 6).unwrap();
         assert_eq!(layout.size, 10);
         for (path, offset, size) in [("a", 0, 2), ("list", 2, 8), ("list[0].x", 2, 1), ("list[1].y", 7, 3)] {
             assert_eq!(layout.field(path), Some(Field { offset, size }), "{path}");
@@ -282,13 +196,13 @@ mod tests {
     fn invalid_data_are_refused() {
         let sample = sample();
         for len in 0..sample.len() - 1 {
-            assert!(Types::parse(&sample[..len]).is_none(), "{len}");
+            assert!(Btf::parse(&sample[..len]).is_none(), "{len}");
         }
         for at in 0..sample.len() {
             let mut wrong = sample.clone();
             wrong[at] ^= 0xff;
             // Whatever it says, it ends.
-            let _layout = Types::parse(&wrong).and_then(|types| types.layout(6));
+            let _layout = Btf::parse(&wrong).and_then(|btf| Layout::of(&btf, 6));
         }
     }
 }

@@ -9,7 +9,7 @@ use aya::{
 use contiv_abi::SkbLayout;
 
 use crate::{
-    datapath::ebpf::kernel_types::{KernelTypes, Member, VMLINUX},
+    datapath::ebpf::btf::{Btf, Member, VMLINUX},
     error::one_line,
 };
 
@@ -45,11 +45,11 @@ fn find() -> Result<SkbLayout, String> {
         Err(error) => return Err(format!("probe for {HELPER:?}: {}", one_line(&error))),
     }
     let data = fs::read(VMLINUX).map_err(|error| format!("read {VMLINUX}: {error}"))?;
-    let types = KernelTypes::parse(&data).ok_or_else(|| format!("read {VMLINUX}: the BTF is not valid"))?;
+    let types = Btf::parse(&data).ok_or_else(|| format!("read {VMLINUX}: the BTF is not valid"))?;
     layout_of(&types)
 }
 
-fn layout_of(types: &KernelTypes<'_>) -> Result<SkbLayout, String> {
+fn layout_of(types: &Btf<'_>) -> Result<SkbLayout, String> {
     let member = |name: &str| {
         let member = types.member(STRUCTURE, name);
         member.ok_or_else(|| format!("the kernel's {STRUCTURE} has no member {name}"))
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn the_layout_of_the_running_kernel_is_known() {
         let Ok(data) = fs::read(VMLINUX) else { return };
-        let layout = layout_of(&KernelTypes::parse(&data).unwrap()).unwrap();
+        let layout = layout_of(&Btf::parse(&data).unwrap()).unwrap();
         assert_ne!(layout.summed, 0);
     }
 }

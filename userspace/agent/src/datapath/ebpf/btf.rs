@@ -1,6 +1,6 @@
-//! Places of fields in structures of the running kernel, by its BTF (Documentation/bpf/btf.rst).
+//! BTF, the kernel's description of types (Documentation/bpf/btf.rst): of its own structures, and of the keys and values of maps.
 //!
-//! aya does not show the members of types. The types of maps, which have other needs, are in `maps::btf`.
+//! aya does not show the members of types.
 
 /// File with the BTF of the running kernel, if it was built with `CONFIG_DEBUG_INFO_BTF`.
 pub(crate) const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
@@ -33,20 +33,47 @@ mod kind {
 const TYPE: usize = 12;
 /// Bytes of a member's name, type and offset.
 const MEMBER: usize = 12;
-/// Structures are nested less deeply; a cycle would be.
-const MAX_DEPTH: u32 = 16;
+/// Types are nested less deeply; a cycle would be.
+pub(crate) const MAX_DEPTH: u32 = 16;
 
-/// The types of the kernel.
-pub(crate) struct KernelTypes<'a> {
+/// A type, as far as the agent reads it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Type {
+    Int {
+        size: usize,
+    },
+    Struct(Composite),
+    Union(Composite),
+    Array {
+        element: u32,
+        len: usize,
+    },
+    /// Qualifiers and definitions of names.
+    Alias(u32),
+    Other,
+}
+
+/// A structure or union.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Composite {
+    pub(crate) size: usize,
+    /// Offset of the members in the types.
+    members: usize,
+    count: usize,
+    has_bit_fields: bool,
+}
+
+/// Types by their ids. They are read where they are asked for: the kernel has more than 100,000.
+pub(crate) struct Btf<'a> {
     types: &'a [u8],
     strings: &'a [u8],
     /// Offsets of the types in `types`; the first one is that with id 1.
     starts: Vec<usize>,
 }
 
-impl<'a> KernelTypes<'a> {
+impl<'a> Btf<'a> {
     /// Finds the types. `None` if the data are not valid, or have kinds of types that this version does not know.
-    pub(crate) fn parse(data: &'a [u8]) -> Option<KernelTypes<'a>> {
+    pub(crate) fn parse(data: &'a [u8]) -> Option<Btf<'a>> {
         const MAGIC: u32 = 0xeb9f;
         let header = |at: usize| word(data, at).map(|word| word as usize);
         if word(data, 0)? & 0xffff != MAGIC {
@@ -63,33 +90,67 @@ impl<'a> KernelTypes<'a> {
             starts.push(at);
             at += TYPE + trailer(word(types, at + 4)?)?;
         }
-        (at == types.len()).then_some(KernelTypes { types, strings, starts })
+        (at == types.len()).then_some(Btf { types, strings, starts })
+    }
+
+    /// The type with this id; the first one is 1.
+    pub(crate) fn get(&self, id: u32) -> Option<Type> {
+        self.read(*self.starts.get((id as usize).checked_sub(1)?)?)
+    }
+
+    fn read(&self, at: usize) -> Option<Type> {
+        let (info, size) = (word(self.types, at + 4)?, word(self.types, at + 8)?);
+        let composite = Composite {
+            size: size as usize,
+            members: at + TYPE,
+            count: count(info),
+            has_bit_fields: info >> 31 != 0,
+        };
+        Some(match info >> 24 & 0x1f {
+            kind::INT => Type::Int { size: size as usize },
+            kind::STRUCT => Type::Struct(composite),
+            kind::UNION => Type::Union(composite),
+            kind::ARRAY => Type::Array {
+                element: word(self.types, at + TYPE)?,
+                len: word(self.types, at + TYPE + 8)? as usize,
+            },
+            8..=11 | kind::TYPE_TAG => Type::Alias(size),
+            _ => Type::Other,
+        })
+    }
+
+    /// Name, type and place of each member; `None` for one that is not valid.
+    pub(crate) fn members(&self, of: Composite) -> impl Iterator<Item = Option<(&'a [u8], u32, Member)>> {
+        (0..of.count).map(move |index| {
+            let at = of.members + MEMBER * index;
+            let place = word(self.types, at + 8)?;
+            let (offset, bits) =
+                if of.has_bit_fields { (place & 0xff_ffff, place >> 24) } else { (place, 0) };
+            Some((self.name(at)?, word(self.types, at + 4)?, Member { offset, bits }))
+        })
     }
 
     /// The member of a structure; also one of its anonymous structures and unions.
     pub(crate) fn member(&self, structure: &str, name: &str) -> Option<Member> {
-        let is_meant = |at: &&usize| {
-            self.kind(**at) == Some(kind::STRUCT) && self.name(**at) == Some(structure.as_bytes())
-        };
-        self.find(*self.starts.iter().find(is_meant)?, name, 0, 0)
+        self.starts.iter().find_map(|at| match self.read(*at)? {
+            Type::Struct(found) if self.name(*at) == Some(structure.as_bytes()) => {
+                Some(self.find(found, name, 0, 0))
+            }
+            _ => None,
+        })?
     }
 
-    fn find(&self, at: usize, name: &str, base: u32, depth: u32) -> Option<Member> {
+    fn find(&self, composite: Composite, name: &str, base: u32, depth: u32) -> Option<Member> {
         if depth > MAX_DEPTH {
             return None;
         }
-        let info = word(self.types, at + 4)?;
-        let has_bit_fields = info >> 31 != 0;
-        for index in 0..count(info) {
-            let member = at + TYPE + MEMBER * index;
-            let place = word(self.types, member + 8)?;
-            let (offset, bits) = if has_bit_fields { (place & 0xff_ffff, place >> 24) } else { (place, 0) };
-            let offset = base.checked_add(offset)?;
-            let own = self.name(member)?;
+        for member in self.members(composite) {
+            let (own, id, place) = member?;
+            let offset = base.checked_add(place.offset)?;
             if own == name.as_bytes() {
-                return Some(Member { offset, bits });
+                return Some(Member { offset, ..place });
             }
-            let inner = own.is_empty().then(|| self.composite(word(self.types, member + 4)?)).flatten();
+            let inner = own.is_empty().then(|| self.composite(id)).flatten();
             if let Some(found) = inner.and_then(|inner| self.find(inner, name, offset, depth + 1)) {
                 return Some(found);
             }
@@ -98,20 +159,15 @@ impl<'a> KernelTypes<'a> {
     }
 
     /// The structure or union with this id, without qualifiers.
-    fn composite(&self, mut id: u32) -> Option<usize> {
+    fn composite(&self, mut id: u32) -> Option<Composite> {
         for _ in 0..MAX_DEPTH {
-            let at = *self.starts.get((id as usize).checked_sub(1)?)?;
-            match self.kind(at)? {
-                kind::STRUCT | kind::UNION => return Some(at),
-                8..=11 | kind::TYPE_TAG => id = word(self.types, at + 8)?,
+            match self.get(id)? {
+                Type::Struct(found) | Type::Union(found) => return Some(found),
+                Type::Alias(aliased) => id = aliased,
                 _ => return None,
             }
         }
         None
-    }
-
-    fn kind(&self, at: usize) -> Option<u32> {
-        Some(word(self.types, at + 4)? >> 24 & 0x1f)
     }
 
     /// The name of the type or member at `at`, which begins with its offset.
@@ -139,7 +195,7 @@ const fn trailer(info: u32) -> Option<usize> {
     })
 }
 
-/// The running kernel has the byte order of the agent.
+/// BTF that the kernel reports has its byte order.
 fn word(data: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(*data.get(at..)?.first_chunk()?))
 }
@@ -181,7 +237,7 @@ mod tests {
     #[test]
     fn members_are_found_in_anonymous_structures_and_unions() {
         let data = sample();
-        let types = KernelTypes::parse(&data).unwrap();
+        let types = Btf::parse(&data).unwrap();
         for (name, offset, bits) in [("a", 0, 0), ("b", 32, 0), ("c", 32, 5), ("d", 37, 2), ("in", 64, 0)] {
             assert_eq!(types.member("outer", name), Some(Member { offset, bits }), "{name}");
         }
@@ -190,7 +246,7 @@ mod tests {
     #[test]
     fn members_of_named_structures_and_unknown_names_are_not_found() {
         let data = sample();
-        let types = KernelTypes::parse(&data).unwrap();
+        let types = Btf::parse(&data).unwrap();
         assert_eq!(types.member("outer", "low"), None);
         assert_eq!(types.member("outer", "e"), None);
         assert_eq!(types.member("u32", "a"), None);
@@ -201,20 +257,20 @@ mod tests {
     fn invalid_data_are_refused() {
         let sample = sample();
         for len in 0..sample.len() - 1 {
-            assert!(KernelTypes::parse(&sample[..len]).is_none(), "{len}");
+            assert!(Btf::parse(&sample[..len]).is_none(), "{len}");
         }
         for at in 0..sample.len() {
             let mut wrong = sample.clone();
             wrong[at] ^= 0xff;
             // Whatever it says, it ends.
-            let _member = KernelTypes::parse(&wrong).and_then(|types| types.member("outer", "low"));
+            let _member = Btf::parse(&wrong).and_then(|types| types.member("outer", "low"));
         }
     }
 
     #[test]
     fn members_of_the_running_kernel_are_found() {
         let Ok(data) = fs::read(VMLINUX) else { return };
-        let types = KernelTypes::parse(&data).unwrap();
+        let types = Btf::parse(&data).unwrap();
         let (len, data_len) =
             (types.member("sk_buff", "len").unwrap(), types.member("sk_buff", "data_len").unwrap());
         assert_eq!((len.bits, data_len.offset), (0, len.offset + 32));
