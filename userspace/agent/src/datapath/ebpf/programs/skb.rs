@@ -146,7 +146,9 @@ mod tests {
 
     #[test]
     fn the_layout_of_the_running_kernel_is_known() {
-        let Ok(data) = fs::read(VMLINUX) else { return };
+        let Ok(data) = fs::read(VMLINUX) else {
+            testkit::skip!("the kernel has no {VMLINUX}");
+        };
         let layout = layout_of(&Btf::parse(&data).unwrap()).unwrap();
         assert_ne!(layout.summed, 0);
     }
