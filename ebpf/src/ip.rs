@@ -7,7 +7,9 @@ use contiv_abi::{DropReason, FlowHalf, LogResult, LogStage, NeighKey};
 use crate::{
     flows, frame, guard, log, maps, nat,
     packet::{self, AGAIN, Admission, GO_ON, NEW, Packet, REVALIDATE, ROUTER, Route, Told},
-    parse, route, track,
+    parse, route,
+    skb::NO_CHECKSUM,
+    track,
 };
 
 /// Takes the frame of the packet metadata through the stages; what is not IP, or for many, goes by its Ethernet address alone.
@@ -61,7 +63,7 @@ extern "C" fn ctv_pass(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
     if code != GO_ON {
         // Neighbour discovery has no flow, and policies do not apply to it.
         return match code {
-            AGAIN if packet.checksum == packet::NO_CHECKSUM => GO_ON,
+            AGAIN if packet.checksum == NO_CHECKSUM => GO_ON,
             AGAIN => DropReason::Malformed as u32,
             code => code,
         };

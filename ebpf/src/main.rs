@@ -63,6 +63,7 @@ mod route;
 mod served;
 mod service;
 mod service_entry;
+mod skb;
 mod slow_path;
 mod source;
 mod stages;

@@ -17,7 +17,7 @@ use crate::{
     frame::{self, ETHERNET, Ethernet},
     header::Arp,
     log, maps,
-    packet::{self, Packet},
+    packet::{self, ICMPV6, Packet},
     relay, route,
 };
 
@@ -206,7 +206,6 @@ const _: () = assert!(size_of::<Front>() == at::SOURCE && size_of::<Summed>() ==
 
 /// Length of the message, from its type to the end of its one option.
 const ADVERTISEMENT_LEN: u16 = 32;
-const ICMPV6: u8 = 58;
 /// Neighbour discovery counts only when no router has touched it.
 const FROM_THE_LINK: u8 = 255;
 const SOLICITATION: [u8; 2] = [135, 0];

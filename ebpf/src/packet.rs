@@ -2,10 +2,12 @@
 
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 use contiv_abi::{Be16, Domain, DropReason, FdbEntry, Mac, Segment, SegmentEntry, Tuple, Vtep};
+pub(crate) use contiv_abi::{ICMP, ICMPV6, SCTP};
 
 use crate::{
     frame::{self, Ethernet},
     header::Tcp,
+    skb::NO_CHECKSUM,
 };
 
 /// The packet in hand.
@@ -297,13 +299,6 @@ pub(crate) mod tcp {
     pub(crate) const RST: u8 = 0x04;
     pub(crate) const ACK: u8 = 0x10;
 }
-
-/// The kernel has no checksum to write into the frame.
-pub(crate) const NO_CHECKSUM: u32 = u32::MAX;
-
-pub(crate) const ICMP: u8 = 1;
-pub(crate) const ICMPV6: u8 = 58;
-pub(crate) const SCTP: u8 = 132;
 
 #[btf_map(name = "ctv_packet")]
 static PACKET: PerCpuArray<Packet, 1> = PerCpuArray::new();

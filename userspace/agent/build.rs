@@ -1,5 +1,5 @@
 //! Builds the eBPF programs, which need another compiler than the one that cargo runs us with, and
-//! leaves the objects where `datapath::ebpf` embeds them from: the programs, and those that log their stages.
+//! leaves the objects where `datapath` embeds them from: the programs, those that log their stages, and the check of OVS nodes.
 
 use std::{
     env, fs,
@@ -12,11 +12,17 @@ const TARGET: &str = "bpfel-unknown-none";
 const OBJECT: &str = "CONTIV_EBPF_OBJECT";
 /// A ready object of the programs that log their stages; without one beside `CONTIV_EBPF_OBJECT` there are none.
 const LOG_OBJECT: &str = "CONTIV_EBPF_LOG_OBJECT";
+/// A ready object of the check of OVS nodes; without one beside `CONTIV_EBPF_OBJECT` there is none.
+const OVS_OBJECT: &str = "CONTIV_EBPF_OVS_OBJECT";
+/// Names of the objects in `OUT_DIR`. Two of them are those of binaries, too.
+const PROGRAMS: &str = "contiv-ebpf";
+const LOG: &str = "contiv-ebpf-log";
+const OVS: &str = "contiv-ebpf-ovs";
 /// A prefix that holds `bin/rustc`, `bin/bpf-linker` and `lib/rustlib/bpfel-unknown-none`.
 const TOOLCHAIN: &str = "CONTIV_BPF_TOOLCHAIN";
 
 fn main() {
-    for name in [OBJECT, LOG_OBJECT, TOOLCHAIN] {
+    for name in [OBJECT, LOG_OBJECT, OVS_OBJECT, TOOLCHAIN] {
         println!("cargo::rerun-if-env-changed={name}");
     }
     if let Err(message) = provide_object() {
@@ -34,18 +40,26 @@ fn provide_object() -> Result<(), String> {
         println!("cargo::rerun-if-changed={}", path.display());
         Some(path)
     };
-    let object = ready(OBJECT);
-    let log = match (ready(LOG_OBJECT), &object) {
-        (None, None) => Some(build(&out, "contiv-ebpf-log", &["--features", "log"])?),
-        (log, _) => log,
+    let (programs, log, ovs) = match ready(OBJECT) {
+        Some(programs) => (programs, ready(LOG_OBJECT), ready(OVS_OBJECT)),
+        None => {
+            let log = build(&out, LOG, &["--features", "log"])?;
+            let built = build(&out, PROGRAMS, &[])?;
+            let or_built = |ready: Option<PathBuf>, built: PathBuf| Some(ready.unwrap_or(built));
+            let log = or_built(ready(LOG_OBJECT), log.join(PROGRAMS));
+            (built.join(PROGRAMS), log, or_built(ready(OVS_OBJECT), built.join(OVS)))
+        }
     };
-    let object = object.map_or_else(|| build(&out, "contiv-ebpf", &[]), Ok)?;
-    copy(&object, &out.join("contiv-ebpf"))?;
-    match log {
-        Some(log) => copy(&log, &out.join("contiv-ebpf-log")),
-        None => fs::write(out.join("contiv-ebpf-log"), "")
-            .map_err(|error| format!("write an empty object: {error}")),
+    copy(&programs, &out.join(PROGRAMS))?;
+    for (object, name) in [(log, LOG), (ovs, OVS)] {
+        match object {
+            Some(object) => copy(&object, &out.join(name))?,
+            None => {
+                fs::write(out.join(name), "").map_err(|error| format!("write an empty object: {error}"))?
+            }
+        }
     }
+    Ok(())
 }
 
 fn copy(object: &Path, to: &Path) -> Result<(), String> {
@@ -54,7 +68,8 @@ fn copy(object: &Path, to: &Path) -> Result<(), String> {
         .map_err(|error| format!("copy the eBPF object {}: {error}", object.display()))
 }
 
-/// Builds an object in a directory beside the profile directories, which check, clippy and build share: they want the same one.
+/// Builds the binaries in a directory beside the profile directories, which check, clippy and build share: they want the same ones.
+/// Returns the directory of the objects.
 fn build(out: &Path, directory: &str, options: &[&str]) -> Result<PathBuf, String> {
     let repository = PathBuf::from(variable("CARGO_MANIFEST_DIR")?).join("../..");
     let sources = repository.join("ebpf");
@@ -82,7 +97,7 @@ fn build(out: &Path, directory: &str, options: &[&str]) -> Result<PathBuf, Strin
         };
         return Err(format!("building the eBPF programs failed\n{said}{advice}"));
     }
-    Ok(target_dir.join(TARGET).join("release/contiv-ebpf"))
+    Ok(target_dir.join(TARGET).join("release"))
 }
 
 /// Cargo with a compiler that knows the target, and with the linker.

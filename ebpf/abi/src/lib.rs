@@ -41,8 +41,8 @@ pub use drop_reason::{DropCount, DropReason};
 pub use dsr::{DsrEntry, DsrHook, DsrKey, DsrSet, DsrState};
 pub use event::{Event, EventState, Watch};
 pub use flow::{
-    Flow, FlowEvent, FlowHalf, FlowHead, FragmentKey, FragmentPorts, TCP, Timeouts, UDP, Verdict, idle,
-    is_evictable,
+    Flow, FlowEvent, FlowHalf, FlowHead, FragmentKey, FragmentPorts, ICMP, ICMPV6, SCTP, TCP, Timeouts, UDP,
+    Verdict, idle, is_evictable,
 };
 pub use flow_collector::{FlowCollector, bpf_timer};
 pub use flow_import::{FlowBatch, FlowImport, ImportOperation, ImportResult};

@@ -5,6 +5,7 @@
 //! code as an ordinary change.
 
 mod announcement;
+mod btf;
 mod connection;
 pub mod ebpf;
 mod error;
@@ -13,6 +14,7 @@ pub mod host_access;
 mod object;
 mod op;
 pub mod ovs;
+mod skb;
 pub mod telemetry;
 pub mod trace;
 mod wire;

@@ -13,7 +13,6 @@
 //! service, policy, rate, forward   the tables of each subject
 //! maps             access to pinned maps
 //! device, failure  netlink and ethtool; errors
-//! btf              types of the running kernel and of maps
 //! ```
 
 use std::{
@@ -35,6 +34,7 @@ use serde_json::json;
 
 use super::{
     Datapath, Desired, Error, FailedOp, Object, Observed, Op, PortRequirements, Postponed, TrackedConnection,
+    skb,
     telemetry::{Counters, Stats, Telemetry},
     trace::{Findings, Probe},
 };
@@ -42,7 +42,6 @@ use crate::error::one_line;
 
 mod announce;
 mod apply;
-mod btf;
 mod device;
 mod failure;
 mod forward;
@@ -58,6 +57,7 @@ mod telemetry;
 mod trace;
 mod uplinks;
 
+pub use super::skb::skb_layout;
 use device::{InterfaceMonitor, Netlink};
 use failure::failed;
 use forward::peers::Settings;
@@ -76,12 +76,10 @@ use maps::{
 use programs::{
     interfaces::{Configuration, Devices, Interfaces},
     kernel_port::KernelPort,
-    skb,
     xdp::XdpStatus,
 };
 pub use programs::{
     load::{LOG_OBJECT, OBJECT},
-    skb::skb_layout,
     stage_log::LogEndpoint,
     tc::AttachMode,
     xdp::XdpPreference,
@@ -633,12 +631,7 @@ impl Datapath for Ebpf {
                  the pods off the node, stop the agent, and run `netplugin cleanup`"
             )
         });
-        let checksums = skb::layout().err().map(|cause| {
-            format!(
-                "checksums: TX checksum offload of pods is off, because the programs cannot see what checksums are missing: \
-                 {cause}"
-            )
-        });
+        let checksums = skb::layout().err().map(skb::offload_warning);
         let losses = self.takeovers.losses().iter().cloned();
         flows
             .into_iter()

@@ -28,8 +28,9 @@ mod trace;
 
 pub use self::options::{DEFAULT_SOCKET, DatapathType, Options};
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use contiv_abi::DropReason;
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
 
@@ -37,14 +38,23 @@ use self::{
     bridge::BridgeKind,
     desired::model::SwitchModel,
     error::{NotObserved, ovs_error},
-    switch::{announcer::Announcer, drift, limit::Bandwidth, ovsdb, ports, session::Session},
+    switch::{
+        announcer::Announcer,
+        checksums::{self, ChecksumFilter},
+        drift,
+        limit::Bandwidth,
+        ovsdb, ports,
+        session::Session,
+    },
     telemetry::FlowCounters,
 };
 use super::{
     Datapath, Desired, Error, FailedOp, Group, Object, Observed, Op, PortRequirements, TrackedConnection,
+    skb,
     telemetry::{Stats, Telemetry},
     trace::{Findings, Probe},
 };
+use crate::error::one_line;
 
 /// Datapath on the Open vSwitch of this node.
 pub struct Ovs {
@@ -68,6 +78,8 @@ pub struct Ovs {
     retains_orphans: bool,
     /// Announces endpoints and services. What waits outlives the session.
     announcer: Announcer,
+    /// The filter for the frames of pods, or why there is none; `None` within for a switch that needs none.
+    checksums: OnceLock<Result<Option<ChecksumFilter>, String>>,
 }
 
 impl Ovs {
@@ -86,6 +98,27 @@ impl Ovs {
             stands_by: false,
             retains_orphans: false,
             announcer: Announcer::default(),
+            checksums: OnceLock::new(),
+        }
+    }
+
+    /// Loads the filter for the frames of pods at the first call. In the userspace datapath, the kernels of the pods complete all
+    /// checksums.
+    fn checksums(&self) -> &Result<Option<ChecksumFilter>, String> {
+        self.checksums.get_or_init(|| match self.options.datapath_type {
+            DatapathType::System => ChecksumFilter::load().map(Some),
+            DatapathType::Netdev => Ok(None),
+        })
+    }
+
+    /// Lets the frames of all endpoints pass the filter, which a switch that has restarted has removed.
+    fn check_checksums(&mut self, database: &ovsdb::Database) {
+        self.checksums();
+        let Some(Ok(Some(filter))) = self.checksums.get_mut() else { return };
+        for name in ports::of_endpoints(database) {
+            if let Err(error) = filter.attach(name) {
+                self.warnings.push(one_line(&error));
+            }
         }
     }
 
@@ -221,6 +254,7 @@ impl Datapath for Ovs {
         self.model = observation.model;
         (self.fingerprint, self.drifted) = (observation.fingerprint, false);
         self.warnings = observation.warnings;
+        self.check_checksums(&session.database());
         let bridges = BridgeKind::ALL.into_iter().filter_map(|kind| session.bridge(kind).cloned());
         self.counters.follow(bridges.collect(), &self.model);
         apply::announce::release(&self.announcer, &session.database(), &self.model.index);
@@ -239,8 +273,10 @@ impl Datapath for Ovs {
         let before = session.database();
         let own = apply::requests::ports_of_ops(&before, &self.model.index, ops);
         // An error drops the session: the state of the switch is unknown then.
-        let Ovs { options, model, inherited, announcer, .. } = self;
-        let result = apply::apply(&mut session, options, model, ops, inherited, announcer).await;
+        self.checksums();
+        let Ovs { options, model, inherited, announcer, checksums, .. } = self;
+        let filter = checksums.get_mut().and_then(|loaded| loaded.as_mut().ok()?.as_mut());
+        let result = apply::apply(&mut session, options, model, ops, inherited, announcer, filter).await;
         self.writes += session.take_writes();
         let applied = result?;
         self.counters.update(&self.model, &applied.counted);
@@ -270,7 +306,16 @@ impl Datapath for Ovs {
     }
 
     fn stats(&self) -> Stats {
+        let filter = self.checksums().as_ref().ok().and_then(Option::as_ref);
+        let drops = filter.and_then(|filter| match filter.drops() {
+            Ok(drops) => Some((DropReason::Malformed.as_str(), drops)),
+            Err(error) => {
+                tracing::warn!("read the number of dropped frames: {}", one_line(&*error));
+                None
+            }
+        });
         Stats {
+            drops: drops.into_iter().collect(),
             announcements: self.announcer.announced().services.counts(),
             endpoint_announcements: self.announcer.announced().endpoints.counts(),
             ..Stats::default()
@@ -287,7 +332,8 @@ impl Datapath for Ovs {
                 group.identity
             )
         });
-        self.warnings.iter().cloned().chain(half).collect()
+        let checksums = self.checksums().as_ref().err().map(|cause| skb::offload_warning(cause));
+        self.warnings.iter().cloned().chain(half).chain(checksums).collect()
     }
 
     fn telemetry(&self) -> Option<Arc<dyn Telemetry>> {
@@ -295,7 +341,7 @@ impl Datapath for Ovs {
     }
 
     fn port_requirements(&self) -> PortRequirements {
-        PortRequirements { disable_tx_offload: self.options.datapath_type == DatapathType::Netdev }
+        PortRequirements { disable_tx_offload: !matches!(self.checksums(), Ok(Some(_))) }
     }
 
     fn inspect(&self) -> Value {
@@ -321,6 +367,9 @@ impl Datapath for Ovs {
         self.model = SwitchModel::default();
         let database = ovsdb::Client::connect(&self.options.socket).await;
         let database = database.map_err(|error| ovs_error("remove the bridges", error))?;
+        for name in ports::of_endpoints(&database.database()) {
+            checksums::detach(name)?;
+        }
         let mut session = Session::without_bridges(database);
         let removed = session.remove_bridges().await;
         self.writes += session.take_writes();

@@ -3,6 +3,7 @@
 
 mod announce;
 mod bandwidth;
+mod checksum;
 mod conntrack;
 mod drift;
 mod external;

@@ -79,8 +79,8 @@ pub(super) const RULES: &[Rules] = &[
                     &["op"],
                     &["telemetry"],
                     &["trace"],
-                    &["error"],
-                    &["announcement", "connection", "host_access", "object", "wire"],
+                    &["error", "skb"],
+                    &["announcement", "btf", "connection", "host_access", "object", "wire"],
                 ],
             },
             Layers {
@@ -104,7 +104,7 @@ pub(super) const RULES: &[Rules] = &[
                     &["forward", "policy", "programs", "rate", "service"],
                     &["device"],
                     &["maps"],
-                    &["failure", "btf"],
+                    &["failure"],
                 ],
             },
             Layers {

@@ -1,6 +1,8 @@
 //! Errors of kernel operations.
 
-use std::{error::Error as StdError, io};
+use std::error::Error as StdError;
+
+pub(crate) use crate::error::errno;
 
 use crate::datapath::{Error, Kind};
 
@@ -16,26 +18,10 @@ pub(crate) fn failed(
     Error::new(Kind::Ebpf, operation, source)
 }
 
-/// Error number of the kernel, from the chain of sources.
-pub(crate) fn errno(error: &(dyn StdError + 'static)) -> Option<i32> {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(code) = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
-            return Some(code);
-        }
-        if let Some(errno) = error.downcast_ref::<nix::Error>() {
-            return Some(*errno as i32);
-        }
-        if let Some(rtnetlink::Error::NetlinkError(message)) = error.downcast_ref::<rtnetlink::Error>() {
-            return message.code.map(|code| -code.get());
-        }
-        next = error.source();
-    }
-    None
-}
-
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::*;
 
     #[test]

@@ -6,7 +6,6 @@
 //! | [`tc`] | attachment to the TC ingress hook |
 //! | [`xdp`] | attachment to the XDP hook of the uplink |
 //! | [`stages`] | program arrays for tail calls |
-//! | [`skb`] | fields of the kernel that the programs read |
 //! | [`load`] | the compiled object: load, pin, open |
 //! | [`stage_log`] | the log of programs that log their stages |
 //! | [`import`] | the program that inserts flows of another table |
@@ -20,7 +19,6 @@ pub(crate) mod interfaces;
 pub(crate) mod kernel_port;
 pub(crate) mod load;
 pub(crate) mod migration;
-pub(crate) mod skb;
 pub(crate) mod stage_log;
 pub(crate) mod stages;
 pub(crate) mod tc;

@@ -19,6 +19,7 @@ use super::{
     options::{DatapathType, Options},
     switch::{
         announcer::Announcer,
+        checksums::ChecksumFilter,
         kernel, limit, ports,
         session::{self, Session},
         tunnel, uplink,
@@ -44,7 +45,8 @@ pub(crate) struct Applied {
 /// Executes the ops and updates `model`.
 ///
 /// `inherited` are connections of the datapath that this one replaces; they are taken before frames can enter. New endpoints and
-/// services are left to `announcer`, also if the call fails after the switch has accepted them.
+/// services are left to `announcer`, also if the call fails after the switch has accepted them. `checksums` is the filter that frames
+/// of new ports pass, if they need one.
 ///
 /// After an `Err` the state of the switch is unknown.
 pub(crate) async fn apply(
@@ -54,11 +56,15 @@ pub(crate) async fn apply(
     ops: &[Op],
     inherited: &mut Vec<TrackedConnection>,
     announcer: &Announcer,
+    checksums: Option<&mut ChecksumFilter>,
 ) -> Result<Applied, Error> {
     let mut failures: Vec<FailedOp> =
         ops.iter().enumerate().filter_map(|(index, op)| unsupported(index, op)).collect();
     let requests = requests::of_ops(&session.database(), options, &model.index, ops);
-    let requests = requests::add(session, options.datapath_type, requests, &mut failures).await?;
+    let mut requests = requests::add(session, options.datapath_type, requests, &mut failures).await?;
+    if let Some(checksums) = checksums {
+        requests = requests::check_checksums(checksums, requests, &mut failures);
+    }
     let closed = requests.iter().filter_map(|request| Some((request.op, request.open.clone()?)));
     let closed: Vec<_> = closed.collect();
     let ports = requests::number(session, requests, &mut failures).await?;

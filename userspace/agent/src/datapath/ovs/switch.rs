@@ -1,6 +1,7 @@
 //! Access to the Open vSwitch of this node.
 //!
 //! * [`announcer`]: announcements of endpoints and services on VLAN networks.
+//! * [`checksums`]: filter for the frames of pods.
 //! * [`ovsdb`]: client of the configuration database.
 //! * [`limit`]: bandwidth limits of ports.
 //! * [`kernel`]: port towards the node's kernel.
@@ -16,6 +17,7 @@
 
 pub(crate) mod announcer;
 pub(crate) mod capacity;
+pub(crate) mod checksums;
 pub(crate) mod drift;
 pub(crate) mod kernel;
 pub(crate) mod limit;

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, io, os::fd::AsFd as _};
 use aya::maps::MapData;
 
 use super::syscall;
-use crate::datapath::ebpf::btf::{Btf, MAX_DEPTH, Type};
+use crate::datapath::btf::{Btf, MAX_DEPTH, Type};
 
 /// A field of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

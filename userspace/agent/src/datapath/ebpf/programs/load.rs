@@ -16,7 +16,6 @@ use contiv_abi::{
 };
 
 use super::{
-    skb::skb_layout,
     stages,
     tc::{Role, TcHooks},
     xdp::XdpHook,
@@ -27,6 +26,7 @@ use crate::datapath::{
         failure::{errno, failed},
         maps::{flows, pins::Pins, sizes::Sizes, writes::Writes},
     },
+    skb::skb_layout,
 };
 
 /// The object file with programs and maps that `build.rs` compiled.

@@ -12,6 +12,7 @@ use crate::datapath::{
         error::ovs_error,
         options::{DatapathType, Options},
         switch::{
+            checksums::ChecksumFilter,
             limit::Bandwidth,
             ovsdb::{Database, Operation},
             ports::{self, PortSpec},
@@ -229,6 +230,27 @@ pub(super) async fn add(
         }
     }
     Ok(accepted)
+}
+
+/// Lets the frames of endpoints pass the filter, which the switch has removed when it opened their ports. Returns the requests whose
+/// ports are ready for flows.
+pub(super) fn check_checksums(
+    filter: &mut ChecksumFilter,
+    requests: Vec<PortRequest>,
+    failures: &mut Vec<FailedOp>,
+) -> Vec<PortRequest> {
+    let mut ready = vec![];
+    for request in requests {
+        let attached = match request.id {
+            ObjectId::Local(_) => filter.attach(&request.port.name),
+            _ => Ok(()),
+        };
+        match attached {
+            Ok(()) => ready.push(request),
+            Err(error) => failures.push(FailedOp { index: request.op, error }),
+        }
+    }
+    ready
 }
 
 /// Returns the OpenFlow port numbers of ports in the database.

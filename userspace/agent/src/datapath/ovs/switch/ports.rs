@@ -295,6 +295,15 @@ pub(crate) fn own(database: &Database) -> impl Iterator<Item = &str> {
     own.map(|(_, port, _)| port.name.as_str())
 }
 
+/// Returns the names of the ports of endpoints.
+pub(crate) fn of_endpoints(database: &Database) -> impl Iterator<Item = &str> {
+    let is_endpoint = |found: PortRows<'_>| {
+        let owner = found.port.external_ids.get(OWNER_KEY);
+        found.interface.interface_type.is_empty() && owner.is_some_and(|owner| owner != UPLINK_OWNER)
+    };
+    own(database).filter(move |name| find(database, name).is_some_and(is_endpoint))
+}
+
 /// Returns the names of the ports that belong to an object: tunnels by `remote_ip`, others by their owner.
 pub(crate) fn of_object(database: &Database, id: &ObjectId) -> BTreeSet<String> {
     let text = match id {

@@ -9,11 +9,18 @@ use aya::{
 use contiv_abi::SkbLayout;
 
 use crate::{
-    datapath::ebpf::btf::{Btf, Member, VMLINUX},
+    datapath::btf::{Btf, Member, VMLINUX},
     error::one_line,
 };
 
 const STRUCTURE: &str = "sk_buff";
+
+/// Tells that the pods' kernels complete checksums, and why.
+pub(crate) fn offload_warning(cause: &str) -> String {
+    format!(
+        "checksums: TX checksum offload of pods is off, because the programs cannot see what checksums are missing: {cause}"
+    )
+}
 
 /// What programs are loaded with, or why it is unknown: then the pods' kernels have to complete checksums.
 pub(crate) fn layout() -> Result<SkbLayout, &'static str> {

@@ -1,0 +1,87 @@
+//! Fields of the kernel's `struct sk_buff`, which the context of a program is a view of.
+//!
+//! A sender may leave its checksum to the device (`CHECKSUM_PARTIAL`): the kernel writes two bytes into the frame when the frame
+//! leaves the node, after the programs have evaluated it. For sockets of TCP and UDP the kernel chooses the place. A packet socket
+//! with `PACKET_VNET_HDR`, an `AF_XDP` socket with TX metadata and a tap device choose it themselves, and actions of `tc` in the
+//! pod move the headers of any frame. So every frame of a pod is checked, wherever it comes from: the place is the checksum of the
+//! transport header that was parsed, or behind that header, where nothing is evaluated.
+
+use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_probe_read_kernel};
+use contiv_abi::{ICMP, ICMPV6, SCTP, SkbLayout, TCP, UDP};
+
+/// The kernel has no checksum to write into the frame.
+pub(crate) const NO_CHECKSUM: u32 = u32::MAX;
+/// A place that is never valid.
+const INVALID: u32 = 0;
+
+/// The agent overrides it. The verifier knows its values, and removes what they exclude.
+#[unsafe(no_mangle)]
+static CTV_SKB: SkbLayout = SkbLayout::UNKNOWN;
+
+/// Offset in the frame of the two bytes that the kernel is still to write, or [`NO_CHECKSUM`].
+#[inline(always)]
+pub(crate) fn checksum(skb: *mut __sk_buff) -> u32 {
+    if known(&CTV_SKB.summed) == 0 {
+        return NO_CHECKSUM;
+    }
+    place(skb).unwrap_or(INVALID)
+}
+
+/// Whether a checksum at this place leaves the transport header at `header` as it was parsed.
+/// The kernel leaves none of ICMP to the device.
+#[inline(always)]
+pub(crate) fn is_of_transport(place: u32, protocol: u8, header: u32) -> bool {
+    // The place of the checksum, and the length of the header.
+    let (own, len) = match protocol {
+        TCP => (16, 20),
+        UDP => (6, 8),
+        SCTP => (8, 12),
+        ICMP | ICMPV6 => return false,
+        // Of other protocols nothing behind the headers of IP is evaluated.
+        _ => (0, 0),
+    };
+    let at = place.wrapping_sub(header);
+    place >= header && (at == own || at >= len)
+}
+
+/// A field of the layout. By itself and only where it is used: a value that was on the stack is no constant to the verifier.
+#[inline(always)]
+fn known(field: &'static u32) -> u32 {
+    // SAFETY: a valid reference. Volatile, because the agent overrides the value that the compiler sees.
+    unsafe { core::ptr::from_ref(field).read_volatile() }
+}
+
+#[inline(always)]
+fn place(skb: *mut __sk_buff) -> Option<u32> {
+    const WORD: usize = size_of::<u32>();
+    const LAST: usize = SkbLayout::BLOCK - WORD;
+    let mut block = [0_u32; SkbLayout::BLOCK / WORD];
+    read(skb, known(&CTV_SKB.block), &mut block)?;
+    // CHECKSUM_PARTIAL has both bits.
+    let summed = known(&CTV_SKB.summed);
+    if block[0] & summed != summed {
+        return Some(NO_CHECKSUM);
+    }
+    let start = known(&CTV_SKB.start) as usize;
+    if start > LAST {
+        return None;
+    }
+    // SAFETY: in the block, by the comparison; the offset of a word.
+    let checksum = unsafe { block.as_ptr().byte_add(start).read_volatile() };
+    let mut ends = [0_u64; 2];
+    read(skb, known(&CTV_SKB.head), &mut ends)?;
+    let [head, data] = ends;
+    let (start, offset) = (u64::from(checksum & 0xffff), u64::from(checksum >> 16));
+    // Relative to the start of the buffer, and not to that of the frame (`skb_checksum_start_offset`).
+    let at = (start + offset).wrapping_sub(data.wrapping_sub(head));
+    (at <= u16::MAX.into()).then_some(at as u32)
+}
+
+/// Reads fields of the kernel's structure.
+#[inline(always)]
+fn read<T>(skb: *mut __sk_buff, offset: u32, to: &mut T) -> Option<()> {
+    let from = skb.cast_const().cast::<u8>().wrapping_add(offset as usize);
+    // SAFETY: the buffer has as many bytes; the helper checks the address that it reads from.
+    let result = unsafe { bpf_probe_read_kernel((&raw mut *to).cast(), size_of::<T>() as u32, from.cast()) };
+    (result == 0).then_some(())
+}

@@ -1,0 +1,127 @@
+//! The filter that a pod's frames pass before the kernel's switch gets them: OpenFlow does not see where the kernel will write a
+//! checksum that the sender has left to it.
+//!
+//! It is a filter of the clsact qdisc, which outlives the agent. ovs-vswitchd removes that qdisc when it opens an interface and when
+//! its rate changes (`netdev_linux_set_policing`), so the filter is attached afterwards, before the flows of the port are written.
+
+use std::mem;
+
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{MapData, PerCpuArray},
+    programs::{
+        ProgramError, SchedClassifier, TcAttachType,
+        links::Link as _,
+        tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle},
+    },
+};
+use contiv_abi::SkbLayout;
+use nix::net::if_::if_nametoindex;
+
+use crate::{
+    datapath::{
+        Error,
+        ovs::error::ovs_error,
+        skb::{self, skb_layout},
+    },
+    error::{errno, one_line},
+};
+
+/// The object file that `build.rs` compiled; empty if it was given ready objects without this one.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/contiv-ebpf-ovs"));
+
+const PROGRAM: &str = "ovs_from_pod";
+const DROPS: &str = "ovs_drops";
+/// Before the rates of ovs-vswitchd (49), whose filter may end the chain.
+const PRIORITY: u16 = 16;
+const HANDLE: TcHandle = TcHandle::new(0, 0x0b5);
+
+type Source = Box<dyn std::error::Error + Send + Sync>;
+
+/// The loaded program.
+pub(crate) struct ChecksumFilter {
+    object: Ebpf,
+}
+
+impl ChecksumFilter {
+    /// Loads the program, or says why that is not possible: then the pods' kernels have to complete checksums.
+    pub(crate) fn load() -> Result<ChecksumFilter, String> {
+        skb::layout()?;
+        if OBJECT.is_empty() {
+            return Err(
+                "this build has no program: it was given CONTIV_EBPF_OBJECT without CONTIV_EBPF_OVS_OBJECT"
+                    .into(),
+            );
+        }
+        let layout = skb_layout();
+        let mut loader = EbpfLoader::new();
+        loader.override_global(SkbLayout::GLOBAL, &layout[..], true);
+        let failed =
+            |error: &dyn std::error::Error| format!("load the program {PROGRAM}: {}", one_line(error));
+        let object = loader.load(OBJECT).map_err(|error| failed(&error))?;
+        let mut filter = ChecksumFilter { object };
+        let loaded = filter.program().and_then(SchedClassifier::load);
+        loaded.map_err(|error| failed(&error))?;
+        Ok(filter)
+    }
+
+    fn program(&mut self) -> Result<&mut SchedClassifier, ProgramError> {
+        let program = self.object.program_mut(PROGRAM).ok_or(ProgramError::NotLoaded)?;
+        program.try_into()
+    }
+
+    /// Attaches the program to the host end of a pod's interface; replaces that of an earlier agent. Succeeds if the interface does not
+    /// exist.
+    pub(crate) fn attach(&mut self, interface: &str) -> Result<(), Error> {
+        if if_nametoindex(interface).is_err() {
+            return Ok(());
+        }
+        let attached = self.replace_or_attach(interface);
+        attached.map_err(|error| ovs_error(format!("attach the program {PROGRAM} to {interface}"), error))
+    }
+
+    fn replace_or_attach(&mut self, interface: &str) -> Result<(), Source> {
+        match tc::qdisc_add_clsact(interface) {
+            Err(error)
+                if errno(&error) != Some(libc::EEXIST) && !matches!(error, TcError::AlreadyAttached) =>
+            {
+                return Err(error.into());
+            }
+            _ => {}
+        }
+        let program = self.program()?;
+        let id = match program.attach_to_link(attached(interface)?) {
+            Err(error) if errno(&error) == Some(libc::ENOENT) => {
+                let options = NlOptions { priority: PRIORITY, handle: HANDLE, classid: None };
+                let options = TcAttachOptions::Netlink(options);
+                program.attach_with_options(interface, TcAttachType::Ingress, options)?
+            }
+            replaced => replaced?,
+        };
+        // A drop of the link would detach the program.
+        mem::forget(program.take_link(id)?);
+        Ok(())
+    }
+
+    /// Number of frames dropped since the program was loaded.
+    pub(crate) fn drops(&self) -> Result<u64, Source> {
+        let map = self.object.map(DROPS).ok_or("the object has no counter")?;
+        let drops: PerCpuArray<&MapData, u64> = map.try_into()?;
+        Ok(drops.get(&0, 0)?.iter().sum())
+    }
+}
+
+fn attached(interface: &str) -> Result<SchedClassifierLink, Source> {
+    Ok(SchedClassifierLink::attached(interface, TcAttachType::Ingress, PRIORITY, HANDLE, None)?)
+}
+
+/// Detaches the program. Succeeds if it is not attached.
+pub(crate) fn detach(interface: &str) -> Result<(), Error> {
+    let absent = |error: &Source| matches!(errno(&**error), Some(libc::ENODEV | libc::ENOENT | libc::EINVAL));
+    match attached(interface).and_then(|link| Ok(link.detach()?)) {
+        Err(error) if !absent(&error) => {
+            Err(ovs_error(format!("detach the program {PROGRAM} from {interface}"), error))
+        }
+        _ => Ok(()),
+    }
+}
