@@ -94,6 +94,11 @@ pub(super) const RULES: &[Rules] = &[
                     &["bridge", "error", "hash", "options"],
                 ],
             },
+            // They meet in the changes of a batch alone.
+            Layers {
+                parent: "datapath::ovs::desired::batch",
+                order: &[&["dependents", "flows", "groups", "kernel", "retained"]],
+            },
             Layers {
                 parent: "datapath::ebpf",
                 order: &[
