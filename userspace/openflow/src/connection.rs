@@ -1,7 +1,11 @@
 //! Connection to a switch.
 
 mod bundle;
+mod error;
+mod multipart;
 mod pending;
+mod stream;
+mod switch;
 mod target;
 
 use std::fmt;
@@ -17,101 +21,20 @@ use tokio::time::timeout;
 use tokio_util::codec::FramedRead;
 
 pub use self::bundle::Change;
+pub use self::error::Error;
 use self::pending::{PendingReplies, Replies};
+use self::stream::{check_hello, read, write};
 pub use self::target::{Target, TargetError};
 use crate::codec::{Codec, Received};
 use crate::error_message::ErrorMessage;
-use crate::flow::{FlowFilter, FlowStats};
-use crate::group::Group;
 use crate::message::{Body, Message};
-use crate::multipart::{Aggregate, Desc, MultipartRequest, Parts, TableStats};
-use crate::port::PortDesc;
-use crate::switch::{AsyncConfig, Features, Hello, SwitchConfig};
-use crate::wire::{DecodeError, TooLong};
+use crate::switch::Hello;
 
 /// Time in which the switch sends a reply, to this request or to an earlier one. Large tables and a busy machine take seconds, and
 /// giving up costs a comparison of all flows.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Capacity of the notification queue. Notifications are dropped when it is full.
 const NOTIFICATION_QUEUE: usize = 1024;
-
-/// Error of a connection. `target` is the address of the switch, `request` names the request for display.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The address of the switch is malformed.
-    #[error(transparent)]
-    Target(#[from] TargetError),
-    /// The connection attempt, or the hello exchange, failed.
-    #[error("connect to switch {target}")]
-    Connect {
-        /// Switch.
-        target: Target,
-        /// Cause.
-        source: std::io::Error,
-    },
-    /// The switch does not support OpenFlow 1.3.
-    #[error("connect to switch {target}: no OpenFlow 1.3: {why}")]
-    Version {
-        /// Switch.
-        target: Target,
-        /// Cause.
-        why: String,
-    },
-    /// The connection is closed.
-    #[error("connection to switch {target} is closed: {why}")]
-    Closed {
-        /// Switch.
-        target: Target,
-        /// Cause.
-        why: String,
-    },
-    /// The switch did not reply in time. The connection remains open.
-    #[error("{request} on switch {target}: no reply within {after:?}")]
-    Timeout {
-        /// Switch.
-        target: Target,
-        /// Request without a reply.
-        request: String,
-        /// Time limit.
-        after: Duration,
-    },
-    /// The switch rejected the request with an error message.
-    #[error("{request} on switch {target}: rejected")]
-    Refused {
-        /// Switch.
-        target: Target,
-        /// Rejected request.
-        request: String,
-        /// Error message of the switch.
-        source: ErrorMessage,
-    },
-    /// The reply does not decode.
-    #[error("{request} on switch {target}: malformed reply")]
-    Undecodable {
-        /// Switch.
-        target: Target,
-        /// Request with the malformed reply.
-        request: String,
-        /// Cause.
-        source: DecodeError,
-    },
-    /// The reply is of another type than the request asks for.
-    #[error("{request} on switch {target}: unexpected reply type")]
-    Unexpected {
-        /// Switch.
-        target: Target,
-        /// Request with the unexpected reply.
-        request: String,
-    },
-    /// The request exceeds the maximum message length. It is not sent.
-    #[error("{request}")]
-    TooLong {
-        /// Oversized request.
-        request: String,
-        /// Cause.
-        source: TooLong,
-    },
-}
 
 /// Asynchronous messages of the switch: packet-in, port status, flow removed. At most 1024 are queued, later ones are
 /// dropped. The channel closes with the connection.
@@ -333,259 +256,5 @@ impl Connection {
     /// As [`Connection::request`].
     pub async fn barrier(&self) -> Result<(), Error> {
         self.send_all(vec![], |_| String::new()).await
-    }
-
-    /// Sends a multipart request and returns the content of all reply messages. `what` names the request in errors.
-    ///
-    /// # Errors
-    ///
-    /// As [`Connection::request`], and [`Error::Unexpected`] for a reply of another type.
-    pub async fn multipart(&self, request: MultipartRequest, what: &str) -> Result<Vec<Parts>, Error> {
-        let mut all = vec![];
-        self.each_part(request, what, |parts| {
-            all.push(parts);
-            Ok(())
-        })
-        .await?;
-        Ok(all)
-    }
-
-    async fn each_part(
-        &self,
-        request: MultipartRequest,
-        what: &str,
-        mut visit: impl FnMut(Parts) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let (_, mut replies) = self.send(std::iter::once(Body::MultipartRequest(request)), what)?;
-        loop {
-            match self.reply(&mut replies, what).await?.body {
-                Body::MultipartReply(reply) => {
-                    visit(reply.parts)?;
-                    if !reply.more {
-                        return Ok(());
-                    }
-                }
-                Body::Error(error) => return Err(self.refused(what, error)),
-                _ => return Err(self.unexpected(what)),
-            }
-        }
-    }
-
-    /// Returns the flows that `filter` selects, with their counters.
-    ///
-    /// # Errors
-    ///
-    /// As [`Connection::multipart`].
-    pub async fn dump_flows(&self, filter: FlowFilter) -> Result<Vec<FlowStats>, Error> {
-        let mut all = vec![];
-        self.visit_flows(filter, |flow| all.push(flow)).await?;
-        Ok(all)
-    }
-
-    /// Calls `visit` for each flow that `filter` selects. Unlike [`Connection::dump_flows`] it keeps none.
-    ///
-    /// # Errors
-    ///
-    /// As [`Connection::multipart`]. `visit` may have been called before.
-    pub async fn visit_flows(
-        &self,
-        filter: FlowFilter,
-        mut visit: impl FnMut(FlowStats),
-    ) -> Result<(), Error> {
-        let what = "dump flows";
-        let request = MultipartRequest::Flows(filter);
-        self.each_part(request, what, |parts| match parts {
-            Parts::Flows(flows) => {
-                flows.into_iter().for_each(&mut visit);
-                Ok(())
-            }
-            _ => Err(self.unexpected(what)),
-        })
-        .await
-    }
-
-    /// Returns all groups.
-    ///
-    /// # Errors
-    ///
-    /// As [`Connection::multipart`].
-    pub async fn dump_groups(&self) -> Result<Vec<Group>, Error> {
-        let what = "dump groups";
-        self.list(MultipartRequest::Groups, what, |parts| {
-            if let Parts::Groups(groups) = parts { Some(groups) } else { None }
-        })
-        .await
-    }
-
-    /// Returns the descriptions of all ports.
-    ///
-    /// # Errors
-    ///
-    /// As [`Connection::multipart`].
-    pub async fn ports(&self) -> Result<Vec<PortDesc>, Error> {
-        let what = "list ports";
-        self.list(MultipartRequest::Ports, what, |parts| {
-            if let Parts::Ports(ports) = parts { Some(ports) } else { None }
-        })
-        .await
-    }
-
-    /// Returns the statistics of all tables.
-    ///
-    /// # Errors
-    ///
-    /// As [`Connection::multipart`].
-    pub async fn tables(&self) -> Result<Vec<TableStats>, Error> {
-        let what = "read table statistics";
-        self.list(MultipartRequest::Tables, what, |parts| {
-            if let Parts::Tables(tables) = parts { Some(tables) } else { None }
-        })
-        .await
-    }
-
-    async fn list<T>(
-        &self,
-        request: MultipartRequest,
-        what: &str,
-        pick: impl Fn(Parts) -> Option<Vec<T>>,
-    ) -> Result<Vec<T>, Error> {
-        let mut all = vec![];
-        for parts in self.multipart(request, what).await? {
-            all.extend(pick(parts).ok_or_else(|| self.unexpected(what))?);
-        }
-        Ok(all)
-    }
-
-    /// Returns the counters summed over the flows that `filter` selects.
-    ///
-    /// # Errors
-    ///
-    /// As [`Connection::multipart`].
-    pub async fn aggregate(&self, filter: FlowFilter) -> Result<Aggregate, Error> {
-        let what = "read aggregate flow statistics";
-        match self.multipart(MultipartRequest::Aggregate(filter), what).await?.pop() {
-            Some(Parts::Aggregate(sum)) => Ok(sum),
-            _ => Err(self.unexpected(what)),
-        }
-    }
-
-    /// Returns the description of the switch.
-    ///
-    /// # Errors
-    ///
-    /// As [`Connection::multipart`].
-    pub async fn describe(&self) -> Result<Desc, Error> {
-        let what = "read switch description";
-        match self.multipart(MultipartRequest::Desc, what).await?.pop() {
-            Some(Parts::Desc(desc)) => Ok(desc),
-            _ => Err(self.unexpected(what)),
-        }
-    }
-
-    /// Returns the features of the switch.
-    ///
-    /// # Errors
-    ///
-    /// As [`Connection::request`], and [`Error::Unexpected`] for a reply of another type.
-    pub async fn features(&self) -> Result<Features, Error> {
-        match self.request(Body::FeaturesRequest, "read features").await? {
-            Body::FeaturesReply(features) => Ok(features),
-            _ => Err(self.unexpected("read features")),
-        }
-    }
-
-    /// Returns the configuration of the switch.
-    ///
-    /// # Errors
-    ///
-    /// As [`Connection::request`], and [`Error::Unexpected`] for a reply of another type.
-    pub async fn config(&self) -> Result<SwitchConfig, Error> {
-        match self.request(Body::GetConfigRequest, "read configuration").await? {
-            Body::GetConfigReply(config) => Ok(config),
-            _ => Err(self.unexpected("read configuration")),
-        }
-    }
-
-    /// Changes the configuration of the switch.
-    ///
-    /// # Errors
-    ///
-    /// As [`Connection::send_all`].
-    pub async fn set_config(&self, config: SwitchConfig) -> Result<(), Error> {
-        self.send_all(vec![Body::SetConfig(config)], |_| "set configuration".into()).await
-    }
-
-    /// Selects the asynchronous messages that the switch sends on this connection.
-    ///
-    /// # Errors
-    ///
-    /// As [`Connection::send_all`].
-    pub async fn set_async(&self, config: AsyncConfig) -> Result<(), Error> {
-        self.send_all(vec![Body::SetAsync(config)], |_| "set asynchronous configuration".into()).await
-    }
-}
-
-fn check_hello(received: Received) -> Result<(), String> {
-    match received.message {
-        Ok(Message { body: Body::Hello(hello), .. }) if hello.supports_openflow13() => Ok(()),
-        Ok(Message { body: Body::Hello(hello), .. }) => Err(format!(
-            "the switch supports version {:#04x} only; add OpenFlow13 to the `protocols` of the bridge",
-            hello.version
-        )),
-        Ok(Message { body: Body::Error(error), .. }) => Err(error.to_string()),
-        Ok(_) => Err("the first message is not a hello".into()),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
-async fn write(
-    mut writer: impl AsyncWrite + Unpin,
-    mut queue: mpsc::UnboundedReceiver<Vec<u8>>,
-    pending: Arc<PendingReplies>,
-) {
-    while let Some(bytes) = queue.recv().await {
-        if let Err(error) = writer.write_all(&bytes).await {
-            pending.close(error.to_string());
-            return;
-        }
-    }
-}
-
-async fn read(
-    mut incoming: FramedRead<impl AsyncRead + Unpin, Codec>,
-    out: mpsc::UnboundedSender<Vec<u8>>,
-    pending: Arc<PendingReplies>,
-    notify: mpsc::Sender<Message>,
-) {
-    let why = loop {
-        match incoming.next().await {
-            None => break "closed by the switch".to_owned(),
-            Some(Err(error)) => break error.to_string(),
-            Some(Ok(received)) => dispatch(received, &out, &pending, &notify),
-        }
-    };
-    pending.close(why);
-}
-
-fn dispatch(
-    received: Received,
-    out: &mpsc::UnboundedSender<Vec<u8>>,
-    pending: &PendingReplies,
-    notify: &mpsc::Sender<Message>,
-) {
-    match &received.message {
-        Ok(Message { xid, body: Body::EchoRequest(data) }) => {
-            if let Ok(bytes) = Message::new(*xid, Body::EchoReply(data.clone())).to_bytes() {
-                // The queue is closed only when the connection is; the reader reports that.
-                let _sent = out.send(bytes);
-            }
-        }
-        Ok(Message { body: Body::PacketIn(_) | Body::PortStatus(_) | Body::FlowRemoved(_), .. }) => {
-            if let Ok(message) = received.message {
-                // Dropped if the queue is full.
-                let _delivered = notify.try_send(message);
-            }
-        }
-        _ => pending.deliver(received),
     }
 }

@@ -244,6 +244,10 @@ pub(super) const RULES: &[Rules] = &[
                 ],
             },
             Layers {
+                parent: "connection",
+                order: &[&["bundle", "multipart", "switch"], &["error", "stream"], &["pending", "target"]],
+            },
+            Layers {
                 parent: "action::nicira",
                 order: &[&["conntrack", "learn", "multipath", "nat"], &["slice"]],
             },

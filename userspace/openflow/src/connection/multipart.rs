@@ -1,0 +1,157 @@
+//! Multipart requests: the flows, groups, ports and statistics of a switch.
+
+use super::{Connection, Error};
+use crate::flow::{FlowFilter, FlowStats};
+use crate::group::Group;
+use crate::message::Body;
+use crate::multipart::{Aggregate, Desc, MultipartRequest, Parts, TableStats};
+use crate::port::PortDesc;
+
+impl Connection {
+    /// Sends a multipart request and returns the content of all reply messages. `what` names the request in errors.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::request`], and [`Error::Unexpected`] for a reply of another type.
+    pub async fn multipart(&self, request: MultipartRequest, what: &str) -> Result<Vec<Parts>, Error> {
+        let mut all = vec![];
+        self.each_part(request, what, |parts| {
+            all.push(parts);
+            Ok(())
+        })
+        .await?;
+        Ok(all)
+    }
+
+    async fn each_part(
+        &self,
+        request: MultipartRequest,
+        what: &str,
+        mut visit: impl FnMut(Parts) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let (_, mut replies) = self.send(std::iter::once(Body::MultipartRequest(request)), what)?;
+        loop {
+            match self.reply(&mut replies, what).await?.body {
+                Body::MultipartReply(reply) => {
+                    visit(reply.parts)?;
+                    if !reply.more {
+                        return Ok(());
+                    }
+                }
+                Body::Error(error) => return Err(self.refused(what, error)),
+                _ => return Err(self.unexpected(what)),
+            }
+        }
+    }
+
+    /// Returns the flows that `filter` selects, with their counters.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::multipart`].
+    pub async fn dump_flows(&self, filter: FlowFilter) -> Result<Vec<FlowStats>, Error> {
+        let mut all = vec![];
+        self.visit_flows(filter, |flow| all.push(flow)).await?;
+        Ok(all)
+    }
+
+    /// Calls `visit` for each flow that `filter` selects. Unlike [`Connection::dump_flows`] it keeps none.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::multipart`]. `visit` may have been called before.
+    pub async fn visit_flows(
+        &self,
+        filter: FlowFilter,
+        mut visit: impl FnMut(FlowStats),
+    ) -> Result<(), Error> {
+        let what = "dump flows";
+        let request = MultipartRequest::Flows(filter);
+        self.each_part(request, what, |parts| match parts {
+            Parts::Flows(flows) => {
+                flows.into_iter().for_each(&mut visit);
+                Ok(())
+            }
+            _ => Err(self.unexpected(what)),
+        })
+        .await
+    }
+
+    /// Returns all groups.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::multipart`].
+    pub async fn dump_groups(&self) -> Result<Vec<Group>, Error> {
+        let what = "dump groups";
+        self.list(MultipartRequest::Groups, what, |parts| {
+            if let Parts::Groups(groups) = parts { Some(groups) } else { None }
+        })
+        .await
+    }
+
+    /// Returns the descriptions of all ports.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::multipart`].
+    pub async fn ports(&self) -> Result<Vec<PortDesc>, Error> {
+        let what = "list ports";
+        self.list(MultipartRequest::Ports, what, |parts| {
+            if let Parts::Ports(ports) = parts { Some(ports) } else { None }
+        })
+        .await
+    }
+
+    /// Returns the statistics of all tables.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::multipart`].
+    pub async fn tables(&self) -> Result<Vec<TableStats>, Error> {
+        let what = "read table statistics";
+        self.list(MultipartRequest::Tables, what, |parts| {
+            if let Parts::Tables(tables) = parts { Some(tables) } else { None }
+        })
+        .await
+    }
+
+    async fn list<T>(
+        &self,
+        request: MultipartRequest,
+        what: &str,
+        pick: impl Fn(Parts) -> Option<Vec<T>>,
+    ) -> Result<Vec<T>, Error> {
+        let mut all = vec![];
+        for parts in self.multipart(request, what).await? {
+            all.extend(pick(parts).ok_or_else(|| self.unexpected(what))?);
+        }
+        Ok(all)
+    }
+
+    /// Returns the counters summed over the flows that `filter` selects.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::multipart`].
+    pub async fn aggregate(&self, filter: FlowFilter) -> Result<Aggregate, Error> {
+        let what = "read aggregate flow statistics";
+        match self.multipart(MultipartRequest::Aggregate(filter), what).await?.pop() {
+            Some(Parts::Aggregate(sum)) => Ok(sum),
+            _ => Err(self.unexpected(what)),
+        }
+    }
+
+    /// Returns the description of the switch.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::multipart`].
+    pub async fn describe(&self) -> Result<Desc, Error> {
+        let what = "read switch description";
+        match self.multipart(MultipartRequest::Desc, what).await?.pop() {
+            Some(Parts::Desc(desc)) => Ok(desc),
+            _ => Err(self.unexpected(what)),
+        }
+    }
+}
