@@ -52,12 +52,9 @@ fn provide_object() -> Result<(), String> {
     };
     copy(&programs, &out.join(PROGRAMS))?;
     for (object, name) in [(log, LOG), (ovs, OVS)] {
-        match object {
-            Some(object) => copy(&object, &out.join(name))?,
-            None => {
-                fs::write(out.join(name), "").map_err(|error| format!("write an empty object: {error}"))?
-            }
-        }
+        let to = out.join(name);
+        let empty = || fs::write(&to, "").map_err(|error| format!("write an empty object: {error}"));
+        object.map_or_else(empty, |object| copy(&object, &to))?;
     }
     Ok(())
 }

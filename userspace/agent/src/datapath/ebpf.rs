@@ -5,10 +5,13 @@
 //! writes the difference. Pinned programs of another build are replaced in place.
 //!
 //! ```text
+//! handover         stop for another datapath, and resume
+//! status, warnings counters, statistics, debug dump; degraded conditions
 //! apply, observe   execute operations; compare the kernel with the desired state
 //! takeover         flows, sessions and counters of another ABI version
 //! kernel           entries of objects, their owners, orphans; all maps and programs
 //! telemetry, trace counters, connections, packet events; the way of one packet
+//! options          options of a node
 //! programs         load and attach programs
 //! service, policy, rate, forward   the tables of each subject
 //! maps             access to pinned maps
@@ -16,46 +19,43 @@
 //! ```
 
 use std::{
-    collections::BTreeMap,
     fs::File,
     future,
-    net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use contiv_abi::{
-    ABI_VERSION, DropCount, DropReason, Phase, Timeouts,
-    maps::{FLOWS, FLOWS_CAPACITY},
-};
+use contiv_abi::Phase;
 use futures::future::BoxFuture;
 use nix::fcntl::Flock;
-use serde_json::json;
 
 use super::{
     Datapath, Desired, Error, FailedOp, Object, Observed, Op, PortRequirements, Postponed, TrackedConnection,
     skb,
-    telemetry::{Counters, Stats, Telemetry},
+    telemetry::{Stats, Telemetry},
     trace::{Findings, Probe},
 };
-use crate::error::one_line;
 
 mod announce;
 mod apply;
 mod device;
 mod failure;
 mod forward;
+mod handover;
 mod kernel;
 mod maps;
 mod observe;
+mod options;
 mod policy;
 mod programs;
 mod rate;
 mod service;
+mod status;
 mod takeover;
 mod telemetry;
 mod trace;
 mod uplinks;
+mod warnings;
 
 pub use super::skb::skb_layout;
 use device::{InterfaceMonitor, Netlink};
@@ -67,16 +67,15 @@ use kernel::{
 };
 pub use maps::sizes::Sizes;
 use maps::{
-    export::PhaseSwitch,
     flows,
     names::{RuleNames, ServiceNames},
     pins::Pins,
     writes::Writes,
 };
+pub use options::Options;
 use programs::{
     interfaces::{Configuration, Devices, Interfaces},
     kernel_port::KernelPort,
-    xdp::XdpStatus,
 };
 pub use programs::{
     load::{LOG_OBJECT, OBJECT},
@@ -87,79 +86,8 @@ pub use programs::{
 use rate::queues;
 use service::announcer::Announcer;
 use takeover::Takeovers;
-use telemetry::{counters, dump, events::MapTelemetry};
+use telemetry::events::MapTelemetry;
 use uplinks::Uplinks;
-
-/// Options of a node.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Directory of the pins, on a BPF file system or where the agent may mount one.
-    pub bpf_root: PathBuf,
-    /// Name of the node's directory in `bpf_root`, for several nodes on one machine.
-    pub instance: String,
-    /// Name of the VXLAN device.
-    pub vxlan_device: String,
-    /// UDP port of the tunnels, equal on all nodes of the cluster.
-    pub vxlan_port: u16,
-    /// Tunnel address of this node, by which the agent finds the underlay interface. On a veth, as in tests and demos, it
-    /// disables TX checksum offload of the VXLAN device.
-    pub vtep: Option<IpAddr>,
-    /// Interfaces that carry the VLAN networks, in the order of preference. One of those with a carrier is active, the
-    /// others stand by.
-    pub uplinks: Vec<String>,
-    /// How TC programs are attached.
-    pub attach_mode: AttachMode,
-    /// XDP mode on the uplink.
-    pub xdp: XdpPreference,
-    /// Timeouts of tracked flows.
-    pub timeouts: Timeouts,
-    /// Broadcast, unknown unicast and multicast frames that a port may send in a second; zero for no limit.
-    pub bum_rate: u32,
-    /// Capacity of the flow table. A table of another capacity is replaced, with its flows, if they fit.
-    pub flows: u32,
-    /// Endpoint for whose frames the programs log the result of each stage. Other programs are loaded then, which are slower.
-    pub log_stages: Option<LogEndpoint>,
-    /// Sizes of the maps that the agent fills. Existing maps keep theirs.
-    pub sizes: Sizes,
-    /// Whether new endpoints of VLAN networks are announced on the active uplink.
-    pub announce: bool,
-    /// ABI version of the pins, for tests of upgrades: the maps have the layout of this build.
-    #[doc(hidden)]
-    pub abi_version: u32,
-}
-
-impl Options {
-    /// Default of `bpf_root`.
-    pub const BPF_ROOT: &'static str = "/sys/fs/bpf/contiv";
-    /// Default of `vxlan_device`.
-    pub const VXLAN_DEVICE: &'static str = "contivvx0";
-    /// Default of `vxlan_port`, assigned by IANA.
-    pub const VXLAN_PORT: u16 = 4789;
-    /// Default of `bum_rate`: far above what address resolution and discovery need.
-    pub const BUM_RATE: u32 = 1000;
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            bpf_root: Options::BPF_ROOT.into(),
-            instance: "default".into(),
-            vxlan_device: Options::VXLAN_DEVICE.into(),
-            vxlan_port: Options::VXLAN_PORT,
-            vtep: None,
-            uplinks: vec![],
-            attach_mode: AttachMode::default(),
-            xdp: XdpPreference::default(),
-            timeouts: Timeouts::default(),
-            bum_rate: Options::BUM_RATE,
-            flows: FLOWS_CAPACITY as u32,
-            log_stages: None,
-            sizes: Sizes::default(),
-            announce: false,
-            abi_version: ABI_VERSION,
-        }
-    }
-}
 
 /// The eBPF datapath of the network namespace in which it is used.
 pub struct Ebpf {
@@ -263,70 +191,9 @@ impl Ebpf {
         Err(failed(format!("upgrade from ABI version {other} to {}", self.pins.version()), Postponed))
     }
 
-    /// Directory of pinned links that an agent of any ABI version has left; `None` if there are none.
-    pub fn left_behind(&self) -> Result<Option<&Path>, Error> {
-        for pins in self.pins.other_abi_versions().into_iter().chain([self.pins.clone()]) {
-            if !pins.link_names()?.is_empty() {
-                return Ok(Some(&self.options.bpf_root));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Whether programs are attached that pass every frame on: they were to take over from another datapath, or that has taken over.
-    pub fn is_passive(&self) -> bool {
-        let phase = PhaseSwitch::open(&self.pins).and_then(|phase| phase.get().ok());
-        phase == Some(Phase::RETIRED) && self.pins.other_abi_versions().is_empty()
-    }
-
-    /// Has the programs pass every frame on, for another datapath that takes over.
-    ///
-    /// # Errors
-    ///
-    /// The programs are of another build.
-    pub fn stop(&mut self) -> Result<(), Error> {
-        let phase = PhaseSwitch::open(&self.pins);
-        let phase = phase.ok_or_else(|| failed("stop the programs", "there are none of this version"))?;
-        phase.set(Phase::RETIRED)?;
-        self.is_stopped = true;
-        Ok(())
-    }
-
-    /// Has the programs forward again that [`stop`](Self::stop) has stopped, or ends a takeover that was interrupted: connections
-    /// that were not imported are lost.
-    ///
-    /// # Errors
-    ///
-    /// The programs are of another build.
-    pub fn resume(&mut self) -> Result<(), Error> {
-        let phase = PhaseSwitch::open(&self.pins);
-        let phase = phase.ok_or_else(|| failed("resume the programs", "there are none of this version"))?;
-        phase.set(Phase::RUNNING)?;
-        self.is_stopped = false;
-        Ok(())
-    }
-
-    /// Deletes the interfaces whose names and ports another datapath needs.
-    ///
-    /// # Errors
-    ///
-    /// Some of them may exist still.
-    pub async fn delete_devices(&self) -> Result<(), Error> {
-        self.interfaces.delete_devices(&Netlink::open()?).await
-    }
-
     /// Directory that contains the pins of all instances.
     pub fn bpf_root(&self) -> &Path {
         &self.options.bpf_root
-    }
-
-    /// The connections that the programs track, of the networks in `desired`. Changes nothing.
-    ///
-    /// # Errors
-    ///
-    /// The maps do not exist, or are of another build.
-    pub fn connections(&self, desired: &Desired) -> Result<Vec<TrackedConnection>, Error> {
-        takeover::tracked::connections(&self.pins, desired)
     }
 
     /// Path of a pinned program.
@@ -337,34 +204,6 @@ impl Ebpf {
     /// Directory of the pinned maps.
     pub fn maps_directory(&self) -> PathBuf {
         self.pins.maps()
-    }
-
-    /// Dropped frames since the maps were created, by reason. Omits reasons without drops.
-    pub fn drops(&self) -> Result<Vec<(DropReason, DropCount)>, Error> {
-        self.installed.as_ref().map_or(Ok(vec![]), |installed| installed.kernel().drops())
-    }
-
-    /// Service frames that were forwarded to the nodes of their backends (DSR), by program.
-    pub fn dsr_forwarded(&self) -> Result<Vec<(&'static str, DropCount)>, Error> {
-        self.installed.as_ref().map_or(Ok(vec![]), |installed| installed.kernel().dsr_forwarded())
-    }
-
-    /// Counters of rules and services, and usage of the tables that packets fill. Empty before the first
-    /// [`observe`](Datapath::observe).
-    pub fn counters(&self) -> Result<Counters, Error> {
-        match self.installed {
-            Some(_) => counters::read(&self.pins, &self.rule_names, &self.service_names),
-            None => Ok(Counters::default()),
-        }
-    }
-
-    /// How bandwidth limits are enforced.
-    fn rate_enforcement(&self) -> Option<&'static str> {
-        let queues = self.installed.as_ref()?.queues();
-        match queues.pair() {
-            Some(_) => Some("queues"),
-            None => queues.are_unsupported().then_some("drops"),
-        }
     }
 
     /// Capacity of the flow table, if it differs from the configured one.
@@ -385,20 +224,6 @@ impl Ebpf {
         };
         let flows = installed.kernel().flow_capacity();
         trace::prepare((&self.pins, flows, &self.rule_names), devices, probe)
-    }
-
-    fn attach_mode(&self) -> String {
-        format!("{:?}", self.interfaces.hooks().mode()).to_lowercase()
-    }
-
-    fn inspect_xdp(&self) -> serde_json::Value {
-        let status = self.interfaces.xdp_status();
-        let cause = match status {
-            XdpStatus::Unavailable(cause) => Some(cause.as_str()),
-            _ => None,
-        };
-        let preference = format!("{:?}", self.interfaces.xdp().preference()).to_lowercase();
-        json!({ "wanted": preference, "mode": status.as_str(), "why": cause })
     }
 }
 
@@ -541,107 +366,15 @@ impl Datapath for Ebpf {
     }
 
     fn inspect(&self) -> serde_json::Value {
-        let kernel = self.installed.as_ref().map(Installed::kernel);
-        let usage = kernel.map(|kernel| {
-            dump::object(Ok(kernel.usage().iter().map(|usage| (usage.table, usage.entries)).collect()))
-        });
-        let drops = self.drops().map(|drops| {
-            drops.iter().map(|(reason, count)| (reason.as_str(), count.packets)).collect::<Vec<_>>()
-        });
-        let forwarded = self.dsr_forwarded().map(|counts| {
-            let count = |count: &DropCount| json!({ "packets": count.packets, "bytes": count.bytes });
-            counts.iter().map(|(program, frames)| (*program, count(frames))).collect::<Vec<_>>()
-        });
-        let [rules, services, packet_tables] = dump::render(&self.counters());
-        json!({
-            "datapath": "ebpf",
-            "attachment": self.attach_mode(),
-            "xdp": self.inspect_xdp(),
-            "relayed": dump::object(forwarded),
-            "announced": self.announcer.counts().into_iter().collect::<BTreeMap<_, _>>(),
-            "announcedEndpoints": self.announcer.endpoint_counts().into_iter().collect::<BTreeMap<_, _>>(),
-            "maps": self.maps_directory(),
-            "vxlanDevice": self.options.vxlan_device,
-            "uplinks": self.options.uplinks,
-            "activeUplink": dump::object(self.uplinks.active().map(|active| vec![("ifindex", active)])),
-            "rates": self.rate_enforcement(),
-            "entries": usage,
-            "drops": dump::object(drops),
-            "rules": rules,
-            "services": services,
-            "rulesInForce": kernel.map(|kernel| kernel.policies.rules()),
-            "flows": kernel.map(|kernel| dump::object(kernel.flow_events())),
-            "entriesOfPackets": packet_tables,
-            "writes": self.writes(),
-        })
+        self.debug_dump()
     }
 
     fn stats(&self) -> Stats {
-        let Some(installed) = &self.installed else { return Stats::default() };
-        let drops = or_default(self.drops());
-        let forwarded = or_default(self.dsr_forwarded());
-        Stats {
-            drops: drops.iter().map(|(reason, count)| (reason.as_str(), count.packets)).collect(),
-            flows: or_default(installed.kernel().flow_events()),
-            tables: installed.kernel().usage(),
-            dsr_forwarded: forwarded.iter().map(|(program, count)| (*program, count.packets)).collect(),
-            announcements: self.announcer.counts(),
-            endpoint_announcements: self.announcer.endpoint_counts(),
-            hooks: vec![
-                ("tc", self.attach_mode()),
-                ("xdp", self.interfaces.xdp_status().as_str().to_owned()),
-            ],
-        }
+        self.statistics()
     }
 
     fn warnings(&self) -> Vec<String> {
-        let flows = self.unconfigured_flow_capacity().map(|capacity| {
-            format!(
-                "connections: capacity {capacity} instead of {} (--conntrack-max) until the flows in the map {FLOWS} fit, because \
-                 connections would break; to change it now, move the pods off the node, stop the agent, and run \
-                 `netplugin cleanup`",
-                self.options.flows,
-            )
-        });
-        let xdp = match self.interfaces.xdp_status() {
-            XdpStatus::Unavailable(cause) => {
-                Some(format!("XDP: unavailable on the uplink, TC processes all frames: {cause}"))
-            }
-            XdpStatus::Off | XdpStatus::Attached(_) => None,
-        };
-        let effect = if self.interfaces.devices().uplinks.is_empty() {
-            "VLAN networks reach nothing outside of the node until an uplink exists"
-        } else {
-            "its networks use the other uplinks"
-        };
-        let missing = self.interfaces.missing_uplinks().iter();
-        let missing =
-            missing.map(|name| format!("VLAN uplink {name}: does not exist; {effect} (--vlan-uplinks)"));
-        let log = self.options.log_stages.as_ref().map(|endpoint| {
-            format!(
-                "eBPF programs: those that log the stages of frames are in force, for the endpoint {endpoint} \
-                 (--bpf-log-stages); they are slower"
-            )
-        });
-        let existing = self.installed.as_ref().map(|installed| installed.kernel().sizes());
-        let sizes = existing.into_iter().flat_map(|existing| existing.differences(&self.options.sizes));
-        let sizes = sizes.map(|(flag, existing, configured)| {
-            format!(
-                "maps: size {existing} instead of {configured} ({flag}), because a map cannot be resized; to change it, move \
-                 the pods off the node, stop the agent, and run `netplugin cleanup`"
-            )
-        });
-        let checksums = skb::layout().err().map(skb::offload_warning);
-        let losses = self.takeovers.losses().iter().cloned();
-        flows
-            .into_iter()
-            .chain(xdp)
-            .chain(missing)
-            .chain(log)
-            .chain(sizes)
-            .chain(checksums)
-            .chain(losses)
-            .collect()
+        self.degraded_conditions()
     }
 
     fn telemetry(&self) -> Option<Arc<dyn Telemetry>> {
@@ -670,11 +403,4 @@ impl Datapath for Ebpf {
         outcome = outcome.and(queues::cleanup(&netlink, &self.writes).await);
         outcome.and(self.interfaces.delete_devices(&netlink).await)
     }
-}
-
-/// The statistics, or none with a warning if they cannot be read.
-fn or_default<T: Default>(statistics: Result<T, Error>) -> T {
-    statistics
-        .inspect_err(|error| tracing::warn!("statistics are incomplete: {}", one_line(error)))
-        .unwrap_or_default()
 }

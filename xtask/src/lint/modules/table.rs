@@ -102,10 +102,10 @@ pub(super) const RULES: &[Rules] = &[
             Layers {
                 parent: "datapath::ebpf",
                 order: &[
-                    &["announce", "apply", "observe"],
+                    &["announce", "apply", "handover", "observe", "status", "warnings"],
                     &["takeover", "uplinks"],
                     &["trace"],
-                    &["kernel", "telemetry"],
+                    &["kernel", "options", "telemetry"],
                     &["forward", "policy", "programs", "rate", "service"],
                     &["device"],
                     &["maps"],

@@ -1,0 +1,71 @@
+//! Handover to another datapath: what this one has left behind, the stop of its programs, and the connections that they track.
+
+use std::path::Path;
+
+use contiv_abi::Phase;
+
+use super::{Ebpf, device::Netlink, failure::failed, maps::export::PhaseSwitch, takeover};
+use crate::datapath::{Desired, Error, TrackedConnection};
+
+impl Ebpf {
+    /// Directory of pinned links that an agent of any ABI version has left; `None` if there are none.
+    pub fn left_behind(&self) -> Result<Option<&Path>, Error> {
+        for pins in self.pins.other_abi_versions().into_iter().chain([self.pins.clone()]) {
+            if !pins.link_names()?.is_empty() {
+                return Ok(Some(&self.options.bpf_root));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether programs are attached that pass every frame on: they were to take over from another datapath, or that has taken over.
+    pub fn is_passive(&self) -> bool {
+        let phase = PhaseSwitch::open(&self.pins).and_then(|phase| phase.get().ok());
+        phase == Some(Phase::RETIRED) && self.pins.other_abi_versions().is_empty()
+    }
+
+    /// Has the programs pass every frame on, for another datapath that takes over.
+    ///
+    /// # Errors
+    ///
+    /// The programs are of another build.
+    pub fn stop(&mut self) -> Result<(), Error> {
+        let phase = PhaseSwitch::open(&self.pins);
+        let phase = phase.ok_or_else(|| failed("stop the programs", "there are none of this version"))?;
+        phase.set(Phase::RETIRED)?;
+        self.is_stopped = true;
+        Ok(())
+    }
+
+    /// Has the programs forward again that [`stop`](Self::stop) has stopped, or ends a takeover that was interrupted: connections
+    /// that were not imported are lost.
+    ///
+    /// # Errors
+    ///
+    /// The programs are of another build.
+    pub fn resume(&mut self) -> Result<(), Error> {
+        let phase = PhaseSwitch::open(&self.pins);
+        let phase = phase.ok_or_else(|| failed("resume the programs", "there are none of this version"))?;
+        phase.set(Phase::RUNNING)?;
+        self.is_stopped = false;
+        Ok(())
+    }
+
+    /// Deletes the interfaces whose names and ports another datapath needs.
+    ///
+    /// # Errors
+    ///
+    /// Some of them may exist still.
+    pub async fn delete_devices(&self) -> Result<(), Error> {
+        self.interfaces.delete_devices(&Netlink::open()?).await
+    }
+
+    /// The connections that the programs track, of the networks in `desired`. Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// The maps do not exist, or are of another build.
+    pub fn connections(&self, desired: &Desired) -> Result<Vec<TrackedConnection>, Error> {
+        takeover::tracked::connections(&self.pins, desired)
+    }
+}
