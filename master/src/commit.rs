@@ -5,6 +5,7 @@
 //! requests share one disk flush. A request is answered only after its commit.
 
 mod committer;
+mod large_value;
 mod queue;
 mod redo_log;
 mod store_problem;
@@ -13,6 +14,7 @@ mod store_problem;
 mod tests;
 
 pub use committer::{Committer, Deposed};
+pub use large_value::LargeValue;
 pub use queue::{Plan, Queue};
 pub use redo_log::COMMIT_RECORD;
 pub use store_problem::store_problem;

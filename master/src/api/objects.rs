@@ -16,6 +16,7 @@ use super::response::{ErrorFormat, not_modified};
 use crate::access::Scope;
 use crate::aci::RepeatablePlan;
 use crate::cache::{ClusterCache, StagedTxn};
+use crate::commit::LargeValue;
 use crate::leadership::{Leader, Reads};
 use crate::objects::{Representation, Type};
 use crate::problem::{Answer, Problem};
@@ -145,15 +146,29 @@ impl ObjectRoutes<'_> {
         }
     }
 
-    /// Plans on the committed state, and discards the plan.
+    /// Plans on the committed state, and discards the plan. The store is asked whether it accepts the
+    /// largest value.
     async fn dry_run(&self, plan: RepeatablePlan) -> Answer {
         self.leader.linearizable_read.confirm().await?;
         let planned = self.reads.read(move |cache| {
-            let answer = plan(&mut StagedTxn::new(cache));
-            Box::new(move || answer)
+            let planned = plan_only(&plan, cache);
+            Box::new(move || planned)
         });
-        planned.await
+        let (answer, large) = planned.await?;
+        if let Some(value) = large {
+            value.check(&self.leader.store).await?;
+        }
+        Ok(answer)
     }
+}
+
+/// Response of the plan, and its largest value, if the store may refuse it.
+fn plan_only(plan: &RepeatablePlan, cache: &ClusterCache) -> Result<(Vec<u8>, Option<LargeValue>), Problem> {
+    let mut staged = StagedTxn::new(cache);
+    let answer = plan(&mut staged)?;
+    let (txn, _) =
+        staged.finish().map_err(|error| Problem::unavailable(format!("encode a record: {error}")))?;
+    Ok((answer, LargeValue::find(txn)))
 }
 
 pub(super) async fn read_body(body: Body) -> Result<Bytes, Problem> {

@@ -4,13 +4,14 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use contiv_model::{group, key::POLICIES, network};
+use contiv_model::{group, network};
 use contiv_store::election::Leadership;
 use contiv_store::{Error, Guard, Outcome, Store, Txn};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 
+use super::large_value::too_large;
 use super::queue::{Job, Plan, QUEUE_LENGTH, Queue, answer, fail_all};
 use super::redo_log::{self, LogOutcome, RedoLog};
 use super::store_problem::store_problem;
@@ -242,14 +243,7 @@ impl Committer {
             return;
         }
         let (key, bytes) = largest;
-        let advice = match key.starts_with(POLICIES) {
-            true => "distribute the rules over several policies",
-            false => "reduce the number of objects below it",
-        };
-        let error = format!(
-            "commit {key}: {bytes} bytes exceed the store's limit (etcd: --max-request-bytes, default 1.5 MB); {advice}"
-        );
-        fail_all(jobs, &Problem::conflict(error));
+        fail_all(jobs, &too_large(key, *bytes));
     }
 
     /// Answers plans that stage no change.

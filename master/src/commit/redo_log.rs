@@ -21,8 +21,8 @@ use contiv_store::{Error, Guard, Op, Outcome, Store, Txn};
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
-use step::{STEP_BYTES, STEP_OPS, decode, encode};
-pub(super) use step::{fits_one_txn, size};
+pub(super) use step::{STEP_BYTES, encode, fits_one_txn, size};
+use step::{STEP_OPS, decode};
 
 use crate::cache::Revisions;
 use crate::problem::one_line;

@@ -9,7 +9,7 @@ use contiv_store::{Config, Store, Txn, embedded};
 use futures::StreamExt as _;
 use tokio_util::sync::CancellationToken;
 
-use super::{COMMIT_RECORD, Committer, Queue};
+use super::{COMMIT_RECORD, Committer, LargeValue, Queue};
 use crate::cache::{SharedCache, StagedTxn};
 use crate::metrics::Metrics;
 
@@ -80,4 +80,19 @@ async fn a_decided_change_is_acknowledged_although_leadership_is_lost() {
     assert!(Committer::recover(&fixture.store, &next).await.is_ok());
     let tenants = fixture.store.list("/contiv.io/obj/modeldb/tenant/").await.unwrap();
     assert_eq!(tenants.items.len(), 5000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_size_of_a_change_is_checked_without_writing_it() {
+    let fixture = Fixture::new().await;
+    let value = |bytes: usize| {
+        let json = serde_json::to_vec(&"x".repeat(bytes)).unwrap();
+        LargeValue::find(Txn::new().put("small", "1").put("large", json))
+    };
+    assert!(value(500_000).is_none());
+    assert_eq!(value(1_400_000).unwrap().check(&fixture.store).await, Ok(()));
+    let refused = value(1_600_000).unwrap().check(&fixture.store).await.unwrap_err();
+    assert_eq!(refused.kind.status(), 409);
+    assert!(refused.text.starts_with("commit large: 1600007 bytes exceed the store's limit"), "{refused}");
+    assert_eq!(fixture.store.get("large").await.unwrap(), None);
 }

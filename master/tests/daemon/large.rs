@@ -188,8 +188,18 @@ fn a_policy_too_large_for_the_store_is_rejected_and_a_profile_updates_many_group
     let to = master.address;
     make_network(to, "net", "10.200.0.0/16");
     policy(to, "huge");
-    make_rules(to, &(0..2600).map(|n| rule("huge", n)).collect::<Vec<_>>());
+    let dry_run = || {
+        let body =
+            json!({"tenantName": "default", "groupName": "web", "networkName": "net", "policies": ["huge"]});
+        post(to, "/api/v1/endpointGroups/default:web/?dryRun=All", &body).unwrap()
+    };
+    // More than a step of the redo log has, and less than the limit of the store.
+    make_rules(to, &(0..1800).map(|n| rule("huge", n)).collect::<Vec<_>>());
+    dry_run().good();
+    make_rules(to, &(1800..2600).map(|n| rule("huge", n)).collect::<Vec<_>>());
+    let tried = dry_run().bad();
     let line = group(to, "web", &["huge"]).unwrap().bad();
+    assert_eq!(tried, line);
     assert!(line.starts_with("commit /contiv.io/state/policy/default:web:default:huge: 1"), "{line}");
     assert!(line.ends_with("distribute the rules over several policies"), "{line}");
     for prefix in ["/contiv.io/obj/modeldb/endpointGroup/", POLICIES, POLICY_RULES, PENDING] {

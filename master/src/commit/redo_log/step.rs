@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 /// key, deletion of the commit record, one spare.
 pub(super) const STEP_OPS: usize = MAX_TXN_OPS - 5;
 /// Bytes of keys and values per step. A single larger value has a step of its own.
-pub(super) const STEP_BYTES: usize = 1 << 20;
+pub(in crate::commit) const STEP_BYTES: usize = 1 << 20;
 /// Padding per operation in bytes. An encoded step is longer than its transaction, so the store
 /// accepts the transaction if it accepted the step.
 const PADDING: usize = 64;
@@ -36,7 +36,7 @@ pub(in crate::commit) fn size(op: &Op) -> usize {
     }
 }
 
-pub(super) fn encode(ops: &[Op]) -> serde_json::Result<Vec<u8>> {
+pub(in crate::commit) fn encode(ops: &[Op]) -> serde_json::Result<Vec<u8>> {
     let mut step = Step { put: Map::new(), delete: vec![] };
     for op in ops {
         match op {
