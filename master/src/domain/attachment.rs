@@ -12,6 +12,17 @@ use super::fabric;
 use super::object_key;
 use crate::cache::StagedTxn;
 
+/// Largest number of rules of a group, in all its policies. A change of the group expands all of them
+/// while other requests wait.
+pub const MAX_GROUP_RULES: usize = 16_384;
+
+/// Number of rules of the group's policies.
+pub fn count_rules(group: &EndpointGroup, staged: &StagedTxn<'_>) -> usize {
+    let policies: BTreeSet<&String> = group.policies.iter().collect();
+    let keys = policies.into_iter().map(|name| object_key(&group.tenant_name, name));
+    keys.map(|key| staged.count_linked::<Policy, Rule>(&key)).sum()
+}
+
 /// Converts the object key `<tenant>:<group>` to the state key `<group>:<tenant>`.
 pub fn state_key(group: &str) -> String {
     group.split_once(':').map(|(tenant, name)| format!("{name}:{tenant}")).unwrap_or_default()

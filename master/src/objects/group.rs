@@ -93,7 +93,7 @@ impl Object for EndpointGroup {
         }
         let pool = self.pool(record)?;
         let own_vlan = own_vlan(record, staged)?;
-        self.check_references(staged)?;
+        self.check_references(None, staged)?;
         let traffic = self.profile(staged)?.map(|profile| Traffic::of(&profile)).unwrap_or_default();
         let (id, ids) = next_id(staged)?;
 
@@ -128,7 +128,7 @@ impl Object for EndpointGroup {
         if self.ip_pool != old.ip_pool {
             return cannot("IP pool");
         }
-        self.check_references(staged)?;
+        self.check_references(Some(old), staged)?;
 
         // Other fields of the request, including the tag, are accepted without effect.
         let mut new = EndpointGroup {

@@ -8,7 +8,7 @@ use contiv_model::{endpoint, key::ObjectType, policy::is_reversed_range};
 
 use super::{Cluster, Object, Preset};
 use crate::cache::{ClusterCache, StagedTxn};
-use crate::domain::attachment::{refresh_rule, remote_name, state_key};
+use crate::domain::attachment::{MAX_GROUP_RULES, count_rules, refresh_rule, remote_name, state_key};
 use crate::domain::object_key;
 use crate::problem::Problem;
 use crate::reports::Report;
@@ -55,7 +55,7 @@ impl Object for Rule {
     const KEY: &'static [&'static str] = &["tenantName", "policyName", "ruleId"];
     const DEFAULTS: &'static [(&'static str, Preset)] = &[("priority", Preset::Int(1))];
     type Oper = ();
-    /// Of what other rules and endpoints change, plans for rules read the number of a policy's rules only.
+    /// Of what other rules and endpoints change, plans for rules read the numbers of rules of policies only.
     const EXCLUSIVE: bool = false;
 
     fn key(&self) -> &str {
@@ -95,6 +95,7 @@ impl Object for Rule {
                 "policy {name} has reached the limit of {MAX_RULES} rules; distribute the rules over several policies"
             )));
         }
+        check_groups(&policy_key, staged)?;
 
         if staged.get::<EndpointGroup>(&remote_key).is_some() {
             staged.guard_unchanged::<EndpointGroup>(&remote_key);
@@ -121,6 +122,19 @@ impl Object for Rule {
 
     fn oper(&self, _cache: &ClusterCache, _cluster: &Cluster) -> Option<Report<()>> {
         None
+    }
+}
+
+/// Checks that the groups of the policy may have one more rule.
+fn check_groups(policy_key: &str, staged: &StagedTxn<'_>) -> Result<(), Problem> {
+    let groups = staged.linked::<Policy, EndpointGroup>(policy_key);
+    let mut groups = groups.iter().filter_map(|key| staged.get::<EndpointGroup>(key));
+    match groups.find(|group| count_rules(group, staged) >= MAX_GROUP_RULES) {
+        Some(group) => Err(Problem::conflict(format!(
+            "the policies of group {} have reached the limit of {MAX_GROUP_RULES} rules; attach fewer policies to it",
+            group.group_name
+        ))),
+        None => Ok(()),
     }
 }
 

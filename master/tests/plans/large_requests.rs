@@ -161,3 +161,54 @@ fn a_policy_has_a_limited_number_of_rules() {
     rule(&mut fixture, "p", "b").unwrap();
     assert_eq!(rule(&mut fixture, "p", "c").unwrap_err(), refused);
 }
+
+#[test]
+fn the_policies_of_a_group_have_a_limited_number_of_rules() {
+    const LIMIT: usize = 16_384;
+    let mut fixture = fixture("default");
+    let names = ["a", "b", "c", "d", "few"].map(str::to_owned);
+    put_policies(&mut fixture, &names[..4], LIMIT / 4);
+    put_policies(&mut fixture, &names[4..], 1);
+    let put = |fixture: &mut Fixture, policies: &[String]| {
+        let body = group(&json!({"policies": policies}));
+        fixture.put("endpointGroups", "default:g", &body).map_err(|problem| problem.text)
+    };
+    let rule = |fixture: &mut Fixture, id: &str| {
+        let body = json!({"tenantName": "default", "policyName": "few", "ruleId": id, "direction": "in",
+            "action": "allow"});
+        fixture.put("rules", &format!("default:few:{id}"), &body).map_err(|problem| problem.text)
+    };
+    let refused =
+        "the policies of group g have more than 16384 rules, which is the limit; attach fewer policies";
+    assert_eq!(put(&mut fixture, &names).unwrap_err(), refused);
+    put(&mut fixture, &names[..4]).unwrap();
+    assert_eq!(put(&mut fixture, &names).unwrap_err(), refused);
+    // A rule of a policy that is attached counts like a policy with a rule.
+    fixture.delete("rules", "default:few:0").unwrap();
+    put(&mut fixture, &names).unwrap();
+    let reached =
+        "the policies of group g have reached the limit of 16384 rules; attach fewer policies to it";
+    assert_eq!(rule(&mut fixture, "x").unwrap_err(), reached);
+    fixture.delete("rules", "default:a:0").unwrap();
+    rule(&mut fixture, "x").unwrap();
+    assert_eq!(rule(&mut fixture, "y").unwrap_err(), reached);
+}
+
+/// Earlier releases had no limit.
+#[test]
+fn a_stored_group_with_more_rules_can_be_reduced() {
+    let mut fixture = fixture("default");
+    let names = ["a", "b", "c", "d", "e"].map(str::to_owned);
+    put_policies(&mut fixture, &names, 0);
+    put_policies(&mut fixture, &["one".to_owned()], 1);
+    let put = |fixture: &mut Fixture, policies: &[&str]| {
+        fixture.put("endpointGroups", "default:g", &group(&json!({"policies": policies})))
+    };
+    put(&mut fixture, &["a", "b", "c", "d", "e"]).unwrap();
+    put_policies(&mut fixture, &names, 4096);
+    put(&mut fixture, &["a", "b", "c", "d", "e"]).unwrap();
+    put(&mut fixture, &["a", "b", "c", "d", "e", "one"]).unwrap_err();
+    put(&mut fixture, &["a", "b", "c", "d", "one"]).unwrap();
+    put(&mut fixture, &["a", "b", "c", "d"]).unwrap();
+    put(&mut fixture, &["a", "b", "c", "d", "one"]).unwrap_err();
+}

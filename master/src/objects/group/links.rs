@@ -7,7 +7,7 @@ use contiv_model::api::{EndpointGroup, ExtContractsGroup, Link, Netprofile, Netw
 use contiv_model::key::ObjectType;
 
 use crate::cache::StagedTxn;
-use crate::domain::attachment::{link_rules, refresh};
+use crate::domain::attachment::{MAX_GROUP_RULES, count_rules, link_rules, refresh};
 use crate::domain::object_key;
 use crate::problem::Problem;
 
@@ -15,7 +15,7 @@ use crate::problem::Problem;
 pub(super) trait Links {
     fn profile_key(&self) -> Option<String>;
     fn profile(&self, staged: &StagedTxn<'_>) -> Result<Option<Arc<Netprofile>>, Problem>;
-    fn check_references(&self, staged: &StagedTxn<'_>) -> Result<(), Problem>;
+    fn check_references(&self, old: Option<&Self>, staged: &StagedTxn<'_>) -> Result<(), Problem>;
     fn attach(&mut self, old: Option<&Self>, staged: &mut StagedTxn<'_>);
     fn attach_policies(&mut self, staged: &mut StagedTxn<'_>);
     fn attach_profile(&mut self, staged: &mut StagedTxn<'_>);
@@ -35,13 +35,23 @@ impl Links for EndpointGroup {
         self.profile_key().map(find).transpose()
     }
 
-    /// Checks that everything the group refers to exists.
-    fn check_references(&self, staged: &StagedTxn<'_>) -> Result<(), Problem> {
+    /// Checks that everything the group refers to exists, and that its policies do not have too many
+    /// rules. A stored group `old` with more rules keeps them.
+    fn check_references(&self, old: Option<&Self>, staged: &StagedTxn<'_>) -> Result<(), Problem> {
+        let limit = old.map_or(0, |old| count_rules(old, staged)).max(MAX_GROUP_RULES);
+        let mut rules = 0;
         // A policy may have thousands of rules, and may be named more than once.
         let mut checked = BTreeSet::new();
         for name in self.policies.iter().filter(|name| checked.insert(name.as_str())) {
             let policy = staged.get::<Policy>(&object_key(&self.tenant_name, name));
             let policy = policy.ok_or_else(|| Problem::not_found("Policy not found"))?;
+            rules += staged.count_linked::<Policy, Rule>(&policy.key);
+            if rules > limit {
+                let name = &self.group_name;
+                return Err(Problem::conflict(format!(
+                    "the policies of group {name} have more than {MAX_GROUP_RULES} rules, which is the limit; attach fewer policies"
+                )));
+            }
             check_rule_networks(&policy, staged)?;
         }
         self.profile(staged)?;
