@@ -102,11 +102,10 @@ impl ClusterCache {
         self.table::<T>().values().map(|entry| entry.value.clone()).collect()
     }
 
-    /// Entries with a key after `after`, sorted by key; at most `limit`.
-    pub fn shared_after<T: Entry>(&self, after: Option<&str>, limit: usize) -> Vec<Arc<T>> {
-        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+    /// Keys and entries from `start` on, sorted by key.
+    pub fn shared_from<T: Entry>(&self, start: Bound<&str>) -> impl Iterator<Item = (&str, Arc<T>)> {
         let entries = self.table::<T>().range::<str, _>((start, Bound::Unbounded));
-        entries.take(limit).map(|(_, entry)| entry.value.clone()).collect()
+        entries.map(|(key, entry)| (key.as_str(), entry.value.clone()))
     }
 
     /// Keys after `after`, sorted, with the revisions of their records; at most `limit`.

@@ -3,6 +3,7 @@
 
 mod aci;
 mod bgp;
+mod candidates;
 mod global;
 mod group;
 mod listing;
@@ -24,6 +25,7 @@ use schemars::{JsonSchema, SchemaGenerator};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use candidates::candidates;
 pub use global::{Defaults, put_identity};
 use listing::PageBody;
 pub use listing::{FieldSelector, Page, Selection};
@@ -344,16 +346,13 @@ fn list<T: Object>(
     selection: Selection,
 ) -> Report<Result<Page, Problem>> {
     let (limit, bytes) = selection.bounds();
-    // A selector or a scope may leave out any number of objects.
-    let all = selection.selector.is_empty() && *scope == Scope::All;
-    let taken = if all { limit.saturating_add(1) } else { usize::MAX };
-    let objects = cache.shared_after::<T>(selection.after.as_deref(), taken);
+    let objects = candidates::<T>(cache, scope, &selection);
     let objects: Vec<(Arc<T>, Links)> =
         objects.into_iter().map(|object| (object.clone(), cache.links_of::<T>(object.key()))).collect();
-    let (revision, scope) = (cache.complete_revision(), scope.clone());
+    let revision = cache.complete_revision();
     Box::new(move || {
         let mut page = PageBody::new(limit, bytes);
-        for (object, links) in objects.iter().filter(|(object, _)| scope.has_tenant(object.tenant())) {
+        for (object, links) in &objects {
             if !selection.selector.is_empty() && !selection.selector.matches(&fields(&**object)?) {
                 continue;
             }

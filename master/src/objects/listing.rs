@@ -124,6 +124,19 @@ impl FieldSelector {
         self.0.is_empty()
     }
 
+    /// Value that the field must have, other than the empty text.
+    pub(super) fn required(&self, field: &str) -> Option<&str> {
+        let is_about = |requirement: &&Requirement| {
+            requirement.field == field && requirement.equal && !requirement.value.is_empty()
+        };
+        self.0.iter().find(is_about).map(|requirement| requirement.value.as_str())
+    }
+
+    /// Whether the only requirement is the value of the field.
+    pub(super) fn requires_only(&self, field: &str) -> bool {
+        self.0.len() == 1 && self.required(field).is_some()
+    }
+
     /// Whether the JSON object meets all requirements.
     pub fn matches(&self, object: &Value) -> bool {
         self.0.iter().all(|requirement| requirement.is_met(object))
