@@ -34,7 +34,8 @@ pub trait Linked {
         None
     }
 
-    /// Objects that link back to this one. They need not exist.
+    /// Objects that this one refers to. They link back if this type is one of their
+    /// [`Linked::REFERRERS`]. They need not exist.
     fn references(&self) -> Vec<Reference> {
         Vec::new()
     }
@@ -160,6 +161,11 @@ impl Linked for ExtContractsGroup {
 
     fn link_set(&mut self, referrer: ObjectType) -> Option<&mut LinkSet> {
         (referrer == ObjectType::EndpointGroup).then_some(&mut self.link_sets.endpoint_groups)
+    }
+
+    /// A tenant has no set of links to contracts groups.
+    fn references(&self) -> Vec<Reference> {
+        vec![(ObjectType::Tenant, self.tenant_name.clone())]
     }
 }
 

@@ -1,6 +1,6 @@
 //! Tenants.
 
-use contiv_model::api::{LinkSet, Tenant, TenantOper};
+use contiv_model::api::{ExtContractsGroup, LinkSet, Tenant, TenantOper};
 use contiv_model::key::ObjectType;
 
 use super::{Cluster, Object};
@@ -67,7 +67,11 @@ impl Object for Tenant {
         unless_empty(&sets.endpoint_groups, &format!("cannot delete {name}"), "endpoint groups")?;
         unless_empty(&sets.policies, &format!("cannot delete {name}"), "policies")?;
         unless_empty(&sets.net_profiles, &format!("Cannot delete {name}"), "netprofiles")?;
-        unless_empty(&sets.networks, &format!("cannot delete {name}"), "networks")
+        unless_empty(&sets.networks, &format!("cannot delete {name}"), "networks")?;
+        match staged.count_linked::<Tenant, ExtContractsGroup>(&self.key) {
+            0 => Ok(()),
+            n => Err(Problem::conflict(format!("cannot delete {name} has {n} external contracts groups"))),
+        }
     }
 
     fn oper(&self, cache: &ClusterCache, _cluster: &Cluster) -> Option<Report<TenantOper>> {

@@ -22,4 +22,5 @@ mod property;
 mod providers;
 mod restore;
 mod services;
+mod tenants;
 mod unreadable;

@@ -48,6 +48,7 @@ impl Object for ExtContractsGroup {
         if staged.get::<Tenant>(tenant).is_none() {
             return Err(Problem::not_found(format!("Tenant {tenant} not found")));
         }
+        staged.guard_unchanged::<Tenant>(tenant);
         staged.put(&self.key, self.clone());
         Ok(self)
     }
