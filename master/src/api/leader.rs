@@ -122,7 +122,8 @@ impl Routes<'_> {
         }
     }
 
-    /// Tells the agent of a node that waits for it to follow this store.
+    /// Tells the agent of a node that waits for it to follow this store. The reported status may be of an earlier loss of data:
+    /// the agent compares the id.
     async fn accept_store(&self, host: &str) -> Answer {
         let host = host.to_owned();
         let plan = move |staged: &mut StagedTxn<'_>| {
@@ -132,10 +133,9 @@ impl Routes<'_> {
                 let why = format!("node {host} has not reported {}", node::STORE_REGRESSED);
                 return Err(Problem::conflict(why));
             }
-            let accepted = node::AcceptedStore { host: host.clone() };
-            let answer = go_json::encode(&accepted);
-            staged.put(&host, accepted);
-            answer
+            let regression_id = status.regression_id.clone();
+            staged.put(&host, node::AcceptedStore { host: host.clone(), regression_id });
+            go_json::encode(&json!({"host": host}))
         };
         self.0.queue.submit(Box::new(plan), false).await
     }

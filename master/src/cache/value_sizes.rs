@@ -59,7 +59,8 @@ mod tests {
     #[test]
     fn a_value_counts_once() {
         let mut sizes = ValueSizes::default();
-        let value = |host: &str| node::AcceptedStore { host: host.to_owned() };
+        let value =
+            |host: &str| node::AcceptedStore { host: host.to_owned(), ..node::AcceptedStore::default() };
         let size = |host: &str| serde_json::to_vec(&value(host)).unwrap().len();
         sizes.set("a", Some(&value("a")));
         sizes.set("b", Some(&value("bb")));

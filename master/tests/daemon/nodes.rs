@@ -256,6 +256,48 @@ fn nodes_are_requested_to_remove_interfaces() {
     assert!(endpoints(to).is_empty(), "endpoints are deleted in any case");
 }
 
+/// The value of a key below `/contiv.io/`.
+fn stored(master: &Master, key: &str) -> Option<Value> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let found = runtime.block_on(async {
+        let store = Store::connect(&Config::new([master.store()])).await.unwrap();
+        store.get(&format!("/contiv.io/{key}")).await.unwrap()
+    });
+    found.map(|kv| serde_json::from_slice(&kv.value).unwrap())
+}
+
+#[test]
+fn an_acceptance_of_the_store_names_the_reported_regression() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let master = Master::embedded(store.path());
+    let to = master.address;
+    let status = |host: &str, more: &Value| {
+        let mut body = json!({"host": host, "vtepIP": "10.9.0.1", "vxlanPort": 4789});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        (format!("oper/node/{host}"), body.to_string())
+    };
+    let line = "store-regressed: the store's revision went back from 9 to 4";
+    let keys = [
+        status("new", &json!({"degraded": [line], "regressionId": "5eed"})),
+        status("old", &json!({"degraded": [line]})),
+        status("good", &json!({"degraded": ["1 networks: not supported"]})),
+    ];
+    write(&master, &keys);
+    testkit::wait_until(WAIT_TIMEOUT, "the nodes", || Ok((states(to).len() == 3).then_some(()))).unwrap();
+    let accept =
+        |host: &str| call(to, "POST", &format!("/api/v1/nodes/{host}/acceptedStore/"), &[], "").unwrap();
+    let accepted = |host: &str| stored(&master, &format!("oper/accepted-store/{host}"));
+
+    assert_eq!(accept("new").good(), json!({"host": "new"}));
+    assert_eq!(accepted("new"), Some(json!({"host": "new", "regressionId": "5eed"})));
+    // An agent of an earlier release reports no id, and compares none.
+    assert_eq!(accept("old").good(), json!({"host": "old"}));
+    assert_eq!(accepted("old"), Some(json!({"host": "old"})));
+    assert_eq!(accept("good").bad(), "node good has not reported store-regressed");
+    assert_eq!(accept("none").bad(), "node not found");
+    assert_eq!((accepted("good"), accepted("none")), (None, None));
+}
+
 /// The answer names the interfaces, although the agent does not respond within the time limit.
 #[test]
 fn a_cleanup_is_answered_within_its_time_limit() {

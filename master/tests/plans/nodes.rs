@@ -23,6 +23,7 @@ pub(crate) fn status(fixture: &mut Fixture, host: &str, ready: bool, failed: u64
         applied_revision: 7,
         failed,
         degraded: vec![],
+        regression_id: String::new(),
     };
     fixture
         .run(|staged| {

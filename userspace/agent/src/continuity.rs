@@ -15,6 +15,7 @@
 //!
 //! Nor does it follow a store as another node than the one whose interfaces it finds: see [`Renamed`].
 
+mod acceptance;
 mod guard;
 mod memory;
 mod regression;

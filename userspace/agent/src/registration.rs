@@ -102,6 +102,7 @@ impl Identity {
             applied_revision: status.revision,
             failed: status.failures.count() as u64,
             degraded: degraded.chain(Rejected::lines(rejected)).collect(),
+            regression_id: regression.map(|regression| regression.id.clone()).unwrap_or_default(),
         }
     }
 }

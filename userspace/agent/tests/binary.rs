@@ -304,15 +304,20 @@ fn the_documented_etcd_role_is_enough() {
     ] {
         wait_until(TIMEOUT, key, || Ok(ctl(&["get", key])?.contains("10.0.0.").then_some(()))).unwrap();
     }
-    // The agent notices another identity, and deletes the operator's word.
+    // The agent notices another identity, and deletes the operator's acceptance.
     let status = || ctl(&["get", "/contiv.io/oper/node/node-of-the-test"]);
     let ready = || Ok(status()?.contains(r#""ready":true"#).then_some(()));
     wait_until(TIMEOUT, "the store to be followed", ready).unwrap();
     ctl(&["put", CLUSTER, r#"{"id":"another"}"#]).unwrap();
-    let regressed = || Ok(status()?.contains("store-regressed").then_some(()));
-    wait_until(TIMEOUT, "the other identity to be noticed", regressed).unwrap();
+    let reported = || {
+        let status = status()?;
+        let id = status.split_once(r#""regressionId":""#).and_then(|(_, rest)| rest.split_once('"'));
+        Ok(id.map(|(id, _)| id.to_owned()))
+    };
+    let regression = wait_until(TIMEOUT, "the other identity to be noticed", reported).unwrap();
     let accepted = "/contiv.io/oper/accepted-store/node-of-the-test";
-    ctl(&["put", accepted, r#"{"host":"node-of-the-test"}"#]).unwrap();
+    let body = format!(r#"{{"host":"node-of-the-test","regressionId":"{regression}"}}"#);
+    ctl(&["put", accepted, &body]).unwrap();
     wait_until(TIMEOUT, accepted, || Ok(ctl(&["get", accepted])?.is_empty().then_some(()))).unwrap();
     assert!(agent.terminate(TIMEOUT).unwrap().success(), "{}", agent.log());
     assert!(!agent.log().contains("permission denied"), "{}", agent.log());

@@ -171,8 +171,8 @@ pub enum Key {
     /// `/contiv.io/oper/bgp/<host>`: BGP session of a node, as its agent reports it. Not a key of the
     /// original.
     BgpOper(HostName),
-    /// `/contiv.io/oper/accepted-store/<host>`: an operator's word that the node is to follow this
-    /// store. Not a key of the original.
+    /// `/contiv.io/oper/accepted-store/<host>`: an operator accepts this store for the node. Not a key
+    /// of the original.
     AcceptedStore(HostName),
     /// `/contiv.io/state/node-datapath/<host>`: the datapath that an operator has chosen for a node.
     /// Not a key of the original.

@@ -31,6 +31,10 @@ pub struct Status {
     pub failed: u64,
     /// Degraded conditions, one line each, for people.
     pub degraded: Vec<String>,
+    /// Random id of the loss of data that the node reports as `store-regressed`; absent if it reports none, and from an agent of an
+    /// earlier release.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub regression_id: String,
 }
 
 /// The body of `/contiv.io/oper/vtep/<host>`, a key that the original does not have. It hardly ever
@@ -65,12 +69,17 @@ pub struct Gone {
 pub const STORE_REGRESSED: &str = "store-regressed";
 
 /// The body of `/contiv.io/oper/accepted-store/<host>`, a key that the original does not have: an operator tells the
-/// node's agent to follow the store as it is. The agent deletes the key.
+/// node's agent to follow the store as it is. The agent deletes the key. It follows the store only if the id is that of its
+/// present regression: an acceptance that remains must not accept the next loss of data.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AcceptedStore {
     /// Name of the node.
     pub host: String,
+    /// [`Status::regression_id`] at the time of the operator's request; empty from a netmaster of an earlier release, and for an
+    /// agent of an earlier release, which does not compare it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub regression_id: String,
 }
 
 /// The body of `/contiv.io/state/node-datapath/<host>`, a key that the original does not have: the datapath that an operator has
@@ -99,5 +108,15 @@ mod tests {
         let body = r#"{"host":"n1","datapath":"ebpf","vtepIP":"10.0.0.1","vxlanPort":4789,"zones":["a"]}"#;
         let status: Status = serde_json::from_str(body).unwrap();
         assert_eq!((status.vtep_ip.as_str(), status.vxlan_port, status.ready), ("10.0.0.1", 4789, false));
+    }
+
+    #[test]
+    fn ids_of_regressions_are_written_only_if_there_is_one() {
+        let mut accepted = AcceptedStore { host: "n1".into(), ..AcceptedStore::default() };
+        assert_eq!(serde_json::to_string(&accepted).unwrap(), r#"{"host":"n1"}"#);
+        accepted.regression_id = "7".into();
+        assert_eq!(serde_json::to_string(&accepted).unwrap(), r#"{"host":"n1","regressionId":"7"}"#);
+        let status = serde_json::to_value(Status::default()).unwrap();
+        assert_eq!(status.get("regressionId"), None);
     }
 }

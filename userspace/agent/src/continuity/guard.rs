@@ -5,12 +5,13 @@ use std::{
 };
 
 use contiv_model::{event::Event, key::Key};
-use contiv_store::{Error, Position, Status, Store, Txn};
+use contiv_store::{Error, Outcome, Position, Status, Store};
 use tokio::{sync::watch, time::sleep};
 
 use super::{
+    acceptance::Acceptance,
     memory::{Memory, MemoryFile},
-    regression::Regression,
+    regression::{Regression, random_id},
     renamed::Renamed,
     witness::{Deletion, Witness, unlisted_networks, witnesses},
 };
@@ -68,17 +69,22 @@ impl Guard {
         reader: Reader,
         file: MemoryFile,
     ) -> io::Result<(Guard, Continuity)> {
-        let memory = file.read()?;
-        let regression = memory.regressed.clone().map(|why| Regression { why, host: node.host.clone() });
-        let (status, seen) = watch::channel(regression);
+        let mut memory = file.read()?;
+        let lacks_id = memory.regressed.is_some() && memory.regression_id.is_empty();
+        if lacks_id {
+            memory.regression_id = random_id();
+        }
+        let (status, seen) = watch::channel(regression(&memory, &node));
         let (connections, connected) = watch::channel(vec![]);
         let continuity = Continuity { regression: seen, connections: connected };
         let recalled = memory != Memory::default();
         let (saved, seen) = (None, BTreeMap::new());
-        Ok((
-            Guard { store, node, reader, file, memory, saved, recalled, seen, status, connections },
-            continuity,
-        ))
+        let mut guard =
+            Guard { store, node, reader, file, memory, saved, recalled, seen, status, connections };
+        if lacks_id {
+            guard.save();
+        }
+        Ok((guard, continuity))
     }
 
     /// Fails if an earlier process has had another name for the node, and interfaces of its endpoints exist.
@@ -176,11 +182,14 @@ impl Guard {
     }
 
     fn freeze(&mut self, why: String) {
-        let regression = Regression { why: why.clone(), host: self.node.host.clone() };
-        tracing::error!("{regression}");
         self.memory.regressed = Some(why);
+        self.memory.regression_id = random_id();
+        let regression = regression(&self.memory, &self.node);
+        if let Some(regression) = &regression {
+            tracing::error!("{regression}");
+        }
         self.save();
-        self.status.send_replace(Some(regression));
+        self.status.send_replace(regression);
     }
 
     /// Why the store, as the batch shows it, does not continue what the agent knows.
@@ -333,12 +342,12 @@ impl Guard {
     /// Returns to following the store if its data is back, or if an operator accepted it.
     async fn try_release(&mut self, writer: &mut Writer) -> bool {
         let result = async {
-            let accepted = Key::AcceptedStore(self.node.host.clone()).to_string();
-            if self.store.get(&accepted).await?.is_some() {
+            let acceptance = Acceptance::new(&self.store, &self.node.host);
+            if let Some(accepted) = acceptance.find(&self.memory.regression_id).await? {
                 let Position { cluster, revision } = self.store.position().await?;
-                // Deleted first: a word that remains would accept the next loss, too.
-                // A transaction without guards cannot conflict.
-                self.store.commit(Txn::new().delete(&*accepted)).await.map(drop)?;
+                if acceptance.delete(&accepted).await? == Outcome::Conflict {
+                    return Ok(false);
+                }
                 let host = self.memory.host.take();
                 self.memory = Memory { cluster: Some(cluster), revision, host, ..Memory::default() };
                 self.seen.clear();
@@ -351,6 +360,7 @@ impl Guard {
                 && self.none_missing().await?;
             if back {
                 self.memory.regressed = None;
+                self.memory.regression_id.clear();
                 tracing::info!("the store's data is back; following it");
             }
             Ok::<_, Error>(back)
@@ -379,6 +389,12 @@ impl Guard {
         }
         Ok(true)
     }
+}
+
+/// The regression that is remembered.
+fn regression(memory: &Memory, node: &Node) -> Option<Regression> {
+    let why = memory.regressed.clone()?;
+    Some(Regression { id: memory.regression_id.clone(), why, host: node.host.clone() })
 }
 
 fn put_key(update: &Update) -> Option<&Key> {

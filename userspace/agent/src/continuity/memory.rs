@@ -26,6 +26,8 @@ pub(super) struct Memory {
     pub(super) host: Option<HostName>,
     /// Why the store is regressed.
     pub(super) regressed: Option<String>,
+    /// Id of the regression; empty if there is none, or if an earlier release has written the file.
+    pub(super) regression_id: String,
     /// Witnesses that the regressed store lacks.
     pub(super) missing: Vec<Witness>,
 }

@@ -3,6 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use contiv_model::{
@@ -59,6 +60,23 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
+/// Accepts the store for the regression with this id, as netmaster does.
+async fn accept(world: &World, regression_id: &str) {
+    let accepted = node::AcceptedStore { host: HOST.into(), regression_id: regression_id.into() };
+    put(world.store(), &Key::AcceptedStore(HOST.into()), &accepted).await;
+}
+
+/// Waits until the agent has deleted the acceptance.
+async fn until_no_acceptance(world: &World) {
+    let key = Key::AcceptedStore(HOST.into()).to_string();
+    let deleted = async {
+        while world.store().get(&key).await.unwrap().is_some() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    assert!(tokio::time::timeout(Duration::from_secs(20), deleted).await.is_ok(), "timeout: {key}");
+}
+
 /// Deletes every key below the prefix in one transaction, as `etcdctl del --prefix` does.
 async fn delete_prefix(world: &World, prefix: &str) {
     let listing = world.store().list(prefix).await.unwrap();
@@ -106,15 +124,42 @@ fn restored_backup_changes_nothing_until_it_is_accepted() {
         }
         assert!(world.store().position().await.unwrap().revision >= last + 30);
         let world = world.restart().await;
-        tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
         pods.assert_frozen(&world, "went back").await;
 
-        let accepted = node::AcceptedStore { host: HOST.into() };
-        put(world.store(), &Key::AcceptedStore(HOST.into()), &accepted).await;
+        accept(&world, &world.regression_id()).await;
         world.until("the store is accepted", || world.regression().is_none()).await;
         world.until("the store is followed", || world.local_endpoints().is_empty()).await;
-        assert_eq!(world.store().get(&Key::AcceptedStore(HOST.into()).to_string()).await.unwrap(), None);
+        until_no_acceptance(&world).await;
         world.add("c9", Netns::new("pod").unwrap().path()).await.unwrap();
+    });
+}
+
+/// An acceptance remains if an operator accepts the store twice, and is in a store that was restored from a copy with it.
+#[test]
+fn acceptance_of_another_regression_changes_nothing() {
+    needs!(root());
+    World::run(async |world| {
+        let why = "which counts them, did not change";
+        let pods = Pods::add(&world).await;
+        accept(&world, "5eed").await;
+        delete_prefix(&world, "/contiv.io/state/eps/").await;
+        pods.assert_frozen(&world, why).await;
+        until_no_acceptance(&world).await;
+        // A netmaster of an earlier release writes no id.
+        for other in ["", "5eed"] {
+            accept(&world, other).await;
+            until_no_acceptance(&world).await;
+            pods.assert_frozen(&world, why).await;
+        }
+        // A new agent on the node has the same regression.
+        let id = world.regression_id();
+        let world = world.restart().await;
+        assert_eq!(world.regression_id(), id);
+        accept(&world, &id).await;
+        world.until("the store is accepted", || world.regression().is_none()).await;
+        world.until("the store is followed", || world.local_endpoints().is_empty()).await;
+        until_no_acceptance(&world).await;
     });
 }
 

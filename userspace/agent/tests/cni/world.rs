@@ -196,6 +196,11 @@ impl World {
         self.regression.borrow().as_ref().map(ToString::to_string)
     }
 
+    /// Id of the regression; empty if the store is not regressed.
+    pub(crate) fn regression_id(&self) -> String {
+        self.regression.borrow().as_ref().map(|regression| regression.id.clone()).unwrap_or_default()
+    }
+
     /// Waits until the agent refuses to be this node, and returns why.
     pub(crate) async fn until_refused(&self) -> String {
         self.until("the node is refused", || self.refusal.borrow().is_some()).await;

@@ -10,7 +10,7 @@ use contiv_model::{
     key::{ObjectType, POLICIES},
     service::Providers,
 };
-use contiv_store::{Config, Outcome, embedded};
+use contiv_store::{Config, Outcome, Txn, embedded};
 
 use serde_json::json;
 
@@ -137,6 +137,24 @@ async fn a_policy_is_detached_by_a_change_before_others() {
     // Without a change of the group, something else has deleted it.
     let lost = Txn::new().delete(policy("g1").to_string());
     assert!(regression_by(before, vec![lost], AT_LAST).await.is_some());
+}
+
+/// Later agents on the node report the same id, for which an operator may have accepted the store.
+#[tokio::test]
+async fn a_regression_of_an_earlier_release_gets_an_id() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = embedded::Server::open(directory.path(), ([127, 0, 0, 1], 0).into()).await.unwrap();
+    let store = Store::connect(&Config::new([server.endpoint()])).await.unwrap();
+    let (_writer, _, reader, _) = state::new(prefixes());
+    let memory = MemoryFile::beside(&directory.path().join("cni.sock"));
+    std::fs::write(memory.path(), r#"{"cluster":1,"revision":7,"regressed":"it was emptied"}"#).unwrap();
+    let open = || {
+        let (_, continuity) = Guard::open(store.clone(), node(), reader.clone(), memory.clone()).unwrap();
+        continuity.regression.borrow().clone().unwrap()
+    };
+    let first = open();
+    assert_eq!((first.id.len(), first.why.as_str()), (16, "it was emptied"));
+    assert_eq!(open(), first);
 }
 
 /// A server may send changes of several revisions in one message.
