@@ -4,10 +4,13 @@
 //! another regression and accepts nothing. Nor does one without an id, which a netmaster of an earlier release writes: nothing shows
 //! which loss of data its operator saw.
 
+use std::pin::pin;
+
 use contiv_model::{key::Key, name::HostName, node};
 use contiv_store::{Error, Guard, KeyValue, Outcome, Store, Txn};
+use tokio::time::sleep;
 
-use crate::error::one_line;
+use crate::{backoff::Backoff, error::one_line};
 
 /// The record of a node's acceptance.
 pub(super) struct Acceptance {
@@ -20,12 +23,12 @@ impl Acceptance {
         Acceptance { store: store.clone(), key: Key::AcceptedStore(host.clone()).to_string() }
     }
 
-    /// Returns the record if it accepts the store for this regression. A record that does not is deleted.
-    pub(super) async fn find(&self, regression_id: &str) -> Result<Option<KeyValue>, Error> {
-        let Some(found) = self.store.get(&self.key).await? else { return Ok(None) };
+    /// Whether the record accepts the store for this regression. A record that does not is deleted.
+    pub(super) async fn is_of(&self, regression_id: &str) -> Result<bool, Error> {
+        let Some(found) = self.store.get(&self.key).await? else { return Ok(false) };
         let accepted = serde_json::from_slice::<node::AcceptedStore>(&found.value).unwrap_or_default();
         if accepted.regression_id == regression_id {
-            return Ok(Some(found));
+            return Ok(true);
         }
         let key = &self.key;
         match self.delete(&found).await {
@@ -42,11 +45,49 @@ impl Acceptance {
             Ok(Outcome::Conflict) => {}
             Err(error) => tracing::debug!("delete {key}: {}", one_line(&error)),
         }
-        Ok(None)
+        Ok(false)
+    }
+
+    /// Follows the store, and deletes meanwhile the record of a regression that has ended.
+    pub(super) async fn clear_while<T>(&self, following: impl Future<Output = T>) -> T {
+        let mut following = pin!(following);
+        tokio::select! {
+            ended = &mut following => return ended,
+            () = self.clear() => {}
+        }
+        following.await
+    }
+
+    /// Deletes the record; repeats that until it succeeds.
+    async fn clear(&self) {
+        let mut backoff = Backoff::default();
+        loop {
+            match self.try_clear().await {
+                Ok(true) => return,
+                // It has been replaced.
+                Ok(false) => {}
+                Err(error) if error.is_permission_denied() => {
+                    tracing::warn!(
+                        "{}; grant the role of agents readwrite on {}",
+                        one_line(&error),
+                        self.key
+                    );
+                    return;
+                }
+                Err(error) => tracing::debug!("delete {}: {}", self.key, one_line(&error)),
+            }
+            sleep(backoff.pause()).await;
+        }
+    }
+
+    /// Deletes the record, if it exists. Returns false if it was replaced meanwhile.
+    async fn try_clear(&self) -> Result<bool, Error> {
+        let Some(found) = self.store.get(&self.key).await? else { return Ok(true) };
+        Ok(matches!(self.delete(&found).await?, Outcome::Committed { .. }))
     }
 
     /// Deletes the record unless it has changed since it was read.
-    pub(super) async fn delete(&self, found: &KeyValue) -> Result<Outcome, Error> {
+    async fn delete(&self, found: &KeyValue) -> Result<Outcome, Error> {
         let guard = Guard::ModRevision { key: self.key.clone(), revision: found.mod_revision };
         self.store.commit(Txn::new().guard(guard).delete(&*self.key)).await
     }

@@ -5,7 +5,7 @@ use std::{
 };
 
 use contiv_model::{event::Event, key::Key};
-use contiv_store::{Error, Outcome, Position, Status, Store};
+use contiv_store::{Error, Position, Status, Store};
 use tokio::{sync::watch, time::sleep};
 
 use super::{
@@ -113,7 +113,9 @@ impl Guard {
             if self.status.borrow().is_none() {
                 let mut sources = Sources::new(&self.store, self.node.host.clone(), self.reader.clone());
                 self.connections.send_replace(sources.statuses());
-                let Some(why) = self.apply(&mut sources, writer).await? else { return Ok(()) };
+                let acceptance = Acceptance::new(&self.store, &self.node.host);
+                let contradiction = acceptance.clear_while(self.apply(&mut sources, writer)).await?;
+                let Some(why) = contradiction else { return Ok(()) };
                 self.freeze(why);
             }
             while !self.try_release(writer).await {
@@ -339,15 +341,13 @@ impl Guard {
         Ok(self.memory.other_identity(identity.as_deref()))
     }
 
-    /// Returns to following the store if its data is back, or if an operator accepted it.
+    /// Returns to following the store if its data is back, or if an operator accepted it. The record of the acceptance is deleted
+    /// afterwards, when the file has the result: the deletion's answer may be lost, and the agent killed after it.
     async fn try_release(&mut self, writer: &mut Writer) -> bool {
         let result = async {
             let acceptance = Acceptance::new(&self.store, &self.node.host);
-            if let Some(accepted) = acceptance.find(&self.memory.regression_id).await? {
+            if acceptance.is_of(&self.memory.regression_id).await? {
                 let Position { cluster, revision } = self.store.position().await?;
-                if acceptance.delete(&accepted).await? == Outcome::Conflict {
-                    return Ok(false);
-                }
                 let host = self.memory.host.take();
                 self.memory = Memory { cluster: Some(cluster), revision, host, ..Memory::default() };
                 self.seen.clear();

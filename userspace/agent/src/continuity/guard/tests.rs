@@ -157,6 +157,41 @@ async fn a_regression_of_an_earlier_release_gets_an_id() {
     assert_eq!(open(), first);
 }
 
+/// The answer to the deletion may be lost, and the agent may be killed after it.
+#[tokio::test]
+async fn an_acceptance_is_in_the_file_before_it_is_deleted() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = embedded::Server::open(directory.path(), ([127, 0, 0, 1], 0).into()).await.unwrap();
+    let store = Store::connect(&Config::new([server.endpoint()])).await.unwrap();
+    let (mut writer, _, reader, _) = state::new(prefixes());
+    let memory = MemoryFile::beside(&directory.path().join("cni.sock"));
+    let open = || Guard::open(store.clone(), node(), reader.clone(), memory.clone()).unwrap();
+    let (mut guard, continuity) = open();
+    guard.freeze("it was emptied".to_owned());
+    let id = continuity.regression.borrow().clone().unwrap().id;
+    let key = Key::AcceptedStore("h".into());
+    let acceptance = put(Txn::new(), &key, &json!({ "host": "h", "regressionId": id }));
+    committed(&store, acceptance).await;
+    assert!(guard.try_release(&mut writer).await);
+    let key = key.to_string();
+    let exists = async || store.get(&key).await.unwrap().is_some();
+    assert!(exists().await);
+
+    drop(guard);
+    let (mut guard, continuity) = open();
+    assert_eq!(*continuity.regression.borrow(), None);
+    let deleted = async {
+        while exists().await {
+            sleep(POLL_INTERVAL).await;
+        }
+    };
+    tokio::select! {
+        _ = guard.follow(&mut writer) => panic!("the watches have ended"),
+        deleted = tokio::time::timeout(AT_LAST, deleted) => deleted.unwrap(),
+    }
+    assert_eq!(*continuity.regression.borrow(), None);
+}
+
 /// A server may send changes of several revisions in one message.
 #[tokio::test]
 async fn deletions_of_one_message_have_their_own_revisions() {
