@@ -130,8 +130,7 @@ impl Routes<'_> {
             let status = staged.get::<node::Status>(&host);
             let status = status.ok_or_else(|| Problem::not_found("node not found"))?;
             if !status.degraded.iter().any(|line| line.starts_with(node::STORE_REGRESSED)) {
-                let why = format!("node {host} has not reported {}", node::STORE_REGRESSED);
-                return Err(Problem::conflict(why));
+                return Err(Problem::conflict(format!("node {host} {}", node::NOT_REGRESSED)));
             }
             let regression_id = status.regression_id.clone();
             staged.put(&host, node::AcceptedStore { host: host.clone(), regression_id });

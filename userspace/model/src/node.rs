@@ -68,6 +68,9 @@ pub struct Gone {
 /// until the data is back, or until an operator accepts the store.
 pub const STORE_REGRESSED: &str = "store-regressed";
 
+/// End of netmaster's answer to an operator who accepts the store for a node that does not report [`STORE_REGRESSED`].
+pub const NOT_REGRESSED: &str = "has not reported store-regressed";
+
 /// The body of `/contiv.io/oper/accepted-store/<host>`, a key that the original does not have: an operator tells the
 /// node's agent to follow the store as it is. The agent deletes the key. It follows the store only if the id is that of its
 /// present regression: an acceptance that remains must not accept the next loss of data.

@@ -3,7 +3,10 @@
 use std::io::Write;
 
 use clap::Subcommand;
-use contiv_model::api::{Node, NodeState};
+use contiv_model::{
+    api::{Node, NodeState},
+    node,
+};
 use serde_json::Value;
 
 use crate::{
@@ -41,7 +44,7 @@ pub enum Command {
         /// Host name of the node.
         host: String,
         /// The datapath.
-        #[arg(value_parser = contiv_model::node::DATAPATHS)]
+        #[arg(value_parser = node::DATAPATHS)]
         datapath: String,
     },
     /// Delete nodes that will not return, and release their endpoints at once.
@@ -88,20 +91,8 @@ pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<()
         Command::Inspect { host, flags } => {
             output::object(out, &flags.output, &client.inspect("node", host)?)
         }
-        Command::AcceptStore { hosts, all } => {
-            let hosts = match all {
-                true => regressed(client)?,
-                false => hosts.clone(),
-            };
-            for host in &hosts {
-                client.post(&format!("/api/v1/nodes/{}/acceptedStore/", segment(host)))?;
-                writeln!(out, "{}: told to follow the store", printable(host))?;
-            }
-            if hosts.is_empty() {
-                writeln!(out, "no node reports {}", contiv_model::node::STORE_REGRESSED)?;
-            }
-            Ok(())
-        }
+        Command::AcceptStore { all: true, .. } => accept_for_all(client, out),
+        Command::AcceptStore { hosts, all: false } => accept_store(client, hosts, &|_| false, out),
         Command::SetDatapath { host, datapath } => {
             client.post(&format!("/api/v1/nodes/{}/datapath/{datapath}/", segment(host)))?;
             writeln!(out, "{}: told to change to {datapath}; see netctl node ls", printable(host))?;
@@ -110,6 +101,42 @@ pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<()
         Command::Rm { hosts } => remove(client, hosts, out),
         Command::Ls(flags) => watch::show(flags.watch, out, &|out| list(client, flags, out)),
     }
+}
+
+/// Accepts the store for all nodes that report its loss of data.
+fn accept_for_all(client: &Client, out: &mut dyn Write) -> Result<(), Error> {
+    let hosts = regressed(client)?;
+    if hosts.is_empty() {
+        return Ok(writeln!(out, "no node reports {}", node::STORE_REGRESSED)?);
+    }
+    // Since the list the data came back, or another operator accepted the store.
+    accept_store(client, &hosts, &|message| message.ends_with(node::NOT_REGRESSED), out)
+}
+
+/// Accepts the store for nodes. A rejection does not stop later requests; one that `is_done` selects is no error.
+fn accept_store(
+    client: &Client,
+    hosts: &[String],
+    is_done: &dyn Fn(&str) -> bool,
+    out: &mut dyn Write,
+) -> Result<(), Error> {
+    let (mut written, mut refused) = (Ok(()), vec![]);
+    for host in hosts {
+        let line = match client.post(&format!("/api/v1/nodes/{}/acceptedStore/", segment(host))) {
+            Ok(_) => format!("{}: told to follow the store", printable(host)),
+            Err(Error::Refused(message)) if is_done(&message) => {
+                format!("{}: does not report {} any more", printable(host), node::STORE_REGRESSED)
+            }
+            Err(Error::Refused(message) | Error::Forbidden(message)) => {
+                refused.push(format!("accept the store for node {host}: {message}"));
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        written = written.and_then(|()| writeln!(out, "{line}"));
+    }
+    written?;
+    if refused.is_empty() { Ok(()) } else { Err(Error::Several(refused)) }
 }
 
 /// Deletes nodes. A rejection does not stop later deletions.
@@ -162,11 +189,10 @@ pub fn table(nodes: &[Value], out: &mut dyn Write, width: Width) -> Result<(), E
     Ok(table::write_cells(out, &columns, &rows)?)
 }
 
-/// Nodes that wait for the word of an operator.
+/// Nodes that wait for an operator to accept the store.
 fn regressed(client: &Client) -> Result<Vec<String>, Error> {
-    let is_regressed = |node: &Node| {
-        node.status.degraded.iter().any(|line| line.starts_with(contiv_model::node::STORE_REGRESSED))
-    };
+    let is_regressed =
+        |node: &Node| node.status.degraded.iter().any(|line| line.starts_with(node::STORE_REGRESSED));
     let all = read::<Vec<Node>>(client.get(PATH)?, "nodes")?;
     Ok(all.into_iter().filter(is_regressed).map(|node| node.status.host).collect())
 }

@@ -1,4 +1,4 @@
-//! Deletion of nodes.
+//! Changes of nodes.
 
 use serde_json::json;
 
@@ -20,4 +20,26 @@ fn a_rejection_does_not_stop_later_deletions() {
     assert_eq!((code, server.take().len()), (3, 3));
     assert_eq!(run(&server, &["node", "rm"]).2, 1);
     assert!(server.take().is_empty(), "a host is required");
+}
+
+#[test]
+fn a_rejection_does_not_keep_other_nodes_from_following_the_store() {
+    let node = |host: &str| json!({"host": host, "degraded": ["store-regressed: the store was emptied"]});
+    let nodes = json!([node("h1"), node("h2"), node("h3")]);
+    let server = Server::start(move |request| match request.line.as_str() {
+        "GET /api/v1/inspect/nodes/" => Reply::json(&nodes),
+        "POST /api/v1/nodes/h1/acceptedStore/" => {
+            Reply::refused("node h1 has not reported store-regressed\n")
+        }
+        _ => Reply::json(&json!({"host": "h"})),
+    });
+    let told = "h2: told to follow the store\nh3: told to follow the store\n";
+    let (stdout, stderr, code) = run(&server, &["node", "accept-store", "h1", "h2", "h3"]);
+    assert_eq!(stdout, told);
+    assert_eq!(stderr, "netctl: accept the store for node h1: node h1 has not reported store-regressed\n");
+    assert_eq!((code, server.take().len()), (3, 3));
+    // The data of the first one came back after the list.
+    let (stdout, stderr, code) = run(&server, &["node", "accept-store", "--all"]);
+    assert_eq!(stdout, format!("h1: does not report store-regressed any more\n{told}"));
+    assert_eq!((stderr.as_str(), code, server.take().len()), ("", 0, 4));
 }
