@@ -9,6 +9,7 @@ use super::{
     Client, MAX_BODY, Request,
     attempt::{Method, hint},
     events::{self, Events},
+    is_temporary,
     listing::{Selection, is_revision},
     refusal,
 };
@@ -68,6 +69,10 @@ impl Client {
         request.is_stream = true;
         let (url, mut answer) = self.reach(&request)?;
         if !answer.status().is_success() {
+            if is_temporary(answer.status()) {
+                // As of other requests. The caller opens the watch again, until it succeeds.
+                self.prefer_next();
+            }
             let read = answer.body_mut().with_config().limit(MAX_BODY).read_to_string();
             let text = read.map_err(|source| self.failed(Method::Get, &url, source))?;
             return Err(refusal(Method::Get, &url, &answer, &text, "netmaster"));

@@ -6,6 +6,7 @@ use std::{
     process::{Child, ChildStdout, Stdio},
     slice,
     sync::mpsc::{self, Receiver, Sender},
+    time::Duration,
 };
 
 use serde_json::{Value, json};
@@ -59,7 +60,11 @@ struct Running {
 
 impl Running {
     fn start(server: &Server, words: &[&str]) -> Running {
-        let mut command = netctl(&server.url(), words);
+        Running::at(&server.url(), words)
+    }
+
+    fn at(master: &str, words: &[&str]) -> Running {
+        let mut command = netctl(master, words);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         Running { child, lines }
@@ -296,6 +301,25 @@ fn failures_to_continue_are_reported_once() {
     let mut stderr = String::new();
     std::io::Read::read_to_string(&mut netctl.child.stderr.take().unwrap(), &mut stderr).unwrap();
     assert_eq!(stderr, "netctl: too many open watches\n");
+}
+
+/// A netmaster that is cut off from the others does not learn who leads.
+#[test]
+fn another_netmaster_sends_the_changes_if_the_first_is_unavailable() {
+    for status in [503, 429] {
+        let cut_off = Server::start(move |request| match request.is_watch() {
+            true => Reply::new(status, "", "Leader not found\n"),
+            false => tenants(&["a"], 3),
+        });
+        let (other, opened) = sending(|_| tenants(&["a"], 3));
+        let masters = format!("{},{}", cut_off.url(), other.url());
+        let mut netctl = Running::at(&masters, &["tenant", "ls", "-q", "-w"]);
+        assert_eq!(netctl.read(1), ["a"]);
+        let events = opened.recv_timeout(Duration::from_secs(60)).unwrap();
+        events.send(put("b", 4)).unwrap();
+        assert_eq!(netctl.read(3), ["", "a", "b"]);
+        assert_eq!(asked(&other), [request("watch=1&revision=3", None)]);
+    }
 }
 
 /// Runs `netctl wait tenant a WORDS`; netmaster answers a look with `found`, and the watches with these events.
