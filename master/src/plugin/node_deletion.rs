@@ -24,7 +24,8 @@ pub fn begin_node_deletion(host: &str, now: SystemTime, staged: &mut StagedTxn<'
     Ok(vec![])
 }
 
-/// Releases endpoints of the node, and returns their number, as [`release_endpoints`] does. Fails if
+/// Releases endpoints of the node, and returns their number, as [`release_endpoints`] does. With `last`,
+/// deletes the datapath that was chosen for the node as well: a new machine may get the name. Fails if
 /// the node has registered since the deletion began.
 pub fn continue_node_deletion(
     host: &str,
@@ -39,7 +40,11 @@ pub fn continue_node_deletion(
             "node {host} has registered meanwhile; repeat the request if it is gone again"
         )));
     }
-    release_endpoints(host, endpoints, last, staged)
+    let released = release_endpoints(host, endpoints, last, staged)?;
+    if last && staged.get::<node::ChosenDatapath>(host).is_some() {
+        staged.delete::<node::ChosenDatapath>(host);
+    }
+    Ok(released)
 }
 
 fn check_gone(host: &str, staged: &StagedTxn<'_>) -> Result<(), Problem> {

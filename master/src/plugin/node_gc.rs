@@ -212,6 +212,10 @@ pub fn release_endpoints(host: &str, endpoints: &[String], last: bool, staged: &
         if staged.get::<bgp::Oper>(host).is_some() {
             staged.delete::<bgp::Oper>(host);
         }
+        // The datapath that was chosen for the node stays: the same machine may return after a long outage.
+        if staged.get::<node::AcceptedStore>(host).is_some() {
+            staged.delete::<node::AcceptedStore>(host);
+        }
     }
     go_json::encode(&released)
 }

@@ -280,6 +280,38 @@ fn endpoints_are_released_again_when_nodes_are_deleted() {
     assert_eq!(fixture.loaded().content(), fixture.content());
 }
 
+/// Another machine may get the name of a node that an operator deletes. One that is collected may return.
+#[test]
+fn requests_of_operators_are_deleted_with_the_node() {
+    let requested = || {
+        let mut fixture = away(fixture());
+        fixture
+            .run(|staged| {
+                staged.put("h", node::ChosenDatapath { host: "h".into(), datapath: "ovs".into() });
+                staged.put("h", node::AcceptedStore { host: "h".into(), ..node::AcceptedStore::default() });
+                Ok(vec![])
+            })
+            .unwrap();
+        let gone = plan_gc(&fixture, 0, 0);
+        mark(&mut fixture, &gone);
+        fixture
+    };
+    let left = |fixture: &Fixture| {
+        ["state/node-datapath/h", "oper/accepted-store/h"]
+            .map(|key| fixture.keys(&format!("/contiv.io/{key}")).len())
+    };
+    let mut deleted = requested();
+    assert_eq!(left(&deleted), [1, 1]);
+    assert_eq!(delete_node(&mut deleted, "h").unwrap(), 2);
+    assert_eq!(left(&deleted), [0, 0]);
+
+    let mut collected = requested();
+    let expired = plan_gc(&collected, 0, 24).expired;
+    collected.run(|staged| release_endpoints("h", &expired["h"], true, staged)).unwrap();
+    assert!(collected.cache.get::<node::Status>("h").is_none());
+    assert_eq!(left(&collected), [1, 0]);
+}
+
 #[test]
 fn registered_nodes_are_not_deleted() {
     let mut fixture = fixture();
