@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use contiv_abi::Timeouts;
 use contiv_model::{global::ArpMode, mac::Mac};
 use netplugin::datapath::{
-    Network, Object,
+    Network, Object, Op,
     ovs::{DatapathType, Options},
 };
 use testkit::{capture::Tap, needs, packet::Packet};
@@ -180,8 +180,8 @@ fn a_network_does_not_inherit_connections_with_its_zone() -> Result<()> {
     let pod = node.run_pod(&green, 1)?;
     let tap = Tap::open(&pod.namespace, "eth0")?;
     let (eth, frame) = datagram(90, 1);
-    wire.send(&frame(eth.clone().vlan(100)))?;
-    let expected = frame(eth);
+    let expected = frame(eth.clone());
+    wire.send(&frame(eth.vlan(100)))?;
     tap.expect(SOON, "the datagram", |received| received.starts_with(&expected).then_some(()))?;
     let connections = || tracked(&node, addresses(90).0);
     assert_eq!(connections()?, [addresses(1).0.to_string()]);
@@ -191,8 +191,32 @@ fn a_network_does_not_inherit_connections_with_its_zone() -> Result<()> {
     assert_eq!(node.converge()?, []);
     assert_eq!(connections()?, [addresses(1).0.to_string()]);
 
-    node.remove([pod.object.id(), Object::Network(green).id()])?;
-    node.add([Object::Network(network("red", vlan(100), ArpMode::Proxy))])?;
+    // The next network comes in the batch in which the last one goes.
+    let red = network("red", vlan(100), ArpMode::Proxy);
+    let gone = [pod.object.id(), Object::Network(green).id()];
+    for id in &gone {
+        node.desired.borrow_mut().remove(id);
+    }
+    node.desired.borrow_mut().insert(Object::Network(red.clone()));
+    let [pod, network_of_pod] = gone.map(Op::Delete);
+    assert!(node.apply(&[pod, network_of_pod, Op::Set(Object::Network(red.clone()))])?.is_empty());
+    assert_eq!(connections()?, Vec::<String>::new());
+
+    // Both while the agent is away.
+    let pod = node.run_pod(&red, 2)?;
+    let tap = Tap::open(&pod.namespace, "eth0")?;
+    let (eth, frame) = datagram(90, 2);
+    let expected = frame(eth.clone());
+    wire.send(&frame(eth.vlan(100)))?;
+    tap.expect(SOON, "the datagram", |received| received.starts_with(&expected).then_some(()))?;
+    assert_eq!(connections()?, [addresses(2).0.to_string()]);
+    for id in [pod.object.id(), Object::Network(red).id()] {
+        node.desired.borrow_mut().remove(&id);
+    }
+    let next = network("next", vlan(100), ArpMode::Proxy);
+    node.desired.borrow_mut().insert(Object::Network(next));
+    node.restart_agent();
+    node.converge()?;
     assert_eq!(connections()?, Vec::<String>::new());
     Ok(())
 }

@@ -92,8 +92,8 @@ pub(crate) async fn apply(
     programmed?;
     if ops.iter().any(changes_zones) {
         let zones = zones(&model.index, &model.numbers);
-        // Ports of new pods are still closed. The zones of endpoints that are not known yet stay.
-        let set = session.set_zones(options, zones, model.base.retained.is_some()).await;
+        // Ports of new pods are still closed, and flows of deleted networks are gone. The zones of endpoints that are not known yet stay.
+        let set = session.set_zones(options, zones, model.base.retained.is_some(), true).await;
         if let Some(why) = set.map_err(|error| ovs_error("set the timeouts of connections", error))? {
             tracing::warn!("{why}");
         }

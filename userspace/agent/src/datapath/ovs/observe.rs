@@ -95,7 +95,8 @@ pub(crate) async fn observe(
         repair_base_flows(session, &mut model).await?;
     }
     let zones = zones(&model.index, &model.numbers);
-    let set = session.set_zones(options, zones, retains).await;
+    // Endpoints of an earlier owner of a zone may still send.
+    let set = session.set_zones(options, zones, retains, differences.orphans == 0).await;
     let unlimited = set.map_err(|error| ovs_error("set the timeouts of connections", error))?;
     if options.datapath_type == DatapathType::Netdev {
         tunnel::resolve_next_hops(session, model.index.peers().values().copied()).await;

@@ -80,7 +80,7 @@ pub(super) async fn import(session: &Session, model: &SwitchModel, mut connectio
     let recorded: Vec<_> = connections.iter().take(MAX).filter_map(packets).collect();
     let count = recorded.len();
     let zones = zones(&model.index, &model.numbers);
-    let bodies = zones.into_iter().map(Body::FlushZone).chain(recorded.into_iter().flatten());
+    let bodies = zones.into_keys().map(Body::FlushZone).chain(recorded.into_iter().flatten());
     // Both bridges have the same connection tracking.
     let Some(bridge) = session.bridge(BridgeKind::Vxlan) else {
         tracing::warn!("connections to services may break: no bridge is connected");

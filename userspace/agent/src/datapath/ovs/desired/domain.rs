@@ -1,6 +1,6 @@
 //! Domains of networks and services.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use contiv_model::{name::NetworkId, tag::Encap, vrf::Vrf};
 
@@ -32,11 +32,27 @@ pub(crate) fn domains_of_service(
     }
 }
 
-/// Zones of connection tracking of the installed networks: those of their connections, and those of clients to services.
-pub(crate) fn zones(index: &FlowIndex, numbers: &ObjectNumbers) -> BTreeSet<u16> {
-    let networks = index.networks().map(|network| (&network.vrf, (&network.id, network.encap)));
-    let domains = networks.filter_map(|(vrf, network)| domain(index, numbers, vrf, network));
-    domains.flat_map(|domain| [domain.zone(), domain.clients_zone()]).collect()
+/// Zones of connection tracking of the installed networks, those of their connections and those of clients to services, and the network
+/// or VRF that each is for.
+pub(crate) fn zones(index: &FlowIndex, numbers: &ObjectNumbers) -> BTreeMap<u16, String> {
+    let mut owners: BTreeMap<u16, String> = BTreeMap::new();
+    for network in index.networks() {
+        let Some(domain) = domain(index, numbers, &network.vrf, (&network.id, network.encap)) else {
+            continue;
+        };
+        let owner = match domain {
+            Domain::Network(_) => format!("network {}", network.id),
+            Domain::Vrf(..) => format!("VRF {}", network.vrf),
+        };
+        for zone in [domain.zone(), domain.clients_zone()] {
+            // Of two networks with one tag always the same one.
+            let known = owners.entry(zone).or_insert_with(|| owner.clone());
+            if owner < *known {
+                known.clone_from(&owner);
+            }
+        }
+    }
+    owners
 }
 
 /// Families of addresses of a network to which the nodes route.

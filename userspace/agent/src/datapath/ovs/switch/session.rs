@@ -226,23 +226,35 @@ impl Session {
         Ok(self.database.reconfigure(operations, RECONFIGURE_TIMEOUT).await?)
     }
 
-    /// Sets the zones of connection tracking that the agent uses, with others that it has used before if `keeps` is true. Writes nothing
-    /// if they are up to date. Returns why the number of their connections has no limit, if ovs-vswitchd refuses it.
+    /// Sets the zones of connection tracking that the agent uses, with others that it has used before if `keeps` is true, and removes the
+    /// connections of earlier owners. Unless the flows of those are gone (`settled`), the next call removes them again. Writes nothing if
+    /// the zones are up to date. Returns why the number of their connections has no limit, if ovs-vswitchd refuses it.
     pub(crate) async fn set_zones(
         &mut self,
         options: &Options,
-        mut zones: BTreeSet<u16>,
+        mut owners: zones::Owners,
         keeps: bool,
+        settled: bool,
     ) -> Result<Option<String>, Error> {
         let Options { datapath_type, timeouts, .. } = options;
         let database = self.database();
+        let recorded = zones::owners(&database, *datapath_type);
+        let mut zones: BTreeSet<u16> = owners.keys().copied().collect();
         let mut released = zones::released(&database, *datapath_type, &zones);
+        let mut flushed = zones::changed(&recorded, &owners);
+        let mut keep_owner =
+            |zone: u16| owners.extend(recorded.get(&zone).map(|owner| (zone, owner.clone())));
+        if !settled {
+            flushed.iter().copied().for_each(&mut keep_owner);
+        }
         if keeps {
+            released.iter().copied().for_each(&mut keep_owner);
             zones.extend(released.drain(..));
         }
-        // First: after a failure they are missing again.
-        self.flush_zones(zones::missing(&database, *datapath_type, &zones)).await?;
-        self.reconfigure(zones::operations(&database, *datapath_type, &zones, timeouts)).await?;
+        flushed.extend(zones::missing(&database, *datapath_type, &zones));
+        // First: after a failure they are missing, or have the earlier owner, again.
+        self.flush_zones(flushed).await?;
+        self.reconfigure(zones::operations(&database, *datapath_type, &zones, &owners, timeouts)).await?;
         match capacity::set(options, &zones, &released).await {
             Ok(changes) => {
                 self.writes += changes;

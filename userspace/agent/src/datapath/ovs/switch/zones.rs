@@ -2,6 +2,8 @@
 //!
 //! The zones of the agent share one row, and that has one policy, which ovs-vswitchd gives to the datapath. It has the timeouts that flows
 //! have on eBPF nodes: the kernel's own keep an established connection for five days. A connection that exists keeps its timeouts.
+//!
+//! The row also records the owner of each zone, so that connections of an earlier owner are found, also by another agent process.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,6 +17,12 @@ use crate::datapath::ovs::options::DatapathType;
 
 /// Owner of the rows.
 const OWNER: &str = "connectionTracking";
+
+/// Prefix of the keys of `external_ids` with the owners of zones.
+const ZONE_PREFIX: &str = "zone-";
+
+/// Networks and VRFs by their zones.
+pub(crate) type Owners = BTreeMap<u16, String>;
 
 /// Returns the timeouts by their keys (ovs-vswitchd.conf.db(5), table `CT_Timeout_Policy`). Either datapath ignores keys of the other.
 fn policy(timeouts: &Timeouts, datapath_type: DatapathType) -> BTreeMap<String, i64> {
@@ -44,31 +52,36 @@ fn policy(timeouts: &Timeouts, datapath_type: DatapathType) -> BTreeMap<String, 
     timeouts.into_iter().map(|(key, seconds)| (key.to_owned(), i64::from(seconds))).collect()
 }
 
-/// Returns the operations that give these zones of the datapath the timeouts, and that release other zones of the agent. Zones of other
-/// programs stay as they are.
+/// Returns the operations that give these zones of the datapath the timeouts, that record their owners, and that release other zones of
+/// the agent. Zones of other programs stay as they are.
 pub(crate) fn operations(
     database: &Database,
     datapath_type: DatapathType,
     zones: &BTreeSet<u16>,
+    owners: &Owners,
     timeouts: &Timeouts,
 ) -> Vec<Operation> {
     let kind = datapath_type.name();
     let mut operations = release(database, |of, zone| of == kind && zones.contains(&zone));
     let datapath = database.datapaths.get(kind);
-    let tracking = datapath.and_then(|row| database.tracking.get(row));
     let missing: Vec<i64> = missing(database, datapath_type, zones).into_iter().map(i64::from).collect();
-    let own = tracking.and_then(|row| row.zones.values().find(|zone| is_own(database, zone)));
+    let own = own_row(database, datapath_type);
+    let external_ids = external_ids(owners);
     let policy = policy(timeouts, datapath_type);
     let zone: Reference = match own {
         Some(zone) => {
             operations.extend(keep_policy(database, zone, &policy));
+            if database.zones.get(zone).is_none_or(|row| row.external_ids != external_ids) {
+                let columns = json!({"external_ids": map(&external_ids)});
+                operations.push(Operation::update("CT_Zone", zone, columns));
+            }
             zone.into()
         }
         None if missing.is_empty() => return operations,
         None => {
             let row = json!({"timeouts": entries(policy)});
             let (insert_policy, policy) = Operation::insert("CT_Timeout_Policy", "timeouts", row);
-            let row = json!({"timeout_policy": optional(Some(policy)), "external_ids": map(&owner())});
+            let row = json!({"timeout_policy": optional(Some(policy)), "external_ids": map(&external_ids)});
             let (insert_zone, zone) = Operation::insert("CT_Zone", "zone", row);
             operations.extend([insert_policy, insert_zone]);
             zone
@@ -88,6 +101,24 @@ pub(crate) fn operations(
         }
     }
     operations
+}
+
+/// Returns the recorded owners of zones. A row of an older version has none.
+pub(crate) fn owners(database: &Database, datapath_type: DatapathType) -> Owners {
+    let row = own_row(database, datapath_type).and_then(|zone| database.zones.get(zone));
+    let recorded = row.into_iter().flat_map(|row| &row.external_ids);
+    let parsed = recorded.filter_map(|(key, owner)| {
+        let zone = key.strip_prefix(ZONE_PREFIX)?.parse::<u16>().ok()?;
+        Some((zone, owner.clone()))
+    });
+    parsed.collect()
+}
+
+/// Returns the zones whose recorded owner is another one.
+pub(crate) fn changed(recorded: &Owners, owners: &Owners) -> Vec<u16> {
+    let changed =
+        owners.iter().filter(|&(zone, owner)| recorded.get(zone).is_some_and(|known| known != owner));
+    changed.map(|(zone, _)| *zone).collect()
 }
 
 /// Returns those of these zones that the datapath does not have yet.
@@ -156,12 +187,24 @@ fn keep_policy(database: &Database, zone: &Uuid, policy: &BTreeMap<String, i64>)
     }
 }
 
+/// The row that the zones of the agent share.
+fn own_row(database: &Database, datapath_type: DatapathType) -> Option<&Uuid> {
+    let tracking = database.tracking.get(database.datapaths.get(datapath_type.name())?)?;
+    tracking.zones.values().find(|zone| is_own(database, zone))
+}
+
 fn is_own(database: &Database, zone: &Uuid) -> bool {
     database.zones.get(zone).is_some_and(|zone| zone.external_ids.contains_key(OWNER_KEY))
 }
 
 fn owner() -> BTreeMap<String, String> {
     [(OWNER_KEY.to_owned(), OWNER.to_owned())].into()
+}
+
+fn external_ids(owners: &Owners) -> BTreeMap<String, String> {
+    let mut external_ids = owner();
+    external_ids.extend(owners.iter().map(|(zone, owner)| (format!("{ZONE_PREFIX}{zone}"), owner.clone())));
+    external_ids
 }
 
 #[cfg(test)]
@@ -198,7 +241,7 @@ mod tests {
         let database = database(&timeouts);
         let of = |zones: &[u16]| {
             let zones = zones.iter().copied().collect();
-            shown(&operations(&database, DatapathType::Netdev, &zones, &timeouts))
+            shown(&operations(&database, DatapathType::Netdev, &zones, &Owners::new(), &timeouts))
         };
         assert_eq!(of(&[5]), Vec::<Value>::new());
         assert_eq!(of(&[5, 9]), Vec::<Value>::new(), "another program has the zone");
@@ -211,7 +254,13 @@ mod tests {
         let own = ["uuid", "own"];
         assert_eq!(add["mutations"], json!([["ct_zones", "insert", ["map", [[6, own], [7, own]]]]]));
         // Of the other type.
-        let all = shown(&operations(&database, DatapathType::System, &BTreeSet::from([5]), &timeouts));
+        let all = shown(&operations(
+            &database,
+            DatapathType::System,
+            &BTreeSet::from([5]),
+            &Owners::new(),
+            &timeouts,
+        ));
         let text = |one: &Value| format!("{} {}", one["op"], one["table"]).replace('"', "");
         let expected = [
             "mutate Datapath",
@@ -226,11 +275,34 @@ mod tests {
     }
 
     #[test]
+    fn owners_of_zones_are_recorded() {
+        let timeouts = Timeouts::default();
+        let mut database = database(&timeouts);
+        let of = |zone, owner: &str| Owners::from([(zone, owner.to_owned())]);
+        let green = of(5, "green:net");
+        // A row of an older version says nothing about the connections.
+        assert_eq!(changed(&owners(&database, DatapathType::Netdev), &green), [] as [u16; 0]);
+        let zones = BTreeSet::from([5]);
+        let all = shown(&operations(&database, DatapathType::Netdev, &zones, &green, &timeouts));
+        let [update] = &all[..] else { panic!("{all:?}") };
+        let recorded = json!(["map", [[OWNER_KEY, OWNER], ["zone-5", "green:net"]]]);
+        assert_eq!(update["row"]["external_ids"], recorded);
+
+        let row = json!({"new": {"timeout_policy": ["uuid", "p"], "external_ids": recorded}});
+        database.update(&json!({"CT_Zone": {"own": row}}));
+        let known = owners(&database, DatapathType::Netdev);
+        assert_eq!(known, green);
+        assert!(operations(&database, DatapathType::Netdev, &zones, &green, &timeouts).is_empty());
+        assert_eq!(changed(&known, &of(5, "red:net")), [5]);
+        assert_eq!(changed(&known, &of(6, "red:net")), [] as [u16; 0]);
+    }
+
+    #[test]
     fn a_changed_policy_is_restored() {
         let wanted = Timeouts { tcp: 7200, ..Timeouts::default() };
         let zones = BTreeSet::from([5]);
         let database = database(&Timeouts::default());
-        let all = shown(&operations(&database, DatapathType::Netdev, &zones, &wanted));
+        let all = shown(&operations(&database, DatapathType::Netdev, &zones, &Owners::new(), &wanted));
         let [update] = &all[..] else { panic!("{all:?}") };
         assert_eq!(update["where"], json!([["_uuid", "==", ["uuid", "p"]]]));
         let timeouts = update["row"]["timeouts"][1].as_array().unwrap();
