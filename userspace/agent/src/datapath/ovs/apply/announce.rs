@@ -31,6 +31,8 @@ pub(super) struct Before<'a> {
     /// Objects of the ops.
     objects: &'a [Installed],
     services: Services,
+    /// Routed VLANs that ops may change: their frames stayed on the node, so that switches do not know their endpoints.
+    routed: BTreeSet<NetworkId>,
 }
 
 type Answered = BTreeMap<ServiceId, Vec<u8>>;
@@ -55,13 +57,15 @@ impl Services {
 impl<'a> Before<'a> {
     pub(super) fn new(model: &SwitchModel, ops: &[Op], objects: &'a [Installed]) -> Before<'a> {
         let previous = objects.iter().map(|installed| &installed.object);
-        Before { objects, services: Services::of(&model.index, previous.chain(set(ops))) }
+        let services = Services::of(&model.index, previous.chain(set(ops)));
+        Before { objects, services, routed: routed(&model.index, objects) }
     }
 }
 
-/// Announces the endpoints of VLAN networks that the ops installed, or gave another port or address, and the services for which
-/// this node answers since. Endpoints also without an uplink: the bridge itself learns their ports.
+/// Announces the endpoints of VLAN networks that the ops installed, or gave another port or address, or whose network they changed from
+/// routed to bridged, and the services for which this node answers since. Endpoints also without an uplink: the bridge itself learns their ports.
 pub(super) fn changed(announcer: &Announcer, model: &SwitchModel, ops: &[Op], before: &Before<'_>) {
+    let was_routed = |local: &Local| before.routed.contains(&local.network);
     for op in ops {
         match op {
             Op::Delete(endpoint @ ObjectId::Local(_)) => announcer.withdraw(endpoint),
@@ -69,17 +73,39 @@ pub(super) fn changed(announcer: &Announcer, model: &SwitchModel, ops: &[Op], be
                 let id = ObjectId::Local(local.id.clone());
                 let Some(installed) = model.index.get(&id) else { continue };
                 let before = before.objects.iter().find(|installed| installed.object.id() == id);
-                // Frames of routed VLANs stay on the node.
-                if is_new(local, installed, before) && !model.index.is_routed_vlan(&local.network) {
+                // Frames of routed VLANs stay on the node. Those that were routed follow below.
+                let is_bridged = !model.index.is_routed_vlan(&local.network);
+                if is_new(local, installed, before) && is_bridged && !was_routed(local) {
                     announcer.announce(&id, endpoint_frames(local));
                 }
             }
             _ => {}
         }
     }
+    for local in bridged_since(&model.index, &before.routed) {
+        announcer.announce(&ObjectId::Local(local.id.clone()), endpoint_frames(local));
+    }
     if !model.base.uplinks.is_empty() {
         services(announcer, model, ops, &before.services);
     }
+}
+
+/// The networks of installed subnets that are routed VLANs.
+fn routed(index: &FlowIndex, objects: &[Installed]) -> BTreeSet<NetworkId> {
+    let networks = objects.iter().filter_map(|installed| match &installed.object {
+        Object::Subnet(subnet) => Some(&subnet.network),
+        _ => None,
+    });
+    networks.filter(|network| index.is_routed_vlan(network)).cloned().collect()
+}
+
+/// Local endpoints of those of these networks that are no routed VLANs any more.
+fn bridged_since<'a>(
+    index: &'a FlowIndex,
+    routed: &'a BTreeSet<NetworkId>,
+) -> impl Iterator<Item = &'a Local> {
+    let bridged = routed.iter().filter(|network| !index.is_routed_vlan(network));
+    bridged.flat_map(|network| index.locals(network)).map(|(local, _)| local)
 }
 
 fn services(announcer: &Announcer, model: &SwitchModel, ops: &[Op], before: &Services) {
@@ -166,7 +192,41 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::datapath::{Network, ovs::tables::index::BridgePort};
+    use crate::datapath::{Gateway, Network, Subnet, ovs::tables::index::BridgePort};
+
+    /// Switches do not know the endpoint, whose object does not change, or have learnt its address before, elsewhere.
+    #[test]
+    fn endpoints_of_a_routed_vlan_are_announced_when_it_is_bridged() {
+        let network: NetworkId = NetworkId::new(&"net".parse().unwrap(), &"green".parse().unwrap());
+        let network = Network::new(network, Encap::Vlan(100.try_into().unwrap()));
+        let mac = "02:02:0a:01:00:01".parse().unwrap();
+        let id = EndpointId::new(&network.id, "pod1");
+        let local = Local::new(id.clone(), &network, "vvport1", mac, std::net::Ipv4Addr::new(10, 1, 0, 1));
+        let port = Some(BridgePort { name: "vvport1".into(), number: 7 });
+        let subnet = |mac| Installed {
+            object: Object::Subnet(Subnet {
+                network: network.id.clone(),
+                vrf: network.vrf.clone(),
+                encap: network.encap,
+                prefix: "10.1.0.0/24".parse().unwrap(),
+                gateway: Some(Gateway { ip: "10.1.0.254".parse().unwrap(), mac }),
+            }),
+            port: None,
+        };
+        let mut index = FlowIndex::default();
+        index.insert(Installed { object: Object::Local(local), port });
+        let announced = |index: &FlowIndex, routed: &BTreeSet<NetworkId>| -> Vec<EndpointId> {
+            bridged_since(index, routed).map(|local| local.id.clone()).collect()
+        };
+        let [bridged, router] = [None, Some(Mac::ROUTER)].map(subnet);
+        index.insert(router.clone());
+        let before = routed(&index, std::slice::from_ref(&router));
+        assert_eq!(announced(&index, &before), [], "it is still routed");
+        index.insert(bridged.clone());
+        assert_eq!(announced(&index, &before), [id]);
+        let before = routed(&index, &[bridged]);
+        assert_eq!(announced(&index, &before), [], "it was bridged before");
+    }
 
     /// An endpoint with rules gets its VLAN behind its flows. If the agent loses the switch in between, the retry finds both.
     #[test]
