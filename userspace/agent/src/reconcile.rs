@@ -4,6 +4,7 @@
 //! periodically, a full resync compares the whole datapath with the plan: restart and drift are repaired by the same code.
 
 mod diff;
+mod memberships;
 mod metrics;
 mod reconciler;
 mod retention;

@@ -33,7 +33,7 @@ pub use forward::{Delivery, Origin, Target, deliver};
 pub use switch::{Fault, Switch};
 
 use super::{
-    Datapath, Desired, Error, FailedOp, Kind, ObjectId, Observed, Op, PortRequirements, Postponed,
+    Datapath, Desired, Error, FailedOp, Kind, Object, ObjectId, Observed, Op, PortRequirements, Postponed,
     trace::{Findings, Probe},
 };
 
@@ -52,6 +52,8 @@ pub struct Fake {
 struct Observation {
     /// Objects that are not desired.
     orphans: BTreeSet<ObjectId>,
+    /// Endpoints that are desired in another group.
+    leaving: BTreeSet<ObjectId>,
     /// Number of items that are not objects.
     foreign: usize,
 }
@@ -90,6 +92,11 @@ impl Fake {
                     observed.in_sync.insert(id.clone());
                 }
                 // Out of sync; the agent replaces it.
+                Some(Object::Local(wanted)) => {
+                    if matches!(object, Object::Local(local) if local.identity != wanted.identity) {
+                        observation.leaving.insert(id.clone());
+                    }
+                }
                 Some(_) => {}
                 None => {
                     observation.orphans.insert(id.clone());
@@ -149,7 +156,11 @@ impl Fake {
             }
             Op::GarbageCollect => {
                 let garbage = std::mem::take(observation);
-                let objects = garbage.orphans.iter().filter(|id| self.switch.delete(id)).count();
+                let (groups, others): (Vec<_>, Vec<_>) =
+                    garbage.orphans.iter().partition(|id| matches!(id, ObjectId::Group(_)));
+                let deleted = others.into_iter().filter(|id| self.switch.delete(id)).count();
+                let unused = groups.into_iter().filter(|id| !self.switch.has_members(id, &garbage.leaving));
+                let objects = deleted + unused.filter(|id| self.switch.delete(id)).count();
                 (objects + self.switch.remove_foreign_items(garbage.foreign)) as u64
             }
         })

@@ -102,6 +102,12 @@ pub trait Datapath: Send {
     /// ends all the same, and one from another version if it has begun.
     fn retain_orphans(&mut self, retain: bool);
 
+    /// If `retain` is set, the collection of garbage keeps the rules of all groups, until the next [`observe`](Self::observe): an
+    /// endpoint that waits may have a group that is not desired. A datapath that knows the groups of its endpoints keeps those.
+    fn retain_groups(&mut self, retain: bool) {
+        let _ = retain;
+    }
+
     /// Reads the state of the switch or kernel, including state of an earlier process, and compares it with `desired`.
     /// Must precede the first [`apply`](Self::apply).
     ///

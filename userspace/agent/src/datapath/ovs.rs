@@ -237,6 +237,10 @@ impl Datapath for Ovs {
         self.retains_orphans = retain;
     }
 
+    fn retain_groups(&mut self, retain: bool) {
+        self.model.base.retains_groups = retain;
+    }
+
     async fn observe(&mut self, desired: &Desired) -> Result<Observed, Error> {
         let session = self.session.take().filter(Session::is_open);
         let mut session = match session {

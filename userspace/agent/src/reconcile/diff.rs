@@ -15,21 +15,40 @@ pub fn diff(desired: &Desired, observed: &Observed) -> Vec<Op> {
 /// Ops that apply `desired` for the objects `ids`.
 ///
 /// Deletions come first, dependents before their dependencies: a deleted object may free its tag, address or port for an
-/// object of the same batch. Peers are deleted last, when no object refers to them.
+/// object of the same batch. Peers and groups are deleted last, when no object refers to them: an endpoint has the rules of its
+/// old group until it has those of the new one.
 pub fn ordered(ids: &BTreeSet<ObjectId>, desired: &Desired) -> Vec<Op> {
-    let gone = |id: &&ObjectId| desired.get(id).is_none();
-    let is_peer = |id: &&ObjectId| matches!(id, ObjectId::Peer(_));
-    let delete = |id: &ObjectId| Op::Delete(id.clone());
-    let first = ids.iter().rev().filter(gone).filter(|id| !is_peer(id)).map(delete);
-    let then = ids.iter().filter_map(|id| desired.get(id)).map(|object| Op::Set(object.clone()));
-    let last = ids.iter().filter(gone).filter(is_peer).map(delete);
-    first.chain(then).chain(last).collect()
+    let sets = ids.iter().filter_map(|id| desired.get(id)).map(|object| Op::Set(object.clone()));
+    let gone: BTreeSet<&ObjectId> = ids.iter().filter(|id| desired.get(id).is_none()).collect();
+    around(&gone, sets)
+}
+
+/// The ops of a full resync: those of [`diff`], and the deletions of `gone` in the order of [`ordered`].
+pub(super) fn repair(desired: &Desired, observed: &Observed, gone: &BTreeSet<ObjectId>) -> Vec<Op> {
+    around(&gone.iter().collect(), diff(desired, observed).into_iter())
+}
+
+/// Puts the deletions of the objects `gone` before and after the other ops. Those of groups are the last ops.
+fn around(gone: &BTreeSet<&ObjectId>, ops: impl Iterator<Item = Op>) -> Vec<Op> {
+    let is_peer = |id: &&&ObjectId| matches!(id, ObjectId::Peer(_));
+    let is_group = |id: &&&ObjectId| matches!(id, ObjectId::Group(_));
+    let delete = |id: &&ObjectId| Op::Delete((*id).clone());
+    let first = gone.iter().rev().filter(|id| !is_peer(id) && !is_group(id)).map(delete);
+    let peers = gone.iter().filter(is_peer).map(delete);
+    let groups = gone.iter().filter(is_group).map(delete);
+    first.chain(ops).chain(peers).chain(groups).collect()
+}
+
+/// Splits the deletions of groups from the ops before them.
+pub(super) fn split_groups(ops: &[Op]) -> (&[Op], &[Op]) {
+    let is_deletion = |op: &Op| matches!(op, Op::Delete(ObjectId::Group(_)));
+    ops.split_at(ops.iter().rposition(|op| !is_deletion(op)).map_or(0, |last| last + 1))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::datapath::{Network, Object, Peer};
+    use crate::datapath::{Group, Network, Object, Peer};
 
     fn peer(n: u8) -> Object {
         Object::Peer(Peer::new([10, 0, 0, n], 4789))
@@ -53,6 +72,32 @@ mod tests {
             ..Observed::default()
         };
         assert!(diff(&desired, &observed).is_empty(), "what is retained is no reason for an op");
+    }
+
+    fn group(number: u32) -> Object {
+        Object::Group(Group::new(contiv_model::policy::Identity::try_from(number).unwrap(), []))
+    }
+
+    #[test]
+    fn a_group_is_deleted_when_its_endpoints_have_left() {
+        let desired: Desired = [group(6), network("b")].into_iter().collect();
+        let ids = [group(5).id(), group(6).id(), peer(1).id(), ObjectId::Local("x".into())].into();
+        let ops = ordered(&ids, &desired);
+        let (deletion_of_peer, deletion_of_group) = (Op::Delete(peer(1).id()), Op::Delete(group(5).id()));
+        let first = Op::Delete(ObjectId::Local("x".into()));
+        assert_eq!(
+            ops,
+            [first.clone(), Op::Set(group(6)), deletion_of_peer.clone(), deletion_of_group.clone()]
+        );
+        assert_eq!(split_groups(&ops), (&ops[..3], &ops[3..]));
+        assert_eq!(split_groups(&ops[3..]), (&ops[..0], &ops[3..]));
+        // The same in a full resync.
+        let observed = Observed { in_sync: [group(6).id()].into(), orphans: 1, ..Observed::default() };
+        let gone = [group(5).id(), peer(1).id(), ObjectId::Local("x".into())].into();
+        assert_eq!(
+            repair(&desired, &observed, &gone),
+            [first, Op::Set(network("b")), Op::GarbageCollect, deletion_of_peer, deletion_of_group]
+        );
     }
 
     #[test]

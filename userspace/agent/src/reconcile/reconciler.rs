@@ -14,7 +14,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    diff::{diff, ordered},
+    diff::{ordered, repair, split_groups},
+    memberships::Memberships,
     metrics::Metrics,
     retention::Retention,
     retries::Retries,
@@ -52,6 +53,7 @@ pub struct Reconciler<D> {
     blocked: BTreeMap<GroupNumber, Key>,
     retention: Retention,
     retries: Retries,
+    memberships: Memberships,
     /// Why the last garbage collection failed.
     garbage: Option<String>,
     /// Newest store revision that was applied, with failed operations or without.
@@ -92,6 +94,7 @@ impl<D: Datapath> Reconciler<D> {
             blocked: BTreeMap::new(),
             retention: Retention::default(),
             retries: Retries::default(),
+            memberships: Memberships::default(),
             garbage: None,
             attempted: 0,
             resync_at: Instant::now(),
@@ -223,8 +226,8 @@ impl<D: Datapath> Reconciler<D> {
         self.metrics.record_observe(&observed, start.elapsed());
         let observed = observed?;
         self.retention.observed(observed.retained, &mut self.desired);
-        let mut ops = ordered(self.retention.gone(), &self.desired);
-        ops.extend(diff(&self.desired, &observed));
+        self.memberships.observed(&observed, &self.desired);
+        let mut ops = repair(&self.desired, &observed, self.retention.gone());
         // An unsupported object that did not change would fail again.
         ops.retain(|op| !matches!(op, Op::Set(object) if self.retries.is_unsupported(&object.id())));
         tracing::debug!(
@@ -239,8 +242,11 @@ impl<D: Datapath> Reconciler<D> {
             tracing::info!(ops = ops.len(), orphans = observed.orphans, "repairing the datapath");
         }
         let blocked = self.block_groups();
-        self.retries.keep(|id| {
-            self.desired.get(id).is_some() && (!observed.in_sync.contains(id) || blocked.contains(id))
+        self.retries.keep(|id| match (self.desired.get(id), id) {
+            (Some(_), _) => !observed.in_sync.contains(id) || blocked.contains(id),
+            // It is deleted when its last endpoint has left it.
+            (None, ObjectId::Group(group)) => self.memberships.leaving(*group, &self.desired).is_some(),
+            (None, _) => false,
         });
         self.garbage = None;
         self.apply(&ops).await?;
@@ -279,7 +285,28 @@ impl<D: Datapath> Reconciler<D> {
 
     /// Applies groups before their endpoints: an endpoint without its group's rules would accept all traffic, so it waits
     /// while its group fails. If the datapath does not support groups, endpoints do not wait and a warning is logged.
+    ///
+    /// Deletes groups after their endpoints have left them: an endpoint that waits, or failed, has the rules of its old group.
     async fn apply(&mut self, ops: &[Op]) -> Result<(), Error> {
+        let (ops, deletions) = split_groups(ops);
+        self.apply_sets(ops).await?;
+        let mut ready = vec![];
+        for op in deletions {
+            match op {
+                Op::Delete(id @ ObjectId::Group(group)) => {
+                    match self.memberships.leaving(*group, &self.desired) {
+                        Some(endpoint) => self.retries.wait_for(id.clone(), endpoint.clone()),
+                        None => ready.push(op.clone()),
+                    }
+                }
+                _ => ready.push(op.clone()),
+            }
+        }
+        self.apply_batch(&ready).await
+    }
+
+    /// Applies ops of which none deletes a group.
+    async fn apply_sets(&mut self, ops: &[Op]) -> Result<(), Error> {
         let is_group = |op: &Op| matches!(op, Op::Set(Object::Group(_)));
         let (first, rest) = ops.split_at(ops.iter().rposition(is_group).map_or(0, |last| last + 1));
         let blocked = self.block_groups();
@@ -299,6 +326,7 @@ impl<D: Datapath> Reconciler<D> {
                 waiting.insert(ObjectId::Local(local.id.clone()), group);
             }
         }
+        self.datapath.retain_groups(!waiting.is_empty());
         if waiting.is_empty() {
             return self.apply_batch(rest).await;
         }
@@ -321,7 +349,10 @@ impl<D: Datapath> Reconciler<D> {
         let failed_count = failed.len() as u64;
         for FailedOp { index: op, error } in &failed {
             match ops.get(*op) {
-                Some(Op::Set(object)) => self.retries.failed(object.id(), error),
+                Some(Op::Set(object)) => {
+                    self.memberships.failed(&object.id(), object);
+                    self.retries.failed(object.id(), error);
+                }
                 Some(Op::Delete(id)) => self.retries.failed(id.clone(), error),
                 Some(Op::GarbageCollect) => {
                     let why = format!("orphans: removal failed, retrying: {}", one_line(error));
@@ -334,12 +365,17 @@ impl<D: Datapath> Reconciler<D> {
         let failed: BTreeSet<usize> = failed.iter().map(|failed| failed.index).collect();
         for (_, op) in ops.iter().enumerate().filter(|(index, _)| !failed.contains(index)) {
             match op {
-                Op::Set(object) => self.retries.succeeded(&object.id()),
+                Op::Set(object) => {
+                    self.memberships.set(&object.id(), object);
+                    self.retries.succeeded(&object.id());
+                }
                 Op::Delete(id) => {
+                    self.memberships.deleted(id);
                     self.retries.succeeded(id);
                     self.retention.deleted(id);
                 }
-                Op::GarbageCollect => {}
+                Op::GarbageCollect if self.retention.is_active() => {}
+                Op::GarbageCollect => self.memberships.collected(&self.desired),
             }
         }
         self.status.send_modify(|status| {

@@ -1,5 +1,6 @@
 //! The reconciliation loop with the fake datapath.
 
+mod groups;
 mod retention;
 mod takeover;
 

@@ -253,6 +253,15 @@ impl Switch {
         changed
     }
 
+    /// Returns whether one of these endpoints has this group.
+    pub(super) fn has_members(&self, group: &ObjectId, endpoints: &BTreeSet<ObjectId>) -> bool {
+        let state = self.lock();
+        endpoints.iter().any(|id| match state.objects.get(id) {
+            Some(Object::Local(local)) => local.identity.map(ObjectId::Group).as_ref() == Some(group),
+            _ => false,
+        })
+    }
+
     /// Removes at most `count` items; returns how many.
     pub(super) fn remove_foreign_items(&self, count: usize) -> usize {
         let mut state = self.lock();

@@ -71,7 +71,7 @@ pub(crate) async fn observe(
     let uplinks = uplink::active_first(&database, &options.uplinks).into_iter();
     let uplinks: Vec<_> = uplinks.filter_map(|name| dump.ports.vlan.get(name)).copied().collect();
     let retained = retains.then(|| unowned_ports(&dump, &ports));
-    let base = BaseConfig { uplinks, kernel, vtep: options.vtep, retained };
+    let base = BaseConfig { uplinks, kernel, vtep: options.vtep, retained, retains_groups: false };
     let unreadable = |error| ovs_error("read the flows of the bridges", error);
     let mut numbers = installed_numbers(&dump.tables, desired).map_err(unreadable)?;
     let services = desired.iter().map(|(id, _)| id).filter(|id| matches!(id, ObjectId::Service(_)));

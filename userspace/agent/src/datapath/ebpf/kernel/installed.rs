@@ -35,6 +35,8 @@ pub(crate) struct Installed {
     attached: BTreeMap<u32, String>,
     owners: HashMap<EntryKey, ObjectId>,
     objects: HashMap<ObjectId, Vec<EntryKey>>,
+    /// Group that each port is to have.
+    desired_groups: HashMap<u32, u32>,
     queues: Queues,
     /// VLAN networks that the node routes, with their subnets.
     routed_vlans: BTreeMap<Segment, BTreeSet<DomainPrefix>>,
@@ -59,6 +61,7 @@ impl Installed {
             attached: BTreeMap::new(),
             owners: HashMap::new(),
             objects: HashMap::new(),
+            desired_groups: HashMap::new(),
             queues: Queues::default(),
             routed_vlans: BTreeMap::new(),
             rates_changed: false,
@@ -83,6 +86,7 @@ impl Installed {
         self.attached.clear();
         self.owners.clear();
         self.objects.clear();
+        self.desired_groups.clear();
         self.routed_vlans.clear();
         for (prefix, subnet) in self.kernel.subnets.iter().filter(|(prefix, _)| prefix.domain == Domain::NONE)
         {
@@ -213,6 +217,9 @@ impl Installed {
 
     fn set_owner(&mut self, entry: &Entry, id: &ObjectId) {
         self.owners.insert(entry.key(), id.clone());
+        if let Entry::Port { ifindex, port } = entry {
+            self.desired_groups.insert(*ifindex, port.group);
+        }
         if let (Entry::Service(key, _), ObjectId::Service(service)) = (entry, id) {
             self.kernel.services.set_name(key, service);
         }
@@ -449,7 +456,13 @@ impl Installed {
         let Kernel { members, ports, .. } = &mut self.kernel;
         members.collect_garbage(ports)?;
         self.kernel.ports.collect_flood()?;
-        self.kernel.policies.collect_garbage()
+        // An endpoint that could not be set, or waits, has the rules of its previous group.
+        let Kernel { policies, ports, .. } = &mut self.kernel;
+        let is_leaving = |(ifindex, port): &(&u32, &Port)| {
+            let group = port.group;
+            self.desired_groups.get(*ifindex) != Some(&group)
+        };
+        policies.collect_garbage(&ports.iter().filter(is_leaving).map(|(_, port)| port.group).collect())
     }
 
     /// Entries without an owner, in the order of creation.

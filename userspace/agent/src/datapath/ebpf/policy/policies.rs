@@ -200,12 +200,14 @@ impl Policies {
         self.groups.read().map(|(number, _)| number).filter(|number| !self.owned.contains(number))
     }
 
-    /// Removes groups, rule sets and counters that no object owns.
-    pub(crate) fn collect_garbage(&mut self) -> Result<(), Error> {
-        for number in self.unowned_groups().collect::<Vec<_>>() {
+    /// Removes groups, rule sets and counters that no object owns. Groups in `used` stay: a port is to leave them.
+    pub(crate) fn collect_garbage(&mut self, used: &BTreeSet<u32>) -> Result<(), Error> {
+        let unused = self.unowned_groups().filter(|number| !used.contains(&u32::from(*number)));
+        for number in unused.collect::<Vec<_>>() {
             self.groups.set(number, Group::default());
         }
-        let unowned = self.unowned();
+        let in_groups: BTreeSet<u32> = self.groups.read().flat_map(|(_, group)| group.sets).collect();
+        let unowned: Vec<u32> = self.sets.roots().filter(|set| !in_groups.contains(set)).collect();
         if !unowned.is_empty() {
             rcu::synchronize();
             self.sets.remove(&unowned);

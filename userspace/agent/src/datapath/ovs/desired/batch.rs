@@ -220,7 +220,9 @@ impl<'a> Batch<'a> {
         self.set_base_flows();
         let owners: HashSet<_> = self.index.ids().map(Cookie::of).chain([Cookie::BASE]).collect();
         for bridge in BridgeKind::ALL {
-            self.edits.get_mut(bridge).retain_owners(|owner| owners.contains(&owner));
+            let retains_groups = self.base.retains_groups;
+            let stays = |owner: Cookie| owners.contains(&owner) || retains_groups && owner.is_of_group();
+            self.edits.get_mut(bridge).retain_owners(stays);
         }
         self.dirty_networks.extend(self.index.networks().map(|network| network.id.clone()));
         self.dirty_peers = true;

@@ -42,6 +42,8 @@ pub(crate) struct BaseConfig {
     pub(crate) vtep: Option<IpAddr>,
     /// Port numbers that belong to no object, if what belongs to none stays.
     pub(crate) retained: Option<PerBridge<BTreeSet<u32>>>,
+    /// The flows of groups that belong to no object stay: endpoints may have these groups.
+    pub(crate) retains_groups: bool,
 }
 
 /// Ports of objects.

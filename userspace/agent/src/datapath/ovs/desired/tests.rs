@@ -485,6 +485,30 @@ fn an_endpoint_of_no_object_stays_in_the_groups_of_its_network() {
     assert_eq!(buckets(&model).values().map(BTreeSet::len).sum::<usize>(), 1);
 }
 
+/// An endpoint waits for its new group at a restart, and its flows are those of the old one.
+#[test]
+fn groups_stay_while_endpoints_wait() {
+    let old = group(1, 1, false);
+    let mut model = SwitchModel::default();
+    let mut batch = Batch::new(&mut model);
+    batch.set_base_flows();
+    batch.set(old.clone(), None).unwrap();
+    batch.commit();
+    let flows = |model: &SwitchModel| model.tables.vxlan.flows_of(Cookie::of(&old.id())).len();
+    let before = flows(&model);
+    assert!(before > 0);
+    let restarted =
+        expected(&Desired::default(), &BridgePorts::new(), BaseConfig::default(), ObjectNumbers::default());
+    let mut model = SwitchModel { tables: model.tables, ..restarted };
+    for (retains_groups, left) in [(true, before), (false, 0)] {
+        model.base.retains_groups = retains_groups;
+        let mut batch = Batch::new(&mut model);
+        batch.collect_garbage();
+        batch.commit();
+        assert_eq!(flows(&model), left);
+    }
+}
+
 #[test]
 fn what_is_left_of_a_takeover_goes_also_while_orphans_stay() {
     let mut model = SwitchModel::default();

@@ -8,6 +8,8 @@ use crate::datapath::{ObjectId, ovs::hash::hash};
 pub(crate) struct Cookie(pub(crate) u64);
 
 const PREFIX: u64 = 0xc0;
+/// Kind of groups.
+const GROUP: u64 = 5;
 const HASH_MASK: u64 = 0x00ff_ffff_ffff_ffff;
 
 impl Cookie {
@@ -21,13 +23,18 @@ impl Cookie {
         self.0 >> 60 == Cookie::BASE.0 >> 60
     }
 
+    /// Whether the flow is one of a [`Group`](crate::datapath::Group).
+    pub(crate) fn is_of_group(self) -> bool {
+        self.0 >> 56 == PREFIX | GROUP
+    }
+
     pub(crate) fn of(id: &ObjectId) -> Cookie {
         let (kind, text) = match id {
             ObjectId::Peer(vtep) => (1, vtep.to_string()),
             ObjectId::Network(id) => (2, id.to_string()),
             ObjectId::Remote(id) => (3, id.to_string()),
             ObjectId::Local(id) => (4, id.to_string()),
-            ObjectId::Group(identity) => (5, identity.to_string()),
+            ObjectId::Group(identity) => (GROUP, identity.to_string()),
             ObjectId::Service(id) => (6, id.to_string()),
             ObjectId::Subnet(id) => (7, id.to_string()),
             ObjectId::Route(id) => (8, id.to_string()),

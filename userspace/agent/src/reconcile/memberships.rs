@@ -1,0 +1,61 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use contiv_model::policy::Identity;
+
+use crate::datapath::{Desired, Object, ObjectId, Observed};
+
+/// The groups that the endpoints of this node have in the datapath, as far as this process knows.
+///
+/// An endpoint whose operation fails or waits has another group there than in the plan: that group's rules stay until the endpoint
+/// has left it.
+#[derive(Debug, Default)]
+pub(super) struct Memberships {
+    /// After a failure an endpoint may have several.
+    groups: BTreeMap<ObjectId, BTreeSet<Identity>>,
+}
+
+impl Memberships {
+    /// Notes what a full resync has found.
+    pub(super) fn observed(&mut self, observed: &Observed, desired: &Desired) {
+        for (id, object) in desired.iter().filter(|(id, _)| observed.in_sync.contains(id)) {
+            self.set(id, object);
+        }
+    }
+
+    /// Notes that the datapath has the object.
+    pub(super) fn set(&mut self, id: &ObjectId, object: &Object) {
+        let Object::Local(local) = object else { return };
+        match local.identity {
+            Some(identity) => drop(self.groups.insert(id.clone(), [identity].into())),
+            None => self.deleted(id),
+        }
+    }
+
+    /// Notes that the datapath may have a part of the object.
+    pub(super) fn failed(&mut self, id: &ObjectId, object: &Object) {
+        if let Object::Local(local) = object
+            && let Some(identity) = local.identity
+        {
+            self.groups.entry(id.clone()).or_default().insert(identity);
+        }
+    }
+
+    /// Notes that the datapath does not have the object.
+    pub(super) fn deleted(&mut self, id: &ObjectId) {
+        self.groups.remove(id);
+    }
+
+    /// Notes that the datapath has no endpoints that are not desired.
+    pub(super) fn collected(&mut self, desired: &Desired) {
+        self.groups.retain(|id, _| desired.get(id).is_some());
+    }
+
+    /// An endpoint that has the group in the datapath, but is to leave it.
+    pub(super) fn leaving(&self, group: Identity, desired: &Desired) -> Option<&ObjectId> {
+        let is_leaving = |id: &ObjectId| match desired.get(id) {
+            Some(Object::Local(local)) => local.identity != Some(group),
+            _ => true,
+        };
+        self.groups.iter().find(|(id, groups)| groups.contains(&group) && is_leaving(id)).map(|(id, _)| id)
+    }
+}
