@@ -11,6 +11,7 @@ pub mod ebpf;
 mod error;
 pub mod fake;
 pub mod host_access;
+mod host_end;
 mod object;
 mod op;
 pub mod ovs;

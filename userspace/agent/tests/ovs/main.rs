@@ -5,6 +5,7 @@ mod announce;
 mod bandwidth;
 mod checksum;
 mod conntrack;
+mod deleted_endpoints;
 mod drift;
 mod external;
 mod forwarding;

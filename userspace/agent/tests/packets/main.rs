@@ -12,6 +12,7 @@ mod campaign;
 mod checksum_offload;
 mod checksums;
 mod counters;
+mod deleted_endpoints;
 mod domains;
 mod equivalence;
 mod established;

@@ -80,7 +80,7 @@ pub(super) const RULES: &[Rules] = &[
                     &["telemetry"],
                     &["trace"],
                     &["error", "skb"],
-                    &["announcement", "btf", "connection", "host_access", "object", "wire"],
+                    &["announcement", "btf", "connection", "host_access", "host_end", "object", "wire"],
                 ],
             },
             Layers {

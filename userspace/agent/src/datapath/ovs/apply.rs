@@ -102,6 +102,7 @@ pub(crate) async fn apply(
         take_over(session, model, std::mem::take(inherited)).await?;
     }
     requests::open(session, &model.index, closed).await?;
+    requests::set_up(&model.index, ops).await?;
     announce::release(announcer, &session.database(), &model.index);
     remove_unused_ports(session, options, model, ops, &previous).await?;
     if options.datapath_type == DatapathType::Netdev {
@@ -294,6 +295,7 @@ async fn remove_unused_ports(
     names.retain(|name| index.port_owner(name).is_none());
     names.sort();
     names.dedup();
+    requests::set_down(&database, &names)?;
     let mut operations: Vec<_> = names.iter().flat_map(|name| ports::removal(&database, name)).collect();
     if ops.contains(&Op::GarbageCollect) {
         operations.extend(limit::orphans(&database));

@@ -27,7 +27,7 @@ use super::{
         index::{BridgePort, vrf_of},
     },
 };
-use crate::datapath::{Desired, Error, Object, ObjectId, Observed};
+use crate::datapath::{Desired, Error, Object, ObjectId, Observed, host_end};
 
 /// Result of an observation.
 pub(crate) struct Observation {
@@ -138,7 +138,9 @@ fn object_ports(
             }
             _ => continue,
         };
-        if !spec.is_in_sync(database) {
+        // The interface of an endpoint that was deleted is down.
+        let is_down = matches!(object, Object::Local(local) if !host_end::is_up(&local.port));
+        if is_down || !spec.is_in_sync(database) {
             out_of_sync.insert(id.clone());
         }
         match dump.ports.get(spec.bridge).get(&spec.name) {

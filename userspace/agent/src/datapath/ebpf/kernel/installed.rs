@@ -1,6 +1,9 @@
 //! The entries in the kernel, the objects that own them, and orphans.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    io,
+};
 
 use contiv_abi::{Domain, Port, Segment, SegmentEntry, Subnet, VipKey, policy::MeterKey};
 use contiv_model::{name::EndpointId, vrf::Vrf};
@@ -25,6 +28,7 @@ use crate::datapath::{
             queues::{EXIT, Queues, Step, VethPair},
         },
     },
+    host_end,
 };
 
 /// The state in the kernel and its owners.
@@ -249,7 +253,9 @@ impl Installed {
             Entry::Number { number, ifindex } => self.kernel.numbers.get(number) == Some(ifindex),
             Entry::Service(key, target) => self.kernel.services.is_current(key, target),
             Entry::Vip(key, value) => self.kernel.vips.vips().get(key) == Some(value),
-            Entry::Hook { ifindex, .. } => self.attached.contains_key(ifindex),
+            Entry::Hook { ifindex, interface } => {
+                self.attached.contains_key(ifindex) && host_end::is_up(interface)
+            }
         }
     }
 
@@ -347,7 +353,8 @@ impl Installed {
                     self.hooks.attach(program, Role::Pod, interface, *ifindex).await?;
                     self.attached.insert(*ifindex, interface.clone());
                 }
-                Ok(())
+                let changed = host_end::set_up(interface).await;
+                self.count_change(changed).map_err(|error| failed(format!("set {interface} up"), error))
             }
         }
     }
@@ -375,13 +382,28 @@ impl Installed {
             EntryKey::Number(number) => self.kernel.numbers.remove(&number),
             EntryKey::Service(key) => self.kernel.services.remove(&key),
             EntryKey::Vip(key) => self.kernel.vips.set_vip(key, None),
-            EntryKey::Hook(ifindex) => {
-                let interface = self.attached.get(&ifindex).map(String::as_str);
-                self.hooks.detach(Role::Pod, interface, ifindex)?;
-                self.attached.remove(&ifindex);
-                Ok(())
-            }
+            EntryKey::Hook(ifindex) => self.detach(ifindex),
         }
+    }
+
+    /// Detaches the program from an interface, which is down afterwards: without the program, frames of its pod would enter the
+    /// network stack of the node.
+    fn detach(&mut self, ifindex: u32) -> Result<(), Error> {
+        if let Some(interface) = host_end::by_index(ifindex) {
+            let changed = host_end::set_down(&interface);
+            self.count_change(changed).map_err(|error| failed(format!("set {interface} down"), error))?;
+        }
+        let interface = self.attached.get(&ifindex).map(String::as_str);
+        self.hooks.detach(Role::Pod, interface, ifindex)?;
+        self.attached.remove(&ifindex);
+        Ok(())
+    }
+
+    fn count_change(&self, changed: io::Result<bool>) -> io::Result<()> {
+        if changed? {
+            self.kernel.writes().count();
+        }
+        Ok(())
     }
 
     /// Completes a batch of changes: frees replaced rule sets, and updates the queues. Returns the ports whose queue could
@@ -444,10 +466,8 @@ impl Installed {
     /// Removes all orphans. The next [`flush`](Self::flush) removes orphaned queues.
     pub(crate) fn collect_garbage(&mut self) -> Result<(), Error> {
         self.rates_changed = true;
-        for (role, ifindex) in self.orphan_hooks()? {
-            let interface = self.attached.get(&ifindex).map(String::as_str);
-            self.hooks.detach(role, interface, ifindex)?;
-            self.attached.remove(&ifindex);
+        for ifindex in self.orphan_hooks()? {
+            self.detach(ifindex)?;
         }
         for key in self.orphan_entries().into_iter().rev() {
             self.remove(key)?;
@@ -485,14 +505,13 @@ impl Installed {
         keys
     }
 
-    /// Programs for pods on interfaces that are not ports.
-    fn orphan_hooks(&self) -> Result<Vec<(Role, u32)>, Error> {
+    /// Interfaces that are not ports, but have the program for pods.
+    fn orphan_hooks(&self) -> Result<Vec<u32>, Error> {
         let pinned = self.hooks.pinned()?.into_iter().filter(|(role, _)| *role == Role::Pod);
         let found: BTreeSet<u32> =
             pinned.map(|(_, ifindex)| ifindex).chain(self.attached.keys().copied()).collect();
-        let orphans =
-            found.into_iter().filter(|ifindex| !self.owners.contains_key(&EntryKey::Hook(*ifindex)));
-        Ok(orphans.map(|ifindex| (Role::Pod, ifindex)).collect())
+        let is_orphan = |ifindex: &u32| !self.owners.contains_key(&EntryKey::Hook(*ifindex));
+        Ok(found.into_iter().filter(is_orphan).collect())
     }
 }
 

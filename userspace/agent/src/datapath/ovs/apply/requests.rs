@@ -7,6 +7,7 @@ use contiv_model::policy::Identity;
 use crate::datapath::{
     Error, FailedOp, Group, KERNEL_PORT, Local, Object, ObjectId, Op,
     host_access::HOST_PORT,
+    host_end,
     ovs::{
         desired::{model::BridgePorts, support},
         error::ovs_error,
@@ -201,6 +202,29 @@ pub(super) async fn open(
     let ready = closed.iter().filter(|(_, port)| index.port_owner(&port.name).is_some());
     let operations = ready.flat_map(|(op, port)| port.operations(&database, *op)).collect();
     session.reconfigure(operations).await.map_err(|error| ovs_error("open ports", error))
+}
+
+/// Sets the interfaces of programmed endpoints up: those of an endpoint that was deleted are down.
+pub(super) async fn set_up(index: &FlowIndex, ops: &[Op]) -> Result<(), Error> {
+    for op in ops {
+        if let Op::Set(Object::Local(local)) = op
+            && index.port_owner(&local.port).is_some()
+        {
+            let changed = host_end::set_up(&local.port).await;
+            changed.map_err(|error| ovs_error(format!("set {} up", local.port), error))?;
+        }
+    }
+    Ok(())
+}
+
+/// Sets the interfaces of endpoints among the ports down, before their removal from the bridge: frames of a pod would enter the
+/// network stack of the node afterwards.
+pub(super) fn set_down(database: &Database, ports: &[String]) -> Result<(), Error> {
+    let endpoints: BTreeSet<&str> = ports::of_endpoints(database).collect();
+    for port in ports.iter().filter(|port| endpoints.contains(port.as_str())) {
+        host_end::set_down(port).map_err(|error| ovs_error(format!("set {port} down"), error))?;
+    }
+    Ok(())
 }
 
 /// Writes the ports to the database. Returns the requests that the database accepted.

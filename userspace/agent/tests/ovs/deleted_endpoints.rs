@@ -1,0 +1,69 @@
+//! Pods whose endpoint is deleted while they run.
+
+use std::{io, net::UdpSocket, time::Duration};
+
+use anyhow::Result;
+use contiv_model::{global::ArpMode, mac::Mac};
+use netplugin::datapath::Object;
+use testkit::{capture::Tap, needs, packet::Packet, wait_until};
+
+use crate::node::{Node, SOON, addresses, network, vlan, vxlan};
+
+const HOST_END: u8 = 250;
+const PORT: u16 = 9000;
+
+/// Packets to the host end of the pod's veth pair are those that the node would take, or route.
+#[test]
+fn a_pod_without_an_endpoint_does_not_reach_the_node() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"), binary("ping"));
+    for encap in [vxlan(5000), vlan(100)] {
+        let node = Node::new("deleted", &[])?;
+        node.converge()?;
+        let blue = network("blue", encap, ArpMode::Proxy);
+        node.add([Object::Network(blue.clone())])?;
+        let (pod, _other) = (node.pod(&blue, 1)?, node.run_pod(&blue, 2)?);
+        let Object::Local(local) = &pod.object else { unreachable!() };
+        let ip = addresses(HOST_END).0;
+        let mac = Mac::of_endpoint(ip);
+        node.namespace.mac(&local.port, &mac.to_string())?;
+        node.namespace.address(&local.port, &format!("{ip}/24"))?;
+        let socket = node.namespace.run(|| Ok(UdpSocket::bind((ip, PORT))?))?;
+        socket.set_nonblocking(true)?;
+        let arrives = || match socket.recv(&mut [0; 64]) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error),
+        };
+        let frame = Packet::eth(mac.0, pod.mac).ipv4(addresses(1).0, ip).udp(5000, PORT).build();
+        let tap = Tap::open(&pod.namespace, "eth0")?;
+        // The control: the interface is no port of a bridge yet.
+        tap.send(&frame)?;
+        wait_until(SOON, "the packet", || Ok(arrives()?.then_some(())))?;
+
+        let answered = || -> Result<Option<()>> {
+            let ping = pod.namespace.ping(addresses(2).0.into(), 3, Duration::from_millis(10))?;
+            Ok((ping.received > 0).then_some(()))
+        };
+        node.add([pod.object.clone()])?;
+        wait_until(SOON, "pings", answered)?;
+        for is_orphan in [false, true] {
+            if is_orphan {
+                node.desired.borrow_mut().remove(&pod.object.id());
+                node.restart_agent();
+                node.converge()?;
+            } else {
+                node.remove([pod.object.id()])?;
+            }
+            tap.send(&frame)?;
+            assert!(!arrives()?, "orphan: {is_orphan}");
+            node.add([pod.object.clone()])?;
+            wait_until(SOON, "pings", answered)?;
+            assert!(!arrives()?, "orphan: {is_orphan}");
+            // A restart changes nothing.
+            node.restart_agent();
+            assert!(node.converge()?.is_empty());
+            assert_eq!(node.writes(), 0);
+        }
+    }
+    Ok(())
+}
