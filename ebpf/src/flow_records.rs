@@ -298,6 +298,10 @@ extern "C" fn ctv_rank(number: u32, owner: u32, now: u32, share: u32) -> u32 {
     if flows::is_over(flow, now) {
         return rank | EXPIRED;
     }
+    // Its ends may still have the connection: the next packet would begin a flow, perhaps the other way round.
+    if flow.is_denied() {
+        return 0;
+    }
     if share != 0 && others != 0 && used_by(others) > i64::from(share) {
         return rank;
     }

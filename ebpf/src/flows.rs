@@ -181,9 +181,8 @@ pub(crate) extern "C" fn ctv_is_over(number: u32, now: u32) -> u32 {
 pub(crate) fn is_over(flow: &Flow, now: u32) -> bool {
     let idle = idle(now, flow.seen());
     let Some(node) = maps::node() else { return false };
-    let [original, reply] = [flow.halves[0].sent, flow.halves[1].sent];
     // The timeout is computed only when time has passed.
-    idle != 0 && idle > node.timeouts.of(flow.head.protocol, original, reply)
+    idle != 0 && idle > flow.timeout(&node.timeouts)
 }
 
 /// Stores a verdict in the flow of a record, if it is still this generation's.

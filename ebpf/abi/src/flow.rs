@@ -242,6 +242,22 @@ impl Flow {
         self.halves[1].sent & sent::ANY != 0
     }
 
+    /// Returns true if the rules deny the flow. Its packets are dropped as long as the record exists.
+    #[inline(always)]
+    pub const fn is_denied(&self) -> bool {
+        Verdict(self.halves[0].verdict).is_denied()
+    }
+
+    /// The timeout of the flow, in seconds. That of a denied flow does not depend on its state: its ends may still have the
+    /// connection, and its next packet would begin a flow that other rules are asked about.
+    #[inline(always)]
+    pub const fn timeout(&self, timeouts: &Timeouts) -> u32 {
+        if self.is_denied() {
+            return timeouts.established(self.head.protocol);
+        }
+        timeouts.of(self.head.protocol, self.halves[0].sent, self.halves[1].sent)
+    }
+
     /// Time of the last packet of either direction, in seconds since boot.
     #[inline(always)]
     pub const fn seen(&self) -> u32 {
@@ -328,6 +344,16 @@ impl Default for Timeouts {
 }
 
 impl Timeouts {
+    /// The timeout of an established flow, in seconds.
+    #[inline(always)]
+    pub const fn established(&self, protocol: u8) -> u32 {
+        match protocol {
+            TCP => self.tcp,
+            UDP => self.udp,
+            _ => self.other,
+        }
+    }
+
     /// The timeout of a flow, in seconds, by what both directions have sent.
     #[inline(always)]
     pub const fn of(&self, protocol: u8, original: u8, reply: u8) -> u32 {
@@ -530,6 +556,24 @@ mod tests {
         assert_eq!(timeouts.of(UDP, any, any), timeouts.udp);
         assert_eq!(timeouts.of(132, any, any), timeouts.other);
         assert_eq!(timeouts.of(UDP, any, 0), timeouts.unanswered);
+    }
+
+    #[test]
+    fn a_denied_flow_lives_as_an_established_one() {
+        let timeouts = Timeouts::default();
+        let mut closed = flow(&tuple((CLIENT, 4000), (VIP, 80)), (VIP, 80), 4000, 0);
+        closed.halves[0].sent = sent::ANY | sent::ACK | sent::RST;
+        for (protocol, allowed, denied) in
+            [(TCP, timeouts.tcp_closing, timeouts.tcp), (UDP, timeouts.unanswered, timeouts.udp)]
+        {
+            closed.head.protocol = protocol;
+            for (verdict, expected) in
+                [(0, allowed), (Verdict::DENIED_IN, denied), (Verdict::DENIED_OUT, denied)]
+            {
+                closed.halves.iter_mut().for_each(|half| half.verdict = verdict);
+                assert_eq!(closed.timeout(&timeouts), expected);
+            }
+        }
     }
 
     #[test]

@@ -25,6 +25,7 @@ use crate::{
     run::{Code, Outcome, run},
 };
 
+mod denied;
 mod ip_reuse;
 mod opening;
 mod oracle;
