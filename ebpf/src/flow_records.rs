@@ -34,14 +34,14 @@ pub(crate) const NONE: u32 = 0;
 pub(crate) const OVER_QUOTA: u32 = u32::MAX;
 
 /// Allocates a record for a flow of this endpoint (zero for none) and adds it to the endpoint's flows. The result is the
-/// number plus one, or one of the above.
+/// number plus one, or one of the above. If `halved` is one, the endpoint may use half of its quota.
 ///
 /// This and the others are functions of their own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_obtain(hash: u64, owner: u32, now: u32) -> u32 {
+pub(crate) extern "C" fn ctv_obtain(hash: u64, owner: u32, now: u32, halved: u32) -> u32 {
     let Some(node) = maps::node() else { return NONE };
-    let over = owner != 0 && used_by(owner) >= i64::from(node.flow_quota);
+    let over = owner != 0 && used_by(owner) >= i64::from(node.flow_quota >> (halved & 1));
     let mut number = NONE;
     if !over {
         number = ctv_allocate(hash);

@@ -99,7 +99,7 @@ extern "C" fn ctv_goes_as(at: u32, number: u32) -> u32 {
 extern "C" fn ctv_insert_import(at: u32, hash: u64) -> u64 {
     let now = flows::now();
     // The flow exists, so it is not refused because of a quota.
-    let obtained = ctv_obtain(hash, 0, now);
+    let obtained = ctv_obtain(hash, 0, now, 0);
     if obtained == NONE {
         return ImportResult::FULL;
     }

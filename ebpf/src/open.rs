@@ -248,7 +248,7 @@ fn insert(packet: &mut Packet) -> u32 {
             return replaced;
         }
     }
-    let obtained = ctv_obtain(packet.hash, packet.owner, packet.now);
+    let obtained = ctv_obtain(packet.hash, packet.owner, packet.now, may_answer(packet).into());
     if obtained == NONE {
         return NO_ROOM;
     }
@@ -275,6 +275,16 @@ fn insert(packet: &mut Packet) -> u32 {
         ctv_remove(number, generation);
     }
     code
+}
+
+/// Whether the packet in hand may answer a connection that goes untracked, because the quota of those that reach its sender is used
+/// up: then others choose how many such flows the endpoint begins, and its own connections need the other half of its quota.
+#[inline(always)]
+fn may_answer(packet: &Packet) -> bool {
+    packet.tuple.protocol == TCP
+        && packet.translated == 0
+        && packet.owner & FlowHalf::RECEIVED == 0
+        && !track::opens(packet)
 }
 
 /// Claims a tuple, if need be by evicting a flow from its buckets: as [`ctv_obtain`] does, at last one of an endpoint with many.

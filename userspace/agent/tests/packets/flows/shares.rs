@@ -80,6 +80,40 @@ fn requests_from_elsewhere_take_an_endpoint_no_room_for_its_own() -> Result<()> 
     Ok(())
 }
 
+/// Hosts on the wire open more connections to an endpoint than it has a quota for. Its answers to the others begin flows of its own,
+/// which take at most half of the room for its own connections.
+#[test]
+fn answers_to_untracked_connections_take_half_of_an_endpoints_room() -> Result<()> {
+    needs!(root());
+    let (mut node, _outside) = Node::on_wire_with("ct-answers", options)?;
+    let n1 = network("n1.t", vlan(100));
+    node.want_network(&n1).want(Object::Remote(OTHER.remote(&n1, None)));
+    let pod = node.pod(&n1, HERE)?;
+    node.converge()?;
+    let (syn, ack) = (tcp_flags::SYN, tcp_flags::ACK);
+    let ifindex = node.ifindex(&pod.local.port)?;
+    let arrives = |port: u16, flags: u8, numbers: (u32, u32)| {
+        let frame = Packet::eth(HERE.mac(), OTHER.mac()).vlan(100).ipv4(OTHER.ip(), HERE.ip());
+        let frame = frame.tcp(port, 80, flags).sequence(numbers.0, numbers.1).build();
+        run(&node, FROM_UPLINK, "trunk", &frame)
+    };
+    let leaves = |frame: &Packet| run(&node, FROM_POD, &pod.local.port, &frame.build());
+    for port in 0..2 * QUOTA as u16 {
+        arrives(port, syn, (1000, 0))?;
+        leaves(&tcp((HERE, 80), (OTHER, port), syn | ack).sequence(5000, 1001))?;
+        arrives(port, ack, (1001, 5001))?;
+    }
+    assert_eq!(owned(&node, ifindex | FlowHalf::RECEIVED)?, QUOTA);
+    assert_eq!(owned(&node, ifindex)?, QUOTA / 2);
+    let made = || node.datapath.inspect()["flows"]["made"].as_u64().unwrap();
+    let before = made();
+    for port in 0..QUOTA as u16 / 2 {
+        leaves(&tcp((HERE, port), (OTHER, 81), syn))?;
+    }
+    assert_eq!((made() - before, owned(&node, ifindex)?), (QUOTA as u64 / 2, QUOTA));
+    Ok(())
+}
+
 /// Established connections of endpoints that fill the table make room for those of one with less than half as many.
 #[test]
 fn a_full_table_takes_from_those_with_most() -> Result<()> {
