@@ -72,9 +72,6 @@ fn parse(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
         packet.identification = identification;
         packet.fragment_protocol = protocol;
         packet.wanted = packet.tuple;
-        if piece == Piece::FIRST {
-            remember(packet);
-        }
     }
     Ok(ours)
 }
@@ -373,9 +370,14 @@ fn fragment_key(packet: &Packet) -> FragmentKey {
     }
 }
 
-/// Later fragments will ask.
-#[inline(always)]
-fn remember(packet: &Packet) {
+/// Remembers the ports of the packet in hand, a first fragment that was admitted, for the later ones. Others would take the place of
+/// the fragments of other endpoints.
+///
+/// A function of its own for the stack.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_remember(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return 0 };
     let ports = FragmentPorts {
         source: packet.tuple.source_port,
         destination: packet.tuple.destination_port,
@@ -383,6 +385,7 @@ fn remember(packet: &Packet) {
     };
     // Without memory the later fragments are dropped, and counted.
     let _noted = FRAGMENTS.insert(fragment_key(packet), ports, 0);
+    0
 }
 
 #[inline(always)]

@@ -26,6 +26,7 @@ use crate::{
 };
 
 mod denied;
+mod fragments;
 mod ip_reuse;
 mod opening;
 mod oracle;
