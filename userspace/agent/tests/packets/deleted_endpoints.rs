@@ -4,7 +4,7 @@ use std::{io, net::UdpSocket, time::Duration};
 
 use anyhow::Result;
 use contiv_model::mac::Mac;
-use netplugin::datapath::{Object, ObjectId, Op, ebpf::Options};
+use netplugin::datapath::{Datapath as _, Object, ObjectId, Op, ebpf::Options};
 use testkit::{capture::Tap, needs, packet::Packet, wait_until};
 
 use crate::node::{Endpoint, Node, network, vxlan};
