@@ -1,13 +1,19 @@
 //! Announcements of endpoints of VLAN networks: on the uplinks, and to the bridge itself.
 
-use std::{collections::BTreeMap, net::IpAddr, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
 use contiv_model::{
     global::ArpMode,
+    mac::Mac,
     policy::{Action, Direction, Identity, Rule},
+    service::Readiness,
 };
-use netplugin::datapath::{Datapath as _, Group, Object};
+use netplugin::datapath::{Backend, Datapath as _, Group, Network, Object, Scope, Service};
 use testkit::{Netns, capture::Tap, needs, packet::Packet, wait_until};
 
 use crate::node::{Node, Pod, SOON, addresses, network, remote, vlan, vxlan};
@@ -184,11 +190,9 @@ fn activate(node: &Node, outside: &Netns, [uplink, other]: [&str; 2]) -> Result<
     })
 }
 
-/// Without LACP one uplink of the bond is active, and stays so when another one gets its link back.
-#[test]
-fn frames_leave_by_the_active_uplink() -> Result<()> {
-    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
-    let (outside, inside) = (Netns::new("active-out")?, Netns::new("active-in")?);
+/// A node with the uplinks `up0` and `up1`, of which the second one is active, and the other ends of the uplinks.
+fn bonded(label: &str) -> Result<(Node, Netns)> {
+    let (outside, inside) = (Netns::new(&format!("{label}-out"))?, Netns::new(&format!("{label}-in"))?);
     for wire in ["up0", "up1"] {
         inside.veth(wire, &outside, wire)?;
         inside.up(wire)?;
@@ -198,6 +202,14 @@ fn frames_leave_by_the_active_uplink() -> Result<()> {
     node.converge()?;
     activate(&node, &outside, ["up1", "up0"])?;
     node.converge()?;
+    Ok((node, outside))
+}
+
+/// Without LACP one uplink of the bond is active, and stays so when another one gets its link back.
+#[test]
+fn frames_leave_by_the_active_uplink() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let (node, outside) = bonded("active")?;
     let green = network("green", vlan(TAG), ArpMode::Proxy);
     // With rules, copies for other nodes leave by a group and not as the bond chooses.
     let identity = Identity::try_from(7)?;
@@ -222,6 +234,83 @@ fn frames_leave_by_the_active_uplink() -> Result<()> {
         active.expect(SOON, "the broadcast", |bytes| bytes.starts_with(&expected).then_some(()))?;
         let strays = other.drain()?.into_iter().filter(|frame| frame.bytes[6..12] == pod.mac);
         assert_eq!(strays.count(), 0);
+    }
+    Ok(())
+}
+
+/// A service that the node of pod 1 answers for, whose connections all go to pod 3.
+fn relayed_service(network: &Network) -> Result<(Ipv4Addr, Service)> {
+    let backend = |n, readiness| Backend { readiness, ..Backend::on(network.encap, addresses(n).0) };
+    let service = |vip: Ipv4Addr| Service {
+        ports: vec!["80:8080:UDP".parse().unwrap()],
+        backends: vec![backend(1, Readiness::Terminating), backend(3, Readiness::Ready)],
+        ..Service::new("web:net", Scope::network(network), vip)
+    };
+    let vips = (200..=250).map(|last| Ipv4Addr::new(10, 1, 0, last));
+    let mut services = vips.map(|vip| (vip, service(vip)));
+    let answered = services.find(|(_, service)| service.speaker() == Some(addresses(1).0.into()));
+    answered.context("no address for which pod 1 speaks")
+}
+
+/// Switches without LACP flood to both uplinks, and send to an address where they see it last.
+#[test]
+fn frames_from_outside_are_answered_by_the_active_uplink_and_taken_once() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let (node, outside) = bonded("standby")?;
+    let green = network("green", vlan(TAG), ArpMode::Proxy);
+    let identity = Identity::try_from(7)?;
+    let allow = Rule::new("allow", Direction::In, Action::Allow, 1.try_into()?);
+    node.add([Object::Network(green.clone()), Object::Group(Group::new(identity, [allow]))])?;
+    let mut pod = node.pod(&green, 1)?;
+    if let Object::Local(local) = &mut pod.object {
+        local.identity = Some(identity);
+    }
+    let (vip, service) = relayed_service(&green)?;
+    node.add([pod.object.clone(), remote(&green, 3, None), Object::Service(service)])?;
+    let inside = Tap::open(&pod.namespace, "eth0")?;
+
+    let (client, client_mac) = (addresses(90).0, [2, 2, 10, 1, 0, 90]);
+    let (mac, far) = (Mac::of_service(vip.into()).0, [2, 2, 10, 1, 0, 3]);
+    let request =
+        Packet::eth(BROADCAST, client_mac).vlan(TAG).arp(1, (client_mac, client), ([0; 6], vip)).build();
+    let reply = Packet::eth(client_mac, mac).vlan(TAG).arp(2, (mac, vip), (client_mac, client)).build();
+    let datagram = |dst: [u8; 6], src: [u8; 6]| {
+        Packet::eth(dst, src).vlan(TAG).ipv4(client, vip).udp(4000, 80).payload(b"relayed").build()
+    };
+    let to_all = |eth: Packet, text: &[u8]| eth.ipv4(client, [10, 1, 0, 255]).udp(9, 9).payload(text).build();
+    let outer = || Packet::eth(BROADCAST, client_mac).vlan(TAG);
+    let inner = || Packet::eth(BROADCAST, client_mac);
+    for (uplinks, copy, last) in
+        [(["up0", "up1"], &b"one"[..], &b"end of one"[..]), (["up1", "up0"], &b"two"[..], &b"end of two"[..])]
+    {
+        activate(&node, &outside, uplinks)?;
+        assert!(node.resync_needed(SOON));
+        node.converge()?;
+        let [active, other] = uplinks.map(|wire| Tap::open(&outside, wire));
+        let (active, other) = (active?, other?);
+        other.send(&to_all(outer(), copy))?;
+        // What the uplink that stands by gets is answered and relayed by the active one.
+        other.send(&request)?;
+        active.expect(SOON, "the reply", |bytes| bytes.starts_with(&reply).then_some(()))?;
+        other.send(&datagram(mac, client_mac))?;
+        let relayed = datagram(far, mac);
+        active.expect(SOON, "the datagram", |bytes| bytes.starts_with(&relayed).then_some(()))?;
+        active.send(&request)?;
+        active.expect(SOON, "the reply", |bytes| bytes.starts_with(&reply).then_some(()))?;
+        let strays = other.drain()?.into_iter().filter(|frame| frame.bytes[6..12] == mac);
+        assert_eq!(strays.count(), 0);
+
+        active.send(&to_all(outer(), copy))?;
+        let expected = to_all(inner(), copy);
+        inside.expect(SOON, "the broadcast", |bytes| bytes.starts_with(&expected).then_some(()))?;
+        active.send(&to_all(outer(), last))?;
+        let end = to_all(inner(), last);
+        let mut copies = 0;
+        inside.expect(SOON, "the last broadcast", |bytes| {
+            copies += u32::from(bytes.starts_with(&expected));
+            bytes.starts_with(&end).then_some(())
+        })?;
+        assert_eq!(copies, 0, "more than one copy");
     }
     Ok(())
 }

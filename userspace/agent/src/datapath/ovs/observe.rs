@@ -68,10 +68,13 @@ pub(crate) async fn observe(
     let database = session.database();
 
     let (ports, mut out_of_sync) = object_ports(&database, options, &dump, desired);
-    let uplinks = uplink::active_first(&database, &options.uplinks).into_iter();
-    let uplinks: Vec<_> = uplinks.filter_map(|name| dump.ports.vlan.get(name)).copied().collect();
+    let numbers_of = |names: Vec<&str>| -> Vec<u32> {
+        names.into_iter().filter_map(|name| dump.ports.vlan.get(name)).copied().collect()
+    };
+    let uplinks = numbers_of(uplink::active_first(&database, &options.uplinks));
+    let standby = numbers_of(uplink::standby(&database, &options.uplinks));
     let retained = retains.then(|| unowned_ports(&dump, &ports));
-    let base = BaseConfig { uplinks, kernel, vtep: options.vtep, retained, retains_groups: false };
+    let base = BaseConfig { uplinks, standby, kernel, vtep: options.vtep, retained, retains_groups: false };
     let unreadable = |error| ovs_error("read the flows of the bridges", error);
     let mut numbers = installed_numbers(&dump.tables, desired).map_err(unreadable)?;
     let services = desired.iter().map(|(id, _)| id).filter(|id| matches!(id, ObjectId::Service(_)));

@@ -62,6 +62,7 @@ pub(crate) use self::{
     guard::addresses,
     host::{HostAccess, from_kernel, local as host_local, route as host_route, subnet as host_subnet},
     metadata::{Domain, MAX_SERVICE, MAX_VRF, Routed, Segment, bridge_and_tag},
+    neighbour::replies_by_bond,
     policy::{Opener, RULE_TABLES, Receiver, counted_rules, receiver_port, receivers, rules},
     route::{DROP_TABLES, counted_drops},
     service::{

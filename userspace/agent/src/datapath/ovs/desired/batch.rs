@@ -112,11 +112,19 @@ impl<'a> Batch<'a> {
             let own = vtep.iter().flat_map(|address| pipeline::vtep(*address, VXLAN_PORT));
             let arrivals = uplinks.iter().filter(|_| bridge == BridgeKind::Vlan);
             let arrivals = arrivals.map(|port| pipeline::outside(*port));
+            // Several uplinks are a bond.
+            let bond = uplinks.len() > 1 && bridge == BridgeKind::Vlan;
+            let replies = bond.then(pipeline::replies_by_bond).into_iter().flatten();
             let host = match bridge {
                 BridgeKind::Vlan => kernel.vlan.map(pipeline::from_network).unwrap_or_default(),
                 BridgeKind::Vxlan => kernel.vxlan.map(pipeline::from_kernel).into_iter().collect(),
             };
-            let flows = pipeline::base_flows(bridge).into_iter().chain(own).chain(arrivals).chain(host);
+            let flows = pipeline::base_flows(bridge)
+                .into_iter()
+                .chain(own)
+                .chain(arrivals)
+                .chain(replies)
+                .chain(host);
             self.edits.get_mut(bridge).set(Cookie::BASE, flows);
         }
         if let [_, _, ..] = &uplinks[..] {

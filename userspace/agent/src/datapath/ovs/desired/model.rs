@@ -36,6 +36,8 @@ pub(crate) struct SwitchModel {
 pub(crate) struct BaseConfig {
     /// Port numbers of the uplinks, that of the active one first.
     pub(crate) uplinks: Vec<u32>,
+    /// Those of the uplinks that stand by.
+    pub(crate) standby: Vec<u32>,
     /// Port number of the node's kernel on each bridge, if it routes VLAN networks, or gives VXLAN networks host access.
     pub(crate) kernel: PerBridge<Option<u32>>,
     /// Address of the node's own tunnels, if configured.

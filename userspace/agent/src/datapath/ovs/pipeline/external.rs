@@ -27,6 +27,7 @@ use openflow_rs::{
 use super::{
     answer,
     family::{Family, address_bits},
+    group::UPLINK_GROUP,
     guard,
     metadata::{
         Domain, OUTSIDE, Segment, external_match, match_from, network_match, service_match, service_slice,
@@ -102,8 +103,15 @@ pub(super) fn local(segment: Segment, mac: Mac, addresses: &Addresses) -> impl I
     })
 }
 
-/// Returns the flows of a service on a VLAN that is only bridged. `answers` says whether this node answers ARP and ND for it.
-pub(crate) fn external(service: &Service, domain: Domain, number: u32, answers: bool) -> Vec<Flow> {
+/// Returns the flows of a service on a VLAN that is only bridged. `answers` says whether this node answers ARP and ND for it,
+/// `has_bond` whether the node has several uplinks.
+pub(crate) fn external(
+    service: &Service,
+    domain: Domain,
+    number: u32,
+    answers: bool,
+    has_bond: bool,
+) -> Vec<Flow> {
     if !domain.is_learning() {
         return vec![];
     }
@@ -122,13 +130,13 @@ pub(crate) fn external(service: &Service, domain: Domain, number: u32, answers: 
         }
     }
     if answers {
-        flows.extend(answered(service, domain, number));
+        flows.extend(answered(service, domain, number, has_bond));
     }
     flows
 }
 
 /// The flows of the node that answers ARP and ND for the service.
-fn answered(service: &Service, domain: Domain, number: u32) -> Vec<Flow> {
+fn answered(service: &Service, domain: Domain, number: u32, has_bond: bool) -> Vec<Flow> {
     let (family, mac) = (Family::of(service.vip), Mac::of_service(service.vip));
     let to = || guard::destination(domain.packets_from(OUTSIDE).eth_dst(mac.0), service.vip);
     let whole = || to().masked(Field::IpFragment, 0u8, FRAGMENT);
@@ -139,7 +147,7 @@ fn answered(service: &Service, domain: Domain, number: u32) -> Vec<Flow> {
     flows.push(unknown.apply([Action::Ct(track)]));
     flows.push(neighbour::service_outside(domain, mac, service.vip));
     flows.extend(choice(service, domain, number));
-    flows.extend(relays(number, service.vip, mac));
+    flows.extend(relays(number, service.vip, mac, has_bond));
     flows
 }
 
@@ -171,12 +179,19 @@ fn choice(service: &Service, domain: Domain, number: u32) -> Vec<Flow> {
     flows
 }
 
-/// Packets of relayed connections, with the backend's Ethernet address.
-fn relays(number: u32, vip: IpAddr, mac: Mac) -> [Flow; 3] {
+/// Packets of relayed connections, with the backend's Ethernet address. Of several uplinks they leave by the active one, also if
+/// the frame came by another one: switches send to the service's address where they see it last. Not by `NORMAL`: the bridge need
+/// not know where the backend is, and would flood the frame to pods.
+fn relays(number: u32, vip: IpAddr, mac: Mac, has_bond: bool) -> [Flow; 3] {
     let family = Family::of(vip);
     let packets = || family.packets(external_match(number).field(PATH, RELAYED));
     let opening = packets().tcp().masked(Field::TcpFlags, SYN, SYN);
     let others = packets().tcp().masked(Field::TcpFlags, 0u8, SYN);
+    let out = || match has_bond {
+        // The switch does not output to the ingress port, and the frame may have come by that uplink.
+        true => vec![Action::set(Field::InPort, SwitchPort::CONTROLLER.0), Action::Group(UPLINK_GROUP)],
+        false => vec![Action::output(SwitchPort::IN_PORT)],
+    };
     let learned = |protocol| Some(relayed(family, number, protocol));
     [(opening, None), (others, learned(Protocol::Tcp)), (packets().udp(), learned(Protocol::Udp))].map(
         |(matching, learn)| {
@@ -185,8 +200,8 @@ fn relays(number: u32, vip: IpAddr, mac: Mac) -> [Flow; 3] {
                 .apply([
                     Action::set(family.destination(), address_bits(vip)),
                     Action::set(Field::EthSrc, mac_bits(mac.0)),
-                    Action::output(SwitchPort::IN_PORT),
                 ])
+                .apply(out())
         },
     )
 }

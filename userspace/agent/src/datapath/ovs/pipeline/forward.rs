@@ -80,6 +80,8 @@ pub(crate) struct Spread<'a> {
     pub(crate) peer_groups: usize,
     /// Port numbers of the uplinks.
     pub(crate) uplinks: &'a [u32],
+    /// Those of the uplinks that stand by.
+    pub(crate) standby: &'a [u32],
     /// Whether a local pod has rules, so that each receiver is evaluated.
     pub(crate) has_rules: bool,
 }
@@ -152,7 +154,7 @@ fn evaluated_flood(network: &Network, domain: Domain, spread: Spread<'_>) -> Vec
             vec![Action::push_vlan(), Action::set_vlan(tag as u16), out]
         }
     };
-    let mut flows = policy::flood(domain.is_learning(), tag, &groups);
+    let mut flows = policy::flood(domain.is_learning(), tag, &groups, spread.standby);
     flows.push(policy::far(tag, leave));
     flows
 }

@@ -13,7 +13,7 @@ use openflow_rs::{
 };
 
 use super::{
-    metadata::{Domain, OUTSIDE, Segment, network_match, network_match_from},
+    metadata::{Domain, OUTSIDE, Segment, match_from, network_match, network_match_from},
     table::{self, priority},
 };
 const ARP_REQUEST: u16 = 1;
@@ -121,54 +121,109 @@ fn put_mac(to: Field) -> Action {
     Action::Move { from: Slice::bits(REPLY_MAC, 0, 48), to: Slice::whole(to) }
 }
 
-/// Returns the flow that turns an ARP request into its reply (RFC 826).
-pub(crate) fn arp_reply() -> Flow {
-    Flow::new(table::REPLY, priority::MATCH, Match::new().arp_op(ARP_REQUEST)).apply([
-        Action::copy(Field::EthSrc, Field::EthDst),
-        put_mac(Field::EthSrc),
-        Action::set(Field::ArpOp, ARP_REPLY),
-        Action::copy(Field::ArpSha, Field::ArpTha),
-        put_mac(Field::ArpSha),
-        // Swaps sender and target address.
-        Action::copy(Field::ArpTpa, Field::Reg2),
-        Action::copy(Field::ArpSpa, Field::ArpTpa),
-        Action::copy(Field::Reg2, Field::ArpSpa),
-        Action::output(Port::IN_PORT),
-    ])
+/// Where a request came from.
+#[derive(Clone, Copy, Debug)]
+enum Asker {
+    /// From a port of the bridge, by which the reply returns.
+    Port,
+    /// From outside, by a member of a bond. The switches flood a request to each member, and send to the address of the reply
+    /// where they see it: the bond must choose the member, as for announcements.
+    Bond,
 }
 
-fn solicitation() -> Match {
-    Match::new().icmpv6(ICMPV6_NEIGHBOUR_SOLICITATION).field(Field::Icmpv6Code, 0u8)
+impl Asker {
+    fn packets(self) -> Match {
+        match self {
+            Asker::Port => Match::new(),
+            Asker::Bond => match_from(OUTSIDE),
+        }
+    }
+
+    fn priority(self, of_port: u16) -> u16 {
+        match self {
+            Asker::Port => of_port,
+            Asker::Bond => of_port + 1,
+        }
+    }
+
+    fn back(self) -> Vec<Action> {
+        match self {
+            Asker::Port => vec![Action::output(Port::IN_PORT)],
+            // `NORMAL` takes frames of the controller on all networks, learns nothing from them, and outputs to any port.
+            Asker::Bond => {
+                vec![Action::set(Field::InPort, Port::CONTROLLER.0), Action::output(Port::NORMAL)]
+            }
+        }
+    }
+}
+
+/// Returns the flow that turns an ARP request into its reply (RFC 826).
+pub(crate) fn arp_reply() -> Flow {
+    arp_reply_to(Asker::Port)
 }
 
 /// Returns the flows that turn a neighbour solicitation into its advertisement (RFC 4861 section 7.2.4).
 pub(crate) fn nd_replies() -> Vec<Flow> {
-    let back = Action::output(Port::IN_PORT);
-    let advertise = |flags: u32| {
-        [
-            Action::copy(Field::NdTarget, Field::Ipv6Src),
-            Action::set(Field::Icmpv6Type, ICMPV6_NEIGHBOUR_ADVERTISEMENT),
-            Action::set(ND_FLAGS, flags),
-            Action::copy(ND_FLAGS, Field::NdReserved),
-        ]
-    };
-    let reply = Flow::new(table::REPLY, priority::MATCH, solicitation())
+    let reply = Flow::new(table::REPLY, priority::MATCH, solicitation(Match::new()))
         .apply([Action::copy(Field::EthSrc, Field::EthDst), put_mac(Field::EthSrc)])
         .apply([Action::copy(Field::Ipv6Src, Field::Ipv6Dst)])
         .apply(advertise(SOLICITED | OVERRIDE))
         .apply([Action::set(ND_OPTION, TARGET_LINK_LAYER_ADDRESS)])
         .apply([Action::Move { from: Slice::bits(ND_OPTION, 0, 8), to: Slice::whole(Field::NdOptionsType) }])
         .goto(table::ND_OPTION);
-    let advertisement = Match::new().icmpv6(ICMPV6_NEIGHBOUR_ADVERTISEMENT);
-    let option = Flow::new(table::ND_OPTION, priority::MATCH, advertisement)
-        .apply([put_mac(Field::NdTll), back.clone()]);
-    // Duplicate address detection has the unspecified source: the advertisement goes to all nodes. The request has no
-    // link-layer address option that the reply could reuse.
-    let detection = solicitation().ipv6_src(Ipv6Addr::UNSPECIFIED, 128);
-    let duplicate = Flow::new(table::REPLY, priority::OWN_ADDRESS, detection)
+    vec![reply, nd_option(Asker::Port), duplicate_of(Asker::Port)]
+}
+
+/// Returns the flows that send replies to outside by a bond, instead of by the port that the request came from.
+pub(crate) fn replies_by_bond() -> [Flow; 3] {
+    [arp_reply_to(Asker::Bond), nd_option(Asker::Bond), duplicate_of(Asker::Bond)]
+}
+
+fn arp_reply_to(asker: Asker) -> Flow {
+    let asked = asker.packets().arp_op(ARP_REQUEST);
+    Flow::new(table::REPLY, asker.priority(priority::MATCH), asked)
+        .apply([
+            Action::copy(Field::EthSrc, Field::EthDst),
+            put_mac(Field::EthSrc),
+            Action::set(Field::ArpOp, ARP_REPLY),
+            Action::copy(Field::ArpSha, Field::ArpTha),
+            put_mac(Field::ArpSha),
+            // Swaps sender and target address.
+            Action::copy(Field::ArpTpa, Field::Reg2),
+            Action::copy(Field::ArpSpa, Field::ArpTpa),
+            Action::copy(Field::Reg2, Field::ArpSpa),
+        ])
+        .apply(asker.back())
+}
+
+fn solicitation(packets: Match) -> Match {
+    packets.icmpv6(ICMPV6_NEIGHBOUR_SOLICITATION).field(Field::Icmpv6Code, 0u8)
+}
+
+fn advertise(flags: u32) -> [Action; 4] {
+    [
+        Action::copy(Field::NdTarget, Field::Ipv6Src),
+        Action::set(Field::Icmpv6Type, ICMPV6_NEIGHBOUR_ADVERTISEMENT),
+        Action::set(ND_FLAGS, flags),
+        Action::copy(ND_FLAGS, Field::NdReserved),
+    ]
+}
+
+/// The flow that completes an advertisement.
+fn nd_option(asker: Asker) -> Flow {
+    let advertisement = asker.packets().icmpv6(ICMPV6_NEIGHBOUR_ADVERTISEMENT);
+    Flow::new(table::ND_OPTION, asker.priority(priority::MATCH), advertisement)
+        .apply([put_mac(Field::NdTll)])
+        .apply(asker.back())
+}
+
+/// Duplicate address detection has the unspecified source: the advertisement goes to all nodes. The request has no link-layer
+/// address option that the reply could reuse.
+fn duplicate_of(asker: Asker) -> Flow {
+    let detection = solicitation(asker.packets()).ipv6_src(Ipv6Addr::UNSPECIFIED, 128);
+    Flow::new(table::REPLY, asker.priority(priority::OWN_ADDRESS), detection)
         .apply([Action::set(Field::EthDst, mac_bits(ALL_NODES_MAC)), put_mac(Field::EthSrc)])
         .apply([Action::set(Field::Ipv6Dst, ALL_NODES.to_bits())])
         .apply(advertise(OVERRIDE))
-        .apply([back]);
-    vec![reply, option, duplicate]
+        .apply(asker.back())
 }

@@ -49,7 +49,7 @@ fn remote_in(encap: Encap) -> Remote {
 }
 
 fn network_in(encap: Encap, arp: ArpMode) -> Vec<Flow> {
-    let spread = Spread { groups: 1, peer_groups: 1, uplinks: &[1], has_rules: false };
+    let spread = Spread { groups: 1, peer_groups: 1, uplinks: &[1], standby: &[], has_rules: false };
     network(&Network { arp, ..Network::new(network_id(), encap) }, Domain::Network(encap), spread)
 }
 
@@ -122,7 +122,7 @@ fn routed_flows(of: Encap) -> Vec<(&'static str, Vec<Flow>)> {
         backends: vec![Backend::on(of, [10, 1, 0, 1])],
         ..Service::new("dns:blue", Scope::vrf(network.vrf.clone()), [10, 9, 0, 9])
     };
-    let spread = Spread { groups: 1, peer_groups: 1, uplinks: &[], has_rules: false };
+    let spread = Spread { groups: 1, peer_groups: 1, uplinks: &[], standby: &[], has_rules: false };
     let mut sections = vec![
         ("network blue.net, VRF 3", super::network(&network, domain, spread)),
         ("IPv4 subnet", subnet(&v4, segment, Some(9))),
@@ -199,7 +199,7 @@ fn group() -> Group {
 #[test]
 fn policy_flows() {
     let network = Network::new(network_id(), vlan());
-    let spread = Spread { groups: 1, peer_groups: 1, uplinks: &[1], has_rules: true };
+    let spread = Spread { groups: 1, peer_groups: 1, uplinks: &[1], standby: &[], has_rules: true };
     let member = Local { identity: Identity::try_from(9).ok(), ..local_in(vxlan()) };
     golden(
         "policy.txt",

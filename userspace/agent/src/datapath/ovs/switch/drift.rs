@@ -8,8 +8,8 @@ use std::{
 use super::{ovsdb::Database, session::Session};
 use crate::datapath::ovs::bridge::BridgeKind;
 
-/// Returns a hash over the configuration of both bridges. It changes when a bridge, a port, a port number or the active member of
-/// the bond does.
+/// Returns a hash over the configuration of both bridges. It changes when a bridge, a port, a port number, the active member of
+/// the bond or the state of its LACP does.
 pub(crate) fn fingerprint(database: &Database) -> u64 {
     fingerprint_without(database, &BTreeSet::new())
 }
@@ -32,6 +32,7 @@ pub(crate) fn fingerprint_without(database: &Database, names: &BTreeSet<String>)
             for (uuid, interface) in interfaces {
                 (uuid, &interface.interface_type, &interface.options, interface.number()).hash(&mut hasher);
                 interface.mac.hash(&mut hasher);
+                interface.lacp_current.hash(&mut hasher);
                 interface.ingress_policing.hash(&mut hasher);
             }
         }

@@ -35,15 +35,31 @@ pub(crate) fn operations(database: &Database, names: &[String]) -> Vec<Operation
 /// Returns the uplinks in the order in which frames may leave by them: the active member of the bond is the first. Without LACP it
 /// is the only one through which the bond takes frames from the switches, and stays so when another one gets its link back.
 pub(crate) fn active_first<'a>(database: &Database, names: &'a [String]) -> Vec<&'a str> {
+    let (mut order, others) = by_activity(database, names);
+    order.extend(others);
+    order
+}
+
+/// Returns the uplinks that stand by: those through which a bond without LACP takes no frames. None while its active member is
+/// unknown.
+pub(crate) fn standby<'a>(database: &Database, names: &'a [String]) -> Vec<&'a str> {
+    // One member is enough: the bond then trusts the switch to send each frame once.
+    let negotiated = database.interfaces.values().any(|one| one.lacp_current && names.contains(&one.name));
+    match by_activity(database, names) {
+        (active, others) if !negotiated && !active.is_empty() => others,
+        _ => vec![],
+    }
+}
+
+/// The active member of the bond, and the other uplinks.
+fn by_activity<'a>(database: &Database, names: &'a [String]) -> (Vec<&'a str>, Vec<&'a str>) {
     let bond = database.ports.values().find(|port| port.name == UPLINK_OWNER);
     let active = bond.and_then(|bond| bond.active_member.as_ref());
     let is_active = |name: &&str| {
         let mut interfaces = database.interfaces.values();
         active.is_some() && interfaces.any(|one| one.name == *name && one.mac_in_use.as_ref() == active)
     };
-    let (mut order, others): (Vec<_>, Vec<_>) = names.iter().map(String::as_str).partition(is_active);
-    order.extend(others);
-    order
+    names.iter().map(String::as_str).partition(is_active)
 }
 
 /// Returns why uplinks carry no traffic, one line each.
@@ -102,17 +118,39 @@ fn bond(database: &Database, names: &[String]) -> Vec<Operation> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_active_member_of_the_bond_is_first() {
-        let uplinks = ["eth1", "eth2", "eth3"].map(str::to_owned);
+    fn set_interfaces(database: &mut Database, uplinks: &[String], lacp_current: &serde_json::Value) {
         let interface = |name: &str| {
             let mac = format!("02:00:00:00:00:0{}", &name[3..]);
-            json!({"new": {"name": name, "mac_in_use": mac, "ofport": 1}})
+            json!({"new": {"name": name, "mac_in_use": mac, "ofport": 1, "lacp_current": lacp_current}})
         };
-        let mut database = Database::default();
         let interfaces: serde_json::Map<_, _> =
             uplinks.iter().map(|name| (name.clone(), interface(name))).collect();
         database.update(&json!({"Interface": interfaces}));
+    }
+
+    #[test]
+    fn uplinks_stand_by_without_lacp_only() {
+        let uplinks = ["eth1", "eth2"].map(str::to_owned);
+        let (active, unknown) = (json!("02:00:00:00:00:02"), json!(["set", []]));
+        for (lacp_current, active, expected) in [
+            (json!(["set", []]), &active, &["eth1"][..]),
+            (json!(false), &active, &["eth1"]),
+            (json!(true), &active, &[]),
+            (json!(false), &unknown, &[]),
+        ] {
+            let mut database = Database::default();
+            set_interfaces(&mut database, &uplinks, &lacp_current);
+            let bond = json!({"name": UPLINK_OWNER, "bond_active_slave": active});
+            database.update(&json!({"Port": {"bond": {"new": bond}}}));
+            assert_eq!(standby(&database, &uplinks), expected, "{lacp_current} {active}");
+        }
+    }
+
+    #[test]
+    fn the_active_member_of_the_bond_is_first() {
+        let uplinks = ["eth1", "eth2", "eth3"].map(str::to_owned);
+        let mut database = Database::default();
+        set_interfaces(&mut database, &uplinks, &json!(["set", []]));
         for (active, order) in [
             (json!(["set", []]), ["eth1", "eth2", "eth3"]),
             (json!("02:00:00:00:00:02"), ["eth2", "eth1", "eth3"]),

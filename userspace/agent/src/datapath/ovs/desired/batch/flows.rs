@@ -88,6 +88,7 @@ impl Batch<'_> {
         if domains.is_empty() {
             return;
         }
+        let has_bond = self.base.uplinks.len() > 1;
         for kind in BridgeKind::ALL {
             let domain = domains.iter().copied().find(|domain| domain.bridge() == kind);
             let edit = self.edits.get_mut(kind);
@@ -97,7 +98,7 @@ impl Batch<'_> {
             }
             let answers = self.index.is_answered(service);
             let flows = domain.into_iter().flat_map(|domain| {
-                let outside = pipeline::external(service, domain, number, answers);
+                let outside = pipeline::external(service, domain, number, answers, has_bond);
                 pipeline::service(service, domain, number).into_iter().chain(outside)
             });
             edit.set(Cookie::of(id), flows);

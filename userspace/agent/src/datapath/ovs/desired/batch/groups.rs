@@ -65,7 +65,8 @@ impl Batch<'_> {
         let are_evaluated = self.has_retained(bridge, pipeline::receiver_group(tag, 0));
         let has_rules = self.index.has_rules(&network.id) || are_evaluated;
         let peer_groups = group_count(self.index.peers().len());
-        let spread = Spread { groups, peer_groups, uplinks: &self.base.uplinks, has_rules };
+        let BaseConfig { uplinks, standby, .. } = &*self.base;
+        let spread = Spread { groups, peer_groups, uplinks, standby, has_rules };
         let domain = self.segment(&network.id, &network.vrf, network.encap).domain;
         let flows = pipeline::network(network, domain, spread);
         let receivers: Vec<Receiver> = if has_rules {

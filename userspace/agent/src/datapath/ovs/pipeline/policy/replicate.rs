@@ -66,7 +66,11 @@ pub(crate) fn receiver_port(bucket: &Bucket) -> Option<u32> {
 /// Returns the flows that replicate frames of a network to groups of receivers. Only frames to groups, if the bridge learns where
 /// unknown stations are. Replies and ICMP errors to unknown addresses have no copies for pods: they are evaluated as the packet that
 /// opened their connection, whose ends are not the receivers of copies, and an unknown address is no pod's.
-pub(crate) fn flood(is_learning: bool, tag: u32, groups: &[u32]) -> Vec<Flow> {
+///
+/// The switches flood a frame to each uplink of a bond without LACP. `NORMAL` drops the copies at the uplinks that stand by;
+/// here flows do so. They take nothing else from these uplinks: if one becomes active while no agent runs, only what
+/// is replicated from outside is lost.
+pub(crate) fn flood(is_learning: bool, tag: u32, groups: &[u32], standby: &[u32]) -> Vec<Flow> {
     let flow = |m| Flow::new(table::DESTINATION, priority::FLOOD + 10, evaluated(m));
     let connected = |m: Match, state: u32| {
         Flow::new(table::DESTINATION, priority::FLOOD + 11, evaluated(m.ct_state(state, state)))
@@ -83,10 +87,16 @@ pub(crate) fn flood(is_learning: bool, tag: u32, groups: &[u32]) -> Vec<Flow> {
             flow(here).apply(to_pods().chain(leave)),
             flow(outside).apply(to_pods()),
         ],
-        true => vec![
-            flow(here.multicast_dst()).apply(to_pods().chain(leave)),
-            flow(outside.multicast_dst().any_vlan()).apply([Action::PopVlan]).apply(to_pods()),
-        ],
+        true => {
+            let copy = |port: &u32| {
+                let m = outside.clone().multicast_dst().in_port((*port).into());
+                Flow::new(table::DESTINATION, priority::FLOOD + 11, evaluated(m))
+            };
+            let mut flows: Vec<Flow> = standby.iter().map(copy).collect();
+            flows.push(flow(here.multicast_dst()).apply(to_pods().chain(leave)));
+            flows.push(flow(outside.multicast_dst().any_vlan()).apply([Action::PopVlan]).apply(to_pods()));
+            flows
+        }
     }
 }
 

@@ -71,6 +71,8 @@ pub(crate) struct Interface {
     pub(crate) ofport: Option<i64>,
     /// Cause of the failure to open the interface.
     pub(crate) error: Option<String>,
+    /// Whether the interface has current LACP information of its partner.
+    pub(crate) lacp_current: bool,
     /// Rate in kilobits per second and burst in kilobits of what the switch receives; 0 without a limit.
     pub(crate) ingress_policing: (i64, i64),
 }
@@ -124,7 +126,7 @@ pub(crate) fn monitored() -> Value {
         ]},
         "Interface": {"columns": [
             "name", "type", "options", "mac", "mac_in_use", "external_ids", "ofport", "error",
-            "ingress_policing_rate", "ingress_policing_burst",
+            "lacp_current", "ingress_policing_rate", "ingress_policing_burst",
         ]},
         "QoS": {"columns": ["type", "other_config", "external_ids", "queues"]},
         "Queue": {"columns": ["other_config", "external_ids"]},
@@ -234,6 +236,7 @@ impl Interface {
             external_ids: pairs(&row["external_ids"]),
             ofport: items(&row["ofport"]).find_map(Value::as_i64),
             error: maybe_text(&row["error"]),
+            lacp_current: items(&row["lacp_current"]).any(|value| value == &Value::Bool(true)),
             ingress_policing: (number(&row["ingress_policing_rate"]), number(&row["ingress_policing_burst"])),
         }
     }
