@@ -67,10 +67,7 @@ impl Tap {
 
     /// Sends a frame. The first call waits until the link transmits.
     pub fn send(&self, frame: &[u8]) -> Result<()> {
-        if !self.transmits.load(Relaxed) {
-            self.wait_until_transmitting()?;
-            self.transmits.store(true, Relaxed);
-        }
+        self.wait_for_carrier()?;
         let sent = match writev(&self.socket, &[IoSlice::new(frame)]) {
             // The other end of the veth pair is down, and has dropped the frame (`veth_xmit` in drivers/net/veth.c).
             Err(Errno::ENOBUFS) => return Ok(()),
@@ -78,6 +75,15 @@ impl Tap {
         };
         if sent != frame.len() {
             bail!("sent {sent} of {} bytes on {}", frame.len(), self.link);
+        }
+        Ok(())
+    }
+
+    /// Waits until the link transmits for the first time.
+    pub fn wait_for_carrier(&self) -> Result<()> {
+        if !self.transmits.load(Relaxed) {
+            self.wait_until_transmitting()?;
+            self.transmits.store(true, Relaxed);
         }
         Ok(())
     }

@@ -28,9 +28,9 @@ pub(crate) fn by_index(ifindex: u32) -> Option<String> {
     name.starts_with(PREFIX).then_some(name)
 }
 
-/// Whether the interface exists and is up, in the network namespace of the calling thread.
-pub(crate) fn is_up(name: &str) -> bool {
-    Request::new(name).and_then(|mut request| request.flags()).is_ok_and(|flags| flags & UP != 0)
+/// Whether the interface exists and is down, in the network namespace of the calling thread.
+pub(crate) fn is_down(name: &str) -> bool {
+    Request::new(name).and_then(|mut request| request.flags()).is_ok_and(|flags| flags & UP == 0)
 }
 
 /// Sets the interface down; true if it was up. Succeeds if it does not exist.

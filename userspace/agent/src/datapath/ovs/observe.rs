@@ -142,7 +142,7 @@ fn object_ports(
             _ => continue,
         };
         // The interface of an endpoint that was deleted is down.
-        let is_down = matches!(object, Object::Local(local) if !host_end::is_up(&local.port));
+        let is_down = matches!(object, Object::Local(local) if host_end::is_down(&local.port));
         if is_down || !spec.is_in_sync(database) {
             out_of_sync.insert(id.clone());
         }

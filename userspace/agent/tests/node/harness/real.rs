@@ -245,6 +245,8 @@ impl<S: Site> Harness for Real<S> {
         carries(&namespace, PODS_LINK)?;
         carries(&self.host, port)?;
         let tap = Tap::open(&namespace, PODS_LINK)?;
+        // The host end of a deleted endpoint is down.
+        tap.wait_for_carrier()?;
         self.pods.insert(port.to_owned(), Pod { namespace, tap });
         Ok(())
     }

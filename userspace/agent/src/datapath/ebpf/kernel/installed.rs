@@ -254,7 +254,7 @@ impl Installed {
             Entry::Service(key, target) => self.kernel.services.is_current(key, target),
             Entry::Vip(key, value) => self.kernel.vips.vips().get(key) == Some(value),
             Entry::Hook { ifindex, interface } => {
-                self.attached.contains_key(ifindex) && host_end::is_up(interface)
+                self.attached.contains_key(ifindex) && !host_end::is_down(interface)
             }
         }
     }

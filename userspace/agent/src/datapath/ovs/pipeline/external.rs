@@ -189,7 +189,9 @@ fn relays(number: u32, vip: IpAddr, mac: Mac, has_bond: bool) -> [Flow; 3] {
     let others = packets().tcp().masked(Field::TcpFlags, 0u8, SYN);
     let out = || match has_bond {
         // The switch does not output to the ingress port, and the frame may have come by that uplink.
-        true => vec![Action::set(Field::InPort, SwitchPort::CONTROLLER.0), Action::Group(UPLINK_GROUP)],
+        true => {
+            vec![Action::load(SwitchPort::CONTROLLER.0.into(), Field::InPort), Action::Group(UPLINK_GROUP)]
+        }
         false => vec![Action::output(SwitchPort::IN_PORT)],
     };
     let learned = |protocol| Some(relayed(family, number, protocol));

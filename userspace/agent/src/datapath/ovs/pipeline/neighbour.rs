@@ -151,7 +151,7 @@ impl Asker {
             Asker::Port => vec![Action::output(Port::IN_PORT)],
             // `NORMAL` takes frames of the controller on all networks, learns nothing from them, and outputs to any port.
             Asker::Bond => {
-                vec![Action::set(Field::InPort, Port::CONTROLLER.0), Action::output(Port::NORMAL)]
+                vec![Action::load(Port::CONTROLLER.0.into(), Field::InPort), Action::output(Port::NORMAL)]
             }
         }
     }
