@@ -18,7 +18,7 @@ use crate::{
     guard,
     header::Ipv4,
     log, maps, nat,
-    packet::{self, Ingress, Packet, Piece, Told, passes},
+    packet::{self, Ingress, Packet, Told, passes},
     parse, route, source,
     verdict::Verdict,
 };
@@ -90,10 +90,6 @@ fn enter(ctx: &TcContext, ifindex: u32) -> Result<(), DropReason> {
     passes(ctv_pod_of(ctx.skb.skb, ifindex))?;
     let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
     passes(parse::ctv_parse(packet, ctx.skb.skb))?;
-    // It is parsed again by the address of the pod; these are the addresses that later fragments come with.
-    if packet.piece == Piece::FIRST {
-        parse::ctv_remember(packet);
-    }
     passes(ctv_readdress(packet, ctx.skb.skb))
 }
 

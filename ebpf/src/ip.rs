@@ -6,7 +6,7 @@ use contiv_abi::{DropReason, FlowHalf, LogResult, LogStage, NeighKey};
 
 use crate::{
     flows, frame, guard, log, maps, nat,
-    packet::{self, AGAIN, Admission, GO_ON, NEW, Packet, Piece, REVALIDATE, ROUTER, Route, Told},
+    packet::{self, AGAIN, Admission, GO_ON, NEW, Packet, REVALIDATE, ROUTER, Route, Told},
     parse, route,
     skb::NO_CHECKSUM,
     track,
@@ -48,10 +48,6 @@ extern "C" fn ctv_bum(packet: *mut Packet) -> u32 {
     }
     if packet.icmp_error != Told::NOTHING {
         return DropReason::UnrelatedIcmpError as u32;
-    }
-    // The rules of each receiver are evaluated later.
-    if packet.piece == Piece::FIRST {
-        parse::ctv_remember(packet);
     }
     GO_ON
 }
@@ -100,9 +96,6 @@ extern "C" fn ctv_pass(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
     log::code(LogStage::Track, code, LogResult::FlowFound);
     if code != GO_ON {
         return code;
-    }
-    if packet.piece == Piece::FIRST {
-        parse::ctv_remember(packet);
     }
     let code = ctv_rewrite(packet, skb);
     if code == DropReason::StrangeBackend as u32 {

@@ -72,6 +72,9 @@ fn parse(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
         packet.identification = identification;
         packet.fragment_protocol = protocol;
         packet.wanted = packet.tuple;
+        if piece == Piece::FIRST {
+            remember(packet);
+        }
     }
     Ok(ours)
 }
@@ -370,14 +373,9 @@ fn fragment_key(packet: &Packet) -> FragmentKey {
     }
 }
 
-/// Remembers the ports of the packet in hand, a first fragment that was admitted, for the later ones. Others would take the place of
-/// the fragments of other endpoints.
-///
-/// A function of its own for the stack.
-#[inline(never)]
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_remember(packet: *mut Packet) -> u32 {
-    let Some(packet) = packet::of(packet) else { return 0 };
+/// Later fragments will ask.
+#[inline(always)]
+fn remember(packet: &Packet) {
     let ports = FragmentPorts {
         source: packet.tuple.source_port,
         destination: packet.tuple.destination_port,
@@ -385,7 +383,6 @@ pub(crate) extern "C" fn ctv_remember(packet: *mut Packet) -> u32 {
     };
     // Without memory the later fragments are dropped, and counted.
     let _noted = FRAGMENTS.insert(fragment_key(packet), ports, 0);
-    0
 }
 
 #[inline(always)]

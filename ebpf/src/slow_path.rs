@@ -9,10 +9,9 @@ use contiv_abi::{DropReason, FlowEvent};
 use crate::{
     delivery, flows, gateway, guard, ip, open,
     packet::{
-        self, AGAIN, ANSWERED, GO_ON, Ingress, NEW, Packet, Piece, REFUSE, RELAY, REVALIDATE, ROUTER,
-        Replaces,
+        self, AGAIN, ANSWERED, GO_ON, Ingress, NEW, Packet, REFUSE, RELAY, REVALIDATE, ROUTER, Replaces,
     },
-    parse, pod, refuse, track, uplink,
+    pod, refuse, track, uplink,
     verdict::Verdict,
 };
 
@@ -84,9 +83,6 @@ fn resolve(skb: *mut __sk_buff, packet: &mut Packet) -> u32 {
         // The other CPU is interrupted between the slot of the replies and that of the packets. The rules allow the packet,
         // and it is translated as the flow will be.
         code = GO_ON;
-    }
-    if (code == GO_ON || code == RELAY) && packet.piece == Piece::FIRST {
-        parse::ctv_remember(packet);
     }
     if code & REFUSE != 0 {
         // What cannot be refused is dropped for the same reason.

@@ -109,7 +109,7 @@ extern "C" fn ctv_look(skb: *mut __sk_buff, ifindex: u32) -> u32 {
     let ctx = TcContext::new(skb);
     let Some(packet) = packet::in_hand() else { return 0 };
     packet.segment = maps::port(&ifindex).map_or(Segment::vxlan(0), |port| port.segment);
-    // The ports of fragments are known by their domain: not to a frame that was dropped, whose source may be another's.
+    // The parser remembers the ports of fragments by their domain: not those of a frame that was dropped, whose source may be another's.
     packet.domain = Domain::NONE;
     packet.len = ctx.len();
     // SAFETY: numbers.

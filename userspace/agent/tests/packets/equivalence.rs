@@ -25,7 +25,6 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use contiv_abi::DropReason;
 use proptest::test_runner::{Config, FileFailurePersistence, RngSeed, TestCaseError, TestRunner};
 use testkit::needs;
 
@@ -224,18 +223,6 @@ fn sent(
     for later in &probe.pieces()[1..] {
         // A probe that was dropped before was dropped entirely.
         if fate.is_refused() {
-            break;
-        }
-        if fate.is_denied() {
-            let outcome = rig.run(
-                From::Pod(probe.from),
-                &oracle.frame(number, probe, *later),
-                oracle.waits(probe.from),
-            )?;
-            // Its ports may be known from when the rules allowed it.
-            let is_dropped =
-                matches!(outcome.dropped[..], [DropReason::Policy | DropReason::UnknownFragment]);
-            ensure!(is_dropped, "the later piece of a denied packet became {outcome:?}");
             break;
         }
         let first = std::mem::replace(&mut fate, Fate::Back);

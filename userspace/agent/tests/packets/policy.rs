@@ -26,7 +26,6 @@ use crate::{
 };
 
 mod denied;
-mod fragments;
 mod ip_reuse;
 mod opening;
 mod oracle;
