@@ -63,7 +63,8 @@ on_every_datapath!([
         errors_of_clients_go_to_the_backend, connections_keep_their_target_port;
     external: external_clients_reach_backends, one_node_answers_external_clients, addresses_of_services_are_only_announced,
         the_backends_node_translates_for_external_clients, only_backends_get_what_external_clients_send,
-        terminating_backends_get_what_other_nodes_forward, policies_see_external_clients, external_clients_are_refused;
+        terminating_backends_get_what_other_nodes_forward, policies_see_external_clients, external_clients_are_refused,
+        external_connections_keep_their_target_port;
     routing: gateways_answer_arp_and_nd, the_router_answers_for_other_networks, gateways_answer_pings, local_pods_on_two_networks,
         pods_of_other_nodes, routers_speak_for_their_own_pods, tenants_are_not_routed_to_each_other,
         unknown_destinations_are_dropped, services_do_not_route_link_local_addresses, errors_are_routed, the_ttl_is_exceeded_at_the_gateway;

@@ -32,7 +32,7 @@ fn vsctl(node: &Node, words: &[&str]) -> Result<String> {
     node.switch.borrow().vsctl(&[&["--timeout=20"], words].concat())
 }
 
-fn datapath_type() -> &'static str {
+pub(crate) fn datapath_type() -> &'static str {
     match kind() {
         DatapathType::System => "system",
         DatapathType::Netdev => "netdev",

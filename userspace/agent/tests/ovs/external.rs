@@ -20,7 +20,10 @@ use testkit::{
     patience, wait_until,
 };
 
-use crate::node::{Node, Pod, SOON, addresses, network, remote, spread, vlan};
+use crate::{
+    conntrack::datapath_type,
+    node::{Node, Pod, SOON, addresses, network, remote, spread, vlan},
+};
 
 const TAG: u16 = 100;
 /// Pods on the first and on the second node.
@@ -423,6 +426,26 @@ fn packets_to_a_backend_elsewhere_go_back_to_the_wire_unchanged() -> Result<()> 
     // A connection whose backend is gone goes to another one, as a pod's.
     frames.set(&[(HERE, Readiness::Ready)])?;
     wait_until(SOON, "the other backend", || Ok((frames.asked_tcp(there, ACK)? == HERE).then_some(())))
+}
+
+/// The port is in the mark of the client's connection.
+#[test]
+fn a_connection_from_outside_keeps_its_target_port() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let frames = Frames::new("extport", HERE)?;
+    let port = frames.port_to(HERE)?;
+    frames.accept(port)?;
+    let datapath = format!("{0}@ovs-{0}", datapath_type());
+    let entries = frames.node.switch.borrow().appctl(&["dpctl/dump-conntrack", &datapath])?;
+    let (source, mark) = (format!("sport={port},"), format!("mark={}", 0x1f90_0003));
+    ensure!(entries.lines().any(|line| line.contains(&source) && line.contains(&mark)), "{entries}");
+    let changed = Service { ports: vec!["80:9090:TCP".parse()?], ..ready(frames.vip, &[HERE]) };
+    frames.node.add([Object::Service(changed)])?;
+    assert_eq!(frames.asked_tcp(port, ACK)?, HERE);
+    let opening = |to: u16| move |ip: Packet| ip.tcp(6000, to, SYN).payload(b"x");
+    assert_eq!(frames.asked(opening(80), opening(9090))?, HERE);
+    assert_eq!(frames.asked_tcp(port, ACK)?, HERE);
+    Ok(())
 }
 
 /// Packets that open connections leave nothing in the switch. The learned flows of a service are limited; connections without one

@@ -371,6 +371,27 @@ pub(crate) fn external_clients_keep_their_backend<H: Harness>() -> Result<()> {
     Ok(())
 }
 
+/// A connection keeps the port of its backend on the answering node when the service gets another target port, which new connections
+/// go to.
+pub(crate) fn external_connections_keep_their_target_port<H: Harness>() -> Result<()> {
+    for family in Family::BOTH {
+        let mut wire = Wire::<H>::new(family, HERE)?;
+        let backends = [(HERE, Readiness::Ready)];
+        wire.set(&backends)?;
+        ensure!(wire.asks(4000)? == HERE);
+        wire.is_answered(4000)?;
+        let ports = vec!["53:5454:UDP".parse()?, "80:8080:TCP".parse()?];
+        wire.world.set(Object::Service(Service { ports, ..family.service(wire.vip, &backends)? }))?;
+        ensure!(wire.asks(4000)? == HERE);
+        wire.is_answered(4000)?;
+        let arrival = family.datagram((mac(HERE), mac(CLIENT)), (CLIENT, 4001), (HERE, 5454));
+        let came = wire.outcome(&wire.asked(4001))?;
+        ensure!(came == [to_pod("pb", &arrival)], "{family:?}: {came:?}");
+        wire.world.check_in_sync()?;
+    }
+    Ok(())
+}
+
 /// The answering node tells clients that no backend serves a port.
 pub(crate) fn external_clients_are_refused<H: Harness>() -> Result<()> {
     for family in Family::BOTH {

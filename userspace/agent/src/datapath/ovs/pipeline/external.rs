@@ -30,13 +30,13 @@ use super::{
     group::UPLINK_GROUP,
     guard,
     metadata::{
-        Domain, OUTSIDE, Segment, external_match, match_from, network_match, service_match, service_slice,
-        service_value,
+        Domain, OUTSIDE, Segment, external_match, external_port_match, network_match, service_match,
+        service_slice, service_value,
     },
     neighbour,
     service::{
-        self, DELETE_LEARNED, FRAGMENT, IS_ESTABLISHED, LEARNED, affinity, bytes, choice_by, clients,
-        constant, remember, with_backend, with_protocol,
+        self, DELETE_LEARNED, FRAGMENT, IS_CHOSEN, IS_ESTABLISHED, LEARNED, affinity, bytes, choice_by,
+        chosen_at, clients, constant, remember, with_backend, with_protocol,
     },
     table::{self, priority, priority::service as rank},
 };
@@ -48,6 +48,9 @@ const PATH: Field = Field::Reg10;
 const ARRIVED: u8 = 1;
 /// The connection goes, or may go, to another node.
 const RELAYED: u8 = 2;
+
+/// The mark of a connection whose backend is on this node. Policies use the register later.
+const MARK: Field = Field::Reg11;
 
 const SYN: u16 = 0x02;
 /// Bit of the cookies of the learned flows of relayed connections, in addition to those of other learned flows.
@@ -76,8 +79,10 @@ pub(super) fn base() -> Vec<Flow> {
         Flow::new(table::EXTERNAL, rank::FIRST, came(RELAYED)).apply([Action::resubmit(table::BACKEND)]),
         // The endpoint is no backend, or no more.
         Flow::new(table::BACKEND, rank::ANY + 3, came(ARRIVED)),
-        Flow::new(table::CHOSEN, rank::FIRST + 1, came(RELAYED)).goto(table::PLACE),
-        Flow::new(table::CHOSEN, rank::PORT + 1, match_from(OUTSIDE)).goto(table::PLACE),
+        // Its backend may have come to this node; it gets the port that the service has.
+        Flow::new(table::CHOSEN, rank::FIRST + 1, came(RELAYED).field(IS_ESTABLISHED, 1u8))
+            .apply([Action::set(MARK, IS_CHOSEN)])
+            .goto(table::PLACE),
     ];
     flows.extend(Family::ALL.map(relay));
     flows
@@ -97,8 +102,8 @@ pub(super) fn local(segment: Segment, mac: Mac, addresses: &Addresses) -> impl I
         ]);
         let here = Flow::new(table::PLACE, priority::MATCH, with_backend(network_match(tag), ip));
         // Also of a relayed connection whose backend was another one.
-        let stay =
-            [Action::set(PATH, 0u8), remember(family, domain, None), Action::resubmit(table::TRANSLATE)];
+        let remember = remember(family, domain, Action::copy(MARK, Field::CtMark));
+        let stay = [Action::set(PATH, 0u8), remember, Action::resubmit(table::TRANSLATE)];
         [arrived, here.apply(stay)]
     })
 }
@@ -165,17 +170,22 @@ fn choice(service: &Service, domain: Domain, number: u32) -> Vec<Flow> {
     if service::hashed(service).is_none() {
         flows.extend(service::members_by_index(service, domain, number));
     }
-    if let Some(time) = service.affinity {
-        let family = Family::of(service.vip);
-        // Without one, the hash of its address chooses for a client.
-        let learn = Action::Learn(Learn {
+    let family = Family::of(service.vip);
+    // Without a learned flow, the hash of its address chooses for a client.
+    let learn = service.affinity.map(|time| {
+        Action::Learn(Learn {
             cookie: AFFINITY_COOKIE | u64::from(number),
             limit: MAX_RELAYS,
             ..affinity(family, number, time)
-        });
-        let flow = Flow::new(table::CHOSEN, rank::PORT + 2, family.packets(external_match(number)));
-        flows.push(flow.apply([learn]).goto(table::PLACE));
-    }
+        })
+    });
+    flows.extend(service.ports.iter().map(|port| {
+        let m = with_protocol(family.packets(external_port_match(number, port.port)), port);
+        Flow::new(table::CHOSEN, rank::PORT + 1, m)
+            .apply([Action::set(MARK, chosen_at(port.target))])
+            .apply(learn.clone())
+            .goto(table::PLACE)
+    }));
     flows
 }
 

@@ -257,6 +257,12 @@ pub(super) fn external_match(number: u32) -> Match {
     Match::new().metadata(u64::from(number) << SERVICE.0 | OUTSIDE, mask)
 }
 
+/// Matches packets to a port of a service that come from [`OUTSIDE`].
+pub(super) fn external_port_match(number: u32, port: u16) -> Match {
+    let value = service_value(number, port) << SERVICE_PORT.0 | OUTSIDE;
+    Match::new().metadata(value, SERVICE_MASK << SERVICE_PORT.0 | OUTSIDE)
+}
+
 /// Matches packets to a port of a service; with number and port 0 packets to no service.
 pub(super) fn service_port_match(number: u32, port: u16) -> Match {
     Match::new().metadata(service_value(number, port) << SERVICE_PORT.0, SERVICE_MASK << SERVICE_PORT.0)

@@ -52,7 +52,7 @@ use super::{
 use crate::datapath::{Backend, Service};
 
 /// Bit of the mark of a client's connection whose backend is chosen.
-const IS_CHOSEN: u32 = 1;
+pub(super) const IS_CHOSEN: u32 = 1;
 /// Bit of the mark that has the backend's port, and its position and width.
 const HAS_TARGET: u32 = 2;
 const TARGET: (u16, u16) = (16, 16);
@@ -426,17 +426,23 @@ fn commit(service: &Service, domain: Domain, number: u32, port: &Port) -> Flow {
     let learn = service.affinity.map(|time| Action::Learn(affinity(family, number, time)));
     let m = with_protocol(family.packets(service_port_match(number, port.port)), port);
     Flow::new(table::CHOSEN, rank::PORT, m)
-        .apply([remember(family, domain, Some(port.target))].into_iter().chain(learn))
+        .apply([remember(family, domain, mark(port.target))].into_iter().chain(learn))
         .goto(table::TRANSLATE)
 }
 
-/// The client's connection has its backend, with this port if it is known.
-pub(super) fn remember(family: Family, domain: Domain, target: Option<u16>) -> Action {
-    let target = target.map_or(0, |port| HAS_TARGET | u32::from(port) << TARGET.0);
-    let exec = vec![
-        Action::set(Field::CtMark, IS_CHOSEN | target),
-        Action::Move { from: Slice::whole(family.register()), to: label(family) },
-    ];
+/// The mark of a client's connection that has chosen its backend, at this port.
+pub(super) fn chosen_at(target: u16) -> u32 {
+    IS_CHOSEN | HAS_TARGET | u32::from(target) << TARGET.0
+}
+
+/// The client's connection has chosen its backend, at this port.
+pub(super) fn mark(target: u16) -> Action {
+    Action::set(Field::CtMark, chosen_at(target))
+}
+
+/// The client's connection has its backend, and the mark that this action sets.
+pub(super) fn remember(family: Family, domain: Domain, mark: Action) -> Action {
+    let exec = vec![mark, Action::Move { from: Slice::whole(family.register()), to: label(family) }];
     Action::Ct(Ct { commit: true, zone: clients(domain), exec, ..Ct::default() })
 }
 

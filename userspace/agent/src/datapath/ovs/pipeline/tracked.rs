@@ -33,6 +33,6 @@ pub(crate) fn chosen(domain: Domain, backend: SocketAddr) -> Vec<Action> {
     let family = Family::of(backend.ip());
     vec![
         Action::set(family.register(), address_bits(backend.ip())),
-        service::remember(family, domain, Some(backend.port())),
+        service::remember(family, domain, service::mark(backend.port())),
     ]
 }
