@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use contiv_model::global::ArpMode;
+use contiv_model::{global::ArpMode, vrf::Vrf};
 use netplugin::datapath::{Datapath as _, Network, Object, ObjectId, Op, Scope, Service};
 use testkit::{Pinger, needs, wait_until};
 
@@ -76,6 +76,37 @@ fn the_switch_restarts() -> Result<()> {
     node.converge()?;
     assert_eq!(node.tables()?, before);
     assert_restored(&node, &pods)
+}
+
+/// The connections of the kernel outlive the flows, and have the numbers of services and tenants.
+#[test]
+fn the_switch_and_the_agent_restart() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let (node, pods) = full_node("crash-agent")?;
+    // The names of both tenants choose one number. The one that comes last is the first one for another agent.
+    for (name, tenant, vni) in [("second", "red", 5002), ("first", "green2285", 5001)] {
+        let vrf = Vrf::Tenant(tenant.parse()?);
+        node.add([Object::Network(Network { vrf, ..network(name, vxlan(vni), ArpMode::Proxy) })])?;
+    }
+    let kept = || {
+        let words = ["--timeout=20", "get", "bridge", "contivVxlanBridge", "external_ids"];
+        node.switch.borrow().vsctl(&words)
+    };
+    let ids = kept()?;
+    assert!(
+        ids.contains("contiv-vrf-green2285=") && !ids.contains("red=") && !ids.contains("service"),
+        "{ids}"
+    );
+    let before = node.tables()?;
+    node.switch.borrow_mut().kill_vswitchd()?;
+    node.restart_agent();
+    node.switch.borrow_mut().start_vswitchd()?;
+    node.converge()?;
+    assert_eq!((node.tables()?, kept()?), (before, ids));
+    assert_restored(&node, &pods)?;
+    node.remove([ObjectId::Network(network("first", vxlan(5001), ArpMode::Proxy).id)])?;
+    assert!(!kept()?.contains("contiv-vrf-"));
+    Ok(())
 }
 
 /// The database is gone for a moment: what has waited in the queues of the ports is forwarded, and nothing is programmed again.

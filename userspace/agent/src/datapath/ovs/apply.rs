@@ -90,6 +90,8 @@ pub(crate) async fn apply(
         announce::changed(announcer, model, ops, &before);
     }
     programmed?;
+    let kept = session.store_numbers(&model.numbers, model.base.retained.is_some()).await;
+    kept.map_err(|error| ovs_error("keep the numbers of services and tenants", error))?;
     if ops.iter().any(changes_zones) {
         let zones = zones(&model.index, &model.numbers);
         // Ports of new pods are still closed, and flows of deleted networks are gone. The zones of endpoints that are not known yet stay.

@@ -16,6 +16,7 @@ use super::{
     switch::{
         drift, kernel,
         limit::{self, Bandwidth},
+        numbers::stored,
         ovsdb::Database,
         ports::{self, PortSpec},
         session::{Dump, Session},
@@ -77,9 +78,11 @@ pub(crate) async fn observe(
     let base = BaseConfig { uplinks, standby, kernel, vtep: options.vtep, retained, retains_groups: false };
     let unreadable = |error| ovs_error("read the flows of the bridges", error);
     let mut numbers = installed_numbers(&dump.tables, desired).map_err(unreadable)?;
-    let services = desired.iter().map(|(id, _)| id).filter(|id| matches!(id, ObjectId::Service(_)));
-    numbers.services.keep(&previous.services, services.map(Cookie::of));
-    numbers.vrfs.keep(&previous.vrfs, desired.iter().filter_map(|(_, object)| vrf_of(object)).cloned());
+    for known in [previous, &stored(&database)] {
+        let services = desired.iter().map(|(id, _)| id).filter(|id| matches!(id, ObjectId::Service(_)));
+        numbers.services.keep(&known.services, services.map(Cookie::of));
+        numbers.vrfs.keep(&known.vrfs, desired.iter().filter_map(|(_, object)| vrf_of(object)).cloned());
+    }
     if retains {
         numbers.vrfs.reserve(vrf_numbers(&dump.tables).map_err(unreadable)?);
     }
@@ -93,6 +96,8 @@ pub(crate) async fn observe(
     let foreign = foreign_flows(dump.foreign);
     let held = BridgeKind::ALL.map(|kind| dump.tables.get(kind).flows_of(Cookie::HOLD).len());
     let SwitchModel { index, base, numbers, .. } = expected;
+    let kept = session.store_numbers(&numbers, retains).await;
+    kept.map_err(|error| ovs_error("keep the numbers of services and tenants", error))?;
     let mut model = SwitchModel { index, tables: dump.tables, base, numbers };
     if differences.base_flows {
         repair_base_flows(session, &mut model).await?;

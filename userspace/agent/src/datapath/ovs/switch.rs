@@ -14,6 +14,7 @@
 //! * [`tunnel`]: next-hop resolution of tunnels in the userspace datapath.
 //! * [`zones`]: timeouts of connections.
 //! * [`capacity`]: numbers of connections.
+//! * [`numbers`]: numbers of services and VRFs in the database.
 
 pub(crate) mod announcer;
 pub(crate) mod capacity;
@@ -21,6 +22,7 @@ pub(crate) mod checksums;
 pub(crate) mod drift;
 pub(crate) mod kernel;
 pub(crate) mod limit;
+pub(crate) mod numbers;
 pub(crate) mod ovsdb;
 pub(crate) mod ports;
 pub(crate) mod responder;

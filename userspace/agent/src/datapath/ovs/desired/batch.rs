@@ -155,12 +155,12 @@ impl<'a> Batch<'a> {
             && matches!(vrf, Vrf::Tenant(_))
         {
             self.left_vrfs.insert(vrf.clone());
-            let assigned = self.numbers.vrfs.assign(vrf.clone(), pipeline::MAX_VRF);
+            let assigned = self.numbers.vrfs.assign(vrf.clone());
             assigned.ok_or(NotSet::VrfNumber(pipeline::MAX_VRF))?;
         }
         if let ObjectId::Service(service) = &id {
             self.removed_services.remove(service);
-            let assigned = self.numbers.services.assign(Cookie::of(&id), pipeline::MAX_SERVICE);
+            let assigned = self.numbers.services.assign(Cookie::of(&id));
             assigned.ok_or(NotSet::ServiceNumber(pipeline::MAX_SERVICE))?;
         }
         self.mark_dirty(&id);

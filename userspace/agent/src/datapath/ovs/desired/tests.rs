@@ -33,6 +33,7 @@ use crate::datapath::{
         tables::{
             cookie::Cookie,
             edit::{Edit, Tables},
+            ids::Owner as _,
             index::BridgePort,
         },
         telemetry::FlowCounters,
@@ -364,8 +365,7 @@ fn many_pods_need_several_groups() {
     assert_eq!(model.tables.vxlan.groups().keys().copied().collect::<Vec<_>>(), [peer_group(0), 2]);
 }
 
-/// A VRF keeps its number over a restart, and another one gets it when no object is left; a change of one endpoint of a large VRF
-/// changes only its own flows.
+/// A VRF keeps its number over a restart, until no object is left; a change of one endpoint of a large VRF changes only its own flows.
 #[test]
 fn vrfs_have_numbers_and_changes_are_small() {
     let mut model = SwitchModel::default();
@@ -382,6 +382,8 @@ fn vrfs_have_numbers_and_changes_are_small() {
         (Object::Local(Local::new(id, network, port.name.clone(), Mac::of_endpoint(ip), ip)), Some(port))
     };
     let numbers = |model: &SwitchModel| [&blue, &red].map(|network| model.numbers.vrfs.get(&network.vrf));
+    let [of_blue, of_red] = [&blue, &red].map(|network| Some(network.vrf.first_choice()));
+    assert_ne!(of_blue, of_red);
     let mut batch = Batch::new(&mut model);
     batch.set_base_flows();
     for network in [&blue, &red] {
@@ -392,7 +394,7 @@ fn vrfs_have_numbers_and_changes_are_small() {
         batch.set(object, port).unwrap();
     });
     batch.commit();
-    assert_eq!(numbers(&model), [Some(1), Some(2)]);
+    assert_eq!(numbers(&model), [of_blue, of_red]);
     let mut batch = Batch::new(&mut model);
     let (object, port) = pod(&red, 2000);
     batch.set(object, port).unwrap();
@@ -403,15 +405,15 @@ fn vrfs_have_numbers_and_changes_are_small() {
     let mut batch = Batch::new(&mut model);
     batch.delete(&ObjectId::Network(blue.id.clone()));
     batch.commit();
-    assert_eq!(numbers(&model), [None, Some(2)]);
+    assert_eq!(numbers(&model), [None, of_red]);
     let (desired, ports) = installed(&model);
     let numbers_read = installed_numbers(&model.tables, &desired).unwrap();
     let mut restarted = expected(&desired, &ports, BaseConfig::default(), numbers_read);
-    assert_eq!(numbers(&restarted), [None, Some(2)]);
+    assert_eq!(numbers(&restarted), [None, of_red]);
     let mut batch = Batch::new(&mut restarted);
     batch.set(Object::Network(blue.clone()), None).unwrap();
     batch.commit();
-    assert_eq!(numbers(&restarted), [Some(3), Some(2)]);
+    assert_eq!(numbers(&restarted), [of_blue, of_red]);
     // A service of all networks needs one.
     let service = |vrf: Vrf| Object::Service(Service::new("dns:x", Scope::vrf(vrf), [10, 9, 9, 9]));
     let mut batch = Batch::new(&mut restarted);
@@ -538,7 +540,10 @@ fn numbers_of_unknown_vrfs_are_reserved() {
         let vrf = Vrf::Tenant(name.parse().unwrap());
         Network { vrf, ..Network::new(network_id(n), encap(n, false)) }
     };
-    let [blue, red, green] = [("blue", 0), ("red", 1), ("green", 0)].map(|(name, n)| tenant(name, n));
+    // The last one chooses the number of red.
+    let [blue, red, green] = [("blue", 0), ("red", 1), ("green2285", 0)].map(|(name, n)| tenant(name, n));
+    let [of_blue, of_red, of_green] = [&blue, &red, &green].map(|network| network.vrf.first_choice());
+    assert_eq!(of_green, of_red);
     let mut model = SwitchModel::default();
     let mut batch = Batch::new(&mut model);
     for network in [&blue, &red] {
@@ -554,6 +559,7 @@ fn numbers_of_unknown_vrfs_are_reserved() {
     let other = Network { id: network_id(9), encap: encap(9, false), ..green.clone() };
     batch.set(Object::Network(other), None).unwrap();
     batch.commit();
-    assert_eq!([&blue, &red].map(|network| number(&model, network)), [Some(1), Some(2)]);
-    assert_eq!([&blue, &green].map(|network| number(&restarted, network)), [Some(1), Some(3)]);
+    assert_eq!([&blue, &red].map(|network| number(&model, network)), [Some(of_blue), Some(of_red)]);
+    let expected = [Some(of_blue), Some(of_red + 1)];
+    assert_eq!([&blue, &green].map(|network| number(&restarted, network)), expected);
 }

@@ -16,7 +16,7 @@ use tokio::net::UnixStream;
 
 use super::{
     announcer::{Announcer, Sender},
-    capacity, kernel, limit,
+    capacity, kernel, limit, numbers,
     ovsdb::{self, Client, Database, OPEN_VSWITCH, Operation, set},
     responder::{self, Responder},
     uplink, zones,
@@ -26,7 +26,7 @@ use crate::{
         bridge::{BridgeKind, PerBridge},
         options::{DatapathType, Options},
         pipeline,
-        tables::{cookie::Cookie, edit::Tables},
+        tables::{cookie::Cookie, edit::Tables, ids::ObjectNumbers},
     },
     error::one_line,
 };
@@ -262,6 +262,13 @@ impl Session {
             }
             Err(error) => Ok(Some(format!("the connections have no limit: {}", one_line(&error)))),
         }
+    }
+
+    /// Keeps the numbers that names do not tell in the database, with others that it has if `keeps` is true. Writes nothing if it is up to
+    /// date.
+    pub(crate) async fn store_numbers(&mut self, numbers: &ObjectNumbers, keeps: bool) -> Result<(), Error> {
+        let operations = numbers::operations(&self.database(), numbers, keeps);
+        self.reconfigure(operations).await
     }
 
     /// Removes the connections of zones that get a network: another network, perhaps of another tenant, may have had the number. The

@@ -39,6 +39,7 @@ pub(crate) struct Bridge {
     pub(crate) datapath_type: String,
     /// Whether ovs-vswitchd has created the bridge (`datapath_id` is set).
     pub(crate) created: bool,
+    pub(crate) external_ids: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,7 +120,9 @@ impl Interface {
 pub(crate) fn monitored() -> Value {
     json!({
         OPEN_VSWITCH: {"columns": ["bridges", "cur_cfg", "datapaths"]},
-        "Bridge": {"columns": ["name", "ports", "fail_mode", "protocols", "datapath_type", "datapath_id"]},
+        "Bridge": {"columns": [
+            "name", "ports", "fail_mode", "protocols", "datapath_type", "datapath_id", "external_ids",
+        ]},
         "Port": {"columns": [
             "name", "interfaces", "tag", "vlan_mode", "bond_mode", "bond_active_slave", "lacp", "qos", "other_config",
             "external_ids",
@@ -204,6 +207,7 @@ impl Bridge {
             protocols: items(&row["protocols"]).map(text).collect(),
             datapath_type: text(&row["datapath_type"]),
             created: maybe_text(&row["datapath_id"]).is_some(),
+            external_ids: pairs(&row["external_ids"]),
         }
     }
 }
