@@ -173,18 +173,20 @@ fn announcements_outlive_a_resync() -> Result<()> {
     wait_for(&node, &tap, &mut BTreeMap::new(), 1, 2)
 }
 
+/// Time limit for the switch to notice a link. LACP then tries for some seconds.
+const BOND_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// Makes this uplink the active one of the bond. The other one loses its link for a while.
 fn activate(node: &Node, outside: &Netns, [uplink, other]: [&str; 2]) -> Result<()> {
     let switch = node.switch.borrow();
     outside.ip(&format!("link set {other} down"))?;
-    wait_until(SOON, &format!("{uplink} is active"), || {
+    wait_until(BOND_TIMEOUT, &format!("{uplink} is active"), || {
         let active = switch.vsctl(&["get", "port", "uplinkPort", "bond_active_slave"])?;
         let mac = switch.vsctl(&["get", "interface", uplink, "mac_in_use"])?;
         Ok((active == mac).then_some(()))
     })?;
     outside.up(other)?;
-    // LACP tries for some seconds.
-    wait_until(SOON, &format!("the bond has {other} again"), || {
+    wait_until(BOND_TIMEOUT, &format!("the bond has {other} again"), || {
         let members = switch.appctl(&["bond/show", "uplinkPort"])?;
         Ok(members.contains(&format!("{other}: enabled")).then_some(()))
     })
