@@ -16,7 +16,7 @@ const UP: libc::c_short = libc::IFF_UP as libc::c_short;
 /// Up, and the kernel has noticed that the other end is.
 const RUNNING: libc::c_short = libc::IFF_RUNNING as libc::c_short;
 /// Time limit for the kernel to notice that the other end is up, if it is.
-const RUNNING_TIMEOUT: Duration = Duration::from_millis(100);
+const RUNNING_TIMEOUT: Duration = Duration::from_secs(1);
 const RUNNING_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Beginning of the names of host ends.

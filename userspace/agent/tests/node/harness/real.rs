@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, net::IpAddr, time::Duration};
 use anyhow::{Context as _, Result, bail, ensure};
 use contiv_model::mac::Mac;
 use netplugin::datapath::{
-    Datapath, Desired, FailedOp, KERNEL_PORT, Observed, Op,
+    Datapath, Desired, FailedOp, KERNEL_PORT, Object, Observed, Op,
     fake::{Delivery, Origin, Target},
     host_access::HOST_PORT,
 };
@@ -266,6 +266,16 @@ impl<S: Site> Harness for Real<S> {
 
     fn apply(&mut self, ops: &[Op]) -> Result<Vec<FailedOp>> {
         let failures = self.with_path(async |path: &mut S::Path| path.apply(ops).await)?;
+        for (index, op) in ops.iter().enumerate() {
+            // Host ends of deleted endpoints were down. Frames are lost until the kernel has noticed the change.
+            if let Op::Set(Object::Local(local)) = op
+                && let Some(pod) = self.pods.get(&local.port)
+                && failures.iter().all(|failed| failed.index != index)
+            {
+                carries(&pod.namespace, PODS_LINK)?;
+                carries(&self.host, &local.port)?;
+            }
+        }
         self.follow_kernel_port()?;
         self.site.settle()?;
         Ok(failures)
