@@ -1,9 +1,12 @@
-//! The check of a pod's frames on OVS nodes with the kernel's switch, before the switch gets them: OpenFlow does not see where the
-//! kernel will write a checksum that the sender has left to it ([`skb`]).
+//! The filters of pods' interfaces on OVS nodes.
 //!
 //! ```text
-//! pod veth, ingress -> ovs_from_pod -> the switch
+//! pod veth, ingress -> ovs_from_pod -> the switch of the kernel
+//! pod veth, packet socket of the switch in userspace, ingress -> ovs_taken
 //! ```
+//!
+//! OpenFlow does not see where the kernel will write a checksum that the sender has left to it ([`skb`]), so the first one looks there.
+//! The second one keeps frames that the switch has read from the network stack of the node.
 
 #![no_std]
 #![no_main]
@@ -42,6 +45,12 @@ fn ovs_from_pod(ctx: TcContext) -> i32 {
         // SAFETY: a value of this CPU.
         unsafe { *drops += 1 };
     }
+    TC_ACT_SHOT
+}
+
+/// A frame that a pod sent, of which the switch has its copy.
+#[classifier]
+fn ovs_taken(_ctx: TcContext) -> i32 {
     TC_ACT_SHOT
 }
 

@@ -40,10 +40,11 @@ use self::{
     error::{NotObserved, ovs_error},
     switch::{
         announcer::Announcer,
-        checksums::{self, ChecksumFilter},
         drift,
         limit::Bandwidth,
-        ovsdb, ports,
+        ovsdb,
+        pod_filter::{self, PodFilter},
+        ports,
         session::Session,
     },
     telemetry::FlowCounters,
@@ -78,8 +79,8 @@ pub struct Ovs {
     retains_orphans: bool,
     /// Announces endpoints and services. What waits outlives the session.
     announcer: Announcer,
-    /// The filter for the frames of pods, or why there is none; `None` within for a switch that needs none.
-    checksums: OnceLock<Result<Option<ChecksumFilter>, String>>,
+    /// The filter of pods' interfaces, or why there is none.
+    filter: OnceLock<Result<PodFilter, String>>,
 }
 
 impl Ovs {
@@ -98,23 +99,19 @@ impl Ovs {
             stands_by: false,
             retains_orphans: false,
             announcer: Announcer::default(),
-            checksums: OnceLock::new(),
+            filter: OnceLock::new(),
         }
     }
 
-    /// Loads the filter for the frames of pods at the first call. In the userspace datapath, the kernels of the pods complete all
-    /// checksums.
-    fn checksums(&self) -> &Result<Option<ChecksumFilter>, String> {
-        self.checksums.get_or_init(|| match self.options.datapath_type {
-            DatapathType::System => ChecksumFilter::load().map(Some),
-            DatapathType::Netdev => Ok(None),
-        })
+    /// Loads the filter of pods' interfaces at the first call.
+    fn filter(&self) -> &Result<PodFilter, String> {
+        self.filter.get_or_init(|| PodFilter::load(self.options.datapath_type))
     }
 
-    /// Lets the frames of all endpoints pass the filter, which a switch that has restarted has removed.
-    fn check_checksums(&mut self, database: &ovsdb::Database) {
-        self.checksums();
-        let Some(Ok(Some(filter))) = self.checksums.get_mut() else { return };
+    /// Attaches the filter to the interfaces of all endpoints, from which a switch that has restarted has removed it.
+    fn attach_filter(&mut self, database: &ovsdb::Database) {
+        self.filter();
+        let Some(Ok(filter)) = self.filter.get_mut() else { return };
         for name in ports::of_endpoints(database) {
             if let Err(error) = filter.attach(name) {
                 self.warnings.push(one_line(&error));
@@ -154,7 +151,12 @@ impl Ovs {
         let mut session = session.map_err(|error| ovs_error("close the bridges for frames", error))?;
         let stopped = apply::hold(&mut session).await;
         self.writes += session.take_writes();
-        stopped
+        stopped?;
+        if self.options.datapath_type == DatapathType::Netdev {
+            // On kernels without TCX it comes before the programs of the other datapath.
+            detach_filter(&session.database())?;
+        }
+        Ok(())
     }
 
     /// Whether no frame passes the bridges: they are closed, have no flows, or do not exist.
@@ -198,6 +200,11 @@ impl Ovs {
         let tables = self.model.tables.get(bridge);
         json!({"flows": tables.len(), "groups": tables.groups().len(), "ports": ports})
     }
+}
+
+/// Detaches the filter from the interfaces of all endpoints.
+fn detach_filter(database: &ovsdb::Database) -> Result<(), Error> {
+    ports::of_endpoints(database).try_for_each(pod_filter::detach)
 }
 
 impl Datapath for Ovs {
@@ -258,7 +265,7 @@ impl Datapath for Ovs {
         self.model = observation.model;
         (self.fingerprint, self.drifted) = (observation.fingerprint, false);
         self.warnings = observation.warnings;
-        self.check_checksums(&session.database());
+        self.attach_filter(&session.database());
         let bridges = BridgeKind::ALL.into_iter().filter_map(|kind| session.bridge(kind).cloned());
         self.counters.follow(bridges.collect(), &self.model);
         apply::announce::release(&self.announcer, &session.database(), &self.model.index);
@@ -277,9 +284,9 @@ impl Datapath for Ovs {
         let before = session.database();
         let own = apply::requests::ports_of_ops(&before, &self.model.index, ops);
         // An error drops the session: the state of the switch is unknown then.
-        self.checksums();
-        let Ovs { options, model, inherited, announcer, checksums, .. } = self;
-        let filter = checksums.get_mut().and_then(|loaded| loaded.as_mut().ok()?.as_mut());
+        self.filter();
+        let Ovs { options, model, inherited, announcer, filter, .. } = self;
+        let filter = filter.get_mut().and_then(|loaded| loaded.as_mut().ok());
         let result = apply::apply(&mut session, options, model, ops, inherited, announcer, filter).await;
         self.writes += session.take_writes();
         let applied = result?;
@@ -310,7 +317,7 @@ impl Datapath for Ovs {
     }
 
     fn stats(&self) -> Stats {
-        let filter = self.checksums().as_ref().ok().and_then(Option::as_ref);
+        let filter = self.filter().as_ref().ok();
         let drops = filter.and_then(|filter| match filter.drops() {
             Ok(drops) => Some((DropReason::Malformed.as_str(), drops)),
             Err(error) => {
@@ -336,8 +343,15 @@ impl Datapath for Ovs {
                 group.identity
             )
         });
-        let checksums = self.checksums().as_ref().err().map(|cause| skb::offload_warning(cause));
-        self.warnings.iter().cloned().chain(half).chain(checksums).collect()
+        let filter = self.filter().as_ref().err().map(|cause| match self.options.datapath_type {
+            DatapathType::System => skb::offload_warning(cause),
+            DatapathType::Netdev => {
+                format!(
+                    "frames of pods: the network stack of the node gets them, too, past all rules: {cause}"
+                )
+            }
+        });
+        self.warnings.iter().cloned().chain(half).chain(filter).collect()
     }
 
     fn telemetry(&self) -> Option<Arc<dyn Telemetry>> {
@@ -345,7 +359,8 @@ impl Datapath for Ovs {
     }
 
     fn port_requirements(&self) -> PortRequirements {
-        PortRequirements { disable_tx_offload: !matches!(self.checksums(), Ok(Some(_))) }
+        let is_checked = self.options.datapath_type == DatapathType::System && self.filter().is_ok();
+        PortRequirements { disable_tx_offload: !is_checked }
     }
 
     fn inspect(&self) -> Value {
@@ -371,9 +386,7 @@ impl Datapath for Ovs {
         self.model = SwitchModel::default();
         let database = ovsdb::Client::connect(&self.options.socket).await;
         let database = database.map_err(|error| ovs_error("remove the bridges", error))?;
-        for name in ports::of_endpoints(&database.database()) {
-            checksums::detach(name)?;
-        }
+        detach_filter(&database.database())?;
         let mut session = Session::without_bridges(database);
         let removed = session.remove_bridges().await;
         self.writes += session.take_writes();

@@ -46,6 +46,10 @@ fn a_pod_without_an_endpoint_does_not_reach_the_node() -> Result<()> {
         };
         node.add([pod.object.clone()])?;
         wait_until(SOON, "pings", answered)?;
+        // The switch alone gets what an attached pod sends.
+        tap.send(&frame)?;
+        wait_until(SOON, "pings", answered)?;
+        assert!(!arrives()?, "attached");
         for is_orphan in [false, true] {
             if is_orphan {
                 node.desired.borrow_mut().remove(&pod.object.id());

@@ -19,8 +19,9 @@ use super::{
     options::{DatapathType, Options},
     switch::{
         announcer::Announcer,
-        checksums::ChecksumFilter,
-        kernel, limit, ports,
+        kernel, limit,
+        pod_filter::PodFilter,
+        ports,
         session::{self, Session},
         tunnel, uplink,
     },
@@ -45,8 +46,8 @@ pub(crate) struct Applied {
 /// Executes the ops and updates `model`.
 ///
 /// `inherited` are connections of the datapath that this one replaces; they are taken before frames can enter. New endpoints and
-/// services are left to `announcer`, also if the call fails after the switch has accepted them. `checksums` is the filter that frames
-/// of new ports pass, if they need one.
+/// services are left to `announcer`, also if the call fails after the switch has accepted them. `filter` is that of new ports, if
+/// it could be loaded.
 ///
 /// After an `Err` the state of the switch is unknown.
 pub(crate) async fn apply(
@@ -56,14 +57,14 @@ pub(crate) async fn apply(
     ops: &[Op],
     inherited: &mut Vec<TrackedConnection>,
     announcer: &Announcer,
-    checksums: Option<&mut ChecksumFilter>,
+    filter: Option<&mut PodFilter>,
 ) -> Result<Applied, Error> {
     let mut failures: Vec<FailedOp> =
         ops.iter().enumerate().filter_map(|(index, op)| unsupported(index, op)).collect();
     let requests = requests::of_ops(&session.database(), options, &model.index, ops);
     let mut requests = requests::add(session, options.datapath_type, requests, &mut failures).await?;
-    if let Some(checksums) = checksums {
-        requests = requests::check_checksums(checksums, requests, &mut failures);
+    if let Some(filter) = filter {
+        requests = requests::attach_filter(filter, requests, &mut failures);
     }
     let closed = requests.iter().filter_map(|request| Some((request.op, request.open.clone()?)));
     let closed: Vec<_> = closed.collect();
@@ -303,7 +304,9 @@ async fn remove_unused_ports(
         operations.extend(limit::orphans(&database));
     }
     let removed = session.reconfigure(operations).await;
-    removed.map_err(|error| ovs_error(format!("remove ports {}", names.join(", ")), error))
+    removed.map_err(|error| ovs_error(format!("remove ports {}", names.join(", ")), error))?;
+    // When ovs-vswitchd closes a port, it writes the flags that it has read last, perhaps before the interface was down.
+    requests::set_down(&database, &names)
 }
 
 /// Returns the failure of an op on an object that this datapath does not implement.

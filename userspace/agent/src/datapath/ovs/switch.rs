@@ -1,10 +1,10 @@
 //! Access to the Open vSwitch of this node.
 //!
 //! * [`announcer`]: announcements of endpoints and services on VLAN networks.
-//! * [`checksums`]: filter for the frames of pods.
 //! * [`ovsdb`]: client of the configuration database.
 //! * [`limit`]: bandwidth limits of ports.
 //! * [`kernel`]: port towards the node's kernel.
+//! * [`pod_filter`]: filter of pods' interfaces.
 //! * [`ports`]: Port and Interface rows of endpoints and tunnels.
 //! * [`responder`]: answers to packets that flows send to the agent.
 //! * [`uplink`]: ports of the VLAN uplinks.
@@ -18,12 +18,12 @@
 
 pub(crate) mod announcer;
 pub(crate) mod capacity;
-pub(crate) mod checksums;
 pub(crate) mod drift;
 pub(crate) mod kernel;
 pub(crate) mod limit;
 pub(crate) mod numbers;
 pub(crate) mod ovsdb;
+pub(crate) mod pod_filter;
 pub(crate) mod ports;
 pub(crate) mod responder;
 pub(crate) mod session;

@@ -13,9 +13,9 @@ use crate::datapath::{
         error::ovs_error,
         options::{DatapathType, Options},
         switch::{
-            checksums::ChecksumFilter,
             limit::Bandwidth,
             ovsdb::{Database, Operation},
+            pod_filter::PodFilter,
             ports::{self, PortSpec},
             session::{self, Session},
         },
@@ -256,10 +256,10 @@ pub(super) async fn add(
     Ok(accepted)
 }
 
-/// Lets the frames of endpoints pass the filter, which the switch has removed when it opened their ports. Returns the requests whose
+/// Attaches the filter to the interfaces of endpoints: the switch has removed it when it opened their ports. Returns the requests whose
 /// ports are ready for flows.
-pub(super) fn check_checksums(
-    filter: &mut ChecksumFilter,
+pub(super) fn attach_filter(
+    filter: &mut PodFilter,
     requests: Vec<PortRequest>,
     failures: &mut Vec<FailedOp>,
 ) -> Vec<PortRequest> {

@@ -1,5 +1,8 @@
-//! The filter that a pod's frames pass before the kernel's switch gets them: OpenFlow does not see where the kernel will write a
-//! checksum that the sender has left to it.
+//! The filter of pods' interfaces, a program.
+//!
+//! The switch of the kernel gets the frames behind it: OpenFlow does not see where the kernel will write a checksum that the sender has
+//! left to it. The switch in userspace has read them before by a packet socket: the network stack of the node would get each frame, too,
+//! past all checks and rules, so the filter drops them.
 //!
 //! It is a filter of the clsact qdisc, which outlives the agent. ovs-vswitchd removes that qdisc when it opens an interface and when
 //! its rate changes (`netdev_linux_set_policing`), so the filter is attached afterwards, before the flows of the port are written.
@@ -21,7 +24,7 @@ use nix::net::if_::if_nametoindex;
 use crate::{
     datapath::{
         Error,
-        ovs::error::ovs_error,
+        ovs::{error::ovs_error, options::DatapathType},
         skb::{self, skb_layout},
     },
     error::{errno, one_line},
@@ -30,7 +33,9 @@ use crate::{
 /// The object file that `build.rs` compiled; empty if it was given ready objects without this one.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/contiv-ebpf-ovs"));
 
-const PROGRAM: &str = "ovs_from_pod";
+/// For the switch of the kernel, and for that in userspace.
+const CHECKED: &str = "ovs_from_pod";
+const TAKEN: &str = "ovs_taken";
 const DROPS: &str = "ovs_drops";
 /// Before the rates of ovs-vswitchd (49), whose filter may end the chain.
 const PRIORITY: u16 = 16;
@@ -39,34 +44,40 @@ const HANDLE: TcHandle = TcHandle::new(0, 0x0b5);
 type Source = Box<dyn std::error::Error + Send + Sync>;
 
 /// The loaded program.
-pub(crate) struct ChecksumFilter {
+pub(crate) struct PodFilter {
     object: Ebpf,
+    program: &'static str,
 }
 
-impl ChecksumFilter {
-    /// Loads the program, or says why that is not possible: then the pods' kernels have to complete checksums.
-    pub(crate) fn load() -> Result<ChecksumFilter, String> {
-        skb::layout()?;
+impl PodFilter {
+    /// Loads the program, or says why that is not possible.
+    pub(crate) fn load(datapath_type: DatapathType) -> Result<PodFilter, String> {
+        let program = match datapath_type {
+            DatapathType::System => {
+                skb::layout()?;
+                CHECKED
+            }
+            DatapathType::Netdev => TAKEN,
+        };
         if OBJECT.is_empty() {
-            return Err(
-                "this build has no program: it was given CONTIV_EBPF_OBJECT without CONTIV_EBPF_OVS_OBJECT"
-                    .into(),
-            );
+            const MISSING: &str =
+                "this build has no program: it was given CONTIV_EBPF_OBJECT without CONTIV_EBPF_OVS_OBJECT";
+            return Err(MISSING.to_owned());
         }
         let layout = skb_layout();
         let mut loader = EbpfLoader::new();
         loader.override_global(SkbLayout::GLOBAL, &layout[..], true);
         let failed =
-            |error: &dyn std::error::Error| format!("load the program {PROGRAM}: {}", one_line(error));
+            |error: &dyn std::error::Error| format!("load the program {program}: {}", one_line(error));
         let object = loader.load(OBJECT).map_err(|error| failed(&error))?;
-        let mut filter = ChecksumFilter { object };
+        let mut filter = PodFilter { object, program };
         let loaded = filter.program().and_then(SchedClassifier::load);
         loaded.map_err(|error| failed(&error))?;
         Ok(filter)
     }
 
     fn program(&mut self) -> Result<&mut SchedClassifier, ProgramError> {
-        let program = self.object.program_mut(PROGRAM).ok_or(ProgramError::NotLoaded)?;
+        let program = self.object.program_mut(self.program).ok_or(ProgramError::NotLoaded)?;
         program.try_into()
     }
 
@@ -77,7 +88,8 @@ impl ChecksumFilter {
             return Ok(());
         }
         let attached = self.replace_or_attach(interface);
-        attached.map_err(|error| ovs_error(format!("attach the program {PROGRAM} to {interface}"), error))
+        attached
+            .map_err(|error| ovs_error(format!("attach the program {} to {interface}", self.program), error))
     }
 
     fn replace_or_attach(&mut self, interface: &str) -> Result<(), Source> {
@@ -103,7 +115,7 @@ impl ChecksumFilter {
         Ok(())
     }
 
-    /// Number of frames dropped since the program was loaded.
+    /// Number of frames dropped because of their checksums since the program was loaded.
     pub(crate) fn drops(&self) -> Result<u64, Source> {
         let map = self.object.map(DROPS).ok_or("the object has no counter")?;
         let drops: PerCpuArray<&MapData, u64> = map.try_into()?;
@@ -120,7 +132,7 @@ pub(crate) fn detach(interface: &str) -> Result<(), Error> {
     let absent = |error: &Source| matches!(errno(&**error), Some(libc::ENODEV | libc::ENOENT | libc::EINVAL));
     match attached(interface).and_then(|link| Ok(link.detach()?)) {
         Err(error) if !absent(&error) => {
-            Err(ovs_error(format!("detach the program {PROGRAM} from {interface}"), error))
+            Err(ovs_error(format!("detach the filter of pods from {interface}"), error))
         }
         _ => Ok(()),
     }
