@@ -166,9 +166,8 @@ impl ObjectRoutes<'_> {
 fn plan_only(plan: &RepeatablePlan, cache: &ClusterCache) -> Result<(Vec<u8>, Option<LargeValue>), Problem> {
     let mut staged = StagedTxn::new(cache);
     let answer = plan(&mut staged)?;
-    let (txn, _) =
-        staged.finish().map_err(|error| Problem::unavailable(format!("encode a record: {error}")))?;
-    Ok((answer, LargeValue::find(txn)))
+    let large = staged.finish().and_then(|(txn, _)| LargeValue::find(txn));
+    Ok((answer, large.map_err(|error| Problem::unavailable(format!("encode a record: {error}")))?))
 }
 
 pub(super) async fn read_body(body: Body) -> Result<Bytes, Problem> {

@@ -21,8 +21,8 @@ use contiv_store::{Error, Guard, Op, Outcome, Store, Txn};
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
-pub(super) use step::{STEP_BYTES, encode, fits_one_txn, size};
-use step::{STEP_OPS, decode};
+pub(super) use step::{STEP_BYTES, fits_one_txn, size};
+use step::{STEP_OPS, decode, encode};
 
 use crate::cache::Revisions;
 use crate::problem::one_line;
@@ -86,6 +86,21 @@ impl RedoLog {
         format!("{PREFIX}{}/{step:06}", self.name)
     }
 
+    /// The transaction that writes a step. It checks a part of the guards.
+    fn write_of(&self, step: usize, guards: &[Guard]) -> Txn {
+        let value = self.encoded[step].clone().into();
+        Txn {
+            guards: guards.chunks(STEP_OPS).nth(step).unwrap_or_default().to_vec(),
+            ops: vec![Op::Put { key: self.key(step), value, lease: None }],
+        }
+    }
+
+    /// The transaction that writes the largest step.
+    pub(super) fn largest_write(&self, guards: &[Guard]) -> Option<Txn> {
+        let largest = (0..self.steps.len()).max_by_key(|step| self.encoded[*step].len())?;
+        Some(self.write_of(largest, guards))
+    }
+
     /// Writes the log and applies it if the `guards` hold. After an error nothing has been changed.
     pub(super) async fn commit(
         self,
@@ -127,19 +142,14 @@ impl RedoLog {
     /// Writes the steps, and checks the guards in several transactions. Returns the revision of the
     /// first one.
     async fn write_steps(&self, leadership: &Leadership, guards: &[Guard]) -> Result<Outcome, Error> {
-        let mut guards = guards.chunks(STEP_OPS);
         let mut first = None;
-        for (n, encoded) in self.encoded.iter().enumerate() {
-            let txn = Txn {
-                guards: guards.next().unwrap_or_default().to_vec(),
-                ops: vec![Op::Put { key: self.key(n), value: encoded.clone().into(), lease: None }],
-            };
-            match leadership.commit(txn).await? {
+        for n in 0..self.steps.len() {
+            match leadership.commit(self.write_of(n, guards)).await? {
                 Outcome::Committed { revision } => first = first.or(Some(revision)),
                 Outcome::Conflict => return Ok(Outcome::Conflict),
             }
         }
-        for rest in guards {
+        for rest in guards.chunks(STEP_OPS).skip(self.steps.len()) {
             let txn = Txn { guards: rest.to_vec(), ops: vec![] };
             if leadership.commit(txn).await? == Outcome::Conflict {
                 return Ok(Outcome::Conflict);

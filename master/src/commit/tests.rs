@@ -5,7 +5,7 @@ use std::time::Duration;
 use contiv_model::api::Tenant;
 use contiv_model::event::Event;
 use contiv_store::election::{self, Leadership, Timing};
-use contiv_store::{Config, Store, Txn, embedded};
+use contiv_store::{Config, Guard, Store, Txn, embedded};
 use futures::StreamExt as _;
 use tokio_util::sync::CancellationToken;
 
@@ -85,14 +85,19 @@ async fn a_decided_change_is_acknowledged_although_leadership_is_lost() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_size_of_a_change_is_checked_without_writing_it() {
     let fixture = Fixture::new().await;
-    let value = |bytes: usize| {
+    let guarded = |bytes: usize, guards: usize| {
         let json = serde_json::to_vec(&"x".repeat(bytes)).unwrap();
-        LargeValue::find(Txn::new().put("small", "1").put("large", json))
+        let guards = (0..guards).map(|n| Guard::absent(format!("{n:0>100}"))).collect();
+        LargeValue::find(Txn { guards, ops: vec![] }.put("large", json).put("small", "1")).unwrap()
     };
+    let value = |bytes| guarded(bytes, 0);
     assert!(value(500_000).is_none());
     assert_eq!(value(1_400_000).unwrap().check(&fixture.store).await, Ok(()));
     let refused = value(1_600_000).unwrap().check(&fixture.store).await.unwrap_err();
     assert_eq!(refused.kind.status(), 409);
     assert!(refused.text.starts_with("commit large: 1600007 bytes exceed the store's limit"), "{refused}");
+    // The redo log checks guards with the value, which count.
+    assert_eq!(value(1_567_000).unwrap().check(&fixture.store).await, Ok(()));
+    assert!(guarded(1_567_000, 100).unwrap().check(&fixture.store).await.is_err());
     assert_eq!(fixture.store.get("large").await.unwrap(), None);
 }

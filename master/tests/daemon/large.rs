@@ -196,7 +196,7 @@ fn a_policy_too_large_for_the_store_is_rejected_and_a_profile_updates_many_group
     // More than a step of the redo log has, and less than the limit of the store.
     make_rules(to, &(0..1800).map(|n| rule("huge", n)).collect::<Vec<_>>());
     dry_run().good();
-    make_rules(to, &(1800..2700).map(|n| rule("huge", n)).collect::<Vec<_>>());
+    make_rules(to, &(1800..2600).map(|n| rule("huge", n)).collect::<Vec<_>>());
     let tried = dry_run().bad();
     let line = group(to, "web", &["huge"]).unwrap().bad();
     assert_eq!(tried, line);

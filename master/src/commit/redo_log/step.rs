@@ -36,7 +36,7 @@ pub(in crate::commit) fn size(op: &Op) -> usize {
     }
 }
 
-pub(in crate::commit) fn encode(ops: &[Op]) -> serde_json::Result<Vec<u8>> {
+pub(super) fn encode(ops: &[Op]) -> serde_json::Result<Vec<u8>> {
     let mut step = Step { put: Map::new(), delete: vec![] };
     for op in ops {
         match op {

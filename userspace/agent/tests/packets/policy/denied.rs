@@ -2,28 +2,11 @@
 
 use testkit::packet::tcp_flags;
 
-use super::*;
+use super::{
+    opening::{ACK, answer, open, there},
+    *,
+};
 use crate::flow_table;
-
-const SYN: u8 = tcp_flags::SYN;
-const ACK: u8 = tcp_flags::ACK;
-
-/// A segment of the client.
-fn there(flags: u8, numbers: (u32, u32)) -> Packet {
-    to(SERVER).tcp(4000, 80, flags).sequence(numbers.0, numbers.1)
-}
-
-/// A segment of the server.
-fn answer(flags: u8, numbers: (u32, u32)) -> Packet {
-    back().tcp(80, 4000, flags).sequence(numbers.0, numbers.1)
-}
-
-fn open(rig: &Rig) -> Result<()> {
-    passes(&rig.send(&there(SYN, (1000, 0)))?);
-    passes(&rig.answer(&answer(SYN | ACK, (5000, 1001)))?);
-    passes(&rig.send(&there(ACK, (1001, 5001)))?);
-    Ok(())
-}
 
 /// Makes the flows older, in seconds.
 fn age(rig: &Rig, seconds: u32) -> Result<()> {

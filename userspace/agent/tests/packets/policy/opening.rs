@@ -4,20 +4,20 @@ use testkit::packet::tcp_flags;
 
 use super::*;
 
-const SYN: u8 = tcp_flags::SYN;
-const ACK: u8 = tcp_flags::ACK;
+pub(super) const SYN: u8 = tcp_flags::SYN;
+pub(super) const ACK: u8 = tcp_flags::ACK;
 
 /// A segment of the client.
-fn there(flags: u8, numbers: (u32, u32)) -> Packet {
+pub(super) fn there(flags: u8, numbers: (u32, u32)) -> Packet {
     to(SERVER).tcp(4000, 80, flags).sequence(numbers.0, numbers.1)
 }
 
 /// A segment of the server.
-fn answer(flags: u8, numbers: (u32, u32)) -> Packet {
+pub(super) fn answer(flags: u8, numbers: (u32, u32)) -> Packet {
     back().tcp(80, 4000, flags).sequence(numbers.0, numbers.1)
 }
 
-fn open(rig: &Rig) -> Result<()> {
+pub(super) fn open(rig: &Rig) -> Result<()> {
     passes(&rig.send(&there(SYN, (1000, 0)))?);
     passes(&rig.answer(&answer(SYN | ACK, (5000, 1001)))?);
     passes(&rig.send(&there(ACK, (1001, 5001)))?);
