@@ -11,6 +11,7 @@ pub mod datapath;
 pub mod error;
 mod fail_point;
 pub mod master;
+mod netdevice;
 mod netlink;
 pub mod plan;
 pub mod ready;

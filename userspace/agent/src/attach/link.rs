@@ -9,7 +9,6 @@ mod error;
 mod interface;
 mod links;
 mod netns;
-mod offload;
 mod pod_end;
 mod port;
 mod query;

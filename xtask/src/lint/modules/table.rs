@@ -69,7 +69,16 @@ pub(super) const RULES: &[Rules] = &[
                     &["plan"],
                     &["state"],
                     &["datapath"],
-                    &["addresses", "backoff", "error", "fail_point", "netlink", "ready", "sysctl"],
+                    &[
+                        "addresses",
+                        "backoff",
+                        "error",
+                        "fail_point",
+                        "netdevice",
+                        "netlink",
+                        "ready",
+                        "sysctl",
+                    ],
                 ],
             },
             Layers {

@@ -13,7 +13,8 @@ use nix::sched::{CloneFlags, setns};
 use rtnetlink::Handle;
 use tokio::sync::oneshot;
 
-use super::{error::Error, offload};
+use super::error::Error;
+use crate::netdevice;
 
 /// An open network namespace: the kernel keeps it while the value exists, and the path cannot come to name another one.
 #[derive(Clone, Debug)]
@@ -55,7 +56,7 @@ impl Netns {
     pub async fn disable_tx_offload(&self, name: &str) -> Result<(), Error> {
         let name = name.to_owned();
         self.run(async move |_| {
-            offload::disable_tx_checksum(&name)
+            netdevice::disable_tx_checksum(&name)
                 .map_err(Error::setting("disable TX checksum offload of", &name))
         })
         .await

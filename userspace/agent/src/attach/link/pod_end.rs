@@ -16,9 +16,9 @@ use super::{
     error::{Error, errno},
     interface::{DefaultRoutes, PodInterface},
     netns::Netns,
-    offload, query,
+    query,
 };
-use crate::sysctl;
+use crate::{netdevice, sysctl};
 
 /// Interface group of an incomplete host end. It is set on creation, so a port that a crashed agent left behind can be
 /// distinguished from another program's.
@@ -42,7 +42,7 @@ pub(super) fn pair(port: &str, netns: &Netns, pod: &PodInterface) -> LinkMessage
 /// Configures the pod's end without bringing it up. Runs in the pod's network namespace.
 pub(super) async fn configure(handle: &Handle, pod: &PodInterface) -> Result<(), Error> {
     if pod.disable_tx_offload {
-        offload::disable_tx_checksum(&pod.name)
+        netdevice::disable_tx_checksum(&pod.name)
             .map_err(Error::setting("disable TX checksum offload of", &pod.name))?;
     }
     // The gateway is configured; no advertisement of another pod or host may change it.

@@ -1,14 +1,8 @@
 //! Interfaces: netlink and ethtool requests for the VXLAN device and the uplink.
 
-use std::{
-    ffi::CString,
-    io,
-    net::IpAddr,
-    os::fd::{AsRawFd as _, OwnedFd},
-};
+use std::{io, net::IpAddr};
 
 use futures::{StreamExt as _, TryStreamExt as _, channel::mpsc::UnboundedReceiver};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use rtnetlink::{
     Handle, LinkMessageBuilder, LinkUnspec, LinkVxlan, MulticastGroup,
     packet_core::{NetlinkMessage, NetlinkPayload},
@@ -19,12 +13,15 @@ use rtnetlink::{
     sys::SocketAddr,
 };
 
-use crate::datapath::{
-    Error,
-    ebpf::{
-        failure::{errno, failed},
-        maps::writes::Writes,
+use crate::{
+    datapath::{
+        Error,
+        ebpf::{
+            failure::{errno, failed},
+            maps::writes::Writes,
+        },
     },
+    netdevice::Requests,
 };
 
 /// Netlink socket in the network namespace of the calling thread.
@@ -262,34 +259,17 @@ pub(crate) fn with_address(address: IpAddr) -> Option<String> {
 
 /// Whether the interface is a veth, which does not complete partial checksums.
 pub(crate) fn is_veth(name: &str) -> bool {
-    /// `struct ethtool_drvinfo`, of which only the driver's name is used.
-    #[repr(C)]
-    struct DriverInfo {
-        command: u32,
-        driver: [u8; 32],
-        rest: [u8; 160],
-    }
-    const ETHTOOL_GDRVINFO: u32 = 3;
-    let mut info = DriverInfo { command: ETHTOOL_GDRVINFO, driver: [0; 32], rest: [0; 160] };
-    ethtool(name, &mut info).is_ok() && info.driver.starts_with(b"veth\0")
+    let driver = Requests::new(name).and_then(|mut requests| requests.driver());
+    driver.is_ok_and(|driver| driver.starts_with(b"veth\0"))
 }
 
 /// Disables TX checksum offload, so that the kernel completes checksums before it sends frames by this interface.
 pub(crate) fn ensure_tx_checksum_off(name: &str, writes: &Writes) -> Result<(), Error> {
-    /// `struct ethtool_value`.
-    #[repr(C)]
-    struct Value {
-        command: u32,
-        data: u32,
-    }
-    const ETHTOOL_GTXCSUM: u32 = 0x16;
-    const ETHTOOL_STXCSUM: u32 = 0x17;
     let what = |error| failed(format!("disable TX checksum offload of {name}"), error);
-    let mut value = Value { command: ETHTOOL_GTXCSUM, data: 0 };
-    ethtool(name, &mut value).map_err(what)?;
-    if value.data != 0 {
+    let mut requests = Requests::new(name).map_err(what)?;
+    if requests.tx_checksum_offload().map_err(what)? {
         writes.count();
-        ethtool(name, &mut Value { command: ETHTOOL_STXCSUM, data: 0 }).map_err(what)?;
+        requests.set_tx_checksum_offload(false).map_err(what)?;
     }
     Ok(())
 }
@@ -297,34 +277,7 @@ pub(crate) fn ensure_tx_checksum_off(name: &str, writes: &Writes) -> Result<(), 
 /// Whether RX VLAN offload is enabled, which removes VLAN tags from received frames. False if the driver does not
 /// report it.
 pub(crate) fn has_rx_vlan_offload(name: &str) -> bool {
-    /// `struct ethtool_value`; the data are `enum ethtool_flags`.
-    #[repr(C)]
-    struct Value {
-        command: u32,
-        data: u32,
-    }
-    const ETHTOOL_GFLAGS: u32 = 0x25;
     const ETH_FLAG_RXVLAN: u32 = 1 << 8;
-    let mut value = Value { command: ETHTOOL_GFLAGS, data: 0 };
-    ethtool(name, &mut value).is_ok() && value.data & ETH_FLAG_RXVLAN != 0
-}
-
-/// Executes an ethtool request. `T` must be the structure of the command, and start with the command.
-fn ethtool<T>(name: &str, request: &mut T) -> io::Result<()> {
-    const SIOCETHTOOL: libc::c_ulong = 0x8946;
-    let socket: OwnedFd = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
-    let name = CString::new(name)?;
-    // SAFETY: all fields of ifreq are integers and pointers, for which zero is a valid value.
-    let mut ifreq: libc::ifreq = unsafe { std::mem::zeroed() };
-    let bytes = name.as_bytes_with_nul();
-    if bytes.len() > ifreq.ifr_name.len() {
-        return Err(io::Error::from_raw_os_error(libc::ENODEV));
-    }
-    for (to, from) in ifreq.ifr_name.iter_mut().zip(bytes) {
-        *to = *from as libc::c_char;
-    }
-    ifreq.ifr_ifru.ifru_data = std::ptr::from_mut(request).cast();
-    // SAFETY: `ifreq` points to a structure of the command's size, which outlives the call.
-    let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut ifreq) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    let flags = Requests::new(name).and_then(|mut requests| requests.ethtool_flags());
+    flags.is_ok_and(|flags| flags & ETH_FLAG_RXVLAN != 0)
 }
