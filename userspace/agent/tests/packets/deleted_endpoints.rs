@@ -3,6 +3,7 @@
 use std::{io, net::UdpSocket, time::Duration};
 
 use anyhow::Result;
+use contiv_abi::ABI_VERSION;
 use contiv_model::mac::Mac;
 use netplugin::datapath::{Datapath as _, Object, ObjectId, Op, ebpf::Options};
 use testkit::{capture::Tap, needs, packet::Packet, wait_until};
@@ -12,6 +13,15 @@ use crate::node::{Endpoint, Node, network, vxlan};
 const TIMEOUT: Duration = Duration::from_secs(10);
 const HOST_END: Endpoint = Endpoint(250);
 const PORT: u16 = 9000;
+
+/// When the endpoint is deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Deleted {
+    WhileRunning,
+    BeforeStart,
+    /// Its programs are of another version than the agent.
+    BeforeUpgrade,
+}
 
 /// Packets to the host end of the pod's veth pair are those that the node would take, or route.
 #[test]
@@ -44,13 +54,16 @@ fn a_pod_without_an_endpoint_does_not_reach_the_node() -> Result<()> {
 
         node.converge()?;
         assert!(pod.ns.ping(other.ip(), 3, Duration::from_millis(10))?.received > 0);
-        for is_orphan in [false, true] {
-            if is_orphan {
+        for deleted in [Deleted::WhileRunning, Deleted::BeforeStart, Deleted::BeforeUpgrade] {
+            if deleted == Deleted::WhileRunning {
+                assert!(node.apply(&[Op::Delete(id.clone())])?.is_empty());
+            } else {
                 node.desired.remove(&id);
+                if deleted == Deleted::BeforeUpgrade {
+                    node.options.abi_version = ABI_VERSION + 1;
+                }
                 node.restart();
                 node.converge()?;
-            } else {
-                assert!(node.apply(&[Op::Delete(id.clone())])?.is_empty());
             }
             tap.send(&frame)?;
             node.want(Object::Local(pod.local.clone()));
@@ -60,7 +73,7 @@ fn a_pod_without_an_endpoint_does_not_reach_the_node() -> Result<()> {
                 let ping = pod.ns.ping(other.ip(), 3, Duration::from_millis(10))?;
                 Ok((ping.received > 0).then_some(()))
             })?;
-            assert!(!arrives()?, "orphan: {is_orphan}");
+            assert!(!arrives()?, "{deleted:?}");
             // A restart changes nothing.
             node.restart();
             node.converge()?;

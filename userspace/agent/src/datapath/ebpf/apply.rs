@@ -93,13 +93,24 @@ async fn execute_one(
         Op::GarbageCollect => {
             let collected = if retains { Ok(()) } else { installed.collect_garbage() };
             // A takeover ends also if an orphan remains: until then, packets without a flow wait.
-            let taken_over = takeovers.run(installed.kernel_mut(), interfaces).await;
+            let taken_over = take_over(installed, interfaces, takeovers).await;
             if let (Err(_), Err(error)) = (&collected, &taken_over) {
                 tracing::warn!("the takeover has not ended: {}", one_line(error));
             }
             collected.and(taken_over)
         }
     }
+}
+
+async fn take_over(
+    installed: &mut Installed,
+    interfaces: &mut Interfaces,
+    takeovers: &mut Takeovers,
+) -> Result<(), Error> {
+    if interfaces.has_other_abi_versions() {
+        installed.close_abandoned().await?;
+    }
+    takeovers.run(installed.kernel_mut(), interfaces).await
 }
 
 async fn ensure_kernel_port(

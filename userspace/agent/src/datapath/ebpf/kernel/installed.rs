@@ -389,14 +389,26 @@ impl Installed {
     /// Detaches the program from an interface, which is down afterwards: without the program, frames of its pod would enter the
     /// network stack of the node.
     fn detach(&mut self, ifindex: u32) -> Result<(), Error> {
-        if let Some(interface) = host_end::by_index(ifindex) {
-            let changed = host_end::set_down(&interface);
-            self.count_change(changed).map_err(|error| failed(format!("set {interface} down"), error))?;
-        }
+        self.set_down(ifindex)?;
         let interface = self.attached.get(&ifindex).map(String::as_str);
         self.hooks.detach(Role::Pod, interface, ifindex)?;
         self.attached.remove(&ifindex);
         Ok(())
+    }
+
+    /// Sets host ends down that only programs of other ABI versions are attached to, which end: their endpoints were deleted, or
+    /// failed.
+    pub(crate) async fn close_abandoned(&self) -> Result<(), Error> {
+        let pods = self.hooks.pods(&Netlink::open()?).await?;
+        pods.into_iter()
+            .filter(|ifindex| !self.attached.contains_key(ifindex))
+            .try_for_each(|ifindex| self.set_down(ifindex))
+    }
+
+    fn set_down(&self, ifindex: u32) -> Result<(), Error> {
+        let Some(interface) = host_end::by_index(ifindex) else { return Ok(()) };
+        let changed = host_end::set_down(&interface);
+        self.count_change(changed).map_err(|error| failed(format!("set {interface} down"), error))
     }
 
     fn count_change(&self, changed: io::Result<bool>) -> io::Result<()> {

@@ -1,6 +1,7 @@
 //! AttachMode of programs to the TC ingress hook: TCX links, or clsact filters on older kernels.
 
 use std::{
+    collections::BTreeSet,
     io,
     path::Path,
     time::{Duration, Instant},
@@ -236,6 +237,26 @@ impl TcHooks {
     /// Pinned links: role and interface index.
     pub(crate) fn pinned(&self) -> Result<Vec<(Role, u32)>, Error> {
         Ok(self.pins.link_names()?.iter().filter_map(|name| Role::from_pin(name)).collect())
+    }
+
+    /// Interfaces with the program for pods, of any ABI version.
+    pub(crate) async fn pods(&self, netlink: &Netlink) -> Result<BTreeSet<u32>, Error> {
+        let mut pods = BTreeSet::new();
+        if self.mode == AttachMode::Clsact {
+            for interface in netlink.names().await? {
+                let Some(ifindex) = device::ifindex(&interface) else { continue };
+                if clsact::list(netlink, ifindex).await?.iter().any(|filter| filter.runs(Role::Pod.program()))
+                {
+                    pods.insert(ifindex);
+                }
+            }
+        }
+        for pins in self.pins.other_abi_versions().into_iter().chain([self.pins.clone()]) {
+            let links = pins.link_names()?;
+            let links = links.iter().filter_map(|name| Role::from_pin(name));
+            pods.extend(links.filter(|(role, _)| *role == Role::Pod).map(|(_, ifindex)| ifindex));
+        }
+        Ok(pods)
     }
 
     /// Replaces the program of every link or filter of the role atomically.
