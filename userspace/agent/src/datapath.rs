@@ -11,7 +11,7 @@ pub mod ebpf;
 mod error;
 pub mod fake;
 pub mod host_access;
-mod host_end;
+pub(crate) mod host_end;
 mod object;
 mod op;
 pub mod ovs;

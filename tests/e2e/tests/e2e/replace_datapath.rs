@@ -1,6 +1,7 @@
 //! A node changes its datapath while its pods communicate.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
+mod deleted;
 mod refusal;
 
 use std::{

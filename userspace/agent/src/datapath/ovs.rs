@@ -141,6 +141,17 @@ impl Ovs {
         connections::read(&self.options, desired).await
     }
 
+    /// The host ends of endpoints that are ports of the bridges.
+    ///
+    /// # Errors
+    ///
+    /// The switch does not respond.
+    pub async fn host_ends(&self) -> Result<Vec<String>, Error> {
+        let client = ovsdb::Client::connect(&self.options.socket).await;
+        let client = client.map_err(|error| ovs_error("read the ports of the bridges", error))?;
+        Ok(ports::of_endpoints(&client.database()).map(str::to_owned).collect())
+    }
+
     /// Lets no frame enter the bridges, for another datapath that takes over.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! Forwarding state of an agent with the other datapath: it would process this agent's packets. The agent refuses to start, or
 //! replaces that datapath.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use contiv_model::name::HostName;
@@ -13,8 +13,9 @@ use crate::{
     attach::link::Links,
     config::DatapathFlags,
     datapath::{
-        Datapath, Desired, Error, Kind, TrackedConnection,
+        Datapath, Desired, Error, Kind, Object, TrackedConnection,
         ebpf::{Ebpf, Options},
+        host_end,
         ovs::Ovs,
     },
     error::one_line,
@@ -169,6 +170,7 @@ impl Predecessor {
             stopped.remove();
             return Ok(());
         }
+        self.close_orphans(desired).await?;
         let connections = self.connections(desired).await.unwrap_or_else(|error| {
             tracing::warn!("connections to services may break: {}", one_line(&error));
             vec![]
@@ -202,6 +204,28 @@ impl Predecessor {
         self.remove().await?;
         stopped.remove();
         reach("the other datapath is removed");
+        Ok(())
+    }
+
+    /// Sets the host ends down of endpoints that the successor does not have: without a datapath, frames of their pods would enter
+    /// the network stack of the node.
+    async fn close_orphans(&self, desired: &Desired) -> Result<()> {
+        let wanted: BTreeSet<&str> = desired
+            .iter()
+            .filter_map(|(_, object)| match object {
+                Object::Local(local) => Some(local.port.as_str()),
+                _ => None,
+            })
+            .collect();
+        let host_ends = match &self.other {
+            Other::Ovs(ovs) => ovs.host_ends().await,
+            Other::Ebpf(ebpf) => ebpf.host_ends().await,
+        };
+        let host_ends = host_ends.context("find the interfaces of deleted endpoints")?;
+        for name in host_ends.iter().filter(|name| !wanted.contains(name.as_str())) {
+            host_end::set_down(name)
+                .with_context(|| format!("set {name} down, whose endpoint was deleted"))?;
+        }
         Ok(())
     }
 

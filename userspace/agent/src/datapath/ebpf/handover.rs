@@ -5,7 +5,7 @@ use std::path::Path;
 use contiv_abi::Phase;
 
 use super::{Ebpf, device::Netlink, failure::failed, maps::export::PhaseSwitch, takeover};
-use crate::datapath::{Desired, Error, TrackedConnection};
+use crate::datapath::{Desired, Error, TrackedConnection, host_end};
 
 impl Ebpf {
     /// Directory of pinned links that an agent of any ABI version has left; `None` if there are none.
@@ -49,6 +49,16 @@ impl Ebpf {
         phase.set(Phase::RUNNING)?;
         self.is_stopped = false;
         Ok(())
+    }
+
+    /// The host ends of endpoints that the programs of any ABI version are attached to.
+    ///
+    /// # Errors
+    ///
+    /// The interfaces or the pins cannot be read.
+    pub async fn host_ends(&self) -> Result<Vec<String>, Error> {
+        let pods = self.interfaces.hooks().pods(&Netlink::open()?).await?;
+        Ok(pods.into_iter().filter_map(host_end::by_index).collect())
     }
 
     /// Deletes the interfaces whose names and ports another datapath needs.
