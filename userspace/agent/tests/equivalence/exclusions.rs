@@ -31,8 +31,8 @@ pub(crate) fn applies<H: Harness>(cluster: &Cluster, stage: Stage, sent: &Sent) 
             && at == Station::Remote
 }
 
-/// Whether an earlier probe sends packets with the same tuple, which has no ports, to another station: the datapath takes them for one
-/// connection, and drops what would leave it.
+/// Whether an earlier probe sends packets with the same tuple, which has no ports, to another station, or such with the reversed one to
+/// another station than the sender: the datapath takes them for one connection, and drops what would leave it.
 pub(crate) fn shares_a_flow(cluster: &Cluster, probe: usize) -> bool {
     let first = |number: usize| {
         let probe = &cluster.probes[number];
@@ -40,18 +40,25 @@ pub(crate) fn shares_a_flow(cluster: &Cluster, probe: usize) -> bool {
         has_no_ports.then(|| probe.there(cluster, number, Phase::Opening, 0)).flatten()
     };
     let Some(own) = first(probe) else { return false };
-    let (station, tuple) = (own.bytes.get(..6), tuple(&own.bytes));
-    let is_same = |other: &Sent| other.network == own.network && self::tuple(&other.bytes) == tuple;
-    (0..probe).filter_map(first).any(|other| is_same(&other) && other.bytes.get(..6) != station)
+    let (receiver, sender) = (own.bytes.get(..6), own.bytes.get(6..12));
+    let Some((protocol, from, to)) = tuple(&own.bytes) else { return false };
+    let leaves = |other: &Sent| {
+        let (station, other) = (other.bytes.get(..6), tuple(&other.bytes));
+        other == Some((protocol, from, to)) && station != receiver
+            || other == Some((protocol, to, from)) && station != sender
+    };
+    (0..probe).filter_map(first).any(|other| other.network == own.network && leaves(&other))
 }
 
-/// Protocol and addresses of a packet in a frame, with the tag of a VLAN or without.
-fn tuple(frame: &[u8]) -> Option<(u8, &[u8])> {
+/// Protocol, source and destination of a packet in a frame, with the tag of a VLAN or without.
+fn tuple(frame: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let at = if frame.get(12..14) == Some(&[0x81, 0]) { 16 } else { 12 };
-    match frame.get(at..at + 2)? {
-        [0x08, 0] => Some((*frame.get(at + 11)?, frame.get(at + 14..at + 22)?)),
-        _ => Some((*frame.get(at + 8)?, frame.get(at + 10..at + 42)?)),
-    }
+    let (protocol, addresses) = match frame.get(at..at + 2)? {
+        [0x08, 0] => (at + 11, frame.get(at + 14..at + 22)?),
+        _ => (at + 8, frame.get(at + 10..at + 42)?),
+    };
+    let (from, to) = addresses.split_at(addresses.len() / 2);
+    Some((*frame.get(protocol)?, from, to))
 }
 
 /// Whether a reply or an ICMP error is not sent, because its receiver has no record.
