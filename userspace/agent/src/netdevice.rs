@@ -1,5 +1,5 @@
-//! Requests about one interface by ioctl (netdevice(7), linux/ethtool.h), for what netlink needs more for: ethtool netlink asks for
-//! the names of feature bits, and both are asynchronous.
+//! Requests about one interface by ioctl (netdevice(7), linux/ethtool.h). They are synchronous, and name the features of ethtool by
+//! numbers; ethtool's netlink interface would need the names of the feature bits.
 
 use std::{
     io,

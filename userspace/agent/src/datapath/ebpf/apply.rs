@@ -107,7 +107,7 @@ async fn take_over(
     interfaces: &mut Interfaces,
     takeovers: &mut Takeovers,
 ) -> Result<(), Error> {
-    if interfaces.has_other_abi_versions() {
+    if !interfaces.pins().other_abi_versions().is_empty() {
         installed.close_abandoned().await?;
     }
     takeovers.run(installed.kernel_mut(), interfaces).await

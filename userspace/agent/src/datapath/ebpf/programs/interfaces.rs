@@ -307,10 +307,6 @@ impl Interfaces {
         self.hooks.detach_other_abi_versions(&Netlink::open()?).await
     }
 
-    pub(crate) fn has_other_abi_versions(&self) -> bool {
-        !self.pins.other_abi_versions().is_empty()
-    }
-
     /// Removes the programs, links and maps of other ABI versions. Until then their programs process the frames first;
     /// afterwards the current programs do.
     pub(crate) async fn remove_other_abi_versions(&self) -> Result<(), Error> {

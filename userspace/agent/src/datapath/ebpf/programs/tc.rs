@@ -1,4 +1,4 @@
-//! AttachMode of programs to the TC ingress hook: TCX links, or clsact filters on older kernels.
+//! How programs are attached to the TC ingress hook: TCX links, or clsact filters on older kernels.
 
 use std::{
     collections::BTreeSet,
