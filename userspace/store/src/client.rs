@@ -5,8 +5,11 @@ mod lease;
 mod listing;
 mod read;
 mod request;
+mod walk;
 
+pub(crate) use listing::Page;
 pub(crate) use request::{ANSWER_LIMIT, Again};
+pub(crate) use walk::Walk;
 
 use crate::members::Members;
 use crate::rotation::Files;

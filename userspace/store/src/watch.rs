@@ -4,7 +4,7 @@ mod fragments;
 mod known;
 
 use crate::backoff::Backoff;
-use crate::client::ANSWER_LIMIT;
+use crate::client::{ANSWER_LIMIT, Walk};
 use crate::error::one_line;
 use crate::members::Turn;
 use crate::{Cause, Error, KeyValue, Operation, Position, Store};
@@ -115,9 +115,18 @@ impl Store {
         Watch::new(self.clone(), prefix.to_owned(), Filter::default(), Progress::default(), State::Unlisted)
     }
 
-    /// Like [`Store::watch`]; the watch counts in `progress` what it receives.
-    pub fn watch_counting(&self, prefix: &str, progress: &Progress) -> Watch {
-        Watch::new(self.clone(), prefix.to_owned(), Filter::default(), progress.clone(), State::Unlisted)
+    /// Like [`Store::watch`], with a first snapshot in batches of some MB: it is never in memory as a
+    /// whole. The last of these batches has [`Batch::relisted`]. If the snapshot has to begin again, there is
+    /// another `Init` before the first `InitDone`. The watch counts in `progress` what it receives.
+    pub fn watch_in_pages(&self, prefix: &str, progress: &Progress) -> Watch {
+        let walk = Box::new(Walk::new(prefix));
+        Watch::new(
+            self.clone(),
+            prefix.to_owned(),
+            Filter::default(),
+            progress.clone(),
+            State::Listing { walk },
+        )
     }
 
     /// Like [`Store::watch`], with only the keys whose values `keep` returns true for. The watch neither
@@ -150,7 +159,8 @@ impl Watch {
     fn new(store: Store, prefix: String, filter: Filter, progress: Progress, state: State) -> Watch {
         let (status, receiver) = watch::channel(Status::Connecting);
         let (known, backoff) = (Known::new(filter.0.is_some()), Backoff::default());
-        let follower = Follower { store, prefix, filter, progress, state, known, backoff, status };
+        let in_pages = matches!(state, State::Listing { .. });
+        let follower = Follower { store, prefix, filter, progress, in_pages, state, known, backoff, status };
         let batches = stream::unfold(follower, |mut follower| async move {
             loop {
                 let batch = follower.step().await;
@@ -207,6 +217,8 @@ struct Follower {
     prefix: String,
     filter: Filter,
     progress: Progress,
+    /// Whether the first snapshot is reported page by page.
+    in_pages: bool,
     state: State,
     known: Known,
     backoff: Backoff,
@@ -216,6 +228,8 @@ struct Follower {
 enum State {
     /// The known state, if any, may be stale.
     Unlisted,
+    /// There was no snapshot, and a part of the first one may have been reported.
+    Listing { walk: Box<Walk> },
     /// The state up to `revision` is known, of a store that may be replaced by now; `resumed` if a
     /// watch was opened there before and lost.
     Listed { revision: i64, resumed: bool },
@@ -238,6 +252,37 @@ impl Follower {
     /// Takes one step: one request or one message. A step that is dropped half-way is taken again.
     async fn step(&mut self) -> Batch {
         match &mut self.state {
+            State::Unlisted if self.in_pages && !self.known.is_complete() => {
+                self.restart_listing();
+                Batch::default()
+            }
+            State::Listing { walk } => {
+                let mut keep = |kv: &KeyValue| {
+                    self.progress.advance();
+                    self.filter.keeps(kv)
+                };
+                match self.store.list_page(&self.prefix, walk, &mut keep).await {
+                    Ok(page) => {
+                        let (at, is_last) = (page.at, page.is_last);
+                        let updates = self.known.part(page);
+                        if is_last {
+                            self.state = State::Listed { revision: at.revision, resumed: false };
+                        }
+                        let relisted = is_last.then_some(Relisted { position: at, divergence: None });
+                        Batch { relisted, resumed: false, updates }
+                    }
+                    // The revision was compacted between two pages.
+                    Err(e) if e.is_compacted() => {
+                        tracing::debug!(prefix = self.prefix, "compacted while listing; listing again");
+                        self.restart_listing();
+                        Batch::default()
+                    }
+                    Err(e) => {
+                        self.known.forget_parts();
+                        self.failed(e)
+                    }
+                }
+            }
             State::Unlisted => {
                 let mut keep = |kv: &KeyValue| {
                     self.progress.advance();
@@ -301,6 +346,12 @@ impl Follower {
                 Batch::default()
             }
         }
+    }
+
+    /// Begins the first snapshot, again if a part of it was reported.
+    fn restart_listing(&mut self) {
+        self.known.forget_parts();
+        self.state = State::Listing { walk: Box::new(Walk::new(&self.prefix)) };
     }
 
     /// Opens a watch of the changes after `revision`. Then compares the history: a store that is
@@ -418,7 +469,7 @@ impl Follower {
             // The history is compacted: only a listing helps.
             _ if error.is_out_of_range() => None,
             State::Listed { revision, .. } | State::Watching { revision, .. } => Some(*revision),
-            State::Unlisted | State::Waiting { .. } => None,
+            State::Unlisted | State::Listing { .. } | State::Waiting { .. } => None,
         };
         self.state = State::Waiting { until: Instant::now() + wait, known };
         self.status.send_replace(Status::Retrying { failures: self.backoff.failures(), error: text });

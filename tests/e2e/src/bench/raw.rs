@@ -38,7 +38,8 @@ pub(super) struct Store {
 impl Store {
     /// Reads all keys below `prefix` in pages; returns their number, and the bytes of keys and values.
     pub(super) fn read_all(&self, prefix: &str) -> Result<(usize, usize)> {
-        const PAGE: i64 = 1000;
+        // etcd counts the keys of the range anew for each page.
+        const PAGE: i64 = 50_000;
         // A page of large policies exceeds gRPC's default of 4 MiB.
         const MAX_PAGE_BYTES: usize = 1 << 30;
         let mut client = self.client.kv_client().max_decoding_message_size(MAX_PAGE_BYTES);

@@ -3,16 +3,19 @@
 use super::Store;
 use super::read::position;
 use super::request::Again;
-use crate::range::prefix_end;
+use super::walk::Walk;
 use crate::{Error, KeyValue, Listing, Operation, Position};
 use etcd_client::GetOptions;
-use etcd_client::proto::PbKeyValue;
 
-/// Keys on the first page and on the largest page of a listing.
-const FIRST_PAGE: i64 = 64;
-const LARGEST_PAGE: i64 = 1000;
-/// Bytes that a page should have. Each page is as long as the previous one allows to expect.
-const PAGE_BYTES: usize = 4 << 20;
+/// A part of a listing.
+pub(crate) struct Page {
+    /// Store and revision of the listing.
+    pub(crate) at: Position,
+    pub(crate) items: Vec<KeyValue>,
+    /// Number of keys that were not kept.
+    pub(crate) dropped: usize,
+    pub(crate) is_last: bool,
+}
 
 impl Store {
     /// Reads all keys that begin with `prefix`, in pages of some MB at one revision.
@@ -63,53 +66,53 @@ impl Store {
     ) -> Result<(Listing, usize), Error> {
         let mut listing = Listing { cluster: 0, revision: 0, items: Vec::new() };
         let mut dropped = 0;
-        let mut from = if prefix.is_empty() { vec![0] } else { prefix.as_bytes().to_vec() };
-        let end = prefix_end(prefix.as_bytes());
-        let mut page = FIRST_PAGE;
+        let mut walk = Walk::new(prefix);
         loop {
-            let options =
-                GetOptions::new().with_range(end.clone()).with_limit(page).with_revision(listing.revision);
-            let answer = self
-                .request(Operation::List, prefix, Again::Always, || {
-                    let (mut kv, from, options) = (self.shared.members.kv(), from.clone(), options.clone());
-                    async move { kv.get(from, Some(options)).await }
-                })
-                .await;
-            let answer = match answer {
-                Err(e) if e.is_answer_too_large() && page > 1 => {
-                    page = (page / 8).max(1);
-                    continue;
-                }
-                answer => answer?.0,
-            };
-            page = next_page(&answer.kvs);
-            if listing.revision == 0 {
-                let Position { cluster, revision } = position(answer.header.as_ref());
-                (listing.cluster, listing.revision) = (cluster, revision);
-            }
-            if answer.more
-                && let Some(last) = answer.kvs.last()
-            {
-                from = last.key.clone();
-                from.push(0);
-            }
-            // Keys that are not UTF-8 count as dropped.
-            let received = answer.kvs.len();
-            let before = listing.items.len();
-            listing
-                .items
-                .extend(answer.kvs.into_iter().filter_map(KeyValue::from_wire).filter(|kv| keep(kv)));
-            dropped += received - (listing.items.len() - before);
-            if !answer.more {
+            let page = self.list_page(prefix, &mut walk, keep).await?;
+            (listing.cluster, listing.revision) = (page.at.cluster, page.at.revision);
+            listing.items.extend(page.items);
+            dropped += page.dropped;
+            if page.is_last {
                 return Ok((listing, dropped));
             }
         }
     }
-}
 
-/// Keys on the page after one with `keys`.
-fn next_page(keys: &[PbKeyValue]) -> i64 {
-    let bytes: usize = keys.iter().map(|kv| kv.key.len() + kv.value.len()).sum();
-    let average = (bytes / keys.len().max(1)).max(1);
-    i64::try_from(PAGE_BYTES / average).unwrap_or(LARGEST_PAGE).clamp(1, LARGEST_PAGE)
+    /// Reads the next page of the walk; all pages are of the revision of the first one. A future that is
+    /// dropped before it is complete has no effect.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::get`]. If the revision was compacted since the first page, a new walk is necessary.
+    pub(crate) async fn list_page(
+        &self,
+        prefix: &str,
+        walk: &mut Walk,
+        keep: &mut (dyn FnMut(&KeyValue) -> bool + Send),
+    ) -> Result<Page, Error> {
+        let answer = loop {
+            let options = GetOptions::new()
+                .with_range(walk.to.clone())
+                .with_limit(walk.limit())
+                .with_revision(walk.at.map_or(0, |at| at.revision));
+            let answer = self
+                .request(Operation::List, prefix, Again::Always, || {
+                    let (mut kv, from, options) =
+                        (self.shared.members.kv(), walk.from.clone(), options.clone());
+                    async move { kv.get(from, Some(options)).await }
+                })
+                .await;
+            match answer {
+                Err(e) if e.is_answer_too_large() && walk.shrink() => {}
+                answer => break answer?.0,
+            }
+        };
+        let at = *walk.at.get_or_insert_with(|| position(answer.header.as_ref()));
+        let is_last = !walk.go_on(&answer.kvs, answer.more, answer.count);
+        // Keys that are not UTF-8 count as dropped.
+        let received = answer.kvs.len();
+        let kept = answer.kvs.into_iter().filter_map(KeyValue::from_wire).filter(|kv| keep(kv));
+        let items: Vec<_> = kept.collect();
+        Ok(Page { at, dropped: received - items.len(), items, is_last })
+    }
 }

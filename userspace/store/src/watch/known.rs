@@ -1,6 +1,7 @@
 //! The keys that a watch has reported so far, in a compact form, so that a new snapshot can be
 //! reported as its difference.
 
+use crate::client::Page;
 use crate::{KeyValue, Listing, Position, Update};
 use contiv_model::event::Event;
 use etcd_client::EventType;
@@ -12,6 +13,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 pub(super) struct Known {
     /// `None` before the first snapshot.
     reported: Option<BTreeMap<String, Seen>>,
+    /// Keys of the first snapshot, of which a part was reported.
+    parts: Option<BTreeMap<String, Seen>>,
     /// Store and revision up to which `reported` is complete.
     at: Position,
     /// Number of keys below the prefix that are not in `reported`, because the watch does not report them.
@@ -113,6 +116,27 @@ impl Known {
         self.dropped = dropped;
         self.at = Position { cluster: listing.cluster, revision };
         events.into_iter().map(|event| Update { revision, event }).collect()
+    }
+
+    /// Returns a part of the first snapshot.
+    pub(super) fn part(&mut self, page: Page) -> Vec<Update> {
+        let revision = page.at.revision;
+        let begin = self.parts.is_none().then_some(Event::Init);
+        let parts = self.parts.get_or_insert_default();
+        parts.extend(page.items.iter().map(|kv| (kv.key.clone(), Seen::of(kv))));
+        self.dropped += page.dropped;
+        if page.is_last {
+            self.reported = self.parts.take();
+            self.at = page.at;
+        }
+        let puts = page.items.into_iter().map(|kv| Event::InitApply(kv.key.clone(), kv));
+        let end = page.is_last.then_some(Event::InitDone);
+        begin.into_iter().chain(puts).chain(end).map(|event| Update { revision, event }).collect()
+    }
+
+    /// Forgets a snapshot of which a part was reported.
+    pub(super) fn forget_parts(&mut self) {
+        (self.parts, self.dropped) = (None, 0);
     }
 
     /// Whether there was a snapshot.

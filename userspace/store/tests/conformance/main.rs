@@ -65,6 +65,8 @@ scenarios! {
     watch::a_revision_is_not_torn,
     watch::large_responses_are_divided,
     watching::a_snapshot_and_then_changes,
+    watching::a_snapshot_in_pages,
+    watching::a_snapshot_in_pages_begins_again_after_a_compaction,
     watching::compaction_is_reported_as_a_difference,
     watching::a_restart_misses_and_repeats_nothing,
     watching::a_watch_continues_after_a_restart,

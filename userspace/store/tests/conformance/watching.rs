@@ -4,7 +4,7 @@ use crate::kv::Committed;
 use crate::peer::Peer;
 use anyhow::{Context, Result, bail, ensure};
 use contiv_model::event::Event;
-use contiv_store::{Batch, Status, Store, Txn, Update, Watch};
+use contiv_store::{Batch, Progress, Status, Store, Txn, Update, Watch};
 use futures::StreamExt;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -60,6 +60,62 @@ pub(crate) async fn a_snapshot_and_then_changes(peer: &mut Peer) -> Result<()> {
     ensure!(updates(&mut empty, 2).await? == ["init", "done"]);
     let mut all = store.watch("");
     ensure!(updates(&mut all, 5).await?[1..4] == ["have /w/a=2", "have /w/c=2", "have /x=2"]);
+    Ok(())
+}
+
+/// More keys than the first pages have.
+const KEYS: usize = 300;
+
+async fn put_many(store: &Store) -> Result<Vec<String>> {
+    let keys: Vec<_> = (0..KEYS).map(|number| format!("/w/{number:03}")).collect();
+    for part in keys.chunks(100) {
+        let txn = part.iter().fold(Txn::new(), |txn, key| txn.put(key.as_str(), "1"));
+        store.commit(txn).await?.committed()?;
+    }
+    Ok(keys)
+}
+
+pub(crate) async fn a_snapshot_in_pages(peer: &mut Peer) -> Result<()> {
+    let store = peer.store().await?;
+    let keys = put_many(&store).await?;
+    let mut batches = store.watch_in_pages("/w/", &Progress::default()).batches().boxed();
+    let first = next_batch(&mut batches).await?;
+    ensure!(first.relisted.is_none() && first.updates.len() < KEYS, "{} updates", first.updates.len());
+    // Not part of the snapshot, although its pages are not read yet.
+    let written = store.commit(Txn::new().put("/w/299", "2").delete("/w/298")).await?.committed()?;
+    let mut said: Vec<_> = first.updates.iter().map(described).collect();
+    let position = loop {
+        let batch = next_batch(&mut batches).await?;
+        said.extend(batch.updates.iter().map(described));
+        if let Some(relisted) = batch.relisted {
+            break relisted.position;
+        }
+    };
+    ensure!(position.revision == written - 1, "{position:?}, written at {written}");
+    let have = keys.iter().map(|key| format!("have {key}=1"));
+    let expected: Vec<_> = ["init".to_owned()].into_iter().chain(have).chain(["done".to_owned()]).collect();
+    ensure!(said == expected, "{said:?}");
+    let later = next_batch(&mut batches).await?;
+    ensure!(later.updates.iter().map(described).eq(["/w/299=2", "-/w/298"]), "{later:?}");
+
+    let mut empty = store.watch_in_pages("/nothing/", &Progress::default());
+    ensure!(updates(&mut empty, 2).await? == ["init", "done"]);
+    Ok(())
+}
+
+pub(crate) async fn a_snapshot_in_pages_begins_again_after_a_compaction(peer: &mut Peer) -> Result<()> {
+    let store = peer.store().await?;
+    put_many(&store).await?;
+    let mut batches = store.watch_in_pages("/w/", &Progress::default()).batches().boxed();
+    let first = next_batch(&mut batches).await?;
+    ensure!(described(&first.updates[0]) == "init" && first.relisted.is_none());
+    let written = store.commit(Txn::new().delete("/w/000")).await?.committed()?;
+    store.compact(written).await?;
+    let mut said = vec![];
+    while said.last().is_none_or(|last| last != "done") {
+        said.extend(next_batch(&mut batches).await?.updates.iter().map(described));
+    }
+    ensure!(said.len() == KEYS + 1 && said[..2] == ["init", "have /w/001=1"], "{said:?}");
     Ok(())
 }
 

@@ -177,7 +177,10 @@ pub(super) const RULES: &[Rules] = &[
                     &["backoff", "limits", "range"],
                 ],
             },
-            Layers { parent: "client", order: &[&["commit", "lease", "listing"], &["read"], &["request"]] },
+            Layers {
+                parent: "client",
+                order: &[&["commit", "lease", "listing"], &["read", "walk"], &["request"]],
+            },
         ],
         forbidden: &[],
         known_cycles: &[],
