@@ -6,7 +6,8 @@ use contiv_model::key;
 use contiv_store::{Progress, Store, Update, Watch};
 use futures::StreamExt;
 use prometheus_client::metrics::counter::Counter;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
 
 use crate::cache::{ClusterCache, SharedCache};
 use crate::commit::COMMIT_RECORD;
@@ -15,6 +16,10 @@ use crate::metrics::Metrics;
 
 /// Updates applied in one batch at most; readers wait meanwhile.
 const BATCH: usize = 64;
+
+/// Batches that are read ahead of those that are applied: a page of the first snapshot is received while
+/// the one before is decoded.
+const READ_AHEAD: usize = 2;
 
 /// State of the leader lock as of the cache's revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -42,7 +47,7 @@ pub(super) async fn run(
     progress: Progress,
 ) {
     loop {
-        let watch = store.watch_counting(key::ROOT, &progress);
+        let watch = store.watch_in_pages(key::ROOT, &progress);
         health.watching(watch.status());
         let why = follow(watch, &cache, &lock, &metrics.leader_changes, &progress).await;
         tracing::error!("the store was emptied, replaced or restored: {why}; loading its state anew");
@@ -59,8 +64,18 @@ async fn follow(
     elections: &Counter,
     progress: &Progress,
 ) -> String {
-    let mut batches = watch.batches().boxed();
-    while let Some(batch) = batches.next().await {
+    let (sender, mut batches) = mpsc::channel(READ_AHEAD);
+    // Ends when this function returns.
+    let mut reader = JoinSet::new();
+    reader.spawn(async move {
+        let mut read = watch.batches().boxed();
+        while let Some(batch) = read.next().await {
+            if sender.send(batch).await.is_err() {
+                return;
+            }
+        }
+    });
+    while let Some(batch) = batches.recv().await {
         if let Some(why) = batch.relisted.and_then(|relisted| relisted.divergence) {
             return why;
         }
