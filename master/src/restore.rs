@@ -57,16 +57,7 @@ fn restore_links(staged: &mut StagedTxn<'_>) {
         clear_stored_links(profile);
         profile.links.tenant = link::<Tenant>(staged, &profile.tenant_name);
     });
-    update_all::<Rule>(staged, |rule, staged| {
-        let policy = object_key(&rule.tenant_name, &rule.policy_name);
-        rule.link_sets.policies = match staged.get::<Policy>(&policy) {
-            Some(_) => LinkSet::from([(policy.clone(), Link::to(ObjectType::Policy, policy))]),
-            None => LinkSet::new(),
-        };
-        let remote = remote_of(rule);
-        rule.links.match_endpoint_group =
-            remote.map(|key| link::<EndpointGroup>(staged, &key)).unwrap_or_default();
-    });
+    restore_links_of_rules(staged);
     update_all::<EndpointGroup>(staged, |group, staged| {
         clear_stored_links(group);
         let policies = policies_of(group).into_iter().filter(|key| staged.get::<Policy>(key).is_some());
@@ -99,6 +90,25 @@ fn profile_of(group: &EndpointGroup) -> Option<String> {
 fn remote_of(rule: &Rule) -> Option<String> {
     let name = remote_name(rule);
     (!name.is_empty()).then(|| object_key(&rule.tenant_name, name))
+}
+
+/// Rules may be many: those that are right are not copied.
+fn restore_links_of_rules(staged: &mut StagedTxn<'_>) {
+    for rule in staged.cache().all::<Rule>() {
+        let policy = object_key(&rule.tenant_name, &rule.policy_name);
+        let policies: LinkSet = staged
+            .get::<Policy>(&policy)
+            .map(|_| (policy.clone(), Link::to(ObjectType::Policy, policy)))
+            .into_iter()
+            .collect();
+        let group = remote_of(rule).map(|key| link::<EndpointGroup>(staged, &key)).unwrap_or_default();
+        if rule.link_sets.policies != policies || rule.links.match_endpoint_group != group {
+            let mut rule = rule.clone();
+            rule.link_sets.policies = policies;
+            rule.links.match_endpoint_group = group;
+            staged.put(&rule.key.clone(), rule);
+        }
+    }
 }
 
 /// Restores the traffic settings that groups have from network profiles.

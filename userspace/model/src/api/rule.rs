@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 use super::{Link, LinkSet, is_zero};
 
 /// A rule of a policy.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Rule {
     /// `<tenant>:<policy>:<rule>`.
@@ -58,7 +58,7 @@ pub struct Rule {
 }
 
 /// Policy of a rule.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct RuleLinkSets {
     /// The one policy.
@@ -67,7 +67,7 @@ pub struct RuleLinkSets {
 }
 
 /// The group that a rule names.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct RuleLinks {
     /// Group in `fromEndpointGroup` or `toEndpointGroup`.

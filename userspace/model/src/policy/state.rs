@@ -8,7 +8,7 @@ use crate::{Invalid, api, group::GroupNumber, name::PolicyId};
 
 /// The body of `/contiv.io/state/policy/<tenant>:<group>:<tenant>:<policy>`: a whole policy
 /// attached to one group (INVENTORY section 4).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PolicyState {
     /// Last part of the key.
     pub id: String,
@@ -24,7 +24,7 @@ pub struct PolicyState {
 }
 
 /// A rule, and its directional rules on one group.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ExpandedRule {
     /// The rule as the user wrote it.
     #[serde(rename = "Rule")]
@@ -35,7 +35,7 @@ pub struct ExpandedRule {
 }
 
 /// A rule for packets of one direction.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct DirectionalRule {
     /// `<policy on the group>:<rule's key>:<inRx, inTx, outRx or outTx>`; with a suffix `6` for the
@@ -65,7 +65,7 @@ pub struct DirectionalRule {
 
 /// The body of `/contiv.io/state/policyRule/<id>`: a directional rule, for operators. Agents read
 /// whole policies.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "DirectionalRuleFields")]
 pub struct DirectionalRuleState {
     /// Always empty.
