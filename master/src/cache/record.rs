@@ -14,6 +14,7 @@ use contiv_store::{KeyValue, Op};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::ClusterCache;
+use super::derived::{DerivedOverlays, DerivedTables};
 use super::links::{LinkIndex, Linked};
 use super::revisions::Revisions;
 use super::unknown_fields::UnknownFields;
@@ -77,10 +78,10 @@ macro_rules! records {
         $(records!(@links $type $(, $linked)?);)*
 
         #[derive(Default)]
-        pub struct Tables { $($field: Table<$type>,)* }
+        pub struct Tables { pub(super) derived: DerivedTables, $($field: Table<$type>,)* }
 
         #[derive(Default)]
-        pub struct Overlays { $($field: Overlay<$type>,)* }
+        pub struct Overlays { pub(super) derived: DerivedOverlays, $($field: Overlay<$type>,)* }
 
         $(impl Entry for $type {
             fn path($id: &str) -> String { $key.to_string() }
@@ -92,12 +93,12 @@ macro_rules! records {
 
         impl Overlays {
             pub(super) fn len(&self) -> usize {
-                0 $(+ self.$field.len())*
+                self.derived.len() $(+ self.$field.len())*
             }
 
             /// Number of puts and of deletions.
             pub(super) fn counts(&self) -> (usize, usize) {
-                let puts = 0 $(+ self.$field.values().flatten().count())*;
+                let puts = self.derived.puts() $(+ self.$field.values().flatten().count())*;
                 (puts, self.len() - puts)
             }
 
@@ -117,7 +118,7 @@ macro_rules! records {
                     };
                     each(key, revision, Some(op));
                 })*
-                Ok(())
+                self.derived.ops(&tables.derived, each)
             }
 
             /// Applies the changes to the tables, except where the table has a newer revision.
@@ -148,6 +149,7 @@ macro_rules! records {
                         }
                     }
                 })*
+                self.derived.apply(&mut tables.derived, at, deleted);
             }
         }
 
@@ -159,9 +161,11 @@ macro_rules! records {
             #[test]
             fn every_type_keeps_unknown_fields() {
                 $(keeps_unknown_fields::<$type>();)*
+                keeps_unknown_fields::<PolicyState>();
+                keeps_unknown_fields::<DirectionalRuleState>();
             }
 
-            fn keeps_unknown_fields<T: Entry + Default>() {
+            fn keeps_unknown_fields<T: Serialize + DeserializeOwned + Default>() {
                 let mut stored = serde_json::to_value(T::default()).unwrap();
                 stored["newer"] = serde_json::json!({"x": [1]});
                 let (value, unknown) = UnknownFields::read::<T>(stored.to_string().as_bytes()).unwrap();
@@ -190,10 +194,8 @@ records! {
     service_lbs: api::ServiceLb, |id| Key::Object(ObjectType::ServiceLb, id.to_owned()), linked;
     service_states: service::State, |id| Key::ServiceLb(id.into());
     providers: service::Providers, |id| Key::Providers(id.into());
-    attached: PolicyState, |id| Key::Policy(id.into());
     bgps: api::Bgp, |id| Key::Object(ObjectType::Bgp, id.to_owned());
     bgp_states: bgp::State, |id| Key::Bgp(id.into());
-    directed: DirectionalRuleState, |id| Key::PolicyRule(id.into());
     config: global::Config, |_id| Key::MasterConfig;
     identity: global::ClusterIdentity, |_id| Key::ClusterIdentity;
     global_state: global::State, |_id| Key::GlobalState;
@@ -250,8 +252,8 @@ impl ClusterCache {
             Key::VxlanPool => self.set_value::<global::VxlanPool>("", kv, revision),
             Key::VxlanPoolOper => self.set_value::<global::VxlanPoolOper>("", kv, revision),
             Key::GroupIds => self.set_value::<GroupIds>("", kv, revision),
-            Key::Policy(id) => self.set_value::<PolicyState>(id.as_str(), kv, revision),
-            Key::PolicyRule(id) => self.set_value::<DirectionalRuleState>(id.as_str(), kv, revision),
+            Key::Policy(id) => self.set_derived::<PolicyState>(id.as_str(), kv, revision),
+            Key::PolicyRule(id) => self.set_derived::<DirectionalRuleState>(id.as_str(), kv, revision),
             Key::Bgp(host) => self.set_value::<bgp::State>(host.as_str(), kv, revision),
             Key::AciPending(id) => self.set_value::<Pending>(id, kv, revision),
             Key::ServiceLb(id) => self.set_service(id.as_str(), kv, revision),

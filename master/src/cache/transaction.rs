@@ -26,7 +26,7 @@ use super::value_sizes::ValueSizes;
 /// A plan that fails must not have staged anything: it validates first, and stages afterwards.
 pub struct StagedTxn<'w> {
     cache: &'w ClusterCache,
-    overlays: Overlays,
+    pub(super) overlays: Overlays,
     networks: Edits<network::State>,
     groups: Edits<group::State>,
     /// Revisions of keys that were read and must be unchanged at commit.
@@ -34,7 +34,7 @@ pub struct StagedTxn<'w> {
     /// Revisions of records that cannot be decoded and are deleted or replaced, by key.
     replaced: BTreeMap<String, i64>,
     notices: Vec<String>,
-    sizes: ValueSizes,
+    pub(super) sizes: ValueSizes,
     pub(super) links: StagedLinks,
 }
 
@@ -104,7 +104,7 @@ impl<'w> StagedTxn<'w> {
     }
 
     pub fn put<T: Entry>(&mut self, id: &str, value: T) {
-        self.sizes.set::<T>(id, Some(&value));
+        self.sizes.set(T::path(id), Some(&value));
         self.relink(id, Some(&value));
         T::overlay_mut(&mut self.overlays).insert(id.to_owned(), Some(value.into()));
     }
@@ -114,14 +114,14 @@ impl<'w> StagedTxn<'w> {
         let overlay = T::overlay_mut(&mut self.overlays);
         if !overlay.contains_key(id) {
             let known = self.cache.table::<T>().get(id)?.value.clone();
-            self.sizes.set::<T>(id, Some(&*known));
+            self.sizes.set(T::path(id), Some(&*known));
             overlay.insert(id.to_owned(), Some(known));
         }
         overlay.get_mut(id)?.as_mut().map(Arc::make_mut)
     }
 
     pub fn delete<T: Entry>(&mut self, id: &str) {
-        self.sizes.set::<T>(id, None);
+        self.sizes.set(T::path(id), None::<&T>);
         self.relink::<T>(id, None);
         T::overlay_mut(&mut self.overlays).insert(id.to_owned(), None);
     }

@@ -5,8 +5,6 @@ use std::io;
 
 use serde::Serialize;
 
-use super::record::Entry;
-
 /// Bytes of the staged values as JSON, by key. A value that is edited counts as it was before.
 #[derive(Default)]
 pub(super) struct ValueSizes {
@@ -15,12 +13,12 @@ pub(super) struct ValueSizes {
 }
 
 impl ValueSizes {
-    /// Notes the value of an entry; none if it is deleted.
-    pub(super) fn set<T: Entry>(&mut self, id: &str, value: Option<&T>) {
+    /// Notes the value of the key `path`; none if it is deleted.
+    pub(super) fn set(&mut self, path: String, value: Option<&impl Serialize>) {
         let size = value.map_or(0, json_size);
         let before = match size {
-            0 => self.sizes.remove(&T::path(id)),
-            _ => self.sizes.insert(T::path(id), size),
+            0 => self.sizes.remove(&path),
+            _ => self.sizes.insert(path, size),
         };
         self.sum = self.sum + size - before.unwrap_or_default();
     }
@@ -62,13 +60,13 @@ mod tests {
         let value =
             |host: &str| node::AcceptedStore { host: host.to_owned(), ..node::AcceptedStore::default() };
         let size = |host: &str| serde_json::to_vec(&value(host)).unwrap().len();
-        sizes.set("a", Some(&value("a")));
-        sizes.set("b", Some(&value("bb")));
+        sizes.set("a".to_owned(), Some(&value("a")));
+        sizes.set("b".to_owned(), Some(&value("bb")));
         assert_eq!(sizes.sum(), size("a") + size("bb"));
-        sizes.set("a", Some(&value("a longer one")));
+        sizes.set("a".to_owned(), Some(&value("a longer one")));
         assert_eq!(sizes.sum(), size("a longer one") + size("bb"));
-        sizes.set::<node::AcceptedStore>("b", None);
-        sizes.set::<node::AcceptedStore>("c", None);
+        sizes.set("b".to_owned(), None::<&node::AcceptedStore>);
+        sizes.set("c".to_owned(), None::<&node::AcceptedStore>);
         assert_eq!(sizes.sum(), size("a longer one"));
     }
 }

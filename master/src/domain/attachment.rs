@@ -40,16 +40,23 @@ pub fn refresh_policy(staged: &mut StagedTxn<'_>, policy: &str) {
     }
 }
 
-/// Expands one created or deleted rule on all groups of the policy. The cost does not depend on the
-/// number of rules.
+/// Expands one created or deleted rule on all groups of the policy. Only the directional rules of this
+/// rule are compared; the record of the policy on a group has all of its rules in any case.
 pub fn refresh_rule(staged: &mut StagedTxn<'_>, policy: &str, rule: &str) {
     for group in groups(staged, policy).iter() {
         let (id, number) = (attached_id(group, policy), staged.group_number(&state_key(group)));
-        match staged.get::<PolicyState>(&id).map(|state| state.group) {
-            Some(known) if Some(known) == number => refresh_one(staged, &id, known, policy, rule),
-            _ => refresh(staged, group, policy),
+        match number.filter(|_| staged.has_derived::<PolicyState>(&id)) {
+            Some(number) => refresh_one(staged, &Attachment { id, group, policy }, number, rule),
+            None => refresh(staged, group, policy),
         }
     }
+}
+
+/// A policy on a group.
+struct Attachment<'a> {
+    id: String,
+    group: &'a str,
+    policy: &'a str,
 }
 
 fn groups(staged: &StagedTxn<'_>, policy: &str) -> Arc<BTreeSet<String>> {
@@ -63,49 +70,43 @@ pub fn attached_id(group: &str, policy: &str) -> String {
     format!("{group}:{policy}")
 }
 
-fn refresh_one(staged: &mut StagedTxn<'_>, id: &str, number: i64, policy: &str, rule: &str) {
+fn refresh_one(staged: &mut StagedTxn<'_>, attachment: &Attachment<'_>, number: i64, rule: &str) {
+    let Attachment { id, group, policy } = attachment;
     let in_policy = staged.get::<Policy>(policy).is_some() && staged.is_linked::<Policy, Rule>(policy, rule);
     let new = if in_policy { expanded(staged, id, number, rule) } else { None };
     let directed = new.as_ref().map(|new| new.directed.clone()).unwrap_or_default();
-    let Some(state) = staged.edit::<PolicyState>(id) else { return };
-    let old = match new {
-        Some(new) => state.rules.insert(rule.to_owned(), new),
-        None => state.rules.remove(rule),
-    };
-    put_directed(staged, old.into_iter().flat_map(|old| old.directed.into_keys()), directed);
+    let prefix = format!("{id}:{rule}:");
+    let mut old = staged.derived_ids::<DirectionalRuleState>(&prefix);
+    old.retain(|id| !id[prefix.len()..].contains(':'));
+    put_directed(staged, old, directed);
+    match (staged.staged_derived::<PolicyState>(id), new) {
+        (Some(state), Some(new)) => drop(state.rules.insert(rule.to_owned(), new)),
+        (Some(state), None) => drop(state.rules.remove(rule)),
+        (None, _) => {
+            let state = attached(staged, id, group, policy);
+            staged.derive(id, state);
+        }
+    }
 }
 
 /// Makes the stored expansion of `policy` on `group` match the objects.
 pub fn refresh(staged: &mut StagedTxn<'_>, group: &str, policy: &str) {
     let id = attached_id(group, policy);
-    let old = staged.get::<PolicyState>(&id);
     let new = attached(staged, &id, group, policy);
-    let rules = |state: &PolicyState| state.rules.values().flat_map(|rule| rule.directed.clone()).collect();
-    let before: BTreeMap<String, DirectionalRule> = old.as_deref().map(rules).unwrap_or_default();
-    put_directed(staged, before.into_keys(), new.as_ref().map(rules).unwrap_or_default());
-    match (old, new) {
-        (Some(_), None) => staged.delete::<PolicyState>(&id),
-        (old, Some(new)) if old.as_deref() != Some(&new) => staged.put(&id, new),
-        _ => {}
-    }
+    let directed = new.iter().flat_map(|state| state.rules.values());
+    let directed = directed.flat_map(|rule| rule.directed.clone()).collect();
+    let old = staged.derived_ids::<DirectionalRuleState>(&format!("{id}:"));
+    put_directed(staged, old, directed);
+    staged.derive(&id, new);
 }
 
-/// Replaces the directed rules with ids `old` by `new`.
-fn put_directed(
-    staged: &mut StagedTxn<'_>,
-    old: impl Iterator<Item = String>,
-    new: BTreeMap<String, DirectionalRule>,
-) {
-    for gone in old.filter(|id| !new.contains_key(id)) {
-        if staged.get::<DirectionalRuleState>(&gone).is_some() {
-            staged.delete::<DirectionalRuleState>(&gone);
-        }
+/// Replaces the directional rules with ids `old` by `new`.
+fn put_directed(staged: &mut StagedTxn<'_>, old: BTreeSet<String>, new: BTreeMap<String, DirectionalRule>) {
+    for gone in old.iter().filter(|id| !new.contains_key(*id)) {
+        staged.derive::<DirectionalRuleState>(gone, None);
     }
     for (id, rule) in new {
-        let rule = DirectionalRuleState { id: String::new(), rule };
-        if staged.get::<DirectionalRuleState>(&id).is_none_or(|known| *known != rule) {
-            staged.put(&id, rule);
-        }
+        staged.derive(&id, Some(DirectionalRuleState { id: String::new(), rule }));
     }
 }
 
@@ -175,10 +176,14 @@ fn remote(staged: &StagedTxn<'_>, rule: &Rule) -> Option<i64> {
     }
 }
 
-/// Rules of `tenant` that refer to the group called `name`.
+/// Rules of `tenant` that refer to the group called `name`, which need not exist.
 pub fn rules_referencing(staged: &StagedTxn<'_>, tenant: &str, name: &str) -> Vec<Rule> {
-    let rules = staged.cache().all::<Rule>();
-    rules.filter(|rule| rule.tenant_name == tenant && remote_name(rule) == name).cloned().collect()
+    let rules = staged.linked::<EndpointGroup, Rule>(&object_key(tenant, name));
+    let rules = rules.iter().filter_map(|rule| staged.get::<Rule>(rule));
+    rules
+        .filter(|rule| rule.tenant_name == tenant && remote_name(rule) == name)
+        .map(Arc::unwrap_or_clone)
+        .collect()
 }
 
 /// Links the rules to group `key`, or unlinks them, and expands their policies again.
@@ -201,20 +206,25 @@ pub fn link_rules(staged: &mut StagedTxn<'_>, rules: Vec<Rule>, key: Option<&str
 pub fn restore_policies(staged: &mut StagedTxn<'_>) {
     let cache = staged.cache();
     let mut attached: BTreeSet<String> = BTreeSet::new();
-    let mut directed: BTreeSet<String> = BTreeSet::new();
     for group in cache.all::<EndpointGroup>() {
         let policies = staged.get::<EndpointGroup>(&group.key).map(|group| group.link_sets.policies.clone());
         for policy in policies.unwrap_or_default().keys() {
             refresh(staged, &group.key, policy);
-            let id = attached_id(&group.key, policy);
-            if let Some(state) = staged.get::<PolicyState>(&id) {
-                directed.extend(state.rules.values().flat_map(|rule| rule.directed.keys().cloned()));
-                attached.insert(id);
-            }
+            attached.insert(attached_id(&group.key, policy));
         }
     }
-    let obsolete = cache.table::<PolicyState>().keys().filter(|id| !attached.contains(*id));
-    obsolete.for_each(|id| staged.delete::<PolicyState>(id));
-    let obsolete = cache.table::<DirectionalRuleState>().keys().filter(|id| !directed.contains(*id));
-    obsolete.for_each(|id| staged.delete::<DirectionalRuleState>(id));
+    for (id, _) in cache.derived::<PolicyState>().filter(|(id, _)| !attached.contains(*id)) {
+        staged.derive::<PolicyState>(id, None);
+    }
+    // Those of policies on groups are right already.
+    let is_attached = |id: &str| ends_of_attached(id).any(|end| attached.contains(&id[..end]));
+    for (id, _) in cache.derived::<DirectionalRuleState>().filter(|(id, _)| !is_attached(id)) {
+        staged.derive::<DirectionalRuleState>(id, None);
+    }
+}
+
+/// Where the id of the policy on a group may end in the id of a directional rule: at the fourth colon,
+/// unless a name contains colons.
+fn ends_of_attached(directed: &str) -> impl Iterator<Item = usize> {
+    directed.match_indices(':').skip(3).map(|(end, _)| end)
 }

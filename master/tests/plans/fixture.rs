@@ -7,7 +7,7 @@ use contiv_model::policy::{DirectionalRuleState, PolicyState};
 use contiv_model::{endpoint, group, network, service};
 use contiv_store::{Guard, KeyValue, Op, Txn, Update};
 use netmaster::access::Scope;
-use netmaster::cache::{AllocationChange, ClusterCache, StagedTxn};
+use netmaster::cache::{AllocationChange, ClusterCache, Derived, StagedTxn};
 use netmaster::objects::{Cluster, Defaults, Selection, Type};
 use netmaster::plugin::{Call, CallKind};
 use netmaster::problem::{Answer, Problem};
@@ -279,8 +279,8 @@ impl Fixture {
             list("serviceLBs"),
             self.cache.all::<service::State>().collect::<Vec<_>>(),
             self.cache.all::<service::Providers>().collect::<Vec<_>>(),
-            self.cache.all::<PolicyState>().collect::<Vec<_>>(),
-            self.cache.all::<DirectionalRuleState>().collect::<Vec<_>>()
+            derived::<PolicyState>(&self.cache),
+            derived::<DirectionalRuleState>(&self.cache)
         ])
     }
 
@@ -296,6 +296,11 @@ impl Fixture {
         })
         .unwrap();
     }
+}
+
+/// Ids and digests.
+fn derived<T: Derived>(cache: &ClusterCache) -> Vec<(&str, String)> {
+    cache.derived::<T>().map(|(id, digest)| (id, format!("{digest:?}"))).collect()
 }
 
 fn read(body: Vec<u8>) -> Value {

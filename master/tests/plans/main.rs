@@ -8,6 +8,7 @@ mod batches;
 mod bgp;
 mod chunks;
 mod cleanup;
+mod expansions;
 mod fabric;
 mod fixture;
 mod infra;

@@ -248,8 +248,9 @@ fn are_readable(fixture: &Fixture) -> Result<(), TestCaseError> {
         let state = record.full_record(&AllocationChange::default());
         prop_assert!(Group::try_from(&state).is_ok(), "{state:?}");
     }
-    for state in fixture.cache.all::<PolicyState>() {
-        let policy = Policy::try_from(state);
+    for key in fixture.keys("/contiv.io/state/policy/") {
+        let state: PolicyState = serde_json::from_value(fixture.value(key).unwrap()).unwrap();
+        let policy = Policy::try_from(&state);
         prop_assert!(policy.is_ok(), "{policy:?}");
     }
     Ok(())

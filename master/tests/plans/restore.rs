@@ -41,7 +41,7 @@ fn rule(fixture: &mut Fixture, policy: &str, id: &str, more: Value) {
 }
 
 /// Number of keys written and deleted.
-fn restored(fixture: &mut Fixture) -> String {
+pub(crate) fn restored(fixture: &mut Fixture) -> String {
     let plan = |staged: &mut netmaster::cache::StagedTxn<'_>| {
         restore(staged);
         Ok(format!("{:?}", staged.counts()).into_bytes())

@@ -1,0 +1,198 @@
+//! Records that netmaster derives from objects, for agents and operators. It never plans on their
+//! content, which it can derive again: the cache has a digest of each, by which a plan finds out
+//! whether the record in the store is still right. A thousand groups with 400 rules each have 800,000
+//! of these records; their values would take 2 GB.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher as _, Hash, RandomState};
+use std::sync::LazyLock;
+
+use contiv_model::{
+    key::Key,
+    policy::{DirectionalRuleState, PolicyState},
+};
+use contiv_store::{KeyValue, Op};
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::ClusterCache;
+use super::revisions::Revisions;
+use super::unknown_fields::UnknownFields;
+
+/// A value that is derived from objects, with a key of its own in the store.
+pub trait Derived: Hash + PartialEq + Serialize + DeserializeOwned + 'static {
+    /// Key of the value in the store.
+    fn path(id: &str) -> String;
+    #[doc(hidden)]
+    fn table(tables: &DerivedTables) -> &DerivedTable;
+    #[doc(hidden)]
+    fn table_mut(tables: &mut DerivedTables) -> &mut DerivedTable;
+    #[doc(hidden)]
+    fn overlay(overlays: &DerivedOverlays) -> &DerivedOverlay<Self>
+    where
+        Self: Sized;
+    #[doc(hidden)]
+    fn overlay_mut(overlays: &mut DerivedOverlays) -> &mut DerivedOverlay<Self>
+    where
+        Self: Sized;
+}
+
+/// Digest of a derived value; the same in all caches of this process, and in no other process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Digest(u64);
+
+impl Digest {
+    pub(super) fn of(value: &impl Hash) -> Digest {
+        // With a random key, so that a client cannot make two policies with the same digest.
+        static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        Digest(KEY.hash_one(value))
+    }
+}
+
+/// What the cache has of a derived record.
+pub(super) struct DerivedRecord {
+    revision: i64,
+    pub(super) digest: Digest,
+    unknown: UnknownFields,
+}
+
+/// Records by the last part of their key.
+#[derive(Default)]
+pub struct DerivedTable(pub(super) BTreeMap<Box<str>, DerivedRecord>);
+
+/// Staged changes of a table: a put (`Some`) or a deletion.
+pub(super) type DerivedOverlay<T> = BTreeMap<String, Option<T>>;
+
+#[derive(Default)]
+pub struct DerivedTables {
+    policies: DerivedTable,
+    rules: DerivedTable,
+}
+
+#[derive(Default)]
+pub struct DerivedOverlays {
+    policies: DerivedOverlay<PolicyState>,
+    rules: DerivedOverlay<DirectionalRuleState>,
+}
+
+macro_rules! derived {
+    ($($field:ident: $type:ty, $key:ident;)*) => {
+        $(impl Derived for $type {
+            fn path(id: &str) -> String { Key::$key(id.into()).to_string() }
+            fn table(tables: &DerivedTables) -> &DerivedTable { &tables.$field }
+            fn table_mut(tables: &mut DerivedTables) -> &mut DerivedTable { &mut tables.$field }
+            fn overlay(overlays: &DerivedOverlays) -> &DerivedOverlay<Self> { &overlays.$field }
+            fn overlay_mut(overlays: &mut DerivedOverlays) -> &mut DerivedOverlay<Self> { &mut overlays.$field }
+        })*
+
+        impl DerivedOverlays {
+            pub(super) fn len(&self) -> usize {
+                0 $(+ self.$field.len())*
+            }
+
+            /// Number of puts.
+            pub(super) fn puts(&self) -> usize {
+                0 $(+ self.$field.values().flatten().count())*
+            }
+
+            /// Passes each change to `each`: key, revision guard and operation.
+            pub(super) fn ops(
+                &self,
+                tables: &DerivedTables,
+                mut each: impl FnMut(String, i64, Option<Op>),
+            ) -> serde_json::Result<()> {
+                $(tables.$field.ops(&self.$field, &mut each)?;)*
+                Ok(())
+            }
+
+            /// Applies the changes to the tables, except where the table has a newer revision.
+            /// Passes each deleted key and its revision to `deleted`.
+            pub(super) fn apply(
+                self,
+                tables: &mut DerivedTables,
+                at: &Revisions,
+                mut deleted: impl FnMut(String, i64),
+            ) {
+                $(tables.$field.apply(self.$field, at, &mut deleted);)*
+            }
+        }
+    };
+}
+
+derived! {
+    policies: PolicyState, Policy;
+    rules: DirectionalRuleState, PolicyRule;
+}
+
+impl DerivedTable {
+    fn ops<T: Derived>(
+        &self,
+        overlay: &DerivedOverlay<T>,
+        each: &mut impl FnMut(String, i64, Option<Op>),
+    ) -> serde_json::Result<()> {
+        for (id, value) in overlay {
+            let key = T::path(id);
+            let known = self.0.get(id.as_str());
+            let op = match (value, known) {
+                (Some(value), Some(known)) => put(&key, known.unknown.encode(value)?),
+                (Some(value), None) => put(&key, serde_json::to_vec(value)?),
+                (None, _) => Op::Delete { key: key.clone() },
+            };
+            each(key, known.map_or(0, |known| known.revision), Some(op));
+        }
+        Ok(())
+    }
+
+    fn apply<T: Derived>(
+        &mut self,
+        overlay: DerivedOverlay<T>,
+        at: &Revisions,
+        deleted: &mut impl FnMut(String, i64),
+    ) {
+        for (id, value) in overlay {
+            let key = T::path(&id);
+            let revision = at.of(&key);
+            if self.0.get(id.as_str()).is_some_and(|known| known.revision > revision) {
+                continue;
+            }
+            let known = self.0.remove(id.as_str());
+            match value {
+                Some(value) => {
+                    let unknown = known.map(|known| known.unknown).unwrap_or_default();
+                    let record = DerivedRecord { revision, digest: Digest::of(&value), unknown };
+                    self.0.insert(id.into(), record);
+                }
+                None => deleted(key, revision),
+            }
+        }
+    }
+}
+
+fn put(key: &str, value: Vec<u8>) -> Op {
+    Op::Put { key: key.to_owned(), value: value.into(), lease: None }
+}
+
+impl ClusterCache {
+    /// Ids of the records, sorted, with their digests.
+    pub fn derived<T: Derived>(&self) -> impl Iterator<Item = (&str, Digest)> {
+        let table = T::table(&self.tables.derived);
+        table.0.iter().map(|(id, record)| (&**id, record.digest))
+    }
+
+    /// Sets or deletes the record as of `revision`.
+    pub(super) fn set_derived<T: Derived>(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
+        let table = T::table_mut(&mut self.tables.derived);
+        if table.0.get(id).is_some_and(|known| revision <= known.revision) {
+            return;
+        }
+        match kv.map(|kv| UnknownFields::read::<T>(&kv.value)) {
+            None => drop(table.0.remove(id)),
+            Some(Ok((value, unknown))) => {
+                let record = DerivedRecord { revision, digest: Digest::of(&value), unknown };
+                table.0.insert(id.into(), record);
+            }
+            Some(Err(error)) => {
+                tracing::warn!(key = T::path(id), %error, "decode a value from the store: invalid; keeping the last valid one");
+            }
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! Derived records, as a transaction finds them: those of the cache with its staged changes.
+
+use std::collections::BTreeSet;
+use std::ops::Bound::{Included, Unbounded};
+
+use super::StagedTxn;
+use super::derived::{Derived, Digest};
+
+impl StagedTxn<'_> {
+    /// Stages what the record must be, unless it is already that; none if it must not exist.
+    pub fn derive<T: Derived>(&mut self, id: &str, value: Option<T>) {
+        let known = T::table(&self.cache().tables.derived).0.get(id);
+        let overlay = T::overlay(&self.overlays.derived);
+        let is_unchanged = match (overlay.get(id), &value, known) {
+            (Some(staged), value, _) => staged == value,
+            (None, Some(value), Some(known)) => known.digest == Digest::of(value),
+            (None, value, known) => value.is_none() && known.is_none(),
+        };
+        if !is_unchanged {
+            self.sizes.set(T::path(id), value.as_ref());
+            T::overlay_mut(&mut self.overlays.derived).insert(id.to_owned(), value);
+        }
+    }
+
+    /// Whether the record exists, with staged changes applied.
+    pub fn has_derived<T: Derived>(&self, id: &str) -> bool {
+        match T::overlay(&self.overlays.derived).get(id) {
+            Some(staged) => staged.is_some(),
+            None => T::table(&self.cache().tables.derived).0.contains_key(id),
+        }
+    }
+
+    /// The value that this transaction puts, if it puts one. A value that is edited counts as large as
+    /// it was before.
+    pub fn staged_derived<T: Derived>(&mut self, id: &str) -> Option<&mut T> {
+        T::overlay_mut(&mut self.overlays.derived).get_mut(id)?.as_mut()
+    }
+
+    /// Ids of the records that begin with `prefix`, with staged changes applied.
+    pub fn derived_ids<T: Derived>(&self, prefix: &str) -> BTreeSet<String> {
+        let known = T::table(&self.cache().tables.derived).0.range::<str, _>((Included(prefix), Unbounded));
+        let known = known.map(|(id, _)| &**id).take_while(|id| id.starts_with(prefix));
+        let staged = T::overlay(&self.overlays.derived).range::<str, _>((Included(prefix), Unbounded));
+        let staged = staged.map(|(id, _)| id.as_str()).take_while(|id| id.starts_with(prefix));
+        known.chain(staged).filter(|id| self.has_derived::<T>(id)).map(str::to_owned).collect()
+    }
+}
