@@ -51,7 +51,8 @@ impl Digest {
 /// What the cache has of a derived record.
 pub(super) struct DerivedRecord {
     revision: i64,
-    pub(super) digest: Digest,
+    /// None for a value that cannot be decoded, which is none that netmaster derives.
+    pub(super) digest: Option<Digest>,
     unknown: UnknownFields,
 }
 
@@ -158,7 +159,7 @@ impl DerivedTable {
             match value {
                 Some(value) => {
                     let unknown = known.map(|known| known.unknown).unwrap_or_default();
-                    let record = DerivedRecord { revision, digest: Digest::of(&value), unknown };
+                    let record = DerivedRecord { revision, digest: Some(Digest::of(&value)), unknown };
                     self.0.insert(id.into(), record);
                 }
                 None => deleted(key, revision),
@@ -173,7 +174,7 @@ fn put(key: &str, value: Vec<u8>) -> Op {
 
 impl ClusterCache {
     /// Ids of the records, sorted, with their digests.
-    pub fn derived<T: Derived>(&self) -> impl Iterator<Item = (&str, Digest)> {
+    pub fn derived<T: Derived>(&self) -> impl Iterator<Item = (&str, Option<Digest>)> {
         let table = T::table(&self.tables.derived);
         table.0.iter().map(|(id, record)| (&**id, record.digest))
     }
@@ -184,15 +185,16 @@ impl ClusterCache {
         if table.0.get(id).is_some_and(|known| revision <= known.revision) {
             return;
         }
-        match kv.map(|kv| UnknownFields::read::<T>(&kv.value)) {
-            None => drop(table.0.remove(id)),
+        let record = match kv.map(|kv| UnknownFields::read::<T>(&kv.value)) {
+            None => return drop(table.0.remove(id)),
             Some(Ok((value, unknown))) => {
-                let record = DerivedRecord { revision, digest: Digest::of(&value), unknown };
-                table.0.insert(id.into(), record);
+                DerivedRecord { revision, digest: Some(Digest::of(&value)), unknown }
             }
             Some(Err(error)) => {
-                tracing::warn!(key = T::path(id), %error, "decode a value from the store: invalid; keeping the last valid one");
+                tracing::warn!(key = T::path(id), %error, "decode a value from the store: invalid; deriving it again with the next change, or the next leader");
+                DerivedRecord { revision, digest: None, unknown: UnknownFields::default() }
             }
-        }
+        };
+        table.0.insert(id.into(), record);
     }
 }

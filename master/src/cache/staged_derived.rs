@@ -13,7 +13,7 @@ impl StagedTxn<'_> {
         let overlay = T::overlay(&self.overlays.derived);
         let is_unchanged = match (overlay.get(id), &value, known) {
             (Some(staged), value, _) => staged == value,
-            (None, Some(value), Some(known)) => known.digest == Digest::of(value),
+            (None, Some(value), Some(known)) => known.digest == Some(Digest::of(value)),
             (None, value, known) => value.is_none() && known.is_none(),
         };
         if !is_unchanged {

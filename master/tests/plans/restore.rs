@@ -91,6 +91,9 @@ fn derived_state_is_restored() {
     changed["Priority"] = 7.into();
     fixture.edit(&rules[1], Some(&changed));
     fixture.edit("/contiv.io/state/policyRule/default:web:default:p:default:p:9:inRx", Some(&changed));
+    // Values that cannot be decoded are replaced, too.
+    fixture.edit(&rules[2], Some(&json!(7)));
+    fixture.edit("/contiv.io/state/policy/default:web:default:q", Some(&json!([])));
     let stray = fixture.value("/contiv.io/state/policy/default:db:default:q").unwrap();
     fixture.edit("/contiv.io/state/policy/default:gone:default:q", Some(&stray));
     let mut state = fixture.value("/contiv.io/state/endpointGroups/web:default").unwrap();
