@@ -14,8 +14,8 @@ const FIRST_PAGE: usize = 64;
 const LARGEST_PAGE: usize = 1000;
 /// Bytes that a page should have. Each page is as long as the previous one allows to expect.
 const PAGE_BYTES: usize = 4 << 20;
-/// A range with more than this many pages is divided.
-const LARGEST_RANGE: usize = 8;
+/// A range with more keys is divided.
+const LARGEST_RANGE: usize = 8 * LARGEST_PAGE;
 
 /// Range of the next page.
 #[derive(Debug)]
@@ -30,8 +30,10 @@ pub(crate) struct Walk {
     pub(super) to: Vec<u8>,
     /// Number of bytes that the keys from `from` to `to` have in common, if it is larger than `prefix`.
     depth: usize,
-    /// Largest number of keys.
+    /// Largest number of keys on a page.
     page: usize,
+    /// Largest number of keys in a range.
+    range: usize,
 }
 
 impl Walk {
@@ -46,6 +48,7 @@ impl Walk {
             from,
             depth: prefix.len(),
             page: FIRST_PAGE,
+            range: LARGEST_RANGE,
         }
     }
 
@@ -69,7 +72,7 @@ impl Walk {
         match (keys, more) {
             ([first, .., last], true) | ([first @ last], true) => {
                 self.from = [&last.key[..], &[0]].concat();
-                if usize::try_from(count).is_ok_and(|count| count > LARGEST_RANGE * keys.len()) {
+                if usize::try_from(count).is_ok_and(|count| count > self.range) {
                     let common = first.key.iter().zip(&last.key).take_while(|(a, b)| a == b).count();
                     self.depth = self.depth.max(common + 1).min(last.key.len());
                     self.to = prefix_end(&last.key[..self.depth]);
@@ -107,9 +110,14 @@ mod tests {
 
     /// What a listing of the keys received, the number of its requests, and of the keys that the store
     /// counted for them.
-    fn list(keys: &BTreeSet<Vec<u8>>, prefix: &str, value: usize) -> (Vec<Vec<u8>>, usize, usize) {
+    fn list(
+        keys: &BTreeSet<Vec<u8>>,
+        prefix: &str,
+        value: usize,
+        range: usize,
+    ) -> (Vec<Vec<u8>>, usize, usize) {
         let (mut received, mut requests, mut counted) = (vec![], 0, 0);
-        let mut walk = Walk::new(prefix);
+        let mut walk = Walk { range, ..Walk::new(prefix) };
         loop {
             let is_before_end = |key: &&Vec<u8>| walk.to == [0] || **key < walk.to;
             let found: Vec<_> = keys.range(walk.from.clone()..).take_while(is_before_end).collect();
@@ -132,11 +140,12 @@ mod tests {
         fn each_key_is_received_once(
             keys in prop::collection::btree_set(prop::collection::vec(prop_oneof![0u8..4, Just(0x30), Just(0x31), Just(0xff)], 0..6), 0..200),
             value in prop_oneof![Just(0usize), Just(1 << 16), Just(1 << 19)],
+            range in prop_oneof![Just(1usize), Just(8), Just(LARGEST_RANGE)],
             prefix in prop_oneof![Just(""), Just("0"), Just("01")],
         ) {
             let keys: BTreeSet<Vec<u8>> =
                 keys.into_iter().map(|key| [prefix.as_bytes(), &key[..]].concat()).filter(|key| !key.is_empty()).collect();
-            let (received, ..) = list(&keys, prefix, value);
+            let (received, ..) = list(&keys, prefix, value, range);
             prop_assert_eq!(received, keys.into_iter().collect::<Vec<_>>());
         }
     }
@@ -156,7 +165,7 @@ mod tests {
             let others = (0..groups).map(|n| format!("/c/state/endpointGroups/g{n}:t"));
             let keys: BTreeSet<Vec<u8>> =
                 (0..groups).flat_map(rules).chain(endpoints).chain(others).map(String::into_bytes).collect();
-            let (received, requests, counted) = list(&keys, "/c/", 100);
+            let (received, requests, counted) = list(&keys, "/c/", 100, LARGEST_RANGE);
             assert_eq!(received.len(), keys.len());
             let (pages, each) = (keys.len() / LARGEST_PAGE, counted / keys.len());
             assert!(
