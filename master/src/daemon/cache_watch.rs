@@ -119,9 +119,48 @@ impl Lock {
             Event::Delete(key) if key == key::LEADER => self.holder = None,
             Event::InitApply(key, _) | Event::Apply(key, _) if key == COMMIT_RECORD => self.pending = true,
             Event::Delete(key) if key == COMMIT_RECORD => self.pending = false,
+            // Of the first snapshot; what a part of an interrupted one contained may be gone.
+            Event::Init => *self = Lock { generation: self.generation, ..Lock::default() },
             Event::InitDone => self.complete = true,
             _ => return false,
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use contiv_store::KeyValue;
+
+    use super::*;
+
+    fn update(event: Event<String, KeyValue>) -> Update {
+        Update { revision: 7, event }
+    }
+
+    fn have(key: &str) -> Update {
+        let value = b"10.0.0.1:9999".as_slice().into();
+        let kv = KeyValue {
+            key: key.to_owned(),
+            value,
+            create_revision: 5,
+            mod_revision: 5,
+            version: 1,
+            lease: 0,
+        };
+        update(Event::InitApply(key.to_owned(), kv))
+    }
+
+    /// A commit record that was applied meanwhile would keep this netmaster from leading for ever.
+    #[test]
+    fn nothing_of_an_interrupted_snapshot_is_left() {
+        let mut lock = Lock { generation: 3, ..Lock::default() };
+        for update in [update(Event::Init), have(key::LEADER), have(COMMIT_RECORD)] {
+            lock.apply(&update);
+        }
+        assert_eq!((lock.pending, lock.since), (true, 5));
+        lock.apply(&update(Event::Init));
+        lock.apply(&update(Event::InitDone));
+        assert_eq!(lock, Lock { complete: true, generation: 3, ..Lock::default() });
     }
 }
