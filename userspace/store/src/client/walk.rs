@@ -78,6 +78,8 @@ impl Walk {
                     self.to = prefix_end(&last.key[..self.depth]);
                 }
             }
+            // No store answers so. Asking again is better than a listing without the rest.
+            ([], true) => {}
             _ if self.to == self.end => return false,
             _ => {
                 self.from = std::mem::take(&mut self.to);
