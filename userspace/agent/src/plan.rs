@@ -18,10 +18,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use contiv_model::{
     group::GroupNumber,
-    key::Key,
     name::{EndpointId, NetworkId},
 };
 
+pub use group::Unknown;
 pub use node::Node;
 
 use crate::{
@@ -36,7 +36,7 @@ pub fn full(state: &State, node: &Node) -> Desired {
     let networks = candidates.iter().copied().flat_map(of_network);
     let routes = candidates.iter().flat_map(|id| route::of_network(state, id));
     let networks = networks.chain(network::separated(state, node).flat_map(of_network));
-    let groups = state.groups_on(&node.host).map(|number| ObjectId::Group(number.into()));
+    let groups = state.groups_on(&node.host).into_iter().map(|number| ObjectId::Group(number.into()));
     let services = state.services().map(|service| ObjectId::Service(service.id.clone()));
     let endpoints = candidates.iter().flat_map(|id| state.on_network(id)).flat_map(both);
     let all = peers.chain(networks).chain(routes).chain(groups).chain(services).chain(endpoints);
@@ -117,10 +117,11 @@ pub fn object(state: &State, node: &Node, id: &ObjectId) -> Option<Object> {
     }
 }
 
-/// Groups whose settings are unknown because a record has never been valid, each with the first such record. The datapath keeps
-/// the settings that it has for them.
-pub fn blocked_groups(state: &State, node: &Node) -> BTreeMap<GroupNumber, Key> {
-    state.blocked_groups(&node.host)
+/// Groups whose settings are unknown. The datapath keeps the settings that it has for them.
+pub fn blocked_groups(state: &State, node: &Node) -> BTreeMap<GroupNumber, Unknown> {
+    let invalid = state.blocked_groups(&node.host).into_iter();
+    let awaited = state.groups_without_policies(&node.host).map(|number| (number, Unknown::Awaited));
+    awaited.chain(invalid.map(|(number, key)| (number, Unknown::Invalid(key)))).collect()
 }
 
 /// Services whose plan lacks something, because a record has never been valid.

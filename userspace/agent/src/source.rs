@@ -2,6 +2,7 @@
 
 mod decode;
 mod endpoints;
+mod needed;
 mod records;
 mod status_vteps;
 mod store;

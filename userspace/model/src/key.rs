@@ -12,18 +12,10 @@ pub const MODELDB: &str = "/contiv.io/obj/modeldb/";
 pub const SERVICE: &str = "/contiv.io/service/";
 /// Prefix of the global settings.
 pub const SETTINGS: &str = "/contiv.io/master/config/";
-/// Prefixes that every agent watches as a whole. Of [`ENDPOINTS`] it watches those of the networks that its node needs.
-pub const AGENT_PREFIXES: [&str; 9] = [
-    SETTINGS,
-    NETWORKS,
-    GROUPS,
-    POLICIES,
-    SERVICES,
-    PROVIDERS,
-    "/contiv.io/service/netplugin.vtep/",
-    NODE_VTEPS,
-    BGPS,
-];
+/// Prefixes that every agent watches as a whole. Of [`ENDPOINTS`] it watches those of the networks that its node needs, of
+/// [`POLICIES`] those of the groups with endpoints on its node.
+pub const AGENT_PREFIXES: [&str; 8] =
+    [SETTINGS, NETWORKS, GROUPS, SERVICES, PROVIDERS, "/contiv.io/service/netplugin.vtep/", NODE_VTEPS, BGPS];
 /// Lock of the leading netmaster; its value is the leader's `ip:port`.
 pub const LEADER: &str = "/contiv.io/lock/netmaster/leader";
 

@@ -176,6 +176,12 @@ impl PolicyId {
             _ => None,
         }
     }
+
+    /// Beginning of the ids of the policies that are attached to a group. `None` if its key does not have netmaster's form.
+    pub fn prefix_of(group: &GroupKey) -> Option<String> {
+        let (name, tenant) = group.as_str().split_once(':')?;
+        Some(format!("{tenant}:{name}:"))
+    }
 }
 
 impl ServiceId {
@@ -229,5 +235,7 @@ mod tests {
         assert_eq!(GroupKey::new(&"web".parse().unwrap(), &tenant).as_str(), "web:a.b");
         assert_eq!(PolicyId::from("a.b:web:a.b:p").group(), Some("web:a.b".into()));
         assert_eq!(PolicyId::from("p").group(), None);
+        assert_eq!(PolicyId::prefix_of(&"web:a.b".into()).as_deref(), Some("a.b:web:"));
+        assert_eq!(PolicyId::prefix_of(&"web".into()), None);
     }
 }

@@ -3,6 +3,7 @@ use std::time::Instant;
 use contiv_model::{
     endpoint::{Endpoint, State},
     key::Key,
+    name::PolicyId,
     network::Network,
 };
 use contivk8s::wire::{Reply, Request};
@@ -201,12 +202,15 @@ impl Pods {
     /// record of the network is unreadable.
     pub(super) async fn network(&self, endpoint: &Endpoint) -> Result<Network, Failure> {
         let parts = self.parts();
-        // Until the state has the endpoint, it does not show that the node needs the network.
-        let _request = parts.attacher.request(&endpoint.network);
+        // Until the state has the endpoint, it does not show what the node needs.
+        let _request = parts.attacher.request(&endpoint.network, endpoint.group.as_ref());
         let caught_up = async {
             let (keys, policies) = self.dependencies(endpoint).await?;
             parts.reader.caught_up(&keys, policies.as_ref()).await;
             parts.reader.has_endpoints_of(&endpoint.network).await;
+            if let Some(number) = endpoint.group_number {
+                parts.reader.has_policies_of(number, endpoint.group.as_ref()).await;
+            }
             let key = Key::Network(endpoint.network.clone());
             let known = parts.reader.wait(|state| match state.network(&endpoint.network) {
                 Some(network) => Some(Ok(network.clone())),
@@ -240,12 +244,11 @@ impl Pods {
         });
         let mut keys: Vec<_> =
             futures::future::try_join_all(reads).await.map_err(failed)?.into_iter().flatten().collect();
-        let Some((group, tenant)) = endpoint.group.as_ref().and_then(|group| group.as_str().split_once(':'))
-        else {
+        let Some(prefix) = endpoint.group.as_ref().and_then(PolicyId::prefix_of) else {
             return Ok((keys, None));
         };
-        let prefix = format!("{tenant}:{group}:");
-        let policies = store.list(&Key::Policy(prefix.as_str().into()).to_string()).await.map_err(failed)?;
+        let policies = Key::Policy(prefix.as_str().into()).to_string();
+        let policies = store.list_keys(&policies).await.map_err(failed)?;
         let parsed = policies.items.iter().filter_map(|kv| Some((kv.key.parse().ok()?, kv.mod_revision)));
         keys.extend(parsed);
         Ok((keys, Some((prefix, policies.revision))))

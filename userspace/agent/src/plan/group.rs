@@ -1,7 +1,27 @@
-use contiv_model::{group::GroupNumber, policy::Identity};
+use std::fmt;
+
+use contiv_model::{group::GroupNumber, key::Key, policy::Identity};
 
 use super::node::Node;
 use crate::{datapath::Group, state::State};
+
+/// Why the settings of a group are unknown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unknown {
+    /// Its policies have not arrived from the store.
+    Awaited,
+    /// Its record has never been valid, or that of one of its policies: the first such record.
+    Invalid(Key),
+}
+
+impl fmt::Display for Unknown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unknown::Awaited => f.write_str("its policies have not arrived from the store"),
+            Unknown::Invalid(key) => write!(f, "{key} is invalid; see /inspect/driver"),
+        }
+    }
+}
 
 /// The settings of a group, if it has endpoints on this node and settings for them.
 ///
@@ -17,7 +37,7 @@ pub(super) fn group(state: &State, node: &Node, identity: Identity) -> Option<Gr
     let (dscp, rate) = (profile.and_then(|group| group.dscp), profile.and_then(|group| group.rate));
     let rules = state.policies_on(number).flat_map(|policy| policy.rules.iter().cloned()).collect();
     let group = Group { identity, dscp, rate, rules };
-    if state.blocked_groups(&node.host).contains_key(&number) {
+    if state.lacks_policies_of(number, &node.host) || state.blocked_groups(&node.host).contains_key(&number) {
         return Some(group.closed());
     }
     let has_settings = dscp.is_some() || rate.is_some() || !group.rules.is_empty();

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use contiv_model::{group::GroupNumber, key::Key};
+use contiv_model::group::GroupNumber;
 use futures::future::BoxFuture;
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -29,7 +29,7 @@ use crate::{
         trace::{Findings, Probe},
     },
     error::one_line,
-    plan::{self, Node},
+    plan::{self, Node, Unknown},
     state::{Changes, DirtySet, Reader},
 };
 pub use takeover::StandByError;
@@ -50,7 +50,7 @@ pub struct Reconciler<D> {
     status: watch::Sender<Status>,
     desired: Desired,
     /// Groups of the plan whose settings are unknown, each with an unreadable record.
-    blocked: BTreeMap<GroupNumber, Key>,
+    blocked: BTreeMap<GroupNumber, Unknown>,
     retention: Retention,
     retries: Retries,
     memberships: Memberships,
@@ -273,10 +273,17 @@ impl<D: Datapath> Reconciler<D> {
     /// them, possibly from an earlier process; endpoints that are not in the datapath yet wait.
     fn block_groups(&mut self) -> BTreeSet<ObjectId> {
         let mut blocked = BTreeSet::new();
-        for (number, key) in &self.blocked {
+        for (number, why) in &self.blocked {
             let id = ObjectId::Group((*number).into());
             if self.desired.get(&id).is_some() {
-                self.retries.block(id.clone(), format!("{key} is invalid; see /inspect/driver"));
+                if self.retries.block(id.clone(), why.to_string()) {
+                    match why {
+                        Unknown::Awaited => tracing::debug!("{id} waits: {why}"),
+                        Unknown::Invalid(_) => {
+                            tracing::warn!("{id} is not updated, and its new endpoints wait: {why}");
+                        }
+                    }
+                }
                 blocked.insert(id);
             }
         }

@@ -100,13 +100,13 @@ impl Retries {
     }
 
     /// Leaves an object unchanged until its data changes.
-    pub(super) fn block(&mut self, id: ObjectId, why: String) {
+    pub(super) fn block(&mut self, id: ObjectId, why: String) -> bool {
         if self.error(&id) == Some(&why) {
-            return;
+            return false;
         }
-        tracing::warn!("{id} is not updated, and its new endpoints wait: {why}");
         let backoff = self.take(&id).map(|retry| retry.backoff).unwrap_or_default();
         self.put(id.clone(), Retry { error: why, next: Next::After(id), backoff });
+        true
     }
 
     pub(super) fn succeeded(&mut self, id: &ObjectId) {

@@ -1,17 +1,14 @@
 //! Records of the store that outlive the process, for a successor that has no store.
 
-use std::collections::BTreeSet;
-
 use contiv_model::{
     event::Event,
-    key::{AGENT_PREFIXES, ENDPOINTS, Key},
-    name::NetworkId,
+    key::{AGENT_PREFIXES, ENDPOINTS, Key, POLICIES},
 };
 use contiv_store::{Error, KeyValue, Store};
 use serde::{Deserialize, Serialize};
 
-use super::{decode::decode, endpoints::may_be_on, status_vteps};
-use crate::state::{Source, Update};
+use super::{decode::decode, endpoints::may_be_on, needed::policies_of, status_vteps};
+use crate::state::{Needs, Source, Update};
 
 /// The source of what is not read from the store.
 const SOURCE: &str = "records";
@@ -47,17 +44,24 @@ impl From<Record> for KeyValue {
     }
 }
 
-/// Reads the records of which [`Sources`](super::Sources) make the state of a node that needs the endpoints of `networks`.
+/// Reads the records of which [`Sources`](super::Sources) make the state of a node that needs these.
 ///
 /// # Errors
 ///
 /// The store does not answer, or refuses a request.
-pub async fn list_records(store: &Store, networks: &BTreeSet<NetworkId>) -> Result<Vec<Record>, Error> {
+pub async fn list_records(store: &Store, needs: &Needs) -> Result<Vec<Record>, Error> {
     let mut read = vec![];
     for prefix in AGENT_PREFIXES {
         read.extend(store.list(prefix).await?.items);
     }
-    read.extend(store.list_where(ENDPOINTS, |record| may_be_on(record, networks)).await?.items);
+    read.extend(store.list_where(ENDPOINTS, |record| may_be_on(record, &needs.networks)).await?.items);
+    let policies = match &needs.groups {
+        Some(groups) => groups.iter().map(policies_of).collect(),
+        None => vec![POLICIES.to_owned()],
+    };
+    for prefix in policies {
+        read.extend(store.list(&prefix).await?.items);
+    }
     read.extend(status_vteps::list(store).await);
     Ok(read.into_iter().map(Record::from).collect())
 }
@@ -77,6 +81,8 @@ pub fn snapshot_of(records: Vec<Record>) -> Vec<Update> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use contiv_model::{endpoint, network};
     use contiv_store::{Config, Txn, embedded};
     use serde_json::{Value, json};
@@ -142,7 +148,7 @@ mod tests {
         while !reader.awaited().is_empty() {
             sources.next().await.unwrap().apply(&mut writer);
         }
-        let records = list_records(&store, &reader.needed(&HOST.into(), &BTreeSet::new()).0).await.unwrap();
+        let records = list_records(&store, &reader.needs(&HOST.into(), &BTreeSet::new())).await.unwrap();
         let text = serde_json::to_string(&records).unwrap();
         let (mut writer, _, read, _) = state::new([]);
         writer.apply_all(snapshot_of(serde_json::from_str(&text).unwrap()));

@@ -1,7 +1,7 @@
 use contiv_model::{
     event::Event,
     global::ClusterIdentity,
-    key::{AGENT_PREFIXES, ENDPOINTS, Key, NODE_VTEPS},
+    key::{AGENT_PREFIXES, ENDPOINTS, Key, NODE_VTEPS, POLICIES},
     name::HostName,
 };
 use contiv_store::{KeyValue, Position, Relisted, Status, Store};
@@ -10,17 +10,17 @@ use tokio::sync::watch;
 
 use super::{
     decode::decode,
-    endpoints::{EndpointWatches, Event as EndpointEvent},
+    needed::{self, NeededWatches},
     status_vteps,
 };
 use crate::state::{Reader, Source, Update, Writer};
 
 pub use contiv_model::key::{NETWORKS, SETTINGS};
 
-/// Key prefixes of the agent's state. Each has its own snapshots, [`ENDPOINTS`] one for each network; the plan tolerates
-/// references between them that are not resolved yet.
+/// Key prefixes of the agent's state. Each has its own snapshots, [`ENDPOINTS`] one for each network and [`POLICIES`] one for each
+/// group; the plan tolerates references between them that are not resolved yet.
 pub fn prefixes() -> impl Iterator<Item = &'static str> {
-    AGENT_PREFIXES.into_iter().chain([ENDPOINTS])
+    AGENT_PREFIXES.into_iter().chain([ENDPOINTS, POLICIES])
 }
 
 /// Updates that one watch received together.
@@ -142,11 +142,11 @@ pub fn identity_in(value: &KeyValue) -> String {
     body.map_or_else(|_| String::from_utf8_lossy(&value.value).into_owned(), |body| body.id)
 }
 
-/// Watches of the store: of [`AGENT_PREFIXES`], and of the endpoints that the node needs.
+/// Watches of the store: of [`AGENT_PREFIXES`], and of the endpoints and policies that the node needs.
 pub struct Sources {
     batches: stream::SelectAll<stream::BoxStream<'static, Batch>>,
     statuses: Vec<watch::Receiver<Status>>,
-    endpoints: EndpointWatches,
+    needed: NeededWatches,
 }
 
 impl Sources {
@@ -162,23 +162,23 @@ impl Sources {
             decoded.then(move |batch| complete(store.clone(), batch)).boxed()
         });
         let batches = stream::select_all(streams);
-        Sources { batches, statuses, endpoints: EndpointWatches::new(store.clone(), host, reader) }
+        Sources { batches, statuses, needed: NeededWatches::new(store.clone(), host, reader) }
     }
 
-    /// The next batch. The previous one must have been applied to the state: the networks that the node needs follow from it.
+    /// The next batch. The previous one must have been applied to the state: what the node needs follows from it.
     /// The stream does not end while the store client exists. Dropping the future loses nothing.
     pub async fn next(&mut self) -> Option<Batch> {
         loop {
-            match self.endpoints.update() {
-                Some(EndpointEvent::Opened(source, watch)) => {
+            match self.needed.update() {
+                Some(needed::Event::Opened(source, watch)) => {
                     self.batches.push(watch.map(move |batch| Batch::new(source.clone(), batch)).boxed());
                     continue;
                 }
-                Some(EndpointEvent::Forgotten(source)) => {
+                Some(needed::Event::Forgotten(source)) => {
                     return Some(Batch::of(source, BatchKind::Forgotten));
                 }
-                Some(EndpointEvent::Complete) => {
-                    return Some(Batch::of(ENDPOINTS.into(), BatchKind::Complete));
+                Some(needed::Event::Complete(prefix)) => {
+                    return Some(Batch::of(prefix.into(), BatchKind::Complete));
                 }
                 None => {}
             }
@@ -186,23 +186,23 @@ impl Sources {
                 batch = self.batches.next() => {
                     let batch = batch?;
                     if batch.relisted.is_some() {
-                        self.endpoints.listed(&batch.source);
+                        self.needed.listed(&batch.source);
                     }
                     return Some(batch);
                 }
-                () = self.endpoints.changed() => {}
+                () = self.needed.changed() => {}
             }
         }
     }
 
     /// Connection status of each watch.
     pub fn statuses(&self) -> Vec<watch::Receiver<Status>> {
-        self.statuses.iter().cloned().chain(self.endpoints.statuses()).collect()
+        self.statuses.iter().cloned().chain(self.needed.statuses()).collect()
     }
 
     /// Number of changes of [`statuses`](Self::statuses).
     pub fn changes_of_statuses(&self) -> u64 {
-        self.endpoints.changes_of_statuses()
+        self.needed.changes_of_statuses()
     }
 }
 

@@ -16,6 +16,21 @@ pub(super) struct Groups {
     numbered: BTreeMap<GroupNumber, BTreeSet<GroupKey>>,
     policies: BTreeMap<PolicyId, Policy>,
     by_group: BTreeMap<GroupNumber, BTreeSet<PolicyId>>,
+    known: KnownPolicies,
+}
+
+/// Groups whose policies the state has, if they have any.
+#[derive(Clone, Debug, PartialEq)]
+struct KnownPolicies {
+    /// Whether it has those of all groups.
+    all: bool,
+    of: BTreeSet<GroupKey>,
+}
+
+impl Default for KnownPolicies {
+    fn default() -> Self {
+        KnownPolicies { all: true, of: BTreeSet::new() }
+    }
 }
 
 impl Groups {
@@ -29,6 +44,33 @@ impl Groups {
 
     pub(super) fn number(&self, key: &GroupKey) -> Option<GroupNumber> {
         self.groups.get(key).map(|group| group.number)
+    }
+
+    /// Notes that the state has the policies of a group, or of all.
+    pub(super) fn learn_policies(&mut self, group: Option<&GroupKey>) {
+        match group {
+            Some(group) => _ = self.known.of.insert(group.clone()),
+            None => self.known.all = true,
+        }
+    }
+
+    /// Notes that the policies of a group are not followed, or those of all groups together.
+    pub(super) fn forget_policies(&mut self, group: Option<&GroupKey>) {
+        match group {
+            Some(group) => _ = self.known.of.remove(group),
+            None => self.known.all = false,
+        }
+    }
+
+    /// Whether the state may lack policies of a group with this number, which is `key` if that is known.
+    pub(super) fn lacks_policies(&self, number: GroupNumber, key: Option<&GroupKey>) -> bool {
+        let mut keys = self.keys(number).chain(key).peekable();
+        !self.known.all && (keys.peek().is_none() || keys.any(|key| !self.known.of.contains(key)))
+    }
+
+    /// Keys of the groups with a number.
+    pub(super) fn keys(&self, number: GroupNumber) -> impl Iterator<Item = &GroupKey> {
+        self.numbered.get(&number).into_iter().flatten()
     }
 
     pub(super) fn has_policy(&self, id: &PolicyId) -> bool {

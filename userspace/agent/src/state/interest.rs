@@ -1,15 +1,20 @@
-//! Networks whose endpoints a node needs.
+//! Networks whose endpoints a node needs, and groups whose policies.
 
 use std::collections::BTreeSet;
 
 use contiv_model::{
-    key::Key,
-    name::{HostName, NetworkId},
+    group::GroupNumber,
+    key::{Key, POLICIES},
+    name::{GroupKey, HostName, NetworkId, PolicyId},
     network::Network,
     tag::Encap,
 };
 
-use super::snapshot::State;
+use super::{
+    dirty::DirtySet,
+    snapshot::{Membership, State},
+    source::Source,
+};
 
 impl State {
     /// Networks whose endpoints the node `host` needs: those with endpoints on it, those of its interfaces, those of `more`, and
@@ -50,5 +55,70 @@ impl State {
         let is_reached = |network: &&Network| self.is_routed(network) && domains.contains(&domain(network));
         reached.extend(others.filter(is_reached).map(|network| network.id.clone()));
         reached
+    }
+
+    /// Groups whose policies the node `host` needs: those of its endpoints, all that share a number with one of them, and
+    /// those of `more`. `None` if it needs all policies, because the key of a group is unknown or its policies' keys do not
+    /// tell it.
+    pub fn needed_groups<'a>(
+        &'a self,
+        host: &HostName,
+        more: impl IntoIterator<Item = &'a GroupKey>,
+    ) -> Option<BTreeSet<GroupKey>> {
+        let mut needed: BTreeSet<GroupKey> = more.into_iter().cloned().collect();
+        for (number, key) in self.memberships_on(host) {
+            let mut keys = self.groups.keys(*number).chain(key).peekable();
+            keys.peek()?;
+            needed.extend(keys.cloned());
+        }
+        needed.iter().all(|key| PolicyId::prefix_of(key).is_some()).then_some(needed)
+    }
+
+    /// Groups with endpoints on the node `host` of which the state may lack policies.
+    pub fn groups_without_policies(&self, host: &HostName) -> impl Iterator<Item = GroupNumber> {
+        let lacks = |(number, key): &&Membership| self.lacks_policies(*number, key.as_ref());
+        self.memberships_on(host).filter(lacks).map(|(number, _)| *number)
+    }
+
+    /// Notes that a source has delivered a snapshot, and returns what that affects.
+    pub(super) fn learn(&mut self, source: &Source) -> DirtySet {
+        let Some(group) = policies_in(source) else { return DirtySet::default() };
+        self.groups.learn_policies(group);
+        self.affected_by(group)
+    }
+
+    /// Notes that a source is not followed, and returns what that affects.
+    pub(super) fn unlearn(&mut self, source: &Source) -> DirtySet {
+        let Some(group) = policies_in(source) else { return DirtySet::default() };
+        self.groups.forget_policies(group);
+        self.affected_by(group)
+    }
+
+    /// What the policies of a group may change, or those of all.
+    fn affected_by(&self, group: Option<&GroupKey>) -> DirtySet {
+        let groups = match group {
+            Some(group) => self.numbers_of(group, self.endpoints()),
+            None => self.groups_on.all().map(|(number, _)| *number).collect(),
+        };
+        DirtySet { groups, ..DirtySet::default() }
+    }
+
+    /// Whether the state may lack policies of a group with endpoints on the node `host`.
+    pub fn lacks_policies_of(&self, number: GroupNumber, host: &HostName) -> bool {
+        self.memberships_in(number, host).any(|(number, key)| self.lacks_policies(*number, key.as_ref()))
+    }
+
+    /// Whether the state may lack policies of a group with this number, which is `key` if that is known.
+    pub fn lacks_policies(&self, number: GroupNumber, key: Option<&GroupKey>) -> bool {
+        self.groups.lacks_policies(number, key)
+    }
+}
+
+/// The group of which the source has the policies; the inner `None` if it has all.
+fn policies_in(source: &Source) -> Option<Option<&GroupKey>> {
+    match source {
+        Source::Policies(group) => Some(Some(group)),
+        Source::Prefix(POLICIES) => Some(None),
+        _ => None,
     }
 }

@@ -18,6 +18,16 @@ impl<K: Ord + Clone> Members<K> {
         self.0.get(host).into_iter().flat_map(BTreeMap::keys)
     }
 
+    /// What has endpoints on the node, from `first` on.
+    pub(super) fn on_host_from(&self, host: &HostName, first: K) -> impl Iterator<Item = &K> {
+        self.0.get(host).into_iter().flat_map(move |counts| counts.range(first.clone()..).map(|(key, _)| key))
+    }
+
+    /// What has endpoints on any node, with repetitions.
+    pub(super) fn all(&self) -> impl Iterator<Item = &K> {
+        self.0.values().flat_map(BTreeMap::keys)
+    }
+
     pub(super) fn is_on_host(&self, key: &K, host: &HostName) -> bool {
         self.0.get(host).is_some_and(|counts| counts.contains_key(key))
     }

@@ -5,8 +5,9 @@ use std::{
 
 use contiv_model::{
     event::Event,
-    key::{ENDPOINTS, Key},
-    name::{EndpointId, HostName, NetworkId},
+    group::GroupNumber,
+    key::{ENDPOINTS, Key, POLICIES},
+    name::{EndpointId, GroupKey, HostName, NetworkId},
 };
 use tokio::{sync::watch, time::Instant};
 
@@ -14,6 +15,7 @@ use super::{
     dirty::DirtySet,
     object::{Attachment, ClusterObject},
     rejected::Rejected,
+    requests::Requests,
     snapshot::State,
     source::Source,
 };
@@ -45,9 +47,8 @@ struct Inner {
     /// Keys of each source, with valid or invalid values, and the store revision up to which the value is current. Has each
     /// source that has delivered a snapshot.
     live: BTreeMap<Source, BTreeMap<Key, i64>>,
-    /// Networks of which endpoints are being attached, and how many.
-    requested: BTreeMap<NetworkId, usize>,
-    /// Number of changes after which the node may need other networks.
+    requests: Requests,
+    /// Number of changes after which the node may need other networks or groups.
     interest: u64,
 }
 
@@ -66,11 +67,13 @@ pub struct Writer(Arc<Shared>);
 #[derive(Clone, Debug)]
 pub struct Attacher(Arc<Shared>);
 
-/// Keeps the endpoints of a network in the state, and of the networks that are routed to it, until it is dropped.
+/// Keeps the endpoints of a network in the state, and of the networks that are routed to it, and the policies of a group, until it
+/// is dropped.
 #[derive(Debug)]
-pub struct NetworkRequest {
+pub struct Request {
     shared: Arc<Shared>,
     network: NetworkId,
+    group: Option<GroupKey>,
 }
 
 /// Reads the state.
@@ -88,7 +91,10 @@ pub struct Changes {
 /// Creates an empty state, which is complete when each of `sources` has delivered a snapshot.
 pub fn new(sources: impl IntoIterator<Item = &'static str>) -> (Writer, Attacher, Reader, Changes) {
     let (generation, receiver) = watch::channel(0);
-    let inner = Inner { awaited: sources.into_iter().map(Source::from).collect(), ..Inner::default() };
+    let mut inner = Inner { awaited: sources.into_iter().map(Source::from).collect(), ..Inner::default() };
+    for source in &inner.awaited {
+        inner.state.unlearn(source);
+    }
     let shared = Arc::new(Shared { inner: RwLock::new(inner), generation });
     (
         Writer(shared.clone()),
@@ -133,6 +139,8 @@ impl Writer {
                 inner.delete(source, &key);
             }
             inner.live.remove(source);
+            let dirty = inner.state.unlearn(source);
+            inner.mark(dirty);
         });
     }
 
@@ -179,6 +187,8 @@ impl Inner {
                     self.put(&source, key, object, revision);
                 }
                 self.awaited.remove(&source);
+                let dirty = self.state.learn(&source);
+                self.mark(dirty);
                 self.live.entry(source).or_default();
                 self.revision = self.revision.max(revision);
             }
@@ -236,9 +246,16 @@ impl Inner {
     }
 
     /// Revision of the key in another source that has the object in the state. Endpoints of two networks may have one id, one
-    /// after the other, and the watches of the networks are not ordered.
+    /// after the other, and the watches of the networks are not ordered. The watch of all keys replaces those of parts.
     fn owned_elsewhere(&self, source: &Source, key: &Key) -> Option<i64> {
-        let Key::Endpoint(id) = key else { return None };
+        let id = match key {
+            Key::Endpoint(id) => id,
+            Key::Policy(id) => {
+                let of_group = id.group().map(Source::Policies);
+                return self.newest_in(key, source, of_group.into_iter().chain([Source::Prefix(POLICIES)]));
+            }
+            _ => return None,
+        };
         if self.state.is_unreadable(key) {
             // Each of the watches whose prefix it has reports it.
             let is_other = |other: &Source| other != source && other.prefix() == ENDPOINTS;
@@ -246,7 +263,12 @@ impl Inner {
             return others.filter_map(|(_, keys)| keys.get(key).copied()).max();
         }
         let owner = self.state.endpoint(id).map(|endpoint| Source::Endpoints(endpoint.network.clone()));
-        let others = owner.into_iter().chain([Source::Prefix(ENDPOINTS)]).filter(|other| other != source);
+        self.newest_in(key, source, owner.into_iter().chain([Source::Prefix(ENDPOINTS)]))
+    }
+
+    /// Newest revision of the key in these sources without `source`.
+    fn newest_in(&self, key: &Key, source: &Source, others: impl Iterator<Item = Source>) -> Option<i64> {
+        let others = others.filter(|other| other != source);
         others.filter_map(|other| self.live.get(&other)?.get(key).copied()).max()
     }
 
@@ -262,7 +284,7 @@ impl Inner {
         let any = !dirty.is_empty();
         // A change of the settings that concerns routing affects all networks.
         let is_any = !dirty.networks.is_empty() || !dirty.first_or_last.is_empty() || dirty.unreadable;
-        self.interest += u64::from(is_any);
+        self.interest += u64::from(is_any || !dirty.groups.is_empty());
         self.dirty.merge(dirty);
         any
     }
@@ -279,13 +301,14 @@ impl Attacher {
         self.set(id, None);
     }
 
-    /// Requests the endpoints of a network, on which an endpoint of this node is being attached.
-    pub fn request(&self, network: &NetworkId) -> NetworkRequest {
+    /// Requests what an endpoint needs that is being attached to this node: the endpoints of its network, and the policies of its
+    /// group.
+    pub fn request(&self, network: &NetworkId, group: Option<&GroupKey>) -> Request {
         self.0.change(|inner| {
-            *inner.requested.entry(network.clone()).or_default() += 1;
+            inner.requests.add(network, group);
             inner.interest += 1;
         });
-        NetworkRequest { shared: self.0.clone(), network: network.clone() }
+        Request { shared: self.0.clone(), network: network.clone(), group: group.cloned() }
     }
 
     fn set(&self, id: &EndpointId, attachment: Option<Attachment>) {
@@ -297,16 +320,24 @@ impl Attacher {
     }
 }
 
-impl Drop for NetworkRequest {
+impl Drop for Request {
     fn drop(&mut self) {
         self.shared.change(|inner| {
-            if let Some(requests) = inner.requested.get_mut(&self.network) {
-                *requests -= 1;
-            }
-            inner.requested.retain(|_, requests| *requests > 0);
+            inner.requests.remove(&self.network, self.group.as_ref());
             inner.interest += 1;
         });
     }
+}
+
+/// What a node needs of the sources that have a part for each network or group.
+#[derive(Debug)]
+pub struct Needs {
+    /// Networks whose endpoints it needs.
+    pub networks: BTreeSet<NetworkId>,
+    /// Groups whose policies it needs; `None` if it needs all policies.
+    pub groups: Option<BTreeSet<GroupKey>>,
+    /// Value of [`Reader::interest`] that this is of.
+    pub interest: u64,
 }
 
 impl Inner {
@@ -317,14 +348,17 @@ impl Inner {
 }
 
 impl Reader {
-    /// Networks whose endpoints the node needs, for its endpoints and interfaces and for those on `more` networks, and the value
-    /// of [`interest`](Self::interest) that this is of.
-    pub fn needed(&self, host: &HostName, more: &BTreeSet<NetworkId>) -> (BTreeSet<NetworkId>, u64) {
+    /// What the node needs for its endpoints and interfaces, and for those on `more` networks.
+    pub fn needs(&self, host: &HostName, more: &BTreeSet<NetworkId>) -> Needs {
         let inner = self.0.read();
-        (inner.state.needed(host, inner.requested.keys().chain(more)), inner.interest)
+        Needs {
+            networks: inner.state.needed(host, inner.requests.networks().chain(more)),
+            groups: inner.state.needed_groups(host, inner.requests.groups()),
+            interest: inner.interest,
+        }
     }
 
-    /// Number of changes after which the node may need other networks.
+    /// Number of changes after which [`needs`](Self::needs) may have others.
     pub fn interest(&self) -> u64 {
         self.0.read().interest
     }
@@ -334,10 +368,15 @@ impl Reader {
         self.wait_inner(|inner| (inner.interest != before).then_some(())).await;
     }
 
-    /// Sources of endpoints that have delivered a snapshot and are still in the state.
-    pub fn sources_of_endpoints(&self) -> BTreeSet<Source> {
+    /// Sources with a prefix that have delivered a snapshot and are still in the state.
+    pub fn sources(&self, prefix: &str) -> BTreeSet<Source> {
         let inner = self.0.read();
-        inner.live.keys().filter(|source| source.prefix() == ENDPOINTS).cloned().collect()
+        inner.live.keys().filter(|source| source.prefix() == prefix).cloned().collect()
+    }
+
+    /// Waits until the state has the policies of the group with this number and key.
+    pub async fn has_policies_of(&self, number: GroupNumber, key: Option<&GroupKey>) {
+        self.wait(|state| (!state.lacks_policies(number, key)).then_some(())).await;
     }
 
     /// Waits until the state has the endpoints of the network, and of the networks that are routed to it.

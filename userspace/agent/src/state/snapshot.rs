@@ -10,7 +10,7 @@ use contiv_model::{
     global::{ArpMode, Config},
     group::{Group, GroupNumber},
     key::Key,
-    name::{EndpointId, HostName, NetworkId, ServiceId, TenantName},
+    name::{EndpointId, GroupKey, HostName, NetworkId, ServiceId, TenantName},
     network::{Kind, Network},
     policy::Policy,
     service::Service,
@@ -44,6 +44,9 @@ macro_rules! of_kind {
     };
 }
 
+/// What an endpoint's record tells about its group: the number, and the key if it is known.
+pub(super) type Membership = (GroupNumber, Option<GroupKey>);
+
 /// Snapshot of everything that this node knows, with the indices that make changes cheap.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct State {
@@ -63,8 +66,8 @@ pub struct State {
     by_network: BTreeMap<NetworkId, BTreeSet<EndpointId>>,
     by_host: BTreeMap<HostName, BTreeSet<EndpointId>>,
     networks_on: Members<NetworkId>,
-    groups: Groups,
-    groups_on: Members<GroupNumber>,
+    pub(super) groups: Groups,
+    pub(super) groups_on: Members<Membership>,
     services: Services,
     vteps: Vteps,
     unreadable: Unreadable,
@@ -218,13 +221,27 @@ impl State {
     }
 
     /// Groups with endpoints on a node.
-    pub fn groups_on(&self, host: &HostName) -> impl Iterator<Item = GroupNumber> {
-        self.groups_on.on_host(host).copied()
+    pub fn groups_on(&self, host: &HostName) -> BTreeSet<GroupNumber> {
+        self.memberships_on(host).map(|(number, _)| *number).collect()
+    }
+
+    /// Groups with endpoints on a node, as the endpoints' records name them.
+    pub(super) fn memberships_on(&self, host: &HostName) -> impl Iterator<Item = &Membership> {
+        self.groups_on.on_host(host)
     }
 
     /// Whether the group has endpoints on a node.
     pub fn is_group_on(&self, number: GroupNumber, host: &HostName) -> bool {
-        self.groups_on.is_on_host(&number, host)
+        self.memberships_in(number, host).next().is_some()
+    }
+
+    /// The endpoints' records on a node that name a group's number.
+    pub(super) fn memberships_in(
+        &self,
+        number: GroupNumber,
+        host: &HostName,
+    ) -> impl Iterator<Item = &Membership> {
+        self.groups_on.on_host_from(host, (number, None)).take_while(move |(other, _)| *other == number)
     }
 
     /// Looks up a service.
@@ -384,8 +401,8 @@ impl State {
         if let Some(before) = self.endpoints.remove(id) {
             remove_from(&mut self.by_network, &before.network, id);
             remove_from(&mut self.by_host, &before.host, id);
-            let group = before.group_number.filter(|number| self.groups_on.remove(number, &before.host));
-            dirty.groups.extend(group);
+            let left = membership(&before).filter(|group| self.groups_on.remove(group, &before.host));
+            dirty.groups.extend(left.map(|(number, _)| number));
             if self.networks_on.remove(&before.network, &before.host) {
                 dirty.first_or_last.insert((before.host, before.network));
             }
@@ -393,8 +410,8 @@ impl State {
         if let Some(endpoint) = endpoint {
             self.by_network.entry(endpoint.network.clone()).or_default().insert(id.clone());
             self.by_host.entry(endpoint.host.clone()).or_default().insert(id.clone());
-            let group = endpoint.group_number.filter(|number| self.groups_on.add(number, &endpoint.host));
-            dirty.groups.extend(group);
+            let joined = membership(&endpoint).filter(|group| self.groups_on.add(group, &endpoint.host));
+            dirty.groups.extend(joined.map(|(number, _)| number));
             if self.networks_on.add(&endpoint.network, &endpoint.host) {
                 dirty.first_or_last.insert((endpoint.host.clone(), endpoint.network.clone()));
             }
@@ -429,6 +446,10 @@ impl State {
         // Also without a change: the caller waits for the datapath's confirmation.
         DirtySet { endpoints: [id.clone()].into(), unreadable, ..DirtySet::default() }
     }
+}
+
+fn membership(endpoint: &Endpoint) -> Option<Membership> {
+    Some((endpoint.group_number?, endpoint.group.clone()))
 }
 
 /// The VLAN networks that nodes can route: those of pods that have a gateway.

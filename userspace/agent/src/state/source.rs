@@ -1,6 +1,9 @@
 use std::fmt;
 
-use contiv_model::{key::ENDPOINTS, name::NetworkId};
+use contiv_model::{
+    key::{ENDPOINTS, POLICIES},
+    name::{GroupKey, NetworkId},
+};
 
 /// A part of the state whose snapshots replace it as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -9,6 +12,8 @@ pub enum Source {
     Prefix(&'static str),
     /// Endpoints of a network.
     Endpoints(NetworkId),
+    /// Policies of a group.
+    Policies(GroupKey),
 }
 
 impl Source {
@@ -17,6 +22,7 @@ impl Source {
         match self {
             Source::Prefix(prefix) => prefix,
             Source::Endpoints(_) => ENDPOINTS,
+            Source::Policies(_) => POLICIES,
         }
     }
 }
@@ -32,6 +38,7 @@ impl fmt::Display for Source {
         match self {
             Source::Prefix(prefix) => f.write_str(prefix),
             Source::Endpoints(network) => write!(f, "{ENDPOINTS}{network}-"),
+            Source::Policies(group) => write!(f, "{POLICIES} of {group}"),
         }
     }
 }

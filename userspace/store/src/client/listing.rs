@@ -27,6 +27,15 @@ impl Store {
         self.list_where(prefix, |_| true).await
     }
 
+    /// Like [`Store::list`], without the values: they are empty.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::get`].
+    pub async fn list_keys(&self, prefix: &str) -> Result<Listing, Error> {
+        Ok(self.list_along(prefix, Walk::without_values, &mut |_| true).await?.0)
+    }
+
     /// Like [`Store::list`], with only the keys that `keep` returns true for. The others are dropped page
     /// by page, so they never are in memory together. If the listing has to start again, `keep` sees
     /// keys twice.
@@ -48,8 +57,17 @@ impl Store {
         prefix: &str,
         keep: &mut (dyn FnMut(&KeyValue) -> bool + Send),
     ) -> Result<(Listing, usize), Error> {
+        self.list_along(prefix, Walk::new, keep).await
+    }
+
+    async fn list_along(
+        &self,
+        prefix: &str,
+        walk: fn(&str) -> Walk,
+        keep: &mut (dyn FnMut(&KeyValue) -> bool + Send),
+    ) -> Result<(Listing, usize), Error> {
         loop {
-            match self.list_once(prefix, keep).await {
+            match self.list_once(prefix, walk(prefix), keep).await {
                 // The revision was compacted between two pages: a newer listing replaces it.
                 Err(e) if e.is_compacted() => {
                     tracing::debug!(prefix, "compacted while listing; listing again");
@@ -62,11 +80,11 @@ impl Store {
     async fn list_once(
         &self,
         prefix: &str,
+        mut walk: Walk,
         keep: &mut (dyn FnMut(&KeyValue) -> bool + Send),
     ) -> Result<(Listing, usize), Error> {
         let mut listing = Listing { cluster: 0, revision: 0, items: Vec::new() };
         let mut dropped = 0;
-        let mut walk = Walk::new(prefix);
         loop {
             let page = self.list_page(prefix, &mut walk, keep).await?;
             (listing.cluster, listing.revision) = (page.at.cluster, page.at.revision);
@@ -91,10 +109,13 @@ impl Store {
         keep: &mut (dyn FnMut(&KeyValue) -> bool + Send),
     ) -> Result<Page, Error> {
         let answer = loop {
-            let options = GetOptions::new()
+            let mut options = GetOptions::new()
                 .with_range(walk.to.clone())
                 .with_limit(walk.limit())
                 .with_revision(walk.at.map_or(0, |at| at.revision));
+            if walk.keys_only {
+                options = options.with_keys_only();
+            }
             let answer = self
                 .request(Operation::List, prefix, Again::Always, || {
                     let (mut kv, from, options) =

@@ -30,6 +30,8 @@ pub(crate) struct Walk {
     pub(super) to: Vec<u8>,
     /// Number of bytes that the keys from `from` to `to` have in common, if it is larger than `prefix`.
     depth: usize,
+    /// Whether the values are left out.
+    pub(super) keys_only: bool,
     /// Largest number of keys on a page.
     page: usize,
     /// Largest number of keys in a range.
@@ -47,9 +49,15 @@ impl Walk {
             end,
             from,
             depth: prefix.len(),
+            keys_only: false,
             page: FIRST_PAGE,
             range: LARGEST_RANGE,
         }
+    }
+
+    /// A walk that leaves the values out.
+    pub(super) fn without_values(prefix: &str) -> Walk {
+        Walk { keys_only: true, ..Walk::new(prefix) }
     }
 
     pub(super) fn limit(&self) -> i64 {

@@ -87,9 +87,9 @@ impl RecordsFile {
 
 /// Reads the records. Retries without limit: meanwhile eBPF forwards.
 async fn read_records(store: &Store, reader: &Reader, host: &HostName) -> Result<Vec<Record>, Error> {
-    let (networks, _) = reader.needed(host, &BTreeSet::new());
+    let needs = reader.needs(host, &BTreeSet::new());
     loop {
-        match list_records(store, &networks).await {
+        match list_records(store, &needs).await {
             Err(error) if error.is_transient() => {
                 tracing::warn!("read the records for the other datapath: {}; retrying", one_line(&error));
                 sleep(RETRY_INTERVAL).await;

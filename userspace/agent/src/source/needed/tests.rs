@@ -1,4 +1,6 @@
-use contiv_model::{endpoint, key::Key, network};
+mod policies;
+
+use contiv_model::{endpoint, network};
 use contiv_store::{Config, MAX_TXN_OPS, Txn, embedded};
 use tempfile::TempDir;
 use tokio::time::timeout;
@@ -142,7 +144,7 @@ async fn a_node_with_three_of_a_thousand_networks_has_their_endpoints() {
         scene.commit(puts.fold(Txn::new(), |txn, (key, body)| txn.put(key, body))).await;
     }
     scene.synced().await;
-    let sources = scene.reader.sources_of_endpoints();
+    let sources = scene.reader.sources(ENDPOINTS);
     let keys: Vec<usize> = sources.iter().map(|source| scene.reader.known(source)).collect();
     println!("{keys:?} of {} endpoints", all.len() + 3);
     assert_eq!(keys, [ON_EACH + 1; 3]);
@@ -205,7 +207,7 @@ async fn unreadable_endpoints_of_needed_networks_are_known() {
 async fn endpoints_of_earlier_watches_are_not_mistaken_for_current_ones() {
     let mut scene = Scene::new().await;
     scene.put_endpoint("n0.t", "e2", HOST).await;
-    let request = scene.attacher.request(&"n1.t".into());
+    let request = scene.attacher.request(&"n1.t".into(), None);
     scene.synced().await;
     assert_eq!(scene.endpoints(), ["n0.t-e1", "n0.t-e2", "n1.t-e1"]);
     drop(request);
@@ -214,13 +216,13 @@ async fn endpoints_of_earlier_watches_are_not_mistaken_for_current_ones() {
     let since = Instant::now();
     scene.until(|state| !has("n1.t-e1")(state)).await;
     assert!(since.elapsed() < UNNEEDED_TIMEOUT, "{:?}", since.elapsed());
-    assert!(!scene.reader.sources_of_endpoints().contains(&Source::Endpoints("n1.t".into())));
+    assert!(!scene.reader.sources(ENDPOINTS).contains(&Source::Endpoints("n1.t".into())));
     // What is needed has not been removed in between, and is followed.
     assert_eq!(scene.endpoints(), ["n0.t-e1", "n0.t-e2"]);
     scene.put_endpoint("n0.t", "e3", "other").await;
     scene.put_endpoint("n1.t", "e3", "other").await;
     scene.until(has("n0.t-e3")).await;
-    let _request = scene.attacher.request(&"n1.t".into());
+    let _request = scene.attacher.request(&"n1.t".into(), None);
     scene.until(has("n1.t-e3")).await;
 }
 
@@ -228,7 +230,7 @@ async fn endpoints_of_earlier_watches_are_not_mistaken_for_current_ones() {
 #[tokio::test]
 async fn an_endpoint_whose_id_moves_to_another_network_is_not_lost() {
     let mut scene = Scene::new().await;
-    let _requests = ["n0.t", "n0.t-b"].map(|network| scene.attacher.request(&network.into()));
+    let _requests = ["n0.t", "n0.t-b"].map(|network| scene.attacher.request(&network.into(), None));
     scene.put_endpoint("n0.t", "b-c", "other").await;
     scene.synced().await;
     for network in ["n0.t-b", "n0.t"].into_iter().cycle().take(20) {
@@ -253,12 +255,12 @@ async fn a_node_that_needs_many_networks_watches_all_endpoints() {
     let mut scene = Scene::new().await;
     scene.put_endpoint("n0.t", "e2", HOST).await;
     scene.synced().await;
-    assert_eq!(scene.reader.sources_of_endpoints(), [Source::Endpoints("n0.t".into())].into());
-    let request = |number| scene.attacher.request(&format!("m{number}.t").as_str().into());
+    assert_eq!(scene.reader.sources(ENDPOINTS), [Source::Endpoints("n0.t".into())].into());
+    let request = |number| scene.attacher.request(&format!("m{number}.t").as_str().into(), None);
     let requests: Vec<_> = (0..MAX_NETWORKS).map(request).collect();
     let all = ["n0.t-e1", "n0.t-e2", "n1.t-e1", "n2.t-e1"];
     // The network's watch ends when there is another one.
-    let is_replaced = |scene: &Scene| scene.reader.sources_of_endpoints() == [ENDPOINTS.into()].into();
+    let is_replaced = |scene: &Scene| scene.reader.sources(ENDPOINTS) == [ENDPOINTS.into()].into();
     while !is_replaced(&scene) {
         assert_eq!(scene.endpoints()[..2], all[..2]);
         let batch = timeout(TIMEOUT, scene.sources.next()).await.unwrap();

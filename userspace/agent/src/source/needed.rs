@@ -1,0 +1,275 @@
+//! Watches of what a node needs: the endpoints of its networks, and the policies of its groups, one for each.
+//!
+//! At the start, all endpoints of the store are read once, page by page, for the networks of the node's own endpoints. Later
+//! endpoints of the node are attached by this process, which requests their networks and groups.
+//!
+//! A node that needs many networks, because it routes between them, watches all endpoints instead: then a watch for each network
+//! would cost the store more than the endpoints of the others. The same with policies.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::pending,
+    time::Duration,
+};
+
+use contiv_model::{
+    key::{ENDPOINTS, Key, POLICIES, endpoints_of},
+    name::{GroupKey, HostName, PolicyId},
+};
+use contiv_store::{Batch, KeyValue, Status, Store};
+use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::BoxStream};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::endpoints::{Found, may_be_of, read};
+use crate::state::{Needs, Reader, Source};
+
+/// Maximum number of networks that have a watch each.
+const MAX_NETWORKS: usize = 32;
+/// Maximum number of groups that have a watch each: the most pods that kubelet starts on a node, each in a group of its own.
+const MAX_GROUPS: usize = 110;
+
+/// Prefixes of the sources of which a node needs parts, in the order in which they are complete.
+const PREFIXES: [&str; 2] = [ENDPOINTS, POLICIES];
+
+/// Time for which what the node does not need any more is kept: pods that are replaced come back.
+const UNNEEDED_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A change of the watches.
+pub(super) enum Event {
+    /// A watch is to be polled until its stream ends.
+    Opened(Source, BoxStream<'static, Batch>),
+    /// The node does not need the source any more.
+    Forgotten(Source),
+    /// All that the node needs with this prefix has arrived for the first time.
+    Complete(&'static str),
+}
+
+struct NeededWatch {
+    /// Ends the stream.
+    stop: CancellationToken,
+    status: watch::Receiver<Status>,
+    is_listed: bool,
+}
+
+pub(super) struct NeededWatches {
+    store: Store,
+    host: HostName,
+    reader: Reader,
+    /// The reading of all endpoints, while it runs.
+    reading: Option<BoxFuture<'static, Found>>,
+    reading_status: watch::Receiver<Status>,
+    found: Found,
+    watches: BTreeMap<Source, NeededWatch>,
+    /// Sources that the node needed at `interest`.
+    needed: BTreeSet<Source>,
+    /// Prefixes with which the node needs so much that it watches all keys. This does not end.
+    needs_all: BTreeSet<&'static str>,
+    /// Value of [`Reader::interest`] at the last comparison.
+    interest: Option<u64>,
+    /// Needed sources without a watch.
+    unopened: BTreeSet<Source>,
+    /// Watched sources that the node has not needed since.
+    unneeded: BTreeMap<Source, Instant>,
+    /// Sources in the state that earlier watches have delivered, and that may have no watch.
+    earlier: BTreeSet<Source>,
+    /// Prefixes of which [`Event::Complete`] was not returned yet, the next one last.
+    incomplete: Vec<&'static str>,
+    changes_of_statuses: u64,
+}
+
+impl NeededWatches {
+    pub(super) fn new(store: Store, host: HostName, reader: Reader) -> NeededWatches {
+        let (status, reading_status) = watch::channel(Status::Connecting);
+        let reading = read(store.clone(), host.clone(), status).boxed();
+        NeededWatches {
+            store,
+            host,
+            reader,
+            reading: Some(reading),
+            reading_status,
+            found: Found::default(),
+            watches: BTreeMap::new(),
+            needed: BTreeSet::new(),
+            needs_all: BTreeSet::new(),
+            interest: None,
+            unopened: BTreeSet::new(),
+            unneeded: BTreeMap::new(),
+            earlier: BTreeSet::new(),
+            incomplete: PREFIXES.into_iter().rev().collect(),
+            changes_of_statuses: 0,
+        }
+    }
+
+    /// Compares the watches with what the node needs, and returns the next change.
+    pub(super) fn update(&mut self) -> Option<Event> {
+        if self.reading.is_some() {
+            return None;
+        }
+        let found = self.found.own.len();
+        let is_listed = |source: &Source| self.watches.get(source).is_some_and(|watch| watch.is_listed);
+        // The state has the listings of these networks.
+        self.found.own.retain(|network| !is_listed(&Source::Endpoints(network.clone())));
+        if self.found.own.len() != found || self.interest != Some(self.reader.interest()) {
+            self.compare();
+        }
+        if let Some(source) = self.unopened.pop_first() {
+            let stream = self.open(&source);
+            return Some(Event::Opened(source, stream));
+        }
+        if self.are_listed()
+            && let Some(source) = self.next_unneeded()
+        {
+            self.close(&source);
+            return Some(Event::Forgotten(source));
+        }
+        match !self.incomplete.is_empty() && self.are_complete() {
+            true => self.incomplete.pop().map(Event::Complete),
+            false => None,
+        }
+    }
+
+    fn compare(&mut self) {
+        let Needs { networks, groups, interest } = self.reader.needs(&self.host, &self.found.own);
+        self.interest = Some(interest);
+        let networks = Some(networks).filter(|networks| networks.len() <= MAX_NETWORKS);
+        let groups = groups.filter(|groups| groups.len() <= MAX_GROUPS);
+        let endpoints = self.parts_or_all(ENDPOINTS, networks, Source::Endpoints);
+        let policies = self.parts_or_all(POLICIES, groups, Source::Policies);
+        self.needed = endpoints.into_iter().chain(policies).collect();
+        let is_watched = |source: &Source| self.watches.contains_key(source);
+        self.unopened = self.needed.iter().filter(|source| !is_watched(source)).cloned().collect();
+        let now = Instant::now();
+        let unneeded = self.watches.keys().filter(|source| !self.needed.contains(*source));
+        let since = |source: &Source| self.unneeded.get(source).copied().unwrap_or(now);
+        self.unneeded = unneeded.map(|source| (source.clone(), since(source))).collect();
+    }
+
+    /// Sources of the needed parts, or of all keys with the prefix if there is no such list, now or before.
+    fn parts_or_all<T>(
+        &mut self,
+        prefix: &'static str,
+        parts: Option<BTreeSet<T>>,
+        source: fn(T) -> Source,
+    ) -> Vec<Source> {
+        match parts {
+            Some(parts) if !self.needs_all.contains(prefix) => parts.into_iter().map(source).collect(),
+            _ => {
+                if self.needs_all.insert(prefix) {
+                    tracing::info!(prefix, "watching all keys");
+                }
+                vec![Source::Prefix(prefix)]
+            }
+        }
+    }
+
+    /// A source in the state that the node does not need, and has not needed for the time limit if it is watched.
+    fn next_unneeded(&mut self) -> Option<Source> {
+        while let Some(source) = self.earlier.pop_first() {
+            if !self.watches.contains_key(&source) {
+                return Some(source);
+            }
+        }
+        let now = Instant::now();
+        let expired = self.unneeded.iter().find(|(_, since)| **since + UNNEEDED_TIMEOUT <= now);
+        expired.map(|(source, _)| source.clone())
+    }
+
+    /// Notes that the batch returned next is the listing of the source.
+    pub(super) fn listed(&mut self, source: &Source) {
+        if let Some(watch) = self.watches.get_mut(source) {
+            watch.is_listed = true;
+        }
+    }
+
+    /// Waits until [`update`](Self::update) may have something to do. Dropping the future loses nothing.
+    pub(super) async fn changed(&mut self) {
+        if let Some(reading) = &mut self.reading {
+            self.found = reading.await;
+            self.reading = None;
+            self.earlier = PREFIXES.into_iter().flat_map(|prefix| self.reader.sources(prefix)).collect();
+            let all = |prefix: &&'static str| self.earlier.contains(&Source::Prefix(prefix));
+            self.needs_all = PREFIXES.into_iter().filter(all).collect();
+            return;
+        }
+        let Some(interest) = self.interest else { return };
+        // Before, a listing comes with a batch.
+        let are_replaced = self.are_listed();
+        let expiry =
+            self.unneeded.values().min().filter(|_| are_replaced).map(|since| *since + UNNEEDED_TIMEOUT);
+        let expired = async {
+            match expiry {
+                Some(expiry) => sleep_until(expiry).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            () = self.reader.interest_changed(interest) => {}
+            () = expired => {}
+        }
+    }
+
+    pub(super) fn statuses(&self) -> impl Iterator<Item = watch::Receiver<Status>> {
+        [self.reading_status.clone()]
+            .into_iter()
+            .chain(self.watches.values().map(|watch| watch.status.clone()))
+    }
+
+    pub(super) fn changes_of_statuses(&self) -> u64 {
+        self.changes_of_statuses
+    }
+
+    fn open(&mut self, source: &Source) -> BoxStream<'static, Batch> {
+        let watch = match source {
+            Source::Prefix(prefix) => self.store.watch(prefix),
+            Source::Endpoints(network) => {
+                let prefix = match self.found.scattered.contains(network) {
+                    true => ENDPOINTS.to_owned(),
+                    false => endpoints_of(network),
+                };
+                let own = network.clone();
+                self.store.watch_where(&prefix, move |kv: &KeyValue| may_be_of(kv, &own))
+            }
+            Source::Policies(group) => self.store.watch(&policies_of(group)),
+        };
+        let stop = CancellationToken::new();
+        let ended = stop.clone().cancelled_owned();
+        let entry = NeededWatch { stop, status: watch.status(), is_listed: false };
+        self.watches.insert(source.clone(), entry);
+        self.changes_of_statuses += 1;
+        watch.batches().take_until(ended).boxed()
+    }
+
+    fn close(&mut self, source: &Source) {
+        self.unneeded.remove(source);
+        if let Some(watch) = self.watches.remove(source) {
+            watch.stop.cancel();
+            self.changes_of_statuses += 1;
+        }
+    }
+
+    /// Whether the state has all sources that the node needs.
+    fn are_listed(&self) -> bool {
+        self.needed.iter().all(|source| self.watches.get(source).is_some_and(|watch| watch.is_listed))
+    }
+
+    /// Whether all that the node needs has arrived. What it needs depends on the settings, networks and groups, and on its
+    /// endpoints.
+    fn are_complete(&self) -> bool {
+        let awaited = self.reader.awaited();
+        awaited.iter().all(|source| PREFIXES.contains(&source.prefix())) && self.are_listed()
+    }
+}
+
+/// Prefix of the keys of a group's policies.
+pub(super) fn policies_of(group: &GroupKey) -> String {
+    // Of a key of another form, all policies are needed; this is never the prefix of less.
+    let prefix = PolicyId::prefix_of(group).unwrap_or_default();
+    Key::Policy(prefix.as_str().into()).to_string()
+}
+
+#[cfg(test)]
+mod tests;
