@@ -117,14 +117,13 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
     if place.ifindex != 0 {
         return delivery::to_port(packet, place);
     }
-    if !known {
+    if known {
+        track::reaches(packet, place.group)?;
+    } else {
         track::leaves(packet)?;
     }
     if packet.segment_flags & SegmentEntry::ON_NODE != 0 {
         return if is_routed { Err(DropReason::NoRoute) } else { Ok(REPLICATE) };
-    }
-    if known {
-        track::reaches(packet, place.group)?;
     }
     let vni = segment.vni();
     let is_nowhere = place.vtep.is_zero();
