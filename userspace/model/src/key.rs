@@ -218,6 +218,11 @@ pub fn endpoints_of(network: &NetworkId) -> String {
     format!("{ENDPOINTS}{network}-")
 }
 
+/// Prefix of the policies that are attached to a group; of all policies if the key of the group does not have netmaster's form.
+pub fn policies_of(group: &GroupKey) -> String {
+    format!("{POLICIES}{}", PolicyId::prefix_of(group).unwrap_or_default())
+}
+
 /// Keys without a variable part.
 const SINGLES: [(&str, Key); 10] = [
     ("/contiv.io/master/config/global", Key::MasterConfig),

@@ -174,7 +174,7 @@ impl Cluster {
         let endpoint = proxy.as_ref().map_or_else(|| self.etcd.endpoint(), Proxy::endpoint);
         let start = Instant::now();
         let observers = step(&format!("{name}: connect agents"), || {
-            Agents::start(agents, options.sizes.networks(), &endpoint, PROBE_KEYS)
+            Agents::start(agents, &options.sizes, &endpoint, PROBE_KEYS)
         })?;
         let connect_seconds = start.elapsed().as_secs_f64();
         let arrival = step(&format!("{name}: changes"), || self.arrivals(number, &observers, options))?;

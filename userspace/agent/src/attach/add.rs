@@ -2,7 +2,7 @@ use std::time::Instant;
 
 use contiv_model::{
     endpoint::{Endpoint, State},
-    key::Key,
+    key::{Key, policies_of},
     name::PolicyId,
     network::Network,
 };
@@ -244,11 +244,9 @@ impl Pods {
         });
         let mut keys: Vec<_> =
             futures::future::try_join_all(reads).await.map_err(failed)?.into_iter().flatten().collect();
-        let Some(prefix) = endpoint.group.as_ref().and_then(PolicyId::prefix_of) else {
-            return Ok((keys, None));
-        };
-        let policies = Key::Policy(prefix.as_str().into()).to_string();
-        let policies = store.list_keys(&policies).await.map_err(failed)?;
+        let Some(group) = &endpoint.group else { return Ok((keys, None)) };
+        let Some(prefix) = PolicyId::prefix_of(group) else { return Ok((keys, None)) };
+        let policies = store.list_keys(&policies_of(group)).await.map_err(failed)?;
         let parsed = policies.items.iter().filter_map(|kv| Some((kv.key.parse().ok()?, kv.mod_revision)));
         keys.extend(parsed);
         Ok((keys, Some((prefix, policies.revision))))

@@ -13,8 +13,8 @@ use std::{
 };
 
 use contiv_model::{
-    key::{ENDPOINTS, Key, POLICIES, endpoints_of},
-    name::{GroupKey, HostName, PolicyId},
+    key::{ENDPOINTS, POLICIES, endpoints_of, policies_of},
+    name::HostName,
 };
 use contiv_store::{Batch, KeyValue, Status, Store};
 use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::BoxStream};
@@ -262,13 +262,6 @@ impl NeededWatches {
         let awaited = self.reader.awaited();
         awaited.iter().all(|source| PREFIXES.contains(&source.prefix())) && self.are_listed()
     }
-}
-
-/// Prefix of the keys of a group's policies.
-pub(super) fn policies_of(group: &GroupKey) -> String {
-    // Of a key of another form, all policies are needed; this is never the prefix of less.
-    let prefix = PolicyId::prefix_of(group).unwrap_or_default();
-    Key::Policy(prefix.as_str().into()).to_string()
 }
 
 #[cfg(test)]

@@ -2,12 +2,12 @@
 
 use contiv_model::{
     event::Event,
-    key::{AGENT_PREFIXES, ENDPOINTS, Key, POLICIES},
+    key::{AGENT_PREFIXES, ENDPOINTS, Key, POLICIES, policies_of},
 };
 use contiv_store::{Error, KeyValue, Store};
 use serde::{Deserialize, Serialize};
 
-use super::{decode::decode, endpoints::may_be_on, needed::policies_of, status_vteps};
+use super::{decode::decode, endpoints::may_be_on, status_vteps};
 use crate::state::{Needs, Source, Update};
 
 /// The source of what is not read from the store.

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use contiv_model::{
     event::Event,
-    key::{AGENT_PREFIXES, Key, endpoints_of},
+    key::{AGENT_PREFIXES, Key, endpoints_of, policies_of},
     registry::{NETPLUGIN, ServiceInfo},
 };
 use contiv_store::{Batch, Config, Registration, Status, Store};
@@ -21,7 +21,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::contents::TENANT;
+use super::contents::{Sizes, TENANT};
 use crate::interrupt;
 
 /// Number of agents that connect at the same time.
@@ -49,11 +49,12 @@ pub(super) struct Agents {
 
 impl Agents {
     /// Starts agents that follow the store from its current revision, as agents do that have listed it. They report puts
-    /// of keys that begin with `reported`, which each of them watches, as well as the endpoints of two of the `networks`.
+    /// of keys that begin with `reported`, which each of them watches, as well as the endpoints of two networks, and the policies
+    /// of two groups.
     /// Returns when all watches are open.
     pub(super) fn start(
         count: usize,
-        networks: usize,
+        sizes: &Sizes,
         endpoint: &str,
         reported: &'static str,
     ) -> Result<Agents> {
@@ -64,9 +65,10 @@ impl Agents {
             let mut starting = JoinSet::new();
             for agent in 0..count {
                 let (endpoint, sender, slots) = (endpoint.to_owned(), sender.clone(), slots.clone());
+                let needed = needed(agent, sizes);
                 starting.spawn(async move {
                     let _slot = slots.acquire().await?;
-                    start(agent, networks, &endpoint, reported, sender).await
+                    start(agent, needed, &endpoint, reported, sender).await
                 });
             }
             let all = async {
@@ -102,9 +104,21 @@ impl Agents {
     }
 }
 
+/// Prefixes of what a node needs with endpoints of two networks and two groups.
+fn needed(agent: usize, sizes: &Sizes) -> Vec<String> {
+    let own = [agent, agent + 1];
+    let networks =
+        own.map(|number| endpoints_of(&format!("net{}.{TENANT}", number % sizes.networks()).as_str().into()));
+    let groups = own.into_iter().filter_map(|number| {
+        let number = number.checked_rem(sizes.groups())?;
+        Some(policies_of(&format!("group{number}:{TENANT}").as_str().into()))
+    });
+    networks.into_iter().chain(groups).collect()
+}
+
 async fn start(
     agent: usize,
-    networks: usize,
+    needed: Vec<String>,
     endpoint: &str,
     reported: &'static str,
     sender: mpsc::Sender<Seen>,
@@ -112,9 +126,7 @@ async fn start(
     let config = Config::new([endpoint]);
     let store = retried(|| Store::connect(&config)).await?;
     let revision = retried(|| store.position()).await?.revision;
-    let own = [agent, agent + 1].map(|number| format!("net{}.{TENANT}", number % networks));
-    let endpoints = own.iter().map(|network| endpoints_of(&network.as_str().into()));
-    let prefixes = AGENT_PREFIXES.into_iter().chain([reported]).map(str::to_owned).chain(endpoints);
+    let prefixes = AGENT_PREFIXES.into_iter().chain([reported]).map(str::to_owned).chain(needed);
     let watches: Vec<_> = prefixes.map(|prefix| store.watch_after(&prefix, revision)).collect();
     let statuses: Vec<_> = watches.iter().map(contiv_store::Watch::status).collect();
     let mut batches = stream::select_all(watches.into_iter().map(|watch| watch.batches().boxed()));

@@ -51,6 +51,10 @@ impl Sizes {
         self.networks as usize
     }
 
+    pub(super) fn groups(&self) -> usize {
+        self.groups as usize
+    }
+
     /// Creates all objects.
     pub(super) fn fill(&self, client: &Client) -> Result<()> {
         create_tenant(client)?;
@@ -62,7 +66,8 @@ impl Sizes {
             in_parallel(self.endpoints, |number| self.create_endpoint(client, number))
         })?;
         for network in 0..NETWORKS_OF_NODE {
-            create_endpoint(client, &format!("net{network}"), "", &format!("{NODE}-{network}"), NODE)?;
+            let group = self.group_of(0, network as u32);
+            create_endpoint(client, &format!("net{network}"), &group, &format!("{NODE}-{network}"), NODE)?;
         }
         step(&format!("{} services", self.services), || {
             in_parallel(self.endpoints, |number| self.label_endpoint(client, number))?;
@@ -101,13 +106,18 @@ impl Sizes {
 
     fn create_endpoint(&self, client: &Client, number: u32) -> Result<()> {
         let (index, network) = self.place(number);
-        // The groups of a network have equal shares of its endpoints.
-        let group = match share(self.groups, self.networks, network) {
-            0 => String::new(),
-            groups => format!("group{}", network + self.networks * (index % groups)),
-        };
+        let group = self.group_of(index, network);
         let host = format!("host{}", number % self.agents);
         create_endpoint(client, &format!("net{network}"), &group, &format!("e{number}"), &host)
+    }
+
+    /// Group of an endpoint by its number in the network: the groups of a network have equal shares of its endpoints. Empty if
+    /// the network has no group.
+    fn group_of(&self, index: u32, network: u32) -> String {
+        match share(self.groups, self.networks, network) {
+            0 => String::new(),
+            groups => format!("group{}", network + self.networks * (index % groups)),
+        }
     }
 
     /// Adds the labels that make the endpoint a provider.

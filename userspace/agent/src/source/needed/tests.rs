@@ -1,6 +1,6 @@
 mod policies;
 
-use contiv_model::{endpoint, network};
+use contiv_model::{endpoint, key::Key, network};
 use contiv_store::{Config, MAX_TXN_OPS, Txn, embedded};
 use tempfile::TempDir;
 use tokio::time::timeout;
