@@ -155,8 +155,8 @@ struct Case<'a, H> {
     stage: Stage,
     oracle: Oracle,
     connections: Vec<Connection>,
-    /// Backends of clients with session affinity, by client, service and port.
-    backends: BTreeMap<(Origin, usize, u16), IpAddr>,
+    /// Backends of clients with session affinity, by client, service, and port of TCP or another protocol.
+    backends: BTreeMap<(Origin, usize, (bool, u16)), IpAddr>,
     summary: &'a mut Summary,
 }
 
@@ -373,7 +373,9 @@ impl<H: Harness> Case<'_, H> {
         // After the change, a client may choose again.
         let is_compared = (self.stage, step) == (Stage::Before, Step::There);
         if let (Some(at), Some(one), true) = (sent.service, one, is_compared) {
-            self.keeps_its_backend(&sent, at, self.cluster.probes[probe].resolved(self.cluster).port, &one)?;
+            let resolved = self.cluster.probes[probe].resolved(self.cluster);
+            let is_tcp = matches!(resolved.content, Content::Tcp { .. });
+            self.keeps_its_backend(&sent, at, (is_tcp, resolved.port), &one)?;
         }
         Ok(messages)
     }
@@ -413,8 +415,14 @@ impl<H: Harness> Case<'_, H> {
         summary.routed += u64::from(deliveries.iter().any(|one| one.frame[6..12] == ROUTER));
     }
 
-    /// With session affinity, a client has one backend.
-    fn keeps_its_backend(&mut self, sent: &Sent, at: usize, port: u16, delivery: &Delivery) -> Result<()> {
+    /// With session affinity, a client has one backend of a port.
+    fn keeps_its_backend(
+        &mut self,
+        sent: &Sent,
+        at: usize,
+        port: (bool, u16),
+        delivery: &Delivery,
+    ) -> Result<()> {
         if !self.cluster.services[at].affinity {
             return Ok(());
         }

@@ -117,6 +117,23 @@ async fn a_record_that_its_object_outlives_is_a_loss() {
     assert!(regression_by(both(), vec![lost, touched], AT_LAST).await.is_some());
 }
 
+/// An endpoint of a group on the node.
+fn member(group: &str) -> (Key, serde_json::Value) {
+    let id = format!("n.t-{group}");
+    let state = contiv_model::endpoint::State {
+        id: id.clone(),
+        net_id: "n.t".into(),
+        endpoint_id: group.to_owned(),
+        endpoint_group_id: 1,
+        endpoint_group_key: format!("{group}:t"),
+        ip_address: "10.9.0.2".into(),
+        mac_address: "02:02:0a:09:00:02".into(),
+        homing_host: node().host.to_string(),
+        ..Default::default()
+    };
+    (Key::Endpoint(id.as_str().into()), serde_json::to_value(&state).unwrap())
+}
+
 #[tokio::test]
 async fn a_policy_is_detached_by_a_change_before_others() {
     let policy = |group: &str| Key::Policy(format!("t:{group}:t:p").as_str().into());
@@ -129,7 +146,9 @@ async fn a_policy_is_detached_by_a_change_before_others() {
     let group = |name: &str| Key::Object(ObjectType::EndpointGroup, format!("t:{name}"));
     let object = Key::Object(ObjectType::Policy, "t:p".into());
     let before = ["g1", "g2"].into_iter().fold(put(Txn::new(), &object, &json!({})), |txn, name| {
-        put(attached(txn, name, "old"), &group(name), &json!({}))
+        // The node has the policies of its endpoints' groups.
+        let (key, member) = member(name);
+        put(put(attached(txn, name, "old"), &group(name), &json!({})), &key, &member)
     });
     let detached = put(Txn::new(), &group("g1"), &json!({ "policies": [] })).delete(policy("g1").to_string());
     let other = attached(Txn::new(), "g2", "new");
