@@ -12,6 +12,7 @@ use contiv_model::{
     policy::{DirectionalRuleState, PolicyState},
 };
 use contiv_store::{KeyValue, Op};
+use patricia_tree::PatriciaMap;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::ClusterCache;
@@ -56,9 +57,9 @@ pub(super) struct DerivedRecord {
     unknown: UnknownFields,
 }
 
-/// Records by the last part of their key.
+/// Records by the last part of their key, the beginning of which many have in common.
 #[derive(Default)]
-pub struct DerivedTable(pub(super) BTreeMap<Box<str>, DerivedRecord>);
+pub struct DerivedTable(PatriciaMap<DerivedRecord>);
 
 /// Staged changes of a table: a put (`Some`) or a deletion.
 pub(super) type DerivedOverlay<T> = BTreeMap<String, Option<T>>;
@@ -125,6 +126,17 @@ derived! {
 }
 
 impl DerivedTable {
+    pub(super) fn get(&self, id: &str) -> Option<&DerivedRecord> {
+        self.0.get(id)
+    }
+
+    /// Records whose ids begin with `prefix`, sorted.
+    pub(super) fn below(&self, prefix: &str) -> impl Iterator<Item = (String, &DerivedRecord)> {
+        let below = self.0.iter_prefix(prefix.as_bytes());
+        // An id was text when it was inserted.
+        below.map(|(id, record)| (String::from_utf8_lossy(&id).into_owned(), record))
+    }
+
     fn ops<T: Derived>(
         &self,
         overlay: &DerivedOverlay<T>,
@@ -132,7 +144,7 @@ impl DerivedTable {
     ) -> serde_json::Result<()> {
         for (id, value) in overlay {
             let key = T::path(id);
-            let known = self.0.get(id.as_str());
+            let known = self.get(id);
             let op = match (value, known) {
                 (Some(value), Some(known)) => put(&key, known.unknown.encode(value)?),
                 (Some(value), None) => put(&key, serde_json::to_vec(value)?),
@@ -152,15 +164,15 @@ impl DerivedTable {
         for (id, value) in overlay {
             let key = T::path(&id);
             let revision = at.of(&key);
-            if self.0.get(id.as_str()).is_some_and(|known| known.revision > revision) {
+            if self.get(&id).is_some_and(|known| known.revision > revision) {
                 continue;
             }
-            let known = self.0.remove(id.as_str());
+            let known = self.0.remove(&id);
             match value {
                 Some(value) => {
                     let unknown = known.map(|known| known.unknown).unwrap_or_default();
                     let record = DerivedRecord { revision, digest: Some(Digest::of(&value)), unknown };
-                    self.0.insert(id.into(), record);
+                    self.0.insert(id, record);
                 }
                 None => deleted(key, revision),
             }
@@ -174,15 +186,14 @@ fn put(key: &str, value: Vec<u8>) -> Op {
 
 impl ClusterCache {
     /// Ids of the records, sorted, with their digests.
-    pub fn derived<T: Derived>(&self) -> impl Iterator<Item = (&str, Option<Digest>)> {
-        let table = T::table(&self.tables.derived);
-        table.0.iter().map(|(id, record)| (&**id, record.digest))
+    pub fn derived<T: Derived>(&self) -> impl Iterator<Item = (String, Option<Digest>)> {
+        T::table(&self.tables.derived).below("").map(|(id, record)| (id, record.digest))
     }
 
     /// Sets or deletes the record as of `revision`.
     pub(super) fn set_derived<T: Derived>(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
         let table = T::table_mut(&mut self.tables.derived);
-        if table.0.get(id).is_some_and(|known| revision <= known.revision) {
+        if table.get(id).is_some_and(|known| revision <= known.revision) {
             return;
         }
         let record = match kv.map(|kv| UnknownFields::read::<T>(&kv.value)) {
@@ -195,6 +206,6 @@ impl ClusterCache {
                 DerivedRecord { revision, digest: None, unknown: UnknownFields::default() }
             }
         };
-        table.0.insert(id.into(), record);
+        table.0.insert(id, record);
     }
 }

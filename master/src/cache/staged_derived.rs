@@ -9,7 +9,7 @@ use super::derived::{Derived, Digest};
 impl StagedTxn<'_> {
     /// Stages what the record must be, unless it is already that; none if it must not exist.
     pub fn derive<T: Derived>(&mut self, id: &str, value: Option<T>) {
-        let known = T::table(&self.cache().tables.derived).0.get(id);
+        let known = T::table(&self.cache().tables.derived).get(id);
         let overlay = T::overlay(&self.overlays.derived);
         let is_unchanged = match (overlay.get(id), &value, known) {
             (Some(staged), value, _) => staged == value,
@@ -26,7 +26,7 @@ impl StagedTxn<'_> {
     pub fn has_derived<T: Derived>(&self, id: &str) -> bool {
         match T::overlay(&self.overlays.derived).get(id) {
             Some(staged) => staged.is_some(),
-            None => T::table(&self.cache().tables.derived).0.contains_key(id),
+            None => T::table(&self.cache().tables.derived).get(id).is_some(),
         }
     }
 
@@ -38,10 +38,9 @@ impl StagedTxn<'_> {
 
     /// Ids of the records that begin with `prefix`, with staged changes applied.
     pub fn derived_ids<T: Derived>(&self, prefix: &str) -> BTreeSet<String> {
-        let known = T::table(&self.cache().tables.derived).0.range::<str, _>((Included(prefix), Unbounded));
-        let known = known.map(|(id, _)| &**id).take_while(|id| id.starts_with(prefix));
+        let known = T::table(&self.cache().tables.derived).below(prefix).map(|(id, _)| id);
         let staged = T::overlay(&self.overlays.derived).range::<str, _>((Included(prefix), Unbounded));
-        let staged = staged.map(|(id, _)| id.as_str()).take_while(|id| id.starts_with(prefix));
-        known.chain(staged).filter(|id| self.has_derived::<T>(id)).map(str::to_owned).collect()
+        let staged = staged.map(|(id, _)| id).take_while(|id| id.starts_with(prefix)).cloned();
+        known.chain(staged).filter(|id| self.has_derived::<T>(id)).collect()
     }
 }

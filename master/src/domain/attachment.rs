@@ -213,13 +213,13 @@ pub fn restore_policies(staged: &mut StagedTxn<'_>) {
             attached.insert(attached_id(&group.key, policy));
         }
     }
-    for (id, _) in cache.derived::<PolicyState>().filter(|(id, _)| !attached.contains(*id)) {
-        staged.derive::<PolicyState>(id, None);
+    for (id, _) in cache.derived::<PolicyState>().filter(|(id, _)| !attached.contains(id)) {
+        staged.derive::<PolicyState>(&id, None);
     }
     // Those of policies on groups are right already.
     let is_attached = |id: &str| ends_of_attached(id).any(|end| attached.contains(&id[..end]));
     for (id, _) in cache.derived::<DirectionalRuleState>().filter(|(id, _)| !is_attached(id)) {
-        staged.derive::<DirectionalRuleState>(id, None);
+        staged.derive::<DirectionalRuleState>(&id, None);
     }
 }
 

@@ -299,7 +299,7 @@ impl Fixture {
 }
 
 /// Ids and digests.
-fn derived<T: Derived>(cache: &ClusterCache) -> Vec<(&str, String)> {
+fn derived<T: Derived>(cache: &ClusterCache) -> Vec<(String, String)> {
     cache.derived::<T>().map(|(id, digest)| (id, format!("{digest:?}"))).collect()
 }
 

@@ -399,11 +399,11 @@ impl Follower {
         // Without keys, the cluster and the number are compared. The key is in the prefix, which the
         // store's user may read.
         let none = if self.prefix.is_empty() { "\0" } else { &self.prefix };
-        let newest = self.known.newest().unwrap_or(none);
+        let newest = self.known.newest().unwrap_or_else(|| none.to_owned());
         let at_revision = async {
-            let (kv, cluster) = self.store.get_at_with_cluster(newest, revision).await?;
+            let (kv, cluster) = self.store.get_at_with_cluster(&newest, revision).await?;
             let count = self.store.count_at(&self.prefix, revision).await?;
-            Ok::<_, Error>(self.known.has(newest, kv.as_ref(), cluster) && count == self.known.count())
+            Ok::<_, Error>(self.known.has(&newest, kv.as_ref(), cluster) && count == self.known.count())
         };
         match at_revision.await {
             // Compacted, or a revision that the store has not reached.

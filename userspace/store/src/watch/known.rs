@@ -6,15 +6,15 @@ use crate::{KeyValue, Listing, Position, Update};
 use contiv_model::event::Event;
 use etcd_client::EventType;
 use etcd_client::proto::PbEvent;
-use std::collections::BTreeMap;
+use patricia_tree::PatriciaMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 #[derive(Debug, Default)]
 pub(super) struct Known {
     /// `None` before the first snapshot.
-    reported: Option<BTreeMap<String, Seen>>,
+    reported: Option<PatriciaMap<Seen>>,
     /// Keys of the first snapshot, of which a part was reported.
-    parts: Option<BTreeMap<String, Seen>>,
+    parts: Option<PatriciaMap<Seen>>,
     /// Store and revision up to which `reported` is complete.
     at: Position,
     /// Number of keys below the prefix that are not in `reported`, because the watch does not report them.
@@ -27,17 +27,16 @@ pub(super) struct Known {
 /// from a backup reuses revisions for other contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Seen {
-    create_revision: i64,
     mod_revision: i64,
-    value: u64,
+    /// Digest of the value, the lease and the revision of the key's creation.
+    content: u64,
 }
 
 impl Seen {
     fn of(kv: &KeyValue) -> Seen {
         let mut hasher = DefaultHasher::new();
-        (&kv.value, kv.lease).hash(&mut hasher);
-        let KeyValue { create_revision, mod_revision, .. } = *kv;
-        Seen { create_revision, mod_revision, value: hasher.finish() }
+        (&kv.value, kv.lease, kv.create_revision).hash(&mut hasher);
+        Seen { mod_revision: kv.mod_revision, content: hasher.finish() }
     }
 }
 
@@ -77,14 +76,14 @@ impl Known {
     }
 
     /// Key that was put last, of those that exist.
-    pub(super) fn newest(&self) -> Option<&str> {
+    pub(super) fn newest(&self) -> Option<String> {
         let newest = self.reported.as_ref()?.iter().max_by_key(|(_, seen)| seen.mod_revision)?;
-        Some(newest.0)
+        Some(text(&newest.0))
     }
 
     /// Number of keys below the prefix.
     pub(super) fn count(&self) -> usize {
-        self.dropped + self.reported.as_ref().map_or(0, BTreeMap::len)
+        self.dropped + self.reported.as_ref().map_or(0, PatriciaMap::len)
     }
 
     /// Whether `kv`, read from the store with id `cluster`, is the known version of `key`. Both may
@@ -98,14 +97,15 @@ impl Known {
     /// changed ones in the order of their writes. `dropped` is the number of keys that the listing lacks.
     pub(super) fn snapshot(&mut self, listing: Listing, dropped: usize) -> Vec<Update> {
         let revision = listing.revision;
-        let now = listing.items.iter().map(|kv| (kv.key.clone(), Seen::of(kv))).collect::<BTreeMap<_, _>>();
+        let now: PatriciaMap<Seen> = listing.items.iter().map(|kv| (&kv.key, Seen::of(kv))).collect();
         let events: Vec<_> = match &self.reported {
             None => std::iter::once(Event::Init)
                 .chain(listing.items.into_iter().map(|kv| Event::InitApply(kv.key.clone(), kv)))
                 .chain([Event::InitDone])
                 .collect(),
             Some(before) => {
-                let gone = before.keys().filter(|key| !now.contains_key(*key)).cloned().map(Event::Delete);
+                let gone =
+                    before.keys().filter(|key| !now.contains_key(key)).map(|key| Event::Delete(text(&key)));
                 let mut changed: Vec<_> =
                     listing.items.into_iter().filter(|kv| before.get(&kv.key) != now.get(&kv.key)).collect();
                 changed.sort_by_key(|kv| kv.mod_revision);
@@ -123,7 +123,7 @@ impl Known {
         let revision = page.at.revision;
         let begin = self.parts.is_none().then_some(Event::Init);
         let parts = self.parts.get_or_insert_default();
-        parts.extend(page.items.iter().map(|kv| (kv.key.clone(), Seen::of(kv))));
+        parts.extend(page.items.iter().map(|kv| (&kv.key, Seen::of(kv))));
         self.dropped += page.dropped;
         if page.is_last {
             self.reported = self.parts.take();
@@ -164,7 +164,7 @@ impl Known {
                 }
                 Some(reported) => {
                     let was_kept = match is_kept {
-                        true => reported.insert(kv.key.clone(), Seen::of(&kv)).is_some(),
+                        true => reported.insert(&kv.key, Seen::of(&kv)).is_some(),
                         false => reported.remove(&kv.key).is_some(),
                     };
                     let existed = !is_put || kv.version > 1;
@@ -184,6 +184,11 @@ impl Known {
         }
         updates
     }
+}
+
+/// A key, which was text when it was inserted.
+fn text(key: &[u8]) -> String {
+    String::from_utf8_lossy(key).into_owned()
 }
 
 #[cfg(test)]
