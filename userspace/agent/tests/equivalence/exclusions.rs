@@ -31,8 +31,8 @@ pub(crate) fn applies<H: Harness>(cluster: &Cluster, stage: Stage, sent: &Sent) 
             && at == Station::Remote
 }
 
-/// Whether an earlier probe sends packets with the same tuple, which has no ports, to another station, or such with the reversed one to
-/// another station than the sender: the datapath takes them for one connection, and drops what would leave it.
+/// Whether an earlier probe sends packets with the same tuple, which has no ports, to another station, or such with the reversed one
+/// between other stations: the datapath takes them for one connection, and drops what would leave it.
 pub(crate) fn shares_a_flow(cluster: &Cluster, probe: usize) -> bool {
     let first = |number: usize| {
         let probe = &cluster.probes[number];
@@ -43,9 +43,10 @@ pub(crate) fn shares_a_flow(cluster: &Cluster, probe: usize) -> bool {
     let (receiver, sender) = (own.bytes.get(..6), own.bytes.get(6..12));
     let Some((protocol, from, to)) = tuple(&own.bytes) else { return false };
     let leaves = |other: &Sent| {
-        let (station, other) = (other.bytes.get(..6), tuple(&other.bytes));
-        other == Some((protocol, from, to)) && station != receiver
-            || other == Some((protocol, to, from)) && station != sender
+        let (to_station, from_station) = (other.bytes.get(..6), other.bytes.get(6..12));
+        let other = tuple(&other.bytes);
+        other == Some((protocol, from, to)) && to_station != receiver
+            || other == Some((protocol, to, from)) && (to_station, from_station) != (sender, receiver)
     };
     (0..probe).filter_map(first).any(|other| other.network == own.network && leaves(&other))
 }
