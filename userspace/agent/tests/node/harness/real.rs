@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, fs, net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use contiv_model::mac::Mac;
+use futures::FutureExt as _;
 use netplugin::datapath::{
     Datapath, Desired, FailedOp, KERNEL_PORT, Object, Observed, Op,
     fake::{Delivery, Origin, Target},
@@ -276,6 +277,11 @@ impl<S: Site> Harness for Real<S> {
                 carries(&self.host, &local.port)?;
             }
         }
+        // Else what the kernel tells about interfaces would add up: the agent takes it, too.
+        self.with_path(async |path: &mut S::Path| {
+            path.resync_needed().now_or_never();
+            Ok(())
+        })?;
         self.follow_kernel_port()?;
         self.site.settle()?;
         Ok(failures)
