@@ -3,7 +3,7 @@ use std::time::Instant;
 use contiv_model::{
     endpoint::{Endpoint, State},
     key::{Key, policies_of},
-    name::PolicyId,
+    name::{GroupKey, PolicyId},
     network::Network,
 };
 use contivk8s::wire::{Reply, Request};
@@ -112,6 +112,9 @@ impl Pods {
     async fn create(&self, pod: &Pod, netns: &Netns, rollback: &mut Rollback) -> Result<Reply, Failure> {
         let start = Instant::now();
         let log_step = |what| tracing::debug!(endpoint = pod.endpoint, after = ?start.elapsed(), "{what}");
+        // What the endpoint needs arrives while netmaster creates it.
+        let group = pod.group.as_ref().map(|group| GroupKey::new(group, &pod.tenant));
+        let _request = self.parts().attacher.request(&pod.network_id(), group.as_ref());
         let (state, endpoint) = self.create_at_master(pod, rollback).await?;
         log_step("endpoint created at netmaster");
         reach("endpoint at netmaster");

@@ -329,6 +329,7 @@ impl<D: Datapath> Reconciler<D> {
             if let Op::Set(Object::Local(local)) = op
                 && let Some(group) = local.identity.map(ObjectId::Group)
                 && self.retries.is_retried(&group)
+                && !self.turned_out_empty(&group)
             {
                 waiting.insert(ObjectId::Local(local.id.clone()), group);
             }
@@ -343,6 +344,11 @@ impl<D: Datapath> Reconciler<D> {
             self.retries.wait_for(id, group);
         }
         self.apply_batch(&ready).await
+    }
+
+    /// Whether the settings of a group were unknown before, and are none.
+    fn turned_out_empty(&self, group: &ObjectId) -> bool {
+        self.retries.is_blocked(group) && self.desired.get(group).is_none()
     }
 
     async fn apply_batch(&mut self, ops: &[Op]) -> Result<(), Error> {

@@ -136,6 +136,11 @@ impl Retries {
         self.all.get(id).map(|retry| retry.error.as_str())
     }
 
+    /// Whether the object was left unchanged until its data changes.
+    pub(super) fn is_blocked(&self, id: &ObjectId) -> bool {
+        self.all.get(id).is_some_and(|retry| retry.next == Next::After(id.clone()))
+    }
+
     /// Whether the object failed and will be retried.
     pub(super) fn is_retried(&self, id: &ObjectId) -> bool {
         self.all.get(id).is_some_and(|retry| retry.next != Next::Never)

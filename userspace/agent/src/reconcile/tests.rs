@@ -1,6 +1,7 @@
 //! The reconciliation loop with the fake datapath.
 
 mod groups;
+mod policies;
 mod retention;
 mod takeover;
 
@@ -50,7 +51,11 @@ struct World {
 
 impl World {
     fn start(fake: Fake) -> World {
-        let (writer, attacher, reader, changes) = state::new([SOURCE]);
+        World::following(fake, [SOURCE])
+    }
+
+    fn following(fake: Fake, sources: impl IntoIterator<Item = &'static str>) -> World {
+        let (writer, attacher, reader, changes) = state::new(sources);
         let switch = fake.switch().clone();
         let node = Node { host: "h0".into(), vtep: [192, 168, 0, 10].into() };
         let (reconciler, handle) = Reconciler::new(fake, node, reader, changes, Duration::from_secs(3600));

@@ -85,6 +85,10 @@ impl NeededWatches {
     pub(super) fn new(store: Store, host: HostName, reader: Reader) -> NeededWatches {
         let (status, reading_status) = watch::channel(Status::Connecting);
         let reading = read(store.clone(), host.clone(), status).boxed();
+        let earlier: BTreeSet<Source> =
+            PREFIXES.into_iter().flat_map(|prefix| reader.sources(prefix)).collect();
+        let all = |prefix: &&'static str| earlier.contains(&Source::Prefix(prefix));
+        let needs_all = PREFIXES.into_iter().filter(all).collect();
         NeededWatches {
             store,
             host,
@@ -94,11 +98,11 @@ impl NeededWatches {
             found: Found::default(),
             watches: BTreeMap::new(),
             needed: BTreeSet::new(),
-            needs_all: BTreeSet::new(),
+            needs_all,
             interest: None,
             unopened: BTreeSet::new(),
             unneeded: BTreeMap::new(),
-            earlier: BTreeSet::new(),
+            earlier,
             incomplete: PREFIXES.into_iter().rev().collect(),
             changes_of_statuses: 0,
         }
@@ -107,7 +111,7 @@ impl NeededWatches {
     /// Compares the watches with what the node needs, and returns the next change.
     pub(super) fn update(&mut self) -> Option<Event> {
         if self.reading.is_some() {
-            return None;
+            return self.open_policies();
         }
         let found = self.found.own.len();
         let is_listed = |source: &Source| self.watches.get(source).is_some_and(|watch| watch.is_listed);
@@ -130,6 +134,17 @@ impl NeededWatches {
             true => self.incomplete.pop().map(Event::Complete),
             false => None,
         }
+    }
+
+    /// Opens the next watch of policies, of which a state that was followed before needs some while all endpoints are read.
+    fn open_policies(&mut self) -> Option<Event> {
+        if self.interest.is_none() {
+            self.compare();
+        }
+        let source = self.unopened.iter().find(|source| source.prefix() == POLICIES)?.clone();
+        self.unopened.remove(&source);
+        let stream = self.open(&source);
+        Some(Event::Opened(source, stream))
     }
 
     fn compare(&mut self) {
@@ -190,9 +205,7 @@ impl NeededWatches {
         if let Some(reading) = &mut self.reading {
             self.found = reading.await;
             self.reading = None;
-            self.earlier = PREFIXES.into_iter().flat_map(|prefix| self.reader.sources(prefix)).collect();
-            let all = |prefix: &&'static str| self.earlier.contains(&Source::Prefix(prefix));
-            self.needs_all = PREFIXES.into_iter().filter(all).collect();
+            self.interest = None;
             return;
         }
         let Some(interest) = self.interest else { return };

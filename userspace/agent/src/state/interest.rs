@@ -97,7 +97,11 @@ impl State {
     /// What the policies of a group may change, or those of all.
     fn affected_by(&self, group: Option<&GroupKey>) -> DirtySet {
         let groups = match group {
-            Some(group) => self.numbers_of(group, self.endpoints()),
+            Some(group) => {
+                let of_group = |(_, key): &&Membership| key.as_ref() == Some(group);
+                let members = self.groups_on.all().filter(of_group).map(|(number, _)| *number);
+                members.chain(self.groups.number(group)).collect()
+            }
             None => self.groups_on.all().map(|(number, _)| *number).collect(),
         };
         DirtySet { groups, ..DirtySet::default() }

@@ -162,7 +162,10 @@ impl Writer {
 
     /// Prepares for the snapshots of another store, whose revisions are not comparable with the previous ones.
     pub fn restart(&mut self) {
-        self.0.change(|inner| inner.revision = 0);
+        self.0.change(|inner| {
+            inner.revision = 0;
+            inner.live.values_mut().flat_map(BTreeMap::values_mut).for_each(|at| *at = 0);
+        });
     }
 }
 

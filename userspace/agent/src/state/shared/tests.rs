@@ -187,3 +187,56 @@ fn unchanged_object_is_not_dirty() {
     attacher.attach(&"a".into(), Attachment::of_pod("vvport1"));
     assert_eq!(changes.take().0.endpoints.len(), 1);
 }
+
+fn policy(id: &str, group: u32) -> (Key, Result<ClusterObject, Rejected>) {
+    let policy =
+        contiv_model::policy::Policy { id: id.into(), group: group.try_into().unwrap(), rules: vec![] };
+    (Key::Policy(id.into()), Ok(ClusterObject::Policy(policy)))
+}
+
+fn list(
+    writer: &mut Writer,
+    source: &Source,
+    revision: i64,
+    objects: Vec<(Key, Result<ClusterObject, Rejected>)>,
+) {
+    let puts = objects.into_iter().map(|(key, object)| Event::InitApply(key, object));
+    let events = [Event::Init].into_iter().chain(puts).chain([Event::InitDone]);
+    writer.apply_all(events.map(|event| Update { source: source.clone(), revision, event }));
+}
+
+/// Its revisions are smaller, and a part may be watched together with others now.
+#[test]
+fn what_an_accepted_store_has_replaces_what_another_source_had() {
+    let (mut writer, _, reader, _) = new([POLICIES]);
+    let of_group = Source::Policies("g:t".into());
+    list(&mut writer, &of_group, 1000, vec![policy("t:g:t:p", 5)]);
+    writer.restart();
+    let all = Source::Prefix(POLICIES);
+    list(&mut writer, &all, 7, vec![policy("t:g:t:p", 6)]);
+    writer.forget(&of_group);
+    let on = |number: u32| reader.with(|state| state.policies_on(number.try_into().unwrap()).count());
+    assert_eq!((on(5), on(6)), (0, 1));
+}
+
+/// The record of a group may have another number than its endpoints.
+#[test]
+fn policies_affect_the_numbers_that_endpoints_have() {
+    let (mut writer, _, _, mut changes) = new([EPS, POLICIES]);
+    let (key, object) = endpoint("a");
+    let Ok(ClusterObject::Endpoint(endpoint)) = object else { unreachable!() };
+    let member =
+        Endpoint { group: Some("g:t".into()), group_number: Some(5.try_into().unwrap()), ..endpoint };
+    list(&mut writer, &EPS.into(), 1, vec![(key, Ok(ClusterObject::Endpoint(member)))]);
+    let group = contiv_model::group::Group {
+        key: "g:t".into(),
+        number: 7.try_into().unwrap(),
+        dscp: None,
+        rate: None,
+    };
+    let group = (Key::Group("g:t".into()), Ok(ClusterObject::Group(group)));
+    list(&mut writer, &"groups".into(), 2, vec![group]);
+    changes.take();
+    list(&mut writer, &Source::Policies("g:t".into()), 3, vec![]);
+    assert_eq!(changes.take().0.groups, [5, 7].map(|number| number.try_into().unwrap()).into());
+}

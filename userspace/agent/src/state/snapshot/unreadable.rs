@@ -175,7 +175,7 @@ impl State {
     }
 
     /// Number of a group: that of its record, or those in the records of its members.
-    pub(in crate::state) fn numbers_of<'a>(
+    fn numbers_of<'a>(
         &self,
         group: &GroupKey,
         members: impl Iterator<Item = &'a Endpoint>,

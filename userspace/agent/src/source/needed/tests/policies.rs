@@ -196,3 +196,27 @@ async fn a_node_with_many_groups_watches_all_policies() {
         scene.watch_again();
     }
 }
+
+/// A store that was regressed has other rules, perhaps, and the pods run.
+#[tokio::test]
+async fn policies_of_a_known_state_are_followed_at_once() {
+    let mut scene = Scene::with_groups().await;
+    scene.synced().await;
+    let opened = |scene: &Scene| {
+        // Before all endpoints are read.
+        let mut watches = NeededWatches::new(scene.store.clone(), HOST.into(), scene.reader.clone());
+        let mut opened = vec![];
+        while let Some(Event::Opened(source, _)) = watches.update() {
+            opened.push(source);
+        }
+        opened
+    };
+    assert_eq!(opened(&scene), [Source::Policies("g1:t".into())]);
+    scene.put_object(member("m4", None, 9, HOST)).await;
+    scene.until(|state| state.groups_on(&HOST.into()).len() == 2).await;
+    let has_all = |scene: &Scene| policy_sources(scene) == [POLICIES];
+    while !has_all(&scene) {
+        scene.sources.next().await.unwrap().apply(&mut scene.writer);
+    }
+    assert_eq!(opened(&scene), [Source::Prefix(POLICIES)]);
+}
