@@ -156,11 +156,13 @@ pub(super) fn measure(options: &Options, report: &mut ReportSink<'_>) -> Result<
 }
 
 impl Bench<'_> {
+    /// Adds a pod in a group of its own, which has the name that is in the keys of its policies.
     fn member(&mut self, name: &str) -> Result<GroupPod> {
-        let body = json!({"tenantName": "bench", "groupName": name, "networkName": "pods"});
-        self.cluster.client().post_json(&format!("/api/v1/endpointGroups/bench:{name}/"), &body)?;
         self.groups += 1;
-        let pod = Pod::add_to(self.node, self.network, Some(name), name)?;
+        let group = rules::group_name(self.groups);
+        let body = json!({"tenantName": "bench", "groupName": group, "networkName": "pods"});
+        self.cluster.client().post_json(&format!("/api/v1/endpointGroups/bench:{group}/"), &body)?;
+        let pod = Pod::add_to(self.node, self.network, Some(&group), name)?;
         Ok(GroupPod { pod, group: self.groups, rules: 0 })
     }
 

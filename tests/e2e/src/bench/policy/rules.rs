@@ -157,6 +157,11 @@ impl Sort {
     }
 }
 
+/// Name of the group with a number.
+pub(super) fn group_name(number: usize) -> String {
+    format!("g{number}")
+}
+
 /// Expanded policy on a group, with its key in the store.
 fn policy(
     group: usize,
@@ -164,7 +169,7 @@ fn policy(
     rules: Range<usize>,
     rule: impl Fn(usize) -> DirectionalRule,
 ) -> Result<(String, Value)> {
-    let id = format!("bench:g{group}:bench:p{number}");
+    let id = format!("bench:{}:bench:p{number}", group_name(group));
     let rules = rules.map(|place| {
         let key = format!("bench:p{number}:{place}");
         let directed = DirectionalRule {
