@@ -20,8 +20,8 @@ use netplugin::{
     datapath::{Datapath as _, ObjectId},
     plan::Node,
     reconcile::{Handle, Reconciler},
-    source::{Sources, prefixes},
-    state::{self, Attachment},
+    source::{Batch, BatchKind, Sources, prefixes},
+    state::{self, Attachment, Source},
 };
 pub(crate) use records::put;
 use serde_json::Value;
@@ -122,10 +122,15 @@ impl World {
                         Ok(_) = delivered.wait_for(|now| *now), if !pending.is_empty() => None,
                         batch = sources.next() => batch,
                     };
+                    // The first listings are there at once, except for those of what a pod needs.
+                    let is_late = |batch: &Batch| {
+                        let is_of_pod = matches!(batch.source, Source::Policies(_));
+                        batch.source.prefix() == delayed
+                            && batch.kind == BatchKind::Updates
+                            && (batch.relisted.is_none() || is_of_pod)
+                    };
                     match batch {
-                        Some(batch) if batch.source.prefix() == delayed && batch.relisted.is_none() => {
-                            pending.push(batch);
-                        }
+                        Some(batch) if is_late(&batch) => pending.push(batch),
                         Some(batch) => batch.apply(&mut writer),
                         None => pending.drain(..).for_each(|batch| batch.apply(&mut writer)),
                     }
