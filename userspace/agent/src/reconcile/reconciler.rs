@@ -49,7 +49,7 @@ pub struct Reconciler<D> {
     inspections: mpsc::Receiver<Inspection>,
     status: watch::Sender<Status>,
     desired: Desired,
-    /// Groups of the plan whose settings are unknown, each with an unreadable record.
+    /// Groups of the plan whose settings are unknown, each with the reason.
     blocked: BTreeMap<GroupNumber, Unknown>,
     retention: Retention,
     retries: Retries,

@@ -99,7 +99,7 @@ impl Retries {
         self.put(id, Retry { error, next: Next::After(other), backoff });
     }
 
-    /// Leaves an object unchanged until its data changes.
+    /// Leaves an object unchanged until its data changes. Returns false if it is left for this reason already.
     pub(super) fn block(&mut self, id: ObjectId, why: String) -> bool {
         if self.error(&id) == Some(&why) {
             return false;

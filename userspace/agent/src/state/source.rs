@@ -1,7 +1,7 @@
 use std::fmt;
 
 use contiv_model::{
-    key::{ENDPOINTS, POLICIES},
+    key::{ENDPOINTS, POLICIES, endpoints_of, policies_of},
     name::{GroupKey, NetworkId},
 };
 
@@ -37,8 +37,8 @@ impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Source::Prefix(prefix) => f.write_str(prefix),
-            Source::Endpoints(network) => write!(f, "{ENDPOINTS}{network}-"),
-            Source::Policies(group) => write!(f, "{POLICIES} of {group}"),
+            Source::Endpoints(network) => f.write_str(&endpoints_of(network)),
+            Source::Policies(group) => f.write_str(&policies_of(group)),
         }
     }
 }

@@ -84,7 +84,7 @@ impl Scene {
 async fn a_node_has_the_policies_of_its_own_groups() {
     let mut scene = Scene::with_groups().await;
     scene.synced().await;
-    assert_eq!(policy_sources(&scene), ["/contiv.io/state/policy/ of g1:t"]);
+    assert_eq!(policy_sources(&scene), ["/contiv.io/state/policy/t:g1:"]);
     assert_eq!([1, 2, 3].map(|number| policies_on(&scene, number)), [1, 0, 0]);
     assert_eq!(waiting(&scene), []);
     // They are followed.
@@ -143,7 +143,7 @@ async fn a_group_without_policies_is_known_when_they_are_listed() {
     let since = Instant::now();
     scene.until(lacks).await;
     assert!(since.elapsed() < UNNEEDED_TIMEOUT, "{:?}", since.elapsed());
-    assert_eq!(policy_sources(&scene), ["/contiv.io/state/policy/ of g1:t"]);
+    assert_eq!(policy_sources(&scene), ["/contiv.io/state/policy/t:g1:"]);
     assert_eq!((policies_on(&scene, 1), waiting(&scene)), (1, vec![]));
 }
 
