@@ -148,12 +148,19 @@ const TOO_LARGE: &str = "etcdserver: request is too large";
 /// Its code `RESOURCE_EXHAUSTED` is also that of an overloaded member.
 const NO_SPACE: &str = "etcdserver: mvcc: database space exceeded";
 
+/// Of a request whose token has expired, or is older than the last change of etcd's users and roles.
+const STALE_LOGIN: [&str; 2] =
+    ["etcdserver: invalid auth token", "etcdserver: revision of auth store is old"];
+/// Also what etcd before 3.5 says of a watch with such a token.
+const DENIED: &str = "etcdserver: permission denied";
+
 impl Error {
     /// Returns true if a retry can succeed: the store is unavailable, overloaded or without a
-    /// leader.
+    /// leader, or wants a new login.
     pub fn is_transient(&self) -> bool {
         match self {
             Error::Unreachable { .. } | Error::Timeout { .. } => true,
+            Error::Refused { .. } if self.needs_login() => true,
             // gRPC's limit of the size of a message has the code of an overloaded member.
             Error::Refused { source, .. } if !self.is_too_large() => {
                 matches!(source.code(), Some(Code::Unavailable | Code::ResourceExhausted | Code::Aborted))
@@ -173,6 +180,14 @@ impl Error {
             }
             _ => false,
         }
+    }
+
+    /// Whether a new login may help. The store has not carried out the request. The client library logs in again
+    /// only for expired tokens, and not for watches: they are refused in their streams.
+    pub(crate) fn needs_login(&self) -> bool {
+        let Error::Refused { operation, source, .. } = self else { return false };
+        STALE_LOGIN.iter().any(|text| source.text.contains(text))
+            || *operation == Operation::Watch && source.text.contains(DENIED)
     }
 
     /// Returns true if the request exceeds a size limit: etcd's `--max-request-bytes`, or gRPC's

@@ -60,7 +60,7 @@ struct Place {
     asked: usize,
     /// Until when each member is skipped because it did not answer.
     silent: Vec<Option<Instant>>,
-    /// Time of the last change.
+    /// Time of the last change, or of the last login at the only member.
     moved: Option<Instant>,
 }
 
@@ -72,6 +72,8 @@ const MAX_ANSWER: usize = 256 << 20;
 const SILENCE: Duration = Duration::from_secs(3);
 /// Time limit of a login when changing the member.
 const LOGIN: Duration = Duration::from_secs(1);
+/// Time limit of a login with other options.
+const RELOAD: Duration = Duration::from_secs(10);
 /// Changes of the member within this time of each other are logged at debug level.
 const QUIET: Duration = Duration::from_secs(5);
 
@@ -116,9 +118,13 @@ impl Members {
         *self.turn.borrow()
     }
 
-    /// Changes to the next member, unless another request has done so since `turn`.
+    /// Changes to the next member, unless another request has done so since `turn`. With a single member, logs in
+    /// again if the error asks for it.
     pub(crate) async fn failed(&self, turn: Turn, error: &Error) {
         if !self.several() {
+            if error.needs_login() {
+                self.log_in_again().await;
+            }
             return;
         }
         let mut place = self.place.lock().await;
@@ -151,14 +157,45 @@ impl Members {
         self.turn.send_replace(turn + 1);
     }
 
+    /// Logs in at the only member, at most once a second. Requests and streams that have begun go on.
+    async fn log_in_again(&self) {
+        let mut place = self.place.lock().await;
+        let now = Instant::now();
+        if place.moved.is_some_and(|last| now.duration_since(last) < LOGIN) {
+            return;
+        }
+        let options = self.options.read().unwrap_or_else(PoisonError::into_inner).clone();
+        match timeout(RELOAD, Clients::connect(&self.urls[place.asked], &options)).await {
+            Ok(Ok(clients)) => {
+                *self.clients.write().unwrap_or_else(PoisonError::into_inner) = clients;
+                tracing::info!("the login to the store was no longer valid; logged in again");
+            }
+            Ok(Err(error)) => tracing::warn!(%error, "log in to the store again: failed"),
+            Err(_) => tracing::warn!("log in to the store again: no answer within {RELOAD:?}"),
+        }
+        place.moved = Some(Instant::now());
+    }
+
     /// Connects to the current member with other options. Requests and streams that have begun end on
     /// the earlier connections.
     pub(crate) async fn reload(&self, options: ConnectOptions) -> Result<(), etcd_client::Error> {
-        let place = self.place.lock().await;
-        let clients = Clients::connect(&self.urls[place.asked], &options).await?;
-        *self.options.write().unwrap_or_else(PoisonError::into_inner) = options;
-        *self.clients.write().unwrap_or_else(PoisonError::into_inner) = clients;
-        Ok(())
+        loop {
+            let (turn, asked) = {
+                let place = self.place.lock().await;
+                (self.turn(), place.asked)
+            };
+            // A member that does not answer must not hold up the change to another one.
+            let login = timeout(RELOAD, Clients::connect(&self.urls[asked], &options)).await;
+            let late =
+                |_| etcd_client::Error::GRpcStatus(tonic::Status::unavailable("no answer to the login"));
+            let clients = login.map_err(late)??;
+            let _place = self.place.lock().await;
+            if self.turn() == turn {
+                *self.options.write().unwrap_or_else(PoisonError::into_inner) = options;
+                *self.clients.write().unwrap_or_else(PoisonError::into_inner) = clients;
+                return Ok(());
+            }
+        }
     }
 
     /// Resolves when the current member is not that of `turn`.

@@ -114,12 +114,13 @@ impl Store {
             if error.is_transient() {
                 members.failed(turn, &error).await;
             }
-            let retry = error.is_transient()
-                && match again {
-                    Again::Always => true,
-                    Again::Lost => error.is_unsent() || error.outcome_unknown(),
-                    Again::Unsent => error.is_unsent(),
-                };
+            let retry = error.needs_login()
+                || error.is_transient()
+                    && match again {
+                        Again::Always => true,
+                        Again::Lost => error.is_unsent() || error.outcome_unknown(),
+                        Again::Unsent => error.is_unsent(),
+                    };
             let wait = backoff.next().min(if members.several() { PAUSE } else { Duration::MAX });
             tracing::debug!(%operation, key, %error, retry, "request failed");
             let error = match earlier.take() {

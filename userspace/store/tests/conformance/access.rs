@@ -4,11 +4,13 @@ use crate::kv::Committed;
 use crate::peer::{Kind, Peer};
 use anyhow::{Context, Result, ensure};
 use contiv_model::event::Event;
+use contiv_store::election::{Timing, campaign};
 use contiv_store::{Auth, Config, Identity, KeyValue, Store, Tls, Txn};
 use futures::StreamExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
+use testkit::etcd::Etcd;
 use testkit::{Process, free_port, scratch_dir};
 
 /// Guards against hanging.
@@ -86,13 +88,8 @@ async fn applied(store: &Store, key: &str) -> Result<Event<String, KeyValue>> {
 #[tokio::test(flavor = "multi_thread")]
 async fn user_and_password() -> Result<()> {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
-    let etcd = testkit::etcd::Etcd::start()?;
-    tokio::task::block_in_place(|| {
-        etcd.ctl(&["user", "add", "root:secret"])?;
-        etcd.ctl(&["role", "add", "root"])?;
-        etcd.ctl(&["user", "grant-role", "root", "root"])?;
-        etcd.ctl(&["auth", "enable"])
-    })?;
+    let etcd = Etcd::start()?;
+    enable_authentication(&etcd)?;
     let with = |password: &str| Config {
         auth: Some(Auth { user: "root".into(), password: password.into() }),
         ..Config::new([etcd.endpoint()])
@@ -110,6 +107,69 @@ async fn user_and_password() -> Result<()> {
     ensure!(anonymous.contains("user name is empty"), "{anonymous}");
     let wrong = refused(&with("wrong")).await?;
     ensure!(wrong.contains("authentication failed") && !wrong.contains("wrong"), "{wrong}");
+    Ok(())
+}
+
+/// Enables authentication, with user `root` and password `secret`.
+fn enable_authentication(etcd: &Etcd) -> Result<Config> {
+    tokio::task::block_in_place(|| {
+        etcd.ctl(&["user", "add", "root:secret"])?;
+        etcd.ctl(&["role", "add", "root"])?;
+        etcd.ctl(&["user", "grant-role", "root", "root"])?;
+        etcd.ctl(&["auth", "enable"])
+    })?;
+    let auth = Some(Auth { user: "root".into(), password: "secret".into() });
+    Ok(Config { auth, ..Config::new([etcd.endpoint()]) })
+}
+
+/// A token expires when it was not used for a while. The one of the watches is used only when they are opened.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_expired_login_is_renewed() -> Result<()> {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let etcd = Etcd::options().argument("--auth-token-ttl=1").start()?;
+    let store = Store::connect(&enable_authentication(&etcd)?).await?;
+    store.commit(Txn::new().put("k/1", "v")).await?.committed()?;
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let mut watch = store.watch("k/");
+    for _ in 0..3 {
+        tokio::time::timeout(HANG, watch.next()).await?.context("a snapshot")?;
+    }
+    store.commit(Txn::new().put("k/2", "v")).await?.committed()?;
+    let update = tokio::time::timeout(HANG, watch.next()).await.context("the watch is not opened")?;
+    ensure!(update.context("the watch ended")?.event == applied(&store, "k/2").await?);
+    Ok(())
+}
+
+/// Signed tokens are of the users and roles at the time of the login.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_of_users_is_followed_by_a_new_login() -> Result<()> {
+    testkit::needs!(binary("etcd"), binary("etcdctl"), binary("openssl"));
+    let dir = scratch_dir("jwt")?;
+    tokio::task::block_in_place(|| {
+        openssl(dir.path(), "genrsa -out private.pem 2048")?;
+        openssl(dir.path(), "rsa -in private.pem -pubout -out public.pem")
+    })?;
+    let file = |name: &str| dir.path().join(name).display().to_string();
+    let token = format!(
+        "--auth-token=jwt,pub-key={},priv-key={},sign-method=RS256,ttl=10m",
+        file("public.pem"),
+        file("private.pem")
+    );
+    let etcd = Etcd::options().argument(&token).start()?;
+    let store = Store::connect(&enable_authentication(&etcd)?).await?;
+    store.commit(Txn::new().put("k/1", "v")).await?.committed()?;
+    let add = |user: &str| {
+        let user = format!("{user}:secret");
+        tokio::task::block_in_place(|| etcd.ctl(&["--user=root:secret", "user", "add", &user]))
+    };
+    add("first")?;
+    store.commit(Txn::new().put("k/2", "v")).await?.committed()?;
+    add("second")?;
+    ensure!(store.get("k/2").await?.is_some(), "it is there");
+    add("third")?;
+    let timing = Timing { ttl: Duration::from_secs(10), staleness: Duration::from_secs(2) };
+    let leadership = tokio::time::timeout(HANG, campaign(&store, "lock", "a", timing)).await??;
+    leadership.resign().await?;
     Ok(())
 }
 
