@@ -93,19 +93,19 @@ pub struct Leadership {
 /// Fails with the first error that is not transient ([`Error::is_transient`]). Waits while the
 /// database has reached its quota.
 pub async fn campaign(store: &Store, key: &str, value: &str, timing: Timing) -> Result<Leadership, Error> {
-    campaign_with(store, store, key, value, timing).await
+    campaign_with((store, store), key, value, timing, None).await
 }
 
-/// Campaigns with client `own`, in the runtime of the caller. The leadership commits with `store`.
+/// Campaigns with client `own`, in the runtime of the caller, first with the lease if one was prepared. The leadership
+/// commits with `store`.
 async fn campaign_with(
-    own: &Store,
-    store: &Store,
+    (own, store): (&Store, &Store),
     key: &str,
     value: &str,
     timing: Timing,
+    mut prepared: Option<Lease>,
 ) -> Result<Leadership, Error> {
     let mut backoff = Backoff::default();
-    let mut prepared = None;
     loop {
         match try_acquire((own, store), key, value, timing, prepared.take()).await {
             Ok(Some(leadership)) => return Ok(leadership),
@@ -113,7 +113,8 @@ async fn campaign_with(
                 backoff.reset();
                 prepared = wait_released(own, key, timing).await;
             }
-            Err(e) if e.is_transient() || e.is_out_of_space() => {
+            // The lease may have run out before it was used.
+            Err(e) if e.is_transient() || e.is_out_of_space() || e.is_not_found() => {
                 let wait = backoff.next();
                 if backoff.worth_logging() {
                     tracing::warn!(
@@ -149,24 +150,28 @@ async fn try_acquire(
         Ok(Outcome::Committed { revision }) => {
             Ok(Some(Leadership::begin((own, store), key, value, revision, lease)))
         }
-        Ok(Outcome::Conflict) => match own.get(key).await? {
+        Ok(Outcome::Conflict) => match own.get(key).await {
             // An earlier attempt whose answer was lost.
-            Some(lock) if lock.lease == lease.id() => {
+            Ok(Some(lock)) if lock.lease == lease.id() => {
                 Ok(Some(Leadership::begin((own, store), key, value, lock.create_revision, lease)))
             }
-            _ => {
+            Ok(_) => {
                 lease.revoke().await?;
                 Ok(None)
             }
+            Err(e) => Err(give_up(lease, key, e).await),
         },
-        Err(e) => {
-            // The put may have been applied; without its lease the key is deleted.
-            if let Err(revoke) = lease.revoke().await {
-                tracing::debug!(key, "after a failed attempt: {}", one_line(&revoke));
-            }
-            Err(e)
-        }
+        Err(e) => Err(give_up(lease, key, e).await),
     }
+}
+
+/// Revokes the lease of a failed attempt, whose put may have been applied: without its lease the key is deleted.
+/// Returns the error of the attempt.
+async fn give_up(lease: Lease, key: &str, error: Error) -> Error {
+    if let Err(revoke) = lease.revoke().await {
+        tracing::debug!(key, "after a failed attempt: {}", one_line(&revoke));
+    }
+    error
 }
 
 async fn grant(store: &Store, key: &str, timing: Timing) -> Result<Lease, Error> {
@@ -447,5 +452,23 @@ impl Term {
             Event::Delete(key) if *key == self.key => Some("the key was deleted"),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, embedded};
+
+    #[tokio::test]
+    async fn a_lease_that_ran_out_before_it_was_used_ends_the_attempt_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let server = embedded::Server::open(dir.path(), ([127, 0, 0, 1], 0).into()).await.unwrap();
+        let store = Store::connect(&Config::new([server.endpoint()])).await.unwrap();
+        let timing = Timing { ttl: Duration::from_secs(30), staleness: Duration::from_secs(1) };
+        let prepared = grant(&store, "lock", timing).await.unwrap();
+        store.revoke("lock", prepared.id()).await.unwrap();
+        let elected = campaign_with((&store, &store), "lock", "a", timing, Some(prepared)).await.unwrap();
+        elected.resign().await.unwrap();
     }
 }

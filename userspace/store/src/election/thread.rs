@@ -81,7 +81,7 @@ impl ElectionThread {
     ) -> Result<Leadership, Error> {
         let (own, store) = (self.store.clone(), store.clone());
         let (key, value) = (key.to_owned(), value.to_owned());
-        let task = async move { campaign_with(&own, &store, &key, &value, timing).await };
+        let task = async move { campaign_with((&own, &store), &key, &value, timing, None).await };
         match AbortOnDropHandle::new(self.runtime.spawn(task)).await {
             Ok(result) => result,
             Err(error) => std::panic::resume_unwind(error.into_panic()),
