@@ -24,6 +24,7 @@ mod staged_derived;
 mod staged_links;
 mod transaction;
 mod unknown_fields;
+mod unread;
 mod unreadable;
 mod value_sizes;
 
@@ -40,7 +41,7 @@ pub use allocation_change::{AllocationChange, Traffic};
 pub use allocation_record::AllocationRecord;
 use chunk_table::ChunkTable;
 pub use committed_change::Change;
-pub use derived::{Derived, Digest};
+pub use derived::{Content, Derived, Digest};
 use index::Index;
 pub use index::{AddressOwner, Labels};
 pub use link_log::{LinkChange, LinkChanges};
@@ -53,6 +54,7 @@ pub use revisions::Revisions;
 pub use shared::SharedCache;
 pub use transaction::{Stageable, StagedTxn, Version};
 use unknown_fields::UnknownFields;
+pub use unread::{DERIVED_KEYS, DerivedKeys, DerivedValues};
 use unreadable::UnreadableEndpoint;
 
 #[derive(Default)]

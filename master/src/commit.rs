@@ -9,6 +9,7 @@ mod large_value;
 mod queue;
 mod redo_log;
 mod store_problem;
+mod unread;
 
 #[cfg(test)]
 mod tests;
@@ -18,3 +19,4 @@ pub use large_value::LargeValue;
 pub use queue::{Plan, Queue};
 pub use redo_log::COMMIT_RECORD;
 pub use store_problem::store_problem;
+pub use unread::read_derived;

@@ -7,6 +7,7 @@ mod node_gc;
 mod node_vteps;
 mod notify;
 mod registration;
+mod restoration;
 mod tasks;
 mod term;
 

@@ -1,5 +1,5 @@
 //! Restores state that is derived from objects when a netmaster becomes leader: links in the records
-//! of the referring objects, and policies as nodes read them. Another program may have changed the
+//! of the referring objects, services, and policies as nodes read them. Another program may have changed the
 //! store. Links to referring objects, which older releases stored, are removed.
 
 use contiv_model::api::{
@@ -9,16 +9,17 @@ use contiv_model::group;
 use contiv_model::key::ObjectType;
 
 use crate::cache::{AllocationRecord, StagedTxn, Traffic, clear_stored_links};
-use crate::domain::attachment::{remote_name, restore_policies, state_key};
+use crate::domain::attachment::{remote_name, restore_keys, state_key};
 use crate::domain::object_key;
 use crate::objects::{Object, restore_services};
 
-/// Stages all missing, wrong or obsolete derived state. Must be the first plan, in a transaction of
-/// its own.
+/// Stages all missing, wrong or obsolete derived state, except what expansions of policies contain
+/// ([`restore_group`](crate::domain::attachment::restore_group)). Must be the first plan, in a transaction of its
+/// own: agents take an expansion for lost that is deleted without a change of its group or policy.
 pub fn restore(staged: &mut StagedTxn<'_>) {
     restore_links(staged);
     restore_traffic(staged);
-    restore_policies(staged);
+    restore_keys(staged);
     restore_services(staged);
 }
 

@@ -1,14 +1,15 @@
 //! Records that netmaster derives from objects, for agents and operators. It never plans on their
 //! content, which it can derive again: the cache has a digest of each, by which a plan finds out
 //! whether the record in the store is still right. A thousand groups with 400 rules each have 800,000
-//! of these records; their values would take 2 GB.
+//! of these records; their values would take 2 GB, and reading them takes longer than all others, so a
+//! netmaster that starts reads their keys only ([`unread`](super::unread)).
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, Hash, RandomState};
 use std::sync::LazyLock;
 
 use contiv_model::{
-    key::Key,
+    key::{POLICIES, POLICY_RULES},
     policy::{DirectionalRuleState, PolicyState},
 };
 use contiv_store::{KeyValue, Op};
@@ -21,8 +22,12 @@ use super::unknown_fields::UnknownFields;
 
 /// A value that is derived from objects, with a key of its own in the store.
 pub trait Derived: Hash + PartialEq + Serialize + DeserializeOwned + 'static {
+    /// Prefix of the keys of these values in the store.
+    const KEYS: &'static str;
     /// Key of the value in the store.
-    fn path(id: &str) -> String;
+    fn path(id: &str) -> String {
+        format!("{}{id}", Self::KEYS)
+    }
     #[doc(hidden)]
     fn table(tables: &DerivedTables) -> &DerivedTable;
     #[doc(hidden)]
@@ -49,12 +54,40 @@ impl Digest {
     }
 }
 
+/// What the cache knows of the value of a derived record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// It was not read yet.
+    Unread,
+    /// It cannot be decoded, so it is none that netmaster derives.
+    Invalid,
+    Known(Digest),
+}
+
 /// What the cache has of a derived record.
 pub(super) struct DerivedRecord {
-    revision: i64,
-    /// None for a value that cannot be decoded, which is none that netmaster derives.
-    pub(super) digest: Option<Digest>,
+    pub(super) revision: i64,
+    pub(super) content: Content,
     unknown: UnknownFields,
+}
+
+impl DerivedRecord {
+    fn unread(revision: i64) -> DerivedRecord {
+        DerivedRecord { revision, content: Content::Unread, unknown: UnknownFields::default() }
+    }
+
+    /// Decodes the value.
+    pub(super) fn read<T: Derived>(id: &str, value: &[u8], revision: i64) -> DerivedRecord {
+        match UnknownFields::read::<T>(value) {
+            Ok((value, unknown)) => {
+                DerivedRecord { revision, content: Content::Known(Digest::of(&value)), unknown }
+            }
+            Err(error) => {
+                tracing::warn!(key = T::path(id), %error, "decode a value from the store: invalid; deriving it again with the next change, or the next leader");
+                DerivedRecord { revision, content: Content::Invalid, unknown: UnknownFields::default() }
+            }
+        }
+    }
 }
 
 /// Records by the last part of their key, the beginning of which many have in common.
@@ -77,9 +110,9 @@ pub struct DerivedOverlays {
 }
 
 macro_rules! derived {
-    ($($field:ident: $type:ty, $key:ident;)*) => {
+    ($($field:ident: $type:ty, $keys:ident;)*) => {
         $(impl Derived for $type {
-            fn path(id: &str) -> String { Key::$key(id.into()).to_string() }
+            const KEYS: &'static str = $keys;
             fn table(tables: &DerivedTables) -> &DerivedTable { &tables.$field }
             fn table_mut(tables: &mut DerivedTables) -> &mut DerivedTable { &mut tables.$field }
             fn overlay(overlays: &DerivedOverlays) -> &DerivedOverlay<Self> { &overlays.$field }
@@ -121,8 +154,8 @@ macro_rules! derived {
 }
 
 derived! {
-    policies: PolicyState, Policy;
-    rules: DirectionalRuleState, PolicyRule;
+    policies: PolicyState, POLICIES;
+    rules: DirectionalRuleState, POLICY_RULES;
 }
 
 impl DerivedTable {
@@ -134,7 +167,15 @@ impl DerivedTable {
     pub(super) fn below(&self, prefix: &str) -> impl Iterator<Item = (String, &DerivedRecord)> {
         let below = self.0.iter_prefix(prefix.as_bytes());
         // An id was text when it was inserted.
-        below.map(|(id, record)| (String::from_utf8_lossy(&id).into_owned(), record))
+        below.filter_map(|(id, record)| Some((String::from_utf8(id).ok()?, record)))
+    }
+
+    pub(super) fn insert(&mut self, id: &str, record: DerivedRecord) {
+        self.0.insert(id, record);
+    }
+
+    pub(super) fn remove(&mut self, id: &str) {
+        self.0.remove(id);
     }
 
     fn ops<T: Derived>(
@@ -171,7 +212,8 @@ impl DerivedTable {
             match value {
                 Some(value) => {
                     let unknown = known.map(|known| known.unknown).unwrap_or_default();
-                    let record = DerivedRecord { revision, digest: Some(Digest::of(&value)), unknown };
+                    let content = Content::Known(Digest::of(&value));
+                    let record = DerivedRecord { revision, content, unknown };
                     self.0.insert(id, record);
                 }
                 None => deleted(key, revision),
@@ -185,27 +227,21 @@ fn put(key: &str, value: Vec<u8>) -> Op {
 }
 
 impl ClusterCache {
-    /// Ids of the records, sorted, with their digests.
-    pub fn derived<T: Derived>(&self) -> impl Iterator<Item = (String, Option<Digest>)> {
-        T::table(&self.tables.derived).below("").map(|(id, record)| (id, record.digest))
+    /// Ids of the records, sorted, with what is known of their values.
+    pub fn derived<T: Derived>(&self) -> impl Iterator<Item = (String, Content)> {
+        T::table(&self.tables.derived).below("").map(|(id, record)| (id, record.content))
     }
 
-    /// Sets or deletes the record as of `revision`.
+    /// Sets or deletes the record as of `revision`. One without a value was not read yet.
     pub(super) fn set_derived<T: Derived>(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
         let table = T::table_mut(&mut self.tables.derived);
         if table.get(id).is_some_and(|known| revision <= known.revision) {
             return;
         }
-        let record = match kv.map(|kv| UnknownFields::read::<T>(&kv.value)) {
-            None => return drop(table.0.remove(id)),
-            Some(Ok((value, unknown))) => {
-                DerivedRecord { revision, digest: Some(Digest::of(&value)), unknown }
-            }
-            Some(Err(error)) => {
-                tracing::warn!(key = T::path(id), %error, "decode a value from the store: invalid; deriving it again with the next change, or the next leader");
-                DerivedRecord { revision, digest: None, unknown: UnknownFields::default() }
-            }
-        };
-        table.0.insert(id, record);
+        match kv {
+            None => table.remove(id),
+            Some(kv) if kv.value.is_empty() => table.insert(id, DerivedRecord::unread(revision)),
+            Some(kv) => table.insert(id, DerivedRecord::read::<T>(id, &kv.value, revision)),
+        }
     }
 }

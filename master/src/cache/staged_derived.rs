@@ -1,10 +1,14 @@
 //! Derived records, as a transaction finds them: those of the cache with its staged changes.
+//!
+//! A plan that derives a record again whose value the cache has not read yet cannot know whether it changes
+//! the record. The transaction notes the keys; they must be read, and the plan made again.
 
 use std::collections::BTreeSet;
 use std::ops::Bound::{Included, Unbounded};
 
 use super::StagedTxn;
-use super::derived::{Derived, Digest};
+use super::derived::{Content, Derived, Digest};
+use super::unread::DerivedKeys;
 
 impl StagedTxn<'_> {
     /// Stages what the record must be, unless it is already that; none if it must not exist.
@@ -13,13 +17,21 @@ impl StagedTxn<'_> {
         let overlay = T::overlay(&self.overlays.derived);
         let is_unchanged = match (overlay.get(id), &value, known) {
             (Some(staged), value, _) => staged == value,
-            (None, Some(value), Some(known)) => known.digest == Some(Digest::of(value)),
+            (None, Some(value), Some(known)) => known.content == Content::Known(Digest::of(value)),
             (None, value, known) => value.is_none() && known.is_none(),
         };
+        if value.is_some() && known.is_some_and(|known| known.content == Content::Unread) {
+            self.unread.insert(DerivedKeys::around::<T>(id));
+        }
         if !is_unchanged {
             self.sizes.set(T::path(id), value.as_ref());
             T::overlay_mut(&mut self.overlays.derived).insert(id.to_owned(), value);
         }
+    }
+
+    /// Keys that must be read before this transaction can be committed.
+    pub fn unread(&self) -> &BTreeSet<DerivedKeys> {
+        &self.unread
     }
 
     /// Whether the record exists, with staged changes applied.

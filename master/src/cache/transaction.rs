@@ -18,6 +18,7 @@ use super::links::ContentVersion;
 use super::record::{Entry, Overlays};
 use super::record_body::RecordBody;
 use super::staged_links::StagedLinks;
+use super::unread::DerivedKeys;
 use super::value_sizes::ValueSizes;
 
 /// Changes that plans stage. [`StagedTxn::finish`] turns them into a store transaction and the
@@ -36,6 +37,8 @@ pub struct StagedTxn<'w> {
     notices: Vec<String>,
     pub(super) sizes: ValueSizes,
     pub(super) links: StagedLinks,
+    /// See [`StagedTxn::unread`].
+    pub(super) unread: BTreeSet<DerivedKeys>,
 }
 
 /// Version of an entry, as a plan sees it.
@@ -69,6 +72,7 @@ impl<'w> StagedTxn<'w> {
             notices: vec![],
             sizes: ValueSizes::default(),
             links: StagedLinks::default(),
+            unread: BTreeSet::new(),
         }
     }
 
@@ -248,8 +252,7 @@ impl<'w> StagedTxn<'w> {
     /// Builds the store transaction without the leader's guard, and the change to apply after the
     /// commit.
     pub fn finish(self) -> serde_json::Result<(Txn, Change)> {
-        let StagedTxn { cache, overlays, networks, groups, mut read, replaced, notices, sizes: _, links: _ } =
-            self;
+        let StagedTxn { cache, overlays, networks, groups, mut read, replaced, notices, .. } = self;
         let mut txn = Txn::new();
         let mut each = |key: String, revision, op: Option<Op>| {
             read.remove(&key);

@@ -1,6 +1,8 @@
 //! The committer: plans queued jobs and writes them to the store.
 
-use std::collections::{HashMap, VecDeque};
+mod reload;
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
@@ -8,14 +10,14 @@ use contiv_model::{group, network};
 use contiv_store::election::Leadership;
 use contiv_store::{Error, Guard, Outcome, Store, Txn};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::large_value::too_large;
 use super::queue::{Job, Plan, QUEUE_LENGTH, Queue, answer, fail_all};
 use super::redo_log::{self, LogOutcome, RedoLog};
 use super::store_problem::store_problem;
-use crate::cache::{Change, SharedCache, Stageable, StagedTxn};
+use crate::cache::{Change, DerivedKeys, SharedCache, Stageable, StagedTxn};
 use crate::metrics::{CommitResult, Metrics};
 use crate::problem::{Answer, Problem, one_line};
 use crate::repair;
@@ -37,15 +39,24 @@ pub struct Committer {
     metrics: Metrics,
 }
 
-/// Attempts to commit a batch when other programs change the same keys.
-const MAX_ATTEMPTS: usize = 5;
+/// Attempts to commit a batch when other programs change the same keys, or derived records must be read first.
+const MAX_ATTEMPTS: usize = 6;
 /// An idle journal is merged into its record after this time without jobs. A record may be large, and
 /// jobs would wait for it.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
-const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Another netmaster holds the leader lock.
 pub struct Deposed;
+
+/// What jobs come to: their answers, and one transaction.
+struct Planned {
+    answers: Vec<Answer>,
+    txn: Txn,
+    change: Change,
+}
+
+/// What jobs come to without derived records that they need.
+struct Unread(BTreeSet<DerivedKeys>);
 
 /// Reason why a change was not written.
 #[derive(Debug, thiserror::Error)]
@@ -157,8 +168,15 @@ impl Committer {
         let _lock = cache.lock_commits().await;
         for attempt in 0..MAX_ATTEMPTS {
             let planned = self.plan(&mut jobs, attempt == 0);
-            let (answers, txn, change) = match planned {
-                Ok(planned) => planned,
+            let Planned { answers, txn, change } = match planned {
+                Ok(Ok(planned)) => planned,
+                Ok(Err(Unread(keys))) => {
+                    if self.complete(leadership, keys).await.is_break() {
+                        fail_all(jobs, &Problem::deposed());
+                        return Err(Deposed);
+                    }
+                    continue;
+                }
                 Err(error) => {
                     fail_all(jobs, &Problem::unavailable(format!("encode a record: {error}")));
                     return Ok(());
@@ -179,7 +197,13 @@ impl Committer {
                     return Ok(());
                 }
                 Ok(LogOutcome::Conflict) => {
-                    tracing::info!(attempt, ?keys, "keys changed in the store; reading them again");
+                    let first = keys.first().map(String::as_str);
+                    tracing::info!(
+                        attempt,
+                        keys = keys.len(),
+                        first,
+                        "keys changed in the store; reading them again"
+                    );
                     if self.reload(leadership, &keys).await.is_break() {
                         fail_all(jobs, &Problem::deposed());
                         return Err(Deposed);
@@ -278,7 +302,7 @@ impl Committer {
 
     /// Plans the jobs on top of each other. With `more`, adds queued jobs while the transaction has
     /// capacity.
-    fn plan(&mut self, jobs: &mut Vec<Job>, more: bool) -> serde_json::Result<(Vec<Answer>, Txn, Change)> {
+    fn plan(&mut self, jobs: &mut Vec<Job>, more: bool) -> serde_json::Result<Result<Planned, Unread>> {
         let cache = self.cache.read();
         let mut staged = StagedTxn::new(&cache);
         repair::replace_unreadable_journals(&mut staged);
@@ -292,45 +316,11 @@ impl Committer {
             answers.push((job.plan)(&mut staged));
             jobs.push(job);
         }
+        if !staged.unread().is_empty() {
+            return Ok(Err(Unread(staged.unread().clone())));
+        }
         let (txn, change) = staged.finish()?;
-        Ok((answers, txn, change))
-    }
-
-    /// Reads the keys again until the store answers. Breaks when leadership is lost.
-    async fn reload(&mut self, leadership: &Leadership, keys: &[String]) -> ControlFlow<()> {
-        loop {
-            if leadership.is_lost() {
-                return ControlFlow::Break(());
-            }
-            match self.try_reload(leadership, keys).await {
-                Ok(flow) => return flow,
-                Err(error) => {
-                    tracing::warn!(error = one_line(&error), "read keys again");
-                    tokio::select! {
-                        () = leadership.lost() => return ControlFlow::Break(()),
-                        () = sleep(RETRY_INTERVAL) => {}
-                    }
-                }
-            }
-        }
-    }
-
-    async fn try_reload(&self, leadership: &Leadership, keys: &[String]) -> Result<ControlFlow<()>, Error> {
-        if !leadership.resolve_pending().await? {
-            return Ok(ControlFlow::Break(()));
-        }
-        // Records and chunks are set before the journals, which are relative to them.
-        let mut keys: Vec<&String> = keys.iter().collect();
-        keys.sort_by_key(|key| key.contains("/state/ipam/") && !key.contains("/state/ipam/chunks/"));
-        let mut found = Vec::with_capacity(keys.len());
-        for key in keys {
-            found.push((key, self.store.get_with_revision(key).await?));
-        }
-        let mut cache = self.cache.write();
-        for (key, (kv, at)) in found {
-            cache.reload(key, kv.as_ref(), at);
-        }
-        Ok(ControlFlow::Continue(()))
+        Ok(Ok(Planned { answers, txn, change }))
     }
 }
 

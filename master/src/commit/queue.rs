@@ -33,6 +33,11 @@ impl Queue {
         self.len() == 0
     }
 
+    /// Whether the committer takes no more plans.
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+
     /// Plans, commits and returns the response. `exclusive`: the plan creates or deletes networks
     /// or groups.
     pub async fn submit(&self, plan: Plan, exclusive: bool) -> Answer {

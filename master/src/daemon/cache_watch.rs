@@ -9,7 +9,7 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::cache::{ClusterCache, SharedCache};
+use crate::cache::{ClusterCache, DERIVED_KEYS, SharedCache};
 use crate::commit::COMMIT_RECORD;
 use crate::leadership::StoreHealth;
 use crate::metrics::Metrics;
@@ -47,7 +47,7 @@ pub(super) async fn run(
     progress: Progress,
 ) {
     loop {
-        let watch = store.watch_in_pages(key::ROOT, &progress);
+        let watch = store.watch_in_pages(key::ROOT, &DERIVED_KEYS, &progress);
         health.watching(watch.status());
         let why = follow(watch, &cache, &lock, &metrics.leader_changes, &progress).await;
         tracing::error!("the store was emptied, replaced or restored: {why}; loading its state anew");

@@ -13,21 +13,18 @@ use tokio_util::sync::CancellationToken;
 use super::cache_watch::Lock;
 use super::registration::Registrations;
 use super::tasks::{TaskEnded, Tasks};
-use super::{node_gc, node_vteps};
+use super::{node_gc, node_vteps, restoration};
 use crate::aci::{FabricSync, Gateway};
+use crate::backup;
 use crate::cache::{ONLY, SharedCache, StagedTxn};
 use crate::commit::{Committer, Deposed};
-use crate::go_json;
 use crate::leadership::{
     History, Identity, Leader, LinearizableRead, Reads, Role, StoreHealth, WatchBacklogs,
 };
 use crate::metrics::Metrics;
 use crate::objects::{Cluster, Defaults, put_identity};
 use crate::problem::one_line;
-use crate::{audit, backup, repair, restore};
 
-/// Differences that are logged one by one.
-const MAX_LOGGED_DIFFERENCES: usize = 20;
 /// Time limit for committing accepted requests at shutdown.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time limit for releasing the leader lock.
@@ -137,8 +134,10 @@ impl Term<'_> {
         }
         Committer::recover(self.store, leadership).await?;
         let mut lock = self.lock.subscribe();
+        // This very lock: after the store was emptied or replaced, the cache may have a later one of the other store. A
+        // later one of this store means that this term is over.
         let current =
-            |lock: &Lock| lock.complete && !lock.pending && lock.since >= leadership.create_revision();
+            |lock: &Lock| lock.complete && !lock.pending && lock.since == leadership.create_revision();
         tokio::select! {
             () = leadership.lost() => return Err(Ended::Deposed),
             () = stop.cancelled() => return Ok(()),
@@ -159,7 +158,8 @@ impl Term<'_> {
         if let Err(problem) = committer.commit(leadership, Box::new(plan)).await? {
             tracing::error!(%problem, "write the default settings: failed; set them with `netctl global set`");
         }
-        self.restore(&mut committer, leadership).await?;
+        restoration::before_leading(&mut committer, leadership, self.cache, self.metrics, self.repair)
+            .await?;
         let history = tokio::select! {
             biased;
             () = leadership.lost() => return Err(Ended::Deposed),
@@ -171,6 +171,13 @@ impl Term<'_> {
             node_gc::run(self.cache.clone(), queue.clone(), self.metrics.clone(), self.node_gone_after);
         let mut tasks = Tasks::default();
         tasks.spawn("node garbage collection", node_gc);
+        let policies = restoration::restore_policies(
+            self.store.clone(),
+            self.cache.clone(),
+            queue.clone(),
+            self.metrics.clone(),
+        );
+        tasks.spawn("restoration of policies", policies);
         tasks.spawn("VTEPs of nodes", node_vteps::run(self.cache.clone(), queue.clone()));
         let over = CancellationToken::new();
         let _over = over.clone().drop_guard();
@@ -274,51 +281,6 @@ impl Term<'_> {
         let checkpointed = timeout(CHECKPOINT_TIMEOUT, committer.checkpoint(leadership)).await;
         Ok(checkpointed.unwrap_or(Ok(()))?)
     }
-
-    /// Restores and repairs derived state, and logs what remains inconsistent.
-    async fn restore(&self, committer: &mut Committer, leadership: &Leadership) -> Result<(), Deposed> {
-        let release = self.repair;
-        let plan = move |staged: &mut StagedTxn<'_>| {
-            // A service without a state gets an address, which must not be one in use.
-            let mut repaired = repair::mark_in_use(staged);
-            restore::restore(staged);
-            repaired.extend(repair::mark_in_use(staged));
-            if release {
-                repaired.extend(repair::release_unused(staged));
-            }
-            go_json::encode(&(staged.counts(), repaired))
-        };
-        match committer.commit(leadership, Box::new(plan)).await? {
-            Ok(result) => {
-                let ((written, deleted), repaired): ((u64, u64), Vec<String>) =
-                    serde_json::from_slice(&result).unwrap_or_default();
-                for line in repaired.iter().take(MAX_LOGGED_DIFFERENCES) {
-                    tracing::warn!("repaired: {line}");
-                }
-                if repaired.len() > MAX_LOGGED_DIFFERENCES {
-                    tracing::warn!(all = repaired.len(), "repaired allocation records");
-                }
-                let differences = audit::audit(&StagedTxn::new(&self.cache.read()));
-                if (written, deleted) != (0, 0) {
-                    self.metrics.restored.inc_by(written + deleted);
-                    tracing::warn!(written, deleted, "restored derived keys in the store");
-                }
-                for difference in differences.iter().take(MAX_LOGGED_DIFFERENCES) {
-                    tracing::warn!("{difference}");
-                }
-                if !differences.is_empty() {
-                    tracing::warn!(
-                        differences = differences.len(),
-                        "allocation records are inconsistent; not repaired (run with --repair)"
-                    );
-                }
-            }
-            Err(problem) => {
-                tracing::error!(%problem, "restore derived keys in the store: failed");
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Resolves when there was no progress for `limit`.
@@ -343,7 +305,15 @@ mod tests {
     /// The watch of a netmaster that wins the election delivers nothing.
     #[tokio::test]
     async fn a_leader_that_cannot_load_its_state_resigns() {
-        lead_without_a_watch(&Progress::default()).await;
+        lead_without_a_watch(&Progress::default(), Lock::default()).await;
+    }
+
+    /// The store was replaced by an older one, and the watch has not noticed: the cache has a lock of the other store,
+    /// with a revision that this store reaches later.
+    #[tokio::test]
+    async fn a_leader_does_not_begin_with_the_state_of_another_store() {
+        let lock = Lock { complete: true, since: 1 << 40, ..Lock::default() };
+        lead_without_a_watch(&Progress::default(), lock).await;
     }
 
     /// The listing takes longer than the time limit, but pages arrive. Then they cease to.
@@ -358,15 +328,15 @@ mod tests {
                 arriving.advance();
             }
         });
-        lead_without_a_watch(&progress).await;
+        lead_without_a_watch(&progress, Lock::default()).await;
         assert!(start.elapsed() > LIMIT * PAGES / 4, "resigned after {:?}", start.elapsed());
         pages.await.unwrap();
     }
 
     const LIMIT: Duration = Duration::from_secs(1);
 
-    /// Leads until the leader resigns because its cache does not become current.
-    async fn lead_without_a_watch(progress: &Progress) {
+    /// Leads with what the watch has said of the lock, until the leader resigns because its cache does not become current.
+    async fn lead_without_a_watch(progress: &Progress, lock: Lock) {
         let dir = tempfile::tempdir().unwrap();
         let server = embedded::Server::open(dir.path(), ([127, 0, 0, 1], 0).into()).await.unwrap();
         let address = server.endpoint();
@@ -387,7 +357,7 @@ mod tests {
             gateway: Gateway::new("http://127.0.0.1:1".into(), None).unwrap(),
             cache: &SharedCache::default(),
             reads: &Reads::new(SharedCache::default()),
-            lock: &watch::Sender::new(Lock::default()),
+            lock: &watch::Sender::new(lock),
             registrations: &registrations,
             role: &role,
             health: &StoreHealth::default(),

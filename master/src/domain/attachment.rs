@@ -1,7 +1,7 @@
 //! State derived from policies attached to groups. Every change of a group, policy or rule updates
 //! it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use contiv_model::api::{EndpointGroup, Link, Network, Policy, Rule};
@@ -10,7 +10,7 @@ use contiv_model::policy::{DirectionalRule, DirectionalRuleState, ExpandedRule, 
 
 use super::fabric;
 use super::object_key;
-use crate::cache::StagedTxn;
+use crate::cache::{ClusterCache, Derived as _, DerivedKeys, StagedTxn};
 
 /// Largest number of rules of a group, in all its policies. A change of the group expands all of them
 /// while other requests wait.
@@ -113,15 +113,7 @@ fn put_directed(staged: &mut StagedTxn<'_>, old: BTreeSet<String>, new: BTreeMap
 /// Expansion of the policy on the group. None if the policy is not attached, if either is missing,
 /// or in ACI mode.
 fn attached(staged: &mut StagedTxn<'_>, id: &str, group: &str, policy: &str) -> Option<PolicyState> {
-    staged.get::<Policy>(policy)?;
-    if !staged.is_linked::<Policy, EndpointGroup>(policy, group) {
-        return None;
-    }
-    // In ACI mode the fabric enforces the policies.
-    if fabric::is_enabled(staged) {
-        return None;
-    }
-    let number = staged.group_number(&state_key(group))?;
+    let number = number_if_attached(staged, group, policy)?;
     let mut state = PolicyState { id: id.into(), key: id.into(), group: number, ..PolicyState::default() };
     for key in staged.linked::<Policy, Rule>(policy).iter() {
         if let Some(rule) = expanded(staged, id, number, key) {
@@ -129,6 +121,16 @@ fn attached(staged: &mut StagedTxn<'_>, id: &str, group: &str, policy: &str) -> 
         }
     }
     Some(state)
+}
+
+/// Number of the group if the policy has an expansion on it.
+fn number_if_attached(staged: &StagedTxn<'_>, group: &str, policy: &str) -> Option<i64> {
+    staged.get::<Policy>(policy)?;
+    // In ACI mode the fabric enforces the policies.
+    if !staged.is_linked::<Policy, EndpointGroup>(policy, group) || fabric::is_enabled(staged) {
+        return None;
+    }
+    staged.group_number(&state_key(group))
 }
 
 /// Expansion of the rule on the group with id `number`; none if the rule does not exist.
@@ -202,25 +204,68 @@ pub fn link_rules(staged: &mut StagedTxn<'_>, rules: Vec<Rule>, key: Option<&str
     }
 }
 
-/// Expands all policies on all groups again, and deletes expansions without a policy or group.
-pub fn restore_policies(staged: &mut StagedTxn<'_>) {
+/// Keys of the groups with policies.
+pub fn groups_with_policies(cache: &ClusterCache) -> Vec<String> {
+    let groups = cache.all::<EndpointGroup>().filter(|group| !group.link_sets.policies.is_empty());
+    groups.map(|group| group.key.clone()).collect()
+}
+
+/// Records that [`restore_group`] compares, as far as their values were not read yet.
+pub fn unread_of_group(cache: &ClusterCache, group: &str) -> Vec<DerivedKeys> {
+    let policies = cache.get::<EndpointGroup>(group).into_iter();
+    let policies = policies.flat_map(|group| group.link_sets.policies.keys());
+    let ids = policies.map(|policy| attached_id(group, policy));
+    let keys = ids.flat_map(|id| {
+        let rules = DerivedKeys::Below(DirectionalRuleState::path(&format!("{id}:")));
+        [DerivedKeys::One(PolicyState::path(&id)), rules]
+    });
+    keys.filter(|keys| cache.has_unread(keys)).collect()
+}
+
+/// Expands all policies on the group again.
+pub fn restore_group(staged: &mut StagedTxn<'_>, group: &str) {
+    for policy in policies_of(staged, group) {
+        refresh(staged, group, &policy);
+    }
+}
+
+/// Expands the policies that have no expansion on a group, and deletes expansions without a policy or group. What
+/// an expansion contains is not compared.
+pub fn restore_keys(staged: &mut StagedTxn<'_>) {
     let cache = staged.cache();
-    let mut attached: BTreeSet<String> = BTreeSet::new();
-    for group in cache.all::<EndpointGroup>() {
-        let policies = staged.get::<EndpointGroup>(&group.key).map(|group| group.link_sets.policies.clone());
-        for policy in policies.unwrap_or_default().keys() {
-            refresh(staged, &group.key, policy);
-            attached.insert(attached_id(&group.key, policy));
+    let mut attached: HashSet<String> = HashSet::new();
+    for EndpointGroup { key: group, .. } in cache.all() {
+        for policy in policies_of(staged, group) {
+            if number_if_attached(staged, group, &policy).is_none() {
+                continue;
+            }
+            let id = attached_id(group, &policy);
+            if !staged.has_derived::<PolicyState>(&id) {
+                refresh(staged, group, &policy);
+            }
+            attached.insert(id);
         }
     }
     for (id, _) in cache.derived::<PolicyState>().filter(|(id, _)| !attached.contains(id)) {
         staged.derive::<PolicyState>(&id, None);
     }
-    // Those of policies on groups are right already.
     let is_attached = |id: &str| ends_of_attached(id).any(|end| attached.contains(&id[..end]));
     for (id, _) in cache.derived::<DirectionalRuleState>().filter(|(id, _)| !is_attached(id)) {
         staged.derive::<DirectionalRuleState>(&id, None);
     }
+}
+
+/// Expands all policies on all groups again, and deletes expansions without a policy or group.
+pub fn restore_policies(staged: &mut StagedTxn<'_>) {
+    for group in staged.cache().all::<EndpointGroup>() {
+        restore_group(staged, &group.key);
+    }
+    restore_keys(staged);
+}
+
+fn policies_of(staged: &StagedTxn<'_>, group: &str) -> Vec<String> {
+    let group = staged.get::<EndpointGroup>(group);
+    group.map(|group| group.link_sets.policies.keys().cloned().collect()).unwrap_or_default()
 }
 
 /// Where the id of the policy on a group may end in the id of a directional rule: at the fourth colon,

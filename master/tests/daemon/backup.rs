@@ -79,7 +79,12 @@ fn a_backup_is_consistent_and_restores_a_cluster_of_its_own() {
 
     good(&run("restore", &file, &new, &[]));
     let restored = Master::on_etcd(&new.endpoint());
-    let log = restored.process.log();
+    let log = || restored.process.log();
+    testkit::wait_until(WAIT_TIMEOUT, "the comparison of policies", || {
+        Ok(log().contains("compared the policies on groups").then_some(()))
+    })
+    .unwrap();
+    let log = log();
     for wrong in ["inconsistent", "restored derived keys", "repaired"] {
         assert!(!log.contains(wrong), "{log}");
     }

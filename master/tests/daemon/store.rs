@@ -298,6 +298,10 @@ fn derived_keys_are_restored_after_a_restart() {
     }
     assert_ne!(everything(), before);
     master.restart();
+    testkit::wait_until(crate::master::WAIT_TIMEOUT, "the restoration of policies", || {
+        Ok(master.process.log().contains("compared the policies on groups").then_some(()))
+    })
+    .unwrap();
     assert_eq!(everything(), before);
     let metrics = get(to, "/metrics").unwrap().body;
     assert!(metrics.contains("contiv_netmaster_restored_keys_total 7\n"), "{metrics}");

@@ -5,12 +5,16 @@ use std::collections::BTreeMap;
 use contiv_model::event::Event;
 use contiv_model::policy::{DirectionalRuleState, PolicyState};
 use contiv_model::{endpoint, group, network, service};
-use contiv_store::{Guard, KeyValue, Op, Txn, Update};
+use contiv_store::{Guard, KeyValue, Listing, Op, Txn, Update};
 use netmaster::access::Scope;
-use netmaster::cache::{AllocationChange, ClusterCache, Derived, StagedTxn};
+use netmaster::cache::{
+    AllocationChange, ClusterCache, Content, DERIVED_KEYS, Derived, DerivedKeys, DerivedValues, StagedTxn,
+};
+use netmaster::domain::attachment::{groups_with_policies, restore_group};
 use netmaster::objects::{Cluster, Defaults, Selection, Type};
 use netmaster::plugin::{Call, CallKind};
 use netmaster::problem::{Answer, Problem};
+use netmaster::restore::restore;
 use serde_json::{Value, json};
 
 #[derive(Default)]
@@ -40,6 +44,11 @@ impl Fixture {
     pub(crate) fn run(&mut self, plan: impl Fn(&mut StagedTxn<'_>) -> Answer) -> Answer {
         let mut staged = StagedTxn::new(&self.cache);
         let answer = plan(&mut staged);
+        let unread = staged.unread().clone();
+        if !unread.is_empty() {
+            unread.into_iter().for_each(|keys| self.read_derived(keys));
+            return self.run(plan);
+        }
         let (txn, change) = staged.finish().unwrap();
         if !txn.ops.is_empty() {
             assert!(answer.is_ok(), "a plan that fails must change nothing: {txn:?}");
@@ -48,6 +57,34 @@ impl Fixture {
             self.cache.commit(change, self.revision);
         }
         answer
+    }
+
+    /// Reads values of derived records.
+    pub(crate) fn read_derived(&mut self, keys: DerivedKeys) {
+        let is_read = |kv: &&KeyValue| match &keys {
+            DerivedKeys::One(key) => kv.key == *key,
+            DerivedKeys::Below(prefix) => kv.key.starts_with(prefix),
+        };
+        let items = self.store.values().filter(is_read).cloned().collect();
+        let listing = Listing { cluster: 1, revision: self.revision, items };
+        self.cache.complete_derived(DerivedValues::decode(keys, &listing));
+    }
+
+    /// Restores all that a new leader restores. Returns the number of keys that it wrote and deleted.
+    pub(crate) fn restore(&mut self) -> (usize, usize) {
+        let mut counts = self.count(restore);
+        for group in groups_with_policies(&self.cache) {
+            counts.extend(self.count(|staged| restore_group(staged, &group)));
+        }
+        counts.into_iter().fold((0, 0), |(puts, deletions), (p, d)| (puts + p, deletions + d))
+    }
+
+    fn count(&mut self, plan: impl Fn(&mut StagedTxn<'_>)) -> Vec<(usize, usize)> {
+        let answer = self.run(|staged| {
+            plan(staged);
+            Ok(serde_json::to_vec(&[staged.counts()]).unwrap())
+        });
+        serde_json::from_slice(&answer.unwrap()).unwrap()
     }
 
     fn commit(&mut self, txn: Txn) {
@@ -217,13 +254,24 @@ impl Fixture {
         self.store.insert(key.to_owned(), kv);
     }
 
-    /// State of a netmaster that starts now.
+    /// State of a netmaster that started some time ago.
     pub(crate) fn loaded(&self) -> Fixture {
+        let mut fixture = self.starting();
+        DERIVED_KEYS.iter().for_each(|&prefix| fixture.read_derived(DerivedKeys::Below(prefix.to_owned())));
+        fixture
+    }
+
+    /// State of a netmaster that starts now. It has not read the values of derived records.
+    pub(crate) fn starting(&self) -> Fixture {
         let mut cache = ClusterCache::default();
         let update = |event| Update { revision: self.revision, event };
         cache.apply_update(&update(Event::Init));
         for (key, kv) in &self.store {
-            cache.apply_update(&update(Event::InitApply(key.clone(), kv.clone())));
+            let mut kv = kv.clone();
+            if DERIVED_KEYS.iter().any(|prefix| key.starts_with(prefix)) {
+                kv.value = vec![].into();
+            }
+            cache.apply_update(&update(Event::InitApply(key.clone(), kv)));
         }
         assert!(cache.apply_update(&update(Event::InitDone)));
         Fixture { cache, store: self.store.clone(), revision: self.revision, changes: self.changes.clone() }
@@ -279,9 +327,21 @@ impl Fixture {
             list("serviceLBs"),
             self.cache.all::<service::State>().collect::<Vec<_>>(),
             self.cache.all::<service::Providers>().collect::<Vec<_>>(),
-            derived::<PolicyState>(&self.cache),
-            derived::<DirectionalRuleState>(&self.cache)
+            self.derived::<PolicyState>(),
+            self.derived::<DirectionalRuleState>()
         ])
+    }
+
+    /// Ids and digests. Those that were not read yet are as the store has them.
+    fn derived<T: Derived>(&self) -> BTreeMap<String, String> {
+        let mut known: BTreeMap<_, _> = self.cache.derived::<T>().collect();
+        if known.values().any(|content| *content == Content::Unread) {
+            let stored: BTreeMap<_, _> = self.loaded().cache.derived::<T>().collect();
+            for (id, content) in known.iter_mut().filter(|(_, content)| **content == Content::Unread) {
+                *content = stored[id];
+            }
+        }
+        known.into_iter().map(|(id, content)| (id, format!("{content:?}"))).collect()
     }
 
     /// Merges all journals into their records.
@@ -296,11 +356,6 @@ impl Fixture {
         })
         .unwrap();
     }
-}
-
-/// Ids and digests.
-fn derived<T: Derived>(cache: &ClusterCache) -> Vec<(String, String)> {
-    cache.derived::<T>().map(|(id, digest)| (id, format!("{digest:?}"))).collect()
 }
 
 fn read(body: Vec<u8>) -> Value {

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use contiv_model::event::Event;
 use netmaster::access::Scope;
 use netmaster::objects::{Selection, Type};
-use netmaster::restore::restore;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -280,12 +279,8 @@ fn carry_out(fixture: &mut Fixture, model: &mut Model, step: &Step) {
 
 /// A new leader loads the state and restores it. Returns the number of keys that it wrote and deleted.
 fn take_over(fixture: &mut Fixture) -> String {
-    *fixture = fixture.loaded();
-    let restored = fixture.run(|staged| {
-        restore(staged);
-        Ok(format!("{:?}", staged.counts()).into_bytes())
-    });
-    String::from_utf8(restored.unwrap()).unwrap()
+    *fixture = fixture.starting();
+    format!("{:?}", fixture.restore())
 }
 
 proptest! {

@@ -1,8 +1,11 @@
 //! State that a new leader restores.
 
+use contiv_model::event::Event;
+use contiv_model::policy::PolicyState;
+use contiv_store::{KeyValue, Listing};
 use netmaster::audit::audit;
+use netmaster::cache::{Content, DerivedKeys, DerivedValues};
 use netmaster::repair::{mark_in_use, release_unused};
-use netmaster::restore::restore;
 use serde_json::{Value, json};
 
 use crate::fixture::Fixture;
@@ -42,11 +45,7 @@ fn rule(fixture: &mut Fixture, policy: &str, id: &str, more: Value) {
 
 /// Number of keys written and deleted.
 pub(crate) fn restored(fixture: &mut Fixture) -> String {
-    let plan = |staged: &mut netmaster::cache::StagedTxn<'_>| {
-        restore(staged);
-        Ok(format!("{:?}", staged.counts()).into_bytes())
-    };
-    String::from_utf8(fixture.run(plan).unwrap()).unwrap()
+    format!("{:?}", fixture.restore())
 }
 
 #[test]
@@ -100,12 +99,115 @@ fn derived_state_is_restored() {
     state["DSCP"] = 0.into();
     fixture.edit("/contiv.io/state/endpointGroups/web:default", Some(&state));
 
-    let mut fixture = fixture.loaded();
-    assert_ne!(fixture.content(), expected);
+    for mut fixture in [fixture.loaded(), fixture.starting()] {
+        assert_ne!(fixture.content(), expected);
+        restored(&mut fixture);
+        assert_eq!(fixture.content(), expected);
+        assert_eq!(fixture.loaded().content(), expected);
+        assert_eq!(restored(&mut fixture), "(0, 0)");
+    }
+}
+
+/// A request to a netmaster that has just started writes what it would write later.
+#[test]
+fn a_change_before_the_values_are_read_writes_only_what_differs() {
+    const POLICY: &str = "/contiv.io/state/policy/default:web:default:p";
+    let mut fixture = fixture();
+    let mut newer = fixture.value(POLICY).unwrap();
+    newer["more"] = json!(1);
+    fixture.edit(POLICY, Some(&newer));
+    let (mut starting, mut loaded) = (fixture.starting(), fixture.loaded());
+    let before = fixture.changes.len();
+    for fixture in [&mut starting, &mut loaded] {
+        rule(fixture, "p", "3", json!({"protocol": "udp", "port": 53}));
+        assert_eq!(fixture.value(POLICY).unwrap()["more"], 1, "fields of a newer release are kept");
+    }
+    assert_eq!(starting.changes.len() - before, 4, "the rule, the policy on a group, two directional rules");
+    assert_eq!(starting.changes, loaded.changes);
+    assert_eq!(starting.content(), loaded.content());
+    // Of this policy alone.
+    let unread = |fixture: &Fixture| {
+        let of = fixture.cache.derived::<PolicyState>();
+        of.filter(|(_, content)| *content == Content::Unread).map(|(id, _)| id).collect::<Vec<_>>()
+    };
+    assert_eq!(unread(&starting), ["default:db:default:q", "default:web:default:q"]);
+}
+
+/// Between the listing of keys and that of values, another program deletes and replaces records.
+#[test]
+fn values_that_are_read_later_are_of_a_later_store() {
+    let mut fixture = fixture().starting();
+    const POLICY: &str = "/contiv.io/state/policy/default:web:default:p";
+    let mut newer = fixture.value(POLICY).unwrap();
+    newer["priority"] = json!(1);
+    fixture.edit(POLICY, Some(&newer));
+    fixture.edit("/contiv.io/state/policy/default:web:default:q", None);
+    fixture.edit("/contiv.io/state/policy/default:db:default:q", Some(&json!("")));
+    let watched = fixture.changes.clone();
+    fixture.read_derived(DerivedKeys::Below("/contiv.io/state/policy/".to_owned()));
+    let ids: Vec<_> = fixture.cache.derived::<PolicyState>().collect();
+    assert_eq!(ids.len(), 2, "{ids:?}");
+    assert_eq!(ids[0], ("default:db:default:q".to_owned(), Content::Invalid));
+    assert!(matches!(ids[1].1, Content::Known(_)), "{ids:?}");
+    // The watch reports it afterwards.
+    for update in &watched {
+        let _complete = fixture.cache.apply_update(update);
+    }
+    assert_eq!(fixture.content(), fixture.loaded().content());
+}
+
+/// Agents take an expansion for lost that is deleted without a change of its group or policy.
+#[test]
+fn expansions_are_deleted_together_with_the_change_that_explains_it() {
+    let mut fixture = fixture();
+    const GROUP: &str = "/contiv.io/obj/modeldb/endpointGroup/default:web";
+    let mut web = fixture.value(GROUP).unwrap();
+    web["policies"] = json!(["p"]);
+    fixture.edit(GROUP, Some(&web));
+    let mut fixture = fixture.starting();
+    let before = fixture.changes.len();
     restored(&mut fixture);
-    assert_eq!(fixture.content(), expected);
-    assert_eq!(fixture.loaded().content(), expected);
-    assert_eq!(restored(&mut fixture), "(0, 0)");
+    let of = |key: &str| {
+        let changes = fixture.changes[before..].iter();
+        let is_of = |event: &Event<String, KeyValue>| match event {
+            Event::Apply(changed, _) | Event::Delete(changed) => changed == key,
+            _ => false,
+        };
+        changes.filter(|update| is_of(&update.event)).map(|update| update.revision).collect::<Vec<_>>()
+    };
+    let deleted = of("/contiv.io/state/policy/default:web:default:q");
+    assert_eq!((deleted.len(), &deleted), (1, &of(GROUP)));
+    assert_eq!(
+        fixture.keys("/contiv.io/state/policy/default:web"),
+        ["/contiv.io/state/policy/default:web:default:p"]
+    );
+}
+
+/// The id of the policy `p` is the beginning of that of `p2`.
+#[test]
+fn a_policy_is_read_without_those_whose_names_it_begins() {
+    let mut fixture = fixture();
+    fixture.put("policys", "default:p2", &json!({"tenantName": "default", "policyName": "p2"})).unwrap();
+    group(&mut fixture, "web", json!({"policies": ["p", "p2", "q"], "netProfile": "gold"}));
+    let mut fixture = fixture.starting();
+    rule(&mut fixture, "p", "3", json!({"protocol": "udp", "port": 53}));
+    assert_eq!(fixture.cache.derived::<PolicyState>().count(), 4);
+    assert_eq!(fixture.content(), fixture.loaded().content());
+}
+
+/// A record that the watch has reported as deleted does not come back with an older listing.
+#[test]
+fn a_listing_does_not_bring_back_what_was_deleted() {
+    const POLICY: &str = "/contiv.io/state/policy/default:web:default:q";
+    let mut fixture = fixture().starting();
+    let stale = fixture.loaded();
+    fixture.edit(POLICY, None);
+    let deleted = fixture.changes.last().unwrap().clone();
+    fixture.cache.apply_update(&deleted);
+    let items = vec![stale.stored(POLICY)];
+    let listing = Listing { cluster: 1, revision: deleted.revision - 1, items };
+    fixture.cache.complete_derived(DerivedValues::decode(DerivedKeys::One(POLICY.to_owned()), &listing));
+    assert_eq!(fixture.content(), fixture.loaded().content());
 }
 
 #[test]

@@ -112,21 +112,25 @@ impl Store {
     /// Watches all keys that begin with `prefix`; see [`Watch`]. Sends nothing before the first
     /// poll.
     pub fn watch(&self, prefix: &str) -> Watch {
-        Watch::new(self.clone(), prefix.to_owned(), Filter::default(), Progress::default(), State::Unlisted)
+        Follower::new(self, prefix, State::Unlisted).watch()
     }
 
     /// Like [`Store::watch`], with a first snapshot in batches of some MB: it is never in memory as a
     /// whole. The last of these batches has [`Batch::relisted`]. If the snapshot has to begin again, there is
     /// another `Init` before the first `InitDone`. The watch counts in `progress` what it receives.
-    pub fn watch_in_pages(&self, prefix: &str, progress: &Progress) -> Watch {
-        let walk = Box::new(Walk::new(prefix));
-        Watch::new(
-            self.clone(),
-            prefix.to_owned(),
-            Filter::default(),
-            progress.clone(),
-            State::Listing { walk },
-        )
+    ///
+    /// Keys that begin with one of `without_values` are listed without their values, which are empty then; none of
+    /// these prefixes may begin with another one. Changes that the watch receives have values.
+    pub fn watch_in_pages(&self, prefix: &str, without_values: &[&str], progress: &Progress) -> Watch {
+        let without_values: Arc<[String]> = without_values.iter().map(|&prefix| prefix.to_owned()).collect();
+        let walk = Box::new(Walk::new(prefix, without_values.clone()));
+        let follower = Follower {
+            in_pages: true,
+            progress: progress.clone(),
+            known: Known::new(false, without_values),
+            ..Follower::new(self, prefix, State::Listing { walk })
+        };
+        follower.watch()
     }
 
     /// Like [`Store::watch`], with only the keys whose values `keep` returns true for. The watch neither
@@ -137,41 +141,23 @@ impl Store {
         prefix: &str,
         keep: impl Fn(&KeyValue) -> bool + Send + Sync + 'static,
     ) -> Watch {
-        Watch::new(
-            self.clone(),
-            prefix.to_owned(),
-            Filter(Some(Box::new(keep))),
-            Progress::default(),
-            State::Unlisted,
-        )
+        let follower = Follower {
+            filter: Filter(Some(Box::new(keep))),
+            known: Known::new(true, Arc::default()),
+            ..Follower::new(self, prefix, State::Unlisted)
+        };
+        follower.watch()
     }
 
     /// Like [`Store::watch`], without the snapshot: the updates are the changes after `revision`,
     /// and deletions of keys that the watch has not reported. If the history since `revision` is not
     /// available, or ceases to be, the watch lists the prefix: a batch with [`Batch::relisted`].
     pub fn watch_after(&self, prefix: &str, revision: i64) -> Watch {
-        let state = State::Listed { revision, resumed: false };
-        Watch::new(self.clone(), prefix.to_owned(), Filter::default(), Progress::default(), state)
+        Follower::new(self, prefix, State::Listed { revision, resumed: false }).watch()
     }
 }
 
 impl Watch {
-    fn new(store: Store, prefix: String, filter: Filter, progress: Progress, state: State) -> Watch {
-        let (status, receiver) = watch::channel(Status::Connecting);
-        let (known, backoff) = (Known::new(filter.0.is_some()), Backoff::default());
-        let in_pages = matches!(state, State::Listing { .. });
-        let follower = Follower { store, prefix, filter, progress, in_pages, state, known, backoff, status };
-        let batches = stream::unfold(follower, |mut follower| async move {
-            loop {
-                let batch = follower.step().await;
-                if batch.relisted.is_some() || batch.resumed || !batch.updates.is_empty() {
-                    return Some((batch, follower));
-                }
-            }
-        });
-        Watch { batches: batches.boxed(), ready: VecDeque::new(), status: receiver }
-    }
-
     /// Changes whenever the connection is established or lost.
     pub fn status(&self) -> watch::Receiver<Status> {
         self.status.clone()
@@ -249,6 +235,33 @@ struct Opened {
 }
 
 impl Follower {
+    fn new(store: &Store, prefix: &str, state: State) -> Follower {
+        Follower {
+            store: store.clone(),
+            prefix: prefix.to_owned(),
+            filter: Filter::default(),
+            progress: Progress::default(),
+            in_pages: false,
+            state,
+            known: Known::default(),
+            backoff: Backoff::default(),
+            status: watch::Sender::new(Status::Connecting),
+        }
+    }
+
+    fn watch(self) -> Watch {
+        let status = self.status.subscribe();
+        let batches = stream::unfold(self, |mut follower| async move {
+            loop {
+                let batch = follower.step().await;
+                if batch.relisted.is_some() || batch.resumed || !batch.updates.is_empty() {
+                    return Some((batch, follower));
+                }
+            }
+        });
+        Watch { batches: batches.boxed(), ready: VecDeque::new(), status }
+    }
+
     /// Takes one step: one request or one message. A step that is dropped half-way is taken again.
     async fn step(&mut self) -> Batch {
         match &mut self.state {
@@ -288,7 +301,7 @@ impl Follower {
                     self.progress.advance();
                     self.filter.keeps(kv)
                 };
-                match self.store.list_counting(&self.prefix, &mut keep).await {
+                match self.store.list_counting(&self.prefix, &self.known.without_values(), &mut keep).await {
                     Ok((listing, dropped)) => {
                         self.state = State::Listed { revision: listing.revision, resumed: false };
                         let position = Position { cluster: listing.cluster, revision: listing.revision };
@@ -351,7 +364,8 @@ impl Follower {
     /// Begins the first snapshot, again if a part of it was reported.
     fn restart_listing(&mut self) {
         self.known.forget_parts();
-        self.state = State::Listing { walk: Box::new(Walk::new(&self.prefix)) };
+        let walk = Walk::new(&self.prefix, self.known.without_values());
+        self.state = State::Listing { walk: Box::new(walk) };
     }
 
     /// Opens a watch of the changes after `revision`. Then compares the history: a store that is

@@ -6,6 +6,7 @@ use super::request::Again;
 use super::walk::Walk;
 use crate::{Error, KeyValue, Listing, Operation, Position};
 use etcd_client::GetOptions;
+use std::sync::Arc;
 
 /// A part of a listing.
 pub(crate) struct Page {
@@ -33,7 +34,8 @@ impl Store {
     ///
     /// As [`Store::get`].
     pub async fn list_keys(&self, prefix: &str) -> Result<Listing, Error> {
-        Ok(self.list_along(prefix, Walk::without_values, &mut |_| true).await?.0)
+        let without_values: Arc<[String]> = [prefix.to_owned()].into();
+        Ok(self.list_counting(prefix, &without_values, &mut |_| true).await?.0)
     }
 
     /// Like [`Store::list`], with only the keys that `keep` returns true for. The others are dropped page
@@ -48,26 +50,20 @@ impl Store {
         prefix: &str,
         mut keep: impl FnMut(&KeyValue) -> bool + Send,
     ) -> Result<Listing, Error> {
-        Ok(self.list_counting(prefix, &mut keep).await?.0)
+        Ok(self.list_counting(prefix, &Arc::default(), &mut keep).await?.0)
     }
 
-    /// Like [`Store::list_where`], and also returns the number of dropped keys.
+    /// Like [`Store::list_where`], without the values of keys that begin with one of `without_values`. Also returns
+    /// the number of dropped keys.
     pub(crate) async fn list_counting(
         &self,
         prefix: &str,
-        keep: &mut (dyn FnMut(&KeyValue) -> bool + Send),
-    ) -> Result<(Listing, usize), Error> {
-        self.list_along(prefix, Walk::new, keep).await
-    }
-
-    async fn list_along(
-        &self,
-        prefix: &str,
-        walk: fn(&str) -> Walk,
+        without_values: &Arc<[String]>,
         keep: &mut (dyn FnMut(&KeyValue) -> bool + Send),
     ) -> Result<(Listing, usize), Error> {
         loop {
-            match self.list_once(prefix, walk(prefix), keep).await {
+            let walk = Walk::new(prefix, without_values.clone());
+            match self.list_once(prefix, walk, keep).await {
                 // The revision was compacted between two pages: a newer listing replaces it.
                 Err(e) if e.is_compacted() => {
                     tracing::debug!(prefix, "compacted while listing; listing again");
@@ -113,7 +109,7 @@ impl Store {
                 .with_range(walk.to.clone())
                 .with_limit(walk.limit())
                 .with_revision(walk.at.map_or(0, |at| at.revision));
-            if walk.keys_only {
+            if walk.is_without_values() {
                 options = options.with_keys_only();
             }
             let answer = self

@@ -4,6 +4,8 @@
 //! whose pages end only by their number of keys therefore costs as much as the square of the number of
 //! keys: minutes for a million. So a page also ends with the keys that begin like its first ones.
 
+use std::sync::Arc;
+
 use etcd_client::proto::PbKeyValue;
 
 use crate::Position;
@@ -30,8 +32,8 @@ pub(crate) struct Walk {
     pub(super) to: Vec<u8>,
     /// Number of bytes that the keys from `from` to `to` have in common, if it is larger than `prefix`.
     depth: usize,
-    /// Whether the values are left out.
-    pub(super) keys_only: bool,
+    /// Prefixes of the keys whose values are left out. None is a prefix of another one.
+    without_values: Arc<[String]>,
     /// Largest number of keys on a page.
     page: usize,
     /// Largest number of keys in a range.
@@ -39,25 +41,37 @@ pub(crate) struct Walk {
 }
 
 impl Walk {
-    pub(crate) fn new(prefix: &str) -> Walk {
+    /// Leaves out the values of the keys that begin with one of `without_values`.
+    pub(crate) fn new(prefix: &str, without_values: Arc<[String]>) -> Walk {
         let prefix = prefix.as_bytes();
         let (end, from) = (prefix_end(prefix), if prefix.is_empty() { vec![0] } else { prefix.to_vec() });
-        Walk {
+        let mut walk = Walk {
             at: None,
             prefix: prefix.len(),
-            to: end.clone(),
-            end,
+            to: vec![],
+            end: end.clone(),
             from,
             depth: prefix.len(),
-            keys_only: false,
+            without_values,
             page: FIRST_PAGE,
             range: LARGEST_RANGE,
-        }
+        };
+        walk.read_to(end);
+        walk
     }
 
-    /// A walk that leaves the values out.
-    pub(super) fn without_values(prefix: &str) -> Walk {
-        Walk { keys_only: true, ..Walk::new(prefix) }
+    /// Whether the values of the range are left out.
+    pub(super) fn is_without_values(&self) -> bool {
+        let mut prefixes = self.without_values.iter();
+        prefixes.any(|prefix| self.from.starts_with(prefix.as_bytes()))
+    }
+
+    /// Ends the range at `to`, or before it, where values begin to be left out or cease to be.
+    fn read_to(&mut self, to: Vec<u8>) {
+        let borders = self.without_values.iter().map(|prefix| prefix.as_bytes());
+        let borders = borders.flat_map(|prefix| [prefix.to_vec(), prefix_end(prefix)]);
+        let inside = borders.filter(|border| *border > self.from && (to == [0] || *border < to));
+        self.to = inside.min().unwrap_or(to);
     }
 
     pub(super) fn limit(&self) -> i64 {
@@ -83,7 +97,7 @@ impl Walk {
                 if usize::try_from(count).is_ok_and(|count| count > self.range) {
                     let common = first.key.iter().zip(&last.key).take_while(|(a, b)| a == b).count();
                     self.depth = self.depth.max(common + 1).min(last.key.len());
-                    self.to = prefix_end(&last.key[..self.depth]);
+                    self.read_to(prefix_end(&last.key[..self.depth]));
                 }
             }
             // No store answers so. Asking again is better than a listing without the rest.
@@ -92,11 +106,12 @@ impl Walk {
             _ => {
                 self.from = std::mem::take(&mut self.to);
                 let is_short = keys.len() < self.page / 2;
-                self.depth = (self.depth - usize::from(is_short)).min(self.from.len());
-                self.to = match self.depth > self.prefix {
+                let depth = self.depth.saturating_sub(usize::from(is_short));
+                self.depth = depth.max(self.prefix).min(self.from.len());
+                self.read_to(match self.depth > self.prefix {
                     true => prefix_end(&self.from[..self.depth]),
                     false => self.end.clone(),
-                };
+                });
             }
         }
         true
@@ -125,9 +140,10 @@ mod tests {
         prefix: &str,
         value: usize,
         range: usize,
+        without_values: &[String],
     ) -> (Vec<Vec<u8>>, usize, usize) {
         let (mut received, mut requests, mut counted) = (vec![], 0, 0);
-        let mut walk = Walk { range, ..Walk::new(prefix) };
+        let mut walk = Walk { range, ..Walk::new(prefix, without_values.into()) };
         loop {
             let is_before_end = |key: &&Vec<u8>| walk.to == [0] || **key < walk.to;
             let found: Vec<_> = keys.range(walk.from.clone()..).take_while(is_before_end).collect();
@@ -138,6 +154,8 @@ mod tests {
                 |key: &Vec<u8>| PbKeyValue { key: key.clone(), value: vec![0; value], ..Default::default() };
             let kvs: Vec<_> = page.iter().map(kv).collect();
             let is_more = found.len() > page.len();
+            let is_left_out = |key: &Vec<u8>| without_values.iter().any(|p| key.starts_with(p.as_bytes()));
+            assert!(page.iter().all(|key| is_left_out(key) == walk.is_without_values()), "{walk:?}");
             received.extend(page);
             if !walk.go_on(&kvs, is_more, found.len() as i64) {
                 return (received, requests, counted);
@@ -152,10 +170,12 @@ mod tests {
             value in prop_oneof![Just(0usize), Just(1 << 16), Just(1 << 19)],
             range in prop_oneof![Just(1usize), Just(8), Just(LARGEST_RANGE)],
             prefix in prop_oneof![Just(""), Just("0"), Just("01")],
+            without_values in prop_oneof![Just(vec![]), Just(vec!["0"]), Just(vec!["00", "010", "\u{1}"])],
         ) {
+            let without_values: Vec<_> = without_values.into_iter().map(str::to_owned).collect();
             let keys: BTreeSet<Vec<u8>> =
                 keys.into_iter().map(|key| [prefix.as_bytes(), &key[..]].concat()).filter(|key| !key.is_empty()).collect();
-            let (received, ..) = list(&keys, prefix, value, range);
+            let (received, ..) = list(&keys, prefix, value, range, &without_values);
             prop_assert_eq!(received, keys.into_iter().collect::<Vec<_>>());
         }
     }
@@ -175,7 +195,8 @@ mod tests {
             let others = (0..groups).map(|n| format!("/c/state/endpointGroups/g{n}:t"));
             let keys: BTreeSet<Vec<u8>> =
                 (0..groups).flat_map(rules).chain(endpoints).chain(others).map(String::into_bytes).collect();
-            let (received, requests, counted) = list(&keys, "/c/", 100, LARGEST_RANGE);
+            let (received, requests, counted) =
+                list(&keys, "/c/", 100, LARGEST_RANGE, &["/c/state/policyRule/".to_owned()]);
             assert_eq!(received.len(), keys.len());
             let (pages, each) = (keys.len() / LARGEST_PAGE, counted / keys.len());
             assert!(

@@ -8,6 +8,7 @@ use etcd_client::EventType;
 use etcd_client::proto::PbEvent;
 use patricia_tree::PatriciaMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 
 #[derive(Debug, Default)]
 pub(super) struct Known {
@@ -21,6 +22,8 @@ pub(super) struct Known {
     dropped: usize,
     /// Whether the watch reports a part of the keys only.
     is_filtered: bool,
+    /// Prefixes of the keys whose values are not compared.
+    without_values: Arc<[String]>,
 }
 
 /// Fingerprint of a key. The revision alone is not sufficient: a store that was emptied or restored
@@ -28,21 +31,32 @@ pub(super) struct Known {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Seen {
     mod_revision: i64,
-    /// Digest of the value, the lease and the revision of the key's creation.
+    /// Digest of the value, the lease, and the revision of the key's creation.
     content: u64,
 }
 
 impl Seen {
-    fn of(kv: &KeyValue) -> Seen {
+    /// Of a key without a value, the number of versions is compared instead.
+    fn of(kv: &KeyValue, without_values: &[String]) -> Seen {
         let mut hasher = DefaultHasher::new();
-        (&kv.value, kv.lease, kv.create_revision).hash(&mut hasher);
+        match begins_with_any(kv.key.as_bytes(), without_values) {
+            true => kv.version.hash(&mut hasher),
+            false => kv.value.hash(&mut hasher),
+        }
+        (kv.lease, kv.create_revision).hash(&mut hasher);
         Seen { mod_revision: kv.mod_revision, content: hasher.finish() }
     }
 }
 
 impl Known {
-    pub(super) fn new(is_filtered: bool) -> Known {
-        Known { is_filtered, ..Known::default() }
+    /// `is_filtered`: the watch reports a part of the keys only. The values of keys that begin with one of
+    /// `without_values` are not compared.
+    pub(super) fn new(is_filtered: bool, without_values: Arc<[String]>) -> Known {
+        Known { is_filtered, without_values, ..Known::default() }
+    }
+
+    pub(super) fn without_values(&self) -> Arc<[String]> {
+        self.without_values.clone()
     }
 
     /// Why `listing` cannot be a later state of the store that was listed before; `None` if it can,
@@ -65,7 +79,7 @@ impl Known {
             // A value that was not reported before, of a key that may have had values that are not reported.
             None if self.is_filtered => kv.mod_revision <= revision,
             None => kv.create_revision <= revision,
-            Some(seen) if kv.mod_revision == seen.mod_revision => Seen::of(kv) != *seen,
+            Some(seen) if kv.mod_revision == seen.mod_revision => Seen::of(kv, &self.without_values) != *seen,
             Some(seen) => kv.mod_revision < seen.mod_revision,
         };
         let kv = listing.items.iter().find(differs)?;
@@ -75,9 +89,11 @@ impl Known {
         ))
     }
 
-    /// Key that was put last, of those that exist.
+    /// Key that was put last, of those that exist: one whose value is compared, if the transaction has one.
     pub(super) fn newest(&self) -> Option<String> {
-        let newest = self.reported.as_ref()?.iter().max_by_key(|(_, seen)| seen.mod_revision)?;
+        let age =
+            |(key, seen): &(Vec<u8>, &Seen)| (seen.mod_revision, !begins_with_any(key, &self.without_values));
+        let newest = self.reported.as_ref()?.iter().max_by_key(age)?;
         Some(text(&newest.0))
     }
 
@@ -90,14 +106,15 @@ impl Known {
     /// be absent.
     pub(super) fn has(&self, key: &str, kv: Option<&KeyValue>, cluster: u64) -> bool {
         let known = self.reported.as_ref().and_then(|reported| reported.get(key));
-        cluster == self.at.cluster && kv.map(Seen::of).as_ref() == known
+        cluster == self.at.cluster && kv.map(|kv| Seen::of(kv, &self.without_values)).as_ref() == known
     }
 
     /// Returns everything, framed, for the first snapshot; later the deleted keys, then new and
     /// changed ones in the order of their writes. `dropped` is the number of keys that the listing lacks.
     pub(super) fn snapshot(&mut self, listing: Listing, dropped: usize) -> Vec<Update> {
         let revision = listing.revision;
-        let now: PatriciaMap<Seen> = listing.items.iter().map(|kv| (&kv.key, Seen::of(kv))).collect();
+        let now: PatriciaMap<Seen> =
+            listing.items.iter().map(|kv| (&kv.key, Seen::of(kv, &self.without_values))).collect();
         let events: Vec<_> = match &self.reported {
             None => std::iter::once(Event::Init)
                 .chain(listing.items.into_iter().map(|kv| Event::InitApply(kv.key.clone(), kv)))
@@ -123,7 +140,7 @@ impl Known {
         let revision = page.at.revision;
         let begin = self.parts.is_none().then_some(Event::Init);
         let parts = self.parts.get_or_insert_default();
-        parts.extend(page.items.iter().map(|kv| (&kv.key, Seen::of(kv))));
+        parts.extend(page.items.iter().map(|kv| (&kv.key, Seen::of(kv, &self.without_values))));
         self.dropped += page.dropped;
         if page.is_last {
             self.reported = self.parts.take();
@@ -164,7 +181,7 @@ impl Known {
                 }
                 Some(reported) => {
                     let was_kept = match is_kept {
-                        true => reported.insert(&kv.key, Seen::of(&kv)).is_some(),
+                        true => reported.insert(&kv.key, Seen::of(&kv, &self.without_values)).is_some(),
                         false => reported.remove(&kv.key).is_some(),
                     };
                     let existed = !is_put || kv.version > 1;
@@ -184,6 +201,10 @@ impl Known {
         }
         updates
     }
+}
+
+fn begins_with_any(key: &[u8], prefixes: &[String]) -> bool {
+    prefixes.iter().any(|prefix| key.starts_with(prefix.as_bytes()))
 }
 
 /// A key, which was text when it was inserted.
@@ -288,6 +309,25 @@ mod tests {
         assert_eq!(described(&first), ["init", "have a", "done"]);
     }
 
+    /// A listing of all keys is later compared with one that left values out.
+    #[test]
+    fn values_that_were_left_out_are_not_compared() {
+        let mut known = Known::new(false, ["b/".to_owned()].into());
+        known.snapshot(listing(5, &[("a", "1", 2), ("b/1", "", 3)]), 0);
+        assert_eq!(known.divergence(&listing(9, &[("a", "1", 2), ("b/1", "1", 3)])), None);
+        assert!(known.has("b/1", Some(&kv("b/1", "1", 3)), 1), "what is newest may be without a value");
+        assert!(known.divergence(&listing(9, &[("a", "", 2)])).is_some());
+        let mut recreated = listing(9, &[("b/1", "1", 3)]);
+        recreated.items[0].version = 2;
+        assert!(known.divergence(&recreated).is_some());
+        assert!(known.snapshot(listing(9, &[("a", "1", 2), ("b/1", "1", 3)]), 0).is_empty());
+        // Of keys that were put together, the one whose value is compared tells more about the store.
+        known.changes(vec![event(EventType::Put, "a", 10), event(EventType::Put, "b/1", 10)], |_| true);
+        assert_eq!(known.newest().as_deref(), Some("a"));
+        known.changes(vec![event(EventType::Put, "b/1", 11)], |_| true);
+        assert_eq!(known.newest().as_deref(), Some("b/1"));
+    }
+
     /// The watch reports keys with value "1" only.
     #[test]
     fn keys_that_are_not_kept_are_counted_but_not_reported() {
@@ -302,7 +342,7 @@ mod tests {
             };
             PbEvent { r#type: EventType::Put as i32, kv: Some(kv), prev_kv: None }
         };
-        let mut known = Known::new(true);
+        let mut known = Known::new(true, Arc::default());
         let first = known.snapshot(listing(5, &[("a", "1", 5)]), 2);
         assert_eq!(
             (described(&first), known.count()),

@@ -1,0 +1,135 @@
+//! Restoration of derived state when a term begins: what requests are planned on before this netmaster leads, and
+//! afterwards the content of policies on groups. A large cluster has hundreds of thousands of rules there, which are
+//! right unless another program has written them, or an earlier release derived them otherwise.
+
+use std::time::Duration;
+
+use contiv_store::Store;
+use contiv_store::election::Leadership;
+use futures::StreamExt as _;
+use tokio::time::{Instant, sleep};
+
+use crate::cache::{SharedCache, StagedTxn};
+use crate::commit::{Committer, Deposed, Queue, read_derived};
+use crate::domain::attachment::{self, groups_with_policies, unread_of_group};
+use crate::metrics::Metrics;
+use crate::problem::Problem;
+use crate::{audit, go_json, repair, restore};
+
+/// Differences that are logged one by one.
+const MAX_LOGGED_DIFFERENCES: usize = 20;
+/// Longest pause after a group.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Pause before groups are tried again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Number of keys that a plan writes, and of those that it deletes.
+type Counts = (u64, u64);
+
+/// Restores and repairs derived state, and logs what remains inconsistent. With `release`, releases addresses
+/// without an owner.
+pub(super) async fn before_leading(
+    committer: &mut Committer,
+    leadership: &Leadership,
+    cache: &SharedCache,
+    metrics: &Metrics,
+    release: bool,
+) -> Result<(), Deposed> {
+    let plan = move |staged: &mut StagedTxn<'_>| {
+        // A service without a state gets an address, which must not be one in use.
+        let mut repaired = repair::mark_in_use(staged);
+        restore::restore(staged);
+        repaired.extend(repair::mark_in_use(staged));
+        if release {
+            repaired.extend(repair::release_unused(staged));
+        }
+        go_json::encode(&(staged.counts(), repaired))
+    };
+    match committer.commit(leadership, Box::new(plan)).await? {
+        Ok(result) => {
+            let (counts, repaired): (Counts, Vec<String>) =
+                serde_json::from_slice(&result).unwrap_or_default();
+            for line in repaired.iter().take(MAX_LOGGED_DIFFERENCES) {
+                tracing::warn!("repaired: {line}");
+            }
+            if repaired.len() > MAX_LOGGED_DIFFERENCES {
+                tracing::warn!(all = repaired.len(), "repaired allocation records");
+            }
+            let differences = audit::audit(&StagedTxn::new(&cache.read()));
+            report(metrics, counts);
+            for difference in differences.iter().take(MAX_LOGGED_DIFFERENCES) {
+                tracing::warn!("{difference}");
+            }
+            if !differences.is_empty() {
+                tracing::warn!(
+                    differences = differences.len(),
+                    "allocation records are inconsistent; not repaired (run with --repair)"
+                );
+            }
+        }
+        Err(problem) => {
+            tracing::error!(%problem, "restore derived keys in the store: failed");
+        }
+    }
+    Ok(())
+}
+
+fn report(metrics: &Metrics, (written, deleted): Counts) {
+    if (written, deleted) != (0, 0) {
+        metrics.restored.inc_by(written + deleted);
+        tracing::warn!(written, deleted, "restored derived keys in the store");
+    }
+}
+
+/// Compares the policies on all groups with the objects and restores those that differ. Then does nothing for the
+/// rest of the term.
+pub(super) async fn restore_policies(store: Store, cache: SharedCache, queue: Queue, metrics: Metrics) {
+    let start = Instant::now();
+    let mut left = groups_with_policies(&cache.read());
+    let groups = left.len();
+    while !left.is_empty() {
+        let mut failed = vec![];
+        for group in left {
+            let start = Instant::now();
+            if let Err(problem) = restore_group(&store, &cache, &queue, &metrics, &group).await {
+                if queue.is_closed() {
+                    return std::future::pending().await;
+                }
+                tracing::warn!(%problem, group, "restore the policies of a group: failed; retrying");
+                failed.push(group);
+            }
+            // Requests wait for the same committer and the same store.
+            sleep(start.elapsed().min(LONGEST_PAUSE)).await;
+        }
+        left = failed;
+        if !left.is_empty() {
+            sleep(RETRY_INTERVAL).await;
+        }
+    }
+    tracing::info!(groups, duration = ?start.elapsed(), "compared the policies on groups with the objects");
+    std::future::pending::<()>().await;
+}
+
+async fn restore_group(
+    store: &Store,
+    cache: &SharedCache,
+    queue: &Queue,
+    metrics: &Metrics,
+    group: &str,
+) -> Result<(), Problem> {
+    // Before a plan needs them: other plans would wait.
+    let unread = unread_of_group(&cache.read(), group);
+    let mut values = std::pin::pin!(read_derived(store, unread));
+    while let Some(values) = values.next().await {
+        let _lock = cache.lock_commits().await;
+        cache.write().complete_derived(values);
+    }
+    let group = group.to_owned();
+    let plan = move |staged: &mut StagedTxn<'_>| {
+        attachment::restore_group(staged, &group);
+        go_json::encode(&staged.counts())
+    };
+    let counts = queue.submit(Box::new(plan), true).await?;
+    report(metrics, serde_json::from_slice(&counts).unwrap_or_default());
+    Ok(())
+}
