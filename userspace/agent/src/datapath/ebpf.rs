@@ -231,7 +231,7 @@ impl Datapath for Ebpf {
     /// The verifier takes most of the time. Fails without a VLAN uplink, unless the programs forward already: [`observe`](Self::observe)
     /// goes on without one, but the pods of another datapath would lose their VLAN networks.
     async fn prepare(&mut self) -> Result<(), Error> {
-        if self.left_behind()?.is_none() || self.is_passive() {
+        if self.left_behind().await?.is_none() || self.is_passive() {
             self.interfaces.check_uplinks(&Netlink::open()?).await?;
         }
         self.installed = Some(self.open().await?);
@@ -261,6 +261,16 @@ impl Datapath for Ebpf {
         self.takeovers.run(kernel, &mut self.interfaces).await?;
         self.installed = Some(installed);
         Ok(())
+    }
+
+    /// Behind the programs is the network stack of the node, once the ports of a switch are gone.
+    fn hold(&mut self) -> Result<(), Error> {
+        let Some(installed) = &mut self.installed else { return Ok(()) };
+        let peers = &mut installed.kernel_mut().peers;
+        match peers.phase()? {
+            Phase::RETIRED => peers.set_phase(Phase::HOLDING),
+            _ => Ok(()),
+        }
     }
 
     fn inherit(&mut self, connections: Vec<TrackedConnection>) {

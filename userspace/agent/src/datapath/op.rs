@@ -91,6 +91,15 @@ pub trait Datapath: Send {
         async { Ok(()) }
     }
 
+    /// If the datapath is still to take over, with the next [`observe`](Self::observe) and [`apply`](Self::apply), lets nothing pass
+    /// any more: the other one is about to be removed.
+    ///
+    /// # Errors
+    /// The state of the kernel does not change.
+    fn hold(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Forwards after the next [`observe`](Self::observe) and [`apply`](Self::apply), with the connections of the other datapath,
     /// which is gone. Without, they are as any that are older than the datapath.
     fn inherit(&mut self, connections: Vec<TrackedConnection>) {

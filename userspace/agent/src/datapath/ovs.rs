@@ -163,8 +163,8 @@ impl Ovs {
         let stopped = apply::hold(&mut session).await;
         self.writes += session.take_writes();
         stopped?;
-        if self.options.datapath_type == DatapathType::Netdev {
-            // On kernels without TCX it comes before the programs of the other datapath.
+        if self.options.datapath_type == DatapathType::Netdev && !pod_filter::is_behind_others() {
+            // It would drop the frames before the programs of the other datapath see them.
             detach_filter(&session.database())?;
         }
         Ok(())
@@ -192,6 +192,7 @@ impl Ovs {
     pub async fn resume(&mut self) -> Result<(), Error> {
         let session = Session::open_existing(&self.options.socket).await;
         let mut session = session.map_err(|error| ovs_error("open the bridges for frames", error))?;
+        self.attach_filter(&session.database());
         let opened = apply::release(&mut session).await;
         self.writes += session.take_writes();
         opened

@@ -38,7 +38,7 @@ pub(super) async fn check(
     match flags.datapath {
         Kind::Ovs => {
             let ebpf = Box::new(Ebpf::new(flags.ebpf(None, Options::VXLAN_PORT)));
-            let Some(root) = ebpf.left_behind()? else { return Ok(None) };
+            let Some(root) = ebpf.left_behind().await? else { return Ok(None) };
             let root = root.display().to_string();
             let forwards = !ebpf.is_passive();
             if forwards && !replace {
@@ -59,7 +59,7 @@ async fn check_ovs(flags: &DatapathFlags, replace: bool, present: Kind) -> Resul
     let ovs = Box::new(Ovs::new(flags.ovs(None)));
     let ebpf = Ebpf::new(flags.ebpf(None, Options::VXLAN_PORT));
     // Beside programs that forward, bridges do not: they were to take over, or have been stopped.
-    let forwards = ebpf.left_behind()?.is_none() || ebpf.is_passive();
+    let forwards = ebpf.left_behind().await?.is_none() || ebpf.is_passive();
     let Some(left) = ovs.left_behind().await else {
         if forwards && may_forward(&ovs, present).await? {
             bail!(
@@ -177,6 +177,7 @@ impl Predecessor {
         });
         if !is_built {
             tracing::warn!("objects failed beside the {} datapath, which is removed first", self.kind());
+            successor.hold();
             self.remove().await?;
             successor.inherit(connections);
             return Ok(());
@@ -201,6 +202,7 @@ impl Predecessor {
             stopped.remove_records();
             reach("the datapath is complete");
         }
+        successor.hold();
         self.remove().await?;
         stopped.remove();
         reach("the other datapath is removed");

@@ -132,7 +132,7 @@ async fn go_on(flags: &DatapathFlags, stopped: Kind) -> Result<Kind> {
     let mut ovs = Ovs::new(flags.ovs(None));
     let mut ebpf = Ebpf::new(flags.ebpf(None, Options::VXLAN_PORT));
     let has_successor = match stopped {
-        Kind::Ovs => ebpf.left_behind()?.is_some() && !ebpf.is_passive(),
+        Kind::Ovs => ebpf.left_behind().await?.is_some() && !ebpf.is_passive(),
         Kind::Ebpf => !ovs.is_closed().await?,
         Kind::Fake => false,
     };

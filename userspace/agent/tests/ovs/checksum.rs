@@ -1,6 +1,9 @@
 //! Checksums that pods leave to the kernel, in places of their choice.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, ensure};
+use aya::util::KernelVersion;
 use contiv_model::{
     global::ArpMode,
     group::Rate,
@@ -33,6 +36,8 @@ const IP: u16 = 20;
 const SOURCE: u16 = 8;
 const SOURCE_6: u16 = 16;
 const QUESTIONS: u16 = 53;
+/// Time that the switch takes to react to an event of a link.
+const REACTION: Duration = Duration::from_millis(500);
 
 fn query() -> Packet {
     let [here, there] = [HERE, THERE].map(|n| addresses(n).0);
@@ -71,6 +76,15 @@ fn pod(node: &Node, identity: Identity) -> Result<Pod> {
     node.add([Object::Network(green.clone()), group(identity)?, remote(&green, THERE, None)])?;
     node.add([pod.object.clone()])?;
     Ok(pod)
+}
+
+/// Sets the interface of the pod down and up, and gives the switch time to notice.
+fn reopen(pod: &Pod) -> Result<()> {
+    for state in ["down", "up"] {
+        pod.namespace.ip(&format!("link set eth0 {state}"))?;
+        std::thread::sleep(REACTION);
+    }
+    Ok(())
 }
 
 /// The next datagram on the wire, without its tag.
@@ -137,6 +151,14 @@ fn checksums_are_written_only_where_nothing_is_evaluated() -> Result<()> {
     let rate = Some(Rate { bits_per_second: 10_000_000, burst_bytes: 100_000 });
     node.add([Object::Group(Group { rate, ..group })])?;
     assert_checked(&node, &pod, &wire).context("a pod with a rate")?;
+
+    // The switch looks at all of its ports again after an event of a link.
+    reopen(&pod)?;
+    if KernelVersion::current()? < KernelVersion::new(6, 6, 0) {
+        // There is no TCX: the switch has removed the filter.
+        node.converge()?;
+    }
+    assert_checked(&node, &pod, &wire).context("a pod that has set its interface down and up")?;
 
     node.restart_agent();
     assert_eq!(node.converge()?, []);

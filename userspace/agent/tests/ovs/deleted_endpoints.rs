@@ -11,6 +11,8 @@ use crate::node::{Node, SOON, addresses, network, vlan, vxlan};
 
 const HOST_END: u8 = 250;
 const PORT: u16 = 9000;
+/// Time that the switch takes to react to an event of a link.
+const REACTION: Duration = Duration::from_millis(500);
 
 /// Packets to the host end of the pod's veth pair are those that the node would take, or route.
 #[test]
@@ -35,7 +37,7 @@ fn a_pod_without_an_endpoint_does_not_reach_the_node() -> Result<()> {
             Err(error) => Err(error),
         };
         let frame = Packet::eth(mac.0, pod.mac).ipv4(addresses(1).0, ip).udp(5000, PORT).build();
-        let tap = Tap::open(&pod.namespace, "eth0")?;
+        let mut tap = Tap::open(&pod.namespace, "eth0")?;
         // The control: the interface is no port of a bridge yet.
         tap.send(&frame)?;
         wait_until(SOON, "the packet", || Ok(arrives()?.then_some(())))?;
@@ -50,6 +52,17 @@ fn a_pod_without_an_endpoint_does_not_reach_the_node() -> Result<()> {
         tap.send(&frame)?;
         wait_until(SOON, "pings", answered)?;
         assert!(!arrives()?, "attached");
+        // After an event of a link, the switch looks at all of its ports again.
+        for state in ["down", "up"] {
+            pod.namespace.ip(&format!("link set eth0 {state}"))?;
+            std::thread::sleep(REACTION);
+        }
+        wait_until(SOON, "pings", answered)?;
+        // A socket reports that its interface was down.
+        tap = Tap::open(&pod.namespace, "eth0")?;
+        tap.send(&frame)?;
+        wait_until(SOON, "pings", answered)?;
+        assert!(!arrives()?, "an interface that was down");
         for is_orphan in [false, true] {
             if is_orphan {
                 node.desired.borrow_mut().remove(&pod.object.id());

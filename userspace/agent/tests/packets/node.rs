@@ -292,6 +292,11 @@ impl Node {
         std::mem::replace(&mut self.datapath, Ebpf::new(self.options.clone()))
     }
 
+    /// Whether another datapath finds out that programs are attached.
+    pub(crate) fn is_left_behind(&self) -> Result<bool> {
+        self.ns.run(|| Ok(runtime()?.block_on(self.datapath.left_behind())?.is_some()))
+    }
+
     pub(crate) fn cleanup(&mut self) -> Result<()> {
         let Node { ns, datapath, .. } = self;
         ns.run(|| Ok(runtime()?.block_on(datapath.cleanup())?))

@@ -286,6 +286,7 @@ fn an_older_abi_version_forwards_tunnel_frames_until_the_maps_are_filled() -> Re
         let (mut a, mut b) = Node::pair_with("abi", |options| options.attach_mode = mode)?;
         let n1 = network("n1.t", vxlan(10_001));
         let (pod_a, pod_b) = (a.pod(&n1, Endpoint(1))?, b.pod(&n1, Endpoint(2))?);
+        assert!(!a.is_left_behind()?);
         a.want_network(&n1).want_peer(2).want(Object::Remote(pod_b.endpoint.remote(&n1, Some(vtep(2)))));
         b.want_network(&n1).want_peer(1).want(Object::Remote(pod_a.endpoint.remote(&n1, Some(vtep(1)))));
         // Enough entries that filling the maps takes a while.
@@ -297,6 +298,7 @@ fn an_older_abi_version_forwards_tunnel_frames_until_the_maps_are_filled() -> Re
             b.want(Object::Remote(remote));
         }
         a.converge()?;
+        assert!(a.is_left_behind()?, "{mode:?}");
         b.converge()?;
         for _ in 0..2 {
             takes_over(&mut b, &["vvport1", "contivvx0"], &pod_a, &pod_b)?;

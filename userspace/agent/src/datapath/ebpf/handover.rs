@@ -8,14 +8,19 @@ use super::{Ebpf, device::Netlink, failure::failed, maps::export::PhaseSwitch, t
 use crate::datapath::{Desired, Error, TrackedConnection, host_end};
 
 impl Ebpf {
-    /// Directory of pinned links that an agent of any ABI version has left; `None` if there are none.
-    pub fn left_behind(&self) -> Result<Option<&Path>, Error> {
+    /// Directory of the pins of an agent of any ABI version that has left links or filters; `None` if there are none.
+    ///
+    /// # Errors
+    ///
+    /// The pins or the filters cannot be read.
+    pub async fn left_behind(&self) -> Result<Option<&Path>, Error> {
         for pins in self.pins.other_abi_versions().into_iter().chain([self.pins.clone()]) {
             if !pins.link_names()?.is_empty() {
                 return Ok(Some(&self.options.bpf_root));
             }
         }
-        Ok(None)
+        let has_filters = self.interfaces.hooks().has_filters(&Netlink::open()?).await?;
+        Ok(has_filters.then_some(&self.options.bpf_root))
     }
 
     /// Whether programs are attached that pass every frame on: they were to take over from another datapath, or that has taken over.

@@ -104,6 +104,13 @@ impl<D: Datapath> Reconciler<D> {
         }
     }
 
+    /// Lets nothing pass, if the datapath is still to take over and the other one is about to be removed.
+    pub fn hold(&mut self) {
+        if let Err(error) = self.datapath.hold() {
+            tracing::warn!("frames of pods may pass the datapath for a moment: {}", one_line(&error));
+        }
+    }
+
     /// As [`take_over`](Self::take_over) with the next full resync: not everything has been built.
     pub fn inherit(&mut self, connections: Vec<TrackedConnection>) {
         self.datapath.inherit(connections);

@@ -9,7 +9,7 @@ use std::{
 
 use aya::{
     programs::{
-        LinkOrder, ProgramError, SchedClassifier, TcAttachType,
+        LinkOrder, ProgramError, ProgramInfo, SchedClassifier, TcAttachType,
         links::{FdLink, PinnedLink},
         tc::{self, SchedClassifierLink, SchedClassifierLinkId, TcAttachOptions, TcError},
     },
@@ -259,6 +259,20 @@ impl TcHooks {
         Ok(pods)
     }
 
+    /// Whether a filter of any ABI version is attached to an interface. TCX links have pins.
+    pub(crate) async fn has_filters(&self, netlink: &Netlink) -> Result<bool, Error> {
+        if self.mode != AttachMode::Clsact {
+            return Ok(false);
+        }
+        for interface in netlink.names().await? {
+            let Some(ifindex) = device::ifindex(&interface) else { continue };
+            if !clsact::list(netlink, ifindex).await?.is_empty() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Replaces the program of every link or filter of the role atomically.
     pub(crate) async fn replace(&self, role: Role, program: &mut SchedClassifier) -> Result<(), Error> {
         if self.mode == AttachMode::Clsact {
@@ -306,8 +320,15 @@ async fn attach_tcx(
     interface: &str,
 ) -> Result<SchedClassifierLinkId, ProgramError> {
     let deadline = Instant::now() + DETACH_TIMEOUT;
+    // Behind what others observe, but before the filter that a datapath with a switch has there until this one takes over.
+    let others = SchedClassifier::query_tcx(interface, TcAttachType::Ingress);
+    let is_of_switch =
+        |program: &ProgramInfo| program.name_as_str().is_some_and(|name| name.starts_with("ovs_"));
+    // The query fails if one of them is released meanwhile.
+    let is_alone = others.is_ok_and(|(_, others)| !others.iter().any(is_of_switch));
     loop {
-        let options = TcAttachOptions::TcxOrder(LinkOrder::last());
+        let order = if is_alone { LinkOrder::last() } else { LinkOrder::first() };
+        let options = TcAttachOptions::TcxOrder(order);
         match program.attach_with_options(interface, TcAttachType::Ingress, options) {
             Err(error) if errno(&error) == Some(libc::EEXIST) && Instant::now() < deadline => {
                 tokio::time::sleep(DETACH_POLL_INTERVAL).await;

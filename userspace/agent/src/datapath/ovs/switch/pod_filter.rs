@@ -4,10 +4,13 @@
 //! left to it. The switch in userspace has read them before by a packet socket: the network stack of the node would get each frame, too,
 //! past all checks and rules, so the filter drops them.
 //!
-//! It is a filter of the clsact qdisc, which outlives the agent. ovs-vswitchd removes that qdisc when it opens an interface and when
-//! its rate changes (`netdev_linux_set_policing`), so the filter is attached afterwards, before the flows of the port are written.
+//! It is at the TCX hook, behind the programs of the other datapath. Before Linux 6.6 it is a filter of the clsact qdisc. ovs-vswitchd
+//! removes that qdisc when it opens an interface, when its rate changes, and when it looks at its ports again after any event of a link
+//! (`netdev_linux_set_policing`), so the filter is attached afterwards, before the flows of the port are written, and with each resync.
 
-use std::mem;
+mod tcx;
+
+use std::{mem, os::fd::AsFd as _};
 
 use aya::{
     Ebpf, EbpfLoader,
@@ -36,6 +39,7 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/co
 /// For the switch of the kernel, and for that in userspace.
 const CHECKED: &str = "ovs_from_pod";
 const TAKEN: &str = "ovs_taken";
+const PROGRAMS: [&str; 2] = [CHECKED, TAKEN];
 const DROPS: &str = "ovs_drops";
 /// Before the rates of ovs-vswitchd (49), whose filter may end the chain.
 const PRIORITY: u16 = 16;
@@ -93,6 +97,28 @@ impl PodFilter {
     }
 
     fn replace_or_attach(&mut self, interface: &str) -> Result<(), Source> {
+        match tcx::is_supported() {
+            true => self.attach_tcx(interface),
+            false => self.attach_clsact(interface),
+        }
+    }
+
+    fn attach_tcx(&mut self, interface: &str) -> Result<(), Source> {
+        let program = self.program()?;
+        let id = program.info()?.id();
+        let (own, others): (Vec<_>, Vec<_>) =
+            tcx::attached(interface, &PROGRAMS)?.into_iter().partition(|found| found.id() == id);
+        let ifindex = if_nametoindex(interface)?;
+        if own.is_empty() {
+            tcx::attach(program.fd()?.as_fd(), ifindex)?;
+        }
+        for earlier in others {
+            tcx::detach(earlier.fd()?.as_fd(), ifindex)?;
+        }
+        Ok(())
+    }
+
+    fn attach_clsact(&mut self, interface: &str) -> Result<(), Source> {
         match tc::qdisc_add_clsact(interface) {
             Err(error)
                 if errno(&error) != Some(libc::EEXIST) && !matches!(error, TcError::AlreadyAttached) =>
@@ -127,13 +153,28 @@ fn attached(interface: &str) -> Result<SchedClassifierLink, Source> {
     Ok(SchedClassifierLink::attached(interface, TcAttachType::Ingress, PRIORITY, HANDLE, None)?)
 }
 
-/// Detaches the program. Succeeds if it is not attached.
+/// Whether the filter lets the programs of another datapath see the frames first.
+pub(crate) fn is_behind_others() -> bool {
+    tcx::is_supported()
+}
+
+/// Detaches the program. Succeeds if it is not attached, or if the interface does not exist.
 pub(crate) fn detach(interface: &str) -> Result<(), Error> {
-    let absent = |error: &Source| matches!(errno(&**error), Some(libc::ENODEV | libc::ENOENT | libc::EINVAL));
-    match attached(interface).and_then(|link| Ok(link.detach()?)) {
-        Err(error) if !absent(&error) => {
+    let is_absent =
+        |error: &Source| matches!(errno(&**error), Some(libc::ENODEV | libc::ENOENT | libc::EINVAL));
+    let from_tcx = if tcx::is_supported() { detach_tcx(interface) } else { Ok(()) };
+    let from_clsact = attached(interface).and_then(|link| Ok(link.detach()?));
+    match from_tcx.and(from_clsact) {
+        Err(error) if !is_absent(&error) => {
             Err(ovs_error(format!("detach the filter of pods from {interface}"), error))
         }
         _ => Ok(()),
     }
+}
+
+fn detach_tcx(interface: &str) -> Result<(), Source> {
+    for program in tcx::attached(interface, &PROGRAMS)? {
+        tcx::detach(program.fd()?.as_fd(), if_nametoindex(interface)?)?;
+    }
+    Ok(())
 }
