@@ -24,7 +24,7 @@ use crate::{
     datapath::{Owner, host_access::endpoint_address},
     error::one_line,
     fail_point::reach,
-    master::NewEndpoint,
+    master::{self, NewEndpoint},
     reconcile::Presence,
     state::Attachment,
 };
@@ -176,24 +176,35 @@ impl Pods {
             Owner::Node => None,
         };
         reach("preliminary record");
-        let state = match parts.master.create_endpoint(&new).await {
-            Ok(state) => state,
-            Err(error) => {
-                match error.is_refusal() {
-                    true => rollback.extend(preliminary),
-                    // The record remains, as the endpoint may.
-                    false => rollback.set_unanswered(),
-                }
-                return Err(match error.is_not_found() {
-                    true => pod.unknown_names(&error),
-                    false => Failure::master(Step::Create, &error),
-                });
+        let failed = |error: master::Error, rollback: &mut Rollback| {
+            match error.is_refusal() {
+                true => rollback.extend(preliminary.clone()),
+                // The record remains, as the endpoint may.
+                false => rollback.set_unanswered(),
+            }
+            match error.is_not_found() {
+                true => pod.unknown_names(&error),
+                false => Failure::master(Step::Create, &error),
             }
         };
+        let mut state = parts.master.create_endpoint(&new).await.map_err(|error| failed(error, rollback))?;
         if state.homing_host != parts.node.host.as_str() {
             rollback.extend(preliminary);
             let why = format!("endpoint {} already exists on node {}", state.id, state.homing_host);
             return Err(Failure::new(Step::Create, why));
+        }
+        // netmaster returns an endpoint that exists, whatever its group is: that of an attempt that could not be undone, or of a pod
+        // before a reboot. It has no interface.
+        if pod.owner == Owner::Pod && state.service_name != new.group {
+            let (endpoint, group, earlier) = (&state.id, &new.group, &state.service_name);
+            tracing::warn!(
+                endpoint,
+                group,
+                earlier,
+                "the endpoint exists in another group; creating it again"
+            );
+            self.delete_at_master(pod).await.inspect_err(|_| rollback.set_unanswered())?;
+            state = parts.master.create_endpoint(&new).await.map_err(|error| failed(error, rollback))?;
         }
         rollback.push(RollbackStep::Endpoint(pod.clone()));
         let endpoint = Endpoint::try_from(&state).map_err(|e| Failure::new(Step::Create, e.to_string()))?;

@@ -15,7 +15,7 @@ pub(super) struct Rollback {
     unanswered: bool,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum RollbackStep {
     /// Delete the record of an endpoint that netmaster did not create; the store's revision of its write.
     PreliminaryRecord(EndpointId, i64),

@@ -20,7 +20,7 @@ mod world;
 
 use netplugin::datapath::ObjectId;
 use testkit::{Netns, needs};
-use world::{Call, World};
+use world::{Call, HOST, World};
 
 #[test]
 fn add_and_del_leave_nothing_behind() {
@@ -89,6 +89,22 @@ fn pod_waits_for_the_policy_of_its_group() {
         add.await.unwrap();
         let group = ObjectId::Group(5.try_into().unwrap());
         assert!(world.switch.objects().get(&group).is_some());
+    });
+}
+
+/// netmaster returns an endpoint that exists as it is: that of an attempt of a pod with this id that could not be undone.
+#[test]
+fn an_endpoint_of_an_earlier_attempt_gets_the_group_of_the_pod() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |world| {
+        world.until("the datapath is in sync", || world.in_sync()).await;
+        world.master.create_group().await;
+        world.put_endpoint("c1", HOST, 77).await;
+        world.add_to_group("g", "c1", pod.path()).await.unwrap();
+        assert_eq!(world.group_of("n.t-c1").await, "g:t");
+        world.del("c1", None).await.unwrap();
+        world.assert_nothing_left().await;
     });
 }
 

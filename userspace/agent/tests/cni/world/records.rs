@@ -43,6 +43,12 @@ impl World {
         put(&self.store, &Key::EndpointOper(format!("n.t-{name}").as_str().into()), &oper).await;
     }
 
+    /// Key of the group of an endpoint in the store.
+    pub(crate) async fn group_of(&self, endpoint: &str) -> String {
+        let found = self.store.get(&Key::Endpoint(endpoint.into()).to_string()).await.unwrap().unwrap();
+        serde_json::from_slice::<endpoint::State>(&found.value).unwrap().endpoint_group_key
+    }
+
     /// Ids of the endpoints in the store.
     pub(crate) async fn endpoints(&self) -> Vec<String> {
         const PREFIX: &str = "/contiv.io/state/eps/";
