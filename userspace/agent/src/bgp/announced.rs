@@ -30,8 +30,10 @@ pub(super) struct Announced {
 }
 
 impl Announced {
-    pub(super) fn of(state: &State, host: &HostName) -> Announced {
-        let Some(speaker) = state.bgp_speaker(host) else { return Announced::default() };
+    /// While the settings are invalid, those of `last` stay in effect.
+    pub(super) fn of(state: &State, host: &HostName, last: &Announced) -> Announced {
+        let earlier = last.speaker.as_ref().filter(|_| state.has_invalid_speaker(host));
+        let Some(speaker) = state.bgp_speaker(host).or(earlier) else { return Announced::default() };
         let is_vlan = |network| matches!(network, Some(Encap::Vlan(_)));
         let (is_routing, routes_vlans) = (state.is_routing(), state.is_routing_vlans());
         let routed = routes_vlans.then(|| state.routed_vlan_addresses(host));
@@ -120,6 +122,8 @@ fn beside(router: Ipv4Addr, current: Option<Ipv6Addr>, interfaces: &[InterfaceAd
 mod tests {
     use testkit::{Netns, needs};
 
+    use contiv_model::key::Key;
+
     use super::*;
     use crate::state::Attachment;
 
@@ -134,6 +138,24 @@ mod tests {
         assert_eq!(*before.attached(&state).addresses(), address(2));
         state.set_attachment(&two, None);
         assert!(before.attached(&state).addresses().is_empty());
+    }
+
+    #[test]
+    fn invalid_settings_leave_those_of_an_earlier_process_in_effect() {
+        let (host, mut state) = (HostName::from("h1"), State::default());
+        let speaker = BgpSpeaker {
+            router: "50.1.1.1/24".parse().unwrap(),
+            asn: 65002,
+            neighbor: [50, 1, 1, 2].into(),
+            neighbor_as: 65001,
+        };
+        let last = Announced { speaker: Some(speaker), ..Announced::default() };
+        let found = |state: &State| Announced::of(state, &host, &last).speaker;
+        assert_eq!(found(&state), None, "the object was deleted");
+        state.reject(&Key::Bgp(host.clone()));
+        assert_eq!(found(&state), last.speaker);
+        state.set(&Key::Bgp(host.clone()), None);
+        assert_eq!(found(&state), None);
     }
 
     #[test]

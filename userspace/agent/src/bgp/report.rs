@@ -6,7 +6,7 @@ use std::{
 
 use contiv_bgp::{Learnt, State, Status};
 use contiv_model::{bgp::Oper, name::HostName};
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 
 /// What the agent knows of the node's BGP session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,6 +29,8 @@ pub struct Running {
     pub status: Status,
     /// Routes of the neighbor.
     pub learnt: Learnt,
+    /// Address of the speaker, with the prefix length of its subnet.
+    pub router: Ipv4Net,
     /// Addresses that are announced.
     pub addresses: Arc<BTreeSet<IpAddr>>,
     /// Whether settings and addresses are those of an earlier process or run, because the state is not complete yet.
@@ -142,6 +144,7 @@ pub(super) mod tests {
         Report::Running(Box::new(Running {
             status,
             learnt: Learnt { routes: Arc::new(routes), complete: true },
+            router: "50.1.1.1/24".parse().unwrap(),
             addresses: Arc::new([[10, 1, 1, 5].into()].into()),
             is_remembered: false,
         }))

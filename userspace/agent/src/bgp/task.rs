@@ -94,7 +94,7 @@ impl Task {
             let is_complete = followed.is_complete();
             let (host, last) = (&self.host, self.last.clone());
             let read = |state: &State| match is_complete {
-                true => Announced::of(state, host),
+                true => Announced::of(state, host, &last),
                 false => last.attached(state),
             };
             let announced = followed.reader.with(read);
@@ -140,6 +140,7 @@ impl Task {
             (Some(session), _) => Report::Running(Box::new(report::Running {
                 status: session.handle.status.borrow().clone(),
                 learnt: session.handle.learnt.borrow().clone(),
+                router: session.settings.router,
                 addresses: session.announced(),
                 is_remembered: !is_complete,
             })),

@@ -44,13 +44,41 @@ pub(super) struct HostAccess {
     /// Comparisons in a row that led to a replacement.
     repairs: u32,
     division: Division,
+    /// See [`HostAccess::is_ending`].
+    is_ending: bool,
     /// Why the kernel has the table without a bound for the connections of each pod.
     refused: Option<String>,
 }
 
 impl HostAccess {
     /// Makes the kernel give this host access, or none. Returns the number of changes, and what is not in effect, one line each.
+    ///
+    /// As long as the datapath's interface exists, pods may be led to it: what masquerades and bounds them stays.
     pub(super) async fn sync(
+        &mut self,
+        handle: &Handle,
+        wanted: Option<&NatTable>,
+    ) -> Result<(usize, Vec<String>), Error> {
+        let found = interface::find(handle, HOST_PORT).await;
+        self.is_ending =
+            wanted.is_none() && found.map_err(netlink("find the interface of host access"))?.is_some();
+        match self.is_ending {
+            true => Ok((0, vec![])),
+            false => self.set(handle, wanted).await,
+        }
+    }
+
+    /// Whether the kernel gives host access only until the datapath's interface is gone.
+    pub(super) fn is_ending(&self) -> bool {
+        self.is_ending
+    }
+
+    /// Removes all host access.
+    pub(super) async fn remove(handle: &Handle) -> Result<(), Error> {
+        HostAccess::default().set(handle, None).await.map(drop)
+    }
+
+    async fn set(
         &mut self,
         handle: &Handle,
         wanted: Option<&NatTable>,
@@ -248,7 +276,13 @@ mod tests {
     const A_MOMENT: Duration = Duration::from_millis(200);
 
     fn table() -> NatTable {
-        NatTable { subnet: "172.19.0.0/16".parse().unwrap(), tunnels: [].into(), closed: [].into(), pods: 16 }
+        NatTable {
+            subnet: "172.19.0.0/16".parse().unwrap(),
+            tunnels: [].into(),
+            closed: [].into(),
+            leaves: [[192, 0, 2, 9].into()].into(),
+            pods: 16,
+        }
     }
 
     /// As a kernel without `nft_connlimit`.
@@ -358,16 +392,25 @@ mod tests {
         assert_eq!(counted, Replacement { is_changed: true, refused: None });
     }
 
+    /// A leaf switch takes a connection from the address of a node for that of its BGP speaker.
+    #[test]
+    fn pods_do_not_reach_the_speaker_of_the_leaf_switch() {
+        needs!(root(), binary("nft"));
+        let node = Node::new("leaf", Quota::POD).unwrap();
+        node.open(7, 179).unwrap();
+        node.open(7, 80).unwrap();
+        assert_eq!(node.until(80).unwrap(), [0; 0]);
+    }
+
     /// Else the table would be replaced at each comparison.
     #[test]
     fn the_table_is_as_nft_lists_it() {
         needs!(root(), binary("nft"));
         let node = Netns::new("nft").unwrap();
         let table = |closed: &[&str]| NatTable {
-            subnet: "172.19.0.0/16".parse().unwrap(),
             tunnels: [4789, 8472].into(),
             closed: closed.iter().map(|name| (*name).to_owned()).collect(),
-            pods: 16,
+            ..table()
         };
         let (one, two) = ((table(&[HOST_PORT]), Quota::POD), (table(&[HOST_PORT, "contivh1"]), Quota::POD));
         let replace =
@@ -378,12 +421,7 @@ mod tests {
 
     #[test]
     fn tables_are_compared_in_one_spelling() {
-        let table = NatTable {
-            subnet: "172.19.0.0/16".parse().unwrap(),
-            tunnels: [4789].into(),
-            closed: ["or".to_owned()].into(),
-            pods: 16,
-        };
+        let table = NatTable { tunnels: [4789].into(), closed: ["or".to_owned()].into(), ..table() };
         let text = table.text(Quota::POD);
         for (from, to) in [(" | ", " or "), ("0x00002000", "0x2000")] {
             let other = text.replace(from, to);

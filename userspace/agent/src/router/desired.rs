@@ -86,8 +86,9 @@ fn host_access(state: &State, host: &HostName, tunnels: &BTreeSet<u16>) -> Optio
     let infra = state.infra_networks().map(|network| network.name.to_string());
     let infra = infra.chain(unreadable_infra(state, host));
     let closed = infra.chain([HOST_PORT, KERNEL_PORT].map(str::to_owned)).collect();
+    let leaves = state.bgp_speaker(host).map(|speaker| speaker.neighbor).into_iter().collect();
     let pods = quota::rounded(state.attachments().count());
-    Some(NatTable { subnet, closed, tunnels: tunnels.clone(), pods })
+    Some(NatTable { subnet, closed, tunnels: tunnels.clone(), leaves, pods })
 }
 
 /// Interfaces that this node may have on infra networks whose records are unreadable. The id of a network does not tell where its
@@ -110,6 +111,8 @@ pub(super) struct Learnt {
     pub(super) routes: BTreeMap<IpNet, IpAddr>,
     /// Whether these are all routes. Before, the kernel keeps those of an earlier process.
     pub(super) is_complete: bool,
+    /// Addresses of the speaker and of its neighbor, if it runs.
+    pub(super) session: Option<(Ipv4Net, IpAddr)>,
 }
 
 impl Learnt {
@@ -119,7 +122,8 @@ impl Learnt {
             Report::Absent | Report::Refused(_) => Learnt { is_complete: true, ..Learnt::default() },
             Report::Running(running) => {
                 let routes = running.learnt.routes.iter().map(|(prefix, route)| (*prefix, route.next_hop));
-                Learnt { routes: routes.collect(), is_complete: running.learnt.complete }
+                let session = Some((running.router, running.status.neighbor));
+                Learnt { routes: routes.collect(), is_complete: running.learnt.complete, session }
             }
         }
     }

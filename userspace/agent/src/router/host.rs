@@ -48,6 +48,14 @@ impl HostRoutes {
                 && state.is_routed_between(infra, other)
         };
         for subnet in others.filter(is_reachable).flat_map(Network::subnets) {
+            // The route would precede those by which the node reaches it.
+            if let Some(ip) = state.fabric_addresses().find(|ip| subnet.contains(ip)) {
+                routes.missing.push(format!(
+                    "this node has no route to {subnet}: {ip} is an address of a node, a leaf switch or the store; use a subnet for \
+                     the network that the fabric does not use"
+                ));
+                continue;
+            }
             let gateway = match subnet {
                 IpNet::V4(_) => infra.gateway.map(IpAddr::V4),
                 IpNet::V6(_) => infra.gateway_v6.map(IpAddr::V6),
@@ -182,6 +190,18 @@ mod tests {
         let why = "this node has no route to 2001:db8:1::/64: network contivh1.blue has no gateway of that address family; create \
                    it with one";
         assert_eq!(found.missing, [why]);
+    }
+
+    /// The route would lead what the nodes send each other into the overlay.
+    #[test]
+    fn a_subnet_with_an_address_of_the_fabric_is_not_reached() {
+        let mut state = state([infra(), network("n1", "blue", 1), network("n2", "blue", 2)]);
+        join(&mut state);
+        state.reserve([[10, 1, 0, 9].into()]);
+        let found = HostRoutes::of(&state, &HOST_NAME.into());
+        let to: Vec<_> = found.gateways.keys().map(ToString::to_string).collect();
+        assert_eq!(to, ["10.2.0.0/16", "2001:db8:1::/64", "2001:db8:2::/64"]);
+        assert!(found.missing[0].contains("10.1.0.0/16: 10.1.0.9 is an address of"), "{:?}", found.missing);
     }
 
     #[test]

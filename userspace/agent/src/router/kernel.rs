@@ -25,8 +25,17 @@ pub(super) async fn sync(
     (desired, learnt): (&Desired, &Learnt),
     retention: &Retention,
 ) -> Result<(usize, Vec<String>), Error> {
+    // The speaker runs with its last valid settings while the record is invalid.
+    let leaf = learnt.session.and_then(|(_, neighbor)| match neighbor {
+        IpAddr::V4(neighbor) => Some(neighbor),
+        IpAddr::V6(_) => None,
+    });
+    let wanted = desired.access.clone().map(|mut table| {
+        table.leaves.extend(leaf);
+        table
+    });
     // First: pods must not use the routes of the node.
-    let (mut changes, mut warnings) = match &desired.access {
+    let (mut changes, mut warnings) = match wanted {
         None if retention.keeps_access() => (0, vec![]),
         wanted => access.sync(handle, wanted.as_ref()).await?,
     };
@@ -75,7 +84,8 @@ async fn sync_vlans(
     changes += changed;
     warnings.extend(rejected);
 
-    let router = desired.router.map(|router| router.addr());
+    let earlier = learnt.session.map(|(router, _)| router);
+    let router = desired.router.or(earlier).map(|router| router.addr());
     let uplink = match router {
         Some(router) => Uplink::with(router).map_err(Error::Addresses)?,
         None => None,
@@ -152,6 +162,6 @@ pub(super) fn connect() -> Result<Handle, Error> {
 pub async fn remove() -> Result<(), Error> {
     let handle = connect()?;
     sync_host(&handle, &HostRoutes::default(), &Retention::over()).await?;
-    HostAccess::default().sync(&handle, None).await?;
+    HostAccess::remove(&handle).await?;
     delete_vlans(&handle).await.map(drop)
 }

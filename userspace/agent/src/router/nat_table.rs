@@ -1,6 +1,6 @@
 //! The table of nftables for host access.
 
-use std::{collections::BTreeSet, fmt::Write as _};
+use std::{collections::BTreeSet, fmt::Write as _, net::Ipv4Addr};
 
 use ipnet::Ipv4Net;
 
@@ -9,6 +9,8 @@ use crate::datapath::host_access::HOST_PORT;
 
 /// Table of nftables that only the agent writes.
 pub(super) const TABLE: &str = "contiv-host-access";
+
+const BGP_PORT: u16 = 179;
 
 /// What the table has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +21,8 @@ pub(super) struct NatTable {
     pub(super) closed: BTreeSet<String>,
     /// UDP ports of tunnels.
     pub(super) tunnels: BTreeSet<u16>,
+    /// The leaf switches of this node, which take what comes from the address of the node for its BGP speaker.
+    pub(super) leaves: BTreeSet<Ipv4Addr>,
     /// Interfaces of endpoints on the node, [rounded up](super::quota::rounded).
     pub(super) pods: u32,
 }
@@ -27,7 +31,7 @@ impl NatTable {
     /// The table with a bound for each pod, as `nft` lists it. The marks of others stay: kube-proxy's, and those of the operator's
     /// routing rules.
     pub(super) fn text(&self, Quota { connections, rate, burst }: Quota) -> String {
-        let NatTable { subnet, closed, tunnels, pods: _ } = self;
+        let NatTable { subnet, closed, tunnels, leaves, pods: _ } = self;
         let set = |name: &str| {
             format!("\tset {name} {{\n\t\ttype ipv4_addr\n\t\tsize 65535\n\t\tflags dynamic\n\t}}\n\n")
         };
@@ -43,10 +47,10 @@ impl NatTable {
                 "\t\t{new} add @connections {{ ip saddr ct count over {count} }} counter drop"
             );
         }
-        let to_tunnels: String = tunnels
-            .iter()
-            .map(|port| format!("\t\tiifname \"{HOST_PORT}\" udp dport {port} drop\n"))
-            .collect();
+        let from_pods = |what: String| format!("\t\tiifname \"{HOST_PORT}\" {what} drop\n");
+        let tunnels = tunnels.iter().map(|port| from_pods(format!("udp dport {port}")));
+        let leaves = leaves.iter().map(|ip| from_pods(format!("ip daddr {ip} tcp dport {BGP_PORT}")));
+        let to_fabric: String = tunnels.chain(leaves).collect();
         let mut text = format!(
             "table ip {TABLE} {{\n\
              {sets}\
@@ -65,12 +69,12 @@ impl NatTable {
              \n\
              \tchain input {{\n\
              \t\ttype filter hook input priority filter; policy accept;\n\
-             {to_tunnels}\
+             {to_fabric}\
              \t}}\n\
              \n\
              \tchain forward {{\n\
              \t\ttype filter hook forward priority filter; policy accept;\n\
-             {to_tunnels}"
+             {to_fabric}"
         );
         for interface in closed {
             _ = writeln!(text, "\t\tiifname \"{HOST_PORT}\" oifname \"{interface}\" drop");
@@ -92,6 +96,7 @@ mod tests {
             subnet: "172.19.0.0/16".parse().unwrap(),
             closed: ["contivh1".to_owned()].into(),
             tunnels: [4789].into(),
+            leaves: [].into(),
             pods: 16,
         };
         let [counted, uncounted] =

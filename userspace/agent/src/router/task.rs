@@ -106,6 +106,7 @@ impl Task {
                     self.report(vec![format!("routing in the kernel: {}", one_line(&error))]);
                 }
             }
+            let is_needed = desired.is_needed() || access.is_ending();
             let changed = self
                 .reader
                 .wait(|state| (Desired::of(state, &self.host, &self.tunnels) != desired).then_some(()));
@@ -114,8 +115,8 @@ impl Task {
                 () = changed => {}
                 Ok(()) = self.sessions.changed() => {}
                 () = table_changed(&mut ruleset), if desired.access.is_some() => access.notice(),
-                () = kernel_changed(&mut events, desired.is_needed()) => sleep(EVENT_INTERVAL).await,
-                () = sleep(RESYNC_INTERVAL), if desired.is_needed() || retention.is_active() => {}
+                () = kernel_changed(&mut events, is_needed) => sleep(EVENT_INTERVAL).await,
+                () = sleep(RESYNC_INTERVAL), if is_needed || retention.is_active() => {}
             }
             while events.next().now_or_never().flatten().is_some() {}
         }

@@ -1,5 +1,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
@@ -152,6 +153,11 @@ impl Writer {
     /// Makes the nodes the gateways of VLAN networks, too, in forward mode `routing`. To be called before the first update.
     pub fn route_vlans(&mut self) {
         self.0.change(|inner| inner.state.route_vlans());
+    }
+
+    /// Reserves addresses that no endpoint shall take over. To be called before the first update.
+    pub fn reserve(&mut self, addresses: impl IntoIterator<Item = IpAddr>) {
+        self.0.change(|inner| inner.state.reserve(addresses));
     }
 
     /// Lets pods reach addresses outside of the cluster's networks through their node, in forward mode `routing`. To be called

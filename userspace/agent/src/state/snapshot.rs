@@ -2,7 +2,7 @@ mod unreadable;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
 };
 
 use contiv_model::{
@@ -73,6 +73,10 @@ pub struct State {
     unreadable: Unreadable,
     attachments: BTreeMap<EndpointId, Attachment>,
     bgp_speakers: BTreeMap<HostName, BgpSpeaker>,
+    /// Nodes whose settings of the BGP speaker are invalid, and have never been valid in this process.
+    invalid_speakers: BTreeSet<HostName>,
+    /// Addresses that no endpoint shall take over, beside those of nodes and leaf switches.
+    reserved: BTreeSet<IpAddr>,
 }
 
 impl State {
@@ -307,11 +311,32 @@ impl State {
         self.bgp_speakers.get(host)
     }
 
-    /// Whether a node or a leaf switch has this address, as far as the state tells.
+    /// Whether settings of the node's BGP speaker exist that are invalid, and the last valid ones are of an earlier process.
+    pub fn has_invalid_speaker(&self, host: &HostName) -> bool {
+        self.invalid_speakers.contains(host)
+    }
+
+    /// Addresses of all BGP speakers: those of nodes and of leaf switches.
+    pub fn bgp_addresses(&self) -> impl Iterator<Item = Ipv4Addr> {
+        self.bgp_speakers.values().flat_map(|speaker| [speaker.router.addr(), speaker.neighbor])
+    }
+
+    /// Reserves addresses for the store, or for others that the nodes must reach.
+    pub fn reserve(&mut self, addresses: impl IntoIterator<Item = IpAddr>) {
+        self.reserved.extend(addresses);
+    }
+
+    /// Addresses of nodes, leaf switches and the store, as far as the state tells.
+    pub fn fabric_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let speakers = self.bgp_addresses().map(IpAddr::V4);
+        self.reserved.iter().copied().chain(self.vtep_addresses()).chain(speakers)
+    }
+
+    /// Whether a node, a leaf switch or the store has this address, as far as the state tells.
     pub fn is_of_fabric(&self, ip: IpAddr) -> bool {
-        let speakers =
-            || self.bgp_speakers.values().flat_map(|speaker| [speaker.router.addr(), speaker.neighbor]);
-        self.vteps.hosts_at(ip).next().is_some() || speakers().any(|address| ip == address)
+        self.reserved.contains(&ip)
+            || self.vteps.hosts_at(ip).next().is_some()
+            || self.bgp_addresses().any(|address| ip == address)
     }
 
     /// Sets or deletes the object at `key` and returns what the change affects.

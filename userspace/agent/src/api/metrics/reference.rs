@@ -103,6 +103,7 @@ pub(super) fn session() -> Report {
     Report::Running(Box::new(Running {
         status,
         learnt: Learnt::default(),
+        router: "50.1.1.1/24".parse().unwrap_or_default(),
         addresses: std::sync::Arc::default(),
         is_remembered: false,
     }))

@@ -137,6 +137,11 @@ impl State {
     /// Records that the value at `key` is invalid, and returns what that affects: nothing if a valid version is known, which stays
     /// in effect.
     pub fn reject(&mut self, key: &Key) -> DirtySet {
+        if let Key::Bgp(host) = key
+            && self.bgp_speaker(host).is_none()
+        {
+            self.invalid_speakers.insert(host.clone());
+        }
         if self.is_known(key) || !self.unreadable.keys.insert(key.clone()) {
             return DirtySet::default();
         }
@@ -145,6 +150,9 @@ impl State {
 
     /// Records that the record at `key` is valid or has been deleted, and returns what is affected because it was unreadable.
     pub(super) fn end_rejection(&mut self, key: &Key) -> DirtySet {
+        if let Key::Bgp(host) = key {
+            self.invalid_speakers.remove(host);
+        }
         match self.unreadable.keys.remove(key) {
             true => self.change_unreadable(key),
             false => DirtySet::default(),
