@@ -74,19 +74,27 @@ impl Connection {
                 return Err(io::Error::new(io::ErrorKind::TimedOut, format!("nothing could be sent for {seconds} s")));
             }
         };
-        if ready.is_writable() {
-            self.flush()?;
-        }
+        let flushed = if ready.is_writable() { self.flush() } else { Ok(()) };
         if ready.is_readable() {
-            self.input.reserve(READ_SIZE);
-            match self.stream.try_read_buf(&mut self.input) {
-                Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "closed by the neighbor")),
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
+            let received = self.input.len();
+            let read = self.receive();
+            // The neighbor may have said why it has closed the connection.
+            if flushed.is_err() && self.input.len() > received {
+                return Ok(());
             }
+            read?;
         }
-        Ok(())
+        flushed
+    }
+
+    fn receive(&mut self) -> io::Result<()> {
+        self.input.reserve(READ_SIZE);
+        match self.stream.try_read_buf(&mut self.input) {
+            Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "closed by the neighbor")),
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Sends as much of the queue as the kernel takes.
