@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 use serde_json::json;
-use testkit::{Process, wait_until};
+use testkit::{Process, patience, wait_until};
 
 use super::{
     inject,
@@ -36,6 +36,8 @@ const THIEVES: usize = 2;
 /// Time for which a leader stays killed or cut off.
 const GONE: Duration = Duration::from_secs(4);
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
+/// A store that works takes less time for a write.
+const PROMPT: Duration = Duration::from_millis(500);
 /// Shorter than a replacement: a request that a dead leader has must not hide the next leader.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(1000);
 const PROBE_INTERVAL: Duration = Duration::from_millis(20);
@@ -229,6 +231,12 @@ fn thieves(duration: Duration) -> Result<Vec<Process>> {
 /// Kills the leader or cuts it off on a busy machine. Returns the times in ms until another one has the lock, and until
 /// it has written; none if there was no leader.
 fn replace(topology: &Topology, observed: &Observed, kill: bool, run: Instant) -> Result<Option<(f64, f64)>> {
+    // etcd may take some seconds more to recover from a stall of all disks. No netmaster could be elected meanwhile.
+    let is_written = || {
+        let since = Instant::now().checked_sub(PROMPT * patience()).context("the clock has just begun")?;
+        Ok(observed.write_after(since))
+    };
+    wait_until(READY_TIMEOUT, "prompt writes before a leader is replaced", is_written)?;
     let Some(index) = topology.hub.run(|| Ok(inject::leader(topology)))? else { return Ok(None) };
     let site = &topology.masters[index];
     let thieves = thieves(GONE)?;
