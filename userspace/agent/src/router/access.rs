@@ -59,9 +59,13 @@ impl HostAccess {
         handle: &Handle,
         wanted: Option<&NatTable>,
     ) -> Result<(usize, Vec<String>), Error> {
-        let found = interface::find(handle, HOST_PORT).await;
-        self.is_ending =
-            wanted.is_none() && found.map_err(netlink("find the interface of host access"))?.is_some();
+        self.is_ending = match wanted {
+            Some(_) => false,
+            None => {
+                let found = interface::find(handle, HOST_PORT).await;
+                found.map_err(netlink("find the interface of host access"))?.is_some()
+            }
+        };
         match self.is_ending {
             true => Ok((0, vec![])),
             false => self.set(handle, wanted).await,
