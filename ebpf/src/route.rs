@@ -171,7 +171,8 @@ extern "C" fn ctv_by_kernel(packet: *mut Packet) -> u32 {
 /// Sets in the packet metadata that the packet, which is of a network that stays on the node, leaves by the node's kernel.
 #[inline(always)]
 pub(crate) fn to_kernel(packet: &mut Packet) {
-    if packet.tuple.source.is_link_local() || packet.wanted.destination.same(&packet.tuple.source) {
+    let to = &packet.wanted.destination;
+    if packet.tuple.source.is_link_local() || to.same(&packet.tuple.source) || to.is_no_host() {
         return;
     }
     packet.route = Route::KERNEL;

@@ -6,7 +6,7 @@
 //!  pod 10.1.0.5, vvport7 ─ datapath ─ 172.19.0.7 ─ contivh0 172.19.255.254 ─ kernel: masquerade ─ physical network
 //! ```
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::Ipv4Net;
 
@@ -14,7 +14,7 @@ use ipnet::Ipv4Net;
 /// [`NextHop::Host`](contiv_model::route::NextHop::Host). Its Ethernet address is [`KERNEL_MAC`](super::KERNEL_MAC).
 pub const HOST_PORT: &str = "contivh0";
 
-/// Destinations that host access leads to none of: no addresses of hosts (RFC 6890), and of the link (RFC 3927 section 7), where
+/// Destinations outside of the cluster that the node's kernel gets no packets of pods for: no addresses of hosts (RFC 6890), and of the link (RFC 3927 section 7), where
 /// the node may have services for others than pods.
 pub(crate) const NO_HOST: [Ipv4Net; 4] = [
     Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 8),
@@ -22,6 +22,11 @@ pub(crate) const NO_HOST: [Ipv4Net; 4] = [
     Ipv4Net::new_assert(Ipv4Addr::new(169, 254, 0, 0), 16),
     Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 3),
 ];
+
+/// Whether no host outside of the node has this address.
+pub(crate) fn is_no_host(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V4(ip) if NO_HOST.iter().any(|prefix| prefix.contains(&ip)))
+}
 
 /// Host part of the kernel's address.
 const KERNEL: u32 = 0xfffe;
@@ -46,6 +51,20 @@ pub fn endpoint_address(subnet: Ipv4Net, port: &str) -> Option<Ipv4Addr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn programs_know_the_same_addresses() {
+        let ends = |prefix: Ipv4Net| [prefix.network(), prefix.broadcast()];
+        let closed = NO_HOST.iter().copied().flat_map(ends);
+        let beside = NO_HOST.iter().copied().flat_map(ends).flat_map(|ip| {
+            let (before, after) = (ip.to_bits().checked_sub(1), ip.to_bits().checked_add(1));
+            before.into_iter().chain(after).map(Ipv4Addr::from)
+        });
+        let six = ["::", "::1", "2001:db8::1", "::7f00:1", "ff02::1"].map(|ip| ip.parse::<IpAddr>().unwrap());
+        for ip in closed.chain(beside).map(IpAddr::V4).chain(six) {
+            assert_eq!(contiv_abi::Address::from(ip).is_no_host(), is_no_host(ip), "{ip}");
+        }
+    }
 
     #[test]
     fn the_number_of_a_port_is_its_address() {

@@ -31,16 +31,19 @@ pub(super) struct Desired {
     pub(super) host: HostRoutes,
     /// Host access of the node's pods.
     pub(super) access: Option<NatTable>,
+    /// Prefixes of other networks, which host access leads to none of.
+    pub(super) cluster: BTreeSet<IpNet>,
 }
 
 impl Desired {
     /// `tunnels` are the UDP ports of tunnels.
     pub(super) fn of(state: &State, host: &HostName, tunnels: &BTreeSet<u16>) -> Desired {
-        let any = Desired {
-            host: HostRoutes::of(state, host),
-            access: host_access(state, host, tunnels),
-            ..Desired::default()
+        let access = host_access(state, host, tunnels);
+        let cluster = match access {
+            Some(_) => state.routed_vlan_subnets().filter(|subnet| matches!(subnet, IpNet::V4(_))).collect(),
+            None => BTreeSet::new(),
         };
+        let any = Desired { host: HostRoutes::of(state, host), access, cluster, ..Desired::default() };
         if !state.is_routing_vlans() {
             return any;
         }
@@ -72,7 +75,7 @@ impl Desired {
     /// Prefixes to which the kernel shall have routes of the agent, without those that BGP has learnt.
     pub(super) fn prefixes(&self) -> impl Iterator<Item = IpNet> {
         let endpoints = self.endpoints.iter().copied().map(IpNet::from);
-        endpoints.chain(self.host.gateways.keys().copied())
+        endpoints.chain(self.host.gateways.keys().copied()).chain(self.cluster.iter().copied())
     }
 
     /// Whether the kernel shall have anything of the agent.

@@ -1,6 +1,9 @@
 //! Changes of the kernel.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use ipnet::IpNet;
 use rtnetlink::Handle;
@@ -11,8 +14,9 @@ use super::{
     error::{Error, interface, netlink},
     host::{self, HostRoutes},
     interface::{self, Uplink},
+    nat_table::NatTable,
     retention::Retention,
-    routes::{self, ENDPOINTS, FABRIC, Hop, Table},
+    routes::{self, CLUSTER, ENDPOINTS, FABRIC, Hop, Table},
     rules,
 };
 use crate::{datapath::KERNEL_PORT, sysctl};
@@ -35,10 +39,8 @@ pub(super) async fn sync(
         table
     });
     // First: pods must not use the routes of the node.
-    let (mut changes, mut warnings) = match wanted {
-        None if retention.keeps_access() => (0, vec![]),
-        wanted => access.sync(handle, wanted.as_ref()).await?,
-    };
+    let (mut changes, mut warnings) =
+        sync_access(handle, access, (wanted.as_ref(), &desired.cluster), retention).await?;
     let (changed, host) = sync_host(handle, &desired.host, retention).await?;
     changes += changed;
     warnings.extend(host);
@@ -48,6 +50,30 @@ pub(super) async fn sync(
     };
     changes += changed;
     warnings.extend(vlans);
+    Ok((changes, warnings))
+}
+
+/// Makes the kernel give host access, which leads to none of the prefixes of the cluster, or none.
+async fn sync_access(
+    handle: &Handle,
+    access: &mut HostAccess,
+    (wanted, cluster): (Option<&NatTable>, &BTreeSet<IpNet>),
+    retention: &Retention,
+) -> Result<(usize, Vec<String>), Error> {
+    if wanted.is_none() && retention.keeps_access() {
+        return Ok((0, vec![]));
+    }
+    let close = || netlink("close the networks of the cluster to host access");
+    let blackholes = cluster.iter().map(|prefix| (*prefix, Hop::Blackhole)).collect();
+    // While there is access without a wish for it, all of them stay.
+    let keeps = |prefix: &IpNet| wanted.is_none() || retention.keeps(prefix);
+    let (mut changes, rejected) = routes::sync(handle, CLUSTER, &blackholes, keeps).await.map_err(close())?;
+    let (changed, mut warnings) = access.sync(handle, wanted).await?;
+    changes += changed;
+    warnings.extend(rejected);
+    if wanted.is_none() && !access.is_ending() {
+        changes += routes::sync(handle, CLUSTER, &Table::new(), |_| false).await.map_err(close())?.0;
+    }
     Ok((changes, warnings))
 }
 
@@ -76,7 +102,7 @@ async fn sync_vlans(
         interface::silence(KERNEL_PORT).map_err(interface(KERNEL_PORT))?;
         interface::bring_up(handle, link).await.map_err(netlink("bring up the port of the switch"))?;
         forwards_ipv6 = interface::forward(KERNEL_PORT).map_err(interface(KERNEL_PORT))?;
-        let hop = Hop { interface: link.header.index, gateway: None };
+        let hop = Hop::Via { interface: link.header.index, gateway: None };
         endpoints = desired.endpoints.iter().map(|address| (IpNet::from(*address), hop)).collect();
     }
     let synced = routes::sync(handle, ENDPOINTS, &endpoints, |prefix| retention.keeps(prefix)).await;
@@ -121,7 +147,7 @@ async fn sync_vlans(
 
 /// Routes of the leaf switch, whose next hops are on the uplink.
 fn fabric(uplink: &Uplink, learnt: &BTreeMap<IpNet, IpAddr>) -> Table {
-    let via = |gateway| Hop { interface: uplink.index, gateway };
+    let via = |gateway| Hop::Via { interface: uplink.index, gateway };
     let is_usable = |(_, next_hop): &(&IpNet, &IpAddr)| !uplink.addresses.contains(next_hop);
     let learnt = learnt.iter().filter(is_usable).map(|(prefix, next_hop)| (*prefix, via(Some(*next_hop))));
     learnt.chain(uplink.prefixes.iter().map(|prefix| (*prefix, via(None)))).collect()
@@ -163,5 +189,76 @@ pub async fn remove() -> Result<(), Error> {
     let handle = connect()?;
     sync_host(&handle, &HostRoutes::default(), &Retention::over()).await?;
     HostAccess::remove(&handle).await?;
+    let closed = routes::sync(&handle, CLUSTER, &Table::new(), |_| false).await;
+    closed.map_err(netlink("delete routes"))?;
     delete_vlans(&handle).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use testkit::{Netns, needs};
+
+    use super::*;
+    use crate::router::desired::Desired;
+
+    /// The physical network leads to the pods of routed VLAN networks on other nodes: those of other tenants, whose rules would take the
+    /// packets for the node's.
+    #[test]
+    fn host_access_leads_to_no_network_of_the_cluster() {
+        needs!(root(), binary("ip"), binary("nft"));
+        let node = Netns::new("cluster").unwrap();
+        for words in [
+            "link set lo up",
+            "link add contivh0 type veth peer name pods",
+            "link add eth1 type veth peer name wire",
+            "addr add 192.0.2.1/24 dev eth1",
+            "link set eth1 up",
+            "link set wire up",
+            "route add default via 192.0.2.254",
+        ] {
+            node.ip(words).unwrap();
+        }
+        node.sysctl("net/ipv4/ip_forward", "1").unwrap();
+        let given = NatTable {
+            subnet: "172.19.0.0/16".parse().unwrap(),
+            closed: [].into(),
+            tunnels: [].into(),
+            leaves: [].into(),
+            pods: 16,
+        };
+        let mut access = HostAccess::default();
+        let mut sync = |given: Option<&NatTable>, cluster: &[&str]| {
+            let cluster = cluster.iter().map(|prefix| prefix.parse().unwrap()).collect();
+            let desired = Desired { access: given.cloned(), cluster, ..Desired::default() };
+            let work = || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+                runtime.block_on(async {
+                    let learnt = Learnt::default();
+                    let both = (&desired, &learnt);
+                    anyhow::Ok(super::sync(&connect()?, &mut access, both, &Retention::over()).await?)
+                })
+            };
+            let (changes, warnings) = node.run(work).unwrap();
+            assert_eq!(warnings, [""; 0]);
+            changes
+        };
+        let leads_to = |to: &str| {
+            let words = format!("route get {to} from 172.19.0.7 iif contivh0 mark 0x2000");
+            node.ip(&words).is_ok_and(|route| route.contains("dev eth1"))
+        };
+        sync(Some(&given), &["10.1.0.0/16", "10.2.0.0/16"]);
+        assert!(leads_to("198.51.100.1"));
+        assert!(!leads_to("10.1.0.5") && !leads_to("10.2.0.5"));
+        assert!(node.ip("route get 10.1.0.5").unwrap().contains("dev eth1"), "the node itself");
+        assert_eq!(sync(Some(&given), &["10.1.0.0/16", "10.2.0.0/16"]), 0);
+        sync(Some(&given), &["10.2.0.0/16"]);
+        assert!(leads_to("10.1.0.5") && !leads_to("10.2.0.5"));
+        // As long as the datapath may lead packets there.
+        sync(None, &[]);
+        assert!(leads_to("198.51.100.1") && !leads_to("10.2.0.5"));
+        node.ip("link del contivh0").unwrap();
+        assert_ne!(sync(None, &[]), 0);
+        assert_eq!(sync(None, &[]), 0);
+        assert!(node.ip("route show table all").unwrap().lines().all(|route| !route.contains("2979")));
+    }
 }

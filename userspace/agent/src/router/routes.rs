@@ -31,6 +31,8 @@ pub(super) struct Set {
 pub(super) const ENDPOINTS: Set = Set { table: 2981, shared: None };
 /// Routes that BGP has learnt, and prefixes of the interface with the router IP.
 pub(super) const FABRIC: Set = Set { table: 2982, shared: None };
+/// Prefixes of the cluster that host access leads to none of.
+pub(super) const CLUSTER: Set = Set { table: 2979, shared: None };
 /// Routes of the node itself to networks of pods, in its main table. The node's own routes to the same prefixes have lower
 /// metrics, and stay in use.
 pub(super) const HOST: Set =
@@ -38,11 +40,20 @@ pub(super) const HOST: Set =
 
 /// Where packets to a prefix go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Hop {
-    /// Index of the interface.
-    pub(super) interface: u32,
-    /// Address of the next hop; `None` on the link.
-    pub(super) gateway: Option<IpAddr>,
+pub(super) enum Hop {
+    /// To the interface with this index, by the address of a next hop; `None` on the link.
+    Via { interface: u32, gateway: Option<IpAddr> },
+    /// Nowhere.
+    Blackhole,
+}
+
+impl Hop {
+    fn gateway(&self) -> Option<IpAddr> {
+        match self {
+            Hop::Via { gateway, .. } => *gateway,
+            Hop::Blackhole => None,
+        }
+    }
 }
 
 /// Routes of a table.
@@ -64,7 +75,7 @@ impl Installed {
     fn is_replaceable(&self, set: Set, prefix: &IpNet, hop: &Hop) -> bool {
         let (default, has_kind) = match prefix {
             IpNet::V4(_) => (0, true),
-            IpNet::V6(_) => (DEFAULT_METRIC, self.hop.gateway.is_some() && hop.gateway.is_some()),
+            IpNet::V6(_) => (DEFAULT_METRIC, self.hop.gateway().is_some() && hop.gateway().is_some()),
         };
         has_kind && self.metric == set.shared.map_or(default, |(_, metric)| metric)
     }
@@ -125,23 +136,27 @@ fn parsed(message: &RouteMessage) -> Option<(IpNet, Installed)> {
         AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         _ => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
     };
-    let (mut to, mut hop, mut metric) = (any, Hop { interface: 0, gateway: None }, 0);
+    let (mut to, mut interface, mut gateway, mut metric) = (any, 0, None, 0);
     for attribute in &message.attributes {
         match attribute {
             RouteAttribute::Destination(destination) => to = address(destination)?,
-            RouteAttribute::Gateway(gateway) => hop.gateway = Some(address(gateway)?),
+            RouteAttribute::Gateway(next) => gateway = Some(address(next)?),
             // The gateway of an IPv4 route, if it is an IPv6 address.
-            RouteAttribute::Via(RouteVia::Inet6(gateway)) => hop.gateway = Some(IpAddr::V6(*gateway)),
-            RouteAttribute::Oif(index) => hop.interface = *index,
+            RouteAttribute::Via(RouteVia::Inet6(next)) => gateway = Some(IpAddr::V6(*next)),
+            RouteAttribute::Oif(index) => interface = *index,
             RouteAttribute::Priority(priority) => metric = *priority,
             _ => {}
         }
     }
+    let hop = match message.header.kind {
+        RouteType::BlackHole => Hop::Blackhole,
+        _ => Hop::Via { interface, gateway },
+    };
     Some((IpNet::new(to, message.header.destination_prefix_length).ok()?, Installed { hop, metric }))
 }
 
 fn message(set: Set, prefix: IpNet, hop: Hop) -> RouteMessage {
-    let protocol = match (set.shared, hop.gateway) {
+    let protocol = match (set.shared, hop.gateway()) {
         (Some((protocol, _)), _) => protocol,
         (None, Some(_)) => RouteProtocol::Bgp,
         (None, None) => RouteProtocol::Static,
@@ -150,32 +165,45 @@ fn message(set: Set, prefix: IpNet, hop: Hop) -> RouteMessage {
         message.header.table = RouteHeader::RT_TABLE_UNSPEC;
         message.attributes.push(RouteAttribute::Table(set.table));
         message.header.protocol = protocol;
-        message.header.kind = RouteType::Unicast;
+        message.header.kind = match hop {
+            Hop::Via { .. } => RouteType::Unicast,
+            Hop::Blackhole => RouteType::BlackHole,
+        };
         message.attributes.extend(set.shared.map(|(_, metric)| RouteAttribute::Priority(metric)));
-        message.header.scope = match (prefix, hop.gateway) {
-            (IpNet::V4(_), None) => RouteScope::Link,
+        message.header.scope = match (prefix, hop) {
+            (IpNet::V4(_), Hop::Via { gateway: None, .. }) => RouteScope::Link,
             _ => RouteScope::Universe,
         };
         message
     };
     match prefix {
         IpNet::V4(net) => {
-            let route = RouteMessageBuilder::<Ipv4Addr>::new()
-                .destination_prefix(net.network(), net.prefix_len())
-                .output_interface(hop.interface);
-            common(match hop.gateway {
-                Some(IpAddr::V4(gateway)) => route.gateway(gateway).onlink().build(),
-                Some(IpAddr::V6(gateway)) => route.via(gateway).onlink().build(),
-                None => route.build(),
+            let route =
+                RouteMessageBuilder::<Ipv4Addr>::new().destination_prefix(net.network(), net.prefix_len());
+            common(match hop {
+                Hop::Via { interface, gateway } => {
+                    let route = route.output_interface(interface);
+                    match gateway {
+                        Some(IpAddr::V4(gateway)) => route.gateway(gateway).onlink().build(),
+                        Some(IpAddr::V6(gateway)) => route.via(gateway).onlink().build(),
+                        None => route.build(),
+                    }
+                }
+                Hop::Blackhole => route.build(),
             })
         }
         IpNet::V6(net) => {
-            let route = RouteMessageBuilder::<Ipv6Addr>::new()
-                .destination_prefix(net.network(), net.prefix_len())
-                .output_interface(hop.interface);
-            common(match hop.gateway {
-                Some(IpAddr::V6(gateway)) => route.gateway(gateway).onlink().build(),
-                _ => route.build(),
+            let route =
+                RouteMessageBuilder::<Ipv6Addr>::new().destination_prefix(net.network(), net.prefix_len());
+            common(match hop {
+                Hop::Via { interface, gateway } => {
+                    let route = route.output_interface(interface);
+                    match gateway {
+                        Some(IpAddr::V6(gateway)) => route.gateway(gateway).onlink().build(),
+                        _ => route.build(),
+                    }
+                }
+                Hop::Blackhole => route.build(),
             })
         }
     }
@@ -269,11 +297,13 @@ mod tests {
         ];
         for (prefix, gateway) in routes {
             let prefix: IpNet = prefix.parse().unwrap();
-            let hop = Hop { interface: 7, gateway: gateway.map(|gateway| gateway.parse().unwrap()) };
+            let hop = Hop::Via { interface: 7, gateway: gateway.map(|gateway| gateway.parse().unwrap()) };
             let message = message(FABRIC, prefix, hop);
             assert!(FABRIC.has(&message) && !ENDPOINTS.has(&message) && !HOST.has(&message));
             assert_eq!(parsed(&message), Some((prefix, Installed { hop, metric: 0 })));
         }
+        let (prefix, hop) = ("10.1.0.0/16".parse().unwrap(), Hop::Blackhole);
+        assert_eq!(parsed(&message(CLUSTER, prefix, hop)), Some((prefix, Installed { hop, metric: 0 })));
     }
 
     #[test]
@@ -281,7 +311,7 @@ mod tests {
         for prefix in ["0.0.0.0/0", "10.1.0.5/32", "2001:db8::/64"] {
             let prefix: IpNet = prefix.parse().unwrap();
             let message = deletion(FABRIC, prefix);
-            let hop = Hop { interface: 0, gateway: None };
+            let hop = Hop::Via { interface: 0, gateway: None };
             assert_eq!(parsed(&message), Some((prefix, Installed { hop, metric: 0 })));
             assert_eq!(table_of(&message), FABRIC.table);
             assert_eq!(message.header.protocol, RouteProtocol::Unspec);
@@ -295,7 +325,7 @@ mod tests {
     #[test]
     fn routes_of_others_in_the_main_table_are_left_alone() {
         let prefix: IpNet = "10.1.0.0/16".parse().unwrap();
-        let hop = Hop { interface: 7, gateway: Some("10.9.0.254".parse().unwrap()) };
+        let hop = Hop::Via { interface: 7, gateway: Some("10.9.0.254".parse().unwrap()) };
         let mut message = message(HOST, prefix, hop);
         assert!(HOST.has(&message));
         assert_eq!(parsed(&message), Some((prefix, Installed { hop, metric: 2981 })));
@@ -306,7 +336,7 @@ mod tests {
     /// Gateway of each prefix; `None` on the link.
     fn table(interface: u32, routes: &[(&str, Option<&str>)]) -> Table {
         let gateway = |text: &str| text.parse().unwrap();
-        let hop = |to: Option<&str>| Hop { interface, gateway: to.map(gateway) };
+        let hop = |to: Option<&str>| Hop::Via { interface, gateway: to.map(gateway) };
         routes.iter().map(|(prefix, to)| (prefix.parse().unwrap(), hop(*to))).collect()
     }
 

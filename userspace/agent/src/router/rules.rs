@@ -13,7 +13,7 @@ use rtnetlink::{
 
 use super::{
     family::{FAMILIES, is_without},
-    routes::{ENDPOINTS, FABRIC},
+    routes::{CLUSTER, ENDPOINTS, FABRIC},
 };
 use crate::datapath::{KERNEL_PORT, host_access::HOST_PORT};
 
@@ -56,16 +56,18 @@ pub(super) const RULES: [Rule; 4] = [
     Rule::new(2981, Action::Table(ENDPOINTS.table)),
     Rule::new(2982, Action::Table(FABRIC.table)).coming_from(KERNEL_PORT),
     Rule::new(2983, Action::Unreachable).coming_from(KERNEL_PORT),
-    Rule::new(32_981, Action::Table(FABRIC.table)),
+    Rule::new(32_981, Action::Table(FABRIC.table)).coming_from(LOOPBACK),
 ];
 
 /// The rules of host access with this private subnet, for IPv4. What the table of nftables has not marked goes nowhere, also while
-/// there is no such table. In order: what pods send; what the node itself sends to pods; what others send to them.
-const fn host_access(subnet: Ipv4Net) -> [Rule; 3] {
+/// there is no such table. In order: what pods send; what the node itself sends to pods; what others send to them; what pods send to
+/// pods of other networks, also by way of other nodes.
+const fn host_access(subnet: Ipv4Net) -> [Rule; 4] {
     [
         Rule::new(2976, Action::Blackhole).coming_from(HOST_PORT).unmarked(),
         Rule::new(2977, Action::Table(MAIN)).coming_from(LOOPBACK).going_to(subnet),
         Rule::new(2978, Action::Blackhole).going_to(subnet).unmarked(),
+        Rule::new(2979, Action::Table(CLUSTER.table)).coming_from(HOST_PORT),
     ]
 }
 
@@ -268,7 +270,7 @@ mod tests {
         let from_pod = "10.0.0.2 from 172.19.0.7 iif contivh0";
         let is_open = || leads_to(to_pod, "contivh0") || leads_to(from_pod, "eth1");
         assert!(is_open());
-        assert_eq!((sync(Some(SUBNET)), sync(Some(SUBNET))), (3, 0));
+        assert_eq!((sync(Some(SUBNET)), sync(Some(SUBNET))), (4, 0));
         assert!(!is_open());
         // Whatever others have marked.
         for others in [0, 0x4000, !MARK] {
@@ -281,7 +283,7 @@ mod tests {
         assert!(leads_to("172.19.0.7", "contivh0"), "the node itself reaches its pods");
         // Another subnet, and none.
         let other = Ipv4Net::new_assert(std::net::Ipv4Addr::new(172, 20, 0, 0), 16);
-        assert_eq!((sync(Some(other)), sync(None), sync(None)), (4, 3, 0));
+        assert_eq!((sync(Some(other)), sync(None), sync(None)), (4, 4, 0));
         assert!(is_open());
     }
 }

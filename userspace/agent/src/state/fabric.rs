@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use contiv_model::{name::HostName, network::Network, tag::Encap};
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net};
 
 use super::snapshot::State;
 
@@ -40,6 +40,14 @@ impl State {
     /// Those that are left out of [`routed_vlan_addresses`](Self::routed_vlan_addresses).
     pub fn refused_vlan_addresses(&self, host: &HostName) -> BTreeSet<IpAddr> {
         self.vlan_addresses(host).filter(|ip| self.is_of_fabric(*ip)).collect()
+    }
+
+    /// Subnets of the VLAN networks that nodes route: those of this node, or of nodes with a BGP speaker. The physical network leads to
+    /// them, also from nodes that do not route them.
+    pub fn routed_vlan_subnets(&self) -> impl Iterator<Item = IpNet> {
+        let are_routed =
+            self.is_routing_vlans() || self.is_routing() && self.bgp_addresses().next().is_some();
+        self.vlan_subnets().filter(move |_| are_routed)
     }
 
     fn vlan_addresses(&self, host: &HostName) -> impl Iterator<Item = IpAddr> {

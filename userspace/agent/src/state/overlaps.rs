@@ -30,6 +30,11 @@ impl<S: Ord> Overlaps<S> {
         self.later.iter()
     }
 
+    /// The subnets of the networks of a scope.
+    pub(super) fn subnets(&self, scope: &S) -> impl Iterator<Item = IpNet> {
+        self.subnets.get(scope).into_iter().flat_map(|subnets| subnets.keys().copied())
+    }
+
     /// The first network of the scope that overlaps a network.
     pub(super) fn first(&self, network: &Network, scope: &S) -> Option<&NetworkId> {
         self.overlapping(network, scope).min()

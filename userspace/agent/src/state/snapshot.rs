@@ -17,7 +17,7 @@ use contiv_model::{
     tag::Encap,
     vrf::Vrf,
 };
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net};
 
 use unreadable::Unreadable;
 
@@ -144,6 +144,11 @@ impl State {
     pub fn ambiguous_networks(&self) -> impl Iterator<Item = (&NetworkId, &NetworkId)> {
         let later = self.fabric.later().filter(|_| self.is_routing_vlans());
         later.filter_map(|id| Some((id, self.fabric.first(self.networks.get(id)?, &())?)))
+    }
+
+    /// Subnets of the VLAN networks that nodes [can route](in_fabric).
+    pub(super) fn vlan_subnets(&self) -> impl Iterator<Item = IpNet> {
+        self.fabric.subnets(&())
     }
 
     /// VRF of a network that [`network`](Self::network) returns. A bridged network has its own. Networks that are routed are in

@@ -18,6 +18,7 @@ use super::{
 };
 use crate::datapath::{
     Desired, Group, KERNEL_MAC, Local, Object, ObjectId, Remote, Service, Subnet,
+    host_access::is_no_host,
     wire::{
         answer,
         frame::{Ethernet, tagged},
@@ -345,7 +346,8 @@ impl<'a> Network<'a> {
         if self.is_on_node() && (packet.ttl(&frame) <= 1 || self.local_at(to).is_none()) {
             let of_other_vrf = || on_kernel(self.objects, to).is_some_and(|subnet| subnet.vrf != *self.vrf);
             let is_allowed = packet.ttl(&frame) <= 1 || !of_other_vrf();
-            return Some(to_kernel(frame)).filter(|_| is_allowed && !is_link_local && !is_own);
+            let is_closed = is_link_local || is_own || is_no_host(to);
+            return Some(to_kernel(frame)).filter(|_| is_allowed && !is_closed);
         }
         if self.router().subnet(to).is_none() && to == packet.tuple.destination.0 {
             let frame = host::leave(self.objects, self.local_at(packet.tuple.source.0)?, packet, &frame)?;

@@ -126,6 +126,13 @@ pub(crate) fn packets_leave_by_the_kernel<H: Harness>() -> Result<()> {
             world.sends(&pod("pa"), &expired, [to_kernel(&expired)])?;
         }
     }
+    // What the kernel would take for its own.
+    for to in ["0.0.0.1", "127.0.0.1", "169.254.169.254"].map(|ip| ip.parse::<Ipv4Addr>().unwrap()) {
+        for ttl in [TTL, 1] {
+            let packet = Packet::eth(ROUTER, A.mac()).ipv4(A.ip(), to).ttl(ttl).udp(4000, 5000);
+            world.sends(&pod("pa"), &packet, [])?;
+        }
+    }
     // Link-local addresses are not routed, and other pods cannot be named as the source.
     let link_local = Mac(A.mac()).link_local();
     world.sends(&pod("pa"), &Packet::eth(ROUTER, A.mac()).ipv6(link_local, FAR_B.ip6()).udp(1, 2), [])?;

@@ -14,7 +14,7 @@
 use std::net::IpAddr;
 
 use contiv_model::{addresses::Addresses, mac::Mac};
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 use openflow_rs::{Action, Field, Flow, Match, matching::mac_bits};
 
 use super::{
@@ -26,7 +26,7 @@ use super::{
     },
     table::{self, priority, priority::check, priority::router as rank},
 };
-use crate::datapath::KERNEL_MAC;
+use crate::datapath::{KERNEL_MAC, host_access::NO_HOST};
 
 /// The kernel gets a packet that passes the rules.
 pub(super) fn leave() -> [Action; 3] {
@@ -67,6 +67,10 @@ pub(super) fn network(tag: u32) -> Vec<Flow> {
         let unknown = Flow::new(table::IP, rank::OUTSIDE, to_no_service(of_pods(family)));
         flows.push(unknown.apply(leave()));
     }
+    // Not even if they have expired: the kernel would take them for its own.
+    let of_node =
+        |prefix: Ipv4Net| routed(network_match_from(tag, 0)).ipv4_dst(prefix.addr(), prefix.prefix_len());
+    flows.extend(NO_HOST.map(|prefix| Flow::new(table::IP, rank::NO_HOST, of_node(prefix))));
     // The bridge does not learn where the stations of the network are.
     flows.push(Flow::new(table::DESTINATION, priority::FLOOD, network_match_from(tag, OUTSIDE)));
     flows

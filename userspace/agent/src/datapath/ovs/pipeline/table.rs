@@ -160,6 +160,8 @@ pub(super) mod priority {
         pub(crate) const SAME_VRF: u16 = 21;
         /// Packets whose TTL expires.
         pub(crate) const EXPIRED: u16 = 150;
+        /// Packets to addresses of no host, which the kernel does not get.
+        pub(crate) const NO_HOST: u16 = 153;
         /// Packets for a gateway that it does not answer.
         pub(crate) const GATEWAY: u16 = 155;
         /// Pings of gateways, before rules and behind them.
