@@ -293,11 +293,12 @@ impl Datapath for Ebpf {
             // Before programs are attached.
             installed.kernel_mut().peers.set_phase(Phase::RETIRED)?;
         }
+        let configured = self.options.uplinks.len();
+        let reading = self.uplinks.watch(&self.pins, configured, &mut self.announcer, &self.writes)?;
         let queue = device::ifindex(queues::EXIT);
         let programs = &mut installed.kernel_mut().programs;
         self.interfaces.ensure(&netlink, programs, queue, self.stands_by).await?;
-        let uplinks = &self.interfaces.devices().uplinks;
-        self.uplinks.ensure(&self.pins, uplinks, &mut self.announcer, &self.writes)?;
+        reading.finish(&self.interfaces.devices().uplinks)?;
         installed.kernel_mut().ensure_settings(Settings {
             timeouts: self.options.timeouts,
             bum_rate: self.options.bum_rate,

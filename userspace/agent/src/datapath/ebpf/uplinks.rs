@@ -39,40 +39,51 @@ struct Shared {
 }
 
 impl Uplinks {
-    /// Selects the active uplink, and watches the carriers from now on. `uplinks` are their indexes in the order of
-    /// preference, and whether each has a carrier.
-    pub(super) fn ensure(
+    /// Watches the carriers from now on, if more than one uplink is `configured`. What is read from now on is passed to
+    /// [`Reading::finish`].
+    pub(super) fn watch(
         &mut self,
         pins: &Pins,
-        uplinks: &[(u32, bool)],
+        configured: usize,
         announcer: &mut Announcer,
         writes: &Writes,
-    ) -> Result<(), Error> {
+    ) -> Result<Reading, Error> {
         let shared = match &self.shared {
             Some(shared) => Arc::clone(shared),
-            None => Arc::new(Mutex::new(Shared {
+            None => Arc::clone(self.shared.insert(Arc::new(Mutex::new(Shared {
                 uplinks: Carriers::default(),
                 active: pins.open_map(UPLINK)?,
                 ports: pins.open_map(PORTS)?,
                 announcer: announcer.for_uplinks(),
                 writes: writes.clone(),
-            })),
+            })))),
         };
-        if uplinks.len() > 1 && self.task.as_ref().is_none_or(|task| task.is_finished()) {
+        // Before the reading begins: there is no change that neither finds.
+        if configured > 1 && self.task.as_ref().is_none_or(|task| task.is_finished()) {
             let monitor = InterfaceMonitor::open()?;
             self.task = Some(tokio::spawn(watch(monitor, Arc::clone(&shared))));
         }
-        let mut locked = lock(&shared);
-        locked.uplinks = Carriers(uplinks.to_vec());
-        locked.select()?;
-        drop(locked);
-        self.shared = Some(shared);
-        Ok(())
+        lock(&shared).uplinks.begin_read();
+        Ok(Reading(shared))
     }
 
     /// Index of the active uplink; zero if there is none.
     pub(super) fn active(&self) -> Result<u32, Error> {
         self.shared.as_ref().map_or(Ok(0), |shared| lock(shared).active())
+    }
+}
+
+/// Carriers are being read, while the kernel reports their changes.
+#[must_use]
+pub(super) struct Reading(Arc<Mutex<Shared>>);
+
+impl Reading {
+    /// Selects the active uplink. `uplinks` are the indexes in the order of preference, and whether each had a carrier when it was
+    /// read.
+    pub(super) fn finish(self, uplinks: &[(u32, bool)]) -> Result<(), Error> {
+        let mut shared = lock(&self.0);
+        shared.uplinks.end_read(uplinks);
+        shared.select()
     }
 }
 
@@ -135,14 +146,35 @@ fn announcements(ports: impl Iterator<Item = Port>) -> Vec<Announcement> {
     addresses.into_iter().map(announcement).collect()
 }
 
-/// Indexes of the uplinks in the order of preference, and whether each has a carrier.
 #[derive(Debug, Default)]
-struct Carriers(Vec<(u32, bool)>);
+struct Carriers {
+    /// Indexes of the uplinks in the order of preference, and whether each has a carrier.
+    uplinks: Vec<(u32, bool)>,
+    /// Reports about all interfaces since a reading began; `None` after its end.
+    reported: Option<StdHashMap<u32, bool>>,
+}
 
 impl Carriers {
+    fn begin_read(&mut self) {
+        self.reported = Some(StdHashMap::new());
+    }
+
+    /// Replaces the uplinks by those that were read. A report since the beginning is preferred: it may be newer, and if the carrier
+    /// was read after another change, a report of that change follows.
+    fn end_read(&mut self, read: &[(u32, bool)]) {
+        let reported = self.reported.take().unwrap_or_default();
+        let newest = |&(uplink, has_carrier): &(u32, bool)| {
+            (uplink, reported.get(&uplink).copied().unwrap_or(has_carrier))
+        };
+        self.uplinks = read.iter().map(newest).collect();
+    }
+
     /// Records a carrier. True if it has changed.
     fn report(&mut self, ifindex: u32, has_carrier: bool) -> bool {
-        match self.0.iter_mut().find(|(uplink, _)| *uplink == ifindex) {
+        if let Some(reported) = &mut self.reported {
+            reported.insert(ifindex, has_carrier);
+        }
+        match self.uplinks.iter_mut().find(|(uplink, _)| *uplink == ifindex) {
             Some((_, recorded)) => std::mem::replace(recorded, has_carrier) != has_carrier,
             None => false,
         }
@@ -151,14 +183,14 @@ impl Carriers {
     /// The active uplink after `active`; zero if there are none. Without any carrier nothing changes.
     fn select(&self, active: u32) -> u32 {
         let usable = |(_, has_carrier): &&(u32, bool)| *has_carrier;
-        let exists = self.0.iter().any(|(uplink, _)| *uplink == active);
-        if self.0.iter().filter(usable).any(|(uplink, _)| *uplink == active) {
+        let exists = self.uplinks.iter().any(|(uplink, _)| *uplink == active);
+        if self.uplinks.iter().filter(usable).any(|(uplink, _)| *uplink == active) {
             return active;
         }
-        match self.0.iter().find(usable) {
+        match self.uplinks.iter().find(usable) {
             Some((uplink, _)) => *uplink,
             None if exists => active,
-            None => self.0.first().map_or(0, |(uplink, _)| *uplink),
+            None => self.uplinks.first().map_or(0, |(uplink, _)| *uplink),
         }
     }
 }
@@ -167,9 +199,15 @@ impl Carriers {
 mod tests {
     use super::*;
 
+    fn carriers(read: &[(u32, bool)]) -> Carriers {
+        let mut carriers = Carriers::default();
+        carriers.end_read(read);
+        carriers
+    }
+
     #[test]
     fn the_active_uplink_stays_while_it_has_a_carrier() {
-        for (carriers, before, after) in [
+        for (read, before, after) in [
             // First start: the first one with a carrier, or the first one.
             (&[(4, true), (5, true)][..], 0, 4),
             (&[(4, false), (5, true)], 0, 5),
@@ -183,16 +221,32 @@ mod tests {
             (&[(4, true)], 5, 4),
             (&[], 5, 0),
         ] {
-            assert_eq!(Carriers(carriers.to_vec()).select(before), after, "{carriers:?} after {before}");
+            assert_eq!(carriers(read).select(before), after, "{read:?} after {before}");
         }
     }
 
     #[test]
     fn only_changes_of_uplinks_are_reported() {
-        let mut carriers = Carriers(vec![(4, true), (5, true)]);
+        let mut carriers = carriers(&[(4, true), (5, true)]);
         assert_eq!(
             [(4, true), (6, false), (5, false), (5, false)].map(|(i, c)| carriers.report(i, c)),
             [false, false, true, false]
         );
+    }
+
+    #[test]
+    fn reports_are_newer_than_what_was_read_meanwhile() {
+        let mut carriers = carriers(&[(4, true), (5, true)]);
+        carriers.begin_read();
+        // Both were read before their change.
+        carriers.report(4, false);
+        carriers.report(6, true);
+        carriers.end_read(&[(4, true), (5, true), (6, false)]);
+        assert_eq!(carriers.uplinks, [(4, false), (5, true), (6, true)]);
+        assert_eq!(carriers.select(4), 5);
+        // Reports before a reading do not count: a later one may have been lost.
+        carriers.begin_read();
+        carriers.end_read(&[(4, true), (5, false), (6, true)]);
+        assert_eq!(carriers.uplinks, [(4, true), (5, false), (6, true)]);
     }
 }
