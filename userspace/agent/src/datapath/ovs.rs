@@ -294,7 +294,7 @@ impl Datapath for Ovs {
             apply::hold(&mut session).await?;
         }
         let before = session.database();
-        let own = apply::requests::ports_of_ops(&before, &self.model.index, ops);
+        let own = apply::requests::ports_of_ops(&before, &self.model.index, ops, &self.options.uplinks);
         // An error drops the session: the state of the switch is unknown then.
         self.filter();
         let Ovs { options, model, inherited, announcer, filter, .. } = self;
@@ -306,10 +306,7 @@ impl Datapath for Ovs {
         let after = session.database();
         // Changes of others before and during the call are drift; ports that the ops change are not.
         self.drifted |= drift::fingerprint(&before) != self.fingerprint;
-        if let Some(own) = own {
-            self.drifted |=
-                drift::fingerprint_without(&before, &own) != drift::fingerprint_without(&after, &own);
-        }
+        self.drifted |= drift::fingerprint_without(&before, &own) != drift::fingerprint_without(&after, &own);
         self.fingerprint = drift::fingerprint(&after);
         self.session = Some(session);
         Ok(applied.failures)

@@ -23,7 +23,7 @@ use super::{
         pod_filter::PodFilter,
         ports,
         session::{self, Session},
-        tunnel, uplink,
+        tunnel,
     },
     tables::index::Installed,
 };
@@ -279,8 +279,7 @@ async fn remove_unused_ports(
             Op::Delete(id) => names.extend(ports::of_object(&database, id)),
             Op::GarbageCollect if retains => {}
             Op::GarbageCollect => {
-                let own = ports::own(&database).map(str::to_owned);
-                names.extend(own.filter(|name| !uplink::is_uplink(name, &options.uplinks)));
+                names.extend(ports::collectable(&database, &options.uplinks).map(str::to_owned));
             }
         }
     }

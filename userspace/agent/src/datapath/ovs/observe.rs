@@ -210,6 +210,5 @@ fn orphan_ports(
             _ => {}
         }
     }
-    let own = ports::own(database);
-    own.filter(|name| !owned.contains(*name) && !uplink::is_uplink(name, &options.uplinks)).count()
+    ports::collectable(database, &options.uplinks).filter(|name| !owned.contains(*name)).count()
 }

@@ -56,15 +56,20 @@ impl PortRequest {
     }
 }
 
-/// Returns the names of the ports that the ops may add, change or remove; `None` if that can be any port.
+/// Returns the names of the ports that the ops may add, change or remove.
 pub(in super::super) fn ports_of_ops(
     database: &Database,
     index: &FlowIndex,
     ops: &[Op],
-) -> Option<BTreeSet<String>> {
+    uplinks: &[String],
+) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for op in ops {
-        let id = op.target()?;
+        let Some(id) = op.target() else {
+            // The garbage collection.
+            names.extend(ports::collectable(database, uplinks).map(str::to_owned));
+            continue;
+        };
         names.extend(
             index.get(&id).and_then(|installed| installed.port.as_ref()).map(|port| port.name.clone()),
         );
@@ -91,7 +96,7 @@ pub(in super::super) fn ports_of_ops(
             _ => {}
         }
     }
-    Some(names)
+    names
 }
 
 /// Groups after the ops.
@@ -310,4 +315,55 @@ pub(super) async fn number(
         }
     }
     Ok(numbered)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::datapath::ovs::switch::drift;
+
+    /// A bond of two uplinks, and the port of an endpoint that was deleted.
+    fn bridge() -> Database {
+        let owned = |name: &str, owner: &str, interfaces: serde_json::Value| {
+            let external_ids = json!(["map", [["endpoint-id", owner]]]);
+            json!({"new": {"name": name, "interfaces": interfaces, "external_ids": external_ids}})
+        };
+        let bond = json!(["set", [["uuid", "eth1"], ["uuid", "eth2"]]]);
+        let mut database = Database::default();
+        database.update(&json!({
+            "Open_vSwitch": {"root": {"new": {"bridges": ["uuid", "bridge"]}}},
+            "Bridge": {"bridge": {"new": {
+                "name": "contivVlanBridge", "ports": ["set", [["uuid", "bond"], ["uuid", "pod"]]],
+            }}},
+            "Port": {
+                "bond": owned("uplinkPort", "uplinkPort", bond),
+                "pod": owned("vvport1", "deleted", json!(["uuid", "vvport1"])),
+            },
+            "Interface": {
+                "eth1": {"new": {"name": "eth1"}},
+                "eth2": {"new": {"name": "eth2"}},
+                "vvport1": {"new": {"name": "vvport1"}},
+            },
+        }));
+        database
+    }
+
+    #[test]
+    fn a_garbage_collection_does_not_hide_a_change_of_the_uplinks() {
+        let uplinks = ["eth1", "eth2"].map(str::to_owned);
+        let before = bridge();
+        let own = ports_of_ops(&before, &FlowIndex::default(), &[Op::GarbageCollect], &uplinks);
+        assert_eq!(own, BTreeSet::from(["vvport1".to_owned()]));
+
+        let is_drift = |after: &Database| {
+            drift::fingerprint_without(&before, &own) != drift::fingerprint_without(after, &own)
+        };
+        let mut after = before.clone();
+        after.update(&json!({"Port": {"pod": {}}, "Interface": {"vvport1": {}}}));
+        assert!(!is_drift(&after), "the agent itself has removed the port");
+        after.update(&json!({"Interface": {"eth2": {"new": {"name": "eth2", "lacp_current": true}}}}));
+        assert!(is_drift(&after));
+    }
 }
