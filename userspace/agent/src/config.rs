@@ -300,6 +300,7 @@ impl Flags {
     /// Options of the OVS datapath.
     pub fn ovs(&self, vtep: IpAddr) -> ovs::Options {
         ovs::Options {
+            control: Some(self.control_address()),
             timeouts: self.conntrack.timeouts(),
             connections: self.conntrack.conntrack_max,
             ..self.datapath.ovs(Some(vtep))
@@ -329,6 +330,7 @@ impl DatapathFlags {
             datapath_type: self.ovs_datapath_type,
             uplinks: self.uplinks().map(str::to_owned).collect(),
             vtep,
+            control: None,
             announce: true,
             timeouts: Timeouts::default(),
             connections: ovs::Options::CONNECTIONS,

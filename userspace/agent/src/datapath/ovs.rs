@@ -42,7 +42,7 @@ use self::{
         announcer::Announcer,
         drift,
         limit::Bandwidth,
-        ovsdb,
+        node_address, ovsdb,
         pod_filter::{self, PodFilter},
         ports,
         session::Session,
@@ -220,10 +220,12 @@ fn detach_filter(database: &ovsdb::Database) -> Result<(), Error> {
 }
 
 impl Datapath for Ovs {
-    /// The first `observe` writes the bridges to the database before it waits for ovs-vswitchd.
+    /// The first `observe` writes the bridges to the database before it waits for ovs-vswitchd, and adds the uplinks to them.
     async fn prepare(&mut self) -> Result<(), Error> {
-        let responds = Session::probe(&self.options.socket).await;
-        responds.map_err(|error| ovs_error("connect to the switch", error))
+        let database = Session::probe(&self.options.socket).await;
+        let database = database.map_err(|error| ovs_error("connect to the switch", error))?;
+        let checked = node_address::check(&database, &self.options).await;
+        checked.map_err(|error| ovs_error("add the VLAN uplinks to the bridge", error))
     }
 
     fn stand_by(&mut self) {

@@ -174,6 +174,13 @@ impl Node {
         *self.datapath.borrow_mut() = fresh;
     }
 
+    /// Prepares a datapath of this type, on a node with this control address.
+    pub(crate) fn prepare(&self, datapath_type: DatapathType, control: IpAddr) -> Result<(), Error> {
+        let options = options(&self.switch.borrow(), &self.uplinks);
+        *self.datapath.borrow_mut() = Ovs::new(Options { datapath_type, control: Some(control), ..options });
+        self.run(|runtime, datapath| runtime.block_on(datapath.prepare()))
+    }
+
     pub(crate) fn observe(&self) -> Result<Observed, Error> {
         let desired = &*self.desired.borrow();
         self.run(|runtime, datapath| runtime.block_on(datapath.observe(desired)))
@@ -338,15 +345,20 @@ pub(crate) fn kind() -> DatapathType {
 }
 
 fn datapath(switch: &Switch, uplinks: &[String]) -> Ovs {
-    Ovs::new(Options {
+    Ovs::new(options(switch, uplinks))
+}
+
+fn options(switch: &Switch, uplinks: &[String]) -> Options {
+    Options {
         socket: switch.socket(),
         datapath_type: kind(),
         uplinks: uplinks.to_vec(),
         vtep: None,
+        control: None,
         announce: true,
         timeouts: Timeouts::default(),
         connections: Options::CONNECTIONS,
-    })
+    }
 }
 
 /// VTEP of a node of a pair.

@@ -1,11 +1,11 @@
 //! Restarts of ovs-vswitchd and ovsdb-server while the datapath is connected.
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 use anyhow::Result;
 use contiv_model::{global::ArpMode, vrf::Vrf};
-use netplugin::datapath::{Datapath as _, Network, Object, ObjectId, Op, Scope, Service};
-use testkit::{Pinger, needs, wait_until};
+use netplugin::datapath::{Datapath as _, Network, Object, ObjectId, Op, Scope, Service, ovs::DatapathType};
+use testkit::{Netns, Pinger, needs, wait_until};
 
 use crate::{
     bandwidth::{counts, limited, member},
@@ -212,5 +212,33 @@ fn preparation_needs_a_running_switch_and_creates_no_bridge() -> Result<()> {
     assert_eq!(node.switch.borrow().vsctl(&["--no-wait", "list-br"])?, "");
     node.switch.borrow_mut().kill_database()?;
     fails_with("is openvswitch-switch running on this node?");
+    Ok(())
+}
+
+/// A port of the kernel datapath takes all frames from the network stack of the node.
+#[test]
+fn preparation_refuses_an_uplink_that_connects_the_node() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"), binary("ip"));
+    let (inside, outside) = (Netns::new("prepare-in")?, Netns::new("prepare-out")?);
+    inside.veth("trunk0", &outside, "trunk0")?;
+    for space in [&inside, &outside] {
+        space.up("trunk0")?;
+    }
+    inside.address("trunk0", "192.0.2.7/24")?;
+    let node = Node::on(inside, &["trunk0"])?;
+    let (own, other) = (IpAddr::from([192, 0, 2, 7]), IpAddr::from([198, 51, 100, 7]));
+    let why = |control| {
+        let refused = node.prepare(DatapathType::System, control).unwrap_err();
+        format!("{:#}", anyhow::Error::from(refused))
+    };
+    let text = why(own);
+    assert!(text.contains("trunk0 has the address 192.0.2.7/24 of this node"), "{text}");
+    // It has an address that does not connect the node.
+    node.prepare(DatapathType::System, other)?;
+    node.namespace.ip("route add default via 192.0.2.1")?;
+    let text = why(other);
+    assert!(text.contains("the default route of this node leads through trunk0 (192.0.2.7/24"), "{text}");
+    node.prepare(DatapathType::Netdev, own)?;
+    assert_eq!(node.switch.borrow().vsctl(&["--no-wait", "list-br"])?, "");
     Ok(())
 }

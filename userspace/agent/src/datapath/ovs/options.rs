@@ -38,6 +38,8 @@ pub struct Options {
     pub uplinks: Vec<String>,
     /// Source address of tunnels; `None` selects the source address of the route to the peer.
     pub vtep: Option<IpAddr>,
+    /// Control address of this node, if it is known.
+    pub control: Option<IpAddr>,
     /// Whether new endpoints of VLAN networks are announced to switches: those at the uplinks, and the bridge itself.
     pub announce: bool,
     /// Timeouts of connections, as those of flows on eBPF nodes.

@@ -5,6 +5,7 @@
 //! * [`limit`]: bandwidth limits of ports.
 //! * [`kernel`]: port towards the node's kernel.
 //! * [`pod_filter`]: filter of pods' interfaces.
+//! * [`node_address`]: addresses and default routes of the node on VLAN uplinks.
 //! * [`ports`]: Port and Interface rows of endpoints and tunnels.
 //! * [`responder`]: answers to packets that flows send to the agent.
 //! * [`uplink`]: ports of the VLAN uplinks.
@@ -21,6 +22,7 @@ pub(crate) mod capacity;
 pub(crate) mod drift;
 pub(crate) mod kernel;
 pub(crate) mod limit;
+pub(crate) mod node_address;
 pub(crate) mod numbers;
 pub(crate) mod ovsdb;
 pub(crate) mod pod_filter;

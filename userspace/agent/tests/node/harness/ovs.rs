@@ -115,6 +115,7 @@ impl Site for OvsSite {
             datapath_type: if on_kernel() { DatapathType::System } else { DatapathType::Netdev },
             uplinks: vec![UPLINK.to_owned()],
             vtep: Some(NODE.into()),
+            control: None,
             // The scenarios compare all frames.
             announce: false,
             timeouts: Timeouts::default(),

@@ -115,10 +115,11 @@ impl Session {
         false
     }
 
-    /// Connects to the database, and waits until ovs-vswitchd has applied it. Changes no bridge.
-    pub(crate) async fn probe(socket: &Path) -> Result<(), Error> {
+    /// Connects to the database, waits until ovs-vswitchd has applied it, and returns it. Changes no bridge.
+    pub(crate) async fn probe(socket: &Path) -> Result<Arc<Database>, Error> {
         let mut session = Session::without_bridges(Client::connect(socket).await?);
-        session.reconfigure_unchanged().await
+        session.reconfigure_unchanged().await?;
+        Ok(session.database())
     }
 
     /// Returns a session that has no connection to the bridges.

@@ -32,6 +32,15 @@ pub(crate) fn operations(database: &Database, names: &[String]) -> Vec<Operation
     }
 }
 
+/// Returns the uplinks that are not in the VLAN bridge yet, by themselves or as members of a bond.
+pub(crate) fn missing<'a>(database: &Database, names: &'a [String]) -> Vec<&'a str> {
+    let bridge = database.bridge(BridgeKind::Vlan.name());
+    let ports = bridge.into_iter().flat_map(|(_, bridge)| database.ports_of(bridge));
+    let interfaces = ports.flat_map(|(_, _, interfaces)| interfaces);
+    let present: BTreeSet<&str> = interfaces.map(|(_, interface)| interface.name.as_str()).collect();
+    names.iter().map(String::as_str).filter(|name| !present.contains(name)).collect()
+}
+
 /// Returns the uplinks in the order in which frames may leave by them: the active member of the bond is the first. Without LACP it
 /// is the only one through which the bond takes frames from the switches, and stays so when another one gets its link back.
 pub(crate) fn active_first<'a>(database: &Database, names: &'a [String]) -> Vec<&'a str> {
@@ -161,5 +170,19 @@ mod tests {
             database.update(&json!({"Port": {"bond": {"new": bond}}}));
             assert_eq!(active_first(&database, &uplinks), order, "{active}");
         }
+    }
+    #[test]
+    fn members_of_the_bond_are_in_the_bridge() {
+        let uplinks = ["eth1", "eth2", "eth3"].map(str::to_owned);
+        let mut database = Database::default();
+        set_interfaces(&mut database, &uplinks, &json!(false));
+        assert_eq!(missing(&database, &uplinks), ["eth1", "eth2", "eth3"], "without a bridge");
+        let members = json!(["set", [["uuid", "eth1"], ["uuid", "eth2"]]]);
+        database.update(&json!({
+            "Open_vSwitch": {"root": {"new": {"bridges": ["uuid", "bridge"]}}},
+            "Bridge": {"bridge": {"new": {"name": "contivVlanBridge", "ports": ["uuid", "bond"]}}},
+            "Port": {"bond": {"new": {"name": UPLINK_OWNER, "interfaces": members}}},
+        }));
+        assert_eq!(missing(&database, &uplinks), ["eth3"]);
     }
 }
