@@ -12,6 +12,7 @@ const SIOCGIFFLAGS: libc::c_ulong = 0x8913;
 const SIOCSIFFLAGS: libc::c_ulong = 0x8914;
 const SIOCETHTOOL: libc::c_ulong = 0x8946;
 const ETHTOOL_GDRVINFO: u32 = 3;
+const ETHTOOL_GLINK: u32 = 0x0a;
 const ETHTOOL_GTXCSUM: u32 = 0x16;
 const ETHTOOL_STXCSUM: u32 = 0x17;
 const ETHTOOL_GFLAGS: u32 = 0x25;
@@ -74,6 +75,11 @@ impl Requests {
         self.ifreq.ifr_ifru.ifru_metric = packets;
         // SAFETY: the kernel reads an integer.
         unsafe { self.execute(libc::SIOCSIFTXQLEN) }
+    }
+
+    /// Whether the interface is up and has a carrier. Of a veth pair, both ends are up then.
+    pub(crate) fn has_link(&mut self) -> io::Result<bool> {
+        Ok(self.value(ETHTOOL_GLINK, 0)? != 0)
     }
 
     pub(crate) fn tx_checksum_offload(&mut self) -> io::Result<bool> {

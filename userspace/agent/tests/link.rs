@@ -42,6 +42,11 @@ fn attached_pod_is_recovered() {
             AttachedPort { port: "vvport1".into(), endpoint: "n.t-c1".into(), owner: Owner::Pod }
         );
         assert!(pod_ns.ip("-o link show eth0").unwrap().contains("state DOWN"));
+        // A process of the pod may set its end up.
+        pod_ns.up("eth0").unwrap();
+        let host_end = node.ip("-o link show vvport1").unwrap();
+        assert!(!host_end.contains(",UP"), "up without a datapath: {host_end}");
+        node.up(&attached.port).unwrap();
         links.raise(&attached.port, &netns, &pod(5)).await.unwrap();
         links.raise(&attached.port, &netns, &pod(5)).await.unwrap();
         attached
@@ -122,6 +127,7 @@ fn default_routes_are_those_of_the_first_interface() {
             [("c1", pod(5), both), ("c1-net1", second.clone(), DefaultRoutes::default())]
         {
             let port = links.attach(&format!("n.t-{name}").into(), &netns, &interface).await.unwrap().port;
+            node.up(&port).unwrap();
             for _ in 0..2 {
                 assert_eq!(links.raise(&port, &netns, &interface).await.unwrap(), routes, "{name}");
                 assert_eq!(links.difference(&port, &netns, &interface).await.unwrap(), None, "{name}");
@@ -206,6 +212,7 @@ fn traffic_is_read_from_the_pods_end() {
     let attached = on_node(&node, async || {
         let links = Links::open().await.unwrap();
         let attached = links.attach(&"n.t-c1".into(), &netns, &pod(5)).await.unwrap();
+        node.up(&attached.port).unwrap();
         links.raise(&attached.port, &netns, &pod(5)).await.unwrap();
         attached
     });

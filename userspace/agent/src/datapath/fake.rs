@@ -34,6 +34,7 @@ pub use switch::{Fault, Switch};
 
 use super::{
     Datapath, Desired, Error, FailedOp, Kind, Object, ObjectId, Observed, Op, PortRequirements, Postponed,
+    host_end,
     trace::{Findings, Probe},
 };
 
@@ -180,8 +181,19 @@ impl Datapath for Fake {
         std::future::ready(self.compare(desired))
     }
 
-    fn apply(&mut self, ops: &[Op]) -> impl Future<Output = Result<Vec<FailedOp>, Error>> + Send {
-        std::future::ready(self.execute(ops))
+    async fn apply(&mut self, ops: &[Op]) -> Result<Vec<FailedOp>, Error> {
+        let mut failures = self.execute(ops)?;
+        for (index, op) in ops.iter().enumerate() {
+            let Op::Set(Object::Local(local)) = op else { continue };
+            if failures.iter().any(|failed| failed.index == index) {
+                continue;
+            }
+            // As other datapaths. Most tests have no interfaces.
+            if let Err(error) = host_end::set_up(&local.port).await {
+                failures.push(FailedOp { index, error: failed(format!("set {} up", local.port), error) });
+            }
+        }
+        Ok(failures)
     }
 
     fn resync_needed(&mut self) -> impl Future<Output = ()> + Send {

@@ -43,10 +43,15 @@ pub(crate) async fn set_up(name: &str) -> io::Result<bool> {
         return Ok(false);
     }
     let deadline = Instant::now() + RUNNING_TIMEOUT;
-    while !is_running(name) && Instant::now() < deadline {
+    // An ADD raises the other end last.
+    while has_link(name) && !is_running(name) && Instant::now() < deadline {
         tokio::time::sleep(RUNNING_POLL_INTERVAL).await;
     }
     Ok(true)
+}
+
+fn has_link(name: &str) -> bool {
+    Requests::new(name).and_then(|mut requests| requests.has_link()).unwrap_or_default()
 }
 
 fn is_running(name: &str) -> bool {
@@ -67,5 +72,35 @@ fn change(name: &str, flags: impl FnOnce(libc::c_short) -> libc::c_short) -> io:
     match changed() {
         Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(false),
         changed => changed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use testkit::{Netns, needs};
+
+    use super::*;
+
+    #[test]
+    fn a_host_end_is_set_up_at_once_while_its_other_end_is_down() {
+        needs!(root());
+        let (node, pod) = (Netns::new("host-end").unwrap(), Netns::new("host-end-pod").unwrap());
+        node.veth("vvport1", &pod, "eth0").unwrap();
+        let set_up = || {
+            node.run(|| {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+                let start = Instant::now();
+                let changed = runtime.block_on(set_up("vvport1"))?;
+                Ok((changed, start.elapsed(), is_running("vvport1")))
+            })
+            .unwrap()
+        };
+        let (changed, took, is_running) = set_up();
+        assert!(changed && took < RUNNING_TIMEOUT && !is_running, "{took:?}");
+        assert!(!set_up().0, "it is up already");
+        node.run(|| Ok(set_down("vvport1")?)).unwrap();
+        pod.up("eth0").unwrap();
+        let (changed, _, is_running) = set_up();
+        assert!(changed && is_running);
     }
 }

@@ -76,8 +76,9 @@ impl Links {
         Ok(self.list().await?.iter().any(|link| is_port(link) && is_switched(link)))
     }
 
-    /// Creates a pair for `endpoint`: the host end is up, the pod's end is configured but down until [`Links::raise`]. An
-    /// error leaves no interface behind. Goes on to its end if the future is dropped, see [`Links::attached`].
+    /// Creates a pair for `endpoint`. The host end is down until the datapath has the endpoint and sets it up: what the pod sends
+    /// would enter the network stack of the node. The pod's end is configured, and down until [`Links::raise`]. An error leaves
+    /// no interface behind. Goes on to its end if the future is dropped, see [`Links::attached`].
     pub async fn attach(
         &self,
         endpoint: &EndpointId,
@@ -116,7 +117,7 @@ impl Links {
     }
 
     /// Brings the pod's end up, sets the default routes that no other interface of the pod has, and waits until the pair
-    /// forwards frames. Returns which default routes lead through the interface.
+    /// forwards frames. Returns which default routes lead through the interface. The host end must be up.
     pub async fn raise(&self, port: &str, netns: &Netns, pod: &PodInterface) -> Result<DefaultRoutes, Error> {
         let pod = pod.clone();
         let routes = netns.run(move |handle| async move { pod_end::raise(&handle, &pod).await }).await?;
@@ -235,13 +236,9 @@ impl Links {
         sysctl::disable_ipv6(port).map_err(Error::setting("disable IPv6 on", port))?;
         let spec = pod.clone();
         netns.run(move |handle| async move { pod_end::configure(&handle, &spec).await }).await?;
-        let message = LinkMessageBuilder::<LinkUnspec>::new()
-            .name(port)
-            .up()
-            .alias(endpoint.as_str())
-            .link_group(0)
-            .build();
-        self.handle.link().set(message).execute().await.map_err(Error::netlink("bring up", port))
+        let message =
+            LinkMessageBuilder::<LinkUnspec>::new().name(port).alias(endpoint.as_str()).link_group(0).build();
+        self.handle.link().set(message).execute().await.map_err(Error::netlink("set the alias of", port))
     }
 
     async fn delete(&self, name: &str) -> Result<bool, Error> {
