@@ -21,6 +21,7 @@ mod record;
 mod recorded;
 mod requirements;
 mod server;
+mod unanswered;
 mod undo;
 mod warnings;
 

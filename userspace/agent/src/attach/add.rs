@@ -57,6 +57,7 @@ impl Pods {
         }
         self.check_store(Step::Create)?;
         self.check_datapath(Step::Create)?;
+        self.remember_if_unanswered(pod);
         self.write_entry(pod, Progress::Adding)?;
         reach("entry of the ADD");
         if before.is_some() {
@@ -156,28 +157,34 @@ impl Pods {
         Ok(with_routes(self.reply(pod, &endpoint, &interface, &port).await?, routes))
     }
 
+    fn new_endpoint(&self, pod: &Pod) -> NewEndpoint {
+        NewEndpoint {
+            tenant: pod.tenant.to_string(),
+            network: pod.network.to_string(),
+            group: pod.group.as_ref().map(ToString::to_string).unwrap_or_default(),
+            endpoint: pod.endpoint.clone(),
+            common_name: pod.common_name.clone(),
+            host: self.parts().node.host.to_string(),
+        }
+    }
+
     async fn create_at_master(
         &self,
         pod: &Pod,
         rollback: &mut Rollback,
     ) -> Result<(State, Endpoint), Failure> {
         let parts = self.parts();
-        let new = NewEndpoint {
-            tenant: pod.tenant.to_string(),
-            network: pod.network.to_string(),
-            group: pod.group.as_ref().map(ToString::to_string).unwrap_or_default(),
-            endpoint: pod.endpoint.clone(),
-            common_name: pod.common_name.clone(),
-            host: parts.node.host.to_string(),
-        };
+        let new = self.new_endpoint(pod);
         let preliminary = match pod.owner {
             Owner::Pod => self.begin_record(pod, rollback).await?,
             // The node joins its networks again.
             Owner::Node => None,
         };
         reach("preliminary record");
-        let failed = |error: master::Error, rollback: &mut Rollback| {
-            match error.is_refusal() {
+        // Whether an attempt was not answered: netmaster may carry it out whatever it has answered to a later one.
+        let mut is_unanswered = false;
+        let failed = |error: master::Error, is_unanswered: bool, rollback: &mut Rollback| {
+            match error.is_refusal() && !is_unanswered {
                 true => rollback.extend(preliminary.clone()),
                 // The record remains, as the endpoint may.
                 false => rollback.set_unanswered(),
@@ -187,7 +194,8 @@ impl Pods {
                 false => Failure::master(Step::Create, &error),
             }
         };
-        let mut state = parts.master.create_endpoint(&new).await.map_err(|error| failed(error, rollback))?;
+        let created = parts.master.create_endpoint(&new, &mut is_unanswered).await;
+        let mut state = created.map_err(|error| failed(error, is_unanswered, rollback))?;
         if state.homing_host != parts.node.host.as_str() {
             rollback.extend(preliminary);
             let why = format!("endpoint {} already exists on node {}", state.id, state.homing_host);
@@ -204,7 +212,11 @@ impl Pods {
                 "the endpoint exists in another group; creating it again"
             );
             self.delete_at_master(pod).await.inspect_err(|_| rollback.set_unanswered())?;
-            state = parts.master.create_endpoint(&new).await.map_err(|error| failed(error, rollback))?;
+            let created = parts.master.create_endpoint(&new, &mut is_unanswered).await;
+            state = created.map_err(|error| failed(error, is_unanswered, rollback))?;
+        }
+        if is_unanswered && pod.owner == Owner::Pod {
+            self.remember_unanswered(pod);
         }
         rollback.push(RollbackStep::Endpoint(pod.clone()));
         let endpoint = Endpoint::try_from(&state).map_err(|e| Failure::new(Step::Create, e.to_string()))?;

@@ -73,6 +73,7 @@ impl Pods {
     pub(super) async fn remove(&self, pod: &Pod) -> Result<(), Failure> {
         let id = pod.endpoint_id();
         let has_entry = self.parts().journal.contains(&id);
+        self.remember_if_unanswered(pod);
         if let Err(error) = self.parts().journal.write(pod, Progress::Deleting) {
             tracing::warn!("{}", entry_failure(error));
         }
@@ -92,7 +93,7 @@ impl Pods {
     /// Deletes the endpoint and then its record, unless they are another node's. The endpoints that this machine has recorded under
     /// another name are its own. netmaster is not asked for an endpoint that is not in the store and that no ADD of this node can
     /// have created: it may be away.
-    async fn release(&self, pod: &Pod, has_entry: bool) -> Result<(), Failure> {
+    pub(super) async fn release(&self, pod: &Pod, has_entry: bool) -> Result<(), Failure> {
         let id = pod.endpoint_id();
         let stored = self.stored_record(&id, Step::Delete).await?;
         let host = stored.as_ref().map_or(HomingHost::Absent, HomingHost::of);

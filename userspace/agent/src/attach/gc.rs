@@ -76,7 +76,8 @@ impl Pods {
         self.remove(pod).await
     }
 
-    /// Deletes what requests of an earlier process, and failed ones, have left, until `stop` is cancelled.
+    /// Deletes what requests of an earlier process, and failed ones, have left, also what netmaster creates of them later, until
+    /// `stop` is cancelled.
     pub async fn finish_requests(&self, stop: CancellationToken) -> anyhow::Result<()> {
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
@@ -91,6 +92,9 @@ impl Pods {
                         let id = pod.endpoint_id();
                         tracing::debug!(endpoint = %id, "delete what a request left: {failure}");
                     }
+                }
+                if let Err(failure) = self.delete_created_late().await {
+                    tracing::debug!("look for endpoints that were created late: {failure}");
                 }
                 tokio::time::sleep(RETRY_INTERVAL).await;
             };

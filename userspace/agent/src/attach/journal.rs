@@ -4,6 +4,8 @@
 //! killed in between knows what to release. Requests change an entry under the locks of its endpoint. An entry that is not
 //! [`Progress::Attached`] while no request holds these locks is that of a request that ended early or failed.
 
+mod unanswered;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
@@ -18,6 +20,7 @@ use contivk8s::wire::ValidAttachment;
 use serde::{Deserialize, Serialize};
 
 use super::{boot::Boot, pod::Pod};
+use unanswered::Unanswered;
 
 /// One attachment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,6 +110,7 @@ pub struct Journal {
     directory: PathBuf,
     boot: Boot,
     entries: Mutex<Entries>,
+    unanswered: Mutex<Unanswered>,
 }
 
 #[derive(Debug, Default)]
@@ -136,16 +140,18 @@ impl Journal {
     pub fn beside(socket: &Path) -> io::Result<Journal> {
         let directory = socket.with_extension("attachments");
         create(&directory)?;
-        let mut entries = Entries::default();
+        let (mut entries, mut unanswered) = (Entries::default(), Unanswered::default());
         for file in fs::read_dir(&directory)? {
             let path = file?.path();
             match path.extension().and_then(OsStr::to_str) {
                 Some(UNFINISHED) => fs::remove_file(path)?,
                 Some(COMPLETE) => entries.read(path),
+                Some(unanswered::EXTENSION) => unanswered.read(&path),
                 _ => {}
             }
         }
-        Ok(Journal { directory, boot: Boot::beside(socket)?, entries: Mutex::new(entries) })
+        let (entries, unanswered) = (Mutex::new(entries), Mutex::new(unanswered));
+        Ok(Journal { directory, boot: Boot::beside(socket)?, entries, unanswered })
     }
 
     /// Directory of the files.

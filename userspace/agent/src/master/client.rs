@@ -140,8 +140,13 @@ impl Master {
         self.leader.borrow().is_some()
     }
 
-    /// Creates an endpoint, or returns the existing one.
-    pub async fn create_endpoint(&self, new: &NewEndpoint) -> Result<endpoint::State, Error> {
+    /// Creates an endpoint, or returns the existing one. Sets `is_unanswered` if an attempt was not answered: netmaster may carry it
+    /// out later.
+    pub async fn create_endpoint(
+        &self,
+        new: &NewEndpoint,
+        is_unanswered: &mut bool,
+    ) -> Result<endpoint::State, Error> {
         let operation = format!("create endpoint {} on {}.{}", new.endpoint, new.network, new.tenant);
         let request = CreateRequest {
             tenant_name: &new.tenant,
@@ -151,7 +156,7 @@ impl Master {
             common_name: &new.common_name,
             config: Config { container: &new.endpoint, host: &new.host, service_name: &new.group },
         };
-        let body = self.post(&operation, "/plugin/createEndpoint", &request).await?;
+        let body = self.post(&operation, "/plugin/createEndpoint", &request, is_unanswered).await?;
         let response = serde_json::from_slice::<CreateResponse>(&body);
         response
             .map(|response| response.endpoint_config)
@@ -162,14 +167,21 @@ impl Master {
     pub async fn delete_endpoint(&self, tenant: &str, network: &str, endpoint: &str) -> Result<bool, Error> {
         let operation = format!("delete endpoint {endpoint} on {network}.{tenant}");
         let request = DeleteRequest { tenant_name: tenant, network_name: network, endpoint_id: endpoint };
-        match self.post(&operation, "/plugin/deleteEndpoint", &request).await {
+        match self.post(&operation, "/plugin/deleteEndpoint", &request, &mut false).await {
             Ok(_) => Ok(true),
             Err(error) if error.is_not_found() => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    async fn post(&self, operation: &str, path: &str, body: &impl Serialize) -> Result<Bytes, Error> {
+    /// Sends a request until it is answered, or for [`REQUEST_TIMEOUT`]. Sets `is_unanswered` if an attempt was not.
+    async fn post(
+        &self,
+        operation: &str,
+        path: &str,
+        body: &impl Serialize,
+        is_unanswered: &mut bool,
+    ) -> Result<Bytes, Error> {
         let failed = |source| Error::Response { operation: operation.to_owned(), source };
         let body = Bytes::from(serde_json::to_vec(body).map_err(failed)?);
         let deadline = Instant::now() + REQUEST_TIMEOUT;
@@ -185,6 +197,7 @@ impl Master {
                 Ok(Err(source)) => source,
                 Err(elapsed) => elapsed.into(),
             };
+            *is_unanswered |= address.is_some();
             if Instant::now() + RETRY_INTERVAL >= deadline {
                 return Err(Error::Unreachable { operation: operation.to_owned(), leader: address, source });
             }
@@ -286,7 +299,9 @@ mod tests {
             r#"{"EndpointConfig":{"id":"n.t-c1","ipAddress":"10.0.0.1"}}"#
         }));
         let (_sender, leader) = watch::channel(Some(serve(router).await));
-        let endpoint = master(leader).create_endpoint(&new_endpoint()).await.unwrap();
+        let mut is_unanswered = false;
+        let endpoint = master(leader).create_endpoint(&new_endpoint(), &mut is_unanswered).await.unwrap();
+        assert!(!is_unanswered);
         assert_eq!((endpoint.id.as_str(), endpoint.ip_address.as_str()), ("n.t-c1", "10.0.0.1"));
     }
 
@@ -311,6 +326,26 @@ mod tests {
         }
         sender.send(Some(serve(new).await)).unwrap();
         assert!(deleting.await.unwrap().unwrap());
+    }
+
+    /// A netmaster that does not know whether it has created the endpoint may still be about to.
+    #[tokio::test]
+    async fn an_attempt_without_an_answer_is_reported() {
+        let answer_second = |State(asked): State<Arc<AtomicUsize>>| async move {
+            match asked.fetch_add(1, Ordering::Relaxed) {
+                0 => (StatusCode::SERVICE_UNAVAILABLE, "no response within 60 s\n"),
+                1 => (StatusCode::OK, r#"{"EndpointConfig":{"id":"n.t-c1","ipAddress":"10.0.0.1"}}"#),
+                _ => (StatusCode::INTERNAL_SERVER_ERROR, "no address left\n"),
+            }
+        };
+        let router = Router::new().route("/plugin/createEndpoint", post(answer_second));
+        let (_sender, leader) = watch::channel(Some(serve(router.with_state(Arc::default())).await));
+        let master = master(leader);
+        for (is_repeated, is_created) in [(true, true), (false, false)] {
+            let mut is_unanswered = false;
+            let created = master.create_endpoint(&new_endpoint(), &mut is_unanswered).await;
+            assert_eq!((is_unanswered, created.is_ok()), (is_repeated, is_created));
+        }
     }
 
     #[tokio::test]

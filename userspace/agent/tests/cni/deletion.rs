@@ -1,12 +1,13 @@
 //! What a DEL must and must not delete, and ADDs that did not end.
 
-use std::fs;
+use std::{fs, time::Duration};
 
 use contiv_model::{endpoint::Oper, key::Key};
 use contiv_store::Txn;
 use testkit::{Netns, needs};
+use tokio_util::sync::CancellationToken;
 
-use crate::world::{Call, VTEP, World, put};
+use crate::world::{Call, HOST, VTEP, World, put};
 
 #[test]
 fn endpoint_of_another_node_is_neither_attached_nor_deleted() {
@@ -163,6 +164,41 @@ fn endpoint_that_netmaster_created_without_a_readable_answer_is_released() {
         assert_eq!(world.endpoints().await, ["n.t-c1"]);
         world.finish_requests().await;
         world.assert_nothing_left().await;
+    });
+}
+
+/// netmaster carries out the request of the first ADD after the DEL: it had waited in a connection.
+#[test]
+fn endpoint_that_netmaster_creates_after_its_deletion_is_deleted() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |world| {
+        world.master.garble();
+        world.add("c1", pod.path()).await.unwrap_err();
+        world.master.answer();
+        world.add("c1", pod.path()).await.unwrap();
+        // The endpoint of an attachment stays.
+        let finish = world.pods.finish_requests(CancellationToken::new());
+        assert!(tokio::time::timeout(Duration::from_secs(5), finish).await.is_err());
+        assert_eq!(world.endpoints().await, ["n.t-c1"]);
+        world.del("c1", None).await.unwrap();
+        world.assert_nothing_left().await;
+
+        world.put_endpoint("c1", HOST, 1).await;
+        // An agent that restarts remembers the request.
+        let world = world.restart().await;
+        let stop = CancellationToken::new();
+        let deleted = async {
+            while !world.endpoints().await.is_empty() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            stop.cancel();
+        };
+        let both = futures::future::join(world.pods.finish_requests(stop.clone()), deleted);
+        let (finished, ()) = tokio::time::timeout(Duration::from_secs(20), both).await.unwrap();
+        finished.unwrap();
+        world.assert_nothing_left().await;
+        assert!(world.entries().is_empty());
     });
 }
 

@@ -248,10 +248,11 @@ impl World {
         self.directory.path().join("cni.sock")
     }
 
-    /// Files of the agent's journal.
+    /// Files of the agent's journal, without those of requests that netmaster may carry out later.
     pub(crate) fn entries(&self) -> Vec<PathBuf> {
         let files = std::fs::read_dir(self.socket().with_extension("attachments")).unwrap();
-        files.map(|file| file.unwrap().path()).collect()
+        let files = files.map(|file| file.unwrap().path());
+        files.filter(|path| path.extension().is_none_or(|extension| extension != "unanswered")).collect()
     }
 
     /// Lets the agent delete what requests have left, until it has no entry.

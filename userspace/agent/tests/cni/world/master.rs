@@ -152,9 +152,13 @@ impl Master {
         self.shared.gate.add_permits(1000);
     }
 
-    /// Endpoints are created, but the answers cannot be decoded.
+    /// Endpoints are created, but the answers cannot be decoded before [`Master::answer`].
     pub(crate) fn garble(&self) {
         self.shared.garbled.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn answer(&self) {
+        self.shared.garbled.store(false, Ordering::Relaxed);
     }
 
     /// Waits until a request has arrived.

@@ -1,0 +1,165 @@
+//! Requests to create an endpoint that netmaster has not answered. It may carry them out after the endpoint was deleted.
+//!
+//! They have files beside the entries, and are checked again by the next process.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use contiv_model::name::EndpointId;
+
+use super::{Entry, Journal, Progress};
+use crate::attach::pod::Pod;
+
+/// Age after which netmaster does not carry out a request any more. A request of an agent ends after 15 s, one that a netmaster forwards
+/// after a minute, and Linux gives up on a closed connection whose data is not acknowledged within a quarter of an hour.
+const AGE_LIMIT: Duration = Duration::from_secs(900);
+/// Age at the first check. The next one is at twice the age.
+const FIRST_CHECK: Duration = Duration::from_secs(2);
+/// Extension of a file with the entry of an ADD.
+pub(super) const EXTENSION: &str = "unanswered";
+
+/// Requests by the id of their endpoint.
+#[derive(Debug, Default)]
+pub(super) struct Unanswered(BTreeMap<EndpointId, Creation>);
+
+#[derive(Debug)]
+struct Creation {
+    entry: Entry,
+    /// Not before the request.
+    since: Instant,
+    next_check: Instant,
+}
+
+impl Unanswered {
+    /// Reads a file of an earlier process. The age of the request is unknown: it begins again.
+    pub(super) fn read(&mut self, path: &Path) {
+        let entry = fs::read(path).and_then(|text| Ok(serde_json::from_slice::<Entry>(&text)?));
+        match entry {
+            Ok(entry) => self.insert(entry, Instant::now()),
+            Err(error) => tracing::warn!("read {}: {error}", path.display()),
+        }
+    }
+
+    fn insert(&mut self, entry: Entry, now: Instant) {
+        let creation = Creation { since: now, next_check: now + FIRST_CHECK, entry };
+        self.0.insert(creation.entry.pod().endpoint_id(), creation);
+    }
+
+    fn due(&self, now: Instant) -> Vec<Pod> {
+        let due = self.0.values().filter(|creation| creation.next_check <= now);
+        due.map(|creation| creation.entry.pod()).collect()
+    }
+
+    /// Sets the time of the next check, or forgets a request that is too old; true if it is forgotten.
+    fn checked(&mut self, id: &EndpointId, now: Instant) -> bool {
+        let Some(creation) = self.0.get_mut(id) else { return false };
+        let age = now.saturating_duration_since(creation.since);
+        creation.next_check = now + age.max(FIRST_CHECK);
+        let is_over = age >= AGE_LIMIT;
+        if is_over {
+            self.0.remove(id);
+        }
+        is_over
+    }
+}
+
+impl Journal {
+    /// Whether netmaster may not have answered the request of an ADD. What an entry was that cannot be read is unknown.
+    pub(in crate::attach) fn may_be_unanswered(&self, id: &EndpointId) -> bool {
+        self.is_damaged(id) || self.get(id).is_some_and(|entry| entry.progress == Progress::Adding)
+    }
+
+    /// Remembers the request to create the endpoint of a pod, for the life of the process also if the file cannot be written.
+    pub(in crate::attach) fn remember_unanswered(&self, pod: &Pod) -> io::Result<()> {
+        let entry = Entry::new(pod, Progress::Adding);
+        let text = serde_json::to_vec(&entry)?;
+        self.lock_unanswered().insert(entry, Instant::now());
+        self.replace(&self.unanswered_file(&pod.endpoint_id()), &text)
+    }
+
+    /// The endpoints to look for now.
+    pub(in crate::attach) fn due_unanswered(&self) -> Vec<Pod> {
+        self.lock_unanswered().due(Instant::now())
+    }
+
+    /// Records that the endpoint has been looked for. A request that is too old is forgotten.
+    pub(in crate::attach) fn checked_unanswered(&self, id: &EndpointId) -> io::Result<()> {
+        let is_forgotten = self.lock_unanswered().checked(id, Instant::now());
+        if !is_forgotten {
+            return Ok(());
+        }
+        match fs::remove_file(self.unanswered_file(id)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn unanswered_file(&self, id: &EndpointId) -> PathBuf {
+        self.file(id).with_extension(EXTENSION)
+    }
+
+    fn lock_unanswered(&self) -> MutexGuard<'_, Unanswered> {
+        self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use contivk8s::wire::Request;
+
+    use super::*;
+
+    fn pod(container: &str) -> Pod {
+        let (container, ifname) = (container.into(), "eth0".into());
+        Pod::try_from(&Request { container, ifname, ..Request::default() }).unwrap()
+    }
+
+    #[test]
+    fn requests_are_checked_at_twice_the_age_until_they_are_too_old() {
+        let (start, pod) = (Instant::now(), pod("c1"));
+        let mut unanswered = Unanswered::default();
+        unanswered.insert(Entry::new(&pod, Progress::Adding), start);
+        let mut checks = vec![];
+        for second in 0..3600 {
+            let now = start + Duration::from_secs(second);
+            for found in unanswered.due(now) {
+                assert_eq!(found.endpoint_id(), pod.endpoint_id());
+                checks.push(second);
+                unanswered.checked(&found.endpoint_id(), now);
+            }
+        }
+        assert_eq!(checks, [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]);
+        assert!(unanswered.0.is_empty());
+    }
+
+    #[test]
+    fn requests_outlive_the_process_and_their_entries() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("cni.sock");
+        let journal = Journal::beside(&socket).unwrap();
+        let (pod, id) = (pod("c1"), pod("c1").endpoint_id());
+        assert!(!journal.may_be_unanswered(&id));
+        journal.write(&pod, Progress::Adding).unwrap();
+        assert!(journal.may_be_unanswered(&id));
+        journal.remember_unanswered(&pod).unwrap();
+        journal.write(&pod, Progress::Deleting).unwrap();
+        assert!(!journal.may_be_unanswered(&id));
+        journal.remove(&id).unwrap();
+
+        let journal = Journal::beside(&socket).unwrap();
+        assert!(journal.entries().is_empty());
+        let due = |journal: &Journal| journal.lock_unanswered().due(Instant::now() + FIRST_CHECK).len();
+        assert_eq!((journal.due_unanswered().len(), due(&journal)), (0, 1));
+        // The check of a younger request of another ADD keeps the file.
+        journal.remember_unanswered(&pod).unwrap();
+        journal.checked_unanswered(&id).unwrap();
+        assert_eq!(due(&Journal::beside(&socket).unwrap()), 1);
+        assert!(journal.lock_unanswered().checked(&id, Instant::now() + AGE_LIMIT));
+        assert_eq!(due(&journal), 0);
+    }
+}
