@@ -22,7 +22,9 @@ mod flow;
 mod flow_collector;
 mod flow_import;
 mod flow_index;
+mod flow_timeouts;
 mod forward;
+mod fragment;
 pub mod maps;
 mod order;
 pub mod policy;
@@ -40,17 +42,16 @@ pub use domain::{Domain, DomainName};
 pub use drop_reason::{DropCount, DropReason};
 pub use dsr::{DsrEntry, DsrHook, DsrKey, DsrSet, DsrState};
 pub use event::{Event, EventState, Watch};
-pub use flow::{
-    Flow, FlowEvent, FlowHalf, FlowHead, FragmentKey, FragmentPorts, ICMP, ICMPV6, SCTP, TCP, Timeouts, UDP,
-    Verdict, idle, is_evictable,
-};
+pub use flow::{Flow, FlowEvent, FlowHalf, FlowHead, ICMP, ICMPV6, SCTP, TCP, UDP, Verdict};
 pub use flow_collector::{FlowCollector, bpf_timer};
 pub use flow_import::{FlowBatch, FlowImport, ImportOperation, ImportResult};
 pub use flow_index::{FlowBucket, FlowHash, FlowLock, FlowTableSize, entry, slot};
+pub use flow_timeouts::{Timeouts, idle, is_evictable};
 pub use forward::{
     FdbEntry, FdbKey, FloodKey, KERNEL_MAC, NeighEntry, NeighKey, Node, Phase, Port, PortSlot, ROUTER_MAC,
     RouteEntry, SegmentEntry, Subnet, Vtep,
 };
+pub use fragment::{FragmentKey, FragmentPorts};
 pub use order::{Be16, Be32};
 pub use rendezvous::mix;
 pub use segment::Segment;

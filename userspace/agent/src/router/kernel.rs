@@ -212,6 +212,7 @@ mod tests {
             "link add contivh0 type veth peer name pods",
             "link add eth1 type veth peer name wire",
             "addr add 192.0.2.1/24 dev eth1",
+            "link set pods up",
             "link set eth1 up",
             "link set wire up",
             "route add default via 192.0.2.254",
