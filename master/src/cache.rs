@@ -312,7 +312,8 @@ impl ClusterCache {
                 self.links.replace(id, known, None, changed);
                 table.remove(id);
             }
-            Some(Ok((value, unknown))) => {
+            Some(Ok((mut value, unknown))) => {
+                value.compact();
                 self.links.replace(id, known, Some(&value), changed);
                 table.insert(id.to_owned(), record::Versioned { value: value.into(), revision, unknown });
             }

@@ -107,7 +107,8 @@ impl<'w> StagedTxn<'w> {
         }
     }
 
-    pub fn put<T: Entry>(&mut self, id: &str, value: T) {
+    pub fn put<T: Entry>(&mut self, id: &str, mut value: T) {
+        value.compact();
         self.sizes.set(T::path(id), Some(&value));
         self.relink(id, Some(&value));
         T::overlay_mut(&mut self.overlays).insert(id.to_owned(), Some(value.into()));
