@@ -113,7 +113,11 @@ pub fn run(options: &Options) -> Result<()> {
             report("faults", &outcome)?;
             outcome.verify()?;
         }
-        Some(Benchmark::Scale(options)) => report("scale", &scale::measure(options)?)?,
+        Some(Benchmark::Scale(options)) => {
+            let (results, ended) = scale::measure(options);
+            report("scale", &results)?;
+            ended?;
+        }
         Some(Benchmark::Cni(options)) => report("cni", &cni::measure(options)?)?,
         Some(Benchmark::Lb(options)) => lb::measure(options, &mut report)?,
         Some(Benchmark::Ovs(options)) => report("ovs", &ovs::measure(options)?)?,

@@ -115,34 +115,48 @@ struct Cluster {
     etcd: Etcd,
 }
 
-pub(super) fn measure(options: &Options) -> Result<Scale> {
-    allow_descriptors(options.sizes.agents())?;
-    let mut states = vec![];
-    states.push({
-        let mut empty = Cluster::start()?;
-        create_tenant(empty.master.client())?;
-        empty.prepare()?;
-        for network in 0..contents::NETWORKS_OF_NODE {
-            let name = format!("net{network}");
-            create_network(empty.master.client(), &name, &format!("10.{network}.0.0/16"))?;
-            create_endpoint(empty.master.client(), &name, "", &format!("{NODE}-{network}"), NODE)?;
-        }
-        empty.measure("empty", 0, 1, None, options)?
-    });
-    let mut full = Cluster::start()?;
-    let start = Instant::now();
-    options.sizes.fill(full.master.client())?;
-    let fill_seconds = start.elapsed().as_secs_f64();
-    full.prepare()?;
-    states.push(full.measure("full", 1, 1, None, options)?);
-    let agents = options.sizes.agents();
-    states.push(full.measure(&format!("{agents} agents"), 2, agents, None, options)?);
-    if options.proxy {
-        let proxy = Proxy::start(full.etcd.address())?;
-        states.push(full.measure(&format!("{agents} by proxy"), 3, agents, Some(proxy), options)?);
-    }
+/// Measures one state after the other. An error ends this; the states before it are in the results.
+pub(super) fn measure(options: &Options) -> (Scale, Result<()>) {
     let Options { sizes, clients, changes, .. } = options;
-    Ok(Scale { sizes: sizes.clone(), clients: *clients, changes: *changes, fill_seconds, states })
+    let mut results = Scale {
+        sizes: sizes.clone(),
+        clients: *clients,
+        changes: *changes,
+        fill_seconds: 0.0,
+        states: vec![],
+    };
+    let ended = results.measure(options);
+    (results, ended)
+}
+
+impl Scale {
+    fn measure(&mut self, options: &Options) -> Result<()> {
+        allow_descriptors(options.sizes.agents())?;
+        self.states.push({
+            let mut empty = Cluster::start()?;
+            create_tenant(empty.master.client())?;
+            empty.prepare()?;
+            for network in 0..contents::NETWORKS_OF_NODE {
+                let name = format!("net{network}");
+                create_network(empty.master.client(), &name, &format!("10.{network}.0.0/16"))?;
+                create_endpoint(empty.master.client(), &name, "", &format!("{NODE}-{network}"), NODE)?;
+            }
+            empty.measure("empty", 0, 1, None, options)?
+        });
+        let mut full = Cluster::start()?;
+        let start = Instant::now();
+        options.sizes.fill(full.master.client())?;
+        self.fill_seconds = start.elapsed().as_secs_f64();
+        full.prepare()?;
+        self.states.push(full.measure("full", 1, 1, None, options)?);
+        let agents = options.sizes.agents();
+        self.states.push(full.measure(&format!("{agents} agents"), 2, agents, None, options)?);
+        if options.proxy {
+            let proxy = Proxy::start(full.etcd.address())?;
+            self.states.push(full.measure(&format!("{agents} by proxy"), 3, agents, Some(proxy), options)?);
+        }
+        Ok(())
+    }
 }
 
 impl Cluster {

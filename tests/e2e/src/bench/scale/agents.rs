@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use contiv_model::{
     event::Event,
     key::{AGENT_PREFIXES, Key, endpoints_of, policies_of},
@@ -71,15 +71,20 @@ impl Agents {
                     start(agent, needed, &endpoint, reported, sender).await
                 });
             }
+            let mut registrations = vec![];
             let all = async {
-                let mut registrations = vec![];
                 while let Some(started) = starting.join_next().await {
                     interrupt::check()?;
                     registrations.push(started??);
                 }
-                anyhow::Ok(registrations)
+                anyhow::Ok(())
             };
-            timeout(CONNECT_TIMEOUT, all).await.context("connect the agents")?
+            match timeout(CONNECT_TIMEOUT, all).await {
+                Ok(ended) => ended.map(|()| registrations),
+                Err(_) => {
+                    bail!("{} of {count} agents are connected after {CONNECT_TIMEOUT:?}", registrations.len())
+                }
+            }
         })?;
         Ok(Agents { count, seen, _registrations: registrations, _runtime: runtime })
     }
