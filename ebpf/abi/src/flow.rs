@@ -2,17 +2,6 @@
 
 use crate::{Address, Be16, Timeouts, Tuple, tcp::sent};
 
-/// IP protocol number of TCP.
-pub const TCP: u8 = 6;
-/// IP protocol number of UDP.
-pub const UDP: u8 = 17;
-/// IP protocol number of SCTP.
-pub const SCTP: u8 = 132;
-/// IP protocol number of ICMP.
-pub const ICMP: u8 = 1;
-/// IP protocol number of ICMPv6.
-pub const ICMPV6: u8 = 58;
-
 /// A flow. Both directions share the record: the first cache line identifies it and is written once;
 /// each direction writes a line of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -337,6 +326,7 @@ impl FlowEvent {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{TCP, UDP};
 
     const CLIENT: Address = Address::v4([10, 1, 1, 1]);
     const BACKEND: Address = Address::v4([10, 1, 1, 2]);

@@ -28,6 +28,7 @@ mod fragment;
 pub mod maps;
 mod order;
 pub mod policy;
+mod protocol;
 pub mod rendezvous;
 mod segment;
 mod service;
@@ -42,7 +43,7 @@ pub use domain::{Domain, DomainName};
 pub use drop_reason::{DropCount, DropReason};
 pub use dsr::{DsrEntry, DsrHook, DsrKey, DsrSet, DsrState};
 pub use event::{Event, EventState, Watch};
-pub use flow::{Flow, FlowEvent, FlowHalf, FlowHead, ICMP, ICMPV6, SCTP, TCP, UDP, Verdict};
+pub use flow::{Flow, FlowEvent, FlowHalf, FlowHead, Verdict};
 pub use flow_collector::{FlowCollector, bpf_timer};
 pub use flow_import::{FlowBatch, FlowImport, ImportOperation, ImportResult};
 pub use flow_index::{FlowBucket, FlowHash, FlowLock, FlowTableSize, entry, slot};
@@ -53,6 +54,7 @@ pub use forward::{
 };
 pub use fragment::{FragmentKey, FragmentPorts};
 pub use order::{Be16, Be32};
+pub use protocol::{ICMP, ICMPV6, SCTP, TCP, UDP};
 pub use rendezvous::mix;
 pub use segment::Segment;
 pub use service::{
