@@ -236,7 +236,7 @@ mod tests {
                 runtime.block_on(async {
                     let learnt = Learnt::default();
                     let both = (&desired, &learnt);
-                    anyhow::Ok(super::sync(&connect()?, &mut access, both, &Retention::over()).await?)
+                    anyhow::Ok(sync(&connect()?, &mut access, both, &Retention::over()).await?)
                 })
             };
             let (changes, warnings) = node.run(work).unwrap();

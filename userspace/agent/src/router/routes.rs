@@ -223,7 +223,8 @@ fn deletion(set: Set, prefix: IpNet) -> RouteMessage {
     message.attributes.push(RouteAttribute::Table(set.table));
     message.header.protocol = set.shared.map_or(RouteProtocol::Unspec, |(protocol, _)| protocol);
     message.attributes.extend(set.shared.map(|(_, metric)| RouteAttribute::Priority(metric)));
-    // Of any scope.
+    // Of any type and scope.
+    message.header.kind = RouteType::Unspec;
     message.header.scope = RouteScope::NoWhere;
     message
 }

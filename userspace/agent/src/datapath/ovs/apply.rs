@@ -23,7 +23,7 @@ use super::{
         pod_filter::PodFilter,
         ports,
         session::{self, Session},
-        tunnel,
+        tunnel, uplink,
     },
     tables::index::Installed,
 };
@@ -279,7 +279,7 @@ async fn remove_unused_ports(
             Op::Delete(id) => names.extend(ports::of_object(&database, id)),
             Op::GarbageCollect if retains => {}
             Op::GarbageCollect => {
-                names.extend(ports::collectable(&database, &options.uplinks).map(str::to_owned));
+                names.extend(uplink::collectable(&database, &options.uplinks).map(str::to_owned));
             }
         }
     }

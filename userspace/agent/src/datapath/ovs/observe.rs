@@ -210,5 +210,5 @@ fn orphan_ports(
             _ => {}
         }
     }
-    ports::collectable(database, &options.uplinks).filter(|name| !owned.contains(*name)).count()
+    uplink::collectable(database, &options.uplinks).filter(|name| !owned.contains(*name)).count()
 }

@@ -127,7 +127,7 @@ pub(crate) fn packets_leave_by_the_kernel<H: Harness>() -> Result<()> {
         }
     }
     // What the kernel would take for its own.
-    for to in ["0.0.0.1", "127.0.0.1", "169.254.169.254"].map(|ip| ip.parse::<Ipv4Addr>().unwrap()) {
+    for to in [[0, 0, 0, 1], [127, 0, 0, 1], [169, 254, 169, 254]].map(Ipv4Addr::from) {
         for ttl in [TTL, 1] {
             let packet = Packet::eth(ROUTER, A.mac()).ipv4(A.ip(), to).ttl(ttl).udp(4000, 5000);
             world.sends(&pod("pa"), &packet, [])?;

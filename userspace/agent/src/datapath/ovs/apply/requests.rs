@@ -18,6 +18,7 @@ use crate::datapath::{
             pod_filter::PodFilter,
             ports::{self, PortSpec},
             session::{self, Session},
+            uplink,
         },
         tables::index::{BridgePort, FlowIndex},
     },
@@ -67,7 +68,7 @@ pub(in super::super) fn ports_of_ops(
     for op in ops {
         let Some(id) = op.target() else {
             // The garbage collection.
-            names.extend(ports::collectable(database, uplinks).map(str::to_owned));
+            names.extend(uplink::collectable(database, uplinks).map(str::to_owned));
             continue;
         };
         names.extend(

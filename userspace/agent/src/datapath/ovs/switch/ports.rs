@@ -11,7 +11,6 @@ use serde_json::json;
 use super::{
     limit::{self, Bandwidth},
     ovsdb::{Bridge, Database, Interface, OWNER_KEY, Operation, Port, Uuid, map, optional, set},
-    uplink::is_uplink,
 };
 use crate::datapath::{
     KERNEL_MAC, Local, ObjectId, Peer,
@@ -286,7 +285,7 @@ pub(crate) fn present(database: &Database) -> impl Iterator<Item = (BridgeKind, 
 }
 
 /// Returns the names of the ports of both bridges that agents have added: those with an owner, and tunnels. Others stay.
-fn own(database: &Database) -> impl Iterator<Item = &str> {
+pub(super) fn own(database: &Database) -> impl Iterator<Item = &str> {
     let bridges = BridgeKind::ALL.into_iter().filter_map(move |kind| database.bridge(kind.name()));
     let ports = bridges.flat_map(move |(_, bridge)| database.ports_of(bridge));
     let own = ports.filter(|(_, port, interfaces)| {
@@ -294,14 +293,6 @@ fn own(database: &Database) -> impl Iterator<Item = &str> {
         port.external_ids.contains_key(OWNER_KEY) || is_tunnel && port.name.starts_with(TUNNEL_PREFIX)
     });
     own.map(|(_, port, _)| port.name.as_str())
-}
-
-/// Returns the names of the ports that a garbage collection may remove: those that agents have added, without the uplinks.
-pub(crate) fn collectable<'a>(
-    database: &'a Database,
-    uplinks: &'a [String],
-) -> impl Iterator<Item = &'a str> {
-    own(database).filter(move |name| !is_uplink(name, uplinks))
 }
 
 /// Returns the names of the ports of endpoints.

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::{
     ovsdb::{Database, Interface, OWNER_KEY, Operation, map, set},
-    ports::{PortSpec, UPLINK_OWNER, removal},
+    ports::{PortSpec, UPLINK_OWNER, own, removal},
 };
 use crate::datapath::ovs::bridge::BridgeKind;
 
@@ -17,6 +17,14 @@ pub(crate) fn is_uplink(name: &str, uplinks: &[String]) -> bool {
         [one] => one == name,
         _ => name == UPLINK_OWNER,
     }
+}
+
+/// Returns the names of the ports that a garbage collection may remove: those that agents have added, without the uplinks.
+pub(crate) fn collectable<'a>(
+    database: &'a Database,
+    uplinks: &'a [String],
+) -> impl Iterator<Item = &'a str> {
+    own(database).filter(move |name| !is_uplink(name, uplinks))
 }
 
 /// Returns the operations that add the uplinks to the VLAN bridge: one as a trunk port, several as a bond.
@@ -171,6 +179,7 @@ mod tests {
             assert_eq!(active_first(&database, &uplinks), order, "{active}");
         }
     }
+
     #[test]
     fn members_of_the_bond_are_in_the_bridge() {
         let uplinks = ["eth1", "eth2", "eth3"].map(str::to_owned);
