@@ -9,7 +9,8 @@ mod walk;
 
 pub(crate) use listing::Page;
 pub(crate) use request::{ANSWER_LIMIT, Again};
-pub(crate) use walk::Walk;
+pub use walk::Without;
+pub(crate) use walk::{Omission, Walk, omitted};
 
 use crate::members::Members;
 use crate::rotation::Files;

@@ -27,7 +27,7 @@ mod rotation;
 mod txn;
 mod watch;
 
-pub use client::Store;
+pub use client::{Store, Without};
 pub use config::{Auth, Config, Identity, Tls};
 pub use error::{Cause, Error, Operation};
 pub use kv::{KeyValue, Listing, Position};

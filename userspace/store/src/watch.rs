@@ -4,7 +4,7 @@ mod fragments;
 mod known;
 
 use crate::backoff::Backoff;
-use crate::client::{ANSWER_LIMIT, Walk};
+use crate::client::{ANSWER_LIMIT, Omission, Walk, Without};
 use crate::error::one_line;
 use crate::members::Turn;
 use crate::{Cause, Error, KeyValue, Operation, Position, Store};
@@ -119,15 +119,17 @@ impl Store {
     /// whole. The last of these batches has [`Batch::relisted`]. If the snapshot has to begin again, there is
     /// another `Init` before the first `InitDone`. The watch counts in `progress` what it receives.
     ///
-    /// Keys that begin with one of `without_values` are listed without their values, which are empty then; none of
-    /// these prefixes may begin with another one. Changes that the watch receives have values.
-    pub fn watch_in_pages(&self, prefix: &str, without_values: &[&str], progress: &Progress) -> Watch {
-        let without_values: Arc<[String]> = without_values.iter().map(|&prefix| prefix.to_owned()).collect();
-        let walk = Box::new(Walk::new(prefix, without_values.clone()));
+    /// Of keys that begin with one of these prefixes, listings leave out the values, which are empty then, or the keys, of which
+    /// the caller reads what it needs; none of the prefixes may begin with another one. The watch reports each change of such a key
+    /// with its value. But where a listing replaces lost changes ([`Batch::relisted`]), those of omitted keys are lost.
+    pub fn watch_in_pages(&self, prefix: &str, omissions: &[(&str, Without)], progress: &Progress) -> Watch {
+        let owned = |(prefix, without): &(&str, Without)| ((*prefix).to_owned(), *without);
+        let omissions: Arc<[Omission]> = omissions.iter().map(owned).collect();
+        let walk = Box::new(Walk::new(prefix, omissions.clone()));
         let follower = Follower {
             in_pages: true,
             progress: progress.clone(),
-            known: Known::new(false, without_values),
+            known: Known::new(false, omissions),
             ..Follower::new(self, prefix, State::Listing { walk })
         };
         follower.watch()
@@ -301,7 +303,7 @@ impl Follower {
                     self.progress.advance();
                     self.filter.keeps(kv)
                 };
-                match self.store.list_counting(&self.prefix, &self.known.without_values(), &mut keep).await {
+                match self.store.list_counting(&self.prefix, &self.known.omissions(), &mut keep).await {
                     Ok((listing, dropped)) => {
                         self.state = State::Listed { revision: listing.revision, resumed: false };
                         let position = Position { cluster: listing.cluster, revision: listing.revision };
@@ -364,7 +366,7 @@ impl Follower {
     /// Begins the first snapshot, again if a part of it was reported.
     fn restart_listing(&mut self) {
         self.known.forget_parts();
-        let walk = Walk::new(&self.prefix, self.known.without_values());
+        let walk = Walk::new(&self.prefix, self.known.omissions());
         self.state = State::Listing { walk: Box::new(walk) };
     }
 

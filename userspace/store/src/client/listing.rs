@@ -3,7 +3,7 @@
 use super::Store;
 use super::read::position;
 use super::request::Again;
-use super::walk::Walk;
+use super::walk::{Omission, Walk, Without};
 use crate::{Error, KeyValue, Listing, Operation, Position};
 use etcd_client::GetOptions;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ pub(crate) struct Page {
     /// Store and revision of the listing.
     pub(crate) at: Position,
     pub(crate) items: Vec<KeyValue>,
-    /// Number of keys that were not kept.
+    /// Number of keys that were not kept, or are left out.
     pub(crate) dropped: usize,
     pub(crate) is_last: bool,
 }
@@ -34,8 +34,21 @@ impl Store {
     ///
     /// As [`Store::get`].
     pub async fn list_keys(&self, prefix: &str) -> Result<Listing, Error> {
-        let without_values: Arc<[String]> = [prefix.to_owned()].into();
-        Ok(self.list_counting(prefix, &without_values, &mut |_| true).await?.0)
+        self.list_keys_where(prefix, |_| true).await
+    }
+
+    /// Like [`Store::list_where`], without the values.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::get`].
+    pub async fn list_keys_where(
+        &self,
+        prefix: &str,
+        mut keep: impl FnMut(&KeyValue) -> bool + Send,
+    ) -> Result<Listing, Error> {
+        let omissions: Arc<[Omission]> = [(prefix.to_owned(), Without::Values)].into();
+        Ok(self.list_counting(prefix, &omissions, &mut keep).await?.0)
     }
 
     /// Like [`Store::list`], with only the keys that `keep` returns true for. The others are dropped page
@@ -53,16 +66,15 @@ impl Store {
         Ok(self.list_counting(prefix, &Arc::default(), &mut keep).await?.0)
     }
 
-    /// Like [`Store::list_where`], without the values of keys that begin with one of `without_values`. Also returns
-    /// the number of dropped keys.
+    /// Like [`Store::list_where`], without what `omissions` say. Also returns the number of keys that are not in the listing.
     pub(crate) async fn list_counting(
         &self,
         prefix: &str,
-        without_values: &Arc<[String]>,
+        omissions: &Arc<[Omission]>,
         keep: &mut (dyn FnMut(&KeyValue) -> bool + Send),
     ) -> Result<(Listing, usize), Error> {
         loop {
-            let walk = Walk::new(prefix, without_values.clone());
+            let walk = Walk::new(prefix, omissions.clone());
             match self.list_once(prefix, walk, keep).await {
                 // The revision was compacted between two pages: a newer listing replaces it.
                 Err(e) if e.is_compacted() => {
@@ -109,8 +121,10 @@ impl Store {
                 .with_range(walk.to.clone())
                 .with_limit(walk.limit())
                 .with_revision(walk.at.map_or(0, |at| at.revision));
-            if walk.is_without_values() {
-                options = options.with_keys_only();
+            match walk.omitted() {
+                Some(Without::Values) => options = options.with_keys_only(),
+                Some(Without::Keys) => options = options.with_count_only(),
+                None => {}
             }
             let answer = self
                 .request(Operation::List, prefix, Again::Always, || {
@@ -125,9 +139,12 @@ impl Store {
             }
         };
         let at = *walk.at.get_or_insert_with(|| position(answer.header.as_ref()));
-        let is_last = !walk.go_on(&answer.kvs, answer.more, answer.count);
         // Keys that are not UTF-8 count as dropped.
-        let received = answer.kvs.len();
+        let received = match walk.omitted() {
+            Some(Without::Keys) => usize::try_from(answer.count).unwrap_or(0),
+            Some(Without::Values) | None => answer.kvs.len(),
+        };
+        let is_last = !walk.go_on(&answer.kvs, answer.more, answer.count);
         let kept = answer.kvs.into_iter().filter_map(KeyValue::from_wire).filter(|kv| keep(kv));
         let items: Vec<_> = kept.collect();
         Ok(Page { at, dropped: received - items.len(), items, is_last })

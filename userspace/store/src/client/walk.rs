@@ -19,6 +19,23 @@ const PAGE_BYTES: usize = 4 << 20;
 /// A range with more keys is divided.
 const LARGEST_RANGE: usize = 8 * LARGEST_PAGE;
 
+/// What a listing leaves out of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Without {
+    /// Values.
+    Values,
+    /// Keys and values: they are only counted.
+    Keys,
+}
+
+/// A prefix, and what is left out of the keys that begin with it. No such prefix begins with another one.
+pub(crate) type Omission = (String, Without);
+
+/// What is left out of a key.
+pub(crate) fn omitted(omissions: &[Omission], key: &[u8]) -> Option<Without> {
+    omissions.iter().find(|(prefix, _)| key.starts_with(prefix.as_bytes())).map(|(_, without)| *without)
+}
+
 /// Range of the next page.
 #[derive(Debug)]
 pub(crate) struct Walk {
@@ -32,8 +49,8 @@ pub(crate) struct Walk {
     pub(super) to: Vec<u8>,
     /// Number of bytes that the keys from `from` to `to` have in common, if it is larger than `prefix`.
     depth: usize,
-    /// Prefixes of the keys whose values are left out. None is a prefix of another one.
-    without_values: Arc<[String]>,
+    /// What is left out.
+    omissions: Arc<[Omission]>,
     /// Largest number of keys on a page.
     page: usize,
     /// Largest number of keys in a range.
@@ -41,8 +58,8 @@ pub(crate) struct Walk {
 }
 
 impl Walk {
-    /// Leaves out the values of the keys that begin with one of `without_values`.
-    pub(crate) fn new(prefix: &str, without_values: Arc<[String]>) -> Walk {
+    /// Leaves out what `omissions` say.
+    pub(crate) fn new(prefix: &str, omissions: Arc<[Omission]>) -> Walk {
         let prefix = prefix.as_bytes();
         let (end, from) = (prefix_end(prefix), if prefix.is_empty() { vec![0] } else { prefix.to_vec() });
         let mut walk = Walk {
@@ -52,7 +69,7 @@ impl Walk {
             end: end.clone(),
             from,
             depth: prefix.len(),
-            without_values,
+            omissions,
             page: FIRST_PAGE,
             range: LARGEST_RANGE,
         };
@@ -60,15 +77,19 @@ impl Walk {
         walk
     }
 
-    /// Whether the values of the range are left out.
-    pub(super) fn is_without_values(&self) -> bool {
-        let mut prefixes = self.without_values.iter();
-        prefixes.any(|prefix| self.from.starts_with(prefix.as_bytes()))
+    /// What is left out of the keys of the range.
+    pub(super) fn omitted(&self) -> Option<Without> {
+        omitted(&self.omissions, &self.from)
     }
 
-    /// Ends the range at `to`, or before it, where values begin to be left out or cease to be.
+    /// Ends the range at `to`, or before it, where something begins to be left out or ceases to be. A range without keys is not
+    /// divided.
     fn read_to(&mut self, to: Vec<u8>) {
-        let borders = self.without_values.iter().map(|prefix| prefix.as_bytes());
+        let to = match self.omitted() {
+            Some(Without::Keys) => self.end.clone(),
+            Some(Without::Values) | None => to,
+        };
+        let borders = self.omissions.iter().map(|(prefix, _)| prefix.as_bytes());
         let borders = borders.flat_map(|prefix| [prefix.to_vec(), prefix_end(prefix)]);
         let inside = borders.filter(|border| *border > self.from && (to == [0] || *border < to));
         self.to = inside.min().unwrap_or(to);
@@ -140,22 +161,22 @@ mod tests {
         prefix: &str,
         value: usize,
         range: usize,
-        without_values: &[String],
+        omissions: &[Omission],
     ) -> (Vec<Vec<u8>>, usize, usize) {
         let (mut received, mut requests, mut counted) = (vec![], 0, 0);
-        let mut walk = Walk { range, ..Walk::new(prefix, without_values.into()) };
+        let mut walk = Walk { range, ..Walk::new(prefix, omissions.into()) };
         loop {
             let is_before_end = |key: &&Vec<u8>| walk.to == [0] || **key < walk.to;
             let found: Vec<_> = keys.range(walk.from.clone()..).take_while(is_before_end).collect();
             requests += 1;
             counted += found.len();
-            let page: Vec<_> = found.iter().take(walk.page).map(|key| (*key).clone()).collect();
+            assert!(found.iter().all(|key| omitted(omissions, key) == walk.omitted()), "{walk:?}");
+            let page = if walk.omitted() == Some(Without::Keys) { 0 } else { walk.page };
+            let is_more = page != 0 && found.len() > page;
+            let page: Vec<_> = found.iter().take(page).map(|key| (*key).clone()).collect();
             let kv =
                 |key: &Vec<u8>| PbKeyValue { key: key.clone(), value: vec![0; value], ..Default::default() };
             let kvs: Vec<_> = page.iter().map(kv).collect();
-            let is_more = found.len() > page.len();
-            let is_left_out = |key: &Vec<u8>| without_values.iter().any(|p| key.starts_with(p.as_bytes()));
-            assert!(page.iter().all(|key| is_left_out(key) == walk.is_without_values()), "{walk:?}");
             received.extend(page);
             if !walk.go_on(&kvs, is_more, found.len() as i64) {
                 return (received, requests, counted);
@@ -170,13 +191,15 @@ mod tests {
             value in prop_oneof![Just(0usize), Just(1 << 16), Just(1 << 19)],
             range in prop_oneof![Just(1usize), Just(8), Just(LARGEST_RANGE)],
             prefix in prop_oneof![Just(""), Just("0"), Just("01")],
-            without_values in prop_oneof![Just(vec![]), Just(vec!["0"]), Just(vec!["00", "010", "\u{1}"])],
+            omitted_prefixes in prop_oneof![Just(vec![]), Just(vec!["0"]), Just(vec!["00", "010", "\u{1}"])],
+            without in prop_oneof![Just(Without::Values), Just(Without::Keys)],
         ) {
-            let without_values: Vec<_> = without_values.into_iter().map(str::to_owned).collect();
+            let omissions: Vec<_> = omitted_prefixes.into_iter().map(|prefix| (prefix.to_owned(), without)).collect();
             let keys: BTreeSet<Vec<u8>> =
                 keys.into_iter().map(|key| [prefix.as_bytes(), &key[..]].concat()).filter(|key| !key.is_empty()).collect();
-            let (received, ..) = list(&keys, prefix, value, range, &without_values);
-            prop_assert_eq!(received, keys.into_iter().collect::<Vec<_>>());
+            let (received, ..) = list(&keys, prefix, value, range, &omissions);
+            let is_listed = |key: &Vec<u8>| omitted(&omissions, key) != Some(Without::Keys);
+            prop_assert_eq!(received, keys.into_iter().filter(is_listed).collect::<Vec<_>>());
         }
     }
 
@@ -195,8 +218,13 @@ mod tests {
             let others = (0..groups).map(|n| format!("/c/state/endpointGroups/g{n}:t"));
             let keys: BTreeSet<Vec<u8>> =
                 (0..groups).flat_map(rules).chain(endpoints).chain(others).map(String::into_bytes).collect();
-            let (received, requests, counted) =
-                list(&keys, "/c/", 100, LARGEST_RANGE, &["/c/state/policyRule/".to_owned()]);
+            let (received, requests, counted) = list(
+                &keys,
+                "/c/",
+                100,
+                LARGEST_RANGE,
+                &[("/c/state/policyRule/".to_owned(), Without::Values)],
+            );
             assert_eq!(received.len(), keys.len());
             let (pages, each) = (keys.len() / LARGEST_PAGE, counted / keys.len());
             assert!(

@@ -1,7 +1,7 @@
 //! The keys that a watch has reported so far, in a compact form, so that a new snapshot can be
 //! reported as its difference.
 
-use crate::client::Page;
+use crate::client::{Omission, Page, Without, omitted};
 use crate::{KeyValue, Listing, Position, Update};
 use contiv_model::event::Event;
 use etcd_client::EventType;
@@ -22,8 +22,8 @@ pub(super) struct Known {
     dropped: usize,
     /// Whether the watch reports a part of the keys only.
     is_filtered: bool,
-    /// Prefixes of the keys whose values are not compared.
-    without_values: Arc<[String]>,
+    /// Values that are not compared, and keys that are not held: only their number is compared.
+    omissions: Arc<[Omission]>,
 }
 
 /// Fingerprint of a key. The revision alone is not sufficient: a store that was emptied or restored
@@ -37,11 +37,11 @@ struct Seen {
 
 impl Seen {
     /// Of a key without a value, the number of versions is compared instead.
-    fn of(kv: &KeyValue, without_values: &[String]) -> Seen {
+    fn of(kv: &KeyValue, omissions: &[Omission]) -> Seen {
         let mut hasher = DefaultHasher::new();
-        match begins_with_any(kv.key.as_bytes(), without_values) {
-            true => kv.version.hash(&mut hasher),
-            false => kv.value.hash(&mut hasher),
+        match omitted(omissions, kv.key.as_bytes()) {
+            Some(_) => kv.version.hash(&mut hasher),
+            None => kv.value.hash(&mut hasher),
         }
         (kv.lease, kv.create_revision).hash(&mut hasher);
         Seen { mod_revision: kv.mod_revision, content: hasher.finish() }
@@ -49,14 +49,13 @@ impl Seen {
 }
 
 impl Known {
-    /// `is_filtered`: the watch reports a part of the keys only. The values of keys that begin with one of
-    /// `without_values` are not compared.
-    pub(super) fn new(is_filtered: bool, without_values: Arc<[String]>) -> Known {
-        Known { is_filtered, without_values, ..Known::default() }
+    /// `is_filtered`: the watch reports a part of the keys only.
+    pub(super) fn new(is_filtered: bool, omissions: Arc<[Omission]>) -> Known {
+        Known { is_filtered, omissions, ..Known::default() }
     }
 
-    pub(super) fn without_values(&self) -> Arc<[String]> {
-        self.without_values.clone()
+    pub(super) fn omissions(&self) -> Arc<[Omission]> {
+        self.omissions.clone()
     }
 
     /// Why `listing` cannot be a later state of the store that was listed before; `None` if it can,
@@ -79,7 +78,7 @@ impl Known {
             // A value that was not reported before, of a key that may have had values that are not reported.
             None if self.is_filtered => kv.mod_revision <= revision,
             None => kv.create_revision <= revision,
-            Some(seen) if kv.mod_revision == seen.mod_revision => Seen::of(kv, &self.without_values) != *seen,
+            Some(seen) if kv.mod_revision == seen.mod_revision => Seen::of(kv, &self.omissions) != *seen,
             Some(seen) => kv.mod_revision < seen.mod_revision,
         };
         let kv = listing.items.iter().find(differs)?;
@@ -92,7 +91,7 @@ impl Known {
     /// Key that was put last, of those that exist: one whose value is compared, if the transaction has one.
     pub(super) fn newest(&self) -> Option<String> {
         let age =
-            |(key, seen): &(Vec<u8>, &Seen)| (seen.mod_revision, !begins_with_any(key, &self.without_values));
+            |(key, seen): &(Vec<u8>, &Seen)| (seen.mod_revision, omitted(&self.omissions, key).is_none());
         let newest = self.reported.as_ref()?.iter().max_by_key(age)?;
         Some(text(&newest.0))
     }
@@ -106,7 +105,7 @@ impl Known {
     /// be absent.
     pub(super) fn has(&self, key: &str, kv: Option<&KeyValue>, cluster: u64) -> bool {
         let known = self.reported.as_ref().and_then(|reported| reported.get(key));
-        cluster == self.at.cluster && kv.map(|kv| Seen::of(kv, &self.without_values)).as_ref() == known
+        cluster == self.at.cluster && kv.map(|kv| Seen::of(kv, &self.omissions)).as_ref() == known
     }
 
     /// Returns everything, framed, for the first snapshot; later the deleted keys, then new and
@@ -114,7 +113,7 @@ impl Known {
     pub(super) fn snapshot(&mut self, listing: Listing, dropped: usize) -> Vec<Update> {
         let revision = listing.revision;
         let now: PatriciaMap<Seen> =
-            listing.items.iter().map(|kv| (&kv.key, Seen::of(kv, &self.without_values))).collect();
+            listing.items.iter().map(|kv| (&kv.key, Seen::of(kv, &self.omissions))).collect();
         let events: Vec<_> = match &self.reported {
             None => std::iter::once(Event::Init)
                 .chain(listing.items.into_iter().map(|kv| Event::InitApply(kv.key.clone(), kv)))
@@ -140,7 +139,7 @@ impl Known {
         let revision = page.at.revision;
         let begin = self.parts.is_none().then_some(Event::Init);
         let parts = self.parts.get_or_insert_default();
-        parts.extend(page.items.iter().map(|kv| (&kv.key, Seen::of(kv, &self.without_values))));
+        parts.extend(page.items.iter().map(|kv| (&kv.key, Seen::of(kv, &self.omissions))));
         self.dropped += page.dropped;
         if page.is_last {
             self.reported = self.parts.take();
@@ -173,6 +172,10 @@ impl Known {
             let Some(kv) = event.kv.and_then(KeyValue::from_wire) else { continue };
             let revision = kv.mod_revision;
             self.at.revision = self.at.revision.max(revision);
+            if omitted(&self.omissions, kv.key.as_bytes()) == Some(Without::Keys) {
+                updates.extend(self.change_of_omitted(is_put, kv, counted));
+                continue;
+            }
             let is_kept = is_put && keep(&kv);
             let is_news = match &mut self.reported {
                 None => true,
@@ -181,7 +184,7 @@ impl Known {
                 }
                 Some(reported) => {
                     let was_kept = match is_kept {
-                        true => reported.insert(&kv.key, Seen::of(&kv, &self.without_values)).is_some(),
+                        true => reported.insert(&kv.key, Seen::of(&kv, &self.omissions)).is_some(),
                         false => reported.remove(&kv.key).is_some(),
                     };
                     let existed = !is_put || kv.version > 1;
@@ -201,10 +204,22 @@ impl Known {
         }
         updates
     }
-}
 
-fn begins_with_any(key: &[u8], prefixes: &[String]) -> bool {
-    prefixes.iter().any(|prefix| key.starts_with(prefix.as_bytes()))
+    /// A change of a key that is not held; `None` if it was reported before, which revisions up to `counted` were.
+    fn change_of_omitted(&mut self, is_put: bool, kv: KeyValue, counted: i64) -> Option<Update> {
+        let (revision, key) = (kv.mod_revision, kv.key.clone());
+        if self.is_complete() {
+            if revision <= counted {
+                return None;
+            }
+            match is_put {
+                true => self.dropped += usize::from(kv.version <= 1),
+                false => self.dropped = self.dropped.saturating_sub(1),
+            }
+        }
+        let event = if is_put { Event::Apply(key, kv) } else { Event::Delete(key) };
+        Some(Update { revision, event })
+    }
 }
 
 /// A key, which was text when it was inserted.
@@ -312,7 +327,7 @@ mod tests {
     /// A listing of all keys is later compared with one that left values out.
     #[test]
     fn values_that_were_left_out_are_not_compared() {
-        let mut known = Known::new(false, ["b/".to_owned()].into());
+        let mut known = Known::new(false, [("b/".to_owned(), Without::Values)].into());
         known.snapshot(listing(5, &[("a", "1", 2), ("b/1", "", 3)]), 0);
         assert_eq!(known.divergence(&listing(9, &[("a", "1", 2), ("b/1", "1", 3)])), None);
         assert!(known.has("b/1", Some(&kv("b/1", "1", 3)), 1), "what is newest may be without a value");
@@ -326,6 +341,30 @@ mod tests {
         assert_eq!(known.newest().as_deref(), Some("a"));
         known.changes(vec![event(EventType::Put, "b/1", 11)], |_| true);
         assert_eq!(known.newest().as_deref(), Some("b/1"));
+    }
+
+    /// Their changes are reported, and their number is that of the store.
+    #[test]
+    fn keys_that_were_left_out_are_counted() {
+        let mut known = Known::new(false, [("b/".to_owned(), Without::Keys)].into());
+        known.snapshot(listing(5, &[("a", "1", 2)]), 3);
+        assert_eq!(known.count(), 4);
+        let put = |key: &str, revision, version| {
+            let kv = PbKeyValue { key: key.into(), mod_revision: revision, version, ..PbKeyValue::default() };
+            PbEvent { r#type: EventType::Put as i32, kv: Some(kv), prev_kv: None }
+        };
+        let events = vec![put("b/1", 6, 1), put("b/1", 7, 2), event(EventType::Delete, "b/2", 8)];
+        let updates = known.changes(events.clone(), |_| true);
+        assert_eq!(
+            (described(&updates), known.count()),
+            (vec!["b/1@6".into(), "b/1@7".into(), "-b/2@8".into()], 4)
+        );
+        // Again, as a server may send after a reconnection.
+        assert_eq!((known.changes(events, |_| true), known.count()), (vec![], 4));
+        assert_eq!(known.newest().as_deref(), Some("a"));
+        let later = listing(9, &[("a", "1", 2)]);
+        assert_eq!(known.divergence(&later), None);
+        assert_eq!((known.snapshot(later, 5), known.count()), (vec![], 6));
     }
 
     /// The watch reports keys with value "1" only.

@@ -66,7 +66,7 @@ scenarios! {
     watch::large_responses_are_divided,
     watching::a_snapshot_and_then_changes,
     watching::a_snapshot_in_pages,
-    watching::a_snapshot_without_some_values,
+    watching::a_snapshot_without_some_values_and_keys,
     watching::a_snapshot_in_pages_begins_again_after_a_compaction,
     watching::compaction_is_reported_as_a_difference,
     watching::a_restart_misses_and_repeats_nothing,
