@@ -25,8 +25,8 @@ pub(super) struct LinkLog {
     at_last: HashSet<(ObjectType, String)>,
     /// Number of the next change.
     next: watch::Sender<u64>,
-    /// All changes after this revision are kept.
-    complete_after: i64,
+    /// All changes after this revision are kept; `None` while the cache is filled from its first listing.
+    complete_after: Option<i64>,
 }
 
 /// Changes of derived links, or the knowledge that some are not known any more.
@@ -39,6 +39,7 @@ pub enum LinkChanges {
 impl LinkLog {
     /// An object has at most one change per revision.
     pub(super) fn push(&mut self, object_type: ObjectType, key: &str, revision: i64) {
+        let Some(complete_after) = &mut self.complete_after else { return };
         if self.changes.back().is_none_or(|last| last.revision != revision) {
             self.at_last.clear();
         }
@@ -49,7 +50,7 @@ impl LinkLog {
         if self.changes.len() > KEPT
             && let Some(dropped) = self.changes.pop_front()
         {
-            self.complete_after = self.complete_after.max(dropped.revision);
+            *complete_after = (*complete_after).max(dropped.revision);
         }
         self.next.send_modify(|next| *next += 1);
     }
@@ -58,7 +59,7 @@ impl LinkLog {
     pub(super) fn restart(&mut self, revision: i64) {
         self.changes.clear();
         self.at_last.clear();
-        self.complete_after = revision;
+        self.complete_after = Some(revision);
         // Watches notice that changes are lost.
         self.next.send_modify(|next| *next += 1);
     }
@@ -79,7 +80,7 @@ impl LinkLog {
 
     /// Changes after a revision of the store.
     pub(super) fn after(&self, revision: i64) -> LinkChanges {
-        if revision < self.complete_after {
+        if self.complete_after.is_none_or(|complete| revision < complete) {
             return LinkChanges::Lost;
         }
         let later = self.changes.iter().filter(|change| change.revision > revision);
