@@ -16,6 +16,7 @@ mod index;
 mod link_log;
 mod linked_objects;
 mod links;
+mod listed;
 mod record;
 mod record_body;
 mod revisions;
@@ -301,10 +302,11 @@ impl ClusterCache {
 
     fn set_value<T: Entry>(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
         let table = T::table_mut(&mut self.tables);
-        if table.get(id).is_some_and(|known| revision <= known.revision) {
+        let known = table.get(id);
+        if known.is_some_and(|known| revision <= known.revision) {
             return;
         }
-        let known = table.get(id).map(|known| &*known.value);
+        let known = known.map(|known| &*known.value);
         // An entry that is reloaded is removed first, at the revision `i64::MAX`.
         let changed = if revision == i64::MAX { self.complete } else { revision };
         match kv.map(|kv| UnknownFields::read::<T>(&kv.value)) {

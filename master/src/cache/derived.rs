@@ -1,8 +1,9 @@
 //! Records that netmaster derives from objects, for agents and operators. It never plans on their
 //! content, which it can derive again: the cache has a digest of each, by which a plan finds out
 //! whether the record in the store is still right. A thousand groups with 400 rules each have 800,000
-//! of these records; their values would take 2 GB, and reading them takes longer than all others, so a
-//! netmaster that starts reads their keys only ([`unread`](super::unread)).
+//! of these records; their values would take 2 GB, and reading them takes longer than all others. A
+//! netmaster that starts reads the keys of the policies only, and of the rules nothing
+//! ([`unread`](super::unread)).
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, Hash, RandomState};
@@ -17,6 +18,7 @@ use patricia_tree::PatriciaMap;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::ClusterCache;
+use super::listed::ListedIds;
 use super::revisions::Revisions;
 use super::unknown_fields::UnknownFields;
 
@@ -24,6 +26,8 @@ use super::unknown_fields::UnknownFields;
 pub trait Derived: Hash + PartialEq + Serialize + DeserializeOwned + 'static {
     /// Prefix of the keys of these values in the store.
     const KEYS: &'static str;
+    /// Whether the table has all keys. Of another table it has those that were [read](ListedIds).
+    const HAS_ALL_KEYS: bool;
     /// Key of the value in the store.
     fn path(id: &str) -> String {
         format!("{}{id}", Self::KEYS)
@@ -92,7 +96,11 @@ impl DerivedRecord {
 
 /// Records by the last part of their key, the beginning of which many have in common.
 #[derive(Default)]
-pub struct DerivedTable(PatriciaMap<DerivedRecord>);
+pub struct DerivedTable {
+    records: PatriciaMap<DerivedRecord>,
+    /// Of a table without [all keys](Derived::HAS_ALL_KEYS).
+    pub(super) listed: ListedIds,
+}
 
 /// Staged changes of a table: a put (`Some`) or a deletion.
 pub(super) type DerivedOverlay<T> = BTreeMap<String, Option<T>>;
@@ -110,9 +118,10 @@ pub struct DerivedOverlays {
 }
 
 macro_rules! derived {
-    ($($field:ident: $type:ty, $keys:ident;)*) => {
+    ($($field:ident: $type:ty, $keys:ident, $has_all_keys:literal;)*) => {
         $(impl Derived for $type {
             const KEYS: &'static str = $keys;
+            const HAS_ALL_KEYS: bool = $has_all_keys;
             fn table(tables: &DerivedTables) -> &DerivedTable { &tables.$field }
             fn table_mut(tables: &mut DerivedTables) -> &mut DerivedTable { &mut tables.$field }
             fn overlay(overlays: &DerivedOverlays) -> &DerivedOverlay<Self> { &overlays.$field }
@@ -154,28 +163,34 @@ macro_rules! derived {
 }
 
 derived! {
-    policies: PolicyState, POLICIES;
-    rules: DirectionalRuleState, POLICY_RULES;
+    policies: PolicyState, POLICIES, true;
+    rules: DirectionalRuleState, POLICY_RULES, false;
 }
 
 impl DerivedTable {
     pub(super) fn get(&self, id: &str) -> Option<&DerivedRecord> {
-        self.0.get(id)
+        self.records.get(id)
     }
 
     /// Records whose ids begin with `prefix`, sorted.
     pub(super) fn below(&self, prefix: &str) -> impl Iterator<Item = (String, &DerivedRecord)> {
-        let below = self.0.iter_prefix(prefix.as_bytes());
+        let below = self.records.iter_prefix(prefix.as_bytes());
         // An id was text when it was inserted.
         below.filter_map(|(id, record)| Some((String::from_utf8(id).ok()?, record)))
     }
 
     pub(super) fn insert(&mut self, id: &str, record: DerivedRecord) {
-        self.0.insert(id, record);
+        self.records.insert(id, record);
     }
 
     pub(super) fn remove(&mut self, id: &str) {
-        self.0.remove(id);
+        self.records.remove(id);
+    }
+
+    /// Whether the table knows which records exist whose ids begin with `id`. One that is not of a policy on a group is none that
+    /// netmaster derives.
+    pub(super) fn knows<T: Derived>(&self, id: &str) -> bool {
+        T::HAS_ALL_KEYS || attached(id).is_none() || self.listed.contains(id)
     }
 
     fn ops<T: Derived>(
@@ -208,18 +223,27 @@ impl DerivedTable {
             if self.get(&id).is_some_and(|known| known.revision > revision) {
                 continue;
             }
-            let known = self.0.remove(&id);
+            if !self.knows::<T>(&id) {
+                self.listed.ignore(revision);
+                continue;
+            }
+            let known = self.records.remove(&id);
             match value {
                 Some(value) => {
                     let unknown = known.map(|known| known.unknown).unwrap_or_default();
                     let content = Content::Known(Digest::of(&value));
                     let record = DerivedRecord { revision, content, unknown };
-                    self.0.insert(id, record);
+                    self.records.insert(id, record);
                 }
                 None => deleted(key, revision),
             }
         }
     }
+}
+
+/// The beginning of the id of a rule that is that of its policy on a group: four names, each with a colon.
+pub(super) fn attached(id: &str) -> Option<&str> {
+    id.match_indices(':').nth(3).map(|(colon, _)| &id[..=colon])
 }
 
 fn put(key: &str, value: Vec<u8>) -> Op {
@@ -235,6 +259,13 @@ impl ClusterCache {
     /// Sets or deletes the record as of `revision`. One without a value was not read yet.
     pub(super) fn set_derived<T: Derived>(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
         let table = T::table_mut(&mut self.tables.derived);
+        if !table.knows::<T>(id) {
+            // An entry that is reloaded is removed first, at the revision `i64::MAX`.
+            if revision != i64::MAX {
+                table.listed.ignore(revision);
+            }
+            return;
+        }
         if table.get(id).is_some_and(|known| revision <= known.revision) {
             return;
         }

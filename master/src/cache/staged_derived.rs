@@ -1,6 +1,6 @@
 //! Derived records, as a transaction finds them: those of the cache with its staged changes.
 //!
-//! A plan that derives a record again whose value the cache has not read yet cannot know whether it changes
+//! A plan that derives a record again which the cache has not read yet cannot know whether it changes
 //! the record. The transaction notes the keys; they must be read, and the plan made again.
 
 use std::collections::BTreeSet;
@@ -20,7 +20,8 @@ impl StagedTxn<'_> {
             (None, Some(value), Some(known)) => known.content == Content::Known(Digest::of(value)),
             (None, value, known) => value.is_none() && known.is_none(),
         };
-        if value.is_some() && known.is_some_and(|known| known.content == Content::Unread) {
+        let is_unread = value.is_some() && known.is_some_and(|known| known.content == Content::Unread);
+        if is_unread || !T::table(&self.cache().tables.derived).knows::<T>(id) {
             self.unread.insert(DerivedKeys::around::<T>(id));
         }
         if !is_unchanged {
@@ -49,7 +50,10 @@ impl StagedTxn<'_> {
     }
 
     /// Ids of the records that begin with `prefix`, with staged changes applied.
-    pub fn derived_ids<T: Derived>(&self, prefix: &str) -> BTreeSet<String> {
+    pub fn derived_ids<T: Derived>(&mut self, prefix: &str) -> BTreeSet<String> {
+        if !T::table(&self.cache().tables.derived).knows::<T>(prefix) {
+            self.unread.insert(DerivedKeys::around::<T>(prefix));
+        }
         let known = T::table(&self.cache().tables.derived).below(prefix).map(|(id, _)| id);
         let staged = T::overlay(&self.overlays.derived).range::<str, _>((Included(prefix), Unbounded));
         let staged = staged.map(|(id, _)| id).take_while(|id| id.starts_with(prefix)).cloned();

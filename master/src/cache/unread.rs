@@ -1,15 +1,15 @@
-//! Values of derived records that the cache has not read yet. A netmaster that starts reads the keys of these
-//! records only; it needs the values when it derives the records again.
+//! Derived records that the cache has not read yet. A netmaster that starts reads the keys of policies on groups, and nothing of
+//! their rules; it needs them when it derives the records again.
 
 use contiv_model::key::{Key, POLICIES, POLICY_RULES};
 use contiv_model::policy::{DirectionalRuleState, PolicyState};
-use contiv_store::Listing;
+use contiv_store::{Listing, Without};
 
 use super::ClusterCache;
-use super::derived::{Content, Derived, DerivedRecord};
+use super::derived::{Content, Derived, DerivedRecord, DerivedTable, attached};
 
-/// Prefixes of the keys whose values the cache can do without at first.
-pub const DERIVED_KEYS: [&str; 2] = [POLICIES, POLICY_RULES];
+/// What the cache can do without at first.
+pub const DERIVED_KEYS: [(&str, Without); 2] = [(POLICIES, Without::Values), (POLICY_RULES, Without::Keys)];
 
 /// Keys of derived records that are read together.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,11 +21,10 @@ pub enum DerivedKeys {
 }
 
 impl DerivedKeys {
-    /// The record, and all that are derived from the same policy on the same group. A policy on a group has an id of
-    /// four names, with which those of its rules begin.
+    /// The record, and all that are derived from the same policy on the same group.
     pub(super) fn around<T: Derived>(id: &str) -> DerivedKeys {
-        match id.match_indices(':').nth(3) {
-            Some((colon, _)) => DerivedKeys::Below(T::path(&id[..=colon])),
+        match attached(id) {
+            Some(attached) => DerivedKeys::Below(T::path(attached)),
             None => DerivedKeys::One(T::path(id)),
         }
     }
@@ -62,17 +61,45 @@ impl DerivedValues {
 }
 
 impl ClusterCache {
-    /// Whether values of these derived records were not read yet.
+    /// Whether these derived records, or values of them, were not read yet.
     pub fn has_unread(&self, keys: &DerivedKeys) -> bool {
-        !self.unread_ids::<PolicyState>(keys).is_empty()
-            || !self.unread_ids::<DirectionalRuleState>(keys).is_empty()
+        self.lacks::<PolicyState>(keys) || self.lacks::<DirectionalRuleState>(keys)
+    }
+
+    fn lacks<T: Derived>(&self, keys: &DerivedKeys) -> bool {
+        let (DerivedKeys::One(key) | DerivedKeys::Below(key)) = keys;
+        let knows = |id| T::table(&self.tables.derived).knows::<T>(id);
+        key.strip_prefix(T::KEYS).is_some_and(|id| !knows(id)) || !self.unread_ids::<T>(keys).is_empty()
     }
 
     /// Completes the records that were not read yet.
     pub fn complete_derived(&mut self, values: DerivedValues) {
         let DerivedValues { keys, revision, policies, rules } = values;
         self.complete_table::<PolicyState>(&keys, revision, policies);
-        self.complete_table::<DirectionalRuleState>(&keys, revision, rules);
+        self.list_table::<DirectionalRuleState>(&keys, revision, rules);
+    }
+
+    /// Forgets the records whose changes the watch may have lost: a listing of this revision has replaced them.
+    pub fn forget_unlisted(&mut self, revision: i64) {
+        let table = DirectionalRuleState::table_mut(&mut self.tables.derived);
+        *table = DerivedTable::default();
+        // They are read at a later revision, also by who has begun before.
+        table.listed.ignore(revision);
+    }
+
+    /// Completes a table without all keys.
+    fn list_table<T: Derived>(&mut self, keys: &DerivedKeys, at: i64, read: Vec<(String, DerivedRecord)>) {
+        let DerivedKeys::Below(prefix) = keys else { return };
+        let Some(prefix) = prefix.strip_prefix(T::KEYS) else { return };
+        let table = T::table_mut(&mut self.tables.derived);
+        if table.listed.contains(prefix) || !table.listed.insert(prefix, at) {
+            return;
+        }
+        for (id, record) in read {
+            if table.get(&id).is_none_or(|known| known.revision < record.revision) {
+                table.insert(&id, record);
+            }
+        }
     }
 
     fn complete_table<T: Derived>(

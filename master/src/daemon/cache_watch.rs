@@ -76,8 +76,12 @@ async fn follow(
         }
     });
     while let Some(batch) = batches.recv().await {
-        if let Some(why) = batch.relisted.and_then(|relisted| relisted.divergence) {
-            return why;
+        if let Some(relisted) = batch.relisted {
+            if let Some(why) = relisted.divergence {
+                return why;
+            }
+            let _lock = cache.lock_commits().await;
+            cache.write().forget_unlisted(relisted.position.revision);
         }
         for updates in batch.updates.chunks(BATCH) {
             {

@@ -2,10 +2,13 @@
 //! afterwards the content of policies on groups. A large cluster has hundreds of thousands of rules there, which are
 //! right unless another program has written them, or an earlier release derived them otherwise.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use contiv_store::Store;
+use contiv_model::key::POLICY_RULES;
+
 use contiv_store::election::Leadership;
+use contiv_store::{KeyValue, Store};
 use futures::StreamExt as _;
 use tokio::time::{Instant, sleep};
 
@@ -13,11 +16,14 @@ use crate::cache::{SharedCache, StagedTxn};
 use crate::commit::{Committer, Deposed, Queue, read_derived};
 use crate::domain::attachment::{self, groups_with_policies, unread_of_group};
 use crate::metrics::Metrics;
-use crate::problem::Problem;
+use crate::problem::{Problem, one_line};
 use crate::{audit, go_json, repair, restore};
 
 /// Differences that are logged one by one.
 const MAX_LOGGED_DIFFERENCES: usize = 20;
+/// Pause after a group, as a multiple of the time that it took: requests wait for the same committer, and they and agents that
+/// connect for the same store.
+const PAUSE: u32 = 4;
 /// Longest pause after a group.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Pause before groups are tried again.
@@ -38,8 +44,11 @@ pub(super) async fn before_leading(
     let plan = move |staged: &mut StagedTxn<'_>| {
         // A service without a state gets an address, which must not be one in use.
         let mut repaired = repair::mark_in_use(staged);
+        let before = staged.counts();
         restore::restore(staged);
-        repaired.extend(repair::mark_in_use(staged));
+        if staged.counts() != before {
+            repaired.extend(repair::mark_in_use(staged));
+        }
         if release {
             repaired.extend(repair::release_unused(staged));
         }
@@ -98,16 +107,43 @@ pub(super) async fn restore_policies(store: Store, cache: SharedCache, queue: Qu
                 tracing::warn!(%problem, group, "restore the policies of a group: failed; retrying");
                 failed.push(group);
             }
-            // Requests wait for the same committer and the same store.
-            sleep(start.elapsed().min(LONGEST_PAUSE)).await;
+            sleep((start.elapsed() * PAUSE).min(LONGEST_PAUSE)).await;
         }
         left = failed;
         if !left.is_empty() {
             sleep(RETRY_INTERVAL).await;
         }
     }
+    if let Err(problem) = delete_detached(&store, &cache, &queue, &metrics).await {
+        tracing::warn!(%problem, "delete rules without a policy on a group: failed; the next leader tries again");
+    }
     tracing::info!(groups, duration = ?start.elapsed(), "compared the policies on groups with the objects");
     std::future::pending::<()>().await;
+}
+
+/// Deletes the rules of no policy on a group. Another program has written them.
+async fn delete_detached(
+    store: &Store,
+    cache: &SharedCache,
+    queue: &Queue,
+    metrics: &Metrics,
+) -> Result<(), Problem> {
+    let attached = attachment::all_attached(&StagedTxn::new(&cache.read()));
+    let id = |kv: &KeyValue| kv.key.strip_prefix(POLICY_RULES).map(str::to_owned);
+    let is_detached = |kv: &KeyValue| id(kv).is_some_and(|id| !attachment::is_of_attached(&id, &attached));
+    let listing = store.list_keys_where(POLICY_RULES, is_detached).await;
+    let listing = listing.map_err(|error| Problem::unavailable(one_line(&error)))?;
+    let ids: BTreeSet<String> = listing.items.iter().filter_map(id).collect();
+    if ids.is_empty() {
+        return Ok(());
+    }
+    let plan = move |staged: &mut StagedTxn<'_>| {
+        attachment::delete_detached(staged, &ids);
+        go_json::encode(&staged.counts())
+    };
+    let counts = queue.submit(Box::new(plan), true).await?;
+    report(metrics, serde_json::from_slice(&counts).unwrap_or_default());
+    Ok(())
 }
 
 async fn restore_group(

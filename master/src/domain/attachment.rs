@@ -1,7 +1,7 @@
 //! State derived from policies attached to groups. Every change of a group, policy or rule updates
 //! it.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use contiv_model::api::{EndpointGroup, Link, Network, Policy, Rule};
@@ -232,27 +232,42 @@ pub fn restore_group(staged: &mut StagedTxn<'_>, group: &str) {
 /// Expands the policies that have no expansion on a group, and deletes expansions without a policy or group. What
 /// an expansion contains is not compared.
 pub fn restore_keys(staged: &mut StagedTxn<'_>) {
-    let cache = staged.cache();
-    let mut attached: HashSet<String> = HashSet::new();
-    for EndpointGroup { key: group, .. } in cache.all() {
-        for policy in policies_of(staged, group) {
-            if number_if_attached(staged, group, &policy).is_none() {
-                continue;
-            }
-            let id = attached_id(group, &policy);
-            if !staged.has_derived::<PolicyState>(&id) {
-                refresh(staged, group, &policy);
-            }
-            attached.insert(id);
+    let attached = all_attached(staged);
+    for (id, (group, policy)) in &attached {
+        if !staged.has_derived::<PolicyState>(id) {
+            refresh(staged, group, policy);
         }
     }
-    for (id, _) in cache.derived::<PolicyState>().filter(|(id, _)| !attached.contains(id)) {
+    for (id, _) in staged.cache().derived::<PolicyState>().filter(|(id, _)| !attached.contains_key(id)) {
+        let directed = staged.derived_ids::<DirectionalRuleState>(&format!("{id}:"));
+        put_directed(staged, directed, BTreeMap::new());
         staged.derive::<PolicyState>(&id, None);
     }
-    let is_attached = |id: &str| ends_of_attached(id).any(|end| attached.contains(&id[..end]));
-    for (id, _) in cache.derived::<DirectionalRuleState>().filter(|(id, _)| !is_attached(id)) {
-        staged.derive::<DirectionalRuleState>(&id, None);
+}
+
+/// Deletes the directional rules among `ids` without a policy on a group.
+pub fn delete_detached(staged: &mut StagedTxn<'_>, ids: &BTreeSet<String>) {
+    let attached = all_attached(staged);
+    for id in ids.iter().filter(|id| !is_of_attached(id, &attached)) {
+        staged.derive::<DirectionalRuleState>(id, None);
     }
+}
+
+/// Whether a directional rule is of one of these policies on groups. The id of one ends at the fourth colon, unless a name contains
+/// colons.
+pub fn is_of_attached<V>(directed: &str, attached: &HashMap<String, V>) -> bool {
+    let mut ends = directed.match_indices(':').skip(3);
+    ends.any(|(end, _)| attached.contains_key(&directed[..end]))
+}
+
+/// Groups and policies by the id of the expansion that they must have.
+pub fn all_attached(staged: &StagedTxn<'_>) -> HashMap<String, (String, String)> {
+    let groups = staged.cache().all::<EndpointGroup>();
+    let pairs = groups.flat_map(|EndpointGroup { key, .. }| {
+        policies_of(staged, key).into_iter().map(move |policy| (key.clone(), policy))
+    });
+    let pairs = pairs.filter(|(group, policy)| number_if_attached(staged, group, policy).is_some());
+    pairs.map(|(group, policy)| (attached_id(&group, &policy), (group, policy))).collect()
 }
 
 /// Expands all policies on all groups again, and deletes expansions without a policy or group.
@@ -266,10 +281,4 @@ pub fn restore_policies(staged: &mut StagedTxn<'_>) {
 fn policies_of(staged: &StagedTxn<'_>, group: &str) -> Vec<String> {
     let group = staged.get::<EndpointGroup>(group);
     group.map(|group| group.link_sets.policies.keys().cloned().collect()).unwrap_or_default()
-}
-
-/// Where the id of the policy on a group may end in the id of a directional rule: at the fourth colon,
-/// unless a name contains colons.
-fn ends_of_attached(directed: &str) -> impl Iterator<Item = usize> {
-    directed.match_indices(':').skip(3).map(|(end, _)| end)
 }

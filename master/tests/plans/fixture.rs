@@ -1,16 +1,18 @@
 //! Cluster cache over a minimal store in memory.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use contiv_model::event::Event;
+use contiv_model::key::POLICY_RULES;
 use contiv_model::policy::{DirectionalRuleState, PolicyState};
 use contiv_model::{endpoint, group, network, service};
-use contiv_store::{Guard, KeyValue, Listing, Op, Txn, Update};
+use contiv_store::{Guard, KeyValue, Listing, Op, Txn, Update, Without};
 use netmaster::access::Scope;
 use netmaster::cache::{
-    AllocationChange, ClusterCache, Content, DERIVED_KEYS, Derived, DerivedKeys, DerivedValues, StagedTxn,
+    AllocationChange, ClusterCache, DERIVED_KEYS, Derived, DerivedKeys, DerivedValues, StagedTxn,
 };
-use netmaster::domain::attachment::{groups_with_policies, restore_group};
+use netmaster::domain::attachment::{delete_detached, groups_with_policies, restore_group};
 use netmaster::objects::{Cluster, Defaults, Selection, Type};
 use netmaster::plugin::{Call, CallKind};
 use netmaster::problem::{Answer, Problem};
@@ -61,11 +63,13 @@ impl Fixture {
 
     /// Reads values of derived records.
     pub(crate) fn read_derived(&mut self, keys: DerivedKeys) {
-        let is_read = |kv: &&KeyValue| match &keys {
-            DerivedKeys::One(key) => kv.key == *key,
-            DerivedKeys::Below(prefix) => kv.key.starts_with(prefix),
+        let items = match &keys {
+            DerivedKeys::One(key) => self.store.get(key).cloned().into_iter().collect(),
+            DerivedKeys::Below(prefix) => {
+                let from = self.store.range::<str, _>((Bound::Included(prefix.as_str()), Bound::Unbounded));
+                from.take_while(|(key, _)| key.starts_with(prefix)).map(|(_, kv)| kv.clone()).collect()
+            }
         };
-        let items = self.store.values().filter(is_read).cloned().collect();
         let listing = Listing { cluster: 1, revision: self.revision, items };
         self.cache.complete_derived(DerivedValues::decode(keys, &listing));
     }
@@ -76,6 +80,10 @@ impl Fixture {
         for group in groups_with_policies(&self.cache) {
             counts.extend(self.count(|staged| restore_group(staged, &group)));
         }
+        let directed = self.keys(POLICY_RULES);
+        let directed =
+            directed.into_iter().filter_map(|key| Some(key.strip_prefix(POLICY_RULES)?.to_owned())).collect();
+        counts.extend(self.count(|staged| delete_detached(staged, &directed)));
         counts.into_iter().fold((0, 0), |(puts, deletions), (p, d)| (puts + p, deletions + d))
     }
 
@@ -257,19 +265,23 @@ impl Fixture {
     /// State of a netmaster that started some time ago.
     pub(crate) fn loaded(&self) -> Fixture {
         let mut fixture = self.starting();
-        DERIVED_KEYS.iter().for_each(|&prefix| fixture.read_derived(DerivedKeys::Below(prefix.to_owned())));
+        DERIVED_KEYS
+            .iter()
+            .for_each(|&(prefix, _)| fixture.read_derived(DerivedKeys::Below(prefix.to_owned())));
         fixture
     }
 
-    /// State of a netmaster that starts now. It has not read the values of derived records.
+    /// State of a netmaster that starts now. It has not read the values of derived records, or nothing of them.
     pub(crate) fn starting(&self) -> Fixture {
         let mut cache = ClusterCache::default();
         let update = |event| Update { revision: self.revision, event };
         cache.apply_update(&update(Event::Init));
         for (key, kv) in &self.store {
             let mut kv = kv.clone();
-            if DERIVED_KEYS.iter().any(|prefix| key.starts_with(prefix)) {
-                kv.value = vec![].into();
+            match DERIVED_KEYS.iter().find(|(prefix, _)| key.starts_with(prefix)) {
+                Some((_, Without::Keys)) => continue,
+                Some((_, Without::Values)) => kv.value = vec![].into(),
+                None => {}
             }
             cache.apply_update(&update(Event::InitApply(key.clone(), kv)));
         }
@@ -335,12 +347,10 @@ impl Fixture {
     /// Ids and digests. Those that were not read yet are as the store has them.
     fn derived<T: Derived>(&self) -> BTreeMap<String, String> {
         let mut known: BTreeMap<_, _> = self.cache.derived::<T>().collect();
-        if known.values().any(|content| *content == Content::Unread) {
-            let stored: BTreeMap<_, _> = self.loaded().cache.derived::<T>().collect();
-            for (id, content) in known.iter_mut().filter(|(_, content)| **content == Content::Unread) {
-                *content = stored[id];
-            }
-        }
+        let stored = self.loaded().cache.derived::<T>().collect::<BTreeMap<_, _>>();
+        known.extend(
+            stored.into_iter().filter(|(id, _)| self.cache.has_unread(&DerivedKeys::One(T::path(id)))),
+        );
         known.into_iter().map(|(id, content)| (id, format!("{content:?}"))).collect()
     }
 

@@ -90,6 +90,7 @@ fn derived_state_is_restored() {
     changed["Priority"] = 7.into();
     fixture.edit(&rules[1], Some(&changed));
     fixture.edit("/contiv.io/state/policyRule/default:web:default:p:default:p:9:inRx", Some(&changed));
+    fixture.edit("/contiv.io/state/policyRule/default:gone:default:q:default:q:1:outTx", Some(&changed));
     // Values that cannot be decoded are replaced, too.
     fixture.edit(&rules[2], Some(&json!(7)));
     fixture.edit("/contiv.io/state/policy/default:web:default:q", Some(&json!([])));
@@ -207,6 +208,39 @@ fn a_listing_does_not_bring_back_what_was_deleted() {
     let items = vec![stale.stored(POLICY)];
     let listing = Listing { cluster: 1, revision: deleted.revision - 1, items };
     fixture.cache.complete_derived(DerivedValues::decode(DerivedKeys::One(POLICY.to_owned()), &listing));
+    assert_eq!(fixture.content(), fixture.loaded().content());
+}
+
+/// The watch has reported a change of a rule, which the cache did not follow, after the listing.
+#[test]
+fn rules_are_read_again_if_they_may_have_changed_since() {
+    const POLICY: &str = "/contiv.io/state/policyRule/default:web:default:p:";
+    let mut fixture = fixture().starting();
+    let stale = fixture.loaded();
+    let rule = fixture.keys(POLICY)[0].to_owned();
+    fixture.edit(&rule, None);
+    let deleted = fixture.changes.last().unwrap().clone();
+    fixture.cache.apply_update(&deleted);
+    let keys = DerivedKeys::Below(POLICY.to_owned());
+    let items = stale.keys(POLICY).into_iter().map(|key| stale.stored(key)).collect();
+    let listing = Listing { cluster: 1, revision: deleted.revision - 1, items };
+    fixture.cache.complete_derived(DerivedValues::decode(keys.clone(), &listing));
+    assert!(fixture.cache.has_unread(&keys));
+    fixture.read_derived(keys.clone());
+    assert!(!fixture.cache.has_unread(&keys));
+    assert_eq!(fixture.content(), fixture.loaded().content());
+    // From then on the cache follows the changes.
+    let rule = fixture.keys(POLICY)[0].to_owned();
+    fixture.edit(&rule, None);
+    fixture.cache.apply_update(&fixture.changes.last().unwrap().clone());
+    assert_eq!(fixture.content(), fixture.loaded().content());
+    // A listing has replaced changes that were lost.
+    let listed = deleted.revision + 1;
+    fixture.cache.forget_unlisted(listed);
+    let listing = Listing { cluster: 1, revision: listed - 1, items: vec![] };
+    fixture.cache.complete_derived(DerivedValues::decode(keys.clone(), &listing));
+    assert!(fixture.cache.has_unread(&keys));
+    assert_eq!(restored(&mut fixture), "(2, 0)");
     assert_eq!(fixture.content(), fixture.loaded().content());
 }
 
