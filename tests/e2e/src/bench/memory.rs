@@ -1,6 +1,6 @@
 //! Memory of processes.
 
-use std::fs;
+use std::{fs, iter::Sum};
 
 use anyhow::{Context as _, Result};
 use nix::unistd::Pid;
@@ -25,5 +25,14 @@ impl Memory {
             Ok(kilobytes / 1024.0)
         };
         Ok(Memory { resident: megabytes("VmRSS:")?, peak: megabytes("VmHWM:")? })
+    }
+}
+
+impl Sum for Memory {
+    fn sum<I: Iterator<Item = Memory>>(processes: I) -> Memory {
+        processes.fold(Memory { resident: 0.0, peak: 0.0 }, |sum, one| Memory {
+            resident: sum.resident + one.resident,
+            peak: sum.peak + one.peak,
+        })
     }
 }

@@ -42,6 +42,8 @@ const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 const START_LIMIT: Duration = Duration::from_secs(180);
 /// Networks of the endpoints that clients create, one for each state of the cluster.
 const FIRST_RATE_NETWORK: usize = 210;
+/// Agents that begin with one proxy, as the documentation advises.
+const AGENTS_PER_PROXY: usize = 1000;
 /// File descriptors of an agent in this process, in etcd, or in the proxy.
 const DESCRIPTORS_PER_AGENT: u64 = 2;
 const OTHER_DESCRIPTORS: u64 = 500;
@@ -50,7 +52,7 @@ const OTHER_DESCRIPTORS: u64 = 500;
 pub(super) struct Options {
     #[command(flatten)]
     sizes: Sizes,
-    /// Also measure with an `etcd grpc-proxy` between agents and etcd
+    /// Also measure with one `etcd grpc-proxy` for each 1,000 agents between agents and etcd
     #[arg(long)]
     proxy: bool,
     /// Duration of each measurement of a rate in seconds
@@ -97,7 +99,8 @@ struct State {
     catch_up_ms: f64,
     master: Memory,
     etcd: Memory,
-    proxy: Option<Memory>,
+    /// Of all proxies.
+    proxies: Option<Memory>,
     /// Size of etcd's database file.
     database_megabytes: f64,
     watches: f64,
@@ -141,19 +144,21 @@ impl Scale {
                 create_network(empty.master.client(), &name, &format!("10.{network}.0.0/16"))?;
                 create_endpoint(empty.master.client(), &name, "", &format!("{NODE}-{network}"), NODE)?;
             }
-            empty.measure("empty", 0, 1, None, options)?
+            empty.measure("empty", 0, 1, vec![], options)?
         });
         let mut full = Cluster::start()?;
         let start = Instant::now();
         options.sizes.fill(full.master.client())?;
         self.fill_seconds = start.elapsed().as_secs_f64();
         full.prepare()?;
-        self.states.push(full.measure("full", 1, 1, None, options)?);
+        self.states.push(full.measure("full", 1, 1, vec![], options)?);
         let agents = options.sizes.agents();
-        self.states.push(full.measure(&format!("{agents} agents"), 2, agents, None, options)?);
+        self.states.push(full.measure(&format!("{agents} agents"), 2, agents, vec![], options)?);
         if options.proxy {
-            let proxy = Proxy::start(full.etcd.address())?;
-            self.states.push(full.measure(&format!("{agents} by proxy"), 3, agents, Some(proxy), options)?);
+            let start = |_| Proxy::start(full.etcd.address());
+            let proxies = (0..agents.div_ceil(AGENTS_PER_PROXY)).map(start).collect::<Result<Vec<_>>>()?;
+            let name = format!("{agents} by {} proxies", proxies.len());
+            self.states.push(full.measure(&name, 3, agents, proxies, options)?);
         }
         Ok(())
     }
@@ -173,22 +178,25 @@ impl Cluster {
         create_network(self.master.client(), PROBES, PROBE_SUBNET)
     }
 
-    /// Measures the cluster with so many agents, which connect through the proxy if there is one.
+    /// Measures the cluster with so many agents, which connect through the proxies if there are any.
     fn measure(
         &mut self,
         name: &str,
         number: usize,
         agents: usize,
-        mut proxy: Option<Proxy>,
+        mut proxies: Vec<Proxy>,
         options: &Options,
     ) -> Result<State> {
         let start = Instant::now();
         let (keys, bytes) = self.raw.read_all("/contiv.io/")?;
         let read_ms = milliseconds(start.elapsed());
-        let endpoint = proxy.as_ref().map_or_else(|| self.etcd.endpoint(), Proxy::endpoint);
+        let endpoints = match proxies.is_empty() {
+            true => vec![self.etcd.endpoint()],
+            false => proxies.iter().map(Proxy::endpoint).collect(),
+        };
         let start = Instant::now();
         let observers = step(&format!("{name}: connect agents"), || {
-            Agents::start(agents, &options.sizes, &endpoint, PROBE_KEYS)
+            Agents::start(agents, &options.sizes, &endpoints, PROBE_KEYS)
         })?;
         let connect_seconds = start.elapsed().as_secs_f64();
         let arrival = step(&format!("{name}: changes"), || self.arrivals(number, &observers, options))?;
@@ -202,9 +210,10 @@ impl Cluster {
         let database = metric(&self.etcd, "etcd_mvcc_db_total_size_in_bytes")?;
         let memory = |process: &mut testkit::Process| Memory::of(process.pid());
         let (master, etcd) = (memory(self.master.process())?, memory(self.etcd.process())?);
-        let of_proxy = proxy.as_mut().map(|proxy| memory(proxy.process())).transpose()?;
+        let of_proxies =
+            proxies.iter_mut().map(|proxy| memory(proxy.process())).collect::<Result<Vec<_>>>()?;
         let start_ms = step(&format!("{name}: start of netmaster"), || self.restart())?;
-        drop((observers, proxy));
+        drop((observers, proxies));
         let agent = match agents {
             1 => Some(step(&format!("{name}: agent"), || node::measure(self.etcd.address()))?),
             _ => None,
@@ -222,7 +231,7 @@ impl Cluster {
             catch_up_ms: milliseconds(slowest),
             master,
             etcd,
-            proxy: of_proxy,
+            proxies: (!of_proxies.is_empty()).then(|| of_proxies.into_iter().sum()),
             database_megabytes: database / 1e6,
             watches,
             start_ms,

@@ -48,14 +48,14 @@ pub(super) struct Agents {
 }
 
 impl Agents {
-    /// Starts agents that follow the store from its current revision, as agents do that have listed it. They report puts
+    /// Starts agents that follow the store, each by one of the endpoints, from its current revision, as agents do that have listed it. They report puts
     /// of keys that begin with `reported`, which each of them watches, as well as the endpoints of two networks, and the policies
     /// of two groups.
     /// Returns when all watches are open.
     pub(super) fn start(
         count: usize,
         sizes: &Sizes,
-        endpoint: &str,
+        endpoints: &[String],
         reported: &'static str,
     ) -> Result<Agents> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -63,8 +63,8 @@ impl Agents {
         let registrations = runtime.block_on(async {
             let slots = std::sync::Arc::new(Semaphore::new(CONNECTING));
             let mut starting = JoinSet::new();
-            for agent in 0..count {
-                let (endpoint, sender, slots) = (endpoint.to_owned(), sender.clone(), slots.clone());
+            for (agent, endpoint) in endpoints.iter().cycle().take(count).enumerate() {
+                let (endpoint, sender, slots) = (endpoint.clone(), sender.clone(), slots.clone());
                 let needed = needed(agent, sizes);
                 starting.spawn(async move {
                     let _slot = slots.acquire().await?;

@@ -28,7 +28,7 @@ const ROWS: &[Row] = &[
     ("etcd RSS, MB", 0, |state| Some(state.etcd.resident)),
     ("etcd database, MB", 0, |state| Some(state.database_megabytes)),
     ("watches in etcd", 0, |state| Some(state.watches)),
-    ("proxy RSS, MB", 0, |state| state.proxy.as_ref().map(|Memory { resident, .. }| *resident)),
+    ("all proxies RSS, MB", 0, |state| state.proxies.as_ref().map(|Memory { resident, .. }| *resident)),
     ("a real agent: RSS, MB", 0, |state| state.agent.as_ref().map(|Memory { resident, .. }| *resident)),
     ("a real agent: peak RSS, MB", 0, |state| state.agent.as_ref().map(|Memory { peak, .. }| *peak)),
     ("a real agent: ready after, ms", 0, |state| state.agent_ready_ms),
