@@ -8,10 +8,10 @@ use std::alloc::System;
 use cap::Cap;
 use contiv_model::api::{Link, Rule};
 use contiv_model::event::Event;
-use contiv_model::key::{Key, ObjectType};
+use contiv_model::key::{Key, ObjectType, POLICY_RULES};
 use contiv_model::policy::{DirectionalRuleState, ExpandedRule, PolicyState, expand};
-use contiv_store::{KeyValue, Update};
-use netmaster::cache::ClusterCache;
+use contiv_store::{KeyValue, Listing, Update};
+use netmaster::cache::{ClusterCache, DerivedKeys, DerivedValues};
 use serde::Serialize;
 
 #[global_allocator]
@@ -74,11 +74,16 @@ fn load_policy(cache: &mut ClusterCache, number: usize) {
 #[test]
 fn a_rule_on_a_group_takes_little_memory() {
     let mut cache = ClusterCache::default();
+    // As if all rules had been read.
+    let (keys, none) =
+        (DerivedKeys::Below(POLICY_RULES.to_owned()), Listing { cluster: 1, revision: 0, items: vec![] });
+    cache.complete_derived(DerivedValues::decode(keys, &none));
     load_policy(&mut cache, 0);
     let before = ALLOCATOR.allocated();
     for number in 1..6 {
         load_policy(&mut cache, number);
     }
+    assert_eq!(cache.derived::<DirectionalRuleState>().count(), 6 * 2 * RULES);
     let each = (ALLOCATOR.allocated() - before) / (5 * RULES);
     assert!(each <= BYTES_PER_RULE, "{each} bytes");
 }

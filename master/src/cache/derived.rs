@@ -97,7 +97,7 @@ impl DerivedRecord {
 /// Records by the last part of their key, the beginning of which many have in common.
 #[derive(Default)]
 pub struct DerivedTable {
-    records: PatriciaMap<DerivedRecord>,
+    pub(super) records: PatriciaMap<DerivedRecord>,
     /// Of a table without [all keys](Derived::HAS_ALL_KEYS).
     pub(super) listed: ListedIds,
 }
@@ -227,6 +227,7 @@ impl DerivedTable {
                 self.listed.ignore(revision);
                 continue;
             }
+            self.listed.follow(revision);
             let known = self.records.remove(&id);
             match value {
                 Some(value) => {
@@ -235,8 +236,20 @@ impl DerivedTable {
                     let record = DerivedRecord { revision, content, unknown };
                     self.records.insert(id, record);
                 }
-                None => deleted(key, revision),
+                None => {
+                    deleted(key, revision);
+                    self.forget_if_empty(&id, revision);
+                }
             }
+        }
+    }
+
+    /// Groups and policies come and go: of those without records the table has no prefixes.
+    fn forget_if_empty(&mut self, id: &str, revision: i64) {
+        if let Some(attached) = attached(id)
+            && self.below(attached).next().is_none()
+        {
+            self.listed.remove(attached, revision);
         }
     }
 }
@@ -269,9 +282,15 @@ impl ClusterCache {
         if table.get(id).is_some_and(|known| revision <= known.revision) {
             return;
         }
+        if revision != i64::MAX {
+            table.listed.follow(revision);
+        }
         match kv {
             None => table.remove(id),
-            Some(kv) if kv.value.is_empty() => table.insert(id, DerivedRecord::unread(revision)),
+            // Only listings of tables with all keys leave values out.
+            Some(kv) if T::HAS_ALL_KEYS && kv.value.is_empty() => {
+                table.insert(id, DerivedRecord::unread(revision));
+            }
             Some(kv) => table.insert(id, DerivedRecord::read::<T>(id, &kv.value, revision)),
         }
     }

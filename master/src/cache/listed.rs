@@ -10,9 +10,17 @@ pub(super) struct ListedIds {
     prefixes: BTreeSet<String>,
     /// Revision of the last change that the table has not followed.
     ignored: i64,
+    /// Revision of the last change that the table has followed.
+    followed: i64,
 }
 
 impl ListedIds {
+    /// Nothing is listed after a listing of this revision has replaced changes: what the table had may be newer.
+    pub(super) fn forgotten(&self, revision: i64) -> ListedIds {
+        let ignored = revision.max(self.ignored).max(self.followed);
+        ListedIds { ignored, ..ListedIds::default() }
+    }
+
     /// Whether the table has all records whose ids begin with `id`.
     pub(super) fn contains(&self, id: &str) -> bool {
         // What begins with the prefix of an id is sorted between both.
@@ -25,17 +33,29 @@ impl ListedIds {
         self.ignored = self.ignored.max(revision);
     }
 
-    /// Notes that the table has the records whose ids begin with `prefix` as of a revision. Returns false if changes after it were
-    /// ignored, which may be of these records.
-    pub(super) fn insert(&mut self, prefix: &str, revision: i64) -> bool {
-        if revision < self.ignored {
-            return false;
-        }
+    /// Notes that the table follows a change.
+    pub(super) fn follow(&mut self, revision: i64) {
+        self.followed = self.followed.max(revision);
+    }
+
+    /// Whether a listing of a revision has all changes that were ignored.
+    pub(super) fn accepts(&self, revision: i64) -> bool {
+        revision >= self.ignored
+    }
+
+    /// Notes that the table has the records whose ids begin with `prefix`.
+    pub(super) fn insert(&mut self, prefix: &str) {
         if !self.contains(prefix) {
             self.prefixes.retain(|known| !known.starts_with(prefix));
             self.prefixes.insert(prefix.to_owned());
         }
-        true
+    }
+
+    /// Forgets a prefix without records, which changed last at this revision.
+    pub(super) fn remove(&mut self, prefix: &str, revision: i64) {
+        if self.prefixes.remove(prefix) {
+            self.ignore(revision);
+        }
     }
 }
 
@@ -47,8 +67,8 @@ mod tests {
     fn ids_are_found_by_their_prefix() {
         let mut listed = ListedIds::default();
         assert!(!listed.contains("") && !listed.contains("a:"));
-        for prefix in ["b:", "a:", "a:b:", "ab:"] {
-            assert!(listed.insert(prefix, 1));
+        for prefix in ["b:", "a:b:", "a:", "a:b:", "ab:"] {
+            listed.insert(prefix);
         }
         for id in ["a:", "a:b:", "a:zz", "ab:1", "b:\u{ff}"] {
             assert!(listed.contains(id), "{id}");
@@ -56,7 +76,11 @@ mod tests {
         for id in ["", "a", "aa:", "b", "c:"] {
             assert!(!listed.contains(id), "{id}");
         }
-        assert!(listed.insert("", 1) && listed.contains("") && listed.contains("c:"));
+        listed.remove("a:b:", 1);
+        listed.remove("b:", 2);
+        assert!(listed.contains("a:b:") && !listed.contains("b:") && !listed.accepts(1));
+        listed.insert("");
+        assert!(listed.contains("") && listed.contains("c:"));
     }
 
     #[test]
@@ -64,7 +88,11 @@ mod tests {
         let mut listed = ListedIds::default();
         listed.ignore(7);
         listed.ignore(5);
-        assert!(!listed.insert("a:", 6) && !listed.contains("a:"));
-        assert!(listed.insert("a:", 7) && listed.contains("a:"));
+        assert!(!listed.accepts(6) && listed.accepts(7));
+        listed.follow(9);
+        assert!(listed.accepts(7));
+        // What was known of revision 9 is not any more.
+        let listed = listed.forgotten(8);
+        assert!(!listed.accepts(8) && listed.accepts(9) && listed.forgotten(3).accepts(9));
     }
 }

@@ -21,13 +21,22 @@ impl StagedTxn<'_> {
             (None, value, known) => value.is_none() && known.is_none(),
         };
         let is_unread = value.is_some() && known.is_some_and(|known| known.content == Content::Unread);
-        if is_unread || !T::table(&self.cache().tables.derived).knows::<T>(id) {
+        let is_unknown =
+            || !T::table(&self.cache().tables.derived).knows::<T>(id) && !self.will_read::<T>(id);
+        if is_unread || is_unknown() {
             self.unread.insert(DerivedKeys::around::<T>(id));
         }
         if !is_unchanged {
             self.sizes.set(T::path(id), value.as_ref());
             T::overlay_mut(&mut self.overlays.derived).insert(id.to_owned(), value);
         }
+    }
+
+    /// Whether a part of the records is to be read that has this one.
+    fn will_read<T: Derived>(&self, id: &str) -> bool {
+        let key = T::path(id);
+        let before = self.unread.range(..=DerivedKeys::Below(key.clone())).next_back();
+        matches!(before, Some(DerivedKeys::Below(prefix)) if key.starts_with(prefix))
     }
 
     /// Keys that must be read before this transaction can be committed.
@@ -52,7 +61,7 @@ impl StagedTxn<'_> {
     /// Ids of the records that begin with `prefix`, with staged changes applied.
     pub fn derived_ids<T: Derived>(&mut self, prefix: &str) -> BTreeSet<String> {
         if !T::table(&self.cache().tables.derived).knows::<T>(prefix) {
-            self.unread.insert(DerivedKeys::around::<T>(prefix));
+            self.unread.insert(DerivedKeys::Below(T::path(prefix)));
         }
         let known = T::table(&self.cache().tables.derived).below(prefix).map(|(id, _)| id);
         let staged = T::overlay(&self.overlays.derived).range::<str, _>((Included(prefix), Unbounded));

@@ -82,9 +82,9 @@ impl ClusterCache {
     /// Forgets the records whose changes the watch may have lost: a listing of this revision has replaced them.
     pub fn forget_unlisted(&mut self, revision: i64) {
         let table = DirectionalRuleState::table_mut(&mut self.tables.derived);
-        *table = DerivedTable::default();
         // They are read at a later revision, also by who has begun before.
-        table.listed.ignore(revision);
+        let listed = table.listed.forgotten(revision);
+        *table = DerivedTable { listed, ..DerivedTable::default() };
     }
 
     /// Completes a table without all keys.
@@ -92,14 +92,14 @@ impl ClusterCache {
         let DerivedKeys::Below(prefix) = keys else { return };
         let Some(prefix) = prefix.strip_prefix(T::KEYS) else { return };
         let table = T::table_mut(&mut self.tables.derived);
-        if table.listed.contains(prefix) || !table.listed.insert(prefix, at) {
+        if table.listed.contains(prefix) || !table.listed.accepts(at) {
             return;
         }
-        for (id, record) in read {
-            if table.get(&id).is_none_or(|known| known.revision < record.revision) {
-                table.insert(&id, record);
-            }
+        // Of a part that was listed before, the table may know more.
+        for (id, record) in read.into_iter().filter(|(id, _)| !table.listed.contains(id)) {
+            table.records.insert(id, record);
         }
+        table.listed.insert(prefix);
     }
 
     fn complete_table<T: Derived>(

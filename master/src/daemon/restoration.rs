@@ -26,6 +26,8 @@ const MAX_LOGGED_DIFFERENCES: usize = 20;
 const PAUSE: u32 = 4;
 /// Longest pause after a group.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Rules without a policy on a group that are deleted in one change.
+const DELETED_TOGETHER: usize = 1000;
 /// Pause before groups are tried again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -114,7 +116,9 @@ pub(super) async fn restore_policies(store: Store, cache: SharedCache, queue: Qu
             sleep(RETRY_INTERVAL).await;
         }
     }
-    if let Err(problem) = delete_detached(&store, &cache, &queue, &metrics).await {
+    if let Err(problem) = delete_detached(&store, &cache, &queue, &metrics).await
+        && !queue.is_closed()
+    {
         tracing::warn!(%problem, "delete rules without a policy on a group: failed; the next leader tries again");
     }
     tracing::info!(groups, duration = ?start.elapsed(), "compared the policies on groups with the objects");
@@ -133,16 +137,16 @@ async fn delete_detached(
     let is_detached = |kv: &KeyValue| id(kv).is_some_and(|id| !attachment::is_of_attached(&id, &attached));
     let listing = store.list_keys_where(POLICY_RULES, is_detached).await;
     let listing = listing.map_err(|error| Problem::unavailable(one_line(&error)))?;
-    let ids: BTreeSet<String> = listing.items.iter().filter_map(id).collect();
-    if ids.is_empty() {
-        return Ok(());
+    let ids: Vec<String> = listing.items.iter().filter_map(id).collect();
+    for ids in ids.chunks(DELETED_TOGETHER) {
+        let ids: BTreeSet<String> = ids.iter().cloned().collect();
+        let plan = move |staged: &mut StagedTxn<'_>| {
+            attachment::delete_detached(staged, &ids);
+            go_json::encode(&staged.counts())
+        };
+        let counts = queue.submit(Box::new(plan), true).await?;
+        report(metrics, serde_json::from_slice(&counts).unwrap_or_default());
     }
-    let plan = move |staged: &mut StagedTxn<'_>| {
-        attachment::delete_detached(staged, &ids);
-        go_json::encode(&staged.counts())
-    };
-    let counts = queue.submit(Box::new(plan), true).await?;
-    report(metrics, serde_json::from_slice(&counts).unwrap_or_default());
     Ok(())
 }
 

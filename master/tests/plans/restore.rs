@@ -2,7 +2,7 @@
 
 use contiv_model::event::Event;
 use contiv_model::policy::PolicyState;
-use contiv_store::{KeyValue, Listing};
+use contiv_store::{KeyValue, Listing, Update};
 use netmaster::audit::audit;
 use netmaster::cache::{Content, DerivedKeys, DerivedValues};
 use netmaster::repair::{mark_in_use, release_unused};
@@ -208,6 +208,37 @@ fn a_listing_does_not_bring_back_what_was_deleted() {
     let items = vec![stale.stored(POLICY)];
     let listing = Listing { cluster: 1, revision: deleted.revision - 1, items };
     fixture.cache.complete_derived(DerivedValues::decode(DerivedKeys::One(POLICY.to_owned()), &listing));
+    assert_eq!(fixture.content(), fixture.loaded().content());
+}
+
+/// Another program has put it. The cache has read the rules of the policy before, or not yet.
+#[test]
+fn a_rule_without_a_value_is_derived_again() {
+    let mut fixture = fixture();
+    let expected = fixture.content();
+    let rule = fixture.keys("/contiv.io/state/policyRule/")[0].to_owned();
+    fixture.break_key(&rule, Some(&json!(7)));
+    let mut empty = fixture.stored(&rule);
+    empty.value = vec![].into();
+    let update = Update { revision: empty.mod_revision, event: Event::Apply(rule, empty) };
+    let mut starting = fixture.starting();
+    for fixture in [&mut fixture, &mut starting] {
+        fixture.cache.apply_update(&update);
+        assert_eq!(restored(fixture), "(1, 0)");
+        assert_eq!(fixture.content(), expected);
+    }
+}
+
+/// A request reads the rules that it concerns, also while most are unread.
+#[test]
+fn a_new_rule_needs_no_others() {
+    let mut fixture = fixture().starting();
+    rule(&mut fixture, "p", "3", json!({"protocol": "udp", "port": 53}));
+    let keys =
+        |rule: &str| DerivedKeys::Below(format!("/contiv.io/state/policyRule/default:web:default:p:{rule}"));
+    assert!(!fixture.cache.has_unread(&keys("default:p:3:")) && fixture.cache.has_unread(&keys("")));
+    fixture.read_derived(keys(""));
+    assert!(!fixture.cache.has_unread(&keys("")));
     assert_eq!(fixture.content(), fixture.loaded().content());
 }
 

@@ -117,15 +117,15 @@ impl Store {
         keep: &mut (dyn FnMut(&KeyValue) -> bool + Send),
     ) -> Result<Page, Error> {
         let answer = loop {
-            let mut options = GetOptions::new()
+            let options = GetOptions::new()
                 .with_range(walk.to.clone())
-                .with_limit(walk.limit())
                 .with_revision(walk.at.map_or(0, |at| at.revision));
-            match walk.omitted() {
-                Some(Without::Values) => options = options.with_keys_only(),
-                Some(Without::Keys) => options = options.with_count_only(),
-                None => {}
-            }
+            let options = match walk.omitted() {
+                // Releases of etcd differ in what they count with a limit.
+                Some(Without::Keys) => options.with_count_only(),
+                Some(Without::Values) => options.with_limit(walk.limit()).with_keys_only(),
+                None => options.with_limit(walk.limit()),
+            };
             let answer = self
                 .request(Operation::List, prefix, Again::Always, || {
                     let (mut kv, from, options) =
