@@ -278,26 +278,16 @@ impl LinkIndex {
         let Some(referrer) = T::TYPE else { return };
         let references = |object: Option<&T>| object.map(Linked::references).unwrap_or_default();
         let (old, new) = (references(old), references(new));
-        // Most objects are new when a cache is loaded.
-        let (before, after): (HashSet<&Reference>, HashSet<&Reference>) = match old.is_empty() {
-            true => Default::default(),
-            false => (old.iter().collect(), new.iter().collect()),
-        };
+        let (before, after): (HashSet<&Reference>, HashSet<&Reference>) =
+            (old.iter().collect(), new.iter().collect());
         for (target, key) in old.iter().filter(|reference| !after.contains(reference)) {
             self.remove(*target, referrer, key, id);
             self.log.push(*target, key, revision);
         }
         for (target, key) in new.iter().filter(|reference| !before.contains(reference)) {
             self.log.push(*target, key, revision);
-            self.insert(*target, referrer, key, id);
-        }
-    }
-
-    fn insert(&mut self, target: ObjectType, referrer: ObjectType, key: &str, id: &str) {
-        let sets = self.sets.entry((target, referrer)).or_default();
-        match sets.get_mut(key) {
-            Some(keys) => drop(Arc::make_mut(keys).insert(id.to_owned())),
-            None => drop(sets.insert(key.to_owned(), Arc::new([id.to_owned()].into()))),
+            let keys = self.sets.entry((*target, referrer)).or_default().entry(key.clone()).or_default();
+            Arc::make_mut(keys).insert(id.to_owned());
         }
     }
 

@@ -3,7 +3,6 @@
 //! During an upgrade a leader of the older release may rewrite a value that a newer one has written.
 //! It keeps the fields that it does not know.
 
-use std::io;
 use std::sync::Arc;
 
 use serde::{Serialize, de::DeserializeOwned};
@@ -20,15 +19,7 @@ type Field = (Vec<String>, Value);
 
 impl UnknownFields {
     /// Decodes a value and its unknown fields.
-    pub(super) fn read<T: DeserializeOwned + Serialize>(
-        json: &[u8],
-    ) -> serde_json::Result<(T, UnknownFields)> {
-        // What this release has written. Recording the path of each field takes as long again.
-        if let Ok(value) = serde_json::from_slice::<T>(json)
-            && is_encoded_as(&value, json)
-        {
-            return Ok((value, UnknownFields(None)));
-        }
+    pub(super) fn read<T: DeserializeOwned>(json: &[u8]) -> serde_json::Result<(T, UnknownFields)> {
         let mut paths: Vec<Vec<String>> = vec![];
         let mut decoder = Deserializer::from_slice(json);
         let value = serde_ignored::deserialize(&mut decoder, |path| paths.extend(keys(&path)))?;
@@ -58,26 +49,6 @@ impl UnknownFields {
             }
         }
         serde_json::to_vec(&whole)
-    }
-}
-
-/// Whether the value is encoded in these bytes.
-fn is_encoded_as(value: &impl Serialize, json: &[u8]) -> bool {
-    let mut rest = Rest(json);
-    serde_json::to_writer(&mut rest, value).is_ok() && rest.0.is_empty()
-}
-
-/// What is left of the bytes that are expected to be written. Fails at the first other byte.
-struct Rest<'b>(&'b [u8]);
-
-impl io::Write for Rest<'_> {
-    fn write(&mut self, written: &[u8]) -> io::Result<usize> {
-        self.0 = self.0.strip_prefix(written).ok_or(io::ErrorKind::InvalidData)?;
-        Ok(written.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 
