@@ -64,10 +64,13 @@ async fn sync_access(
         return Ok((0, vec![]));
     }
     let close = || netlink("close the networks of the cluster to host access");
-    let blackholes = cluster.iter().map(|prefix| (*prefix, Hop::Blackhole)).collect();
-    // While there is access without a wish for it, all of them stay.
-    let keeps = |prefix: &IpNet| wanted.is_none() || retention.keeps(prefix);
-    let (mut changes, rejected) = routes::sync(handle, CLUSTER, &blackholes, keeps).await.map_err(close())?;
+    let (mut changes, mut rejected) = (0, None);
+    // Before pods are led there, and until they are not any more.
+    if wanted.is_some() {
+        let blackholes = cluster.iter().map(|prefix| (*prefix, Hop::Blackhole)).collect();
+        let keeps = |prefix: &IpNet| retention.keeps(prefix);
+        (changes, rejected) = routes::sync(handle, CLUSTER, &blackholes, keeps).await.map_err(close())?;
+    }
     let (changed, mut warnings) = access.sync(handle, wanted).await?;
     changes += changed;
     warnings.extend(rejected);
