@@ -140,12 +140,7 @@ async fn delete_detached(
     let ids: Vec<String> = listing.items.iter().filter_map(id).collect();
     for ids in ids.chunks(DELETED_TOGETHER) {
         let ids: BTreeSet<String> = ids.iter().cloned().collect();
-        let plan = move |staged: &mut StagedTxn<'_>| {
-            attachment::delete_detached(staged, &ids);
-            go_json::encode(&staged.counts())
-        };
-        let counts = queue.submit(Box::new(plan), true).await?;
-        report(metrics, serde_json::from_slice(&counts).unwrap_or_default());
+        submit(queue, metrics, move |staged| attachment::delete_detached(staged, &ids)).await?;
     }
     Ok(())
 }
@@ -165,8 +160,17 @@ async fn restore_group(
         cache.write().complete_derived(values);
     }
     let group = group.to_owned();
+    submit(queue, metrics, move |staged| attachment::restore_group(staged, &group)).await
+}
+
+/// Commits a restoration, and reports what it has changed.
+async fn submit(
+    queue: &Queue,
+    metrics: &Metrics,
+    restore: impl Fn(&mut StagedTxn<'_>) + Send + Sync + 'static,
+) -> Result<(), Problem> {
     let plan = move |staged: &mut StagedTxn<'_>| {
-        attachment::restore_group(staged, &group);
+        restore(staged);
         go_json::encode(&staged.counts())
     };
     let counts = queue.submit(Box::new(plan), true).await?;
