@@ -48,9 +48,9 @@ pub(super) struct Agents {
 }
 
 impl Agents {
-    /// Starts agents that follow the store, each by one of the endpoints, from its current revision, as agents do that have listed it. They report puts
-    /// of keys that begin with `reported`, which each of them watches, as well as the endpoints of two networks, and the policies
-    /// of two groups.
+    /// Starts agents that follow the store from its current revision, as agents do that have listed it, each by one of the
+    /// endpoints. They report puts of keys that begin with `reported`, which each of them watches, as well as the endpoints of two
+    /// networks, and the policies of two groups.
     /// Returns when all watches are open.
     pub(super) fn start(
         count: usize,
