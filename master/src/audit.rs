@@ -8,27 +8,32 @@ use std::net::IpAddr;
 use contiv_model::{api, endpoint, network, service};
 
 use crate::cache::{RecordBody as _, StagedTxn};
-use crate::domain::allocation::is_taken;
+use crate::domain::network_addresses::NetworksById;
 use crate::domain::network_record::network_id;
 use crate::domain::tag_pools::pools;
 
 /// One line for each difference.
 pub fn audit(staged: &StagedTxn<'_>) -> Vec<String> {
-    let mut lines = vec![];
+    let (mut lines, mut networks) = (vec![], NetworksById::new(staged.cache()));
     for endpoint in staged.cache().all::<endpoint::State>() {
-        audit_endpoint(staged, endpoint, &mut lines);
+        audit_endpoint(staged, &mut networks, endpoint, &mut lines);
     }
     for service in staged.cache().all::<service::State>() {
-        audit_service(staged, service, &mut lines);
+        audit_service(staged, &mut networks, service, &mut lines);
     }
     audit_tags(staged, &mut lines);
     audit_network_ids(staged, &mut lines);
     lines
 }
 
-fn audit_endpoint(staged: &StagedTxn<'_>, endpoint: &endpoint::State, lines: &mut Vec<String>) {
+fn audit_endpoint(
+    staged: &StagedTxn<'_>,
+    networks: &mut NetworksById<'_>,
+    endpoint: &endpoint::State,
+    lines: &mut Vec<String>,
+) {
     let (id, network) = (&endpoint.id, &endpoint.net_id);
-    let Some(record) = staged.cache().allocation::<network::State>(network) else {
+    let Some(addresses) = networks.get(network) else {
         lines.push(format!("endpoint {id}: network {network} does not exist"));
         return;
     };
@@ -36,7 +41,7 @@ fn audit_endpoint(staged: &StagedTxn<'_>, endpoint: &endpoint::State, lines: &mu
         if address.is_empty() {
             continue;
         }
-        match is_taken(record, address) {
+        match addresses.is_taken(address) {
             Some(true) => {}
             Some(false) => {
                 lines.push(format!("endpoint {id}: address {address} is not allocated on network {network}"));
@@ -56,14 +61,19 @@ fn audit_endpoint(staged: &StagedTxn<'_>, endpoint: &endpoint::State, lines: &mu
     }
 }
 
-fn audit_service(staged: &StagedTxn<'_>, service: &service::State, lines: &mut Vec<String>) {
+fn audit_service(
+    staged: &StagedTxn<'_>,
+    networks: &mut NetworksById<'_>,
+    service: &service::State,
+    lines: &mut Vec<String>,
+) {
     let (id, address) = (&service.id, &service.ip_address);
     let network = network_id(&service.tenant_name, &service.network_name);
-    let Some(record) = staged.cache().allocation::<network::State>(&network) else {
+    let Some(addresses) = networks.get(&network) else {
         lines.push(format!("service {id}: network {network} does not exist"));
         return;
     };
-    match is_taken(record, address) {
+    match addresses.is_taken(address) {
         Some(true) => {}
         Some(false) => {
             lines.push(format!("service {id}: address {address} is not allocated on network {network}"));

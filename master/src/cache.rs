@@ -11,6 +11,7 @@ mod allocation_record;
 mod allocation_table;
 mod chunk_table;
 mod committed_change;
+mod decoded;
 mod derived;
 mod index;
 mod link_log;
@@ -34,7 +35,7 @@ use std::net::IpAddr;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use contiv_model::{endpoint, event::Event, group, key::Key, network, service};
+use contiv_model::{endpoint, event::Event, group, key::Key, name::NetworkId, network, service};
 use contiv_store::{KeyValue, Update};
 use tokio::sync::watch;
 
@@ -42,6 +43,8 @@ pub use allocation_change::{AllocationChange, Traffic};
 pub use allocation_record::AllocationRecord;
 use chunk_table::ChunkTable;
 pub use committed_change::Change;
+pub use decoded::DecodedUpdate;
+use decoded::DecodedValue;
 pub use derived::{Content, Derived, Digest};
 use index::Index;
 pub use index::{AddressOwner, Labels};
@@ -54,7 +57,6 @@ pub use record_body::RecordBody;
 pub use revisions::Revisions;
 pub use shared::SharedCache;
 pub use transaction::{Stageable, StagedTxn, Version};
-use unknown_fields::UnknownFields;
 pub use unread::{DERIVED_KEYS, DerivedKeys, DerivedValues};
 use unreadable::UnreadableEndpoint;
 
@@ -160,9 +162,9 @@ impl ClusterCache {
         self.index.endpoints_of_group(group).filter_map(|id| self.shared(id))
     }
 
-    /// Ids of the endpoints on `network` that have the label.
-    pub fn endpoints_with_label(&self, network: &str, label: (&str, &str)) -> impl Iterator<Item = &str> {
-        self.index.endpoints_with_label(network, label)
+    /// Endpoints that have the label, in all tenants: the ids of their networks and their own, sorted.
+    pub fn endpoints_with_label(&self, label: (&str, &str)) -> Option<&BTreeSet<(NetworkId, String)>> {
+        self.index.endpoints_with_label(label)
     }
 
     /// Ids of the services of `tenant` whose first selector is among `labels`. Callers check the
@@ -211,8 +213,13 @@ impl ClusterCache {
         std::mem::take(&mut self.stale).into_iter().collect()
     }
 
-    /// Applies an update of the watch. Returns true when the first snapshot is complete.
+    /// Decodes and applies an update of the watch. Returns true when the first snapshot is complete.
     pub fn apply_update(&mut self, update: &Update) -> bool {
+        self.apply_decoded(&mut DecodedUpdate::decode(update.clone()))
+    }
+
+    /// Applies an update of the watch, and takes its value. Returns true when the first snapshot is complete.
+    pub fn apply_decoded(&mut self, DecodedUpdate { update, value }: &mut DecodedUpdate) -> bool {
         // Other changes of the same revision may follow.
         self.complete = self.complete.max(update.revision - 1);
         match &update.event {
@@ -223,7 +230,7 @@ impl ClusterCache {
                 return true;
             }
             Event::InitApply(path, kv) | Event::Apply(path, kv) => {
-                self.set(path, Some(kv), kv.mod_revision);
+                self.set_decoded(path, Some(kv), std::mem::take(value), kv.mod_revision);
             }
             Event::Delete(path) => self.set(path, None, update.revision),
         }
@@ -236,6 +243,10 @@ impl ClusterCache {
     /// Sets or deletes the key as of `revision`. Ignores revisions that are not newer than the
     /// known one.
     fn set(&mut self, path: &str, kv: Option<&KeyValue>, revision: i64) {
+        self.set_decoded(path, kv, DecodedValue::default(), revision);
+    }
+
+    fn set_decoded(&mut self, path: &str, kv: Option<&KeyValue>, decoded: DecodedValue, revision: i64) {
         if self.deleted.get(path).is_some_and(|deleted| revision <= *deleted) {
             return;
         }
@@ -251,7 +262,7 @@ impl ClusterCache {
             Key::GroupChunk { group, chunk } => {
                 self.set_chunk::<group::State>(group.as_str(), &chunk, kv, revision);
             }
-            key => self.set_entry(&key, kv, revision),
+            key => self.set_entry(&key, kv, decoded, revision),
         }
     }
 
@@ -300,7 +311,7 @@ impl ClusterCache {
         }
     }
 
-    fn set_value<T: Entry>(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
+    fn set_value<T: Entry>(&mut self, id: &str, kv: Option<&KeyValue>, decoded: DecodedValue, revision: i64) {
         let table = T::table_mut(&mut self.tables);
         let known = table.get(id);
         if known.is_some_and(|known| revision <= known.revision) {
@@ -309,15 +320,14 @@ impl ClusterCache {
         let known = known.map(|known| &*known.value);
         // An entry that is reloaded is removed first, at the revision `i64::MAX`.
         let changed = if revision == i64::MAX { self.complete } else { revision };
-        match kv.map(|kv| UnknownFields::read::<T>(&kv.value)) {
+        match kv.map(|kv| decoded.take::<T>(kv)) {
             None => {
                 self.links.replace(id, known, None, changed);
                 table.remove(id);
             }
-            Some(Ok((mut value, unknown))) => {
-                value.compact();
+            Some(Ok((value, unknown))) => {
                 self.links.replace(id, known, Some(&value), changed);
-                table.insert(id.to_owned(), record::Versioned { value: value.into(), revision, unknown });
+                table.insert(id.to_owned(), record::Versioned { value, revision, unknown });
             }
             Some(Err(error)) => {
                 tracing::warn!(key = T::path(id), %error, "decode a value from the store: invalid; keeping the last valid one");
@@ -325,17 +335,17 @@ impl ClusterCache {
         }
     }
 
-    fn set_endpoint(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
+    fn set_endpoint(&mut self, id: &str, kv: Option<&KeyValue>, decoded: DecodedValue, revision: i64) {
         let old = self.shared::<endpoint::State>(id);
-        self.set_value::<endpoint::State>(id, kv, revision);
+        self.set_value::<endpoint::State>(id, kv, decoded, revision);
         let new = self.shared::<endpoint::State>(id);
         self.index.endpoint(old.as_deref(), new.as_deref());
         self.note_endpoint(id, kv, revision);
     }
 
-    fn set_service(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
+    fn set_service(&mut self, id: &str, kv: Option<&KeyValue>, decoded: DecodedValue, revision: i64) {
         let old = self.shared::<service::State>(id);
-        self.set_value::<service::State>(id, kv, revision);
+        self.set_value::<service::State>(id, kv, decoded, revision);
         let new = self.shared::<service::State>(id);
         self.index.service(old.as_deref(), new.as_deref());
     }

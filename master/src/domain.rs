@@ -3,6 +3,7 @@
 pub mod allocation;
 pub mod attachment;
 pub mod fabric;
+pub mod network_addresses;
 pub mod network_record;
 pub mod services;
 pub mod tag_pools;

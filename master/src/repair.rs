@@ -10,7 +10,8 @@ use contiv_model::name::EndpointId;
 use contiv_model::{endpoint, group, network, service};
 
 use crate::cache::{ClusterCache, Stageable, StagedTxn};
-use crate::domain::allocation::{AllocationScope, is_taken};
+use crate::domain::allocation::AllocationScope;
+use crate::domain::network_addresses::NetworksById;
 use crate::domain::network_record::network_id;
 
 /// Marks the addresses of endpoints and services as allocated. Returns one line for each address that was free.
@@ -21,10 +22,16 @@ pub fn mark_in_use(staged: &mut StagedTxn<'_>) -> Vec<String> {
         .filter(|group| !group.ip_pool.is_empty())
         .map(|group| network_id(&group.tenant_name, &group.network_name))
         .collect();
+    let mut networks = NetworksById::new(cache);
+    // Addresses of a group's pool are always allocated in the network record.
+    let mut may_be_free = |network: &str, address: &str| {
+        let is_taken = networks.get(network).map(|addresses| addresses.is_taken(address));
+        is_taken.is_some_and(|is_taken| pooled.contains(network) || is_taken == Some(false))
+    };
     for endpoint in cache.all::<endpoint::State>() {
         let network = &endpoint.net_id;
         for address in addresses(endpoint) {
-            if mark_if_free(staged, &pooled, network, address) {
+            if may_be_free(network, address) && mark(staged, network, address) {
                 let id = &endpoint.id;
                 lines
                     .push(format!("endpoint {id}: address {address} was not allocated on network {network}"));
@@ -33,21 +40,12 @@ pub fn mark_in_use(staged: &mut StagedTxn<'_>) -> Vec<String> {
     }
     for service in cache.all::<service::State>() {
         let network = network_id(&service.tenant_name, &service.network_name);
-        if mark_if_free(staged, &pooled, &network, &service.ip_address) {
+        if may_be_free(&network, &service.ip_address) && mark(staged, &network, &service.ip_address) {
             let (id, address) = (&service.id, &service.ip_address);
             lines.push(format!("service {id}: address {address} was not allocated on network {network}"));
         }
     }
     lines
-}
-
-/// Marks the address as allocated if it may be free. Returns false if it was allocated, or is not in the
-/// network. `pooled`: networks with address pools of groups.
-fn mark_if_free(staged: &mut StagedTxn<'_>, pooled: &HashSet<String>, network: &str, address: &str) -> bool {
-    let Some(record) = staged.cache().allocation::<network::State>(network) else { return false };
-    // Addresses of a group's pool are always allocated in the network record.
-    let may_be_free = pooled.contains(network) || is_taken(record, address) == Some(false);
-    may_be_free && mark(staged, network, address)
 }
 
 fn addresses(endpoint: &endpoint::State) -> [&String; 2] {

@@ -3,7 +3,7 @@
 //! store. Links to referring objects, which older releases stored, are removed.
 
 use contiv_model::api::{
-    AppProfile, EndpointGroup, ExtContractsGroup, Link, LinkSet, Netprofile, Network, Policy, Rule, Tenant,
+    AppProfile, EndpointGroup, ExtContractsGroup, Link, Netprofile, Network, Policy, Rule, Tenant,
 };
 use contiv_model::group;
 use contiv_model::key::ObjectType;
@@ -93,23 +93,34 @@ fn remote_of(rule: &Rule) -> Option<String> {
     (!name.is_empty()).then(|| object_key(&rule.tenant_name, name))
 }
 
-/// Rules may be many: those that are right are not copied.
+/// Rules may be many: of those that are right, nothing is copied or built.
 fn restore_links_of_rules(staged: &mut StagedTxn<'_>) {
     for rule in staged.cache().all::<Rule>() {
-        let policy = object_key(&rule.tenant_name, &rule.policy_name);
-        let policies: LinkSet = staged
-            .get::<Policy>(&policy)
-            .map(|_| (policy.clone(), Link::to(ObjectType::Policy, policy)))
-            .into_iter()
-            .collect();
-        let group = remote_of(rule).map(|key| link::<EndpointGroup>(staged, &key)).unwrap_or_default();
-        if rule.link_sets.policies != policies || rule.links.match_endpoint_group != group {
-            let mut rule = rule.clone();
-            rule.link_sets.policies = policies;
-            rule.links.match_endpoint_group = group;
-            staged.put(&rule.key.clone(), rule);
+        let policy = Some(object_key(&rule.tenant_name, &rule.policy_name))
+            .filter(|key| staged.get::<Policy>(key).is_some());
+        let group = remote_of(rule).filter(|key| staged.get::<EndpointGroup>(key).is_some());
+        if has_links(rule, policy.as_deref(), group.as_deref()) {
+            continue;
         }
+        let mut rule = rule.clone();
+        let link = |key: String| (key.clone(), Link::to(ObjectType::Policy, key));
+        rule.link_sets.policies = policy.into_iter().map(link).collect();
+        rule.links.match_endpoint_group =
+            group.map(|key| Link::to(ObjectType::EndpointGroup, key)).unwrap_or_default();
+        staged.put(&rule.key.clone(), rule);
     }
+}
+
+/// Whether the links of the rule are to `policy` and to `group`, and to nothing else.
+fn has_links(rule: &Rule, policy: Option<&str>, group: Option<&str>) -> bool {
+    let is = |link: &Link, kind: ObjectType, key: &str| link.kind == kind.as_str() && link.key == key;
+    let policies = &rule.link_sets.policies;
+    let has_policy = policies.len() == usize::from(policy.is_some())
+        && policy.is_none_or(|key| policies.get(key).is_some_and(|link| is(link, ObjectType::Policy, key)));
+    let linked = &rule.links.match_endpoint_group;
+    let has_group =
+        group.map_or(*linked == Link::default(), |key| is(linked, ObjectType::EndpointGroup, key));
+    has_policy && has_group
 }
 
 /// Restores the traffic settings that groups have from network profiles.

@@ -1,7 +1,9 @@
 //! Secondary indexes of the cache.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
+use std::hash::Hash;
 use std::net::IpAddr;
 
 use contiv_model::{endpoint, name::NetworkId, service};
@@ -23,8 +25,8 @@ pub(super) struct Index {
     by_group: HashMap<String, BTreeSet<String>>,
     /// Endpoint ids by container id.
     containers: HashMap<String, BTreeSet<String>>,
-    /// Endpoint ids by network and label.
-    by_label: HashMap<NetworkId, HashMap<(String, String), BTreeSet<String>>>,
+    /// Endpoints by label: the ids of their networks, and their own.
+    by_label: HashMap<(String, String), BTreeSet<(NetworkId, String)>>,
     /// Service ids by tenant and first selector.
     by_selector: HashMap<String, HashMap<(String, String), BTreeSet<String>>>,
 }
@@ -66,15 +68,9 @@ impl Index {
         self.by_group.get(group).into_iter().flatten().map(String::as_str)
     }
 
-    /// Endpoints of `network` that have the label.
-    pub(super) fn endpoints_with_label(
-        &self,
-        network: &str,
-        label: (&str, &str),
-    ) -> impl Iterator<Item = &str> {
-        let of_network = self.by_label.get(&NetworkId::from(network));
-        let found = of_network.and_then(|labels| labels.get(&owned(label)));
-        found.into_iter().flatten().map(String::as_str)
+    /// Endpoints that have the label, sorted by network.
+    pub(super) fn endpoints_with_label(&self, label: (&str, &str)) -> Option<&BTreeSet<(NetworkId, String)>> {
+        self.by_label.get(&owned(label))
     }
 
     /// Services of `tenant` whose first selector is among the labels.
@@ -107,8 +103,7 @@ impl Index {
             self.containers.entry(new.container_id.clone()).or_default().insert(new.id.clone());
         }
         for label in new.labels.iter().flatten() {
-            let labels = self.by_label.entry(network.clone()).or_default();
-            labels.entry(owned(label)).or_default().insert(new.id.clone());
+            self.by_label.entry(owned(label)).or_default().insert((network.clone(), new.id.clone()));
         }
     }
 
@@ -123,14 +118,12 @@ impl Index {
                 }
             }
         }
-        remove(&mut self.by_network, &old.net_id, &old.id);
-        remove(&mut self.by_group, &old.endpoint_group_key, &old.id);
-        remove(&mut self.containers, &old.container_id, &old.id);
-        if let Some(labels) = self.by_label.get_mut(&network) {
-            old.labels.iter().flatten().for_each(|label| remove(labels, &owned(label), &old.id));
-            if labels.is_empty() {
-                self.by_label.remove(&network);
-            }
+        remove(&mut self.by_network, &old.net_id, old.id.as_str());
+        remove(&mut self.by_group, &old.endpoint_group_key, old.id.as_str());
+        remove(&mut self.containers, &old.container_id, old.id.as_str());
+        let id = (network, old.id.clone());
+        for label in old.labels.iter().flatten() {
+            remove(&mut self.by_label, &owned(label), &id);
         }
     }
 
@@ -156,7 +149,7 @@ impl Index {
         if let (Some(first), Some(of_tenant)) =
             (old.selectors.iter().flatten().next(), self.by_selector.get_mut(&old.tenant_name))
         {
-            remove(of_tenant, &owned(first), &old.id);
+            remove(of_tenant, &owned(first), old.id.as_str());
             if of_tenant.is_empty() {
                 self.by_selector.remove(&old.tenant_name);
             }
@@ -168,7 +161,11 @@ fn owned((name, value): (impl AsRef<str>, impl AsRef<str>)) -> (String, String) 
     (name.as_ref().to_owned(), value.as_ref().to_owned())
 }
 
-fn remove<K: std::hash::Hash + Eq>(map: &mut HashMap<K, BTreeSet<String>>, key: &K, id: &str) {
+fn remove<K: Hash + Eq, I: Ord + Borrow<Q>, Q: Ord + ?Sized>(
+    map: &mut HashMap<K, BTreeSet<I>>,
+    key: &K,
+    id: &Q,
+) {
     if let Some(ids) = map.get_mut(key) {
         ids.remove(id);
         if ids.is_empty() {

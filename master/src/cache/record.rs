@@ -14,7 +14,8 @@ use contiv_store::{KeyValue, Op};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::ClusterCache;
-use super::derived::{DerivedOverlays, DerivedTables};
+use super::decoded::DecodedValue;
+use super::derived::{Derived, DerivedOverlays, DerivedTables};
 use super::links::{LinkIndex, Linked};
 use super::revisions::Revisions;
 use super::unknown_fields::UnknownFields;
@@ -220,62 +221,98 @@ records! {
     };
 }
 
+/// What is done with a key, by the type of its value.
+pub(super) trait ByType {
+    type Output;
+    fn entry<T: Entry>(self, id: &str) -> Self::Output;
+    fn derived<T: Derived>(self, id: &str) -> Self::Output;
+}
+
+/// Does it, with the last part of the key. None for the keys of allocation records, which are handled separately,
+/// and for those that do not belong to netmaster.
+pub(super) fn by_type<V: ByType>(key: &Key, visitor: V) -> Option<V::Output> {
+    Some(match key {
+        Key::Object(ObjectType::Global, id) => visitor.entry::<api::Global>(id),
+        Key::Object(ObjectType::Tenant, id) => visitor.entry::<api::Tenant>(id),
+        Key::Object(ObjectType::Network, id) => visitor.entry::<api::Network>(id),
+        Key::Object(ObjectType::EndpointGroup, id) => visitor.entry::<api::EndpointGroup>(id),
+        Key::Object(ObjectType::Netprofile, id) => visitor.entry::<api::Netprofile>(id),
+        Key::Object(ObjectType::Bgp, id) => visitor.entry::<api::Bgp>(id),
+        Key::Object(ObjectType::Policy, id) => visitor.entry::<api::Policy>(id),
+        Key::Object(ObjectType::Rule, id) => visitor.entry::<api::Rule>(id),
+        Key::Object(ObjectType::AppProfile, id) => visitor.entry::<api::AppProfile>(id),
+        Key::Object(ObjectType::ExtContractsGroup, id) => visitor.entry::<api::ExtContractsGroup>(id),
+        Key::Object(ObjectType::AciGw, id) => visitor.entry::<api::AciGw>(id),
+        Key::Object(ObjectType::Volume, id) => visitor.entry::<api::Volume>(id),
+        Key::Object(ObjectType::VolumeProfile, id) => visitor.entry::<api::VolumeProfile>(id),
+        Key::Object(ObjectType::ServiceLb, id) => visitor.entry::<api::ServiceLb>(id),
+        Key::MasterConfig => visitor.entry::<global::Config>(ONLY),
+        Key::ClusterIdentity => visitor.entry::<global::ClusterIdentity>(ONLY),
+        Key::GlobalState => visitor.entry::<global::State>(ONLY),
+        Key::GlobalOper => visitor.entry::<global::Oper>(ONLY),
+        Key::VlanPool => visitor.entry::<global::VlanPool>(ONLY),
+        Key::VlanPoolOper => visitor.entry::<global::VlanPoolOper>(ONLY),
+        Key::VxlanPool => visitor.entry::<global::VxlanPool>(ONLY),
+        Key::VxlanPoolOper => visitor.entry::<global::VxlanPoolOper>(ONLY),
+        Key::GroupIds => visitor.entry::<GroupIds>(ONLY),
+        Key::Policy(id) => visitor.derived::<PolicyState>(id.as_str()),
+        Key::PolicyRule(id) => visitor.derived::<DirectionalRuleState>(id.as_str()),
+        Key::Bgp(host) => visitor.entry::<bgp::State>(host.as_str()),
+        Key::AciPending(id) => visitor.entry::<Pending>(id),
+        Key::ServiceLb(id) => visitor.entry::<service::State>(id.as_str()),
+        Key::Providers(id) => visitor.entry::<service::Providers>(id.as_str()),
+        Key::Endpoint(id) => visitor.entry::<endpoint::State>(id.as_str()),
+        Key::EndpointOper(id) => visitor.entry::<endpoint::Oper>(id.as_str()),
+        Key::NodeStatus(host) => visitor.entry::<node::Status>(host.as_str()),
+        Key::NodeVtep(host) => visitor.entry::<node::Vtep>(host.as_str()),
+        Key::BgpOper(host) => visitor.entry::<bgp::Oper>(host.as_str()),
+        Key::AcceptedStore(host) => visitor.entry::<node::AcceptedStore>(host.as_str()),
+        Key::NodeDatapath(host) => visitor.entry::<node::ChosenDatapath>(host.as_str()),
+        Key::GoneNode(host) => visitor.entry::<node::Gone>(host.as_str()),
+        Key::Service { name, address } => {
+            visitor.entry::<registry::ServiceInfo>(&format!("{name}/{address}"))
+        }
+        _ => return None,
+    })
+}
+
+/// Sets or deletes the value as of `revision`.
+struct Set<'a> {
+    cache: &'a mut ClusterCache,
+    kv: Option<&'a KeyValue>,
+    decoded: DecodedValue,
+    revision: i64,
+}
+
+impl ByType for Set<'_> {
+    type Output = ();
+
+    fn entry<T: Entry>(self, id: &str) {
+        self.cache.set_value::<T>(id, self.kv, self.decoded, self.revision);
+    }
+
+    fn derived<T: Derived>(self, id: &str) {
+        self.cache.set_derived::<T>(id, self.kv, self.revision);
+    }
+}
+
 impl ClusterCache {
-    pub(super) fn set_entry(&mut self, key: &Key, kv: Option<&KeyValue>, revision: i64) {
+    pub(super) fn set_entry(
+        &mut self,
+        key: &Key,
+        kv: Option<&KeyValue>,
+        decoded: DecodedValue,
+        revision: i64,
+    ) {
         match key {
-            Key::Object(ObjectType::Global, id) => self.set_value::<api::Global>(id, kv, revision),
-            Key::Object(ObjectType::Tenant, id) => self.set_value::<api::Tenant>(id, kv, revision),
-            Key::Object(ObjectType::Network, id) => self.set_value::<api::Network>(id, kv, revision),
-            Key::Object(ObjectType::EndpointGroup, id) => {
-                self.set_value::<api::EndpointGroup>(id, kv, revision);
-            }
-            Key::Object(ObjectType::Netprofile, id) => self.set_value::<api::Netprofile>(id, kv, revision),
-            Key::Object(ObjectType::Bgp, id) => self.set_value::<api::Bgp>(id, kv, revision),
-            Key::Object(ObjectType::Policy, id) => self.set_value::<api::Policy>(id, kv, revision),
-            Key::Object(ObjectType::Rule, id) => self.set_value::<api::Rule>(id, kv, revision),
-            Key::Object(ObjectType::AppProfile, id) => self.set_value::<api::AppProfile>(id, kv, revision),
-            Key::Object(ObjectType::ExtContractsGroup, id) => {
-                self.set_value::<api::ExtContractsGroup>(id, kv, revision);
-            }
-            Key::Object(ObjectType::AciGw, id) => self.set_value::<api::AciGw>(id, kv, revision),
-            Key::Object(ObjectType::Volume, id) => self.set_value::<api::Volume>(id, kv, revision),
-            Key::Object(ObjectType::VolumeProfile, id) => {
-                self.set_value::<api::VolumeProfile>(id, kv, revision);
-            }
-            Key::Object(ObjectType::ServiceLb, id) => self.set_value::<api::ServiceLb>(id, kv, revision),
-            Key::MasterConfig => self.set_value::<global::Config>("", kv, revision),
-            Key::ClusterIdentity => self.set_value::<global::ClusterIdentity>("", kv, revision),
-            Key::GlobalState => self.set_value::<global::State>("", kv, revision),
-            Key::GlobalOper => self.set_value::<global::Oper>("", kv, revision),
-            Key::VlanPool => self.set_value::<global::VlanPool>("", kv, revision),
-            Key::VlanPoolOper => self.set_value::<global::VlanPoolOper>("", kv, revision),
-            Key::VxlanPool => self.set_value::<global::VxlanPool>("", kv, revision),
-            Key::VxlanPoolOper => self.set_value::<global::VxlanPoolOper>("", kv, revision),
-            Key::GroupIds => self.set_value::<GroupIds>("", kv, revision),
-            Key::Policy(id) => self.set_derived::<PolicyState>(id.as_str(), kv, revision),
-            Key::PolicyRule(id) => self.set_derived::<DirectionalRuleState>(id.as_str(), kv, revision),
-            Key::Bgp(host) => self.set_value::<bgp::State>(host.as_str(), kv, revision),
-            Key::AciPending(id) => self.set_value::<Pending>(id, kv, revision),
-            Key::ServiceLb(id) => self.set_service(id.as_str(), kv, revision),
-            Key::Providers(id) => self.set_value::<service::Providers>(id.as_str(), kv, revision),
-            Key::Endpoint(id) => self.set_endpoint(id.as_str(), kv, revision),
-            Key::EndpointOper(id) => self.set_value::<endpoint::Oper>(id.as_str(), kv, revision),
-            Key::NodeStatus(host) => self.set_value::<node::Status>(host.as_str(), kv, revision),
-            Key::NodeVtep(host) => self.set_value::<node::Vtep>(host.as_str(), kv, revision),
-            Key::BgpOper(host) => self.set_value::<bgp::Oper>(host.as_str(), kv, revision),
-            Key::AcceptedStore(host) => self.set_value::<node::AcceptedStore>(host.as_str(), kv, revision),
-            Key::NodeDatapath(host) => self.set_value::<node::ChosenDatapath>(host.as_str(), kv, revision),
-            Key::GoneNode(host) => self.set_value::<node::Gone>(host.as_str(), kv, revision),
-            Key::Service { name, address } => {
-                self.set_value::<registry::ServiceInfo>(&format!("{name}/{address}"), kv, revision);
-            }
-            // Allocation records are handled separately; other keys do not belong to netmaster.
-            _ => {}
+            Key::ServiceLb(id) => self.set_service(id.as_str(), kv, decoded, revision),
+            Key::Endpoint(id) => self.set_endpoint(id.as_str(), kv, decoded, revision),
+            key => by_type(key, Set { cache: self, kv, decoded, revision }).unwrap_or_default(),
         }
     }
 
     /// Removes the entry, so that the same revision can be set again.
     pub(super) fn remove_entry(&mut self, key: &Key) {
-        self.set_entry(key, None, i64::MAX);
+        self.set_entry(key, None, DecodedValue::default(), i64::MAX);
     }
 }

@@ -3,13 +3,13 @@
 
 use contiv_model::event::Event;
 use contiv_model::key;
-use contiv_store::{Progress, Store, Update, Watch};
+use contiv_store::{Batch, Progress, Relisted, Store, Update, Watch};
 use futures::StreamExt;
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::cache::{ClusterCache, DERIVED_KEYS, SharedCache};
+use crate::cache::{ClusterCache, DERIVED_KEYS, DecodedUpdate, SharedCache};
 use crate::commit::COMMIT_RECORD;
 use crate::leadership::StoreHealth;
 use crate::metrics::Metrics;
@@ -17,9 +17,9 @@ use crate::metrics::Metrics;
 /// Updates applied in one batch at most; readers wait meanwhile.
 const BATCH: usize = 64;
 
-/// Batches that are read ahead of those that are applied: a page of the first snapshot is received while
-/// the one before is decoded.
-const READ_AHEAD: usize = 2;
+/// Batches that wait for the next step: a page of the first snapshot is received while the one before is decoded,
+/// and the one before that is applied.
+const READ_AHEAD: usize = 1;
 
 /// State of the leader lock as of the cache's revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -64,18 +64,20 @@ async fn follow(
     elections: &Counter,
     progress: &Progress,
 ) -> String {
-    let (sender, mut batches) = mpsc::channel(READ_AHEAD);
-    // Ends when this function returns.
-    let mut reader = JoinSet::new();
-    reader.spawn(async move {
+    let (received, to_decode) = mpsc::channel(READ_AHEAD);
+    let (decoded, mut batches) = mpsc::channel(READ_AHEAD);
+    // They end when this function returns.
+    let mut steps = JoinSet::new();
+    steps.spawn(async move {
         let mut read = watch.batches().boxed();
         while let Some(batch) = read.next().await {
-            if sender.send(batch).await.is_err() {
+            if received.send(batch).await.is_err() {
                 return;
             }
         }
     });
-    while let Some(batch) = batches.recv().await {
+    steps.spawn(decode(to_decode, decoded));
+    while let Some(mut batch) = batches.recv().await {
         if let Some(relisted) = batch.relisted {
             if let Some(why) = relisted.divergence {
                 return why;
@@ -83,21 +85,21 @@ async fn follow(
             let _lock = cache.lock_commits().await;
             cache.write().forget_unlisted(relisted.position.revision);
         }
-        for updates in batch.updates.chunks(BATCH) {
+        for updates in batch.updates.chunks_mut(BATCH) {
             {
                 let _lock = cache.lock_commits().await;
                 let mut cache = cache.write();
-                for update in updates {
-                    if matches!(update.event, Event::Init) {
+                for update in &mut *updates {
+                    if matches!(update.update.event, Event::Init) {
                         *cache = ClusterCache::default();
                     }
-                    cache.apply_update(update);
+                    cache.apply_decoded(update);
                 }
             }
             progress.advance();
             lock.send_if_modified(|lock| {
                 let mut changed = false;
-                for update in updates {
+                for DecodedUpdate { update, .. } in &*updates {
                     let (complete, since) = (lock.complete, lock.since);
                     changed |= lock.apply(update);
                     // The first snapshot contains the lock of an earlier election.
@@ -110,6 +112,29 @@ async fn follow(
         }
     }
     "the watch ended".to_owned()
+}
+
+/// A [`Batch`] whose updates are decoded.
+struct DecodedBatch {
+    relisted: Option<Relisted>,
+    updates: Vec<DecodedUpdate>,
+}
+
+/// Decodes batches until there are no more of them, or they are not wanted any more.
+async fn decode(mut batches: mpsc::Receiver<Batch>, decoded: mpsc::Sender<DecodedBatch>) {
+    while let Some(Batch { relisted, updates: received, .. }) = batches.recv().await {
+        let mut updates = Vec::with_capacity(received.len());
+        for (n, update) in received.into_iter().enumerate() {
+            updates.push(DecodedUpdate::decode(update));
+            if n % BATCH == BATCH - 1 {
+                // Other tasks of this thread do not wait for a whole page.
+                tokio::task::yield_now().await;
+            }
+        }
+        if decoded.send(DecodedBatch { relisted, updates }).await.is_err() {
+            return;
+        }
+    }
 }
 
 impl Lock {

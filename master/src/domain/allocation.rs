@@ -8,7 +8,7 @@ use contiv_model::{api, group, network};
 
 use super::network_record::require_network_record;
 use crate::cache::{AllocationRecord, StagedTxn};
-use crate::ipam::{HostsChange, IpPool, PoolChange, RangeSet, Subnet, Subnet6, in_use};
+use crate::ipam::{IpPool, RangeSet, Subnet, Subnet6, in_use};
 use crate::problem::Problem;
 
 /// The network, and optionally the group, that addresses are allocated from.
@@ -304,14 +304,4 @@ fn subnet(staged: &StagedTxn<'_>, body: &network::State) -> Result<Subnet, Probl
         Some(subnet) => Ok(subnet),
         None => Subnet::of_state(body),
     }
-}
-
-/// Whether the address is allocated; none if the network does not contain it.
-pub fn is_taken(record: &AllocationRecord<network::State>, address: &str) -> Option<bool> {
-    if address.contains(':') {
-        let host = Subnet6::of_state(&record.body)?.host(address, true).ok()?;
-        return Some(HostsChange::default().is_taken(&record.hosts, host));
-    }
-    let host = Subnet::of_state(&record.body).ok()?.host(address).ok()?;
-    Some(PoolChange::default().is_taken(&record.pool, host))
 }

@@ -12,14 +12,18 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use contiv_model::name::NetworkId;
 use contiv_model::service::{Provider, Providers, State};
 use contiv_model::{api, endpoint, network};
 
 use super::network_record::network_record;
+use super::object_key;
 use crate::cache::{ClusterCache, Labels, StagedTxn};
 
 /// Largest number of addresses in a slice.
 const SLICE_SIZE: usize = 256;
+/// Of a label that more endpoints have, those of a tenant are found by the tenant's networks.
+const FEW_ENDPOINTS: usize = 64;
 /// Slices with a larger number are not ours.
 const MAX_SLICES: usize = 4096;
 
@@ -208,16 +212,35 @@ fn networks<'w>(tenant: &str, cache: &'w ClusterCache) -> impl Iterator<Item = &
     names.filter_map(move |name| network_record(cache, tenant, name)).map(|record| &record.body)
 }
 
+/// Endpoints of the tenant that have the label that the first selector of the service names, by network.
+fn labelled<'w>(service: &State, cache: &'w ClusterCache) -> Vec<(&'w network::State, Vec<&'w String>)> {
+    let all = first_selector(service).and_then(|label| cache.endpoints_with_label(label));
+    let Some(all) = all else { return vec![] };
+    let tenant = &service.tenant_name;
+    let on = |network: &NetworkId| {
+        let of_network = all.range((network.clone(), String::new())..);
+        of_network.take_while(|(id, _)| id == network).map(|(_, endpoint)| endpoint).collect()
+    };
+    if all.len() > FEW_ENDPOINTS {
+        // Other tenants may have many.
+        let networks = networks(tenant, cache).map(|network| (network, on(&network.id.as_str().into())));
+        return networks.filter(|(_, endpoints): &(_, Vec<_>)| !endpoints.is_empty()).collect();
+    }
+    let ids: BTreeSet<&NetworkId> = all.iter().map(|(network, _)| network).collect();
+    let of_tenant = |network: &NetworkId| {
+        let body = &cache.allocation::<network::State>(network.as_str())?.body;
+        let key = object_key(tenant, &body.network_name);
+        let is_of = body.tenant == *tenant && cache.get::<api::Network>(&key).is_some();
+        is_of.then(|| (body, on(network)))
+    };
+    ids.into_iter().filter_map(of_tenant).collect()
+}
+
 /// Endpoints of the tenant that the service selects.
 fn selected<'w>(service: &State, cache: &'w ClusterCache) -> Vec<&'w endpoint::State> {
-    let Some(label) = first_selector(service) else { return vec![] };
-    let mut found = vec![];
-    for network in networks(&service.tenant_name, cache) {
-        let labelled = cache.endpoints_with_label(&network.id, label);
-        let endpoints = labelled.filter_map(|id| cache.get::<endpoint::State>(id));
-        found.extend(endpoints.filter(|e| labels(e).is_some_and(|labels| selects(service, labels))));
-    }
-    found
+    let endpoints = labelled(service, cache).into_iter().flat_map(|(_, endpoints)| endpoints);
+    let endpoints = endpoints.filter_map(|id| cache.get::<endpoint::State>(id));
+    endpoints.filter(|e| labels(e).is_some_and(|labels| selects(service, labels))).collect()
 }
 
 fn first_selector(service: &State) -> Option<(&str, &str)> {
@@ -247,10 +270,8 @@ impl ProviderSources {
     /// Those of one service: the endpoints with the label that its first selector names.
     pub fn of_service(service: &State, cache: &ClusterCache) -> ProviderSources {
         let mut sources = ProviderSources { endpoints: vec![], networks: HashMap::new() };
-        let Some(label) = first_selector(service) else { return sources };
-        for network in networks(&service.tenant_name, cache) {
-            let labelled = cache.endpoints_with_label(&network.id, label);
-            sources.endpoints.extend(labelled.filter_map(|id| cache.shared::<endpoint::State>(id)));
+        for (network, endpoints) in labelled(service, cache) {
+            sources.endpoints.extend(endpoints.into_iter().filter_map(|id| cache.shared(id)));
             sources.networks.extend([named(network)]);
         }
         sources

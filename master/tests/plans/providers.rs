@@ -138,3 +138,48 @@ proptest! {
         assert_eq!(fixture.loaded().content(), content);
     }
 }
+
+/// Creates endpoint `id` of the tenant and starts its container. Returns its address.
+fn labelled(fixture: &mut Fixture, tenant: &str, network: &str, id: &str) -> String {
+    let config = json!({"Container": id, "Host": "h", "ServiceName": ""});
+    let body = json!({"TenantName": tenant, "NetworkName": network, "ConfigEP": config});
+    let answer = fixture.call("createEndpoint", &body).unwrap();
+    let body = json!({"Event": "start", "Tenant": tenant, "Network": network, "EndpointID": id,
+        "ContainerID": format!("{tenant}-{id}"), "Labels": {"app": "web"}});
+    fixture.call("updateEndpoint", &body).unwrap();
+    answer["EndpointConfig"]["ipAddress"].as_str().unwrap().to_owned()
+}
+
+/// Whether few endpoints have the label or many: a service has those of its own tenant, of all its networks.
+#[test]
+fn tenants_that_use_the_same_labels_do_not_share_providers() {
+    for count in [2, 40] {
+        let mut fixture = Fixture::new();
+        for tenant in ["blue", "red"] {
+            fixture.put("tenants", tenant, &json!({"tenantName": tenant})).unwrap();
+            for (network, subnet) in [("a", "10.1.0.0/24"), ("b", "10.2.0.0/24")] {
+                let body =
+                    json!({"tenantName": tenant, "networkName": network, "encap": "vxlan", "subnet": subnet});
+                fixture.put("networks", &format!("{tenant}:{network}"), &body).unwrap();
+            }
+        }
+        let mut own = BTreeSet::new();
+        for (n, network) in (0..count).flat_map(|n| [(n, "a"), (n, "b")]) {
+            // The endpoints of a network have addresses from its beginning on: the other tenant has more of them.
+            own.insert(labelled(&mut fixture, "blue", network, &format!("{network}{n}")));
+            labelled(&mut fixture, "red", network, &format!("{network}{n}"));
+            labelled(&mut fixture, "red", network, &format!("more-{network}{n}"));
+        }
+        let body = json!({"tenantName": "blue", "serviceName": "s", "networkName": "a", "selectors": ["app=web"],
+            "ports": ["80:8080:TCP"], "ipAddress": "10.1.0.200"});
+        fixture.put("serviceLBs", "blue:s", &body).unwrap();
+        let stored = fixture.cache.get::<service::Providers>("s:blue").unwrap();
+        let stored: BTreeSet<String> = stored.providers.iter().flatten().cloned().collect();
+        assert_eq!((stored.len(), &stored), (2 * count, &own), "{count}");
+        let body = netmaster::reports::service_state(&fixture.cache, "s:blue", &Scope::All)().unwrap();
+        let [state]: [service::State; 1] = serde_json::from_slice(&body).unwrap();
+        let tenants: Vec<String> =
+            state.providers.iter().flatten().map(|(_, provider)| provider.tenant.clone()).collect();
+        assert_eq!(tenants, vec!["blue".to_owned(); 2 * count]);
+    }
+}
