@@ -16,6 +16,10 @@ use crate::cache::{ClusterCache, Derived as _, DerivedKeys, StagedTxn};
 /// while other requests wait.
 pub const MAX_GROUP_RULES: usize = 16_384;
 
+/// Largest number of rules of a policy on all its groups together. A change of one rule writes the record of the
+/// policy on each group, with all of its rules.
+pub const MAX_EXPANDED_RULES: usize = 524_288;
+
 /// Number of rules of the group's policies.
 pub fn count_rules(group: &EndpointGroup, staged: &StagedTxn<'_>) -> usize {
     let policies: BTreeSet<&String> = group.policies.iter().collect();

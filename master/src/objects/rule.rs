@@ -8,7 +8,9 @@ use contiv_model::{endpoint, key::ObjectType, policy::is_reversed_range};
 
 use super::{Cluster, Object, Preset};
 use crate::cache::{ClusterCache, StagedTxn};
-use crate::domain::attachment::{MAX_GROUP_RULES, count_rules, refresh_rule, remote_name, state_key};
+use crate::domain::attachment::{
+    MAX_EXPANDED_RULES, MAX_GROUP_RULES, count_rules, refresh_rule, remote_name, state_key,
+};
 use crate::domain::object_key;
 use crate::problem::Problem;
 use crate::reports::Report;
@@ -89,10 +91,16 @@ impl Object for Rule {
             }
             Some(_) => {}
         }
-        if staged.count_linked::<Policy, Rule>(&policy_key) >= MAX_RULES {
-            let name = &self.policy_name;
+        let (name, rules) = (&self.policy_name, staged.count_linked::<Policy, Rule>(&policy_key));
+        if rules >= MAX_RULES {
             return Err(Problem::conflict(format!(
                 "policy {name} has reached the limit of {MAX_RULES} rules; distribute the rules over several policies"
+            )));
+        }
+        let groups = staged.count_linked::<Policy, EndpointGroup>(&policy_key);
+        if groups * (rules + 1) > MAX_EXPANDED_RULES {
+            return Err(Problem::conflict(format!(
+                "policy {name} on {groups} groups has reached the limit of {MAX_EXPANDED_RULES} rules on all of them; distribute the groups over several policies"
             )));
         }
         check_groups(&policy_key, staged)?;

@@ -194,6 +194,38 @@ fn the_policies_of_a_group_have_a_limited_number_of_rules() {
     assert_eq!(rule(&mut fixture, "y").unwrap_err(), reached);
 }
 
+/// A change of one rule writes all rules of the policy once for each of its groups.
+#[test]
+fn a_policy_has_a_limited_number_of_rules_on_all_its_groups() {
+    const RULES: usize = 4095;
+    let mut fixture = fixture("default");
+    put_policies(&mut fixture, &["p".to_owned()], 0);
+    let put = |fixture: &mut Fixture, number: usize, policies: &[&str]| {
+        let body = json!({"tenantName": "default", "groupName": format!("g{number}"), "networkName": "net",
+            "policies": policies});
+        fixture.put("endpointGroups", &format!("default:g{number}"), &body).map_err(|problem| problem.text)
+    };
+    for number in 0..129 {
+        put(&mut fixture, number, &["p"]).unwrap();
+    }
+    put_policies(&mut fixture, &["p".to_owned()], RULES);
+    let rule = json!({"tenantName": "default", "policyName": "p", "ruleId": "one", "direction": "in",
+        "action": "allow"});
+    assert_eq!(
+        fixture.put("rules", "default:p:one", &rule).unwrap_err().text,
+        "policy p on 129 groups has reached the limit of 524288 rules on all of them; distribute the groups over several policies"
+    );
+    let refused = "policy p has 4095 rules and is on 129 groups; with one more it would have more than 524288 rules on all of them, which is the limit; attach another policy";
+    assert_eq!(put(&mut fixture, 129, &["p"]).unwrap_err(), refused);
+    // What has the policy may be changed.
+    put(&mut fixture, 0, &["p"]).unwrap();
+    for number in [0, 1] {
+        put(&mut fixture, number, &[]).unwrap();
+    }
+    put(&mut fixture, 129, &["p"]).unwrap();
+    assert_eq!(put(&mut fixture, 0, &["p"]).unwrap_err(), refused.replace("129 groups", "128 groups"));
+}
+
 /// Earlier releases had no limit.
 #[test]
 fn a_stored_group_with_more_rules_can_be_reduced() {

@@ -7,7 +7,7 @@ use contiv_model::api::{EndpointGroup, ExtContractsGroup, Link, Netprofile, Netw
 use contiv_model::key::ObjectType;
 
 use crate::cache::StagedTxn;
-use crate::domain::attachment::{MAX_GROUP_RULES, count_rules, link_rules, refresh};
+use crate::domain::attachment::{MAX_EXPANDED_RULES, MAX_GROUP_RULES, count_rules, link_rules, refresh};
 use crate::domain::object_key;
 use crate::problem::Problem;
 
@@ -45,7 +45,15 @@ impl Links for EndpointGroup {
         for name in self.policies.iter().filter(|name| checked.insert(name.as_str())) {
             let policy = staged.get::<Policy>(&object_key(&self.tenant_name, name));
             let policy = policy.ok_or_else(|| Problem::not_found("Policy not found"))?;
-            rules += staged.count_linked::<Policy, Rule>(&policy.key);
+            let of_policy = staged.count_linked::<Policy, Rule>(&policy.key);
+            let groups = staged.count_linked::<Policy, EndpointGroup>(&policy.key);
+            let is_new = old.is_none_or(|old| !old.policies.contains(name));
+            if is_new && (groups + 1) * of_policy > MAX_EXPANDED_RULES {
+                return Err(Problem::conflict(format!(
+                    "policy {name} has {of_policy} rules and is on {groups} groups; with one more it would have more than {MAX_EXPANDED_RULES} rules on all of them, which is the limit; attach another policy"
+                )));
+            }
+            rules += of_policy;
             if rules > limit {
                 let name = &self.group_name;
                 return Err(Problem::conflict(format!(
