@@ -10,7 +10,7 @@ use contiv_model::{group, network};
 use contiv_store::election::Leadership;
 use contiv_store::{Error, Guard, Outcome, Store, Txn};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::large_value::too_large;
@@ -19,7 +19,7 @@ use super::redo_log::{self, LogOutcome, RedoLog};
 use super::store_problem::store_problem;
 use crate::cache::{Change, DerivedKeys, SharedCache, Stageable, StagedTxn};
 use crate::metrics::{CommitResult, Metrics};
-use crate::problem::{Answer, Problem, one_line};
+use crate::problem::{Answer, Kind, Problem, one_line};
 use crate::repair;
 
 /// Plans, commits and answers queued jobs while this netmaster leads.
@@ -44,6 +44,9 @@ const MAX_ATTEMPTS: usize = 6;
 /// An idle journal is merged into its record after this time without jobs. A record may be large, and
 /// jobs would wait for it.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Pause before a change is committed again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Another netmaster holds the leader lock.
 pub struct Deposed;
@@ -128,6 +131,25 @@ impl Committer {
         let (answer, mut answered) = oneshot::channel();
         self.batch(leadership, Job { plan, exclusive: true, answer: Some(answer) }).await?;
         Ok(answered.try_recv().unwrap_or_else(|_| Err(Problem::unavailable("no answer"))))
+    }
+
+    /// Commits what later plans rely on: again and again while the failure is temporary.
+    pub async fn commit_or_retry<P>(&mut self, leadership: &Leadership, plan: P) -> Result<Answer, Deposed>
+    where
+        P: Fn(&mut StagedTxn<'_>) -> Answer + Clone + Send + Sync + 'static,
+    {
+        loop {
+            match self.commit(leadership, Box::new(plan.clone())).await? {
+                Err(problem) if problem.kind == Kind::Unavailable => {
+                    tracing::warn!(%problem, "commit what requests rely on: failed; retrying");
+                    tokio::select! {
+                        () = leadership.lost() => return Err(Deposed),
+                        () = sleep(RETRY_INTERVAL) => {}
+                    }
+                }
+                answer => return Ok(answer),
+            }
+        }
     }
 
     /// Merges all journals into their records.

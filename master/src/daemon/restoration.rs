@@ -16,7 +16,7 @@ use crate::cache::{SharedCache, StagedTxn};
 use crate::commit::{Committer, Deposed, Queue, read_derived};
 use crate::domain::attachment::{self, groups_with_policies, unread_of_group};
 use crate::metrics::Metrics;
-use crate::problem::{Problem, one_line};
+use crate::problem::{Answer, Problem, one_line};
 use crate::{audit, go_json, repair, restore};
 
 /// Differences that are logged one by one.
@@ -43,12 +43,17 @@ pub(super) async fn before_leading(
     metrics: &Metrics,
     release: bool,
 ) -> Result<(), Deposed> {
+    // By itself: what makes the rest impossible must not leave addresses free that are in use.
+    let mark = |staged: &mut StagedTxn<'_>| {
+        let repaired = repair::mark_in_use(staged);
+        go_json::encode(&(staged.counts(), repaired))
+    };
+    note(metrics, committer.commit_or_retry(leadership, mark).await?);
     let plan = move |staged: &mut StagedTxn<'_>| {
-        // A service without a state gets an address, which must not be one in use.
-        let mut repaired = repair::mark_in_use(staged);
-        let before = staged.counts();
         restore::restore(staged);
-        if staged.counts() != before {
+        let mut repaired = vec![];
+        if staged.counts() != (0, 0) {
+            // What was restored may have addresses that are free in the records.
             repaired.extend(repair::mark_in_use(staged));
         }
         if release {
@@ -56,7 +61,23 @@ pub(super) async fn before_leading(
         }
         go_json::encode(&(staged.counts(), repaired))
     };
-    match committer.commit(leadership, Box::new(plan)).await? {
+    note(metrics, committer.commit_or_retry(leadership, plan).await?);
+    let differences = audit::audit(&StagedTxn::new(&cache.read()));
+    for difference in differences.iter().take(MAX_LOGGED_DIFFERENCES) {
+        tracing::warn!("{difference}");
+    }
+    if !differences.is_empty() {
+        tracing::warn!(
+            differences = differences.len(),
+            "allocation records are inconsistent; not repaired (run with --repair)"
+        );
+    }
+    Ok(())
+}
+
+/// Reports the outcome of a restoration.
+fn note(metrics: &Metrics, answer: Answer) {
+    match answer {
         Ok(result) => {
             let (counts, repaired): (Counts, Vec<String>) =
                 serde_json::from_slice(&result).unwrap_or_default();
@@ -66,23 +87,12 @@ pub(super) async fn before_leading(
             if repaired.len() > MAX_LOGGED_DIFFERENCES {
                 tracing::warn!(all = repaired.len(), "repaired allocation records");
             }
-            let differences = audit::audit(&StagedTxn::new(&cache.read()));
             report(metrics, counts);
-            for difference in differences.iter().take(MAX_LOGGED_DIFFERENCES) {
-                tracing::warn!("{difference}");
-            }
-            if !differences.is_empty() {
-                tracing::warn!(
-                    differences = differences.len(),
-                    "allocation records are inconsistent; not repaired (run with --repair)"
-                );
-            }
         }
         Err(problem) => {
             tracing::error!(%problem, "restore derived keys in the store: failed");
         }
     }
-    Ok(())
 }
 
 fn report(metrics: &Metrics, (written, deleted): Counts) {

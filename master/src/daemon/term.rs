@@ -150,16 +150,12 @@ impl Term<'_> {
         let (queue, mut committer) =
             Committer::new(self.store.clone(), self.cache.clone(), self.metrics.clone());
         committer.reload_stale(leadership).await?;
-        let defaults = self.defaults.clone();
-        let plan = move |staged: &mut StagedTxn<'_>| {
-            put_identity(staged);
-            defaults.put(staged).map(|()| vec![])
-        };
-        if let Err(problem) = committer.commit(leadership, Box::new(plan)).await? {
-            tracing::error!(%problem, "write the default settings: failed; set them with `netctl global set`");
+        // Requests wait: without what this writes, they would get wrong answers, or addresses that others have.
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return Ok(()),
+            begun = self.begin(&mut committer, leadership) => begun?,
         }
-        restoration::before_leading(&mut committer, leadership, self.cache, self.metrics, self.repair)
-            .await?;
         let history = tokio::select! {
             biased;
             () = leadership.lost() => return Err(Ended::Deposed),
@@ -215,6 +211,19 @@ impl Term<'_> {
         };
         self.role.send_replace(Role::Following { leader: None });
         ended
+    }
+
+    /// Writes what requests are planned on.
+    async fn begin(&self, committer: &mut Committer, leadership: &Leadership) -> Result<(), Deposed> {
+        let defaults = self.defaults.clone();
+        let plan = move |staged: &mut StagedTxn<'_>| {
+            put_identity(staged);
+            defaults.put(staged).map(|()| vec![])
+        };
+        if let Err(problem) = committer.commit_or_retry(leadership, plan).await? {
+            tracing::error!(%problem, "write the default settings: failed; set them with `netctl global set`");
+        }
+        restoration::before_leading(committer, leadership, self.cache, self.metrics, self.repair).await
     }
 
     /// Asks the store until it answers.

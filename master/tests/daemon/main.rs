@@ -9,6 +9,7 @@ mod client;
 mod conditional;
 mod fabric;
 mod failed_disk;
+mod first_writes;
 mod followers;
 mod forwarding;
 mod generated_calls;
