@@ -47,16 +47,14 @@ impl Object for Global {
     fn create(self, staged: &mut StagedTxn<'_>) -> Result<Self, Problem> {
         let (vlans, vxlans) = (Range::vlans(&self.vlans)?, Range::vxlans(&self.vxlans)?);
         let (vlans, vxlans) = pools_with_networks(staged.cache(), vlans, vxlans)?;
-        staged.put(
-            ONLY,
-            global::Config {
-                id: String::new(),
-                nw_infra_type: self.network_infra_type.clone(),
-                fwd_mode: self.fwd_mode.clone(),
-                arp_mode: self.arp_mode.clone(),
-                pvt_subnet: self.pvt_subnet.clone(),
-            },
-        );
+        let config = global::Config {
+            id: String::new(),
+            nw_infra_type: self.network_infra_type.clone(),
+            fwd_mode: self.fwd_mode.clone(),
+            arp_mode: self.arp_mode.clone(),
+            pvt_subnet: self.pvt_subnet.clone(),
+        };
+        set_config(staged, |staged| staged.put(ONLY, config));
         put_ranges(&self, staged);
         put_vlans(&vlans, staged);
         put_vxlans(&vxlans, staged);
@@ -96,11 +94,7 @@ impl Object for Global {
             pvt_subnet: or(&self.pvt_subnet, config.pvt_subnet.clone()),
         };
         if changed != config {
-            let was_aci = fabric::is_enabled(staged);
-            staged.put(ONLY, changed);
-            if fabric::is_enabled(staged) != was_aci {
-                restore_policies(staged);
-            }
+            set_config(staged, |staged| staged.put(ONLY, changed));
         }
         if vlans.is_some() || vxlans.is_some() {
             put_ranges(&self, staged);
@@ -116,7 +110,7 @@ impl Object for Global {
     }
 
     fn delete(&self, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
-        delete_only::<global::Config>(staged);
+        set_config(staged, delete_only::<global::Config>);
         delete_only::<global::State>(staged);
         delete_only::<global::Oper>(staged);
         delete_only::<global::VlanPool>(staged);
@@ -150,6 +144,16 @@ fn in_use((vlans, vxlans): &(Vlans, Vxlans)) -> Option<String> {
     let parts = [counted(vlans.used().count(), "vlans"), counted(vxlans.used().count(), "vxlans")];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     (!parts.is_empty()).then(|| parts.join(" and "))
+}
+
+/// Puts or deletes the agents' settings. Nodes enforce policies only outside of ACI mode: if the cluster enters or
+/// leaves it, also by a deletion, the expansions of all policies are deleted or written.
+fn set_config(staged: &mut StagedTxn<'_>, set: impl FnOnce(&mut StagedTxn<'_>)) {
+    let was_aci = fabric::is_enabled(staged);
+    set(staged);
+    if fabric::is_enabled(staged) != was_aci {
+        restore_policies(staged);
+    }
 }
 
 fn put_ranges(global: &Global, staged: &mut StagedTxn<'_>) {

@@ -215,28 +215,6 @@ fn groups_have_own_vlans_in_aci_mode() {
 }
 
 #[test]
-fn policies_are_not_expanded_in_aci_mode() {
-    let mut fixture = Fixture::at("aci");
-    fixture.network("net", "10.1.0.0/24", json!({"encap": "vlan"}));
-    fixture.put("policys", "default:p", &json!({"tenantName": "default", "policyName": "p"})).unwrap();
-    let body = json!({"tenantName": "default", "groupName": "web", "networkName": "net", "policies": ["p"]});
-    fixture.put("endpointGroups", "default:web", &body).unwrap();
-    let rule = json!({"tenantName": "default", "policyName": "p", "ruleId": "1", "direction": "in",
-        "action": "allow", "protocol": "tcp", "port": 80});
-    fixture.put("rules", "default:p:1", &rule).unwrap();
-    let rules = |fixture: &Fixture| fixture.keys("/contiv.io/state/policy").len();
-    assert_eq!(rules(&fixture), 0);
-    assert_eq!(fixture.loaded().content(), fixture.content());
-    let mut set = |infra: &str| {
-        let body = json!({"name": "global", "networkInfraType": infra, "vlans": "1-4094", "vxlans": "1-10000",
-            "fwdMode": "bridge", "arpMode": "proxy", "pvtSubnet": "172.19.0.0/16"});
-        fixture.put("globals", "global", &body).unwrap();
-        rules(&fixture)
-    };
-    assert_eq!((set("default"), set("aci")), (3, 0));
-}
-
-#[test]
 fn changes_that_affect_the_fabric_are_marked_pending() {
     let mut fixture = Fixture::at("aci");
     fixture.network("net", "10.1.0.0/24", json!({"encap": "vlan"}));

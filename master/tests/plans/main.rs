@@ -10,6 +10,7 @@ mod chunks;
 mod cleanup;
 mod expansions;
 mod fabric;
+mod fabric_mode;
 mod fixture;
 mod infra;
 mod large_requests;

@@ -1,0 +1,60 @@
+//! Policies on groups while the cluster enters and leaves ACI mode.
+
+use serde_json::json;
+
+use crate::fixture::Fixture;
+use crate::restore::restored;
+
+/// A cluster with this fabric type, and a policy with a rule on a group.
+fn with_policy(infra: &str) -> Fixture {
+    let mut fixture = Fixture::at(infra);
+    fixture.network("net", "10.1.0.0/24", json!({"encap": "vlan"}));
+    fixture.put("policys", "default:p", &json!({"tenantName": "default", "policyName": "p"})).unwrap();
+    let body = json!({"tenantName": "default", "groupName": "web", "networkName": "net", "policies": ["p"]});
+    fixture.put("endpointGroups", "default:web", &body).unwrap();
+    let rule = json!({"tenantName": "default", "policyName": "p", "ruleId": "1", "direction": "in",
+        "action": "allow", "protocol": "tcp", "port": 80});
+    fixture.put("rules", "default:p:1", &rule).unwrap();
+    fixture
+}
+
+/// Number of keys of policies on groups and of their rules.
+fn expanded(fixture: &Fixture) -> usize {
+    fixture.keys("/contiv.io/state/policy").len()
+}
+
+fn set_infra(fixture: &mut Fixture, infra: &str) -> usize {
+    let body = json!({"name": "global", "networkInfraType": infra, "vlans": "1-4094", "vxlans": "1-10000",
+        "fwdMode": "bridge", "arpMode": "proxy", "pvtSubnet": "172.19.0.0/16"});
+    fixture.put("globals", "global", &body).unwrap();
+    expanded(fixture)
+}
+
+#[test]
+fn policies_are_not_expanded_in_aci_mode() {
+    let mut fixture = with_policy("aci");
+    assert_eq!(expanded(&fixture), 0);
+    assert_eq!(fixture.loaded().content(), fixture.content());
+    assert_eq!((set_infra(&mut fixture, "default"), set_infra(&mut fixture, "aci")), (3, 0));
+}
+
+#[test]
+fn settings_that_are_deleted_and_created_again_change_the_mode() {
+    for (from, to, keys) in [
+        ("aci", "default", [0, 3, 3]),
+        ("aci", "aci", [0, 3, 0]),
+        ("default", "aci", [3, 3, 0]),
+        ("default", "default", [3, 3, 3]),
+    ] {
+        // A netmaster that starts has not read the expansions yet.
+        for mut fixture in [with_policy(from).loaded(), with_policy(from).starting()] {
+            let before = expanded(&fixture);
+            fixture.delete("globals", "global").unwrap();
+            let between = expanded(&fixture);
+            let after = set_infra(&mut fixture, to);
+            assert_eq!([before, between, after], keys, "{from} {to}");
+            assert_eq!(fixture.loaded().content(), fixture.content(), "{from} {to}");
+            assert_eq!(restored(&mut fixture.loaded()), "(0, 0)", "{from} {to}");
+        }
+    }
+}
