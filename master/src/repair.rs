@@ -14,7 +14,8 @@ use crate::domain::allocation::AllocationScope;
 use crate::domain::network_addresses::NetworksById;
 use crate::domain::network_record::network_id;
 
-/// Marks the addresses of endpoints and services as allocated. Returns one line for each address that was free.
+/// Marks the addresses of endpoints and services as allocated, also those that are known of endpoints whose records
+/// cannot be decoded. Returns one line for each address that was free.
 pub fn mark_in_use(staged: &mut StagedTxn<'_>) -> Vec<String> {
     let (cache, mut lines) = (staged.cache(), vec![]);
     let groups = cache.allocations::<group::State>().map(|record| &record.body);
@@ -28,7 +29,9 @@ pub fn mark_in_use(staged: &mut StagedTxn<'_>) -> Vec<String> {
         let is_taken = networks.get(network).map(|addresses| addresses.is_taken(address));
         is_taken.is_some_and(|is_taken| pooled.contains(network) || is_taken == Some(false))
     };
-    for endpoint in cache.all::<endpoint::State>() {
+    // An endpoint whose record cannot be decoded may have the address of the last valid version, which the table
+    // still has, or the one that is known of the invalid version.
+    for endpoint in cache.all::<endpoint::State>().chain(cache.unreadable_endpoints()) {
         let network = &endpoint.net_id;
         for address in addresses(endpoint) {
             if may_be_free(network, address) && mark(staged, network, address) {

@@ -157,6 +157,14 @@ impl<'w> StagedTxn<'w> {
         self.read.insert(T::path(id), revision);
     }
 
+    /// Adds a guard: the commit fails if the endpoint's record, which need not be valid, differs from the one that
+    /// the cache knows.
+    pub fn guard_endpoint(&mut self, id: &str) {
+        let valid = self.cache.table::<endpoint::State>().get(id).map_or(0, |known| known.revision);
+        let revision = self.cache.unreadable_revision(id).unwrap_or(valid);
+        self.read.insert(endpoint::State::path(id), revision);
+    }
+
     /// The record and its staged change; none if it does not exist, or if this transaction creates
     /// or deletes it.
     pub fn allocation<B: Stageable>(

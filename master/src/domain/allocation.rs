@@ -185,8 +185,7 @@ impl<'w> AllocationScope<'w> {
         }
         let host = subnet.host(address, true)?;
         let ip = subnet.address(host);
-        // All routers of the subnet have its own address (RFC 4291, section 2.6.1).
-        let is_reserved = host == 0 || self.is_gateway_v6(&subnet, host);
+        let is_reserved = subnet.is_reserved(host, &self.network.body.ipv6_gateway);
         if is_reserved || staged.address_owner(self.id(), ip.into()).is_some() {
             return Err(in_use(ip));
         }
@@ -212,7 +211,7 @@ impl<'w> AllocationScope<'w> {
         let Some(subnet) = self.subnet6 else { return false };
         let Ok(host) = subnet.host(address, true) else { return false };
         let held = staged.address_owner(self.id(), IpAddr::V6(subnet.address(host))).is_some();
-        if self.is_gateway_v6(&subnet, host) || held {
+        if subnet.is_gateway(host, &self.network.body.ipv6_gateway) || held {
             return false;
         }
         let Some((record, change)) = staged.allocation::<network::State>(self.id()) else { return false };
@@ -239,12 +238,7 @@ impl<'w> AllocationScope<'w> {
 
     /// Whether the host number is the subnet address, the broadcast address or the gateway.
     fn is_reserved(&self, host: usize) -> bool {
-        let gateway = self.subnet.host(&self.network.body.gateway).ok();
-        host == 0 || host + 1 == self.subnet.size() || gateway == Some(host)
-    }
-
-    fn is_gateway_v6(&self, subnet: &Subnet6, host: u128) -> bool {
-        subnet.host(&self.network.body.ipv6_gateway, false).is_ok_and(|gateway| gateway == host)
+        self.subnet.is_reserved(host, &self.network.body.gateway)
     }
 
     /// Host numbers that were allocated before this transaction, of the range that is allocated from.

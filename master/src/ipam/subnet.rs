@@ -85,6 +85,11 @@ impl Subnet {
         u32::from(ip).wrapping_sub(u32::from(self.base)) < self.size() as u32
     }
 
+    /// Whether the host number is that of the subnet address, the broadcast address or the gateway.
+    pub fn is_reserved(&self, host: usize, gateway: &str) -> bool {
+        host == 0 || host + 1 == self.size() || self.host(gateway).is_ok_and(|gateway| gateway == host)
+    }
+
     /// Whether the host number is outside the range that is allocated from.
     pub fn is_outside_range(&self, host: usize) -> bool {
         let ip = self.address(host);
@@ -216,6 +221,16 @@ impl Subnet6 {
 
     pub fn overlaps(&self, other: &Subnet6) -> bool {
         self.contains(other.base) || other.contains(self.base)
+    }
+
+    /// Whether the host number is that of the gateway, or of the subnet's own address, which all its routers have
+    /// (RFC 4291, section 2.6.1).
+    pub fn is_reserved(&self, host: u128, gateway: &str) -> bool {
+        host == 0 || self.is_gateway(host, gateway)
+    }
+
+    pub fn is_gateway(&self, host: u128, gateway: &str) -> bool {
+        self.host(gateway, false).is_ok_and(|gateway| gateway == host)
     }
 
     /// Host number of an address. With `inside`, fails if the subnet does not contain the address.

@@ -1,5 +1,7 @@
 //! Networks.
 
+use std::sync::Arc;
+
 use contiv_model::api::{EndpointGroup, Global, Link, Network, NetworkOper, Tenant};
 use contiv_model::key::ObjectType;
 use contiv_model::{endpoint, network};
@@ -213,43 +215,58 @@ impl Derived for Network {
 }
 
 /// Marks the addresses of endpoints that have outlived a network of this name: nodes on an infra network, until their agents
-/// have seen that it was deleted.
+/// have seen that it was deleted. Fails if the network cannot allocate one of them.
 fn adopt_endpoints(state: &mut network::State, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
-    let (subnet, subnet6) = (Subnet::of_state(state)?, Subnet6::of_state(state));
-    let mut outside = vec![];
-    let endpoints: Vec<_> = staged.cache().endpoints_of_network(&state.id).collect();
-    for endpoint in endpoints {
-        staged.guard_unchanged::<endpoint::State>(&endpoint.id);
-        let host = subnet.host(&endpoint.ip_address);
-        let host6 = match endpoint.ipv6_address.as_str() {
-            "" => Ok(None),
-            address => subnet6.map(|subnet6| subnet6.host(address, true)).transpose().and_then(|host| {
-                host.map(Some).ok_or_else(|| Problem::conflict("the network has no IPv6 subnet"))
-            }),
-        };
-        let (Ok(host), Ok(host6)) = (host, host6) else {
-            outside.push(format!("{} ({})", endpoint.homing_host, endpoint.ip_address));
-            continue;
-        };
-        state.ip_alloc_map.insert(host);
-        let host6 = host6.map(host_key);
-        state.ep_addr_count += 1 + i64::from(host6.is_some());
-        state.ep_count += 1;
-        if let Some(host6) = host6 {
-            state.ipv6_alloc_map.get_or_insert_default().insert(host6, true);
+    let mut refused = vec![];
+    for endpoint in endpoints_on(&state.id, staged.cache()) {
+        staged.guard_endpoint(&endpoint.id);
+        let endpoint::State { id, homing_host, ip_address, ipv6_address, .. } = &*endpoint;
+        let node = if homing_host.is_empty() { id } else { homing_host };
+        // If the record cannot be decoded, its addresses may be unknown.
+        for address in [ip_address, ipv6_address].into_iter().filter(|address| !address.is_empty()) {
+            if !adopt_address(state, address) {
+                refused.push(format!("{node} ({address})"));
+            }
         }
+        state.ep_count += 1;
     }
-    if outside.is_empty() {
+    if refused.is_empty() {
         return Ok(());
     }
-    outside.sort();
+    refused.sort();
     let error = format!(
-        "nodes still have addresses outside of the subnet, on the network {} that was deleted: {}; they give them back when \
-         their agents see the deletion",
+        "nodes still have addresses that are outside of the subnet or reserved in it, on the network {} that was deleted: \
+         {}; they give them back when their agents see the deletion",
         state.network_name,
-        outside.join(", ")
+        refused.join(", ")
     );
     Err(Problem::conflict(error))
+}
+
+/// Endpoints on the network, also those whose records cannot be decoded, as far as they are known.
+fn endpoints_on(network: &str, cache: &ClusterCache) -> Vec<Arc<endpoint::State>> {
+    let is_valid = |endpoint: &Arc<endpoint::State>| cache.unreadable_endpoint(&endpoint.id).is_none();
+    let valid = cache.endpoints_of_network(network).filter(is_valid);
+    let unreadable = cache.unreadable_endpoints().filter(|endpoint| endpoint.net_id == network);
+    valid.chain(unreadable.cloned().map(Arc::new)).collect()
+}
+
+/// Marks the address as allocated. Returns false if the network cannot allocate it.
+fn adopt_address(state: &mut network::State, address: &str) -> bool {
+    let is_new = if address.contains(':') {
+        let Some(subnet) = Subnet6::of_state(state) else { return false };
+        let host = subnet.host(address, true).ok();
+        let host = host.filter(|host| !subnet.is_reserved(*host, &state.ipv6_gateway));
+        let Some(host) = host else { return false };
+        state.ipv6_alloc_map.get_or_insert_default().insert(host_key(host), true).is_none()
+    } else {
+        let Ok(subnet) = Subnet::of_state(state) else { return false };
+        let host = subnet.host(address).ok().filter(|host| !subnet.is_reserved(*host, &state.gateway));
+        let Some(host) = host else { return false };
+        state.ip_alloc_map.insert(host)
+    };
+    state.ep_addr_count += i64::from(is_new);
+    true
 }
 
 fn take_tags(

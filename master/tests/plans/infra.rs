@@ -1,11 +1,11 @@
 //! Infra networks, whose endpoints are nodes.
 
 use netmaster::plugin::Cleanup;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::fixture::Fixture;
 
-fn infra(name: &str) -> serde_json::Value {
+fn infra(name: &str) -> Value {
     json!({"tenantName": "default", "networkName": name, "nwType": "infra", "encap": "vlan", "subnet": "10.3.0.0/24"})
 }
 
@@ -36,21 +36,25 @@ fn node_endpoints_are_not_cleaned_up_and_may_outlive_their_network() {
     assert!(fixture.endpoints().is_empty());
 }
 
+/// An infra network with IPv6, and with these fields.
+fn with_v6(changed: &Value) -> Value {
+    let mut body = infra("contivh1");
+    body["ipv6Subnet"] = json!("fd00::/120");
+    body.as_object_mut().unwrap().extend(changed.as_object().unwrap().clone());
+    body
+}
+
 #[test]
 fn a_network_that_is_created_again_has_the_addresses_of_its_nodes() {
     let mut fixture = Fixture::new();
-    let with_v6 = |subnet: &str| {
-        let mut body = infra("contivh1");
-        body["subnet"] = json!(subnet);
-        body["ipv6Subnet"] = json!("fd00::/120");
-        body
-    };
-    fixture.put("networks", "default:contivh1", &with_v6("10.3.0.0/24")).unwrap();
+    let same = with_v6(&json!({}));
+    fixture.put("networks", "default:contivh1", &same).unwrap();
     let first = fixture.create("contivh1", "h1", "", "", "").unwrap();
     fixture.delete("networks", "default:contivh1").unwrap();
-    let refused = fixture.put("networks", "default:contivh1", &with_v6("10.4.0.0/24")).unwrap_err().text;
+    let other = with_v6(&json!({"subnet": "10.4.0.0/24"}));
+    let refused = fixture.put("networks", "default:contivh1", &other).unwrap_err().text;
     assert!(refused.contains("contivh1 that was deleted: h (10.3.0.1);"), "{refused}");
-    fixture.put("networks", "default:contivh1", &with_v6("10.3.0.0/24")).unwrap();
+    fixture.put("networks", "default:contivh1", &same).unwrap();
     assert_eq!(fixture.create("contivh1", "h1", "", "", "").unwrap(), first);
     let (ip, ip6) = fixture.create("contivh1", "h2", "", "", "").unwrap();
     assert_eq!((ip.as_str(), ip6.as_str()), ("10.3.0.2", "fd00::2"));
@@ -61,4 +65,57 @@ fn a_network_that_is_created_again_has_the_addresses_of_its_nodes() {
     }
     let state = fixture.state("contivh1");
     assert_eq!((state.ep_count, state.ep_addr_count), (0, 0));
+}
+
+#[test]
+fn a_network_that_is_created_again_does_not_reserve_addresses_of_nodes() {
+    for (ip, ip6, changed, refused) in [
+        ("10.3.0.9", "fd00::9", json!({"gateway": "10.3.0.9"}), "10.3.0.9"),
+        ("10.3.0.8", "fd00::9", json!({"subnet": "10.3.0.8/30"}), "10.3.0.8"),
+        ("10.3.0.11", "fd00::9", json!({"subnet": "10.3.0.8/30"}), "10.3.0.11"),
+        ("10.3.0.9", "fd00::9", json!({"ipv6Gateway": "fd00::9"}), "fd00::9"),
+        ("10.3.0.9", "fd00::10", json!({"ipv6Subnet": "fd00::10/124"}), "fd00::10"),
+        ("10.3.0.9", "fd00::9", json!({"ipv6Subnet": ""}), "fd00::9"),
+    ] {
+        let mut fixture = Fixture::new();
+        let same = with_v6(&json!({}));
+        fixture.put("networks", "default:contivh1", &same).unwrap();
+        fixture.create("contivh1", "h1", "", ip, ip6).unwrap();
+        fixture.delete("networks", "default:contivh1").unwrap();
+        let text = fixture.put("networks", "default:contivh1", &with_v6(&changed)).unwrap_err().text;
+        assert!(text.contains(&format!("contivh1 that was deleted: h ({refused});")), "{changed}: {text}");
+        fixture.put("networks", "default:contivh1", &same).unwrap();
+    }
+}
+
+#[test]
+fn a_network_that_is_created_again_has_the_addresses_of_nodes_with_invalid_records() {
+    const RECORD: &str = "/contiv.io/state/eps/contivh1.default-h1";
+    let mut fixture = Fixture::new();
+    let same = with_v6(&json!({}));
+    fixture.put("networks", "default:contivh1", &same).unwrap();
+    fixture.create("contivh1", "h1", "", "", "").unwrap();
+    fixture.delete("networks", "default:contivh1").unwrap();
+    let mut record = fixture.value(RECORD).unwrap();
+    record["labels"] = json!(["of a newer form"]);
+    fixture.edit(RECORD, Some(&record));
+    // One netmaster starts then, the other has watched the change, and knows the record of before, too.
+    let starting = fixture.loaded();
+    let update = fixture.changes.last().unwrap().clone();
+    fixture.cache.apply_update(&update);
+    for mut fixture in [starting, fixture] {
+        let other = with_v6(&json!({"gateway": "10.3.0.1"}));
+        let refused = fixture.put("networks", "default:contivh1", &other).unwrap_err().text;
+        assert!(refused.contains("contivh1 that was deleted: h (10.3.0.1);"), "{refused}");
+        fixture.put("networks", "default:contivh1", &same).unwrap();
+        let (ip, ip6) = fixture.create("contivh1", "h2", "", "", "").unwrap();
+        assert_eq!((ip.as_str(), ip6.as_str()), ("10.3.0.2", "fd00::2"));
+        let state = fixture.state("contivh1");
+        assert_eq!((state.ep_count, state.ep_addr_count), (2, 4));
+        for id in ["h1", "h2"] {
+            fixture.remove("contivh1", id).unwrap();
+        }
+        let state = fixture.state("contivh1");
+        assert_eq!((state.ep_count, state.ep_addr_count), (0, 0));
+    }
 }

@@ -5,7 +5,7 @@ use netmaster::access::Scope;
 use netmaster::cache::StagedTxn;
 use netmaster::plugin::{Call, CallKind, Cleanup, clean_up};
 use netmaster::problem::Kind;
-use netmaster::repair::release_unused;
+use netmaster::repair::{mark_in_use, release_unused};
 use netmaster::restore::restore;
 use serde_json::{Value, json};
 
@@ -100,6 +100,30 @@ fn an_endpoint_is_deleted_with_what_is_known_of_it() {
     behind.edit(RECORD, Some(&json!("{")));
     behind.reload(RECORD);
     assert_deleted(behind, &expected);
+}
+
+/// Another program has restored the network's record of before.
+#[test]
+fn known_addresses_are_marked_as_allocated() {
+    const NETWORK: &str = "/contiv.io/state/nets/net.default";
+    let mut good = Fixture::new();
+    good.network("net", "10.1.0.0/24", json!({"ipv6Subnet": "2001:db8:1::/64"}));
+    let before = good.value(NETWORK).unwrap();
+    good.create("net", "a", "", "", "").unwrap();
+    let mut network = good.value(NETWORK).unwrap();
+    for field in ["ipAllocMap", "ipv6AllocMap", "epAddrCount"] {
+        network[field] = before[field].clone();
+    }
+    good.edit(NETWORK, Some(&network));
+    let mut fixture = broken(&good, &newer(&good));
+    let lines = fixture.run(|staged| Ok(mark_in_use(staged).join("\n").into_bytes())).unwrap();
+    let line = |address: &str| {
+        format!("endpoint net.default-a: address {address} was not allocated on network net.default")
+    };
+    assert_eq!(String::from_utf8(lines).unwrap(), format!("{}\n{}", line("10.1.0.1"), line("2001:db8:1::1")));
+    assert_eq!(fixture.state("net").ep_addr_count, 2);
+    let (ip, ip6) = fixture.create("net", "b", "", "", "").unwrap();
+    assert_eq!((ip.as_str(), ip6.as_str()), ("10.1.0.2", "2001:db8:1::2"));
 }
 
 #[test]
