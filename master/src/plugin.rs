@@ -112,13 +112,13 @@ impl Call {
         }
     }
 
-    /// Fails if the call is for an endpoint on another node than the agent's.
+    /// Fails if the call names an endpoint on another node than the agent's.
     pub fn check_scope(&self, scope: &Scope, staged: &StagedTxn<'_>) -> Result<(), Problem> {
         let Scope::Node(own) = scope else { return scope.require_tenant(None) };
         let nodes: Vec<String> = match self {
             Call::CreateEndpoint(request) => endpoint::nodes_of_create(request, staged),
             Call::DeleteEndpoint(request) => endpoint::nodes_of_delete(request, staged)?,
-            Call::UpdateEndpoint(request) => container::nodes(request, staged),
+            Call::UpdateEndpoint(request) => container::node(request, staged).into_iter().collect(),
             // Addresses without endpoints belong to no node.
             Call::AllocAddress(_) | Call::ReleaseAddress(_) => vec![String::new()],
         };
@@ -152,14 +152,14 @@ impl Call {
         }
     }
 
-    /// Stages the changes and returns the body of the response.
-    pub fn plan(&self, staged: &mut StagedTxn<'_>) -> Answer {
+    /// Stages the changes and returns the body of the response. [`Call::check_scope`] must have accepted `scope`.
+    pub fn plan(&self, scope: &Scope, staged: &mut StagedTxn<'_>) -> Answer {
         match self {
             Call::AllocAddress(request) => address::alloc(request, staged),
             Call::ReleaseAddress(request) => address::release(request, staged),
             Call::CreateEndpoint(request) => endpoint::create(request, staged),
             Call::DeleteEndpoint(request) => endpoint::delete(request, staged),
-            Call::UpdateEndpoint(request) => container::update(request, staged),
+            Call::UpdateEndpoint(request) => container::update(request, scope, staged),
         }
     }
 }

@@ -201,7 +201,7 @@ impl Routes<'_> {
         let scope = scope.clone();
         let plan = move |staged: &mut StagedTxn<'_>| {
             call.check_scope(&scope, staged)?;
-            call.plan(staged)
+            call.plan(&scope, staged)
         };
         format.json(self.0.queue.submit(Box::new(plan), false).await)
     }

@@ -1,7 +1,5 @@
 //! `updateEndpoint`: start and exit of containers.
 
-use std::collections::BTreeSet;
-
 use contiv_model::endpoint::State;
 use contiv_model::group;
 use schemars::JsonSchema;
@@ -9,6 +7,7 @@ use serde::Serialize;
 
 use super::endpoint::is_endpoint;
 use super::request::{MAX_LABELS, UpdateEndpoint, labels_size};
+use crate::access::Scope;
 use crate::cache::{Labels, StagedTxn};
 use crate::domain::network_record::{network_id, network_record};
 use crate::domain::services;
@@ -25,25 +24,22 @@ pub(super) struct Reply<'a> {
     address: &'a str,
 }
 
-pub(super) fn update(request: &UpdateEndpoint, staged: &mut StagedTxn<'_>) -> Answer {
+/// Ids of containers are what agents report: one of another node may have the same. The event `die` changes the
+/// endpoints in `scope` only.
+pub(super) fn update(request: &UpdateEndpoint, scope: &Scope, staged: &mut StagedTxn<'_>) -> Answer {
     match request.event.as_str() {
         "start" => start(request, staged)?,
-        "die" if !die(request, staged)? => return go_json::encode(&()),
+        "die" if !die(request, scope, staged)? => return go_json::encode(&()),
         _ => {}
     }
     go_json::encode(&Reply { address: &request.ip_address })
 }
 
-/// Nodes of the endpoints that the call changes.
-pub(super) fn nodes(request: &UpdateEndpoint, staged: &StagedTxn<'_>) -> Vec<String> {
-    let network = network_of(request, staged).ok();
-    let named = network.map(|network| format!("{network}-{}", request.endpoint_id));
-    let of_container = match request.container_id.as_str() {
-        "" => BTreeSet::new(),
-        container => staged.endpoints_of_container(container),
-    };
-    let ids = named.into_iter().chain(of_container);
-    ids.filter_map(|id| staged.get::<State>(&id).map(|known| known.homing_host.clone())).collect()
+/// Node of the endpoint that the call names, if it exists.
+pub(super) fn node(request: &UpdateEndpoint, staged: &StagedTxn<'_>) -> Option<String> {
+    let network = network_of(request, staged).ok()?;
+    let named = staged.get::<State>(&format!("{network}-{}", request.endpoint_id))?;
+    Some(named.homing_host.clone())
 }
 
 /// Sets the container of the endpoint and adds the labels.
@@ -88,16 +84,15 @@ fn check_labels(id: &str, old: Option<&Labels>, new: &Labels) -> Result<(), Prob
     check("bytes of labels", old.map_or(0, size), size(new), MAX_LABELS)
 }
 
-/// Removes the labels of the container's endpoints. Returns false if there are none.
-fn die(request: &UpdateEndpoint, staged: &mut StagedTxn<'_>) -> Result<bool, Problem> {
+/// Removes the labels of the container's endpoints in `scope`. Returns false if there are none.
+fn die(request: &UpdateEndpoint, scope: &Scope, staged: &mut StagedTxn<'_>) -> Result<bool, Problem> {
     if request.container_id.is_empty() {
         return Err(Problem::invalid("invalid containerID in UpdateEndpointRequest:(nil)"));
     }
     let mut known = false;
     for id in staged.endpoints_of_container(&request.container_id) {
-        let Some(old) = staged.get::<State>(&id).filter(|endpoint| endpoint.labels.is_some()) else {
-            continue;
-        };
+        let old = staged.get::<State>(&id).filter(|old| scope.has_endpoint(|| None, &old.homing_host));
+        let Some(old) = old.filter(|old| old.labels.is_some()) else { continue };
         known = true;
         staged.put(&id, State { labels: None, ..(*old).clone() });
         services::update_providers(&old, staged);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use contiv_model::event::Event;
+use netmaster::access::Scope;
 use netmaster::plugin::{Call, CallKind};
 use serde_json::json;
 
@@ -24,7 +25,7 @@ fn a_transaction_is_full_by_its_texts() {
             let body = json!({"Event": "start", "Tenant": "default", "Network": "net", "EndpointID": format!("e{n}"),
                 "ContainerID": format!("c{n}"), "Labels": labels});
             let kind = CallKind::by_name("updateEndpoint").unwrap();
-            Call::decode(kind, body.to_string().as_bytes())?.plan(staged)?;
+            Call::decode(kind, body.to_string().as_bytes())?.plan(&Scope::All, staged)?;
             n += 1;
         }
         Ok(n.to_string().into_bytes())

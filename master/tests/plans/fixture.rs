@@ -168,7 +168,7 @@ impl Fixture {
 
     pub(crate) fn call(&mut self, name: &str, body: &Value) -> Result<Value, Problem> {
         let call = Call::decode(CallKind::by_name(name).unwrap(), body.to_string().as_bytes())?;
-        self.run(|staged| call.plan(staged)).map(read)
+        self.run(|staged| call.plan(&Scope::All, staged)).map(read)
     }
 
     pub(crate) fn network(&mut self, name: &str, subnet: &str, more: Value) {

@@ -8,6 +8,7 @@ mod batches;
 mod bgp;
 mod chunks;
 mod cleanup;
+mod containers;
 mod expansions;
 mod fabric;
 mod fabric_mode;
