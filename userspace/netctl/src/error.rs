@@ -89,10 +89,7 @@ impl Error {
 
     /// Prefixes a rejection with the object of a file; `remaining` is the number of later changes that are not sent.
     pub fn with_object(self, object: impl std::fmt::Display, remaining: usize) -> Error {
-        let text = |message: String| match remaining {
-            0 => format!("{object}: {message}"),
-            _ => format!("{object}: {message} (later changes not sent: {remaining})"),
-        };
+        let text = |message: String| with_remaining(format!("{object}: {message}"), remaining);
         match self {
             Error::Refused(message) => Error::Refused(text(message)),
             Error::Forbidden(message) => Error::Forbidden(text(message)),
@@ -127,6 +124,14 @@ impl Error {
             Error::File { .. } | Error::Output(_) => 4,
             Error::TimedOut(_) => 5,
         }
+    }
+}
+
+/// Adds the number of later changes that are not sent to a message.
+pub fn with_remaining(message: String, remaining: usize) -> String {
+    match remaining {
+        0 => message,
+        _ => format!("{message} (later changes not sent: {remaining})"),
     }
 }
 

@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::{
     client::Client,
-    error::Error,
+    error::{Error, one_line, with_remaining},
     manifest::{
         change,
         document::{self, Files, Manifest, Origin, Purpose},
@@ -62,7 +62,7 @@ pub fn delete(client: &Client, files: &Files, out: &mut dyn Write) -> Result<(),
 }
 
 /// Deletes objects in this order. A missing object is not an error; a rejection does not stop later deletions, except for
-/// the rules of a policy, which stay with it.
+/// the rules of a policy, which stay with it. Any other failure does.
 pub fn remove(
     removals: &[Removal<'_>],
     is_stored: impl Fn(&Manifest) -> bool,
@@ -70,7 +70,7 @@ pub fn remove(
     out: &mut dyn Write,
 ) -> Result<(), Error> {
     let (mut written, mut refused) = (Ok(()), vec![]);
-    for Removal { manifest, rules } in removals {
+    for (at, Removal { manifest, rules }) in removals.iter().enumerate() {
         let done = match (manifest.kind.mutability, is_stored(manifest)) {
             (Mutability::Settings, _) => "kept: settings cannot be deleted",
             (_, false) => "absent",
@@ -80,7 +80,14 @@ pub fn remove(
                     refused.push(refusal(manifest, &message));
                     continue;
                 }
-                Err(error) => return Err(error),
+                Err(error) => {
+                    let later = removals.iter().skip(at + 1).map(|removal| removal.manifest);
+                    let is_left =
+                        |it: &&Manifest| it.kind.mutability != Mutability::Settings && is_stored(it);
+                    let message = with_remaining(one_line(&error), later.filter(is_left).count());
+                    refused.push(refusal(manifest, &message));
+                    return Err(Error::Several(refused));
+                }
             },
         };
         written = written.and_then(|()| writeln!(out, "{manifest} {done}"));

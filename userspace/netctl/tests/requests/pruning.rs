@@ -103,6 +103,31 @@ fn refused_deletion_does_not_stop_later_ones() {
 }
 
 #[test]
+fn failure_after_a_refused_deletion_is_reported_with_it() {
+    let named = "- {kind: policy, tenantName: t, policyName: p}\n\
+                 - {kind: netprofile, tenantName: t, profileName: gold}\n\
+                 - {kind: net, tenantName: t, networkName: old}\n";
+    let failures: [fn() -> Reply; 2] = [|| Reply::new(503, "", "no netmaster leads"), Reply::lost];
+    for failure in failures {
+        for (words, file) in [(&["apply", "--prune", "t"][..], FILE), (&["delete"], named)] {
+            let server = store::modern(&objects(), move |request, _| match request.line.as_str() {
+                "DELETE /api/v1/policys/t:p/" => Some(Reply::refused("policy is in use")),
+                "DELETE /api/v1/netprofiles/t:gold/" => Some(failure()),
+                _ => None,
+            });
+            let (_, stderr, code) = prune(&server, words, file);
+            let lines: Vec<&str> = stderr.lines().collect();
+            assert_eq!((lines.len(), code), (2, 3), "{words:?}: {stderr}");
+            assert!(lines[0].ends_with("policy t:p: policy is in use"), "{words:?}: {stderr}");
+            assert!(lines[1].contains("netprofile t:gold: "), "{words:?}: {stderr}");
+            assert!(lines[1].ends_with(" (later changes not sent: 1)"), "{words:?}: {stderr}");
+            let sent = changes(&server);
+            assert!(sent.iter().all(|line| !line.contains("/networks/")), "{words:?}: {sent:?}");
+        }
+    }
+}
+
+#[test]
 fn object_that_others_change_meanwhile_is_kept() {
     let changed = || json!({"tenantName": "t", "profileName": "gold", "DSCP": 9, "burst": 7});
     // After the list was read, and after the object was read.
