@@ -20,6 +20,7 @@ mod links;
 mod listed;
 mod record;
 mod record_body;
+mod registrations;
 mod revisions;
 mod shared;
 mod staged_derived;
@@ -76,6 +77,8 @@ pub struct ClusterCache {
     unreadable: BTreeSet<Key>,
     /// Endpoints whose records cannot be decoded, by id.
     unreadable_endpoints: BTreeMap<String, UnreadableEndpoint>,
+    /// See [`ClusterCache::last_registration`]; by node.
+    registrations: HashMap<String, i64>,
     /// Revisions at which recently deleted keys were deleted. An older change from the watch must
     /// not restore them.
     deleted: HashMap<String, i64>,

@@ -307,6 +307,9 @@ impl ClusterCache {
         match key {
             Key::ServiceLb(id) => self.set_service(id.as_str(), kv, decoded, revision),
             Key::Endpoint(id) => self.set_endpoint(id.as_str(), kv, decoded, revision),
+            Key::Service { name, address } => {
+                self.set_registration(&format!("{name}/{address}"), kv, decoded, revision);
+            }
             key => by_type(key, Set { cache: self, kv, decoded, revision }).unwrap_or_default(),
         }
     }

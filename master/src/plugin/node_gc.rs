@@ -3,7 +3,8 @@
 //!
 //! A node is registered as long as one of its leased registrations exists. When the last one
 //! expires, the leader writes a mark to the store. The mark is deleted when the node registers
-//! again. Only nodes with a node status count, because endpoints may be on hosts without an agent.
+//! again, also if it is gone once more before the leader checks. Only nodes with a node status
+//! count, because endpoints may be on hosts without an agent.
 //!
 //! The leader counts the time with its monotonic clock and writes it to the mark now and then, where
 //! the next leader finds it. Clocks of different machines are never compared. A failed leader may
@@ -35,8 +36,15 @@ const SHORTEST_STEP: Duration = Duration::from_secs(1);
 /// Time for which the marked nodes are gone.
 #[derive(Debug, Default)]
 pub struct GoneClock {
-    counted: BTreeMap<String, Duration>,
+    counted: BTreeMap<String, Counted>,
     last: Option<Instant>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Counted {
+    time: Duration,
+    /// Revision of the mark when the count began.
+    since: i64,
 }
 
 impl GoneClock {
@@ -46,11 +54,19 @@ impl GoneClock {
         let passed = self.last.replace(now).map_or(Duration::ZERO, |last| now.duration_since(last));
         let passed = if most_nodes_are_gone(cache) { Duration::ZERO } else { passed };
         let known = mem::take(&mut self.counted);
-        for gone in cache.all::<node::Gone>() {
-            let stored = Duration::from_secs(gone.counted_seconds);
-            let counted = known.get(&gone.host).map_or(stored, |counted| *counted + passed);
+        for mark in cache.table::<node::Gone>().values() {
+            let gone = &mark.value;
+            let counted = match known.get(&gone.host) {
+                Some(known) => Counted { time: known.time + passed, since: known.since },
+                None => Counted { time: Duration::from_secs(gone.counted_seconds), since: mark.revision },
+            };
             self.counted.insert(gone.host.clone(), counted);
         }
+    }
+
+    /// Whether the node has registered since the count began. It may be gone again.
+    fn has_returned(&self, host: &str, cache: &ClusterCache) -> bool {
+        self.counted.get(host).is_some_and(|counted| cache.last_registration(host) > counted.since)
     }
 }
 
@@ -68,7 +84,7 @@ pub fn most_nodes_are_gone(cache: &ClusterCache) -> bool {
 pub struct NodeGcPlan {
     /// Nodes without registration that are not marked as gone yet.
     pub newly_gone: Vec<String>,
-    /// Nodes that are registered again or no longer known.
+    /// Nodes that have registered again or are no longer known.
     pub returned: Vec<String>,
     /// Seconds for which nodes have been gone, where the mark must be updated.
     pub counted: BTreeMap<String, u64>,
@@ -91,16 +107,21 @@ impl NodeGcPlan {
                 plan.newly_gone.push(host.clone());
                 continue;
             };
+            if clock.has_returned(host, cache) {
+                continue;
+            }
             let (Some(counted), Some(gone_after)) = (clock.counted.get(host), gone_after) else { continue };
-            let unwritten = counted.saturating_sub(Duration::from_secs(gone.counted_seconds));
-            if *counted >= gone_after && !stopped {
+            let unwritten = counted.time.saturating_sub(Duration::from_secs(gone.counted_seconds));
+            if counted.time >= gone_after && !stopped {
                 plan.expired.insert(host.clone(), vec![]);
             } else if unwritten >= (gone_after / WRITES).max(SHORTEST_STEP) {
-                plan.counted.insert(host.clone(), counted.as_secs());
+                plan.counted.insert(host.clone(), counted.time.as_secs());
             }
         }
         let returned = cache.all::<node::Gone>().filter(|gone| {
-            registered_hosts.contains(gone.host.as_str()) || cache.get::<node::Status>(&gone.host).is_none()
+            registered_hosts.contains(gone.host.as_str())
+                || cache.get::<node::Status>(&gone.host).is_none()
+                || clock.has_returned(&gone.host, cache)
         });
         plan.returned = returned.map(|gone| gone.host.clone()).collect();
         if !plan.expired.is_empty() {
@@ -229,8 +250,6 @@ pub(super) fn is_registered(cache: &ClusterCache, host: &str) -> bool {
 }
 
 fn registered(cache: &ClusterCache) -> BTreeSet<&str> {
-    let agents = cache
-        .all::<registry::ServiceInfo>()
-        .filter(|service| [registry::NETPLUGIN, registry::VTEP].contains(&service.service_name.as_str()));
+    let agents = cache.all::<registry::ServiceInfo>().filter(|service| service.is_of_node());
     agents.map(|service| service.hostname.as_str()).collect()
 }

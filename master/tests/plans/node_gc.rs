@@ -204,6 +204,44 @@ fn a_node_that_returns_keeps_its_endpoints() {
     }
 }
 
+/// The node registers and is gone again between two checks: only the watch has reported it.
+#[test]
+fn the_time_starts_again_after_a_short_return() {
+    let mut fixture = away(fixture());
+    let gone = plan_gc(&fixture, 0, 0);
+    mark(&mut fixture, &gone);
+    let half_a_day = plan_gc(&fixture, 0, 12);
+    mark(&mut fixture, &half_a_day);
+    let mut clock = GoneClock::default();
+    for hour in 0..=5 {
+        clock.advance(&fixture.cache, at(hour));
+    }
+    let late = NodeGcPlan::new(&fixture.cache, &clock, Some(DAY));
+    assert_eq!(late.counted["h"], 17 * 3600);
+    let registration = json!({"ServiceName": registry::NETPLUGIN, "Hostname": "h"});
+    for value in [Some(&registration), None] {
+        fixture.edit("/contiv.io/service/netplugin/10.0.0.1:9002", value);
+        let update = fixture.changes.last().unwrap().clone();
+        fixture.cache.apply_update(&update);
+    }
+    // Of a leader that has followed this one.
+    let of_next = plan_gc(&fixture, 0, 100);
+    // Of this leader, whose last plan is committed after the registration.
+    mark(&mut fixture, &late);
+    clock.advance(&fixture.cache, at(6));
+    let own = NodeGcPlan::new(&fixture.cache, &clock, Some(DAY));
+    for plan in [&of_next, &own] {
+        assert_eq!(plan.returned, ["h"]);
+        assert_eq!((plan.expired.len(), plan.counted.len()), (0, 0));
+    }
+    mark(&mut fixture, &own);
+    let gone = plan_gc(&fixture, 0, 0);
+    assert_eq!(gone.newly_gone, ["h"]);
+    mark(&mut fixture, &gone);
+    assert_eq!(plan_gc(&fixture, 0, 23).expired.len(), 0);
+    assert_eq!(plan_gc(&fixture, 0, 24).expired["h"], ["net.default-a", "net.default-b"]);
+}
+
 #[test]
 fn nothing_is_released_while_most_nodes_are_gone() {
     let mut fixture = away(fixture());

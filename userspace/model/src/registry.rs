@@ -30,6 +30,13 @@ pub struct ServiceInfo {
     pub hostname: String,
 }
 
+impl ServiceInfo {
+    /// Whether it is a registration of a node, by its agent or its VTEP.
+    pub fn is_of_node(&self) -> bool {
+        [NETPLUGIN, VTEP].contains(&self.service_name.as_str())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
