@@ -13,11 +13,11 @@ use crate::range::prefix_end;
 
 /// Keys on the first page and on the largest page of a listing.
 const FIRST_PAGE: usize = 64;
-const LARGEST_PAGE: usize = 1000;
+const LARGEST_PAGE: usize = 4000;
 /// Bytes that a page should have. Each page is as long as the previous one allows to expect.
 const PAGE_BYTES: usize = 4 << 20;
 /// A range with more keys is divided.
-const LARGEST_RANGE: usize = 8 * LARGEST_PAGE;
+const LARGEST_RANGE: usize = 2 * LARGEST_PAGE;
 
 /// What a listing leaves out of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
