@@ -61,7 +61,7 @@ fn parse(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
         return Err(DropReason::Malformed);
     }
     // A packet that an error quotes may be a fragment, too.
-    let (piece, identification, protocol) = (packet.piece, packet.identification, packet.fragment_protocol);
+    let piece = packet.piece;
     let mut ours = true;
     if piece == Piece::LATER {
         recall(packet)?;
@@ -69,10 +69,12 @@ fn parse(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
     } else {
         ours = transport(ctx, packet)?;
         packet.piece = piece;
-        packet.identification = identification;
-        packet.fragment_protocol = protocol;
         packet.wanted = packet.tuple;
         if piece == Piece::FIRST {
+            // No error is so long (RFC 1812 4.3.2.3, RFC 4443 2.4), and no flow is asked about what the next fragments quote.
+            if packet.icmp_error != Told::NOTHING {
+                return Err(DropReason::UnrelatedIcmpError);
+            }
             remember(packet);
         }
     }
@@ -216,6 +218,7 @@ const fn overlaps_flags(protocol: u8, offset: u16) -> Result<(), DropReason> {
 #[inline(always)]
 fn transport(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
     const PORTS: u32 = 4;
+    const ICMP_HEADER: u32 = 8;
     const IDENTIFIER: u32 = 4;
     let at = packet.l4;
     match packet.protocol {
@@ -223,6 +226,7 @@ fn transport(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
         // Bytes behind the end of the packet are not its ports.
         UDP | SCTP if at + PORTS > packet.limit => return Err(DropReason::Malformed),
         UDP | SCTP => ports(ctx, at, &mut packet.tuple)?,
+        ICMP | ICMPV6 if at + ICMP_HEADER > packet.limit => return Err(DropReason::Malformed),
         ICMP | ICMPV6 => {
             let kind = frame::load::<u8>(ctx, at as usize)?;
             match Message::of(packet, kind) {
@@ -325,13 +329,23 @@ fn ports(ctx: &TcContext, at: u32, tuple: &mut Tuple) -> Result<(), DropReason> 
 #[inline(always)]
 fn about(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
     const ICMP_HEADER: u32 = 8;
+    const PORTS: u32 = 4;
+    const IDENTIFIER: u32 = 4;
+    const SEQUENCE: u32 = 4;
     let at = packet.l4 + ICMP_HEADER;
     // What cannot be read is about nothing that we know: the error goes its way as a packet of its own.
     packet.icmp_error = Told::LITTLE;
     if ctv_ip(packet, ctx.skb.skb, at) != packet::GO_ON {
         return Ok(());
     }
-    if packet.piece == Piece::LATER {
+    // Bytes behind the end of the packet are nothing that it quotes.
+    let needed = match packet.spare.protocol {
+        TCP => SEQUENCE + size_of::<Be32>() as u32,
+        UDP | SCTP => PORTS,
+        ICMP | ICMPV6 => IDENTIFIER + size_of::<Be16>() as u32,
+        _ => 0,
+    };
+    if packet.piece == Piece::LATER || packet.next + needed > packet.limit {
         return Ok(());
     }
     packet.inner = packet.spare;
@@ -339,23 +353,16 @@ fn about(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
     packet.inner_l4 = packet.next;
     let protocol = packet.inner.protocol;
     match protocol {
-        TCP | UDP | SCTP if ports(ctx, packet.inner_l4, &mut packet.inner).is_err() => return Ok(()),
+        TCP | UDP | SCTP => ports(ctx, packet.inner_l4, &mut packet.inner)?,
         ICMP | ICMPV6 => {
-            const IDENTIFIER: u32 = 4;
-            let Ok(identifier) = frame::load::<Be16>(ctx, (packet.inner_l4 + IDENTIFIER) as usize) else {
-                return Ok(());
-            };
+            let identifier = frame::load::<Be16>(ctx, (packet.inner_l4 + IDENTIFIER) as usize)?;
             let kind = frame::load::<u8>(ctx, packet.inner_l4 as usize)?;
             echo(&mut packet.inner, kind, identifier);
         }
         _ => {}
     }
     if protocol == TCP {
-        const SEQUENCE: u32 = 4;
-        let Ok(sequence) = frame::load::<Be32>(ctx, (packet.inner_l4 + SEQUENCE) as usize) else {
-            return Ok(());
-        };
-        packet.sequence = sequence.get();
+        packet.sequence = frame::load::<Be32>(ctx, (packet.inner_l4 + SEQUENCE) as usize)?.get();
     }
     packet.icmp_error = Told::FLOW;
     Ok(())

@@ -1,5 +1,7 @@
 //! Frames from pods.
 
+mod icmp;
+
 use std::{net::Ipv6Addr, time::Duration};
 
 use anyhow::Result;
@@ -292,47 +294,6 @@ fn a_vlan_without_uplink_is_local() -> Result<()> {
     send(&broadcast)?.assert_flooded();
     let broadcast = broadcast.build();
     tap.expect(Duration::from_secs(5), "the broadcast", |bytes| (bytes == broadcast).then_some(()))?;
-    Ok(())
-}
-
-/// The quoted fragment has a fragment id of its own.
-#[test]
-fn fragments_of_an_icmp_error_belong_together() -> Result<()> {
-    needs!(root());
-    let rig = Rig::new("pod-errpiece")?;
-    let request = Packet::eth(HERE.mac(), OTHER.mac()).ipv4(OTHER.ip(), HERE.ip()).udp(53, 4000);
-    run(&rig.node, FROM_POD, &rig.second.local.port, &request.build())?.assert_sent_on(&request.build());
-    let answer = Packet::eth(OTHER.mac(), HERE.mac()).ipv4(HERE.ip(), OTHER.ip());
-    let about = Packet::bare().ipv4(OTHER.ip(), HERE.ip()).ip_id(7).udp(53, 4000).payload(b"four").build();
-    let first = answer.clone().fragment(9, 0, true).icmp(3, 3, [0; 4]).payload(&about);
-    rig.run(&first)?.assert_sent_on(&first.build());
-    let later = answer.fragment(9, 5, false).protocol(1).payload(b"more");
-    rig.run(&later)?.assert_sent_on(&later.build());
-    Ok(())
-}
-
-/// An error goes to the sender of a packet. Kernels do not compare the address of an ICMPv6 error with the packet in it, so one to
-/// all nodes would tell each about a flow of its own.
-#[test]
-fn icmp_errors_to_groups_are_dropped() -> Result<()> {
-    needs!(root());
-    let rig = Rig::new("pod-errgroup")?;
-    let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
-    let about = Packet::bare().ipv6(OTHER.ip6(), FAR.ip6()).udp(53, 4000).payload(b"four").build();
-    let about4 = Packet::bare().ipv4(OTHER.ip(), FAR.ip()).udp(53, 4000).payload(b"four").build();
-    let six = |to: Ipv6Addr, mac| Packet::eth(mac, HERE.mac()).ipv6(HERE.ip6(), to);
-    for to in [
-        (all_nodes, mac("33:33:00:00:00:01")),
-        (solicited_node(OTHER.ip6()), solicited_node_mac(OTHER.ip6())),
-    ] {
-        for (kind, code, rest) in [(1, 4, [0; 4]), (2, 0, [0, 0, 5, 0]), (100, 0, [0; 4])] {
-            let error = six(to.0, to.1).icmpv6(kind, code, rest).payload(&about);
-            rig.run(&error)?.assert_dropped(DropReason::UnrelatedIcmpError);
-        }
-        rig.run(&six(to.0, to.1).icmpv6(128, 0, [0; 4]).payload(b"ping"))?.assert_flooded();
-    }
-    let all_hosts = Packet::eth(mac("01:00:5e:00:00:01"), HERE.mac()).ipv4(HERE.ip(), [224, 0, 0, 1]);
-    rig.run(&all_hosts.icmp(3, 3, [0; 4]).payload(&about4))?.assert_dropped(DropReason::UnrelatedIcmpError);
     Ok(())
 }
 

@@ -43,6 +43,8 @@ pub(crate) struct Packet {
     end: usize,
     /// False for fragments after the first.
     has_body: bool,
+    /// Whether more fragments follow.
+    is_continued: bool,
 }
 
 impl Packet {
@@ -55,9 +57,15 @@ impl Packet {
             _ => return None,
         };
         let headers = if v6 { Headers::v6(frame)? } else { Headers::v4(frame)? };
-        let Headers { source, destination, protocol, body, end, has_body } = headers;
-        let ports = if protocol == TCP { 14 } else { 4 };
-        if end > frame.len() || matches!(protocol, TCP | UDP) && has_body && body + ports > end {
+        let Headers { source, destination, protocol, body, end, has_body, is_continued } = headers;
+        // Ports and flags of TCP, ports of UDP, the header of ICMP.
+        let needed = match protocol {
+            TCP => 14,
+            UDP => 4,
+            ICMP | ICMPV6 => 8,
+            _ => 0,
+        };
+        if end > frame.len() || has_body && body + needed > end {
             return None;
         }
         let word = |at| bytes(frame, body + at).map_or(0, u16::from_be_bytes);
@@ -68,7 +76,7 @@ impl Packet {
             _ => (0, 0),
         };
         let tuple = Tuple { protocol, source: (source, from), destination: (destination, to) };
-        Some(Packet { tuple, v6, body, end, has_body })
+        Some(Packet { tuple, v6, body, end, has_body, is_continued })
     }
 
     /// Whether an IPv6 packet has extension headers in front of neighbour discovery.
@@ -150,7 +158,8 @@ impl Packet {
         adjust(frame, self.body + 2, &request, &reply);
     }
 
-    /// The packet that an ICMP error quotes; `Some(None)` if too little of it. `None` if this is no error.
+    /// The packet that an ICMP error quotes; `Some(None)` if too little of it, or if the error is a fragment, so that others go on
+    /// with the quote. `None` if this is no error.
     pub(crate) fn quoted(&self, frame: &[u8]) -> Option<Option<Tuple>> {
         const ICMP_HEADER: usize = 8;
         let kind = *frame.get(self.body)?;
@@ -162,8 +171,12 @@ impl Packet {
         if !is_error || !self.has_body {
             return None;
         }
+        if self.is_continued {
+            return Some(None);
+        }
         // The quoted packet is often truncated, so its length is not checked.
-        let inner = [&frame[..ETHERNET], frame.get(self.body + ICMP_HEADER..).unwrap_or_default()].concat();
+        let quote = frame.get(self.body + ICMP_HEADER..self.end).unwrap_or_default();
+        let inner = [&frame[..ETHERNET], quote].concat();
         let headers = if self.v6 { Headers::v6(&inner) } else { Headers::v4(&inner) };
         Some(headers.filter(|headers| headers.has_body).and_then(|headers| {
             let word = |at: usize| bytes(&inner, headers.body + at).map(u16::from_be_bytes);
@@ -220,9 +233,9 @@ impl Packet {
         // The quoted packet is often truncated, so its length is not checked.
         let mut inner = [&frame[..ETHERNET], frame.get(at..self.end)?].concat();
         let headers = if self.v6 { Headers::v6(&inner)? } else { Headers::v4(&inner)? };
-        let Headers { source, destination, protocol, body, end, has_body } = headers;
+        let Headers { source, destination, protocol, body, end, has_body, is_continued } = headers;
         let tuple = Tuple { protocol, source: (source, 0), destination: (destination, 0) };
-        let quoted = Packet { tuple, v6: self.v6, body, end, has_body };
+        let quoted = Packet { tuple, v6: self.v6, body, end, has_body, is_continued };
         change(&quoted, &mut inner);
         frame.get_mut(at..self.end)?.copy_from_slice(&inner[ETHERNET..]);
         let sum = self.body + 2;
@@ -320,6 +333,7 @@ struct Headers {
     /// Offset of the end of the packet.
     end: usize,
     has_body: bool,
+    is_continued: bool,
 }
 
 impl Headers {
@@ -328,7 +342,7 @@ impl Headers {
         let first = *frame.get(ETHERNET)?;
         let length = usize::from(first & 0x0f) * 4;
         let total = usize::from(u16::from_be_bytes(bytes(frame, ETHERNET + 2)?));
-        let offset = u16::from_be_bytes(bytes(frame, ETHERNET + 6)?) & 0x1fff;
+        let fragment = u16::from_be_bytes(bytes(frame, ETHERNET + 6)?);
         let valid = first >> 4 == 4 && length >= 20 && total >= length;
         valid.then_some(Headers {
             source: address(ETHERNET + 12)?,
@@ -336,7 +350,8 @@ impl Headers {
             protocol: *frame.get(ETHERNET + 9)?,
             body: ETHERNET + length,
             end: ETHERNET + total,
-            has_body: offset == 0,
+            has_body: fragment & 0x1fff == 0,
+            is_continued: fragment & 0x2000 != 0,
         })
     }
 
@@ -345,6 +360,7 @@ impl Headers {
         let address = |at| Some(IpAddr::from(Ipv6Addr::from(bytes::<16>(frame, at)?)));
         let payload = usize::from(u16::from_be_bytes(bytes(frame, ETHERNET + 4)?));
         let (mut protocol, mut body, mut has_body) = (*frame.get(ETHERNET + 6)?, ETHERNET + 40, true);
+        let mut is_continued = false;
         if *frame.get(ETHERNET)? >> 4 != 6 {
             return None;
         }
@@ -358,7 +374,9 @@ impl Headers {
             };
             let [next, length] = bytes(frame, body)?;
             if protocol == 44 {
-                has_body = u16::from_be_bytes(bytes(frame, body + 2)?) >> 3 == 0;
+                let fragment = u16::from_be_bytes(bytes(frame, body + 2)?);
+                has_body = fragment >> 3 == 0;
+                is_continued |= fragment & 1 != 0;
             }
             protocol = next;
             body += usize::from(length) * unit + 8;
@@ -374,6 +392,7 @@ impl Headers {
             body,
             end: ETHERNET + 40 + payload,
             has_body,
+            is_continued,
         })
     }
 }
@@ -434,5 +453,22 @@ mod tests {
             }
             assert_eq!((super::super::frame::dscp(&frame), &frame[..6]), (46, &[6; 6][..]));
         }
+    }
+    #[test]
+    fn packets_are_read_up_to_their_end() {
+        let headers = || packet::Packet::eth([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 9]);
+        let quote = packet::Packet::bare().ipv4([10, 0, 0, 9], [10, 0, 0, 1]).udp(53, 4000).build();
+        let quoted = |frame: &[u8]| Packet::read(frame).map(|packet| packet.quoted(frame));
+        let error = headers().icmp(3, 3, [0; 4]);
+        let whole = error.clone().payload(&quote).build();
+        assert!(matches!(quoted(&whole), Some(Some(Some(_)))));
+        let behind = [error.build(), quote.clone()].concat();
+        assert_eq!(quoted(&behind), Some(Some(None)));
+        // The fragments behind it go on with the quote.
+        let fragment = headers().fragment(7, 0, true).icmp(3, 3, [0; 4]).payload(&quote).build();
+        assert_eq!(quoted(&fragment), Some(Some(None)));
+        let mut short = [error.build(), quote].concat();
+        short[17] -= 1;
+        assert_eq!(quoted(&short), None);
     }
 }

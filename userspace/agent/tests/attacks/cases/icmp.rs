@@ -7,7 +7,7 @@ use testkit::packet::{BROADCAST, Mac, Packet, solicited_node, tcp_flags};
 
 use crate::{
     attack::{ANYWHERE, Attack, Family, OUTSIDE, POD, Step, V4, V6},
-    rules::{Attacker, FAR_FRIEND, FRIEND, GATEWAY, PORT, Rules, Station, UNUSED, WITNESS},
+    rules::{Attacker, FAR_FRIEND, FRIEND, GATEWAY, OTHER_PORT, PORT, Rules, Station, UNUSED, WITNESS},
     scene::{PAYLOAD, Scene, ip},
 };
 
@@ -331,7 +331,7 @@ fn protocol(s: &Scene) -> u8 {
 }
 
 /// Errors that are fragments, and fragments of the packet that an error quotes.
-fn in_fragments() -> [Attack; 2] {
+fn in_fragments() -> [Attack; 3] {
     let split = Attack::new("new", "error in two fragments about another's datagram", |s| {
         let (mut steps, quoted) = flow(s, WITNESS);
         // With the eight bytes of ICMP before it.
@@ -350,7 +350,22 @@ fn in_fragments() -> [Attack; 2] {
         let later = s.ip().protocol(17).fragment(s.id(), 4, false).payload(PAYLOAD);
         vec![s.send(&forged).anything(), s.send(&later)]
     });
-    [split.against(Rules::DENIES_ANY), quoted]
+    // The receiver joins the packets up to their ends: what follows the first one in its frame is not what the error quotes.
+    let behind = Attack::new("E26", "error whose quote is behind the end of its first fragment", |s| {
+        let (mut steps, others) = flow(s, WITNESS);
+        let question = s.ip().udp(s.sport(), OTHER_PORT).payload(PAYLOAD);
+        let own = s.ip_of_victim(s.attacker).udp(OTHER_PORT, s.sport()).payload(PAYLOAD);
+        let mut first = error(s, s.ip().fragment(s.id(), 0, true), port_unreachable(s), &[]).build();
+        first.extend(packet_of(&own));
+        let last = s.ip().protocol(protocol(s)).fragment(s.id(), 1, false).payload(&others);
+        steps.extend([s.send(&question).anything(), s.send_bytes(first), s.send(&last)]);
+        steps
+    });
+    [
+        split.against(Rules::DENIES_ANY),
+        quoted,
+        behind.against(&[Rules::DenyAll, Rules::DenyPort, Rules::Unprotected]),
+    ]
 }
 
 fn odd_quotes() -> Vec<Attack> {

@@ -173,7 +173,14 @@ fn state(family: Family) -> Vec<Flow> {
     flows.extend(dhcp_servers(family));
     // An ICMP error about no connection.
     let broken = Match::new().ct_state(tracked | invalid, tracked | invalid);
-    flows.extend(errors(family, broken).map(|m| Flow::new(table::STATE, rank::EXEMPT, m)));
+    flows.extend(errors(family, broken.clone()).map(|m| Flow::new(table::STATE, rank::EXEMPT, m)));
+    if matches!(family, Family::V4) {
+        // Nor is anything known of what fragments quote that the userspace datapath does not join: the switch reads no type from
+        // them, and their receiver joins them. Those of IPv6 are dropped with datagrams.
+        let fragments = family.packets(broken).ip_proto(ICMP);
+        let fragments = fragments.masked(Field::IpFragment, ANY_FRAGMENT, ANY_FRAGMENT);
+        flows.push(Flow::new(table::STATE, rank::EXEMPT, fragments));
+    }
     let mask = tracked | invalid | ct_state::REPLY;
     // A connection is not opened by its other end: this is a new one, with the ports of one that ended or that both ends open. Before
     // the first reply, the userspace datapath takes it for the original direction.
