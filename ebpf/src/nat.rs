@@ -243,9 +243,12 @@ fn inner(ctx: &TcContext, packet: &Packet) -> Result<u32, DropReason> {
         ([before.source_port, before.destination_port], [after.source_port, after.destination_port]);
     total = difference(&before, &after, total);
     store(ctx, packet.inner_l4, &after)?;
-    // Of TCP only the ports have to be there (RFC 792).
+    // Of TCP only the ports have to be there (RFC 792), and bytes behind the end of the packet are no checksum.
     let sum_at = packet.inner_l4 + sum_at;
-    let Ok(old) = frame::load::<[Be16; 2]>(ctx, sum_at as usize - 2) else { return Ok(total) };
+    if sum_at + size_of::<Be16>() as u32 > packet.limit {
+        return Ok(total);
+    }
+    let old = frame::load::<[Be16; 2]>(ctx, sum_at as usize - 2)?;
     sum_l4(ctx, sum_at, difference(&before, &after, moved), zero_means_none(protocol))?;
     let new = frame::load::<[Be16; 2]>(ctx, sum_at as usize - 2)?;
     total = difference(&old, &new, total);

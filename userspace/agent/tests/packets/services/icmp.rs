@@ -38,6 +38,12 @@ fn icmp_errors_about_translated_packets_are_translated() -> Result<()> {
         let error = between(OTHER, HERE).icmp(3, 1, [0; 4]).payload(&quote(&arrived, len));
         rig.becomes(OTHER, &error, &answer_of(OTHER, HERE).icmp(3, 1, [0; 4]).payload(&quote(&sent, len)));
     }
+    // What follows the packet in its frame is no part of it.
+    let error = between(OTHER, HERE).icmp(3, 1, [0; 4]).payload(&quote(&arrived, 28));
+    let shown = answer_of(OTHER, HERE).icmp(3, 1, [0; 4]).payload(&quote(&sent, 28));
+    let padded = |packet: &Packet| [packet.build(), vec![7; 20]].concat();
+    let outcome = run(&rig.node, FROM_POD, &rig.second.local.port, &padded(&error))?;
+    outcome.assert_sent_on(&padded(&shown));
     // About an unknown flow.
     let unknown =
         between(OTHER, HERE).icmp(3, 3, [0; 4]).payload(&quote(&between(HERE, OTHER).udp(1, 2), 28));
