@@ -1,7 +1,7 @@
 //! Services: an address and port that are translated to one of a set of backends.
 
 use crate::{
-    Address, Be16, Domain, Mac, Segment,
+    Address, Be16, Domain, Mac, Segment, idle,
     rendezvous::{BUCKETS, Contender, mix},
 };
 
@@ -410,7 +410,7 @@ impl AffinityBlock {
     pub fn highest(&self, tag: u32, now: u32) -> u64 {
         let mut best = 0;
         for (place, client) in self.clients.iter().enumerate() {
-            let away = if client.tag == tag { u32::MAX as u64 } else { now.wrapping_sub(client.seen) as u64 };
+            let away = if client.tag == tag { u32::MAX as u64 } else { idle(now, client.seen) as u64 };
             let rank = away * Self::LEN as u64 + place as u64;
             if rank > best {
                 best = rank;
@@ -542,6 +542,9 @@ mod tests {
             AffinityBlock { clients: [client(5, 90), client(7, 70), client(9, 80), client(11, 99)] };
         let place = |block: &AffinityBlock, tag| block.highest(tag, 100) as usize % AffinityBlock::LEN;
         assert_eq!((place(&block, 9), place(&block, 11), place(&block, 13)), (2, 3, 1));
+        // Another CPU has read the clock later.
+        block.clients[3] = client(11, 101);
+        assert_eq!((place(&block, 5), place(&block, 7), place(&block, 13)), (0, 1, 1));
         block.clients[3] = Client::default();
         assert_eq!((place(&block, 13), place(&block, 5)), (3, 0));
     }
