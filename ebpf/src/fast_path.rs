@@ -13,7 +13,7 @@ use contiv_abi::{Be16, Flow, FlowBucket, FlowHalf, FlowHash, Node, PortSlot, TCP
 use crate::{
     flows,
     frame::{IPV4, IPV6, service},
-    maps,
+    guard, maps,
     plain::{self, Change, Plain},
     policy, served,
 };
@@ -61,7 +61,7 @@ fn pass<const IP6: bool>(ctx: &TcContext, ifindex: u32) -> Option<u32> {
         || from.queue != 0
         || packet.source_mac != plain::mac(&from.mac)
         || !has::<IP6>(from, packet.source)
-        || is_for_node(&packet, node)
+        || is_guarded::<IP6>(&packet, node)
     {
         return None;
     }
@@ -133,13 +133,9 @@ fn has<const IP6: bool>(port: &PortSlot, [high, low]: [u64; 2]) -> bool {
 
 /// Whether a UDP packet is one that the guard of the stages may refuse.
 #[inline(always)]
-fn is_for_node(packet: &Plain, node: &Node) -> bool {
-    const WELL_KNOWN: u16 = 1024;
-    let (source, destination) =
-        (Be16::from_wire(packet.ports as u16), Be16::from_wire((packet.ports >> 16) as u16));
-    // DHCP servers have well-known ports.
-    packet.protocol == UDP
-        && (destination == node.tunnel_port || source.get() < WELL_KNOWN && destination.get() < WELL_KNOWN)
+fn is_guarded<const IP6: bool>(packet: &Plain, node: &Node) -> bool {
+    let destination = Be16::from_wire((packet.ports >> 16) as u16);
+    packet.protocol == UDP && (destination == node.tunnel_port || destination == guard::dhcp_client(IP6))
 }
 
 /// Records of a table that is much larger than the caches.

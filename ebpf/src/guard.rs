@@ -134,15 +134,13 @@ fn check_arp(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
 }
 
 /// Whether the packet of the packet metadata, which has been parsed, may be forwarded at all: no pod may leave to the kernel what
-/// was parsed, or speak to the tunnel port of a node, as a DHCP server, without an address, or to a group in a frame for one
+/// was parsed, or speak to the tunnel port of a node, to DHCP clients, without an address, or to a group in a frame for one
 /// endpoint.
 ///
 /// A function of its own for the verifier; its result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_guard_ports(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
-    const DHCP: (Be16, Be16) = (Be16::new(67), Be16::new(68));
-    const DHCPV6: (Be16, Be16) = (Be16::new(547), Be16::new(546));
     /// What a host without an address asks for one by (RFC 2131).
     const REQUEST: (Be16, Be16) = (Be16::new(68), Be16::new(67));
     /// Its reports of multicast listeners.
@@ -175,7 +173,8 @@ pub(crate) extern "C" fn ctv_guard_ports(packet: *mut Packet, skb: *mut __sk_buf
     if packet.protocol != contiv_abi::UDP {
         return packet::GO_ON;
     }
-    if ports == DHCP || ports == DHCPV6 {
+    // Clients do not ask which port a message comes from.
+    if ports.1 == dhcp_client(packet.ip6 != 0) {
         return DropReason::DhcpServer as u32;
     }
     let to_node = packet.ingress == Ingress::POD
@@ -185,6 +184,12 @@ pub(crate) extern "C" fn ctv_guard_ports(packet: *mut Packet, skb: *mut __sk_buf
             node.tunnel_port == ports.1 && (node.vtep.same(&to) || maps::is_peer(&to))
         });
     if to_node { DropReason::TunnelFromPod as u32 } else { packet::GO_ON }
+}
+
+/// The port of DHCP clients, where no endpoint sends to (RFC 2131 section 4.1, RFC 8415 section 7.2).
+#[inline(always)]
+pub(crate) const fn dhcp_client(ip6: bool) -> Be16 {
+    Be16::new(if ip6 { 546 } else { 68 })
 }
 
 /// Whether the packet in hand, which is from `::`, tells routers which groups a host listens to, as one does that has no address

@@ -118,7 +118,7 @@ drop_reasons! {
     StormControl = 34, "storm-control";
     /// A pod sent a packet to the tunnel port of a node.
     TunnelFromPod = 35, "tunnel-from-pod";
-    /// A DHCP server's packet: addresses are assigned by netmaster.
+    /// A datagram to the port of DHCP clients, as a server sends it: addresses are assigned by netmaster.
     DhcpServer = 36, "dhcp-server";
     /// An ICMP error about no known flow, from an endpoint that is not on the flow's path, or to
     /// another endpoint than that for which the flow was evaluated.

@@ -297,6 +297,25 @@ fn a_vlan_without_uplink_is_local() -> Result<()> {
     Ok(())
 }
 
+/// Clients do not ask which port a message comes from.
+#[test]
+fn datagrams_to_dhcp_clients_are_dropped() -> Result<()> {
+    needs!(root());
+    let rig = Rig::new("pod-dhcp")?;
+    let v4 = || Packet::eth(OTHER.mac(), HERE.mac()).ipv4(HERE.ip(), OTHER.ip());
+    let v6 = || Packet::eth(OTHER.mac(), HERE.mac()).ipv6(HERE.ip6(), OTHER.ip6());
+    for source in [67, 547, 1067, 40_000] {
+        for packet in [v4().udp(source, 68), v6().udp(source, 546), v4().udp(source, 68).fragment(7, 0, true)]
+        {
+            rig.run(&packet)?.assert_dropped(DropReason::DhcpServer);
+        }
+        for packet in [v4().udp(source, 69), v4().udp(source, 546), v6().udp(source, 68)] {
+            rig.run(&packet)?.assert_sent_on(&packet.build());
+        }
+    }
+    Ok(())
+}
+
 /// It would have the record of an IPv4 endpoint or service.
 #[test]
 fn packets_to_mapped_addresses_are_dropped() -> Result<()> {

@@ -85,7 +85,7 @@ fn frames_are_dropped_and_counted_while_a_stage_is_missing() -> Result<()> {
     let mut rig = Rig::new("no-stage", |_| {})?;
     let (known, new) = (datagram(1000), datagram(1001));
     let everyone =
-        Packet::eth(BROADCAST, HERE.mac()).ipv4(HERE.ip(), Ipv4Addr::BROADCAST).udp(1000, 68).build();
+        Packet::eth(BROADCAST, HERE.mac()).ipv4(HERE.ip(), Ipv4Addr::BROADCAST).udp(1000, 67).build();
     rig.send(&known)?.assert_sent_on(&known);
     rig.send(&everyone)?.assert_flooded();
     let arrays = rig.arrays()?;

@@ -168,7 +168,7 @@ fn copies_are_listed_and_not_sent() -> Result<()> {
     let everyone = Query {
         destination: [255; 4].into(),
         protocol: 17,
-        destination_port: 68,
+        destination_port: 67,
         ..query(of_pod(&rig.one), ONE, TWO, 0, false)
     };
     let (steps, outputs) = summary(&follow(&rig.node, &everyone)?);

@@ -7,7 +7,7 @@
 //!   advertisements and redirects are dropped, because gateways are configured.
 //! * A frame to the Ethernet address of one endpoint has no IP address of another.
 //! * A pod may send to the router, and a peer's router sends packets of the endpoints there.
-//! * Tags, link-local groups, DHCP servers, pods that speak to a tunnel port, packets to groups and to all hosts of a subnet in
+//! * Tags, link-local groups, datagrams to DHCP clients, pods that speak to a tunnel port, packets to groups and to all hosts of a subnet in
 //!   frames for one endpoint, packets from 0.0.0.0 other than DHCP requests and IGMP, and packets from `::` other than
 //!   neighbour discovery and reports of multicast listeners are dropped.
 
@@ -321,7 +321,9 @@ impl<'a> Sender<'a> {
         {
             return false;
         }
-        if is_udp && matches!((source.1, destination.1), (67, 68) | (547, 546)) {
+        // Clients do not ask which port a message comes from.
+        let dhcp_client = if destination.0.is_ipv4() { 68 } else { 546 };
+        if is_udp && destination.1 == dhcp_client {
             return false;
         }
         let to_node =

@@ -46,11 +46,11 @@ pub(crate) fn base() -> Vec<Flow> {
     [frames(), sources(), targets(), discovery(), messages(), lookup::base()].concat()
 }
 
-/// Returns the ports from and to which DHCP servers send (RFC 2131 section 4.1, RFC 8415 section 7.2).
-pub(in crate::datapath::ovs::pipeline) fn dhcp_server(family: Family) -> (u16, u16) {
+/// Returns the port of DHCP clients (RFC 2131 section 4.1, RFC 8415 section 7.2), which do not ask what port a message comes from.
+pub(in crate::datapath::ovs::pipeline) fn dhcp_client(family: Family) -> u16 {
     match family {
-        Family::V4 => (67, 68),
-        Family::V6 => (547, 546),
+        Family::V4 => 68,
+        Family::V6 => 546,
     }
 }
 
@@ -126,10 +126,8 @@ pub(super) fn asking(from: Match) -> [Match; 7] {
 /// Destinations: endpoints are no DHCP servers, and some addresses are on no link.
 fn targets() -> Vec<Flow> {
     let drop = |m| drop_from(table::TARGET, check::FORM, m);
-    let server = |family: Family| {
-        let (from, to) = dhcp_server(family);
-        drop(family.packets(Match::new()).udp().field(Field::UdpSrc, from).field(Field::UdpDst, to))
-    };
+    let server =
+        |family: Family| drop(family.packets(Match::new()).udp().field(Field::UdpDst, dhcp_client(family)));
     let mut flows: Vec<Flow> = Family::ALL.map(server).into();
     // Those to one station are joined later.
     let v4 = [Ipv4Addr::BROADCAST, ALL_HOSTS].map(|ip| Match::new().ipv4_dst(ip, 32));

@@ -228,17 +228,18 @@ fn dhcp_servers(family: Family) -> [Flow; 4] {
         // The later ones have no protocol for the switch.
         Family::V6 => packets(),
     };
-    let (server, client) = guard::dhcp_server(family);
+    let client = guard::dhcp_client(family);
     let (tracked, invalid, reply) = (ct_state::TRACKED, ct_state::INVALID, ct_state::REPLY);
     let mask = tracked | invalid | reply | ct_state::RELATED;
-    let of_connection = |direction, source: u16, destination: u16| {
+    // A reply goes to the port that the connection is from.
+    let of_connection = |direction, port| {
         let m = fragments(packets()).ct_state(tracked | direction, mask).field(Field::CtIpProto, UDP);
-        drop(m.field(Field::CtPortSrc, source).field(Field::CtPortDst, destination))
+        drop(m.field(port, client))
     };
     [
-        drop(packets().udp().field(Field::UdpSrc, server).field(Field::UdpDst, client)),
-        of_connection(0, server, client),
-        of_connection(reply, client, server),
+        drop(packets().udp().field(Field::UdpDst, client)),
+        of_connection(0, Field::CtPortDst),
+        of_connection(reply, Field::CtPortSrc),
         drop(fragments(invalid_ones).ct_state(tracked | invalid, tracked | invalid)),
     ]
 }
