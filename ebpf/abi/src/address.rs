@@ -69,12 +69,13 @@ impl Address {
         self.0[0] == 0xff || first >= 224 && self.is_v4()
     }
 
-    /// Returns true for an IPv4 address that no host outside of the node has: of this network, loopback, link-local, of several hosts or
-    /// reserved (RFC 6890).
+    /// Returns true for an address that no host outside of the node has: a link-local one, and of IPv4 those of this network, loopback, of
+    /// several hosts or reserved (RFC 6890).
     #[inline(always)]
     pub const fn is_no_host(&self) -> bool {
         let [first, second, ..] = self.low();
         self.is_v4() && (first == 0 || first == 127 || first >= 224 || first == 169 && second == 254)
+            || self.is_link_local()
     }
 
     /// Returns true for a link-local address of IPv6, whose packets stay on their link (RFC 4291 2.5.6).

@@ -14,7 +14,7 @@ use ipnet::Ipv4Net;
 /// [`NextHop::Host`](contiv_model::route::NextHop::Host). Its Ethernet address is [`KERNEL_MAC`](super::KERNEL_MAC).
 pub const HOST_PORT: &str = "contivh0";
 
-/// Destinations outside of the cluster that the node's kernel gets no packets of pods for: no addresses of hosts (RFC 6890), and of the link (RFC 3927 section 7), where
+/// IPv4 destinations outside of the cluster that the node's kernel gets no packets of pods for: no addresses of hosts (RFC 6890), and of the link (RFC 3927 section 7), where
 /// the node may have services for others than pods.
 pub(crate) const NO_HOST: [Ipv4Net; 4] = [
     Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 8),
@@ -23,9 +23,12 @@ pub(crate) const NO_HOST: [Ipv4Net; 4] = [
     Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 3),
 ];
 
-/// Whether no host outside of the node has this address.
+/// Whether no host outside of the node has this address: those of IPv4, and link-local ones of IPv6, which stay on their link.
 pub(crate) fn is_no_host(ip: IpAddr) -> bool {
-    matches!(ip, IpAddr::V4(ip) if NO_HOST.iter().any(|prefix| prefix.contains(&ip)))
+    match ip {
+        IpAddr::V4(ip) => NO_HOST.iter().any(|prefix| prefix.contains(&ip)),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    }
 }
 
 /// Host part of the kernel's address.
@@ -60,10 +63,22 @@ mod tests {
             let (before, after) = (ip.to_bits().checked_sub(1), ip.to_bits().checked_add(1));
             before.into_iter().chain(after).map(Ipv4Addr::from)
         });
-        let six = ["::", "::1", "2001:db8::1", "::7f00:1", "ff02::1"].map(|ip| ip.parse::<IpAddr>().unwrap());
+        let six = [
+            "::",
+            "::1",
+            "2001:db8::1",
+            "::7f00:1",
+            "ff02::1",
+            "fe80::1",
+            "febf:ffff::1",
+            "fec0::",
+            "fe7f::1",
+        ];
+        let six = six.map(|ip| ip.parse::<IpAddr>().unwrap());
         for ip in closed.chain(beside).map(IpAddr::V4).chain(six) {
             assert_eq!(contiv_abi::Address::from(ip).is_no_host(), is_no_host(ip), "{ip}");
         }
+        assert!(is_no_host("fe80::1".parse().unwrap()) && !is_no_host("fec0::".parse().unwrap()));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! VLAN networks that the node routes, with what the conformance scenarios do not do: a taken interface, and late records.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use anyhow::{Result, ensure};
 use contiv_abi::{
@@ -106,6 +106,32 @@ fn a_late_record_ends_flows_that_rules_deny() -> Result<()> {
     send(&node)?.assert_dropped(DropReason::StaleFlow);
     for _ in 0..2 {
         send(&node)?.assert_dropped(DropReason::Policy);
+    }
+    Ok(())
+}
+
+/// The kernel would take such a packet for its own: the address of its interface to the networks is on its link.
+#[test]
+fn link_local_addresses_of_the_kernel_are_not_reached() -> Result<()> {
+    needs!(root());
+    let mut node = Node::new("vr-link")?;
+    let pod = want(&mut node)?;
+    let net = routed();
+    node.want(Object::Subnet(Subnet {
+        network: net.id.clone(),
+        vrf: net.vrf.clone(),
+        encap: net.encap,
+        prefix: "fd00::/64".parse()?,
+        gateway: Some(Gateway { ip: Endpoint(254).ip6().into(), mac: Some(Mac::ROUTER) }),
+    }));
+    node.converge()?;
+    let to = |to: Ipv6Addr| Packet::eth(ROUTER, HERE.mac()).ipv6(HERE.ip6(), to).udp(4000, 53);
+    let far = to("2001:db8:ffff::9".parse()?);
+    ensure!(run(&node, FROM_POD, &pod.local.port, &far.build())?.code == Code::Redirect);
+    for link_local in [to("fe80::1".parse()?), to(Mac(FAR.mac()).link_local())] {
+        for packet in [link_local.clone(), link_local.ttl(1)] {
+            run(&node, FROM_POD, &pod.local.port, &packet.build())?.assert_dropped(DropReason::NoRoute);
+        }
     }
     Ok(())
 }

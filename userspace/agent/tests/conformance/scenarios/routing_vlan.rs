@@ -133,6 +133,15 @@ pub(crate) fn packets_leave_by_the_kernel<H: Harness>() -> Result<()> {
             world.sends(&pod("pa"), &packet, [])?;
         }
     }
+    // Those of its own link, or of an endpoint's.
+    for to in
+        [Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1), Mac(FAR_A.mac()).link_local(), Mac(B.mac()).link_local()]
+    {
+        for ttl in [TTL, 1] {
+            let packet = Packet::eth(ROUTER, A.mac()).ipv6(A.ip6(), to).ttl(ttl).udp(4000, 5000);
+            world.sends(&pod("pa"), &packet, [])?;
+        }
+    }
     // Link-local addresses are not routed, and other pods cannot be named as the source.
     let link_local = Mac(A.mac()).link_local();
     world.sends(&pod("pa"), &Packet::eth(ROUTER, A.mac()).ipv6(link_local, FAR_B.ip6()).udp(1, 2), [])?;

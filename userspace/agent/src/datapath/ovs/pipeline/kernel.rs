@@ -14,7 +14,7 @@
 use std::net::IpAddr;
 
 use contiv_model::{addresses::Addresses, mac::Mac};
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 use openflow_rs::{Action, Field, Flow, Match, matching::mac_bits};
 
 use super::{
@@ -68,9 +68,9 @@ pub(super) fn network(tag: u32) -> Vec<Flow> {
         flows.push(unknown.apply(leave()));
     }
     // Not even if they have expired: the kernel would take them for its own.
-    let of_node =
-        |prefix: Ipv4Net| routed(network_match_from(tag, 0)).ipv4_dst(prefix.addr(), prefix.prefix_len());
-    flows.extend(NO_HOST.map(|prefix| Flow::new(table::IP, rank::NO_HOST, of_node(prefix))));
+    let of_node = |prefix| guard::destination_within(routed(network_match_from(tag, 0)), prefix);
+    let no_host = NO_HOST.map(IpNet::from).into_iter().chain([guard::LINK_LOCAL.into()]);
+    flows.extend(no_host.map(|prefix| Flow::new(table::IP, rank::NO_HOST, of_node(prefix))));
     // The bridge does not learn where the stations of the network are.
     flows.push(Flow::new(table::DESTINATION, priority::FLOOD, network_match_from(tag, OUTSIDE)));
     flows
