@@ -188,6 +188,10 @@ fn addresses(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
         sum
     };
     if packet.piece == Piece::LATER {
+        // The header of IPv4 makes up for its addresses. Of IPv6 the checksum does, which is in another fragment.
+        if packet.ip6 != 0 {
+            add_to_whole(ctx, sum);
+        }
         return Ok(());
     }
     let at = match packet.protocol {

@@ -1,5 +1,7 @@
 //! ICMP errors about translated packets, and fragments.
 
+use nix::errno::Errno;
+
 use super::*;
 
 /// The beginning of an IP packet, as an ICMP error quotes it.
@@ -88,5 +90,27 @@ fn every_fragment_goes_to_the_same_backend() -> Result<()> {
     rig.becomes(HERE, &last(VIP, &sent), &last(OTHER, &arrives));
     let other = between(HERE, VIP).fragment(10, 4, false).protocol(17).payload(b"anything");
     rig.from(HERE, &other)?.assert_dropped(DropReason::UnknownFragment);
+    Ok(())
+}
+
+/// The kernel compares the checksum of the device with the fragment.
+#[test]
+fn checksum_complete_stays_valid_in_later_fragments() -> Result<()> {
+    needs!(root());
+    let v4 = Rig::new("svc-fragsum", &[OTHER])?;
+    let backends = [(OTHER.ip6().into(), Readiness::Ready)];
+    let v6 = Rig::with("svc-fragsum6", service(VIP.ip6().into(), &backends))?;
+    let [.., a, b, c, d] = VIP.ip6().octets();
+    let to6 = Packet::eth([2, 2, a, b, c, d], HERE.mac()).ipv6(HERE.ip6(), VIP.ip6());
+    for (rig, to_vip) in [(&v4, between(HERE, VIP)), (&v6, to6)] {
+        let first = to_vip.clone().fragment(9, 0, true).udp(4000, 80).payload(&[7; 24]);
+        assert_eq!(rig.from(HERE, &first)?.code, Code::Redirect);
+        let last = to_vip.fragment(9, 4, false).protocol(17).payload(b"the rest");
+        let target = rig.target(HERE)?;
+        match rig.node.ns.run(|| Ok(target.give_checksum_complete(&last.build())))? {
+            Err(Errno::EINVAL) => testkit::skip!("this kernel runs no packet with a sum of its own"),
+            result => assert_eq!(result, Ok(()), "{last:?}"),
+        }
+    }
     Ok(())
 }
