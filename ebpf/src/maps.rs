@@ -132,7 +132,7 @@ pub(crate) fn kernel_port() -> u32 {
     KERNEL_PORT.get(0).copied().unwrap_or(0)
 }
 
-/// How often entries of the forwarding database were changed or removed.
+/// How often entries of the forwarding database were changed or removed, or addresses were a service's no more.
 #[inline(always)]
 pub(crate) fn fdb_revision() -> u64 {
     // SAFETY: the agent writes it at once.

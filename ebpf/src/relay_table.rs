@@ -5,7 +5,8 @@
 
 use aya_ebpf::{bindings::BPF_F_MMAPABLE, btf_maps::Array, macros::btf_map};
 use contiv_abi::{
-    DsrEntry, DsrKey, DsrSet, DsrState, FdbKey, Mac, Node, idle, maps::DSR_FLOWS_CAPACITY, tcp::sent,
+    Address, DsrEntry, DsrKey, DsrSet, DsrState, FdbKey, Mac, NeighEntry, NeighKey, Node, SegmentEntry, idle,
+    maps::DSR_FLOWS_CAPACITY, tcp::sent,
 };
 
 use crate::{
@@ -83,8 +84,9 @@ extern "C" fn ctv_renew(number: u32, found: u64, stamp: u64, now: u32, flags: u3
     let revision = maps::fdb_revision();
     if idle != 0 || !DsrEntry::is_found_in(found, revision) {
         let place = maps::destination(&FdbKey::new(segment, mac(found)));
-        // Gone, or moved to this node: chosen anew, and the client learns from its new backend that there is no connection.
-        is_over |= place.is_none_or(|place| place.ifindex != 0);
+        // Gone, or moved to this node: chosen anew, and the client learns from its new backend that there is no connection. Without a
+        // service, the address may be an endpoint's by now.
+        is_over |= place.is_none_or(|place| place.ifindex != 0) || ctv_is_served(number) == 0;
         state.found = DsrEntry::found(found, revision);
         state.seen = now;
         changes = true;
@@ -99,6 +101,26 @@ extern "C" fn ctv_renew(number: u32, found: u64, stamp: u64, now: u32, flags: u3
         write(number, state.version, |entry| unsafe { DsrEntry::update(entry, state) });
     }
     found & DsrEntry::MAC
+}
+
+/// Whether a service has the destination of the clients' packets of an entry, on a wire of this node; not zero if so. A service whose
+/// last backend was removed goes on with its connections.
+///
+/// A function of its own for the stack.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_is_served(number: u32) -> u32 {
+    let Some(entry) = entry(number) else { return 0 };
+    // SAFETY: an entry of the table. If it is another connection's by now, it is not written.
+    let entry = unsafe { &*entry };
+    let segment = entry.segment;
+    let Some(network) = maps::segment_entry(&segment) else { return 0 };
+    if network.flags & SegmentEntry::ON_NODE != 0 {
+        return 0;
+    }
+    let service = Address::from_words(entry.service.words());
+    let owner = maps::neighbour(&NeighKey::new(network.domain, service));
+    u32::from(owner.is_some_and(|owner| owner.flags & NeighEntry::SERVICE != 0))
 }
 
 /// The address in a number with the first byte lowest.

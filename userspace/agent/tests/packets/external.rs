@@ -1,6 +1,7 @@
 //! Services for external clients on a VLAN: the node that answers ARP and ND, selection of a backend, forwarding to
 //! its node (DSR), and translation. XDP and TC select the same backend.
 
+mod deletion;
 mod importing;
 mod terminating;
 mod traffic;

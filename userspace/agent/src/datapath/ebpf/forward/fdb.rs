@@ -53,11 +53,16 @@ impl Fdb {
             None => self.entries.remove(&key)?,
         }
         if replaces {
-            // Not before: what programs find from now on has the new number.
-            let revision = self.revision.get(0).unwrap_or(0).wrapping_add(1);
-            self.revision.set(0, revision);
+            self.invalidate();
         }
         Ok(())
+    }
+
+    /// Has programs look up again what they have found before. To be called behind a change: what they find from now on has the new
+    /// number.
+    pub(crate) fn invalidate(&mut self) {
+        let revision = self.revision.get(0).unwrap_or(0).wrapping_add(1);
+        self.revision.set(0, revision);
     }
 }
 

@@ -341,7 +341,7 @@ impl Installed {
                 self.kernel.ports.set(*ifindex, *port)
             }
             Entry::Fdb(key, value) => self.kernel.fdb.set(*key, Some(*value)),
-            Entry::Neigh(key, value) => self.kernel.vips.set_neighbour(*key, Some(*value)),
+            Entry::Neigh(key, value) => self.kernel.set_neighbour(*key, Some(*value)),
             Entry::Subnet(key, value) => self.set_subnet(*key, Some(*value)),
             Entry::Route(key, value) => self.kernel.routes.set(*key, *value),
             Entry::Number { number, ifindex } => self.kernel.numbers.set(*number, *ifindex),
@@ -376,7 +376,7 @@ impl Installed {
                 self.kernel.ports.remove(ifindex)
             }
             EntryKey::Fdb(key) => self.kernel.fdb.set(key, None),
-            EntryKey::Neigh(key) => self.kernel.vips.set_neighbour(key, None),
+            EntryKey::Neigh(key) => self.kernel.set_neighbour(key, None),
             EntryKey::Subnet(key) => self.set_subnet(key, None),
             EntryKey::Route(key) => self.kernel.routes.remove(&key),
             EntryKey::Number(number) => self.kernel.numbers.remove(&number),

@@ -2,7 +2,7 @@
 
 use aya::maps::{Array, MapData, PerCpuArray};
 use contiv_abi::{
-    Domain, DropCount, DropReason, DsrHook, FlowEvent, RouteEntry, Segment, Subnet,
+    Domain, DropCount, DropReason, DsrHook, FlowEvent, NeighEntry, NeighKey, RouteEntry, Segment, Subnet,
     maps::{
         DROPS, DSR_STATS, FLOW_STATS, GROUPS, KERNEL_PORT, METERS, PORT_NUMBERS, PORT_NUMBERS_CAPACITY,
         REVISION, ROUTES, ROUTES_CAPACITY, RULE_COUNTS, RULE_SETS, RULE_SETS_CAPACITY, RULES, SUBNETS,
@@ -229,6 +229,22 @@ impl Kernel {
 
     pub(crate) fn ensure_settings(&mut self, settings: Settings) -> Result<(), Error> {
         self.peers.ensure_settings(settings)
+    }
+
+    /// Writes or removes a neighbour entry. Where an address is a service's no more, its connections with backends on other nodes are
+    /// over at once: the address may pass to an endpoint.
+    pub(crate) fn set_neighbour(
+        &mut self,
+        key: NeighKey,
+        neighbour: Option<NeighEntry>,
+    ) -> Result<(), Error> {
+        let is_service = |entry: &NeighEntry| entry.flags & NeighEntry::SERVICE != 0;
+        let was_service = self.vips.neighbours().get(&key).is_some_and(is_service);
+        self.vips.set_neighbour(key, neighbour)?;
+        if was_service && !neighbour.as_ref().is_some_and(is_service) {
+            self.fdb.invalidate();
+        }
+        Ok(())
     }
 
     /// Writes which interface leads to the node's kernel for VLAN networks that the node routes, unless it is the same; zero for none.
