@@ -76,6 +76,10 @@ fn pass<const IP6: bool>(ctx: &TcContext, ifindex: u32) -> Option<u32> {
     if flags & Flow::HAIRPIN != 0 || !is_established(packet.protocol, half, now, node) {
         return None;
     }
+    // Once in a second, as in the stages, which remove the flow.
+    if flags & Flow::NAT != 0 && half.seen != now && flows::ctv_is_reused(number) != 0 {
+        return None;
+    }
     let to = maps::port_slot(u32::from(half.receiver).wrapping_sub(1))?;
     // Where the packet goes beyond the translation, if there is one.
     let wanted = if reply { flow.client.words() } else { flow.backend.words() };

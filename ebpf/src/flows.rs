@@ -16,7 +16,8 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use contiv_abi::{
-    Flow, FlowBucket, FlowEvent, FlowHash, FlowHead, FlowLock, FlowTableSize, idle,
+    Address, Domain, Flow, FlowBucket, FlowEvent, FlowHash, FlowHead, FlowLock, FlowTableSize, NeighEntry,
+    NeighKey, idle,
     maps::{FLOW_STATS_SLOTS, FLOWS_CAPACITY},
 };
 
@@ -174,6 +175,25 @@ pub(crate) extern "C" fn ctv_timeout(protocol: u32, original: u32, reply: u32) -
 pub(crate) extern "C" fn ctv_is_over(number: u32, now: u32) -> u32 {
     // SAFETY: a record of the map; a torn read at worst postpones the end of the flow.
     record(number).map_or(0, |flow| u32::from(is_over(unsafe { &*flow }, now)))
+}
+
+/// Whether the flow in a record is to a service whose address an endpoint has by now; not zero if so. As long as an address is
+/// unused, the flows to its service go on. Whoever removes the flow compares its generation.
+///
+/// A function of its own for the stack.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_is_reused(number: u32) -> u32 {
+    let Some(flow) = record(number) else { return 0 };
+    // SAFETY: a record of the map.
+    let flow = unsafe { &*flow };
+    // Flows with another port alone are to no service.
+    if flow.destination.same(&flow.backend) {
+        return 0;
+    }
+    let domain = Domain::from_number(flow.head.domain);
+    let owner = maps::neighbour(&NeighKey::new(domain, Address::from_words(flow.destination.words())));
+    u32::from(owner.is_some_and(|owner| owner.flags & NeighEntry::SERVICE == 0))
 }
 
 /// Whether the flow has timed out.

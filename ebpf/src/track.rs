@@ -218,6 +218,12 @@ extern "C" fn ctv_by(packet: *mut Packet) -> u32 {
         }
         return NEW;
     }
+    // Once in a second: that is soon enough after the change.
+    let flags = flow.head.flags;
+    if half.seen != packet.now && flags & Flow::NAT != 0 && flows::ctv_is_reused(number) != 0 {
+        ctv_remove(number, packet.generation);
+        return NEW;
+    }
     let sender = sender_of(packet, half, !reply);
     // What the other end opens is another connection, even if this one has not ended: its rules have not been asked.
     if opens(packet) && half.is_closing() | reply || sender == ANOTHER {
@@ -228,7 +234,6 @@ extern "C" fn ctv_by(packet: *mut Packet) -> u32 {
     if sender == APPEARED {
         return packet::REVALIDATE;
     }
-    let flags = flow.head.flags;
     if !reply && half.other & sent::ANY == 0 && flags & Flow::NAT != 0 && is_unresolved(packet, half) {
         return NEW;
     }

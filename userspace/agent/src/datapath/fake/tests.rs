@@ -12,7 +12,7 @@ use futures::{executor::block_on, poll};
 use testkit::packet::{Packet, ethertype, nd_flags};
 
 use super::*;
-use crate::datapath::{Local, Network, Object, Peer, Remote};
+use crate::datapath::{Backend, Local, Network, Object, Peer, Remote, Scope, Service};
 
 fn vni() -> Vni {
     10_001.try_into().unwrap()
@@ -281,4 +281,24 @@ fn the_outer_dscp_is_the_inner_one() {
         let to = Target::Tunnel { vtep: VTEP, port: 4789, vni: vni(), dscp: 46 };
         assert_eq!(deliver(&node(), &frame, &pod("a")), [Delivery { to, frame }]);
     }
+}
+
+#[test]
+fn an_endpoint_gets_what_is_sent_to_the_address_of_a_deleted_service() {
+    let service = Object::Service(Service {
+        ports: vec!["80:8080:UDP".parse().unwrap()],
+        backends: vec![Backend::on(vxlan(), ip(2))],
+        ..Service::new("web:t", Scope::network(&Network::new("n", vxlan())), ip(9))
+    });
+    let switch = Switch::default();
+    node().iter().for_each(|(_, object)| switch.put_object(object.clone()));
+    switch.put_object(service.clone());
+    let sent = Packet::eth(mac(9), mac(1)).ipv4(ip(1), ip(9)).udp(4000, 80);
+    let translated = Packet::eth(mac(2), mac(1)).ipv4(ip(1), ip(2)).udp(4000, 8080);
+    assert_eq!(switch.deliver(&sent.build(), &pod("a")), [to_pod("b", &translated)]);
+    // The connection goes on until there is an endpoint.
+    assert!(switch.drop_object(&service.id()));
+    assert_eq!(switch.deliver(&sent.build(), &pod("a")), [to_pod("b", &translated)]);
+    switch.put_object(local(vxlan(), "c", 9));
+    assert_eq!(switch.deliver(&sent.build(), &pod("a")), [to_pod("c", &sent)]);
 }

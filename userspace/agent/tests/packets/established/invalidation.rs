@@ -1,6 +1,9 @@
 //! Changes that apply to established flows.
 
+use testkit::wait_until;
+
 use super::*;
+use crate::policy::pod;
 
 #[test]
 fn a_deny_rule_applies_to_established_flows() -> Result<()> {
@@ -75,6 +78,40 @@ fn a_service_change_moves_no_established_connection() -> Result<()> {
     rig.node.desired.remove(&gone);
     ensure!(rig.node.apply(&[Op::Delete(gone)])?.is_empty());
     rig.repeat(HERE, |_| (to(4000, VIP, 80), to(4000, OTHER, 8080)));
+    Ok(())
+}
+
+/// Its Ethernet address is that of the service, too.
+#[test]
+fn an_endpoint_gets_what_is_sent_to_the_address_of_a_deleted_service() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("cut-reuse")?;
+    open(&rig, 4000)?;
+    let udp = between(HERE, VIP).udp(5000, 80);
+    let (answer, shown) = (between(OTHER, HERE).udp(8080, 5000), answer_of(OTHER, HERE).udp(80, 5000));
+    for _ in 0..2 {
+        rig.becomes(HERE, &udp, &between(HERE, OTHER).udp(5000, 8080));
+        rig.becomes(OTHER, &answer, &shown);
+    }
+    let gone = ObjectId::Service("web:t".into());
+    rig.node.desired.remove(&gone);
+    ensure!(rig.node.apply(&[Op::Delete(gone)])?.is_empty());
+    let _endpoint = pod(&mut rig.node, &network("n1.t", vxlan(10_001)), VIP, 3)?;
+    rig.node.converge()?;
+    // Within a second, also in the fast path.
+    let tcp = between(HERE, VIP).tcp(4000, 80, ACK);
+    for packet in [&udp, &tcp] {
+        wait_until(Duration::from_secs(5), "the packet arrives at the endpoint", || {
+            Ok((rig.give(HERE, packet)? == (Code::Redirect, packet.build())).then_some(()))
+        })?;
+    }
+    // The backend is that of no connection of the client any more.
+    rig.becomes(OTHER, &answer, &answer);
+    rig.set(Object::Group(group(3, vec![rule("deny", Direction::In, Action::Deny, 10)])))?;
+    for packet in [&udp, &tcp] {
+        assert_eq!(rig.give(HERE, packet)?.0, Code::Shot);
+    }
+    assert_eq!(rig.node.drops()?.get(&DropReason::Policy), Some(&2));
     Ok(())
 }
 
