@@ -18,7 +18,7 @@ use testkit::{Netns, capture::Tap, needs, packet::Packet, wait_until};
 
 use crate::node::{Node, Pod, SOON, addresses, network, remote, vlan, vxlan};
 
-const TAG: u16 = 100;
+pub(crate) const TAG: u16 = 100;
 const BROADCAST: [u8; 6] = [0xff; 6];
 
 /// Counts announcements by address: frames that no kernel sends. Lets the datapath run meanwhile.
@@ -45,7 +45,14 @@ fn count(node: &Node, tap: &Tap, seen: &mut BTreeMap<IpAddr, usize>) -> Result<(
     Ok(())
 }
 
-fn wait_for(node: &Node, tap: &Tap, seen: &mut BTreeMap<IpAddr, usize>, pod: u8, times: usize) -> Result<()> {
+/// Waits until each address of a pod on the VLAN [`TAG`] has been announced so many times.
+pub(crate) fn wait_for(
+    node: &Node,
+    tap: &Tap,
+    seen: &mut BTreeMap<IpAddr, usize>,
+    pod: u8,
+    times: usize,
+) -> Result<()> {
     let (ip, ip6) = addresses(pod);
     wait_until(SOON, &format!("{times} announcements of pod {pod}"), || {
         count(node, tap, seen)?;

@@ -1,5 +1,7 @@
 //! A switch that refuses flows: the object is reported with the switch's reason, and the other objects are installed.
 
+use std::collections::BTreeMap;
+
 use anyhow::Result;
 use contiv_model::{
     global::ArpMode,
@@ -8,9 +10,17 @@ use contiv_model::{
 use netplugin::datapath::{FailedOp, Group, Local, Object, Op};
 use testkit::needs;
 
-use crate::node::{Node, network, peer, remote, vlan, vtep, vxlan};
+use crate::{
+    announce::{TAG, wait_for},
+    node::{Node, addresses, network, peer, remote, vlan, vtep, vxlan},
+};
 
 const BRIDGE: &str = "contivVxlanBridge";
+const VLAN_BRIDGE: &str = "contivVlanBridge";
+/// Assigns the network of a frame.
+const SOURCE: u8 = 1;
+/// Finds the endpoint that has an IP address.
+const OWNER: u8 = 35;
 /// Forwarding by destination address.
 const DESTINATION: u8 = 9;
 /// Rules for what pods receive.
@@ -18,17 +28,26 @@ const RULES_IN: u8 = 23;
 
 /// Lets a table of the VXLAN bridge hold so many more flows than now.
 fn limit(node: &Node, table: u8, more: usize) -> Result<()> {
+    limit_on(node, BRIDGE, table, more)
+}
+
+/// Lets a table of a bridge hold so many more flows than now.
+fn limit_on(node: &Node, bridge: &str, table: u8, more: usize) -> Result<()> {
     let switch = node.switch.borrow();
-    let flows = switch.ofctl("dump-flows", BRIDGE, &["--no-stats", &format!("table={table}")])?;
+    let flows = switch.ofctl("dump-flows", bridge, &["--no-stats", &format!("table={table}")])?;
     let flows = flows.lines().filter(|line| !line.contains("OFPST_FLOW")).count();
     let (flow_limit, column) =
         (format!("flow_limit={}", flows + more), format!("flow_tables:{table}=@limit"));
     let create = ["--id=@limit", "create", "Flow_Table", &flow_limit, "overflow_policy=refuse"];
-    switch.vsctl(&[&["--timeout=20", "set", "bridge", BRIDGE, &column, "--"], &create[..]].concat()).map(drop)
+    switch.vsctl(&[&["--timeout=20", "set", "bridge", bridge, &column, "--"], &create[..]].concat()).map(drop)
 }
 
 fn unlimited(node: &Node) -> Result<()> {
-    node.switch.borrow().vsctl(&["--timeout=20", "clear", "bridge", BRIDGE, "flow_tables"]).map(drop)
+    unlimited_on(node, BRIDGE)
+}
+
+fn unlimited_on(node: &Node, bridge: &str) -> Result<()> {
+    node.switch.borrow().vsctl(&["--timeout=20", "clear", "bridge", bridge, "flow_tables"]).map(drop)
 }
 
 fn configured(node: &Node) -> Result<String> {
@@ -97,6 +116,61 @@ fn a_full_table_fails_only_what_does_not_fit() -> Result<()> {
     assert_eq!(set(&node, &refused)?, []);
     assert_eq!(node.converge()?, []);
     one.reaches(2)
+}
+
+/// The port of a pod with rules carries no frames before the switch has its flows, also if the agent restarts meanwhile. A pod that has
+/// moved here is announced then.
+#[test]
+fn a_pod_whose_flows_are_refused_stays_closed() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"), binary("ip"));
+    let (node, _outside, wire) = Node::with_uplink("full-vlan")?;
+    let green = network("green", vlan(TAG), ArpMode::Proxy);
+    let identity = Identity::try_from(7)?;
+    let deny = Rule::new("deny", Direction::In, Action::Deny, 1.try_into()?);
+    node.add([Object::Network(green.clone()), Object::Group(Group::new(identity, [deny]))])?;
+    let mut pod = node.pod(&green, 1)?;
+    let Object::Local(local) = &pod.object else { unreachable!() };
+    let (id, port) = (pod.object.id(), local.port.clone());
+    pod.object = Object::Local(Local { identity: Some(identity), ..local.clone() });
+    // As an ADD leaves it.
+    node.namespace.ip(&format!("link set {port} down"))?;
+    let is_up =
+        || -> Result<bool> { Ok(node.namespace.ip(&format!("-o link show {port}"))?.contains(",UP")) };
+    let tag = || node.switch.borrow().vsctl(&["get", "port", &port, "tag"]);
+
+    limit_on(&node, VLAN_BRIDGE, SOURCE, 0)?;
+    let refuse = || -> Result<()> {
+        let failures = set(&node, std::slice::from_ref(&pod.object))?;
+        assert!(matches!(&failures[..], [(0, text)] if text.contains("TABLE_FULL")), "{failures:?}");
+        assert_eq!((tag()?.trim(), is_up()?), ("4095", false));
+        Ok(())
+    };
+    refuse()?;
+    node.restart_agent();
+    for _ in 0..2 {
+        let observed = node.observe()?;
+        let desired = node.desired.borrow().clone();
+        let missing: Vec<_> =
+            desired.iter().map(|(id, _)| id).filter(|id| !observed.in_sync.contains(id)).collect();
+        assert_eq!((missing, observed.orphans), (vec![&id], 0));
+        refuse()?;
+    }
+
+    unlimited_on(&node, VLAN_BRIDGE)?;
+    assert_eq!(set(&node, std::slice::from_ref(&pod.object))?, []);
+    assert_eq!((tag()?.trim(), is_up()?), ("100", true));
+    wait_for(&node, &wire, &mut BTreeMap::new(), 1, 1)?;
+    // A change of it is refused: the pod goes on with the flows that it has.
+    let before = node.tables()?;
+    let Object::Local(local) = &pod.object else { unreachable!() };
+    let changed = [Object::Local(Local { addresses: addresses(2).0.into(), ..local.clone() })];
+    limit_on(&node, VLAN_BRIDGE, OWNER, 0)?;
+    assert_eq!(set(&node, &changed)?.len(), 1);
+    assert_eq!((tag()?.trim(), is_up()?, node.tables()?), ("100", true, before));
+    unlimited_on(&node, VLAN_BRIDGE)?;
+    assert_eq!(set(&node, &changed)?, []);
+    assert_eq!(node.converge()?, []);
+    Ok(())
 }
 
 /// A group whose rules are refused is denied everything; if even that is refused, the other objects are installed.

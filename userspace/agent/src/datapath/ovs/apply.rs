@@ -66,8 +66,7 @@ pub(crate) async fn apply(
     if let Some(filter) = filter {
         requests = requests::attach_filter(filter, requests, &mut failures);
     }
-    let closed = requests.iter().filter_map(|request| Some((request.op, request.open.clone()?)));
-    let closed: Vec<_> = closed.collect();
+    let closed = requests::closed(&requests);
     let ports = requests::number(session, requests, &mut failures).await?;
     let mut kernel = model.base.kernel;
     for bridge in BridgeKind::ALL {
@@ -104,8 +103,9 @@ pub(crate) async fn apply(
     if !inherited.is_empty() {
         take_over(session, model, std::mem::take(inherited)).await?;
     }
-    requests::open(session, &model.index, closed).await?;
-    requests::set_up(&model.index, ops).await?;
+    let failed: BTreeSet<usize> = applied.failures.iter().map(|failed| failed.index).collect();
+    requests::open(session, &model.index, &closed, &failed).await?;
+    requests::set_up(&model.index, ops, &failed).await?;
     announce::release(announcer, &session.database(), &model.index);
     remove_unused_ports(session, options, model, ops, &previous).await?;
     if options.datapath_type == DatapathType::Netdev {

@@ -32,7 +32,7 @@ use crate::datapath::{Desired, Error, Object, ObjectId, Observed, host_end};
 
 /// Result of an observation.
 pub(crate) struct Observation {
-    /// Contents of the switch, and the desired objects that have a port there.
+    /// Contents of the switch, and the desired objects that have a port there. Endpoints also need flows.
     pub(crate) model: SwitchModel,
     pub(crate) observed: Observed,
     /// Configuration that is not in effect.
@@ -68,13 +68,16 @@ pub(crate) async fn observe(
     let dump = session.dump().await.map_err(|error| ovs_error("read the tables of the bridges", error))?;
     let database = session.database();
 
-    let (ports, mut out_of_sync) = object_ports(&database, options, &dump, desired);
+    let (mut ports, mut out_of_sync) = object_ports(&database, options, &dump, desired);
     let numbers_of = |names: Vec<&str>| -> Vec<u32> {
         names.into_iter().filter_map(|name| dump.ports.vlan.get(name)).copied().collect()
     };
     let uplinks = numbers_of(uplink::active_first(&database, &options.uplinks));
     let standby = numbers_of(uplink::standby(&database, &options.uplinks));
     let retained = retains.then(|| unowned_ports(&dump, &ports));
+    // The switch has refused the flows of the others, or has lost them. Their ports must not become receivers of groups, nor be
+    // opened, before it has the flows; and switches may not know yet that these endpoints are here.
+    ports.retain(|id, _| !matches!(id, ObjectId::Local(_)) || has_flows(&dump, id));
     let base = BaseConfig { uplinks, standby, kernel, vtep: options.vtep, retained, retains_groups: false };
     let unreadable = |error| ovs_error("read the flows of the bridges", error);
     let mut numbers = installed_numbers(&dump.tables, desired).map_err(unreadable)?;
@@ -159,6 +162,10 @@ fn object_ports(
         }
     }
     (ports, out_of_sync)
+}
+
+fn has_flows(dump: &Dump, id: &ObjectId) -> bool {
+    BridgeKind::ALL.into_iter().any(|bridge| !dump.tables.get(bridge).flows_of(Cookie::of(id)).is_empty())
 }
 
 /// Returns which bridges have flows of other programs. These stay: an operator has added them.

@@ -35,13 +35,22 @@ enum PortError {
 /// A port that an op needs.
 pub(super) struct PortRequest {
     /// Index of the op.
-    pub(super) op: usize,
+    op: usize,
     id: ObjectId,
     port: PortSpec,
     /// Configuration after the flows are programmed, if another.
-    pub(super) open: Option<PortSpec>,
+    open: Option<PortSpec>,
     /// Whether the port number is needed.
     is_numbered: bool,
+}
+
+/// A port that carries no frames until the flows of its endpoint are programmed.
+pub(super) struct ClosedPort {
+    /// Index of the op.
+    op: usize,
+    id: ObjectId,
+    /// Configuration after that.
+    port: PortSpec,
 }
 
 impl PortRequest {
@@ -198,24 +207,39 @@ fn has_rules(groups: &Groups<'_>, object: &Object) -> bool {
     groups.of(local).is_some_and(|group| !group.rules.is_empty())
 }
 
-/// Moves new ports whose flows are programmed to their VLANs.
+/// Returns the ports that are closed.
+pub(super) fn closed(requests: &[PortRequest]) -> Vec<ClosedPort> {
+    let closed = |request: &PortRequest| {
+        let port = request.open.clone()?;
+        Some(ClosedPort { op: request.op, id: request.id.clone(), port })
+    };
+    requests.iter().filter_map(closed).collect()
+}
+
+/// Moves new ports whose flows are programmed to their VLANs. After a failed op the switch has earlier flows of the endpoint, or
+/// none.
 pub(super) async fn open(
     session: &mut Session,
     index: &FlowIndex,
-    closed: Vec<(usize, PortSpec)>,
+    closed: &[ClosedPort],
+    failed: &BTreeSet<usize>,
 ) -> Result<(), Error> {
     let database = session.database();
-    let ready = closed.iter().filter(|(_, port)| index.port_owner(&port.name).is_some());
-    let operations = ready.flat_map(|(op, port)| port.operations(&database, *op)).collect();
+    let is_programmed = |closed: &&ClosedPort| {
+        !failed.contains(&closed.op) && index.port_owner(&closed.port.name) == Some(&closed.id)
+    };
+    let ready = closed.iter().filter(is_programmed);
+    let operations = ready.flat_map(|closed| closed.port.operations(&database, closed.op)).collect();
     session.reconfigure(operations).await.map_err(|error| ovs_error("open ports", error))
 }
 
-/// Sets the interfaces of programmed endpoints up: those of an endpoint that was deleted are down.
-pub(super) async fn set_up(index: &FlowIndex, ops: &[Op]) -> Result<(), Error> {
-    for op in ops {
-        if let Op::Set(Object::Local(local)) = op
-            && index.port_owner(&local.port).is_some()
-        {
+/// Sets the interfaces of programmed endpoints up: those of an endpoint that was deleted are down. After a failed op an interface
+/// stays as it is.
+pub(super) async fn set_up(index: &FlowIndex, ops: &[Op], failed: &BTreeSet<usize>) -> Result<(), Error> {
+    for (n, op) in ops.iter().enumerate() {
+        let Op::Set(Object::Local(local)) = op else { continue };
+        let id = ObjectId::Local(local.id.clone());
+        if !failed.contains(&n) && index.port_owner(&local.port) == Some(&id) {
             let changed = host_end::set_up(&local.port).await;
             changed.map_err(|error| ovs_error(format!("set {} up", local.port), error))?;
         }
