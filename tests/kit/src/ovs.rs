@@ -125,6 +125,11 @@ impl Switch {
         self.vswitchd.as_ref()
     }
 
+    /// Process of `ovsdb-server`; `None` after [`Switch::kill_database`].
+    pub fn database(&self) -> Option<&Process> {
+        self.database.as_ref()
+    }
+
     /// Socket of the database, for the agent's `--ovsdb unix:<path>`.
     pub fn socket(&self) -> PathBuf {
         self.directory.path().join("db.sock")

@@ -109,7 +109,7 @@ impl Process {
         kill(self.pid(), signal).with_context(|| format!("send {signal} to {}", self.label))
     }
 
-    /// Stops the process until `SIGCONT`, and waits until all of its threads are stopped: the signal reaches threads on
+    /// Stops the process until [`Process::thaw`], and waits until all of its threads are stopped: the signal reaches threads on
     /// other CPUs with a delay.
     pub fn freeze(&self) -> Result<()> {
         self.signal(Signal::SIGSTOP)?;
@@ -126,6 +126,11 @@ impl Process {
             Ok(Some(()))
         };
         wait_until(FREEZE_TIMEOUT, &format!("{} to stop", self.label), frozen)
+    }
+
+    /// Continues the process after [`Process::freeze`].
+    pub fn thaw(&self) -> Result<()> {
+        self.signal(Signal::SIGCONT)
     }
 
     /// Sends SIGKILL and waits for the exit.

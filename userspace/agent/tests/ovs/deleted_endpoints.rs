@@ -2,10 +2,14 @@
 
 use std::{io, net::UdpSocket, time::Duration};
 
-use anyhow::Result;
-use contiv_model::{global::ArpMode, mac::Mac};
-use netplugin::datapath::Object;
-use testkit::{capture::Tap, needs, packet::Packet, wait_until};
+use anyhow::{Context as _, Result};
+use contiv_model::{
+    global::ArpMode,
+    mac::Mac,
+    policy::{Action, Direction, Identity, Rule},
+};
+use netplugin::datapath::{Group, Local, Object, Op};
+use testkit::{capture::Tap, needs, ovs::Switch, packet::Packet, wait_until};
 
 use crate::node::{Node, SOON, addresses, network, vlan, vxlan};
 
@@ -82,5 +86,42 @@ fn a_pod_without_an_endpoint_does_not_reach_the_node() -> Result<()> {
             assert_eq!(node.writes(), 0);
         }
     }
+    Ok(())
+}
+
+/// On a VLAN, the bridge floods to the port until it is removed, and without a record no rules apply to what the pod receives.
+#[test]
+fn a_pod_is_cut_off_before_its_record_is_removed() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"), binary("ip"));
+    let node = Node::new("cut-off", &[])?;
+    node.converge()?;
+    let green = Object::Network(network("green", vlan(100), ArpMode::Proxy));
+    let identity = Identity::try_from(7)?;
+    let deny = Rule::new("deny", Direction::In, Action::Deny, 1.try_into()?);
+    node.add([green.clone(), Object::Group(Group::new(identity, [deny]))])?;
+    let mut pod = node.pod(&network("green", vlan(100), ArpMode::Proxy), 1)?;
+    let Object::Local(local) = &pod.object else { unreachable!() };
+    let port = local.port.clone();
+    pod.object = Object::Local(Local { identity: Some(identity), ..local.clone() });
+    node.add([pod.object.clone()])?;
+    let is_up =
+        || -> Result<bool> { Ok(node.namespace.ip(&format!("-o link show {port}"))?.contains(",UP")) };
+    assert!(is_up()?);
+
+    let switch: &Switch = &node.switch.borrow();
+    let has_record = || -> Result<bool> {
+        let flows = switch.ofctl("dump-flows", "contivVlanBridge", &["--no-stats"])?;
+        Ok(flows.contains("dl_src=02:02:0a:01:00:01"))
+    };
+    assert!(has_record()?);
+    let database = switch.database().context("the database runs")?;
+    // The deletion of the network changes the zones of connections, in the database, before the port is removed.
+    database.freeze()?;
+    let ops = [Op::Delete(pod.object.id()), Op::Delete(green.id())];
+    let killed = node.apply_until(&ops, || Ok(!has_record()?));
+    let was_up = is_up();
+    database.thaw()?;
+    killed?;
+    assert!(!was_up?, "the host end is up");
     Ok(())
 }

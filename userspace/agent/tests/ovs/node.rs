@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use contiv_abi::Timeouts;
 use contiv_model::{
     global::ArpMode,
@@ -188,6 +188,24 @@ impl Node {
 
     pub(crate) fn apply(&self, ops: &[Op]) -> Result<Vec<FailedOp>, Error> {
         self.run(|runtime, datapath| runtime.block_on(datapath.apply(ops)))
+    }
+
+    /// Applies ops as an agent that is killed when `is_reached` returns true.
+    pub(crate) fn apply_until(&self, ops: &[Op], is_reached: impl Fn() -> Result<bool> + Send) -> Result<()> {
+        self.run(move |runtime, datapath| {
+            let reached = async {
+                while !is_reached()? {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                anyhow::Ok(())
+            };
+            runtime.block_on(async {
+                tokio::select! {
+                    failures = datapath.apply(ops) => bail!("the ops ended before: {failures:?}"),
+                    reached = tokio::time::timeout(SOON, reached) => reached?,
+                }
+            })
+        })
     }
 
     /// Runs a call of the datapath in the namespace of the node.

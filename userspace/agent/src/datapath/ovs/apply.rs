@@ -5,7 +5,7 @@ mod inherited;
 pub(super) mod requests;
 mod retained;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use super::{
     bridge::{BridgeKind, PerBridge},
@@ -20,6 +20,7 @@ use super::{
     switch::{
         announcer::Announcer,
         kernel, limit,
+        ovsdb::Database,
         pod_filter::PodFilter,
         ports,
         session::{self, Session},
@@ -84,6 +85,9 @@ pub(crate) async fn apply(
         hold(session).await?;
     }
     retained::forget_ports(session, model, ops).await?;
+    // First: the bridge would flood to a port whose endpoint has no record any more, past its rules.
+    let database = session.database();
+    requests::set_down(&database, &ports_of_deleted(&database, options, model, ops))?;
     let programmed = program(session, model, ops, (&ports, kernel), &mut applied).await;
     if options.announce {
         // Whatever fails from here on: a retry does not know what is new.
@@ -258,6 +262,43 @@ async fn program_batch(
     Ok(())
 }
 
+/// Returns the ports of the endpoints that the ops delete, and those that a garbage collection will find without an owner.
+fn ports_of_deleted(
+    database: &Database,
+    options: &Options,
+    model: &SwitchModel,
+    ops: &[Op],
+) -> BTreeSet<String> {
+    let index = &model.index;
+    let mut names = BTreeSet::new();
+    for op in ops {
+        match op {
+            Op::Delete(id @ ObjectId::Local(_)) => {
+                let port = index.get(id).and_then(|installed| installed.port.as_ref());
+                let own = port.map(|port| port.name.clone()).into_iter();
+                let own = own.chain(ports::of_object(database, id));
+                names.extend(own.filter(|name| index.port_owner(name).is_none_or(|owner| owner == id)));
+            }
+            Op::GarbageCollect if model.base.retained.is_none() => {
+                let added: HashSet<&str> = ops.iter().filter_map(added_port).collect();
+                let unowned = uplink::collectable(database, &options.uplinks)
+                    .filter(|name| index.port_owner(name).is_none() && !added.contains(name));
+                names.extend(unowned.map(str::to_owned));
+            }
+            _ => {}
+        }
+    }
+    names
+}
+
+/// The port that an op adds for an endpoint.
+fn added_port(op: &Op) -> Option<&str> {
+    match op {
+        Op::Set(Object::Local(local)) => Some(&local.port),
+        _ => None,
+    }
+}
+
 /// Removes the ports that no installed object uses any longer. `previous` are the objects before the ops.
 async fn remove_unused_ports(
     session: &mut Session,
@@ -268,7 +309,7 @@ async fn remove_unused_ports(
 ) -> Result<(), Error> {
     let (database, index) = (session.database(), &model.index);
     let retains = model.base.retained.is_some();
-    let mut names: Vec<String> = previous
+    let mut names: BTreeSet<String> = previous
         .iter()
         .filter_map(|installed| installed.port.as_ref())
         .map(|port| port.name.clone())
@@ -295,15 +336,14 @@ async fn remove_unused_ports(
         names.retain(|name| name != port || !is_needed);
     }
     names.retain(|name| index.port_owner(name).is_none());
-    names.sort();
-    names.dedup();
     requests::set_down(&database, &names)?;
     let mut operations: Vec<_> = names.iter().flat_map(|name| ports::removal(&database, name)).collect();
     if ops.contains(&Op::GarbageCollect) {
         operations.extend(limit::orphans(&database));
     }
     let removed = session.reconfigure(operations).await;
-    removed.map_err(|error| ovs_error(format!("remove ports {}", names.join(", ")), error))?;
+    let all = || names.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+    removed.map_err(|error| ovs_error(format!("remove ports {}", all()), error))?;
     // When ovs-vswitchd closes a port, it writes the flags that it has read last, perhaps before the interface was down.
     requests::set_down(&database, &names)
 }

@@ -247,9 +247,12 @@ pub(super) async fn set_up(index: &FlowIndex, ops: &[Op], failed: &BTreeSet<usiz
     Ok(())
 }
 
-/// Sets the interfaces of endpoints among the ports down, before their removal from the bridge: frames of a pod would enter the
-/// network stack of the node afterwards.
-pub(super) fn set_down(database: &Database, ports: &[String]) -> Result<(), Error> {
+/// Sets the interfaces of endpoints among the ports down, before their flows are removed and their ports from the bridge: frames of a
+/// pod would enter the network stack of the node afterwards.
+pub(super) fn set_down(database: &Database, ports: &BTreeSet<String>) -> Result<(), Error> {
+    if ports.is_empty() {
+        return Ok(());
+    }
     let endpoints: BTreeSet<&str> = ports::of_endpoints(database).collect();
     for port in ports.iter().filter(|port| endpoints.contains(port.as_str())) {
         host_end::set_down(port).map_err(|error| ovs_error(format!("set {port} down"), error))?;
