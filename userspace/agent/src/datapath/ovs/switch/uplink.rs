@@ -27,17 +27,33 @@ pub(crate) fn collectable<'a>(
     own(database).filter(move |name| !is_uplink(name, uplinks))
 }
 
-/// Returns the operations that add the uplinks to the VLAN bridge: one as a trunk port, several as a bond.
+/// Returns the operations that add the uplinks to the VLAN bridge, one as a trunk port, several as a bond, and remove those of an
+/// earlier configuration: an interface belongs to one port, and the bridge would forward between two uplinks that are no bond.
 pub(crate) fn operations(database: &Database, names: &[String]) -> Vec<Operation> {
-    match names {
+    let mut removed: BTreeSet<&str> = former(database, names).collect();
+    let added = match names {
         [] => vec![],
-        [name] => {
-            // An interface belongs to one port: the bond of an earlier configuration gives it up.
-            let bond = removal(database, UPLINK_OWNER);
-            bond.into_iter().chain(PortSpec::uplink(name).operations(database, 0)).collect()
+        [name] => PortSpec::uplink(name).operations(database, 0),
+        many => {
+            let bond = bond(database, many);
+            if !bond.is_empty() {
+                removed.extend(many.iter().map(String::as_str).chain([UPLINK_OWNER]));
+            }
+            bond
         }
-        many => bond(database, many),
-    }
+    };
+    removed.into_iter().flat_map(|name| removal(database, name)).chain(added).collect()
+}
+
+/// Returns the names of the ports of the VLAN bridge that were uplinks and are none any more.
+fn former<'a>(database: &'a Database, uplinks: &'a [String]) -> impl Iterator<Item = &'a str> {
+    let bridge = database.bridge(BridgeKind::Vlan.name());
+    let ports = bridge.into_iter().flat_map(move |(_, bridge)| database.ports_of(bridge));
+    let added = ports.filter(|(_, port, _)| {
+        port.name == UPLINK_OWNER
+            || port.external_ids.get(OWNER_KEY).is_some_and(|owner| owner == UPLINK_OWNER)
+    });
+    added.map(|(_, port, _)| port.name.as_str()).filter(move |name| !is_uplink(name, uplinks))
 }
 
 /// Returns the uplinks that are not in the VLAN bridge yet, by themselves or as members of a bond.
@@ -91,6 +107,7 @@ pub(crate) fn warnings(database: &Database, names: &[String]) -> Vec<String> {
     names.iter().filter_map(line).collect()
 }
 
+/// Returns the operations that add the bond, unless it is there. Its interfaces must be free.
 fn bond(database: &Database, names: &[String]) -> Vec<Operation> {
     let fallback = BTreeMap::from([("lacp-fallback-ab".to_owned(), "true".to_owned())]);
     let owner = BTreeMap::from([(OWNER_KEY.to_owned(), UPLINK_OWNER.to_owned())]);
@@ -110,18 +127,11 @@ fn bond(database: &Database, names: &[String]) -> Vec<Operation> {
     });
     let bridge = database.bridge(BridgeKind::Vlan.name()).filter(|_| !present);
     let Some((bridge, _)) = bridge else { return vec![] };
-    let mut operations: Vec<_> = names
-        .iter()
-        .map(String::as_str)
-        .chain([UPLINK_OWNER])
-        .flat_map(|name| removal(database, name))
-        .collect();
-    let (inserts, members): (Vec<_>, Vec<_>) = names
+    let (mut operations, members): (Vec<_>, Vec<_>) = names
         .iter()
         .enumerate()
         .map(|(n, name)| Operation::insert("Interface", &format!("uplink{n}"), json!({"name": name})))
         .unzip();
-    operations.extend(inserts);
     let row = json!({
         "name": UPLINK_OWNER, "interfaces": set(members), "vlan_mode": "trunk", "bond_mode": "balance-tcp",
         "lacp": "active", "other_config": map(&fallback), "external_ids": map(&owner),
@@ -143,6 +153,65 @@ mod tests {
         let interfaces: serde_json::Map<_, _> =
             uplinks.iter().map(|name| (name.clone(), interface(name))).collect();
         database.update(&json!({"Interface": interfaces}));
+    }
+
+    /// The VLAN bridge with a port for each uplink, and ports of others.
+    fn bridge_with(uplinks: &[&str]) -> Database {
+        let external_ids = |owner: &str| json!(["map", [[OWNER_KEY, owner]]]);
+        let mut ports = serde_json::Map::new();
+        let mut add = |name: &str, external_ids: serde_json::Value| {
+            let row = json!({"name": name, "interfaces": ["uuid", name], "vlan_mode": "trunk",
+                "external_ids": external_ids});
+            ports.insert(name.to_owned(), json!({"new": row}));
+        };
+        uplinks.iter().for_each(|name| add(name, external_ids(UPLINK_OWNER)));
+        add("vvport1", external_ids("net.blue-pod1"));
+        add("mirror0", json!(["map", []]));
+        let uuids: Vec<_> = ports.keys().map(|name| json!(["uuid", name])).collect();
+        let interface = |name: &String| {
+            let external_ids = &ports[name]["new"]["external_ids"];
+            (name.clone(), json!({"new": {"name": name, "type": "", "external_ids": external_ids}}))
+        };
+        let interfaces: serde_json::Map<_, _> = ports.keys().map(interface).collect();
+        let mut database = Database::default();
+        database.update(&json!({
+            "Open_vSwitch": {"root": {"new": {"bridges": ["uuid", "bridge"]}}},
+            "Bridge": {"bridge": {"new": {"name": "contivVlanBridge", "ports": ["set", uuids]}}},
+            "Port": ports,
+            "Interface": interfaces,
+        }));
+        database
+    }
+
+    /// The transaction that adds uplinks removes the earlier ones: the flows that an earlier agent has left let frames from them enter.
+    #[test]
+    fn former_uplinks_leave_the_bridge_with_the_change() {
+        for (present, wanted, expected) in [
+            (&["eth1"][..], &["eth2"][..], &["eth1"][..]),
+            (&["eth1"], &["eth1"], &[]),
+            (&["eth1", "eth2"], &["eth2"], &["eth1"]),
+            (&["eth3"], &["eth1", "eth2"], &["eth3"]),
+            (&["eth1"], &["eth1", "eth2"], &["eth1"]),
+            (&["uplinkPort"], &["eth1"], &["uplinkPort"]),
+            (&["uplinkPort"], &["eth1", "eth2"], &["uplinkPort"]),
+            (&["eth1"], &[], &["eth1"]),
+        ] {
+            let wanted: Vec<String> = wanted.iter().map(|name| (*name).to_owned()).collect();
+            let operations = operations(&bridge_with(present), &wanted);
+            let operations: Vec<_> = operations.iter().map(Operation::json).collect();
+            let is_unlink = |operation: &&serde_json::Value| operation["mutations"][0][1] == "delete";
+            let unlinked = operations.iter().filter(is_unlink).map(|operation| &operation["mutations"][0]);
+            let removed: Vec<_> =
+                expected.iter().map(|name| json!(["ports", "delete", ["set", [["uuid", name]]]])).collect();
+            assert_eq!(
+                unlinked.collect::<Vec<_>>(),
+                removed.iter().collect::<Vec<_>>(),
+                "{present:?} {wanted:?}"
+            );
+            let is_link = |operation: &serde_json::Value| operation["mutations"][0][1] == "insert";
+            let adds = !wanted.iter().all(|name| present.contains(&name.as_str()));
+            assert_eq!(operations.iter().any(is_link), adds, "{present:?} {wanted:?}");
+        }
     }
 
     #[test]
