@@ -266,7 +266,7 @@ impl Node {
     }
 
     /// Observes the switch, with retries while it is too busy to reply. Fails with the last error.
-    fn observe_with_retries(&self) -> Result<Observed> {
+    pub(crate) fn observe_with_retries(&self) -> Result<Observed> {
         let deadline = Instant::now() + RESYNC_TIMEOUT;
         loop {
             match self.observe() {

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use contiv_model::{
     global::ArpMode,
-    policy::{Action, Direction, Identity, Rule},
+    policy::{Action, Direction, Identity, PortRange, Rule, UDP},
 };
 use netplugin::datapath::{FailedOp, Group, Local, Object, Op};
-use testkit::needs;
+use testkit::{capture::Tap, needs, packet::Packet, wait_until};
 
 use crate::{
     announce::{TAG, wait_for},
-    node::{Node, addresses, network, peer, remote, vlan, vtep, vxlan},
+    node::{Node, SOON, addresses, network, peer, remote, vlan, vtep, vxlan},
 };
 
 const BRIDGE: &str = "contivVxlanBridge";
@@ -25,6 +25,9 @@ const OWNER: u8 = 35;
 const DESTINATION: u8 = 9;
 /// Rules for what pods receive.
 const RULES_IN: u8 = 23;
+/// UDP ports.
+const DENIED: u16 = 9;
+const ALLOWED: u16 = 10;
 
 /// Lets a table of the VXLAN bridge hold so many more flows than now.
 fn limit(node: &Node, table: u8, more: usize) -> Result<()> {
@@ -173,6 +176,80 @@ fn a_pod_whose_flows_are_refused_stays_closed() -> Result<()> {
     Ok(())
 }
 
+/// ovs-vswitchd has restarted without its flows. Those of the bridge come back first, then those of networks and groups: until a pod with
+/// rules has its own, its port carries no frames, also if the switch refuses its rules.
+#[test]
+fn a_pod_gets_nothing_before_its_rules_are_back() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let (node, _outside, wire) = Node::with_uplink("lost-vlan")?;
+    let green = network("green", vlan(TAG), ArpMode::Proxy);
+    let identity = Identity::try_from(7)?;
+    let deny = Rule {
+        protocol: Some(UDP),
+        ports: PortRange::new(DENIED, DENIED),
+        ..Rule::new("deny", Direction::In, Action::Deny, 1.try_into()?)
+    };
+    let first = [Object::Network(green.clone()), Object::Group(Group::new(identity, [deny]))];
+    node.add(first.clone())?;
+    let mut pod = node.pod(&green, 1)?;
+    let Object::Local(local) = &pod.object else { unreachable!() };
+    pod.object = Object::Local(Local { identity: Some(identity), ..local.clone() });
+    node.add([pod.object.clone()])?;
+    let other = node.run_pod(&green, 2)?;
+    let pods = [pod.object.clone(), other.object.clone()];
+    let tags = || -> Result<[String; 2]> {
+        let tag = |port| node.switch.borrow().vsctl(&["get", "port", port, "tag"]);
+        Ok([tag("vvport1")?.trim().to_owned(), tag("vvport2")?.trim().to_owned()])
+    };
+    let inside = Tap::open(&pod.namespace, "eth0")?;
+    let (client, client_mac) = (addresses(90).0, [2, 2, 10, 1, 0, 90]);
+    let datagram = |eth: Packet, port: u16| {
+        eth.ipv4(client, addresses(1).0).udp(4000, port).payload(b"from outside").build()
+    };
+    let send = |port: u16| wire.send(&datagram(Packet::eth(pod.mac, client_mac).vlan(TAG), port));
+
+    node.switch.borrow_mut().kill_vswitchd()?;
+    assert!(node.resync_needed(SOON));
+    node.switch.borrow_mut().start_vswitchd()?;
+    node.observe_with_retries()?;
+    // Pods without rules are not interrupted.
+    assert_eq!(tags()?, ["4095", "100"]);
+    limit_on(&node, VLAN_BRIDGE, RULES_IN, 0)?;
+    let failures = set(&node, &first)?;
+    assert!(matches!(&failures[..], [(1, text)] if text.contains("TABLE_FULL")), "{failures:?}");
+    send(DENIED)?;
+    node.observe()?;
+    send(DENIED)?;
+    assert_eq!(tags()?, ["4095", "100"]);
+
+    unlimited_on(&node, VLAN_BRIDGE)?;
+    assert_eq!(set(&node, &first)?, []);
+    send(DENIED)?;
+    assert_eq!(set(&node, &pods)?, []);
+    assert_eq!(tags()?, ["100", "100"]);
+    let mut received = vec![];
+    wait_until(SOON, "a datagram that the rules allow", || {
+        send(ALLOWED)?;
+        received.extend(inside.drain()?.into_iter().map(|frame| frame.bytes));
+        let expected = datagram(Packet::eth(pod.mac, client_mac), ALLOWED);
+        Ok(received.iter().any(|bytes| bytes.starts_with(&expected)).then_some(()))
+    })?;
+    let denied = datagram(Packet::eth(pod.mac, client_mac), DENIED);
+    assert!(!received.iter().any(|bytes| bytes.starts_with(&denied)), "past the rules");
+    assert_eq!(node.converge()?, []);
+    Ok(())
+}
+
+/// Rules for identity 7 that deny some protocols, but no pings.
+fn group() -> Result<(Identity, Object)> {
+    let identity = Identity::try_from(7)?;
+    let deny = |n: u32| Rule {
+        protocol: Some(6 + n as u8),
+        ..Rule::new(&*format!("r{n}"), Direction::In, Action::Deny, 1.try_into().unwrap())
+    };
+    Ok((identity, Object::Group(Group::new(identity, (0..8).map(deny).collect::<Vec<_>>()))))
+}
+
 /// A group whose rules are refused is denied everything; if even that is refused, the other objects are installed.
 #[test]
 fn refused_rules_deny_their_group() -> Result<()> {
@@ -182,12 +259,7 @@ fn refused_rules_deny_their_group() -> Result<()> {
     let blue = network("blue", vxlan(5000), ArpMode::Proxy);
     node.add([Object::Network(blue.clone())])?;
     let one = node.run_pod(&blue, 1)?;
-    let identity = Identity::try_from(7)?;
-    let allow = |n: u32| Rule {
-        protocol: Some(6 + n as u8),
-        ..Rule::new(&*format!("r{n}"), Direction::In, Action::Deny, 1.try_into().unwrap())
-    };
-    let group = Object::Group(Group::new(identity, (0..8).map(allow).collect::<Vec<_>>()));
+    let (identity, group) = group()?;
     let mut two = node.pod(&blue, 2)?;
     let Object::Local(local) = &two.object else { unreachable!() };
     two.object = Object::Local(Local { identity: Some(identity), ..local.clone() });
@@ -204,6 +276,37 @@ fn refused_rules_deny_their_group() -> Result<()> {
     let failures = set(&node, &[group.clone(), two.object.clone()])?;
     assert_eq!(failures.iter().map(|(op, _)| *op).collect::<Vec<_>>(), [0], "{failures:?}");
     one.cannot_reach(2)?;
+
+    unlimited(&node)?;
+    assert_eq!(set(&node, &[group])?, []);
+    assert_eq!(node.converge()?, []);
+    one.reaches(2)
+}
+
+/// The agent restarts while the switch has none of the rules of a group, and its objects are those that are desired.
+#[test]
+fn rules_that_are_refused_after_a_restart_deny_their_group() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("full-again", &[])?;
+    node.converge()?;
+    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
+    node.add([Object::Network(blue.clone())])?;
+    let one = node.run_pod(&blue, 1)?;
+    let (identity, group) = group()?;
+    let mut two = node.pod(&blue, 2)?;
+    let Object::Local(local) = &two.object else { unreachable!() };
+    two.object = Object::Local(Local { identity: Some(identity), ..local.clone() });
+    node.add([two.object.clone()])?;
+    one.reaches(2)?;
+    // Not even the denial fits.
+    limit(&node, RULES_IN, 0)?;
+    assert_eq!(set(&node, std::slice::from_ref(&group))?.len(), 1);
+    node.restart_agent();
+    node.observe()?;
+    unlimited(&node)?;
+    limit(&node, RULES_IN, 2)?;
+    assert_eq!(set(&node, std::slice::from_ref(&group))?.len(), 1);
+    wait_until(SOON, "the denial", || Ok(one.cannot_reach(2).ok()))?;
 
     unlimited(&node)?;
     assert_eq!(set(&node, &[group])?, []);

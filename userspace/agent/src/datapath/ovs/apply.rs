@@ -26,7 +26,7 @@ use super::{
         session::{self, Session},
         tunnel, uplink,
     },
-    tables::index::Installed,
+    tables::{cookie::Cookie, index::Installed},
 };
 use crate::{
     datapath::{
@@ -198,7 +198,7 @@ async fn program(
     Ok(())
 }
 
-/// Denies the traffic of a group whose rules the switch has rejected, unless it has earlier ones. If the switch rejects that
+/// Denies the traffic of a group whose rules the switch has rejected, unless the switch has earlier ones. If the switch rejects that
 /// too, nothing changes: the caller attaches no new endpoints of a group that failed.
 async fn close(
     session: &mut Session,
@@ -206,7 +206,10 @@ async fn close(
     group: &Group,
     applied: &mut Applied,
 ) -> Result<(), Error> {
-    if model.index.group(group.identity).is_some() {
+    // After a restart the index has desired groups, too, whose rules the switch does not have.
+    let owner = Cookie::of(&ObjectId::Group(group.identity));
+    let has_rules = |bridge| !model.tables.get(bridge).flows_of(owner).is_empty();
+    if group.rules.is_empty() || BridgeKind::ALL.into_iter().all(has_rules) {
         return Ok(());
     }
     let ops = [Op::Set(Object::Group(group.closed()))];

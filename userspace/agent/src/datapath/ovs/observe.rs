@@ -28,7 +28,7 @@ use super::{
         index::{BridgePort, vrf_of},
     },
 };
-use crate::datapath::{Desired, Error, Object, ObjectId, Observed, host_end};
+use crate::datapath::{Desired, Error, Group, Local, Object, ObjectId, Observed, host_end};
 
 /// Result of an observation.
 pub(crate) struct Observation {
@@ -66,6 +66,8 @@ pub(crate) async fn observe(
             port.map_err(|error| ovs_error(format!("add port {}", kernel::name(bridge)), error))?;
     }
     let dump = session.dump().await.map_err(|error| ovs_error("read the tables of the bridges", error))?;
+    // Before the base flows: they let frames from the uplinks in.
+    close_ports(session, &dump, desired).await?;
     let database = session.database();
 
     let (mut ports, mut out_of_sync) = object_ports(&database, options, &dump, desired);
@@ -124,6 +126,29 @@ pub(crate) async fn observe(
     Ok(Observation { model, observed, warnings, fingerprint: drift::fingerprint(&database) })
 }
 
+/// Closes the ports on the VLAN bridge whose flows the switch has lost, as in a restart, until they are programmed: the bridge floods
+/// to ports of the VLAN, past the rules for what their pods receive. Pods without rules are not interrupted longer than necessary.
+async fn close_ports(session: &mut Session, dump: &Dump, desired: &Desired) -> Result<(), Error> {
+    let may_have_rules = |id: &ObjectId| match desired.get(id) {
+        Some(Object::Local(local)) => group_of(desired, local).is_some_and(|group| !group.rules.is_empty()),
+        // Its record is deleted or unreadable.
+        _ => true,
+    };
+    let is_bare = |owner| {
+        let id = ObjectId::Local(owner);
+        dump.tables.vlan.flows_of(Cookie::of(&id)).is_empty() && may_have_rules(&id)
+    };
+    let operations = ports::closing(&session.database(), is_bare);
+    session.reconfigure(operations).await.map_err(|error| ovs_error("close ports without flows", error))
+}
+
+fn group_of<'a>(desired: &'a Desired, local: &Local) -> Option<&'a Group> {
+    match desired.get(&ObjectId::Group(local.identity?))? {
+        Object::Group(group) => Some(group),
+        _ => None,
+    }
+}
+
 /// Returns the ports of objects, and the objects whose port is missing or configured differently.
 fn object_ports(
     database: &Database,
@@ -136,11 +161,7 @@ fn object_ports(
     for (id, object) in desired.iter() {
         let spec = match object {
             Object::Local(local) => {
-                let group = local.identity.and_then(|identity| desired.get(&ObjectId::Group(identity)));
-                let rate = group.and_then(|group| match group {
-                    Object::Group(group) => group.rate,
-                    _ => None,
-                });
+                let rate = group_of(desired, local).and_then(|group| group.rate);
                 PortSpec::local(local, Bandwidth::from(rate))
             }
             Object::Peer(peer) => {

@@ -183,7 +183,8 @@ pub(super) fn of_ops(
         };
         // The last op on an object wins.
         requests.retain(|request| request.id != id);
-        let closed = port.closed(database).filter(|_| has_rules(&groups, object));
+        let is_programmed = index.port_owner(&port.name) == Some(&id);
+        let closed = port.closed(database, is_programmed).filter(|_| has_rules(&groups, object));
         let (port, open) = match closed {
             Some(closed) => (closed, Some(port)),
             None => (port, None),

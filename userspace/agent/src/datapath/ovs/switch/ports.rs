@@ -1,5 +1,7 @@
 //! Port and Interface rows of endpoints and tunnels.
 
+mod closing;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
@@ -7,6 +9,8 @@ use std::{
 
 use contiv_model::mac::Mac;
 use serde_json::json;
+
+pub(crate) use self::closing::closing;
 
 use super::{
     limit::{self, Bandwidth},
@@ -63,11 +67,12 @@ impl PortSpec {
     }
 
     /// The port on a VLAN that carries no frames, for a port whose flows are not programmed yet: the bridge floods to ports of
-    /// the same VLAN. `None` if the port is on its VLAN, or if only flows lead to it.
-    pub(crate) fn closed(&self, database: &Database) -> Option<PortSpec> {
+    /// the same VLAN. `None` if the port is on its VLAN and has flows (`is_programmed`), or if only flows lead to it.
+    pub(crate) fn closed(&self, database: &Database, is_programmed: bool) -> Option<PortSpec> {
         // An agent that ended in between, or lost the switch, has left it there.
-        let is_closed = find(database, &self.name).is_none_or(|found| found.port.tag == Some(RESERVED_VLAN));
-        (is_closed && self.bridge == BridgeKind::Vlan)
+        let is_on = |found: PortRows<'_>| found.port.tag != Some(RESERVED_VLAN);
+        let is_open = is_programmed && find(database, &self.name).is_some_and(is_on);
+        (!is_open && self.bridge == BridgeKind::Vlan)
             .then(|| PortSpec { tag: Some(RESERVED_VLAN), ..self.clone() })
     }
 
@@ -356,16 +361,17 @@ mod tests {
     fn a_port_is_closed_until_it_is_moved_to_its_vlan() {
         let port = PortSpec { tag: Some(100), ..PortSpec::uplink("vvport1") };
         let mut database = Database::default();
-        let is_closed = |database: &Database| {
-            port.closed(database).is_some_and(|closed| closed.tag == Some(RESERVED_VLAN))
+        let is_closed = |database: &Database, is_programmed| {
+            port.closed(database, is_programmed).is_some_and(|closed| closed.tag == Some(RESERVED_VLAN))
         };
-        assert!(is_closed(&database), "a new port");
+        assert!(is_closed(&database, false), "a new port");
         for (tag, expected) in [(RESERVED_VLAN, true), (100, false)] {
             database.update(&json!({
                 "Port": {"port": {"new": {"name": "vvport1", "tag": tag, "interfaces": ["uuid", "interface"]}}},
                 "Interface": {"interface": {"new": {"name": "vvport1"}}},
             }));
-            assert_eq!(is_closed(&database), expected, "{tag}");
+            assert_eq!(is_closed(&database, true), expected, "{tag}");
+            assert!(is_closed(&database, false), "{tag}, without flows");
         }
     }
 }
