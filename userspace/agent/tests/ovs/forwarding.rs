@@ -146,3 +146,39 @@ fn forged_frames_are_dropped() -> Result<()> {
     assert!(trace.contains("Datapath actions: drop"), "{trace}");
     Ok(())
 }
+
+/// The tunnel to the node of an endpoint is gone, but not the endpoint's record: no other node sends in its name, nor gets its frames.
+#[test]
+fn an_endpoint_without_a_tunnel_is_nowhere() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("nowhere", &[])?;
+    node.converge()?;
+    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
+    node.add([peer(vtep(0)), peer(vtep(1)), Object::Network(blue.clone())])?;
+    node.add([remote(&blue, 3, Some(vtep(0)))])?;
+    let _pods = [node.run_pod(&blue, 1)?, node.run_pod(&blue, 2)?];
+    let reply = |port: &str, more: &str, from: u8, to: u8| -> Result<String> {
+        let number = node.switch.borrow().vsctl(&["get", "interface", port, "ofport"])?;
+        let [source, target] = [from, to].map(|n| (format!("02:02:0a:01:00:{n:02x}"), addresses(n).0));
+        let frame = format!(
+            "in_port={}{more},arp,dl_src={},dl_dst={},arp_op=2,arp_spa={},arp_tpa={},arp_sha={},arp_tha={}",
+            number.trim(),
+            source.0,
+            target.0,
+            source.1,
+            target.1,
+            source.0,
+            target.0
+        );
+        node.trace("contivVxlanBridge", &frame)
+    };
+    let is_dropped = |trace: &str| trace.contains("Datapath actions: drop");
+    let trace = reply("vxif19216891", ",tun_id=5000", 3, 1)?;
+    assert!(!is_dropped(&trace), "{trace}");
+    node.remove([peer(vtep(0)).id()])?;
+    for (port, more, from, to) in [("vxif19216892", ",tun_id=5000", 3, 1), ("vvport1", "", 1, 3)] {
+        let trace = reply(port, more, from, to)?;
+        assert!(is_dropped(&trace), "{trace}");
+    }
+    Ok(())
+}

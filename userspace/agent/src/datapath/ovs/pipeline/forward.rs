@@ -198,7 +198,7 @@ pub(crate) fn local(local: &Local, segment: Segment, port: u32, dscp: Option<Dsc
 }
 
 /// Returns the flows of a remote endpoint. `port` is the tunnel to its node, or the port of this node's kernel on a VLAN network
-/// for which the node is the gateway; `None` on other VLAN networks.
+/// for which the node is the gateway; `None` on other VLAN networks, and while there is no tunnel.
 pub(crate) fn remote(remote: &Remote, segment: Segment, port: Option<u32>) -> Vec<Flow> {
     let Segment { tag, domain, .. } = segment;
     let Remote { mac, addresses, identity, .. } = remote;
@@ -212,11 +212,14 @@ pub(crate) fn remote(remote: &Remote, segment: Segment, port: Option<u32>) -> Ve
     }
     flows.extend(neighbour::known_addresses(segment, *mac, addresses));
     flows.extend(route::endpoint(segment, *mac, addresses));
+    // Split horizon: frames from a tunnel are not sent into another.
+    let destination = || network_match_from(tag, 0).eth_dst(remote.mac.0);
     if let Some(port) = port {
-        // Split horizon: frames from a tunnel are not sent into another.
-        let destination = network_match_from(tag, 0).eth_dst(remote.mac.0);
         let tunnel = [Action::set(Field::TunnelId, tag), Action::output(port)];
-        flows.push(Flow::new(table::DESTINATION, priority::MATCH, destination).apply(tunnel));
+        flows.push(Flow::new(table::DESTINATION, priority::MATCH, destination()).apply(tunnel));
+    } else if domain.bridge() == BridgeKind::Vxlan {
+        // Not by all tunnels, as to an unknown address. The priority leaves the frames to an endpoint that has moved to this node.
+        flows.push(Flow::new(table::DESTINATION, priority::MATCH - 1, destination()));
     }
     flows
 }

@@ -283,6 +283,19 @@ fn a_rule_that_comes_leaves_the_flows_of_others() {
     assert!(few.is_subset(&more) && few.len() < more.len());
 }
 
+/// Its frames come from nowhere, and those for it are not sent by all tunnels.
+#[test]
+fn a_remote_pod_without_a_tunnel_is_nowhere() {
+    let flows = remote(&remote_in(vxlan()), Segment::bridged(vxlan()), None);
+    let of = |table: u8| -> Vec<String> {
+        flows.iter().filter(|flow| flow.table == table).map(ToString::to_string).collect()
+    };
+    let to = "table=9, priority=99,metadata=0x13880000000000/0xffffff0000000001,dl_dst=02:02:0a:01:00:02 actions=drop";
+    assert_eq!(of(table::DESTINATION), [to]);
+    let stations = of(table::STATIONS);
+    assert!(matches!(&stations[..], [flow] if flow.contains("0x4000fffe->reg13")), "{stations:?}");
+}
+
 #[test]
 fn matches_have_their_prerequisites() {
     let objects = [vxlan(), vlan()].map(|encap| {

@@ -14,9 +14,12 @@ use super::{
     record::{Place, Record, without_owner},
     source,
 };
-use crate::datapath::ovs::pipeline::{
-    metadata::{self, Domain},
-    table::{self, priority::check},
+use crate::datapath::ovs::{
+    bridge::BridgeKind,
+    pipeline::{
+        metadata::{self, Domain},
+        table::{self, priority::check},
+    },
 };
 
 /// Returns the flows of a local endpoint: no frame from outside has its addresses.
@@ -25,11 +28,15 @@ pub(crate) fn local(record: Record<'_>) -> Vec<Flow> {
 }
 
 /// Returns the flows of a remote endpoint: its frames, and what the router of its node sends, come through the tunnel at `port`, or
-/// from an uplink.
+/// from an uplink. On a VXLAN network without a tunnel they come from nowhere.
 pub(crate) fn remote(record: Record<'_>, port: Option<u32>) -> Vec<Flow> {
     let Record { segment, addresses, .. } = record;
+    let station = match port {
+        None if segment.domain.bridge() == BridgeKind::Vxlan => Place::Nowhere,
+        port => Place::of(port),
+    };
     let routed = |ip: IpAddr| addresses.contains(ip) && segment.routed.has(ip);
-    record.flows(Place::of(port), |ip| Place::of(port.filter(|_| routed(ip))))
+    record.flows(station, |ip| if routed(ip) { station } else { Place::Anywhere })
 }
 
 /// Returns the flows of a service: its address is no source, but another node may announce it.

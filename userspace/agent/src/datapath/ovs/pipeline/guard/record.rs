@@ -48,6 +48,8 @@ pub(in crate::datapath::ovs::pipeline) enum Place {
     Port(u16),
     /// An uplink: the physical network delivers.
     Anywhere,
+    /// None, because there is no tunnel to the endpoint's node.
+    Nowhere,
 }
 
 impl Place {
@@ -61,6 +63,8 @@ impl Place {
             Place::Here => u16::MAX,
             Place::Port(port) => port,
             Place::Anywhere => 0,
+            // No tunnel has this number: it is that of the internal port of a bridge.
+            Place::Nowhere => u16::MAX - 1,
         }
     }
 }
