@@ -13,6 +13,7 @@ mod chunk_table;
 mod committed_change;
 mod decoded;
 mod derived;
+mod entries;
 mod index;
 mod link_log;
 mod linked_objects;
@@ -36,7 +37,7 @@ use std::net::IpAddr;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use contiv_model::{endpoint, event::Event, group, key::Key, name::NetworkId, network, service};
+use contiv_model::{endpoint, event::Event, group, key::Key, name::NetworkId, network};
 use contiv_store::{KeyValue, Update};
 use tokio::sync::watch;
 
@@ -312,44 +313,5 @@ impl ClusterCache {
                 self.deleted.insert(path.to_owned(), at);
             }
         }
-    }
-
-    fn set_value<T: Entry>(&mut self, id: &str, kv: Option<&KeyValue>, decoded: DecodedValue, revision: i64) {
-        let table = T::table_mut(&mut self.tables);
-        let known = table.get(id);
-        if known.is_some_and(|known| revision <= known.revision) {
-            return;
-        }
-        let known = known.map(|known| &*known.value);
-        // An entry that is reloaded is removed first, at the revision `i64::MAX`.
-        let changed = if revision == i64::MAX { self.complete } else { revision };
-        match kv.map(|kv| decoded.take::<T>(kv)) {
-            None => {
-                self.links.replace(id, known, None, changed);
-                table.remove(id);
-            }
-            Some(Ok((value, unknown))) => {
-                self.links.replace(id, known, Some(&value), changed);
-                table.insert(id.to_owned(), record::Versioned { value, revision, unknown });
-            }
-            Some(Err(error)) => {
-                tracing::warn!(key = T::path(id), %error, "decode a value from the store: invalid; keeping the last valid one");
-            }
-        }
-    }
-
-    fn set_endpoint(&mut self, id: &str, kv: Option<&KeyValue>, decoded: DecodedValue, revision: i64) {
-        let old = self.shared::<endpoint::State>(id);
-        self.set_value::<endpoint::State>(id, kv, decoded, revision);
-        let new = self.shared::<endpoint::State>(id);
-        self.index.endpoint(old.as_deref(), new.as_deref());
-        self.note_endpoint(id, kv, revision);
-    }
-
-    fn set_service(&mut self, id: &str, kv: Option<&KeyValue>, decoded: DecodedValue, revision: i64) {
-        let old = self.shared::<service::State>(id);
-        self.set_value::<service::State>(id, kv, decoded, revision);
-        let new = self.shared::<service::State>(id);
-        self.index.service(old.as_deref(), new.as_deref());
     }
 }

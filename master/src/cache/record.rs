@@ -10,11 +10,9 @@ use contiv_model::{
     policy::{DirectionalRuleState, PolicyState},
     registry, service,
 };
-use contiv_store::{KeyValue, Op};
+use contiv_store::Op;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::ClusterCache;
-use super::decoded::DecodedValue;
 use super::derived::{Derived, DerivedOverlays, DerivedTables};
 use super::links::{LinkIndex, Linked};
 use super::revisions::Revisions;
@@ -274,48 +272,4 @@ pub(super) fn by_type<V: ByType>(key: &Key, visitor: V) -> Option<V::Output> {
         }
         _ => return None,
     })
-}
-
-/// Sets or deletes the value as of `revision`.
-struct Set<'a> {
-    cache: &'a mut ClusterCache,
-    kv: Option<&'a KeyValue>,
-    decoded: DecodedValue,
-    revision: i64,
-}
-
-impl ByType for Set<'_> {
-    type Output = ();
-
-    fn entry<T: Entry>(self, id: &str) {
-        self.cache.set_value::<T>(id, self.kv, self.decoded, self.revision);
-    }
-
-    fn derived<T: Derived>(self, id: &str) {
-        self.cache.set_derived::<T>(id, self.kv, self.revision);
-    }
-}
-
-impl ClusterCache {
-    pub(super) fn set_entry(
-        &mut self,
-        key: &Key,
-        kv: Option<&KeyValue>,
-        decoded: DecodedValue,
-        revision: i64,
-    ) {
-        match key {
-            Key::ServiceLb(id) => self.set_service(id.as_str(), kv, decoded, revision),
-            Key::Endpoint(id) => self.set_endpoint(id.as_str(), kv, decoded, revision),
-            Key::Service { name, address } => {
-                self.set_registration(&format!("{name}/{address}"), kv, decoded, revision);
-            }
-            key => by_type(key, Set { cache: self, kv, decoded, revision }).unwrap_or_default(),
-        }
-    }
-
-    /// Removes the entry, so that the same revision can be set again.
-    pub(super) fn remove_entry(&mut self, key: &Key) {
-        self.set_entry(key, None, DecodedValue::default(), i64::MAX);
-    }
 }
