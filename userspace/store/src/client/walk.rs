@@ -228,7 +228,7 @@ mod tests {
             assert_eq!(received.len(), keys.len());
             let (pages, each) = (keys.len() / LARGEST_PAGE, counted / keys.len());
             assert!(
-                requests < 4 * pages && each < 12,
+                requests < 8 * pages && each < 6,
                 "{} keys: {requests} requests, {counted} counted",
                 keys.len()
             );
