@@ -202,6 +202,9 @@ fn readiness(app: &App, format: response::ErrorFormat) -> Response<Body> {
     }
     let ready = match app.roles.now() {
         Role::Leading(_) => "leading\n".to_owned(),
+        Role::Following { leader: Some(leader) } if leader == app.identity.address => {
+            return format.not_ready("elected; its state is not loaded or written yet");
+        }
         Role::Following { leader: Some(leader) } => format!("following {leader}\n"),
         Role::Following { leader: None } => return format.not_ready("Leader not found"),
     };

@@ -1,4 +1,4 @@
-//! Updates that are decoded before they are applied: decoding takes longer than the rest and needs nothing of
+//! Updates that are decoded before they are applied: decoding takes more time than applying and needs nothing of
 //! the cache, so one part of a large snapshot is decoded while the part before it is applied.
 
 use std::any::Any;

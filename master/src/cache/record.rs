@@ -226,8 +226,8 @@ pub(super) trait ByType {
     fn derived<T: Derived>(self, id: &str) -> Self::Output;
 }
 
-/// Does it, with the last part of the key. None for the keys of allocation records, which are handled separately,
-/// and for those that do not belong to netmaster.
+/// Calls `visitor` with the type of the key's value and the last part of the key. None for the keys of allocation
+/// records, which are handled separately, and for those that do not belong to netmaster.
 pub(super) fn by_type<V: ByType>(key: &Key, visitor: V) -> Option<V::Output> {
     Some(match key {
         Key::Object(ObjectType::Global, id) => visitor.entry::<api::Global>(id),

@@ -19,7 +19,7 @@ use super::redo_log::{self, LogOutcome, RedoLog};
 use super::store_problem::store_problem;
 use crate::cache::{Change, DerivedKeys, SharedCache, Stageable, StagedTxn};
 use crate::metrics::{CommitResult, Metrics};
-use crate::problem::{Answer, Kind, Problem, one_line};
+use crate::problem::{Answer, Problem, one_line};
 use crate::repair;
 
 /// Plans, commits and answers queued jobs while this netmaster leads.
@@ -50,6 +50,14 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Another netmaster holds the leader lock.
 pub struct Deposed;
+
+/// How jobs ended.
+enum Ended {
+    /// They were answered: carried out, or refused for a reason of their own.
+    Answered,
+    /// The store has refused the change, or did not answer.
+    StoreFailed,
+}
 
 /// What jobs come to: their answers, and one transaction.
 struct Planned {
@@ -128,26 +136,31 @@ impl Committer {
 
     /// Commits a plan of this netmaster itself.
     pub async fn commit(&mut self, leadership: &Leadership, plan: Plan) -> Result<Answer, Deposed> {
-        let (answer, mut answered) = oneshot::channel();
-        self.batch(leadership, Job { plan, exclusive: true, answer: Some(answer) }).await?;
-        Ok(answered.try_recv().unwrap_or_else(|_| Err(Problem::unavailable("no answer"))))
+        Ok(self.try_commit(leadership, plan).await?.0)
     }
 
-    /// Commits what later plans rely on: again and again while the failure is temporary.
+    async fn try_commit(&mut self, leadership: &Leadership, plan: Plan) -> Result<(Answer, Ended), Deposed> {
+        let (answer, mut answered) = oneshot::channel();
+        let ended = self.batch(leadership, Job { plan, exclusive: true, answer: Some(answer) }).await?;
+        let answer = answered.try_recv().unwrap_or_else(|_| Err(Problem::unavailable("no answer")));
+        Ok((answer, ended))
+    }
+
+    /// Commits what later plans rely on: again and again while the store fails.
     pub async fn commit_or_retry<P>(&mut self, leadership: &Leadership, plan: P) -> Result<Answer, Deposed>
     where
         P: Fn(&mut StagedTxn<'_>) -> Answer + Clone + Send + Sync + 'static,
     {
         loop {
-            match self.commit(leadership, Box::new(plan.clone())).await? {
-                Err(problem) if problem.kind == Kind::Unavailable => {
-                    tracing::warn!(%problem, "commit what requests rely on: failed; retrying");
+            match self.try_commit(leadership, Box::new(plan.clone())).await? {
+                (Err(problem), Ended::StoreFailed) => {
+                    tracing::warn!(%problem, "write what a term begins with: failed; retrying");
                     tokio::select! {
                         () = leadership.lost() => return Err(Deposed),
                         () = sleep(RETRY_INTERVAL) => {}
                     }
                 }
-                answer => return Ok(answer),
+                (answer, _) => return Ok(answer),
             }
         }
     }
@@ -184,7 +197,7 @@ impl Committer {
         Ok(())
     }
 
-    async fn batch(&mut self, leadership: &Leadership, first: Job) -> Result<(), Deposed> {
+    async fn batch(&mut self, leadership: &Leadership, first: Job) -> Result<Ended, Deposed> {
         let mut jobs = vec![first];
         let cache = self.cache.clone();
         let _lock = cache.lock_commits().await;
@@ -201,7 +214,7 @@ impl Committer {
                 }
                 Err(error) => {
                     fail_all(jobs, &Problem::unavailable(format!("encode a record: {error}")));
-                    return Ok(());
+                    return Ok(Ended::Answered);
                 }
             };
             if txn.ops.is_empty() {
@@ -216,7 +229,7 @@ impl Committer {
                 Ok(LogOutcome::Committed(revisions)) => {
                     self.cache.write().commit(change, revisions);
                     answer(jobs, answers);
-                    return Ok(());
+                    return Ok(Ended::Answered);
                 }
                 Ok(LogOutcome::Conflict) => {
                     let first = keys.first().map(String::as_str);
@@ -238,11 +251,11 @@ impl Committer {
                 }
                 Err(CommitError::Encode(error)) => {
                     fail_all(jobs, &Problem::unavailable(format!("encode a record: {error}")));
-                    return Ok(());
+                    return Ok(Ended::Answered);
                 }
                 Err(CommitError::Store(error)) if error.is_too_large() => {
                     self.refuse_too_large(jobs, &largest);
-                    return Ok(());
+                    return Ok(Ended::Answered);
                 }
                 Err(CommitError::Store(error)) => {
                     tracing::error!(error = one_line(&error), "commit a transaction");
@@ -251,7 +264,7 @@ impl Committer {
                     fail_all(jobs, &if is_unknown { Problem::unknown_outcome(problem) } else { problem });
                     // The next plan needs the outcome, so the keys are read again.
                     return match self.reload(leadership, &keys).await {
-                        ControlFlow::Continue(()) => Ok(()),
+                        ControlFlow::Continue(()) => Ok(Ended::StoreFailed),
                         ControlFlow::Break(()) => Err(Deposed),
                     };
                 }
@@ -261,7 +274,7 @@ impl Committer {
             jobs,
             &Problem::unavailable("commit: the keys of this request keep changing in the store; retry"),
         );
-        Ok(())
+        Ok(Ended::Answered)
     }
 
     /// Writes the changes atomically: in one transaction, or through the redo log if they are too
@@ -298,19 +311,22 @@ impl Committer {
         leadership: &Leadership,
         jobs: Vec<Job>,
         answers: Vec<Answer>,
-    ) -> Result<(), Deposed> {
+    ) -> Result<Ended, Deposed> {
         match leadership.read_index().confirm().await {
-            Ok(true) => answer(jobs, answers),
+            Ok(true) => {
+                answer(jobs, answers);
+                Ok(Ended::Answered)
+            }
             Ok(false) => {
                 fail_all(jobs, &Problem::deposed());
-                return Err(Deposed);
+                Err(Deposed)
             }
             Err(error) => {
                 tracing::warn!(error = one_line(&error), "confirm leadership");
                 fail_all(jobs, &store_problem(&error));
+                Ok(Ended::StoreFailed)
             }
         }
-        Ok(())
     }
 
     /// Reads again the keys that the watch could not keep current while another netmaster led.

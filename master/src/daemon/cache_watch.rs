@@ -111,6 +111,13 @@ async fn follow(
             });
         }
     }
+    while let Some(ended) = steps.join_next().await {
+        if let Err(error) = ended
+            && error.is_panic()
+        {
+            std::panic::resume_unwind(error.into_panic());
+        }
+    }
     "the watch ended".to_owned()
 }
 

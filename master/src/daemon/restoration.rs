@@ -43,7 +43,7 @@ pub(super) async fn before_leading(
     metrics: &Metrics,
     release: bool,
 ) -> Result<(), Deposed> {
-    // By itself: what makes the rest impossible must not leave addresses free that are in use.
+    // By itself: if a restored value is too large for the store, addresses in use must be marked all the same.
     let mark = |staged: &mut StagedTxn<'_>| {
         let repaired = repair::mark_in_use(staged);
         go_json::encode(&(staged.counts(), repaired))

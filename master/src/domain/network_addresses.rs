@@ -1,4 +1,4 @@
-//! Addresses of networks, for those who ask about many of them.
+//! Allocated addresses of many networks.
 
 use std::collections::HashMap;
 

@@ -11,7 +11,7 @@ use crate::cache::{ClusterCache, StagedTxn};
 use crate::domain::attachment::{
     MAX_EXPANDED_RULES, MAX_GROUP_RULES, count_rules, refresh_rule, remote_name, state_key,
 };
-use crate::domain::object_key;
+use crate::domain::{fabric, object_key};
 use crate::problem::Problem;
 use crate::reports::Report;
 use crate::schema::{Field, LINK, Schema, Type, format};
@@ -98,7 +98,7 @@ impl Object for Rule {
             )));
         }
         let groups = staged.count_linked::<Policy, EndpointGroup>(&policy_key);
-        if groups * (rules + 1) > MAX_EXPANDED_RULES {
+        if groups * (rules + 1) > MAX_EXPANDED_RULES && !fabric::is_enabled(staged) {
             return Err(Problem::conflict(format!(
                 "policy {name} on {groups} groups has reached the limit of {MAX_EXPANDED_RULES} rules on all of them; distribute the groups over several policies"
             )));

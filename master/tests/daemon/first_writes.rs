@@ -1,9 +1,10 @@
 //! What a leader writes before it answers requests.
 
+use serde_json::json;
 use testkit::etcd::Etcd;
 use testkit::{wait_until, write_secret};
 
-use crate::client::get;
+use crate::client::{get, make_network, post};
 use crate::master::{Master, WAIT_TIMEOUT};
 
 /// An etcd user that may take the leader lock, and write nothing else.
@@ -33,7 +34,7 @@ fn start(etcd: &Etcd) -> Master {
     write_secret(&password, "s3cret\n").unwrap();
     let flags = ["--etcd", &etcd.endpoint(), "--etcd-user", "contiv", "--etcd-password-file"];
     let flags = flags.into_iter().chain([password.to_str().unwrap()]).map(str::to_owned).collect();
-    Master::wait_word(flags, "commit what requests rely on: failed; retrying")
+    Master::wait_word(flags, "write what a term begins with: failed; retrying")
 }
 
 /// It would answer without settings and identity, and give addresses again that other endpoints have.
@@ -60,4 +61,29 @@ fn a_leader_that_retries_its_first_writes_can_be_stopped() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
     let etcd = restricted_etcd();
     start(&etcd).stop();
+}
+
+/// A newer release may have written it, and a newer netmaster could lead.
+#[test]
+fn a_record_that_cannot_be_decoded_keeps_no_netmaster_from_leading() {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let etcd = Etcd::start().unwrap();
+    let mut master = Master::on_etcd(&etcd.endpoint());
+    make_network(master.address, "net", "10.0.0.0/24");
+    let body = json!({"tenantName": "default", "serviceName": "s", "networkName": "net", "selectors": ["a=b"],
+        "ports": ["80:80:TCP"]});
+    let created = post(master.address, "/api/v1/serviceLBs/default:s/", &body).unwrap();
+    assert_eq!(created.status, 200, "{created:?}");
+    master.stop();
+    etcd.ctl(&["put", "/contiv.io/state/serviceLB/s:default", "{"]).unwrap();
+    master.restart();
+    wait_until(WAIT_TIMEOUT, "it to lead", || {
+        Ok((get(master.address, "/readyz")?.status == 200).then_some(()))
+    })
+    .unwrap();
+    assert!(
+        master.process.log().contains("restore derived keys in the store: failed"),
+        "{}",
+        master.process.tail()
+    );
 }

@@ -8,7 +8,7 @@ use contiv_model::key::ObjectType;
 
 use crate::cache::StagedTxn;
 use crate::domain::attachment::{MAX_EXPANDED_RULES, MAX_GROUP_RULES, count_rules, link_rules, refresh};
-use crate::domain::object_key;
+use crate::domain::{fabric, object_key};
 use crate::problem::Problem;
 
 /// Objects that a group is linked to.
@@ -48,7 +48,7 @@ impl Links for EndpointGroup {
             let of_policy = staged.count_linked::<Policy, Rule>(&policy.key);
             let groups = staged.count_linked::<Policy, EndpointGroup>(&policy.key);
             let is_new = old.is_none_or(|old| !old.policies.contains(name));
-            if is_new && (groups + 1) * of_policy > MAX_EXPANDED_RULES {
+            if is_new && (groups + 1) * of_policy > MAX_EXPANDED_RULES && !fabric::is_enabled(staged) {
                 return Err(Problem::conflict(format!(
                     "policy {name} has {of_policy} rules and is on {groups} groups; with one more it would have more than {MAX_EXPANDED_RULES} rules on all of them, which is the limit; attach another policy"
                 )));

@@ -84,7 +84,8 @@ pub fn remove(
                     let later = removals.iter().skip(at + 1).map(|removal| removal.manifest);
                     let is_left =
                         |it: &&Manifest| it.kind.mutability != Mutability::Settings && is_stored(it);
-                    let message = with_remaining(one_line(&error), later.filter(is_left).count());
+                    let message =
+                        with_remaining(one_line(&error).replace('\n', "; "), later.filter(is_left).count());
                     refused.push(refusal(manifest, &message));
                     return Err(Error::Several(refused));
                 }
