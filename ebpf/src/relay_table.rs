@@ -84,9 +84,13 @@ extern "C" fn ctv_renew(number: u32, found: u64, stamp: u64, now: u32, flags: u3
     let revision = maps::fdb_revision();
     if idle != 0 || !DsrEntry::is_found_in(found, revision) {
         let place = maps::destination(&FdbKey::new(segment, mac(found)));
-        // Gone, or moved to this node: chosen anew, and the client learns from its new backend that there is no connection. Without a
-        // service, the address may be an endpoint's by now.
-        is_over |= place.is_none_or(|place| place.ifindex != 0) || ctv_is_served(number) == 0;
+        // Gone, or moved to this node: chosen anew, and the client learns from its new backend that there is no connection.
+        let is_gone = place.is_none_or(|place| place.ifindex != 0);
+        // Without a service, the address may be an endpoint's by now. A service that is created again finds its connections.
+        if !is_gone && ctv_is_served(number) == 0 {
+            return UNKNOWN;
+        }
+        is_over |= is_gone;
         state.found = DsrEntry::found(found, revision);
         state.seen = now;
         changes = true;

@@ -156,6 +156,9 @@ fn a_pod_whose_flows_are_refused_stays_closed() -> Result<()> {
         let missing: Vec<_> =
             desired.iter().map(|(id, _)| id).filter(|id| !observed.in_sync.contains(id)).collect();
         assert_eq!((missing, observed.orphans), (vec![&id], 0));
+        // Of other ports: this one is of an endpoint that waits.
+        assert!(node.apply(&[Op::GarbageCollect])?.is_empty());
+        assert_eq!(tag()?.trim(), "4095");
         refuse()?;
     }
 

@@ -198,8 +198,8 @@ async fn program(
     Ok(())
 }
 
-/// Denies the traffic of a group whose rules the switch has rejected, unless the switch has earlier ones. If the switch rejects that
-/// too, nothing changes: the caller attaches no new endpoints of a group that failed.
+/// Denies the traffic of a group whose rules the switch has rejected, unless the switch has earlier ones, also if the group had a rate
+/// or DSCP alone before. If the switch rejects that too, nothing changes: the caller attaches no new endpoints of a group that failed.
 async fn close(
     session: &mut Session,
     model: &mut SwitchModel,
@@ -283,15 +283,25 @@ fn ports_of_deleted(
                 names.extend(own.filter(|name| index.port_owner(name).is_none_or(|owner| owner == id)));
             }
             Op::GarbageCollect if model.base.retained.is_none() => {
-                let added: HashSet<&str> = ops.iter().filter_map(added_port).collect();
-                let unowned = uplink::collectable(database, &options.uplinks)
-                    .filter(|name| index.port_owner(name).is_none() && !added.contains(name));
-                names.extend(unowned.map(str::to_owned));
+                let unowned = collectable(database, options, model);
+                names.extend(unowned.filter(|name| index.port_owner(name).is_none()).map(str::to_owned));
             }
             _ => {}
         }
     }
+    // Another endpoint gets it in the same change.
+    let added: HashSet<&str> = ops.iter().filter_map(added_port).collect();
+    names.retain(|name| !added.contains(name.as_str()));
     names
+}
+
+/// Returns the ports that a garbage collection removes, unless an installed object uses them.
+fn collectable<'a>(
+    database: &'a Database,
+    options: &'a Options,
+    model: &'a SwitchModel,
+) -> impl Iterator<Item = &'a str> {
+    uplink::collectable(database, &options.uplinks).filter(|name| !model.base.unprogrammed.contains(*name))
 }
 
 /// The port that an op adds for an endpoint.
@@ -323,7 +333,7 @@ async fn remove_unused_ports(
             Op::Delete(id) => names.extend(ports::of_object(&database, id)),
             Op::GarbageCollect if retains => {}
             Op::GarbageCollect => {
-                names.extend(uplink::collectable(&database, &options.uplinks).map(str::to_owned));
+                names.extend(collectable(&database, options, model).map(str::to_owned));
             }
         }
     }

@@ -79,8 +79,11 @@ pub(crate) async fn observe(
     let retained = retains.then(|| unowned_ports(&dump, &ports));
     // The switch has refused the flows of the others, or has lost them. Their ports must not become receivers of groups, nor be
     // opened, before it has the flows; and switches may not know yet that these endpoints are here.
-    ports.retain(|id, _| !matches!(id, ObjectId::Local(_)) || has_flows(&dump, id));
-    let base = BaseConfig { uplinks, standby, kernel, vtep: options.vtep, retained, retains_groups: false };
+    let is_bare =
+        |id: &ObjectId, _: &mut BridgePort| matches!(id, ObjectId::Local(_)) && !has_flows(&dump, id);
+    let unprogrammed = ports.extract_if(is_bare).map(|(_, port)| port.name).collect();
+    let vtep = options.vtep;
+    let base = BaseConfig { uplinks, standby, kernel, vtep, retained, unprogrammed, retains_groups: false };
     let unreadable = |error| ovs_error("read the flows of the bridges", error);
     let mut numbers = installed_numbers(&dump.tables, desired).map_err(unreadable)?;
     for known in [previous, &stored(&database)] {

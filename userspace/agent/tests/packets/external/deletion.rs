@@ -6,7 +6,7 @@ use super::*;
 
 /// The endpoint that gets the address of a deleted service has the service's Ethernet address, too.
 #[test]
-fn connections_end_with_their_service() -> Result<()> {
+fn connections_pass_no_endpoint_that_has_their_services_address() -> Result<()> {
     needs!(root());
     let mut rig = Rig::v4("out-ends", &[HERE, THERE])?;
     let datagram = |eth: Packet, port| eth.ipv4(CLIENT.ip(), VIP.ip()).udp(port, 80).payload(b"x");
@@ -30,7 +30,7 @@ fn connections_end_with_their_service() -> Result<()> {
         assert_eq!(rig.xdp(frame)?, None);
         rig.tc(frame)?.assert_dropped(DropReason::NotLocal);
     }
-    assert_eq!(rig.noted()?, before - 2);
+    assert_eq!(rig.noted()?, before, "the service may come again");
     let _endpoint = rig.node.pod(&network("n1.t", vlan(TAG)), VIP)?;
     rig.node.converge()?;
     for (frame, arrives) in sent.iter().zip(packets(Packet::eth(VIP.mac(), CLIENT.mac()))) {
