@@ -125,7 +125,8 @@ fn an_endpoint_uses_at_most_its_share_of_the_table() -> Result<()> {
     })?;
     let connection = |port| (between(HERE, OTHER).udp(port, 6), between(OTHER, HERE).udp(6, port));
     for ports in [0..QUOTA as u16, QUOTA as u16..2 * QUOTA as u16] {
-        for port in ports {
+        // Not the port of DHCP clients.
+        for port in ports.map(|port| 1000 + port) {
             let (there, back) = connection(port);
             // Packets pass, tracked or not.
             rig.exchange(&there, &back)?;
@@ -169,7 +170,8 @@ fn an_endpoint_over_its_quota_takes_no_expired_flow_of_another() -> Result<()> {
     })?;
     let there = |port| between(HERE, OTHER).udp(port, 6);
     let back = |port| between(OTHER, HERE).udp(6, port);
-    for port in 0..QUOTA as u16 {
+    // Not the port of DHCP clients.
+    for port in 1000..1000 + QUOTA as u16 {
         rig.exchange(&there(port), &back(port))?;
     }
     let owned = |pod: &Pod| -> Result<usize> {
