@@ -48,7 +48,7 @@ pub(super) async fn before_leading(
         let repaired = repair::mark_in_use(staged);
         go_json::encode(&(staged.counts(), repaired))
     };
-    note(metrics, committer.commit_or_retry(leadership, mark).await?);
+    log_outcome(metrics, committer.commit_or_retry(leadership, mark).await?);
     let plan = move |staged: &mut StagedTxn<'_>| {
         restore::restore(staged);
         let mut repaired = vec![];
@@ -61,7 +61,7 @@ pub(super) async fn before_leading(
         }
         go_json::encode(&(staged.counts(), repaired))
     };
-    note(metrics, committer.commit_or_retry(leadership, plan).await?);
+    log_outcome(metrics, committer.commit_or_retry(leadership, plan).await?);
     let differences = audit::audit(&StagedTxn::new(&cache.read()));
     for difference in differences.iter().take(MAX_LOGGED_DIFFERENCES) {
         tracing::warn!("{difference}");
@@ -76,7 +76,7 @@ pub(super) async fn before_leading(
 }
 
 /// Reports the outcome of a restoration.
-fn note(metrics: &Metrics, answer: Answer) {
+fn log_outcome(metrics: &Metrics, answer: Answer) {
     match answer {
         Ok(result) => {
             let (counts, repaired): (Counts, Vec<String>) =

@@ -31,7 +31,7 @@ pub(super) fn describe(builder: &mut Builder) {
         (
             "/readyz",
             "getReadiness",
-            "Readiness: it leads, or knows the leader, and the store answers; not forwarded to the leader",
+            "Readiness: it leads, with its state loaded and written, or knows another leader, and the store answers; not forwarded to the leader",
         ),
     ] {
         let mut operation = text(id, "daemon", summary, "Healthy or ready.");

@@ -7,12 +7,12 @@ use contiv_model::{
     global::ArpMode,
     policy::{Action, Direction, Identity, PortRange, Rule, UDP},
 };
-use netplugin::datapath::{FailedOp, Group, Local, Object, Op};
+use netplugin::datapath::{FailedOp, Group, Local, Network, Object, Op};
 use testkit::{capture::Tap, needs, packet::Packet, wait_until};
 
 use crate::{
     announce::{TAG, wait_for},
-    node::{Node, SOON, addresses, network, peer, remote, vlan, vtep, vxlan},
+    node::{Node, Pod, SOON, addresses, network, peer, remote, vlan, vtep, vxlan},
 };
 
 const BRIDGE: &str = "contivVxlanBridge";
@@ -253,19 +253,35 @@ fn group() -> Result<(Identity, Object)> {
     Ok((identity, Object::Group(Group::new(identity, (0..8).map(deny).collect::<Vec<_>>()))))
 }
 
+/// A node with two pods, of which the second is in a group with rules. The group is not installed.
+struct Grouped {
+    node: Node,
+    blue: Network,
+    one: Pod,
+    two: Pod,
+    group: Object,
+}
+
+impl Grouped {
+    fn new(label: &str) -> Result<Grouped> {
+        let node = Node::new(label, &[])?;
+        node.converge()?;
+        let blue = network("blue", vxlan(5000), ArpMode::Proxy);
+        node.add([Object::Network(blue.clone())])?;
+        let one = node.run_pod(&blue, 1)?;
+        let (identity, group) = group()?;
+        let mut two = node.pod(&blue, 2)?;
+        let Object::Local(local) = &two.object else { unreachable!() };
+        two.object = Object::Local(Local { identity: Some(identity), ..local.clone() });
+        Ok(Grouped { node, blue, one, two, group })
+    }
+}
+
 /// A group whose rules are refused is denied everything; if even that is refused, the other objects are installed.
 #[test]
 fn refused_rules_deny_their_group() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
-    let node = Node::new("full-rules", &[])?;
-    node.converge()?;
-    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
-    node.add([Object::Network(blue.clone())])?;
-    let one = node.run_pod(&blue, 1)?;
-    let (identity, group) = group()?;
-    let mut two = node.pod(&blue, 2)?;
-    let Object::Local(local) = &two.object else { unreachable!() };
-    two.object = Object::Local(Local { identity: Some(identity), ..local.clone() });
+    let Grouped { node, blue, one, two, group } = Grouped::new("full-rules")?;
 
     limit(&node, RULES_IN, 0)?;
     let three = node.pod(&blue, 3)?;
@@ -290,15 +306,7 @@ fn refused_rules_deny_their_group() -> Result<()> {
 #[test]
 fn rules_that_are_refused_after_a_restart_deny_their_group() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
-    let node = Node::new("full-again", &[])?;
-    node.converge()?;
-    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
-    node.add([Object::Network(blue.clone())])?;
-    let one = node.run_pod(&blue, 1)?;
-    let (identity, group) = group()?;
-    let mut two = node.pod(&blue, 2)?;
-    let Object::Local(local) = &two.object else { unreachable!() };
-    two.object = Object::Local(Local { identity: Some(identity), ..local.clone() });
+    let Grouped { node, one, two, group, .. } = Grouped::new("full-again")?;
     node.add([two.object.clone()])?;
     one.reaches(2)?;
     // Not even the denial fits.
