@@ -8,12 +8,12 @@
 use core::sync::atomic::{Ordering, compiler_fence};
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
-use contiv_abi::{Be16, Flow, FlowBucket, FlowHalf, FlowHash, Node, PortSlot, TCP, UDP, idle, tcp};
+use contiv_abi::{Be16, Flow, FlowBucket, FlowHalf, FlowHash, Node, PortSlot, TCP, UDP, dhcp_client, idle, tcp};
 
 use crate::{
     flows,
     frame::{IPV4, IPV6, service},
-    guard, maps,
+    maps,
     plain::{self, Change, Plain},
     policy, served,
 };
@@ -139,7 +139,7 @@ fn has<const IP6: bool>(port: &PortSlot, [high, low]: [u64; 2]) -> bool {
 #[inline(always)]
 fn is_guarded<const IP6: bool>(packet: &Plain, node: &Node) -> bool {
     let destination = Be16::from_wire((packet.ports >> 16) as u16);
-    packet.protocol == UDP && (destination == node.tunnel_port || destination == guard::dhcp_client(IP6))
+    packet.protocol == UDP && (destination == node.tunnel_port || destination == Be16::new(dhcp_client(IP6)))
 }
 
 /// Records of a table that is much larger than the caches.

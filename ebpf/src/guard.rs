@@ -5,7 +5,9 @@
 //! has no record may come from anywhere.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
-use contiv_abi::{Address, Be16, DropReason, FdbKey, FlowHalf, NeighEntry, NeighKey, ROUTER_MAC};
+use contiv_abi::{
+    Address, Be16, DropReason, FdbKey, FlowHalf, NeighEntry, NeighKey, ROUTER_MAC, dhcp_client,
+};
 
 use crate::{
     checksum,
@@ -173,8 +175,7 @@ pub(crate) extern "C" fn ctv_guard_ports(packet: *mut Packet, skb: *mut __sk_buf
     if packet.protocol != contiv_abi::UDP {
         return packet::GO_ON;
     }
-    // Clients do not ask which port a message comes from.
-    if ports.1 == dhcp_client(packet.ip6 != 0) {
+    if ports.1 == Be16::new(dhcp_client(packet.ip6 != 0)) {
         return DropReason::DhcpServer as u32;
     }
     let to_node = packet.ingress == Ingress::POD
@@ -184,12 +185,6 @@ pub(crate) extern "C" fn ctv_guard_ports(packet: *mut Packet, skb: *mut __sk_buf
             node.tunnel_port == ports.1 && (node.vtep.same(&to) || maps::is_peer(&to))
         });
     if to_node { DropReason::TunnelFromPod as u32 } else { packet::GO_ON }
-}
-
-/// The port of DHCP clients, where no endpoint sends to (RFC 2131 section 4.1, RFC 8415 section 7.2).
-#[inline(always)]
-pub(crate) const fn dhcp_client(ip6: bool) -> Be16 {
-    Be16::new(if ip6 { 546 } else { 68 })
 }
 
 /// Whether the packet in hand, which is from `::`, tells routers which groups a host listens to, as one does that has no address

@@ -54,7 +54,7 @@ pub use forward::{
 };
 pub use fragment::{FragmentKey, FragmentPorts};
 pub use order::{Be16, Be32};
-pub use protocol::{ICMP, ICMPV6, SCTP, TCP, UDP};
+pub use protocol::{ICMP, ICMPV6, SCTP, TCP, UDP, dhcp_client};
 pub use rendezvous::mix;
 pub use segment::Segment;
 pub use service::{

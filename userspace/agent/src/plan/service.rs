@@ -1,9 +1,11 @@
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, net::IpAddr};
 
+use contiv_abi::dhcp_client;
 use contiv_model::{
     key::Key,
     name::{NetworkId, ServiceId},
-    service::Providers,
+    policy::UDP,
+    service::{Port, Providers},
     tag::Encap,
 };
 
@@ -32,10 +34,15 @@ pub(super) fn service(state: &State, node: &Node, id: &ServiceId) -> Option<Serv
         id: id.clone(),
         scope,
         vip: service.vip,
-        ports: service.ports.clone(),
+        ports: service.ports.iter().copied().filter(|port| !is_for_dhcp_client(service.vip, port)).collect(),
         backends: state.providers(id).iter().filter_map(|ip| backend(*ip)).collect(),
         affinity: service.affinity,
     })
+}
+
+/// Whether the backends would get what only a DHCP server sends. Endpoints are not sent such datagrams, whatever address they were for.
+fn is_for_dhcp_client(vip: IpAddr, port: &Port) -> bool {
+    port.protocol.number() == UDP && port.target == dhcp_client(vip.is_ipv6())
 }
 
 /// Services whose plan lacks something because of an unreadable record: backends, because of a list of their providers or a network

@@ -159,6 +159,29 @@ fn services_lack_what_unreadable_records_say() {
     assert_eq!(incomplete(&state), ["service s1:t"]);
 }
 
+/// The guards drop datagrams to DHCP clients before and after their address is translated.
+#[test]
+fn services_do_not_forward_to_dhcp_clients() {
+    let mut state = State::default();
+    let endpoint = Event::Endpoint { n: 1, at: Some((1, 0, 1)), group: 0 };
+    for event in [vxlan(1), endpoint, Event::Service { n: 0, at: Some((1, 1)) }] {
+        apply_event(&mut state, event, 0);
+    }
+    let mut service = state.service(&service_id(0)).unwrap().clone();
+    let all = ["67:68:UDP", "68:68:TCP", "67:546:TCP", "53:546:UDP", "80:8080:TCP"];
+    service.ports = all.map(|port| port.parse().unwrap()).into();
+    let mut ports = |vip: IpAddr| {
+        let service = contiv_model::service::Service { vip, ..service.clone() };
+        state.set(&Key::ServiceLb(service_id(0)), Some(ClusterObject::Service(service)));
+        match full(&state, &node()).get(&ObjectId::Service(service_id(0))) {
+            Some(Object::Service(service)) => service.ports.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            _ => vec![],
+        }
+    };
+    assert_eq!(ports("10.0.0.101".parse().unwrap()), all[1..]);
+    assert_eq!(ports("2001:db8::1".parse().unwrap()), [all[0], all[1], all[2], all[4]]);
+}
+
 /// The interface of a pod whose record is unreadable.
 #[test]
 fn an_interface_keeps_its_network_and_what_belongs_to_it() {

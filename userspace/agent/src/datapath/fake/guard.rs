@@ -13,6 +13,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use contiv_abi::dhcp_client;
 use contiv_model::{addresses::Addresses, mac::Mac, policy::UDP, tag::Encap, vrf::Vrf};
 use ipnet::IpNet;
 
@@ -321,9 +322,7 @@ impl<'a> Sender<'a> {
         {
             return false;
         }
-        // Clients do not ask which port a message comes from.
-        let dhcp_client = if destination.0.is_ipv4() { 68 } else { 546 };
-        if is_udp && destination.1 == dhcp_client {
+        if is_udp && destination.1 == dhcp_client(destination.0.is_ipv6()) {
             return false;
         }
         let to_node =

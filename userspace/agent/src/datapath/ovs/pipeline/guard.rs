@@ -38,7 +38,7 @@ use super::{
 };
 
 pub(super) use self::{
-    form::{base, dhcp_client, to_vtep},
+    form::{base, to_vtep},
     known::{broadcast, local as known_local, remote as known_remote, service as known_service},
     lookup::port,
     pod::pod,

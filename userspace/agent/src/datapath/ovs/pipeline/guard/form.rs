@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use contiv_abi::dhcp_client;
 use openflow_rs::{
     Field, Flow, Match,
     matching::{
@@ -44,14 +45,6 @@ const ON_NO_LINK: [(Ipv6Addr, u8); 2] =
 /// Returns the checks that exist for any desired state.
 pub(crate) fn base() -> Vec<Flow> {
     [frames(), sources(), targets(), discovery(), messages(), lookup::base()].concat()
-}
-
-/// Returns the port of DHCP clients (RFC 2131 section 4.1, RFC 8415 section 7.2), which do not ask what port a message comes from.
-pub(in crate::datapath::ovs::pipeline) fn dhcp_client(family: Family) -> u16 {
-    match family {
-        Family::V4 => 68,
-        Family::V6 => 546,
-    }
 }
 
 /// A flow that drops fragments of datagrams, which may be a DHCP server's: the switch reads no ports from them. The later fragments of
@@ -127,7 +120,7 @@ pub(super) fn asking(from: Match) -> [Match; 7] {
 fn targets() -> Vec<Flow> {
     let drop = |m| drop_from(table::TARGET, check::FORM, m);
     let server =
-        |family: Family| drop(family.packets(Match::new()).udp().field(Field::UdpDst, dhcp_client(family)));
+        |family: Family| drop(family.packets(Match::new()).udp().field(Field::UdpDst, dhcp_client(family == Family::V6)));
     let mut flows: Vec<Flow> = Family::ALL.map(server).into();
     // Those to one station are joined later.
     let v4 = [Ipv4Addr::BROADCAST, ALL_HOSTS].map(|ip| Match::new().ipv4_dst(ip, 32));

@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 
+use contiv_abi::dhcp_client;
 use contiv_model::policy::{ICMP, ICMPV6, TCP, UDP};
 use openflow_rs::{Action, Ct, Field, Flow, Match, Slice, Zone, ct_state};
 
@@ -13,7 +14,6 @@ use crate::datapath::{
     Network,
     ovs::pipeline::{
         family::Family,
-        guard,
         metadata::{Domain, bridge_and_tag, network_match, service_slice},
         table::{self, priority, priority::policy as rank},
     },
@@ -228,7 +228,7 @@ fn dhcp_servers(family: Family) -> [Flow; 4] {
         // The later ones have no protocol for the switch.
         Family::V6 => packets(),
     };
-    let client = guard::dhcp_client(family);
+    let client = dhcp_client(family == Family::V6);
     let (tracked, invalid, reply) = (ct_state::TRACKED, ct_state::INVALID, ct_state::REPLY);
     let mask = tracked | invalid | reply | ct_state::RELATED;
     // A reply goes to the port that the connection is from.
