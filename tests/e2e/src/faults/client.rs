@@ -123,8 +123,8 @@ impl<'a> Client<'a> {
         epoch: Instant,
         (log, gate): (&'a Log, &'a Gate),
     ) -> Client<'a> {
-        let masters =
-            servers.iter().map(|server| http::Client::with_timeout(*server, REQUEST_TIMEOUT)).collect();
+        let limit = REQUEST_TIMEOUT * testkit::patience();
+        let masters = servers.iter().map(|server| http::Client::with_timeout(*server, limit)).collect();
         let (random, registers, outcome) = (Random::new(seed), Register::all(), Outcome::default());
         Client { number, random, masters, at: number, next: 0, registers, epoch, log, gate, outcome }
     }
