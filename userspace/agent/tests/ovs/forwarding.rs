@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use contiv_model::{global::ArpMode, tag::Encap};
-use netplugin::datapath::{Object, ovs::DatapathType};
+use netplugin::datapath::{Object, Op, ovs::DatapathType};
 use testkit::{capture::Tap, needs, packet::Packet, skip, wait_until};
 
 use crate::node::{Node, SOON, addresses, kind, network, peer, remote, spread, vlan, vtep, vxlan};
@@ -147,7 +147,8 @@ fn forged_frames_are_dropped() -> Result<()> {
     Ok(())
 }
 
-/// The tunnel to the node of an endpoint is gone, but not the endpoint's record: no other node sends in its name, nor gets its frames.
+/// The tunnel to the node of an endpoint is gone, but not the endpoint's record: no other node sends in its name, nor gets its frames,
+/// also after a restart of the agent. The endpoint is reached when the tunnel is back.
 #[test]
 fn an_endpoint_without_a_tunnel_is_nowhere() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
@@ -176,9 +177,19 @@ fn an_endpoint_without_a_tunnel_is_nowhere() -> Result<()> {
     let trace = reply("vxif19216891", ",tun_id=5000", 3, 1)?;
     assert!(!is_dropped(&trace), "{trace}");
     node.remove([peer(vtep(0)).id()])?;
-    for (port, more, from, to) in [("vxif19216892", ",tun_id=5000", 3, 1), ("vvport1", "", 1, 3)] {
-        let trace = reply(port, more, from, to)?;
-        assert!(is_dropped(&trace), "{trace}");
+    for is_restarted in [false, true] {
+        if is_restarted {
+            node.restart_agent();
+            assert_eq!(node.converge()?, []);
+            assert!(node.apply(&[Op::GarbageCollect])?.is_empty());
+        }
+        for (port, more, from, to) in [("vxif19216892", ",tun_id=5000", 3, 1), ("vvport1", "", 1, 3)] {
+            let trace = reply(port, more, from, to)?;
+            assert!(is_dropped(&trace), "{is_restarted}: {trace}");
+        }
     }
+    node.add([peer(vtep(0))])?;
+    let trace = reply("vxif19216891", ",tun_id=5000", 3, 1)?;
+    assert!(!is_dropped(&trace), "{trace}");
     Ok(())
 }

@@ -189,7 +189,7 @@ async fn program(
                 }
                 many => {
                     let (first, second) = many.split_at(many.len() / 2);
-                    // In order: a remote endpoint needs the tunnel to its node.
+                    // In order: a remote endpoint is reached by the tunnel to its node.
                     batches.extend([second, first]);
                 }
             },
@@ -236,14 +236,13 @@ async fn program_batch(
     applied: &mut Applied,
 ) -> Result<(), session::Error> {
     let mut batch = Batch::new(model);
-    let mut without_tunnel = vec![];
+    let mut not_set = vec![];
     for op in selected {
         match &ops[*op] {
             Op::Set(object) => {
                 let id = object.id();
                 if let Err(error) = batch.set(object.clone(), ports.get(&id).cloned()) {
-                    without_tunnel
-                        .push(FailedOp { index: *op, error: ovs_error(format!("set {id}"), error) });
+                    not_set.push(FailedOp { index: *op, error: ovs_error(format!("set {id}"), error) });
                 }
             }
             Op::Delete(id) => batch.delete(id),
@@ -261,7 +260,7 @@ async fn program_batch(
         programmed.push(bridge);
     }
     applied.counted.extend(batch.commit());
-    applied.failures.extend(without_tunnel);
+    applied.failures.extend(not_set);
     Ok(())
 }
 

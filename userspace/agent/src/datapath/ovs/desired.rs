@@ -22,8 +22,8 @@ use super::{
 };
 use crate::datapath::{Desired, Object, Service, Unsupported};
 
-/// Returns the contents of both bridges for `desired`. Omits objects without their port, remote endpoints without a
-/// tunnel, and objects that this datapath does not implement.
+/// Returns the contents of both bridges for `desired`. Omits objects without their port, services without a network, and
+/// objects that this datapath does not implement.
 ///
 /// `numbers` are those of the installed services and VRFs, `retained` are groups of what belongs to no object and stays.
 pub(crate) fn expected(
@@ -42,8 +42,7 @@ pub(crate) fn expected(
             continue;
         }
         if port.is_some() || !needs_port(object) {
-            // A remote endpoint without its tunnel, or a service without a network, is not in the index and counts as out of
-            // sync.
+            // A service without a network is not in the index and counts as out of sync.
             let _omitted = batch.set(object.clone(), port);
         }
     }

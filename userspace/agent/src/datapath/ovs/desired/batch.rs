@@ -6,10 +6,7 @@ mod groups;
 mod kernel;
 mod retained;
 
-use std::{
-    collections::{BTreeSet, HashSet},
-    net::IpAddr,
-};
+use std::collections::{BTreeSet, HashSet};
 
 use contiv_model::{
     name::{NetworkId, ServiceId},
@@ -41,9 +38,6 @@ const VXLAN_PORT: u16 = 4789;
 /// Why an object cannot be set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NotSet {
-    /// The node of a remote endpoint has no tunnel.
-    #[error("no tunnel to {0}")]
-    Tunnel(IpAddr),
     /// All numbers of services are in use.
     #[error("the switch has {0} services, and no number for another one")]
     ServiceNumber(u32),
@@ -135,15 +129,9 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Adds or replaces an object. Fails without a change if a remote endpoint has no tunnel, a service no network, or there is
-    /// no number for the object.
+    /// Adds or replaces an object. Fails without a change if a service has no network, or there is no number for the object. A remote
+    /// endpoint without a tunnel has a record: its frames come from nowhere, until the peer is set.
     pub(crate) fn set(&mut self, object: Object, port: Option<BridgePort>) -> Result<(), NotSet> {
-        if let Object::Remote(remote) = &object
-            && let Some(vtep) = remote.vtep()
-            && !self.index.peers().contains_key(&vtep)
-        {
-            return Err(NotSet::Tunnel(vtep));
-        }
         let id = object.id();
         if let Object::Service(service) = &object
             && service.scope.network.is_none()
