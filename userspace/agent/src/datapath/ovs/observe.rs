@@ -13,6 +13,7 @@ use super::{
     },
     error::ovs_error,
     options::{DatapathType, Options},
+    pipeline::bridge_and_tag,
     switch::{
         drift, kernel,
         limit::{self, Bandwidth},
@@ -24,6 +25,7 @@ use super::{
     },
     tables::{
         cookie::Cookie,
+        edit::Tables,
         ids::ObjectNumbers,
         index::{BridgePort, vrf_of},
     },
@@ -79,8 +81,10 @@ pub(crate) async fn observe(
     let retained = retains.then(|| unowned_ports(&dump, &ports));
     // The switch has refused the flows of the others, or has lost them. Their ports must not become receivers of groups, nor be
     // opened, before it has the flows; and switches may not know yet that these endpoints are here.
-    let is_bare =
-        |id: &ObjectId, _: &mut BridgePort| matches!(id, ObjectId::Local(_)) && !has_flows(&dump, id);
+    let is_bare = |id: &ObjectId, _: &mut BridgePort| match desired.get(id) {
+        Some(Object::Local(local)) => !has_flows(&dump.tables, local),
+        _ => false,
+    };
     let unprogrammed = ports.extract_if(is_bare).map(|(_, port)| port.name).collect();
     let vtep = options.vtep;
     let base = BaseConfig { uplinks, standby, kernel, vtep, retained, unprogrammed, retains_groups: false };
@@ -188,8 +192,12 @@ fn object_ports(
     (ports, out_of_sync)
 }
 
-fn has_flows(dump: &Dump, id: &ObjectId) -> bool {
-    BridgeKind::ALL.into_iter().any(|bridge| !dump.tables.get(bridge).flows_of(Cookie::of(id)).is_empty())
+/// Whether the endpoint has flows on the bridge of its port. Those on the other bridge are of the time before its network became a VLAN,
+/// or a VXLAN.
+fn has_flows(tables: &PerBridge<Tables>, local: &Local) -> bool {
+    let (bridge, _) = bridge_and_tag(local.encap);
+    let owner = Cookie::of(&ObjectId::Local(local.id.clone()));
+    !tables.get(bridge).flows_of(owner).is_empty()
 }
 
 /// Returns which bridges have flows of other programs. These stay: an operator has added them.
@@ -242,4 +250,37 @@ fn orphan_ports(
         }
     }
     uplink::collectable(database, &options.uplinks).filter(|name| !owned.contains(*name)).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use contiv_model::{
+        mac::Mac,
+        name::{EndpointId, NetworkId},
+        tag::Encap,
+    };
+    use openflow_rs::{Flow, Match, PackedFlow};
+
+    use super::*;
+    use crate::datapath::Network;
+
+    /// The port of the endpoint is on the other bridge now, and must not be opened before it has flows there.
+    #[test]
+    fn flows_on_the_former_bridge_of_an_endpoint_do_not_count() {
+        let local = |encap| {
+            let id = NetworkId::new(&"net".parse().unwrap(), &"blue".parse().unwrap());
+            let (network, ip) = (Network::new(id, encap), Ipv4Addr::new(10, 1, 0, 1));
+            let id = EndpointId::new(&network.id, "pod1");
+            Local::new(id, &network, "vvport1", Mac::of_endpoint(ip), ip)
+        };
+        let before = local(Encap::Vxlan { vni: 5000.try_into().unwrap(), local: 7.try_into().unwrap() });
+        let after = local(Encap::Vlan(100.try_into().unwrap()));
+        let owner = Cookie::of(&ObjectId::Local(before.id.clone()));
+        let flow = PackedFlow::new(&Flow::new(1, 10, Match::new()).cookie(owner.0));
+        let tables = PerBridge { vxlan: Tables::new([flow], []), ..PerBridge::default() };
+        assert!(has_flows(&tables, &before));
+        assert!(!has_flows(&tables, &after));
+    }
 }
