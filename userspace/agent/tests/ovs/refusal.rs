@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use contiv_model::{
     global::ArpMode,
+    group::Rate,
     policy::{Action, Direction, Identity, PortRange, Rule, UDP},
 };
 use netplugin::datapath::{FailedOp, Group, Local, Network, Object, Op};
@@ -175,6 +176,42 @@ fn a_pod_whose_flows_are_refused_stays_closed() -> Result<()> {
     assert_eq!((tag()?.trim(), is_up()?, node.tables()?), ("100", true, before));
     unlimited_on(&node, VLAN_BRIDGE)?;
     assert_eq!(set(&node, &changed)?, []);
+    assert_eq!(node.converge()?, []);
+    Ok(())
+}
+
+/// The network of a pod with rules becomes a VLAN, and the switch refuses the pod's flows there. Those that it has on the bridge of before
+/// do not open its port, also after a restart of the agent.
+#[test]
+fn a_pod_that_changes_its_bridge_stays_closed() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"), binary("ip"));
+    let (node, _outside, _wire) = Node::with_uplink("full-move")?;
+    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
+    let identity = Identity::try_from(7)?;
+    let group = Group::new(identity, [Rule::new("deny", Direction::In, Action::Deny, 1.try_into()?)]);
+    let pod = node.pod(&blue, 1)?;
+    let Object::Local(local) = &pod.object else { unreachable!() };
+    let before = Local { identity: Some(identity), ..local.clone() };
+    node.add([Object::Network(blue.clone()), Object::Group(group.clone()), Object::Local(before.clone())])?;
+    let encap = vlan(TAG);
+    let after = [Object::Network(Network { encap, ..blue }), Object::Local(Local { encap, ..before })];
+    let tag = || node.switch.borrow().vsctl(&["get", "port", "vvport1", "tag"]);
+
+    // The flow of the network fits.
+    limit_on(&node, VLAN_BRIDGE, SOURCE, 1)?;
+    let failures = set(&node, &after)?;
+    assert!(matches!(&failures[..], [(1, text)] if text.contains("TABLE_FULL")), "{failures:?}");
+    assert_eq!(tag()?.trim(), "4095");
+    node.restart_agent();
+    node.observe()?;
+    // Sets the limits of the ports of its members.
+    let rate = Some(Rate { bits_per_second: 4_000_000, burst_bytes: 125_000 });
+    assert_eq!(set(&node, &[Object::Group(Group { rate, ..group })])?, []);
+    assert_eq!(tag()?.trim(), "4095");
+
+    unlimited_on(&node, VLAN_BRIDGE)?;
+    assert_eq!(set(&node, &after)?, []);
+    assert_eq!(tag()?.trim(), "100");
     assert_eq!(node.converge()?, []);
     Ok(())
 }

@@ -69,11 +69,17 @@ impl PortSpec {
     /// The port on a VLAN that carries no frames, for a port whose flows are not programmed yet: the bridge floods to ports of
     /// the same VLAN. `None` if the port is on its VLAN and has flows (`is_programmed`), or if only flows lead to it.
     pub(crate) fn closed(&self, database: &Database, is_programmed: bool) -> Option<PortSpec> {
-        // An agent that ended in between, or lost the switch, has left it there.
-        let is_on = |found: PortRows<'_>| found.port.tag != Some(RESERVED_VLAN);
-        let is_open = is_programmed && find(database, &self.name).is_some_and(is_on);
+        // The flows are those of the place where the port is. An agent that ended in between, or lost the switch, has left it closed.
+        let is_open = is_programmed && self.is_in_place(database);
         (!is_open && self.bridge == BridgeKind::Vlan)
             .then(|| PortSpec { tag: Some(RESERVED_VLAN), ..self.clone() })
+    }
+
+    /// Whether the port is on its bridge and its VLAN.
+    fn is_in_place(&self, database: &Database) -> bool {
+        find(database, &self.name).is_some_and(|found| {
+            found.bridge_kind(database) == Some(self.bridge) && found.port.tag == self.tag
+        })
     }
 
     pub(crate) fn tunnel(peer: &Peer, name: String, from: Option<IpAddr>) -> PortSpec {
@@ -365,13 +371,17 @@ mod tests {
             port.closed(database, is_programmed).is_some_and(|closed| closed.tag == Some(RESERVED_VLAN))
         };
         assert!(is_closed(&database, false), "a new port");
-        for (tag, expected) in [(RESERVED_VLAN, true), (100, false)] {
+        let [vlan, vxlan] = BridgeKind::ALL.map(BridgeKind::name);
+        let cases = [(vlan, RESERVED_VLAN, true), (vlan, 101, true), (vxlan, 100, true), (vlan, 100, false)];
+        for (bridge, tag, expected) in cases {
             database.update(&json!({
+                "Open_vSwitch": {"root": {"new": {"bridges": ["uuid", "bridge"]}}},
+                "Bridge": {"bridge": {"new": {"name": bridge, "ports": ["uuid", "port"]}}},
                 "Port": {"port": {"new": {"name": "vvport1", "tag": tag, "interfaces": ["uuid", "interface"]}}},
                 "Interface": {"interface": {"new": {"name": "vvport1"}}},
             }));
-            assert_eq!(is_closed(&database, true), expected, "{tag}");
-            assert!(is_closed(&database, false), "{tag}, without flows");
+            assert_eq!(is_closed(&database, true), expected, "{bridge}, {tag}");
+            assert!(is_closed(&database, false), "{bridge}, {tag}, without flows");
         }
     }
 }
