@@ -76,7 +76,7 @@ impl PortSpec {
     }
 
     /// Whether the port is on its bridge and its VLAN.
-    fn is_in_place(&self, database: &Database) -> bool {
+    pub(crate) fn is_in_place(&self, database: &Database) -> bool {
         find(database, &self.name).is_some_and(|found| {
             found.bridge_kind(database) == Some(self.bridge) && found.port.tag == self.tag
         })
