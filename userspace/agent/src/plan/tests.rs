@@ -174,7 +174,9 @@ fn services_do_not_forward_to_dhcp_clients() {
         let service = contiv_model::service::Service { vip, ..service.clone() };
         state.set(&Key::ServiceLb(service_id(0)), Some(ClusterObject::Service(service)));
         match full(&state, &node()).get(&ObjectId::Service(service_id(0))) {
-            Some(Object::Service(service)) => service.ports.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            Some(Object::Service(service)) => {
+                service.ports.iter().map(ToString::to_string).collect::<Vec<_>>()
+            }
             _ => vec![],
         }
     };

@@ -119,8 +119,9 @@ pub(super) fn asking(from: Match) -> [Match; 7] {
 /// Destinations: endpoints are no DHCP servers, and some addresses are on no link.
 fn targets() -> Vec<Flow> {
     let drop = |m| drop_from(table::TARGET, check::FORM, m);
-    let server =
-        |family: Family| drop(family.packets(Match::new()).udp().field(Field::UdpDst, dhcp_client(family == Family::V6)));
+    let server = |family: Family| {
+        drop(family.packets(Match::new()).udp().field(Field::UdpDst, dhcp_client(family == Family::V6)))
+    };
     let mut flows: Vec<Flow> = Family::ALL.map(server).into();
     // Those to one station are joined later.
     let v4 = [Ipv4Addr::BROADCAST, ALL_HOSTS].map(|ip| Match::new().ipv4_dst(ip, 32));
