@@ -160,9 +160,14 @@ impl<'w> StagedTxn<'w> {
     /// Adds a guard: the commit fails if the endpoint's record, which need not be valid, differs from the one that
     /// the cache knows.
     pub fn guard_endpoint(&mut self, id: &str) {
-        let valid = self.cache.table::<endpoint::State>().get(id).map_or(0, |known| known.revision);
-        let revision = self.cache.unreadable_revision(id).unwrap_or(valid);
-        self.read.insert(endpoint::State::path(id), revision);
+        self.read.insert(endpoint::State::path(id), self.cache.endpoint_revision(id));
+    }
+
+    /// Revision of the endpoint's record in the store, which need not be valid: 0 without a record, none if
+    /// this transaction changes it.
+    pub fn endpoint_revision(&self, id: &str) -> Option<i64> {
+        let is_staged = <endpoint::State as Entry>::overlay(&self.overlays).contains_key(id);
+        (!is_staged).then(|| self.cache.endpoint_revision(id))
     }
 
     /// The record and its staged change; none if it does not exist, or if this transaction creates

@@ -58,6 +58,12 @@ impl ClusterCache {
         self.unreadable_endpoints.get(id).map(|record| record.revision)
     }
 
+    /// Revision of the endpoint's record, which need not be valid; 0 without a record.
+    pub(super) fn endpoint_revision(&self, id: &str) -> i64 {
+        let valid = || self.table::<State>().get(id).map_or(0, |known| known.revision);
+        self.unreadable_revision(id).unwrap_or_else(valid)
+    }
+
     /// Notes whether the endpoint's record can be decoded, after it was set or deleted in the table.
     pub(super) fn note_endpoint(&mut self, id: &str, kv: Option<&KeyValue>, revision: i64) {
         if self.unreadable_revision(id).is_some_and(|known| revision <= known) {

@@ -70,7 +70,12 @@ pub(super) fn create(request: &CreateEndpoint, staged: &mut StagedTxn<'_>) -> An
     // An existing endpoint is returned unchanged, whatever the other fields are.
     if let Some(endpoint) = staged.get::<State>(&id) {
         ensure_same(&endpoint, &network, config)?;
-        return go_json::encode(&Reply { config: &endpoint });
+        let reply = go_json::encode(&Reply { config: &endpoint })?;
+        // The record gets another revision: a deletion that its node has sent before must not be carried out.
+        if endpoint.homing_host == config.host && staged.unreadable_endpoint(&id).is_none() {
+            staged.put(&id, (*endpoint).clone());
+        }
+        return Ok(reply);
     }
     if staged.unreadable_endpoint(&id).is_some() {
         let error = format!("endpoint {id} has a record that cannot be decoded; delete the endpoint first");
@@ -144,9 +149,21 @@ pub(super) fn delete(request: &DeleteEndpoint, staged: &mut StagedTxn<'_>) -> An
         None => staged.get::<State>(&id).filter(|known| is_endpoint(known, &network, &request.endpoint_id)),
     };
     let endpoint = endpoint.filter(|_| !other_network).ok_or_else(Problem::key_not_found)?;
+    check_revision(request, &id, staged)?;
     let reply = go_json::encode(&Reply { config: &endpoint })?;
     remove(&endpoint, staged);
     Ok(reply)
+}
+
+/// Fails if the record is not the one that the request is about.
+fn check_revision(request: &DeleteEndpoint, id: &str, staged: &StagedTxn<'_>) -> Result<(), Problem> {
+    let Some(expected) = request.mod_revision else { return Ok(()) };
+    let state = match staged.endpoint_revision(id) {
+        Some(revision) if revision == expected => return Ok(()),
+        Some(revision) => format!("its record has revision {revision}"),
+        None => "another request changes it".to_owned(),
+    };
+    Err(Problem::precondition(format!("ModRevision {expected}: endpoint {id}: {state}; read it again")))
 }
 
 /// Deletes the endpoint, frees its addresses, and removes it from services. If its record cannot be

@@ -110,6 +110,8 @@ pub struct DeleteEndpoint {
     pub network_name: String,
     #[serde(rename = "EndpointID")]
     pub endpoint_id: String,
+    /// Revision of the record that is deleted, as the store has it; 0 for none. Without it, any record is.
+    pub mod_revision: Option<i64>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -195,6 +197,7 @@ impl Request for DeleteEndpoint {
             Field::any("ServiceName", Type::Text),
             Field::any("EndpointID", Type::Text),
             Field::any("IPv4Address", Type::Text),
+            Field::any("ModRevision", Type::Int),
         ],
     };
 }

@@ -84,6 +84,29 @@ fn no_concurrent_update_is_lost() {
     assert_eq!(burst(&get(to, PATH).unwrap()), WRITERS as i64 * UPDATES);
 }
 
+/// A deletion of an agent that found no record, and that netmaster carries out later.
+#[test]
+fn a_deletion_of_an_endpoint_can_require_a_revision() {
+    let store = testkit::scratch_dir("store").unwrap();
+    let master = Master::embedded(store.path());
+    let to = master.address;
+    make_network(to, "net", "10.1.0.0/24");
+    create_endpoint(to, "net", "c1", "").unwrap().good();
+    let delete = |revision: Value| {
+        let body = json!({"TenantName": "default", "NetworkName": "net", "EndpointID": "c1",
+            "ModRevision": revision});
+        post(to, "/plugin/deleteEndpoint", &body).unwrap()
+    };
+    let refused = delete(json!(0));
+    assert_eq!(refused.status, 412);
+    let why = "ModRevision 0: endpoint net.default-c1: its record has revision ";
+    assert!(refused.body.starts_with(why) && refused.body.ends_with("; read it again\n"), "{refused:?}");
+    let text =
+        "json: cannot unmarshal string into Go struct field DeleteEndpointRequest.ModRevision of type int";
+    assert_eq!(delete(json!("0")).bad(), text);
+    assert_eq!(delete(Value::Null).good()["EndpointConfig"]["endpointID"], "c1");
+}
+
 #[test]
 fn dry_runs_answer_and_change_nothing() {
     let store = testkit::scratch_dir("store").unwrap();

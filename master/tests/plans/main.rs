@@ -9,6 +9,7 @@ mod bgp;
 mod chunks;
 mod cleanup;
 mod containers;
+mod endpoints;
 mod expansions;
 mod fabric;
 mod fabric_mode;

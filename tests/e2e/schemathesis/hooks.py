@@ -52,6 +52,7 @@ NAMES = {
     "NetworkName": ["n1", "n2"],
     "NetworkID": ["n1.default", "g1:default", "n2.t1"],
     "EndpointID": ["c1", "c2"],
+    "ModRevision": [None],
 }
 
 

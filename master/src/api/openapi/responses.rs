@@ -14,7 +14,12 @@ const FAILURES: [(&str, &str, &str, bool); 12] = [
     ("404", "NotFound", "The object or path does not exist.", true),
     ("408", "TooSlow", "The request body did not arrive in time.", false),
     ("409", "Conflict", "The request conflicts with existing objects.", false),
-    ("412", "Precondition", "The object is not in the state that If-Match or If-None-Match requires.", true),
+    (
+        "412",
+        "Precondition",
+        "The object is not in the state that If-Match, If-None-Match or ModRevision requires.",
+        true,
+    ),
     ("413", "TooLarge", "The request body exceeds the size limit.", false),
     ("429", "TooMany", "The client has too many requests in flight; retry.", true),
     ("501", "NotBuilt", "The original supports the request; this release does not.", false),

@@ -48,7 +48,9 @@ impl Pods {
             return Err(Failure::new(Step::Create, why));
         }
         let before = self.parts().journal.get(&id).map(|entry| entry.progress);
-        if let Some(reply) = self.existing(pod, netns).await? {
+        // What a DEL has begun to delete is created again, so that netmaster does not carry out its request later.
+        let is_deleting = before == Some(Progress::Deleting);
+        if !is_deleting && let Some(reply) = self.existing(pod, netns).await? {
             if before != Some(Progress::Attached) {
                 self.complete_record(pod, &reply.port).await?;
             }

@@ -116,7 +116,7 @@ impl Pods {
         let is_known = matches!(host, HomingHost::Node(_));
         if is_known || has_entry || self.own_record(pod).await?.is_some() {
             // After a failure the record remains, as the endpoint may: the entry need not outlive a power failure.
-            self.delete_at_master(pod).await?;
+            self.delete_revision(pod, stored.as_ref().map_or(0, |record| record.mod_revision)).await?;
         } else if matches!(host, HomingHost::Unreadable) {
             tracing::warn!(endpoint = %id, "not deleting an endpoint whose record does not tell its node");
             return Ok(());
@@ -221,9 +221,22 @@ impl Pods {
 
     /// Deletes the endpoint at netmaster; true if it existed.
     pub(super) async fn delete_at_master(&self, pod: &Pod) -> Result<bool, Failure> {
-        let deleted =
-            self.parts().master.delete_endpoint(pod.tenant.as_str(), pod.network.as_str(), &pod.endpoint);
-        deleted.await.map_err(|e| Failure::master(Step::Delete, &e))
+        let revision = self.stored_revision(&pod.endpoint_id()).await?;
+        self.delete_revision(pod, revision).await
+    }
+
+    /// Deletes the endpoint at netmaster if the store has its record of this revision, and no later one: netmaster may carry out a
+    /// request that it has not answered after the next ADD, which writes the record again.
+    async fn delete_revision(&self, pod: &Pod, revision: i64) -> Result<bool, Failure> {
+        let (tenant, network) = (pod.tenant.as_str(), pod.network.as_str());
+        let deleted = self.parts().master.delete_endpoint(tenant, network, &pod.endpoint, revision).await;
+        deleted.map_err(|e| Failure::master(Step::Delete, &e))
+    }
+
+    /// Revision of the endpoint's record, as the store has it now; 0 for no record.
+    pub(super) async fn stored_revision(&self, id: &EndpointId) -> Result<i64, Failure> {
+        let stored = self.stored_record(id, Step::Delete).await?;
+        Ok(stored.map_or(0, |record| record.mod_revision))
     }
 }
 

@@ -88,7 +88,7 @@ impl Failure {
     pub fn master(step: Step, error: &master::Error) -> Failure {
         let failure = Failure::new(step, one_line(error));
         match error {
-            master::Error::Unreachable { .. } => failure.temporary(),
+            master::Error::Unreachable { .. } | master::Error::Changed { .. } => failure.temporary(),
             _ => failure,
         }
     }

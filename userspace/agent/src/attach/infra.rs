@@ -182,7 +182,8 @@ impl Pods {
         // has no record either.
         let Parts { node, master, .. } = self.parts();
         let (name, tenant) = network.as_str().rsplit_once('.').unwrap_or((network.as_str(), ""));
-        let deleted = master.delete_endpoint(tenant, name, node.host.as_str()).await;
+        let revision = self.stored_revision(id).await?;
+        let deleted = master.delete_endpoint(tenant, name, node.host.as_str(), revision).await;
         let is_deleted = deleted.map_err(|e| Failure::master(Step::Delete, &e))?;
         if !is_deleted && self.stored_record(id, Step::Delete).await?.is_some() {
             let why =

@@ -43,6 +43,14 @@ pub enum Error {
         /// First line of the response body.
         message: String,
     },
+    /// The endpoint's record is not the one that netmaster was to delete.
+    #[error("{operation}: netmaster refused: {message}")]
+    Changed {
+        /// Operation.
+        operation: String,
+        /// First line of the response body.
+        message: String,
+    },
     /// A body cannot be encoded or decoded.
     #[error("{operation}: decode netmaster's response")]
     Response {
@@ -114,6 +122,8 @@ struct DeleteRequest<'a> {
     network_name: &'a str,
     #[serde(rename = "EndpointID")]
     endpoint_id: &'a str,
+    /// Netmasters of earlier releases ignore it.
+    mod_revision: i64,
 }
 
 #[derive(Deserialize)]
@@ -163,10 +173,21 @@ impl Master {
             .map_err(|source| Error::Response { operation, source })
     }
 
-    /// Deletes an endpoint and frees its addresses; true if it existed.
-    pub async fn delete_endpoint(&self, tenant: &str, network: &str, endpoint: &str) -> Result<bool, Error> {
+    /// Deletes an endpoint and frees its addresses, if the store has its record of `revision`; 0 for no record. True if it existed.
+    pub async fn delete_endpoint(
+        &self,
+        tenant: &str,
+        network: &str,
+        endpoint: &str,
+        revision: i64,
+    ) -> Result<bool, Error> {
         let operation = format!("delete endpoint {endpoint} on {network}.{tenant}");
-        let request = DeleteRequest { tenant_name: tenant, network_name: network, endpoint_id: endpoint };
+        let request = DeleteRequest {
+            tenant_name: tenant,
+            network_name: network,
+            endpoint_id: endpoint,
+            mod_revision: revision,
+        };
         match self.post(&operation, "/plugin/deleteEndpoint", &request, &mut false).await {
             Ok(_) => Ok(true),
             Err(error) if error.is_not_found() => Ok(false),
@@ -194,6 +215,9 @@ impl Master {
                 Ok(Ok(Reply::Refused(message))) => {
                     return Err(Error::Refused { operation: operation.to_owned(), message });
                 }
+                Ok(Ok(Reply::Changed(message))) => {
+                    return Err(Error::Changed { operation: operation.to_owned(), message });
+                }
                 Ok(Err(source)) => source,
                 Err(elapsed) => elapsed.into(),
             };
@@ -209,7 +233,7 @@ impl Master {
         }
     }
 
-    /// Sends one request. An `Err` is temporary; [`Reply::Refused`] is final.
+    /// Sends one request. An `Err` is temporary; the other replies are final.
     async fn attempt(
         &self,
         leader: Option<&str>,
@@ -242,13 +266,18 @@ impl Master {
         {
             return Err(format!("{leader} answered {status}: {message}").into());
         }
-        Ok(Reply::Refused(message))
+        Ok(match status {
+            StatusCode::PRECONDITION_FAILED => Reply::Changed(message),
+            _ => Reply::Refused(message),
+        })
     }
 }
 
 enum Reply {
     Done(Bytes),
     Refused(String),
+    /// A precondition of the request does not hold.
+    Changed(String),
 }
 
 /// Error texts of a follower while the leader changes (INVENTORY 1.1). All errors have status 500.
@@ -320,7 +349,7 @@ mod tests {
         let new = Router::new().route("/plugin/deleteEndpoint", post(|| async { "{}" }));
         let (sender, leader) = watch::channel(Some(serve(deposed).await));
         let master = master(leader);
-        let deleting = tokio::spawn(async move { master.delete_endpoint("t", "n", "c1").await });
+        let deleting = tokio::spawn(async move { master.delete_endpoint("t", "n", "c1", 7).await });
         while asked.load(Ordering::Relaxed) == 0 {
             tokio::task::yield_now().await;
         }
@@ -355,9 +384,20 @@ mod tests {
             Router::new().route("/plugin/deleteEndpoint", post(refuse))
         };
         let (_sender, leader) = watch::channel(Some(serve(refuse_with("key not found\n")).await));
-        assert!(!master(leader).delete_endpoint("t", "n", "c1").await.unwrap());
+        assert!(!master(leader).delete_endpoint("t", "n", "c1", 7).await.unwrap());
         let (_sender, leader) = watch::channel(Some(serve(refuse_with("no\nat all\n")).await));
-        let error = master(leader).delete_endpoint("t", "n", "c1").await.unwrap_err();
+        let error = master(leader).delete_endpoint("t", "n", "c1", 7).await.unwrap_err();
         assert_eq!(error.to_string(), "delete endpoint c1 on n.t: netmaster refused: no");
+    }
+
+    #[tokio::test]
+    async fn a_deletion_is_of_one_revision_of_the_record() {
+        let router = Router::new().route("/plugin/deleteEndpoint", post(|body: String| async move {
+            assert_eq!(body, r#"{"TenantName":"t","NetworkName":"n","EndpointID":"c1","ModRevision":7}"#);
+            (StatusCode::PRECONDITION_FAILED, "its record has revision 8\n")
+        }));
+        let (_sender, leader) = watch::channel(Some(serve(router).await));
+        let error = master(leader).delete_endpoint("t", "n", "c1", 7).await.unwrap_err();
+        assert!(matches!(error, Error::Changed { .. }), "{error:?}");
     }
 }

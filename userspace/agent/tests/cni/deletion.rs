@@ -2,6 +2,7 @@
 
 use std::{fs, time::Duration};
 
+use axum::http::StatusCode;
 use contiv_model::{endpoint::Oper, key::Key};
 use contiv_store::Txn;
 use testkit::{Netns, needs};
@@ -197,6 +198,32 @@ fn endpoint_that_netmaster_creates_after_its_deletion_is_deleted() {
         let both = futures::future::join(world.pods.finish_requests(stop.clone()), deleted);
         let (finished, ()) = tokio::time::timeout(Duration::from_secs(20), both).await.unwrap();
         finished.unwrap();
+        world.assert_nothing_left().await;
+        assert!(world.entries().is_empty());
+    });
+}
+
+/// netmaster carries out the requests of the DELs after the next ADDs: they had waited in a connection. The first DEL has found the
+/// endpoint in the store, the second one has not.
+#[test]
+fn deletion_that_is_carried_out_after_the_next_add_changes_nothing() {
+    needs!(root());
+    let [pod, first, second] = std::array::from_fn(|_| Netns::new("pod").unwrap());
+    World::run(async |world| {
+        world.add("c1", pod.path()).await.unwrap();
+        world.put_record("c2", "", VTEP, Some("test")).await;
+        world.master.postpone_deletions();
+        for container in ["c1", "c2"] {
+            assert_eq!(world.del(container, None).await.unwrap_err().code, 11);
+        }
+        for (container, pod) in [("c1", &first), ("c2", &second)] {
+            world.add(container, pod.path()).await.unwrap();
+        }
+        assert_eq!(world.master.delete_postponed().await, [StatusCode::PRECONDITION_FAILED; 2]);
+        assert_eq!(world.endpoints().await, ["n.t-c1", "n.t-c2"]);
+        for container in ["c1", "c2"] {
+            world.del(container, None).await.unwrap();
+        }
         world.assert_nothing_left().await;
         assert!(world.entries().is_empty());
     });

@@ -1,5 +1,5 @@
 use std::sync::{
-    Arc,
+    Arc, Mutex,
     atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering},
 };
 
@@ -36,6 +36,8 @@ struct Shared {
     last: AtomicU8,
     created: AtomicUsize,
     garbled: AtomicBool,
+    /// Requests to delete endpoints that are carried out later; none while they are carried out at once.
+    postponed: Mutex<Option<Vec<Bytes>>>,
     received: Notify,
     deletions: Notify,
     /// Each request needs a permit.
@@ -82,6 +84,7 @@ impl Master {
             last: AtomicU8::new(0),
             created: AtomicUsize::new(0),
             garbled: AtomicBool::new(false),
+            postponed: Mutex::default(),
             received: Notify::new(),
             deletions: Notify::new(),
             gate: Semaphore::new(1000),
@@ -161,6 +164,22 @@ impl Master {
         self.shared.garbled.store(false, Ordering::Relaxed);
     }
 
+    /// Endpoints are deleted by [`Master::delete_postponed`], and the requests are refused.
+    pub(crate) fn postpone_deletions(&self) {
+        *self.shared.postponed.lock().unwrap() = Some(vec![]);
+    }
+
+    /// Carries out the requests that were postponed, and returns what they would have been answered. Later ones are carried out at
+    /// once.
+    pub(crate) async fn delete_postponed(&self) -> Vec<StatusCode> {
+        let postponed = self.shared.postponed.lock().unwrap().take().unwrap_or_default();
+        let mut answers = vec![];
+        for body in postponed {
+            answers.push(delete_now(&self.shared, &body).await.0);
+        }
+        answers
+    }
+
     /// Waits until a request has arrived.
     pub(crate) async fn request_received(&self) {
         self.shared.received.notified().await;
@@ -182,6 +201,14 @@ impl Shared {
     /// Every change of an endpoint changes the network that counts it.
     fn with_network(&self, change: Txn) -> Txn {
         change.put(Key::Network("n.t".into()).to_string(), serde_json::to_vec(&self.network).unwrap())
+    }
+
+    /// Keeps the request to delete an endpoint, if these are postponed.
+    fn postpone(&self, body: &Bytes) -> bool {
+        let mut postponed = self.postponed.lock().unwrap();
+        let Some(postponed) = postponed.as_mut() else { return false };
+        postponed.push(body.clone());
+        true
     }
 }
 
@@ -218,8 +245,12 @@ async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
     let host = request["ConfigEP"]["Host"].as_str().unwrap();
     assert!(host.starts_with(HOST), "{host}");
     let Some(id) = id(&request, &NETWORKS[..1]) else { return not_found() };
-    if let Some(existing) = shared.store.get(&Key::Endpoint(id.clone()).to_string()).await.unwrap() {
+    let key = Key::Endpoint(id.clone()).to_string();
+    if let Some(existing) = shared.store.get(&key).await.unwrap() {
         let state: Value = serde_json::from_slice(&existing.value).unwrap();
+        if state["homingHost"] == host {
+            let _committed = shared.store.commit(Txn::new().put(key, existing.value)).await.unwrap();
+        }
         return (StatusCode::OK, json!({ "EndpointConfig": state }).to_string());
     }
     let group = request["ServiceName"].as_str().unwrap();
@@ -239,7 +270,7 @@ async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
         ..endpoint::State::default()
     };
     let state_body = serde_json::to_vec(&state).unwrap();
-    let change = Txn::new().put(Key::Endpoint(id).to_string(), state_body);
+    let change = Txn::new().put(key, state_body);
     let _committed = shared.store.commit(shared.with_network(change)).await.unwrap();
     if shared.garbled.load(Ordering::Relaxed) {
         return (StatusCode::OK, r#"{"EndpointConfig":"#.to_owned());
@@ -250,11 +281,19 @@ async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
 async fn delete(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
     shared.deletions.notify_one();
     admit(&shared).await;
-    let request: Value = serde_json::from_slice(&body).unwrap();
+    if shared.postpone(&body) {
+        return (StatusCode::INTERNAL_SERVER_ERROR, "postponed\n".to_owned());
+    }
+    delete_now(&shared, &body).await
+}
+
+async fn delete_now(shared: &Shared, body: &Bytes) -> Answer {
+    let request: Value = serde_json::from_slice(body).unwrap();
     let Some(id) = id(&request, &NETWORKS) else { return not_found() };
     let key = Key::Endpoint(id).to_string();
-    if shared.store.get(&key).await.unwrap().is_none() {
-        return not_found();
+    let Some(existing) = shared.store.get(&key).await.unwrap() else { return not_found() };
+    if request["ModRevision"] != existing.mod_revision {
+        return (StatusCode::PRECONDITION_FAILED, "another revision\n".to_owned());
     }
     let mut change = Txn::new().delete(key);
     // As in `Shared::with_network`.
