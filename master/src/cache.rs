@@ -30,6 +30,7 @@ mod transaction;
 mod unknown_fields;
 mod unread;
 mod unreadable;
+mod unreadable_entries;
 mod value_sizes;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -78,6 +79,8 @@ pub struct ClusterCache {
     unreadable: BTreeSet<Key>,
     /// Endpoints whose records cannot be decoded, by id.
     unreadable_endpoints: BTreeMap<String, UnreadableEndpoint>,
+    /// Revisions of all entries whose records cannot be decoded, by key.
+    unreadable_entries: BTreeMap<String, i64>,
     /// See [`ClusterCache::last_registration`]; by node.
     registrations: HashMap<String, i64>,
     /// Revisions at which recently deleted keys were deleted. An older change from the watch must

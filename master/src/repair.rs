@@ -112,17 +112,14 @@ fn recount<B: Stageable>(staged: &mut StagedTxn<'_>, id: &str, of: impl Fn(&endp
 
 /// Releases addresses that no endpoint, service or gateway has, and corrects numbers of endpoints.
 /// Returns a line for each network with such addresses and for each wrong number. Leaves a network as
-/// it is if an endpoint whose record cannot be decoded may be on it.
+/// it is if an endpoint or a service whose record cannot be decoded may be on it.
 pub fn release_unused(staged: &mut StagedTxn<'_>) -> Vec<String> {
     let (cache, mut lines) = (staged.cache(), vec![]);
     let mut skipped = HashSet::new();
     for record in cache.allocations::<network::State>() {
         let id = &record.body.id;
-        if let Some(endpoint) = cache.unreadable_endpoints().find(|endpoint| may_be_on(endpoint, id)) {
-            lines.push(format!(
-                "network {id}: not checked, because the record of endpoint {} cannot be decoded",
-                endpoint.id
-            ));
+        if let Some(owner) = unreadable_owner(&record.body, cache) {
+            lines.push(format!("network {id}: not checked, because the record of {owner} cannot be decoded"));
             skipped.insert(id.as_str());
             continue;
         }
@@ -141,6 +138,16 @@ pub fn release_unused(staged: &mut StagedTxn<'_>) -> Vec<String> {
     let groups = |body: &group::State| is_checked(&network_id(&body.tenant_name, &body.network_name));
     lines.extend(correct_counts::<group::State>(staged, "group", groups, |e| &e.endpoint_group_key));
     lines
+}
+
+/// An endpoint or a service that may have an address of the network, and whose record cannot be decoded.
+fn unreadable_owner(network: &network::State, cache: &ClusterCache) -> Option<String> {
+    let endpoint = cache.unreadable_endpoints().find(|endpoint| may_be_on(endpoint, &network.id));
+    // The id of a service is `<service>:<tenant>`.
+    let is_of_tenant = |id: &&str| id.rsplit_once(':').is_none_or(|(_, tenant)| tenant == network.tenant);
+    let service = || cache.unreadable_ids::<service::State>().find(is_of_tenant);
+    let endpoint = endpoint.map(|endpoint| format!("endpoint {}", endpoint.id));
+    endpoint.or_else(|| service().map(|id| format!("service {id}")))
 }
 
 /// Whether the endpoint, whose record cannot be decoded, may be on the network.

@@ -14,13 +14,14 @@ use crate::domain::object_key;
 use crate::objects::{Object, restore_services};
 
 /// Stages all missing, wrong or obsolete derived state, except what expansions of policies contain
-/// ([`restore_group`](crate::domain::attachment::restore_group)). Must be in a transaction of its own: agents take an
-/// expansion for lost that is deleted without a change of its group or policy.
+/// ([`restore_group`](crate::domain::attachment::restore_group)). Records that cannot be decoded stay. Must be in a
+/// transaction of its own: agents take an expansion for lost that is deleted without a change of its group or policy.
 pub fn restore(staged: &mut StagedTxn<'_>) {
     restore_links(staged);
     restore_traffic(staged);
     restore_keys(staged);
     restore_services(staged);
+    staged.keep_unreadable();
 }
 
 /// Puts each object of `T` that `update` changes.

@@ -67,19 +67,23 @@ impl ClusterCache {
         let known = known.map(|known| &*known.value);
         // An entry that is reloaded is removed first, at the revision `i64::MAX`.
         let changed = if revision == i64::MAX { self.complete } else { revision };
-        match kv.map(|kv| decoded.take::<T>(kv)) {
+        let is_valid = match kv.map(|kv| decoded.take::<T>(kv)) {
             None => {
                 self.links.replace(id, known, None, changed);
                 table.remove(id);
+                true
             }
             Some(Ok((value, unknown))) => {
                 self.links.replace(id, known, Some(&value), changed);
                 table.insert(id.to_owned(), Versioned { value, revision, unknown });
+                true
             }
             Some(Err(error)) => {
                 tracing::warn!(key = T::path(id), %error, "decode a value from the store: invalid; keeping the last valid one");
+                false
             }
-        }
+        };
+        self.note_entry::<T>(id, is_valid, revision);
     }
 
     fn set_endpoint(&mut self, id: &str, kv: Option<&KeyValue>, decoded: DecodedValue, revision: i64) {

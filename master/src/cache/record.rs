@@ -101,6 +101,11 @@ macro_rules! records {
                 (puts, self.len() - puts)
             }
 
+            /// Drops the changes of entries whose keys `keep` does not select. Derived records are no entries.
+            pub(super) fn retain_entries(&mut self, keep: impl Fn(&str) -> bool) {
+                $(self.$field.retain(|id, _| keep(&<$type>::path(id)));)*
+            }
+
             /// Passes each change to `each`: key, revision guard and operation.
             pub(super) fn ops(&self, tables: &Tables, mut each: impl FnMut(String, i64, Option<Op>)) -> serde_json::Result<()> {
                 $(for (id, value) in &self.$field {

@@ -146,6 +146,13 @@ impl<'w> StagedTxn<'w> {
         self.cache.unreadable_endpoint(id).filter(|_| !is_staged)
     }
 
+    /// Drops the staged changes of entries whose records cannot be decoded: they would conflict with the records, which
+    /// a newer release may have written.
+    pub fn keep_unreadable(&mut self) {
+        let cache = self.cache;
+        self.overlays.retain_entries(|key| !cache.is_unreadable_key(key));
+    }
+
     /// Logs the line as a warning when the transaction is committed.
     pub fn note(&mut self, line: String) {
         self.notices.push(line);

@@ -92,9 +92,11 @@ impl ClusterCache {
     /// Forgets records that a committed change has deleted or replaced.
     pub(super) fn forget_unreadable<'c>(&mut self, ids: impl Iterator<Item = &'c String>, at: &Revisions) {
         for id in ids {
-            let written = at.of(&State::path(id));
+            let key = State::path(id);
+            let written = at.of(&key);
             if self.unreadable_revision(id).is_some_and(|known| known <= written) {
                 self.unreadable_endpoints.remove(id);
+                self.unreadable_entries.remove(&key);
             }
         }
     }

@@ -12,7 +12,7 @@ use contiv_store::{KeyValue, Store};
 use futures::StreamExt as _;
 use tokio::time::{Instant, sleep};
 
-use crate::cache::{SharedCache, StagedTxn};
+use crate::cache::{ClusterCache, SharedCache, StagedTxn};
 use crate::commit::{Committer, Deposed, Queue, read_derived};
 use crate::domain::attachment::{self, groups_with_policies, unread_of_group};
 use crate::metrics::Metrics;
@@ -62,6 +62,7 @@ pub(super) async fn before_leading(
         go_json::encode(&(staged.counts(), repaired))
     };
     log_outcome(metrics, committer.commit_or_retry(leadership, plan).await?);
+    log_unreadable(&cache.read());
     let differences = audit::audit(&StagedTxn::new(&cache.read()));
     for difference in differences.iter().take(MAX_LOGGED_DIFFERENCES) {
         tracing::warn!("{difference}");
@@ -73,6 +74,18 @@ pub(super) async fn before_leading(
         );
     }
     Ok(())
+}
+
+/// Reports the records that were not restored because they cannot be decoded.
+fn log_unreadable(cache: &ClusterCache) {
+    let keys = cache.unreadable_keys();
+    let all = keys.len();
+    for key in keys.take(MAX_LOGGED_DIFFERENCES) {
+        tracing::error!(key, "restore a record of the store: cannot be decoded; repair or delete it");
+    }
+    if all > MAX_LOGGED_DIFFERENCES {
+        tracing::error!(all, "restore records of the store: cannot be decoded");
+    }
 }
 
 /// Reports the outcome of a restoration.

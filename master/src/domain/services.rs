@@ -356,7 +356,9 @@ pub fn delete(id: &str, staged: &mut StagedTxn<'_>) {
 /// Deletes slices of services that do not exist.
 pub fn delete_stray_slices(staged: &mut StagedTxn<'_>) {
     for key in staged.cache().table::<Providers>().keys() {
-        let is_service = staged.get::<State>(Providers::service_of(key)).is_some();
+        let service = Providers::service_of(key);
+        let is_service =
+            staged.get::<State>(service).is_some() || staged.cache().is_unreadable::<State>(service);
         if !is_service && staged.get::<Providers>(key).is_some() {
             staged.delete::<Providers>(key);
         }

@@ -179,10 +179,11 @@ impl Derived for ServiceLb {
 }
 
 /// Restores the service states from the objects and the labels of endpoints, and deletes states
-/// without an object.
+/// without an object. A state that cannot be decoded stays with its providers: its address is not known.
 pub fn restore(staged: &mut StagedTxn<'_>) {
     let cache = staged.cache();
-    for service in cache.all::<ServiceLb>() {
+    let is_readable = |id: &str| !cache.is_unreadable::<State>(id);
+    for service in cache.all::<ServiceLb>().filter(|service| is_readable(&service.state_key())) {
         let known = cache.get::<State>(&service.state_key()).map(|state| Ok(state.ip_address.clone()));
         let Ok(selectors) = service.selectors.iter().map(|text| selector(text)).collect() else { continue };
         match known.unwrap_or_else(|| service.take_vip(staged)) {
@@ -194,7 +195,7 @@ pub fn restore(staged: &mut StagedTxn<'_>) {
     }
     let mut wanted = cache.all::<ServiceLb>().map(Derived::state_key).collect::<BTreeSet<_>>();
     wanted.retain(|id| staged.get::<State>(id).is_some());
-    for id in cache.table::<State>().keys().filter(|id| !wanted.contains(*id)) {
+    for id in cache.table::<State>().keys().filter(|id| !wanted.contains(*id) && is_readable(id)) {
         delete(id, staged);
     }
     delete_stray_slices(staged);

@@ -63,27 +63,34 @@ fn a_leader_that_retries_its_first_writes_can_be_stopped() {
     start(&etcd).stop();
 }
 
-/// A newer release may have written it, and a newer netmaster could lead.
+/// A newer release may have written it, and a newer netmaster could lead. What is derived besides is restored.
 #[test]
 fn a_record_that_cannot_be_decoded_keeps_no_netmaster_from_leading() {
     testkit::needs!(binary("etcd"), binary("etcdctl"));
+    const INVALID: &str = "/contiv.io/state/serviceLB/s:default";
+    const DELETED: &str = "/contiv.io/state/provider/t:default";
     let etcd = Etcd::start().unwrap();
     let mut master = Master::on_etcd(&etcd.endpoint());
     make_network(master.address, "net", "10.0.0.0/24");
-    let body = json!({"tenantName": "default", "serviceName": "s", "networkName": "net", "selectors": ["a=b"],
-        "ports": ["80:80:TCP"]});
-    let created = post(master.address, "/api/v1/serviceLBs/default:s/", &body).unwrap();
-    assert_eq!(created.status, 200, "{created:?}");
+    for name in ["s", "t"] {
+        let body = json!({"tenantName": "default", "serviceName": name, "networkName": "net",
+            "selectors": ["a=b"], "ports": ["80:80:TCP"]});
+        post(master.address, &format!("/api/v1/serviceLBs/default:{name}/"), &body).unwrap().good();
+    }
     master.stop();
-    etcd.ctl(&["put", "/contiv.io/state/serviceLB/s:default", "{"]).unwrap();
+    etcd.ctl(&["put", INVALID, "{"]).unwrap();
+    let providers = etcd.ctl(&["get", DELETED]).unwrap();
+    etcd.ctl(&["del", DELETED]).unwrap();
     master.restart();
     wait_until(WAIT_TIMEOUT, "it to lead", || {
         Ok((get(master.address, "/readyz")?.status == 200).then_some(()))
     })
     .unwrap();
-    assert!(
-        master.process.log().contains("restore derived keys in the store: failed"),
-        "{}",
-        master.process.tail()
-    );
+    let log = master.process.log();
+    let is_reported = |line: &str| line.contains("restore a record of the store") && line.contains(INVALID);
+    assert!(log.lines().any(is_reported), "{}", master.process.tail());
+    assert!(!log.contains("restore derived keys in the store: failed"), "{}", master.process.tail());
+    assert_eq!(etcd.ctl(&["get", INVALID]).unwrap().lines().last(), Some("{"));
+    assert_eq!(etcd.ctl(&["get", DELETED]).unwrap(), providers);
+    assert!(providers.contains(DELETED), "{providers}");
 }

@@ -1,4 +1,4 @@
-//! Endpoints whose records cannot be decoded: invalid ones, and those of a newer form.
+//! Endpoints and services whose records cannot be decoded: invalid ones, and those of a newer form.
 
 use contiv_model::endpoint::Oper;
 use netmaster::access::Scope;
@@ -266,4 +266,45 @@ fn a_cleanup_finds_endpoints_by_what_is_known_of_them() {
     }
     let fixture = broken(&good, &json!("{"));
     assert!(Cleanup::read("other", "ep", ID).unwrap().find(&fixture.cache).is_err());
+}
+
+/// Besides, another program has deleted the providers of a service.
+#[test]
+fn services_that_cannot_be_decoded_stay_and_others_are_restored() {
+    const STATE: &str = "/contiv.io/state/serviceLB/s:default";
+    const SLICE: &str = "/contiv.io/state/provider/t:default";
+    const DELETED: &str = "/contiv.io/state/provider/u:default";
+    let mut good = fixture();
+    for name in ["t", "u"] {
+        let service = json!({"tenantName": "default", "serviceName": name, "networkName": "net",
+            "selectors": ["app=web"], "ports": ["80:80:TCP"]});
+        good.put("serviceLBs", &format!("default:{name}"), &service).unwrap();
+    }
+    let newer = json!("{");
+    let changes = [(STATE, Some(&newer)), (SLICE, Some(&newer)), (DELETED, None)];
+    let mut watching = good.loaded();
+    for (key, value) in changes {
+        watching.edit(key, value);
+        let update = watching.changes.last().unwrap().clone();
+        watching.cache.apply_update(&update);
+    }
+    for mut fixture in [watching.loaded(), watching] {
+        fixture.restore();
+        for key in [STATE, SLICE] {
+            assert_eq!(fixture.value(key).unwrap(), newer, "{key}");
+        }
+        let slices = [DELETED, "/contiv.io/state/provider/s:default"];
+        assert_eq!(slices.map(|key| fixture.value(key)), slices.map(|key| good.value(key)));
+        // No address was allocated, and that of the service is not released.
+        assert_eq!(fixture.state("net"), good.state("net"));
+        let repaired = fixture.run(|staged| Ok(release_unused(staged).join("\n").into_bytes())).unwrap();
+        let skipped =
+            "network net.default: not checked, because the record of service s:default cannot be decoded";
+        assert_eq!(String::from_utf8(repaired).unwrap(), skipped);
+        assert_eq!(fixture.cache.unreadable_keys().collect::<Vec<_>>(), [SLICE, STATE]);
+        assert_eq!(fixture.loaded().restore(), (0, 0));
+        // One that is valid again is not reported.
+        fixture.edit(STATE, Some(&good.value(STATE).unwrap()));
+        assert_eq!(fixture.loaded().cache.unreadable_keys().collect::<Vec<_>>(), [SLICE]);
+    }
 }
