@@ -1,6 +1,6 @@
 //! Errors and outcomes of commands, with their exit codes.
 
-use std::path::Path;
+use std::{mem, path::Path};
 
 /// Cause of a failed command. The exit codes are the original's.
 #[derive(Debug, thiserror::Error)]
@@ -127,8 +127,41 @@ impl Error {
     }
 }
 
+/// Lines of the requests of a command that netmaster has rejected. A rejection does not stop later requests; any other failure
+/// does.
+#[derive(Debug, Default)]
+pub struct Rejections(Vec<String>);
+
+impl Rejections {
+    /// Adds the failure of a request, as `line` reports its message; `remaining` is the number of later requests. Fails with all
+    /// lines if it is no rejection, and the later requests must not be sent then.
+    pub fn add(
+        &mut self,
+        error: Error,
+        remaining: usize,
+        line: impl Fn(&str) -> String,
+    ) -> Result<(), Error> {
+        match error {
+            Error::Refused(message) | Error::Forbidden(message) | Error::Conflict(message) => {
+                self.0.push(line(&message));
+                Ok(())
+            }
+            error => {
+                let message = with_remaining(one_line(&error).replace('\n', "; "), remaining);
+                self.0.push(line(&message));
+                Err(Error::Several(mem::take(&mut self.0)))
+            }
+        }
+    }
+
+    /// Fails with all lines, if there are any.
+    pub fn finish(self) -> Result<(), Error> {
+        if self.0.is_empty() { Ok(()) } else { Err(Error::Several(self.0)) }
+    }
+}
+
 /// Adds the number of later changes that are not sent to a message.
-pub fn with_remaining(message: String, remaining: usize) -> String {
+fn with_remaining(message: String, remaining: usize) -> String {
     match remaining {
         0 => message,
         _ => format!("{message} (later changes not sent: {remaining})"),

@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::{
     client::Client,
-    error::{Error, one_line, with_remaining},
+    error::{Error, Rejections},
     manifest::{
         change,
         document::{self, Files, Manifest, Origin, Purpose},
@@ -69,25 +69,20 @@ pub fn remove(
     delete: impl Fn(&Manifest) -> Result<&'static str, Error>,
     out: &mut dyn Write,
 ) -> Result<(), Error> {
-    let (mut written, mut refused) = (Ok(()), vec![]);
+    let (mut written, mut refused) = (Ok(()), Rejections::default());
     for (at, Removal { manifest, rules }) in removals.iter().enumerate() {
         let done = match (manifest.kind.mutability, is_stored(manifest)) {
             (Mutability::Settings, _) => "kept: settings cannot be deleted",
             (_, false) => "absent",
             (_, true) => match delete(manifest) {
                 Ok(done) => done,
-                Err(Error::Refused(message) | Error::Forbidden(message) | Error::Conflict(message)) => {
-                    refused.push(refusal(manifest, &message));
-                    continue;
-                }
                 Err(error) => {
                     let later = removals.iter().skip(at + 1).map(|removal| removal.manifest);
                     let is_left =
                         |it: &&Manifest| it.kind.mutability != Mutability::Settings && is_stored(it);
-                    let message =
-                        with_remaining(one_line(&error).replace('\n', "; "), later.filter(is_left).count());
-                    refused.push(refusal(manifest, &message));
-                    return Err(Error::Several(refused));
+                    let remaining = later.filter(is_left).count();
+                    refused.add(error, remaining, |message| refusal(manifest, message))?;
+                    continue;
                 }
             },
         };
@@ -97,8 +92,8 @@ pub fn remove(
             written = written.and_then(|()| writeln!(out, "{rule} {done}"));
         }
     }
-    written?;
-    if refused.is_empty() { Ok(()) } else { Err(Error::Several(refused)) }
+    refused.finish()?;
+    Ok(written?)
 }
 
 /// Line of an object that is not deleted.

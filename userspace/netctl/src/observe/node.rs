@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::{
     client::{Client, segment},
     commands::watch,
-    error::Error,
+    error::{Error, Rejections},
     flags::{InspectFlags, ListFlags},
     observe::endpoint::read,
     output::{
@@ -113,50 +113,51 @@ fn accept_for_all(client: &Client, out: &mut dyn Write) -> Result<(), Error> {
     accept_store(client, &hosts, &|message| message.ends_with(node::NOT_REGRESSED), out)
 }
 
-/// Accepts the store for nodes. A rejection does not stop later requests; one that `is_done` selects is no error.
+/// Accepts the store for nodes. A rejection does not stop later requests, any other failure does; a rejection that `is_done`
+/// selects is no error.
 fn accept_store(
     client: &Client,
     hosts: &[String],
     is_done: &dyn Fn(&str) -> bool,
     out: &mut dyn Write,
 ) -> Result<(), Error> {
-    let (mut written, mut refused) = (Ok(()), vec![]);
-    for host in hosts {
+    let (mut written, mut refused) = (Ok(()), Rejections::default());
+    for (at, host) in hosts.iter().enumerate() {
         let line = match client.post(&format!("/api/v1/nodes/{}/acceptedStore/", segment(host))) {
             Ok(_) => format!("{}: told to follow the store", printable(host)),
             Err(Error::Refused(message)) if is_done(&message) => {
                 format!("{}: does not report {} any more", printable(host), node::STORE_REGRESSED)
             }
-            Err(Error::Refused(message) | Error::Forbidden(message)) => {
-                refused.push(format!("accept the store for node {host}: {message}"));
+            Err(error) => {
+                let line = |message: &str| format!("accept the store for node {host}: {message}");
+                refused.add(error, hosts.len() - at - 1, line)?;
                 continue;
             }
-            Err(error) => return Err(error),
         };
         written = written.and_then(|()| writeln!(out, "{line}"));
     }
-    written?;
-    if refused.is_empty() { Ok(()) } else { Err(Error::Several(refused)) }
+    refused.finish()?;
+    Ok(written?)
 }
 
-/// Deletes nodes. A rejection does not stop later deletions.
+/// Deletes nodes. A rejection does not stop later deletions; any other failure does.
 fn remove(client: &Client, hosts: &[String], out: &mut dyn Write) -> Result<(), Error> {
-    let (mut written, mut refused) = (Ok(()), vec![]);
-    for host in hosts {
+    let (mut written, mut refused) = (Ok(()), Rejections::default());
+    for (at, host) in hosts.iter().enumerate() {
         match client.delete_at(&format!("/api/v1/nodes/{}/", segment(host))) {
             Ok(deleted) => {
                 let released = deleted.get("releasedEndpoints").and_then(Value::as_u64).unwrap_or_default();
                 let line = format!("{}: deleted, endpoints released: {released}", printable(host));
                 written = written.and_then(|()| writeln!(out, "{line}"));
             }
-            Err(Error::Refused(message) | Error::Forbidden(message)) => {
-                refused.push(format!("delete node {host}: {message}"));
+            Err(error) => {
+                let line = |message: &str| format!("delete node {host}: {message}");
+                refused.add(error, hosts.len() - at - 1, line)?;
             }
-            Err(error) => return Err(error),
         }
     }
-    written?;
-    if refused.is_empty() { Ok(()) } else { Err(Error::Several(refused)) }
+    refused.finish()?;
+    Ok(written?)
 }
 
 fn list(client: &Client, flags: &ListFlags, out: &mut dyn Write) -> Result<(), Error> {

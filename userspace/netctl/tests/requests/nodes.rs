@@ -1,9 +1,11 @@
 //! Changes of nodes.
 
+use std::fs::File;
+
 use serde_json::json;
 
 use crate::{
-    run,
+    netctl, read, run,
     server::{Reply, Server},
 };
 
@@ -42,4 +44,39 @@ fn a_rejection_does_not_keep_other_nodes_from_following_the_store() {
     let (stdout, stderr, code) = run(&server, &["node", "accept-store", "--all"]);
     assert_eq!(stdout, format!("h1: does not report store-regressed any more\n{told}"));
     assert_eq!((stderr.as_str(), code, server.take().len()), ("", 0, 4));
+}
+
+#[test]
+fn a_failure_after_a_rejection_is_reported_with_it() {
+    let failures: [fn() -> Reply; 2] = [|| Reply::new(503, "", "no netmaster leads"), Reply::lost];
+    for failure in failures {
+        for words in [["node", "rm"], ["node", "accept-store"]] {
+            let server = Server::start(move |request| match request.line.contains("/nodes/h1/") {
+                true => Reply::refused("node h1 is not as it must be\n"),
+                false => failure(),
+            });
+            let (stdout, stderr, code) = run(&server, &[&words[..], &["h1", "h2", "h3"]].concat());
+            let lines: Vec<&str> = stderr.lines().collect();
+            assert_eq!((stdout.as_str(), lines.len(), code), ("", 2, 3), "{words:?}: {stderr}");
+            assert!(lines[0].ends_with(" node h1: node h1 is not as it must be"), "{words:?}: {stderr}");
+            assert!(lines[1].contains(" node h2: "), "{words:?}: {stderr}");
+            assert!(lines[1].ends_with(" (later changes not sent: 1)"), "{words:?}: {stderr}");
+            assert!(server.take().iter().all(|request| !request.line.contains("/h3/")), "{words:?}");
+        }
+    }
+}
+
+#[test]
+fn a_rejection_is_reported_also_if_the_output_cannot_be_written() {
+    let server = Server::start(|request| match request.line.contains("/nodes/h1/") {
+        true => Reply::json(&json!({"host": "h1", "releasedEndpoints": 0})),
+        false => Reply::refused("node h2 is not as it must be\n"),
+    });
+    for words in [["node", "rm"], ["node", "accept-store"]] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let words = [&words[..], &["h1", "h2"]].concat();
+        let (_, stderr, code) = read(&netctl(&server.url(), &words).stdout(full).output().unwrap());
+        assert!(stderr.ends_with(" node h2: node h2 is not as it must be\n"), "{words:?}: {stderr}");
+        assert_eq!((stderr.lines().count(), code), (1, 3), "{words:?}: {stderr}");
+    }
 }
