@@ -51,8 +51,8 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Another netmaster holds the leader lock.
 pub struct Deposed;
 
-/// How jobs ended.
-enum Ended {
+/// Outcome of a batch of jobs.
+enum BatchOutcome {
     /// They were answered: carried out, or refused for a reason of their own.
     Answered,
     /// The store has refused the change, or did not answer.
@@ -139,11 +139,15 @@ impl Committer {
         Ok(self.try_commit(leadership, plan).await?.0)
     }
 
-    async fn try_commit(&mut self, leadership: &Leadership, plan: Plan) -> Result<(Answer, Ended), Deposed> {
+    async fn try_commit(
+        &mut self,
+        leadership: &Leadership,
+        plan: Plan,
+    ) -> Result<(Answer, BatchOutcome), Deposed> {
         let (answer, mut answered) = oneshot::channel();
-        let ended = self.batch(leadership, Job { plan, exclusive: true, answer: Some(answer) }).await?;
+        let outcome = self.batch(leadership, Job { plan, exclusive: true, answer: Some(answer) }).await?;
         let answer = answered.try_recv().unwrap_or_else(|_| Err(Problem::unavailable("no answer")));
-        Ok((answer, ended))
+        Ok((answer, outcome))
     }
 
     /// Commits what later plans rely on: again and again while the store fails.
@@ -153,7 +157,7 @@ impl Committer {
     {
         loop {
             match self.try_commit(leadership, Box::new(plan.clone())).await? {
-                (Err(problem), Ended::StoreFailed) => {
+                (Err(problem), BatchOutcome::StoreFailed) => {
                     tracing::warn!(%problem, "write what a term begins with: failed; retrying");
                     tokio::select! {
                         () = leadership.lost() => return Err(Deposed),
@@ -197,7 +201,7 @@ impl Committer {
         Ok(())
     }
 
-    async fn batch(&mut self, leadership: &Leadership, first: Job) -> Result<Ended, Deposed> {
+    async fn batch(&mut self, leadership: &Leadership, first: Job) -> Result<BatchOutcome, Deposed> {
         let mut jobs = vec![first];
         let cache = self.cache.clone();
         let _lock = cache.lock_commits().await;
@@ -214,7 +218,7 @@ impl Committer {
                 }
                 Err(error) => {
                     fail_all(jobs, &Problem::unavailable(format!("encode a record: {error}")));
-                    return Ok(Ended::Answered);
+                    return Ok(BatchOutcome::Answered);
                 }
             };
             if txn.ops.is_empty() {
@@ -229,7 +233,7 @@ impl Committer {
                 Ok(LogOutcome::Committed(revisions)) => {
                     self.cache.write().commit(change, revisions);
                     answer(jobs, answers);
-                    return Ok(Ended::Answered);
+                    return Ok(BatchOutcome::Answered);
                 }
                 Ok(LogOutcome::Conflict) => {
                     let first = keys.first().map(String::as_str);
@@ -251,11 +255,11 @@ impl Committer {
                 }
                 Err(CommitError::Encode(error)) => {
                     fail_all(jobs, &Problem::unavailable(format!("encode a record: {error}")));
-                    return Ok(Ended::Answered);
+                    return Ok(BatchOutcome::Answered);
                 }
                 Err(CommitError::Store(error)) if error.is_too_large() => {
                     self.refuse_too_large(jobs, &largest);
-                    return Ok(Ended::Answered);
+                    return Ok(BatchOutcome::Answered);
                 }
                 Err(CommitError::Store(error)) => {
                     tracing::error!(error = one_line(&error), "commit a transaction");
@@ -264,7 +268,7 @@ impl Committer {
                     fail_all(jobs, &if is_unknown { Problem::unknown_outcome(problem) } else { problem });
                     // The next plan needs the outcome, so the keys are read again.
                     return match self.reload(leadership, &keys).await {
-                        ControlFlow::Continue(()) => Ok(Ended::StoreFailed),
+                        ControlFlow::Continue(()) => Ok(BatchOutcome::StoreFailed),
                         ControlFlow::Break(()) => Err(Deposed),
                     };
                 }
@@ -274,7 +278,7 @@ impl Committer {
             jobs,
             &Problem::unavailable("commit: the keys of this request keep changing in the store; retry"),
         );
-        Ok(Ended::Answered)
+        Ok(BatchOutcome::Answered)
     }
 
     /// Writes the changes atomically: in one transaction, or through the redo log if they are too
@@ -311,11 +315,11 @@ impl Committer {
         leadership: &Leadership,
         jobs: Vec<Job>,
         answers: Vec<Answer>,
-    ) -> Result<Ended, Deposed> {
+    ) -> Result<BatchOutcome, Deposed> {
         match leadership.read_index().confirm().await {
             Ok(true) => {
                 answer(jobs, answers);
-                Ok(Ended::Answered)
+                Ok(BatchOutcome::Answered)
             }
             Ok(false) => {
                 fail_all(jobs, &Problem::deposed());
@@ -324,7 +328,7 @@ impl Committer {
             Err(error) => {
                 tracing::warn!(error = one_line(&error), "confirm leadership");
                 fail_all(jobs, &store_problem(&error));
-                Ok(Ended::StoreFailed)
+                Ok(BatchOutcome::StoreFailed)
             }
         }
     }
