@@ -11,13 +11,14 @@ use contiv_model::policy::{DirectionalRule, DirectionalRuleState, ExpandedRule, 
 use super::fabric;
 use super::object_key;
 use crate::cache::{ClusterCache, Derived as _, DerivedKeys, StagedTxn};
+use crate::problem::Problem;
 
 /// Largest number of rules of a group, in all its policies. A change of the group expands all of them
 /// while other requests wait.
 pub const MAX_GROUP_RULES: usize = 16_384;
 
-/// Largest number of rules of a policy on all its groups together. A change of one rule writes the record of the
-/// policy on each group, with all of its rules.
+/// Largest number of rules of a policy on all its groups together, and of the policies that a created or deleted group
+/// changes. A change of one rule writes the record of its policy on each group, with all rules of the policy.
 pub const MAX_EXPANDED_RULES: usize = 524_288;
 
 /// Number of rules of the group's policies.
@@ -190,6 +191,26 @@ pub fn rules_referencing(staged: &StagedTxn<'_>, tenant: &str, name: &str) -> Ve
         .filter(|rule| rule.tenant_name == tenant && remote_name(rule) == name)
         .map(Arc::unwrap_or_clone)
         .collect()
+}
+
+/// Fails if [`link_rules`] would write more than [`MAX_EXPANDED_RULES`] rules for `rules`, which refer to `group`.
+pub fn check_link_rules(group: &str, rules: &[Rule], staged: &StagedTxn<'_>) -> Result<(), Problem> {
+    if fabric::is_enabled(staged) {
+        return Ok(());
+    }
+    let policies = rules.iter().map(|rule| object_key(&rule.tenant_name, &rule.policy_name));
+    let policies: BTreeSet<String> = policies.collect();
+    let on_all_groups = |policy: &String| {
+        staged.count_linked::<Policy, Rule>(policy) * staged.count_linked::<Policy, EndpointGroup>(policy)
+    };
+    let written: usize = policies.iter().map(on_all_groups).sum();
+    if written <= MAX_EXPANDED_RULES {
+        return Ok(());
+    }
+    let count = policies.len();
+    Err(Problem::conflict(format!(
+        "group {group}: the {count} policies whose rules refer to it have {written} rules on all their groups, and this change writes all of them; the limit is {MAX_EXPANDED_RULES}; delete some of the rules that refer to the group first"
+    )))
 }
 
 /// Links the rules to group `key`, or unlinks them, and expands their policies again.

@@ -13,7 +13,7 @@ use links::Links as _;
 use super::tenant::require_tenant;
 use super::{Cluster, Object};
 use crate::cache::{AllocationRecord, ClusterCache, GroupIds, ONLY, RecordBody as _, StagedTxn, Traffic};
-use crate::domain::attachment::{link_rules, rules_referencing, state_key};
+use crate::domain::attachment::{check_link_rules, link_rules, rules_referencing, state_key};
 use crate::domain::network_record::{left_over, network_id, network_record, require_network_record};
 use crate::domain::tag_pools::{has_own_vlan, pools, put_vlans};
 use crate::domain::{fabric, object_key};
@@ -94,6 +94,9 @@ impl Object for EndpointGroup {
         let pool = self.pool(record)?;
         let own_vlan = own_vlan(record, staged)?;
         self.check_references(None, staged)?;
+        // Rules may refer to a deleted group of the same name.
+        let rules = rules_referencing(staged, &self.tenant_name, &self.group_name);
+        check_link_rules(&self.group_name, &rules, staged)?;
         let traffic = self.profile(staged)?.map(|profile| Traffic::of(&profile)).unwrap_or_default();
         let (id, ids) = next_id(staged)?;
 
@@ -112,8 +115,6 @@ impl Object for EndpointGroup {
         staged.guard_unchanged::<Network>(&network_key);
         self.links.network = Link::to(ObjectType::Network, network_key);
         self.links.tenant = Link::to(ObjectType::Tenant, &self.tenant_name);
-        // Rules may refer to a deleted group of the same name.
-        let rules = rules_referencing(staged, &self.tenant_name, &self.group_name);
         self.attach(None, staged);
         link_rules(staged, rules, Some(&self.key));
         Ok(self)
@@ -160,6 +161,8 @@ impl Object for EndpointGroup {
         if record.is_some_and(|record| record.body.ep_count > 0) {
             return Err(Problem::conflict(format!("Error: EPG {name} has active endpoints")));
         }
+        let rules = self.linked_rules(staged);
+        check_link_rules(name, &rules, staged)?;
 
         let network = network_record(staged.cache(), &self.tenant_name, &self.network_name);
         let pool = network.and_then(|record| {
@@ -179,7 +182,7 @@ impl Object for EndpointGroup {
         self.free_own_vlan(staged);
         staged.delete_allocation::<group::State>(&key);
         staged.delete::<EndpointGroup>(&self.key);
-        self.detach_all(staged);
+        self.detach_all(rules, staged);
         Ok(())
     }
 

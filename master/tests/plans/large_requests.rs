@@ -1,7 +1,8 @@
 //! The work of a request is proportional to its size. The sizes are those that a body of 1 MiB can have: with
 //! work for each pair of entries, a test would not end.
 
-use contiv_model::api::{Policy, Rule};
+use contiv_model::api::{EndpointGroup, Policy, Rule};
+use contiv_model::group;
 use netmaster::cache::StagedTxn;
 use serde_json::{Value, json};
 
@@ -224,6 +225,42 @@ fn a_policy_has_a_limited_number_of_rules_on_all_its_groups() {
     }
     put(&mut fixture, 129, &["p"]).unwrap();
     assert_eq!(put(&mut fixture, 0, &["p"]).unwrap_err(), refused.replace("129 groups", "128 groups"));
+}
+
+/// A change of a group writes all policies with rules that refer to it, on all their groups.
+#[test]
+fn a_group_that_too_many_rules_depend_on_is_neither_created_nor_deleted() {
+    const RULES: usize = 4095;
+    let mut fixture = fixture("default");
+    let names = ["p", "q"].map(str::to_owned);
+    put_policies(&mut fixture, &names, 0);
+    let put = |fixture: &mut Fixture, name: &str, policies: &[&str]| {
+        let body =
+            json!({"tenantName": "default", "groupName": name, "networkName": "net", "policies": policies});
+        fixture.put("endpointGroups", &format!("default:{name}"), &body).map_err(|problem| problem.text)
+    };
+    put(&mut fixture, "db", &[]).unwrap();
+    for number in 0..65 {
+        put(&mut fixture, &format!("g{number}"), &["p", "q"]).unwrap();
+    }
+    for policy in &names {
+        let rule = json!({"tenantName": "default", "policyName": policy, "ruleId": "db", "direction": "in",
+            "action": "allow", "fromEndpointGroup": "db"});
+        fixture.put("rules", &format!("default:{policy}:db"), &rule).unwrap();
+    }
+    put_policies(&mut fixture, &names, RULES);
+    let refused = "group db: the 2 policies whose rules refer to it have 532480 rules on all their groups, and this change writes all of them; the limit is 524288; delete some of the rules that refer to the group first";
+    assert_eq!(fixture.delete("endpointGroups", "default:db").unwrap_err().text, refused);
+    // An earlier release had no limit.
+    let deleted = fixture.run(|staged| {
+        staged.delete::<EndpointGroup>("default:db");
+        staged.delete_allocation::<group::State>("db:default");
+        Ok(vec![])
+    });
+    deleted.unwrap();
+    assert_eq!(put(&mut fixture, "db", &[]).unwrap_err(), refused);
+    put(&mut fixture, "other", &["p"]).unwrap();
+    fixture.delete("endpointGroups", "default:other").unwrap();
 }
 
 /// Earlier releases had no limit.

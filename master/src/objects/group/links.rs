@@ -20,7 +20,8 @@ pub(super) trait Links {
     fn attach_policies(&mut self, staged: &mut StagedTxn<'_>);
     fn attach_profile(&mut self, staged: &mut StagedTxn<'_>);
     fn attach_contracts(&mut self, staged: &mut StagedTxn<'_>);
-    fn detach_all(&self, staged: &mut StagedTxn<'_>);
+    fn linked_rules(&self, staged: &StagedTxn<'_>) -> Vec<Rule>;
+    fn detach_all(&self, rules: Vec<Rule>, staged: &mut StagedTxn<'_>);
 }
 
 impl Links for EndpointGroup {
@@ -118,14 +119,18 @@ impl Links for EndpointGroup {
         }
     }
 
-    /// Removes what is derived from the group, which is deleted already.
-    fn detach_all(&self, staged: &mut StagedTxn<'_>) {
+    /// Rules whose peer is the group.
+    fn linked_rules(&self, staged: &StagedTxn<'_>) -> Vec<Rule> {
+        let rules = staged.linked::<EndpointGroup, Rule>(&self.key);
+        let rules = rules.iter().filter_map(|key| staged.get::<Rule>(key));
+        rules.map(|rule| (*rule).clone()).collect()
+    }
+
+    /// Removes what is derived from the group, which is deleted already, and its links from the rules.
+    fn detach_all(&self, rules: Vec<Rule>, staged: &mut StagedTxn<'_>) {
         for policy in self.link_sets.policies.keys() {
             refresh(staged, &self.key, policy);
         }
-        let rules = staged.linked::<EndpointGroup, Rule>(&self.key);
-        let rules = rules.iter().filter_map(|key| staged.get::<Rule>(key));
-        let rules = rules.map(|rule| (*rule).clone()).collect();
         link_rules(staged, rules, None);
     }
 }
