@@ -392,10 +392,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_deletion_is_of_one_revision_of_the_record() {
-        let router = Router::new().route("/plugin/deleteEndpoint", post(|body: String| async move {
-            assert_eq!(body, r#"{"TenantName":"t","NetworkName":"n","EndpointID":"c1","ModRevision":7}"#);
-            (StatusCode::PRECONDITION_FAILED, "its record has revision 8\n")
-        }));
+        let router = Router::new().route(
+            "/plugin/deleteEndpoint",
+            post(|body: String| async move {
+                assert_eq!(body, r#"{"TenantName":"t","NetworkName":"n","EndpointID":"c1","ModRevision":7}"#);
+                (StatusCode::PRECONDITION_FAILED, "its record has revision 8\n")
+            }),
+        );
         let (_sender, leader) = watch::channel(Some(serve(router).await));
         let error = master(leader).delete_endpoint("t", "n", "c1", 7).await.unwrap_err();
         assert!(matches!(error, Error::Changed { .. }), "{error:?}");
