@@ -25,14 +25,15 @@ impl Report for faults::Report {
             "etcd put after p50 ms",
             "p99 ms",
         ]);
+        let text = |ms: Option<f64>| ms.map_or_else(|| "never".to_owned(), |ms| format!("{ms:.0}"));
         for recovery in &self.recoveries {
             table.add_row([
                 recovery.fault.clone(),
                 recovery.count.to_string(),
-                format!("{:.0}", recovery.p50_ms),
-                format!("{:.0}", recovery.p99_ms),
-                format!("{:.0}", recovery.etcd_p50_ms),
-                format!("{:.0}", recovery.etcd_p99_ms),
+                text(recovery.p50_ms),
+                text(recovery.p99_ms),
+                text(recovery.etcd_p50_ms),
+                text(recovery.etcd_p99_ms),
             ]);
         }
         table

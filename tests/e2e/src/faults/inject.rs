@@ -214,10 +214,14 @@ fn stall_disk(site: &Site<Etcd>, duration: Duration) -> Result<()> {
     }
 }
 
-/// Waits until the next fault; returns false at the end of the test.
+/// Waits until the next fault of a program, as long as the machine needs to get over one; returns false at the end of the test.
 fn pause(random: &mut Random, end: Instant) -> Result<bool> {
+    pause_at_most(MAX_PAUSE * patience(), random, end)
+}
+
+fn pause_at_most(most: Duration, random: &mut Random, end: Instant) -> Result<bool> {
     interrupt::check()?;
-    thread::sleep(MAX_PAUSE / 4 + MAX_PAUSE.mul_f64(random.below(75) as f64 / 100.0));
+    thread::sleep(most / 4 + most.mul_f64(random.below(75) as f64 / 100.0));
     Ok(Instant::now() < end)
 }
 

@@ -40,11 +40,12 @@ pub struct Report {
 pub struct Recovery {
     pub fault: String,
     pub count: usize,
-    pub p50_ms: f64,
-    pub p99_ms: f64,
+    /// `None` if there was no write any more.
+    pub p50_ms: Option<f64>,
+    pub p99_ms: Option<f64>,
     /// Times until a successful put into etcd itself.
-    pub etcd_p50_ms: f64,
-    pub etcd_p99_ms: f64,
+    pub etcd_p50_ms: Option<f64>,
+    pub etcd_p99_ms: Option<f64>,
 }
 
 /// Begin and end of a write.
@@ -88,6 +89,15 @@ pub(super) fn print_gaps(begin: Instant, faults: &[Fault], writes: &[Write], etc
     }
 }
 
+/// Milliseconds, unless it lasted to the end of the run.
+fn finite(duration: Duration) -> Option<f64> {
+    (duration < Duration::MAX).then(|| millis(duration))
+}
+
+fn after(ms: Option<f64>) -> String {
+    ms.map_or_else(|| "never".to_owned(), |ms| format!("after {ms:.0} ms"))
+}
+
 pub(super) fn recoveries(faults: &[Fault], writes: &[Write], etcd_puts: &[Write]) -> Vec<Recovery> {
     let mut by_class: BTreeMap<String, (Vec<Duration>, Vec<Duration>)> = BTreeMap::new();
     for fault in faults {
@@ -100,14 +110,14 @@ pub(super) fn recoveries(faults: &[Fault], writes: &[Write], etcd_puts: &[Write]
         class.0.push(took);
         class.1.push(etcd);
         eprintln!(
-            "faults: {fault}: first write after {:.0} ms, etcd itself after {:.0} ms",
-            millis(took),
-            millis(etcd)
+            "faults: {fault}: first write {}, etcd itself {}",
+            after(finite(took)),
+            after(finite(etcd))
         );
     }
     let percentile = |all: &mut Vec<Duration>, percent: usize| {
         all.sort_unstable();
-        millis(all[(all.len() * percent).div_ceil(100).max(1) - 1])
+        finite(all[(all.len() * percent).div_ceil(100).max(1) - 1])
     };
     by_class
         .into_iter()
@@ -160,10 +170,11 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for recovery in &self.recoveries {
             let Recovery { fault, count, p50_ms, p99_ms, etcd_p50_ms, etcd_p99_ms } = recovery;
+            let [p50, p99, etcd_p50, etcd_p99] =
+                [p50_ms, p99_ms, etcd_p50_ms, etcd_p99_ms].map(|ms| after(*ms));
             writeln!(
                 f,
-                "{fault:24} {count:4} times, first write after {p50_ms:.0} ms (p50), {p99_ms:.0} ms (p99); etcd \
-                 itself {etcd_p50_ms:.0} ms, {etcd_p99_ms:.0} ms"
+                "{fault:24} {count:4} times, first write {p50} (p50), {p99} (p99); etcd itself {etcd_p50}, {etcd_p99}"
             )?;
         }
         if let Some(stalled) = &self.stalled {
