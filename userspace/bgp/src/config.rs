@@ -25,7 +25,8 @@ pub struct Config {
     pub next_hop: Ipv4Addr,
     /// Proposed hold time in seconds: 0 (no keepalives), or 3 and more.
     pub hold_time: u16,
-    /// Time until the next connection attempt. It doubles with each failure, up to 60 s.
+    /// Time until the next connection attempt. It doubles with each failure, up to 60 s, also of sessions that end before a third of
+    /// their hold time.
     pub connect_retry: Duration,
     /// Time in seconds that the neighbor keeps routes while the speaker restarts, at most 4095. 0 disables graceful restart.
     pub restart_time: u16,

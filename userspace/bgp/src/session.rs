@@ -113,8 +113,10 @@ pub enum Action {
 pub struct Session {
     config: Config,
     state: State,
-    /// Failures since the last established session.
+    /// Failures since the last established session, plus the sessions in a row before it that have not lasted.
     failures: u32,
+    /// Sessions in a row that have not lasted for a third of their hold time, including the established one.
+    unstable: u32,
     negotiated: Option<Negotiated>,
     /// Whether no session was established since the start.
     first: bool,
@@ -123,7 +125,7 @@ pub struct Session {
 impl Session {
     /// A session in the state Idle.
     pub fn new(config: Config) -> Session {
-        Session { config, state: State::Idle, failures: 0, negotiated: None, first: true }
+        Session { config, state: State::Idle, failures: 0, unstable: 0, negotiated: None, first: true }
     }
 
     /// Current state.
@@ -192,6 +194,9 @@ impl Session {
                 self.fail(Some(notification), Failure::HoldTimer { neighbor, seconds })
             }
             Event::Expired(Timer::Keepalive) if self.negotiated.is_some() => {
+                if self.state == State::Established {
+                    (self.failures, self.unstable) = (0, 0);
+                }
                 let mut actions = vec![Action::Send(Message::Keepalive)];
                 actions.extend(self.start_keepalive());
                 actions
@@ -229,8 +234,14 @@ impl Session {
             },
             (State::OpenConfirm, Message::Keepalive) => {
                 self.state = State::Established;
-                self.failures = 0;
                 self.first = false;
+                // Sessions that end at once are damped (RFC 4271 section 8.1.1, DampPeerOscillations): with each of them, both
+                // sides add and remove all routes. Attempts that failed before the session do not count.
+                self.failures = self.unstable;
+                // Without keepalives no timer tells that a session lasts.
+                if self.hold_time() > 0 {
+                    self.unstable = self.unstable.saturating_add(1);
+                }
                 let mut actions = self.start_hold();
                 actions.extend(self.negotiated.clone().map(Action::Up));
                 actions
@@ -323,9 +334,13 @@ impl Session {
         self.config.connect_retry.saturating_mul(factor).min(MAX_CONNECT_RETRY.max(self.config.connect_retry))
     }
 
+    /// Hold time of the session in seconds; 0 means no keepalives.
+    fn hold_time(&self) -> u16 {
+        self.negotiated.as_ref().map_or(0, |negotiated| negotiated.hold_time)
+    }
+
     fn start_hold(&self) -> Vec<Action> {
-        let hold_time = self.negotiated.as_ref().map_or(0, |negotiated| negotiated.hold_time);
-        vec![match hold_time {
+        vec![match self.hold_time() {
             0 => Action::StopTimer(Timer::Hold),
             seconds => Action::StartTimer(Timer::Hold, Duration::from_secs(seconds.into())),
         }]

@@ -107,6 +107,47 @@ fn failed_attempts_are_repeated_with_growing_delays() {
     assert_eq!(delays, [5, 10, 20, 40, 60, 60]);
 }
 
+/// Runs a session that ends with an error, after a third of its hold time if it `lasts`. Returns the seconds until the next attempt.
+fn delay_after(session: &mut Session, lasts: bool) -> u64 {
+    for event in [Event::Connected, open(|_| ()), keepalive()] {
+        session.handle(event);
+    }
+    assert_eq!(session.state(), State::Established);
+    if lasts {
+        session.handle(Event::Expired(Timer::Keepalive));
+    }
+    let actions = session.handle(Event::Malformed(DecodeError::InvalidMarker));
+    session.handle(Event::Expired(Timer::IdleHold));
+    let delay = actions.iter().find_map(|action| match action {
+        Action::StartTimer(Timer::IdleHold, delay) => Some(delay.as_secs()),
+        _ => None,
+    });
+    delay.unwrap()
+}
+
+/// With each of them the leaf withdraws the routes of the node, and the node adds and deletes those of the leaf.
+#[test]
+fn sessions_that_fail_at_once_are_repeated_with_growing_delays() {
+    let mut session = Session::new(node());
+    session.handle(Event::Start);
+    let delays: Vec<_> = (0..6).map(|_| delay_after(&mut session, false)).collect();
+    assert_eq!(delays, [5, 10, 20, 40, 60, 60]);
+    let delays = [true, false, false].map(|lasts| delay_after(&mut session, lasts));
+    assert_eq!(delays, [5, 5, 10]);
+}
+
+/// A leaf that restarts refuses connections for minutes, and may end the first session.
+#[test]
+fn attempts_before_a_session_do_not_delay_the_next_one() {
+    let mut session = Session::new(node());
+    session.handle(Event::Start);
+    for _ in 0..4 {
+        session.handle(Event::Disconnected("connection refused".into()));
+        session.handle(Event::Expired(Timer::ConnectRetry));
+    }
+    assert_eq!(delay_after(&mut session, false), 5);
+}
+
 #[test]
 fn attempt_that_takes_too_long_is_aborted() {
     let (session, actions) = session(node(), &[Event::Start, Event::Expired(Timer::ConnectRetry)]);
