@@ -41,6 +41,16 @@ impl Uplink {
         let addresses = own().map(|address| address.addr()).collect();
         Ok(Some(Uplink { index: if_nametoindex(name.as_str())?, name, prefixes, addresses }))
     }
+
+    /// Whether an address is in a subnet of the interface. One without an IPv6 subnet, such as with an address of DHCPv6 alone (/128),
+    /// may have any IPv6 address on its link.
+    pub(super) fn is_on_link(&self, address: IpAddr) -> bool {
+        let is_ipv6 = |prefix: &IpNet| matches!(prefix, IpNet::V6(subnet) if subnet.prefix_len() < 128);
+        match address {
+            IpAddr::V6(_) if !self.prefixes.iter().any(is_ipv6) => true,
+            _ => self.prefixes.iter().any(|prefix| prefix.contains(&address)),
+        }
+    }
 }
 
 /// Index of an interface; `None` if it does not exist.

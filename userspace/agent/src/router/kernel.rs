@@ -1,9 +1,6 @@
 //! Changes of the kernel.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-};
+use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
 use rtnetlink::Handle;
@@ -133,7 +130,8 @@ async fn sync_vlans(
         ),
         (None, None) => {}
     }
-    let fabric = uplink.map(|uplink| fabric(&uplink, &learnt.routes)).unwrap_or_default();
+    let (fabric, unusable) = uplink.map(|uplink| fabric(&uplink, learnt)).unwrap_or_default();
+    warnings.extend(unusable);
     let synced = routes::sync(handle, FABRIC, &fabric, |_| !learnt.is_complete).await;
     let (changed, rejected) = synced.map_err(netlink("write the routes of the leaf switch"))?;
     changes += changed;
@@ -148,12 +146,26 @@ async fn sync_vlans(
     Ok((changes, warnings))
 }
 
-/// Routes of the leaf switch, whose next hops are on the uplink.
-fn fabric(uplink: &Uplink, learnt: &BTreeMap<IpNet, IpAddr>) -> Table {
+/// Routes of the leaf switch whose next hops are on the link of the uplink, and why others are not used. The kernel takes any next hop
+/// with `onlink`, and packets to one that does not answer are lost, although a shorter prefix may lead to their destination.
+fn fabric(uplink: &Uplink, learnt: &Learnt) -> (Table, Option<String>) {
     let via = |gateway| Hop::Via { interface: uplink.index, gateway };
-    let is_usable = |(_, next_hop): &(&IpNet, &IpAddr)| !uplink.addresses.contains(next_hop);
-    let learnt = learnt.iter().filter(is_usable).map(|(prefix, next_hop)| (*prefix, via(Some(*next_hop))));
-    learnt.chain(uplink.prefixes.iter().map(|prefix| (*prefix, via(None)))).collect()
+    let neighbor = learnt.session.map(|(_, neighbor)| neighbor);
+    let is_of_others = |(_, next_hop): &(&IpNet, &IpAddr)| !uplink.addresses.contains(next_hop);
+    // RFC 4271 section 6.3.
+    let is_usable =
+        |(_, next_hop): &(&IpNet, &IpAddr)| Some(**next_hop) == neighbor || uplink.is_on_link(**next_hop);
+    let (usable, unusable): (Vec<_>, Vec<_>) = learnt.routes.iter().filter(is_of_others).partition(is_usable);
+    // One of them, without their number: the warning is logged whenever it changes.
+    let warning = unusable.first().map(|(prefix, next_hop)| {
+        let link = &uplink.name;
+        format!(
+            "routes of the leaf switch are not used: next hop {next_hop} of {prefix} is not on the network of interface {link}; make \
+             the leaf switch announce itself as next hop (next-hop-self)"
+        )
+    });
+    let usable = usable.into_iter().map(|(prefix, next_hop)| (*prefix, via(Some(*next_hop))));
+    (usable.chain(uplink.prefixes.iter().map(|prefix| (*prefix, via(None)))).collect(), warning)
 }
 
 /// Why packets of other nodes' endpoints may be dropped: the node itself may have no route, or another one, to their sources.
@@ -203,6 +215,45 @@ mod tests {
 
     use super::*;
     use crate::router::desired::Desired;
+
+    /// Such a route would lead nowhere, although the default route reaches the prefix.
+    #[test]
+    fn routes_whose_next_hop_is_not_on_the_link_are_left_out() {
+        let routes = [
+            ("0.0.0.0/0", "50.1.1.2"),
+            ("20.1.0.0/16", "50.1.1.9"),
+            ("20.2.0.0/16", "192.0.2.9"),
+            ("20.3.0.0/16", "50.1.1.1"),
+            ("2001:db8:1::/48", "2001:db8:50::2"),
+            ("2001:db8:2::/48", "2001:db8:51::2"),
+        ]
+        .map(|(prefix, next_hop)| (prefix.parse::<IpNet>().unwrap(), next_hop.parse::<IpAddr>().unwrap()));
+        let learnt = Learnt {
+            routes: routes.into(),
+            is_complete: true,
+            session: Some(("50.1.1.1/24".parse().unwrap(), [50, 1, 1, 2].into())),
+        };
+        let used = |own: [&str; 2]| {
+            let own = own.map(|address| address.parse::<IpNet>().unwrap());
+            let uplink = Uplink {
+                name: "eth1".to_owned(),
+                index: 7,
+                prefixes: own.map(|address| address.trunc()).into(),
+                addresses: own.map(|address| address.addr()).into(),
+            };
+            let (table, warning) = fabric(&uplink, &learnt);
+            let used = routes.iter().filter(|(prefix, _)| table.contains_key(prefix));
+            (used.map(|(prefix, _)| prefix.to_string()).collect::<Vec<_>>(), warning.unwrap_or_default())
+        };
+        let (prefixes, warning) = used(["50.1.1.1/24", "2001:db8:50::1/64"]);
+        assert_eq!(prefixes, ["0.0.0.0/0", "20.1.0.0/16", "2001:db8:1::/48"]);
+        let why = "next hop 192.0.2.9 of 20.2.0.0/16 is not on the network of interface eth1";
+        assert!(warning.contains(why), "{warning}");
+        // Without subnets: the neighbor, and any IPv6 address.
+        let (prefixes, warning) = used(["50.1.1.1/32", "2001:db8:50::1/128"]);
+        assert_eq!(prefixes, ["0.0.0.0/0", "2001:db8:1::/48", "2001:db8:2::/48"]);
+        assert!(warning.contains("50.1.1.9 of 20.1.0.0/16"), "{warning}");
+    }
 
     /// The physical network leads to the pods of routed VLAN networks on other nodes: those of other tenants, whose rules would take the
     /// packets for the node's.
