@@ -83,9 +83,8 @@ impl Peer {
             }
             Event::Expired(Timer::Stale) => {
                 for family in Family::ALL {
-                    self.input.remove_stale(family);
+                    self.changed |= self.input.remove_stale(family);
                 }
-                self.changed = true;
             }
             Event::Expired(Timer::Deferral) => self.complete(),
             _ => {}
@@ -159,6 +158,11 @@ impl Peer {
             advertised: self.output.advertised(),
             counters: self.counters,
         }
+    }
+
+    /// Whether [`learnt`](Self::learnt) has to select the routes anew.
+    pub fn has_changed(&self) -> bool {
+        self.changed
     }
 
     /// The selected routes. Recomputed after changes only.
@@ -275,14 +279,13 @@ impl Peer {
         let neighbor = self.session.config().neighbor.ip();
         match update::decode(message, negotiated, self.session.config()) {
             Ok(Update::EndOfRib(family)) => {
-                self.input.remove_stale(family);
+                self.changed |= self.input.remove_stale(family);
                 if let Some(awaited) = &mut self.awaited {
                     awaited.remove(&family);
                     if awaited.is_empty() {
                         self.complete();
                     }
                 }
-                self.changed = true;
                 vec![]
             }
             Ok(Update::Routes { withdrawn, announced, attributes, malformed }) => {

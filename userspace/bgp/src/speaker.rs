@@ -20,6 +20,10 @@ use crate::{
     Action, Config, ConfigError, Event, Failure, Learnt, Peer, Status, Stop, Timer, connection::Connection,
 };
 
+/// Minimum interval between publications of learnt routes within a session. Each one selects all routes, and the neighbor may send many
+/// small messages.
+const PUBLICATION_INTERVAL: Duration = Duration::from_millis(20);
+
 /// What a speaker announces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Announcement {
@@ -39,6 +43,8 @@ pub struct Speaker {
     connection: Option<Connection>,
     timers: BTreeMap<Timer, Instant>,
     established: Option<Instant>,
+    /// When learnt routes may be published next.
+    due: Instant,
     status: watch::Sender<Status>,
     learnt: watch::Sender<Learnt>,
 }
@@ -58,6 +64,7 @@ enum Wakeup {
     Connected(io::Result<Connection>),
     Exchanged(io::Result<()>),
     Expired(Timer),
+    Publication,
 }
 
 impl Speaker {
@@ -85,6 +92,7 @@ impl Speaker {
             connection: None,
             timers: BTreeMap::new(),
             established: None,
+            due: Instant::now(),
             status,
             learnt,
         };
@@ -134,6 +142,7 @@ impl Speaker {
                     self.timers.remove(&timer);
                     self.step(Event::Expired(timer));
                 }
+                Wakeup::Publication => {}
             }
         }
     }
@@ -168,6 +177,7 @@ impl Speaker {
             result = connecting => Wakeup::Connected(result),
             result = exchange => Wakeup::Exchanged(result),
             timer = timer => Wakeup::Expired(timer),
+            () = sleep_until(self.due), if self.peer.has_changed() => Wakeup::Publication,
         }
     }
 
@@ -227,19 +237,25 @@ impl Speaker {
                 }
                 Action::StopTimer(timer) => drop(self.timers.remove(&timer)),
                 Action::Up(negotiated) => {
-                    self.established = Some(Instant::now());
+                    self.set_established(Some(Instant::now()));
                     tracing::info!(
                         neighbor = %self.neighbor, peer_as = negotiated.peer_as, hold_time = negotiated.hold_time,
                         "BGP session established"
                     );
                 }
-                Action::Down(Failure::Stopped) => self.established = None,
+                Action::Down(Failure::Stopped) => self.set_established(None),
                 Action::Down(failure) => {
-                    self.established = None;
+                    self.set_established(None);
                     tracing::warn!("{failure}");
                 }
             }
         }
+    }
+
+    /// The routes of a session that begins or ends are published with its status.
+    fn set_established(&mut self, since: Option<Instant>) {
+        self.established = since;
+        self.due = Instant::now();
     }
 
     fn publish(&mut self) {
@@ -250,14 +266,20 @@ impl Speaker {
             *current = status;
             changed
         });
+        if Instant::now() < self.due {
+            return;
+        }
         let learnt = self.peer.learnt();
-        self.learnt.send_if_modified(|current| {
+        let is_published = self.learnt.send_if_modified(|current| {
             let same = Arc::ptr_eq(&current.routes, &learnt.routes) && current.complete == learnt.complete;
             if !same {
                 *current = learnt.clone();
             }
             !same
         });
+        if is_published {
+            self.due = Instant::now() + PUBLICATION_INTERVAL;
+        }
     }
 }
 
@@ -271,6 +293,32 @@ fn jitter(duration: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A neighbor with many routes that sends one small message after another would occupy a CPU.
+    #[tokio::test(start_paused = true)]
+    async fn learnt_routes_are_published_at_intervals() {
+        let config = Config::new(65000, [10, 9, 0, 1].into(), [10, 9, 0, 2].into(), 65001);
+        let (_announcement, receiver) = watch::channel(None);
+        let (mut speaker, mut handle) = Speaker::new(config, receiver).unwrap();
+        let mut change = |speaker: &mut Speaker| {
+            // Other routes may be selected.
+            speaker.peer.originate(&BTreeSet::new(), None);
+            speaker.publish();
+            let is_published = handle.learnt.has_changed().unwrap();
+            handle.learnt.mark_unchanged();
+            is_published
+        };
+        assert!(change(&mut speaker));
+        assert!(!change(&mut speaker), "too early");
+        // Paused time advances as soon as all tasks wait.
+        let wakeup = speaker.wait(std::pin::pin!(std::future::pending::<Stop>())).await;
+        assert!(matches!(wakeup, Wakeup::Publication));
+        assert!(change(&mut speaker));
+        assert!(!change(&mut speaker), "too early");
+        // A session that ends.
+        speaker.execute(vec![Action::Down(Failure::Stopped)]);
+        assert!(change(&mut speaker));
+    }
 
     #[test]
     fn jitter_takes_off_a_quarter_at_most() {

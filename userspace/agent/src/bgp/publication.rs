@@ -17,6 +17,8 @@ use crate::{backoff::Backoff, error::one_line};
 
 /// Minimum interval between writes of the record.
 const WRITE_INTERVAL: Duration = Duration::from_secs(1);
+/// Minimum interval between reports that are read. Each message of the neighbor changes the report, and the record lists all routes.
+const READ_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Writes the record of the session whenever it changes, for netmaster. The record stays when the agent stops; netmaster
 /// ignores records of nodes that are not registered.
@@ -40,11 +42,14 @@ pub async fn publish(
         let oper = reports.borrow_and_update().oper(&host);
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
-            changed = reports.changed() => if changed.is_err() {
-                // The speaker's task has ended; it reports the reason.
-                stop.cancelled().await;
-                return Ok(());
-            },
+            changed = reports.changed() => {
+                if changed.is_err() {
+                    // The speaker's task has ended; it reports the reason.
+                    stop.cancelled().await;
+                    return Ok(());
+                }
+                sleep(READ_INTERVAL).await;
+            }
             () = sleep_until(due), if written.as_ref() != Some(&oper) => {
                 let body = oper.as_ref().map(serde_json::to_vec).transpose()?;
                 match write(&store, &key, body).await {

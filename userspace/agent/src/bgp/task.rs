@@ -11,7 +11,7 @@ use contiv_model::name::HostName;
 use ipnet::Ipv4Net;
 use tokio::{
     sync::{oneshot, watch},
-    time::sleep,
+    time::{Instant, sleep, sleep_until},
 };
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
@@ -22,7 +22,8 @@ use super::{
 };
 use crate::state::{BgpSpeaker, Reader, State};
 
-/// Minimum interval between reads of the state, which bounds the work if the cluster changes quickly.
+/// Minimum interval between reads of the state after its changes, and between those after changes of the session. It bounds the work if
+/// the cluster changes quickly, or the neighbor sends many messages.
 const READ_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Runs the speaker of this node while its `Bgp` object exists.
@@ -90,6 +91,8 @@ impl Task {
         let mut restarted = followed.reader.with(|state| state.attachments().next().is_some());
         let mut session: Option<Session> = None;
         let mut next_hop = Ipv6NextHop::default();
+        // When the next change of the session is reported.
+        let mut due = Instant::now();
         loop {
             let is_complete = followed.is_complete();
             let (host, last) = (&self.host, self.last.clone());
@@ -120,9 +123,12 @@ impl Task {
                 () = followed.reader.synced(), if followed.is_settled && !is_complete => {}
                 // An error means that the agent stops.
                 Ok(()) = self.followed.changed() => {}
-                alive = Session::changed(session.as_mut()) => if !alive {
-                    bail!("the BGP speaker ended");
-                },
+                alive = async { sleep_until(due).await; Session::changed(session.as_mut()).await } => {
+                    if !alive {
+                        bail!("the BGP speaker ended");
+                    }
+                    due = Instant::now() + READ_INTERVAL;
+                }
                 () = sleep(Ipv6NextHop::INTERVAL) => {}
             }
             let newest = self.followed.borrow_and_update().clone();

@@ -19,7 +19,7 @@ use crate::{bgp::Report, datapath::ebpf, error::one_line, state::Reader};
 
 /// Interval between comparisons with the kernel, and between attempts after an error.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(5);
-/// Minimum interval between comparisons because of changes in the kernel.
+/// Minimum interval between comparisons because of changes in the kernel, and of the leaf's routes.
 const EVENT_INTERVAL: Duration = Duration::from_millis(100);
 
 const EVENTS: [MulticastGroup; 7] = [
@@ -113,7 +113,7 @@ impl Task {
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
                 () = changed => {}
-                Ok(()) = self.sessions.changed() => {}
+                () = learnt_changed(&mut self.sessions, &learnt) => {}
                 () = table_changed(&mut ruleset), if desired.access.is_some() => access.notice(),
                 () = kernel_changed(&mut events, is_needed) => sleep(EVENT_INTERVAL).await,
                 () = sleep(RESYNC_INTERVAL), if is_needed || retention.is_active() => {}
@@ -135,6 +135,19 @@ impl Task {
             is_changed
         });
     }
+}
+
+/// Waits until the kernel shall have other routes of the leaf switch than `current`. A report changes with each message of the leaf,
+/// and a comparison with the kernel reads all routes.
+async fn learnt_changed(sessions: &mut watch::Receiver<Report>, current: &Learnt) {
+    while sessions.changed().await.is_ok() {
+        sleep(EVENT_INTERVAL).await;
+        if Learnt::of(&sessions.borrow_and_update()) != *current {
+            return;
+        }
+    }
+    // The speaker's task has ended.
+    pending::<()>().await;
 }
 
 /// Subscribes to the kernel's notifications. They queue up without limit unless they are taken.
@@ -182,6 +195,19 @@ mod tests {
     /// Pairs of interfaces that come and go.
     const PAIRS: usize = 20;
     const TIMEOUT: Duration = Duration::from_secs(60);
+
+    #[tokio::test]
+    async fn reports_without_other_routes_lead_to_no_comparison() {
+        let (sender, mut sessions) = watch::channel(Report::Absent);
+        let current = Learnt::of(&Report::Absent);
+        sender.send_replace(Report::Refused("no routes either".into()));
+        let changed = timeout(3 * EVENT_INTERVAL, learnt_changed(&mut sessions, &current)).await;
+        assert!(changed.is_err());
+        // Routes of an earlier process would stay.
+        sender.send_replace(Report::Unknown);
+        let changed = timeout(TIMEOUT, learnt_changed(&mut sessions, &current)).await;
+        assert!(changed.is_ok());
+    }
 
     /// In forward mode `bridge` the kernel has nothing of the agent, and nothing follows from a notification.
     #[test]

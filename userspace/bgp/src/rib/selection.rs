@@ -77,8 +77,10 @@ fn retain_least<K: Ord>(left: &mut Vec<usize>, key: impl Fn(usize) -> K) {
 
 /// Whether the neighbor's route is the best of its prefix.
 pub(crate) fn is_selected(prefix: &IpNet, received: Path<'_>, originated: Option<&BTreeSet<IpNet>>) -> bool {
-    let own = originated.is_some_and(|own| own.contains(prefix));
-    let mut paths = vec![received];
-    paths.extend(own.then_some(Path { source: Source::Local, attributes: received.attributes }));
-    best(&paths) == Some(0)
+    // The only candidate, as nearly all of the neighbor's many routes.
+    if originated.is_none_or(|own| !own.contains(prefix)) {
+        return true;
+    }
+    let own = Path { source: Source::Local, attributes: received.attributes };
+    best(&[received, own]) == Some(0)
 }

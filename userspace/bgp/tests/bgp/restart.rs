@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use contiv_bgp::{Action, Event, Peer, State, Stop, Timer};
+use rustbgpd_wire::{Message, UpdateMessage};
 
 use crate::memory::{Pair, addresses, leaf, learnt, node};
 
@@ -98,6 +99,22 @@ fn learnt_routes_are_complete_after_the_end_of_rib_or_the_deferral() {
     let mut pair = Pair::established(node(), leaf());
     pair.event(0, Event::Expired(Timer::Deferral));
     assert!(pair.peers[0].learnt().complete);
+}
+
+/// To select the routes anew costs as much as there are, and the neighbor may send any number of markers.
+#[test]
+fn end_of_rib_without_effect_selects_no_routes() {
+    let mut pair = Pair::established(node(), leaf());
+    pair.originate(1, &addresses(&["10.2.0.1"]));
+    assert_eq!(learnt(&mut pair.peers[0]), ["10.2.0.1/32"]);
+    let end_of_rib = UpdateMessage {
+        withdrawn_routes: Default::default(),
+        path_attributes: Default::default(),
+        nlri: Default::default(),
+    };
+    pair.event(0, Event::Received(Message::Update(end_of_rib)));
+    assert_eq!(pair.peers[0].status().state, State::Established);
+    assert!(!pair.peers[0].has_changed());
 }
 
 #[test]
