@@ -329,12 +329,16 @@ mod tests {
 
         /// Opens a connection to this port.
         fn open(&self, pod: u8, port: u16) -> anyhow::Result<()> {
+            self.send(pod, port, tcp_flags::SYN)
+        }
+
+        fn send(&self, pod: u8, port: u16, flags: u8) -> anyhow::Result<()> {
             let frame = Packet::eth([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 7]);
-            let frame = frame.ipv4([172, 19, 0, pod], [192, 0, 2, 9]).tcp(4000, port, tcp_flags::SYN);
+            let frame = frame.ipv4([172, 19, 0, pod], [192, 0, 2, 9]).tcp(4000, port, flags);
             self.pods.send(&frame.build())
         }
 
-        /// Waits for the connection to this port. Returns the ports of others before.
+        /// Waits for the connection to this port. Returns the ports of other segments before.
         fn until(&self, port: u16) -> anyhow::Result<Vec<u16>> {
             let mut others = vec![];
             self.host.expect(SOON, "a connection", |frame| {
@@ -404,6 +408,17 @@ mod tests {
         node.open(7, 179).unwrap();
         node.open(7, 80).unwrap();
         assert_eq!(node.until(80).unwrap(), [0; 0]);
+    }
+
+    /// It would have the private address of the pod.
+    #[test]
+    fn a_segment_of_no_connection_does_not_leave_the_node() {
+        needs!(root(), binary("nft"));
+        let node = Node::new("invalid", Quota::POD).unwrap();
+        // Connection tracking accepts no segment with these flags.
+        node.send(7, 80, tcp_flags::SYN | tcp_flags::FIN | tcp_flags::RST).unwrap();
+        node.open(7, 81).unwrap();
+        assert_eq!(node.until(81).unwrap(), [0; 0]);
     }
 
     /// Else the table would be replaced at each comparison.

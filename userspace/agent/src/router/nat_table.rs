@@ -30,6 +30,9 @@ pub(super) struct NatTable {
 impl NatTable {
     /// The table with a bound for each pod, as `nft` lists it. The marks of others stay: kube-proxy's, and those of the operator's
     /// routing rules.
+    ///
+    /// The kernel masquerades packets of connections only. Others, such as segments out of the window, would leave with the private
+    /// address of the pod, which is the address of another pod on another node.
     pub(super) fn text(&self, Quota { connections, rate, burst }: Quota) -> String {
         let NatTable { subnet, closed, tunnels, leaves, pods: _ } = self;
         let set = |name: &str| {
@@ -74,6 +77,7 @@ impl NatTable {
              \n\
              \tchain forward {{\n\
              \t\ttype filter hook forward priority filter; policy accept;\n\
+             \t\tiifname \"{HOST_PORT}\" ct state invalid drop\n\
              {to_fabric}"
         );
         for interface in closed {
@@ -89,6 +93,20 @@ impl NatTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_masqueraded_is_not_forwarded() {
+        let table = NatTable {
+            subnet: "172.19.0.0/16".parse().unwrap(),
+            closed: [].into(),
+            tunnels: [].into(),
+            leaves: [].into(),
+            pods: 16,
+        };
+        let text = table.text(Quota::POD);
+        let forward = text.split_once("hook forward").unwrap().1;
+        assert_eq!(forward.lines().nth(1), Some("\t\tiifname \"contivh0\" ct state invalid drop"), "{text}");
+    }
 
     #[test]
     fn the_table_without_a_count_is_closed_like_the_other_one() {
