@@ -98,6 +98,7 @@ impl Failure {
         let failure = Failure::new(step, one_line(error));
         match error {
             link::Error::Namespace { .. } => failure.code(Code::InvalidEnvironment),
+            link::Error::Interrupted => failure.temporary(),
             _ => failure,
         }
     }

@@ -5,6 +5,7 @@
 //! and no file can be incomplete.
 
 mod connections;
+mod dump;
 mod error;
 mod interface;
 mod links;

@@ -4,6 +4,8 @@ use std::{io, path::PathBuf, time::Duration};
 pub(super) const PORT_COUNT: u32 = 0xfffe;
 /// Time limit for the kernel to activate a pair.
 pub(super) const ACTIVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of attempts to list the interfaces.
+pub(super) const DUMP_ATTEMPTS: u32 = 10;
 
 /// An operation on an interface failed.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +64,9 @@ pub enum Error {
         /// Host end.
         port: String,
     },
+    /// Interfaces came or went during each attempt to list them.
+    #[error("list the node's interfaces: they changed during each of {} attempts", DUMP_ATTEMPTS)]
+    Interrupted,
     /// All port numbers are in use.
     #[error("create a port: all {} port numbers are in use on this node", PORT_COUNT)]
     Exhausted,

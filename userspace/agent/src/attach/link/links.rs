@@ -5,7 +5,6 @@ use std::{
 };
 
 use contiv_model::{mac::Mac, name::EndpointId};
-use futures::TryStreamExt as _;
 use rtnetlink::{
     Handle, LinkMessageBuilder, LinkUnspec,
     packet_route::link::{LinkAttribute, LinkMessage, State},
@@ -13,6 +12,7 @@ use rtnetlink::{
 use tokio_util::task::TaskTracker;
 
 use super::{
+    dump,
     error::{ACTIVE_TIMEOUT, Error, errno},
     interface::{AttachedPort, DefaultRoutes, PodInterface},
     netns::Netns,
@@ -264,9 +264,7 @@ impl Links {
     }
 
     pub(super) async fn list(&self) -> Result<Vec<LinkMessage>, Error> {
-        let _guard = self.dump_lock().await;
-        let links = self.handle.link().get().execute().try_collect().await;
-        links.map_err(Error::netlink("list", "the node's interfaces"))
+        dump::links(&self.handle, &self.dump).await
     }
 
     fn numbers(&self) -> std::sync::MutexGuard<'_, port::Numbers> {
