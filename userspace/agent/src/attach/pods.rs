@@ -16,9 +16,9 @@ use tokio::sync::{OnceCell, OwnedMutexGuard, watch};
 
 use super::{
     failure::{Failure, Step},
-    journal::Journal,
+    journal::{Journal, Progress},
     key_lock::KeyLock,
-    link::{self, Links, Underlay},
+    link::{self, AttachedPort, Links, Underlay},
     pod::Pod,
     recorded::Recorded,
     warnings::NodeWarnings,
@@ -284,6 +284,26 @@ impl Pods {
                 tracing::warn!(endpoint = %id, port, "interface does not exist; its pod's namespace was deleted");
                 attacher.detach(&id);
                 links.release(&port).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds interfaces of attachments to the state that it lacks: they were missing in the listing at the agent's start. Those of
+    /// requests that run, or that did not end, are left to these.
+    pub async fn recover_missed(&self) -> Result<(), link::Error> {
+        let Parts { links, reader, attacher, journal, .. } = self.parts();
+        for AttachedPort { port, endpoint: id, owner } in links.attachments().await? {
+            let is_known = || reader.with(|state| state.attachment(&id).is_some());
+            if is_known() {
+                continue;
+            }
+            let Some(_lock) = self.0.locks.try_lock(id.as_str()) else { continue };
+            let has_ended = journal.get(&id).is_none_or(|entry| entry.progress == Progress::Attached);
+            // A request may have ended after the listing.
+            if has_ended && !is_known() && links.port_of(&id).await?.as_ref() == Some(&port) {
+                tracing::warn!(endpoint = %id, port, "attaching an interface that was missing at the start");
+                attacher.attach(&id, Attachment { port, owner });
             }
         }
         Ok(())

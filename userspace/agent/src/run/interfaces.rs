@@ -39,6 +39,9 @@ pub(super) async fn check(pods: Pods, reader: Reader, stop: CancellationToken) -
         if let Err(error) = pods.remove_vanished().await {
             tracing::warn!("check for deleted interfaces: {error:#}");
         }
+        if let Err(error) = pods.recover_missed().await {
+            tracing::warn!("check for interfaces that were missed: {error:#}");
+        }
         pods.report_orphans();
         // May be dropped at any time: what it has begun is finished by the next agent.
         if let Some(Err(failure)) = stop.run_until_cancelled(pods.release_lost()).await {

@@ -213,6 +213,31 @@ fn interface_whose_removal_failed_is_removed_by_the_next_del() {
     });
 }
 
+/// It was missing in the listing at the agent's start.
+#[test]
+fn interface_that_was_missed_is_attached_unless_a_del_has_begun() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |mut world| {
+        world.add("c1", pod.path()).await.unwrap();
+        world.forget("n.t-c1");
+        world.until("the datapath has no endpoint", || world.local_endpoints().is_empty()).await;
+        world.pods.recover_missed().await.unwrap();
+        world.until("the datapath has the endpoint", || world.local_endpoints() == ["n.t-c1"]).await;
+
+        world.stop_agent().await;
+        let entry = world.entries().remove(0);
+        let text = std::fs::read_to_string(&entry).unwrap();
+        std::fs::write(&entry, text.replace("\"attached\"", "\"deleting\"")).unwrap();
+        let world = world.restart().await;
+        world.forget("n.t-c1");
+        world.pods.recover_missed().await.unwrap();
+        assert!(world.reader().with(|state| state.attachments().next().is_none()));
+        world.finish_requests().await;
+        world.assert_nothing_left().await;
+    });
+}
+
 #[test]
 fn reclaim_waits_for_a_running_del() {
     needs!(root());
