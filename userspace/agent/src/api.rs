@@ -1,5 +1,6 @@
 //! HTTP API of the agent: health, metrics, inspection and packet events.
 
+mod admission;
 mod listener;
 mod metrics;
 mod monitor;

@@ -22,7 +22,13 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
     api::{self, Monitor},
-    attach::{self, Journal, Pods, RequestMetrics, link::Links},
+    attach::{
+        self,
+        Journal,
+        Pods,
+        RequestMetrics,
+        link::{Links, TrafficReader},
+    },
     bgp,
     config::Flags,
     continuity::{Guard, MemoryFile},
@@ -173,7 +179,7 @@ async fn run_with<D: Datapath + 'static>(
     // Fallible preparations come before the first change.
     let http = api::Server::bind(flags.rest_address, &flags.rest_socket()).await?;
     let server = attach::Server::bind(&flags.cni_socket)?;
-    let links = Arc::new(Links::open().await?);
+    let (links, traffic) = (Arc::new(Links::open().await?), TrafficReader::open()?);
     let (mut writer, attacher, reader, changes) = state::new(prefixes());
     configure(&mut writer, &flags);
     recover(&links, &attacher).await?;
@@ -250,7 +256,7 @@ async fn run_with<D: Datapath + 'static>(
         },
         monitor: monitor.clone(),
         pods: pods.clone(),
-        links: Arc::clone(&links),
+        traffic,
     };
     tasks.spawn("service manager", readiness::notify(parts.clone(), stop.clone()));
     let stopping = stop.clone();

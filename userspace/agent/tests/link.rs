@@ -4,7 +4,7 @@
 use std::{net::IpAddr, path::Path, time::Duration};
 
 use netplugin::attach::link::{
-    AttachedPort, DefaultRoutes, Error, Links, Netns, PodInterface, forget_connections,
+    AttachedPort, DefaultRoutes, Error, Links, Netns, PodInterface, TrafficReader, forget_connections,
 };
 use netplugin::datapath::Owner;
 use testkit::needs;
@@ -202,12 +202,7 @@ fn traffic_is_read_from_the_pods_end() {
     needs!(root(), binary("ping"));
     let (node, pod_ns) = (testkit::Netns::new("node").unwrap(), testkit::Netns::new("pod").unwrap());
     let netns = Netns::open(pod_ns.path()).unwrap();
-    let traffic = || {
-        on_node(&node, async || {
-            let links = Links::open().await.unwrap();
-            links.traffic().await.unwrap()
-        })
-    };
+    let traffic = || on_node(&node, async || TrafficReader::open().unwrap().read().await.unwrap());
     assert_eq!(traffic(), []);
     let attached = on_node(&node, async || {
         let links = Links::open().await.unwrap();

@@ -4,7 +4,7 @@
 use std::{
     collections::HashMap,
     io,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -26,6 +26,8 @@ use tokio::{
 const MAX_CONNECTIONS: usize = 256;
 /// Open connections of one client address. Further ones are closed at once, so that one client does not lock out others.
 const MAX_PER_ADDRESS: usize = 32;
+/// Open connections of all loopback addresses together: a process on the node may use any of them.
+const MAX_LOOPBACK: usize = MAX_CONNECTIONS / 2;
 /// Time limit for the headers of a request, and for an idle connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Delay after `accept` failed, usually because no file descriptor was free.
@@ -33,13 +35,16 @@ const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Serves connections until it is dropped, which closes all of them.
 pub(super) async fn serve(tcp: TcpListener, app: Router) -> io::Result<()> {
-    serve_within(tcp, app, Limits { connections: MAX_CONNECTIONS, per_address: MAX_PER_ADDRESS }).await
+    let limits =
+        Limits { connections: MAX_CONNECTIONS, per_address: MAX_PER_ADDRESS, loopback: MAX_LOOPBACK };
+    serve_within(tcp, app, limits).await
 }
 
 #[derive(Clone, Copy)]
 struct Limits {
     connections: usize,
     per_address: usize,
+    loopback: usize,
 }
 
 async fn serve_within(tcp: TcpListener, app: Router, limits: Limits) -> io::Result<()> {
@@ -62,8 +67,8 @@ async fn serve_within(tcp: TcpListener, app: Router, limits: Limits) -> io::Resu
             }
         };
         while connections.try_join_next().is_some() {}
-        let Some(entry) = clients.enter(peer.ip(), limits.per_address) else {
-            tracing::debug!(%peer, limit = limits.per_address, "API: connection refused, the client has too many");
+        let Some(entry) = clients.enter(peer.ip(), limits) else {
+            tracing::debug!(%peer, "API: connection refused, the client has too many");
             continue;
         };
         let app = app.clone();
@@ -86,7 +91,7 @@ async fn connection(stream: TcpStream, peer: SocketAddr, app: Router) {
     }
 }
 
-/// Number of open connections of each client address.
+/// Number of open connections of each client address; those of loopback are one.
 #[derive(Clone, Default)]
 struct Clients(Arc<Mutex<HashMap<IpAddr, usize>>>);
 
@@ -97,8 +102,12 @@ struct Entry {
 }
 
 impl Clients {
-    /// Counts a connection; `None` if the address has `limit` of them.
-    fn enter(&self, address: IpAddr, limit: usize) -> Option<Entry> {
+    /// Counts a connection; `None` if the client has as many as the limit allows.
+    fn enter(&self, peer: IpAddr, limits: Limits) -> Option<Entry> {
+        let (address, limit) = match peer.to_canonical() {
+            address if address.is_loopback() => (IpAddr::V4(Ipv4Addr::LOCALHOST), limits.loopback),
+            address => (address, limits.per_address),
+        };
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = counts.entry(address).or_default();
         if *count >= limit {
@@ -152,33 +161,51 @@ mod tests {
         String::from_utf8_lossy(&response[..length]).into_owned()
     }
 
+    /// Connects from a local address.
+    async fn connect(from: &str, to: SocketAddr) -> TcpStream {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind(SocketAddr::new(from.parse().unwrap(), 0)).unwrap();
+        socket.connect(to).await.unwrap()
+    }
+
     #[tokio::test]
-    async fn a_client_has_a_limited_number_of_connections() {
-        let address = start(Limits { connections: 10, per_address: 2 }).await;
+    async fn processes_of_the_node_share_a_number_of_connections() {
+        let address = start(Limits { connections: 10, per_address: 1, loopback: 2 }).await;
         let mut open = vec![];
-        for _ in 0..2 {
-            let mut stream = TcpStream::connect(address).await.unwrap();
-            assert!(ask(&mut stream).await.ends_with("127.0.0.1"));
+        for from in ["127.0.0.1", "127.0.0.2"] {
+            let mut stream = connect(from, address).await;
+            assert!(ask(&mut stream).await.ends_with(from));
             open.push(stream);
         }
-        assert_eq!(ask(&mut TcpStream::connect(address).await.unwrap()).await, "");
-        // Another address is served.
-        let socket = tokio::net::TcpSocket::new_v4().unwrap();
-        socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
-        assert!(ask(&mut socket.connect(address).await.unwrap()).await.ends_with("127.0.0.2"));
+        assert_eq!(ask(&mut connect("127.0.0.3", address).await).await, "");
         // A closed connection makes room.
         drop(open.pop());
         let answered = async {
-            while ask(&mut TcpStream::connect(address).await.unwrap()).await.is_empty() {
+            while ask(&mut connect("127.0.0.3", address).await).await.is_empty() {
                 sleep(Duration::from_millis(10)).await;
             }
         };
         timeout(SOON, answered).await.unwrap();
     }
 
+    #[test]
+    fn a_client_has_a_limited_number_of_connections() {
+        let clients = Clients::default();
+        let limits = Limits { connections: 10, per_address: 2, loopback: 3 };
+        let enter = |address: &str| clients.enter(address.parse().unwrap(), limits);
+        let mut open: Vec<_> = ["192.0.2.1", "::ffff:192.0.2.1"].map(|from| enter(from).unwrap()).into();
+        assert!(enter("192.0.2.1").is_none());
+        // Another address is served.
+        assert!(enter("192.0.2.2").is_some());
+        drop(open.pop());
+        assert!(enter("192.0.2.1").is_some());
+        let _local = ["127.0.0.1", "127.9.9.9", "::1"].map(|from| enter(from).unwrap());
+        assert!(enter("::ffff:127.0.0.2").is_none());
+    }
+
     #[tokio::test]
     async fn connections_above_the_limit_wait() {
-        let address = start(Limits { connections: 1, per_address: 2 }).await;
+        let address = start(Limits { connections: 1, per_address: 2, loopback: 2 }).await;
         let mut first = TcpStream::connect(address).await.unwrap();
         assert!(!ask(&mut first).await.is_empty());
         let mut second = TcpStream::connect(address).await.unwrap();

@@ -1,6 +1,6 @@
 //! HTTP handlers: inspection for operators (INVENTORY 7.3), and health checks.
 
-use std::{io, net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, path::Path, time::Duration};
 
 use axum::{
     Json, Router,
@@ -26,6 +26,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    admission::limited,
     listener,
     metrics::{self, Condition, Measurements, Recorded},
     monitor::{self, Monitor, MonitorError},
@@ -36,7 +37,7 @@ use super::{
 use crate::{
     attach::{
         Pods,
-        link::{self, Links, PodTraffic},
+        link::{self, PodTraffic, TrafficReader},
     },
     bgp,
     continuity::Continuity,
@@ -93,8 +94,8 @@ pub struct Parts {
     pub monitor: Monitor,
     /// Attached endpoints.
     pub pods: Pods,
-    /// Interfaces of this node.
-    pub links: Arc<Links>,
+    /// Traffic of attached endpoints.
+    pub traffic: TrafficReader,
 }
 
 /// Body of `/readyz`.
@@ -145,7 +146,7 @@ impl Parts {
         let counters = spawn_blocking(move || monitor.counters()).await;
         let counters =
             counters.map_err(|error| error.to_string()).and_then(|read| read.map_err(|e| one_line(&e)));
-        let traffic = self.links.traffic().await.map_err(|error| one_line(&error));
+        let traffic = self.traffic.read().await.map_err(|error| one_line(&error));
         let failed = |what: &str, error: &str| tracing::warn!("read {what} for metrics: {error}");
         Measurements {
             stats: self.stats().await.unwrap_or_default(),
@@ -215,26 +216,31 @@ impl Server {
 
     /// Serves requests until `stop` is cancelled.
     pub async fn run(self, parts: Parts, stop: CancellationToken) -> io::Result<()> {
-        let router = Router::new()
-            .route("/healthz", get(|| async { "ok\n" }))
-            .route("/readyz", get(readyz))
-            .route("/metrics", get(scrape))
-            .route("/inspect/driver", get(inspect))
-            .route("/inspect/bgp", get(inspect_bgp))
-            .route("/monitor", get(watch_packets))
-            .route("/trace", post(trace_packet))
-            .route("/svcstats", get(services))
-            .route("/debug/reclaimEndpoint/{id}", delete(reclaim))
-            .with_state(parts.clone());
+        // Each has its own limits: clients of the address do not lock out those of the socket.
+        let (local, remote) = (router(parts.clone()), router(parts.clone()));
         // Pods cannot open the socket.
-        let remote = router.clone().layer(middleware::from_fn_with_state(parts, refuse_pods));
+        let remote = remote.layer(middleware::from_fn_with_state(parts, refuse_pods));
         tokio::select! {
             result = listener::serve(self.tcp, remote) => result,
-            result = async { axum::serve(self.unix, router).await } => result,
+            result = async { axum::serve(self.unix, local).await } => result,
             // Open connections do not delay the shutdown.
             () = stop.cancelled() => Ok(()),
         }
     }
+}
+
+fn router(parts: Parts) -> Router {
+    Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(readyz))
+        .route("/metrics", limited(get(scrape)))
+        .route("/inspect/driver", limited(get(inspect)))
+        .route("/inspect/bgp", get(inspect_bgp))
+        .route("/monitor", get(watch_packets))
+        .route("/trace", post(trace_packet))
+        .route("/svcstats", limited(get(services)))
+        .route("/debug/reclaimEndpoint/{id}", delete(reclaim))
+        .with_state(parts)
 }
 
 /// Refuses requests of pods, which reach the node by infra networks and host access, except for health checks and metrics. Until it is
@@ -299,7 +305,7 @@ async fn inspect(State(parts): State<Parts>) -> Response {
         let failures = parts.reader.rejected();
         members.insert("datapath".into(), json!(parts.datapath.to_string()));
         members.insert("rejected".into(), json!(failures));
-        members.insert("endpoints".into(), endpoints(parts.links.traffic().await));
+        members.insert("endpoints".into(), endpoints(parts.traffic.read().await));
         members.insert(
             "status".into(),
             json!({ "known": status.in_sync, "appliedRevision": status.revision, "objects": status.objects,

@@ -22,5 +22,5 @@ pub use interface::{AttachedPort, DefaultRoutes, PodInterface};
 pub use links::Links;
 pub use netns::Netns;
 pub use port::Port;
-pub use traffic::PodTraffic;
+pub use traffic::{PodTraffic, TrafficReader};
 pub use underlay::Underlay;

@@ -4,12 +4,15 @@
 //! the pod's end are read, addressed by the id of its network namespace without entering it. They are independent of the
 //! datapath.
 
+use std::sync::Arc;
+
 use rtnetlink::{Handle, packet_route::link::LinkAttribute};
+use tokio::sync::Mutex;
 
 use super::{
+    dump,
     error::{Error, errno},
     interface::AttachedPort,
-    links::Links,
     port::Port,
     query::{Location, alias, name, other_end, owner},
 };
@@ -26,16 +29,33 @@ pub struct PodTraffic {
     pub received: Traffic,
 }
 
-impl Links {
+/// Reads the traffic of endpoints. It has a netlink socket of its own: requests of container runtimes, which use that of
+/// [`Links`](super::Links), do not wait for it. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct TrafficReader {
+    handle: Handle,
+    /// A netlink socket supports one dump at a time.
+    dump: Arc<Mutex<()>>,
+}
+
+impl TrafficReader {
+    /// Opens a netlink socket in the network namespace of the calling thread. Requires a tokio runtime.
+    pub fn open() -> Result<TrafficReader, Error> {
+        let (connection, handle, _) =
+            rtnetlink::new_connection().map_err(Error::setting("open a netlink socket for", "this node"))?;
+        tokio::spawn(connection);
+        Ok(TrafficReader { handle, dump: Arc::default() })
+    }
+
     /// Reads the traffic of all attached endpoints. Endpoints that are detached meanwhile are omitted.
-    pub async fn traffic(&self) -> Result<Vec<PodTraffic>, Error> {
+    pub async fn read(&self) -> Result<Vec<PodTraffic>, Error> {
         let mut all = vec![];
-        for link in self.list().await? {
+        for link in dump::links(&self.handle, &self.dump).await? {
             let Some(port) = name(&link).filter(|name| Port::parse(name).is_some()) else { continue };
             let (Some(endpoint), Some(location)) = (alias(&link), other_end(&link)) else { continue };
             let owner = owner(&link);
             let attached = AttachedPort { port: port.to_owned(), endpoint: endpoint.into(), owner };
-            if let Some((sent, received)) = read_counters(self.handle(), port, location).await? {
+            if let Some((sent, received)) = read_counters(&self.handle, port, location).await? {
                 all.push(PodTraffic { port: attached, sent, received });
             }
         }

@@ -1,0 +1,73 @@
+//! Admission of requests that read whole tables of the datapath or of the kernel. The API has no authentication, and such a request
+//! takes memory and processor time for all connections and endpoints of the node.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    extract::{Request, State},
+    http::{StatusCode, header},
+    middleware::{self, Next},
+    response::{IntoResponse as _, Response},
+    routing::MethodRouter,
+};
+use tokio::{sync::Semaphore, time::timeout};
+
+/// Number of requests of one route that are carried out at a time.
+const MAX_REQUESTS: usize = 2;
+/// Time limit for a further request to be admitted.
+const ADMISSION_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Limits the requests of a route that are carried out at a time.
+pub(super) fn limited<S: Clone + 'static>(route: MethodRouter<S>) -> MethodRouter<S> {
+    let free = Arc::new(Semaphore::new(MAX_REQUESTS));
+    route.layer(middleware::from_fn_with_state(free, admit))
+}
+
+async fn admit(State(free): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
+    carry_out(free, next.run(request)).await
+}
+
+/// Carries out a request when a permit is free. It runs to its end even if the client disconnects: a table that is being read is
+/// read as a whole, and the permit is held meanwhile.
+async fn carry_out(
+    free: Arc<Semaphore>,
+    request: impl Future<Output = Response> + Send + 'static,
+) -> Response {
+    let Ok(Ok(permit)) = timeout(ADMISSION_TIMEOUT, free.acquire_owned()).await else {
+        let why = "busy: other clients read this at the moment; retry\n";
+        return (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, "1")], why).into_response();
+    };
+    let running = tokio::spawn(async move {
+        let _held = permit;
+        request.await
+    });
+    running.await.unwrap_or_else(|error| {
+        (StatusCode::INTERNAL_SERVER_ERROR, format!("request handler failed: {error}\n")).into_response()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_request_is_counted_until_its_end_without_its_client_too() {
+        let free = Arc::new(Semaphore::new(1));
+        let (finish, finished) = oneshot::channel::<()>();
+        {
+            let table = async move {
+                finished.await.unwrap();
+                StatusCode::OK.into_response()
+            };
+            let mut first = std::pin::pin!(carry_out(free.clone(), table));
+            assert!(futures::poll!(&mut first).is_pending());
+            // The client disconnects.
+        }
+        let another = || carry_out(free.clone(), async { StatusCode::OK.into_response() });
+        assert_eq!(another().await.status(), StatusCode::SERVICE_UNAVAILABLE);
+        finish.send(()).unwrap();
+        assert_eq!(another().await.status(), StatusCode::OK);
+    }
+}
