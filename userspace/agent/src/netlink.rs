@@ -2,6 +2,8 @@
 
 /// Bytes of the header of a message.
 pub(crate) const HEADER: usize = 16;
+/// Flag in the type of an attribute whose value has attributes.
+pub(crate) const NESTED: u16 = 0x8000;
 
 /// The first message: its type, its body, and what follows.
 pub(crate) fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
@@ -21,7 +23,6 @@ pub(crate) struct Attribute<'a> {
 
 /// The attributes in `bytes`, up to the first that is not whole.
 pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = Attribute<'_>> {
-    const NESTED: u16 = 0x8000;
     std::iter::from_fn(move || {
         let len = usize::from(u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?));
         let kind = u16::from_ne_bytes(bytes.get(2..4)?.try_into().ok()?) & !NESTED;

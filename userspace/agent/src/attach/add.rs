@@ -101,7 +101,13 @@ impl Pods {
             endpoint_address(subnet, port)
         });
         let Some(private) = private else { return };
-        let ended = tokio::task::spawn_blocking(move || forget_connections(private)).await;
+        let turn = self.0.tracking.clone().lock_owned().await;
+        let ended = tokio::task::spawn_blocking(move || {
+            // Until the end also if the request is interrupted.
+            let _held = turn;
+            forget_connections(private)
+        });
+        let ended = ended.await;
         match ended.map_err(std::io::Error::other).flatten() {
             Ok(0) => {}
             Ok(count) => tracing::debug!(port, count, "ended the connections of an earlier pod"),

@@ -91,6 +91,8 @@ pub(super) struct Inner {
     pub(super) recorded: OnceCell<Recorded>,
     /// `None` while unknown.
     underlay: Mutex<Option<Underlay>>,
+    /// Held while connections of an earlier pod are looked for, which takes time for all connections of the node.
+    pub(super) tracking: Arc<tokio::sync::Mutex<()>>,
     pub(super) warnings: watch::Sender<NodeWarnings>,
 }
 
@@ -99,8 +101,8 @@ impl Pods {
     pub fn new(parts: Parts) -> Pods {
         let (warnings, _) = watch::channel(NodeWarnings::default());
         let (locks, lost_since, underlay) = (KeyLock::default(), Mutex::default(), Mutex::default());
-        let recorded = OnceCell::new();
-        Pods(Arc::new(Inner { parts, locks, lost_since, recorded, underlay, warnings }))
+        let (recorded, tracking) = (OnceCell::new(), Arc::default());
+        Pods(Arc::new(Inner { parts, locks, lost_since, recorded, underlay, tracking, warnings }))
     }
 
     /// Reports that the node keeps its datapath instead of the chosen one.

@@ -6,7 +6,7 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket,
 };
 
-use crate::netlink::{HEADER, attributes, message};
+use crate::netlink::{HEADER, NESTED, attributes, message};
 
 /// Messages of the subsystem (`NFNL_SUBSYS_CTNETLINK`).
 const GET: u16 = 1 << 8 | 1;
@@ -16,9 +16,14 @@ const ENTRY: u16 = 1 << 8;
 const ORIGINAL: u16 = 1;
 const ID: u16 = 12;
 const ZONE: u16 = 18;
+const FILTER: u16 = 25;
 /// Attributes of a direction.
 const ADDRESSES: u16 = 1;
 const IPV4_SOURCE: u16 = 1;
+/// Attribute of a filter: what must match in the original direction.
+const ORIGINAL_FLAGS: u16 = 1;
+/// The source address (`CTA_FILTER_F_CTA_IP_SRC` in `net/netfilter/nf_internals.h`).
+const SOURCE: u32 = 1;
 /// Header of the subsystem: family, version, resource.
 const FAMILY: [u8; 4] = [libc::AF_INET as u8, 0, 0, 0];
 
@@ -29,9 +34,8 @@ const FAMILY: [u8; 4] = [libc::AF_INET as u8, 0, 0, 0];
 /// The kernel has no ctnetlink, or refuses a message.
 pub fn forget_connections(source: Ipv4Addr) -> io::Result<usize> {
     let kernel = Kernel::connect()?;
-    kernel.send(GET, libc::NLM_F_DUMP, &[])?;
     let mut entries = vec![];
-    kernel.receive(|entry| entries.extend(begun_by(source, entry)))?;
+    kernel.list(source, |entry| entries.extend(begun_by(source, entry)))?;
     for entry in &entries {
         kernel.send(DELETE, libc::NLM_F_ACK, entry)?;
         match kernel.receive(|_| {}) {
@@ -41,6 +45,19 @@ pub fn forget_connections(source: Ipv4Addr) -> io::Result<usize> {
         }
     }
     Ok(entries.len())
+}
+
+/// Attributes of a request for the entries whose connections were begun by the address.
+fn filter(source: Ipv4Addr) -> Vec<u8> {
+    let addresses = attribute(ADDRESSES | NESTED, &attribute(IPV4_SOURCE, &source.octets()));
+    let flags = attribute(ORIGINAL_FLAGS, &SOURCE.to_ne_bytes());
+    [attribute(ORIGINAL | NESTED, &addresses), attribute(FILTER | NESTED, &flags)].concat()
+}
+
+/// An attribute with a value of whole words.
+fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    let len = (4 + value.len()) as u16;
+    [&len.to_ne_bytes()[..], &kind.to_ne_bytes(), value].concat()
 }
 
 /// The attributes that name an entry, if its connection was begun by the address.
@@ -61,6 +78,20 @@ impl Kernel {
     fn connect() -> io::Result<Kernel> {
         let protocol = SockProtocol::NetlinkNetFilter;
         Ok(Kernel(socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?))
+    }
+
+    /// Hands over the attributes of the entries of connections that the address has begun. Kernels before Linux 5.8 ignore the filter,
+    /// and send all entries.
+    fn list(&self, source: Ipv4Addr, mut found: impl FnMut(&[u8])) -> io::Result<()> {
+        self.send(GET, libc::NLM_F_DUMP, &filter(source))?;
+        match self.receive(&mut found) {
+            // It knows filters, and not this one.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {
+                self.send(GET, libc::NLM_F_DUMP, &[])?;
+                self.receive(found)
+            }
+            listed => listed,
+        }
     }
 
     fn send(&self, kind: u16, flags: libc::c_int, attributes: &[u8]) -> io::Result<()> {
@@ -96,4 +127,38 @@ impl Kernel {
 fn status(body: &[u8]) -> io::Result<()> {
     let code = body.get(..4).and_then(|code| code.try_into().ok()).map_or(-libc::EBADMSG, i32::from_ne_bytes);
     if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(-code)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::UdpSocket, process::Command};
+
+    use testkit::{Netns, needs};
+
+    use super::*;
+
+    /// The table may have a million entries.
+    #[test]
+    fn the_kernel_lists_no_connections_of_other_addresses() {
+        needs!(root(), binary("nft"));
+        let node = Netns::new("node").unwrap();
+        let addresses = ["172.19.0.7", "172.19.0.8"];
+        for address in addresses {
+            node.address("lo", &format!("{address}/32")).unwrap();
+        }
+        // The kernel tracks connections where a rule asks for their state.
+        let rule = "add table ip t; add chain ip t c { type filter hook output priority 0; }; add rule ip t c ct state new counter";
+        node.run(|| {
+            assert!(Command::new("nft").arg(rule).status()?.success());
+            for address in addresses {
+                UdpSocket::bind((address, 5000))?.send_to(b"one", "172.19.0.8:5001")?;
+            }
+            let mut listed = vec![];
+            let first = addresses[0].parse().unwrap();
+            Kernel::connect()?.list(first, |entry| listed.push(begun_by(first, entry).is_some()))?;
+            assert_eq!(listed, [true]);
+            Ok(())
+        })
+        .unwrap();
+    }
 }
