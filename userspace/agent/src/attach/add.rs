@@ -222,6 +222,12 @@ impl Pods {
             self.delete_at_master(pod).await.inspect_err(|_| rollback.set_unanswered())?;
             let created = parts.master.create_endpoint(&new, &mut is_unanswered).await;
             state = created.map_err(|error| failed(error, is_unanswered, rollback))?;
+            // netmaster may have carried out the request of that attempt in between.
+            if state.homing_host != parts.node.host.as_str() || state.service_name != new.group {
+                rollback.set_unanswered();
+                let why = format!("endpoint {} was created by another request meanwhile", state.id);
+                return Err(Failure::new(Step::Create, why).temporary());
+            }
         }
         if is_unanswered && pod.owner == Owner::Pod {
             self.remember_unanswered(pod);

@@ -229,6 +229,26 @@ fn deletion_that_is_carried_out_after_the_next_add_changes_nothing() {
     });
 }
 
+/// netmaster carries out the request of an attempt with the earlier group after that endpoint was deleted.
+#[test]
+fn endpoint_that_comes_back_in_the_earlier_group_is_not_attached() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |world| {
+        world.until("the datapath is in sync", || world.in_sync()).await;
+        world.master.create_group().await;
+        world.put_endpoint("c1", HOST, 77).await;
+        world.master.restore_next();
+        let refused = world.add_to_group("g", "c1", pod.path()).await.unwrap_err();
+        assert!(refused.code == 11 && refused.details.contains("by another request"), "{refused:?}");
+        assert!(world.local_endpoints().is_empty() && pod.links().unwrap().is_empty());
+        world.add_to_group("g", "c1", pod.path()).await.unwrap();
+        assert_eq!(world.group_of("n.t-c1").await, "g:t");
+        world.del("c1", None).await.unwrap();
+        world.assert_nothing_left().await;
+    });
+}
+
 #[test]
 fn add_completes_what_an_interrupted_add_left() {
     needs!(root());

@@ -36,6 +36,8 @@ struct Shared {
     last: AtomicU8,
     created: AtomicUsize,
     garbled: AtomicBool,
+    /// Whether the next endpoint that is deleted is created again.
+    restores: AtomicBool,
     /// Requests to delete endpoints that are carried out later; none while they are carried out at once.
     postponed: Mutex<Option<Vec<Bytes>>>,
     received: Notify,
@@ -84,6 +86,7 @@ impl Master {
             last: AtomicU8::new(0),
             created: AtomicUsize::new(0),
             garbled: AtomicBool::new(false),
+            restores: AtomicBool::new(false),
             postponed: Mutex::default(),
             received: Notify::new(),
             deletions: Notify::new(),
@@ -162,6 +165,11 @@ impl Master {
 
     pub(crate) fn answer(&self) {
         self.shared.garbled.store(false, Ordering::Relaxed);
+    }
+
+    /// The next endpoint that is deleted is created again at once as it was, as by a request that had waited somewhere.
+    pub(crate) fn restore_next(&self) {
+        self.shared.restores.store(true, Ordering::Relaxed);
     }
 
     /// Endpoints are deleted by [`Master::delete_postponed`], and the requests are refused.
@@ -295,12 +303,16 @@ async fn delete_now(shared: &Shared, body: &Bytes) -> Answer {
     if request["ModRevision"] != existing.mod_revision {
         return (StatusCode::PRECONDITION_FAILED, "another revision\n".to_owned());
     }
-    let mut change = Txn::new().delete(key);
+    let mut change = Txn::new().delete(&*key);
     // As in `Shared::with_network`.
     let network = Key::Network(network_id(&request).into()).to_string();
     if let Some(record) = shared.store.get(&network).await.unwrap() {
         change = change.put(network, record.value);
     }
     let _committed = shared.store.commit(change).await.unwrap();
+    if shared.restores.swap(false, Ordering::Relaxed) {
+        let again = shared.with_network(Txn::new().put(key, existing.value));
+        let _committed = shared.store.commit(again).await.unwrap();
+    }
     (StatusCode::OK, json!({ "EndpointConfig": {} }).to_string())
 }
