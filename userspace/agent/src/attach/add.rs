@@ -48,7 +48,7 @@ impl Pods {
             return Err(Failure::new(Step::Create, why));
         }
         let before = self.parts().journal.get(&id).map(|entry| entry.progress);
-        // What a DEL has begun to delete is created again, so that netmaster does not carry out its request later.
+        // What a DEL or a rollback has begun to delete is created again, so that netmaster does not carry out its request later.
         let is_deleting = before == Some(Progress::Deleting);
         if !is_deleting && let Some(reply) = self.existing(pod, netns).await? {
             if before != Some(Progress::Attached) {
@@ -59,13 +59,13 @@ impl Pods {
         }
         self.check_store(Step::Create)?;
         self.check_datapath(Step::Create)?;
+        if before.is_some() {
+            // A DEL may have failed to delete the interface. The entry says so until it is gone.
+            self.delete_interface(&id).await?;
+        }
         self.remember_if_unanswered(pod);
         self.write_entry(pod, Progress::Adding)?;
         reach("entry of the ADD");
-        if before.is_some() {
-            // A DEL may have failed to delete the interface.
-            self.delete_interface(&id).await?;
-        }
         let mut rollback = Rollback::default();
         let failure = match self.create(pod, netns, &mut rollback).await {
             Ok(reply) => match self.write_entry(pod, Progress::Attached) {
@@ -87,7 +87,7 @@ impl Pods {
     }
 
     /// Records what a DEL must delete. The node's own endpoints need no entry: the store tells them.
-    fn write_entry(&self, pod: &Pod, progress: Progress) -> Result<(), Failure> {
+    pub(super) fn write_entry(&self, pod: &Pod, progress: Progress) -> Result<(), Failure> {
         match pod.owner {
             Owner::Node => Ok(()),
             Owner::Pod => self.parts().journal.write(pod, progress).map_err(entry_failure),

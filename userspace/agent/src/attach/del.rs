@@ -74,9 +74,7 @@ impl Pods {
         let id = pod.endpoint_id();
         let has_entry = self.parts().journal.contains(&id);
         self.remember_if_unanswered(pod);
-        if let Err(error) = self.parts().journal.write(pod, Progress::Deleting) {
-            tracing::warn!("{}", entry_failure(error));
-        }
+        self.begin_deletion(pod);
         reach("entry of the DEL");
         let mut results = vec![self.delete_interface(&id).await];
         // The endpoint and its addresses are released in the store that has them.
@@ -125,6 +123,14 @@ impl Pods {
         self.delete_record(&id).await?;
         reach("deletion of the record");
         Ok(())
+    }
+
+    /// Records that the endpoint is being deleted. The next ADD creates it again, also if its interface has remained: netmaster may
+    /// carry out the deletion later.
+    pub(super) fn begin_deletion(&self, pod: &Pod) {
+        if let Err(failure) = self.write_entry(pod, Progress::Deleting) {
+            tracing::warn!("{failure}");
+        }
     }
 
     /// Removes the entry of an attachment of which nothing remains.

@@ -45,11 +45,11 @@ pub(super) struct Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Progress {
-    /// An ADD has begun, or could not be rolled back.
+    /// An ADD has begun, or netmaster or the store has not answered it.
     Adding,
     /// An ADD has succeeded.
     Attached,
-    /// A DEL has begun.
+    /// A DEL has begun, or the rollback of an ADD has begun to delete the endpoint.
     Deleting,
 }
 

@@ -65,6 +65,7 @@ impl Pods {
                 self.delete_preliminary_record(id, revision).await
             }
             RollbackStep::Endpoint(pod) => {
+                self.begin_deletion(&pod);
                 // Without netmaster both remain: after a power failure the record tells of the endpoint.
                 self.delete_at_master(&pod).await?;
                 self.delete_record(&pod.endpoint_id()).await

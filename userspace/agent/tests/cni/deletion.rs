@@ -5,6 +5,7 @@ use std::{fs, time::Duration};
 use axum::http::StatusCode;
 use contiv_model::{endpoint::Oper, key::Key};
 use contiv_store::Txn;
+use netplugin::datapath::ObjectId;
 use testkit::{Netns, needs};
 use tokio_util::sync::CancellationToken;
 
@@ -224,6 +225,32 @@ fn deletion_that_is_carried_out_after_the_next_add_changes_nothing() {
         for container in ["c1", "c2"] {
             world.del(container, None).await.unwrap();
         }
+        world.assert_nothing_left().await;
+        assert!(world.entries().is_empty());
+    });
+}
+
+/// The rollback has failed to remove the interface, which the next agent finds, and netmaster carries out its deletion after the next
+/// ADD.
+#[test]
+fn endpoint_of_a_rollback_is_created_again() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |world| {
+        world.switch.fail_object(ObjectId::Local("n.t-c1".into()));
+        world.master.postpone_deletions();
+        let refused = world.add("c1", pod.path()).await.unwrap_err();
+        assert!(refused.details.contains("postponed"), "{refused:?}");
+        world.switch.clear_faults();
+        crate::ip(&format!("link add vvport1 type veth peer name eth0 netns {}", pod.path().display()));
+        crate::ip("link set vvport1 alias n.t-c1");
+
+        let world = world.restart().await;
+        world.add("c1", pod.path()).await.unwrap();
+        assert_eq!(world.master.created(), 2);
+        assert_eq!(world.master.delete_postponed().await, [StatusCode::PRECONDITION_FAILED]);
+        assert_eq!(world.endpoints().await, ["n.t-c1"]);
+        world.del("c1", None).await.unwrap();
         world.assert_nothing_left().await;
         assert!(world.entries().is_empty());
     });
