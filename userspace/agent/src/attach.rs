@@ -6,6 +6,7 @@
 mod add;
 mod boot;
 mod check;
+mod conditions;
 mod del;
 mod failure;
 mod gc;

@@ -8,4 +8,4 @@ mod access;
 mod client;
 
 pub use access::{Access, AccessError};
-pub use client::{Error, Master, NewEndpoint};
+pub use client::{Error, Master, NewEndpoint, REQUEST_TIMEOUT};

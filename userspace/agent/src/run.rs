@@ -274,6 +274,8 @@ async fn run_with<D: Datapath + 'static>(
     tasks.spawn("node status", async move {
         registration::publish_status(&status_identity, &status_store, published, status_reader, halting).await
     });
+    let (followed, stopping) = (pods.clone(), stop.clone());
+    tasks.spawn("conditions of ADD", async move { followed.follow_conditions(stopping).await });
     let (starting, regression) = (start.clone(), continuity.regression);
     let (stopping, cni_pods) = (stop.clone(), pods.clone());
     tasks.spawn_requests(async move {

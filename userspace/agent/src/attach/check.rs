@@ -1,15 +1,22 @@
+use std::{
+    sync::{MutexGuard, PoisonError},
+    time::Instant,
+};
+
 use contivk8s::{
     spec::Code,
     wire::{Reply, Request},
 };
+use tokio_util::sync::CancellationToken;
 
 use super::{
+    conditions::Conditions,
     failure::{Failure, Step},
     link::Netns,
     pod::Pod,
-    pods::Pods,
+    pods::{DATAPATH_TIMEOUT, Pods},
 };
-use crate::reconcile::Presence;
+use crate::{master::REQUEST_TIMEOUT, reconcile::Presence};
 
 impl Pods {
     /// Checks that a pod is attached as ADD left it; the reply is that of ADD.
@@ -45,7 +52,30 @@ impl Pods {
         self.reply(&pod, &endpoint, &interface, &attachment.port).await
     }
 
-    /// Whether an ADD can succeed now.
+    /// Follows the conditions of an ADD until `stop` is cancelled.
+    pub async fn follow_conditions(&self, stop: CancellationToken) -> anyhow::Result<()> {
+        let (mut status, mut leader) = (self.parts().status.clone(), self.parts().master.leader());
+        loop {
+            let in_sync = status.borrow_and_update().in_sync;
+            let has_leader = leader.borrow_and_update().is_some();
+            {
+                let (mut conditions, now) = (self.conditions(), Instant::now());
+                conditions.in_sync.update(in_sync, now);
+                conditions.leader.update(has_leader, now);
+            }
+            tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                Ok(()) = status.changed() => {}
+                Ok(()) = leader.changed() => {}
+            }
+        }
+    }
+
+    fn conditions(&self) -> MutexGuard<'_, Conditions> {
+        self.0.conditions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether an ADD can succeed. One that begins now may wait for a condition that was lost for a moment.
     pub fn status(&self) -> Result<Reply, Failure> {
         let unavailable = |why: String| Err(Failure::new(Step::Status, why).code(Code::Unavailable));
         let parts = self.parts();
@@ -62,10 +92,11 @@ impl Pods {
         if let Some(why) = status.postponed {
             return unavailable(why);
         }
-        if !status.in_sync {
+        let (Conditions { in_sync, leader }, now) = (*self.conditions(), Instant::now());
+        if !status.in_sync && in_sync.is_missing_for(DATAPATH_TIMEOUT, now) {
             return unavailable("the datapath does not follow the store yet".to_owned());
         }
-        if !parts.master.has_leader() {
+        if !parts.master.has_leader() && leader.is_missing_for(REQUEST_TIMEOUT, now) {
             return unavailable(
                 "the store names no netmaster that leads; is a netmaster running?".to_owned(),
             );

@@ -15,6 +15,7 @@ use contiv_store::{KeyValue, Store};
 use tokio::sync::{OnceCell, OwnedMutexGuard, watch};
 
 use super::{
+    conditions::Conditions,
     failure::{Failure, Step},
     journal::{Journal, Progress},
     key_lock::KeyLock,
@@ -35,7 +36,7 @@ use crate::{
 };
 
 /// Time limit for the datapath to set or delete an endpoint.
-const DATAPATH_TIMEOUT: Duration = Duration::from_secs(15);
+pub(super) const DATAPATH_TIMEOUT: Duration = Duration::from_secs(15);
 /// Time limit for the state to catch up with netmaster.
 pub(super) const STATE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of the VXLAN, UDP, IP and Ethernet headers of a tunnel between VTEPs of this address family.
@@ -93,6 +94,7 @@ pub(super) struct Inner {
     underlay: Mutex<Option<Underlay>>,
     /// Held while connections of an earlier pod are looked for, which takes time for all connections of the node.
     pub(super) tracking: Arc<tokio::sync::Mutex<()>>,
+    pub(super) conditions: Mutex<Conditions>,
     pub(super) warnings: watch::Sender<NodeWarnings>,
 }
 
@@ -101,8 +103,9 @@ impl Pods {
     pub fn new(parts: Parts) -> Pods {
         let (warnings, _) = watch::channel(NodeWarnings::default());
         let (locks, lost_since, underlay) = (KeyLock::default(), Mutex::default(), Mutex::default());
-        let (recorded, tracking) = (OnceCell::new(), Arc::default());
-        Pods(Arc::new(Inner { parts, locks, lost_since, recorded, underlay, tracking, warnings }))
+        let (recorded, tracking, conditions) = (OnceCell::new(), Arc::default(), Mutex::default());
+        let inner = Inner { parts, locks, lost_since, recorded, underlay, tracking, conditions, warnings };
+        Pods(Arc::new(inner))
     }
 
     /// Reports that the node keeps its datapath instead of the chosen one.

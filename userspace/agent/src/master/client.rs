@@ -13,7 +13,7 @@ use tokio::{
 use super::access::Access;
 
 /// Time limit for a request including its retries.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 /// Pause between attempts; a change of the leader ends it early.
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum size of a response body in bytes; an endpoint needs a few hundred.
@@ -143,6 +143,11 @@ impl Master {
     /// Sends requests to `leader`: the value of the lock key, `ip:port`.
     pub fn new(leader: watch::Receiver<Option<String>>, access: Access) -> Master {
         Master { access, leader }
+    }
+
+    /// The leader's address in the lock key.
+    pub fn leader(&self) -> watch::Receiver<Option<String>> {
+        self.leader.clone()
     }
 
     /// Whether the store names a leader.

@@ -1,5 +1,7 @@
 //! CHECK, STATUS and GC, several interfaces of a pod, and deletions that are finished later.
 
+use std::time::Duration;
+
 use contivk8s::wire::Request;
 use testkit::{Netns, needs};
 
@@ -62,8 +64,18 @@ fn status_tells_whether_an_add_can_succeed() {
     World::run(async |world| {
         world.until("the datapath is in sync", || world.in_sync()).await;
         world.invoke(&Call::new("STATUS")).await.unwrap();
+        // An ADD waits for the next leader.
         world.master.resign();
-        let refused = world.invoke(&Call::new("STATUS")).await.unwrap_err();
+        world.invoke(&Call::new("STATUS")).await.unwrap();
+        let refused = async {
+            loop {
+                match world.invoke(&Call::new("STATUS")).await {
+                    Ok(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+                    Err(refused) => break refused,
+                }
+            }
+        };
+        let refused = tokio::time::timeout(Duration::from_secs(60), refused).await.unwrap();
         assert_eq!(refused.code, 50, "{refused:?}");
         assert!(refused.details.contains("is a netmaster running?"), "{refused:?}");
         world.master.lead();

@@ -158,6 +158,8 @@ impl World {
             uplinks: vec![],
             requirements,
         });
+        let (followed, stopping) = (pods.clone(), stop.clone());
+        tasks.spawn(async move { followed.follow_conditions(stopping).await.unwrap() });
         let forget = attacher;
         let listener = attach::Server::bind(&directory.path().join("cni.sock")).unwrap();
         let listener = listener.drain_timeout(DRAIN_TIMEOUT);
