@@ -23,10 +23,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use crate::{
     api::{self, Monitor},
     attach::{
-        self,
-        Journal,
-        Pods,
-        RequestMetrics,
+        self, Journal, Pods, RequestMetrics,
         link::{Links, TrafficReader},
     },
     bgp,
