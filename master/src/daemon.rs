@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use contiv_daemon::client::Transport;
+use contiv_daemon::modes::NetMode;
 use contiv_daemon::reload::Reloadable;
 use contiv_daemon::tls;
 use contiv_model::key;
@@ -347,7 +348,7 @@ async fn campaign_and_lead(candidate: &Candidate<'_>, stop: &CancellationToken) 
         *candidate;
     let timing = Timing { ttl: flags.store.lease_ttl, staleness: flags.store.failover_after };
     let defaults = Defaults { infra: flags.infra_name(), fwd_mode: flags.fwdmode_name() };
-    let cluster = Cluster { mode: flags.mode_name() };
+    let cluster = Cluster { mode: flags.mode_name(), routes_vlans: flags.netmode == NetMode::Vlan };
     if let Err(error) = release_stale_lock(store, identity).await {
         tracing::warn!(error = one_line(&error), "release the leader lock of an earlier run");
     }

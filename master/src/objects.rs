@@ -108,6 +108,8 @@ impl Preset {
 pub struct Cluster {
     /// Value of `--mode`.
     pub mode: String,
+    /// Whether nodes are the gateways of VLAN networks, too, in forward mode `routing` (`--netmode vlan`).
+    pub routes_vlans: bool,
 }
 
 /// An object type as the routes use it.
@@ -139,7 +141,7 @@ pub struct Operations {
     /// Decodes and validates the body of a POST or PUT to `key`.
     pub check: fn(key: &str, body: &[u8]) -> Result<Fields, Problem>,
     /// Refuses requests for objects, and links to objects, that are not in the scope.
-    pub put: fn(request: &Fields, &Scope, staged: &mut StagedTxn<'_>) -> Answer,
+    pub put: fn(request: &Fields, &Scope, &Cluster, staged: &mut StagedTxn<'_>) -> Answer,
     pub delete: fn(key: &str, &Scope, staged: &mut StagedTxn<'_>) -> Answer,
     pub version: fn(key: &str, staged: &StagedTxn<'_>) -> Version,
     /// Reads leave out objects that are not in the scope.
@@ -261,8 +263,8 @@ fn check<T: Object>(key: &str, body: &[u8]) -> Result<Fields, Problem> {
     Ok(request)
 }
 
-fn put<T: Object>(request: &Fields, scope: &Scope, staged: &mut StagedTxn<'_>) -> Answer {
-    ownership::check_request::<T>(request, scope, staged)?;
+fn put<T: Object>(request: &Fields, scope: &Scope, cluster: &Cluster, staged: &mut StagedTxn<'_>) -> Answer {
+    ownership::check_request::<T>(request, scope, cluster, staged)?;
     if let Some(key) = request.get("key").and_then(Value::as_str) {
         ownership::check_record::<T>(key, scope, staged)?;
     }

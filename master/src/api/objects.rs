@@ -109,8 +109,8 @@ impl ObjectRoutes<'_> {
     async fn try_put(&self, key: &str, head: &request::Parts, body: Body) -> Result<Response<Body>, Problem> {
         let operations = &self.object_type.operations;
         let request = (operations.check)(key, &read_body(body).await?)?;
-        let scope = self.scope.clone();
-        self.change(key, head, move |staged| (operations.put)(&request, &scope, staged)).await
+        let (scope, cluster) = (self.scope.clone(), self.leader.cluster.clone());
+        self.change(key, head, move |staged| (operations.put)(&request, &scope, &cluster, staged)).await
     }
 
     async fn change(

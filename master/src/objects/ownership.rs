@@ -2,12 +2,14 @@
 
 use contiv_model::api::{EndpointGroup, Network, ServiceLb};
 use contiv_model::key::ObjectType;
+use contiv_model::{global, network};
 use serde_json::Value;
 
-use super::{Fields, Object};
+use super::{Cluster, Fields, Object};
 use crate::access::Scope;
-use crate::cache::StagedTxn;
+use crate::cache::{ONLY, StagedTxn};
 use crate::domain::object_key;
+use crate::ipam::{Subnet, Subnet6};
 use crate::problem::Problem;
 
 /// Type of networks whose endpoints reach the nodes.
@@ -22,6 +24,7 @@ const COMMON: &str = "common";
 pub(super) fn check_request<T: Object>(
     request: &Fields,
     scope: &Scope,
+    cluster: &Cluster,
     staged: &StagedTxn<'_>,
 ) -> Result<(), Problem> {
     if *scope == Scope::All {
@@ -44,6 +47,7 @@ pub(super) fn check_request<T: Object>(
     let network = object_key(tenant.unwrap_or_default(), text("networkName").unwrap_or_default());
     match T::KIND {
         ObjectType::Network if text("nwType") == Some(INFRA) => Err(no_infra()),
+        ObjectType::Network if cluster.routes_vlans => check_routed(request, scope, staged),
         ObjectType::EndpointGroup | ObjectType::ServiceLb if is_infra(&network, staged) => Err(no_infra()),
         ObjectType::ExtContractsGroup => check_contracts(request, scope),
         _ => Ok(()),
@@ -81,6 +85,43 @@ fn is_infra(network: &str, staged: &StagedTxn<'_>) -> bool {
 /// Endpoints of infra networks reach the nodes, and addresses on them may be those of machines.
 fn no_infra() -> Problem {
     Problem::forbidden("not allowed: infra networks, and what is on them, require admin")
+}
+
+/// Fails if nodes could route the requested network instead of one whose tenant is not in the scope. Routed VLAN networks
+/// have addresses of the physical network, and of those that share an address, nodes route the first by id only.
+fn check_routed(request: &Fields, scope: &Scope, staged: &StagedTxn<'_>) -> Result<(), Problem> {
+    let text = |name: &str| request.get(name).and_then(Value::as_str).unwrap_or_default();
+    let is_routing = staged.get::<global::Config>(ONLY).is_some_and(|config| config.fwd_mode == "routing");
+    let is_new = staged.get::<Network>(text("key")).is_none();
+    if !is_routing || !is_new || text("encap") != "vlan" || text("gateway").is_empty() {
+        return Ok(());
+    }
+    let (subnet, subnet6) = (Subnet::parse(text("subnet")).ok(), Subnet6::parse(text("ipv6Subnet")));
+    // Nodes compare whole subnets, not the ranges that are allocated from.
+    let overlapping = |other: &network::State| {
+        let other6 = Subnet6::of_state(other);
+        if subnet.zip(Subnet::of_state(other).ok()).is_some_and(|(a, b)| a.intersects(&b)) {
+            Some(text("subnet"))
+        } else if subnet6.zip(other6).is_some_and(|(a, b)| a.overlaps(&b)) {
+            Some(text("ipv6Subnet"))
+        } else {
+            None
+        }
+    };
+    let others = staged.cache().allocations::<network::State>().map(|record| &record.body);
+    let mut others = others.filter(|other| is_routed(other) && !scope.has_tenant(Some(&other.tenant)));
+    match others.find_map(overlapping) {
+        Some(subnet) => Err(Problem::forbidden(format!(
+            "not allowed: subnet {subnet} overlaps a VLAN network of another tenant, and nodes route only one of them: \
+             requires admin"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Whether nodes are the gateway of the network, if they route VLAN networks.
+fn is_routed(network: &network::State) -> bool {
+    network.pkt_tag_type == "vlan" && network.nw_type != INFRA && !network.gateway.is_empty()
 }
 
 /// Contracts of the fabric have names such as `uni/tn-TENANT/brc-NAME`. The gateway uses them with its
@@ -164,8 +205,9 @@ mod tests {
     fn check<T: Object>(request: &Value) -> bool {
         let request = request.as_object().unwrap();
         with_networks(|staged| {
-            assert_eq!(check_request::<T>(request, &Scope::All, staged), Ok(()));
-            check_request::<T>(request, &blue(), staged).is_ok()
+            let cluster = Cluster::default();
+            assert_eq!(check_request::<T>(request, &Scope::All, &cluster, staged), Ok(()));
+            check_request::<T>(request, &blue(), &cluster, staged).is_ok()
         })
     }
 

@@ -134,6 +134,27 @@ fn a_tenant_operator_reads_and_changes_the_own_tenant_only() {
     assert_eq!(site.put(BLUE, "networks/blue:infra", &infra).status, 403);
 }
 
+/// `a.blue` precedes `web.red`: the nodes of this cluster would route it instead.
+#[test]
+fn a_tenant_operator_takes_no_routed_addresses_of_another_tenant() {
+    let site = Site::start(&[]);
+    for tenant in ["blue", "red"] {
+        site.put(ADMIN, &format!("tenants/{tenant}"), &json!({"tenantName": tenant})).good();
+    }
+    let global = json!({"name": "global", "networkInfraType": "default", "vlans": "1-4094",
+        "vxlans": "1-10000", "fwdMode": "routing", "arpMode": "proxy", "pvtSubnet": "172.19.0.0/16"});
+    site.put(ADMIN, "globals/global", &global).good();
+    let network = |tenant: &str, name: &str| {
+        json!({"tenantName": tenant, "networkName": name, "encap": "vlan", "subnet": "10.1.0.0/24",
+            "gateway": "10.1.0.254"})
+    };
+    site.put(ADMIN, "networks/red:web", &network("red", "web")).good();
+    let refused = site.put(BLUE, "networks/blue:a", &network("blue", "a"));
+    assert_eq!(refused.status, 403, "{refused:?}");
+    assert!(refused.body.contains("subnet 10.1.0.0/24") && !refused.body.contains("web"), "{refused:?}");
+    site.put(ADMIN, "networks/blue:a", &network("blue", "a")).good();
+}
+
 /// A later change of the object would follow the links.
 #[test]
 fn links_to_objects_of_other_tenants_are_refused() {

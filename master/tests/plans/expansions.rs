@@ -2,7 +2,7 @@
 //! those that a new leader derives.
 
 use netmaster::access::Scope;
-use netmaster::objects::Type;
+use netmaster::objects::{Cluster, Type};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -88,7 +88,7 @@ fn change(fixture: &mut Fixture, rules: &[Rule]) {
                 true => (operations.delete)(&rule.key(), &Scope::All, staged),
                 false => {
                     let request = (operations.check)(&rule.key(), rule.body().to_string().as_bytes())?;
-                    (operations.put)(&request, &Scope::All, staged)
+                    (operations.put)(&request, &Scope::All, &Cluster::default(), staged)
                 }
             };
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use netmaster::access::Scope;
 use netmaster::aci::{RepeatablePlan, unsent};
 use netmaster::cache::{Pending, StagedTxn};
-use netmaster::objects::Type;
+use netmaster::objects::{Cluster, Type};
 use serde_json::{Value, json};
 
 use crate::fixture::Fixture;
@@ -346,8 +346,9 @@ fn a_profile_that_is_committed_after_aci_mode_was_switched_on_is_pending() {
         let operations = Type::by_plural("appProfiles").unwrap().operations;
         let body = json!({"tenantName": "default", "appProfileName": "ap", "endpointGroups": ["web"]});
         let request = (operations.check)("default:ap", body.to_string().as_bytes()).unwrap();
-        let put: RepeatablePlan =
-            Arc::new(move |staged: &mut StagedTxn<'_>| (operations.put)(&request, &Scope::All, staged));
+        let put: RepeatablePlan = Arc::new(move |staged: &mut StagedTxn<'_>| {
+            (operations.put)(&request, &Scope::All, &Cluster::default(), staged)
+        });
         let plan = unsent("default:ap", put);
         fixture.run(plan).unwrap();
         assert_eq!(fixture.keys("/contiv.io/state/aci-pending/").len(), pending, "{infra}");

@@ -143,9 +143,20 @@ impl Fixture {
     }
 
     pub(crate) fn put(&mut self, types: &str, key: &str, body: &Value) -> Result<Value, Problem> {
+        self.put_as(&Scope::All, &Cluster::default(), types, key, body)
+    }
+
+    pub(crate) fn put_as(
+        &mut self,
+        scope: &Scope,
+        cluster: &Cluster,
+        types: &str,
+        key: &str,
+        body: &Value,
+    ) -> Result<Value, Problem> {
         let t = Type::by_plural(types).unwrap().operations;
         let request = (t.check)(key, body.to_string().as_bytes())?;
-        self.run(|staged| (t.put)(&request, &Scope::All, staged)).map(read)
+        self.run(|staged| (t.put)(&request, scope, cluster, staged)).map(read)
     }
 
     /// Like [`Fixture::put`], without the validation that limits sizes.
@@ -153,7 +164,7 @@ impl Fixture {
         let t = Type::by_plural(types).unwrap().operations;
         let mut request = body.as_object().unwrap().clone();
         request.insert("key".into(), key.into());
-        self.run(|staged| (t.put)(&request, &Scope::All, staged)).map(read)
+        self.run(|staged| (t.put)(&request, &Scope::All, &Cluster::default(), staged)).map(read)
     }
 
     pub(crate) fn delete(&mut self, types: &str, key: &str) -> Result<Value, Problem> {

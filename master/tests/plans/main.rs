@@ -25,6 +25,7 @@ mod pools;
 mod property;
 mod providers;
 mod restore;
+mod routed_vlans;
 mod services;
 mod tenants;
 mod unreadable;

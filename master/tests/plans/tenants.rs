@@ -3,7 +3,7 @@
 use contiv_store::Guard;
 use netmaster::access::Scope;
 use netmaster::cache::StagedTxn;
-use netmaster::objects::Type;
+use netmaster::objects::{Cluster, Type};
 use serde_json::{Value, json};
 
 use crate::fixture::Fixture;
@@ -40,7 +40,7 @@ fn contracts_groups_are_not_created_if_the_tenant_is_deleted_meanwhile() {
     let operations = Type::by_plural("extContractsGroups").unwrap().operations;
     let request = (operations.check)("blue:c", contracts().to_string().as_bytes()).unwrap();
     let mut staged = StagedTxn::new(&fixture.cache);
-    (operations.put)(&request, &Scope::All, &mut staged).unwrap();
+    (operations.put)(&request, &Scope::All, &Cluster::default(), &mut staged).unwrap();
     let (txn, _) = staged.finish().unwrap();
     let key = "/contiv.io/obj/modeldb/tenant/blue";
     let revision = fixture.stored(key).mod_revision;

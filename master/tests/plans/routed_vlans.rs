@@ -1,0 +1,102 @@
+//! VLAN networks of several tenants that nodes route.
+
+use netmaster::access::Scope;
+use netmaster::objects::Cluster;
+use netmaster::problem::Kind;
+use serde_json::{Value, json};
+
+use crate::fixture::Fixture;
+
+/// A cluster in the forward mode, with networks of tenant `red`.
+fn fixture(mode: &str) -> Fixture {
+    let mut fixture = Fixture::new();
+    let global = json!({"name": "global", "networkInfraType": "default", "vlans": "1-4094",
+        "vxlans": "1-10000", "fwdMode": mode, "arpMode": "proxy", "pvtSubnet": "172.19.0.0/16"});
+    fixture.put("globals", "global", &global).unwrap();
+    for tenant in ["blue", "red"] {
+        fixture.put("tenants", tenant, &json!({"tenantName": tenant})).unwrap();
+    }
+    for (name, more) in [
+        ("web", json!({"subnet": "10.1.0.10-10.1.0.20/24", "ipv6Subnet": "2001:db8:1::/64"})),
+        ("vxlan", json!({"subnet": "10.3.0.0/24", "gateway": "10.3.0.1", "encap": "vxlan"})),
+        ("infra", json!({"subnet": "10.4.0.0/24", "gateway": "10.4.0.1", "nwType": "infra"})),
+        ("bridged", json!({"subnet": "10.5.0.0/24", "gateway": ""})),
+    ] {
+        fixture.put("networks", &format!("red:{name}"), &network("red", name, more)).unwrap();
+    }
+    fixture
+}
+
+/// A VLAN network with a gateway.
+fn network(tenant: &str, name: &str, more: Value) -> Value {
+    let mut body = json!({"tenantName": tenant, "networkName": name, "encap": "vlan", "subnet": "10.1.0.0/24",
+        "gateway": "10.1.0.1"});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+/// Creates a network of tenant `blue`, and deletes it again. Returns why it was refused.
+fn try_create(fixture: &mut Fixture, scope: &Scope, routes_vlans: bool, more: Value) -> Option<String> {
+    let cluster = Cluster { routes_vlans, ..Cluster::default() };
+    match fixture.put_as(scope, &cluster, "networks", "blue:a", &network("blue", "a", more)) {
+        Ok(_) => {
+            fixture.delete("networks", "blue:a").unwrap();
+            None
+        }
+        Err(problem) => {
+            assert_eq!(problem.kind, Kind::Forbidden, "{problem}");
+            Some(problem.text)
+        }
+    }
+}
+
+fn tenants(names: &[&str]) -> Scope {
+    Scope::Tenants(names.iter().map(|&name| name.to_owned()).collect())
+}
+
+/// `a.blue` precedes `web.red`: nodes would route it instead.
+#[test]
+fn a_tenant_operator_takes_no_routed_addresses_of_another_tenant() {
+    let (mut routing, blue) = (fixture("routing"), tenants(&["blue"]));
+    let refused = |subnet: &str| {
+        let why =
+            "overlaps a VLAN network of another tenant, and nodes route only one of them: requires admin";
+        Some(format!("not allowed: subnet {subnet} {why}"))
+    };
+    let ipv6 = json!({"subnet": "10.2.0.0/24", "gateway": "10.2.0.1", "ipv6Subnet": "2001:db8::/32"});
+    for (more, answer) in [
+        (json!({}), refused("10.1.0.0/24")),
+        (json!({"subnet": "10.0.0.0/15"}), refused("10.0.0.0/15")),
+        // Nodes route the whole subnet of a network with a range.
+        (json!({"subnet": "10.1.0.30-10.1.0.40/24"}), refused("10.1.0.30-10.1.0.40/24")),
+        (ipv6, refused("2001:db8::/32")),
+        (json!({"gateway": ""}), None),
+        (json!({"encap": "vxlan"}), None),
+        (json!({"subnet": "10.2.0.0/24", "gateway": "10.2.0.1", "ipv6Subnet": "2001:db8:2::/64"}), None),
+        (json!({"subnet": "10.3.0.0/24", "gateway": "10.3.0.1"}), None),
+        (json!({"subnet": "10.4.0.0/24", "gateway": "10.4.0.1"}), None),
+        (json!({"subnet": "10.5.0.0/24", "gateway": "10.5.0.1"}), None),
+    ] {
+        assert_eq!(try_create(&mut routing, &blue, true, more.clone()), answer, "{more}");
+    }
+    // Who may change the networks of both tenants.
+    for scope in [Scope::All, tenants(&["blue", "red"])] {
+        assert_eq!(try_create(&mut routing, &scope, true, json!({})), None, "{scope:?}");
+    }
+    // With `--netmode vxlan` nodes bridge VLAN networks, as in forward mode `bridge`.
+    assert_eq!(try_create(&mut routing, &blue, false, json!({})), None);
+    let mut bridging = fixture("bridge");
+    assert_eq!(try_create(&mut bridging, &blue, true, json!({})), None);
+}
+
+/// An administrator has created both, or an earlier release.
+#[test]
+fn networks_that_overlap_already_are_answered_as_before() {
+    let (mut fixture, blue) = (fixture("routing"), tenants(&["blue"]));
+    let cluster = Cluster { routes_vlans: true, ..Cluster::default() };
+    let body = network("blue", "a", json!({}));
+    fixture.put("networks", "blue:a", &body).unwrap();
+    let mut fixture = fixture.loaded();
+    let again = fixture.put_as(&blue, &cluster, "networks", "blue:a", &body).unwrap_err();
+    assert_eq!(again.text, "Cant change network parameters after its created");
+}
