@@ -79,7 +79,7 @@ pub struct ClusterCache {
     unreadable: BTreeSet<Key>,
     /// Endpoints whose records cannot be decoded, by id.
     unreadable_endpoints: BTreeMap<String, UnreadableEndpoint>,
-    /// Revisions of all entries whose records cannot be decoded, by key.
+    /// Revisions of the records of entries and allocations that cannot be decoded, by key.
     unreadable_entries: BTreeMap<String, i64>,
     /// See [`ClusterCache::last_registration`]; by node.
     registrations: HashMap<String, i64>,

@@ -14,8 +14,9 @@ use crate::domain::object_key;
 use crate::objects::{Object, restore_services};
 
 /// Stages all missing, wrong or obsolete derived state, except what expansions of policies contain
-/// ([`restore_group`](crate::domain::attachment::restore_group)). Records that cannot be decoded stay. Must be in a
-/// transaction of its own: agents take an expansion for lost that is deleted without a change of its group or policy.
+/// ([`restore_group`](crate::domain::attachment::restore_group)). Records that cannot be decoded stay, and so does what
+/// is derived from them. Must be in a transaction of its own: agents take an expansion for lost that is deleted without
+/// a change of its group or policy.
 pub fn restore(staged: &mut StagedTxn<'_>) {
     restore_links(staged);
     restore_traffic(staged);
@@ -38,9 +39,9 @@ fn update_all<T: Object + PartialEq>(staged: &mut StagedTxn<'_>, update: impl Fn
 
 /// Link to the object; empty if it does not exist.
 fn link<T: Object>(staged: &StagedTxn<'_>, key: &str) -> Link {
-    match staged.get::<T>(key) {
-        Some(_) => Link::to(T::KIND, key),
-        None => Link::default(),
+    match staged.exists::<T>(key) {
+        true => Link::to(T::KIND, key),
+        false => Link::default(),
     }
 }
 
@@ -62,11 +63,11 @@ fn restore_links(staged: &mut StagedTxn<'_>) {
     restore_links_of_rules(staged);
     update_all::<EndpointGroup>(staged, |group, staged| {
         clear_stored_links(group);
-        let policies = policies_of(group).into_iter().filter(|key| staged.get::<Policy>(key).is_some());
+        let policies = policies_of(group).into_iter().filter(|key| staged.exists::<Policy>(key));
         group.link_sets.policies =
             policies.map(|key| (key.clone(), Link::to(ObjectType::Policy, key))).collect();
         let contracts = contracts_of(group).into_iter();
-        let contracts = contracts.filter(|key| staged.get::<ExtContractsGroup>(key).is_some());
+        let contracts = contracts.filter(|key| staged.exists::<ExtContractsGroup>(key));
         group.link_sets.ext_contracts_grps =
             contracts.map(|key| (key.clone(), Link::to(ObjectType::ExtContractsGroup, key))).collect();
         group.links.net_profile =
@@ -97,9 +98,9 @@ fn remote_of(rule: &Rule) -> Option<String> {
 /// Rules may be many: of those that are right, nothing is copied or built.
 fn restore_links_of_rules(staged: &mut StagedTxn<'_>) {
     for rule in staged.cache().all::<Rule>() {
-        let policy = Some(object_key(&rule.tenant_name, &rule.policy_name))
-            .filter(|key| staged.get::<Policy>(key).is_some());
-        let group = remote_of(rule).filter(|key| staged.get::<EndpointGroup>(key).is_some());
+        let policy = Some(object_key(&rule.tenant_name, &rule.policy_name));
+        let policy = policy.filter(|key| staged.exists::<Policy>(key));
+        let group = remote_of(rule).filter(|key| staged.exists::<EndpointGroup>(key));
         if has_links(rule, policy.as_deref(), group.as_deref()) {
             continue;
         }
@@ -126,10 +127,17 @@ fn has_links(rule: &Rule, policy: Option<&str>, group: Option<&str>) -> bool {
 
 /// Restores the traffic settings that groups have from network profiles.
 fn restore_traffic(staged: &mut StagedTxn<'_>) {
-    for group in staged.cache().all::<EndpointGroup>() {
-        let profile = profile_of(group).and_then(|key| staged.get::<Netprofile>(&key));
+    let cache = staged.cache();
+    for group in cache.all::<EndpointGroup>() {
+        let (key, profile) = (state_key(&group.key), profile_of(group));
+        if cache.is_unreadable::<EndpointGroup>(&group.key)
+            || cache.is_unreadable_allocation::<group::State>(&key)
+            || profile.as_ref().is_some_and(|key| cache.is_unreadable::<Netprofile>(key))
+        {
+            continue;
+        }
+        let profile = profile.and_then(|key| staged.get::<Netprofile>(&key));
         let wanted = profile.map(|profile| Traffic::of(&profile)).unwrap_or_default();
-        let key = state_key(&group.key);
         let differs = |record: &AllocationRecord<group::State>| Traffic::of_group(&record.body) != wanted;
         if staged.committed::<group::State>(&key).is_some_and(differs)
             && let Some((_, change)) = staged.allocation::<group::State>(&key)

@@ -50,12 +50,14 @@ impl ClusterCache {
         let journaled = known.is_some_and(|record| record.journal.is_some());
         let Some(kv) = kv else {
             records.live.remove(id);
+            self.note_allocation::<B>(id, true, revision);
             return;
         };
         let mut record = match AllocationRecord::<B>::read(&kv.value, revision) {
             Ok(record) => record,
             Err(error) => {
                 tracing::warn!(key = kv.key, %error, "decode an allocation record from the store: invalid; keeping the last valid one");
+                self.note_allocation::<B>(id, false, revision);
                 return;
             }
         };
@@ -68,6 +70,7 @@ impl ClusterCache {
             apply_journal(&mut record, &kv, &records.chunks);
         }
         self.insert::<B>(id, record);
+        self.note_allocation::<B>(id, true, revision);
         if journaled {
             self.mark_stale::<B>(id);
         }

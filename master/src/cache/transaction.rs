@@ -96,6 +96,14 @@ impl<'w> StagedTxn<'w> {
         }
     }
 
+    /// Whether the entry exists, also if its record cannot be decoded.
+    pub fn exists<T: Entry>(&self, id: &str) -> bool {
+        match T::overlay(&self.overlays).get(id) {
+            Some(value) => value.is_some(),
+            None => self.cache.exists::<T>(id),
+        }
+    }
+
     pub fn version<T: Entry>(&self, id: &str) -> Version {
         match T::overlay(&self.overlays).get(id) {
             Some(Some(_)) => Version::Staged,

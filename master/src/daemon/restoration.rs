@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::cache::{ClusterCache, SharedCache, StagedTxn};
 use crate::commit::{Committer, Deposed, Queue, read_derived};
-use crate::domain::attachment::{self, groups_with_policies, unread_of_group};
+use crate::domain::attachment::{self, Expansions, groups_with_policies, unread_of_group};
 use crate::metrics::Metrics;
 use crate::problem::{Answer, Problem, one_line};
 use crate::{audit, go_json, repair, restore};
@@ -76,7 +76,7 @@ pub(super) async fn before_leading(
     Ok(())
 }
 
-/// Reports the records that were not restored because they cannot be decoded.
+/// Reports the records that cannot be decoded. They, and what is derived from them, were not restored.
 fn log_unreadable(cache: &ClusterCache) {
     let keys = cache.unreadable_keys();
     let all = keys.len();
@@ -155,9 +155,9 @@ async fn delete_detached(
     queue: &Queue,
     metrics: &Metrics,
 ) -> Result<(), Problem> {
-    let attached = attachment::all_attached(&StagedTxn::new(&cache.read()));
+    let expansions = Expansions::of(&StagedTxn::new(&cache.read()));
     let id = |kv: &KeyValue| kv.key.strip_prefix(POLICY_RULES).map(str::to_owned);
-    let is_detached = |kv: &KeyValue| id(kv).is_some_and(|id| !attachment::is_of_attached(&id, &attached));
+    let is_detached = |kv: &KeyValue| id(kv).is_some_and(|id| !expansions.has_directed(&id));
     let listing = store.list_keys_where(POLICY_RULES, is_detached).await;
     let listing = listing.map_err(|error| Problem::unavailable(one_line(&error)))?;
     let ids: Vec<String> = listing.items.iter().filter_map(id).collect();

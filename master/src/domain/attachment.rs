@@ -1,12 +1,17 @@
 //! State derived from policies attached to groups. Every change of a group, policy or rule updates
 //! it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+mod unreadable;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use contiv_model::api::{EndpointGroup, Link, Network, Policy, Rule};
 use contiv_model::key::ObjectType;
 use contiv_model::policy::{DirectionalRule, DirectionalRuleState, ExpandedRule, PolicyState, expand};
+
+pub use unreadable::check_decodable;
+use unreadable::is_kept;
 
 use super::fabric;
 use super::object_key;
@@ -49,6 +54,9 @@ pub fn refresh_policy(staged: &mut StagedTxn<'_>, policy: &str) {
 /// rule are compared; the record of the policy on a group has all of its rules in any case.
 pub fn refresh_rule(staged: &mut StagedTxn<'_>, policy: &str, rule: &str) {
     for group in groups(staged, policy).iter() {
+        if is_kept(staged, group, policy) {
+            continue;
+        }
         let (id, number) = (attached_id(group, policy), staged.group_number(&state_key(group)));
         match number.filter(|_| staged.has_derived::<PolicyState>(&id)) {
             Some(number) => refresh_one(staged, &Attachment { id, group, policy }, number, rule),
@@ -94,8 +102,11 @@ fn refresh_one(staged: &mut StagedTxn<'_>, attachment: &Attachment<'_>, number: 
     }
 }
 
-/// Makes the stored expansion of `policy` on `group` match the objects.
+/// Makes the stored expansion of `policy` on `group` match the objects, unless one of them cannot be decoded.
 pub fn refresh(staged: &mut StagedTxn<'_>, group: &str, policy: &str) {
+    if is_kept(staged, group, policy) {
+        return;
+    }
     let id = attached_id(group, policy);
     let new = attached(staged, &id, group, policy);
     let directed = new.iter().flat_map(|state| state.rules.values());
@@ -193,13 +204,15 @@ pub fn rules_referencing(staged: &StagedTxn<'_>, tenant: &str, name: &str) -> Ve
         .collect()
 }
 
-/// Fails if [`link_rules`] would write more than [`MAX_EXPANDED_RULES`] rules for `rules`, which refer to `group`.
+/// Fails if [`link_rules`] would write more than [`MAX_EXPANDED_RULES`] rules for `rules`, which refer to `group`, or
+/// policies that are derived from what cannot be decoded.
 pub fn check_link_rules(group: &str, rules: &[Rule], staged: &StagedTxn<'_>) -> Result<(), Problem> {
     if fabric::is_enabled(staged) {
         return Ok(());
     }
     let policies = rules.iter().map(|rule| object_key(&rule.tenant_name, &rule.policy_name));
     let policies: BTreeSet<String> = policies.collect();
+    policies.iter().try_for_each(|policy| check_decodable(policy, staged))?;
     let on_all_groups = |policy: &String| {
         staged.count_linked::<Policy, Rule>(policy) * staged.count_linked::<Policy, EndpointGroup>(policy)
     };
@@ -257,13 +270,13 @@ pub fn restore_group(staged: &mut StagedTxn<'_>, group: &str) {
 /// Expands the policies that have no expansion on a group, and deletes expansions without a policy or group. What
 /// an expansion contains is not compared.
 pub fn restore_keys(staged: &mut StagedTxn<'_>) {
-    let attached = all_attached(staged);
-    for (id, (group, policy)) in &attached {
+    let expansions = Expansions::of(staged);
+    for (id, (group, policy)) in &expansions.known {
         if !staged.has_derived::<PolicyState>(id) {
             refresh(staged, group, policy);
         }
     }
-    for (id, _) in staged.cache().derived::<PolicyState>().filter(|(id, _)| !attached.contains_key(id)) {
+    for (id, _) in staged.cache().derived::<PolicyState>().filter(|(id, _)| !expansions.has(id)) {
         let directed = staged.derived_ids::<DirectionalRuleState>(&format!("{id}:"));
         put_directed(staged, directed, BTreeMap::new());
         staged.derive::<PolicyState>(&id, None);
@@ -272,27 +285,49 @@ pub fn restore_keys(staged: &mut StagedTxn<'_>) {
 
 /// Deletes the directional rules among `ids` without a policy on a group.
 pub fn delete_detached(staged: &mut StagedTxn<'_>, ids: &BTreeSet<String>) {
-    let attached = all_attached(staged);
-    for id in ids.iter().filter(|id| !is_of_attached(id, &attached)) {
+    let expansions = Expansions::of(staged);
+    for id in ids.iter().filter(|id| !expansions.has_directed(id)) {
         staged.derive::<DirectionalRuleState>(id, None);
     }
 }
 
-/// Whether a directional rule is of one of these policies on groups. The id of one ends at the fourth colon, unless a name contains
-/// colons.
-pub fn is_of_attached<V>(directed: &str, attached: &HashMap<String, V>) -> bool {
-    let mut ends = directed.match_indices(':').skip(3);
-    ends.any(|(end, _)| attached.contains_key(&directed[..end]))
+/// Expansions that must exist, or stay as they are because they are derived from what cannot be decoded.
+pub struct Expansions {
+    /// Groups and policies by the id of the expansion.
+    known: HashMap<String, (String, String)>,
+    /// Keys of groups that cannot be decoded: all expansions on them stay.
+    unreadable: HashSet<String>,
 }
 
-/// Groups and policies by the id of the expansion that they must have.
-pub fn all_attached(staged: &StagedTxn<'_>) -> HashMap<String, (String, String)> {
-    let groups = staged.cache().all::<EndpointGroup>();
-    let pairs = groups.flat_map(|EndpointGroup { key, .. }| {
-        policies_of(staged, key).into_iter().map(move |policy| (key.clone(), policy))
-    });
-    let pairs = pairs.filter(|(group, policy)| number_if_attached(staged, group, policy).is_some());
-    pairs.map(|(group, policy)| (attached_id(&group, &policy), (group, policy))).collect()
+impl Expansions {
+    pub fn of(staged: &StagedTxn<'_>) -> Expansions {
+        let cache = staged.cache();
+        let pairs = cache.all::<EndpointGroup>().flat_map(|EndpointGroup { key, .. }| {
+            policies_of(staged, key).into_iter().map(move |policy| (key.clone(), policy))
+        });
+        let pairs = pairs.filter(|(group, policy)| {
+            number_if_attached(staged, group, policy).is_some() || is_kept(staged, group, policy)
+        });
+        let known = pairs.map(|(group, policy)| (attached_id(&group, &policy), (group, policy))).collect();
+        Expansions { known, unreadable: cache.unreadable_ids::<EndpointGroup>().map(str::to_owned).collect() }
+    }
+
+    fn has(&self, id: &str) -> bool {
+        self.known.contains_key(id) || self.is_on_unreadable(id)
+    }
+
+    /// Whether a directional rule is of one of the expansions. The id of one ends at the fourth colon, unless a name contains
+    /// colons.
+    pub fn has_directed(&self, id: &str) -> bool {
+        let mut ends = id.match_indices(':').skip(3);
+        ends.any(|(end, _)| self.known.contains_key(&id[..end])) || self.is_on_unreadable(id)
+    }
+
+    /// The key of the group ends at the second colon, unless a name contains colons.
+    fn is_on_unreadable(&self, id: &str) -> bool {
+        let mut ends = id.match_indices(':').skip(1);
+        !self.unreadable.is_empty() && ends.any(|(end, _)| self.unreadable.contains(&id[..end]))
+    }
 }
 
 /// Expands all policies on all groups again, and deletes expansions without a policy or group.

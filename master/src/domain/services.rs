@@ -205,10 +205,15 @@ pub fn put_with_providers(state: State, staged: &mut StagedTxn<'_>) {
     }
 }
 
-/// Networks of the tenant.
+/// Networks of the tenant, also those whose objects cannot be decoded.
 fn networks<'w>(tenant: &str, cache: &'w ClusterCache) -> impl Iterator<Item = &'w network::State> {
-    let names = cache.linked::<api::Tenant, api::Network>(tenant);
-    let names = names.filter_map(|key| key.split_once(':')).map(|(_, name)| name);
+    let is_of = move |key: &&str| {
+        let tenant_name = key.split_once(':').map(|(tenant, _)| tenant);
+        tenant_name == Some(tenant) && cache.get::<api::Network>(key).is_none()
+    };
+    let unreadable = cache.unreadable_ids::<api::Network>().filter(is_of);
+    let keys = cache.linked::<api::Tenant, api::Network>(tenant).chain(unreadable);
+    let names = keys.filter_map(|key| key.split_once(':')).map(|(_, name)| name);
     names.filter_map(move |name| network_record(cache, tenant, name)).map(|record| &record.body)
 }
 
@@ -230,7 +235,7 @@ fn labelled<'w>(service: &State, cache: &'w ClusterCache) -> Vec<(&'w network::S
     let of_tenant = |network: &NetworkId| {
         let body = &cache.allocation::<network::State>(network.as_str())?.body;
         let key = object_key(tenant, &body.network_name);
-        let is_of = body.tenant == *tenant && cache.get::<api::Network>(&key).is_some();
+        let is_of = body.tenant == *tenant && cache.exists::<api::Network>(&key);
         is_of.then(|| (body, on(network)))
     };
     ids.into_iter().filter_map(of_tenant).collect()
@@ -353,12 +358,24 @@ pub fn delete(id: &str, staged: &mut StagedTxn<'_>) {
     }
 }
 
+/// Whether the state and the providers of the service stay as they are, because a record cannot be decoded: its state, its
+/// object, or that of a network of its tenant, whose endpoints may be providers.
+pub fn is_kept(id: &str, cache: &ClusterCache) -> bool {
+    if !cache.has_unreadable() {
+        return false;
+    }
+    let (name, tenant) = id.rsplit_once(':').unwrap_or((id, ""));
+    let is_of_tenant = |network: &str| network.strip_suffix(tenant).is_some_and(|name| name.ends_with('.'));
+    cache.is_unreadable::<State>(id)
+        || cache.is_unreadable::<api::ServiceLb>(&object_key(tenant, name))
+        || cache.unreadable_allocations::<network::State>().any(is_of_tenant)
+}
+
 /// Deletes slices of services that do not exist.
 pub fn delete_stray_slices(staged: &mut StagedTxn<'_>) {
     for key in staged.cache().table::<Providers>().keys() {
         let service = Providers::service_of(key);
-        let is_service =
-            staged.get::<State>(service).is_some() || staged.cache().is_unreadable::<State>(service);
+        let is_service = staged.get::<State>(service).is_some() || is_kept(service, staged.cache());
         if !is_service && staged.get::<Providers>(key).is_some() {
             staged.delete::<Providers>(key);
         }

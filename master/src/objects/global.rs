@@ -180,6 +180,10 @@ impl Defaults {
     /// Creates the settings and the tenant `default` if the store has no settings. Existing
     /// settings are not changed.
     pub fn put(&self, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
+        // Settings that cannot be decoded are reported with the other records that cannot.
+        if staged.cache().is_unreadable::<Global>(KEY) {
+            return Ok(());
+        }
         if let Some(global) = staged.get::<Global>(KEY) {
             if !global.fwd_mode.is_empty() && global.fwd_mode != self.fwd_mode {
                 tracing::warn!(

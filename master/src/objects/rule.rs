@@ -9,7 +9,7 @@ use contiv_model::{endpoint, key::ObjectType, policy::is_reversed_range};
 use super::{Cluster, Object, Preset};
 use crate::cache::{ClusterCache, StagedTxn};
 use crate::domain::attachment::{
-    MAX_EXPANDED_RULES, MAX_GROUP_RULES, count_rules, refresh_rule, remote_name, state_key,
+    MAX_EXPANDED_RULES, MAX_GROUP_RULES, check_decodable, count_rules, refresh_rule, remote_name, state_key,
 };
 use crate::domain::{fabric, object_key};
 use crate::problem::Problem;
@@ -104,6 +104,7 @@ impl Object for Rule {
             )));
         }
         check_groups(&policy_key, staged)?;
+        check_decodable(&policy_key, staged)?;
 
         if staged.get::<EndpointGroup>(&remote_key).is_some() {
             staged.guard_unchanged::<EndpointGroup>(&remote_key);
@@ -123,6 +124,7 @@ impl Object for Rule {
 
     fn delete(&self, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
         let policy_key = object_key(&self.tenant_name, &self.policy_name);
+        check_decodable(&policy_key, staged)?;
         staged.delete::<Rule>(&self.key);
         refresh_rule(staged, &policy_key, &self.key);
         Ok(())

@@ -10,7 +10,7 @@ use super::{Cluster, Object};
 use crate::cache::{ClusterCache, Labels, StagedTxn};
 use crate::domain::allocation::AllocationScope;
 use crate::domain::object_key;
-use crate::domain::services::{delete, delete_stray_slices, put_with_providers, state_key};
+use crate::domain::services::{delete, delete_stray_slices, is_kept, put_with_providers, state_key};
 use crate::ipam::in_use;
 use crate::problem::Problem;
 use crate::reports::{self, Report};
@@ -179,11 +179,11 @@ impl Derived for ServiceLb {
 }
 
 /// Restores the service states from the objects and the labels of endpoints, and deletes states
-/// without an object. A state that cannot be decoded stays with its providers: its address is not known.
+/// without an object. A state that cannot be decoded stays with its providers: its address is not known. So do those of
+/// an object that cannot be decoded.
 pub fn restore(staged: &mut StagedTxn<'_>) {
     let cache = staged.cache();
-    let is_readable = |id: &str| !cache.is_unreadable::<State>(id);
-    for service in cache.all::<ServiceLb>().filter(|service| is_readable(&service.state_key())) {
+    for service in cache.all::<ServiceLb>().filter(|service| !is_kept(&service.state_key(), cache)) {
         let known = cache.get::<State>(&service.state_key()).map(|state| Ok(state.ip_address.clone()));
         let Ok(selectors) = service.selectors.iter().map(|text| selector(text)).collect() else { continue };
         match known.unwrap_or_else(|| service.take_vip(staged)) {
@@ -195,7 +195,7 @@ pub fn restore(staged: &mut StagedTxn<'_>) {
     }
     let mut wanted = cache.all::<ServiceLb>().map(Derived::state_key).collect::<BTreeSet<_>>();
     wanted.retain(|id| staged.get::<State>(id).is_some());
-    for id in cache.table::<State>().keys().filter(|id| !wanted.contains(*id) && is_readable(id)) {
+    for id in cache.table::<State>().keys().filter(|id| !wanted.contains(*id) && !is_kept(id, cache)) {
         delete(id, staged);
     }
     delete_stray_slices(staged);

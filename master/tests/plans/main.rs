@@ -29,3 +29,4 @@ mod routed_vlans;
 mod services;
 mod tenants;
 mod unreadable;
+mod unreadable_objects;

@@ -7,7 +7,9 @@ use contiv_model::api::{EndpointGroup, ExtContractsGroup, Link, Netprofile, Netw
 use contiv_model::key::ObjectType;
 
 use crate::cache::StagedTxn;
-use crate::domain::attachment::{MAX_EXPANDED_RULES, MAX_GROUP_RULES, count_rules, link_rules, refresh};
+use crate::domain::attachment::{
+    MAX_EXPANDED_RULES, MAX_GROUP_RULES, check_decodable, count_rules, link_rules, refresh,
+};
 use crate::domain::{fabric, object_key};
 use crate::problem::Problem;
 
@@ -62,6 +64,7 @@ impl Links for EndpointGroup {
                 )));
             }
             check_rule_networks(&policy, staged)?;
+            check_decodable(&policy.key, staged)?;
         }
         self.profile(staged)?;
         let missing =

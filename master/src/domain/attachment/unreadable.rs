@@ -1,0 +1,81 @@
+//! Policies on groups that are derived from objects which cannot be decoded. They stay as they are: derived again without
+//! the object, they would lose its rules on all nodes.
+
+use contiv_model::api::{EndpointGroup, Network, Policy, Rule};
+use contiv_model::{global, group};
+
+use super::state_key;
+use crate::cache::{ClusterCache, Entry as _, ONLY, RecordBody as _, StagedTxn};
+use crate::domain::{fabric, object_key};
+use crate::problem::Problem;
+
+/// Fails if a change of the policy could not be carried out on all its groups, because a record that its expansions are
+/// derived from cannot be decoded.
+pub fn check_decodable(policy: &str, staged: &StagedTxn<'_>) -> Result<(), Problem> {
+    if !staged.cache().has_unreadable() {
+        return Ok(());
+    }
+    let groups = staged.linked::<Policy, EndpointGroup>(policy);
+    let of_groups = || groups.iter().find_map(|group| source_of_group(group, staged));
+    match source(policy, staged).or_else(of_groups) {
+        Some(key) => Err(Problem::conflict(format!(
+            "change policy {policy} on its groups: the record {key} cannot be decoded; repair or delete it first"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Whether the expansion of the policy on the group stays as it is. Without a link between them, it need not.
+pub(super) fn is_kept(staged: &StagedTxn<'_>, group: &str, policy: &str) -> bool {
+    let cache = staged.cache();
+    if !cache.has_unreadable() {
+        return false;
+    }
+    if cache.is_unreadable::<EndpointGroup>(group) {
+        return true;
+    }
+    staged.is_linked::<Policy, EndpointGroup>(policy, group)
+        && (source(policy, staged).is_some() || source_of_group(group, staged).is_some())
+}
+
+/// Key of the object or of the allocation record of the group, if it cannot be decoded.
+fn source_of_group(group: &str, staged: &StagedTxn<'_>) -> Option<String> {
+    let (cache, id) = (staged.cache(), state_key(group));
+    if cache.is_unreadable::<EndpointGroup>(group) {
+        return Some(EndpointGroup::path(group));
+    }
+    // In ACI mode a group has no expansions.
+    let is_unreadable = cache.is_unreadable_allocation::<group::State>(&id) && !fabric::is_enabled(staged);
+    is_unreadable.then(|| group::State::key(&id).to_string())
+}
+
+/// Key of a record that the expansions of the policy on all groups are derived from and that cannot be decoded.
+fn source(policy: &str, staged: &StagedTxn<'_>) -> Option<String> {
+    let cache = staged.cache();
+    if cache.is_unreadable::<global::Config>(ONLY) {
+        return Some(global::Config::path(ONLY));
+    }
+    // In ACI mode there are no expansions.
+    if !cache.has_unreadable() || fabric::is_enabled(staged) {
+        return None;
+    }
+    if cache.is_unreadable::<Policy>(policy) {
+        return Some(Policy::path(policy));
+    }
+    // The key of a rule begins with that of its policy.
+    if let Some(rule) = cache.first_unreadable::<Rule>(&object_key(policy, "")) {
+        return Some(rule.to_owned());
+    }
+    let rules = staged.linked::<Policy, Rule>(policy);
+    rules.iter().find_map(|key| reference(&staged.get::<Rule>(key)?, cache))
+}
+
+/// Key of the record of a network or of the peer group of the rule, if it cannot be decoded.
+fn reference(rule: &Rule, cache: &ClusterCache) -> Option<String> {
+    let networks = [&rule.from_network, &rule.to_network].map(|name| object_key(&rule.tenant_name, name));
+    let network = networks.into_iter().find(|key| cache.is_unreadable::<Network>(key));
+    let peer = state_key(&rule.links.match_endpoint_group.key);
+    let is_unreadable = cache.is_unreadable_allocation::<group::State>(&peer);
+    let peer = is_unreadable.then(|| group::State::key(&peer).to_string());
+    network.map(|network| Network::path(&network)).or(peer)
+}
