@@ -11,7 +11,7 @@ use contiv_model::key::ObjectType;
 use contiv_model::policy::{DirectionalRule, DirectionalRuleState, ExpandedRule, PolicyState, expand};
 
 pub use unreadable::check_decodable;
-use unreadable::is_kept;
+use unreadable::{check_all_decodable, is_kept};
 
 use super::fabric;
 use super::object_key;
@@ -22,8 +22,9 @@ use crate::problem::Problem;
 /// while other requests wait.
 pub const MAX_GROUP_RULES: usize = 16_384;
 
-/// Largest number of rules of a policy on all its groups together, and of the policies that a created or deleted group
-/// changes. A change of one rule writes the record of its policy on each group, with all rules of the policy.
+/// Largest number of rules of a policy on all its groups together, of the policies that a created or deleted group
+/// changes, and of all policies when the cluster leaves ACI mode. A change of one rule writes the record of its policy on
+/// each group, with all rules of the policy.
 pub const MAX_EXPANDED_RULES: usize = 524_288;
 
 /// Number of rules of the group's policies.
@@ -213,10 +214,7 @@ pub fn check_link_rules(group: &str, rules: &[Rule], staged: &StagedTxn<'_>) -> 
     let policies = rules.iter().map(|rule| object_key(&rule.tenant_name, &rule.policy_name));
     let policies: BTreeSet<String> = policies.collect();
     policies.iter().try_for_each(|policy| check_decodable(policy, staged))?;
-    let on_all_groups = |policy: &String| {
-        staged.count_linked::<Policy, Rule>(policy) * staged.count_linked::<Policy, EndpointGroup>(policy)
-    };
-    let written: usize = policies.iter().map(on_all_groups).sum();
+    let written: usize = policies.iter().map(|policy| rules_on_all_groups(policy, staged)).sum();
     if written <= MAX_EXPANDED_RULES {
         return Ok(());
     }
@@ -224,6 +222,10 @@ pub fn check_link_rules(group: &str, rules: &[Rule], staged: &StagedTxn<'_>) -> 
     Err(Problem::conflict(format!(
         "group {group}: the {count} policies whose rules refer to it have {written} rules on all their groups, and this change writes all of them; the limit is {MAX_EXPANDED_RULES}; delete some of the rules that refer to the group first"
     )))
+}
+
+fn rules_on_all_groups(policy: &str, staged: &StagedTxn<'_>) -> usize {
+    staged.count_linked::<Policy, Rule>(policy) * staged.count_linked::<Policy, EndpointGroup>(policy)
 }
 
 /// Links the rules to group `key`, or unlinks them, and expands their policies again.
@@ -328,6 +330,20 @@ impl Expansions {
         let mut ends = id.match_indices(':').skip(1);
         !self.unreadable.is_empty() && ends.any(|(end, _)| self.unreadable.contains(&id[..end]))
     }
+}
+
+/// Fails if [`restore_policies`] would write more than [`MAX_EXPANDED_RULES`] rules when the cluster leaves ACI mode, or
+/// policies that are derived from what cannot be decoded.
+pub fn check_restore_policies(staged: &StagedTxn<'_>) -> Result<(), Problem> {
+    check_all_decodable(staged)?;
+    let policies = staged.cache().all::<Policy>();
+    let written: usize = policies.map(|policy| rules_on_all_groups(&policy.key, staged)).sum();
+    if written <= MAX_EXPANDED_RULES {
+        return Ok(());
+    }
+    Err(Problem::conflict(format!(
+        "leave ACI mode: the policies have {written} rules on all their groups, and this change writes all of them; the limit is {MAX_EXPANDED_RULES}; take policies off groups first"
+    )))
 }
 
 /// Expands all policies on all groups again, and deletes expansions without a policy or group.

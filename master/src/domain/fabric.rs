@@ -16,13 +16,18 @@ use crate::problem::Problem;
 /// Infrastructure type of an ACI fabric.
 const ACI: &str = "aci";
 
+/// Whether a cluster with these settings runs in ACI mode.
+pub fn is_aci(config: &global::Config) -> bool {
+    config.nw_infra_type == ACI
+}
+
 /// Whether the cluster runs in ACI mode.
 pub fn is_enabled(staged: &StagedTxn<'_>) -> bool {
-    staged.get::<global::Config>("").is_some_and(|config| config.nw_infra_type == ACI)
+    staged.get::<global::Config>("").is_some_and(|config| is_aci(&config))
 }
 
 pub fn is_enabled_in(cache: &ClusterCache) -> bool {
-    cache.get::<global::Config>("").is_some_and(|config| config.nw_infra_type == ACI)
+    cache.get::<global::Config>("").is_some_and(is_aci)
 }
 
 /// Body of `createAppProf`. With only the names set, body of `deleteAppProf`.

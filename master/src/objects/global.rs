@@ -6,7 +6,7 @@ use contiv_model::key::ObjectType;
 
 use super::{Cluster, Object};
 use crate::cache::{ClusterCache, Entry, ONLY, StagedTxn};
-use crate::domain::attachment::restore_policies;
+use crate::domain::attachment::{check_restore_policies, restore_policies};
 use crate::domain::fabric;
 use crate::domain::tag_pools::{pools, pools_with_networks, put_vlans, put_vxlans};
 use crate::problem::Problem;
@@ -54,7 +54,7 @@ impl Object for Global {
             arp_mode: self.arp_mode.clone(),
             pvt_subnet: self.pvt_subnet.clone(),
         };
-        set_config(staged, |staged| staged.put(ONLY, config));
+        set_config(Some(config), staged)?;
         put_ranges(&self, staged);
         put_vlans(&vlans, staged);
         put_vxlans(&vxlans, staged);
@@ -94,7 +94,7 @@ impl Object for Global {
             pvt_subnet: or(&self.pvt_subnet, config.pvt_subnet.clone()),
         };
         if changed != config {
-            set_config(staged, |staged| staged.put(ONLY, changed));
+            set_config(Some(changed), staged)?;
         }
         if vlans.is_some() || vxlans.is_some() {
             put_ranges(&self, staged);
@@ -110,7 +110,7 @@ impl Object for Global {
     }
 
     fn delete(&self, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
-        set_config(staged, delete_only::<global::Config>);
+        set_config(None, staged)?;
         delete_only::<global::State>(staged);
         delete_only::<global::Oper>(staged);
         delete_only::<global::VlanPool>(staged);
@@ -147,13 +147,20 @@ fn in_use((vlans, vxlans): &(Vlans, Vxlans)) -> Option<String> {
 }
 
 /// Puts or deletes the agents' settings. Nodes enforce policies only outside of ACI mode: if the cluster enters or
-/// leaves it, also by a deletion, the expansions of all policies are deleted or written.
-fn set_config(staged: &mut StagedTxn<'_>, set: impl FnOnce(&mut StagedTxn<'_>)) {
-    let was_aci = fabric::is_enabled(staged);
-    set(staged);
-    if fabric::is_enabled(staged) != was_aci {
+/// leaves it, also by a deletion, the expansions of all policies are deleted or written. Stages nothing if it fails.
+fn set_config(config: Option<global::Config>, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
+    let (was_aci, is_aci) = (fabric::is_enabled(staged), config.as_ref().is_some_and(fabric::is_aci));
+    if was_aci && !is_aci {
+        check_restore_policies(staged)?;
+    }
+    match config {
+        Some(config) => staged.put(ONLY, config),
+        None => delete_only::<global::Config>(staged),
+    }
+    if was_aci != is_aci {
         restore_policies(staged);
     }
+    Ok(())
 }
 
 fn put_ranges(global: &Global, staged: &mut StagedTxn<'_>) {

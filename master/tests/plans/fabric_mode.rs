@@ -38,6 +38,18 @@ fn policies_are_not_expanded_in_aci_mode() {
     assert_eq!((set_infra(&mut fixture, "default"), set_infra(&mut fixture, "aci")), (3, 0));
 }
 
+/// Nodes would let pass what the rule denies.
+#[test]
+fn a_cluster_with_a_rule_that_cannot_be_decoded_stays_in_aci_mode() {
+    const RULE: &str = "/contiv.io/obj/modeldb/rule/default:p:1";
+    let mut fixture = with_policy("aci");
+    fixture.break_key(RULE, Some(&json!("{")));
+    let mut fixture = fixture.loaded();
+    let refused = fixture.delete("globals", "global").unwrap_err().text;
+    let why = "cannot be decoded; repair or delete it first";
+    assert_eq!(refused, format!("change all policies on groups: the record {RULE} {why}"));
+}
+
 #[test]
 fn settings_that_are_deleted_and_created_again_change_the_mode() {
     for (from, to, keys) in [

@@ -263,6 +263,37 @@ fn a_group_that_too_many_rules_depend_on_is_neither_created_nor_deleted() {
     fixture.delete("endpointGroups", "default:other").unwrap();
 }
 
+/// It writes all policies on all groups, by an update of the settings or by their deletion.
+#[test]
+fn a_cluster_with_too_many_rules_on_groups_stays_in_aci_mode() {
+    const RULES: usize = 4095;
+    let mut fixture = fixture("aci");
+    let names = ["p", "q"].map(str::to_owned);
+    put_policies(&mut fixture, &names, RULES);
+    let put = |fixture: &mut Fixture, number: usize, policies: &[&str]| {
+        let body = json!({"tenantName": "default", "groupName": format!("g{number}"), "networkName": "net",
+            "policies": policies});
+        fixture.put("endpointGroups", &format!("default:g{number}"), &body).unwrap();
+    };
+    for number in 0..65 {
+        put(&mut fixture, number, &["p", "q"]);
+    }
+    let leave = |fixture: &mut Fixture| {
+        let body = json!({"name": "global", "networkInfraType": "default", "vlans": "1-4094",
+            "vxlans": "1-10000", "fwdMode": "bridge", "arpMode": "proxy", "pvtSubnet": "172.19.0.0/16"});
+        fixture.put("globals", "global", &body).map(drop).map_err(|problem| problem.text)
+    };
+    let refused = "leave ACI mode: the policies have 532350 rules on all their groups, and this change writes all of them; the limit is 524288; take policies off groups first";
+    assert_eq!(leave(&mut fixture).unwrap_err(), refused);
+    assert_eq!(fixture.delete("globals", "global").unwrap_err().text, refused);
+    assert_eq!(fixture.keys("/contiv.io/state/policy/"), [""; 0]);
+    for number in 1..65 {
+        put(&mut fixture, number, &[]);
+    }
+    leave(&mut fixture).unwrap();
+    assert_eq!(fixture.keys("/contiv.io/state/policy/").len(), names.len());
+}
+
 /// Earlier releases had no limit.
 #[test]
 fn a_stored_group_with_more_rules_can_be_reduced() {

@@ -25,6 +25,26 @@ pub fn check_decodable(policy: &str, staged: &StagedTxn<'_>) -> Result<(), Probl
     }
 }
 
+/// Fails if the policies on all groups cannot be derived, because a record of a policy, a rule, a group or a network cannot
+/// be decoded.
+pub(super) fn check_all_decodable(staged: &StagedTxn<'_>) -> Result<(), Problem> {
+    let cache = staged.cache();
+    let objects = [
+        cache.first_unreadable::<Policy>(""),
+        cache.first_unreadable::<Rule>(""),
+        cache.first_unreadable::<EndpointGroup>(""),
+        cache.first_unreadable::<Network>(""),
+    ];
+    let object = objects.into_iter().flatten().next().map(str::to_owned);
+    let record = cache.unreadable_allocations::<group::State>().next();
+    match object.or_else(|| record.map(|id| group::State::key(id).to_string())) {
+        Some(key) => Err(Problem::conflict(format!(
+            "change all policies on groups: the record {key} cannot be decoded; repair or delete it first"
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// Whether the expansion of the policy on the group stays as it is. Without a link between them, it need not.
 pub(super) fn is_kept(staged: &StagedTxn<'_>, group: &str, policy: &str) -> bool {
     let cache = staged.cache();
