@@ -131,7 +131,9 @@ impl Client {
             .build();
         let token = match &connection.token_file {
             Some(file) => Some(token::first_line(file)?),
-            None if connection.is_secure() => token::read()?,
+            None if connection.is_secure() => {
+                token::read(&connection.netmasters, connection.has_only_urls())?
+            }
             None => None,
         };
         let sent = Sent::default();
@@ -144,6 +146,11 @@ impl Client {
     /// Whether all connections are encrypted.
     pub fn is_secure(&self) -> bool {
         self.connection.is_secure()
+    }
+
+    /// URLs of the netmasters.
+    pub fn netmasters(&self) -> &[String] {
+        &self.connection.netmasters
     }
 
     /// Requests end soon after `deadline`, and are not repeated after it.

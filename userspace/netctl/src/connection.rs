@@ -24,6 +24,8 @@ pub struct Connection {
     pub token_file: Option<PathBuf>,
     /// Whether any certificate is accepted.
     pub insecure: bool,
+    /// Whether a context is used.
+    pub has_context: bool,
 }
 
 impl Connection {
@@ -40,16 +42,15 @@ impl Connection {
         let own = Context::from(server);
         let named = server.context.as_ref().filter(|name| !name.is_empty());
         let context = match (named, own.netmaster.is_empty()) {
-            (Some(name), _) => Contexts::read()?.find(name)?.clone(),
-            (None, false) => Context::default(),
+            (Some(name), _) => Some(Contexts::read()?.find(name)?.clone()),
+            (None, false) => None,
             (None, true) => {
                 let all = Contexts::read()?;
-                match &all.current {
-                    Some(name) => all.find(name)?.clone(),
-                    None => Context::default(),
-                }
+                all.current.as_ref().map(|name| all.find(name)).transpose()?.cloned()
             }
         };
+        let has_context = context.is_some();
+        let context = context.unwrap_or_default();
         // Certificate and key belong together.
         let has_identity = own.cert.is_some() || own.key.is_some();
         let identity = identity(if has_identity { &own } else { &context })?;
@@ -60,8 +61,14 @@ impl Connection {
             identity,
             token_file: own.token_file.or(context.token_file),
             insecure: own.insecure || context.insecure,
+            has_context,
         }
         .checked()
+    }
+
+    /// Whether nothing tells the cluster from others but the URLs: neither a context nor a client certificate is used.
+    pub fn has_only_urls(&self) -> bool {
+        !self.has_context && self.identity.is_none()
     }
 
     /// Whether all connections are encrypted.
@@ -116,6 +123,7 @@ impl TryFrom<&Context> for Connection {
             identity: identity(context)?,
             token_file: context.token_file.clone(),
             insecure: context.insecure,
+            has_context: true,
         }
         .checked()
     }

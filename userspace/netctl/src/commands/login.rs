@@ -23,6 +23,6 @@ pub fn login(client: &Client, out: &mut dyn Write) -> Result<(), Error> {
         stdin.lock().read_line(&mut line)?;
         line.trim_end_matches(['\r', '\n']).to_owned()
     };
-    token::store(&client.login(user.trim(), &password)?)?;
+    token::store(&client.login(user.trim(), &password)?, client.netmasters())?;
     Ok(writeln!(out, "Login successful")?)
 }

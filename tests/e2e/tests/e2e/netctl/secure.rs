@@ -182,6 +182,7 @@ fn login_stores_the_token_for_later_requests() {
         let mut command = command(&url, home, args);
         let mut child = command
             .env("NETCTL_CACERT", ca)
+            .env_remove("XDG_CONFIG_HOME")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -200,7 +201,8 @@ fn login_stores_the_token_for_later_requests() {
     let right = netctl(&["login"], "ann\na secret\n");
     assert_eq!(String::from_utf8(right.stderr).unwrap(), "");
     assert_eq!(String::from_utf8(right.stdout).unwrap(), "Username: Login successful\n");
-    assert_eq!(std::fs::read_to_string(&file).unwrap(), "{\"token\":\"t0ken\"}\n");
+    let stored: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    assert_eq!(stored, json!({"token": "t0ken", "netmasters": [&url]}));
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(netctl(&["tenant", "ls", "-q"], "").stdout, b"default\n");
     assert!(netctl(&["tenant", "create", "blue"], "").status.success());
@@ -208,4 +210,19 @@ fn login_stores_the_token_for_later_requests() {
     // --token-file takes precedence.
     let other = bench.file("token", "other\n");
     assert_eq!(netctl(&["--token-file", &other, "tenant", "ls"], "").status.code(), Some(3));
+
+    // Another server does not get the token, alone or together with the first one.
+    let elsewhere = proxy(&bench, &authority);
+    for urls in [elsewhere.clone(), format!("{elsewhere},{url}")] {
+        let refused = netctl(&["--netmaster", &urls, "tenant", "ls"], "");
+        assert_eq!(line(&refused), "netctl: no token: netctl login", "{urls}");
+    }
+    let set = netctl(&["config", "set-context", "here", "--netmaster", &url, "--cacert", ca], "");
+    assert!(set.status.success(), "{set:?}");
+    let in_context = ["--context", "here", "tenant", "ls", "-q"];
+    assert_eq!(netctl(&in_context, "").stdout, b"blue\ndefault\n");
+    // The original does not store where a token is from, and has no contexts.
+    std::fs::write(&file, "{\"token\":\"t0ken\"}\n").unwrap();
+    assert_eq!(netctl(&["tenant", "ls", "-q"], "").stdout, b"blue\ndefault\n");
+    assert_eq!(line(&netctl(&in_context, "")), "netctl: no token: netctl login");
 }
