@@ -25,12 +25,21 @@ pub fn inspect(
     output::object(out, &flags.output, &client.inspect(kind, key)?)
 }
 
-/// Lists the objects of one tenant, or of all. Fails if the tenant does not exist.
+/// Lists the objects of one tenant, which must exist, or of all.
 pub fn of_tenant(kind: &Kind, client: &Client, args: &ListArgs, out: &mut dyn Write) -> Result<(), Error> {
-    client.object(ObjectType::Tenant, &args.tenant.tenant)?;
+    require_tenant(client, args)?;
     let all = Selection::of(kind.object_type);
     let selection = if args.all { all } else { all.with("tenantName", &args.tenant.tenant) };
     list(kind, client, selection, &args.flags, out)
+}
+
+/// Fails if the tenant whose objects are listed does not exist.
+pub fn require_tenant(client: &Client, args: &ListArgs) -> Result<(), Error> {
+    // A list of all needs no tenant, and the default one may be missing, or not be the client's.
+    if args.all {
+        return Ok(());
+    }
+    client.object(ObjectType::Tenant, &args.tenant.tenant).map(drop)
 }
 
 /// Lists all objects of a kind.

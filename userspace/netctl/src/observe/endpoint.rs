@@ -12,7 +12,10 @@ use serde_json::{Value, json};
 
 use crate::{
     client::{Client, listing::Selection},
-    commands::{listing::inspect, watch},
+    commands::{
+        listing::{inspect, require_tenant},
+        watch,
+    },
     error::Error,
     flags::{InspectFlags, ListArgs},
     output::{
@@ -67,7 +70,7 @@ fn list(client: &Client, args: &ListArgs, out: &mut dyn Write) -> Result<(), Err
 
 /// Reads the endpoints on the networks of a tenant, or of all, sorted by network and id.
 pub fn objects(client: &Client, args: &ListArgs) -> Result<Vec<Value>, Error> {
-    client.object(ObjectType::Tenant, &args.tenant.tenant)?;
+    require_tenant(client, args)?;
     let networks = networks(client, (!args.all).then_some(args.tenant.tenant.as_str()))?;
     let mut found = endpoints(client, &networks)?;
     found.sort_by(|a, b| (&a.network, &a.endpoint_id).cmp(&(&b.network, &b.endpoint_id)));
