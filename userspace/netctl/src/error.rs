@@ -36,7 +36,8 @@ pub enum Error {
     /// netmaster is temporarily unavailable, also after repetitions of the request: exit 3.
     #[error("{0}")]
     Unavailable(String),
-    /// Invalid files, or several requests that netmaster rejected; one line each: exit 3.
+    /// Invalid files, several requests that netmaster rejected, or one about an object of a file that failed; one line each:
+    /// exit 3.
     #[error("{}", .0.join("\n"))]
     Several(Vec<String>),
     /// The response body is not the expected JSON: exit 3.
@@ -87,7 +88,8 @@ impl Error {
         }
     }
 
-    /// Prefixes a rejection with the object of a file; `remaining` is the number of later changes that are not sent.
+    /// Prefixes the failure of a request with the object of a file; `remaining` is the number of later changes that are not
+    /// sent.
     pub fn with_object(self, object: impl std::fmt::Display, remaining: usize) -> Error {
         let text = |message: String| with_remaining(format!("{object}: {message}"), remaining);
         match self {
@@ -95,6 +97,9 @@ impl Error {
             Error::Forbidden(message) => Error::Forbidden(text(message)),
             Error::Conflict(message) => Error::Conflict(text(message)),
             Error::Unavailable(message) => Error::Unavailable(text(message)),
+            other @ (Error::Request { .. } | Error::Unreachable(_) | Error::Answer { .. }) => {
+                Error::Several(vec![text(one_line(&other).replace('\n', "; "))])
+            }
             other => other,
         }
     }

@@ -117,6 +117,26 @@ fn apply_refuses_to_overwrite_what_others_change() {
     assert_eq!(apply(&server, folder.path()), ("netprofile t:gold updated\n".into(), stderr, code));
 }
 
+/// netmaster may have carried the change out.
+#[test]
+fn change_whose_answer_is_lost_is_reported_with_its_object() {
+    let folder = tempfile::tempdir().unwrap();
+    let failures: [(fn() -> Reply, &str); 2] = [
+        (Reply::lost, "t:gold: POST http://"),
+        (|| Reply::new(200, "", "<html>"), "t:gold: read the answer to POST http://"),
+    ];
+    for (failure, why) in failures {
+        let server = store::modern(&cluster_objects(), move |request, _| request.is_change().then(failure));
+        let (stdout, stderr, code) = apply(&server, folder.path());
+        let file = folder.path().join("a.yaml");
+        let start = format!("netctl: {} document 1: netprofile {why}", file.display());
+        assert!(stderr.starts_with(&start), "{stderr}");
+        assert!(stderr.ends_with(" (later changes not sent: 1)\n"), "{stderr}");
+        assert_eq!((stdout.as_str(), stderr.lines().count(), code), ("", 1, 3), "{stderr}");
+        assert_eq!(changes(&server).len(), 1);
+    }
+}
+
 /// A new group that names the profile changes its links, and so its version.
 #[test]
 fn other_versions_of_the_same_fields_are_no_conflict() {
