@@ -71,7 +71,7 @@ pub fn apply(client: &Client, args: &Apply, out: &mut dyn Write) -> Result<(), E
         return written;
     }
     let removals = plan::removals(&plan.surplus, |_| true);
-    let removed = removal::remove(&removals, |_| true, |manifest| removal::prune_one(client, manifest), out);
+    let removed = removal::remove(&removals, |_| true, |it| removal::prune_one(client, it), out);
     written.and(removed)
 }
 

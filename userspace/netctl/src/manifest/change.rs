@@ -1,6 +1,6 @@
 //! Changes that replace only what they were made for.
 
-use std::fmt::Write as _;
+use std::{collections::BTreeSet, fmt::Write as _};
 
 use serde_json::{Map, Value};
 
@@ -54,8 +54,15 @@ pub fn replace(
     Err(Error::Conflict(UNSTEADY.into()))
 }
 
-/// Deletes an object; false if it does not exist. Fails with [`Error::Conflict`] if its spec is not `before` any more.
-pub fn delete(client: &Client, kind: &Kind, key: &str, before: &Map<String, Value>) -> Result<bool, Error> {
+/// Deletes an object; false if it does not exist. Fails with [`Error::Conflict`] if its spec is not `before` any more, or if it
+/// is a policy that has other rules than `rules`: netmaster deletes them with it.
+pub fn delete(
+    client: &Client,
+    kind: &Kind,
+    key: &str,
+    before: &Map<String, Value>,
+    rules: &BTreeSet<&str>,
+) -> Result<bool, Error> {
     for _ in 0..ATTEMPTS {
         let (stored, precondition) = match client.versioned(kind.object_type, key) {
             Err(Error::Refused(message)) if message == kind.not_found() => return Ok(false),
@@ -65,6 +72,10 @@ pub fn delete(client: &Client, kind: &Kind, key: &str, before: &Map<String, Valu
         if now != *before {
             return Err(Error::Conflict(difference(kind, before, &now)));
         }
+        if let Some(rule) = rules_of(&stored).find(|rule| !rules.contains(rule)) {
+            let why = format!("changed by another client meanwhile: rule {rule} was added");
+            return Err(Error::Conflict(why));
+        }
         match client.delete_if(kind.object_type, key, &precondition) {
             // Another version of the same spec, or the object was deleted.
             Err(Error::Conflict(_)) => {}
@@ -73,6 +84,12 @@ pub fn delete(client: &Client, kind: &Kind, key: &str, before: &Map<String, Valu
         }
     }
     Err(Error::Conflict(UNSTEADY.into()))
+}
+
+/// Keys of the rules of a policy.
+pub fn rules_of(object: &Value) -> impl Iterator<Item = &str> {
+    let rules = object.get("link-sets").and_then(|sets| sets.get("Rules")).and_then(Value::as_object);
+    rules.into_iter().flat_map(Map::keys).map(String::as_str)
 }
 
 /// The object to send: fields that this release does not know keep their values.

@@ -1,6 +1,6 @@
 //! `netctl delete`, and the deletions of `netctl apply --prune`.
 
-use std::io::Write;
+use std::{collections::BTreeSet, io::Write};
 
 use clap::Args;
 
@@ -50,12 +50,12 @@ pub fn delete(client: &Client, files: &Files, out: &mut dyn Write) -> Result<(),
     let is_stored = |manifest: &Manifest| stored(manifest).is_some();
     let removals = plan::removals(&manifests, is_stored);
     if !files.dry_run {
-        return remove(&removals, is_stored, |manifest| delete_one(client, manifest), out);
+        return remove(&removals, is_stored, |removal| delete_one(client, removal.manifest), out);
     }
     let removed = manifests.iter().filter_map(|manifest| Some((manifest, stored(manifest)?)));
     let trials = Trials::new(client, &[], removed);
-    let preview = |manifest: &Manifest| match snapshot.has_trials {
-        true => preview_one(&trials, manifest),
+    let preview = |removal: &Removal<'_>| match snapshot.has_trials {
+        true => preview_one(&trials, removal.manifest),
         false => Ok("delete"),
     };
     remove(&removals, is_stored, preview, out)
@@ -66,15 +66,16 @@ pub fn delete(client: &Client, files: &Files, out: &mut dyn Write) -> Result<(),
 pub fn remove(
     removals: &[Removal<'_>],
     is_stored: impl Fn(&Manifest) -> bool,
-    delete: impl Fn(&Manifest) -> Result<&'static str, Error>,
+    delete: impl Fn(&Removal<'_>) -> Result<&'static str, Error>,
     out: &mut dyn Write,
 ) -> Result<(), Error> {
     let (mut written, mut refused) = (Ok(()), Rejections::default());
-    for (at, Removal { manifest, rules }) in removals.iter().enumerate() {
+    for (at, removal) in removals.iter().enumerate() {
+        let Removal { manifest, rules } = removal;
         let done = match (manifest.kind.mutability, is_stored(manifest)) {
             (Mutability::Settings, _) => "kept: settings cannot be deleted",
             (_, false) => "absent",
-            (_, true) => match delete(manifest) {
+            (_, true) => match delete(removal) {
                 Ok(done) => done,
                 Err(error) => {
                     let later = removals.iter().skip(at + 1).map(|removal| removal.manifest);
@@ -114,10 +115,13 @@ fn delete_one(client: &Client, manifest: &Manifest) -> Result<&'static str, Erro
     }
 }
 
-/// Deletes one object that no file names, unless another client has changed it since it was read.
-pub fn prune_one(client: &Client, manifest: &Manifest) -> Result<&'static str, Error> {
+/// Deletes one object that no file names, unless another client has changed it since it was read, or has added rules to it.
+pub fn prune_one(client: &Client, Removal { manifest, rules }: &Removal<'_>) -> Result<&'static str, Error> {
     let kind = manifest.kind;
-    match change::delete(client, kind, &manifest.key, &kind.spec(&manifest.object)) {
+    // Rules may have been read after their policy.
+    let rules = rules.iter().map(|rule| rule.key.as_str());
+    let rules: BTreeSet<&str> = rules.chain(change::rules_of(&manifest.object)).collect();
+    match change::delete(client, kind, &manifest.key, &kind.spec(&manifest.object), &rules) {
         Ok(true) => Ok("deleted"),
         Ok(false) => Ok("absent"),
         Err(Error::Conflict(why)) => Err(Error::Conflict(format!("{why}; apply the files again"))),

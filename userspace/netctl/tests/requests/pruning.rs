@@ -148,6 +148,31 @@ fn object_that_others_change_meanwhile_is_kept() {
     }
 }
 
+/// netmaster deletes the rules of a policy with it.
+#[test]
+fn policy_to_which_others_add_a_rule_is_kept() {
+    // After the list was read, and after the policy was read.
+    for time in ["GET /api/v1/policys/t:p/", "DELETE /api/v1/policys/t:p/"] {
+        let server = store::modern(&objects(), move |request, objects: &mut Objects| {
+            if request.line == time {
+                let link = |key: &str| json!({"type": "rule", "key": key});
+                let rules = json!({"t:p:1": link("t:p:1"), "t:p:2": link("t:p:2")});
+                let policy = json!({"tenantName": "t", "policyName": "p", "link-sets": {"Rules": rules}});
+                objects.put("policy", "t:p", &policy);
+                objects.put("rule", "t:p:2", &json!({"tenantName": "t", "policyName": "p", "ruleId": "2"}));
+            }
+            None
+        });
+        let (stdout, stderr, code) = prune(&server, &["apply", "--prune", "t"], FILE);
+        let why = "changed by another client meanwhile: rule t:p:2 was added; apply the files again";
+        assert_eq!((stderr, code), (format!("netctl: delete policy t:p: {why}\n"), 3), "{time}");
+        let done = "endpointGroup t:g updated\nnetprofile t:gold deleted\nnetwork t:old deleted\n";
+        assert!(stdout.ends_with(done), "{time}: {stdout}");
+        let (names, ..) = run(&server, &["get", "rule", "-a", "-o", "name"]);
+        assert_eq!(names, "rule/t:p:1\nrule/t:p:2\n", "{time}");
+    }
+}
+
 #[test]
 fn object_that_others_delete_meanwhile_is_absent() {
     for time in ["GET /api/v1/netprofiles/t:gold/", "DELETE /api/v1/netprofiles/t:gold/"] {
