@@ -1,5 +1,7 @@
 //! Changes of a committed transaction, as the cache applies them.
 
+use std::collections::BTreeSet;
+
 use contiv_model::{endpoint, group, network, service};
 
 use super::ClusterCache;
@@ -14,6 +16,8 @@ pub struct Change {
     pub(super) overlays: Overlays,
     pub(super) networks: StagedEdits<network::State>,
     pub(super) groups: StagedEdits<group::State>,
+    /// Endpoints whose records cannot be decoded and were written again, unchanged.
+    pub(super) renewed: BTreeSet<String>,
     /// Lines for the log.
     pub(super) notices: Vec<String>,
 }
@@ -25,6 +29,9 @@ impl ClusterCache {
         self.index_changes::<endpoint::State>(&change, &at, Index::endpoint);
         self.index_changes::<service::State>(&change, &at, Index::service);
         self.forget_unreadable(<endpoint::State as Entry>::overlay(&change.overlays).keys(), &at);
+        for id in &change.renewed {
+            self.note_renewed(id, &at);
+        }
         for notice in &change.notices {
             tracing::warn!("{notice}");
         }

@@ -34,6 +34,8 @@ pub struct StagedTxn<'w> {
     read: BTreeMap<String, i64>,
     /// Revisions of records that cannot be decoded and are deleted or replaced, by key.
     replaced: BTreeMap<String, i64>,
+    /// Endpoints whose records cannot be decoded and are written again, unchanged.
+    renewed: BTreeSet<String>,
     notices: Vec<String>,
     pub(super) sizes: ValueSizes,
     pub(super) links: StagedLinks,
@@ -69,6 +71,7 @@ impl<'w> StagedTxn<'w> {
             groups: Edits::new(),
             read: BTreeMap::new(),
             replaced: BTreeMap::new(),
+            renewed: BTreeSet::new(),
             notices: vec![],
             sizes: ValueSizes::default(),
             links: StagedLinks::default(),
@@ -84,8 +87,9 @@ impl<'w> StagedTxn<'w> {
     pub fn is_full(&self) -> bool {
         let (network_ops, network_bytes) = cost(self.cache, &self.networks);
         let (group_ops, group_bytes) = cost(self.cache, &self.groups);
+        let ops = self.overlays.len() + self.renewed.len() + network_ops + group_ops;
         // The leader's guard is added later.
-        self.overlays.len() + network_ops + group_ops + self.read.len() + PLAN_OPS > contiv_store::MAX_TXN_OPS
+        ops + self.read.len() + PLAN_OPS > contiv_store::MAX_TXN_OPS
             || network_bytes + group_bytes + self.sizes.sum() + PLAN_BYTES > MAX_BYTES
     }
 
@@ -147,6 +151,15 @@ impl<'w> StagedTxn<'w> {
         self.delete::<endpoint::State>(id);
     }
 
+    /// Writes the record of the endpoint again, unchanged, so that it gets another revision. It need not be valid.
+    pub fn renew_endpoint(&mut self, id: &str) {
+        if self.unreadable_endpoint(id).is_some() {
+            self.renewed.insert(id.to_owned());
+        } else if let Some(endpoint) = self.get::<endpoint::State>(id) {
+            self.put(id, Arc::unwrap_or_clone(endpoint));
+        }
+    }
+
     /// What is known of the endpoint, if its record cannot be decoded and this transaction does not
     /// change it.
     pub fn unreadable_endpoint(&self, id: &str) -> Option<&'w endpoint::State> {
@@ -182,7 +195,7 @@ impl<'w> StagedTxn<'w> {
     /// this transaction changes it.
     pub fn endpoint_revision(&self, id: &str) -> Option<i64> {
         let is_staged = <endpoint::State as Entry>::overlay(&self.overlays).contains_key(id);
-        (!is_staged).then(|| self.cache.endpoint_revision(id))
+        (!is_staged && !self.renewed.contains(id)).then(|| self.cache.endpoint_revision(id))
     }
 
     /// The record and its staged change; none if it does not exist, or if this transaction creates
@@ -281,7 +294,10 @@ impl<'w> StagedTxn<'w> {
     /// Builds the store transaction without the leader's guard, and the change to apply after the
     /// commit.
     pub fn finish(self) -> serde_json::Result<(Txn, Change)> {
-        let StagedTxn { cache, overlays, networks, groups, mut read, replaced, notices, .. } = self;
+        let StagedTxn { cache, overlays, networks, groups, mut read, replaced, mut renewed, notices, .. } =
+            self;
+        // A later plan may have deleted the endpoint.
+        renewed.retain(|id| !<endpoint::State as Entry>::overlay(&overlays).contains_key(id));
         let mut txn = Txn::new();
         let mut each = |key: String, revision, op: Option<Op>| {
             read.remove(&key);
@@ -290,11 +306,16 @@ impl<'w> StagedTxn<'w> {
             txn.ops.extend(op);
         };
         overlays.ops(&cache.tables, &mut each)?;
+        for id in &renewed {
+            let Some((value, revision)) = cache.unreadable_record(id) else { continue };
+            let key = endpoint::State::path(id);
+            each(key.clone(), revision, Some(Op::Put { key, value, lease: None }));
+        }
         let networks = write_allocations(cache, networks, &mut each)?;
         let groups = write_allocations(cache, groups, &mut each)?;
         let read = read.into_iter().map(|(key, revision)| Guard::ModRevision { key, revision });
         txn.guards.extend(read);
-        Ok((txn, Change { overlays, networks, groups, notices }))
+        Ok((txn, Change { overlays, networks, groups, renewed, notices }))
     }
 }
 

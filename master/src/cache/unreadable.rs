@@ -1,6 +1,7 @@
 //! Records of endpoints that cannot be decoded: another program has written them, or a newer release
 //! in another form. What can be read of them is kept, so that the endpoints can be deleted.
 
+use bytes::Bytes;
 use contiv_model::endpoint::State;
 use contiv_store::KeyValue;
 use serde_json::{Map, Value};
@@ -13,6 +14,8 @@ use super::revisions::Revisions;
 pub(super) struct UnreadableEndpoint {
     /// Revision of the record.
     revision: i64,
+    /// The record.
+    value: Bytes,
     /// The fields of the record that can be decoded. The others are those of the last valid version,
     /// or empty.
     known: State,
@@ -27,7 +30,8 @@ impl UnreadableEndpoint {
         };
         fields.extend(decodable_fields(&kv.value));
         let known: State = serde_json::from_value(Value::Object(fields)).unwrap_or_default();
-        UnreadableEndpoint { revision: kv.mod_revision, known: State { id: id.to_owned(), ..known } }
+        let known = State { id: id.to_owned(), ..known };
+        UnreadableEndpoint { revision: kv.mod_revision, value: kv.value.clone(), known }
     }
 }
 
@@ -58,6 +62,11 @@ impl ClusterCache {
         self.unreadable_endpoints.get(id).map(|record| record.revision)
     }
 
+    /// The endpoint's record and its revision, if it cannot be decoded.
+    pub(super) fn unreadable_record(&self, id: &str) -> Option<(Bytes, i64)> {
+        self.unreadable_endpoints.get(id).map(|record| (record.value.clone(), record.revision))
+    }
+
     /// Revision of the endpoint's record, which need not be valid; 0 without a record.
     pub(super) fn endpoint_revision(&self, id: &str) -> i64 {
         let valid = || self.table::<State>().get(id).map_or(0, |known| known.revision);
@@ -86,6 +95,18 @@ impl ClusterCache {
     pub(super) fn complete_unreadable(&mut self, id: &str, kv: &KeyValue, last_valid: &State) {
         if let Some(record) = self.unreadable_endpoints.get_mut(id) {
             *record = UnreadableEndpoint::read(id, kv, Some(last_valid));
+        }
+    }
+
+    /// Notes that a committed change has written the endpoint's record, which cannot be decoded, again.
+    pub(super) fn note_renewed(&mut self, id: &str, at: &Revisions) {
+        let key = State::path(id);
+        let written = at.of(&key);
+        if let Some(record) = self.unreadable_endpoints.get_mut(id)
+            && record.revision < written
+        {
+            record.revision = written;
+            self.unreadable_entries.insert(key, written);
         }
     }
 

@@ -72,8 +72,8 @@ pub(super) fn create(request: &CreateEndpoint, staged: &mut StagedTxn<'_>) -> An
         ensure_same(&endpoint, &network, config)?;
         let reply = go_json::encode(&Reply { config: &endpoint })?;
         // The record gets another revision: a deletion that its node has sent before must not be carried out.
-        if endpoint.homing_host == config.host && staged.unreadable_endpoint(&id).is_none() {
-            staged.put(&id, (*endpoint).clone());
+        if endpoint.homing_host == config.host {
+            staged.renew_endpoint(&id);
         }
         return Ok(reply);
     }

@@ -88,6 +88,54 @@ fn a_deletion_after_a_creation_in_one_transaction_changes_nothing() {
     assert!(revision(&fixture) > before);
 }
 
+/// The cache has the last valid version of it, which the creation returns.
+#[test]
+fn a_creation_renews_an_invalid_record() {
+    let mut fixture = fixture();
+    fixture.edit(RECORD, Some(&json!("{")));
+    let update = fixture.changes.last().unwrap().clone();
+    fixture.cache.apply_update(&update);
+    let before = revision(&fixture);
+    for number in 1..3 {
+        assert_eq!(fixture.create("net", "a", "", "", "").unwrap().0, "10.1.0.1");
+        assert_eq!((fixture.value(RECORD), revision(&fixture)), (Some(json!("{")), before + number));
+        assert_eq!(delete(&mut fixture, before), Err(Kind::Precondition));
+    }
+    // The watch reports it later.
+    for update in fixture.changes.clone() {
+        fixture.cache.apply_update(&update);
+    }
+    assert_eq!(delete(&mut fixture, before + 1), Err(Kind::Precondition));
+    assert_eq!(delete(&mut fixture, before + 2), Ok(()));
+    assert_eq!(fixture.keys("/contiv.io/state/eps/"), [""; 0]);
+}
+
+/// An agent of an earlier release sends the deletion without a revision.
+#[test]
+fn an_invalid_record_is_deleted_after_a_creation_in_one_transaction() {
+    let mut fixture = fixture();
+    let before = revision(&fixture);
+    fixture.edit(RECORD, Some(&json!("{")));
+    let update = fixture.changes.last().unwrap().clone();
+    fixture.cache.apply_update(&update);
+    let config = json!({"Container": "a", "Host": "h"});
+    let create = json!({"TenantName": "default", "NetworkName": "net", "ConfigEP": config});
+    let call = |name: &str, body: &Value| {
+        Call::decode(CallKind::by_name(name).unwrap(), body.to_string().as_bytes()).unwrap()
+    };
+    let mut without = deletion(0);
+    without.as_object_mut().unwrap().remove("ModRevision");
+    let (create, conditional) = (call("createEndpoint", &create), call("deleteEndpoint", &deletion(before)));
+    let delete = call("deleteEndpoint", &without);
+    let planned = fixture.run(|staged| {
+        create.plan(&Scope::All, staged)?;
+        assert_eq!(conditional.plan(&Scope::All, staged).unwrap_err().kind, Kind::Precondition);
+        delete.plan(&Scope::All, staged)
+    });
+    planned.unwrap();
+    assert_eq!(fixture.keys("/contiv.io/state/eps/"), [""; 0]);
+}
+
 #[test]
 fn an_invalid_record_of_the_given_revision_is_deleted() {
     let mut fixture = fixture();
