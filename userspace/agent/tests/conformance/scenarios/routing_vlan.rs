@@ -8,7 +8,7 @@ use contiv_model::{
     policy::{Action, Direction, Peer, Rule, UDP},
 };
 use netplugin::datapath::{
-    Backend, KERNEL_MAC, Object, Scope, Service,
+    Backend, KERNEL_MAC, Network, Object, Scope, Service,
     fake::{Delivery, Origin, Target},
 };
 use testkit::packet::{BROADCAST, Packet};
@@ -19,7 +19,7 @@ use crate::{
         policy::{group, in_group, number, rule},
         routed::{
             A, A2, B, End, FAR_A, FAR_B, GATEWAY, Pair, ROUTER, Routed, TTL, VIP, advertisement, answers,
-            datagrams, ping, pong, sent, solicitation,
+            datagrams, ping, pong, routed, sent, solicitation,
         },
     },
     topology::{pod, tagged, to_pod},
@@ -236,6 +236,39 @@ pub(crate) fn tenants_on_vlans_are_separate<H: Harness>() -> Result<()> {
         world.sends(&Origin::Kernel, &back, [])?;
     }
     world.check_in_sync()
+}
+
+/// A network whose addresses overlap those of a VXLAN network of the tenant has a VRF of its own. It is routed as others.
+pub(crate) fn a_vlan_has_a_vrf_of_its_own<H: Harness>() -> Result<()> {
+    let Routed { network, n } = Routed::vlan("t", 1, A.0)?;
+    let own = Routed { network: Network { vrf: network.id.clone().into(), ..network }, n };
+    let overlapping = Routed { n, ..Routed::new("t", 2, 9)? };
+    let endpoints = [own.local("pa", A.1), own.local("pa2", A2.1), own.remote(0, FAR_A.1)];
+    let others = overlapping.objects()?.chain([overlapping.local("pv", 101)]);
+    let mut world = World::<H>::new(own.objects()?.chain(endpoints).chain(others))?;
+    for _ in 0..2 {
+        let to_all = Packet::eth(BROADCAST, A.mac()).payload(b"to all");
+        world.sends(&pod("pa"), &to_all, [to_pod("pa2", &to_all)])?;
+        let [known, _] = datagrams((A.mac(), FAR_A.mac()), (FAR_A, 4000), (A, 5000), TTL);
+        world.sends_bytes(&Origin::Uplink, &tagged(&known.build(), 101), [])?;
+        for (there, arrives) in sent(A, A2).iter().zip(&routed(A, A2)) {
+            world.sends(&pod("pa"), there, [to_pod("pa2", arrives)])?;
+        }
+        for to in [FAR_A, End(9, 1)] {
+            for there in leaving((A, 4000), (to, 5000)) {
+                world.sends(&pod("pa"), &there, [to_kernel(&there)])?;
+            }
+            let (back, arrives) = (forwarded((to, 6000), (A, 7000)), arriving((to, 6000), (A, 7000)));
+            for (back, arrives) in back.iter().zip(&arrives) {
+                world.sends(&Origin::Kernel, back, [to_pod("pa", arrives)])?;
+            }
+        }
+        world.node.restart()?;
+        let installed = world.installed().clone();
+        world.reconcile(&installed)?;
+        ensure!(world.node.writes() == 0, "{} writes", world.node.writes());
+    }
+    Ok(())
 }
 
 /// Rules see the endpoints of other nodes behind the kernel, in both directions.

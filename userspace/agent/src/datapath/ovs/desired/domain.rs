@@ -41,7 +41,7 @@ pub(crate) fn zones(index: &FlowIndex, numbers: &ObjectNumbers) -> BTreeMap<u16,
             continue;
         };
         let owner = match domain {
-            Domain::Network(_) => format!("network {}", network.id),
+            Domain::Network(_) | Domain::RoutedVlan(_) => format!("network {}", network.id),
             Domain::Vrf(..) => format!("VRF {}", network.vrf),
         };
         for zone in [domain.zone(), domain.clients_zone()] {
@@ -68,7 +68,7 @@ fn routed_by<'a>(find: impl Fn(&ObjectId) -> Option<&'a Object>, network: &Netwo
     Routed { v4: is_routed(Family::V4), v6: is_routed(Family::V6) }
 }
 
-/// Where the addresses of a network are unique; `None` without a number. A VLAN network of a tenant's VRF may be only bridged.
+/// Where the addresses of a network are unique; `None` without a number. A VLAN network may be only bridged, whatever its VRF is.
 pub(crate) fn domain(
     index: &FlowIndex,
     numbers: &ObjectNumbers,
@@ -94,9 +94,12 @@ fn domain_by(
     encap: Encap,
 ) -> Option<Domain> {
     match (vrf, encap) {
+        (_, Encap::Vlan(_)) if !routed().is_any() => Some(Domain::Network(encap)),
+        (Vrf::Tenant(_), Encap::Vlan(_)) => numbered(numbers, vrf, BridgeKind::Vlan),
         (Vrf::Tenant(_), Encap::Vxlan { .. }) => numbered(numbers, vrf, BridgeKind::Vxlan),
-        (Vrf::Tenant(_), Encap::Vlan(_)) if routed().is_any() => numbered(numbers, vrf, BridgeKind::Vlan),
-        _ => Some(Domain::Network(encap)),
+        // Its tag alone tells its addresses: it needs no number.
+        (Vrf::Network(_), Encap::Vlan(vlan)) => Some(Domain::RoutedVlan(vlan)),
+        (Vrf::Network(_), Encap::Vxlan { .. }) => Some(Domain::Network(encap)),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Property test: a model depends only on its objects, not on the order of the changes.
 
 mod tunnels;
+mod vrfs;
 
 use contiv_model::{
     global::ArpMode,
@@ -76,7 +77,7 @@ fn network(n: u8, variant: bool, routed: bool) -> Network {
     }
 }
 
-/// Subnets of a network in its own VRF have a gateway of their own.
+/// Subnets of a network in its own VRF have a router on the network as their gateway.
 fn subnet(n: u8, (variant, routed): (bool, bool), has_gateway: bool, v6: bool) -> Object {
     let Network { id, vrf, encap, .. } = network(n, variant, routed);
     let (prefix, ip): (_, IpAddr) = match v6 {
@@ -86,6 +87,13 @@ fn subnet(n: u8, (variant, routed): (bool, bool), has_gateway: bool, v6: bool) -
     let mac = routed.then_some(Mac::ROUTER);
     let gateway = has_gateway.then_some(Gateway { ip, mac });
     Object::Subnet(Subnet { network: id, vrf, encap, prefix: prefix.parse().unwrap(), gateway })
+}
+
+/// Subnet of a network in its own VRF, for which the node is the gateway.
+fn own_subnet(n: u8, variant: bool, v6: bool) -> Object {
+    let Object::Subnet(subnet) = subnet(n, (variant, false), true, v6) else { unreachable!() };
+    let gateway = subnet.gateway.map(|gateway| Gateway { mac: Some(Mac::ROUTER), ..gateway });
+    Object::Subnet(Subnet { gateway, ..subnet })
 }
 
 fn local(at: u8, n: u8, (variant, routed): (bool, bool)) -> Object {
@@ -149,6 +157,7 @@ fn object() -> impl Strategy<Value = Object> {
         }),
         (0u8..4, any::<(bool, bool)>(), any::<bool>(), any::<bool>())
             .prop_map(|(n, kind, has_gateway, v6)| subnet(n, kind, has_gateway, v6)),
+        (0u8..4, any::<bool>(), any::<bool>()).prop_map(|(n, variant, v6)| own_subnet(n, variant, v6)),
         (0u8..4, 0u8..4, any::<(bool, bool)>()).prop_map(|(network, n, kind)| local(network, n, kind)),
         (0u8..4, 4u8..8, 0u8..3, any::<(bool, bool)>()).prop_map(|(at, n, node, (variant, routed))| {
             let (id, mac, ip) = endpoint(at, n);

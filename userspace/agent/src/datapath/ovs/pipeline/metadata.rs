@@ -2,7 +2,10 @@
 
 use std::net::IpAddr;
 
-use contiv_model::{name::EndpointId, tag::Encap};
+use contiv_model::{
+    name::EndpointId,
+    tag::{Encap, Vlan},
+};
 use openflow_rs::{Action, Field, Match, Slice};
 
 use crate::datapath::ovs::{bridge::BridgeKind, hash::hash};
@@ -93,8 +96,10 @@ pub(super) fn mark_routed(is_routed: bool) -> Action {
 /// Where an IP address belongs to one endpoint: a VRF whose networks are routed to each other, or one network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Domain {
-    /// A network by itself.
+    /// A network by itself. One on a VLAN is bridged only.
     Network(Encap),
+    /// A VLAN network by itself for which the node is the gateway: its addresses overlap those of another network of the tenant.
+    RoutedVlan(Vlan),
     /// The networks on a bridge of the VRF with this number.
     Vrf(BridgeKind, u16),
 }
@@ -104,13 +109,14 @@ impl Domain {
     pub(crate) fn bridge(self) -> BridgeKind {
         match self {
             Domain::Network(encap) => bridge_and_tag(encap).0,
+            Domain::RoutedVlan(_) => BridgeKind::Vlan,
             Domain::Vrf(bridge, _) => bridge,
         }
     }
 
     /// Whether the frames of a network stay on the node: a VLAN network for which the node is the gateway.
     pub(crate) fn is_local(self) -> bool {
-        matches!(self, Domain::Vrf(BridgeKind::Vlan, _))
+        matches!(self, Domain::RoutedVlan(_) | Domain::Vrf(BridgeKind::Vlan, _))
     }
 
     /// Whether the bridge learns where unknown stations are. Else flows deliver all frames.
@@ -122,6 +128,7 @@ impl Domain {
     pub(super) fn packets(self) -> Match {
         match self {
             Domain::Network(encap) => network_match(bridge_and_tag(encap).1),
+            Domain::RoutedVlan(vlan) => network_match(vlan.get().into()),
             Domain::Vrf(_, number) => of_vrf(Match::new(), number),
         }
     }
@@ -130,6 +137,7 @@ impl Domain {
     pub(super) fn packets_from(self, origin: u64) -> Match {
         match self {
             Domain::Network(encap) => network_match_from(bridge_and_tag(encap).1, origin),
+            Domain::RoutedVlan(vlan) => network_match_from(vlan.get().into(), origin),
             Domain::Vrf(_, number) => of_vrf(match_from(origin), number),
         }
     }
@@ -137,7 +145,7 @@ impl Domain {
     /// The packet is of this domain; `None` if its network tells.
     pub(super) fn enter(self) -> Option<Action> {
         match self {
-            Domain::Network(_) => None,
+            Domain::Network(_) | Domain::RoutedVlan(_) => None,
             Domain::Vrf(_, number) => Some(Action::load(number.into(), vrf_slice())),
         }
     }
@@ -148,7 +156,7 @@ impl Domain {
         const VXLAN: u16 = 0x1000;
         const VRFS: u16 = 0x4000;
         match self {
-            Domain::Network(Encap::Vlan(vlan)) => vlan.get(),
+            Domain::Network(Encap::Vlan(vlan)) | Domain::RoutedVlan(vlan) => vlan.get(),
             Domain::Network(Encap::Vxlan { local, .. }) => VXLAN | local.get(),
             // The bridges share the connections, and the addresses of a VRF are unique on both.
             Domain::Vrf(_, number) => VRFS | number,

@@ -27,6 +27,7 @@ use std::{net::IpAddr, time::Duration};
 use contiv_model::{
     mac::Mac,
     service::{Port, Protocol, Readiness},
+    tag::Encap,
 };
 use openflow_rs::{
     Action, Bucket, Ct, Field, Flow, Group, GroupKind, Match, Port as SwitchPort, Slice, Zone, ct_state,
@@ -308,6 +309,7 @@ pub(crate) fn is_learned(flow: &Flow) -> bool {
 fn backends(service: &Service, domain: Domain) -> impl Iterator<Item = Backend> {
     let is_reachable = move |backend: &&Backend| match domain {
         Domain::Network(encap) => backend.encap == Some(encap),
+        Domain::RoutedVlan(vlan) => backend.encap == Some(Encap::Vlan(vlan)),
         Domain::Vrf(bridge, _) => backend.encap.is_some_and(|encap| bridge_and_tag(encap).0 == bridge),
     };
     let same_family = |backend: &&Backend| backend.ip.is_ipv4() == service.vip.is_ipv4();

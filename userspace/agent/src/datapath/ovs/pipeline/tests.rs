@@ -104,10 +104,14 @@ fn vlan_bridge_flows() {
     );
 }
 
-/// A network of a tenant whose VRF has the number 3. A remote endpoint is behind the tunnel, or the kernel, at port 9.
-fn routed_flows(of: Encap) -> Vec<(&'static str, Vec<Flow>)> {
+/// The domain of a network of a tenant whose VRF has the number 3.
+fn of_tenant(of: Encap) -> Domain {
+    Domain::Vrf(bridge_and_tag(of).0, 3)
+}
+
+/// A routed network. A remote endpoint is behind the tunnel, or the kernel, at port 9.
+fn routed_flows(of: Encap, domain: Domain) -> Vec<(&'static str, Vec<Flow>)> {
     let (bridge, tag) = bridge_and_tag(of);
-    let domain = Domain::Vrf(bridge, 3);
     let segment = Segment { tag, domain, routed: Routed { v4: true, v6: true } };
     let network = Network { vrf: Vrf::Tenant("blue".parse().unwrap()), ..Network::new(network_id(), of) };
     let subnet_of = |prefix: &str, ip: &str| {
@@ -145,7 +149,7 @@ fn routed_flows(of: Encap) -> Vec<(&'static str, Vec<Flow>)> {
 #[test]
 fn routing_flows() {
     for (file, of) in [("routing.txt", vxlan()), ("routing-vlan.txt", vlan())] {
-        let flows = routed_flows(of);
+        let flows = routed_flows(of, of_tenant(of));
         golden(file, &flows);
         flows.iter().flat_map(|(_, flows)| flows).for_each(|flow| flow.matching.check().unwrap());
     }
@@ -154,10 +158,14 @@ fn routing_flows() {
 /// Nothing of a VRF is found by packets of another one, except by the tag of the network.
 #[test]
 fn flows_of_a_vrf_match_it() {
-    let flows = [vxlan(), vlan()].into_iter().flat_map(routed_flows).flat_map(|(_, flows)| flows);
+    let alone = Domain::RoutedVlan(100.try_into().unwrap());
+    let domains = [(vxlan(), of_tenant(vxlan())), (vlan(), of_tenant(vlan())), (vlan(), alone)];
+    let flows = domains.into_iter().flat_map(|(of, domain)| routed_flows(of, domain));
+    let flows = flows.flat_map(|(_, flows)| flows);
     let by_address = [Field::Ipv4Src, Field::Ipv4Dst, Field::Ipv6Src, Field::Ipv6Dst, Field::ArpSpa];
     for flow in flows.filter(|flow| by_address.iter().any(|field| flow.matching.get(*field).is_some())) {
         let m = &flow.matching;
+        m.check().unwrap();
         let is_own = m.get(Field::InPort).is_some();
         // What is dropped is found by none.
         let is_dropped = flow.instructions == openflow_rs::Instructions::default();
