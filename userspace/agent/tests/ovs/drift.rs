@@ -3,9 +3,12 @@
 use anyhow::Result;
 use contiv_model::global::ArpMode;
 use netplugin::datapath::{Object, Op};
-use testkit::needs;
+use testkit::{capture::Tap, needs, packet::Packet, wait_until};
 
-use crate::node::{Node, SOON, network, peer, remote, vlan, vtep, vxlan};
+use crate::{
+    announce::TAG,
+    node::{Node, SOON, addresses, network, peer, remote, vlan, vtep, vxlan},
+};
 
 #[test]
 fn drift_is_found_and_repaired() -> Result<()> {
@@ -121,6 +124,45 @@ fn drift_is_found_and_repaired() -> Result<()> {
     }
     // Port numbers can have changed, nothing else.
     assert_eq!(node.tables()?.lengths(), before.lengths());
+    Ok(())
+}
+
+/// Another program has removed the port of a pod, and orphans are removed: no host on the wire sends in the name of the pod.
+#[test]
+fn a_pod_without_its_port_keeps_its_addresses() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let (node, _outside, wire) = Node::with_uplink("portless")?;
+    let green = network("green", vlan(TAG), ArpMode::Proxy);
+    node.add([Object::Network(green.clone())])?;
+    let (one, two) = (node.run_pod(&green, 1)?, node.run_pod(&green, 2)?);
+    node.switch.borrow().vsctl(&["--timeout=20", "del-port", "vvport1"])?;
+    assert!(!node.observe_with_retries()?.in_sync.contains(&one.object.id()));
+    assert!(node.apply(&[Op::GarbageCollect])?.is_empty());
+
+    let inside = Tap::open(&two.namespace, "eth0")?;
+    let host = [2, 2, 10, 1, 0, 90];
+    let datagram = |eth: Packet, from: u8| {
+        eth.ipv4(addresses(from).0, addresses(2).0).udp(4000, 9).payload(b"from the wire").build()
+    };
+    let send = |mac, from| wire.send(&datagram(Packet::eth(two.mac, mac).vlan(TAG), from));
+    for _ in 0..2 {
+        let mut received: Vec<Vec<u8>> = vec![];
+        wait_until(SOON, "a datagram of the host", || {
+            // With the addresses of the pod, and with one of them.
+            send(one.mac, 1)?;
+            send(host, 1)?;
+            send(host, 90)?;
+            received.extend(inside.drain()?.into_iter().map(|frame| frame.bytes));
+            let expected = datagram(Packet::eth(two.mac, host), 90);
+            Ok(received.iter().any(|bytes| bytes.starts_with(&expected)).then_some(()))
+        })?;
+        for mac in [one.mac, host] {
+            let spoofed = datagram(Packet::eth(two.mac, mac), 1);
+            assert!(!received.iter().any(|bytes| bytes.starts_with(&spoofed)), "in the name of the pod");
+        }
+    }
+    node.converge()?;
+    assert_eq!(node.converge()?, []);
     Ok(())
 }
 

@@ -22,8 +22,8 @@ use super::{
 };
 use crate::datapath::{Desired, Object, Service, Unsupported};
 
-/// Returns the contents of both bridges for `desired`. Omits objects without their port, services without a network, and
-/// objects that this datapath does not implement.
+/// Returns the contents of both bridges for `desired`. Omits peers without their port, services without a network, and
+/// objects that this datapath does not implement. Has the records alone of local endpoints without their port.
 ///
 /// `numbers` are those of the installed services and VRFs, `retained` are groups of what belongs to no object and stays.
 pub(crate) fn expected(
@@ -41,17 +41,13 @@ pub(crate) fn expected(
         if support(object).is_err() {
             continue;
         }
-        if port.is_some() || !needs_port(object) {
+        if port.is_some() || !matches!(object, Object::Peer(_)) {
             // A service without a network is not in the index and counts as out of sync.
             let _omitted = batch.set(object.clone(), port);
         }
     }
     batch.commit();
     model
-}
-
-fn needs_port(object: &Object) -> bool {
-    matches!(object, Object::Local(_) | Object::Peer(_))
 }
 
 /// Checks that this datapath implements the object.

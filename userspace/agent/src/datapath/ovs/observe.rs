@@ -13,7 +13,7 @@ use super::{
     },
     error::ovs_error,
     options::{DatapathType, Options},
-    pipeline::bridge_and_tag,
+    pipeline::{self, bridge_and_tag},
     switch::{
         drift, kernel,
         limit::{self, Bandwidth},
@@ -102,7 +102,7 @@ pub(crate) async fn observe(
     let expected = desired::expected(desired, &ports, base, numbers, beside);
     let differences = compare(&expected, &dump.tables, desired);
     out_of_sync.extend(differences.out_of_sync);
-    let installed = |id: &ObjectId| expected.index.get(id).is_some();
+    let installed = |id: &ObjectId| expected.index.get(id).is_some_and(|one| !one.is_unattached());
     out_of_sync.extend(desired.iter().map(|(id, _)| id.clone()).filter(|id| !installed(id)));
 
     let foreign = foreign_flows(dump.foreign);
@@ -143,7 +143,7 @@ async fn close_ports(session: &mut Session, dump: &Dump, desired: &Desired) -> R
     };
     let is_bare = |owner| {
         let id = ObjectId::Local(owner);
-        dump.tables.vlan.flows_of(Cookie::of(&id)).is_empty() && may_have_rules(&id)
+        !has_entry(&dump.tables.vlan, &id) && may_have_rules(&id)
     };
     let operations = ports::closing(&session.database(), is_bare);
     session.reconfigure(operations).await.map_err(|error| ovs_error("close ports without flows", error))
@@ -192,12 +192,16 @@ fn object_ports(
     (ports, out_of_sync)
 }
 
-/// Whether the endpoint has flows on the bridge of its port. Those on the other bridge are of the time before its network became a VLAN,
-/// or a VXLAN.
+/// Whether the endpoint has flows for a port on the bridge of its port. Those on the other bridge are of the time before its network
+/// became a VLAN, or a VXLAN. An endpoint without a port has its record only.
 fn has_flows(tables: &PerBridge<Tables>, local: &Local) -> bool {
     let (bridge, _) = bridge_and_tag(local.encap);
-    let owner = Cookie::of(&ObjectId::Local(local.id.clone()));
-    !tables.get(bridge).flows_of(owner).is_empty()
+    has_entry(tables.get(bridge), &ObjectId::Local(local.id.clone()))
+}
+
+/// Whether the switch has the flow that lets the frames of an endpoint in.
+fn has_entry(tables: &Tables, id: &ObjectId) -> bool {
+    tables.flows_of(Cookie::of(id)).iter().any(|flow| flow.table() == pipeline::ENTRY_TABLE)
 }
 
 /// Returns which bridges have flows of other programs. These stay: an operator has added them.
@@ -261,26 +265,44 @@ mod tests {
         name::{EndpointId, NetworkId},
         tag::Encap,
     };
-    use openflow_rs::{Flow, Match, PackedFlow};
+    use openflow_rs::{Flow, PackedFlow};
 
     use super::*;
-    use crate::datapath::Network;
+    use crate::datapath::{Network, ovs::pipeline::Segment};
+
+    fn local(encap: Encap) -> Local {
+        let id = NetworkId::new(&"net".parse().unwrap(), &"blue".parse().unwrap());
+        let (network, ip) = (Network::new(id, encap), Ipv4Addr::new(10, 1, 0, 1));
+        let id = EndpointId::new(&network.id, "pod1");
+        Local::new(id, &network, "vvport1", Mac::of_endpoint(ip), ip)
+    }
+
+    fn vxlan() -> Encap {
+        Encap::Vxlan { vni: 5000.try_into().unwrap(), local: 7.try_into().unwrap() }
+    }
+
+    /// The flows of an endpoint.
+    fn owned(local: &Local, flows: Vec<Flow>) -> Tables {
+        let owner = Cookie::of(&ObjectId::Local(local.id.clone()));
+        Tables::new(flows.into_iter().map(|flow| PackedFlow::new(&flow.cookie(owner.0))), [])
+    }
 
     /// The port of the endpoint is on the other bridge now, and must not be opened before it has flows there.
     #[test]
     fn flows_on_the_former_bridge_of_an_endpoint_do_not_count() {
-        let local = |encap| {
-            let id = NetworkId::new(&"net".parse().unwrap(), &"blue".parse().unwrap());
-            let (network, ip) = (Network::new(id, encap), Ipv4Addr::new(10, 1, 0, 1));
-            let id = EndpointId::new(&network.id, "pod1");
-            Local::new(id, &network, "vvport1", Mac::of_endpoint(ip), ip)
-        };
-        let before = local(Encap::Vxlan { vni: 5000.try_into().unwrap(), local: 7.try_into().unwrap() });
-        let after = local(Encap::Vlan(100.try_into().unwrap()));
-        let owner = Cookie::of(&ObjectId::Local(before.id.clone()));
-        let flow = PackedFlow::new(&Flow::new(1, 10, Match::new()).cookie(owner.0));
-        let tables = PerBridge { vxlan: Tables::new([flow], []), ..PerBridge::default() };
+        let (before, after) = (local(vxlan()), local(Encap::Vlan(100.try_into().unwrap())));
+        let flows = pipeline::local(&before, Segment::bridged(before.encap), 7, None);
+        let tables = PerBridge { vxlan: owned(&before, flows), ..PerBridge::default() };
         assert!(has_flows(&tables, &before));
         assert!(!has_flows(&tables, &after));
+    }
+
+    /// A garbage collection has left its record, and the switch has opened its port.
+    #[test]
+    fn a_record_does_not_count_as_the_flows_of_an_endpoint() {
+        let local = local(vxlan());
+        let record = owned(&local, pipeline::unattached(&local, Segment::bridged(local.encap)));
+        let tables = PerBridge { vxlan: record, ..PerBridge::default() };
+        assert!(!has_flows(&tables, &local));
     }
 }

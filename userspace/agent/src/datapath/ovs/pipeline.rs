@@ -54,7 +54,10 @@ pub(crate) use self::{
     answer::{ANSWER_TABLES, answer, meters},
     base::{base_flows, drop_all},
     external::external,
-    forward::{Spread, from_network, local, network, outside, remote, subnet, tunnel, vrf_number, vtep},
+    forward::{
+        ENTRY_TABLE, Spread, from_network, local, network, outside, remote, subnet, tunnel, unattached,
+        vrf_number, vtep,
+    },
     group::{
         MAX_BUCKETS, UPLINK_GROUP, all_group, backend_group, endpoint_group, output_port, peer_group,
         receiver_group, uplink_group,

@@ -20,7 +20,7 @@ use crate::datapath::{
             session::{self, Session},
             uplink,
         },
-        tables::index::{BridgePort, FlowIndex},
+        tables::index::{BridgePort, FlowIndex, Installed},
     },
 };
 
@@ -138,7 +138,8 @@ impl<'a> Groups<'a> {
         self.of(local).and_then(|group| group.rate).into()
     }
 
-    /// Installed endpoints of the groups whose rate changes, each with the op that changes it.
+    /// Installed endpoints of the groups whose rate changes, each with the op that changes it. Those without a port get it, with its
+    /// limits, when they are set.
     fn limited_anew(&self) -> impl Iterator<Item = (usize, &'a Local)> {
         let changed = self.changed.iter().filter(|(identity, (_, group))| {
             let before = self.index.group(**identity).and_then(|group| group.rate);
@@ -146,8 +147,8 @@ impl<'a> Groups<'a> {
         });
         changed.flat_map(|(identity, (op, _))| {
             let members = self.index.members(*identity).into_iter();
-            members.filter_map(|id| match &self.index.get(&ObjectId::Local(id))?.object {
-                Object::Local(local) => Some((*op, local)),
+            members.filter_map(|id| match self.index.get(&ObjectId::Local(id))? {
+                Installed { object: Object::Local(local), port: Some(_) } => Some((*op, local)),
                 _ => None,
             })
         })

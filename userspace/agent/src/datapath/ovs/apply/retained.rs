@@ -38,12 +38,12 @@ pub(super) async fn forget_ports(
     Ok(())
 }
 
-/// Numbers of the ports of endpoints that the ops delete and that no installed object has.
+/// Numbers of the ports of endpoints that the ops delete and that are installed without one, or not at all.
 fn ports_of_deleted(database: &Database, index: &FlowIndex, ops: &[Op]) -> PerBridge<BTreeSet<u32>> {
     let mut gone: PerBridge<BTreeSet<u32>> = PerBridge::default();
     for op in ops {
         let Op::Delete(id @ ObjectId::Local(_)) = op else { continue };
-        if index.get(id).is_some() {
+        if index.get(id).is_some_and(|installed| installed.port.is_some()) {
             continue;
         }
         for name in ports::of_object(database, id) {

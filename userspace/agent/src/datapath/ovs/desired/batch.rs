@@ -130,7 +130,8 @@ impl<'a> Batch<'a> {
     }
 
     /// Adds or replaces an object. Fails without a change if a service has no network, or there is no number for the object. A remote
-    /// endpoint without a tunnel has a record: its frames come from nowhere, until the peer is set.
+    /// endpoint without a tunnel has a record: its frames come from nowhere, until the peer is set. So has a local endpoint without a
+    /// port.
     pub(crate) fn set(&mut self, object: Object, port: Option<BridgePort>) -> Result<(), NotSet> {
         let id = object.id();
         if let Object::Service(service) = &object
@@ -153,15 +154,18 @@ impl<'a> Batch<'a> {
         }
         self.mark_dirty(&id);
         let routed = self.routed_at(&id);
+        let has_port = port.is_some();
         let old = self.index.insert(Installed { object: object.clone(), port });
         self.mark_group_members(old.as_ref(), Some(&object));
-        let before = old.as_ref().map(|installed| installed.object.clone());
+        // One without a port speaks for no service.
+        let before = old.as_ref().filter(|installed| installed.port.is_some());
+        let before = before.map(|installed| installed.object.clone());
         let old_port = old.as_ref().and_then(|installed| installed.port.as_ref()).map(|port| port.number);
         self.record(&id, old);
         self.update_flows(&id);
         self.update_members(&id);
         self.update_endpoints(&id, routed);
-        self.update_spoken_for(before.as_ref(), Some(&object));
+        self.update_spoken_for(before.as_ref(), Some(&object).filter(|_| has_port));
         self.update_host_access(&id);
         if let Object::Peer(peer) = &object
             && self.index.peers().get(&peer.vtep).copied() != old_port
@@ -207,7 +211,8 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Removes every flow and group that belongs to no installed object, if they do not stay.
+    /// Removes every flow and group that belongs to no installed object, if they do not stay. Of a local endpoint without a port the
+    /// record stays: nothing else has its addresses.
     pub(crate) fn collect_garbage(&mut self) {
         if self.retains() {
             self.end_takeover();
@@ -220,6 +225,9 @@ impl<'a> Batch<'a> {
             let stays = |owner: Cookie| owners.contains(&owner) || retains_groups && owner.is_of_group();
             self.edits.get_mut(bridge).retain_owners(stays);
         }
+        // Their other flows have a port number, which may be that of another port.
+        let unattached: Vec<ObjectId> = self.index.unattached().cloned().collect();
+        unattached.iter().for_each(|id| self.update_flows(id));
         self.dirty_networks.extend(self.index.networks().map(|network| network.id.clone()));
         self.dirty_peers = true;
         self.update_groups();

@@ -44,7 +44,7 @@ pub(crate) struct BaseConfig {
     pub(crate) vtep: Option<IpAddr>,
     /// Port numbers that belong to no object, if what belongs to none stays.
     pub(crate) retained: Option<PerBridge<BTreeSet<u32>>>,
-    /// Ports of desired endpoints that have no flows yet: the endpoints are not in the index, and a garbage collection leaves these.
+    /// Ports of desired endpoints that have no flows yet: the index has the endpoints without them, and a garbage collection leaves them.
     pub(crate) unprogrammed: BTreeSet<String>,
     /// The flows of groups that belong to no object stay: endpoints may have these groups.
     pub(crate) retains_groups: bool,

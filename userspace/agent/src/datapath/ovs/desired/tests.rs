@@ -1,6 +1,7 @@
 //! Property test: a model depends only on its objects, not on the order of the changes.
 
 mod tunnels;
+mod unattached;
 mod vrfs;
 
 use contiv_model::{

@@ -197,6 +197,29 @@ pub(crate) fn local(local: &Local, segment: Segment, port: u32, dscp: Option<Dsc
     flows
 }
 
+/// Returns the flows of the record of a local endpoint without a port: its addresses are here, and nothing comes from them.
+pub(crate) fn unattached(local: &Local, segment: Segment) -> Vec<Flow> {
+    let Segment { tag, domain, .. } = segment;
+    let Local { mac, addresses, identity, .. } = local;
+    let record = Record { segment, mac: *mac, addresses, identity: *identity, port: None };
+    let mut flows = guard::known_local(record);
+    // Frames for it are dropped, and not flooded as those for an unknown address. The priority leaves them to an endpoint that has moved
+    // to another node.
+    if !domain.is_learning() {
+        let destination = network_match(tag).eth_dst(mac.0);
+        flows.push(Flow::new(table::DESTINATION, priority::MATCH - 1, destination));
+    }
+    if domain.is_local() {
+        // The kernel would send them to the physical network, which has a route to this node.
+        let to = |ip| Flow::new(table::IP, priority::MATCH - 1, guard::destination(domain.packets(), ip));
+        flows.extend(addresses.iter().map(to));
+    }
+    flows
+}
+
+/// Table with the flow that lets the frames of a local endpoint in. A record has none there.
+pub(crate) const ENTRY_TABLE: u8 = table::SOURCE;
+
 /// Returns the flows of a remote endpoint. `port` is the tunnel to its node, or the port of this node's kernel on a VLAN network
 /// for which the node is the gateway; `None` on other VLAN networks, and while there is no tunnel.
 pub(crate) fn remote(remote: &Remote, segment: Segment, port: Option<u32>) -> Vec<Flow> {

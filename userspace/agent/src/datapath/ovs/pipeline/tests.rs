@@ -311,6 +311,8 @@ fn matches_have_their_prerequisites() {
             network_in(encap, ArpMode::Proxy),
             local(&local_in(encap), Segment::bridged(encap), 3, None),
             remote(&remote_in(encap), Segment::bridged(encap), Some(9)),
+            unattached(&local_in(encap), Segment::bridged(encap)),
+            unattached(&local_in(encap), Segment { domain: of_tenant(encap), ..Segment::bridged(encap) }),
         ];
         flows.concat()
     });

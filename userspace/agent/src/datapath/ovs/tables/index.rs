@@ -24,19 +24,26 @@ pub(crate) struct BridgePort {
     pub(crate) number: u32,
 }
 
-/// An installed object. A local endpoint and a peer have a port.
+/// An installed object. A peer has a port, and so has a local endpoint, unless only its record is installed.
 #[derive(Clone, Debug)]
 pub(crate) struct Installed {
     pub(crate) object: Object,
     pub(crate) port: Option<BridgePort>,
 }
 
+impl Installed {
+    /// Whether this is a local endpoint of which only the record is installed.
+    pub(crate) fn is_unattached(&self) -> bool {
+        matches!(self.object, Object::Local(_)) && self.port.is_none()
+    }
+}
+
 /// Installed objects by id, with secondary indexes so that a change does not scan all objects.
 #[derive(Debug, Default)]
 pub(crate) struct FlowIndex {
     installed: BTreeMap<ObjectId, Installed>,
-    /// Port numbers of the local endpoints of each network.
-    local_ports: BTreeMap<NetworkId, BTreeMap<EndpointId, u32>>,
+    /// Local endpoints of each network.
+    locals_on: BTreeMap<NetworkId, BTreeSet<EndpointId>>,
     /// Port numbers of tunnels, by the address of the peer.
     peers: BTreeMap<IpAddr, u32>,
     /// Remote endpoints by the VTEP of their node.
@@ -49,7 +56,7 @@ pub(crate) struct FlowIndex {
     members: BTreeMap<Identity, BTreeSet<EndpointId>>,
     /// Subnets of VLAN networks for which the node is the gateway.
     routed_vlans: BTreeSet<SubnetId>,
-    /// Local endpoints by their addresses.
+    /// Local endpoints with a port by their addresses.
     local_addresses: BTreeMap<(NetworkId, IpAddr), BTreeSet<EndpointId>>,
     /// Services of a VLAN network by the address of their speaker.
     spoken_for: BTreeMap<(NetworkId, IpAddr), BTreeSet<ServiceId>>,
@@ -79,19 +86,19 @@ impl FlowIndex {
         })
     }
 
-    /// Port numbers of the local endpoints of a network.
-    pub(crate) fn local_ports(&self, network: &NetworkId) -> impl ExactSizeIterator<Item = u32> + use<'_> {
-        static NONE: BTreeMap<EndpointId, u32> = BTreeMap::new();
-        self.local_ports.get(network).unwrap_or(&NONE).values().copied()
-    }
-
-    /// Local endpoints of a network, with their port numbers.
+    /// Local endpoints of a network that have a port, with its number.
     pub(crate) fn locals(&self, network: &NetworkId) -> impl Iterator<Item = (&Local, u32)> {
-        let ports = self.local_ports.get(network).into_iter().flatten();
-        ports.filter_map(|(id, port)| match &self.get(&ObjectId::Local(id.clone()))?.object {
-            Object::Local(local) => Some((local, *port)),
+        let ids = self.locals_on.get(network).into_iter().flatten();
+        ids.filter_map(|id| match self.get(&ObjectId::Local(id.clone()))? {
+            Installed { object: Object::Local(local), port: Some(port) } => Some((local, port.number)),
             _ => None,
         })
+    }
+
+    /// Local endpoints of which only the record is installed.
+    pub(crate) fn unattached(&self) -> impl Iterator<Item = &ObjectId> {
+        let unattached = self.installed.iter().filter(|(_, installed)| installed.is_unattached());
+        unattached.map(|(id, _)| id)
     }
 
     /// Local endpoints with this identity.
@@ -154,8 +161,8 @@ impl FlowIndex {
     /// Endpoints of a network.
     pub(crate) fn endpoints_on(&self, network: &NetworkId) -> Vec<ObjectId> {
         let remotes = self.remotes_on.get(network).into_iter().flatten().cloned().map(ObjectId::Remote);
-        let locals = self.local_ports.get(network).into_iter().flat_map(BTreeMap::keys);
-        remotes.chain(locals.cloned().map(ObjectId::Local)).collect()
+        let locals = self.locals_on.get(network).into_iter().flatten().cloned().map(ObjectId::Local);
+        remotes.chain(locals).collect()
     }
 
     /// Whether an object is in the VRF.
@@ -211,8 +218,6 @@ impl FlowIndex {
                     self.peers.insert(peer.vtep, port.number);
                 }
                 Object::Local(local) => {
-                    let ports = self.local_ports.entry(local.network.clone()).or_default();
-                    ports.insert(local.id.clone(), port.number);
                     for ip in local.addresses.iter() {
                         let owners = self.local_addresses.entry((local.network.clone(), ip)).or_default();
                         owners.insert(local.id.clone());
@@ -221,10 +226,11 @@ impl FlowIndex {
                 _ => {}
             }
         }
-        if let Object::Local(local) = &installed.object
-            && let Some(identity) = local.identity
-        {
-            self.members.entry(identity).or_default().insert(local.id.clone());
+        if let Object::Local(local) = &installed.object {
+            self.locals_on.entry(local.network.clone()).or_default().insert(local.id.clone());
+            if let Some(identity) = local.identity {
+                self.members.entry(identity).or_default().insert(local.id.clone());
+            }
         }
         if let Object::Remote(remote) = &installed.object
             && let Some(vtep) = remote.vtep()
@@ -268,9 +274,9 @@ impl FlowIndex {
                 self.peers.remove(&peer.vtep);
             }
             Object::Local(local) => {
-                remove_if_empty(&mut self.local_ports, &local.network, |ports| {
-                    ports.remove(&local.id);
-                    ports.is_empty()
+                remove_if_empty(&mut self.locals_on, &local.network, |locals| {
+                    locals.remove(&local.id);
+                    locals.is_empty()
                 });
                 for ip in local.addresses.iter() {
                     remove_if_empty(&mut self.local_addresses, &(local.network.clone(), ip), |owners| {

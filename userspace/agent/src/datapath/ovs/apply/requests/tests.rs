@@ -12,10 +12,7 @@ use contiv_model::{
 use serde_json::json;
 
 use super::*;
-use crate::datapath::{
-    Network,
-    ovs::{switch::drift, tables::index::Installed},
-};
+use crate::datapath::{Network, ovs::switch::drift};
 
 /// A bond of two uplinks, and the port of an endpoint that was deleted.
 fn bridge() -> Database {
@@ -80,7 +77,8 @@ fn a_change_of_limits_opens_no_port() {
     let local = Local::new(id, &network, "vvport1", Mac::of_endpoint(ip), ip);
     let object = Object::Local(Local { identity: Some(identity), ..local });
     let mut index = FlowIndex::default();
-    index.insert(Installed { object, port: Some(BridgePort { name: "vvport1".into(), number: 7 }) });
+    let port = BridgePort { name: "vvport1".into(), number: 7 };
+    index.insert(Installed { object: object.clone(), port: Some(port) });
     let rate = Some(Rate { bits_per_second: 4_000_000, burst_bytes: 125_000 });
     let ops = [Op::Set(Object::Group(Group { rate, ..Group::new(identity, []) }))];
     let mut database = bridge();
@@ -89,4 +87,7 @@ fn a_change_of_limits_opens_no_port() {
         database.update(&json!({"Port": {"pod": {"new": port}}}));
         assert_eq!(of_ops(&database, &options, &index, &ops).len(), expected, "{tag}");
     }
+    // ovs-vswitchd has not opened its port.
+    index.insert(Installed { object, port: None });
+    assert!(of_ops(&database, &options, &index, &ops).is_empty());
 }

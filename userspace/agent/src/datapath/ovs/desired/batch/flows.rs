@@ -52,6 +52,10 @@ impl Batch<'_> {
                 }
                 (bridge, flows)
             }
+            (Object::Local(local), None) => {
+                let segment = self.segment(&local.network, &local.vrf, local.encap);
+                (segment.domain.bridge(), pipeline::unattached(local, segment))
+            }
             (Object::Remote(remote), _) => {
                 let segment = self.segment(&remote.network, &remote.vrf, remote.encap);
                 let port = match segment.domain.is_local() {
@@ -76,8 +80,7 @@ impl Batch<'_> {
                 (BridgeKind::Vxlan, flows.unwrap_or_default())
             }
             // The flows of a network depend on its number of groups: see `update_network`.
-            (Object::Network(_) | Object::Peer(_) | Object::Local(_), _)
-            | (Object::Group(_) | Object::Service(_), _) => return,
+            (Object::Network(_) | Object::Peer(_) | Object::Group(_) | Object::Service(_), _) => return,
         };
         self.set_flows(id, bridge, flows);
     }

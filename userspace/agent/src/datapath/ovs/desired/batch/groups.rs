@@ -59,7 +59,7 @@ impl Batch<'_> {
         let id = ObjectId::Network(id.clone());
         let Some(Installed { object: Object::Network(network), .. }) = self.index.get(&id) else { return };
         let (bridge, tag) = bridge_and_tag(network.encap);
-        let ports: Vec<_> = self.index.local_ports(&network.id).collect();
+        let ports: Vec<u32> = self.index.locals(&network.id).map(|(_, port)| port).collect();
         let groups = group_count(ports.len());
         // Of endpoints that stay without an object the rules are unknown, but were evaluated.
         let are_evaluated = self.has_retained(bridge, pipeline::receiver_group(tag, 0));
@@ -119,7 +119,7 @@ pub(crate) fn network_groups(
     network: &Network,
 ) -> Vec<(BridgeKind, u32)> {
     let (bridge, tag) = bridge_and_tag(network.encap);
-    let groups = group_count(index.local_ports(&network.id).len());
+    let groups = group_count(index.locals(&network.id).count());
     let domain = domain(index, numbers, &network.vrf, (&network.id, network.encap));
     let is_learning = domain.unwrap_or(Domain::Network(network.encap)).is_learning();
     let flood = (0..groups).filter(|_| !is_learning);
