@@ -95,6 +95,13 @@ impl FlowIndex {
         })
     }
 
+    /// Of [`locals`](Self::locals) those that have the tag of the network. When it gets another one, the others are where it was before,
+    /// perhaps on the other bridge, until they are set.
+    pub(crate) fn locals_in(&self, network: &Network) -> impl Iterator<Item = (&Local, u32)> {
+        let encap = network.encap;
+        self.locals(&network.id).filter(move |(local, _)| local.encap == encap)
+    }
+
     /// Local endpoints of which only the record is installed.
     pub(crate) fn unattached(&self) -> impl Iterator<Item = &ObjectId> {
         let unattached = self.installed.iter().filter(|(_, installed)| installed.is_unattached());
@@ -142,9 +149,9 @@ impl FlowIndex {
         self.local_addresses.contains_key(&speaker) && !self.is_routed_vlan(&speaker.0)
     }
 
-    /// Whether a local endpoint of the network has rules.
-    pub(crate) fn has_rules(&self, network: &NetworkId) -> bool {
-        let groups = self.locals(network).filter_map(|(local, _)| self.group(local.identity?));
+    /// Whether a local endpoint [in the network](Self::locals_in) has rules.
+    pub(crate) fn has_rules(&self, network: &Network) -> bool {
+        let groups = self.locals_in(network).filter_map(|(local, _)| self.group(local.identity?));
         groups.into_iter().any(|group| !group.rules.is_empty())
     }
 

@@ -59,18 +59,18 @@ impl Batch<'_> {
         let id = ObjectId::Network(id.clone());
         let Some(Installed { object: Object::Network(network), .. }) = self.index.get(&id) else { return };
         let (bridge, tag) = bridge_and_tag(network.encap);
-        let ports: Vec<u32> = self.index.locals(&network.id).map(|(_, port)| port).collect();
+        let ports: Vec<u32> = self.index.locals_in(network).map(|(_, port)| port).collect();
         let groups = group_count(ports.len());
         // Of endpoints that stay without an object the rules are unknown, but were evaluated.
         let are_evaluated = self.has_retained(bridge, pipeline::receiver_group(tag, 0));
-        let has_rules = self.index.has_rules(&network.id) || are_evaluated;
+        let has_rules = self.index.has_rules(network) || are_evaluated;
         let peer_groups = group_count(self.index.peers().len());
         let BaseConfig { uplinks, standby, .. } = &*self.base;
         let spread = Spread { groups, peer_groups, uplinks, standby, has_rules };
         let domain = self.segment(&network.id, &network.vrf, network.encap).domain;
         let flows = pipeline::network(network, domain, spread);
         let receivers: Vec<Receiver> = if has_rules {
-            self.index.locals(&network.id).map(|(local, port)| Receiver::new(local, port)).collect()
+            self.index.locals_in(network).map(|(local, port)| Receiver::new(local, port)).collect()
         } else {
             vec![]
         };
@@ -119,12 +119,12 @@ pub(crate) fn network_groups(
     network: &Network,
 ) -> Vec<(BridgeKind, u32)> {
     let (bridge, tag) = bridge_and_tag(network.encap);
-    let groups = group_count(index.locals(&network.id).count());
+    let groups = group_count(index.locals_in(network).count());
     let domain = domain(index, numbers, &network.vrf, (&network.id, network.encap));
     let is_learning = domain.unwrap_or(Domain::Network(network.encap)).is_learning();
     let flood = (0..groups).filter(|_| !is_learning);
     let flood = flood.map(|group| (bridge, pipeline::endpoint_group(tag, group)));
-    let evaluated = (0..groups).filter(|_| index.has_rules(&network.id));
+    let evaluated = (0..groups).filter(|_| index.has_rules(network));
     flood.chain(evaluated.map(|group| (bridge, pipeline::receiver_group(tag, group)))).collect()
 }
 

@@ -1,4 +1,4 @@
-//! Local endpoints without a port.
+//! Local endpoints without a port, and with one on the bridge that their network has left.
 
 use super::*;
 
@@ -75,4 +75,35 @@ fn an_endpoint_that_gets_a_port_speaks_for_its_services() {
     batch.set(local, Some(port)).unwrap();
     batch.commit();
     assert_eq!(of_service(&model), of_service(&complete));
+}
+
+/// The network has become a VLAN, and the switch refuses the flows of the endpoint there: its port number is that of the other bridge.
+#[test]
+fn an_endpoint_on_the_former_bridge_is_no_receiver() {
+    let (before, local) = (network(0, false, false), local(0, 1, (false, false)));
+    let after = Network { encap: encap(2, false), ..before.clone() };
+    let mut model = SwitchModel::default();
+    let mut batch = Batch::new(&mut model);
+    batch.set_base_flows();
+    for object in [&Object::Network(before), &group(1, 1, false), &local] {
+        batch.set(object.clone(), port_of(object)).unwrap();
+    }
+    batch.commit();
+    let receivers = |model: &SwitchModel| -> Vec<u32> {
+        let buckets = model.tables.vlan.groups().values().flat_map(|group| &group.buckets);
+        buckets.filter_map(pipeline::receiver_port).collect()
+    };
+    let mut batch = Batch::new(&mut model);
+    batch.set(Object::Network(after.clone()), None).unwrap();
+    batch.commit();
+    assert!(!model.index.has_rules(&after));
+    assert_eq!(receivers(&model), []);
+    assert_eq!(model.tables.vxlan.groups().keys().copied().collect::<Vec<_>>(), [peer_group(0)]);
+
+    let Object::Local(local) = local else { unreachable!() };
+    let port = BridgePort { name: local.port.clone(), number: 77 };
+    let mut batch = Batch::new(&mut model);
+    batch.set(Object::Local(Local { encap: after.encap, ..local }), Some(port)).unwrap();
+    batch.commit();
+    assert_eq!(receivers(&model), [77]);
 }
