@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use openflow_rs::PackedFlow;
+
 use super::{
     bridge::{BridgeKind, PerBridge},
     desired::{
@@ -81,8 +83,8 @@ pub(crate) async fn observe(
     let retained = retains.then(|| unowned_ports(&dump, &ports));
     // The switch has refused the flows of the others, or has lost them. Their ports must not become receivers of groups, nor be
     // opened, before it has the flows; and switches may not know yet that these endpoints are here.
-    let is_bare = |id: &ObjectId, _: &mut BridgePort| match desired.get(id) {
-        Some(Object::Local(local)) => !has_flows(&dump.tables, local),
+    let is_bare = |id: &ObjectId, port: &mut BridgePort| match desired.get(id) {
+        Some(Object::Local(local)) => !has_flows(&dump.tables, local, port.number),
         _ => false,
     };
     let unprogrammed = ports.extract_if(is_bare).map(|(_, port)| port.name).collect();
@@ -136,14 +138,18 @@ pub(crate) async fn observe(
 /// Closes the ports on the VLAN bridge whose flows the switch has lost, as in a restart, until they are programmed: the bridge floods
 /// to ports of the VLAN, past the rules for what their pods receive. Pods without rules are not interrupted longer than necessary.
 async fn close_ports(session: &mut Session, dump: &Dump, desired: &Desired) -> Result<(), Error> {
-    let may_have_rules = |id: &ObjectId| match desired.get(id) {
-        Some(Object::Local(local)) => group_of(desired, local).is_some_and(|group| !group.rules.is_empty()),
-        // Its record is deleted or unreadable.
-        _ => true,
+    let has_rules = |local: &Local| group_of(desired, local).is_some_and(|group| !group.rules.is_empty());
+    let is_programmed = |local: &Local| {
+        let number = dump.ports.get(bridge_and_tag(local.encap).0).get(&local.port);
+        number.is_some_and(|number| has_flows(&dump.tables, local, *number))
     };
     let is_bare = |owner| {
         let id = ObjectId::Local(owner);
-        !has_entry(&dump.tables.vlan, &id) && may_have_rules(&id)
+        match desired.get(&id) {
+            Some(Object::Local(local)) => has_rules(local) && !is_programmed(local),
+            // Its record is deleted or unreadable.
+            _ => entries(&dump.tables.vlan, &id).next().is_none(),
+        }
     };
     let operations = ports::closing(&session.database(), is_bare);
     session.reconfigure(operations).await.map_err(|error| ovs_error("close ports without flows", error))
@@ -192,16 +198,18 @@ fn object_ports(
     (ports, out_of_sync)
 }
 
-/// Whether the endpoint has flows for a port on the bridge of its port. Those on the other bridge are of the time before its network
-/// became a VLAN, or a VXLAN. An endpoint without a port has its record only.
-fn has_flows(tables: &PerBridge<Tables>, local: &Local) -> bool {
-    let (bridge, _) = bridge_and_tag(local.encap);
-    has_entry(tables.get(bridge), &ObjectId::Local(local.id.clone()))
+/// Whether the endpoint has flows at this port on the bridge of its network. Those on the other bridge, and those of another tag, are of
+/// the time before its network changed. An endpoint without a port has its record only.
+fn has_flows(tables: &PerBridge<Tables>, local: &Local, port: u32) -> bool {
+    let (bridge, tag) = bridge_and_tag(local.encap);
+    let id = ObjectId::Local(local.id.clone());
+    let is_own = |flow: &PackedFlow| flow.unpack().is_ok_and(|flow| pipeline::is_entry(&flow, port, tag));
+    entries(tables.get(bridge), &id).any(is_own)
 }
 
-/// Whether the switch has the flow that lets the frames of an endpoint in.
-fn has_entry(tables: &Tables, id: &ObjectId) -> bool {
-    tables.flows_of(Cookie::of(id)).iter().any(|flow| flow.table() == pipeline::ENTRY_TABLE)
+/// The flows that let the frames of an endpoint in.
+fn entries<'a>(tables: &'a Tables, id: &ObjectId) -> impl Iterator<Item = &'a PackedFlow> + use<'a> {
+    tables.flows_of(Cookie::of(id)).iter().filter(|flow| flow.table() == pipeline::ENTRY_TABLE)
 }
 
 /// Returns which bridges have flows of other programs. These stay: an operator has added them.
@@ -265,7 +273,7 @@ mod tests {
         name::{EndpointId, NetworkId},
         tag::Encap,
     };
-    use openflow_rs::{Flow, PackedFlow};
+    use openflow_rs::Flow;
 
     use super::*;
     use crate::datapath::{Network, ovs::pipeline::Segment};
@@ -293,8 +301,20 @@ mod tests {
         let (before, after) = (local(vxlan()), local(Encap::Vlan(100.try_into().unwrap())));
         let flows = pipeline::local(&before, Segment::bridged(before.encap), 7, None);
         let tables = PerBridge { vxlan: owned(&before, flows), ..PerBridge::default() };
-        assert!(has_flows(&tables, &before));
-        assert!(!has_flows(&tables, &after));
+        assert!(has_flows(&tables, &before, 7));
+        assert!(!has_flows(&tables, &after, 7));
+    }
+
+    /// The switch has refused the flows after a change of the tag. Or it has given the port another number.
+    #[test]
+    fn flows_of_an_earlier_tag_or_port_do_not_count() {
+        let [before, after] = [100, 101].map(|tag: u16| local(Encap::Vlan(tag.try_into().unwrap())));
+        let flows = pipeline::local(&before, Segment::bridged(before.encap), 7, None);
+        let tables = PerBridge { vlan: owned(&before, flows), ..PerBridge::default() };
+        let cases = [(&before, 7, true), (&before, 8, false), (&after, 7, false)];
+        for (local, port, expected) in cases {
+            assert_eq!(has_flows(&tables, local, port), expected, "{local:?} at port {port}");
+        }
     }
 
     /// A garbage collection has left its record, and the switch has opened its port.
@@ -303,6 +323,6 @@ mod tests {
         let local = local(vxlan());
         let record = owned(&local, pipeline::unattached(&local, Segment::bridged(local.encap)));
         let tables = PerBridge { vxlan: record, ..PerBridge::default() };
-        assert!(!has_flows(&tables, &local));
+        assert!(!has_flows(&tables, &local, 7));
     }
 }

@@ -55,8 +55,8 @@ pub(crate) use self::{
     base::{base_flows, drop_all},
     external::external,
     forward::{
-        ENTRY_TABLE, Spread, from_network, local, network, outside, remote, subnet, tunnel, unattached,
-        vrf_number, vtep,
+        ENTRY_TABLE, Spread, from_network, is_entry, local, network, outside, remote, subnet, tunnel,
+        unattached, vrf_number, vtep,
     },
     group::{
         MAX_BUCKETS, UPLINK_GROUP, all_group, backend_group, endpoint_group, output_port, peer_group,

@@ -220,6 +220,14 @@ pub(crate) fn unattached(local: &Local, segment: Segment) -> Vec<Flow> {
 /// Table with the flow that lets the frames of a local endpoint in. A record has none there.
 pub(crate) const ENTRY_TABLE: u8 = table::SOURCE;
 
+/// Whether this flow lets the frames of the local endpoint at `port` into the network with this tag.
+pub(crate) fn is_entry(flow: &Flow, port: u32, tag: u32) -> bool {
+    let network = (u64::from(tag) << metadata::NETWORK_SHIFT, metadata::NETWORK);
+    flow.table == ENTRY_TABLE
+        && flow.matching.exact(Field::InPort) == Some(port.into())
+        && flow.instructions.metadata == Some(network)
+}
+
 /// Returns the flows of a remote endpoint. `port` is the tunnel to its node, or the port of this node's kernel on a VLAN network
 /// for which the node is the gateway; `None` on other VLAN networks, and while there is no tunnel.
 pub(crate) fn remote(remote: &Remote, segment: Segment, port: Option<u32>) -> Vec<Flow> {
