@@ -170,7 +170,8 @@ fn choose(packet: &mut Packet, entry: &ServiceEntry) -> bool {
     true
 }
 
-/// Whom the connection goes to. All connections of a client within the time: to the same, if the service has it still.
+/// The backend that the connection goes to. With session affinity, a client's connections to all ports of the service go to one,
+/// as long as that port has it.
 #[inline(always)]
 fn member(packet: &Packet, entry: &ServiceEntry) -> Option<Member> {
     if entry.affinity == 0 {
@@ -179,23 +180,43 @@ fn member(packet: &Packet, entry: &ServiceEntry) -> Option<Member> {
         return pick(packet, entry, hash(packet, ports));
     }
     let hash = hash(packet, 0);
-    let (block, tag) = AffinityBlock::find(hash, entry.number);
+    let (block, tag) = AffinityBlock::find(hash, packet.domain.number());
     // SAFETY: no other reference to it is made here; what other processors write meanwhile, `AffinityBlock` allows for.
     let block = unsafe { &mut *AFFINITY.get_ptr_mut(block)? };
     let place = ctv_place(block, tag, packet.now);
     let client = block.clients.get_mut(place as usize % AffinityBlock::LEN)?;
-    if client.tag == tag && contiv_abi::idle(packet.now, client.seen) <= entry.affinity {
-        let with = client.with.word();
-        if ctv_has(entry, with) != 0 {
-            client.seen = packet.now;
-            return Some(Member::from_word(with));
-        }
-    }
-    let member = pick(packet, entry, hash)?;
+    let is_known = client.tag == tag && contiv_abi::idle(packet.now, client.seen) <= entry.affinity;
+    let kept = if is_known { at_port(packet, entry, client.with.word()) } else { 0 };
+    let word = if kept != 0 { kept } else { pick(packet, entry, hash)?.word() };
     client.tag = tag;
     client.seen = packet.now;
-    client.with = Member::from_word(member.word());
-    Some(member)
+    client.with = Member::from_word(word);
+    Some(Member::from_word(word))
+}
+
+/// The word of the member of the set that has the address of this one, which a client may have got by another port of the
+/// service; zero if there is none.
+#[inline(always)]
+fn at_port(packet: &Packet, entry: &ServiceEntry, word: u64) -> u64 {
+    let with = Member::from_word(word);
+    let port = port_of_backends(packet, entry);
+    if packet.ip6 == 0 {
+        let word = Member::v4(with.mark, port).word();
+        return if ctv_has(entry, word) != 0 { word } else { 0 };
+    }
+    // The same port as of the client's previous connection: a long list is searched, and not walked.
+    if ctv_has(entry, word) != 0 {
+        return word;
+    }
+    let Some(known) = BACKENDS.get(with.at) else { return 0 };
+    // Another backend may have the number by now.
+    if known.mark != u32::from_ne_bytes(with.mark) {
+        return 0;
+    }
+    let mark = Backend::new(known.ip, port).mark;
+    let number = ctv_marked(entry, mark);
+    let is_same = BACKENDS.get(number).is_some_and(|backend| backend.ip.same(&known.ip));
+    if is_same { Member { mark: mark.to_ne_bytes(), at: number }.word() } else { 0 }
 }
 
 /// The member of the service's set for a hash: the same on every node.

@@ -74,7 +74,7 @@ impl ServiceKey {
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct ServiceEntry {
-    /// Number of this port of the service in flows, affinity entries and counters; never zero.
+    /// Number of this port of the service in flows and counters; never zero.
     pub number: u32,
     /// In `ctv_svc` zero, or [`ServiceEntry::TERMINATING`]. In a [`ServiceSlot`] a number that each write increments twice: odd during a
     /// write. Programs read it with `number`, as one word.
@@ -376,7 +376,8 @@ pub struct Client {
     pub tag: u32,
     /// Time of the last connection, in seconds since boot.
     pub seen: u32,
-    /// Backend of the client, as long as the service has it.
+    /// Backend of the client's last connection, to any port of the service. The next one, to another port, goes to the backend
+    /// of that port with the same address.
     pub with: Member,
 }
 
@@ -397,10 +398,10 @@ impl AffinityBlock {
     pub const LEN: usize = 4;
 
     /// Index of the block, and tag, of a client of a service. `hash` is of the client and the
-    /// service's address.
+    /// service's address, and `domain` the number of their domain. Ports do not count.
     #[inline(always)]
-    pub const fn find(hash: u64, service: u32) -> (u32, u32) {
-        let id = mix(hash ^ service as u64);
+    pub const fn find(hash: u64, domain: u32) -> (u32, u32) {
+        let id = mix(hash ^ domain as u64);
         (id as u32 & (crate::maps::AFFINITY_CAPACITY as u32 - 1), (id >> 32) as u32 | 1)
     }
 

@@ -82,6 +82,7 @@ on_every_datapath!([
 ], [
     programs: local_pods_talk, pods_talk_by_vxlan, restart_loses_no_ping, changes_lose_no_ping;
     services: a_deleted_backend_is_replaced, clients_keep_their_backend, connections_at_once_keep_their_backend, services_survive_a_restart;
+    session_affinity: clients_have_one_backend_for_all_ports;
     external: external_clients_keep_their_backend;
 ], [
     flooding: copies_go_to_nodes_with_the_network;

@@ -18,6 +18,7 @@ pub(crate) mod routing_changes;
 pub(crate) mod routing_policies;
 pub(crate) mod routing_vlan;
 pub(crate) mod services;
+pub(crate) mod session_affinity;
 pub(crate) mod unicast;
 pub(crate) mod vlan;
 pub(crate) mod vxlan;

@@ -155,8 +155,8 @@ struct Case<'a, H> {
     stage: Stage,
     oracle: Oracle,
     connections: Vec<Connection>,
-    /// Backends of clients with session affinity, by client, service, and port of TCP or another protocol.
-    backends: BTreeMap<(Origin, usize, (bool, u16)), IpAddr>,
+    /// Backends of clients with session affinity, by client and service.
+    backends: BTreeMap<(Origin, usize), IpAddr>,
     summary: &'a mut Summary,
 }
 
@@ -373,9 +373,7 @@ impl<H: Harness> Case<'_, H> {
         // After the change, a client may choose again.
         let is_compared = (self.stage, step) == (Stage::Before, Step::There);
         if let (Some(at), Some(one), true) = (sent.service, one, is_compared) {
-            let resolved = self.cluster.probes[probe].resolved(self.cluster);
-            let is_tcp = matches!(resolved.content, Content::Tcp { .. });
-            self.keeps_its_backend(&sent, at, (is_tcp, resolved.port), &one)?;
+            self.keeps_its_backend(&sent, at, &one)?;
         }
         Ok(messages)
     }
@@ -415,20 +413,14 @@ impl<H: Harness> Case<'_, H> {
         summary.routed += u64::from(deliveries.iter().any(|one| one.frame[6..12] == ROUTER));
     }
 
-    /// With session affinity, a client has one backend of a port.
-    fn keeps_its_backend(
-        &mut self,
-        sent: &Sent,
-        at: usize,
-        port: (bool, u16),
-        delivery: &Delivery,
-    ) -> Result<()> {
+    /// With session affinity, a client has one backend, whichever ports of the service it uses.
+    fn keeps_its_backend(&mut self, sent: &Sent, at: usize, delivery: &Delivery) -> Result<()> {
         if !self.cluster.services[at].affinity {
             return Ok(());
         }
         let is_tagged = is_vlan(sent.network);
         let backend = destination(delivery, is_tagged).context("the backend")?;
-        let known = *self.backends.entry((sent.from.clone(), at, port)).or_insert(backend);
+        let known = *self.backends.entry((sent.from.clone(), at)).or_insert(backend);
         ensure!(known == backend, "the client at {:?} is with {known} and with {backend}", sent.from);
         Ok(())
     }

@@ -285,14 +285,13 @@ fn answers(rig: &Rig, oracle: &Oracle<'_>, made: &mut Made, reported: &mut Event
     Ok(())
 }
 
-/// With session affinity, each client has one backend.
+/// With session affinity, each client has one backend, whichever ports of the service it uses.
 fn clients_stay(oracle: &Oracle<'_>, made: &HashMap<usize, Fate>) -> Result<()> {
-    let mut with: HashMap<(IpAddr, usize, usize), IpAddr> = HashMap::new();
+    let mut with: HashMap<(IpAddr, usize), IpAddr> = HashMap::new();
     for (number, fate) in made {
         let probe = &oracle.scene.probes[*number];
-        let (Some(port), Some(place)) = (oracle.sticky_port(probe), fate.place()) else { continue };
-        let client = (oracle.source(probe), port.0, port.1);
-        let known = *with.entry(client).or_insert(place);
+        let (Some(service), Some(place)) = (oracle.sticky_service(probe), fate.place()) else { continue };
+        let known = *with.entry((oracle.source(probe), service)).or_insert(place);
         ensure!(known == place, "{probe:?}: the client is with {known} and with {place}");
     }
     Ok(())

@@ -1,6 +1,7 @@
 //! Services, with single frames: translation to a backend, and of replies to the service. The kit computes every
 //! expected checksum.
 
+mod affinity;
 mod backends;
 mod collision;
 mod icmp;

@@ -161,14 +161,11 @@ impl Oracle<'_> {
         self.scene.service(at).filter(|service| service.vip.is_ipv6() == probe.ip6)
     }
 
-    /// Indices of the service with affinity and of its port, if the packet is for one.
-    pub(super) fn sticky_port(&self, probe: &Probe) -> Option<(usize, usize)> {
+    /// Index of the service with affinity, if the packet is for one.
+    pub(super) fn sticky_service(&self, probe: &Probe) -> Option<usize> {
         let Target::Service(at) = probe.to else { return None };
-        let service = self.service(probe, at)?;
-        service.affinity?;
-        let protocol = probe.content.protocol(probe.ip6);
-        let is = |port: &Port| (port.protocol.number(), port.port) == (protocol, probe.port);
-        Some((at, service.ports.iter().position(is)?))
+        self.service(probe, at)?.affinity?;
+        Some(at)
     }
 
     /// All allowed results of the packet, or of a fragment of it.

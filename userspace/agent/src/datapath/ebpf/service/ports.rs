@@ -51,7 +51,7 @@ pub(crate) struct ServicePorts {
     /// Backend set of each port that has one and whose entry is valid.
     sets: HashMap<ServiceKey, Vec<Backend>>,
     next_number: NonZeroU32,
-    /// Numbers of ports in the maps of other ABI versions, which flows, affinities and counters refer to.
+    /// Numbers of ports in the maps of other ABI versions, which flows and counters refer to.
     inherited: HashMap<ServiceKey, NonZeroU32>,
     writes: Writes,
 }

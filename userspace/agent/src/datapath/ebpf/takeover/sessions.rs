@@ -15,8 +15,8 @@ use crate::datapath::{
     },
 };
 
-/// Copies the backends of clients with session affinity. Ports of services have the same numbers in both versions, by which
-/// the clients are found.
+/// Copies the backends of clients with session affinity. Clients are found by their domain, which has the same number in both
+/// versions.
 pub(super) fn copy_affinity(own: &Pins, other: &Pins) -> Result<(), Error> {
     for name in [AFFINITY, BACKENDS] {
         if !btf::are_alike(&own.open_data(name)?, &other.open_data(name)?) {
