@@ -177,8 +177,9 @@ pub(crate) extern "C" fn ctv_is_over(number: u32, now: u32) -> u32 {
     record(number).map_or(0, |flow| u32::from(is_over(unsafe { &*flow }, now)))
 }
 
-/// Whether the flow in a record is to a service whose address an endpoint has by now; not zero if so. As long as an address is
-/// unused, the flows to its service go on. Whoever removes the flow compares its generation.
+/// Whether the address that the flow in a record is sent to has another use by now; not zero if so. A flow to a service is over when an
+/// endpoint has the address, and goes on as long as the address is unused. Another flow is over when a service has the address,
+/// whose backends get what is sent there. Whoever removes the flow compares its generation.
 ///
 /// A function of its own for the stack.
 #[inline(never)]
@@ -187,13 +188,13 @@ pub(crate) extern "C" fn ctv_is_reused(number: u32) -> u32 {
     let Some(flow) = record(number) else { return 0 };
     // SAFETY: a record of the map.
     let flow = unsafe { &*flow };
-    // Flows with another port alone are to no service.
-    if flow.destination.same(&flow.backend) {
-        return 0;
-    }
     let domain = Domain::from_number(flow.head.domain);
     let owner = maps::neighbour(&NeighKey::new(domain, Address::from_words(flow.destination.words())));
-    u32::from(owner.is_some_and(|owner| owner.flags & NeighEntry::SERVICE == 0))
+    let Some(owner) = owner else { return 0 };
+    let is_service = owner.flags & NeighEntry::SERVICE != 0;
+    // Flows with another port alone are to no service.
+    let to_service = !flow.destination.same(&flow.backend);
+    u32::from(is_service != to_service)
 }
 
 /// Whether the flow has timed out.

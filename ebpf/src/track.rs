@@ -218,9 +218,11 @@ extern "C" fn ctv_by(packet: *mut Packet) -> u32 {
         }
         return NEW;
     }
-    // Once in a second: that is soon enough after the change.
     let flags = flow.head.flags;
-    if half.seen != packet.now && flags & Flow::NAT != 0 && flows::ctv_is_reused(number) != 0 {
+    // By numbers, as `sender_of`: whether the packet is sent to the client of an untranslated flow, and not to its destination.
+    let to_client = packet.entry & 1 & (u32::from(flags & Flow::NAT) ^ 1);
+    // Once in a second: that is soon enough after the change.
+    if half.seen != packet.now && to_client == 0 && flows::ctv_is_reused(number) != 0 {
         ctv_remove(number, packet.generation);
         return NEW;
     }

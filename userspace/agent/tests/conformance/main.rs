@@ -61,6 +61,7 @@ on_every_datapath!([
         backends_are_reachable_directly, policies_see_the_backend, tcp_connections_over_ipv6, a_pod_reaches_itself,
         refused_clients_are_told, errors_are_about_the_service,
         errors_of_clients_go_to_the_backend, connections_keep_their_target_port;
+    service_changes: a_new_service_gets_the_packets_of_existing_flows;
     external: external_clients_reach_backends, one_node_answers_external_clients, addresses_of_services_are_only_announced,
         the_backends_node_translates_for_external_clients, only_backends_get_what_external_clients_send,
         terminating_backends_get_what_other_nodes_forward, policies_see_external_clients, external_clients_are_refused,

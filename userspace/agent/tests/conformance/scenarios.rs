@@ -17,6 +17,7 @@ pub(crate) mod routing;
 pub(crate) mod routing_changes;
 pub(crate) mod routing_policies;
 pub(crate) mod routing_vlan;
+pub(crate) mod service_changes;
 pub(crate) mod services;
 pub(crate) mod session_affinity;
 pub(crate) mod unicast;

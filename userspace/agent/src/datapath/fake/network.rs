@@ -78,6 +78,11 @@ impl<'a> Network<'a> {
         Some(vec![Delivery { to: Target::Pod(sender.port.clone()), frame: answer }])
     }
 
+    /// Whether a service has the address.
+    pub(super) fn is_of_service(&self, address: IpAddr) -> bool {
+        self.services().any(|service| service.vip == address)
+    }
+
     /// Whether a service has the port that the packet is for.
     pub(super) fn has_service_port(&self, tuple: Tuple) -> bool {
         let vip = tuple.destination.0;

@@ -46,12 +46,16 @@ impl Traffic {
         if *from == Origin::Uplink && network.is_on_node() {
             return None;
         }
-        // The connections of a service that is gone end when an endpoint gets its address.
+        // The connections of a service that is gone end when an endpoint gets its address, and others when a service gets the address
+        // that they are sent to.
         let is_reused = |known: &Connection| {
             let address = known.tuple.destination.0;
-            known.vrf == *vrf && known.is_translated() && network.identity_at(address).is_some()
+            match known.is_translated() {
+                true => network.identity_at(address).is_some(),
+                false => network.is_of_service(address),
+            }
         };
-        self.0.retain(|known| !is_reused(known));
+        self.0.retain(|known| known.vrf != *vrf || !is_reused(known));
         let packet = match guard::check(objects, (encap, vrf), &inner, from)? {
             Class::Neighbour if *from == Origin::Uplink => {
                 let reply = external::reply(&network, &inner);

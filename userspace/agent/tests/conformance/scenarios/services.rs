@@ -32,7 +32,7 @@ const VIP: u8 = 200;
 const SOON: Duration = Duration::from_secs(5);
 
 /// Returns a service that maps UDP port 53 to port 5353 of the backends.
-fn service(net: &Net, backends: &[(u8, Readiness)]) -> Result<Object> {
+pub(super) fn service(net: &Net, backends: &[(u8, Readiness)]) -> Result<Object> {
     let backend = |(last, readiness): &(u8, Readiness)| Backend {
         readiness: *readiness,
         ..Backend::on(net.encap, ip(*last))
@@ -44,11 +44,11 @@ fn service(net: &Net, backends: &[(u8, Readiness)]) -> Result<Object> {
     }))
 }
 
-fn ready(lasts: &[u8]) -> Vec<(u8, Readiness)> {
+pub(super) fn ready(lasts: &[u8]) -> Vec<(u8, Readiness)> {
     lasts.iter().map(|last| (*last, Readiness::Ready)).collect()
 }
 
-fn world<H: Harness>(net: &Net) -> Result<World<H>> {
+pub(super) fn world<H: Harness>(net: &Net) -> Result<World<H>> {
     World::new(peers().into_iter().chain([
         net.network(),
         net.local("pa", 1),
@@ -63,12 +63,12 @@ fn datagram(macs: (u8, u8), from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) -> Packe
 }
 
 /// Datagram of pod 1 to the service.
-fn request(port: u16) -> Packet {
+pub(super) fn request(port: u16) -> Packet {
     datagram((VIP, 1), (ip(1), port), (ip(VIP), 53))
 }
 
 /// Delivery of the datagram to a backend.
-fn arrival(net: &Net, backend: u8, port: u16) -> Delivery {
+pub(super) fn arrival(net: &Net, backend: u8, port: u16) -> Delivery {
     let frame = datagram((backend, 1), (ip(1), port), (ip(backend), 5353));
     match backend {
         2 => to_pod("pb", &frame),
@@ -89,7 +89,7 @@ impl<H: Harness> World<H> {
     }
 
     /// Sends the reply of the backend; the client receives it from the address of the service.
-    fn is_answered(&mut self, net: &Net, backend: u8, port: u16) -> Result<()> {
+    pub(super) fn is_answered(&mut self, net: &Net, backend: u8, port: u16) -> Result<()> {
         let reply = datagram((1, backend), (ip(backend), 5353), (ip(1), port));
         let translated = datagram((1, backend), (ip(VIP), 53), (ip(1), port));
         let expected = [to_pod("pa", &translated)];
