@@ -94,7 +94,8 @@ pub(crate) extern "C" fn ctv_open_wire(packet: *mut Packet) -> u32 {
         return code;
     }
     if code != packet::GO_ON {
-        return refusal(packet, code);
+        // Only the node that answers for the service tells the client.
+        return if to_service { refusal(packet, code) } else { code };
     }
     admit(packet)
 }

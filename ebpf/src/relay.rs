@@ -87,8 +87,14 @@ fn for_service(ctx: &TcContext, domain: Domain) -> Result<bool, DropReason> {
     if !source::same(&ethernet.destination, &service_mac(&ip)) {
         return Ok(false);
     }
+    Ok(is_service(domain, ip))
+}
+
+/// Whether this is the address of a service.
+#[inline(always)]
+fn is_service(domain: Domain, ip: Address) -> bool {
     let owner = maps::neighbour(&NeighKey::new(domain, ip));
-    Ok(owner.is_some_and(|owner| owner.flags & NeighEntry::SERVICE != 0))
+    owner.is_some_and(|owner| owner.flags & NeighEntry::SERVICE != 0)
 }
 
 /// Chooses the backend for the packet in hand, which is for a service and of no connection that is known: `RELAY` if it goes to
@@ -160,16 +166,20 @@ pub(crate) fn count(by: DsrHook, len: u32) {
 }
 
 /// A new flow from the wire of a VLAN to a port here: if it is for a service, the node that answers for that has chosen this
-/// pod, and the packet is translated for it if the pod is a backend: anybody on the wire may have sent the frame. The result is
-/// that of `packet::code`, or `AGAIN` when the entry changed meanwhile.
+/// pod, and the packet is translated for it if the pod is a backend: anybody on the wire may have sent the frame. What is for the
+/// service's address, but for none of its ports, is for no pod. The result is that of `packet::code`, or `AGAIN` when the entry
+/// changed meanwhile.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_arrive() -> u32 {
     let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
-    let Some(found) = service_entry::find(packet) else { return GO_ON };
-    arrive(packet, found)
+    if let Some(found) = service_entry::find(packet) {
+        return arrive(packet, found);
+    }
+    // Rules about the pod's own address would not match, and its kernel might forward the packet.
+    if is_service(packet.domain, packet.tuple.destination) { DropReason::StrangeBackend as u32 } else { GO_ON }
 }
 
 /// The same if the pod is none of the backends that get new connections: a terminating one gets what another node has chosen

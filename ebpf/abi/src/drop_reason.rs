@@ -79,7 +79,8 @@ drop_reasons! {
     NoBackend = 19, "no-backend";
     /// The address is a service's, but the port is not; the sender gets an error.
     NoService = 20, "no-service";
-    /// The backend is not an endpoint of the service's network.
+    /// The backend is not an endpoint of the service's network; or the packet is from the wire, for the address of a service,
+    /// in a frame for an endpoint that is no backend of its port.
     StrangeBackend = 21, "strange-backend";
     /// The flow could not be inserted (the kernel had no memory) although its translation needs it;
     /// or the packet is a reply to a connection that another backend has answered.

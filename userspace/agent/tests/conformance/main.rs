@@ -64,6 +64,7 @@ on_every_datapath!([
     service_changes: a_new_service_gets_the_packets_of_existing_flows;
     external: external_clients_reach_backends, one_node_answers_external_clients, addresses_of_services_are_only_announced,
         the_backends_node_translates_for_external_clients, only_backends_get_what_external_clients_send,
+        other_ports_of_a_service_reach_no_pod,
         terminating_backends_get_what_other_nodes_forward, policies_see_external_clients, external_clients_are_refused,
         external_connections_keep_their_target_port;
     routing: gateways_answer_arp_and_nd, the_router_answers_for_other_networks, gateways_answer_pings, local_pods_on_two_networks,

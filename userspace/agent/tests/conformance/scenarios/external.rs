@@ -303,6 +303,41 @@ pub(crate) fn only_backends_get_what_external_clients_send<H: Harness>() -> Resu
     Ok(())
 }
 
+/// What is sent from the wire to the address of a service, but to none of its ports, reaches no pod, whatever Ethernet address it is
+/// sent to: rules about the pod's own address would not match. A node that does not answer for the service refuses no client.
+pub(crate) fn other_ports_of_a_service_reach_no_pod<H: Harness>() -> Result<()> {
+    for family in Family::BOTH {
+        let mut wire = Wire::<H>::with(family, THERE, Some(("pc", OTHER)))?;
+        let (vip, vip_mac) = (wire.vip, wire.vip_mac);
+        let stations = [HERE, OTHER].into_iter().flat_map(|to| [mac(CLIENT), vip_mac].map(|from| (to, from)));
+        for (to, from) in stations {
+            let packet = || family.packet((mac(to), from), CLIENT, vip);
+            let echo = match family {
+                Family::V4 => packet().icmp_echo_request(7, 1),
+                Family::V6 => packet().icmpv6_echo_request(7, 1),
+            };
+            let frames = [
+                packet().tcp(4000, 81, tcp_flags::SYN),
+                packet().udp(4000, 54).payload(b"service"),
+                packet().udp(4000, 80).payload(b"service"),
+                echo,
+                // Common header of SCTP: ports, verification tag, checksum.
+                packet().protocol(132).payload(&[0, 80, 0, 80, 0, 0, 0, 1, 0, 0, 0, 0]),
+            ];
+            for frame in frames {
+                let came = wire.outcome(&frame)?;
+                ensure!(came.is_empty(), "{family:?}, from {from:x?} to {to}, {frame:?}: {came:?}");
+            }
+        }
+        wire.set(&[])?;
+        for to in [HERE, OTHER] {
+            let came = wire.outcome(&wire.request((mac(to), mac(CLIENT)), 4001))?;
+            ensure!(came.is_empty(), "{family:?}, to {to} without a backend: {came:?}");
+        }
+    }
+    Ok(())
+}
+
 /// Another node may choose a backend before it learns that the backend terminates.
 pub(crate) fn terminating_backends_get_what_other_nodes_forward<H: Harness>() -> Result<()> {
     for family in Family::BOTH {
