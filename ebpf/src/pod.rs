@@ -9,7 +9,7 @@ use crate::{
     frame::{self, Ethernet},
     guard, host, ip, log, maps,
     neighbour::{self, Asker},
-    packet::{self, Packet, Route, passes},
+    packet::{self, Admission, Packet, Route, passes},
     policy, rate, route, source, track, tunnel,
     verdict::Verdict,
 };
@@ -69,7 +69,10 @@ fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
 /// The way of a pod's frame after the stages.
 #[inline(always)]
 pub(crate) fn send(ctx: &TcContext, packet: &mut Packet) -> Result<Verdict, DropReason> {
-    dscp::mark(ctx, packet.source_group)?;
+    // Not neighbour discovery, which policies do not apply to, and nothing but IP has a class.
+    if packet.admission == Admission::RULES {
+        dscp::mark(ctx, packet.source_group)?;
+    }
     policy::admits_sender(packet)?;
     let code = ctv_onward(packet, ctx.skb.skb);
     delivery::verdict(packet, code)

@@ -440,7 +440,8 @@ pub(crate) fn rules_apply_to_solicitations_from_afar<H: Harness>() -> Result<()>
     Ok(())
 }
 
-/// Packets of a group get its DSCP, IPv4 and IPv6, also in the outer header. Packets of other groups are unchanged.
+/// Packets of a group get its DSCP, IPv4 and IPv6, also in the outer header. Packets of other groups, and neighbour discovery, are
+/// unchanged.
 pub(crate) fn packets_get_the_dscp_of_their_group<H: Harness>() -> Result<()> {
     for net in Net::kinds()? {
         let mut world = world::<H>(&net)?;
@@ -457,6 +458,9 @@ pub(crate) fn packets_get_the_dscp_of_their_group<H: Harness>() -> Result<()> {
             let eight = frame.dscp(8);
             world.sends(&pod("pb"), &eight, [to_pod("pa", &eight)])?;
         }
+        let solicitation = Packet::neighbour_solicitation(mac(1), ip6(1), ip6(99));
+        let copies = net.to_other_nodes(&solicitation).into_iter().chain([to_pod("pb", &solicitation)]);
+        world.sends(&pod("pa"), &solicitation, copies)?;
         world.check_in_sync()?;
     }
     Ok(())
