@@ -356,7 +356,8 @@ impl Headers {
     }
 
     fn v6(frame: &[u8]) -> Option<Headers> {
-        const EXTENSIONS: usize = 5;
+        /// As many as the eBPF programs follow.
+        const EXTENSIONS: usize = 4;
         let address = |at| Some(IpAddr::from(Ipv6Addr::from(bytes::<16>(frame, at)?)));
         let payload = usize::from(u16::from_be_bytes(bytes(frame, ETHERNET + 4)?));
         let (mut protocol, mut body, mut has_body) = (*frame.get(ETHERNET + 6)?, ETHERNET + 40, true);
@@ -454,6 +455,24 @@ mod tests {
             assert_eq!((super::super::frame::dscp(&frame), &frame[..6]), (46, &[6; 6][..]));
         }
     }
+
+    #[test]
+    fn extension_headers_are_read_up_to_a_limit() {
+        let [a, b]: [Ipv6Addr; 2] = ["2001:db8::1", "2001:db8::9"].map(|ip| ip.parse().unwrap());
+        let read = |count: usize| {
+            // Destination options.
+            let header = |left: usize| [if left > 0 { 60 } else { UDP }, 0, 1, 4, 0, 0, 0, 0];
+            let headers: Vec<u8> = (0..count).rev().flat_map(header).collect();
+            let udp = packet::Packet::bare().ipv6(a, b).udp(1, 2).build();
+            let first = if count > 0 { 60 } else { UDP };
+            let packet = packet::Packet::eth([2; 6], [4; 6]).ipv6(a, b).protocol(first);
+            let frame = packet.payload(&[&headers[..], &udp[40..]].concat()).build();
+            Packet::read(&frame).map(|packet| packet.tuple.destination.1)
+        };
+        assert_eq!([0, 1, 2, 3, 4].map(read), [Some(2); 5]);
+        assert_eq!(read(5), None);
+    }
+
     #[test]
     fn packets_are_read_up_to_their_end() {
         let headers = || packet::Packet::eth([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 9]);
