@@ -304,7 +304,8 @@ impl Packet {
             ICMPV6 => self.body + 2,
             _ => return,
         };
-        let unchecked = self.tuple.protocol == UDP && !self.v6 && bytes(frame, sum) == Some([0, 0]);
+        // Over IPv6, too, a packet may do without where both ends know that (RFC 6935).
+        let unchecked = self.tuple.protocol == UDP && bytes(frame, sum) == Some([0, 0]);
         if covered && self.has_body && !unchecked {
             adjust(frame, sum, &old, new);
             if self.tuple.protocol == UDP && bytes(frame, sum) == Some([0, 0]) {
@@ -428,6 +429,7 @@ mod tests {
             v4().udp_unchecked(40_000, 80).payload(b"x"),
             v6().tcp(40_000, 80, 2).payload(b"x"),
             v6().udp(40_000, 80).payload(b"even"),
+            v6().udp_unchecked(40_000, 80).payload(b"x"),
             v4().icmp_echo_request(7, 1),
             v6().icmpv6_echo_request(7, 1),
         ]
@@ -443,6 +445,10 @@ mod tests {
                 true => ["2001:db8::7", "2001:db8::8"].map(|ip| ip.parse().unwrap()),
                 false => ["10.0.0.7", "192.0.2.8"].map(|ip| ip.parse().unwrap()),
             };
+            let is_unchecked = |frame: &[u8]| {
+                packet.tuple.protocol == UDP && bytes(frame, packet.body + 6) == Some([0, 0])
+            };
+            let was_unchecked = is_unchecked(&frame);
             packet.rewrite_destination(&mut frame, (to, 8080), Mac([6; 6]));
             packet.rewrite_source(&mut frame, (from, 443));
             packet.set_dscp(&mut frame, 46.try_into().unwrap());
@@ -453,6 +459,7 @@ mod tests {
                 assert_eq!((after.source.1, after.destination.1), (443, 8080));
             }
             assert_eq!((super::super::frame::dscp(&frame), &frame[..6]), (46, &[6; 6][..]));
+            assert_eq!(is_unchecked(&frame), was_unchecked);
         }
     }
 
