@@ -15,6 +15,7 @@ pub(crate) mod restart;
 mod routed;
 pub(crate) mod routing;
 pub(crate) mod routing_changes;
+pub(crate) mod routing_kinds;
 pub(crate) mod routing_policies;
 pub(crate) mod routing_vlan;
 pub(crate) mod service_changes;

@@ -57,7 +57,12 @@ impl<'a> Network<'a> {
         let Some(service) = self.services().find(|service| by_client && service.vip == vip) else {
             return Some(direct);
         };
-        let is_inside = |encap: Encap| networks(self.objects).any(|n| n.encap == encap && n.vrf == *self.vrf);
+        let is_vlan = |encap: Encap| matches!(encap, Encap::Vlan(_));
+        // Networks of both kinds are not routed to each other.
+        let is_inside = |encap: Encap| {
+            is_vlan(encap) == is_vlan(self.encap)
+                && networks(self.objects).any(|n| n.encap == encap && n.vrf == *self.vrf)
+        };
         let backends = service.backends.iter().filter(|backend| backend.encap.is_some_and(is_inside));
         let backends = backends.map(|backend| (backend.ip, backend.readiness));
         match resolve(&service.ports, backends, tuple.protocol, port) {

@@ -305,6 +305,16 @@ fn terminating(service: &Service, domain: Domain) -> impl Iterator<Item = Entry>
     })
 }
 
+/// Whether clients of the service reach the backend: nodes route VLAN networks to each other, and VXLAN networks. Those of a
+/// service without a network are on both kinds.
+fn is_reached(service: &Service, backend: &datapath::Backend) -> bool {
+    let is_vlan = |encap: Encap| matches!(encap, Encap::Vlan(_));
+    match (&service.scope.network, backend.encap) {
+        (Some(network), Some(encap)) => is_vlan(network.encap) == is_vlan(encap),
+        _ => true,
+    }
+}
+
 /// The key of a port, and the backends in a state.
 fn port_backends(
     service: &Service,
@@ -312,7 +322,9 @@ fn port_backends(
     domain: Domain,
     readiness: Readiness,
 ) -> (ServiceKey, Vec<Backend>) {
-    let those = service.backends.iter().filter(|backend| backend.readiness == readiness);
+    let is_of_set =
+        |backend: &&datapath::Backend| backend.readiness == readiness && is_reached(service, backend);
+    let those = service.backends.iter().filter(is_of_set);
     let mut backends: Vec<Backend> =
         those.map(|backend| Backend::new(Address::from(backend.ip), port.target)).collect();
     backends.sort_unstable();

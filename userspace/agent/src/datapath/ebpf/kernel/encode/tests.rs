@@ -216,6 +216,28 @@ fn a_service_of_a_whole_vrf_is_one_entry() {
     assert_eq!(refused, Err(EncodeError::BackendOutside(outside.ip, vrf)));
 }
 
+/// Nodes do not route between VLAN and VXLAN networks.
+#[test]
+fn a_service_of_a_network_has_backends_of_its_kind() {
+    let vrf = Vrf::Tenant("t".parse().unwrap());
+    let port = Port { protocol: Protocol::Tcp, port: 80, target: 8080 };
+    let [on_vxlan, on_vlan] = [[10, 1, 1, 1], [10, 2, 1, 1]];
+    let backends = [(vxlan(), on_vxlan), (vlan(), on_vlan)];
+    for (encap, own) in backends {
+        let network = Network { vrf: vrf.clone(), ..Network::new("n1.t", encap) };
+        let ip = Ipv4Addr::new(10, 9, 0, 1);
+        let service = Service {
+            ports: vec![port],
+            backends: backends.map(|(encap, ip)| Backend::on(encap, Ipv4Addr::from(ip))).into(),
+            ..Service::new("s:t", Scope::network(&network), ip)
+        };
+        let domain = Domain::of_vrf(3);
+        let entries = encode(&Object::Service(service), &DEVICES, |_, _| Some(domain), |_| None).unwrap();
+        let Entry::Service(_, target) = &entries[0] else { panic!("{entries:?}") };
+        assert_eq!(target.backends, [contiv_abi::Backend::new(Address::v4(own), 8080)]);
+    }
+}
+
 /// Other nodes forward packets to backends on a VLAN only.
 #[test]
 fn terminating_backends_on_a_vlan_have_an_entry_of_their_own() {
