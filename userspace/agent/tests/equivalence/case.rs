@@ -15,7 +15,7 @@ use netplugin::datapath::{
 
 use crate::{
     cluster::{Cluster, Stage, is_vlan, located},
-    exclusions,
+    exclusions, lifecycle,
     node::harness::Harness,
     oracle::{Oracle, Possible},
     packet::{Content, Phase, ROUTER, Sender, Sent, Way, destination, id_of, named},
@@ -170,17 +170,41 @@ pub(crate) fn check<H: Harness>(rig: &mut Rig<H>, cluster: &Cluster, summary: &m
     let (stage, oracle) = (Stage::Before, Oracle::new(desired));
     let mut case = Case { rig, cluster, stage, oracle, connections, backends: BTreeMap::new(), summary };
     case.packets().context("before the change")?;
-    let changed = cluster.desired(Stage::After);
-    case.rig.set(changed.clone()).context("the change")?;
+    if lifecycle::has_gap(cluster) {
+        case.enter(Stage::Between).context("services are deleted")?;
+        case.send_first().context("without services")?;
+    }
+    case.enter(Stage::After).context("the change")?;
     case.rig.introduce(cluster, Stage::After)?;
-    case.oracle.change(changed);
-    case.stage = Stage::After;
     case.packets().context("after the change")?;
     summary.states += 1;
     Ok(())
 }
 
 impl<H: Harness> Case<'_, H> {
+    /// Changes the node to the next stage. What has been sent to the address of a service that is created ends.
+    fn enter(&mut self, stage: Stage) -> Result<()> {
+        let (cluster, stages) = (self.cluster, [self.stage, stage]);
+        let desired = cluster.desired(stage);
+        self.rig.set(desired.clone())?;
+        self.oracle.change(desired);
+        self.stage = stage;
+        let mut has_ended = false;
+        for (connection, probe) in self.connections.iter_mut().zip(&cluster.probes) {
+            if lifecycle::begins_again(cluster, stages, probe) {
+                *connection = Connection::default();
+                has_ended = true;
+            }
+        }
+        if has_ended { self.rig.pass_second() } else { Ok(()) }
+    }
+
+    /// Sends the first packets of all connections that begin now.
+    fn send_first(&mut self) -> Result<()> {
+        let all: Vec<_> = (0..self.cluster.probes.len()).collect();
+        self.send(&all, Step::There)
+    }
+
     /// Sends the packets of all connections: there, back, there, back.
     fn packets(&mut self) -> Result<()> {
         // A client's connections with session affinity follow each other.
@@ -264,8 +288,15 @@ impl<H: Harness> Case<'_, H> {
     fn packet(&self, number: usize, step: Step, id: u32) -> Option<Sent> {
         let (cluster, connection) = (self.cluster, &self.connections[number]);
         let (probe, phase) = (&cluster.probes[number], connection.phase());
+        if !lifecycle::takes_part(cluster, self.stage, probe) {
+            return None;
+        }
         match step {
-            Step::There => probe.there(cluster, number, phase, id),
+            Step::There => {
+                let sent = probe.there(cluster, number, phase, id)?;
+                let service = sent.service.filter(|at| cluster.is_installed(self.stage, *at));
+                Some(Sent { service, ..sent })
+            }
             Step::Back => probe.back(cluster, number, connection.delivered.as_ref()?, phase, id),
             Step::Errors(about) => {
                 let delivered = if about == Way::There { &connection.delivered } else { &connection.reply };
@@ -297,7 +328,8 @@ impl<H: Harness> Case<'_, H> {
         } else {
             let connection = &self.connections[*probe];
             let is_repeated = self.stage == Stage::After && is_new;
-            let states = exclusions::chosen::<H>(is_repeated, connection.is_unclear);
+            let is_remembered = exclusions::is_remembered::<H>(is_repeated, connection.is_unclear);
+            let states = exclusions::chosen(is_remembered);
             let may_begin_again = self.may_begin_again(*probe, sent);
             // Before `possible`, after which the oracle may know the connection.
             let again = may_begin_again
@@ -314,6 +346,9 @@ impl<H: Harness> Case<'_, H> {
                 ended.possible(&sent.from, &sent.bytes, service.as_ref(), states)
             });
             let mut possible = self.oracle.possible(&sent.from, &sent.bytes, service.as_ref(), states);
+            if is_remembered && let Some(earlier) = self.earlier(sent, service.as_ref()) {
+                possible.extend(self.oracle.possible(&sent.from, &sent.bytes, Some(&earlier), states));
+            }
             possible.extend(resolved.into_iter().flatten());
             possible.extend(again.into_iter().flatten());
             possible
@@ -351,7 +386,7 @@ impl<H: Harness> Case<'_, H> {
         self.oracle.adopt(possible);
         let connection = &mut self.connections[probe];
         connection.is_unclear |= is_unclear;
-        connection.precedes_change |= self.stage == Stage::Before && !deliveries.is_empty();
+        connection.precedes_change |= self.stage != Stage::After && !deliveries.is_empty();
         let one = match &deliveries[..] {
             [one] => Some(one.clone()),
             _ => None,
@@ -376,6 +411,12 @@ impl<H: Harness> Case<'_, H> {
             self.keeps_its_backend(&sent, at, &one)?;
         }
         Ok(messages)
+    }
+
+    /// The service of a packet with the ports that it had before the change, if they were others.
+    fn earlier(&self, sent: &Sent, service: Option<&Service>) -> Option<Service> {
+        let ports = self.cluster.service(Stage::Before, sent.service?).ports;
+        service.filter(|service| service.ports != ports).map(|service| Service { ports, ..service.clone() })
     }
 
     /// Endpoints of the connection of a packet, and the backends that it may be with.

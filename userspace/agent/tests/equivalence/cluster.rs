@@ -23,6 +23,7 @@ use netplugin::datapath::{
 };
 
 use crate::{
+    lifecycle::Lifecycle,
     node::topology::{VTEPS, VXLAN_PORT},
     packet::Probe,
 };
@@ -70,6 +71,8 @@ pub(crate) enum Routing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     Before,
+    /// Before the change, without services that are created again with it.
+    Between,
     After,
 }
 
@@ -81,10 +84,15 @@ pub(crate) struct Changing<T> {
 }
 
 impl<T> Changing<T> {
+    /// The value after the change.
+    pub(crate) fn latest(&self) -> &T {
+        self.after.as_ref().unwrap_or(&self.before)
+    }
+
     pub(crate) fn at(&self, stage: Stage) -> &T {
         match stage {
-            Stage::After => self.after.as_ref().unwrap_or(&self.before),
-            Stage::Before => &self.before,
+            Stage::After => self.latest(),
+            Stage::Before | Stage::Between => &self.before,
         }
     }
 }
@@ -120,7 +128,7 @@ impl Presence {
         match self {
             Presence::Always => true,
             Presence::FromChange => stage == Stage::After,
-            Presence::UntilChange => stage == Stage::Before,
+            Presence::UntilChange => stage != Stage::After,
         }
     }
 }
@@ -136,9 +144,11 @@ pub(crate) struct Balanced {
     pub(crate) network: usize,
     pub(crate) scope: Extent,
     pub(crate) ip6: bool,
-    pub(crate) ports: Vec<Port>,
+    /// After the change there are at least the same ports.
+    pub(crate) ports: Changing<Vec<Port>>,
     pub(crate) backends: Changing<Vec<(At, Readiness)>>,
     pub(crate) affinity: bool,
+    pub(crate) lifecycle: Lifecycle,
 }
 
 /// Who can use a service, and where its address is.
@@ -325,6 +335,7 @@ impl Cluster {
         (0..self.services.len()).filter(move |at| self.network(self.services[*at].network).vrf == vrf)
     }
 
+    /// A service as it is in a stage, if it is installed then.
     pub(crate) fn service(&self, stage: Stage, at: usize) -> Service {
         let balanced = &self.services[at];
         let network = self.network(balanced.network);
@@ -337,7 +348,7 @@ impl Cluster {
         let mut backends: Vec<Backend> = balanced.backends.at(stage).iter().filter_map(backend).collect();
         backends.sort_unstable_by_key(|backend| backend.ip);
         backends.dedup_by_key(|backend| backend.ip);
-        let mut ports = balanced.ports.clone();
+        let mut ports = balanced.ports.at(stage).clone();
         ports.sort_unstable();
         ports.dedup_by_key(|port| (port.protocol, port.port));
         let subnet = if balanced.scope == Extent::Anywhere { NOWHERE } else { subnet(balanced.network) };
@@ -350,11 +361,16 @@ impl Cluster {
         Service { ports, backends, affinity, ..Service::new(format!("s{at}:t"), scope, vip) }
     }
 
+    pub(crate) fn is_installed(&self, stage: Stage, service: usize) -> bool {
+        self.services[service].lifecycle.is_installed(stage)
+    }
+
     /// The desired state of the node.
     pub(crate) fn desired(&self, stage: Stage) -> Desired {
         let networks: Vec<Network> = (0..NETWORKS).map(|number| self.network(number)).collect();
         let peers = VTEPS.map(|vtep| Object::Peer(Peer::new(vtep, VXLAN_PORT).with_networks(&networks)));
-        let services = (0..self.services.len()).map(|at| Object::Service(self.service(stage, at)));
+        let services = (0..self.services.len()).filter(|at| self.is_installed(stage, *at));
+        let services = services.map(|at| Object::Service(self.service(stage, at)));
         let remotes = self.remotes(stage);
         let remotes = remotes.map(|(number, last, group)| self.remote(number, last, *group.at(stage)));
         peers

@@ -108,10 +108,15 @@ pub(crate) fn is_evaluated_alone<H: Harness>(content: Content) -> bool {
     differs::<H>(Difference::TracksNoOtherProtocols) && matches!(content, Content::Sctp | Content::Gre)
 }
 
-/// States of the backends that a new connection may get. `is_repeated` if it was denied before a change, `is_unclear` if its backend
-/// may have been chosen then.
-pub(crate) fn chosen<H: Harness>(is_repeated: bool, is_unclear: bool) -> &'static [Readiness] {
-    if is_repeated && (is_unclear || differs::<H>(Difference::RemembersDeniedConnections)) {
+/// Whether a connection may have the backend and the port that were chosen before a change. `is_repeated` if it was denied then,
+/// `is_unclear` if its backend may have been chosen nevertheless.
+pub(crate) fn is_remembered<H: Harness>(is_repeated: bool, is_unclear: bool) -> bool {
+    is_repeated && (is_unclear || differs::<H>(Difference::RemembersDeniedConnections))
+}
+
+/// States of the backends that a connection may get.
+pub(crate) fn chosen(is_remembered: bool) -> &'static [Readiness] {
+    if is_remembered {
         &[Readiness::Ready, Readiness::Terminating]
     } else {
         &[Readiness::Ready]

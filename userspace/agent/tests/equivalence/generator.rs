@@ -23,6 +23,7 @@ use crate::{
         At, Balanced, Changing, Cluster, Extent, Far, GATEWAY, GROUPS, Member, NETWORKS, PODS, Pod, Presence,
         Profile, REMOTES, Routing, address,
     },
+    lifecycle::Lifecycle,
     packet::{Content, GRE, Probe, SCTP, Sender, To, outside},
 };
 
@@ -196,26 +197,51 @@ fn endpoints() -> Vec<u8> {
     (1..=3).chain(REMOTES).collect()
 }
 
-fn balanced() -> impl Strategy<Value = Balanced> {
-    let port =
+fn lifecycle() -> impl Strategy<Value = Lifecycle> {
+    prop_oneof![
+        6 => Just(Lifecycle::Always),
+        1 => Just(Lifecycle::FromChange),
+        1 => Just(Lifecycle::UntilChange),
+        2 => Just(Lifecycle::Recreated),
+    ]
+}
+
+/// Ports of a service, some of which get another target, and new ones. Ports stay: eBPF and the oracle keep the connections to a port
+/// that is deleted, and OVS does not.
+fn ports() -> impl Strategy<Value = Changing<Vec<Port>>> {
+    let port = || {
         (any::<bool>(), select(PORTS.to_vec()), select(PORTS.to_vec())).prop_map(|(tcp, port, target)| {
             Port { protocol: if tcp { Protocol::Tcp } else { Protocol::Udp }, port, target }
+        })
+    };
+    let targets = vec(option::of(select(PORTS.to_vec())), 3);
+    let change = option::weighted(CHANGING, (targets, vec(port(), 0..2)));
+    (vec(port(), 1..4), change).prop_map(|(before, change)| {
+        let after = change.map(|(targets, new)| {
+            let target = |(port, target): (&Port, Option<u16>)| target.unwrap_or(port.target);
+            let retargeted = before.iter().zip(targets).map(|pair| Port { target: target(pair), ..*pair.0 });
+            retargeted.chain(new).collect()
         });
+        Changing { before, after }
+    })
+}
+
+fn balanced() -> impl Strategy<Value = Balanced> {
     let at = || {
         (prop::bool::weighted(0.3), select(endpoints())).prop_map(|(is_other, last)| At { is_other, last })
     };
     let backend = || (at(), select(vec![Readiness::Ready, Readiness::Ready, Readiness::Terminating]));
     let scope = prop_oneof![2 => Just(Extent::Network), 1 => Just(Extent::Vrf), 1 => Just(Extent::Anywhere)];
     (
-        (0..NETWORKS, scope, any::<bool>(), prop::bool::weighted(0.3)),
-        vec(port, 1..4),
+        (0..NETWORKS, scope, any::<bool>(), prop::bool::weighted(0.3), lifecycle()),
+        ports(),
         vec(backend(), 0..5),
         option::weighted(CHANGING, (vec(any::<bool>(), 5), vec(backend(), 0..2))),
     )
-        .prop_map(|((network, scope, ip6, affinity), ports, mut before, change)| {
+        .prop_map(|((network, scope, ip6, affinity, lifecycle), ports, mut before, change)| {
             before.sort_unstable_by_key(|(at, _)| *at);
             before.dedup_by_key(|(at, _)| *at);
-            // Backends stay: that of an established connection is not chosen again.
+            // Backends stay: when one is removed whose pod lives on, eBPF and the oracle keep its connections, and OVS chooses another.
             let after = change.map(|(flips, new)| {
                 let flip = |((at, readiness), flip): (&(At, Readiness), bool)| match (readiness, flip) {
                     (Readiness::Ready, true) => (*at, Readiness::Terminating),
@@ -230,7 +256,8 @@ fn balanced() -> impl Strategy<Value = Balanced> {
                 }
                 after
             });
-            Balanced { network, scope, ip6, ports, backends: Changing { before, after }, affinity }
+            let backends = Changing { before, after };
+            Balanced { network, scope, ip6, ports, backends, affinity, lifecycle }
         })
 }
 
@@ -258,8 +285,8 @@ fn probe() -> impl Strategy<Value = Probe> {
         1 => Just(To::Multicast),
     ];
     let ttl = prop_oneof![6 => Just(64_u8), 1 => 1_u8..=254, 1 => 1_u8..=3];
-    (from, to, any::<bool>(), content(), select(PORTS.to_vec()), any::<u8>(), ttl).prop_map(
-        |(from, to, ip6, content, port, tos, ttl)| {
+    (from, to, any::<bool>(), content(), select(PORTS.to_vec()), any::<u8>(), ttl, any::<bool>()).prop_map(
+        |(from, to, ip6, content, port, tos, ttl, is_late)| {
             let to = match (from, to) {
                 // Only pods are clients of services.
                 (
@@ -268,7 +295,7 @@ fn probe() -> impl Strategy<Value = Probe> {
                 ) => To::Endpoint { last: 1, at: None },
                 (_, to) => to,
             };
-            Probe { from, to, ip6, content, port, tos, ttl }
+            Probe { from, to, ip6, content, port, tos, ttl, is_late }
         },
     )
 }

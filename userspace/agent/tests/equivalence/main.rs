@@ -7,6 +7,7 @@
 //! oracle      the results that are allowed for a frame
 //! rig         one node that is configured with one cluster after the other; frames on its links
 //! case        the packets of a cluster before and after the change
+//! lifecycle   services that are created and deleted
 //! exclusions  what is not compared, with reasons
 //! parts       what a smaller case lacks
 //! reduction   smaller cases that fail too, and cases that failed before
@@ -24,6 +25,7 @@ mod case;
 mod cluster;
 mod exclusions;
 mod generator;
+mod lifecycle;
 #[path = "../node/mod.rs"]
 #[expect(dead_code, reason = "the conformance scenarios and the attacks use the other half")]
 mod node;

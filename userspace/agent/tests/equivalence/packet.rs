@@ -47,6 +47,8 @@ pub(crate) struct Probe {
     pub(crate) port: u16,
     pub(crate) tos: u8,
     pub(crate) ttl: u8,
+    /// Whether the first packet waits until its service is deleted.
+    pub(crate) is_late: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -111,7 +113,7 @@ pub(crate) struct Sent {
     /// Number of the network.
     pub(crate) network: usize,
     pub(crate) bytes: Vec<u8>,
-    /// Index of the service that it is for.
+    /// Index of the service that it is for, if that is installed.
     pub(crate) service: Option<usize>,
 }
 
@@ -174,7 +176,7 @@ impl Probe {
         let balanced = &cluster.services[at];
         let mut probe = Probe { ip6: balanced.ip6, ..self.clone() };
         if let To::Service { port: Some(index), .. } = &self.to {
-            let port = index.get(&balanced.ports);
+            let port = index.get(balanced.ports.latest());
             probe.port = port.port;
             probe.content = match (port.protocol, self.content) {
                 (Protocol::Tcp, Content::Tcp { .. }) => self.content,

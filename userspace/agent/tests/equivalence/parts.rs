@@ -4,13 +4,23 @@ use std::collections::BTreeSet;
 
 use contiv_model::policy::Rule;
 
-use crate::cluster::{Balanced, Changing, Cluster, Far, Pod, Presence, Profile, Routing};
+use crate::{
+    cluster::{Balanced, Changing, Cluster, Far, Pod, Presence, Profile, Routing},
+    lifecycle::Lifecycle,
+    packet::Probe,
+};
 
 /// Something that a cluster can do without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Part {
     Probe(usize),
+    /// That a probe begins late.
+    Late(usize),
     Service(usize),
+    /// That a service comes or goes.
+    Lifecycle(usize),
+    /// A change of the ports of a service.
+    Ports(usize),
     /// A change of the backends of a service.
     Backends(usize),
     Affinity(usize),
@@ -56,11 +66,14 @@ pub(crate) fn of(cluster: &Cluster) -> Vec<Part> {
         .chain(count(remotes, Part::Remote))
         .chain(count(remotes, Part::RemoteChange))
         .chain(count(remotes, Part::Presence))
+        .chain(count(services, Part::Lifecycle))
+        .chain(count(services, Part::Ports))
         .chain(count(services, Part::Backends))
         .chain(count(services, Part::Affinity))
         .chain(count(pods, Part::PodGroup))
         .chain(count(remotes, Part::RemoteGroup))
         .chain(count(groups, Part::Dscp))
+        .chain(count(cluster.probes.len(), Part::Late))
         .chain(count(cluster.subnets.len(), Part::Subnet))
         .chain([Part::Routes, Part::Hosts])
         .collect()
@@ -95,11 +108,16 @@ pub(crate) fn without(cluster: &Cluster, parts: &BTreeSet<Part>) -> Cluster {
     });
     let services = cluster.services.iter().enumerate().filter(|(at, _)| !lacks(Part::Service(*at)));
     let services = services.map(|(at, service)| {
-        let Changing { before, after } = service.backends.clone();
-        let backends = Changing { before, after: after.filter(|_| !lacks(Part::Backends(at))) };
-        Balanced { backends, affinity: service.affinity && !lacks(Part::Affinity(at)), ..service.clone() }
+        let Balanced { mut backends, mut ports, .. } = service.clone();
+        backends.after = backends.after.filter(|_| !lacks(Part::Backends(at)));
+        ports.after = ports.after.filter(|_| !lacks(Part::Ports(at)));
+        let lifecycle = if lacks(Part::Lifecycle(at)) { Lifecycle::Always } else { service.lifecycle };
+        let affinity = service.affinity && !lacks(Part::Affinity(at));
+        Balanced { backends, ports, affinity, lifecycle, ..service.clone() }
     });
     let probes = cluster.probes.iter().enumerate().filter(|(at, _)| !lacks(Part::Probe(*at)));
+    let is_late = |at: usize, probe: &Probe| probe.is_late && !lacks(Part::Late(at));
+    let probes = probes.map(|(at, probe)| Probe { is_late: is_late(at, probe), ..probe.clone() });
     Cluster {
         routing: if lacks(Part::Routes) { Routing::Off } else { cluster.routing },
         hosts: cluster.hosts && !lacks(Part::Hosts),
@@ -108,7 +126,7 @@ pub(crate) fn without(cluster: &Cluster, parts: &BTreeSet<Part>) -> Cluster {
         subnets: (0..).zip(&cluster.subnets).map(|(at, known)| *known && !lacks(Part::Subnet(at))).collect(),
         groups: groups.collect(),
         services: services.collect(),
-        probes: probes.map(|(_, probe)| probe.clone()).collect(),
+        probes: probes.collect(),
     }
 }
 

@@ -103,6 +103,11 @@ impl<H: Harness> Rig<H> {
         self.node.forget()
     }
 
+    /// Makes all connections as old as if their last packets had come a second earlier.
+    pub(crate) fn pass_second(&self) -> Result<()> {
+        self.node.pass_second()
+    }
+
     /// Waits until what the datapath has learned from frames is in effect.
     pub(crate) fn settle(&self) -> Result<()> {
         self.node.settle()

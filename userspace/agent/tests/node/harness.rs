@@ -70,6 +70,12 @@ pub(crate) trait Harness: Sized {
     /// Removes all connections that the datapath knows.
     fn forget(&self) -> Result<()>;
 
+    /// Makes all connections as old as if their last packets had come a second earlier: what is looked up once in a second is looked up
+    /// for the next ones.
+    fn pass_second(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Changes the state of the datapath without the agent.
     fn damage(&mut self, damage: Damage) -> Result<()>;
 }

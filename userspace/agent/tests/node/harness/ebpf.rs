@@ -92,6 +92,22 @@ impl EbpfSite {
     fn links(&self) -> PathBuf {
         self.pins.path().join(format!("v{ABI_VERSION}")).join(INSTANCE).join("links")
     }
+
+    /// Makes all flows this many seconds older.
+    fn age(&self, seconds: u32) -> Result<()> {
+        let (mut flows, bitmap) = (self.array::<Flow>(maps::FLOWS)?, self.array::<u64>(maps::FLOW_BITMAP)?);
+        for word in 0..bitmap.len() {
+            let bits = bitmap.get(&word, 0)?;
+            for number in (0..64).filter(|bit| bits >> bit & 1 != 0).map(|bit| word * 64 + bit) {
+                let mut flow = flows.get(&number, 0)?;
+                for half in &mut flow.halves {
+                    half.seen = half.seen.wrapping_sub(seconds);
+                }
+                flows.set(number, flow, 0)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Site for EbpfSite {
@@ -142,18 +158,11 @@ impl Site for EbpfSite {
     /// Makes all flows as old as if no packet had come for days: they are not found any more.
     fn forget(&self) -> Result<()> {
         const DAYS: u32 = 1 << 20;
-        let (mut flows, bitmap) = (self.array::<Flow>(maps::FLOWS)?, self.array::<u64>(maps::FLOW_BITMAP)?);
-        for word in 0..bitmap.len() {
-            let bits = bitmap.get(&word, 0)?;
-            for number in (0..64).filter(|bit| bits >> bit & 1 != 0).map(|bit| word * 64 + bit) {
-                let mut flow = flows.get(&number, 0)?;
-                for half in &mut flow.halves {
-                    half.seen = half.seen.wrapping_sub(DAYS);
-                }
-                flows.set(number, flow, 0)?;
-            }
-        }
-        Ok(())
+        self.age(DAYS)
+    }
+
+    fn pass_second(&self) -> Result<()> {
+        self.age(1)
     }
 
     fn damage(&self, host: &Netns, damage: Damage) -> Result<()> {

@@ -59,6 +59,10 @@ pub(crate) trait Site: Sized + Sync + Send {
 
     fn forget(&self) -> Result<()>;
 
+    fn pass_second(&self) -> Result<()> {
+        Ok(())
+    }
+
     fn damage(&self, host: &Netns, damage: Damage) -> Result<()>;
 }
 
@@ -349,6 +353,10 @@ impl<S: Site> Harness for Real<S> {
 
     fn forget(&self) -> Result<()> {
         self.site.forget()
+    }
+
+    fn pass_second(&self) -> Result<()> {
+        self.site.pass_second()
     }
 
     fn damage(&mut self, damage: Damage) -> Result<()> {
