@@ -8,7 +8,9 @@
 use core::sync::atomic::{Ordering, compiler_fence};
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
-use contiv_abi::{Be16, Flow, FlowBucket, FlowHalf, FlowHash, Node, PortSlot, TCP, UDP, dhcp_client, idle, tcp};
+use contiv_abi::{
+    Be16, Flow, FlowBucket, FlowHalf, FlowHash, Node, PortSlot, TCP, UDP, dhcp_client, idle, tcp,
+};
 
 use crate::{
     flows,

@@ -179,7 +179,11 @@ pub(crate) extern "C" fn ctv_arrive() -> u32 {
         return arrive(packet, found);
     }
     // Rules about the pod's own address would not match, and its kernel might forward the packet.
-    if is_service(packet.domain, packet.tuple.destination) { DropReason::StrangeBackend as u32 } else { GO_ON }
+    if is_service(packet.domain, packet.tuple.destination) {
+        DropReason::StrangeBackend as u32
+    } else {
+        GO_ON
+    }
 }
 
 /// The same if the pod is none of the backends that get new connections: a terminating one gets what another node has chosen

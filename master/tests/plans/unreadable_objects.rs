@@ -13,7 +13,12 @@ fn fixture() -> Fixture {
     let mut fixture = Fixture::new();
     fixture.network("net", "10.1.0.0/24", json!({"ipv6Subnet": "2001:db8:1::/64"}));
     fixture.network("peers", "10.2.0.0/24", json!({"ipv6Subnet": "2001:db8:2::/64"}));
-    put(&mut fixture, "netprofiles", "gold", json!({"profileName": "gold", "DSCP": 46, "bandwidth": "10 mbps"}));
+    put(
+        &mut fixture,
+        "netprofiles",
+        "gold",
+        json!({"profileName": "gold", "DSCP": 46, "bandwidth": "10 mbps"}),
+    );
     let contracts = json!({"contractsGroupName": "c", "contractsType": "provided",
         "contracts": ["uni/tn-common/brc-x"]});
     put(&mut fixture, "extContractsGroups", "c", contracts);

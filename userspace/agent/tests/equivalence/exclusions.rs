@@ -116,11 +116,7 @@ pub(crate) fn is_remembered<H: Harness>(is_repeated: bool, is_unclear: bool) -> 
 
 /// States of the backends that a connection may get.
 pub(crate) fn chosen(is_remembered: bool) -> &'static [Readiness] {
-    if is_remembered {
-        &[Readiness::Ready, Readiness::Terminating]
-    } else {
-        &[Readiness::Ready]
-    }
+    if is_remembered { &[Readiness::Ready, Readiness::Terminating] } else { &[Readiness::Ready] }
 }
 
 /// Whether ICMP errors about packets of the protocol, which are of a connection to a service if `is_translated`, come where they

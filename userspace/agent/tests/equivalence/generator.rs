@@ -209,11 +209,12 @@ fn lifecycle() -> impl Strategy<Value = Lifecycle> {
 /// Ports of a service, some of which get another target, and new ones. Ports stay: eBPF and the oracle keep the connections to a port
 /// that is deleted, and OVS does not.
 fn ports() -> impl Strategy<Value = Changing<Vec<Port>>> {
-    let port = || {
-        (any::<bool>(), select(PORTS.to_vec()), select(PORTS.to_vec())).prop_map(|(tcp, port, target)| {
-            Port { protocol: if tcp { Protocol::Tcp } else { Protocol::Udp }, port, target }
-        })
-    };
+    let port =
+        || {
+            (any::<bool>(), select(PORTS.to_vec()), select(PORTS.to_vec())).prop_map(|(tcp, port, target)| {
+                Port { protocol: if tcp { Protocol::Tcp } else { Protocol::Udp }, port, target }
+            })
+        };
     let targets = vec(option::of(select(PORTS.to_vec())), 3);
     let change = option::weighted(CHANGING, (targets, vec(port(), 0..2)));
     (vec(port(), 1..4), change).prop_map(|(before, change)| {

@@ -445,9 +445,8 @@ mod tests {
                 true => ["2001:db8::7", "2001:db8::8"].map(|ip| ip.parse().unwrap()),
                 false => ["10.0.0.7", "192.0.2.8"].map(|ip| ip.parse().unwrap()),
             };
-            let is_unchecked = |frame: &[u8]| {
-                packet.tuple.protocol == UDP && bytes(frame, packet.body + 6) == Some([0, 0])
-            };
+            let is_unchecked =
+                |frame: &[u8]| packet.tuple.protocol == UDP && bytes(frame, packet.body + 6) == Some([0, 0]);
             let was_unchecked = is_unchecked(&frame);
             packet.rewrite_destination(&mut frame, (to, 8080), Mac([6; 6]));
             packet.rewrite_source(&mut frame, (from, 443));
