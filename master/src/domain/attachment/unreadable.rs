@@ -87,7 +87,7 @@ fn source(policy: &str, staged: &StagedTxn<'_>) -> Option<String> {
         return Some(rule.to_owned());
     }
     let rules = staged.linked::<Policy, Rule>(policy);
-    rules.iter().find_map(|key| reference(&staged.get::<Rule>(key)?, cache))
+    rules.iter().find_map(|key| reference(&*staged.get::<Rule>(key)?, cache))
 }
 
 /// Key of the record of a network or of the peer group of the rule, if it cannot be decoded.

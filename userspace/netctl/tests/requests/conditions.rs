@@ -120,8 +120,9 @@ fn apply_refuses_to_overwrite_what_others_change() {
 /// netmaster may have carried the change out.
 #[test]
 fn change_whose_answer_is_lost_is_reported_with_its_object() {
+    type Failure = fn() -> Reply;
     let folder = tempfile::tempdir().unwrap();
-    let failures: [(fn() -> Reply, &str); 2] = [
+    let failures: [(Failure, &str); 2] = [
         (Reply::lost, "t:gold: POST http://"),
         (|| Reply::new(200, "", "<html>"), "t:gold: read the answer to POST http://"),
     ];
