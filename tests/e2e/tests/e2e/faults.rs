@@ -33,7 +33,7 @@ fn jumps(report: &Report) -> usize {
 fn store_is_consistent_after_faults() {
     needs!(binary("etcd"), binary("etcdctl"), binary("ip"), binary("mkfs.ext4"), binary("fsfreeze"), root());
     let _machine = testkit::exclusive();
-    let (seconds, least) = if is_guest() { (240, 50) } else { (40, 500) };
+    let (seconds, least) = if is_guest() { (600, 50) } else { (40, 500) };
     let report = run(&options(seconds));
     // The test is meaningless without enough successful writes and faults.
     assert!(report.acknowledged > least && report.recoveries.len() > 3, "{report}");
