@@ -58,6 +58,7 @@ mod uplinks;
 mod warnings;
 
 pub use super::skb::skb_layout;
+use apply::Reserved;
 use device::{InterfaceMonitor, Netlink};
 use failure::failed;
 use forward::peers::Settings;
@@ -242,9 +243,10 @@ impl Datapath for Ebpf {
         self.stands_by = true;
     }
 
-    /// The other datapath has the interfaces to the node's kernel.
+    /// The other datapath has the interfaces to the node's kernel. A VLAN network that the node routes is written without its own: as a
+    /// bridged one, it would send frames to the uplinks.
     fn can_stand_by(&self, object: &Object) -> bool {
-        KernelPort::of(object).is_none()
+        KernelPort::of(object) != Some(KernelPort::HostAccess)
     }
 
     async fn take_over(&mut self, connections: Vec<TrackedConnection>) -> Result<(), Error> {
@@ -338,7 +340,8 @@ impl Datapath for Ebpf {
         };
         let before = announce::announced(&installed, if self.options.announce { ops } else { &[] });
         let (interfaces, takeovers) = (&mut self.interfaces, &mut self.takeovers);
-        let failures = apply::execute(&mut installed, interfaces, takeovers, ops, self.has_retained).await?;
+        let reserved = Reserved { orphans: self.has_retained, kernel_ports: self.stands_by };
+        let failures = apply::execute(&mut installed, interfaces, takeovers, ops, reserved).await?;
         let uplink = self.uplinks.active()?;
         announce::changed(&mut self.announcer, uplink, &installed, &before, ops);
         if let Some(log) = &mut installed.kernel_mut().stage_log {

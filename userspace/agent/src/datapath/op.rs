@@ -81,6 +81,12 @@ pub trait Datapath: Send {
         true
     }
 
+    /// Whether the object is to be set, perhaps again, when this datapath has taken over and the other one is gone: it lacks what that one
+    /// had.
+    fn is_completed_by_takeover(&self, object: &Object) -> bool {
+        !self.can_stand_by(object)
+    }
+
     /// Forwards, with the connections of the other datapath, which has stopped. The last [`apply`](Self::apply) has set
     /// all objects that can be set beside the other datapath.
     fn take_over(

@@ -232,10 +232,18 @@ impl Datapath for Ovs {
         self.stands_by = true;
     }
 
-    /// The other datapath has the port of the tunnels, and the interfaces to the node's kernel.
+    /// The other datapath has the port of the tunnels, and the interfaces to the node's kernel. A VLAN network that the node routes is
+    /// built without its own: as a bridged one, it would send frames to the uplinks, and its connections would have other zones.
     fn can_stand_by(&self, object: &Object) -> bool {
         let by_tunnel = matches!(object, Object::Remote(remote) if remote.vtep().is_some());
-        !matches!(object, Object::Peer(_)) && !by_tunnel && desired::needed_kernel_port(object).is_none()
+        let by_host_access = desired::needed_kernel_port(object) == Some(BridgeKind::Vxlan);
+        !matches!(object, Object::Peer(_)) && !by_tunnel && !by_host_access
+    }
+
+    /// Flows of a VLAN network that the node routes, and of its endpoints on other nodes, have the number of the port to the kernel.
+    fn is_completed_by_takeover(&self, object: &Object) -> bool {
+        let has_port = matches!(object, Object::Remote(_)) || desired::needed_kernel_port(object).is_some();
+        has_port || !self.can_stand_by(object)
     }
 
     async fn take_over(&mut self, connections: Vec<TrackedConnection>) -> Result<(), Error> {
@@ -272,8 +280,8 @@ impl Datapath for Ovs {
                 opened.await.map_err(|error| ovs_error("connect to the switch", error))?
             }
         };
-        let (numbers, retains) = (&self.model.numbers, self.retains_orphans);
-        let result = observe::observe(&mut session, &self.options, desired, numbers, retains).await;
+        let (numbers, modes) = (&self.model.numbers, (self.retains_orphans, self.stands_by));
+        let result = observe::observe(&mut session, &self.options, desired, numbers, modes).await;
         self.writes += session.take_writes();
         let observation = result?;
         self.model = observation.model;

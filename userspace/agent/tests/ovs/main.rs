@@ -15,6 +15,7 @@ mod node;
 mod policy;
 mod refusal;
 mod restart;
+mod routed_takeover;
 mod routing;
 mod services;
 mod takeover;

@@ -23,37 +23,35 @@ use testkit::{
 use crate::node::{Node, Pod, SOON, addresses, network, remote, vlan};
 
 const TAG: u16 = 100;
-const CLIENT: u8 = 2;
-const BACKEND: u8 = 3;
-const VIP: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 200);
-const PORT: u16 = 4000;
+pub(crate) const CLIENT: u8 = 2;
+pub(crate) const BACKEND: u8 = 3;
+pub(crate) const VIP: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 200);
+pub(crate) const PORT: u16 = 4000;
 const ACK: u8 = tcp_flags::ACK;
 /// Time in which the switch counts what has come in.
-const QUIET: Duration = Duration::from_millis(700);
+pub(crate) const QUIET: Duration = Duration::from_millis(700);
 /// Connections before the one that is used, whose takeover takes a while.
 const OTHERS: u16 = 2000;
 /// What client and backend send next.
-type Next = [u32; 2];
-const NEXT: Next = [1000, 5000];
+pub(crate) type Next = [u32; 2];
+pub(crate) const NEXT: Next = [1000, 5000];
 /// Later, further than a window.
 const LATER: Next = [2_000_000_000, 3_000_000_000];
 
-fn green() -> Network {
+pub(crate) fn green() -> Network {
     network("green", vlan(TAG), ArpMode::Proxy)
 }
 
-fn service() -> Result<Service> {
-    let network = green();
-    Ok(Service {
+pub(crate) fn service(network: &Network) -> Result<Object> {
+    Ok(Object::Service(Service {
         ports: vec!["80:8080:TCP".parse()?],
         backends: vec![Backend::on(network.encap, addresses(BACKEND).0)],
-        ..Service::new("web:net", Scope::network(&network), VIP)
-    })
+        ..Service::new("web:net", Scope::network(network), VIP)
+    }))
 }
 
 /// Connections of the client to the service, the last of which is used.
-fn connections([own, other]: Next) -> Vec<TrackedConnection> {
-    let network = green();
+pub(crate) fn connections(network: &Network, [own, other]: Next) -> Vec<TrackedConnection> {
     let sent = |next, acknowledged| SequenceNumbers { next, acknowledged };
     let connection = |port| TrackedConnection {
         vrf: network.vrf.clone(),
@@ -70,12 +68,12 @@ fn connections([own, other]: Next) -> Vec<TrackedConnection> {
 }
 
 /// A segment of the backend, or of the service, to the client.
-fn reply(eth: Packet, from: (Ipv4Addr, u16), [own, other]: Next) -> Packet {
+pub(crate) fn reply(eth: Packet, from: (Ipv4Addr, u16), [own, other]: Next) -> Packet {
     eth.ipv4(from.0, addresses(CLIENT).0).tcp(from.1, PORT, ACK).sequence(other, own).payload(b"reply")
 }
 
 /// A segment of the client to the service, or to the backend.
-fn request(eth: Packet, to: (Ipv4Addr, u16), [own, other]: Next) -> Packet {
+pub(crate) fn request(eth: Packet, to: (Ipv4Addr, u16), [own, other]: Next) -> Packet {
     eth.ipv4(addresses(CLIENT).0, to.0).tcp(PORT, to.1, ACK).sequence(own, other).payload(b"request")
 }
 
@@ -99,8 +97,9 @@ impl Site {
     }
 
     fn objects(&self) -> Result<[Object; 4]> {
-        let service = Object::Service(service()?);
-        Ok([Object::Network(green()), remote(&green(), BACKEND, None), service, self.client.object.clone()])
+        let green = green();
+        let (backend, service) = (remote(&green, BACKEND, None), service(&green)?);
+        Ok([Object::Network(green), backend, service, self.client.object.clone()])
     }
 
     /// The backend's segment on the wire.
@@ -121,7 +120,7 @@ impl Site {
                 }
                 anyhow::Ok(())
             });
-            let taken = take(connections(next));
+            let taken = take(connections(&green(), next));
             done.store(true, Relaxed);
             taken?;
             flood.join().unwrap()
@@ -158,7 +157,7 @@ impl Site {
 }
 
 /// Ethernet addresses of client and backend.
-fn macs() -> [[u8; 6]; 2] {
+pub(crate) fn macs() -> [[u8; 6]; 2] {
     [CLIENT, BACKEND].map(|n| Mac::of_endpoint(addresses(n).0).0)
 }
 
@@ -179,7 +178,7 @@ fn connections_to_services_are_inherited_while_backends_send() -> Result<()> {
 fn replies_to_an_inherited_connection_reach_no_successor() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
     let site = Site::new("inherit-next")?;
-    site.node.datapath.borrow_mut().inherit(connections(NEXT));
+    site.node.datapath.borrow_mut().inherit(connections(&green(), NEXT));
     site.node.add(site.objects()?)?;
     let [client, backend] = macs();
     let from = |end| reply(Packet::eth(client, backend), end, NEXT).build();

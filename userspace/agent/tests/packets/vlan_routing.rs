@@ -12,14 +12,14 @@ use contiv_model::{
     policy::{Action, Direction, Peer, Rule},
     vrf::Vrf,
 };
-use netplugin::datapath::{Gateway, KERNEL_PORT, Local, Network, Object, Op, Remote, Subnet};
+use netplugin::datapath::{Datapath as _, Gateway, KERNEL_PORT, Local, Network, Object, Op, Remote, Subnet};
 use testkit::{
     needs,
     packet::{BROADCAST, Packet},
 };
 
 use crate::{
-    node::{Endpoint, Node, Pod, network, vlan},
+    node::{Endpoint, Node, Pod, network, runtime, vlan},
     policy::{group, number, rule},
     routing::{HERE, ROUTER, sent},
     run::{Code, run},
@@ -82,6 +82,34 @@ fn frames_stay_on_the_node_without_its_kernel() -> Result<()> {
     let leaves = Packet::eth(KERNEL_MAC, HERE.mac()).ipv4(HERE.ip(), FAR.ip()).udp(4000, 53);
     assert_eq!((outcome.code, outcome.bytes), (Code::Redirect, leaves.build()));
     ensure!(ROUTER == out.build()[..6]);
+    Ok(())
+}
+
+/// Another datapath, which is removed later, has the interface to the kernel. The network is routed from the first frame on.
+#[test]
+fn a_routed_network_stands_by_without_the_kernel() -> Result<()> {
+    needs!(root());
+    let mut node = Node::fresh("vr-beside", |options| options.uplinks = vec!["trunk".into()])?;
+    node.ns.ip("link add trunk type veth peer name wire")?;
+    node.ns.ip(&format!("link add {KERNEL_PORT} type veth peer name other0"))?;
+    let pod = want(&mut node)?;
+    node.datapath.stand_by();
+    ensure!(node.desired.iter().all(|(_, object)| node.datapath.can_stand_by(object)));
+    node.observe()?;
+    let ops: Vec<Op> = node.desired.iter().map(|(_, object)| Op::Set(object.clone())).collect();
+    let failed = node.apply(&ops)?;
+    ensure!(failed.is_empty(), "{failed:?}");
+    let Node { ns, datapath, .. } = &mut node;
+    ns.run(|| Ok(runtime()?.block_on(datapath.take_over(vec![]))?))?;
+    let to_all = Packet::eth(BROADCAST, HERE.mac()).payload(b"to all").build();
+    run(&node, FROM_POD, &pod.local.port, &to_all)?.assert_flooded();
+    let out = sent(HERE, FAR.ip()).udp(4000, 53).build();
+    run(&node, FROM_POD, &pod.local.port, &out)?.assert_dropped(DropReason::NoUplink);
+    let from_wire = Packet::eth(HERE.mac(), FAR.mac()).vlan(TAG).ipv4(FAR.ip(), HERE.ip()).udp(53, 4000);
+    ensure!(run(&node, FROM_UPLINK, "trunk", &from_wire.build())?.code == Code::Next);
+    node.ns.ip(&format!("link del {KERNEL_PORT}"))?;
+    node.converge()?;
+    ensure!(run(&node, FROM_POD, &pod.local.port, &out)?.code == Code::Redirect);
     Ok(())
 }
 

@@ -17,7 +17,16 @@ use crate::{
     error::one_line,
 };
 
-/// Executes the operations; orphans stay if `retains` is set. Returns the operations that failed.
+/// What operations leave alone.
+#[derive(Clone, Copy)]
+pub(super) struct Reserved {
+    /// Orphans stay.
+    pub(super) orphans: bool,
+    /// Another datapath has the interfaces to the node's kernel.
+    pub(super) kernel_ports: bool,
+}
+
+/// Executes the operations. Returns those that failed.
 ///
 /// # Errors
 /// The state of the kernel is unknown.
@@ -26,15 +35,15 @@ pub(super) async fn execute(
     interfaces: &mut Interfaces,
     takeovers: &mut Takeovers,
     ops: &[Op],
-    retains: bool,
+    reserved: Reserved,
 ) -> Result<Vec<FailedOp>, Error> {
     let mut failures = vec![];
     for (index, op) in ops.iter().enumerate() {
-        if let Err(error) = execute_one(installed, interfaces, takeovers, op, retains).await {
+        if let Err(error) = execute_one(installed, interfaces, takeovers, op, reserved).await {
             failures.push(FailedOp { index, error });
         }
         // An endpoint that failed, or that is an orphan, may have the filter of an earlier load.
-        if matches!(op, Op::GarbageCollect) && failures.is_empty() && !retains {
+        if matches!(op, Op::GarbageCollect) && failures.is_empty() && !reserved.orphans {
             interfaces.remove_superseded_stages()?;
         }
     }
@@ -56,7 +65,7 @@ async fn execute_one(
     interfaces: &mut Interfaces,
     takeovers: &mut Takeovers,
     op: &Op,
-    retains: bool,
+    reserved: Reserved,
 ) -> Result<(), Error> {
     match op {
         Op::Set(Object::Group(group)) => installed.set_group(group),
@@ -70,7 +79,7 @@ async fn execute_one(
                 }
                 _ => {}
             }
-            let port = match KernelPort::of(object) {
+            let port = match KernelPort::of(object).filter(|_| !reserved.kernel_ports) {
                 Some(port) => ensure_kernel_port(installed, interfaces, port).await,
                 None => Ok(()),
             };
@@ -91,7 +100,7 @@ async fn execute_one(
         }
         Op::Delete(id) => installed.delete(id),
         Op::GarbageCollect => {
-            let collected = if retains { Ok(()) } else { installed.collect_garbage() };
+            let collected = if reserved.orphans { Ok(()) } else { installed.collect_garbage() };
             // A takeover ends also if an orphan remains: until then, packets without a flow wait.
             let taken_over = take_over(installed, interfaces, takeovers).await;
             if let (Err(_), Err(error)) = (&collected, &taken_over) {

@@ -71,7 +71,7 @@ pub(crate) async fn apply(
     let ports = requests::number(session, requests, &mut failures).await?;
     let mut kernel = model.base.kernel;
     for bridge in BridgeKind::ALL {
-        if ops.iter().any(|op| needs_kernel_port(op, bridge)) {
+        if !model.base.stands_by && ops.iter().any(|op| needs_kernel_port(op, bridge)) {
             let port = session.ensure_kernel_port(bridge).await;
             *kernel.get_mut(bridge) =
                 port.map_err(|error| ovs_error(format!("add port {}", kernel::name(bridge)), error))?;

@@ -46,18 +46,20 @@ pub(crate) struct Observation {
 }
 
 /// Reads the switch and compares it with `desired`. Creates missing bridges, uplinks and base flows. `previous` are the numbers that
-/// the switch had before. If `retains` is set, what belongs to no desired object stays.
+/// the switch had before. If `retains` is set, what belongs to no desired object stays. If `stands_by` is set, another datapath has the
+/// interfaces to the node's kernel.
 pub(crate) async fn observe(
     session: &mut Session,
     options: &Options,
     desired: &Desired,
     previous: &ObjectNumbers,
-    retains: bool,
+    (retains, stands_by): (bool, bool),
 ) -> Result<Observation, Error> {
     let created = session.ensure_bridges(options.datapath_type, &options.uplinks).await;
     created.map_err(|error| ovs_error("create bridges and uplinks", error))?;
+    let objects = desired.iter().filter(|_| !stands_by);
     let mut needed: BTreeSet<BridgeKind> =
-        desired.iter().filter_map(|(_, object)| desired::needed_kernel_port(object)).collect();
+        objects.filter_map(|(_, object)| desired::needed_kernel_port(object)).collect();
     if retains {
         let database = session.database();
         let exists = |bridge: &BridgeKind| ports::find(&database, kernel::name(*bridge)).is_some();
@@ -89,7 +91,9 @@ pub(crate) async fn observe(
     };
     let unprogrammed = ports.extract_if(is_bare).map(|(_, port)| port.name).collect();
     let vtep = options.vtep;
-    let base = BaseConfig { uplinks, standby, kernel, vtep, retained, unprogrammed, retains_groups: false };
+    let retains_groups = false;
+    let base =
+        BaseConfig { uplinks, standby, kernel, vtep, retained, unprogrammed, retains_groups, stands_by };
     let unreadable = |error| ovs_error("read the flows of the bridges", error);
     let mut numbers = installed_numbers(&dump.tables, desired).map_err(unreadable)?;
     for known in [previous, &stored(&database)] {

@@ -65,7 +65,7 @@ impl CountedFlows {
             Object::Group(group) => Some(CountedFlows::new(Owner::Group(group.clone()))),
             Object::Service(service) => {
                 let number = model.numbers.services.get(&Cookie::of(id))?;
-                let domains = domains_of_service(&model.index, &model.numbers, &model.base, service);
+                let domains = domains_of_service(&model.index, &model.numbers, service);
                 Some(CountedFlows::new(Owner::Service(service.clone(), domains, number)))
             }
             _ => None,

@@ -68,15 +68,15 @@ impl<D: Datapath> Reconciler<D> {
         }
     }
 
-    /// Makes the datapath, which has taken over, have the objects that could not be set beside the other one. Changes no others: the
-    /// state may be older than the datapath. False if something failed.
+    /// Makes the datapath, which has taken over, have the objects that could not be set beside the other one, or not completely. Changes
+    /// no others: the state may be older than the datapath. False if something failed.
     pub async fn complete_takeover(&mut self) -> bool {
         self.datapath.retain_orphans(true);
         self.desired = self.full_plan();
         let completed = async {
             let observed = self.datapath.observe(&self.desired).await?;
             let mut ops = diff(&self.desired, &observed);
-            ops.retain(|op| matches!(op, Op::Set(object) if !self.datapath.can_stand_by(object)));
+            ops.retain(|op| matches!(op, Op::Set(object) if self.datapath.is_completed_by_takeover(object)));
             self.apply(&ops).await
         };
         match completed.await {

@@ -74,6 +74,8 @@ pub(crate) struct Batch<'a> {
     left_vrfs: BTreeSet<Vrf>,
     /// Port numbers of the node's kernel before the changes.
     previous_kernel: PerBridge<Option<u32>>,
+    /// Whether the node was the gateway of a VLAN network before the changes.
+    had_routed_vlan: bool,
     /// Groups and services whose flows were set or removed.
     counted: BTreeSet<ObjectId>,
 }
@@ -82,7 +84,7 @@ impl<'a> Batch<'a> {
     pub(crate) fn new(model: &'a mut SwitchModel) -> Batch<'a> {
         let edits =
             PerBridge { vlan: Edit::new(&mut model.tables.vlan), vxlan: Edit::new(&mut model.tables.vxlan) };
-        let previous_kernel = model.base.kernel;
+        let (previous_kernel, had_routed_vlan) = (model.base.kernel, model.index.has_routed_vlan());
         Batch {
             index: &mut model.index,
             base: &mut model.base,
@@ -95,6 +97,7 @@ impl<'a> Batch<'a> {
             removed_services: BTreeSet::new(),
             left_vrfs: BTreeSet::new(),
             previous_kernel,
+            had_routed_vlan,
             counted: BTreeSet::new(),
         }
     }

@@ -56,7 +56,7 @@ fn compare_groups(expected: &SwitchModel, actual: &PerBridge<Tables>, difference
                 .map(|group| (group, id.clone())),
         );
     }
-    owners.extend(service_groups(&expected.index, &expected.numbers, &expected.base));
+    owners.extend(service_groups(&expected.index, &expected.numbers));
     for bridge in BridgeKind::ALL {
         let (required, present) = (expected.tables.get(bridge).groups(), actual.get(bridge).groups());
         for (id, _) in required.iter().filter(|(id, group)| present.get(id) != Some(group)) {

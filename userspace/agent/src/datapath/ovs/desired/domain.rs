@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use contiv_model::{name::NetworkId, tag::Encap, vrf::Vrf};
 
-use super::model::BaseConfig;
 use crate::datapath::{
     Desired, Family, Network, Object, ObjectId, Service, SubnetId,
     ovs::{
@@ -18,14 +17,13 @@ use crate::datapath::{
 pub(crate) fn domains_of_service(
     index: &FlowIndex,
     numbers: &ObjectNumbers,
-    base: &BaseConfig,
     service: &Service,
 ) -> Vec<Domain> {
     let vrf = &service.scope.vrf;
     match &service.scope.network {
         Some(network) => domain(index, numbers, vrf, (&network.id, network.encap)).into_iter().collect(),
         None => {
-            let vlan = base.kernel.vlan.map(|_| BridgeKind::Vlan);
+            let vlan = index.has_routed_vlan().then_some(BridgeKind::Vlan);
             let bridges = [BridgeKind::Vxlan].into_iter().chain(vlan);
             bridges.filter_map(|bridge| numbered(numbers, vrf, bridge)).collect()
         }

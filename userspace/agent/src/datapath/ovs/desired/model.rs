@@ -48,6 +48,8 @@ pub(crate) struct BaseConfig {
     pub(crate) unprogrammed: BTreeSet<String>,
     /// The flows of groups that belong to no object stay: endpoints may have these groups.
     pub(crate) retains_groups: bool,
+    /// Another datapath has the interfaces to the node's kernel.
+    pub(crate) stands_by: bool,
 }
 
 /// Ports of objects.

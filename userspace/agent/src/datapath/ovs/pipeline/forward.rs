@@ -57,8 +57,11 @@ pub(crate) fn subnet(subnet: &Subnet, segment: Segment, kernel: Option<u32>) -> 
         flows.extend(route::link_local(domain, subnet.prefix));
         // The kernel answers for the networks that it routes.
         flows.extend((!domain.is_local()).then(|| answer::expired(domain, subnet.prefix, gateway.ip)));
-        if let Some(port) = kernel.filter(|_| domain.is_local()) {
-            flows.extend(kernel::subnet(segment, subnet.prefix, port));
+        if domain.is_local() {
+            flows.extend(match kernel {
+                Some(port) => kernel::subnet(segment, subnet.prefix, port),
+                None => vec![kernel::unreachable(segment, subnet.prefix)],
+            });
             flows.push(kernel::gateway(domain, gateway.ip));
         }
     }

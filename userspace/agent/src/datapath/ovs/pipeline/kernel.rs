@@ -76,12 +76,22 @@ pub(super) fn network(tag: u32) -> Vec<Flow> {
     flows
 }
 
+/// What pods of a subnet send to the kernel.
+fn to_kernel(tag: u32, prefix: IpNet) -> Flow {
+    let leaving = guard::source_within(network_match_from(tag, 0).eth_dst(Mac::ROUTER.0), prefix);
+    Flow::new(table::DESTINATION, priority::MATCH, leaving)
+}
+
+/// Returns the flow of a subnet while the kernel has no port: what is for the kernel is not for the pods of the network.
+pub(super) fn unreachable(Segment { tag, .. }: Segment, prefix: IpNet) -> Flow {
+    to_kernel(tag, prefix)
+}
+
 /// Returns the flows of a subnet, of which the kernel gets and sends packets at `port`. Packets between subnets of different VRFs
 /// are dropped.
 pub(super) fn subnet(Segment { tag, domain, .. }: Segment, prefix: IpNet, port: u32) -> Vec<Flow> {
-    let to_kernel = guard::source_within(network_match_from(tag, 0).eth_dst(Mac::ROUTER.0), prefix);
     let output = [Action::set(Field::EthDst, mac_bits(KERNEL_MAC.0)), Action::output(port)];
-    let to_kernel = Flow::new(table::DESTINATION, priority::MATCH, to_kernel).apply(output);
+    let to_kernel = to_kernel(tag, prefix).apply(output);
     let port = port.into();
     let within = |m| guard::destination_within(m, prefix);
     let from_kernel = Match::new().in_port(port).eth_src(KERNEL_MAC.0).eth_dst(KERNEL_MAC.0).no_vlan();

@@ -87,7 +87,7 @@ impl Batch<'_> {
 
     fn update_service(&mut self, id: &ObjectId, service: &Service) {
         let Some(number) = self.numbers.services.get(&Cookie::of(id)) else { return };
-        let domains = domains_of_service(self.index, self.numbers, self.base, service);
+        let domains = domains_of_service(self.index, self.numbers, service);
         if domains.is_empty() {
             return;
         }

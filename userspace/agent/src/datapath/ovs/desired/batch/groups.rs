@@ -106,7 +106,7 @@ impl Batch<'_> {
         let uplinks = (self.base.uplinks.len() > 1).then_some((BridgeKind::Vlan, UPLINK_GROUP));
         let networks =
             self.index.networks().flat_map(|network| network_groups(self.index, self.numbers, network));
-        let services = service_groups(self.index, self.numbers, self.base).into_iter();
+        let services = service_groups(self.index, self.numbers).into_iter();
         let services = services.map(|(group, _)| group);
         networks.chain(peers).chain(uplinks).chain(services).collect()
     }
@@ -132,11 +132,10 @@ pub(crate) fn network_groups(
 pub(crate) fn service_groups(
     index: &FlowIndex,
     numbers: &ObjectNumbers,
-    base: &BaseConfig,
 ) -> Vec<((BridgeKind, u32), ObjectId)> {
     let groups = |service: &Service| {
         let id = ObjectId::Service(service.id.clone());
-        let domains = domains_of_service(index, numbers, base, service).into_iter();
+        let domains = domains_of_service(index, numbers, service).into_iter();
         let domains = domains.filter(|domain| pipeline::has_selection(service, *domain));
         let numbered = domains.filter_map(|domain| {
             let number = numbers.services.get(&Cookie::of(&id))?;

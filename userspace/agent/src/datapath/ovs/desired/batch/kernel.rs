@@ -12,7 +12,8 @@ use crate::datapath::{
 };
 
 impl Batch<'_> {
-    /// Sets the port numbers of the node's kernel, if the objects need them, or may need them, and updates what depends on them.
+    /// Sets the port numbers of the node's kernel, if the objects need them, or may need them, and updates what depends on them, and on
+    /// whether there are networks that need one. Follows all other changes.
     pub(crate) fn set_kernel_ports(&mut self, ports: PerBridge<Option<u32>>) {
         let ports = PerBridge {
             vlan: ports.vlan.filter(|_| self.retains() || self.index.has_routed_vlan()),
@@ -23,9 +24,10 @@ impl Batch<'_> {
             self.set_base_flows();
         }
         if before.vlan != ports.vlan {
-            self.update_all(|id| {
-                matches!(id, ObjectId::Subnet(_) | ObjectId::Remote(_) | ObjectId::Service(_))
-            });
+            self.update_all(|id| matches!(id, ObjectId::Subnet(_) | ObjectId::Remote(_)));
+        }
+        if self.had_routed_vlan != self.index.has_routed_vlan() {
+            self.update_all(|id| matches!(id, ObjectId::Service(_)));
         }
         if before.vxlan != ports.vxlan {
             self.update_all(|id| matches!(id, ObjectId::Subnet(_) | ObjectId::Route(_) | ObjectId::Local(_)));
