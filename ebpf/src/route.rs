@@ -336,7 +336,9 @@ pub(crate) extern "C" fn ctv_routed_source(ip: *const Address) -> u32 {
     if !subnet.is_routed() {
         return GO_ON;
     }
-    if packet.is_for_group() || packet.nd != 0 {
+    // Networks of both kinds are not routed to each other.
+    let is_on_node = packet.segment_flags & SegmentEntry::ON_NODE != 0;
+    if packet.is_for_group() || packet.nd != 0 || subnet.is_on_node() != is_on_node {
         return FOREIGN;
     }
     let Some(owner) = maps::neighbour(&NeighKey::new(packet.domain, *ip)) else {

@@ -35,7 +35,7 @@ pub fn full(state: &State, node: &Node) -> Desired {
     let candidates = network::candidates(state, node);
     let networks = candidates.iter().copied().flat_map(of_network);
     let routes = candidates.iter().flat_map(|id| route::of_network(state, id));
-    let networks = networks.chain(network::separated(state, node).flat_map(of_network));
+    let networks = networks.chain(network::separated(state, node).into_iter().flat_map(of_network));
     let groups = state.groups_on(&node.host).into_iter().map(|number| ObjectId::Group(number.into()));
     let services = state.services().map(|service| ObjectId::Service(service.id.clone()));
     let endpoints = candidates.iter().flat_map(|id| state.on_network(id)).flat_map(both);

@@ -59,13 +59,15 @@ pub(super) fn routed_with<'a>(state: &'a State, node: &Node, dirty: &DirtySet) -
     tenants.into_iter().flat_map(|tenant| state.networks_of(tenant)).collect()
 }
 
-/// Networks of which the node has the subnets: if it routes VLAN networks, also those of other tenants, whose packets it drops.
-pub(super) fn separated<'a>(state: &'a State, node: &Node) -> impl Iterator<Item = &'a NetworkId> {
-    let all = state.networks().filter(|_| has_routed_vlan(state, node));
-    all.filter(|network| is_routed_vlan(state, network)).map(|network| &network.id)
+/// Networks of which the node has the subnets, also without endpoints on them, because it drops packets between them and its own: if it
+/// routes VLAN networks, those of other tenants, and the VXLAN networks of the same VRF.
+pub(super) fn separated<'a>(state: &'a State, node: &Node) -> Vec<&'a NetworkId> {
+    let own: Vec<_> = routed_vlans(state, node).collect();
+    let all = state.networks().filter(|other| own.iter().any(|own| are_separated(state, own, other)));
+    all.map(|network| &network.id).collect()
 }
 
-/// As `separated`, if a change of networks on this node may have changed it.
+/// As `separated`, if a change of networks on this node may have changed it; those of a tenant are in [`routed_with`].
 pub(super) fn newly_separated<'a>(
     state: &'a State,
     node: &Node,
@@ -75,12 +77,28 @@ pub(super) fn newly_separated<'a>(
     let is_changed =
         dirty.first_or_last.iter().any(|(host, _)| *host == node.host) || dirty.networks.iter().any(is_here);
     let all = state.networks().filter(|_| is_changed && state.is_routing_vlans());
-    all.map(|network| &network.id).collect()
+    all.filter(|network| matches!(network.encap, Encap::Vlan(_))).map(|network| &network.id).collect()
 }
 
-fn has_routed_vlan(state: &State, node: &Node) -> bool {
-    let mut own = state.networks_here(&node.host).filter_map(|id| state.active_network(id));
-    own.any(|network| is_routed_vlan(state, network))
+/// The VLAN networks of the node that it routes.
+fn routed_vlans<'a>(
+    state: &'a State,
+    node: &Node,
+) -> impl Iterator<Item = &'a contiv_model::network::Network> {
+    let own = state.networks_here(&node.host).filter_map(|id| state.active_network(id));
+    own.filter(|network| is_routed_vlan(state, network))
+}
+
+/// Whether the node drops packets between its routed VLAN network `own` and another network, unless it has that, too.
+fn are_separated(
+    state: &State,
+    own: &contiv_model::network::Network,
+    other: &contiv_model::network::Network,
+) -> bool {
+    match other.encap {
+        Encap::Vlan(_) => state.is_routed(other),
+        Encap::Vxlan { .. } => own.tenant == other.tenant && state.vrf(own) == state.vrf(other),
+    }
 }
 
 fn is_routed_vlan(state: &State, network: &contiv_model::network::Network) -> bool {
@@ -90,8 +108,8 @@ fn is_routed_vlan(state: &State, network: &contiv_model::network::Network) -> bo
 /// The subnet, if its network is one of the node or separated from one. The gateway is this node, if the network is routed, else a router on the network.
 pub(super) fn subnet(state: &State, node: &Node, id: &SubnetId) -> Option<Subnet> {
     let network = of_node(state, node, &id.network).or_else(|| {
-        let other = state.active_network(&id.network).filter(|network| is_routed_vlan(state, network));
-        other.filter(|_| has_routed_vlan(state, node))
+        let other = state.active_network(&id.network)?;
+        routed_vlans(state, node).any(|own| are_separated(state, own, other)).then_some(other)
     })?;
     let (prefix, gateway) = match id.family {
         Family::V4 => (IpNet::V4(network.subnet), network.gateway.map(IpAddr::V4)),

@@ -180,8 +180,12 @@ impl<'a> Sender<'a> {
     }
 
     /// Whether the router of a peer may send packets from an address of a routed subnet: if it is not on this node, and behind
-    /// no other VTEP.
+    /// no other VTEP. VLAN and VXLAN networks are not routed to each other.
     fn is_routed_from(&self, ip: IpAddr) -> bool {
+        let is_vlan = matches!(self.encap, Encap::Vlan(_));
+        if self.router().subnet(ip).is_some_and(|subnet| subnet.is_routed_vlan() != is_vlan) {
+            return false;
+        }
         let vtep = match self.from {
             Origin::Tunnel { vtep, .. } => Some(*vtep),
             Origin::Kernel => None,

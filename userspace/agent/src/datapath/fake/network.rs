@@ -348,14 +348,23 @@ impl<'a> Network<'a> {
         (packet.ttl(frame) <= 1).then(|| answer::time_exceeded(frame, packet, gateway?.ip))
     }
 
+    /// Whether an address is in a subnet of the VRF to which this network is not routed: one is a VLAN, the other one a VXLAN.
+    fn is_apart(&self, address: IpAddr) -> bool {
+        let is_other = |subnet: &Subnet| match self.is_on_node() {
+            true => matches!(subnet.encap, Encap::Vxlan { .. }),
+            false => subnet.is_routed_vlan(),
+        };
+        self.subnets().any(|subnet| subnet.prefix.contains(&address) && is_other(subnet))
+    }
+
     /// Forwards a packet by its IP address.
     pub(super) fn route(&self, packet: &Packet, mut frame: Vec<u8>, to: IpAddr) -> Option<Vec<Delivery>> {
-        let is_link_local = is_link_local(packet.tuple.source.0);
+        let (is_link_local, is_apart) = (is_link_local(packet.tuple.source.0), self.is_apart(to));
         // As a bridge, the router does not send a packet back to its sender.
         let is_own = to == packet.tuple.source.0;
-        if self.is_on_node() && (packet.ttl(&frame) <= 1 || self.local_at(to).is_none()) {
+        if self.is_on_node() && (packet.ttl(&frame) <= 1 || is_apart || self.local_at(to).is_none()) {
             let of_other_vrf = || on_kernel(self.objects, to).is_some_and(|subnet| subnet.vrf != *self.vrf);
-            let is_allowed = packet.ttl(&frame) <= 1 || !of_other_vrf();
+            let is_allowed = packet.ttl(&frame) <= 1 || !is_apart && !of_other_vrf();
             let is_closed = is_link_local || is_own || is_no_host(to);
             return Some(to_kernel(frame)).filter(|_| is_allowed && !is_closed);
         }
@@ -363,7 +372,7 @@ impl<'a> Network<'a> {
             let frame = host::leave(self.objects, self.local_at(packet.tuple.source.0)?, packet, &frame)?;
             return Some(to_kernel(frame));
         }
-        self.router().subnet(to).filter(|_| !is_link_local && !is_own)?;
+        self.router().subnet(to).filter(|_| !is_link_local && !is_own && !is_apart)?;
         let (encap, mac) = self.last_hop(to)?;
         let ttl = packet.ttl(&frame).checked_sub(1).filter(|ttl| *ttl != 0)?;
         frame[..6].copy_from_slice(&mac.0);

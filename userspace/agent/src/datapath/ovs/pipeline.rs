@@ -67,7 +67,7 @@ pub(crate) use self::{
     metadata::{Domain, MAX_SERVICE, MAX_VRF, Routed, Segment, bridge_and_tag},
     neighbour::replies_by_bond,
     policy::{Opener, RULE_TABLES, Receiver, counted_rules, receiver_port, receivers, rules},
-    route::{DROP_TABLES, counted_drops},
+    route::{DROP_TABLES, apart, counted_drops},
     service::{
         Counted, SERVICE_NUMBERS, SERVICE_TABLES, chosen_backend, chosen_port, counted_services,
         has_selection, is_learned, is_of_service, ready, selection, service, service_number,

@@ -116,8 +116,8 @@ pub(super) fn subnet(Segment { tag, domain, .. }: Segment, prefix: IpNet, port: 
     ]
 }
 
-/// Returns the flow that drops packets for the gateway of a network. Pings are answered before; the kernel has no address of a
-/// gateway, unless an operator assigns it.
+/// Returns the flow that drops packets for the gateway of a network, also expired ones. Pings are answered before; the kernel has no
+/// address of a gateway, unless an operator assigns it.
 pub(super) fn gateway(domain: Domain, ip: IpAddr) -> Flow {
     Flow::new(table::IP, rank::GATEWAY, guard::destination(routed(domain.packets_from(0)), ip))
 }

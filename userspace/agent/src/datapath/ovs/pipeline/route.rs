@@ -24,10 +24,13 @@ use super::{
     answer,
     family::Family,
     guard, kernel,
-    metadata::{Domain, IS_ROUTED, Segment, enter_network, flagged, mark_routed, network_match, routed},
+    metadata::{
+        Domain, IS_ROUTED, OUTSIDE, Segment, enter_network, flagged, mark_routed, network_match, routed,
+    },
     policy,
-    table::{self, priority, priority::router as rank},
+    table::{self, priority, priority::check, priority::router as rank},
 };
+use crate::datapath::Subnet;
 
 /// TTL of echo replies.
 const REPLY_TTL: u8 = 64;
@@ -111,6 +114,21 @@ pub(super) fn gateway(domain: Domain, ip: IpAddr) -> [Flow; 2] {
         flow(table::IP, rank::PING, table::DESTINATION_GROUP),
         flow(table::ACCEPT, rank::ACCEPTED_PING, table::REPLY),
     ]
+}
+
+/// Returns the flows of a subnet on the bridge of the other networks of its VRF. VLAN and VXLAN networks are not routed to each other;
+/// only the gateway answers pings.
+pub(crate) fn apart(subnet: &Subnet, domain: Domain) -> Vec<Flow> {
+    let Domain::Vrf(..) = domain else { return vec![] };
+    let to = guard::destination_within(routed(domain.packets_from(0)), subnet.prefix);
+    let mut flows = vec![Flow::new(table::IP, rank::OTHER_VRF, to)];
+    if let Some(ip) = subnet.gateway.filter(|_| subnet.is_routed()).map(|gateway| gateway.ip) {
+        let from_router = domain.packets_from(OUTSIDE).eth_src(Mac::ROUTER.0);
+        flows.push(Flow::new(table::CLAIM, check::FORM, guard::source_within(from_router, subnet.prefix)));
+        flows.push(kernel::gateway(domain, ip));
+        flows.extend(gateway(domain, ip));
+    }
+    flows
 }
 
 /// Returns the flow that drops packets of link-local addresses to a subnet, unless they stay within its network: what a service has

@@ -131,6 +131,7 @@ fn routed_flows(of: Encap, domain: Domain) -> Vec<(&'static str, Vec<Flow>)> {
         ("network blue.net, VRF 3", super::network(&network, domain, spread)),
         ("IPv4 subnet", subnet(&v4, segment, Some(9))),
         ("IPv6 subnet", subnet(&v6, segment, Some(9))),
+        ("both subnets, on the other bridge", [apart(&v4, domain), apart(&v6, domain)].concat()),
         ("local pod at port 3", local(&local_in(of), segment, 3, None)),
         ("remote pod behind port 9", remote(&remote_in(of), segment, Some(9))),
         ("service 5 (0x5) of the VRF", service(&dns, domain, 5)),

@@ -15,7 +15,8 @@ use crate::datapath::{
 };
 
 impl Batch<'_> {
-    /// Sets the flows of an object on the bridge of its network, and removes them from the other bridge.
+    /// Sets the flows of an object on the bridge of its network, and on the other bridge those of a subnet that is apart; removes others
+    /// from there.
     pub(super) fn update_flows(&mut self, id: &ObjectId) {
         let Some(installed) = self.index.get(id) else { return };
         let number = installed.port.as_ref().map(|port| port.number);
@@ -41,6 +42,7 @@ impl Batch<'_> {
             self.update_service(id, &service);
             return;
         }
+        let mut apart = vec![];
         let (bridge, flows) = match (&installed.object, number) {
             (Object::Local(local), Some(port)) => {
                 let dscp = local.identity.and_then(|identity| self.index.group(identity)?.dscp);
@@ -71,6 +73,7 @@ impl Batch<'_> {
                 if let Some(host) = self.host_access(&subnet.vrf, bridge) {
                     flows.extend(pipeline::host_subnet(subnet, segment.domain, host));
                 }
+                apart = pipeline::apart(subnet, segment.domain);
                 (bridge, flows)
             }
             (Object::Route(route), _) => {
@@ -82,7 +85,7 @@ impl Batch<'_> {
             // The flows of a network depend on its number of groups: see `update_network`.
             (Object::Network(_) | Object::Peer(_) | Object::Group(_) | Object::Service(_), _) => return,
         };
-        self.set_flows(id, bridge, flows);
+        self.set_flows(id, bridge, flows, apart);
     }
 
     fn update_service(&mut self, id: &ObjectId, service: &Service) {
@@ -108,10 +111,17 @@ impl Batch<'_> {
         }
     }
 
-    pub(super) fn set_flows(&mut self, id: &ObjectId, bridge: BridgeKind, flows: Vec<Flow>) {
+    /// Sets the flows of an object on a bridge, and those on the other one.
+    pub(super) fn set_flows(
+        &mut self,
+        id: &ObjectId,
+        bridge: BridgeKind,
+        flows: Vec<Flow>,
+        on_other: Vec<Flow>,
+    ) {
         let other = if bridge == BridgeKind::Vlan { BridgeKind::Vxlan } else { BridgeKind::Vlan };
         self.edits.get_mut(bridge).set(Cookie::of(id), flows);
-        self.edits.get_mut(other).set(Cookie::of(id), []);
+        self.edits.get_mut(other).set(Cookie::of(id), on_other);
     }
 
     /// Where the addresses of a network are unique.

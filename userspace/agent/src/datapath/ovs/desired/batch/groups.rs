@@ -90,7 +90,7 @@ impl Batch<'_> {
             self.edits.get_mut(bridge).set_group(group);
         }
         self.remove_groups(bridge, |index| pipeline::receiver_group(tag, index), used);
-        self.set_flows(&id, bridge, flows);
+        self.set_flows(&id, bridge, flows, vec![]);
     }
 
     /// Removes the groups of a network, or those of peers, from index `first` on.
