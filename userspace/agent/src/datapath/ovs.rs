@@ -251,7 +251,8 @@ impl Datapath for Ovs {
         let Some(mut session) = self.session.take() else {
             return Err(ovs_error("take over the connections of the other datapath", NotObserved));
         };
-        let result = apply::take_over(&mut session, &self.model, connections).await;
+        let datapath_type = self.options.datapath_type;
+        let result = apply::take_over(&mut session, &self.model, datapath_type, connections).await;
         self.writes += session.take_writes();
         result?;
         self.session = Some(session);

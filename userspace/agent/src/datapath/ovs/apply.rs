@@ -105,7 +105,7 @@ pub(crate) async fn apply(
         }
     }
     if !inherited.is_empty() {
-        take_over(session, model, std::mem::take(inherited)).await?;
+        take_over(session, model, options.datapath_type, std::mem::take(inherited)).await?;
     }
     let failed: BTreeSet<usize> = applied.failures.iter().map(|failed| failed.index).collect();
     requests::open(session, &model.index, &closed, &failed).await?;
@@ -142,9 +142,10 @@ pub(crate) async fn release(session: &mut Session) -> Result<(), Error> {
 pub(crate) async fn take_over(
     session: &mut Session,
     model: &SwitchModel,
+    datapath_type: DatapathType,
     connections: Vec<TrackedConnection>,
 ) -> Result<(), Error> {
-    inherited::import(session, model, connections).await;
+    inherited::import(session, model, datapath_type, connections).await;
     release(session).await
 }
 

@@ -75,10 +75,7 @@ fn connection(flow: &Flow, network: &Network) -> Option<TrackedConnection> {
         (TCP, TcpState::FinWait | TcpState::CloseWait) => (Protocol::Tcp, true),
         _ => return None,
     };
-    let numbers = [(original, reply), (reply, original)].map(|(own, other)| SequenceNumbers {
-        next: own.end,
-        acknowledged: if own.sent & sent::ACK != 0 { own.acknowledged } else { other.end },
-    });
+    let numbers = numbers(original, reply).zip(numbers(reply, original)).map(|(own, other)| [own, other]);
     let backend = (flow.head.flags & Flow::NAT != 0).then(|| (flow.backend.into(), flow.backend_port.get()));
     Some(TrackedConnection {
         vrf: network.vrf.clone(),
@@ -89,8 +86,24 @@ fn connection(flow: &Flow, network: &Network) -> Option<TrackedConnection> {
         destination: (IpAddr::from(flow.destination), flow.destination_port.get()).into(),
         backend: backend.map(|end: (IpAddr, u16)| end.into()),
         is_closing,
-        numbers: (protocol == Protocol::Tcp).then_some(numbers),
+        numbers: numbers.filter(|_| protocol == Protocol::Tcp),
     })
+}
+
+/// What one end has sent last, as far as its segments or those of the other end have told. A flow that has come from another datapath has
+/// no numbers before its next segments.
+fn numbers(own: &FlowHalf, other: &FlowHalf) -> Option<SequenceNumbers> {
+    let acknowledged = acknowledged(own).or_else(|| next(other, own))?;
+    Some(SequenceNumbers { next: next(own, other)?, acknowledged })
+}
+
+fn next(own: &FlowHalf, other: &FlowHalf) -> Option<u32> {
+    let is_known = own.sent & (sent::SYN | sent::ACK) != 0;
+    if is_known { Some(own.end) } else { acknowledged(other) }
+}
+
+fn acknowledged(half: &FlowHalf) -> Option<u32> {
+    (half.sent & sent::ACK != 0).then_some(half.acknowledged)
 }
 
 #[cfg(test)]
@@ -134,7 +147,7 @@ mod tests {
             nat_port: Be16::new(4000),
             backend_port: Be16::new(8080),
             head: FlowHead { domain: 7, protocol: TCP, flags: Flow::NAT, generation: 1 },
-            halves: [half(ESTABLISHED, 11, 22), half(sent::ANY, 33, 0)],
+            halves: [half(ESTABLISHED, 11, 22), half(sent::ANY | sent::SYN, 33, 0)],
         };
         let found = connection(&flow, &network).unwrap();
         assert_eq!(
@@ -159,5 +172,18 @@ mod tests {
         for other in [unanswered, reset, denied, moved, own] {
             assert_eq!(connection(&other, &network), None);
         }
+        let idle = Flow { halves: [half(sent::ANY, 0, 0); 2], ..flow };
+        assert_eq!(connection(&idle, &network).unwrap().numbers, None);
+    }
+
+    #[test]
+    fn one_end_tells_the_numbers_of_the_other() {
+        let (idle, known) = (half(sent::ANY, 0, 0), half(sent::ANY | sent::ACK, 11, 22));
+        let told = |next, acknowledged| Some(SequenceNumbers { next, acknowledged });
+        assert_eq!((numbers(&idle, &idle), numbers(&known, &idle)), (None, told(11, 22)));
+        assert_eq!(numbers(&idle, &known), told(22, 11));
+        // Only a reply to its SYN would tell what the other end has sent.
+        let syn = half(sent::ANY | sent::SYN, 11, 0);
+        assert_eq!((numbers(&syn, &idle), numbers(&idle, &syn)), (None, None));
     }
 }

@@ -21,6 +21,7 @@ use crate::{
                 domain::{domain, zones},
                 model::SwitchModel,
             },
+            options::DatapathType,
             pipeline::{self, Opener},
             switch::session::{self, Session},
             tables::cookie::Cookie,
@@ -34,6 +35,8 @@ use crate::{
 const MAX: usize = 20_000;
 /// Messages between two barriers.
 const CHUNK: usize = 1000;
+/// Where they are unknown. The kernel does not check the numbers of a connection that it picks up; ovs-vswitchd does.
+const ANY_NUMBERS: [SequenceNumbers; 2] = [SequenceNumbers { next: 0, acknowledged: 0 }; 2];
 
 /// Drops all frames that arrive. If this agent does not remove the flow, the next one does, with all flows of no object or alone.
 pub(super) async fn hold(session: &mut Session) -> Result<(), session::Error> {
@@ -71,7 +74,17 @@ async fn change(session: &mut Session, change: fn(PackedFlow) -> PackedMod) -> R
 
 /// Records the connections of the networks and services in `model`, and no others: entries of an earlier time do not fit the packets of
 /// a connection that has gone on. What is lost is logged: its packets open connections.
-pub(super) async fn import(session: &Session, model: &SwitchModel, mut connections: Vec<TrackedConnection>) {
+pub(super) async fn import(
+    session: &Session,
+    model: &SwitchModel,
+    datapath_type: DatapathType,
+    mut connections: Vec<TrackedConnection>,
+) {
+    if datapath_type == DatapathType::System {
+        for connection in &mut connections {
+            connection.numbers = connection.numbers.or(Some(ANY_NUMBERS));
+        }
+    }
     // Connections between endpoints go on without.
     connections.sort_by_key(|connection| connection.backend.is_none());
     let all = connections.len();
