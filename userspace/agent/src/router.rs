@@ -18,6 +18,7 @@
 //! * `ruleset`: notifications about the table of host access.
 //! * `interface`: the interfaces that forward.
 //! * `rules`, `routes`, `family`: netlink messages of both.
+//! * `mtu`: the MTU of the route to pods with host access.
 //! * `retention`: what an earlier process has put there.
 //! * `task`: keeps the kernel in sync.
 
@@ -28,6 +29,7 @@ mod family;
 mod host;
 mod interface;
 mod kernel;
+mod mtu;
 mod nat_table;
 mod quota;
 mod retention;

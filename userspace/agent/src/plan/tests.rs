@@ -123,6 +123,10 @@ fn pods_reach_other_addresses_by_their_node() {
     state.allow_host_access();
     assert_eq!(routes(&state), ["route 0.0.0.0/0 of tenant t: 172.19.0.0/16"]);
     assert_eq!(state.host_access(&node().host), Some("172.19.0.0/16".parse().unwrap()));
+    assert_eq!(state.host_access_ports().next(), None);
+    state.set_attachment(&"n1.t-e".into(), Some(Attachment::of_pod("vvport1")));
+    state.set_attachment(&"n3.t-e".into(), Some(Attachment::of_pod("vvport2")));
+    assert_eq!(state.host_access_ports().collect::<Vec<_>>(), ["vvport1"]);
     apply_event(&mut state, Event::Config { flood: true, routing: true }, 0);
     assert_eq!(routes(&state), ["route 0.0.0.0/0 of tenant t: 172.20.0.0/16"]);
     apply_event(&mut state, Event::Config { flood: true, routing: false }, 0);

@@ -5,6 +5,7 @@
 //! would be frames of this node.
 
 use std::{
+    collections::BTreeSet,
     io::{self, Write as _},
     net::IpAddr,
     process::{Command, Output, Stdio},
@@ -20,7 +21,7 @@ use rtnetlink::{
 
 use super::{
     error::{self, Error, netlink},
-    interface,
+    interface, mtu,
     nat_table::{NatTable, TABLE},
     quota::{self, Division, Quota},
     rules,
@@ -51,13 +52,15 @@ pub(super) struct HostAccess {
 }
 
 impl HostAccess {
-    /// Makes the kernel give this host access, or none. Returns the number of changes, and what is not in effect, one line each.
+    /// Makes the kernel give this host access to pods with these interfaces, or none. Returns the number of changes, and what is not in
+    /// effect, one line each.
     ///
     /// As long as the datapath's interface exists, pods may be led to it: what masquerades and bounds them stays.
     pub(super) async fn sync(
         &mut self,
         handle: &Handle,
         wanted: Option<&NatTable>,
+        pods: &BTreeSet<String>,
     ) -> Result<(usize, Vec<String>), Error> {
         self.is_ending = match wanted {
             Some(_) => false,
@@ -68,7 +71,7 @@ impl HostAccess {
         };
         match self.is_ending {
             true => Ok((0, vec![])),
-            false => self.set(handle, wanted).await,
+            false => self.set(handle, wanted, pods).await,
         }
     }
 
@@ -79,13 +82,14 @@ impl HostAccess {
 
     /// Removes all host access.
     pub(super) async fn remove(handle: &Handle) -> Result<(), Error> {
-        HostAccess::default().set(handle, None).await.map(drop)
+        HostAccess::default().set(handle, None, &BTreeSet::new()).await.map(drop)
     }
 
     async fn set(
         &mut self,
         handle: &Handle,
         wanted: Option<&NatTable>,
+        pods: &BTreeSet<String>,
     ) -> Result<(usize, Vec<String>), Error> {
         // First: without the table, what pods send would be forwarded anywhere.
         let bounded = wanted.map(|table| (table.clone(), self.division.quota(table.pods, quota::tracking())));
@@ -109,7 +113,7 @@ impl HostAccess {
             }
         }
         let Some(NatTable { subnet, .. }) = wanted else { return Ok((changes, vec![])) };
-        configure_interface(handle, *subnet).await?;
+        changes += usize::from(configure_interface(handle, *subnet, pods).await?);
         let closed = (!sysctl::forwards_ipv4()).then(|| {
             "pods do not reach addresses outside of the cluster: set net.ipv4.ip_forward to 1, or start the agent with \
              --no-host-access"
@@ -150,15 +154,23 @@ impl HostAccess {
     }
 }
 
-/// Gives the interface its address, and makes the kernel forward what arrives there, once the interface exists.
-async fn configure_interface(handle: &Handle, subnet: Ipv4Net) -> Result<(), Error> {
+/// Gives the interface its address, and makes the kernel forward what arrives there, and to these pods by it, once the interface exists.
+/// Returns whether the pods need another MTU than before.
+async fn configure_interface(
+    handle: &Handle,
+    subnet: Ipv4Net,
+    pods: &BTreeSet<String>,
+) -> Result<bool, Error> {
     let link = interface::find(handle, HOST_PORT).await.map_err(netlink("find the port of the switch"))?;
-    let Some(link) = link else { return Ok(()) };
+    let Some(link) = link else { return Ok(false) };
     interface::silence(HOST_PORT).map_err(error::interface(HOST_PORT))?;
     interface::bring_up(handle, &link).await.map_err(netlink("bring up the port of the switch"))?;
     let addressed = set_address(handle, link.header.index, subnet).await;
     addressed.map_err(netlink("set the address of the port of the switch"))?;
-    sysctl::forward_ipv4(HOST_PORT).map_err(error::interface(HOST_PORT))
+    let changed = mtu::sync(handle, &link, subnet, pods).await;
+    let is_changed = changed.map_err(netlink("set the MTU of the route to the pods"))?;
+    sysctl::forward_ipv4(HOST_PORT).map_err(error::interface(HOST_PORT))?;
+    Ok(is_changed)
 }
 
 /// Makes the kernel's address in the private subnet the only IPv4 address of an interface.

@@ -33,17 +33,22 @@ pub(super) struct Desired {
     pub(super) access: Option<NatTable>,
     /// Prefixes of other networks, which host access leads to none of.
     pub(super) cluster: BTreeSet<IpNet>,
+    /// Interfaces of the pods with host access.
+    pub(super) pods: BTreeSet<String>,
 }
 
 impl Desired {
     /// `tunnels` are the UDP ports of tunnels.
     pub(super) fn of(state: &State, host: &HostName, tunnels: &BTreeSet<u16>) -> Desired {
         let access = host_access(state, host, tunnels);
-        let cluster = match access {
-            Some(_) => state.routed_vlan_subnets().filter(|subnet| matches!(subnet, IpNet::V4(_))).collect(),
-            None => BTreeSet::new(),
+        let (cluster, pods) = match access {
+            Some(_) => (
+                state.routed_vlan_subnets().filter(|subnet| matches!(subnet, IpNet::V4(_))).collect(),
+                state.host_access_ports().map(str::to_owned).collect(),
+            ),
+            None => (BTreeSet::new(), BTreeSet::new()),
         };
-        let any = Desired { host: HostRoutes::of(state, host), access, cluster, ..Desired::default() };
+        let any = Desired { host: HostRoutes::of(state, host), access, cluster, pods, ..Desired::default() };
         if !state.is_routing_vlans() {
             return any;
         }

@@ -1,6 +1,9 @@
 //! Changes of the kernel.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use ipnet::IpNet;
 use rtnetlink::Handle;
@@ -37,7 +40,7 @@ pub(super) async fn sync(
     });
     // First: pods must not use the routes of the node.
     let (mut changes, mut warnings) =
-        sync_access(handle, access, (wanted.as_ref(), &desired.cluster), retention).await?;
+        sync_access(handle, access, (wanted.as_ref(), desired), retention).await?;
     let (changed, host) = sync_host(handle, &desired.host, retention).await?;
     changes += changed;
     warnings.extend(host);
@@ -54,7 +57,7 @@ pub(super) async fn sync(
 async fn sync_access(
     handle: &Handle,
     access: &mut HostAccess,
-    (wanted, cluster): (Option<&NatTable>, &BTreeSet<IpNet>),
+    (wanted, desired): (Option<&NatTable>, &Desired),
     retention: &Retention,
 ) -> Result<(usize, Vec<String>), Error> {
     if wanted.is_none() && retention.keeps_access() {
@@ -64,11 +67,11 @@ async fn sync_access(
     let (mut changes, mut rejected) = (0, None);
     // Before pods are led there, and until they are not any more.
     if wanted.is_some() {
-        let blackholes = cluster.iter().map(|prefix| (*prefix, Hop::Blackhole)).collect();
+        let blackholes = desired.cluster.iter().map(|prefix| (*prefix, Hop::Blackhole)).collect();
         let keeps = |prefix: &IpNet| retention.keeps(prefix);
         (changes, rejected) = routes::sync(handle, CLUSTER, &blackholes, keeps).await.map_err(close())?;
     }
-    let (changed, mut warnings) = access.sync(handle, wanted).await?;
+    let (changed, mut warnings) = access.sync(handle, wanted, &desired.pods).await?;
     changes += changed;
     warnings.extend(rejected);
     if wanted.is_none() && !access.is_ending() {

@@ -2,7 +2,11 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use contiv_model::{name::HostName, network::Network, tag::Encap};
+use contiv_model::{
+    name::{EndpointId, HostName},
+    network::Network,
+    tag::Encap,
+};
 use ipnet::{IpNet, Ipv4Net};
 
 use super::snapshot::State;
@@ -27,6 +31,17 @@ impl State {
     pub fn routed_vxlans(&self, host: &HostName) -> impl Iterator<Item = &Network> {
         let own = self.networks_here(host).filter_map(|id| self.active_network(id));
         own.filter(|network| !is_vlan(network) && self.is_routed(network))
+    }
+
+    /// Interfaces of this node's endpoints on routed VXLAN networks.
+    pub fn host_access_ports(&self) -> impl Iterator<Item = &str> {
+        let is_on_one = move |id: &EndpointId| {
+            let endpoint = self.endpoint(id);
+            let network = endpoint.and_then(|endpoint| self.active_network(&endpoint.network));
+            network.is_some_and(|network| !is_vlan(network) && self.is_routed(network))
+        };
+        let attached = self.attachments().filter(move |(id, _)| is_on_one(id));
+        attached.map(|(_, attachment)| attachment.port.as_str())
     }
 
     /// Addresses of the endpoints with an interface on a node whose network is a routed VLAN network. After a reboot an endpoint's
