@@ -19,16 +19,22 @@ use crate::{
     source,
 };
 
-/// Whether the packet of the packet metadata, which has been parsed, is for the router, and where it goes from there, as far as
-/// that is known before services are resolved. The result is `GO_ON`, `ROUTER` if the router itself has to answer it, or the
-/// number of the reason to drop it.
+/// Whether the packet of the packet metadata, which has been parsed, is for the router, or for an endpoint behind it, and where it
+/// goes from there, as far as that is known before services are resolved. The result is `GO_ON`, `ROUTER` if the router itself has
+/// to answer it, or the number of the reason to drop it.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_route(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
-    if packet.ingress != Ingress::POD || !source::same(&packet.destination_mac, &ROUTER_MAC) {
+    if packet.ingress != Ingress::POD {
+        return GO_ON;
+    }
+    let is_on_node = packet.segment_flags & SegmentEntry::ON_NODE != 0;
+    let is_received =
+        source::same(&packet.destination_mac, &ROUTER_MAC) || is_on_node && ctv_is_behind_router(packet) != 0;
+    if !is_received {
         return GO_ON;
     }
     match ctv_is_for_router(packet) {
@@ -37,7 +43,6 @@ pub(crate) extern "C" fn ctv_route(packet: *mut Packet, skb: *mut __sk_buff) -> 
         _ => {}
     }
     packet.route = Route::ROUTER;
-    let is_on_node = packet.segment_flags & SegmentEntry::ON_NODE != 0;
     match ttl(&TcContext::new(skb), packet.ip6 != 0) {
         Ok(0 | 1) if !is_on_node => ROUTER,
         Ok(0 | 1) => {
@@ -60,6 +65,23 @@ pub(crate) extern "C" fn ctv_route(packet: *mut Packet, skb: *mut __sk_buff) -> 
         }
         Err(reason) => reason as u32,
     }
+}
+
+/// Not zero if the packet in hand, of a network that stays on the node, is in a frame to the endpoint of the network on another node
+/// that has its destination. The endpoint has been on this node, and its neighbours do not ask for it again at once.
+///
+/// A function of its own for the stack.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_is_behind_router(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return 0 };
+    let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.tuple.destination));
+    let Some(owner) = owner else { return 0 };
+    if place(&owner) != ELSEWHERE || !source::same(&owner.mac, &packet.destination_mac) {
+        return 0;
+    }
+    let subnet = maps::subnet(packet.domain, &packet.tuple.destination);
+    u32::from(subnet.is_some_and(|subnet| subnet.is_routed() && subnet.routed == packet.segment))
 }
 
 /// The packet is for the gateway itself.

@@ -1,9 +1,6 @@
 //! Changes of the kernel.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use rtnetlink::Handle;

@@ -75,7 +75,7 @@ on_every_datapath!([
     routing_vlan: gateways_of_vlans_answer, frames_stay_on_the_node, pods_of_routed_vlans_on_one_node, packets_leave_by_the_kernel,
         the_kernel_reaches_pods, the_kernel_speaks_for_no_pod_of_the_node, tenants_on_vlans_are_separate,
         a_vlan_has_a_vrf_of_its_own, policies_apply_to_the_kernel, policies_apply_to_expired_packets, services_have_backends_behind_the_kernel, errors_about_packets_to_the_kernel,
-        vlans_are_bridged_again, restart_with_routed_vlans_writes_nothing;
+        pods_move_behind_the_kernel, vlans_are_bridged_again, restart_with_routed_vlans_writes_nothing;
     routing_kinds: networks_of_two_kinds_are_separate, routers_speak_for_networks_of_their_kind,
         gateways_of_both_kinds_answer_pings, services_have_backends_of_their_own_kind;
     host_access: packets_leave_and_return_by_the_kernel, tenants_have_host_access_of_their_own, errors_are_about_the_packets_of_their_receiver,

@@ -323,7 +323,17 @@ impl<'a> Network<'a> {
 
     /// Whether a packet that a pod sends to this Ethernet address is routed.
     pub(super) fn is_for_router(&self, to: Mac, tuple: Tuple) -> bool {
-        self.router().receives(to, [tuple.source.0, tuple.destination.0])
+        let ends = [tuple.source.0, tuple.destination.0];
+        self.router().receives(to, ends) || self.is_behind_router(to, tuple.destination.0)
+    }
+
+    /// Whether an endpoint with both addresses is behind the kernel. It may have been on the node: its neighbours do not ask for it
+    /// again at once.
+    fn is_behind_router(&self, mac: Mac, address: IpAddr) -> bool {
+        let has_both = |remote: &Remote| {
+            (remote.encap, remote.mac) == (self.encap, mac) && remote.addresses.contains(address)
+        };
+        self.is_on_node() && self.router().subnet(address).is_some() && self.remotes().any(has_both)
     }
 
     /// Whether an endpoint with this address is on another network, to which the node routes.

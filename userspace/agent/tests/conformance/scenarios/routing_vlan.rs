@@ -8,7 +8,7 @@ use contiv_model::{
     policy::{Action, Direction, Peer, Rule, UDP},
 };
 use netplugin::datapath::{
-    Backend, KERNEL_MAC, Network, Object, Scope, Service,
+    Backend, KERNEL_MAC, Network, Object, Op, Scope, Service,
     fake::{Delivery, Origin, Target},
 };
 use testkit::packet::{BROADCAST, Packet};
@@ -366,6 +366,36 @@ pub(crate) fn errors_about_packets_to_the_kernel<H: Harness>() -> Result<()> {
     let arrives = to_pod("pa", &error((A.mac(), ROUTER), A));
     world.sends(&Origin::Kernel, &error((KERNEL, KERNEL), A), [arrives])?;
     world.sends(&Origin::Kernel, &error((KERNEL, KERNEL), A2), [])
+}
+
+/// Pods do not ask again at once for an endpoint that moves to another node: they send to its Ethernet address.
+pub(crate) fn pods_move_behind_the_kernel<H: Harness>() -> Result<()> {
+    let pair = Pair::vlans()?;
+    let witness = pair.one.local("pa3", 3);
+    let mut world = World::<H>::new(pair.objects()?.into_iter().chain([witness]))?;
+    let bridged = |ttl| datagrams((A2.mac(), A.mac()), (A, 4000), (A2, 5000), ttl);
+    for there in bridged(TTL) {
+        world.sends(&pod("pa"), &there, [to_pod("pa2", &there)])?;
+    }
+    world.apply([Op::Set(pair.one.remote(0, A2.1)), Op::Delete(pair.one.local("pa2", A2.1).id())])?;
+    for there in bridged(TTL).iter().chain(&bridged(1)) {
+        world.sends(&pod("pa"), there, [to_kernel(there)])?;
+    }
+    for (back, arrives) in forwarded((A2, 5000), (A, 4000)).iter().zip(&arriving((A2, 5000), (A, 4000))) {
+        world.sends(&Origin::Kernel, back, [to_pod("pa", arrives)])?;
+    }
+    // Link-local addresses are not routed.
+    for ttl in [TTL, 1] {
+        let packet = Packet::eth(A2.mac(), A.mac()).ipv6(Mac(A.mac()).link_local(), A2.ip6());
+        world.sends(&pod("pa"), &packet.ttl(ttl).udp(1, 2), [])?;
+    }
+    // It has not been on this network.
+    for there in datagrams((A2.mac(), B.mac()), (B, 4000), (A2, 5000), TTL) {
+        world.sends(&pod("pb"), &there, [])?;
+    }
+    let other = Packet::eth(A2.mac(), A.mac()).payload(b"no packet");
+    world.sends(&pod("pa"), &other, [to_pod("pa3", &other)])?;
+    world.check_in_sync()
 }
 
 /// A network that the nodes route no more is bridged to the uplink, and the other way round.

@@ -241,7 +241,7 @@ pub(crate) fn remote(remote: &Remote, segment: Segment, port: Option<u32>) -> Ve
     flows.extend(policy::endpoint(record));
     if domain.is_local() {
         flows.extend(neighbour::routed_addresses(domain, addresses));
-        flows.extend(kernel::endpoint(domain, addresses));
+        flows.extend(kernel::endpoint(segment, *mac, addresses));
         return flows;
     }
     flows.extend(neighbour::known_addresses(segment, *mac, addresses));

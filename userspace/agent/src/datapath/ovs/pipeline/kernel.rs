@@ -71,6 +71,8 @@ pub(super) fn network(tag: u32) -> Vec<Flow> {
     let of_node = |prefix| guard::destination_within(routed(network_match_from(tag, 0)), prefix);
     let no_host = NO_HOST.map(IpNet::from).into_iter().chain([guard::LINK_LOCAL.into()]);
     flows.extend(no_host.map(|prefix| Flow::new(table::IP, rank::NO_HOST, of_node(prefix))));
+    let of_link = guard::source_within(routed(network_match_from(tag, 0)), guard::LINK_LOCAL.into());
+    flows.push(Flow::new(table::IP, rank::NO_HOST, of_link));
     // The bridge does not learn where the stations of the network are.
     flows.push(Flow::new(table::DESTINATION, priority::FLOOD, network_match_from(tag, OUTSIDE)));
     flows
@@ -122,10 +124,16 @@ pub(super) fn gateway(domain: Domain, ip: IpAddr) -> Flow {
     Flow::new(table::IP, rank::GATEWAY, guard::destination(routed(domain.packets_from(0)), ip))
 }
 
-/// Returns the flows of the addresses of an endpoint on another node.
-pub(super) fn endpoint(domain: Domain, addresses: &Addresses) -> impl Iterator<Item = Flow> {
-    addresses.iter().map(move |ip| {
+/// Returns the flows of the addresses of an endpoint on another node. It may have been on this node: its neighbours do not ask for it
+/// again at once, so that what they send to its Ethernet address is for the router, too.
+pub(super) fn endpoint(segment: Segment, mac: Mac, addresses: &Addresses) -> impl Iterator<Item = Flow> {
+    let Segment { tag, domain, routed } = segment;
+    addresses.iter().flat_map(move |ip| {
         let to = guard::destination(domain.packets_from(0), ip);
-        Flow::new(table::IP, priority::MATCH, to).apply(leave())
+        let bridged = guard::destination(network_match_from(tag, 0).eth_dst(mac.0), ip);
+        let received = Flow::new(table::TARGET, check::CLAIMED_BY_OWNER, bridged)
+            .apply([mark_routed(true), Action::resubmit(table::SERVICE_DNAT)]);
+        let leaving = Flow::new(table::IP, priority::MATCH, to).apply(leave());
+        [leaving].into_iter().chain(routed.has(ip).then_some(received))
     })
 }
