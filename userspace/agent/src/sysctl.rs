@@ -41,6 +41,12 @@ pub fn forward_ipv6(interface: &str) -> io::Result<bool> {
     }
 }
 
+/// Looks up the way back to a source (`rp_filter`, RFC 3704) with the mark of its packet, for all interfaces: rules that name a mark
+/// apply there, too.
+pub fn check_sources_by_mark() -> io::Result<()> {
+    set_if_other("/proc/sys/net/ipv4/conf/all/src_valid_mark", "1")
+}
+
 /// Whether the kernel forwards IPv4 packets by default.
 pub fn forwards_ipv4() -> bool {
     is("ipv4/ip_forward", "1")

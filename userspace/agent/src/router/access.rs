@@ -170,6 +170,9 @@ async fn configure_interface(
     let changed = mtu::sync(handle, &link, subnet, pods).await;
     let is_changed = changed.map_err(netlink("set the MTU of the route to the pods"))?;
     sysctl::forward_ipv4(HOST_PORT).map_err(error::interface(HOST_PORT))?;
+    // Where the kernel looks for the way back, it would find the rules against packets without a mark, and drop what pods send and the
+    // answers.
+    sysctl::check_sources_by_mark().map_err(error::interface(HOST_PORT))?;
     Ok(is_changed)
 }
 

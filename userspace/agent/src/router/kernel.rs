@@ -274,6 +274,8 @@ mod tests {
             node.ip(words).unwrap();
         }
         node.sysctl("net/ipv4/ip_forward", "1").unwrap();
+        // The default of some distributions.
+        node.sysctl("net/ipv4/conf/all/rp_filter", "2").unwrap();
         let given = NatTable {
             subnet: "172.19.0.0/16".parse().unwrap(),
             closed: [].into(),
@@ -303,6 +305,8 @@ mod tests {
         };
         sync(Some(&given), &["10.1.0.0/16", "10.2.0.0/16"]);
         assert!(leads_to("198.51.100.1"));
+        let answer = node.ip("route get 172.19.0.7 from 198.51.100.1 iif eth1 mark 0x2000").unwrap();
+        assert!(answer.contains("dev contivh0"), "{answer}");
         assert!(!leads_to("10.1.0.5") && !leads_to("10.2.0.5"));
         assert!(node.ip("route get 10.1.0.5").unwrap().contains("dev eth1"), "the node itself");
         assert_eq!(sync(Some(&given), &["10.1.0.0/16", "10.2.0.0/16"]), 0);
