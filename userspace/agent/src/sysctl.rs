@@ -41,10 +41,25 @@ pub fn forward_ipv6(interface: &str) -> io::Result<bool> {
     }
 }
 
-/// Looks up the way back to a source (`rp_filter`, RFC 3704) with the mark of its packet, for all interfaces: rules that name a mark
-/// apply there, too.
-pub fn check_sources_by_mark() -> io::Result<()> {
-    set_if_other("/proc/sys/net/ipv4/conf/all/src_valid_mark", "1")
+/// Makes the interfaces that drop packets from sources without a way back (`rp_filter`, RFC 3704) look for it with the mark of the
+/// packet, by the rules that the packet itself is forwarded by. The others need not look, and could be part of a transparent proxy, whose
+/// packets have no way back with their mark.
+pub fn filter_sources_by_mark() -> io::Result<()> {
+    for interface in fs::read_dir("/proc/sys/net/ipv4/conf")? {
+        let interface = interface?.file_name();
+        let Some(name) = interface.to_str().filter(|name| !["all", "default"].contains(name)) else {
+            continue;
+        };
+        if source_filter(name) == 0 {
+            continue;
+        }
+        match set_if_other(&format!("/proc/sys/net/ipv4/conf/{name}/src_valid_mark"), "1") {
+            // It has gone meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            result => result?,
+        }
+    }
+    Ok(())
 }
 
 /// Whether the kernel forwards IPv4 packets by default.
@@ -54,12 +69,17 @@ pub fn forwards_ipv4() -> bool {
 
 /// Whether the kernel drops packets from an interface to whose source it has a route through another one (RFC 3704).
 pub fn has_strict_filter(interface: &str) -> bool {
+    source_filter(interface) == 1
+}
+
+/// What `rp_filter` is in effect for an interface.
+fn source_filter(interface: &str) -> u8 {
     let value = |of: &str| {
         let path = format!("/proc/sys/net/ipv4/conf/{of}/rp_filter");
         fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u8>().ok()).unwrap_or(0)
     };
     // The higher one applies.
-    value("all").max(value(interface)) == 1
+    value("all").max(value(interface))
 }
 
 /// The kernel's table of connections (`nf_conntrack`).

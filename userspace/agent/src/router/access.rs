@@ -172,7 +172,7 @@ async fn configure_interface(
     sysctl::forward_ipv4(HOST_PORT).map_err(error::interface(HOST_PORT))?;
     // Where the kernel looks for the way back, it would find the rules against packets without a mark, and drop what pods send and the
     // answers.
-    sysctl::check_sources_by_mark().map_err(error::interface(HOST_PORT))?;
+    sysctl::filter_sources_by_mark().map_err(error::interface(HOST_PORT))?;
     Ok(is_changed)
 }
 

@@ -276,6 +276,7 @@ mod tests {
         node.sysctl("net/ipv4/ip_forward", "1").unwrap();
         // The default of some distributions.
         node.sysctl("net/ipv4/conf/all/rp_filter", "2").unwrap();
+        node.sysctl("net/ipv4/conf/eth1/rp_filter", "1").unwrap();
         let given = NatTable {
             subnet: "172.19.0.0/16".parse().unwrap(),
             closed: [].into(),
