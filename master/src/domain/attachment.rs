@@ -213,7 +213,7 @@ pub fn check_link_rules(group: &str, rules: &[Rule], staged: &StagedTxn<'_>) -> 
     }
     let policies = rules.iter().map(|rule| object_key(&rule.tenant_name, &rule.policy_name));
     let policies: BTreeSet<String> = policies.collect();
-    policies.iter().try_for_each(|policy| check_decodable(policy, staged))?;
+    policies.iter().try_for_each(|policy| check_decodable(policy, None, staged))?;
     let written: usize = policies.iter().map(|policy| rules_on_all_groups(policy, staged)).sum();
     if written <= MAX_EXPANDED_RULES {
         return Ok(());

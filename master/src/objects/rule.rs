@@ -104,7 +104,7 @@ impl Object for Rule {
             )));
         }
         check_groups(&policy_key, staged)?;
-        check_decodable(&policy_key, staged)?;
+        check_decodable(&policy_key, None, staged)?;
 
         if staged.get::<EndpointGroup>(&remote_key).is_some() {
             staged.guard_unchanged::<EndpointGroup>(&remote_key);
@@ -124,7 +124,8 @@ impl Object for Rule {
 
     fn delete(&self, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
         let policy_key = object_key(&self.tenant_name, &self.policy_name);
-        check_decodable(&policy_key, staged)?;
+        // A group is deleted after the rules that refer to it, also while its state cannot be decoded.
+        check_decodable(&policy_key, Some(&self.key), staged)?;
         staged.delete::<Rule>(&self.key);
         refresh_rule(staged, &policy_key, &self.key);
         Ok(())

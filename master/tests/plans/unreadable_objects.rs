@@ -6,6 +6,10 @@ use serde_json::{Value, json};
 use crate::fixture::Fixture;
 
 const RULE: &str = "/contiv.io/obj/modeldb/rule/default:p:1";
+const PEERS: &str = "/contiv.io/obj/modeldb/network/default:peers";
+const DB: &str = "/contiv.io/state/endpointGroups/db:default";
+const WEB: &str = "/contiv.io/state/endpointGroups/web:default";
+const CONFIG: &str = "/contiv.io/master/config/global";
 const ON_WEB: &str = "/contiv.io/state/policy/default:web:default:p";
 
 /// Two policies on a group, with rules about another group and a network, and a service with a provider.
@@ -121,42 +125,90 @@ fn others_are_restored_beside_them() {
     fixture.edit(RULE, None);
     fixture = fixture.loaded();
     fixture.restore();
-    let rules = |value: &Value| value["RuleMaps"].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
     assert_eq!(rules(&kept.unwrap()), ["default:p:1", "default:p:2"]);
     assert_eq!(rules(&fixture.value(ON_WEB).unwrap()), ["default:p:2"]);
+}
+
+/// Keys of the rules that a policy has on a group.
+fn rules(expansion: &Value) -> Vec<&str> {
+    expansion["RuleMaps"].as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+/// Sends one of the requests about policies `p` and `q`, which are on group `web`. Returns why it was refused.
+fn request(fixture: &mut Fixture, name: &str) -> Result<(), String> {
+    let answer = match name {
+        "create" => return rule(fixture, "p:9", json!({})),
+        "create q" => return rule(fixture, "q:9", json!({})),
+        "delete" => fixture.delete("rules", "default:p:2"),
+        "attach" => {
+            let db = json!({"tenantName": "default", "groupName": "db", "networkName": "net",
+                "policies": ["p"]});
+            fixture.put("endpointGroups", "default:db", &db)
+        }
+        _ => fixture.put("endpointGroups", "default:web", &web(&["p", "q"])),
+    };
+    answer.map(drop).map_err(|problem| problem.text)
+}
+
+fn refused(change: &str, key: &str) -> Result<(), String> {
+    Err(format!("{change}: the record {key} cannot be decoded; repair or delete it first"))
 }
 
 /// The record of a policy on a group has all of its rules.
 #[test]
 fn requests_that_would_derive_without_them_are_refused() {
     let good = fixture();
-    for (key, of_q) in [
-        (RULE, false),
-        ("/contiv.io/obj/modeldb/network/default:peers", false),
-        ("/contiv.io/state/endpointGroups/db:default", false),
-        ("/contiv.io/state/endpointGroups/web:default", true),
-        ("/contiv.io/master/config/global", true),
+    for (key, of_p, of_q) in [
+        (RULE, vec!["create", "delete", "attach", "keep"], vec![]),
+        (PEERS, vec!["create", "attach", "keep"], vec![]),
+        (DB, vec!["create", "delete", "attach", "keep"], vec![]),
+        (WEB, vec!["create", "delete", "attach", "keep"], vec!["create q"]),
+        (CONFIG, vec!["create", "delete", "attach", "keep"], vec!["create q"]),
     ] {
-        let watching = broken(&good, key);
-        for mut fixture in [watching.loaded(), watching] {
-            let refused = |policy: &str| -> Result<(), String> {
-                let why = "cannot be decoded; repair or delete it first";
-                Err(format!("change policy default:{policy} on its groups: the record {key} {why}"))
-            };
-            assert_eq!(rule(&mut fixture, "p:9", json!({})), refused("p"), "{key}");
-            let deleted = fixture.delete("rules", "default:p:2").map(drop).map_err(|problem| problem.text);
-            assert_eq!(deleted, refused("p"), "{key}");
-            let attached = fixture.put("endpointGroups", "default:web", &web(&["p"])).map(drop);
-            assert_eq!(attached.map_err(|problem| problem.text), refused("p"), "{key}");
-            let other = if of_q { refused("q") } else { Ok(()) };
-            assert_eq!(rule(&mut fixture, "q:9", json!({})), other, "{key}");
-            assert_eq!(fixture.value(ON_WEB), good.value(ON_WEB), "{key}");
+        for name in ["create", "delete", "attach", "keep", "create q"] {
+            let watching = broken(&good, key);
+            for mut fixture in [watching.loaded(), watching] {
+                let expected = if of_p.contains(&name) {
+                    refused("change policy default:p on its groups", key)
+                } else if of_q.contains(&name) {
+                    refused("change policy default:q on its groups", key)
+                } else {
+                    Ok(())
+                };
+                assert_eq!(request(&mut fixture, name), expected, "{name} {key}");
+                if expected.is_err() {
+                    assert_eq!(fixture.value(ON_WEB), good.value(ON_WEB), "{name} {key}");
+                }
+                assert_eq!(fixture.loaded().restore(), (0, 0), "{name} {key}");
+            }
         }
     }
-    // A policy is taken off a group with all of its rules.
+    // A policy is taken off a group with all of its rules. On no group, its rules can be changed.
     let mut fixture = broken(&good, RULE).loaded();
     fixture.put("endpointGroups", "default:web", &web(&["q"])).unwrap();
     assert_eq!(fixture.value(ON_WEB), None);
+    assert_eq!(request(&mut fixture, "create"), Ok(()));
+    assert_eq!(request(&mut fixture, "delete"), Ok(()));
+}
+
+/// Otherwise neither the rule nor the group that it refers to could be deleted.
+#[test]
+fn rules_that_refer_to_them_can_be_deleted() {
+    let good = fixture();
+    for (key, deleted, left) in [(DB, "default:p:1", "default:p:2"), (PEERS, "default:p:2", "default:p:1")] {
+        let watching = broken(&good, key);
+        for mut fixture in [watching.loaded(), watching] {
+            fixture.delete("rules", deleted).unwrap();
+            assert_eq!(rules(&fixture.value(ON_WEB).unwrap()), [left], "{key}");
+            assert_eq!(fixture.loaded().restore(), (0, 0), "{key}");
+        }
+    }
+    let mut fixture = broken(&good, DB).loaded();
+    let why = fixture.delete("endpointGroups", "default:db").map(drop).map_err(|problem| problem.text);
+    assert_eq!(why, refused("change policy default:p on its groups", DB));
+    fixture.delete("rules", "default:p:1").unwrap();
+    fixture.delete("endpointGroups", "default:db").unwrap();
+    assert_eq!(rules(&fixture.value(ON_WEB).unwrap()), ["default:p:2"]);
 }
 
 #[test]

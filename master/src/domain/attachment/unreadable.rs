@@ -9,15 +9,19 @@ use crate::cache::{ClusterCache, Entry as _, ONLY, RecordBody as _, StagedTxn};
 use crate::domain::{fabric, object_key};
 use crate::problem::Problem;
 
-/// Fails if a change of the policy could not be carried out on all its groups, because a record that its expansions are
-/// derived from cannot be decoded.
-pub fn check_decodable(policy: &str, staged: &StagedTxn<'_>) -> Result<(), Problem> {
+/// Fails if a change of the policy's rules could not be carried out on all its groups, because a record that its expansions
+/// are derived from cannot be decoded. What the rule `deleted` refers to does not count: the change deletes this rule.
+pub fn check_decodable(policy: &str, deleted: Option<&str>, staged: &StagedTxn<'_>) -> Result<(), Problem> {
     if !staged.cache().has_unreadable() {
         return Ok(());
     }
     let groups = staged.linked::<Policy, EndpointGroup>(policy);
+    // On no group, the policy has no expansions.
+    if groups.is_empty() {
+        return Ok(());
+    }
     let of_groups = || groups.iter().find_map(|group| source_of_group(group, staged));
-    match source(policy, staged).or_else(of_groups) {
+    match source(policy, deleted, staged).or_else(of_groups) {
         Some(key) => Err(Problem::conflict(format!(
             "change policy {policy} on its groups: the record {key} cannot be decoded; repair or delete it first"
         ))),
@@ -55,7 +59,7 @@ pub(super) fn is_kept(staged: &StagedTxn<'_>, group: &str, policy: &str) -> bool
         return true;
     }
     staged.is_linked::<Policy, EndpointGroup>(policy, group)
-        && (source(policy, staged).is_some() || source_of_group(group, staged).is_some())
+        && (source(policy, None, staged).is_some() || source_of_group(group, staged).is_some())
 }
 
 /// Key of the object or of the allocation record of the group, if it cannot be decoded.
@@ -69,8 +73,9 @@ fn source_of_group(group: &str, staged: &StagedTxn<'_>) -> Option<String> {
     is_unreadable.then(|| group::State::key(&id).to_string())
 }
 
-/// Key of a record that the expansions of the policy on all groups are derived from and that cannot be decoded.
-fn source(policy: &str, staged: &StagedTxn<'_>) -> Option<String> {
+/// Key of a record that the expansions of the policy on all groups are derived from and that cannot be decoded. The
+/// records that the rule `deleted` refers to do not count.
+fn source(policy: &str, deleted: Option<&str>, staged: &StagedTxn<'_>) -> Option<String> {
     let cache = staged.cache();
     if cache.is_unreadable::<global::Config>(ONLY) {
         return Some(global::Config::path(ONLY));
@@ -87,7 +92,8 @@ fn source(policy: &str, staged: &StagedTxn<'_>) -> Option<String> {
         return Some(rule.to_owned());
     }
     let rules = staged.linked::<Policy, Rule>(policy);
-    rules.iter().find_map(|key| reference(&*staged.get::<Rule>(key)?, cache))
+    let mut rules = rules.iter().filter(|key| deleted != Some(key.as_str()));
+    rules.find_map(|key| reference(&*staged.get::<Rule>(key)?, cache))
 }
 
 /// Key of the record of a network or of the peer group of the rule, if it cannot be decoded.

@@ -64,7 +64,7 @@ impl Links for EndpointGroup {
                 )));
             }
             check_rule_networks(&policy, staged)?;
-            check_decodable(&policy.key, staged)?;
+            check_decodable(&policy.key, None, staged)?;
         }
         self.profile(staged)?;
         let missing =
