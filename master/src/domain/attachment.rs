@@ -10,8 +10,8 @@ use contiv_model::api::{EndpointGroup, Link, Network, Policy, Rule};
 use contiv_model::key::ObjectType;
 use contiv_model::policy::{DirectionalRule, DirectionalRuleState, ExpandedRule, PolicyState, expand};
 
-pub use unreadable::check_decodable;
 use unreadable::{check_all_decodable, is_kept};
+pub use unreadable::{check_attachable, check_decodable};
 
 use super::fabric;
 use super::object_key;

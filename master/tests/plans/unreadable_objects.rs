@@ -11,6 +11,7 @@ const DB: &str = "/contiv.io/state/endpointGroups/db:default";
 const WEB: &str = "/contiv.io/state/endpointGroups/web:default";
 const CONFIG: &str = "/contiv.io/master/config/global";
 const ON_WEB: &str = "/contiv.io/state/policy/default:web:default:p";
+const Q_ON_WEB: &str = "/contiv.io/state/policy/default:web:default:q";
 
 /// Two policies on a group, with rules about another group and a network, and a service with a provider.
 fn fixture() -> Fixture {
@@ -114,14 +115,13 @@ fn a_new_leader_changes_nothing_that_is_derived_from_them() {
 /// What is derived from others is restored, and deletions of objects are carried out.
 #[test]
 fn others_are_restored_beside_them() {
-    const OTHER: &str = "/contiv.io/state/policy/default:web:default:q";
     let mut good = fixture();
     let kept = good.value(ON_WEB);
-    let expected = good.value(OTHER);
-    good.edit(OTHER, None);
+    let expected = good.value(Q_ON_WEB);
+    good.edit(Q_ON_WEB, None);
     let mut fixture = broken(&good.loaded(), RULE).starting();
     fixture.restore();
-    assert_eq!((fixture.value(ON_WEB), fixture.value(OTHER)), (kept.clone(), expected));
+    assert_eq!((fixture.value(ON_WEB), fixture.value(Q_ON_WEB)), (kept.clone(), expected));
     fixture.edit(RULE, None);
     fixture = fixture.loaded();
     fixture.restore();
@@ -134,7 +134,7 @@ fn rules(expansion: &Value) -> Vec<&str> {
     expansion["RuleMaps"].as_object().unwrap().keys().map(String::as_str).collect()
 }
 
-/// Sends one of the requests about policies `p` and `q`, which are on group `web`. Returns why it was refused.
+/// Sends a request about policies `p` and `q`, which are on group `web`. Returns why it was refused.
 fn request(fixture: &mut Fixture, name: &str) -> Result<(), String> {
     let answer = match name {
         "create" => return rule(fixture, "p:9", json!({})),
@@ -158,25 +158,25 @@ fn refused(change: &str, key: &str) -> Result<(), String> {
 #[test]
 fn requests_that_would_derive_without_them_are_refused() {
     let good = fixture();
-    for (key, of_p, of_q) in [
-        (RULE, vec!["create", "delete", "attach", "keep"], vec![]),
-        (PEERS, vec!["create", "attach", "keep"], vec![]),
-        (DB, vec!["create", "delete", "attach", "keep"], vec![]),
-        (WEB, vec!["create", "delete", "attach", "keep"], vec!["create q"]),
-        (CONFIG, vec!["create", "delete", "attach", "keep"], vec!["create q"]),
+    for (key, requests) in [
+        (RULE, vec!["create", "delete", "attach"]),
+        (PEERS, vec!["create", "attach"]),
+        (DB, vec!["create", "delete", "attach"]),
+        // On another group, the policy does not depend on it.
+        (WEB, vec!["create", "delete", "create q"]),
+        (CONFIG, vec!["create", "delete", "attach", "create q"]),
     ] {
         for name in ["create", "delete", "attach", "keep", "create q"] {
             let watching = broken(&good, key);
             for mut fixture in [watching.loaded(), watching] {
-                let expected = if of_p.contains(&name) {
-                    refused("change policy default:p on its groups", key)
-                } else if of_q.contains(&name) {
-                    refused("change policy default:q on its groups", key)
-                } else {
-                    Ok(())
+                let change = match name {
+                    "attach" => "attach policy default:p to group default:db",
+                    "create q" => "change policy default:q on its groups",
+                    _ => "change policy default:p on its groups",
                 };
+                let expected = if requests.contains(&name) { refused(change, key) } else { Ok(()) };
                 assert_eq!(request(&mut fixture, name), expected, "{name} {key}");
-                if expected.is_err() {
+                if expected.is_err() || name == "keep" {
                     assert_eq!(fixture.value(ON_WEB), good.value(ON_WEB), "{name} {key}");
                 }
                 assert_eq!(fixture.loaded().restore(), (0, 0), "{name} {key}");
@@ -189,6 +189,24 @@ fn requests_that_would_derive_without_them_are_refused() {
     assert_eq!(fixture.value(ON_WEB), None);
     assert_eq!(request(&mut fixture, "create"), Ok(()));
     assert_eq!(request(&mut fixture, "delete"), Ok(()));
+}
+
+/// A change of a group does not depend on what its policies are derived from, unless it attaches them.
+#[test]
+fn policies_are_taken_off_groups_with_them() {
+    let good = fixture();
+    for key in [RULE, PEERS, DB, WEB, CONFIG] {
+        let watching = broken(&good, key);
+        for mut fixture in [watching.loaded(), watching] {
+            fixture.put("endpointGroups", "default:web", &web(&["q"])).unwrap();
+            assert_eq!(fixture.value(ON_WEB), None, "{key}");
+            assert_eq!(fixture.value(Q_ON_WEB), good.value(Q_ON_WEB), "{key}");
+            let attached = fixture.put("endpointGroups", "default:web", &web(&["p", "q"])).map(drop);
+            let expected = refused("attach policy default:p to group default:web", key);
+            assert_eq!(attached.map_err(|problem| problem.text), expected, "{key}");
+            assert_eq!(fixture.loaded().restore(), (0, 0), "{key}");
+        }
+    }
 }
 
 /// Otherwise neither the rule nor the group that it refers to could be deleted.

@@ -1,6 +1,8 @@
 //! Policies on groups that are derived from objects which cannot be decoded. They stay as they are: derived again without
 //! the object, they would lose its rules on all nodes.
 
+use std::fmt::Arguments;
+
 use contiv_model::api::{EndpointGroup, Network, Policy, Rule};
 use contiv_model::{global, group};
 
@@ -21,12 +23,17 @@ pub fn check_decodable(policy: &str, deleted: Option<&str>, staged: &StagedTxn<'
         return Ok(());
     }
     let of_groups = || groups.iter().find_map(|group| source_of_group(group, staged));
-    match source(policy, deleted, staged).or_else(of_groups) {
-        Some(key) => Err(Problem::conflict(format!(
-            "change policy {policy} on its groups: the record {key} cannot be decoded; repair or delete it first"
-        ))),
-        None => Ok(()),
+    let key = source(policy, deleted, staged).or_else(of_groups);
+    refuse(format_args!("change policy {policy} on its groups"), key)
+}
+
+/// Fails if the policy could not be derived on the group, which it is not on yet, because a record cannot be decoded.
+pub fn check_attachable(policy: &str, group: &str, staged: &StagedTxn<'_>) -> Result<(), Problem> {
+    if !staged.cache().has_unreadable() {
+        return Ok(());
     }
+    let key = source(policy, None, staged).or_else(|| source_of_group(group, staged));
+    refuse(format_args!("attach policy {policy} to group {group}"), key)
 }
 
 /// Fails if the policies on all groups cannot be derived, because a record of a policy, a rule, a group or a network cannot
@@ -41,9 +48,15 @@ pub(super) fn check_all_decodable(staged: &StagedTxn<'_>) -> Result<(), Problem>
     ];
     let object = objects.into_iter().flatten().next().map(str::to_owned);
     let record = cache.unreadable_allocations::<group::State>().next();
-    match object.or_else(|| record.map(|id| group::State::key(id).to_string())) {
+    let key = object.or_else(|| record.map(|id| group::State::key(id).to_string()));
+    refuse(format_args!("change all policies on groups"), key)
+}
+
+/// Fails if there is a key of a record that cannot be decoded.
+fn refuse(change: Arguments<'_>, key: Option<String>) -> Result<(), Problem> {
+    match key {
         Some(key) => Err(Problem::conflict(format!(
-            "change all policies on groups: the record {key} cannot be decoded; repair or delete it first"
+            "{change}: the record {key} cannot be decoded; repair or delete it first"
         ))),
         None => Ok(()),
     }

@@ -8,7 +8,7 @@ use contiv_model::key::ObjectType;
 
 use crate::cache::StagedTxn;
 use crate::domain::attachment::{
-    MAX_EXPANDED_RULES, MAX_GROUP_RULES, check_decodable, count_rules, link_rules, refresh,
+    MAX_EXPANDED_RULES, MAX_GROUP_RULES, check_attachable, count_rules, link_rules, refresh,
 };
 use crate::domain::{fabric, object_key};
 use crate::problem::Problem;
@@ -64,7 +64,10 @@ impl Links for EndpointGroup {
                 )));
             }
             check_rule_networks(&policy, staged)?;
-            check_decodable(&policy.key, None, staged)?;
+            // The expansion of another policy stays as it is while it cannot be derived.
+            if is_new {
+                check_attachable(&policy.key, &self.key, staged)?;
+            }
         }
         self.profile(staged)?;
         let missing =
