@@ -4,30 +4,51 @@ mod pending;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use contiv_model::api::{AciGw, AppProfile, EndpointGroup, ExtContractsGroup, Policy, Rule};
+use contiv_model::api::{AciGw, AppProfile, EndpointGroup, ExtContractsGroup, Global, Policy, Rule};
 use contiv_model::{global, group, network};
 use serde::Serialize;
 
 pub use pending::mark_pending;
 
-use crate::cache::{ClusterCache, StagedTxn};
+use crate::cache::{ClusterCache, ONLY, StagedTxn};
 use crate::problem::Problem;
 
 /// Infrastructure type of an ACI fabric.
 const ACI: &str = "aci";
+/// Key of the object with the settings of the cluster.
+const SETTINGS: &str = "global";
 
 /// Whether a cluster with these settings runs in ACI mode.
 pub fn is_aci(config: &global::Config) -> bool {
     config.nw_infra_type == ACI
 }
 
-/// Whether the cluster runs in ACI mode.
+/// Whether the cluster runs in ACI mode; none if no record that can be decoded has the mode.
+///
+/// It is in the settings of the agents. Requests write it to the object `Global`, too, which is read while the settings
+/// cannot be decoded.
+pub fn aci_mode(staged: &StagedTxn<'_>) -> Option<bool> {
+    let cache = staged.cache();
+    let is_replaced = || staged.changed::<global::Config>().next().is_some();
+    if !cache.is_unreadable::<global::Config>(ONLY) || is_replaced() {
+        return Some(has_aci_config(staged));
+    }
+    let global = staged.get::<Global>(SETTINGS).filter(|_| !cache.is_unreadable::<Global>(SETTINGS))?;
+    // A request without a type leaves that of the settings as it is.
+    (!global.network_infra_type.is_empty()).then(|| global.network_infra_type == ACI)
+}
+
+fn has_aci_config(staged: &StagedTxn<'_>) -> bool {
+    staged.get::<global::Config>(ONLY).is_some_and(|config| is_aci(&config))
+}
+
+/// Whether the cluster runs in ACI mode. If no record has the mode, the last valid settings of the agents decide.
 pub fn is_enabled(staged: &StagedTxn<'_>) -> bool {
-    staged.get::<global::Config>("").is_some_and(|config| is_aci(&config))
+    aci_mode(staged).unwrap_or_else(|| has_aci_config(staged))
 }
 
 pub fn is_enabled_in(cache: &ClusterCache) -> bool {
-    cache.get::<global::Config>("").is_some_and(is_aci)
+    is_enabled(&StagedTxn::new(cache))
 }
 
 /// Body of `createAppProf`. With only the names set, body of `deleteAppProf`.

@@ -164,7 +164,8 @@ fn requests_that_would_derive_without_them_are_refused() {
         (DB, vec!["create", "delete", "attach"]),
         // On another group, the policy does not depend on it.
         (WEB, vec!["create", "delete", "create q"]),
-        (CONFIG, vec!["create", "delete", "attach", "create q"]),
+        // The object has the mode of the cluster, too.
+        (CONFIG, vec![]),
     ] {
         for name in ["create", "delete", "attach", "keep", "create q"] {
             let watching = broken(&good, key);
@@ -195,7 +196,7 @@ fn requests_that_would_derive_without_them_are_refused() {
 #[test]
 fn policies_are_taken_off_groups_with_them() {
     let good = fixture();
-    for key in [RULE, PEERS, DB, WEB, CONFIG] {
+    for key in [RULE, PEERS, DB, WEB] {
         let watching = broken(&good, key);
         for mut fixture in [watching.loaded(), watching] {
             fixture.put("endpointGroups", "default:web", &web(&["q"])).unwrap();

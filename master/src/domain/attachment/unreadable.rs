@@ -90,12 +90,11 @@ fn source_of_group(group: &str, staged: &StagedTxn<'_>) -> Option<String> {
 /// records that the rule `deleted` refers to do not count.
 fn source(policy: &str, deleted: Option<&str>, staged: &StagedTxn<'_>) -> Option<String> {
     let cache = staged.cache();
-    if cache.is_unreadable::<global::Config>(ONLY) {
-        return Some(global::Config::path(ONLY));
-    }
-    // In ACI mode there are no expansions.
-    if !cache.has_unreadable() || fabric::is_enabled(staged) {
-        return None;
+    match fabric::aci_mode(staged) {
+        None => return Some(global::Config::path(ONLY)),
+        // In ACI mode there are no expansions.
+        Some(true) => return None,
+        Some(false) => {}
     }
     if cache.is_unreadable::<Policy>(policy) {
         return Some(Policy::path(policy));
