@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use contiv_model::{endpoint, group, network, service};
+use contiv_model::{endpoint, global, group, network, service};
 
 use super::ClusterCache;
 use super::allocation_edit::{StagedEdits, commit_allocations};
@@ -29,6 +29,7 @@ impl ClusterCache {
         self.index_changes::<endpoint::State>(&change, &at, Index::endpoint);
         self.index_changes::<service::State>(&change, &at, Index::service);
         self.forget_unreadable(<endpoint::State as Entry>::overlay(&change.overlays).keys(), &at);
+        self.note_replaced::<global::Config>(&change, &at);
         for id in &change.renewed {
             self.note_renewed(id, &at);
         }
@@ -41,6 +42,14 @@ impl ClusterCache {
         });
         commit_allocations(&mut self.networks, deleted, change.networks, &at);
         commit_allocations(&mut self.groups, deleted, change.groups, &at);
+    }
+
+    /// Notes that records of entries of `T` that could not be decoded were replaced or deleted. The watch does not: it
+    /// reports the revisions that the table has.
+    fn note_replaced<T: Entry>(&mut self, change: &Change, at: &Revisions) {
+        for id in T::overlay(&change.overlays).keys() {
+            self.note_entry::<T>(id, true, at.of(&T::path(id)));
+        }
     }
 
     /// Passes the entries of `T` that the change replaces to the index.

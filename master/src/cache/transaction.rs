@@ -143,6 +143,14 @@ impl<'w> StagedTxn<'w> {
         T::overlay_mut(&mut self.overlays).insert(id.to_owned(), None);
     }
 
+    /// Lets the change of the entry that this transaction stages replace a record that cannot be decoded, instead of
+    /// conflicting with it. For types whose replacement [`ClusterCache::commit`] notes.
+    pub fn replace_unreadable<T: Entry>(&mut self, id: &str) {
+        if let Some(revision) = self.cache.unreadable_entry_revision::<T>(id) {
+            self.replaced.insert(T::path(id), revision);
+        }
+    }
+
     /// Deletes the record of an endpoint, also one that cannot be decoded.
     pub fn delete_endpoint(&mut self, id: &str) {
         if let Some(revision) = self.cache.unreadable_revision(id) {

@@ -21,6 +21,11 @@ impl ClusterCache {
         self.has_unreadable() && self.is_unreadable_key(&B::key(id).to_string())
     }
 
+    /// Revision of the entry's record, if it cannot be decoded.
+    pub(super) fn unreadable_entry_revision<T: Entry>(&self, id: &str) -> Option<i64> {
+        self.unreadable_entries.get(&T::path(id)).copied()
+    }
+
     pub(super) fn is_unreadable_key(&self, key: &str) -> bool {
         self.unreadable_entries.contains_key(key)
     }

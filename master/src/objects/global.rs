@@ -47,14 +47,7 @@ impl Object for Global {
     fn create(self, staged: &mut StagedTxn<'_>) -> Result<Self, Problem> {
         let (vlans, vxlans) = (Range::vlans(&self.vlans)?, Range::vxlans(&self.vxlans)?);
         let (vlans, vxlans) = pools_with_networks(staged.cache(), vlans, vxlans)?;
-        let config = global::Config {
-            id: String::new(),
-            nw_infra_type: self.network_infra_type.clone(),
-            fwd_mode: self.fwd_mode.clone(),
-            arp_mode: self.arp_mode.clone(),
-            pvt_subnet: self.pvt_subnet.clone(),
-        };
-        set_config(Some(config), staged)?;
+        set_config(Some(config_of(&self)), staged)?;
         put_ranges(&self, staged);
         put_vlans(&vlans, staged);
         put_vxlans(&vxlans, staged);
@@ -83,8 +76,18 @@ impl Object for Global {
             unused("private subnet")?;
         }
 
+        if self.network_infra_type.is_empty() && fabric::aci_mode(staged).is_none() {
+            let key = global::Config::path(ONLY);
+            return Err(Problem::conflict(format!(
+                "update the settings: the record {key} cannot be decoded; set networkInfraType, too"
+            )));
+        }
         // An empty field leaves the agents' setting unchanged.
-        let config = staged.get::<global::Config>(ONLY).map(|c| (*c).clone()).unwrap_or_default();
+        let is_unreadable = staged.cache().is_unreadable::<global::Config>(ONLY);
+        let config = match is_unreadable {
+            true => config_of(old),
+            false => staged.get::<global::Config>(ONLY).map(|c| (*c).clone()).unwrap_or_default(),
+        };
         let or = |new: &String, old: String| if new.is_empty() { old } else { new.clone() };
         let changed = global::Config {
             id: config.id.clone(),
@@ -93,7 +96,7 @@ impl Object for Global {
             arp_mode: or(&self.arp_mode, config.arp_mode.clone()),
             pvt_subnet: or(&self.pvt_subnet, config.pvt_subnet.clone()),
         };
-        if changed != config {
+        if changed != config || is_unreadable {
             set_config(Some(changed), staged)?;
         }
         if vlans.is_some() || vxlans.is_some() {
@@ -146,16 +149,32 @@ fn in_use((vlans, vxlans): &(Vlans, Vxlans)) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(" and "))
 }
 
-/// Puts or deletes the agents' settings. Nodes enforce policies only outside of ACI mode: if the cluster enters or
-/// leaves it, also by a deletion, the expansions of all policies are deleted or written. Stages nothing if it fails.
+/// The agents' settings as the object has them.
+fn config_of(global: &Global) -> global::Config {
+    global::Config {
+        id: String::new(),
+        nw_infra_type: global.network_infra_type.clone(),
+        fwd_mode: global.fwd_mode.clone(),
+        arp_mode: global.arp_mode.clone(),
+        pvt_subnet: global.pvt_subnet.clone(),
+    }
+}
+
+/// Puts or deletes the agents' settings, also those that cannot be decoded. Nodes enforce policies only outside of ACI
+/// mode: if the cluster enters or leaves it, also by a deletion, the expansions of all policies are deleted or written.
+/// Stages nothing if it fails.
 fn set_config(config: Option<global::Config>, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
-    let (was_aci, is_aci) = (fabric::is_enabled(staged), config.as_ref().is_some_and(fabric::is_aci));
+    let is_aci = config.as_ref().is_some_and(fabric::is_aci);
+    // The expansions may be those of the other mode if the mode is not known.
+    let was_aci = fabric::aci_mode(staged).unwrap_or(!is_aci);
     if was_aci && !is_aci {
         check_restore_policies(staged)?;
     }
+    staged.replace_unreadable::<global::Config>(ONLY);
     match config {
         Some(config) => staged.put(ONLY, config),
-        None => delete_only::<global::Config>(staged),
+        None if staged.exists::<global::Config>(ONLY) => staged.delete::<global::Config>(ONLY),
+        None => {}
     }
     if was_aci != is_aci {
         restore_policies(staged);
@@ -187,8 +206,9 @@ impl Defaults {
     /// Creates the settings and the tenant `default` if the store has no settings. Existing
     /// settings are not changed.
     pub fn put(&self, staged: &mut StagedTxn<'_>) -> Result<(), Problem> {
-        // Settings that cannot be decoded are reported with the other records that cannot.
-        if staged.cache().is_unreadable::<Global>(KEY) {
+        // Settings that cannot be decoded are reported with the other records that cannot. Only requests replace them.
+        let cache = staged.cache();
+        if cache.is_unreadable::<Global>(KEY) || cache.is_unreadable::<global::Config>(ONLY) {
             return Ok(());
         }
         if let Some(global) = staged.get::<Global>(KEY) {

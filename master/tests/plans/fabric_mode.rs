@@ -50,6 +50,24 @@ fn a_cluster_with_a_rule_that_cannot_be_decoded_stays_in_aci_mode() {
     assert_eq!(refused, format!("change all policies on groups: the record {RULE} {why}"));
 }
 
+/// The object has the mode, too.
+#[test]
+fn the_mode_is_known_while_the_settings_of_agents_cannot_be_decoded() {
+    const CONFIG: &str = "/contiv.io/master/config/global";
+    for (from, to, keys) in [("aci", "default", [0, 5, 0]), ("default", "aci", [5, 0, 5])] {
+        let mut fixture = with_policy(from);
+        fixture.break_key(CONFIG, Some(&json!("{")));
+        let mut fixture = fixture.loaded();
+        let rule = json!({"tenantName": "default", "policyName": "p", "ruleId": "2", "direction": "in",
+            "action": "allow", "protocol": "tcp", "port": 443});
+        fixture.put("rules", "default:p:2", &rule).unwrap();
+        let before = expanded(&fixture);
+        assert_eq!([before, set_infra(&mut fixture, to), set_infra(&mut fixture, from)], keys, "{from} {to}");
+        assert_eq!(fixture.loaded().content(), fixture.content(), "{from} {to}");
+        assert_eq!(restored(&mut fixture.loaded()), "(0, 0)", "{from} {to}");
+    }
+}
+
 #[test]
 fn settings_that_are_deleted_and_created_again_change_the_mode() {
     for (from, to, keys) in [

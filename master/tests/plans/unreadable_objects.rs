@@ -9,6 +9,7 @@ const RULE: &str = "/contiv.io/obj/modeldb/rule/default:p:1";
 const PEERS: &str = "/contiv.io/obj/modeldb/network/default:peers";
 const DB: &str = "/contiv.io/state/endpointGroups/db:default";
 const WEB: &str = "/contiv.io/state/endpointGroups/web:default";
+const GLOBAL: &str = "/contiv.io/obj/modeldb/global/global";
 const CONFIG: &str = "/contiv.io/master/config/global";
 const ON_WEB: &str = "/contiv.io/state/policy/default:web:default:p";
 const Q_ON_WEB: &str = "/contiv.io/state/policy/default:web:default:q";
@@ -232,9 +233,66 @@ fn rules_that_refer_to_them_can_be_deleted() {
 
 #[test]
 fn global_settings_that_cannot_be_decoded_are_not_replaced() {
-    let mut fixture = broken(&fixture(), "/contiv.io/obj/modeldb/global/global").loaded();
-    let before = fixture.changes.len();
-    let defaults = Defaults { infra: "default".into(), fwd_mode: "bridge".into() };
-    fixture.run(|staged| defaults.put(staged).map(|()| vec![])).unwrap();
-    assert_eq!(fixture.changes.len(), before);
+    let without_object = broken(&without_mode(&fixture(), None), CONFIG);
+    for mut fixture in [broken(&fixture(), GLOBAL).loaded(), without_object.loaded()] {
+        let before = fixture.changes.len();
+        let defaults = Defaults { infra: "default".into(), fwd_mode: "bridge".into() };
+        fixture.run(|staged| defaults.put(staged).map(|()| vec![])).unwrap();
+        assert_eq!(fixture.changes.len(), before);
+    }
+}
+
+/// A netmaster whose store has another object `Global`, without the mode of the cluster.
+fn without_mode(good: &Fixture, global: Option<&Value>) -> Fixture {
+    let mut fixture = good.loaded();
+    fixture.edit(GLOBAL, global);
+    fixture.loaded()
+}
+
+#[test]
+fn requests_replace_settings_of_agents_that_cannot_be_decoded() {
+    let good = fixture();
+    let watching = broken(&good, CONFIG);
+    for mut fixture in [watching.loaded(), watching] {
+        let mut global = good.value(GLOBAL).unwrap();
+        fixture.put("globals", "global", &global).unwrap();
+        assert_eq!(fixture.value(CONFIG), good.value(CONFIG));
+        for netmaster in [&fixture.loaded(), &fixture.follower(), &fixture] {
+            assert!(!netmaster.cache.has_unreadable());
+        }
+        global["arpMode"] = json!("flood");
+        fixture.put("globals", "global", &global).unwrap();
+        assert_eq!(fixture.value(CONFIG).unwrap()["arp-mode"], "flood");
+        assert_eq!(fixture.loaded().restore(), (0, 0));
+    }
+    let watching = broken(&good, CONFIG);
+    for mut fixture in [watching.loaded(), watching] {
+        fixture.delete("globals", "global").unwrap();
+        assert_eq!((fixture.value(CONFIG), fixture.value(GLOBAL)), (None, None));
+        assert!(!fixture.cache.has_unreadable());
+    }
+}
+
+/// Nodes enforce policies only outside of ACI mode.
+#[test]
+fn without_the_mode_policies_stay_until_it_is_set() {
+    let good = fixture();
+    let stored = good.value(GLOBAL).unwrap();
+    let mut empty = stored.clone();
+    empty["networkInfraType"] = json!("");
+    for global in [None, Some(&empty)] {
+        let mut fixture = broken(&without_mode(&good, global), CONFIG).loaded();
+        assert_eq!(request(&mut fixture, "create"), refused("change policy default:p on its groups", CONFIG));
+        assert_eq!(fixture.loaded().restore(), (0, 0));
+        if global.is_some() {
+            let text = fixture.put("globals", "global", &empty).unwrap_err().text;
+            let why = "cannot be decoded; set networkInfraType, too";
+            assert_eq!(text, format!("update the settings: the record {CONFIG} {why}"));
+        }
+        fixture.put("globals", "global", &stored).unwrap();
+        assert_eq!((fixture.value(CONFIG), fixture.value(ON_WEB)), (good.value(CONFIG), good.value(ON_WEB)));
+        assert_eq!(request(&mut fixture, "create"), Ok(()));
+    }
+    let mut fixture = without_mode(&broken(&good, CONFIG), Some(&json!("{")));
+    assert_eq!(request(&mut fixture, "create"), refused("change policy default:p on its groups", CONFIG));
 }
