@@ -124,8 +124,9 @@ fn pods_reach_other_addresses_by_their_node() {
     assert_eq!(routes(&state), ["route 0.0.0.0/0 of tenant t: 172.19.0.0/16"]);
     assert_eq!(state.host_access(&node().host), Some("172.19.0.0/16".parse().unwrap()));
     assert_eq!(state.host_access_ports().next(), None);
-    state.set_attachment(&"n1.t-e".into(), Some(Attachment::of_pod("vvport1")));
-    state.set_attachment(&"n3.t-e".into(), Some(Attachment::of_pod("vvport2")));
+    for (n, port) in [(1, Some(1)), (3, Some(2))] {
+        apply_event(&mut state, Event::Attachment { n, port }, 0);
+    }
     assert_eq!(state.host_access_ports().collect::<Vec<_>>(), ["vvport1"]);
     apply_event(&mut state, Event::Config { flood: true, routing: true }, 0);
     assert_eq!(routes(&state), ["route 0.0.0.0/0 of tenant t: 172.20.0.0/16"]);
