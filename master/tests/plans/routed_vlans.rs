@@ -90,6 +90,21 @@ fn a_tenant_operator_takes_no_routed_addresses_of_another_tenant() {
 }
 
 /// An administrator has created both, or an earlier release.
+/// The forward mode is in them.
+#[test]
+fn nodes_may_route_while_their_settings_cannot_be_decoded() {
+    let (mut bridging, blue) = (fixture("bridge"), tenants(&["blue"]));
+    assert_eq!(try_create(&mut bridging, &blue, true, json!({})), None);
+    bridging.edit("/contiv.io/master/config/global", Some(&json!("{")));
+    let update = bridging.changes.last().unwrap().clone();
+    bridging.cache.apply_update(&update);
+    assert!(try_create(&mut bridging, &blue, true, json!({})).is_some());
+    assert_eq!(
+        try_create(&mut bridging, &blue, true, json!({"subnet": "10.9.0.0/24", "gateway": "10.9.0.1"})),
+        None
+    );
+}
+
 #[test]
 fn networks_that_overlap_already_are_answered_as_before() {
     let (mut fixture, blue) = (fixture("routing"), tenants(&["blue"]));
