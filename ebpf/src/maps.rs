@@ -106,6 +106,12 @@ copy_out!(/// Where an Ethernet address is.
 copy_out!(/// Whose a network-layer address is.
     neighbour, NEIGH, NeighKey => NeighEntry);
 
+/// Whether this is the address of a service.
+#[inline(always)]
+pub(crate) fn is_service(domain: Domain, ip: Address) -> bool {
+    neighbour(&NeighKey::new(domain, ip)).is_some_and(|owner| owner.flags & NeighEntry::SERVICE != 0)
+}
+
 /// The network, if this node has it. `out` is the interface to other nodes, also on a VLAN; zero if its frames stay here.
 #[inline(always)]
 pub(crate) fn segment(segment: &Segment) -> Option<SegmentEntry> {

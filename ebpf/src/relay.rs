@@ -13,8 +13,8 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use contiv_abi::{
-    Address, Be16, Domain, DropCount, DropReason, DsrHook, DsrKey, FdbKey, Mac, NeighEntry, NeighKey,
-    Segment, TCP, Tuple, Vip, VipKey,
+    Address, Be16, Domain, DropCount, DropReason, DsrHook, DsrKey, FdbKey, Mac, NeighKey, Segment, TCP,
+    Tuple, Vip, VipKey,
     maps::{DSR_STATS_SLOTS, VIPS_CAPACITY},
     service_mac,
 };
@@ -87,14 +87,7 @@ fn for_service(ctx: &TcContext, domain: Domain) -> Result<bool, DropReason> {
     if !source::same(&ethernet.destination, &service_mac(&ip)) {
         return Ok(false);
     }
-    Ok(is_service(domain, ip))
-}
-
-/// Whether this is the address of a service.
-#[inline(always)]
-fn is_service(domain: Domain, ip: Address) -> bool {
-    let owner = maps::neighbour(&NeighKey::new(domain, ip));
-    owner.is_some_and(|owner| owner.flags & NeighEntry::SERVICE != 0)
+    Ok(maps::is_service(domain, ip))
 }
 
 /// Chooses the backend for the packet in hand, which is for a service and of no connection that is known: `RELAY` if it goes to
@@ -179,7 +172,7 @@ pub(crate) extern "C" fn ctv_arrive() -> u32 {
         return arrive(packet, found);
     }
     // Rules about the pod's own address would not match, and its kernel might forward the packet.
-    if is_service(packet.domain, packet.tuple.destination) {
+    if maps::is_service(packet.domain, packet.tuple.destination) {
         DropReason::StrangeBackend as u32
     } else {
         GO_ON

@@ -5,7 +5,7 @@
 
 use aya_ebpf::{bindings::BPF_F_MMAPABLE, btf_maps::Array, macros::btf_map};
 use contiv_abi::{
-    Address, DsrEntry, DsrKey, DsrSet, DsrState, FdbKey, Mac, NeighEntry, NeighKey, Node, SegmentEntry, idle,
+    Address, DsrEntry, DsrKey, DsrSet, DsrState, FdbKey, Mac, Node, SegmentEntry, idle,
     maps::DSR_FLOWS_CAPACITY, tcp::sent,
 };
 
@@ -123,8 +123,7 @@ extern "C" fn ctv_is_served(number: u32) -> u32 {
         return 0;
     }
     let service = Address::from_words(entry.service.words());
-    let owner = maps::neighbour(&NeighKey::new(network.domain, service));
-    u32::from(owner.is_some_and(|owner| owner.flags & NeighEntry::SERVICE != 0))
+    u32::from(maps::is_service(network.domain, service))
 }
 
 /// The address in a number with the first byte lowest.
