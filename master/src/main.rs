@@ -24,7 +24,9 @@ fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     let command = || {
         let backup = config::Backup::command().name("backup");
-        Flags::command().subcommand(backup).subcommand(config::Restore::command().name("restore"))
+        // `Command::read` reads the flags of the first word alone.
+        let flags = Flags::command().subcommand_negates_reqs(true);
+        flags.subcommand(backup).subcommand(config::Restore::command().name("restore"))
     };
     if let Some(code) = contiv_cli::print(command(), SECTION, &PAGES, &arguments) {
         return code;

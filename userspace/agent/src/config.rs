@@ -203,7 +203,7 @@ pub struct MasterFlags {
     #[arg(long, env = "CONTIV_NETPLUGIN_MASTER_KEY", value_name = "FILE", requires = "master_cert")]
     pub master_key: Option<PathBuf>,
 
-    /// File with an API token of a writing role on its first line; mode 0600
+    /// File with an API token of the role agent:HOST of this node, or agent:*, on its first line; mode 0600
     #[arg(long, env = "CONTIV_NETPLUGIN_MASTER_TOKEN_FILE", value_name = "FILE")]
     pub master_token_file: Option<PathBuf>,
 }

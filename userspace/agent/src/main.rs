@@ -18,7 +18,11 @@ const PAGES: [Page; 1] = [Page { name: "metrics", render: api::metrics_reference
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    let command = || Flags::command().subcommand(Cleanup::command().name("cleanup"));
+    // `Command::read` reads the flags of the first word alone.
+    let command = || {
+        let flags = Flags::command().subcommand_negates_reqs(true);
+        flags.subcommand(Cleanup::command().name("cleanup"))
+    };
     if let Some(code) = contiv_cli::print(command(), SECTION, &PAGES, &arguments) {
         return code;
     }

@@ -45,6 +45,16 @@ impl ChosenFile {
         }
     }
 
+    /// Removes the file, if it exists.
+    pub(super) fn remove(&self) -> anyhow::Result<()> {
+        match fs::remove_file(&self.0) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("remove {}", self.0.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Replaces the file atomically. Writes nothing if it holds the choice already: each start does this, and the file system may be
     /// full.
     pub(super) fn write(&self, kind: Kind) -> anyhow::Result<()> {

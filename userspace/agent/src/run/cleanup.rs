@@ -1,6 +1,6 @@
 use anyhow::Context as _;
 
-use super::interruption::StoppedFile;
+use super::{choice::ChosenFile, interruption::StoppedFile};
 use crate::{
     attach::link::Links,
     bgp::SpeakerFile,
@@ -29,6 +29,8 @@ pub async fn cleanup(flags: &Cleanup) -> anyhow::Result<()> {
     // Nothing forwards to what the node has announced.
     let speaker = SpeakerFile::beside(&flags.cni_socket);
     speaker.remove().with_context(|| format!("remove {}", speaker.path().display()))?;
+    // The next start has the datapath of its flag, unless the store has a choice.
+    ChosenFile::beside(&flags.cni_socket).remove()?;
     let links = Links::open().await?;
     for port in links.attachments().await? {
         // Infra endpoints are useless without a datapath, and no CNI request deletes them.
