@@ -16,6 +16,8 @@ use super::access::Access;
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 /// Pause between attempts; a change of the leader ends it early.
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+/// Time in which a netmaster that hands over answers its requests.
+const ANSWER_AFTER_HANDOVER: Duration = Duration::from_millis(250);
 /// Maximum size of a response body in bytes; an endpoint needs a few hundred.
 const MAX_RESPONSE: usize = 1 << 20;
 /// netmaster's error text if an endpoint, network or group does not exist.
@@ -214,8 +216,14 @@ impl Master {
         let mut leader = self.leader.clone();
         loop {
             let address = leader.borrow_and_update().clone();
-            let attempt = timeout_at(deadline, self.attempt(address.as_deref(), path, body.clone()));
-            let source = match attempt.await {
+            let attempt = self.attempt(address.as_deref(), path, body.clone());
+            let attempt = timeout_at(deadline, attempt);
+            let answer = tokio::select! {
+                biased;
+                answer = attempt => answer,
+                () = replaced(leader.clone(), address.as_deref()) => Ok(Err("another netmaster leads".into())),
+            };
+            let source = match answer {
                 Ok(Ok(Reply::Done(body))) => return Ok(body),
                 Ok(Ok(Reply::Refused(message))) => {
                     return Err(Error::Refused { operation: operation.to_owned(), message });
@@ -263,10 +271,11 @@ impl Master {
         }
         let text = String::from_utf8_lossy(&body);
         let message = text.lines().next().unwrap_or_default().to_owned();
-        // A proxy before netmaster may limit requests.
+        // A proxy before netmaster may limit requests, or have no answer.
         if status == StatusCode::SERVICE_UNAVAILABLE
             || status == StatusCode::TOO_MANY_REQUESTS
             || status == StatusCode::BAD_GATEWAY
+            || status == StatusCode::GATEWAY_TIMEOUT
             || is_temporary(&message)
         {
             return Err(format!("{leader} answered {status}: {message}").into());
@@ -276,6 +285,17 @@ impl Master {
             _ => Reply::Refused(message),
         })
     }
+}
+
+/// Waits until another netmaster has led for a while: one that stops in order still answers its requests, one whose machine has failed
+/// does not even close its connections.
+async fn replaced(mut leader: watch::Receiver<Option<String>>, asked: Option<&str>) {
+    let is_other = |now: &Option<String>| now.is_some() && now.as_deref() != asked;
+    if leader.wait_for(is_other).await.is_err() {
+        // No more leaders are known.
+        std::future::pending::<()>().await;
+    }
+    tokio::time::sleep(ANSWER_AFTER_HANDOVER).await;
 }
 
 enum Reply {
@@ -368,7 +388,8 @@ mod tests {
         let answer_second = |State(asked): State<Arc<AtomicUsize>>| async move {
             match asked.fetch_add(1, Ordering::Relaxed) {
                 0 => (StatusCode::SERVICE_UNAVAILABLE, "no response within 60 s\n"),
-                1 => (StatusCode::OK, r#"{"EndpointConfig":{"id":"n.t-c1","ipAddress":"10.0.0.1"}}"#),
+                1 => (StatusCode::GATEWAY_TIMEOUT, "no response\n"),
+                2 => (StatusCode::OK, r#"{"EndpointConfig":{"id":"n.t-c1","ipAddress":"10.0.0.1"}}"#),
                 _ => (StatusCode::INTERNAL_SERVER_ERROR, "no address left\n"),
             }
         };
@@ -380,6 +401,31 @@ mod tests {
             let created = master.create_endpoint(&new_endpoint(), &mut is_unanswered).await;
             assert_eq!((is_unanswered, created.is_ok()), (is_repeated, is_created));
         }
+    }
+
+    /// The machine of a netmaster that has failed closes no connection.
+    #[tokio::test]
+    async fn a_request_goes_to_the_next_leader_if_the_first_does_not_answer() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let silent = |State(asked): State<Arc<AtomicUsize>>| async move {
+            asked.fetch_add(1, Ordering::Relaxed);
+            std::future::pending::<()>().await;
+        };
+        let dead = Router::new().route("/plugin/createEndpoint", post(silent)).with_state(asked.clone());
+        let answer = || async { r#"{"EndpointConfig":{"id":"n.t-c1","ipAddress":"10.0.0.1"}}"# };
+        let next = Router::new().route("/plugin/createEndpoint", post(answer));
+        let (sender, leader) = watch::channel(Some(serve(dead).await));
+        let master = master(leader);
+        let creating = tokio::spawn(async move {
+            let mut is_unanswered = false;
+            let created = master.create_endpoint(&new_endpoint(), &mut is_unanswered).await;
+            (created.is_ok(), is_unanswered)
+        });
+        while asked.load(Ordering::Relaxed) == 0 {
+            tokio::task::yield_now().await;
+        }
+        sender.send(Some(serve(next).await)).unwrap();
+        assert_eq!(creating.await.unwrap(), (true, true));
     }
 
     #[tokio::test]
