@@ -7,6 +7,11 @@ pub fn disable_ipv6(interface: &str) -> io::Result<()> {
     set_ipv6(interface, "disable_ipv6", "1")
 }
 
+/// Enables IPv6 on an interface of a namespace that has it disabled by default. Succeeds if the kernel has no IPv6.
+pub fn enable_ipv6(interface: &str) -> io::Result<()> {
+    set_ipv6(interface, "disable_ipv6", "0")
+}
+
 /// Disables the acceptance of router advertisements on an interface. Succeeds if the kernel has no IPv6.
 pub fn disable_ra(interface: &str) -> io::Result<()> {
     set_ipv6(interface, "accept_ra", "0")

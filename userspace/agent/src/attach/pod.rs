@@ -36,16 +36,19 @@ pub struct Pod {
     pub defaults: Vec<&'static str>,
 }
 
-/// Largest size of an endpoint's name in bytes. netmaster refuses larger ones, and is not the first one to make a key of it.
-const MAX_NAME: usize = 256;
+/// Largest size of an endpoint's id in bytes: an interface of Linux has it as its alias (`IFALIASZ` - 1). netmaster accepts longer ones.
+const MAX_ID: usize = 255;
 
 impl Pod {
-    /// Fails if the name of a new endpoint is too large. Existing endpoints can be deleted whatever their names are.
+    /// Fails if the id of a new endpoint is too large. Existing endpoints can be deleted whatever their ids are.
     pub(super) fn check_name(&self) -> Result<(), Failure> {
-        if self.endpoint.len() <= MAX_NAME {
+        let len = self.endpoint_id().as_str().len();
+        if len <= MAX_ID {
             return Ok(());
         }
-        let why = format!("CNI_CONTAINERID: name of {} bytes; the limit is {MAX_NAME}", self.endpoint.len());
+        let why = format!(
+            "CNI_CONTAINERID: with network, tenant and interface the endpoint's id has {len} bytes; the limit is {MAX_ID}"
+        );
         Err(Failure::new(Step::Labels, why).code(Code::InvalidEnvironment))
     }
 
@@ -160,9 +163,10 @@ mod tests {
         let pod = |len: usize| {
             Pod::try_from(&Request { container: "c".repeat(len), ..Request::default() }).unwrap()
         };
-        assert_eq!(pod(256).check_name(), Ok(()));
-        let failure = pod(257).check_name().unwrap_err();
+        let prefix = "default-net.default-".len();
+        assert_eq!(pod(255 - prefix).check_name(), Ok(()));
+        let failure = pod(256 - prefix).check_name().unwrap_err();
         assert_eq!(failure.code, Code::InvalidEnvironment);
-        assert!(failure.why.contains("257 bytes; the limit is 256"), "{failure}");
+        assert!(failure.why.contains("256 bytes; the limit is 255"), "{failure}");
     }
 }

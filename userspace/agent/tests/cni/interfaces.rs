@@ -42,6 +42,9 @@ fn interfaces_of_a_pod_come_and_go_one_by_one() {
         world.invoke(&call("DEL", "eth0")).await.unwrap();
         let only_second = || world.local_endpoints() == ["n.t-c1-net1"] && pod.links().unwrap() == ["net1"];
         assert!(only_second());
+        // The default route was that of the first interface.
+        let fields = format!(r#""prevResult":{second},"#);
+        world.invoke(&Call { fields: &fields, ..call("CHECK", "net1") }).await.unwrap();
         world.invoke(&Call { fields: &list("c1", "net1"), ..Call::new("GC") }).await.unwrap();
         assert!(only_second());
         world.invoke(&Call { fields: &list("c1", "eth0"), ..Call::new("GC") }).await.unwrap();
@@ -69,5 +72,19 @@ fn containers_whose_names_lead_to_one_id_do_not_disturb_each_other() {
         assert_eq!(world.local_endpoints(), ["n.t-c1-net1"]);
         world.invoke(&Call { fields: &list("c1-net1", "eth0"), ..Call::new("GC") }).await.unwrap();
         world.assert_nothing_left().await;
+    });
+}
+
+/// Docker's sandboxes, and nodes that were booted so.
+#[test]
+fn ipv6_is_enabled_on_an_interface_with_an_ipv6_address() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    for all in ["all", "default"] {
+        pod.sysctl(&format!("net/ipv6/conf/{all}/disable_ipv6"), "1").unwrap();
+    }
+    World::run(async |world| {
+        world.add("c1", pod.path()).await.unwrap();
+        assert!(pod.ip("-6 address show eth0").unwrap().contains("2001:db8:9::1/64"));
     });
 }

@@ -50,6 +50,10 @@ pub(super) async fn configure(handle: &Handle, pod: &PodInterface) -> Result<(),
     // The datapath accepts only this link-local address from the pod.
     sysctl::link_local_from_mac(&pod.name)
         .map_err(Error::setting("set the form of link-local addresses on", &pod.name))?;
+    if pod.ip6.is_some() {
+        // Docker's sandboxes, and nodes with such a kernel parameter, disable it by default.
+        sysctl::enable_ipv6(&pod.name).map_err(Error::setting("enable IPv6 on", &pod.name))?;
+    }
     let index = find(handle, &pod.name).await?;
     let (ip, length) = pod.ip;
     address(handle, index, pod, ip.into(), length).await?;
