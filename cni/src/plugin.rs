@@ -9,8 +9,8 @@ use std::{
 use crate::{
     http,
     spec::{
-        Args, Attachment, Code, Command, Conf, Error, Interface, Target, Version, append, missing, object,
-        version_of,
+        Args, Attachment, Code, Command, Conf, Error, Interface, Target, Version, append, default_routes,
+        missing, object, version_of,
     },
     wire,
 };
@@ -85,8 +85,9 @@ fn answer(env: &impl Fn(&str) -> Option<String>, conf: &[u8]) -> Result<String, 
                 );
             };
             check_prev_result(&conf)?;
-            let call = Call::prepare(command, env, &conf)?;
+            let mut call = Call::prepare(command, env, &conf)?;
             call.check_netns()?;
+            call.request.default_routes = Some(default_routes(prev));
             call.check(&conf, prev)
         }
         Command::Status => Call::without_container(env, &conf).status(),

@@ -71,6 +71,10 @@ pub struct Request {
     /// Name of the network configuration, which owns the attachment. Not in the original.
     #[serde(rename = "networkName", skip_serializing_if = "String::is_empty")]
     pub network_name: String,
+    /// For CHECK: whether the result of ADD has the default routes of IPv4 and IPv6, which other interfaces may have, and which later
+    /// plugins may take away.
+    #[serde(rename = "defaultRoutes", skip_serializing_if = "Option::is_none")]
+    pub default_routes: Option<[bool; 2]>,
     /// For GC: the attachments of the network configuration that the runtime knows.
     #[serde(rename = "validAttachments", skip_serializing_if = "Vec::is_empty")]
     pub valid_attachments: Vec<ValidAttachment>,

@@ -83,6 +83,11 @@ pub(crate) fn missing(prev: &Value, own: &str) -> Result<Option<String>, Error> 
     Ok(None)
 }
 
+/// Whether a result has the default routes of IPv4 and IPv6.
+pub(crate) fn default_routes(result: &Value) -> [bool; 2] {
+    ["0.0.0.0/0", "::/0"].map(|all| list(result, "routes").iter().any(|route| route["dst"] == all))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     conditions::Conditions,
     failure::{Failure, Step},
-    link::Netns,
+    link::{Netns, PodInterface},
     pod::Pod,
     pods::{DATAPATH_TIMEOUT, Pods},
 };
@@ -41,7 +41,8 @@ impl Pods {
         }
         let network = self.network(&endpoint).await?;
         let interface = self.attached_interface(&pod, &endpoint, &network, &attachment.port).await?;
-        if let Some(why) = parts.links.difference(&attachment.port, &netns, &interface).await.map_err(link)? {
+        let expected = with_routes(&interface, request.default_routes);
+        if let Some(why) = parts.links.difference(&attachment.port, &netns, &expected).await.map_err(link)? {
             return Err(Failure::new(Step::Check, why));
         }
         let reply = parts.waiters.wait(&id, Presence::Present);
@@ -86,15 +87,15 @@ impl Pods {
             return unavailable(why);
         }
         let status = parts.status.borrow().clone();
-        if let Some(error) = status.error {
-            return Err(Failure::new(Step::Status, error).code(Code::LimitedConnectivity));
-        }
         if let Some(why) = status.postponed {
             return unavailable(why);
         }
         let (Conditions { in_sync, leader }, now) = (*self.conditions(), Instant::now());
         if !status.in_sync && in_sync.is_missing_for(DATAPATH_TIMEOUT, now) {
-            return unavailable("the datapath does not follow the store yet".to_owned());
+            return match status.error {
+                Some(error) => Err(Failure::new(Step::Status, error).code(Code::LimitedConnectivity)),
+                None => unavailable("the datapath does not follow the store yet".to_owned()),
+            };
         }
         if !parts.master.has_leader() && leader.is_missing_for(REQUEST_TIMEOUT, now) {
             return unavailable(
@@ -102,5 +103,16 @@ impl Pods {
             );
         }
         Ok(Reply::default())
+    }
+}
+
+/// The interface with those of its default routes that the result of ADD has, if that is known: another interface of the pod may have
+/// had the route, and a later plugin may have taken it away.
+fn with_routes(interface: &PodInterface, routes: Option<[bool; 2]>) -> PodInterface {
+    let [ipv4, ipv6] = routes.unwrap_or([true; 2]);
+    PodInterface {
+        gateway: interface.gateway.filter(|_| ipv4),
+        gateway6: interface.gateway6.filter(|_| ipv6),
+        ..interface.clone()
     }
 }

@@ -46,6 +46,12 @@ fn check_finds_what_was_changed_after_add() {
             }
         }
         world.invoke(&call).await.unwrap();
+        // A later plugin has taken the route away, and said so.
+        pod.ip("route del default").unwrap();
+        let mut changed = result.clone();
+        changed["routes"].as_array_mut().unwrap().retain(|route| route["dst"] != "0.0.0.0/0");
+        let changed = format!(r#""prevResult":{changed},"#);
+        world.invoke(&Call { fields: &changed, ..call }).await.unwrap();
         pod.ip("link set eth0 down").unwrap();
         let refused = world.invoke(&call).await.unwrap_err();
         assert!(refused.details.contains("is down"), "{refused:?}");
@@ -61,9 +67,17 @@ fn check_finds_what_was_changed_after_add() {
 #[test]
 fn status_tells_whether_an_add_can_succeed() {
     needs!(root());
+    let pod = Netns::new("pod").unwrap();
     World::run(async |world| {
         world.until("the datapath is in sync", || world.in_sync()).await;
         world.invoke(&Call::new("STATUS")).await.unwrap();
+        // An ADD waits while the datapath is repaired.
+        world.switch.fail_apply(1000);
+        let _added = tokio::time::timeout(Duration::from_secs(1), world.add("c9", pod.path())).await;
+        world.until("the datapath has failed", || !world.in_sync()).await;
+        world.invoke(&Call::new("STATUS")).await.unwrap();
+        world.switch.clear_faults();
+        world.until("the datapath is in sync", || world.in_sync()).await;
         // An ADD waits for the next leader.
         world.master.resign();
         world.invoke(&Call::new("STATUS")).await.unwrap();
