@@ -37,7 +37,7 @@ static DROPS: PerCpuArray<u64, 1> = PerCpuArray::new();
 #[classifier]
 fn ovs_from_pod(ctx: TcContext) -> i32 {
     let place = skb::checksum(ctx.skb.skb);
-    if place == skb::NO_CHECKSUM || is_valid(&ctx, place) {
+    if place == skb::NO_CHECKSUM || skb::ctv_own_headers(ctx.skb.skb) == 0 && is_valid(&ctx, place) {
         // Filters that follow, and the switch, decide.
         return TC_ACT_UNSPEC;
     }

@@ -6,8 +6,11 @@
 //! pod move the headers of any frame. So every frame of a pod is checked, wherever it comes from: the place is the checksum of the
 //! transport header that was parsed, or behind that header, where nothing is evaluated.
 
-use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_probe_read_kernel};
-use contiv_abi::{ICMP, ICMPV6, SCTP, SkbLayout, TCP, UDP};
+use aya_ebpf::{
+    bindings::__sk_buff,
+    helpers::generated::{bpf_probe_read_kernel, bpf_skb_pull_data},
+};
+use contiv_abi::{Be16, ICMP, ICMPV6, SCTP, SkbLayout, TCP, UDP};
 
 /// The kernel has no checksum to write into the frame.
 pub(crate) const NO_CHECKSUM: u32 = u32::MAX;
@@ -17,6 +20,49 @@ const INVALID: u32 = 0;
 /// The agent overrides it. The verifier knows its values, and removes what they exclude.
 #[unsafe(no_mangle)]
 static CTV_SKB: SkbLayout = SkbLayout::UNKNOWN;
+
+/// Copies the headers of a pod's frame into the kernel's own memory, unless they are there. Pages of a process (`MSG_ZEROCOPY`) are sent as
+/// they are, and copied after the programs: a pod that moves the headers into them could change what has been evaluated. Not zero on
+/// failure.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_own_headers(skb: *mut __sk_buff) -> u32 {
+    /// More than the extension headers that the programs follow, and what an ICMP error quotes, can be long.
+    const LONGEST: u32 = 1 << 14;
+    if has_plain_headers(skb) {
+        return 0;
+    }
+    // SAFETY: the context is the one that the kernel gave to the program.
+    let len = unsafe { (*skb).len };
+    // SAFETY: as above; no pointer into the frame is in use.
+    let failed = unsafe { bpf_skb_pull_data(skb, if len < LONGEST { len } else { LONGEST }) };
+    u32::from(failed != 0)
+}
+
+/// Whether the headers up to those of TCP or UDP, without options and extension headers, are in the kernel's memory. The kernel sends
+/// most frames so, and nothing behind these headers is evaluated.
+#[inline(always)]
+fn has_plain_headers(skb: *mut __sk_buff) -> bool {
+    const ETHERNET: usize = 14;
+    const LONGEST: usize = 20;
+    const IPV4: u16 = Be16::new(0x0800).wire();
+    const IPV6: u16 = Be16::new(0x86dd).wire();
+    // SAFETY: the context is the one that the kernel gave to the program.
+    let (data, end) = unsafe { ((*skb).data as usize, (*skb).data_end as usize) };
+    if data + ETHERNET + 20 + LONGEST > end {
+        return false;
+    }
+    // SAFETY: these bytes are before the end.
+    let byte = |at: usize| unsafe { ((data + at) as *const u8).read_volatile() };
+    let kind = u16::from_ne_bytes([byte(ETHERNET - 2), byte(ETHERNET - 1)]);
+    let is_plain = |protocol: u8| protocol == TCP || protocol == UDP;
+    if kind == IPV4 {
+        return byte(ETHERNET) == 0x45 && is_plain(byte(ETHERNET + 9));
+    }
+    kind == IPV6 && data + ETHERNET + 40 + LONGEST <= end && is_plain(byte(ETHERNET + 6))
+}
 
 /// Offset in the frame of the two bytes that the kernel is still to write, or [`NO_CHECKSUM`].
 #[inline(always)]

@@ -8,6 +8,7 @@ use crate::{
     frame::{self, ETHERNET, Ethernet},
     maps,
     packet::{self, ICMPV6, Ingress},
+    skb,
 };
 
 /// Puts into the packet in hand who sends a frame on a pod's port, if it is the pod, and the frame one that pods may send.
@@ -24,6 +25,9 @@ fn sender(ctx: &TcContext) -> Result<(), DropReason> {
     // SAFETY: the context is the one that the kernel gave to this program.
     let (ifindex, tagged) = unsafe { ((*ctx.skb.skb).ifindex, (*ctx.skb.skb).vlan_present != 0) };
     let port = maps::port(&ifindex).ok_or(DropReason::UnknownPort)?;
+    if skb::ctv_own_headers(ctx.skb.skb) != 0 {
+        return Err(DropReason::RewriteFailed);
+    }
     let ethernet = Ethernet::read(ctx)?;
     if tagged || ethernet.is_tagged() {
         return Err(DropReason::TaggedByPod);

@@ -48,5 +48,6 @@ mod traced;
 mod traffic;
 mod upgrade;
 mod uplinks;
+mod user_pages;
 mod verifier;
 mod vlan_routing;
