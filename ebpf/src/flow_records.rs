@@ -33,15 +33,23 @@ pub(crate) const NONE: u32 = 0;
 /// No record: the endpoint has used its share.
 pub(crate) const OVER_QUOTA: u32 = u32::MAX;
 
+/// What a flow may use of its endpoint's quota.
+pub(crate) const ALL: u32 = 0;
+pub(crate) const HALF: u32 = 1;
+pub(crate) const HALF_IF_ASKED: u32 = 2;
+
 /// Allocates a record for a flow of this endpoint (zero for none) and adds it to the endpoint's flows. The result is the
-/// number plus one, or one of the above. If `halved` is one, the endpoint may use half of its quota.
+/// number plus one, or one of the above. The endpoint may use half of its quota if `room` is [`HALF`], and with [`HALF_IF_ASKED`] while
+/// that for what reaches it is used up.
 ///
 /// This and the others are functions of their own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_obtain(hash: u64, owner: u32, now: u32, halved: u32) -> u32 {
+pub(crate) extern "C" fn ctv_obtain(hash: u64, owner: u32, now: u32, room: u32) -> u32 {
     let Some(node) = maps::node() else { return NONE };
-    let over = owner != 0 && used_by(owner) >= i64::from(node.flow_quota >> (halved & 1));
+    let is_asked = room == HALF_IF_ASKED && used_by(owner | FlowHalf::RECEIVED) >= i64::from(node.flow_quota);
+    let halved = u32::from(room == HALF || is_asked);
+    let over = owner != 0 && used_by(owner) >= i64::from(node.flow_quota >> halved);
     let mut number = NONE;
     if !over {
         number = ctv_allocate(hash);

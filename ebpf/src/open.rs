@@ -11,7 +11,7 @@ use crate::{
     flow_collector,
     flow_index::{BUSY, FULL, INSERTED as SLOT_INSERTED, ctv_hash, ctv_is, ctv_put_slot, insert_slot},
     flow_records::{
-        NONE, OVER_QUOTA as NO_QUOTA, ctv_complete, ctv_obtain, ctv_remove, make_room, share_against,
+        self, NONE, OVER_QUOTA as NO_QUOTA, ctv_complete, ctv_obtain, ctv_remove, make_room, share_against,
     },
     flows, log, maps,
     packet::{self, AGAIN, Packet, REFUSE, RELAY, Replaces, Route, Told},
@@ -249,7 +249,7 @@ fn insert(packet: &mut Packet) -> u32 {
             return replaced;
         }
     }
-    let obtained = ctv_obtain(packet.hash, packet.owner, packet.now, may_answer(packet).into());
+    let obtained = ctv_obtain(packet.hash, packet.owner, packet.now, room(packet));
     if obtained == NONE {
         return NO_ROOM;
     }
@@ -278,14 +278,20 @@ fn insert(packet: &mut Packet) -> u32 {
     code
 }
 
-/// Whether the packet in hand may answer a connection that goes untracked, because the quota of those that reach its sender is used
-/// up: then others choose how many such flows the endpoint begins, and its own connections need the other half of its quota.
+/// How much of its endpoint's quota the flow of the packet in hand may use. What may answer a packet that went untracked, because the
+/// quota of those that reach the endpoint was used up, gets half: others choose how many such flows the endpoint begins, and its own
+/// connections need the other half. Of TCP each packet may be an answer that opens nothing; of other protocols, each one without a
+/// service.
 #[inline(always)]
-fn may_answer(packet: &Packet) -> bool {
-    packet.tuple.protocol == TCP
-        && packet.translated == 0
-        && packet.owner & FlowHalf::RECEIVED == 0
-        && !track::opens(packet)
+fn room(packet: &Packet) -> u32 {
+    if packet.translated != 0 || packet.owner & FlowHalf::RECEIVED != 0 {
+        return flow_records::ALL;
+    }
+    match packet.tuple.protocol {
+        TCP if track::opens(packet) => flow_records::ALL,
+        TCP => flow_records::HALF,
+        _ => flow_records::HALF_IF_ASKED,
+    }
 }
 
 /// Claims a tuple, if need be by evicting a flow from its buckets: as [`ctv_obtain`] does, at last one of an endpoint with many.

@@ -38,7 +38,7 @@ fn interfaces_of_a_pod_come_and_go_one_by_one() {
             (pod.links().unwrap(), world.local_endpoints()),
             (vec!["eth0".into()], vec!["n.t-c1".into()])
         );
-        world.invoke(&call("ADD", "net1")).await.unwrap();
+        let second = world.invoke(&call("ADD", "net1")).await.unwrap();
         world.invoke(&call("DEL", "eth0")).await.unwrap();
         let only_second = || world.local_endpoints() == ["n.t-c1-net1"] && pod.links().unwrap() == ["net1"];
         assert!(only_second());

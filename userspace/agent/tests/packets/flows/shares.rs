@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use contiv_abi::{
-    FlowHalf,
+    Flow, FlowHalf, TCP,
     maps::{FROM_POD, FROM_UPLINK},
 };
 use netplugin::datapath::{Datapath as _, Object, ebpf::Options};
@@ -55,6 +55,8 @@ fn requests_from_elsewhere_take_an_endpoint_no_room_for_its_own() -> Result<()> 
         for port in ports {
             request(port)?;
             run(&node, FROM_POD, &pod.local.port, &between(HERE, OTHER).udp(53, port).build())?;
+            // A flow that the answer has begun is an established one by now.
+            request(port)?;
         }
         assert_eq!(owned(&node, ifindex | FlowHalf::RECEIVED)?, QUOTA);
         // The second half finds no quiet flow, which it might replace.
@@ -65,6 +67,8 @@ fn requests_from_elsewhere_take_an_endpoint_no_room_for_its_own() -> Result<()> 
         run(&node, FROM_POD, &pod.local.port, &syn)?;
     }
     assert_eq!(owned(&node, ifindex)?, QUOTA);
+    let syns = |flow: &Flow| flow.head.protocol == TCP && flow.halves[0].owner == ifindex;
+    assert_eq!(flow_table::flows(&node)?.iter().filter(|flow| syns(flow)).count(), QUOTA / 2);
     // Ten seconds after their last packets others may ask, too.
     flow_table::change(&node, |flow| {
         if flow.halves[0].owner == ifindex | FlowHalf::RECEIVED {
