@@ -150,7 +150,8 @@ impl Reference {
         self.states.truncate(matching + 1);
         self.acknowledged(0);
         self.changes.retain(|revision, _| *revision <= found.revision);
-        let first = found.compacted + 1;
+        // A watch may begin with the revision of the last compaction.
+        let first = found.compacted;
         let history = state.history.changes(first, state.durable).map(|(revision, changes)| {
             let keys = changes.iter().map(|c| {
                 let value = (!c.now.is_deletion()).then(|| digest(&c.now.value));

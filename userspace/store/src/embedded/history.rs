@@ -152,7 +152,8 @@ impl History {
         (target > self.compacted).then_some(target)
     }
 
-    /// Removes all versions that are not visible at `to` or later. Returns the removed ones.
+    /// Removes all versions that are not visible at `to` or later, except deletions at `to`: watches from `to` on
+    /// report them, also after a restart. Returns the removed ones.
     pub(super) fn compact(&mut self, to: i64) -> Vec<(i64, u32)> {
         let mut gone = Vec::new();
         let touched: BTreeSet<Bytes> = self
@@ -163,8 +164,9 @@ impl History {
         for key in touched {
             let Some(versions) = self.keys.get_mut(&key) else { continue };
             let mut keep_from = versions.partition_point(|v| v.mod_revision <= to);
-            // The last of them is visible at `to`.
-            if keep_from > 0 && !versions[keep_from - 1].is_deletion() {
+            // The last of them is visible at `to`, or a deletion.
+            let is_kept = |last: &Arc<Version>| !last.is_deletion() || last.mod_revision == to;
+            if versions[..keep_from].last().is_some_and(is_kept) {
                 keep_from -= 1;
             }
             for version in versions.drain(..keep_from) {
@@ -230,20 +232,25 @@ mod tests {
 
         let mut gone = history.compact(5);
         gone.sort_unstable();
-        assert_eq!(gone, [(2, 0), (3, 0), (5, 0)]);
+        assert_eq!(gone, [(2, 0), (3, 0)]);
         assert_eq!(keys(&history, 5), ["x=2"]);
         assert_eq!(keys(&history, 6), ["x=2", "y=3"]);
         assert_eq!(history.changes(5, 6).count(), 2);
+        assert_eq!(history.compact(6), [(5, 0)]);
         assert_eq!(history.superseded, 0);
     }
 
+    /// Its deletion is reported as long as it is not older than the last compaction.
     #[test]
     fn a_deleted_key_leaves_nothing_behind() {
         let mut history = History::new(NEVER_COMPACTED);
         put(&mut history, "x", "1");
-        let end = delete(&mut history, "x");
-        history.compact(end);
-        assert!(history.keys.is_empty());
+        let deletion = delete(&mut history, "x");
+        assert_eq!(history.compact(deletion), [(2, 0)]);
+        assert_eq!((keys(&history, deletion), history.keys.len()), (vec![], 1));
+        let end = put(&mut history, "y", "1");
+        assert_eq!(history.compact(end), [(deletion, 0)]);
+        assert_eq!(history.keys.keys().collect::<Vec<_>>(), ["y"]);
         assert_eq!(history.superseded, 0);
         assert_eq!(history.revision(), end);
     }

@@ -4,7 +4,7 @@ use crate::kv::Committed;
 use crate::peer::{Kind, Peer};
 use anyhow::{Context, Result, ensure};
 use contiv_store::{Config, Store, Txn, embedded::Server};
-use etcd_client::GetOptions;
+use etcd_client::{EventType, GetOptions, WatchOptions};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::Command;
@@ -88,6 +88,38 @@ async fn old_revisions_do_not_fill_the_disk() -> Result<()> {
     server = Server::open(dir.path(), ANY).await?;
     let kv = connect(&server).await?.get("/bitmap").await?.context("/bitmap")?;
     ensure!(kv.value == value(199) && kv.version == 200);
+    server.shutdown().await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deletion_at_the_revision_of_a_compaction_is_reported_after_a_restart() -> Result<()> {
+    let dir = scratch_dir("store")?;
+    let server = Server::open(dir.path(), ANY).await?;
+    let mut client = etcd_client::Client::connect([server.endpoint()], None).await?;
+    client.put("k", "v", None).await?;
+    let deleted = client.delete("k", None).await?.header().context("no header")?.revision();
+    client.put("other", "v", None).await?;
+    client.compact(deleted, None).await?;
+    drop(client);
+    server.shutdown().await?;
+
+    let server = Server::open(dir.path(), ANY).await?;
+    let mut client = etcd_client::Client::connect([server.endpoint()], None).await?;
+    let options = WatchOptions::new().with_start_revision(deleted);
+    let mut stream = client.watch("k", Some(options)).await?;
+    let event = async {
+        loop {
+            let message = stream.message().await?.context("the stream ended")?;
+            ensure!(!message.canceled(), "{message:?}");
+            if let Some(event) = message.events().first() {
+                return anyhow::Ok((event.event_type(), event.kv().context("no key")?.mod_revision()));
+            }
+        }
+    };
+    let event = tokio::time::timeout(HANG, event).await.context("the deletion is lost")??;
+    ensure!(event == (EventType::Delete, deleted), "{event:?}");
+    drop((client, stream));
     server.shutdown().await?;
     Ok(())
 }
