@@ -6,7 +6,9 @@ use super::history::{History, NEVER_COMPACTED, Version};
 use super::leases::Leases;
 use super::state::{Changes, State};
 use bytes::Bytes;
-use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition};
+use redb::{
+    Database, DatabaseError, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition, TableError,
+};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::PathBuf;
@@ -152,7 +154,38 @@ impl Disk {
 
     /// Creates the tables and identity of a new store; checks the format of an existing one.
     fn prepare(&self) -> Result<Identity, DiskError> {
-        let found = self.writing(|txn| {
+        // An existing store is only read: a full disk may have no room for a transaction.
+        let found = match self.identity()? {
+            Some(found) => found,
+            None => self.create_tables()?,
+        };
+        match found {
+            (FORMAT, identity) => Ok(identity),
+            (found, _) => Err(DiskError::Format { path: self.path.clone(), found }),
+        }
+    }
+
+    /// Format and identity; `None` if the store is not complete.
+    fn identity(&self) -> Result<Option<(u64, Identity)>, DiskError> {
+        let read = |e: redb::Error| DiskError::Read(self.path.clone(), Box::new(e));
+        let txn = self.database.begin_read().map_err(|e| read(e.into()))?;
+        let numbers = match txn.open_table(NUMBERS) {
+            Ok(numbers) => numbers,
+            Err(TableError::TableDoesNotExist(_)) => return Ok(None),
+            Err(e) => return Err(read(e.into())),
+        };
+        let number = |key| -> Result<Option<u64>, DiskError> {
+            let found = numbers.get(key).map_err(|e| read(e.into()))?;
+            Ok(found.map(|n| n.value()))
+        };
+        let (format, cluster, member) = (number(FORMAT_KEY)?, number(CLUSTER_KEY)?, number(MEMBER_KEY)?);
+        let identity = cluster.zip(member).map(|(cluster, member)| Identity { cluster, member });
+        Ok(format.zip(identity))
+    }
+
+    /// Creates what is missing of the tables, the format and the identity. Returns the latter two.
+    fn create_tables(&self) -> Result<(u64, Identity), DiskError> {
+        self.writing(|txn| {
             txn.open_table(VERSIONS)?;
             txn.open_table(LEASES)?;
             let mut numbers = txn.open_table(NUMBERS)?;
@@ -169,11 +202,7 @@ impl Disk {
             let cluster = settled(CLUSTER_KEY, random.hash_one(CLUSTER_KEY) >> 1 | 1)?;
             let member = settled(MEMBER_KEY, random.hash_one(MEMBER_KEY) >> 1 | 1)?;
             Ok((format, Identity { cluster, member }))
-        });
-        match found? {
-            (FORMAT, identity) => Ok(identity),
-            (found, _) => Err(DiskError::Format { path: self.path.clone(), found }),
-        }
+        })
     }
 
     fn load(&self) -> Result<State, DiskError> {

@@ -107,20 +107,40 @@ impl Writer {
         } else {
             tracing::trace!(?took, put, dropped, "commit");
         }
-        match written {
+        let durable = match written {
             Ok(()) => {
                 self.publish(revision);
-                answers.into_iter().for_each(|answer| answer(Ok(())));
+                Ok(())
             }
             Err(e) => {
-                let status = self.failed(&e);
-                answers.into_iter().for_each(|answer| answer(Err(&status)));
+                let unknown = self.failed(&e);
+                if !e.is_full() || self.reopen().is_err() {
+                    Err(unknown)
+                } else if self.has(&changes, revision, compacted) {
+                    Ok(())
+                } else {
+                    // Unavailable would mean that the outcome is unknown. A leader finds it out by another write,
+                    // again and again while there is no room.
+                    Err(Status::resource_exhausted(unknown.message()))
+                }
             }
-        }
+        };
+        answers.into_iter().for_each(|answer| answer(durable.as_ref().copied()));
+    }
+
+    /// Whether the state, which was read from the file, has the changes of a batch. The file has all of them or none.
+    fn has(&self, changes: &Changes, revision: i64, compacted: i64) -> bool {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let has_lease = |id: &i64| state.leases.exists(*id);
+        // Only puts and deletions raise the revision.
+        state.durable >= revision
+            && state.history.compacted() >= compacted
+            && changes.granted.iter().all(|(id, _)| has_lease(id) || changes.revoked.contains(id))
+            && !changes.revoked.iter().any(has_lease)
     }
 
     /// After a write for which there was no room, the contents of the file count: `reopen` reads it
-    /// before the next batch. After every other failure, those that this system reads now may differ
+    /// at once, or before the next batch. After every other failure, those that this system reads now may differ
     /// from those on the disk, so the store takes no writes any more.
     fn failed(&mut self, error: &DiskError) -> Status {
         self.disk = None;

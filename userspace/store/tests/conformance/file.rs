@@ -3,6 +3,7 @@
 use crate::kv::Committed;
 use crate::peer::{Kind, Peer};
 use anyhow::{Context, Result, ensure};
+use contiv_store::election::{Timing, campaign};
 use contiv_store::{Config, Store, Txn, embedded::Server};
 use etcd_client::{EventType, GetOptions, WatchOptions};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -13,6 +14,8 @@ use testkit::scratch_dir;
 
 /// Guards against hanging.
 const HANG: Duration = Duration::from_secs(60);
+/// There is no other candidate.
+const TIMING: Timing = Timing { ttl: Duration::from_secs(60), staleness: Duration::from_secs(8) };
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 async fn refused(dir: &Path, listen: SocketAddr) -> Result<String> {
@@ -136,11 +139,15 @@ async fn a_full_disk_refuses_writes_until_there_is_room() -> Result<()> {
     let mut peer = tokio::task::block_in_place(|| Peer::start_on_a_small_disk(6 << 20))?;
     ensure!(peer.kind() == Kind::Embedded);
     let store = peer.store().await?;
+    let leadership = campaign(&store, "/lock", "me", TIMING).await?;
     let mut written = 0;
     let error = loop {
         match store.commit(Txn::new().put(format!("/k/{written}"), vec![b'v'; 100 << 10])).await {
             Ok(outcome) => drop(outcome.committed()?),
-            Err(e) => break format!("{:#}", anyhow::Error::from(e)),
+            Err(e) => {
+                ensure!(!e.outcome_unknown(), "{e:?}");
+                break format!("{:#}", anyhow::Error::from(e));
+            }
         }
         written += 1;
         ensure!(written < 200, "20 MB on a disk of 6");
@@ -148,6 +155,12 @@ async fn a_full_disk_refuses_writes_until_there_is_room() -> Result<()> {
     ensure!(error.contains("store.redb") && error.contains("No space left"), "{error}");
     // Acknowledged writes are kept, and reads are still served.
     ensure!(store.list("/k/").await?.items.len() == written);
+    // The leader knows that its change was not written, without another write.
+    let refused = leadership.commit(Txn::new().put("/large", vec![b'v'; 1 << 20])).await;
+    let refused = refused.err().context("there is room")?;
+    ensure!(!refused.outcome_unknown(), "{refused:?}");
+    ensure!(tokio::time::timeout(HANG, leadership.resolve_pending()).await??, "the leadership is over");
+    ensure!(store.get("/large").await?.is_none());
     let pid = peer.pid().to_string();
     let dir = peer.dir().context("an embedded store")?.display().to_string();
     run("nsenter", &["-t", &pid, "-m", "mount", "-o", "remount,size=40m", &dir])?;
@@ -156,5 +169,6 @@ async fn a_full_disk_refuses_writes_until_there_is_room() -> Result<()> {
         ensure!(start.elapsed() < HANG, "does not recover");
     }
     ensure!(store.list("/k/").await?.items.len() == written + 1);
+    leadership.commit(Txn::new().put("/large", vec![b'v'; 1 << 20])).await?.committed()?;
     Ok(())
 }
