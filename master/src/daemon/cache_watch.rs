@@ -1,6 +1,8 @@
 //! Applies the store's watch to the cache. Followers do so too, so that a new leader has a current
 //! cache.
 
+use std::ops::ControlFlow;
+
 use contiv_model::event::Event;
 use contiv_model::key;
 use contiv_store::{Batch, Progress, Relisted, Store, Update, Watch};
@@ -14,7 +16,7 @@ use crate::commit::COMMIT_RECORD;
 use crate::leadership::StoreHealth;
 use crate::metrics::Metrics;
 
-/// Updates applied in one batch at most; readers wait meanwhile.
+/// Updates applied at once at most, except those of a listing; readers wait meanwhile.
 const BATCH: usize = 64;
 
 /// Batches that wait for the next step: a page of the first snapshot is received while the one before is decoded,
@@ -77,38 +79,9 @@ async fn follow(
         }
     });
     steps.spawn(decode(to_decode, decoded));
-    while let Some(mut batch) = batches.recv().await {
-        if let Some(relisted) = batch.relisted {
-            if let Some(why) = relisted.divergence {
-                return why;
-            }
-            let _lock = cache.lock_commits().await;
-            cache.write().forget_unlisted(relisted.position.revision);
-        }
-        for updates in batch.updates.chunks_mut(BATCH) {
-            {
-                let _lock = cache.lock_commits().await;
-                let mut cache = cache.write();
-                for update in &mut *updates {
-                    if matches!(update.update.event, Event::Init) {
-                        *cache = ClusterCache::default();
-                    }
-                    cache.apply_decoded(update);
-                }
-            }
-            progress.advance();
-            lock.send_if_modified(|lock| {
-                let mut changed = false;
-                for DecodedUpdate { update, .. } in &*updates {
-                    let (complete, since) = (lock.complete, lock.since);
-                    changed |= lock.apply(update);
-                    // The first snapshot contains the lock of an earlier election.
-                    if complete && lock.since != since {
-                        elections.inc();
-                    }
-                }
-                changed
-            });
+    while let Some(batch) = batches.recv().await {
+        if let ControlFlow::Break(why) = apply(batch, cache, lock, elections, progress).await {
+            return why;
         }
     }
     while let Some(ended) = steps.join_next().await {
@@ -119,6 +92,53 @@ async fn follow(
         }
     }
     "the watch ended".to_owned()
+}
+
+/// Applies a batch to the cache, then to the state of the lock. Breaks with the reason if its listing contradicts what
+/// the watch has reported.
+async fn apply(
+    mut batch: DecodedBatch,
+    cache: &SharedCache,
+    lock: &watch::Sender<Lock>,
+    elections: &Counter,
+    progress: &Progress,
+) -> ControlFlow<String> {
+    // A listing that replaces lost changes is not in the order of their revisions: with a part of it, the cache may have
+    // the lock of a new leader, but not what was written before.
+    let at_once = if batch.relisted.is_some() { batch.updates.len().max(1) } else { BATCH };
+    if let Some(relisted) = batch.relisted {
+        if let Some(why) = relisted.divergence {
+            return ControlFlow::Break(why);
+        }
+        let _lock = cache.lock_commits().await;
+        cache.write().forget_unlisted(relisted.position.revision);
+    }
+    for updates in batch.updates.chunks_mut(at_once) {
+        {
+            let _lock = cache.lock_commits().await;
+            let mut cache = cache.write();
+            for update in &mut *updates {
+                if matches!(update.update.event, Event::Init) {
+                    *cache = ClusterCache::default();
+                }
+                cache.apply_decoded(update);
+            }
+        }
+        progress.advance();
+        lock.send_if_modified(|lock| {
+            let mut changed = false;
+            for DecodedUpdate { update, .. } in &*updates {
+                let (complete, since) = (lock.complete, lock.since);
+                changed |= lock.apply(update);
+                // The first snapshot contains the lock of an earlier election.
+                if complete && lock.since != since {
+                    elections.inc();
+                }
+            }
+            changed
+        });
+    }
+    ControlFlow::Continue(())
 }
 
 /// A [`Batch`] whose updates are decoded.
@@ -166,7 +186,8 @@ impl Lock {
 
 #[cfg(test)]
 mod tests {
-    use contiv_store::KeyValue;
+    use contiv_model::api::Tenant;
+    use contiv_store::{KeyValue, Position};
 
     use super::*;
 
@@ -185,6 +206,53 @@ mod tests {
             lease: 0,
         };
         update(Event::InitApply(key.to_owned(), kv))
+    }
+
+    fn put(key: String, value: Vec<u8>, revision: i64) -> DecodedUpdate {
+        let kv = KeyValue {
+            key: key.clone(),
+            value: value.into(),
+            create_revision: revision,
+            mod_revision: revision,
+            version: 1,
+            lease: 0,
+        };
+        DecodedUpdate::decode(Update { revision: 600, event: Event::Apply(key, kv) })
+    }
+
+    /// A term that begins with a part of the cache deletes what is derived from the objects that it lacks.
+    #[tokio::test]
+    async fn the_lock_of_a_listing_is_known_when_all_of_the_listing_is_applied() {
+        let tenant = |n: i64| {
+            let name = format!("t{n}");
+            let key = format!("/contiv.io/obj/modeldb/tenant/{name}");
+            let tenant = Tenant { key: name.clone(), tenant_name: name, ..Tenant::default() };
+            put(key, serde_json::to_vec(&tenant).unwrap(), 201 + n)
+        };
+        let lock_of_leader = put(key::LEADER.to_owned(), b"10.0.0.1:9999".to_vec(), 200);
+        let relisted = Relisted { position: Position { cluster: 1, revision: 600 }, divergence: None };
+        let updates = std::iter::once(lock_of_leader).chain((0..300).map(tenant)).collect();
+        let batch = DecodedBatch { relisted: Some(relisted), updates };
+
+        let cache = SharedCache::default();
+        let lock = watch::Sender::new(Lock { complete: true, ..Lock::default() });
+        let (elections, progress) = (Counter::default(), Progress::default());
+        // Has its turn between any two parts that are applied.
+        let tenants_of_leader = async {
+            loop {
+                let _commits = cache.lock_commits().await;
+                if lock.borrow().since == 200 {
+                    return cache.read().all::<Tenant>().count();
+                }
+            }
+        };
+        // Both wait for it at first.
+        let gate = cache.lock_commits().await;
+        let open = async move { drop(gate) };
+        let apply = apply(batch, &cache, &lock, &elections, &progress);
+        let (applied, tenants, ()) = tokio::join!(apply, tenants_of_leader, open);
+        assert!(applied.is_continue());
+        assert_eq!((tenants, elections.get()), (300, 1));
     }
 
     /// A commit record that was applied meanwhile would keep this netmaster from leading for ever.
