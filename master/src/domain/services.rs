@@ -87,13 +87,17 @@ fn possible_tenants<'a>(endpoint: &'a endpoint::State, staged: &StagedTxn<'a>) -
 }
 
 /// Adds the address of an endpoint to these services, or removes it, as the endpoints say that have it
-/// now.
+/// now. A service with providers that cannot be decoded stays as it is.
 fn update_services(old: &endpoint::State, services: BTreeSet<String>, staged: &mut StagedTxn<'_>) {
     let new = staged.get::<endpoint::State>(&old.id);
     let others = sharing_address(old, staged);
     let now: Vec<&Labels> = new.iter().chain(&others).filter_map(|endpoint| labels(endpoint)).collect();
     for id in services {
         let Some(service) = staged.get::<State>(&id) else { continue };
+        // One that cannot be decoded seems to be missing: a change would conflict with it again and again.
+        if has_unreadable_slice(&id, staged.cache()) {
+            continue;
+        }
         let is_provider = now.iter().any(|labels| selects(&service, labels));
         set_provider(&id, &old.ip_address, is_provider, staged);
     }
@@ -121,6 +125,10 @@ fn slices(id: &str, staged: &StagedTxn<'_>) -> Vec<Arc<Providers>> {
     let slice = |number| staged.get::<Providers>(&slice_key(id, number));
     let stored = (0..count).map(|number| slice(number).unwrap_or_default());
     stored.chain((count..).map_while(slice)).collect()
+}
+
+fn has_unreadable_slice(id: &str, cache: &ClusterCache) -> bool {
+    cache.is_unreadable::<Providers>(id) || cache.first_unreadable::<Providers>(&format!("{id}/")).is_some()
 }
 
 fn addresses(slice: &Providers) -> &[String] {

@@ -308,3 +308,36 @@ fn services_that_cannot_be_decoded_stay_and_others_are_restored() {
         assert_eq!(fixture.loaded().cache.unreadable_keys().collect::<Vec<_>>(), [SLICE]);
     }
 }
+
+/// A change of the service would conflict, and fail the change of the endpoint.
+#[test]
+fn endpoints_change_while_providers_of_a_service_cannot_be_decoded() {
+    let mut good = fixture();
+    let other = json!({"tenantName": "default", "serviceName": "t", "networkName": "net",
+        "selectors": ["app=web"], "ports": ["80:80:TCP"]});
+    good.put("serviceLBs", "default:t", &other).unwrap();
+    let first = "/contiv.io/state/provider/s:default".to_owned();
+    let newer = json!("{");
+    for slice in [first.clone(), format!("{first}/1")] {
+        let mut watching = good.loaded();
+        watching.edit(&slice, Some(&newer));
+        let update = watching.changes.last().unwrap().clone();
+        watching.cache.apply_update(&update);
+        let mut behind = good.loaded();
+        behind.edit(&slice, Some(&newer));
+        behind.reload(&slice);
+        for mut fixture in [watching.loaded(), watching, behind] {
+            let before = fixture.value(&first);
+            let b = fixture.value("/contiv.io/state/eps/net.default-b").unwrap()["ipAddress"].clone();
+            let (c, _) = fixture.create("net", "c", "", "", "").unwrap();
+            let start = json!({"Event": "start", "Tenant": "default", "Network": "net", "EndpointID": "c",
+                "ContainerID": "c", "Labels": {"app": "web"}});
+            fixture.call("updateEndpoint", &start).unwrap();
+            fixture.remove("net", "b").unwrap();
+            assert_eq!((fixture.value(&first), fixture.value(&slice)), (before, Some(newer.clone())));
+            let record = fixture.value("/contiv.io/state/provider/t:default").unwrap();
+            let providers = record["Providers"].as_array().unwrap();
+            assert!(providers.contains(&json!(c)) && !providers.contains(&b), "{record}");
+        }
+    }
+}
