@@ -53,7 +53,7 @@ pub struct Deposed;
 
 /// Outcome of a batch of jobs.
 enum BatchOutcome {
-    /// They were answered: carried out, or refused for a reason of their own.
+    /// They were answered: carried out, or refused for a reason of their own. Several jobs may have been split instead.
     Answered,
     /// The store has refused the change, or did not answer.
     StoreFailed,
@@ -247,6 +247,11 @@ impl Committer {
                         fail_all(jobs, &Problem::deposed());
                         return Err(Deposed);
                     }
+                    // One of the jobs may conflict whatever was read.
+                    if attempt > 0 && jobs.len() > 1 {
+                        self.split(jobs);
+                        return Ok(BatchOutcome::Answered);
+                    }
                 }
                 Ok(LogOutcome::Decided) => {
                     // Carried out: a follower must not send these requests to the next leader.
@@ -302,11 +307,17 @@ impl Committer {
     /// the others.
     fn refuse_too_large(&mut self, jobs: Vec<Job>, largest: &(String, usize)) {
         if jobs.len() > 1 {
-            self.deferred.extend(jobs.into_iter().map(|job| Job { exclusive: true, ..job }));
-            return;
+            return self.split(jobs);
         }
         let (key, bytes) = largest;
         fail_all(jobs, &too_large(key, *bytes));
+    }
+
+    /// Plans each of the jobs next in a transaction of its own, in their order.
+    fn split(&mut self, jobs: Vec<Job>) {
+        for job in jobs.into_iter().rev() {
+            self.deferred.push_front(Job { exclusive: true, ..job });
+        }
     }
 
     /// Answers plans that stage no change.

@@ -82,6 +82,39 @@ async fn a_decided_change_is_acknowledged_although_leadership_is_lost() {
     assert_eq!(tenants.items.len(), 5000);
 }
 
+/// The record of one tenant cannot be decoded, and the plan takes it for missing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_always_conflicts_does_not_fail_others() {
+    const TENANTS: &str = "/contiv.io/obj/modeldb/tenant/";
+    let fixture = Fixture::new().await;
+    let leadership = fixture.lead("first").await;
+    let (queue, mut committer) = fixture.committer();
+    let _put = fixture.store.commit(Txn::new().put(format!("{TENANTS}bad"), "x")).await.unwrap();
+    let submit = |name: &'static str| {
+        let plan = move |staged: &mut StagedTxn<'_>| {
+            staged.put(name, Tenant { key: name.into(), tenant_name: name.into(), ..Tenant::default() });
+            Ok(name.as_bytes().to_vec())
+        };
+        queue.submit(Box::new(plan), false)
+    };
+    let stop = CancellationToken::new();
+    let submitted = async {
+        let answers = tokio::join!(submit("first"), submit("bad"), submit("last"));
+        stop.cancel();
+        answers
+    };
+    let ((first, bad, last), ended) = tokio::join!(submitted, committer.run(&leadership, &stop));
+    assert!(ended.is_ok(), "leadership is lost");
+    assert_eq!((first, last), (Ok(b"first".to_vec()), Ok(b"last".to_vec())));
+    assert_eq!(bad.unwrap_err().kind.status(), 503);
+    let tenants = fixture.store.list(TENANTS).await.unwrap().items;
+    let revision = |name: &str| {
+        let tenant = tenants.iter().find(|kv| kv.key == format!("{TENANTS}{name}"));
+        tenant.map(|kv| kv.mod_revision).unwrap()
+    };
+    assert!(revision("bad") < revision("first") && revision("first") < revision("last"));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_size_of_a_change_is_checked_without_writing_it() {
     let fixture = Fixture::new().await;
