@@ -16,12 +16,15 @@ use crate::members::Members;
 use crate::rotation::Files;
 use crate::{Cause, Config, Error, Operation, RequestMetrics};
 use etcd_client::{GetOptions, LeaseClient, WatchClient};
+use request::Limits;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Time limit of [`Store::connect`].
+/// Time that each member has to answer [`Store::connect`].
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
+/// One call has the time for the answers of so many members.
+const MOST_ASKED: u32 = 8;
 
 /// Key of reads whose answer's header is of interest. Below contiv's prefix, which is all that etcd's
 /// user may be permitted to read.
@@ -46,14 +49,15 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Fails if the configuration is invalid, if a TLS file cannot be read, or within 3 s if no
-    /// endpoint answers.
+    /// Fails if the configuration is invalid, if a TLS file cannot be read, or if no endpoint answers. Each
+    /// has 3 s, or the request timeout if that is shorter, to log in and as long to answer.
     pub async fn connect(config: &Config) -> Result<Store, Error> {
         let urls = config.urls()?;
         let endpoints = urls.join(",");
         let limit = CONNECT_LIMIT.min(config.request_timeout);
+        let asked = u32::try_from(urls.len()).unwrap_or(MOST_ASKED).clamp(1, MOST_ASKED);
         let options = config.options().await?;
-        let members = match tokio::time::timeout(limit, Members::connect(urls, &options)).await {
+        let members = match Members::connect(urls, &options, limit).await {
             Ok(members) => {
                 members.map_err(|e| request_error(Operation::Connect, "the store", &endpoints, e))?
             }
@@ -67,7 +71,7 @@ impl Store {
             }
         };
         let store = Store::begin(members, endpoints, config);
-        store.probe(limit).await?;
+        store.probe(limit, limit * asked).await?;
         store.follow_files(config);
         Ok(store)
     }
@@ -113,7 +117,7 @@ impl Store {
                 return Err(error);
             }
         }
-        self.probe(limit).await
+        self.probe(limit, limit).await
     }
 
     fn begin(members: Members, endpoints: String, config: &Config) -> Store {
@@ -123,11 +127,12 @@ impl Store {
         Store { shared: Arc::new(shared) }
     }
 
-    /// Waits for an answer.
-    async fn probe(&self, limit: Duration) -> Result<(), Error> {
+    /// Waits for an answer: until `limit` for that of one member, until `all` for that of any.
+    async fn probe(&self, limit: Duration, all: Duration) -> Result<(), Error> {
         let options = GetOptions::new().with_count_only();
-        let patience = self.patience(Again::Always).min(limit);
-        self.request_within((limit, patience), Operation::Connect, "the store", Again::Always, || {
+        // Without a limit for each, the first members would have the time of the last ones.
+        let limits = Limits { all, first: self.patience(Again::Always).min(limit), longest: limit };
+        self.request_within(limits, Operation::Connect, "the store", Again::Always, || {
             let (mut kv, options) = (self.shared.members.kv(), options.clone());
             async move { kv.get(PROBED, Some(options)).await }
         })

@@ -10,6 +10,7 @@ use etcd_client::{Channel, Client, ConnectOptions, KvClient, LeaseClient, Mainte
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 use tokio::sync::{Mutex, watch};
+use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
 use tonic::transport::Endpoint;
 
@@ -78,17 +79,19 @@ const RELOAD: Duration = Duration::from_secs(10);
 const QUIET: Duration = Duration::from_secs(5);
 
 impl Members {
-    /// Begins with the first member; with credentials, with the first one that accepts the login.
+    /// Begins with the first member; with credentials, with the first one that accepts the login within `limit`.
     pub(crate) async fn connect(
         urls: Vec<String>,
         options: &ConnectOptions,
-    ) -> Result<Members, etcd_client::Error> {
+        limit: Duration,
+    ) -> Result<Result<Members, etcd_client::Error>, Elapsed> {
         let mut asked = 0;
         loop {
-            match Clients::connect(&urls[asked], options).await {
-                Ok(clients) => return Ok(Members::begin(urls, asked, options.clone(), clients)),
-                Err(_) if asked + 1 < urls.len() => asked += 1,
-                Err(error) => return Err(error),
+            match timeout(limit, Clients::connect(&urls[asked], options)).await {
+                Ok(Ok(clients)) => return Ok(Ok(Members::begin(urls, asked, options.clone(), clients))),
+                Ok(Err(_)) | Err(_) if asked + 1 < urls.len() => asked += 1,
+                Ok(Err(error)) => return Ok(Err(error)),
+                Err(elapsed) => return Err(elapsed),
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Leases: grant, revocation, keys and remaining time.
 
 use super::Store;
-use super::request::Again;
+use super::request::{Again, Limits};
 use crate::{Error, Operation};
 use etcd_client::LeaseTimeToLiveOptions;
 use std::collections::BTreeSet;
@@ -60,9 +60,10 @@ impl Store {
         lease: i64,
         patience: Duration,
     ) -> Result<Option<Remaining>, Error> {
-        let limit = self.shared.request_timeout;
+        let all = self.shared.request_timeout;
+        let limits = Limits { all, first: patience.min(all), longest: Duration::MAX };
         let answer = self
-            .request_within((limit, patience.min(limit)), Operation::TimeToLive, key, Again::Always, || {
+            .request_within(limits, Operation::TimeToLive, key, Again::Always, || {
                 let mut client = self.shared.members.lease();
                 async move { client.time_to_live(lease, None).await }
             })

@@ -27,6 +27,17 @@ pub(crate) enum Again {
     Unsent,
 }
 
+/// Time limits of a request.
+#[derive(Clone, Copy)]
+pub(super) struct Limits {
+    /// For all attempts together.
+    pub(super) all: Duration,
+    /// For the first attempt. Each later one has twice as long as the one before.
+    pub(super) first: Duration,
+    /// For one attempt, at most.
+    pub(super) longest: Duration,
+}
+
 impl Store {
     pub(crate) async fn request<T, F, A>(
         &self,
@@ -39,7 +50,8 @@ impl Store {
         F: FnMut() -> A,
         A: Future<Output = Result<T, etcd_client::Error>>,
     {
-        let limits = (self.shared.request_timeout, self.patience(again));
+        let (all, first) = (self.shared.request_timeout, self.patience(again));
+        let limits = Limits { all, first, longest: Duration::MAX };
         self.request_within(limits, operation, key, again, send).await
     }
 
@@ -52,10 +64,10 @@ impl Store {
         }
     }
 
-    /// Sends a request with limits for all attempts together and for each attempt.
+    /// Sends a request with other limits.
     pub(super) async fn request_within<T, F, A>(
         &self,
-        limits: (Duration, Duration),
+        limits: Limits,
         operation: Operation,
         key: &str,
         again: Again,
@@ -73,7 +85,7 @@ impl Store {
 
     async fn attempts<T, F, A>(
         &self,
-        (limit, mut patience): (Duration, Duration),
+        limits: Limits,
         operation: Operation,
         key: &str,
         again: Again,
@@ -83,7 +95,7 @@ impl Store {
         F: FnMut() -> A,
         A: Future<Output = Result<T, etcd_client::Error>>,
     {
-        let deadline = Instant::now() + limit;
+        let (deadline, mut patience) = (Instant::now() + limits.all, limits.first);
         let members = &self.shared.members;
         let mut backoff = Backoff::default();
         let mut earlier: Option<Error> = None;
@@ -133,7 +145,7 @@ impl Store {
             }
             earlier = Some(error);
             // The next member needs a new connection, which takes longer on a slow network.
-            patience *= 2;
+            patience = (patience * 2).min(limits.longest);
             tokio::time::sleep(wait).await;
         }
     }

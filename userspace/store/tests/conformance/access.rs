@@ -33,14 +33,9 @@ async fn an_unreachable_store_is_named() -> Result<()> {
     let reached = tokio::time::timeout(HANG, Store::open(&config).await?.reach(&config)).await?;
     ensure!(reached.is_err_and(|error| error.is_transient()), "the error is of no listener");
 
-    // A listener that does not answer.
-    let silent = std::net::TcpListener::bind("127.0.0.1:0")?;
-    let error =
-        tokio::time::timeout(HANG, refused(&Config::new([silent.local_addr()?.to_string()]))).await??;
-    ensure!(
-        error.contains("connect to the store") && error.contains(&silent.local_addr()?.to_string()),
-        "{error}"
-    );
+    let (_listener, silent) = silent()?;
+    let error = tokio::time::timeout(HANG, refused(&Config::new([&silent]))).await??;
+    ensure!(error.contains("connect to the store") && error.contains(&silent), "{error}");
     Ok(())
 }
 
@@ -54,6 +49,36 @@ async fn one_of_several_endpoints_is_enough() -> Result<()> {
         ensure!(store.get(&format!("k/{i}")).await?.is_some());
     }
     ensure!(store.list("k/").await?.items.len() == 50);
+    Ok(())
+}
+
+/// A listener that accepts connections and does not answer, and its endpoint.
+fn silent() -> Result<(std::net::TcpListener, String)> {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let endpoint = listener.local_addr()?.to_string();
+    Ok((listener, endpoint))
+}
+
+#[tokio::test]
+async fn the_last_member_is_enough_to_connect() -> Result<()> {
+    let peer = Peer::start(Kind::Embedded)?;
+    let (_first, first) = silent()?;
+    let (_second, second) = silent()?;
+    let config = Config::new([first, second, peer.endpoint()]);
+    let store = tokio::time::timeout(HANG, Store::connect(&config)).await??;
+    ensure!(store.get("k").await?.is_none());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_last_member_is_enough_to_log_in() -> Result<()> {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let etcd = Etcd::start()?;
+    let config = enable_authentication(&etcd)?;
+    let (_first, first) = silent()?;
+    let config = Config { endpoints: vec![first, etcd.endpoint()], ..config };
+    let store = tokio::time::timeout(HANG, Store::connect(&config)).await??;
+    ensure!(store.get("k").await?.is_none());
     Ok(())
 }
 
