@@ -38,7 +38,9 @@ struct Clients {
 impl Clients {
     /// Logs in if a user is given; otherwise the first request establishes the connection.
     async fn connect(url: &str, options: &ConnectOptions) -> Result<Clients, etcd_client::Error> {
-        Ok(Clients { requests: client(url, options).await?, watches: client(url, options).await? })
+        // Together, because a login may take most of its time limit.
+        let (requests, watches) = tokio::try_join!(client(url, options), client(url, options))?;
+        Ok(Clients { requests, watches })
     }
 }
 
@@ -63,6 +65,8 @@ struct Place {
     silent: Vec<Option<Instant>>,
     /// Time of the last change, or of the last login at the only member.
     moved: Option<Instant>,
+    /// Logins that have timed out since the last one that succeeded, when changing the member.
+    late: u32,
 }
 
 /// Largest message from the store. Listings of large bodies exceed gRPC's default of 4 MiB. So does the
@@ -71,8 +75,11 @@ const MAX_ANSWER: usize = 256 << 20;
 /// Time for which a member that did not answer is skipped if there is another: each attempt would
 /// cost a timeout.
 const SILENCE: Duration = Duration::from_secs(3);
-/// Time limit of a login when changing the member.
+/// Time limit of a login when changing the member, at first. Each one that is late doubles it: on a slow network no
+/// login may be faster.
 const LOGIN: Duration = Duration::from_secs(1);
+/// The limit is doubled so many times at most: other requests wait for the change meanwhile.
+const DOUBLED: u32 = 2;
 /// Time limit of a login with other options.
 const RELOAD: Duration = Duration::from_secs(10);
 /// Changes of the member within this time of each other are logged at debug level.
@@ -108,7 +115,7 @@ impl Members {
     }
 
     fn begin(urls: Vec<String>, asked: usize, options: ConnectOptions, clients: Clients) -> Members {
-        let place = Place { asked, silent: vec![None; urls.len()], moved: None };
+        let place = Place { asked, silent: vec![None; urls.len()], moved: None, late: 0 };
         let (turn, place) = (watch::Sender::new(0), Mutex::new(place));
         Members { urls, options: RwLock::new(options), clients: RwLock::new(clients), turn, place }
     }
@@ -143,12 +150,19 @@ impl Members {
         place.asked = next(from, &place.silent, now);
         let (from, to) = (&self.urls[from], &self.urls[place.asked]);
         let options = self.options.read().unwrap_or_else(PoisonError::into_inner).clone();
-        match timeout(LOGIN, Clients::connect(to, &options)).await {
-            Ok(Ok(clients)) => *self.clients.write().unwrap_or_else(PoisonError::into_inner) = clients,
+        let limit = LOGIN * (1 << place.late.min(DOUBLED));
+        match timeout(limit, Clients::connect(to, &options)).await {
+            Ok(Ok(clients)) => {
+                *self.clients.write().unwrap_or_else(PoisonError::into_inner) = clients;
+                place.late = 0;
+            }
             // Requests continue to fail at the previous member, and then it is the turn of the next
             // one.
             Ok(Err(error)) => tracing::warn!(%error, to, "connecting to another store member failed"),
-            Err(_) => tracing::warn!(to, "login to the store member timed out after {LOGIN:?}"),
+            Err(_) => {
+                place.late = place.late.saturating_add(1);
+                tracing::warn!(to, "login to the store member timed out after {limit:?}");
+            }
         }
         let what = "store member failed; changing to the next";
         // When all members fail, the caller reports it.

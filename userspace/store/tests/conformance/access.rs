@@ -136,7 +136,7 @@ async fn user_and_password() -> Result<()> {
 }
 
 /// Enables authentication, with user `root` and password `secret`.
-fn enable_authentication(etcd: &Etcd) -> Result<Config> {
+pub(crate) fn enable_authentication(etcd: &Etcd) -> Result<Config> {
     tokio::task::block_in_place(|| {
         etcd.ctl(&["user", "add", "root:secret"])?;
         etcd.ctl(&["role", "add", "root"])?;

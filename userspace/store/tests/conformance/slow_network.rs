@@ -1,5 +1,6 @@
 //! Members that are far away: every packet, and every new connection, takes its time.
 
+use crate::access::enable_authentication;
 use crate::peer::Peer;
 use anyhow::{Result, ensure};
 use contiv_store::election::{ElectionThread, Timing, campaign};
@@ -8,6 +9,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use testkit::etcd::Etcd;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -121,5 +123,25 @@ pub(crate) async fn new_connections_on_a_slow_network(peer: &mut Peer) -> Result
     // As a process that is killed.
     drop(election);
     timeout(SOON, other).await??.resign().await?;
+    Ok(())
+}
+
+/// A login takes more than a second: the connection and the answer take 500 ms each.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_member_is_left_for_one_whose_login_is_slow() -> Result<()> {
+    testkit::needs!(binary("etcd"), binary("etcdctl"));
+    let etcd = Etcd::start()?;
+    let config = enable_authentication(&etcd)?;
+    let address: SocketAddr = etcd.endpoint().trim_start_matches("http://").parse()?;
+    let (silent, slow) = (Delay::default(), Delay::default());
+    let endpoints = vec![relay(address, silent.clone()).await?, relay(address, slow.clone()).await?];
+    let store = Store::connect(&Config { endpoints, ..config }).await?;
+    ensure!(store.get("/state").await?.is_none());
+    silent.set(Duration::from_secs(3600));
+    slow.set(SLOW);
+    let start = Instant::now();
+    while let Err(error) = timeout(SOON, store.get("/state")).await? {
+        ensure!(start.elapsed() < SOON, "the client stays with the silent member: {error}");
+    }
     Ok(())
 }
