@@ -306,9 +306,12 @@ extern "C" fn ctv_rank(number: u32, owner: u32, now: u32, share: u32) -> u32 {
     if flows::is_over(flow, now) {
         return rank | EXPIRED;
     }
-    // Its ends may still have the connection: the next packet would begin a flow, perhaps the other way round.
+    // Its ends may still have the connection: the next packet would begin a flow, perhaps the other way round. Not so if its server
+    // has sent nothing for long; else a denied client would hold the room of its server.
     if flow.is_denied() {
-        return 0;
+        let Some(node) = maps::node() else { return 0 };
+        let is_silent = contiv_abi::idle(now, flow.halves[1].seen) > flow.timeout(&node.timeouts);
+        return if is_silent { rank } else { 0 };
     }
     if share != 0 && others != 0 && used_by(others) > i64::from(share) {
         return rank;

@@ -290,6 +290,8 @@ fn room(packet: &Packet) -> u32 {
     match packet.tuple.protocol {
         TCP if track::opens(packet) => flow_records::ALL,
         TCP => flow_records::HALF,
+        // Without a flow it would be dropped.
+        _ if packet.route == Route::KERNEL => flow_records::ALL,
         _ => flow_records::HALF_IF_ASKED,
     }
 }

@@ -21,47 +21,75 @@ const INVALID: u32 = 0;
 #[unsafe(no_mangle)]
 static CTV_SKB: SkbLayout = SkbLayout::UNKNOWN;
 
-/// Copies the headers of a pod's frame into the kernel's own memory, unless they are there. Pages of a process (`MSG_ZEROCOPY`) are sent as
-/// they are, and copied after the programs: a pod that moves the headers into them could change what has been evaluated. Not zero on
-/// failure.
+/// Sees to it that the headers of a pod's frame are in the kernel's own memory. Pages of a process (`MSG_ZEROCOPY`) are sent as they are,
+/// and copied after the programs: a pod that moves the headers into them could change what has been evaluated. Not zero on failure.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_own_headers(skb: *mut __sk_buff) -> u32 {
-    /// More than the extension headers that the programs follow, and what an ICMP error quotes, can be long.
+    /// More than extension headers, and what an ICMP error quotes, can be long.
     const LONGEST: u32 = 1 << 14;
-    if has_plain_headers(skb) {
+    if are_linear(skb) {
         return 0;
     }
     // SAFETY: the context is the one that the kernel gave to the program.
-    let len = unsafe { (*skb).len };
+    let (len, is_segmented) = unsafe { ((*skb).len, (*skb).gso_size != 0) };
+    // The kernel segments by how the data lies in memory, in some protocols: it must stay where it is.
+    if is_segmented {
+        return 1;
+    }
     // SAFETY: as above; no pointer into the frame is in use.
     let failed = unsafe { bpf_skb_pull_data(skb, if len < LONGEST { len } else { LONGEST }) };
     u32::from(failed != 0)
 }
 
-/// Whether the headers up to those of TCP or UDP, without options and extension headers, are in the kernel's memory. The kernel sends
-/// most frames so, and nothing behind these headers is evaluated.
+/// Whether all headers that are evaluated are in the linear part of the frame, which is the kernel's.
 #[inline(always)]
-fn has_plain_headers(skb: *mut __sk_buff) -> bool {
+fn are_linear(skb: *mut __sk_buff) -> bool {
     const ETHERNET: usize = 14;
-    const LONGEST: usize = 20;
     const IPV4: u16 = Be16::new(0x0800).wire();
     const IPV6: u16 = Be16::new(0x86dd).wire();
+    const HOP_BY_HOP: u8 = 0;
     // SAFETY: the context is the one that the kernel gave to the program.
     let (data, end) = unsafe { ((*skb).data as usize, (*skb).data_end as usize) };
-    if data + ETHERNET + 20 + LONGEST > end {
+    let has = |len: usize| data + len <= end;
+    // SAFETY: only for bytes before the end.
+    let byte = |at: usize| unsafe { ((data + at) as *const u8).read_volatile() };
+    if !has(ETHERNET + 20) {
         return false;
     }
-    // SAFETY: these bytes are before the end.
-    let byte = |at: usize| unsafe { ((data + at) as *const u8).read_volatile() };
     let kind = u16::from_ne_bytes([byte(ETHERNET - 2), byte(ETHERNET - 1)]);
-    let is_plain = |protocol: u8| protocol == TCP || protocol == UDP;
     if kind == IPV4 {
-        return byte(ETHERNET) == 0x45 && is_plain(byte(ETHERNET + 9));
+        let Some(transport) = evaluated(byte(ETHERNET + 9)) else { return false };
+        let header = usize::from(byte(ETHERNET) & 0xf) * 4;
+        return has(ETHERNET + header + transport);
     }
-    kind == IPV6 && data + ETHERNET + 40 + LONGEST <= end && is_plain(byte(ETHERNET + 6))
+    if kind != IPV6 || !has(ETHERNET + 40 + 8) {
+        return false;
+    }
+    let next = byte(ETHERNET + 6);
+    // The kernel puts it before TCP segments of more than 64 KiB.
+    if next == HOP_BY_HOP && byte(ETHERNET + 40 + 1) == 0 {
+        let transport = evaluated(byte(ETHERNET + 40));
+        return transport.is_some_and(|transport| has(ETHERNET + 40 + 8 + transport));
+    }
+    evaluated(next).is_some_and(|transport| has(ETHERNET + 40 + transport))
+}
+
+/// How much is evaluated behind the headers of IP; `None` where that may be long: of ICMP, and behind the extension headers of IPv6.
+#[inline(always)]
+fn evaluated(protocol: u8) -> Option<usize> {
+    const EXTENSIONS: [u8; 5] = [0, 43, 44, 51, 60];
+    let [a, b, c, d, e] = EXTENSIONS;
+    match protocol {
+        TCP => Some(20),
+        UDP => Some(8),
+        SCTP => Some(12),
+        ICMP | ICMPV6 => None,
+        _ if protocol == a || protocol == b || protocol == c || protocol == d || protocol == e => None,
+        _ => Some(0),
+    }
 }
 
 /// Offset in the frame of the two bytes that the kernel is still to write, or [`NO_CHECKSUM`].

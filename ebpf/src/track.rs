@@ -247,10 +247,9 @@ extern "C" fn ctv_by(packet: *mut Packet) -> u32 {
     }
     let code = policy::is_current(flow, half);
     if code != GO_ON {
-        // A denied flow goes on as long as replies come, which could begin it the other way round. Its own packets would be denied
-        // without it, too: with them, a client held the room of its server. An error says nothing about that.
+        // A denied flow goes on as long as its packets come. An error says nothing about that.
         let is_current = u32::from(flows::head(place).generation) == packet.generation;
-        if code == DropReason::Policy as u32 && reply && packet.icmp_error == Told::NOTHING && is_current {
+        if code == DropReason::Policy as u32 && packet.icmp_error == Told::NOTHING && is_current {
             half.seen = packet.now;
         }
         return code;

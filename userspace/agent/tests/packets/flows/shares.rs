@@ -2,10 +2,12 @@
 
 use anyhow::Result;
 use contiv_abi::{
-    Flow, FlowHalf, TCP,
+    DropReason, Flow, FlowHalf, TCP,
     maps::{FROM_POD, FROM_UPLINK},
 };
-use netplugin::datapath::{Datapath as _, Object, ebpf::Options};
+use contiv_model::policy::{Action, Direction, Peer, Rule};
+use ipnet::IpNet;
+use netplugin::datapath::{Datapath as _, Local, Object, Op, ebpf::Options};
 use testkit::{
     needs,
     packet::{Packet, tcp_flags},
@@ -15,6 +17,7 @@ use super::{HERE, OTHER, Rig, between, open, tcp};
 use crate::{
     flow_table::{self, HOUR, slots},
     node::{Endpoint, Node, Pod, network, vlan, vxlan},
+    policy::{group, number, rule},
     run::run,
 };
 
@@ -152,5 +155,50 @@ fn a_full_table_takes_from_those_with_most() -> Result<()> {
     let (own, least) = (owned(&rig.node, ifindex)?, of_hogs()?.into_iter().min());
     assert!(least > Some(own), "{own} flows, and the others at least {least:?}");
     assert_eq!(slots(&rig.node)?, 2 * flow_table::flows(&rig.node)?.len(), "each flow has two slots");
+    Ok(())
+}
+
+/// Flows that rules deny later take the endpoint that they reach no room, once it has been silent.
+#[test]
+fn denied_flows_of_a_silent_server_make_room() -> Result<()> {
+    needs!(root());
+    let (mut node, _outside) = Node::on_wire_with("ct-denied", options)?;
+    let n1 = network("n1.t", vlan(100));
+    let third = Endpoint(9);
+    node.want_network(&n1).want(Object::Remote(OTHER.remote(&n1, None)));
+    node.want(Object::Remote(third.remote(&n1, None)));
+    let mut pod = node.pod(&n1, HERE)?;
+    pod.local = Local { identity: Some(number(2)), ..pod.local };
+    node.want(Object::Group(group(2, vec![]))).want(Object::Local(pod.local.clone()));
+    node.converge()?;
+    let ifindex = node.ifindex(&pod.local.port)?;
+    let request = |node: &Node, from: Endpoint, port: u16| {
+        let frame = Packet::eth(HERE.mac(), from.mac()).vlan(100).ipv4(from.ip(), HERE.ip()).udp(port, 53);
+        run(node, FROM_UPLINK, "trunk", &frame.build())
+    };
+    for port in 0..QUOTA as u16 {
+        request(&node, OTHER, port)?;
+        run(&node, FROM_POD, &pod.local.port, &between(HERE, OTHER).udp(53, port).build())?;
+    }
+    assert_eq!(owned(&node, ifindex | FlowHalf::RECEIVED)?, QUOTA);
+    let peer = Peer::prefix(IpNet::new(OTHER.ip().into(), 32)?);
+    let denied = Rule { peer, ..rule("deny", Direction::In, Action::Deny, 1) };
+    assert!(node.apply(&[Op::Set(Object::Group(group(2, vec![denied])))])?.is_empty());
+    let made = |node: &Node| node.datapath.inspect()["flows"]["made"].as_u64().unwrap();
+    for (is_silent, most) in [(false, 0..=0), (true, 95..=100)] {
+        if is_silent {
+            flow_table::change(&node, |flow| {
+                flow.halves[1].seen = flow.halves[1].seen.wrapping_sub(2 * HOUR + 10);
+            })?;
+        }
+        for port in 0..QUOTA as u16 {
+            request(&node, OTHER, port)?.assert_dropped(DropReason::Policy);
+        }
+        let before = made(&node);
+        for port in 1000..1100 {
+            request(&node, third, port)?;
+        }
+        assert!(most.contains(&(made(&node) - before)), "{} of 100", made(&node) - before);
+    }
     Ok(())
 }

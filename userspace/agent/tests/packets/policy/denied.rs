@@ -37,24 +37,9 @@ fn a_denied_connection_does_not_come_back_from_its_server() -> Result<()> {
     Ok(())
 }
 
-/// Two times five of eight thousand seconds. Its own packets would be denied without it, too.
-#[test]
-fn packets_of_its_client_do_not_keep_a_denied_flow() -> Result<()> {
-    needs!(root());
-    let mut rig = Rig::new("deny-client")?;
-    open(&rig)?;
-    rig.set(group(2, vec![rule("all", Direction::In, Action::Deny, 1)]))?;
-    for flows in [1, 1, 0] {
-        rig.send(&there(ACK, (1001, 5001)))?.assert_dropped(DropReason::Policy);
-        assert_eq!(flow_table::flows(&rig.node)?.len(), flows);
-        age(&rig, 5000)?;
-    }
-    Ok(())
-}
-
 /// Two times five of eight thousand seconds.
 #[test]
-fn dropped_replies_keep_a_denied_flow() -> Result<()> {
+fn dropped_packets_keep_a_denied_flow() -> Result<()> {
     needs!(root());
     let mut rig = Rig::new("deny-long")?;
     open(&rig)?;
