@@ -72,7 +72,7 @@ on_every_datapath!([
         unknown_destinations_are_dropped, services_do_not_route_link_local_addresses, errors_are_routed, the_ttl_is_exceeded_at_the_gateway;
     routing_policies: policies_apply_between_networks, services_have_backends_on_other_networks, routed_packets_get_a_dscp,
         expired_packets_to_services_choose_a_backend;
-    routing_vlan: gateways_of_vlans_answer, frames_stay_on_the_node, pods_of_routed_vlans_on_one_node, packets_leave_by_the_kernel,
+    routing_vlan: gateways_of_vlans_answer, frames_stay_on_the_node, discovery_does_not_leave, pods_of_routed_vlans_on_one_node, packets_leave_by_the_kernel,
         the_kernel_reaches_pods, the_kernel_speaks_for_no_pod_of_the_node, tenants_on_vlans_are_separate,
         a_vlan_has_a_vrf_of_its_own, policies_apply_to_the_kernel, policies_apply_to_expired_packets, services_have_backends_behind_the_kernel, errors_about_packets_to_the_kernel,
         pods_move_behind_the_kernel, vlans_are_bridged_again, restart_with_routed_vlans_writes_nothing;

@@ -1,6 +1,9 @@
 //! VLAN networks for which the nodes are the gateway. Their frames stay on the node, whose kernel forwards their packets.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    time::Duration,
+};
 
 use anyhow::{Result, ensure};
 use contiv_model::{
@@ -11,7 +14,10 @@ use netplugin::datapath::{
     Backend, KERNEL_MAC, Network, Object, Op, Scope, Service,
     fake::{Delivery, Origin, Target},
 };
-use testkit::packet::{BROADCAST, Packet};
+use testkit::{
+    packet::{BROADCAST, Packet},
+    wait_until,
+};
 
 use crate::{
     harness::Harness,
@@ -100,6 +106,23 @@ pub(crate) fn frames_stay_on_the_node<H: Harness>() -> Result<()> {
     for frame in [known, from_router, hello, request] {
         world.sends_bytes(&Origin::Uplink, &tagged(&frame.build(), 101), [])?;
     }
+    Ok(())
+}
+
+/// Rules do not apply to it, and no router forwards it.
+pub(crate) fn discovery_does_not_leave<H: Harness>() -> Result<()> {
+    let mut world = Pair::vlans()?.world::<H>()?;
+    let advertisement = Packet::neighbour_advertisement((ROUTER, OUTSIDE.1), (A.mac(), A.ip6()), A.mac(), 0);
+    world.node.emit(&pod("pa"), &advertisement.build())?;
+    let [_, later] = leaving((A, 4000), (FAR_A, 5000));
+    world.node.emit(&pod("pa"), &later.build())?;
+    let mut came = vec![];
+    wait_until(Duration::from_secs(5), "the packet behind it", || {
+        came.extend(world.node.arrivals()?);
+        Ok(came.contains(&to_kernel(&later)).then_some(()))
+    })?;
+    came.retain(|delivery| delivery.to == Target::Kernel && *delivery != to_kernel(&later));
+    ensure!(came.is_empty(), "the kernel gets {came:?}");
     Ok(())
 }
 

@@ -52,7 +52,7 @@ pub(super) use self::{
 /// Register that is not zero in frames that may be answered, but not forwarded.
 pub(super) const PROBE: Field = Field::Reg3;
 /// Hop limit of ND: the packet has passed no router (RFC 4861 section 11.2).
-const ND_HOP_LIMIT: u8 = 255;
+pub(super) const ND_HOP_LIMIT: u8 = 255;
 
 /// The group bit of an Ethernet address.
 const GROUP_BIT: u64 = 1 << 40;

@@ -28,6 +28,9 @@ use super::{
 };
 use crate::datapath::{KERNEL_MAC, host_access::NO_HOST};
 
+/// Types of ICMPv6 messages that pods send to their links (RFC 4861).
+const DISCOVERY: [u8; 3] = [133, 135, 136];
+
 /// The kernel gets a packet that passes the rules.
 pub(super) fn leave() -> [Action; 3] {
     [
@@ -73,6 +76,12 @@ pub(super) fn network(tag: u32) -> Vec<Flow> {
     flows.extend(no_host.map(|prefix| Flow::new(table::IP, rank::NO_HOST, of_node(prefix))));
     let of_link = guard::source_within(routed(network_match_from(tag, 0)), guard::LINK_LOCAL.into());
     flows.push(Flow::new(table::IP, rank::NO_HOST, of_link));
+    // No router forwards discovery, which rules do not apply to.
+    let discovery = |kind: u8| {
+        let for_router = network_match_from(tag, 0).eth_dst(Mac::ROUTER.0);
+        for_router.icmpv6(kind).field(Field::IpTtl, guard::ND_HOP_LIMIT)
+    };
+    flows.extend(DISCOVERY.map(|kind| Flow::new(table::DESTINATION, priority::MATCH + 1, discovery(kind))));
     // The bridge does not learn where the stations of the network are.
     flows.push(Flow::new(table::DESTINATION, priority::FLOOD, network_match_from(tag, OUTSIDE)));
     flows
