@@ -82,7 +82,7 @@ fn support_service(service: &Service) -> Result<(), Unsupported> {
         // Of all networks of the VRF.
         _ => BridgeKind::ALL.map(|bridge| Domain::Vrf(bridge, 0)).into(),
     };
-    if domains.into_iter().any(|domain| pipeline::ready(service, domain).count() > pipeline::MAX_BUCKETS) {
+    if domains.into_iter().any(|domain| pipeline::ready(service, domain).count() > pipeline::MAX_BACKENDS) {
         return Err(Unsupported::Value { field: "backends", accepted: "at most 1000 that are ready" });
     }
     Ok(())

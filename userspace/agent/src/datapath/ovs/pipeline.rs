@@ -59,8 +59,8 @@ pub(crate) use self::{
         unattached, vrf_number, vtep,
     },
     group::{
-        MAX_BUCKETS, UPLINK_GROUP, all_group, backend_group, endpoint_group, output_port, peer_group,
-        receiver_group, uplink_group,
+        MAX_BACKENDS, MAX_BUCKETS, UPLINK_GROUP, all_group, backend_group, endpoint_group, output_port,
+        peer_group, receiver_group, uplink_group,
     },
     guard::addresses,
     host::{HostAccess, from_kernel, local as host_local, route as host_route, subnet as host_subnet},

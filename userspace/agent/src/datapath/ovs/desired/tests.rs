@@ -340,16 +340,23 @@ fn many_peers_need_several_groups() {
 
 #[test]
 fn many_pods_need_several_groups() {
+    many_pods(None, &[peer_group(0), 2]);
+    // Each is asked for its copies.
+    many_pods(identity(1), &[peer_group(0), 2, 2 | 1 << 31]);
+}
+
+fn many_pods(identity: Option<Identity>, of_one: &[u32]) {
     let mut model = SwitchModel::default();
     let mut batch = Batch::new(&mut model);
     batch.set_base_flows();
     batch.set(Object::Network(network(0, false, false)), None).unwrap();
+    batch.set(group(1, 1, false), None).unwrap();
     let pods: Vec<_> = (0..2 * MAX_BUCKETS as u32 + 1)
         .map(|n| {
             let Object::Local(mut pod) = local(0, 0, (false, false)) else { unreachable!() };
             pod.id = EndpointId::new(&network_id(0), &format!("pod{n}"));
             let ip = (0x0a00_0000 + n).into();
-            (pod.addresses, pod.mac) = (Addresses::from(ip), Mac::of_endpoint(ip));
+            (pod.addresses, pod.mac, pod.identity) = (Addresses::from(ip), Mac::of_endpoint(ip), identity);
             pod.port = format!("vvport{n}");
             let port = BridgePort { name: pod.port.clone(), number: n + 1 };
             (Object::Local(pod), port)
@@ -362,14 +369,17 @@ fn many_pods_need_several_groups() {
     batch.commit();
     for change in &changes.vxlan {
         if let Change::Group(change) = change {
-            openflow_rs::Message::new(1, openflow_rs::Body::GroupMod(change.clone())).to_bytes().unwrap();
+            let message = openflow_rs::Message::new(1, openflow_rs::Body::GroupMod(change.clone()));
+            let message = Box::new(message);
+            let added = openflow_rs::Body::BundleAdd { bundle: 1, flags: 3, message };
+            openflow_rs::Message::new(1, added).to_bytes().unwrap();
         }
     }
-    assert_eq!(model.tables.vxlan.groups().len(), 4);
+    assert_eq!(model.tables.vxlan.groups().len(), 1 + 3 * (of_one.len() - 1));
     let mut batch = Batch::new(&mut model);
     pods.iter().skip(1).for_each(|(pod, _)| batch.delete(&pod.id()));
     batch.commit();
-    assert_eq!(model.tables.vxlan.groups().keys().copied().collect::<Vec<_>>(), [peer_group(0), 2]);
+    assert_eq!(model.tables.vxlan.groups().keys().copied().collect::<Vec<_>>(), of_one);
 }
 
 /// A VRF keeps its number over a restart, until no object is left; a change of one endpoint of a large VRF changes only its own flows.

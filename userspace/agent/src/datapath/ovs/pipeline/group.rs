@@ -7,8 +7,12 @@ pub(crate) fn peer_group(index: usize) -> u32 {
     (index as u32) << 25 | 1
 }
 
-/// Maximum number of buckets of one group. The group-mod then stays well below the 64 KiB of a message.
-pub(crate) const MAX_BUCKETS: usize = 1000;
+/// Maximum number of buckets of one group. The group-mod then stays below the 64 KiB of a message: the bucket of a receiver has 120
+/// bytes.
+pub(crate) const MAX_BUCKETS: usize = 500;
+
+/// Maximum number of ready backends of a service, whose buckets have 56 bytes.
+pub(crate) const MAX_BACKENDS: usize = 1000;
 
 /// Id of the group that outputs to local pods of a network. Group `index` holds the pods from `index * MAX_BUCKETS` on.
 pub(crate) fn endpoint_group(vni: u32, index: usize) -> u32 {
