@@ -94,7 +94,7 @@ fn planned<'a>(
     prune.check(manifests)?;
     let snapshot = Snapshot::read(client, plan::needed(manifests, &prune.tenants))?;
     let steps = plan::steps(manifests, &snapshot.objects, omitted).map_err(Error::Several)?;
-    let surplus = plan::surplus(manifests, &snapshot.objects, &prune.tenants);
+    let surplus = plan::surplus(&steps, &snapshot.objects, &prune.tenants);
     Ok(Plan { steps, surplus, has_trials: snapshot.has_trials })
 }
 

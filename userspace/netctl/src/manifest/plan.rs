@@ -127,23 +127,57 @@ fn policy_of(manifest: &Manifest) -> Option<String> {
     references(manifest).into_iter().find_map(|(_, kind, key)| (kind == ObjectType::Policy).then_some(key))
 }
 
-/// The stored objects of tenants that no manifest names, in no order. The tenants themselves stay, and so do the networks of
-/// nodes, which netmaster deletes even if they are in use.
-pub fn surplus(manifests: &[Manifest], stored: &Stored, tenants: &[String]) -> Vec<Manifest> {
-    let here: BTreeSet<_> =
-        manifests.iter().map(|manifest| (manifest.kind.object_type, manifest.key.as_str())).collect();
+/// The stored objects of tenants that the files neither have nor need, in no order. The tenants themselves stay, and so do the
+/// networks of nodes, which netmaster deletes even if they are in use.
+pub fn surplus(steps: &[Step<'_>], stored: &Stored, tenants: &[String]) -> Vec<Manifest> {
+    let kept = kept(steps, stored);
     let mut surplus = vec![];
     for kind in KINDS.into_iter().filter(|kind| kind.is_of_tenant()) {
         for (key, object) in stored.get(&kind.object_type).into_iter().flatten() {
             let is_pruned = tenants.contains(&text(object, "tenantName"));
             let is_of_nodes = kind.object_type == ObjectType::Network && text(object, "nwType") == "infra";
-            if is_pruned && !is_of_nodes && !here.contains(&(kind.object_type, key.as_str())) {
-                let (key, object) = (key.clone(), object.clone());
+            let identity = (kind.object_type, key.clone());
+            if is_pruned && !is_of_nodes && !kept.contains(&identity) {
+                let (key, object) = (identity.1, object.clone());
                 surplus.push(Manifest { kind, key, object, origin: Origin::Netmaster });
             }
         }
     }
     surplus
+}
+
+/// The objects of the files, and what they reference: themselves, or by stored objects that are kept for them.
+fn kept(steps: &[Step<'_>], stored: &Stored) -> BTreeSet<(ObjectType, String)> {
+    let mut kept: BTreeSet<_> =
+        steps.iter().map(|step| (step.manifest.kind.object_type, step.manifest.key.clone())).collect();
+    // Policies whose rules the files decide.
+    let decided: BTreeSet<String> = steps
+        .iter()
+        .filter_map(|step| match step.manifest.kind.object_type {
+            ObjectType::Policy => Some(step.manifest.key.clone()),
+            _ => policy_of(step.manifest),
+        })
+        .collect();
+    let referenced = steps.iter().flat_map(|step| references_of(step.manifest.kind, &step.after));
+    let mut pending: Vec<(ObjectType, String)> = referenced.map(|(_, kind, key)| (kind, key)).collect();
+    while let Some((of, key)) = pending.pop() {
+        if !kept.insert((of, key.clone())) {
+            continue;
+        }
+        let (Some(kind), Some(Value::Object(fields))) = (objects::by_type(of), find_stored(stored, of, &key))
+        else {
+            continue;
+        };
+        pending.extend(references_of(kind, fields).into_iter().map(|(_, kind, key)| (kind, key)));
+        // Without its rules, a policy that a group has lets everything pass.
+        if of == ObjectType::Policy && !decided.contains(&key) {
+            let start = format!("{key}:");
+            let rules = stored.get(&ObjectType::Rule).into_iter().flatten().map(|(rule, _)| rule);
+            let of_policy = rules.filter(|rule| rule.starts_with(&start));
+            pending.extend(of_policy.map(|rule| (ObjectType::Rule, rule.clone())));
+        }
+    }
+    kept
 }
 
 /// Finds an object by type and key.

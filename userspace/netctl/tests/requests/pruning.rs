@@ -207,21 +207,102 @@ fn other_version_of_the_same_fields_is_deleted() {
     assert!(tags.len() == 2 && tags[0].is_some() && tags[1].is_some() && tags[0] != tags[1], "{tags:?}");
 }
 
-/// Without its rules, a policy that a group has lets everything pass.
+/// Type, key and fields of a rule of tenant t; the group may be empty.
+fn rule(key: &'static str, from_group: &str) -> (&'static str, &'static str, Value) {
+    let [_, policy, id] = key.split(':').collect::<Vec<_>>()[..] else { unreachable!() };
+    let rule = json!({"tenantName": "t", "policyName": policy, "ruleId": id, "priority": 1, "direction": "in",
+        "fromEndpointGroup": from_group, "action": "deny"});
+    ("rule", key, rule)
+}
+
+/// netmaster deletes a policy with its rules, and so the rule that the file has.
+#[test]
+fn policy_of_a_rule_is_kept_without_the_other_rules() {
+    let file = "{kind: rule, tenantName: t, policyName: p, ruleId: '1', direction: in, action: deny}";
+    let objects = [
+        ("tenant", "t", json!({"tenantName": "t"})),
+        ("policy", "t:p", json!({"tenantName": "t", "policyName": "p"})),
+        rule("t:p:1", ""),
+        rule("t:p:2", ""),
+    ];
+    for (words, query, code) in [
+        (&["diff", "--prune", "t"][..], "dryRun=All", 5),
+        (&["apply", "--dry-run", "--prune", "t"], "dryRun=All", 0),
+        (&["apply", "--prune", "t"], "", 0),
+    ] {
+        let server = store::modern(&objects, |_, _| None);
+        let (stdout, stderr, ended) = prune(&server, words, file);
+        assert_eq!((stderr.as_str(), ended), ("", code), "{words:?}");
+        assert!(!stdout.contains("policy t:p"), "{words:?}: {stdout}");
+        assert_eq!(changes(&server), [format!("DELETE /api/v1/rules/t:p:2/?{query}")], "{words:?}");
+    }
+}
+
+#[test]
+fn objects_that_the_files_need_are_kept() {
+    let peer = json!({"tenantName": "t", "groupName": "peer", "networkName": "old", "policies": ["q"]});
+    let mut objects = objects();
+    objects.extend([
+        ("endpointGroup", "t:peer", peer),
+        ("policy", "t:q", json!({"tenantName": "t", "policyName": "q"})),
+        rule("t:q:1", ""),
+        ("policy", "t:r", json!({"tenantName": "t", "policyName": "r"})),
+        rule("t:r:1", "peer"),
+    ]);
+    for (file, kept, deleted) in [
+        (
+            // By the group: the network, and the policy with its rules.
+            "{kind: rule, tenantName: t, policyName: r, ruleId: '1', direction: in, action: deny, \
+              fromEndpointGroup: peer}",
+            "rule t:r:1",
+            &["endpointGroups/t:g", "netprofiles/t:gold", "networks/t:n", "policys/t:p"][..],
+        ),
+        (
+            // The group keeps the policy and the profile that the file omits.
+            "{kind: group, tenantName: t, groupName: g, networkName: n}",
+            "endpointGroup t:g",
+            &["endpointGroups/t:peer", "networks/t:old", "policys/t:q", "policys/t:r"],
+        ),
+    ] {
+        for (words, is_trial) in [
+            (&["diff", "--prune", "t"][..], true),
+            (&["apply", "--dry-run", "--prune", "t"], true),
+            (&["apply", "--prune", "t"], false),
+        ] {
+            let server = store::modern(&objects, |_, _| None);
+            let (stdout, stderr, _) = prune(&server, words, file);
+            assert_eq!(stderr, "", "{words:?} {file}");
+            let shown =
+                stdout.lines().filter(|line| line.ends_with(if is_trial { " delete" } else { " deleted" }));
+            let shown = shown.filter(|line| !line.starts_with("rule ")).count();
+            assert_eq!(shown, deleted.len(), "{words:?} {file}: {stdout}");
+            if !is_trial {
+                let mut sent = changes(&server);
+                sent.sort();
+                let expected: Vec<String> =
+                    deleted.iter().map(|object| format!("DELETE /api/v1/{object}/?")).collect();
+                assert_eq!(sent, expected, "{file}");
+                assert!(stdout.starts_with(&format!("{kept} unchanged\n")), "{stdout}");
+            }
+        }
+    }
+}
+
+/// Without its rules, a policy that a group has lets everything pass. Here, another client gives it to a group.
 #[test]
 fn policy_in_use_keeps_its_rules() {
-    let server = store::modern(&objects(), |request, _| {
+    let mut objects = objects();
+    objects.retain(|(_, key, _)| *key != "t:g");
+    let server = store::modern(&objects, |request, _| {
         let is_policy = request.line == "DELETE /api/v1/policys/t:p/";
         is_policy.then(|| Reply::refused("Policy is being used"))
     });
     let pruned = "- {kind: net, tenantName: t, networkName: n, encap: vxlan, subnet: 10.1.0.0/16}\n\
                   - {kind: net, tenantName: t, networkName: old, encap: vxlan, subnet: 10.9.0.0/16}\n\
-                  - {kind: netprofile, tenantName: t, profileName: gold}\n\
-                  - {kind: group, tenantName: t, groupName: g, networkName: n}\n";
+                  - {kind: netprofile, tenantName: t, profileName: gold}\n";
     let named = "- {kind: rule, tenantName: t, policyName: p, ruleId: '1'}\n\
                  - {kind: policy, tenantName: t, policyName: p}\n";
-    let unchanged = "network t:n unchanged\nnetwork t:old unchanged\nnetprofile t:gold unchanged\n\
-                     endpointGroup t:g unchanged\n";
+    let unchanged = "network t:n unchanged\nnetwork t:old unchanged\nnetprofile t:gold unchanged\n";
     let policy =
         "policy t:p delete\n--- netmaster\n+++ /dev/null\n@@ -1,2 +0,0 @@\n-tenantName: t\n-policyName: p\n";
     for (words, file, out, error) in [
