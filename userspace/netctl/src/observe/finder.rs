@@ -30,9 +30,14 @@ impl<'a> Finder<'a> {
     pub fn peers(&self, from: &str, to: &str, ipv6: bool) -> Result<(Peer, Peer), Error> {
         let address = |text: &str| text.parse::<IpAddr>().ok();
         let v6 = ipv6 || [from, to].into_iter().filter_map(address).any(|address| address.is_ipv6());
+        // Another endpoint may have the same name.
+        let candidates = match [from, to].into_iter().any(|text| address(text).is_none()) {
+            true => self.on_networks(|_| true)?,
+            false => vec![],
+        };
         let named = |text: &str| match address(text) {
             Some(_) => Ok(None),
-            None => self.by_name(text).and_then(|endpoint| peer(endpoint, v6)).map(Some),
+            None => self.by_name(text, &candidates).and_then(|endpoint| peer(endpoint, v6)).map(Some),
         };
         let (mut source, mut destination) = (named(from)?, named(to)?);
         let network = |peer: &Option<Peer>| Some(peer.as_ref()?.endpoint.as_ref()?.network.clone());
@@ -52,12 +57,23 @@ impl<'a> Finder<'a> {
         }
     }
 
-    fn by_name(&self, name: &str) -> Result<EndpointOper, Error> {
-        let is = |e: &EndpointOper| {
-            [&e.endpoint_id, &e.container_id, &e.container_name].iter().any(|id| *id == name)
-        };
+    /// Finds the endpoint with this id or container's id, or, if there is none, with this container's name.
+    fn by_name(&self, name: &str, candidates: &[EndpointOper]) -> Result<EndpointOper, Error> {
+        let mut found: Vec<&EndpointOper> = candidates.iter().filter(|e| has_id(e, name)).collect();
+        if found.is_empty() {
+            found.extend(candidates.iter().filter(|e| e.container_name == name));
+        }
+        match found.as_slice() {
+            [] => self.unlisted(name),
+            [one] => Ok((*one).clone()),
+            [first, second, ..] => Err(ambiguous(name, first, second)),
+        }
+    }
+
+    /// Asks for an endpoint that the networks do not have. netmaster answers with one that has a similar name if none is equal.
+    fn unlisted(&self, name: &str) -> Result<EndpointOper, Error> {
         let found = match self.tenant {
-            Some(_) => self.on_networks(|_| true)?.into_iter().find(is),
+            Some(_) => None,
             None => match self.client.inspect("endpoint", name) {
                 Ok(answer) => Some(read::<EndpointInspect>(answer, "endpoints")?.oper),
                 Err(Error::Refused(message)) if message == "endpoint not found" => None,
@@ -65,7 +81,7 @@ impl<'a> Finder<'a> {
             },
         };
         match found {
-            Some(endpoint) if is(&endpoint) => Ok(endpoint),
+            Some(endpoint) if has_id(&endpoint, name) || endpoint.container_name == name => Ok(endpoint),
             Some(like) => {
                 Err(Error::Refused(format!("no endpoint {name}; did you mean {}?", like.endpoint_id)))
             }
@@ -82,10 +98,7 @@ impl<'a> Finder<'a> {
         })?;
         found.retain(has);
         if let [first, second, ..] = &found[..] {
-            return Err(Error::Usage(format!(
-                "{address} is ambiguous: {} on {} and {} on {}; use an endpoint id or --tenant",
-                first.endpoint_id, first.network, second.endpoint_id, second.network
-            )));
+            return Err(ambiguous(&address.to_string(), first, second));
         }
         Ok(Peer { address, endpoint: found.pop() })
     }
@@ -93,6 +106,17 @@ impl<'a> Finder<'a> {
     fn on_networks(&self, which: impl Fn(&Network) -> bool) -> Result<Vec<EndpointOper>, Error> {
         endpoint::endpoints(self.client, self.networks.iter().filter(|network| which(network)))
     }
+}
+
+fn has_id(endpoint: &EndpointOper, id: &str) -> bool {
+    endpoint.endpoint_id == id || endpoint.container_id == id
+}
+
+fn ambiguous(text: &str, first: &EndpointOper, second: &EndpointOper) -> Error {
+    Error::Usage(format!(
+        "{text} is ambiguous: {} on {} and {} on {}; use an endpoint id or --tenant",
+        first.endpoint_id, first.network, second.endpoint_id, second.network
+    ))
 }
 
 fn peer(endpoint: EndpointOper, v6: bool) -> Result<Peer, Error> {

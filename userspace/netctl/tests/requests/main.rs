@@ -5,6 +5,7 @@ mod conditions;
 mod contexts;
 mod escapes;
 mod explaining;
+mod finding;
 mod formats;
 mod keys;
 mod manifests;
