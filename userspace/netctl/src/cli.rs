@@ -10,6 +10,7 @@ use clap::{
 };
 
 use crate::{
+    cli::arguments::Rewritten,
     client::Client,
     commands::{config, login, object, object::ObjectCommand, settings, settings::SettingsCommand},
     error::{Error, Outcome},
@@ -172,7 +173,7 @@ pub fn parse(arguments: &[OsString]) -> Result<Cli, clap::Error> {
     let mut root = Cli::command();
     // Gives each command its global flags.
     root.build();
-    let words = arguments::rewrite(&root, arguments.iter().cloned());
+    let Rewritten { words, off } = arguments::rewrite(&root, arguments.iter().cloned());
     let matches = Cli::command().try_get_matches_from(&words).or_else(|error| match error.kind() {
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             Cli::command().try_get_matches_from(words.iter().cloned().chain(["--help".into()]))
@@ -180,6 +181,10 @@ pub fn parse(arguments: &[OsString]) -> Result<Cli, clap::Error> {
         _ => Err(error),
     })?;
     let mut cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut Cli::command()))?;
+    // clap has read the environment.
+    if off.iter().any(|id| id == "insecure") {
+        (cli.server.insecure, cli.server.verify) = (false, true);
+    }
     if matches!(cli.command, Command::Config(_)) {
         let is_typed = |id: &str| source(&matches, id) == Some(ValueSource::CommandLine);
         cli.server.keep_typed(is_typed);
@@ -195,10 +200,31 @@ fn source(matches: &ArgMatches, id: &str) -> Option<ValueSource> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::connection::Connection;
 
     #[test]
     fn command_definitions_are_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn certificates_are_verified_if_the_last_flag_says_so() {
+        let server = |flags: &str| {
+            let typed = format!("netctl --netmaster https://a:1 {flags} tenant ls");
+            let typed: Vec<_> = typed.split(' ').map(OsString::from).collect();
+            parse(&typed).unwrap().server
+        };
+        for (flags, expected) in [
+            ("--insecure", true),
+            ("--insecure=false", false),
+            ("--insecure --insecure=false", false),
+            ("--insecure=false --insecure", true),
+        ] {
+            assert_eq!(Connection::resolve(&server(flags)).unwrap().insecure, expected, "{flags}");
+        }
+        // Whatever the environment and the context say.
+        let insecure = Server { insecure: true, ..server("--insecure=false") };
+        assert!(!Connection::resolve(&insecure).unwrap().insecure);
     }
 
     #[test]

@@ -60,7 +60,7 @@ impl Connection {
             cacert: own.cacert.or(context.cacert),
             identity,
             token_file: own.token_file.or(context.token_file),
-            insecure: own.insecure || context.insecure,
+            insecure: !server.verify && (own.insecure || context.insecure),
             has_context,
         }
         .checked()

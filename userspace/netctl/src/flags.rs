@@ -26,6 +26,9 @@ pub struct Server {
     /// Accept any certificate of an https netmaster. Insecure: for tests only.
     #[arg(long, env = "INSECURE", global = true, value_parser = clap::builder::FalseyValueParser::new())]
     pub insecure: bool,
+    /// Whether `--insecure=false` is given, which goes before the environment and the context.
+    #[arg(skip)]
+    pub verify: bool,
     /// CA bundle (PEM) used to verify netmaster's certificate [default: the system's CA certificates].
     #[arg(long, env = "NETCTL_CACERT", global = true, value_name = "FILE", value_parser = path())]
     pub cacert: Option<PathBuf>,

@@ -17,13 +17,33 @@ const NAMES: [(&str, &str); 4] =
 /// An argument in its order on the command line.
 enum Token {
     Word(OsString),
-    Flag { id: String, name: String },
-    Value { id: String, name: String, value: OsString, repeatable: bool },
+    Flag {
+        id: String,
+        name: String,
+    },
+    /// A flag with the value false.
+    Off {
+        id: String,
+    },
+    Value {
+        id: String,
+        name: String,
+        value: OsString,
+        repeatable: bool,
+    },
+}
+
+/// A rewritten command line.
+pub(super) struct Rewritten {
+    /// The whole command line.
+    pub(super) words: Vec<OsString>,
+    /// Ids of the flags whose last value is false. They are not among the words: clap's flags have no values.
+    pub(super) off: Vec<String>,
 }
 
 /// Rewrites `arguments`, the whole command line of the program `root`. What is not understood stays as it is, for clap's
 /// message.
-pub(super) fn rewrite(root: &Command, arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+pub(super) fn rewrite(root: &Command, arguments: impl IntoIterator<Item = OsString>) -> Rewritten {
     let mut arguments = arguments.into_iter();
     let mut tokens = Tokens { root, path: vec![root], words: 0, found: vec![] };
     let program = arguments.next();
@@ -34,7 +54,8 @@ pub(super) fn rewrite(root: &Command, arguments: impl IntoIterator<Item = OsStri
         }
         tokens.push(argument, || arguments.next());
     }
-    program.into_iter().chain(tokens.finish()).collect()
+    let (words, off) = tokens.finish();
+    Rewritten { words: program.into_iter().chain(words).collect(), off }
 }
 
 struct Tokens<'a> {
@@ -71,7 +92,7 @@ impl<'a> Tokens<'a> {
                 None | Some("1" | "t" | "T" | "true" | "TRUE" | "True") => {
                     self.found.push(Token::Flag { id, name });
                 }
-                Some("0" | "f" | "F" | "false" | "FALSE" | "False") => {}
+                Some("0" | "f" | "F" | "false" | "FALSE" | "False") => self.found.push(Token::Off { id }),
                 Some(_) => self.found.push(Token::Word(argument)),
             },
             action @ (ArgAction::Set | ArgAction::Append) => {
@@ -114,14 +135,17 @@ impl<'a> Tokens<'a> {
         self.command().get_arguments().chain(global).find(is_it)
     }
 
-    /// The arguments, of repeated ones the last.
-    fn finish(self) -> Vec<OsString> {
+    /// The arguments, of repeated ones the last; and the flags that are off.
+    fn finish(self) -> (Vec<OsString>, Vec<String>) {
         let mut seen: Vec<String> = vec![];
+        let mut off: Vec<String> = vec![];
         let mut reversed: Vec<Vec<OsString>> = vec![];
         for token in self.found.into_iter().rev() {
+            let is_off = matches!(token, Token::Off { .. });
             let (once, words) = match token {
                 Token::Word(word) => (None, vec![word]),
                 Token::Flag { id, name } => (Some(id), vec![name.into()]),
+                Token::Off { id } => (Some(id), vec![]),
                 // In one word: the value may begin with a dash.
                 Token::Value { id, name, value, repeatable } => {
                     let mut word = OsString::from(name);
@@ -134,11 +158,14 @@ impl<'a> Tokens<'a> {
                 if seen.contains(&id) {
                     continue;
                 }
+                if is_off {
+                    off.push(id.clone());
+                }
                 seen.push(id);
             }
             reversed.push(words);
         }
-        reversed.into_iter().rev().flatten().collect()
+        (reversed.into_iter().rev().flatten().collect(), off)
     }
 }
 
@@ -162,7 +189,7 @@ mod tests {
         let mut root = Cli::command();
         root.build();
         let words = line.split(' ').map(|word| OsString::from(word.replace("''", "")));
-        let words = rewrite(&root, words);
+        let words = rewrite(&root, words).words;
         words.iter().map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" ")
     }
 
@@ -182,6 +209,9 @@ mod tests {
                 "netctl --netmaster=http://a:1 net create --subnet=10.2.1.0/24 --subnetv6=fd00::/64 n",
             ),
             ("netctl net ls --json=true -j -q=false --tenant ''", "netctl net ls --json"),
+            ("netctl net ls --json --json=false", "netctl net ls"),
+            ("netctl net ls --json=false --json", "netctl net ls --json"),
+            ("netctl apply -dry-run -f a --dry-run=0", "netctl apply --file=a"),
             ("netctl net create -s 10.0.0.0/8 -s 10.1.0.0/16 n", "netctl net create --subnet=10.1.0.0/16 n"),
             ("netctl policy rule-add -P -1 p 1", "netctl policy rule-add --port=-1 p 1"),
             ("netctl -v", "netctl --version"),

@@ -98,7 +98,7 @@ fn merge(context: &mut Context, server: &Server) -> Result<(), Error> {
             *stored = Some(std::path::absolute(&file).map_err(Error::file("find", &file))?);
         }
     }
-    context.insecure |= new.insecure;
+    context.insecure = !server.verify && (context.insecure || new.insecure);
     if context.netmaster.is_empty() {
         return Err(Error::Usage("a new context requires --netmaster URL".into()));
     }

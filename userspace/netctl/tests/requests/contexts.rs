@@ -71,6 +71,9 @@ fn contexts_are_kept_in_a_file_of_the_user() {
     let listed: Value = serde_json::from_str(&run(&["config", "get-contexts", "-o", "json"])).unwrap();
     assert_eq!(listed[0]["cacert"], "/ca.pem");
     assert_eq!((&listed[1]["current"], &listed[1]["insecure"]), (&json!(true), &json!(true)));
+    run(&["config", "set-context", "prod", "--insecure=false"]);
+    let listed: Value = serde_json::from_str(&run(&["config", "get-contexts", "-o", "json"])).unwrap();
+    assert_eq!(listed[1]["insecure"], Value::Null);
     refused(bare(home.path(), &["config", "use-context", "x"]), 1, "no context x; known contexts: lab, prod");
     run(&["config", "delete-context", "prod"]);
     assert_eq!(run(&["config", "get-contexts", "-q"]), "lab\n");

@@ -91,9 +91,13 @@ fn mutual_tls_and_tokens_are_required() {
     let insecure =
         netctl(&["--insecure", "--cert", &cert, "--key", &key, "--token-file", &ops, "tenant", "ls", "-q"]);
     assert_eq!(insecure.stdout, names.stdout);
+    // The flag goes before the variable.
+    let mut verified = command(&url, folder.path(), &["--insecure=false", "tenant", "ls"]);
+    let verified = verified.env("INSECURE", "true").output().unwrap();
 
     for (output, code, words) in [
         (netctl(&["tenant", "ls"]), 3, "--cacert sets the CA bundle"),
+        (verified, 3, "--cacert sets the CA bundle"),
         (netctl(&["--cacert", &ca, "tenant", "ls"]), 3, "--cert and --key set a client certificate"),
         (netctl(&[&known[..], &["tenant", "ls"]].concat()), 3, "token"),
         (with(&["tenant", "create", "red"], &board), 3, ""),
