@@ -1,6 +1,6 @@
 //! Checks that a request stays within the objects that its sender's role covers.
 
-use contiv_model::api::{EndpointGroup, Network, ServiceLb};
+use contiv_model::api::{AppProfile, EndpointGroup, Network, ServiceLb};
 use contiv_model::key::ObjectType;
 use contiv_model::{global, network};
 use serde_json::Value;
@@ -49,6 +49,15 @@ pub(super) fn check_request<T: Object>(
         ObjectType::Network if text("nwType") == Some(INFRA) => Err(no_infra()),
         ObjectType::Network if cluster.routes_vlans => check_routed(request, scope, staged),
         ObjectType::EndpointGroup | ObjectType::ServiceLb if is_infra(&network, staged) => Err(no_infra()),
+        ObjectType::AppProfile => {
+            let names = request.get("endpointGroups").and_then(Value::as_array);
+            let names = names.into_iter().flatten().filter_map(Value::as_str);
+            let mut groups = names.map(|name| object_key(tenant.unwrap_or_default(), name));
+            match groups.any(|group| is_on_infra(&group, staged)) {
+                true => Err(no_infra()),
+                false => Ok(()),
+            }
+        }
         ObjectType::ExtContractsGroup => check_contracts(request, scope),
         _ => Ok(()),
     }
@@ -62,20 +71,29 @@ pub(super) fn check_record<T: Object>(
 ) -> Result<(), Problem> {
     let Some(object) = staged.get::<T>(key).filter(|_| *scope != Scope::All) else { return Ok(()) };
     scope.require_tenant(object.tenant())?;
-    let network = match T::KIND {
-        ObjectType::Network => Some(key.to_owned()),
-        ObjectType::EndpointGroup => {
-            staged.get::<EndpointGroup>(key).map(|group| object_key(&group.tenant_name, &group.network_name))
-        }
-        ObjectType::ServiceLb => staged
-            .get::<ServiceLb>(key)
-            .map(|service| object_key(&service.tenant_name, &service.network_name)),
-        _ => None,
+    let needs_admin = match T::KIND {
+        ObjectType::Network => is_infra(key, staged),
+        ObjectType::EndpointGroup => is_on_infra(key, staged),
+        ObjectType::ServiceLb => staged.get::<ServiceLb>(key).is_some_and(|service| {
+            is_infra(&object_key(&service.tenant_name, &service.network_name), staged)
+        }),
+        // A change of the profile changes its groups, and a group of a profile cannot be deleted.
+        ObjectType::AppProfile => staged.get::<AppProfile>(key).is_some_and(|profile| {
+            profile.link_sets.endpoint_groups.keys().any(|group| is_on_infra(group, staged))
+        }),
+        _ => false,
     };
-    match network.is_some_and(|network| is_infra(&network, staged)) {
+    match needs_admin {
         true => Err(no_infra()),
         false => Ok(()),
     }
+}
+
+/// Whether the group is on an infra network.
+fn is_on_infra(group: &str, staged: &StagedTxn<'_>) -> bool {
+    staged
+        .get::<EndpointGroup>(group)
+        .is_some_and(|group| is_infra(&object_key(&group.tenant_name, &group.network_name), staged))
 }
 
 fn is_infra(network: &str, staged: &StagedTxn<'_>) -> bool {
@@ -255,6 +273,8 @@ mod tests {
             let request = json!({"tenantName": "blue", "networkName": network});
             assert_eq!(check::<EndpointGroup>(&request), within, "{network}");
             assert_eq!(check::<ServiceLb>(&request), within, "{network}");
+            let profile = json!({"tenantName": "blue", "endpointGroups": ["other", network]});
+            assert_eq!(check::<AppProfile>(&profile), within, "{network}");
             let key = object_key("blue", network);
             with_networks(|staged| {
                 for scope in [Scope::All, blue()] {

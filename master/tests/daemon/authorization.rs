@@ -134,6 +134,46 @@ fn a_tenant_operator_reads_and_changes_the_own_tenant_only() {
     assert_eq!(site.put(BLUE, "networks/blue:infra", &infra).status, 403);
 }
 
+/// The record of a group has its profile, and the group cannot be deleted while it has one.
+#[test]
+fn a_tenant_operator_does_not_change_infra_groups_by_application_profiles() {
+    let site = Site::start(&[]);
+    site.create_tenant("blue", "10.1.0.0/24", "azure");
+    let infra = json!({"tenantName": "blue", "networkName": "infra", "nwType": "infra", "encap": "vlan",
+        "subnet": "10.9.0.0/24"});
+    site.put(ADMIN, "networks/blue:infra", &infra).good();
+    let group = json!({"tenantName": "blue", "groupName": "nodes", "networkName": "infra"});
+    site.put(ADMIN, "endpointGroups/blue:nodes", &group).good();
+    let stored = || site.get(ADMIN, "/api/v1/endpointGroups/blue:nodes/").good();
+    let profile =
+        |groups: &[&str]| json!({"tenantName": "blue", "appProfileName": "app", "endpointGroups": groups});
+    let ask = |token: &str, method: &str, body: &Value| {
+        site.ask(token, method, "/api/v1/appProfiles/blue:app/", body)
+    };
+    let refused = |method: &str, body: &Value| {
+        let refused = ask(BLUE, method, body);
+        assert_eq!(refused.status, 403, "{method} {body}: {refused:?}");
+        assert!(refused.body.contains("infra networks"), "{refused:?}");
+    };
+    let before = stored();
+    refused("POST", &profile(&["nodes"]));
+    ask(BLUE, "POST", &profile(&["grp"])).good();
+    for method in ["POST", "PUT"] {
+        refused(method, &profile(&["grp", "nodes"]));
+    }
+    assert_eq!(stored(), before);
+
+    ask(ADMIN, "POST", &profile(&["grp", "nodes"])).good();
+    let attached = stored();
+    assert_ne!(attached, before);
+    for (method, body) in [("POST", profile(&["grp"])), ("PUT", profile(&["grp"])), ("DELETE", Value::Null)] {
+        refused(method, &body);
+    }
+    assert_eq!(stored(), attached);
+    ask(ADMIN, "DELETE", &Value::Null).good();
+    assert_eq!(stored(), before);
+}
+
 /// `a.blue` precedes `web.red`: the nodes of this cluster would route it instead.
 #[test]
 fn a_tenant_operator_takes_no_routed_addresses_of_another_tenant() {
