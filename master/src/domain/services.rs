@@ -10,6 +10,7 @@
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use contiv_model::name::NetworkId;
@@ -90,23 +91,34 @@ fn possible_tenants<'a>(endpoint: &'a endpoint::State, staged: &StagedTxn<'a>) -
 /// now. A service with providers that cannot be decoded stays as it is.
 fn update_services(old: &endpoint::State, services: BTreeSet<String>, staged: &mut StagedTxn<'_>) {
     let new = staged.get::<endpoint::State>(&old.id);
-    let others = sharing_address(old, staged);
-    let now: Vec<&Labels> = new.iter().chain(&others).filter_map(|endpoint| labels(endpoint)).collect();
+    // By tenant: the possible tenants are several if the network was deleted.
+    let mut others: BTreeMap<String, Vec<Arc<endpoint::State>>> = BTreeMap::new();
     for id in services {
         let Some(service) = staged.get::<State>(&id) else { continue };
         // One that cannot be decoded seems to be missing: a change would conflict with it again and again.
         if has_unreadable_slice(&id, staged.cache()) {
             continue;
         }
-        let is_provider = now.iter().any(|labels| selects(&service, labels));
+        let of_tenant = others.entry(service.tenant_name.clone());
+        let others = of_tenant.or_insert_with(|| sharing_address(old, &service.tenant_name, staged));
+        let mut now = new.iter().chain(others.iter()).filter_map(|endpoint| labels(endpoint));
+        let is_provider = now.any(|labels| selects(&service, labels));
         set_provider(&id, &old.ip_address, is_provider, staged);
     }
 }
 
-/// Other endpoints with the address of `endpoint`, which the original may have allocated twice.
-fn sharing_address(endpoint: &endpoint::State, staged: &StagedTxn<'_>) -> Vec<Arc<endpoint::State>> {
-    let Ok(ip) = endpoint.ip_address.parse() else { return vec![] };
-    let owners = staged.cache().address_owners(&endpoint.net_id, ip).iter();
+/// Other endpoints with the address of `endpoint`: on its network, where the original may have allocated it twice, and on
+/// networks of the tenant. These have other ranges, but an address outside the range can be requested.
+fn sharing_address(
+    endpoint: &endpoint::State,
+    tenant: &str,
+    staged: &StagedTxn<'_>,
+) -> Vec<Arc<endpoint::State>> {
+    let Ok(ip) = endpoint.ip_address.parse::<IpAddr>() else { return vec![] };
+    let cache = staged.cache();
+    let own = endpoint.net_id.as_str();
+    let others = networks(tenant, cache).map(|network| network.id.as_str()).filter(|id| *id != own);
+    let owners = others.chain([own]).flat_map(|network| cache.address_owners(network, ip));
     owners.filter(|id| **id != endpoint.id).filter_map(|id| staged.get(id)).collect()
 }
 

@@ -141,7 +141,12 @@ proptest! {
 
 /// Creates endpoint `id` of the tenant and starts its container. Returns its address.
 fn labelled(fixture: &mut Fixture, tenant: &str, network: &str, id: &str) -> String {
-    let config = json!({"Container": id, "Host": "h", "ServiceName": ""});
+    labelled_at(fixture, tenant, network, id, "")
+}
+
+/// As [`labelled`], with this address.
+fn labelled_at(fixture: &mut Fixture, tenant: &str, network: &str, id: &str, address: &str) -> String {
+    let config = json!({"Container": id, "Host": "h", "ServiceName": "", "IPAddress": address});
     let body = json!({"TenantName": tenant, "NetworkName": network, "ConfigEP": config});
     let answer = fixture.call("createEndpoint", &body).unwrap();
     let body = json!({"Event": "start", "Tenant": tenant, "Network": network, "EndpointID": id,
@@ -181,5 +186,39 @@ fn tenants_that_use_the_same_labels_do_not_share_providers() {
         let tenants: Vec<String> =
             state.providers.iter().flatten().map(|(_, provider)| provider.tenant.clone()).collect();
         assert_eq!(tenants, vec!["blue".to_owned(); 2 * count]);
+    }
+}
+
+/// The ranges of networks do not overlap, but an address outside the range of a network can be requested.
+#[test]
+fn an_address_on_two_networks_is_a_provider_while_one_of_its_endpoints_runs() {
+    for event in ["deleted", "die"] {
+        let mut fixture = Fixture::new();
+        fixture.network("a", "10.1.1.10-10.1.1.20/24", json!({}));
+        fixture.network("b", "10.1.1.30-10.1.1.40/24", json!({}));
+        assert_eq!(labelled(&mut fixture, "default", "b", "e2"), "10.1.1.30");
+        assert_eq!(labelled_at(&mut fixture, "default", "a", "e1", "10.1.1.30"), "10.1.1.30");
+        let body = json!({"tenantName": "default", "serviceName": "s", "networkName": "b", "selectors": ["app=web"],
+            "ports": ["80:8080:TCP"], "ipAddress": "10.1.1.40"});
+        fixture.put("serviceLBs", "default:s", &body).unwrap();
+        let providers = |fixture: &Fixture| -> Vec<String> {
+            let stored = fixture.cache.get::<service::Providers>("s:default").unwrap();
+            stored.providers.iter().flatten().cloned().collect()
+        };
+        let stop = |fixture: &mut Fixture, network: &str, id: &str| match event {
+            "deleted" => fixture.remove(network, id).unwrap(),
+            _ => {
+                let body = json!({"Event": event, "Tenant": "default", "Network": network, "EndpointID": id,
+                    "ContainerID": format!("default-{id}")});
+                fixture.call("updateEndpoint", &body).unwrap();
+            }
+        };
+        assert_eq!(providers(&fixture), ["10.1.1.30"], "{event}");
+        stop(&mut fixture, "a", "e1");
+        assert_eq!(providers(&fixture), ["10.1.1.30"], "{event}");
+        fixture.restore();
+        assert_eq!(providers(&fixture), ["10.1.1.30"], "{event}");
+        stop(&mut fixture, "b", "e2");
+        assert_eq!(providers(&fixture), [""; 0], "{event}");
     }
 }
