@@ -6,7 +6,7 @@ mod unreadable;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use contiv_model::api::{EndpointGroup, Link, Network, Policy, Rule};
+use contiv_model::api::{EndpointGroup, Link, Network, Policy, Rule, Tenant};
 use contiv_model::key::ObjectType;
 use contiv_model::policy::{DirectionalRule, DirectionalRuleState, ExpandedRule, PolicyState, expand};
 
@@ -180,9 +180,13 @@ fn resolved(staged: &mut StagedTxn<'_>, key: &str) -> Option<Rule> {
 
 /// IPv6 subnet of the network that the rule refers to.
 fn v6_of_network(staged: &StagedTxn<'_>, rule: &Rule) -> Option<String> {
-    let name = if rule.from_network.is_empty() { &rule.to_network } else { &rule.from_network };
-    let network = staged.get::<Network>(&object_key(&rule.tenant_name, name))?;
+    let network = staged.get::<Network>(&object_key(&rule.tenant_name, network_name(rule)))?;
     Some(network.ipv6_subnet.clone()).filter(|subnet| !subnet.is_empty())
+}
+
+/// Name of the network that the rule refers to, or the empty string.
+fn network_name(rule: &Rule) -> &str {
+    if rule.from_network.is_empty() { &rule.to_network } else { &rule.from_network }
 }
 
 /// Id of the rule's peer group: 0 if the rule refers to none, none if the group does not exist.
@@ -205,14 +209,36 @@ pub fn rules_referencing(staged: &StagedTxn<'_>, tenant: &str, name: &str) -> Ve
         .collect()
 }
 
+/// Keys of the policies on groups whose rules refer to the network of `tenant` called `name`, which need not exist.
+pub fn policies_with_network(staged: &StagedTxn<'_>, tenant: &str, name: &str) -> BTreeSet<String> {
+    let has_network = |policy: &&String| {
+        let rules = staged.linked::<Policy, Rule>(policy);
+        let mut rules = rules.iter().filter_map(|rule| staged.get::<Rule>(rule));
+        rules.any(|rule| network_name(&rule) == name)
+    };
+    let policies = staged.linked::<Tenant, Policy>(tenant);
+    let on_groups = policies.iter().filter(|policy| staged.count_linked::<Policy, EndpointGroup>(policy) > 0);
+    on_groups.filter(has_network).cloned().collect()
+}
+
 /// Fails if [`link_rules`] would write more than [`MAX_EXPANDED_RULES`] rules for `rules`, which refer to `group`, or
 /// policies that are derived from what cannot be decoded.
 pub fn check_link_rules(group: &str, rules: &[Rule], staged: &StagedTxn<'_>) -> Result<(), Problem> {
+    let policies = rules.iter().map(|rule| object_key(&rule.tenant_name, &rule.policy_name));
+    check_refresh("group", group, &policies.collect(), staged)
+}
+
+/// Fails if expanding these policies again, whose rules refer to the object, would write more than [`MAX_EXPANDED_RULES`]
+/// rules, or policies that are derived from what cannot be decoded.
+pub fn check_refresh(
+    kind: &str,
+    name: &str,
+    policies: &BTreeSet<String>,
+    staged: &StagedTxn<'_>,
+) -> Result<(), Problem> {
     if fabric::is_enabled(staged) {
         return Ok(());
     }
-    let policies = rules.iter().map(|rule| object_key(&rule.tenant_name, &rule.policy_name));
-    let policies: BTreeSet<String> = policies.collect();
     policies.iter().try_for_each(|policy| check_decodable(policy, None, staged))?;
     let written: usize = policies.iter().map(|policy| rules_on_all_groups(policy, staged)).sum();
     if written <= MAX_EXPANDED_RULES {
@@ -220,7 +246,7 @@ pub fn check_link_rules(group: &str, rules: &[Rule], staged: &StagedTxn<'_>) -> 
     }
     let count = policies.len();
     Err(Problem::conflict(format!(
-        "group {group}: the {count} policies whose rules refer to it have {written} rules on all their groups, and this change writes all of them; the limit is {MAX_EXPANDED_RULES}; delete some of the rules that refer to the group first"
+        "{kind} {name}: the {count} policies whose rules refer to it have {written} rules on all their groups, and this change writes all of them; the limit is {MAX_EXPANDED_RULES}; delete some of the rules that refer to the {kind} first"
     )))
 }
 

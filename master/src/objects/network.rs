@@ -1,5 +1,6 @@
 //! Networks.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use contiv_model::api::{EndpointGroup, Global, Link, Network, NetworkOper, Tenant};
@@ -10,6 +11,7 @@ use super::global::{self, ready};
 use super::tenant::require_tenant;
 use super::{Cluster, Object, Preset};
 use crate::cache::{ClusterCache, StagedTxn};
+use crate::domain::attachment::{check_refresh, policies_with_network, refresh_policy};
 use crate::domain::network_record::{ensure_no_network_record, network_id, network_record};
 use crate::domain::object_key;
 use crate::domain::tag_pools::{pools, put_vlans, put_vxlans};
@@ -72,6 +74,8 @@ impl Object for Network {
         self.check_conflicts(staged)?;
         ensure_no_network_record(staged, &self.tenant_name, &self.network_name)?;
         self.check_interface_name()?;
+        // Rules may refer to a deleted network of the same name.
+        let policies = self.dependent_policies(staged)?;
         let mut state = self.state()?;
         let (mut vlans, mut vxlans) = pools(staged)?;
         take_tags(&mut state, self.pkt_tag, &mut vlans, &mut vxlans)?;
@@ -82,6 +86,9 @@ impl Object for Network {
         staged.create_allocation(state);
         self.links.tenant = Link::to(ObjectType::Tenant, &self.tenant_name);
         staged.put(&self.key, self.clone());
+        for policy in &policies {
+            refresh_policy(staged, policy);
+        }
         Ok(self)
     }
 
@@ -104,6 +111,7 @@ impl Object for Network {
         if record.is_some_and(|l| l.body.nw_type != "infra" && l.body.ep_count > 0) {
             return Err(Problem::conflict("Error: Network has active endpoints"));
         }
+        let policies = self.dependent_policies(staged)?;
         let pools = record.and_then(|_| pools(staged).ok());
 
         if let (Some(record), Some((mut vlans, mut vxlans))) = (record, pools) {
@@ -116,6 +124,10 @@ impl Object for Network {
         }
         if let Some(record) = record {
             staged.delete_allocation::<network::State>(&record.body.id);
+        }
+        staged.delete::<Network>(&self.key);
+        for policy in &policies {
+            refresh_policy(staged, policy);
         }
         Ok(())
     }
@@ -133,6 +145,7 @@ impl Object for Network {
 trait Derived {
     fn check_conflicts(&self, staged: &StagedTxn<'_>) -> Result<(), Problem>;
     fn check_interface_name(&self) -> Result<(), Problem>;
+    fn dependent_policies(&self, staged: &StagedTxn<'_>) -> Result<BTreeSet<String>, Problem>;
     fn state(&self) -> Result<network::State, Problem>;
 }
 
@@ -175,6 +188,17 @@ impl Derived for Network {
             return Err(Problem::invalid(error));
         }
         Ok(())
+    }
+
+    /// Policies whose expansions have the IPv6 subnet of the network. The IPv4 subnet is kept in the rules. Fails if too much
+    /// would be written.
+    fn dependent_policies(&self, staged: &StagedTxn<'_>) -> Result<BTreeSet<String>, Problem> {
+        if self.ipv6_subnet.is_empty() {
+            return Ok(BTreeSet::new());
+        }
+        let policies = policies_with_network(staged, &self.tenant_name, &self.network_name);
+        check_refresh("network", &self.network_name, &policies, staged)?;
+        Ok(policies)
     }
 
     /// The network state without tags.

@@ -1,8 +1,8 @@
 //! The work of a request is proportional to its size. The sizes are those that a body of 1 MiB can have: with
 //! work for each pair of entries, a test would not end.
 
-use contiv_model::api::{EndpointGroup, Policy, Rule};
-use contiv_model::group;
+use contiv_model::api::{EndpointGroup, Network, Policy, Rule};
+use contiv_model::{group, network};
 use netmaster::cache::StagedTxn;
 use serde_json::{Value, json};
 
@@ -227,10 +227,11 @@ fn a_policy_has_a_limited_number_of_rules_on_all_its_groups() {
     assert_eq!(put(&mut fixture, 0, &["p"]).unwrap_err(), refused.replace("129 groups", "128 groups"));
 }
 
-/// A change of a group writes all policies with rules that refer to it, on all their groups.
+/// A change of a group writes all policies with rules that refer to it, on all their groups, and so does one of a network
+/// with an IPv6 subnet.
 #[test]
-fn a_group_that_too_many_rules_depend_on_is_neither_created_nor_deleted() {
-    const RULES: usize = 4095;
+fn a_group_or_network_that_too_many_rules_depend_on_is_neither_created_nor_deleted() {
+    const RULES: usize = 4094;
     let mut fixture = fixture("default");
     let names = ["p", "q"].map(str::to_owned);
     put_policies(&mut fixture, &names, 0);
@@ -240,6 +241,7 @@ fn a_group_that_too_many_rules_depend_on_is_neither_created_nor_deleted() {
         fixture.put("endpointGroups", &format!("default:{name}"), &body).map_err(|problem| problem.text)
     };
     put(&mut fixture, "db", &[]).unwrap();
+    fixture.network("six", "10.2.0.0/24", json!({"ipv6Subnet": "2001:db8::/64"}));
     for number in 0..65 {
         put(&mut fixture, &format!("g{number}"), &["p", "q"]).unwrap();
     }
@@ -247,6 +249,9 @@ fn a_group_that_too_many_rules_depend_on_is_neither_created_nor_deleted() {
         let rule = json!({"tenantName": "default", "policyName": policy, "ruleId": "db", "direction": "in",
             "action": "allow", "fromEndpointGroup": "db"});
         fixture.put("rules", &format!("default:{policy}:db"), &rule).unwrap();
+        let rule = json!({"tenantName": "default", "policyName": policy, "ruleId": "six", "direction": "in",
+            "action": "allow", "fromNetwork": "six"});
+        fixture.put("rules", &format!("default:{policy}:six"), &rule).unwrap();
     }
     put_policies(&mut fixture, &names, RULES);
     let refused = "group db: the 2 policies whose rules refer to it have 532480 rules on all their groups, and this change writes all of them; the limit is 524288; delete some of the rules that refer to the group first";
@@ -259,6 +264,18 @@ fn a_group_that_too_many_rules_depend_on_is_neither_created_nor_deleted() {
     });
     deleted.unwrap();
     assert_eq!(put(&mut fixture, "db", &[]).unwrap_err(), refused);
+    let refused = refused.replace("group db", "network six").replace("to the group", "to the network");
+    assert_eq!(fixture.delete("networks", "default:six").unwrap_err().text, refused);
+    let deleted = fixture.run(|staged| {
+        staged.delete::<Network>("default:six");
+        staged.delete_allocation::<network::State>("six.default");
+        Ok(vec![])
+    });
+    deleted.unwrap();
+    let six = json!({"tenantName": "default", "networkName": "six", "encap": "vxlan", "subnet": "10.2.0.0/24",
+        "ipv6Subnet": "2001:db8::/64"});
+    assert_eq!(fixture.put("networks", "default:six", &six).unwrap_err().text, refused);
+    fixture.network("six", "10.2.0.0/24", json!({}));
     put(&mut fixture, "other", &["p"]).unwrap();
     fixture.delete("endpointGroups", "default:other").unwrap();
 }

@@ -1,5 +1,8 @@
 //! State derived from policies, rules and network profiles.
 
+use std::collections::BTreeSet;
+
+use netmaster::domain::attachment::restore_policies;
 use serde_json::{Value, json};
 
 use crate::fixture::Fixture;
@@ -125,6 +128,40 @@ fn a_network_in_a_rule_includes_its_ipv6_subnet() {
     assert_eq!(more["DstIpAddr"], "2001:db8::/64");
     group(&mut fixture, "web", json!({})).unwrap();
     assert!(directed(&fixture).is_empty());
+}
+
+/// Rules keep the IPv4 subnet that they had first.
+#[test]
+fn rules_have_the_ipv6_subnet_of_the_network_that_exists() {
+    let rules = |fixture: &Fixture| -> Vec<Value> {
+        let keys = fixture.keys("/contiv.io/state/policyRule/");
+        keys.into_iter().map(|key| stored(fixture, key)).collect()
+    };
+    let check = |fixture: &mut Fixture, expected: &str| {
+        let known = rules(fixture);
+        let addresses = known.iter().flat_map(|rule| [&rule["SrcIpAddr"], &rule["DstIpAddr"]]);
+        let addresses = addresses.filter_map(Value::as_str).filter(|address| address.contains(':'));
+        let expected = [expected].into_iter().filter(|subnet| !subnet.is_empty());
+        assert_eq!(addresses.collect::<BTreeSet<_>>(), expected.collect());
+        let restored = fixture.run(|staged| {
+            restore_policies(staged);
+            Ok(vec![])
+        });
+        restored.unwrap();
+        assert_eq!(rules(fixture), known);
+    };
+    let mut fixture = fixture();
+    fixture.network("six", "10.2.0.0/24", json!({"ipv6Subnet": "2001:db8::/64"}));
+    group(&mut fixture, "web", json!({"policies": ["p"]})).unwrap();
+    rule(&mut fixture, "1", json!({"direction": "out", "toNetwork": "six"})).unwrap();
+    rule(&mut fixture, "2", json!({"fromNetwork": "six", "action": "deny"})).unwrap();
+    check(&mut fixture, "2001:db8::/64");
+    for subnet in ["2001:db8:1::/64", "", "2001:db8::/64"] {
+        fixture.delete("networks", "default:six").unwrap();
+        check(&mut fixture, "");
+        fixture.network("six", "10.2.0.0/24", json!({"ipv6Subnet": subnet}));
+        check(&mut fixture, subnet);
+    }
 }
 
 #[test]
