@@ -1,15 +1,22 @@
 //! A switch that refuses flows: the object is reported with the switch's reason, and the other objects are installed.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::Result;
 use contiv_model::{
     global::ArpMode,
     group::Rate,
+    mac::Mac,
     policy::{Action, Direction, Identity, PortRange, Rule, UDP},
+    vrf::Vrf,
 };
-use netplugin::datapath::{FailedOp, Group, Local, Network, Object, Op};
-use testkit::{capture::Tap, needs, packet::Packet, wait_until};
+use netplugin::datapath::{FailedOp, Gateway, Group, KERNEL_PORT, Local, Network, Object, Op, Subnet};
+use testkit::{
+    capture::{Frame, Tap},
+    needs,
+    packet::{BROADCAST, Packet},
+    wait_until,
+};
 
 use crate::{
     announce::{TAG, wait_for},
@@ -26,6 +33,8 @@ const OWNER: u8 = 35;
 const DESTINATION: u8 = 9;
 /// Rules for what pods receive.
 const RULES_IN: u8 = 23;
+/// VLAN of ports that are closed.
+const CLOSED: u16 = 4095;
 /// UDP ports.
 const DENIED: u16 = 9;
 const ALLOWED: u16 = 10;
@@ -212,6 +221,89 @@ fn a_pod_that_changes_its_bridge_stays_closed() -> Result<()> {
     unlimited_on(&node, VLAN_BRIDGE)?;
     assert_eq!(set(&node, &after)?, []);
     assert_eq!(tag()?.trim(), "100");
+    assert_eq!(node.converge()?, []);
+    Ok(())
+}
+
+/// Pods with rules on two networks get other VLANs, which the switch refuses. Their ports are closed with flows that let frames in: neither
+/// the other pod nor the node's kernel gets these.
+#[test]
+fn closed_pods_do_not_reach_each_other() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"), binary("ip"));
+    let (node, _outside, wire) = Node::with_uplink("full-tags")?;
+    let identity = Identity::try_from(7)?;
+    let deny = Rule::new("deny", Direction::In, Action::Deny, 1.try_into()?);
+    node.add([Object::Group(Group::new(identity, [deny]))])?;
+    // The node routes this network, so that its kernel has a port.
+    let red = Network { vrf: Vrf::Tenant("net".parse()?), ..network("red", vlan(300), ArpMode::Flood) };
+    let gateway = Some(Gateway { ip: [10, 9, 0, 254].into(), mac: Some(Mac::ROUTER) });
+    let subnet = Object::Subnet(Subnet {
+        network: red.id.clone(),
+        vrf: red.vrf.clone(),
+        encap: red.encap,
+        prefix: "10.9.0.0/24".parse()?,
+        gateway,
+    });
+    node.add([Object::Network(red), subnet])?;
+    node.namespace.up(KERNEL_PORT)?;
+    let networks =
+        [("green", 100), ("blue", 200)].map(|(name, tag)| network(name, vlan(tag), ArpMode::Flood));
+    let pods = [node.pod(&networks[0], 1)?, node.pod(&networks[1], 2)?];
+    // The bridge would not flood frames to a pod that sends on its own.
+    for pod in &pods {
+        pod.namespace.sysctl("net/ipv6/conf/eth0/disable_ipv6", "1")?;
+    }
+    let (mut before, mut after) = (vec![], vec![]);
+    for ((network, pod), moved) in networks.into_iter().zip(&pods).zip([101, 201]) {
+        let Object::Local(local) = &pod.object else { unreachable!() };
+        let (local, encap) = (Local { identity: Some(identity), ..local.clone() }, vlan(moved));
+        after.push(Object::Network(Network { encap, ..network.clone() }));
+        after.push(Object::Local(Local { encap, ..local.clone() }));
+        before.extend([Object::Network(network), Object::Local(local)]);
+    }
+    node.add(before)?;
+    let columns = || -> Result<[[String; 2]; 2]> {
+        let column = |port, name| {
+            anyhow::Ok(node.switch.borrow().vsctl(&["get", "port", port, name])?.trim().to_owned())
+        };
+        let of = |port| anyhow::Ok([column(port, "tag")?, column(port, "protected")?]);
+        Ok([of("vvport1")?, of("vvport2")?])
+    };
+    assert_eq!(columns()?, [["100", "false"], ["200", "false"]]);
+
+    // Neither the flow of the network nor the records of the pods fit. The flow that lets in the frames of a pod would: it replaces one.
+    limit_on(&node, VLAN_BRIDGE, SOURCE, 0)?;
+    limit_on(&node, VLAN_BRIDGE, OWNER, 0)?;
+    let failures = set(&node, &after)?;
+    assert_eq!(failures.iter().map(|(op, _)| *op).collect::<Vec<_>>(), [0, 1, 2, 3], "{failures:?}");
+    assert_eq!(columns()?, [["4095", "true"], ["4095", "true"]]);
+    let [one, two] = &pods;
+    let sender = Tap::open(&one.namespace, "eth0")?;
+    let receivers = [Tap::open(&two.namespace, "eth0")?, Tap::open(&node.namespace, KERNEL_PORT)?];
+    let (from, to) = (addresses(1).0, addresses(2).0);
+    let datagram = |eth: Packet| eth.ipv4(from, to).udp(4000, ALLOWED).payload(b"from a closed pod").build();
+    let request = |eth: Packet| eth.arp(1, (one.mac, from), ([0; 6], to)).build();
+    let frames = |tagged: fn(Packet) -> Packet| {
+        let eth = |destination| tagged(Packet::eth(destination, one.mac));
+        [datagram(eth(two.mac)), request(eth(BROADCAST))]
+    };
+    for (sent, flooded) in frames(|eth| eth).into_iter().zip(frames(|eth| eth.vlan(CLOSED))) {
+        // The copy for the uplink shows that the bridge has flooded the frame.
+        wait_until(SOON, "the flooded frame", || {
+            sender.send(&sent)?;
+            Ok(wire.drain()?.iter().any(|frame| frame.bytes.starts_with(&flooded)).then_some(()))
+        })?;
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    for receiver in &receivers {
+        let received = receiver.drain()?;
+        let is_of_pod = |frame: &Frame| frame.bytes.get(6..12) == Some(&one.mac[..]);
+        assert!(!received.iter().any(is_of_pod), "{received:?}");
+    }
+
+    unlimited_on(&node, VLAN_BRIDGE)?;
+    assert_eq!(set(&node, &after)?, []);
+    assert_eq!(columns()?, [["101", "false"], ["201", "false"]]);
     assert_eq!(node.converge()?, []);
     Ok(())
 }

@@ -24,7 +24,8 @@ pub(crate) fn fingerprint_without(database: &Database, names: &BTreeSet<String>)
             if names.contains(&port.name) {
                 continue;
             }
-            (uuid, &port.name, port.tag, &port.vlan_mode, &port.active_member).hash(&mut hasher);
+            (uuid, &port.name, port.tag, &port.vlan_mode, port.is_protected).hash(&mut hasher);
+            port.active_member.hash(&mut hasher);
             let qos = port.qos.as_ref().and_then(|qos| database.qos.get(qos));
             let queues = qos.iter().flat_map(|qos| qos.queues.values());
             let queues: Vec<_> = queues.map(|queue| database.queues.get(queue)).collect();

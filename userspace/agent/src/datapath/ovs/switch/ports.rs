@@ -41,6 +41,8 @@ pub(crate) struct PortSpec {
     owner: String,
     tag: Option<i64>,
     vlan_mode: &'static str,
+    /// The bridge sends no frame from one such port to another one or back to the same, neither by `NORMAL` nor by an output action.
+    is_protected: bool,
     interface_type: &'static str,
     options: BTreeMap<String, String>,
     /// Ethernet address of an internal interface.
@@ -59,6 +61,7 @@ impl PortSpec {
             // On the VXLAN bridge flows assign the network.
             tag: access.then_some(tag.into()),
             vlan_mode: if access { "access" } else { "" },
+            is_protected: false,
             interface_type: "",
             options: BTreeMap::new(),
             mac: None,
@@ -67,12 +70,16 @@ impl PortSpec {
     }
 
     /// The port on a VLAN that carries no frames, for a port whose flows are not programmed yet: the bridge floods to ports of
-    /// the same VLAN. `None` if the port is on its VLAN and has flows (`is_programmed`), or if only flows lead to it.
+    /// the same VLAN. Such ports of all networks are on this one, so they are protected from each other. `None` if the port is on its
+    /// VLAN and has flows (`is_programmed`), or if only flows lead to it.
     pub(crate) fn closed(&self, database: &Database, is_programmed: bool) -> Option<PortSpec> {
         // The flows are those of the place where the port is. An agent that ended in between, or lost the switch, has left it closed.
         let is_open = is_programmed && self.is_in_place(database);
-        (!is_open && self.bridge == BridgeKind::Vlan)
-            .then(|| PortSpec { tag: Some(RESERVED_VLAN), ..self.clone() })
+        (!is_open && self.bridge == BridgeKind::Vlan).then(|| PortSpec {
+            tag: Some(RESERVED_VLAN),
+            is_protected: true,
+            ..self.clone()
+        })
     }
 
     /// Whether the port is on its bridge and its VLAN.
@@ -96,6 +103,7 @@ impl PortSpec {
             owner: String::new(),
             tag: None,
             vlan_mode: "trunk",
+            is_protected: false,
             interface_type: "vxlan",
             options: options.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect(),
             mac: None,
@@ -110,6 +118,8 @@ impl PortSpec {
             owner: UPLINK_OWNER.to_owned(),
             tag: None,
             vlan_mode: "trunk",
+            // Frames of services return by it.
+            is_protected: false,
             interface_type: "",
             options: BTreeMap::new(),
             mac: None,
@@ -117,7 +127,8 @@ impl PortSpec {
         }
     }
 
-    /// The port of the node's kernel. The bridge does not flood to it.
+    /// The port of the node's kernel. The bridge does not flood to it: it is on the VLAN of ports that are closed, and protected from
+    /// them. No flow returns a frame by the port that it came from, if that is this one.
     pub(crate) fn kernel(bridge: BridgeKind, name: &str) -> PortSpec {
         // On the VXLAN bridge only flows lead to a port.
         let is_vlan = bridge == BridgeKind::Vlan;
@@ -126,6 +137,7 @@ impl PortSpec {
             owner: KERNEL_OWNER.to_owned(),
             tag: is_vlan.then_some(RESERVED_VLAN),
             vlan_mode: if is_vlan { "access" } else { "" },
+            is_protected: is_vlan,
             interface_type: "internal",
             mac: Some(KERNEL_MAC),
             ..PortSpec::uplink(name)
@@ -149,6 +161,7 @@ impl PortSpec {
     fn matches_port(&self, database: &Database, port: &Port) -> bool {
         port.tag == self.tag
             && port.vlan_mode.as_deref().unwrap_or_default() == self.vlan_mode
+            && port.is_protected == self.is_protected
             && port.external_ids == self.external_ids()
             && self.bandwidth.matches_port(database, port)
     }
@@ -169,6 +182,7 @@ impl PortSpec {
         json!({
             "tag": optional(self.tag),
             "vlan_mode": optional(vlan_mode),
+            "protected": self.is_protected,
             "external_ids": map(&self.external_ids()),
         })
     }
@@ -368,7 +382,8 @@ mod tests {
         let port = PortSpec { tag: Some(100), ..PortSpec::uplink("vvport1") };
         let mut database = Database::default();
         let is_closed = |database: &Database, is_programmed| {
-            port.closed(database, is_programmed).is_some_and(|closed| closed.tag == Some(RESERVED_VLAN))
+            port.closed(database, is_programmed)
+                .is_some_and(|closed| closed.tag == Some(RESERVED_VLAN) && closed.is_protected)
         };
         assert!(is_closed(&database, false), "a new port");
         let [vlan, vxlan] = BridgeKind::ALL.map(BridgeKind::name);

@@ -48,6 +48,8 @@ pub(crate) struct Port {
     pub(crate) interfaces: BTreeSet<Uuid>,
     pub(crate) tag: Option<i64>,
     pub(crate) vlan_mode: Option<String>,
+    /// Whether the bridge sends no frames between this port and others with this flag.
+    pub(crate) is_protected: bool,
     pub(crate) bond_mode: Option<String>,
     /// Ethernet address of the active member of a bond (`bond_active_slave`).
     pub(crate) active_member: Option<String>,
@@ -124,8 +126,8 @@ pub(crate) fn monitored() -> Value {
             "name", "ports", "fail_mode", "protocols", "datapath_type", "datapath_id", "external_ids",
         ]},
         "Port": {"columns": [
-            "name", "interfaces", "tag", "vlan_mode", "bond_mode", "bond_active_slave", "lacp", "qos", "other_config",
-            "external_ids",
+            "name", "interfaces", "tag", "vlan_mode", "protected", "bond_mode", "bond_active_slave", "lacp", "qos",
+            "other_config", "external_ids",
         ]},
         "Interface": {"columns": [
             "name", "type", "options", "mac", "mac_in_use", "external_ids", "ofport", "error",
@@ -219,6 +221,7 @@ impl Port {
             interfaces: uuids(&row["interfaces"]),
             tag: items(&row["tag"]).find_map(Value::as_i64),
             vlan_mode: maybe_text(&row["vlan_mode"]),
+            is_protected: row["protected"].as_bool().unwrap_or_default(),
             bond_mode: maybe_text(&row["bond_mode"]),
             active_member: maybe_text(&row["bond_active_slave"]),
             lacp: maybe_text(&row["lacp"]),
