@@ -1,14 +1,23 @@
 //! Policies: what outlives the agent, drift, new ports, and rules that the switch rejects.
 
+use std::{net::Ipv4Addr, time::Duration};
+
 use anyhow::{Context as _, Result};
 use contiv_model::{
     global::ArpMode,
-    policy::{Action, Direction, Identity, Peer, PortRange, Rule, TCP},
+    mac::Mac,
+    policy::{Action, Direction, Identity, Peer, PortRange, Rule, TCP, UDP},
+    vrf::Vrf,
 };
-use netplugin::datapath::{Datapath as _, Group, Local, Object, ObjectId};
-use testkit::{needs, wait_until};
+use netplugin::datapath::{Datapath as _, Gateway, Group, Local, Network, Object, ObjectId, Op, Subnet};
+use testkit::{
+    capture::Tap,
+    needs,
+    packet::{BROADCAST, Packet},
+    wait_until,
+};
 
-use crate::node::{Node, Pod, SOON, network, vlan, vxlan};
+use crate::node::{Node, Pod, SOON, addresses, network, vlan, vxlan};
 
 fn identity() -> Result<Identity> {
     Ok(Identity::try_from(7)?)
@@ -129,5 +138,88 @@ fn new_ports_end_on_their_vlan() -> Result<()> {
         assert_eq!(node.switch.borrow().vsctl(&["get", "port", port, "tag"])?.trim(), "100");
     }
     assert_eq!(node.converge()?, []);
+    Ok(())
+}
+
+/// A pod of a group that denies datagrams changes to a group whose rules the switch does not have yet. Until it is set, the rules of the
+/// former group apply to it, whatever else is set after a resync, and also if that group is deleted.
+#[test]
+fn a_pod_that_waits_for_its_group_keeps_its_rules() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    for (label, is_deleted) in [("waits", false), ("waits-del", true)] {
+        let node = Node::new(label, &[])?;
+        node.converge()?;
+        let vrf = Vrf::Tenant("net".parse()?);
+        let blue = Network { vrf, ..network("blue", vxlan(5000), ArpMode::Proxy) };
+        let deny =
+            Rule { protocol: Some(UDP), ..Rule::new("deny", Direction::In, Action::Deny, 1.try_into()?) };
+        let former = Object::Group(Group::new(identity()?, [deny]));
+        node.add([Object::Network(blue.clone()), former.clone()])?;
+        let one = node.run_pod(&blue, 1)?;
+        let two = member(&node, &blue, 2)?;
+        let three = node.run_pod(&blue, 3)?;
+        let (sender, inside) = (Tap::open(&one.namespace, "eth0")?, Tap::open(&two.namespace, "eth0")?);
+        let other = Tap::open(&three.namespace, "eth0")?;
+        let datagram = |mac: [u8; 6], to: Ipv4Addr| {
+            Packet::eth(mac, one.mac).ipv4(addresses(1).0, to).udp(4000, 9).payload(b"denied").build()
+        };
+        let [broadcast, unicast] =
+            [datagram(BROADCAST, Ipv4Addr::BROADCAST), datagram(two.mac, addresses(2).0)];
+        let is_denied = || -> Result<()> {
+            wait_until(SOON, "the broadcast at a pod without rules", || {
+                sender.send(&broadcast)?;
+                Ok(other.drain()?.iter().any(|frame| frame.bytes.starts_with(&broadcast)).then_some(()))
+            })?;
+            sender.send(&unicast)?;
+            // The rules deny no pings.
+            one.reaches(2)?;
+            std::thread::sleep(Duration::from_millis(200));
+            let received = inside.drain()?;
+            let is_datagram =
+                |bytes: &[u8]| [&broadcast, &unicast].iter().any(|sent| bytes.starts_with(sent));
+            assert!(!received.iter().any(|frame| is_datagram(&frame.bytes)), "{received:?}");
+            Ok(())
+        };
+        is_denied()?;
+        let before = node.tables()?;
+
+        let Object::Local(local) = &two.object else { unreachable!() };
+        let next = Identity::try_from(8)?;
+        let moved = Object::Local(Local { identity: Some(next), ..local.clone() });
+        let group = Object::Group(Group::new(next, []).closed());
+        for object in [&moved, &group] {
+            node.desired.borrow_mut().insert(object.clone());
+        }
+        if is_deleted {
+            node.desired.borrow_mut().remove(&former.id());
+        }
+        let observe = || -> Result<()> {
+            let observed = node.observe()?;
+            let desired = node.desired.borrow().clone();
+            let missing: Vec<_> =
+                desired.iter().map(|(id, _)| id).filter(|id| !observed.in_sync.contains(id)).collect();
+            assert_eq!((missing, observed.orphans), (vec![&group.id(), &moved.id()], 0));
+            Ok(())
+        };
+        observe()?;
+        assert!(node.apply(&[Op::Set(Object::Network(blue.clone())), Op::GarbageCollect])?.is_empty());
+        assert_eq!(node.tables()?, before);
+        is_denied()?;
+        let subnet = Subnet {
+            network: blue.id.clone(),
+            vrf: blue.vrf.clone(),
+            encap: blue.encap,
+            prefix: "10.1.0.0/24".parse()?,
+            gateway: Some(Gateway { ip: addresses(254).0.into(), mac: Some(Mac::ROUTER) }),
+        };
+        node.add([Object::Subnet(subnet)])?;
+        is_denied()?;
+        observe()?;
+
+        node.add([group.clone(), moved.clone()])?;
+        assert_eq!(node.converge()?, []);
+        // The new group is closed.
+        wait_denied(&one)?;
+    }
     Ok(())
 }

@@ -1,7 +1,8 @@
 //! Comparison of the switch with the desired state.
 
-use std::collections::BTreeSet;
+use std::{borrow::Cow, collections::BTreeSet};
 
+use contiv_model::policy::Identity;
 use openflow_rs::PackedFlow;
 
 use super::{
@@ -105,8 +106,11 @@ pub(crate) async fn observe(
         numbers.vrfs.reserve(vrf_numbers(&dump.tables).map_err(unreadable)?);
     }
     let beside = base.retained.as_ref().map(|ports| groups_of(&dump.tables, ports)).unwrap_or_default();
-    let expected = desired::expected(desired, &ports, base, numbers, beside);
-    let differences = compare(&expected, &dump.tables, desired);
+    let waiting = waiting_for_rules(&dump.tables, &ports, desired);
+    out_of_sync.extend(waiting.iter().map(|local| ObjectId::Local(local.id.clone())));
+    let present = with_waiting(desired, waiting, &dump.tables);
+    let expected = desired::expected(&present, &ports, base, numbers, beside);
+    let differences = compare(&expected, &dump.tables, &present);
     out_of_sync.extend(differences.out_of_sync);
     let installed = |id: &ObjectId| expected.index.get(id).is_some_and(|one| !one.is_unattached());
     out_of_sync.extend(desired.iter().map(|(id, _)| id.clone()).filter(|id| !installed(id)));
@@ -214,6 +218,49 @@ fn has_flows(tables: &PerBridge<Tables>, local: &Local, port: u32) -> bool {
 /// The flows that let the frames of an endpoint in.
 fn entries<'a>(tables: &'a Tables, id: &ObjectId) -> impl Iterator<Item = &'a PackedFlow> + use<'a> {
     tables.flows_of(Cookie::of(id)).iter().filter(|flow| flow.table() == pipeline::ENTRY_TABLE)
+}
+
+/// Returns the endpoints that have another group in the switch than the desired one, of which the switch has no rules: those wait until it
+/// has, or gets none. They have the identity that is in their flows.
+fn waiting_for_rules(tables: &PerBridge<Tables>, ports: &BridgePorts, desired: &Desired) -> Vec<Local> {
+    let waiting = |id: &ObjectId| {
+        let Object::Local(local) = desired.get(id)? else { return None };
+        let tables = tables.get(bridge_and_tag(local.encap).0);
+        if has_rules(tables, local.identity?) {
+            return None;
+        }
+        let mut records =
+            tables.flows_of(Cookie::of(id)).iter().filter(|flow| flow.table() == pipeline::RECORD_TABLE);
+        let identity = pipeline::recorded_identity(&records.next()?.unpack().ok()?);
+        (identity != local.identity).then(|| Local { identity, ..local.clone() })
+    };
+    ports.keys().filter_map(waiting).collect()
+}
+
+/// The desired objects, with these endpoints as they are in the switch, and with their groups: what is written for other objects, such as
+/// the network or its subnets, has the identities of endpoints, and would give them one without rules.
+fn with_waiting<'a>(
+    desired: &'a Desired,
+    waiting: Vec<Local>,
+    tables: &PerBridge<Tables>,
+) -> Cow<'a, Desired> {
+    let mut present = Cow::Borrowed(desired);
+    for local in waiting {
+        if let Some(identity) = local.identity
+            && desired.get(&ObjectId::Group(identity)).is_none()
+            && has_rules(tables.get(bridge_and_tag(local.encap).0), identity)
+        {
+            // Its rules are in force, but not known. With any, the receivers of the network are evaluated and the flows stay.
+            present.to_mut().insert(Object::Group(Group::new(identity, []).closed()));
+        }
+        present.to_mut().insert(Object::Local(local));
+    }
+    present
+}
+
+/// Whether a bridge has rules of a group.
+fn has_rules(tables: &Tables, identity: Identity) -> bool {
+    !tables.flows_of(Cookie::of(&ObjectId::Group(identity))).is_empty()
 }
 
 /// Returns which bridges have flows of other programs. These stay: an operator has added them.

@@ -62,7 +62,7 @@ pub(crate) use self::{
         MAX_BACKENDS, MAX_BUCKETS, UPLINK_GROUP, all_group, backend_group, endpoint_group, output_port,
         peer_group, receiver_group, uplink_group,
     },
-    guard::addresses,
+    guard::{RECORD_TABLE, addresses, recorded_identity},
     host::{HostAccess, from_kernel, local as host_local, route as host_route, subnet as host_subnet},
     metadata::{Domain, MAX_SERVICE, MAX_VRF, Routed, Segment, bridge_and_tag},
     neighbour::replies_by_bond,

@@ -37,6 +37,7 @@ use super::{
     table,
 };
 
+pub(crate) use self::record::{RECORD_TABLE, recorded_identity};
 pub(super) use self::{
     form::{base, to_vtep},
     known::{broadcast, local as known_local, remote as known_remote, service as known_service},

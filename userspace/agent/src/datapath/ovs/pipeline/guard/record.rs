@@ -105,6 +105,19 @@ impl Record<'_> {
     }
 }
 
+/// Table with the flow of an endpoint's record that has its Ethernet address.
+pub(crate) const RECORD_TABLE: u8 = table::STATIONS;
+
+/// The identity in the record of an endpoint. `flow` is that of its Ethernet address.
+pub(crate) fn recorded_identity(flow: &Flow) -> Option<Identity> {
+    let number = |action: &Action| match action {
+        Action::SetField { field, value } if *field == IDENTITY => u32::try_from(*value).ok(),
+        _ => None,
+    };
+    let number = flow.instructions.apply.iter().find_map(number)?;
+    Identity::try_from(number).ok()
+}
+
 /// Requires an Ethernet address in the low bits of two registers.
 fn with_mac(matching: Match, [high, low]: [Field; 2], mac: Mac) -> Match {
     let bits = mac_bits(mac.0);
