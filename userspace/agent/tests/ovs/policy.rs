@@ -37,7 +37,7 @@ fn group() -> Result<Object> {
 }
 
 /// Adds a pod of the group.
-fn member(node: &Node, network: &netplugin::datapath::Network, n: u8) -> Result<Pod> {
+fn member(node: &Node, network: &Network, n: u8) -> Result<Pod> {
     let mut pod = node.pod(network, n)?;
     if let Object::Local(local) = &pod.object {
         pod.object = Object::Local(Local { identity: Some(identity()?), ..local.clone() });

@@ -281,19 +281,17 @@ fn closed_pods_do_not_reach_each_other() -> Result<()> {
     let sender = Tap::open(&one.namespace, "eth0")?;
     let receivers = [Tap::open(&two.namespace, "eth0")?, Tap::open(&node.namespace, KERNEL_PORT)?];
     let (from, to) = (addresses(1).0, addresses(2).0);
-    let datagram = |eth: Packet| eth.ipv4(from, to).udp(4000, ALLOWED).payload(b"from a closed pod").build();
+    let datagram =
+        Packet::eth(two.mac, one.mac).ipv4(from, to).udp(4000, ALLOWED).payload(b"from a closed pod");
     let request = |eth: Packet| eth.arp(1, (one.mac, from), ([0; 6], to)).build();
-    let frames = |tagged: fn(Packet) -> Packet| {
-        let eth = |destination| tagged(Packet::eth(destination, one.mac));
-        [datagram(eth(two.mac)), request(eth(BROADCAST))]
-    };
-    for (sent, flooded) in frames(|eth| eth).into_iter().zip(frames(|eth| eth.vlan(CLOSED))) {
-        // The copy for the uplink shows that the bridge has flooded the frame.
-        wait_until(SOON, "the flooded frame", || {
-            sender.send(&sent)?;
-            Ok(wire.drain()?.iter().any(|frame| frame.bytes.starts_with(&flooded)).then_some(()))
-        })?;
-    }
+    let [request, flooded] =
+        [request(Packet::eth(BROADCAST, one.mac)), request(Packet::eth(BROADCAST, one.mac).vlan(CLOSED))];
+    // The copy for the uplink shows that the bridge has flooded the request, and has had the datagram before.
+    wait_until(SOON, "the flooded request", || {
+        sender.send(&datagram.build())?;
+        sender.send(&request)?;
+        Ok(wire.drain()?.iter().any(|frame| frame.bytes.starts_with(&flooded)).then_some(()))
+    })?;
     std::thread::sleep(Duration::from_millis(200));
     for receiver in &receivers {
         let received = receiver.drain()?;
