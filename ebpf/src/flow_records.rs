@@ -33,23 +33,29 @@ pub(crate) const NONE: u32 = 0;
 /// No record: the endpoint has used its share.
 pub(crate) const OVER_QUOTA: u32 = u32::MAX;
 
-/// What a flow may use of its endpoint's quota.
+/// What a flow may use of its endpoint's quota; the last two while that for what reaches the endpoint is used up, and all at other times.
 pub(crate) const ALL: u32 = 0;
 pub(crate) const HALF: u32 = 1;
 pub(crate) const HALF_IF_ASKED: u32 = 2;
+pub(crate) const MOST_IF_ASKED: u32 = 3;
 
 /// Allocates a record for a flow of this endpoint (zero for none) and adds it to the endpoint's flows. The result is the
-/// number plus one, or one of the above. The endpoint may use half of its quota if `room` is [`HALF`], and with [`HALF_IF_ASKED`] while
-/// that for what reaches it is used up.
+/// number plus one, or one of the above. `room` is what it may use of the endpoint's quota.
 ///
 /// This and the others are functions of their own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_obtain(hash: u64, owner: u32, now: u32, room: u32) -> u32 {
     let Some(node) = maps::node() else { return NONE };
-    let is_asked = room == HALF_IF_ASKED && used_by(owner | FlowHalf::RECEIVED) >= i64::from(node.flow_quota);
-    let halved = u32::from(room == HALF || is_asked);
-    let over = owner != 0 && used_by(owner) >= i64::from(node.flow_quota >> halved);
+    let quota = node.flow_quota;
+    let is_asked = room >= HALF_IF_ASKED && used_by(owner | FlowHalf::RECEIVED) >= i64::from(quota);
+    let spared = match room {
+        HALF => quota / 2,
+        HALF_IF_ASKED if is_asked => quota / 2,
+        MOST_IF_ASKED if is_asked => quota / 4,
+        _ => 0,
+    };
+    let over = owner != 0 && used_by(owner) >= i64::from(quota - spared);
     let mut number = NONE;
     if !over {
         number = ctv_allocate(hash);

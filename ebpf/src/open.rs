@@ -291,7 +291,7 @@ fn room(packet: &Packet) -> u32 {
         TCP if track::opens(packet) => flow_records::ALL,
         TCP => flow_records::HALF,
         // Without a flow it would be dropped.
-        _ if packet.route == Route::KERNEL => flow_records::ALL,
+        _ if packet.route == Route::KERNEL => flow_records::MOST_IF_ASKED,
         _ => flow_records::HALF_IF_ASKED,
     }
 }

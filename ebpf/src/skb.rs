@@ -9,6 +9,7 @@
 use aya_ebpf::{
     bindings::__sk_buff,
     helpers::generated::{bpf_probe_read_kernel, bpf_skb_pull_data},
+    programs::TcContext,
 };
 use contiv_abi::{Be16, ICMP, ICMPV6, SCTP, SkbLayout, TCP, UDP};
 
@@ -50,7 +51,6 @@ fn are_linear(skb: *mut __sk_buff) -> bool {
     const ETHERNET: usize = 14;
     const IPV4: u16 = Be16::new(0x0800).wire();
     const IPV6: u16 = Be16::new(0x86dd).wire();
-    const HOP_BY_HOP: u8 = 0;
     // SAFETY: the context is the one that the kernel gave to the program.
     let (data, end) = unsafe { ((*skb).data as usize, (*skb).data_end as usize) };
     let has = |len: usize| data + len <= end;
@@ -65,16 +65,25 @@ fn are_linear(skb: *mut __sk_buff) -> bool {
         let header = usize::from(byte(ETHERNET) & 0xf) * 4;
         return has(ETHERNET + header + transport);
     }
-    if kind != IPV6 || !has(ETHERNET + 40 + 8) {
-        return false;
+    kind == IPV6 && is_chain_linear(skb, byte(ETHERNET + 6), end - data)
+}
+
+/// The same of the headers behind that of IPv6. Tunnels put options before segmented packets.
+#[inline(always)]
+fn is_chain_linear(skb: *mut __sk_buff, first: u8, linear: usize) -> bool {
+    const EXTENSIONS: usize = 5;
+    const HOP_BY_HOP: u8 = 0;
+    const ROUTING: u8 = 43;
+    const OPTIONS: u8 = 60;
+    let (mut next, mut at) = (first, 14 + 40);
+    for _ in 0..EXTENSIONS {
+        if next != HOP_BY_HOP && next != ROUTING && next != OPTIONS {
+            break;
+        }
+        let Ok([following, units]) = TcContext::new(skb).load::<[u8; 2]>(at) else { return false };
+        (next, at) = (following, at + usize::from(units) * 8 + 8);
     }
-    let next = byte(ETHERNET + 6);
-    // The kernel puts it before TCP segments of more than 64 KiB.
-    if next == HOP_BY_HOP && byte(ETHERNET + 40 + 1) == 0 {
-        let transport = evaluated(byte(ETHERNET + 40));
-        return transport.is_some_and(|transport| has(ETHERNET + 40 + 8 + transport));
-    }
-    evaluated(next).is_some_and(|transport| has(ETHERNET + 40 + transport))
+    evaluated(next).is_some_and(|transport| at + transport <= linear)
 }
 
 /// How much is evaluated behind the headers of IP; `None` where that may be long: of ICMP, and behind the extension headers of IPv6.

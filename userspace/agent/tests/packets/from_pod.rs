@@ -16,7 +16,7 @@ use testkit::{
 
 use crate::{
     node::{Endpoint, Node, Pod, network, vlan, vtep, vxlan},
-    run::{Outcome, Target, run},
+    run::{Code, Outcome, Target, run},
 };
 
 const NOWHERE: &str = "02:02:0a:01:01:63";
@@ -343,5 +343,22 @@ fn storm_control_counts_the_segments_of_a_packet() -> Result<()> {
     let target = Target::new(&node, FROM_POD, &pod.local.port)?.segmented(4000);
     node.ns.run(|| target.give(&frame))?;
     send()?.assert_dropped(DropReason::StormControl);
+    Ok(())
+}
+
+/// Tunnels over IPv6 put destination options (60) before the packet (41), which the kernel segments later.
+#[test]
+fn segmented_packets_with_options_pass() -> Result<()> {
+    needs!(root());
+    let mut node = Node::new("pod-gso-opts")?;
+    let n1 = network("n1.t", vxlan(10_001));
+    node.want_network(&n1);
+    let (pod, other) = (node.pod(&n1, HERE)?, node.pod(&n1, Endpoint(2))?);
+    node.converge()?;
+    let inner = [&[41, 0, 4, 1, 4, 1, 1, 0][..], &[0x60; 300]].concat();
+    let packet = Packet::eth(other.endpoint.mac(), HERE.mac()).ipv6(HERE.ip6(), other.endpoint.ip6());
+    let frame = packet.protocol(60).payload(&inner).build();
+    let target = Target::new(&node, FROM_POD, &pod.local.port)?.segmented(3);
+    assert_eq!(node.ns.run(|| target.give(&frame))?, (Code::Redirect, frame));
     Ok(())
 }

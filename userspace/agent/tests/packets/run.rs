@@ -89,7 +89,10 @@ impl Target {
 
     /// The same target for packets that are cut into so many frames on their way.
     pub(crate) fn segmented(mut self, frames: u32) -> Target {
+        const BYTES: u32 = 100;
+        // `gso_segs` and `gso_size` of `struct __sk_buff`.
         self.context[164..168].copy_from_slice(&frames.to_ne_bytes());
+        self.context[176..180].copy_from_slice(&BYTES.to_ne_bytes());
         self
     }
 
