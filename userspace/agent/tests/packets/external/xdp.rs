@@ -73,8 +73,12 @@ fn xdp_is_attached_in_the_preferred_mode_and_stays_attached() -> Result<()> {
         rig.node.options.xdp = preference;
         rig.node.restart();
         rig.node.converge()?;
-        let there = running(&rig.node)?;
-        assert_eq!(there, shown.map(|place| (place.to_owned(), ours(&rig.node).unwrap())));
+        let expected = shown.map(|place| (place.to_owned(), ours(&rig.node).unwrap()));
+        // The kernel detaches a program some time after its link was removed.
+        let there = wait_until(TIMEOUT, "the program in its place", || {
+            let there = running(&rig.node)?;
+            Ok((there == expected).then_some(there))
+        })?;
         // A restart writes nothing, and the program stays attached.
         rig.node.restart();
         let observed = rig.node.observe()?;
