@@ -33,14 +33,16 @@ pub(crate) const NONE: u32 = 0;
 /// No record: the endpoint has used its share.
 pub(crate) const OVER_QUOTA: u32 = u32::MAX;
 
-/// What a flow may use of its endpoint's quota; the last two while that for what reaches the endpoint is used up, and all at other times.
+/// What a flow may use of its endpoint's quota: all of it.
 pub(crate) const ALL: u32 = 0;
 pub(crate) const HALF: u32 = 1;
+/// Half while the quota for flows that reach the endpoint is used up, else all.
 pub(crate) const HALF_IF_ASKED: u32 = 2;
+/// Likewise three quarters.
 pub(crate) const MOST_IF_ASKED: u32 = 3;
 
 /// Allocates a record for a flow of this endpoint (zero for none) and adds it to the endpoint's flows. The result is the
-/// number plus one, or one of the above. `room` is what it may use of the endpoint's quota.
+/// number plus one, [`NONE`] or [`OVER_QUOTA`]. `room` is what the flow may use of the endpoint's quota, as above.
 ///
 /// This and the others are functions of their own for the verifier.
 #[inline(never)]
