@@ -337,11 +337,14 @@ impl Follower {
                     }
                     Ok(Some(message)) => {
                         self.progress.advance();
+                        // A watch whose keys rarely change would otherwise fall behind the compaction, and
+                        // list them again after each interruption.
+                        let progress = fragments.progress(&message.0);
                         let events = fragments.join(message.0);
                         // Not the revision of the header: a server with a backlog reports its
                         // current revision there, ahead of the events that it has sent.
                         let sent = events.iter().filter_map(|e| Some(e.kv.as_ref()?.mod_revision));
-                        *revision = sent.fold(*revision, i64::max);
+                        *revision = sent.chain(progress).fold(*revision, i64::max);
                         if !events.is_empty() {
                             self.backoff.reset();
                         }

@@ -23,6 +23,15 @@ impl Fragments {
         }
         events
     }
+
+    /// Returns the revision up to which all events of the watch have arrived before this response, if it says so: a
+    /// response without events is a progress notification, which etcd sends for a watch without a backlog.
+    pub(super) fn progress(&self, response: &PbWatchResponse) -> Option<i64> {
+        let is_progress =
+            self.0.is_empty() && response.events.is_empty() && !response.created && !response.fragment;
+        let header = response.header.as_ref().filter(|_| is_progress)?;
+        Some(header.revision)
+    }
 }
 
 fn revision(event: &PbEvent) -> Option<i64> {
@@ -32,7 +41,7 @@ fn revision(event: &PbEvent) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use etcd_client::proto::PbKeyValue;
+    use etcd_client::proto::{PbKeyValue, PbResponseHeader};
 
     /// Joins a response with events of these revisions, and returns the revisions of the whole ones.
     fn join(fragments: &mut Fragments, fragment: bool, revisions: &[i64]) -> Vec<i64> {
@@ -63,6 +72,20 @@ mod tests {
         // The last revision does not wait for a later one.
         assert_eq!(join(&mut fragments, false, &[5]), [5, 5]);
         assert_eq!(join(&mut fragments, false, &[6]), [6]);
+    }
+
+    #[test]
+    fn a_response_without_events_tells_how_far_the_watch_is() {
+        let header = Some(PbResponseHeader { revision: 9, ..PbResponseHeader::default() });
+        let response = PbWatchResponse { header, ..PbWatchResponse::default() };
+        let mut fragments = Fragments::default();
+        assert_eq!(fragments.progress(&response), Some(9));
+        assert_eq!(fragments.progress(&PbWatchResponse { created: true, ..response.clone() }), None);
+        let events = vec![PbEvent::default()];
+        assert_eq!(fragments.progress(&PbWatchResponse { events, ..response.clone() }), None);
+        // The rest of a revision is on its way.
+        join(&mut fragments, true, &[2]);
+        assert_eq!(fragments.progress(&response), None);
     }
 
     /// The fragment ends with its revision, which cannot be known before the next one.

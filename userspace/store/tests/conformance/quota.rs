@@ -4,7 +4,8 @@ use crate::kv::Committed;
 use crate::peer::Peer;
 use anyhow::{Context, Result, ensure};
 use contiv_store::election::{Timing, campaign};
-use contiv_store::{Alarm, Config, Guard, Store, Txn};
+use contiv_store::{Alarm, Config, Guard, Progress, Store, Txn};
+use futures::StreamExt as _;
 use std::time::Duration;
 use testkit::etcd::Etcd;
 use tokio::net::TcpListener;
@@ -66,4 +67,45 @@ async fn a_full_database_is_reported_and_its_member_kept() -> Result<()> {
     leadership.commit(Txn::new().put("k", "1")).await?.committed()?;
     ensure!(store.alarms().await?.is_empty());
     Ok(())
+}
+
+/// etcd tells a watch whose keys do not change how far the history is. It continues there after a compaction.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quiet_watch_is_not_listed_again() -> Result<()> {
+    testkit::needs!(binary("etcd"));
+    let mut etcd = Etcd::options().argument("--experimental-watch-progress-notify-interval=100ms").start()?;
+    let store = Store::connect(&Config::new([etcd.endpoint()])).await?;
+    store.commit(Txn::new().put("/w/a", "1")).await?.committed()?;
+    let progress = Progress::default();
+    let mut batches = store.watch_in_pages("/w/", &[], &progress).batches().boxed();
+    ensure!(batches.next().await.context("the listing")?.relisted.is_some());
+    for _ in 0..10 {
+        store.commit(Txn::new().put("/other", "1")).await?.committed()?;
+    }
+    let end = store.position().await?.revision;
+    // The first notification may have been on its way before.
+    let told = progress.value() + 2;
+    let told = async {
+        while progress.value() < told {
+            // Without changes, none comes.
+            let poll = tokio::time::timeout(Duration::from_millis(50), batches.next()).await;
+            ensure!(poll.is_err(), "{poll:?}");
+        }
+        anyhow::Ok(())
+    };
+    tokio::time::timeout(Duration::from_secs(60), told).await.context("no progress notifications")??;
+    store.compact(end).await?;
+    etcd.restart()?;
+    store.commit(Txn::new().put("/w/a", "2")).await?.committed()?;
+    let mut is_resumed = false;
+    loop {
+        let next = tokio::time::timeout(Duration::from_secs(60), batches.next()).await?;
+        let batch = next.context("the watch ended, which it never does")?;
+        ensure!(batch.relisted.is_none(), "listed again");
+        is_resumed |= batch.resumed;
+        if !batch.updates.is_empty() {
+            ensure!(is_resumed && batch.updates.len() == 1, "{batch:?}");
+            return Ok(());
+        }
+    }
 }
