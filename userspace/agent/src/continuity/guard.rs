@@ -285,17 +285,16 @@ impl Guard {
     /// What the batch deletes.
     fn deleted(&self, batch: &Batch) -> Vec<Deletion> {
         let is_first = batch.updates.iter().any(|update| matches!(update.event, Event::Init));
+        // A listing does not tell when a key was deleted, only that it was after the previous batch.
+        let earliest = self.seen.get(&batch.source).map_or(0, |seen| seen + 1);
         if !is_first {
-            let deletion = |update: &Update| match &update.event {
-                Event::Delete(key) => {
-                    Some(Deletion { key: key.clone(), earliest: update.revision, latest: update.revision })
-                }
-                _ => None,
+            let deletion = |update: &Update| {
+                let Event::Delete(key) = &update.event else { return None };
+                let earliest = if batch.relisted.is_some() { earliest } else { update.revision };
+                Some(Deletion { key: key.clone(), earliest, latest: update.revision })
             };
             return batch.updates.iter().filter_map(deletion).collect();
         }
-        // A listing does not tell when a key was deleted, only that it was after the previous batch.
-        let earliest = self.seen.get(&batch.source).map_or(0, |seen| seen + 1);
         let latest = batch.position().1;
         let listed: BTreeSet<&Key> = batch.updates.iter().filter_map(put_key).collect();
         let unlisted = self.reader.keys(&batch.source).into_iter().filter(|key| !listed.contains(key));

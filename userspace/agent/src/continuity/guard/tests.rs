@@ -10,7 +10,7 @@ use contiv_model::{
     key::{ObjectType, POLICIES},
     service::Providers,
 };
-use contiv_store::{Config, Outcome, Txn, embedded};
+use contiv_store::{Config, Outcome, Relisted, Txn, embedded};
 
 use serde_json::json;
 
@@ -219,12 +219,12 @@ async fn deletions_of_one_message_have_their_own_revisions() {
     let store = Store::connect(&Config::new([server.endpoint()])).await.unwrap();
     let (_writer, _, reader, _) = state::new(prefixes());
     let memory = MemoryFile::beside(&directory.path().join("cni.sock"));
-    let (guard, _continuity) = Guard::open(store, node(), reader, memory).unwrap();
+    let (mut guard, _continuity) = Guard::open(store, node(), reader, memory).unwrap();
     let source = Source::from(POLICIES);
     let policy = |group: &str| Key::Policy(format!("t:{group}:t:p").as_str().into());
     let update = |revision, event| Update { source: source.clone(), revision, event };
     let other = Rejected { key: policy("g2").to_string(), why: String::new() };
-    let batch = Batch {
+    let mut batch = Batch {
         source: source.clone(),
         kind: BatchKind::Updates,
         relisted: None,
@@ -236,9 +236,17 @@ async fn deletions_of_one_message_have_their_own_revisions() {
             update(101, Event::Apply(policy("g2"), Err(other))),
         ],
     };
-    let deleted = guard.deleted(&batch);
-    let revisions: Vec<_> = deleted.iter().map(|deletion| (deletion.earliest, deletion.latest)).collect();
-    assert_eq!(revisions, [(100, 100)]);
+    let revisions = |guard: &Guard, batch: &Batch| -> Vec<_> {
+        let deleted = guard.deleted(batch);
+        deleted.iter().map(|deletion| (deletion.earliest, deletion.latest)).collect()
+    };
+    assert_eq!(revisions(&guard, &batch), [(100, 100)]);
+
+    // A later listing reports what was deleted at some time since the last batch.
+    guard.seen.insert(source, 50);
+    let position = Position { cluster: 1, revision: 100 };
+    batch.relisted = Some(Relisted { position, divergence: None });
+    assert_eq!(revisions(&guard, &batch), [(51, 100)]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
