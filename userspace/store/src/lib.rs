@@ -32,7 +32,7 @@ pub use config::{Auth, Config, Identity, Tls};
 pub use error::{Cause, Error, Operation};
 pub use kv::{KeyValue, Listing, Position};
 pub use lease::Registration;
-pub use limits::MAX_TXN_OPS;
+pub use limits::{MAX_LEADER_GUARDS, MAX_LEADER_OPS, MAX_TXN_OPS};
 pub use maintenance::{Alarm, Database};
 pub use metrics::RequestMetrics;
 pub use txn::{Guard, Op, Outcome, Txn};

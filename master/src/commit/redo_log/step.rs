@@ -1,6 +1,6 @@
 //! Steps of a redo log: limits and encoding.
 
-use contiv_store::{MAX_TXN_OPS, Op, Txn};
+use contiv_store::{MAX_LEADER_GUARDS, MAX_LEADER_OPS, MAX_TXN_OPS, Op, Txn};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -25,7 +25,7 @@ pub(in crate::commit) fn fits_one_txn(txn: &Txn) -> bool {
     let sizes = || txn.ops.iter().map(size);
     // A single value of any size has to be written in any case.
     let bytes = sizes().sum::<usize>() - sizes().max().unwrap_or(0);
-    txn.ops.len() + 2 <= MAX_TXN_OPS && txn.guards.len() < MAX_TXN_OPS && bytes <= STEP_BYTES
+    txn.ops.len() <= MAX_LEADER_OPS && txn.guards.len() <= MAX_LEADER_GUARDS && bytes <= STEP_BYTES
 }
 
 /// Size of the key and the value in bytes.

@@ -8,7 +8,9 @@
 //! transaction, then an earlier attempt was applied; or not, then none was.
 
 use super::Leadership;
-use crate::{Error, Guard, KeyValue, MAX_TXN_OPS, Op, Operation, Outcome, Txn, client::Again};
+use crate::{
+    Error, Guard, KeyValue, MAX_LEADER_GUARDS, MAX_LEADER_OPS, Op, Operation, Outcome, Txn, client::Again,
+};
 use etcd_client::TxnOp;
 use etcd_client::proto::{PbTxnOpResponse, PbTxnResponse};
 use std::sync::LazyLock;
@@ -21,7 +23,7 @@ const IN_FLIGHT_TIMEOUT: Duration = Duration::from_millis(300);
 
 impl Leadership {
     /// Applies all operations of `txn` if its guards hold and this leadership is current, else
-    /// none. A transaction may have two operations and one guard less than [`crate::MAX_TXN_OPS`].
+    /// none. A transaction may have [`MAX_LEADER_OPS`] operations and [`MAX_LEADER_GUARDS`] guards.
     ///
     /// # Errors
     ///
@@ -103,13 +105,11 @@ impl Leadership {
 
     /// The request of the first attempt.
     fn first(&self, txn: &Txn) -> Result<etcd_client::Txn, Error> {
-        if txn.ops.len() + 2 > MAX_TXN_OPS {
+        if txn.ops.len() > MAX_LEADER_OPS || txn.guards.len() > MAX_LEADER_GUARDS {
             let (key, guards, ops) = (txn.name().to_owned(), txn.guards.len(), txn.ops.len());
             return Err(Error::TooManyOps { key, guards, ops });
         }
-        let txn = txn.clone().guard(self.guard());
-        txn.check()?;
-        Ok(txn.into_wire())
+        Ok(txn.clone().guard(self.guard()).into_wire())
     }
 
     /// The request of later attempts.

@@ -4,7 +4,7 @@ use crate::kv::Committed;
 use crate::peer::Peer;
 use anyhow::{Context, Result, ensure};
 use contiv_store::election::{Leadership, Timing, campaign};
-use contiv_store::{Config, Guard, Outcome, Store, Txn};
+use contiv_store::{Config, Error, Guard, MAX_LEADER_GUARDS, MAX_LEADER_OPS, Outcome, Store, Txn};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -96,6 +96,20 @@ pub(crate) async fn a_commit_whose_answer_is_lost_is_found(peer: &mut Peer) -> R
     ensure!(store.get("l").await?.is_none());
     ensure!(!leadership.is_lost() && leadership.read_index().confirm().await?);
     leadership.commit(absent("m").put("m", "1")).await?.committed()?;
+    Ok(())
+}
+
+/// The largest one, too.
+pub(crate) async fn a_large_commit_whose_answer_is_lost_is_found(peer: &mut Peer) -> Result<()> {
+    let (proxy, store, leadership) = leader(peer).await?;
+    proxy.set(Passes::Requests);
+    let guarded =
+        (0..MAX_LEADER_GUARDS).fold(Txn::new(), |txn, key| txn.guard(Guard::absent(format!("{key}"))));
+    let txn = (0..MAX_LEADER_OPS).fold(guarded, |txn, key| txn.put(format!("{key}"), "1"));
+    leadership.commit(txn.clone()).await?.committed()?;
+    ensure!(store.get("0").await?.context("0")?.version == 1);
+    let more = leadership.commit(txn.put("more", "1")).await.err().context("it is too large")?;
+    ensure!(matches!(more, Error::TooManyOps { .. }), "{more}");
     Ok(())
 }
 

@@ -92,6 +92,7 @@ scenarios! {
     slow_network::a_slow_network_deposes_no_leader,
     slow_network::new_connections_on_a_slow_network,
     lost::a_commit_whose_answer_is_lost_is_found,
+    lost::a_large_commit_whose_answer_is_lost_is_found,
     lost::a_lost_commit_is_applied_once,
     lost::a_conflict_whose_answer_is_late_is_a_conflict,
     lost::an_unknown_outcome_is_resolved_before_the_next_commit,
