@@ -64,11 +64,18 @@ impl Leases {
         self.by_id.contains_key(&id)
     }
 
-    /// Restarts the full TTL at `now`, unless the lease has expired.
+    /// Restarts the full TTL at `now`. A lease ends when it is removed, not when its deadline passes.
     pub(super) fn renew(&mut self, id: i64, now: Instant) -> Option<i64> {
-        let lease = self.by_id.get_mut(&id).filter(|lease| lease.deadline > now)?;
+        let lease = self.by_id.get_mut(&id)?;
         lease.deadline = deadline(now, lease.ttl);
         Some(lease.ttl)
+    }
+
+    /// Restarts the full TTL of each lease at `now`: for some time no owner could renew its lease.
+    pub(super) fn renew_all(&mut self, now: Instant) {
+        for lease in self.by_id.values_mut() {
+            lease.deadline = deadline(now, lease.ttl);
+        }
     }
 
     pub(super) fn remaining(&self, id: i64, now: Instant) -> Option<Remaining> {
@@ -140,8 +147,13 @@ mod tests {
         assert_eq!(leases.renew(7, after(9)), Some(10));
         assert_eq!(leases.remaining(7, after(10)).unwrap().seconds, 9);
         assert_eq!(leases.expired(after(18)), [id]);
-        assert_eq!(leases.renew(7, after(19)), None);
+        assert!(leases.remaining(7, after(19)).is_none());
+        assert_eq!(leases.renew(7, after(20)), Some(10));
+        assert_eq!(leases.expired(after(29)), [id]);
+        leases.renew_all(after(29));
+        assert_eq!(leases.expired(after(29)), [0; 0]);
         assert_eq!(leases.remove(7).unwrap().len(), 1);
+        assert_eq!(leases.renew(7, after(30)), None);
         assert!(!leases.exists(7));
     }
 }

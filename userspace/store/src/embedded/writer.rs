@@ -21,6 +21,8 @@ const BATCH: usize = 1024;
 /// Commits that take longer are logged: they let leases of a second or two expire.
 const SLOW: Duration = Duration::from_millis(500);
 const IDLE: Duration = Duration::from_secs(3600);
+/// A thread that wakes later than this did not run, as the rest of the process: it was stopped, or its machine was.
+const PAUSE: Duration = Duration::from_millis(500);
 
 pub(super) enum Command {
     Put(PbPutRequest, Reply<PbPutResponse>),
@@ -60,12 +62,19 @@ impl Writer {
                 None => self.state.read().unwrap_or_else(PoisonError::into_inner).leases.next_deadline(),
                 Some(_) => None,
             };
-            let wait = deadline.map_or(IDLE, |at| at.saturating_duration_since(Instant::now()));
+            let start = Instant::now();
+            // A pause is noticed that ends soon after the deadline, too.
+            let wait = deadline.map_or(IDLE, |at| at.saturating_duration_since(start).min(PAUSE));
             let mut batch = match self.commands.recv_timeout(wait) {
                 Ok(first) => vec![first],
                 Err(RecvTimeoutError::Timeout) => Vec::new(),
                 Err(RecvTimeoutError::Disconnected) => return,
             };
+            if start.elapsed() > wait + PAUSE {
+                tracing::warn!(late = ?(start.elapsed() - wait), "the process was stopped; leases get their full TTL");
+                let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+                state.leases.renew_all(Instant::now());
+            }
             batch.extend(self.commands.try_iter().take(BATCH));
             let stop = batch.iter().any(|command| matches!(command, Command::Stop));
             self.commit(batch);

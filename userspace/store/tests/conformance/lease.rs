@@ -184,3 +184,22 @@ pub(crate) async fn the_keys_of_a_registration_share_a_lease(peer: &mut Peer) ->
     ensure!(store.get("/service/a").await?.is_none() && store.get("/service/b").await?.is_none());
     Ok(())
 }
+
+/// The process was stopped, and so could not receive what renews a lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_paused_store_ends_no_lease() -> Result<()> {
+    let mut peer = Peer::start(Kind::Embedded)?;
+    let mut client = peer.client().await?;
+    let lease = client.lease_grant(2, None).await?;
+    client.put("k", "v", Some(PutOptions::new().with_lease(lease.id()))).await?;
+    peer.freeze()?;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    peer.thaw()?;
+    let (mut keeper, mut answers) = client.lease_keep_alive(lease.id()).await?;
+    keeper.keep_alive().await?;
+    ensure!(answers.message().await?.context("the stream ended")?.ttl() == lease.ttl());
+    ensure!(client.get("k", None).await?.kvs().len() == 1);
+    // It still ends without an owner.
+    wait_for(&peer.store().await?, "k", false).await?;
+    Ok(())
+}
