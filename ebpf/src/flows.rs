@@ -17,7 +17,7 @@ use aya_ebpf::{
 };
 use contiv_abi::{
     Address, Domain, Flow, FlowBucket, FlowEvent, FlowHash, FlowHead, FlowLock, FlowTableSize, NeighEntry,
-    NeighKey, idle,
+    NeighKey, Verdict, idle,
     maps::{FLOW_STATS_SLOTS, FLOWS_CAPACITY},
 };
 
@@ -222,6 +222,29 @@ pub(crate) extern "C" fn ctv_set_verdict(number: u32, generation: u32, verdict: 
             (&raw mut (*flow).halves[1].rule).write_volatile((rules >> 32) as u32);
             (&raw mut (*flow).halves[0].verdict).write_volatile(verdict);
             (&raw mut (*flow).halves[1].verdict).write_volatile(verdict);
+        }
+    }
+    unlock(held);
+    0
+}
+
+/// Notes the group that an end of a flow has got, its source's for `end` 0 and its destination's for 1, if the record is still this
+/// generation's. The verdict is of no rules then: those of the other end may be about groups.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_regroup(number: u32, generation: u32, end: u32, group: u32) -> u32 {
+    let (Some(flow), Some(node)) = (record(number), maps::node()) else { return 0 };
+    let Some(held) = record_lock(number, node.flow_pages) else { return 0 };
+    let (end, group) = ((end & 1) as usize, group as u16);
+    lock(held);
+    if u32::from(head(flow).generation) == generation {
+        // SAFETY: a record of the map.
+        for half in unsafe { &mut (*flow).halves } {
+            half.groups[end] = group;
+            half.identities[end] = group;
+            half.verdict = Verdict::OUTDATED.0;
         }
     }
     unlock(held);

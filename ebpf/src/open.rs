@@ -2,8 +2,8 @@
 
 use aya_ebpf::{cty::c_void, helpers::generated::bpf_loop};
 use contiv_abi::{
-    Be16, DropReason, Flow, FlowEvent, FlowHalf, FlowHash, FlowHead, LogResult, LogStage, Phase, TCP, UDP,
-    entry,
+    Be16, DropReason, FdbEntry, Flow, FlowEvent, FlowHalf, FlowHash, FlowHead, LogResult, LogStage, Phase,
+    TCP, UDP, entry,
     tcp::{self as state, sent},
 };
 
@@ -444,8 +444,11 @@ extern "C" fn ctv_start(packet: *mut Packet, number: u32) -> u32 {
         half.seen = packet.now;
         half.made = packet.now;
         half.owner = packet.owner;
-        half.receiver = 0;
     }
+    // The node has no pod's end of a pair.
+    let is_pod = packet.place.ifindex != 0 && packet.place.group & FdbEntry::NODE == 0;
+    original.receiver = if is_pod { track::receiver_at(packet.place.ifindex) } else { 0 };
+    reply.receiver = 0;
     original.packets = 1;
     original.bytes = packet.len.into();
     original.rule = packet.rules[0];

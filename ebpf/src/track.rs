@@ -88,10 +88,12 @@ extern "C" fn ctv_receives(packet: *mut Packet, group: u32, ifindex: u32) -> u32
     let receiver = group & u32::from(u16::MAX);
     // An endpoint without a group may have got the address of one elsewhere that had a group.
     let identity = packet.receiver_identity;
-    if packet.receiver != receiver || identity != receiver && identity != u32::from(FlowHalf::UNKNOWN) {
-        return ctv_stale(packet);
-    }
     let is_pod = group & FdbEntry::NODE == 0;
+    if packet.receiver != receiver || identity != receiver && identity != u32::from(FlowHalf::UNKNOWN) {
+        let is_regrouped = is_pod && ctv_regrouped(packet, packet.entry & 1, ifindex, receiver) != 0;
+        // The next packet is evaluated by the rules of the new group.
+        return if is_regrouped { DropReason::StaleFlow as u32 } else { ctv_stale(packet) };
+    }
     if is_pod && is_of_predecessor(packet, ifindex) != 0 {
         return ctv_stale(packet);
     }
@@ -111,13 +113,40 @@ fn is_of_predecessor(packet: &Packet, ifindex: u32) -> u32 {
     differ(packet.owner, 0) & differ(owner, ifindex) & differ(owner & FlowHalf::RECEIVED, FlowHalf::RECEIVED)
 }
 
+/// 1 if the endpoint at the port, whose group is another one than that for which the flow was evaluated, is the one that receives the
+/// packets of a direction: it has got another group, which is noted. So the flow keeps its direction, and both ends the rules for it.
+/// An endpoint that has only the address of the former one has another port.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+extern "C" fn ctv_regrouped(packet: *mut Packet, direction: u32, ifindex: u32, group: u32) -> u32 {
+    let Some(packet) = packet::of(packet) else { return 0 };
+    let (number, direction) = (packet.entry >> 1, direction & 1);
+    let Some(place) = flows::record(number) else { return 0 };
+    // SAFETY: a record of the map. If it is another flow's meanwhile, nothing is noted.
+    let FlowHalf { owner, receiver, .. } = *unsafe { half(place, 0) };
+    let is_same = if direction != 0 { owner == ifindex } else { receiver == receiver_at(ifindex) };
+    if packet.icmp_error != Told::NOTHING || ifindex == 0 || !is_same {
+        return 0;
+    }
+    flows::ctv_regroup(number, packet.generation, direction ^ 1, group);
+    1
+}
+
+/// What [`FlowHalf::receiver`] is for a port.
+#[inline(always)]
+pub(crate) const fn receiver_at(ifindex: u32) -> u16 {
+    PortSlot::number(ifindex) as u16 + 1
+}
+
 /// Notes for the fast path which port receives the packets of this direction of the flow.
 #[inline(always)]
 fn note_receiver(packet: &Packet, ifindex: u32) {
     let Some(place) = flows::record(packet.entry >> 1) else { return };
     // SAFETY: a record of the map. That of another flow meanwhile gets a hint that is not right.
     let half = unsafe { half(place, packet.entry as usize) };
-    let receiver = PortSlot::number(ifindex) as u16 + 1;
+    let receiver = receiver_at(ifindex);
     if half.receiver != receiver {
         half.receiver = receiver;
     }
@@ -228,7 +257,14 @@ extern "C" fn ctv_by(packet: *mut Packet) -> u32 {
     }
     let sender = sender_of(packet, half, !reply);
     // What the other end opens is another connection, even if this one has not ended: its rules have not been asked.
-    if opens(packet) && half.is_closing() | reply || sender == ANOTHER {
+    let is_another = opens(packet) && half.is_closing() | reply;
+    if sender == ANOTHER && !is_another {
+        let direction = packet.entry & 1 ^ 1;
+        if ctv_regrouped(packet, direction, packet.source_port, packet.source_group) != 0 {
+            return packet::REVALIDATE;
+        }
+    }
+    if is_another || sender == ANOTHER {
         flows::count(FlowEvent::Reused);
         packet.replaces = Replaces::ENDED;
         return NEW;

@@ -264,6 +264,9 @@ impl Verdict {
     /// Both denials.
     pub const DENIED: u64 = Verdict::DENIED_OUT | Verdict::DENIED_IN;
 
+    /// A verdict that is to be made again: no rule set has such a number.
+    pub const OUTDATED: Verdict = Verdict::of([(1 << 31) - 1; 2]);
+
     /// A verdict by the rule sets with these numbers, both below 2^31; zero for none.
     #[inline(always)]
     pub const fn of(sets: [u32; 2]) -> Verdict {

@@ -156,7 +156,9 @@ pub(crate) const FAR: Station = Station::far(0, 31);
 pub(crate) const UNUSED: Station = Station::far(0, 99);
 /// A pod whose place another one takes.
 pub(crate) const HANDOVER: Station = Station::pod("handover", 6);
-/// The same on another node.
+/// The pod that takes its place, which has an interface of its own.
+pub(crate) const HEIR: Station = Station::pod("heir", 6);
+/// The first one on another node.
 pub(crate) const FAR_HANDOVER: Station = Station::far(0, 36);
 /// The network's gateway, which has no record.
 pub(crate) const GATEWAY: Station = Station::far(0, 254);
@@ -220,7 +222,7 @@ const VICTIMS: [Rules; 9] = [
 pub(crate) fn pods() -> Vec<Station> {
     let attackers = [Attacker::Plain, Attacker::Named, Attacker::Bound, Attacker::Kept];
     let attackers = attackers.map(|one| one.at(Place::Pod));
-    [WITNESS, FRIEND, HANDOVER].into_iter().chain(attackers).chain(VICTIMS.map(Rules::victim)).collect()
+    [WITNESS, FRIEND, HANDOVER, HEIR].into_iter().chain(attackers).chain(VICTIMS.map(Rules::victim)).collect()
 }
 
 const NAMED: u32 = 1;
@@ -301,16 +303,16 @@ pub(crate) fn record(net: &Net, is_named: bool) -> Object {
     remote(net, Attacker::Unknown.at(Place::Outside), is_named.then_some(NAMED))
 }
 
-/// The object of [`HANDOVER`] or [`FAR_HANDOVER`] with the group that victims allow or deny, or with none.
-pub(crate) fn successor(net: &Net, place: Place, membership: Membership) -> Object {
+/// The object of a station with the group that victims allow or deny, or with none.
+pub(crate) fn with_group(net: &Net, station: Station, membership: Membership) -> Object {
     let group = match membership {
         Membership::None => None,
         Membership::Named => Some(NAMED),
         Membership::Friends => Some(FRIENDS),
     };
-    match place {
-        Place::Pod => in_group(net.local("handover", HANDOVER.last), group),
-        Place::Outside | Place::Stranger => remote(net, FAR_HANDOVER, group),
+    match station.port {
+        Some(port) => in_group(net.local(port, station.last), group),
+        None => remote(net, station, group),
     }
 }
 

@@ -25,7 +25,7 @@ use crate::{
         world::{self, World, is_announcement},
     },
     report::{Report, SELECTION, Success},
-    rules::{self, Attacker, FAR, FAR_FRIEND, FRIEND, Rules, Station, WITNESS},
+    rules::{self, Attacker, FAR, FAR_FRIEND, FRIEND, HEIR, Rules, Station, WITNESS},
     scene::Scene,
 };
 
@@ -78,7 +78,9 @@ struct Arena<H> {
 impl<H: Harness> Arena<H> {
     fn new(net: Net, other: &Net) -> Result<Arena<H>> {
         let objects = rules::objects(&net, other)?;
-        let world = World::new(objects)?;
+        let mut world = World::<H>::new(objects)?;
+        // It has no object until it takes the place of another pod.
+        world.node.plug(HEIR.port.context("the heir is a pod")?)?;
         stay_on_this_cpu()?;
         Ok(Arena { world, net, tries: 0, steps: 0 })
     }

@@ -29,6 +29,7 @@ mod denied;
 mod ip_reuse;
 mod opening;
 mod oracle;
+mod regrouped;
 
 const CLIENT: Endpoint = Endpoint(1);
 const SERVER: Endpoint = Endpoint(2);

@@ -4,7 +4,7 @@ use testkit::packet::{Packet, tcp_flags};
 
 use crate::{
     attack::{Attack, OUTSIDE, POD, Place, Step},
-    rules::{self, Attacker, FAR_HANDOVER, HANDOVER, Membership, PORT, Rules, Station},
+    rules::{self, Attacker, FAR_HANDOVER, HANDOVER, HEIR, Membership, PORT, Rules, Station},
     scene::{PAYLOAD, Scene, ip},
 };
 
@@ -44,6 +44,11 @@ fn predecessor(s: &Scene) -> Station {
     if s.place == Place::Pod { HANDOVER } else { FAR_HANDOVER }
 }
 
+/// Of an endpoint on another node, the node here sees no interface.
+fn successor(s: &Scene) -> Station {
+    if s.place == Place::Pod { HEIR } else { FAR_HANDOVER }
+}
+
 fn headers(s: &Scene) -> Packet {
     let from = predecessor(s);
     ip(Packet::eth(s.victim.mac(), from.mac()), from.address(s.family), s.to())
@@ -55,13 +60,14 @@ fn datagram(s: &Scene) -> Packet {
 
 /// The address passes from one group to another after these steps, and back at the end.
 fn handed_over(s: &Scene, first: Membership, second: Membership, before: Vec<Step>) -> Vec<Step> {
-    let replaced = |by| {
-        let object = rules::successor(s.net, s.place, by);
-        vec![Step::Delete(object.id()), Step::Set(object)]
+    let (old, new) = (predecessor(s), successor(s));
+    let replaced = |from: Station, to: Station, group| {
+        let object = |station, group| rules::with_group(s.net, station, group);
+        vec![Step::Delete(object(from, Membership::None).id()), Step::Set(object(to, group))]
     };
     let syn = headers(s).tcp(s.sport(), PORT, tcp_flags::SYN);
     // The second one is sent after the first may have ended the flow.
-    let after =
-        [datagram(s), datagram(s), syn].map(|packet| s.send_by(predecessor(s), &packet).not_at_victim());
-    [replaced(first), before, replaced(second), after.to_vec(), replaced(Membership::None)].concat()
+    let after = [datagram(s), datagram(s), syn].map(|packet| s.send_by(new, &packet).not_at_victim());
+    let steps = [replaced(old, old, first), before, replaced(old, new, second), after.to_vec()];
+    [steps.concat(), replaced(new, old, Membership::None)].concat()
 }
