@@ -69,10 +69,8 @@ pub(crate) extern "C" fn ctv_open_wire(packet: *mut Packet) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     let (to_service, error) = (packet.to_service != 0, packet.icmp_error);
     if error != Told::NOTHING {
-        // `wanted` is the tuple that the error was tracked by: that of the packets that go its way.
-        let relayed =
-            to_service && error == Told::FLOW && relay::ctv_known(&raw const packet.wanted) == RELAY;
-        return if relayed { RELAY } else { DropReason::UnrelatedIcmpError as u32 };
+        let is_relayed = to_service && error == Told::FLOW && relays_error(packet);
+        return if is_relayed { RELAY } else { DropReason::UnrelatedIcmpError as u32 };
     }
     if to_service && relay::ctv_known(&raw const packet.tuple) == RELAY {
         return RELAY;
@@ -98,6 +96,19 @@ pub(crate) extern "C" fn ctv_open_wire(packet: *mut Packet) -> u32 {
         return if to_service { refusal(packet, code) } else { code };
     }
     admit(packet)
+}
+
+/// Whether the ICMP error in hand is sent on to the node of the connection's backend, which knows the connection.
+#[inline(always)]
+fn relays_error(packet: &mut Packet) -> bool {
+    // `wanted` is the tuple that the error was tracked by: that of the packets that go its way.
+    if relay::ctv_known(&raw const packet.wanted) == RELAY {
+        return true;
+    }
+    // Without an entry it goes where the next of those packets would.
+    packet.tuple = packet.wanted;
+    begin(packet);
+    relay::ctv_relay() == RELAY
 }
 
 /// Whether the packet in hand, which is for a service, may belong to a flow of another table. That has its backend, while the hash

@@ -22,7 +22,7 @@ use contiv_abi::{
 use crate::{
     frame::{self, ETHERNET, Ethernet},
     maps::{self, NO_PREALLOC},
-    packet::{self, AGAIN, GO_ON, Packet, RELAY, tcp},
+    packet::{self, AGAIN, GO_ON, Packet, RELAY, Told, tcp},
     relay_table, service,
     service_entry::{self, Found},
     source,
@@ -124,10 +124,11 @@ pub(crate) extern "C" fn ctv_relay() -> u32 {
 }
 
 /// Whether the table keeps where the connection of the packet in hand goes, so that it stays there when the set of backends
-/// changes. Not with the packet that opens it, which its hash is enough for: a flood of those pushes nothing out.
+/// changes. Not with the packet that opens it, which its hash is enough for: a flood of those pushes nothing out. Nor with an error,
+/// which is no packet of the connection.
 #[inline(always)]
 fn is_noted(packet: &Packet) -> bool {
-    packet.tuple.protocol != TCP || packet.tcp & tcp::SYN == 0
+    packet.icmp_error == Told::NOTHING && (packet.tuple.protocol != TCP || packet.tcp & tcp::SYN == 0)
 }
 
 /// If the connection of the packet in hand is sent on, the result is `RELAY`, and the backend's address of Ethernet is in the

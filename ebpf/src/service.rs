@@ -10,7 +10,7 @@ use contiv_abi::{
 
 use crate::{
     flows, guard, maps,
-    packet::{self, AGAIN, GO_ON, Packet, Route},
+    packet::{self, AGAIN, GO_ON, Packet, Route, Told},
     route, served, service_entry, source,
 };
 
@@ -188,9 +188,12 @@ fn member(packet: &Packet, entry: &ServiceEntry) -> Option<Member> {
     let is_known = client.tag == tag && contiv_abi::idle(packet.now, client.seen) <= entry.affinity;
     let kept = if is_known { at_port(packet, entry, client.with.word()) } else { 0 };
     let word = if kept != 0 { kept } else { pick(packet, entry, hash)?.word() };
-    client.tag = tag;
-    client.seen = packet.now;
-    client.with = Member::from_word(word);
+    // An error is no packet of the client.
+    if packet.icmp_error == Told::NOTHING {
+        client.tag = tag;
+        client.seen = packet.now;
+        client.with = Member::from_word(word);
+    }
     Some(Member::from_word(word))
 }
 
