@@ -9,6 +9,7 @@ use aya_ebpf::{
 use contiv_abi::{Address, Be16, DropReason, TCP, UDP};
 
 use crate::{
+    checksum::ctv_checksum,
     frame::{self, ETHERNET, Ethernet},
     header::{Ipv4, Ipv6, Ports, Tcp},
     packet::{self, ANSWER_LEN, ICMP, ICMPV6, Packet, Piece, Told, tcp},
@@ -186,7 +187,7 @@ fn reset_v4(ctx: &TcContext) -> Result<(), DropReason> {
     let (answer, reset) = begun::<Ipv4, Tcp>(TCP)?;
     answer.transport = reset;
     let seed = pseudo_v4(&answer.network, TCP, size_of::<Tcp>());
-    answer.transport.checksum = checksum(&answer.transport, seed);
+    answer.transport.checksum = checksum_of_reset::<Ipv4>(ctx, &answer.transport, seed);
     send(ctx, answer)
 }
 
@@ -195,7 +196,7 @@ fn reset_v6(ctx: &TcContext) -> Result<(), DropReason> {
     let (answer, reset) = begun::<Ipv6, Tcp>(TCP)?;
     answer.transport = reset;
     let seed = pseudo_v6(&answer.network, TCP, size_of::<Tcp>());
-    answer.transport.checksum = checksum(&answer.transport, seed);
+    answer.transport.checksum = checksum_of_reset::<Ipv6>(ctx, &answer.transport, seed);
     send(ctx, answer)
 }
 
@@ -304,10 +305,22 @@ fn sum_bytes(bytes: *const u32, len: u32, seed: u32) -> u32 {
 
 #[inline(always)]
 fn checksum<T>(bytes: &T, seed: u32) -> Be16 {
-    let sum = sum(bytes, seed);
+    Be16::from_wire(!folded(sum(bytes, seed)))
+}
+
+/// The checksum of a reset, or the sum over the pseudo header if the kernel, which was still to write that of the segment, writes it.
+/// Of an ICMP message it writes two bytes that are unused, and the checksum is right with those, too.
+#[inline(always)]
+fn checksum_of_reset<N>(ctx: &TcContext, reset: &Tcp, seed: u32) -> Be16 {
+    const CHECKSUM: usize = 16;
+    let is_written = ctv_checksum(ctx.skb.skb) == (ETHERNET + size_of::<N>() + CHECKSUM) as u32;
+    if is_written { Be16::from_wire(folded(seed)) } else { checksum(reset, seed) }
+}
+
+#[inline(always)]
+const fn folded(sum: u32) -> u16 {
     let sum = (sum & 0xffff) + (sum >> 16);
-    let sum = (sum & 0xffff) + (sum >> 16);
-    Be16::from_wire(!(sum as u16))
+    (sum & 0xffff) as u16 + (sum >> 16) as u16
 }
 
 #[inline(always)]

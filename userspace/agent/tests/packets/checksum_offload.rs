@@ -1,10 +1,10 @@
 //! Frames of pods whose checksums the kernel writes when they leave the node, where the sender has chosen the place.
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use contiv_abi::{DropReason, SkbLayout};
-use netplugin::datapath::{Object, ebpf::skb_layout};
+use netplugin::datapath::{Object, Scope, Service, ebpf::skb_layout};
 use testkit::{
     Netns,
     capture::{OffloadSender, Tap},
@@ -13,7 +13,10 @@ use testkit::{
     wait_until,
 };
 
-use crate::node::{Endpoint, Node, Pod, network, vlan};
+use crate::{
+    node::{Endpoint, Node, Pod, network, vlan},
+    services::service,
+};
 
 const HERE: Endpoint = Endpoint(1);
 const THERE: Endpoint = Endpoint(2);
@@ -147,5 +150,47 @@ fn checksums_in_what_is_evaluated_are_refused() -> Result<()> {
     let honest = udp();
     pod.send(&without_checksum(&honest, V4, UDP)?, V4, UDP)?;
     assert_eq!(next_packet(&wire)?, honest.build());
+    Ok(())
+}
+
+/// A reset is made from the segment that it refuses, whose checksum the kernel is still to write.
+#[test]
+fn resets_are_right_when_the_kernel_has_written_their_checksum() -> Result<()> {
+    needs!(root());
+    if skb_layout() == SkbLayout::UNKNOWN.words() {
+        testkit::skip!("the kernel tells no layout of its buffers");
+    }
+    const VIP: Endpoint = Endpoint(250);
+    let mut rig = Rig::new("sum-reset")?;
+    let scope = Scope::network(&network("n1.t", vlan(TAG)));
+    for (name, vip) in [("v4", IpAddr::from(VIP.ip())), ("v6", VIP.ip6().into())] {
+        let id = format!("{name}:t").as_str().into();
+        rig.node.want(Object::Service(Service { id, scope: scope.clone(), ..service(vip, &[]) }));
+    }
+    rig.node.converge()?;
+    let (pod, receiver) = (OffloadSender::open(&rig.pod.ns, "eth0")?, Tap::open(&rig.pod.ns, "eth0")?);
+    let [.., a, b, c, d] = VIP.ip6().octets();
+    let mac6 = [2, 2, a, b, c, d];
+    let ip = |eth: Packet, start, from: Endpoint, to: Endpoint| match start {
+        V4 => eth.ipv4(from.ip(), to.ip()),
+        _ => eth.ipv6(from.ip6(), to.ip6()),
+    };
+    for (start, mac) in [(V4, VIP.mac()), (V6, mac6)] {
+        let syn =
+            ip(Packet::eth(mac, HERE.mac()), start, HERE, VIP).tcp(4000, 80, tcp_flags::SYN).sequence(7, 0);
+        pod.send(&without_checksum(&syn, start, TCP)?, start, TCP)?;
+        let mut reset = receiver.expect(TIMEOUT, "a reset", |frame| {
+            let is_here = frame.get(..6)? == HERE.mac() && frame.get(12..14)? != [8, 6];
+            is_here.then(|| frame.to_vec())
+        })?;
+        // As the kernel does when the frame leaves by a device.
+        let at = usize::from(start + TCP);
+        let written = internet_checksum(&[&reset[usize::from(start)..]]);
+        reset[at..at + 2].copy_from_slice(&written.to_be_bytes());
+        let reply = ip(Packet::eth(HERE.mac(), mac), start, VIP, HERE);
+        let reply = if start == V4 { reply.ip_id(0) } else { reply };
+        let reply = reply.tcp(80, 4000, tcp_flags::RST | tcp_flags::ACK).sequence(0, 8).window(0);
+        assert_eq!(reset, reply.build(), "left: received, right: expected");
+    }
     Ok(())
 }
