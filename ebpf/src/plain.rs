@@ -86,7 +86,8 @@ pub(crate) fn parse<const IP6: bool>(ctx: &TcContext) -> Option<Plain> {
     let at = data + At::<IP6>::TRANSPORT;
     // SAFETY: before the end of the header of UDP, which was compared.
     unsafe {
-        if !is_plain::<IP6>(data) || read::<u16>(data + At::<IP6>::LENGTH) != length::<IP6>(ctx.len()) {
+        let length = u32::from(u16::from_be(read(data + At::<IP6>::LENGTH)));
+        if !is_plain::<IP6>(data) || length != in_header::<IP6>(ctx.len()) {
             return None;
         }
         let [source, destination] = addresses::<IP6>(data);
@@ -118,12 +119,11 @@ pub(crate) fn parse<const IP6: bool>(ctx: &TcContext) -> Option<Plain> {
     }
 }
 
-/// The length that the header of IP tells in a frame of `len` bytes. No header tells that of a longer packet.
+/// The length that the header of IP tells in a frame of `len` bytes. No header tells that of a packet of more than 64 KiB (BIG TCP), which
+/// takes the stages.
 #[inline(always)]
-const fn length<const IP6: bool>(len: u32) -> u16 {
-    let rest = len.wrapping_sub((if IP6 { At::<IP6>::TRANSPORT } else { ETHERNET }) as u32);
-    // Beyond 16 bits it is none of a packet in hand: zero is less than a header.
-    (if rest > u16::MAX as u32 { 0 } else { rest as u16 }).to_be()
+const fn in_header<const IP6: bool>(len: u32) -> u32 {
+    len.wrapping_sub((if IP6 { At::<IP6>::TRANSPORT } else { ETHERNET }) as u32)
 }
 
 /// Whether IP has no options and is no fragment.
