@@ -268,7 +268,7 @@ fn put<T: Object>(request: &Fields, scope: &Scope, cluster: &Cluster, staged: &m
     if let Some(key) = request.get("key").and_then(Value::as_str) {
         ownership::check_record::<T>(key, scope, staged)?;
     }
-    let answer = create_or_update::<T>(request, staged)?;
+    let answer = create_or_update::<T>(&ownership::without_links(request, scope), staged)?;
     mark_fabric_pending::<T>(staged);
     Ok(answer)
 }
@@ -294,6 +294,7 @@ fn create_or_update<T: Object>(request: &Fields, staged: &mut StagedTxn<'_>) -> 
         .map_err(|e| Problem::invalid(format!("{}: {e}", T::KIND.as_str())))?;
     match staged.get::<T>(new.key()) {
         None => {
+            T::SCHEMA.check_links(request).map_err(Problem::invalid)?;
             let new = new.create(staged)?;
             go_json::encode(&with_links(&new, &staged.links_of::<T>(new.key())))
         }

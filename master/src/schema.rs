@@ -53,8 +53,10 @@ pub enum Rule {
     },
 }
 
-/// Largest number of texts in a list. Plans look up the object that each of them names.
+/// Largest number of texts in a list, and of links in a set. Plans look up the object that each of them names.
 pub const MAX_TEXTS: usize = 1024;
+/// Largest size of a text in a list, in bytes.
+pub const MAX_TEXT_BYTES: usize = 1024;
 
 impl Field {
     pub const fn any(name: &'static str, kind: Type) -> Field {
@@ -80,10 +82,16 @@ impl Field {
 
     fn check(&self, object: &Map<String, Value>) -> Result<(), String> {
         let value = object.get(self.name);
-        if let (Type::Texts, Some(Value::Array(texts))) = (self.kind, value)
-            && texts.len() > MAX_TEXTS
-        {
-            return Err(format!("{} has {} entries; the limit is {MAX_TEXTS}", self.name, texts.len()));
+        if let (Type::Texts, Some(Value::Array(texts))) = (self.kind, value) {
+            check_count(self.name, texts.len())?;
+            let mut sizes = texts.iter().filter_map(Value::as_str).map(str::len);
+            if let Some(size) = sizes.find(|size| *size > MAX_TEXT_BYTES) {
+                let key = object.get("key").and_then(Value::as_str).unwrap_or_default();
+                return Err(format!(
+                    "{} of {key} has an entry of {size} bytes; accepted: at most {MAX_TEXT_BYTES}",
+                    self.name
+                ));
+            }
         }
         match self.rule {
             Rule::Any => Ok(()),
@@ -109,6 +117,29 @@ impl Schema {
     /// Validates the object. Returns the original's error text for the first violation.
     pub fn check(&self, object: &Map<String, Value>) -> Result<(), String> {
         self.fields.iter().try_for_each(|field| field.check(object))
+    }
+
+    /// Checks the number of links in each set of a request that creates the object. An update stores no links, and may have
+    /// all that a client has read.
+    pub fn check_links(&self, object: &Map<String, Value>) -> Result<(), String> {
+        let sets = self.fields.iter().filter_map(|field| match (field.kind, object.get(field.name)) {
+            (Type::Struct(schema), Some(Value::Object(sets))) => Some((schema, sets)),
+            _ => None,
+        });
+        for (schema, sets) in sets {
+            for set in schema.fields.iter().filter(|set| matches!(set.kind, Type::StructMap(_))) {
+                let links = sets.get(set.name).and_then(Value::as_object);
+                check_count(set.name, links.map_or(0, Map::len))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_count(name: &str, count: usize) -> Result<(), String> {
+    match count > MAX_TEXTS {
+        true => Err(format!("{name} has {count} entries; the limit is {MAX_TEXTS}")),
+        false => Ok(()),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Checks that a request stays within the objects that its sender's role covers.
 
+use std::borrow::Cow;
+
 use contiv_model::api::{AppProfile, EndpointGroup, Network, ServiceLb};
 use contiv_model::key::ObjectType;
 use contiv_model::{global, network};
@@ -16,11 +18,13 @@ use crate::problem::Problem;
 const INFRA: &str = "infra";
 /// Tenant of an ACI fabric whose contracts are for all tenants.
 const COMMON: &str = "common";
+/// Fields with links.
+const LINKS: [&str; 2] = ["links", "link-sets"];
 
 /// Fails if the requested object, or an object that it refers to, is not in the scope.
 ///
-/// The original accepts links in requests and stores them, and later changes follow them. References
-/// by name are names within the tenant of the object.
+/// The original accepts links in requests and stores them, and later changes follow them; [`without_links`] drops those
+/// that are within the scope. References by name are names within the tenant of the object.
 pub(super) fn check_request<T: Object>(
     request: &Fields,
     scope: &Scope,
@@ -61,6 +65,17 @@ pub(super) fn check_request<T: Object>(
         ObjectType::ExtContractsGroup => check_contracts(request, scope),
         _ => Ok(()),
     }
+}
+
+/// The request without its links, unless the scope has all objects. Links are derived; those of requests are stored only for
+/// clients of the original, which have no roles. Stored ones would let a role for tenants keep objects from being deleted,
+/// and make the record of each later update as large as the largest request.
+pub(super) fn without_links<'r>(request: &'r Fields, scope: &Scope) -> Cow<'r, Fields> {
+    if *scope == Scope::All {
+        return Cow::Borrowed(request);
+    }
+    let others = request.iter().filter(|(name, _)| !LINKS.contains(&name.as_str()));
+    Cow::Owned(others.map(|(name, value)| (name.clone(), value.clone())).collect())
 }
 
 /// Fails if the object with this key exists and is not in the scope.
@@ -164,7 +179,7 @@ fn check_contracts(request: &Fields, scope: &Scope) -> Result<(), Problem> {
 /// `{"Rules": {KEY: LINK}}`.
 fn links(request: &Fields) -> Vec<(&str, &str)> {
     let mut found = Vec::new();
-    let members = ["links", "link-sets"].into_iter().filter_map(|name| request.get(name)?.as_object());
+    let members = LINKS.into_iter().filter_map(|name| request.get(name)?.as_object());
     for (set, member) in members.flatten() {
         for (name, value) in member.as_object().into_iter().flatten() {
             match value {

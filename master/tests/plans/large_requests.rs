@@ -82,6 +82,10 @@ fn lists_have_a_limited_number_of_entries() {
             assert_eq!(refused, format!("{field} has {count} entries; the limit is 1024"));
         }
     }
+    let refused = put(&mut fixture, "contracts", &["x".repeat(1025)]).unwrap_err();
+    assert_eq!(refused, "contracts of default:c has an entry of 1025 bytes; accepted: at most 1024");
+    put(&mut fixture, "contracts", &["x".repeat(1024)]).unwrap();
+    fixture.delete("extContractsGroups", "default:c").unwrap();
     let texts = |text: &dyn Fn(usize) -> String| (1..=1024).map(text).collect::<Vec<_>>();
     put(&mut fixture, "contracts", &texts(&|n| format!("uni/tn-common/brc-{n}"))).unwrap();
     put(&mut fixture, "ports", &texts(&|n| format!("{n}:80:TCP"))).unwrap();

@@ -24,6 +24,7 @@ mod policies;
 mod pools;
 mod property;
 mod providers;
+mod request_links;
 mod restore;
 mod routed_vlans;
 mod services;

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::responses::{json_body, responses};
 use super::{Builder, reference};
 use crate::objects::{Operations, Preset};
-use crate::schema::{Field, Format, MAX_TEXTS, Rule, Schema, Type};
+use crate::schema::{Field, Format, MAX_TEXT_BYTES, MAX_TEXTS, Rule, Schema, Type};
 
 pub(super) fn describe(object: &crate::objects::Type, builder: &mut Builder) {
     let (kind, operations) = (object.kind, &object.operations);
@@ -166,7 +166,7 @@ fn request_type(field: &Field, preset: Option<Preset>, empty: bool) -> Value {
     match field.kind {
         Type::Int => schema["format"] = json!("int64"),
         Type::Texts => {
-            schema["items"] = json!({"type": "string"});
+            schema["items"] = json!({"type": "string", "maxLength": MAX_TEXT_BYTES});
             schema["maxItems"] = json!(MAX_TEXTS);
         }
         Type::TextMap => schema["additionalProperties"] = json!({"type": "string"}),
