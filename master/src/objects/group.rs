@@ -113,6 +113,8 @@ impl Object for EndpointGroup {
             change.pool.take_range(&record.pool, pool.first, pool.last);
         }
         staged.guard_unchanged::<Network>(&network_key);
+        // A profile links the groups that it names, and they exist.
+        self.links.app_profile = Link::default();
         self.links.network = Link::to(ObjectType::Network, network_key);
         self.links.tenant = Link::to(ObjectType::Tenant, &self.tenant_name);
         self.attach(None, staged);

@@ -90,3 +90,22 @@ fn a_set_of_links_has_a_limited_number_of_entries() {
     let sets = stored["link-sets"]["EndpointGroups"].as_object().unwrap();
     assert_eq!((&stored["DSCP"], sets.len()), (&json!(10), 1024));
 }
+
+/// A group with such a link cannot be deleted.
+#[test]
+fn a_new_group_is_in_no_application_profile() {
+    let mut fixture = fixture();
+    let group = |name: &str| {
+        json!({"tenantName": "default", "groupName": name, "networkName": "net",
+            "links": {"AppProfile": {"type": "appProfile", "key": "default:none"}}})
+    };
+    for name in ["a", "b"] {
+        let created = fixture.put("endpointGroups", &format!("default:{name}"), &group(name)).unwrap();
+        assert_eq!(created["links"]["AppProfile"], json!({}));
+    }
+    fixture.delete("endpointGroups", "default:a").unwrap();
+    let profile = json!({"tenantName": "default", "appProfileName": "shop", "endpointGroups": ["b"]});
+    fixture.put("appProfiles", "default:shop", &profile).unwrap();
+    let refused = fixture.delete("endpointGroups", "default:b").unwrap_err().text;
+    assert_eq!(refused, "Cannot delete b, associated to appProfile default:shop");
+}
