@@ -142,11 +142,16 @@ impl Linked for Policy {
 impl Linked for Rule {
     const TYPE: Option<ObjectType> = Some(ObjectType::Rule);
 
+    /// A network has no set of links to rules.
     fn references(&self) -> Vec<Reference> {
-        let group = [&self.from_endpoint_group, &self.to_endpoint_group];
-        let group = group.into_iter().find(|name| !name.is_empty());
-        let group = group.and_then(|name| of_tenant(ObjectType::EndpointGroup, &self.tenant_name, name));
-        of_tenant(ObjectType::Policy, &self.tenant_name, &self.policy_name).into_iter().chain(group).collect()
+        let of = |kind: ObjectType, names: [&String; 2]| {
+            let name = names.into_iter().find(|name| !name.is_empty())?;
+            of_tenant(kind, &self.tenant_name, name)
+        };
+        let policy = of_tenant(ObjectType::Policy, &self.tenant_name, &self.policy_name);
+        let group = of(ObjectType::EndpointGroup, [&self.from_endpoint_group, &self.to_endpoint_group]);
+        let network = of(ObjectType::Network, [&self.from_network, &self.to_network]);
+        [policy, group, network].into_iter().flatten().collect()
     }
 
     /// A set with one link has room for four, 216 bytes, and a cluster may have 400,000 rules.
@@ -280,12 +285,18 @@ impl LinkIndex {
         let (old, new) = (references(old), references(new));
         let (before, after): (HashSet<&Reference>, HashSet<&Reference>) =
             (old.iter().collect(), new.iter().collect());
+        // A network is answered as before.
+        let is_shown = |target: ObjectType| (target, referrer) != (ObjectType::Network, ObjectType::Rule);
         for (target, key) in old.iter().filter(|reference| !after.contains(reference)) {
             self.remove(*target, referrer, key, id);
-            self.log.push(*target, key, revision);
+            if is_shown(*target) {
+                self.log.push(*target, key, revision);
+            }
         }
         for (target, key) in new.iter().filter(|reference| !before.contains(reference)) {
-            self.log.push(*target, key, revision);
+            if is_shown(*target) {
+                self.log.push(*target, key, revision);
+            }
             let keys = self.sets.entry((*target, referrer)).or_default().entry(key.clone()).or_default();
             Arc::make_mut(keys).insert(id.to_owned());
         }

@@ -6,7 +6,7 @@ mod unreadable;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use contiv_model::api::{EndpointGroup, Link, Network, Policy, Rule, Tenant};
+use contiv_model::api::{EndpointGroup, Link, Network, Policy, Rule};
 use contiv_model::key::ObjectType;
 use contiv_model::policy::{DirectionalRule, DirectionalRuleState, ExpandedRule, PolicyState, expand};
 
@@ -22,7 +22,7 @@ use crate::problem::Problem;
 /// while other requests wait.
 pub const MAX_GROUP_RULES: usize = 16_384;
 
-/// Largest number of rules of a policy on all its groups together, of the policies that a created or deleted group
+/// Largest number of rules of a policy on all its groups together, of the policies that a created or deleted group or network
 /// changes, and of all policies when the cluster leaves ACI mode. A change of one rule writes the record of its policy on
 /// each group, with all rules of the policy.
 pub const MAX_EXPANDED_RULES: usize = 524_288;
@@ -153,23 +153,24 @@ fn number_if_attached(staged: &StagedTxn<'_>, group: &str, policy: &str) -> Opti
 /// Expansion of the rule on the group with id `number`; none if the rule does not exist.
 fn expanded(staged: &mut StagedTxn<'_>, attached: &str, number: i64, key: &str) -> Option<ExpandedRule> {
     let rule = resolved(staged, key)?;
-    let directed = match remote(staged, &rule) {
+    // A rule whose peer group or network is missing must match neither all peers nor those that have the subnet now.
+    let directed = match remote(staged, &rule).filter(|_| has_network(staged, &rule)) {
         Some(remote) => expand(attached, number, remote, &rule, v6_of_network(staged, &rule).as_deref()),
-        // A rule whose peer group is missing must not match all peers.
         None => BTreeMap::new(),
     };
     Some(ExpandedRule { rule, directed })
 }
 
-/// The rule with its networks resolved to subnets. They are resolved once, when the rule is first
-/// attached to a group.
+/// The rule with its networks resolved to subnets: a network that was created again may have another one. Without the
+/// network, the stored rule keeps the last subnet. It has no effect then, but to a netmaster of an earlier release a rule
+/// without an address would match all peers.
 fn resolved(staged: &mut StagedTxn<'_>, key: &str) -> Option<Rule> {
     let mut rule = (*staged.get::<Rule>(key)?).clone();
     let subnet = |name: &str| {
         staged.get::<Network>(&object_key(&rule.tenant_name, name)).map(|network| network.subnet.clone())
     };
-    let from = subnet(&rule.from_network).filter(|_| rule.from_ip_address.is_empty());
-    let to = subnet(&rule.to_network).filter(|_| rule.to_ip_address.is_empty());
+    let from = subnet(&rule.from_network).filter(|subnet| *subnet != rule.from_ip_address);
+    let to = subnet(&rule.to_network).filter(|subnet| *subnet != rule.to_ip_address);
     if from.is_some() || to.is_some() {
         rule.from_ip_address = from.unwrap_or(rule.from_ip_address);
         rule.to_ip_address = to.unwrap_or(rule.to_ip_address);
@@ -182,6 +183,12 @@ fn resolved(staged: &mut StagedTxn<'_>, key: &str) -> Option<Rule> {
 fn v6_of_network(staged: &StagedTxn<'_>, rule: &Rule) -> Option<String> {
     let network = staged.get::<Network>(&object_key(&rule.tenant_name, network_name(rule)))?;
     Some(network.ipv6_subnet.clone()).filter(|subnet| !subnet.is_empty())
+}
+
+/// Whether the network that the rule refers to exists, or the rule refers to none.
+fn has_network(staged: &StagedTxn<'_>, rule: &Rule) -> bool {
+    let name = network_name(rule);
+    name.is_empty() || staged.get::<Network>(&object_key(&rule.tenant_name, name)).is_some()
 }
 
 /// Name of the network that the rule refers to, or the empty string.
@@ -209,16 +216,12 @@ pub fn rules_referencing(staged: &StagedTxn<'_>, tenant: &str, name: &str) -> Ve
         .collect()
 }
 
-/// Keys of the policies on groups whose rules refer to the network of `tenant` called `name`, which need not exist.
-pub fn policies_with_network(staged: &StagedTxn<'_>, tenant: &str, name: &str) -> BTreeSet<String> {
-    let has_network = |policy: &&String| {
-        let rules = staged.linked::<Policy, Rule>(policy);
-        let mut rules = rules.iter().filter_map(|rule| staged.get::<Rule>(rule));
-        rules.any(|rule| network_name(&rule) == name)
-    };
-    let policies = staged.linked::<Tenant, Policy>(tenant);
-    let on_groups = policies.iter().filter(|policy| staged.count_linked::<Policy, EndpointGroup>(policy) > 0);
-    on_groups.filter(has_network).cloned().collect()
+/// Keys of the policies on groups whose rules refer to the network with key `network`, which need not exist.
+pub fn policies_with_network(staged: &StagedTxn<'_>, network: &str) -> BTreeSet<String> {
+    let rules = staged.linked::<Network, Rule>(network);
+    let rules = rules.iter().filter_map(|rule| staged.get::<Rule>(rule));
+    let policies = rules.map(|rule| object_key(&rule.tenant_name, &rule.policy_name));
+    policies.filter(|policy| staged.count_linked::<Policy, EndpointGroup>(policy) > 0).collect()
 }
 
 /// Fails if [`link_rules`] would write more than [`MAX_EXPANDED_RULES`] rules for `rules`, which refer to `group`, or

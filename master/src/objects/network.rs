@@ -190,13 +190,9 @@ impl Derived for Network {
         Ok(())
     }
 
-    /// Policies whose expansions have the IPv6 subnet of the network. The IPv4 subnet is kept in the rules. Fails if too much
-    /// would be written.
+    /// Policies whose expansions have the subnets of the network. Fails if too much would be written.
     fn dependent_policies(&self, staged: &StagedTxn<'_>) -> Result<BTreeSet<String>, Problem> {
-        if self.ipv6_subnet.is_empty() {
-            return Ok(BTreeSet::new());
-        }
-        let policies = policies_with_network(staged, &self.tenant_name, &self.network_name);
+        let policies = policies_with_network(staged, &self.key);
         check_refresh("network", &self.network_name, &policies, staged)?;
         Ok(policies)
     }

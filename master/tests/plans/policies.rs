@@ -114,6 +114,20 @@ fn networks_in_rules_are_resolved_when_attached() {
     fixture.delete("networks", "default:other").unwrap();
     let refused = group(&mut fixture, "web", json!({"policies": ["p"]}));
     assert_eq!(refused.unwrap_err(), "from Network not found");
+    fixture.delete("rules", "default:p:3").unwrap();
+    // The rules that were resolved before are refused like this one.
+    let refused = group(&mut fixture, "web", json!({"policies": ["p"]}));
+    assert_eq!(refused.unwrap_err(), "from Network not found");
+    fixture.network("other", "10.3.0.0/24", json!({}));
+    group(&mut fixture, "web", json!({"policies": ["p"]})).unwrap();
+    for (rule, field) in [("1", "fromIpAddress"), ("2", "toIpAddress")] {
+        let rule = stored(&fixture, &format!("/contiv.io/obj/modeldb/rule/default:p:{rule}"));
+        assert_eq!(rule[field], "10.3.0.0/24");
+    }
+    // A group that has the policy can be changed without the network.
+    fixture.delete("networks", "default:other").unwrap();
+    group(&mut fixture, "web", json!({"policies": ["p", "p"]})).unwrap();
+    assert_eq!(directed(&fixture), [""; 0]);
 }
 
 #[test]
@@ -130,19 +144,20 @@ fn a_network_in_a_rule_includes_its_ipv6_subnet() {
     assert!(directed(&fixture).is_empty());
 }
 
-/// Rules keep the IPv4 subnet that they had first.
+/// Without the network they match nothing: another network may have its addresses.
 #[test]
-fn rules_have_the_ipv6_subnet_of_the_network_that_exists() {
+fn rules_have_the_subnets_of_the_network_that_exists() {
     let rules = |fixture: &Fixture| -> Vec<Value> {
         let keys = fixture.keys("/contiv.io/state/policyRule/");
         keys.into_iter().map(|key| stored(fixture, key)).collect()
     };
-    let check = |fixture: &mut Fixture, expected: &str| {
+    let check = |fixture: &mut Fixture, expected: [&str; 2]| {
         let known = rules(fixture);
         let addresses = known.iter().flat_map(|rule| [&rule["SrcIpAddr"], &rule["DstIpAddr"]]);
-        let addresses = addresses.filter_map(Value::as_str).filter(|address| address.contains(':'));
-        let expected = [expected].into_iter().filter(|subnet| !subnet.is_empty());
-        assert_eq!(addresses.collect::<BTreeSet<_>>(), expected.collect());
+        let addresses = addresses.filter_map(Value::as_str).filter(|address| !address.is_empty());
+        let expected: BTreeSet<_> = expected.into_iter().filter(|subnet| !subnet.is_empty()).collect();
+        assert_eq!(addresses.collect::<BTreeSet<_>>(), expected);
+        assert_eq!(known.is_empty(), expected.is_empty());
         let restored = fixture.run(|staged| {
             restore_policies(staged);
             Ok(vec![])
@@ -155,12 +170,15 @@ fn rules_have_the_ipv6_subnet_of_the_network_that_exists() {
     group(&mut fixture, "web", json!({"policies": ["p"]})).unwrap();
     rule(&mut fixture, "1", json!({"direction": "out", "toNetwork": "six"})).unwrap();
     rule(&mut fixture, "2", json!({"fromNetwork": "six", "action": "deny"})).unwrap();
-    check(&mut fixture, "2001:db8::/64");
-    for subnet in ["2001:db8:1::/64", "", "2001:db8::/64"] {
+    check(&mut fixture, ["10.2.0.0/24", "2001:db8::/64"]);
+    for (subnet, subnet6) in
+        [("10.2.0.0/24", "2001:db8:1::/64"), ("10.3.0.0/24", ""), ("10.2.0.0/24", "2001:db8::/64")]
+    {
         fixture.delete("networks", "default:six").unwrap();
-        check(&mut fixture, "");
-        fixture.network("six", "10.2.0.0/24", json!({"ipv6Subnet": subnet}));
-        check(&mut fixture, subnet);
+        check(&mut fixture, ["", ""]);
+        fixture.network("six", subnet, json!({"ipv6Subnet": subnet6}));
+        check(&mut fixture, [subnet, subnet6]);
+        assert_eq!(stored(&fixture, "/contiv.io/obj/modeldb/rule/default:p:1")["toIpAddress"], subnet);
     }
 }
 

@@ -63,10 +63,10 @@ impl Links for EndpointGroup {
                     "the policies of group {name} have more than {MAX_GROUP_RULES} rules, which is the limit; attach fewer policies"
                 )));
             }
-            check_rule_networks(&policy, staged)?;
-            // The expansion of another policy stays as it is while it cannot be derived.
+            // A policy that the group has already stays while it cannot be derived, or while a network is missing.
             if is_new {
                 check_attachable(&policy.key, &self.key, staged)?;
+                check_rule_networks(&policy, staged)?;
             }
         }
         self.profile(staged)?;
@@ -141,20 +141,17 @@ impl Links for EndpointGroup {
     }
 }
 
-/// Checks that the networks of the policy's rules exist. They are resolved to subnets when the
-/// policy is first attached.
+/// Checks that the networks of the policy's rules exist: they are resolved to subnets.
 fn check_rule_networks(policy: &Policy, staged: &StagedTxn<'_>) -> Result<(), Problem> {
     let rules = staged.linked::<Policy, Rule>(&policy.key);
     for rule in rules.iter().filter_map(|key| staged.get::<Rule>(key)) {
-        let missing = |network: &str, address: &str| {
-            !network.is_empty()
-                && address.is_empty()
-                && staged.get::<Network>(&object_key(&rule.tenant_name, network)).is_none()
+        let missing = |network: &str| {
+            !network.is_empty() && staged.get::<Network>(&object_key(&rule.tenant_name, network)).is_none()
         };
-        if missing(&rule.from_network, &rule.from_ip_address) {
+        if missing(&rule.from_network) {
             return Err(Problem::not_found("from Network not found"));
         }
-        if missing(&rule.to_network, &rule.to_ip_address) {
+        if missing(&rule.to_network) {
             return Err(Problem::not_found("to Network not found"));
         }
     }

@@ -29,7 +29,7 @@ pub struct ExpandedRule {
     /// The rule as the user wrote it.
     #[serde(rename = "Rule")]
     pub rule: api::Rule,
-    /// Directional rules, by their ids. Empty if the rule names a group that was deleted.
+    /// Directional rules, by their ids. Empty if the rule names a group or a network that was deleted.
     #[serde(rename = "OfnetRules", default)]
     pub directed: BTreeMap<String, DirectionalRule>,
 }

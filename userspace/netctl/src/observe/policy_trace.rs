@@ -139,8 +139,12 @@ impl PolicySet {
         let of = |rule: &&Rule| rule.tenant_name == group.tenant_name && rule.policy_name == policy;
         let number = i64::from(number.get());
         let rules = self.rules.iter().filter(of).map(|rule| {
-            let directed = match self.remote(rule) {
-                Some(remote) => expand(&id, number, remote, rule, self.v6_of_network(rule)),
+            let network = self.network(rule);
+            let v6 = network.map(|network| network.ipv6_subnet.as_str()).filter(|subnet| !subnet.is_empty());
+            // A rule whose group or network does not exist matches nothing.
+            let has_network = network_name(rule).is_empty() || network.is_some();
+            let directed = match self.remote(rule).filter(|_| has_network) {
+                Some(remote) => expand(&id, number, remote, rule, v6),
                 None => BTreeMap::new(),
             };
             (rule.key.clone(), ExpandedRule { rule: rule.clone(), directed })
@@ -148,13 +152,12 @@ impl PolicySet {
         PolicyState { rules: rules.collect(), key: id.clone(), group: number, id }
     }
 
-    /// IPv6 subnet of the network that a rule names.
-    fn v6_of_network(&self, rule: &Rule) -> Option<&str> {
-        let name = if rule.from_network.is_empty() { &rule.to_network } else { &rule.from_network };
+    /// Network that a rule names.
+    fn network(&self, rule: &Rule) -> Option<&Network> {
+        let name = network_name(rule);
         let matches =
-            |network: &&Network| network.tenant_name == rule.tenant_name && network.network_name == *name;
-        let network = self.networks.iter().find(matches)?;
-        Some(network.ipv6_subnet.as_str()).filter(|subnet| !subnet.is_empty())
+            |network: &&Network| network.tenant_name == rule.tenant_name && network.network_name == name;
+        self.networks.iter().find(matches)
     }
 
     /// Number of the group that a rule names: 0 if it names none, `None` if the group does not exist.
@@ -165,6 +168,11 @@ impl PolicySet {
         let (number, _) = self.groups.get(&rule.links.match_endpoint_group.key)?;
         Some(i64::from(number.get()))
     }
+}
+
+/// Name of the network that a rule names, or the empty string.
+fn network_name(rule: &Rule) -> &str {
+    if rule.from_network.is_empty() { &rule.to_network } else { &rule.from_network }
 }
 
 fn side(address: IpAddr, config: &SideConfig) -> Side<'_> {
@@ -234,5 +242,25 @@ mod tests {
     #[test]
     fn rule_key_is_extracted_from_the_expanded_id() {
         assert_eq!(rule_key("blue:web:blue:p1:blue:p1:10:inRx"), "blue:p1:10");
+    }
+
+    #[test]
+    fn a_rule_about_a_missing_network_matches_nothing() {
+        let group = EndpointGroup { key: "t:g".into(), tenant_name: "t".into(), ..EndpointGroup::default() };
+        let rule = Rule {
+            key: "t:p:1".into(),
+            tenant_name: "t".into(),
+            policy_name: "p".into(),
+            direction: "in".into(),
+            from_network: "n".into(),
+            from_ip_address: "10.1.0.0/16".into(),
+            ..Rule::default()
+        };
+        let network = Network { tenant_name: "t".into(), network_name: "n".into(), ..Network::default() };
+        for (networks, count) in [(vec![network], 1), (vec![], 0)] {
+            let policies = PolicySet::new(vec![group.clone()], vec![rule.clone()], vec![], networks);
+            let (number, group) = &policies.groups["t:g"];
+            assert_eq!(policies.attached(*number, group, "p").rules["t:p:1"].directed.len(), count);
+        }
     }
 }
