@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use contiv_model::policy::PolicyState;
+use netmaster::cache::Content;
 use netmaster::domain::attachment::restore_policies;
 use serde_json::{Value, json};
 
@@ -73,6 +75,32 @@ fn rules_are_expanded_for_the_groups_of_their_policy() {
     for prefix in ["state/policy", "obj/modeldb/rule", "obj/modeldb/policy"] {
         assert_eq!(fixture.keys(&format!("/contiv.io/{prefix}")), [""; 0]);
     }
+}
+
+/// A policy may have thousands of rules. The expansions of a netmaster that has just started are unread until one is needed.
+#[test]
+fn policies_that_stay_on_a_group_are_not_expanded_again() {
+    let mut fixture = fixture();
+    fixture.put("policys", "default:q", &json!({"tenantName": "default", "policyName": "q"})).unwrap();
+    rule(&mut fixture, "1", json!({"protocol": "tcp", "port": 80})).unwrap();
+    group(&mut fixture, "web", json!({"policies": ["p"]})).unwrap();
+    let profile = json!({"tenantName": "default", "profileName": "gold", "DSCP": 46});
+    fixture.put("netprofiles", "default:gold", &profile).unwrap();
+    let mut fixture = fixture.starting();
+    let is_unread = |fixture: &Fixture| {
+        let mut known = fixture.cache.derived::<PolicyState>();
+        known.any(|(id, content)| id == "default:web:default:p" && content == Content::Unread)
+    };
+    for more in [json!({"policies": ["p"]}), json!({"policies": ["q", "p"], "netProfile": "gold"})] {
+        group(&mut fixture, "web", more).unwrap();
+        assert!(is_unread(&fixture));
+    }
+    assert_eq!(fixture.group_state("web").dscp, 46);
+    let q = stored(&fixture, "/contiv.io/state/policy/default:web:default:q");
+    assert_eq!(q["EndpointGroupID"], 1);
+    assert_eq!(fixture.loaded().restore(), (0, 0));
+    group(&mut fixture, "web", json!({"policies": ["q"]})).unwrap();
+    assert_eq!(directed(&fixture), [""; 0]);
 }
 
 #[test]

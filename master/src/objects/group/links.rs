@@ -78,20 +78,19 @@ impl Links for EndpointGroup {
         }
     }
 
-    /// Creates the links that the fields require, puts the group, and removes obsolete links.
+    /// Creates the links that the fields require, puts the group, and removes obsolete links. The expansion of a policy
+    /// depends on the key and the number of the group, its rules, and what they refer to: requests that change one of these
+    /// expand the policy. An update of the group changes none of them, so it expands only policies that it adds or removes.
     fn attach(&mut self, old: Option<&Self>, staged: &mut StagedTxn<'_>) {
-        let left: Vec<String> = match old {
-            Some(old) => old.link_sets.policies.keys().cloned().collect(),
-            None => vec![],
-        };
         self.attach_policies(staged);
         self.attach_profile(staged);
         self.attach_contracts(staged);
         staged.put(&self.key, self.clone());
-        for policy in left.iter().filter(|key| !self.link_sets.policies.contains_key(*key)) {
-            refresh(staged, &self.key, policy);
-        }
-        for policy in self.link_sets.policies.keys() {
+        let (before, after) = (old.map(|old| &old.link_sets.policies), &self.link_sets.policies);
+        let left =
+            before.into_iter().flat_map(|before| before.keys()).filter(|key| !after.contains_key(*key));
+        let is_new = |key: &&String| before.is_none_or(|before| !before.contains_key(*key));
+        for policy in left.chain(after.keys().filter(is_new)) {
             refresh(staged, &self.key, policy);
         }
     }
