@@ -97,17 +97,18 @@ impl Admission {
         let format = ErrorFormat::of(request.headers());
         let peer = request.extensions().get::<Peer>().cloned();
         let route = Route::of(request.method(), request.uri());
-        let (open, is_counted) = (authorization::is_open(&route), in_flight::is_counted(&route));
-        // Clients can send the header of a netmaster, too.
-        let is_netmaster = |peer: &Peer| self.netmasters.has(peer.address.ip());
-        let forwarded =
-            is_counted && proxy::is_forwarded(request.headers()) && peer.as_ref().is_some_and(is_netmaster);
+        let open = authorization::is_open(&route);
+        let has_via = proxy::is_forwarded(request.headers());
         let credentials = Credentials::take(request.headers_mut(), peer.as_ref());
         let response = match self.authenticator.authenticate(&credentials) {
             Ok(sender) => {
                 let (method, uri) = (request.method(), request.uri());
                 tracing::debug!(who = sender.principal.name, id = audit.id(), %method, %uri);
                 audit.set_principal(&sender.principal);
+                let is_counted = in_flight::is_counted(&route, &sender.principal.role);
+                // Clients can send the header of a netmaster, too.
+                let is_netmaster = |peer: &Peer| self.netmasters.has(peer.address.ip());
+                let forwarded = is_counted && has_via && peer.as_ref().is_some_and(is_netmaster);
                 let client = Client::of(&sender, peer.as_ref(), forwarded).filter(|_| is_counted);
                 match client.map(|client| self.in_flight.begin(client)).transpose() {
                     Ok(slot) => self.pass_on(request, next, format, credentials, sender, slot).await,

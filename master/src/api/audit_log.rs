@@ -25,7 +25,7 @@ use super::proxy;
 use crate::access::Principal;
 use entry::{Entry, bounded};
 use log_file::LogFile;
-use rate_limit::RateLimit;
+use rate_limit::RateLimits;
 
 /// Lines that wait for the disk.
 const QUEUE: usize = 8192;
@@ -38,8 +38,8 @@ pub struct AuditLog {
     lines: SyncSender<Message>,
     lost: Counter,
     logged: Arc<Mutex<Option<Instant>>>,
-    /// For clients without a role.
-    limit: Arc<Mutex<RateLimit>>,
+    /// For refused requests.
+    limits: Arc<Mutex<RateLimits>>,
     thread: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
 
@@ -72,7 +72,7 @@ impl AuditLog {
             LogFile::open(&path).map_err(|source| AuditLogError::Open { path: path.clone(), source })?;
         let (lines, queue) = sync_channel(QUEUE);
         let log =
-            AuditLog { lines, lost, logged: Arc::default(), limit: Arc::default(), thread: Arc::default() };
+            AuditLog { lines, lost, logged: Arc::default(), limits: Arc::default(), thread: Arc::default() };
         let writer = Writer { file, log: Reporter { lost: log.lost.clone(), logged: log.logged.clone() } };
         let thread = thread::Builder::new().name("audit-log".into()).spawn(move || writer.run(&queue));
         *log.thread.lock().unwrap_or_else(PoisonError::into_inner) =
@@ -90,10 +90,11 @@ impl AuditLog {
         }
     }
 
-    /// Writes the entry, unless there are too many about clients without a role.
+    /// Writes the entry, unless there are too many about refused requests of the client.
     fn write(&self, mut entry: Entry, now: Instant) {
-        if entry.role.is_none() {
-            let admitted = self.limit.lock().unwrap_or_else(PoisonError::into_inner).admit(now);
+        if entry.is_refusal() {
+            let client = entry.who.as_deref().filter(|_| entry.role.is_some());
+            let admitted = self.limits.lock().unwrap_or_else(PoisonError::into_inner).admit(client, now);
             let Some(admitted) = admitted else { return };
             entry.unlogged = Some(admitted.unlogged).filter(|unlogged| *unlogged > 0);
         }
@@ -308,5 +309,38 @@ mod tests {
         assert_eq!(entries.len(), rate_limit::LINES as usize + 2);
         assert_eq!((unlogged(0), unlogged(1)), (Some(&Value::from(50)), Some(&Value::Null)));
         assert_eq!(entries[entries.len() - 2]["role"], "admin");
+    }
+
+    /// A role allows to send any number of requests that are refused.
+    #[test]
+    fn a_flood_of_refused_requests_is_counted_and_hides_no_change() {
+        let now = Instant::now();
+        let entries = lines(|log| {
+            let write_as = |role: &str, who: &str, result: Option<u16>, at: Instant| {
+                let mut pending = pending(log, &mut request("DELETE", "/a"));
+                if let Some((log, mut entry)) = pending.open.take() {
+                    (entry.who, entry.role) = (Some(who.to_owned()), Some(role.to_owned()));
+                    entry.result = result;
+                    log.write(entry, at);
+                }
+            };
+            let write =
+                |who: &str, result: u16, at: Instant| write_as("tenant-operator", who, Some(result), at);
+            for status in [401, 403, 404, 405, 412, 413, 429] {
+                (0..rate_limit::LINES).for_each(|_| write("a", status, now));
+            }
+            for status in [200, 409, 500, 503] {
+                (0..rate_limit::LINES).for_each(|_| write("a", status, now));
+            }
+            // It changes nothing, whatever the answer is, or if its client disconnects.
+            for result in [Some(500), None] {
+                (0..rate_limit::LINES).for_each(|_| write_as("read-only", "c", result, now));
+            }
+            write("b", 403, now);
+            write("a", 403, now + Duration::from_secs(2));
+        });
+        assert_eq!(entries.len(), rate_limit::LINES as usize * 6 + 2);
+        let unlogged = |n: usize| entries.iter().rev().nth(n).map(|entry| &entry["unlogged"]);
+        assert_eq!((unlogged(0), unlogged(1)), (Some(&Value::from(600)), Some(&Value::Null)));
     }
 }

@@ -14,6 +14,7 @@ use super::authentication::Authenticated;
 use super::authorization;
 use super::peer::Peer;
 use super::route::Route;
+use crate::access::Role;
 use crate::problem::Problem;
 
 /// Responses up to this size in bytes are limited by their number only.
@@ -86,10 +87,11 @@ pub(super) struct StreamBytes {
     bytes: u64,
 }
 
-/// Whether requests for the route are counted. Agents share a token, and their calls are short. Probes
-/// need no credentials.
-pub(super) fn is_counted(route: &Route) -> bool {
-    !matches!(route, Route::Call(_)) && !authorization::is_open(route)
+/// Whether requests of a client with this role for the route are counted. Agents share a token, and their calls are short;
+/// without tokens and certificates they are administrators. Probes need no credentials.
+pub(super) fn is_counted(route: &Route, role: &Role) -> bool {
+    let is_of_agent = matches!(route, Route::Call(_)) && matches!(role, Role::Admin | Role::Agent(_));
+    !is_of_agent && !authorization::is_open(route)
 }
 
 impl Client {
@@ -246,7 +248,7 @@ mod tests {
     use contiv_daemon::subject::Subject;
 
     use super::*;
-    use crate::access::{Principal, Role};
+    use crate::access::{Nodes, Principal};
 
     fn client(name: &str) -> Client {
         Client::Name(name.to_owned())
@@ -313,7 +315,15 @@ mod tests {
             (Method::POST, "/api/v1/networks/default:a/", true),
             (Method::GET, "/nowhere", true),
         ] {
-            assert_eq!(is_counted(&Route::of(&method, &Uri::from_static(path))), counted, "{path}");
+            let route = Route::of(&method, &Uri::from_static(path));
+            for role in [Role::Admin, Role::Agent(Nodes::All), Role::Agent(Nodes::One("h1".into()))] {
+                assert_eq!(is_counted(&route, &role), counted, "{path} {role}");
+            }
+            // Their calls are refused.
+            for role in [Role::ReadOnly, Role::TenantOperator(["blue".to_owned()].into())] {
+                let counted = counted || path.starts_with("/plugin/");
+                assert_eq!(is_counted(&route, &role), counted, "{path} {role}");
+            }
         }
     }
 

@@ -28,12 +28,24 @@ pub(super) struct Entry {
     /// Whether the request says that another netmaster forwarded it. Its audit log has the client's
     /// address.
     pub(super) forwarded: bool,
-    /// Requests of clients without a role that were refused before this one, and have no lines.
+    /// Refused requests of the client, or of all clients without a role, that were before this one and have no lines.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) unlogged: Option<u64>,
 }
 
+/// The role that changes nothing, whatever a request of it is refused for.
+const READ_ONLY: &str = "read-only";
+/// Statuses of responses to requests that changed nothing, because they were refused. Others may be those of changes that
+/// failed halfway.
+const REFUSED: [u16; 7] = [401, 403, 404, 405, 412, 413, 429];
+
 impl Entry {
+    /// Whether the client has no role that could change anything, or the request was refused.
+    pub(super) fn is_refusal(&self) -> bool {
+        self.role.as_deref().is_none_or(|role| role == READ_ONLY)
+            || self.result.is_some_and(|status| REFUSED.contains(&status))
+    }
+
     /// Encodes the entry as ASCII: clients choose texts, and terminals interpret some characters.
     pub(super) fn line(&self) -> serde_json::Result<Vec<u8>> {
         let json = serde_json::to_string(self)?;
