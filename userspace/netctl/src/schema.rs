@@ -38,6 +38,8 @@ pub struct Kind {
     pub created: &'static str,
     /// Message after a removal, in the same form.
     pub deleted: &'static str,
+    /// Returns why a new object would not have the effect that its fields show, although netmaster would accept it.
+    pub check: Option<fn(&Value) -> Option<String>>,
 }
 
 /// What netmaster changes of an existing object.

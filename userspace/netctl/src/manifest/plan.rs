@@ -66,15 +66,17 @@ pub fn needed(manifests: &[Manifest], pruned: &[String]) -> BTreeSet<ObjectType>
 ///
 /// # Errors
 ///
-/// Returns one line per reference to an object that neither exists nor is in the files.
+/// Returns one line per reference to an object that neither exists nor is in the files, and per new object that would not have
+/// the effect that its fields show.
 pub fn steps<'a>(
     manifests: &'a [Manifest],
     stored: &Stored,
     omitted: Omitted,
 ) -> Result<Vec<Step<'a>>, Vec<String>> {
-    let missing = missing(manifests, stored);
-    if !missing.is_empty() {
-        return Err(missing);
+    let mut errors = missing(manifests, stored);
+    errors.extend(ineffective(manifests, stored));
+    if !errors.is_empty() {
+        return Err(errors);
     }
     let new = |manifest: &Manifest| find_stored(stored, manifest.kind.object_type, &manifest.key).is_none();
     let ordered = ordered(manifests, |manifest| new(manifest));
@@ -224,6 +226,17 @@ fn missing(manifests: &[Manifest], stored: &Stored) -> Vec<String> {
         }
     }
     missing
+}
+
+/// Errors of new objects that would not have the effect that their fields show. Existing ones can be applied unchanged: files
+/// may have what netmaster has stored.
+fn ineffective(manifests: &[Manifest], stored: &Stored) -> Vec<String> {
+    let new = manifests.iter().filter(|it| find_stored(stored, it.kind.object_type, &it.key).is_none());
+    new.filter_map(|manifest| {
+        let why = (manifest.kind.check?)(&manifest.object)?;
+        Some(format!("{}: {manifest}: {why}", manifest.origin))
+    })
+    .collect()
 }
 
 /// Orders by kind, then by position in the files. Referenced objects for which `first` is true come first.

@@ -38,6 +38,7 @@ pub static KIND: Kind = Kind {
     },
     created: "",
     deleted: "",
+    check: None,
 };
 
 /// Flags of `netctl aci-gw set`.

@@ -32,6 +32,7 @@ pub static KIND: Kind = Kind {
     },
     created: "Creating AppProfile {key}",
     deleted: "",
+    check: None,
 };
 
 /// Commands for application profiles.

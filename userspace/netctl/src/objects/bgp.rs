@@ -90,6 +90,7 @@ pub static KIND: Kind = Kind {
     row: |bgp| ["hostname", "routerip", "as", "neighbor", "neighbor-as"].map(|field| text(bgp, field)).into(),
     created: "",
     deleted: "Deleting Bgp router config: {name}",
+    check: None,
 };
 
 /// Runs a command.

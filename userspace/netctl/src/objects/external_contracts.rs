@@ -42,6 +42,7 @@ pub static KIND: Kind = Kind {
     },
     created: "Creating ExternalContracts {key}",
     deleted: "Deleting external contracts group {name} in tenant {tenant}",
+    check: None,
 };
 
 /// Arguments of `netctl external-contracts create`.

@@ -39,6 +39,7 @@ pub static KIND: Kind = Kind {
     },
     created: "",
     deleted: "",
+    check: None,
 };
 
 /// Flags of `netctl global set`.

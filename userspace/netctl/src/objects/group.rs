@@ -42,6 +42,7 @@ pub static KIND: Kind = Kind {
     row: |group| FIELDS.map(|field| text(group, field)).into(),
     created: "Creating EndpointGroup {key}",
     deleted: "",
+    check: None,
 };
 
 /// Arguments of `netctl group create`.

@@ -34,6 +34,7 @@ pub static KIND: Kind = Kind {
     row,
     created: "Creating netprofile {key}",
     deleted: "",
+    check: None,
 };
 
 fn row(profile: &Value) -> Vec<String> {

@@ -46,6 +46,7 @@ pub static KIND: Kind = Kind {
     row,
     created: "Creating network {key}",
     deleted: "Deleting network {key}",
+    check: None,
 };
 
 fn row(network: &Value) -> Vec<String> {

@@ -28,6 +28,7 @@ pub static KIND: Kind = Kind {
     row: |policy| ["tenantName", "policyName"].map(|field| text(policy, field)).into(),
     created: "Creating policy {key}",
     deleted: "Deleting policy {key}",
+    check: None,
 };
 
 /// Commands for policies.

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use clap::{Args, ValueEnum};
-use contiv_model::key::ObjectType;
+use contiv_model::{key::ObjectType, policy};
 use serde_json::{Value, json};
 
 use crate::{
@@ -58,6 +58,7 @@ pub static KIND: Kind = Kind {
     row,
     created: "",
     deleted: "",
+    check: Some(check),
 };
 
 fn row(rule: &Value) -> Vec<String> {
@@ -76,6 +77,27 @@ fn row(rule: &Value) -> Vec<String> {
         number(rule, "port").to_string(),
         field("action"),
     ]
+}
+
+/// netmaster accepts these rules, as the original does, and the nodes ignore the port or the protocol: a rule that is meant for
+/// one port matches all.
+fn check(rule: &Value) -> Option<String> {
+    let (protocol, port) = (text(rule, "protocol"), number(rule, "port"));
+    let is_number = !protocol.is_empty() && protocol.bytes().all(|byte| byte.is_ascii_digit());
+    let code = match protocol.as_str() {
+        "tcp" => Some(policy::TCP),
+        "udp" => Some(policy::UDP),
+        number => number.parse::<u8>().ok(),
+    };
+    if is_number && code.is_none() {
+        return Some(format!("protocol {protocol}: expected tcp, udp, icmp or a number from 0 to 255"));
+    }
+    if port < 0 {
+        return Some(format!("port {port}: expected a number from 0 to 65535"));
+    }
+    let has_ports = code.is_some_and(|code| [policy::TCP, policy::UDP].contains(&code));
+    (port != 0 && !has_ports)
+        .then(|| format!("port {port} requires protocol tcp or udp; without, the rule matches all ports"))
 }
 
 /// `netctl policy rule-ls`.
@@ -139,7 +161,7 @@ pub struct Add {
     /// IP protocol: tcp, udp, icmp or a number from 0 to 255 [default: any].
     #[arg(long, short = 'l')]
     protocol: Option<String>,
-    /// Destination port; 0 matches any port.
+    /// Destination port, which requires protocol tcp or udp; 0 matches any port.
     #[arg(long, short = 'P', default_value_t = 0, value_parser = integer)]
     port: i64,
     /// Action: `allow` or `deny`.
@@ -278,6 +300,9 @@ pub fn add(client: &Client, rule: &Add) -> Result<(), Error> {
         "port": rule.port,
         "action": rule.action,
     });
+    if let Some(why) = check(&body) {
+        return Err(Error::Usage(why));
+    }
     let key = format!("{}:{}:{}", rule.tenant.tenant, rule.policy, rule.rule);
     client.put(KIND.object_type, &key, &body).map(drop)
 }

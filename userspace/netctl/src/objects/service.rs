@@ -43,6 +43,7 @@ pub static KIND: Kind = Kind {
     },
     created: "Creating ServiceLB {key}",
     deleted: "Deleting Service  {name},{tenant}",
+    check: None,
 };
 
 /// Arguments of `netctl service create`.

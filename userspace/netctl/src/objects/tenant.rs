@@ -29,6 +29,7 @@ pub static KIND: Kind = Kind {
     row: |tenant| vec![text(tenant, "tenantName"), String::new()],
     created: "Creating tenant: {name}",
     deleted: "Deleting tenant {name}",
+    check: None,
 };
 
 /// Commands for tenants.

@@ -89,6 +89,11 @@ fn invalid_arguments_are_named() {
             &["from-ip-address for outgoing"],
             1,
         ),
+        (&["policy", "rule-add", "p", "1", "-P", "443"], &["port 443 requires protocol tcp or udp"], 1),
+        (&["policy", "rule-add", "p", "1", "-l", "icmp", "-P", "1"], &["port 1 requires"], 1),
+        (&["policy", "rule-add", "p", "1", "-l", "132", "-P", "1"], &["port 1 requires"], 1),
+        (&["policy", "rule-add", "p", "1", "-P", "-1"], &["port -1: expected a number from 0 to 65535"], 1),
+        (&["policy", "rule-add", "p", "1", "-l", "256"], &["protocol 256: expected tcp, udp, icmp or"], 1),
         (&["login"], &["login requires a https"], 3),
     ] {
         let output = netctl(args).env("NETMASTER", unreachable()).output().unwrap();
@@ -194,7 +199,9 @@ fn flags_of_the_originals_scripts_are_accepted() {
         "net create --encap=vlan -subnet=10.2.1.0/24 -pkt-tag 0x10 --tenant= n1",
         "group create -policy=p1 -policy p2 -tag= n1 g1",
         "policy rule-add -direction=in -protocol=tcp -port=80 -action=deny -from-group= p 1",
-        "policy rule-add -P -1 p 1",
+        "policy rule-add -l 6 -P 443 p 1",
+        "policy rule-add -l 017 -P 53 p 1",
+        "policy rule-add -l 255 p 1",
         "net ls --quiet --json",
         "net ls -j -j --all=true",
         "service ls more words",

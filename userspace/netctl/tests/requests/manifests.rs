@@ -211,3 +211,34 @@ fn edit_does_not_undo_changes_of_others() {
     assert!(stderr.contains(why), "{stderr}");
     assert_eq!((code, kept.len(), changes(&server).len()), (3, 1, 1));
 }
+
+/// The original's clients can store them.
+#[test]
+fn rules_whose_port_or_protocol_has_no_effect_are_not_created() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.yaml");
+    let file = file.to_str().unwrap();
+    for (fields, why) in [
+        (json!({"port": 443}), "port 443 requires protocol tcp or udp"),
+        (json!({"port": -1, "protocol": "tcp"}), "port -1: expected a number from 0 to 65535"),
+        (json!({"protocol": "300"}), "protocol 300: expected tcp, udp, icmp or a number from 0 to 255"),
+    ] {
+        let mut rule = json!({"tenantName": "t", "policyName": "p", "ruleId": "2", "priority": 1, "direction": "in",
+            "action": "allow"});
+        rule.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let mut manifest = rule.clone();
+        manifest["kind"] = json!("rule");
+        fs::write(file, manifest.to_string()).unwrap();
+        let server = cluster();
+        let (stdout, stderr, code) = run(&server, &["apply", "-f", file]);
+        assert!(stderr.contains(&format!("{file} document 1: rule t:p:2: {why}")), "{stderr}");
+        assert_eq!((stdout.as_str(), code, changes(&server)), ("", 3, vec![]), "{rule}");
+
+        let mut objects = cluster_objects();
+        objects.push(("rule", "t:p:2", rule));
+        let server = store::start(&objects);
+        let (stdout, ..) = run(&server, &["apply", "-f", file]);
+        assert_eq!(stdout, "rule t:p:2 unchanged\n");
+        assert_eq!(run(&server, &["delete", "-f", file]).0, "rule t:p:2 deleted\n");
+    }
+}
