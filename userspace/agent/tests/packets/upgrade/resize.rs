@@ -1,9 +1,13 @@
 //! Flow tables of another size.
 
-use std::time::Duration;
+use std::{fs, path::PathBuf, time::Duration};
 
 use anyhow::Result;
-use contiv_abi::{ABI_VERSION, Flow, Phase, maps::FLOWS};
+use aya::maps::MapData;
+use contiv_abi::{
+    ABI_VERSION, Flow, Phase,
+    maps::{FLOW_BITMAP, FLOWS},
+};
 use netplugin::datapath::{Datapath as _, ebpf::Options};
 use testkit::{needs, wait_until};
 
@@ -15,6 +19,11 @@ use crate::{
 
 fn capacity(rig: &Rig) -> Result<u32> {
     Ok(open::<Flow>(&rig.node.datapath.maps_directory(), FLOWS)?.len())
+}
+
+/// Directory of the table that is being replaced.
+fn resized(rig: &Rig) -> PathBuf {
+    rig.node.bpf_root().join(format!("v{ABI_VERSION}/node/resized"))
 }
 
 #[test]
@@ -37,7 +46,7 @@ fn the_flow_table_grows_with_its_flows() -> Result<()> {
             CONNECTIONS.iter().for_each(|connection| passes(&rig, (connection.there)(ACK)));
             // Replaced in every place where it was attached.
             assert_eq!(node_phase(&rig)?, Phase::RUNNING);
-            assert!(!rig.node.bpf_root().join(format!("v{ABI_VERSION}/node/resized")).exists());
+            assert!(!resized(&rig).exists());
             rig.node.restart();
             rig.node.observe()?;
             assert_eq!(rig.node.datapath.writes(), 0);
@@ -68,5 +77,26 @@ fn the_flow_table_shrinks_when_its_flows_fit() -> Result<()> {
     // The agent detects it with the next `observe`, without a restart.
     rig.node.converge()?;
     assert_eq!((capacity(&rig)?, rig.node.datapath.warnings()), (64, vec![]));
+    Ok(())
+}
+
+/// The process ended while it removed the maps of the old table.
+#[test]
+fn a_table_whose_import_has_ended_is_kept() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::with("up-removed", |options| options.flows = 1024)?;
+    let old = MapData::from_pin(rig.node.datapath.maps_directory().join(FLOW_BITMAP))?;
+    rig.node.options.flows = 4096;
+    drop(rig.node.restart());
+    rig.node.converge()?;
+    CONNECTIONS.iter().for_each(|connection| passes(&rig, (connection.there)(SYN)));
+    let maps = resized(&rig).join("maps");
+    fs::create_dir_all(&maps)?;
+    old.pin(maps.join(FLOW_BITMAP))?;
+    drop(rig.node.restart());
+    rig.node.converge()?;
+    assert_eq!((capacity(&rig)?, flows(&rig.node)?.len()), (4096, CONNECTIONS.len()));
+    CONNECTIONS.iter().for_each(|connection| passes(&rig, (connection.back)(SYN_ACK)));
+    assert!(!resized(&rig).exists());
     Ok(())
 }

@@ -100,6 +100,7 @@ pub(crate) fn fits(flows: usize, capacity: u32) -> bool {
 /// flows than the new one has room for is kept.
 pub(crate) fn prepare(pins: &Pins, desired: u32, writes: &Writes) -> Result<Prepared, Error> {
     let resized = pins.resized();
+    finish_removal(pins, &resized, writes)?;
     // A process may have ended meanwhile. What has not been moved yet is a map of the old table.
     if table_maps().any(|name| resized.map(name).exists()) {
         move_away(pins, writes)?;
@@ -129,6 +130,19 @@ pub(crate) fn prepare(pins: &Pins, desired: u32, writes: &Writes) -> Result<Prep
         }
     }
     Ok(Prepared { capacity, resized: None })
+}
+
+/// Removes what is left of an old table if its import has ended: all maps of the new one are created after the first of the old ones
+/// has been moved away and before the first of them is removed, so only then some are missing there and none here.
+fn finish_removal(pins: &Pins, resized: &Pins, writes: &Writes) -> Result<(), Error> {
+    let left = table_maps().filter(|name| resized.map(name).exists()).count();
+    let is_partial = left > 0 && left < table_maps().count();
+    let is_complete = table_maps().all(|name| pins.map(name).exists());
+    if is_partial && is_complete && is_consistent(pins)? {
+        let removed = resized.remove_all()?;
+        (0..removed).for_each(|_| writes.count());
+    }
+    Ok(())
 }
 
 /// Maps that are replaced together: those of the table, and the settings that its programs read.
