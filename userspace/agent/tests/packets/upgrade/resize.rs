@@ -6,15 +6,16 @@ use anyhow::Result;
 use aya::maps::MapData;
 use contiv_abi::{
     ABI_VERSION, Flow, Phase,
-    maps::{FLOW_BITMAP, FLOWS},
+    maps::{FLOW_BITMAP, FLOWS, FROM_POD, NODE},
 };
 use netplugin::datapath::{Datapath as _, ebpf::Options};
 use testkit::{needs, wait_until};
 
 use super::{ACK, CONNECTIONS, HERE, OTHER, Rig, SYN, SYN_ACK, between, node_phase, passes};
 use crate::{
-    flow_table::{expire, flows, open},
+    flow_table::{expire, flows, open, set_phase},
     node::Node,
+    run::{Code, Target},
 };
 
 fn capacity(rig: &Rig) -> Result<u32> {
@@ -94,6 +95,53 @@ fn a_table_whose_import_has_ended_is_kept() -> Result<()> {
     fs::create_dir_all(&maps)?;
     old.pin(maps.join(FLOW_BITMAP))?;
     drop(rig.node.restart());
+    rig.node.converge()?;
+    assert_eq!((capacity(&rig)?, flows(&rig.node)?.len()), (4096, CONNECTIONS.len()));
+    CONNECTIONS.iter().for_each(|connection| passes(&rig, (connection.back)(SYN_ACK)));
+    assert!(!resized(&rig).exists());
+    Ok(())
+}
+
+/// Another datapath forwards.
+#[test]
+fn programs_that_stand_by_do_so_with_another_flow_table() -> Result<()> {
+    needs!(root());
+    for mode in [|_: &mut Options| {}, Node::clsact] {
+        let mut rig = Rig::with("up-passive", |options| {
+            options.flows = 1024;
+            mode(options);
+        })?;
+        set_phase(&rig.node, Phase::RETIRED)?;
+        rig.node.options.flows = 4096;
+        drop(rig.node.restart());
+        rig.node.observe()?;
+        assert_eq!((capacity(&rig)?, node_phase(&rig)?), (4096, Phase::RETIRED));
+        let target = Target::new(&rig.node, FROM_POD, &rig.client.local.port)?;
+        let frame = between(HERE, OTHER).udp(1, 2).build();
+        assert_eq!(rig.node.ns.run(|| target.give(&frame))?.0, Code::Next);
+    }
+    Ok(())
+}
+
+/// The programs that are still attached begin flows again until the next attempt.
+#[test]
+fn a_flow_table_that_cannot_be_replaced_goes_on() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::with("up-failed", |options| options.flows = 1024)?;
+    if rig.node.datapath.inspect()["attachment"] != "tcx" {
+        testkit::skip!("no filter is refused");
+    }
+    CONNECTIONS.iter().for_each(|connection| passes(&rig, (connection.there)(SYN)));
+    // Not the link that its name says.
+    let wrong = rig.node.bpf_root().join(format!("v{ABI_VERSION}/node/links/pod-999999"));
+    MapData::from_pin(rig.node.datapath.maps_directory().join(NODE))?.pin(&wrong)?;
+    rig.node.options.flows = 4096;
+    drop(rig.node.restart());
+    let error = format!("{:#}", rig.node.observe().unwrap_err());
+    assert!(error.contains("on interface 999999"), "{error}");
+    let old = open::<contiv_abi::Node>(&resized(&rig).join("maps"), NODE)?;
+    assert_eq!(old.get(&0, 0)?.phase, Phase::RUNNING);
+    fs::remove_file(&wrong)?;
     rig.node.converge()?;
     assert_eq!((capacity(&rig)?, flows(&rig.node)?.len()), (4096, CONNECTIONS.len()));
     CONNECTIONS.iter().for_each(|connection| passes(&rig, (connection.back)(SYN_ACK)));

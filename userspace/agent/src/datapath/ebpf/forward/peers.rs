@@ -98,7 +98,10 @@ impl Peers {
         // Flows that an interrupted process has imported are found by that of these programs.
         let own = self.node()?.seed;
         let seed = if own == 0 { other.seed } else { own };
-        self.set_node(Node { seed, phase: Phase::RUNNING, ..other })
+        // Those that stand by beside another datapath, or have been stopped, do not forward with another table either. Another phase
+        // may be that of an interrupted import.
+        let phase = if other.phase == Phase::RETIRED { Phase::RETIRED } else { Phase::RUNNING };
+        self.set_node(Node { seed, phase, ..other })
     }
 
     /// The phase of the programs.
