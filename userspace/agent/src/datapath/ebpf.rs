@@ -232,7 +232,7 @@ impl Datapath for Ebpf {
     /// The verifier takes most of the time. Fails without a VLAN uplink, unless the programs forward already: [`observe`](Self::observe)
     /// goes on without one, but the pods of another datapath would lose their VLAN networks.
     async fn prepare(&mut self) -> Result<(), Error> {
-        if self.left_behind().await?.is_none() || self.is_passive() {
+        if self.left_behind().await?.is_none() || self.is_passive().await? {
             self.interfaces.check_uplinks(&Netlink::open()?).await?;
         }
         self.installed = Some(self.open().await?);
@@ -403,7 +403,7 @@ impl Datapath for Ebpf {
 
     async fn cleanup(&mut self) -> Result<(), Error> {
         // By the other datapath, which forwards.
-        let needs_uplinks = self.is_stopped || self.stands_by || self.is_passive();
+        let needs_uplinks = self.is_stopped || self.stands_by || self.is_passive().await.unwrap_or_default();
         self.installed = None;
         if self.lock.is_none() {
             self.lock = self.pins.lock()?;

@@ -40,7 +40,7 @@ pub(super) async fn check(
             let ebpf = Box::new(Ebpf::new(flags.ebpf(None, Options::VXLAN_PORT)));
             let Some(root) = ebpf.left_behind().await? else { return Ok(None) };
             let root = root.display().to_string();
-            let forwards = !ebpf.is_passive();
+            let forwards = !ebpf.is_passive().await?;
             if forwards && !replace {
                 bail!(
                     "eBPF programs of another agent are attached to this node's pods; stop that agent if it runs, then use \
@@ -59,7 +59,7 @@ async fn check_ovs(flags: &DatapathFlags, replace: bool, present: Kind) -> Resul
     let ovs = Box::new(Ovs::new(flags.ovs(None)));
     let ebpf = Ebpf::new(flags.ebpf(None, Options::VXLAN_PORT));
     // Beside programs that forward, bridges do not: they were to take over, or have been stopped.
-    let forwards = ebpf.left_behind().await?.is_none() || ebpf.is_passive();
+    let forwards = ebpf.left_behind().await?.is_none() || ebpf.is_passive().await?;
     let Some(left) = ovs.left_behind().await else {
         if forwards && may_forward(&ovs, present).await? {
             bail!(
@@ -248,7 +248,7 @@ impl Predecessor {
     async fn stop(&mut self) -> Result<(), Error> {
         match &mut self.other {
             Other::Ovs(ovs) => ovs.stop().await,
-            Other::Ebpf(ebpf) => ebpf.stop(),
+            Other::Ebpf(ebpf) => ebpf.stop().await,
         }
     }
 

@@ -132,14 +132,14 @@ async fn go_on(flags: &DatapathFlags, stopped: Kind) -> Result<Kind> {
     let mut ovs = Ovs::new(flags.ovs(None));
     let mut ebpf = Ebpf::new(flags.ebpf(None, Options::VXLAN_PORT));
     let has_successor = match stopped {
-        Kind::Ovs => ebpf.left_behind().await?.is_some() && !ebpf.is_passive(),
+        Kind::Ovs => ebpf.left_behind().await?.is_some() && !ebpf.is_passive().await?,
         Kind::Ebpf => !ovs.is_closed().await?,
         Kind::Fake => false,
     };
     let kind = forwarding(stopped, has_successor);
     match kind {
         Kind::Ovs => ovs.resume().await?,
-        Kind::Ebpf => ebpf.resume()?,
+        Kind::Ebpf => ebpf.resume().await?,
         Kind::Fake => {}
     }
     Ok(kind)

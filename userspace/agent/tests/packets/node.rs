@@ -297,6 +297,26 @@ impl Node {
         self.ns.run(|| Ok(runtime()?.block_on(self.datapath.left_behind())?.is_some()))
     }
 
+    /// Whether another datapath finds out that the attached programs pass every frame on.
+    pub(crate) fn is_passive(&self) -> Result<bool> {
+        self.ns.run(|| Ok(runtime()?.block_on(self.datapath.is_passive())?))
+    }
+
+    pub(crate) fn prepare(&mut self) -> Result<()> {
+        let Node { ns, datapath, .. } = self;
+        ns.run(|| Ok(runtime()?.block_on(datapath.prepare())?))
+    }
+
+    pub(crate) fn stop(&mut self) -> Result<()> {
+        let Node { ns, datapath, .. } = self;
+        ns.run(|| Ok(runtime()?.block_on(datapath.stop())?))
+    }
+
+    pub(crate) fn resume(&mut self) -> Result<()> {
+        let Node { ns, datapath, .. } = self;
+        ns.run(|| Ok(runtime()?.block_on(datapath.resume())?))
+    }
+
     pub(crate) fn cleanup(&mut self) -> Result<()> {
         let Node { ns, datapath, .. } = self;
         ns.run(|| Ok(runtime()?.block_on(datapath.cleanup())?))

@@ -102,12 +102,12 @@ fn stopped_programs_go_on_as_they_were() -> Result<()> {
     needs!(root(), binary("ping"));
     let (mut node, pods) = node_with_pods("resume", |_| {})?;
     node.converge()?;
-    node.datapath.stop()?;
-    assert!(node.datapath.is_passive());
+    node.stop()?;
+    assert!(node.is_passive()?);
     assert_eq!(pods[0].ns.ping(pods[1].ip(), 1, Duration::from_millis(10))?.received, 0);
     node.restart();
-    node.datapath.resume()?;
-    assert!(!node.datapath.is_passive());
+    node.resume()?;
+    assert!(!node.is_passive()?);
     // The pod repeats the ARP request that was lost after a second.
     wait_until(Duration::from_secs(5), "an answer", || {
         let answered = pods[0].ns.ping(pods[1].ip(), 1, Duration::from_millis(10))?.received == 1;

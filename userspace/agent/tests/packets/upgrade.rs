@@ -1,5 +1,6 @@
 //! Upgrades to another ABI version, and back: the flows, sessions and counters of the other version are taken over.
 
+mod handover;
 mod load;
 mod resize;
 mod retention;

@@ -290,22 +290,18 @@ fn a_missing_uplink_is_reported_and_used_when_it_appears() -> Result<()> {
 fn programs_take_over_from_another_datapath_with_an_uplink_only() -> Result<()> {
     needs!(root());
     let mut node = Node::with("upls-prepare", |options| options.uplinks = UPLINKS.map(str::to_owned).into())?;
-    let prepare = |node: &mut Node| {
-        let Node { ns, datapath, .. } = node;
-        ns.run(|| Ok(runtime()?.block_on(datapath.prepare())?))
-    };
-    let error = prepare(&mut node).unwrap_err();
+    let error = node.prepare().unwrap_err();
     assert!(format!("{error:#}").contains("find the VLAN uplink trunk0, trunk1"), "{error:#}");
     let other = Netns::new("upls-other")?;
     other.veth("wire1", &node.ns, "trunk1")?;
-    prepare(&mut node)?;
+    node.prepare()?;
     node.want_network(&network("n1.t", vlan(TAG)));
     node.converge()?;
     // Filters have no pins that tell of them.
     if node.datapath.inspect()["attachment"] == "tcx" {
         node.ns.ip("link del trunk1")?;
         node.restart();
-        prepare(&mut node)?;
+        node.prepare()?;
     }
     Ok(())
 }
@@ -314,19 +310,14 @@ fn programs_take_over_from_another_datapath_with_an_uplink_only() -> Result<()> 
 fn preparation_fails_without_any_uplink_and_loads_nothing() -> Result<()> {
     needs!(root());
     let mut node = Node::fresh("upls-none", |options| options.uplinks = UPLINKS.map(str::to_owned).into())?;
-    let error = prepare(&mut node).unwrap_err();
+    let error = node.prepare().unwrap_err();
     let text = format!("{error:#}");
     ensure!(text.contains("VLAN uplink trunk0, trunk1; check --vlan-uplinks"), "{text}");
     ensure!(!node.datapath.maps_directory().exists(), "maps are created");
     node.ns.ip("link add trunk1 type veth peer name wire1")?;
-    prepare(&mut node)?;
+    node.prepare()?;
     ensure!(node.datapath.maps_directory().exists(), "no maps are created");
     Ok(())
-}
-
-fn prepare(node: &mut Node) -> Result<()> {
-    let Node { ns, datapath, .. } = node;
-    ns.run(|| Ok(runtime()?.block_on(datapath.prepare())?))
 }
 
 /// The other datapath has made the uplinks promiscuous, and goes on.

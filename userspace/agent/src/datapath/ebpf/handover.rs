@@ -4,7 +4,13 @@ use std::path::Path;
 
 use contiv_abi::Phase;
 
-use super::{Ebpf, device::Netlink, failure::failed, maps::export::PhaseSwitch, takeover};
+use super::{
+    Ebpf,
+    device::Netlink,
+    failure::failed,
+    maps::{export::PhaseSwitch, pins::Pins},
+    takeover,
+};
 use crate::datapath::{Desired, Error, TrackedConnection, host_end};
 
 impl Ebpf {
@@ -19,25 +25,37 @@ impl Ebpf {
                 return Ok(Some(&self.options.bpf_root));
             }
         }
-        let has_filters = self.interfaces.hooks().has_filters(&Netlink::open()?).await?;
+        let has_filters = self.interfaces.hooks().has_filters(None, &Netlink::open()?).await?;
         Ok(has_filters.then_some(&self.options.bpf_root))
     }
 
-    /// Whether programs are attached that pass every frame on: they were to take over from another datapath, or that has taken over.
-    pub fn is_passive(&self) -> bool {
-        let phase = PhaseSwitch::open(&self.pins).and_then(|phase| phase.get().ok());
-        phase == Some(Phase::RETIRED) && self.pins.other_abi_versions().is_empty()
-    }
-
-    /// Has the programs pass every frame on, for another datapath that takes over.
+    /// Whether programs are attached, and those of all ABI versions pass every frame on: they were to take over from another datapath, or
+    /// that has taken over.
     ///
     /// # Errors
     ///
-    /// The programs are of another build.
-    pub fn stop(&mut self) -> Result<(), Error> {
-        let phase = PhaseSwitch::open(&self.pins);
-        let phase = phase.ok_or_else(|| failed("stop the programs", "there are none of this version"))?;
-        phase.set(Phase::RETIRED)?;
+    /// The pins or the filters cannot be read.
+    pub async fn is_passive(&self) -> Result<bool, Error> {
+        let attached = self.attached().await?;
+        Ok(!attached.is_empty() && attached.iter().all(is_retired))
+    }
+
+    /// Has the programs of all ABI versions pass every frame on, for another datapath that takes over.
+    ///
+    /// # Errors
+    ///
+    /// No programs are attached, or they are of a version without phases.
+    pub async fn stop(&mut self) -> Result<(), Error> {
+        let attached = self.attached().await?;
+        if attached.is_empty() {
+            return Err(failed("stop the programs", "none are attached"));
+        }
+        for pins in attached {
+            if !set_phase(&pins, Phase::RETIRED)? {
+                let operation = format!("stop the programs of ABI version {}", pins.version());
+                return Err(failed(operation, "they have no phase"));
+            }
+        }
         self.is_stopped = true;
         Ok(())
     }
@@ -47,13 +65,34 @@ impl Ebpf {
     ///
     /// # Errors
     ///
-    /// The programs are of another build.
-    pub fn resume(&mut self) -> Result<(), Error> {
-        let phase = PhaseSwitch::open(&self.pins);
-        let phase = phase.ok_or_else(|| failed("resume the programs", "there are none of this version"))?;
-        phase.set(Phase::RUNNING)?;
+    /// No programs are attached.
+    pub async fn resume(&mut self) -> Result<(), Error> {
+        let (retired, others): (Vec<Pins>, Vec<Pins>) =
+            self.attached().await?.into_iter().partition(is_retired);
+        let is_own = |pins: &&Pins| pins.version() == self.pins.version();
+        let own: Vec<Pins> = retired.iter().filter(is_own).cloned().collect();
+        // Programs that are retired beside others have been replaced. If all are, the maps of this version are at least as new.
+        let resumed = [others, own, retired].into_iter().find(|versions| !versions.is_empty());
+        let resumed = resumed.ok_or_else(|| failed("resume the programs", "none are attached"))?;
+        for pins in resumed {
+            // A version without phases forwards as long as it is attached.
+            set_phase(&pins, Phase::RUNNING)?;
+        }
         self.is_stopped = false;
         Ok(())
+    }
+
+    /// Pins of the ABI versions whose programs are attached. Others may have been loaded, or have left directories only.
+    async fn attached(&self) -> Result<Vec<Pins>, Error> {
+        let netlink = Netlink::open()?;
+        let mut attached = vec![];
+        for pins in self.pins.other_abi_versions().into_iter().chain([self.pins.clone()]) {
+            let hooks = self.interfaces.hooks();
+            if !pins.link_names()?.is_empty() || hooks.has_filters(Some(pins.version()), &netlink).await? {
+                attached.push(pins);
+            }
+        }
+        Ok(attached)
     }
 
     /// The host ends of endpoints that the programs of any ABI version are attached to.
@@ -83,4 +122,20 @@ impl Ebpf {
     pub fn connections(&self, desired: &Desired) -> Result<Vec<TrackedConnection>, Error> {
         takeover::tracked::connections(&self.pins, desired)
     }
+}
+
+/// Whether attached programs pass every frame on. While their flow table is being replaced, they have the old one.
+fn is_retired(pins: &Pins) -> bool {
+    let switch = PhaseSwitch::open(&pins.resized()).or_else(|| PhaseSwitch::open(pins));
+    switch.and_then(|switch| switch.get().ok()) == Some(Phase::RETIRED)
+}
+
+/// Sets the phase of attached programs, also of those of another flow table. False if they read none.
+fn set_phase(pins: &Pins, phase: u32) -> Result<bool, Error> {
+    let mut is_set = false;
+    for switch in [pins.resized(), pins.clone()].iter().filter_map(PhaseSwitch::open) {
+        switch.set(phase)?;
+        is_set = true;
+    }
+    Ok(is_set)
 }

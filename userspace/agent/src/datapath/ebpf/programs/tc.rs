@@ -259,14 +259,15 @@ impl TcHooks {
         Ok(pods)
     }
 
-    /// Whether a filter of any ABI version is attached to an interface. TCX links have pins.
-    pub(crate) async fn has_filters(&self, netlink: &Netlink) -> Result<bool, Error> {
+    /// Whether a filter of this ABI version, or of any without one, is attached to an interface. TCX links have pins.
+    pub(crate) async fn has_filters(&self, version: Option<u32>, netlink: &Netlink) -> Result<bool, Error> {
         if self.mode != AttachMode::Clsact {
             return Ok(false);
         }
         for interface in netlink.names().await? {
             let Some(ifindex) = device::ifindex(&interface) else { continue };
-            if !clsact::list(netlink, ifindex).await?.is_empty() {
+            let filters = clsact::list(netlink, ifindex).await?;
+            if filters.iter().any(|filter| version.is_none_or(|version| filter.is_of(version))) {
                 return Ok(true);
             }
         }
