@@ -29,7 +29,7 @@ use crate::{
     bgp,
     config::Flags,
     continuity::{Guard, MemoryFile},
-    datapath::{Datapath, Kind, ebpf::Ebpf, fake::Fake, ovs::Ovs},
+    datapath::{Datapath, Kind, fake::Fake, ovs::Ovs},
     error::one_line,
     master::{Access, Master},
     plan,
@@ -150,7 +150,10 @@ async fn run_once(
     let past = (predecessor, choice, mode);
     match flags.datapath.datapath {
         Kind::Ovs => run_with(Ovs::new(flags.ovs(vtep)), past, flags, speaker, stop).await,
-        Kind::Ebpf => run_with(Ebpf::new(flags.ebpf(vtep)), past, flags, speaker, stop).await,
+        Kind::Ebpf => {
+            let ebpf = conflict::ebpf(&flags, vtep, past.0.as_ref()).await;
+            run_with(ebpf, past, flags, speaker, stop).await
+        }
         Kind::Fake => run_with(Fake::new(), past, flags, speaker, stop).await,
     }
 }

@@ -105,6 +105,8 @@ pub struct Ebpf {
     takeovers: Takeovers,
     /// Another datapath forwards: the programs pass every frame on.
     stands_by: bool,
+    /// The UDP port of the tunnels is free when the other datapath is gone.
+    yields_tunnel_port: bool,
     /// Another datapath has taken over: it needs the uplinks as they are.
     is_stopped: bool,
     /// What belongs to no object stays.
@@ -142,6 +144,7 @@ impl Ebpf {
             uplinks: Uplinks::default(),
             takeovers: Takeovers::default(),
             stands_by: false,
+            yields_tunnel_port: false,
             is_stopped: false,
             retains_orphans: false,
             has_retained: false,
@@ -299,7 +302,8 @@ impl Datapath for Ebpf {
         let reading = self.uplinks.watch(&self.pins, configured, &mut self.announcer, &self.writes)?;
         let queue = device::ifindex(queues::EXIT);
         let programs = &mut installed.kernel_mut().programs;
-        self.interfaces.ensure(&netlink, programs, queue, self.stands_by).await?;
+        let yields_port = self.stands_by && self.yields_tunnel_port;
+        self.interfaces.ensure(&netlink, programs, queue, yields_port).await?;
         reading.finish(&self.interfaces.devices().uplinks)?;
         installed.kernel_mut().ensure_settings(Settings {
             timeouts: self.options.timeouts,

@@ -127,6 +127,13 @@ impl Ovs {
         Some(names.filter(|name| database.bridge(name).is_some()).collect())
     }
 
+    /// Whether the removal of the bridges frees this UDP port: they have VXLAN tunnels on it, and other bridges of the switch have none.
+    /// False if no switch responds.
+    pub async fn frees_tunnel_port(&self, port: u16) -> bool {
+        let client = ovsdb::Client::connect(&self.options.socket).await;
+        client.is_ok_and(|client| ports::frees_tunnel_port(&client.database(), port))
+    }
+
     /// Whether ovs-vswitchd has a bridge that an earlier agent created. It keeps its bridges while the database is away.
     pub async fn has_bridges(&self) -> bool {
         Session::has_bridges(&self.options.socket).await

@@ -1,7 +1,7 @@
 //! Forwarding state of an agent with the other datapath: it would process this agent's packets. The agent refuses to start, or
 //! replaces that datapath.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use contiv_model::name::HostName;
@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::interruption::StoppedFile;
 use crate::{
     attach::link::Links,
-    config::DatapathFlags,
+    config::{DatapathFlags, Flags},
     datapath::{
         Datapath, Desired, Error, Kind, Object, TrackedConnection,
         ebpf::{Ebpf, Options},
@@ -93,6 +93,17 @@ pub(super) struct Predecessor {
     other: Other,
     /// False if it has been stopped before, or was to replace this one.
     forwards: bool,
+}
+
+/// The eBPF datapath of an agent that replaces `predecessor`, if there is one.
+pub(super) async fn ebpf(flags: &Flags, vtep: IpAddr, predecessor: Option<&Predecessor>) -> Ebpf {
+    let mut ebpf = Ebpf::new(flags.ebpf(vtep));
+    if let Some(Predecessor { other: Other::Ovs(ovs), .. }) = predecessor
+        && ovs.frees_tunnel_port(flags.vxlan_port).await
+    {
+        ebpf.yield_tunnel_port();
+    }
+    ebpf
 }
 
 enum Other {

@@ -42,6 +42,7 @@ mod scale;
 mod services;
 mod stage_log;
 mod stages;
+mod stand_by;
 mod trace;
 #[path = "../node/traced.rs"]
 mod traced;

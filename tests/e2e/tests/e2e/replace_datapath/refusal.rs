@@ -108,6 +108,34 @@ fn programs_without_an_uplink_do_not_replace_the_switch() {
     site.shut_down().unwrap();
 }
 
+/// The removal of the switch's bridges would not free the port.
+#[test]
+fn programs_without_the_port_of_the_tunnels_do_not_replace_the_switch() {
+    needs!(root(), binary("ovs-vswitchd"), binary("ip"), binary("ethtool"));
+    if testkit::ovs::on_kernel() {
+        testkit::skip!("the switch has the port");
+    }
+    let _machine = testkit::shared();
+    let mut site = Site::build(Encap::Vxlan).unwrap();
+    site.wait_pings();
+    let device = "link add foreign0 type vxlan external dstport 4789 nolearning udp6zerocsumrx";
+    site.cluster.nodes[0].netns().ip(device).unwrap();
+    let pingers = site.start_pingers();
+    site.set_datapath("node1", "ebpf").unwrap();
+    site.wait_refused("ebpf", "create the VXLAN device contivvx0 on UDP port 4789");
+    site.wait_datapath("ovs");
+    site.wait_pings();
+    assert_none_lost(pingers);
+    assert_eq!(chosen(&site.cluster.nodes[0]), None);
+
+    // A restarted agent tries again.
+    site.cluster.nodes[0].netns().ip("link del foreign0").unwrap();
+    site.cluster.nodes[0].restart_agent().unwrap();
+    site.wait_datapath("ebpf");
+    site.wait_pings();
+    site.shut_down().unwrap();
+}
+
 /// The switch forwards while its database is away.
 #[test]
 fn a_switch_that_does_not_respond_is_not_taken_for_none() {

@@ -79,7 +79,10 @@ impl Netlink {
         writes.count();
         self.handle.link().add(message).execute().await.map_err(|error| {
             let advice = match errno(&error) {
-                Some(libc::EEXIST) => {
+                Some(libc::EEXIST | libc::EADDRINUSE) if has_tunnels_of_ovs(port) => {
+                    "; check for VXLAN tunnels on this port with `ovs-vsctl show`"
+                }
+                Some(libc::EEXIST | libc::EADDRINUSE) => {
                     "; check for another VXLAN device on this port with `ip -d link show type vxlan`"
                 }
                 Some(libc::EOPNOTSUPP) => "; load the kernel module with `modprobe vxlan`",
@@ -235,6 +238,16 @@ fn is_our_vxlan(link: &LinkMessage, port: u16) -> bool {
     options.is_some_and(|options| {
         options.contains(&InfoVxlan::CollectMetadata(true)) && options.contains(&InfoVxlan::Port(port))
     })
+}
+
+/// Whether the VXLAN device could not be created because the kernel datapath of Open vSwitch has the UDP port. It has a device of its
+/// own for all tunnels on a port (dpif_netlink_rtnl in lib/dpif-netlink-rtnl.c).
+pub(crate) fn is_port_of_ovs(error: &Error, port: u16) -> bool {
+    matches!(errno(error), Some(libc::EEXIST | libc::EADDRINUSE)) && has_tunnels_of_ovs(port)
+}
+
+fn has_tunnels_of_ovs(port: u16) -> bool {
+    ifindex(&format!("vxlan_sys_{port}")).is_some()
 }
 
 /// Index of an interface in the network namespace of the calling thread.

@@ -29,6 +29,11 @@ impl Ebpf {
         Ok(has_filters.then_some(&self.options.bpf_root))
     }
 
+    /// Stands by also without the VXLAN device, while Open vSwitch has its UDP port for tunnels that go with the other datapath.
+    pub fn yield_tunnel_port(&mut self) {
+        self.yields_tunnel_port = true;
+    }
+
     /// Whether programs are attached, and those of all ABI versions pass every frame on: they were to take over from another datapath, or
     /// that has taken over.
     ///

@@ -128,23 +128,16 @@ impl Interfaces {
     /// and queues; `queue` is the index of the interface that the program of the queues belongs to. The interfaces to the
     /// node's kernel are repaired only: objects that need one create it ([`ensure_kernel_port`](Self::ensure_kernel_port)).
     ///
-    /// `beside` another datapath, the VXLAN device may be missing: the kernel datapath of Open vSwitch has the port.
+    /// If it `yields_port`, the VXLAN device may be missing while the kernel datapath of Open vSwitch has its UDP port.
     pub(crate) async fn ensure(
         &mut self,
         netlink: &Netlink,
         programs: &mut Programs,
         queue: Option<u32>,
-        beside: bool,
+        yields_port: bool,
     ) -> Result<(), Error> {
-        let Configuration { vxlan_device, vxlan_port, .. } = &self.configuration;
-        let overlay = match self.ensure_overlay(netlink, programs).await {
-            Err(error) if beside => {
-                tracing::debug!("no {vxlan_device} beside the other datapath: {}", one_line(&error));
-                0
-            }
-            overlay => overlay?,
-        };
-        let overlay_port = *vxlan_port;
+        let overlay = self.ensure_overlay(netlink, programs, yields_port).await?;
+        let overlay_port = self.configuration.vxlan_port;
         let uplinks = self.ensure_uplinks(netlink, programs).await?;
         let mut devices = Devices { overlay, overlay_port, uplinks, ..Devices::default() };
         for port in KernelPort::ALL {
@@ -177,10 +170,22 @@ impl Interfaces {
         Ok(())
     }
 
-    /// Creates the VXLAN device, with its program, unless it exists. Returns its index.
-    async fn ensure_overlay(&self, netlink: &Netlink, programs: &mut Programs) -> Result<u32, Error> {
+    /// Creates the VXLAN device, with its program, unless it exists. Returns its index; zero if it yields the UDP port, and Open vSwitch
+    /// has that.
+    async fn ensure_overlay(
+        &self,
+        netlink: &Netlink,
+        programs: &mut Programs,
+        yields_port: bool,
+    ) -> Result<u32, Error> {
         let Configuration { vxlan_device, vxlan_port, vtep, .. } = &self.configuration;
-        let overlay = netlink.ensure_vxlan(vxlan_device, *vxlan_port, &self.writes).await?;
+        let overlay = match netlink.ensure_vxlan(vxlan_device, *vxlan_port, &self.writes).await {
+            Err(error) if yields_port && device::is_port_of_ovs(&error, *vxlan_port) => {
+                tracing::debug!("no {vxlan_device} beside the other datapath: {}", one_line(&error));
+                return Ok(0);
+            }
+            overlay => overlay?,
+        };
         if let Some(underlay) = vtep.and_then(device::with_address)
             && device::is_veth(&underlay)
         {

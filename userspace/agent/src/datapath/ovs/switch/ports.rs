@@ -1,6 +1,7 @@
 //! Port and Interface rows of endpoints and tunnels.
 
 mod closing;
+mod udp_port;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +11,7 @@ use std::{
 use contiv_model::mac::Mac;
 use serde_json::json;
 
-pub(crate) use self::closing::closing;
+pub(crate) use self::{closing::closing, udp_port::frees_tunnel_port};
 
 use super::{
     limit::{self, Bandwidth},
