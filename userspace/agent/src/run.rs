@@ -359,6 +359,7 @@ async fn run_with<D: Datapath + 'static>(
         tasks.spawn("bpf log", packet_log::write(monitor, bpf_status, stop.clone()));
     }
     tasks.spawn("first resync", readiness::first_resync(status.clone(), stop.clone()));
+    tasks.spawn("stopped datapath", interruption::settle(stopped, status, stop.clone()));
     let (infra, stopping) = (pods.clone(), stop.clone());
     tasks.spawn("infra", async move { infra.maintain_infra(stopping).await });
     let (finishing, stopping) = (pods.clone(), stop.clone());

@@ -168,8 +168,8 @@ impl Predecessor {
 
     /// Replaces it by the datapath of the reconciler. The interfaces of pods stay.
     ///
-    /// If the successor `is_built`, this one stops, and the successor takes over. `stopped` has this one from then on until it is
-    /// removed. Else this one is removed, and the first full resync builds the successor.
+    /// If the successor `is_built`, this one stops, and the successor takes over. Else this one is removed, and the first full resync
+    /// builds the successor. `stopped` has this one from then on until that resync: before it, the successor may let nothing pass.
     pub(super) async fn replace<D: Datapath>(
         mut self,
         desired: &Desired,
@@ -177,9 +177,7 @@ impl Predecessor {
         stopped: &StoppedFile,
     ) -> Result<()> {
         if !self.forwards {
-            self.remove().await?;
-            stopped.remove();
-            return Ok(());
+            return self.remove().await;
         }
         self.close_orphans(desired).await?;
         let connections = self.connections(desired).await.unwrap_or_else(|error| {
@@ -188,6 +186,7 @@ impl Predecessor {
         });
         if !is_built {
             tracing::warn!("objects failed beside the {} datapath, which is removed first", self.kind());
+            stopped.write(self.kind());
             successor.hold();
             self.remove().await?;
             successor.inherit(connections);
@@ -215,7 +214,6 @@ impl Predecessor {
         }
         successor.hold();
         self.remove().await?;
-        stopped.remove();
         reach("the other datapath is removed");
         Ok(())
     }

@@ -3,8 +3,9 @@
 //! The stopped datapath has all of its state. It goes on at the next start of the agent, before the store is asked, which may be
 //! away. The change is repeated when the agent has the store.
 //!
-//! If the other one has taken over, it goes on, and gets what it could not have beside the stopped one. OVS is removed then, because
-//! it keeps packets of tunnels from the other one; eBPF, which only passes packets on, when the agent has the store.
+//! If the other one has taken over, or the stopped one is gone, the other one goes on, and gets what it could not have beside the stopped
+//! one. OVS is removed then, because it keeps packets of tunnels from the other one; eBPF, which only passes packets on, when the agent
+//! has the store. Until its first full resync with the store, the other one may wait for connections or objects, and let nothing pass.
 
 mod completion;
 
@@ -16,7 +17,8 @@ use std::{
 use anyhow::{Context as _, Result};
 use contiv_model::name::HostName;
 use contiv_store::Store;
-use tokio::net::UnixStream;
+use tokio::{net::UnixStream, sync::watch};
+use tokio_util::sync::CancellationToken;
 
 use super::choice::kind;
 use crate::{
@@ -27,11 +29,12 @@ use crate::{
         ovs::Ovs,
     },
     error::one_line,
+    reconcile::Status,
     state::Reader,
 };
 use completion::RecordsFile;
 
-/// The datapath that is being stopped and removed, in a file. Like the forwarding state, it outlives the agent and not a reboot.
+/// The datapath that is being stopped and removed, in a file, until the other one forwards. Like the forwarding state, it outlives the agent and not a reboot.
 #[derive(Clone, Debug)]
 pub(super) struct StoppedFile(PathBuf);
 
@@ -52,14 +55,14 @@ impl StoppedFile {
         }
     }
 
-    /// Remembers the datapath that is about to be stopped. Without the file, only the next start with a store ends an interruption.
+    /// Remembers the datapath that is about to be stopped or removed. Without the file, only the next start with a store ends an interruption.
     pub(super) fn write(&self, kind: Kind) {
         if let Err(error) = fs::write(&self.0, format!("{kind}\n")) {
             tracing::warn!("write {}: {error}", self.0.display());
         }
     }
 
-    /// Forgets the datapath, which has been removed or forwards.
+    /// Forgets the datapath: it forwards, or the other one does.
     pub(super) fn remove(&self) {
         remove(&self.0);
         self.remove_records();
@@ -108,7 +111,9 @@ pub(super) async fn resume(flags: &Flags) {
                     completion::complete(flags, records).await.context("complete the ovs datapath")?;
                 }
             }
-            // The tunnels of `netdev` take the packets to the UDP port before the kernel sees them.
+            // The tunnels of `netdev` take the packets to the UDP port before the kernel sees them. Without a VXLAN device, which eBPF
+            // cannot have beside the kernel's switch, only pods of this node reach each other: the networks in the maps have no tunnels
+            // until the first full resync.
             (Kind::Ovs, Kind::Ebpf) => {
                 let mut ovs = Ovs::new(flags.datapath.ovs(None));
                 ovs.cleanup().await.context("remove the ovs datapath")?;
@@ -127,16 +132,68 @@ pub(super) async fn resume(flags: &Flags) {
     }
 }
 
+/// Forgets what was stopped when the datapath forwards as the store says, then waits for `stop`.
+pub(super) async fn settle(
+    file: StoppedFile,
+    mut status: watch::Receiver<Status>,
+    stop: CancellationToken,
+) -> Result<()> {
+    let settled = async {
+        // The collection of garbage ends a takeover.
+        let is_settled = |status: &Status| status.in_sync && status.garbage.is_none();
+        if status.wait_for(is_settled).await.is_ok() {
+            file.remove();
+        }
+    };
+    tokio::select! {
+        () = stop.cancelled() => return Ok(()),
+        () = settled => {}
+    }
+    stop.cancelled().await;
+    Ok(())
+}
+
+/// What is left of a datapath.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    Nothing,
+    /// No frame passes it.
+    Passive,
+    /// It forwards, or is about to.
+    Active,
+    /// The switch does not respond.
+    Unknown,
+}
+
+impl Left {
+    async fn of_ebpf(ebpf: &Ebpf) -> Result<Left> {
+        Ok(match ebpf.left_behind().await? {
+            None => Left::Nothing,
+            Some(_) if ebpf.is_passive().await? => Left::Passive,
+            Some(_) => Left::Active,
+        })
+    }
+
+    async fn of_ovs(ovs: &Ovs) -> Left {
+        if ovs.left_behind().await.is_some_and(|bridges| bridges.is_empty()) {
+            return Left::Nothing;
+        }
+        match ovs.is_closed().await {
+            Ok(true) => Left::Passive,
+            Ok(false) => Left::Active,
+            Err(error) => {
+                tracing::debug!("{}", one_line(&error));
+                Left::Unknown
+            }
+        }
+    }
+}
+
 /// Returns the datapath that forwards.
 async fn go_on(flags: &DatapathFlags, stopped: Kind) -> Result<Kind> {
     let mut ovs = Ovs::new(flags.ovs(None));
     let mut ebpf = Ebpf::new(flags.ebpf(None, Options::VXLAN_PORT));
-    let has_successor = match stopped {
-        Kind::Ovs => ebpf.left_behind().await?.is_some() && !ebpf.is_passive().await?,
-        Kind::Ebpf => !ovs.is_closed().await?,
-        Kind::Fake => false,
-    };
-    let kind = forwarding(stopped, has_successor);
+    let kind = forwarding(stopped, Left::of_ebpf(&ebpf).await?, Left::of_ovs(&ovs).await);
     match kind {
         Kind::Ovs => ovs.resume().await?,
         Kind::Ebpf => ebpf.resume().await?,
@@ -145,12 +202,15 @@ async fn go_on(flags: &DatapathFlags, stopped: Kind) -> Result<Kind> {
     Ok(kind)
 }
 
-/// The datapath that forwards after an interruption: never both.
-fn forwarding(stopped: Kind, has_successor: bool) -> Kind {
-    match (stopped, has_successor) {
-        (Kind::Ovs, true) => Kind::Ebpf,
-        (Kind::Ebpf, true) => Kind::Ovs,
-        (stopped, _) => stopped,
+/// The datapath that forwards after an interruption, never both: the stopped one, unless the other one has taken over or is the only
+/// one.
+fn forwarding(stopped: Kind, programs: Left, bridges: Left) -> Kind {
+    match (stopped, programs, bridges) {
+        (Kind::Ovs, Left::Active, _) | (Kind::Ovs, Left::Passive, Left::Nothing) => Kind::Ebpf,
+        (Kind::Ebpf, _, Left::Active) | (Kind::Ebpf, Left::Nothing, Left::Passive) => Kind::Ovs,
+        // It cannot be known whether it has taken over.
+        (Kind::Ebpf, _, Left::Unknown) => Kind::Ovs,
+        _ => stopped,
     }
 }
 
@@ -160,9 +220,54 @@ mod tests {
 
     #[test]
     fn stopped_datapath_goes_on_unless_the_other_one_has_taken_over() {
-        for (stopped, other) in [(Kind::Ovs, Kind::Ebpf), (Kind::Ebpf, Kind::Ovs)] {
-            assert_eq!((forwarding(stopped, false), forwarding(stopped, true)), (stopped, other));
+        use Left::{Active, Nothing, Passive};
+        for (programs, bridges, stopped, expected) in [
+            (Passive, Passive, Kind::Ovs, Kind::Ovs),
+            (Nothing, Passive, Kind::Ovs, Kind::Ovs),
+            (Active, Passive, Kind::Ovs, Kind::Ebpf),
+            (Passive, Passive, Kind::Ebpf, Kind::Ebpf),
+            (Passive, Nothing, Kind::Ebpf, Kind::Ebpf),
+            (Active, Passive, Kind::Ebpf, Kind::Ebpf),
+            (Passive, Active, Kind::Ebpf, Kind::Ovs),
+        ] {
+            assert_eq!(
+                forwarding(stopped, programs, bridges),
+                expected,
+                "{programs:?} {bridges:?} {stopped}"
+            );
         }
+    }
+
+    /// It was removed before the other one had everything.
+    #[test]
+    fn the_other_datapath_goes_on_alone() {
+        for left in [Left::Passive, Left::Active] {
+            assert_eq!(forwarding(Kind::Ovs, left, Left::Nothing), Kind::Ebpf);
+            assert_eq!(forwarding(Kind::Ebpf, Left::Nothing, left), Kind::Ovs);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_stopped_is_remembered_until_the_other_datapath_forwards() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = StoppedFile::beside(&folder.path().join("cni.sock"));
+        file.write(Kind::Ovs);
+        let (status, statuses) = watch::channel(Status::default());
+        let stop = CancellationToken::new();
+        let settling = tokio::spawn(settle(file.clone(), statuses, stop.clone()));
+        // The takeover has not ended.
+        status.send_replace(Status { in_sync: true, garbage: Some("flows".to_owned()), ..Status::default() });
+        tokio::task::yield_now().await;
+        assert_eq!(file.read().unwrap(), Some(Kind::Ovs));
+        status.send_replace(Status { in_sync: true, ..Status::default() });
+        let removed = async {
+            while file.read().unwrap().is_some() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(std::time::Duration::from_secs(60), removed).await.expect("the file is removed");
+        stop.cancel();
+        settling.await.unwrap().unwrap();
     }
 
     #[test]
