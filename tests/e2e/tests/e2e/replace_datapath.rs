@@ -3,6 +3,7 @@
 
 mod deleted;
 mod refusal;
+mod silent_switch;
 
 use std::{
     net::{IpAddr, SocketAddr},

@@ -5,7 +5,8 @@
 //!
 //! If the other one has taken over, or the stopped one is gone, the other one goes on, and gets what it could not have beside the stopped
 //! one. OVS is removed then, because it keeps packets of tunnels from the other one; eBPF, which only passes packets on, when the agent
-//! has the store. Until its first full resync with the store, the other one may wait for connections or objects, and let nothing pass.
+//! has the store. Programs that have been stopped go on while the switch, which may have taken over, does not respond, if they have their
+//! devices: OVS deletes those when it forwards. The next start then decides again. Until its first full resync with the store, the other one may wait for connections or objects, and let nothing pass.
 
 mod completion;
 
@@ -104,7 +105,7 @@ pub(super) async fn resume(flags: &Flags) {
         if UnixStream::connect(&flags.cni_socket).await.is_ok() {
             return Ok(None);
         }
-        let kind = go_on(&flags.datapath, stopped).await?;
+        let (kind, is_settled) = go_on(&flags.datapath, stopped).await?;
         match (stopped, kind) {
             (Kind::Ebpf, Kind::Ovs) => {
                 if let Some(records) = file.records().read()? {
@@ -120,13 +121,19 @@ pub(super) async fn resume(flags: &Flags) {
             }
             _ => {}
         }
-        anyhow::Ok(Some(kind))
+        anyhow::Ok(Some((kind, is_settled)))
     };
     match resumed.await {
         Ok(None) => {}
-        Ok(Some(kind)) => {
+        Ok(Some((kind, true))) => {
             tracing::warn!("a change of the datapath was interrupted; the {kind} datapath forwards");
             file.remove();
+        }
+        Ok(Some((kind, false))) => {
+            tracing::warn!(
+                "a change of the datapath was interrupted, and Open vSwitch does not respond; the {kind} datapath \
+                 forwards until the agent is started with it"
+            );
         }
         Err(error) => tracing::warn!("resume an interrupted change of the datapath: {}", one_line(&*error)),
     }
@@ -189,27 +196,44 @@ impl Left {
     }
 }
 
-/// Returns the datapath that forwards.
-async fn go_on(flags: &DatapathFlags, stopped: Kind) -> Result<Kind> {
+/// Returns the datapath that forwards, and whether that is settled: else the next start decides.
+async fn go_on(flags: &DatapathFlags, stopped: Kind) -> Result<(Kind, bool)> {
     let mut ovs = Ovs::new(flags.ovs(None));
     let mut ebpf = Ebpf::new(flags.ebpf(None, Options::VXLAN_PORT));
-    let kind = forwarding(stopped, Left::of_ebpf(&ebpf).await?, Left::of_ovs(&ovs).await);
+    let (programs, bridges) = (Left::of_ebpf(&ebpf).await?, Left::of_ovs(&ovs).await);
+    let kind = forwarding(stopped, (programs, ebpf.has_vxlan_device()), bridges);
     match kind {
-        Kind::Ovs => ovs.resume().await?,
-        Kind::Ebpf => ebpf.resume().await?,
+        Kind::Ovs => {
+            if stopped == Kind::Ebpf
+                && programs == Left::Active
+                && let Err(error) = ebpf.stop().await
+            {
+                tracing::warn!("packets may arrive twice: {}", one_line(&error));
+            }
+            ovs.resume().await?;
+        }
+        Kind::Ebpf => {
+            if stopped == Kind::Ebpf && bridges == Left::Active {
+                ovs.stop().await?;
+            }
+            ebpf.resume().await?;
+        }
         Kind::Fake => {}
     }
-    Ok(kind)
+    let is_settled = (stopped, kind, bridges) != (Kind::Ebpf, Kind::Ebpf, Left::Unknown);
+    Ok((kind, is_settled))
 }
 
 /// The datapath that forwards after an interruption, never both: the stopped one, unless the other one has taken over or is the only
-/// one.
-fn forwarding(stopped: Kind, programs: Left, bridges: Left) -> Kind {
+/// one. OVS, when it has taken over, deletes the VXLAN device: programs that have theirs are complete.
+fn forwarding(stopped: Kind, (programs, has_device): (Left, bool), bridges: Left) -> Kind {
     match (stopped, programs, bridges) {
         (Kind::Ovs, Left::Active, _) | (Kind::Ovs, Left::Passive, Left::Nothing) => Kind::Ebpf,
-        (Kind::Ebpf, _, Left::Active) | (Kind::Ebpf, Left::Nothing, Left::Passive) => Kind::Ovs,
-        // It cannot be known whether it has taken over.
-        (Kind::Ebpf, _, Left::Unknown) => Kind::Ovs,
+        (Kind::Ebpf, Left::Nothing, Left::Passive | Left::Active | Left::Unknown) => Kind::Ovs,
+        // They went on while the switch did not respond, or have not been stopped.
+        (Kind::Ebpf, Left::Active, Left::Active) if has_device => Kind::Ebpf,
+        (Kind::Ebpf, _, Left::Active) => Kind::Ovs,
+        (Kind::Ebpf, _, Left::Unknown) if !has_device => Kind::Ovs,
         _ => stopped,
     }
 }
@@ -231,7 +255,7 @@ mod tests {
             (Passive, Active, Kind::Ebpf, Kind::Ovs),
         ] {
             assert_eq!(
-                forwarding(stopped, programs, bridges),
+                forwarding(stopped, (programs, true), bridges),
                 expected,
                 "{programs:?} {bridges:?} {stopped}"
             );
@@ -242,9 +266,23 @@ mod tests {
     #[test]
     fn the_other_datapath_goes_on_alone() {
         for left in [Left::Passive, Left::Active] {
-            assert_eq!(forwarding(Kind::Ovs, left, Left::Nothing), Kind::Ebpf);
-            assert_eq!(forwarding(Kind::Ebpf, Left::Nothing, left), Kind::Ovs);
+            assert_eq!(forwarding(Kind::Ovs, (left, false), Left::Nothing), Kind::Ebpf);
+            assert_eq!(forwarding(Kind::Ebpf, (Left::Nothing, true), left), Kind::Ovs);
         }
+    }
+
+    #[test]
+    fn stopped_programs_with_devices_go_on_while_the_switch_does_not_respond() {
+        let of = |programs, has_device, bridges| forwarding(Kind::Ebpf, (programs, has_device), bridges);
+        for programs in [Left::Passive, Left::Active] {
+            assert_eq!(of(programs, true, Left::Unknown), Kind::Ebpf);
+            assert_eq!(of(programs, false, Left::Unknown), Kind::Ovs);
+            assert_eq!(of(programs, false, Left::Active), Kind::Ovs);
+        }
+        // When it responds again.
+        assert_eq!(of(Left::Active, true, Left::Active), Kind::Ebpf);
+        assert_eq!(of(Left::Active, true, Left::Passive), Kind::Ebpf);
+        assert_eq!(of(Left::Passive, true, Left::Active), Kind::Ovs);
     }
 
     #[tokio::test]

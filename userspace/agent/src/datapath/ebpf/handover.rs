@@ -6,7 +6,7 @@ use contiv_abi::Phase;
 
 use super::{
     Ebpf,
-    device::Netlink,
+    device::{self, Netlink},
     failure::failed,
     maps::{export::PhaseSwitch, pins::Pins},
     takeover,
@@ -108,6 +108,11 @@ impl Ebpf {
     pub async fn host_ends(&self) -> Result<Vec<String>, Error> {
         let pods = self.interfaces.hooks().pods(&Netlink::open()?).await?;
         Ok(pods.into_iter().filter_map(host_end::by_index).collect())
+    }
+
+    /// Whether the VXLAN device exists, the last one that [`delete_devices`](Self::delete_devices) deletes.
+    pub fn has_vxlan_device(&self) -> bool {
+        device::ifindex(&self.options.vxlan_device).is_some()
     }
 
     /// Deletes the interfaces whose names and ports another datapath needs.
