@@ -17,6 +17,7 @@
 //! * `quota`: connections that each pod may have by host access.
 //! * `ruleset`: notifications about the table of host access.
 //! * `interface`: the interfaces that forward.
+//! * `forwarding`: what the interface with the router IP forwards.
 //! * `rules`, `routes`, `family`: netlink messages of both.
 //! * `mtu`: the MTU of the route to pods with host access.
 //! * `retention`: what an earlier process has put there.
@@ -26,6 +27,7 @@ mod access;
 mod desired;
 mod error;
 mod family;
+mod forwarding;
 mod host;
 mod interface;
 mod kernel;

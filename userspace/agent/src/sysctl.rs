@@ -37,13 +37,32 @@ pub fn forward_ipv4(interface: &str) -> io::Result<()> {
     set_if_other(&format!("/proc/sys/net/ipv4/conf/{interface}/forwarding"), "1")
 }
 
-/// Forwards IPv6 packets that arrive at an interface. Returns false if the kernel has no such parameter (before Linux 6.17), and
-/// does not forward for all interfaces.
-pub fn forward_ipv6(interface: &str) -> io::Result<bool> {
-    match set_if_other(&format!("/proc/sys/net/ipv6/conf/{interface}/force_forwarding"), "1") {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(is("ipv6/conf/all/forwarding", "1")),
-        result => result.map(|()| true),
+/// Ends what [`forward_ipv4`] has begun, unless the kernel forwards by default. Succeeds if the interface is gone.
+pub fn stop_forwarding_ipv4(interface: &str) -> io::Result<()> {
+    match forwards_ipv4() {
+        true => Ok(()),
+        false => {
+            present(set_if_other(&format!("/proc/sys/net/ipv4/conf/{interface}/forwarding"), "0")).map(drop)
+        }
     }
+}
+
+/// Forwards IPv6 packets that arrive at an interface. Returns false if the kernel has no such parameter (before Linux 6.17), and
+/// does not forward for all interfaces. Where it does, the parameter stays as it is.
+pub fn forward_ipv6(interface: &str) -> io::Result<bool> {
+    match forwards_ipv6() {
+        true => Ok(true),
+        false => present(set_if_other(&force_forwarding(interface), "1")),
+    }
+}
+
+/// Ends what [`forward_ipv6`] has begun. Succeeds if the interface is gone.
+pub fn stop_forwarding_ipv6(interface: &str) -> io::Result<()> {
+    present(set_if_other(&force_forwarding(interface), "0")).map(drop)
+}
+
+fn force_forwarding(interface: &str) -> String {
+    format!("/proc/sys/net/ipv6/conf/{interface}/force_forwarding")
 }
 
 /// Makes the interfaces that drop packets from sources without a way back (`rp_filter`, RFC 3704) look for it with the mark of the
@@ -70,6 +89,11 @@ pub fn filter_sources_by_mark() -> io::Result<()> {
 /// Whether the kernel forwards IPv4 packets by default.
 pub fn forwards_ipv4() -> bool {
     is("ipv4/ip_forward", "1")
+}
+
+/// Whether the kernel forwards IPv6 packets of all interfaces.
+pub fn forwards_ipv6() -> bool {
+    is("ipv6/conf/all/forwarding", "1")
 }
 
 /// Whether the kernel drops packets from an interface to whose source it has a route through another one (RFC 3704).
@@ -110,6 +134,14 @@ fn number(parameter: &str) -> Option<u32> {
 
 fn is(parameter: &str, value: &str) -> bool {
     fs::read_to_string(format!("/proc/sys/net/{parameter}")).is_ok_and(|text| text.trim() == value)
+}
+
+/// Whether there was a parameter to write.
+fn present(written: io::Result<()>) -> io::Result<bool> {
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        result => result.map(|()| true),
+    }
 }
 
 /// Writes a parameter that has another value.

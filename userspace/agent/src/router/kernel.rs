@@ -1,6 +1,6 @@
 //! Changes of the kernel.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 use rtnetlink::Handle;
@@ -9,6 +9,7 @@ use super::{
     access::HostAccess,
     desired::{Desired, Learnt},
     error::{Error, interface, netlink},
+    forwarding,
     host::{self, HostRoutes},
     interface::{self, Uplink},
     nat_table::NatTable,
@@ -116,20 +117,14 @@ async fn sync_vlans(
         Some(router) => Uplink::with(router).map_err(Error::Addresses)?,
         None => None,
     };
-    match (&uplink, router) {
-        (Some(uplink), _) => {
-            forwards_ipv6 &= interface::forward(&uplink.name).map_err(interface(&uplink.name))?;
-            warnings.extend(strict_filter(&uplink.name));
-        }
-        (None, Some(router)) => warnings.push(format!(
-            "VLAN networks are not routed to other nodes: no interface of this node has the router IP {router}"
-        )),
-        (None, None) if !desired.endpoints.is_empty() => warnings.push(
-            "VLAN networks are not routed to other nodes: this node has no Bgp object; create one with netctl bgp create"
-                .to_owned(),
-        ),
-        (None, None) => {}
+    // Without one, that of an earlier process stays as long as its routes.
+    if uplink.is_some() || learnt.is_complete {
+        let (changed, forwards) =
+            forwarding::sync(handle, uplink.as_ref().map(|uplink| &*uplink.name)).await?;
+        changes += changed;
+        forwards_ipv6 &= forwards;
     }
+    warnings.extend(unrouted(uplink.as_ref(), router, desired));
     let (fabric, unusable) = uplink.map(|uplink| fabric(&uplink, learnt)).unwrap_or_default();
     warnings.extend(unusable);
     let synced = routes::sync(handle, FABRIC, &fabric, |_| !learnt.is_complete).await;
@@ -144,6 +139,21 @@ async fn sync_vlans(
         );
     }
     Ok((changes, warnings))
+}
+
+/// Why VLAN networks are not routed to other nodes, or not all packets of these arrive.
+fn unrouted(uplink: Option<&Uplink>, router: Option<Ipv4Addr>, desired: &Desired) -> Option<String> {
+    match (uplink, router) {
+        (Some(uplink), _) => strict_filter(&uplink.name),
+        (None, Some(router)) => Some(format!(
+            "VLAN networks are not routed to other nodes: no interface of this node has the router IP {router}"
+        )),
+        (None, None) if !desired.endpoints.is_empty() => Some(
+            "VLAN networks are not routed to other nodes: this node has no Bgp object; create one with netctl bgp create"
+                .to_owned(),
+        ),
+        (None, None) => None,
+    }
 }
 
 /// Routes of the leaf switch whose next hops are on the link of the uplink, and why others are not used. The kernel takes any next hop
@@ -180,7 +190,8 @@ fn strict_filter(uplink: &str) -> Option<String> {
 }
 
 async fn delete_vlans(handle: &Handle) -> Result<usize, Error> {
-    let mut changes = rules::delete(handle).await.map_err(netlink("delete routing rules"))?;
+    let (mut changes, _) = forwarding::sync(handle, None).await?;
+    changes += rules::delete(handle).await.map_err(netlink("delete routing rules"))?;
     for table in [ENDPOINTS, FABRIC] {
         let deleted = routes::sync(handle, table, &Table::new(), |_| false).await;
         changes += deleted.map_err(netlink("delete routes"))?.0;

@@ -21,9 +21,13 @@ use crate::datapath::{KERNEL_PORT, host_access::HOST_PORT};
 /// 0x8000.
 pub(super) const MARK: u32 = 0x2000;
 /// Interface that the node's own packets come from.
-const LOOPBACK: &str = "lo";
-/// Interfaces that rules name.
+pub(super) const LOOPBACK: &str = "lo";
+/// Interfaces that [`RULES`] and those of host access name.
 const INTERFACES: [&str; 3] = [KERNEL_PORT, HOST_PORT, LOOPBACK];
+/// Priority of the rule about the interface with the router IP, behind [`RULES`] with the routes of endpoints.
+const CONFINED: u32 = 2984;
+/// Table with the addresses of the node (`RT_TABLE_LOCAL`).
+const LOCAL: u32 = 255;
 /// Main table of the node.
 const MAIN: u32 = RouteHeader::RT_TABLE_MAIN as u32;
 
@@ -148,19 +152,54 @@ impl Rule {
     }
 }
 
-async fn installed(handle: &Handle, family: AddressFamily) -> Result<Vec<Rule>, rtnetlink::Error> {
+/// Rules of all programs.
+async fn messages(handle: &Handle, family: AddressFamily) -> Result<Vec<RuleMessage>, rtnetlink::Error> {
     let version = if family == AddressFamily::Inet { IpVersion::V4 } else { IpVersion::V6 };
     let messages: Result<Vec<RuleMessage>, _> = handle.rule().get(version).execute().try_collect().await;
     match messages {
         Err(error) if is_without(&error) => Ok(vec![]),
-        messages => Ok(messages?.iter().filter_map(Rule::of).collect()),
+        messages => messages,
     }
+}
+
+/// Whether packets to addresses of the node are found before [`CONFINED`]. An administrator may have moved the rule about them behind
+/// those of VRF devices.
+pub(super) async fn has_local_first(
+    handle: &Handle,
+    family: AddressFamily,
+) -> Result<bool, rtnetlink::Error> {
+    let is_local_first = |message: &RuleMessage| {
+        let mut priority = 0;
+        let mut table = u32::from(message.header.table);
+        for attribute in &message.attributes {
+            match attribute {
+                RuleAttribute::Priority(number) => priority = *number,
+                RuleAttribute::Table(number) => table = *number,
+                _ => {}
+            }
+        }
+        message.header.action == RuleAction::ToTable && table == LOCAL && priority < CONFINED
+    };
+    Ok(messages(handle, family).await?.iter().any(is_local_first))
+}
+
+/// Whether there are rules of host access with this private subnet.
+pub(super) async fn give_host_access(handle: &Handle, subnet: Ipv4Net) -> Result<bool, rtnetlink::Error> {
+    Ok(installed(handle, AddressFamily::Inet).await?.iter().any(|rule| rule.to == Some(subnet)))
+}
+
+async fn installed(handle: &Handle, family: AddressFamily) -> Result<Vec<Rule>, rtnetlink::Error> {
+    Ok(messages(handle, family).await?.iter().filter_map(Rule::of).collect())
 }
 
 /// Adds a rule. Returns the number of changes: none if the kernel has no rules of this address family.
 async fn add_one(handle: &Handle, rule: Rule, family: AddressFamily) -> Result<usize, rtnetlink::Error> {
+    add_message(handle, rule.message(family)).await
+}
+
+async fn add_message(handle: &Handle, message: RuleMessage) -> Result<usize, rtnetlink::Error> {
     let mut request = handle.rule().add();
-    *request.message_mut() = rule.message(family);
+    *request.message_mut() = message;
     match request.execute().await {
         Err(error) if is_without(&error) => Ok(0),
         result => result.map(|()| 1),
@@ -189,6 +228,56 @@ pub(super) async fn delete(handle: &Handle) -> Result<usize, rtnetlink::Error> {
         }
     }
     Ok(deleted)
+}
+
+/// The rule that drops what arrives at an interface and is not for endpoints of the node.
+fn confinement(interface: &str, family: AddressFamily) -> RuleMessage {
+    let mut message = Rule::new(CONFINED, Action::Blackhole).message(family);
+    message.attributes.push(RuleAttribute::Iifname(interface.to_owned()));
+    message
+}
+
+/// The interface of a [`confinement`]; `None` if the rule is another one.
+fn confined_interface(message: &RuleMessage) -> Option<String> {
+    let (mut priority, mut interface) = (0, None);
+    for attribute in &message.attributes {
+        match attribute {
+            RuleAttribute::Priority(number) => priority = *number,
+            RuleAttribute::Iifname(name) => interface = Some(name.clone()),
+            RuleAttribute::Source(_)
+            | RuleAttribute::Destination(_)
+            | RuleAttribute::FwMark(_)
+            | RuleAttribute::FwMask(_) => return None,
+            _ => {}
+        }
+    }
+    interface.filter(|_| priority == CONFINED && message.header.action == RuleAction::Blackhole)
+}
+
+/// Interfaces that lead to endpoints of the node only.
+pub(super) async fn confined(
+    handle: &Handle,
+    family: AddressFamily,
+) -> Result<Vec<String>, rtnetlink::Error> {
+    Ok(messages(handle, family).await?.iter().filter_map(confined_interface).collect())
+}
+
+/// Makes an interface lead to endpoints of the node only. Returns the number of changes.
+pub(super) async fn confine(
+    handle: &Handle,
+    interface: &str,
+    family: AddressFamily,
+) -> Result<usize, rtnetlink::Error> {
+    add_message(handle, confinement(interface, family)).await
+}
+
+/// Takes back [`confine`].
+pub(super) async fn release(
+    handle: &Handle,
+    interface: &str,
+    family: AddressFamily,
+) -> Result<(), rtnetlink::Error> {
+    handle.rule().del(confinement(interface, family)).execute().await
 }
 
 /// Makes the kernel have the rules of host access with this private subnet, or none. Returns the number of changes.
@@ -236,6 +325,18 @@ mod tests {
         foreign.attributes.retain(|attribute| !matches!(attribute, RuleAttribute::Iifname(_)));
         foreign.attributes.push(RuleAttribute::Iifname("eth0".to_owned()));
         assert_eq!(Rule::of(&foreign), None);
+    }
+
+    #[test]
+    fn the_rule_about_an_interface_is_recognised() {
+        for family in FAMILIES {
+            let mut message = confinement("eth1", family);
+            assert_eq!(Rule::of(&message), None);
+            assert_eq!(confined_interface(&message).as_deref(), Some("eth1"));
+            message.attributes.push(RuleAttribute::FwMask(MARK));
+            assert_eq!(confined_interface(&message), None);
+            assert_eq!(confined_interface(&RULES[2].message(family)), None);
+        }
     }
 
     /// Without a table of nftables, which would mark packets.

@@ -1,0 +1,219 @@
+//! Forwarding of what arrives at the interface with the router IP.
+//!
+//! The kernel forwards from an interface to all networks of the node. On a node that forwards for the agent only, a rule behind the
+//! routes of endpoints drops everything else that arrives there: the neighbors of that interface must not use the node as a router into
+//! its other networks. The rule is added before the kernel forwards, and deleted after it has stopped. So the next process knows whether
+//! the agent has turned forwarding on.
+
+use std::io;
+
+use rtnetlink::{Handle, packet_route::AddressFamily};
+
+use super::{
+    error::{self, Error, netlink},
+    family::FAMILIES,
+    interface, rules,
+};
+use crate::sysctl;
+
+/// Makes the kernel forward what arrives at this interface, and at no other one for which the agent has turned that on. Returns the
+/// number of changes, and whether the kernel forwards IPv6.
+pub(super) async fn sync(handle: &Handle, uplink: Option<&str>) -> Result<(usize, bool), Error> {
+    let mut changes = 0;
+    for family in FAMILIES {
+        changes += confine(handle, uplink, family).await?;
+    }
+    let forwards_ipv6 = match uplink {
+        Some(name) => interface::forward(name).map_err(error::interface(name))?,
+        None => true,
+    };
+    Ok((changes, forwards_ipv6))
+}
+
+/// Makes the kernel drop what arrives at this interface and is not for endpoints of the node, unless the node forwards at all its
+/// interfaces. Returns the number of changes.
+async fn confine(handle: &Handle, uplink: Option<&str>, family: AddressFamily) -> Result<usize, Error> {
+    let failed = || netlink("write the rule about the interface with the router IP");
+    let present = rules::confined(handle, family).await.map_err(failed())?;
+    // What the node itself sends comes from the loopback interface.
+    let wanted = uplink.filter(|name| *name != rules::LOOPBACK && !is_forwarding(family));
+    let is_local_first = wanted.is_some() && rules::has_local_first(handle, family).await.map_err(failed())?;
+    // Else it would drop what is for the node.
+    let wanted = wanted.filter(|_| is_local_first);
+    let mut changes = 0;
+    if let Some(name) = wanted
+        && !present.iter().any(|confined| confined == name)
+    {
+        changes += rules::confine(handle, name, family).await.map_err(failed())?;
+    }
+    for name in present.iter().filter(|name| Some(name.as_str()) != wanted) {
+        stop(name, family).map_err(error::interface(name))?;
+        rules::release(handle, name, family).await.map_err(failed())?;
+        changes += 1;
+    }
+    Ok(changes)
+}
+
+/// Whether the node forwards at all its interfaces.
+fn is_forwarding(family: AddressFamily) -> bool {
+    match family {
+        AddressFamily::Inet => sysctl::forwards_ipv4(),
+        _ => sysctl::forwards_ipv6(),
+    }
+}
+
+fn stop(name: &str, family: AddressFamily) -> io::Result<()> {
+    match family {
+        AddressFamily::Inet => sysctl::stop_forwarding_ipv4(name),
+        _ => sysctl::stop_forwarding_ipv6(name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use testkit::{Netns, needs};
+
+    use crate::{
+        datapath::KERNEL_PORT,
+        router::{
+            access::HostAccess,
+            desired::{Desired, Learnt},
+            kernel,
+            retention::Retention,
+        },
+    };
+
+    /// A node with a management network on `eth2`, whose router IP is on `eth1`.
+    fn node() -> Netns {
+        let node = Netns::new("uplink").unwrap();
+        for words in [
+            "link set lo up",
+            "link add inb01 type veth peer name switch",
+            "link add eth1 type veth peer name leaf",
+            "link add eth2 type veth peer name management",
+            "link set switch up",
+            "link set leaf up",
+            "link set management up",
+            "link set eth1 up",
+            "link set eth2 up",
+            "addr add 50.1.1.1/24 dev eth1",
+            "addr add 2001:db8:50::1/64 dev eth1 nodad",
+            "addr add 10.0.0.1/24 dev eth2",
+            "addr add 2001:db8:2::1/64 dev eth2 nodad",
+        ] {
+            node.ip(words).unwrap();
+        }
+        node.sysctl("net/ipv4/ip_forward", "0").unwrap();
+        node.sysctl("net/ipv6/conf/all/forwarding", "0").unwrap();
+        node
+    }
+
+    /// As a process that has just been started. Returns the number of changes.
+    fn sync(node: &Netns, is_routing: bool) -> usize {
+        let desired = Desired {
+            is_routing,
+            endpoints: ["10.9.0.1", "2001:db8:9::1"].map(|ip| ip.parse().unwrap()).into(),
+            router: Some("50.1.1.1/24".parse().unwrap()),
+            ..Desired::default()
+        };
+        let learnt = Learnt { is_complete: true, ..Learnt::default() };
+        let work = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                let (mut access, both) = (HostAccess::default(), (&desired, &learnt));
+                let synced = kernel::sync(&kernel::connect()?, &mut access, both, &Retention::over()).await?;
+                anyhow::Ok(synced.0)
+            })
+        };
+        node.run(work).unwrap()
+    }
+
+    /// Whether packets from the leaf switch are forwarded by this interface.
+    fn leads(node: &Netns, to: &str, link: &str) -> bool {
+        let from = if to.contains(':') { "2001:db8:50::2" } else { "50.1.1.2" };
+        let route = node.ip(&format!("route get {to} from {from} iif eth1"));
+        route.is_ok_and(|route| route.contains(&format!("dev {link}")))
+    }
+
+    fn is_forwarding_at(node: &Netns, link: &str) -> bool {
+        let parameter = format!("/proc/sys/net/ipv4/conf/{link}/forwarding");
+        node.output("cat", &[&parameter]).unwrap().trim() == "1"
+    }
+
+    /// Else machines on the network of the leaf switch could reach the management network through the node.
+    #[test]
+    fn the_interface_with_the_router_ip_leads_to_endpoints_only() {
+        needs!(root(), binary("ip"));
+        let node = node();
+        assert_ne!(sync(&node, true), 0);
+        assert!(is_forwarding_at(&node, "eth1") && !is_forwarding_at(&node, "eth2"));
+        for (endpoint, other) in [("10.9.0.1", "10.0.0.9"), ("2001:db8:9::1", "2001:db8:2::9")] {
+            assert!(leads(&node, endpoint, KERNEL_PORT), "{endpoint}");
+            assert!(!leads(&node, other, "eth2"), "{other}");
+            assert!(node.ip(&format!("route get {other}")).unwrap().contains("dev eth2"), "the node itself");
+        }
+        assert!(leads(&node, "50.1.1.1", "lo"), "the addresses of the node");
+        assert_eq!(sync(&node, true), 0);
+        node.ip("rule del pref 2984").unwrap();
+        assert!(leads(&node, "10.0.0.9", "eth2"));
+        assert_eq!(sync(&node, true), 1);
+        assert!(!leads(&node, "10.0.0.9", "eth2"));
+        // As it was before.
+        assert_ne!(sync(&node, false), 0);
+        assert!(!is_forwarding_at(&node, "eth1"));
+        for family in ["-4", "-6"] {
+            assert!(!node.ip(&format!("{family} rule show")).unwrap().contains("2984"), "{family}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_forwards_anyway_goes_on() {
+        needs!(root(), binary("ip"));
+        let node = node();
+        sync(&node, true);
+        // As the daemon of a container runtime does.
+        node.sysctl("net/ipv4/ip_forward", "1").unwrap();
+        assert_eq!(sync(&node, true), 1);
+        assert!(leads(&node, "10.0.0.9", "eth2") && leads(&node, "10.9.0.1", KERNEL_PORT));
+        assert!(!leads(&node, "2001:db8:2::9", "eth2"));
+        sync(&node, false);
+        assert!(is_forwarding_at(&node, "eth1"));
+        // From now on it forwards for the agent alone.
+        node.sysctl("net/ipv4/ip_forward", "0").unwrap();
+        sync(&node, true);
+        assert!(is_forwarding_at(&node, "eth1") && !leads(&node, "10.0.0.9", "eth2"));
+    }
+
+    /// As the kernel's documentation of VRF devices advises.
+    #[test]
+    fn a_node_that_looks_for_its_own_addresses_last_is_reached() {
+        needs!(root(), binary("ip"));
+        let node = node();
+        for words in ["rule add pref 32765 table local", "rule del pref 0"] {
+            node.ip(words).unwrap();
+        }
+        sync(&node, true);
+        assert!(leads(&node, "50.1.1.1", "lo"), "the addresses of the node");
+        assert!(!node.ip("rule show").unwrap().contains("2984"));
+        assert!(node.ip("-6 rule show").unwrap().contains("2984"));
+    }
+
+    /// The router IP is on another interface from now on.
+    #[test]
+    fn an_earlier_interface_forwards_no_more() {
+        needs!(root(), binary("ip"));
+        let node = node();
+        sync(&node, true);
+        node.ip("addr del 50.1.1.1/24 dev eth1").unwrap();
+        node.ip("addr add 50.1.1.1/24 dev eth2").unwrap();
+        assert_ne!(sync(&node, true), 0);
+        assert!(!is_forwarding_at(&node, "eth1") && is_forwarding_at(&node, "eth2"));
+        let rules = node.ip("rule show").unwrap();
+        let own: Vec<_> = rules.lines().filter(|rule| rule.starts_with("2984:")).collect();
+        assert!(matches!(own[..], [rule] if rule.contains("iif eth2")), "{rules}");
+        // An interface that is gone.
+        node.ip("link del eth2").unwrap();
+        assert_ne!(sync(&node, false), 0);
+        assert_eq!(sync(&node, false), 0);
+    }
+}
