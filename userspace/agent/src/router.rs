@@ -13,6 +13,7 @@
 //! * `desired`: what the kernel shall have.
 //! * `host`: routes of the node itself.
 //! * `access`: host access of pods.
+//! * `overlap`: networks of the node that keep host access from beginning.
 //! * `nat_table`: the table of host access.
 //! * `quota`: connections that each pod may have by host access.
 //! * `ruleset`: notifications about the table of host access.
@@ -33,6 +34,7 @@ mod interface;
 mod kernel;
 mod mtu;
 mod nat_table;
+mod overlap;
 mod quota;
 mod retention;
 mod routes;

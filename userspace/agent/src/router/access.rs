@@ -23,6 +23,7 @@ use super::{
     error::{self, Error, netlink},
     interface, mtu,
     nat_table::{NatTable, TABLE},
+    overlap::Overlap,
     quota::{self, Division, Quota},
     rules,
 };
@@ -91,11 +92,20 @@ impl HostAccess {
         wanted: Option<&NatTable>,
         pods: &BTreeSet<String>,
     ) -> Result<(usize, Vec<String>), Error> {
+        let overlap = match wanted {
+            Some(table) => overlap(handle, table.subnet).await?,
+            None => None,
+        };
+        let is_refused = overlap.as_ref().is_some_and(|overlap| !overlap.is_later);
+        let wanted = wanted.filter(|_| !is_refused);
         // First: without the table, what pods send would be forwarded anywhere.
         let bounded = wanted.map(|table| (table.clone(), self.division.quota(table.pods, quota::tracking())));
         let table = self.sync_table(bounded).await;
         // They keep what the table has not marked from being forwarded, also after another program has removed the table.
-        let rules = rules::sync_host_access(handle, wanted.map(|table| table.subnet)).await;
+        let rules = match is_refused {
+            true => rules::close_host_access(handle).await,
+            false => rules::sync_host_access(handle, wanted.map(|table| table.subnet)).await,
+        };
         let mut changes = rules.map_err(netlink("write the routing rules of host access"))?;
         match table {
             Ok(is_changed) => changes += usize::from(is_changed),
@@ -112,8 +122,15 @@ impl HostAccess {
                 return Ok((changes, vec![why]));
             }
         }
-        let Some(NatTable { subnet, .. }) = wanted else { return Ok((changes, vec![])) };
+        let mut warnings: Vec<String> = overlap.iter().map(ToString::to_string).collect();
+        let Some(NatTable { subnet, .. }) = wanted else { return Ok((changes, warnings)) };
         changes += usize::from(configure_interface(handle, *subnet, pods).await?);
+        warnings.extend(self.shortcomings());
+        Ok((changes, warnings))
+    }
+
+    /// What the parameters and modules of the kernel keep from being in effect.
+    fn shortcomings(&self) -> impl Iterator<Item = String> {
         let closed = (!sysctl::forwards_ipv4()).then(|| {
             "pods do not reach addresses outside of the cluster: set net.ipv4.ip_forward to 1, or start the agent with \
              --no-host-access"
@@ -125,7 +142,7 @@ impl HostAccess {
                  connections: run nft: {why}; load the kernel module nft_connlimit"
             )
         });
-        Ok((changes, closed.into_iter().chain(unbounded).collect()))
+        closed.into_iter().chain(unbounded)
     }
 
     /// Compares the table at the next [`sync`](Self::sync): the kernel has notified of a change.
@@ -152,6 +169,15 @@ impl HostAccess {
         self.refused = refused;
         Ok(is_changed)
     }
+}
+
+/// A network of the node that overlaps the private subnet.
+async fn overlap(handle: &Handle, subnet: Ipv4Net) -> Result<Option<Overlap>, Error> {
+    let Some(mut overlap) = Overlap::find(subnet).map_err(Error::Addresses)? else { return Ok(None) };
+    // The rules outlive the interface, which is made again with the datapath.
+    let given = rules::give_host_access(handle, subnet).await;
+    overlap.is_later |= given.map_err(netlink("read the routing rules of host access"))?;
+    Ok(Some(overlap))
 }
 
 /// Gives the interface its address, and makes the kernel forward what arrives there, and to these pods by it, once the interface exists.

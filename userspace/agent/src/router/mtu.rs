@@ -6,12 +6,13 @@
 
 use std::{collections::BTreeSet, net::Ipv4Addr};
 
-use futures::TryStreamExt as _;
+use futures::{StreamExt as _, TryStreamExt as _};
 use ipnet::Ipv4Net;
 use rtnetlink::{
     Handle, RouteMessageBuilder,
+    packet_core::{NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload},
     packet_route::{
-        AddressFamily,
+        AddressFamily, RouteNetlinkMessage,
         link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage},
         route::{RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteProtocol, RouteScope},
     },
@@ -31,7 +32,7 @@ pub(super) async fn sync(
         return Ok(false);
     }
     let Some(mtu) = least(handle, pods).await? else { return Ok(false) };
-    // In the place of the one that the kernel has made with the address.
+    // Instead of the one that the kernel has made with the address.
     let mut route = RouteMessageBuilder::<Ipv4Addr>::new()
         .destination_prefix(subnet.network(), subnet.prefix_len())
         .output_interface(link.header.index)
@@ -40,11 +41,16 @@ pub(super) async fn sync(
         .protocol(RouteProtocol::Kernel)
         .build();
     route.attributes.push(RouteAttribute::Metrics(vec![RouteMetric::Mtu(mtu)]));
-    if is_present(handle, &route).await? {
-        return Ok(false);
+    let (wanted, others): (Vec<_>, Vec<_>) =
+        present(handle, &route, link.header.index).await?.into_iter().partition(|found| has(found, &route));
+    let is_changed = wanted.is_empty() || !others.is_empty();
+    if wanted.is_empty() {
+        append(handle, route).await?;
     }
-    handle.route().add(route).replace().execute().await?;
-    Ok(true)
+    for other in others {
+        handle.route().del(other).execute().await?;
+    }
+    Ok(is_changed)
 }
 
 fn is_veth(link: &LinkMessage) -> bool {
@@ -70,18 +76,44 @@ async fn least(handle: &Handle, names: &BTreeSet<String>) -> Result<Option<u32>,
     Ok(named.filter_map(|link| link.attributes.iter().find_map(mtu)).min())
 }
 
-/// Whether the kernel has the route with all its attributes.
-async fn is_present(handle: &Handle, route: &RouteMessage) -> Result<bool, rtnetlink::Error> {
+/// The kernel's routes to the same prefix by an interface.
+async fn present(
+    handle: &Handle,
+    route: &RouteMessage,
+    interface: u32,
+) -> Result<Vec<RouteMessage>, rtnetlink::Error> {
     let mut request = RouteMessage::default();
     request.header.address_family = AddressFamily::Inet;
     request.header.protocol = RouteProtocol::Kernel;
     request.attributes.push(RouteAttribute::Table(RouteHeader::RT_TABLE_MAIN.into()));
-    let routes: Vec<RouteMessage> = handle.route().get(request).execute().try_collect().await?;
-    let is_it = |found: &RouteMessage| {
+    let mut routes: Vec<RouteMessage> = handle.route().get(request).execute().try_collect().await?;
+    let is_to = |attribute: &&RouteAttribute| matches!(attribute, RouteAttribute::Destination(_));
+    let to = route.attributes.iter().find(is_to);
+    routes.retain(|found| {
         found.header.destination_prefix_length == route.header.destination_prefix_length
-            && route.attributes.iter().all(|attribute| found.attributes.contains(attribute))
-    };
-    Ok(routes.iter().any(is_it))
+            && found.attributes.iter().find(is_to) == to
+            && found.attributes.contains(&RouteAttribute::Oif(interface))
+    });
+    Ok(routes)
+}
+
+/// Whether a route has all attributes of another one.
+fn has(found: &RouteMessage, route: &RouteMessage) -> bool {
+    route.attributes.iter().all(|attribute| found.attributes.contains(attribute))
+}
+
+/// Adds a route behind those to the same prefix. `RTM_NEWROUTE` with `NLM_F_REPLACE` would take the place of the first one, whatever
+/// interface it has.
+async fn append(handle: &Handle, route: RouteMessage) -> Result<(), rtnetlink::Error> {
+    let mut request = NetlinkMessage::from(RouteNetlinkMessage::NewRoute(route));
+    request.header.flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_APPEND;
+    let mut responses = handle.clone().request(request)?;
+    while let Some(response) = responses.next().await {
+        if let NetlinkPayload::Error(error) = response.payload {
+            return Err(rtnetlink::Error::NetlinkError(error));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -131,6 +163,29 @@ mod tests {
             })
         };
         node.run(work).unwrap()
+    }
+
+    /// Another program may have a network with the prefix of the private subnet.
+    #[test]
+    fn routes_by_other_interfaces_stay() {
+        needs!(root(), binary("ip"), binary("nft"));
+        let [node, outside] = ["routes", "out"].map(|label| Netns::new(label).unwrap());
+        for (link, peer) in [(HOST_PORT, "pods"), ("br-1", "container"), ("vvport7", "pod7")] {
+            node.veth(link, &outside, peer).unwrap();
+            node.up(link).unwrap();
+            outside.up(peer).unwrap();
+        }
+        node.ip("route add 172.19.0.0/16 dev br-1").unwrap();
+        for mtu in [1450, 1400] {
+            node.mtu("vvport7", mtu).unwrap();
+            assert_ne!(give(&node, &["vvport7"]), 0);
+            assert_eq!(give(&node, &["vvport7"]), 0);
+            let routes = node.ip("route show").unwrap();
+            let to_pods = routes.lines().filter(|route| route.starts_with("172.19.0.0/16"));
+            let (own, others): (Vec<_>, Vec<_>) = to_pods.partition(|route| route.contains("dev contivh0"));
+            assert!(matches!(own[..], [own] if own.contains(&format!("mtu {mtu}"))), "{routes}");
+            assert!(matches!(others[..], [other] if other.contains("dev br-1")), "{routes}");
+        }
     }
 
     /// What follows an IPv4 header without options, of packets of a protocol.

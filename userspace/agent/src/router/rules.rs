@@ -63,12 +63,15 @@ pub(super) const RULES: [Rule; 4] = [
     Rule::new(32_981, Action::Table(FABRIC.table)).coming_from(LOOPBACK),
 ];
 
+/// Drops what pods send and the table has not marked.
+const CLOSED: Rule = Rule::new(2976, Action::Blackhole).coming_from(HOST_PORT).unmarked();
+
 /// The rules of host access with this private subnet, for IPv4. What the table of nftables has not marked goes nowhere, also while
 /// there is no such table. In order: what pods send; what the node itself sends to pods; what others send to them; what pods send to
 /// pods of other networks, also by way of other nodes.
 const fn host_access(subnet: Ipv4Net) -> [Rule; 4] {
     [
-        Rule::new(2976, Action::Blackhole).coming_from(HOST_PORT).unmarked(),
+        CLOSED,
         Rule::new(2977, Action::Table(MAIN)).coming_from(LOOPBACK).going_to(subnet),
         Rule::new(2978, Action::Blackhole).going_to(subnet).unmarked(),
         Rule::new(2979, Action::Table(CLUSTER.table)).coming_from(HOST_PORT),
@@ -285,8 +288,18 @@ pub(super) async fn sync_host_access(
     handle: &Handle,
     subnet: Option<Ipv4Net>,
 ) -> Result<usize, rtnetlink::Error> {
-    let family = AddressFamily::Inet;
     let wanted: Vec<Rule> = subnet.into_iter().flat_map(host_access).collect();
+    sync_rules(handle, &wanted).await
+}
+
+/// Makes the kernel drop what pods send by host access, and has no rules about the private subnet. Returns the number of changes.
+pub(super) async fn close_host_access(handle: &Handle) -> Result<usize, rtnetlink::Error> {
+    sync_rules(handle, &[CLOSED]).await
+}
+
+/// Makes the kernel have these rules of host access.
+async fn sync_rules(handle: &Handle, wanted: &[Rule]) -> Result<usize, rtnetlink::Error> {
+    let family = AddressFamily::Inet;
     let mut present = installed(handle, family).await?;
     present.retain(Rule::is_of_host_access);
     let mut changes = 0;
