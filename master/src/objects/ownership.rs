@@ -3,15 +3,14 @@
 use std::borrow::Cow;
 
 use contiv_model::api::{AppProfile, EndpointGroup, Network, ServiceLb};
+use contiv_model::global;
 use contiv_model::key::ObjectType;
-use contiv_model::{global, network};
 use serde_json::Value;
 
 use super::{Cluster, Fields, Object};
 use crate::access::Scope;
 use crate::cache::{ONLY, StagedTxn};
 use crate::domain::object_key;
-use crate::ipam::{Subnet, Subnet6};
 use crate::problem::Problem;
 
 /// Type of networks whose endpoints reach the nodes.
@@ -51,7 +50,7 @@ pub(super) fn check_request<T: Object>(
     let network = object_key(tenant.unwrap_or_default(), text("networkName").unwrap_or_default());
     match T::KIND {
         ObjectType::Network if text("nwType") == Some(INFRA) => Err(no_infra()),
-        ObjectType::Network if cluster.routes_vlans => check_routed(request, scope, staged),
+        ObjectType::Network if cluster.routes_vlans => check_routed(request, staged),
         ObjectType::EndpointGroup | ObjectType::ServiceLb if is_infra(&network, staged) => Err(no_infra()),
         ObjectType::AppProfile => {
             let names = request.get("endpointGroups").and_then(Value::as_array);
@@ -120,9 +119,9 @@ fn no_infra() -> Problem {
     Problem::forbidden("not allowed: infra networks, and what is on them, require admin")
 }
 
-/// Fails if nodes could route the requested network instead of one whose tenant is not in the scope. Routed VLAN networks
-/// have addresses of the physical network, and of those that share an address, nodes route the first by id only.
-fn check_routed(request: &Fields, scope: &Scope, staged: &StagedTxn<'_>) -> Result<(), Problem> {
+/// Fails if the request creates a network that nodes route. All tenants share the physical network, which leads to the endpoints of
+/// such a network: they would take over hosts with these addresses, or those of another tenant. Networks keep their subnets.
+fn check_routed(request: &Fields, staged: &StagedTxn<'_>) -> Result<(), Problem> {
     let text = |name: &str| request.get(name).and_then(Value::as_str).unwrap_or_default();
     // Nodes may route if that cannot be read.
     let is_routing = staged.cache().is_unreadable::<global::Config>(ONLY)
@@ -131,32 +130,11 @@ fn check_routed(request: &Fields, scope: &Scope, staged: &StagedTxn<'_>) -> Resu
     if !is_routing || !is_new || text("encap") != "vlan" || text("gateway").is_empty() {
         return Ok(());
     }
-    let (subnet, subnet6) = (Subnet::parse(text("subnet")).ok(), Subnet6::parse(text("ipv6Subnet")));
-    // Nodes compare whole subnets, not the ranges that are allocated from.
-    let overlapping = |other: &network::State| {
-        let other6 = Subnet6::of_state(other);
-        if subnet.zip(Subnet::of_state(other).ok()).is_some_and(|(a, b)| a.intersects(&b)) {
-            Some(text("subnet"))
-        } else if subnet6.zip(other6).is_some_and(|(a, b)| a.overlaps(&b)) {
-            Some(text("ipv6Subnet"))
-        } else {
-            None
-        }
-    };
-    let others = staged.cache().allocations::<network::State>().map(|record| &record.body);
-    let mut others = others.filter(|other| is_routed(other) && !scope.has_tenant(Some(&other.tenant)));
-    match others.find_map(overlapping) {
-        Some(subnet) => Err(Problem::forbidden(format!(
-            "not allowed: subnet {subnet} overlaps a VLAN network of another tenant, and nodes route only one of them: \
-             requires admin"
-        ))),
-        None => Ok(()),
-    }
-}
-
-/// Whether nodes are the gateway of the network, if they route VLAN networks.
-fn is_routed(network: &network::State) -> bool {
-    network.pkt_tag_type == "vlan" && network.nw_type != INFRA && !network.gateway.is_empty()
+    let subnet = text("subnet");
+    Err(Problem::forbidden(format!(
+        "not allowed: nodes route a VLAN network with a gateway, and the physical network, which all tenants share, leads to its \
+         subnet {subnet}: requires admin; use encap vxlan"
+    )))
 }
 
 /// Contracts of the fabric have names such as `uni/tn-TENANT/brc-NAME`. The gateway uses them with its
