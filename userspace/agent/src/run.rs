@@ -11,13 +11,13 @@ mod readiness;
 mod settings;
 mod speaker;
 mod start;
+mod surroundings;
 mod tasks;
 
-use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use contiv_store::Store;
-use tokio::time::timeout;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
@@ -52,8 +52,6 @@ use tasks::Tasks;
 
 /// Interval between periodic full resyncs.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
-/// Time to look up the name of an endpoint of the store.
-const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for pods to come back with their container ids after a reboot, before their addresses are released.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(300);
 
@@ -186,7 +184,9 @@ async fn run_with<D: Datapath + 'static>(
     // It needs no store.
     speaker.follow(&reader, false);
     let store_config = flags.access.access().config(flags.store())?;
-    writer.reserve(addresses_of(&store_config.endpoints).await);
+    writer.reserve(surroundings::addresses_of(&store_config.endpoints).await);
+    // Before the first endpoint.
+    surroundings::update(&attacher, &BTreeSet::new());
     let store = Store::open(&store_config).await?;
     let (access, reload) = Access::read(flags.master.clone())?;
 
@@ -213,6 +213,7 @@ async fn run_with<D: Datapath + 'static>(
     tasks.spawn("store", start.clone().reach(store.clone(), store_config.clone(), stop.clone()));
     tasks.spawn("state", follow(guard, writer, halt.clone()));
     let leader = tasks.leader(&store);
+    tasks.spawn("surroundings", surroundings::follow(attacher.clone(), leader.clone(), halt.clone()));
     let _reload = AbortOnDropHandle::new(tokio::spawn(reload));
 
     let requests = RequestMetrics::default();
@@ -379,26 +380,6 @@ fn configure(writer: &mut Writer, flags: &Flags) {
     if flags.has_host_access() {
         writer.allow_host_access();
     }
-}
-
-/// Addresses of the store. An endpoint whose name cannot be resolved now has none; nor has a socket.
-async fn addresses_of(endpoints: &[String]) -> BTreeSet<IpAddr> {
-    let lookups = endpoints.iter().filter(|endpoint| !endpoint.starts_with("unix:")).map(|endpoint| async move {
-        let authority = endpoint.rsplit_once("//").map_or(endpoint.as_str(), |(_, authority)| authority);
-        let authority = authority.trim_end_matches('/').to_owned();
-        match timeout(LOOKUP_TIMEOUT, tokio::net::lookup_host(authority)).await {
-            Ok(Ok(found)) => found.map(|address| address.ip()).collect(),
-            Ok(Err(_)) | Err(_) => {
-                tracing::warn!(
-                    endpoint,
-                    "no address of the store's endpoint is known: a pod on a VLAN network can have it; use its address in --etcd"
-                );
-                vec![]
-            }
-        }
-    });
-    let found = futures::future::join_all(lookups).await;
-    found.into_iter().flatten().filter(|ip| !ip.is_loopback()).collect()
 }
 
 async fn follow(mut guard: Guard, mut writer: Writer, stop: CancellationToken) -> anyhow::Result<()> {

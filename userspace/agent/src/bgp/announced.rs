@@ -39,7 +39,7 @@ impl Announced {
         let routed = routes_vlans.then(|| state.routed_vlan_addresses(host));
         let is_announced = |ip: &IpAddr| match &routed {
             Some(routed) => routed.contains(ip),
-            None => is_routing && !state.is_of_fabric(*ip),
+            None => is_routing && !state.is_of_fabric(*ip) && !state.is_around(*ip),
         };
         let addresses = |endpoint: &Endpoint| -> BTreeSet<IpAddr> {
             endpoint.addresses().iter().filter(|ip| is_announced(ip)).collect()

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     datapath::{Gateway, Subnet},
-    state::{Attachment, BgpSpeaker, ClusterObject},
+    state::{Attachment, BgpSpeaker, ClusterObject, Surroundings},
 };
 use events::{Event, network_id, number, service_id, vtep_address};
 pub(crate) use events::{apply_event, event, node};
@@ -533,6 +533,7 @@ fn routed_vlans_share_the_addresses_of_the_fabric() {
         ..events::network(1, Encap::Vlan(tag.try_into().unwrap()), 0)
     };
     let infra = network::Network { kind: network::Kind::Infra, ..vlan("t", 9, "10.0.0.0/24") };
+    let infra_interface = infra.name.to_string();
     let mut state = State::default();
     state.route_vlans();
     let mut set = |network: network::Network| {
@@ -573,6 +574,18 @@ fn routed_vlans_share_the_addresses_of_the_fabric() {
     assert_eq!(state.routed_vlan_addresses(&node().host), [].into());
     assert_eq!(state.refused_vlan_addresses(&node().host), own);
     state.set(&leaf, None);
+    // Nor what this node sends to its gateway, or to a network of its interfaces, but for those on infra networks.
+    let network = |link: &str| {
+        let networks = [(link.to_owned(), "10.0.0.0/29".parse().unwrap())].into();
+        Surroundings { networks, ..Surroundings::default() }
+    };
+    let server = Surroundings { addresses: own.clone(), ..Surroundings::default() };
+    for (around, is_refused) in [(server, true), (network("eth1"), true), (network(&infra_interface), false)]
+    {
+        state.surround(around);
+        assert_eq!(state.routed_vlan_addresses(&node().host).is_empty(), is_refused);
+        assert_eq!(state.refused_vlan_addresses(&node().host) == own, is_refused);
+    }
     let Some(Object::Network(network)) = object(&state, &node(), &ObjectId::Network("n1.t".into())) else {
         panic!("a network")
     };

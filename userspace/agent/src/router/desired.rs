@@ -60,8 +60,8 @@ impl Desired {
         };
         let taken = |ip| {
             format!(
-                "endpoint address {ip} is not routed: a node or leaf switch has it; use a subnet for the network that the fabric does not \
-                 use"
+                "endpoint address {ip} is not routed: a node, a leaf switch, the store, netmaster or a gateway has it, or it \
+                 is in a network of an interface of this node; use a subnet for the network that the fabric does not use"
             )
         };
         Desired {

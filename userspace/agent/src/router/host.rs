@@ -51,8 +51,8 @@ impl HostRoutes {
             // The route would precede those by which the node reaches it.
             if let Some(ip) = state.fabric_addresses().find(|ip| subnet.contains(ip)) {
                 routes.missing.push(format!(
-                    "this node has no route to {subnet}: {ip} is an address of a node, a leaf switch or the store; use a subnet for \
-                     the network that the fabric does not use"
+                    "this node has no route to {subnet}: {ip} is an address of a node, a leaf switch, the store, netmaster or a \
+                     gateway; use a subnet for the network that the fabric does not use"
                 ));
                 continue;
             }

@@ -47,14 +47,29 @@ impl State {
     /// Addresses of the endpoints with an interface on a node whose network is a routed VLAN network. After a reboot an endpoint's
     /// record exists without an interface until its pod is deleted.
     ///
-    /// The routes to them precede others: a pod with the address of a node or leaf switch would get what the nodes send there.
+    /// The routes to them precede others: a pod with the address of a node or leaf switch, or of a network of this node, would get what
+    /// the nodes send there.
     pub fn routed_vlan_addresses(&self, host: &HostName) -> BTreeSet<IpAddr> {
-        self.vlan_addresses(host).filter(|ip| !self.is_of_fabric(*ip)).collect()
+        self.vlan_addresses(host).filter(|ip| !self.is_taken(*ip)).collect()
     }
 
     /// Those that are left out of [`routed_vlan_addresses`](Self::routed_vlan_addresses).
     pub fn refused_vlan_addresses(&self, host: &HostName) -> BTreeSet<IpAddr> {
-        self.vlan_addresses(host).filter(|ip| self.is_of_fabric(*ip)).collect()
+        self.vlan_addresses(host).filter(|ip| self.is_taken(*ip)).collect()
+    }
+
+    /// Whether the fabric or this node may need the address for a host outside of the cluster's networks.
+    fn is_taken(&self, ip: IpAddr) -> bool {
+        let is_infra = |name: &str| self.infra_networks().any(|network| network.name.as_str() == name);
+        let mut networks = self.surroundings.networks.iter();
+        self.is_of_fabric(ip)
+            || self.is_around(ip)
+            || networks.any(|(interface, network)| network.contains(&ip) && !is_infra(interface))
+    }
+
+    /// Whether netmaster or a default gateway of this node has the address.
+    pub fn is_around(&self, ip: IpAddr) -> bool {
+        self.surroundings.addresses.contains(&ip)
     }
 
     /// Subnets of the VLAN networks that nodes route: those of this node, or of nodes with a BGP speaker. The physical network leads to

@@ -19,6 +19,7 @@ use super::{
     requests::Requests,
     snapshot::State,
     source::Source,
+    surroundings::Surroundings,
 };
 
 /// An event of one source, with a validated or rejected object.
@@ -64,7 +65,7 @@ struct Shared {
 #[derive(Debug)]
 pub struct Writer(Arc<Shared>);
 
-/// Records the interfaces on this node.
+/// Records the interfaces on this node, and what it reaches by others.
 #[derive(Clone, Debug)]
 pub struct Attacher(Arc<Shared>);
 
@@ -318,6 +319,13 @@ impl Attacher {
             inner.interest += 1;
         });
         Request { shared: self.0.clone(), network: network.clone(), group: group.cloned() }
+    }
+
+    /// Records what this node reaches outside of the cluster's networks.
+    pub fn surround(&self, surroundings: Surroundings) {
+        if self.0.read().state.surroundings != surroundings {
+            self.0.change(|inner| inner.state.surround(surroundings));
+        }
     }
 
     fn set(&self, id: &EndpointId, attachment: Option<Attachment>) {

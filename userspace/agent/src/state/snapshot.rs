@@ -29,6 +29,7 @@ use super::{
     object::{Attachment, BgpSpeaker, ClusterObject},
     overlaps::Overlaps,
     services::Services,
+    surroundings::Surroundings,
     tags::Tags,
     vrfs::Vrfs,
     vteps::{self, Vtep, Vteps},
@@ -77,6 +78,7 @@ pub struct State {
     invalid_speakers: BTreeSet<HostName>,
     /// Addresses that no endpoint shall take over, beside those of nodes and leaf switches.
     reserved: BTreeSet<IpAddr>,
+    pub(super) surroundings: Surroundings,
 }
 
 impl State {
@@ -331,10 +333,16 @@ impl State {
         self.reserved.extend(addresses);
     }
 
-    /// Addresses of nodes, leaf switches and the store, as far as the state tells.
+    /// Sets what this node reaches outside of the cluster's networks.
+    pub fn surround(&mut self, surroundings: Surroundings) {
+        self.surroundings = surroundings;
+    }
+
+    /// Addresses of nodes, leaf switches, the store and other [`Surroundings`], as far as the state tells.
     pub fn fabric_addresses(&self) -> impl Iterator<Item = IpAddr> {
         let speakers = self.bgp_addresses().map(IpAddr::V4);
-        self.reserved.iter().copied().chain(self.vtep_addresses()).chain(speakers)
+        let around = self.surroundings.addresses.iter();
+        self.reserved.iter().chain(around).copied().chain(self.vtep_addresses()).chain(speakers)
     }
 
     /// Whether a node, a leaf switch or the store has this address, as far as the state tells.

@@ -2,6 +2,7 @@
 //! switch.
 
 mod replacement;
+mod surroundings;
 
 use std::{
     io::{Read as _, Write as _},
