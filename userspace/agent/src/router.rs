@@ -18,6 +18,7 @@
 //! * `quota`: connections that each pod may have by host access.
 //! * `ruleset`: notifications about the table of host access.
 //! * `interface`: the interfaces that forward.
+//! * `firewall`: firewalls of other programs.
 //! * `forwarding`: what the interface with the router IP forwards.
 //! * `rules`, `routes`, `family`: netlink messages of both.
 //! * `mtu`: the MTU of the route to pods with host access.
@@ -28,6 +29,7 @@ mod access;
 mod desired;
 mod error;
 mod family;
+mod firewall;
 mod forwarding;
 mod host;
 mod interface;

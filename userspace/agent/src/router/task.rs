@@ -10,6 +10,7 @@ use super::{
     access::HostAccess,
     desired::{Desired, Learnt},
     error::Error,
+    firewall::Firewall,
     kernel,
     nat_table::TABLE,
     retention::Retention,
@@ -86,6 +87,7 @@ impl Task {
     ) -> anyhow::Result<()> {
         let handle = kernel::connect()?;
         let (mut access, mut retention) = (HostAccess::default(), Retention::default());
+        let mut firewall = Firewall::default();
         let mut ruleset = Ruleset::follow()
             .inspect_err(|error| tracing::debug!("no notifications about nftables: {error}"))
             .ok();
@@ -96,10 +98,11 @@ impl Task {
             retention.update(desired.prefixes(), desired.access.is_some(), has_unreadable);
             let learnt = Learnt::of(&self.sessions.borrow_and_update());
             match kernel::sync(&handle, &mut access, (&desired, &learnt), &retention).await {
-                Ok((changes, warnings)) => {
+                Ok((changes, mut warnings)) => {
                     if changes > 0 {
                         tracing::debug!(changes, "updated the kernel's routing");
                     }
+                    warnings.extend(firewall.check(&desired).await);
                     self.report(warnings);
                 }
                 Err(error) => {
