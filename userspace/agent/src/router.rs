@@ -21,7 +21,7 @@
 //! * `firewall`: firewalls of other programs.
 //! * `forwarding`: what the interface with the router IP forwards.
 //! * `rules`, `routes`, `family`: netlink messages of both.
-//! * `mtu`: the MTU of the route to pods with host access.
+//! * `mtu`: the MTU of the routes to pods.
 //! * `retention`: what an earlier process has put there.
 //! * `task`: keeps the kernel in sync.
 

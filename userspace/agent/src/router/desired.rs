@@ -23,6 +23,8 @@ pub(super) struct Desired {
     pub(super) is_routing: bool,
     /// Addresses of the endpoints of this node.
     pub(super) endpoints: BTreeSet<IpAddr>,
+    /// Their interfaces.
+    pub(super) ports: BTreeSet<String>,
     /// Settings of the BGP speaker; `None` without a `Bgp` object.
     pub(super) router: Option<Ipv4Net>,
     /// VLAN networks and addresses that are not routed, and why.
@@ -67,6 +69,7 @@ impl Desired {
         Desired {
             is_routing: true,
             endpoints: state.routed_vlan_addresses(host),
+            ports: state.routed_vlan_ports(host).map(str::to_owned).collect(),
             router: state.bgp_speaker(host).map(|speaker| speaker.router),
             refused: state
                 .ambiguous_networks()

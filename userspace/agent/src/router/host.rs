@@ -83,7 +83,7 @@ pub(super) async fn sync(
         true => None,
         false => interface::find(handle, NAME).await?,
     };
-    let via = |gateway: IpAddr, interface: u32| Hop::Via { interface, gateway: Some(gateway) };
+    let via = |gateway: IpAddr, interface: u32| Hop::Via { interface, gateway: Some(gateway), mtu: None };
     let table: Table = match link.map(|link| link.header.index) {
         Some(index) => wanted.gateways.iter().map(|(to, gateway)| (*to, via(*gateway, index))).collect(),
         None => Table::new(),

@@ -12,6 +12,7 @@ use super::{
     forwarding,
     host::{self, HostRoutes},
     interface::{self, Uplink},
+    mtu,
     nat_table::NatTable,
     retention::Retention,
     routes::{self, CLUSTER, ENDPOINTS, FABRIC, Hop, Table},
@@ -103,7 +104,9 @@ async fn sync_vlans(
         interface::silence(KERNEL_PORT).map_err(interface(KERNEL_PORT))?;
         interface::bring_up(handle, link).await.map_err(netlink("bring up the port of the switch"))?;
         forwards_ipv6 = interface::forward(KERNEL_PORT).map_err(interface(KERNEL_PORT))?;
-        let hop = Hop::Via { interface: link.header.index, gateway: None };
+        let mtu = mtu::least_below(handle, link, &desired.ports).await;
+        let mtu = mtu.map_err(netlink("read the MTU of endpoints"))?;
+        let hop = Hop::Via { interface: link.header.index, gateway: None, mtu };
         endpoints = desired.endpoints.iter().map(|address| (IpNet::from(*address), hop)).collect();
     }
     let synced = routes::sync(handle, ENDPOINTS, &endpoints, |prefix| retention.keeps(prefix)).await;
@@ -159,7 +162,7 @@ fn unrouted(uplink: Option<&Uplink>, router: Option<Ipv4Addr>, desired: &Desired
 /// Routes of the leaf switch whose next hops are on the link of the uplink, and why others are not used. The kernel takes any next hop
 /// with `onlink`, and packets to one that does not answer are lost, although a shorter prefix may lead to their destination.
 fn fabric(uplink: &Uplink, learnt: &Learnt) -> (Table, Option<String>) {
-    let via = |gateway| Hop::Via { interface: uplink.index, gateway };
+    let via = |gateway| Hop::Via { interface: uplink.index, gateway, mtu: None };
     let neighbor = learnt.session.map(|(_, neighbor)| neighbor);
     let is_of_others = |(_, next_hop): &(&IpNet, &IpAddr)| !uplink.addresses.contains(next_hop);
     // RFC 4271 section 6.3.

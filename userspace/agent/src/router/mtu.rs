@@ -1,8 +1,8 @@
-//! MTU of the kernel's route to the pods with host access.
+//! MTU of the kernel's routes to pods: with host access, and on routed VLAN networks.
 //!
-//! The interface to an eBPF datapath takes packets of any size, and the pair of a pod drops without a word what the pod's end is too
-//! small for. By the MTU of the route the kernel divides such packets, or tells their senders. The interface to OVS needs none: it
-//! has the least MTU of the bridge. A pod keeps the MTU that its interface was made with, so that of the underlay does not tell.
+//! The interfaces to an eBPF datapath take packets of any size, and the pair of a pod drops without a word what the pod's end is too
+//! small for. By the MTU of the route the kernel divides such packets, or tells their senders. The interfaces to OVS need none: they
+//! have the least MTU of the bridge. A pod keeps the MTU that its interface was made with, so that of the underlay does not tell.
 
 use std::{collections::BTreeSet, net::Ipv4Addr};
 
@@ -61,6 +61,26 @@ fn is_veth(link: &LinkMessage) -> bool {
     })
 }
 
+/// The least MTU of the interfaces with these names, if `link` leads to an eBPF datapath and takes larger packets.
+pub(super) async fn least_below(
+    handle: &Handle,
+    link: &LinkMessage,
+    names: &BTreeSet<String>,
+) -> Result<Option<u32>, rtnetlink::Error> {
+    if !is_veth(link) {
+        return Ok(None);
+    }
+    let own = link.attributes.iter().find_map(mtu_of);
+    Ok(least(handle, names).await?.filter(|mtu| own.is_none_or(|own| *mtu < own)))
+}
+
+fn mtu_of(attribute: &LinkAttribute) -> Option<u32> {
+    match attribute {
+        LinkAttribute::Mtu(mtu) => Some(*mtu),
+        _ => None,
+    }
+}
+
 /// The least MTU of the interfaces with these names; `None` if there are none.
 async fn least(handle: &Handle, names: &BTreeSet<String>) -> Result<Option<u32>, rtnetlink::Error> {
     let links: Vec<LinkMessage> = handle.link().get().execute().try_collect().await?;
@@ -68,12 +88,8 @@ async fn least(handle: &Handle, names: &BTreeSet<String>) -> Result<Option<u32>,
         LinkAttribute::IfName(name) => names.contains(name),
         _ => false,
     };
-    let mtu = |attribute: &LinkAttribute| match attribute {
-        LinkAttribute::Mtu(mtu) => Some(*mtu),
-        _ => None,
-    };
     let named = links.iter().filter(|link| link.attributes.iter().any(is_named));
-    Ok(named.filter_map(|link| link.attributes.iter().find_map(mtu)).min())
+    Ok(named.filter_map(|link| link.attributes.iter().find_map(mtu_of)).min())
 }
 
 /// The kernel's routes to the same prefix by an interface.
@@ -128,7 +144,7 @@ mod tests {
     };
 
     use crate::{
-        datapath::host_access::HOST_PORT,
+        datapath::{KERNEL_PORT, host_access::HOST_PORT},
         router::{
             access::HostAccess,
             desired::{Desired, Learnt},
@@ -186,6 +202,54 @@ mod tests {
             assert!(matches!(own[..], [own] if own.contains(&format!("mtu {mtu}"))), "{routes}");
             assert!(matches!(others[..], [other] if other.contains("dev br-1")), "{routes}");
         }
+    }
+
+    /// The MTU of each route to an endpoint on a routed VLAN network with these interfaces.
+    fn routed(node: &Netns, ports: &[&str]) -> Vec<Option<String>> {
+        let desired = Desired {
+            is_routing: true,
+            endpoints: ["10.9.0.1", "2001:db8:9::1"].map(|ip| ip.parse().unwrap()).into(),
+            ports: ports.iter().map(|name| (*name).to_owned()).collect(),
+            ..Desired::default()
+        };
+        let learnt = Learnt { is_complete: true, ..Learnt::default() };
+        let work = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                let (mut access, both) = (HostAccess::default(), (&desired, &learnt));
+                let handle = kernel::connect()?;
+                kernel::sync(&handle, &mut access, both, &Retention::over()).await?;
+                let again = kernel::sync(&handle, &mut access, both, &Retention::over()).await?;
+                anyhow::Ok(again.0)
+            })
+        };
+        assert_eq!(node.run(work).unwrap(), 0, "the routes are read as they were written");
+        let mtu = |family: &str| {
+            let routes = node.ip(&format!("{family} route show table 2981")).unwrap();
+            routes.split_once(" mtu ").and_then(|(_, mtu)| mtu.split_whitespace().next()).map(str::to_owned)
+        };
+        ["-4", "-6"].map(mtu).into()
+    }
+
+    #[test]
+    fn routes_to_endpoints_have_the_mtu_of_their_interfaces() {
+        needs!(root(), binary("ip"));
+        let [node, outside] = ["vlans", "out"].map(|label| Netns::new(label).unwrap());
+        for (link, peer) in [(KERNEL_PORT, "switch"), ("vvport7", "pod7"), ("vvport8", "pod8")] {
+            node.veth(link, &outside, peer).unwrap();
+            node.up(link).unwrap();
+            outside.up(peer).unwrap();
+        }
+        node.mtu(KERNEL_PORT, 65535).unwrap();
+        node.mtu("vvport7", 1500).unwrap();
+        node.mtu("vvport8", 1400).unwrap();
+        let of = |mtu: &str| [Some(mtu.to_owned()), Some(mtu.to_owned())];
+        assert_eq!(routed(&node, &[]), [None, None]);
+        assert_eq!(routed(&node, &["vvport7"]), of("1500"));
+        assert_eq!(routed(&node, &["vvport7", "vvport8"]), of("1400"));
+        // The interface itself takes no more.
+        node.mtu(KERNEL_PORT, 1400).unwrap();
+        assert_eq!(routed(&node, &["vvport7", "vvport8"]), [None, None]);
     }
 
     /// What follows an IPv4 header without options, of packets of a protocol.

@@ -10,8 +10,8 @@ use rtnetlink::{
     packet_route::{
         AddressFamily,
         route::{
-            RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
-            RouteVia,
+            RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteProtocol, RouteScope,
+            RouteType, RouteVia,
         },
     },
 };
@@ -41,8 +41,9 @@ pub(super) const HOST: Set =
 /// Where packets to a prefix go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hop {
-    /// To the interface with this index, by the address of a next hop; `None` on the link.
-    Via { interface: u32, gateway: Option<IpAddr> },
+    /// To the interface with this index, by the address of a next hop; `None` on the link. `mtu` is `None` for that of the
+    /// interface.
+    Via { interface: u32, gateway: Option<IpAddr>, mtu: Option<u32> },
     /// Nowhere.
     Blackhole,
 }
@@ -51,6 +52,13 @@ impl Hop {
     fn gateway(&self) -> Option<IpAddr> {
         match self {
             Hop::Via { gateway, .. } => *gateway,
+            Hop::Blackhole => None,
+        }
+    }
+
+    fn mtu(&self) -> Option<u32> {
+        match self {
+            Hop::Via { mtu, .. } => *mtu,
             Hop::Blackhole => None,
         }
     }
@@ -131,12 +139,19 @@ fn address(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
+fn mtu_of(metric: &RouteMetric) -> Option<u32> {
+    match metric {
+        RouteMetric::Mtu(mtu) => Some(*mtu),
+        _ => None,
+    }
+}
+
 fn parsed(message: &RouteMessage) -> Option<(IpNet, Installed)> {
     let any = match message.header.address_family {
         AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         _ => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
     };
-    let (mut to, mut interface, mut gateway, mut metric) = (any, 0, None, 0);
+    let (mut to, mut interface, mut gateway, mut mtu, mut metric) = (any, 0, None, None, 0);
     for attribute in &message.attributes {
         match attribute {
             RouteAttribute::Destination(destination) => to = address(destination)?,
@@ -145,12 +160,13 @@ fn parsed(message: &RouteMessage) -> Option<(IpNet, Installed)> {
             RouteAttribute::Via(RouteVia::Inet6(next)) => gateway = Some(IpAddr::V6(*next)),
             RouteAttribute::Oif(index) => interface = *index,
             RouteAttribute::Priority(priority) => metric = *priority,
+            RouteAttribute::Metrics(metrics) => mtu = metrics.iter().find_map(mtu_of),
             _ => {}
         }
     }
     let hop = match message.header.kind {
         RouteType::BlackHole => Hop::Blackhole,
-        _ => Hop::Via { interface, gateway },
+        _ => Hop::Via { interface, gateway, mtu },
     };
     Some((IpNet::new(to, message.header.destination_prefix_length).ok()?, Installed { hop, metric }))
 }
@@ -170,6 +186,7 @@ fn message(set: Set, prefix: IpNet, hop: Hop) -> RouteMessage {
             Hop::Blackhole => RouteType::BlackHole,
         };
         message.attributes.extend(set.shared.map(|(_, metric)| RouteAttribute::Priority(metric)));
+        message.attributes.extend(hop.mtu().map(|mtu| RouteAttribute::Metrics(vec![RouteMetric::Mtu(mtu)])));
         message.header.scope = match (prefix, hop) {
             (IpNet::V4(_), Hop::Via { gateway: None, .. }) => RouteScope::Link,
             _ => RouteScope::Universe,
@@ -181,7 +198,7 @@ fn message(set: Set, prefix: IpNet, hop: Hop) -> RouteMessage {
             let route =
                 RouteMessageBuilder::<Ipv4Addr>::new().destination_prefix(net.network(), net.prefix_len());
             common(match hop {
-                Hop::Via { interface, gateway } => {
+                Hop::Via { interface, gateway, .. } => {
                     let route = route.output_interface(interface);
                     match gateway {
                         Some(IpAddr::V4(gateway)) => route.gateway(gateway).onlink().build(),
@@ -196,7 +213,7 @@ fn message(set: Set, prefix: IpNet, hop: Hop) -> RouteMessage {
             let route =
                 RouteMessageBuilder::<Ipv6Addr>::new().destination_prefix(net.network(), net.prefix_len());
             common(match hop {
-                Hop::Via { interface, gateway } => {
+                Hop::Via { interface, gateway, .. } => {
                     let route = route.output_interface(interface);
                     match gateway {
                         Some(IpAddr::V6(gateway)) => route.gateway(gateway).onlink().build(),
@@ -298,10 +315,13 @@ mod tests {
         ];
         for (prefix, gateway) in routes {
             let prefix: IpNet = prefix.parse().unwrap();
-            let hop = Hop::Via { interface: 7, gateway: gateway.map(|gateway| gateway.parse().unwrap()) };
-            let message = message(FABRIC, prefix, hop);
-            assert!(FABRIC.has(&message) && !ENDPOINTS.has(&message) && !HOST.has(&message));
-            assert_eq!(parsed(&message), Some((prefix, Installed { hop, metric: 0 })));
+            let gateway = gateway.map(|gateway| gateway.parse().unwrap());
+            for mtu in [None, Some(1450)] {
+                let hop = Hop::Via { interface: 7, gateway, mtu };
+                let message = message(FABRIC, prefix, hop);
+                assert!(FABRIC.has(&message) && !ENDPOINTS.has(&message) && !HOST.has(&message));
+                assert_eq!(parsed(&message), Some((prefix, Installed { hop, metric: 0 })));
+            }
         }
         let (prefix, hop) = ("10.1.0.0/16".parse().unwrap(), Hop::Blackhole);
         assert_eq!(parsed(&message(CLUSTER, prefix, hop)), Some((prefix, Installed { hop, metric: 0 })));
@@ -312,7 +332,7 @@ mod tests {
         for prefix in ["0.0.0.0/0", "10.1.0.5/32", "2001:db8::/64"] {
             let prefix: IpNet = prefix.parse().unwrap();
             let message = deletion(FABRIC, prefix);
-            let hop = Hop::Via { interface: 0, gateway: None };
+            let hop = Hop::Via { interface: 0, gateway: None, mtu: None };
             assert_eq!(parsed(&message), Some((prefix, Installed { hop, metric: 0 })));
             assert_eq!(table_of(&message), FABRIC.table);
             assert_eq!(message.header.protocol, RouteProtocol::Unspec);
@@ -326,7 +346,7 @@ mod tests {
     #[test]
     fn routes_of_others_in_the_main_table_are_left_alone() {
         let prefix: IpNet = "10.1.0.0/16".parse().unwrap();
-        let hop = Hop::Via { interface: 7, gateway: Some("10.9.0.254".parse().unwrap()) };
+        let hop = Hop::Via { interface: 7, gateway: Some("10.9.0.254".parse().unwrap()), mtu: None };
         let mut message = message(HOST, prefix, hop);
         assert!(HOST.has(&message));
         assert_eq!(parsed(&message), Some((prefix, Installed { hop, metric: 2981 })));
@@ -337,7 +357,7 @@ mod tests {
     /// Gateway of each prefix; `None` on the link.
     fn table(interface: u32, routes: &[(&str, Option<&str>)]) -> Table {
         let gateway = |text: &str| text.parse().unwrap();
-        let hop = |to: Option<&str>| Hop::Via { interface, gateway: to.map(gateway) };
+        let hop = |to: Option<&str>| Hop::Via { interface, gateway: to.map(gateway), mtu: None };
         routes.iter().map(|(prefix, to)| (prefix.parse().unwrap(), hop(*to))).collect()
     }
 

@@ -3,13 +3,14 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use contiv_model::{
+    endpoint::Endpoint,
     name::{EndpointId, HostName},
     network::Network,
     tag::Encap,
 };
 use ipnet::{IpNet, Ipv4Net};
 
-use super::snapshot::State;
+use super::{object::Attachment, snapshot::State};
 
 impl State {
     /// Whether the nodes forward between two networks.
@@ -80,13 +81,21 @@ impl State {
         self.vlan_subnets().filter(move |_| are_routed)
     }
 
+    /// Interfaces of this node's endpoints on routed VLAN networks.
+    pub fn routed_vlan_ports(&self, host: &HostName) -> impl Iterator<Item = &str> {
+        self.vlan_endpoints(host).map(|(_, attachment)| attachment.port.as_str())
+    }
+
     fn vlan_addresses(&self, host: &HostName) -> impl Iterator<Item = IpAddr> {
+        self.vlan_endpoints(host).flat_map(|(endpoint, _)| endpoint.addresses().iter().collect::<Vec<_>>())
+    }
+
+    /// Endpoints with an interface on a node whose network is a routed VLAN network.
+    fn vlan_endpoints(&self, host: &HostName) -> impl Iterator<Item = (&Endpoint, &Attachment)> {
         let is_routed = move |network: &Network| is_vlan(network) && self.is_routed(network);
-        let endpoints = self.on_host(host).filter(|id| self.attachment(id).is_some());
-        let endpoints = endpoints.filter_map(|id| self.endpoint(id));
         let endpoints =
-            endpoints.filter(move |endpoint| self.active_network(&endpoint.network).is_some_and(is_routed));
-        endpoints.flat_map(|endpoint| endpoint.addresses().iter().collect::<Vec<_>>())
+            self.on_host(host).filter_map(move |id| Some((self.endpoint(id)?, self.attachment(id)?)));
+        endpoints.filter(move |(endpoint, _)| self.active_network(&endpoint.network).is_some_and(is_routed))
     }
 }
 
