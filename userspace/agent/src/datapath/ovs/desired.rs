@@ -42,7 +42,7 @@ pub(crate) fn expected(
             continue;
         }
         if port.is_some() || !matches!(object, Object::Peer(_)) {
-            // A service without a network is not in the index and counts as out of sync.
+            // What cannot be set, such as a service without a network, is not in the index and counts as out of sync.
             let _omitted = batch.set(object.clone(), port);
         }
     }

@@ -49,6 +49,9 @@ pub(crate) enum NotSet {
         "the service has no network, and no network that is routed in the {0} is on this node; give the service a network"
     )]
     Network(Vrf),
+    /// Another object has the cookie.
+    #[error("its flows would have the cookie of those of {0}; give one of the two objects another name")]
+    Cookie(ObjectId),
 }
 
 /// Uncommitted changes of a [`SwitchModel`].
@@ -132,11 +135,14 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Adds or replaces an object. Fails without a change if a service has no network, or there is no number for the object. A remote
-    /// endpoint without a tunnel has a record: its frames come from nowhere, until the peer is set. So has a local endpoint without a
-    /// port.
+    /// Adds or replaces an object. Fails without a change if another object has its cookie, a service has no network, or there is no
+    /// number for the object. A remote endpoint without a tunnel has a record: its frames come from nowhere, until the peer is set. So
+    /// has a local endpoint without a port.
     pub(crate) fn set(&mut self, object: Object, port: Option<BridgePort>) -> Result<(), NotSet> {
         let id = object.id();
+        if let Some(owner) = self.index.other_owner(&id) {
+            return Err(NotSet::Cookie(owner.clone()));
+        }
         if let Object::Service(service) = &object
             && service.scope.network.is_none()
             && !self.index.has_network_in(&service.scope.vrf)
@@ -181,6 +187,10 @@ impl<'a> Batch<'a> {
     }
 
     pub(crate) fn delete(&mut self, id: &ObjectId) {
+        // It has not been set: the flows with its cookie, and the number, are those of the other object.
+        if self.index.other_owner(id).is_some() {
+            return;
+        }
         self.mark_dirty(id);
         let routed = self.routed_at(id);
         let old = self.index.remove(id);

@@ -1,16 +1,21 @@
 //! Flow cookies.
 
-use crate::datapath::{ObjectId, ovs::hash::hash};
+use ring::digest::{SHA256, digest};
 
-/// Cookie of the flows of one object: 0xc in bits 60 to 63, the kind of the object in bits 56 to 59, and 56 bits of a
-/// hash of its id. It does not depend on the process or the version, so that a restarted agent recognises its flows.
+use crate::datapath::ObjectId;
+
+/// Cookie of the flows of one object: 0xc in bits 60 to 63, the kind of the object in bits 56 to 59, and the first 56 bits of the
+/// SHA-256 of its id. Tenants choose names: with a hash that is easily inverted, one could give an object the cookie of another
+/// tenant's, whose flows it would replace. It does not depend on the process or the version, so that a restarted agent recognises
+/// its flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Cookie(pub(crate) u64);
 
 const PREFIX: u64 = 0xc0;
 /// Kind of groups.
 const GROUP: u64 = 5;
-const HASH_MASK: u64 = 0x00ff_ffff_ffff_ffff;
+/// Bytes of the hash.
+const HASH: usize = 7;
 
 impl Cookie {
     /// Cookie of the base flows, which exist for any desired state.
@@ -39,6 +44,22 @@ impl Cookie {
             ObjectId::Subnet(id) => (7, id.to_string()),
             ObjectId::Route(id) => (8, id.to_string()),
         };
-        Cookie((PREFIX | kind) << 56 | hash(&text) & HASH_MASK)
+        let digest = digest(&SHA256, text.as_bytes());
+        let hash = digest.as_ref().iter().take(HASH).fold(0, |hash, byte| hash << 8 | u64::from(*byte));
+        Cookie((PREFIX | kind) << 56 | hash)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With the example of FIPS 180-2, appendix B.1.
+    #[test]
+    fn cookies_have_the_hash_of_the_id() {
+        let cookie = Cookie::of(&ObjectId::Local("abc".into()));
+        assert_eq!(cookie, Cookie(0xc4ba_7816_bf8f_01cf));
+        assert!(cookie.is_own() && !cookie.is_of_group());
+        assert_ne!(cookie, Cookie::of(&ObjectId::Remote("abc".into())));
     }
 }

@@ -14,6 +14,7 @@ use contiv_model::{
 
 use ipnet::Ipv4Net;
 
+use super::cookie::Cookie;
 use crate::datapath::{Family, Group, Local, Network, Object, ObjectId, Service, SubnetId};
 
 /// A port of a bridge.
@@ -42,6 +43,8 @@ impl Installed {
 #[derive(Debug, Default)]
 pub(crate) struct FlowIndex {
     installed: BTreeMap<ObjectId, Installed>,
+    /// Installed objects by the cookie of their flows.
+    cookies: HashMap<Cookie, ObjectId>,
     /// Local endpoints of each network.
     locals_on: BTreeMap<NetworkId, BTreeSet<EndpointId>>,
     /// Port numbers of tunnels, by the address of the peer.
@@ -69,6 +72,11 @@ pub(crate) struct FlowIndex {
 impl FlowIndex {
     pub(crate) fn get(&self, id: &ObjectId) -> Option<&Installed> {
         self.installed.get(id)
+    }
+
+    /// The other installed object that has the flows with the cookie of this one. They cannot be told apart in the switch.
+    pub(crate) fn other_owner(&self, id: &ObjectId) -> Option<&ObjectId> {
+        self.cookies.get(&Cookie::of(id)).filter(|owner| *owner != id)
     }
 
     pub(crate) fn ids(&self) -> impl Iterator<Item = &ObjectId> {
@@ -265,12 +273,14 @@ impl FlowIndex {
         if let Some(vrf) = vrf_of(&installed.object) {
             self.vrfs.entry(vrf.clone()).or_default().insert(id.clone());
         }
+        self.cookies.insert(Cookie::of(&id), id.clone());
         self.installed.insert(id, installed);
         old
     }
 
     pub(crate) fn remove(&mut self, id: &ObjectId) -> Option<Installed> {
         let installed = self.installed.remove(id)?;
+        self.cookies.remove(&Cookie::of(id));
         if let Some(port) = &installed.port
             && self.port_owners.get(&port.name) == Some(id)
         {
@@ -362,3 +372,6 @@ fn remove_if_empty<K: Ord, V>(map: &mut BTreeMap<K, V>, key: &K, change: impl Fn
         map.remove(key);
     }
 }
+
+#[cfg(test)]
+mod tests;
