@@ -1,8 +1,12 @@
 //! Multipart messages: requests whose reply can span several messages (OpenFlow 1.3.5 section 7.3.5).
 
+mod flows;
+
 use bytes::BufMut;
 
-use crate::flow::{FlowFilter, FlowStats};
+pub use flows::{Flows, UnknownFlow};
+
+use crate::flow::FlowFilter;
 use crate::group::Group;
 use crate::port::{Port, PortDesc};
 use crate::wire::{DecodeError, Reader, put_text};
@@ -165,8 +169,8 @@ pub struct PortStats {
 pub enum Parts {
     /// Description of the switch.
     Desc(Desc),
-    /// Flows with counters, without those that have an unknown match field or action.
-    Flows(Vec<FlowStats>),
+    /// Flows with counters.
+    Flows(Flows),
     /// Summed counters.
     Aggregate(Aggregate),
     /// Table statistics.
@@ -216,7 +220,7 @@ impl MultipartReply {
                     put_text(out, text, width);
                 }
             }
-            Parts::Flows(flows) => flows.iter().for_each(|flow| flow.encode(out)),
+            Parts::Flows(flows) => flows.encode(out),
             Parts::Aggregate(sum) => {
                 out.put_u64(sum.packets);
                 out.put_u64(sum.bytes);
@@ -236,7 +240,7 @@ impl MultipartReply {
         r.skip(4)?;
         let parts = match kind {
             DESC => Parts::Desc(Desc::decode(r)?),
-            FLOW => Parts::Flows(known_flows(r)?),
+            FLOW => Parts::Flows(Flows::decode(r)?),
             AGGREGATE => Parts::Aggregate(Aggregate { packets: r.u64()?, bytes: r.u64()?, flows: r.u32()? }),
             TABLE => Parts::Tables(all(r, TableStats::decode)?),
             PORT_STATS => Parts::PortStats(all(r, PortStats::decode)?),
@@ -246,21 +250,6 @@ impl MultipartReply {
         };
         Ok(MultipartReply { more: flags & MORE != 0, parts })
     }
-}
-
-/// Flows whose match and instructions this library knows. The flows of other programs may use other ones, and must not
-/// hide the rest of the table.
-fn known_flows(r: &mut Reader<'_>) -> Result<Vec<FlowStats>, DecodeError> {
-    let mut found = vec![];
-    while !r.is_empty() {
-        match FlowStats::decode(r) {
-            Ok(flow) => found.push(flow),
-            // The reader is at the next flow.
-            Err(DecodeError::Field { .. } | DecodeError::Value { .. }) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(found)
 }
 
 fn all<T>(

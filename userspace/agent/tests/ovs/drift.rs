@@ -177,10 +177,12 @@ fn what_other_programs_add_stays() -> Result<()> {
     let one = node.run_pod(&blue, 1)?;
     let _two = node.run_pod(&blue, 2)?;
     let ours = node.tables()?;
-    // The second one is like the flow that has the number of a service.
+    // The second one is like the flow that has the number of a service. The third one has the cookie of a flow of the agent, and a
+    // field that the agent does not know.
     for flow in [
         "table=0,priority=500,udp,tp_dst=5555,actions=drop",
         "cookie=0x2a,table=27,priority=500,metadata=0xa0000/0xfffffe0000,actions=drop",
+        "cookie=0xc300000000000077,table=0,priority=500,mpls,mpls_label=5,actions=NORMAL",
     ] {
         node.switch.borrow().ofctl("add-flow", "contivVxlanBridge", &[flow])?;
     }
@@ -195,16 +197,17 @@ fn what_other_programs_add_stays() -> Result<()> {
         assert_eq!(node.writes() - writes, 0);
         let warnings = node.warnings();
         assert!(
-            matches!(&warnings[..], [line] if line.contains("contivVxlanBridge: 2 flows")),
+            matches!(&warnings[..], [line] if line.contains("contivVxlanBridge: 3 flows")),
             "{warnings:?}"
         );
         let with_them = node.tables()?["contivVxlanBridge"].len();
-        assert_eq!(with_them, ours["contivVxlanBridge"].len() + 2);
+        assert_eq!(with_them, ours["contivVxlanBridge"].len() + 3);
     }
     one.reaches(2)?;
     assert!(vsctl(&["list-ports", "contivVxlanBridge"])?.contains("mirror0"));
-    node.switch.borrow().ofctl("del-flows", "contivVxlanBridge", &["cookie=0/-1"])?;
-    node.switch.borrow().ofctl("del-flows", "contivVxlanBridge", &["cookie=0x2a/-1"])?;
+    for cookie in ["cookie=0/-1", "cookie=0x2a/-1", "cookie=0xc300000000000077/-1"] {
+        node.switch.borrow().ofctl("del-flows", "contivVxlanBridge", &[cookie])?;
+    }
     node.observe()?;
     assert_eq!((node.warnings(), node.tables()?), (vec![], ours));
     Ok(())

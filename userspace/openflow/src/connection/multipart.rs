@@ -4,7 +4,7 @@ use super::{Connection, Error};
 use crate::flow::{FlowFilter, FlowStats};
 use crate::group::Group;
 use crate::message::Body;
-use crate::multipart::{Aggregate, Desc, MultipartRequest, Parts, TableStats};
+use crate::multipart::{Aggregate, Desc, MultipartRequest, Parts, TableStats, UnknownFlow};
 use crate::port::PortDesc;
 
 impl Connection {
@@ -44,7 +44,8 @@ impl Connection {
         }
     }
 
-    /// Returns the flows that `filter` selects, with their counters.
+    /// Returns the flows that `filter` selects, with their counters. Flows that this library does not decode are left out:
+    /// [`Connection::visit_flows`] returns them.
     ///
     /// # Errors
     ///
@@ -55,7 +56,8 @@ impl Connection {
         Ok(all)
     }
 
-    /// Calls `visit` for each flow that `filter` selects. Unlike [`Connection::dump_flows`] it keeps none.
+    /// Calls `visit` for each flow that `filter` selects, and returns those that this library does not decode. Unlike
+    /// [`Connection::dump_flows`] it keeps no others.
     ///
     /// # Errors
     ///
@@ -64,17 +66,20 @@ impl Connection {
         &self,
         filter: FlowFilter,
         mut visit: impl FnMut(FlowStats),
-    ) -> Result<(), Error> {
+    ) -> Result<Vec<UnknownFlow>, Error> {
         let what = "dump flows";
         let request = MultipartRequest::Flows(filter);
+        let mut unknown = vec![];
         self.each_part(request, what, |parts| match parts {
             Parts::Flows(flows) => {
-                flows.into_iter().for_each(&mut visit);
+                flows.known.into_iter().for_each(&mut visit);
+                unknown.extend(flows.unknown);
                 Ok(())
             }
             _ => Err(self.unexpected(what)),
         })
-        .await
+        .await?;
+        Ok(unknown)
     }
 
     /// Returns all groups.

@@ -128,9 +128,10 @@ fn replies() -> Vec<Parts> {
         seconds: 13,
         nanoseconds: 14,
     };
+    let flow_stats = FlowStats { flow: flow(), seconds: 1, nanoseconds: 2, packets: 3, bytes: 4 };
     vec![
         Parts::Desc(desc),
-        Parts::Flows(vec![FlowStats { flow: flow(), seconds: 1, nanoseconds: 2, packets: 3, bytes: 4 }]),
+        Parts::Flows(vec![flow_stats].into()),
         Parts::Aggregate(Aggregate { packets: 1, bytes: 2, flows: 3 }),
         Parts::Tables(vec![TableStats { table: 1, active: 2, lookups: 3, matched: 4 }]),
         Parts::PortStats(vec![stats]),

@@ -48,7 +48,7 @@ fn flows_match_the_text_of_ovs_ofctl() {
     let flows = sample(arbitrary::flow(), 3000);
     let stats =
         |flow: &Flow| FlowStats { flow: flow.clone(), seconds: 0, nanoseconds: 0, packets: 0, bytes: 0 };
-    let Some(text) = ofp_parse(flows.iter().map(|flow| reply(Parts::Flows(vec![stats(flow)])))) else {
+    let Some(text) = ofp_parse(flows.iter().map(|flow| reply(Parts::Flows(vec![stats(flow)].into())))) else {
         testkit::skip!("no ovs-ofctl (install openvswitch-switch)");
     };
     let replies: Vec<_> = text.split("OFPST_FLOW reply").skip(1).collect();

@@ -1,6 +1,9 @@
 //! Round trips of the codec, and decoding of invalid input.
 
-use openflow_rs::{Body, FlowMod, Message, PackedFlow, PackedMod};
+use openflow_rs::{
+    Body, Flow, FlowMod, FlowStats, Match, Message, PackedFlow, PackedMod,
+    multipart::{MultipartReply, Parts},
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -30,8 +33,8 @@ proptest! {
             prop_assert_eq!(bytes(Body::PackedMod(packed)), bytes(Body::FlowMod(plain)));
         }
         // The identity says the same as table, priority and match.
-        let identity = |flow: &openflow_rs::Flow| (flow.table, flow.priority, flow.matching.clone());
-        for other in [other.clone(), openflow_rs::Flow { instructions: other.instructions, cookie: 9, ..flow.clone() }] {
+        let identity = |flow: &Flow| (flow.table, flow.priority, flow.matching.clone());
+        for other in [other.clone(), Flow { instructions: other.instructions, cookie: 9, ..flow.clone() }] {
             let packed_other = PackedFlow::new(&other);
             prop_assert_eq!(packed.identity() == packed_other.identity(), identity(&flow) == identity(&other));
             prop_assert_eq!(packed == packed_other, flow == other);
@@ -68,4 +71,27 @@ proptest! {
             let _bytes = message.to_bytes();
         }
     }
+}
+
+/// A flow of another program, with a field that the library does not know, hides no other flow, and is not lost.
+#[test]
+fn unknown_flows_round_trip() {
+    let stats = |table, cookie| {
+        let flow = Flow::new(table, 5, Match::new().in_port(1.into())).cookie(cookie);
+        FlowStats { flow, seconds: 0, nanoseconds: 0, packets: 0, bytes: 0 }
+    };
+    let parts = Parts::Flows(vec![stats(7, 8), stats(3, 4)].into());
+    let reply = Body::MultipartReply(MultipartReply { more: false, parts });
+    let mut bytes = Message::new(1, reply).to_bytes().unwrap();
+    let (in_port, mpls_label): ([u8; 4], [u8; 4]) = ([0x80, 0, 0, 4], [0x80, 0, 0x44, 4]);
+    let first = bytes.windows(4).position(|bytes| bytes == in_port).unwrap();
+    bytes[first..first + 4].copy_from_slice(&mpls_label);
+    let message = Message::decode(&bytes).unwrap();
+    let Body::MultipartReply(MultipartReply { parts: Parts::Flows(flows), .. }) = &message.body else {
+        panic!("{message:?}");
+    };
+    assert_eq!(flows.known, [stats(3, 4)]);
+    let unknown: Vec<_> = flows.unknown.iter().map(|flow| (flow.table(), flow.cookie())).collect();
+    assert_eq!(unknown, [(7, 8)]);
+    assert_eq!(Message::decode(&message.to_bytes().unwrap()), Ok(message));
 }

@@ -94,6 +94,23 @@ fn dumps_return_the_contents_of_a_bundle() -> Result<()> {
     })
 }
 
+/// Another program has added a flow with a field that the library does not know.
+#[test]
+fn unknown_flows_are_returned_beside_the_others() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    with_bridge("ofother", async |switch, connection| {
+        connection.apply_bundle(changes()).await?;
+        let other = "cookie=0x2a,table=7,priority=3,mpls,mpls_label=5,actions=drop";
+        switch.ofctl("add-flow", "br0", &[other])?;
+        let mut known = 0;
+        let unknown = connection.visit_flows(FlowFilter::default(), |_| known += 1).await?;
+        assert_eq!(known, samples().len());
+        let unknown: Vec<_> = unknown.iter().map(|flow| (flow.table(), flow.cookie())).collect();
+        assert_eq!(unknown, [(7, 0x2a)]);
+        Ok(())
+    })
+}
+
 /// Flows of stateful policies: connection tracking with a zone from a register, conjunctions of clauses, masked ports and
 /// registers, copies between addresses and registers.
 fn stateful_samples() -> Vec<Flow> {

@@ -56,7 +56,8 @@ pub(super) async fn is_held(session: &Session) -> Result<bool, session::Error> {
             is_empty = false;
             is_held |= stats.flow.cookie == Cookie::HOLD.0;
         };
-        session.visit_flows(bridge, visit).await?;
+        let unknown = session.visit_flows(bridge, visit).await?;
+        is_empty &= unknown.is_empty();
         if !is_empty && !is_held {
             return Ok(false);
         }

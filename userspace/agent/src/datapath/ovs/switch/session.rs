@@ -10,6 +10,7 @@ use std::{
 
 use openflow_rs::{
     Change, Connection, FlowFilter, FlowStats, PackedFlow, connection, connection::Target, message::Body,
+    multipart::UnknownFlow,
 };
 use serde_json::json;
 use tokio::net::UnixStream;
@@ -66,7 +67,7 @@ pub(crate) struct Session {
 pub(crate) struct Dump {
     /// Flows of agents, and all groups, which have no cookies.
     pub(crate) tables: PerBridge<Tables>,
-    /// Numbers of flows of other programs.
+    /// Numbers of flows of other programs: those with other cookies, and those that cannot be decoded.
     pub(crate) foreign: PerBridge<usize>,
     /// OpenFlow port numbers by port name.
     pub(crate) ports: PerBridge<HashMap<String, u32>>,
@@ -316,8 +317,9 @@ impl Session {
                         false => foreign += 1,
                     }
                 };
-                connection.visit_flows(FlowFilter::default(), visit).await?;
-                Ok((flows, foreign))
+                let unknown = connection.visit_flows(FlowFilter::default(), visit).await?;
+                // Whatever cookies they have: the agent sets no flows that it cannot read.
+                Ok((flows, foreign + unknown.len()))
             };
             let groups = async { connection.dump_groups().await };
             let ports = async { connection.ports().await };
@@ -335,12 +337,12 @@ impl Session {
         })
     }
 
-    /// Calls `visit` for each flow of a bridge.
+    /// Calls `visit` for each flow of a bridge, and returns those that cannot be decoded.
     pub(crate) async fn visit_flows(
         &self,
         kind: BridgeKind,
         visit: impl FnMut(FlowStats),
-    ) -> Result<(), Error> {
+    ) -> Result<Vec<UnknownFlow>, Error> {
         let visited = self.connection(kind)?.visit_flows(FlowFilter::default(), visit).await;
         visited.map_err(|source| bridge_error(kind, source))
     }
