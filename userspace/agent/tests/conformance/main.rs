@@ -62,6 +62,7 @@ on_every_datapath!([
         refused_clients_are_told, errors_are_about_the_service,
         errors_of_clients_go_to_the_backend, connections_keep_their_target_port;
     service_changes: a_new_service_gets_the_packets_of_existing_flows;
+    service_collisions: replies_have_the_address_that_was_asked, connections_go_on_with_another_service;
     external: external_clients_reach_backends, one_node_answers_external_clients, addresses_of_services_are_only_announced,
         the_backends_node_translates_for_external_clients, only_backends_get_what_external_clients_send,
         other_ports_of_a_service_reach_no_pod,

@@ -19,6 +19,7 @@ pub(crate) mod routing_kinds;
 pub(crate) mod routing_policies;
 pub(crate) mod routing_vlan;
 pub(crate) mod service_changes;
+pub(crate) mod service_collisions;
 pub(crate) mod services;
 pub(crate) mod session_affinity;
 pub(crate) mod unicast;

@@ -26,7 +26,7 @@ use crate::datapath::{
     },
 };
 
-/// Established connections.
+/// Established connections, the latest first: of two that are one to their backend, replies belong to the one that was used last.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Traffic(Vec<Connection>);
 
@@ -145,9 +145,10 @@ impl Traffic {
             return None;
         }
         if direction == Direction::Original
-            && let Some(known) = is_known.and_then(|at| self.0.get_mut(at))
+            && let Some(at) = is_known
         {
-            known.opener = opener;
+            self.0[at].opener = opener;
+            self.0[..=at].rotate_right(1);
         }
         network.rewrite(&mut inner, packet, &connection, direction, sender)?;
         let copies = network.forward(inner, packet, (&connection, direction), for_router.is_some(), from);
@@ -155,7 +156,7 @@ impl Traffic {
         if is_known.is_none() && (copies.is_some() || connection.is_translated()) {
             // One whose other end has opened this is over.
             self.0.retain(|known| known.vrf != connection.vrf || known.reply() != connection.tuple);
-            self.0.push(connection);
+            self.0.insert(0, connection);
         }
         copies
     }
@@ -194,7 +195,7 @@ impl Traffic {
             vec![external::to_wire(network, inner)]
         };
         if !is_known {
-            self.0.push(connection);
+            self.0.insert(0, connection);
         }
         Some(copies)
     }

@@ -58,7 +58,7 @@ pub(super) fn world<H: Harness>(net: &Net) -> Result<World<H>> {
     ]))
 }
 
-fn datagram(macs: (u8, u8), from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) -> Packet {
+pub(super) fn datagram(macs: (u8, u8), from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) -> Packet {
     Packet::eth(mac(macs.0), mac(macs.1)).ipv4(from.0, to.0).udp(from.1, to.1).payload(b"service")
 }
 

@@ -1,7 +1,7 @@
 //! Policies: each IP packet is evaluated as [`contiv_model::policy::decide`] does.
 //!
 //! ```text
-//!  4 class ─┬─ unicast ── ct ── 18 state ─┬─ 55 opener ── 20 destination ─ 21 source ─ 5 out rules ─ 23 in rules ─ 24 accept ─ 6
+//!  4 class ─┬─ unicast ── ct ── 18 state ─┬─ 59, 55 opener ─ 20 destination ─ 21 source ─ 5 out rules ─ 23 in rules ─ 24 accept ─ 6
 //!           │                  ICMP error └─ 19 on path, 55 ┘    │
 //!           ├─ groups, other protocols, not IP ── 20             └─ to a group: 6 ─ 9 ─ each receiver ─ 5 ─ 23 ─ 24 output
 //!           └─ ARP, ND ── 9
@@ -13,7 +13,7 @@
 //! revalidated its cache, and there is no revision that has to survive a restart.
 //!
 //! * [`class`]: what is evaluated, and how.
-//! * [`opener`]: the endpoint that has opened a connection.
+//! * [`opener`]: the endpoint that has opened a connection, and the service that it has opened it to.
 //! * [`identity`]: the endpoints of a connection.
 //! * [`rules`]: flows of a group's rules.
 //! * [`replicate`]: evaluation for each receiver of a replicated frame.
@@ -32,7 +32,7 @@ use super::{family::Family, guard, metadata};
 pub(super) use self::{
     class::{base, commit, network, opened_by},
     identity::{endpoint, subnet},
-    opener::known_opener,
+    opener::{known_opener, known_service},
     replicate::{far, flood},
 };
 pub(crate) use self::{

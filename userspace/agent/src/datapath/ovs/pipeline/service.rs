@@ -15,6 +15,9 @@
 //! connection keeps its backend without the agent, whatever the group chooses for others, and client ports can be used again
 //! at once. (The translation of the userspace datapath's connection tracking fails then, see docs/src/architecture/ovs.md.)
 //!
+//! A client that sends by one port to two services with a backend in common has two entries in the clients' zone, and one connection to
+//! the backend: its label is that of the latest packet (table 59 compares).
+//!
 //! Fragments are reassembled before their ports are matched, by the kernel datapath. After the userspace datapath's connection tracking
 //! they are fragments still, and it damages the data of later ones when it translates addresses, as if each had a UDP or TCP
 //! header: it drops fragments to services and those of their replies.
@@ -22,7 +25,7 @@
 //! A pod that reaches itself gets its packets from the service's address, as on eBPF nodes. What it returns is for no port
 //! of the service, goes back to the pod's own address, and is then a reply of the connection.
 
-use std::{net::IpAddr, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use contiv_model::{
     mac::Mac,
@@ -219,6 +222,9 @@ pub(crate) fn service(service: &Service, domain: Domain, number: u32) -> Vec<Flo
         .collect();
     flows.extend(service.ports.iter().map(|port| reply(service, domain, number, port)));
     flows.extend(service.ports.iter().map(|port| error(service, domain, number, port)));
+    // One for both protocols of a port.
+    let ports: BTreeSet<u16> = service.ports.iter().map(|port| port.port).collect();
+    flows.extend(ports.into_iter().map(|port| policy::known_service(number, port)));
     flows.extend(backends(service, domain).map(|backend| member(&backend, number)));
     flows.push(choice(service, domain, number));
     flows.extend(indexed(service, domain, number));

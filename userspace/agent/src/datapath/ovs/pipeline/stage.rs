@@ -11,7 +11,7 @@ pub(crate) fn stage_of(table: u8) -> Stage {
         table::GUARD..=table::LINK | table::OWNER..=table::NAME_CHECK => Stage::Guard,
         table::DESTINATION_GROUP | table::STATE..=table::SOURCE_IDENTITY => Stage::Connection,
         table::DESTINATION_OWNER..=table::ON_PATH_SUBNET => Stage::Connection,
-        table::OPENER..=table::LOCAL_RECEIVER => Stage::Connection,
+        table::OPENER..=table::LOCAL_RECEIVER | table::OPENED_SERVICE => Stage::Connection,
         table::POLICY => Stage::PolicyOut,
         table::POLICY_IN => Stage::PolicyIn,
         table::ACCEPT | table::DSCP | table::SERVICE_SNAT | table::IP | table::DESTINATION => Stage::Forward,

@@ -130,6 +130,9 @@ pub(super) const LOCAL_RECEIVER: u8 = 57;
 /// Limits the rate of packets that the agent answers.
 pub(super) const LIMIT: u8 = 58;
 
+/// Compares the service of a packet with that of its connection.
+pub(super) const OPENED_SERVICE: u8 = 59;
+
 /// Priorities within the tables.
 pub(super) mod priority {
     pub(crate) const MISS: u16 = 1;

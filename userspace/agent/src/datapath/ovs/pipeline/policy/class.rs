@@ -195,22 +195,22 @@ fn state(family: Family) -> Vec<Flow> {
         family.packets(Match::new()).ct_state(tracked | ct_state::RELATED, mask | ct_state::RELATED);
     let related = Flow::new(table::STATE, rank::RELATED, related);
     flows.push(related.apply(about_reply()).goto(table::ON_PATH));
-    let (error, packet) =
-        ((rank::RELATED, ct_state::RELATED, table::ON_PATH), (rank::TRACKED, 0, table::OPENER));
-    for ((priority, kind, next), directions) in [(error, &[true][..]), (packet, &[false, true])] {
-        for is_reply in directions.iter().copied() {
-            let direction = if is_reply { ct_state::REPLY } else { 0 };
-            let mask = mask | kind;
-            let base = family.packets(Match::new()).ct_state(tracked | kind | direction, mask);
-            let found = || if next == table::OPENER { opener::find_port(is_reply) } else { vec![] };
-            let whole = Flow::new(table::STATE, priority, base.clone()).apply(original(is_reply));
-            flows.push(whole.apply(found()).goto(next));
-            flows.extend([TCP, UDP].map(|number| {
-                let m = base.clone().field(Field::CtIpProto, number);
-                let flow = Flow::new(table::STATE, priority + 2, m).apply(original(is_reply));
-                flow.apply([port(Field::CtPortDst)]).apply(found()).goto(next)
-            }));
-        }
+    for (priority, kind, is_reply, next) in [
+        (rank::RELATED, ct_state::RELATED, true, table::ON_PATH),
+        (rank::TRACKED, 0, false, table::OPENED_SERVICE),
+        (rank::TRACKED, 0, true, table::OPENER),
+    ] {
+        let direction = if is_reply { ct_state::REPLY } else { 0 };
+        let mask = mask | kind;
+        let base = family.packets(Match::new()).ct_state(tracked | kind | direction, mask);
+        let found = || if next == table::ON_PATH { vec![] } else { opener::find_port(is_reply) };
+        let whole = Flow::new(table::STATE, priority, base.clone()).apply(original(is_reply));
+        flows.push(whole.apply(found()).goto(next));
+        flows.extend([TCP, UDP].map(|number| {
+            let m = base.clone().field(Field::CtIpProto, number);
+            let flow = Flow::new(table::STATE, priority + 2, m).apply(original(is_reply));
+            flow.apply([port(Field::CtPortDst)]).apply(found()).goto(next)
+        }));
     }
     flows
 }

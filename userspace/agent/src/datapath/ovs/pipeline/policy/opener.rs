@@ -1,10 +1,11 @@
-//! The endpoint that has opened a connection. An address passes from one endpoint to another: replies to the first one are none to
-//! the second, whose rules have not been asked about them.
+//! The endpoint that has opened a connection, and the service that it has opened it to. An address passes from one endpoint to
+//! another: replies to the first one are none to the second, whose rules have not been asked about them.
 //!
 //! ```text
-//!  18 ─┬─ original direction ── 55 opened by the sender? ─┬─ yes ─ 20
-//!      │                                                  └─ no, or new: 24 records the sender ─ 20
-//!      │                                                     from outside: only if 57 finds the receiver on this node
+//!  18 ─┬─ original direction ── 59 to this service? ─┬─ yes ─ 55 opened by the sender? ─┬─ yes ─ 20
+//!      │                                             │                                  └─ no, or new ─┐
+//!      │                                             └─ no ──── 24 records the sender and the service ─┴─ 20
+//!      │                                                        from outside: only if 57 finds the receiver on this node
 //!      └─ reply ─ 37 receiver ─ 55 opened by the receiver? ─┬─ yes, or not on this node ─ 20
 //!      └─ ICMP error to the opener ─ 19 ─ 37 ─┘             ├─ no ─ 56 evaluated as a packet of no connection ─ 20
 //!                                                           └─ no, an error: marked, and dropped if its address has a record ─ 20
@@ -12,6 +13,11 @@
 //!
 //! The label of a connection has the number of the endpoint, behind the service. What the sender of the original direction sends is
 //! evaluated anyway: it takes the connection over, so that the ports of one that its predecessor has left can be used again.
+//!
+//! A client may send by one port to two services that have a backend in common, or to the backend itself. Nothing tells the packets to
+//! the backend apart: they are one connection, to what the client has sent to last, and replies have the address of that. So a
+//! connection also goes on when its address passes to another service. A SYN of an established connection takes over nothing: it is one
+//! of another connection, which the backend does not accept.
 //!
 //! A frame from outside for no endpoint of this node is flooded or dropped, which needs no connection. Otherwise one sender could fill
 //! connection tracking on all nodes with frames to an unknown Ethernet address.
@@ -22,7 +28,7 @@ use openflow_rs::{Action, Field, Flow, Match, Slice, ct_state};
 use super::{CLASS, OPENING, REPLY, SUCCESSOR};
 use crate::datapath::ovs::pipeline::{
     guard::{Place, STATION_PORT, find_station, with_station_at},
-    metadata::{OUTSIDE, SENDER, match_from, sender_number},
+    metadata::{OUTSIDE, SENDER, SERVICE_MASK, match_from, sender_number, service_port_match, service_value},
     table::{self, priority},
 };
 
@@ -120,6 +126,7 @@ pub(super) fn find_port(is_reply: bool) -> Vec<Action> {
 /// Returns the flows that exist for any desired state.
 pub(super) fn base() -> Vec<Flow> {
     let check = |priority, m| Flow::new(table::OPENER, priority, m);
+    let to_other = |priority, m| Flow::new(table::OPENED_SERVICE, priority, m);
     let belongs = |flow: Flow| flow.apply([Action::resubmit(table::DESTINATION_IDENTITY)]);
     let opens = |flow: Flow| belongs(flow.apply([mark_opening()]));
     let arrives =
@@ -130,6 +137,9 @@ pub(super) fn base() -> Vec<Flow> {
     let (new, outside) = (ct_state::NEW, || match_from(OUTSIDE));
     let error = with_station_at(reply().ct_state(ct_state::RELATED, ct_state::RELATED), Place::Here);
     vec![
+        known_service(0, 0),
+        arrives(to_other(priority::MISS + 1, outside())),
+        opens(to_other(priority::MISS, Match::new())),
         arrives(check(priority::MATCH + 2, outside().ct_state(new, new))),
         opens(check(priority::MATCH + 1, Match::new().ct_state(new, new))),
         belongs(check(priority::MATCH, with_opener(original(outside()), Opener::Outside))),
@@ -149,6 +159,13 @@ pub(super) fn base() -> Vec<Flow> {
 pub(crate) fn known_opener(id: &EndpointId, port: u32) -> Flow {
     let opened = with_opener(Match::new().field(STATION_PORT, port), Opener::endpoint(id));
     Flow::new(table::OPENER, priority::MATCH, opened).apply([Action::resubmit(table::DESTINATION_IDENTITY)])
+}
+
+/// Returns the flow that recognises the connections to a port of a service; with number and port 0 those to no service.
+pub(crate) fn known_service(number: u32, port: u16) -> Flow {
+    let opened = service_port_match(number, port);
+    let opened = opened.masked(Field::CtLabel, service_value(number, port), SERVICE_MASK);
+    Flow::new(table::OPENED_SERVICE, priority::MATCH, opened).apply([Action::resubmit(table::OPENER)])
 }
 
 #[cfg(test)]
