@@ -136,3 +136,25 @@ fn tarball(workspace: &Workspace, release: &Path, folder: &Path) -> Result<()> {
     output(tar.args(["--file"]).arg(folder.join(&archive)).arg(&name))?;
     fs::remove_dir_all(&stage).with_context(|| format!("remove {}", stage.display()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A daemon may not become ready before its store is there again, and dpkg's lock is held meanwhile.
+    #[test]
+    fn upgrades_restart_daemons_without_waiting_for_them() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let read = |path: String| fs::read_to_string(root.join(&path)).unwrap();
+        for (crate_folder, name) in [("master", "netmaster"), ("userspace/agent", "netplugin")] {
+            let manifest = read(format!("{crate_folder}/Cargo.toml"));
+            assert!(manifest.contains("restart-after-upgrade = false, stop-on-upgrade = false"), "{name}");
+            assert!(manifest.contains(&format!("deploy/debian/{name}\"")), "{name}: maintainer-scripts");
+            let script = read(format!("deploy/debian/{name}/postinst"));
+            assert!(script.contains("\n#DEBHELPER#\n"), "{name}");
+            let restarts: Vec<_> = script.lines().filter(|line| line.contains("restart ")).collect();
+            let expected = format!("    systemctl --no-block try-restart {name}.service || true");
+            assert_eq!(restarts, [expected]);
+        }
+    }
+}

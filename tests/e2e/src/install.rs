@@ -36,6 +36,12 @@ const BLOCK: Duration = Duration::from_secs(240);
 const PING: &str = "ip netns exec pod1 ping -q -i 0.01 $PEER > /run/pings 2>&1 & PINGING=$!";
 const NO_LOSS: &str = "kill -INT $PINGING; wait $PINGING || true; cat /run/pings
                        grep -q ' 0% packet loss' /run/pings";
+/// A block that contains this replaces the packages of daemons that run.
+const UPGRADE: &str = "--only-upgrade";
+/// Fails if a daemon runs a program that a package has replaced.
+const RESTARTED: &str = "for pid in $(cat /run/units/netmaster.pid /run/units/netplugin.pid); do
+                           if readlink /proc/$pid/exe | grep deleted; then false; fi
+                         done";
 /// The machines' default gateway.
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
@@ -108,6 +114,9 @@ fn run_block(block: &Block, machines: &mut [Machine]) -> Result<()> {
     for machine in chosen {
         interrupt::check()?;
         machine.run(&block.text, BLOCK)?;
+        if block.text.contains(UPGRADE) {
+            machine.run(RESTARTED, BLOCK).context("the packages restart the daemons")?;
+        }
     }
     Ok(())
 }

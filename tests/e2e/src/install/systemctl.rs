@@ -4,11 +4,16 @@
 //! Sandboxing, dependencies, restarts and boot are systemd's and are not imitated.
 
 use std::{
+    env,
     fs::{self, File, Permissions},
-    os::unix::{
-        fs::{PermissionsExt as _, symlink},
-        net::UnixDatagram,
-        process::CommandExt as _,
+    io,
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::{
+            fs::{PermissionsExt as _, symlink},
+            net::UnixDatagram,
+            process::CommandExt as _,
+        },
     },
     path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
@@ -29,6 +34,8 @@ const WANTS: &str = "/etc/systemd/system/multi-user.target.wants";
 /// systemd's `DefaultTimeoutStartSec` and `DefaultTimeoutStopSec`.
 const TIMEOUT: Duration = Duration::from_secs(90);
 const POLL: Duration = Duration::from_millis(50);
+/// Command of the process that waits for a unit after `--no-block`. systemctl has none like it.
+const WAIT_READY: &str = "wait-ready";
 
 /// `systemctl VERB [--now] [--no-block] UNIT...`.
 pub(super) fn run(arguments: &[String]) -> Result<ExitCode> {
@@ -66,7 +73,11 @@ pub(super) fn run(arguments: &[String]) -> Result<ExitCode> {
             }
             "stop" => stop(name)?,
             "is-enabled" => return Ok(answer(wanted(name).is_symlink(), ["enabled", "disabled"])),
-            "is-active" | "status" => return Ok(answer(running(name).is_some(), ["active", "inactive"])),
+            "is-active" | "status" => return Ok(answer(is_active(name), ["active", "inactive"])),
+            WAIT_READY => {
+                let socket = io::stdin().as_fd().try_clone_to_owned()?;
+                wait_ready(name, &UnixDatagram::from(socket), None)?;
+            }
             _ => bail!("{verb}: no stand-in"),
         }
     }
@@ -127,6 +138,11 @@ fn running(name: &str) -> Option<Pid> {
     (!matches!(state, Some('Z' | 'X') | None)).then_some(Pid::from_raw(pid))
 }
 
+/// As systemd: a unit that notifies is not active before it has been ready.
+fn is_active(name: &str) -> bool {
+    running(name).is_some() && !file(name, "starting").exists()
+}
+
 fn stop(name: &str) -> Result<()> {
     let Some(pid) = running(name) else { return Ok(()) };
     kill(pid, Signal::SIGTERM).with_context(|| format!("stop {name}"))?;
@@ -167,12 +183,25 @@ fn start(name: &str, block: bool) -> Result<()> {
     let log = File::options().create(true).append(true).open(file(name, "log"))?;
     let mut process = command(&unit, &unit.exec_start)?;
     process.stdout(log.try_clone()?).stderr(log).env("NOTIFY_SOCKET", &socket);
+    if unit.notifies {
+        fs::write(file(name, "starting"), "")?;
+    }
     let child = process.spawn().with_context(|| format!("start {}", unit.exec_start))?;
     fs::write(file(name, "pid"), child.id().to_string())?;
-    match unit.notifies && block {
-        true => wait_ready(name, &ready),
-        false => Ok(()),
+    match (unit.notifies, block) {
+        (true, true) => wait_ready(name, &ready, Some(TIMEOUT)),
+        (true, false) => wait_ready_in_background(name, ready),
+        (false, _) => Ok(()),
     }
+}
+
+/// Waits in a process of its own, whose standard input is the socket.
+fn wait_ready_in_background(name: &str, ready: UnixDatagram) -> Result<()> {
+    let mut waiting = Command::new(env::current_exe()?);
+    waiting.arg0("systemctl").args([WAIT_READY, name]).stdin(OwnedFd::from(ready));
+    waiting.stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+    waiting.spawn().with_context(|| format!("wait for {name}"))?;
+    Ok(())
 }
 
 /// By setpriv(1): as the unit's user, with no capability outside the bounding set and no new privileges.
@@ -203,20 +232,22 @@ fn command(unit: &Unit, line: &str) -> Result<Command> {
     Ok(command)
 }
 
-fn wait_ready(name: &str, ready: &UnixDatagram) -> Result<()> {
+/// Waits without an end, unless there is a limit or the process ends.
+fn wait_ready(name: &str, ready: &UnixDatagram, limit: Option<Duration>) -> Result<()> {
     ready.set_read_timeout(Some(POLL))?;
-    let deadline = Instant::now() + TIMEOUT;
+    let deadline = limit.map(|limit| Instant::now() + limit);
+    let process = running(name);
     let mut message = [0; 4096];
     loop {
         if let Ok(length) = ready.recv(&mut message)
             && message[..length].split(|byte| *byte == b'\n').any(|line| line == b"READY=1")
         {
-            return Ok(());
+            return fs::remove_file(file(name, "starting")).context("mark the unit as active");
         }
         let why = match running(name) {
-            None => "the process has ended",
-            Some(_) if Instant::now() > deadline => "no READY=1 within 90 s",
-            Some(_) => continue,
+            now if now.is_none() || now != process => "the process has ended",
+            _ if deadline.is_some_and(|deadline| Instant::now() > deadline) => "no READY=1 within 90 s",
+            _ => continue,
         };
         let log = fs::read_to_string(file(name, "log")).unwrap_or_default();
         bail!("start {name}: {why}; its log:\n{log}");
