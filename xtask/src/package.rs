@@ -26,7 +26,7 @@ const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 
 #[derive(Debug, Default, Args)]
 pub(crate) struct Options {
-    /// Install the packages in a clean Debian 12 root, follow the installation page, attach pods, and upgrade
+    /// Install the packages in a clean Debian 12 root, follow the installation page, attach pods, upgrade and downgrade
     #[arg(long)]
     check: bool,
 }

@@ -1,4 +1,5 @@
-//! The packages on clean machines: the installation page is followed to the letter, and an upgrade loses no packet.
+//! The packages on clean machines: the installation page is followed to the letter, and an upgrade and a downgrade lose no
+//! packet.
 
 use std::{
     fs::{self, File},
