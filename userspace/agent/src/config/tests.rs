@@ -101,3 +101,18 @@ fn help_and_version_succeed() {
     assert!(matches!(read("cleanup --help"), Err(Exit::Output(text)) if text.contains("--bpf-root")));
     assert!(matches!(read("cleanup --datapath ebpf"), Ok(Command::Cleanup(_))));
 }
+
+/// Also those in comments.
+#[test]
+fn variables_in_the_environment_files_exist() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/config");
+    let command = <Flags as clap::CommandFactory>::command();
+    let known: Vec<_> = command.get_arguments().filter_map(|arg| arg.get_env()?.to_str()).collect();
+    for file in ["netmaster.env", "netplugin.env"] {
+        let text = std::fs::read_to_string(folder.join(file)).unwrap();
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        for name in words.filter(|word| word.starts_with("CONTIV_NETPLUGIN_") && !word.ends_with('_')) {
+            assert!(known.contains(&name), "{file}: {name}");
+        }
+    }
+}
