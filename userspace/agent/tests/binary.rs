@@ -264,18 +264,35 @@ fn registers_publishes_its_status_and_stops_on_sigterm() {
     assert!(node.etcd.ctl(&["get", vtep]).unwrap().contains("10.0.0.2"));
 }
 
-/// The roles of the page on security.
+/// The role of all agents on the page on security.
 #[test]
 fn the_documented_etcd_role_is_enough() {
     needs!(root(), binary("etcd"), binary("etcdctl"));
+    check_etcd_role("contiv-agent");
+}
+
+/// The role of one node on the page on security.
+#[test]
+fn the_documented_etcd_role_of_a_node_is_enough() {
+    needs!(root(), binary("etcd"), binary("etcdctl"));
+    let node = check_etcd_role("contiv-HOST");
+    for kind in ["node", "vtep", "bgp", "accepted-store"] {
+        let of_another = format!("/contiv.io/oper/{kind}/node-of-the-test-2");
+        let refused = node.etcd.ctl(&["--user", "agent:agent-secret", "put", &of_another, "{}"]).unwrap_err();
+        assert!(format!("{refused:#}").contains("permission denied"), "{refused:#}");
+    }
+}
+
+/// Runs an agent with a role of the page on security.
+fn check_etcd_role(role: &str) -> Node {
     let node = Node::with_settings(BRIDGE);
     const CLUSTER: &str = "/contiv.io/master/config/cluster";
     node.etcd.ctl(&["put", CLUSTER, r#"{"id":"ours"}"#]).unwrap();
     node.etcd.ctl(&["role", "add", "contiv-agent"]).unwrap();
     let page = include_str!("../../../docs/src/security.md");
-    let grants =
-        page.lines().filter_map(|line| line.strip_prefix("etcdctl role grant-permission contiv-agent "));
-    for grant in grants {
+    let command = format!("etcdctl role grant-permission {role} ");
+    for grant in page.lines().filter_map(|line| line.strip_prefix(&command)) {
+        let grant = grant.replace("HOST", "node-of-the-test");
         let words: Vec<&str> = grant.split_whitespace().collect();
         node.etcd.ctl(&[&["role", "grant-permission", "contiv-agent"], &words[..]].concat()).unwrap();
     }
@@ -321,6 +338,7 @@ fn the_documented_etcd_role_is_enough() {
     wait_until(TIMEOUT, accepted, || Ok(ctl(&["get", accepted])?.is_empty().then_some(()))).unwrap();
     assert!(agent.terminate(TIMEOUT).unwrap().success(), "{}", agent.log());
     assert!(!agent.log().contains("permission denied"), "{}", agent.log());
+    node
 }
 
 #[test]
