@@ -7,9 +7,9 @@ use anyhow::Context as _;
 use clap::CommandFactory as _;
 use contiv_cli::Page;
 use contiv_daemon::{flags, signals};
-use contiv_store::embedded::Server;
+use contiv_store::embedded::{Server, has_store};
 use contiv_store::{Config, Store};
-use netmaster::config::{self, Command, Flags, StoreAccess};
+use netmaster::config::{self, Command, EmbeddedDir, Flags, StoreAccess};
 use netmaster::{api, backup, daemon, embedded, metrics};
 
 /// Section of the manual for daemons.
@@ -44,8 +44,10 @@ async fn run(command: Command) -> anyhow::Result<()> {
         }
         Command::Backup(flags) => {
             flags.log.logging().start("netmaster", &[])?;
-            if let Some(folder) = &flags.store.store {
-                anyhow::ensure!(folder.0.is_dir(), "backup: there is no folder {}", folder.0.display());
+            if let Some(EmbeddedDir(folder)) = &flags.store.store {
+                let what = || format!("back up the embedded store in {}", folder.display());
+                let found = has_store(folder).with_context(what)?;
+                anyhow::ensure!(found, "{}: the folder has no store; check --store", what());
             }
             let (server, store) = connect(&flags.store).await?;
             let taken = backup::take(&store).await.context("backup");

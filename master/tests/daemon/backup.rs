@@ -1,5 +1,6 @@
 //! `netmaster backup` and `netmaster restore`.
 
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -111,11 +112,11 @@ fn a_store_with_other_state_is_replaced_on_request_only() {
     let refused = bad(&run("restore", &file, &etcd, &[]));
     assert!(refused.contains("--replace"), "{refused}");
 
-    let mut damaged = std::fs::read(&file).unwrap();
+    let mut damaged = fs::read(&file).unwrap();
     let middle = damaged.len() / 2;
     damaged[middle] ^= 1;
     let broken = folder.path().join("broken.backup");
-    std::fs::write(&broken, damaged).unwrap();
+    fs::write(&broken, damaged).unwrap();
     let refused = bad(&run("restore", &broken, &etcd, &["--replace"]));
     assert!(refused.contains("damaged"), "{refused}");
     let mut master = Master::on_etcd(&etcd.endpoint());
@@ -210,8 +211,21 @@ fn an_embedded_store_is_restored_while_no_netmaster_runs() {
     assert!(refused.contains("--replace"), "{refused}");
     good(&run_on("restore", &file, &["--store", &embedded(&new), "--replace"]));
     assert_eq!(names(&Master::embedded(&new)), ["later", "net"]);
-    let absent = bad(&run_on("backup", &file, &["--store", &embedded(&folder.path().join("absent"))]));
-    assert!(absent.contains("there is no folder"), "{absent}");
+}
+
+#[test]
+fn a_folder_without_an_embedded_store_is_not_backed_up() {
+    let folder = testkit::scratch_dir("backup").unwrap();
+    let file = folder.path().join("contiv.backup");
+    let [empty, absent] = ["empty", "absent"].map(|name| folder.path().join(name));
+    fs::create_dir(&empty).unwrap();
+    for wrong in [&empty, &absent] {
+        let refused = bad(&run_on("backup", &file, &["--store", &format!("embedded:{}", wrong.display())]));
+        let expected = format!("back up the embedded store in {}: the folder has no store", wrong.display());
+        assert!(refused.contains(&expected), "{refused}");
+    }
+    assert!(!file.exists() && !absent.exists(), "files were created");
+    assert_eq!(fs::read_dir(&empty).unwrap().count(), 0, "a store was created");
 }
 
 /// Two backups are restored into new stores, where the object has the same revision.

@@ -273,6 +273,15 @@ pub fn make_dir(dir: &Path) -> Result<(), Error> {
     Ok(Folder::new(dir).map(drop).map_err(|e| DiskError::Directory(dir.to_owned(), e))?)
 }
 
+/// Whether `dir` has the file of a store; [`Server::open`] creates one otherwise.
+///
+/// # Errors
+///
+/// Fails if the directory may not be searched.
+pub fn has_store(dir: &Path) -> io::Result<bool> {
+    dir.join(disk::FILE).try_exists()
+}
+
 fn folder(dir: &Path) -> impl FnOnce() -> Result<Arc<dyn Directory>, DiskError> + Send + 'static {
     let dir = dir.to_owned();
     move || match Folder::new(&dir) {

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-const FILE: &str = "store.redb";
+pub(super) const FILE: &str = "store.redb";
 /// A file whose name begins so is a store that is not complete yet.
 const DRAFT: &str = "store.redb.new-";
 /// All data is in memory; the file is read once, and its cache serves writes only.
