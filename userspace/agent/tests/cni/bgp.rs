@@ -217,11 +217,11 @@ fn leaf_has_the_routes_of_pods_while_they_exist() -> Result<()> {
 
         fabric.call("ADD", "c1", &pod).await?;
         fabric.leaf.expect_routes("node", &POD)?;
-        let answer = fabric.json("/inspect/bgp")?;
-        assert_eq!(
-            answer["dsts"],
-            json!(["10.9.0.1/32", "20.1.0.0/16", "2001:db8:9::1/128", "2001:db8:20::/48"])
-        );
+        let routes = json!(["10.9.0.1/32", "20.1.0.0/16", "2001:db8:9::1/128", "2001:db8:20::/48"]);
+        // Those of the leaf may arrive later than it has received ours.
+        let answer = wait_until(TIMEOUT, "the routes of both sides", || {
+            Ok(Some(fabric.json("/inspect/bgp")?).filter(|answer| answer["dsts"] == routes))
+        })?;
         let learnt =
             json!({ "prefix": "20.1.0.0/16", "next-hop": "50.1.1.2", "as-path": [65001], "stale": false });
         assert_eq!(answer["routes"][0], learnt);
