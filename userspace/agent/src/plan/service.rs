@@ -15,7 +15,8 @@ use crate::{
     state::State,
 };
 
-/// The service, if its network is active and has endpoints on this node. Backends are the providers whose address is in a network of the tenant.
+/// The service, if its network is active and has endpoints on this node. Backends are the providers whose address is in a network of the tenant
+/// that the clients reach: that of the service, or one that is routed to it.
 pub(super) fn service(state: &State, node: &Node, id: &ServiceId) -> Option<Service> {
     let service = state.service(id)?;
     let network = match &service.network {
@@ -26,9 +27,11 @@ pub(super) fn service(state: &State, node: &Node, id: &ServiceId) -> Option<Serv
         None => None,
     };
     let scope = Scope { vrf: state.vrf_of_service(service), network };
+    let own = service.network.as_ref().and_then(|network| state.active_network(network));
     let backend = |ip| {
-        let encap = state.encap_at(&service.tenant, service.network.as_ref(), ip)?;
-        Some(Backend::on(encap, ip))
+        let at = state.network_at(&service.tenant, service.network.as_ref(), ip)?;
+        let is_reached = own.is_none_or(|own| own.id == at.id || state.is_routed_between(own, at));
+        is_reached.then(|| Backend::on(at.encap, ip))
     };
     Some(Service {
         id: id.clone(),
@@ -60,9 +63,9 @@ pub(super) fn incomplete(state: &State) -> impl Iterator<Item = &ServiceId> {
     let lacks_network = move |service: &contiv_model::service::Service| {
         // Names may contain dots.
         let suffix = format!(".{}", service.tenant);
-        let encap = |ip| state.encap_at(&service.tenant, service.network.as_ref(), ip);
+        let network = |ip| state.network_at(&service.tenant, service.network.as_ref(), ip);
         networks.iter().any(|network| network.as_str().ends_with(&suffix))
-            && state.providers(&service.id).iter().any(|ip| encap(*ip).is_none())
+            && state.providers(&service.id).iter().any(|ip| network(*ip).is_none())
     };
     let lacks_endpoint = move |service: &contiv_model::service::Service| {
         let network = service.network.as_ref().and_then(|id| state.network(id));

@@ -451,10 +451,20 @@ fn backends_are_in_a_network_of_the_tenant() {
         apply_event(&mut state, event, 0);
     }
     let id = ObjectId::Service(service_id(1));
-    let Some(Object::Service(service)) = object(&state, &node(), &id) else { panic!("a service") };
+    let planned = |state: &State| match object(state, &node(), &id) {
+        Some(Object::Service(service)) => service,
+        other => panic!("{other:?}"),
+    };
+    let backends = |service: &crate::datapath::Service| -> Vec<_> {
+        service.backends.iter().map(|backend| backend.ip.to_string()).collect()
+    };
     // 10.0.1.3 is in no subnet.
-    let backends: Vec<_> = service.backends.iter().map(|backend| backend.ip.to_string()).collect();
-    assert_eq!(backends, ["10.0.0.2", "10.0.0.4"]);
+    let service = planned(&state);
+    assert_eq!(backends(&service), ["10.0.0.2", "10.0.0.4"]);
+    // Or in one that clients of the service do not reach.
+    let Event::Network { encap, .. } = vxlan(2) else { unreachable!() };
+    apply_event(&mut state, Event::Network { n: 2, encap, subnets: 1 }, 0);
+    assert_eq!(backends(&planned(&state)), ["10.0.0.2", "10.0.0.4"]);
     assert_eq!(service.scope.network.map(|network| network.id), Some(network_id(1)));
     assert_eq!(service.scope.vrf, Vrf::Network(network_id(1)));
     apply_event(&mut state, Event::Network { n: 1, encap: None, subnets: 0 }, 0);

@@ -270,11 +270,16 @@ impl State {
         self.services.providers(id)
     }
 
-    /// Tag of the tenant's network whose subnet contains `address`; `first` takes precedence.
-    pub fn encap_at(&self, tenant: &TenantName, first: Option<&NetworkId>, address: IpAddr) -> Option<Encap> {
+    /// The tenant's network whose subnet contains `address`; `first` takes precedence.
+    pub fn network_at(
+        &self,
+        tenant: &TenantName,
+        first: Option<&NetworkId>,
+        address: IpAddr,
+    ) -> Option<&Network> {
         let others = self.by_tenant.get(tenant).into_iter().flatten();
         let mut networks = first.into_iter().chain(others).filter_map(|id| self.active_network(id));
-        networks.find(|network| network.contains(address)).map(|network| network.encap)
+        networks.find(|network| network.contains(address))
     }
 
     /// Looks up the VTEP of a node.
