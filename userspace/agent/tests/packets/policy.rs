@@ -361,6 +361,33 @@ fn too_many_rules_are_refused_and_the_group_keeps_its_rules() -> Result<()> {
     Ok(())
 }
 
+/// No rule can name such a peer. A full resync removes what no object owns.
+#[test]
+fn a_group_that_cannot_be_encoded_keeps_its_rules() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("pol-encode")?;
+    let all = rule("all", Direction::In, Action::Deny, 1);
+    rig.set(group(2, vec![all.clone()]))?;
+    let refused = group(
+        2,
+        vec![
+            all,
+            Rule { peer: Peer::identity(number(40_000)), ..rule("x", Direction::In, Action::Allow, 2) },
+        ],
+    );
+    for how in ["as before", "restarted"] {
+        rig.node.want(Object::Group(refused.clone()));
+        rig.node.observe()?;
+        let failed = rig.node.apply(&[Op::Set(Object::Group(refused.clone())), Op::GarbageCollect])?;
+        assert_eq!(failed.len(), 1, "{how}");
+        for packet in [to(SERVER).tcp(4000, 80, 2), to(SERVER).udp(4000, 53)] {
+            rig.send(&packet)?.assert_dropped(DropReason::Policy);
+        }
+        drop(rig.node.restart());
+    }
+    Ok(())
+}
+
 #[test]
 fn rules_apply_to_unicast_ip_in_l2_multicast() -> Result<()> {
     needs!(root());

@@ -215,8 +215,16 @@ impl Installed {
 
     /// Records that an object owns the group. True if the group is current.
     pub(crate) fn adopt_group(&mut self, group: &Group) -> bool {
-        // A group that cannot be encoded is not current; its `Set` reports the error.
-        encode::group(group).is_ok_and(|desired| self.kernel.policies.adopt(&desired))
+        match encode::group(group) {
+            Ok(desired) => self.kernel.policies.adopt(&desired),
+            // Its `Set` reports the error. What the kernel has of the group stays: endpoints would have no rules.
+            Err(_) => {
+                if let Some(number) = encode::identity_number(group.identity) {
+                    self.kernel.policies.keep(number);
+                }
+                false
+            }
+        }
     }
 
     fn set_owner(&mut self, entry: &Entry, id: &ObjectId) {

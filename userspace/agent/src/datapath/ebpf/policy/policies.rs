@@ -158,6 +158,11 @@ impl Policies {
         (small, numbers)
     }
 
+    /// Records that an object owns the group, whose rules are not those of the object.
+    pub(crate) fn keep(&mut self, number: u16) {
+        self.owned.insert(number);
+    }
+
     /// Removes the rules, rate and DSCP of the group.
     pub(crate) fn delete(&mut self, number: u16) {
         let before = self.groups.get(number);
