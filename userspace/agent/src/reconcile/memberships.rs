@@ -17,6 +17,10 @@ pub(super) struct Memberships {
 impl Memberships {
     /// Notes what a full resync has found.
     pub(super) fn observed(&mut self, observed: &Observed, desired: &Desired) {
+        // Nothing is collected then, which would tell.
+        if observed.orphans == 0 && observed.retained == 0 {
+            self.collected(desired);
+        }
         for (id, object) in desired.iter().filter(|(id, _)| observed.in_sync.contains(id)) {
             self.set(id, object);
         }
@@ -57,5 +61,25 @@ impl Memberships {
             _ => true,
         };
         self.groups.iter().find(|(id, groups)| groups.contains(&group) && is_leaving(id)).map(|(id, _)| id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Its deletion failed halfway, or the switch has lost it.
+    #[test]
+    fn a_datapath_without_other_items_has_no_deleted_endpoint() {
+        let (group, endpoint) = (Identity::try_from(5).unwrap(), ObjectId::Local("e1".into()));
+        let mut memberships = Memberships::default();
+        memberships.groups.insert(endpoint.clone(), [group].into());
+        for (orphans, retained) in [(1, 0), (0, 1)] {
+            let observed = Observed { orphans, retained, ..Observed::default() };
+            memberships.observed(&observed, &Desired::default());
+            assert_eq!(memberships.leaving(group, &Desired::default()), Some(&endpoint));
+        }
+        memberships.observed(&Observed::default(), &Desired::default());
+        assert_eq!(memberships.leaving(group, &Desired::default()), None);
     }
 }
