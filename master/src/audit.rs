@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 
-use contiv_model::{api, endpoint, network, service};
+use contiv_model::{api, endpoint, group, network, service};
 
 use crate::cache::{RecordBody as _, StagedTxn};
 use crate::domain::network_addresses::NetworksById;
@@ -23,6 +23,7 @@ pub fn audit(staged: &StagedTxn<'_>) -> Vec<String> {
     }
     audit_tags(staged, &mut lines);
     audit_network_ids(staged, &mut lines);
+    audit_group_numbers(staged, &mut lines);
     lines
 }
 
@@ -106,6 +107,22 @@ fn audit_tags(staged: &StagedTxn<'_>, lines: &mut Vec<String>) {
         if let Some(other) = holders.insert((kind, tag), &network.id) {
             lines.push(format!("{kind} {tag}: used by networks {other} and {}", network.id));
         }
+    }
+}
+
+/// Groups with one number. The original netmaster began again with the first number after a restart.
+fn audit_group_numbers(staged: &StagedTxn<'_>, lines: &mut Vec<String>) {
+    let mut groups: BTreeMap<i64, Vec<&str>> = BTreeMap::new();
+    for record in staged.cache().allocations::<group::State>() {
+        groups.entry(record.body.endpoint_group_id).or_default().push(record.body.id.as_str());
+    }
+    for (number, mut ids) in groups.into_iter().filter(|(_, ids)| ids.len() > 1) {
+        ids.sort_unstable();
+        lines.push(format!(
+            "groups {}: all have the number {number}, and nodes evaluate the policies of all for each of them; delete all but one, \
+             and create them again",
+            ids.join(" and ")
+        ));
     }
 }
 

@@ -303,6 +303,10 @@ fn inconsistent_allocation_records_are_reported() {
     let mut fixture = fixture();
     fixture.network("six", "10.3.0.0/24", json!({"ipv6Subnet": "2001:db8::/64"}));
     fixture.group("pooled", "net", "10.1.0.100-10.1.0.110");
+    let number = |fixture: &Fixture, group: &str| {
+        fixture.value(&format!("/contiv.io/state/endpointGroups/{group}:default")).unwrap()["endpointGroupId"]
+            .clone()
+    };
     for (network, id, group) in [("net", "a", ""), ("net", "b", "pooled"), ("six", "c", "")] {
         fixture.create(network, id, group, "", "").unwrap();
     }
@@ -323,7 +327,12 @@ fn inconsistent_allocation_records_are_reported() {
         "/contiv.io/state/eps/gone.default-d",
         Some(&json!({"id": "gone.default-d", "netID": "gone.default"})),
     );
+    let mut pooled = fixture.value("/contiv.io/state/endpointGroups/pooled:default").unwrap();
+    pooled["endpointGroupId"] = number(&fixture, "web");
+    fixture.edit("/contiv.io/state/endpointGroups/pooled:default", Some(&pooled));
     let content = audited(&fixture.loaded());
+    let shared = "groups pooled:default and web:default: all have the number 1, and nodes evaluate the policies of all for each";
+    assert!(content.iter().any(|line| line.starts_with(shared)), "{content:#?}");
     for words in [
         "address 10.1.0.1 on network net.default: used by endpoints net.default-a and net.default-b",
         "endpoint six.default-c: address 2001:db8::1 is not allocated on network six.default",
@@ -332,7 +341,7 @@ fn inconsistent_allocation_records_are_reported() {
     ] {
         assert!(content.iter().any(|line| line == words), "{words}: {content:#?}");
     }
-    assert_eq!(content.len(), 4, "{content:#?}");
+    assert_eq!(content.len(), 5, "{content:#?}");
 }
 
 /// Addresses of endpoints are not allocated again. Addresses without an owner are released on
