@@ -31,7 +31,7 @@ use crate::{
 
 /// Tries after which there is a new node: connections of the oracle do not end.
 const TRIES_PER_NODE: u16 = 4000;
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(30);
 /// After this time without a marker it is sent once more.
 const AGAIN: Duration = Duration::from_secs(1);
 const MARK: &[u8] = b"end of a step ";

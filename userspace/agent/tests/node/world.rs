@@ -26,6 +26,8 @@ use crate::node::{
 };
 
 const SOON: Duration = Duration::from_secs(5);
+/// A marker comes in any case, later on a machine that stalls.
+const MARKER_TIMEOUT: Duration = Duration::from_secs(30);
 const MARK: &[u8] = b"conformance marker ";
 /// Markers are ARP requests, which rules do not apply to, for addresses that begin so (RFC 2544).
 const MARKED: [u8; 2] = [198, 18];
@@ -209,17 +211,21 @@ impl<H: Harness> World<H> {
         let (origin, marker) = self.marker(from, &text)?;
         self.node.emit(&origin, &marker)?;
         let (node, early) = (&mut self.node, &mut self.early);
-        wait_until(SOON, &format!("a broadcast from {origin:?}, sent to see what came before it"), || {
-            let mut seen = None;
-            for arrival in node.arrivals()? {
-                if arrival.frame.ends_with(&text) {
-                    seen = Some(());
-                } else if !is_of_itself(&arrival) {
-                    early.push(arrival);
+        wait_until(
+            MARKER_TIMEOUT,
+            &format!("a broadcast from {origin:?}, sent to see what came before it"),
+            || {
+                let mut seen = None;
+                for arrival in node.arrivals()? {
+                    if arrival.frame.ends_with(&text) {
+                        seen = Some(());
+                    } else if !is_of_itself(&arrival) {
+                        early.push(arrival);
+                    }
                 }
-            }
-            Ok(seen)
-        })
+                Ok(seen)
+            },
+        )
     }
 
     /// Returns a marker frame that is delivered somewhere, if possible from the same origin.
