@@ -71,10 +71,13 @@ impl Leases {
         Some(lease.ttl)
     }
 
-    /// Restarts the full TTL of each lease at `now`: for some time no owner could renew its lease.
-    pub(super) fn renew_all(&mut self, now: Instant) {
+    /// Gives each lease the time back in which no owner could renew its lease, up to the full TTL. A lease without an owner ends
+    /// nevertheless, however often that happens.
+    pub(super) fn postpone(&mut self, by: Duration, now: Instant) {
         for lease in self.by_id.values_mut() {
-            lease.deadline = deadline(now, lease.ttl);
+            let full = deadline(now, lease.ttl);
+            let postponed = lease.deadline.checked_add(by).map_or(full, |later| later.min(full));
+            lease.deadline = lease.deadline.max(postponed);
         }
     }
 
@@ -150,8 +153,11 @@ mod tests {
         assert!(leases.remaining(7, after(19)).is_none());
         assert_eq!(leases.renew(7, after(20)), Some(10));
         assert_eq!(leases.expired(after(29)), [id]);
-        leases.renew_all(after(29));
-        assert_eq!(leases.expired(after(29)), [0; 0]);
+        leases.postpone(Duration::from_secs(15), after(31));
+        assert_eq!(leases.expired(after(31)), [id]);
+        assert_eq!(leases.remaining(7, after(31)).unwrap().seconds, 10);
+        leases.postpone(Duration::from_secs(1), after(42));
+        assert!(leases.remaining(7, after(42)).is_none());
         assert_eq!(leases.remove(7).unwrap().len(), 1);
         assert_eq!(leases.renew(7, after(30)), None);
         assert!(!leases.exists(7));

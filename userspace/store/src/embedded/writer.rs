@@ -70,10 +70,11 @@ impl Writer {
                 Err(RecvTimeoutError::Timeout) => Vec::new(),
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            if start.elapsed() > wait + PAUSE {
-                tracing::warn!(late = ?(start.elapsed() - wait), "the process was stopped; leases get their full TTL");
+            let late = start.elapsed().saturating_sub(wait);
+            if late > PAUSE {
+                tracing::warn!(?late, "the process was stopped; leases end as much later");
                 let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-                state.leases.renew_all(Instant::now());
+                state.leases.postpone(late, Instant::now());
             }
             batch.extend(self.commands.try_iter().take(BATCH));
             let stop = batch.iter().any(|command| matches!(command, Command::Stop));
