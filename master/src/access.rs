@@ -57,6 +57,9 @@ pub enum RoleError {
 }
 
 impl Role {
+    /// Text of the role that changes nothing.
+    pub const READ_ONLY: &str = "read-only";
+
     /// Parses the role of a token. The role of a netmaster is for certificates only.
     ///
     /// # Errors
@@ -67,7 +70,7 @@ impl Role {
             // `read` and `write` are the names of earlier releases.
             None => match text {
                 "admin" | "write" => Ok(Role::Admin),
-                "read-only" | "read" => Ok(Role::ReadOnly),
+                Role::READ_ONLY | "read" => Ok(Role::ReadOnly),
                 "tenant-operator" => Err(RoleError::Tenants),
                 "agent" => Err(RoleError::Node),
                 _ => Err(RoleError::Unknown),
@@ -91,7 +94,7 @@ impl fmt::Display for Role {
         f.write_str(match self {
             Role::Admin => "admin",
             Role::TenantOperator(_) => "tenant-operator",
-            Role::ReadOnly => "read-only",
+            Role::ReadOnly => Role::READ_ONLY,
             Role::Agent(_) => "agent",
             Role::Netmaster => "netmaster",
         })

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::access::Role;
+
 /// Longest text of a client in an entry, in bytes.
 const MAX_TEXT: usize = 1024;
 
@@ -33,8 +35,6 @@ pub(super) struct Entry {
     pub(super) unlogged: Option<u64>,
 }
 
-/// The role that changes nothing, whatever a request of it is refused for.
-const READ_ONLY: &str = "read-only";
 /// Statuses of responses to requests that changed nothing, because they were refused. Others may be those of changes that
 /// failed halfway.
 const REFUSED: [u16; 7] = [401, 403, 404, 405, 412, 413, 429];
@@ -42,7 +42,7 @@ const REFUSED: [u16; 7] = [401, 403, 404, 405, 412, 413, 429];
 impl Entry {
     /// Whether the client has no role that could change anything, or the request was refused.
     pub(super) fn is_refusal(&self) -> bool {
-        self.role.as_deref().is_none_or(|role| role == READ_ONLY)
+        self.role.as_deref().is_none_or(|role| role == Role::READ_ONLY)
             || self.result.is_some_and(|status| REFUSED.contains(&status))
     }
 
