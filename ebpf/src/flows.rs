@@ -16,8 +16,8 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use contiv_abi::{
-    Address, Domain, Flow, FlowBucket, FlowEvent, FlowHash, FlowHead, FlowLock, FlowTableSize, NeighEntry,
-    NeighKey, Verdict, idle,
+    Address, Domain, Flow, FlowBucket, FlowEvent, FlowHalf, FlowHash, FlowHead, FlowLock, FlowTableSize,
+    NeighEntry, NeighKey, Verdict, idle,
     maps::{FLOW_STATS_SLOTS, FLOWS_CAPACITY},
 };
 
@@ -206,17 +206,26 @@ pub(crate) fn is_over(flow: &Flow, now: u32) -> bool {
     idle != 0 && idle > flow.timeout(&node.timeouts)
 }
 
-/// Stores a verdict in the flow of a record, if it is still this generation's.
+/// Stores a verdict in the flow of a record, if it is still this generation's, and has the ends for which it was evaluated
+/// ([`FlowHalf::ends`]): another CPU may have noted meanwhile that one has got another group.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_set_verdict(number: u32, generation: u32, verdict: u64, rules: u64) -> u32 {
+pub(crate) extern "C" fn ctv_set_verdict(
+    number: u32,
+    generation: u32,
+    verdict: u64,
+    rules: u64,
+    ends: u64,
+) -> u32 {
     let (Some(flow), Some(node)) = (record(number), maps::node()) else { return 0 };
     let Some(held) = record_lock(number, node.flow_pages) else { return 0 };
     lock(held);
-    if u32::from(head(flow).generation) == generation {
-        // SAFETY: a record of the map. The word with revisions and denials is written at once, after the rules.
+    // SAFETY: a record of the map.
+    let FlowHalf { groups, identities, .. } = unsafe { &(*flow).halves[0] };
+    if u32::from(head(flow).generation) == generation && FlowHalf::ends(*groups, *identities) == ends {
+        // SAFETY: as above. The word with revisions and denials is written at once, after the rules.
         unsafe {
             (&raw mut (*flow).halves[0].rule).write_volatile(rules as u32);
             (&raw mut (*flow).halves[1].rule).write_volatile((rules >> 32) as u32);

@@ -507,7 +507,8 @@ extern "C" fn ctv_replace(packet: *mut Packet) -> u32 {
     half.seen = packet.now;
     let [out, into] = packet.rules;
     let rules = u64::from(out) | u64::from(into) << 32;
-    flows::ctv_set_verdict(number, generation, packet.verdict, rules);
+    let ends = FlowHalf::ends(packet.groups, packet.identities);
+    flows::ctv_set_verdict(number, generation, packet.verdict, rules, ends);
     REPEATED
 }
 

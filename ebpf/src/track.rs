@@ -495,19 +495,13 @@ pub(crate) extern "C" fn ctv_revalidate(packet: *mut Packet) -> u32 {
     if flow.head.flags & Flow::NAT != 0 {
         flow.translate(false, &mut packet.spare);
     }
-    let [out, into] = flow.halves[0].groups;
     let hairpin = flow.head.flags & Flow::HAIRPIN;
-    let [source, destination] = flow.halves[0].identities;
-    policy::ctv_evaluate(
-        packet,
-        &raw const packet.spare,
-        u32::from(out) | u32::from(into) << 16,
-        hairpin.into(),
-        u32::from(source) | u32::from(destination) << 16,
-    );
+    // Read once: the verdict is for these.
+    let ends = FlowHalf::ends(flow.halves[0].groups, flow.halves[0].identities);
+    policy::ctv_evaluate(packet, &raw const packet.spare, ends as u32, hairpin.into(), (ends >> 32) as u32);
     let [out, into] = packet.rules;
     let rules = u64::from(out) | u64::from(into) << 32;
-    flows::ctv_set_verdict(packet.entry >> 1, packet.generation, packet.verdict, rules)
+    flows::ctv_set_verdict(packet.entry >> 1, packet.generation, packet.verdict, rules, ends)
 }
 
 /// Notes the group of an endpoint elsewhere whose record has arrived since the flow began: the sender of the packet in hand.

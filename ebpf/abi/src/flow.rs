@@ -157,12 +157,22 @@ impl FlowHalf {
     pub const fn identity(&self, of_source: bool) -> u32 {
         pick(self.identities, of_source)
     }
+
+    /// For whom a verdict is: the groups and the identities of both ends as one number.
+    #[inline(always)]
+    pub const fn ends(groups: [u16; 2], identities: [u16; 2]) -> u64 {
+        both(groups) as u64 | (both(identities) as u64) << 32
+    }
+}
+
+#[inline(always)]
+const fn both(groups: [u16; 2]) -> u32 {
+    groups[0] as u32 | (groups[1] as u32) << 16
 }
 
 #[inline(always)]
 const fn pick(groups: [u16; 2], first: bool) -> u32 {
-    let both = groups[0] as u32 | (groups[1] as u32) << 16;
-    (both >> (16 * !first as u32)) & 0xffff
+    (both(groups) >> (16 * !first as u32)) & 0xffff
 }
 
 impl Flow {
