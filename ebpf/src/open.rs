@@ -58,7 +58,9 @@ pub(crate) extern "C" fn ctv_open(packet: *mut Packet) -> u32 {
 pub(crate) extern "C" fn ctv_open_gateway(packet: *mut Packet) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     begin(packet);
-    ctv_judge(packet)
+    let code = ctv_judge(packet);
+    log::code(LogStage::Policy, code, LogResult::Allowed);
+    code
 }
 
 /// The same of a packet from the wire of a VLAN: for clients there, services are translated where the backend is. The

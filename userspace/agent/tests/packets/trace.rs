@@ -6,19 +6,21 @@ use anyhow::Result;
 use contiv_abi::maps::METERS;
 use contiv_model::{
     group::Rate,
+    mac::Mac,
+    policy::{Action, Direction, ICMP, Rule},
     service::Readiness,
     tag::Encap,
     trace::{self, Egress, Query, Stage, Verdict},
 };
 use netplugin::datapath::{
-    Backend, Datapath as _, Group, Local, Network, Object, Remote, Scope, Service,
+    Backend, Datapath as _, Gateway, Group, Local, Network, Object, Remote, Scope, Service, Subnet,
     trace::{Findings, Probe},
 };
 use testkit::{capture::Tap, needs};
 
 use crate::{
     node::{Endpoint, Node, Pod, network, runtime, vlan, vtep, vxlan},
-    policy::{number, pod},
+    policy::{group, number, pod, rule},
     services::service,
     traced::{self, GROUP, summary},
 };
@@ -26,6 +28,7 @@ use crate::{
 const ONE: Endpoint = Endpoint(1);
 const TWO: Endpoint = Endpoint(2);
 const FAR: Endpoint = Endpoint(3);
+const GATEWAY: Endpoint = Endpoint(254);
 const VIP: Endpoint = Endpoint(250);
 
 /// A packet to endpoint `to`.
@@ -228,6 +231,34 @@ fn backends_and_refusals_are_named() -> Result<()> {
     assert_eq!((steps[1].as_str(), outputs), (backend.as_str(), vec![rig.to(&rig.two)]), "{findings:#?}");
     let packet = findings.outputs[0].packet.as_ref().unwrap();
     assert_eq!((packet.destination, packet.destination_port), (IpAddr::from(TWO.ip()), 8080));
+    Ok(())
+}
+
+#[test]
+fn the_rule_that_denies_a_ping_of_the_gateway_is_named() -> Result<()> {
+    needs!(root());
+    let mut node = Node::new("trace-g")?;
+    let blue = network("blue.t", vxlan(5000));
+    node.want_network(&blue);
+    node.want(Object::Subnet(Subnet {
+        network: blue.id.clone(),
+        vrf: blue.vrf.clone(),
+        encap: blue.encap,
+        prefix: "10.1.1.0/24".parse()?,
+        gateway: Some(Gateway { ip: GATEWAY.ip().into(), mac: Some(Mac::ROUTER) }),
+    }));
+    let one = pod(&mut node, &blue, ONE, GROUP)?;
+    node.converge()?;
+    let ping = Query { protocol: ICMP, ..query(of_pod(&one), ONE, GATEWAY, 0, false) };
+    let (steps, outputs) = summary(&follow(&node, &ping)?);
+    assert_eq!(steps[3], "policy out  pass no rule matches", "{steps:#?}");
+    assert_eq!((steps.len(), outputs), (6, vec![Egress::Answer]), "{steps:#?}");
+    let deny = Rule { protocol: Some(ICMP), ..rule("no-icmp-out", Direction::Out, Action::Deny, 2) };
+    node.want(Object::Group(group(GROUP, vec![deny])));
+    node.converge()?;
+    let (steps, outputs) = summary(&follow(&node, &ping)?);
+    let last = steps.last().unwrap().as_str();
+    assert_eq!((last, outputs), ("policy out  drop rule no-icmp-out", vec![]), "{steps:#?}");
     Ok(())
 }
 
