@@ -152,9 +152,7 @@ impl Request {
         let text = unixctl::run(&self.socket, COMMAND, &words).await;
         let text = text.map_err(|error| ovs_error("trace", error))?;
         let account = Account::parse(&text);
-        let ends_with_hash =
-            |pass: &account::Pass| pass.datapath.iter().any(|word| word.starts_with("hash("));
-        if account.passes.last().is_some_and(ends_with_hash) {
+        if account.passes.last().is_some_and(account::Pass::is_selected_by_hash) {
             return Err(ovs_error("trace", HashedBackend));
         }
         Ok(account)

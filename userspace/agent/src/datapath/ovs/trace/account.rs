@@ -33,6 +33,8 @@ pub(super) struct Pass {
     pub(super) datapath: Vec<String>,
     /// Why an output failed.
     pub(super) problems: Vec<String>,
+    /// The last action is that of a group without a bucket: none is live, or the datapath's hash selects it.
+    ends_in_group: bool,
     /// Indentation of the block of another bridge, which carries a tunnel.
     other_bridge: Option<usize>,
 }
@@ -54,10 +56,14 @@ pub(super) struct MatchedFlow {
     pub(super) cookie: u64,
 }
 
+/// Output as the addresses and tags say that the bridge has learned. The ports are in the datapath's actions only.
+const NORMAL: &str = "NORMAL";
 /// Output to the port that the packet came from.
 pub(super) const IN_PORT: &str = "IN_PORT";
 /// Output to the agent, which answers.
 pub(super) const CONTROLLER: &str = "CONTROLLER";
+/// Prefix of the datapath's action by which a hash selects a bucket of a group, or a member of a bond.
+pub(super) const HASH: &str = "hash(";
 
 impl Account {
     pub(super) fn parse(text: &str) -> Account {
@@ -74,6 +80,11 @@ impl Account {
 }
 
 impl Pass {
+    /// Whether the datapath's hash selects a bucket of a group, which `ofproto/trace` does not know.
+    pub(super) fn is_selected_by_hash(&self) -> bool {
+        self.ends_in_group && self.datapath.iter().any(|word| word.starts_with(HASH))
+    }
+
     fn read(&mut self, line: &str) {
         let text = line.trim();
         let indentation = line.len() - line.trim_start().len();
@@ -96,7 +107,12 @@ impl Pass {
             self.datapath = words.map(name).collect();
         } else if let Some(visit) = visit(text) {
             self.visits.push(visit);
+        } else if text.starts_with("group:") {
+            self.ends_in_group = true;
+        } else if text == NORMAL {
+            self.ends_in_group = false;
         } else if let Some(port) = text.strip_prefix("output:").or(text.strip_prefix("-> output port is ")) {
+            self.ends_in_group = false;
             self.outputs.push(port.trim_matches('"').to_owned());
         } else if text == IN_PORT {
             self.outputs.push(IN_PORT.to_owned());
@@ -178,5 +194,21 @@ mod tests {
         assert_eq!(passes[0].outputs, ["IN_PORT", "NXM_NX_REG14[0..15]", "2"]);
         assert_eq!(passes[0].problems, ["native tunnel routing failed"]);
         assert_eq!(passes[0].visits[1], Visit { table: 23, flow: None });
+    }
+
+    #[test]
+    fn a_hash_selects_a_bucket_only_at_the_end_of_a_group() {
+        let is_selected = |actions: &str| {
+            let text = format!(
+                "Flow: tcp\n27. tcp, priority 50\n{actions}\nFinal flow: unchanged\n\
+                 Datapath actions: push_vlan(vid=100,pcp=0),br0,hash(l4(0)),recirc(0x2)\n"
+            );
+            Account::parse(&text).passes[0].is_selected_by_hash()
+        };
+        assert!(is_selected("    group:3\n"));
+        // A bond of uplinks.
+        assert!(!is_selected("    NORMAL\n     -> no learned MAC for destination, flooding\n"));
+        assert!(!is_selected("    group:3\n    set_field:7->reg9\n    NORMAL\n"));
+        assert!(!is_selected("    group:1\n    output:2\n"));
     }
 }

@@ -5,13 +5,13 @@ use std::net::IpAddr;
 use contiv_model::{
     name::RuleId,
     policy::{TCP, UDP},
-    tag::Vni,
+    tag::{Encap, Vni},
     trace::{ConnectionState, Egress, Header, Output, Stage, Step, Verdict},
 };
 
 use super::{
     Request,
-    account::{Account, CONTROLLER, IN_PORT, MatchedFlow, Pass, Visit},
+    account::{Account, CONTROLLER, HASH, IN_PORT, MatchedFlow, Pass, Visit},
 };
 use crate::datapath::{
     ObjectId,
@@ -120,9 +120,15 @@ impl Request {
         };
         let own = self.ports.get(&self.in_port.to_string());
         let is_from_fabric = matches!(self.probe.ingress, Ingress::Uplink(_));
+        // The uplinks are the only bond of the bridge: the hash selects the member.
+        let bond = match self.probe.encap {
+            Encap::Vlan(vlan) => Some(Egress::Uplink { vlan }),
+            Encap::Vxlan { .. } => None,
+        };
         let mut outputs: Vec<Output> = vec![];
         for name in names {
-            let to = match self.ports.get(name) {
+            let bond = bond.as_ref().filter(|_| name.starts_with(HASH));
+            let to = match self.ports.get(name).or(bond) {
                 _ if *name == CONTROLLER => Egress::Answer,
                 // From outside the cluster to another node: the packet returns to the fabric.
                 _ if *name == IN_PORT && is_from_fabric => match own {
@@ -192,12 +198,7 @@ fn describe(visit: &Visit) -> String {
 mod tests {
     use std::collections::HashMap;
 
-    use contiv_model::{
-        mac::Mac,
-        policy::ICMP,
-        tag::{Encap, Vlan},
-        trace::TcpFlags,
-    };
+    use contiv_model::{mac::Mac, policy::ICMP, tag::Vlan, trace::TcpFlags};
 
     use super::*;
     use crate::datapath::trace::Probe;
@@ -266,6 +267,13 @@ mod tests {
         // The agent refuses.
         let refused = account(&[0, 27, 31], (POD, OTHER), "controller(reason=1)");
         assert_eq!(end(&hairpin.findings(&refused)), (Stage::Service, Verdict::Drop, vec![Egress::Answer]));
+    }
+
+    #[test]
+    fn a_packet_for_the_bond_leaves_by_the_uplink() {
+        let sent = account(&[0, 9], (POD, OTHER), "push_vlan(vid=100,pcp=0),br0,hash(l4(0)),recirc(0x2)");
+        let uplink = Egress::Uplink { vlan: 100.try_into().unwrap() };
+        assert_eq!(end(&of_pod(UDP).findings(&sent)), (Stage::Forward, Verdict::Pass, vec![uplink]));
     }
 
     #[test]
