@@ -99,7 +99,7 @@ pub fn run(client: &Client, args: &Arguments, out: &mut dyn Write) -> Result<Out
 #[derive(Default)]
 struct Path {
     nodes: Vec<Trace>,
-    /// Whether a copy leaves the nodes that were asked.
+    /// Whether a copy leaves the nodes that were asked, or one of them answers the packet.
     leaves: bool,
     /// Why a further node was not asked.
     failure: Option<Error>,
@@ -115,7 +115,7 @@ fn alone(client: &Client, args: &Arguments, url: &str) -> Result<Path, Error> {
     })?;
     let query = query(args, Ingress::Endpoint(args.from.clone()), to)?;
     let trace = ask(client, url, &query)?;
-    let leaves = trace.outputs.iter().any(|output| output.to != Egress::Answer);
+    let leaves = trace.outputs.iter().any(|output| is_delivered(&trace, output));
     Ok(Path { nodes: vec![trace], leaves, failure: None })
 }
 
@@ -186,7 +186,7 @@ impl Path {
                         for output in &trace.outputs {
                             match next_hop(&finder, &nodes, &trace, output)? {
                                 Some(hop) => next.push(hop),
-                                None => path.leaves |= output.to != Egress::Answer,
+                                None => path.leaves |= is_delivered(&trace, output),
                             }
                         }
                         path.nodes.push(trace);
@@ -223,6 +223,7 @@ impl Path {
             for output in &trace.outputs {
                 let to = match output.packet.as_ref().filter(|packet| **packet != trace.packet) {
                     Some(packet) => format!("{}: {packet}", output.to),
+                    None if is_hairpin(trace, output) => "the sender, which is the backend".to_owned(),
                     None => output.to.to_string(),
                 };
                 rows.push([trace.host.clone(), "output".to_owned(), String::new(), to]);
@@ -239,6 +240,17 @@ impl Path {
         let summary = format!("{} on {}", first.packet, first.network);
         Ok(writeln!(out, "{result}: {}", output::printable(&summary))?)
     }
+}
+
+/// Whether a copy that no further node receives is delivered. A refusal is an answer, too, but drops the packet.
+fn is_delivered(trace: &Trace, output: &Output) -> bool {
+    output.to != Egress::Answer || trace.dropped().is_none()
+}
+
+/// Whether the sender of a packet to a service gets it back, as the service's backend.
+fn is_hairpin(trace: &Trace, output: &Output) -> bool {
+    let mut backends = trace.steps.iter().filter_map(|step| step.backend);
+    output.to == Egress::Answer && backends.any(|(ip, _)| ip == trace.packet.source)
 }
 
 /// The node that receives a copy; none if it is for an endpoint of the node that was asked, or leaves the cluster.

@@ -117,6 +117,34 @@ fn json_has_the_traces_of_all_nodes() {
 }
 
 #[test]
+fn packets_that_a_node_answers_are_delivered_unless_it_refuses_them() {
+    let forwarded = json!({"stage": "forward", "verdict": "pass"});
+    let service = |backend: &str| json!({"stage": "service", "verdict": "pass", "backend": [backend, 8080]});
+    let refused = json!({"stage": "service", "verdict": "drop", "reason": "no-backend"});
+    for (steps, output, code) in [
+        (json!([forwarded]), "answered by the node", 0),
+        (json!([service("10.1.1.2"), forwarded]), "the sender, which is the backend", 0),
+        (json!([refused]), "answered by the node", 5),
+    ] {
+        let agents = agents();
+        let master = netmaster(agents);
+        let answer = json!([{"to": "answer"}]);
+        let answered = trace("node1", json!({"endpoint": "n.default-c1"}), steps, answer);
+        let one = Server::at((IpAddr::from(agents[0]), 9090).into(), move |_| Reply::json(&answered));
+        let url = one.url();
+        let to = ["trace", "--to", "10.1.1.9", "-l", "tcp", "-P", "80"];
+        for from in [&["--from", "c1"][..], &["--from", "n.default-c1", "--agent", &url]] {
+            let (out, error, exit) = run(&master, &[&to[..], from].concat());
+            assert_eq!((error.as_str(), exit), ("", code), "{out}");
+            let lines: Vec<_> = out.lines().map(str::trim_end).collect();
+            assert!(lines[lines.len() - 2].ends_with(output), "{out}");
+            let result = if code == 0 { "delivered: " } else { "not delivered: " };
+            assert!(lines[lines.len() - 1].starts_with(result), "{out}");
+        }
+    }
+}
+
+#[test]
 fn a_node_that_does_not_answer_is_named_after_the_part_that_is_known() {
     let agents = agents();
     let [one, two] = nodes(agents, true);
