@@ -51,6 +51,9 @@ pub enum Error {
         #[source]
         source: serde_json::Error,
     },
+    /// A part of the path of a traced packet is unknown: exit 3.
+    #[error("{0}")]
+    Incomplete(String),
     /// The condition of `wait` was not met in time: exit 5.
     #[error("{0}")]
     TimedOut(String),
@@ -125,6 +128,7 @@ impl Error {
             | Error::Conflict(_)
             | Error::Unavailable(_)
             | Error::Several(_)
+            | Error::Incomplete(_)
             | Error::Answer { .. } => 3,
             Error::File { .. } | Error::Output(_) => 4,
             Error::TimedOut(_) => 5,

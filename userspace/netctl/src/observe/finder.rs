@@ -89,14 +89,22 @@ impl<'a> Finder<'a> {
         }
     }
 
+    /// Whether a node other than `host` has an endpoint with the address on a VLAN network, of any tenant: nodes that route VLAN
+    /// networks reach all of them.
+    pub fn is_elsewhere(&self, address: IpAddr, host: &str) -> Result<bool, Error> {
+        let networks = endpoint::networks(self.client, None)?;
+        let vlans = networks.iter().filter(|network| network.encap == "vlan");
+        let endpoints = endpoint::endpoints(self.client, vlans)?;
+        Ok(endpoints.iter().any(|endpoint| endpoint.homing_host != host && has_address(endpoint, address)))
+    }
+
     /// Finds the endpoint with the address on the network, or on any network. Without one, the address is external.
     pub fn by_address(&self, address: IpAddr, network: Option<String>) -> Result<Peer, Error> {
-        let has = |e: &EndpointOper| e.ip_address.iter().any(|text| text.parse() == Ok(address));
         let mut found = self.on_networks(|it| match &network {
             Some(id) => *id == format!("{}.{}", it.network_name, it.tenant_name),
             None => true,
         })?;
-        found.retain(has);
+        found.retain(|endpoint| has_address(endpoint, address));
         if let [first, second, ..] = &found[..] {
             return Err(ambiguous(&address.to_string(), first, second));
         }
@@ -110,6 +118,10 @@ impl<'a> Finder<'a> {
 
 fn has_id(endpoint: &EndpointOper, id: &str) -> bool {
     endpoint.endpoint_id == id || endpoint.container_id == id
+}
+
+fn has_address(endpoint: &EndpointOper, address: IpAddr) -> bool {
+    endpoint.ip_address.iter().any(|text| text.parse() == Ok(address))
 }
 
 fn ambiguous(text: &str, first: &EndpointOper, second: &EndpointOper) -> Error {

@@ -101,7 +101,7 @@ struct Path {
     nodes: Vec<Trace>,
     /// Whether a copy leaves the nodes that were asked, or one of them answers the packet.
     leaves: bool,
-    /// Why a further node was not asked.
+    /// Why a part of the path is unknown.
     failure: Option<Error>,
 }
 
@@ -161,6 +161,23 @@ struct Hop {
     query: Query,
 }
 
+/// What follows an output of a node.
+enum Next {
+    /// Another node receives the copy.
+    Node(Hop),
+    /// The copy is for an endpoint of the node, or leaves the cluster, or the node answers it.
+    Delivered,
+    /// The node refuses the packet.
+    Refused,
+    /// The node's kernel routes the copy to an endpoint of another node.
+    Kernel,
+}
+
+/// The kernel chooses the next hop, which may be a leaf switch: netctl does not know by which interface the receiver's node gets
+/// the packet.
+const KERNEL_ROUTES: &str = "the packet continues in the node's kernel, which traces do not follow, to an endpoint of \
+                             another node; use netctl policy check for the rules of that endpoint";
+
 impl Path {
     /// Asks the sender's node, then the nodes to which the packet goes from there.
     fn follow(client: &Client, args: &Arguments) -> Result<Path, Error> {
@@ -185,8 +202,10 @@ impl Path {
                     Ok(trace) => {
                         for output in &trace.outputs {
                             match next_hop(&finder, &nodes, &trace, output)? {
-                                Some(hop) => next.push(hop),
-                                None => path.leaves |= is_delivered(&trace, output),
+                                Next::Node(hop) => next.push(hop),
+                                Next::Delivered => path.leaves = true,
+                                Next::Refused => {}
+                                Next::Kernel => path.misses(&trace.host, KERNEL_ROUTES),
                             }
                         }
                         path.nodes.push(trace);
@@ -199,6 +218,13 @@ impl Path {
             hops = next;
         }
         Ok(path)
+    }
+
+    /// Notes that a part of the path behind a node is unknown.
+    fn misses(&mut self, host: &str, why: &str) {
+        if self.failure.is_none() {
+            self.failure = Some(Error::Incomplete(format!("node {host}: {why}")));
+        }
     }
 
     fn json(&self) -> Value {
@@ -253,14 +279,10 @@ fn is_hairpin(trace: &Trace, output: &Output) -> bool {
     output.to == Egress::Answer && backends.any(|(ip, _)| ip == trace.packet.source)
 }
 
-/// The node that receives a copy; none if it is for an endpoint of the node that was asked, or leaves the cluster.
-fn next_hop(
-    finder: &Finder<'_>,
-    nodes: &[Node],
-    trace: &Trace,
-    output: &Output,
-) -> Result<Option<Hop>, Error> {
-    let Some(packet) = &output.packet else { return Ok(None) };
+/// Finds the node that receives a copy.
+fn next_hop(finder: &Finder<'_>, nodes: &[Node], trace: &Trace, output: &Output) -> Result<Next, Error> {
+    let end = || if is_delivered(trace, output) { Next::Delivered } else { Next::Refused };
+    let Some(packet) = &output.packet else { return Ok(end()) };
     let vtep_of = |node: &Node| node.status.vtep_ip.parse::<IpAddr>().ok();
     let own = nodes.iter().find(|node| node.status.host == trace.host).and_then(vtep_of);
     let (host, ingress) = match (&output.to, own) {
@@ -273,7 +295,10 @@ fn next_hop(
             let host = found.endpoint.map(|endpoint| endpoint.homing_host);
             (host.filter(|host| *host != trace.host), Ingress::Uplink { vlan: *vlan })
         }
-        _ => return Ok(None),
+        (Egress::Interface(_), _) if finder.is_elsewhere(packet.destination, &trace.host)? => {
+            return Ok(Next::Kernel);
+        }
+        _ => return Ok(end()),
     };
     let query = Query {
         ingress,
@@ -287,5 +312,5 @@ fn next_hop(
         source_mac: Some(packet.source_mac),
         destination_mac: Some(packet.destination_mac),
     };
-    Ok(host.map(|host| Hop { host, query }))
+    Ok(host.map_or_else(end, |host| Next::Node(Hop { host, query })))
 }

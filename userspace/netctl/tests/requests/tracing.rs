@@ -26,10 +26,15 @@ fn endpoint(id: &str, host: &str, ip: &str) -> Value {
 
 /// A netmaster with two nodes, and two endpoints on a network.
 fn netmaster(agents: [Ipv4Addr; 2]) -> Server {
+    netmaster_with(agents, "vxlan")
+}
+
+/// The same with a network of this encapsulation.
+fn netmaster_with(agents: [Ipv4Addr; 2], encap: &'static str) -> Server {
     let endpoints = [endpoint("c1", "node1", "10.1.1.2"), endpoint("c2", "node2", "10.1.1.3")];
     Server::start(move |request: &Request| match request.line.as_str() {
         "GET /api/v1/networks/" => Reply::json(&json!([
-            {"key": "default:n", "tenantName": "default", "networkName": "n"}
+            {"key": "default:n", "tenantName": "default", "networkName": "n", "encap": encap}
         ])),
         "GET /api/v1/inspect/networks/default:n/" => {
             Reply::json(&json!({"Config": {}, "Oper": {"endpoints": endpoints}}))
@@ -141,6 +146,34 @@ fn packets_that_a_node_answers_are_delivered_unless_it_refuses_them() {
             let result = if code == 0 { "delivered: " } else { "not delivered: " };
             assert!(lines[lines.len() - 1].starts_with(result), "{out}");
         }
+    }
+}
+
+/// The node of the receiver is not asked, whose rules decide.
+#[test]
+fn the_end_of_a_path_through_the_kernel_of_a_node_is_unknown() {
+    let outside = json!("192.0.2.7");
+    for (encap, destination, result, code) in [
+        ("vlan", &packet()["destination"], "unknown: ", 3),
+        ("vlan", &outside, "delivered: ", 0),
+        ("vxlan", &packet()["destination"], "delivered: ", 0),
+    ] {
+        let agents = agents();
+        let master = netmaster_with(agents, encap);
+        let mut sent = packet();
+        sent["destination"] = destination.clone();
+        let routed = trace(
+            "node1",
+            json!({"endpoint": "n.default-c1"}),
+            json!([{"stage": "forward", "verdict": "pass"}]),
+            json!([{"to": {"interface": "contivh2"}, "packet": sent}]),
+        );
+        let _one = Server::at((IpAddr::from(agents[0]), 9090).into(), move |_| Reply::json(&routed));
+        let words = ["trace", "--from", "c1", "--to", "c2", "-l", "tcp", "-P", "22"];
+        let (out, error, exit) = run(&master, &words);
+        assert!(exit == code && out.lines().last().unwrap().starts_with(result), "{encap}: {exit} {out}");
+        let is_unknown = error.contains("node node1: the packet continues in the node's kernel");
+        assert_eq!(is_unknown, code == 3, "{encap}: {error}");
     }
 }
 
