@@ -4,6 +4,7 @@
 mod deletion;
 mod importing;
 mod terminating;
+mod traced;
 mod traffic;
 mod xdp;
 

@@ -12,7 +12,7 @@ use contiv_model::{
 use super::{Request, run::Pass};
 use crate::datapath::{
     ebpf::{maps::foreign::Record, programs::kernel_port::KernelPort},
-    trace::{Findings, read_header},
+    trace::{Findings, Ingress, read_header},
 };
 
 /// How the programs are run.
@@ -122,9 +122,12 @@ impl Request {
         {
             return Egress::Endpoint { endpoint: endpoint.to_string(), port: port.clone() };
         }
-        // The frame goes back where it came from, as an answer.
+        // The frame goes back where it came from, as an answer, or for the node of a service's backend.
         if ifindex == self.ifindex {
-            return Egress::Answer;
+            return match &self.probe.ingress {
+                Ingress::Uplink(vlan) if !is_answer(pass) => Egress::Uplink { vlan: *vlan },
+                _ => Egress::Answer,
+            };
         }
         let vni = pass.packet.number("segment.vni").and_then(|vni| Vni::try_from(vni).ok());
         match (vni, self.vlan()) {
@@ -143,6 +146,11 @@ impl Request {
     }
 }
 
+/// Whether the frame has become an answer to the wire: a refusal, or a reply to ARP or ND.
+fn is_answer(pass: &Pass) -> bool {
+    pass.is(LogStage::Verdict, LogResult::Refused) || pass.is(LogStage::Neighbour, LogResult::Answered)
+}
+
 /// The last stage, and why the packet was dropped there.
 struct End {
     stage: Stage,
@@ -158,6 +166,10 @@ impl End {
         let is_refused = verdict == Some(LogResult::Refused as u32);
         let reason = dropped.or_else(|| if is_refused { failed().map(|(_, reason)| reason) } else { None });
         let Some(reason) = reason else {
+            // The programs log no choice of a backend for packets from the wire.
+            if is_refused {
+                return End { stage: End::after(pass), reason: Some("refused") };
+            }
             return End { stage: Stage::Forward, reason: outputs.is_empty().then_some("no receiver") };
         };
         let stage = match failed() {
