@@ -415,6 +415,13 @@ pub struct Trace {
     pub steps: Vec<Step>,
     /// Copies that leave the node; none if the packet was dropped.
     pub outputs: Vec<Output>,
+    /// Number of further copies that leave the node: the datapath has recorded only the first ones.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub omitted_copies: u32,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 impl Trace {

@@ -78,6 +78,7 @@ pub(super) async fn trace(
         packet: probe.header,
         steps: findings.steps,
         outputs: findings.outputs,
+        omitted_copies: findings.omitted_copies,
     })
 }
 

@@ -59,6 +59,8 @@ pub struct Findings {
     pub steps: Vec<Step>,
     /// Copies that leave the node.
     pub outputs: Vec<Output>,
+    /// Number of further copies that leave the node.
+    pub omitted_copies: u32,
 }
 
 /// The packet cannot be traced on this node.

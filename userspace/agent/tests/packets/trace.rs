@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use anyhow::Result;
-use contiv_abi::maps::METERS;
+use contiv_abi::{TRACED_COPIES, maps::METERS};
 use contiv_model::{
     group::Rate,
     mac::Mac,
@@ -181,6 +181,27 @@ fn copies_are_listed_and_not_sent() -> Result<()> {
     // The kernels of the pods send multicasts of IPv6.
     let came: Vec<_> = tap.drain()?.into_iter().filter(|frame| frame.bytes[12..14] == [8, 0]).collect();
     assert!(came.is_empty(), "{came:?}");
+    Ok(())
+}
+
+#[test]
+fn copies_that_are_not_recorded_are_counted() -> Result<()> {
+    needs!(root());
+    const PEERS: u8 = 70;
+    let mut node = Node::new("trace-m")?;
+    let blue = network("blue.t", vxlan(5000));
+    node.want_network(&blue);
+    for n in 2..2 + PEERS {
+        node.want_peer(n);
+    }
+    let one = node.pod(&blue, ONE)?;
+    node.converge()?;
+    let everyone = Query { destination: [255; 4].into(), ..query(of_pod(&one), ONE, TWO, 9, false) };
+    let findings = follow(&node, &everyone)?;
+    let omitted = u32::from(PEERS) - TRACED_COPIES as u32;
+    assert_eq!((findings.outputs.len(), findings.omitted_copies), (TRACED_COPIES, omitted), "{findings:#?}");
+    let details = &findings.steps.last().unwrap().details;
+    assert!(details.contains(&format!("{omitted} more copies")), "{details:?}");
     Ok(())
 }
 

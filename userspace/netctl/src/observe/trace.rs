@@ -116,7 +116,9 @@ fn alone(client: &Client, args: &Arguments, url: &str) -> Result<Path, Error> {
     let query = query(args, Ingress::Endpoint(args.from.clone()), to)?;
     let trace = ask(client, url, &query)?;
     let leaves = trace.outputs.iter().any(|output| is_delivered(&trace, output));
-    Ok(Path { nodes: vec![trace], leaves, failure: None })
+    let mut path = Path { leaves, ..Path::default() };
+    path.push(trace);
+    Ok(path)
 }
 
 fn ask(client: &Client, base: &str, query: &Query) -> Result<Trace, Error> {
@@ -208,7 +210,7 @@ impl Path {
                                 Next::Kernel => path.misses(&trace.host, KERNEL_ROUTES),
                             }
                         }
-                        path.nodes.push(trace);
+                        path.push(trace);
                     }
                     // The first node is the whole path.
                     Err(error) if path.nodes.is_empty() => return Err(error),
@@ -218,6 +220,15 @@ impl Path {
             hops = next;
         }
         Ok(path)
+    }
+
+    /// Adds the trace of a node.
+    fn push(&mut self, trace: Trace) {
+        if trace.omitted_copies > 0 {
+            let why = format!("{} more copies of the packet are not in the trace", trace.omitted_copies);
+            self.misses(&trace.host, &why);
+        }
+        self.nodes.push(trace);
     }
 
     /// Notes that a part of the path behind a node is unknown.
@@ -254,11 +265,16 @@ impl Path {
                 };
                 rows.push([trace.host.clone(), "output".to_owned(), String::new(), to]);
             }
+            if trace.omitted_copies > 0 {
+                let copies = format!("{} more copies", trace.omitted_copies);
+                rows.push([trace.host.clone(), "output".to_owned(), String::new(), copies]);
+            }
         }
         let rows: Vec<Vec<String>> = rows.into_iter().map(Vec::from).collect();
         list::titled(out, &["Node", "Stage", "Result", "Details"], &rows)?;
         let Some(first) = self.nodes.first() else { return Ok(()) };
         let result = match self.leaves {
+            true if self.failure.is_some() => style::paint(style::WARNING, "delivered, incomplete"),
             true => style::paint(style::GOOD, "delivered"),
             false if self.failure.is_some() => style::paint(style::WARNING, "unknown"),
             false => style::paint(style::BAD, "not delivered"),

@@ -178,6 +178,29 @@ fn the_end_of_a_path_through_the_kernel_of_a_node_is_unknown() {
 }
 
 #[test]
+fn a_trace_without_all_copies_is_incomplete() {
+    let agents = agents();
+    let master = netmaster(agents);
+    let mut flooded = trace(
+        "node1",
+        json!({"endpoint": "n.default-c1"}),
+        json!([{"stage": "forward", "verdict": "pass"}]),
+        json!([{"to": {"endpoint": {"endpoint": "n.default-c3", "port": "vvport3"}}, "packet": packet()}]),
+    );
+    flooded["omittedCopies"] = json!(6);
+    let one = Server::at((IpAddr::from(agents[0]), 9090).into(), move |_| Reply::json(&flooded));
+    let url = one.url();
+    for from in [&["--from", "c1"][..], &["--from", "n.default-c1", "--agent", &url]] {
+        let (out, error, code) = run(&master, &[&["trace", "--to", "10.1.1.255"], from].concat());
+        assert_eq!(code, 3, "{out}{error}");
+        let lines: Vec<_> = out.lines().map(str::trim_end).collect();
+        assert!(lines[lines.len() - 2].ends_with("6 more copies"), "{out}");
+        assert!(lines[lines.len() - 1].starts_with("delivered, incomplete: "), "{out}");
+        assert!(error.contains("node node1: 6 more copies of the packet are not in the trace"), "{error}");
+    }
+}
+
+#[test]
 fn a_node_that_does_not_answer_is_named_after_the_part_that_is_known() {
     let agents = agents();
     let [one, two] = nodes(agents, true);

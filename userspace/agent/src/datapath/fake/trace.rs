@@ -37,13 +37,13 @@ pub(super) fn trace(traffic: &Traffic, objects: &Desired, probe: &Probe) -> Find
         networks(objects).find(|network| network.encap == probe.encap).map(|network| &network.vrf)
     else {
         let steps = vec![Step::new(Stage::Guard, Verdict::Drop).because("the network is not on this node")];
-        return Findings { method: METHOD, steps, outputs: vec![] };
+        return Findings { method: METHOD, steps, outputs: vec![], omitted_copies: 0 };
     };
     let network = Network { objects, encap: probe.encap, vrf };
     let mut oracle = Oracle { traffic, network, origin, sender, probe, steps: vec![] };
     let copies = oracle.follow();
     let outputs: Vec<Output> = copies.unwrap_or_default().iter().map(|copy| oracle.output(copy)).collect();
-    Findings { method: METHOD, steps: oracle.steps, outputs }
+    Findings { method: METHOD, steps: oracle.steps, outputs, omitted_copies: 0 }
 }
 
 struct Oracle<'a> {

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use contiv_abi::{DropReason, LogResult, LogStage, Vtep};
+use contiv_abi::{DropReason, LogResult, LogStage, TRACED_COPIES, Vtep};
 use contiv_model::{
     name::RuleId,
     tag::Vni,
@@ -55,7 +55,13 @@ impl Request {
                 step.reason = reason.to_owned();
             }
         }
-        Findings { method: METHOD, steps, outputs }
+        let omitted_copies = pass.traced.copies.saturating_sub(TRACED_COPIES as u32);
+        if omitted_copies > 0
+            && let Some(step) = steps.last_mut()
+        {
+            step.details.push(format!("{omitted_copies} more copies"));
+        }
+        Findings { method: METHOD, steps, outputs, omitted_copies }
     }
 
     /// A step as if the packet passed the stage.

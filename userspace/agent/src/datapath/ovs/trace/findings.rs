@@ -57,7 +57,7 @@ impl Request {
                 };
             }
         }
-        Findings { method: super::COMMAND, steps, outputs }
+        Findings { method: super::COMMAND, steps, outputs, omitted_copies: 0 }
     }
 
     fn step(
