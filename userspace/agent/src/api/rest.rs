@@ -9,9 +9,8 @@ use axum::{
     http::{StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::{delete, get, post},
+    routing::{delete, get},
 };
-use bytes::Bytes;
 use contiv_daemon::socket::{self, SocketError};
 use contiv_model::{name::EndpointId, node};
 use futures::stream;
@@ -32,7 +31,7 @@ use super::{
     monitor::{self, Monitor, MonitorError},
     pod_access,
     service_stats::service_stats,
-    trace,
+    trace::{self, Tracer},
 };
 use crate::{
     attach::{
@@ -230,6 +229,11 @@ impl Server {
 }
 
 fn router(parts: Parts) -> Router {
+    let tracer = Tracer {
+        inspect: parts.inspect.clone(),
+        host: parts.monitor.host().clone(),
+        datapath: parts.datapath,
+    };
     Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
@@ -237,7 +241,7 @@ fn router(parts: Parts) -> Router {
         .route("/inspect/driver", limited(get(inspect)))
         .route("/inspect/bgp", get(inspect_bgp))
         .route("/monitor", get(watch_packets))
-        .route("/trace", post(trace_packet))
+        .route("/trace", trace::route(tracer))
         .route("/svcstats", limited(get(services)))
         .route("/debug/reclaimEndpoint/{id}", delete(reclaim))
         .with_state(parts)
@@ -357,14 +361,6 @@ async fn watch_packets(State(parts): State<Parts>) -> Response {
         Some((monitor::encode(&event), (monitor, events)))
     });
     ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
-}
-
-/// Follows a packet through the datapath.
-async fn trace_packet(State(parts): State<Parts>, body: Bytes) -> Response {
-    match trace::trace(&parts.inspect, parts.monitor.host(), parts.datapath, &body).await {
-        Ok(trace) => Json(trace).into_response(),
-        Err(failure) => (failure.status(), failure.line()).into_response(),
-    }
 }
 
 /// Service statistics; empty for a datapath without services.

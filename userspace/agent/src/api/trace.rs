@@ -2,7 +2,13 @@
 
 use std::time::Duration;
 
-use axum::http::StatusCode;
+use axum::{
+    Json,
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse as _, Response},
+    routing::{MethodRouter, post},
+};
 use bytes::Bytes;
 use contiv_model::{
     name::HostName,
@@ -13,6 +19,7 @@ use tokio::{
     time::timeout,
 };
 
+use super::admission::limited;
 use crate::{
     datapath::Kind,
     error::one_line,
@@ -28,7 +35,7 @@ const EXAMPLE: &str =
 
 /// A trace failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Failure {
+enum Failure {
     /// The body is not a query.
     #[error("trace: invalid body: {0}; expected JSON such as {EXAMPLE}")]
     Body(serde_json::Error),
@@ -41,7 +48,7 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    pub(super) fn status(&self) -> StatusCode {
+    fn status(&self) -> StatusCode {
         match self {
             Failure::Body(_) | Failure::Trace(TraceError::Unresolved(_)) => StatusCode::BAD_REQUEST,
             Failure::Trace(TraceError::Datapath(_)) | Failure::NoAnswer => StatusCode::SERVICE_UNAVAILABLE,
@@ -49,13 +56,37 @@ impl Failure {
     }
 
     /// One line for the operator.
-    pub(super) fn line(&self) -> String {
+    fn line(&self) -> String {
         format!("{}\n", one_line(self))
     }
 }
 
+/// Dependencies of the handler.
+#[derive(Clone)]
+pub(super) struct Tracer {
+    /// Sends requests to the datapath's owner.
+    pub(super) inspect: mpsc::Sender<Inspection>,
+    /// Name of this node.
+    pub(super) host: HostName,
+    /// Datapath in use.
+    pub(super) datapath: Kind,
+}
+
+/// The route. Its limit is its own: traces do not keep scrapes out.
+pub(super) fn route<S>(tracer: Tracer) -> MethodRouter<S> {
+    limited(post(answer)).with_state(tracer)
+}
+
+/// Follows a packet through the datapath.
+async fn answer(State(tracer): State<Tracer>, body: Bytes) -> Response {
+    match trace(&tracer.inspect, &tracer.host, tracer.datapath, &body).await {
+        Ok(trace) => Json(trace).into_response(),
+        Err(failure) => (failure.status(), failure.line()).into_response(),
+    }
+}
+
 /// Traces the packet that `body` describes.
-pub(super) async fn trace(
+async fn trace(
     inspect: &mpsc::Sender<Inspection>,
     host: &HostName,
     datapath: Kind,
@@ -84,6 +115,15 @@ pub(super) async fn trace(
 
 #[cfg(test)]
 mod tests {
+    use axum::{
+        Router,
+        body::Body,
+        http::{Request, header::RETRY_AFTER},
+    };
+    use futures::future::select_all;
+    use hyper::service::Service as _;
+    use hyper_util::service::TowerToHyperService;
+
     use super::*;
     use crate::datapath::{Error, trace::Unresolved};
 
@@ -117,5 +157,21 @@ mod tests {
         }
         let failed = || Error::new(Kind::Ovs, "trace", std::io::Error::other("gone")).into();
         assert_eq!(answered(BODY, failed).await.0, 503);
+    }
+
+    #[tokio::test]
+    async fn two_traces_are_carried_out_at_a_time() {
+        let (inspect, mut inspections) = mpsc::channel(8);
+        let tracer = Tracer { inspect, host: "node1".into(), datapath: Kind::Ebpf };
+        let app: Router = Router::new().route("/trace", route(tracer));
+        let app = TowerToHyperService::new(app);
+        let ask = || Box::pin(app.call(Request::post("/trace").body(Body::from(BODY)).unwrap()));
+        // The datapath does not answer meanwhile.
+        let (refused, ..) = select_all([ask(), ask(), ask()]).await;
+        let refused = refused.unwrap();
+        assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(refused.headers().contains_key(RETRY_AFTER));
+        let traced = std::iter::from_fn(|| inspections.try_recv().ok());
+        assert_eq!(traced.count(), 2);
     }
 }
