@@ -10,7 +10,8 @@ mod service_stats;
 mod trace;
 
 pub use metrics::{
-    Condition, Measurements, Recorded, encode as encode_metrics, reference_page as metrics_reference,
+    Condition, CounterSeries, Measurements, Recorded, SeriesTables, encode as encode_metrics,
+    reference_page as metrics_reference,
 };
 pub use monitor::{Monitor, MonitorError};
 pub use rest::{Error, Parts, Server};

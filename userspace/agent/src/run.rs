@@ -254,6 +254,7 @@ async fn run_with<D: Datapath + 'static>(
             requests: requests.clone(),
             reconciler: metrics,
             store: store_config.metrics,
+            series: api::SeriesTables::default(),
         },
         monitor: monitor.clone(),
         pods: pods.clone(),

@@ -1,7 +1,9 @@
 //! Metrics for `/metrics` in the OpenMetrics text format.
 
 mod bgp;
+mod objects;
 mod reference;
+mod series;
 
 use std::fmt;
 
@@ -15,17 +17,16 @@ use prometheus_client::{
     registry::Registry,
 };
 
+use objects::{register_endpoints, register_rules, register_services};
 pub use reference::reference_page;
+pub use series::{CounterSeries, SeriesTables};
 
 use crate::{
     attach::{RequestMetrics, link::PodTraffic},
     bgp::Report,
-    datapath::{
-        Kind,
-        telemetry::{Counters, ServiceCounters, Stats, Traffic},
-    },
+    datapath::{Kind, telemetry::Stats},
     reconcile::{self, Status},
-    state::{Reader, State},
+    state::Reader,
     sysctl::Tracking,
 };
 
@@ -66,40 +67,10 @@ struct Table {
     table: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Rule {
-    rule: String,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ServicePort {
-    service: String,
-    protocol: String,
-    port: u16,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ServiceTraffic {
-    service: String,
-    protocol: String,
-    port: u16,
-    direction: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Endpoint {
-    endpoint: String,
-    network: String,
-    group: String,
-    interface: String,
-    direction: &'static str,
-}
-
-/// Maximum number of series for rules, and for service ports. The series `other` has the sum of the remaining ones, in
-/// the order of their names. Endpoints have a series each: their number is bounded by the node's ports.
-const MAX_SERIES: usize = 1000;
-/// Label value for the remaining rules or services.
-const OTHER: &str = "other";
+/// Direction towards the labelled object.
+const IN: &str = "in";
+/// Direction from the labelled object.
+const OUT: &str = "out";
 
 /// Values read from the datapath and the kernel for one scrape.
 #[derive(Clone, Debug, Default)]
@@ -107,7 +78,7 @@ pub struct Measurements {
     /// Datapath's statistics.
     pub stats: Stats,
     /// Datapath's packet counters.
-    pub counters: Counters,
+    pub counters: CounterSeries,
     /// Traffic of the endpoints on this node.
     pub pods: Vec<PodTraffic>,
     /// The kernel's table of connections; `None` if it has none.
@@ -123,6 +94,8 @@ pub struct Recorded {
     pub reconciler: reconcile::Metrics,
     /// Requests to the store.
     pub store: contiv_store::RequestMetrics,
+    /// Series of rules and services.
+    pub series: SeriesTables,
 }
 
 /// Condition of the agent at a scrape.
@@ -282,7 +255,7 @@ pub fn encode(
 /// Families by drop reason and by table. Their size depends on the programs, not on the cluster.
 fn tables(
     stats: &Stats,
-    counters: &Counters,
+    counters: &CounterSeries,
 ) -> (Family<Drop, Counter>, Family<Table, Gauge>, Family<Table, Gauge>) {
     let (drops, entries, capacity) = (Family::default(), Family::default(), Family::default());
     for (reason, count) in stats.drops.iter().chain(&counters.drops) {
@@ -297,93 +270,9 @@ fn tables(
     (drops, entries, capacity)
 }
 
-type CounterFamily<L> = Family<L, Counter>;
-
-fn register_rules(registry: &mut Registry, counters: &Counters) {
-    let (packets, bytes) = (CounterFamily::<Rule>::default(), CounterFamily::<Rule>::default());
-    for (index, (id, traffic)) in counters.rules.iter().enumerate() {
-        let rule = Rule { rule: if index < MAX_SERIES { id.to_string() } else { OTHER.to_owned() } };
-        packets.get_or_create(&rule).inc_by(traffic.packets);
-        bytes.get_or_create(&rule).inc_by(traffic.bytes);
-    }
-    let what = "Connections that a rule allowed, or packets that it denied";
-    registry.register("rule_packets", what, packets);
-    registry.register("rule_bytes", "Bytes of the packets that a rule decided", bytes);
-}
-
-fn register_services(registry: &mut Registry, counters: &Counters) {
-    let connections = CounterFamily::<ServicePort>::default();
-    let (packets, bytes) =
-        (CounterFamily::<ServiceTraffic>::default(), CounterFamily::<ServiceTraffic>::default());
-    for (index, (key, served)) in counters.services.iter().enumerate() {
-        let port = if index < MAX_SERIES {
-            let (service, protocol) = (key.service.to_string(), key.protocol.to_string().to_lowercase());
-            ServicePort { service, protocol, port: key.port }
-        } else {
-            ServicePort { service: OTHER.to_owned(), ..ServicePort::default() }
-        };
-        let ServiceCounters { connections: opened, to_backends, to_clients } = *served;
-        connections.get_or_create(&port).inc_by(opened);
-        let ServicePort { service, protocol, port } = port;
-        for (direction, traffic) in [(IN, to_backends), (OUT, to_clients)] {
-            let (service, protocol) = (service.clone(), protocol.clone());
-            let labels = ServiceTraffic { service, protocol, port, direction };
-            packets.get_or_create(&labels).inc_by(traffic.packets);
-            bytes.get_or_create(&labels).inc_by(traffic.bytes);
-        }
-    }
-    registry.register("service_connections", "Connections opened by local clients to a service", connections);
-    registry.register(
-        "service_packets",
-        "Packets from local clients to a service (in), and replies (out)",
-        packets,
-    );
-    registry.register(
-        "service_bytes",
-        "Bytes from local clients to a service (in), and of replies (out)",
-        bytes,
-    );
-}
-
-/// Direction towards the labelled object.
-const IN: &str = "in";
-/// Direction from the labelled object.
-const OUT: &str = "out";
-
-fn register_endpoints(registry: &mut Registry, pods: &[PodTraffic], state: &State) {
-    let (packets, bytes) = (CounterFamily::<Endpoint>::default(), CounterFamily::<Endpoint>::default());
-    let count = |pod: &PodTraffic, direction, traffic: Traffic| {
-        let record = state.endpoint(&pod.port.endpoint);
-        let group = record.and_then(|record| record.group.as_ref());
-        let labels = Endpoint {
-            endpoint: pod.port.endpoint.to_string(),
-            network: record.map(|record| record.network.to_string()).unwrap_or_default(),
-            group: group.map(ToString::to_string).unwrap_or_default(),
-            interface: pod.port.port.clone(),
-            direction,
-        };
-        packets.get_or_create(&labels).inc_by(traffic.packets);
-        bytes.get_or_create(&labels).inc_by(traffic.bytes);
-    };
-    for pod in pods {
-        count(pod, IN, pod.received);
-        count(pod, OUT, pod.sent);
-    }
-    registry.register(
-        "endpoint_packets",
-        "Packets that an endpoint on this node received (in) and sent (out)",
-        packets,
-    );
-    registry.register(
-        "endpoint_bytes",
-        "Bytes that an endpoint on this node received (in) and sent (out)",
-        bytes,
-    );
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{series::MAX_SERIES, *};
 
     #[test]
     fn metric_names_are_stable() {

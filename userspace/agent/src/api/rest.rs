@@ -141,8 +141,8 @@ impl Parts {
 
     /// Reads the values for a scrape.
     async fn measure(&self) -> Measurements {
-        let monitor = self.monitor.clone();
-        let counters = spawn_blocking(move || monitor.counters()).await;
+        let (monitor, series) = (self.monitor.clone(), self.recorded.series.clone());
+        let counters = spawn_blocking(move || series.read(|| monitor.counters())).await;
         let counters =
             counters.map_err(|error| error.to_string()).and_then(|read| read.map_err(|e| one_line(&e)));
         let traffic = self.traffic.read().await.map_err(|error| one_line(&error));

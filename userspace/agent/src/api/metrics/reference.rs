@@ -1,6 +1,7 @@
 //! The page of the reference. Families without a sample are not encoded, so each has one here.
 
 use std::{
+    convert::Infallible,
     fmt,
     net::{IpAddr, Ipv4Addr},
     time::Duration,
@@ -68,6 +69,7 @@ pub(super) fn sample(rules: usize) -> (Recorded, Status, Measurements) {
         sent: traffic(7),
         received: traffic(8),
     }];
+    let counters = recorded.series.read(|| Ok::<_, Infallible>(counters)).unwrap_or_default();
     let status = Status { writes: 7, ..Status::default() };
     (recorded, status, Measurements { stats, counters, pods, tracking: Some(Tracking { used: 10, max: 11 }) })
 }
