@@ -9,7 +9,7 @@ use aya::programs::{
     tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle},
 };
 use contiv_abi::{
-    ABI_VERSION,
+    ABI_VERSION, DropReason,
     maps::{ALL, FROM_OVERLAY, FROM_POD, FROM_UPLINK, Stage},
 };
 use netplugin::datapath::{
@@ -64,6 +64,9 @@ fn the_next_node_finds_loaded_programs_and_empty_maps() -> Result<()> {
     assert_eq!(fs::metadata(next.pin(FROM_POD))?.ino(), program, "the programs were loaded again");
     assert_eq!((flow_table::flows(&next)?.len(), flow_table::slots(&next)?), (0, 0));
     assert_eq!(next.drops()?, [].into());
+    // The metrics have all reasons from the start.
+    let none: Vec<_> = DropReason::ALL.iter().map(|reason| (reason.as_str(), 0)).collect();
+    assert_eq!(next.datapath.stats().drops, none);
     next.want_network(&n1);
     let pods = [next.pod(&n1, Endpoint(1))?, next.pod(&n1, Endpoint(2))?];
     next.converge()?;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, ensure};
+use promql_parser::parser::{self, Expr};
 use serde::Deserialize;
 
 use super::{check_template, expressions::Series, read};
@@ -113,4 +114,33 @@ fn runbooks_are_sections_of_the_documentation() {
         assert!(section(missing).is_err(), "{missing}");
     }
     assert!(section("docs/src/operate.md#etcd-compaction-quota-defragmentation").is_ok());
+}
+
+/// Whether the result needs values of the past, which a series does not have in its first minutes. With `or`, another value takes
+/// their place.
+fn needs_past(expression: &Expr) -> bool {
+    match expression {
+        Expr::VectorSelector(selector) => selector.offset.is_some(),
+        Expr::MatrixSelector(matrix) => matrix.vs.offset.is_some(),
+        Expr::Subquery(subquery) => subquery.offset.is_some() || needs_past(&subquery.expr),
+        Expr::Paren(paren) => needs_past(&paren.expr),
+        Expr::Unary(unary) => needs_past(&unary.expr),
+        Expr::Call(call) => call.args.args.iter().any(|argument| needs_past(argument)),
+        Expr::Aggregate(aggregate) => needs_past(&aggregate.expr),
+        Expr::Binary(binary) => {
+            let (left, right) = (needs_past(&binary.lhs), needs_past(&binary.rhs));
+            if binary.op.to_string() == "or" { left && right } else { left || right }
+        }
+        Expr::NumberLiteral(_) | Expr::StringLiteral(_) | Expr::Extension(_) => false,
+    }
+}
+
+#[test]
+fn rules_are_evaluated_for_new_series() {
+    let needs = |expression: &str| needs_past(&parser::parse(expression).unwrap());
+    assert!(needs("rate(a[5m]) > 5 * rate(a[6h] offset 10m)"));
+    assert!(!needs("rate(a[5m]) > (rate(a[6h] offset 10m) or 0 * rate(a[5m]))"));
+    for rule in Rules::read().unwrap().all() {
+        assert!(!needs(&rule.expr), "{}: {}", rule.alert, rule.expr);
+    }
 }

@@ -22,7 +22,9 @@ use crate::{
 impl Ebpf {
     /// Dropped frames since the maps were created, by reason. Omits reasons without drops.
     pub fn drops(&self) -> Result<Vec<(DropReason, DropCount)>, Error> {
-        self.installed.as_ref().map_or(Ok(vec![]), |installed| installed.kernel().drops())
+        let Some(installed) = &self.installed else { return Ok(vec![]) };
+        let counts = installed.kernel().drops()?.into_iter();
+        Ok(counts.filter(|(_, count)| count.packets > 0).collect())
     }
 
     /// Service frames that were forwarded to the nodes of their backends (DSR), by program.
@@ -102,7 +104,8 @@ impl Ebpf {
     /// Statistics for the metrics. Those that cannot be read are missing.
     pub(super) fn statistics(&self) -> Stats {
         let Some(installed) = &self.installed else { return Stats::default() };
-        let drops = or_default(self.drops());
+        // All reasons: an alert compares their rates with earlier ones, which a series that begins with the first drop does not have.
+        let drops = or_default(installed.kernel().drops());
         let forwarded = or_default(self.dsr_forwarded());
         Stats {
             drops: drops.iter().map(|(reason, count)| (reason.as_str(), count.packets)).collect(),

@@ -281,20 +281,13 @@ impl Kernel {
         DsrHook::ALL.iter().map(|(by, name)| Ok((*name, count(*by)?))).collect()
     }
 
-    /// Dropped frames since the maps were created, by reason. Omits reasons without drops.
+    /// Dropped frames since the maps were created, by reason.
     pub(crate) fn drops(&self) -> Result<Vec<(DropReason, DropCount)>, Error> {
-        let mut counts = vec![];
-        for reason in DropReason::ALL {
-            let per_cpu = self
-                .drops
-                .get(&(*reason as u32), 0)
-                .map_err(|error| failed(format!("read the map {DROPS}"), error))?;
-            let total = sum(&per_cpu);
-            if total.packets > 0 {
-                counts.push((*reason, total));
-            }
-        }
-        Ok(counts)
+        let count = |reason: DropReason| {
+            let per_cpu = self.drops.get(&(reason as u32), 0);
+            per_cpu.map(|counts| sum(&counts)).map_err(|error| failed(format!("read the map {DROPS}"), error))
+        };
+        DropReason::ALL.iter().map(|reason| Ok((*reason, count(*reason)?))).collect()
     }
 }
 
