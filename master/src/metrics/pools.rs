@@ -1,5 +1,7 @@
 //! Use of the pools that addresses and tags are allocated from.
 
+use std::collections::HashMap;
+
 use contiv_model::{global, group, network};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::{family::Family, gauge::Gauge};
@@ -38,8 +40,15 @@ pub(super) struct Pools {
 
 impl Pools {
     pub(super) fn of(cache: &ClusterCache) -> Pools {
-        let mut addresses: Vec<_> = cache.allocations::<network::State>().filter_map(of_network).collect();
-        addresses.extend(cache.allocations::<group::State>().filter_map(|group| of_group(group, cache)));
+        let groups = cache.allocations::<group::State>().filter_map(|group| of_group(group, cache));
+        let groups: Vec<_> = groups.collect();
+        let mut reserved = HashMap::<String, usize>::new();
+        for (pool, usage) in &groups {
+            *reserved.entry(pool.network.clone()).or_default() += usage.size;
+        }
+        let networks = cache.allocations::<network::State>();
+        let mut addresses: Vec<_> = networks.filter_map(|network| of_network(network, &reserved)).collect();
+        addresses.extend(groups);
         addresses.sort_by(|(a, _), (b, _)| (&a.network, &a.group).cmp(&(&b.network, &b.group)));
         addresses.truncate(MAX_SERIES);
         Pools { addresses, tags: tags(cache) }
@@ -59,9 +68,10 @@ pub(super) fn register(registry: &mut Registry, pools: &Pools) {
         sizes.get_or_create(pool).set(number(usage.size));
         free.get_or_create(pool).set(number(usage.free));
     }
-    let help = "IPv4 addresses that can be allocated in a network, or in the pool of a group; the first 1,000 pools by name";
+    let help = "IPv4 addresses that can be allocated in a network outside of the pools of its groups, or in the pool of a group; the first 1,000 pools by name";
     registry.register("pool_addresses", help, sizes);
-    let help = "Free IPv4 addresses of a network, or of the pool of a group";
+    let help =
+        "Free IPv4 addresses of a network outside of the pools of its groups, or of the pool of a group";
     registry.register("pool_addresses_free", help, free);
     let (sizes, free) = (Family::<TagPool, Gauge>::default(), Family::<TagPool, Gauge>::default());
     for (kind, usage) in &pools.tags {
@@ -76,10 +86,20 @@ fn number(n: usize) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-fn of_network(record: &AllocationRecord<network::State>) -> Option<(AddressPool, Usage)> {
+/// `reserved`: sizes of the pools of groups, by network. Their addresses are allocated in the network, whether the groups use them
+/// or not, and so is the gateway: a network with nothing else is not exhausted.
+fn of_network(
+    record: &AllocationRecord<network::State>,
+    reserved: &HashMap<String, usize>,
+) -> Option<(AddressPool, Usage)> {
     let subnet = Subnet::of_state(&record.body).ok()?;
+    let is_allocatable =
+        |host: &usize| subnet.allocation_range().is_some_and(|(first, last)| (first..=last).contains(host));
+    let gateway = subnet.host(&record.body.gateway).ok().filter(is_allocatable);
+    let reserved = reserved.get(&record.body.id).copied().unwrap_or_default();
+    let size = subnet.capacity().ok()?.saturating_sub(reserved + usize::from(gateway.is_some()));
     let pool = AddressPool { network: record.body.id.clone(), group: String::new() };
-    Some((pool, Usage { size: subnet.capacity().ok()?, free: record.pool.free_count() }))
+    Some((pool, Usage { size, free: record.pool.free_count() }))
 }
 
 fn of_group(record: &AllocationRecord<group::State>, cache: &ClusterCache) -> Option<(AddressPool, Usage)> {

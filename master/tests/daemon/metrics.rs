@@ -71,6 +71,39 @@ fn requests_are_counted_by_route_and_commits_by_result() {
 }
 
 #[test]
+fn pools_of_groups_are_no_part_of_the_network() {
+    let dir = testkit::scratch_dir("store").unwrap();
+    let master = Master::embedded(dir.path());
+    let to = master.address;
+    // One network has addresses outside of the pool of its group; the other has none.
+    for (network, n, last) in [("part", 1, 250), ("whole", 2, 254)] {
+        let body = json!({"tenantName": "default", "networkName": network, "encap": "vlan",
+            "subnet": format!("10.1.{n}.0/24"), "gateway": format!("10.1.{n}.1")});
+        post(to, &format!("/api/v1/networks/default:{network}/"), &body).unwrap().good();
+        let group = format!("g-{network}");
+        let body = json!({"tenantName": "default", "groupName": group, "networkName": network,
+            "ipPool": format!("10.1.{n}.2-10.1.{n}.{last}")});
+        post(to, &format!("/api/v1/endpointGroups/default:{group}/"), &body).unwrap().good();
+    }
+    create_endpoint(to, "part", "pod", "").unwrap().good();
+    let text = scrape(to);
+    for (network, group, size, free) in [
+        ("part", "", 4.0, 3.0),
+        ("part", "g-part:default", 249.0, 249.0),
+        // The alert about exhausted pools leaves out what has no addresses.
+        ("whole", "", 0.0, 0.0),
+        ("whole", "g-whole:default", 253.0, 253.0),
+    ] {
+        let of = |series: &str| {
+            let labels = format!("network=\"{network}.default\",group=\"{group}\"");
+            value(&text, &format!("contiv_netmaster_{series}{{{labels}}}"))
+        };
+        let usage = (of("pool_addresses"), of("pool_addresses_free"));
+        assert_eq!(usage, (Some(size), Some(free)), "{network} {group}\n{text}");
+    }
+}
+
+#[test]
 fn a_store_that_is_away_is_reported() {
     needs!(binary("etcd"));
     let mut etcd = Etcd::start().unwrap();
