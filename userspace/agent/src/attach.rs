@@ -7,6 +7,7 @@ mod add;
 mod boot;
 mod check;
 mod conditions;
+mod create;
 mod del;
 mod failure;
 mod gc;

@@ -1,7 +1,7 @@
 use std::time::Instant;
 
 use contiv_model::{
-    endpoint::{Endpoint, State},
+    endpoint::Endpoint,
     key::{Key, policies_of},
     name::{GroupKey, PolicyId},
     network::Network,
@@ -24,7 +24,6 @@ use crate::{
     datapath::{Owner, host_access::endpoint_address},
     error::one_line,
     fail_point::reach,
-    master::{self, NewEndpoint},
     reconcile::Presence,
     state::Attachment,
 };
@@ -48,6 +47,8 @@ impl Pods {
             return Err(Failure::new(Step::Create, why));
         }
         let before = self.parts().journal.get(&id).map(|entry| entry.progress);
+        // Also one that cannot be read.
+        let has_entry = self.parts().journal.contains(&id);
         // What a DEL or a rollback has begun to delete is created again, so that netmaster does not carry out its request later.
         let is_deleting = before == Some(Progress::Deleting);
         if !is_deleting && let Some(reply) = self.existing(pod, netns).await? {
@@ -59,7 +60,7 @@ impl Pods {
         }
         self.check_store(Step::Create)?;
         self.check_datapath(Step::Create)?;
-        if before.is_some() {
+        if has_entry {
             // A DEL may have failed to delete the interface. The entry says so until it is gone.
             self.delete_interface(&id).await?;
         }
@@ -81,7 +82,12 @@ impl Pods {
         let mut failures = self.roll_back(rollback).await;
         // The entry of an ADD that may have left something remains, so it is deleted later, also by another process.
         if failures.is_empty() && !is_unanswered {
-            failures.extend(self.remove_entry(&id).err().map(|failure| failure.to_string()));
+            if has_entry {
+                // An earlier request may have left something, too.
+                self.begin_deletion(pod);
+            } else {
+                failures.extend(self.remove_entry(&id).err().map(|failure| failure.to_string()));
+            }
         }
         Err(failure.and(&failures))
     }
@@ -163,78 +169,6 @@ impl Pods {
         log_step("interface up");
         reach("interface up");
         Ok(with_routes(self.reply(pod, &endpoint, &interface, &port).await?, routes))
-    }
-
-    fn new_endpoint(&self, pod: &Pod) -> NewEndpoint {
-        NewEndpoint {
-            tenant: pod.tenant.to_string(),
-            network: pod.network.to_string(),
-            group: pod.group.as_ref().map(ToString::to_string).unwrap_or_default(),
-            endpoint: pod.endpoint.clone(),
-            common_name: pod.common_name.clone(),
-            host: self.parts().node.host.to_string(),
-        }
-    }
-
-    async fn create_at_master(
-        &self,
-        pod: &Pod,
-        rollback: &mut Rollback,
-    ) -> Result<(State, Endpoint), Failure> {
-        let parts = self.parts();
-        let new = self.new_endpoint(pod);
-        let preliminary = match pod.owner {
-            Owner::Pod => self.begin_record(pod, rollback).await?,
-            // The node joins its networks again.
-            Owner::Node => None,
-        };
-        reach("preliminary record");
-        // Whether an attempt was not answered: netmaster may carry it out whatever it has answered to a later one.
-        let mut is_unanswered = false;
-        let failed = |error: master::Error, is_unanswered: bool, rollback: &mut Rollback| {
-            match error.is_refusal() && !is_unanswered {
-                true => rollback.extend(preliminary.clone()),
-                // The record remains, as the endpoint may.
-                false => rollback.set_unanswered(),
-            }
-            match error.is_not_found() {
-                true => pod.unknown_names(&error),
-                false => Failure::master(Step::Create, &error),
-            }
-        };
-        let created = parts.master.create_endpoint(&new, &mut is_unanswered).await;
-        let mut state = created.map_err(|error| failed(error, is_unanswered, rollback))?;
-        if state.homing_host != parts.node.host.as_str() {
-            rollback.extend(preliminary);
-            let why = format!("endpoint {} already exists on node {}", state.id, state.homing_host);
-            return Err(Failure::new(Step::Create, why));
-        }
-        // netmaster returns an endpoint that exists, whatever its group is: that of an attempt that could not be undone, or of a pod
-        // before a reboot. It has no interface.
-        if pod.owner == Owner::Pod && state.service_name != new.group {
-            let (endpoint, group, earlier) = (&state.id, &new.group, &state.service_name);
-            tracing::warn!(
-                endpoint,
-                group,
-                earlier,
-                "the endpoint exists in another group; creating it again"
-            );
-            self.delete_at_master(pod).await.inspect_err(|_| rollback.set_unanswered())?;
-            let created = parts.master.create_endpoint(&new, &mut is_unanswered).await;
-            state = created.map_err(|error| failed(error, is_unanswered, rollback))?;
-            // netmaster may have carried out the request of that attempt in between.
-            if state.homing_host != parts.node.host.as_str() || state.service_name != new.group {
-                rollback.set_unanswered();
-                let why = format!("endpoint {} was created by another request meanwhile", state.id);
-                return Err(Failure::new(Step::Create, why).temporary());
-            }
-        }
-        if is_unanswered && pod.owner == Owner::Pod {
-            self.remember_unanswered(pod);
-        }
-        rollback.push(RollbackStep::Endpoint(pod.clone()));
-        let endpoint = Endpoint::try_from(&state).map_err(|e| Failure::new(Step::Create, e.to_string()))?;
-        Ok((state, endpoint))
     }
 
     /// Waits until the state has everything that the endpoint depends on, as the store has it now: each watch of the store

@@ -19,6 +19,8 @@ pub(super) struct Rollback {
 pub(super) enum RollbackStep {
     /// Delete the record of an endpoint that netmaster did not create; the store's revision of its write.
     PreliminaryRecord(EndpointId, i64),
+    /// Delete the record of an endpoint that was deleted at netmaster.
+    Record(EndpointId),
     /// Delete the endpoint at netmaster, then its record.
     Endpoint(Pod),
     /// Delete the interface.
@@ -64,6 +66,7 @@ impl Pods {
             RollbackStep::PreliminaryRecord(id, revision) => {
                 self.delete_preliminary_record(id, revision).await
             }
+            RollbackStep::Record(id) => self.delete_record(&id).await,
             RollbackStep::Endpoint(pod) => {
                 self.begin_deletion(&pod);
                 // Without netmaster both remain: after a power failure the record tells of the endpoint.

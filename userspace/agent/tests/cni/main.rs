@@ -7,6 +7,7 @@ mod continuity;
 mod crash;
 mod deletion;
 mod fabric;
+mod failed_add;
 mod garbage;
 mod infra;
 mod interest;

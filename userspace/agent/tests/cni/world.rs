@@ -3,6 +3,7 @@
 mod call;
 pub(crate) mod master;
 mod records;
+mod store;
 
 use std::{
     path::{Path, PathBuf},
@@ -217,15 +218,6 @@ impl World {
     pub(crate) async fn until_regressed(&self) -> String {
         self.until("the store is regressed", || self.regression().is_some()).await;
         self.regression().unwrap()
-    }
-
-    /// Stops the store, lets `change` replace its directory, and starts it again.
-    pub(crate) async fn replace_store(&mut self, change: impl FnOnce(&Path)) {
-        let folder = self.directory.path().join("store");
-        let listen = self.server.as_ref().unwrap().local_addr().unwrap();
-        self.server.take().unwrap().shutdown().await.unwrap();
-        change(&folder);
-        self.server = Some(embedded::Server::open(&folder, listen).await.unwrap());
     }
 
     /// Stops the agent; its node and switch remain.

@@ -35,6 +35,8 @@ struct Shared {
     network: network::State,
     last: AtomicU8,
     created: AtomicUsize,
+    /// Number of requests for an endpoint after which others are refused.
+    accepted: AtomicUsize,
     garbled: AtomicBool,
     /// Whether the next endpoint that is deleted is created again.
     restores: AtomicBool,
@@ -85,6 +87,7 @@ impl Master {
             network,
             last: AtomicU8::new(0),
             created: AtomicUsize::new(0),
+            accepted: AtomicUsize::new(usize::MAX),
             garbled: AtomicBool::new(false),
             restores: AtomicBool::new(false),
             postponed: Mutex::default(),
@@ -167,6 +170,11 @@ impl Master {
         self.shared.garbled.store(false, Ordering::Relaxed);
     }
 
+    /// Requests for an endpoint are refused after this number of them.
+    pub(crate) fn refuse_after(&self, accepted: usize) {
+        self.shared.accepted.store(accepted, Ordering::Relaxed);
+    }
+
     /// The next endpoint that is deleted is created again at once as it was, as by a request that had waited somewhere.
     pub(crate) fn restore_next(&self) {
         self.shared.restores.store(true, Ordering::Relaxed);
@@ -247,8 +255,11 @@ fn word<'a>(request: &'a Value, name: &str) -> &'a str {
 }
 
 async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
-    shared.created.fetch_add(1, Ordering::Relaxed);
+    let earlier = shared.created.fetch_add(1, Ordering::Relaxed);
     admit(&shared).await;
+    if earlier >= shared.accepted.load(Ordering::Relaxed) {
+        return (StatusCode::INTERNAL_SERVER_ERROR, "no address left\n".to_owned());
+    }
     let request: Value = serde_json::from_slice(&body).unwrap();
     let host = request["ConfigEP"]["Host"].as_str().unwrap();
     assert!(host.starts_with(HOST), "{host}");
