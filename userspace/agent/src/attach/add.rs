@@ -6,7 +6,10 @@ use contiv_model::{
     name::{GroupKey, PolicyId},
     network::Network,
 };
-use contivk8s::wire::{Reply, Request};
+use contivk8s::{
+    spec::Code,
+    wire::{Reply, Request},
+};
 use futures::FutureExt as _;
 use ipnet::{Ipv4Net, Ipv6Net};
 
@@ -33,7 +36,15 @@ impl Pods {
     pub async fn add(&self, request: &Request) -> Result<Reply, Failure> {
         let pod = Pod::try_from(request)?;
         pod.check_name()?;
-        let netns = Netns::open(&pod.netns).map_err(|e| Failure::link(Step::Plug, &e))?;
+        let link = |e| Failure::link(Step::Plug, &e);
+        let netns = Netns::open(&pod.netns).map_err(link)?;
+        // The node would get the pod's address, and its default route.
+        if netns.is_current().map_err(link)? {
+            let path = pod.netns.display();
+            let why =
+                format!("CNI_NETNS {path}: the node's own network namespace; expected that of a container");
+            return Err(Failure::new(Step::Plug, why).code(Code::InvalidEnvironment));
+        }
         self.attach(&pod, &netns).await
     }
 

@@ -127,9 +127,15 @@ fn existing_interface_in_the_pod_is_reported() {
 fn invalid_namespace_is_reported_before_a_request_to_netmaster() {
     needs!(root());
     World::run(async |world| {
-        let error = world.add("c1", std::path::Path::new("/dev/null")).await.unwrap_err();
-        assert_eq!(error.code, 4);
-        assert!(error.details.contains("/dev/null") && error.details.contains("not a network namespace"));
+        let thread = std::fs::read_link("/proc/thread-self").unwrap();
+        let own = format!("/proc/{}/ns/net", thread.display());
+        for (path, what) in
+            [("/dev/null", "not a network namespace"), (&own, "the node's own network namespace")]
+        {
+            let error = world.add("c1", std::path::Path::new(path)).await.unwrap_err();
+            assert_eq!(error.code, 4, "{error:?}");
+            assert!(error.details.contains(path) && error.details.contains(what), "{error:?}");
+        }
         assert_eq!(world.master.created(), 0);
     });
 }

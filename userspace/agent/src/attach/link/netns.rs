@@ -4,7 +4,10 @@ use std::{
     fs::File,
     future::Future,
     io,
-    os::fd::{AsRawFd as _, RawFd},
+    os::{
+        fd::{AsRawFd as _, RawFd},
+        unix::fs::MetadataExt as _,
+    },
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -45,6 +48,18 @@ impl Netns {
     /// The network namespace of the calling thread.
     pub fn current() -> Result<Netns, Error> {
         Netns::open(Path::new("/proc/thread-self/ns/net"))
+    }
+
+    /// Whether this is the network namespace of the calling thread.
+    pub fn is_current(&self) -> Result<bool, Error> {
+        Ok(self.identity()? == Netns::current()?.identity()?)
+    }
+
+    /// Device and inode, which no other namespace has.
+    fn identity(&self) -> Result<(u64, u64), Error> {
+        let failed = |source| Error::Namespace { path: self.path.clone(), source };
+        let metadata = self.file.metadata().map_err(failed)?;
+        Ok((metadata.dev(), metadata.ino()))
     }
 
     /// Path given to [`open`](Self::open).
