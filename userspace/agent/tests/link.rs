@@ -147,6 +147,62 @@ fn default_routes_are_those_of_the_first_interface() {
     });
 }
 
+/// As an earlier plugin of the chain, or a DHCP client, sets them.
+#[test]
+fn default_routes_with_other_metrics_stay_those_of_the_first_interface() {
+    needs!(root());
+    let (node, pod_ns) = (testkit::Netns::new("node").unwrap(), testkit::Netns::new("pod").unwrap());
+    let netns = Netns::open(pod_ns.path()).unwrap();
+    pod_ns.ip("link add net0 type veth peer name wire0").unwrap();
+    for name in ["net0", "wire0"] {
+        pod_ns.up(name).unwrap();
+    }
+    pod_ns.ip("address add 10.7.0.2/24 dev net0").unwrap();
+    pod_ns.ip("-6 address add 2001:db8:7::2/64 dev net0 nodad").unwrap();
+    on_node(&node, async || {
+        let links = Links::open().await.unwrap();
+        let port = links.attach(&"n.t-c1".into(), &netns, &pod(5)).await.unwrap().port;
+        node.up(&port).unwrap();
+        for (set, delete, expected) in [
+            (
+                "route add default via 10.7.0.1 dev net0 metric 100",
+                "route del default dev net0",
+                DefaultRoutes { ipv4: false, ipv6: true },
+            ),
+            (
+                "route add default nexthop via 10.7.0.1 dev net0 nexthop via 10.7.0.3 dev net0",
+                "route del default",
+                DefaultRoutes { ipv4: false, ipv6: true },
+            ),
+            (
+                "-6 route add default via 2001:db8:7::1 dev net0 metric 512",
+                "-6 route del default dev net0",
+                DefaultRoutes { ipv4: true, ipv6: false },
+            ),
+        ] {
+            pod_ns.ip(set).unwrap();
+            // The same each time.
+            for _ in 0..2 {
+                assert_eq!(links.raise(&port, &netns, &pod(5)).await.unwrap(), expected, "{set}");
+            }
+            // A later plugin sets one that comes first: the interface keeps its own.
+            let later = ["route", "-6 route"].map(|words| format!("{words} add default dev net0 metric 7"));
+            for words in &later {
+                pod_ns.ip(words).unwrap();
+            }
+            assert_eq!(links.raise(&port, &netns, &pod(5)).await.unwrap(), expected, "{set}");
+            for words in &later {
+                pod_ns.ip(&words.replace(" add ", " del ")).unwrap();
+            }
+            pod_ns.ip(delete).unwrap();
+            for words in ["route del default", "-6 route del default"] {
+                // The interface has only one of them.
+                let _ = pod_ns.ip(words);
+            }
+        }
+    });
+}
+
 #[test]
 fn concurrent_attaches_use_different_port_names() {
     needs!(root());

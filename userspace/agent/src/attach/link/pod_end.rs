@@ -94,24 +94,41 @@ pub(super) async fn raise(handle: &Handle, pod: &PodInterface) -> Result<Default
     Ok(routes)
 }
 
-/// Sets a default route, unless another interface of the pod has one: that of the first interface applies. Returns whether
-/// the route is set.
+/// Sets a default route, unless another interface of the pod has one: that of the first interface applies, whatever its metric is.
+/// Returns whether the route is set.
 async fn set_default_route(
     handle: &Handle,
     (index, name): (u32, &str),
     gateway: IpAddr,
 ) -> Result<bool, Error> {
+    let interface = (index, name);
+    if let Some(is_own) = has_default_route(handle, interface, gateway).await? {
+        return Ok(is_own);
+    }
     let failed = Error::netlink("set the default route of", name);
     match handle.route().add(default_route(index, gateway)).execute().await {
         Ok(()) => return Ok(true),
         Err(error) if errno(&error) == Some(libc::EEXIST) => {}
         Err(error) => return Err(failed(error)),
     }
-    if default_routes(handle, name, gateway).await?.iter().any(|route| is_of_other(route, index)) {
-        return Ok(false);
+    // Another interface may have got one meanwhile.
+    if let Some(is_own) = has_default_route(handle, interface, gateway).await? {
+        return Ok(is_own);
     }
     let replaced = handle.route().add(default_route(index, gateway)).replace().execute().await;
     replaced.map(|()| true).map_err(failed)
+}
+
+/// Whether the pod has the interface's default route by the gateway; `None` if no interface has a default route.
+async fn has_default_route(
+    handle: &Handle,
+    (index, name): (u32, &str),
+    gateway: IpAddr,
+) -> Result<Option<bool>, Error> {
+    let routes = default_routes(handle, name, gateway).await?;
+    let is_own = routes.iter().any(|route| leads_to(route, index, gateway));
+    let is_known = is_own || routes.iter().any(|route| is_of_other(route, index));
+    Ok(is_known.then_some(is_own))
 }
 
 fn default_route(index: u32, gateway: IpAddr) -> RouteMessage {
@@ -187,8 +204,11 @@ fn leads_to(route: &RouteMessage, index: u32, gateway: IpAddr) -> bool {
 
 /// Whether the main table's default route leads through another interface.
 fn is_of_other(route: &RouteMessage, index: u32) -> bool {
-    let is_other =
-        |attribute: &RouteAttribute| matches!(attribute, RouteAttribute::Oif(oif) if *oif != index);
+    let is_other = |attribute: &RouteAttribute| match attribute {
+        RouteAttribute::Oif(oif) => *oif != index,
+        RouteAttribute::MultiPath(hops) => hops.iter().any(|hop| hop.interface_index != index),
+        _ => false,
+    };
     route.header.table == RouteHeader::RT_TABLE_MAIN && route.attributes.iter().any(is_other)
 }
 
