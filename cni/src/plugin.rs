@@ -10,7 +10,7 @@ use crate::{
     http,
     spec::{
         Args, Attachment, Code, Command, Conf, Error, Interface, Target, Version, append, default_routes,
-        missing, object, version_of,
+        listed_interface, missing, object, version_of,
     },
     wire,
 };
@@ -88,6 +88,7 @@ fn answer(env: &impl Fn(&str) -> Option<String>, conf: &[u8]) -> Result<String, 
             let mut call = Call::prepare(command, env, &conf)?;
             call.check_netns()?;
             call.request.default_routes = Some(default_routes(prev));
+            call.request.listed_interface = Some(listed_interface(prev, &call.request.ifname));
             call.check(&conf, prev)
         }
         Command::Status => Call::without_container(env, &conf).status(),

@@ -75,9 +75,24 @@ pub struct Request {
     /// plugins may take away.
     #[serde(rename = "defaultRoutes", skip_serializing_if = "Option::is_none")]
     pub default_routes: Option<[bool; 2]>,
+    /// For CHECK: the interface in the container as the result of ADD lists it. Later plugins may have changed it.
+    #[serde(rename = "listedInterface", skip_serializing_if = "Option::is_none")]
+    pub listed_interface: Option<ListedInterface>,
     /// For GC: the attachments of the network configuration that the runtime knows.
     #[serde(rename = "validAttachments", skip_serializing_if = "Vec::is_empty")]
     pub valid_attachments: Vec<ValidAttachment>,
+}
+
+/// What the result of ADD lists of an interface.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ListedInterface {
+    /// Ethernet address; empty if the result does not list it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub mac: String,
+    /// MTU in bytes; 0 if the result does not list it.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub mtu: u32,
 }
 
 /// An attachment that a runtime knows, in the form of the specification.

@@ -233,6 +233,9 @@ fn check_compares_the_attachment_with_the_result_of_add() {
             let (head, request) = agent.asked();
             assert!(head.starts_with("POST /ContivCNI.CheckPod "), "{head}");
             assert_eq!((request.container.as_str(), request.netns.as_path()), ("cid-p1", Path::new(NETNS)));
+            let mtu = if version == "1.1.0" { 1450 } else { 0 };
+            let listed = wire::ListedInterface { mac: "02:02:14:01:01:01".into(), mtu };
+            assert_eq!(request.listed_interface, Some(listed));
         }
     }
 }

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::{Code, Error};
+use crate::wire::ListedInterface;
 
 /// The members of a `prevResult`.
 ///
@@ -17,6 +18,11 @@ pub(crate) fn object(result: &Value) -> Result<&Map<String, Value>, Error> {
 
 fn parse(own: &str) -> Result<Value, Error> {
     serde_json::from_str(own).map_err(|e| Error::new(Code::Io, "read the result").details(e.to_string()))
+}
+
+/// Whether a result has the interface in a container.
+fn is_inside(interface: &Value) -> bool {
+    interface["sandbox"].as_str().is_some_and(|path| !path.is_empty())
 }
 
 fn list<'a>(result: &'a Value, field: &str) -> &'a [Value] {
@@ -52,7 +58,8 @@ pub(crate) fn append(prev: &Value, own: &str) -> Result<String, Error> {
         .map_err(|e| Error::new(Code::Io, "write the result").details(e.to_string()))
 }
 
-/// What the result of ADD lacks of the attachment as it is now; `None` if it lacks nothing.
+/// How the result of ADD differs from the attachment as it is now; `None` if it does not. Interfaces that it does not list are not
+/// demanded, and the agent compares the one in the container: later plugins may have changed both.
 ///
 /// # Errors
 ///
@@ -64,14 +71,10 @@ pub(crate) fn missing(prev: &Value, own: &str) -> Result<Option<String>, Error> 
         let known = |value: &Value| !value.is_null() && value.as_str() != Some("");
         !known(&a[field]) || !known(&b[field]) || a[field] == b[field]
     };
-    for interface in list(&own, "interfaces") {
-        let is_same = |other: &&Value| {
-            let inside = |one: &Value| one["sandbox"].as_str().is_some_and(|path| !path.is_empty());
-            other["name"] == interface["name"]
-                && inside(other) == inside(interface)
-                && ["mac", "mtu"].iter().all(|field| same(field, interface, other))
-        };
-        if !list(prev, "interfaces").iter().any(|other| is_same(&other)) {
+    for interface in list(&own, "interfaces").iter().filter(|one| !is_inside(one)) {
+        let is_listed = |other: &&Value| other["name"] == interface["name"] && !is_inside(other);
+        let is_other = |other: &Value| !["mac", "mtu"].iter().all(|field| same(field, interface, other));
+        if list(prev, "interfaces").iter().find(is_listed).is_some_and(is_other) {
             return Ok(Some(format!("interface {interface}")));
         }
     }
@@ -81,6 +84,16 @@ pub(crate) fn missing(prev: &Value, own: &str) -> Result<Option<String>, Error> 
         }
     }
     Ok(None)
+}
+
+/// What a result lists of the interface with this name in the container.
+pub(crate) fn listed_interface(result: &Value, name: &str) -> ListedInterface {
+    let found = list(result, "interfaces").iter().find(|one| one["name"] == name && is_inside(one));
+    let Some(interface) = found else { return ListedInterface::default() };
+    ListedInterface {
+        mac: interface["mac"].as_str().unwrap_or_default().to_owned(),
+        mtu: interface["mtu"].as_u64().and_then(|mtu| u32::try_from(mtu).ok()).unwrap_or_default(),
+    }
 }
 
 /// Whether a result has the default routes of IPv4 and IPv6.
@@ -116,17 +129,34 @@ mod tests {
     fn differences_from_the_result_of_add_are_named() {
         let prev = parse(OWN).unwrap();
         assert_eq!(missing(&prev, OWN).unwrap(), None);
-        for (from, to, what) in [
-            ("vvport1", "vvport2", "vvport1"),
-            (r#""mac":"b""#, r#""mac":"c""#, "eth0"),
-            ("1450", "1500", "eth0"),
-            ("10.0.0.1/24", "10.0.0.2/24", "10.0.0.1/24"),
-        ] {
+        for (from, to, what) in
+            [(r#""mac":"a""#, r#""mac":"c""#, "vvport1"), ("10.0.0.1/24", "10.0.0.2/24", "10.0.0.1/24")]
+        {
             let other = parse(&OWN.replace(from, to)).unwrap();
             assert!(missing(&other, OWN).unwrap().unwrap().contains(what), "{what}");
         }
-        // An unknown MTU or address of earlier versions is no difference.
-        let older = parse(&OWN.replace(r#","mtu":1450"#, "")).unwrap();
-        assert_eq!(missing(&older, OWN).unwrap(), None);
+        // An address that is not listed is no difference, nor is another interface, or what later plugins change in the container.
+        for (from, to) in [
+            (r#","mac":"a""#, ""),
+            ("vvport1", "vvport2"),
+            (r#""mac":"b""#, r#""mac":"c""#),
+            ("1450", "1400"),
+        ] {
+            let other = parse(&OWN.replace(from, to)).unwrap();
+            assert_eq!(missing(&other, OWN).unwrap(), None, "{to}");
+        }
+    }
+
+    #[test]
+    fn interface_in_the_container_is_found_by_its_name() {
+        let listed = |text: &str, name: &str| listed_interface(&parse(text).unwrap(), name);
+        assert_eq!(listed(OWN, "eth0"), ListedInterface { mac: "b".into(), mtu: 1450 });
+        let older = OWN.replace(r#","mtu":1450"#, "");
+        assert_eq!(listed(&older, "eth0"), ListedInterface { mac: "b".into(), mtu: 0 });
+        // The node may have an interface of that name.
+        for name in ["vvport1", "net1"] {
+            assert_eq!(listed(OWN, name), ListedInterface::default());
+        }
+        assert_eq!(listed("{}", "eth0"), ListedInterface::default());
     }
 }

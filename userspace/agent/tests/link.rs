@@ -130,7 +130,11 @@ fn default_routes_are_those_of_the_first_interface() {
             node.up(&port).unwrap();
             for _ in 0..2 {
                 assert_eq!(links.raise(&port, &netns, &interface).await.unwrap(), routes, "{name}");
-                assert_eq!(links.difference(&port, &netns, &interface).await.unwrap(), None, "{name}");
+                assert_eq!(
+                    links.difference(&port, &netns, &interface, (&interface).into()).await.unwrap(),
+                    None,
+                    "{name}"
+                );
             }
         }
         for words in ["route", "-6 route"] {
@@ -140,10 +144,10 @@ fn default_routes_are_those_of_the_first_interface() {
         }
         // Without the first interface, the second one gets them.
         assert!(links.detach("vvport1").await.unwrap());
-        let lost = links.difference("vvport2", &netns, &second).await.unwrap().unwrap();
+        let lost = links.difference("vvport2", &netns, &second, (&second).into()).await.unwrap().unwrap();
         assert!(lost.contains("no default route by 10.1.1.254 on net1"), "{lost}");
         assert_eq!(links.raise("vvport2", &netns, &second).await.unwrap(), both);
-        assert_eq!(links.difference("vvport2", &netns, &second).await.unwrap(), None);
+        assert_eq!(links.difference("vvport2", &netns, &second, (&second).into()).await.unwrap(), None);
     });
 }
 

@@ -5,14 +5,14 @@ use std::{
 
 use contivk8s::{
     spec::Code,
-    wire::{Reply, Request},
+    wire::{ListedInterface, Reply, Request},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{
     conditions::Conditions,
     failure::{Failure, Step},
-    link::{Netns, PodInterface},
+    link::{ExpectedLink, Netns, PodInterface},
     pod::Pod,
     pods::{DATAPATH_TIMEOUT, Pods},
 };
@@ -42,7 +42,9 @@ impl Pods {
         let network = self.network(&endpoint).await?;
         let interface = self.attached_interface(&pod, &endpoint, &network, &attachment.port).await?;
         let expected = with_routes(&interface, request.default_routes);
-        if let Some(why) = parts.links.difference(&attachment.port, &netns, &expected).await.map_err(link)? {
+        let expected_link = expected_link(&interface, request.listed_interface.as_ref());
+        let difference = parts.links.difference(&attachment.port, &netns, &expected, expected_link);
+        if let Some(why) = difference.await.map_err(link)? {
             return Err(Failure::new(Step::Check, why));
         }
         let reply = parts.waiters.wait(&id, Presence::Present);
@@ -114,5 +116,17 @@ fn with_routes(interface: &PodInterface, routes: Option<[bool; 2]>) -> PodInterf
         gateway: interface.gateway.filter(|_| ipv4),
         gateway6: interface.gateway6.filter(|_| ipv6),
         ..interface.clone()
+    }
+}
+
+/// The link as the result of ADD lists it, if that is known: a later plugin may have changed its MTU or Ethernet address. Results before
+/// version 1.1.0 list no MTU: then the host end's counts, which drops longer frames.
+fn expected_link(made: &PodInterface, listed: Option<&ListedInterface>) -> ExpectedLink {
+    match listed {
+        Some(ListedInterface { mac, mtu }) => {
+            let largest_mtu = if *mtu > 0 { *mtu } else { made.mtu };
+            ExpectedLink { mac: mac.parse().ok(), largest_mtu }
+        }
+        None => ExpectedLink::from(made),
     }
 }

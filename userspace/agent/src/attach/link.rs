@@ -18,7 +18,7 @@ mod underlay;
 
 pub use connections::forget_connections;
 pub use error::Error;
-pub use interface::{AttachedPort, DefaultRoutes, PodInterface};
+pub use interface::{AttachedPort, DefaultRoutes, ExpectedLink, PodInterface};
 pub use links::Links;
 pub use netns::Netns;
 pub use port::Port;

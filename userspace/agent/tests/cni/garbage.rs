@@ -22,7 +22,12 @@ fn check_finds_what_was_changed_after_add() {
         let call = Call { fields: &fields, container: "c1", netns: &here, ..Call::new("CHECK") };
         world.invoke(&call).await.unwrap();
         for (change, undo, what) in [
-            ("link set eth0 mtu 1400", "link set eth0 mtu 1450", "1450"),
+            ("link set eth0 mtu 1500", "link set eth0 mtu 1450", "1450"),
+            (
+                "link set eth0 address 02:00:00:00:00:07",
+                "link set eth0 address 02:02:0a:09:00:01",
+                "02:02:0a:09:00:01",
+            ),
             ("address del 10.9.0.1/24 dev eth0", "address add 10.9.0.1/24 dev eth0", "10.9.0.1/24"),
             (
                 "-6 address del 2001:db8:9::1/64 dev eth0",
@@ -46,6 +51,28 @@ fn check_finds_what_was_changed_after_add() {
             }
         }
         world.invoke(&call).await.unwrap();
+        // Later plugins have changed the interface. `tuning` lists another Ethernet address, but no other MTU.
+        pod.ip("link set eth0 mtu 1400").unwrap();
+        world.invoke(&call).await.unwrap();
+        pod.ip("link set eth0 address 02:00:00:00:00:07").unwrap();
+        let mut changed = result.clone();
+        changed["interfaces"][1]["mac"] = "02:00:00:00:00:07".into();
+        // The result of another plugin need not have the interface of the node.
+        changed["interfaces"].as_array_mut().unwrap().remove(0);
+        let changed = format!(r#""prevResult":{changed},"#);
+        world.invoke(&Call { fields: &changed, ..call }).await.unwrap();
+        pod.ip("link set eth0 address 02:02:0a:09:00:01").unwrap();
+        world.invoke(&call).await.unwrap();
+        // Results before version 1.1.0 list no MTU. The node drops longer frames all the same.
+        pod.ip("link set eth0 mtu 1500").unwrap();
+        let mut old = result.clone();
+        for interface in old["interfaces"].as_array_mut().unwrap() {
+            interface.as_object_mut().unwrap().remove("mtu");
+        }
+        let old = format!(r#""prevResult":{old},"#);
+        let refused = world.invoke(&Call { fields: &old, ..call }).await.unwrap_err();
+        assert!(refused.details.contains("1450"), "{refused:?}");
+        pod.ip("link set eth0 mtu 1450").unwrap();
         // A later plugin has taken the route away, and said so.
         pod.ip("route del default").unwrap();
         let mut changed = result.clone();

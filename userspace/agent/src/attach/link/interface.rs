@@ -27,6 +27,21 @@ pub struct PodInterface {
     pub disable_tx_offload: bool,
 }
 
+/// What a CHECK expects of the pod's end of a veth pair. Later plugins may have changed what ADD made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpectedLink {
+    /// Ethernet address; `None` if it may be any.
+    pub mac: Option<Mac>,
+    /// Largest MTU in bytes. Plugins that set a smaller one do not list it.
+    pub largest_mtu: u32,
+}
+
+impl From<&PodInterface> for ExpectedLink {
+    fn from(made: &PodInterface) -> ExpectedLink {
+        ExpectedLink { mac: Some(made.mac), largest_mtu: made.mtu }
+    }
+}
+
 /// Which of the pod's default routes lead through an interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DefaultRoutes {

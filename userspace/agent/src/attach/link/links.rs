@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 use super::{
     dump,
     error::{ACTIVE_TIMEOUT, Error, errno},
-    interface::{AttachedPort, DefaultRoutes, PodInterface},
+    interface::{AttachedPort, DefaultRoutes, ExpectedLink, PodInterface},
     netns::Netns,
     pod_end,
     port::{self, Port},
@@ -141,19 +141,20 @@ impl Links {
         netns.run(move |handle| async move { pod_end::is_other_end(&handle, &name, index).await }).await
     }
 
-    /// How a pair differs from what ADD made; `None` if it does not.
+    /// How a pair differs from what ADD made, and the pod's end from what is expected; `None` if they do not.
     pub async fn difference(
         &self,
         port: &str,
         netns: &Netns,
         pod: &PodInterface,
+        expected: ExpectedLink,
     ) -> Result<Option<String>, Error> {
         match find(&self.handle, port).await? {
             Some(link) if is_active(&link) => {}
             _ => return Ok(Some(format!("interface {port} of the node is down"))),
         }
         let pod = pod.clone();
-        netns.run(move |handle| async move { pod_end::difference(&handle, &pod).await }).await
+        netns.run(move |handle| async move { pod_end::difference(&handle, &pod, expected).await }).await
     }
 
     /// Whether the node has an interface with this name.

@@ -14,7 +14,7 @@ use rtnetlink::{
 
 use super::{
     error::{Error, errno},
-    interface::{DefaultRoutes, PodInterface},
+    interface::{DefaultRoutes, ExpectedLink, PodInterface},
     netns::Netns,
     query,
 };
@@ -142,8 +142,13 @@ fn default_route(index: u32, gateway: IpAddr) -> RouteMessage {
     }
 }
 
-/// How the pod's end differs from what [`configure`] and [`raise`] made. Runs in the pod's network namespace.
-pub(super) async fn difference(handle: &Handle, pod: &PodInterface) -> Result<Option<String>, Error> {
+/// How the pod's end differs from what [`configure`] and [`raise`] made, or its link from what is expected. Runs in the pod's network
+/// namespace.
+pub(super) async fn difference(
+    handle: &Handle,
+    pod: &PodInterface,
+    expected: ExpectedLink,
+) -> Result<Option<String>, Error> {
     let name = &pod.name;
     let Some(link) = query::find(handle, name).await? else {
         return Ok(Some(format!("{name} does not exist")));
@@ -151,10 +156,16 @@ pub(super) async fn difference(handle: &Handle, pod: &PodInterface) -> Result<Op
     if !link.header.flags.contains(LinkFlags::Up) {
         return Ok(Some(format!("interface {name} of the pod is down")));
     }
-    for wanted in [LinkAttribute::Mtu(pod.mtu), LinkAttribute::Address(pod.mac.0.to_vec())] {
-        if !link.attributes.contains(&wanted) {
-            return Ok(Some(format!("interface {name} of the pod does not have {wanted:?}")));
-        }
+    if let Some(mac) = expected.mac
+        && !link.attributes.contains(&LinkAttribute::Address(mac.0.to_vec()))
+    {
+        return Ok(Some(format!("interface {name} of the pod does not have the Ethernet address {mac}")));
+    }
+    let largest = expected.largest_mtu;
+    if let Some(mtu) = query::mtu(&link).filter(|mtu| *mtu > largest) {
+        return Ok(Some(format!(
+            "interface {name} of the pod has an MTU of {mtu} bytes instead of {largest}"
+        )));
     }
     let addresses = handle.address().get().set_link_index_filter(link.header.index).execute();
     let addresses: Vec<_> =
