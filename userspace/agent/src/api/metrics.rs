@@ -107,6 +107,8 @@ pub struct Condition<'a> {
     pub status: &'a Status,
     /// Number of degraded conditions.
     pub degraded: usize,
+    /// Number of attachments that CNI requests are making or deleting, or have left to be deleted.
+    pub unfinished: usize,
     /// BGP session.
     pub bgp: &'a Report,
     /// Whether the store is regressed.
@@ -123,7 +125,7 @@ pub fn encode(
     reader: &Reader,
 ) -> Result<String, fmt::Error> {
     let Measurements { stats, counters, pods, tracking } = measurements;
-    let Condition { datapath, status, degraded, bgp, regressed, store_connected } = *condition;
+    let Condition { datapath, status, degraded, unfinished, bgp, regressed, store_connected } = *condition;
     let mut registry = Registry::with_prefix("contiv");
     let build = Family::<Build, Gauge>::default();
     build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION"), datapath: datapath.to_string() }).set(1);
@@ -194,6 +196,11 @@ pub fn encode(
         "attachments_orphaned",
         "Endpoint interfaces on this node whose endpoint is not in the store",
         count(orphaned),
+    );
+    gauge(
+        "attachments_unfinished",
+        "Attachments that CNI requests are making or deleting, or that failed or interrupted ones have left to be deleted",
+        count(unfinished),
     );
     if let Some(Tracking { used, max }) = *tracking {
         gauge(
@@ -285,6 +292,7 @@ mod tests {
             "contiv_datapath_writes_total 7",
             "contiv_state_invalid_objects 0",
             "contiv_degraded_conditions 1",
+            "contiv_attachments_unfinished 2",
             r#"contiv_datapath_drops_total{reason="policy"} 3"#,
             r#"contiv_datapath_flow_events_total{event="made"} 4"#,
             r#"contiv_datapath_table_entries{table="ctv_fdb"} 2"#,

@@ -289,6 +289,7 @@ async fn scrape(State(parts): State<Parts>) -> Response {
         datapath: parts.datapath,
         status: &status,
         degraded: parts.degraded(&status).len(),
+        unfinished: parts.pods.unfinished(),
         regressed: parts.continuity.regression.borrow().is_some(),
         bgp: &session,
         store_connected: store_connected(&parts.continuity.connections.borrow()),

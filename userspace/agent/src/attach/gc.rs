@@ -1,7 +1,11 @@
 //! Deletes attachments that no runtime owns: those that a GC does not list, and those of requests that did not end.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
+use contiv_model::name::EndpointId;
 use contivk8s::{
     spec::Code,
     wire::{Reply, Request, ValidAttachment},
@@ -18,7 +22,7 @@ use super::{
 
 /// Interval between attempts to delete what an earlier request left.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
-/// Maximum number of attachments that a GC deletes at a time.
+/// Maximum number of attachments that are deleted at a time.
 const PARALLEL_DELETIONS: usize = 16;
 
 impl Pods {
@@ -83,16 +87,10 @@ impl Pods {
             () = stop.cancelled() => return Ok(()),
             () = self.parts().reader.synced() => {}
         }
+        let mut failed = BTreeMap::new();
         loop {
             let round = async {
-                let entries = self.parts().journal.entries().into_iter();
-                for entry in entries.filter(|entry| entry.progress != Progress::Attached) {
-                    let pod = entry.pod();
-                    if let Err(failure) = self.finish(&pod).await {
-                        let id = pod.endpoint_id();
-                        tracing::debug!(endpoint = %id, "delete what a request left: {failure}");
-                    }
-                }
+                failed = self.finish_entries(&failed).await;
                 if let Err(failure) = self.delete_created_late().await {
                     tracing::debug!("look for endpoints that were created late: {failure}");
                 }
@@ -105,10 +103,34 @@ impl Pods {
         }
     }
 
-    /// Deletes what a request has left, unless one is running.
+    /// Number of attachments that requests are making or deleting, or have left to be deleted.
+    pub fn unfinished(&self) -> usize {
+        self.parts().journal.unfinished().len()
+    }
+
+    /// Deletes what requests have left, and returns the failures. Those that the last attempt did not have are logged.
+    async fn finish_entries(&self, before: &BTreeMap<EndpointId, String>) -> BTreeMap<EndpointId, String> {
+        let left: Vec<Pod> = self.parts().journal.unfinished().iter().map(Entry::pod).collect();
+        let deletions = left.into_iter().map(|pod| async move {
+            let id = pod.endpoint_id();
+            // A request that is running says nothing about the deletion.
+            let failure = match self.try_lock(&pod) {
+                Some(_locks) => self.finish(&pod).await.err()?.to_string(),
+                None => before.get(&id)?.clone(),
+            };
+            Some((id, failure))
+        });
+        let results: Vec<_> = stream::iter(deletions).buffer_unordered(PARALLEL_DELETIONS).collect().await;
+        let failed: BTreeMap<_, _> = results.into_iter().flatten().collect();
+        for (id, why) in failed.iter().filter(|(id, why)| before.get(*id) != Some(*why)) {
+            tracing::warn!(endpoint = %id, "delete what a request left: {why}; will retry");
+        }
+        failed
+    }
+
+    /// Deletes what a request has left. The caller has the locks of the pod.
     async fn finish(&self, pod: &Pod) -> Result<(), Failure> {
         let id = pod.endpoint_id();
-        let Some(_locks) = self.try_lock(pod) else { return Ok(()) };
         // Written under the lock by the request that ended.
         match self.parts().journal.get(&id) {
             Some(entry) if entry.progress != Progress::Attached => self.remove(&entry.pod()).await?,

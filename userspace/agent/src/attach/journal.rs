@@ -4,6 +4,7 @@
 //! killed in between knows what to release. Requests change an entry under the locks of its endpoint. An entry that is not
 //! [`Progress::Attached`] while no request holds these locks is that of a request that ended early or failed.
 
+mod entry;
 mod unanswered;
 
 use std::{
@@ -15,94 +16,11 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use contiv_model::name::{EndpointId, NetworkName, TenantName};
-use contivk8s::wire::ValidAttachment;
-use serde::{Deserialize, Serialize};
+use contiv_model::name::EndpointId;
 
 use super::{boot::Boot, pod::Pod};
+pub(super) use entry::{Entry, Progress};
 use unanswered::Unanswered;
-
-/// One attachment.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Entry {
-    tenant: TenantName,
-    network: NetworkName,
-    /// Orchestrator's name of the endpoint.
-    pub(super) endpoint: String,
-    /// Id of the container in the runtime; empty if unknown.
-    #[serde(default)]
-    pub(super) container: String,
-    pub(super) ifname: String,
-    /// Name of the runtime's network configuration; empty if unknown.
-    pub(super) configuration: String,
-    /// Path of the pod's network namespace; empty if unknown.
-    #[serde(default)]
-    pub(super) netns: PathBuf,
-    pub(super) progress: Progress,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) enum Progress {
-    /// An ADD has begun, or netmaster or the store has not answered it.
-    Adding,
-    /// An ADD has succeeded.
-    Attached,
-    /// A DEL has begun, or the rollback of an ADD has begun to delete the endpoint.
-    Deleting,
-}
-
-impl Entry {
-    fn new(pod: &Pod, progress: Progress) -> Entry {
-        Entry {
-            tenant: pod.tenant.clone(),
-            network: pod.network.clone(),
-            endpoint: pod.endpoint.clone(),
-            container: pod.container.clone(),
-            ifname: pod.ifname.clone(),
-            configuration: pod.configuration.clone(),
-            netns: pod.netns.clone(),
-            progress,
-        }
-    }
-
-    /// Whether this is the attachment that the request concerns, and not another one whose endpoint has the same id.
-    pub(super) fn is_of(&self, pod: &Pod) -> bool {
-        (&self.tenant, &self.network) == (&pod.tenant, &pod.network) && self.is_interface_of(pod)
-    }
-
-    /// Whether this is the container's interface that the request concerns, on any network.
-    pub(super) fn is_interface_of(&self, pod: &Pod) -> bool {
-        // The interface of an attachment of an earlier boot is unknown.
-        self.endpoint == pod.endpoint && (self.ifname.is_empty() || self.ifname == pod.ifname)
-    }
-
-    /// Whether a DEL of the pod deletes the attachment: by the endpoint's name or by the runtime's container id. A DEL may
-    /// lack the CNI_ARGS that named the endpoint at the ADD (`K8S_POD_INFRA_CONTAINER_ID`).
-    pub(super) fn is_deleted_with(&self, pod: &Pod) -> bool {
-        let is_container = !pod.container.is_empty() && self.container == pod.container;
-        self.is_interface_of(pod) || (is_container && self.ifname == pod.ifname)
-    }
-
-    /// Whether the runtime lists the attachment: by its own container id, or by the endpoint's name, which may come from
-    /// another id (`K8S_POD_INFRA_CONTAINER_ID`).
-    pub(super) fn is_listed(&self, valid: &ValidAttachment) -> bool {
-        let ifname = if valid.ifname.is_empty() { "eth0" } else { &valid.ifname };
-        self.ifname == ifname && (self.container == valid.container || self.endpoint == valid.endpoint())
-    }
-
-    /// What a DEL of the attachment needs.
-    pub(super) fn pod(&self) -> Pod {
-        let Entry { tenant, network, endpoint, .. } = self.clone();
-        Pod {
-            container: self.container.clone(),
-            configuration: self.configuration.clone(),
-            ifname: self.ifname.clone(),
-            ..Pod::recorded(tenant, network, endpoint)
-        }
-    }
-}
 
 /// The entries, in a directory with one file each. They outlive the agent, and a reboot if the directory does.
 #[derive(Debug)]
@@ -219,6 +137,13 @@ impl Journal {
 
     pub(super) fn entries(&self) -> Vec<Entry> {
         self.lock().by_id.values().map(|known| known.entry.clone()).collect()
+    }
+
+    /// Entries of requests that are running, or that ended early or failed.
+    pub(super) fn unfinished(&self) -> Vec<Entry> {
+        let mut entries = self.entries();
+        entries.retain(|entry| entry.progress != Progress::Attached);
+        entries
     }
 
     /// Number of writes since the start, for [`written_after`](Self::written_after).

@@ -293,3 +293,30 @@ fn deletion_that_failed_is_finished_without_another_del() {
         world.assert_nothing_left().await;
     });
 }
+
+#[test]
+fn deletions_that_failed_are_finished_in_parallel() {
+    const COUNT: usize = 8;
+    needs!(root());
+    let pods: Vec<_> = (0..COUNT).map(|_| Netns::new("pod").unwrap()).collect();
+    World::run(async |world| {
+        world.master.postpone_deletions();
+        for (n, pod) in pods.iter().enumerate() {
+            let container = format!("c{n}");
+            world.add(&container, pod.path()).await.unwrap();
+            assert_eq!(world.del(&container, None).await.unwrap_err().code, 11);
+        }
+        assert_eq!((world.master.deleted(), world.pods.unfinished()), (COUNT, COUNT));
+        world.master.hold();
+        let all_asked = async {
+            // Each waits for its answer.
+            world.until("netmaster is asked for all", || world.master.deleted() == 2 * COUNT).await;
+            world.master.release();
+            world.master.delete_postponed().await
+        };
+        let ((), answers) = tokio::join!(world.finish_requests(), all_asked);
+        assert!(answers.len() >= COUNT, "{answers:?}");
+        assert_eq!(world.pods.unfinished(), 0);
+        world.assert_nothing_left().await;
+    });
+}

@@ -74,9 +74,17 @@ pub(super) fn sample(rules: usize) -> (Recorded, Status, Measurements) {
     (recorded, status, Measurements { stats, counters, pods, tracking: Some(Tracking { used: 10, max: 11 }) })
 }
 
-/// The condition of an agent with one degraded condition.
+/// The condition of an agent with one degraded condition, and two attachments that are left.
 pub(super) fn condition<'a>(status: &'a Status, bgp: &'a Report) -> Condition<'a> {
-    Condition { datapath: Kind::Ebpf, status, degraded: 1, bgp, regressed: false, store_connected: true }
+    Condition {
+        datapath: Kind::Ebpf,
+        status,
+        degraded: 1,
+        unfinished: 2,
+        bgp,
+        regressed: false,
+        store_connected: true,
+    }
 }
 
 /// An established BGP session.

@@ -35,6 +35,7 @@ struct Shared {
     network: network::State,
     last: AtomicU8,
     created: AtomicUsize,
+    deleted: AtomicUsize,
     /// Number of requests for an endpoint after which others are refused.
     accepted: AtomicUsize,
     garbled: AtomicBool,
@@ -87,6 +88,7 @@ impl Master {
             network,
             last: AtomicU8::new(0),
             created: AtomicUsize::new(0),
+            deleted: AtomicUsize::new(0),
             accepted: AtomicUsize::new(usize::MAX),
             garbled: AtomicBool::new(false),
             restores: AtomicBool::new(false),
@@ -211,6 +213,11 @@ impl Master {
     pub(crate) fn created(&self) -> usize {
         self.shared.created.load(Ordering::Relaxed)
     }
+
+    /// Number of requests to delete an endpoint.
+    pub(crate) fn deleted(&self) -> usize {
+        self.shared.deleted.load(Ordering::Relaxed)
+    }
 }
 
 impl Shared {
@@ -298,6 +305,7 @@ async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
 }
 
 async fn delete(State(shared): State<Arc<Shared>>, body: Bytes) -> Answer {
+    shared.deleted.fetch_add(1, Ordering::Relaxed);
     shared.deletions.notify_one();
     admit(&shared).await;
     if shared.postpone(&body) {
