@@ -130,11 +130,6 @@ impl Journal {
         self.lock().damaged.contains(&self.file(id))
     }
 
-    /// Whether any entry cannot be read.
-    pub(super) fn has_damaged(&self) -> bool {
-        !self.lock().damaged.is_empty()
-    }
-
     pub(super) fn entries(&self) -> Vec<Entry> {
         self.lock().by_id.values().map(|known| known.entry.clone()).collect()
     }

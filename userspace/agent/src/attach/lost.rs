@@ -60,12 +60,8 @@ impl Pods {
     async fn lost(&self) -> Result<Vec<Pod>, Failure> {
         let entries = self.parts().journal.entries().into_iter().filter(|entry| self.is_lost(entry));
         let mut lost: Vec<Pod> = entries.map(|entry| entry.pod()).collect();
-        let journal = &self.parts().journal;
-        let is_new_boot = journal.boot().is_new();
-        if is_new_boot || journal.has_damaged() {
-            let is_lost = |pod: &Pod| is_new_boot || journal.is_damaged(&pod.endpoint_id());
-            lost.extend(self.without_interface().await?.into_iter().filter(is_lost));
-        }
+        // Entries are lost by a reboot, or if their directory is emptied while the agent is stopped.
+        lost.extend(self.without_interface().await?);
         Ok(lost)
     }
 
@@ -106,8 +102,9 @@ impl Pods {
         self.remove(pod).await
     }
 
-    /// Attachments of earlier boots: this node recorded them, but has neither interface nor entry. Also those with an entry
-    /// that cannot be read. Their network configuration is that of the record; empty if unknown.
+    /// Attachments that this node recorded, but of which it has neither interface nor entry: those of earlier boots, and those whose
+    /// entry was lost. A request that is running has an entry. Also those with an entry that cannot be read. Their network configuration
+    /// is that of the record; empty if unknown.
     pub(super) async fn without_interface(&self) -> Result<Vec<Pod>, Failure> {
         let parts = self.parts();
         let mut candidates: Vec<Pod> = parts.reader.with(|state| {

@@ -202,6 +202,29 @@ fn pod_whose_namespace_was_deleted_is_released_without_a_request() {
     });
 }
 
+/// The directory with the entries was emptied while the agent was stopped. The node was not booted again.
+#[test]
+fn pods_without_an_entry_are_released_when_their_interfaces_are_gone() {
+    needs!(root());
+    World::run(async |mut world| {
+        let pods = add_pods(&world).await;
+        world.put_endpoint("foreign", HOST, 7).await;
+        world.stop_agent().await;
+        fs::remove_dir_all(world.socket().with_extension("attachments")).unwrap();
+        let world = world.restart().await;
+        world.reader().synced().await;
+        world.reader().wait(|state| state.endpoint(&"n.t-foreign".into()).map(drop)).await;
+        world.pods.release_lost().await.unwrap();
+        assert_eq!(world.endpoints().await.len(), 4);
+        drop(pods);
+        world.until_no_port().await;
+        world.pods.remove_vanished().await.unwrap();
+        world.pods.release_lost().await.unwrap();
+        assert_eq!(world.endpoints().await, ["n.t-foreign"]);
+        assert_eq!((world.record("n.t-c1").await, world.entries()), (None, vec![]));
+    });
+}
+
 #[test]
 fn nothing_is_released_while_the_store_is_regressed() {
     needs!(root());
