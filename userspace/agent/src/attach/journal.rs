@@ -64,7 +64,7 @@ impl Journal {
             match path.extension().and_then(OsStr::to_str) {
                 Some(UNFINISHED) => fs::remove_file(path)?,
                 Some(COMPLETE) => entries.read(path),
-                Some(unanswered::EXTENSION) => unanswered.read(&path),
+                Some(unanswered::EXTENSION) => unanswered.read(&path)?,
                 _ => {}
             }
         }
@@ -88,11 +88,13 @@ impl Journal {
         if self.lock().repeat(&id, &entry) {
             return Ok(());
         }
-        let path = self.file(&id);
-        let written = self.replace(&path, &serde_json::to_vec(&entry)?);
+        let (path, text) = (self.file(&id), serde_json::to_vec(&entry)?);
+        // Before, so that `remove_unknown` does not remove the new file.
+        let was_damaged = self.lock().damaged.remove(&path);
+        let written = self.replace(&path, &text);
         let mut entries = self.lock();
-        if written.is_ok() {
-            entries.damaged.remove(&path);
+        if was_damaged && written.is_err() {
+            entries.damaged.insert(path);
         }
         if written.is_ok() || progress == Progress::Deleting {
             entries.insert(id, entry, written.is_ok());
@@ -104,10 +106,7 @@ impl Journal {
     pub(super) fn remove(&self, id: &EndpointId) -> io::Result<()> {
         if self.contains(id) {
             let path = self.file(id);
-            match fs::remove_file(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            remove_file(&path)?;
             let mut entries = self.lock();
             entries.by_id.remove(id);
             entries.damaged.remove(&path);
@@ -128,6 +127,24 @@ impl Journal {
     /// Whether there is an entry that cannot be read.
     pub(super) fn is_damaged(&self, id: &EndpointId) -> bool {
         self.lock().damaged.contains(&self.file(id))
+    }
+
+    /// Whether any entry cannot be read.
+    pub(super) fn has_damaged(&self) -> bool {
+        !self.lock().damaged.is_empty()
+    }
+
+    /// Removes the entries that cannot be read, except for those of these endpoints.
+    pub(super) fn remove_unknown(&self, known: &BTreeSet<EndpointId>) -> io::Result<()> {
+        let known: BTreeSet<PathBuf> = known.iter().map(|id| self.file(id)).collect();
+        let mut entries = self.lock();
+        let unknown: Vec<PathBuf> = entries.damaged.difference(&known).cloned().collect();
+        for path in unknown {
+            remove_file(&path)?;
+            tracing::info!("removed {}: it is of no endpoint of this node", path.display());
+            entries.damaged.remove(&path);
+        }
+        Ok(())
     }
 
     pub(super) fn entries(&self) -> Vec<Entry> {
@@ -227,6 +244,14 @@ fn create(directory: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)
 }
 
+/// Removes a file, if it exists.
+fn remove_file(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::slice;
@@ -310,6 +335,26 @@ mod tests {
         let journal = Journal::beside(&socket).unwrap();
         journal.remove(&torn.endpoint_id()).unwrap();
         assert!(!journal.contains(&torn.endpoint_id()) && !journal.file(&torn.endpoint_id()).exists());
+    }
+
+    #[test]
+    fn damaged_entries_of_no_endpoint_are_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("cni.sock");
+        let pods = ["c1", "c2", "c3", "c4"].map(pod);
+        let journal = Journal::beside(&socket).unwrap();
+        pods.iter().for_each(|pod| journal.write(pod, Progress::Attached).unwrap());
+        let files = pods.each_ref().map(|pod| journal.file(&pod.endpoint_id()));
+        files[..3].iter().for_each(|file| fs::write(file, "{").unwrap());
+        let journal = Journal::beside(&socket).unwrap();
+        // An ADD has replaced the entry meanwhile.
+        journal.write(&pods[0], Progress::Adding).unwrap();
+        journal.remove_unknown(&BTreeSet::from([pods[1].endpoint_id()])).unwrap();
+        assert_eq!(files.each_ref().map(|file| file.exists()), [true, true, false, true]);
+        assert!(journal.is_damaged(&pods[1].endpoint_id()) && journal.has_damaged());
+        journal.remove_unknown(&BTreeSet::new()).unwrap();
+        assert!(!journal.has_damaged() && !journal.contains(&pods[1].endpoint_id()));
+        assert_eq!(Journal::beside(&socket).unwrap().entries().len(), 2);
     }
 
     #[test]

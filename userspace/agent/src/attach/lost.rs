@@ -6,6 +6,7 @@ use std::{collections::BTreeSet, sync::PoisonError, time::Instant};
 use contiv_model::name::EndpointId;
 
 use super::{
+    del::entry_failure,
     failure::{Failure, Step},
     journal::{Entry, Progress},
     link::{AttachedPort, Netns},
@@ -34,6 +35,9 @@ impl Pods {
         if !has_unreadable_network && parts.journal.boot().is_new() {
             result = result.and(self.delete_stranded_records().await);
         }
+        if !has_unreadable_network && parts.journal.has_damaged() {
+            result = result.and(self.remove_unknown_entries().await);
+        }
         result?;
         if is_settled && parts.journal.boot().is_new() {
             let settled = parts.journal.boot().settle();
@@ -54,6 +58,18 @@ impl Pods {
             result = result.and(self.delete_stranded_record(id, record, &ports).await);
         }
         result
+    }
+
+    /// Removes the entries that cannot be read and are of no endpoint, of which nothing else is left: no request finds them.
+    async fn remove_unknown_entries(&self) -> Result<(), Failure> {
+        let parts = self.parts();
+        let recorded = self.recorded().await?;
+        let ports = parts.links.attachments().await.map_err(|e| Failure::link(Step::Unplug, &e))?;
+        let mut known: BTreeSet<EndpointId> = ports.into_iter().map(|port| port.endpoint).collect();
+        known.extend(recorded.pods.keys().chain(recorded.stranded.keys()).cloned());
+        let on_host = |state: &State| state.on_host(&parts.node.host).cloned().collect::<Vec<_>>();
+        known.extend(parts.reader.with(on_host));
+        parts.journal.remove_unknown(&known).map_err(entry_failure)
     }
 
     /// Attachments whose interface and network namespace do not exist.
@@ -122,8 +138,10 @@ impl Pods {
             };
             state.on_host(&parts.node.host).filter_map(pod).collect()
         });
-        if parts.journal.boot().is_new() {
-            candidates.extend(self.without_endpoint().await?);
+        let is_new_boot = parts.journal.boot().is_new();
+        if is_new_boot || parts.journal.has_damaged() {
+            let is_candidate = |pod: &Pod| is_new_boot || parts.journal.is_damaged(&pod.endpoint_id());
+            candidates.extend(self.without_endpoint().await?.into_iter().filter(is_candidate));
         }
         if candidates.is_empty() {
             return Ok(vec![]);

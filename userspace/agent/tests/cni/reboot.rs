@@ -3,6 +3,7 @@
 use std::fs;
 
 use contiv_model::{endpoint::Oper, key::Key};
+use contiv_store::Txn;
 use serde_json::{Value, json};
 use testkit::{Netns, needs};
 
@@ -199,6 +200,28 @@ fn pod_whose_namespace_was_deleted_is_released_without_a_request() {
         assert_eq!(world.endpoints().await, ["n.t-c1"]);
         world.del("c1", None).await.unwrap();
         world.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn damaged_entries_without_an_endpoint_are_removed() {
+    needs!(root());
+    World::run(async |mut world| {
+        let pods = add_pods(&world).await;
+        world.stop_agent().await;
+        world.entries().iter().for_each(|entry| fs::write(entry, "{").unwrap());
+        // Nothing is left of c1, and of c2 the record only.
+        world.master.delete_endpoints(&["n.t-c1", "n.t-c2"]).await;
+        let txn = Txn::new().delete(Key::EndpointOper("n.t-c1".into()).to_string());
+        world.store().commit(txn).await.map(drop).unwrap();
+        drop(pods);
+        world.until_no_port().await;
+        let world = world.restart().await;
+        world.reader().synced().await;
+        assert_eq!(world.entries().len(), 3);
+        world.pods.release_lost().await.unwrap();
+        world.assert_nothing_left().await;
+        assert!(world.entries().is_empty());
     });
 }
 

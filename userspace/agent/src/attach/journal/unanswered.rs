@@ -12,7 +12,7 @@ use std::{
 
 use contiv_model::name::EndpointId;
 
-use super::{Entry, Journal, Progress};
+use super::{Entry, Journal, Progress, remove_file};
 use crate::attach::pod::Pod;
 
 /// Age after which netmaster does not carry out a request any more. A request of an agent ends after 15 s, one that a netmaster forwards
@@ -36,13 +36,27 @@ struct Creation {
 }
 
 impl Unanswered {
-    /// Reads a file of an earlier process. The age of the request is unknown: it begins again.
-    pub(super) fn read(&mut self, path: &Path) {
-        let entry = fs::read(path).and_then(|text| Ok(serde_json::from_slice::<Entry>(&text)?));
-        match entry {
+    /// Reads a file of an earlier process. The age of the request is unknown: it begins again. A file that cannot be
+    /// decoded does not identify its endpoint, and is removed.
+    pub(super) fn read(&mut self, path: &Path) -> io::Result<()> {
+        let text = match fs::read(path) {
+            Ok(text) => text,
+            Err(error) => {
+                tracing::warn!("read {}: {error}", path.display());
+                return Ok(());
+            }
+        };
+        match serde_json::from_slice::<Entry>(&text) {
             Ok(entry) => self.insert(entry, Instant::now()),
-            Err(error) => tracing::warn!("read {}: {error}", path.display()),
+            Err(error) => {
+                tracing::warn!(
+                    "decode {}: {error}; removing it: an endpoint that netmaster creates late may stay",
+                    path.display()
+                );
+                remove_file(path)?;
+            }
         }
+        Ok(())
     }
 
     fn insert(&mut self, entry: Entry, now: Instant) {
@@ -93,10 +107,7 @@ impl Journal {
         if !is_forgotten {
             return Ok(());
         }
-        match fs::remove_file(self.unanswered_file(id)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        remove_file(&self.unanswered_file(id))
     }
 
     fn unanswered_file(&self, id: &EndpointId) -> PathBuf {
@@ -135,6 +146,21 @@ mod tests {
         }
         assert_eq!(checks, [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]);
         assert!(unanswered.0.is_empty());
+    }
+
+    #[test]
+    fn files_that_cannot_be_decoded_are_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("cni.sock");
+        let journal = Journal::beside(&socket).unwrap();
+        let files = ["c1", "c2"].map(|name| {
+            journal.remember_unanswered(&pod(name)).unwrap();
+            journal.unanswered_file(&pod(name).endpoint_id())
+        });
+        fs::write(&files[1], "{").unwrap();
+        let journal = Journal::beside(&socket).unwrap();
+        assert_eq!(journal.lock_unanswered().0.len(), 1);
+        assert_eq!(files.map(|file| file.exists()), [true, false]);
     }
 
     #[test]
