@@ -40,7 +40,7 @@ impl Pods {
         let mut garbage = self.unlisted(request);
         let listed: BTreeSet<String> =
             request.valid_attachments.iter().map(ValidAttachment::endpoint).collect();
-        let without_interface = self.without_interface().await?.into_iter();
+        let without_interface = self.without_interface().await?.pods.into_iter();
         // Those of an unknown network configuration are left to `release_lost`.
         let of_network = without_interface.filter(|pod| pod.configuration == request.network_name);
         garbage.extend(of_network.filter(|pod| !listed.contains(&pod.endpoint)));

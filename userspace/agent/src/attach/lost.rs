@@ -1,7 +1,11 @@
 //! Releases attachments of pods that did not come back: their interfaces vanished with their network namespaces, for
 //! example by a reboot, and no request came for them.
 
-use std::{collections::BTreeSet, sync::PoisonError, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::PoisonError,
+    time::Instant,
+};
 
 use contiv_model::name::EndpointId;
 
@@ -15,6 +19,15 @@ use super::{
     recorded::OwnRecord,
 };
 use crate::{error::one_line, state::State};
+
+/// What this node has recorded, and of which it has neither interface nor entry.
+#[derive(Debug, Default)]
+pub(super) struct WithoutInterface {
+    /// Attachments of this machine.
+    pub(super) pods: Vec<Pod>,
+    /// VTEP addresses of endpoints that a machine with this node's name has recorded with another one.
+    other_vteps: BTreeMap<EndpointId, String>,
+}
 
 impl Pods {
     /// Deletes the attachments that have had no interface and no network namespace for the time limit. Does nothing while
@@ -77,8 +90,23 @@ impl Pods {
         let entries = self.parts().journal.entries().into_iter().filter(|entry| self.is_lost(entry));
         let mut lost: Vec<Pod> = entries.map(|entry| entry.pod()).collect();
         // Entries are lost by a reboot, or if their directory is emptied while the agent is stopped.
-        lost.extend(self.without_interface().await?);
+        let WithoutInterface { pods, other_vteps } = self.without_interface().await?;
+        self.report_other_vteps(other_vteps);
+        lost.extend(pods);
         Ok(lost)
+    }
+
+    /// Reports endpoints that were recorded with another VTEP address. They are not released: if the address of the node has not changed,
+    /// another machine has its name by mistake.
+    fn report_other_vteps(&self, found: BTreeMap<EndpointId, String>) {
+        self.0.warnings.send_if_modified(|warnings| {
+            let is_changed = warnings.other_vteps != found;
+            warnings.other_vteps = found;
+            if is_changed && let Some(line) = warnings.other_vteps_line() {
+                tracing::warn!("{line}");
+            }
+            is_changed
+        });
     }
 
     fn is_lost(&self, entry: &Entry) -> bool {
@@ -121,7 +149,7 @@ impl Pods {
     /// Attachments that this node recorded, but of which it has neither interface nor entry: those of earlier boots, and those whose
     /// entry was lost. A request that is running has an entry. Also those with an entry that cannot be read. Their network configuration
     /// is that of the record; empty if unknown.
-    pub(super) async fn without_interface(&self) -> Result<Vec<Pod>, Failure> {
+    pub(super) async fn without_interface(&self) -> Result<WithoutInterface, Failure> {
         let parts = self.parts();
         let mut candidates: Vec<Pod> = parts.reader.with(|state| {
             let pod = |id: &EndpointId| {
@@ -143,22 +171,25 @@ impl Pods {
             let is_candidate = |pod: &Pod| is_new_boot || parts.journal.is_damaged(&pod.endpoint_id());
             candidates.extend(self.without_endpoint().await?.into_iter().filter(is_candidate));
         }
+        let mut found = WithoutInterface::default();
         if candidates.is_empty() {
-            return Ok(vec![]);
+            return Ok(found);
         }
         let ports = parts.links.attachments().await.map_err(|e| Failure::link(Step::Unplug, &e))?;
-        let mut lost = vec![];
         for pod in candidates {
-            let record = self.record_without_interface(&pod, &ports).await?;
-            match record {
-                Some(OwnRecord { oper, .. }) => {
-                    lost.push(Pod { configuration: oper.cni_configuration.unwrap_or_default(), ..pod });
+            match self.record_without_interface(&pod, &ports).await? {
+                Some(record) if record.has_vtep_of(&parts.node) => {
+                    let configuration = record.oper.cni_configuration.unwrap_or_default();
+                    found.pods.push(Pod { configuration, ..pod });
                 }
-                None if parts.journal.is_damaged(&pod.endpoint_id()) => lost.push(pod),
-                None => {}
+                _ if parts.journal.is_damaged(&pod.endpoint_id()) => found.pods.push(pod),
+                Some(OwnRecord { oper, .. }) if oper.homing_host == parts.node.host.as_str() => {
+                    found.other_vteps.insert(pod.endpoint_id(), oper.vtep_ip);
+                }
+                _ => {}
             }
         }
-        Ok(lost)
+        Ok(found)
     }
 
     /// Endpoints that this node has recorded and that are not in the state: the power failed before netmaster created them, or after it
@@ -175,13 +206,13 @@ impl Pods {
         }))
     }
 
-    /// The record that this node wrote of the endpoint, if its interface does not exist any more.
+    /// The record that a node wrote of the endpoint, if its interface does not exist here any more.
     async fn record_without_interface(
         &self,
         pod: &Pod,
         ports: &[AttachedPort],
     ) -> Result<Option<OwnRecord>, Failure> {
-        let Some(record) = self.own_record(pod).await? else { return Ok(None) };
+        let Some(record) = self.record_of(pod).await? else { return Ok(None) };
         let is_of_original = self.is_of_original(&record.oper, ports).await?;
         Ok((!is_of_original).then_some(record))
     }

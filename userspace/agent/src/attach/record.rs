@@ -91,6 +91,12 @@ impl Pods {
 
     /// The record that this node wrote of the endpoint. Endpoints that others created at netmaster have none.
     pub(super) async fn own_record(&self, pod: &Pod) -> Result<Option<OwnRecord>, Failure> {
+        let record = self.record_of(pod).await?;
+        Ok(record.filter(|record| record.has_vtep_of(&self.parts().node)))
+    }
+
+    /// The record that a node wrote of the endpoint.
+    pub(super) async fn record_of(&self, pod: &Pod) -> Result<Option<OwnRecord>, Failure> {
         let key = Key::EndpointOper(pod.endpoint_id()).to_string();
         let record = self.parts().store.get(&key).await;
         let record = record.map_err(|e| Failure::new(Step::Delete, one_line(&e)).temporary())?;
@@ -102,9 +108,8 @@ impl Pods {
                 return Ok(None);
             }
         };
-        let own = OwnRecord { oper, revision: record.mod_revision };
-        let is_own = own.oper.cont_uuid == pod.endpoint && own.has_vtep_of(&self.parts().node);
-        Ok(is_own.then_some(own))
+        let is_of_agent = oper.cont_uuid == pod.endpoint;
+        Ok(is_of_agent.then_some(OwnRecord { oper, revision: record.mod_revision }))
     }
 
     /// What this node has recorded. Read once when the records of all networks are readable: the journal has what this process

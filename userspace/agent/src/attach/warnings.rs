@@ -16,6 +16,9 @@ pub struct NodeWarnings {
     pub(super) infra: BTreeMap<NetworkId, String>,
     /// Endpoints whose interface is here, and that are on another node by their records; each with that node.
     pub(super) foreign: BTreeMap<EndpointId, HostName>,
+    /// VTEP addresses of endpoints that have no interface here, and that a machine with this node's name has recorded with another VTEP
+    /// address than the node's.
+    pub(super) other_vteps: BTreeMap<EndpointId, String>,
     /// Local VTEP address, if no interface has it.
     pub(super) missing_vtep: Option<IpAddr>,
     /// Why the datapath that an operator has chosen does not forward.
@@ -35,6 +38,7 @@ impl NodeWarnings {
         run.chain(self.missing_vtep_line())
             .chain(self.nearly_full_line())
             .chain(self.foreign_line())
+            .chain(self.other_vteps_line())
             .chain(infra)
     }
 
@@ -62,6 +66,17 @@ impl NodeWarnings {
                 "interfaces: {} of endpoints that are on other nodes by their records, so the node does not forward for them; first: \
                  endpoint {id} on {host}; delete their pods",
                 self.foreign.len()
+            )
+        })
+    }
+
+    pub(super) fn other_vteps_line(&self) -> Option<String> {
+        self.other_vteps.first_key_value().map(|(id, vtep)| {
+            format!(
+                "records: {} endpoints of this node have no interface here, and were recorded with another VTEP address, so their \
+                 addresses stay in use; first: endpoint {id} with VTEP address {vtep}; unless another machine has this node's name, \
+                 delete them at netmaster (DELETE /debug/epcleanup/tenant/TENANT/ep/ID)",
+                self.other_vteps.len()
             )
         })
     }

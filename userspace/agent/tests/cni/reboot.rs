@@ -203,6 +203,33 @@ fn pod_whose_namespace_was_deleted_is_released_without_a_request() {
     });
 }
 
+/// The address of the node has changed, or another machine has its name.
+#[test]
+fn endpoints_with_another_vtep_are_reported_and_not_released() {
+    needs!(root());
+    World::run(async |world| {
+        for (octet, name, vtep) in [(7, "c1", VTEP), (8, "c2", "192.168.0.8")] {
+            world.put_endpoint(name, HOST, octet).await;
+            world.put_record(name, &format!("vport{octet}"), vtep, Some("test")).await;
+        }
+        let world = reboot(world, vec![], |_| {}).await;
+        let warnings = || world.pods.warnings().borrow().lines().collect::<Vec<_>>();
+        // Also when the boot is dealt with.
+        for _ in 0..3 {
+            world.pods.release_lost().await.unwrap();
+            let lines = warnings();
+            let first = "first: endpoint n.t-c2 with VTEP address 192.168.0.8";
+            assert!(lines.len() == 1 && lines[0].contains(first), "{lines:?}");
+        }
+        assert_eq!(world.endpoints().await, ["n.t-c2"]);
+        world.master.delete_endpoints(&["n.t-c2"]).await;
+        let is_gone = || world.reader().with(|state| state.endpoint(&"n.t-c2".into()).is_none());
+        world.until("the endpoint is deleted", is_gone).await;
+        world.pods.release_lost().await.unwrap();
+        assert_eq!(warnings(), Vec::<String>::new());
+    });
+}
+
 #[test]
 fn damaged_entries_without_an_endpoint_are_removed() {
     needs!(root());
