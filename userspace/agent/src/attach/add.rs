@@ -100,7 +100,7 @@ impl Pods {
                 failures.extend(self.remove_entry(&id).err().map(|failure| failure.to_string()));
             }
         }
-        Err(failure.and(&failures))
+        Err(failure.and_rollback(&failures))
     }
 
     /// Records what a DEL must delete. The node's own endpoints need no entry: the store tells them.

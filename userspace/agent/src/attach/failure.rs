@@ -54,7 +54,7 @@ impl fmt::Display for Step {
 pub struct Failure {
     /// Failed step.
     pub step: Step,
-    /// Cause, and the failures of the rollback.
+    /// Cause, and the failures of the rollback or of other steps.
     pub why: String,
     /// CNI error code for the runtime.
     pub code: Code,
@@ -103,11 +103,21 @@ impl Failure {
         }
     }
 
-    /// Appends the failures of the rollback or of the remaining steps.
+    /// Appends the failures of the rollback.
     #[must_use]
-    pub fn and(mut self, more: &[String]) -> Failure {
-        if !more.is_empty() {
-            self.why = format!("{}; rollback: {}", self.why, more.join("; "));
+    pub fn and_rollback(self, failures: &[String]) -> Failure {
+        self.append("rollback", failures)
+    }
+
+    /// Appends the failures of the remaining steps, or of other deletions.
+    #[must_use]
+    pub fn and(self, others: &[String]) -> Failure {
+        self.append("also", others)
+    }
+
+    fn append(mut self, what: &str, failures: &[String]) -> Failure {
+        if !failures.is_empty() {
+            self.why = format!("{}; {what}: {}", self.why, failures.join("; "));
         }
         self
     }
@@ -121,5 +131,19 @@ impl Failure {
             code: self.code.number(),
             ..Reply::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_rollback_is_called_one() {
+        let (failure, none) = (Failure::new(Step::Delete, "a"), &[][..]);
+        let others = ["b".to_owned(), "c".to_owned()];
+        assert_eq!(failure.clone().and(&others).to_string(), "Error deleting EP: a; also: b; c");
+        assert_eq!(failure.clone().and_rollback(&others).to_string(), "Error deleting EP: a; rollback: b; c");
+        assert_eq!(failure.clone().and(none).and_rollback(none), failure);
     }
 }
