@@ -14,6 +14,7 @@ mod neighbour;
 mod node;
 mod policy;
 mod refusal;
+mod refused_rules;
 mod restart;
 mod routed_takeover;
 mod routing;

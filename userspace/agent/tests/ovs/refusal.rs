@@ -20,7 +20,7 @@ use testkit::{
 
 use crate::{
     announce::{TAG, wait_for},
-    node::{Node, Pod, SOON, addresses, network, peer, remote, vlan, vtep, vxlan},
+    node::{Node, SOON, addresses, network, peer, remote, vlan, vtep, vxlan},
 };
 
 const BRIDGE: &str = "contivVxlanBridge";
@@ -32,7 +32,7 @@ const OWNER: u8 = 35;
 /// Forwarding by destination address.
 const DESTINATION: u8 = 9;
 /// Rules for what pods receive.
-const RULES_IN: u8 = 23;
+pub(crate) const RULES_IN: u8 = 23;
 /// VLAN of ports that are closed.
 const CLOSED: u16 = 4095;
 /// UDP ports.
@@ -40,7 +40,7 @@ const DENIED: u16 = 9;
 const ALLOWED: u16 = 10;
 
 /// Lets a table of the VXLAN bridge hold so many more flows than now.
-fn limit(node: &Node, table: u8, more: usize) -> Result<()> {
+pub(crate) fn limit(node: &Node, table: u8, more: usize) -> Result<()> {
     limit_on(node, BRIDGE, table, more)
 }
 
@@ -55,7 +55,7 @@ fn limit_on(node: &Node, bridge: &str, table: u8, more: usize) -> Result<()> {
     switch.vsctl(&[&["--timeout=20", "set", "bridge", bridge, &column, "--"], &create[..]].concat()).map(drop)
 }
 
-fn unlimited(node: &Node) -> Result<()> {
+pub(crate) fn unlimited(node: &Node) -> Result<()> {
     unlimited_on(node, BRIDGE)
 }
 
@@ -68,7 +68,7 @@ fn configured(node: &Node) -> Result<String> {
 }
 
 /// Adds the objects to the desired state. Returns the failures of setting them.
-fn set(node: &Node, objects: &[Object]) -> Result<Vec<(usize, String)>> {
+pub(crate) fn set(node: &Node, objects: &[Object]) -> Result<Vec<(usize, String)>> {
     for object in objects {
         node.desired.borrow_mut().insert(object.clone());
     }
@@ -368,86 +368,4 @@ fn a_pod_gets_nothing_before_its_rules_are_back() -> Result<()> {
     assert!(!received.iter().any(|bytes| bytes.starts_with(&denied)), "past the rules");
     assert_eq!(node.converge()?, []);
     Ok(())
-}
-
-/// Rules for identity 7 that deny some protocols, but no pings.
-fn group() -> Result<(Identity, Object)> {
-    let identity = Identity::try_from(7)?;
-    let deny = |n: u32| Rule {
-        protocol: Some(6 + n as u8),
-        ..Rule::new(&*format!("r{n}"), Direction::In, Action::Deny, 1.try_into().unwrap())
-    };
-    Ok((identity, Object::Group(Group::new(identity, (0..8).map(deny).collect::<Vec<_>>()))))
-}
-
-/// A node with two pods, of which the second is in a group with rules. The group is not installed.
-struct Grouped {
-    node: Node,
-    blue: Network,
-    one: Pod,
-    two: Pod,
-    group: Object,
-}
-
-impl Grouped {
-    fn new(label: &str) -> Result<Grouped> {
-        let node = Node::new(label, &[])?;
-        node.converge()?;
-        let blue = network("blue", vxlan(5000), ArpMode::Proxy);
-        node.add([Object::Network(blue.clone())])?;
-        let one = node.run_pod(&blue, 1)?;
-        let (identity, group) = group()?;
-        let mut two = node.pod(&blue, 2)?;
-        let Object::Local(local) = &two.object else { unreachable!() };
-        two.object = Object::Local(Local { identity: Some(identity), ..local.clone() });
-        Ok(Grouped { node, blue, one, two, group })
-    }
-}
-
-/// A group whose rules are refused is denied everything; if even that is refused, the other objects are installed.
-#[test]
-fn refused_rules_deny_their_group() -> Result<()> {
-    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
-    let Grouped { node, blue, one, two, group } = Grouped::new("full-rules")?;
-
-    limit(&node, RULES_IN, 0)?;
-    let three = node.pod(&blue, 3)?;
-    let failures = set(&node, &[group.clone(), three.object.clone()])?;
-    assert_eq!(failures.iter().map(|(op, _)| *op).collect::<Vec<_>>(), [0], "{failures:?}");
-    assert!(failures[0].1.contains("group 7") && failures[0].1.contains("TABLE_FULL"), "{failures:?}");
-    one.reaches(3)?;
-
-    unlimited(&node)?;
-    limit(&node, RULES_IN, 2)?;
-    let failures = set(&node, &[group.clone(), two.object.clone()])?;
-    assert_eq!(failures.iter().map(|(op, _)| *op).collect::<Vec<_>>(), [0], "{failures:?}");
-    one.cannot_reach(2)?;
-
-    unlimited(&node)?;
-    assert_eq!(set(&node, &[group])?, []);
-    assert_eq!(node.converge()?, []);
-    one.reaches(2)
-}
-
-/// The agent restarts while the switch has none of the rules of a group, and its objects are those that are desired.
-#[test]
-fn rules_that_are_refused_after_a_restart_deny_their_group() -> Result<()> {
-    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
-    let Grouped { node, one, two, group, .. } = Grouped::new("full-again")?;
-    node.add([two.object.clone()])?;
-    one.reaches(2)?;
-    // Not even the denial fits.
-    limit(&node, RULES_IN, 0)?;
-    assert_eq!(set(&node, std::slice::from_ref(&group))?.len(), 1);
-    node.restart_agent();
-    node.observe()?;
-    unlimited(&node)?;
-    limit(&node, RULES_IN, 2)?;
-    assert_eq!(set(&node, std::slice::from_ref(&group))?.len(), 1);
-    wait_until(SOON, "the denial", || Ok(one.cannot_reach(2).ok()))?;
-
-    unlimited(&node)?;
-    assert_eq!(set(&node, &[group])?, []);
-    assert_eq!(node.converge()?, []);
-    one.reaches(2)
 }

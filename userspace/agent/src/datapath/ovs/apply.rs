@@ -2,10 +2,13 @@
 
 pub(super) mod announce;
 mod inherited;
+mod refused;
 pub(super) mod requests;
 mod retained;
 
 use std::collections::{BTreeSet, HashSet};
+
+use contiv_model::policy::Identity;
 
 use super::{
     bridge::{BridgeKind, PerBridge},
@@ -26,14 +29,10 @@ use super::{
         session::{self, Session},
         tunnel, uplink,
     },
-    tables::{cookie::Cookie, index::Installed},
+    tables::index::Installed,
 };
-use crate::{
-    datapath::{
-        Error, FailedOp, Group, KERNEL_PORT, Kind, Object, ObjectId, Op, TrackedConnection,
-        host_access::HOST_PORT,
-    },
-    error::one_line,
+use crate::datapath::{
+    Error, FailedOp, KERNEL_PORT, Kind, Object, ObjectId, Op, TrackedConnection, host_access::HOST_PORT,
 };
 
 /// What ops have changed.
@@ -42,6 +41,8 @@ pub(crate) struct Applied {
     pub(crate) failures: Vec<FailedOp>,
     /// Groups and services whose flows have changed.
     pub(crate) counted: BTreeSet<ObjectId>,
+    /// Groups whose rules the switch refuses, and the denial of their traffic, too: the interfaces of their endpoints are down.
+    shut: BTreeSet<Identity>,
 }
 
 /// Executes the ops and updates `model`.
@@ -80,6 +81,7 @@ pub(crate) async fn apply(
     let affected = ops.iter().filter_map(Op::target);
     let previous: Vec<Installed> = affected.filter_map(|id| model.index.get(&id).cloned()).collect();
     let before = announce::Before::new(model, ops, &previous);
+    let without_rules = refused::without_rules(model, ops);
     let mut applied = Applied { failures, ..Applied::default() };
     if !inherited.is_empty() {
         hold(session).await?;
@@ -109,7 +111,8 @@ pub(crate) async fn apply(
     }
     let failed: BTreeSet<usize> = applied.failures.iter().map(|failed| failed.index).collect();
     requests::open(session, &model.index, &closed, &failed).await?;
-    requests::set_up(&model.index, ops, &failed).await?;
+    requests::set_up(&model.index, ops, &failed, &applied.shut).await?;
+    refused::reopen(model, ops, without_rules, &failed).await?;
     announce::release(announcer, &session.database(), &model.index);
     remove_unused_ports(session, options, model, ops, &previous).await?;
     if options.datapath_type == DatapathType::Netdev {
@@ -181,12 +184,13 @@ async fn program(
             }
             Err(error) => match batch {
                 [op] => {
-                    applied
-                        .failures
-                        .push(FailedOp { index: *op, error: ovs_error(describe(&ops[*op]), error) });
-                    if let Op::Set(Object::Group(group)) = &ops[*op] {
-                        close(session, model, group, applied).await?;
+                    let mut what = describe(&ops[*op]);
+                    if let Op::Set(Object::Group(group)) = &ops[*op]
+                        && refused::close(session, model, group, applied).await?
+                    {
+                        what.push_str(", whose endpoints are set down, as their traffic cannot be denied");
                     }
+                    applied.failures.push(FailedOp { index: *op, error: ovs_error(what, error) });
                 }
                 many => {
                     let (first, second) = many.split_at(many.len() / 2);
@@ -197,33 +201,6 @@ async fn program(
         }
     }
     Ok(())
-}
-
-/// Denies the traffic of a group whose rules the switch has rejected, unless the switch has earlier ones, also if the group had a rate
-/// or DSCP alone before. If the switch rejects that too, nothing changes: the caller attaches no new endpoints of a group that failed.
-async fn close(
-    session: &mut Session,
-    model: &mut SwitchModel,
-    group: &Group,
-    applied: &mut Applied,
-) -> Result<(), Error> {
-    // After a restart the index has desired groups, too, whose rules the switch does not have.
-    let owner = Cookie::of(&ObjectId::Group(group.identity));
-    let has_rules = |bridge| !model.tables.get(bridge).flows_of(owner).is_empty();
-    if group.rules.is_empty() || BridgeKind::ALL.into_iter().all(has_rules) {
-        return Ok(());
-    }
-    let ops = [Op::Set(Object::Group(group.closed()))];
-    let kernel = model.base.kernel;
-    let closed = program_batch(session, model, &ops, &[0], (&BridgePorts::new(), kernel), applied).await;
-    let what = || format!("deny the traffic of {}", ObjectId::Group(group.identity));
-    match closed {
-        Err(error) if session::is_rejection(&error) => {
-            tracing::warn!("{}", one_line(&ovs_error(what(), error)));
-            Ok(())
-        }
-        closed => closed.map_err(|error| ovs_error(what(), error)),
-    }
 }
 
 /// Writes the ops with the indices `selected` in one batch. After an error `model` contains only what a bridge has

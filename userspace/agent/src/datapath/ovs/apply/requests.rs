@@ -237,12 +237,18 @@ pub(super) async fn open(
 }
 
 /// Sets the interfaces of programmed endpoints up: those of an endpoint that was deleted are down. After a failed op an interface
-/// stays as it is.
-pub(super) async fn set_up(index: &FlowIndex, ops: &[Op], failed: &BTreeSet<usize>) -> Result<(), Error> {
+/// stays as it is, as those of endpoints of the groups `shut`.
+pub(super) async fn set_up(
+    index: &FlowIndex,
+    ops: &[Op],
+    failed: &BTreeSet<usize>,
+    shut: &BTreeSet<Identity>,
+) -> Result<(), Error> {
     for (n, op) in ops.iter().enumerate() {
         let Op::Set(Object::Local(local)) = op else { continue };
         let id = ObjectId::Local(local.id.clone());
-        if !failed.contains(&n) && index.port_owner(&local.port) == Some(&id) {
+        let is_shut = local.identity.is_some_and(|identity| shut.contains(&identity));
+        if !failed.contains(&n) && !is_shut && index.port_owner(&local.port) == Some(&id) {
             let changed = host_end::set_up(&local.port).await;
             changed.map_err(|error| ovs_error(format!("set {} up", local.port), error))?;
         }
