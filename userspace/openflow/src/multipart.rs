@@ -1,13 +1,14 @@
 //! Multipart messages: requests whose reply can span several messages (OpenFlow 1.3.5 section 7.3.5).
 
 mod flows;
+mod groups;
 
 use bytes::BufMut;
 
 pub use flows::{Flows, UnknownFlow};
+pub use groups::{Groups, UnknownGroup};
 
 use crate::flow::FlowFilter;
-use crate::group::Group;
 use crate::port::{Port, PortDesc};
 use crate::wire::{DecodeError, Reader, put_text};
 
@@ -178,7 +179,7 @@ pub enum Parts {
     /// Port statistics.
     PortStats(Vec<PortStats>),
     /// Group descriptions.
-    Groups(Vec<Group>),
+    Groups(Groups),
     /// Port descriptions.
     Ports(Vec<PortDesc>),
     /// A reply that this library does not decode.
@@ -229,7 +230,7 @@ impl MultipartReply {
             }
             Parts::Tables(tables) => tables.iter().for_each(|table| table.encode(out)),
             Parts::PortStats(ports) => ports.iter().for_each(|port| port.encode(out)),
-            Parts::Groups(groups) => groups.iter().for_each(|group| group.encode_desc(out)),
+            Parts::Groups(groups) => groups.encode(out),
             Parts::Ports(ports) => ports.iter().for_each(|port| port.encode(out)),
             Parts::Other { body, .. } => out.extend_from_slice(body),
         }
@@ -244,7 +245,7 @@ impl MultipartReply {
             AGGREGATE => Parts::Aggregate(Aggregate { packets: r.u64()?, bytes: r.u64()?, flows: r.u32()? }),
             TABLE => Parts::Tables(all(r, TableStats::decode)?),
             PORT_STATS => Parts::PortStats(all(r, PortStats::decode)?),
-            GROUP_DESC => Parts::Groups(all(r, Group::decode_desc)?),
+            GROUP_DESC => Parts::Groups(Groups::decode(r)?),
             PORT_DESC => Parts::Ports(all(r, PortDesc::decode)?),
             kind => Parts::Other { kind, body: r.rest().to_vec() },
         };

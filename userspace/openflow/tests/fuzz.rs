@@ -184,7 +184,7 @@ fn display(message: &Message) {
         Body::Error(error) => error.to_string(),
         Body::MultipartReply(reply) => match &reply.parts {
             Parts::Flows(flows) => flows.known.iter().map(ToString::to_string).collect(),
-            Parts::Groups(groups) => groups.iter().map(ToString::to_string).collect(),
+            Parts::Groups(groups) => groups.known.iter().map(ToString::to_string).collect(),
             _ => String::new(),
         },
         _ => String::new(),
@@ -251,8 +251,11 @@ fn memory_is_bounded_by_the_length() {
     let group = Group { id: 1, kind: GroupKind::All, buckets: vec![Bucket::new([]); 4_000] };
     let empty = Group { buckets: vec![], ..group.clone() };
     let flow_stats = vec![stats; 1_100];
-    let replies =
-        [Parts::Flows(flow_stats.into()), Parts::Groups(vec![group]), Parts::Groups(vec![empty; 8_000])];
+    let replies = [
+        Parts::Flows(flow_stats.into()),
+        Parts::Groups(vec![group].into()),
+        Parts::Groups(vec![empty; 8_000].into()),
+    ];
     let replies = replies.map(|parts| Body::MultipartReply(MultipartReply { more: false, parts }));
     for body in flows.map(|flow| Body::FlowMod(FlowMod::add(flow))).into_iter().chain(replies) {
         let bytes = Message::new(1, body).to_bytes().unwrap();

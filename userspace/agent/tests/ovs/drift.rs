@@ -166,7 +166,7 @@ fn a_pod_without_its_port_keeps_its_addresses() -> Result<()> {
     Ok(())
 }
 
-/// Flows and ports of other programs stay, and are no orphans. The flows are reported.
+/// Flows, ports and groups of other programs stay, and are no orphans. The flows are reported.
 #[test]
 fn what_other_programs_add_stays() -> Result<()> {
     needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
@@ -186,6 +186,9 @@ fn what_other_programs_add_stays() -> Result<()> {
     ] {
         node.switch.borrow().ofctl("add-flow", "contivVxlanBridge", &[flow])?;
     }
+    // It has an action on a field that the agent does not know.
+    let group = "group_id=78,type=all,bucket=actions=set_field:5->tun_gbp_id,output:1";
+    node.switch.borrow().ofctl("add-group", "contivVxlanBridge", &[group])?;
     let vsctl = |words: &[&str]| node.switch.borrow().vsctl(words);
     let set = ["--", "set", "interface", "mirror0", "type=internal"];
     vsctl(&[&["--timeout=20", "add-port", "contivVxlanBridge", "mirror0"][..], &set].concat())?;
@@ -201,13 +204,14 @@ fn what_other_programs_add_stays() -> Result<()> {
             "{warnings:?}"
         );
         let with_them = node.tables()?["contivVxlanBridge"].len();
-        assert_eq!(with_them, ours["contivVxlanBridge"].len() + 3);
+        assert_eq!(with_them, ours["contivVxlanBridge"].len() + 4);
     }
     one.reaches(2)?;
     assert!(vsctl(&["list-ports", "contivVxlanBridge"])?.contains("mirror0"));
     for cookie in ["cookie=0/-1", "cookie=0x2a/-1", "cookie=0xc300000000000077/-1"] {
         node.switch.borrow().ofctl("del-flows", "contivVxlanBridge", &[cookie])?;
     }
+    node.switch.borrow().ofctl("del-groups", "contivVxlanBridge", &["group_id=78"])?;
     node.observe()?;
     assert_eq!((node.warnings(), node.tables()?), (vec![], ours));
     Ok(())

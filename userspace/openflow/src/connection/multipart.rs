@@ -4,7 +4,7 @@ use super::{Connection, Error};
 use crate::flow::{FlowFilter, FlowStats};
 use crate::group::Group;
 use crate::message::Body;
-use crate::multipart::{Aggregate, Desc, MultipartRequest, Parts, TableStats, UnknownFlow};
+use crate::multipart::{Aggregate, Desc, Groups, MultipartRequest, Parts, TableStats, UnknownFlow};
 use crate::port::PortDesc;
 
 impl Connection {
@@ -82,17 +82,33 @@ impl Connection {
         Ok(unknown)
     }
 
-    /// Returns all groups.
+    /// Returns the groups. Those that this library does not decode are left out: [`Connection::all_groups`] returns them.
     ///
     /// # Errors
     ///
     /// As [`Connection::multipart`].
     pub async fn dump_groups(&self) -> Result<Vec<Group>, Error> {
+        Ok(self.all_groups().await?.known)
+    }
+
+    /// Returns the groups, and those that this library does not decode.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connection::multipart`].
+    pub async fn all_groups(&self) -> Result<Groups, Error> {
         let what = "dump groups";
-        self.list(MultipartRequest::Groups, what, |parts| {
-            if let Parts::Groups(groups) = parts { Some(groups) } else { None }
+        let mut all = Groups::default();
+        self.each_part(MultipartRequest::Groups, what, |parts| match parts {
+            Parts::Groups(groups) => {
+                all.known.extend(groups.known);
+                all.unknown.extend(groups.unknown);
+                Ok(())
+            }
+            _ => Err(self.unexpected(what)),
         })
-        .await
+        .await?;
+        Ok(all)
     }
 
     /// Returns the descriptions of all ports.

@@ -418,7 +418,7 @@ fn switch_side() -> impl Strategy<Value = Body> {
         }),
         port_desc().prop_map(|port| Body::PortStatus(PortStatus { change: PortChange::Modified, port })),
         vec(flow_stats(), 0..4).prop_map(move |flows| reply(Parts::Flows(flows.into()))),
-        vec(group(), 0..4).prop_map(move |groups| reply(Parts::Groups(groups))),
+        vec(group(), 0..4).prop_map(move |groups| reply(Parts::Groups(groups.into()))),
         vec(port_desc(), 0..4).prop_map(move |ports| reply(Parts::Ports(ports))),
     ]
 }

@@ -135,7 +135,7 @@ fn replies() -> Vec<Parts> {
         Parts::Aggregate(Aggregate { packets: 1, bytes: 2, flows: 3 }),
         Parts::Tables(vec![TableStats { table: 1, active: 2, lookups: 3, matched: 4 }]),
         Parts::PortStats(vec![stats]),
-        Parts::Groups(vec![group()]),
+        Parts::Groups(vec![group()].into()),
         Parts::Ports(vec![port()]),
     ]
 }

@@ -63,7 +63,8 @@ fn flows_match_the_text_of_ovs_ofctl() {
 #[test]
 fn groups_match_the_text_of_ovs_ofctl() {
     let groups: Vec<Group> = sample(arbitrary::group(), 1000);
-    let Some(text) = ofp_parse(groups.iter().map(|group| reply(Parts::Groups(vec![group.clone()])))) else {
+    let Some(text) = ofp_parse(groups.iter().map(|group| reply(Parts::Groups(vec![group.clone()].into()))))
+    else {
         testkit::skip!("no ovs-ofctl (install openvswitch-switch)");
     };
     let replies: Vec<_> = text.split("OFPST_GROUP_DESC reply").skip(1).collect();

@@ -1,8 +1,9 @@
 //! Round trips of the codec, and decoding of invalid input.
 
 use openflow_rs::{
-    Body, Flow, FlowMod, FlowStats, Match, Message, PackedFlow, PackedMod,
-    multipart::{MultipartReply, Parts},
+    Action, Body, Bucket, Field, Flow, FlowMod, FlowStats, Group, GroupKind, Match, Message, PackedFlow,
+    PackedMod,
+    multipart::{MultipartReply, Parts, UnknownGroup},
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -93,5 +94,27 @@ fn unknown_flows_round_trip() {
     assert_eq!(flows.known, [stats(3, 4)]);
     let unknown: Vec<_> = flows.unknown.iter().map(|flow| (flow.table(), flow.cookie())).collect();
     assert_eq!(unknown, [(7, 8)]);
+    assert_eq!(Message::decode(&message.to_bytes().unwrap()), Ok(message));
+}
+
+/// A group of another program, with an action on a field that the library does not know, hides no other group, and is not lost.
+#[test]
+fn unknown_groups_round_trip() {
+    let group = |id| {
+        let bucket = Bucket::new([Action::set(Field::IpDscp, 5u8), Action::output(1)]);
+        Group { id, kind: GroupKind::All, buckets: vec![bucket] }
+    };
+    let parts = Parts::Groups(vec![group(7), group(3)].into());
+    let reply = Body::MultipartReply(MultipartReply { more: false, parts });
+    let mut bytes = Message::new(1, reply).to_bytes().unwrap();
+    let (ip_dscp, mpls_tc): ([u8; 4], [u8; 4]) = ([0x80, 0, 0x10, 1], [0x80, 0, 0x46, 1]);
+    let first = bytes.windows(4).position(|bytes| bytes == ip_dscp).unwrap();
+    bytes[first..first + 4].copy_from_slice(&mpls_tc);
+    let message = Message::decode(&bytes).unwrap();
+    let Body::MultipartReply(MultipartReply { parts: Parts::Groups(groups), .. }) = &message.body else {
+        panic!("{message:?}");
+    };
+    assert_eq!(groups.known, [group(3)]);
+    assert_eq!(groups.unknown.iter().map(UnknownGroup::id).collect::<Vec<_>>(), [7]);
     assert_eq!(Message::decode(&message.to_bytes().unwrap()), Ok(message));
 }

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use openflow_rs::connection::Error;
 use openflow_rs::flow::FlowCommand;
+use openflow_rs::multipart::UnknownGroup;
 use openflow_rs::{
     Action, Body, Bucket, Change, Connection, Ct, Field, Flow, FlowFilter, FlowMod, Group, GroupKind,
     GroupMod, Match, PackedFlow, PackedMod, Port, Slice, Zone, ct_state,
@@ -107,6 +108,21 @@ fn unknown_flows_are_returned_beside_the_others() -> Result<()> {
         assert_eq!(known, samples().len());
         let unknown: Vec<_> = unknown.iter().map(|flow| (flow.table(), flow.cookie())).collect();
         assert_eq!(unknown, [(7, 0x2a)]);
+        Ok(())
+    })
+}
+
+/// Another program has added a group with an action on a field that the library does not know.
+#[test]
+fn unknown_groups_are_returned_beside_the_others() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    with_bridge("ofgroup", async |switch, connection| {
+        connection.apply_bundle(changes()).await?;
+        let other = "group_id=7,type=all,bucket=actions=set_field:5->tun_gbp_id,output:1";
+        switch.ofctl("add-group", "br0", &[other])?;
+        let groups = connection.all_groups().await?;
+        assert_eq!(groups.known, [flood()]);
+        assert_eq!(groups.unknown.iter().map(UnknownGroup::id).collect::<Vec<_>>(), [7]);
         Ok(())
     })
 }

@@ -321,7 +321,8 @@ impl Session {
                 // Whatever cookies they have: the agent sets no flows that it cannot read.
                 Ok((flows, foreign + unknown.len()))
             };
-            let groups = async { connection.dump_groups().await };
+            // Those that cannot be decoded are not the agent's. If one has the id of a group that it needs, that one is missing.
+            let groups = async { connection.all_groups().await.map(|groups| groups.known) };
             let ports = async { connection.ports().await };
             let all = futures::future::try_join3(flows, groups, ports).await;
             let ((flows, foreign), groups, ports) = all.map_err(|source| bridge_error(kind, source))?;
