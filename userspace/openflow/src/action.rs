@@ -238,6 +238,15 @@ pub(crate) fn decode_list(mut r: Reader<'_>) -> Result<Vec<Action>, DecodeError>
     Ok(actions)
 }
 
+/// Returns the ids of the group actions in instructions or actions, also of those in other actions (`clone`). Actions and what contains
+/// them are multiples of 8 bytes.
+pub(crate) fn group_ids(bytes: &[u8]) -> Vec<u32> {
+    const HEADER: [u8; 4] = [0, GROUP as u8, 0, 8];
+    let (units, _) = bytes.as_chunks::<8>();
+    let ids = units.iter().filter_map(|unit| unit.strip_prefix(&HEADER));
+    ids.filter_map(|id| Some(u32::from_be_bytes(id.try_into().ok()?))).collect()
+}
+
 /// Instructions of a flow (`ofp_instruction`, OpenFlow 1.3.5 sections 5.9 and 7.2.4).
 ///
 /// A flow has at most one instruction of each type; the switch executes them in the order of the fields below.

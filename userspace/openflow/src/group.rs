@@ -2,7 +2,7 @@
 
 use bytes::BufMut;
 
-use crate::action::{Action, decode_list, encode_list};
+use crate::action::{Action, decode_list, encode_list, group_ids};
 use crate::flow::ANY_GROUP;
 use crate::port::Port;
 use crate::wire::{DecodeError, Reader};
@@ -84,6 +84,14 @@ pub struct Group {
 }
 
 impl Group {
+    /// Ids of the groups that the buckets may send packets to: those of their group actions, and perhaps others, because a value
+    /// can look like such an action.
+    pub fn used_groups(&self) -> Vec<u32> {
+        let mut bytes = vec![];
+        self.buckets.iter().for_each(|bucket| bucket.encode(&mut bytes));
+        group_ids(&bytes)
+    }
+
     fn encode_kind(&self, out: &mut Vec<u8>) {
         out.put_u8(match self.kind {
             GroupKind::All => 0,

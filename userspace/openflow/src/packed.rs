@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use bytes::BufMut;
 
-use crate::action::{Instructions, METER};
+use crate::action::{Instructions, METER, group_ids};
 use crate::flow::{ANY_GROUP, Flow, FlowCommand, FlowMod, NO_BUFFER};
 use crate::matching::Match;
 use crate::port::Port;
@@ -76,6 +76,12 @@ impl PackedFlow {
         // The first instruction.
         let start = self.match_end();
         self.number(start..start + 2) == u64::from(METER)
+    }
+
+    /// Ids of the groups that the flow may send packets to: those of its group actions, and perhaps others, because a value can
+    /// look like such an action.
+    pub fn used_groups(&self) -> Vec<u32> {
+        group_ids(self.0.get(self.match_end()..).unwrap_or_default())
     }
 
     /// Returns the number in these bytes; 0 outside the flow.

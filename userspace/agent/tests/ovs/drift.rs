@@ -177,18 +177,23 @@ fn what_other_programs_add_stays() -> Result<()> {
     let one = node.run_pod(&blue, 1)?;
     let _two = node.run_pod(&blue, 2)?;
     let ours = node.tables()?;
+    // A flow uses the second one, by which it uses the first one. The last one has an action on a field that the agent does not know.
+    for group in [
+        "group_id=8,type=all,bucket=actions=output:1",
+        "group_id=7,type=all,bucket=actions=group:8",
+        "group_id=78,type=all,bucket=actions=set_field:5->tun_gbp_id,output:1",
+    ] {
+        node.switch.borrow().ofctl("add-group", "contivVxlanBridge", &[group])?;
+    }
     // The second one is like the flow that has the number of a service. The third one has the cookie of a flow of the agent, and a
     // field that the agent does not know.
     for flow in [
-        "table=0,priority=500,udp,tp_dst=5555,actions=drop",
+        "table=0,priority=500,udp,tp_dst=5555,actions=group:7",
         "cookie=0x2a,table=27,priority=500,metadata=0xa0000/0xfffffe0000,actions=drop",
         "cookie=0xc300000000000077,table=0,priority=500,mpls,mpls_label=5,actions=NORMAL",
     ] {
         node.switch.borrow().ofctl("add-flow", "contivVxlanBridge", &[flow])?;
     }
-    // It has an action on a field that the agent does not know.
-    let group = "group_id=78,type=all,bucket=actions=set_field:5->tun_gbp_id,output:1";
-    node.switch.borrow().ofctl("add-group", "contivVxlanBridge", &[group])?;
     let vsctl = |words: &[&str]| node.switch.borrow().vsctl(words);
     let set = ["--", "set", "interface", "mirror0", "type=internal"];
     vsctl(&[&["--timeout=20", "add-port", "contivVxlanBridge", "mirror0"][..], &set].concat())?;
@@ -204,7 +209,7 @@ fn what_other_programs_add_stays() -> Result<()> {
             "{warnings:?}"
         );
         let with_them = node.tables()?["contivVxlanBridge"].len();
-        assert_eq!(with_them, ours["contivVxlanBridge"].len() + 4);
+        assert_eq!(with_them, ours["contivVxlanBridge"].len() + 6);
     }
     one.reaches(2)?;
     assert!(vsctl(&["list-ports", "contivVxlanBridge"])?.contains("mirror0"));
@@ -212,6 +217,9 @@ fn what_other_programs_add_stays() -> Result<()> {
         node.switch.borrow().ofctl("del-flows", "contivVxlanBridge", &[cookie])?;
     }
     node.switch.borrow().ofctl("del-groups", "contivVxlanBridge", &["group_id=78"])?;
+    // Nothing uses them any more.
+    assert_eq!(node.observe()?.orphans, 2);
+    assert!(node.apply(&[Op::GarbageCollect])?.is_empty());
     node.observe()?;
     assert_eq!((node.warnings(), node.tables()?), (vec![], ours));
     Ok(())

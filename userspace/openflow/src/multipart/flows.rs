@@ -1,5 +1,6 @@
 //! Flows of a multipart reply (`OFPMP_FLOW`).
 
+use crate::action::group_ids;
 use crate::flow::FlowStats;
 use crate::wire::{DecodeError, Reader};
 
@@ -70,5 +71,11 @@ impl UnknownFlow {
     /// Opaque value of the controller.
     pub fn cookie(&self) -> u64 {
         self.cookie
+    }
+
+    /// Ids of the groups that the flow may send packets to: those of its group actions, and perhaps others, because a value can
+    /// look like such an action.
+    pub fn used_groups(&self) -> Vec<u32> {
+        group_ids(&self.bytes)
     }
 }

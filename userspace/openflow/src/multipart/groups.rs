@@ -1,5 +1,6 @@
 //! Groups of a multipart reply (`OFPMP_GROUP_DESC`).
 
+use crate::action::group_ids;
 use crate::group::Group;
 use crate::wire::{DecodeError, Reader};
 
@@ -62,5 +63,10 @@ impl UnknownGroup {
     /// Group id, 0 to 0xffff_ff00.
     pub fn id(&self) -> u32 {
         self.id
+    }
+
+    /// As [`UnknownFlow::used_groups`](super::UnknownFlow::used_groups).
+    pub fn used_groups(&self) -> Vec<u32> {
+        group_ids(&self.bytes)
     }
 }

@@ -118,3 +118,15 @@ fn unknown_groups_round_trip() {
     assert_eq!(groups.unknown.iter().map(UnknownGroup::id).collect::<Vec<_>>(), [7]);
     assert_eq!(Message::decode(&message.to_bytes().unwrap()), Ok(message));
 }
+
+#[test]
+fn used_groups_are_found_wherever_they_are() {
+    let mut flow =
+        Flow::new(7, 5, Match::new().in_port(1.into())).apply([Action::output(1), Action::Group(7)]);
+    flow.instructions.write = vec![Action::Group(0x8000_0001)];
+    assert_eq!(PackedFlow::new(&flow).used_groups(), [7, 0x8000_0001]);
+    // clone(group:9) of ovs-actions(7), which the library does not decode.
+    let clone = [0, 0, 0x23, 0x20, 0, 42, 0, 0, 0, 0, 0, 0, 0, 22, 0, 8, 0, 0, 0, 9];
+    let bucket = Bucket::new([Action::Other { kind: 0xffff, body: clone.to_vec() }]);
+    assert_eq!(Group { id: 1, kind: GroupKind::All, buckets: vec![bucket] }.used_groups(), [9]);
+}

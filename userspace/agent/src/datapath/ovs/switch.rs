@@ -11,6 +11,7 @@
 //! * [`uplink`]: ports of the VLAN uplinks.
 //! * [`session`]: connections to the database and to both bridges.
 //! * [`drift`]: detection of changes by other processes.
+//! * [`foreign`]: groups of other programs.
 //! * [`unixctl`]: commands of ovs-vswitchd.
 //! * [`tunnel`]: next-hop resolution of tunnels in the userspace datapath.
 //! * [`zones`]: timeouts of connections.
@@ -20,6 +21,7 @@
 pub(crate) mod announcer;
 pub(crate) mod capacity;
 pub(crate) mod drift;
+mod foreign;
 pub(crate) mod kernel;
 pub(crate) mod limit;
 pub(crate) mod node_address;

@@ -224,8 +224,8 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Removes every flow and group that belongs to no installed object, if they do not stay. Of a local endpoint without a port the
-    /// record stays: nothing else has its addresses.
+    /// Removes every flow and group that belongs to no installed object and to no other program, if they do not stay. Of a local endpoint
+    /// without a port the record stays: nothing else has its addresses.
     pub(crate) fn collect_garbage(&mut self) {
         if self.retains() {
             self.end_takeover();
@@ -246,8 +246,8 @@ impl<'a> Batch<'a> {
         self.update_groups();
         let groups = self.expected_groups();
         for bridge in BridgeKind::ALL {
-            let orphans: Vec<_> =
-                self.edits.get(bridge).group_ids().filter(|id| !groups.contains(&(bridge, *id))).collect();
+            let own = self.edits.get(bridge).own_group_ids();
+            let orphans: Vec<_> = own.filter(|id| !groups.contains(&(bridge, *id))).collect();
             for id in orphans {
                 self.edits.get_mut(bridge).remove_group(id);
             }

@@ -71,7 +71,9 @@ fn compare_groups(expected: &SwitchModel, actual: &PerBridge<Tables>, difference
                 None => {}
             }
         }
-        differences.orphans += present.keys().filter(|id| !required.contains_key(id)).count();
+        let is_foreign = |id: u32| actual.get(bridge).is_foreign_group(id);
+        let orphans = present.keys().filter(|id| !required.contains_key(id) && !is_foreign(**id));
+        differences.orphans += orphans.count();
     }
     compare_peers(expected, actual, differences);
 }

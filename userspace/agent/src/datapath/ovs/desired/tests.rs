@@ -1,5 +1,6 @@
 //! Property test: a model depends only on its objects, not on the order of the changes.
 
+mod foreign_groups;
 mod routed_vlans;
 mod tunnels;
 mod unattached;

@@ -17,7 +17,7 @@ use tokio::net::UnixStream;
 
 use super::{
     announcer::{Announcer, Sender},
-    capacity, kernel, limit, numbers,
+    capacity, foreign, kernel, limit, numbers,
     ovsdb::{self, Client, Database, OPEN_VSWITCH, Operation, set},
     responder::{self, Responder},
     uplink, zones,
@@ -65,7 +65,7 @@ pub(crate) struct Session {
 
 /// Contents of the switch.
 pub(crate) struct Dump {
-    /// Flows of agents, and all groups, which have no cookies.
+    /// Flows of agents, and all groups that can be decoded: they have no cookies.
     pub(crate) tables: PerBridge<Tables>,
     /// Numbers of flows of other programs: those with other cookies, and those that cannot be decoded.
     pub(crate) foreign: PerBridge<usize>,
@@ -307,26 +307,31 @@ impl Session {
         let one = async |kind| {
             let connection = self.connection(kind)?;
             let flows = async {
-                let (mut flows, mut foreign) = (vec![], 0);
+                let (mut flows, mut foreign, mut used_groups) = (vec![], 0, BTreeSet::new());
                 let visit = |stats: FlowStats| {
                     if pipeline::is_learned(&stats.flow) {
                         return;
                     }
-                    match Cookie(stats.flow.cookie).is_own() {
-                        true => flows.push(PackedFlow::new(&stats.flow)),
-                        false => foreign += 1,
+                    let flow = PackedFlow::new(&stats.flow);
+                    if Cookie(flow.cookie()).is_own() {
+                        flows.push(flow);
+                    } else {
+                        foreign += 1;
+                        used_groups.extend(flow.used_groups());
                     }
                 };
                 let unknown = connection.visit_flows(FlowFilter::default(), visit).await?;
                 // Whatever cookies they have: the agent sets no flows that it cannot read.
-                Ok((flows, foreign + unknown.len()))
+                used_groups.extend(unknown.iter().flat_map(UnknownFlow::used_groups));
+                Ok((flows, foreign + unknown.len(), used_groups))
             };
-            // Those that cannot be decoded are not the agent's. If one has the id of a group that it needs, that one is missing.
-            let groups = async { connection.all_groups().await.map(|groups| groups.known) };
+            let groups = async { connection.all_groups().await };
             let ports = async { connection.ports().await };
             let all = futures::future::try_join3(flows, groups, ports).await;
-            let ((flows, foreign), groups, ports) = all.map_err(|source| bridge_error(kind, source))?;
-            let tables = Tables::new(flows, groups);
+            let ((flows, foreign, used), groups, ports) = all.map_err(|source| bridge_error(kind, source))?;
+            let foreign_groups = foreign::groups(used, &groups);
+            // Those that cannot be decoded are left out: if one has the id of a group that the agent needs, that one is missing.
+            let tables = Tables::new(flows, groups.known).with_foreign_groups(foreign_groups);
             let ports: HashMap<_, _> = ports.into_iter().map(|port| (port.name, port.port.0)).collect();
             Ok::<_, Error>((tables, foreign, ports))
         };

@@ -2,7 +2,7 @@
 
 use std::{
     borrow::Borrow,
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     hash::{Hash, Hasher},
 };
 
@@ -41,6 +41,8 @@ pub(crate) struct Tables {
     /// Flows by cookie.
     owners: HashMap<Cookie, Box<[PackedFlow]>>,
     groups: BTreeMap<u32, Group>,
+    /// Ids of the groups that flows of other programs use.
+    foreign_groups: BTreeSet<u32>,
 }
 
 impl Tables {
@@ -54,7 +56,18 @@ impl Tables {
             owners.entry(Cookie(flow.cookie())).or_default().push(flow.clone());
         }
         let owners = owners.into_iter().map(|(owner, flows)| (owner, flows.into())).collect();
-        Tables { flows, owners, groups: groups.into_iter().map(|group| (group.id, group)).collect() }
+        let groups = groups.into_iter().map(|group| (group.id, group)).collect();
+        Tables { flows, owners, groups, foreign_groups: BTreeSet::new() }
+    }
+
+    /// Sets the ids of the groups that flows of other programs use.
+    pub(crate) fn with_foreign_groups(self, foreign_groups: BTreeSet<u32>) -> Tables {
+        Tables { foreign_groups, ..self }
+    }
+
+    /// Whether flows of other programs use the group: the switch would delete them with it.
+    pub(crate) fn is_foreign_group(&self, id: u32) -> bool {
+        self.foreign_groups.contains(&id)
     }
 
     /// Returns the flows that are missing or different in `other`.
@@ -171,8 +184,12 @@ impl<'a> Edit<'a> {
         }
     }
 
-    /// Whether there was such a group.
+    /// Removes a group, unless flows of another program use it: it is an orphan when they no longer do. Whether there was such a
+    /// group.
     pub(crate) fn remove_group(&mut self, id: u32) -> bool {
+        if self.tables.is_foreign_group(id) {
+            return self.has_group(id);
+        }
         let old = self.tables.groups.remove(&id);
         let existed = old.is_some();
         if existed {
@@ -189,8 +206,10 @@ impl<'a> Edit<'a> {
         self.tables.groups()
     }
 
-    pub(crate) fn group_ids(&self) -> impl Iterator<Item = u32> + use<'_, 'a> {
-        self.tables.groups.keys().copied()
+    /// Ids of the groups that no flow of another program uses.
+    pub(crate) fn own_group_ids(&self) -> impl Iterator<Item = u32> + use<'_, 'a> {
+        let tables = &*self.tables;
+        tables.groups.keys().copied().filter(move |id| !tables.is_foreign_group(*id))
     }
 
     /// Returns the modifications for the switch, in an order that never leaves a gap: groups before the flows that use
@@ -319,6 +338,15 @@ mod tests {
         assert!(matches!(edit.changes()[..], [Change::Packed(_), Change::Group(_)]));
         edit.rollback();
         assert_eq!((tables.len(), tables.groups().len()), (1, 1));
+    }
+
+    #[test]
+    fn groups_that_other_programs_use_are_not_removed() {
+        let group = Group { id: 7, kind: GroupKind::All, buckets: vec![] };
+        let mut tables = Tables::new([], [group]).with_foreign_groups([7].into());
+        let mut edit = Edit::new(&mut tables);
+        assert!(edit.remove_group(7) && edit.has_group(7));
+        assert!(edit.changes().is_empty());
     }
 
     #[test]
