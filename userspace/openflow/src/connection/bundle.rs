@@ -81,8 +81,11 @@ impl Connection {
             message: Box::new(Message::new(0, change.body())),
         };
         let messages = std::iter::once(control(BundleStep::OpenRequest)).chain(changes.iter().map(add));
-        let name =
-            |index: usize| index.checked_sub(1).map_or("open bundle".into(), |n| changes[n].to_string());
+        // An error about the barrier behind the changes counts as one about the last change.
+        let name = |index: usize| {
+            let change = changes.iter().take(index).next_back();
+            change.map_or("open bundle".into(), ToString::to_string)
+        };
 
         // The switch leaves rejected messages out of the bundle, so that the commit must wait for all replies.
         let first = match self.fill(changes.len() + 1, messages, name).await {
@@ -109,7 +112,7 @@ impl Connection {
             let message = self.reply(&mut replies, "add messages to bundle").await?;
             let index = message.xid.wrapping_sub(first) as usize;
             match message.body {
-                Body::Error(error) => return Err(self.refused(name(index.min(count - 1)), error)),
+                Body::Error(error) => return Err(self.refused(name(index), error)),
                 Body::BarrierReply => return Ok((first, replies)),
                 _ => {}
             }

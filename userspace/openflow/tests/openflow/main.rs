@@ -10,3 +10,4 @@ mod ofctl;
 mod roundtrip;
 mod slow;
 mod switch;
+mod unexpected;
