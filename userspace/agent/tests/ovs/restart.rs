@@ -78,6 +78,32 @@ fn the_switch_restarts() -> Result<()> {
     assert_restored(&node, &pods)
 }
 
+/// `ovs-ctl restart` puts the flows back that it has saved. They would replace what an agent has programmed before.
+#[test]
+fn nothing_is_programmed_while_flows_are_restored() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let (node, pods) = full_node("restore")?;
+    let before = node.tables()?;
+    let vsctl = |words: &[&str]| {
+        let at = ["Open_vSwitch", ".", "other_config"];
+        let words = [&["--no-wait", words[0]][..], &at[..], &words[1..]].concat();
+        node.switch.borrow().vsctl(&words)
+    };
+    vsctl(&["add", "flow-restore-wait=true"])?;
+    assert!(node.resync_needed(SOON));
+    node.switch.borrow().ofctl("del-flows", "contivVxlanBridge", &[])?;
+    let lost = node.tables()?;
+    observe_fails_with(&node, "other_config:flow-restore-wait is true");
+    node.restart_agent();
+    observe_fails_with(&node, "other_config:flow-restore-wait is true");
+    assert_eq!(node.tables()?, lost);
+
+    vsctl(&["remove", "flow-restore-wait"])?;
+    settle(&node)?;
+    assert_eq!(node.tables()?, before);
+    assert_restored(&node, &pods)
+}
+
 /// The connections of the kernel outlive the flows, and have the numbers of services and tenants.
 #[test]
 fn the_switch_and_the_agent_restart() -> Result<()> {

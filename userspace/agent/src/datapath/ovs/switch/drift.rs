@@ -9,7 +9,7 @@ use super::{ovsdb::Database, session::Session};
 use crate::datapath::ovs::bridge::BridgeKind;
 
 /// Returns a hash over the configuration of both bridges. It changes when a bridge, a port, a port number, the active member of
-/// the bond or the state of its LACP does.
+/// the bond or the state of its LACP does, and when `ovs-ctl` begins or ends to restore flows, which may be those of before.
 pub(crate) fn fingerprint(database: &Database) -> u64 {
     fingerprint_without(database, &BTreeSet::new())
 }
@@ -17,6 +17,7 @@ pub(crate) fn fingerprint(database: &Database) -> u64 {
 /// As [`fingerprint`], without the ports with these names.
 pub(crate) fn fingerprint_without(database: &Database, names: &BTreeSet<String>) -> u64 {
     let mut hasher = DefaultHasher::new();
+    database.restores_flows.hash(&mut hasher);
     for kind in BridgeKind::ALL {
         let Some((uuid, bridge)) = database.bridge(kind.name()) else { continue };
         (uuid, &bridge.fail_mode, &bridge.protocols, &bridge.datapath_type).hash(&mut hasher);

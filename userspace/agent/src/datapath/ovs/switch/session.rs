@@ -44,6 +44,11 @@ pub(crate) enum Error {
          Then see its log: type system needs the kernel module openvswitch, --ovs-datapath-type netdev does not)"
     )]
     NotCreated { bridge: &'static str, kind: &'static str },
+    #[error(
+        "Open vSwitch restores flows (other_config:flow-restore-wait is true); wait for ovs-ctl, which removes the key, or remove it: \
+         ovs-vsctl remove Open_vSwitch . other_config flow-restore-wait"
+    )]
+    RestoresFlows,
     #[error("bridge {bridge} (is ovs-vswitchd running on this node?)")]
     Bridge { bridge: &'static str, source: Box<connection::Error> },
     #[error("bridge {bridge}")]
@@ -135,7 +140,8 @@ impl Session {
         }
     }
 
-    /// Creates or updates bridges and uplinks and connects to the bridges. Writes nothing if they are up to date.
+    /// Creates or updates bridges and uplinks and connects to the bridges. Writes nothing if they are up to date. Fails while `ovs-ctl`
+    /// is still to restore flows, which would replace those of the agent.
     pub(crate) async fn ensure_bridges(
         &mut self,
         datapath_type: DatapathType,
@@ -143,6 +149,9 @@ impl Session {
     ) -> Result<(), Error> {
         self.database.catch_up().await?;
         let database = self.database.database();
+        if database.restores_flows {
+            return Err(Error::RestoresFlows);
+        }
         for kind in BridgeKind::ALL {
             let operations = bridge_operations(&database, kind, datapath_type);
             // The existing connection belongs to the replaced bridge.

@@ -6,6 +6,9 @@ use serde_json::{Value, json};
 
 use super::OPEN_VSWITCH;
 
+/// Key of `other_config`.
+const FLOW_RESTORE_WAIT: &str = "flow-restore-wait";
+
 /// UUID of a row.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Uuid(pub(crate) String);
@@ -28,6 +31,8 @@ pub(crate) struct Database {
     pub(crate) timeout_policies: BTreeMap<Uuid, BTreeMap<String, i64>>,
     /// `cur_cfg`: the configuration that ovs-vswitchd has applied.
     pub(crate) current_configuration: i64,
+    /// Whether `ovs-ctl restart` is still to put the flows back that it has saved (`other_config:flow-restore-wait`).
+    pub(crate) restores_flows: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,7 +126,7 @@ impl Interface {
 /// Returns the columns of the monitor request.
 pub(crate) fn monitored() -> Value {
     json!({
-        OPEN_VSWITCH: {"columns": ["bridges", "cur_cfg", "datapaths"]},
+        OPEN_VSWITCH: {"columns": ["bridges", "cur_cfg", "datapaths", "other_config"]},
         "Bridge": {"columns": [
             "name", "ports", "fail_mode", "protocols", "datapath_type", "datapath_id", "external_ids",
         ]},
@@ -168,6 +173,9 @@ impl Database {
             if row.is_object() {
                 self.root = uuids(&row["bridges"]);
                 self.current_configuration = row["cur_cfg"].as_i64().unwrap_or_default();
+                let other_config = pairs(&row["other_config"]);
+                self.restores_flows =
+                    other_config.get(FLOW_RESTORE_WAIT).is_some_and(|wait| wait.eq_ignore_ascii_case("true"));
                 let datapaths = entries(&row["datapaths"]);
                 self.datapaths = datapaths.filter_map(|(kind, row)| Some((text(kind), uuid(row)?))).collect();
             }
@@ -324,6 +332,20 @@ fn pairs(value: &Value) -> BTreeMap<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_end_of_the_restoration_of_flows_is_noticed() {
+        let mut database = Database::default();
+        let mut restores = |other_config: Value| {
+            let row = json!({"bridges": ["set", []], "cur_cfg": 1, "other_config": other_config});
+            database.update(&json!({"Open_vSwitch": {"root": {"new": row}}}));
+            database.restores_flows
+        };
+        assert!(restores(json!(["map", [["flow-restore-wait", "true"], ["vlan-limit", "1"]]])));
+        assert!(!restores(json!(["map", [["flow-restore-wait", "false"]]])));
+        assert!(restores(json!(["map", [["flow-restore-wait", "true"]]])));
+        assert!(!restores(json!(["map", []])));
+    }
 
     #[test]
     fn updates_insert_change_and_delete_rows() {
