@@ -106,8 +106,8 @@ pub trait Datapath: Send {
         Ok(())
     }
 
-    /// Forwards after the next [`observe`](Self::observe) and [`apply`](Self::apply), with the connections of the other datapath,
-    /// which is gone. Without, they are as any that are older than the datapath.
+    /// Forwards after the next [`observe`](Self::observe) and the calls of [`apply`](Self::apply) for what that has found, with the
+    /// connections of the other datapath, which is gone. Without, they are as any that are older than the datapath.
     fn inherit(&mut self, connections: Vec<TrackedConnection>) {
         drop(connections);
     }

@@ -71,7 +71,7 @@ pub struct Ovs {
     /// Configuration that was not in effect at the last observation.
     warnings: Vec<String>,
     counters: FlowCounters,
-    /// Connections of the datapath that this one replaces.
+    /// Connections of the datapath that this one replaces, until the next garbage collection.
     inherited: Vec<TrackedConnection>,
     /// Another datapath forwards: no frame enters the bridges.
     stands_by: bool,
@@ -288,7 +288,8 @@ impl Datapath for Ovs {
                 opened.await.map_err(|error| ovs_error("connect to the switch", error))?
             }
         };
-        let (numbers, modes) = (&self.model.numbers, (self.retains_orphans, self.stands_by));
+        let modes = (self.retains_orphans, self.stands_by, !self.inherited.is_empty());
+        let numbers = &self.model.numbers;
         let result = observe::observe(&mut session, &self.options, desired, numbers, modes).await;
         self.writes += session.take_writes();
         let observation = result?;

@@ -47,9 +47,9 @@ pub(crate) struct Applied {
 
 /// Executes the ops and updates `model`.
 ///
-/// `inherited` are connections of the datapath that this one replaces; they are taken before frames can enter. New endpoints and
-/// services are left to `announcer`, also if the call fails after the switch has accepted them. `filter` is that of new ports, if
-/// it could be loaded.
+/// `inherited` are connections of the datapath that this one replaces; they are taken with the garbage collection, before frames can
+/// enter. New endpoints and services are left to `announcer`, also if the call fails after the switch has accepted them. `filter` is
+/// that of new ports, if it could be loaded.
 ///
 /// After an `Err` the state of the switch is unknown.
 pub(crate) async fn apply(
@@ -83,9 +83,6 @@ pub(crate) async fn apply(
     let before = announce::Before::new(model, ops, &previous);
     let without_rules = refused::without_rules(model, ops);
     let mut applied = Applied { failures, ..Applied::default() };
-    if !inherited.is_empty() {
-        hold(session).await?;
-    }
     retained::forget_ports(session, model, ops).await?;
     // First: the bridge would flood to a port whose endpoint has no record any more, past its rules.
     let database = session.database();
@@ -106,8 +103,10 @@ pub(crate) async fn apply(
             tracing::warn!("{why}");
         }
     }
-    if !inherited.is_empty() {
+    // Batches before it lack services and endpoints.
+    if !inherited.is_empty() && ops.contains(&Op::GarbageCollect) {
         take_over(session, model, options.datapath_type, std::mem::take(inherited)).await?;
+        model.base.holds = false;
     }
     let failed: BTreeSet<usize> = applied.failures.iter().map(|failed| failed.index).collect();
     requests::open(session, &model.index, &closed, &failed).await?;

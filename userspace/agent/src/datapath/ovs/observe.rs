@@ -6,6 +6,7 @@ use contiv_model::policy::Identity;
 use openflow_rs::PackedFlow;
 
 use super::{
+    apply,
     bridge::{BridgeKind, PerBridge},
     desired::{
         self,
@@ -48,16 +49,20 @@ pub(crate) struct Observation {
 
 /// Reads the switch and compares it with `desired`. Creates missing bridges, uplinks and base flows. `previous` are the numbers that
 /// the switch had before. If `retains` is set, what belongs to no desired object stays. If `stands_by` is set, another datapath has the
-/// interfaces to the node's kernel.
+/// interfaces to the node's kernel. If `holds` is set, lets no frame enter the bridges, and counts the flows that drop them as orphans: the
+/// batch with the garbage collection imports the connections of another datapath, and removes these flows then.
 pub(crate) async fn observe(
     session: &mut Session,
     options: &Options,
     desired: &Desired,
     previous: &ObjectNumbers,
-    (retains, stands_by): (bool, bool),
+    (retains, stands_by, holds): (bool, bool, bool),
 ) -> Result<Observation, Error> {
     let created = session.ensure_bridges(options.datapath_type, &options.uplinks).await;
     created.map_err(|error| ovs_error("create bridges and uplinks", error))?;
+    if holds {
+        apply::hold(session).await?;
+    }
     let objects = desired.iter().filter(|_| !stands_by);
     let mut needed: BTreeSet<BridgeKind> =
         objects.filter_map(|(_, object)| desired::needed_kernel_port(object)).collect();
@@ -93,8 +98,17 @@ pub(crate) async fn observe(
     let unprogrammed = ports.extract_if(is_bare).map(|(_, port)| port.name).collect();
     let vtep = options.vtep;
     let retains_groups = false;
-    let base =
-        BaseConfig { uplinks, standby, kernel, vtep, retained, unprogrammed, retains_groups, stands_by };
+    let base = BaseConfig {
+        uplinks,
+        standby,
+        kernel,
+        vtep,
+        retained,
+        unprogrammed,
+        retains_groups,
+        stands_by,
+        holds,
+    };
     let unreadable = |error| ovs_error("read the flows of the bridges", error);
     let mut numbers = installed_numbers(&dump.tables, desired).map_err(unreadable)?;
     for known in [previous, &stored(&database)] {

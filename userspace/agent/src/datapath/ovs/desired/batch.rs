@@ -232,7 +232,8 @@ impl<'a> Batch<'a> {
             return;
         }
         self.set_base_flows();
-        let owners: HashSet<_> = self.index.ids().map(Cookie::of).chain([Cookie::BASE]).collect();
+        let hold = self.base.holds.then_some(Cookie::HOLD);
+        let owners: HashSet<_> = self.index.ids().map(Cookie::of).chain([Cookie::BASE]).chain(hold).collect();
         for bridge in BridgeKind::ALL {
             let retains_groups = self.base.retains_groups;
             let stays = |owner: Cookie| owners.contains(&owner) || retains_groups && owner.is_of_group();

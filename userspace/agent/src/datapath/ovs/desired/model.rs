@@ -50,6 +50,9 @@ pub(crate) struct BaseConfig {
     pub(crate) retains_groups: bool,
     /// Another datapath has the interfaces to the node's kernel.
     pub(crate) stands_by: bool,
+    /// No frame enters the bridges before the connections of another datapath are taken over. A garbage collection leaves the flows that
+    /// drop them: they are removed after it, when the connections are.
+    pub(crate) holds: bool,
 }
 
 /// Ports of objects.

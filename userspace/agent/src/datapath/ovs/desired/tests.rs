@@ -542,12 +542,32 @@ fn what_is_left_of_a_takeover_goes_also_while_orphans_stay() {
         edit.set(Cookie::HOLD, [pipeline::drop_all()]);
         edit.set(Cookie(1), [Flow { priority: 7, ..pipeline::drop_all() }]);
     }
-    let mut batch = Batch::new(&mut model);
-    batch.collect_garbage();
-    batch.commit();
-    for (bridge, (flows, _)) in BridgeKind::ALL.into_iter().zip(before) {
-        let tables = model.tables.get(bridge);
-        assert_eq!((tables.len(), tables.flows_of(Cookie::HOLD).len()), (flows.len() + 1, 0));
+    // As long as connections are still to be taken over, no frame enters.
+    for (holds, left) in [(true, 1), (false, 0)] {
+        model.base.holds = holds;
+        let mut batch = Batch::new(&mut model);
+        batch.collect_garbage();
+        batch.commit();
+        for (bridge, (flows, _)) in BridgeKind::ALL.into_iter().zip(&before) {
+            let tables = model.tables.get(bridge);
+            assert_eq!((tables.len(), tables.flows_of(Cookie::HOLD).len()), (flows.len() + 1 + left, left));
+        }
+    }
+}
+
+#[test]
+fn a_garbage_collection_does_not_end_a_takeover() {
+    let mut model = SwitchModel::default();
+    for bridge in BridgeKind::ALL {
+        Edit::new(model.tables.get_mut(bridge)).set(Cookie::HOLD, [pipeline::drop_all()]);
+    }
+    for (holds, left) in [(true, 1), (false, 0)] {
+        model.base.holds = holds;
+        let mut batch = Batch::new(&mut model);
+        batch.collect_garbage();
+        batch.commit();
+        let held = BridgeKind::ALL.map(|bridge| model.tables.get(bridge).flows_of(Cookie::HOLD).len());
+        assert_eq!(held, [left; 2]);
     }
 }
 

@@ -17,8 +17,11 @@ impl Batch<'_> {
         self.base.retained.is_some()
     }
 
-    /// Removes what an interrupted takeover from another datapath has left: no frame would enter.
+    /// Removes what an interrupted takeover from another datapath has left: no frame would enter. One that goes on ends later.
     pub(super) fn end_takeover(&mut self) {
+        if self.base.holds {
+            return;
+        }
         for bridge in BridgeKind::ALL {
             self.edits.get_mut(bridge).set(Cookie::HOLD, []);
         }
