@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use contiv_model::{global::ArpMode, group::Rate, policy::Identity};
-use netplugin::datapath::{Datapath as _, Group, Local, Network, Object, ovs::DatapathType};
+use netplugin::datapath::{Datapath as _, Group, Local, Network, Object, Op, ovs::DatapathType};
 use testkit::{needs, wait_until};
 
 use crate::node::{Node, Pod, SOON, addresses, kind, network, vlan, vxlan};
@@ -153,6 +153,41 @@ fn changed_rows_are_restored() -> Result<()> {
     let mut datapath = node.datapath.borrow_mut();
     node.runtime.block_on(datapath.cleanup())?;
     assert_eq!(counts(&node)?, [1, 0]);
+    Ok(())
+}
+
+/// The database refuses to delete a row that another one refers to.
+#[test]
+fn rows_that_an_operator_has_used_again_stay() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("limit-used", &[])?;
+    node.converge()?;
+    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
+    let pods = [member(&node, &blue, 1)?, member(&node, &blue, 2)?];
+    let [one, two] = pods.each_ref().map(|pod| pod.object.clone());
+    node.add([Object::Network(blue), limited(Some(4_194_000)), one.clone(), two.clone()])?;
+    let qos = vsctl(&node, &["get", "port", "vvport1", "qos"])?.trim().to_owned();
+    vsctl(&node, &["set", "port", "contivVlanBridge", &format!("qos={qos}")])?;
+    let other = vsctl(&node, &["get", "port", "vvport2", "qos"])?.trim().to_owned();
+    let other = vsctl(&node, &["get", "qos", &other, "queues:0"])?.trim().to_owned();
+    let created = format!("create qos type=linux-htb queues:1={other}");
+    let used = format!("-- set port contivVxlanBridge qos=@q -- --id=@q {created}");
+    vsctl(&node, &used.split(' ').collect::<Vec<_>>())?;
+
+    for pod in [&one, &two] {
+        node.desired.borrow_mut().remove(&pod.id());
+    }
+    assert!(node.apply(&[Op::Delete(one.id()), Op::Delete(two.id())])?.is_empty());
+    assert_eq!(vsctl(&node, &["list-ports", "contivVxlanBridge"])?.trim(), "");
+    assert_eq!(counts(&node)?, [2, 2]);
+    assert_eq!(node.converge()?, []);
+    // The operator no longer uses them.
+    for bridge in ["contivVlanBridge", "contivVxlanBridge"] {
+        vsctl(&node, &["clear", "port", bridge, "qos"])?;
+    }
+    node.observe()?;
+    assert!(node.apply(&[Op::GarbageCollect])?.is_empty());
+    assert_eq!(counts(&node)?, [1, 1]);
     Ok(())
 }
 

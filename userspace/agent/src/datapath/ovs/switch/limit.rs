@@ -125,7 +125,7 @@ impl Bandwidth {
             (Bandwidth::Foreign, _) => vec![],
             (Bandwidth::Unlimited, rows) => {
                 row["qos"] = optional::<Value>(None);
-                rows.map(|rows| rows.deletion()).unwrap_or_default()
+                rows.map(|rows| rows.deletion(database)).unwrap_or_default()
             }
             (Bandwidth::Limited(limit), rows) => {
                 let (mut operations, queue) = match rows.and_then(|rows| rows.queue) {
@@ -193,9 +193,21 @@ impl<'a> QosRows<'a> {
             && self.queue.is_some_and(|(_, queue)| queue.other_config == limit.queue_config())
     }
 
-    fn deletion(&self) -> Vec<Operation> {
-        let queue = self.queue.map(|(uuid, _)| Operation::delete("Queue", uuid));
-        [Operation::delete("QoS", self.qos.0)].into_iter().chain(queue).collect()
+    /// Returns the deletions of the rows, without those that other programs have given to others: ovsdb-server would refuse the
+    /// whole transaction. They are [`orphans`] when nothing refers to them.
+    fn deletion(&self, database: &Database) -> Vec<Operation> {
+        let is_shared = |n: usize| n > 1;
+        let (qos, _) = self.qos;
+        if is_shared(database.ports.values().filter(|port| port.qos.as_ref() == Some(qos)).count()) {
+            return vec![];
+        }
+        let holders = |queue: &Uuid| {
+            let holds = |qos: &&Qos| qos.queues.values().any(|uuid| uuid == queue);
+            database.qos.values().filter(holds).count()
+        };
+        let queue = self.queue.filter(|(queue, _)| !is_shared(holders(queue)));
+        let queue = queue.map(|(uuid, _)| Operation::delete("Queue", uuid));
+        [Operation::delete("QoS", qos)].into_iter().chain(queue).collect()
     }
 }
 
@@ -204,7 +216,7 @@ pub(super) fn removal(database: &Database, port_uuid: &Uuid, port: &Port) -> Vec
     let Some(rows) = QosRows::of(database, port) else { return vec![] };
     // The row of the port exists until the end of the transaction, and refers to the row of QoS.
     let release = Operation::update("Port", port_uuid, json!({"qos": optional::<Value>(None)}));
-    std::iter::once(release).chain(rows.deletion()).collect()
+    std::iter::once(release).chain(rows.deletion(database)).collect()
 }
 
 /// Returns the deletions of rows that the agent made and that nothing refers to.
