@@ -225,13 +225,13 @@ fn leaf_has_the_routes_of_pods_while_they_exist() -> Result<()> {
         let learnt =
             json!({ "prefix": "20.1.0.0/16", "next-hop": "50.1.1.2", "as-path": [65001], "stale": false });
         assert_eq!(answer["routes"][0], learnt);
-        let metrics = fabric.get("/metrics")?.1;
         for line in [
             r#"contiv_bgp_session_established{neighbor="50.1.1.2"} 1"#,
             r#"contiv_bgp_routes{neighbor="50.1.1.2",table="received"} 2"#,
             r#"contiv_bgp_routes{neighbor="50.1.1.2",table="advertised"} 2"#,
         ] {
-            assert!(metrics.contains(line), "{line} in {metrics}");
+            // The leaf has the routes before the speaker has counted them.
+            wait_until(TIMEOUT, line, || Ok(fabric.get("/metrics")?.1.contains(line).then_some(())))?;
         }
         let reported = |oper: Option<&bgp::Oper>| {
             oper.is_some_and(|oper| oper.neighbor_status == "established" && oper.num_routes == 4)
