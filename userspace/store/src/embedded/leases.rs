@@ -12,9 +12,15 @@ const LONGEST: i64 = 9_000_000_000;
 /// election here.
 const SHORTEST: i64 = 1;
 
+/// A longer time without a sign that the process runs is one in which no owner could renew a lease: the process was stopped, or its
+/// machine was.
+const PAUSE: Duration = Duration::from_secs(1);
+
 #[derive(Debug, Default)]
 pub(super) struct Leases {
     by_id: BTreeMap<i64, Lease>,
+    /// When the process was last seen running.
+    ran: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -66,17 +72,26 @@ impl Leases {
 
     /// Restarts the full TTL at `now`. A lease ends when it is removed, not when its deadline passes.
     pub(super) fn renew(&mut self, id: i64, now: Instant) -> Option<i64> {
+        self.runs(now);
         let lease = self.by_id.get_mut(&id)?;
         lease.deadline = deadline(now, lease.ttl);
         Some(lease.ttl)
     }
 
-    /// Gives each lease the time back in which no owner could renew its lease, up to the full TTL. A lease without an owner ends
-    /// nevertheless, however often that happens.
-    pub(super) fn postpone(&mut self, by: Duration, now: Instant) {
+    /// Notes that the process runs; it does so more often than once in a [`PAUSE`] while there are leases. If it has not, gives each
+    /// lease the time back, up to the full TTL. A lease without an owner ends nevertheless, however often that happens.
+    pub(super) fn runs(&mut self, now: Instant) {
+        let since = self.ran.replace(now).map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
+        if since <= PAUSE || self.by_id.is_empty() {
+            return;
+        }
+        tracing::warn!(
+            ?since,
+            "the store did not run, nor did an owner renew a lease; leases end as much later"
+        );
         for lease in self.by_id.values_mut() {
             let full = deadline(now, lease.ttl);
-            let postponed = lease.deadline.checked_add(by).map_or(full, |later| later.min(full));
+            let postponed = lease.deadline.checked_add(since).map_or(full, |later| later.min(full));
             lease.deadline = lease.deadline.max(postponed);
         }
     }
@@ -153,11 +168,12 @@ mod tests {
         assert!(leases.remaining(7, after(19)).is_none());
         assert_eq!(leases.renew(7, after(20)), Some(10));
         assert_eq!(leases.expired(after(29)), [id]);
-        leases.postpone(Duration::from_secs(15), after(31));
+        // The process was stopped.
+        leases.runs(after(31));
         assert_eq!(leases.expired(after(31)), [id]);
         assert_eq!(leases.remaining(7, after(31)).unwrap().seconds, 10);
-        leases.postpone(Duration::from_secs(1), after(42));
-        assert!(leases.remaining(7, after(42)).is_none());
+        (32..=41).for_each(|seconds| leases.runs(after(seconds)));
+        assert!(leases.remaining(7, after(41)).is_none());
         assert_eq!(leases.remove(7).unwrap().len(), 1);
         assert_eq!(leases.renew(7, after(30)), None);
         assert!(!leases.exists(7));

@@ -21,8 +21,8 @@ const BATCH: usize = 1024;
 /// Commits that take longer are logged: they let leases of a second or two expire.
 const SLOW: Duration = Duration::from_millis(500);
 const IDLE: Duration = Duration::from_secs(3600);
-/// A thread that wakes later than this did not run, as the rest of the process: it was stopped, or its machine was.
-const PAUSE: Duration = Duration::from_millis(500);
+/// Time after which the thread looks at the leases again, while there are any.
+const AWAKE: Duration = Duration::from_millis(500);
 
 pub(super) enum Command {
     Put(PbPutRequest, Reply<PbPutResponse>),
@@ -62,20 +62,13 @@ impl Writer {
                 None => self.state.read().unwrap_or_else(PoisonError::into_inner).leases.next_deadline(),
                 Some(_) => None,
             };
-            let start = Instant::now();
-            // A pause is noticed that ends soon after the deadline, too.
-            let wait = deadline.map_or(IDLE, |at| at.saturating_duration_since(start).min(PAUSE));
+            // Wakes up also to show that the process runs.
+            let wait = deadline.map_or(IDLE, |at| at.saturating_duration_since(Instant::now()).min(AWAKE));
             let mut batch = match self.commands.recv_timeout(wait) {
                 Ok(first) => vec![first],
                 Err(RecvTimeoutError::Timeout) => Vec::new(),
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            let late = start.elapsed().saturating_sub(wait);
-            if late > PAUSE {
-                tracing::warn!(?late, "the process was stopped; leases end as much later");
-                let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-                state.leases.postpone(late, Instant::now());
-            }
             batch.extend(self.commands.try_iter().take(BATCH));
             let stop = batch.iter().any(|command| matches!(command, Command::Stop));
             self.commit(batch);
@@ -99,11 +92,14 @@ impl Writer {
             return;
         }
         let mut changes = Changes::default();
+        // One time for both: a pause between them ends no lease.
+        let now = Instant::now();
         let (answers, revision, compacted) = {
             let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+            state.leases.runs(now);
             let mut answers: Vec<Answer> = Vec::with_capacity(batch.len());
             answers.extend(batch.into_iter().filter_map(|command| apply(&mut state, &mut changes, command)));
-            tidy(&mut state, &mut changes);
+            tidy(&mut state, &mut changes, now);
             (answers, state.history.revision(), state.history.compacted())
         };
         let start = Instant::now();
@@ -213,9 +209,9 @@ fn apply(state: &mut State, changes: &mut Changes, command: Command) -> Option<A
     })
 }
 
-/// Revokes expired leases and compacts the history.
-fn tidy(state: &mut State, changes: &mut Changes) {
-    for id in state.leases.expired(Instant::now()) {
+/// Revokes leases that have expired by `now`, and compacts the history.
+fn tidy(state: &mut State, changes: &mut Changes, now: Instant) {
+    for id in state.leases.expired(now) {
         tracing::debug!(lease = id, "expired");
         // Cannot fail: the lease was found under the same lock.
         if let Err(refusal) = state.revoke(changes, id) {
