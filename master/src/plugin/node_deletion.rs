@@ -11,14 +11,16 @@ use super::node_gc::{gone_since, is_registered, release_endpoints};
 use crate::cache::StagedTxn;
 use crate::problem::{Answer, Problem};
 
-/// Begins the deletion: marks the node as gone, if it is not marked yet. Fails while it is
+/// Begins the deletion: marks the node as gone, if it has a status and is not marked yet. Fails while it is
 /// registered. `now` is for people.
 pub fn begin_node_deletion(host: &str, now: SystemTime, staged: &mut StagedTxn<'_>) -> Answer {
-    if staged.get::<node::Status>(host).is_none() {
+    let has_status = staged.get::<node::Status>(host).is_some();
+    // Garbage collection deletes the status and keeps the chosen datapath.
+    if !has_status && staged.get::<node::ChosenDatapath>(host).is_none() {
         return Err(Problem::not_found("node not found"));
     }
     check_gone(host, staged)?;
-    if staged.get::<node::Gone>(host).is_none() {
+    if has_status && staged.get::<node::Gone>(host).is_none() {
         staged.put(host, gone_since(host, now));
     }
     Ok(vec![])

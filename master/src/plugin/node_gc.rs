@@ -233,7 +233,8 @@ pub fn release_endpoints(host: &str, endpoints: &[String], last: bool, staged: &
         if staged.get::<bgp::Oper>(host).is_some() {
             staged.delete::<bgp::Oper>(host);
         }
-        // The datapath that was chosen for the node stays: the same machine may return after a long outage.
+        // The datapath that was chosen for the node stays: the same machine may return after a long outage. An operator
+        // deletes it with the node, also after this.
         if staged.get::<node::AcceptedStore>(host).is_some() {
             staged.delete::<node::AcceptedStore>(host);
         }

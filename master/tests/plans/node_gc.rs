@@ -348,6 +348,17 @@ fn requests_of_operators_are_deleted_with_the_node() {
     collected.run(|staged| release_endpoints("h", &expired["h"], true, staged)).unwrap();
     assert!(collected.cache.get::<node::Status>("h").is_none());
     assert_eq!(left(&collected), [1, 0]);
+    // An operator can still delete what was chosen for it, but not while an agent of this name is registered.
+    service(&mut collected, registry::VTEP, "h", "192.168.0.1", 4789);
+    let registered = delete_node(&mut collected, "h").unwrap_err().text;
+    assert!(registered.starts_with("node h is registered"), "{registered}");
+    assert_eq!(left(&collected), [1, 0]);
+    let mut collected = away(collected);
+    assert_eq!(delete_node(&mut collected, "h").unwrap(), 0);
+    assert_eq!(left(&collected), [0, 0]);
+    assert!(collected.cache.get::<node::Gone>("h").is_none());
+    assert_eq!(delete_node(&mut collected, "h").unwrap_err().text, "node not found");
+    assert_eq!(collected.loaded().content(), collected.content());
 }
 
 #[test]
