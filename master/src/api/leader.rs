@@ -122,8 +122,8 @@ impl Routes<'_> {
         }
     }
 
-    /// Tells the agent of a node that waits for it to follow this store. The reported status may be of an earlier loss of data:
-    /// the agent compares the id.
+    /// Accepts this store for a node whose agent waits for it. The reported status may be of an earlier loss of data: the agent
+    /// compares the id.
     async fn accept_store(&self, host: &str) -> Answer {
         let host = host.to_owned();
         let plan = move |staged: &mut StagedTxn<'_>| {

@@ -147,10 +147,10 @@ fn accepted_store(builder: &mut Builder) {
         json!({"type": "object", "properties": {"host": {"type": "string"}}, "required": ["host"]});
     builder.operation("/api/v1/nodes/{host}/acceptedStore/", "post", json!({
         "operationId": "acceptStore", "tags": ["node"],
-        "summary": "Tell a node that has reported store-regressed to follow this store",
+        "summary": "Accept this store for a node that reports store-regressed",
         "parameters": [{"name": "host", "in": "path", "required": true, "description": "Name of the node.",
             "schema": {"type": "string", "minLength": 1}}],
-        "responses": responses(json_body("The node's agent was told.", &accepted)),
+        "responses": responses(json_body("The store is accepted.", &accepted)),
     }));
 }
 

@@ -95,7 +95,7 @@ pub fn run(client: &Client, command: &Command, out: &mut dyn Write) -> Result<()
         Command::AcceptStore { hosts, all: false } => accept_store(client, hosts, &|_| false, out),
         Command::SetDatapath { host, datapath } => {
             client.post(&format!("/api/v1/nodes/{}/datapath/{datapath}/", segment(host)))?;
-            writeln!(out, "{}: told to change to {datapath}; see netctl node ls", printable(host))?;
+            writeln!(out, "{}: datapath {datapath} chosen; see netctl node ls", printable(host))?;
             Ok(())
         }
         Command::Rm { hosts } => remove(client, hosts, out),
@@ -124,7 +124,7 @@ fn accept_store(
     let (mut written, mut refused) = (Ok(()), Rejections::default());
     for (at, host) in hosts.iter().enumerate() {
         let line = match client.post(&format!("/api/v1/nodes/{}/acceptedStore/", segment(host))) {
-            Ok(_) => format!("{}: told to follow the store", printable(host)),
+            Ok(_) => format!("{}: store accepted", printable(host)),
             Err(Error::Refused(message)) if is_done(&message) => {
                 format!("{}: does not report {} any more", printable(host), node::STORE_REGRESSED)
             }

@@ -35,14 +35,14 @@ fn a_rejection_does_not_keep_other_nodes_from_following_the_store() {
         }
         _ => Reply::json(&json!({"host": "h"})),
     });
-    let told = "h2: told to follow the store\nh3: told to follow the store\n";
+    let accepted = "h2: store accepted\nh3: store accepted\n";
     let (stdout, stderr, code) = run(&server, &["node", "accept-store", "h1", "h2", "h3"]);
-    assert_eq!(stdout, told);
+    assert_eq!(stdout, accepted);
     assert_eq!(stderr, "netctl: accept the store for node h1: node h1 has not reported store-regressed\n");
     assert_eq!((code, server.take().len()), (3, 3));
     // The data of the first one came back after the list.
     let (stdout, stderr, code) = run(&server, &["node", "accept-store", "--all"]);
-    assert_eq!(stdout, format!("h1: does not report store-regressed any more\n{told}"));
+    assert_eq!(stdout, format!("h1: does not report store-regressed any more\n{accepted}"));
     assert_eq!((stderr.as_str(), code, server.take().len()), ("", 0, 4));
 }
 
