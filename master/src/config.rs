@@ -402,6 +402,7 @@ mod tests {
             (&format!("{GOOD} --infra opflex"), &["--infra", "opflex", "default, aci"]),
             (&format!("{GOOD} --aci-gateway localhost:5000"), &["--aci-gateway", "http://HOST:PORT"]),
             (&format!("{GOOD} --aci-gateway https://localhost:5000"), &["--aci-gateway-ca"]),
+            (&format!("{GOOD} --aci-gateway HTTPS://localhost:5000"), &["--aci-gateway-ca"]),
             (&format!("{GOOD} --aci-gateway-ca ca.pem"), &["--aci-gateway https://"]),
             (&format!("{GOOD} --consul http://x"), &["--consul", "--etcd"]),
             (&format!("{GOOD} --consul http://x --etcd http://x"), &["--consul", "--etcd"]),

@@ -8,7 +8,10 @@ use axum::http::Uri;
 /// Base URL of the gateway to an ACI fabric: `http://HOST:PORT` or `https://HOST:PORT`, without a
 /// trailing slash.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GatewayUrl(String);
+pub struct GatewayUrl {
+    url: String,
+    is_https: bool,
+}
 
 impl FromStr for GatewayUrl {
     type Err = &'static str;
@@ -18,7 +21,10 @@ impl FromStr for GatewayUrl {
             "expected http://HOST:PORT or https://HOST:PORT, such as http://localhost:5000";
         let uri: Uri = text.parse().map_err(|_| EXPECTED)?;
         match (uri.scheme_str(), uri.authority(), uri.query()) {
-            (Some("http" | "https"), Some(_), None) => Ok(GatewayUrl(text.trim_end_matches('/').to_owned())),
+            // The scheme of the text may be in upper case.
+            (Some(scheme @ ("http" | "https")), Some(_), None) => {
+                Ok(GatewayUrl { url: text.trim_end_matches('/').to_owned(), is_https: scheme == "https" })
+            }
             _ => Err(EXPECTED),
         }
     }
@@ -26,12 +32,12 @@ impl FromStr for GatewayUrl {
 
 impl GatewayUrl {
     pub fn is_https(&self) -> bool {
-        self.0.starts_with("https://")
+        self.is_https
     }
 }
 
 impl fmt::Display for GatewayUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.url)
     }
 }
