@@ -80,6 +80,9 @@ fn set<S: SetFlags>(kind: &Kind, client: &Client, flags: &S) -> Result<(), Error
             },
             stored => stored?,
         };
+        if !settings.is_object() {
+            return Err(Error::Refused(format!("read {key}: expected a JSON object, got {settings}")));
+        }
         for (field, value) in flags.changes() {
             if let Some(value) = value {
                 settings[field] = json!(value);

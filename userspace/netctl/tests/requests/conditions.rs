@@ -239,3 +239,14 @@ fn settings_that_others_change_meanwhile_are_kept() {
     let (_, stderr, code) = run(&server, &["global", "set", "-a", "flood"]);
     assert_eq!((stderr.as_str(), code), ("netctl: global not found\n", 3));
 }
+
+#[test]
+fn settings_that_are_no_object_are_reported() {
+    for answer in ["[]", "null", "\"x\""] {
+        let server = Server::start(move |_| Reply::new(200, "", answer));
+        let (stdout, stderr, code) = run(&server, &["global", "set", "-a", "flood"]);
+        let message = format!("netctl: read global: expected a JSON object, got {answer}\n");
+        assert_eq!((stdout.as_str(), stderr, code), ("", message, 3));
+        assert!(!server.take().iter().any(Request::is_change));
+    }
+}
