@@ -3,6 +3,8 @@
 mod attempt;
 mod events;
 pub mod listing;
+mod path;
+mod refusal;
 mod sent;
 mod tls;
 pub mod watch;
@@ -18,16 +20,19 @@ use contiv_model::key::ObjectType;
 use serde_json::{Value, json};
 use ureq::{
     Agent, Body, RequestBuilder,
-    http::{HeaderMap, Response, StatusCode, header},
+    http::{HeaderMap, Response, header},
     unversioned::{
         resolver::DefaultResolver,
         transport::{Connector as _, DefaultConnector},
     },
 };
 
+pub use self::path::segment;
 use crate::{
     client::{
         attempt::{Method, hint, may_try_next, repeat_after},
+        path::object_path,
+        refusal::{is_temporary, refusal},
         sent::{Marking, Sent},
     },
     connection::{Connection, is_https},
@@ -384,57 +389,4 @@ impl Client {
             source: Box::new(source),
         }
     }
-}
-
-fn object_path(kind: ObjectType, key: &str) -> String {
-    format!("/api/v1/{}s/{}/", kind.as_str(), segment(key))
-}
-
-/// Percent-encodes a key as one segment of a path. Proxies remove segments of dots only, so these are encoded, too.
-pub fn segment(key: &str) -> String {
-    if matches!(key, "." | "..") {
-        return key.replace('.', "%2E");
-    }
-    let encode = |byte: u8| match byte {
-        b'a'..=b'z'
-        | b'A'..=b'Z'
-        | b'0'..=b'9'
-        | b'-'
-        | b'.'
-        | b'_'
-        | b'~'
-        | b':'
-        | b'@'
-        | b'$'
-        | b'&'
-        | b'+'
-        | b'=' => char::from(byte).to_string(),
-        _ => format!("%{byte:02X}"),
-    };
-    key.bytes().map(encode).collect()
-}
-
-/// Error of an answer without a status of success.
-fn refusal(method: Method, url: &str, answer: &Response<Body>, text: &str, server: &str) -> Error {
-    let (status, method) = (answer.status(), method.as_str());
-    if let (true, Some(location)) = (status.is_redirection(), answer.headers().get(header::LOCATION)) {
-        let location = String::from_utf8_lossy(location.as_bytes());
-        return Error::Refused(format!(
-            "{method} {url}: redirected to {location}, which netctl does not follow; check --netmaster"
-        ));
-    }
-    let line = text.lines().next().unwrap_or_default();
-    let text =
-        if line.is_empty() { format!("{method} {url}: {server} answered {status}") } else { line.to_owned() };
-    match status {
-        StatusCode::FORBIDDEN => Error::Forbidden(text),
-        StatusCode::PRECONDITION_FAILED => Error::Conflict(text),
-        status if is_temporary(status) => Error::Unavailable(text),
-        _ => Error::Refused(text),
-    }
-}
-
-/// Whether the same request may succeed later.
-fn is_temporary(status: StatusCode) -> bool {
-    [StatusCode::SERVICE_UNAVAILABLE, StatusCode::TOO_MANY_REQUESTS].contains(&status)
 }

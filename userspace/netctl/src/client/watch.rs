@@ -9,9 +9,8 @@ use super::{
     Client, MAX_BODY, Request,
     attempt::{Method, hint},
     events::{self, Events},
-    is_temporary,
     listing::{Selection, is_revision},
-    refusal,
+    refusal::{is_temporary, refusal},
 };
 use crate::error::Error;
 
