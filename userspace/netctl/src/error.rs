@@ -33,7 +33,7 @@ pub enum Error {
     /// The object is not in the state that the change was made for; nothing was changed: exit 3.
     #[error("{0}")]
     Conflict(String),
-    /// netmaster is temporarily unavailable, also after repetitions of the request: exit 3.
+    /// netmaster is temporarily unavailable, also after repetitions of the request, or a proxy has no answer of it: exit 3.
     #[error("{0}")]
     Unavailable(String),
     /// Invalid files, several requests that netmaster rejected, or one about an object of a file that failed; one line each:

@@ -120,6 +120,19 @@ fn unavailable_netmaster_is_asked_again_as_it_says() {
     assert_eq!((cut_off.take().len(), other.take().len()), (1, 1));
 }
 
+/// The change may have been carried out.
+#[test]
+fn changes_are_not_repeated_after_errors_of_a_gateway() {
+    for status in [502, 504] {
+        let server = refusing(status, 1000, "Retry-After: 0\r\n", "no answer of netmaster");
+        for words in [["tenant", "create", "t"], ["tenant", "rm", "t"]] {
+            let (_, stderr, code) = run(&server, &words);
+            assert_eq!((stderr.as_str(), code), ("netctl: no answer of netmaster\n", 3), "{words:?}");
+            assert_eq!(server.take().len(), 1, "{status} {words:?}");
+        }
+    }
+}
+
 /// A change would become a GET, and a token would go wherever the redirection points.
 #[test]
 fn redirections_are_not_followed() {

@@ -52,6 +52,17 @@ fn wait_ends_when_the_condition_is_met() {
             &["net", "n", "--for=create"],
             "network default:n",
         ),
+        // A load balancer has no answer of netmaster.
+        (
+            changing(|| Reply::new(502, "", "bad gateway"), a),
+            &["net", "n", "--for=create"],
+            "network default:n",
+        ),
+        (
+            changing(|| Reply::new(504, "", "gateway timeout"), a),
+            &["net", "n", "--for=create"],
+            "network default:n",
+        ),
     ] {
         let all = [&["wait"], words, &["--timeout", "1h"]].concat();
         let (stdout, stderr, code) = run(&server, &all);
