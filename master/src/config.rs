@@ -84,7 +84,7 @@ pub struct Flags {
     )]
     pub aci_gateway: GatewayUrl,
 
-    /// CA bundle (PEM) used to verify the certificate of the gateway to an ACI fabric
+    /// CA bundle (PEM) used to verify the certificate of the gateway to an ACI fabric; reloaded on change
     #[arg(long, env = "CONTIV_NETMASTER_ACI_GATEWAY_CA", value_name = "FILE")]
     pub aci_gateway_ca: Option<PathBuf>,
 

@@ -92,6 +92,7 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
     let netmasters = Netmasters::new(cache.clone(), internal);
     let admission = admission(&flags.rest, audit.clone(), netmasters, &metrics, &mut tasks)?;
     let proxy = proxy(&flags.rest, &mut tasks)?;
+    let gateway = gateway(&flags, &mut tasks)?;
     let listener_config = listener_config(&flags.rest, &mut tasks)?;
     let app = App {
         roles: roles.clone(),
@@ -141,6 +142,7 @@ pub async fn run(flags: Flags, stop: CancellationToken) -> anyhow::Result<()> {
             store: &store,
             election: &election,
             identity: &identity,
+            gateway: &gateway,
             cache: &cache,
             lock: &lock,
             role: &role,
@@ -328,12 +330,20 @@ fn proxy(flags: &RestFlags, tasks: &mut Tasks) -> anyhow::Result<Proxy> {
     Ok(proxy)
 }
 
+fn gateway(flags: &Flags, tasks: &mut Tasks) -> anyhow::Result<Gateway> {
+    let gateway = Gateway::new(flags.aci_gateway.to_string(), flags.aci_gateway_ca.clone());
+    let (gateway, follow) = gateway.context("--aci-gateway-ca")?;
+    tasks.spawn("CA bundle of the ACI gateway", follow);
+    Ok(gateway)
+}
+
 /// Dependencies of a candidate for leadership.
 struct Candidate<'a> {
     flags: &'a Flags,
     store: &'a Store,
     election: &'a ElectionThread,
     identity: &'a Identity,
+    gateway: &'a Gateway,
     cache: &'a SharedCache,
     lock: &'a watch::Sender<Lock>,
     role: &'a watch::Sender<Role>,
@@ -344,7 +354,7 @@ struct Candidate<'a> {
 
 /// Campaigns and leads, alternately, until `stop` is cancelled.
 async fn campaign_and_lead(candidate: &Candidate<'_>, stop: &CancellationToken) -> anyhow::Result<()> {
-    let Candidate { flags, store, election, identity, cache, lock, role, metrics, health, progress } =
+    let Candidate { flags, store, election, identity, gateway, cache, lock, role, metrics, health, progress } =
         *candidate;
     let timing = Timing { ttl: flags.store.lease_ttl, staleness: flags.store.failover_after };
     let defaults = Defaults { infra: flags.infra_name(), fwd_mode: flags.fwdmode_name() };
@@ -353,8 +363,6 @@ async fn campaign_and_lead(candidate: &Candidate<'_>, stop: &CancellationToken) 
         tracing::warn!(error = one_line(&error), "release the leader lock of an earlier run");
     }
     let registrations = Registrations::register(store, identity);
-    let gateway = Gateway::new(flags.aci_gateway.to_string(), flags.aci_gateway_ca.as_deref());
-    let gateway = gateway.context("--aci-gateway-ca")?;
     // For all terms: reads of an earlier term may still run.
     let reads = Reads::new(cache.clone());
     while !stop.is_cancelled() {

@@ -1,11 +1,12 @@
 //! HTTP client of the ACI gateway.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use axum::http::{Method, Request, StatusCode, header};
 use bytes::Bytes;
 use contiv_daemon::client::{Connector, Transport};
+use contiv_daemon::reload::Reloadable;
 use contiv_daemon::tls;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::client::legacy::Client;
@@ -20,7 +21,7 @@ use crate::problem::{Problem, one_line};
 pub struct Gateway {
     /// Base URL without a trailing slash.
     url: String,
-    client: Client<Connector, Full<Bytes>>,
+    client: Reloadable<Client<Connector, Full<Bytes>>>,
 }
 
 /// Response of the gateway.
@@ -37,11 +38,19 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_RESPONSE: usize = 1 << 20;
 
 impl Gateway {
-    /// With an https URL, `ca` verifies the gateway's certificate.
-    pub fn new(url: String, ca: Option<&Path>) -> Result<Gateway, tls::Error> {
-        let transport = Transport::new(ca.map(|ca| tls::client(ca, None)).transpose()?)?;
-        let client = Client::builder(TokioExecutor::new()).build(transport.connector());
-        Ok(Gateway { url, client })
+    /// With an https URL, `ca` verifies the gateway's certificate. Returns the gateway with a future that reads `ca` again
+    /// when it changes; the caller must run it.
+    pub fn new(
+        url: String,
+        ca: Option<PathBuf>,
+    ) -> Result<(Gateway, impl Future<Output = ()> + Send + 'static), tls::Error> {
+        let watched = ca.iter().cloned().collect();
+        let load = move || -> Result<_, tls::Error> {
+            let transport = Transport::new(ca.as_deref().map(|ca| tls::client(ca, None)).transpose()?)?;
+            Ok(Client::builder(TokioExecutor::new()).build(transport.connector()))
+        };
+        let (client, follow) = Reloadable::load("CA bundle of the ACI gateway", watched, load)?;
+        Ok((Gateway { url, client }, follow))
     }
 
     /// Creates the profile in the fabric.
@@ -77,7 +86,7 @@ impl Gateway {
             .body(Full::new(body.into()))
             .map_err(|e| failed(e.to_string()))?;
         let exchange = async {
-            let response = self.client.request(request).await.map_err(|e| {
+            let response = self.client.now().request(request).await.map_err(|e| {
                 failed(format!("{}; check that the gateway runs, and --aci-gateway", one_line(&e)))
             })?;
             let status = response.status();

@@ -363,7 +363,7 @@ mod tests {
             node_gone_after: None,
             repair: false,
             metrics: &Metrics::default(),
-            gateway: Gateway::new("http://127.0.0.1:1".into(), None).unwrap(),
+            gateway: Gateway::new("http://127.0.0.1:1".into(), None).unwrap().0,
             cache: &SharedCache::default(),
             reads: &Reads::new(SharedCache::default()),
             lock: &watch::Sender::new(lock),

@@ -333,3 +333,23 @@ fn the_gateways_certificate_is_verified() {
         }
     }
 }
+
+#[test]
+fn the_gateways_ca_bundle_is_reloaded() {
+    let (authority, strangers) = (Authority::new().unwrap(), Authority::new().unwrap());
+    let files = authority.sign("gateway", &["127.0.0.1"]).unwrap();
+    let pair = KeyPair { certificate: files.certificate, key: files.key };
+    let gateway = Gateway::start_with(Some(tls::server(&pair, None).unwrap().into()));
+    let (store, dir) = (testkit::scratch_dir("store").unwrap(), testkit::scratch_dir("ca").unwrap());
+    let ca = dir.path().join("ca.pem");
+    std::fs::copy(&strangers.ca, &ca).unwrap();
+    let url = format!("https://{}", gateway.address);
+    let flags = ["--infra", "aci", "--aci-gateway", &url, "--aci-gateway-ca", ca.to_str().unwrap()];
+    let master = Master::start_unprobed(store.path(), &flags);
+    objects(master.address);
+    let refused = post(master.address, PROFILE, &profile(&["web"])).unwrap().bad();
+    assert!(refused.contains("certificate"), "{refused}");
+    std::fs::copy(&authority.ca, &ca).unwrap();
+    // The profile is pending: it is sent again until the gateway has accepted it.
+    assert_eq!(gateway.call(), ("/deleteAppProf".into(), named()));
+}

@@ -26,7 +26,7 @@ async fn leader(store: &Store) -> Leader {
     let cache = SharedCache::default();
     let (queue, _committer) = Committer::new(store.clone(), cache.clone(), Metrics::default());
     let (linearizable_read, _confirming) = LinearizableRead::new(leadership.read_index());
-    let gateway = Gateway::new("http://127.0.0.1:1".into(), None).unwrap();
+    let gateway = Gateway::new("http://127.0.0.1:1".into(), None).unwrap().0;
     let ended = CancellationToken::new();
     Leader {
         reads: Reads::new(cache.clone()),
