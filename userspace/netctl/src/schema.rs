@@ -68,6 +68,8 @@ pub struct Field {
     pub references: Option<ObjectType>,
     /// Field that netmaster derives this one from when that one has a value.
     pub derived_from: Option<&'static str>,
+    /// Whether agents keep the value if an update leaves the field empty.
+    pub is_kept: bool,
 }
 
 /// Value of an empty field.
@@ -91,6 +93,7 @@ impl Field {
             default: DefaultValue::Empty,
             references: None,
             derived_from: None,
+            is_kept: false,
         }
     }
 
@@ -115,6 +118,12 @@ impl Field {
     /// Marks a field that netmaster derives from `other` when that one has a value.
     pub const fn derived_from(mut self, other: &'static str) -> Field {
         self.derived_from = Some(other);
+        self
+    }
+
+    /// Marks a field whose value agents keep if an update leaves it empty.
+    pub const fn kept(mut self) -> Field {
+        self.is_kept = true;
         self
     }
 

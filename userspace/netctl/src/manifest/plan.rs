@@ -12,7 +12,7 @@ use crate::{
     manifest::document::{Manifest, Origin},
     objects::{self, KINDS},
     output::{printable, text},
-    schema::{Kind, Mutability, format::is_empty},
+    schema::{Field, Kind, Mutability, format::is_empty},
 };
 
 /// Objects stored by netmaster, by type and key.
@@ -66,8 +66,8 @@ pub fn needed(manifests: &[Manifest], pruned: &[String]) -> BTreeSet<ObjectType>
 ///
 /// # Errors
 ///
-/// Returns one line per reference to an object that neither exists nor is in the files, and per new object that would not have
-/// the effect that its fields show.
+/// Returns one line per reference to an object that neither exists nor is in the files, per new object that would not have the
+/// effect that its fields show, and per field that would be cleared without an effect.
 pub fn steps<'a>(
     manifests: &'a [Manifest],
     stored: &Stored,
@@ -80,12 +80,12 @@ pub fn steps<'a>(
     }
     let new = |manifest: &Manifest| find_stored(stored, manifest.kind.object_type, &manifest.key).is_none();
     let ordered = ordered(manifests, |manifest| new(manifest));
-    Ok(ordered
-        .into_iter()
-        .map(|manifest| {
-            step(manifest, find_stored(stored, manifest.kind.object_type, &manifest.key), omitted)
-        })
-        .collect())
+    let planned = |manifest: &'a Manifest| {
+        step(manifest, find_stored(stored, manifest.kind.object_type, &manifest.key), omitted)
+    };
+    let steps: Vec<Step<'a>> = ordered.into_iter().map(planned).collect();
+    let errors = not_cleared(&steps);
+    if errors.is_empty() { Ok(steps) } else { Err(errors) }
 }
 
 /// Deletion of one object.
@@ -237,6 +237,24 @@ fn ineffective(manifests: &[Manifest], stored: &Stored) -> Vec<String> {
         Some(format!("{}: {manifest}: {why}", manifest.origin))
     })
     .collect()
+}
+
+/// Errors of fields that would be cleared, although agents keep their values then.
+fn not_cleared(steps: &[Step<'_>]) -> Vec<String> {
+    let mut errors = vec![];
+    for Step { manifest, before, after, .. } in steps {
+        let has = |spec: &Map<String, Value>, field: &Field| spec.contains_key(field.name);
+        let kept = manifest.kind.fields.iter().filter(|field| field.is_kept);
+        let cleared =
+            kept.filter(|field| before.as_ref().is_some_and(|it| has(it, field)) && !has(after, field));
+        errors.extend(cleared.map(|Field { name, format, .. }| {
+            format!(
+                "{}: {manifest}: {name}: this setting cannot be cleared: expected {format}",
+                manifest.origin
+            )
+        }));
+    }
+    errors
 }
 
 /// Orders by kind, then by position in the files. Referenced objects for which `first` is true come first.

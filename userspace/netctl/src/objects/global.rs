@@ -16,12 +16,12 @@ pub static KIND: Kind = Kind {
     key_fields: &["name"],
     fields: &[
         Field::new("name", Format::OneOf(&["global"])).required(),
-        Field::new("networkInfraType", Format::OneOf(&["default", "aci", "aci-opflex"])),
-        Field::new("fwdMode", Format::OneOf(&["bridge", "routing"])),
-        Field::new("arpMode", Format::OneOf(&["proxy", "flood"])),
+        Field::new("networkInfraType", Format::OneOf(&["default", "aci", "aci-opflex"])).kept(),
+        Field::new("fwdMode", Format::OneOf(&["bridge", "routing"])).kept(),
+        Field::new("arpMode", Format::OneOf(&["proxy", "flood"])).kept(),
         Field::new("vlans", Format::TAGS),
         Field::new("vxlans", Format::TAGS),
-        Field::new("pvtSubnet", Format::PRIVATE_SUBNET),
+        Field::new("pvtSubnet", Format::PRIVATE_SUBNET).kept(),
     ],
     mutability: Mutability::Settings,
     columns: &[

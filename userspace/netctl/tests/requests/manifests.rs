@@ -242,3 +242,34 @@ fn rules_whose_port_or_protocol_has_no_effect_are_not_created() {
         assert_eq!(run(&server, &["delete", "-f", file]).0, "rule t:p:2 deleted\n");
     }
 }
+
+#[test]
+fn settings_that_agents_keep_are_not_cleared() {
+    let stored = json!({"name": "global", "networkInfraType": "default", "fwdMode": "bridge", "arpMode": "proxy",
+        "vlans": "1-4094", "pvtSubnet": "172.19.0.0/16"});
+    let server = store::start(&[("global", "global", stored)]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.yaml");
+    let clear = |field: &str| {
+        fs::write(&file, format!("{{kind: global, name: global, {field}: ''}}")).unwrap();
+        run(&server, &["apply", "-f", file.to_str().unwrap()])
+    };
+    for (field, expected) in [
+        ("networkInfraType", "default or aci or aci-opflex"),
+        ("fwdMode", "bridge or routing"),
+        ("arpMode", "proxy or flood"),
+        ("pvtSubnet", "an IPv4 subnet of length 16"),
+    ] {
+        let script = format!("sed -i /{field}/d \"$f\"");
+        let (edited, _) = edit(&server, &["global", "global"], &script);
+        for (stdout, stderr, code) in [clear(field), edited] {
+            let message =
+                format!("global global: {field}: this setting cannot be cleared: expected {expected}");
+            assert!(stderr.contains(&message), "{stderr}");
+            assert_eq!((stdout.as_str(), code), ("", 3));
+        }
+        assert_eq!(changes(&server), Vec::<Value>::new());
+    }
+    assert_eq!(clear("vlans"), ("global global updated\n".to_owned(), String::new(), 0));
+    assert!(changes(&server)[0].get("vlans").is_none());
+}
