@@ -185,9 +185,10 @@ pub fn parse(arguments: &[OsString]) -> Result<Cli, clap::Error> {
     if off.iter().any(|id| id == "insecure") {
         (cli.server.insecure, cli.server.verify) = (false, true);
     }
-    if matches!(cli.command, Command::Config(_)) {
-        let is_typed = |id: &str| source(&matches, id) == Some(ValueSource::CommandLine);
-        cli.server.keep_typed(is_typed);
+    let is_typed = |id: &str| source(&matches, id) == Some(ValueSource::CommandLine);
+    match cli.command {
+        Command::Config(_) => cli.server.keep_typed(is_typed),
+        _ => cli.server.prefer_typed_context(is_typed),
     }
     Ok(cli)
 }

@@ -32,7 +32,8 @@ impl Connection {
     /// Completes flags and environment by the context.
     ///
     /// The current context is not used if flags or environment name a netmaster: its credentials are for its own cluster.
-    /// A context that is named (`--context`) is used for everything that they leave out.
+    /// A context that is named (`--context`) is used for everything that they leave out, its credentials only for its own
+    /// netmasters.
     ///
     /// # Errors
     ///
@@ -49,8 +50,16 @@ impl Connection {
                 all.current.as_ref().map(|name| all.find(name)).transpose()?.cloned()
             }
         };
+        Connection::completed(own, context, server.verify)
+    }
+
+    fn completed(own: Context, context: Option<Context>, verify: bool) -> Result<Connection, Error> {
         let has_context = context.is_some();
-        let context = context.unwrap_or_default();
+        let mut context = context.unwrap_or_default();
+        // Another server could use the token, and learn from the certificate who the user is.
+        if !own.netmaster.iter().all(|url| context.has(url)) {
+            (context.cert, context.key, context.token_file) = (None, None, None);
+        }
         // Certificate and key belong together.
         let has_identity = own.cert.is_some() || own.key.is_some();
         let identity = identity(if has_identity { &own } else { &context })?;
@@ -60,7 +69,7 @@ impl Connection {
             cacert: own.cacert.or(context.cacert),
             identity,
             token_file: own.token_file.or(context.token_file),
-            insecure: !server.verify && (own.insecure || context.insecure),
+            insecure: !verify && (own.insecure || context.insecure),
             has_context,
         }
         .checked()
@@ -142,5 +151,46 @@ impl From<&Server> for Context {
             token_file: path(&server.token_file),
             insecure: server.insecure,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_of_a_context_are_for_its_netmasters() {
+        let context = Context {
+            netmaster: vec!["https://a:9999/".into(), "https://b:9999".into()],
+            cacert: Some("ca".into()),
+            cert: Some("cert".into()),
+            key: Some("key".into()),
+            token_file: Some("token".into()),
+            insecure: false,
+        };
+        for (urls, is_own) in [
+            (&["https://a:9999"][..], true),
+            (&[], true),
+            (&["https://b:9999/", "https://a:9999"], true),
+            (&["https://a:9998"], false),
+            (&["http://a:9999"], false),
+            (&["https://a:9999/x"], false),
+            (&["https://a:9999", "https://c:9999"], false),
+        ] {
+            let netmaster = urls.iter().map(|&url: &&str| url.to_owned()).collect();
+            let own = Context { netmaster, ..Context::default() };
+            let connection = Connection::completed(own, Some(context.clone()), false).unwrap();
+            let used = (connection.identity.is_some(), connection.token_file.is_some());
+            assert_eq!(used, (is_own, is_own), "{urls:?}");
+            assert_eq!(connection.cacert, Some("ca".into()), "{urls:?}");
+        }
+        // Flags and environment are for every URL.
+        let own = Context {
+            netmaster: vec!["https://c".into()],
+            token_file: Some("own".into()),
+            ..Context::default()
+        };
+        let connection = Connection::completed(own, Some(context), false).unwrap();
+        assert_eq!((connection.identity, connection.token_file), (None, Some("own".into())));
     }
 }

@@ -47,6 +47,14 @@ fn path() -> Option<PathBuf> {
     Some(folder.join("netctl/contexts.json"))
 }
 
+impl Context {
+    /// Whether the URL is one of its netmasters.
+    pub fn has(&self, url: &str) -> bool {
+        let url = url.trim_end_matches('/');
+        self.netmaster.iter().any(|own| own.trim_end_matches('/') == url)
+    }
+}
+
 impl Contexts {
     /// Reads the file; without one there are no contexts.
     pub fn read() -> Result<Contexts, Error> {

@@ -49,6 +49,15 @@ fn path() -> impl TypedValueParser<Value = PathBuf> {
 }
 
 impl Server {
+    /// Removes netmasters of the environment if the command line names a context: they may be another cluster's. `is_typed`
+    /// tells whether the argument of this id comes from the command line.
+    pub fn prefer_typed_context(&mut self, is_typed: impl Fn(&str) -> bool) {
+        let names_context = self.context.as_ref().is_some_and(|name| !name.is_empty());
+        if names_context && is_typed("context") && !is_typed("netmaster") {
+            self.netmaster.clear();
+        }
+    }
+
     /// Removes what does not come from the command line. `is_typed` tells whether the argument of this id does.
     pub fn keep_typed(&mut self, is_typed: impl Fn(&str) -> bool) {
         if !is_typed("netmaster") {

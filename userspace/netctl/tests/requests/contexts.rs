@@ -113,7 +113,12 @@ fn flags_and_environment_go_before_the_context() {
         (&list, &[("NETCTL_CONTEXT", "lab")], [1, 0, 0]),
         (&["--context", "lab", "tenant", "ls"], &[("NETCTL_CONTEXT", "prod")], [1, 0, 0]),
         (&list, &[("NETMASTER", &other_url)], [0, 0, 1]),
-        (&["--context", "lab", "tenant", "ls"], &[("NETMASTER", &other_url)], [0, 0, 1]),
+        // The environment may be about another cluster than the context that is typed.
+        (&["--context", "lab", "tenant", "ls"], &[("NETMASTER", &other_url)], [1, 0, 0]),
+        (&["tenant", "ls", "--context", "lab"], &[("NETMASTER", &other_url)], [1, 0, 0]),
+        (&["--context", "", "tenant", "ls"], &[("NETMASTER", &other_url)], [0, 0, 1]),
+        (&list, &[("NETCTL_CONTEXT", "lab"), ("NETMASTER", &other_url)], [0, 0, 1]),
+        (&["--context", "lab", "--netmaster", &other_url, "tenant", "ls"], &[], [0, 0, 1]),
         (&["--netmaster", &lab_url, "tenant", "ls"], &[("NETMASTER", &other_url)], [1, 0, 0]),
     ] {
         done(run(words, variables));
@@ -130,6 +135,14 @@ fn flags_and_environment_go_before_the_context() {
         4,
         "read /nonexistent/ca",
     );
+
+    // Nor are those of a named one.
+    let secure =
+        ["config", "set-context", "secure", "--netmaster", "https://127.0.0.1:1", "--token-file", "/t"];
+    done(run(&secure, &[]));
+    refused(run(&["--context", "secure", "tenant", "ls"], &[]), 4, "read /t");
+    done(run(&list, &[("NETCTL_CONTEXT", "secure"), ("NETMASTER", &lab_url)]));
+    done(run(&["--context", "secure", "--netmaster", &lab_url, "tenant", "ls"], &[]));
 
     fs::write(home.path().join(".config/netctl/contexts.json"), "{").unwrap();
     refused(run(&list, &[]), 4, "contexts.json");
