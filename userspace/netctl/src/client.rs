@@ -4,6 +4,7 @@ mod attempt;
 mod events;
 pub mod listing;
 mod path;
+mod proxies;
 mod refusal;
 mod sent;
 mod tls;
@@ -32,6 +33,7 @@ use crate::{
     client::{
         attempt::{Method, hint, may_try_next, repeat_after},
         path::object_path,
+        proxies::Proxies,
         refusal::{is_temporary, refusal},
         sent::{Marking, Sent},
     },
@@ -56,6 +58,7 @@ const MAX_BODY: u64 = 1 << 30;
 pub struct Client {
     agent: Agent,
     connection: Connection,
+    proxies: Proxies,
     /// Position of the netmaster that is asked first: the one that has answered last.
     preferred: Cell<usize>,
     token: Option<String>,
@@ -132,6 +135,8 @@ impl Client {
             .http_status_as_error(false)
             // A redirected change would become a GET, and the token would go wherever the redirection points.
             .max_redirects(0)
+            // Each request sets its own.
+            .proxy(None)
             .tls_config(tls::config(&connection)?)
             .build();
         let token = match &connection.token_file {
@@ -144,8 +149,8 @@ impl Client {
         let sent = Sent::default();
         let connector = DefaultConnector::default().chain(Marking(sent.clone()));
         let agent = Agent::with_parts(config, connector, DefaultResolver::default());
-        let (preferred, deadline) = (Cell::new(0), Cell::new(None));
-        Ok(Client { agent, connection, preferred, token, sent, deadline })
+        let (proxies, preferred, deadline) = (Proxies::from_env(), Cell::new(0), Cell::new(None));
+        Ok(Client { agent, connection, proxies, preferred, token, sent, deadline })
     }
 
     /// Whether all connections are encrypted.
@@ -187,7 +192,8 @@ impl Client {
             hint: "check that netplugin runs there; --agent sets its REST address",
             source: Box::new(source),
         };
-        let request = self.agent.get(url).config().timeout_connect(Some(TIMEOUT)).build();
+        let request = self.routed(url, self.agent.get(url))?;
+        let request = request.config().timeout_connect(Some(TIMEOUT)).build();
         let mut answer = request.call().map_err(failed)?;
         if answer.status().is_success() {
             return Ok(BufReader::new(answer.into_body().into_reader()));
@@ -204,7 +210,8 @@ impl Client {
             hint: "check that netplugin runs there; its --rest-address must be an address that netctl reaches",
             source: Box::new(source),
         };
-        let request = self.agent.post(url).config().timeout_global(Some(TIMEOUT)).build();
+        let request = self.routed(url, self.agent.post(url))?;
+        let request = request.config().timeout_global(Some(TIMEOUT)).build();
         let mut answer = request.send_json(body).map_err(failed)?;
         let text = answer.body_mut().with_config().limit(MAX_BODY).read_to_string().map_err(failed)?;
         if !answer.status().is_success() {
@@ -324,14 +331,13 @@ impl Client {
         for _ in &self.connection.netmasters {
             let base = self.connection.netmasters.get(self.preferred.get()).map_or("", String::as_str);
             let url = format!("{base}{}", request.path);
-            self.sent.reset();
             let answer = match (request.method, request.body) {
-                (Method::Get, _) => self.prepared(&url, request, self.agent.get(&url)).call(),
-                (Method::Delete, _) => self.prepared(&url, request, self.agent.delete(&url)).call(),
+                (Method::Get, _) => self.prepared(&url, request, self.agent.get(&url))?.call(),
+                (Method::Delete, _) => self.prepared(&url, request, self.agent.delete(&url))?.call(),
                 (Method::Post, Some(body)) => {
-                    self.prepared(&url, request, self.agent.post(&url)).send_json(body)
+                    self.prepared(&url, request, self.agent.post(&url))?.send_json(body)
                 }
-                (Method::Post, None) => self.prepared(&url, request, self.agent.post(&url)).send_empty(),
+                (Method::Post, None) => self.prepared(&url, request, self.agent.post(&url))?.send_empty(),
             };
             match answer {
                 Ok(answer) => return Ok((url, answer)),
@@ -348,8 +354,21 @@ impl Client {
         Err(Error::unreachable(failures))
     }
 
-    /// Adds headers and time limits.
-    fn prepared<B>(&self, url: &str, request: &Request<'_>, builder: RequestBuilder<B>) -> RequestBuilder<B> {
+    /// Sets the proxy of the next request.
+    fn routed<B>(&self, url: &str, builder: RequestBuilder<B>) -> Result<RequestBuilder<B>, Error> {
+        let proxy = self.proxies.of(url)?;
+        self.sent.reset(proxy.is_some());
+        Ok(builder.config().proxy(proxy).build())
+    }
+
+    /// Adds the proxy, headers and time limits.
+    fn prepared<B>(
+        &self,
+        url: &str,
+        request: &Request<'_>,
+        builder: RequestBuilder<B>,
+    ) -> Result<RequestBuilder<B>, Error> {
+        let builder = self.routed(url, builder)?;
         let builder = match &self.token {
             // Never over plain HTTP.
             Some(token) if is_https(url) => builder.header("X-Auth-Token", token),
@@ -362,7 +381,7 @@ impl Client {
         let left = self.deadline.get().map(|end| end.saturating_duration_since(Instant::now()));
         // Shortly before the deadline, too, a request gets the time to be answered.
         let limit = left.map_or(TIMEOUT, |left| left.clamp(CONNECT_TIMEOUT, TIMEOUT));
-        match request.is_stream {
+        Ok(match request.is_stream {
             true => builder
                 .config()
                 .timeout_global(left)
@@ -370,7 +389,7 @@ impl Client {
                 .timeout_per_read(Some(IDLE_TIMEOUT))
                 .build(),
             false => builder.config().timeout_global(Some(limit)).build(),
-        }
+        })
     }
 
     fn has_time_for(&self, wait: Duration) -> bool {

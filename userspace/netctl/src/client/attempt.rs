@@ -35,6 +35,7 @@ pub(super) fn may_try_next(method: Method, sent: bool, error: &ureq::Error) -> b
     let unconnected = match error {
         ureq::Error::HostNotFound
         | ureq::Error::ConnectionFailed
+        | ureq::Error::ConnectProxyFailed(_)
         | ureq::Error::Timeout(Timeout::Resolve | Timeout::Connect) => true,
         ureq::Error::Io(source) => matches!(
             source.kind(),
@@ -75,6 +76,9 @@ pub(super) fn hint(method: Method, url: &str, sent: bool, error: &ureq::Error) -
         if matches!(source.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof));
     if is_tls(error) || closed && url.starts_with("https://") {
         "--cacert sets the CA bundle for netmaster's certificate; --cert and --key set a client certificate if it requires one"
+    } else if matches!(error, ureq::Error::ConnectProxyFailed(_)) {
+        "check that netmaster runs there; the proxy of HTTPS_PROXY or HTTP_PROXY has not connected to it, and NO_PROXY lists \
+         hosts without one"
     } else if sent && method != Method::Get {
         "the change may have been carried out; look at the object before you repeat it"
     } else {
@@ -98,6 +102,7 @@ mod tests {
             (false, io(ErrorKind::HostUnreachable), true, true),
             (false, ureq::Error::HostNotFound, true, true),
             (false, ureq::Error::Timeout(Timeout::Connect), true, true),
+            (false, ureq::Error::ConnectProxyFailed("proxy server responded 502/502".into()), true, true),
             // The peer of an established connection is gone.
             (true, io(ErrorKind::HostUnreachable), true, false),
             (true, io(ErrorKind::ConnectionReset), true, false),

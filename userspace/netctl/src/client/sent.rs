@@ -11,18 +11,26 @@ use ureq::{
     unversioned::transport::{Buffers, ConnectionDetails, Connector, NextTimeout, Transport},
 };
 
-/// Set when the first byte of a request is handed to a connection. TLS handshakes do not count.
+/// Set when the first byte of a request is handed to a connection. TLS handshakes and requests to a proxy to connect do not
+/// count.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Sent(Arc<AtomicBool>);
+pub(super) struct Sent(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    is_set: AtomicBool,
+    is_proxied: AtomicBool,
+}
 
 impl Sent {
-    /// Called before each request.
-    pub(super) fn reset(&self) {
-        self.0.store(false, Relaxed);
+    /// Called before each request. `is_proxied`: whether the request goes through a proxy.
+    pub(super) fn reset(&self, is_proxied: bool) {
+        self.0.is_set.store(false, Relaxed);
+        self.0.is_proxied.store(is_proxied, Relaxed);
     }
 
     pub(super) fn is_set(&self) -> bool {
-        self.0.load(Relaxed)
+        self.0.is_set.load(Relaxed)
     }
 }
 
@@ -33,8 +41,16 @@ pub(super) struct Marking(pub(super) Sent);
 impl<In: Transport> Connector<In> for Marking {
     type Out = Marked<In>;
 
-    fn connect(&self, _: &ConnectionDetails<'_>, chained: Option<In>) -> Result<Option<Marked<In>>, Error> {
-        Ok(chained.map(|inner| Marked { inner, sent: self.0.clone() }))
+    fn connect(
+        &self,
+        details: &ConnectionDetails<'_>,
+        chained: Option<In>,
+    ) -> Result<Option<Marked<In>>, Error> {
+        // The same chain connects to the proxy first, without a proxy in the configuration. The connection that the proxy makes
+        // is inside of that one.
+        let is_to_proxy = self.0.0.is_proxied.load(Relaxed) && details.config.proxy().is_none();
+        let sent = (!is_to_proxy).then(|| self.0.clone());
+        Ok(chained.map(|inner| Marked { inner, sent }))
     }
 }
 
@@ -42,7 +58,8 @@ impl<In: Transport> Connector<In> for Marking {
 #[derive(Debug)]
 pub(super) struct Marked<In> {
     inner: In,
-    sent: Sent,
+    /// None of a connection to a proxy.
+    sent: Option<Sent>,
 }
 
 impl<In: Transport> Transport for Marked<In> {
@@ -51,7 +68,9 @@ impl<In: Transport> Transport for Marked<In> {
     }
 
     fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
-        self.sent.0.store(true, Relaxed);
+        if let Some(sent) = &self.sent {
+            sent.0.is_set.store(true, Relaxed);
+        }
         self.inner.transmit_output(amount, timeout)
     }
 

@@ -12,6 +12,7 @@ mod manifests;
 mod netmasters;
 mod nodes;
 mod pages;
+mod proxies;
 mod pruning;
 mod server;
 mod store;
