@@ -4,6 +4,7 @@ mod attempt;
 mod events;
 pub mod listing;
 mod path;
+mod precondition;
 mod proxies;
 mod refusal;
 mod sent;
@@ -28,7 +29,7 @@ use ureq::{
     },
 };
 
-pub use self::path::segment;
+pub use self::{path::segment, precondition::Precondition};
 use crate::{
     client::{
         attempt::{Method, hint, may_try_next, repeat_after},
@@ -68,17 +69,6 @@ pub struct Client {
     deadline: Cell<Option<Instant>>,
 }
 
-/// What must be true of the stored object for a change to be made.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Precondition {
-    /// Nothing; or netmaster does not tell versions apart, as the original does not.
-    None,
-    /// It does not exist.
-    Absent,
-    /// It has this entity tag.
-    Unchanged(String),
-}
-
 /// A request to a netmaster.
 #[derive(Clone, Debug)]
 struct Request<'a> {
@@ -97,16 +87,6 @@ struct Answer {
     url: String,
     headers: HeaderMap,
     text: String,
-}
-
-impl Precondition {
-    fn header(&self) -> Option<(&'static str, String)> {
-        match self {
-            Precondition::None => None,
-            Precondition::Absent => Some(("If-None-Match", "*".into())),
-            Precondition::Unchanged(tag) => Some(("If-Match", tag.clone())),
-        }
-    }
 }
 
 impl<'a> Request<'a> {
