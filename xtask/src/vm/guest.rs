@@ -40,6 +40,8 @@ pub(super) struct Job {
     /// Modules of the kernel that are loaded before.
     modules: &'static [&'static str],
     needs_switch: bool,
+    /// Tests that run at a time.
+    threads: u8,
 }
 
 pub(super) fn jobs(programs: &[TestProgram], shares: &[Share]) -> Vec<Job> {
@@ -50,7 +52,7 @@ pub(super) fn jobs(programs: &[TestProgram], shares: &[Share]) -> Vec<Job> {
         if arguments.is_empty() && !prefix.is_empty() {
             arguments.push(prefix.to_owned());
         }
-        Some(Job { program, arguments, environment: &[], modules: &[], needs_switch: false })
+        Some(Job { program, arguments, environment: &[], modules: &[], needs_switch: false, threads: 2 })
     };
     let jobs = shares.iter().filter_map(|Share { part, filter }| match part {
         Part::Packets => job("packets", "", filter),
@@ -58,10 +60,10 @@ pub(super) fn jobs(programs: &[TestProgram], shares: &[Share]) -> Vec<Job> {
         Part::Ovs => job("ovs", "", filter).map(on_switch),
         Part::OvsConformance => job("conformance", "ovs::", filter).map(on_switch),
         Part::OvsAttacks => job("attacks", "ovs", filter).map(on_switch),
-        Part::Changes => job("e2e", "replace_datapath::", filter).map(on_switch),
-        Part::Faults => {
-            job("e2e", "faults::", filter).map(|job| Job { modules: &["bridge", "loop", "ext4"], ..job })
-        }
+        Part::Changes => job("e2e", "replace_datapath::", filter).map(on_switch).map(alone),
+        Part::Faults => job("e2e", "faults::", filter)
+            .map(|job| Job { modules: &["bridge", "loop", "ext4"], ..job })
+            .map(alone),
     });
     jobs.collect()
 }
@@ -70,6 +72,11 @@ pub(super) fn jobs(programs: &[TestProgram], shares: &[Share]) -> Vec<Job> {
 fn on_switch(job: Job) -> Job {
     let modules = &["openvswitch", "vport-vxlan"];
     Job { environment: &[("CONTIV_TEST_OVS", "system")], modules, needs_switch: true, ..job }
+}
+
+/// Each test starts a cluster. Under emulation, two at a time exceed the time limits of requests, which are those of a real node.
+fn alone(job: Job) -> Job {
+    Job { threads: 1, ..job }
 }
 
 /// The jobs with these tests only. A program that has none of them runs none.
@@ -81,6 +88,7 @@ pub(super) fn exactly(jobs: &[Job], tests: &[String]) -> Vec<Job> {
         environment: job.environment,
         modules: job.modules,
         needs_switch: job.needs_switch,
+        threads: job.threads,
     };
     jobs.iter().map(only).collect()
 }
@@ -114,7 +122,8 @@ pub(super) fn script(kernel: &Kernel, jobs: &[Job]) -> String {
             job.environment.iter().map(|(name, value)| format!("{name}={value} ")).collect();
         _ = writeln!(
             text,
-            "echo '-- {name} {words}'\ncd {folder} && CARGO_MANIFEST_DIR=$PWD {environment}{file} --test-threads 2 --nocapture {words} </dev/null || status=1",
+            "echo '-- {name} {words}'\ncd {folder} && CARGO_MANIFEST_DIR=$PWD {environment}{file} --test-threads {threads} --nocapture {words} </dev/null || status=1",
+            threads = job.threads,
             name = job.program.target,
             folder = quote(&job.program.folder),
             file = quote(&job.program.file),
