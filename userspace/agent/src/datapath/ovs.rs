@@ -40,7 +40,7 @@ use self::{
     error::{NotObserved, ovs_error},
     switch::{
         announcer::Announcer,
-        drift,
+        drift, hold,
         limit::Bandwidth,
         node_address, ovsdb,
         pod_filter::{self, PodFilter},
@@ -167,7 +167,7 @@ impl Ovs {
     pub async fn stop(&mut self) -> Result<(), Error> {
         let session = Session::open_existing(&self.options.socket).await;
         let mut session = session.map_err(|error| ovs_error("close the bridges for frames", error))?;
-        let stopped = apply::hold(&mut session).await;
+        let stopped = hold::hold(&mut session).await;
         self.writes += session.take_writes();
         stopped?;
         if self.options.datapath_type == DatapathType::Netdev && !pod_filter::is_behind_others() {
@@ -188,7 +188,7 @@ impl Ovs {
         }
         let failed = |error| ovs_error("read the flows of the bridges", error);
         let session = Session::open_existing(&self.options.socket).await.map_err(failed)?;
-        apply::is_held(&session).await.map_err(failed)
+        hold::is_held(&session).await.map_err(failed)
     }
 
     /// Lets frames enter the bridges that are closed, after [`stop`](Self::stop) or a takeover that was interrupted.
@@ -200,7 +200,7 @@ impl Ovs {
         let session = Session::open_existing(&self.options.socket).await;
         let mut session = session.map_err(|error| ovs_error("open the bridges for frames", error))?;
         self.attach_filter(&session.database());
-        let opened = apply::release(&mut session).await;
+        let opened = hold::release(&mut session).await;
         self.writes += session.take_writes();
         opened
     }
@@ -310,7 +310,7 @@ impl Datapath for Ovs {
             return Err(ovs_error("apply changes", NotObserved));
         };
         if self.stands_by {
-            apply::hold(&mut session).await?;
+            hold::hold(&mut session).await?;
         }
         let before = session.database();
         let own = apply::requests::ports_of_ops(&before, &self.model.index, ops, &self.options.uplinks);

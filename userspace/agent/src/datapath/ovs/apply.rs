@@ -22,7 +22,7 @@ use super::{
     options::{DatapathType, Options},
     switch::{
         announcer::Announcer,
-        kernel, limit,
+        hold, kernel, limit,
         ovsdb::Database,
         pod_filter::PodFilter,
         ports,
@@ -125,21 +125,6 @@ pub(crate) async fn apply(
     Ok(applied)
 }
 
-/// Lets no frame enter the bridges.
-pub(crate) async fn hold(session: &mut Session) -> Result<(), Error> {
-    inherited::hold(session).await.map_err(|error| ovs_error("close the bridges for frames", error))
-}
-
-/// Whether no frame enters the bridges.
-pub(crate) async fn is_held(session: &Session) -> Result<bool, session::Error> {
-    inherited::is_held(session).await
-}
-
-/// Lets frames enter the bridges.
-pub(crate) async fn release(session: &mut Session) -> Result<(), Error> {
-    inherited::release(session).await.map_err(|error| ovs_error("open the bridges for frames", error))
-}
-
 /// Records the connections of the datapath that this one replaces, and lets frames enter the bridges.
 pub(crate) async fn take_over(
     session: &mut Session,
@@ -148,7 +133,7 @@ pub(crate) async fn take_over(
     connections: Vec<TrackedConnection>,
 ) -> Result<(), Error> {
     inherited::import(session, model, datapath_type, connections).await;
-    release(session).await
+    hold::release(session).await
 }
 
 /// Ports of objects, and the port numbers of the node's kernel.

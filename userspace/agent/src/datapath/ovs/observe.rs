@@ -6,7 +6,6 @@ use contiv_model::policy::Identity;
 use openflow_rs::PackedFlow;
 
 use super::{
-    apply,
     bridge::{BridgeKind, PerBridge},
     desired::{
         self,
@@ -19,7 +18,7 @@ use super::{
     options::{DatapathType, Options},
     pipeline::{self, bridge_and_tag},
     switch::{
-        drift, kernel,
+        drift, hold, kernel,
         limit::{self, Bandwidth},
         numbers::stored,
         ovsdb::Database,
@@ -61,7 +60,7 @@ pub(crate) async fn observe(
     let created = session.ensure_bridges(options.datapath_type, &options.uplinks).await;
     created.map_err(|error| ovs_error("create bridges and uplinks", error))?;
     if holds {
-        apply::hold(session).await?;
+        hold::hold(session).await?;
     }
     let objects = desired.iter().filter(|_| !stands_by);
     let mut needed: BTreeSet<BridgeKind> =

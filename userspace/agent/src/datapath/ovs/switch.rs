@@ -22,6 +22,7 @@ pub(crate) mod announcer;
 pub(crate) mod capacity;
 pub(crate) mod drift;
 mod foreign;
+pub(crate) mod hold;
 pub(crate) mod kernel;
 pub(crate) mod limit;
 pub(crate) mod node_address;

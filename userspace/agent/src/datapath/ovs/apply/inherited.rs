@@ -10,7 +10,7 @@ use std::{
 };
 
 use contiv_model::{service::Protocol, vrf::Vrf};
-use openflow_rs::{Action, FlowStats, PackedFlow, PackedMod, Port, message::Body, packet::PacketOut};
+use openflow_rs::{Action, Port, message::Body, packet::PacketOut};
 
 use crate::{
     datapath::{
@@ -23,7 +23,7 @@ use crate::{
             },
             options::DatapathType,
             pipeline::{self, Opener},
-            switch::session::{self, Session},
+            switch::session::Session,
             tables::cookie::Cookie,
         },
         wire::segment,
@@ -37,41 +37,6 @@ const MAX: usize = 20_000;
 const CHUNK: usize = 1000;
 /// Where they are unknown. The kernel does not check the numbers of a connection that it picks up; ovs-vswitchd does.
 const ANY_NUMBERS: [SequenceNumbers; 2] = [SequenceNumbers { next: 0, acknowledged: 0 }; 2];
-
-/// Drops all frames that arrive. If this agent does not remove the flow, the next one does, with all flows of no object or alone.
-pub(super) async fn hold(session: &mut Session) -> Result<(), session::Error> {
-    change(session, PackedMod::add).await
-}
-
-/// Lets frames arrive again.
-pub(super) async fn release(session: &mut Session) -> Result<(), session::Error> {
-    change(session, PackedMod::delete).await
-}
-
-/// Whether no frame passes the bridges: each drops all that arrive, or has lost its flows.
-pub(super) async fn is_held(session: &Session) -> Result<bool, session::Error> {
-    for bridge in BridgeKind::ALL {
-        let (mut is_empty, mut is_held) = (true, false);
-        let visit = |stats: FlowStats| {
-            is_empty = false;
-            is_held |= stats.flow.cookie == Cookie::HOLD.0;
-        };
-        let unknown = session.visit_flows(bridge, visit).await?;
-        is_empty &= unknown.is_empty();
-        if !is_empty && !is_held {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-async fn change(session: &mut Session, change: fn(PackedFlow) -> PackedMod) -> Result<(), session::Error> {
-    let flow = PackedFlow::new(&pipeline::drop_all().cookie(Cookie::HOLD.0));
-    for bridge in BridgeKind::ALL {
-        session.apply(bridge, vec![change(flow.clone()).into()]).await?;
-    }
-    Ok(())
-}
 
 /// Records the connections of the networks and services in `model`, and no others: entries of an earlier time do not fit the packets of
 /// a connection that has gone on. What is lost is logged: its packets open connections.
