@@ -43,7 +43,7 @@ use directory::{Directory, Folder};
 use disk::Disk;
 use etcd_client::proto::{PbClusterServer, PbKvServer, PbLeaseServer, PbMaintenanceServer, PbWatchServer};
 use kv_service::KvService;
-use lease_service::LeaseService;
+use lease_service::{LeaseService, show_life};
 use member_service::MemberService;
 use shared::Shared;
 use std::io;
@@ -293,6 +293,7 @@ fn folder(dir: &Path) -> impl FnOnce() -> Result<Arc<dyn Directory>, DiskError> 
 /// Serves until `stop`. `_ended` is dropped also when this panics.
 async fn serve(listener: Listener, shared: Shared, _ended: DropGuard) -> Result<(), tonic::transport::Error> {
     let stop = shared.stop.clone();
+    let life = show_life(shared.clone());
     let router = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(PING_INTERVAL))
         .add_service(PbKvServer::new(KvService(shared.clone())).max_decoding_message_size(MAX_MESSAGE))
@@ -300,14 +301,20 @@ async fn serve(listener: Listener, shared: Shared, _ended: DropGuard) -> Result<
         .add_service(PbLeaseServer::new(LeaseService(shared.clone())))
         .add_service(PbClusterServer::new(MemberService(shared.clone())))
         .add_service(PbMaintenanceServer::new(MemberService(shared)));
-    match listener {
-        Listener::Tcp(listener) => {
-            let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-            router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await
+    let served = async {
+        match listener {
+            Listener::Tcp(listener) => {
+                let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+                router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await
+            }
+            Listener::Unix(listener) => {
+                let incoming = UnixListenerStream::new(listener);
+                router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await
+            }
         }
-        Listener::Unix(listener) => {
-            let incoming = UnixListenerStream::new(listener);
-            router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await
-        }
+    };
+    tokio::select! {
+        result = served => result,
+        never = life => match never {},
     }
 }

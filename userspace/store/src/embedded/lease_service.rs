@@ -9,10 +9,24 @@ use etcd_client::proto::{
 };
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use std::time::Instant;
+use std::convert::Infallible;
+use std::time::{Duration, Instant};
+use tokio::time::interval;
 use tonic::{Request, Response, Status, Streaming};
 
+/// Time between two signs that the process runs.
+const TICK: Duration = Duration::from_millis(500);
+
 pub(super) struct LeaseService(pub(super) Shared);
+
+/// Shows the leases that the process runs, also while the writer waits for the disk. Renewals are carried out by the same threads.
+pub(super) async fn show_life(shared: Shared) -> Infallible {
+    let mut ticks = interval(TICK);
+    loop {
+        ticks.tick().await;
+        shared.with_mut(|state| state.leases.runs(Instant::now()));
+    }
+}
 
 type Answer<T> = Result<Response<T>, Status>;
 

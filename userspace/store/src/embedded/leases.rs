@@ -78,17 +78,18 @@ impl Leases {
         Some(lease.ttl)
     }
 
-    /// Notes that the process runs; it does so more often than once in a [`PAUSE`] while there are leases. If it has not, gives each
-    /// lease the time back, up to the full TTL. A lease without an owner ends nevertheless, however often that happens.
+    /// Notes that the process runs, as it does more often than once in a [`PAUSE`]. If it has not, gives each lease the time back, up to
+    /// the full TTL. A lease without an owner ends nevertheless, however often that happens.
     pub(super) fn runs(&mut self, now: Instant) {
+        // Another thread was first to notice the end of a pause.
+        if self.ran.is_some_and(|last| now < last) {
+            return;
+        }
         let since = self.ran.replace(now).map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
         if since <= PAUSE || self.by_id.is_empty() {
             return;
         }
-        tracing::warn!(
-            ?since,
-            "the store did not run, nor did an owner renew a lease; leases end as much later"
-        );
+        tracing::warn!(?since, "the process was stopped; leases end as much later");
         for lease in self.by_id.values_mut() {
             let full = deadline(now, lease.ttl);
             let postponed = lease.deadline.checked_add(since).map_or(full, |later| later.min(full));

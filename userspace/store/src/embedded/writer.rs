@@ -21,8 +21,6 @@ const BATCH: usize = 1024;
 /// Commits that take longer are logged: they let leases of a second or two expire.
 const SLOW: Duration = Duration::from_millis(500);
 const IDLE: Duration = Duration::from_secs(3600);
-/// Time after which the thread looks at the leases again, while there are any.
-const AWAKE: Duration = Duration::from_millis(500);
 
 pub(super) enum Command {
     Put(PbPutRequest, Reply<PbPutResponse>),
@@ -62,8 +60,7 @@ impl Writer {
                 None => self.state.read().unwrap_or_else(PoisonError::into_inner).leases.next_deadline(),
                 Some(_) => None,
             };
-            // Wakes up also to show that the process runs.
-            let wait = deadline.map_or(IDLE, |at| at.saturating_duration_since(Instant::now()).min(AWAKE));
+            let wait = deadline.map_or(IDLE, |at| at.saturating_duration_since(Instant::now()));
             let mut batch = match self.commands.recv_timeout(wait) {
                 Ok(first) => vec![first],
                 Err(RecvTimeoutError::Timeout) => Vec::new(),
