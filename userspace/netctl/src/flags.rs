@@ -49,12 +49,11 @@ fn path() -> impl TypedValueParser<Value = PathBuf> {
 }
 
 impl Server {
-    /// Removes netmasters of the environment if the command line names a context: they may be another cluster's. `is_typed`
-    /// tells whether the argument of this id comes from the command line.
+    /// Removes what the environment sets if the command line names a context: URLs and credentials may be another cluster's.
+    /// `is_typed` shows whether the argument of this id comes from the command line.
     pub fn prefer_typed_context(&mut self, is_typed: impl Fn(&str) -> bool) {
-        let names_context = self.context.as_ref().is_some_and(|name| !name.is_empty());
-        if names_context && is_typed("context") && !is_typed("netmaster") {
-            self.netmaster.clear();
+        if is_typed("context") && self.context.as_ref().is_some_and(|name| !name.is_empty()) {
+            self.keep_typed(is_typed);
         }
     }
 

@@ -90,7 +90,7 @@ impl Setting {
         match Proxy::new(&url) {
             Ok(proxy) if matches!(proxy.protocol(), ProxyProtocol::Http | ProxyProtocol::Https) => Ok(proxy),
             _ => Err(Error::Usage(format!(
-                "{}: expected the URL of a proxy, http://HOST:PORT or https://HOST:PORT",
+                "{}: expected the URL of a proxy, http://HOST:PORT or https://HOST:PORT; NO_PROXY lists hosts without one",
                 self.variable
             ))),
         }
@@ -108,7 +108,7 @@ impl Exception {
             return Some(Exception::Subnet(subnet));
         }
         let (host, port) = split_port(&entry);
-        let port = port.map(str::parse::<u16>).transpose().ok()?;
+        let port = port.filter(|port| !port.is_empty()).map(str::parse::<u16>).transpose().ok()?;
         if let Ok(address) = host.parse::<IpAddr>() {
             return Some(Exception::Address(address.to_canonical(), port));
         }

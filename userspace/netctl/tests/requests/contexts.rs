@@ -116,6 +116,11 @@ fn flags_and_environment_go_before_the_context() {
         // The environment may be about another cluster than the context that is typed.
         (&["--context", "lab", "tenant", "ls"], &[("NETMASTER", &other_url)], [1, 0, 0]),
         (&["tenant", "ls", "--context", "lab"], &[("NETMASTER", &other_url)], [1, 0, 0]),
+        (
+            &["--context", "lab", "tenant", "ls"],
+            &[("NETCTL_CACERT", "/nonexistent/ca"), ("NETCTL_TOKEN_FILE", "/nonexistent/token")],
+            [1, 0, 0],
+        ),
         (&["--context", "", "tenant", "ls"], &[("NETMASTER", &other_url)], [0, 0, 1]),
         (&list, &[("NETCTL_CONTEXT", "lab"), ("NETMASTER", &other_url)], [0, 0, 1]),
         (&["--context", "lab", "--netmaster", &other_url, "tenant", "ls"], &[], [0, 0, 1]),
