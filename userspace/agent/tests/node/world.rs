@@ -15,6 +15,10 @@ use netplugin::{
     },
     reconcile::diff,
 };
+use nix::{
+    sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity},
+    unistd::Pid,
+};
 use testkit::{
     packet::{BROADCAST, Packet},
     wait_until,
@@ -33,6 +37,29 @@ const MARK: &[u8] = b"conformance marker ";
 const MARKED: [u8; 2] = [198, 18];
 const MARKERS_MAC: [u8; 6] = [2, 0xfe, 0, 0, 0, 1];
 const MARKERS_IP: Ipv4Addr = Ipv4Addr::new(198, 19, 0, 1);
+
+/// Keeps the thread on its processor. Frames are received by the processor that has sent them: a marker sent by another one may come
+/// before frames that the first one is late with.
+struct Pinned(CpuSet);
+
+impl Pinned {
+    fn here() -> Result<Pinned> {
+        let this_thread = Pid::from_raw(0);
+        let allowed = sched_getaffinity(this_thread).context("read the processors of the thread")?;
+        let mut one = CpuSet::new();
+        one.set(sched_getcpu()?)?;
+        sched_setaffinity(this_thread, &one).context("keep the thread on its processor")?;
+        Ok(Pinned(allowed))
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if let Err(error) = sched_setaffinity(Pid::from_raw(0), &self.0) {
+            eprintln!("let the thread run on all processors: {error}");
+        }
+    }
+}
 
 pub(crate) struct World<H> {
     pub(crate) node: H,
@@ -193,6 +220,7 @@ impl<H: Harness> World<H> {
 
     /// Sends a frame and returns all copies that leave the node, sorted.
     pub(crate) fn outcome(&mut self, from: &Origin, frame: &[u8]) -> Result<Vec<Delivery>> {
+        let _pinned = Pinned::here()?;
         self.node.emit(from, frame)?;
         // Frames of one origin are processed in order, so all copies precede that of a marker frame. The second marker is
         // sent after the first has arrived, because copies of one batch leave several ports in any order.
