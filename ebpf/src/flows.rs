@@ -238,7 +238,7 @@ pub(crate) extern "C" fn ctv_set_verdict(
 }
 
 /// Notes the group that an end of a flow has got, its source's for `end` 0 and its destination's for 1, if the record is still this
-/// generation's. The verdict is of no rules then: those of the other end may be about groups.
+/// generation's. A pod that reaches itself by a service is both. The verdict is of no rules then: those of the other end may be about groups.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
@@ -246,13 +246,21 @@ pub(crate) extern "C" fn ctv_set_verdict(
 pub(crate) extern "C" fn ctv_regroup(number: u32, generation: u32, end: u32, group: u32) -> u32 {
     let (Some(flow), Some(node)) = (record(number), maps::node()) else { return 0 };
     let Some(held) = record_lock(number, node.flow_pages) else { return 0 };
-    let (end, group) = ((end & 1) as usize, group as u16);
+    let (end, group) = (end & 1, group as u16);
     lock(held);
     if u32::from(head(flow).generation) == generation {
+        let is_both = head(flow).flags & Flow::HAIRPIN != 0;
         // SAFETY: a record of the map.
         for half in unsafe { &mut (*flow).halves } {
-            half.groups[end] = group;
-            half.identities[end] = group;
+            // Not by an index, whose bounds Linux 6.1 does not see.
+            if is_both || end == 0 {
+                half.groups[0] = group;
+                half.identities[0] = group;
+            }
+            if is_both || end != 0 {
+                half.groups[1] = group;
+                half.identities[1] = group;
+            }
             half.verdict = Verdict::OUTDATED.0;
         }
     }

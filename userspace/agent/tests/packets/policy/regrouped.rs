@@ -157,3 +157,23 @@ fn connections_to_a_service_are_translated_as_before() -> Result<()> {
     }
     Ok(())
 }
+
+/// It is both ends of such a connection.
+#[test]
+fn connections_of_a_pod_to_itself_go_on() -> Result<()> {
+    needs!(root());
+    let mut rig = Rig::new("regroup-self")?;
+    let service = crate::services::service(VIP.ip().into(), &[(CLIENT.ip().into(), Readiness::Ready)]);
+    rig.node.want(Object::Service(service));
+    rig.node.converge()?;
+    passes(&rig.send(&to(VIP).tcp(4000, 80, SYN))?);
+    for turn in 4..8 {
+        rig.set(group(turn, vec![]))?;
+        regroup(&mut rig.node, &mut rig.client, turn)?;
+        for _ in 0..2 {
+            passes(&rig.send(&to(VIP).tcp(4000, 80, ACK))?);
+        }
+    }
+    assert_eq!(crate::flow_table::flows(&rig.node)?.len(), 1);
+    Ok(())
+}
