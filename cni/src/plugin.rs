@@ -10,7 +10,7 @@ use crate::{
     http,
     spec::{
         Args, Attachment, Code, Command, Conf, Error, Interface, Target, Version, append, default_routes,
-        listed_interface, missing, object, version_of,
+        difference, listed_interface, object, version_of,
     },
     wire,
 };
@@ -179,7 +179,7 @@ impl Call {
     fn check(self, conf: &Conf, prev: &serde_json::Value) -> Result<String, Error> {
         let own = self.attachment(wire::CHECK, conf)?.to_json(conf.version);
         let own = own.map_err(|e| Error::new(Code::Io, "write the result").details(e.to_string()))?;
-        match missing(prev, &own)? {
+        match difference(prev, &own)? {
             None => Ok(String::new()),
             Some(what) => {
                 let text = format!("CHECK: prevResult does not have {what}");

@@ -9,7 +9,7 @@ mod result;
 mod version;
 
 pub use args::Args;
-pub(crate) use chain::{append, default_routes, listed_interface, missing, object};
+pub(crate) use chain::{append, default_routes, difference, listed_interface, object};
 pub use command::{Command, Target};
 pub use conf::Conf;
 pub(crate) use conf::version_of;

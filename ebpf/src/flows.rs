@@ -238,7 +238,8 @@ pub(crate) extern "C" fn ctv_set_verdict(
 }
 
 /// Notes the group that an end of a flow has got, its source's for `end` 0 and its destination's for 1, if the record is still this
-/// generation's. A pod that reaches itself by a service is both. The verdict is of no rules then: those of the other end may be about groups.
+/// generation's. A pod that reaches itself by a service is both ends. The verdict is of no rules then: those of the other end may be
+/// about groups.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]

@@ -64,7 +64,7 @@ pub(crate) fn append(prev: &Value, own: &str) -> Result<String, Error> {
 /// # Errors
 ///
 /// Fails if `prev` is not an object.
-pub(crate) fn missing(prev: &Value, own: &str) -> Result<Option<String>, Error> {
+pub(crate) fn difference(prev: &Value, own: &str) -> Result<Option<String>, Error> {
     object(prev)?;
     let own = parse(own)?;
     let same = |field: &str, a: &Value, b: &Value| {
@@ -128,12 +128,12 @@ mod tests {
     #[test]
     fn differences_from_the_result_of_add_are_named() {
         let prev = parse(OWN).unwrap();
-        assert_eq!(missing(&prev, OWN).unwrap(), None);
+        assert_eq!(difference(&prev, OWN).unwrap(), None);
         for (from, to, what) in
             [(r#""mac":"a""#, r#""mac":"c""#, "vvport1"), ("10.0.0.1/24", "10.0.0.2/24", "10.0.0.1/24")]
         {
             let other = parse(&OWN.replace(from, to)).unwrap();
-            assert!(missing(&other, OWN).unwrap().unwrap().contains(what), "{what}");
+            assert!(difference(&other, OWN).unwrap().unwrap().contains(what), "{what}");
         }
         // An address that is not listed is no difference, nor is another interface, or what later plugins change in the container.
         for (from, to) in [
@@ -143,7 +143,7 @@ mod tests {
             ("1450", "1400"),
         ] {
             let other = parse(&OWN.replace(from, to)).unwrap();
-            assert_eq!(missing(&other, OWN).unwrap(), None, "{to}");
+            assert_eq!(difference(&other, OWN).unwrap(), None, "{to}");
         }
     }
 

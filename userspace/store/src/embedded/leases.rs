@@ -12,8 +12,7 @@ const LONGEST: i64 = 9_000_000_000;
 /// election here.
 const SHORTEST: i64 = 1;
 
-/// A longer time without a sign that the process runs is one in which no owner could renew a lease: the process was stopped, or its
-/// machine was.
+/// If the process has not run for longer, it was stopped, or its machine was: no owner could renew a lease meanwhile.
 const PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]

@@ -12,6 +12,7 @@
 //! * [`session`]: connections to the database and to both bridges.
 //! * [`drift`]: detection of changes by other processes.
 //! * [`foreign`]: groups of other programs.
+//! * [`hold`]: the flow that lets no frame enter the bridges.
 //! * [`unixctl`]: commands of ovs-vswitchd.
 //! * [`tunnel`]: next-hop resolution of tunnels in the userspace datapath.
 //! * [`zones`]: timeouts of connections.

@@ -1,5 +1,5 @@
-//! Bridges that no frame enters: a flow drops all that arrive. If this agent does not remove it, the next one does, with all flows of no
-//! object or alone.
+//! The flow that lets no frame enter the bridges. If this agent does not remove it, the next one does: alone, or with all flows that
+//! belong to no object.
 
 use openflow_rs::{FlowStats, PackedFlow, PackedMod};
 
