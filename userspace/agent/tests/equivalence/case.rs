@@ -279,9 +279,14 @@ impl<H: Harness> Case<'_, H> {
             || matches!(step, Step::Errors(_)) && is_error()
     }
 
-    /// Whether an end of the connection of a packet has got another group, which makes it another endpoint for the datapath.
+    /// Whether an end of the connection of a packet elsewhere has got another group, which makes it another endpoint for the datapath.
     fn may_begin_again(&self, probe: usize, sent: &Sent) -> bool {
         self.stage == Stage::After && exclusions::may_begin_again::<H>(self.cluster, &self.ends(probe, sent))
+    }
+
+    /// The same of an end on the node, whose connections go on.
+    fn may_lose_packet(&self, probe: usize, sent: &Sent) -> bool {
+        self.stage == Stage::After && exclusions::may_lose_packet::<H>(self.cluster, &self.ends(probe, sent))
     }
 
     /// The packet of a step, if the connection has one.
@@ -334,6 +339,7 @@ impl<H: Harness> Case<'_, H> {
             // Before `possible`, after which the oracle may know the connection.
             let again = may_begin_again
                 .then(|| self.oracle.possible_again(&sent.from, &sent.bytes, service.as_ref(), states));
+            let lost = self.may_lose_packet(*probe, sent).then(|| self.oracle.dropped());
             let is_changed =
                 sent.service.is_some_and(|at| service != Some(self.cluster.service(Stage::Before, at)));
             let resolves_again = is_changed
@@ -351,6 +357,7 @@ impl<H: Harness> Case<'_, H> {
             }
             possible.extend(resolved.into_iter().flatten());
             possible.extend(again.into_iter().flatten());
+            possible.extend(lost);
             possible
         };
         let is_equal = |possible: &Possible| {

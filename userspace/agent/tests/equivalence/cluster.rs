@@ -307,12 +307,21 @@ impl Cluster {
     }
 
     /// Whether the change gives another group to the endpoint with the addresses in the network, or adds or removes the endpoint.
-    pub(crate) fn is_regrouped(&self, (network, last): (usize, u8)) -> bool {
+    pub(crate) fn is_regrouped(&self, end: (usize, u8)) -> bool {
+        self.is_regrouped_pod(end) || self.is_regrouped_remote(end)
+    }
+
+    /// The same of an endpoint of the node.
+    pub(crate) fn is_regrouped_pod(&self, (network, last): (usize, u8)) -> bool {
         let is_changed = |group: &Member| group.at(Stage::Before) != group.at(Stage::After);
-        let here = self.pod_at(network, last).is_some_and(|pod| is_changed(&self.pods[pod].group));
+        self.pod_at(network, last).is_some_and(|pod| is_changed(&self.pods[pod].group))
+    }
+
+    /// The same of an endpoint on another node.
+    pub(crate) fn is_regrouped_remote(&self, (network, last): (usize, u8)) -> bool {
         let far = |stage| self.remotes(stage).find(|(at, known, _)| (*at, *known) == (network, last));
         let group = |stage| far(stage).map(|(.., group)| *group.at(stage));
-        here || group(Stage::Before) != group(Stage::After)
+        group(Stage::Before) != group(Stage::After)
     }
 
     /// Whether the change removes the endpoint with the addresses in the network.

@@ -84,9 +84,17 @@ pub(crate) fn applies_to_error<H: Harness>(cluster: &Cluster, stage: Stage, sent
             && sender(sent).is_some_and(|from| located(sent.network, from).is_some_and(is_unknown))
 }
 
-/// Whether the first packets of a connection may be dropped, or begin a new one: an end of the connection has changed its group.
+/// Whether the first packets of a connection may be dropped, or begin a new one: an end of the connection on another node has changed
+/// its group.
 pub(crate) fn may_begin_again<H: Harness>(cluster: &Cluster, ends: &[(usize, u8)]) -> bool {
-    differs::<H>(Difference::EndsConnectionsOfRegrouped) && ends.iter().any(|end| cluster.is_regrouped(*end))
+    differs::<H>(Difference::EndsConnectionsOfRegrouped)
+        && ends.iter().any(|end| cluster.is_regrouped_remote(*end))
+}
+
+/// Whether the first packet of a connection may be dropped, which goes on with the next one: a pod, an end of it, has changed its group.
+pub(crate) fn may_lose_packet<H: Harness>(cluster: &Cluster, ends: &[(usize, u8)]) -> bool {
+    differs::<H>(Difference::EndsConnectionsOfRegrouped)
+        && ends.iter().any(|end| cluster.is_regrouped_pod(*end))
 }
 
 /// Whether the connection of a packet may go on as it was evaluated, although the change would have it evaluated otherwise.

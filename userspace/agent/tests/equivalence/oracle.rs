@@ -77,10 +77,14 @@ impl Oracle {
         states: &[Readiness],
     ) -> Vec<Possible> {
         let ended = self.ended(from, frame);
-        let dropped = Possible { deliveries: vec![], switch: ended.switch.copy(), replaced: None };
         let mut possible = ended.possible(from, frame, service, states);
-        possible.push(dropped);
+        possible.push(ended.dropped());
         possible
+    }
+
+    /// Returns the result of a frame that is dropped, and changes nothing.
+    pub(crate) fn dropped(&self) -> Possible {
+        Possible { deliveries: vec![], switch: self.switch.copy(), replaced: None }
     }
 
     /// The oracle without the connection of a frame.
