@@ -102,8 +102,8 @@ pub(crate) enum Difference {
     DropsErrorsOfStrangers,
     /// Replies and ICMP errors to an unknown address are not flooded to pods.
     FloodsNoReplies,
-    /// When an endpoint has got another group, the first packet of each of its connections is dropped, or begins a new one, as if
-    /// the address belonged to another endpoint.
+    /// When an endpoint on another node has got another group, the first packet of each of its connections is dropped, or begins a
+    /// new one, as if the address belonged to another endpoint. When a pod has, the first packet to it may be dropped.
     EndsConnectionsOfRegrouped,
     /// A SYN to a service that is sent again before the first reply goes to a current backend.
     ResolvesUnrepliedAgain,
