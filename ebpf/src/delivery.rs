@@ -6,7 +6,7 @@ use contiv_abi::{DropReason, FdbEntry, FdbKey, maps::Stage};
 use crate::{
     ip, maps,
     packet::{self, Ingress, Packet},
-    policy, track,
+    policy, receiver,
     verdict::Verdict,
 };
 
@@ -33,7 +33,7 @@ pub(crate) fn verdict(packet: &Packet, code: u32) -> Result<Verdict, DropReason>
 pub(crate) fn to_port(packet: &mut Packet, place: FdbEntry) -> Result<u32, DropReason> {
     packet.set_place(&place);
     policy::admits_receiver(packet, place.group)?;
-    track::receives(packet, place.group, place.ifindex)?;
+    receiver::receives(packet, place.group, place.ifindex)?;
     Ok(TO_POD)
 }
 

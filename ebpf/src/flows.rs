@@ -126,6 +126,18 @@ pub(crate) fn set_head(flow: *mut Flow, head: FlowHead) {
     unsafe { (&raw mut (*flow).head).cast::<u64>().write_volatile(head.word()) };
 }
 
+/// One direction of a flow.
+///
+/// # Safety
+///
+/// `flow` is a record of the map.
+#[inline(always)]
+pub(crate) unsafe fn half<'a>(flow: *mut Flow, side: usize) -> &'a mut FlowHalf {
+    // SAFETY: guaranteed by the caller; there are two sides. Other CPUs write the counters of the same half, and at worst
+    // a count is lost.
+    unsafe { &mut *(&raw mut (*flow).halves).cast::<FlowHalf>().add(side & 1) }
+}
+
 /// A bucket of the index.
 #[inline(always)]
 pub(crate) fn bucket(number: u32) -> Option<*mut FlowBucket> {

@@ -7,7 +7,7 @@ use contiv_abi::{DropReason, FlowHalf, LogResult, LogStage, NeighKey};
 use crate::{
     flows, frame, guard, log, maps, nat,
     packet::{self, AGAIN, Admission, GO_ON, NEW, Packet, REVALIDATE, ROUTER, Route, Told},
-    parse, route,
+    parse, receiver, route,
     skb::NO_CHECKSUM,
     track,
 };
@@ -99,7 +99,7 @@ extern "C" fn ctv_pass(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
     }
     let code = ctv_rewrite(packet, skb);
     if code == DropReason::StrangeBackend as u32 {
-        track::forget_backend(packet);
+        receiver::forget_backend(packet);
     }
     code
 }

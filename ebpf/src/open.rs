@@ -15,7 +15,7 @@ use crate::{
     },
     flows, log, maps,
     packet::{self, AGAIN, Packet, REFUSE, RELAY, Replaces, Route, Told},
-    policy, relay, route, served, service, tell, track,
+    policy, receiver, relay, route, served, service, tell, track,
 };
 
 /// A new flow: to a service or not, allowed or not, inserted. The result is that of `packet::code`, `AGAIN` if another CPU has
@@ -460,7 +460,7 @@ extern "C" fn ctv_start(packet: *mut Packet, number: u32) -> u32 {
     }
     // The node has no pod's end of a pair.
     let is_pod = packet.place.ifindex != 0 && packet.place.group & FdbEntry::NODE == 0;
-    original.receiver = if is_pod { track::receiver_at(packet.place.ifindex) } else { 0 };
+    original.receiver = if is_pod { receiver::receiver_at(packet.place.ifindex) } else { 0 };
     reply.receiver = 0;
     original.packets = 1;
     original.bytes = packet.len.into();

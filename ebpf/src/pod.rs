@@ -10,7 +10,7 @@ use crate::{
     guard, host, ip, log, maps,
     neighbour::{self, Asker},
     packet::{self, Admission, Packet, Route, passes},
-    policy, rate, route, source, track, tunnel,
+    policy, rate, receiver, route, source, tunnel,
     verdict::Verdict,
 };
 
@@ -121,9 +121,9 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
         return delivery::to_port(packet, place);
     }
     if known {
-        track::reaches(packet, place.group)?;
+        receiver::reaches(packet, place.group)?;
     } else {
-        track::leaves(packet)?;
+        receiver::leaves(packet)?;
     }
     if packet.segment_flags & SegmentEntry::ON_NODE != 0 {
         return if is_routed { Err(DropReason::NoRoute) } else { Ok(REPLICATE) };
@@ -155,9 +155,9 @@ fn by_kernel(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
     }
     route::locate(packet);
     if packet.placed != 0 {
-        track::reaches(packet, packet.place.group)?;
+        receiver::reaches(packet, packet.place.group)?;
     } else {
-        track::leaves(packet)?;
+        receiver::leaves(packet)?;
     }
     passes(host::ctv_leave(packet, ctx.skb.skb))?;
     Ok(OUT)

@@ -1,0 +1,75 @@
+//! ICMP errors about packets of flows: which flow one belongs to, and what it is to become.
+
+use contiv_abi::{Address, DropReason, NeighKey};
+
+use crate::{
+    claim, flows, maps,
+    packet::{self, GO_ON, Ingress, NEW, Packet, Told},
+};
+
+/// An error about a packet of a flow belongs to the flow: it goes by the tuple of a packet of the flow in the direction of the
+/// error. `NEW` for one to another endpoint than the sender of that packet: no flow is known by it.
+///
+/// This and the next are functions of their own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_inside(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return NEW };
+    packet.wanted = packet.inner;
+    packet.wanted.reverse();
+    let is_for_sender = packet.wanted.destination.same(&packet.tuple.destination);
+    if packet.icmp_error == Told::FLOW && is_for_sender && is_on_path(packet) { GO_ON } else { NEW }
+}
+
+/// Whether an ICMP error comes from the receiver of the packet that it quotes, or from a router: no endpoint is one. On the wire, the
+/// gateway may be a virtual address of several routers (RFC 5798), which send from addresses of their own in the subnet.
+#[inline(always)]
+fn is_on_path(packet: &Packet) -> bool {
+    let (source, ip6) = (&packet.tuple.source, packet.ip6 != 0);
+    let is_strange = || {
+        if packet.ingress == Ingress::WIRE {
+            claim::is_of_link(source, ip6)
+        } else {
+            claim::is_inside(packet.domain, source, ip6)
+        }
+    };
+    source.same(&packet.inner.destination)
+        || maps::neighbour(&NeighKey::new(packet.domain, *source)).is_none() && !is_strange()
+}
+
+/// Whether the flow of the ICMP error in hand is between two addresses of one link: its packets pass no router, unless other nodes are
+/// behind the kernel of the node.
+#[inline(always)]
+fn is_on_link(packet: &Packet) -> bool {
+    let Some(flow) = flows::record(packet.entry >> 1) else { return false };
+    // SAFETY: a record of the map.
+    let flow = unsafe { &*flow };
+    let client = Address::from_words(flow.client.words());
+    if packet.ip6 != 0 && client.is_link_local() {
+        return true;
+    }
+    let Some(subnet) = maps::subnet(packet.domain, &client) else { return false };
+    !subnet.is_on_node() && (subnet.contains(&flow.backend) || flow.backend.same(&subnet.gateway))
+}
+
+/// What the error itself is to be, and what it quotes.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_outside(packet: *mut Packet) -> u32 {
+    let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
+    if !packet.inner.destination.same(&packet.tuple.source) && is_on_link(packet) {
+        return DropReason::UnrelatedIcmpError as u32;
+    }
+    packet.inner_wanted = packet.wanted;
+    packet.wanted = packet.tuple;
+    if packet.translated == 0 {
+        return GO_ON;
+    }
+    // A router on the path stays the source; its errors are its own.
+    if packet.inner.destination.same(&packet.tuple.source) {
+        packet.wanted.source = packet.inner_wanted.source;
+    }
+    packet.wanted.destination = packet.inner_wanted.destination;
+    packet.inner_wanted.reverse();
+    GO_ON
+}
