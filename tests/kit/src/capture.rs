@@ -256,6 +256,8 @@ fn read_frame(socket: &OwnedFd) -> io::Result<Frame> {
     // of iovec.
     let length = Errno::result(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, 0) })?;
     bytes.truncate(usize::try_from(length).map_err(io::Error::other)?);
+    // Those that are kept would have the room of the longest one each.
+    bytes.shrink_to_fit();
     let mut frame =
         Frame { bytes, outgoing: from.sll_pkttype == libc::PACKET_OUTGOING, checksum_ready: true };
     if let Some(auxiliary) = auxiliary(&message) {

@@ -1,5 +1,7 @@
 //! A private Open vSwitch: one `ovsdb-server` and one `ovs-vswitchd` per simulated host.
 
+mod upcalls;
+
 use std::{
     env,
     ffi::OsString,
@@ -19,6 +21,7 @@ use crate::{
         scratch::scratch_dir,
     },
     skip::{binary, find_program, root},
+    wait::wait_until,
 };
 
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
@@ -156,6 +159,21 @@ impl Switch {
         let pid = std::fs::read_to_string(self.directory.path().join(PID_FILE))?;
         let control = self.directory.path().join(format!("ovs-vswitchd.{}.ctl", pid.trim()));
         run_program("ovs-appctl", &[&["-t", &control.to_string_lossy()], arguments].concat())
+    }
+
+    /// Waits until no packet is between the kernel's datapath and a handler of ovs-vswitchd. That a marker has come says nothing of the
+    /// packets before it: each recirculation, such as one for connection tracking, may take a packet to a handler again.
+    pub fn wait_for_upcalls(&self) -> Result<()> {
+        let vswitchd = self.vswitchd().context("ovs-vswitchd is not started")?;
+        let process = PathBuf::from(format!("/proc/{}", vswitchd.pid()));
+        wait_until(START_TIMEOUT, "ovs-vswitchd has no packets in hand", || {
+            let before = upcalls::handlers(&process)?;
+            let is_idle = !upcalls::are_queued(&process)?
+                && before.iter().all(upcalls::Handler::waits)
+                && upcalls::handlers(&process)? == before
+                && !upcalls::are_queued(&process)?;
+            Ok(is_idle.then_some(()))
+        })
     }
 
     /// Stops both daemons in order and removes bridges and ports from the kernel.

@@ -160,6 +160,7 @@ impl<H: Harness> Arena<H> {
     fn outcome(&mut self, from: &Origin, frame: &[u8]) -> Result<Vec<Delivery>> {
         self.world.node.emit(from, frame)?;
         let mut came = self.fence(from)?;
+        self.world.node.forward()?;
         if H::REORDERS {
             // Sent after the first marker has arrived, so that it is in another batch than the frame.
             came.extend(self.fence(from)?);

@@ -64,6 +64,11 @@ pub(crate) trait Harness: Sized {
     /// Returns the frames that arrived at pods and on the wire since the last call.
     fn arrivals(&mut self) -> Result<Vec<Delivery>>;
 
+    /// Waits until the node has forwarded the frames that it has taken. Markers follow.
+    fn forward(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Waits until addresses learned from frames are in effect.
     fn settle(&self) -> Result<()>;
 

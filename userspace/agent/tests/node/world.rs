@@ -225,6 +225,7 @@ impl<H: Harness> World<H> {
         // Frames of one origin are processed in order, so all copies precede that of a marker frame. The second marker is
         // sent after the first has arrived, because copies of one batch leave several ports in any order.
         self.fence(from)?;
+        self.node.forward()?;
         self.fence(from)?;
         let mut came = std::mem::take(&mut self.early);
         came.sort();

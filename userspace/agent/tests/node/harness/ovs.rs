@@ -135,11 +135,19 @@ impl Site for OvsSite {
         self.switch.appctl(&["tnl/arp/set", UNDERLAY_BRIDGE, &vtep.to_string(), mac]).map(drop)
     }
 
+    fn forward(&self) -> Result<()> {
+        if on_kernel() { self.switch.wait_for_upcalls() } else { Ok(()) }
+    }
+
     /// The switch revalidates its datapath flows some time after it has confirmed a change of the tables. Waiting for that
     /// (revalidator/wait) takes 0.5 s each time; so they are removed. The switch passes over those that one of its threads is
     /// at work on: on a busy machine some stay, or packets of kernels make new ones, and only waiting helps.
     fn settle(&self) -> Result<()> {
         let datapath = if on_kernel() { "system@ovs-system" } else { "netdev@ovs-netdev" };
+        if on_kernel() && !self.switch.appctl(&["dpctl/dump-dps"])?.lines().any(|line| line == datapath) {
+            // The kernel has none without bridges.
+            return Ok(());
+        }
         for _ in 0..PURGES {
             self.switch.appctl(&["revalidator/purge"])?;
             if self.switch.appctl(&["dpctl/dump-flows", datapath])?.trim().is_empty() {

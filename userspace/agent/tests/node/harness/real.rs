@@ -54,6 +54,10 @@ pub(crate) trait Site: Sized + Sync + Send {
     /// Announces the VTEP of another node.
     fn neighbour(&self, vtep: IpAddr, mac: &str) -> Result<()>;
 
+    fn forward(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Waits until applied changes are in effect.
     fn settle(&self) -> Result<()>;
 
@@ -345,6 +349,10 @@ impl<S: Site> Harness for Real<S> {
         }
         self.wire.arrivals(&mut found)?;
         Ok(found)
+    }
+
+    fn forward(&self) -> Result<()> {
+        self.site.forward()
     }
 
     fn settle(&self) -> Result<()> {
