@@ -15,6 +15,8 @@ use crate::problem::Problem;
 
 /// Type of networks whose endpoints reach the nodes.
 const INFRA: &str = "infra";
+/// Infra network by which the nodes have routes to the VXLAN networks of its tenant.
+const HOST_ROUTES: &str = "contivh1";
 /// Tenant of an ACI fabric whose contracts are for all tenants.
 const COMMON: &str = "common";
 /// Fields with links.
@@ -50,7 +52,7 @@ pub(super) fn check_request<T: Object>(
     let network = object_key(tenant.unwrap_or_default(), text("networkName").unwrap_or_default());
     match T::KIND {
         ObjectType::Network if text("nwType") == Some(INFRA) => Err(no_infra()),
-        ObjectType::Network if cluster.routes_vlans => check_routed(request, staged),
+        ObjectType::Network => check_routed(request, cluster, staged),
         ObjectType::EndpointGroup | ObjectType::ServiceLb if is_infra(&network, staged) => Err(no_infra()),
         ObjectType::AppProfile => {
             let names = request.get("endpointGroups").and_then(Value::as_array);
@@ -119,21 +121,42 @@ fn no_infra() -> Problem {
     Problem::forbidden("not allowed: infra networks, and what is on them, require admin")
 }
 
-/// Fails if the request creates a network that nodes route. All tenants share the physical network, which leads to the endpoints of
-/// such a network: they would take over hosts with these addresses, or those of another tenant. Networks keep their subnets.
-fn check_routed(request: &Fields, staged: &StagedTxn<'_>) -> Result<(), Problem> {
+/// Fails if the request creates a network that nodes route, and that hosts outside of the cluster may need. Networks keep their subnets.
+///
+/// * All tenants share the physical network, which leads to the endpoints of a routed VLAN network: they would take over hosts with
+///   these addresses, or those of another tenant.
+/// * The nodes themselves have routes to the VXLAN networks of a tenant with the infra network `contivh1`: endpoints would get what the
+///   nodes send to others with these addresses.
+fn check_routed(request: &Fields, cluster: &Cluster, staged: &StagedTxn<'_>) -> Result<(), Problem> {
     let text = |name: &str| request.get(name).and_then(Value::as_str).unwrap_or_default();
     // Nodes may route if that cannot be read.
     let is_routing = staged.cache().is_unreadable::<global::Config>(ONLY)
         || staged.get::<global::Config>(ONLY).is_some_and(|config| config.fwd_mode == "routing");
     let is_new = staged.get::<Network>(text("key")).is_none();
-    if !is_routing || !is_new || text("encap") != "vlan" || text("gateway").is_empty() {
+    let has_gateway = |fields: &[&str]| fields.iter().any(|field| !text(field).is_empty());
+    if !is_routing || !is_new {
         return Ok(());
     }
-    let subnet = text("subnet");
+    let (subnet, subnet_v6, tenant) = (text("subnet"), text("ipv6Subnet"), text("tenantName"));
+    if text("encap") == "vlan" {
+        if !cluster.routes_vlans || !has_gateway(&["gateway"]) {
+            return Ok(());
+        }
+        return Err(Problem::forbidden(format!(
+            "not allowed: nodes route a VLAN network with a gateway, and the physical network, which all tenants share, leads to its \
+             subnet {subnet}: requires admin; use encap vxlan"
+        )));
+    }
+    let joined = staged.get::<Network>(&object_key(tenant, HOST_ROUTES));
+    let is_joined = joined.is_some_and(|network| network.nw_type == INFRA && network.encap != "vlan");
+    if !is_joined || !has_gateway(&["gateway", "ipv6Gateway"]) {
+        return Ok(());
+    }
+    let subnets =
+        [subnet, subnet_v6].into_iter().filter(|subnet| !subnet.is_empty()).collect::<Vec<_>>().join(" and ");
     Err(Problem::forbidden(format!(
-        "not allowed: nodes route a VLAN network with a gateway, and the physical network, which all tenants share, leads to its \
-         subnet {subnet}: requires admin; use encap vxlan"
+        "not allowed: nodes have routes to the VXLAN networks with a gateway of tenant {tenant}, because they are on its infra network \
+         {HOST_ROUTES}, and would send there what is for other hosts with addresses of {subnets}: requires admin"
     )))
 }
 

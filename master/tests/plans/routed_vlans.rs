@@ -1,4 +1,4 @@
-//! VLAN networks of several tenants that nodes route.
+//! Networks of several tenants that nodes route, so that they take the place of hosts outside of the cluster.
 
 use netmaster::access::Scope;
 use netmaster::objects::Cluster;
@@ -83,6 +83,39 @@ fn a_tenant_operator_creates_no_routed_network() {
     assert_eq!(try_create(&mut routing, &blue, false, json!({})), None);
     let mut bridging = fixture("bridge");
     assert_eq!(try_create(&mut bridging, &blue, true, json!({})), None);
+}
+
+/// The nodes themselves would send to its endpoints what is for hosts with the same addresses.
+#[test]
+fn a_tenant_operator_creates_no_network_that_nodes_have_a_route_to() {
+    let (mut routing, both) = (fixture("routing"), tenants(&["blue", "red"]));
+    let vxlan = |more: Value| {
+        let mut body = json!({"encap": "vxlan", "subnet": "203.0.113.0/24", "gateway": "203.0.113.1"});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    assert_eq!(try_create(&mut routing, &both, false, vxlan(json!({}))), None, "before nodes are on it");
+    let infra = json!({"encap": "vxlan", "subnet": "10.9.0.0/24", "gateway": "10.9.0.1", "nwType": "infra"});
+    routing.put("networks", "blue:contivh1", &network("blue", "contivh1", infra)).unwrap();
+    let refused = |subnets: &str| {
+        Some(format!(
+            "not allowed: nodes have routes to the VXLAN networks with a gateway of tenant blue, because they are on its infra \
+             network contivh1, and would send there what is for other hosts with addresses of {subnets}: requires admin"
+        ))
+    };
+    let ip6 = json!({"gateway": "", "ipv6Subnet": "2001:db8::/64", "ipv6Gateway": "2001:db8::1"});
+    for (more, answer) in [
+        (json!({}), refused("203.0.113.0/24")),
+        (ip6, refused("203.0.113.0/24 and 2001:db8::/64")),
+        (json!({"gateway": ""}), None),
+        (json!({"encap": "vlan"}), None),
+    ] {
+        assert_eq!(try_create(&mut routing, &both, false, vxlan(more.clone())), answer, "{more}");
+    }
+    assert_eq!(try_create(&mut routing, &Scope::All, false, vxlan(json!({}))), None);
+    // Nodes are on no infra network of this tenant.
+    let other = network("red", "b", vxlan(json!({})));
+    routing.put_as(&both, &Cluster::default(), "networks", "red:b", &other).unwrap();
 }
 
 /// The forward mode is in them.

@@ -49,10 +49,9 @@ impl HostRoutes {
         };
         for subnet in others.filter(is_reachable).flat_map(Network::subnets) {
             // The route would precede those by which the node reaches it.
-            if let Some(ip) = state.fabric_addresses().find(|ip| subnet.contains(ip)) {
+            if let Some(why) = of_others(state, subnet) {
                 routes.missing.push(format!(
-                    "this node has no route to {subnet}: {ip} is an address of a node, a leaf switch, the store, netmaster or a \
-                     gateway; use a subnet for the network that the fabric does not use"
+                    "this node has no route to {subnet}: {why}; use a subnet for the network that the fabric does not use"
                 ));
                 continue;
             }
@@ -70,6 +69,22 @@ impl HostRoutes {
         }
         routes
     }
+}
+
+/// What the node reaches in a subnet without the network that has it; `None` for nothing.
+fn of_others(state: &State, subnet: IpNet) -> Option<String> {
+    if let Some(ip) = state.fabric_addresses().find(|ip| subnet.contains(ip)) {
+        return Some(format!(
+            "{ip} is an address of a node, a leaf switch, the store, netmaster or a gateway"
+        ));
+    }
+    let private = state.private_subnet().map(IpNet::V4).filter(|private| private.contains(&subnet));
+    if let Some(private) = private {
+        return Some(format!("it is in the private subnet {private}, by which the node reaches its pods"));
+    }
+    let mut around = state.networks_around();
+    let (interface, network) = around.find(|(_, network)| network.contains(&subnet))?;
+    Some(format!("it is in the network {network} of interface {interface} of this node"))
 }
 
 /// Makes the node's main table have these routes; others stay if `retention` keeps them. Returns the number of changes, and the first
@@ -105,7 +120,7 @@ mod tests {
     use super::*;
     use crate::{
         datapath::Owner,
-        state::{Attachment, ClusterObject},
+        state::{Attachment, ClusterObject, Surroundings},
     };
 
     const HOST_NAME: &str = "h1";
@@ -131,7 +146,11 @@ mod tests {
 
     fn state(networks: impl IntoIterator<Item = Network>) -> State {
         let mut state = State::default();
-        let config = Config { fwd_mode: "routing".to_owned(), ..Config::default() };
+        let config = Config {
+            fwd_mode: "routing".to_owned(),
+            pvt_subnet: "172.19.0.0/16".to_owned(),
+            ..Config::default()
+        };
         state.set(&Key::MasterConfig, Some(ClusterObject::Config(config)));
         for network in networks {
             state.set(&Key::Network(network.id.clone()), Some(ClusterObject::Network(network)));
@@ -202,6 +221,35 @@ mod tests {
         let to: Vec<_> = found.gateways.keys().map(ToString::to_string).collect();
         assert_eq!(to, ["10.2.0.0/16", "2001:db8:1::/64", "2001:db8:2::/64"]);
         assert!(found.missing[0].contains("10.1.0.0/16: 10.1.0.9 is an address of"), "{:?}", found.missing);
+    }
+
+    /// The routes would be those to a part of it.
+    #[test]
+    fn a_subnet_in_a_network_of_the_node_is_not_reached() {
+        let subnets = ["10.77.0.96/29", "172.19.0.0/24", "10.16.4.0/24", "10.78.0.0/15"];
+        let networks = subnets.into_iter().zip(1..).map(|(subnet, n)| Network {
+            subnet: subnet.parse().unwrap(),
+            subnet_v6: None,
+            ..network(&format!("n{n}"), "blue", n)
+        });
+        let mut state = state([infra()].into_iter().chain(networks));
+        join(&mut state);
+        state.allow_host_access();
+        state.surround(Surroundings {
+            networks: [("eth0", "10.77.0.0/24"), ("eth1", "10.78.9.0/24"), (NAME, "10.16.0.0/16")]
+                .map(|(interface, network)| (interface.to_owned(), network.parse().unwrap()))
+                .into(),
+            ..Surroundings::default()
+        });
+        let found = HostRoutes::of(&state, &HOST_NAME.into());
+        let to: Vec<_> = found.gateways.keys().map(ToString::to_string).collect();
+        assert_eq!(to, ["10.16.4.0/24", "10.78.0.0/15"]);
+        let whys = [
+            "10.77.0.96/29: it is in the network 10.77.0.0/24 of interface eth0 of this node; use",
+            "172.19.0.0/24: it is in the private subnet 172.19.0.0/16, by which the node reaches its pods; use",
+        ];
+        assert!(found.missing.iter().zip(whys).all(|(line, why)| line.contains(why)), "{:?}", found.missing);
+        assert_eq!(found.missing.len(), whys.len());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fmt::Write as _, net::Ipv4Addr};
 use ipnet::Ipv4Net;
 
 use super::{quota::Quota, rules::MARK};
-use crate::datapath::host_access::HOST_PORT;
+use crate::datapath::{KERNEL_PORT, host_access::HOST_PORT};
 
 /// Table of nftables that only the agent writes.
 pub(super) const TABLE: &str = "contiv-host-access";
@@ -31,24 +31,33 @@ impl NatTable {
     /// The table with a bound for each pod, as `nft` lists it. The marks of others stay: kube-proxy's, and those of the operator's
     /// routing rules.
     ///
+    /// What comes from elsewhere with the address of a pod would be masqueraded, and answers would reach the pod: it is dropped.
+    ///
     /// The kernel masquerades packets of connections only. Others, such as segments out of the window, would leave with the private
     /// address of the pod, which is the address of another pod on another node.
     pub(super) fn text(&self, Quota { connections, rate, burst }: Quota) -> String {
         let NatTable { subnet, closed, tunnels, leaves, pods: _ } = self;
-        let set = |name: &str| {
-            format!("\tset {name} {{\n\t\ttype ipv4_addr\n\t\tsize 65535\n\t\tflags dynamic\n\t}}\n\n")
+        let set = |name: &str, of: &str| {
+            format!("\tset {name} {{\n\t\ttype {of}\n\t\tsize 65535\n\t\tflags dynamic\n\t}}\n\n")
         };
-        let mut sets = set("rates");
-        let new = format!("iifname \"{HOST_PORT}\" ct state new");
-        let mut bounds = format!(
-            "\t\t{new} add @rates {{ ip saddr limit rate over {rate} burst {burst} packets }} counter drop\n"
-        );
+        let (mut sets, mut bounds) = (String::new(), String::new());
+        let mut bound = |name: &str, limit: String| {
+            for (prefix, of, key) in
+                [("", "ipv4_addr", "ip saddr"), ("infra-", "ifname . ipv4_addr", "iifname . ip saddr")]
+            {
+                sets += &set(&format!("{prefix}{name}"), of);
+                let interfaces = self.senders(!prefix.is_empty());
+                for interface in interfaces {
+                    _ = writeln!(
+                        bounds,
+                        "\t\tiifname \"{interface}\" ct state new add @{prefix}{name} {{ {key} {limit} }} counter drop"
+                    );
+                }
+            }
+        };
+        bound("rates", format!("limit rate over {rate} burst {burst} packets"));
         if let Some(count) = connections {
-            sets += &set("connections");
-            _ = writeln!(
-                bounds,
-                "\t\t{new} add @connections {{ ip saddr ct count over {count} }} counter drop"
-            );
+            bound("connections", format!("ct count over {count}"));
         }
         let from_pods = |what: String| format!("\t\tiifname \"{HOST_PORT}\" {what} drop\n");
         let tunnels = tunnels.iter().map(|port| from_pods(format!("udp dport {port}")));
@@ -59,6 +68,7 @@ impl NatTable {
              {sets}\
              \tchain prerouting {{\n\
              \t\ttype filter hook prerouting priority filter; policy accept;\n\
+             \t\tiifname != \"{HOST_PORT}\" iifname != \"lo\" ip saddr {subnet} counter drop\n\
              {bounds}\
              \t\tiifname \"{HOST_PORT}\" meta mark set meta mark | {MARK:#010x}\n\
              \t\tip daddr {subnet} ct state established meta mark set meta mark | {MARK:#010x}\n\
@@ -87,6 +97,14 @@ impl NatTable {
             _ = writeln!(text, "\t\toifname \"{HOST_PORT}\" ct state {state} accept");
         }
         text + &format!("\t\toifname \"{HOST_PORT}\" drop\n\t}}\n}}\n")
+    }
+
+    /// Interfaces from which new connections of pods come: that of host access, or those on infra networks. Two infra networks, of two
+    /// tenants, may have the same addresses.
+    fn senders(&self, of_infra: bool) -> Vec<&str> {
+        let infra =
+            self.closed.iter().map(String::as_str).filter(|name| ![HOST_PORT, KERNEL_PORT].contains(name));
+        if of_infra { infra.collect() } else { vec![HOST_PORT] }
     }
 }
 
@@ -121,11 +139,8 @@ mod tests {
             [Quota::POD, Quota { connections: None, ..Quota::POD }].map(|quota| table.text(quota));
         assert!(!uncounted.contains("connections") && !uncounted.contains("ct count"), "{uncounted}");
         let chains = |text: &str| text.split_once("\tchain").map(|(_, chains)| chains.to_owned()).unwrap();
-        let rest: Vec<String> = chains(&counted)
-            .lines()
-            .filter(|line| !line.contains("@connections"))
-            .map(str::to_owned)
-            .collect();
+        let rest: Vec<String> =
+            chains(&counted).lines().filter(|line| !line.contains("ct count")).map(str::to_owned).collect();
         assert_eq!(chains(&uncounted).lines().collect::<Vec<_>>(), rest);
         assert!(counted.contains("ct count over 8192 } counter drop"), "{counted}");
     }
