@@ -63,7 +63,7 @@ pub(super) fn are_queued(process: &Path) -> Result<bool> {
 mod tests {
     use super::*;
 
-    /// This thread handles nothing, and nobody sends to it.
+    /// It has no handlers, and no messages wait for it.
     #[test]
     fn own_process_has_no_upcalls() {
         let process = Path::new("/proc/self");

@@ -137,6 +137,11 @@ fn named(peer: &Peer) -> String {
 }
 
 fn reason(side: &SideTrace, peer: &Peer) -> String {
+    if side.is_source_unknown {
+        return "deny (unknown-source): no endpoint has the address of the source, which is inside the network, and rules of the group \
+                name groups"
+            .into();
+    }
     match (&side.rule, &side.group) {
         (Some(DecidingRule { key, action, priority }), Some(group)) => {
             let priority = priority.map(|priority| format!(" (priority {priority})")).unwrap_or_default();

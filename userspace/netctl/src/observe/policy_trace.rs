@@ -5,8 +5,11 @@ use std::{collections::BTreeMap, net::IpAddr};
 use contiv_model::{
     api::{EndpointGroup, EndpointOper, Netprofile, Network, Rule},
     group::{Dscp, GroupNumber},
-    policy::{self, Connection, ExpandedRule, Packet, Party, Policy, PolicyState, Priority, Side, expand},
+    policy::{
+        self, Connection, ExpandedRule, Outcome, Packet, Party, Policy, PolicyState, Priority, Side, expand,
+    },
 };
+use ipnet::IpNet;
 use serde_json::{Value, json};
 
 /// Policies of the groups of all tenants.
@@ -45,8 +48,10 @@ pub struct PolicyTrace {
 pub struct SideTrace {
     /// `<tenant>:<group>`; none for a peer that is in no group.
     pub group: Option<String>,
-    /// Deciding rule; none if no rule matches, which allows the connection.
+    /// Deciding rule; none if no rule matches, which allows the connection, or if the source is unknown.
     pub rule: Option<DecidingRule>,
+    /// Denied because the source may be in any group, and rules name groups ([`Outcome::UnknownSource`]).
+    pub is_source_unknown: bool,
 }
 
 /// The rule that decides.
@@ -92,25 +97,44 @@ impl PolicySet {
         to: &Peer,
         packet: Packet,
     ) -> Result<PolicyTrace, contiv_model::Invalid> {
-        let (source, destination) = (self.config(from)?, self.config(to)?);
+        let (mut source, destination) = (self.config(from)?, self.config(to)?);
+        if self.is_unknown_inside(from, to) {
+            source.party = Party::UnknownInside;
+        }
         let side = |peer: &Peer, config| side(peer.address, config);
         let connection =
             Connection { source: side(from, &source), destination: side(to, &destination), packet };
         let decision = policy::decide(&connection);
-        let trace = |config: &SideConfig, rule: Option<&policy::Rule>| SideTrace {
+        let trace = |config: &SideConfig, outcome: Outcome<'_>| SideTrace {
             group: config.group.clone(),
-            rule: rule.map(|rule| DecidingRule {
+            rule: outcome.rule().map(|rule| DecidingRule {
                 key: rule_key(rule.id.as_str()).to_owned(),
                 action: rule.action,
                 priority: rule.tier.priority().map(Priority::get),
             }),
+            is_source_unknown: outcome == Outcome::UnknownSource,
         };
         Ok(PolicyTrace {
             allowed: decision.action == policy::Action::Allow,
-            out: trace(&source, decision.out_rule()),
-            into: trace(&destination, decision.in_rule()),
+            out: trace(&source, decision.out),
+            into: trace(&destination, decision.into),
             dscp: decision.dscp.map(Dscp::get),
         })
+    }
+
+    /// Whether no endpoint has the address of the source, which is in the network of the destination: it may be one that a node does not
+    /// know yet. Not so for the gateway.
+    fn is_unknown_inside(&self, from: &Peer, to: &Peer) -> bool {
+        let (None, Some(receiver)) = (&from.endpoint, &to.endpoint) else { return false };
+        let has = |network: &&Network| {
+            format!("{}.{}", network.network_name, network.tenant_name) == receiver.network
+        };
+        let Some(network) = self.networks.iter().find(has) else { return false };
+        let gateways = [&network.gateway, &network.ipv6_gateway];
+        let is_gateway = gateways.into_iter().any(|gateway| gateway.parse() == Ok(from.address));
+        let subnets = [&network.subnet, &network.ipv6_subnet];
+        !is_gateway
+            && subnets.into_iter().filter_map(|text| prefix(text)).any(|net| net.contains(&from.address))
     }
 
     fn config(&self, peer: &Peer) -> Result<SideConfig, contiv_model::Invalid> {
@@ -170,6 +194,13 @@ impl PolicySet {
     }
 }
 
+/// Prefix of a subnet, `ADDRESS/LENGTH` or `FIRST-LAST/LENGTH`; `None` if it has none.
+fn prefix(subnet: &str) -> Option<IpNet> {
+    let (addresses, length) = subnet.split_once('/')?;
+    let (first, _) = addresses.split_once('-').unwrap_or((addresses, ""));
+    IpNet::new(first.parse().ok()?, length.parse().ok()?).ok()
+}
+
 /// Name of the network that a rule names, or the empty string.
 fn network_name(rule: &Rule) -> &str {
     if rule.from_network.is_empty() { &rule.to_network } else { &rule.from_network }
@@ -203,8 +234,10 @@ impl PolicyTrace {
 
     /// Side that denies the connection, `out` or `in`; `None` if it is allowed.
     pub fn decided_by(&self) -> Option<&'static str> {
-        let denies =
-            |side: &SideTrace| side.rule.as_ref().is_some_and(|rule| rule.action == policy::Action::Deny);
+        let denies = |side: &SideTrace| {
+            side.is_source_unknown
+                || side.rule.as_ref().is_some_and(|rule| rule.action == policy::Action::Deny)
+        };
         match (denies(&self.out), denies(&self.into)) {
             (true, _) => Some("out"),
             (false, true) => Some("in"),
@@ -215,6 +248,9 @@ impl PolicyTrace {
 
 impl SideTrace {
     fn json(&self) -> Value {
+        if self.is_source_unknown {
+            return json!({"rule": null, "action": "deny", "priority": null, "reason": "unknown-source"});
+        }
         let rule = self.rule.as_ref();
         json!(rule.map(|rule| json!({
             "rule": rule.key, "action": rule.action.to_string(), "priority": rule.priority,
@@ -242,6 +278,14 @@ mod tests {
     #[test]
     fn rule_key_is_extracted_from_the_expanded_id() {
         assert_eq!(rule_key("blue:web:blue:p1:blue:p1:10:inRx"), "blue:p1:10");
+    }
+
+    #[test]
+    fn subnets_have_prefixes() {
+        let of = |text| prefix(text).map(|net| net.trunc().to_string());
+        assert_eq!(of("10.1.0.10-10.1.0.20/24").as_deref(), Some("10.1.0.0/24"));
+        assert_eq!(of("2001:db8::/64").as_deref(), Some("2001:db8::/64"));
+        assert_eq!([of(""), of("10.1.0.0"), of("10.1.0.0/33")], [None, None, None]);
     }
 
     #[test]

@@ -51,6 +51,10 @@ fn check_names_the_deciding_rule_and_side() {
         );
         assert_eq!(trace["in"], json!({"rule": "blue:web:1", "action": "deny", "priority": 1}), "{args}");
     }
+    // The rules name a group, in which an address of the network without an endpoint may be.
+    let (trace, code) = check(&bench, "--from 10.36.1.99 --to w1 -l tcp -P 443");
+    let unknown = json!({"rule": null, "action": "deny", "priority": null, "reason": "unknown-source"});
+    assert_eq!((code, &trace["decidedBy"], &trace["in"]), (5, &json!("in"), &unknown));
     let (trace, code) = check(&bench, &format!("--from w1 --to {client} --protocol udp --port 53"));
     assert_eq!((code, &trace["in"], &trace["dscp"]), (0, &Value::Null, &json!(46)));
 
