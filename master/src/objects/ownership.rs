@@ -147,8 +147,11 @@ fn check_routed(request: &Fields, cluster: &Cluster, staged: &StagedTxn<'_>) -> 
              subnet {subnet}: requires admin; use encap vxlan"
         )));
     }
-    let joined = staged.get::<Network>(&object_key(tenant, HOST_ROUTES));
-    let is_joined = joined.is_some_and(|network| network.nw_type == INFRA && network.encap != "vlan");
+    let joined = object_key(tenant, HOST_ROUTES);
+    let is_joined = staged.cache().is_unreadable::<Network>(&joined)
+        || staged
+            .get::<Network>(&joined)
+            .is_some_and(|network| network.nw_type == INFRA && network.encap != "vlan");
     if !is_joined || !has_gateway(&["gateway", "ipv6Gateway"]) {
         return Ok(());
     }

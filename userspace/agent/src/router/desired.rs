@@ -16,6 +16,9 @@ use crate::{
     state::State,
 };
 
+/// Longest name of an interface (`IFNAMSIZ` without the end).
+const MAX_INTERFACE_NAME: usize = 15;
+
 /// What the kernel shall forward.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Desired {
@@ -80,10 +83,11 @@ impl Desired {
         }
     }
 
-    /// Prefixes to which the kernel shall have routes of the agent, without those that BGP has learnt.
+    /// Prefixes of which it is known whether the kernel shall have routes of the agent to them, without those that BGP has learnt.
     pub(super) fn prefixes(&self) -> impl Iterator<Item = IpNet> {
         let endpoints = self.endpoints.iter().copied().map(IpNet::from);
-        endpoints.chain(self.host.gateways.keys().copied()).chain(self.cluster.iter().copied())
+        let host = self.host.gateways.keys().chain(&self.host.refused).copied();
+        endpoints.chain(host).chain(self.cluster.iter().copied())
     }
 
     /// Whether the kernel shall have anything of the agent.
@@ -112,7 +116,8 @@ fn unreadable_infra<'a>(state: &'a State, host: &'a HostName) -> impl Iterator<I
         }
         _ => None,
     });
-    joined.flat_map(|id| id.match_indices('.').filter_map(move |(dot, _)| id.get(..dot)).map(str::to_owned))
+    let names = joined.flat_map(|id| id.match_indices('.').filter_map(move |(dot, _)| id.get(..dot)));
+    names.filter(|name| name.len() <= MAX_INTERFACE_NAME).map(str::to_owned)
 }
 
 /// Routes of the leaf switch.
@@ -159,5 +164,11 @@ mod tests {
         assert_eq!(names(&state), [""; 0]);
         state.reject(&Key::Network(network));
         assert_eq!(names(&state), ["a", "a.b"]);
+        // `nft` would refuse the whole table.
+        let long = NetworkId::from("mgmt.a-long-tenant-name.x");
+        let own = Attachment { port: "vvport2".to_owned(), owner: Owner::Node };
+        state.set_attachment(&EndpointId::new(&long, "h1"), Some(own));
+        state.reject(&Key::Network(long));
+        assert_eq!(names(&state), ["a", "a.b", "mgmt"]);
     }
 }

@@ -1,7 +1,10 @@
 //! Routes of the node itself: by its interface on the infra network `contivh1`, it reaches the other networks of the tenant
 //! (INVENTORY section 2.6).
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use contiv_model::{
     name::{EndpointId, HostName},
@@ -26,6 +29,8 @@ const NAME: &str = "contivh1";
 pub(super) struct HostRoutes {
     /// Gateways by subnet.
     pub(super) gateways: BTreeMap<IpNet, IpAddr>,
+    /// Subnets that the node shall not reach so, also not by a route of an earlier process.
+    pub(super) refused: BTreeSet<IpNet>,
     /// Networks that the node does not reach, and why.
     pub(super) missing: Vec<String>,
 }
@@ -47,9 +52,11 @@ impl HostRoutes {
                 && other.id != infra.id
                 && state.is_routed_between(infra, other)
         };
-        for subnet in others.filter(is_reachable).flat_map(Network::subnets) {
+        // The router forwards to subnets with a gateway.
+        for subnet in others.filter(is_reachable).flat_map(routed_subnets) {
             // The route would precede those by which the node reaches it.
             if let Some(why) = of_others(state, subnet) {
+                routes.refused.insert(subnet);
                 routes.missing.push(format!(
                     "this node has no route to {subnet}: {why}; use a subnet for the network that the fabric does not use"
                 ));
@@ -71,6 +78,12 @@ impl HostRoutes {
     }
 }
 
+fn routed_subnets(network: &Network) -> impl Iterator<Item = IpNet> {
+    let v4 = network.gateway.map(|_| IpNet::V4(network.subnet));
+    let v6 = network.gateway_v6.and(network.subnet_v6).map(IpNet::V6);
+    v4.into_iter().chain(v6)
+}
+
 /// What the node reaches in a subnet without the network that has it; `None` for nothing.
 fn of_others(state: &State, subnet: IpNet) -> Option<String> {
     if let Some(ip) = state.fabric_addresses().find(|ip| subnet.contains(ip)) {
@@ -82,7 +95,7 @@ fn of_others(state: &State, subnet: IpNet) -> Option<String> {
     if let Some(private) = private {
         return Some(format!("it is in the private subnet {private}, by which the node reaches its pods"));
     }
-    let mut around = state.networks_around();
+    let mut around = state.networks_around().filter(|(interface, _)| *interface != NAME);
     let (interface, network) = around.find(|(_, network)| network.contains(&subnet))?;
     Some(format!("it is in the network {network} of interface {interface} of this node"))
 }
@@ -223,22 +236,39 @@ mod tests {
         assert!(found.missing[0].contains("10.1.0.0/16: 10.1.0.9 is an address of"), "{:?}", found.missing);
     }
 
+    /// Only `admin` creates networks with a gateway here.
+    #[test]
+    fn a_subnet_without_a_gateway_is_not_reached() {
+        let no_v4 = Network { gateway: None, ..network("n1", "blue", 1) };
+        let no_v6 = Network { gateway_v6: None, ..network("n2", "blue", 2) };
+        let mut state = state([infra(), no_v4, no_v6]);
+        join(&mut state);
+        assert_eq!(routes(&state), ["10.2.0.0/16 via 10.9.255.254", "2001:db8:1::/64 via 2001:db8:9::ffff"]);
+    }
+
     /// The routes would be those to a part of it.
     #[test]
     fn a_subnet_in_a_network_of_the_node_is_not_reached() {
-        let subnets = ["10.77.0.96/29", "172.19.0.0/24", "10.16.4.0/24", "10.78.0.0/15"];
+        let subnets = ["10.77.0.96/29", "172.19.0.0/24", "10.80.0.8/29", "10.16.4.0/24", "10.78.0.0/15"];
         let networks = subnets.into_iter().zip(1..).map(|(subnet, n)| Network {
             subnet: subnet.parse().unwrap(),
             subnet_v6: None,
             ..network(&format!("n{n}"), "blue", n)
         });
-        let mut state = state([infra()].into_iter().chain(networks));
+        let other = Network { name: "mgmt0".parse().unwrap(), tenant: "red".parse().unwrap(), ..infra() };
+        let other = Network { id: "mgmt0.red".into(), subnet: "10.80.0.0/16".parse().unwrap(), ..other };
+        let mut state = state([infra(), other].into_iter().chain(networks));
         join(&mut state);
         state.allow_host_access();
         state.surround(Surroundings {
-            networks: [("eth0", "10.77.0.0/24"), ("eth1", "10.78.9.0/24"), (NAME, "10.16.0.0/16")]
-                .map(|(interface, network)| (interface.to_owned(), network.parse().unwrap()))
-                .into(),
+            networks: [
+                ("eth0", "10.77.0.0/24"),
+                ("eth1", "10.78.9.0/24"),
+                ("mgmt0", "10.80.0.0/16"),
+                (NAME, "10.16.0.0/16"),
+            ]
+            .map(|(interface, network)| (interface.to_owned(), network.parse().unwrap()))
+            .into(),
             ..Surroundings::default()
         });
         let found = HostRoutes::of(&state, &HOST_NAME.into());
@@ -247,9 +277,10 @@ mod tests {
         let whys = [
             "10.77.0.96/29: it is in the network 10.77.0.0/24 of interface eth0 of this node; use",
             "172.19.0.0/24: it is in the private subnet 172.19.0.0/16, by which the node reaches its pods; use",
+            "10.80.0.8/29: it is in the network 10.80.0.0/16 of interface mgmt0 of this node; use",
         ];
         assert!(found.missing.iter().zip(whys).all(|(line, why)| line.contains(why)), "{:?}", found.missing);
-        assert_eq!(found.missing.len(), whys.len());
+        assert_eq!((found.missing.len(), found.refused.len()), (whys.len(), whys.len()));
     }
 
     #[test]

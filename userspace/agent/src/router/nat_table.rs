@@ -31,7 +31,8 @@ impl NatTable {
     /// The table with a bound for each pod, as `nft` lists it. The marks of others stay: kube-proxy's, and those of the operator's
     /// routing rules.
     ///
-    /// What comes from elsewhere with the address of a pod would be masqueraded, and answers would reach the pod: it is dropped.
+    /// What comes from elsewhere with the address of a pod would be masqueraded, and answers would reach the pod: it is dropped. Not so
+    /// ICMP errors about connections: a router may have such an address.
     ///
     /// The kernel masquerades packets of connections only. Others, such as segments out of the window, would leave with the private
     /// address of the pod, which is the address of another pod on another node.
@@ -68,7 +69,7 @@ impl NatTable {
              {sets}\
              \tchain prerouting {{\n\
              \t\ttype filter hook prerouting priority filter; policy accept;\n\
-             \t\tiifname != \"{HOST_PORT}\" iifname != \"lo\" ip saddr {subnet} counter drop\n\
+             \t\tiifname != \"{HOST_PORT}\" iifname != \"lo\" ip saddr {subnet} ct state != related counter drop\n\
              {bounds}\
              \t\tiifname \"{HOST_PORT}\" meta mark set meta mark | {MARK:#010x}\n\
              \t\tip daddr {subnet} ct state established meta mark set meta mark | {MARK:#010x}\n\

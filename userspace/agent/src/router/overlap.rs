@@ -1,7 +1,7 @@
 //! Networks of the node that have addresses of the private subnet, such as those of containers that Kubernetes does not run.
 //!
 //! The kernel has one route for an address. With host access, the rules would drop what the node forwards to such a network, and the
-//! table would masquerade what comes from it. So host access does not begin there. Where it was first, pods keep it.
+//! table what comes from it. So host access does not begin there. Where it was first, pods keep it.
 
 use std::{fmt, io};
 
@@ -47,7 +47,9 @@ impl fmt::Display for Overlap {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Overlap { subnet, interface, network, is_later } = self;
         let effect = match is_later {
-            true => "some addresses are those of pods with host access and of other hosts",
+            true => {
+                "some addresses are those of pods with host access and of other hosts, whose packets are dropped"
+            }
             false => "pods do not reach addresses outside of the cluster",
         };
         write!(

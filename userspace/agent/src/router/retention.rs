@@ -8,7 +8,7 @@ use ipnet::IpNet;
 #[derive(Debug, Default)]
 pub(super) struct Retention {
     is_over: bool,
-    /// Prefixes to which this process has had routes.
+    /// Prefixes to which this process has had routes, or has refused them.
     own: BTreeSet<IpNet>,
     /// Whether this process has given host access.
     has_given_access: bool,
@@ -20,7 +20,7 @@ impl Retention {
         Retention { is_over: true, ..Retention::default() }
     }
 
-    /// Notes that the kernel shall have routes to these prefixes from now on, and whether it shall give host access.
+    /// Notes that it is known whether the kernel shall have routes to these prefixes, and whether it shall give host access.
     pub(super) fn update(
         &mut self,
         prefixes: impl IntoIterator<Item = IpNet>,

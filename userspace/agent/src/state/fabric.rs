@@ -61,16 +61,15 @@ impl State {
 
     /// Whether the fabric or this node may need the address for a host outside of the cluster's networks.
     fn is_taken(&self, ip: IpAddr) -> bool {
+        let is_infra = |name: &str| self.infra_networks().any(|network| network.name.as_str() == name);
         self.is_of_fabric(ip)
             || self.is_around(ip)
-            || self.networks_around().any(|(_, network)| network.contains(&ip))
+            || self.networks_around().any(|(name, network)| network.contains(&ip) && !is_infra(name))
     }
 
-    /// Networks of this node's interfaces, but those of infra networks.
+    /// Networks of this node's interfaces, with the names of the interfaces.
     pub fn networks_around(&self) -> impl Iterator<Item = (&str, IpNet)> {
-        let is_infra = |name: &str| self.infra_networks().any(|network| network.name.as_str() == name);
-        let networks = self.surroundings.networks.iter();
-        networks.filter(move |(name, _)| !is_infra(name)).map(|(name, network)| (name.as_str(), *network))
+        self.surroundings.networks.iter().map(|(name, network)| (name.as_str(), *network))
     }
 
     /// Whether netmaster or a default gateway of this node has the address.

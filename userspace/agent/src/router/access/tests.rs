@@ -151,7 +151,6 @@ fn the_address_of_a_pod_is_not_taken_from_other_interfaces() {
         node.namespace.sysctl(&format!("net/ipv4/conf/{interface}/rp_filter"), "0").unwrap();
         node.open_from(tap, last, [172, 19, 0, 7], 4789).unwrap();
     }
-    // The host, which sees its own frames, too, takes them for those of others.
     node.open(7, 80).unwrap();
     assert_eq!(node.until(80).unwrap(), [0; 0]);
 }
