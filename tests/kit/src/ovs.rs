@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
 use crate::{
@@ -168,6 +168,7 @@ impl Switch {
         let process = PathBuf::from(format!("/proc/{}", vswitchd.pid()));
         wait_until(START_TIMEOUT, "ovs-vswitchd has no packets in hand", || {
             let before = upcalls::handlers(&process)?;
+            ensure!(!before.is_empty(), "ovs-vswitchd has no threads named handler*");
             let is_idle = !upcalls::are_queued(&process)?
                 && before.iter().all(upcalls::Handler::waits)
                 && upcalls::handlers(&process)? == before

@@ -95,7 +95,7 @@ fn talks<H: Harness>(world: &mut World<H>, member: Member, to: Ipv4Addr) -> Resu
         [|p| p.udp_unchecked(4001, 53), |p| p.udp_unchecked(53, 4001)],
         [
             |p| p.tcp(4000, 80, tcp_flags::SYN),
-            |p| p.tcp(80, 4000, tcp_flags::SYN | tcp_flags::ACK).sequence(1000, 1),
+            |p| p.tcp(80, 4000, tcp_flags::SYN | tcp_flags::ACK).sequence(1000, 0),
         ],
         [|p| p.icmp_echo_request(7, 1), |p| p.icmp_echo_reply(7, 1)],
     ];
