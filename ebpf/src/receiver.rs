@@ -76,6 +76,35 @@ pub(crate) extern "C" fn ctv_regrouped(packet: *mut Packet, direction: u32, ifin
     1
 }
 
+/// The port that has received the packets of the direction of the packet in hand, in the upper half, and the group that it has now: zero
+/// if it has none but that for which the flow was evaluated, or is not known. If the port is another endpoint's by now, the flow ends
+/// where it is compared with the receiver.
+///
+/// A function of its own for the verifier.
+#[inline(never)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ctv_other_group(packet: *mut Packet) -> u64 {
+    let Some(packet) = packet::of(packet) else { return 0 };
+    let Some(place) = flows::record(packet.entry >> 1) else { return 0 };
+    // SAFETY: a record of the map; if it is another flow's meanwhile, nothing is noted.
+    let half = unsafe { half(place, packet.entry as usize) };
+    let Some(port) = maps::port_slot(u32::from(half.receiver).wrapping_sub(1)) else { return 0 };
+    let group = half.group(packet.entry & 1 != 0);
+    if port.ifindex == 0 || port.group == group {
+        return 0;
+    }
+    u64::from(port.ifindex) << 32 | u64::from(port.group)
+}
+
+/// Notes the group that the endpoint that the packet in hand goes to has got: the rules of the former one do not decide about it any more.
+#[inline(always)]
+pub(crate) fn note_group(packet: &mut Packet) {
+    let current = ctv_other_group(packet);
+    if current != 0 {
+        ctv_regrouped(packet, packet.entry & 1, (current >> 32) as u32, current as u32);
+    }
+}
+
 /// What [`FlowHalf::receiver`] is for a port.
 #[inline(always)]
 pub(crate) const fn receiver_at(ifindex: u32) -> u16 {

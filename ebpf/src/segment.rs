@@ -1,4 +1,5 @@
-//! What the packets of a flow change in it: counters, and the state of a TCP connection.
+//! What the packets of a flow change in it: counters, and the state of a TCP connection. And whether an ICMP error is about a segment
+//! that may be on the way.
 
 use contiv_abi::{
     DropReason, FlowEvent, FlowHalf, TCP,

@@ -16,7 +16,7 @@ use crate::{
     maps,
     packet::{self, GO_ON, NEW, Packet, Replaces, Told, tcp},
     policy,
-    receiver::{ctv_regrouped, differ},
+    receiver::{ctv_other_group, ctv_regrouped, differ, note_group},
     segment::{ctv_quoted, pass},
     service_entry,
 };
@@ -120,6 +120,9 @@ extern "C" fn ctv_by(packet: *mut Packet) -> u32 {
     }
     let code = policy::is_current(flow, half);
     if code != GO_ON {
+        if code == DropReason::Policy as u32 && ctv_other_group(packet) != 0 {
+            return packet::REVALIDATE;
+        }
         // A denied flow goes on as long as its packets come. An error says nothing about that.
         let is_current = u32::from(flows::head(place).generation) == packet.generation;
         if code == DropReason::Policy as u32 && packet.icmp_error == Told::NOTHING && is_current {
@@ -192,6 +195,7 @@ pub(crate) extern "C" fn ctv_revalidate(packet: *mut Packet) -> u32 {
     let Some(packet) = packet::of(packet) else { return 0 };
     let Some(flow) = flows::record(packet.entry >> 1) else { return 0 };
     ctv_appeared(packet, packet.entry >> 1, packet.entry & 1);
+    note_group(packet);
     // SAFETY: a record of the map; if it is another flow's meanwhile, the verdict is not stored.
     let flow = unsafe { &*flow };
     flow.received(false, &mut packet.spare);

@@ -18,7 +18,7 @@ use crate::{
     exclusions, lifecycle,
     node::harness::Harness,
     oracle::{Oracle, Possible},
-    packet::{Content, Phase, ROUTER, Sender, Sent, Way, destination, id_of, named},
+    packet::{Content, Phase, ROUTER, Sender, Sent, Way, destination, id_of, named, receivers},
     rig::Rig,
 };
 
@@ -122,6 +122,8 @@ struct Connection {
     has_lost_reply: bool,
     /// A packet was delivered before the change.
     precedes_change: bool,
+    /// A packet from the client, and one to it, was lost because the pod that it was for has got another group.
+    lost: [bool; 2],
     /// A packet to a service was dropped for one of several reasons, which leave different backends behind.
     is_unclear: bool,
 }
@@ -284,9 +286,12 @@ impl<H: Harness> Case<'_, H> {
         self.stage == Stage::After && exclusions::may_begin_again::<H>(self.cluster, &self.ends(probe, sent))
     }
 
-    /// The same of an end on the node, whose connections go on.
-    fn may_lose_packet(&self, probe: usize, sent: &Sent) -> bool {
-        self.stage == Stage::After && exclusions::may_lose_packet::<H>(self.cluster, &self.ends(probe, sent))
+    /// Whether the packet may be the one that its direction of the connection loses, which goes on: the pod that it is for has got
+    /// another group.
+    fn may_be_lost(&self, probe: usize, step: Step, sent: &Sent) -> bool {
+        let is_first = !self.connections[probe].lost[direction(step)];
+        let receivers: Vec<_> = receivers(sent).into_iter().chain(self.backends(probe, sent)).collect();
+        self.stage == Stage::After && is_first && exclusions::may_be_lost::<H>(self.cluster, &receivers)
     }
 
     /// The packet of a step, if the connection has one.
@@ -328,7 +333,7 @@ impl<H: Harness> Case<'_, H> {
         let service: Option<Service> = sent.service.map(|at| self.cluster.service(self.stage, at));
         let protocol = self.cluster.probes[*probe].resolved(self.cluster).content;
         let is_new = self.connections[*probe].delivered.is_none();
-        let possible: Vec<Possible> = if exclusions::is_evaluated_alone::<H>(protocol) {
+        let mut possible: Vec<Possible> = if exclusions::is_evaluated_alone::<H>(protocol) {
             vec![self.oracle.unconnected(&sent.from, &sent.bytes)]
         } else {
             let connection = &self.connections[*probe];
@@ -339,7 +344,6 @@ impl<H: Harness> Case<'_, H> {
             // Before `possible`, after which the oracle may know the connection.
             let again = may_begin_again
                 .then(|| self.oracle.possible_again(&sent.from, &sent.bytes, service.as_ref(), states));
-            let lost = self.may_lose_packet(*probe, sent).then(|| self.oracle.dropped());
             let is_changed =
                 sent.service.is_some_and(|at| service != Some(self.cluster.service(Stage::Before, at)));
             let resolves_again = is_changed
@@ -357,9 +361,14 @@ impl<H: Harness> Case<'_, H> {
             }
             possible.extend(resolved.into_iter().flatten());
             possible.extend(again.into_iter().flatten());
-            possible.extend(lost);
             possible
         };
+        let is_lost = deliveries.is_empty()
+            && !possible.iter().any(|possible| possible.deliveries.is_empty())
+            && self.may_be_lost(*probe, *step, sent);
+        if is_lost {
+            possible.push(self.oracle.dropped());
+        }
         let is_equal = |possible: &Possible| {
             let (copies, about) = own(possible);
             copies == deliveries
@@ -393,6 +402,7 @@ impl<H: Harness> Case<'_, H> {
         self.oracle.adopt(possible);
         let connection = &mut self.connections[probe];
         connection.is_unclear |= is_unclear;
+        connection.lost[direction(step)] |= is_lost;
         connection.precedes_change |= self.stage != Stage::After && !deliveries.is_empty();
         let one = match &deliveries[..] {
             [one] => Some(one.clone()),
@@ -428,11 +438,6 @@ impl<H: Harness> Case<'_, H> {
 
     /// Endpoints of the connection of a packet, and the backends that it may be with.
     fn ends(&self, probe: usize, sent: &Sent) -> Vec<(usize, u8)> {
-        let service = self.cluster.probes[probe].service(self.cluster);
-        let backends = service.into_iter().flat_map(|at| {
-            let service = self.cluster.service(Stage::Before, at);
-            service.backends.into_iter().filter_map(|backend| located(sent.network, backend.ip))
-        });
         // The kernel has another address of the pod.
         let pod = match self.cluster.probes[probe].from {
             Sender::Pod(pod) if sent.from == Origin::Kernel => {
@@ -440,7 +445,14 @@ impl<H: Harness> Case<'_, H> {
             }
             _ => None,
         };
-        named(sent).into_iter().chain(backends).chain(pod).collect()
+        named(sent).into_iter().chain(self.backends(probe, sent)).chain(pod).collect()
+    }
+
+    /// Backends that the connection of a packet may be with.
+    fn backends(&self, probe: usize, sent: &Sent) -> Vec<(usize, u8)> {
+        let Some(at) = self.cluster.probes[probe].service(self.cluster) else { return vec![] };
+        let backends = self.cluster.service(Stage::Before, at).backends.into_iter();
+        backends.filter_map(|backend| located(sent.network, backend.ip)).collect()
     }
 
     fn count(&mut self, packet: &Packet, deliveries: &[Delivery]) {
@@ -472,6 +484,11 @@ impl<H: Harness> Case<'_, H> {
         ensure!(known == backend, "the client at {:?} is with {known} and with {backend}", sent.from);
         Ok(())
     }
+}
+
+/// 0 for what goes to the receiver of the connection, 1 for what goes to its client. An error goes the other way than the packet.
+fn direction(step: Step) -> usize {
+    usize::from(matches!(step, Step::Back | Step::Errors(Way::There)))
 }
 
 fn shown(deliveries: &[Delivery]) -> String {

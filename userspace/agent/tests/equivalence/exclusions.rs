@@ -91,10 +91,11 @@ pub(crate) fn may_begin_again<H: Harness>(cluster: &Cluster, ends: &[(usize, u8)
         && ends.iter().any(|end| cluster.is_regrouped_remote(*end))
 }
 
-/// Whether the first packet of a connection may be dropped, which goes on with the next one: a pod, an end of it, has changed its group.
-pub(crate) fn may_lose_packet<H: Harness>(cluster: &Cluster, ends: &[(usize, u8)]) -> bool {
+/// Whether the first packet of a connection to one of these receivers may be dropped, which goes on with the next one: a pod of them has
+/// changed its group.
+pub(crate) fn may_be_lost<H: Harness>(cluster: &Cluster, receivers: &[(usize, u8)]) -> bool {
     differs::<H>(Difference::EndsConnectionsOfRegrouped)
-        && ends.iter().any(|end| cluster.is_regrouped_pod(*end))
+        && receivers.iter().any(|receiver| cluster.is_regrouped_pod(*receiver))
 }
 
 /// Whether the connection of a packet may go on as it was evaluated, although the change would have it evaluated otherwise.

@@ -441,6 +441,15 @@ pub(crate) fn named(sent: &Sent) -> Vec<(usize, u8)> {
     by_ip.chain(by_mac).collect()
 }
 
+/// The endpoints of [`named`] that the packet is for.
+pub(crate) fn receivers(sent: &Sent) -> Vec<(usize, u8)> {
+    let Some(Ends { macs, to, .. }) = untagged(sent).and_then(|frame| Ends::read(&frame)) else {
+        return vec![];
+    };
+    let [.., last] = macs.0;
+    located(sent.network, to.0).into_iter().chain([(sent.network, last)]).collect()
+}
+
 /// IP destination of a delivered packet.
 pub(crate) fn destination(delivery: &Delivery, is_vlan: bool) -> Option<IpAddr> {
     let is_tagged = is_vlan && delivery.to == Target::Uplink;

@@ -177,3 +177,26 @@ fn connections_of_a_pod_to_itself_go_on() -> Result<()> {
     assert_eq!(crate::flow_table::flows(&rig.node)?.len(), 1);
     Ok(())
 }
+
+/// Also for packets that the rules of its former group deny.
+#[test]
+fn a_server_leaves_a_group_that_denies() -> Result<()> {
+    needs!(root());
+    for was_allowed in [false, true] {
+        let mut rig = Rig::new("regroup-leave")?;
+        regroup(&mut rig.node, &mut rig.server, 4)?;
+        rig.set(group(4, if was_allowed { vec![] } else { all(Direction::In) }))?;
+        for (there, _) in connections() {
+            let outcome = rig.send(&there)?;
+            if was_allowed { passes(&outcome) } else { outcome.assert_dropped(DropReason::Policy) }
+        }
+        rig.set(group(4, all(Direction::In)))?;
+        regroup(&mut rig.node, &mut rig.server, 2)?;
+        for (there, answer) in connections() {
+            passes(&rig.send(&there)?);
+            passes(&rig.answer(&answer)?);
+        }
+        assert!(began_at_client(&rig)?);
+    }
+    Ok(())
+}
