@@ -93,7 +93,15 @@ fn flow(s: &Scene, peer: Station) -> (Vec<Step>, Vec<u8>) {
     (vec![s.send_by(s.victim, &question), s.send_by(peer, &answer.payload(b"answer"))], packet_of(&question))
 }
 
-/// The same of TCP. Numbers of the client and the server: 1000 and 5000.
+/// A flow of UDP that somebody else has with the victim, and what the victim answers.
+fn answered(s: &Scene, peer: Station) -> (Vec<Step>, Vec<u8>) {
+    let question =
+        ip(Packet::eth(s.victim.mac(), peer.mac()), peer.address(s.family), s.to()).udp(53, s.sport());
+    let answer = s.ip_of_victim(peer).udp(s.sport(), 53).payload(b"answer");
+    (vec![s.send_by(peer, &question.payload(b"question")), s.send_by(s.victim, &answer)], packet_of(&answer))
+}
+
+/// A connection of the victim by TCP. Numbers of the client and the server: 1000 and 5000.
 fn connection(s: &Scene, peer: Station) -> Vec<Step> {
     let there = |flags| s.ip_of_victim(peer).tcp(s.sport(), 80, flags);
     let back = || ip(Packet::eth(s.victim.mac(), peer.mac()), peer.address(s.family), s.to());
@@ -197,7 +205,18 @@ fn about_others() -> Vec<Attack> {
         })
         .by(families)
     };
+    let about_answer = |kind: Kind, families| {
+        let (name, ..) = kind;
+        Attack::new("new", format!("{name} about an answer to another"), move |s| {
+            let (mut steps, quoted) = answered(s, WITNESS);
+            steps.push(s.send(&error(s, s.ip(), kind, &quoted)));
+            steps
+        })
+        .by(families)
+    };
     let mut attacks: Vec<Attack> = ERRORS_V4.into_iter().map(|kind| about_udp(kind, V4)).collect();
+    attacks.extend([ERRORS_V4[0], ERRORS_V4[4]].map(|kind| about_answer(kind, V4)));
+    attacks.extend([ERRORS_V6[0], ERRORS_V6[4]].map(|kind| about_answer(kind, V6)));
     attacks.extend(ERRORS_V6.into_iter().map(|kind| about_udp(kind, V6)));
     attacks.extend([ERRORS_V4[0], ERRORS_V4[4]].map(|kind| about_tcp(kind, V4)));
     attacks.extend([ERRORS_V6[0], ERRORS_V6[4]].map(|kind| about_tcp(kind, V6)));
@@ -261,6 +280,9 @@ fn about_others() -> Vec<Attack> {
 /// Name and address of the sender of an error.
 type Source = (&'static str, fn(&Scene) -> IpAddr);
 
+/// What the victim has sent, and a flow with it.
+type Quote = (&'static str, fn(&Scene, Station) -> (Vec<Step>, Vec<u8>));
+
 /// An address without a record may be a router's, on a VLAN also one in the subnet, and the gateway's is; but between endpoints of a subnet there is no router.
 fn by_routers() -> Vec<Attack> {
     let sources: [Source; 3] = [
@@ -269,17 +291,19 @@ fn by_routers() -> Vec<Attack> {
         ("the gateway's address", |s| GATEWAY.address(s.family)),
     ];
     let kinds = [(ERRORS_V4[0], V4), (ERRORS_V4[4], V4), (ERRORS_V6[0], V6), (ERRORS_V6[4], V6)];
+    let quotes: [Quote; 2] = [("another's datagram", flow), ("an answer to another", answered)];
     let mut attacks = vec![];
     for (source, from) in sources {
         for (kind, families) in kinds {
             let (name, ..) = kind;
-            let attack =
-                Attack::new("new", format!("{name} about another's datagram from {source}"), move |s| {
+            for (quoted, flow) in quotes {
+                let attack = Attack::new("new", format!("{name} about {quoted} from {source}"), move |s| {
                     let (mut steps, quoted) = flow(s, WITNESS);
                     steps.push(s.send(&error(s, s.ip_from(from(s)), kind, &quoted)));
                     steps
                 });
-            attacks.push(attack.from(OUTSIDE).by(families));
+                attacks.push(attack.from(OUTSIDE).by(families));
+            }
         }
     }
     attacks

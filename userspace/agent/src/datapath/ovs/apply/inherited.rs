@@ -129,15 +129,15 @@ fn packets(
     let domain = domain(&model.index, &model.numbers, vrf, (network, *encap))?;
     let receiver = backend.as_ref().unwrap_or(destination);
     let key = (*protocol, receiver.port());
-    let client = (domain.zone(), connection.client.ip());
-    let opener = openers.get(&client).copied().unwrap_or(Opener::Unknown);
+    let client = connection.client.ip();
+    let opener = openers.get(&(domain.zone(), client)).copied().unwrap_or(Opener::Unknown);
     let Some(backend) = backend else {
-        return exchange(connection, *receiver, &pipeline::accepted(domain, key, None, opener));
+        return exchange(connection, *receiver, &pipeline::accepted(domain, client, key, None, opener));
     };
     let number = services.get(&(vrf, *destination, *protocol))?;
     let to = Some((*number, destination.port()));
     let mut packets = exchange(connection, *destination, &pipeline::chosen(domain, *backend))?;
-    packets.extend(exchange(connection, *receiver, &pipeline::accepted(domain, key, to, opener))?);
+    packets.extend(exchange(connection, *receiver, &pipeline::accepted(domain, client, key, to, opener))?);
     Some(packets)
 }
 

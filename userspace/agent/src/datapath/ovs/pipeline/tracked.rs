@@ -1,6 +1,6 @@
 //! Entries of connection tracking that packets of the agent make.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use contiv_model::{policy, service::Protocol};
 use openflow_rs::Action;
@@ -12,9 +12,11 @@ use super::{
     service,
 };
 
-/// Records a connection as rules see it. `to` is the number and the port of the service that its client sends to, `opener` the client.
+/// Records a connection of a client as rules see it. `to` is the number and the port of the service that the client sends to, `opener`
+/// who the client is.
 pub(crate) fn accepted(
     domain: Domain,
+    client: IpAddr,
     (protocol, port): (Protocol, u16),
     to: Option<(u32, u16)>,
     opener: Opener,
@@ -25,7 +27,7 @@ pub(crate) fn accepted(
     };
     let service = to.map_or(0, |(number, port)| service_value(number, port));
     let opened = [Action::load(service, service_slice()), rules::opened_by(protocol, port)];
-    opened.into_iter().chain(opener.sends()).chain([rules::commit(domain)]).collect()
+    opened.into_iter().chain(opener.sends()).chain([rules::commit(domain, client)]).collect()
 }
 
 /// Records the backend of a client's connection to a service.

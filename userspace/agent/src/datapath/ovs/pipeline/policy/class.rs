@@ -1,6 +1,6 @@
 //! What is evaluated, and how.
 
-use std::ops::RangeInclusive;
+use std::{net::IpAddr, ops::RangeInclusive};
 
 use contiv_abi::dhcp_client;
 use contiv_model::policy::{ICMP, ICMPV6, TCP, UDP};
@@ -261,19 +261,19 @@ pub(crate) fn network(network: &Network, domain: Domain) -> Vec<Flow> {
             Flow::new(table::DESTINATION_GROUP, rank::TRACKED, m).apply([track])
         }));
         // What goes to a successor of the one that has opened a connection begins one in its own direction.
-        let record = Action::Ct(Ct { force: true, ..record(domain) });
+        let record = Action::Ct(Ct { force: true, ..record(domain, opener::record_source(family)) });
         let accepted = Flow::new(table::ACCEPT, rank::TRACKED, opener::opening(packet()));
         flows.push(accepted.apply([record, Action::resubmit(table::DSCP)]));
     }
     flows
 }
 
-/// Records an accepted connection. Its replies are translated by its label, and go to the endpoint in it.
-pub(crate) fn commit(domain: Domain) -> Action {
-    Action::Ct(record(domain))
+/// Records a connection that `client` has opened, also by its replies. They are translated by its label, and go to the endpoint in it.
+pub(crate) fn commit(domain: Domain, client: IpAddr) -> Action {
+    Action::Ct(record(domain, opener::record_address(client)))
 }
 
-fn record(domain: Domain) -> Ct {
+fn record(domain: Domain, address: Vec<Action>) -> Ct {
     let label = Slice::bits(Field::CtLabel, 0, service_slice().width);
     let (packet, connection) = opened();
     let mut exec = vec![
@@ -281,6 +281,7 @@ fn record(domain: Domain) -> Ct {
         Action::Move { from: packet, to: connection },
     ];
     exec.extend(opener::record_sender());
+    exec.extend(address);
     Ct { commit: true, zone: Zone::Number(domain.zone()), exec, ..Ct::default() }
 }
 

@@ -204,11 +204,7 @@ pub(crate) fn subnet(subnet: &Subnet, domain: Domain) -> Vec<Flow> {
     ];
     // Other nodes are behind their kernels.
     if !subnet.is_routed_vlan() {
-        let error = packets().ct_state(ABOUT_CONNECTION, ABOUT_CONNECTION);
-        let within = [Side::Source, Side::Destination]
-            .into_iter()
-            .fold(error, |m, side| connection_within(m, side, subnet.prefix));
-        flows.push(Flow::new(table::ON_PATH_SUBNET, rank::ON_LINK, within));
+        flows.extend(on_link(packets(), subnet.prefix));
         // The gateway has no record, but connections.
         flows.extend(subnet.gateway.into_iter().flat_map(|gateway| on_path(domain, gateway.ip)));
     }
@@ -222,7 +218,7 @@ pub(crate) fn subnet(subnet: &Subnet, domain: Domain) -> Vec<Flow> {
             opener::check_error(Flow::new(
                 table::ON_PATH_SUBNET,
                 rank::GATEWAY + 1,
-                guard::source_within(packets(), gateway).ct_state(TO_OPENER, TO_OPENER),
+                to_opener(guard::source_within(packets(), gateway)),
             )),
         ]);
     }
@@ -233,6 +229,16 @@ pub(crate) fn subnet(subnet: &Subnet, domain: Domain) -> Vec<Flow> {
 const ABOUT_CONNECTION: u32 = ct_state::TRACKED | ct_state::RELATED;
 /// The same of one to the endpoint that has opened the connection, about a packet of it.
 const TO_OPENER: u32 = ABOUT_CONNECTION | ct_state::REPLY;
+
+/// An ICMP error to the endpoint that has opened the connection.
+fn to_opener(matching: Match) -> Match {
+    matching.ct_state(TO_OPENER, TO_OPENER)
+}
+
+/// An ICMP error to the other endpoint, about a reply. The switch does not tell the addresses of such connections: see [`opener`].
+fn about_a_reply(matching: Match) -> Match {
+    matching.ct_state(ABOUT_CONNECTION, TO_OPENER)
+}
 
 /// Requires an end of the connection in the prefix. A match reads the addresses of any connection, other than an action.
 fn connection_within(matching: Match, side: Side, prefix: IpNet) -> Match {
@@ -248,6 +254,16 @@ fn connection_within(matching: Match, side: Side, prefix: IpNet) -> Match {
     }
 }
 
+/// ICMP errors about connections of one link, which have no router on their path.
+fn on_link(packets: Match, prefix: IpNet) -> [Flow; 2] {
+    let ends = [Side::Source, Side::Destination];
+    let to_opener = to_opener(packets.clone());
+    let to_opener = ends.into_iter().fold(to_opener, |m, side| connection_within(m, side, prefix));
+    let about_reply = opener::opened_within(about_a_reply(packets), prefix);
+    let about_reply = guard::destination_within(about_reply, prefix);
+    [to_opener, about_reply].map(|m| Flow::new(table::ON_PATH_SUBNET, rank::ON_LINK, m))
+}
+
 /// ICMP errors: those of endpoints that are not at an end of the connection are dropped, those of the subnets' other addresses, and those
 /// about connections without a router on their path.
 fn on_path_base() -> Vec<Flow> {
@@ -257,21 +273,17 @@ fn on_path_base() -> Vec<Flow> {
             .apply([Action::resubmit(table::ON_PATH_OWNER)])
     };
     let subnet = |priority, m| Flow::new(table::ON_PATH_SUBNET, priority, m);
+    let link_local = guard::LINK_LOCAL.into();
+    let about_connection = || Match::new().ct_state(ABOUT_CONNECTION, ABOUT_CONNECTION);
     let mut flows: Vec<Flow> = Family::ALL.map(find).into();
     flows.extend([
         Flow::new(table::ON_PATH_OWNER, priority::MATCH, without_owner(Match::new()))
             .apply([Action::resubmit(table::ON_PATH_SUBNET)]),
-        subnet(rank::UNKNOWN, guard::source_within(Match::new(), guard::LINK_LOCAL.into())),
-        subnet(
-            rank::ON_LINK,
-            connection_within(
-                Match::new().ct_state(ABOUT_CONNECTION, ABOUT_CONNECTION),
-                Side::Source,
-                guard::LINK_LOCAL.into(),
-            ),
-        ),
+        subnet(rank::UNKNOWN, guard::source_within(Match::new(), link_local)),
+        subnet(rank::ON_LINK, connection_within(about_connection(), Side::Source, link_local)),
+        subnet(rank::ON_LINK, guard::destination_within(about_connection(), link_local)),
         subnet(priority::MISS, Match::new()).apply([Action::resubmit(table::DESTINATION_IDENTITY)]),
-        opener::check_error(subnet(priority::MISS + 1, Match::new().ct_state(TO_OPENER, TO_OPENER))),
+        opener::check_error(subnet(priority::MISS + 1, to_opener(Match::new()))),
     ]);
     flows
 }
@@ -286,11 +298,8 @@ pub(crate) fn endpoint(record: Record<'_>) -> Vec<Flow> {
 fn on_path(domain: Domain, ip: IpAddr) -> [Flow; 2] {
     let ip = IpNet::from(ip);
     let from = || guard::source_within(domain.packets(), ip);
-    let end = |m, side| Flow::new(table::ON_PATH, rank::KNOWN, connection_within(m, side, ip));
-    let about_reply = from().ct_state(ABOUT_CONNECTION, TO_OPENER);
-    let about_original = from().ct_state(TO_OPENER, TO_OPENER);
-    [
-        end(about_reply, Side::Source).goto(table::DESTINATION_IDENTITY),
-        opener::check_error(end(about_original, Side::Destination)),
-    ]
+    let to_opener = connection_within(to_opener(from()), Side::Destination, ip);
+    let about_reply = opener::opened_within(about_a_reply(from()), ip);
+    let known = |m| Flow::new(table::ON_PATH, rank::KNOWN, m);
+    [known(about_reply).goto(table::DESTINATION_IDENTITY), opener::check_error(known(to_opener))]
 }

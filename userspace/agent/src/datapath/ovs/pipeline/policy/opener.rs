@@ -19,14 +19,21 @@
 //! connection also goes on when its address passes to another service. A SYN of an established connection takes over nothing: it is one
 //! of another connection, which the backend does not accept.
 //!
+//! The label has the address of the packet that has opened the connection, too. The switch tells the addresses of a connection itself,
+//! but with the kernel datapath not to an ICMP error that is no reply (`is_ct_valid` in `lib/flow.h`).
+//!
 //! A frame from outside for no endpoint of this node is flooded or dropped, which needs no connection. Otherwise one sender could fill
 //! connection tracking on all nodes with frames to an unknown Ethernet address.
 
+use std::net::IpAddr;
+
 use contiv_model::name::EndpointId;
+use ipnet::IpNet;
 use openflow_rs::{Action, Field, Flow, Match, Slice, ct_state};
 
 use super::{CLASS, OPENING, REPLY, SUCCESSOR};
 use crate::datapath::ovs::pipeline::{
+    family::{Family, address_bits},
     guard::{Place, STATION_PORT, find_station, with_station_at},
     metadata::{OUTSIDE, SENDER, SERVICE_MASK, match_from, sender_number, service_port_match, service_value},
     table::{self, priority},
@@ -39,6 +46,45 @@ const IS_OUTSIDE: Slice = Slice { field: Field::CtLabel, offset: NUMBER.offset +
 const ORIGIN: Slice = Slice { field: Field::Metadata, offset: OUTSIDE.trailing_zeros() as u16, width: 1 };
 /// All of these bits of the label.
 const MASK: u128 = ((1_u128 << (NUMBER.width + IS_OUTSIDE.width)) - 1) << NUMBER.offset;
+
+/// A part of an address in the label.
+struct Part {
+    offset: u16,
+    width: u16,
+    in_label: u16,
+}
+
+impl Part {
+    fn of(&self, address: u128) -> u128 {
+        address >> self.offset & ((1 << self.width) - 1)
+    }
+
+    fn slice(&self) -> Slice {
+        Slice::bits(Field::CtLabel, self.in_label, self.width)
+    }
+}
+
+/// The address of the packet that has opened a connection, behind the other bits. There is no room for all of an IPv6 address: it has
+/// the end of the prefix of 64 bits, and the end of the address. So the addresses of a tenant differ unless they are made not to.
+const fn parts(family: Family) -> &'static [Part] {
+    const AT: u16 = IS_OUTSIDE.offset + IS_OUTSIDE.width;
+    const LOW: Part = Part { offset: 0, width: 32, in_label: AT };
+    const PREFIX: Part = Part { offset: 64, width: 31, in_label: AT + LOW.width };
+    match family {
+        Family::V4 => &[LOW],
+        Family::V6 => &[LOW, PREFIX],
+    }
+}
+
+/// Requires a connection that an address in the prefix has opened, as far as the label tells.
+pub(super) fn opened_within(matching: Match, prefix: IpNet) -> Match {
+    let (family, value, mask) = match prefix {
+        IpNet::V4(net) => (Family::V4, net.network().to_bits().into(), net.netmask().to_bits().into()),
+        IpNet::V6(net) => (Family::V6, net.network().to_bits(), net.netmask().to_bits()),
+    };
+    let label = |bits| parts(family).iter().fold(0, |label, part| label | part.of(bits) << part.in_label);
+    family.packets(matching).masked(Field::CtLabel, label(value), label(mask))
+}
 
 /// Who has opened a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +159,18 @@ pub(super) fn check_error(flow: Flow) -> Flow {
 /// Records the sender of the packet in the label of its connection.
 pub(super) fn record_sender() -> [Action; 2] {
     [Action::Move { from: SENDER, to: NUMBER }, Action::Move { from: ORIGIN, to: IS_OUTSIDE }]
+}
+
+/// Records the source address of the packet in the label of its connection.
+pub(super) fn record_source(family: Family) -> Vec<Action> {
+    let source = |part: &Part| Slice::bits(family.source(), part.offset, part.width);
+    parts(family).iter().map(|part| Action::Move { from: source(part), to: part.slice() }).collect()
+}
+
+/// Records the address in the label of a connection.
+pub(super) fn record_address(ip: IpAddr) -> Vec<Action> {
+    let bits = |part: &Part| part.of(address_bits(ip)) as u64;
+    parts(Family::of(ip)).iter().map(|part| Action::load(bits(part), part.slice())).collect()
 }
 
 /// Finds the port of the endpoint of this node that has opened the connection of the packet, if it is one of its packets.
