@@ -241,4 +241,31 @@ mod tests {
         assert_ne!(one, Opener::endpoint(&"net.blue-pod2".into()));
         assert!(matches!(one, Opener::Here(1..=0xff_ffff)), "{one:?}");
     }
+
+    #[test]
+    fn labels_tell_the_address_that_has_opened_a_connection() {
+        let label = |ip: &str| {
+            let actions = record_address(ip.parse().unwrap());
+            actions.iter().fold(0, |label, action| match action {
+                Action::Load { value, to } => label | u128::from(*value) << to.offset,
+                other => panic!("{other:?}"),
+            })
+        };
+        let is_within = |ip: &str, prefix: &str| {
+            let wanted = opened_within(Match::new(), prefix.parse().unwrap());
+            let wanted = wanted.get(Field::CtLabel).unwrap();
+            // The rest is not compared.
+            assert_eq!(wanted.mask & (MASK | u128::from(SERVICE_MASK)), 0);
+            label(ip) & wanted.mask == wanted.value
+        };
+        assert!(is_within("10.1.0.1", "10.1.0.1/32") && is_within("10.1.0.1", "10.1.0.0/16"));
+        assert!(!is_within("10.1.0.1", "10.1.0.2/32") && !is_within("10.2.0.1", "10.1.0.0/16"));
+        assert!(is_within("2001:db8:0:7::1", "2001:db8:0:7::1/128"));
+        assert!(is_within("2001:db8:0:7::1", "2001:db8:0:7::/64"));
+        assert!(!is_within("2001:db8:0:7::1", "2001:db8:0:8::1/128"));
+        assert!(!is_within("2001:db8:0:7::1", "2001:db8:0:7::2/128"));
+        assert!(!is_within("2001:db8:0:7::1", "2001:db8:0:8::/64"));
+        // Of an earlier version.
+        assert!(label("10.1.0.1") != 0 && label("2001:db8::1") != 0);
+    }
 }
