@@ -10,6 +10,7 @@ use std::{
 };
 
 use contiv_model::{service::Protocol, vrf::Vrf};
+use ipnet::IpNet;
 use openflow_rs::{Action, Port, message::Body, packet::PacketOut};
 
 use crate::{
@@ -54,8 +55,8 @@ pub(super) async fn import(
     // Connections between endpoints go on without.
     connections.sort_by_key(|connection| connection.backend.is_none());
     let all = connections.len();
-    let (services, openers) = (services(model), openers(model));
-    let packets = |connection| packets(model, &services, &openers, connection);
+    let known = Known { services: services(model), openers: openers(model), links: links(model) };
+    let packets = |connection| packets(model, &known, connection);
     let recorded: Vec<_> = connections.iter().take(MAX).filter_map(packets).collect();
     let count = recorded.len();
     let zones = zones(&model.index, &model.numbers);
@@ -74,6 +75,13 @@ pub(super) async fn import(
         }
     }
     tracing::info!("took over {count} connections of the other datapath; {} lost", all - count);
+}
+
+/// What the records of connections have, as installed.
+struct Known<'a> {
+    services: Services<'a>,
+    openers: Openers,
+    links: Links,
 }
 
 /// Numbers of services by VRF, address, port and protocol.
@@ -118,26 +126,40 @@ fn openers(model: &SwitchModel) -> Openers {
     openers
 }
 
+/// Subnets whose endpoints are on one link, by the zone of their domain.
+type Links = HashMap<u16, Vec<IpNet>>;
+
+fn links(model: &SwitchModel) -> Links {
+    let mut links = Links::new();
+    for object in model.index.ids().filter_map(|id| Some(&model.index.get(id)?.object)) {
+        let Object::Subnet(subnet) = object else { continue };
+        let network = (&subnet.network, subnet.encap);
+        let Some(domain) = domain(&model.index, &model.numbers, &subnet.vrf, network) else { continue };
+        if !subnet.is_routed_vlan() {
+            links.entry(domain.zone()).or_default().push(subnet.prefix);
+        }
+    }
+    links
+}
+
 /// The packets that make the entries of a connection; `None` if the switch cannot have it.
-fn packets(
-    model: &SwitchModel,
-    services: &Services<'_>,
-    openers: &Openers,
-    connection: &TrackedConnection,
-) -> Option<Vec<Body>> {
+fn packets(model: &SwitchModel, known: &Known<'_>, connection: &TrackedConnection) -> Option<Vec<Body>> {
     let TrackedConnection { vrf, network, encap, protocol, destination, backend, .. } = connection;
     let domain = domain(&model.index, &model.numbers, vrf, (network, *encap))?;
     let receiver = backend.as_ref().unwrap_or(destination);
     let key = (*protocol, receiver.port());
     let client = connection.client.ip();
-    let opener = openers.get(&(domain.zone(), client)).copied().unwrap_or(Opener::Unknown);
+    let opener = known.openers.get(&(domain.zone(), client)).copied().unwrap_or(Opener::Unknown);
+    let mut links = known.links.get(&domain.zone()).into_iter().flatten();
+    let is_on_link = links.any(|link| link.contains(&client) && link.contains(&receiver.ip()));
+    let accepted = |to| pipeline::accepted(domain, client, key, to, (opener, is_on_link));
     let Some(backend) = backend else {
-        return exchange(connection, *receiver, &pipeline::accepted(domain, client, key, None, opener));
+        return exchange(connection, *receiver, &accepted(None));
     };
-    let number = services.get(&(vrf, *destination, *protocol))?;
+    let number = known.services.get(&(vrf, *destination, *protocol))?;
     let to = Some((*number, destination.port()));
     let mut packets = exchange(connection, *destination, &pipeline::chosen(domain, *backend))?;
-    packets.extend(exchange(connection, *receiver, &pipeline::accepted(domain, client, key, to, opener))?);
+    packets.extend(exchange(connection, *receiver, &accepted(to))?);
     Some(packets)
 }
 

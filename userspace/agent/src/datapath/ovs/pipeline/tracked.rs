@@ -13,13 +13,13 @@ use super::{
 };
 
 /// Records a connection of a client as rules see it. `to` is the number and the port of the service that the client sends to, `opener`
-/// who the client is.
+/// who the client is. `is_on_link` tells whether the other end is on the client's link.
 pub(crate) fn accepted(
     domain: Domain,
     client: IpAddr,
     (protocol, port): (Protocol, u16),
     to: Option<(u32, u16)>,
-    opener: Opener,
+    (opener, is_on_link): (Opener, bool),
 ) -> Vec<Action> {
     let protocol = match protocol {
         Protocol::Tcp => policy::TCP,
@@ -27,7 +27,7 @@ pub(crate) fn accepted(
     };
     let service = to.map_or(0, |(number, port)| service_value(number, port));
     let opened = [Action::load(service, service_slice()), rules::opened_by(protocol, port)];
-    opened.into_iter().chain(opener.sends()).chain([rules::commit(domain, client)]).collect()
+    opened.into_iter().chain(opener.sends()).chain([rules::commit(domain, client, is_on_link)]).collect()
 }
 
 /// Records the backend of a client's connection to a service.

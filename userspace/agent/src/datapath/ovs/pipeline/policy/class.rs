@@ -4,6 +4,7 @@ use std::{net::IpAddr, ops::RangeInclusive};
 
 use contiv_abi::dhcp_client;
 use contiv_model::policy::{ICMP, ICMPV6, TCP, UDP};
+use ipnet::IpNet;
 use openflow_rs::{Action, Ct, Field, Flow, Match, Slice, Zone, ct_state};
 
 use super::{
@@ -14,6 +15,7 @@ use crate::datapath::{
     Network,
     ovs::pipeline::{
         family::Family,
+        guard,
         metadata::{Domain, bridge_and_tag, network_match, service_slice},
         table::{self, priority, priority::policy as rank},
     },
@@ -50,7 +52,7 @@ fn own() -> Vec<Action> {
 
 /// What is known of the packet that opened the connection, for an ICMP error about a reply. Actions read the addresses,
 /// protocol and ports of a connection only if the packet is new, established or a reply; the switch takes it for one without
-/// a connection otherwise (`is_ct_valid` in `lib/meta-flow.c`). The error goes to the sender of the reply, which is the destination
+/// a connection otherwise (`is_ct_valid` in `lib/flow.h`). The error goes to the sender of the reply, which is the destination
 /// of the connection; its source is that of the connection, or a router.
 fn about_reply() -> [Action; 2] {
     let (packet, connection) = opened();
@@ -260,25 +262,41 @@ pub(crate) fn network(network: &Network, domain: Domain) -> Vec<Flow> {
             let track = Action::Ct(Ct { zone, table: Some(table::STATE), ..Ct::default() });
             Flow::new(table::DESTINATION_GROUP, rank::TRACKED, m).apply([track])
         }));
-        // What goes to a successor of the one that has opened a connection begins one in its own direction.
-        let record = Action::Ct(Ct { force: true, ..record(domain, opener::record_source(family)) });
-        let accepted = Flow::new(table::ACCEPT, rank::TRACKED, opener::opening(packet()));
-        flows.push(accepted.apply([record, Action::resubmit(table::DSCP)]));
+        flows.push(accepted(domain, family, packet(), false));
     }
+    // Its owner is on the link.
+    let from_link_local = guard::source_within(network_match(tag), guard::LINK_LOCAL.into());
+    flows.push(accepted(domain, Family::V6, from_link_local, true));
     flows
 }
 
-/// Records a connection that `client` has opened, also by its replies. They are translated by its label, and go to the endpoint in it.
-pub(crate) fn commit(domain: Domain, client: IpAddr) -> Action {
-    Action::Ct(record(domain, opener::record_address(client)))
+/// Returns the flow that records connections within a subnet.
+pub(super) fn within(domain: Domain, prefix: IpNet) -> Flow {
+    let packets = guard::destination_within(guard::source_within(domain.packets(), prefix), prefix);
+    accepted(domain, Family::of(prefix.addr()), packets, true)
 }
 
-fn record(domain: Domain, address: Vec<Action>) -> Ct {
+/// Records connections that rules accept. What goes to a successor of the one that has opened a connection begins one in its own
+/// direction.
+fn accepted(domain: Domain, family: Family, packets: Match, is_on_link: bool) -> Flow {
+    let record = Ct { force: true, ..record(domain, opener::record_source(family), is_on_link) };
+    let priority = rank::TRACKED + u16::from(is_on_link);
+    let flow = Flow::new(table::ACCEPT, priority, opener::opening(packets));
+    flow.apply([Action::Ct(record), Action::resubmit(table::DSCP)])
+}
+
+/// Records a connection that `client` has opened, also by its replies. They are translated by its label, and go to the endpoint in it.
+pub(crate) fn commit(domain: Domain, client: IpAddr, is_on_link: bool) -> Action {
+    Action::Ct(record(domain, opener::record_address(client), is_on_link))
+}
+
+fn record(domain: Domain, address: Vec<Action>, is_on_link: bool) -> Ct {
     let label = Slice::bits(Field::CtLabel, 0, service_slice().width);
     let (packet, connection) = opened();
     let mut exec = vec![
         Action::Move { from: service_slice(), to: label },
         Action::Move { from: packet, to: connection },
+        opener::record_link(is_on_link),
     ];
     exec.extend(opener::record_sender());
     exec.extend(address);

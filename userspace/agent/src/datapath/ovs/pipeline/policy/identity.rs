@@ -16,7 +16,7 @@ use openflow_rs::{Action, Field, Flow, Match, ct_state};
 
 use super::{
     CLASS, CONNECTION, DESTINATION_FLAGS, DESTINATION_IDENTITY, HERE, MISDIRECTED, REPLY, SOURCE_FLAGS,
-    SOURCE_IDENTITY, SUCCESSOR, Side, UNKNOWN, destination_register, opener,
+    SOURCE_IDENTITY, SUCCESSOR, Side, UNKNOWN, class, destination_register, opener,
 };
 use crate::datapath::{
     Subnet,
@@ -204,7 +204,7 @@ pub(crate) fn subnet(subnet: &Subnet, domain: Domain) -> Vec<Flow> {
     ];
     // Other nodes are behind their kernels.
     if !subnet.is_routed_vlan() {
-        flows.extend(on_link(packets(), subnet.prefix));
+        flows.push(class::within(domain, subnet.prefix));
         // The gateway has no record, but connections.
         flows.extend(subnet.gateway.into_iter().flat_map(|gateway| on_path(domain, gateway.ip)));
     }
@@ -240,28 +240,12 @@ fn about_a_reply(matching: Match) -> Match {
     matching.ct_state(ABOUT_CONNECTION, TO_OPENER)
 }
 
-/// Requires an end of the connection in the prefix. A match reads the addresses of any connection, other than an action.
-fn connection_within(matching: Match, side: Side, prefix: IpNet) -> Match {
-    match prefix {
-        IpNet::V4(net) => {
-            let field = if side == Side::Source { Field::CtIpv4Src } else { Field::CtIpv4Dst };
-            matching.ipv4().masked(field, net.network().to_bits(), net.netmask().to_bits())
-        }
-        IpNet::V6(net) => {
-            let field = if side == Side::Source { Field::CtIpv6Src } else { Field::CtIpv6Dst };
-            matching.ipv6().masked(field, net.network().to_bits(), net.netmask().to_bits())
-        }
+/// Requires the other end of the connection than the opener.
+fn connection_to(matching: Match, ip: IpAddr) -> Match {
+    match ip {
+        IpAddr::V4(ip) => matching.ipv4().field(Field::CtIpv4Dst, ip.to_bits()),
+        IpAddr::V6(ip) => matching.ipv6().field(Field::CtIpv6Dst, ip.to_bits()),
     }
-}
-
-/// ICMP errors about connections of one link, which have no router on their path.
-fn on_link(packets: Match, prefix: IpNet) -> [Flow; 2] {
-    let ends = [Side::Source, Side::Destination];
-    let to_opener = to_opener(packets.clone());
-    let to_opener = ends.into_iter().fold(to_opener, |m, side| connection_within(m, side, prefix));
-    let about_reply = opener::opened_within(about_a_reply(packets), prefix);
-    let about_reply = guard::destination_within(about_reply, prefix);
-    [to_opener, about_reply].map(|m| Flow::new(table::ON_PATH_SUBNET, rank::ON_LINK, m))
 }
 
 /// ICMP errors: those of endpoints that are not at an end of the connection are dropped, those of the subnets' other addresses, and those
@@ -273,15 +257,12 @@ fn on_path_base() -> Vec<Flow> {
             .apply([Action::resubmit(table::ON_PATH_OWNER)])
     };
     let subnet = |priority, m| Flow::new(table::ON_PATH_SUBNET, priority, m);
-    let link_local = guard::LINK_LOCAL.into();
-    let about_connection = || Match::new().ct_state(ABOUT_CONNECTION, ABOUT_CONNECTION);
     let mut flows: Vec<Flow> = Family::ALL.map(find).into();
     flows.extend([
         Flow::new(table::ON_PATH_OWNER, priority::MATCH, without_owner(Match::new()))
             .apply([Action::resubmit(table::ON_PATH_SUBNET)]),
-        subnet(rank::UNKNOWN, guard::source_within(Match::new(), link_local)),
-        subnet(rank::ON_LINK, connection_within(about_connection(), Side::Source, link_local)),
-        subnet(rank::ON_LINK, guard::destination_within(about_connection(), link_local)),
+        subnet(rank::UNKNOWN, guard::source_within(Match::new(), guard::LINK_LOCAL.into())),
+        subnet(rank::ON_LINK, opener::on_link(Match::new().ct_state(ABOUT_CONNECTION, ABOUT_CONNECTION))),
         subnet(priority::MISS, Match::new()).apply([Action::resubmit(table::DESTINATION_IDENTITY)]),
         opener::check_error(subnet(priority::MISS + 1, to_opener(Match::new()))),
     ]);
@@ -296,10 +277,9 @@ pub(crate) fn endpoint(record: Record<'_>) -> Vec<Flow> {
 }
 
 fn on_path(domain: Domain, ip: IpAddr) -> [Flow; 2] {
-    let ip = IpNet::from(ip);
-    let from = || guard::source_within(domain.packets(), ip);
-    let to_opener = connection_within(to_opener(from()), Side::Destination, ip);
-    let about_reply = opener::opened_within(about_a_reply(from()), ip);
+    let from = || guard::source_within(domain.packets(), ip.into());
+    let to_opener = connection_to(to_opener(from()), ip);
+    let about_reply = opener::opened_by(about_a_reply(from()), ip);
     let known = |m| Flow::new(table::ON_PATH, rank::KNOWN, m);
     [known(about_reply).goto(table::DESTINATION_IDENTITY), opener::check_error(known(to_opener))]
 }

@@ -19,8 +19,9 @@
 //! connection also goes on when its address passes to another service. A SYN of an established connection takes over nothing: it is one
 //! of another connection, which the backend does not accept.
 //!
-//! The label has the address of the packet that has opened the connection, too. The switch tells the addresses of a connection itself,
-//! but with the kernel datapath not to an ICMP error that is no reply (`is_ct_valid` in `lib/flow.h`).
+//! The label also has the address of the packet that has opened the connection, and whether both ends are on one link. The switch
+//! tells the addresses of a connection itself, but with the kernel datapath not to an ICMP error that is no reply (`is_ct_valid` in
+//! `lib/flow.h`).
 //!
 //! A frame from outside for no endpoint of this node is flooded or dropped, which needs no connection. Otherwise one sender could fill
 //! connection tracking on all nodes with frames to an unknown Ethernet address.
@@ -28,7 +29,6 @@
 use std::net::IpAddr;
 
 use contiv_model::name::EndpointId;
-use ipnet::IpNet;
 use openflow_rs::{Action, Field, Flow, Match, Slice, ct_state};
 
 use super::{CLASS, OPENING, REPLY, SUCCESSOR};
@@ -39,6 +39,8 @@ use crate::datapath::ovs::pipeline::{
     table::{self, priority},
 };
 
+/// Bit of the label, behind the service: both ends of the connection are on one link.
+const ON_LINK: Slice = Slice { field: Field::CtLabel, offset: 39, width: 1 };
 /// Bits of the label: [`SENDER`].
 const NUMBER: Slice = Slice { field: Field::CtLabel, offset: 40, width: SENDER.width };
 /// Bit of the label, and of the metadata: the connection was opened from outside.
@@ -65,25 +67,33 @@ impl Part {
 }
 
 /// The address of the packet that has opened a connection, behind the other bits. There is no room for all of an IPv6 address: it has
-/// the end of the prefix of 64 bits, and the end of the address. So the addresses of a tenant differ unless they are made not to.
+/// the end of the prefix of 64 bits, and the end of the address. Endpoints that have both in common are taken for each other.
 const fn parts(family: Family) -> &'static [Part] {
     const AT: u16 = IS_OUTSIDE.offset + IS_OUTSIDE.width;
-    const LOW: Part = Part { offset: 0, width: 32, in_label: AT };
-    const PREFIX: Part = Part { offset: 64, width: 31, in_label: AT + LOW.width };
+    const HOST: Part = Part { offset: 0, width: 20, in_label: AT };
+    const PREFIX: Part = Part { offset: 64, width: 43, in_label: AT + HOST.width };
     match family {
-        Family::V4 => &[LOW],
-        Family::V6 => &[LOW, PREFIX],
+        Family::V4 => &[Part { offset: 0, width: 32, in_label: AT }],
+        Family::V6 => &[HOST, PREFIX],
     }
 }
 
-/// Requires a connection that an address in the prefix has opened, as far as the label tells.
-pub(super) fn opened_within(matching: Match, prefix: IpNet) -> Match {
-    let (family, value, mask) = match prefix {
-        IpNet::V4(net) => (Family::V4, net.network().to_bits().into(), net.netmask().to_bits().into()),
-        IpNet::V6(net) => (Family::V6, net.network().to_bits(), net.netmask().to_bits()),
-    };
+/// Requires a connection that this address has opened.
+pub(super) fn opened_by(matching: Match, ip: IpAddr) -> Match {
+    let family = Family::of(ip);
     let label = |bits| parts(family).iter().fold(0, |label, part| label | part.of(bits) << part.in_label);
-    family.packets(matching).masked(Field::CtLabel, label(value), label(mask))
+    family.packets(matching).masked(Field::CtLabel, label(address_bits(ip)), label(u128::MAX))
+}
+
+/// Requires a connection between two ends of one link.
+pub(super) fn on_link(matching: Match) -> Match {
+    let bit = 1_u128 << ON_LINK.offset;
+    matching.masked(Field::CtLabel, bit, bit)
+}
+
+/// Records whether both ends of the connection are on one link.
+pub(super) fn record_link(is_one: bool) -> Action {
+    Action::load(is_one.into(), ON_LINK)
 }
 
 /// Who has opened a connection.
@@ -251,21 +261,21 @@ mod tests {
                 other => panic!("{other:?}"),
             })
         };
-        let is_within = |ip: &str, prefix: &str| {
-            let wanted = opened_within(Match::new(), prefix.parse().unwrap());
+        let is_of = |ip: &str, other: &str| {
+            let wanted = opened_by(Match::new(), other.parse().unwrap());
             let wanted = wanted.get(Field::CtLabel).unwrap();
             // The rest is not compared.
-            assert_eq!(wanted.mask & (MASK | u128::from(SERVICE_MASK)), 0);
+            let rest = MASK | u128::from(SERVICE_MASK) | 1 << ON_LINK.offset;
+            assert_eq!(wanted.mask & rest, 0);
             label(ip) & wanted.mask == wanted.value
         };
-        assert!(is_within("10.1.0.1", "10.1.0.1/32") && is_within("10.1.0.1", "10.1.0.0/16"));
-        assert!(!is_within("10.1.0.1", "10.1.0.2/32") && !is_within("10.2.0.1", "10.1.0.0/16"));
-        assert!(is_within("2001:db8:0:7::1", "2001:db8:0:7::1/128"));
-        assert!(is_within("2001:db8:0:7::1", "2001:db8:0:7::/64"));
-        assert!(!is_within("2001:db8:0:7::1", "2001:db8:0:8::1/128"));
-        assert!(!is_within("2001:db8:0:7::1", "2001:db8:0:7::2/128"));
-        assert!(!is_within("2001:db8:0:7::1", "2001:db8:0:8::/64"));
-        // Of an earlier version.
-        assert!(label("10.1.0.1") != 0 && label("2001:db8::1") != 0);
+        for (ip, others) in [
+            ("10.1.0.1", ["10.1.0.2", "10.2.0.1", "11.1.0.1"]),
+            ("2001:db8:0:7::1", ["2001:db8:0:7::2", "2001:db8:0:8::1", "2001:db9:0:7::1"]),
+            ("fd00:1::5", ["fd00:2::5", "fd00:1:0:1::5", "fd00:1::1:5"]),
+        ] {
+            assert!(is_of(ip, ip));
+            assert!(!others.into_iter().any(|other| is_of(ip, other)), "{ip}");
+        }
     }
 }
