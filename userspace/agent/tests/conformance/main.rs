@@ -44,7 +44,8 @@ on_every_datapath!([
         requests_for_unknown_addresses_are_flooded, the_outside_gets_replies_for_local_pods, requests_are_flooded_in_flood_mode;
     isolation: networks_with_the_same_addresses, the_outside_stays_in_its_network, pods_cannot_choose_their_network;
     vxlan: vxlan_unicast, unknown_vteps_and_networks, outer_dscp;
-    vlan: vlan_unicast, foreign_tags, unknown_unicast_on_vlan, routers_send_errors_from_their_own_addresses;
+    vlan: vlan_unicast, foreign_tags, unknown_unicast_on_vlan, routers_send_errors_from_their_own_addresses,
+        routers_send_errors_about_replies;
     flooding: broadcast_and_multicast, flooding_from_outside, unknown_unicast_on_vxlan;
     change: remote_moves_to_another_node, pod_changes_its_address, pod_moves_to_another_node, peer_leaves_and_comes,
         arp_mode_changes, set_twice_writes_once, removal_stops_traffic_and_leaves_nothing;
