@@ -45,6 +45,10 @@ pub(crate) fn vtep(address: IpAddr, port: u16) -> [Flow; 2] {
 pub(crate) fn subnet(subnet: &Subnet, segment: Segment, kernel: Option<u32>) -> Vec<Flow> {
     let Segment { tag, domain, .. } = segment;
     let mut flows = policy::subnet(subnet, domain);
+    // Other nodes are behind their kernels.
+    if !subnet.is_routed_vlan() {
+        flows.push(policy::within(domain, subnet.prefix));
+    }
     if let IpNet::V4(prefix) = subnet.prefix
         && prefix.prefix_len() < 31
     {

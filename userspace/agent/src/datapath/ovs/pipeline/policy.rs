@@ -30,7 +30,7 @@ use openflow_rs::{Action, Field, Match, Slice};
 use super::{family::Family, guard, metadata};
 
 pub(super) use self::{
-    class::{base, commit, network, opened_by},
+    class::{base, commit, network, opened_by, within},
     identity::{endpoint, subnet},
     opener::{known_opener, known_service},
     replicate::{far, flood},

@@ -270,8 +270,8 @@ pub(crate) fn network(network: &Network, domain: Domain) -> Vec<Flow> {
     flows
 }
 
-/// Returns the flow that records connections within a subnet.
-pub(super) fn within(domain: Domain, prefix: IpNet) -> Flow {
+/// Returns the flow that records connections within a subnet whose endpoints are on one link.
+pub(crate) fn within(domain: Domain, prefix: IpNet) -> Flow {
     let packets = guard::destination_within(guard::source_within(domain.packets(), prefix), prefix);
     accepted(domain, Family::of(prefix.addr()), packets, true)
 }

@@ -16,7 +16,7 @@ use openflow_rs::{Action, Field, Flow, Match, ct_state};
 
 use super::{
     CLASS, CONNECTION, DESTINATION_FLAGS, DESTINATION_IDENTITY, HERE, MISDIRECTED, REPLY, SOURCE_FLAGS,
-    SOURCE_IDENTITY, SUCCESSOR, Side, UNKNOWN, class, destination_register, opener,
+    SOURCE_IDENTITY, SUCCESSOR, Side, UNKNOWN, destination_register, opener,
 };
 use crate::datapath::{
     Subnet,
@@ -204,7 +204,6 @@ pub(crate) fn subnet(subnet: &Subnet, domain: Domain) -> Vec<Flow> {
     ];
     // Other nodes are behind their kernels.
     if !subnet.is_routed_vlan() {
-        flows.push(class::within(domain, subnet.prefix));
         // The gateway has no record, but connections.
         flows.extend(subnet.gateway.into_iter().flat_map(|gateway| on_path(domain, gateway.ip)));
     }
