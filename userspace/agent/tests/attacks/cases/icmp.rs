@@ -183,15 +183,17 @@ fn misdirected() -> Attack {
 }
 
 fn about_others() -> Vec<Attack> {
-    let about_udp = |kind: Kind, families| {
+    let about_udp = |defect, (quoted, flow): Quote, kind: Kind, families| {
         let (name, ..) = kind;
-        Attack::new("E26", format!("{name} about another's datagram"), move |s| {
+        Attack::new(defect, format!("{name} about {quoted}"), move |s| {
             let (mut steps, quoted) = flow(s, WITNESS);
             steps.push(s.send(&error(s, s.ip(), kind, &quoted)));
             steps
         })
         .by(families)
     };
+    let about_datagram = |kind, families| about_udp("E26", DATAGRAM, kind, families);
+    let about_answer = |kind, families| about_udp("new", ANSWER, kind, families);
     let about_tcp = |kind: Kind, families| {
         let (name, ..) = kind;
         Attack::new("E26", format!("{name} about another's segment"), move |s| {
@@ -205,19 +207,10 @@ fn about_others() -> Vec<Attack> {
         })
         .by(families)
     };
-    let about_answer = |kind: Kind, families| {
-        let (name, ..) = kind;
-        Attack::new("new", format!("{name} about an answer to another"), move |s| {
-            let (mut steps, quoted) = answered(s, WITNESS);
-            steps.push(s.send(&error(s, s.ip(), kind, &quoted)));
-            steps
-        })
-        .by(families)
-    };
-    let mut attacks: Vec<Attack> = ERRORS_V4.into_iter().map(|kind| about_udp(kind, V4)).collect();
+    let mut attacks: Vec<Attack> = ERRORS_V4.into_iter().map(|kind| about_datagram(kind, V4)).collect();
     attacks.extend([ERRORS_V4[0], ERRORS_V4[4]].map(|kind| about_answer(kind, V4)));
     attacks.extend([ERRORS_V6[0], ERRORS_V6[4]].map(|kind| about_answer(kind, V6)));
-    attacks.extend(ERRORS_V6.into_iter().map(|kind| about_udp(kind, V6)));
+    attacks.extend(ERRORS_V6.into_iter().map(|kind| about_datagram(kind, V6)));
     attacks.extend([ERRORS_V4[0], ERRORS_V4[4]].map(|kind| about_tcp(kind, V4)));
     attacks.extend([ERRORS_V6[0], ERRORS_V6[4]].map(|kind| about_tcp(kind, V6)));
     attacks.extend([
@@ -283,6 +276,9 @@ type Source = (&'static str, fn(&Scene) -> IpAddr);
 /// What the victim has sent, and a flow with it.
 type Quote = (&'static str, fn(&Scene, Station) -> (Vec<Step>, Vec<u8>));
 
+const DATAGRAM: Quote = ("another's datagram", flow);
+const ANSWER: Quote = ("an answer to another", answered);
+
 /// An address without a record may be a router's, on a VLAN also one in the subnet, and the gateway's is; but between endpoints of a subnet there is no router.
 fn by_routers() -> Vec<Attack> {
     let sources: [Source; 3] = [
@@ -291,12 +287,11 @@ fn by_routers() -> Vec<Attack> {
         ("the gateway's address", |s| GATEWAY.address(s.family)),
     ];
     let kinds = [(ERRORS_V4[0], V4), (ERRORS_V4[4], V4), (ERRORS_V6[0], V6), (ERRORS_V6[4], V6)];
-    let quotes: [Quote; 2] = [("another's datagram", flow), ("an answer to another", answered)];
     let mut attacks = vec![];
     for (source, from) in sources {
         for (kind, families) in kinds {
             let (name, ..) = kind;
-            for (quoted, flow) in quotes {
+            for (quoted, flow) in [DATAGRAM, ANSWER] {
                 let attack = Attack::new("new", format!("{name} about {quoted} from {source}"), move |s| {
                     let (mut steps, quoted) = flow(s, WITNESS);
                     steps.push(s.send(&error(s, s.ip_from(from(s)), kind, &quoted)));

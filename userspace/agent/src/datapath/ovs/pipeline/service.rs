@@ -99,8 +99,8 @@ pub(super) fn base() -> Vec<Flow> {
     flows.extend(Family::ALL.into_iter().flat_map(to_no_port));
     flows.extend(Family::ALL.into_iter().flat_map(errors_of_clients));
     // Packets that the switch has misread, as in connection tracking.
-    let unread = |family: Family| family.packets(Match::new()).ip_proto(0);
-    flows.extend(Family::ALL.map(|family| Flow::new(table::SERVICE_STATE, rank::FIRST + 5, unread(family))));
+    let unread = |family: Family| Flow::new(table::SERVICE_STATE, rank::FIRST + 5, family.unread());
+    flows.extend(Family::ALL.map(unread));
     flows.extend(Family::ALL.into_iter().flat_map(kept_ports));
     let of_service = Flow::new(table::TARGET_PORT, priority::MISS, Match::new());
     flows.push(of_service.apply([Action::resubmit(table::IP)]));

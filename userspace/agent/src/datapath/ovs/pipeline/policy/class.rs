@@ -123,13 +123,12 @@ pub(crate) fn base() -> Vec<Flow> {
 /// that are alike to the kernel: a connection would be evaluated without its protocol and ports, and so would be those of sound packets.
 /// No packet without a protocol is tracked. With the source in the match, the packets of other senders are not dropped.
 fn misread(family: Family) -> [Flow; 3] {
-    let unread = |m: Match| family.packets(m).ip_proto(0);
     let without_source = match family {
-        Family::V4 => unread(Match::new()).ipv4_src(Ipv4Addr::UNSPECIFIED, 32),
-        Family::V6 => unread(Match::new()).ipv6_src(Ipv6Addr::UNSPECIFIED, 128),
+        Family::V4 => family.unread().ipv4_src(Ipv4Addr::UNSPECIFIED, 32),
+        Family::V6 => family.unread().ipv6_src(Ipv6Addr::UNSPECIFIED, 128),
     };
     [
-        Flow::new(table::STATE, rank::FIRST, unread(Match::new())),
+        Flow::new(table::STATE, rank::FIRST, family.unread()),
         Flow::new(table::STATE, rank::FIRST + 1, without_source.clone()),
         Flow::new(table::DESTINATION_GROUP, rank::FIRST, without_source),
     ]
