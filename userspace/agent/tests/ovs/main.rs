@@ -10,6 +10,7 @@ mod drift;
 mod external;
 mod forwarding;
 mod lifecycle;
+mod misread;
 mod neighbour;
 mod node;
 mod policy;

@@ -29,6 +29,7 @@
 //! * [`forward`]: flows of each object.
 //! * [`answer`]: what the agent answers.
 //! * [`tracked`]: connections that the agent records.
+//! * [`misread`]: packets that ovs-vswitchd and the kernel read differently.
 //! * [`family`]: IPv4 and IPv6.
 //! * [`stage`]: the stages of a trace.
 
@@ -42,6 +43,7 @@ mod guard;
 mod host;
 mod kernel;
 mod metadata;
+mod misread;
 mod neighbour;
 mod policy;
 mod route;

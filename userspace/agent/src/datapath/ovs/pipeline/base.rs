@@ -3,7 +3,7 @@
 use openflow_rs::{Action, Flow, Match, Port};
 
 use super::{
-    answer, external, guard, kernel, neighbour, policy, route, service,
+    answer, external, guard, kernel, misread, neighbour, policy, route, service,
     table::{self, priority},
 };
 use crate::datapath::ovs::bridge::BridgeKind;
@@ -26,6 +26,7 @@ pub(crate) fn base_flows(bridge: BridgeKind) -> Vec<Flow> {
         Flow::new(table::DSCP, priority::MISS, Match::new()).apply([Action::resubmit(table::SERVICE_SNAT)]),
     ]);
     flows.extend(service::base());
+    flows.extend(misread::base());
     let miss = |table: u8| Flow::new(table, priority::MISS, Match::new());
     flows.extend(match bridge {
         // The bridge learns unknown stations.

@@ -30,11 +30,6 @@ impl Family {
         }
     }
 
-    /// Packets whose protocol the switch has not read.
-    pub(super) fn unread(self) -> Match {
-        self.packets(Match::new()).ip_proto(0)
-    }
-
     pub(super) fn eth_type(self) -> u16 {
         match self {
             Family::V4 => ETH_TYPE_IPV4,

@@ -98,9 +98,6 @@ pub(super) fn base() -> Vec<Flow> {
     ]);
     flows.extend(Family::ALL.into_iter().flat_map(to_no_port));
     flows.extend(Family::ALL.into_iter().flat_map(errors_of_clients));
-    // Packets that the switch has misread, as in connection tracking.
-    let unread = |family: Family| Flow::new(table::SERVICE_STATE, rank::FIRST + 5, family.unread());
-    flows.extend(Family::ALL.map(unread));
     flows.extend(Family::ALL.into_iter().flat_map(kept_ports));
     let of_service = Flow::new(table::TARGET_PORT, priority::MISS, Match::new());
     flows.push(of_service.apply([Action::resubmit(table::IP)]));
@@ -311,7 +308,7 @@ pub(crate) fn chosen_port(mark: u32) -> Option<u16> {
 
 /// Whether the switch has made the flow of a packet.
 pub(crate) fn is_learned(flow: &Flow) -> bool {
-    flow.table == table::AFFINITY && flow.cookie >> 56 == LEARNED >> 56
+    [table::AFFINITY, table::EXPIRING].contains(&flow.table) && flow.cookie >> 56 == LEARNED >> 56
 }
 
 /// The backends that clients of the service reach: on its network, or on any network that is routed to it.

@@ -133,6 +133,9 @@ pub(super) const LIMIT: u8 = 58;
 /// Compares the service of a packet with that of its connection.
 pub(super) const OPENED_SERVICE: u8 = 59;
 
+/// Learned flows that no packet meets: what is learned and expires is a change of the tables.
+pub(super) const EXPIRING: u8 = 60;
+
 /// Priorities within the tables.
 pub(super) mod priority {
     pub(crate) const MISS: u16 = 1;
@@ -151,6 +154,8 @@ pub(super) mod priority {
     pub(crate) const OWN_ADDRESS: u16 = 110;
     /// Invalid frames, and requests that leave the pipeline for the neighbour tables.
     pub(crate) const INTERCEPT: u16 = 300;
+    /// Packets that the switch has read otherwise than the kernel.
+    pub(crate) const MISREAD: u16 = 65_000;
 
     /// Priorities of what the router does.
     pub(crate) mod router {

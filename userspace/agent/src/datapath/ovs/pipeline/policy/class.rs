@@ -1,9 +1,6 @@
 //! What is evaluated, and how.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    ops::RangeInclusive,
-};
+use std::{net::IpAddr, ops::RangeInclusive};
 
 use contiv_abi::dhcp_client;
 use contiv_model::policy::{ICMP, ICMPV6, TCP, UDP};
@@ -90,7 +87,6 @@ pub(crate) fn base() -> Vec<Flow> {
     let discovery = |kind| Match::new().icmpv6(kind).field(Field::IpTtl, 255u8);
     flows.extend([133, 135, 136].map(|kind| class(rank::EXEMPT, discovery(kind)).goto(table::DESTINATION)));
     for family in Family::ALL {
-        flows.extend(misread(family));
         let group = untracked(family, Match::new().multicast_dst());
         // An ICMP error is for the sender of a packet. A kernel accepts what one for a group tells it.
         flows.extend(errors(family, Match::new().multicast_dst()).map(|m| class(rank::EXEMPT, m)));
@@ -116,22 +112,6 @@ pub(crate) fn base() -> Vec<Flow> {
     let on = Flow::new(table::ACCEPT, priority::MISS, Match::new());
     flows.push(on.apply([Action::resubmit(table::DSCP)]));
     flows
-}
-
-/// Drops packets of the kernel datapath that ovs-vswitchd has read otherwise than the kernel. It reads a packet anew, and nothing of one whose
-/// header contradicts its length, or not the protocol behind false extension headers. What it decides is then in force for all packets
-/// that are alike to the kernel: a connection would be evaluated without its protocol and ports, and so would be those of sound packets.
-/// No packet without a protocol is tracked. With the source in the match, the packets of other senders are not dropped.
-fn misread(family: Family) -> [Flow; 3] {
-    let without_source = match family {
-        Family::V4 => family.unread().ipv4_src(Ipv4Addr::UNSPECIFIED, 32),
-        Family::V6 => family.unread().ipv6_src(Ipv6Addr::UNSPECIFIED, 128),
-    };
-    [
-        Flow::new(table::STATE, rank::FIRST, family.unread()),
-        Flow::new(table::STATE, rank::FIRST + 1, without_source.clone()),
-        Flow::new(table::DESTINATION_GROUP, rank::FIRST, without_source),
-    ]
 }
 
 /// Packets without a connection, evaluated by their own header: a step of the priority, match and actions. The switch reads no
