@@ -49,6 +49,9 @@ pub(crate) enum Expect {
     Anything,
     /// No frame arrives at the victim.
     NotAtVictim,
+    /// No frame arrives at the victim but those of datagrams to this port, from a datapath that joins fragments: what it held of one
+    /// arrives with the last fragment.
+    OnlyTo(u16),
     /// No frame arrives at any pod or node but the sender, which may get an answer.
     Nowhere,
     /// No frame arrives at another node or on the wire.
@@ -87,6 +90,10 @@ impl Step {
 
     pub(crate) fn not_at_victim(self) -> Step {
         self.expecting(Expect::NotAtVictim)
+    }
+
+    pub(crate) fn only_to(self, port: u16) -> Step {
+        self.expecting(Expect::OnlyTo(port))
     }
 
     pub(crate) fn anything(self) -> Step {

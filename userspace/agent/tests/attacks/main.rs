@@ -10,6 +10,7 @@
 
 mod attack;
 mod cases;
+mod fragment;
 #[path = "../node/mod.rs"]
 #[expect(dead_code, reason = "the conformance scenarios use the other half")]
 mod node;

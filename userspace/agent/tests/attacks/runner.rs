@@ -19,6 +19,7 @@ use testkit::{packet::Packet, wait_until};
 use crate::{
     attack::{Attack, Expect, Kind, Step, Try},
     cases,
+    fragment::{self, Datagram},
     node::{
         harness::Harness,
         topology::{Net, VTEPS},
@@ -121,6 +122,7 @@ impl<H: Harness> Arena<H> {
     fn play(&mut self, scene: &Scene, steps: Vec<Step>) -> Result<Option<String>> {
         let mut failure = None;
         let mut has_arrived = false;
+        let mut held = vec![];
         for (at, step) in steps.into_iter().enumerate() {
             let (from, frame, expect) = match step {
                 Step::Send { from, frame, expect } => (from, frame, expect),
@@ -142,7 +144,11 @@ impl<H: Harness> Arena<H> {
             let came = self.outcome(&from, &frame).with_context(|| format!("step {at}"))?;
             let at_victim = |delivery: &&Delivery| is_at(delivery, scene.victim);
             has_arrived = came.iter().find(at_victim).is_some();
-            let unmet = check(scene, &from, &frame, expect, &came);
+            let unmet = if H::joins_fragments() {
+                check_joined(scene, &from, &frame, expect, &came, &mut held)
+            } else {
+                check(scene, &from, &frame, expect, &came)
+            };
             failure = failure.or(unmet.map(|text| format!("step {at}: {text}")));
         }
         Ok(failure)
@@ -248,7 +254,8 @@ fn check(scene: &Scene, from: &Origin, frame: &[u8], expect: Expect, came: &[Del
     let at_victim = || came.iter().find(|delivery| is_at(delivery, scene.victim));
     match expect {
         Expect::Anything => None,
-        Expect::NotAtVictim => at_victim().map(|_| "arrives at the victim".to_owned()),
+        // A datapath that does not join fragments holds nothing that could arrive now.
+        Expect::NotAtVictim | Expect::OnlyTo(_) => at_victim().map(|_| "arrives at the victim".to_owned()),
         Expect::Nowhere => {
             let harm = came.iter().find(|delivery| !is_back(&delivery.to, from))?;
             Some(format!("arrives at {:?}", harm.to))
@@ -259,13 +266,42 @@ fn check(scene: &Scene, from: &Origin, frame: &[u8], expect: Expect, came: &[Del
         }
         Expect::ReachesVictim => at_victim().is_none().then(|| "does not arrive".to_owned()),
         Expect::AtVictim => {
-            let inner = if *from == Origin::Uplink { untagged(frame) } else { frame.to_vec() };
+            let inner = inner(from, frame);
             match at_victim() {
                 Some(delivery) if delivery.frame == inner => None,
                 Some(_) => Some("arrives modified".to_owned()),
                 None => Some("does not arrive".to_owned()),
             }
         }
+    }
+}
+
+/// Does the same for a datapath that joins fragments before it forwards them. It holds those before the last one of a datagram.
+fn check_joined(
+    scene: &Scene,
+    from: &Origin,
+    frame: &[u8],
+    expect: Expect,
+    came: &[Delivery],
+    held: &mut Vec<Vec<u8>>,
+) -> Option<String> {
+    let inner = inner(from, frame);
+    let at_victim = came.iter().filter(|delivery| is_at(delivery, scene.victim));
+    let at_victim: Vec<&[u8]> = at_victim.map(|delivery| delivery.frame.as_slice()).collect();
+    match (expect, fragment::position(&inner)) {
+        (Expect::OnlyTo(port), _) => {
+            let arrived = Datagram::join(&at_victim);
+            let is_harmless =
+                at_victim.is_empty() || arrived.is_some_and(|arrived| arrived.port() == Some(port));
+            (!is_harmless).then(|| "arrives at the victim".to_owned())
+        }
+        (Expect::AtVictim, Some(is_last)) => {
+            held.push(inner);
+            let sent = Datagram::join(held);
+            let is_missing = is_last && (sent.is_none() || sent != Datagram::join(&at_victim));
+            is_missing.then(|| format!("{} frames arrive, which are not the datagram", at_victim.len()))
+        }
+        _ => check(scene, from, frame, expect, came),
     }
 }
 
@@ -279,8 +315,9 @@ fn is_back(to: &Target, from: &Origin) -> bool {
     }
 }
 
-fn untagged(frame: &[u8]) -> Vec<u8> {
-    [&frame[..12], &frame[16..]].concat()
+/// Returns a frame without the tag that it has on the wire.
+fn inner(from: &Origin, frame: &[u8]) -> Vec<u8> {
+    if *from == Origin::Uplink { [&frame[..12], &frame[16..]].concat() } else { frame.to_vec() }
 }
 
 /// Frames that one CPU sends are processed in order.

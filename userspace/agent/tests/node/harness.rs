@@ -27,6 +27,11 @@ pub(crate) trait Harness: Sized {
     /// Whether copies of frames that arrive together leave several ports in any order.
     const REORDERS: bool = false;
 
+    /// Whether the datapath joins fragments before it forwards them: they leave with the last one.
+    fn joins_fragments() -> bool {
+        false
+    }
+
     /// Attacks that the datapath does not stop yet: parts of their names, and reasons.
     const OPEN_ATTACKS: &'static [(&'static str, &'static str)] = &[];
 

@@ -228,7 +228,7 @@ fn ethertypes() -> Vec<Attack> {
                 both(s, (kind, [&[0, 0, 1, 64][..], &ip].concat()))
             })
             // Endpoints without rules may speak what they like.
-            .honest(move |s| vec![s.send_bytes(with_type(s, kind, &[0; 46])).arrives()])
+            .honest(move |s| vec![s.send_bytes(with_type(s, kind, &honest_body(kind))).arrives()])
             .control(Rules::Unprotected)
         })
         .collect();
@@ -249,6 +249,20 @@ fn ethertypes() -> Vec<Attack> {
         of_type("IPX raw frame".to_owned(), |_| (40, [0xff; 40].to_vec())),
     ]);
     attacks.into_iter().map(|attack| attack.by(V4)).collect()
+}
+
+/// A sound packet of the protocols whose headers the kernel's switch reads, which drops others.
+fn honest_body(kind: u16) -> Vec<u8> {
+    let header: &[u8] = match kind {
+        // The last label (RFC 3032).
+        0x8847 | 0x8848 => &[0, 0, 1, 64],
+        // A header of 24 bytes of type 1, with an Ethernet frame (RFC 8300).
+        0x894f => &[0x0f, 0xc6, 1, 3],
+        _ => &[],
+    };
+    let mut body = [0; 46];
+    body[..header.len()].copy_from_slice(header);
+    body.to_vec()
 }
 
 /// Sends a frame of this type to the victim and to all.

@@ -97,7 +97,7 @@ fn later() -> Vec<Attack> {
             vec![s.send(&piece(s, UDP, 8191, false).payload(&[0; 400]))]
         }),
         Attack::new("held", "fragment of another protocol under an allowed identification", |s| {
-            vec![s.send(&start(s, UDP, OTHER_PORT)).anything(), s.send(&end(s, TCP))]
+            vec![s.send(&start(s, UDP, OTHER_PORT)).anything(), s.send(&end(s, TCP)).only_to(OTHER_PORT)]
         })
         .against(Rules::PORTS),
         Attack::new("held", "fragment under another pod's identification", |s| {
@@ -149,7 +149,7 @@ fn overlapping() -> Vec<Attack> {
         })
         .against(Rules::PORTS),
         Attack::new("held", "last fragment of a denied first one, after an allowed one", move |s| {
-            vec![allowed(s, UDP), s.send(&start(s, UDP, PORT)), s.send(&end(s, UDP))]
+            vec![allowed(s, UDP), s.send(&start(s, UDP, PORT)), s.send(&end(s, UDP)).only_to(OTHER_PORT)]
         })
         .against(Rules::PORTS),
         // RFC 3128: no fragment begins in the header of TCP.
@@ -189,7 +189,7 @@ fn of_ipv6() -> Vec<Attack> {
         Attack::new("E18", "fragments with different next headers", move |s| {
             vec![
                 s.send(&start(s, UDP, OTHER_PORT)).anything(),
-                s.send(&piece(s, 60, 4, false).payload(&options(UDP)).payload(PAYLOAD)),
+                s.send(&piece(s, 60, 4, false).payload(&options(UDP)).payload(PAYLOAD)).only_to(OTHER_PORT),
             ]
         })
         .against(Rules::PORTS),

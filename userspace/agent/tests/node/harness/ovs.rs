@@ -77,6 +77,10 @@ impl Site for OvsSite {
         ),
     ];
 
+    fn joins_fragments() -> bool {
+        on_kernel()
+    }
+
     fn open_controls() -> &'static [(&'static str, &'static str)] {
         match on_kernel() {
             true => &[],

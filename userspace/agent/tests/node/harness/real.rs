@@ -33,6 +33,10 @@ pub(crate) trait Site: Sized + Sync + Send {
     const REORDERS: bool = false;
     const OPEN_ATTACKS: &'static [(&'static str, &'static str)] = &[];
 
+    fn joins_fragments() -> bool {
+        false
+    }
+
     fn open_controls() -> &'static [(&'static str, &'static str)] {
         &[]
     }
@@ -217,6 +221,10 @@ impl<S: Site> Harness for Real<S> {
     const DIFFERENCES: &'static [Difference] = S::DIFFERENCES;
     const REORDERS: bool = S::REORDERS;
     const OPEN_ATTACKS: &'static [(&'static str, &'static str)] = S::OPEN_ATTACKS;
+
+    fn joins_fragments() -> bool {
+        S::joins_fragments()
+    }
 
     fn open_controls() -> &'static [(&'static str, &'static str)] {
         S::open_controls()
