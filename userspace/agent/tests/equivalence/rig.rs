@@ -36,6 +36,8 @@ pub(crate) struct Rig<H> {
     installed: Desired,
     markers: u16,
     ids: u32,
+    /// Copies that have come after the exchange of their frames.
+    late: Arrived,
     /// A change has failed, so the state of the node is unknown.
     suspect: bool,
 }
@@ -49,7 +51,14 @@ impl<H: Harness> Rig<H> {
         for pod in 0..PODS {
             node.plug(&port(pod))?;
         }
-        let mut rig = Rig { node, installed: Desired::default(), markers: 0, ids: 0, suspect: true };
+        let mut rig = Rig {
+            node,
+            installed: Desired::default(),
+            markers: 0,
+            ids: 0,
+            late: Arrived::new(),
+            suspect: true,
+        };
         rig.set(Desired::default())?;
         Ok(rig)
     }
@@ -176,6 +185,34 @@ impl<H: Harness> Rig<H> {
         Ok(arrived)
     }
 
+    /// Returns copies of this frame that have arrived since the exchange. Those of others are kept.
+    pub(crate) fn late(&mut self, id: u32) -> Result<Vec<Delivery>> {
+        thread::sleep(PAUSE);
+        let mut arrived = std::mem::take(&mut self.late);
+        self.collect(&mut arrived, &mut BTreeSet::new())?;
+        self.late = arrived;
+        Ok(self.late.remove(&Some(id)).unwrap_or_default())
+    }
+
+    /// Adds what has arrived beside late copies.
+    pub(crate) fn take_late(&mut self, arrived: &mut Arrived) {
+        for (id, deliveries) in std::mem::take(&mut self.late) {
+            arrived.entry(id).or_default().extend(deliveries);
+        }
+    }
+
+    /// Reads what has arrived. Markers are no longer missing.
+    fn collect(&mut self, arrived: &mut Arrived, missing: &mut BTreeSet<[u8; 4]>) -> Result<()> {
+        for delivery in self.node.arrivals()? {
+            if let Some(text) = marker_of(&delivery.frame) {
+                missing.remove(&text);
+            } else if !crate::node::world::is_announcement(&delivery) {
+                arrived.entry(id_of(&delivery.frame)).or_default().push(delivery);
+            }
+        }
+        Ok(())
+    }
+
     fn fence(&mut self, markers: Vec<(Origin, Vec<u8>, [u8; 4])>, arrived: &mut Arrived) -> Result<()> {
         for (origin, frame, _) in &markers {
             self.node.emit(origin, frame)?;
@@ -183,13 +220,7 @@ impl<H: Harness> Rig<H> {
         let mut missing: BTreeSet<[u8; 4]> = markers.iter().map(|(.., text)| *text).collect();
         let start = Instant::now();
         while !missing.is_empty() {
-            for delivery in self.node.arrivals()? {
-                if let Some(text) = marker_of(&delivery.frame) {
-                    missing.remove(&text);
-                } else if !crate::node::world::is_announcement(&delivery) {
-                    arrived.entry(id_of(&delivery.frame)).or_default().push(delivery);
-                }
-            }
+            self.collect(arrived, &mut missing)?;
             if start.elapsed() > SOON {
                 let origins: Vec<_> = markers
                     .iter()
