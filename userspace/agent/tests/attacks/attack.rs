@@ -127,6 +127,7 @@ pub(crate) struct Attack {
     honest: Script,
     /// Rules of the receiver in the control.
     control: Rules,
+    has_control: bool,
 }
 
 pub(crate) const POD: &[Place] = &[Place::Pod];
@@ -157,6 +158,33 @@ impl Attack {
             hostile: Box::new(hostile),
             honest: Box::new(|s| vec![s.send(&s.datagram()).arrives()]),
             control: Rules::AllowAll,
+            has_control: true,
+        }
+    }
+
+    /// The attack behind what `change` makes of each of its packets, in a network where as little as possible denies it. It has no
+    /// control: what is sound may be dropped with the packet before it.
+    pub(crate) fn behind(self, what: &str, change: impl Fn(&[u8]) -> Option<Vec<u8>> + 'static) -> Attack {
+        let least = [Rules::Unprotected, Rules::DenyPort].into_iter().find(|one| self.rules.contains(one));
+        let at = least.and_then(|one| self.rules.iter().position(|rules| *rules == one)).unwrap_or(0);
+        let hostile = self.hostile;
+        let steps = move |scene: &Scene| {
+            let before = |step: &Step| match step {
+                Step::Send { from, frame, .. } => {
+                    let frame = change(frame)?;
+                    Some(Step::Send { from: from.clone(), frame, expect: Expect::Anything })
+                }
+                _ => None,
+            };
+            hostile(scene).into_iter().flat_map(|step| [before(&step), Some(step)]).flatten().collect()
+        };
+        Attack {
+            defect: "new",
+            name: format!("{}, behind {what}", self.name),
+            rules: &self.rules[at..=at],
+            hostile: Box::new(steps),
+            has_control: false,
+            ..self
         }
     }
 
@@ -211,6 +239,9 @@ impl Attack {
 
     /// Returns the tries of the control: by all endpoints that are tried as attackers, if nothing is wrong with them.
     pub(crate) fn controls(&self, net: &Net) -> Vec<Try> {
+        if !self.has_control {
+            return vec![];
+        }
         let attacks = self.tries(net);
         let honest = |place| {
             let mut found: Vec<Attacker> = vec![];

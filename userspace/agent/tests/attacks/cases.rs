@@ -8,6 +8,7 @@ mod ethernet;
 mod fragments;
 mod headers;
 mod icmp;
+mod misread;
 mod nd;
 mod reuse;
 mod services;
@@ -53,6 +54,7 @@ pub(crate) fn all() -> Vec<Attack> {
         fragments::attacks(),
         headers::attacks(),
         icmp::attacks(),
+        misread::attacks(),
         tunnel::attacks(),
         state::attacks(),
         services::attacks(),
