@@ -59,13 +59,16 @@ fn sound_packets_pass_again_after_misread_ones() -> Result<()> {
         for is_ipv4 in [true, false] {
             let mut talk = talk(&taps, &pods, is_ipv4);
             talk.passes("a datagram")?;
-            let mut misread = talk.headers.clone().udp(4000, 5000).payload(b"misread").build();
-            let length = if is_ipv4 { 16..18 } else { 18..20 };
-            misread[length].copy_from_slice(&u16::MAX.to_be_bytes());
-            talk.one.send(&misread)?;
-            talk.passes("a datagram after a misread one")?;
+            let (length, header) = if is_ipv4 { (16..18, 20) } else { (18..20, 0) };
+            // Longer than the frame, and as long as the header.
+            for false_length in [u16::MAX, header] {
+                let mut misread = talk.headers.clone().udp(4000, 5000).payload(b"misread").build();
+                misread[length.clone()].copy_from_slice(&false_length.to_be_bytes());
+                talk.one.send(&misread)?;
+                talk.passes("a datagram after a misread one")?;
+            }
         }
-        wait_until(SOON, "both are counted", || {
+        wait_until(SOON, "those of both families are counted", || {
             let flows = node.switch.borrow().ofctl("dump-flows", bridge, &[])?;
             let dropped =
                 flows.lines().filter(|flow| flow.contains(LEARNS) && !flow.contains("n_packets=0,"));
