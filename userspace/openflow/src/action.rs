@@ -92,6 +92,14 @@ pub enum Action {
         /// Number of clauses, 2 to 64.
         clauses: u8,
     },
+    /// Sets a bit to whether the frame, with a tag and without padding of its own, has more bytes (`NXAST_CHECK_PKT_LARGER`). Needs
+    /// Open vSwitch 2.12; kernels before Linux 5.3 leave these packets to ovs-vswitchd.
+    CheckLarger {
+        /// Bytes that the frame may have.
+        bytes: u16,
+        /// The bit.
+        to: Slice,
+    },
     /// Chooses one of several links by a hash of the packet (`NXAST_MULTIPATH`).
     Multipath(Multipath),
     /// Sends the packet through connection tracking (`NXAST_CT`).
@@ -181,6 +189,7 @@ impl Action {
             | Action::Move { .. }
             | Action::Resubmit { .. }
             | Action::Conjunction { .. }
+            | Action::CheckLarger { .. }
             | Action::Multipath(_)
             | Action::Ct(_)
             | Action::Nat(_)

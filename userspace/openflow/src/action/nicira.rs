@@ -36,6 +36,7 @@ const CONJUNCTION: u16 = 34;
 const CT: u16 = 35;
 const NAT: u16 = 36;
 const LEARN2: u16 = 45;
+const CHECK_PKT_LARGER: u16 = 49;
 
 /// Encodes what follows the experimenter id.
 pub(crate) fn encode(action: &Action, out: &mut Vec<u8>) {
@@ -77,6 +78,13 @@ pub(crate) fn encode(action: &Action, out: &mut Vec<u8>) {
             out.put_u8(*clauses);
             out.put_u32(*id);
         }
+        Action::CheckLarger { bytes, to } => {
+            out.put_u16(CHECK_PKT_LARGER);
+            out.put_u16(*bytes);
+            out.put_u16(to.offset);
+            to.field.put_header(out);
+            out.put_bytes(0, 6);
+        }
         Action::Multipath(multipath) => encode_multipath(multipath, out),
         Action::Ct(ct) => encode_ct(ct, out),
         Action::Nat(nat) => encode_nat(nat, out),
@@ -116,6 +124,10 @@ pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Option<Action>, DecodeError> 
             Action::Resubmit { port: (port != Port::IN_PORT).then_some(port), table: r.u8()? }
         }
         CONJUNCTION => Action::Conjunction { clause: r.u8()?, clauses: r.u8()?, id: r.u32()? },
+        CHECK_PKT_LARGER => {
+            let (bytes, offset) = (r.u16()?, r.u16()?);
+            Action::CheckLarger { bytes, to: Slice::bits(Field::read_header(r)?, offset, 1) }
+        }
         MULTIPATH => match decode_multipath(r)? {
             Some(multipath) => Action::Multipath(multipath),
             None => return Ok(None),

@@ -30,6 +30,7 @@
 //! * [`answer`]: what the agent answers.
 //! * [`tracked`]: connections that the agent records.
 //! * [`misread`]: packets that ovs-vswitchd and the kernel read differently.
+//! * [`retracted`]: drops for a limited time.
 //! * [`family`]: IPv4 and IPv6.
 //! * [`stage`]: the stages of a trace.
 
@@ -46,6 +47,7 @@ mod metadata;
 mod misread;
 mod neighbour;
 mod policy;
+mod retracted;
 mod route;
 mod service;
 mod stage;

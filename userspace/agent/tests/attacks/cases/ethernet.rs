@@ -246,9 +246,25 @@ fn ethertypes() -> Vec<Attack> {
             let body = [&[0xaa, 0xaa, 3, 0, 0, 0, 8, 6][..], &arp].concat();
             (body.len() as u16, body)
         }),
+        behind_llc("IPv4 from a false source", 0x0800, |s| s.udp(s.ip_from(FRIEND.ip().into()))),
+        behind_llc("ARP reply for another pod", 0x0806, |s| {
+            Packet::arp_reply(s.attacker.mac(), FRIEND.ip(), s.victim.mac(), s.victim.ip())
+        }),
         of_type("IPX raw frame".to_owned(), |_| (40, [0xff; 40].to_vec())),
     ]);
     attacks.into_iter().map(|attack| attack.by(V4)).collect()
+}
+
+/// A frame that its control field tells from SNAP, which not every reader looks at, and then what it must not be taken for.
+fn behind_llc(name: &str, kind: u16, forged: fn(&Scene) -> Packet) -> Attack {
+    Attack::new("new", format!("{name}, behind LLC like SNAP"), move |s| {
+        let forged = forged(s).build();
+        let body = [&[0xaa, 0xaa, 0, 0, 0, 0][..], &kind.to_be_bytes(), &forged[14..]].concat();
+        let before = frame(s.victim.mac(), s.attacker.mac(), body.len() as u16, &body);
+        vec![s.send_bytes(before).anything(), s.send_bytes(forged).nowhere()]
+    })
+    .from(POD)
+    .against(Rules::ANY)
 }
 
 /// A sound packet of the protocols whose headers the kernel's switch reads, which drops others.

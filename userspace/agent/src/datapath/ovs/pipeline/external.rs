@@ -35,10 +35,10 @@ use super::{
     },
     neighbour,
     service::{
-        self, DELETE_LEARNED, FRAGMENT, IS_CHOSEN, IS_ESTABLISHED, LEARNED, affinity, bytes, choice_by,
-        chosen_at, clients, constant, remember, with_backend, with_protocol,
+        self, DELETE_LEARNED, FRAGMENT, IS_CHOSEN, IS_ESTABLISHED, affinity, bytes, choice_by, chosen_at,
+        clients, constant, remember, with_backend, with_protocol,
     },
-    table::{self, priority, priority::service as rank},
+    table::{self, LEARNED, priority, priority::service as rank},
 };
 use crate::datapath::Service;
 

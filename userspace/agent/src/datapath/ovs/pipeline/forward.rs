@@ -37,7 +37,7 @@ pub(crate) fn from_network(port: u32) -> Vec<Flow> {
 }
 
 /// Returns the flows for what pods send to the tunnel port of a node.
-pub(crate) fn vtep(address: IpAddr, port: u16) -> [Flow; 2] {
+pub(crate) fn vtep(address: IpAddr, port: u16) -> [Flow; 3] {
     guard::to_vtep(address, port)
 }
 

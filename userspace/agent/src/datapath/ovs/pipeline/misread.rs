@@ -5,33 +5,37 @@
 //! header makes shorter than that of its protocol. What it decides is then in force for all packets that are alike to the kernel: sound
 //! ones would be forwarded without the checks, and evaluated without protocol and ports.
 //!
-//! The drop is in force for sound packets, too. So it is one for packets between these two addresses: the flows read them. And they learn
-//! a flow that expires, whatever comes: each change of the tables makes the switch look at its datapath flows again, which it else does
-//! not while they are in use.
+//! The drop is in force for sound packets, too, until it is [`retracted`].
 
 use openflow_rs::{
-    Action, Field, Flow, Match, Slice, ct_state,
-    matching::{IP_PROTO_TCP, IP_PROTO_UDP},
-    nicira::Learn,
+    Field, Flow, Match, ct_state,
+    matching::{ICMPV6_NEIGHBOUR_ADVERTISEMENT, ICMPV6_NEIGHBOUR_SOLICITATION, IP_PROTO_TCP, IP_PROTO_UDP},
 };
 
 use super::{
     family::Family,
-    service::LEARNED,
-    table::{
-        self,
-        priority::{self, MISREAD},
-    },
+    retracted,
+    table::{self, priority::MISREAD},
 };
 
-/// Seconds after which the flow that is learned from a packet expires. No packet meets it.
-const EXPIRES_AFTER: u16 = 2;
+/// EtherType of frames without one (`OFP_DL_TYPE_NOT_ETH_TYPE`). The kernel does not look at the control field of LLC, and takes any
+/// frame with the header of SNAP for one of the EtherType there.
+const NO_ETHERTYPE: u16 = 0x05ff;
 /// What is read as the type of a message without one: a reserved number (RFC 4443 section 2.1), or that of an echo reply.
 const NO_TYPE: u8 = 0;
 
 /// Returns the flows that exist for any desired state.
 pub(super) fn base() -> Vec<Flow> {
-    Family::ALL.into_iter().flat_map(|family| [first_reads(family), later_reads(family)].concat()).collect()
+    let mut flows = vec![retracted::drop_frames(table::INPUT, MISREAD, Match::new().eth_type(NO_ETHERTYPE))];
+    flows.extend(
+        Family::ALL.into_iter().flat_map(|family| [first_reads(family), later_reads(family)].concat()),
+    );
+    // The target is not read of a message that ends before it, or has an option twice.
+    flows.extend([ICMPV6_NEIGHBOUR_SOLICITATION, ICMPV6_NEIGHBOUR_ADVERTISEMENT].map(|kind| {
+        let message = Match::new().icmpv6(kind).field(Field::NdTarget, 0u8);
+        retracted::drop(Family::V6, table::LINK, MISREAD, message)
+    }));
+    flows
 }
 
 /// Where frames of pods, and those from outside, are read first.
@@ -54,10 +58,11 @@ fn first_reads(family: Family) -> Vec<Flow> {
     let tables = [table::GUARD, table::CLAIM];
     tables
         .into_iter()
-        .flat_map(|table| misread.iter().map(move |m| drop(family, table, m.clone())))
+        .flat_map(|table| misread.iter().map(move |m| retracted::drop(family, table, MISREAD, m.clone())))
         // A packet of the kernel's type would pass as an echo reply; those are for one station.
         .chain(
-            untyped(family, Match::new().multicast_dst()).map(|m| drop(family, table::DESTINATION_GROUP, m)),
+            untyped(family, Match::new().multicast_dst())
+                .map(|m| retracted::drop(family, table::DESTINATION_GROUP, MISREAD, m)),
         )
         .collect()
 }
@@ -73,7 +78,7 @@ fn later_reads(family: Family) -> Vec<Flow> {
         .chain([table::SERVICE_STATE, table::CHOSEN, table::STATE].map(|table| (table, unread())))
         // It would be an echo reply to no request, and those alike to the kernel may be errors about no connection.
         .chain(untyped(family, Match::new().ct_state(invalid, invalid)).map(|m| (table::STATE, m)))
-        .map(|(table, m)| drop(family, table, m))
+        .map(|(table, m)| retracted::drop(family, table, MISREAD, m))
         .collect()
 }
 
@@ -86,20 +91,4 @@ fn whole(packets: Match) -> Match {
 fn untyped(family: Family, packets: Match) -> impl Iterator<Item = Match> {
     let messages = || whole(packets.ipv4().ip_proto(family.icmp())).field(Field::Icmpv4Type, NO_TYPE);
     (family == Family::V4).then(messages).into_iter()
-}
-
-fn drop(family: Family, table: u8, packets: Match) -> Flow {
-    let expiring = Learn {
-        idle_timeout: EXPIRES_AFTER,
-        priority: priority::MISS,
-        cookie: LEARNED,
-        table: table::EXPIRING,
-        ..Learn::default()
-    };
-    let read = |field| Action::Move { from: Slice::whole(field), to: Slice::whole(family.register()) };
-    Flow::new(table, MISREAD, packets).apply([
-        read(family.source()),
-        read(family.destination()),
-        Action::Learn(expiring),
-    ])
 }

@@ -49,7 +49,7 @@ use super::{
     },
     neighbour, policy,
     table::{
-        self, priority,
+        self, LEARNED, priority,
         priority::{policy as accept, service as rank},
     },
 };
@@ -66,8 +66,6 @@ pub(super) const IS_ESTABLISHED: Field = Field::Reg1;
 const INDEX: Field = Field::Reg9;
 /// Any fragment.
 pub(super) const FRAGMENT: u8 = 1;
-/// High bits of the cookies of learned flows, followed by the number of the service.
-pub(super) const LEARNED: u64 = 0xce << 56;
 /// `NX_LEARN_F_DELETE_LEARNED`: the learned flows go with the flow that has learned them.
 pub(super) const DELETE_LEARNED: u16 = 2;
 

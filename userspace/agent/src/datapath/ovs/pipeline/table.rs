@@ -136,6 +136,9 @@ pub(super) const OPENED_SERVICE: u8 = 59;
 /// Learned flows that no packet meets: what is learned and expires is a change of the tables.
 pub(super) const EXPIRING: u8 = 60;
 
+/// High bits of the cookies of learned flows, followed by the number of the service.
+pub(super) const LEARNED: u64 = 0xce << 56;
+
 /// Priorities within the tables.
 pub(super) mod priority {
     pub(crate) const MISS: u16 = 1;

@@ -7,12 +7,13 @@ use testkit::packet::{Mac, Packet, solicited_node, solicited_node_mac};
 use super::{ALL_NODES, ALL_NODES_MAC, Message, destinations};
 use crate::{
     attack::{ANYWHERE, Attack, OUTSIDE, POD, Step, VXLAN},
-    rules::{FAR_FRIEND, FRIEND, GATEWAY, Rules, Station, WITNESS},
+    rules::{FAR_FRIEND, FRIEND, GATEWAY, Rules, Station, UNUSED, WITNESS},
     scene::Scene,
 };
 
 pub(super) fn attacks() -> Vec<Attack> {
-    let attacks = [advertisements(), behind_headers(), solicitations(), routers()].into_iter().flatten();
+    let attacks = [advertisements(), behind_headers(), read_differently(), solicitations(), routers()];
+    let attacks = attacks.into_iter().flatten();
     attacks.map(|attack| attack.honest(honest).control(Rules::DenyAll)).collect()
 }
 
@@ -165,6 +166,38 @@ fn behind_headers() -> Vec<Attack> {
         .against(Rules::ANY),
     );
     attacks
+}
+
+/// Advertisements that one part of a switch takes for the same as the harmless ones before them.
+fn read_differently() -> Vec<Attack> {
+    // A kernel reads options behind the packet in its frame, too, and takes all messages with an option twice for one.
+    let repeated = |name: &str, first: fn(&Scene) -> Message| {
+        Attack::new("new", format!("NA for a pod's address with an option twice, after {name}"), move |s| {
+            let [from, to] = [s.attacker.ip6(), s.victim.ip6()];
+            let mut before = first(s).packet(s.eth(), from, to).build();
+            before.extend([&[2, 1][..], &WITNESS.mac()].concat());
+            let forged = Message::advertisement(FRIEND.ip6(), s.attacker.mac()).option(2, s.attacker.mac());
+            vec![s.send_bytes(before).anything(), s.send(&forged.packet(s.eth(), from, to)).nowhere()]
+        })
+        .against(Rules::ANY)
+    };
+    let in_fragments = Attack::new("new", "NA in fragments that hide its protocol", |s| {
+        let options = |next| super::super::headers::extension(60, next);
+        let message = Message::advertisement(FRIEND.ip6(), s.attacker.mac());
+        let headers = |offset, more| {
+            let headers = s.eth().ipv6(s.attacker.ip6(), s.victim.ip6()).ttl(255).protocol(60);
+            headers.fragment(s.id(), offset, more)
+        };
+        let last = message.after(headers(1, false).payload(&options(58)));
+        vec![s.send(&last).nowhere(), s.send(&headers(0, true).payload(&options(60))).nowhere()]
+    })
+    .against(Rules::ANY);
+    vec![
+        repeated("one for the own address", |s| Message::advertisement(s.attacker.ip6(), s.attacker.mac())),
+        repeated("one for an unused address", |s| Message::advertisement(UNUSED.ip6(), s.attacker.mac()))
+            .from(OUTSIDE),
+        in_fragments,
+    ]
 }
 
 fn solicitations() -> Vec<Attack> {

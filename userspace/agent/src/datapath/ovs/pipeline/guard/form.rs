@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use contiv_abi::dhcp_client;
 use openflow_rs::{
-    Field, Flow, Match,
+    Action, Field, Flow, Match, Slice,
     matching::{
         ETH_TYPE_ARP, ETH_TYPE_IPV4, ETH_TYPE_IPV6, ICMPV6_NEIGHBOUR_SOLICITATION, IP_PROTO_ICMPV6,
         IP_PROTO_UDP,
@@ -38,6 +38,11 @@ const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 /// Solicited-node groups, 104 bits (RFC 4291 section 2.7.1).
 const SOLICITED_NODE: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 0);
 const MULTICAST: (Ipv6Addr, u8) = (Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8);
+/// Bytes of a frame with a solicitation or advertisement, with its option and without one, and four for a tag.
+const WITH_OPTION: u16 = BARE + 8;
+const BARE: u16 = 14 + 4 + 40 + 24;
+/// Bits: longer than [`WITH_OPTION`], longer than [`BARE`].
+const LENGTH: Field = Field::Reg1;
 /// IPv4-mapped addresses, and the loopback address: on no link.
 const ON_NO_LINK: [(Ipv6Addr, u8); 2] =
     [(Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0), 96), (Ipv6Addr::LOCALHOST, 128)];
@@ -47,18 +52,22 @@ pub(crate) fn base() -> Vec<Flow> {
     [frames(), sources(), targets(), discovery(), messages(), lookup::base()].concat()
 }
 
-/// A flow that drops fragments of datagrams, which may be a DHCP server's: the switch reads no ports from them. The later fragments of
-/// IPv6 have no protocol for the switch, and are nothing without the first one.
+/// A flow that drops fragments of datagrams, which may be a DHCP server's: the switch reads no ports from them, and of IPv6 may take
+/// one protocol for another.
 pub(super) fn fragments(to: Match) -> Flow {
-    drop_from(table::TARGET, check::FORM, to.udp().masked(Field::IpFragment, ANY_FRAGMENT, ANY_FRAGMENT))
+    let to = if to.exact(Field::EthType) == Some(ETH_TYPE_IPV6.into()) { to } else { to.udp() };
+    drop_from(table::TARGET, check::FORM, to.masked(Field::IpFragment, ANY_FRAGMENT, ANY_FRAGMENT))
 }
 
 /// Returns the flows that drop what pods send to the tunnel port of a node: behind the node's address it would look like a
 /// tunnel of this node. Fragments have no ports.
-pub(crate) fn to_vtep(vtep: IpAddr, port: u16) -> [Flow; 2] {
+pub(crate) fn to_vtep(vtep: IpAddr, port: u16) -> [Flow; 3] {
     let datagram = || destination(match_from(0), vtep).udp();
     let fragment = datagram().masked(Field::IpFragment, ANY_FRAGMENT, ANY_FRAGMENT);
-    [datagram().field(Field::UdpDst, port), fragment].map(|m| Flow::new(table::TARGET, check::FORM, m))
+    let to_port = || datagram().field(Field::UdpDst, port);
+    // What connection tracking has joined has its port only then.
+    [(table::TARGET, to_port()), (table::TARGET, fragment), (table::STATE, to_port())]
+        .map(|(table, m)| Flow::new(table, check::FORM, m))
 }
 
 fn drop_from(table: u8, priority: u16, matching: Match) -> Flow {
@@ -142,25 +151,51 @@ fn discovery() -> Vec<Flow> {
     let nd = |kind: u8| Match::new().icmpv6(kind).field(Field::IpTtl, ND_HOP_LIMIT);
     let whole = |kind: u8| nd(kind).field(Field::Icmpv6Code, 0u8);
     let valid = |rank: u16, m: Match| Flow::new(table::TARGET, check::VALID_FORM + rank, m).goto(table::LINK);
+    let measured =
+        |rank: u16, m: Match| valid(rank, m).apply([is_longer(WITH_OPTION, 0), is_longer(BARE, 1)]);
     let invalid = |rank: u16, m: Match| drop_from(table::TARGET, check::VALID_FORM + rank, m);
     let (multicast, bits) = MULTICAST;
     let [solicitation, advertisement] = [ICMPV6_NEIGHBOUR_SOLICITATION, 136];
     let mut flows = vec![
         valid(4, whole(ROUTER_SOLICITATION).ipv6_dst(ALL_ROUTERS, 128)),
-        valid(4, whole(solicitation).ipv6_dst(SOLICITED_NODE, 104)),
-        invalid(3, whole(solicitation).ipv6_src(Ipv6Addr::UNSPECIFIED, 128)),
+        measured(4, whole(solicitation).ipv6_dst(SOLICITED_NODE, 104)),
+        // Duplicate address detection has no link-layer address, and may have a nonce (RFC 7527).
+        valid(5, detection(whole(solicitation)).ipv6_dst(SOLICITED_NODE, 104))
+            .apply([is_longer(WITH_OPTION, 0)]),
+        invalid(3, detection(whole(solicitation))),
         invalid(5, whole(advertisement).ipv6_src(Ipv6Addr::UNSPECIFIED, 128)),
-        valid(4, whole(advertisement).ipv6_dst(ALL_NODES, 128)),
+        measured(4, whole(advertisement).ipv6_dst(ALL_NODES, 128)),
     ];
     for kind in [solicitation, advertisement] {
         flows.push(invalid(2, whole(kind).ipv6_dst(multicast, bits)));
-        flows.push(valid(1, whole(kind)));
+        flows.push(measured(1, whole(kind)));
     }
     flows.extend((133..=137).map(|kind| invalid(0, nd(kind))));
     // RFC 6980. The switch reads neither types nor ports from fragments.
     let fragment = Match::new().ipv6().ip_proto(IP_PROTO_ICMPV6).field(Field::IpTtl, ND_HOP_LIMIT);
     flows.push(invalid(6, fragment.masked(Field::IpFragment, ANY_FRAGMENT, ANY_FRAGMENT)));
     flows
+}
+
+/// Duplicate address detection has no source address.
+fn detection(solicitation: Match) -> Match {
+    solicitation.ipv6_src(Ipv6Addr::UNSPECIFIED, 128)
+}
+
+/// Sets one of the bits of [`LENGTH`].
+fn is_longer(bytes: u16, bit: u16) -> Action {
+    Action::CheckLarger { bytes, to: Slice::bits(LENGTH, bit, 1) }
+}
+
+/// Solicitations and advertisements with room for an option that the switch has not read. The kernel also reads what follows a packet in
+/// its frame: there, an option may repeat another one, and the kernel takes all such messages for one.
+fn too_long() -> Vec<Flow> {
+    let bit = |m: Match, bit: u16| m.masked(LENGTH, 1_u32 << bit, 1_u32 << bit);
+    [(solicitation(Match::new()), Field::NdSll), (advertisement(Match::new()), Field::NdTll)]
+        .into_iter()
+        .flat_map(|(message, option)| [bit(message.clone(), 0), bit(named(message, option, [0; 6]), 1)])
+        .map(|m| Flow::new(table::LINK, priority::MISREAD, m))
+        .collect()
 }
 
 /// Contents of ARP and ND messages.
@@ -186,9 +221,12 @@ fn messages() -> Vec<Flow> {
         flows.push(link(check::FORM, message.masked(option, GROUP_BIT, GROUP_BIT)));
     }
     // Duplicate address detection has no link-layer address.
-    let detection = |m| solicitation(m).ipv6_src(Ipv6Addr::UNSPECIFIED, 128);
-    flows.push(link(check::FORM, detection(Match::new())));
-    flows.push(pass(link(check::FORM + 5, named(detection(from_outside()), Field::NdSll, [0; 6]))));
+    flows.push(link(check::FORM, detection(solicitation(Match::new()))));
+    flows.push(pass(link(
+        check::FORM + 5,
+        named(detection(solicitation(from_outside())), Field::NdSll, [0; 6]),
+    )));
+    flows.extend(too_long());
     // A request that may only be answered has not been.
     let probe = || Match::new().field(PROBE, 1u8);
     flows.push(drop_from(table::DESTINATION_GROUP, priority::INTERCEPT, probe()));

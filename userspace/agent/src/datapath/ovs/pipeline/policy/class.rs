@@ -17,6 +17,7 @@ use crate::datapath::{
         family::Family,
         guard,
         metadata::{Domain, bridge_and_tag, network_match, service_slice},
+        retracted,
         table::{self, priority, priority::policy as rank},
     },
 };
@@ -173,6 +174,11 @@ fn state(family: Family) -> Vec<Flow> {
         })
         .collect();
     flows.extend(dhcp_servers(family));
+    if matches!(family, Family::V6) {
+        // Neighbour discovery is not tracked, and its contents are checked before: this was in fragments that the switch has not read.
+        let discovery = |kind| Match::new().icmpv6(kind).field(Field::IpTtl, guard::ND_HOP_LIMIT);
+        flows.extend((133..=137).map(|kind| Flow::new(table::STATE, rank::EXEMPT, discovery(kind))));
+    }
     // An ICMP error about no connection.
     let broken = Match::new().ct_state(tracked | invalid, tracked | invalid);
     flows.extend(errors(family, broken.clone()).map(|m| Flow::new(table::STATE, rank::EXEMPT, m)));
@@ -181,7 +187,7 @@ fn state(family: Family) -> Vec<Flow> {
         // them, and their receiver joins them. Those of IPv6 are dropped with datagrams.
         let fragments = family.packets(broken).ip_proto(ICMP);
         let fragments = fragments.masked(Field::IpFragment, ANY_FRAGMENT, ANY_FRAGMENT);
-        flows.push(Flow::new(table::STATE, rank::EXEMPT, fragments));
+        flows.push(retracted::drop(family, table::STATE, rank::EXEMPT, fragments));
     }
     let mask = tracked | invalid | ct_state::REPLY;
     // A connection is not opened by its other end: this is a new one, with the ports of one that ended or that both ends open. Before
@@ -242,7 +248,12 @@ fn dhcp_servers(family: Family) -> [Flow; 4] {
         drop(packets().udp().field(Field::UdpDst, client)),
         of_connection(0, Field::CtPortDst),
         of_connection(reply, Field::CtPortSrc),
-        drop(fragments(invalid_ones).ct_state(tracked | invalid, tracked | invalid)),
+        retracted::drop(
+            family,
+            table::STATE,
+            rank::EXEMPT,
+            fragments(invalid_ones).ct_state(tracked | invalid, tracked | invalid),
+        ),
     ]
 }
 
