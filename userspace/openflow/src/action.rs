@@ -93,7 +93,7 @@ pub enum Action {
         clauses: u8,
     },
     /// Sets a bit to whether the frame, with a tag and without padding of its own, has more bytes (`NXAST_CHECK_PKT_LARGER`). Needs
-    /// Open vSwitch 2.12; kernels before Linux 5.3 leave these packets to ovs-vswitchd.
+    /// Open vSwitch 2.12; kernels before Linux 5.2 leave these packets to ovs-vswitchd.
     CheckLarger {
         /// Bytes that the frame may have.
         bytes: u16,

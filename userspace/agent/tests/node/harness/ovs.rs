@@ -25,7 +25,7 @@ const BRIDGES: [&str; 2] = ["contivVlanBridge", "contivVxlanBridge"];
 /// Removals of the datapath flows until there are none.
 const PURGES: usize = 5;
 
-const LENGTHS: &str = "OpenFlow does not match the length of ARP";
+const LENGTHS: &str = "OpenFlow matches neither lengths nor options of ARP and ND";
 const SMALL: &str = "userspace connection tracking drops fragments of less than 1200 bytes";
 
 pub(crate) struct OvsSite {
@@ -63,8 +63,13 @@ impl Site for OvsSite {
             "the last fragment, of which the switch reads no protocol; not the first one",
         ),
         ("ARP: 400 bytes of data", LENGTHS),
-        ("data behind the packet", "the userspace datapath does not measure it"),
-        ("half an option", "it has no room for an option"),
+        ("bytes that are no options", LENGTHS),
+        ("a long unknown option", LENGTHS),
+        ("data behind the packet", LENGTHS),
+        ("half an option", LENGTHS),
+        ("option beyond the end", LENGTHS),
+        ("option of length 0", LENGTHS),
+        ("with an option twice", "the kernel also reads options behind the packet"),
         ("ICMPv6 type 135: for another than it is sent to", "OpenFlow does not compare two fields"),
         ("error about a segment that is not on the way", "OpenFlow does not match TCP sequence numbers"),
         (

@@ -21,12 +21,19 @@ use super::{
 /// EtherType of frames without one (`OFP_DL_TYPE_NOT_ETH_TYPE`). The kernel does not look at the control field of LLC, and takes any
 /// frame with the header of SNAP for one of the EtherType there.
 const NO_ETHERTYPE: u16 = 0x05ff;
+/// Groups of Cisco's switches, which send LLC to them every two seconds (PVST+): nothing needs to be decided again for that.
+const CISCO_GROUPS: (u64, u64) = (0x0100_0ccc_ccc0, 0xffff_ffff_fff0);
 /// What is read as the type of a message without one: a reserved number (RFC 4443 section 2.1), or that of an echo reply.
 const NO_TYPE: u8 = 0;
 
 /// Returns the flows that exist for any desired state.
 pub(super) fn base() -> Vec<Flow> {
-    let mut flows = vec![retracted::drop_frames(table::INPUT, MISREAD, Match::new().eth_type(NO_ETHERTYPE))];
+    let without_type = || Match::new().eth_type(NO_ETHERTYPE);
+    let (group, mask) = CISCO_GROUPS;
+    let mut flows = vec![
+        retracted::drop_frames(table::INPUT, MISREAD, without_type()),
+        Flow::new(table::INPUT, MISREAD + 1, without_type().masked(Field::EthDst, group, mask)),
+    ];
     flows.extend(
         Family::ALL.into_iter().flat_map(|family| [first_reads(family), later_reads(family)].concat()),
     );

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use contiv_abi::dhcp_client;
 use openflow_rs::{
-    Action, Field, Flow, Match, Slice,
+    Field, Flow, Match,
     matching::{
         ETH_TYPE_ARP, ETH_TYPE_IPV4, ETH_TYPE_IPV6, ICMPV6_NEIGHBOUR_SOLICITATION, IP_PROTO_ICMPV6,
         IP_PROTO_UDP,
@@ -38,11 +38,6 @@ const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 /// Solicited-node groups, 104 bits (RFC 4291 section 2.7.1).
 const SOLICITED_NODE: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 0);
 const MULTICAST: (Ipv6Addr, u8) = (Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8);
-/// Bytes of a frame with a solicitation or advertisement, with its option and without one, and four for a tag.
-const WITH_OPTION: u16 = BARE + 8;
-const BARE: u16 = 14 + 4 + 40 + 24;
-/// Bits: longer than [`WITH_OPTION`], longer than [`BARE`].
-const LENGTH: Field = Field::Reg1;
 /// IPv4-mapped addresses, and the loopback address: on no link.
 const ON_NO_LINK: [(Ipv6Addr, u8); 2] =
     [(Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0), 96), (Ipv6Addr::LOCALHOST, 128)];
@@ -77,7 +72,9 @@ fn drop_from(table: u8, priority: u16, matching: Match) -> Flow {
 fn frames() -> Vec<Flow> {
     let input = |m| drop_from(table::INPUT, priority::INTERCEPT, m);
     let link = Match::new().masked(Field::EthDst, LINK_GROUPS.0, LINK_GROUPS.1);
-    let mut flows = vec![input(Match::new().multicast_src()), input(link)];
+    // Before frames that are misread: bridges speak LLC to each other.
+    let link = drop_from(table::INPUT, priority::MISREAD + 1, link);
+    let mut flows = vec![input(Match::new().multicast_src()), link];
     flows.extend(TAGS.map(|tag| input(Match::new().eth_type(tag))));
     flows
 }
@@ -151,24 +148,19 @@ fn discovery() -> Vec<Flow> {
     let nd = |kind: u8| Match::new().icmpv6(kind).field(Field::IpTtl, ND_HOP_LIMIT);
     let whole = |kind: u8| nd(kind).field(Field::Icmpv6Code, 0u8);
     let valid = |rank: u16, m: Match| Flow::new(table::TARGET, check::VALID_FORM + rank, m).goto(table::LINK);
-    let measured =
-        |rank: u16, m: Match| valid(rank, m).apply([is_longer(WITH_OPTION, 0), is_longer(BARE, 1)]);
     let invalid = |rank: u16, m: Match| drop_from(table::TARGET, check::VALID_FORM + rank, m);
     let (multicast, bits) = MULTICAST;
     let [solicitation, advertisement] = [ICMPV6_NEIGHBOUR_SOLICITATION, 136];
     let mut flows = vec![
         valid(4, whole(ROUTER_SOLICITATION).ipv6_dst(ALL_ROUTERS, 128)),
-        measured(4, whole(solicitation).ipv6_dst(SOLICITED_NODE, 104)),
-        // Duplicate address detection has no link-layer address, and may have a nonce (RFC 7527).
-        valid(5, detection(whole(solicitation)).ipv6_dst(SOLICITED_NODE, 104))
-            .apply([is_longer(WITH_OPTION, 0)]),
+        valid(4, whole(solicitation).ipv6_dst(SOLICITED_NODE, 104)),
         invalid(3, detection(whole(solicitation))),
         invalid(5, whole(advertisement).ipv6_src(Ipv6Addr::UNSPECIFIED, 128)),
-        measured(4, whole(advertisement).ipv6_dst(ALL_NODES, 128)),
+        valid(4, whole(advertisement).ipv6_dst(ALL_NODES, 128)),
     ];
     for kind in [solicitation, advertisement] {
         flows.push(invalid(2, whole(kind).ipv6_dst(multicast, bits)));
-        flows.push(measured(1, whole(kind)));
+        flows.push(valid(1, whole(kind)));
     }
     flows.extend((133..=137).map(|kind| invalid(0, nd(kind))));
     // RFC 6980. The switch reads neither types nor ports from fragments.
@@ -180,22 +172,6 @@ fn discovery() -> Vec<Flow> {
 /// Duplicate address detection has no source address.
 fn detection(solicitation: Match) -> Match {
     solicitation.ipv6_src(Ipv6Addr::UNSPECIFIED, 128)
-}
-
-/// Sets one of the bits of [`LENGTH`].
-fn is_longer(bytes: u16, bit: u16) -> Action {
-    Action::CheckLarger { bytes, to: Slice::bits(LENGTH, bit, 1) }
-}
-
-/// Solicitations and advertisements with room for an option that the switch has not read. The kernel also reads what follows a packet in
-/// its frame: there, an option may repeat another one, and the kernel takes all such messages for one.
-fn too_long() -> Vec<Flow> {
-    let bit = |m: Match, bit: u16| m.masked(LENGTH, 1_u32 << bit, 1_u32 << bit);
-    [(solicitation(Match::new()), Field::NdSll), (advertisement(Match::new()), Field::NdTll)]
-        .into_iter()
-        .flat_map(|(message, option)| [bit(message.clone(), 0), bit(named(message, option, [0; 6]), 1)])
-        .map(|m| Flow::new(table::LINK, priority::MISREAD, m))
-        .collect()
 }
 
 /// Contents of ARP and ND messages.
@@ -226,7 +202,6 @@ fn messages() -> Vec<Flow> {
         check::FORM + 5,
         named(detection(solicitation(from_outside())), Field::NdSll, [0; 6]),
     )));
-    flows.extend(too_long());
     // A request that may only be answered has not been.
     let probe = || Match::new().field(PROBE, 1u8);
     flows.push(drop_from(table::DESTINATION_GROUP, priority::INTERCEPT, probe()));
