@@ -23,7 +23,7 @@ use super::{
 const NO_ETHERTYPE: u16 = 0x05ff;
 /// Groups of Cisco's switches, which send LLC to them every two seconds (PVST+): nothing needs to be decided again for that.
 const CISCO_GROUPS: (u64, u64) = (0x0100_0ccc_ccc0, 0xffff_ffff_fff0);
-/// What is read as the type of a message without one: a reserved number (RFC 4443 section 2.1), or that of an echo reply.
+/// What is read as the type of a message without one: a reserved number (RFC 4443 section 2.1).
 const NO_TYPE: u8 = 0;
 
 /// Returns the flows that exist for any desired state.
@@ -66,11 +66,6 @@ fn first_reads(family: Family) -> Vec<Flow> {
     tables
         .into_iter()
         .flat_map(|table| misread.iter().map(move |m| retracted::drop(family, table, MISREAD, m.clone())))
-        // A packet of the kernel's type would pass as an echo reply; those are for one station.
-        .chain(
-            untyped(family, Match::new().multicast_dst())
-                .map(|m| retracted::drop(family, table::DESTINATION_GROUP, MISREAD, m)),
-        )
         .collect()
 }
 
@@ -79,12 +74,9 @@ fn first_reads(family: Family) -> Vec<Flow> {
 fn later_reads(family: Family) -> Vec<Flow> {
     let unread = || family.packets(Match::new()).ip_proto(0);
     let tracked = unread().ct_state(ct_state::TRACKED, ct_state::TRACKED);
-    let invalid = ct_state::TRACKED | ct_state::INVALID;
     [(table::SERVICE_DNAT, tracked)]
         .into_iter()
         .chain([table::SERVICE_STATE, table::CHOSEN, table::STATE].map(|table| (table, unread())))
-        // It would be an echo reply to no request, and those alike to the kernel may be errors about no connection.
-        .chain(untyped(family, Match::new().ct_state(invalid, invalid)).map(|m| (table::STATE, m)))
         .map(|(table, m)| retracted::drop(family, table, MISREAD, m))
         .collect()
 }
@@ -92,10 +84,4 @@ fn later_reads(family: Family) -> Vec<Flow> {
 /// No ports and types are read of fragments.
 fn whole(packets: Match) -> Match {
     packets.field(Field::IpFragment, 0u8)
-}
-
-/// Messages of ICMP whose type is not read. Those of ICMPv6 are dropped where they are read first.
-fn untyped(family: Family, packets: Match) -> impl Iterator<Item = Match> {
-    let messages = || whole(packets.ipv4().ip_proto(family.icmp())).field(Field::Icmpv4Type, NO_TYPE);
-    (family == Family::V4).then(messages).into_iter()
 }
