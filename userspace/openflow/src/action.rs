@@ -92,8 +92,9 @@ pub enum Action {
         /// Number of clauses, 2 to 64.
         clauses: u8,
     },
-    /// Sets a bit to whether the frame, with a tag and without padding of its own, has more bytes (`NXAST_CHECK_PKT_LARGER`). Needs
-    /// Open vSwitch 2.12; kernels before Linux 5.2 leave these packets to ovs-vswitchd.
+    /// Sets a bit to whether the frame, its tag included, has more bytes (`NXAST_CHECK_PKT_LARGER`). What follows is one nested action
+    /// of the datapath, of at most 64 KiB: ovs-vswitchd ends if a flood behind it is longer. Needs Open vSwitch 2.12; kernels before
+    /// Linux 5.2 leave these packets to ovs-vswitchd.
     CheckLarger {
         /// Bytes that the frame may have.
         bytes: u16,
