@@ -92,15 +92,8 @@ pub enum Action {
         /// Number of clauses, 2 to 64.
         clauses: u8,
     },
-    /// Sets a bit to whether the frame, its tag included, has more bytes (`NXAST_CHECK_PKT_LARGER`). What follows is one nested action
-    /// of the datapath, of at most 64 KiB: ovs-vswitchd ends if a flood behind it is longer. Needs Open vSwitch 2.12; kernels before
-    /// Linux 5.2 leave these packets to ovs-vswitchd.
-    CheckLarger {
-        /// Bytes that the frame may have.
-        bytes: u16,
-        /// The bit.
-        to: Slice,
-    },
+    /// Does these with a copy of the packet (`NXAST_CLONE`). Needs Open vSwitch 2.7.
+    Clone(Vec<Action>),
     /// Chooses one of several links by a hash of the packet (`NXAST_MULTIPATH`).
     Multipath(Multipath),
     /// Sends the packet through connection tracking (`NXAST_CT`).
@@ -190,7 +183,7 @@ impl Action {
             | Action::Move { .. }
             | Action::Resubmit { .. }
             | Action::Conjunction { .. }
-            | Action::CheckLarger { .. }
+            | Action::Clone(_)
             | Action::Multipath(_)
             | Action::Ct(_)
             | Action::Nat(_)

@@ -20,7 +20,7 @@ use self::multipath::{decode_multipath, encode_multipath};
 pub use self::nat::{Nat, NatKind, NatRange};
 use self::nat::{decode_nat, encode_nat};
 pub use self::slice::Slice;
-use crate::action::Action;
+use crate::action::{Action, decode_list, encode_list};
 use crate::field::Field;
 use crate::port::Port;
 use crate::wire::{DecodeError, Reader};
@@ -35,8 +35,8 @@ const LOAD_MASKED: u16 = 33;
 const CONJUNCTION: u16 = 34;
 const CT: u16 = 35;
 const NAT: u16 = 36;
+const CLONE: u16 = 42;
 const LEARN2: u16 = 45;
-const CHECK_PKT_LARGER: u16 = 49;
 
 /// Encodes what follows the experimenter id.
 pub(crate) fn encode(action: &Action, out: &mut Vec<u8>) {
@@ -78,12 +78,10 @@ pub(crate) fn encode(action: &Action, out: &mut Vec<u8>) {
             out.put_u8(*clauses);
             out.put_u32(*id);
         }
-        Action::CheckLarger { bytes, to } => {
-            out.put_u16(CHECK_PKT_LARGER);
-            out.put_u16(*bytes);
-            out.put_u16(to.offset);
-            to.field.put_header(out);
+        Action::Clone(actions) => {
+            out.put_u16(CLONE);
             out.put_bytes(0, 6);
+            encode_list(actions, out);
         }
         Action::Multipath(multipath) => encode_multipath(multipath, out),
         Action::Ct(ct) => encode_ct(ct, out),
@@ -124,16 +122,16 @@ pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Option<Action>, DecodeError> 
             Action::Resubmit { port: (port != Port::IN_PORT).then_some(port), table: r.u8()? }
         }
         CONJUNCTION => Action::Conjunction { clause: r.u8()?, clauses: r.u8()?, id: r.u32()? },
-        CHECK_PKT_LARGER => {
-            let (bytes, offset) = (r.u16()?, r.u16()?);
-            Action::CheckLarger { bytes, to: Slice::bits(Field::read_header(r)?, offset, 1) }
-        }
         MULTIPATH => match decode_multipath(r)? {
             Some(multipath) => Action::Multipath(multipath),
             None => return Ok(None),
         },
         CT => Action::Ct(decode_ct(r)?),
         NAT => Action::Nat(decode_nat(r)?),
+        CLONE => {
+            r.skip(6)?;
+            Action::Clone(decode_list(r.nested("clone actions")?)?)
+        }
         subtype @ (LEARN | LEARN2) => match decode_learn(r, subtype == LEARN2)? {
             Some(learn) => Action::Learn(learn),
             None => return Ok(None),

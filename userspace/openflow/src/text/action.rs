@@ -56,7 +56,11 @@ impl fmt::Display for Action {
             Action::Conjunction { id, clause, clauses } => {
                 write!(f, "conjunction({id},{}/{clauses})", u16::from(*clause) + 1)
             }
-            Action::CheckLarger { bytes, to } => write!(f, "check_pkt_larger({bytes})->{to}"),
+            Action::Clone(actions) => {
+                f.write_str("clone(")?;
+                separated(f, actions)?;
+                f.write_str(")")
+            }
             Action::Multipath(multipath) => write!(f, "{multipath}"),
             Action::Ct(ct) => write!(f, "{ct}"),
             Action::Nat(nat) => write!(f, "{nat}"),

@@ -236,10 +236,10 @@ pub(crate) fn action() -> impl Strategy<Value = Action> {
         }),
         any::<u8>().prop_filter("all", |t| *t < 0xff).prop_map(Action::resubmit),
         (1u32..0xff00, 0u8..254).prop_map(|(port, table)| Action::Resubmit { port: Some(Port(port)), table }),
-        (any::<u16>(), slice()).prop_map(|(bytes, to)| {
-            let to = Slice::bits(to.field, to.offset, 1);
-            Action::CheckLarger { bytes, to }
-        }),
+        (any::<u32>(), 0u8..254).prop_map(|(value, table)| Action::Clone(vec![
+            Action::set(Field::Reg4, value),
+            Action::resubmit(table)
+        ])),
         multipath(),
         ct(),
         learn(),

@@ -45,7 +45,7 @@ pub(crate) fn actions() -> Vec<Action> {
         Action::resubmit(4),
         Action::Resubmit { port: Some(Port(9)), table: 4 },
         Action::Conjunction { id: 77, clause: 1, clauses: 2 },
-        Action::CheckLarger { bytes: 1500, to: Slice::bits(Field::Reg0, 3, 1) },
+        Action::Clone(vec![Action::set(Field::Reg4, 9u8), Action::output(2)]),
         Action::Multipath(Multipath {
             fields: HashFields::SymmetricL3L4Udp,
             basis: 5,
