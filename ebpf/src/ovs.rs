@@ -6,6 +6,7 @@
 //! ```
 //!
 //! OpenFlow does not see where the kernel will write a checksum that the sender has left to it ([`skb`]), so the first one looks there.
+//! It also drops frames of LLC, which the switch's kernel may take for IP: the flows drop them only where they read them.
 //! The second one keeps frames that the switch has read from the network stack of the node.
 
 #![no_std]
@@ -37,7 +38,9 @@ static DROPS: PerCpuArray<u64, 1> = PerCpuArray::new();
 #[classifier]
 fn ovs_from_pod(ctx: TcContext) -> i32 {
     let place = skb::checksum(ctx.skb.skb);
-    if place == skb::NO_CHECKSUM || skb::ctv_own_headers(ctx.skb.skb) == 0 && is_valid(&ctx, place) {
+    let is_complete = place == skb::NO_CHECKSUM;
+    if has_ethertype(&ctx) && (is_complete || skb::ctv_own_headers(ctx.skb.skb) == 0 && is_valid(&ctx, place))
+    {
         // Filters that follow, and the switch, decide.
         return TC_ACT_UNSPEC;
     }
@@ -52,6 +55,13 @@ fn ovs_from_pod(ctx: TcContext) -> i32 {
 #[classifier]
 fn ovs_taken(_ctx: TcContext) -> i32 {
     TC_ACT_SHOT
+}
+
+/// Whether the frame has an EtherType, not a length (IEEE 802.3 3.2.6).
+#[inline(always)]
+fn has_ethertype(ctx: &TcContext) -> bool {
+    const LEAST: u16 = 0x0600;
+    load::<Be16>(ctx, ETHERNET - 2).is_some_and(|kind| kind.get() >= LEAST)
 }
 
 /// Whether the headers that the switch reads are the ones that will leave the node.

@@ -258,11 +258,11 @@ fn check(scene: &Scene, from: &Origin, frame: &[u8], expect: Expect, came: &[Del
         Expect::NotAtVictim | Expect::OnlyTo(_) => at_victim().map(|_| "arrives at the victim".to_owned()),
         Expect::Nowhere => {
             let harm = came.iter().find(|delivery| !is_back(&delivery.to, from))?;
-            Some(format!("arrives at {:?}", harm.to))
+            Some(format!("arrives at {:?}: {:02x?}", harm.to, harm.frame))
         }
         Expect::NotOnWire => {
             let harm = came.iter().find(|delivery| !matches!(delivery.to, Target::Pod(_)))?;
-            Some(format!("arrives at {:?}", harm.to))
+            Some(format!("arrives at {:?}: {:02x?}", harm.to, harm.frame))
         }
         Expect::ReachesVictim => at_victim().is_none().then(|| "does not arrive".to_owned()),
         Expect::AtVictim => {

@@ -3,6 +3,8 @@
 use std::{
     io::{Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, TcpListener, TcpStream},
+    thread,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
@@ -23,6 +25,8 @@ const PORT: u16 = 8080;
 /// Last parts of the addresses of an endpoint on another node, and of none.
 const FAR: u8 = 9;
 const UNKNOWN: u8 = 99;
+/// More than the time for which the switch waits for the other fragments of a datagram.
+const INCOMPLETE: Duration = Duration::from_secs(16);
 
 fn networks() -> [Network; 2] {
     [network("blue", vxlan(5000), ArpMode::Proxy), network("green", vlan(100), ArpMode::Proxy)]
@@ -125,6 +129,43 @@ fn datagram(from: u8, to: u8) -> (Packet, impl Fn(Packet) -> Vec<u8>) {
     let [source, destination] = [from, to].map(|n| addresses(n).0);
     let eth = Packet::eth(Mac::of_endpoint(destination).0, Mac::of_endpoint(source).0);
     (eth, move |eth| eth.ipv4(source, destination).udp(4000, PORT).payload(b"to one station").build())
+}
+
+/// The userspace datapath releases the fragments of a datagram that is not complete after 15 s behind the next packet that it looks up,
+/// whosever that is.
+#[test]
+fn fragments_of_incomplete_datagrams_go_to_nobody_else() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("released", &[])?;
+    node.converge()?;
+    let [blue, green] = networks();
+    node.add([Object::Network(blue.clone()), Object::Network(green.clone())])?;
+    let pods = [
+        node.run_pod(&blue, 1)?,
+        node.run_pod(&blue, 2)?,
+        node.run_pod(&green, 1)?,
+        node.run_pod(&green, 2)?,
+    ];
+    let [blue, _, green, receiver] = pods.each_ref().map(|pod| Tap::open(&pod.namespace, "eth0"));
+    let (blue, green, receiver) = (blue?, green?, receiver?);
+    let (to_pod, _) = datagram(1, 2);
+    let [source, destination] = [1, 2].map(|n| addresses(n).0);
+    for id in 0..3 {
+        let last = to_pod.clone().ipv4(source, destination).protocol(17).fragment(id, 200, false);
+        blue.send(&last.payload(b"of a datagram").build())?;
+    }
+    thread::sleep(INCOMPLETE);
+    // Of one datagram for each packet that is looked up.
+    for port in 1..=20 {
+        let whole = to_pod.clone().ipv4(source, destination).udp(port, PORT).payload(b"whole").build();
+        green.send(&whole)?;
+        receiver.expect(SOON, "the datagram", |received| {
+            assert!(!received.ends_with(b"of a datagram"), "{received:02x?}");
+            received.starts_with(&whole).then_some(())
+        })?;
+    }
+    assert!(receiver.drain()?.iter().all(|frame| !frame.bytes.ends_with(b"of a datagram")));
+    Ok(())
 }
 
 /// A host outside, or a pod elsewhere whose frames to an unknown address are flooded, cannot fill the connection tracking of the node.

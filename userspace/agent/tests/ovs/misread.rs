@@ -12,6 +12,9 @@ use crate::node::{Node, Pod, SOON, addresses, network, vlan, vxlan};
 /// Table of the flows that expire, and the action of those that drop what is misread.
 const EXPIRING: &str = "table=60";
 const LEARNS: &str = "learn(table=60";
+/// Protocols: nothing behind the header (RFC 8200), and one for experiments (RFC 3692).
+const NO_NEXT_HEADER: u8 = 59;
+const EXPERIMENTAL: u8 = 253;
 /// Between datagrams: they keep what the switch has decided for them in use.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -41,6 +44,29 @@ fn talk<'a>(taps: &'a [Tap; 2], pods: &[Pod; 2], is_ipv4: bool) -> Talk<'a> {
     let ethernet = Packet::eth(pods[1].mac, pods[0].mac);
     let headers = if is_ipv4 { ethernet.ipv4(here, there) } else { ethernet.ipv6(here6, there6) };
     Talk { one: &taps[0], two: &taps[1], headers, number: 0 }
+}
+
+/// The kernel takes fragments with false extension headers for such packets.
+#[test]
+fn packets_with_no_next_header_are_dropped() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("misn", &[])?;
+    node.converge()?;
+    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
+    node.add([Object::Network(blue.clone())])?;
+    let pods = [node.run_pod(&blue, 1)?, node.run_pod(&blue, 2)?];
+    let taps = [Tap::open(&pods[0].namespace, "eth0")?, Tap::open(&pods[1].namespace, "eth0")?];
+    let mut talk = talk(&taps, &pods, false);
+    let ends = |protocol: u8| talk.headers.clone().protocol(protocol).payload(b"the end").build();
+    talk.one.send(&ends(NO_NEXT_HEADER))?;
+    talk.one.send(&ends(EXPERIMENTAL))?;
+    wait_until(SOON, "the one of another protocol arrives", || {
+        let arrived: Vec<_> =
+            talk.two.drain()?.into_iter().filter(|f| f.bytes.ends_with(b"the end")).collect();
+        assert!(arrived.iter().all(|frame| frame.bytes[20] == EXPERIMENTAL), "{arrived:?}");
+        Ok((!arrived.is_empty()).then_some(()))
+    })?;
+    talk.passes("a datagram")
 }
 
 #[test]

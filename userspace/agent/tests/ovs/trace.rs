@@ -164,6 +164,26 @@ fn what_prevents_a_trace_is_named() -> Result<()> {
     Ok(())
 }
 
+/// Port 0 is what the switch reads of a truncated header.
+#[test]
+fn what_looks_misread_is_named() -> Result<()> {
+    needs!(root(), binary("ovs-vswitchd"), binary("ovsdb-server"));
+    let node = Node::new("trm", &[])?;
+    node.converge()?;
+    let blue = network("blue", vxlan(5000), ArpMode::Proxy);
+    node.add([Object::Network(blue.clone())])?;
+    let _pods = [node.run_pod(&blue, 1)?, node.run_pod(&blue, 2)?];
+    let mut query = query(of_pod(&blue, 1), 1, 2, 0, false);
+    query.source_port = 0;
+    let findings = follow(&node, &query)?;
+    let step = findings.steps.last().unwrap();
+    assert_eq!(
+        (step.stage, step.verdict, step.reason.as_str()),
+        (Stage::Guard, Verdict::Drop, "it looks like a packet that the switch misreads")
+    );
+    Ok(())
+}
+
 /// `ofproto/trace` ends where the datapath selects a backend, which is no drop.
 #[test]
 fn a_backend_that_the_datapath_selects_is_reported() -> Result<()> {

@@ -30,7 +30,9 @@
 //! * [`answer`]: what the agent answers.
 //! * [`tracked`]: connections that the agent records.
 //! * [`misread`]: packets that ovs-vswitchd and the kernel read differently.
+//! * [`released`]: fragments that connection tracking releases.
 //! * [`retracted`]: drops for a limited time.
+//! * [`slow_path`]: packets about which ovs-vswitchd decides one by one.
 //! * [`family`]: IPv4 and IPv6.
 //! * [`stage`]: the stages of a trace.
 
@@ -47,9 +49,11 @@ mod metadata;
 mod misread;
 mod neighbour;
 mod policy;
+mod released;
 mod retracted;
 mod route;
 mod service;
+mod slow_path;
 mod stage;
 mod table;
 mod tracked;
@@ -69,6 +73,7 @@ pub(crate) use self::{
     guard::{RECORD_TABLE, addresses, recorded_identity},
     host::{HostAccess, from_kernel, local as host_local, route as host_route, subnet as host_subnet},
     metadata::{Domain, MAX_SERVICE, MAX_VRF, Routed, Segment, bridge_and_tag},
+    misread::is_misread,
     neighbour::replies_by_bond,
     policy::{Opener, RULE_TABLES, Receiver, counted_rules, receiver_port, receivers, rules},
     route::{DROP_TABLES, apart, counted_drops},

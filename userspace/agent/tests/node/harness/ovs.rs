@@ -26,6 +26,9 @@ const BRIDGES: [&str; 2] = ["contivVlanBridge", "contivVxlanBridge"];
 const PURGES: usize = 5;
 
 const LENGTHS: &str = "OpenFlow matches neither lengths nor options of ARP and ND";
+/// Controls that the switch drops with what its kernel reads in the same way.
+const DROPPED: [(&str, &str); 2] = [("IP protocol 59", NO_NEXT_HEADER), ("no next header", NO_NEXT_HEADER)];
+const NO_NEXT_HEADER: &str = "OVS nodes drop packets of IPv6 with no next header";
 const SMALL: &str = "userspace connection tracking drops fragments of less than 1200 bytes";
 
 pub(crate) struct OvsSite {
@@ -69,7 +72,6 @@ impl Site for OvsSite {
         ("half an option", LENGTHS),
         ("option beyond the end", LENGTHS),
         ("option of length 0", LENGTHS),
-        ("with an option twice", "the kernel also reads options behind the packet"),
         ("ICMPv6 type 135: for another than it is sent to", "OpenFlow does not compare two fields"),
         ("error about a segment that is not on the way", "OpenFlow does not match TCP sequence numbers"),
         (
@@ -84,8 +86,13 @@ impl Site for OvsSite {
 
     fn open_controls() -> &'static [(&'static str, &'static str)] {
         match on_kernel() {
-            true => &[],
-            false => &[("ragment", SMALL), ("whole packet under an allowed identification", SMALL)],
+            true => &[DROPPED[0], DROPPED[1]],
+            false => &[
+                DROPPED[0],
+                DROPPED[1],
+                ("ragment", SMALL),
+                ("whole packet under an allowed identification", SMALL),
+            ],
         }
     }
 

@@ -3,7 +3,7 @@
 use openflow_rs::{Action, Flow, Match, Port};
 
 use super::{
-    answer, external, guard, kernel, misread, neighbour, policy, route, service,
+    answer, external, guard, kernel, misread, neighbour, policy, released, route, service,
     table::{self, priority},
 };
 use crate::datapath::ovs::bridge::BridgeKind;
@@ -27,6 +27,7 @@ pub(crate) fn base_flows(bridge: BridgeKind) -> Vec<Flow> {
     ]);
     flows.extend(service::base());
     flows.extend(misread::base());
+    flows.extend(released::base());
     let miss = |table: u8| Flow::new(table, priority::MISS, Match::new());
     flows.extend(match bridge {
         // The bridge learns unknown stations.

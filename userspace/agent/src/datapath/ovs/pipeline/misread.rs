@@ -9,7 +9,7 @@
 
 use openflow_rs::{
     Field, Flow, Match, ct_state,
-    matching::{ICMPV6_NEIGHBOUR_ADVERTISEMENT, ICMPV6_NEIGHBOUR_SOLICITATION, IP_PROTO_TCP, IP_PROTO_UDP},
+    matching::{IP_PROTO_TCP, IP_PROTO_UDP},
 };
 
 use super::{
@@ -25,6 +25,12 @@ const NO_ETHERTYPE: u16 = 0x05ff;
 const CISCO_GROUPS: (u64, u64) = (0x0100_0ccc_ccc0, 0xffff_ffff_fff0);
 /// What is read as the type of a message without one: a reserved number (RFC 4443 section 2.1).
 const NO_TYPE: u8 = 0;
+/// Next header of a packet with nothing behind it (RFC 8200 section 4.7). The kernel reads it of a packet with false extension headers,
+/// also of a first fragment.
+const NO_NEXT_HEADER: u8 = 59;
+
+/// Tables that only connection tracking, or the group that chooses by the kernel's hash, leads to.
+const READ_ANEW: [u8; 3] = [table::SERVICE_STATE, table::CHOSEN, table::STATE];
 
 /// Returns the flows that exist for any desired state.
 pub(super) fn base() -> Vec<Flow> {
@@ -34,15 +40,19 @@ pub(super) fn base() -> Vec<Flow> {
         retracted::drop_frames(table::INPUT, MISREAD, without_type()),
         Flow::new(table::INPUT, MISREAD + 1, without_type().masked(Field::EthDst, group, mask)),
     ];
+    // One that the kernel takes for a packet that it knows is read only behind connection tracking.
+    let tracked = without_type().ct_state(ct_state::TRACKED, ct_state::TRACKED);
+    flows.push(retracted::drop_frames(table::SERVICE_DNAT, MISREAD, tracked));
+    flows.extend(READ_ANEW.map(|table| retracted::drop_frames(table, MISREAD, without_type())));
     flows.extend(
         Family::ALL.into_iter().flat_map(|family| [first_reads(family), later_reads(family)].concat()),
     );
-    // The target is not read of a message that ends before it, or has an option twice.
-    flows.extend([ICMPV6_NEIGHBOUR_SOLICITATION, ICMPV6_NEIGHBOUR_ADVERTISEMENT].map(|kind| {
-        let message = Match::new().icmpv6(kind).field(Field::NdTarget, 0u8);
-        retracted::drop(Family::V6, table::LINK, MISREAD, message)
-    }));
     flows
+}
+
+/// Whether flows of this priority drop what is misread.
+pub(crate) fn is_misread(priority: u16) -> bool {
+    priority == MISREAD
 }
 
 /// Where frames of pods, and those from outside, are read first.
@@ -60,7 +70,10 @@ fn first_reads(family: Family) -> Vec<Flow> {
     misread.extend(match family {
         // Protocol 0 may be what the header says.
         Family::V4 => vec![packets().ip_proto(0).field(family.source(), 0u8)],
-        Family::V6 => vec![packets().ip_proto(0), whole(packets().icmpv6(NO_TYPE))],
+        Family::V6 => {
+            let unread = [0, NO_NEXT_HEADER].map(|protocol| packets().ip_proto(protocol));
+            unread.into_iter().chain([whole(packets().icmpv6(NO_TYPE))]).collect()
+        }
     });
     let tables = [table::GUARD, table::CLAIM];
     tables
@@ -76,7 +89,11 @@ fn later_reads(family: Family) -> Vec<Flow> {
     let tracked = unread().ct_state(ct_state::TRACKED, ct_state::TRACKED);
     [(table::SERVICE_DNAT, tracked)]
         .into_iter()
-        .chain([table::SERVICE_STATE, table::CHOSEN, table::STATE].map(|table| (table, unread())))
+        .chain(READ_ANEW.map(|table| (table, unread())))
+        .chain(
+            (family == Family::V6)
+                .then(|| (table::STATE, whole(family.packets(Match::new()).icmpv6(NO_TYPE)))),
+        )
         .map(|(table, m)| retracted::drop(family, table, MISREAD, m))
         .collect()
 }

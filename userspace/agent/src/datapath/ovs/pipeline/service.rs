@@ -47,7 +47,7 @@ use super::{
         Domain, SERVICE_MASK, bridge_and_tag, matched_service, service_match, service_port_match,
         service_slice, service_value,
     },
-    neighbour, policy,
+    neighbour, policy, released,
     table::{
         self, LEARNED, priority,
         priority::{policy as accept, service as rank},
@@ -131,7 +131,7 @@ pub(super) fn fragments(service: &Service, domain: Domain, origin: u64) -> [Flow
     let to = guard::destination(domain.packets_from(origin), service.vip);
     let fragments = to.masked(Field::IpFragment, FRAGMENT, FRAGMENT);
     let tracked = |state| fragments.clone().ct_state(state, ct_state::TRACKED);
-    let track = Ct { zone: clients(domain), table: Some(table::SERVICE_DNAT), ..Ct::default() };
+    let track = Ct { zone: clients(domain), table: Some(table::REASSEMBLED), ..Ct::default() };
     [
         Flow::new(table::SERVICE_DNAT, rank::FIRST, tracked(0)).apply([Action::Ct(track)]),
         Flow::new(table::SERVICE_DNAT, rank::FIRST, tracked(ct_state::TRACKED)),
@@ -449,7 +449,7 @@ pub(super) fn mark(target: u16) -> Action {
 /// The client's connection has its backend, and the mark that this action sets.
 pub(super) fn remember(family: Family, domain: Domain, mark: Action) -> Action {
     let exec = vec![mark, Action::Move { from: Slice::whole(family.register()), to: label(family) }];
-    Action::Ct(Ct { commit: true, zone: clients(domain), exec, ..Ct::default() })
+    released::record(Ct { commit: true, zone: clients(domain), exec, ..Ct::default() })
 }
 
 /// A constant of a learned flow.
@@ -501,7 +501,7 @@ fn reply(service: &Service, domain: Domain, number: u32, port: &Port) -> Flow {
     Flow::new(table::SERVICE_SNAT, rank::PORT, m).apply([
         Action::set(family.source(), address_bits(service.vip)),
         Action::set(ports(port.protocol)[0], port.port),
-        Action::Ct(Ct { zone: clients(domain), table: Some(table::DESTINATION), ..Ct::default() }),
+        Action::Ct(Ct { zone: clients(domain), table: Some(table::TRANSLATED), ..Ct::default() }),
     ])
 }
 

@@ -136,6 +136,11 @@ pub(super) const OPENED_SERVICE: u8 = 59;
 /// Learned flows that no packet meets: what is learned and expires is a change of the tables.
 pub(super) const EXPIRING: u8 = 60;
 
+/// Fragments to a service, whose connection tracking has joined them.
+pub(super) const REASSEMBLED: u8 = 61;
+/// Replies of backends that have the address of the service.
+pub(super) const TRANSLATED: u8 = 62;
+
 /// High bits of the cookies of learned flows, followed by the number of the service.
 pub(super) const LEARNED: u64 = 0xce << 56;
 

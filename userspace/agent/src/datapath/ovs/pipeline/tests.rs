@@ -71,6 +71,28 @@ fn golden(name: &str, sections: &[(&str, Vec<Flow>)]) {
     assert_eq!(text, expected, "{}: set UPDATE_GOLDEN=1 to update it", path.display());
 }
 
+/// Asserts the numbers of flows in the documentation.
+fn documented(object: &str, ours: &str) {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/src/architecture/ovs-flows.md");
+    let text = fs::read_to_string(&page).unwrap();
+    let row = text.lines().find(|line| line.starts_with(&format!("| {object}"))).unwrap();
+    assert!(row.contains(&format!("| {ours}")), "{}: {row}: has {ours}", page.display());
+}
+
+#[test]
+fn documented_numbers_of_flows() {
+    let [on_vxlan, on_vlan] = [BridgeKind::Vxlan, BridgeKind::Vlan].map(|bridge| base_flows(bridge).len());
+    documented("base |", &format!("{on_vxlan}, {on_vlan} |"));
+    documented(
+        "network over VXLAN |",
+        &format!("{}, and 1 group", network_in(vxlan(), ArpMode::Proxy).len()),
+    );
+    let here = local(&local_in(vxlan()), Segment::bridged(vxlan()), 3, None);
+    documented("endpoint on this node, dual stack |", &format!("{} |", here.len()));
+    let there = remote(&remote_in(vxlan()), Segment::bridged(vxlan()), Some(9));
+    documented("endpoint on another node, dual stack |", &format!("{} |", there.len()));
+}
+
 #[test]
 fn vxlan_bridge_flows() {
     golden(
@@ -254,6 +276,7 @@ fn service_flows() {
         ("service 7 without backends", service(&empty, Domain::Network(vxlan()), 7)),
     ];
     golden("service.txt", &sections);
+    documented("service with one port", &format!("{}, and 1 for each", sections[0].1.len()));
     sections.iter().flat_map(|(_, flows)| flows).for_each(|flow| flow.matching.check().unwrap());
     let group = "group_id=11,type=select,\
         bucket=actions=set_field:0xa010001->reg4,resubmit(,28),\

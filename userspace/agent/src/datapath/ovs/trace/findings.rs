@@ -17,11 +17,14 @@ use crate::datapath::{
     ObjectId,
     ovs::{
         bridge::BridgeKind,
-        pipeline::{ANSWER_TABLES, counted_rules, stage_of},
+        pipeline::{ANSWER_TABLES, counted_rules, is_misread, stage_of},
         tables::cookie::Cookie,
     },
     trace::{Findings, Ingress},
 };
+
+/// Why packets are dropped that the kernel and ovs-vswitchd may read differently.
+const MISREAD: &str = "it looks like a packet that the switch misreads";
 
 impl Request {
     pub(super) fn findings(&self, account: &Account) -> Findings {
@@ -48,10 +51,12 @@ impl Request {
         }
         if let Some(step) = steps.last_mut().filter(|step| step.verdict == Verdict::Drop) {
             let problems = account.passes.iter().flat_map(|pass| &pass.problems);
+            let matched = visits.last().and_then(|visit| visit.flow.as_ref());
             if step.reason.is_empty() && step.rule.is_none() {
                 step.reason = match (problems.last(), is_refused) {
                     (_, true) if step.stage == Stage::Service => "no-backend".into(),
                     (_, true) => "ttl-exceeded".into(),
+                    _ if matched.is_some_and(|flow| is_misread(flow.priority)) => MISREAD.into(),
                     (Some(problem), false) => problem.clone(),
                     (None, false) => "no flow accepts it".into(),
                 };

@@ -17,6 +17,7 @@ use super::{
 use crate::datapath::ovs::pipeline::{
     family::Family,
     metadata::{self, match_from},
+    slow_path,
     table::{self, priority, priority::check},
 };
 
@@ -142,25 +143,26 @@ fn targets() -> Vec<Flow> {
     flows
 }
 
-/// The forms of ND messages that lead to the check of their contents (RFC 4861 section 7.1). Gateways are configured, so
+/// The forms of ND messages that lead to the check of their contents (RFC 4861 section 7.1), which is made for each one. Gateways are configured, so
 /// there are no router advertisements and redirects.
 fn discovery() -> Vec<Flow> {
     let nd = |kind: u8| Match::new().icmpv6(kind).field(Field::IpTtl, ND_HOP_LIMIT);
     let whole = |kind: u8| nd(kind).field(Field::Icmpv6Code, 0u8);
     let valid = |rank: u16, m: Match| Flow::new(table::TARGET, check::VALID_FORM + rank, m).goto(table::LINK);
+    let contents = |rank: u16, m: Match| valid(rank, m).apply([slow_path::take(Field::Icmpv6Code)]);
     let invalid = |rank: u16, m: Match| drop_from(table::TARGET, check::VALID_FORM + rank, m);
     let (multicast, bits) = MULTICAST;
     let [solicitation, advertisement] = [ICMPV6_NEIGHBOUR_SOLICITATION, 136];
     let mut flows = vec![
         valid(4, whole(ROUTER_SOLICITATION).ipv6_dst(ALL_ROUTERS, 128)),
-        valid(4, whole(solicitation).ipv6_dst(SOLICITED_NODE, 104)),
+        contents(4, whole(solicitation).ipv6_dst(SOLICITED_NODE, 104)),
         invalid(3, detection(whole(solicitation))),
         invalid(5, whole(advertisement).ipv6_src(Ipv6Addr::UNSPECIFIED, 128)),
-        valid(4, whole(advertisement).ipv6_dst(ALL_NODES, 128)),
+        contents(4, whole(advertisement).ipv6_dst(ALL_NODES, 128)),
     ];
     for kind in [solicitation, advertisement] {
         flows.push(invalid(2, whole(kind).ipv6_dst(multicast, bits)));
-        flows.push(valid(1, whole(kind)));
+        flows.push(contents(1, whole(kind)));
     }
     flows.extend((133..=137).map(|kind| invalid(0, nd(kind))));
     // RFC 6980. The switch reads neither types nor ports from fragments.

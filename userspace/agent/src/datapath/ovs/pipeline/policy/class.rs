@@ -17,7 +17,7 @@ use crate::datapath::{
         family::Family,
         guard,
         metadata::{Domain, bridge_and_tag, network_match, service_slice},
-        retracted,
+        released, retracted, slow_path,
         table::{self, priority, priority::policy as rank},
     },
 };
@@ -116,7 +116,8 @@ pub(crate) fn base() -> Vec<Flow> {
 }
 
 /// Packets without a connection, evaluated by their own header: a step of the priority, match and actions. The switch reads no
-/// ports from fragments and from truncated headers, and no protocol behind invalid extension headers.
+/// ports from fragments and from truncated headers, no protocol behind invalid extension headers, and errors of ICMP for IPv4 without a
+/// type as echo replies.
 fn untracked(family: Family, base: Match) -> Vec<(u16, Match, Vec<Action>)> {
     let base = family.packets(base);
     let fragment = base.clone().masked(Field::IpFragment, ANY_FRAGMENT, ANY_FRAGMENT);
@@ -138,7 +139,13 @@ fn untracked(family: Family, base: Match) -> Vec<(u16, Match, Vec<Action>)> {
         (2, base.clone().udp(), with_port(Field::UdpDst)),
         (0, base.clone(), own()),
     ];
-    unreadable.chain(readable).collect()
+    let mut packets: Vec<_> = unreadable.chain(readable).collect();
+    if family == Family::V4 {
+        let (kind, code) = slow_path::ECHO_REPLY;
+        let reply = base.ip_proto(ICMP).field(Field::Icmpv4Type, kind).field(Field::Icmpv4Code, code);
+        packets.push((1, reply, [own(), vec![slow_path::take(Field::Icmpv4Code)]].concat()));
+    }
+    packets
 }
 
 /// Packets to an endpoint with the addresses of a connection of its predecessor: they begin one of their own.
@@ -293,12 +300,12 @@ fn accepted(domain: Domain, family: Family, packets: Match, is_on_link: bool) ->
     let record = Ct { force: true, ..record(domain, opener::record_source(family), is_on_link) };
     let priority = rank::TRACKED + u16::from(is_on_link);
     let flow = Flow::new(table::ACCEPT, priority, opener::opening(packets));
-    flow.apply([Action::Ct(record), Action::resubmit(table::DSCP)])
+    flow.apply([released::record(record), Action::resubmit(table::DSCP)])
 }
 
 /// Records a connection that `client` has opened, also by its replies. They are translated by its label, and go to the endpoint in it.
 pub(crate) fn commit(domain: Domain, client: IpAddr, is_on_link: bool) -> Action {
-    Action::Ct(record(domain, opener::record_address(client), is_on_link))
+    released::record(record(domain, opener::record_address(client), is_on_link))
 }
 
 fn record(domain: Domain, address: Vec<Action>, is_on_link: bool) -> Ct {
