@@ -1,6 +1,7 @@
 //! One invocation of the plugin.
 
 use std::{
+    ffi::OsString,
     io::Read,
     path::{Path, PathBuf},
     time::Duration,
@@ -25,6 +26,10 @@ const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Environment variable with the agent's socket; the configuration's `socket` takes precedence.
 pub const SOCKET_VARIABLE: &str = "CONTIV_CNI_SOCKET";
 
+/// All environment variables that the plugin reads.
+const VARIABLES: [&str; 6] =
+    ["CNI_COMMAND", "CNI_CONTAINERID", "CNI_IFNAME", "CNI_NETNS", "CNI_ARGS", SOCKET_VARIABLE];
+
 /// Output and exit status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
@@ -35,7 +40,7 @@ pub struct Outcome {
 }
 
 /// Serves one invocation; all input comes from `env` and `stdin`.
-pub fn run(env: impl Fn(&str) -> Option<String>, stdin: impl Read) -> Outcome {
+pub fn run<V: Into<OsString>>(env: impl Fn(&str) -> Option<V>, stdin: impl Read) -> Outcome {
     let mut conf = Vec::new();
     let read = stdin.take(LONGEST_CONF + 1).read_to_end(&mut conf).map_err(|e| {
         Error::new(Code::Io, "read the network configuration from standard input").details(e.to_string())
@@ -45,7 +50,9 @@ pub fn run(env: impl Fn(&str) -> Option<String>, stdin: impl Read) -> Outcome {
             let text = format!("the network configuration is longer than {LONGEST_CONF} bytes");
             return Err(Error::new(Code::InvalidConfig, text));
         }
-        answer(&env, &conf)
+        check_text(&env)?;
+        let text = |name: &str| env(name).and_then(|value| value.into().into_string().ok());
+        answer(&text, &conf)
     });
     let version = || version_of(&conf).unwrap_or(Version::NEWEST);
     match answer {
@@ -55,6 +62,18 @@ pub fn run(env: impl Fn(&str) -> Option<String>, stdin: impl Read) -> Outcome {
             stdout: error.to_json(version()).unwrap_or_else(|e| e.to_string()),
             status: 1,
         },
+    }
+}
+
+/// A variable that cannot be read must not count as missing: the pod would get another network than it asks for.
+fn check_text<V: Into<OsString>>(env: impl Fn(&str) -> Option<V>) -> Result<(), Error> {
+    let is_text = |name: &&str| env(name).is_none_or(|value| value.into().to_str().is_some());
+    match VARIABLES.iter().find(|name| !is_text(name)) {
+        Some(name) => {
+            let text = format!("{name} is not UTF-8");
+            Err(Error::new(Code::InvalidEnvironment, text).details("expected text in UTF-8"))
+        }
+        None => Ok(()),
     }
 }
 

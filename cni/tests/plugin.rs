@@ -3,8 +3,9 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     io::{Read as _, Write as _},
-    os::unix::net::UnixListener,
+    os::unix::{ffi::OsStringExt as _, net::UnixListener},
     path::Path,
     thread::{self, JoinHandle},
 };
@@ -349,4 +350,21 @@ fn endless_input_is_refused() {
     let env = BTreeMap::from([("CNI_COMMAND", "ADD")]);
     let outcome = plugin::run(|name| env.get(name).map(|value| (*value).to_owned()), std::io::repeat(b' '));
     assert_eq!(code(&outcome), 7);
+}
+
+#[test]
+fn a_variable_that_is_not_text_is_refused() {
+    let get = |name: &str| -> Option<OsString> {
+        match name {
+            "CNI_COMMAND" => Some("ADD".into()),
+            "CNI_CONTAINERID" => Some("c".into()),
+            "CNI_IFNAME" => Some("eth0".into()),
+            "CNI_NETNS" => Some(NETNS.into()),
+            "CNI_ARGS" => Some(OsString::from_vec(b"TENANT=blue;X=\xff".into())),
+            _ => None,
+        }
+    };
+    let outcome = plugin::run(get, r#"{"cniVersion":"1.0.0","name":"n"}"#.as_bytes());
+    assert_eq!(code(&outcome), 4);
+    assert!(outcome.stdout.contains("CNI_ARGS is not UTF-8"), "{}", outcome.stdout);
 }

@@ -52,8 +52,8 @@ pub struct RestFlags {
     #[arg(long, env = "CONTIV_NETMASTER_REQUEST_TIMEOUT", default_value = "60", value_parser = seconds)]
     pub request_timeout: Duration,
 
-    /// Limit of open connections on each listening address; further connections wait. Netmasters use
-    /// the internal address
+    /// Limit of open connections on each listening address; further connections wait. One
+    /// client address has at most half of them. Netmasters use the internal address
     #[arg(long, env = "CONTIV_NETMASTER_MAX_CONNECTIONS", default_value = "1000",
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub max_connections: u32,

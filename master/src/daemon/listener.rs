@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use axum::Router;
+use contiv_daemon::clients::{ClientConnection, ClientLimits, Clients};
 use contiv_daemon::reload::Reloadable;
 use contiv_daemon::subject::Subject;
 use hyper::Request;
@@ -44,6 +45,7 @@ pub(super) struct Listener {
     /// Connections that may still be opened. Listeners do not share it: clients of the external
     /// address must not lock out the other netmasters.
     connection_limit: Arc<Semaphore>,
+    clients: Clients,
 }
 
 /// Size limit of the request line and headers in bytes; larger ones are answered with 431.
@@ -51,6 +53,13 @@ const MAX_HEADER_BYTES: usize = 64 << 10;
 const MAX_HEADERS: usize = 100;
 /// Delay after `accept` failed, usually because no file descriptor was free.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
+
+impl ListenerConfig {
+    /// One client address has half of the connections. What runs on this machine is not limited.
+    fn limits(&self) -> ClientLimits {
+        ClientLimits { per_address: self.max_connections.div_ceil(2), loopback: self.max_connections }
+    }
+}
 
 impl Listener {
     pub(super) async fn bind(address: SocketAddr, config: ListenerConfig) -> anyhow::Result<Listener> {
@@ -67,7 +76,7 @@ impl Listener {
             );
         }
         let connection_limit = Semaphore::new(config.max_connections).into();
-        Ok(Listener { tcp, config, connection_limit })
+        Ok(Listener { tcp, config, connection_limit, clients: Clients::default() })
     }
 
     /// Serves until `closing` is cancelled, and then completes requests in progress. When `aborting` is
@@ -103,11 +112,15 @@ impl Listener {
             };
             match accepted {
                 Ok((stream, peer)) => {
+                    let Some(entry) = self.clients.enter(peer.ip(), self.config.limits()) else {
+                        tracing::debug!(%peer, "connection refused, the client has too many");
+                        continue;
+                    };
                     let connection = Connection {
                         peer,
                         config: self.config.clone(),
                         closing: closing.clone(),
-                        _permit: permit,
+                        _counted: (permit, entry),
                     };
                     connections.spawn(connection.run(stream, app.clone()));
                 }
@@ -130,7 +143,7 @@ struct Connection {
     peer: SocketAddr,
     config: ListenerConfig,
     closing: CancellationToken,
-    _permit: OwnedSemaphorePermit,
+    _counted: (OwnedSemaphorePermit, ClientConnection),
 }
 
 impl Connection {

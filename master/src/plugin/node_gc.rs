@@ -57,7 +57,7 @@ impl GoneClock {
         for mark in cache.table::<node::Gone>().values() {
             let gone = &mark.value;
             let counted = match known.get(&gone.host) {
-                Some(known) => Counted { time: known.time + passed, since: known.since },
+                Some(known) => Counted { time: known.time.saturating_add(passed), since: known.since },
                 None => Counted { time: Duration::from_secs(gone.counted_seconds), since: mark.revision },
             };
             self.counted.insert(gone.host.clone(), counted);

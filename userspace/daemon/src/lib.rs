@@ -1,6 +1,7 @@
-//! Parts shared by the daemons netmaster and netplugin: flags, logging, TLS, secrets, sockets and signals.
+//! Parts shared by the daemons netmaster and netplugin: flags, logging, TLS, secrets, sockets, connections of clients and signals.
 
 pub mod client;
+pub mod clients;
 pub mod etcd;
 pub mod flags;
 pub mod logging;

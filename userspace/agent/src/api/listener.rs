@@ -1,26 +1,23 @@
 //! TCP connections of the API. Pods reach the address by infra networks, so clients must not use up the agent's file
 //! descriptors.
 
-use std::{
-    collections::HashMap,
-    io,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{Extension, Router, extract::ConnectInfo};
+use contiv_daemon::clients::{ClientLimits, Clients};
 use hyper::server::conn::http1;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
+use nix::sys::socket::{setsockopt, sockopt};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::Semaphore,
     task::JoinSet,
     time::sleep,
 };
+use tokio_io_timeout::TimeoutStream;
 
 /// Open connections. Further ones wait until one of them is closed.
 const MAX_CONNECTIONS: usize = 256;
@@ -28,32 +25,32 @@ const MAX_CONNECTIONS: usize = 256;
 const MAX_PER_ADDRESS: usize = 32;
 /// Open connections of all loopback addresses together: a process on the node may use any of them.
 const MAX_LOOPBACK: usize = MAX_CONNECTIONS / 2;
-/// Time limit for the headers of a request, and for an idle connection.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time limit for the headers of a request, for an idle connection, and for each write of a response to a slow client.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(20);
+/// Seconds without traffic after which a client is probed, and between probes. A stream of events may have nothing to say for long.
+const KEEPALIVE: u32 = 30;
+/// Probes without an answer after which a client is gone.
+const KEEPALIVE_PROBES: u32 = 3;
 /// Delay after `accept` failed, usually because no file descriptor was free.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Serves connections until it is dropped, which closes all of them.
 pub(super) async fn serve(tcp: TcpListener, app: Router) -> io::Result<()> {
-    let limits =
-        Limits { connections: MAX_CONNECTIONS, per_address: MAX_PER_ADDRESS, loopback: MAX_LOOPBACK };
-    serve_within(tcp, app, limits).await
+    let limits = ClientLimits { per_address: MAX_PER_ADDRESS, loopback: MAX_LOOPBACK };
+    serve_within(tcp, app, (MAX_CONNECTIONS, limits)).await
 }
 
-#[derive(Clone, Copy)]
-struct Limits {
-    connections: usize,
-    per_address: usize,
-    loopback: usize,
-}
-
-async fn serve_within(tcp: TcpListener, app: Router, limits: Limits) -> io::Result<()> {
-    let (free, clients) = (Arc::new(Semaphore::new(limits.connections)), Clients::default());
+async fn serve_within(
+    tcp: TcpListener,
+    app: Router,
+    (max_connections, limits): (usize, ClientLimits),
+) -> io::Result<()> {
+    let (free, clients) = (Arc::new(Semaphore::new(max_connections)), Clients::default());
     let mut connections = JoinSet::new();
     loop {
         if free.available_permits() == 0 {
             tracing::warn!(
-                limit = limits.connections,
+                limit = max_connections,
                 "API: connection limit reached; further connections wait"
             );
         }
@@ -80,54 +77,28 @@ async fn serve_within(tcp: TcpListener, app: Router, limits: Limits) -> io::Resu
 }
 
 async fn connection(stream: TcpStream, peer: SocketAddr, app: Router) {
+    if let Err(error) = keep_alive(&stream) {
+        tracing::debug!(%peer, %error, "API: set the keepalive of a connection");
+    }
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(CLIENT_TIMEOUT));
     let service = TowerToHyperService::new(app.layer(Extension(ConnectInfo(peer))));
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_TIMEOUT)
-        .serve_connection(TokioIo::new(stream), service)
+        .header_read_timeout(CLIENT_TIMEOUT)
+        .serve_connection(TokioIo::new(Box::pin(stream)), service)
         .await;
     if let Err(error) = served {
         tracing::debug!(%peer, %error, "API: connection closed with an error");
     }
 }
 
-/// Number of open connections of each client address; those of loopback are one.
-#[derive(Clone, Default)]
-struct Clients(Arc<Mutex<HashMap<IpAddr, usize>>>);
-
-/// A connection that is counted.
-struct Entry {
-    clients: Clients,
-    address: IpAddr,
-}
-
-impl Clients {
-    /// Counts a connection; `None` if the client has as many as the limit allows.
-    fn enter(&self, peer: IpAddr, limits: Limits) -> Option<Entry> {
-        let (address, limit) = match peer.to_canonical() {
-            address if address.is_loopback() => (IpAddr::V4(Ipv4Addr::LOCALHOST), limits.loopback),
-            address => (address, limits.per_address),
-        };
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = counts.entry(address).or_default();
-        if *count >= limit {
-            return None;
-        }
-        *count += 1;
-        Some(Entry { clients: self.clone(), address })
-    }
-}
-
-impl Drop for Entry {
-    fn drop(&mut self) {
-        let mut counts = self.clients.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = counts.get_mut(&self.address) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&self.address);
-            }
-        }
-    }
+/// Ends connections whose client has gone without a word.
+fn keep_alive(stream: &TcpStream) -> nix::Result<()> {
+    setsockopt(stream, sockopt::KeepAlive, &true)?;
+    setsockopt(stream, sockopt::TcpKeepIdle, &KEEPALIVE)?;
+    setsockopt(stream, sockopt::TcpKeepInterval, &KEEPALIVE)?;
+    setsockopt(stream, sockopt::TcpKeepCount, &KEEPALIVE_PROBES)
 }
 
 #[cfg(test)]
@@ -144,11 +115,11 @@ mod tests {
     /// Waits for something that must not happen.
     const A_MOMENT: Duration = Duration::from_millis(200);
 
-    async fn start(limits: Limits) -> SocketAddr {
+    async fn start(max_connections: usize, limits: ClientLimits) -> SocketAddr {
         let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = tcp.local_addr().unwrap();
         let peer = |ConnectInfo(peer): ConnectInfo<SocketAddr>| async move { peer.ip().to_string() };
-        tokio::spawn(serve_within(tcp, Router::new().route("/", get(peer)), limits));
+        tokio::spawn(serve_within(tcp, Router::new().route("/", get(peer)), (max_connections, limits)));
         address
     }
 
@@ -170,7 +141,7 @@ mod tests {
 
     #[tokio::test]
     async fn processes_of_the_node_share_a_number_of_connections() {
-        let address = start(Limits { connections: 10, per_address: 1, loopback: 2 }).await;
+        let address = start(10, ClientLimits { per_address: 1, loopback: 2 }).await;
         let mut open = vec![];
         for from in ["127.0.0.1", "127.0.0.2"] {
             let mut stream = connect(from, address).await;
@@ -188,24 +159,9 @@ mod tests {
         timeout(SOON, answered).await.unwrap();
     }
 
-    #[test]
-    fn a_client_has_a_limited_number_of_connections() {
-        let clients = Clients::default();
-        let limits = Limits { connections: 10, per_address: 2, loopback: 3 };
-        let enter = |address: &str| clients.enter(address.parse().unwrap(), limits);
-        let mut open: Vec<_> = ["192.0.2.1", "::ffff:192.0.2.1"].map(|from| enter(from).unwrap()).into();
-        assert!(enter("192.0.2.1").is_none());
-        // Another address is served.
-        assert!(enter("192.0.2.2").is_some());
-        drop(open.pop());
-        assert!(enter("192.0.2.1").is_some());
-        let _local = ["127.0.0.1", "127.9.9.9", "::1"].map(|from| enter(from).unwrap());
-        assert!(enter("::ffff:127.0.0.2").is_none());
-    }
-
     #[tokio::test]
     async fn connections_above_the_limit_wait() {
-        let address = start(Limits { connections: 1, per_address: 2, loopback: 2 }).await;
+        let address = start(1, ClientLimits { per_address: 2, loopback: 2 }).await;
         let mut first = TcpStream::connect(address).await.unwrap();
         assert!(!ask(&mut first).await.is_empty());
         let mut second = TcpStream::connect(address).await.unwrap();

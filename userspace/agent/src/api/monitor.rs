@@ -38,9 +38,8 @@ struct Inner {
     telemetry: Option<Arc<dyn Telemetry>>,
     host: HostName,
     reader: Reader,
-    events: broadcast::Sender<NamedEvent>,
-    /// Whether the task that reads events is running.
-    running: Mutex<bool>,
+    /// Where the task that reads events sends them, while it is running. Its subscribers see the end of their events when it fails.
+    running: Mutex<Option<broadcast::Sender<NamedEvent>>>,
 }
 
 /// Packet events are not available.
@@ -57,8 +56,7 @@ pub enum MonitorError {
 impl Monitor {
     /// Uses the datapath's telemetry, if it provides any.
     pub fn new(telemetry: Option<Arc<dyn Telemetry>>, host: HostName, reader: Reader) -> Monitor {
-        let (events, _) = broadcast::channel(BUFFER);
-        Monitor(Arc::new(Inner { telemetry, host, reader, events, running: Mutex::new(false) }))
+        Monitor(Arc::new(Inner { telemetry, host, reader, running: Mutex::default() }))
     }
 
     /// Name of this node.
@@ -80,20 +78,21 @@ impl Monitor {
     pub fn subscribe(&self) -> Result<broadcast::Receiver<NamedEvent>, MonitorError> {
         let telemetry = self.0.telemetry.as_ref().ok_or(MonitorError::Unsupported)?;
         let mut running = self.0.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let receiver = self.0.events.subscribe();
-        if !*running {
-            let events = telemetry.subscribe().map_err(|error| match error.is_unsupported() {
-                true => MonitorError::Unsupported,
-                false => MonitorError::Failed(error),
-            })?;
-            *running = true;
-            tokio::spawn(self.clone().distribute(events));
+        if let Some(subscribers) = &*running {
+            return Ok(subscribers.subscribe());
         }
+        let events = telemetry.subscribe().map_err(|error| match error.is_unsupported() {
+            true => MonitorError::Unsupported,
+            false => MonitorError::Failed(error),
+        })?;
+        let (subscribers, receiver) = broadcast::channel(BUFFER);
+        *running = Some(subscribers.clone());
+        tokio::spawn(self.clone().distribute(events, subscribers));
         Ok(receiver)
     }
 
     /// Reads and distributes events while there are subscribers.
-    async fn distribute(self, mut events: Box<dyn PacketEvents>) {
+    async fn distribute(self, mut events: Box<dyn PacketEvents>, subscribers: broadcast::Sender<NamedEvent>) {
         let mut tick = interval(REFRESH_INTERVAL);
         // An event may be ready before the first tick.
         let mut names = self.0.reader.with(Names::from_state);
@@ -102,32 +101,35 @@ impl Monitor {
             let result = tokio::select! {
                 event = events.next() => event.map(|event| {
                     // Without subscribers, the next tick ends the task.
-                    let _receivers = self.0.events.send(names.annotate(&self.0.host, &event));
+                    let _receivers = subscribers.send(names.annotate(&self.0.host, &event));
                 }),
                 _ = tick.tick() => {
                     names = self.0.reader.with(Names::from_state);
-                    self.renew(&mut *events, &mut lost)
+                    self.renew(&mut *events, &mut lost).map(|event| {
+                        if let Some(event) = event {
+                            let _receivers = subscribers.send(event);
+                        }
+                    })
                 }
             };
             if let Err(error) = &result {
                 tracing::warn!("monitor: {}", one_line(error));
             }
             let mut running = self.0.running.lock().unwrap_or_else(PoisonError::into_inner);
-            if result.is_err() || self.0.events.receiver_count() == 0 {
-                *running = false;
+            if result.is_err() || subscribers.receiver_count() == 0 {
+                *running = None;
                 return;
             }
         }
     }
 
-    fn renew(&self, events: &mut dyn PacketEvents, lost: &mut u64) -> Result<(), Error> {
+    /// Renews the subscription; returns an event if some were lost.
+    fn renew(&self, events: &mut dyn PacketEvents, lost: &mut u64) -> Result<Option<NamedEvent>, Error> {
         events.renew()?;
         let all = events.lost()?;
-        if all > *lost {
-            let _receivers = self.0.events.send(self.lost_event(all - *lost));
-            *lost = all;
-        }
-        Ok(())
+        let more = all.saturating_sub(*lost);
+        *lost = all;
+        Ok((more > 0).then(|| self.lost_event(more)))
     }
 
     /// An event that reports lost events.

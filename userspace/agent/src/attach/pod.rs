@@ -116,7 +116,11 @@ impl TryFrom<&Request> for Pod {
         let endpoint = request.endpoint();
         // The name becomes part of a store key.
         if endpoint.is_empty() || endpoint.contains('/') {
-            let why = format!("CNI_CONTAINERID {endpoint:?}: expected a container id");
+            let name = match request.infra_container.as_str() {
+                "" => "CNI_CONTAINERID",
+                _ => "K8S_POD_INFRA_CONTAINER_ID in CNI_ARGS",
+            };
+            let why = format!("{name} {endpoint:?}: expected a container id, which has no '/'");
             return Err(Failure::new(Step::Labels, why).code(Code::InvalidEnvironment));
         }
         Ok(Pod {

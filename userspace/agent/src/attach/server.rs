@@ -1,7 +1,7 @@
 use std::{
-    fs, io,
+    io,
     os::fd::{AsFd as _, OwnedFd},
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -39,7 +39,6 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Serves requests of `contivk8s` on a Unix socket.
 pub struct Server {
     listener: UnixListener,
-    path: PathBuf,
     drain_timeout: Duration,
 }
 
@@ -79,7 +78,7 @@ impl Server {
     /// Creates the socket, which only the agent's user may open.
     pub fn bind(path: &Path) -> Result<Server, SocketError> {
         let listener = socket::listen(path, "--cni-socket PATH")?;
-        Ok(Server { listener, path: path.to_owned(), drain_timeout: DRAIN_TIMEOUT })
+        Ok(Server { listener, drain_timeout: DRAIN_TIMEOUT })
     }
 
     /// Sets the time limit for running requests after `stop`.
@@ -132,9 +131,7 @@ impl Server {
         // One may have been accepted before `stop` was cancelled.
         interrupt.cancel();
         tasks.wait().await;
-        if let Err(error) = fs::remove_file(&self.path) {
-            tracing::debug!("remove {}: {error}", self.path.display());
-        }
+        // The socket remains: another agent may have replaced it by its own.
         result
     }
 }

@@ -113,12 +113,13 @@ pub(super) async fn was_missed(
 }
 
 fn parse(value: &[u8]) -> Option<Kind> {
-    let chosen = serde_json::from_slice::<ChosenDatapath>(value).ok();
-    let kind = chosen.and_then(|chosen| kind(&chosen.datapath));
-    if kind.is_none() {
-        tracing::error!("the datapath that was chosen for this node: expected ovs or ebpf; ignored");
-    }
-    kind
+    let chosen = serde_json::from_slice::<ChosenDatapath>(value).map_err(|error| error.to_string());
+    let known = chosen.and_then(|ChosenDatapath { datapath, .. }| {
+        kind(&datapath).ok_or_else(|| format!("{datapath:?}: expected ovs or ebpf"))
+    });
+    known
+        .inspect_err(|why| tracing::error!("the datapath that was chosen for this node: {why}; ignored"))
+        .ok()
 }
 
 pub(super) fn kind(name: &str) -> Option<Kind> {

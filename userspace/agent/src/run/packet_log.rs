@@ -1,9 +1,18 @@
 //! Packet events in the agent's log.
 
-use tokio::sync::watch;
+use std::time::Duration;
+
+use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::{api::Monitor, error::one_line, reconcile::Status};
+use crate::{
+    api::{Monitor, MonitorError},
+    error::one_line,
+    reconcile::Status,
+};
+
+/// Delay before events are subscribed to again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Writes packet events to the agent's log (`--bpf-log`).
 pub(super) async fn write(
@@ -18,7 +27,11 @@ pub(super) async fn write(
                 Ok(events) => events,
                 Err(error) => {
                     tracing::warn!("--bpf-log: {}", one_line(&error));
-                    return;
+                    match error {
+                        MonitorError::Unsupported => return,
+                        MonitorError::Failed(_) => sleep(RETRY_INTERVAL).await,
+                    }
+                    continue;
                 }
             };
             while let Some(event) = monitor.next(&mut events).await {

@@ -222,6 +222,7 @@ pub(super) const RULES: &[Rules] = &[
             order: &[
                 &["client", "etcd"],
                 &[
+                    "clients",
                     "flags",
                     "logging",
                     "metrics_page",

@@ -1,4 +1,4 @@
-use std::{future, mem, time::SystemTime};
+use std::{future, io, mem, time::SystemTime};
 
 use contiv_model::{
     endpoint::Endpoint,
@@ -10,7 +10,10 @@ use contiv_model::{
 use futures::future::BoxFuture;
 
 use super::*;
-use crate::state::{self, ClusterObject, Update};
+use crate::{
+    datapath,
+    state::{self, ClusterObject, Update},
+};
 
 const TAG: u16 = 7;
 
@@ -101,6 +104,53 @@ fn reader() -> Reader {
         writer.apply(Update { source: "objects".into(), revision: 1, event: Event::Apply(key, Ok(object)) });
     }
     reader
+}
+
+/// A datapath whose events cannot be read.
+#[derive(Debug)]
+struct Broken;
+
+impl Telemetry for Broken {
+    fn counters(&self) -> Result<Counters, Error> {
+        Ok(Counters::default())
+    }
+
+    fn connections(&self) -> Result<Vec<Connection>, Error> {
+        Ok(vec![])
+    }
+
+    fn subscribe(&self) -> Result<Box<dyn PacketEvents>, Error> {
+        Ok(Box::new(Unreadable))
+    }
+}
+
+struct Unreadable;
+
+impl PacketEvents for Unreadable {
+    fn next(&mut self) -> BoxFuture<'_, Result<PacketEvent, Error>> {
+        Box::pin(async {
+            Err(Error::new(datapath::Kind::Fake, "read packet events", io::Error::other("gone")))
+        })
+    }
+
+    fn renew(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn lost(&self) -> Result<u64, Error> {
+        Ok(0)
+    }
+}
+
+/// Subscribers can subscribe again.
+#[tokio::test]
+async fn a_failure_ends_the_events_of_subscribers() {
+    let monitor = Monitor::new(Some(Arc::new(Broken)), "h".into(), reader());
+    for _ in 0..2 {
+        let mut receiver = monitor.subscribe().unwrap();
+        let ended = tokio::time::timeout(Duration::from_secs(10), monitor.next(&mut receiver));
+        assert_eq!(ended.await.unwrap(), None);
+    }
 }
 
 #[tokio::test]
