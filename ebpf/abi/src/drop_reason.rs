@@ -144,6 +144,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn operators_find_all_reasons() {
+        let page = include_str!("../../../docs/src/troubleshoot.md");
+        let is_explained = |reason: &&DropReason| {
+            let rows = page.lines().filter(|line| line.starts_with("| `"));
+            rows.flat_map(|row| row.split('`')).any(|word| word == reason.as_str())
+        };
+        let missing = DropReason::ALL.iter().find(|reason| !is_explained(reason));
+        assert_eq!(missing, None);
+    }
+
+    #[test]
     fn numbers_are_dense_from_one_and_fit_the_map() {
         for (index, reason) in DropReason::ALL.iter().enumerate() {
             assert_eq!(*reason as usize, index + 1);
