@@ -2,6 +2,7 @@
 
 mod addresses;
 pub mod api;
+mod atomic_file;
 pub mod attach;
 pub mod backoff;
 pub mod bgp;

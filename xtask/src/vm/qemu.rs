@@ -4,7 +4,7 @@ use std::{
     fmt, fs,
     io::{BufRead as _, BufReader},
     path::Path,
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     sync::mpsc::{self, RecvTimeoutError},
     thread,
     time::{Duration, Instant},
@@ -134,20 +134,26 @@ impl Accelerator {
             .stderr(Stdio::null())
             .spawn()
             .context("run qemu-system-x86_64")?;
-        let end = Instant::now() + PROBE;
-        let started = loop {
-            if fs::read(&console)?.windows(STARTED.len()).any(|text| text == STARTED) {
-                break true;
-            }
-            if child.try_wait().context("wait for qemu")?.is_some() || Instant::now() > end {
-                break false;
-            }
-            thread::sleep(Duration::from_millis(50));
-        };
+        let started = has_started(&mut child, &console);
         // It may have ended already, because it has no root file system.
         drop(child.kill());
         child.wait().context("wait for qemu")?;
-        Ok(if started { Accelerator::Kvm } else { Accelerator::Emulation })
+        Ok(if started? { Accelerator::Kvm } else { Accelerator::Emulation })
+    }
+}
+
+/// Waits until the kernel of a probe writes to its console; `false` if it ends before, or takes too long.
+fn has_started(child: &mut Child, console: &Path) -> Result<bool> {
+    let end = Instant::now() + PROBE;
+    loop {
+        let text = fs::read(console).with_context(|| format!("read {}", console.display()))?;
+        if text.windows(STARTED.len()).any(|text| text == STARTED) {
+            return Ok(true);
+        }
+        if child.try_wait().context("wait for qemu")?.is_some() || Instant::now() > end {
+            return Ok(false);
+        }
+        thread::sleep(Duration::from_millis(50));
     }
 }
 

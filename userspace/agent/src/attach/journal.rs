@@ -19,6 +19,7 @@ use std::{
 use contiv_model::name::EndpointId;
 
 use super::{boot::Boot, pod::Pod};
+use crate::atomic_file::{self, UNFINISHED};
 pub(super) use entry::{Entry, Progress};
 use unanswered::Unanswered;
 
@@ -170,23 +171,13 @@ impl Journal {
 
     /// Replaces a file atomically; creates the directory again if it was removed.
     fn replace(&self, path: &Path, text: &[u8]) -> io::Result<()> {
-        let new = path.with_added_extension(UNFINISHED);
-        let write = || {
-            fs::write(&new, text)?;
-            fs::rename(&new, path)
-        };
-        let written = match write() {
+        match atomic_file::replace(path, text) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 create(&self.directory)?;
-                write()
+                atomic_file::replace(path, text)
             }
             written => written,
-        };
-        if written.is_err() {
-            // On a full disk; otherwise the next start removes it.
-            let _ = fs::remove_file(&new);
         }
-        written
     }
 
     fn lock(&self) -> MutexGuard<'_, Entries> {
@@ -237,8 +228,6 @@ impl Entries {
 
 /// Extension of a file with an entry.
 const COMPLETE: &str = "json";
-/// Extension of a file that is being written.
-const UNFINISHED: &str = "new";
 
 fn create(directory: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)

@@ -11,7 +11,7 @@ use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
 
 use super::announced::Announced;
-use crate::state::BgpSpeaker;
+use crate::{atomic_file, state::BgpSpeaker};
 
 /// File with the settings of the speaker and what it announces, for an agent that starts without its store. Like the forwarding
 /// state, it outlives the agent and not a reboot.
@@ -83,9 +83,7 @@ impl SpeakerFile {
 
     /// Replaces the file atomically.
     fn write(&self, content: &Content) -> io::Result<()> {
-        let partial = self.0.with_extension("partial");
-        fs::write(&partial, serde_json::to_vec(content)?)?;
-        fs::rename(&partial, &self.0)
+        atomic_file::replace(&self.0, &serde_json::to_vec(content)?)
     }
 }
 

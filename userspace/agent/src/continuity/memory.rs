@@ -8,7 +8,7 @@ use contiv_store::Position;
 use serde::{Deserialize, Serialize};
 
 use super::witness::Witness;
-use crate::source::Put;
+use crate::{atomic_file, source::Put};
 
 /// What the agent remembers of the store. It outlives the process, like the forwarding state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -108,9 +108,7 @@ impl MemoryFile {
 
     /// Replaces the file atomically.
     pub(super) fn write(&self, memory: &Memory) -> io::Result<()> {
-        let new = self.0.with_extension("new");
-        fs::write(&new, serde_json::to_vec(memory)?)?;
-        fs::rename(&new, &self.0)
+        atomic_file::replace(&self.0, &serde_json::to_vec(memory)?)
     }
 }
 

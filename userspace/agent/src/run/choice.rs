@@ -14,7 +14,7 @@ use futures::StreamExt as _;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::{config::Flags, datapath::Kind, error::one_line};
+use crate::{atomic_file, config::Flags, datapath::Kind, error::one_line};
 
 /// Time limit for the store at the start: the agent does not depend on it.
 const READ_TIMEOUT: Duration = Duration::from_secs(3);
@@ -61,9 +61,7 @@ impl ChosenFile {
         if matches!(self.read(), Ok(Some(present)) if present == kind) {
             return Ok(());
         }
-        let partial = self.0.with_extension("datapath.partial");
-        fs::write(&partial, format!("{kind}\n"))
-            .and_then(|()| fs::rename(&partial, &self.0))
+        atomic_file::replace(&self.0, format!("{kind}\n").as_bytes())
             .with_context(|| format!("write {}", self.0.display()))
     }
 }
@@ -204,7 +202,7 @@ mod tests {
         let file = ChosenFile::beside(&folder.path().join("cni.sock"));
         file.write(Kind::Ebpf).unwrap();
         // The file can no longer be replaced, as on a full file system.
-        fs::create_dir(folder.path().join("cni.datapath.partial")).unwrap();
+        fs::create_dir(folder.path().join("cni.datapath.new")).unwrap();
         file.write(Kind::Ebpf).unwrap();
         let error = format!("{:#}", file.write(Kind::Ovs).unwrap_err());
         assert!(error.contains("write") && error.contains("cni.datapath"), "{error}");

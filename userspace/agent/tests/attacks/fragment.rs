@@ -1,11 +1,15 @@
 //! Datagrams from a datapath that joins fragments before it forwards them: they leave with the last one, and the kernel may divide them
-//! otherwise than they came (for IPv6, it sends what is smaller than 1280 bytes as one fragment).
+//! otherwise than they came (for IPv6, it sends what is smaller than 1280 bytes as one fragment, and puts the fragment header behind
+//! destination options).
 
-use std::ops::Range;
+use std::{borrow::Cow, ops::Range};
 
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
 const FRAGMENT_HEADER: u8 = 44;
+const DESTINATION_OPTIONS: u8 = 60;
+/// Length of options without more than padding.
+const OPTIONS: usize = 8;
 /// Offsets in the frames of the scripts: headers of IPv4 have no options, those of IPv6 no extension before the fragment header.
 const V4_END: usize = 34;
 const V6_END: usize = 54;
@@ -18,7 +22,7 @@ struct Part<'a> {
     protocol: u8,
     offset: usize,
     is_last: bool,
-    data: &'a [u8],
+    data: Cow<'a, [u8]>,
 }
 
 /// What is the same however a datagram is divided.
@@ -40,7 +44,7 @@ impl Datagram {
         let mut data = vec![];
         for part in &parts {
             let is_next = part.offset == data.len() && part.ends == first.ends && part.protocol == protocol;
-            data.extend(is_next.then_some(part.data)?);
+            data.extend_from_slice(is_next.then_some(&part.data)?);
         }
         parts.last()?.is_last.then_some(Datagram { ends, protocol, data })
     }
@@ -67,12 +71,26 @@ impl Part<'_> {
                 let offset = usize::from(flags >> 3) * 8;
                 (22..54, *frame.get(54)?, (offset, flags & 1 == 0), FRAGMENT_END..V6_END + length(18)?)
             }
+            IPV6 if *frame.get(20)? == DESTINATION_OPTIONS && *frame.get(V6_END)? == FRAGMENT_HEADER => {
+                return Part::behind_options(frame);
+            }
             IPV6 => (22..54, *frame.get(20)?, (0, true), V6_END..V6_END + length(18)?),
             _ => return None,
         };
         let ends = [frame.get(..14)?, frame.get(addresses)?];
         let (offset, is_last) = flags;
-        Some(Part { ends, protocol, offset, is_last, data: frame.get(data)? })
+        Some(Part { ends, protocol, offset, is_last, data: frame.get(data)?.into() })
+    }
+
+    /// A whole datagram whose options are before the fragment header, as if they were behind it.
+    fn behind_options(frame: &[u8]) -> Option<Part<'_>> {
+        let (options, fragment) = frame.get(V6_END..)?.split_at_checked(OPTIONS)?;
+        let (&[next, _, 0, 0, ..], payload) = fragment.split_at_checked(FRAGMENT_END - V6_END)? else {
+            return None;
+        };
+        let data = [&[next], &options[1..], payload].concat().into();
+        let ends = [frame.get(..14)?, frame.get(22..54)?];
+        Some(Part { ends, protocol: DESTINATION_OPTIONS, offset: 0, is_last: true, data })
     }
 }
 

@@ -299,7 +299,7 @@ fn check_joined(
             held.push(inner);
             let sent = Datagram::join(held);
             let is_missing = is_last && (sent.is_none() || sent != Datagram::join(&at_victim));
-            is_missing.then(|| format!("{} frames arrive, which are not the datagram", at_victim.len()))
+            is_missing.then(|| format!("what arrives is not the datagram: {at_victim:02x?}"))
         }
         _ => check(scene, from, frame, expect, came),
     }

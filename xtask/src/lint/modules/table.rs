@@ -71,6 +71,7 @@ pub(super) const RULES: &[Rules] = &[
                     &["datapath"],
                     &[
                         "addresses",
+                        "atomic_file",
                         "backoff",
                         "error",
                         "fail_point",

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
 use crate::{
+    atomic_file,
     attach::link::Links,
     config::Flags,
     datapath::{
@@ -66,9 +67,7 @@ impl RecordsFile {
 
     /// Replaces the file atomically.
     fn write(&self, records: Vec<Record>) -> io::Result<()> {
-        let partial = self.0.with_extension("partial");
-        fs::write(&partial, serde_json::to_vec(&Content { records })?)?;
-        fs::rename(&partial, &self.0)
+        atomic_file::replace(&self.0, &serde_json::to_vec(&Content { records })?)
     }
 
     /// Reads the records; `None` if there is no file.
