@@ -47,7 +47,7 @@ pub(crate) fn subnet(subnet: &Subnet, segment: Segment, kernel: Option<u32>) -> 
     let mut flows = policy::subnet(subnet, domain);
     // Other nodes are behind their kernels.
     if !subnet.is_routed_vlan() {
-        flows.push(policy::within(domain, subnet.prefix));
+        flows.extend(policy::within(domain, subnet.prefix));
     }
     if let IpNet::V4(prefix) = subnet.prefix
         && prefix.prefix_len() < 31

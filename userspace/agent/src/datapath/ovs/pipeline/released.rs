@@ -3,7 +3,7 @@
 //!
 //! They go on behind whatever packet is looked up then, of any endpoint, with the actions for it. Those of an incomplete datagram have no
 //! connection state: without a check, an endpoint could send two in turn past the rules, and to other tenants. So they are dropped
-//! where packets return from connection tracking, and connections are recorded for copies that end there. The others are not the first
+//! where packets return from connection tracking, and connections are recorded for copies that end there, or lead back. The others are not the first
 //! fragments of their datagrams, and mean nothing without these.
 
 use openflow_rs::{Action, Ct, Flow, Match, ct_state};
@@ -18,7 +18,11 @@ pub(super) fn base() -> Vec<Flow> {
         .map(|table| Flow::new(table, priority::MISREAD + 1, untracked()))
         .into();
     // Other packets enter these tables without a state.
-    let returns = [(table::REASSEMBLED, table::SERVICE_DNAT), (table::TRANSLATED, table::DESTINATION)];
+    let returns = [
+        (table::REASSEMBLED, table::SERVICE_DNAT),
+        (table::TRANSLATED, table::DESTINATION),
+        (table::RECORDED, table::DSCP),
+    ];
     flows.extend(
         returns.map(|(table, next)| {
             Flow::new(table, priority::MATCH, tracked()).apply([Action::resubmit(next)])

@@ -140,6 +140,8 @@ pub(super) const EXPIRING: u8 = 60;
 pub(super) const REASSEMBLED: u8 = 61;
 /// Replies of backends that have the address of the service.
 pub(super) const TRANSLATED: u8 = 62;
+/// Fragments whose connection is recorded.
+pub(super) const RECORDED: u8 = 63;
 
 /// High bits of the cookies of learned flows, followed by the number of the service.
 pub(super) const LEARNED: u64 = 0xce << 56;

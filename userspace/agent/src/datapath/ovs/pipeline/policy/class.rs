@@ -280,27 +280,34 @@ pub(crate) fn network(network: &Network, domain: Domain) -> Vec<Flow> {
             let track = Action::Ct(Ct { zone, table: Some(table::STATE), ..Ct::default() });
             Flow::new(table::DESTINATION_GROUP, rank::TRACKED, m).apply([track])
         }));
-        flows.push(accepted(domain, family, packet(), false));
+        flows.extend(accepted(domain, family, packet(), false));
     }
     // Its owner is on the link.
     let from_link_local = guard::source_within(network_match(tag), guard::LINK_LOCAL.into());
-    flows.push(accepted(domain, Family::V6, from_link_local, true));
+    flows.extend(accepted(domain, Family::V6, from_link_local, true));
     flows
 }
 
-/// Returns the flow that records connections within a subnet whose endpoints are on one link.
-pub(crate) fn within(domain: Domain, prefix: IpNet) -> Flow {
+/// Returns the flows that record connections within a subnet whose endpoints are on one link.
+pub(crate) fn within(domain: Domain, prefix: IpNet) -> [Flow; 2] {
     let packets = guard::destination_within(guard::source_within(domain.packets(), prefix), prefix);
     accepted(domain, Family::of(prefix.addr()), packets, true)
 }
 
 /// Records connections that rules accept. What goes to a successor of the one that has opened a connection begins one in its own
 /// direction.
-fn accepted(domain: Domain, family: Family, packets: Match, is_on_link: bool) -> Flow {
+fn accepted(domain: Domain, family: Family, packets: Match, is_on_link: bool) -> [Flow; 2] {
     let record = Ct { force: true, ..record(domain, opener::record_source(family), is_on_link) };
     let priority = rank::TRACKED + u16::from(is_on_link);
-    let flow = Flow::new(table::ACCEPT, priority, opener::opening(packets));
-    flow.apply([released::record(record), Action::resubmit(table::DSCP)])
+    let opening = opener::opening(packets);
+    let fragments = opening.clone().masked(Field::IpFragment, ANY_FRAGMENT, ANY_FRAGMENT);
+    let joined = Ct { table: Some(table::RECORDED), ..record.clone() };
+    [
+        Flow::new(table::ACCEPT, priority, opening)
+            .apply([released::record(record), Action::resubmit(table::DSCP)]),
+        // The userspace datapath holds them until they are complete: the first one may have been dropped.
+        Flow::new(table::ACCEPT, priority + 2, fragments).apply([Action::Ct(joined)]),
+    ]
 }
 
 /// Records a connection that `client` has opened, also by its replies. They are translated by its label, and go to the endpoint in it.
