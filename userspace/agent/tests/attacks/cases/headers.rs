@@ -177,7 +177,7 @@ fn chains() -> Vec<Attack> {
         ("Shim6", 140),
         ("an experimental header", 253),
         ("another experimental header", 254),
-        ("no next header", 59),
+        ("no next header", NO_NEXT_HEADER),
     ];
     let mut attacks: Vec<Attack> = known
         .into_iter()
@@ -216,23 +216,64 @@ fn chains() -> Vec<Attack> {
     attacks.into_iter().map(|attack| attack.by(V6)).collect()
 }
 
+/// IPv6 only; for IPv4 it is a number like others.
+const NO_NEXT_HEADER: u8 = 59;
+
 /// Protocols that have no ports, past rules about peers.
 fn protocols() -> Vec<Attack> {
     let numbers = [
-        0, 2, 3, 4, 5, 8, 9, 27, 33, 41, 46, 47, 50, 51, 55, 59, 88, 89, 94, 97, 98, 103, 108, 112, 115, 118,
-        132, 136, 137, 139, 142, 143, 253, 254, 255,
+        0,
+        2,
+        3,
+        4,
+        5,
+        8,
+        9,
+        27,
+        33,
+        41,
+        46,
+        47,
+        50,
+        51,
+        55,
+        NO_NEXT_HEADER,
+        88,
+        89,
+        94,
+        97,
+        98,
+        103,
+        108,
+        112,
+        115,
+        118,
+        132,
+        136,
+        137,
+        139,
+        142,
+        143,
+        253,
+        254,
+        255,
     ];
+    let of = |name: String, number: u8| {
+        Attack::new("held", name, move |s| {
+            // Ports, for the protocols that have any; a checksum coverage or length.
+            let body = [&s.sport().to_be_bytes()[..], &5000_u16.to_be_bytes(), &[0; 4], PAYLOAD].concat();
+            vec![s.send(&s.ip().protocol(number).payload(&body))]
+        })
+        .against(Rules::DENIES_ANY)
+    };
     let mut attacks: Vec<Attack> = numbers
         .into_iter()
-        .map(|number| {
-            Attack::new("held", format!("IP protocol {number}"), move |s| {
-                // Ports, for the protocols that have any; a checksum coverage or length.
-                let body = [&s.sport().to_be_bytes()[..], &5000_u16.to_be_bytes(), &[0; 4], PAYLOAD].concat();
-                vec![s.send(&s.ip().protocol(number).payload(&body))]
-            })
-            .against(Rules::DENIES_ANY)
+        .map(|number| match number {
+            NO_NEXT_HEADER => of(format!("IP protocol {number}"), number).by(V4),
+            number => of(format!("IP protocol {number}"), number),
         })
         .collect();
+    attacks.push(of("IPv6 with no next header".to_owned(), NO_NEXT_HEADER).by(V6));
     attacks.push(
         Attack::new("held", "ICMP over IPv6", |s| {
             vec![s.send(&s.ip().protocol(1).icmp_echo_request(s.id(), 1))]

@@ -26,9 +26,8 @@ const BRIDGES: [&str; 2] = ["contivVlanBridge", "contivVxlanBridge"];
 const PURGES: usize = 5;
 
 const LENGTHS: &str = "OpenFlow matches neither lengths nor options of ARP and ND";
-/// Controls that the switch drops with what its kernel reads in the same way.
-const DROPPED: [(&str, &str); 2] = [("IP protocol 59", NO_NEXT_HEADER), ("no next header", NO_NEXT_HEADER)];
-const NO_NEXT_HEADER: &str = "OVS nodes drop packets of IPv6 with no next header";
+/// What the switch drops, because its kernel reads false extension headers in the same way.
+const NO_NEXT_HEADER: (&str, &str) = ("no next header", "OVS nodes drop packets of IPv6 without one");
 const SMALL: &str = "userspace connection tracking drops fragments of less than 1200 bytes";
 
 pub(crate) struct OvsSite {
@@ -86,13 +85,10 @@ impl Site for OvsSite {
 
     fn open_controls() -> &'static [(&'static str, &'static str)] {
         match on_kernel() {
-            true => &[DROPPED[0], DROPPED[1]],
-            false => &[
-                DROPPED[0],
-                DROPPED[1],
-                ("ragment", SMALL),
-                ("whole packet under an allowed identification", SMALL),
-            ],
+            true => &[NO_NEXT_HEADER],
+            false => {
+                &[NO_NEXT_HEADER, ("ragment", SMALL), ("whole packet under an allowed identification", SMALL)]
+            }
         }
     }
 
