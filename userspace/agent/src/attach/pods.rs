@@ -357,8 +357,16 @@ impl Pods {
     }
 
     /// Removes a local endpoint from the datapath and deletes its interface; true if it had one. The endpoint at netmaster
-    /// remains.
+    /// remains. Goes on if the caller gives up: netmaster closes the connection when its own client has waited long enough.
     pub async fn reclaim(&self, id: &EndpointId) -> Result<bool, Failure> {
+        let (pods, id) = (self.clone(), id.clone());
+        match tokio::spawn(async move { pods.detach_interface(&id).await }).await {
+            Ok(removed) => removed,
+            Err(error) => Err(Failure::new(Step::Unplug, error.to_string())),
+        }
+    }
+
+    async fn detach_interface(&self, id: &EndpointId) -> Result<bool, Failure> {
         let _lock = self.0.locks.lock(id.as_str()).await;
         let known = self.parts().reader.with(|state| state.attachment(id).is_some());
         let port = self.parts().links.port_of(id).await.map_err(|e| Failure::link(Step::Unplug, &e))?;

@@ -271,6 +271,31 @@ fn reclaim_waits_for_a_running_del() {
 }
 
 #[test]
+fn reclaim_is_finished_after_its_client_has_gone() {
+    needs!(root());
+    let pod = Netns::new("pod").unwrap();
+    World::run(async |world| {
+        world.add("c1", pod.path()).await.unwrap();
+        let endpoint = "n.t-c1".into();
+        // Each poll lets the request go a step further.
+        for polls in 1..4 {
+            let mut reclaim = Box::pin(world.pods.reclaim(&endpoint));
+            for _ in 0..polls {
+                assert!(futures::poll!(&mut reclaim).is_pending());
+                tokio::task::yield_now().await;
+            }
+            drop(reclaim);
+            world.until("the interface is deleted", || pod.links().unwrap().is_empty()).await;
+            let has_record = || world.reader().with(|state| state.attachment(&endpoint).is_some());
+            world.until("the record is deleted", || !has_record()).await;
+            world.until("the datapath has no endpoint", || world.local_endpoints().is_empty()).await;
+            world.del("c1", Some(pod.path())).await.unwrap();
+            world.add("c1", pod.path()).await.unwrap();
+        }
+    });
+}
+
+#[test]
 fn mtu_is_that_of_the_interface_with_the_vtep_address() {
     needs!(root());
     let (pod, late) = (Netns::new("pod").unwrap(), Netns::new("pod").unwrap());

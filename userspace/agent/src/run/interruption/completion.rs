@@ -27,7 +27,10 @@ use crate::{
     },
     error::one_line,
     reconcile::Reconciler,
-    run::{RESYNC_INTERVAL, configure, recover},
+    run::{
+        interfaces::recover,
+        prepared::{RESYNC_INTERVAL, configure},
+    },
     source::{Record, list_records, snapshot_of},
     state::{self, Reader},
 };
