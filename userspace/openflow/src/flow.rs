@@ -18,6 +18,8 @@ pub const ALL_TABLES: u8 = 0xff;
 /// No restriction on the group, in a statistics request or a delete (`OFPG_ANY`).
 pub const ANY_GROUP: u32 = 0xffff_ffff;
 pub(crate) const NO_BUFFER: u32 = 0xffff_ffff;
+/// Length of `ofp_flow_stats` without match and instructions, in bytes.
+pub(crate) const STATS_FIXED: usize = 48;
 
 /// A flow entry. The switch identifies it by table, priority and match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -274,10 +276,9 @@ impl FlowStats {
         crate::wire::patch_length(out, start, 0);
     }
 
-    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<FlowStats, DecodeError> {
-        let length = usize::from(r.u16()?);
-        let body = length.checked_sub(2).ok_or(DecodeError::Length { what: "flow", length })?;
-        let mut r = r.take(body, "flow")?;
+    /// Decodes the whole structure, as [`Reader::sized`] returns it.
+    pub(crate) fn decode(mut r: Reader<'_>) -> Result<FlowStats, DecodeError> {
+        r.skip(2)?;
         let table = r.u8()?;
         r.skip(1)?;
         let (seconds, nanoseconds) = (r.u32()?, r.u32()?);

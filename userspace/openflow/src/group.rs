@@ -7,6 +7,9 @@ use crate::flow::ANY_GROUP;
 use crate::port::Port;
 use crate::wire::{DecodeError, Reader};
 
+/// Length of `ofp_group_desc` without buckets, in bytes.
+pub(crate) const DESC_FIXED: usize = 8;
+
 /// Type of a group (`ofp_group_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GroupKind {
@@ -131,10 +134,10 @@ impl Group {
         crate::wire::patch_length(out, start, 0);
     }
 
-    pub(crate) fn decode_desc(r: &mut Reader<'_>) -> Result<Group, DecodeError> {
-        let length = usize::from(r.u16()?);
-        let body = length.checked_sub(2).ok_or(DecodeError::Length { what: "group", length })?;
-        Group::decode_kind(&mut r.take(body, "group")?)
+    /// Decodes the whole structure, as [`Reader::sized`] returns it.
+    pub(crate) fn decode_desc(mut r: Reader<'_>) -> Result<Group, DecodeError> {
+        r.skip(2)?;
+        Group::decode_kind(&mut r)
     }
 }
 

@@ -31,6 +31,14 @@ pub enum DecodeError {
         /// Unknown value.
         value: u64,
     },
+    /// Actions are nested too deeply.
+    #[error("decode {what}: nested more than {limit} levels deep")]
+    Nesting {
+        /// Structure that was decoded.
+        what: &'static str,
+        /// Levels that are decoded.
+        limit: u8,
+    },
     /// A match field is unknown.
     #[error("decode match field: unknown header {header:#010x}")]
     Field {
@@ -47,8 +55,9 @@ pub struct TooLong {
     pub length: usize,
 }
 
-/// Actions inside actions that are decoded. Open vSwitch has one level: actions of `ct`.
-const NESTING: u8 = 4;
+/// Levels of actions inside actions that are decoded: `ct` and `clone` contain actions. Open vSwitch accepts 100; the limit bounds the
+/// stack that decoding, and every walk over the actions, needs.
+const NESTING: u8 = 16;
 
 /// A cursor over received bytes.
 #[derive(Clone, Copy)]
@@ -71,6 +80,10 @@ impl<'a> Reader<'a> {
         self.buf.len()
     }
 
+    pub(crate) fn as_slice(&self) -> &'a [u8] {
+        self.buf
+    }
+
     pub(crate) fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.buf)
     }
@@ -90,11 +103,17 @@ impl<'a> Reader<'a> {
         Ok(Reader { buf: self.bytes(n)?, what, depth: self.depth })
     }
 
+    /// Reads a structure that begins with its 16-bit length, of at least `fixed` bytes. Returns a reader of all of it.
+    pub(crate) fn sized(&mut self, fixed: usize, what: &'static str) -> Result<Reader<'a>, DecodeError> {
+        let mut ahead = *self;
+        let length = usize::from(ahead.u16()?);
+        if length < fixed { Err(DecodeError::Length { what, length }) } else { self.take(length, what) }
+    }
+
     /// Returns a reader of the rest, for structures of the kind that contains them; their depth is limited.
     pub(crate) fn nested(&mut self, what: &'static str) -> Result<Reader<'a>, DecodeError> {
-        let length = self.len();
         if self.depth == NESTING {
-            return Err(DecodeError::Length { what, length });
+            return Err(DecodeError::Nesting { what, limit: NESTING });
         }
         Ok(Reader { buf: self.rest(), what, depth: self.depth + 1 })
     }

@@ -40,6 +40,8 @@ const MEMORY_PER_BYTE: usize = 32;
 const MEMORY: usize = 1024;
 /// A small stack, so that unbounded recursion is found.
 const STACK: usize = 256 << 10;
+/// Levels of actions inside actions that are decoded.
+const DECODED_LEVELS: usize = 16;
 
 /// Counts the bytes that the thread has allocated and not freed.
 struct Counting;
@@ -273,7 +275,9 @@ fn nesting_is_bounded() {
     // The builders do not bound it, and dropping an action inside an action needs stack, too.
     let bytes = thread::Builder::new().stack_size(64 << 20).spawn(move || deepest(2_500).unwrap()).unwrap();
     let bytes = bytes.join().unwrap();
-    let decode = move || assert!(!check(&bytes));
+    let decode = move || {
+        assert!(!check(&bytes));
+        assert!(check(&deepest(DECODED_LEVELS).unwrap()) && !check(&deepest(DECODED_LEVELS + 1).unwrap()));
+    };
     thread::Builder::new().stack_size(STACK).spawn(decode).unwrap().join().unwrap();
-    assert!(check(&deepest(1).unwrap()));
 }

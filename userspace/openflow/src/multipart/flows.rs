@@ -1,7 +1,7 @@
 //! Flows of a multipart reply (`OFPMP_FLOW`).
 
 use crate::action::group_ids;
-use crate::flow::FlowStats;
+use crate::flow::{FlowStats, STATS_FIXED};
 use crate::wire::{DecodeError, Reader};
 
 /// Flows of a multipart reply.
@@ -25,26 +25,21 @@ impl Flows {
         self.unknown.iter().for_each(|flow| out.extend_from_slice(&flow.bytes));
     }
 
-    /// The flows of other programs may use any field. They must not hide the rest of the table.
+    /// The flows of other programs may use any field and any action. Whatever is in one of them, it must not hide the rest of the table.
     pub(super) fn decode(r: &mut Reader<'_>) -> Result<Flows, DecodeError> {
         let mut found = Flows::default();
         while !r.is_empty() {
-            let mut start = *r;
-            match FlowStats::decode(r) {
+            let whole = r.sized(STATS_FIXED, "flow")?;
+            match FlowStats::decode(whole) {
                 Ok(flow) => found.known.push(flow),
-                // The reader is at the next flow.
-                Err(DecodeError::Field { .. } | DecodeError::Value { .. }) => {
-                    let length = start.len() - r.len();
-                    found.unknown.push(UnknownFlow::read(start.bytes(length)?)?);
-                }
-                Err(error) => return Err(error),
+                Err(_) => found.unknown.push(UnknownFlow::read(whole)?),
             }
         }
         Ok(found)
     }
 }
 
-/// A flow entry with a match field or a value that this library does not know (`ofp_flow_stats`).
+/// A flow entry that this library does not decode, such as one with an unknown match field (`ofp_flow_stats`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownFlow {
     table: u8,
@@ -54,13 +49,13 @@ pub struct UnknownFlow {
 }
 
 impl UnknownFlow {
-    fn read(bytes: &[u8]) -> Result<UnknownFlow, DecodeError> {
-        let mut r = Reader::new(bytes, "flow");
+    fn read(whole: Reader<'_>) -> Result<UnknownFlow, DecodeError> {
+        let mut r = whole;
         r.skip(2)?;
         let table = r.u8()?;
         // Age, priority, timeouts, flags, with their padding.
         r.skip(21)?;
-        Ok(UnknownFlow { table, cookie: r.u64()?, bytes: bytes.into() })
+        Ok(UnknownFlow { table, cookie: r.u64()?, bytes: whole.as_slice().into() })
     }
 
     /// Table number, 0 to 254.

@@ -1,7 +1,7 @@
 //! Groups of a multipart reply (`OFPMP_GROUP_DESC`).
 
 use crate::action::group_ids;
-use crate::group::Group;
+use crate::group::{DESC_FIXED, Group};
 use crate::wire::{DecodeError, Reader};
 
 /// Groups of a multipart reply.
@@ -25,26 +25,21 @@ impl Groups {
         self.unknown.iter().for_each(|group| out.extend_from_slice(&group.bytes));
     }
 
-    /// The groups of other programs may have any action. They must not hide the others.
+    /// The groups of other programs may have any bucket. Whatever is in one of them, it must not hide the others.
     pub(super) fn decode(r: &mut Reader<'_>) -> Result<Groups, DecodeError> {
         let mut found = Groups::default();
         while !r.is_empty() {
-            let mut start = *r;
-            match Group::decode_desc(r) {
+            let whole = r.sized(DESC_FIXED, "group")?;
+            match Group::decode_desc(whole) {
                 Ok(group) => found.known.push(group),
-                // The reader is at the next group.
-                Err(DecodeError::Field { .. } | DecodeError::Value { .. }) => {
-                    let length = start.len() - r.len();
-                    found.unknown.push(UnknownGroup::read(start.bytes(length)?)?);
-                }
-                Err(error) => return Err(error),
+                Err(_) => found.unknown.push(UnknownGroup::read(whole)?),
             }
         }
         Ok(found)
     }
 }
 
-/// A group with an action or a value that this library does not know (`ofp_group_desc`).
+/// A group that this library does not decode, such as one with an unknown field in an action (`ofp_group_desc`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownGroup {
     id: u32,
@@ -53,11 +48,11 @@ pub struct UnknownGroup {
 }
 
 impl UnknownGroup {
-    fn read(bytes: &[u8]) -> Result<UnknownGroup, DecodeError> {
-        let mut r = Reader::new(bytes, "group");
+    fn read(whole: Reader<'_>) -> Result<UnknownGroup, DecodeError> {
+        let mut r = whole;
         // Length, type, padding.
         r.skip(4)?;
-        Ok(UnknownGroup { id: r.u32()?, bytes: bytes.into() })
+        Ok(UnknownGroup { id: r.u32()?, bytes: whole.as_slice().into() })
     }
 
     /// Group id, 0 to 0xffff_ff00.

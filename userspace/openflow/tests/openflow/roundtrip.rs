@@ -119,6 +119,54 @@ fn unknown_groups_round_trip() {
     assert_eq!(Message::decode(&message.to_bytes().unwrap()), Ok(message));
 }
 
+/// `levels` of actions inside actions.
+fn nested(levels: usize) -> Action {
+    (0..levels).fold(Action::Group(9), |action, _| Action::Clone(vec![action]))
+}
+
+fn decoded(parts: Parts) -> Parts {
+    let reply = Body::MultipartReply(MultipartReply { more: false, parts });
+    let message = Message::decode(&Message::new(1, reply).to_bytes().unwrap()).unwrap();
+    assert_eq!(Message::decode(&message.to_bytes().unwrap()), Ok(message.clone()));
+    let Body::MultipartReply(MultipartReply { parts, .. }) = message.body else { panic!("{message:?}") };
+    parts
+}
+
+/// A flow that nests actions more deeply than the library follows, or whose actions are malformed, hides no other flow.
+#[test]
+fn flows_that_do_not_decode_hide_no_others() {
+    let stats = |cookie, action| {
+        let flow = Flow::new(7, 5, Match::new()).cookie(cookie).apply([action]);
+        FlowStats { flow, seconds: 0, nanoseconds: 0, packets: 0, bytes: 0 }
+    };
+    // A clone whose inner action ends after the clone.
+    let body = [0, 0, 0x23, 0x20, 0, 42, 0, 0, 0, 0, 0, 0, 0, 22, 0, 16, 0, 0, 0, 9].to_vec();
+    let malformed = Action::Other { kind: 0xffff, body };
+    let all = vec![stats(1, nested(17)), stats(2, nested(5)), stats(3, malformed), stats(4, nested(16))];
+    let Parts::Flows(flows) = decoded(Parts::Flows(all.clone().into())) else { panic!("other parts") };
+    assert_eq!(flows.known, [all[1].clone(), all[3].clone()]);
+    let unknown: Vec<_> = flows.unknown.iter().map(|flow| (flow.cookie(), flow.used_groups())).collect();
+    assert_eq!(unknown, [(1, vec![9]), (3, vec![])]);
+}
+
+/// The same for groups.
+#[test]
+fn groups_that_do_not_decode_hide_no_others() {
+    let group = |id, action| Group { id, kind: GroupKind::All, buckets: vec![Bucket::new([action])] };
+    let all = vec![group(1, nested(17)), group(2, nested(16))];
+    let Parts::Groups(groups) = decoded(Parts::Groups(all.clone().into())) else { panic!("other parts") };
+    assert_eq!(groups.known, all[1..]);
+    assert_eq!(groups.unknown.iter().map(UnknownGroup::id).collect::<Vec<_>>(), [1]);
+}
+
+#[test]
+fn actions_that_are_nested_too_deeply_are_an_error_of_their_own() {
+    let change = FlowMod::add(Flow::new(0, 1, Match::new()).apply([nested(17)]));
+    let bytes = Message::new(1, Body::FlowMod(change)).to_bytes().unwrap();
+    let error = Message::decode(&bytes).unwrap_err();
+    assert_eq!(error.to_string(), "decode clone actions: nested more than 16 levels deep");
+}
+
 #[test]
 fn used_groups_are_found_wherever_they_are() {
     let mut flow =
