@@ -9,6 +9,8 @@ use crate::wire::DecodeError;
 /// A frame of the stream. The stream remains usable when the frame does not decode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
+    /// Message type of the header (`ofp_type`).
+    pub kind: u8,
     /// Transaction id of the header.
     pub xid: u32,
     /// Decoded message, or the reason why it does not decode.
@@ -38,8 +40,8 @@ impl Decoder for Codec {
             src.reserve(length - src.len());
             return Ok(None);
         }
-        let message = Message::decode(&src[..length]);
+        let (kind, message) = (header[1], Message::decode(&src[..length]));
         src.advance(length);
-        Ok(Some(Received { xid, message }))
+        Ok(Some(Received { kind, xid, message }))
     }
 }

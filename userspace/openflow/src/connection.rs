@@ -3,6 +3,7 @@
 mod bundle;
 mod error;
 mod multipart;
+mod notifications;
 mod pending;
 mod stream;
 mod switch;
@@ -22,6 +23,8 @@ use tokio_util::codec::FramedRead;
 
 pub use self::bundle::Change;
 pub use self::error::Error;
+use self::notifications::{Lost, Notifier};
+pub use self::notifications::{LostNotifications, Notifications};
 use self::pending::{PendingReplies, Replies};
 use self::stream::{check_hello, read, write};
 pub use self::target::{Target, TargetError};
@@ -33,12 +36,6 @@ use crate::switch::Hello;
 /// Time in which the switch sends a reply, to this request or to an earlier one. Large tables and a busy machine take seconds, and
 /// giving up costs a comparison of all flows.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
-/// Capacity of the notification queue. Notifications are dropped when it is full.
-const NOTIFICATION_QUEUE: usize = 1024;
-
-/// Asynchronous messages of the switch: packet-in, port status, flow removed. At most 1024 are queued, later ones are
-/// dropped. The channel closes with the connection.
-pub type Notifications = mpsc::Receiver<Message>;
 
 /// An open connection. Clones share it; it closes when the last clone is dropped.
 ///
@@ -53,6 +50,7 @@ struct Inner {
     target: Target,
     out: mpsc::UnboundedSender<Vec<u8>>,
     pending: Arc<PendingReplies>,
+    lost: Arc<Lost>,
     /// Next bundle id.
     bundle: AtomicU32,
     tasks: [AbortHandle; 2],
@@ -112,13 +110,13 @@ impl Connection {
             }
         }
         let (out, queue) = mpsc::unbounded_channel();
-        let (notify, notifications) = mpsc::channel(NOTIFICATION_QUEUE);
+        let (notifier, notifications, lost) = Notifier::new();
         let pending = Arc::new(PendingReplies::default());
         let tasks = [
             tokio::spawn(write(writer, queue, pending.clone())).abort_handle(),
-            tokio::spawn(read(incoming, out.clone(), pending.clone(), notify)).abort_handle(),
+            tokio::spawn(read(incoming, out.clone(), pending.clone(), notifier)).abort_handle(),
         ];
-        let inner = Inner { target, out, pending, bundle: AtomicU32::new(1), tasks };
+        let inner = Inner { target, out, pending, lost, bundle: AtomicU32::new(1), tasks };
         Ok((Connection { inner: Arc::new(inner) }, notifications))
     }
 
@@ -130,6 +128,11 @@ impl Connection {
     /// Waits until the connection is closed.
     pub async fn closed(&self) {
         self.inner.pending.wait_closed().await;
+    }
+
+    /// Returns the numbers of asynchronous messages that did not reach [`Notifications`] so far.
+    pub fn lost_notifications(&self) -> LostNotifications {
+        self.inner.lost.numbers()
     }
 
     fn closed_error(&self) -> Error {

@@ -348,6 +348,13 @@ impl Field {
         }
     }
 
+    /// Reads the bytes of an OXM element, whatever its field.
+    pub(crate) fn element<'a>(r: &mut Reader<'a>) -> Result<Reader<'a>, DecodeError> {
+        let mut ahead = *r;
+        let length = ahead.u32()? & 0xff;
+        r.take(4 + length as usize, "match field")
+    }
+
     /// Reads an OXM element. Without a mask on the wire, the result has the full mask of the field.
     pub(crate) fn read(r: &mut Reader<'_>) -> Result<(Field, u128, u128), DecodeError> {
         let header = r.u32()?;

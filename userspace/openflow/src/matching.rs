@@ -345,6 +345,19 @@ impl Match {
     }
 
     pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Match, DecodeError> {
+        Match::decode_elements(r, Err)
+    }
+
+    /// As `decode`, but without the fields that do not decode.
+    pub(crate) fn decode_known(r: &mut Reader<'_>) -> Result<Match, DecodeError> {
+        Match::decode_elements(r, |_| Ok(()))
+    }
+
+    /// `on_error` decides about the error of one field.
+    fn decode_elements(
+        r: &mut Reader<'_>,
+        on_error: impl Fn(DecodeError) -> Result<(), DecodeError>,
+    ) -> Result<Match, DecodeError> {
         let before = r.len();
         let (kind, mut body) = r.tlv("match")?;
         if kind != 1 {
@@ -352,8 +365,11 @@ impl Match {
         }
         let mut matching = Match::new();
         while !body.is_empty() {
-            let (field, value, mask) = Field::read(&mut body)?;
-            matching = matching.masked(field, value, mask);
+            let element = Field::element(&mut body)?;
+            match Field::read(&mut element.clone()) {
+                Ok((field, value, mask)) => matching = matching.masked(field, value, mask),
+                Err(error) => on_error(error)?,
+            }
         }
         let over = (before - r.len()) % 8;
         if over != 0 {

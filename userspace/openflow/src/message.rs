@@ -104,9 +104,17 @@ pub enum Body {
 }
 
 const EXPERIMENTER: u8 = 4;
+const PACKET_IN: u8 = 10;
+const FLOW_REMOVED: u8 = 11;
+const PORT_STATUS: u8 = 12;
 const BUNDLE_CONTROL: u32 = 2300;
 const BUNDLE_ADD: u32 = 2301;
 const FLUSH_ZONE: u32 = 29;
+
+/// Returns whether the switch sends messages of this type on its own.
+pub(crate) fn is_notification(kind: u8) -> bool {
+    matches!(kind, PACKET_IN | FLOW_REMOVED | PORT_STATUS)
+}
 
 impl Body {
     fn kind(&self) -> u8 {
@@ -121,9 +129,9 @@ impl Body {
             Body::GetConfigRequest => 7,
             Body::GetConfigReply(_) => 8,
             Body::SetConfig(_) => 9,
-            Body::PacketIn(_) => 10,
-            Body::FlowRemoved(_) => 11,
-            Body::PortStatus(_) => 12,
+            Body::PacketIn(_) => PACKET_IN,
+            Body::FlowRemoved(_) => FLOW_REMOVED,
+            Body::PortStatus(_) => PORT_STATUS,
             Body::PacketOut(_) => 13,
             Body::FlowMod(_) | Body::PackedMod(_) => 14,
             Body::GroupMod(_) => 15,
@@ -205,9 +213,9 @@ impl Body {
             7 => Body::GetConfigRequest,
             8 => Body::GetConfigReply(SwitchConfig::decode(r)?),
             9 => Body::SetConfig(SwitchConfig::decode(r)?),
-            10 => Body::PacketIn(PacketIn::decode(r)?),
-            11 => Body::FlowRemoved(FlowRemoved::decode(r)?),
-            12 => Body::PortStatus(PortStatus::decode(r)?),
+            PACKET_IN => Body::PacketIn(PacketIn::decode(r)?),
+            FLOW_REMOVED => Body::FlowRemoved(FlowRemoved::decode(r)?),
+            PORT_STATUS => Body::PortStatus(PortStatus::decode(r)?),
             13 => Body::PacketOut(PacketOut::decode(r)?),
             14 => Body::FlowMod(FlowMod::decode(r)?),
             15 => Body::GroupMod(GroupMod::decode(r)?),

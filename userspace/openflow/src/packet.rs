@@ -33,7 +33,8 @@ pub struct PacketIn {
     pub table: u8,
     /// Cookie of the flow that sent the packet.
     pub cookie: u64,
-    /// Pipeline fields of the packet: ingress port, metadata, registers, tunnel.
+    /// Pipeline fields of the packet: ingress port, metadata, registers, tunnel. Those that this library does not know, such as the
+    /// options of a Geneve tunnel, are left out.
     pub matching: Match,
     /// The packet from its Ethernet header on.
     pub data: Vec<u8>,
@@ -66,7 +67,7 @@ impl PacketIn {
             other => PacketInReason::Other(other),
         };
         let (table, cookie) = (r.u8()?, r.u64()?);
-        let matching = Match::decode(r)?;
+        let matching = Match::decode_known(r)?;
         r.skip(2)?;
         Ok(PacketIn { total_len, reason, table, cookie, matching, data: r.rest().to_vec() })
     }

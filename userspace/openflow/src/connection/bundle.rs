@@ -127,7 +127,7 @@ impl Connection {
     ) -> Result<(), Error> {
         let answer = self.request(commit, "commit bundle").await;
         // The error of the failed message precedes the error of the commit and is more specific.
-        if let (Err(_), Some(Received { xid, message: Ok(Message { body: Body::Error(error), .. }) })) =
+        if let (Err(_), Some(Received { xid, message: Ok(Message { body: Body::Error(error), .. }), .. })) =
             (&answer, parts.try_next())
         {
             return Err(self.refused(name(xid.wrapping_sub(first) as usize), error));

@@ -7,9 +7,10 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio_util::codec::FramedRead;
 
+use super::notifications::Notifier;
 use super::pending::PendingReplies;
 use crate::codec::{Codec, Received};
-use crate::message::{Body, Message};
+use crate::message::{Body, Message, is_notification};
 
 pub(super) fn check_hello(received: Received) -> Result<(), String> {
     match received.message {
@@ -41,13 +42,13 @@ pub(super) async fn read(
     mut incoming: FramedRead<impl AsyncRead + Unpin, Codec>,
     out: mpsc::UnboundedSender<Vec<u8>>,
     pending: Arc<PendingReplies>,
-    notify: mpsc::Sender<Message>,
+    notifier: Notifier,
 ) {
     let why = loop {
         match incoming.next().await {
             None => break "closed by the switch".to_owned(),
             Some(Err(error)) => break error.to_string(),
-            Some(Ok(received)) => dispatch(received, &out, &pending, &notify),
+            Some(Ok(received)) => dispatch(received, &out, &pending, &notifier),
         }
     };
     pending.close(why);
@@ -57,7 +58,7 @@ fn dispatch(
     received: Received,
     out: &mpsc::UnboundedSender<Vec<u8>>,
     pending: &PendingReplies,
-    notify: &mpsc::Sender<Message>,
+    notifier: &Notifier,
 ) {
     match &received.message {
         Ok(Message { xid, body: Body::EchoRequest(data) }) => {
@@ -68,10 +69,10 @@ fn dispatch(
         }
         Ok(Message { body: Body::PacketIn(_) | Body::PortStatus(_) | Body::FlowRemoved(_), .. }) => {
             if let Ok(message) = received.message {
-                // Dropped if the queue is full.
-                let _delivered = notify.try_send(message);
+                notifier.send(message);
             }
         }
+        Err(_) if is_notification(received.kind) => notifier.count_undecodable(),
         _ => pending.deliver(received),
     }
 }

@@ -6,6 +6,7 @@ mod arbitrary;
 mod every;
 mod example;
 mod golden;
+mod notifications;
 mod ofctl;
 mod roundtrip;
 mod slow;

@@ -4,6 +4,7 @@ use openflow_rs::{
     Action, Body, Bucket, Field, Flow, FlowMod, FlowStats, Group, GroupKind, Match, Message, PackedFlow,
     PackedMod,
     multipart::{MultipartReply, Parts, UnknownGroup},
+    packet::{PacketIn, PacketInReason},
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -83,10 +84,8 @@ fn unknown_flows_round_trip() {
     };
     let parts = Parts::Flows(vec![stats(7, 8), stats(3, 4)].into());
     let reply = Body::MultipartReply(MultipartReply { more: false, parts });
-    let mut bytes = Message::new(1, reply).to_bytes().unwrap();
-    let (in_port, mpls_label): ([u8; 4], [u8; 4]) = ([0x80, 0, 0, 4], [0x80, 0, 0x44, 4]);
-    let first = bytes.windows(4).position(|bytes| bytes == in_port).unwrap();
-    bytes[first..first + 4].copy_from_slice(&mpls_label);
+    let (in_port, mpls_label) = ([0x80, 0, 0, 4], [0x80, 0, 0x44, 4]);
+    let bytes = with_unknown_field(&Message::new(1, reply), in_port, mpls_label);
     let message = Message::decode(&bytes).unwrap();
     let Body::MultipartReply(MultipartReply { parts: Parts::Flows(flows), .. }) = &message.body else {
         panic!("{message:?}");
@@ -106,10 +105,8 @@ fn unknown_groups_round_trip() {
     };
     let parts = Parts::Groups(vec![group(7), group(3)].into());
     let reply = Body::MultipartReply(MultipartReply { more: false, parts });
-    let mut bytes = Message::new(1, reply).to_bytes().unwrap();
-    let (ip_dscp, mpls_tc): ([u8; 4], [u8; 4]) = ([0x80, 0, 0x10, 1], [0x80, 0, 0x46, 1]);
-    let first = bytes.windows(4).position(|bytes| bytes == ip_dscp).unwrap();
-    bytes[first..first + 4].copy_from_slice(&mpls_tc);
+    let (ip_dscp, mpls_tc) = ([0x80, 0, 0x10, 1], [0x80, 0, 0x46, 1]);
+    let bytes = with_unknown_field(&Message::new(1, reply), ip_dscp, mpls_tc);
     let message = Message::decode(&bytes).unwrap();
     let Body::MultipartReply(MultipartReply { parts: Parts::Groups(groups), .. }) = &message.body else {
         panic!("{message:?}");
@@ -117,6 +114,31 @@ fn unknown_groups_round_trip() {
     assert_eq!(groups.known, [group(3)]);
     assert_eq!(groups.unknown.iter().map(UnknownGroup::id).collect::<Vec<_>>(), [7]);
     assert_eq!(Message::decode(&message.to_bytes().unwrap()), Ok(message));
+}
+
+/// Replaces a field in the bytes of a message: in the first place, the field `from` becomes one that the library does not know.
+fn with_unknown_field(message: &Message, from: [u8; 4], unknown: [u8; 4]) -> Vec<u8> {
+    let mut bytes = message.to_bytes().unwrap();
+    let at = bytes.windows(4).position(|bytes| bytes == from).unwrap();
+    bytes[at..at + 4].copy_from_slice(&unknown);
+    bytes
+}
+
+/// Open vSwitch adds the options of a Geneve tunnel (`NXM_NX_TUN_METADATA0`) to the fields of a packet-in.
+#[test]
+fn an_unknown_field_does_not_lose_a_packet() {
+    let packet = |matching| PacketIn {
+        total_len: 3,
+        reason: PacketInReason::Action,
+        table: 1,
+        cookie: 2,
+        matching,
+        data: vec![1, 2, 3],
+    };
+    let port = Match::new().in_port(4.into());
+    let sent = Message::new(0, Body::PacketIn(packet(port.clone().field(Field::Reg0, 9u8))));
+    let bytes = with_unknown_field(&sent, [0, 1, 0, 4], [0, 1, 0x50, 4]);
+    assert_eq!(Message::decode(&bytes), Ok(Message::new(0, Body::PacketIn(packet(port)))));
 }
 
 /// `levels` of actions inside actions.

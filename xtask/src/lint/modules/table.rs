@@ -262,7 +262,11 @@ pub(super) const RULES: &[Rules] = &[
             },
             Layers {
                 parent: "connection",
-                order: &[&["bundle", "multipart", "switch"], &["error", "stream"], &["pending", "target"]],
+                order: &[
+                    &["bundle", "multipart", "switch"],
+                    &["error", "stream"],
+                    &["notifications", "pending", "target"],
+                ],
             },
             Layers {
                 parent: "action::nicira",
