@@ -2,10 +2,12 @@
 //!
 //! Follows OpenFlow 1.3.5 sections 5.9 to 5.12 and 7.2.3 to 7.2.5. Nicira actions are encoded in [`crate::nicira`].
 
+mod check;
 pub mod nicira;
 
 use bytes::BufMut;
 
+pub(crate) use self::check::check_list;
 use crate::field::Field;
 use crate::port::Port;
 use crate::wire::{DecodeError, EXPERIMENTER_NICIRA, Reader, put_tlv};

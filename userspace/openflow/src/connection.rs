@@ -95,7 +95,7 @@ impl Connection {
     ) -> Result<(Connection, Notifications), Error> {
         let mut incoming = FramedRead::new(reader, Codec);
         let hello = Message::new(0, Body::Hello(Hello::openflow13()));
-        let bytes = hello.to_bytes().map_err(|source| Error::TooLong { request: "hello".into(), source })?;
+        let bytes = hello.to_bytes().map_err(|source| Error::Encode { request: "hello".into(), source })?;
         let lost = |source| Error::Connect { target: target.clone(), source };
         writer.write_all(&bytes).await.map_err(lost)?;
         match timeout(REPLY_TIMEOUT, incoming.next()).await {
@@ -158,7 +158,7 @@ impl Connection {
         let mut bytes = vec![];
         for (xid, body) in (first..).zip(bodies) {
             let message = Message::new(xid, bundle::with_xid(xid, body));
-            message.encode(&mut bytes).map_err(|source| Error::TooLong { request: what.into(), source })?;
+            message.encode(&mut bytes).map_err(|source| Error::Encode { request: what.into(), source })?;
             if bytes.len() >= piece {
                 self.inner.out.send(std::mem::take(&mut bytes)).map_err(|_| self.closed_error())?;
             }
@@ -203,7 +203,7 @@ impl Connection {
     /// # Errors
     ///
     /// Returns [`Error::Refused`] if the switch rejects the request; otherwise [`Error::Timeout`], [`Error::Closed`],
-    /// [`Error::Undecodable`] or [`Error::TooLong`].
+    /// [`Error::Undecodable`] or [`Error::Encode`].
     pub async fn request(&self, body: Body, what: &str) -> Result<Body, Error> {
         let (_, mut replies) = self.send(std::iter::once(body), what)?;
         match self.reply(&mut replies, what).await?.body {

@@ -14,6 +14,8 @@ const PACKET_REGISTER: u16 = 0x8001;
 /// Class of the two Ericsson ND fields of Open vSwitch.
 const ERICSSON: u16 = 0x1000;
 const EXPERIMENTER: u16 = 0xffff;
+/// `NXM_NX_TCP_FLAGS`: NXM number of the only field of an experimenter.
+const NXM_TCP_FLAGS: (u16, u8) = (NXM_NX, 34);
 
 /// Text form of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -290,14 +292,33 @@ impl Field {
         }
     }
 
+    /// Writes the header to a place with room for 4 bytes. The header of an experimenter has 8; the field has an NXM number, too.
+    pub(crate) fn put_short_header(self, out: &mut Vec<u8>) {
+        let spec = self.spec();
+        let (class, number) =
+            if self.experimenter().is_some() { NXM_TCP_FLAGS } else { (spec.class, spec.number) };
+        out.put_u32(Field::number(class, number, false, usize::from(spec.bytes)));
+    }
+
+    /// Reads a header of 4 bytes. Those of experimenters are unknown.
+    pub(crate) fn read_short_header(r: &mut Reader<'_>) -> Result<Field, DecodeError> {
+        let header = r.u32()?;
+        let (class, number) = Field::class_and_number(header);
+        let known = Field::find(class, number, None).or_else(|| Field::find_legacy(class, number));
+        known.ok_or(DecodeError::Field { header })
+    }
+
+    fn class_and_number(header: u32) -> (u16, u8) {
+        ((header >> 16) as u16, (header >> 9 & 0x7f) as u8)
+    }
+
     pub(crate) fn read_header(r: &mut Reader<'_>) -> Result<Field, DecodeError> {
         let header = r.u32()?;
         Field::from_header(header, r)
     }
 
     fn from_header(header: u32, r: &mut Reader<'_>) -> Result<Field, DecodeError> {
-        let class = (header >> 16) as u16;
-        let number = (header >> 9 & 0x7f) as u8;
+        let (class, number) = Field::class_and_number(header);
         let experimenter = if class == EXPERIMENTER { Some(r.u32()?) } else { None };
         Field::find(class, number, experimenter)
             .or_else(|| Field::find_legacy(class, number))
@@ -320,6 +341,7 @@ impl Field {
             (NXM_OF, 15) => Field::ArpOp,
             (NXM_OF, 16) => Field::ArpSpa,
             (NXM_OF, 17) => Field::ArpTpa,
+            NXM_TCP_FLAGS => Field::TcpFlags,
             (NXM_NX, 16) => Field::TunnelId,
             (NXM_NX, 17) => Field::ArpSha,
             (NXM_NX, 18) => Field::ArpTha,
@@ -386,6 +408,16 @@ mod tests {
                 Ok((*field, 1, field.mask())),
                 "{field:?}"
             );
+        }
+    }
+
+    #[test]
+    fn every_field_is_found_by_its_short_header() {
+        for field in Field::ALL {
+            let mut out = vec![];
+            field.put_short_header(&mut out);
+            assert_eq!(out.len(), 4, "{field:?}");
+            assert_eq!(Field::read_short_header(&mut Reader::new(&out, "test")), Ok(*field));
         }
     }
 }

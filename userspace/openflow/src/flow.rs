@@ -5,7 +5,7 @@ use bytes::BufMut;
 use crate::action::{Action, Instructions};
 use crate::matching::Match;
 use crate::port::Port;
-use crate::wire::{DecodeError, Reader};
+use crate::wire::{DecodeError, EncodeError, Reader};
 
 /// Flag: the switch sends a flow-removed message when the flow is deleted or expires (`OFPFF_SEND_FLOW_REM`).
 pub const SEND_FLOW_REMOVED: u16 = 1;
@@ -46,6 +46,15 @@ impl Flow {
     /// Returns a flow without instructions: it drops the packets that it matches.
     pub fn new(table: u8, priority: u16, matching: Match) -> Flow {
         Flow { table, priority, matching, ..Flow::default() }
+    }
+
+    /// Checks the actions as [`Action::check`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Action::check`].
+    pub fn check(&self) -> Result<(), EncodeError> {
+        self.instructions.check()
     }
 
     /// Sets the cookie.

@@ -2,10 +2,10 @@
 
 use bytes::BufMut;
 
-use crate::action::{Action, decode_list, encode_list, group_ids};
+use crate::action::{Action, check_list, decode_list, encode_list, group_ids};
 use crate::flow::ANY_GROUP;
 use crate::port::Port;
-use crate::wire::{DecodeError, Reader};
+use crate::wire::{DecodeError, EncodeError, Reader};
 
 /// Length of `ofp_group_desc` without buckets, in bytes.
 pub(crate) const DESC_FIXED: usize = 8;
@@ -87,6 +87,15 @@ pub struct Group {
 }
 
 impl Group {
+    /// Checks the actions as [`Action::check`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Action::check`].
+    pub fn check(&self) -> Result<(), EncodeError> {
+        self.buckets.iter().try_for_each(|bucket| check_list(&bucket.actions))
+    }
+
     /// Ids of the groups that the buckets may send packets to: those of their group actions, and perhaps others, because a value
     /// can look like such an action.
     pub fn used_groups(&self) -> Vec<u32> {

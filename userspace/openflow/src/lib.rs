@@ -60,4 +60,4 @@ pub use meter::{DropBand, Meter, MeterMod, MeterUnit};
 pub use nicira::{Ct, Nat, NatKind, NatRange, Slice, Zone};
 pub use packed::{PackedFlow, PackedMod};
 pub use port::Port;
-pub use wire::{DecodeError, TooLong};
+pub use wire::{DecodeError, EncodeError};

@@ -2,6 +2,7 @@
 
 use bytes::BufMut;
 
+use crate::action::check_list;
 use crate::bundle::BundleControl;
 use crate::error_message::ErrorMessage;
 use crate::flow::{FlowMod, FlowRemoved};
@@ -12,7 +13,7 @@ use crate::packed::PackedMod;
 use crate::packet::{PacketIn, PacketOut};
 use crate::port::PortStatus;
 use crate::switch::{AsyncConfig, Features, Hello, RoleMessage, SwitchConfig, VERSION};
-use crate::wire::{DecodeError, EXPERIMENTER_NICIRA, EXPERIMENTER_ONF, Reader, TooLong};
+use crate::wire::{DecodeError, EXPERIMENTER_NICIRA, EXPERIMENTER_ONF, EncodeError, Reader};
 
 /// Length of the header (`ofp_header`) in bytes.
 pub const HEADER: usize = 8;
@@ -149,7 +150,20 @@ impl Body {
         }
     }
 
-    fn encode(&self, out: &mut Vec<u8>) -> Result<(), TooLong> {
+    /// Checks what is encoded without an error. The message in a bundle is checked when it is encoded.
+    fn check(&self) -> Result<(), EncodeError> {
+        match self {
+            Body::PacketOut(packet) => check_list(&packet.actions),
+            Body::FlowMod(change) => change.flow.check(),
+            Body::PackedMod(change) => change.check(),
+            Body::GroupMod(change) => change.group.check(),
+            Body::MultipartReply(reply) => reply.check(),
+            _ => Ok(()),
+        }
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+        self.check()?;
         match self {
             Body::Hello(hello) => hello.encode(out),
             Body::Error(error) => error.encode(out),
@@ -271,8 +285,9 @@ impl Message {
     ///
     /// # Errors
     ///
-    /// Returns [`TooLong`] if the message exceeds 65535 bytes. `out` is unchanged then.
-    pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), TooLong> {
+    /// Returns [`EncodeError`] if the message exceeds 65535 bytes, or if the encoding has no room for a value of an action. `out` is
+    /// unchanged then.
+    pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         let start = out.len();
         let version = if let Body::Hello(hello) = &self.body { hello.version } else { VERSION };
         out.put_u8(version);
@@ -281,20 +296,21 @@ impl Message {
         out.put_u32(self.xid);
         let body = self.body.encode(out);
         let length = out.len() - start;
-        if body.is_err() || length > usize::from(u16::MAX) {
-            out.truncate(start);
-            return Err(TooLong { length });
+        let fits = if length > usize::from(u16::MAX) { Err(EncodeError::TooLong { length }) } else { Ok(()) };
+        let encoded = body.and(fits);
+        match encoded {
+            Ok(()) => crate::wire::patch_length(out, start, 2),
+            Err(_) => out.truncate(start),
         }
-        crate::wire::patch_length(out, start, 2);
-        Ok(())
+        encoded
     }
 
     /// Returns the encoded message, in network byte order.
     ///
     /// # Errors
     ///
-    /// Returns [`TooLong`] if the message exceeds 65535 bytes.
-    pub fn to_bytes(&self) -> Result<Vec<u8>, TooLong> {
+    /// As [`Message::encode`].
+    pub fn to_bytes(&self) -> Result<Vec<u8>, EncodeError> {
         let mut out = vec![];
         self.encode(&mut out)?;
         Ok(out)

@@ -9,8 +9,9 @@ pub use flows::{Flows, UnknownFlow};
 pub use groups::{Groups, UnknownGroup};
 
 use crate::flow::FlowFilter;
+use crate::group::Group;
 use crate::port::{Port, PortDesc};
-use crate::wire::{DecodeError, Reader, put_text};
+use crate::wire::{DecodeError, EncodeError, Reader, put_text};
 
 const DESC: u16 = 0;
 const FLOW: u16 = 1;
@@ -201,6 +202,14 @@ pub struct MultipartReply {
 }
 
 impl MultipartReply {
+    pub(crate) fn check(&self) -> Result<(), EncodeError> {
+        match &self.parts {
+            Parts::Flows(flows) => flows.known.iter().try_for_each(|stats| stats.flow.check()),
+            Parts::Groups(groups) => groups.known.iter().try_for_each(Group::check),
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         let kind = match &self.parts {
             Parts::Desc(_) => DESC,

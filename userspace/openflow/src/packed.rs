@@ -8,12 +8,14 @@ use crate::action::{Instructions, METER, group_ids};
 use crate::flow::{ANY_GROUP, Flow, FlowCommand, FlowMod, NO_BUFFER};
 use crate::matching::Match;
 use crate::port::Port;
-use crate::wire::{DecodeError, Reader};
+use crate::wire::{DecodeError, EncodeError, Reader};
 
 /// Cookie (8 bytes), idle timeout, hard timeout, flags (2 bytes each).
 const IDENTITY: usize = 14;
 /// Table (1 byte), priority (2 bytes).
 const MATCH: usize = IDENTITY + 3;
+/// Follows the instructions of a flow that its encoding does not describe. All other parts after the priority are multiples of 8 bytes.
+const UNENCODABLE: u8 = 0xff;
 
 /// A flow entry in the encoding of its parts, about a quarter of the size of a [`Flow`]. Clones share the bytes. Two are equal if
 /// the switch cannot tell them apart.
@@ -28,7 +30,7 @@ const MATCH: usize = IDENTITY + 3;
 pub struct PackedFlow(Arc<[u8]>);
 
 impl PackedFlow {
-    /// Encodes a flow.
+    /// Encodes a flow. One that [`Flow::check`] rejects can be compared, but not sent.
     pub fn new(flow: &Flow) -> PackedFlow {
         let mut bytes = Vec::with_capacity(256);
         bytes.put_u64(flow.cookie);
@@ -39,6 +41,9 @@ impl PackedFlow {
         bytes.put_u16(flow.priority);
         flow.matching.encode(&mut bytes);
         flow.instructions.encode(&mut bytes);
+        if flow.check().is_err() {
+            bytes.put_u8(UNENCODABLE);
+        }
         PackedFlow(bytes.into())
     }
 
@@ -47,9 +52,24 @@ impl PackedFlow {
     /// # Errors
     ///
     /// Returns [`DecodeError`] if the flow does not fit into a message, or has a field or action that this library does not
-    /// decode.
+    /// decode, or an action that [`Flow::check`] rejects.
     pub fn unpack(&self) -> Result<Flow, DecodeError> {
-        let mut r = Reader::new(&self.0, "flow");
+        if self.is_encodable() {
+            self.decode()
+        } else {
+            Err(DecodeError::Length { what: "packed flow", length: self.0.len() })
+        }
+    }
+
+    /// Returns whether the bytes describe the flow.
+    fn is_encodable(&self) -> bool {
+        self.0.len() % 8 == MATCH % 8
+    }
+
+    /// Decodes what the bytes describe, also if that is not the flow.
+    fn decode(&self) -> Result<Flow, DecodeError> {
+        let end = self.0.len() - usize::from(!self.is_encodable());
+        let mut r = Reader::new(self.0.get(..end).unwrap_or_default(), "flow");
         let (cookie, idle_timeout, hard_timeout, flags) = (r.u64()?, r.u16()?, r.u16()?, r.u16()?);
         let (table, priority, matching) = (r.u8()?, r.u16()?, Match::decode(&mut r)?);
         let instructions = Instructions::decode(Reader::new(r.rest(), "instructions"))?;
@@ -97,7 +117,7 @@ impl PackedFlow {
 
 impl fmt::Debug for PackedFlow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.unpack() {
+        match self.decode() {
             Ok(flow) => flow.fmt(f),
             Err(error) => error.fmt(f),
         }
@@ -107,7 +127,7 @@ impl fmt::Debug for PackedFlow {
 /// As [`Flow`]; the error of [`PackedFlow::unpack`] without one.
 impl fmt::Display for PackedFlow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.unpack() {
+        match self.decode() {
             Ok(flow) => flow.fmt(f),
             Err(error) => error.fmt(f),
         }
@@ -149,11 +169,19 @@ impl PackedMod {
     ///
     /// As [`PackedFlow::unpack`].
     pub fn unpack(&self) -> Result<FlowMod, DecodeError> {
-        let flow = self.flow.unpack()?;
-        Ok(match self.command {
+        Ok(self.with(self.flow.unpack()?))
+    }
+
+    fn with(&self, flow: Flow) -> FlowMod {
+        match self.command {
             PackedCommand::Add => FlowMod::add(flow),
             PackedCommand::Delete => FlowMod::delete_strict(&flow),
-        })
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), EncodeError> {
+        let is_sent = self.command == PackedCommand::Add;
+        if is_sent && !self.flow.is_encodable() { Err(EncodeError::Packed) } else { Ok(()) }
     }
 
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
@@ -190,8 +218,8 @@ impl PackedMod {
 /// As [`FlowMod`]; the error of [`PackedFlow::unpack`] without one.
 impl fmt::Display for PackedMod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.unpack() {
-            Ok(change) => change.fmt(f),
+        match self.flow.decode() {
+            Ok(flow) => self.with(flow).fmt(f),
             Err(error) => error.fmt(f),
         }
     }

@@ -47,12 +47,26 @@ pub enum DecodeError {
     },
 }
 
-/// Encoding error: a message exceeds the 16-bit length field.
+/// Encoding error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("encode message: {length} bytes exceed the maximum of 65535")]
-pub struct TooLong {
-    /// Length of the message in bytes, as far as it was encoded.
-    pub length: usize,
+pub enum EncodeError {
+    /// A message exceeds the 16-bit length field.
+    #[error("encode message: {length} bytes exceed the maximum of 65535")]
+    TooLong {
+        /// Length of the message in bytes.
+        length: usize,
+    },
+    /// The encoding of an action has no room for one of its values.
+    #[error("encode action {action}: {why}")]
+    Action {
+        /// Action in the syntax of `ovs-ofctl`.
+        action: String,
+        /// What does not fit.
+        why: &'static str,
+    },
+    /// As [`EncodeError::Action`], for a packed flow, which does not keep the action.
+    #[error("encode packed flow: the encoding of an action has no room for one of its values")]
+    Packed,
 }
 
 /// Levels of actions inside actions that are decoded: `ct` and `clone` contain actions. Open vSwitch accepts 100; the limit bounds the

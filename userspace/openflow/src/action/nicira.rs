@@ -44,7 +44,7 @@ pub(crate) fn encode(action: &Action, out: &mut Vec<u8>) {
         Action::OutputField { port, max_len } => {
             out.put_u16(OUTPUT_REG);
             out.put_u16(port.packed());
-            port.field.put_header(out);
+            port.field.put_short_header(out);
             out.put_u16(*max_len);
             out.put_bytes(0, 6);
         }
@@ -55,7 +55,7 @@ pub(crate) fn encode(action: &Action, out: &mut Vec<u8>) {
         Action::Load { value, to } => {
             out.put_u16(LOAD);
             out.put_u16(to.packed());
-            to.field.put_header(out);
+            to.field.put_short_header(out);
             out.put_u64(*value);
         }
         Action::Move { from, to } => {
@@ -96,7 +96,7 @@ pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Option<Action>, DecodeError> 
     Ok(Some(match r.u16()? {
         OUTPUT_REG => {
             let packed = r.u16()?;
-            let field = Field::read_header(r)?;
+            let field = Field::read_short_header(r)?;
             Action::OutputField { port: Slice::unpack(field, packed), max_len: r.u16()? }
         }
         LOAD_MASKED => {
@@ -105,7 +105,7 @@ pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Option<Action>, DecodeError> 
         }
         LOAD => {
             let packed = r.u16()?;
-            let field = Field::read_header(r)?;
+            let field = Field::read_short_header(r)?;
             Action::Load { to: Slice::unpack(field, packed), value: r.u64()? }
         }
         MOVE => {

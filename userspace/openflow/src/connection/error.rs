@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::target::{Target, TargetError};
 use crate::error_message::ErrorMessage;
-use crate::wire::{DecodeError, TooLong};
+use crate::wire::{DecodeError, EncodeError};
 
 /// Error of a connection. `target` is the address of the switch, `request` names the request for display.
 #[derive(Debug, thiserror::Error)]
@@ -74,12 +74,12 @@ pub enum Error {
         /// Request with the unexpected reply.
         request: String,
     },
-    /// The request exceeds the maximum message length. It is not sent.
+    /// The request cannot be encoded. It is not sent.
     #[error("{request}")]
-    TooLong {
-        /// Oversized request.
+    Encode {
+        /// Request that cannot be encoded.
         request: String,
         /// Cause.
-        source: TooLong,
+        source: EncodeError,
     },
 }

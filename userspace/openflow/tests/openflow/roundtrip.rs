@@ -1,10 +1,11 @@
 //! Round trips of the codec, and decoding of invalid input.
 
 use openflow_rs::{
-    Action, Body, Bucket, Field, Flow, FlowMod, FlowStats, Group, GroupKind, Match, Message, PackedFlow,
-    PackedMod,
+    Action, Body, Bucket, Ct, EncodeError, Field, Flow, FlowMod, FlowStats, Group, GroupKind, GroupMod,
+    Match, Message, PackedFlow, PackedMod, Slice, Zone,
     multipart::{MultipartReply, Parts, UnknownGroup},
-    packet::{PacketIn, PacketInReason},
+    nicira::{Learn, LearnSpec},
+    packet::{PacketIn, PacketInReason, PacketOut},
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -187,6 +188,53 @@ fn actions_that_are_nested_too_deeply_are_an_error_of_their_own() {
     let bytes = Message::new(1, Body::FlowMod(change)).to_bytes().unwrap();
     let error = Message::decode(&bytes).unwrap_err();
     assert_eq!(error.to_string(), "decode clone actions: nested more than 16 levels deep");
+}
+
+/// Values that the encoding has no room for are not sent as others, wherever the action is.
+#[test]
+fn actions_that_cannot_be_encoded_are_not_sent() {
+    let action = Action::load(5, Field::CtLabel);
+    let flow = Flow::new(7, 5, Match::new()).apply([action.clone()]);
+    let group = Group { id: 1, kind: GroupKind::All, buckets: vec![Bucket::new([action.clone()])] };
+    let packet = PacketOut { in_port: 1.into(), actions: vec![action], data: vec![] };
+    let change = Body::FlowMod(FlowMod::add(flow.clone()));
+    let added = Body::BundleAdd { bundle: 1, flags: 0, message: Box::new(Message::new(1, change.clone())) };
+    let bodies = [change, added, Body::GroupMod(GroupMod::add(group)), Body::PacketOut(packet)];
+    for body in bodies {
+        let mut out = vec![7];
+        let error = Message::new(1, body).encode(&mut out).unwrap_err();
+        assert!(
+            matches!(&error, EncodeError::Action { action, .. } if action.starts_with("load:")),
+            "{error}"
+        );
+        assert_eq!(out, [7]);
+    }
+    let packed = PackedFlow::new(&flow);
+    assert!(packed.unpack().is_err());
+    let add = Message::new(1, Body::PackedMod(PackedMod::add(packed.clone())));
+    assert_eq!(add.to_bytes(), Err(EncodeError::Packed));
+    let delete = |body| Message::new(1, body).to_bytes().unwrap();
+    let plain = delete(Body::FlowMod(FlowMod::delete_strict(&flow)));
+    assert_eq!(delete(Body::PackedMod(PackedMod::delete(packed))), plain);
+}
+
+/// In places with room for 4 bytes, the TCP flags have the header of `NXM_NX_TCP_FLAGS`.
+#[test]
+fn tcp_flags_round_trip_in_actions() {
+    let flags = Slice::whole(Field::TcpFlags);
+    let specs = vec![LearnSpec::MatchField { from: flags, to: flags }];
+    let actions = [
+        Action::OutputField { port: flags, max_len: 0 },
+        Action::load(5, flags),
+        Action::Move { from: flags, to: Slice::bits(Field::Reg0, 0, 12) },
+        Action::Ct(Ct { zone: Zone::From(flags), ..Ct::default() }),
+        Action::Learn(Learn { specs, ..Learn::default() }),
+    ];
+    for action in actions {
+        let change = FlowMod::add(Flow::new(0, 1, Match::new()).apply([action]));
+        let message = Message::new(1, Body::FlowMod(change));
+        assert_eq!(Message::decode(&message.to_bytes().unwrap()), Ok(message));
+    }
 }
 
 #[test]

@@ -16,7 +16,7 @@ pub struct Ct {
     pub force: bool,
     /// Connection tracking zone.
     pub zone: Zone,
-    /// Table that processes the packet with its connection state, in addition to the actions that follow.
+    /// Table that processes the packet with its connection state, in addition to the actions that follow; 0 to 254.
     pub table: Option<u8>,
     /// Application layer gateway, by its well-known port: 21 for FTP, 69 for TFTP; 0 for none.
     pub alg: u16,
@@ -39,6 +39,13 @@ impl Default for Zone {
     }
 }
 
+impl Ct {
+    /// Returns whether the number of the table is not that of none.
+    pub(crate) fn has_encodable_table(&self) -> bool {
+        self.table != Some(CT_NO_TABLE)
+    }
+}
+
 const CT_COMMIT: u16 = 1;
 const CT_FORCE: u16 = 2;
 const CT_NO_TABLE: u8 = 0xff;
@@ -52,7 +59,7 @@ pub(super) fn encode_ct(ct: &Ct, out: &mut Vec<u8>) {
             out.put_u16(zone);
         }
         Zone::From(slice) => {
-            slice.field.put_header(out);
+            slice.field.put_short_header(out);
             out.put_u16(slice.packed());
         }
     }
@@ -70,7 +77,7 @@ pub(super) fn decode_ct(r: &mut Reader<'_>) -> Result<Ct, DecodeError> {
         Zone::Number(zone)
     } else {
         let header = source.to_be_bytes();
-        Zone::From(Slice::unpack(Field::read_header(&mut Reader::new(&header, "ct zone"))?, zone))
+        Zone::From(Slice::unpack(Field::read_short_header(&mut Reader::new(&header, "ct zone"))?, zone))
     };
     let table = r.u8()?;
     r.skip(3)?;

@@ -77,6 +77,40 @@ const LEARN_WIDTH: u16 = 0x7ff;
 /// `NX_LEARN_F_WRITE_RESULT`: a field gets the result.
 const LEARN_RESULT: u16 = 4;
 
+/// Length of a constant of `width` bits, in bytes.
+fn value_length(width: u16) -> usize {
+    2 * usize::from(width).div_ceil(16)
+}
+
+impl Learn {
+    /// Returns what the encoding has no room for.
+    pub(crate) fn misfit(&self) -> Option<&'static str> {
+        if self.limit != 0 && self.flags & LEARN_RESULT != 0 {
+            return Some("a field for the result is not implemented");
+        }
+        self.specs.iter().find_map(LearnSpec::misfit)
+    }
+}
+
+impl LearnSpec {
+    fn misfit(&self) -> Option<&'static str> {
+        let (width, fits, why) = match self {
+            LearnSpec::MatchField { from, to } | LearnSpec::LoadField { from, to } => {
+                (to.width, from.width == to.width, "source and destination have different widths")
+            }
+            LearnSpec::MatchValue { value, to } | LearnSpec::LoadValue { value, to } => {
+                let fits = value.len() == value_length(to.width);
+                (to.width, fits, "the length of a constant does not follow from its width")
+            }
+            LearnSpec::Output { from } => (from.width, true, ""),
+        };
+        if !(1..=LEARN_WIDTH).contains(&width) {
+            return Some("1 to 2047 bits are possible");
+        }
+        (!fits).then_some(why)
+    }
+}
+
 pub(super) fn encode_learn(learn: &Learn, out: &mut Vec<u8>) {
     out.put_u16(if learn.limit == 0 { LEARN } else { LEARN2 });
     for value in [learn.idle_timeout, learn.hard_timeout, learn.priority] {
@@ -94,7 +128,7 @@ pub(super) fn encode_learn(learn: &Learn, out: &mut Vec<u8>) {
         out.put_bytes(0, 4);
     }
     let put_slice = |out: &mut Vec<u8>, slice: &Slice| {
-        slice.field.put_header(out);
+        slice.field.put_short_header(out);
         out.put_u16(slice.offset);
     };
     for spec in &learn.specs {
@@ -140,11 +174,14 @@ pub(super) fn decode_learn(r: &mut Reader<'_>, is_limited: bool) -> Result<Optio
             break;
         }
         let width = header & LEARN_WIDTH;
+        if width == 0 {
+            return Err(DecodeError::Value { what: "learn part", value: header.into() });
+        }
         let slice = |r: &mut Reader<'_>| -> Result<Slice, DecodeError> {
-            let field = Field::read_header(r)?;
+            let field = Field::read_short_header(r)?;
             Ok(Slice::bits(field, r.u16()?, width))
         };
-        let value = |r: &mut Reader<'_>| r.bytes(2 * usize::from(width).div_ceil(16)).map(<[u8]>::to_vec);
+        let value = |r: &mut Reader<'_>| r.bytes(value_length(width)).map(<[u8]>::to_vec);
         let immediate = header & LEARN_IMMEDIATE != 0;
         specs.push(match header & !(LEARN_WIDTH | LEARN_IMMEDIATE) {
             0 if immediate => LearnSpec::MatchValue { value: value(r)?, to: slice(r)? },

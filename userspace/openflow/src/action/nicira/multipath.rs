@@ -87,7 +87,7 @@ pub(super) fn encode_multipath(multipath: &Multipath, out: &mut Vec<u8>) {
     out.put_u32(multipath.arg);
     out.put_bytes(0, 2);
     out.put_u16(multipath.to.packed());
-    multipath.to.field.put_header(out);
+    multipath.to.field.put_short_header(out);
 }
 
 /// `None` for a hash or an algorithm that this library does not know.
@@ -97,7 +97,7 @@ pub(super) fn decode_multipath(r: &mut Reader<'_>) -> Result<Option<Multipath>, 
     let (algorithm, max_link, arg) = (r.u16()?, r.u16()?, r.u32()?);
     r.skip(2)?;
     let packed = r.u16()?;
-    let to = Slice::unpack(Field::read_header(r)?, packed);
+    let to = Slice::unpack(Field::read_short_header(r)?, packed);
     let fields = HashFields::ALL.get(usize::from(fields)).copied();
     let algorithm = LinkAlgorithm::ALL.get(usize::from(algorithm)).copied();
     let known = fields.zip(algorithm);

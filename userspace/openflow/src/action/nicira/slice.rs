@@ -24,6 +24,11 @@ impl Slice {
         Slice { field, offset, width }
     }
 
+    /// Returns whether offset and width fit into one number.
+    pub(crate) fn is_packable(self) -> bool {
+        (1..=64).contains(&self.width) && self.offset < 1 << 10
+    }
+
     /// Returns offset and width in one number (`ofs_nbits`: offset << 6 | width - 1).
     pub(super) fn packed(self) -> u16 {
         self.offset << 6 | (self.width.wrapping_sub(1) & 0x3f)

@@ -394,10 +394,8 @@ impl Session {
 }
 
 fn bridge_error(kind: BridgeKind, source: connection::Error) -> Error {
-    let (bridge, rejected) = (
-        kind.name(),
-        matches!(source, connection::Error::Refused { .. } | connection::Error::TooLong { .. }),
-    );
+    let (bridge, rejected) =
+        (kind.name(), matches!(source, connection::Error::Refused { .. } | connection::Error::Encode { .. }));
     let source = Box::new(source);
     if rejected { Error::Refused { bridge, source } } else { Error::Bridge { bridge, source } }
 }
