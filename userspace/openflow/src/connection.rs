@@ -40,7 +40,7 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 /// An open connection. Clones share it; it closes when the last clone is dropped.
 ///
 /// All methods can be called concurrently. The switch processes requests in the order in which they are sent. A request fails
-/// if it has no reply and the switch has sent no other reply for 30 seconds. The connection answers echo requests of the switch.
+/// if the switch has sent no reply to it or to an earlier request for 30 seconds. The connection answers echo requests of the switch.
 #[derive(Clone)]
 pub struct Connection {
     inner: Arc<Inner>,
@@ -170,12 +170,10 @@ impl Connection {
     /// Returns the next reply of `replies`.
     async fn reply(&self, replies: &mut Replies, what: &str) -> Result<Message, Error> {
         let target = || self.inner.target.clone();
-        let mut delivered = self.inner.pending.delivered();
+        let mut progress = replies.progress();
         let next = loop {
             match timeout(REPLY_TIMEOUT, replies.next()).await {
-                Err(_) if self.inner.pending.delivered() != delivered => {
-                    delivered = self.inner.pending.delivered();
-                }
+                Err(_) if replies.progress() != progress => progress = replies.progress(),
                 next => break next,
             }
         };

@@ -16,14 +16,20 @@ pub(super) struct PendingReplies {
 
 #[derive(Default)]
 struct Table {
-    /// First transaction id of a range -> its last id, and the channel of its replies.
-    ranges: BTreeMap<u32, (u32, mpsc::UnboundedSender<Received>)>,
+    /// By the first transaction id of the range.
+    ranges: BTreeMap<u32, Range>,
     /// Next free transaction id.
     next: u32,
-    /// Number of replies so far.
-    delivered: u64,
     /// Reason of the closure.
     closed: Option<String>,
+}
+
+struct Range {
+    /// Last transaction id.
+    last: u32,
+    replies: mpsc::UnboundedSender<Received>,
+    /// Number of replies, since the reservation, to this range and to earlier ones.
+    progress: u64,
 }
 
 /// Receiver of the replies to a range of requests. Later replies are discarded when it is dropped.
@@ -37,6 +43,12 @@ impl Replies {
     /// Waits for the next reply; `None` if the connection is closed.
     pub(super) async fn next(&mut self) -> Option<Received> {
         self.replies.recv().await
+    }
+
+    /// Number of replies so far to these requests and to earlier ones. The switch replies in the order of the requests, so that replies
+    /// to later ones do not bring these nearer.
+    pub(super) fn progress(&self) -> u64 {
+        self.pending.lock().ranges.get(&self.first).map_or(0, |range| range.progress)
     }
 
     /// Returns the next reply that has already arrived.
@@ -68,7 +80,8 @@ impl PendingReplies {
         let first = if next.checked_add(count).is_some() { next } else { 1 };
         table.next = first.saturating_add(count);
         let (sender, replies) = mpsc::unbounded_channel();
-        table.ranges.insert(first, (first + count.saturating_sub(1), sender));
+        let range = Range { last: first + count.saturating_sub(1), replies: sender, progress: 0 };
+        table.ranges.insert(first, range);
         drop(table);
         Some((first, Replies { first, replies, pending: self.clone() }))
     }
@@ -76,18 +89,15 @@ impl PendingReplies {
     /// Delivers a reply to the owner of its transaction id. A reply without an owner is discarded.
     pub(super) fn deliver(&self, received: Received) {
         let mut table = self.lock();
-        table.delivered += 1;
-        if let Some((_, (last, sender))) = table.ranges.range(..=received.xid).next_back()
-            && received.xid <= *last
+        for range in table.ranges.values_mut().filter(|range| range.last >= received.xid) {
+            range.progress += 1;
+        }
+        if let Some((_, range)) = table.ranges.range(..=received.xid).next_back()
+            && received.xid <= range.last
         {
             // Fails if the receiver was just dropped.
-            let _delivered = sender.send(received);
+            let _delivered = range.replies.send(received);
         }
-    }
-
-    /// Number of replies so far, also of those that are discarded.
-    pub(super) fn delivered(&self) -> u64 {
-        self.lock().delivered
     }
 
     /// Marks the connection as closed and wakes all receivers. The reason of the first call is kept.
