@@ -44,10 +44,13 @@ impl Hello {
     pub(crate) fn decode(version: u8, r: &mut Reader<'_>) -> Hello {
         let mut versions = None;
         while let Ok((kind, mut body)) = r.tlv("hello element") {
+            let length = 4 + body.len();
             if kind == 1 {
+                // The first word has the versions 0 to 31.
                 versions = body.u32().ok().or(versions);
             }
-            r.skip_up_to((8 - (body.len() + 4) % 8) % 8);
+            // The length does not include the padding of the element.
+            r.skip_up_to(length.next_multiple_of(8) - length);
         }
         Hello { version, versions }
     }
@@ -178,5 +181,32 @@ impl AsyncConfig {
     pub(crate) fn decode(r: &mut Reader<'_>) -> Result<AsyncConfig, DecodeError> {
         let mut pair = || Ok([r.u32()?, r.u32()?]);
         Ok(AsyncConfig { packet_in: pair()?, port_status: pair()?, flow_removed: pair()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Elements are padded by their own length, whatever of them is read.
+    #[test]
+    fn hello_elements_are_found_behind_each_other() {
+        let bitmap = [0, 1, 0, 8, 0, 0, 0, 0x10];
+        let long_bitmap = [0, 1, 0, 12, 0, 0, 0, 0x10, 0, 0, 0, 1, 0, 0, 0, 0];
+        let unknown = [0, 9, 0, 6, 1, 2, 0, 0];
+        // A bitmap of another version, which the last one replaces.
+        let other = [0, 1, 0, 8, 0, 0, 0, 0x20];
+        for elements in [
+            [&other[..], &bitmap].concat(),
+            [&unknown[..], &bitmap].concat(),
+            [&bitmap[..], &unknown].concat(),
+            long_bitmap.to_vec(),
+            [&long_bitmap[..], &unknown].concat(),
+            [&other[..], &long_bitmap].concat(),
+            [&[0, 1, 0, 12, 0, 0, 0, 0x20, 0, 0, 0, 1, 0, 0, 0, 0][..], &bitmap].concat(),
+        ] {
+            let hello = Hello::decode(VERSION, &mut Reader::new(&elements, "test"));
+            assert_eq!(hello, Hello::openflow13(), "{elements:?}");
+        }
     }
 }
