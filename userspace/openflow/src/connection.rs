@@ -140,25 +140,32 @@ impl Connection {
         Error::Closed { target: self.inner.target.clone(), why }
     }
 
-    /// Sends messages with consecutive transaction ids. Returns the first id and the receiver of their replies.
-    fn send(&self, bodies: impl ExactSizeIterator<Item = Body>, what: &str) -> Result<(u32, Replies), Error> {
+    /// Sends messages with consecutive transaction ids. Returns the first id and the receiver of their replies. `what(index)` names a
+    /// message in errors, after which none are sent.
+    fn send(
+        &self,
+        bodies: impl ExactSizeIterator<Item = Body>,
+        what: impl Fn(usize) -> String,
+    ) -> Result<(u32, Replies), Error> {
         self.send_pieces(bodies.len(), bodies, usize::MAX, what)
     }
 
-    /// Sends `count` messages, each time that there are `piece` bytes. After an error all, some or none are sent.
+    /// As `send`, for `count` messages, but sends each time that there are `piece` bytes. After an error some of those before the message
+    /// with the error are sent, and none behind it.
     fn send_pieces(
         &self,
         count: usize,
         bodies: impl Iterator<Item = Body>,
         piece: usize,
-        what: &str,
+        what: impl Fn(usize) -> String,
     ) -> Result<(u32, Replies), Error> {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         let (first, replies) = self.inner.pending.reserve(count).ok_or_else(|| self.closed_error())?;
         let mut bytes = vec![];
-        for (xid, body) in (first..).zip(bodies) {
+        for (index, (xid, body)) in (first..).zip(bodies).enumerate() {
             let message = Message::new(xid, bundle::with_xid(xid, body));
-            message.encode(&mut bytes).map_err(|source| Error::Encode { request: what.into(), source })?;
+            let encoded = message.encode(&mut bytes);
+            encoded.map_err(|source| Error::Encode { request: what(index), source })?;
             if bytes.len() >= piece {
                 self.inner.out.send(std::mem::take(&mut bytes)).map_err(|_| self.closed_error())?;
             }
@@ -203,7 +210,7 @@ impl Connection {
     /// Returns [`Error::Refused`] if the switch rejects the request; otherwise [`Error::Timeout`], [`Error::Closed`],
     /// [`Error::Undecodable`] or [`Error::Encode`].
     pub async fn request(&self, body: Body, what: &str) -> Result<Body, Error> {
-        let (_, mut replies) = self.send(std::iter::once(body), what)?;
+        let (_, mut replies) = self.send(std::iter::once(body), |_| what.into())?;
         match self.reply(&mut replies, what).await?.body {
             Body::Error(error) => Err(self.refused(what, error)),
             body => Ok(body),
@@ -215,7 +222,8 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Refused`] for the first rejected message; otherwise as [`Connection::request`].
+    /// Returns [`Error::Refused`] for the first rejected message, and [`Error::Encode`] for the first one that cannot be encoded, after
+    /// which none are sent; otherwise as [`Connection::request`].
     pub async fn send_all(&self, bodies: Vec<Body>, what: impl Fn(usize) -> String) -> Result<(), Error> {
         self.send_all_tolerating(bodies, what, |_, _| false).await
     }
@@ -234,7 +242,7 @@ impl Connection {
     ) -> Result<(), Error> {
         let count = bodies.len();
         let all = bodies.into_iter().chain([Body::BarrierRequest]).collect::<Vec<_>>();
-        let (first, mut replies) = self.send(all.into_iter(), "messages")?;
+        let (first, mut replies) = self.send(all.into_iter(), &what)?;
         let mut refused = None;
         loop {
             let message = self.reply(&mut replies, "barrier").await?;

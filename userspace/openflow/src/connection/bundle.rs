@@ -68,7 +68,8 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Refused`] with the first rejected change; no change takes effect then. After [`Error::Timeout`],
+    /// Returns [`Error::Refused`] with the first rejected change, and [`Error::Encode`] with the first one that cannot be encoded; no
+    /// change takes effect then: the switch discards the changes that it has got before. After [`Error::Timeout`],
     /// [`Error::Closed`] or [`Error::Unexpected`] the outcome is unknown.
     pub async fn apply_bundle(&self, changes: Vec<Change>) -> Result<(), Error> {
         let bundle = self.inner.bundle.fetch_add(1, Ordering::Relaxed);
@@ -107,7 +108,7 @@ impl Connection {
         name: impl Fn(usize) -> String,
     ) -> Result<(u32, Replies), Error> {
         let all = bodies.chain(std::iter::once(Body::BarrierRequest));
-        let (first, mut replies) = self.send_pieces(count + 1, all, PIECE, "add messages to bundle")?;
+        let (first, mut replies) = self.send_pieces(count + 1, all, PIECE, &name)?;
         loop {
             let message = self.reply(&mut replies, "add messages to bundle").await?;
             let index = message.xid.wrapping_sub(first) as usize;

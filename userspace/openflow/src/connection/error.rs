@@ -74,10 +74,10 @@ pub enum Error {
         /// Request with the unexpected reply.
         request: String,
     },
-    /// The request cannot be encoded. It is not sent.
+    /// The request, or a change of a bundle, cannot be encoded. It is not sent, and what was sent of the bundle before is discarded.
     #[error("{request}")]
     Encode {
-        /// Request that cannot be encoded.
+        /// Request or change that cannot be encoded.
         request: String,
         /// Cause.
         source: EncodeError,

@@ -29,7 +29,8 @@ impl Connection {
         what: &str,
         mut visit: impl FnMut(Parts) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let (_, mut replies) = self.send(std::iter::once(Body::MultipartRequest(request)), what)?;
+        let (_, mut replies) =
+            self.send(std::iter::once(Body::MultipartRequest(request)), |_| what.into())?;
         loop {
             match self.reply(&mut replies, what).await?.body {
                 Body::MultipartReply(reply) => {
