@@ -26,7 +26,7 @@ pub use self::error::Error;
 use self::notifications::{Lost, Notifier};
 pub use self::notifications::{LostNotifications, Notifications};
 use self::pending::{PendingReplies, Replies};
-use self::stream::{check_hello, read, write};
+use self::stream::{ECHO_QUEUE, check_hello, read, write};
 pub use self::target::{Target, TargetError};
 use crate::codec::{Codec, Received};
 use crate::error_message::ErrorMessage;
@@ -40,7 +40,8 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 /// An open connection. Clones share it; it closes when the last clone is dropped.
 ///
 /// All methods can be called concurrently. The switch processes requests in the order in which they are sent. A request fails
-/// if the switch has sent no reply to it or to an earlier request for 30 seconds. The connection answers echo requests of the switch.
+/// if the switch has sent no reply to it or to an earlier request for 30 seconds. The connection answers echo requests of the switch; it
+/// closes if the switch sends them without reading the answers.
 #[derive(Clone)]
 pub struct Connection {
     inner: Arc<Inner>,
@@ -110,11 +111,12 @@ impl Connection {
             }
         }
         let (out, queue) = mpsc::unbounded_channel();
+        let (echoes, echo_queue) = mpsc::channel(ECHO_QUEUE);
         let (notifier, notifications, lost) = Notifier::new();
         let pending = Arc::new(PendingReplies::default());
         let tasks = [
-            tokio::spawn(write(writer, queue, pending.clone())).abort_handle(),
-            tokio::spawn(read(incoming, out.clone(), pending.clone(), notifier)).abort_handle(),
+            tokio::spawn(write(writer, queue, echo_queue, pending.clone())).abort_handle(),
+            tokio::spawn(read(incoming, echoes, pending.clone(), notifier)).abort_handle(),
         ];
         let inner = Inner { target, out, pending, lost, bundle: AtomicU32::new(1), tasks };
         Ok((Connection { inner: Arc::new(inner) }, notifications))
