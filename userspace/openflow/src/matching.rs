@@ -300,8 +300,20 @@ impl Match {
         let ip = v4 || v6;
         let is = |number: u8| ip && proto == Some(number.into());
         let icmp6_type = self.exact(Field::Icmpv6Type);
+        let ct = self.requires_valid_connection();
         let nd = v6 && is(IP_PROTO_ICMPV6) && matches!(icmp6_type, Some(135 | 136));
         let (met, needs) = match field {
+            Field::CtIpv4Src
+            | Field::CtIpv4Dst
+            | Field::CtIpv6Src
+            | Field::CtIpv6Dst
+            | Field::CtIpProto
+            | Field::CtPortSrc
+            | Field::CtPortDst
+                if !ct =>
+            {
+                (false, "a ct_state of a valid connection")
+            }
             Field::Ipv4Src | Field::Ipv4Dst | Field::CtIpv4Src | Field::CtIpv4Dst => (v4, "IPv4"),
             Field::Ipv6Src | Field::Ipv6Dst | Field::Ipv6Label | Field::CtIpv6Src | Field::CtIpv6Dst => {
                 (v6, "IPv6")
@@ -329,6 +341,24 @@ impl Match {
             _ => (true, ""),
         };
         if met { Ok(()) } else { Err(MissingPrerequisite { field, needs }) }
+    }
+
+    /// Returns whether only packets of a valid connection match: a bit of its state is required, or that it is tracked and not invalid
+    /// (`is_ct_valid` of Open vSwitch).
+    fn requires_valid_connection(&self) -> bool {
+        const OF_VALID: u32 = ct_state::NEW
+            | ct_state::ESTABLISHED
+            | ct_state::RELATED
+            | ct_state::REPLY
+            | ct_state::SOURCE_NAT
+            | ct_state::DESTINATION_NAT;
+        self.get(Field::CtState).is_some_and(|Masked { value, mask }| {
+            let has = |bits: u128, bit: u32| bits & u128::from(bit) != 0;
+            let is_explicit = has(value, ct_state::TRACKED)
+                && has(mask, ct_state::INVALID)
+                && !has(value, ct_state::INVALID);
+            has(value, OF_VALID) || is_explicit
+        })
     }
 
     /// Encodes an `ofp_match` structure with its padding.
@@ -410,4 +440,43 @@ pub mod ct_state {
     pub const SOURCE_NAT: u32 = 0x40;
     /// Packet whose destination is translated.
     pub const DESTINATION_NAT: u32 = 0x80;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_original_tuple_of_a_connection_needs_a_valid_one() {
+        let tuple: [(Field, Match); 7] = [
+            (Field::CtIpv4Src, Match::new().ipv4()),
+            (Field::CtIpv4Dst, Match::new().ipv4()),
+            (Field::CtIpv6Src, Match::new().ipv6()),
+            (Field::CtIpv6Dst, Match::new().ipv6()),
+            (Field::CtIpProto, Match::new().ipv4()),
+            (Field::CtPortSrc, Match::new().ipv4().tcp()),
+            (Field::CtPortDst, Match::new().ipv4().tcp()),
+        ];
+        let state = |set: u32, unset: u32| (set, set | unset);
+        let valid = [
+            state(ct_state::NEW, 0),
+            state(ct_state::TRACKED | ct_state::REPLY, ct_state::INVALID),
+            state(ct_state::DESTINATION_NAT, 0),
+            state(ct_state::TRACKED, ct_state::INVALID),
+        ];
+        let other = [
+            state(ct_state::TRACKED, 0),
+            state(ct_state::TRACKED | ct_state::INVALID, 0),
+            state(0, ct_state::INVALID),
+            state(0, ct_state::NEW),
+        ];
+        for (field, base) in tuple {
+            let matching = base.field(field, 1u8);
+            let check = |(value, mask): (u32, u32)| matching.clone().ct_state(value, mask).check();
+            assert!(valid.into_iter().all(|state| check(state).is_ok()), "{matching}");
+            assert!(other.into_iter().all(|state| check(state).is_err()), "{matching}");
+            let error = matching.check().unwrap_err();
+            assert_eq!(error.needs, "a ct_state of a valid connection", "{matching}");
+        }
+    }
 }
