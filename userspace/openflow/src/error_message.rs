@@ -21,6 +21,10 @@ pub struct ErrorMessage {
 
 const EXPERIMENTER: u16 = 0xffff;
 const HELLO_FAILED: u16 = 0;
+/// ONF codes of `ofp-errors.h`.
+const BUNDLE_BAD_ID: u16 = 2302;
+const BUNDLE_TIMEOUT: u16 = 2314;
+const BUNDLE_IN_PROGRESS: u16 = 2315;
 
 impl ErrorMessage {
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
@@ -36,6 +40,13 @@ impl ErrorMessage {
         let (kind, code) = (r.u16()?, r.u16()?);
         let experimenter = if kind == EXPERIMENTER { Some(r.u32()?) } else { None };
         Ok(ErrorMessage { kind, code, experimenter, data: r.rest().to_vec() })
+    }
+
+    /// Returns whether the error says nothing about the request, so that the same request can succeed later: the switch has dropped the
+    /// bundle, which took too long, or another bundle is in progress.
+    pub fn is_transient(&self) -> bool {
+        let onf = self.kind == EXPERIMENTER && self.experimenter == Some(EXPERIMENTER_ONF);
+        onf && [BUNDLE_BAD_ID, BUNDLE_TIMEOUT, BUNDLE_IN_PROGRESS].contains(&self.code)
     }
 
     /// Returns the name of the error in the specification and its meaning, or `None` for an unknown error.
@@ -196,3 +207,21 @@ const NICIRA: &[(u16, &str, &str)] = &[
     (12, "NXFMFC_HARDWARE", "hardware error"),
     (15, "NXBAC_BAD_CONJUNCTION", "conjunction must be the only action, with 1 <= k <= n and 2 <= n <= 64"),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_about_the_state_of_a_bundle_are_transient() {
+        let error = |kind, code, experimenter| ErrorMessage { kind, code, experimenter, data: vec![] };
+        let transient: Vec<_> = ONF
+            .iter()
+            .filter(|(code, ..)| error(EXPERIMENTER, *code, Some(EXPERIMENTER_ONF)).is_transient())
+            .map(|(_, name, _)| *name)
+            .collect();
+        assert_eq!(transient, ["OFPBFC_BAD_ID", "OFPBFC_TIMEOUT", "OFPBFC_BUNDLE_IN_PROGRESS"]);
+        assert!(!error(EXPERIMENTER, BUNDLE_TIMEOUT, Some(EXPERIMENTER_NICIRA)).is_transient());
+        assert!(!error(4, BUNDLE_TIMEOUT, None).is_transient());
+    }
+}

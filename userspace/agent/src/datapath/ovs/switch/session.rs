@@ -51,6 +51,8 @@ pub(crate) enum Error {
     RestoresFlows,
     #[error("bridge {bridge} (is ovs-vswitchd running on this node?)")]
     Bridge { bridge: &'static str, source: Box<connection::Error> },
+    #[error("bridge {bridge}: temporarily unavailable")]
+    Transient { bridge: &'static str, source: Box<connection::Error> },
     #[error("bridge {bridge}")]
     Refused { bridge: &'static str, source: Box<connection::Error> },
 }
@@ -394,10 +396,16 @@ impl Session {
 }
 
 fn bridge_error(kind: BridgeKind, source: connection::Error) -> Error {
-    let (bridge, rejected) =
-        (kind.name(), matches!(source, connection::Error::Refused { .. } | connection::Error::Encode { .. }));
-    let source = Box::new(source);
-    if rejected { Error::Refused { bridge, source } } else { Error::Bridge { bridge, source } }
+    let bridge = kind.name();
+    match &source {
+        connection::Error::Refused { source: error, .. } if error.is_transient() => {
+            Error::Transient { bridge, source: Box::new(source) }
+        }
+        connection::Error::Refused { .. } | connection::Error::Encode { .. } => {
+            Error::Refused { bridge, source: Box::new(source) }
+        }
+        _ => Error::Bridge { bridge, source: Box::new(source) },
+    }
 }
 
 /// Returns whether the switch rejected a request. The session remains usable.
@@ -437,7 +445,23 @@ fn bridge_operations(database: &Database, kind: BridgeKind, datapath_type: Datap
 mod tests {
     use std::os::unix::net::UnixListener;
 
+    use openflow_rs::ErrorMessage;
+
     use super::*;
+
+    /// Nothing is wrong with the changes of a bundle that took too long.
+    #[test]
+    fn a_dropped_bundle_is_no_rejection_of_its_changes() {
+        let refused = |kind, code, experimenter| {
+            let source = ErrorMessage { kind, code, experimenter, data: vec![] };
+            let (target, request) = (Target::Unix("/switch".into()), "add flow".into());
+            bridge_error(BridgeKind::Vlan, connection::Error::Refused { target, request, source })
+        };
+        // Codes of the ONF: OFPBFC_TIMEOUT, OFPBFC_MSG_FAILED.
+        assert!(!is_rejection(&refused(0xffff, 2314, Some(0x4f4e_4600))));
+        assert!(is_rejection(&refused(0xffff, 2313, Some(0x4f4e_4600))));
+        assert!(is_rejection(&refused(4, 9, None)));
+    }
 
     #[tokio::test]
     async fn bridges_are_found_without_the_database() {
