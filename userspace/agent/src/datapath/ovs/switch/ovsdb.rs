@@ -55,6 +55,8 @@ pub(crate) enum Error {
     Refused { method: &'static str, why: String },
     #[error("{method} on the Open vSwitch database: malformed reply: {why}")]
     Malformed { method: &'static str, why: String },
+    #[error("{method} on the Open vSwitch database: {operation}: the row has vanished meanwhile")]
+    Vanished { method: &'static str, operation: String },
     #[error("{what}: not complete within {after:?} (is ovs-vswitchd running on this node?)")]
     NotApplied { what: String, after: Duration },
 }
@@ -178,7 +180,7 @@ impl Client {
         }
     }
 
-    /// Executes all operations in one transaction.
+    /// Executes all operations in one transaction. Fails if the row of one does not exist any more; the others are executed then.
     pub(crate) async fn transact(&self, operations: &[Operation]) -> Result<(), Error> {
         let method = "transact";
         let params = std::iter::once(Value::from(OPEN_VSWITCH)).chain(operations.iter().map(Operation::json));
@@ -195,6 +197,11 @@ impl Client {
                     method,
                     why: format!("{name}: {}", operation::failure(result)),
                 });
+            }
+        }
+        for (operation, result) in operations.iter().zip(&results) {
+            if operation.has_row() && result["count"] == 0 {
+                return Err(Error::Vanished { method, operation: operation.to_string() });
             }
         }
         Ok(())
@@ -272,5 +279,71 @@ impl Incoming {
         }
         // Fails if the caller has timed out.
         let _delivered = caller.send(answer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::UnixListener,
+    };
+
+    use super::*;
+
+    /// Contents of the database, as the reply to the monitor has them: ovs-vswitchd has applied configuration 7.
+    fn contents() -> Value {
+        json!({OPEN_VSWITCH: {"root": {"new": {"cur_cfg": 7, "bridges": ["set", []]}}}})
+    }
+
+    /// A server that replies to the monitor and, with `results`, to one transaction, and closes the connection at the next.
+    async fn serve(listener: UnixListener, results: Value) {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut replies = [contents(), results].into_iter();
+        let mut bytes = vec![];
+        while stream.read_buf(&mut bytes).await.unwrap() > 0 {
+            let Ok(request) = serde_json::from_slice::<Value>(&bytes) else { continue };
+            bytes.clear();
+            let Some(result) = replies.next() else { return };
+            let reply = json!({"id": request["id"], "result": result, "error": null});
+            stream.write_all(reply.to_string().as_bytes()).await.unwrap();
+        }
+    }
+
+    /// Executes operations on a database that has these results for them.
+    async fn transact(operations: &[Operation], results: Value) -> Result<(), Error> {
+        let directory = testkit::scratch_dir("ovsdb").unwrap();
+        let socket = directory.path().join("db.sock");
+        tokio::spawn(serve(UnixListener::bind(&socket).unwrap(), results));
+        Client::connect(&socket).await?.transact(operations).await
+    }
+
+    fn row() -> Uuid {
+        Uuid("0b5a7b5e-0000-4000-8000-000000000001".to_owned())
+    }
+
+    /// Another program has removed the row after the agent has seen it.
+    #[tokio::test]
+    async fn an_operation_on_a_row_that_has_vanished_fails() {
+        let operations = [
+            Operation::insert("Queue", "queue", json!({})).0,
+            Operation::update("Port", &row(), json!({"tag": 5})),
+        ];
+        let inserted = json!({"uuid": ["uuid", "0b5a7b5e-0000-4000-8000-000000000002"]});
+        let done = transact(&operations, json!([inserted, {"count": 1}])).await;
+        assert!(done.is_ok(), "{done:?}");
+        let error = transact(&operations, json!([inserted, {"count": 0}])).await.unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "transact on the Open vSwitch database: update Port 0b5a7b5e-0000-4000-8000-000000000001: \
+             the row has vanished meanwhile"
+        );
+        for operation in [
+            Operation::delete("QoS", &row()),
+            Operation::unlink("Bridge", Some(&row()), "ports", &[(&row()).into()]),
+        ] {
+            let vanished = transact(&[operation], json!([{"count": 0}])).await;
+            assert!(matches!(vanished, Err(Error::Vanished { .. })), "{vanished:?}");
+        }
     }
 }

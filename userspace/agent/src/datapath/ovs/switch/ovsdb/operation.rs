@@ -90,6 +90,16 @@ impl Operation {
         Operation::new(json!({"op": "mutate", "table": table, "where": condition, "mutations": mutations}))
     }
 
+    /// UUID of the existing row that the operation is about.
+    fn row(&self) -> Option<&str> {
+        self.json.pointer("/where/0/2/1").and_then(Value::as_str)
+    }
+
+    /// Returns whether the operation is about an existing row.
+    pub(crate) fn has_row(&self) -> bool {
+        self.row().is_some()
+    }
+
     pub(crate) fn json(&self) -> Value {
         self.json.clone()
     }
@@ -106,6 +116,9 @@ impl fmt::Display for Operation {
         write!(f, "{} {}", word("op"), word("table"))?;
         if let Some(name) = self.json.pointer("/row/name").and_then(Value::as_str) {
             write!(f, " {name}")?;
+        }
+        if let Some(uuid) = self.row() {
+            write!(f, " {uuid}")?;
         }
         Ok(())
     }
