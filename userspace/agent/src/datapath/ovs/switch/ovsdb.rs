@@ -40,6 +40,9 @@ pub(crate) const OPEN_VSWITCH: &str = "Open_vSwitch";
 /// Key of `external_ids` with the owner of a row: the id of an endpoint, or another name.
 pub(crate) const OWNER_KEY: &str = "endpoint-id";
 
+/// Method of requests.
+const TRANSACT: &str = "transact";
+
 /// Time limit of each reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -57,6 +60,11 @@ pub(crate) enum Error {
     Malformed { method: &'static str, why: String },
     #[error("{method} on the Open vSwitch database: {operation}: the row has vanished meanwhile")]
     Vanished { method: &'static str, operation: String },
+    #[error(
+        "Open vSwitch database at {path}: not initialised (no row in the table Open_vSwitch); start Open vSwitch on this node, or \
+         run ovs-vsctl init"
+    )]
+    Uninitialised { path: PathBuf },
     #[error("{what}: not complete within {after:?} (is ovs-vswitchd running on this node?)")]
     NotApplied { what: String, after: Duration },
 }
@@ -180,9 +188,10 @@ impl Client {
         }
     }
 
-    /// Executes all operations in one transaction. Fails if the row of one does not exist any more; the others are executed then.
-    pub(crate) async fn transact(&self, operations: &[Operation]) -> Result<(), Error> {
-        let method = "transact";
+    /// Executes all operations in one transaction and returns their results. Fails if the row of one does not exist any more; the others
+    /// are executed then.
+    async fn transact(&self, operations: &[Operation]) -> Result<Vec<Value>, Error> {
+        let method = TRANSACT;
         let params = std::iter::once(Value::from(OPEN_VSWITCH)).chain(operations.iter().map(Operation::json));
         let results = self.call(method, params.collect()).await?;
         let Value::Array(results) = results else {
@@ -200,11 +209,15 @@ impl Client {
             }
         }
         for (operation, result) in operations.iter().zip(&results) {
-            if operation.has_row() && result["count"] == 0 {
-                return Err(Error::Vanished { method, operation: operation.to_string() });
+            if operation.changes_rows() && result["count"] == 0 {
+                return Err(if operation.has_row() {
+                    Error::Vanished { method, operation: operation.to_string() }
+                } else {
+                    Error::Uninitialised { path: self.path.clone() }
+                });
             }
         }
-        Ok(())
+        Ok(results)
     }
 
     /// Executes the operations and waits until ovs-vswitchd has applied them (`next_cfg`, `cur_cfg`).
@@ -213,9 +226,12 @@ impl Client {
         mut operations: Vec<Operation>,
         within: Duration,
     ) -> Result<(), Error> {
-        operations.push(Operation::increment_next_cfg());
-        self.transact(&operations).await?;
-        let wanted = self.next_configuration().await?;
+        // The transaction reads what it has written.
+        operations.extend([Operation::increment_next_cfg(), Operation::read_next_cfg()]);
+        let results = self.transact(&operations).await?;
+        let wanted = results.last().and_then(|read| read.pointer("/rows/0/next_cfg")?.as_i64());
+        let wanted = wanted
+            .ok_or_else(|| Error::Malformed { method: TRANSACT, why: Value::Array(results).to_string() })?;
         let mut database = self.watch();
         let reached = database.wait_for(|database| database.current_configuration >= wanted);
         match timeout(within, reached).await {
@@ -226,17 +242,6 @@ impl Client {
                 Err(Error::NotApplied { what, after: within })
             }
         }
-    }
-
-    /// Returns `next_cfg`: the value that this transaction, or a later one, has set.
-    async fn next_configuration(&self) -> Result<i64, Error> {
-        let method = "transact";
-        let select = json!({"op": "select", "table": OPEN_VSWITCH, "where": [], "columns": ["next_cfg"]});
-        let answer = self.call(method, json!([OPEN_VSWITCH, select])).await?;
-        answer
-            .pointer("/0/rows/0/next_cfg")
-            .and_then(Value::as_i64)
-            .ok_or_else(|| Error::Malformed { method, why: answer.to_string() })
     }
 }
 
@@ -315,7 +320,25 @@ mod tests {
         let directory = testkit::scratch_dir("ovsdb").unwrap();
         let socket = directory.path().join("db.sock");
         tokio::spawn(serve(UnixListener::bind(&socket).unwrap(), results));
-        Client::connect(&socket).await?.transact(operations).await
+        Client::connect(&socket).await?.transact(operations).await.map(drop)
+    }
+
+    /// One transaction increments the number and reads it.
+    #[tokio::test]
+    async fn a_reconfiguration_is_one_transaction() {
+        let reconfigure = async |results: Value| {
+            let directory = testkit::scratch_dir("ovsdb").unwrap();
+            let socket = directory.path().join("db.sock");
+            tokio::spawn(serve(UnixListener::bind(&socket).unwrap(), results));
+            let client = Client::connect(&socket).await?;
+            client.reconfigure(vec![], Duration::from_millis(10)).await
+        };
+        let done = reconfigure(json!([{"count": 1}, {"rows": [{"next_cfg": 7}]}])).await;
+        assert!(done.is_ok(), "{done:?}");
+        let pending = reconfigure(json!([{"count": 1}, {"rows": [{"next_cfg": 8}]}])).await;
+        assert!(matches!(pending, Err(Error::NotApplied { .. })), "{pending:?}");
+        let empty = reconfigure(json!([{"count": 0}, {"rows": []}])).await;
+        assert!(matches!(empty, Err(Error::Uninitialised { .. })), "{empty:?}");
     }
 
     fn row() -> Uuid {

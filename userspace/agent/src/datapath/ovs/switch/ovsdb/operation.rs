@@ -84,6 +84,12 @@ impl Operation {
         Operation { is_write: false, ..operation }
     }
 
+    /// Reads `next_cfg` of the root table.
+    pub(crate) fn read_next_cfg() -> Operation {
+        let json = json!({"op": "select", "table": OPEN_VSWITCH, "where": [], "columns": ["next_cfg"]});
+        Operation { json, is_write: false }
+    }
+
     /// Mutates one row, or all rows if `row` is `None`.
     fn mutate(table: &str, row: Option<&Uuid>, mutations: Value) -> Operation {
         let condition = row.map_or(json!([]), |uuid| json!([["_uuid", "==", ["uuid", uuid.0]]]));
@@ -95,7 +101,12 @@ impl Operation {
         self.json.pointer("/where/0/2/1").and_then(Value::as_str)
     }
 
-    /// Returns whether the operation is about an existing row.
+    /// Returns whether the operation changes or deletes rows that exist: the row with a UUID, or else the row of the root table.
+    pub(crate) fn changes_rows(&self) -> bool {
+        matches!(self.json["op"].as_str(), Some("update" | "mutate" | "delete"))
+    }
+
+    /// Returns whether the operation is about the row with a UUID.
     pub(crate) fn has_row(&self) -> bool {
         self.row().is_some()
     }
