@@ -43,7 +43,7 @@ pub(crate) enum Error {
         "bridge {bridge}: ovs-vswitchd has not created it with datapath type {kind} (is ovs-vswitchd running on this node? \
          Then see its log: type system needs the kernel module openvswitch, --ovs-datapath-type netdev does not)"
     )]
-    NotCreated { bridge: &'static str, kind: &'static str },
+    NotCreated { bridge: &'static str, kind: &'static str, source: Box<connection::Error> },
     #[error(
         "Open vSwitch restores flows (other_config:flow-restore-wait is true); wait for ovs-ctl, which removes the key, or remove it: \
          ovs-vsctl remove Open_vSwitch . other_config flow-restore-wait"
@@ -188,11 +188,7 @@ impl Session {
                 *self.responders.get_mut(kind) = Some(responder);
                 *self.bridges.get_mut(kind) = Some(connection);
             }
-            // `ofport` of the internal port is no indication: its name exceeds the limit of the kernel.
-            Err(_) if self.database().bridge(kind.name()).is_some_and(|(_, bridge)| !bridge.created) => {
-                return Err(Error::NotCreated { bridge: kind.name(), kind: datapath_type.name() });
-            }
-            Err(source) => return Err(bridge_error(kind, source)),
+            Err(source) => return Err(connect_error(&self.database(), kind, datapath_type, source)),
         }
         Ok(())
     }
@@ -408,6 +404,21 @@ fn bridge_error(kind: BridgeKind, source: connection::Error) -> Error {
     }
 }
 
+/// Returns the error of a connection attempt.
+fn connect_error(
+    database: &Database,
+    kind: BridgeKind,
+    datapath_type: DatapathType,
+    source: connection::Error,
+) -> Error {
+    // `ofport` of the internal port is no indication: its name exceeds the limit of the kernel.
+    let is_created = database.bridge(kind.name()).is_none_or(|(_, bridge)| bridge.created);
+    if is_created {
+        return bridge_error(kind, source);
+    }
+    Error::NotCreated { bridge: kind.name(), kind: datapath_type.name(), source: Box::new(source) }
+}
+
 /// Returns whether the switch rejected a request. The session remains usable.
 pub(crate) fn is_rejection(error: &Error) -> bool {
     matches!(error, Error::Refused { .. } | Error::Database(ovsdb::Error::Refused { .. }))
@@ -448,6 +459,27 @@ mod tests {
     use openflow_rs::ErrorMessage;
 
     use super::*;
+
+    /// Why the bridge could not be connected is told, whatever the database says of it.
+    #[test]
+    fn the_cause_of_a_failed_connection_is_kept() {
+        let mut database = Database::default();
+        let name = BridgeKind::Vlan.name();
+        let mut error = |datapath_id: serde_json::Value| {
+            let row = json!({"name": name, "ports": set::<&str>([]), "datapath_id": datapath_id});
+            database.update(&json!({
+                OPEN_VSWITCH: {"root": {"new": {"bridges": ["set", [["uuid", "b"]]]}}},
+                "Bridge": {"b": {"new": row}},
+            }));
+            let target = Target::Unix("/switch".into());
+            let source = connection::Error::Version { target, why: "old".into() };
+            connect_error(&database, BridgeKind::Vlan, DatapathType::System, source)
+        };
+        let (missing, created) = (error(set::<&str>([])), error(json!("0000000000000001")));
+        assert!(matches!(missing, Error::NotCreated { .. }), "{missing}");
+        assert!(matches!(created, Error::Bridge { .. }), "{created}");
+        assert!([missing, created].iter().all(|error| one_line(error).ends_with("no OpenFlow 1.3: old")));
+    }
 
     /// Nothing is wrong with the changes of a bundle that took too long.
     #[test]
