@@ -139,9 +139,11 @@ impl Action {
         Action::SetField { field, value: value.into() & field.mask() }
     }
 
-    /// Returns an action that sets the VLAN id (1 to 4094) of a packet that has a VLAN tag.
+    /// Returns an action that sets the VLAN id (1 to 4094) of a packet that has a VLAN tag. An id above 4095 cannot be encoded.
     pub fn set_vlan(vid: u16) -> Action {
-        Action::set(Field::VlanVid, vid | crate::matching::VLAN_PRESENT)
+        // The sum sets no other id: it exceeds the width of the field instead.
+        let value = u128::from(vid) + u128::from(crate::matching::VLAN_PRESENT);
+        Action::SetField { field: Field::VlanVid, value }
     }
 
     /// Returns an action that pushes an 802.1Q tag (EtherType 0x8100).

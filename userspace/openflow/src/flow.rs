@@ -48,12 +48,13 @@ impl Flow {
         Flow { table, priority, matching, ..Flow::default() }
     }
 
-    /// Checks the actions as [`Action::check`] does.
+    /// Checks that the encoding has room for the values of the match and of the actions. Other flows cannot be sent.
     ///
     /// # Errors
     ///
-    /// As [`Action::check`].
+    /// Returns [`EncodeError::Match`]; otherwise as [`Action::check`].
     pub fn check(&self) -> Result<(), EncodeError> {
+        self.matching.check_values()?;
         self.instructions.check()
     }
 

@@ -6,7 +6,7 @@ use bytes::BufMut;
 
 use crate::field::Field;
 use crate::port::Port;
-use crate::wire::{DecodeError, Reader, pad8};
+use crate::wire::{DecodeError, EncodeError, Reader, pad8};
 
 /// EtherType of IPv4.
 pub const ETH_TYPE_IPV4: u16 = 0x0800;
@@ -82,9 +82,13 @@ impl Match {
 
     /// Requires the bits of `field` in `mask` to equal those of `value`. A mask of 0 removes the condition.
     #[must_use]
-    pub fn masked(mut self, field: Field, value: impl Into<u128>, mask: impl Into<u128>) -> Self {
+    pub fn masked(self, field: Field, value: impl Into<u128>, mask: impl Into<u128>) -> Self {
         let mask = mask.into() & field.mask();
-        let masked = Masked { value: value.into() & mask, mask };
+        self.with(field, Masked { value: value.into() & mask, mask })
+    }
+
+    fn with(mut self, field: Field, masked: Masked) -> Self {
+        let mask = masked.mask;
         match (self.fields.binary_search_by_key(&field, |(field, _)| *field), mask) {
             (Ok(at), 0) => {
                 self.fields.remove(at);
@@ -155,10 +159,12 @@ impl Match {
         self.masked(Field::EthSrc, bit, bit)
     }
 
-    /// Requires a VLAN tag with the id `vid` (1 to 4094).
+    /// Requires a VLAN tag with the id `vid` (1 to 4094). A match with an id above 4095 cannot be encoded.
     #[must_use]
     pub fn vlan(self, vid: u16) -> Self {
-        self.field(Field::VlanVid, vid | VLAN_PRESENT)
+        // The sum has no other id: it exceeds the width of the field instead.
+        let value = u128::from(vid) + u128::from(VLAN_PRESENT);
+        self.with(Field::VlanVid, Masked { value, mask: Field::VlanVid.mask() })
     }
 
     /// Requires a VLAN tag with any id.
@@ -359,6 +365,12 @@ impl Match {
                 && !has(value, ct_state::INVALID);
             has(value, OF_VALID) || is_explicit
         })
+    }
+
+    /// Checks that the encoding has room for all values.
+    pub(crate) fn check_values(&self) -> Result<(), EncodeError> {
+        let misfit = self.fields.iter().find(|(_, masked)| masked.value & !masked.mask != 0);
+        misfit.map_or(Ok(()), |(field, _)| Err(EncodeError::Match { field: field.name() }))
     }
 
     /// Encodes an `ofp_match` structure with its padding.

@@ -157,6 +157,9 @@ impl Body {
             Body::FlowMod(change) => change.flow.check(),
             Body::PackedMod(change) => change.check(),
             Body::GroupMod(change) => change.group.check(),
+            Body::PacketIn(packet) => packet.matching.check_values(),
+            Body::FlowRemoved(removed) => removed.flow.check(),
+            Body::MultipartRequest(request) => request.check(),
             Body::MultipartReply(reply) => reply.check(),
             _ => Ok(()),
         }
@@ -285,7 +288,7 @@ impl Message {
     ///
     /// # Errors
     ///
-    /// Returns [`EncodeError`] if the message exceeds 65535 bytes, or if the encoding has no room for a value of an action. `out` is
+    /// Returns [`EncodeError`] if the message exceeds 65535 bytes, or if the encoding has no room for a value of a match or an action. `out` is
     /// unchanged then.
     pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         let start = out.len();

@@ -49,6 +49,15 @@ pub enum MultipartRequest {
 }
 
 impl MultipartRequest {
+    pub(crate) fn check(&self) -> Result<(), EncodeError> {
+        match self {
+            MultipartRequest::Flows(filter) | MultipartRequest::Aggregate(filter) => {
+                filter.matching.check_values()
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         let kind = match self {
             MultipartRequest::Desc => DESC,

@@ -52,7 +52,7 @@ impl PackedFlow {
     /// # Errors
     ///
     /// Returns [`DecodeError`] if the flow does not fit into a message, or has a field or action that this library does not
-    /// decode, or an action that [`Flow::check`] rejects.
+    /// decode, or if [`Flow::check`] rejects it.
     pub fn unpack(&self) -> Result<Flow, DecodeError> {
         if self.is_encodable() {
             self.decode()
@@ -180,8 +180,7 @@ impl PackedMod {
     }
 
     pub(crate) fn check(&self) -> Result<(), EncodeError> {
-        let is_sent = self.command == PackedCommand::Add;
-        if is_sent && !self.flow.is_encodable() { Err(EncodeError::Packed) } else { Ok(()) }
+        if self.flow.is_encodable() { Ok(()) } else { Err(EncodeError::Packed) }
     }
 
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {

@@ -64,8 +64,16 @@ pub enum EncodeError {
         /// What does not fit.
         why: &'static str,
     },
-    /// As [`EncodeError::Action`], for a packed flow, which does not keep the action.
-    #[error("encode packed flow: the encoding of an action has no room for one of its values")]
+    /// The encoding of a match has no room for the value of a field.
+    #[error("encode match: the value exceeds the width of {field}")]
+    Match {
+        /// Name of the field with the value.
+        field: &'static str,
+    },
+    /// As [`EncodeError::Action`] or [`EncodeError::Match`], for a packed flow, which does not keep the value.
+    #[error(
+        "encode packed flow: the encoding of the match or of an action has no room for one of its values"
+    )]
     Packed,
 }
 

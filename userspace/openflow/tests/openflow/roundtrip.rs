@@ -1,9 +1,9 @@
 //! Round trips of the codec, and decoding of invalid input.
 
 use openflow_rs::{
-    Action, Body, Bucket, Ct, EncodeError, Field, Flow, FlowMod, FlowStats, Group, GroupKind, GroupMod,
-    Match, Message, PackedFlow, PackedMod, Slice, Zone,
-    multipart::{MultipartReply, Parts, UnknownGroup},
+    Action, Body, Bucket, Ct, EncodeError, Field, Flow, FlowFilter, FlowMod, FlowStats, Group, GroupKind,
+    GroupMod, Match, Message, PackedFlow, PackedMod, Slice, Zone,
+    multipart::{MultipartReply, MultipartRequest, Parts, UnknownGroup},
     nicira::{Learn, LearnSpec},
     packet::{PacketIn, PacketInReason, PacketOut},
 };
@@ -211,11 +211,28 @@ fn actions_that_cannot_be_encoded_are_not_sent() {
     }
     let packed = PackedFlow::new(&flow);
     assert!(packed.unpack().is_err());
-    let add = Message::new(1, Body::PackedMod(PackedMod::add(packed.clone())));
-    assert_eq!(add.to_bytes(), Err(EncodeError::Packed));
-    let delete = |body| Message::new(1, body).to_bytes().unwrap();
-    let plain = delete(Body::FlowMod(FlowMod::delete_strict(&flow)));
-    assert_eq!(delete(Body::PackedMod(PackedMod::delete(packed))), plain);
+    for change in [PackedMod::add(packed.clone()), PackedMod::delete(packed)] {
+        assert_eq!(Message::new(1, Body::PackedMod(change)).to_bytes(), Err(EncodeError::Packed));
+    }
+}
+
+/// The id 5000 is not cut to 904.
+#[test]
+fn vlan_ids_of_more_than_12_bits_are_not_sent() {
+    let adding = |flow: Flow| Message::new(1, Body::FlowMod(FlowMod::add(flow))).to_bytes();
+    let matching = |vid| adding(Flow::new(0, 1, Match::new().vlan(vid)));
+    let setting = |vid| adding(Flow::new(0, 1, Match::new()).apply([Action::set_vlan(vid)]));
+    assert!(matching(4095).is_ok() && setting(4095).is_ok());
+    for vid in [4096, 5000, u16::MAX] {
+        assert_eq!(matching(vid), Err(EncodeError::Match { field: "dl_vlan" }));
+        assert!(matches!(setting(vid), Err(EncodeError::Action { .. })));
+        let filter = FlowFilter { matching: Match::new().vlan(vid), ..FlowFilter::default() };
+        let request = Body::MultipartRequest(MultipartRequest::Flows(filter));
+        assert_eq!(Message::new(1, request).to_bytes(), Err(EncodeError::Match { field: "dl_vlan" }));
+        let packed = PackedFlow::new(&Flow::new(0, 1, Match::new().vlan(vid)));
+        let added = Message::new(1, Body::PackedMod(PackedMod::add(packed))).to_bytes();
+        assert_eq!(added, Err(EncodeError::Packed));
+    }
 }
 
 /// In places with room for 4 bytes, the TCP flags have the header of `NXM_NX_TCP_FLAGS`.
