@@ -21,6 +21,7 @@ pub const NO_BUFFER: u16 = 0xffff;
 ///
 /// Integers are in host byte order; the codec converts them to network byte order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Action {
     /// Sends the packet to a port (`OFPAT_OUTPUT`).
     Output {

@@ -55,6 +55,7 @@ macro_rules! fields {
         ///
         /// The order of the variants is the order on the wire: a field follows its prerequisites.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
         pub enum Field { $($(#[$doc])* $variant,)* }
 
         impl Field {

@@ -29,6 +29,7 @@ pub struct Message {
 
 /// Typed body of a message (`ofp_type`).
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Body {
     /// Version negotiation (`OFPT_HELLO`).
     Hello(Hello),

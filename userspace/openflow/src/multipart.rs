@@ -24,6 +24,7 @@ const MORE: u16 = 1;
 
 /// Multipart request (`ofp_multipart_request`).
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum MultipartRequest {
     /// Description of the switch (`OFPMP_DESC`).
     Desc,
@@ -177,6 +178,7 @@ pub struct PortStats {
 
 /// Content of one multipart reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Parts {
     /// Description of the switch.
     Desc(Desc),

@@ -4,6 +4,7 @@ use bytes::BufMut;
 
 /// Decoding error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum DecodeError {
     /// The input ends within a structure.
     #[error("decode {what}: need {want} bytes, have {have}")]
@@ -49,6 +50,7 @@ pub enum DecodeError {
 
 /// Encoding error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum EncodeError {
     /// A message exceeds the 16-bit length field.
     #[error("encode message: {length} bytes exceed the maximum of 65535")]

@@ -8,6 +8,7 @@ use crate::wire::{DecodeError, EncodeError};
 
 /// Error of a connection. `target` is the address of the switch, `request` names the request for display.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// The address of the switch is malformed.
     #[error(transparent)]
