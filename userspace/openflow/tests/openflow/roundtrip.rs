@@ -2,15 +2,78 @@
 
 use openflow_rs::{
     Action, Body, Bucket, Ct, EncodeError, Field, Flow, FlowFilter, FlowMod, FlowStats, Group, GroupKind,
-    GroupMod, Match, Message, PackedFlow, PackedMod, Slice, Zone,
+    GroupMod, Match, Message, PackedFlow, PackedMod, Port, Slice, Zone,
     multipart::{MultipartReply, MultipartRequest, Parts, UnknownGroup},
     nicira::{Learn, LearnSpec},
     packet::{PacketIn, PacketInReason, PacketOut},
 };
 use proptest::collection::vec;
+use proptest::option::of;
 use proptest::prelude::*;
+use proptest::sample::select;
 
 use crate::arbitrary;
+
+/// Any bits of any field, with more and fewer than there are.
+fn any_slice() -> impl Strategy<Value = Slice> {
+    let number = || prop_oneof![4 => 0u16..70, 1 => 1000u16..1030, 1 => any::<u16>()];
+    (select(Field::ALL), number(), number())
+        .prop_map(|(field, offset, width)| Slice::bits(field, offset, width))
+}
+
+fn any_spec() -> impl Strategy<Value = LearnSpec> {
+    let value = || vec(any::<u8>(), 0..12);
+    let same = any_slice().prop_map(|from| LearnSpec::LoadField { from, to: Slice { offset: 3, ..from } });
+    let fitting = (1u16..130, any::<bool>()).prop_map(|(width, is_match)| {
+        let (value, to) =
+            (vec![1; 2 * usize::from(width).div_ceil(16)], Slice::bits(Field::XXReg0, 0, width));
+        if is_match { LearnSpec::MatchValue { value, to } } else { LearnSpec::LoadValue { value, to } }
+    });
+    prop_oneof![
+        same,
+        fitting,
+        any_slice().prop_map(|from| LearnSpec::Output { from }),
+        (any_slice(), any_slice()).prop_map(|(from, to)| LearnSpec::MatchField { from, to }),
+        (value(), any_slice()).prop_map(|(value, to)| LearnSpec::MatchValue { value, to }),
+        (value(), any_slice()).prop_map(|(value, to)| LearnSpec::LoadValue { value, to }),
+    ]
+}
+
+/// Actions with values of which many cannot be encoded.
+fn any_action() -> impl Strategy<Value = Action> {
+    let number = || prop_oneof![Just(0), any::<u8>().prop_map(u128::from), any::<u128>()];
+    let port = prop_oneof![any::<u16>().prop_map(u32::from), 0xffff_fff0u32.., any::<u32>()];
+    let simple =
+        prop_oneof![
+            (any::<u64>(), any_slice()).prop_map(|(value, to)| Action::load(value, to)),
+            any_slice().prop_map(|port| Action::OutputField { port, max_len: 7 }),
+            (any_slice(), any_slice()).prop_map(|(from, to)| Action::Move { from, to }),
+            any_slice().prop_map(|from| Action::Move { from, to: Slice { offset: 3, ..from } }),
+            (select(Field::ALL), number()).prop_map(|(field, value)| Action::SetField { field, value }),
+            (select(Field::ALL), number(), number()).prop_map(|(field, value, mask)| Action::SetMasked {
+                field,
+                value,
+                mask
+            }),
+            // Without a port, the ingress port is that of the packet.
+            port.prop_filter("none", |port| Port(*port) != Port::IN_PORT)
+                .prop_map(|port| Action::Resubmit { port: Some(Port(port)), table: 1 }),
+            (any_slice(), of(any::<u8>())).prop_map(|(zone, table)| Action::Ct(Ct {
+                zone: Zone::From(zone),
+                table,
+                ..Ct::default()
+            })),
+            (vec(any_spec(), 0..3), 0u16..8, 0u32..2).prop_map(|(specs, flags, limit)| Action::Learn(
+                Learn { specs, flags, limit, ..Learn::default() }
+            )),
+        ];
+    simple.prop_recursive(3, 6, 2, |inner| {
+        prop_oneof![
+            vec(inner.clone(), 0..3).prop_map(Action::Clone),
+            vec(inner, 0..3).prop_map(|exec| Action::Ct(Ct { exec, ..Ct::default() })),
+        ]
+    })
+}
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
@@ -19,6 +82,16 @@ proptest! {
     fn messages_round_trip(message in arbitrary::message()) {
         let bytes = message.to_bytes().unwrap();
         prop_assert_eq!(Message::decode(&bytes), Ok(message));
+    }
+
+    /// What is sent is what was meant.
+    #[test]
+    fn actions_are_refused_or_round_trip(actions in vec(any_action(), 1..3)) {
+        let message = Message::new(1, Body::FlowMod(FlowMod::add(Flow::new(0, 1, Match::new()).apply(actions))));
+        match message.to_bytes() {
+            Ok(bytes) => prop_assert_eq!(Message::decode(&bytes), Ok(message)),
+            Err(error) => prop_assert!(matches!(error, EncodeError::Action { .. }), "{}", error),
+        }
     }
 
     /// A packed flow is the same flow, and its messages are the same bytes.
