@@ -26,7 +26,7 @@ pub struct Config {
     /// Proposed hold time in seconds: 0 (no keepalives), or 3 and more.
     pub hold_time: u16,
     /// Time until the next connection attempt. It doubles with each failure, up to 60 s, also of sessions that end before a third of
-    /// their hold time.
+    /// their hold time. It does not grow while learnt routes are kept that are not those of the session.
     pub connect_retry: Duration,
     /// Time in seconds that the neighbor keeps routes while the speaker restarts, at most 4095. 0 disables graceful restart.
     pub restart_time: u16,

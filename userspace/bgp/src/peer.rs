@@ -214,7 +214,23 @@ impl Peer {
             all.push(action);
             all.extend(more);
         }
+        if self.awaits_neighbor() {
+            all.iter_mut().for_each(|action| self.limit_retry_delay(action));
+        }
         all
+    }
+
+    /// Whether learnt routes may be deleted for want of a session: those that are stale, or those that an earlier run has
+    /// installed.
+    fn awaits_neighbor(&self) -> bool {
+        !self.complete || self.input.stale() > 0
+    }
+
+    /// With growing delays, a neighbor that is back within its restart time might not be dialed before the time has passed.
+    fn limit_retry_delay(&self, action: &mut Action) {
+        if let Action::StartTimer(Timer::IdleHold | Timer::ConnectRetry, delay) = action {
+            *delay = self.session.config().connect_retry.min(*delay);
+        }
     }
 
     fn up(&mut self, negotiated: Negotiated) -> Vec<Action> {

@@ -29,6 +29,41 @@ fn routes_are_kept_for_the_restart_time() {
     assert_eq!(learnt(&mut pair.peers[0]), [""; 0]);
 }
 
+/// Seconds until the next attempts to connect, each of which is refused.
+fn delays(pair: &mut Pair) -> Vec<u64> {
+    let attempts = (0..6).map(|_| {
+        pair.log[0].clear();
+        pair.event(0, Event::Expired(Timer::ConnectRetry));
+        pair.event(0, Event::Expired(Timer::IdleHold));
+        pair.event(0, Event::Disconnected("connection refused".into()));
+        let delay = pair.log[0].iter().rev().find_map(|action| match action {
+            Action::StartTimer(Timer::ConnectRetry, delay) => Some(delay.as_secs()),
+            _ => None,
+        });
+        delay.unwrap()
+    });
+    attempts.collect()
+}
+
+/// With growing delays, a neighbor that is back after 76 s of 120 s would be dialed when its routes are gone.
+#[test]
+fn attempts_are_frequent_while_there_are_stale_routes() {
+    let mut pair = cut();
+    assert!(pair.log[0].contains(&Action::StartTimer(Timer::IdleHold, Duration::from_secs(5))));
+    assert_eq!(delays(&mut pair), [5; 6]);
+    pair.event(0, Event::Expired(Timer::Stale));
+    assert_eq!(delays(&mut pair), [60; 6]);
+}
+
+#[test]
+fn attempts_are_frequent_until_the_routes_are_complete() {
+    let mut pair = Pair::new(node(), leaf());
+    pair.event(0, Event::Start);
+    assert_eq!(delays(&mut pair), [5; 6]);
+    pair.event(0, Event::Expired(Timer::Deferral));
+    assert_eq!(delays(&mut pair), [60; 6]);
+}
+
 #[test]
 fn end_of_rib_removes_what_the_neighbor_no_longer_has() {
     let mut pair = cut();
