@@ -32,9 +32,11 @@ pub struct Config {
     pub restart_time: u16,
     /// Whether forwarding continued while the speaker was not running (RFC 4724 section 3, "Restart State").
     pub restarted: bool,
-    /// Time to wait for the neighbor's End-of-RIB markers after a start, and upper limit for keeping stale routes after the
-    /// neighbor has returned.
+    /// Time to wait for the neighbor's End-of-RIB markers in the first session, and upper limit for keeping stale routes after
+    /// the neighbor has returned.
     pub convergence_time: Duration,
+    /// Time to wait for the first session. Longer than the restart times of usual neighbors, since the neighbor's is not known yet.
+    pub stale_time: Duration,
     /// Number of prefixes that the neighbor may announce; more close the session.
     pub max_prefixes: usize,
 }
@@ -76,6 +78,7 @@ impl Config {
             restart_time: 120,
             restarted: false,
             convergence_time: Duration::from_secs(60),
+            stale_time: Duration::from_secs(360),
             max_prefixes: 20_000,
         }
     }

@@ -89,8 +89,10 @@ impl Peer {
             Event::Expired(Timer::Deferral) => self.complete(),
             _ => {}
         }
-        let deferral = (event == Event::Start)
-            .then(|| Action::StartTimer(Timer::Deferral, self.session.config().convergence_time));
+        // The neighbor may be restarting, too.
+        let is_first = event == Event::Start && self.counters.established == 0;
+        let deferral =
+            is_first.then(|| Action::StartTimer(Timer::Deferral, self.session.config().stale_time));
         let message = match (&event, self.session.state()) {
             (
                 Event::Received(message @ (Message::Update(_) | Message::RouteRefresh(_))),
@@ -254,11 +256,15 @@ impl Peer {
             }
         }
         self.last = Some(negotiated);
-        match self.input.stale() {
-            0 => vec![Action::StopTimer(Timer::Stale)],
+        let is_first = self.counters.established == 1 && !self.complete;
+        let deferral =
+            is_first.then(|| Action::StartTimer(Timer::Deferral, self.session.config().convergence_time));
+        let stale = match self.input.stale() {
+            0 => Action::StopTimer(Timer::Stale),
             // The neighbor may never send its End-of-RIB markers.
-            _ => vec![Action::StartTimer(Timer::Stale, self.session.config().convergence_time)],
-        }
+            _ => Action::StartTimer(Timer::Stale, self.session.config().convergence_time),
+        };
+        deferral.into_iter().chain([stale]).collect()
     }
 
     /// `before` are the actions that lead to this: a NOTIFICATION among them, or one of the neighbor, ends graceful restart.

@@ -57,7 +57,8 @@ pub enum Timer {
     Keepalive,
     /// Time that stale routes are kept (RFC 4724 section 4.2).
     Stale,
-    /// Time to wait for End-of-RIB markers after a start (RFC 4724 section 4.1, `Selection_Deferral_Timer`).
+    /// Time to wait for the first session, and then for its End-of-RIB markers (RFC 4724 section 4.1,
+    /// `Selection_Deferral_Timer`).
     Deferral,
 }
 

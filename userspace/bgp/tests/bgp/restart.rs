@@ -136,6 +136,26 @@ fn learnt_routes_are_complete_after_the_end_of_rib_or_the_deferral() {
     assert!(pair.peers[0].learnt().complete);
 }
 
+/// A leaf that restarts at the same time may be away for longer than it takes to send its routes.
+#[test]
+fn the_time_for_the_first_routes_begins_with_the_session() {
+    let mut pair = Pair::new(node(), leaf());
+    let deferrals = |pair: &Pair| -> Vec<u64> {
+        let of_action = |action: &Action| match action {
+            Action::StartTimer(Timer::Deferral, duration) => Some(duration.as_secs()),
+            _ => None,
+        };
+        pair.log[0].iter().filter_map(of_action).collect()
+    };
+    pair.connect();
+    assert_eq!(deferrals(&pair), [360, 60]);
+    pair.cut();
+    pair.connect();
+    assert_eq!(deferrals(&pair), [360, 60], "the time is limited");
+    pair.event(0, Event::Expired(Timer::Deferral));
+    assert!(pair.peers[0].learnt().complete);
+}
+
 /// To select the routes anew costs as much as there are, and the neighbor may send any number of markers.
 #[test]
 fn end_of_rib_without_effect_selects_no_routes() {
