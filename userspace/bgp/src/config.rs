@@ -32,10 +32,10 @@ pub struct Config {
     pub restart_time: u16,
     /// Whether forwarding continued while the speaker was not running (RFC 4724 section 3, "Restart State").
     pub restarted: bool,
-    /// Time to wait for the neighbor's End-of-RIB markers in the first session, and upper limit for keeping stale routes after
-    /// the neighbor has returned.
+    /// Time to wait for the neighbor's End-of-RIB markers after the first session is established.
     pub convergence_time: Duration,
-    /// Time to wait for the first session. Longer than the restart times of usual neighbors, since the neighbor's is not known yet.
+    /// Upper limit for keeping stale routes after the neighbor has returned (RFC 4724 section 4.2), and time to wait for the first
+    /// session. Longer than the restart times of usual neighbors, since the neighbor's is not known yet.
     pub stale_time: Duration,
     /// Number of prefixes that the neighbor may announce; more close the session.
     pub max_prefixes: usize,

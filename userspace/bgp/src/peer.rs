@@ -261,8 +261,8 @@ impl Peer {
             is_first.then(|| Action::StartTimer(Timer::Deferral, self.session.config().convergence_time));
         let stale = match self.input.stale() {
             0 => Action::StopTimer(Timer::Stale),
-            // The neighbor may never send its End-of-RIB markers.
-            _ => Action::StartTimer(Timer::Stale, self.session.config().convergence_time),
+            // The neighbor may never send its End-of-RIB markers. It defers them until its own neighbors have sent theirs.
+            _ => Action::StartTimer(Timer::Stale, self.session.config().stale_time),
         };
         deferral.into_iter().chain([stale]).collect()
     }
