@@ -209,6 +209,18 @@ async fn add_message(handle: &Handle, message: RuleMessage) -> Result<usize, rtn
     }
 }
 
+async fn remove(handle: &Handle, message: RuleMessage) -> Result<(), rtnetlink::Error> {
+    match handle.rule().del(message).execute().await {
+        // Another program was faster.
+        Err(rtnetlink::Error::NetlinkError(error))
+            if [libc::ENOENT, libc::ESRCH].contains(&-error.raw_code()) =>
+        {
+            Ok(())
+        }
+        result => result,
+    }
+}
+
 /// Adds the missing rules of [`RULES`]. Returns their number.
 pub(super) async fn add(handle: &Handle) -> Result<usize, rtnetlink::Error> {
     let mut added = 0;
@@ -226,7 +238,7 @@ pub(super) async fn delete(handle: &Handle) -> Result<usize, rtnetlink::Error> {
     let mut deleted = 0;
     for family in FAMILIES {
         for rule in installed(handle, family).await?.into_iter().filter(|rule| RULES.contains(rule)) {
-            handle.rule().del(rule.message(family)).execute().await?;
+            remove(handle, rule.message(family)).await?;
             deleted += 1;
         }
     }
@@ -280,7 +292,7 @@ pub(super) async fn release(
     interface: &str,
     family: AddressFamily,
 ) -> Result<(), rtnetlink::Error> {
-    handle.rule().del(confinement(interface, family)).execute().await
+    remove(handle, confinement(interface, family)).await
 }
 
 /// Makes the kernel have the rules of host access with this private subnet, or none. Returns the number of changes.
@@ -307,7 +319,7 @@ async fn sync_rules(handle: &Handle, wanted: &[Rule]) -> Result<usize, rtnetlink
         changes += add_one(handle, *rule, family).await?;
     }
     for rule in present.iter().filter(|rule| !wanted.contains(rule)) {
-        handle.rule().del(rule.message(family)).execute().await?;
+        remove(handle, rule.message(family)).await?;
         changes += 1;
     }
     Ok(changes)
@@ -350,6 +362,23 @@ mod tests {
             assert_eq!(confined_interface(&message), None);
             assert_eq!(confined_interface(&RULES[2].message(family)), None);
         }
+    }
+
+    #[test]
+    fn a_rule_that_another_program_has_deleted_is_no_error() {
+        needs!(root());
+        let node = Netns::new("gone").unwrap();
+        let work = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                let handle = kernel::connect()?;
+                for family in FAMILIES {
+                    release(&handle, "eth1", family).await?;
+                }
+                anyhow::Ok(())
+            })
+        };
+        node.run(work).unwrap();
     }
 
     /// Without a table of nftables, which would mark packets.

@@ -97,7 +97,10 @@ impl Task {
             });
             retention.update(desired.prefixes(), desired.access.is_some(), has_unreadable);
             let learnt = Learnt::of(&self.sessions.borrow_and_update());
-            match kernel::sync(&handle, &mut access, (&desired, &learnt), &retention).await {
+            let synced = kernel::sync(&handle, &mut access, (&desired, &learnt), &retention).await;
+            // What is left, such as forwarding, is removed also when nothing is needed any more.
+            let is_unfinished = synced.is_err() || retention.is_active();
+            match synced {
                 Ok((changes, mut warnings)) => {
                     if changes > 0 {
                         tracing::debug!(changes, "updated the kernel's routing");
@@ -119,7 +122,7 @@ impl Task {
                 () = learnt_changed(&mut self.sessions, &learnt) => {}
                 () = table_changed(&mut ruleset), if desired.access.is_some() => access.notice(),
                 () = kernel_changed(&mut events, is_needed) => sleep(EVENT_INTERVAL).await,
-                () = sleep(RESYNC_INTERVAL), if is_needed || retention.is_active() => {}
+                () = sleep(RESYNC_INTERVAL), if is_needed || is_unfinished => {}
             }
             while events.next().now_or_never().flatten().is_some() {}
         }
@@ -189,6 +192,10 @@ mod tests {
     };
 
     use anyhow::{Context as _, bail};
+    use nix::{
+        mount::{MntFlags, MsFlags, mount, umount2},
+        sched::{CloneFlags, unshare},
+    };
     use testkit::{Netns, needs};
     use tokio::time::timeout;
 
@@ -210,6 +217,64 @@ mod tests {
         sender.send_replace(Report::Unknown);
         let changed = timeout(TIMEOUT, learnt_changed(&mut sessions, &current)).await;
         assert!(changed.is_ok());
+    }
+
+    /// Waits until the warnings of the task have, or have not, this part.
+    async fn expect(
+        warnings: &mut watch::Receiver<Vec<String>>,
+        part: &str,
+        is_reported: bool,
+    ) -> anyhow::Result<()> {
+        let has = |lines: &Vec<String>| lines.iter().any(|line| line.contains(part)) == is_reported;
+        timeout(TIMEOUT, warnings.wait_for(has))
+            .await
+            .with_context(|| format!("{part}: {is_reported}"))??;
+        Ok(())
+    }
+
+    /// Makes a parameter of the kernel read-only for the calling thread.
+    fn protect(path: &str) -> anyhow::Result<()> {
+        unshare(CloneFlags::CLONE_NEWNS)?;
+        let none = None::<&str>;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
+        mount(Some(path), path, none, MsFlags::MS_BIND, none)?;
+        let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY;
+        Ok(mount(none, path, none, flags, none)?)
+    }
+
+    /// Else the interface with the router IP would forward until the agent restarts.
+    #[test]
+    fn the_end_of_routing_is_tried_again() {
+        needs!(root(), binary("ip"));
+        let node = Netns::new("end").unwrap();
+        let parameter = "/proc/sys/net/ipv4/conf/eth1/forwarding";
+        for words in ["link add eth1 type veth peer name leaf", "rule add pref 2984 iif eth1 blackhole"] {
+            node.ip(words).unwrap();
+        }
+        node.sysctl("net/ipv4/ip_forward", "0").unwrap();
+        node.sysctl("net/ipv4/conf/eth1/forwarding", "1").unwrap();
+        let run = || {
+            protect(parameter)?;
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                let (_writer, _attacher, reader, _changes) = state::new([]);
+                let (_sender, sessions) = watch::channel(Report::Absent);
+                let (task, mut warnings) = Task::new("h".into(), 4789, reader, sessions);
+                let events = subscribe()?;
+                let ends = async {
+                    expect(&mut warnings, "interface eth1", true).await?;
+                    umount2(parameter, MntFlags::MNT_DETACH)?;
+                    expect(&mut warnings, "interface eth1", false).await
+                };
+                tokio::select! {
+                    ended = task.follow(events, CancellationToken::new()) => bail!("the task ended: {ended:?}"),
+                    result = ends => result,
+                }
+            })
+        };
+        node.run(run).unwrap();
+        assert_eq!(node.output("cat", &[parameter]).unwrap().trim(), "0");
+        assert!(!node.ip("rule show").unwrap().contains("2984"));
     }
 
     /// In forward mode `bridge` the kernel has nothing of the agent, and nothing follows from a notification.
