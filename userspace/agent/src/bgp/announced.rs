@@ -12,9 +12,12 @@ use contiv_model::{
     name::{EndpointId, HostName},
     tag::Encap,
 };
-use nix::ifaddrs::{InterfaceAddress, getifaddrs};
+use ipnet::IpNet;
 
-use crate::state::{BgpSpeaker, State};
+use crate::{
+    addresses,
+    state::{BgpSpeaker, State},
+};
 
 /// Settings and addresses of the speaker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -93,10 +96,8 @@ impl Ipv6NextHop {
         } else if is_current {
             return self.address;
         }
-        match getifaddrs() {
-            Ok(interfaces) => {
-                self.address = beside(router, self.address, &interfaces.collect::<Vec<_>>());
-            }
+        match addresses::read() {
+            Ok(addresses) => self.address = beside(router, self.address, &addresses),
             Err(error) => tracing::warn!("read the addresses of this node: {error}"),
         }
         self.checked = Some(Instant::now());
@@ -105,14 +106,13 @@ impl Ipv6NextHop {
 }
 
 /// The global address `current` of the interface with the router IP, or else its first one.
-fn beside(router: Ipv4Addr, current: Option<Ipv6Addr>, interfaces: &[InterfaceAddress]) -> Option<Ipv6Addr> {
-    let has_router = |interface: &&InterfaceAddress| {
-        let address = interface.address.as_ref().and_then(|address| address.as_sockaddr_in());
-        address.is_some_and(|address| address.ip() == router)
-    };
-    let name = &interfaces.iter().find(has_router)?.interface_name;
-    let of_interface = interfaces.iter().filter(|interface| interface.interface_name == *name);
-    let addresses = of_interface.filter_map(|interface| Some(interface.address?.as_sockaddr_in6()?.ip()));
+fn beside(router: Ipv4Addr, current: Option<Ipv6Addr>, all: &[(String, IpNet)]) -> Option<Ipv6Addr> {
+    let (interface, _) = all.iter().find(|(_, address)| address.addr() == IpAddr::V4(router))?;
+    let of_interface = all.iter().filter(|(of, _)| of == interface);
+    let addresses = of_interface.filter_map(|(_, address)| match address {
+        IpNet::V6(address) => Some(address.addr()),
+        IpNet::V4(_) => None,
+    });
     let is_global = |ip: &Ipv6Addr| !ip.is_unicast_link_local() && !ip.is_loopback() && !ip.is_multicast();
     let global: Vec<Ipv6Addr> = addresses.filter(is_global).collect();
     current.filter(|current| global.contains(current)).or(global.first().copied())
@@ -163,11 +163,11 @@ mod tests {
         needs!(root(), binary("ip"));
         let (node, leaf) = (Netns::new("node").unwrap(), Netns::new("leaf").unwrap());
         node.veth("eth0", &leaf, "eth0").unwrap();
-        node.address("eth0", "50.1.1.1/24").unwrap();
+        node.ip("address add 50.1.1.1/24 dev eth0 label eth0:bgp").unwrap();
         node.up("eth0").unwrap();
         let router = Ipv4Addr::new(50, 1, 1, 1);
         let look = |current: Option<Ipv6Addr>| {
-            let read = || anyhow::Ok(beside(router, current, &getifaddrs()?.collect::<Vec<_>>()));
+            let read = || anyhow::Ok(beside(router, current, &addresses::read()?));
             node.run(read).unwrap()
         };
         assert_eq!(look(None), None, "link-local only");

@@ -80,6 +80,7 @@ mod tests {
             desired::{Desired, Learnt},
             kernel,
             retention::Retention,
+            task::tests::protect,
         },
     };
 
@@ -110,19 +111,31 @@ mod tests {
 
     /// As a process that has just been started. Returns the number of changes.
     fn sync(node: &Netns, is_routing: bool) -> usize {
+        sync_after(node, is_routing, || Ok(())).0
+    }
+
+    /// As [`sync`], after what `prepare` does on the same thread. The leaf switch has a default route. Returns also the warnings.
+    fn sync_after(
+        node: &Netns,
+        is_routing: bool,
+        prepare: fn() -> anyhow::Result<()>,
+    ) -> (usize, Vec<String>) {
+        let router = "50.1.1.1/24".parse().unwrap();
         let desired = Desired {
             is_routing,
             endpoints: ["10.9.0.1", "2001:db8:9::1"].map(|ip| ip.parse().unwrap()).into(),
-            router: Some("50.1.1.1/24".parse().unwrap()),
+            router: Some(router),
             ..Desired::default()
         };
-        let learnt = Learnt { is_complete: true, ..Learnt::default() };
+        let leaf = [50, 1, 1, 2].into();
+        let routes = [("0.0.0.0/0".parse().unwrap(), leaf)].into();
+        let learnt = Learnt { routes, is_complete: true, session: Some((router, leaf)) };
         let work = || {
+            prepare()?;
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async {
                 let (mut access, both) = (HostAccess::default(), (&desired, &learnt));
-                let synced = kernel::sync(&kernel::connect()?, &mut access, both, &Retention::over()).await?;
-                anyhow::Ok(synced.0)
+                Ok(kernel::sync(&kernel::connect()?, &mut access, both, &Retention::over()).await?)
             })
         };
         node.run(work).unwrap()
@@ -215,5 +228,17 @@ mod tests {
         node.ip("link del eth2").unwrap();
         assert_ne!(sync(&node, false), 0);
         assert_eq!(sync(&node, false), 0);
+    }
+
+    /// Also in a container without the right to change parameters.
+    #[test]
+    fn routes_are_written_although_a_parameter_is_not() {
+        needs!(root(), binary("ip"));
+        let node = node();
+        let (_, warnings) = sync_after(&node, true, || protect("/proc/sys/net/ipv4/conf/eth1/forwarding"));
+        let why = "routing in the kernel: set parameters of interface eth1: ";
+        assert!(warnings.iter().any(|line| line.starts_with(why)), "{warnings:?}");
+        let routes = node.ip("route show table 2982").unwrap();
+        assert!(routes.contains("default via 50.1.1.2 dev eth1"), "{routes}");
     }
 }

@@ -18,7 +18,7 @@ use super::{
     routes::{self, CLUSTER, ENDPOINTS, FABRIC, Hop, Table},
     rules,
 };
-use crate::{datapath::KERNEL_PORT, sysctl};
+use crate::{datapath::KERNEL_PORT, error::one_line, sysctl};
 
 /// Makes the kernel forward as desired. What `retention` keeps stays. Returns the number of changes, and what is not in effect, one
 /// line each.
@@ -103,7 +103,8 @@ async fn sync_vlans(
     if let Some(link) = &switch {
         interface::silence(KERNEL_PORT).map_err(interface(KERNEL_PORT))?;
         interface::bring_up(handle, link).await.map_err(netlink("bring up the port of the switch"))?;
-        forwards_ipv6 = interface::forward(KERNEL_PORT).map_err(interface(KERNEL_PORT))?;
+        let forwarding = interface::forward(KERNEL_PORT).map_err(interface(KERNEL_PORT));
+        forwards_ipv6 = or_report(forwarding, &mut warnings).unwrap_or(true);
         let mtu = mtu::least_below(handle, link, &desired.ports).await;
         let mtu = mtu.map_err(netlink("read the MTU of endpoints"))?;
         let hop = Hop::Via { interface: link.header.index, gateway: None, mtu };
@@ -122,8 +123,8 @@ async fn sync_vlans(
     };
     // Without one, that of an earlier process stays as long as its routes.
     if uplink.is_some() || learnt.is_complete {
-        let (changed, forwards) =
-            forwarding::sync(handle, uplink.as_ref().map(|uplink| &*uplink.name)).await?;
+        let synced = forwarding::sync(handle, uplink.as_ref().map(|uplink| &*uplink.name)).await;
+        let (changed, forwards) = or_report(synced, &mut warnings).unwrap_or((0, true));
         changes += changed;
         forwards_ipv6 &= forwards;
     }
@@ -142,6 +143,11 @@ async fn sync_vlans(
         );
     }
     Ok((changes, warnings))
+}
+
+/// Reports an error that does not keep the routes from being written: other packets need them.
+fn or_report<T>(result: Result<T, Error>, warnings: &mut Vec<String>) -> Option<T> {
+    result.inspect_err(|error| warnings.push(format!("routing in the kernel: {}", one_line(error)))).ok()
 }
 
 /// Why VLAN networks are not routed to other nodes, or not all packets of these arrive.

@@ -185,7 +185,7 @@ async fn table_changed(ruleset: &mut Option<Ruleset>) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -233,7 +233,7 @@ mod tests {
     }
 
     /// Makes a parameter of the kernel read-only for the calling thread.
-    fn protect(path: &str) -> anyhow::Result<()> {
+    pub(in crate::router) fn protect(path: &str) -> anyhow::Result<()> {
         unshare(CloneFlags::CLONE_NEWNS)?;
         let none = None::<&str>;
         mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;

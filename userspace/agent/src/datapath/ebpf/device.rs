@@ -14,6 +14,7 @@ use rtnetlink::{
 };
 
 use crate::{
+    addresses,
     datapath::{
         Error,
         ebpf::{
@@ -257,17 +258,8 @@ pub(crate) fn ifindex(name: &str) -> Option<u32> {
 
 /// Name of the interface with this address.
 pub(crate) fn with_address(address: IpAddr) -> Option<String> {
-    let interfaces = nix::ifaddrs::getifaddrs().ok()?;
-    interfaces
-        .filter(|interface| {
-            let found = interface.address.as_ref().and_then(|found| match address {
-                IpAddr::V4(_) => found.as_sockaddr_in().map(|found| IpAddr::V4(found.ip())),
-                IpAddr::V6(_) => found.as_sockaddr_in6().map(|found| IpAddr::V6(found.ip())),
-            });
-            found == Some(address)
-        })
-        .map(|interface| interface.interface_name)
-        .next()
+    let mut addresses = addresses::read().ok()?.into_iter();
+    addresses.find(|(_, found)| found.addr() == address).map(|(interface, _)| interface)
 }
 
 /// Whether the interface is a veth, which does not complete partial checksums.
