@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 use rtnetlink::Handle;
 
 use super::{
@@ -169,22 +169,35 @@ fn unrouted(uplink: Option<&Uplink>, router: Option<Ipv4Addr>, desired: &Desired
 /// with `onlink`, and packets to one that does not answer are lost, although a shorter prefix may lead to their destination.
 fn fabric(uplink: &Uplink, learnt: &Learnt) -> (Table, Option<String>) {
     let via = |gateway| Hop::Via { interface: uplink.index, gateway, mtu: None };
-    let neighbor = learnt.session.map(|(_, neighbor)| neighbor);
+    let leaf = learnt.session.filter(|(router, leaf)| is_beside(uplink, router, leaf)).map(|(_, leaf)| leaf);
     let is_of_others = |(_, next_hop): &(&IpNet, &IpAddr)| !uplink.addresses.contains(next_hop);
     // RFC 4271 section 6.3.
     let is_usable =
-        |(_, next_hop): &(&IpNet, &IpAddr)| Some(**next_hop) == neighbor || uplink.is_on_link(**next_hop);
+        |(_, next_hop): &(&IpNet, &IpAddr)| Some(**next_hop) == leaf || uplink.is_on_link(**next_hop);
     let (usable, unusable): (Vec<_>, Vec<_>) = learnt.routes.iter().filter(is_of_others).partition(is_usable);
     // One of them, without their number: the warning is logged whenever it changes.
     let warning = unusable.first().map(|(prefix, next_hop)| {
         let link = &uplink.name;
+        let advice = match learnt.session {
+            Some((_, leaf)) if leaf == **next_hop => {
+                "set neighbor of the Bgp object to the address of the leaf switch on that network"
+            }
+            _ => "make the leaf switch announce itself as next hop (next-hop-self)",
+        };
         format!(
-            "routes of the leaf switch are not used: next hop {next_hop} of {prefix} is not on the network of interface {link}; make \
-             the leaf switch announce itself as next hop (next-hop-self)"
+            "routes of the leaf switch are not used: next hop {next_hop} of {prefix} is not on the network of interface {link}; {advice}"
         )
     });
     let usable = usable.into_iter().map(|(prefix, next_hop)| (*prefix, via(Some(*next_hop))));
     (usable.chain(uplink.prefixes.iter().map(|prefix| (*prefix, via(None)))).collect(), warning)
+}
+
+/// Whether the leaf switch is in the subnet of the router IP. Without a subnet it may be any host on the link.
+fn is_beside(uplink: &Uplink, router: &Ipv4Net, leaf: &IpAddr) -> bool {
+    let has_no_subnet = |router: &IpNet| router.prefix_len() == router.max_prefix_len();
+    let alone = IpNet::from(IpAddr::V4(router.addr()));
+    let router = IpNet::V4(*router);
+    router.contains(leaf) || has_no_subnet(&router) || uplink.prefixes.contains(&alone)
 }
 
 /// Why packets of other nodes' endpoints may be dropped: the node itself may have no route, or another one, to their sources.
@@ -273,6 +286,38 @@ mod tests {
         let (prefixes, warning) = used(["50.1.1.1/32", "2001:db8:50::1/128"]);
         assert_eq!(prefixes, ["0.0.0.0/0", "2001:db8:1::/48", "2001:db8:2::/48"]);
         assert!(warning.contains("50.1.1.9 of 20.1.0.0/16"), "{warning}");
+    }
+
+    /// A leaf switch behind a router, as with multihop sessions, answers no ARP requests.
+    #[test]
+    fn routes_of_a_leaf_switch_elsewhere_are_left_out() {
+        let prefix: IpNet = "0.0.0.0/0".parse().unwrap();
+        let used = |own: &str, router: &str, leaf: &str| {
+            let (own, leaf) = (own.parse::<IpNet>().unwrap(), leaf.parse().unwrap());
+            let learnt = Learnt {
+                routes: [(prefix, leaf)].into(),
+                is_complete: true,
+                session: Some((router.parse().unwrap(), leaf)),
+            };
+            let uplink = Uplink {
+                name: "eth1".to_owned(),
+                index: 7,
+                prefixes: [own.trunc()].into(),
+                addresses: [own.addr()].into(),
+            };
+            let (table, warning) = fabric(&uplink, &learnt);
+            assert_ne!(table.contains_key(&prefix), warning.is_some());
+            warning
+        };
+        assert_eq!(used("50.1.1.1/24", "50.1.1.1/24", "50.1.1.2"), None);
+        assert_eq!(
+            used("50.1.1.1/24", "50.1.1.1/24", "192.0.2.9").unwrap(),
+            "routes of the leaf switch are not used: next hop 192.0.2.9 of 0.0.0.0/0 is not on the network of interface eth1; set \
+             neighbor of the Bgp object to the address of the leaf switch on that network"
+        );
+        // The interface, or the router IP, has no subnet.
+        assert_eq!(used("50.1.1.1/32", "50.1.1.1/24", "192.0.2.9"), None);
+        assert_eq!(used("50.1.1.1/24", "50.1.1.1/32", "192.0.2.9"), None);
     }
 
     /// The physical network leads to the pods of routed VLAN networks on other nodes: those of other tenants, whose rules would take the
