@@ -23,9 +23,13 @@ use super::family::{FAMILIES, is_without};
 pub(super) struct Set {
     /// Table that they are in.
     pub(super) table: u32,
-    /// Number of the protocol and metric in a table that others write, too.
-    shared: Option<(RouteProtocol, u32)>,
+    /// Metric in a table that others write, too: there the routes with [`PROTOCOL`] are the agent's.
+    shared: Option<u32>,
 }
+
+/// Number of the protocol of the agent's routes. A routing daemon of the node, such as zebra of FRR, deletes routes with the numbers
+/// of its own protocols when it starts, such as those of BGP.
+const PROTOCOL: RouteProtocol = RouteProtocol::Other(98);
 
 /// Host routes of this node's endpoints.
 pub(super) const ENDPOINTS: Set = Set { table: 2981, shared: None };
@@ -35,8 +39,7 @@ pub(super) const FABRIC: Set = Set { table: 2982, shared: None };
 pub(super) const CLUSTER: Set = Set { table: 2979, shared: None };
 /// Routes of the node itself to networks of pods, in its main table. The node's own routes to the same prefixes have lower
 /// metrics, and stay in use.
-pub(super) const HOST: Set =
-    Set { table: RouteHeader::RT_TABLE_MAIN as u32, shared: Some((RouteProtocol::Other(98), 2981)) };
+pub(super) const HOST: Set = Set { table: RouteHeader::RT_TABLE_MAIN as u32, shared: Some(2981) };
 
 /// Where packets to a prefix go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +78,7 @@ const DEFAULT_METRIC: u32 = 1024;
 struct Installed {
     hop: Hop,
     metric: u32,
+    protocol: RouteProtocol,
 }
 
 impl Installed {
@@ -85,7 +89,12 @@ impl Installed {
             IpNet::V4(_) => (0, true),
             IpNet::V6(_) => (DEFAULT_METRIC, self.hop.gateway().is_some() && hop.gateway().is_some()),
         };
-        has_kind && self.metric == set.shared.map_or(default, |(_, metric)| metric)
+        has_kind && self.metric == set.shared.unwrap_or(default)
+    }
+
+    /// Whether the route is as the agent writes it. Earlier releases wrote other protocols.
+    fn is(&self, hop: &Hop) -> bool {
+        self.hop == *hop && self.protocol == PROTOCOL
     }
 }
 
@@ -97,8 +106,8 @@ async fn installed(handle: &Handle, set: Set) -> Result<BTreeMap<IpNet, Installe
         request.header.address_family = family;
         // With strict checks the kernel sends the routes of this table and protocol only.
         request.attributes.push(RouteAttribute::Table(set.table));
-        if let Some((protocol, _)) = set.shared {
-            request.header.protocol = protocol;
+        if set.shared.is_some() {
+            request.header.protocol = PROTOCOL;
         }
         let messages: Result<Vec<RouteMessage>, _> =
             handle.route().get(request).execute().try_collect().await;
@@ -126,8 +135,8 @@ fn table_of(message: &RouteMessage) -> u32 {
 
 impl Set {
     fn has(self, message: &RouteMessage) -> bool {
-        let is_own = |(protocol, _)| message.header.protocol == protocol;
-        table_of(message) == self.table && self.shared.is_none_or(is_own)
+        let is_own = self.shared.is_none() || message.header.protocol == PROTOCOL;
+        table_of(message) == self.table && is_own
     }
 }
 
@@ -168,24 +177,23 @@ fn parsed(message: &RouteMessage) -> Option<(IpNet, Installed)> {
         RouteType::BlackHole => Hop::Blackhole,
         _ => Hop::Via { interface, gateway, mtu },
     };
-    Some((IpNet::new(to, message.header.destination_prefix_length).ok()?, Installed { hop, metric }))
+    let protocol = message.header.protocol;
+    Some((
+        IpNet::new(to, message.header.destination_prefix_length).ok()?,
+        Installed { hop, metric, protocol },
+    ))
 }
 
 fn message(set: Set, prefix: IpNet, hop: Hop) -> RouteMessage {
-    let protocol = match (set.shared, hop.gateway()) {
-        (Some((protocol, _)), _) => protocol,
-        (None, Some(_)) => RouteProtocol::Bgp,
-        (None, None) => RouteProtocol::Static,
-    };
     let common = |mut message: RouteMessage| {
         message.header.table = RouteHeader::RT_TABLE_UNSPEC;
         message.attributes.push(RouteAttribute::Table(set.table));
-        message.header.protocol = protocol;
+        message.header.protocol = PROTOCOL;
         message.header.kind = match hop {
             Hop::Via { .. } => RouteType::Unicast,
             Hop::Blackhole => RouteType::BlackHole,
         };
-        message.attributes.extend(set.shared.map(|(_, metric)| RouteAttribute::Priority(metric)));
+        message.attributes.extend(set.shared.map(RouteAttribute::Priority));
         message.attributes.extend(hop.mtu().map(|mtu| RouteAttribute::Metrics(vec![RouteMetric::Mtu(mtu)])));
         message.header.scope = match (prefix, hop) {
             (IpNet::V4(_), Hop::Via { gateway: None, .. }) => RouteScope::Link,
@@ -238,8 +246,8 @@ fn deletion(set: Set, prefix: IpNet) -> RouteMessage {
     };
     message.header.table = RouteHeader::RT_TABLE_UNSPEC;
     message.attributes.push(RouteAttribute::Table(set.table));
-    message.header.protocol = set.shared.map_or(RouteProtocol::Unspec, |(protocol, _)| protocol);
-    message.attributes.extend(set.shared.map(|(_, metric)| RouteAttribute::Priority(metric)));
+    message.header.protocol = set.shared.map_or(RouteProtocol::Unspec, |_| PROTOCOL);
+    message.attributes.extend(set.shared.map(RouteAttribute::Priority));
     // Of any type and scope.
     message.header.kind = RouteType::Unspec;
     message.header.scope = RouteScope::NoWhere;
@@ -256,7 +264,7 @@ pub(super) async fn sync(
 ) -> Result<(usize, Option<String>), rtnetlink::Error> {
     let present = installed(handle, set).await?;
     let (mut changes, mut rejected) = (0, None);
-    let is_installed = |prefix: &IpNet, hop: &Hop| present.get(prefix).is_some_and(|route| route.hop == *hop);
+    let is_installed = |prefix: &IpNet, hop: &Hop| present.get(prefix).is_some_and(|route| route.is(hop));
     for (prefix, hop) in wanted.iter().filter(|(prefix, hop)| !is_installed(prefix, hop)) {
         let present = present.get(prefix);
         let is_replaced = present.is_some_and(|route| route.is_replaceable(set, prefix, hop));
@@ -320,11 +328,15 @@ mod tests {
                 let hop = Hop::Via { interface: 7, gateway, mtu };
                 let message = message(FABRIC, prefix, hop);
                 assert!(FABRIC.has(&message) && !ENDPOINTS.has(&message) && !HOST.has(&message));
-                assert_eq!(parsed(&message), Some((prefix, Installed { hop, metric: 0 })));
+                assert_eq!(
+                    parsed(&message),
+                    Some((prefix, Installed { hop, metric: 0, protocol: PROTOCOL }))
+                );
             }
         }
         let (prefix, hop) = ("10.1.0.0/16".parse().unwrap(), Hop::Blackhole);
-        assert_eq!(parsed(&message(CLUSTER, prefix, hop)), Some((prefix, Installed { hop, metric: 0 })));
+        let installed = Installed { hop, metric: 0, protocol: PROTOCOL };
+        assert_eq!(parsed(&message(CLUSTER, prefix, hop)), Some((prefix, installed)));
     }
 
     #[test]
@@ -333,7 +345,8 @@ mod tests {
             let prefix: IpNet = prefix.parse().unwrap();
             let message = deletion(FABRIC, prefix);
             let hop = Hop::Via { interface: 0, gateway: None, mtu: None };
-            assert_eq!(parsed(&message), Some((prefix, Installed { hop, metric: 0 })));
+            let installed = Installed { hop, metric: 0, protocol: RouteProtocol::Unspec };
+            assert_eq!(parsed(&message), Some((prefix, installed)));
             assert_eq!(table_of(&message), FABRIC.table);
             assert_eq!(message.header.protocol, RouteProtocol::Unspec);
             // Those of others in the main table stay.
@@ -349,7 +362,7 @@ mod tests {
         let hop = Hop::Via { interface: 7, gateway: Some("10.9.0.254".parse().unwrap()), mtu: None };
         let mut message = message(HOST, prefix, hop);
         assert!(HOST.has(&message));
-        assert_eq!(parsed(&message), Some((prefix, Installed { hop, metric: 2981 })));
+        assert_eq!(parsed(&message), Some((prefix, Installed { hop, metric: 2981, protocol: PROTOCOL })));
         message.header.protocol = RouteProtocol::Static;
         assert!(!HOST.has(&message));
     }
@@ -394,9 +407,8 @@ mod tests {
         Ok(seen)
     }
 
-    #[test]
-    fn a_prefix_has_a_route_at_any_time() {
-        needs!(root(), binary("ip"));
+    /// A namespace whose interface `eth1` has the number 7.
+    fn node() -> Netns {
         let node = Netns::new("hops").unwrap();
         for words in [
             "link set lo up",
@@ -408,6 +420,48 @@ mod tests {
         ] {
             node.ip(words).unwrap();
         }
+        node
+    }
+
+    /// Makes a set have this table, and returns the number of changes.
+    fn sync_in(node: &Netns, set: Set, wanted: &Table) -> usize {
+        let work = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                let (changes, rejected) = sync(&kernel::connect()?, set, wanted, |_| false).await?;
+                assert_eq!(rejected, None);
+                anyhow::Ok(changes)
+            })
+        };
+        node.run(work).unwrap()
+    }
+
+    /// A routing daemon that starts on the node deletes those with the number of BGP.
+    #[test]
+    fn routes_of_earlier_releases_get_another_protocol() {
+        needs!(root(), binary("ip"));
+        let node = node();
+        let wanted = [("10.1.0.0/16", Some("50.1.1.2")), ("2001:db8:1::/64", Some("2001:db8::2"))];
+        for words in [
+            "route add 10.1.0.0/16 via 50.1.1.2 dev eth1 table 2982 proto bgp",
+            "route add 2001:db8:1::/64 via 2001:db8::2 dev eth1 table 2982 proto bgp",
+            "route add 10.2.0.0/16 via 50.1.1.2 dev eth1 table 2982 proto static",
+        ] {
+            node.ip(words).unwrap();
+        }
+        let wanted = table(7, &wanted);
+        assert_eq!((sync_in(&node, FABRIC, &wanted), sync_in(&node, FABRIC, &wanted)), (3, 0));
+        for family in ["-4", "-6"] {
+            let routes = node.ip(&format!("{family} route show table 2982")).unwrap();
+            assert_eq!(routes.lines().filter(|route| route.contains("proto 98")).count(), 1, "{routes}");
+            assert_eq!(routes.lines().count(), 1, "{routes}");
+        }
+    }
+
+    #[test]
+    fn a_prefix_has_a_route_at_any_time() {
+        needs!(root(), binary("ip"));
+        let node = node();
         let tables = [
             &[("10.1.0.0/16", Some("50.1.1.2")), ("2001:db8:1::/64", Some("2001:db8::2"))][..],
             &[("10.1.0.0/16", Some("50.1.1.3")), ("2001:db8:1::/64", Some("2001:db8::3"))],
