@@ -32,6 +32,9 @@ pub struct Config {
     pub restart_time: u16,
     /// Whether forwarding continued while the speaker was not running (RFC 4724 section 3, "Restart State").
     pub restarted: bool,
+    /// Whether routes of an earlier run may be in use. They stay until the neighbor has sent its own, so they must be those of this
+    /// neighbor.
+    pub has_earlier_routes: bool,
     /// Time to wait for the neighbor's End-of-RIB markers after the first session is established.
     pub convergence_time: Duration,
     /// Upper limit for keeping stale routes after the neighbor has returned (RFC 4724 section 4.2), and time to wait for the first
@@ -77,6 +80,7 @@ impl Config {
             connect_retry: Duration::from_secs(5),
             restart_time: 120,
             restarted: false,
+            has_earlier_routes: true,
             convergence_time: Duration::from_secs(60),
             stale_time: Duration::from_secs(360),
             max_prefixes: 20_000,

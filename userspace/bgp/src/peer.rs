@@ -46,6 +46,7 @@ pub struct Peer {
 impl Peer {
     /// A neighbor without a session.
     pub fn new(config: Config) -> Peer {
+        let complete = !config.has_earlier_routes;
         Peer {
             input: AdjRibIn::new(config.max_prefixes),
             session: Session::new(config),
@@ -53,11 +54,11 @@ impl Peer {
             next_hop_v6: None,
             last: None,
             awaited: None,
-            complete: false,
+            complete,
             up: false,
             failure: None,
             counters: Counters::default(),
-            learnt: Learnt::default(),
+            learnt: Learnt { complete, ..Learnt::default() },
             changed: false,
         }
     }
@@ -90,7 +91,7 @@ impl Peer {
             _ => {}
         }
         // The neighbor may be restarting, too.
-        let is_first = event == Event::Start && self.counters.established == 0;
+        let is_first = event == Event::Start && self.counters.established == 0 && !self.complete;
         let deferral =
             is_first.then(|| Action::StartTimer(Timer::Deferral, self.session.config().stale_time));
         let message = match (&event, self.session.state()) {

@@ -45,6 +45,6 @@ pub struct Learnt {
     /// Routes by prefix.
     pub routes: Arc<BTreeMap<IpNet, Route>>,
     /// Whether the neighbor has sent all of its routes since the speaker started, or the time for this has passed. Until then,
-    /// routes that an earlier run has installed must stay (RFC 4724 section 4.1).
+    /// routes that an earlier run has installed must stay (RFC 4724 section 4.1). Always true without such routes.
     pub complete: bool,
 }

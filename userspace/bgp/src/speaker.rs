@@ -80,9 +80,9 @@ impl Speaker {
     ) -> Result<(Speaker, Handle), ConfigError> {
         config.validate()?;
         let (source, neighbor) = (config.source, config.neighbor);
-        let peer = Peer::new(config);
+        let mut peer = Peer::new(config);
         let (status, status_receiver) = watch::channel(peer.status());
-        let (learnt, learnt_receiver) = watch::channel(Learnt::default());
+        let (learnt, learnt_receiver) = watch::channel(peer.learnt().clone());
         let speaker = Speaker {
             peer,
             source,

@@ -56,12 +56,16 @@ impl Followed {
     }
 }
 
-/// Settings of a session.
-fn config(speaker: &BgpSpeaker, restarted: bool) -> Config {
+/// Settings of a session. `earlier` are those of the session before, also of an earlier process, whose routes the kernel may have.
+fn config(speaker: &BgpSpeaker, earlier: Option<&BgpSpeaker>, restarted: bool) -> Config {
     let BgpSpeaker { router, asn, neighbor, neighbor_as } = *speaker;
+    let has_same_ends =
+        |earlier: &BgpSpeaker| earlier.router.addr() == router.addr() && earlier.neighbor == neighbor;
     Config {
         source: Some(router.addr().into()),
         restarted,
+        // Those of another leaf switch lead to it, or leave by another interface.
+        has_earlier_routes: earlier.is_none_or(has_same_ends),
         ..Config::new(asn, router.addr(), IpAddr::V4(neighbor), neighbor_as)
     }
 }
@@ -101,7 +105,8 @@ impl Task {
                 false => last.attached(state),
             };
             let announced = followed.reader.with(read);
-            let refused = update(&mut session, &announced, &mut next_hop, restarted).await;
+            let earlier = (self.last.speaker.as_ref(), restarted);
+            let refused = update(&mut session, &announced, &mut next_hop, earlier).await;
             restarted &= !is_complete && session.is_none();
             if is_complete {
                 let kept = if session.is_some() { announced.clone() } else { Announced::default() };
@@ -162,12 +167,13 @@ impl Task {
     }
 }
 
-/// Makes the session announce this, starts it or stops it. Returns why it does not run although there are settings.
+/// Makes the session announce this, starts it or stops it. `earlier` are the settings of the session before, and whether forwarding
+/// continued. Returns why it does not run although there are settings.
 async fn update(
     session: &mut Option<Session>,
     announced: &Announced,
     next_hop: &mut Ipv6NextHop,
-    restarted: bool,
+    earlier: (Option<&BgpSpeaker>, bool),
 ) -> Option<String> {
     let settings = announced.speaker.clone().filter(|_| announced.is_routing);
     if let Some(previous) = session.take_if(|session| Some(&session.settings) != settings.as_ref()) {
@@ -184,7 +190,7 @@ async fn update(
         session.announce(announcement);
         return None;
     }
-    match Session::start(settings, announcement, announced.routes_vlans, restarted) {
+    match Session::start(settings, announcement, announced.routes_vlans, earlier) {
         Ok(started) => *session = Some(started),
         Err(error) => return Some(error.to_string()),
     }
@@ -206,11 +212,11 @@ impl Session {
         settings: BgpSpeaker,
         announcement: Announcement,
         routes_vlans: bool,
-        restarted: bool,
+        (earlier, restarted): (Option<&BgpSpeaker>, bool),
     ) -> Result<Session, ConfigError> {
         let next_hop_v6 = announcement.next_hop_v6;
         let (announcement, receiver) = watch::channel(Some(announcement));
-        let (speaker, handle) = Speaker::new(config(&settings, restarted), receiver)?;
+        let (speaker, handle) = Speaker::new(config(&settings, earlier, restarted), receiver)?;
         let BgpSpeaker { router, asn, neighbor, neighbor_as } = settings;
         tracing::info!(%router, asn, %neighbor, neighbor_as, restarted, "starting the BGP speaker");
         if !routes_vlans {
@@ -276,5 +282,28 @@ fn log_next_hop(router: Ipv4Net, next_hop_v6: Option<Ipv6Addr>) {
         None => tracing::info!(
             "IPv6 routes are not announced: the interface with the router IP {router} has no global IPv6 address"
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Those of another leaf switch would lead pods to it for minutes.
+    #[test]
+    fn routes_of_the_same_leaf_switch_only_are_kept() {
+        let speaker = |router: &str, neighbor: u8, neighbor_as: u32| BgpSpeaker {
+            router: router.parse().unwrap(),
+            asn: 65000,
+            neighbor: [50, 1, 1, neighbor].into(),
+            neighbor_as,
+        };
+        let now = speaker("50.1.1.1/24", 2, 65001);
+        let keeps = |earlier: Option<&BgpSpeaker>| config(&now, earlier, true).has_earlier_routes;
+        assert!(keeps(None), "the file is lost");
+        assert!(keeps(Some(&now)));
+        assert!(keeps(Some(&speaker("50.1.1.1/25", 2, 65009))), "another AS number");
+        assert!(!keeps(Some(&speaker("50.1.1.1/24", 3, 65001))));
+        assert!(!keeps(Some(&speaker("50.1.1.9/24", 2, 65001))));
     }
 }

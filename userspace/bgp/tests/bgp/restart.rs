@@ -137,6 +137,19 @@ fn learnt_routes_are_complete_after_the_end_of_rib_or_the_deferral() {
     assert!(pair.peers[0].learnt().complete);
 }
 
+#[test]
+fn without_earlier_routes_nothing_is_awaited() {
+    let mut config = node();
+    config.has_earlier_routes = false;
+    let mut pair = Pair::new(config, leaf());
+    assert!(pair.peers[0].learnt().complete);
+    pair.connect();
+    let is_deferral = |action: &Action| matches!(action, Action::StartTimer(Timer::Deferral, _));
+    assert!(!pair.log[0].iter().any(is_deferral), "{:?}", pair.log[0]);
+    pair.originate(1, &addresses(&["10.2.0.1"]));
+    assert_eq!(learnt(&mut pair.peers[0]), ["10.2.0.1/32"]);
+}
+
 /// A leaf that restarts at the same time may be away for longer than it takes to send its routes.
 #[test]
 fn the_time_for_the_first_routes_begins_with_the_session() {
