@@ -32,8 +32,8 @@ pub struct Peer {
     next_hop_v6: Option<Ipv6Addr>,
     /// Agreement of the last session, which tells what to keep when it ends.
     last: Option<Negotiated>,
-    /// Families whose End-of-RIB marker is awaited since the start of the speaker; empty if `complete`.
-    awaited: Option<BTreeSet<Family>>,
+    /// Families whose End-of-RIB marker is awaited in the session; empty if `complete`.
+    awaited: BTreeSet<Family>,
     complete: bool,
     /// Whether the session is established.
     up: bool,
@@ -53,7 +53,7 @@ impl Peer {
             output: AdjRibOut::default(),
             next_hop_v6: None,
             last: None,
-            awaited: None,
+            awaited: BTreeSet::new(),
             complete,
             up: false,
             failure: None,
@@ -242,8 +242,9 @@ impl Peer {
         self.counters.established += 1;
         self.changed = true;
         self.output.restart(&negotiated.families);
+        // The session before may have had other families, and its routes may be gone.
         if !self.complete {
-            self.awaited.get_or_insert_with(|| negotiated.families.iter().copied().collect());
+            self.awaited = negotiated.families.iter().copied().collect();
         }
         // RFC 4724 section 4.2: routes of a family stay stale only if the neighbor kept forwarding for it.
         let preserved = |family: Family| {
@@ -303,11 +304,8 @@ impl Peer {
         match update::decode(message, negotiated, self.session.config()) {
             Ok(Update::EndOfRib(family)) => {
                 self.changed |= self.input.remove_stale(family);
-                if let Some(awaited) = &mut self.awaited {
-                    awaited.remove(&family);
-                    if awaited.is_empty() {
-                        self.complete();
-                    }
+                if self.awaited.remove(&family) && self.awaited.is_empty() {
+                    self.complete();
                 }
                 vec![]
             }
@@ -372,7 +370,7 @@ impl Peer {
 
     fn complete(&mut self) {
         self.complete = true;
-        self.awaited = None;
+        self.awaited.clear();
         self.changed = true;
     }
 }

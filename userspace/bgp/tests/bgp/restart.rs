@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use contiv_bgp::{Action, Event, Peer, State, Stop, Timer};
-use rustbgpd_wire::{Message, UpdateMessage};
+use contiv_bgp::{Action, Event, Family, Peer, State, Stop, Timer};
+use rustbgpd_wire::{DecodeError, Message, OpenMessage, UpdateMessage};
 
-use crate::memory::{Pair, addresses, leaf, learnt, node};
+use crate::memory::{LEAF, Pair, addresses, leaf, learnt, node};
 
 fn stale(peer: &Peer) -> (usize, usize) {
     (peer.status().received, peer.status().stale)
@@ -170,18 +170,62 @@ fn the_time_for_the_first_routes_begins_with_the_session() {
     assert!(pair.peers[0].learnt().complete);
 }
 
+fn end_of_rib(family: Family) -> Event {
+    let attributes: &[u8] = match family {
+        Family::Ipv4 => &[],
+        // MP_UNREACH_NLRI without prefixes.
+        Family::Ipv6 => &[0x80, 0x0f, 3, 0, 2, 1],
+    };
+    Event::Received(Message::Update(UpdateMessage {
+        withdrawn_routes: Default::default(),
+        path_attributes: attributes.into(),
+        nlri: Default::default(),
+    }))
+}
+
+/// Else the speaker takes the routes of one session for all routes of the neighbor, or awaits a marker that does not come.
+#[test]
+fn each_session_awaits_the_markers_of_its_families() {
+    let mut pair = Pair::established(node(), leaf());
+    pair.event(0, end_of_rib(Family::Ipv4));
+    // The routes that it has sent are gone.
+    pair.event(0, Event::Malformed(DecodeError::InvalidMarker));
+    pair.connect();
+    pair.event(0, end_of_rib(Family::Ipv6));
+    assert!(!pair.peers[0].learnt().complete);
+    pair.event(0, end_of_rib(Family::Ipv4));
+    assert!(pair.peers[0].learnt().complete);
+
+    let mut pair = Pair::established(node(), leaf());
+    pair.event(0, Event::Malformed(DecodeError::InvalidMarker));
+    for event in [Event::Expired(Timer::IdleHold), Event::Connected, open_without_capabilities()] {
+        pair.peers[0].handle(event);
+    }
+    pair.peers[0].handle(Event::Received(Message::Keepalive));
+    assert_eq!(pair.peers[0].status().negotiated.unwrap().families, [Family::Ipv4]);
+    assert!(!pair.peers[0].learnt().complete);
+    pair.peers[0].handle(end_of_rib(Family::Ipv4));
+    assert!(pair.peers[0].learnt().complete);
+}
+
+/// A neighbor without the multiprotocol capability has IPv4 only.
+fn open_without_capabilities() -> Event {
+    Event::Received(Message::Open(OpenMessage {
+        version: 4,
+        my_as: 65001,
+        hold_time: 90,
+        bgp_identifier: LEAF,
+        capabilities: vec![],
+    }))
+}
+
 /// To select the routes anew costs as much as there are, and the neighbor may send any number of markers.
 #[test]
 fn end_of_rib_without_effect_selects_no_routes() {
     let mut pair = Pair::established(node(), leaf());
     pair.originate(1, &addresses(&["10.2.0.1"]));
     assert_eq!(learnt(&mut pair.peers[0]), ["10.2.0.1/32"]);
-    let end_of_rib = UpdateMessage {
-        withdrawn_routes: Default::default(),
-        path_attributes: Default::default(),
-        nlri: Default::default(),
-    };
-    pair.event(0, Event::Received(Message::Update(end_of_rib)));
+    pair.event(0, end_of_rib(Family::Ipv4));
     assert_eq!(pair.peers[0].status().state, State::Established);
     assert!(!pair.peers[0].has_changed());
 }
