@@ -12,7 +12,8 @@ use rtnetlink::{Handle, packet_route::AddressFamily};
 use super::{
     error::{self, Error, netlink},
     family::FAMILIES,
-    interface, rules,
+    interface,
+    rules::{self, Confinement},
 };
 use crate::sysctl;
 
@@ -33,25 +34,57 @@ pub(super) async fn sync(handle: &Handle, uplink: Option<&str>) -> Result<(usize
 /// Makes the kernel drop what arrives at this interface and is not for endpoints of the node, unless the node forwards at all its
 /// interfaces. Returns the number of changes.
 async fn confine(handle: &Handle, uplink: Option<&str>, family: AddressFamily) -> Result<usize, Error> {
-    let failed = || netlink("write the rule about the interface with the router IP");
-    let present = rules::confined(handle, family).await.map_err(failed())?;
     // What the node itself sends comes from the loopback interface.
     let wanted = uplink.filter(|name| *name != rules::LOOPBACK && !is_forwarding(family));
-    let is_local_first = wanted.is_some() && rules::has_local_first(handle, family).await.map_err(failed())?;
-    // Else it would drop what is for the node.
-    let wanted = wanted.filter(|_| is_local_first);
-    let mut changes = 0;
-    if let Some(name) = wanted
-        && !present.iter().any(|confined| confined == name)
-    {
-        changes += rules::confine(handle, name, family).await.map_err(failed())?;
+    let is_local_first = match wanted {
+        Some(_) => rules::has_local_first(handle, family).await.map_err(failed())?,
+        None => true,
+    };
+    let delivered = wanted.filter(|_| !is_local_first);
+    // What is for the node is delivered at any time.
+    let mut changes = add(handle, Confinement::Delivered, delivered, family).await?;
+    changes += add(handle, Confinement::Dropped, wanted, family).await?;
+    for name in others(handle, Confinement::Dropped, wanted, family).await? {
+        stop(&name, family).map_err(error::interface(&name))?;
+        rules::release(handle, Confinement::Dropped, &name, family).await.map_err(failed())?;
+        changes += 1;
     }
-    for name in present.iter().filter(|name| Some(name.as_str()) != wanted) {
-        stop(name, family).map_err(error::interface(name))?;
-        rules::release(handle, name, family).await.map_err(failed())?;
+    for name in others(handle, Confinement::Delivered, delivered, family).await? {
+        rules::release(handle, Confinement::Delivered, &name, family).await.map_err(failed())?;
         changes += 1;
     }
     Ok(changes)
+}
+
+fn failed() -> impl FnOnce(rtnetlink::Error) -> Error {
+    netlink("write the rule about the interface with the router IP")
+}
+
+/// Adds a rule about an interface, if it is missing. Returns the number of changes.
+async fn add(
+    handle: &Handle,
+    kind: Confinement,
+    wanted: Option<&str>,
+    family: AddressFamily,
+) -> Result<usize, Error> {
+    let Some(name) = wanted else { return Ok(0) };
+    let present = rules::confined(handle, kind, family).await.map_err(failed())?;
+    match present.iter().any(|confined| confined == name) {
+        true => Ok(0),
+        false => rules::confine(handle, kind, name, family).await.map_err(failed()),
+    }
+}
+
+/// Other interfaces with a rule of this kind.
+async fn others(
+    handle: &Handle,
+    kind: Confinement,
+    wanted: Option<&str>,
+    family: AddressFamily,
+) -> Result<Vec<String>, Error> {
+    let mut present = rules::confined(handle, kind, family).await.map_err(failed())?;
+    present.retain(|name| Some(name.as_str()) != wanted);
+    Ok(present)
 }
 
 /// Whether the node forwards at all its interfaces.
@@ -205,10 +238,24 @@ mod tests {
         for words in ["rule add pref 32765 table local", "rule del pref 0"] {
             node.ip(words).unwrap();
         }
+        let is_confined = || {
+            assert!(leads(&node, "50.1.1.1", "lo"), "the addresses of the node");
+            assert!(leads(&node, "10.9.0.1", KERNEL_PORT) && !leads(&node, "10.0.0.9", "eth2"));
+            node.ip("rule show").unwrap().contains("iif eth1 lookup local")
+        };
         sync(&node, true);
-        assert!(leads(&node, "50.1.1.1", "lo"), "the addresses of the node");
-        assert!(!node.ip("rule show").unwrap().contains("2984"));
-        assert!(node.ip("-6 rule show").unwrap().contains("2984"));
+        assert!(is_confined());
+        assert!(!node.ip("-6 rule show").unwrap().contains("iif eth1 lookup local"));
+        assert_eq!(sync(&node, true), 0);
+        node.ip("rule add pref 0 table local").unwrap();
+        assert_eq!(sync(&node, true), 1);
+        assert!(!is_confined());
+        node.ip("rule del pref 0").unwrap();
+        assert_eq!(sync(&node, true), 1);
+        assert!(is_confined());
+        sync(&node, false);
+        let rules = node.ip("rule show").unwrap();
+        assert!(!rules.contains("iif eth1"), "{rules}");
     }
 
     /// The router IP is on another interface from now on.

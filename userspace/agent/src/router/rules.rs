@@ -26,6 +26,8 @@ pub(super) const LOOPBACK: &str = "lo";
 const INTERFACES: [&str; 3] = [KERNEL_PORT, HOST_PORT, LOOPBACK];
 /// Priority of the rule about the interface with the router IP, behind [`RULES`] with the routes of endpoints.
 const CONFINED: u32 = 2984;
+/// Priority of the rule by which addresses of the node are found before, if no rule of the node does that.
+const DELIVERED: u32 = CONFINED - 1;
 /// Table with the addresses of the node (`RT_TABLE_LOCAL`).
 const LOCAL: u32 = 255;
 /// Main table of the node.
@@ -165,25 +167,51 @@ async fn messages(handle: &Handle, family: AddressFamily) -> Result<Vec<RuleMess
     }
 }
 
-/// Whether packets to addresses of the node are found before [`CONFINED`]. An administrator may have moved the rule about them behind
-/// those of VRF devices.
+/// Whether all packets to addresses of the node are found before [`CONFINED`]. An administrator may have moved the rule about them
+/// behind those of VRF devices.
 pub(super) async fn has_local_first(
     handle: &Handle,
     family: AddressFamily,
 ) -> Result<bool, rtnetlink::Error> {
     let is_local_first = |message: &RuleMessage| {
-        let mut priority = 0;
-        let mut table = u32::from(message.header.table);
+        let found = Selected::of(message);
+        found.is_some_and(|rule| rule.interface.is_none() && rule.table == LOCAL && rule.priority < CONFINED)
+    };
+    Ok(messages(handle, family).await?.iter().any(is_local_first))
+}
+
+/// A rule of any program that selects packets by the interface that they come from, or all packets.
+struct Selected {
+    priority: u32,
+    interface: Option<String>,
+    /// The table that the rule looks up; 0 if it does something else.
+    table: u32,
+    action: RuleAction,
+}
+
+impl Selected {
+    /// `None` if the rule selects packets by something else.
+    fn of(message: &RuleMessage) -> Option<Selected> {
+        let action = message.header.action;
+        let mut rule = Selected { priority: 0, interface: None, table: message.header.table.into(), action };
         for attribute in &message.attributes {
             match attribute {
-                RuleAttribute::Priority(number) => priority = *number,
-                RuleAttribute::Table(number) => table = *number,
+                RuleAttribute::Priority(number) => rule.priority = *number,
+                RuleAttribute::Iifname(name) => rule.interface = Some(name.clone()),
+                RuleAttribute::Table(number) => rule.table = *number,
+                RuleAttribute::Oifname(_)
+                | RuleAttribute::Source(_)
+                | RuleAttribute::Destination(_)
+                | RuleAttribute::FwMark(_)
+                | RuleAttribute::FwMask(_) => return None,
                 _ => {}
             }
         }
-        message.header.action == RuleAction::ToTable && table == LOCAL && priority < CONFINED
-    };
-    Ok(messages(handle, family).await?.iter().any(is_local_first))
+        if action != RuleAction::ToTable {
+            rule.table = 0;
+        }
+        Some(rule)
+    }
 }
 
 /// Whether there are rules of host access with this private subnet.
@@ -245,54 +273,64 @@ pub(super) async fn delete(handle: &Handle) -> Result<usize, rtnetlink::Error> {
     Ok(deleted)
 }
 
-/// The rule that drops what arrives at an interface and is not for endpoints of the node.
-fn confinement(interface: &str, family: AddressFamily) -> RuleMessage {
-    let mut message = Rule::new(CONFINED, Action::Blackhole).message(family);
-    message.attributes.push(RuleAttribute::Iifname(interface.to_owned()));
-    message
+/// A rule about what arrives at one interface, which leads to endpoints of the node only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Confinement {
+    /// Delivers what is for the node. Needed if no rule of the node does that before [`Confinement::Dropped`].
+    Delivered,
+    /// Drops what is neither for the node nor for an endpoint.
+    Dropped,
 }
 
-/// The interface of a [`confinement`]; `None` if the rule is another one.
-fn confined_interface(message: &RuleMessage) -> Option<String> {
-    let (mut priority, mut interface) = (0, None);
-    for attribute in &message.attributes {
-        match attribute {
-            RuleAttribute::Priority(number) => priority = *number,
-            RuleAttribute::Iifname(name) => interface = Some(name.clone()),
-            RuleAttribute::Source(_)
-            | RuleAttribute::Destination(_)
-            | RuleAttribute::FwMark(_)
-            | RuleAttribute::FwMask(_) => return None,
-            _ => {}
-        }
+impl Confinement {
+    fn message(self, interface: &str, family: AddressFamily) -> RuleMessage {
+        let rule = match self {
+            Confinement::Delivered => Rule::new(DELIVERED, Action::Table(LOCAL)),
+            Confinement::Dropped => Rule::new(CONFINED, Action::Blackhole),
+        };
+        let mut message = rule.message(family);
+        message.attributes.push(RuleAttribute::Iifname(interface.to_owned()));
+        message
     }
-    interface.filter(|_| priority == CONFINED && message.header.action == RuleAction::Blackhole)
+
+    /// The interface of a rule of this kind; `None` if the rule is another one.
+    fn interface(self, message: &RuleMessage) -> Option<String> {
+        let rule = Selected::of(message)?;
+        let is_of_kind = match self {
+            Confinement::Delivered => (rule.priority, rule.table) == (DELIVERED, LOCAL),
+            Confinement::Dropped => rule.priority == CONFINED && rule.action == RuleAction::Blackhole,
+        };
+        rule.interface.filter(|_| is_of_kind)
+    }
 }
 
-/// Interfaces that lead to endpoints of the node only.
+/// Interfaces that have a rule of this kind.
 pub(super) async fn confined(
     handle: &Handle,
+    kind: Confinement,
     family: AddressFamily,
 ) -> Result<Vec<String>, rtnetlink::Error> {
-    Ok(messages(handle, family).await?.iter().filter_map(confined_interface).collect())
+    Ok(messages(handle, family).await?.iter().filter_map(|message| kind.interface(message)).collect())
 }
 
-/// Makes an interface lead to endpoints of the node only. Returns the number of changes.
+/// Adds a rule about an interface. Returns the number of changes.
 pub(super) async fn confine(
     handle: &Handle,
+    kind: Confinement,
     interface: &str,
     family: AddressFamily,
 ) -> Result<usize, rtnetlink::Error> {
-    add_message(handle, confinement(interface, family)).await
+    add_message(handle, kind.message(interface, family)).await
 }
 
 /// Takes back [`confine`].
 pub(super) async fn release(
     handle: &Handle,
+    kind: Confinement,
     interface: &str,
     family: AddressFamily,
 ) -> Result<(), rtnetlink::Error> {
-    remove(handle, confinement(interface, family)).await
+    remove(handle, kind.message(interface, family)).await
 }
 
 /// Makes the kernel have the rules of host access with this private subnet, or none. Returns the number of changes.
@@ -353,14 +391,18 @@ mod tests {
     }
 
     #[test]
-    fn the_rule_about_an_interface_is_recognised() {
+    fn the_rules_about_an_interface_are_recognised() {
+        let [delivered, dropped] = [Confinement::Delivered, Confinement::Dropped];
         for family in FAMILIES {
-            let mut message = confinement("eth1", family);
-            assert_eq!(Rule::of(&message), None);
-            assert_eq!(confined_interface(&message).as_deref(), Some("eth1"));
-            message.attributes.push(RuleAttribute::FwMask(MARK));
-            assert_eq!(confined_interface(&message), None);
-            assert_eq!(confined_interface(&RULES[2].message(family)), None);
+            for (kind, other) in [(delivered, dropped), (dropped, delivered)] {
+                let mut message = kind.message("eth1", family);
+                assert_eq!(Rule::of(&message), None);
+                assert_eq!(kind.interface(&message).as_deref(), Some("eth1"));
+                assert_eq!(other.interface(&message), None);
+                message.attributes.push(RuleAttribute::FwMask(MARK));
+                assert_eq!(kind.interface(&message), None);
+                assert_eq!(kind.interface(&RULES[2].message(family)), None);
+            }
         }
     }
 
@@ -373,7 +415,7 @@ mod tests {
             runtime.block_on(async {
                 let handle = kernel::connect()?;
                 for family in FAMILIES {
-                    release(&handle, "eth1", family).await?;
+                    release(&handle, Confinement::Dropped, "eth1", family).await?;
                 }
                 anyhow::Ok(())
             })
