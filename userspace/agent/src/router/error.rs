@@ -17,6 +17,17 @@ pub enum Error {
     Addresses(#[source] io::Error),
 }
 
+impl Error {
+    /// Whether the connection to the kernel may be gone: the error is not an answer of the kernel.
+    pub(super) fn is_of_connection(&self) -> bool {
+        match self {
+            Error::Connect(_) => true,
+            Error::Netlink(_, error) => !matches!(error, rtnetlink::Error::NetlinkError(_)),
+            Error::Interface(..) | Error::Addresses(_) => false,
+        }
+    }
+}
+
 pub(super) fn netlink(operation: &'static str) -> impl FnOnce(rtnetlink::Error) -> Error {
     move |error| Error::Netlink(operation, error)
 }

@@ -2,7 +2,7 @@ use std::{collections::BTreeSet, future::pending, time::Duration};
 
 use contiv_model::name::HostName;
 use futures::{FutureExt as _, Stream, StreamExt as _};
-use rtnetlink::MulticastGroup;
+use rtnetlink::{Handle, MulticastGroup};
 use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -75,23 +75,26 @@ impl Task {
         if stop.run_until_cancelled(self.reader.synced()).await.is_none() {
             return Ok(());
         }
-        let events = subscribe()?;
-        self.follow(events, stop).await
+        self.follow(kernel::connect, subscribe, stop).await
     }
 
-    /// As [`run`](Self::run) from the complete state on; `events` are the kernel's notifications.
-    async fn follow(
+    /// As [`run`](Self::run) from the complete state on. Netlink sockets may close, such as for want of memory: `connect` opens
+    /// one for requests, and `subscribe` one for the kernel's notifications.
+    async fn follow<Events: Stream + Unpin>(
         mut self,
-        mut events: impl Stream + Unpin,
+        mut connect: impl FnMut() -> Result<Handle, Error>,
+        mut subscribe: impl FnMut() -> Result<Events, Error>,
         stop: CancellationToken,
     ) -> anyhow::Result<()> {
-        let handle = kernel::connect()?;
+        let (mut handle, mut events) = (connect()?, Some(subscribe()?));
         let (mut access, mut retention) = (HostAccess::default(), Retention::default());
         let mut firewall = Firewall::default();
         let mut ruleset = Ruleset::follow()
             .inspect_err(|error| tracing::debug!("no notifications about nftables: {error}"))
             .ok();
         loop {
+            // Without notifications the kernel is compared at intervals.
+            events = events.or_else(|| subscribe().ok());
             let (desired, has_unreadable) = self.reader.with(|state| {
                 (Desired::of(state, &self.host, &self.tunnels), state.unplanned().next().is_some())
             });
@@ -110,6 +113,9 @@ impl Task {
                 }
                 Err(error) => {
                     self.report(vec![format!("routing in the kernel: {}", one_line(&error))]);
+                    if error.is_of_connection() {
+                        handle = connect().unwrap_or(handle);
+                    }
                 }
             }
             let is_needed = desired.is_needed() || access.is_ending();
@@ -124,7 +130,7 @@ impl Task {
                 () = kernel_changed(&mut events, is_needed) => sleep(EVENT_INTERVAL).await,
                 () = sleep(RESYNC_INTERVAL), if is_needed || is_unfinished => {}
             }
-            while events.next().now_or_never().flatten().is_some() {}
+            while events.as_mut().and_then(|events| events.next().now_or_never()).flatten().is_some() {}
         }
     }
 
@@ -163,14 +169,17 @@ fn subscribe() -> Result<impl Stream + Unpin, Error> {
     Ok(events)
 }
 
-/// Waits for a notification of the kernel. Takes them also while none matters, and then waits forever.
-async fn kernel_changed(events: &mut (impl Stream + Unpin), matters: bool) {
-    while events.next().await.is_some() {
-        if matters {
-            return;
+/// Waits for a notification of the kernel. Takes them also while none matters, and then goes on waiting. Without a subscription it
+/// waits until the next attempt to subscribe.
+async fn kernel_changed(events: &mut Option<impl Stream + Unpin>, matters: bool) {
+    while let Some(notifications) = events {
+        match notifications.next().await {
+            Some(_) if matters => return,
+            Some(_) => {}
+            None => *events = None,
         }
     }
-    pending::<()>().await;
+    sleep(RESYNC_INTERVAL).await;
 }
 
 /// Waits until the table of host access may have changed.
@@ -186,12 +195,16 @@ async fn table_changed(ruleset: &mut Option<Ruleset>) {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
+    use std::{
+        mem,
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
     };
 
     use anyhow::{Context as _, bail};
+    use futures::stream;
     use nix::{
         mount::{MntFlags, MsFlags, mount, umount2},
         sched::{CloneFlags, unshare},
@@ -260,14 +273,15 @@ pub(super) mod tests {
                 let (_writer, _attacher, reader, _changes) = state::new([]);
                 let (_sender, sessions) = watch::channel(Report::Absent);
                 let (task, mut warnings) = Task::new("h".into(), 4789, reader, sessions);
-                let events = subscribe()?;
                 let ends = async {
                     expect(&mut warnings, "interface eth1", true).await?;
                     umount2(parameter, MntFlags::MNT_DETACH)?;
                     expect(&mut warnings, "interface eth1", false).await
                 };
                 tokio::select! {
-                    ended = task.follow(events, CancellationToken::new()) => bail!("the task ended: {ended:?}"),
+                    ended = task.follow(kernel::connect, subscribe, CancellationToken::new()) => {
+                        bail!("the task ended: {ended:?}")
+                    }
                     result = ends => result,
                 }
             })
@@ -275,6 +289,46 @@ pub(super) mod tests {
         node.run(run).unwrap();
         assert_eq!(node.output("cat", &[parameter]).unwrap().trim(), "0");
         assert!(!node.ip("rule show").unwrap().contains("2984"));
+    }
+
+    #[test]
+    fn sockets_that_have_closed_are_opened_again() {
+        needs!(root());
+        let node = Netns::new("sockets").unwrap();
+        let run = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                let (_writer, _attacher, reader, _changes) = state::new([]);
+                let (_sender, sessions) = watch::channel(Report::Absent);
+                let (task, mut warnings) = Task::new("h".into(), 4789, reader, sessions);
+                let mut is_first = true;
+                let connect = || match mem::take(&mut is_first) {
+                    // Its connection is closed.
+                    true => Ok(rtnetlink::new_connection_with_strict_check().map_err(Error::Connect)?.1),
+                    false => kernel::connect(),
+                };
+                let subscriptions = AtomicUsize::new(0);
+                let subscribe = || match subscriptions.fetch_add(1, Ordering::Relaxed) {
+                    0 => Ok(stream::empty().boxed()),
+                    _ => Ok(subscribe()?.map(drop).boxed()),
+                };
+                let opened = async {
+                    expect(&mut warnings, "routing in the kernel", true).await?;
+                    expect(&mut warnings, "routing in the kernel", false).await?;
+                    while subscriptions.load(Ordering::Relaxed) < 2 {
+                        sleep(EVENT_INTERVAL).await;
+                    }
+                    anyhow::Ok(())
+                };
+                tokio::select! {
+                    ended = task.follow(connect, subscribe, CancellationToken::new()) => {
+                        bail!("the task ended: {ended:?}")
+                    }
+                    opened = timeout(TIMEOUT, opened) => opened?,
+                }
+            })
+        };
+        node.run(run).unwrap();
     }
 
     /// In forward mode `bridge` the kernel has nothing of the agent, and nothing follows from a notification.
@@ -290,7 +344,10 @@ pub(super) mod tests {
                 let (task, _warnings) = Task::new("h".into(), 4789, reader, sessions);
                 let taken = Arc::new(AtomicUsize::new(0));
                 let count = Arc::clone(&taken);
-                let events = subscribe()?.inspect(move |_| _ = count.fetch_add(1, Ordering::Relaxed));
+                let subscribe = || {
+                    let count = Arc::clone(&count);
+                    Ok(subscribe()?.inspect(move |_| _ = count.fetch_add(1, Ordering::Relaxed)))
+                };
                 let links = async {
                     for pair in 1..=PAIRS {
                         node.veth("v0", &node, "v1")?;
@@ -303,7 +360,11 @@ pub(super) mod tests {
                     anyhow::Ok(())
                 };
                 tokio::select! {
-                    ended = task.follow(events, CancellationToken::new()) => bail!("the task ended: {ended:?}"),
+                    // It subscribes before.
+                    biased;
+                    ended = task.follow(kernel::connect, subscribe, CancellationToken::new()) => {
+                        bail!("the task ended: {ended:?}")
+                    }
                     all = timeout(TIMEOUT, links) => all.context("notifications are left")?,
                 }
             })
