@@ -62,8 +62,8 @@ pub enum Failure {
     },
     /// The neighbor announced too many prefixes.
     #[error(
-        "BGP neighbor {neighbor} announced more than {limit} prefixes; filter the routes that it sends to this node, or \
-         raise the limit"
+        "BGP neighbor {neighbor} announced more than {limit} prefixes; filter the routes that it sends to this node: a \
+         default route is enough"
     )]
     MaxPrefixes {
         /// Address of the neighbor.

@@ -224,7 +224,8 @@ fn too_many_prefixes_close_the_session() {
     assert_eq!(learnt(&mut pair.peers[0]), [""; 0]);
     assert_eq!(
         pair.failure(0).unwrap().to_string(),
-        "BGP neighbor 10.9.0.2 announced more than 3 prefixes; filter the routes that it sends to this node, or raise the limit"
+        "BGP neighbor 10.9.0.2 announced more than 3 prefixes; filter the routes that it sends to this node: a \
+         default route is enough"
     );
     assert_eq!(
         pair.failure(1).unwrap().to_string(),
