@@ -45,12 +45,20 @@ impl Uplink {
     /// Whether an address is in a subnet of the interface. One without an IPv6 subnet, such as with an address of DHCPv6 alone (/128),
     /// may have any IPv6 address on its link.
     pub(super) fn is_on_link(&self, address: IpAddr) -> bool {
+        if is_mapped(&address) {
+            return false;
+        }
         let is_ipv6 = |prefix: &IpNet| matches!(prefix, IpNet::V6(subnet) if subnet.prefix_len() < 128);
         match address {
             IpAddr::V6(_) if !self.prefixes.iter().any(is_ipv6) => true,
             _ => self.prefixes.iter().any(|prefix| prefix.contains(&address)),
         }
     }
+}
+
+/// Whether an address is an IPv4 address in the form of IPv6 (`::ffff:a.b.c.d`), which no host on a link answers for.
+pub(super) fn is_mapped(address: &IpAddr) -> bool {
+    matches!(address, IpAddr::V6(address) if address.to_ipv4_mapped().is_some())
 }
 
 /// Index of an interface; `None` if it does not exist.

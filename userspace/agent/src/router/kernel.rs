@@ -11,7 +11,7 @@ use super::{
     error::{Error, interface, netlink},
     forwarding,
     host::{self, HostRoutes},
-    interface::{self, Uplink},
+    interface::{self, Uplink, is_mapped},
     mtu,
     nat_table::NatTable,
     retention::Retention,
@@ -179,6 +179,9 @@ fn fabric(uplink: &Uplink, learnt: &Learnt) -> (Table, Option<String>) {
     let warning = unusable.first().map(|(prefix, next_hop)| {
         let link = &uplink.name;
         let advice = match learnt.session {
+            _ if is_mapped(next_hop) => {
+                "give the leaf switch an IPv6 address on its link to this node, or let it announce no IPv6 routes"
+            }
             Some((_, leaf)) if leaf == **next_hop => {
                 "set neighbor of the Bgp object to the address of the leaf switch on that network"
             }
@@ -286,6 +289,29 @@ mod tests {
         let (prefixes, warning) = used(["50.1.1.1/32", "2001:db8:50::1/128"]);
         assert_eq!(prefixes, ["0.0.0.0/0", "2001:db8:1::/48", "2001:db8:2::/48"]);
         assert!(warning.contains("50.1.1.9 of 20.1.0.0/16"), "{warning}");
+    }
+
+    /// A leaf switch without an IPv6 address announces them in sessions over IPv4.
+    #[test]
+    fn next_hops_that_are_mapped_ipv4_addresses_are_not_used() {
+        let learnt = Learnt {
+            routes: [("2001:db8:1::/48".parse().unwrap(), "::ffff:50.1.1.2".parse().unwrap())].into(),
+            is_complete: true,
+            session: Some(("50.1.1.1/24".parse().unwrap(), [50, 1, 1, 2].into())),
+        };
+        let uplink = Uplink {
+            name: "eth1".to_owned(),
+            index: 7,
+            prefixes: ["50.1.1.0/24".parse().unwrap()].into(),
+            addresses: [[50, 1, 1, 1].into()].into(),
+        };
+        let (table, warning) = fabric(&uplink, &learnt);
+        assert_eq!(table.keys().map(ToString::to_string).collect::<Vec<_>>(), ["50.1.1.0/24"]);
+        assert_eq!(
+            warning.unwrap(),
+            "routes of the leaf switch are not used: next hop ::ffff:50.1.1.2 of 2001:db8:1::/48 is not on the network of interface \
+             eth1; give the leaf switch an IPv6 address on its link to this node, or let it announce no IPv6 routes"
+        );
     }
 
     /// A leaf switch behind a router, as with multihop sessions, answers no ARP requests.
