@@ -309,11 +309,12 @@ impl Peer {
                 }
                 vec![]
             }
-            Ok(Update::Routes { withdrawn, announced, attributes, malformed }) => {
+            Ok(Update::Routes { withdrawn, announced, attributes, ignored, malformed }) => {
                 if let Some(cause) = malformed {
                     tracing::warn!(%neighbor, "UPDATE treated as withdrawal (RFC 7606): {cause}");
                     self.counters.updates_malformed += 1;
                 }
+                self.ignore(&ignored);
                 self.changed = true;
                 withdrawn.iter().for_each(|prefix| self.input.withdraw(prefix));
                 match attributes.map_or(Ok(()), |attributes| self.announced(&announced, &attributes)) {
@@ -326,6 +327,21 @@ impl Peer {
                 self.fail(Some(notification), Failure::Protocol { neighbor, cause })
             }
         }
+    }
+
+    /// Counts prefixes that are ignored, and logs the first one: the neighbor may send any number.
+    fn ignore(&mut self, prefixes: &[IpNet]) {
+        if let Some(prefix) = prefixes.first()
+            && self.counters.prefixes_ignored == 0
+        {
+            let neighbor = self.session.config().neighbor.ip();
+            tracing::warn!(
+                %neighbor,
+                "announced prefix {prefix} ignored, and others like it: loopback, link-local, multicast or reserved addresses; \
+                 filter them at the neighbor"
+            );
+        }
+        self.counters.prefixes_ignored += prefixes.len() as u64;
     }
 
     fn announced(&mut self, announced: &[(IpNet, IpAddr)], attributes: &Arc<Attributes>) -> Result<(), Full> {

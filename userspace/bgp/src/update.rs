@@ -1,7 +1,7 @@
 //! UPDATE messages: from bytes to routes and back.
 
 use std::{
-    net::{IpAddr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
 };
 
@@ -22,6 +22,16 @@ const PREFIXES_PER_MESSAGE: usize = 200;
 const MAX_AS_PATH: u16 = 255;
 /// LOCAL_PREF for internal neighbors.
 const LOCAL_PREF: u32 = 100;
+/// Prefixes that are not forwarded to by unicast on a network: loopback, link-local, multicast, reserved.
+const MARTIANS: [IpNet; 7] = [
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8)),
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(169, 254, 0, 0), 16)),
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 4)),
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(240, 0, 0, 0), 4)),
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::LOCALHOST, 128)),
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10)),
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8)),
+];
 
 /// Content of an UPDATE.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +41,8 @@ pub(crate) enum Update {
         withdrawn: Vec<IpNet>,
         announced: Vec<(IpNet, IpAddr)>,
         attributes: Option<Arc<Attributes>>,
+        /// Announced prefixes that are ignored: semantically incorrect (RFC 4271 section 6.3).
+        ignored: Vec<IpNet>,
         /// Why announced prefixes are treated as withdrawn (RFC 7606).
         malformed: Option<String>,
     },
@@ -126,15 +138,28 @@ pub(crate) fn decode(
     if !malformed.is_empty() {
         withdrawn.extend(announced.into_iter().map(|(prefix, _)| prefix));
         let malformed = Some(malformed.join(", "));
-        return Ok(Update::Routes { withdrawn, announced: vec![], attributes: None, malformed });
+        return Ok(Update::Routes {
+            withdrawn,
+            announced: vec![],
+            attributes: None,
+            ignored: vec![],
+            malformed,
+        });
     }
     let announced = announced.into_iter().filter_map(|(prefix, own)| Some((prefix, own.or(next_hop)?)));
+    let (ignored, announced): (Vec<_>, Vec<_>) = announced.partition(|(prefix, _)| is_martian(prefix));
     Ok(Update::Routes {
         withdrawn,
-        announced: announced.collect(),
+        announced,
         attributes: Some(Arc::new(attributes(&update.attributes, internal))),
+        ignored: ignored.into_iter().map(|(prefix, _)| prefix).collect(),
         malformed: None,
     })
+}
+
+/// Whether a prefix is a part of one of [`MARTIANS`].
+fn is_martian(prefix: &IpNet) -> bool {
+    MARTIANS.iter().any(|martian| martian.contains(prefix))
 }
 
 /// Why a prefix cannot be routed to its next hop. The speaker does not offer next hops of the other family (RFC 8950).

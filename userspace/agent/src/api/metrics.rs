@@ -313,6 +313,7 @@ mod tests {
             r#"contiv_bgp_sessions_total{neighbor="50.1.1.2"} 2"#,
             r#"contiv_bgp_messages_total{neighbor="50.1.1.2",direction="in"} 3"#,
             r#"contiv_bgp_malformed_updates_total{neighbor="50.1.1.2"} 5"#,
+            r#"contiv_bgp_ignored_prefixes_total{neighbor="50.1.1.2"} 6"#,
             r#"contiv_bgp_routes{neighbor="50.1.1.2",table="advertised"} 6"#,
             r#"contiv_cni_failures_total{verb="Add"} 1"#,
             r#"contiv_cni_duration_seconds_count{verb="Add",result="failed"} 1"#,

@@ -177,6 +177,28 @@ fn prefix_that_cannot_be_parsed_closes_the_session() {
 }
 
 #[test]
+fn prefixes_without_unicast_forwarding_are_ignored() {
+    let mut peer = peer(node());
+    // 127.0.0.0/8, 169.254.169.254/32, 224.0.0.0/4, 255.0.0.0/8, and beside them 0.0.0.0/0, 128.0.0.0/1 and 20.1.0.0/16.
+    let martians = "08 7f 20 a9fea9fe 04 e0 08 ff";
+    peer.handle(update("", PATH, &format!("{martians} 00 01 80 10 1401")));
+    let others = ["0.0.0.0/0", "20.1.0.0/16", "128.0.0.0/1"];
+    assert_eq!(learnt(&mut peer), others);
+    let counters = peer.status().counters;
+    assert_eq!((counters.prefixes_ignored, counters.updates_malformed), (4, 0));
+    // ::1/128, fe80::/64 and ff02::/16.
+    let next_hop = "20010db8000900000000000000000002";
+    let prefixes = "80 00000000000000000000000000000001 40 fe80000000000000 10 ff02";
+    let path = "40010100 4002060201 0000fde9";
+    peer.handle(update("", &format!("{path} 800e32 0002 01 10 {next_hop} 00 {prefixes}"), ""));
+    assert_eq!(peer.status().counters.prefixes_ignored, 7);
+    assert_eq!(peer.status().counters.updates_malformed, 0);
+    peer.handle(update(martians, "", ""));
+    assert_eq!(learnt(&mut peer), others);
+    assert_eq!(peer.status().state, State::Established);
+}
+
+#[test]
 fn loops_and_own_next_hops_are_not_used() {
     let mut peer = peer(node());
     peer.handle(update("", PATH, "10 1401"));

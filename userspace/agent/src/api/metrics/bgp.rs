@@ -28,8 +28,7 @@ struct Routes {
 /// Registers the metrics of the session; they have no samples if no speaker runs.
 pub(super) fn register(registry: &mut Registry, report: &Report) {
     let established = Family::<Neighbor, Gauge>::default();
-    let (sessions, malformed) =
-        (Family::<Neighbor, Counter>::default(), Family::<Neighbor, Counter>::default());
+    let [sessions, malformed, ignored] = [(); 3].map(|()| Family::<Neighbor, Counter>::default());
     let (messages, updates) =
         (Family::<Messages, Counter>::default(), Family::<Messages, Counter>::default());
     let routes = Family::<Routes, Gauge>::default();
@@ -39,6 +38,7 @@ pub(super) fn register(registry: &mut Registry, report: &Report) {
         established.get_or_create(&neighbor).set(i64::from(status.state == State::Established));
         sessions.get_or_create(&neighbor).inc_by(counters.established);
         malformed.get_or_create(&neighbor).inc_by(counters.updates_malformed);
+        ignored.get_or_create(&neighbor).inc_by(counters.prefixes_ignored);
         for (family, received, sent) in [
             (&messages, counters.received, counters.sent),
             (&updates, counters.updates_received, counters.updates_sent),
@@ -63,6 +63,11 @@ pub(super) fn register(registry: &mut Registry, report: &Report) {
         "bgp_malformed_updates",
         "BGP UPDATE messages with malformed attributes, whose routes were treated as withdrawn",
         malformed,
+    );
+    registry.register(
+        "bgp_ignored_prefixes",
+        "Announced prefixes that were ignored: of loopback, link-local, multicast or reserved addresses",
+        ignored,
     );
     registry.register(
         "bgp_routes",

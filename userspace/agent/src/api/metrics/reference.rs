@@ -108,6 +108,7 @@ pub(super) fn session() -> Report {
             updates_sent: 1,
             updates_received: 1,
             updates_malformed: 5,
+            prefixes_ignored: 6,
         },
     };
     Report::Running(Box::new(Running {
