@@ -26,6 +26,7 @@ mod session;
 mod speaker;
 mod status;
 mod update;
+mod warnings;
 
 pub use config::{Config, ConfigError, parse_as};
 pub use failure::Failure;

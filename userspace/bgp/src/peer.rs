@@ -310,17 +310,16 @@ impl Peer {
                 vec![]
             }
             Ok(Update::Routes { withdrawn, announced, attributes, ignored, malformed }) => {
-                if let Some(cause) = malformed {
-                    tracing::warn!(%neighbor, "UPDATE treated as withdrawal (RFC 7606): {cause}");
-                    self.counters.updates_malformed += 1;
-                }
+                self.counters.updates_malformed += u64::from(malformed.is_some());
+                let mut actions: Vec<_> = malformed.map(Action::Warn).into_iter().collect();
                 self.ignore(&ignored);
                 self.changed = true;
                 withdrawn.iter().for_each(|prefix| self.input.withdraw(prefix));
-                match attributes.map_or(Ok(()), |attributes| self.announced(&announced, &attributes)) {
-                    Ok(()) => vec![],
-                    Err(Full(family)) => self.too_many(family),
+                let taken = attributes.map_or(Ok(()), |attributes| self.announced(&announced, &attributes));
+                if let Err(Full(family)) = taken {
+                    actions.extend(self.too_many(family));
                 }
+                actions
             }
             Err((notification, cause)) => {
                 let cause = format!("malformed UPDATE: {cause}");

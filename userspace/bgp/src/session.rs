@@ -103,6 +103,8 @@ pub enum Action {
     StartTimer(Timer, Duration),
     /// Stop a timer.
     StopTimer(Timer),
+    /// Log a warning about a message of the neighbor, at a limited rate.
+    Warn(String),
     /// The session is established.
     Up(Negotiated),
     /// The session is not established any more, or an attempt has failed.

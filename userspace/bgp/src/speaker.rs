@@ -18,6 +18,7 @@ use tokio::{
 
 use crate::{
     Action, Config, ConfigError, Event, Failure, Learnt, Peer, Status, Stop, Timer, connection::Connection,
+    warnings::Warnings,
 };
 
 /// Minimum interval between publications of learnt routes within a session. Each one selects all routes, and the neighbor may send many
@@ -45,6 +46,7 @@ pub struct Speaker {
     established: Option<Instant>,
     /// When learnt routes may be published next.
     due: Instant,
+    warnings: Warnings,
     status: watch::Sender<Status>,
     learnt: watch::Sender<Learnt>,
 }
@@ -93,6 +95,7 @@ impl Speaker {
             timers: BTreeMap::new(),
             established: None,
             due: Instant::now(),
+            warnings: Warnings::default(),
             status,
             learnt,
         };
@@ -236,6 +239,11 @@ impl Speaker {
                     self.timers.insert(timer, Instant::now() + duration);
                 }
                 Action::StopTimer(timer) => drop(self.timers.remove(&timer)),
+                Action::Warn(warning) => {
+                    if let Some(warning) = self.warnings.next(&warning) {
+                        tracing::warn!(neighbor = %self.neighbor, "{warning}");
+                    }
+                }
                 Action::Up(negotiated) => {
                     self.set_established(Some(Instant::now()));
                     tracing::info!(

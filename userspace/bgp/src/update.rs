@@ -43,7 +43,7 @@ pub(crate) enum Update {
         attributes: Option<Arc<Attributes>>,
         /// Announced prefixes that are ignored: semantically incorrect (RFC 4271 section 6.3).
         ignored: Vec<IpNet>,
-        /// Why announced prefixes are treated as withdrawn (RFC 7606).
+        /// Warning that announced prefixes are treated as withdrawn (RFC 7606).
         malformed: Option<String>,
     },
     /// The neighbor has sent all of its routes of the family (RFC 4724 section 2).
@@ -137,7 +137,8 @@ pub(crate) fn decode(
     }
     if !malformed.is_empty() {
         withdrawn.extend(announced.into_iter().map(|(prefix, _)| prefix));
-        let malformed = Some(malformed.join(", "));
+        let cause = malformed.join(", ");
+        let malformed = Some(format!("UPDATE treated as withdrawal (RFC 7606): {cause}"));
         return Ok(Update::Routes {
             withdrawn,
             announced: vec![],

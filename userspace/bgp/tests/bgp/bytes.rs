@@ -130,13 +130,18 @@ fn malformed_attribute_withdraws_its_routes_and_keeps_the_session() {
         "4001020000 4002060201 0000fde9 4003040a090002",
         // AS_PATH is shorter than its segment says.
         "40010100 4002060202 0000fde9 4003040a090002",
+        // AS_PATH has an AS_SET, and an AS_CONFED_SEQUENCE (RFC 9774).
+        "40010100 4002060101 0000fde9 4003040a090002",
+        "40010100 4002060301 0000fde9 4003040a090002",
         // The next hop is a multicast address.
         "40010100 4002060201 0000fde9 400304e0000001",
     ];
     for (count, attributes) in (1..).zip(malformed) {
         peer.handle(update("", PATH, "10 1401"));
         let actions = peer.handle(update("", attributes, "10 1401"));
-        assert_eq!(sent(&actions), [""; 0], "{attributes}");
+        // A warning, whose rate is limited, and no message.
+        let [Action::Warn(warning)] = &actions[1..] else { panic!("{actions:?}") };
+        assert!(warning.starts_with("UPDATE treated as withdrawal (RFC 7606): "), "{warning}");
         assert_eq!(learnt(&mut peer), ["20.2.0.0/16"], "{attributes}");
         assert_eq!(peer.status().counters.updates_malformed, count);
         assert_eq!(peer.status().state, State::Established);

@@ -282,7 +282,7 @@ pub(super) const RULES: &[Rules] = &[
             parent: "",
             order: &[
                 &["speaker"],
-                &["connection", "peer"],
+                &["connection", "peer", "warnings"],
                 &["status"],
                 &["rib", "session", "update"],
                 &["open"],
