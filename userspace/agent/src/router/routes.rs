@@ -82,14 +82,10 @@ struct Installed {
 }
 
 impl Installed {
-    /// Whether the kernel puts a route of the set with this hop in the place of this one, so that there is a route at any time. An IPv6
+    /// Whether the kernel puts a route with this hop and the same metric in the place of this one, so that there is a route at any time. An IPv6
     /// route is replaced by one of the same kind only: with a gateway, or without.
-    fn is_replaceable(&self, set: Set, prefix: &IpNet, hop: &Hop) -> bool {
-        let (default, has_kind) = match prefix {
-            IpNet::V4(_) => (0, true),
-            IpNet::V6(_) => (DEFAULT_METRIC, self.hop.gateway().is_some() && hop.gateway().is_some()),
-        };
-        has_kind && self.metric == set.shared.unwrap_or(default)
+    fn is_replaceable(&self, prefix: &IpNet, hop: &Hop) -> bool {
+        prefix.addr().is_ipv4() || self.hop.gateway().is_some() && hop.gateway().is_some()
     }
 
     /// Whether the route is as the agent writes it. Earlier releases wrote other protocols.
@@ -98,9 +94,9 @@ impl Installed {
     }
 }
 
-/// Reads the routes of a set.
-async fn installed(handle: &Handle, set: Set) -> Result<BTreeMap<IpNet, Installed>, rtnetlink::Error> {
-    let mut routes = BTreeMap::new();
+/// Reads the routes of a set. Other programs may have added some to its table.
+async fn installed(handle: &Handle, set: Set) -> Result<BTreeMap<IpNet, Vec<Installed>>, rtnetlink::Error> {
+    let mut routes = BTreeMap::<IpNet, Vec<Installed>>::new();
     for family in FAMILIES {
         let mut request = RouteMessage::default();
         request.header.address_family = family;
@@ -115,7 +111,10 @@ async fn installed(handle: &Handle, set: Set) -> Result<BTreeMap<IpNet, Installe
             Err(error) if is_without(&error) || is_no_table(&error) => continue,
             messages => messages?,
         };
-        routes.extend(messages.iter().filter(|message| set.has(message)).filter_map(parsed));
+        let of_set = messages.iter().filter(|message| set.has(message)).filter_map(parsed);
+        for (prefix, route) in of_set.filter(|(_, route)| set.shared.is_none_or(|own| own == route.metric)) {
+            routes.entry(prefix).or_default().push(route);
+        }
     }
     Ok(routes)
 }
@@ -134,6 +133,14 @@ fn table_of(message: &RouteMessage) -> u32 {
 }
 
 impl Set {
+    /// Metric of the routes that the agent writes.
+    fn metric(self, prefix: &IpNet) -> u32 {
+        self.shared.unwrap_or(match prefix {
+            IpNet::V4(_) => 0,
+            IpNet::V6(_) => DEFAULT_METRIC,
+        })
+    }
+
     fn has(self, message: &RouteMessage) -> bool {
         let is_own = self.shared.is_none() || message.header.protocol == PROTOCOL;
         table_of(message) == self.table && is_own
@@ -234,8 +241,9 @@ fn message(set: Set, prefix: IpNet, hop: Hop) -> RouteMessage {
     }
 }
 
-/// The message that deletes the route of a set to a prefix, wherever it leads: what another process changed is deleted, too.
-fn deletion(set: Set, prefix: IpNet) -> RouteMessage {
+/// The message that deletes the route of a set to a prefix with a metric, wherever it leads: what another process changed is deleted,
+/// too.
+fn deletion(set: Set, prefix: IpNet, metric: u32) -> RouteMessage {
     let mut message = match prefix {
         IpNet::V4(net) => {
             RouteMessageBuilder::<Ipv4Addr>::new().destination_prefix(net.network(), net.prefix_len()).build()
@@ -247,7 +255,7 @@ fn deletion(set: Set, prefix: IpNet) -> RouteMessage {
     message.header.table = RouteHeader::RT_TABLE_UNSPEC;
     message.attributes.push(RouteAttribute::Table(set.table));
     message.header.protocol = set.shared.map_or(RouteProtocol::Unspec, |_| PROTOCOL);
-    message.attributes.extend(set.shared.map(RouteAttribute::Priority));
+    message.attributes.push(RouteAttribute::Priority(metric));
     // Of any type and scope.
     message.header.kind = RouteType::Unspec;
     message.header.scope = RouteScope::NoWhere;
@@ -264,36 +272,61 @@ pub(super) async fn sync(
 ) -> Result<(usize, Option<String>), rtnetlink::Error> {
     let present = installed(handle, set).await?;
     let (mut changes, mut rejected) = (0, None);
-    let is_installed = |prefix: &IpNet, hop: &Hop| present.get(prefix).is_some_and(|route| route.is(hop));
-    for (prefix, hop) in wanted.iter().filter(|(prefix, hop)| !is_installed(prefix, hop)) {
-        let present = present.get(prefix);
-        let is_replaced = present.is_some_and(|route| route.is_replaceable(set, prefix, hop));
-        if present.is_some() && !is_replaced {
-            delete(handle, set, *prefix).await?;
+    for (prefix, hop) in wanted {
+        let all = present.get(prefix).into_iter().flatten();
+        let (own, others): (Vec<&Installed>, Vec<&Installed>) =
+            all.partition(|route| route.metric == set.metric(prefix));
+        if !matches!(own[..], [route] if route.is(hop)) {
+            let refusal = write(handle, set, (*prefix, *hop), &own).await?;
+            changes += usize::from(refusal.is_none());
+            rejected = rejected.or(refusal);
         }
-        match handle.route().add(message(set, *prefix, *hop)).replace().execute().await {
-            Ok(()) => changes += 1,
-            Err(rtnetlink::Error::NetlinkError(error)) => {
-                rejected.get_or_insert_with(|| format!("add route {prefix}: {error}"));
-                // What it leads to is no longer the next hop.
-                if is_replaced {
-                    delete(handle, set, *prefix).await?;
-                }
-            }
-            Err(error) => return Err(error),
+        for route in others {
+            delete(handle, set, *prefix, route.metric).await?;
+            changes += 1;
         }
     }
     // Last: packets to a prefix that is divided, or becomes part of another one, have a route at any time.
-    let others = present.keys().filter(|prefix| !wanted.contains_key(prefix) && !keeps(prefix));
-    for prefix in others.copied().collect::<Vec<IpNet>>() {
-        delete(handle, set, prefix).await?;
-        changes += 1;
+    for (prefix, routes) in present {
+        if wanted.contains_key(&prefix) || keeps(&prefix) {
+            continue;
+        }
+        for route in routes {
+            delete(handle, set, prefix, route.metric).await?;
+            changes += 1;
+        }
     }
     Ok((changes, rejected))
 }
 
-async fn delete(handle: &Handle, set: Set, prefix: IpNet) -> Result<(), rtnetlink::Error> {
-    match handle.route().del(deletion(set, prefix)).execute().await {
+/// Writes a route in the place of those that are there with its metric. Returns why the kernel rejects it.
+async fn write(
+    handle: &Handle,
+    set: Set,
+    (prefix, hop): (IpNet, Hop),
+    present: &[&Installed],
+) -> Result<Option<String>, rtnetlink::Error> {
+    let is_replaced = matches!(present, [route] if route.is_replaceable(&prefix, &hop));
+    if !is_replaced {
+        for route in present {
+            delete(handle, set, prefix, route.metric).await?;
+        }
+    }
+    match handle.route().add(message(set, prefix, hop)).replace().execute().await {
+        Ok(()) => Ok(None),
+        Err(rtnetlink::Error::NetlinkError(error)) => {
+            // What it leads to is no longer the next hop.
+            if is_replaced {
+                delete(handle, set, prefix, set.metric(&prefix)).await?;
+            }
+            Ok(Some(format!("add route {prefix}: {error}")))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+async fn delete(handle: &Handle, set: Set, prefix: IpNet, metric: u32) -> Result<(), rtnetlink::Error> {
+    match handle.route().del(deletion(set, prefix, metric)).execute().await {
         // Removed in between, with its interface.
         Err(rtnetlink::Error::NetlinkError(error)) if error.raw_code() == -libc::ESRCH => Ok(()),
         result => result,
@@ -343,14 +376,14 @@ mod tests {
     fn deletions_name_the_prefix_and_not_where_it_leads() {
         for prefix in ["0.0.0.0/0", "10.1.0.5/32", "2001:db8::/64"] {
             let prefix: IpNet = prefix.parse().unwrap();
-            let message = deletion(FABRIC, prefix);
+            let message = deletion(FABRIC, prefix, 7);
             let hop = Hop::Via { interface: 0, gateway: None, mtu: None };
-            let installed = Installed { hop, metric: 0, protocol: RouteProtocol::Unspec };
+            let installed = Installed { hop, metric: 7, protocol: RouteProtocol::Unspec };
             assert_eq!(parsed(&message), Some((prefix, installed)));
             assert_eq!(table_of(&message), FABRIC.table);
             assert_eq!(message.header.protocol, RouteProtocol::Unspec);
             // Those of others in the main table stay.
-            let message = deletion(HOST, prefix);
+            let message = deletion(HOST, prefix, HOST.metric(&prefix));
             assert!(HOST.has(&message));
             assert!(message.attributes.contains(&RouteAttribute::Priority(2981)));
         }
@@ -456,6 +489,34 @@ mod tests {
             assert_eq!(routes.lines().filter(|route| route.contains("proto 98")).count(), 1, "{routes}");
             assert_eq!(routes.lines().count(), 1, "{routes}");
         }
+    }
+
+    /// By mistake, or of another release.
+    #[test]
+    fn a_foreign_route_to_a_prefix_is_deleted_once() {
+        needs!(root(), binary("ip"));
+        let node = node();
+        let wanted = [("10.1.0.0/16", Some("50.1.1.2")), ("2001:db8:1::/64", Some("2001:db8::2"))];
+        let wanted = table(7, &wanted);
+        assert_eq!(sync_in(&node, FABRIC, &wanted), 2);
+        let routes =
+            |family: &str| node.ip(&format!("{family} route show table 2982")).unwrap().trim().to_owned();
+        let before = ["-4", "-6"].map(routes);
+        for words in [
+            "route add 10.1.0.0/16 via 50.1.1.9 dev eth1 table 2982 metric 7",
+            "route append 10.1.0.0/16 via 50.1.1.8 dev eth1 table 2982",
+            "route add 2001:db8:1::/64 via 2001:db8::9 dev eth1 table 2982 metric 7",
+            "route add 2001:db8:1::/64 via 2001:db8::9 dev eth1 table 2982 metric 2000",
+        ] {
+            node.ip(words).unwrap();
+        }
+        assert_ne!(sync_in(&node, FABRIC, &wanted), 0);
+        assert_eq!((sync_in(&node, FABRIC, &wanted), ["-4", "-6"].map(routes)), (0, before));
+        // In the main table it is of another program.
+        node.ip("route add 10.1.0.0/16 via 50.1.1.9 dev eth1 proto 98 metric 7").unwrap();
+        assert_eq!((sync_in(&node, HOST, &wanted), sync_in(&node, HOST, &wanted)), (2, 0));
+        sync_in(&node, HOST, &Table::new());
+        assert!(node.ip("route show 10.1.0.0/16").unwrap().contains("metric 7"));
     }
 
     #[test]
