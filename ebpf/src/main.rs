@@ -52,6 +52,7 @@ mod neighbour;
 mod open;
 mod overlay;
 mod packet;
+mod packet_events;
 mod parse;
 mod plain;
 mod pod;
@@ -70,7 +71,6 @@ mod skb;
 mod slow_path;
 mod source;
 mod stages;
-mod tell;
 mod track;
 mod tunnel;
 mod uplink;
@@ -221,12 +221,12 @@ fn finish(ctx: &TcContext, ifindex: u32, verdict: Verdict) -> i32 {
         // "stolen", so it goes the way of a drop, uncounted.
         Verdict::Delivered => TC_ACT_SHOT,
         Verdict::Drop(reason) => {
-            tell::dropped(ctx, ifindex, reason);
+            packet_events::dropped(ctx, ifindex, reason);
             TC_ACT_SHOT
         }
         Verdict::Continue(stage) => {
             stages::enter(ctx, stage);
-            tell::dropped(ctx, ifindex, DropReason::NoStage);
+            packet_events::dropped(ctx, ifindex, DropReason::NoStage);
             TC_ACT_SHOT
         }
         Verdict::Wait { queue, priority, port } => {
@@ -246,14 +246,14 @@ fn finish(ctx: &TcContext, ifindex: u32, verdict: Verdict) -> i32 {
                 Ok(true) => return (unsafe { bpf_redirect(place, 0) }) as i32,
                 Err(reason) => {
                     log::dropped(ifindex, reason);
-                    tell::dropped(ctx, ifindex, reason);
+                    packet_events::dropped(ctx, ifindex, reason);
                     return TC_ACT_SHOT;
                 }
             }
             deliver_or_drop(ctx, ifindex, place)
         }
         Verdict::Back(port, reason) => {
-            tell::dropped(ctx, ifindex, reason);
+            packet_events::dropped(ctx, ifindex, reason);
             // SAFETY: a helper without memory arguments.
             (unsafe { bpf_redirect(port, 0) }) as i32
         }
@@ -266,7 +266,7 @@ fn finish(ctx: &TcContext, ifindex: u32, verdict: Verdict) -> i32 {
 #[inline(always)]
 fn deliver_or_drop(ctx: &TcContext, ifindex: u32, receiver: u32) -> i32 {
     deliver(ctx, receiver).unwrap_or_else(|reason| {
-        tell::dropped(ctx, ifindex, reason);
+        packet_events::dropped(ctx, ifindex, reason);
         TC_ACT_SHOT
     })
 }

@@ -15,7 +15,7 @@ use crate::{
     },
     flows, log, maps,
     packet::{self, AGAIN, Packet, REFUSE, RELAY, Replaces, Route, Told},
-    policy, receiver, relay, route, served, service, tell, track,
+    packet_events, policy, receiver, relay, route, served, service, track,
 };
 
 /// A new flow: to a service or not, allowed or not, inserted. The result is that of `packet::code`, `AGAIN` if another CPU has
@@ -227,7 +227,7 @@ extern "C" fn ctv_inserted(packet: *mut Packet, inserted: u32) -> u32 {
             flows::count(FlowEvent::Made);
             flow_collector::ensure(packet.now);
             served::began(packet.service, packet.len);
-            tell::began();
+            packet_events::flow_opened();
             return packet::GO_ON;
         }
         REPEATED => {

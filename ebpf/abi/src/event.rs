@@ -65,10 +65,10 @@ pub struct Watch {
 pub struct EventState {
     /// Events that were lost: over the limit, or the ring was full.
     pub lost: u64,
-    /// Second that `taken` counts for, since boot.
+    /// Second in which `reported` counts, since boot.
     pub second: u32,
-    /// Events in this second.
-    pub taken: u32,
+    /// Events that were reported in this second.
+    pub reported: u32,
     /// Scratch space for the event that is being built.
     pub event: Event,
 }

@@ -244,7 +244,7 @@ pub const EVENTS_BYTES: usize = 256 * 1024;
 pub const WATCH: &str = "ctv_watch";
 
 /// One [`EventState`](crate::EventState) for each CPU.
-pub const EVENT_STATE: &str = "ctv_told";
+pub const EVENT_STATE: &str = "ctv_event_state";
 
 /// One [`LoggedEndpoint`](crate::LoggedEndpoint), in programs that are built with the feature `log`.
 /// Not pinned.

@@ -1,8 +1,8 @@
-//! What is told to whoever watches: drops, and flows that begin.
+//! Packet events for monitoring clients: dropped packets, and the first packets of flows.
 //!
-//! While nobody does, a drop and a new flow cost the look at one word of an array, and packets of known flows nothing.
-//! While somebody does, each CPU tells no more than so much in a second, and counts the rest: a flood of drops costs a
-//! flood of counts.
+//! While no client monitors, a drop and a new flow cost one read of an array element, and packets of known flows cost nothing.
+//! While a client monitors, each CPU reports at most `Watch::limit` events per second and counts the others as lost, so a flood
+//! of drops costs a flood of counter updates.
 
 use aya_ebpf::{
     bindings::__sk_buff,
@@ -27,7 +27,7 @@ static EVENTS: RingBuf<Event, EVENTS_BYTES> = RingBuf::new();
 #[btf_map(name = "ctv_watch")]
 static WATCH: Array<Watch, 1> = Array::new();
 
-#[btf_map(name = "ctv_told")]
+#[btf_map(name = "ctv_event_state")]
 static EVENT_STATE: PerCpuArray<EventState, 1> = PerCpuArray::new();
 
 #[inline(always)]
@@ -35,36 +35,36 @@ fn is_watched() -> bool {
     WATCH.get(0).is_some_and(|watch| watch.until != 0)
 }
 
-/// Counts a frame that goes no further, and tells of it. It has come in by `ifindex`.
+/// Counts a dropped frame that was received on `ifindex`, and reports it.
 #[inline(always)]
 pub(crate) fn dropped(ctx: &TcContext, ifindex: u32, reason: DropReason) {
     ctv_dropped(ctx.skb.skb, reason as u32, ifindex);
 }
 
-/// A function of its own for the verifier, as the others here; there is nothing to say about the outcome.
+/// Global functions, here and below: the verifier checks each once. The result is always zero.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_dropped(skb: *mut __sk_buff, reason: u32, ifindex: u32) -> u32 {
     let ctx = TcContext::new(skb);
     maps::count_drop(reason, ctx.len());
-    if is_watched() { tell_drop(skb, reason, ifindex) } else { 0 }
+    if is_watched() { report_drop(skb, reason, ifindex) } else { 0 }
 }
 
-/// Tells of the flow that the packet in hand begins.
+/// Reports the flow that the current packet opens.
 #[inline(always)]
-pub(crate) fn began() {
+pub(crate) fn flow_opened() {
     if is_watched()
         && let Some(packet) = packet::in_hand()
     {
         let kind = if packet.ip6 != 0 { frame::IPV6 } else { frame::IPV4 };
-        ctv_tell(0, packet.source_port, kind.wire().into());
+        ctv_emit_event(0, packet.source_port, kind.wire().into());
     }
 }
 
-/// Whether a packet that is dropped for this reason had come as far as to be in hand as it was sent. A refused packet
-/// has become its own refusal by then, so the bytes would not tell.
+/// Whether the packet metadata describe a packet that is dropped for this reason as it was sent. A refused packet has been
+/// overwritten with the refusal, so it cannot be parsed again.
 #[inline(always)]
-fn is_in_hand(reason: u32) -> bool {
+fn has_metadata(reason: u32) -> bool {
     const REASONS: [DropReason; 6] = [
         DropReason::Policy,
         DropReason::NoBackend,
@@ -76,40 +76,41 @@ fn is_in_hand(reason: u32) -> bool {
     REASONS.iter().fold(0u64, |set, reason| set | 1 << *reason as u64) >> (reason & 63) & 1 != 0
 }
 
-/// Not a function of its own: the stack of Linux 6.1 has no room for one more call between here and the parser.
+/// Inlined: on Linux 6.1, the stack has no room for one more call between this function and the parser.
 #[inline(always)]
-fn tell_drop(skb: *mut __sk_buff, reason: u32, ifindex: u32) -> u32 {
+fn report_drop(skb: *mut __sk_buff, reason: u32, ifindex: u32) -> u32 {
     let ctx = TcContext::new(skb);
-    if is_in_hand(reason) {
+    if has_metadata(reason) {
         let Some(packet) = packet::in_hand() else { return 0 };
         let kind = if packet.ip6 != 0 { frame::IPV6 } else { frame::IPV4 };
-        return ctv_tell(reason, ifindex, kind.wire().into());
+        return ctv_emit_event(reason, ifindex, kind.wire().into());
     }
-    ctv_look(skb, ifindex);
+    ctv_reset_meta(skb, ifindex);
     let Some(packet) = packet::in_hand() else { return 0 };
     let Ok(ethernet) = frame::load::<Ethernet>(&ctx, 0) else {
-        return ctv_tell(reason, ifindex, 0);
+        return ctv_emit_event(reason, ifindex, 0);
     };
     packet.source_mac = ethernet.source;
     packet.destination_mac = ethernet.destination;
     if ethernet.kind == frame::IPV4 || ethernet.kind == frame::IPV6 {
         packet.ip6 = u8::from(ethernet.kind == frame::IPV6);
-        // What can be read of it is in the packet then.
+        // The parser has then stored the headers that it could read.
         let _why = parse::ctv_parse(packet, skb);
     }
-    ctv_tell(reason, ifindex, ethernet.kind.wire().into())
+    ctv_emit_event(reason, ifindex, ethernet.kind.wire().into())
 }
 
 const POLICY: u32 = DropReason::Policy as u32;
 
-/// Forgets what was in hand, for a frame that may not have been. A function of its own for the verifier.
+/// Resets the packet metadata for a frame that may not have been parsed.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_look(skb: *mut __sk_buff, ifindex: u32) -> u32 {
+extern "C" fn ctv_reset_meta(skb: *mut __sk_buff, ifindex: u32) -> u32 {
     let ctx = TcContext::new(skb);
     let Some(packet) = packet::in_hand() else { return 0 };
     packet.segment = maps::port(&ifindex).map_or(Segment::vxlan(0), |port| port.segment);
-    // The parser remembers the ports of fragments by their domain: not those of a frame that was dropped, whose source may be another's.
+    // The parser stores the ports of fragments by domain. It must not store those of a dropped frame, whose source address may be
+    // spoofed.
     packet.domain = Domain::NONE;
     packet.len = ctx.len();
     // SAFETY: numbers.
@@ -123,38 +124,38 @@ extern "C" fn ctv_look(skb: *mut __sk_buff, ifindex: u32) -> u32 {
     0
 }
 
-/// Tells of the packet in hand, if this CPU may.
+/// Writes an event for the current packet to the ring buffer, unless this CPU has reached its limit.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_tell(reason: u32, ifindex: u32, kind: u32) -> u32 {
+extern "C" fn ctv_emit_event(reason: u32, ifindex: u32, kind: u32) -> u32 {
     let (Some(packet), Some(watch)) = (packet::in_hand(), WATCH.get(0)) else { return 0 };
-    let Some(told) = EVENT_STATE.get_ptr_mut(0) else { return 0 };
-    // SAFETY: this CPU's own, as `packet::in_hand`.
-    let told = unsafe { &mut *told };
+    let Some(state) = EVENT_STATE.get_ptr_mut(0) else { return 0 };
+    // SAFETY: the value of this CPU, see `packet::current`.
+    let state = unsafe { &mut *state };
     let now = flows::now();
     if now > watch.until {
         return 0;
     }
-    if told.second != now {
-        told.second = now;
-        told.taken = 0;
+    if state.second != now {
+        state.second = now;
+        state.reported = 0;
     }
-    if told.taken >= watch.limit {
-        told.lost += 1;
+    if state.reported >= watch.limit {
+        state.lost += 1;
         return 0;
     }
-    told.taken += 1;
-    fill(&mut told.event, packet, reason, ifindex, kind);
-    if EVENTS.output(&told.event, 0).is_err() {
-        told.lost += 1;
+    state.reported += 1;
+    fill(&mut state.event, packet, reason, ifindex, kind);
+    if EVENTS.output(&state.event, 0).is_err() {
+        state.lost += 1;
     }
     0
 }
 
-/// An assignment would be a loop over bytes, where the compiler cannot tell that the places do not overlap.
+/// By words: an assignment would be a loop over bytes, because the compiler does not know that the two do not overlap.
 #[inline(always)]
 fn copy(from: &Address, to: &mut Address) {
-    // SAFETY: two words each, aligned, and one is borrowed as nobody else's.
+    // SAFETY: both are two aligned words, and `to` is an exclusive reference.
     unsafe { core::ptr::copy_nonoverlapping((&raw const *from).cast::<u64>(), (&raw mut *to).cast(), 2) };
 }
 
