@@ -28,7 +28,7 @@ pub(crate) fn verdict(packet: &Packet, code: u32) -> Result<Verdict, DropReason>
     }
 }
 
-/// The port that the packet in hand goes to is known; what passes by a flow goes only to whom that was judged for.
+/// The port that the packet in hand goes to is known; what passes by a flow goes only to whom that was evaluated for.
 #[inline(always)]
 pub(crate) fn to_port(packet: &mut Packet, place: FdbEntry) -> Result<u32, DropReason> {
     packet.set_place(&place);

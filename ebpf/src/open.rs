@@ -58,7 +58,7 @@ pub(crate) extern "C" fn ctv_open(packet: *mut Packet) -> u32 {
 pub(crate) extern "C" fn ctv_open_gateway(packet: *mut Packet) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     begin(packet);
-    let code = ctv_judge(packet);
+    let code = ctv_evaluate(packet);
     log::code(LogStage::Policy, code, LogResult::Allowed);
     code
 }
@@ -156,7 +156,7 @@ fn begin(packet: &mut Packet) {
 /// Evaluates the rules of both ends, as far as they are here.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_judge(packet: *mut Packet) -> u32 {
+extern "C" fn ctv_evaluate(packet: *mut Packet) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     if is_held(packet) {
         return DropReason::FlowImport as u32;
@@ -185,7 +185,7 @@ fn is_held(packet: &Packet) -> bool {
 
 #[inline(always)]
 fn admit(packet: &mut Packet) -> u32 {
-    let code = ctv_judge(packet);
+    let code = ctv_evaluate(packet);
     log::code(LogStage::Policy, code, LogResult::Allowed);
     if code != packet::GO_ON {
         return code;

@@ -35,9 +35,9 @@ static RULES: Array<Branch, RULES_CAPACITY, { BPF_F_MMAPABLE as usize }> = Array
 #[btf_map(name = "ctv_rulecnt")]
 static COUNTS: PerCpuHashMap<u32, RuleCount, RULE_COUNTS_CAPACITY, NO_PREALLOC> = PerCpuHashMap::new();
 
-/// A connection that is being judged, in a map for the reasons that `Packet` is.
+/// A connection that is being evaluated, in a map for the reasons that `Packet` is.
 #[repr(C)]
-struct Inquiry {
+struct Evaluation {
     /// Its source and destination, beyond the translation of services.
     ends: [Address; 2],
     /// The destination port, or what stands in its place.
@@ -65,15 +65,15 @@ struct Inquiry {
     /// and the rules that decided.
     rules: [u32; 2],
     /// What is asked of the rules of one side.
-    question: LookupKey,
+    key: LookupKey,
     /// The search for an answer.
     search: Search,
 }
 
-impl Inquiry {
+impl Evaluation {
     /// Begins without rules.
     #[inline(always)]
-    fn forget_rules(&mut self) {
+    fn clear_rules(&mut self) {
         // SAFETY: numbers.
         unsafe {
             contiv_abi::clear(&raw mut self.sets);
@@ -89,14 +89,14 @@ const UNKNOWN: u32 = u32::MAX - 1;
 /// The part of `FdbEntry::group` that is the group.
 const GROUP: u32 = u16::MAX as u32;
 
-#[btf_map(name = "ctv_inquiry")]
-static INQUIRY: PerCpuArray<Inquiry, 1> = PerCpuArray::new();
+#[btf_map(name = "ctv_evaluation")]
+static EVALUATION: PerCpuArray<Evaluation, 1> = PerCpuArray::new();
 
 #[inline(always)]
-fn inquiry<'a>() -> Option<&'a mut Inquiry> {
-    let inquiry = INQUIRY.get_ptr_mut(0)?;
+fn evaluation<'a>() -> Option<&'a mut Evaluation> {
+    let evaluation = EVALUATION.get_ptr_mut(0)?;
     // SAFETY: this CPU's own, as `packet::in_hand`.
-    Some(unsafe { &mut *inquiry })
+    Some(unsafe { &mut *evaluation })
 }
 
 /// The group with this number; zero is none.
@@ -106,37 +106,37 @@ pub(crate) fn group(number: u32) -> Option<&'static Group> {
     GROUPS.get(number)
 }
 
-/// Judges the new connection of the packet in hand, which goes to its `place`: what the rules of both ends say is noted in its
+/// Evaluates the new connection of the packet in hand, which goes to its `place`: what the rules of both ends say is noted in its
 /// flow. True if it may be.
 #[inline(always)]
 pub(crate) fn allows(packet: &mut Packet) -> bool {
-    let Some(inquiry) = inquiry() else { return false };
+    let Some(evaluation) = evaluation() else { return false };
     let source = packet.tuple.source.words();
     let destination = if packet.hairpin != 0 { source } else { packet.wanted.destination.words() };
-    inquiry.ends[0].set_words(source);
-    inquiry.ends[1].set_words(destination);
-    inquiry.port = packet.wanted.destination_port;
-    inquiry.protocol = packet.protocol;
-    inquiry.segment = packet.segment;
-    inquiry.of_peer.domain = packet.domain;
-    inquiry.ip6 = packet.ip6;
+    evaluation.ends[0].set_words(source);
+    evaluation.ends[1].set_words(destination);
+    evaluation.port = packet.wanted.destination_port;
+    evaluation.protocol = packet.protocol;
+    evaluation.segment = packet.segment;
+    evaluation.of_peer.domain = packet.domain;
+    evaluation.ip6 = packet.ip6;
     let (known, group) = (packet.placed != 0, packet.place.group & GROUP);
-    inquiry.groups = [packet.source_group, if packet.place.ifindex != 0 { group } else { 0 }];
+    evaluation.groups = [packet.source_group, if packet.place.ifindex != 0 { group } else { 0 }];
     // The Ethernet address decides who receives the packet, so that of an endpoint decides whose rules are asked.
     let source = if packet.source_port != 0 { packet.source_group } else { BY_ADDRESS };
-    inquiry.identities = [source, if known { group } else { BY_ADDRESS }];
-    packet::copy_mac(&packet.source_mac, &mut inquiry.macs[0]);
-    packet::copy_mac(&packet.destination_mac, &mut inquiry.macs[1]);
-    inquiry.known = [FlowHalf::UNKNOWN; 2];
-    inquiry.unknown = 0;
-    packet.groups = [inquiry.groups[0] as u16, inquiry.groups[1] as u16];
+    evaluation.identities = [source, if known { group } else { BY_ADDRESS }];
+    packet::copy_mac(&packet.source_mac, &mut evaluation.macs[0]);
+    packet::copy_mac(&packet.destination_mac, &mut evaluation.macs[1]);
+    evaluation.known = [FlowHalf::UNKNOWN; 2];
+    evaluation.unknown = 0;
+    packet.groups = [evaluation.groups[0] as u16, evaluation.groups[1] as u16];
     let from = if packet.source_port != 0 { packet.source_group } else { packet.source_identity };
     let to = if known { group } else { FlowHalf::UNKNOWN.into() };
     packet.identities = [from as u16, to as u16];
-    inquiry.forget_rules();
+    evaluation.clear_rules();
     let denied = ctv_side(OUT as u32) != 0 || ctv_side(IN as u32) != 0;
-    packet.verdict = Verdict::of(inquiry.sets).0;
-    packet.rules = inquiry.rules;
+    packet.verdict = Verdict::of(evaluation.sets).0;
+    packet.rules = evaluation.rules;
     !denied
 }
 
@@ -184,85 +184,85 @@ pub(crate) fn lets_pass(half: &FlowHalf, reply: bool, [source, destination]: [u3
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_evaluate(
+pub(crate) extern "C" fn ctv_reevaluate(
     packet: *mut Packet,
     tuple: *const Tuple,
     groups: u32,
     hairpin: u32,
     known: u32,
 ) -> u32 {
-    let (Some(packet), Some(inquiry)) = (packet::of(packet), inquiry()) else { return 0 };
+    let (Some(packet), Some(evaluation)) = (packet::of(packet), evaluation()) else { return 0 };
     // SAFETY: the verifier ensures that a pointer that is not null refers to a whole tuple.
     let Some(tuple) = (unsafe { tuple.as_ref() }) else { return 0 };
     let destination = tuple.destination.words();
-    inquiry.ends[0].set_words(if hairpin != 0 { destination } else { tuple.source.words() });
-    inquiry.ends[1].set_words(destination);
-    inquiry.port = tuple.destination_port;
-    inquiry.protocol = tuple.protocol;
-    inquiry.segment = packet.segment;
-    inquiry.of_peer.domain = packet.domain;
-    inquiry.ip6 = packet.ip6;
-    inquiry.groups = [groups & 0xffff, groups >> 16];
-    inquiry.identities = inquiry.groups.map(|group| if group == 0 { BY_ADDRESS } else { group });
+    evaluation.ends[0].set_words(if hairpin != 0 { destination } else { tuple.source.words() });
+    evaluation.ends[1].set_words(destination);
+    evaluation.port = tuple.destination_port;
+    evaluation.protocol = tuple.protocol;
+    evaluation.segment = packet.segment;
+    evaluation.of_peer.domain = packet.domain;
+    evaluation.ip6 = packet.ip6;
+    evaluation.groups = [groups & 0xffff, groups >> 16];
+    evaluation.identities = evaluation.groups.map(|group| if group == 0 { BY_ADDRESS } else { group });
     // The packet may be of either direction.
     let reply = packet.entry as usize & 1;
-    inquiry.macs[reply] = packet.source_mac;
-    inquiry.macs[reply ^ 1] = packet.destination_mac;
-    inquiry.known = [FlowHalf::UNKNOWN; 2];
+    evaluation.macs[reply] = packet.source_mac;
+    evaluation.macs[reply ^ 1] = packet.destination_mac;
+    evaluation.known = [FlowHalf::UNKNOWN; 2];
     if packet.icmp_error != Told::NOTHING {
-        inquiry.macs = [[0; 6]; 2];
-        inquiry.known = [known as u16, (known >> 16) as u16];
+        evaluation.macs = [[0; 6]; 2];
+        evaluation.known = [known as u16, (known >> 16) as u16];
     }
-    inquiry.unknown = 0;
-    inquiry.forget_rules();
+    evaluation.unknown = 0;
+    evaluation.clear_rules();
     let out = u64::from(ctv_side(OUT as u32) & 1) * Verdict::DENIED_OUT;
     let into = u64::from(ctv_side(IN as u32) & 1) * Verdict::DENIED_IN;
-    packet.verdict = Verdict::of(inquiry.sets).0 | out | into;
-    packet.rules = inquiry.rules;
+    packet.verdict = Verdict::of(evaluation.sets).0 | out | into;
+    packet.rules = evaluation.rules;
     0
 }
 
-/// Asks the rules of one side of the connection that is being judged; 1 if they deny it.
+/// Asks the rules of one side of the connection that is being evaluated; 1 if they deny it.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_side(side: u32) -> u32 {
-    let Some(inquiry) = inquiry() else { return 1 };
+    let Some(evaluation) = evaluation() else { return 1 };
     let side = (side & 1) as usize;
-    let Some(group) = GROUPS.get(inquiry.groups[side]) else { return 1 };
+    let Some(group) = GROUPS.get(evaluation.groups[side]) else { return 1 };
     let set = group.sets[side];
     if set == 0 {
         return 0;
     }
-    let question = &mut inquiry.question;
-    question.set_ends(inquiry.ip6, &inquiry.ends[side ^ 1], &inquiry.ends[side]);
-    question.set_port(inquiry.protocol, inquiry.port);
-    question.set_group(0);
+    let key = &mut evaluation.key;
+    key.set_ends(evaluation.ip6, &evaluation.ends[side ^ 1], &evaluation.ends[side]);
+    key.set_port(evaluation.protocol, evaluation.port);
+    key.set_group(0);
     if Maps.set(set).is_some_and(|set| set.by_group != 0) {
-        let mut identity = inquiry.identities[side ^ 1];
+        let mut identity = evaluation.identities[side ^ 1];
         if identity == BY_ADDRESS {
-            inquiry.of_peer.ip.set_words(inquiry.ends[side ^ 1].words());
+            evaluation.of_peer.ip.set_words(evaluation.ends[side ^ 1].words());
             identity = ctv_identity(side as u32 ^ 1);
             if identity == UNKNOWN {
                 // It may be in any group. As a destination it is reached by its Ethernet address alone, and its node asks.
-                inquiry.unknown = u8::from(side == IN);
-                inquiry.sets[side] = set;
+                evaluation.unknown = u8::from(side == IN);
+                evaluation.sets[side] = set;
                 if side == IN {
                     return 1;
                 }
                 identity = 0;
             }
         }
-        question.set_group(identity);
+        key.set_group(identity);
     }
-    inquiry.search = Search::new(set);
+    evaluation.search = Search::new(set);
     // SAFETY: `search_on` takes nothing.
     let _turns = unsafe { bpf_loop(Search::TURNS, search_on as *mut c_void, ptr::null_mut(), 0) };
-    let RuleEntry { rule, .. } = inquiry.search.best;
-    let denies = inquiry.search.best.denies();
-    inquiry.sets[side] = set;
-    inquiry.rules[side] = rule;
+    let RuleEntry { rule, .. } = evaluation.search.best;
+    let denies = evaluation.search.best.denies();
+    evaluation.sets[side] = set;
+    evaluation.rules[side] = rule;
     count(rule);
     u32::from(denies)
 }
@@ -274,17 +274,17 @@ extern "C" fn ctv_side(side: u32) -> u32 {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_identity(peer: u32) -> u32 {
-    let Some(inquiry) = inquiry() else { return 0 };
-    if let Some(owner) = maps::neighbour(&inquiry.of_peer) {
+    let Some(evaluation) = evaluation() else { return 0 };
+    if let Some(owner) = maps::neighbour(&evaluation.of_peer) {
         return owner.group;
     }
     let peer = peer as usize & 1;
-    if inquiry.known[peer] != FlowHalf::UNKNOWN {
-        return inquiry.known[peer].into();
+    if evaluation.known[peer] != FlowHalf::UNKNOWN {
+        return evaluation.known[peer].into();
     }
-    let Some(mac) = inquiry.macs.get(peer) else { return 0 };
-    let inside = claim::is_inside(inquiry.of_peer.domain, &inquiry.of_peer.ip, inquiry.ip6 != 0);
-    match maps::destination(&FdbKey::new(inquiry.segment, *mac)) {
+    let Some(mac) = evaluation.macs.get(peer) else { return 0 };
+    let inside = claim::is_inside(evaluation.of_peer.domain, &evaluation.of_peer.ip, evaluation.ip6 != 0);
+    match maps::destination(&FdbKey::new(evaluation.segment, *mac)) {
         // A source that uses the address of somebody whose record is missing may be anybody.
         Some(place) if peer != 0 || !inside => place.group & GROUP,
         _ if inside => UNKNOWN,
@@ -295,7 +295,7 @@ extern "C" fn ctv_identity(peer: u32) -> u32 {
 /// Why the connection that was evaluated last is denied.
 #[inline(always)]
 pub(crate) fn denial() -> u32 {
-    let unknown = inquiry().is_some_and(|inquiry| inquiry.unknown != 0);
+    let unknown = evaluation().is_some_and(|evaluation| evaluation.unknown != 0);
     if unknown { DropReason::UnknownSource as u32 } else { DropReason::Policy as u32 }
 }
 
@@ -328,7 +328,7 @@ pub(crate) fn admits_receiver(packet: &Packet, group: u32) -> Result<(), DropRea
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_admits(ifindex: u32) -> u32 {
-    let (Some(packet), Some(inquiry)) = (packet::in_hand(), inquiry()) else {
+    let (Some(packet), Some(evaluation)) = (packet::in_hand(), evaluation()) else {
         return DropReason::Malformed as u32;
     };
     if packet.admission == Admission::ALL {
@@ -338,9 +338,9 @@ pub(crate) extern "C" fn ctv_admits(ifindex: u32) -> u32 {
     if packet.admission == Admission::WITHOUT_RULES {
         return packet::code(admits_receiver(packet, port.group));
     }
-    replicated(packet, inquiry, port.own(packet.ip6 != 0));
-    inquiry.groups = [packet.source_group, port.group];
-    inquiry.identities[1] = port.group;
+    replicated(packet, evaluation, port.own(packet.ip6 != 0));
+    evaluation.groups = [packet.source_group, port.group];
+    evaluation.identities[1] = port.group;
     if ctv_side(OUT as u32) != 0 || ctv_side(IN as u32) != 0 {
         DropReason::Policy as u32
     } else {
@@ -355,7 +355,7 @@ pub(crate) extern "C" fn ctv_admits(ifindex: u32) -> u32 {
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_leaves() -> u32 {
-    let (Some(packet), Some(inquiry)) = (packet::in_hand(), inquiry()) else { return 0 };
+    let (Some(packet), Some(evaluation)) = (packet::in_hand(), evaluation()) else { return 0 };
     if packet.admission != Admission::RULES {
         return 1;
     }
@@ -363,28 +363,28 @@ pub(crate) extern "C" fn ctv_leaves() -> u32 {
     if Maps.set(group.sets[OUT]).is_some_and(|set| set.by_peer != 0) {
         return 0;
     }
-    replicated(packet, inquiry, packet.tuple.destination.words());
-    inquiry.groups = [packet.source_group, 0];
-    inquiry.identities[1] = 0;
+    replicated(packet, evaluation, packet.tuple.destination.words());
+    evaluation.groups = [packet.source_group, 0];
+    evaluation.identities[1] = 0;
     u32::from(ctv_side(OUT as u32) == 0)
 }
 
 /// Begins the evaluation of a replicated packet for a receiver with the address `own`.
 #[inline(always)]
-fn replicated(packet: &Packet, inquiry: &mut Inquiry, own: [u64; 2]) {
-    inquiry.ends[0].set_words(packet.tuple.source.words());
-    inquiry.ends[1].set_words(own);
-    inquiry.port = packet.tuple.destination_port;
-    inquiry.protocol = packet.protocol;
-    inquiry.segment = packet.segment;
-    inquiry.of_peer.domain = packet.domain;
-    inquiry.ip6 = packet.ip6;
-    inquiry.identities[0] = if packet.source_port != 0 { packet.source_group } else { BY_ADDRESS };
-    packet::copy_mac(&packet.source_mac, &mut inquiry.macs[0]);
-    packet::copy_mac(&packet.destination_mac, &mut inquiry.macs[1]);
-    inquiry.known = [FlowHalf::UNKNOWN; 2];
-    inquiry.unknown = 0;
-    inquiry.forget_rules();
+fn replicated(packet: &Packet, evaluation: &mut Evaluation, own: [u64; 2]) {
+    evaluation.ends[0].set_words(packet.tuple.source.words());
+    evaluation.ends[1].set_words(own);
+    evaluation.port = packet.tuple.destination_port;
+    evaluation.protocol = packet.protocol;
+    evaluation.segment = packet.segment;
+    evaluation.of_peer.domain = packet.domain;
+    evaluation.ip6 = packet.ip6;
+    evaluation.identities[0] = if packet.source_port != 0 { packet.source_group } else { BY_ADDRESS };
+    packet::copy_mac(&packet.source_mac, &mut evaluation.macs[0]);
+    packet::copy_mac(&packet.destination_mac, &mut evaluation.macs[1]);
+    evaluation.known = [FlowHalf::UNKNOWN; 2];
+    evaluation.unknown = 0;
+    evaluation.clear_rules();
 }
 
 /// Sets and their trees are not changed as long as a group leads to them.
@@ -404,11 +404,11 @@ impl Tables for Maps {
 
 /// One turn of many, which the verifier takes for one: it tells apart no more than the search in memory does. 1 at the end.
 extern "C" fn search_on(_turn: u64, _nothing: *mut c_void) -> i64 {
-    let Some(Inquiry { question, search, .. }) = inquiry() else { return 1 };
+    let Some(Evaluation { key, search, .. }) = evaluation() else { return 1 };
     if !search.turn(&Maps) {
         return 1;
     }
-    search.walk(&Maps, question);
+    search.walk(&Maps, key);
     0
 }
 

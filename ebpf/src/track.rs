@@ -205,7 +205,7 @@ pub(crate) extern "C" fn ctv_revalidate(packet: *mut Packet) -> u32 {
     let hairpin = flow.head.flags & Flow::HAIRPIN;
     // Read once: the verdict is for these.
     let ends = FlowHalf::ends(flow.halves[0].groups, flow.halves[0].identities);
-    policy::ctv_evaluate(packet, &raw const packet.spare, ends as u32, hairpin.into(), (ends >> 32) as u32);
+    policy::ctv_reevaluate(packet, &raw const packet.spare, ends as u32, hairpin.into(), (ends >> 32) as u32);
     let [out, into] = packet.rules;
     let rules = u64::from(out) | u64::from(into) << 32;
     flows::ctv_set_verdict(packet.entry >> 1, packet.generation, packet.verdict, rules, ends)

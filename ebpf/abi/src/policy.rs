@@ -409,11 +409,11 @@ impl Search {
 
     /// Descends to the end of a tree, or by [`Search::STRIDE`] nodes. Returns the number of nodes.
     #[inline(always)]
-    pub fn walk<T: Tables>(&mut self, tables: &T, question: &LookupKey) -> u32 {
+    pub fn walk<T: Tables>(&mut self, tables: &T, key: &LookupKey) -> u32 {
         let mut at = self.at;
         let mut steps = 0;
         while steps < Search::STRIDE && at.is_branch() {
-            at = tables.branch(at.rule).map_or(RuleEntry::LOST, |branch| question.way(branch, at));
+            at = tables.branch(at.rule).map_or(RuleEntry::LOST, |branch| key.way(branch, at));
             steps += 1;
         }
         self.at = at;
