@@ -8,7 +8,7 @@ use contiv_abi::Be16;
 use crate::{
     frame::{self, ETHERNET},
     header::{Ipv4, Ipv6},
-    packet::{Packet, Piece},
+    packet::{PacketMeta, Piece},
     skb::{self, NO_CHECKSUM},
 };
 
@@ -33,10 +33,10 @@ pub(crate) fn is_behind_addresses(place: u32, kind: Be16) -> bool {
     }
 }
 
-/// Whether what was parsed of the packet in hand is what will leave the node. The kernel fragments no packet before its checksum
+/// Whether what was parsed of the current packet is what will leave the node. The kernel fragments no packet before its checksum
 /// is complete.
 #[inline(always)]
-pub(crate) fn fits(packet: &Packet) -> bool {
+pub(crate) fn fits(packet: &PacketMeta) -> bool {
     let place = packet.checksum;
     place == NO_CHECKSUM
         || packet.piece == Piece::WHOLE && skb::is_of_transport(place, packet.protocol, packet.l4)

@@ -4,7 +4,7 @@ use contiv_abi::{Address, Domain, DropReason, FdbKey, FlowHalf, Mac, NeighEntry,
 
 use crate::{
     frame, maps,
-    packet::{Ingress, Packet},
+    packet::{Ingress, PacketMeta},
     source,
 };
 
@@ -19,7 +19,7 @@ pub(crate) fn is_reserved(ip: &Address) -> bool {
 /// the endpoint on another node. Services are never a source outside of the nodes that translate for them, but their
 /// address may be announced. The result is the endpoint's group, `FlowHalf::UNKNOWN` without an endpoint.
 #[inline(always)]
-pub(crate) fn claim(packet: &Packet, ip: Address, mac: Mac) -> Result<u32, DropReason> {
+pub(crate) fn claim(packet: &PacketMeta, ip: Address, mac: Mac) -> Result<u32, DropReason> {
     let Some(owner) = maps::neighbour(&NeighKey::new(packet.domain, ip)) else {
         // Neither is the gateway's, if it is on this node.
         let reserved = maps::subnet(packet.domain, &ip)
@@ -52,7 +52,7 @@ pub(crate) fn is_of_link(ip: &Address, ip6: bool) -> bool {
 /// Whether ARP or neighbour discovery may name `mac` beside the frame's own source address: on the wire, routers have virtual
 /// addresses (RFC 5798 8.2), which no endpoint has.
 #[inline(always)]
-pub(crate) fn may_name(packet: &Packet, mac: &Mac) -> Result<(), DropReason> {
+pub(crate) fn may_name(packet: &PacketMeta, mac: &Mac) -> Result<(), DropReason> {
     if source::same(mac, &packet.source_mac) {
         return Ok(());
     }

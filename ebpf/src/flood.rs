@@ -18,7 +18,7 @@ pub(crate) fn receive(ctx: &TcContext) -> Verdict {
 
 #[inline(always)]
 fn replicate(ctx: &TcContext) -> Result<Verdict, DropReason> {
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    let packet = packet::current().ok_or(DropReason::Malformed)?;
     let (segment, ports, out, source) = (packet.segment, packet.ports, packet.out, packet.source_port);
     if source != 0 {
         rate::storm(ctx, source)?;
@@ -32,7 +32,7 @@ fn replicate(ctx: &TcContext) -> Result<Verdict, DropReason> {
         pod::push_tag(ctx, segment)?;
         return Ok(Verdict::Out(out));
     };
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    let packet = packet::current().ok_or(DropReason::Malformed)?;
     let (members, kind) = (packet.members, packet.kind);
     let tos = frame::ctv_class_of(ctx.skb.skb, kind.wire().into()) as u8;
     to_members(ctx, vni, out, members, tos);

@@ -7,21 +7,21 @@ use crate::{
     frame,
     header::{Ipv4, Ipv6},
     maps, open,
-    packet::{self, ANSWERED, GO_ON, ICMP, ICMPV6, Packet, Piece, REFUSE, Told},
+    packet::{self, ANSWERED, GO_ON, ICMP, ICMPV6, PacketMeta, Piece, REFUSE, Told},
     refuse, route,
 };
 
 /// TTL of replies.
 const TTL: u8 = 64;
 
-/// Turns the packet in hand, which `route` has found to be for the router itself, into its answer. The result is `ANSWERED`,
+/// Turns the current packet, which `route` has found to be for the router itself, into its answer. The result is `ANSWERED`,
 /// `REFUSE` and a reason, or the number of the reason to drop it.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_answer(skb: *mut __sk_buff) -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(packet) = packet::current() else { return DropReason::Malformed as u32 };
     let to = maps::subnet(packet.domain, &packet.tuple.destination);
     if !to.is_some_and(|subnet| subnet.is_router(&packet.tuple.destination)) {
         return ctv_expired(skb);
@@ -35,12 +35,12 @@ pub(crate) extern "C" fn ctv_answer(skb: *mut __sk_buff) -> u32 {
     }
 }
 
-/// Tells the sender of the packet in hand that its TTL has come to its end.
+/// Tells the sender of the current packet that its TTL has come to its end.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_expired(skb: *mut __sk_buff) -> u32 {
     const EXCEEDED: u32 = DropReason::TtlExceeded as u32;
-    let Some(packet) = packet::in_hand() else { return EXCEEDED };
+    let Some(packet) = packet::current() else { return EXCEEDED };
     match maps::subnet(packet.domain, &packet.tuple.source) {
         Some(subnet) if subnet.is_routed() && !subnet.gateway.is_zero() => {
             let gateway: Address = subnet.gateway;
@@ -51,7 +51,7 @@ extern "C" fn ctv_expired(skb: *mut __sk_buff) -> u32 {
 }
 
 #[inline(always)]
-fn is_echo_request(ctx: &TcContext, packet: &Packet) -> bool {
+fn is_echo_request(ctx: &TcContext, packet: &PacketMeta) -> bool {
     let (header, protocol, kind) =
         if packet.ip6 != 0 { (size_of::<Ipv6>(), ICMPV6, 128) } else { (size_of::<Ipv4>(), ICMP, 8) };
     packet.protocol == protocol
@@ -68,7 +68,7 @@ fn is_echo_request(ctx: &TcContext, packet: &Packet) -> bool {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_echo(skb: *mut __sk_buff) -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(packet) = packet::current() else { return DropReason::Malformed as u32 };
     match echo(&TcContext::new(skb), packet) {
         Ok(()) => ANSWERED,
         Err(reason) => reason as u32,
@@ -76,7 +76,7 @@ extern "C" fn ctv_echo(skb: *mut __sk_buff) -> u32 {
 }
 
 #[inline(always)]
-fn echo(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
+fn echo(ctx: &TcContext, packet: &PacketMeta) -> Result<(), DropReason> {
     /// Places of the addresses in the headers.
     const SOURCE: usize = 12;
     const SOURCE6: usize = 8;

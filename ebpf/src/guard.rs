@@ -15,7 +15,7 @@ use crate::{
     frame::{self, ETHERNET},
     header::Arp,
     maps, nd,
-    packet::{self, ICMPV6, Ingress, Packet, Piece, Route, Told},
+    packet::{self, ICMPV6, Ingress, PacketMeta, Piece, Route, Told},
     route, source,
 };
 
@@ -25,7 +25,7 @@ use crate::{
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_guard(skb: *mut __sk_buff) -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(packet) = packet::current() else { return DropReason::Malformed as u32 };
     packet.nd = 0;
     packet.probe = 0;
     match packet.kind {
@@ -42,7 +42,7 @@ pub(crate) extern "C" fn ctv_guard(skb: *mut __sk_buff) -> u32 {
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_guard_source(skb: *mut __sk_buff) -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(packet) = packet::current() else { return DropReason::Malformed as u32 };
     let identity = match check_source(&TcContext::new(skb), packet) {
         Ok(identity) => identity,
         Err(reason) => return reason as u32,
@@ -52,7 +52,7 @@ pub(crate) extern "C" fn ctv_guard_source(skb: *mut __sk_buff) -> u32 {
 }
 
 #[inline(always)]
-fn check_source(ctx: &TcContext, packet: &Packet) -> Result<u32, DropReason> {
+fn check_source(ctx: &TcContext, packet: &PacketMeta) -> Result<u32, DropReason> {
     const SOURCE: usize = ETHERNET + 12;
     const SOURCE6: usize = ETHERNET + 8;
     const DESTINATION6: usize = ETHERNET + 24;
@@ -101,7 +101,7 @@ fn check_source(ctx: &TcContext, packet: &Packet) -> Result<u32, DropReason> {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_is_elsewhere() -> u32 {
-    let Some(packet) = packet::in_hand() else { return 1 };
+    let Some(packet) = packet::current() else { return 1 };
     let Some(place) = maps::destination(&FdbKey::new(packet.segment, packet.source_mac)) else { return 0 };
     let tunnelled = packet.ingress == Ingress::TUNNEL;
     let same = place.vtep.same(&packet.vtep);
@@ -117,12 +117,12 @@ const LONGEST_ARP: u32 = 64;
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_guard_arp(skb: *mut __sk_buff) -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(packet) = packet::current() else { return DropReason::Malformed as u32 };
     packet::code(check_arp(&TcContext::new(skb), packet))
 }
 
 #[inline(always)]
-fn check_arp(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
+fn check_arp(ctx: &TcContext, packet: &PacketMeta) -> Result<(), DropReason> {
     let arp = frame::load::<Arp>(ctx, ETHERNET)?;
     let known = arp.operation == Arp::REQUEST || arp.operation == Arp::REPLY;
     if arp.form != Arp::ETHERNET_IPV4 || !known || ctx.len() > LONGEST_ARP {
@@ -142,7 +142,7 @@ fn check_arp(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
 /// A function of its own for the verifier; its result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_guard_ports(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
+pub(crate) extern "C" fn ctv_guard_ports(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
     /// What a host without an address asks for one by (RFC 2131).
     const REQUEST: (Be16, Be16) = (Be16::new(68), Be16::new(67));
     /// Its reports of multicast listeners.
@@ -187,10 +187,10 @@ pub(crate) extern "C" fn ctv_guard_ports(packet: *mut Packet, skb: *mut __sk_buf
     if to_node { DropReason::TunnelFromPod as u32 } else { packet::GO_ON }
 }
 
-/// Whether the packet in hand, which is from `::`, tells routers which groups a host listens to, as one does that has no address
+/// Whether the current packet, which is from `::`, tells routers which groups a host listens to, as one does that has no address
 /// yet: reports and the end of them (RFC 2710, RFC 3810). Neighbour discovery from there has been checked before.
 #[inline(always)]
-fn reports(ctx: &TcContext, packet: &Packet) -> bool {
+fn reports(ctx: &TcContext, packet: &PacketMeta) -> bool {
     const REPORT: u8 = 131;
     const DONE: u8 = 132;
     const REPORT_V2: u8 = 143;
@@ -205,7 +205,7 @@ fn reports(ctx: &TcContext, packet: &Packet) -> bool {
 /// A function of its own for the verifier; its result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_guard_new(packet: *mut Packet) -> u32 {
+pub(crate) extern "C" fn ctv_guard_new(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     if packet.ingress == Ingress::POD && packet.icmp_error == Told::NOTHING {
         return packet::GO_ON;
@@ -222,7 +222,7 @@ pub(crate) extern "C" fn ctv_guard_new(packet: *mut Packet) -> u32 {
 /// destination: the receiver takes it for its own, and no rules about its address apply. Only of packets without a flow, because
 /// no flow begins so.
 #[inline(always)]
-pub(crate) fn is_for_all(packet: &Packet) -> bool {
+pub(crate) fn is_for_all(packet: &PacketMeta) -> bool {
     let to = &packet.tuple.destination;
     packet.ip6 == 0
         && packet.route == Route::BRIDGED
@@ -236,7 +236,7 @@ pub(crate) fn is_for_all(packet: &Packet) -> bool {
 /// A function of its own for the verifier; its result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_guard_destination(packet: *mut Packet) -> u32 {
+pub(crate) extern "C" fn ctv_guard_destination(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     if packet.guarded == 0 && packet.route == Route::BRIDGED {
         let key = NeighKey::new(packet.domain, packet.tuple.destination);
@@ -252,7 +252,7 @@ pub(crate) extern "C" fn ctv_guard_destination(packet: *mut Packet) -> u32 {
 
 /// Whether the packet has the Ethernet address of the owner of its destination.
 #[inline(always)]
-pub(crate) fn is_addressed(packet: &Packet, owner: &NeighEntry) -> bool {
+pub(crate) fn is_addressed(packet: &PacketMeta, owner: &NeighEntry) -> bool {
     packet.ingress == Ingress::WIRE && owner.flags & NeighEntry::SERVICE != 0
         || source::same(&owner.mac, &packet.destination_mac)
 }

@@ -18,18 +18,18 @@ use crate::{
     guard,
     header::Ipv4,
     log, maps, nat,
-    packet::{self, Ingress, Packet, Told, passes},
+    packet::{self, Ingress, PacketMeta, Told, passes},
     parse, route, source,
     verdict::Verdict,
 };
 
-/// Addresses the packet in hand to the kernel, with the private address of its sender if it has one. The result is that of
+/// Addresses the current packet to the kernel, with the private address of its sender if it has one. The result is that of
 /// `packet::code`.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_leave(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
+pub(crate) extern "C" fn ctv_leave(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     let ctx = TcContext::new(skb);
     packet.destination_mac = KERNEL_MAC;
@@ -88,7 +88,7 @@ fn enter(ctx: &TcContext, ifindex: u32) -> Result<(), DropReason> {
         return Err(DropReason::NotLocal);
     }
     passes(ctv_pod_of(ctx.skb.skb, ifindex))?;
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    let packet = packet::current().ok_or(DropReason::Malformed)?;
     passes(parse::ctv_parse(packet, ctx.skb.skb))?;
     passes(ctv_readdress(packet, ctx.skb.skb))
 }
@@ -129,7 +129,7 @@ fn routed_to(ctx: &TcContext, kind: Be16) -> Result<(), DropReason> {
     }
     let ethernet = Ethernet { destination: owner.mac, source: ROUTER_MAC, kind };
     packet::from_outside(&ethernet, segment, Ingress::KERNEL)?;
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    let packet = packet::current().ok_or(DropReason::Malformed)?;
     packet::set_network(packet, &entry);
     // It comes from no tunnel.
     packet.vtep.set_words([0; 2]);
@@ -166,7 +166,7 @@ fn receiver(ctx: &TcContext, ifindex: u32) -> Result<(), DropReason> {
     let entry = maps::segment(&segment).ok_or(DropReason::UnknownSegment)?;
     let ethernet = Ethernet { destination: port.mac, source: ROUTER_MAC, kind: frame::IPV4 };
     packet::from_outside(&ethernet, segment, Ingress::KERNEL)?;
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    let packet = packet::current().ok_or(DropReason::Malformed)?;
     packet::set_network(packet, &entry);
     packet.vtep.set_words([0; 2]);
     packet.ip6 = 0;
@@ -181,13 +181,13 @@ fn receiver(ctx: &TcContext, ifindex: u32) -> Result<(), DropReason> {
 /// A function of its own for the stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_readdress(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
+extern "C" fn ctv_readdress(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     packet::code(readdress(&TcContext::new(skb), packet))
 }
 
 #[inline(always)]
-fn readdress(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
+fn readdress(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     let own = Address::v4(packet.private);
     if packet.icmp_error != Told::NOTHING {
         // It quotes a packet that the receiver has sent.

@@ -4,7 +4,7 @@ use contiv_abi::{Address, DropReason, NeighKey};
 
 use crate::{
     claim, flows, maps,
-    packet::{self, GO_ON, Ingress, NEW, Packet, Told},
+    packet::{self, GO_ON, Ingress, NEW, PacketMeta, Told},
 };
 
 /// An error about a packet of a flow belongs to the flow: it goes by the tuple of a packet of the flow in the direction of the
@@ -13,7 +13,7 @@ use crate::{
 /// This and the next are functions of their own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_inside(packet: *mut Packet) -> u32 {
+pub(crate) extern "C" fn ctv_inside(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return NEW };
     packet.wanted = packet.inner;
     packet.wanted.reverse();
@@ -24,7 +24,7 @@ pub(crate) extern "C" fn ctv_inside(packet: *mut Packet) -> u32 {
 /// Whether an ICMP error comes from the receiver of the packet that it quotes, or from a router: no endpoint is one. On the wire, the
 /// gateway may be a virtual address of several routers (RFC 5798), which send from addresses of their own in the subnet.
 #[inline(always)]
-fn is_on_path(packet: &Packet) -> bool {
+fn is_on_path(packet: &PacketMeta) -> bool {
     let (source, ip6) = (&packet.tuple.source, packet.ip6 != 0);
     let is_strange = || {
         if packet.ingress == Ingress::WIRE {
@@ -37,10 +37,10 @@ fn is_on_path(packet: &Packet) -> bool {
         || maps::neighbour(&NeighKey::new(packet.domain, *source)).is_none() && !is_strange()
 }
 
-/// Whether the flow of the ICMP error in hand is between two addresses of one link: its packets pass no router, unless other nodes are
+/// Whether the flow of the current ICMP error is between two addresses of one link: its packets pass no router, unless other nodes are
 /// behind the kernel of the node.
 #[inline(always)]
-fn is_on_link(packet: &Packet) -> bool {
+fn is_on_link(packet: &PacketMeta) -> bool {
     let Some(flow) = flows::record(packet.entry >> 1) else { return false };
     // SAFETY: a record of the map.
     let flow = unsafe { &*flow };
@@ -55,7 +55,7 @@ fn is_on_link(packet: &Packet) -> bool {
 /// What the error itself is to be, and what it quotes.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_outside(packet: *mut Packet) -> u32 {
+pub(crate) extern "C" fn ctv_outside(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     if !packet.inner.destination.same(&packet.tuple.source) && is_on_link(packet) {
         return DropReason::UnrelatedIcmpError as u32;

@@ -6,7 +6,7 @@ use contiv_abi::{DropReason, FlowHalf, LogResult, LogStage, NeighKey};
 
 use crate::{
     flows, frame, guard, log, maps, nat,
-    packet::{self, AGAIN, Admission, GO_ON, NEW, Packet, REVALIDATE, ROUTER, Route, Told},
+    packet::{self, AGAIN, Admission, GO_ON, NEW, PacketMeta, REVALIDATE, ROUTER, Route, Told},
     parse, receiver, route,
     skb::NO_CHECKSUM,
     track,
@@ -15,7 +15,7 @@ use crate::{
 /// Takes the frame of the packet metadata through the stages; what is not IP, or for many, goes by its Ethernet address alone.
 /// False if its flow is not known: the slow path continues with it.
 #[inline(always)]
-pub(crate) fn pass(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
+pub(crate) fn pass(ctx: &TcContext, packet: &mut PacketMeta) -> Result<bool, DropReason> {
     packet.receiver = packet::ANYBODY;
     packet.guarded = 0;
     packet.route = Route::BRIDGED;
@@ -41,7 +41,7 @@ pub(crate) fn pass(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropRea
 /// A function of its own for the verifier; the result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_bum(packet: *mut Packet) -> u32 {
+extern "C" fn ctv_bum(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     if maps::neighbour(&NeighKey::new(packet.domain, packet.tuple.destination)).is_some() {
         return DropReason::UnicastInMulticast as u32;
@@ -56,7 +56,7 @@ extern "C" fn ctv_bum(packet: *mut Packet) -> u32 {
 /// is to continue.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_pass(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
+extern "C" fn ctv_pass(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     // First, because the stack has no room for one more call on the way to the parser.
     let code = parse::ctv_parse(packet, skb);
@@ -104,11 +104,11 @@ extern "C" fn ctv_pass(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
     code
 }
 
-/// Translates the packet in hand, if its flow is translated. A function of its own for the verifier; the result is that of
+/// Translates the current packet, if its flow is translated. A function of its own for the verifier; the result is that of
 /// `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_rewrite(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
+pub(crate) extern "C" fn ctv_rewrite(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
     match packet::of(packet) {
         Some(packet) if packet.translated != 0 => nat::ctv_translate(packet, skb),
         _ => GO_ON,

@@ -4,7 +4,7 @@
 use contiv_abi::{DropReason, LogResult, LogStage, Vtep, maps::Stage};
 
 use crate::{
-    packet::{self, Packet},
+    packet::{self, PacketMeta},
     verdict::Verdict,
 };
 
@@ -15,7 +15,7 @@ pub(crate) fn begin() {
     enabled::begin();
 }
 
-/// The result of a stage for the packet in hand.
+/// The result of a stage for the current packet.
 #[inline(always)]
 pub(crate) fn stage(stage: LogStage, result: LogResult) {
     write(stage, result as u32, 0);
@@ -66,7 +66,7 @@ fn leaves(_ifindex: u32) {}
 
 /// Where a traced frame has come from that is said to be from a tunnel: its VNI, and its VTEP in the packet metadata.
 #[inline(always)]
-pub(crate) fn origin(packet: &mut Packet) -> Option<u32> {
+pub(crate) fn origin(packet: &mut PacketMeta) -> Option<u32> {
     #[cfg(feature = "log")]
     return enabled::origin(packet);
     #[cfg(not(feature = "log"))]
@@ -112,7 +112,7 @@ mod enabled {
 
     use crate::{
         maps,
-        packet::{self, Packet},
+        packet::{self, PacketMeta},
     };
 
     #[btf_map(name = "ctv_logged")]
@@ -140,7 +140,7 @@ mod enabled {
     }
 
     #[inline(always)]
-    pub(super) fn origin(packet: &mut Packet) -> Option<u32> {
+    pub(super) fn origin(packet: &mut PacketMeta) -> Option<u32> {
         let traced = traced().filter(|traced| traced.vni != 0)?;
         packet.vtep.set_words(traced.vtep.words());
         Some(traced.vni)
@@ -163,7 +163,7 @@ mod enabled {
     #[inline(always)]
     pub(super) fn begin() {
         ctv_leaves_by(0);
-        let Some(packet) = packet::in_hand() else { return };
+        let Some(packet) = packet::current() else { return };
         // SAFETY: numbers.
         unsafe {
             contiv_abi::clear(&raw mut packet.segment);
@@ -174,13 +174,13 @@ mod enabled {
         packet.source_port = 0;
     }
 
-    /// Logs the result of a stage, if the packet in hand is of the endpoint.
+    /// Logs the result of a stage, if the current packet is of the endpoint.
     ///
     /// A function of its own for the verifier, and for the stack.
     #[inline(never)]
     #[unsafe(no_mangle)]
     pub(super) extern "C" fn ctv_log(stage: u32, result: u32, ifindex: u32) -> u32 {
-        let (Some(packet), Some(endpoint)) = (packet::in_hand(), LOGGED.get(0)) else { return 0 };
+        let (Some(packet), Some(endpoint)) = (packet::current(), LOGGED.get(0)) else { return 0 };
         if traced().is_none() && !is_logged(packet, endpoint, ifindex) {
             return 0;
         }
@@ -203,7 +203,7 @@ mod enabled {
     }
 
     #[inline(always)]
-    fn is_logged(packet: &Packet, endpoint: &LoggedEndpoint, ifindex: u32) -> bool {
+    fn is_logged(packet: &PacketMeta, endpoint: &LoggedEndpoint, ifindex: u32) -> bool {
         let port = endpoint.ifindex;
         if port != 0 && (ifindex == port || packet.source_port == port || is_to_port(packet, port)) {
             return true;
@@ -214,7 +214,7 @@ mod enabled {
     }
 
     #[inline(always)]
-    fn is_to_port(packet: &Packet, port: u32) -> bool {
+    fn is_to_port(packet: &PacketMeta, port: u32) -> bool {
         maps::destination(&FdbKey::new(packet.segment, packet.destination_mac))
             .is_some_and(|place| place.ifindex == port)
     }

@@ -200,7 +200,7 @@ fn ctv_replicate(ctx: TcContext) -> i32 {
 /// Where the frame of the packet metadata has come in.
 #[inline(always)]
 fn begun_by(ctx: &TcContext) -> u32 {
-    match packet::in_hand() {
+    match packet::current() {
         Some(packet) if packet.source_port != 0 => packet.source_port,
         _ => arrival(ctx),
     }

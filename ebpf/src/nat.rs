@@ -9,24 +9,24 @@ use contiv_abi::{Address, Be16, DropReason, Mac, NeighKey, TCP, UDP, service_mac
 
 use crate::{
     flows, frame, maps,
-    packet::{self, ICMPV6, Packet, Piece, Route, Told},
+    packet::{self, ICMPV6, PacketMeta, Piece, Route, Told},
     plain::{self, At, add_to_whole},
     route, source,
 };
 
-/// Rewrites the packet in hand from `tuple` to `wanted`, and its Ethernet addresses where an end is another.
+/// Rewrites the current packet from `tuple` to `wanted`, and its Ethernet addresses where an end is another.
 ///
 /// A function of its own for the verifier; its result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_translate(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
+pub(crate) extern "C" fn ctv_translate(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
     let ctx = TcContext::new(skb);
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     packet::code(translate(&ctx, packet))
 }
 
 #[inline(always)]
-fn translate(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
+fn translate(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     if packet.located == 0 {
         packet.placed = 0;
         // Another source alone does not change the way.
@@ -45,9 +45,9 @@ fn translate(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// Rewrites the ends of the packet in hand, and its destination Ethernet address.
+/// Rewrites the ends of the current packet, and its destination Ethernet address.
 #[inline(always)]
-pub(crate) fn rewrite(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
+pub(crate) fn rewrite(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     if ctv_plain(packet, ctx.skb.skb) == 0 {
         ends(ctx, packet)?;
         store(ctx, 0, &packet.destination_mac)?;
@@ -61,7 +61,7 @@ pub(crate) fn rewrite(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropRe
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_receiver(packet: *mut Packet) -> u32 {
+extern "C" fn ctv_receiver(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return 0 };
     let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.wanted.destination));
     let Some(owner) = owner else { return 0 };
@@ -78,7 +78,7 @@ extern "C" fn ctv_receiver(packet: *mut Packet) -> u32 {
 /// A function of its own for the stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_receiver_here(packet: *mut Packet) -> u32 {
+extern "C" fn ctv_receiver_here(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return 0 };
     let Some(mac) = receiver_here(packet) else { return 0 };
     packet.destination_mac = mac;
@@ -86,7 +86,7 @@ extern "C" fn ctv_receiver_here(packet: *mut Packet) -> u32 {
 }
 
 #[inline(always)]
-fn receiver_here(packet: &Packet) -> Option<Mac> {
+fn receiver_here(packet: &PacketMeta) -> Option<Mac> {
     let to = &packet.wanted.destination;
     if to.same(&packet.tuple.source) {
         return None;
@@ -103,7 +103,7 @@ fn receiver_here(packet: &Packet) -> Option<Mac> {
 
 /// Whether the packet is as most are: TCP or UDP over IPv4 without options, its headers in one piece of memory.
 #[inline(always)]
-fn is_plain(packet: &Packet) -> bool {
+fn is_plain(packet: &PacketMeta) -> bool {
     packet.ip6 == 0
         && packet.icmp_error == Told::NOTHING
         && packet.piece != Piece::LATER
@@ -116,7 +116,7 @@ fn is_plain(packet: &Packet) -> bool {
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_plain(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
+extern "C" fn ctv_plain(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
     let Some(packet) = packet::of(packet) else { return 0 };
     if !is_plain(packet) {
         return 0;
@@ -126,7 +126,7 @@ extern "C" fn ctv_plain(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
 
 /// Ports and addresses of a packet of any kind.
 #[inline(always)]
-fn ends(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
+fn ends(ctx: &TcContext, packet: &PacketMeta) -> Result<(), DropReason> {
     if packet.icmp_error != Told::NOTHING {
         let inside = inner(ctx, packet)?;
         // IPv6 has its addresses in the checksum, too; that follows with them.
@@ -149,7 +149,7 @@ const fn checksum_at(protocol: u8) -> Option<u32> {
 
 /// Ports, and what their change does to the checksum.
 #[inline(always)]
-fn ports(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
+fn ports(ctx: &TcContext, packet: &PacketMeta) -> Result<(), DropReason> {
     let Some(at) = checksum_at(packet.protocol) else { return Ok(()) };
     let before = [packet.tuple.source_port, packet.tuple.destination_port];
     let after = [packet.wanted.source_port, packet.wanted.destination_port];
@@ -171,7 +171,7 @@ const fn zero_means_none(protocol: u8) -> u64 {
 
 /// Addresses, and what their change does to the checksums of the header and of what it carries.
 #[inline(always)]
-fn addresses(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
+fn addresses(ctx: &TcContext, packet: &PacketMeta) -> Result<(), DropReason> {
     let sum = if packet.ip6 != 0 {
         const AT: u32 = 8;
         let before = [packet.tuple.source, packet.tuple.destination];
@@ -221,7 +221,7 @@ const CHECKSUM: u32 = 10;
 /// The packet that an error is about, as its sender knows it. Returns what has changed, for the checksum
 /// of the error.
 #[inline(always)]
-fn inner(ctx: &TcContext, packet: &Packet) -> Result<u32, DropReason> {
+fn inner(ctx: &TcContext, packet: &PacketMeta) -> Result<u32, DropReason> {
     let (at, protocol) = (packet.inner_l3, packet.inner.protocol);
     let (before, after) = (&packet.inner, &packet.inner_wanted);
     let mut total;

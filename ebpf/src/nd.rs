@@ -10,7 +10,7 @@ use crate::{
     claim::{self, is_reserved, may_name},
     frame::{self, ETHERNET},
     maps,
-    packet::{self, GO_ON, ICMPV6, Ingress, Packet},
+    packet::{self, GO_ON, ICMPV6, Ingress, PacketMeta},
     source,
 };
 
@@ -37,18 +37,18 @@ mod option {
 const L4: usize = ETHERNET + 40;
 const TARGET: usize = L4 + 8;
 
-/// Checks a frame of IPv6 for neighbour discovery; sets `Packet::nd` if it is valid.
+/// Checks a frame of IPv6 for neighbour discovery; sets `PacketMeta::nd` if it is valid.
 ///
 /// A function of its own for the verifier; its result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_guard_nd(skb: *mut __sk_buff) -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(packet) = packet::current() else { return DropReason::Malformed as u32 };
     packet::code(check(&TcContext::new(skb), packet))
 }
 
 #[inline(always)]
-fn check(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
+fn check(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     const NEXT_HEADER: usize = ETHERNET + 6;
     let [next, hop_limit] = frame::load::<[u8; 2]>(ctx, NEXT_HEADER)?;
     if next != ICMPV6 || hop_limit != HOP_LIMIT {
@@ -99,12 +99,12 @@ fn options(ctx: &TcContext, fixed: u32) -> Result<u32, DropReason> {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_guard_option(skb: *mut __sk_buff, kind: u32, at: u32) -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(packet) = packet::current() else { return DropReason::Malformed as u32 };
     packet::code(check_option(&TcContext::new(skb), packet, kind as u8, at as usize))
 }
 
 #[inline(always)]
-fn check_option(ctx: &TcContext, packet: &Packet, kind: u8, at: usize) -> Result<(), DropReason> {
+fn check_option(ctx: &TcContext, packet: &PacketMeta, kind: u8, at: usize) -> Result<(), DropReason> {
     let [number, length] = frame::load::<[u8; 2]>(ctx, at)?;
     let known = match (kind, number) {
         (SOLICITATION | ROUTER_SOLICITATION, option::SOURCE) | (ADVERTISEMENT, option::TARGET) => true,
@@ -119,7 +119,12 @@ fn check_option(ctx: &TcContext, packet: &Packet, kind: u8, at: usize) -> Result
 }
 
 #[inline(always)]
-fn check_addresses(ctx: &TcContext, packet: &mut Packet, kind: u8, options: u32) -> Result<(), DropReason> {
+fn check_addresses(
+    ctx: &TcContext,
+    packet: &mut PacketMeta,
+    kind: u8,
+    options: u32,
+) -> Result<(), DropReason> {
     const SOURCE: usize = ETHERNET + 8;
     const DESTINATION: usize = ETHERNET + 24;
     let from = frame::load::<Address>(ctx, SOURCE)?;
@@ -158,7 +163,7 @@ fn check_addresses(ctx: &TcContext, packet: &mut Packet, kind: u8, options: u32)
 
 /// Whether the sender may use the address.
 #[inline(always)]
-fn claim(packet: &Packet, ip: &Address) -> Result<(), DropReason> {
+fn claim(packet: &PacketMeta, ip: &Address) -> Result<(), DropReason> {
     if packet.ingress != Ingress::POD {
         return claim::claim(packet, *ip, packet.source_mac).map(drop);
     }
@@ -166,7 +171,7 @@ fn claim(packet: &Packet, ip: &Address) -> Result<(), DropReason> {
 }
 
 #[inline(always)]
-fn is_own(packet: &Packet, ip: &Address) -> bool {
+fn is_own(packet: &PacketMeta, ip: &Address) -> bool {
     maps::port(&packet.source_port).is_some_and(|port| source::is_own_v6(&port, ip))
 }
 

@@ -17,7 +17,7 @@ use crate::{
     frame::{self, ETHERNET, Ethernet},
     header::Arp,
     log, maps,
-    packet::{self, ICMPV6, Packet},
+    packet::{self, ICMPV6, PacketMeta},
     relay, route,
 };
 
@@ -35,7 +35,7 @@ pub(crate) enum Asker {
 /// Endpoints are answered for where the network says so; services are in any case, because nobody else
 /// answers for them.
 #[inline(always)]
-fn gets(packet: &Packet, owner: &NeighEntry) -> bool {
+fn gets(packet: &PacketMeta, owner: &NeighEntry) -> bool {
     let is_service = owner.flags & NeighEntry::SERVICE != 0;
     let is_proxied = packet.segment_flags & SegmentEntry::PROXY != 0;
     // Endpoints of other nodes are on no link with those of a network that stays on the node.
@@ -57,7 +57,7 @@ pub(crate) fn answer(
     if !(arp || ethernet.kind == frame::IPV6) {
         return Ok(false);
     }
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    let packet = packet::current().ok_or(DropReason::Malformed)?;
     packet.segment = segment;
     packet.segment_flags = entry.flags;
     packet.domain = entry.domain;
@@ -88,7 +88,7 @@ pub(crate) fn answer(
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_answer_arp(skb: *mut __sk_buff) -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(packet) = packet::current() else { return DropReason::Malformed as u32 };
     code(answer_arp::<false>(&TcContext::new(skb), packet))
 }
 
@@ -96,7 +96,7 @@ extern "C" fn ctv_answer_arp(skb: *mut __sk_buff) -> u32 {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_arp_wire(skb: *mut __sk_buff) -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(packet) = packet::current() else { return DropReason::Malformed as u32 };
     code(answer_arp::<true>(&TcContext::new(skb), packet))
 }
 
@@ -104,7 +104,7 @@ extern "C" fn ctv_arp_wire(skb: *mut __sk_buff) -> u32 {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_answer_nd(skb: *mut __sk_buff) -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(packet) = packet::current() else { return DropReason::Malformed as u32 };
     code(answer_solicitation::<false>(&TcContext::new(skb), packet))
 }
 
@@ -112,7 +112,7 @@ extern "C" fn ctv_answer_nd(skb: *mut __sk_buff) -> u32 {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_nd_wire(skb: *mut __sk_buff) -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(packet) = packet::current() else { return DropReason::Malformed as u32 };
     code(answer_solicitation::<true>(&TcContext::new(skb), packet))
 }
 
@@ -126,7 +126,7 @@ fn code(result: Result<bool, DropReason>) -> u32 {
 }
 
 #[inline(always)]
-fn owner_of<const WIRE: bool>(packet: &Packet, ip: Address) -> Option<NeighEntry> {
+fn owner_of<const WIRE: bool>(packet: &PacketMeta, ip: Address) -> Option<NeighEntry> {
     let known = maps::neighbour(&NeighKey::new(packet.domain, ip));
     if !WIRE {
         let place = known.map_or(route::UNKNOWN, |owner| route::place(&owner));
@@ -147,7 +147,7 @@ struct ArpFrame {
 const _: () = assert!(size_of::<ArpFrame>() == 42);
 
 #[inline(always)]
-fn answer_arp<const WIRE: bool>(ctx: &TcContext, packet: &Packet) -> Result<bool, DropReason> {
+fn answer_arp<const WIRE: bool>(ctx: &TcContext, packet: &PacketMeta) -> Result<bool, DropReason> {
     let question = frame::load::<Arp>(ctx, ETHERNET)?;
     if question.form != Arp::ETHERNET_IPV4 || question.operation != Arp::REQUEST {
         return Ok(false);
@@ -218,7 +218,7 @@ const ALL_NODES: Address = Address([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
 const ALL_NODES_MAC: Mac = [0x33, 0x33, 0, 0, 0, 1];
 
 #[inline(always)]
-fn answer_solicitation<const WIRE: bool>(ctx: &TcContext, packet: &Packet) -> Result<bool, DropReason> {
+fn answer_solicitation<const WIRE: bool>(ctx: &TcContext, packet: &PacketMeta) -> Result<bool, DropReason> {
     let [next_header, hop_limit] = frame::load::<[u8; 2]>(ctx, at::NEXT_HEADER_AND_HOP_LIMIT)?;
     if next_header != ICMPV6 || hop_limit != FROM_THE_LINK {
         return Ok(false);

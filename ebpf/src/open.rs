@@ -14,7 +14,7 @@ use crate::{
         self, NONE, OVER_QUOTA as NO_QUOTA, ctv_complete, ctv_obtain, ctv_remove, make_room, share_against,
     },
     flows, log, maps,
-    packet::{self, AGAIN, Packet, REFUSE, RELAY, Replaces, Route, Told},
+    packet::{self, AGAIN, PacketMeta, REFUSE, RELAY, Replaces, Route, Told},
     packet_events, policy, receiver, relay, route, served, service, track,
 };
 
@@ -22,7 +22,7 @@ use crate::{
 /// inserted the flow meanwhile, or `REFUSE` and the reason.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_open(packet: *mut Packet) -> u32 {
+pub(crate) extern "C" fn ctv_open(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     // An endpoint would believe an error about a flow that is not known here.
     if packet.icmp_error != Told::NOTHING {
@@ -51,11 +51,11 @@ pub(crate) extern "C" fn ctv_open(packet: *mut Packet) -> u32 {
     if packet.route == Route::ROUTER { DropReason::NoRoute as u32 } else { admit(packet) }
 }
 
-/// Whether the rules of its sender allow the packet in hand to go to the gateway, which answers it and keeps no flow. The result
+/// Whether the rules of its sender allow the current packet to go to the gateway, which answers it and keeps no flow. The result
 /// is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_open_gateway(packet: *mut Packet) -> u32 {
+pub(crate) extern "C" fn ctv_open_gateway(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     begin(packet);
     let code = ctv_evaluate(packet);
@@ -67,7 +67,7 @@ pub(crate) extern "C" fn ctv_open_gateway(packet: *mut Packet) -> u32 {
 /// result may be `RELAY`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_open_wire(packet: *mut Packet) -> u32 {
+pub(crate) extern "C" fn ctv_open_wire(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     let (to_service, error) = (packet.to_service != 0, packet.icmp_error);
     if error != Told::NOTHING {
@@ -100,9 +100,9 @@ pub(crate) extern "C" fn ctv_open_wire(packet: *mut Packet) -> u32 {
     admit(packet)
 }
 
-/// Whether the ICMP error in hand is sent on to the node of the connection's backend, which knows the connection.
+/// Whether the current ICMP error is sent on to the node of the connection's backend, which knows the connection.
 #[inline(always)]
-fn relays_error(packet: &mut Packet) -> bool {
+fn relays_error(packet: &mut PacketMeta) -> bool {
     // `wanted` is the tuple that the error was tracked by: that of the packets that go its way.
     if relay::ctv_known(&raw const packet.wanted) == RELAY {
         return true;
@@ -113,14 +113,14 @@ fn relays_error(packet: &mut Packet) -> bool {
     relay::ctv_relay() == RELAY
 }
 
-/// Whether the packet in hand, which is for a service, may belong to a flow of another table. That has its backend, while the hash
+/// Whether the current packet, which is for a service, may belong to a flow of another table. That has its backend, while the hash
 /// might choose one on another node now. A packet that opens a connection has none, and sending it on begins no flow.
 #[inline(always)]
-fn may_have_flow(packet: &Packet) -> bool {
+fn may_have_flow(packet: &PacketMeta) -> bool {
     matches!(maps::phase(), Phase::HOLDING | Phase::IMPORTING) && !track::opens(packet)
 }
 
-/// Translates the packet in hand for the pod that its frame is addressed to, if that is a backend of the service.
+/// Translates the current packet for the pod that its frame is addressed to, if that is a backend of the service.
 #[inline(always)]
 fn arrived() -> u32 {
     let mut code = relay::ctv_arrive();
@@ -137,18 +137,18 @@ fn arrived() -> u32 {
 
 /// The result for a packet that no backend serves, unless its flow is still to come from another table.
 #[inline(always)]
-fn refusal(packet: &Packet, code: u32) -> u32 {
+fn refusal(packet: &PacketMeta, code: u32) -> u32 {
     if is_held(packet) { DropReason::FlowImport as u32 } else { REFUSE | code }
 }
 
 /// What the log says of a packet that the choice of a backend has passed.
 #[inline(always)]
-const fn chosen(packet: &Packet) -> LogResult {
+const fn chosen(packet: &PacketMeta) -> LogResult {
     if packet.translated != 0 { LogResult::BackendChosen } else { LogResult::NoService }
 }
 
 #[inline(always)]
-fn begin(packet: &mut Packet) {
+fn begin(packet: &mut PacketMeta) {
     packet.wanted = packet.tuple;
     packet.translated = 0;
 }
@@ -156,7 +156,7 @@ fn begin(packet: &mut Packet) {
 /// Evaluates the rules of both ends, as far as they are here.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_evaluate(packet: *mut Packet) -> u32 {
+extern "C" fn ctv_evaluate(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     if is_held(packet) {
         return DropReason::FlowImport as u32;
@@ -175,7 +175,7 @@ extern "C" fn ctv_evaluate(packet: *mut Packet) -> u32 {
 /// Whether the packet may belong to a flow that is being imported from another table. A reply of a backend that passed for a new
 /// flow would not be translated, and a segment to a service might go to another backend than those before it.
 #[inline(always)]
-fn is_held(packet: &Packet) -> bool {
+fn is_held(packet: &PacketMeta) -> bool {
     match maps::phase() {
         Phase::HOLDING => true,
         Phase::IMPORTING => (packet.translated == 0 || packet.tuple.protocol == TCP) && !track::opens(packet),
@@ -184,7 +184,7 @@ fn is_held(packet: &Packet) -> bool {
 }
 
 #[inline(always)]
-fn admit(packet: &mut Packet) -> u32 {
+fn admit(packet: &mut PacketMeta) -> u32 {
     let code = ctv_evaluate(packet);
     log::code(LogStage::Policy, code, LogResult::Allowed);
     if code != packet::GO_ON {
@@ -217,10 +217,10 @@ const FAILED: u32 = 6;
 /// The flow that was found is not this one, and was removed.
 const REMOVED: u32 = 7;
 
-/// What follows from the insertion of the flow of the packet in hand. The result is that of `ctv_open`.
+/// What follows from the insertion of the flow of the current packet. The result is that of `ctv_open`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_inserted(packet: *mut Packet, inserted: u32) -> u32 {
+extern "C" fn ctv_inserted(packet: *mut PacketMeta, inserted: u32) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     match inserted {
         INSERTED => {
@@ -250,12 +250,12 @@ extern "C" fn ctv_inserted(packet: *mut Packet, inserted: u32) -> u32 {
 /// backend taken, one connection in 700,000 finds none.
 const TRIES: u32 = 128;
 
-/// Inserts the flow of the packet in hand: first the slot of its replies, which must be free, then that of its packets. So
+/// Inserts the flow of the current packet: first the slot of its replies, which must be free, then that of its packets. So
 /// whoever finds the flow by a packet finds it complete.
 ///
 /// Not a function of its own: the stack and the frames of Linux 6.1 have no room for one more call on the way to the index.
 #[inline(always)]
-fn insert(packet: &mut Packet) -> u32 {
+fn insert(packet: &mut PacketMeta) -> u32 {
     if packet.replaces != Replaces::NOTHING {
         let replaced = ctv_replace(packet);
         if replaced != REMOVED {
@@ -291,12 +291,12 @@ fn insert(packet: &mut Packet) -> u32 {
     code
 }
 
-/// How much of its endpoint's quota the flow of the packet in hand may use. What may answer a packet that went untracked, because the
+/// How much of its endpoint's quota the flow of the current packet may use. What may answer a packet that went untracked, because the
 /// quota of those that reach the endpoint was used up, gets half: others choose how many such flows the endpoint begins, and its own
 /// connections need the other half. Of TCP each packet may be an answer that opens nothing; of other protocols, each one without a
 /// service.
 #[inline(always)]
-fn room(packet: &Packet) -> u32 {
+fn room(packet: &PacketMeta) -> u32 {
     if packet.translated != 0 || packet.owner & FlowHalf::RECEIVED != 0 {
         return flow_records::ALL;
     }
@@ -311,7 +311,7 @@ fn room(packet: &Packet) -> u32 {
 
 /// Claims a tuple, if need be by evicting a flow from its buckets: as [`ctv_obtain`] does, at last one of an endpoint with many.
 #[inline(always)]
-fn claim(packet: &mut Packet, number: u32, turn: u32) -> u32 {
+fn claim(packet: &mut PacketMeta, number: u32, turn: u32) -> u32 {
     let code = ctv_claim(packet, number, turn);
     let makes_room =
         |share| make_room(ctv_hash(&raw const packet.spare, packet.domain.number()), packet.now, share);
@@ -331,7 +331,7 @@ struct Attempt {
 extern "C" fn try_port(turn: u64, attempt: *mut Attempt) -> i64 {
     // SAFETY: `insert` passes its own.
     let attempt = unsafe { &mut *attempt };
-    let Some(packet) = packet::in_hand() else { return 1 };
+    let Some(packet) = packet::current() else { return 1 };
     attempt.code = ctv_claim(packet, attempt.number, turn as u32 + 1);
     i64::from(attempt.code != TAKEN)
 }
@@ -346,7 +346,7 @@ const ATTEMPTS: u32 = 8;
 /// packet.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_claim(packet: *mut Packet, number: u32, turn: u32) -> u32 {
+extern "C" fn ctv_claim(packet: *mut PacketMeta, number: u32, turn: u32) -> u32 {
     let Some(packet) = packet::of(packet) else { return FAILED };
     let Some(place) = flows::record(number) else { return FAILED };
     // SAFETY: a record that is this packet's.
@@ -403,19 +403,19 @@ extern "C" fn ctv_claim(packet: *mut Packet, number: u32, turn: u32) -> u32 {
     FAILED
 }
 
-/// Notes that the slot of the replies of the packet in hand was inserted: if that is in the page that was searched for the
+/// Notes that the slot of the replies of the current packet was inserted: if that is in the page that was searched for the
 /// packet, it is one more insertion there.
 #[inline(always)]
-fn note_insertion(packet: &mut Packet, hash: u64) {
+fn note_insertion(packet: &mut PacketMeta, hash: u64) {
     let Some(node) = maps::node() else { return };
     let [own, page] = [packet.hash, hash].map(|hash| FlowHash(hash).page(node.flow_pages));
     packet.insertions = packet.insertions.wrapping_add(u32::from(own == page));
 }
 
-/// Makes the flow of the packet in hand in a record that is the caller's. The result is its generation.
+/// Makes the flow of the current packet in a record that is the caller's. The result is its generation.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_fill(packet: *mut Packet, number: u32) -> u32 {
+extern "C" fn ctv_fill(packet: *mut PacketMeta, number: u32) -> u32 {
     let Some(packet) = packet::of(packet) else { return 0 };
     let Some(place) = flows::record(number) else { return 0 };
     // SAFETY: a record that is this packet's.
@@ -441,10 +441,10 @@ extern "C" fn ctv_fill(packet: *mut Packet, number: u32) -> u32 {
     head.generation.into()
 }
 
-/// Makes the halves of a flow that begins with the packet in hand.
+/// Makes the halves of a flow that begins with the current packet.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_start(packet: *mut Packet, number: u32) -> u32 {
+extern "C" fn ctv_start(packet: *mut PacketMeta, number: u32) -> u32 {
     let Some(packet) = packet::of(packet) else { return 0 };
     let Some(place) = flows::record(number) else { return 0 };
     // SAFETY: a record of the map.
@@ -486,7 +486,7 @@ extern "C" fn ctv_start(packet: *mut Packet, number: u32) -> u32 {
 /// the flow is removed.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_replace(packet: *mut Packet) -> u32 {
+extern "C" fn ctv_replace(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return FAILED };
     let (number, generation) = (packet.entry >> 1, packet.generation);
     let Some(place) = flows::record(number) else { return REMOVED };
@@ -516,7 +516,7 @@ extern "C" fn ctv_replace(packet: *mut Packet) -> u32 {
 
 /// Whether the packet's flow goes to the same backend in the same way, and uses the same quota.
 #[inline(always)]
-fn goes_as(packet: &Packet, flow: &Flow) -> bool {
+fn goes_as(packet: &PacketMeta, flow: &Flow) -> bool {
     flow.backend.same(&packet.wanted.destination)
         && flow.backend_port == packet.wanted.destination_port
         && flow.head.flags & Flow::HAIRPIN == packet.hairpin & Flow::HAIRPIN

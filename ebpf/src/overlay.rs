@@ -20,14 +20,14 @@ pub(crate) fn receive(ctx: &TcContext, vni: u32) -> Verdict {
 
 #[inline(always)]
 fn forward(ctx: &TcContext, vni: u32) -> Result<Verdict, DropReason> {
-    if !maps::is_peer(&packet::in_hand().ok_or(DropReason::Malformed)?.vtep) {
+    if !maps::is_peer(&packet::current().ok_or(DropReason::Malformed)?.vtep) {
         return Err(DropReason::UnknownPeer);
     }
     let segment = Segment::vxlan(vni);
     let entry = maps::segment(&segment).ok_or(DropReason::UnknownSegment)?;
     let ethernet = Ethernet::from_outside(ctx)?;
     packet::from_outside(&ethernet, segment, Ingress::TUNNEL)?;
-    packet::set_network(packet::in_hand().ok_or(DropReason::Malformed)?, &entry);
+    packet::set_network(packet::current().ok_or(DropReason::Malformed)?, &entry);
     passes(guard::ctv_guard(ctx.skb.skb))?;
     passes(guard::ctv_guard_source(ctx.skb.skb))?;
     log::stage(LogStage::Source, LogResult::Passed);
@@ -35,7 +35,7 @@ fn forward(ctx: &TcContext, vni: u32) -> Result<Verdict, DropReason> {
         tunnel::address(
             ctx,
             vni,
-            &packet::in_hand().ok_or(DropReason::Malformed)?.vtep,
+            &packet::current().ok_or(DropReason::Malformed)?.vtep,
             frame::ctv_class_of(ctx.skb.skb, ethernet.kind.wire().into()) as u8,
         )?;
         return Ok(Verdict::Out(entry.out));

@@ -1,4 +1,4 @@
-//! What the stages know of the packet in hand, and what they make of it.
+//! What the stages know of the current packet, and what they make of it.
 
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 use contiv_abi::{Be16, Domain, DropReason, FdbEntry, Mac, Segment, SegmentEntry, Tuple, Vtep};
@@ -10,14 +10,14 @@ use crate::{
     skb::NO_CHECKSUM,
 };
 
-/// The packet in hand.
+/// The current packet.
 ///
 /// It lies in a map and not on the stack, so that it is shared by the stages that are functions of their
 /// own, which the verifier walks once instead of once for each way that leads to them; and because what
 /// lies in a map is unknown to the verifier, ways that meet are one way from there on. A packet is done
 /// with before the next one begins on a CPU: the programs run on ingress, with softirqs held off.
 #[repr(C)]
-pub(crate) struct Packet {
+pub(crate) struct PacketMeta {
     /// The network that the packet is in.
     pub(crate) segment: Segment,
     /// The domain of the network.
@@ -160,7 +160,7 @@ pub(crate) struct Packet {
     pub(crate) source_mac: Mac,
 }
 
-impl Packet {
+impl PacketMeta {
     /// Assigns the destination in Ethernet, from a number with the first byte lowest.
     #[inline(always)]
     pub(crate) fn set_destination_mac(&mut self, mac: u64) {
@@ -208,13 +208,13 @@ pub(crate) fn copy_mac(from: &Mac, to: &mut Mac) {
     }
 }
 
-/// [`Packet::receiver`]; no group has this number.
+/// [`PacketMeta::receiver`]; no group has this number.
 pub(crate) const ANYBODY: u32 = u32::MAX;
 
 /// Bytes of the longest refusal, rounded up.
 pub(crate) const ANSWER_LEN: usize = 112;
 
-/// What a new flow does to the one that was found, as [`Packet::replaces`] has it.
+/// What a new flow does to the one that was found, as [`PacketMeta::replaces`] has it.
 pub(crate) struct Replaces;
 
 impl Replaces {
@@ -228,7 +228,7 @@ impl Replaces {
     pub(crate) const ARRIVING: u8 = 3;
 }
 
-/// Where a frame comes from, as [`Packet::ingress`] has it.
+/// Where a frame comes from, as [`PacketMeta::ingress`] has it.
 pub(crate) struct Ingress;
 
 impl Ingress {
@@ -242,7 +242,7 @@ impl Ingress {
     pub(crate) const KERNEL: u8 = 3;
 }
 
-/// Whether a packet of a pod is routed, as [`Packet::route`] has it.
+/// Whether a packet of a pod is routed, as [`PacketMeta::route`] has it.
 pub(crate) struct Route;
 
 impl Route {
@@ -256,7 +256,7 @@ impl Route {
     pub(crate) const KERNEL: u8 = 3;
 }
 
-/// What decides whether a port receives a copy of a replicated frame, as [`Packet::admission`] has it.
+/// What decides whether a port receives a copy of a replicated frame, as [`PacketMeta::admission`] has it.
 pub(crate) struct Admission;
 
 impl Admission {
@@ -268,7 +268,7 @@ impl Admission {
     pub(crate) const WITHOUT_RULES: u8 = 2;
 }
 
-/// What of a packet this is, as [`Packet::piece`] has it.
+/// What of a packet this is, as [`PacketMeta::piece`] has it.
 pub(crate) struct Piece;
 
 impl Piece {
@@ -301,13 +301,13 @@ pub(crate) mod tcp {
 }
 
 #[btf_map(name = "ctv_packet")]
-static PACKET: PerCpuArray<Packet, 1> = PerCpuArray::new();
+static PACKET: PerCpuArray<PacketMeta, 1> = PerCpuArray::new();
 
 /// The packet that this CPU has in hand.
 #[inline(always)]
-pub(crate) fn in_hand<'a>() -> Option<&'a mut Packet> {
+pub(crate) fn current<'a>() -> Option<&'a mut PacketMeta> {
     let packet = PACKET.get_ptr_mut(0)?;
-    // SAFETY: this CPU's own; see `Packet` for why nobody else has it meanwhile. Whoever calls a function that
+    // SAFETY: this CPU's own; see `PacketMeta` for why nobody else has it meanwhile. Whoever calls a function that
     // takes it hands it over, or takes it afresh afterwards: the compiler believes that nothing else changes what it has.
     Some(unsafe { &mut *packet })
 }
@@ -315,8 +315,8 @@ pub(crate) fn in_hand<'a>() -> Option<&'a mut Packet> {
 /// The packet that a function of its own was handed over: to look it up once more would cost more than many functions do. Nothing
 /// in it is a key of a map then: to Linux 6.1 what is handed over is no key.
 #[inline(always)]
-pub(crate) fn of<'a>(packet: *mut Packet) -> Option<&'a mut Packet> {
-    // SAFETY: null, or what the caller has from `in_hand`; the verifier ensures that it is a whole one. The caller
+pub(crate) fn of<'a>(packet: *mut PacketMeta) -> Option<&'a mut PacketMeta> {
+    // SAFETY: null, or what the caller has from `current`; the verifier ensures that it is a whole one. The caller
     // does not use it meanwhile.
     unsafe { packet.as_mut() }
 }
@@ -324,7 +324,7 @@ pub(crate) fn of<'a>(packet: *mut Packet) -> Option<&'a mut Packet> {
 /// Puts a frame from outside into the packet metadata, which has the VTEP already if it came by a tunnel.
 #[inline(always)]
 pub(crate) fn from_outside(ethernet: &Ethernet, segment: Segment, ingress: u8) -> Result<(), DropReason> {
-    let packet = in_hand().ok_or(DropReason::Malformed)?;
+    let packet = current().ok_or(DropReason::Malformed)?;
     packet.segment = segment;
     packet.ingress = ingress;
     packet.source_port = 0;
@@ -339,7 +339,7 @@ pub(crate) fn from_outside(ethernet: &Ethernet, segment: Segment, ingress: u8) -
 
 /// Sets the network's properties in the packet metadata.
 #[inline(always)]
-pub(crate) fn set_network(packet: &mut Packet, entry: &SegmentEntry) {
+pub(crate) fn set_network(packet: &mut PacketMeta, entry: &SegmentEntry) {
     packet.out = entry.out;
     packet.ports = entry.ports;
     packet.members = entry.members;
@@ -355,7 +355,7 @@ pub(crate) const NEW: u32 = 0x200;
 pub(crate) const AGAIN: u32 = 0x201;
 /// The rules have changed since the flow was evaluated.
 pub(crate) const REVALIDATE: u32 = 0x203;
-/// To be sent on to another node, whose pod's Ethernet address is in the packet in hand.
+/// To be sent on to another node, whose pod's Ethernet address is in the current packet.
 pub(crate) const RELAY: u32 = 0x205;
 /// The router has to answer it.
 pub(crate) const ROUTER: u32 = 0x206;

@@ -17,7 +17,7 @@ use crate::{
     flows,
     frame::{self, Ethernet},
     maps,
-    packet::{self, Packet},
+    packet::{self, PacketMeta},
     parse,
 };
 
@@ -54,7 +54,7 @@ extern "C" fn ctv_dropped(skb: *mut __sk_buff, reason: u32, ifindex: u32) -> u32
 #[inline(always)]
 pub(crate) fn flow_opened() {
     if is_watched()
-        && let Some(packet) = packet::in_hand()
+        && let Some(packet) = packet::current()
     {
         let kind = if packet.ip6 != 0 { frame::IPV6 } else { frame::IPV4 };
         ctv_emit_event(0, packet.source_port, kind.wire().into());
@@ -81,12 +81,12 @@ fn has_metadata(reason: u32) -> bool {
 fn report_drop(skb: *mut __sk_buff, reason: u32, ifindex: u32) -> u32 {
     let ctx = TcContext::new(skb);
     if has_metadata(reason) {
-        let Some(packet) = packet::in_hand() else { return 0 };
+        let Some(packet) = packet::current() else { return 0 };
         let kind = if packet.ip6 != 0 { frame::IPV6 } else { frame::IPV4 };
         return ctv_emit_event(reason, ifindex, kind.wire().into());
     }
     ctv_reset_meta(skb, ifindex);
-    let Some(packet) = packet::in_hand() else { return 0 };
+    let Some(packet) = packet::current() else { return 0 };
     let Ok(ethernet) = frame::load::<Ethernet>(&ctx, 0) else {
         return ctv_emit_event(reason, ifindex, 0);
     };
@@ -107,7 +107,7 @@ const POLICY: u32 = DropReason::Policy as u32;
 #[unsafe(no_mangle)]
 extern "C" fn ctv_reset_meta(skb: *mut __sk_buff, ifindex: u32) -> u32 {
     let ctx = TcContext::new(skb);
-    let Some(packet) = packet::in_hand() else { return 0 };
+    let Some(packet) = packet::current() else { return 0 };
     packet.segment = maps::port(&ifindex).map_or(Segment::vxlan(0), |port| port.segment);
     // The parser stores the ports of fragments by domain. It must not store those of a dropped frame, whose source address may be
     // spoofed.
@@ -128,7 +128,7 @@ extern "C" fn ctv_reset_meta(skb: *mut __sk_buff, ifindex: u32) -> u32 {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_emit_event(reason: u32, ifindex: u32, kind: u32) -> u32 {
-    let (Some(packet), Some(watch)) = (packet::in_hand(), WATCH.get(0)) else { return 0 };
+    let (Some(packet), Some(watch)) = (packet::current(), WATCH.get(0)) else { return 0 };
     let Some(state) = EVENT_STATE.get_ptr_mut(0) else { return 0 };
     // SAFETY: the value of this CPU, see `packet::current`.
     let state = unsafe { &mut *state };
@@ -160,7 +160,7 @@ fn copy(from: &Address, to: &mut Address) {
 }
 
 #[inline(always)]
-fn fill(event: &mut Event, packet: &Packet, reason: u32, ifindex: u32, kind: u32) {
+fn fill(event: &mut Event, packet: &PacketMeta, reason: u32, ifindex: u32, kind: u32) {
     // SAFETY: a helper without arguments.
     event.at = unsafe { bpf_ktime_get_ns() };
     copy(&packet.tuple.source, &mut event.source);

@@ -10,7 +10,7 @@ use crate::{
     frame::{self, ETHERNET},
     header::{Ipv4, Ipv6},
     nd,
-    packet::{self, ICMP, ICMPV6, Packet, Piece, SCTP, Told},
+    packet::{self, ICMP, ICMPV6, PacketMeta, Piece, SCTP, Told},
 };
 
 #[btf_map(name = "ctv_frags")]
@@ -33,7 +33,7 @@ mod next {
 /// A function of its own for the verifier; its result is that of `packet::code`, or `AGAIN` for valid neighbour discovery.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_parse(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
+pub(crate) extern "C" fn ctv_parse(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
     let ctx = TcContext::new(skb);
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     match parse(&ctx, packet) {
@@ -44,7 +44,7 @@ pub(crate) extern "C" fn ctv_parse(packet: *mut Packet, skb: *mut __sk_buff) -> 
 }
 
 #[inline(always)]
-fn parse(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
+fn parse(ctx: &TcContext, packet: &mut PacketMeta) -> Result<bool, DropReason> {
     packet.l3 = ETHERNET as u32;
     packet.icmp_error = Told::NOTHING;
     packet.tcp = 0;
@@ -86,13 +86,13 @@ fn parse(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
 /// A function of its own for the stack; its result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_limit_of(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
+extern "C" fn ctv_limit_of(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     packet::code(end(&TcContext::new(skb), packet))
 }
 
 #[inline(always)]
-fn end(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
+fn end(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     const TOTAL: usize = ETHERNET + 2;
     const PAYLOAD: usize = ETHERNET + 4;
     let (at, header) = if packet.ip6 != 0 { (PAYLOAD, size_of::<Ipv6>() as u32) } else { (TOTAL, 0) };
@@ -107,7 +107,7 @@ fn end(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
 /// and which piece of the packet it is.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_ip(packet: *mut Packet, skb: *mut __sk_buff, at: u32) -> u32 {
+extern "C" fn ctv_ip(packet: *mut PacketMeta, skb: *mut __sk_buff, at: u32) -> u32 {
     let ctx = TcContext::new(skb);
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     packet.spare.source_port = Be16::new(0);
@@ -119,7 +119,7 @@ extern "C" fn ctv_ip(packet: *mut Packet, skb: *mut __sk_buff, at: u32) -> u32 {
 }
 
 #[inline(always)]
-fn ipv4(ctx: &TcContext, packet: &mut Packet, at: u32) -> Result<(), DropReason> {
+fn ipv4(ctx: &TcContext, packet: &mut PacketMeta, at: u32) -> Result<(), DropReason> {
     const MORE_AND_OFFSET: u16 = 0x3fff;
     const OFFSET: u16 = 0x1fff;
     let header = frame::load::<Ipv4>(ctx, at as usize)?;
@@ -144,7 +144,7 @@ fn ipv4(ctx: &TcContext, packet: &mut Packet, at: u32) -> Result<(), DropReason>
 }
 
 #[inline(always)]
-fn ipv6(ctx: &TcContext, packet: &mut Packet, at: u32) -> Result<(), DropReason> {
+fn ipv6(ctx: &TcContext, packet: &mut PacketMeta, at: u32) -> Result<(), DropReason> {
     let header = frame::load::<Ipv6>(ctx, at as usize)?;
     if header.version_class_label[0] >> 4 != 6 {
         return Err(DropReason::Malformed);
@@ -167,7 +167,7 @@ fn ipv6(ctx: &TcContext, packet: &mut Packet, at: u32) -> Result<(), DropReason>
 /// Follows one extension header; the result is `AGAIN` if there was one.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_extension(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
+extern "C" fn ctv_extension(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
     let ctx = TcContext::new(skb);
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     match extension(&ctx, packet) {
@@ -178,7 +178,7 @@ extern "C" fn ctv_extension(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
 }
 
 #[inline(always)]
-fn extension(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
+fn extension(ctx: &TcContext, packet: &mut PacketMeta) -> Result<bool, DropReason> {
     // Each begins with the next one's number and its own length, in units of 8 bytes beyond the first.
     let scale = match packet.spare.protocol {
         // What follows is data, whatever it looks like.
@@ -216,7 +216,7 @@ const fn overlaps_flags(protocol: u8, offset: u16) -> Result<(), DropReason> {
 /// Ports, TCP flags, echo identifiers, and the packet that an ICMP error is about. False of messages of the
 /// link.
 #[inline(always)]
-fn transport(ctx: &TcContext, packet: &mut Packet) -> Result<bool, DropReason> {
+fn transport(ctx: &TcContext, packet: &mut PacketMeta) -> Result<bool, DropReason> {
     const PORTS: u32 = 4;
     const ICMP_HEADER: u32 = 8;
     const IDENTIFIER: u32 = 4;
@@ -261,7 +261,7 @@ struct TcpHead {
 
 /// Ports, flags and sequence numbers of a segment.
 #[inline(always)]
-fn tcp(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
+fn tcp(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     // Bytes behind the end of the packet are not its header.
     if packet.l4 + size_of::<TcpHead>() as u32 > packet.limit {
         return Err(DropReason::Malformed);
@@ -289,7 +289,7 @@ enum Message {
 
 impl Message {
     #[inline(always)]
-    fn of(packet: &Packet, kind: u8) -> Message {
+    fn of(packet: &PacketMeta, kind: u8) -> Message {
         // Echo; unreachable, source quench, redirect, time exceeded, parameter problem (RFC 792); and those of
         // RFC 4443, where every type below 128 is an error. Protocol 58 over IPv4 has no meaning.
         match (packet.protocol, packet.ip6, kind) {
@@ -312,7 +312,7 @@ fn echo(tuple: &mut Tuple, kind: u8, identifier: Be16) {
 }
 
 #[inline(always)]
-fn hop_limit(ctx: &TcContext, packet: &Packet) -> Result<u8, DropReason> {
+fn hop_limit(ctx: &TcContext, packet: &PacketMeta) -> Result<u8, DropReason> {
     const HOP_LIMIT: u32 = 7;
     frame::load::<u8>(ctx, (packet.l3 + HOP_LIMIT) as usize)
 }
@@ -327,7 +327,7 @@ fn ports(ctx: &TcContext, at: u32, tuple: &mut Tuple) -> Result<(), DropReason> 
 
 /// The packet inside an ICMP error went the other way.
 #[inline(always)]
-fn about(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
+fn about(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     const ICMP_HEADER: u32 = 8;
     const PORTS: u32 = 4;
     const IDENTIFIER: u32 = 4;
@@ -369,7 +369,7 @@ fn about(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
 }
 
 #[inline(always)]
-fn fragment_key(packet: &Packet) -> FragmentKey {
+fn fragment_key(packet: &PacketMeta) -> FragmentKey {
     FragmentKey {
         domain: packet.domain,
         identification: packet.identification,
@@ -382,7 +382,7 @@ fn fragment_key(packet: &Packet) -> FragmentKey {
 
 /// Later fragments will ask.
 #[inline(always)]
-fn remember(packet: &Packet) {
+fn remember(packet: &PacketMeta) {
     let ports = FragmentPorts {
         source: packet.tuple.source_port,
         destination: packet.tuple.destination_port,
@@ -393,7 +393,7 @@ fn remember(packet: &Packet) {
 }
 
 #[inline(always)]
-fn recall(packet: &mut Packet) -> Result<(), DropReason> {
+fn recall(packet: &mut PacketMeta) -> Result<(), DropReason> {
     // SAFETY: copied at once.
     let ports = unsafe { FRAGMENTS.get(fragment_key(packet)) }.copied().ok_or(DropReason::UnknownFragment)?;
     packet.tuple.source_port = ports.source;

@@ -9,7 +9,7 @@ use crate::{
     frame::{self, Ethernet},
     guard, host, ip, log, maps,
     neighbour::{self, Asker},
-    packet::{self, Admission, Packet, Route, passes},
+    packet::{self, Admission, PacketMeta, Route, passes},
     policy, rate, receiver, route, source, tunnel,
     verdict::Verdict,
 };
@@ -35,7 +35,7 @@ fn check(ctx: &TcContext) -> Result<Verdict, DropReason> {
         reason => return Err(packet::reason(reason)),
     }
     log::stage(LogStage::Source, LogResult::Passed);
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    let packet = packet::current().ok_or(DropReason::Malformed)?;
     if packet.queue != 0 {
         return Ok(Verdict::Wait {
             queue: packet.queue,
@@ -49,7 +49,7 @@ fn check(ctx: &TcContext) -> Result<Verdict, DropReason> {
 
 #[inline(always)]
 fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    let packet = packet::current().ok_or(DropReason::Malformed)?;
     let (segment, ifindex) = (packet.segment, packet.source_port);
     let (destination, source) = (packet.destination_mac, packet.source_mac);
     let ethernet = Ethernet { destination, source, kind: packet.kind };
@@ -59,7 +59,7 @@ fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
     if neighbour::answer(ctx, &ethernet, segment, &entry, Asker::Port(ifindex))? {
         return Ok(Verdict::Out(ifindex));
     }
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    let packet = packet::current().ok_or(DropReason::Malformed)?;
     if packet.probe != 0 {
         return Err(DropReason::SpoofedIp);
     }
@@ -68,7 +68,7 @@ fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
 
 /// The way of a pod's frame after the stages.
 #[inline(always)]
-pub(crate) fn send(ctx: &TcContext, packet: &mut Packet) -> Result<Verdict, DropReason> {
+pub(crate) fn send(ctx: &TcContext, packet: &mut PacketMeta) -> Result<Verdict, DropReason> {
     // Not neighbour discovery, which policies do not apply to, and nothing but IP has a class.
     if packet.admission == Admission::RULES {
         dscp::mark(ctx, packet.source_group)?;
@@ -78,19 +78,19 @@ pub(crate) fn send(ctx: &TcContext, packet: &mut Packet) -> Result<Verdict, Drop
     delivery::verdict(packet, code)
 }
 
-/// Where the packet in hand goes from here, with what it needs on the way. The result is one of those in `delivery`, or the
+/// Where the current packet goes from here, with what it needs on the way. The result is one of those in `delivery`, or the
 /// number of the reason to drop it.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_onward(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
+extern "C" fn ctv_onward(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     onward(&TcContext::new(skb), packet).unwrap_or_else(|reason| reason as u32)
 }
 
 #[inline(always)]
-fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
+fn onward(ctx: &TcContext, packet: &mut PacketMeta) -> Result<u32, DropReason> {
     let segment = packet.segment;
     if packet.is_for_group() {
         return Ok(REPLICATE);
@@ -149,7 +149,7 @@ fn onward(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
 
 /// To the node's kernel, unless the receiver is another endpoint than that for which the flow was evaluated.
 #[inline(always)]
-fn by_kernel(ctx: &TcContext, packet: &mut Packet) -> Result<u32, DropReason> {
+fn by_kernel(ctx: &TcContext, packet: &mut PacketMeta) -> Result<u32, DropReason> {
     if packet.out == 0 {
         return Err(DropReason::NoUplink);
     }

@@ -20,7 +20,7 @@ use contiv_abi::{
 use crate::{
     claim,
     maps::{self, NO_PREALLOC},
-    packet::{self, Admission, Packet, Told},
+    packet::{self, Admission, PacketMeta, Told},
 };
 
 #[btf_map(name = "ctv_groups")]
@@ -35,7 +35,7 @@ static RULES: Array<Branch, RULES_CAPACITY, { BPF_F_MMAPABLE as usize }> = Array
 #[btf_map(name = "ctv_rulecnt")]
 static COUNTS: PerCpuHashMap<u32, RuleCount, RULE_COUNTS_CAPACITY, NO_PREALLOC> = PerCpuHashMap::new();
 
-/// A connection that is being evaluated, in a map for the reasons that `Packet` is.
+/// A connection that is being evaluated, in a map for the reasons that `PacketMeta` is.
 #[repr(C)]
 struct Evaluation {
     /// Its source and destination, beyond the translation of services.
@@ -95,7 +95,7 @@ static EVALUATION: PerCpuArray<Evaluation, 1> = PerCpuArray::new();
 #[inline(always)]
 fn evaluation<'a>() -> Option<&'a mut Evaluation> {
     let evaluation = EVALUATION.get_ptr_mut(0)?;
-    // SAFETY: this CPU's own, as `packet::in_hand`.
+    // SAFETY: this CPU's own, as `packet::current`.
     Some(unsafe { &mut *evaluation })
 }
 
@@ -106,10 +106,10 @@ pub(crate) fn group(number: u32) -> Option<&'static Group> {
     GROUPS.get(number)
 }
 
-/// Evaluates the new connection of the packet in hand, which goes to its `place`: what the rules of both ends say is noted in its
+/// Evaluates the new connection of the current packet, which goes to its `place`: what the rules of both ends say is noted in its
 /// flow. True if it may be.
 #[inline(always)]
-pub(crate) fn allows(packet: &mut Packet) -> bool {
+pub(crate) fn allows(packet: &mut PacketMeta) -> bool {
     let Some(evaluation) = evaluation() else { return false };
     let source = packet.tuple.source.words();
     let destination = if packet.hairpin != 0 { source } else { packet.wanted.destination.words() };
@@ -177,7 +177,7 @@ pub(crate) fn lets_pass(half: &FlowHalf, reply: bool, [source, destination]: [u3
         && out.rate | into.rate | u64::from(marks) == 0
 }
 
-/// Evaluates a flow by the current rules; the verdict is in the packet in hand. The `tuple` is that of the original direction
+/// Evaluates a flow by the current rules; the verdict is in the current packet. The `tuple` is that of the original direction
 /// beyond the translation, `known` the groups of its ends, the source's in the lower half. A flow that is denied is kept, so that
 /// neither its packets nor the replies to them pass for those of a new one.
 ///
@@ -185,7 +185,7 @@ pub(crate) fn lets_pass(half: &FlowHalf, reply: bool, [source, destination]: [u3
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_reevaluate(
-    packet: *mut Packet,
+    packet: *mut PacketMeta,
     tuple: *const Tuple,
     groups: u32,
     hairpin: u32,
@@ -307,13 +307,13 @@ fn has_rules(group: u32) -> bool {
 
 /// Whether the sending endpoint may send a frame of this EtherType.
 #[inline(always)]
-pub(crate) fn admits_sender(packet: &Packet) -> Result<(), DropReason> {
+pub(crate) fn admits_sender(packet: &PacketMeta) -> Result<(), DropReason> {
     admits_receiver(packet, packet.source_group)
 }
 
 /// Whether an endpoint of this group may receive a frame of this EtherType.
 #[inline(always)]
-pub(crate) fn admits_receiver(packet: &Packet, group: u32) -> Result<(), DropReason> {
+pub(crate) fn admits_receiver(packet: &PacketMeta, group: u32) -> Result<(), DropReason> {
     if packet.admission == Admission::WITHOUT_RULES && has_rules(group & GROUP) {
         Err(DropReason::UnknownEtherType)
     } else {
@@ -328,7 +328,7 @@ pub(crate) fn admits_receiver(packet: &Packet, group: u32) -> Result<(), DropRea
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_admits(ifindex: u32) -> u32 {
-    let (Some(packet), Some(evaluation)) = (packet::in_hand(), evaluation()) else {
+    let (Some(packet), Some(evaluation)) = (packet::current(), evaluation()) else {
         return DropReason::Malformed as u32;
     };
     if packet.admission == Admission::ALL {
@@ -355,7 +355,7 @@ pub(crate) extern "C" fn ctv_admits(ifindex: u32) -> u32 {
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_leaves() -> u32 {
-    let (Some(packet), Some(evaluation)) = (packet::in_hand(), evaluation()) else { return 0 };
+    let (Some(packet), Some(evaluation)) = (packet::current(), evaluation()) else { return 0 };
     if packet.admission != Admission::RULES {
         return 1;
     }
@@ -371,7 +371,7 @@ pub(crate) extern "C" fn ctv_leaves() -> u32 {
 
 /// Begins the evaluation of a replicated packet for a receiver with the address `own`.
 #[inline(always)]
-fn replicated(packet: &Packet, evaluation: &mut Evaluation, own: [u64; 2]) {
+fn replicated(packet: &PacketMeta, evaluation: &mut Evaluation, own: [u64; 2]) {
     evaluation.ends[0].set_words(packet.tuple.source.words());
     evaluation.ends[1].set_words(own);
     evaluation.port = packet.tuple.destination_port;
@@ -412,7 +412,7 @@ extern "C" fn search_on(_turn: u64, _nothing: *mut c_void) -> i64 {
     0
 }
 
-/// Counts the packet in hand for a rule that has decided about it.
+/// Counts the current packet for a rule that has decided about it.
 #[inline(always)]
 fn count(rule: u32) {
     if rule != 0 {
@@ -424,7 +424,7 @@ fn count(rule: u32) {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_count(rule: u32) -> u32 {
-    let Some(packet) = packet::in_hand() else { return 0 };
+    let Some(packet) = packet::current() else { return 0 };
     packet.ruled = rule;
     if COUNTS.get_ptr(rule).is_none() {
         // SAFETY: numbers.

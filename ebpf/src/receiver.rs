@@ -6,13 +6,13 @@ use crate::{
     flow_records::ctv_remove,
     flows::{self, half},
     maps,
-    packet::{self, GO_ON, Packet, Told},
+    packet::{self, GO_ON, PacketMeta, Told},
 };
 
-/// Whether the packet in hand may go to a pod of this group, as far as its flow is concerned: the rules were evaluated for
+/// Whether the current packet may go to a pod of this group, as far as its flow is concerned: the rules were evaluated for
 /// the owner of the address at that time.
 #[inline(always)]
-pub(crate) fn receives(packet: &mut Packet, group: u32, ifindex: u32) -> Result<(), DropReason> {
+pub(crate) fn receives(packet: &mut PacketMeta, group: u32, ifindex: u32) -> Result<(), DropReason> {
     match ctv_receives(packet, group, ifindex) {
         GO_ON => Ok(()),
         reason => Err(packet::reason(reason)),
@@ -22,7 +22,7 @@ pub(crate) fn receives(packet: &mut Packet, group: u32, ifindex: u32) -> Result<
 /// A function of its own for the verifier; the result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_receives(packet: *mut Packet, group: u32, ifindex: u32) -> u32 {
+extern "C" fn ctv_receives(packet: *mut PacketMeta, group: u32, ifindex: u32) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     if packet.receiver == packet::ANYBODY {
         return GO_ON;
@@ -46,10 +46,10 @@ extern "C" fn ctv_receives(packet: *mut Packet, group: u32, ifindex: u32) -> u32
     GO_ON
 }
 
-/// 1 if the packet in hand is one of those that the owner of its flow receives, and this port is another one: the address has
+/// 1 if the current packet is one of those that the owner of its flow receives, and this port is another one: the address has
 /// passed to a pod that has not begun the flow, and whose rules have not been asked about such packets.
 #[inline(always)]
-fn is_of_predecessor(packet: &Packet, ifindex: u32) -> u32 {
+fn is_of_predecessor(packet: &PacketMeta, ifindex: u32) -> u32 {
     // The owner receives the replies to what it has begun, and the packets of the other flows.
     let owner = packet.owner ^ (packet.entry & 1 ^ 1) << 31;
     differ(packet.owner, 0) & differ(owner, ifindex) & differ(owner & FlowHalf::RECEIVED, FlowHalf::RECEIVED)
@@ -62,7 +62,12 @@ fn is_of_predecessor(packet: &Packet, ifindex: u32) -> u32 {
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_regrouped(packet: *mut Packet, direction: u32, ifindex: u32, group: u32) -> u32 {
+pub(crate) extern "C" fn ctv_regrouped(
+    packet: *mut PacketMeta,
+    direction: u32,
+    ifindex: u32,
+    group: u32,
+) -> u32 {
     let Some(packet) = packet::of(packet) else { return 0 };
     let (number, direction) = (packet.entry >> 1, direction & 1);
     let Some(place) = flows::record(number) else { return 0 };
@@ -76,14 +81,14 @@ pub(crate) extern "C" fn ctv_regrouped(packet: *mut Packet, direction: u32, ifin
     1
 }
 
-/// The port that has received the packets of the direction of the packet in hand, in the upper half, and the group that it has now: zero
+/// The port that has received the packets of the direction of the current packet, in the upper half, and the group that it has now: zero
 /// if it has none but that for which the flow was evaluated, or is not known. If the port is another endpoint's by now, the flow ends
 /// where it is compared with the receiver.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_other_group(packet: *mut Packet) -> u64 {
+pub(crate) extern "C" fn ctv_other_group(packet: *mut PacketMeta) -> u64 {
     let Some(packet) = packet::of(packet) else { return 0 };
     let Some(place) = flows::record(packet.entry >> 1) else { return 0 };
     // SAFETY: a record of the map; if it is another flow's meanwhile, nothing is noted.
@@ -96,9 +101,9 @@ pub(crate) extern "C" fn ctv_other_group(packet: *mut Packet) -> u64 {
     u64::from(port.ifindex) << 32 | u64::from(port.group)
 }
 
-/// Notes the group that the endpoint that the packet in hand goes to has got: the rules of the former one do not decide about it any more.
+/// Notes the group that the endpoint that the current packet goes to has got: the rules of the former one do not decide about it any more.
 #[inline(always)]
-pub(crate) fn note_group(packet: &mut Packet) {
+pub(crate) fn note_group(packet: &mut PacketMeta) {
     let current = ctv_other_group(packet);
     if current != 0 {
         ctv_regrouped(packet, packet.entry & 1, (current >> 32) as u32, current as u32);
@@ -113,7 +118,7 @@ pub(crate) const fn receiver_at(ifindex: u32) -> u16 {
 
 /// Notes for the fast path which port receives the packets of this direction of the flow.
 #[inline(always)]
-fn note_receiver(packet: &Packet, ifindex: u32) {
+fn note_receiver(packet: &PacketMeta, ifindex: u32) {
     let Some(place) = flows::record(packet.entry >> 1) else { return };
     // SAFETY: a record of the map. That of another flow meanwhile gets a hint that is not right.
     let half = unsafe { half(place, packet.entry as usize) };
@@ -127,7 +132,7 @@ fn note_receiver(packet: &Packet, ifindex: u32) {
 /// Ethernet address the sender has put in since. Nor is a reply: no endpoint begins a flow from an address without a record. Such a
 /// flow continues with its own ends.
 #[inline(always)]
-pub(crate) fn reaches(packet: &mut Packet, group: u32) -> Result<(), DropReason> {
+pub(crate) fn reaches(packet: &mut PacketMeta, group: u32) -> Result<(), DropReason> {
     let (evaluated, group) = (packet.receiver_identity, group & u32::from(u16::MAX));
     if packet.receiver == packet::ANYBODY || evaluated == group {
         return Ok(());
@@ -145,7 +150,7 @@ pub(crate) fn reaches(packet: &mut Packet, group: u32) -> Result<(), DropReason>
 /// The same of a packet to an Ethernet address that no endpoint has. A flow that was evaluated for an endpoint is none to another
 /// station, whose address the sender has put in since.
 #[inline(always)]
-pub(crate) fn leaves(packet: &mut Packet) -> Result<(), DropReason> {
+pub(crate) fn leaves(packet: &mut PacketMeta) -> Result<(), DropReason> {
     let is_reply = packet.entry & 1 != 0;
     if packet.receiver == packet::ANYBODY
         || is_reply
@@ -156,13 +161,13 @@ pub(crate) fn leaves(packet: &mut Packet) -> Result<(), DropReason> {
     Err(packet::reason(ctv_stale(packet)))
 }
 
-/// Not zero if the destination address of the packet in hand, for which no record was known when its flow was evaluated, has one now,
+/// Not zero if the destination address of the current packet, for which no record was known when its flow was evaluated, has one now,
 /// and a group.
 ///
 /// A function of its own for the stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_has_group(packet: *mut Packet) -> u32 {
+extern "C" fn ctv_has_group(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return 0 };
     let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.wanted.destination));
     u32::from(owner.is_some_and(|owner| owner.group & u32::from(u16::MAX) != 0))
@@ -170,19 +175,19 @@ extern "C" fn ctv_has_group(packet: *mut Packet) -> u32 {
 
 /// Removes the flow of a client's packet whose backend has no record any more: the next packet gets another one.
 #[inline(always)]
-pub(crate) fn forget_backend(packet: &Packet) {
+pub(crate) fn forget_backend(packet: &PacketMeta) {
     if packet.entry & 1 == 0 {
         ctv_remove(packet.entry >> 1, packet.generation);
     }
 }
 
-/// Removes the flow of the packet in hand: its receiver's address belongs to another endpoint now. Not so for an ICMP error, which any
+/// Removes the flow of the current packet: its receiver's address belongs to another endpoint now. Not so for an ICMP error, which any
 /// router may send to an address without a record, in a frame for any station.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_stale(packet: *mut Packet) -> u32 {
+extern "C" fn ctv_stale(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     if packet.icmp_error != Told::NOTHING {
         return DropReason::UnrelatedIcmpError as u32;

@@ -12,7 +12,7 @@ use crate::{
     checksum::ctv_checksum,
     frame::{self, ETHERNET, Ethernet},
     header::{Ipv4, Ipv6, Ports, Tcp},
-    packet::{self, ANSWER_LEN, ICMP, ICMPV6, Packet, Piece, Told, tcp},
+    packet::{self, ANSWER_LEN, ICMP, ICMPV6, PacketMeta, Piece, Told, tcp},
 };
 
 /// What a refusal says about where it comes from.
@@ -41,18 +41,18 @@ struct Answer<N, T> {
     transport: T,
 }
 
-/// Turns the packet in hand into the refusal of it. What must not be answered (a reset, a fragment, what has
+/// Turns the current packet into the refusal of it. What must not be answered (a reset, a fragment, what has
 /// options that the answer would have to quote) is left: the result is not zero then.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_refuse(skb: *mut __sk_buff) -> u32 {
     let ctx = TcContext::new(skb);
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(packet) = packet::current() else { return DropReason::Malformed as u32 };
     packet::code(refuse(&ctx, packet))
 }
 
 #[inline(always)]
-fn refuse(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
+fn refuse(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     let header = if packet.ip6 != 0 { size_of::<Ipv6>() } else { size_of::<Ipv4>() } as u32;
     if packet.piece != Piece::WHOLE || packet.l4 != packet.l3 + header {
         return Err(DropReason::NoBackend);
@@ -79,14 +79,14 @@ const PORT_UNREACHABLE_V6: [u8; 2] = [1, 4];
 const TIME_EXCEEDED: [u8; 2] = [11, 0];
 const TIME_EXCEEDED_V6: [u8; 2] = [3, 0];
 
-/// Turns the packet in hand into "time exceeded" from the address `gateway`. What must not be answered so (errors, fragments, what
+/// Turns the current packet into "time exceeded" from the address `gateway`. What must not be answered so (errors, fragments, what
 /// has options) is left: the result is not zero then.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_exceed(skb: *mut __sk_buff, gateway: *const Address) -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(packet) = packet::current() else { return DropReason::Malformed as u32 };
     // SAFETY: the verifier sees to it that a pointer which is not null is to a whole address.
     let Some(gateway) = (unsafe { gateway.as_ref() }) else { return DropReason::Malformed as u32 };
     let header = if packet.ip6 != 0 { size_of::<Ipv6>() } else { size_of::<Ipv4>() } as u32;
@@ -103,17 +103,17 @@ pub(crate) extern "C" fn ctv_exceed(skb: *mut __sk_buff, gateway: *const Address
     })
 }
 
-/// Puts the header of a reset into the packet in hand. A function of its own for the verifier.
+/// Puts the header of a reset into the current packet. A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_reset(skb: *mut __sk_buff) -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(packet) = packet::current() else { return DropReason::Malformed as u32 };
     packet::code(reset(&TcContext::new(skb), packet))
 }
 
 /// RFC 9293 3.10.7.1: a reset that the client believes.
 #[inline(always)]
-fn reset(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
+fn reset(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     let from = frame::load::<Tcp>(ctx, packet.l4 as usize)?;
     packet.reset = Tcp {
         ports: Ports { source: from.ports.destination, destination: from.ports.source },
@@ -141,7 +141,7 @@ fn reset(ctx: &TcContext, packet: &mut Packet) -> Result<(), DropReason> {
 
 /// Where the packet ends, which may be before the frame does.
 #[inline(always)]
-fn ip_end(ctx: &TcContext, packet: &Packet) -> Result<u32, DropReason> {
+fn ip_end(ctx: &TcContext, packet: &PacketMeta) -> Result<u32, DropReason> {
     let (at, header) = if packet.ip6 != 0 { (4, size_of::<Ipv6>() as u32) } else { (2, 0) };
     let length = frame::load::<Be16>(ctx, packet.l3 as usize + at)?;
     Ok(packet.l3 + header + u32::from(length.get()))
@@ -149,7 +149,7 @@ fn ip_end(ctx: &TcContext, packet: &Packet) -> Result<u32, DropReason> {
 
 /// The room for an answer, which is too large for the stack.
 #[inline(always)]
-fn room<T>(packet: &mut Packet) -> &mut T {
+fn room<T>(packet: &mut PacketMeta) -> &mut T {
     const { assert!(size_of::<T>() <= ANSWER_LEN && align_of::<T>() <= 8) };
     // SAFETY: large and aligned enough, and any bytes are a value of the headers here.
     unsafe { &mut *(&raw mut packet.answer).cast::<T>() }
@@ -159,7 +159,7 @@ fn room<T>(packet: &mut Packet) -> &mut T {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_envelope(protocol: u32, payload: u32) -> u32 {
-    let Some(packet) = packet::in_hand() else { return 0 };
+    let Some(packet) = packet::current() else { return 0 };
     let ethernet = ethernet(packet);
     if packet.ip6 != 0 {
         let network = ipv6(packet, protocol as u8, payload as u16);
@@ -177,7 +177,7 @@ extern "C" fn ctv_envelope(protocol: u32, payload: u32) -> u32 {
 #[inline(always)]
 fn begun<'a, N, T>(protocol: u8) -> Result<(&'a mut Answer<N, T>, Tcp), DropReason> {
     ctv_envelope(protocol.into(), size_of::<T>() as u32);
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    let packet = packet::current().ok_or(DropReason::Malformed)?;
     let reset = packet.reset;
     Ok((room(packet), reset))
 }
@@ -236,7 +236,7 @@ fn quote<const QUOTED: usize>(
 }
 
 #[inline(always)]
-fn ethernet(packet: &Packet) -> Ethernet {
+fn ethernet(packet: &PacketMeta) -> Ethernet {
     Ethernet {
         destination: packet.source_mac,
         source: packet.destination_mac,
@@ -245,7 +245,7 @@ fn ethernet(packet: &Packet) -> Ethernet {
 }
 
 #[inline(always)]
-fn ipv4(packet: &Packet, protocol: u8, total: u16) -> Ipv4 {
+fn ipv4(packet: &PacketMeta, protocol: u8, total: u16) -> Ipv4 {
     const DO_NOT_FRAGMENT: u16 = 0x4000;
     let mut header = Ipv4 {
         version_and_length: 0x45,
@@ -264,7 +264,7 @@ fn ipv4(packet: &Packet, protocol: u8, total: u16) -> Ipv4 {
 }
 
 #[inline(always)]
-fn ipv6(packet: &Packet, protocol: u8, payload: u16) -> Ipv6 {
+fn ipv6(packet: &PacketMeta, protocol: u8, payload: u16) -> Ipv6 {
     Ipv6 {
         version_class_label: [0x60, 0, 0, 0],
         payload: Be16::new(payload),

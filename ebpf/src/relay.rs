@@ -22,7 +22,7 @@ use contiv_abi::{
 use crate::{
     frame::{self, ETHERNET, Ethernet},
     maps::{self, NO_PREALLOC},
-    packet::{self, AGAIN, GO_ON, Packet, RELAY, Told, tcp},
+    packet::{self, AGAIN, GO_ON, PacketMeta, RELAY, Told, tcp},
     relay_table, service,
     service_entry::{self, Found},
     source,
@@ -41,13 +41,13 @@ pub(crate) fn vip(segment: Segment, ip: &Address) -> Option<Vip> {
     unsafe { VIPS.get(VipKey { segment, ip: *ip }) }.copied()
 }
 
-/// Whether this node answers for the service with this address on the wire of the packet in hand. Not zero if so.
+/// Whether this node answers for the service with this address on the wire of the current packet. Not zero if so.
 ///
 /// A function of its own for the verifier, and for the stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_speaks(ip: *const Address) -> u32 {
-    let Some(packet) = packet::in_hand() else { return 0 };
+    let Some(packet) = packet::current() else { return 0 };
     // SAFETY: the verifier sees to it that a pointer which is not null is to a whole address.
     let Some(ip) = (unsafe { ip.as_ref() }) else { return 0 };
     vip(packet.segment, ip).map_or(0, |vip| u32::from(is_here(vip.domain, vip.speaker)))
@@ -69,7 +69,7 @@ pub(crate) fn is_for_service(ctx: &TcContext) -> bool {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_for_service(skb: *mut __sk_buff) -> u32 {
-    let Some(packet) = packet::in_hand() else { return 0 };
+    let Some(packet) = packet::current() else { return 0 };
     u32::from(for_service(&TcContext::new(skb), packet.domain).unwrap_or(false))
 }
 
@@ -90,14 +90,14 @@ fn for_service(ctx: &TcContext, domain: Domain) -> Result<bool, DropReason> {
     Ok(maps::is_service(domain, ip))
 }
 
-/// Chooses the backend for the packet in hand, which is for a service and of no connection that is known: `RELAY` if it goes to
+/// Chooses the backend for the current packet, which is for a service and of no connection that is known: `RELAY` if it goes to
 /// another node, and then `destination_mac` says to whom; `GO_ON` if it is to be translated here; or a reason.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_relay() -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(packet) = packet::current() else { return DropReason::Malformed as u32 };
     // A frame that the wire had no place for comes to all nodes.
     if ctv_speaks(&raw const packet.tuple.destination) == 0 {
         return DropReason::NotLocal as u32;
@@ -109,7 +109,7 @@ pub(crate) extern "C" fn ctv_relay() -> u32 {
     if code != GO_ON {
         return code;
     }
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(packet) = packet::current() else { return DropReason::Malformed as u32 };
     // Read before the place, so that what changes meanwhile is read again.
     let revision = maps::fdb_revision();
     let place = maps::destination(&FdbKey::new(packet.segment, packet.destination_mac));
@@ -123,22 +123,22 @@ pub(crate) extern "C" fn ctv_relay() -> u32 {
     RELAY
 }
 
-/// Whether the table keeps where the connection of the packet in hand goes, so that it stays there when the set of backends
+/// Whether the table keeps where the connection of the current packet goes, so that it stays there when the set of backends
 /// changes. Not with the packet that opens it, which its hash is enough for: a flood of those pushes nothing out. Nor with an error,
 /// which is no packet of the connection.
 #[inline(always)]
-fn is_noted(packet: &Packet) -> bool {
+fn is_noted(packet: &PacketMeta) -> bool {
     packet.icmp_error == Told::NOTHING && (packet.tuple.protocol != TCP || packet.tcp & tcp::SYN == 0)
 }
 
-/// If the connection of the packet in hand is sent on, the result is `RELAY`, and the backend's address of Ethernet is in the
-/// packet. `tuple` is that of the client's packets: of the packet in hand, or of what an ICMP error is about.
+/// If the connection of the current packet is sent on, the result is `RELAY`, and the backend's address of Ethernet is in the
+/// packet. `tuple` is that of the client's packets: of the current packet, or of what an ICMP error is about.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_known(tuple: *const Tuple) -> u32 {
-    let (Some(packet), Some(node)) = (packet::in_hand(), maps::node()) else { return GO_ON };
+    let (Some(packet), Some(node)) = (packet::current(), maps::node()) else { return GO_ON };
     // SAFETY: the verifier ensures that a pointer that is not null refers to a whole tuple.
     let Some(tuple) = (unsafe { tuple.as_ref() }) else { return GO_ON };
     let key = DsrKey::of(packet.segment, tuple);
@@ -168,7 +168,7 @@ pub(crate) fn count(by: DsrHook, len: u32) {
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_arrive() -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(packet) = packet::current() else { return DropReason::Malformed as u32 };
     if let Some(found) = service_entry::find(packet) {
         return arrive(packet, found);
     }
@@ -187,14 +187,14 @@ pub(crate) extern "C" fn ctv_arrive() -> u32 {
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_arrive_late() -> u32 {
-    let Some(packet) = packet::in_hand() else { return DropReason::Malformed as u32 };
+    let Some(packet) = packet::current() else { return DropReason::Malformed as u32 };
     let Some(found) = service_entry::terminating(packet) else { return DropReason::StrangeBackend as u32 };
     arrive(packet, found)
 }
 
-/// Translates the packet in hand for the pod that its frame is addressed to, if that is one of the backends.
+/// Translates the current packet for the pod that its frame is addressed to, if that is one of the backends.
 #[inline(always)]
-fn arrive(packet: &mut Packet, found: Found) -> u32 {
+fn arrive(packet: &mut PacketMeta, found: Found) -> u32 {
     // SAFETY: an entry that was found; whether it is another one's by now is asked below.
     let entry = unsafe { &*found.entry };
     let (ip, port) = (receiver(packet), service::port_of_backends(packet, entry));
@@ -215,9 +215,9 @@ fn arrive(packet: &mut Packet, found: Found) -> u32 {
     GO_ON
 }
 
-/// The address, in the family of the packet in hand, of the pod that its frame is addressed to; all zero without one.
+/// The address, in the family of the current packet, of the pod that its frame is addressed to; all zero without one.
 #[inline(always)]
-fn receiver(packet: &Packet) -> Address {
+fn receiver(packet: &PacketMeta) -> Address {
     let place = maps::destination(&FdbKey::new(packet.segment, packet.destination_mac));
     let Some(pod) = place.and_then(|place| maps::port(&place.ifindex)) else {
         return Address::from_words([0, 0]);

@@ -11,7 +11,7 @@ use contiv_abi::{
 
 use crate::{
     flows, maps,
-    packet::{self, Packet, tcp},
+    packet::{self, PacketMeta, tcp},
 };
 
 /// Values of a map in the agent's memory begin at a page, so that an entry is a cache line. Such maps have no locks.
@@ -133,13 +133,13 @@ const fn mac(number: u64) -> Mac {
     [a, b, c, d, e, f]
 }
 
-/// Notes that the connection of the packet in hand is sent on to the backend in `destination_mac`, which was found in this revision of
+/// Notes that the connection of the current packet is sent on to the backend in `destination_mac`, which was found in this revision of
 /// the forwarding database. A set without room for it leaves it to the next packet.
 ///
 /// This and the next are functions of their own for the verifier, and for the stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_note(packet: *mut Packet, revision: u64) -> u32 {
+pub(crate) extern "C" fn ctv_note(packet: *mut PacketMeta, revision: u64) -> u32 {
     let (Some(packet), Some(node)) = (packet::of(packet), maps::node()) else { return 0 };
     let first = DsrKey::of(packet.segment, &packet.tuple).set(node.seed) * WAYS;
     let at = &raw mut *packet;
@@ -158,10 +158,10 @@ pub(crate) extern "C" fn ctv_note(packet: *mut Packet, revision: u64) -> u32 {
     0
 }
 
-/// `DsrEntry::vacancy` of an entry for the connection of the packet in hand.
+/// `DsrEntry::vacancy` of an entry for the connection of the current packet.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_vacancy(packet: *mut Packet, number: u32) -> u64 {
+extern "C" fn ctv_vacancy(packet: *mut PacketMeta, number: u32) -> u64 {
     let (Some(packet), Some(node)) = (packet::of(packet), maps::node()) else { return 0 };
     let Some(entry) = entry(number) else { return 0 };
     let key = DsrKey::of(packet.segment, &packet.tuple);

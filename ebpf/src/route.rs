@@ -15,7 +15,7 @@ use contiv_abi::{
 use crate::{
     frame::{self, ETHERNET},
     maps,
-    packet::{self, GO_ON, Ingress, Packet, ROUTER, Route},
+    packet::{self, GO_ON, Ingress, PacketMeta, ROUTER, Route},
     source,
 };
 
@@ -26,7 +26,7 @@ use crate::{
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_route(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
+pub(crate) extern "C" fn ctv_route(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     if packet.ingress != Ingress::POD {
         return GO_ON;
@@ -67,13 +67,13 @@ pub(crate) extern "C" fn ctv_route(packet: *mut Packet, skb: *mut __sk_buff) -> 
     }
 }
 
-/// Not zero if the packet in hand, of a network that stays on the node, is in a frame to the endpoint of the network on another node
+/// Not zero if the current packet, of a network that stays on the node, is in a frame to the endpoint of the network on another node
 /// that has its destination. The endpoint has been on this node, and its neighbours do not ask for it again at once.
 ///
 /// A function of its own for the stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_is_behind_router(packet: *mut Packet) -> u32 {
+extern "C" fn ctv_is_behind_router(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return 0 };
     let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.tuple.destination));
     let Some(owner) = owner else { return 0 };
@@ -87,12 +87,12 @@ extern "C" fn ctv_is_behind_router(packet: *mut Packet) -> u32 {
 /// The packet is for the gateway itself.
 const GATEWAY: u32 = 2;
 
-/// Not zero if one of the ends of the packet in hand is in a routed subnet; [`GATEWAY`] if it is for a gateway.
+/// Not zero if one of the ends of the current packet is in a routed subnet; [`GATEWAY`] if it is for a gateway.
 ///
 /// A function of its own for the stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_is_for_router(packet: *mut Packet) -> u32 {
+extern "C" fn ctv_is_for_router(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return 0 };
     if let Some(subnet) = maps::subnet(packet.domain, &packet.tuple.destination)
         && subnet.is_routed()
@@ -112,7 +112,7 @@ const NO_SUBNET: u32 = 1;
 /// A function of its own for the verifier; the result is zero or [`NO_SUBNET`].
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_next_hop(packet: *mut Packet) -> u32 {
+pub(crate) extern "C" fn ctv_next_hop(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return 0 };
     if packet.ingress != Ingress::POD {
         return 0;
@@ -173,7 +173,7 @@ pub(crate) extern "C" fn ctv_next_hop(packet: *mut Packet) -> u32 {
 /// A function of its own for the stack; there is nothing to say about the outcome.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_by_kernel(packet: *mut Packet) -> u32 {
+extern "C" fn ctv_by_kernel(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return 0 };
     // The address of a service may be in no subnet, too.
     let key = NeighKey::new(packet.domain, packet.wanted.destination);
@@ -192,7 +192,7 @@ extern "C" fn ctv_by_kernel(packet: *mut Packet) -> u32 {
 
 /// Sets in the packet metadata that the packet, which is of a network that stays on the node, leaves by the node's kernel.
 #[inline(always)]
-pub(crate) fn to_kernel(packet: &mut Packet) {
+pub(crate) fn to_kernel(packet: &mut PacketMeta) {
     let to = &packet.wanted.destination;
     if packet.tuple.source.is_link_local() || to.same(&packet.tuple.source) || to.is_no_host() {
         return;
@@ -207,7 +207,7 @@ pub(crate) fn to_kernel(packet: &mut Packet) {
 /// A function of its own for the stack; there is nothing to say about the outcome.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_no_subnet(packet: *mut Packet) -> u32 {
+extern "C" fn ctv_no_subnet(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return 0 };
     let to = Address::from_words(packet.wanted.destination.words());
     if maps::subnet(Domain::NONE, &to).is_none()
@@ -221,7 +221,7 @@ extern "C" fn ctv_no_subnet(packet: *mut Packet) -> u32 {
 /// The port in a slot, if it is on the network of the packet metadata and the sender has not sent the packet to the router: the packet
 /// is bridged to it, so that no subnet has to be searched.
 #[inline(always)]
-pub(crate) fn port_on_network(packet: &Packet, slot: u32) -> Option<&'static PortSlot> {
+pub(crate) fn port_on_network(packet: &PacketMeta, slot: u32) -> Option<&'static PortSlot> {
     if packet.ingress != Ingress::POD || packet.route != Route::BRIDGED {
         return None;
     }
@@ -249,7 +249,7 @@ pub(crate) const fn place(owner: &NeighEntry) -> u32 {
 
 /// Sets where the destination Ethernet address of the packet metadata is, unless it is known.
 #[inline(always)]
-pub(crate) fn locate(packet: &mut Packet) {
+pub(crate) fn locate(packet: &mut PacketMeta) {
     if packet.placed != 0 {
         return;
     }
@@ -284,7 +284,7 @@ struct Macs {
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_hop(packet: *mut Packet, skb: *mut __sk_buff) -> u32 {
+pub(crate) extern "C" fn ctv_hop(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     let ctx = TcContext::new(skb);
     let before = match ttl(&ctx, packet.ip6 != 0) {
@@ -326,7 +326,7 @@ pub(crate) fn set_ttl(ctx: &TcContext, ip6: bool, ttl: u8) -> Result<(), DropRea
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_router_has(ip: *const Address, place: u32) -> u32 {
-    let Some(packet) = packet::in_hand() else { return 0 };
+    let Some(packet) = packet::current() else { return 0 };
     // SAFETY: the verifier sees to it that a pointer which is not null is to a whole address.
     let Some(ip) = (unsafe { ip.as_ref() }) else { return 0 };
     let Some(subnet) = maps::subnet(packet.domain, ip) else { return 0 };
@@ -342,7 +342,7 @@ pub(crate) extern "C" fn ctv_router_has(ip: *const Address, place: u32) -> u32 {
 /// The identity is behind this, in the result of [`ctv_routed_source`].
 pub(crate) const ACCEPTED: u32 = 0x1_0000;
 
-/// Whether the packet in hand, which comes from a tunnel and has the router's Ethernet address, may have this source: if it is
+/// Whether the current packet, which comes from a tunnel and has the router's Ethernet address, may have this source: if it is
 /// in a routed subnet, the endpoint must be behind the VTEP that has sent the packet. The result is `GO_ON` for a source
 /// in no such subnet, [`ACCEPTED`] and the identity, or the number of the reason to drop the packet.
 ///
@@ -351,7 +351,7 @@ pub(crate) const ACCEPTED: u32 = 0x1_0000;
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_routed_source(ip: *const Address) -> u32 {
     const FOREIGN: u32 = DropReason::ForeignSource as u32;
-    let Some(packet) = packet::in_hand() else { return FOREIGN };
+    let Some(packet) = packet::current() else { return FOREIGN };
     // SAFETY: as above.
     let Some(ip) = (unsafe { ip.as_ref() }) else { return FOREIGN };
     let Some(subnet) = maps::subnet(packet.domain, ip) else { return GO_ON };

@@ -8,13 +8,13 @@ use contiv_abi::{
 
 use crate::{
     flows::{self, half},
-    packet::{self, GO_ON, Packet, Piece, tcp},
+    packet::{self, GO_ON, PacketMeta, Piece, tcp},
     served,
 };
 
 /// One more packet of a flow.
 #[inline(always)]
-pub(crate) fn pass(packet: &mut Packet, half: &mut FlowHalf, reply: bool) -> u32 {
+pub(crate) fn pass(packet: &mut PacketMeta, half: &mut FlowHalf, reply: bool) -> u32 {
     // Written only when it changes.
     if half.seen != packet.now {
         half.seen = packet.now;
@@ -38,19 +38,19 @@ pub(crate) fn pass(packet: &mut Packet, half: &mut FlowHalf, reply: bool) -> u32
 
 /// Whether a segment cannot change the state of the connection.
 #[inline(always)]
-fn is_plain(packet: &Packet, half: &FlowHalf) -> bool {
+fn is_plain(packet: &PacketMeta, half: &FlowHalf) -> bool {
     const SEEN: u8 = sent::ANY | sent::ACK;
     packet.tcp & (tcp::SYN | tcp::FIN | tcp::RST | tcp::ACK) == tcp::ACK
         && half.sent & SEEN == SEEN
         && (half.other & sent::FIN == 0 || half.sent & sent::ACKED_FIN != 0)
 }
 
-/// The packet in hand is the first reply of a flow without states.
+/// The current packet is the first reply of a flow without states.
 ///
 /// This and the next are functions of their own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_replied(packet: *mut Packet) -> u32 {
+extern "C" fn ctv_replied(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return 0 };
     let Some(flow) = flows::record(packet.entry >> 1) else { return 0 };
     // SAFETY: a record of the map.
@@ -62,10 +62,10 @@ extern "C" fn ctv_replied(packet: *mut Packet) -> u32 {
     0
 }
 
-/// The segment in hand may change the state of its connection.
+/// The current segment may change the state of its connection.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_segment(packet: *mut Packet) -> u32 {
+extern "C" fn ctv_segment(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return 0 };
     let Some(flow) = flows::record(packet.entry >> 1) else { return 0 };
     let side = (packet.entry & 1) as usize;
@@ -113,7 +113,7 @@ extern "C" fn ctv_segment(packet: *mut Packet) -> u32 {
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_quoted(packet: *mut Packet, number: u32, reply: u32) -> u32 {
+pub(crate) extern "C" fn ctv_quoted(packet: *mut PacketMeta, number: u32, reply: u32) -> u32 {
     let (Some(packet), Some(flow)) = (packet::of(packet), flows::record(number)) else {
         return DropReason::Malformed as u32;
     };

@@ -10,7 +10,7 @@ use contiv_abi::{
 
 use crate::{
     flows, guard, maps,
-    packet::{self, AGAIN, GO_ON, Packet, Route, Told},
+    packet::{self, AGAIN, GO_ON, PacketMeta, Route, Told},
     route, served, service_entry, source,
 };
 
@@ -26,14 +26,14 @@ static BACKENDS: Array<Backend, BACKENDS_CAPACITY, MMAPABLE> = Array::new();
 #[btf_map(name = "ctv_affinity")]
 static AFFINITY: Array<AffinityBlock, AFFINITY_CAPACITY, MMAPABLE> = Array::new();
 
-/// If the packet in hand begins a connection to a service, chooses the backend; what the client has to be
+/// If the current packet begins a connection to a service, chooses the backend; what the client has to be
 /// told is an error.
 ///
 /// A function of its own for the verifier; its result is that of `packet::code`, or `AGAIN` when the entry changed
 /// meanwhile.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_choose(packet: *mut Packet) -> u32 {
+pub(crate) extern "C" fn ctv_choose(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     let Some(found) = service_entry::find(packet) else { return ctv_no_service(packet) };
     // The record of a service's address has this Ethernet address. If an endpoint has the address, too, that of the backend
@@ -68,7 +68,7 @@ pub(crate) extern "C" fn ctv_choose(packet: *mut Packet) -> u32 {
 /// A function of its own for the stack; its result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_no_service(packet: *mut Packet) -> u32 {
+extern "C" fn ctv_no_service(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.tuple.destination));
     let Some(owner) = owner else {
@@ -82,9 +82,9 @@ extern "C" fn ctv_no_service(packet: *mut Packet) -> u32 {
     if owner.flags & NeighEntry::SERVICE != 0 { DropReason::NoService as u32 } else { GO_ON }
 }
 
-/// Reads ahead where the index has the replies of the packet in hand, whose backend has been chosen.
+/// Reads ahead where the index has the replies of the current packet, whose backend has been chosen.
 #[inline(always)]
-fn read_replies_ahead(packet: &Packet) {
+fn read_replies_ahead(packet: &PacketMeta) {
     let Some(node) = maps::node() else { return };
     // A pod that reaches itself gets its replies by the address of the service.
     let client = if packet.hairpin != 0 { &packet.tuple.destination } else { &packet.tuple.source };
@@ -95,9 +95,9 @@ fn read_replies_ahead(packet: &Packet) {
     flows::touch_index(hash, node.flow_pages);
 }
 
-/// Sends the packet in hand, whose destination is set, to the Ethernet address of the backend.
+/// Sends the current packet, whose destination is set, to the Ethernet address of the backend.
 #[inline(always)]
-fn address(packet: &mut Packet) -> Result<(), DropReason> {
+fn address(packet: &mut PacketMeta) -> Result<(), DropReason> {
     if packet.wanted.destination.same(&packet.tuple.source) {
         // The pod would not know its own answer from a packet of its own; it gets to see the service.
         packet.hairpin = Flow::HAIRPIN;
@@ -118,9 +118,9 @@ fn address(packet: &mut Packet) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// A source port for the packet in hand, which cannot have its own: the same for the same packet and `turn`.
+/// A source port for the current packet, which cannot have its own: the same for the same packet and `turn`.
 #[inline(always)]
-pub(crate) fn port(packet: &Packet, turn: u32) -> u16 {
+pub(crate) fn port(packet: &PacketMeta, turn: u32) -> u16 {
     /// Not those that need a privilege.
     const LOWEST: u64 = 1024;
     let tuple = &packet.tuple;
@@ -130,7 +130,7 @@ pub(crate) fn port(packet: &Packet, turn: u32) -> u16 {
 
 /// The port that all backends of the service have; zero without a backend.
 #[inline(always)]
-pub(crate) fn port_of_backends(packet: &Packet, entry: &ServiceEntry) -> u16 {
+pub(crate) fn port_of_backends(packet: &PacketMeta, entry: &ServiceEntry) -> u16 {
     let at = match entry.backends {
         0 => return 0,
         few if few <= ServiceEntry::FEW as u32 => entry.members[0].at,
@@ -142,9 +142,9 @@ pub(crate) fn port_of_backends(packet: &Packet, entry: &ServiceEntry) -> u16 {
     BACKENDS.get(at).map_or(0, |backend| backend.port)
 }
 
-/// Whether the service of the packet in hand has this backend.
+/// Whether the service of the current packet has this backend.
 #[inline(always)]
-pub(crate) fn has(packet: &Packet, entry: &ServiceEntry, ip: &Address, port: u16) -> bool {
+pub(crate) fn has(packet: &PacketMeta, entry: &ServiceEntry, ip: &Address, port: u16) -> bool {
     if packet.ip6 == 0 {
         return ctv_has(entry, Member::v4(ip.low(), port).word()) != 0;
     }
@@ -154,7 +154,7 @@ pub(crate) fn has(packet: &Packet, entry: &ServiceEntry, ip: &Address, port: u16
 
 /// Makes a backend of the service the destination; false if there is none.
 #[inline(always)]
-fn choose(packet: &mut Packet, entry: &ServiceEntry) -> bool {
+fn choose(packet: &mut PacketMeta, entry: &ServiceEntry) -> bool {
     if entry.backends == 0 {
         return false;
     }
@@ -173,7 +173,7 @@ fn choose(packet: &mut Packet, entry: &ServiceEntry) -> bool {
 /// The backend that the connection goes to. With session affinity, a client's connections to all ports of the service go to one,
 /// as long as that port has it.
 #[inline(always)]
-fn member(packet: &Packet, entry: &ServiceEntry) -> Option<Member> {
+fn member(packet: &PacketMeta, entry: &ServiceEntry) -> Option<Member> {
     if entry.affinity == 0 {
         let tuple = &packet.tuple;
         let ports = u64::from(tuple.source_port.wire()) << 16 | u64::from(tuple.destination_port.wire());
@@ -200,7 +200,7 @@ fn member(packet: &Packet, entry: &ServiceEntry) -> Option<Member> {
 /// The word of the member of the set that has the address of this one, which a client may have got by another port of the
 /// service; zero if there is none.
 #[inline(always)]
-fn at_port(packet: &Packet, entry: &ServiceEntry, word: u64) -> u64 {
+fn at_port(packet: &PacketMeta, entry: &ServiceEntry, word: u64) -> u64 {
     let with = Member::from_word(word);
     let port = port_of_backends(packet, entry);
     if packet.ip6 == 0 {
@@ -224,7 +224,7 @@ fn at_port(packet: &Packet, entry: &ServiceEntry, word: u64) -> u64 {
 
 /// The member of the service's set for a hash: the same on every node.
 #[inline(always)]
-fn pick(packet: &Packet, entry: &ServiceEntry, hash: u64) -> Option<Member> {
+fn pick(packet: &PacketMeta, entry: &ServiceEntry, hash: u64) -> Option<Member> {
     let (bucket, ip6) = (rendezvous::bucket(hash), u32::from(packet.ip6));
     if entry.backends <= ServiceEntry::FEW as u32 {
         let place = ctv_highest(entry, bucket, ip6);
@@ -403,7 +403,7 @@ extern "C" fn ctv_listed(list: u32, place: u32) -> u64 {
 
 /// What tells connections apart.
 #[inline(always)]
-fn hash(packet: &Packet, ports: u64) -> u64 {
+fn hash(packet: &PacketMeta, ports: u64) -> u64 {
     let ([a, b], [c, d]) = (packet.tuple.source.words(), packet.tuple.destination.words());
     mix(a ^ b.rotate_left(32) ^ mix(c ^ d ^ ports))
 }

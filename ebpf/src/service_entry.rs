@@ -12,7 +12,7 @@ use contiv_abi::{
 
 use crate::{
     maps::{self, NO_PREALLOC},
-    packet::Packet,
+    packet::PacketMeta,
 };
 
 #[btf_map(name = "ctv_svc")]
@@ -45,9 +45,9 @@ impl Found {
     }
 }
 
-/// The port of a service that the packet in hand is for.
+/// The port of a service that the current packet is for.
 #[inline(always)]
-pub(crate) fn find(packet: &Packet) -> Option<Found> {
+pub(crate) fn find(packet: &PacketMeta) -> Option<Found> {
     let tuple = &packet.tuple;
     if tuple.protocol != TCP && tuple.protocol != UDP {
         return None;
@@ -69,14 +69,14 @@ pub(crate) fn find(packet: &Packet) -> Option<Found> {
     if found.stamp >> 32 & 1 != 0 { in_table(&key) } else { Some(found) }
 }
 
-/// The terminating backends of the port of a service that the packet in hand is for; `None` without any.
+/// The terminating backends of the port of a service that the current packet is for; `None` without any.
 #[inline(always)]
-pub(crate) fn terminating(packet: &Packet) -> Option<Found> {
+pub(crate) fn terminating(packet: &PacketMeta) -> Option<Found> {
     in_table(&key_of(packet).of_terminating())
 }
 
 #[inline(always)]
-fn key_of(packet: &Packet) -> ServiceKey {
+fn key_of(packet: &PacketMeta) -> ServiceKey {
     let tuple = &packet.tuple;
     ServiceKey::new(packet.domain, tuple.destination, tuple.destination_port, tuple.protocol)
 }
@@ -110,10 +110,10 @@ fn stamp(entry: *const ServiceEntry) -> u64 {
     unsafe { (&raw const (*entry).number).cast::<u64>().read_volatile() }
 }
 
-/// Reads ahead what the choice of a backend for the packet in hand reads of a service: in a large table nothing of it is in
+/// Reads ahead what the choice of a backend for the current packet reads of a service: in a large table nothing of it is in
 /// the cache.
 #[inline(always)]
-pub(crate) fn read_ahead(packet: &Packet) {
+pub(crate) fn read_ahead(packet: &PacketMeta) {
     if packet.source_port == 0 {
         return;
     }

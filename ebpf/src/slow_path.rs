@@ -9,7 +9,7 @@ use contiv_abi::{DropReason, FlowEvent};
 use crate::{
     delivery, flows, gateway, guard, ip, open,
     packet::{
-        self, AGAIN, ANSWERED, GO_ON, Ingress, NEW, Packet, REFUSE, RELAY, REVALIDATE, ROUTER, Replaces,
+        self, AGAIN, ANSWERED, GO_ON, Ingress, NEW, PacketMeta, REFUSE, RELAY, REVALIDATE, ROUTER, Replaces,
     },
     pod, refuse, track, uplink,
     verdict::Verdict,
@@ -23,7 +23,7 @@ pub(crate) fn receive(ctx: &TcContext, ifindex: u32) -> Verdict {
 
 #[inline(always)]
 fn forward(ctx: &TcContext, ifindex: u32) -> Result<Verdict, DropReason> {
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    let packet = packet::current().ok_or(DropReason::Malformed)?;
     let code = resolve(ctx.skb.skb, packet);
     let from_pod = packet.ingress == Ingress::POD;
     if code & REFUSE != 0 {
@@ -44,10 +44,10 @@ fn forward(ctx: &TcContext, ifindex: u32) -> Result<Verdict, DropReason> {
     if from_pod { pod::send(ctx, packet) } else { delivery::from_outside(packet) }
 }
 
-/// The flow of the packet in hand: found again, or inserted. The result is that of `packet::code`, `RELAY`, or `REFUSE` and the
+/// The flow of the current packet: found again, or inserted. The result is that of `packet::code`, `RELAY`, or `REFUSE` and the
 /// reason of the refusal that the packet has become.
 #[inline(always)]
-fn resolve(skb: *mut __sk_buff, packet: &mut Packet) -> u32 {
+fn resolve(skb: *mut __sk_buff, packet: &mut PacketMeta) -> u32 {
     let mut code = packet.miss;
     if code == ROUTER {
         return gateway::ctv_answer(skb);
@@ -92,6 +92,6 @@ fn resolve(skb: *mut __sk_buff, packet: &mut Packet) -> u32 {
 }
 
 #[inline(always)]
-fn open(packet: &mut Packet) -> u32 {
+fn open(packet: &mut PacketMeta) -> u32 {
     if packet.ingress == Ingress::WIRE { open::ctv_open_wire(packet) } else { open::ctv_open(packet) }
 }

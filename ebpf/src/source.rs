@@ -11,7 +11,7 @@ use crate::{
     skb,
 };
 
-/// Puts into the packet in hand who sends a frame on a pod's port, if it is the pod, and the frame one that pods may send.
+/// Puts into the current packet who sends a frame on a pod's port, if it is the pod, and the frame one that pods may send.
 ///
 /// A function of its own for the verifier, and for the stack; the result is that of `packet::code`.
 #[inline(never)]
@@ -56,7 +56,7 @@ fn note(skb: *mut __sk_buff, ifindex: u32, port: &Port, ethernet: &Ethernet) -> 
     if !checksum::is_behind_addresses(place, ethernet.kind) {
         return Err(DropReason::Malformed);
     }
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    let packet = packet::current().ok_or(DropReason::Malformed)?;
     packet.checksum = place;
     packet.queue = port.queue;
     packet.priority = port.priority();

@@ -14,20 +14,20 @@ use crate::{
     guard,
     icmp_error::{ctv_inside, ctv_outside},
     maps,
-    packet::{self, GO_ON, NEW, Packet, Replaces, Told, tcp},
+    packet::{self, GO_ON, NEW, PacketMeta, Replaces, Told, tcp},
     policy,
     receiver::{ctv_other_group, ctv_regrouped, differ, note_group},
     segment::{ctv_quoted, pass},
     service_entry,
 };
 
-/// Finds the flow of the packet in hand, if there is one, and sets in `wanted` where the packet goes.
+/// Finds the flow of the current packet, if there is one, and sets in `wanted` where the packet goes.
 ///
 /// It and what it calls are functions of their own for the verifier: it walks each once, and what one leaves in the packet is
 /// unknown to the next, so that paths do not multiply. The results are those of `packet::code`, `NEW`, and `REVALIDATE`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_track(packet: *mut Packet) -> u32 {
+pub(crate) extern "C" fn ctv_track(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     packet.replaces = Replaces::NOTHING;
     packet.wanted = packet.tuple;
@@ -65,14 +65,14 @@ pub(crate) extern "C" fn ctv_track(packet: *mut Packet) -> u32 {
 /// Whether the packet is the first of a TCP connection: what a client sends before it gets a reply. In the direction of replies, it is
 /// the first one of a connection of the other end.
 #[inline(always)]
-pub(crate) fn opens(packet: &Packet) -> bool {
+pub(crate) fn opens(packet: &PacketMeta) -> bool {
     packet.tcp & (tcp::SYN | tcp::ACK) == tcp::SYN && packet.tuple.protocol == TCP
 }
 
-/// The packet in hand belongs to the flow that was found, unless that has ended.
+/// The current packet belongs to the flow that was found, unless that has ended.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_by(packet: *mut Packet) -> u32 {
+extern "C" fn ctv_by(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     let (number, reply) = (packet.entry >> 1, packet.entry & 1 != 0);
     let Some(place) = flows::record(number) else { return NEW };
@@ -152,13 +152,13 @@ const ANOTHER: u32 = 1;
 /// The record of the endpoint has arrived since the evaluation.
 const APPEARED: u32 = 2;
 
-/// Whether the sender of the packet in hand is another endpoint than that for which the flow was evaluated, as far as its group
+/// Whether the sender of the current packet is another endpoint than that for which the flow was evaluated, as far as its group
 /// tells: zero if not, or one of the above. Errors come from any endpoint on the path. Without a record, nothing is known of
 /// an endpoint elsewhere.
 ///
 /// By numbers and not by cases, which the verifier would all follow.
 #[inline(always)]
-fn sender_of(packet: &Packet, half: &FlowHalf, original: bool) -> u32 {
+fn sender_of(packet: &PacketMeta, half: &FlowHalf, original: bool) -> u32 {
     const UNKNOWN: u32 = FlowHalf::UNKNOWN as u32;
     let (group, identity) = (half.group(original), half.identity(original));
     let has_identity = differ(identity, UNKNOWN);
@@ -177,7 +177,7 @@ fn sender_of(packet: &Packet, half: &FlowHalf, original: bool) -> u32 {
 /// Whether the packet resolves the service of an unreplied flow again: a retransmitted SYN goes to a current backend. And an
 /// error about a reply to a SYN that there was not is about no flow.
 #[inline(always)]
-fn is_unresolved(packet: &mut Packet, half: &FlowHalf) -> bool {
+fn is_unresolved(packet: &mut PacketMeta, half: &FlowHalf) -> bool {
     if packet.icmp_error != Told::NOTHING {
         return half.sent & sent::SYN != 0;
     }
@@ -191,7 +191,7 @@ fn is_unresolved(packet: &mut Packet, half: &FlowHalf) -> bool {
 /// Evaluates the flow that was found by the current rules.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_revalidate(packet: *mut Packet) -> u32 {
+pub(crate) extern "C" fn ctv_revalidate(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return 0 };
     let Some(flow) = flows::record(packet.entry >> 1) else { return 0 };
     ctv_appeared(packet, packet.entry >> 1, packet.entry & 1);
@@ -211,12 +211,12 @@ pub(crate) extern "C" fn ctv_revalidate(packet: *mut Packet) -> u32 {
     flows::ctv_set_verdict(packet.entry >> 1, packet.generation, packet.verdict, rules, ends)
 }
 
-/// Notes the group of an endpoint elsewhere whose record has arrived since the flow began: the sender of the packet in hand.
+/// Notes the group of an endpoint elsewhere whose record has arrived since the flow began: the sender of the current packet.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_appeared(packet: *mut Packet, number: u32, reply: u32) -> u32 {
+extern "C" fn ctv_appeared(packet: *mut PacketMeta, number: u32, reply: u32) -> u32 {
     let (Some(packet), Some(flow)) = (packet::of(packet), flows::record(number)) else { return 0 };
     // SAFETY: a record of the map.
     if sender_of(packet, unsafe { half(flow, 0) }, reply == 0) == APPEARED {

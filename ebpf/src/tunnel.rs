@@ -44,7 +44,7 @@ const NO_KEY: u32 = u32::MAX;
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_origin(skb: *mut __sk_buff) -> u32 {
-    let Some(packet) = packet::in_hand() else { return NO_KEY };
+    let Some(packet) = packet::current() else { return NO_KEY };
     // SAFETY: numbers.
     let mut key = unsafe { contiv_abi::cleared::<Key>() };
     let place = (&raw mut key).cast::<bpf_tunnel_key>();

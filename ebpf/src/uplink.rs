@@ -73,7 +73,7 @@ fn forward(
 ) -> Result<Verdict, DropReason> {
     let ethernet = Ethernet::from_outside(ctx)?;
     packet::from_outside(&ethernet, segment, Ingress::WIRE)?;
-    packet::set_network(packet::in_hand().ok_or(DropReason::Malformed)?, entry);
+    packet::set_network(packet::current().ok_or(DropReason::Malformed)?, entry);
     passes(guard::ctv_guard(ctx.skb.skb))?;
     if neighbour::answer(ctx, &ethernet, segment, entry, Asker::Wire)? {
         pod::push_tag(ctx, segment)?;
@@ -87,7 +87,7 @@ fn forward(
         if !relay::is_for_service(ctx) {
             return Err(DropReason::NotLocal);
         }
-        packet::in_hand().ok_or(DropReason::Malformed)?.to_service = 1;
+        packet::current().ok_or(DropReason::Malformed)?.to_service = 1;
     }
     passes(guard::ctv_guard_source(ctx.skb.skb))?;
     log::stage(LogStage::Source, LogResult::Passed);
@@ -97,7 +97,7 @@ fn forward(
 /// Addresses the frame of the packet metadata to the node of a service's backend, on the wire.
 #[inline(always)]
 pub(crate) fn relay(ctx: &TcContext) -> Result<(), DropReason> {
-    let packet = packet::in_hand().ok_or(DropReason::Malformed)?;
+    let packet = packet::current().ok_or(DropReason::Malformed)?;
     let macs = Macs { destination: packet.destination_mac, source: service_mac(&packet.tuple.destination) };
     ctx.store(0, &macs, 0).map_err(|_| DropReason::RewriteFailed)?;
     pod::push_tag(ctx, packet.segment)?;

@@ -67,7 +67,7 @@ fn choose(headers: &Headers, now: u32) -> Option<u64> {
         return None;
     }
     let Headers { to, from, tag, ends, ports, protocol, flags, ip6 } = *headers;
-    let packet = packet::in_hand()?;
+    let packet = packet::current()?;
     packet.segment = Segment::vlan(tag);
     packet.ip6 = u8::from(ip6);
     packet.set_destination_mac(to);
@@ -91,21 +91,21 @@ fn choose(headers: &Headers, now: u32) -> Option<u64> {
     if ctv_tracked() != 0 {
         return None;
     }
-    let packet = packet::in_hand()?;
+    let packet = packet::current()?;
     // Once more: another CPU may have written the entry meanwhile.
     if relay::ctv_known(&raw const packet.tuple) != RELAY && relay::ctv_relay() != RELAY {
         return None;
     }
-    let packet = packet::in_hand()?;
+    let packet = packet::current()?;
     let [a, b, c, d, e, f] = packet.destination_mac;
     Some(u64::from_le_bytes([a, b, c, d, e, f, 0, 0]))
 }
 
-/// Whether the packet in hand belongs to a flow; not zero if so. A function of its own for the verifier.
+/// Whether the current packet belongs to a flow; not zero if so. A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_tracked() -> u32 {
-    let Some(packet) = packet::in_hand() else { return 0 };
+    let Some(packet) = packet::current() else { return 0 };
     let domain = packet.domain.number();
     let hash = flow_index::ctv_hash(&raw const packet.tuple, domain);
     u32::from(flow_index::find(&raw const packet.tuple, hash, domain) != 0)

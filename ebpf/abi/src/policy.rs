@@ -428,9 +428,9 @@ mod tests {
     #[test]
     fn words_are_in_the_order_of_addresses() {
         let words = |ip6, address: [u8; 16]| {
-            let mut question = LookupKey::default();
-            question.set_ends(ip6, &Address(address), &Address::default());
-            [0, 1, 2].map(|word| question.after[word::PEER as usize + word])
+            let mut key = LookupKey::default();
+            key.set_ends(ip6, &Address(address), &Address::default());
+            [0, 1, 2].map(|word| key.after[word::PEER as usize + word])
         };
         let address: [u8; 16] = core::array::from_fn(|byte| byte as u8 + 1);
         assert_eq!(words(1, address), [0x0102_0304_0507, 0x0708_090a_0b0d, 0x0d0e_0f11]);
