@@ -8,7 +8,7 @@ use contiv_abi::Be16;
 use crate::{
     frame::{self, ETHERNET},
     header::{Ipv4, Ipv6},
-    packet::{PacketMeta, Piece},
+    packet::{Fragment, PacketMeta},
     skb::{self, NO_CHECKSUM},
 };
 
@@ -39,5 +39,5 @@ pub(crate) fn is_behind_addresses(place: u32, kind: Be16) -> bool {
 pub(crate) fn fits(packet: &PacketMeta) -> bool {
     let place = packet.checksum;
     place == NO_CHECKSUM
-        || packet.piece == Piece::WHOLE && skb::is_of_transport(place, packet.protocol, packet.l4)
+        || packet.fragment == Fragment::NONE && skb::is_of_transport(place, packet.protocol, packet.l4)
 }

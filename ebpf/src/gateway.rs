@@ -7,7 +7,7 @@ use crate::{
     frame,
     header::{Ipv4, Ipv6},
     maps, open,
-    packet::{self, ANSWERED, GO_ON, ICMP, ICMPV6, PacketMeta, Piece, REFUSE, Told},
+    packet::{self, ANSWERED, Fragment, GO_ON, ICMP, ICMPV6, IcmpError, PacketMeta, REFUSE},
     refuse, route,
 };
 
@@ -55,8 +55,8 @@ fn is_echo_request(ctx: &TcContext, packet: &PacketMeta) -> bool {
     let (header, protocol, kind) =
         if packet.ip6 != 0 { (size_of::<Ipv6>(), ICMPV6, 128) } else { (size_of::<Ipv4>(), ICMP, 8) };
     packet.protocol == protocol
-        && packet.icmp_error == Told::NOTHING
-        && packet.piece == Piece::WHOLE
+        && packet.icmp_error == IcmpError::NONE
+        && packet.fragment == Fragment::NONE
         && packet.l4 == packet.l3 + header as u32
         && frame::load::<[u8; 2]>(ctx, packet.l4 as usize)
             .is_ok_and(|found| found[0] == kind && found[1] == 0)

@@ -15,7 +15,7 @@ use crate::{
     frame::{self, ETHERNET},
     header::Arp,
     maps, nd,
-    packet::{self, ICMPV6, Ingress, PacketMeta, Piece, Route, Told},
+    packet::{self, Fragment, ICMPV6, IcmpError, Ingress, PacketMeta, Route},
     route, source,
 };
 
@@ -163,7 +163,8 @@ pub(crate) extern "C" fn ctv_guard_ports(packet: *mut PacketMeta, skb: *mut __sk
         return packet::GO_ON;
     }
     let ports = (packet.tuple.source_port, packet.tuple.destination_port);
-    let requests = packet.protocol == contiv_abi::UDP && ports == REQUEST && packet.piece == Piece::WHOLE;
+    let requests =
+        packet.protocol == contiv_abi::UDP && ports == REQUEST && packet.fragment == Fragment::NONE;
     if asks && !requests {
         return DropReason::SpoofedIp as u32;
     }
@@ -195,7 +196,7 @@ fn reports(ctx: &TcContext, packet: &PacketMeta) -> bool {
     const DONE: u8 = 132;
     const REPORT_V2: u8 = 143;
     packet.protocol == ICMPV6
-        && packet.piece == Piece::WHOLE
+        && packet.fragment == Fragment::NONE
         && frame::load::<u8>(ctx, packet.l4 as usize)
             .is_ok_and(|kind| kind == REPORT || kind == DONE || kind == REPORT_V2)
 }
@@ -207,7 +208,7 @@ fn reports(ctx: &TcContext, packet: &PacketMeta) -> bool {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_guard_new(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
-    if packet.ingress == Ingress::POD && packet.icmp_error == Told::NOTHING {
+    if packet.ingress == Ingress::POD && packet.icmp_error == IcmpError::NONE {
         return packet::GO_ON;
     }
     let code = ctv_guard_destination(packet);

@@ -18,7 +18,7 @@ use crate::{
     guard,
     header::Ipv4,
     log, maps, nat,
-    packet::{self, Ingress, PacketMeta, Told, passes},
+    packet::{self, IcmpError, Ingress, PacketMeta, passes},
     parse, route, source,
     verdict::Verdict,
 };
@@ -43,7 +43,7 @@ pub(crate) extern "C" fn ctv_leave(packet: *mut PacketMeta, skb: *mut __sk_buff)
     }
     let private = Address::v4(packet.private);
     packet.wanted.source.set_words(private.words());
-    if packet.icmp_error != Told::NOTHING {
+    if packet.icmp_error != IcmpError::NONE {
         packet.inner_wanted = packet.inner;
         packet.inner_wanted.destination.set_words(private.words());
     }
@@ -189,9 +189,9 @@ extern "C" fn ctv_readdress(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32
 #[inline(always)]
 fn readdress(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     let own = Address::v4(packet.private);
-    if packet.icmp_error != Told::NOTHING {
+    if packet.icmp_error != IcmpError::NONE {
         // It quotes a packet that the receiver has sent.
-        if packet.icmp_error != Told::FLOW || !packet.inner.source.same(&packet.tuple.destination) {
+        if packet.icmp_error != IcmpError::FLOW || !packet.inner.source.same(&packet.tuple.destination) {
             return Err(DropReason::UnrelatedIcmpError);
         }
         packet.inner_wanted = packet.inner;

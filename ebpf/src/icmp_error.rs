@@ -4,7 +4,7 @@ use contiv_abi::{Address, DropReason, NeighKey};
 
 use crate::{
     claim, flows, maps,
-    packet::{self, GO_ON, Ingress, NEW, PacketMeta, Told},
+    packet::{self, GO_ON, IcmpError, Ingress, NEW, PacketMeta},
 };
 
 /// An error about a packet of a flow belongs to the flow: it goes by the tuple of a packet of the flow in the direction of the
@@ -18,7 +18,7 @@ pub(crate) extern "C" fn ctv_inside(packet: *mut PacketMeta) -> u32 {
     packet.wanted = packet.inner;
     packet.wanted.reverse();
     let is_for_sender = packet.wanted.destination.same(&packet.tuple.destination);
-    if packet.icmp_error == Told::FLOW && is_for_sender && is_on_path(packet) { GO_ON } else { NEW }
+    if packet.icmp_error == IcmpError::FLOW && is_for_sender && is_on_path(packet) { GO_ON } else { NEW }
 }
 
 /// Whether an ICMP error comes from the receiver of the packet that it quotes, or from a router: no endpoint is one. On the wire, the

@@ -6,7 +6,7 @@ use contiv_abi::{DropReason, FlowHalf, LogResult, LogStage, NeighKey};
 
 use crate::{
     flows, frame, guard, log, maps, nat,
-    packet::{self, AGAIN, Admission, GO_ON, NEW, PacketMeta, REVALIDATE, ROUTER, Route, Told},
+    packet::{self, AGAIN, Admission, GO_ON, IcmpError, NEW, PacketMeta, REVALIDATE, ROUTER, Route},
     parse, receiver, route,
     skb::NO_CHECKSUM,
     track,
@@ -46,7 +46,7 @@ extern "C" fn ctv_bum(packet: *mut PacketMeta) -> u32 {
     if maps::neighbour(&NeighKey::new(packet.domain, packet.tuple.destination)).is_some() {
         return DropReason::UnicastInMulticast as u32;
     }
-    if packet.icmp_error != Told::NOTHING {
+    if packet.icmp_error != IcmpError::NONE {
         return DropReason::UnrelatedIcmpError as u32;
     }
     GO_ON

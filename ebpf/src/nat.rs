@@ -9,7 +9,7 @@ use contiv_abi::{Address, Be16, DropReason, Mac, NeighKey, TCP, UDP, service_mac
 
 use crate::{
     flows, frame, maps,
-    packet::{self, ICMPV6, PacketMeta, Piece, Route, Told},
+    packet::{self, Fragment, ICMPV6, IcmpError, PacketMeta, Route},
     plain::{self, At, add_to_whole},
     route, source,
 };
@@ -105,8 +105,8 @@ fn receiver_here(packet: &PacketMeta) -> Option<Mac> {
 #[inline(always)]
 fn is_plain(packet: &PacketMeta) -> bool {
     packet.ip6 == 0
-        && packet.icmp_error == Told::NOTHING
-        && packet.piece != Piece::LATER
+        && packet.icmp_error == IcmpError::NONE
+        && packet.fragment != Fragment::LATER
         && packet.l4 == At::<false>::TRANSPORT as u32
         && (packet.protocol == TCP || packet.protocol == UDP)
 }
@@ -127,11 +127,11 @@ extern "C" fn ctv_plain(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
 /// Ports and addresses of a packet of any kind.
 #[inline(always)]
 fn ends(ctx: &TcContext, packet: &PacketMeta) -> Result<(), DropReason> {
-    if packet.icmp_error != Told::NOTHING {
+    if packet.icmp_error != IcmpError::NONE {
         let inside = inner(ctx, packet)?;
         // IPv6 has its addresses in the checksum, too; that follows with them.
         sum_l4(ctx, packet.l4 + 2, inside, 0)?;
-    } else if packet.piece != Piece::LATER {
+    } else if packet.fragment != Fragment::LATER {
         ports(ctx, packet)?;
     }
     addresses(ctx, packet)
@@ -187,7 +187,7 @@ fn addresses(ctx: &TcContext, packet: &PacketMeta) -> Result<(), DropReason> {
         store(ctx, packet.l3 + AT, &after)?;
         sum
     };
-    if packet.piece == Piece::LATER {
+    if packet.fragment == Fragment::LATER {
         // The header of IPv4 makes up for its addresses. Of IPv6 the checksum does, which is in another fragment.
         if packet.ip6 != 0 {
             add_to_whole(ctx, sum);

@@ -14,7 +14,7 @@ use crate::{
         self, NONE, OVER_QUOTA as NO_QUOTA, ctv_complete, ctv_obtain, ctv_remove, make_room, share_against,
     },
     flows, log, maps,
-    packet::{self, AGAIN, PacketMeta, REFUSE, RELAY, Replaces, Route, Told},
+    packet::{self, AGAIN, IcmpError, PacketMeta, REFUSE, RELAY, Replaces, Route},
     packet_events, policy, receiver, relay, route, served, service, track,
 };
 
@@ -25,7 +25,7 @@ use crate::{
 pub(crate) extern "C" fn ctv_open(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     // An endpoint would believe an error about a flow that is not known here.
-    if packet.icmp_error != Told::NOTHING {
+    if packet.icmp_error != IcmpError::NONE {
         return DropReason::UnrelatedIcmpError as u32;
     }
     begin(packet);
@@ -70,8 +70,8 @@ pub(crate) extern "C" fn ctv_open_gateway(packet: *mut PacketMeta) -> u32 {
 pub(crate) extern "C" fn ctv_open_wire(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     let (to_service, error) = (packet.to_service != 0, packet.icmp_error);
-    if error != Told::NOTHING {
-        let is_relayed = to_service && error == Told::FLOW && relays_error(packet);
+    if error != IcmpError::NONE {
+        let is_relayed = to_service && error == IcmpError::FLOW && relays_error(packet);
         return if is_relayed { RELAY } else { DropReason::UnrelatedIcmpError as u32 };
     }
     if to_service && relay::ctv_known(&raw const packet.tuple) == RELAY {

@@ -122,9 +122,9 @@ pub(crate) struct PacketMeta {
     pub(crate) fragment_protocol: u8,
     /// [`Route`].
     pub(crate) route: u8,
-    /// [`Piece`].
-    pub(crate) piece: u8,
-    /// [`Told`].
+    /// [`Fragment`].
+    pub(crate) fragment: u8,
+    /// [`IcmpError`].
     pub(crate) icmp_error: u8,
     /// TCP flags.
     pub(crate) tcp: u8,
@@ -268,12 +268,12 @@ impl Admission {
     pub(crate) const WITHOUT_RULES: u8 = 2;
 }
 
-/// What of a packet this is, as [`PacketMeta::piece`] has it.
-pub(crate) struct Piece;
+/// What of a packet this is, as [`PacketMeta::fragment`] has it.
+pub(crate) struct Fragment;
 
-impl Piece {
+impl Fragment {
     /// All of it.
-    pub(crate) const WHOLE: u8 = 0;
+    pub(crate) const NONE: u8 = 0;
     /// The first fragment, with the ports.
     pub(crate) const FIRST: u8 = 1;
     /// Another fragment.
@@ -281,13 +281,13 @@ impl Piece {
 }
 
 /// What an ICMP error tells of the packet that it is about.
-pub(crate) struct Told;
+pub(crate) struct IcmpError;
 
-impl Told {
+impl IcmpError {
     /// It is no error.
-    pub(crate) const NOTHING: u8 = 0;
+    pub(crate) const NONE: u8 = 0;
     /// Not so much that its flow can be found.
-    pub(crate) const LITTLE: u8 = 1;
+    pub(crate) const UNREADABLE: u8 = 1;
     /// The ends.
     pub(crate) const FLOW: u8 = 2;
 }

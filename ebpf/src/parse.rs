@@ -10,7 +10,7 @@ use crate::{
     frame::{self, ETHERNET},
     header::{Ipv4, Ipv6},
     nd,
-    packet::{self, ICMP, ICMPV6, PacketMeta, Piece, SCTP, Told},
+    packet::{self, Fragment, ICMP, ICMPV6, IcmpError, PacketMeta, SCTP},
 };
 
 #[btf_map(name = "ctv_frags")]
@@ -46,7 +46,7 @@ pub(crate) extern "C" fn ctv_parse(packet: *mut PacketMeta, skb: *mut __sk_buff)
 #[inline(always)]
 fn parse(ctx: &TcContext, packet: &mut PacketMeta) -> Result<bool, DropReason> {
     packet.l3 = ETHERNET as u32;
-    packet.icmp_error = Told::NOTHING;
+    packet.icmp_error = IcmpError::NONE;
     packet.tcp = 0;
     packet.translated = 0;
     packet.hairpin = 0;
@@ -61,18 +61,18 @@ fn parse(ctx: &TcContext, packet: &mut PacketMeta) -> Result<bool, DropReason> {
         return Err(DropReason::Malformed);
     }
     // A packet that an error quotes may be a fragment, too.
-    let piece = packet.piece;
+    let fragment = packet.fragment;
     let mut ours = true;
-    if piece == Piece::LATER {
+    if fragment == Fragment::LATER {
         recall(packet)?;
         packet.wanted = packet.tuple;
     } else {
         ours = transport(ctx, packet)?;
-        packet.piece = piece;
+        packet.fragment = fragment;
         packet.wanted = packet.tuple;
-        if piece == Piece::FIRST {
+        if fragment == Fragment::FIRST {
             // No error is so long (RFC 1812 4.3.2.3, RFC 4443 2.4), and no flow is asked about what the next fragments quote.
-            if packet.icmp_error != Told::NOTHING {
+            if packet.icmp_error != IcmpError::NONE {
                 return Err(DropReason::UnrelatedIcmpError);
             }
             remember(packet);
@@ -114,7 +114,7 @@ extern "C" fn ctv_ip(packet: *mut PacketMeta, skb: *mut __sk_buff, at: u32) -> u
     packet.spare.destination_port = Be16::new(0);
     // SAFETY: bytes.
     unsafe { contiv_abi::clear(&raw mut packet.spare.zero) };
-    packet.piece = Piece::WHOLE;
+    packet.fragment = Fragment::NONE;
     packet::code(if packet.ip6 != 0 { ipv6(&ctx, packet, at) } else { ipv4(&ctx, packet, at) })
 }
 
@@ -135,10 +135,10 @@ fn ipv4(ctx: &TcContext, packet: &mut PacketMeta, at: u32) -> Result<(), DropRea
     packet.next = at + length;
     let fragment = header.fragment.get();
     if fragment & OFFSET != 0 {
-        packet.piece = Piece::LATER;
+        packet.fragment = Fragment::LATER;
         overlaps_flags(header.protocol, fragment & OFFSET)?;
     } else if fragment & MORE_AND_OFFSET != 0 {
-        packet.piece = Piece::FIRST;
+        packet.fragment = Fragment::FIRST;
     }
     Ok(())
 }
@@ -182,7 +182,7 @@ fn extension(ctx: &TcContext, packet: &mut PacketMeta) -> Result<bool, DropReaso
     // Each begins with the next one's number and its own length, in units of 8 bytes beyond the first.
     let scale = match packet.spare.protocol {
         // What follows is data, whatever it looks like.
-        _ if packet.piece == Piece::LATER => return Ok(false),
+        _ if packet.fragment == Fragment::LATER => return Ok(false),
         next::HOP_BY_HOP | next::ROUTING | next::OPTIONS => 8,
         next::AUTHENTICATION => 4,
         next::FRAGMENT => 0,
@@ -196,10 +196,10 @@ fn extension(ctx: &TcContext, packet: &mut PacketMeta) -> Result<bool, DropReaso
         packet.identification = u32::from(high.wire()) << 16 | u32::from(low.wire());
         // A lone fragment that is the whole packet (RFC 6946) is a whole packet.
         if offset.get() >> 3 != 0 {
-            packet.piece = Piece::LATER;
+            packet.fragment = Fragment::LATER;
             overlaps_flags(next, offset.get() >> 3)?;
         } else if offset.get() & 1 != 0 {
-            packet.piece = Piece::FIRST;
+            packet.fragment = Fragment::FIRST;
         }
     }
     // The authentication header counts in fours, beyond the first two.
@@ -334,7 +334,7 @@ fn about(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     const SEQUENCE: u32 = 4;
     let at = packet.l4 + ICMP_HEADER;
     // What cannot be read is about nothing that we know: the error goes its way as a packet of its own.
-    packet.icmp_error = Told::LITTLE;
+    packet.icmp_error = IcmpError::UNREADABLE;
     if ctv_ip(packet, ctx.skb.skb, at) != packet::GO_ON {
         return Ok(());
     }
@@ -345,7 +345,7 @@ fn about(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
         ICMP | ICMPV6 => IDENTIFIER + size_of::<Be16>() as u32,
         _ => 0,
     };
-    if packet.piece == Piece::LATER || packet.next + needed > packet.limit {
+    if packet.fragment == Fragment::LATER || packet.next + needed > packet.limit {
         return Ok(());
     }
     packet.inner = packet.spare;
@@ -364,7 +364,7 @@ fn about(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     if protocol == TCP {
         packet.sequence = frame::load::<Be32>(ctx, (packet.inner_l4 + SEQUENCE) as usize)?.get();
     }
-    packet.icmp_error = Told::FLOW;
+    packet.icmp_error = IcmpError::FLOW;
     Ok(())
 }
 

@@ -135,7 +135,7 @@ const fn in_header<const IP6: bool>(len: u32) -> u32 {
 unsafe fn is_plain<const IP6: bool>(data: usize) -> bool {
     const FOUR_AND_FIVE_WORDS: u8 = 0x45;
     // "More fragments" and the offset, as they are in memory.
-    const PIECE: u16 = 0x3fff_u16.to_be();
+    const FRAGMENT: u16 = 0x3fff_u16.to_be();
     // SAFETY: guaranteed by the caller.
     let version: u8 = unsafe { read(data + ETHERNET) };
     if IP6 {
@@ -143,7 +143,7 @@ unsafe fn is_plain<const IP6: bool>(data: usize) -> bool {
         return version >> 4 == 6;
     }
     // SAFETY: as above.
-    version == FOUR_AND_FIVE_WORDS && unsafe { read::<u16>(data + ETHERNET + 6) } & PIECE == 0
+    version == FOUR_AND_FIVE_WORDS && unsafe { read::<u16>(data + ETHERNET + 6) } & FRAGMENT == 0
 }
 
 /// Words of source and destination.

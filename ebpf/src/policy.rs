@@ -20,7 +20,7 @@ use contiv_abi::{
 use crate::{
     claim,
     maps::{self, NO_PREALLOC},
-    packet::{self, Admission, PacketMeta, Told},
+    packet::{self, Admission, IcmpError, PacketMeta},
 };
 
 #[btf_map(name = "ctv_groups")]
@@ -209,7 +209,7 @@ pub(crate) extern "C" fn ctv_reevaluate(
     evaluation.macs[reply] = packet.source_mac;
     evaluation.macs[reply ^ 1] = packet.destination_mac;
     evaluation.known = [FlowHalf::UNKNOWN; 2];
-    if packet.icmp_error != Told::NOTHING {
+    if packet.icmp_error != IcmpError::NONE {
         evaluation.macs = [[0; 6]; 2];
         evaluation.known = [known as u16, (known >> 16) as u16];
     }

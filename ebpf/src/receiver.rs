@@ -6,7 +6,7 @@ use crate::{
     flow_records::ctv_remove,
     flows::{self, half},
     maps,
-    packet::{self, GO_ON, PacketMeta, Told},
+    packet::{self, GO_ON, IcmpError, PacketMeta},
 };
 
 /// Whether the current packet may go to a pod of this group, as far as its flow is concerned: the rules were evaluated for
@@ -74,7 +74,7 @@ pub(crate) extern "C" fn ctv_regrouped(
     // SAFETY: a record of the map. If it is another flow's meanwhile, nothing is noted.
     let FlowHalf { owner, receiver, .. } = *unsafe { half(place, 0) };
     let is_same = if direction != 0 { owner == ifindex } else { receiver == receiver_at(ifindex) };
-    if packet.icmp_error != Told::NOTHING || ifindex == 0 || !is_same {
+    if packet.icmp_error != IcmpError::NONE || ifindex == 0 || !is_same {
         return 0;
     }
     flows::ctv_regroup(number, packet.generation, direction ^ 1, group);
@@ -189,7 +189,7 @@ pub(crate) fn forget_backend(packet: &PacketMeta) {
 #[unsafe(no_mangle)]
 extern "C" fn ctv_stale(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
-    if packet.icmp_error != Told::NOTHING {
+    if packet.icmp_error != IcmpError::NONE {
         return DropReason::UnrelatedIcmpError as u32;
     }
     ctv_remove(packet.entry >> 1, packet.generation);

@@ -12,7 +12,7 @@ use crate::{
     checksum::ctv_checksum,
     frame::{self, ETHERNET, Ethernet},
     header::{Ipv4, Ipv6, Ports, Tcp},
-    packet::{self, ANSWER_LEN, ICMP, ICMPV6, PacketMeta, Piece, Told, tcp},
+    packet::{self, ANSWER_LEN, Fragment, ICMP, ICMPV6, IcmpError, PacketMeta, tcp},
 };
 
 /// What a refusal says about where it comes from.
@@ -54,7 +54,7 @@ pub(crate) extern "C" fn ctv_refuse(skb: *mut __sk_buff) -> u32 {
 #[inline(always)]
 fn refuse(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     let header = if packet.ip6 != 0 { size_of::<Ipv6>() } else { size_of::<Ipv4>() } as u32;
-    if packet.piece != Piece::WHOLE || packet.l4 != packet.l3 + header {
+    if packet.fragment != Fragment::NONE || packet.l4 != packet.l3 + header {
         return Err(DropReason::NoBackend);
     }
     match (packet.protocol, packet.ip6 != 0) {
@@ -90,8 +90,8 @@ pub(crate) extern "C" fn ctv_exceed(skb: *mut __sk_buff, gateway: *const Address
     // SAFETY: the verifier sees to it that a pointer which is not null is to a whole address.
     let Some(gateway) = (unsafe { gateway.as_ref() }) else { return DropReason::Malformed as u32 };
     let header = if packet.ip6 != 0 { size_of::<Ipv6>() } else { size_of::<Ipv4>() } as u32;
-    let is_error = packet.icmp_error != Told::NOTHING;
-    if is_error || packet.piece != Piece::WHOLE || packet.l4 != packet.l3 + header {
+    let is_error = packet.icmp_error != IcmpError::NONE;
+    if is_error || packet.fragment != Fragment::NONE || packet.l4 != packet.l3 + header {
         return DropReason::TtlExceeded as u32;
     }
     packet.tuple.destination.set_words(gateway.words());

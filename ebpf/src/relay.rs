@@ -22,7 +22,7 @@ use contiv_abi::{
 use crate::{
     frame::{self, ETHERNET, Ethernet},
     maps::{self, NO_PREALLOC},
-    packet::{self, AGAIN, GO_ON, PacketMeta, RELAY, Told, tcp},
+    packet::{self, AGAIN, GO_ON, IcmpError, PacketMeta, RELAY, tcp},
     relay_table, service,
     service_entry::{self, Found},
     source,
@@ -128,7 +128,7 @@ pub(crate) extern "C" fn ctv_relay() -> u32 {
 /// which is no packet of the connection.
 #[inline(always)]
 fn is_noted(packet: &PacketMeta) -> bool {
-    packet.icmp_error == Told::NOTHING && (packet.tuple.protocol != TCP || packet.tcp & tcp::SYN == 0)
+    packet.icmp_error == IcmpError::NONE && (packet.tuple.protocol != TCP || packet.tcp & tcp::SYN == 0)
 }
 
 /// If the connection of the current packet is sent on, the result is `RELAY`, and the backend's address of Ethernet is in the

@@ -8,7 +8,7 @@ use contiv_abi::{
 
 use crate::{
     flows::{self, half},
-    packet::{self, GO_ON, PacketMeta, Piece, tcp},
+    packet::{self, Fragment, GO_ON, PacketMeta, tcp},
     served,
 };
 
@@ -22,7 +22,7 @@ pub(crate) fn pass(packet: &mut PacketMeta, half: &mut FlowHalf, reply: bool) ->
     half.packets += 1;
     half.bytes += u64::from(packet.len);
     let (len, service) = (packet.len, half.service);
-    if packet.tuple.protocol == TCP && packet.piece != Piece::LATER {
+    if packet.tuple.protocol == TCP && packet.fragment != Fragment::LATER {
         if !is_plain(packet, half) {
             ctv_segment(packet);
         } else {

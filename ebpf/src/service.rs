@@ -10,7 +10,7 @@ use contiv_abi::{
 
 use crate::{
     flows, guard, maps,
-    packet::{self, AGAIN, GO_ON, PacketMeta, Route, Told},
+    packet::{self, AGAIN, GO_ON, IcmpError, PacketMeta, Route},
     route, served, service_entry, source,
 };
 
@@ -189,7 +189,7 @@ fn member(packet: &PacketMeta, entry: &ServiceEntry) -> Option<Member> {
     let kept = if is_known { at_port(packet, entry, client.with.word()) } else { 0 };
     let word = if kept != 0 { kept } else { pick(packet, entry, hash)?.word() };
     // An error is no packet of the client.
-    if packet.icmp_error == Told::NOTHING {
+    if packet.icmp_error == IcmpError::NONE {
         client.tag = tag;
         client.seen = packet.now;
         client.with = Member::from_word(word);

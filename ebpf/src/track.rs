@@ -14,7 +14,7 @@ use crate::{
     guard,
     icmp_error::{ctv_inside, ctv_outside},
     maps,
-    packet::{self, GO_ON, NEW, PacketMeta, Replaces, Told, tcp},
+    packet::{self, GO_ON, IcmpError, NEW, PacketMeta, Replaces, tcp},
     policy,
     receiver::{ctv_other_group, ctv_regrouped, differ, note_group},
     segment::{ctv_quoted, pass},
@@ -35,7 +35,7 @@ pub(crate) extern "C" fn ctv_track(packet: *mut PacketMeta) -> u32 {
     packet.located = 0;
     packet.placed = 0;
     packet.searched = 0;
-    if packet.icmp_error != Told::NOTHING && ctv_inside(packet) == NEW {
+    if packet.icmp_error != IcmpError::NONE && ctv_inside(packet) == NEW {
         return NEW;
     }
     let Some(node) = maps::node() else { return DropReason::Malformed as u32 };
@@ -59,7 +59,7 @@ pub(crate) extern "C" fn ctv_track(packet: *mut PacketMeta) -> u32 {
         return code;
     }
     let code = ctv_by(packet);
-    if code == GO_ON && packet.icmp_error != Told::NOTHING { ctv_outside(packet) } else { code }
+    if code == GO_ON && packet.icmp_error != IcmpError::NONE { ctv_outside(packet) } else { code }
 }
 
 /// Whether the packet is the first of a TCP connection: what a client sends before it gets a reply. In the direction of replies, it is
@@ -112,7 +112,7 @@ extern "C" fn ctv_by(packet: *mut PacketMeta) -> u32 {
     if !reply && half.other & sent::ANY == 0 && flags & Flow::NAT != 0 && is_unresolved(packet, half) {
         return NEW;
     }
-    if packet.icmp_error != Told::NOTHING {
+    if packet.icmp_error != IcmpError::NONE {
         let code = ctv_quoted(packet, number, packet.entry & 1);
         if code != GO_ON {
             return code;
@@ -125,7 +125,7 @@ extern "C" fn ctv_by(packet: *mut PacketMeta) -> u32 {
         }
         // A denied flow goes on as long as its packets come. An error says nothing about that.
         let is_current = u32::from(flows::head(place).generation) == packet.generation;
-        if code == DropReason::Policy as u32 && packet.icmp_error == Told::NOTHING && is_current {
+        if code == DropReason::Policy as u32 && packet.icmp_error == IcmpError::NONE && is_current {
             half.seen = packet.now;
         }
         return code;
@@ -141,7 +141,7 @@ extern "C" fn ctv_by(packet: *mut PacketMeta) -> u32 {
     packet.owner = half.owner;
     packet.receiver = half.group(reply);
     packet.receiver_identity = half.identity(reply);
-    if packet.icmp_error != Told::NOTHING {
+    if packet.icmp_error != IcmpError::NONE {
         return GO_ON;
     }
     pass(packet, half, reply)
@@ -168,7 +168,7 @@ fn sender_of(packet: &PacketMeta, half: &FlowHalf, original: bool) -> u32 {
     let another = differ(current, group) | differ(current, identity) & has_identity;
     let current = packet.source_identity;
     // An error says nothing about who the sender of the flow's packets is, but another endpoint has none to tell.
-    let is_packet = differ(packet.icmp_error.into(), Told::NOTHING.into()) ^ 1;
+    let is_packet = differ(packet.icmp_error.into(), IcmpError::NONE.into()) ^ 1;
     let differs = differ(current, identity) & differ(current, UNKNOWN) & (is_packet | has_identity);
     let here = 0_u32.wrapping_sub(here);
     another & here | (differs + (differs & (has_identity ^ 1))) & !here
@@ -178,7 +178,7 @@ fn sender_of(packet: &PacketMeta, half: &FlowHalf, original: bool) -> u32 {
 /// error about a reply to a SYN that there was not is about no flow.
 #[inline(always)]
 fn is_unresolved(packet: &mut PacketMeta, half: &FlowHalf) -> bool {
-    if packet.icmp_error != Told::NOTHING {
+    if packet.icmp_error != IcmpError::NONE {
         return half.sent & sent::SYN != 0;
     }
     let again = opens(packet) && half.service != 0;

@@ -10,7 +10,7 @@ use crate::{
     frame::{self, IPV4, IPV6, MAC, VLAN, service},
     header::{Ipv4, Ipv6},
     maps,
-    packet::{self, Piece, RELAY, Told},
+    packet::{self, Fragment, IcmpError, RELAY},
     relay, relay_table,
     uplink::VID,
 };
@@ -83,8 +83,8 @@ fn choose(headers: &Headers, now: u32) -> Option<u64> {
     packet.wanted.set(ends, ports, protocol);
     packet.source_port = 0;
     packet.source_group = 0;
-    packet.piece = Piece::WHOLE;
-    packet.icmp_error = Told::NOTHING;
+    packet.fragment = Fragment::NONE;
+    packet.icmp_error = IcmpError::NONE;
     packet.hairpin = 0;
     packet.service = 0;
     packet.guarded = 1;
@@ -144,7 +144,7 @@ fn read(ctx: &XdpContext) -> Option<Headers> {
 fn parse<const IP6: bool>(data: usize, end: usize, to: u64, from: u64, tag: u16) -> Option<Headers> {
     const FOUR_AND_FIVE_WORDS: u8 = 0x45;
     // "More fragments" and the offset, as they are in memory.
-    const PIECE: u16 = 0x3fff_u16.to_be();
+    const FRAGMENT: u16 = 0x3fff_u16.to_be();
     const TCP_FLAGS: usize = 13;
     let (addresses, l4) = if IP6 {
         (data + L3 + 8, data + L3 + size_of::<Ipv6>())
@@ -160,8 +160,8 @@ fn parse<const IP6: bool>(data: usize, end: usize, to: u64, from: u64, tag: u16)
         let (plain, protocol): (bool, u8) = if IP6 {
             (version >> 4 == 6, frame::read(data + L3 + 6))
         } else {
-            let piece = frame::read::<u16>(data + L3 + 6) & PIECE;
-            (version == FOUR_AND_FIVE_WORDS && piece == 0, frame::read(data + L3 + 9))
+            let fragment = frame::read::<u16>(data + L3 + 6) & FRAGMENT;
+            (version == FOUR_AND_FIVE_WORDS && fragment == 0, frame::read(data + L3 + 9))
         };
         let ends = if IP6 {
             [
