@@ -17,7 +17,7 @@ use crate::{
     frame::{IPV4, IPV6, service},
     maps,
     plain::{self, Change, Plain},
-    policy, served,
+    policy, service_counts,
 };
 
 /// The interface index of the port here that the packet goes to, for which it has been rewritten; or `None` for one that takes the
@@ -116,7 +116,7 @@ fn pass<const IP6: bool>(ctx: &TcContext, ifindex: u32) -> Option<u32> {
         return None;
     }
     count(half, &packet, now, ctx.len());
-    served::passed_here(node, half.service, reply, ctx.len());
+    service_counts::packet_forwarded_inline(node, half.service, reply, ctx.len());
     Some(to.ifindex)
 }
 

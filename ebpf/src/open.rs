@@ -15,7 +15,7 @@ use crate::{
     },
     flows, log, maps,
     packet::{self, AGAIN, IcmpError, PacketMeta, REFUSE, RELAY, Replaces, Route},
-    packet_events, policy, receiver, relay, route, served, service, track,
+    packet_events, policy, receiver, relay, route, service, service_counts, track,
 };
 
 /// A new flow: to a service or not, allowed or not, inserted. The result is that of `packet::code`, `AGAIN` if another CPU has
@@ -226,12 +226,12 @@ extern "C" fn ctv_inserted(packet: *mut PacketMeta, inserted: u32) -> u32 {
         INSERTED => {
             flows::count(FlowEvent::Made);
             flow_collector::ensure(packet.now);
-            served::began(packet.service, packet.len);
+            service_counts::connection_opened(packet.service, packet.len);
             packet_events::flow_opened();
             return packet::GO_ON;
         }
         REPEATED => {
-            served::passed(packet.service, false, packet.len);
+            service_counts::packet_forwarded(packet.service, false, packet.len);
             return packet::GO_ON;
         }
         EXISTS => return AGAIN,

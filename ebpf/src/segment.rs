@@ -9,7 +9,7 @@ use contiv_abi::{
 use crate::{
     flows::{self, half},
     packet::{self, Fragment, GO_ON, PacketMeta, tcp},
-    served,
+    service_counts,
 };
 
 /// One more packet of a flow.
@@ -32,7 +32,7 @@ pub(crate) fn pass(packet: &mut PacketMeta, half: &mut FlowHalf, reply: bool) ->
     } else if half.sent & sent::ANY == 0 {
         ctv_replied(packet);
     }
-    served::passed(service, reply, len);
+    service_counts::packet_forwarded(service, reply, len);
     GO_ON
 }
 

@@ -11,7 +11,7 @@ use contiv_abi::{
 use crate::{
     flows, guard, maps,
     packet::{self, AGAIN, GO_ON, IcmpError, PacketMeta, Route},
-    route, served, service_entry, source,
+    route, service_counts, service_entry, source,
 };
 
 /// The agent writes rings and backends through a mapping, not a call for each slot.
@@ -58,7 +58,7 @@ pub(crate) extern "C" fn ctv_choose(packet: *mut PacketMeta) -> u32 {
     packet.translated = 1;
     let code = packet::code(address(packet));
     // Both at once, so that their cache misses overlap.
-    served::read_ahead(packet.service);
+    service_counts::read_ahead(packet.service);
     read_replies_ahead(packet);
     code
 }

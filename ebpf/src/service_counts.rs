@@ -13,24 +13,24 @@ static COUNTS: Array<ServiceCount, SERVICES_CAPACITY, { BPF_F_MMAPABLE as usize 
 
 /// Counts a new connection to a service, with its first packet.
 #[inline(always)]
-pub(crate) fn began(service: u32, bytes: u32) {
+pub(crate) fn connection_opened(service: u32, bytes: u32) {
     if service != 0 {
-        ctv_served(service, 0, 1, 1, bytes.into());
+        ctv_count_svc(service, 0, 1, 1, bytes.into());
     }
 }
 
 /// Counts a packet of a flow, if that is to a service: of its original direction, or a reply.
 #[inline(always)]
-pub(crate) fn passed(service: u32, reply: bool, bytes: u32) {
+pub(crate) fn packet_forwarded(service: u32, reply: bool, bytes: u32) {
     if service != 0 {
-        ctv_served(service, reply.into(), 0, 1, bytes.into());
+        ctv_count_svc(service, reply.into(), 0, 1, bytes.into());
     }
 }
 
 /// A function of its own for the verifier; there is nothing to say about the outcome.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_served(service: u32, answer: u32, connections: u32, packets: u64, bytes: u64) -> u32 {
+extern "C" fn ctv_count_svc(service: u32, answer: u32, connections: u32, packets: u64, bytes: u64) -> u32 {
     // SAFETY: a helper without arguments.
     let processor = unsafe { bpf_get_smp_processor_id() };
     let Some(count) = maps::node().and_then(|node| of(node, processor, service)) else { return 0 };
@@ -57,9 +57,9 @@ pub(crate) fn read_ahead(service: u32) {
     }
 }
 
-/// As [`passed`], without a call.
+/// As [`packet_forwarded`], without a call.
 #[inline(always)]
-pub(crate) fn passed_here(node: &Node, service: u32, reply: bool, bytes: u32) {
+pub(crate) fn packet_forwarded_inline(node: &Node, service: u32, reply: bool, bytes: u32) {
     if service == 0 {
         return;
     }
