@@ -14,11 +14,12 @@ use contiv_abi::{
 };
 
 use crate::{
+    dsr,
     frame::{self, ETHERNET, Ethernet},
     header::Arp,
     log, maps,
     packet::{self, ICMPV6, PacketMeta},
-    relay, route,
+    route,
 };
 
 /// For whom a question is answered.
@@ -135,7 +136,7 @@ fn owner_of<const WIRE: bool>(packet: &PacketMeta, ip: Address) -> Option<NeighE
         }
     }
     let owner = known?;
-    let spoken_for = || WIRE && owner.flags & NeighEntry::SERVICE != 0 && relay::ctv_speaks(&ip) != 0;
+    let spoken_for = || WIRE && owner.flags & NeighEntry::SERVICE != 0 && dsr::ctv_speaks(&ip) != 0;
     (gets(packet, &owner) || spoken_for()).then_some(owner)
 }
 

@@ -8,14 +8,14 @@ use contiv_abi::{
 };
 
 use crate::{
-    flow_collector,
+    dsr, flow_collector,
     flow_index::{BUSY, FULL, INSERTED as SLOT_INSERTED, ctv_hash, ctv_is, ctv_put_slot, insert_slot},
     flow_records::{
         self, NONE, OVER_QUOTA as NO_QUOTA, ctv_complete, ctv_obtain, ctv_remove, make_room, share_against,
     },
     flows, log, maps,
-    packet::{self, AGAIN, IcmpError, PacketMeta, REFUSE, RELAY, Replaces, Route},
-    packet_events, policy, receiver, relay, route, service, service_counts, track,
+    packet::{self, AGAIN, DSR, IcmpError, PacketMeta, REFUSE, Replaces, Route},
+    packet_events, policy, receiver, route, service, service_counts, track,
 };
 
 /// A new flow: to a service or not, allowed or not, inserted. The result is that of `packet::code`, `AGAIN` if another CPU has
@@ -64,25 +64,25 @@ pub(crate) extern "C" fn ctv_open_gateway(packet: *mut PacketMeta) -> u32 {
 }
 
 /// The same of a packet from the wire of a VLAN: for clients there, services are translated where the backend is. The
-/// result may be `RELAY`.
+/// result may be `DSR`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_open_wire(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     let (to_service, error) = (packet.to_service != 0, packet.icmp_error);
     if error != IcmpError::NONE {
-        let is_relayed = to_service && error == IcmpError::FLOW && relays_error(packet);
-        return if is_relayed { RELAY } else { DropReason::UnrelatedIcmpError as u32 };
+        let is_forwarded = to_service && error == IcmpError::FLOW && forwards_error(packet);
+        return if is_forwarded { DSR } else { DropReason::UnrelatedIcmpError as u32 };
     }
-    if to_service && relay::ctv_known(&raw const packet.tuple) == RELAY {
-        return RELAY;
+    if to_service && dsr::ctv_lookup_dsr(&raw const packet.tuple) == DSR {
+        return DSR;
     }
     begin(packet);
     if to_service && may_have_flow(packet) {
         return DropReason::FlowImport as u32;
     }
-    let code = if to_service { relay::ctv_relay() } else { arrived() };
-    if code == RELAY || code == DropReason::NotLocal as u32 {
+    let code = if to_service { dsr::ctv_dsr() } else { arrived() };
+    if code == DSR || code == DropReason::NotLocal as u32 {
         return code;
     }
     if code == AGAIN {
@@ -102,15 +102,15 @@ pub(crate) extern "C" fn ctv_open_wire(packet: *mut PacketMeta) -> u32 {
 
 /// Whether the current ICMP error is sent on to the node of the connection's backend, which knows the connection.
 #[inline(always)]
-fn relays_error(packet: &mut PacketMeta) -> bool {
+fn forwards_error(packet: &mut PacketMeta) -> bool {
     // `wanted` is the tuple that the error was tracked by: that of the packets that go its way.
-    if relay::ctv_known(&raw const packet.wanted) == RELAY {
+    if dsr::ctv_lookup_dsr(&raw const packet.wanted) == DSR {
         return true;
     }
     // Without an entry it goes where the next of those packets would.
     packet.tuple = packet.wanted;
     begin(packet);
-    relay::ctv_relay() == RELAY
+    dsr::ctv_dsr() == DSR
 }
 
 /// Whether the current packet, which is for a service, may belong to a flow of another table. That has its backend, while the hash
@@ -123,14 +123,14 @@ fn may_have_flow(packet: &PacketMeta) -> bool {
 /// Translates the current packet for the pod that its frame is addressed to, if that is a backend of the service.
 #[inline(always)]
 fn arrived() -> u32 {
-    let mut code = relay::ctv_arrive();
+    let mut code = dsr::ctv_arrive();
     if code == AGAIN {
-        code = relay::ctv_arrive();
+        code = dsr::ctv_arrive();
     }
     if code != DropReason::NoBackend as u32 && code != DropReason::StrangeBackend as u32 {
         return code;
     }
-    let late = relay::ctv_arrive_late();
+    let late = dsr::ctv_arrive_late();
     // Without such a backend, the reason is that of the others.
     if late == packet::GO_ON || late == AGAIN { late } else { code }
 }

@@ -356,7 +356,7 @@ pub(crate) const AGAIN: u32 = 0x201;
 /// The rules have changed since the flow was evaluated.
 pub(crate) const REVALIDATE: u32 = 0x203;
 /// To be sent on to another node, whose pod's Ethernet address is in the current packet.
-pub(crate) const RELAY: u32 = 0x205;
+pub(crate) const DSR: u32 = 0x205;
 /// The router has to answer it.
 pub(crate) const ROUTER: u32 = 0x206;
 /// It has become the answer, which goes back to its sender.

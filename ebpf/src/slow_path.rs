@@ -9,7 +9,7 @@ use contiv_abi::{DropReason, FlowEvent};
 use crate::{
     delivery, flows, gateway, guard, ip, open,
     packet::{
-        self, AGAIN, ANSWERED, GO_ON, Ingress, NEW, PacketMeta, REFUSE, RELAY, REVALIDATE, ROUTER, Replaces,
+        self, AGAIN, ANSWERED, DSR, GO_ON, Ingress, NEW, PacketMeta, REFUSE, REVALIDATE, ROUTER, Replaces,
     },
     pod, refuse, track, uplink,
     verdict::Verdict,
@@ -33,8 +33,8 @@ fn forward(ctx: &TcContext, ifindex: u32) -> Result<Verdict, DropReason> {
         }
         return Ok(Verdict::Back(ifindex, packet::reason(code & !REFUSE)));
     }
-    if code == RELAY {
-        uplink::relay(ctx)?;
+    if code == DSR {
+        uplink::forward_dsr(ctx)?;
         return Ok(Verdict::Out(ifindex));
     }
     if code == ANSWERED {
@@ -44,7 +44,7 @@ fn forward(ctx: &TcContext, ifindex: u32) -> Result<Verdict, DropReason> {
     if from_pod { pod::send(ctx, packet) } else { delivery::from_outside(packet) }
 }
 
-/// The flow of the current packet: found again, or inserted. The result is that of `packet::code`, `RELAY`, or `REFUSE` and the
+/// The flow of the current packet: found again, or inserted. The result is that of `packet::code`, `DSR`, or `REFUSE` and the
 /// reason of the refusal that the packet has become.
 #[inline(always)]
 fn resolve(skb: *mut __sk_buff, packet: &mut PacketMeta) -> u32 {

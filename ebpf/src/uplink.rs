@@ -7,12 +7,12 @@ use contiv_abi::{
 
 use crate::{
     delivery,
+    dsr::{self, Macs},
     frame::{self, ETHERNET, Ethernet},
     guard, log, maps,
     neighbour::{self, Asker},
     packet::{self, Ingress, passes},
     pod,
-    relay::{self, Macs},
     verdict::Verdict,
 };
 
@@ -84,7 +84,7 @@ fn forward(
     let is_here = place.is_some_and(|place| place.ifindex != 0);
     // The uplink listens to everything; most of it is for others, and no flow of ours.
     if !is_here && !is_group {
-        if !relay::is_for_service(ctx) {
+        if !dsr::is_for_service(ctx) {
             return Err(DropReason::NotLocal);
         }
         packet::current().ok_or(DropReason::Malformed)?.to_service = 1;
@@ -96,11 +96,11 @@ fn forward(
 
 /// Addresses the frame of the packet metadata to the node of a service's backend, on the wire.
 #[inline(always)]
-pub(crate) fn relay(ctx: &TcContext) -> Result<(), DropReason> {
+pub(crate) fn forward_dsr(ctx: &TcContext) -> Result<(), DropReason> {
     let packet = packet::current().ok_or(DropReason::Malformed)?;
     let macs = Macs { destination: packet.destination_mac, source: service_mac(&packet.tuple.destination) };
     ctx.store(0, &macs, 0).map_err(|_| DropReason::RewriteFailed)?;
     pod::push_tag(ctx, packet.segment)?;
-    relay::count(DsrHook::Tc, ctx.len());
+    dsr::count(DsrHook::Tc, ctx.len());
     Ok(())
 }

@@ -6,12 +6,11 @@ use aya_ebpf::programs::XdpContext;
 use contiv_abi::{Be16, DsrHook, DsrKey, Phase, Segment, SegmentEntry, TCP, UDP};
 
 use crate::{
-    flow_index, flows,
+    dsr, dsr_table, flow_index, flows,
     frame::{self, IPV4, IPV6, MAC, VLAN, service},
     header::{Ipv4, Ipv6},
     maps,
-    packet::{self, Fragment, IcmpError, RELAY},
-    relay, relay_table,
+    packet::{self, DSR, Fragment, IcmpError},
     uplink::VID,
 };
 
@@ -51,7 +50,7 @@ fn forward(ctx: &XdpContext) -> Option<()> {
     let now = flows::recent();
     let Headers { tag, ends, ports, protocol, flags, .. } = headers;
     let key = DsrKey::new(Segment::vlan(tag), protocol, ends, ports);
-    let backend = match relay_table::known(node, &key, now, flags) {
+    let backend = match dsr_table::lookup(node, &key, now, flags) {
         Some(mac) => mac,
         None => choose(&headers, now)?,
     };
@@ -76,7 +75,7 @@ fn choose(headers: &Headers, now: u32) -> Option<u64> {
     packet.protocol = protocol;
     packet.tcp = flags;
     packet.now = now;
-    packet.domain = relay::vip(packet.segment, &packet.tuple.destination)?.domain;
+    packet.domain = dsr::vip(packet.segment, &packet.tuple.destination)?.domain;
     if maps::segment_entry(&packet.segment)?.flags & SegmentEntry::ON_NODE != 0 {
         return None;
     }
@@ -93,7 +92,7 @@ fn choose(headers: &Headers, now: u32) -> Option<u64> {
     }
     let packet = packet::current()?;
     // Once more: another CPU may have written the entry meanwhile.
-    if relay::ctv_known(&raw const packet.tuple) != RELAY && relay::ctv_relay() != RELAY {
+    if dsr::ctv_lookup_dsr(&raw const packet.tuple) != DSR && dsr::ctv_dsr() != DSR {
         return None;
     }
     let packet = packet::current()?;
@@ -198,6 +197,6 @@ fn address(ctx: &XdpContext, backend: u64, service: u64) -> Option<()> {
         frame::write(data, (backend | service << 48).to_le());
         frame::write(data + 8, ((service >> 16) as u32).to_le());
     }
-    relay::count(DsrHook::Xdp, (end - data) as u32);
+    dsr::count(DsrHook::Xdp, (end - data) as u32);
     Some(())
 }

@@ -20,10 +20,11 @@ use contiv_abi::{
 };
 
 use crate::{
+    dsr_table,
     frame::{self, ETHERNET, Ethernet},
     maps::{self, NO_PREALLOC},
-    packet::{self, AGAIN, GO_ON, IcmpError, PacketMeta, RELAY, tcp},
-    relay_table, service,
+    packet::{self, AGAIN, DSR, GO_ON, IcmpError, PacketMeta, tcp},
+    service,
     service_entry::{self, Found},
     source,
 };
@@ -90,13 +91,13 @@ fn for_service(ctx: &TcContext, domain: Domain) -> Result<bool, DropReason> {
     Ok(maps::is_service(domain, ip))
 }
 
-/// Chooses the backend for the current packet, which is for a service and of no connection that is known: `RELAY` if it goes to
+/// Chooses the backend for the current packet, which is for a service and of no connection that is known: `DSR` if it goes to
 /// another node, and then `destination_mac` says to whom; `GO_ON` if it is to be translated here; or a reason.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_relay() -> u32 {
+pub(crate) extern "C" fn ctv_dsr() -> u32 {
     let Some(packet) = packet::current() else { return DropReason::Malformed as u32 };
     // A frame that the wire had no place for comes to all nodes.
     if ctv_speaks(&raw const packet.tuple.destination) == 0 {
@@ -117,34 +118,34 @@ pub(crate) extern "C" fn ctv_relay() -> u32 {
         return GO_ON;
     }
     // A backend on another network is no place on this wire.
-    if place.is_some() && is_noted(packet) {
-        relay_table::ctv_note(packet, revision);
+    if place.is_some() && is_stored(packet) {
+        dsr_table::ctv_insert_dsr(packet, revision);
     }
-    RELAY
+    DSR
 }
 
 /// Whether the table keeps where the connection of the current packet goes, so that it stays there when the set of backends
 /// changes. Not with the packet that opens it, which its hash is enough for: a flood of those pushes nothing out. Nor with an error,
 /// which is no packet of the connection.
 #[inline(always)]
-fn is_noted(packet: &PacketMeta) -> bool {
+fn is_stored(packet: &PacketMeta) -> bool {
     packet.icmp_error == IcmpError::NONE && (packet.tuple.protocol != TCP || packet.tcp & tcp::SYN == 0)
 }
 
-/// If the connection of the current packet is sent on, the result is `RELAY`, and the backend's address of Ethernet is in the
+/// If the connection of the current packet is sent on, the result is `DSR`, and the backend's address of Ethernet is in the
 /// packet. `tuple` is that of the client's packets: of the current packet, or of what an ICMP error is about.
 ///
 /// A function of its own for the verifier.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_known(tuple: *const Tuple) -> u32 {
+pub(crate) extern "C" fn ctv_lookup_dsr(tuple: *const Tuple) -> u32 {
     let (Some(packet), Some(node)) = (packet::current(), maps::node()) else { return GO_ON };
     // SAFETY: the verifier ensures that a pointer that is not null refers to a whole tuple.
     let Some(tuple) = (unsafe { tuple.as_ref() }) else { return GO_ON };
     let key = DsrKey::of(packet.segment, tuple);
-    let Some(mac) = relay_table::known(node, &key, packet.now, packet.tcp) else { return GO_ON };
+    let Some(mac) = dsr_table::lookup(node, &key, packet.now, packet.tcp) else { return GO_ON };
     packet.set_destination_mac(mac);
-    RELAY
+    DSR
 }
 
 /// Counts a frame that was sent on.

@@ -36,7 +36,7 @@ fn entry(number: u32) -> Option<*mut DsrEntry> {
 ///
 /// A packet in the middle of a connection writes nothing.
 #[inline(always)]
-pub(crate) fn known(node: &Node, key: &DsrKey, now: u32, flags: u8) -> Option<u64> {
+pub(crate) fn lookup(node: &Node, key: &DsrKey, now: u32, flags: u8) -> Option<u64> {
     const CHANGES: u8 = tcp::SYN | tcp::FIN | tcp::RST;
     let set = key.set(node.seed);
     let entries = SETS.get_ptr(set)?.cast::<DsrEntry>();
@@ -55,7 +55,7 @@ pub(crate) fn known(node: &Node, key: &DsrKey, now: u32, flags: u8) -> Option<u6
         return Some(state.found & DsrEntry::MAC);
     }
     let flags = u32::from(flags) | u32::from(state.closing) << 8;
-    match ctv_renew(set * WAYS + way as u32, state.found, state.stamp(), now, flags) {
+    match ctv_update_dsr(set * WAYS + way as u32, state.found, state.stamp(), now, flags) {
         UNKNOWN => None,
         mac => Some(mac),
     }
@@ -67,7 +67,7 @@ pub(crate) fn known(node: &Node, key: &DsrKey, now: u32, flags: u8) -> Option<u6
 /// A function of its own for the verifier; the result is [`UNKNOWN`] or the address.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_renew(number: u32, found: u64, stamp: u64, now: u32, flags: u32) -> u64 {
+extern "C" fn ctv_update_dsr(number: u32, found: u64, stamp: u64, now: u32, flags: u32) -> u64 {
     let Some(entry) = entry(number) else { return UNKNOWN };
     let mut state = DsrState::of(found, stamp, (flags >> 8) as u8);
     // SAFETY: an entry of the table. If it is another connection's by now, it is not written.
@@ -87,7 +87,7 @@ extern "C" fn ctv_renew(number: u32, found: u64, stamp: u64, now: u32, flags: u3
         // Gone, or moved to this node: chosen anew, and the client learns from its new backend that there is no connection.
         let is_gone = place.is_none_or(|place| place.ifindex != 0);
         // Without a service, the address may be an endpoint's by now. A service that is created again finds its connections.
-        if !is_gone && ctv_is_served(number) == 0 {
+        if !is_gone && ctv_is_service(number) == 0 {
             return UNKNOWN;
         }
         is_over |= is_gone;
@@ -113,7 +113,7 @@ extern "C" fn ctv_renew(number: u32, found: u64, stamp: u64, now: u32, flags: u3
 /// A function of its own for the stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_is_served(number: u32) -> u32 {
+extern "C" fn ctv_is_service(number: u32) -> u32 {
     let Some(entry) = entry(number) else { return 0 };
     // SAFETY: an entry of the table. If it is another connection's by now, it is not written.
     let entry = unsafe { &*entry };
@@ -139,7 +139,7 @@ const fn mac(number: u64) -> Mac {
 /// This and the next are functions of their own for the verifier, and for the stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ctv_note(packet: *mut PacketMeta, revision: u64) -> u32 {
+pub(crate) extern "C" fn ctv_insert_dsr(packet: *mut PacketMeta, revision: u64) -> u32 {
     let (Some(packet), Some(node)) = (packet::of(packet), maps::node()) else { return 0 };
     let first = DsrKey::of(packet.segment, &packet.tuple).set(node.seed) * WAYS;
     let at = &raw mut *packet;
