@@ -30,8 +30,8 @@ pub(crate) fn forward(ctx: &TcContext, ifindex: u32) -> Option<u32> {
         return None;
     }
     let receiver = match plain::kind(ctx) {
-        kind if kind == IPV4.wire() => ctv_fast(ctx.skb.skb, ifindex),
-        kind if kind == IPV6.wire() => ctv_fast6(ctx.skb.skb, ifindex),
+        kind if kind == IPV4.wire() => ctv_fast_path(ctx.skb.skb, ifindex),
+        kind if kind == IPV6.wire() => ctv_fast_path6(ctx.skb.skb, ifindex),
         _ => STAGES,
     };
     (receiver != STAGES).then_some(receiver)
@@ -43,13 +43,13 @@ const STAGES: u32 = 0;
 /// Functions of their own for the stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_fast(skb: *mut __sk_buff, ifindex: u32) -> u32 {
+extern "C" fn ctv_fast_path(skb: *mut __sk_buff, ifindex: u32) -> u32 {
     pass::<false>(&TcContext::new(skb), ifindex).unwrap_or(STAGES)
 }
 
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_fast6(skb: *mut __sk_buff, ifindex: u32) -> u32 {
+extern "C" fn ctv_fast_path6(skb: *mut __sk_buff, ifindex: u32) -> u32 {
     pass::<true>(&TcContext::new(skb), ifindex).unwrap_or(STAGES)
 }
 
@@ -90,7 +90,7 @@ fn pass<const IP6: bool>(ctx: &TcContext, ifindex: u32) -> Option<u32> {
         || to.ifindex == ifindex
         || to.segment != from.segment
         || !has::<IP6>(to, wanted)
-        || !policy::lets_pass(half, reply, groups)
+        || !policy::allows_fast_path(half, reply, groups)
     {
         return None;
     }

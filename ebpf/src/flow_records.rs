@@ -37,9 +37,9 @@ pub(crate) const OVER_QUOTA: u32 = u32::MAX;
 pub(crate) const ALL: u32 = 0;
 pub(crate) const HALF: u32 = 1;
 /// Half while the quota for flows that reach the endpoint is used up, else all.
-pub(crate) const HALF_IF_ASKED: u32 = 2;
+pub(crate) const HALF_IF_FULL: u32 = 2;
 /// Likewise three quarters.
-pub(crate) const MOST_IF_ASKED: u32 = 3;
+pub(crate) const MOST_IF_FULL: u32 = 3;
 
 /// Allocates a record for a flow of this endpoint (zero for none) and adds it to the endpoint's flows. The result is the
 /// number plus one, [`NONE`] or [`OVER_QUOTA`]. `room` is what the flow may use of the endpoint's quota, as above.
@@ -50,11 +50,11 @@ pub(crate) const MOST_IF_ASKED: u32 = 3;
 pub(crate) extern "C" fn ctv_obtain(hash: u64, owner: u32, now: u32, room: u32) -> u32 {
     let Some(node) = maps::node() else { return NONE };
     let quota = node.flow_quota;
-    let is_asked = room >= HALF_IF_ASKED && used_by(owner | FlowHalf::RECEIVED) >= i64::from(quota);
+    let is_full = room >= HALF_IF_FULL && used_by(owner | FlowHalf::RECEIVED) >= i64::from(quota);
     let spared = match room {
         HALF => quota / 2,
-        HALF_IF_ASKED if is_asked => quota / 2,
-        MOST_IF_ASKED if is_asked => quota / 4,
+        HALF_IF_FULL if is_full => quota / 2,
+        MOST_IF_FULL if is_full => quota / 4,
         _ => 0,
     };
     let over = owner != 0 && used_by(owner) >= i64::from(quota - spared);

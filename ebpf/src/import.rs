@@ -105,9 +105,9 @@ extern "C" fn ctv_insert_import(at: u32, hash: u64) -> u64 {
     }
     let number = obtained - 1;
     let generation = ctv_fill_import(at, number);
-    let mut code = claim(at, number, 1);
+    let mut code = add_tuple(at, number, 1);
     if code == ImportResult::NONE {
-        code = claim(at, number, 0);
+        code = add_tuple(at, number, 0);
     }
     if code != ImportResult::NONE {
         ctv_remove(number, generation);
@@ -161,9 +161,9 @@ const AGAIN: u64 = u64::MAX;
 
 /// Inserts the slot of a direction: `ImportResult::NONE`, or why not.
 #[inline(always)]
-fn claim(at: u32, number: u32, reply: u32) -> u64 {
+fn add_tuple(at: u32, number: u32, reply: u32) -> u64 {
     for _ in 0..ATTEMPTS {
-        let code = ctv_claim_import(at, number, reply);
+        let code = ctv_add_import(at, number, reply);
         if code != AGAIN {
             return code;
         }
@@ -171,10 +171,10 @@ fn claim(at: u32, number: u32, reply: u32) -> u64 {
     ImportResult::TAKEN
 }
 
-/// One attempt: as `claim`, or `AGAIN`.
+/// One attempt: as `add_tuple`, or `AGAIN`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_claim_import(at: u32, number: u32, reply: u32) -> u64 {
+extern "C" fn ctv_add_import(at: u32, number: u32, reply: u32) -> u64 {
     let Some(place) = import(at) else { return ImportResult::TAKEN };
     let reply = reply != 0;
     // SAFETY: numbers.

@@ -16,7 +16,7 @@ use crate::{
 /// False if its flow is not known: the slow path continues with it.
 #[inline(always)]
 pub(crate) fn pass(ctx: &TcContext, packet: &mut PacketMeta) -> Result<bool, DropReason> {
-    packet.receiver = packet::ANYBODY;
+    packet.receiver = packet::NO_FLOW;
     packet.guarded = 0;
     packet.route = Route::BRIDGED;
     packet.receiver_identity = FlowHalf::UNKNOWN.into();
@@ -99,7 +99,7 @@ extern "C" fn ctv_pass(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
     }
     let code = ctv_rewrite(packet, skb);
     if code == DropReason::StrangeBackend as u32 {
-        receiver::forget_backend(packet);
+        receiver::remove_stale_flow(packet);
     }
     code
 }

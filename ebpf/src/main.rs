@@ -187,19 +187,19 @@ fn ctv_import(_ctx: TcContext) -> i32 {
 /// A packet without a known flow, or one whose verdict is by other rules: a tail call of the programs above.
 #[classifier]
 fn ctv_slow_path(ctx: TcContext) -> i32 {
-    let ifindex = begun_by(&ctx);
+    let ifindex = ingress_ifindex(&ctx);
     finish(&ctx, ifindex, slow_path::receive(&ctx, ifindex))
 }
 
 /// A frame for several receivers: a tail call of the programs above.
 #[classifier]
 fn ctv_replicate(ctx: TcContext) -> i32 {
-    finish(&ctx, begun_by(&ctx), flood::receive(&ctx))
+    finish(&ctx, ingress_ifindex(&ctx), flood::receive(&ctx))
 }
 
 /// Where the frame of the packet metadata has come in.
 #[inline(always)]
-fn begun_by(ctx: &TcContext) -> u32 {
+fn ingress_ifindex(ctx: &TcContext) -> u32 {
     match packet::current() {
         Some(packet) if packet.source_port != 0 => packet.source_port,
         _ => arrival(ctx),
@@ -274,12 +274,12 @@ fn deliver_or_drop(ctx: &TcContext, ifindex: u32, receiver: u32) -> i32 {
 /// Gives the frame to the pod whose host end this is, and says what the kernel is to be told.
 #[inline(always)]
 fn deliver(ctx: &TcContext, ifindex: u32) -> Result<i32, DropReason> {
-    // The host end took the frame for a stranger's (its destination is not the host end's own address), and
+    // The host end took the frame for a is_other_host's (its destination is not the host end's own address), and
     // the pod's stack would believe it.
     // SAFETY: the context is the one that the kernel gave to this program.
-    let stranger = unsafe { (*ctx.skb.skb).pkt_type } != PACKET_HOST;
+    let is_other_host = unsafe { (*ctx.skb.skb).pkt_type } != PACKET_HOST;
     // SAFETY: as above.
-    if stranger && unsafe { bpf_skb_change_type(ctx.skb.skb, PACKET_HOST) } != 0 {
+    if is_other_host && unsafe { bpf_skb_change_type(ctx.skb.skb, PACKET_HOST) } != 0 {
         return Err(DropReason::RewriteFailed);
     }
     // SAFETY: a helper without memory arguments.

@@ -202,7 +202,7 @@ fn addresses(ctx: &TcContext, packet: &PacketMeta) -> Result<(), DropReason> {
     let pseudo = u64::from(BPF_F_PSEUDO_HDR);
     sum_l4(ctx, packet.l4 + at, sum, pseudo | zero_means_none(packet.protocol))?;
     if packet.ip6 != 0 {
-        mend_sum(ctx, sum);
+        restore_sum(ctx, sum);
     }
     Ok(())
 }
@@ -211,7 +211,7 @@ fn addresses(ctx: &TcContext, packet: &PacketMeta) -> Result<(), DropReason> {
 /// of IPv4, whose own header makes up for them, and changed the sum over the whole packet that a device may have made. Of
 /// IPv6 the addresses and the checksum make up for each other. (The flag `BPF_F_IPV6`, which says so, is of Linux 6.16.)
 #[inline(always)]
-fn mend_sum(ctx: &TcContext, difference: u32) {
+fn restore_sum(ctx: &TcContext, difference: u32) {
     add_to_whole(ctx, difference);
 }
 

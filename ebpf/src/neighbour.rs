@@ -1,6 +1,6 @@
 //! ARP requests and IPv6 neighbour solicitations, answered in place for the endpoints that we know.
 //!
-//! What is asked for anybody else, and what merely looks like a question (other hardware types,
+//! What is asked for anybody else, and what merely looks like a request (other hardware types,
 //! extension headers), goes on as an ordinary frame: somebody out there may answer.
 
 use aya_ebpf::{
@@ -22,9 +22,9 @@ use crate::{
     route,
 };
 
-/// For whom a question is answered.
+/// For whom a request is answered.
 #[derive(Clone, Copy)]
-pub(crate) enum Asker {
+pub(crate) enum Requester {
     /// A pod on this port: for everyone but itself.
     Port(u32),
     /// Another node: for our own pods; the others' nodes answer for theirs.
@@ -36,7 +36,7 @@ pub(crate) enum Asker {
 /// Endpoints are answered for where the network says so; services are in any case, because nobody else
 /// answers for them.
 #[inline(always)]
-fn gets(packet: &PacketMeta, owner: &NeighEntry) -> bool {
+fn is_answered(packet: &PacketMeta, owner: &NeighEntry) -> bool {
     let is_service = owner.flags & NeighEntry::SERVICE != 0;
     let is_proxied = packet.segment_flags & SegmentEntry::PROXY != 0;
     // Endpoints of other nodes are on no link with those of a network that stays on the node.
@@ -45,14 +45,14 @@ fn gets(packet: &PacketMeta, owner: &NeighEntry) -> bool {
         && if packet.source_port != 0 { owner.ifindex != packet.source_port } else { owner.ifindex != 0 }
 }
 
-/// True when the frame was a question and has become the answer, to be sent back where it came from.
+/// True when the frame was a request and has become the answer, to be sent back where it came from.
 #[inline(always)]
 pub(crate) fn answer(
     ctx: &TcContext,
     ethernet: &Ethernet,
     segment: Segment,
     entry: &SegmentEntry,
-    asker: Asker,
+    requester: Requester,
 ) -> Result<bool, DropReason> {
     let arp = ethernet.kind == frame::ARP;
     if !(arp || ethernet.kind == frame::IPV6) {
@@ -63,14 +63,14 @@ pub(crate) fn answer(
     packet.segment_flags = entry.flags;
     packet.domain = entry.domain;
     packet.source_mac = ethernet.source;
-    packet.source_port = match asker {
-        Asker::Port(ifindex) => ifindex,
-        Asker::Outside | Asker::Wire => 0,
+    packet.source_port = match requester {
+        Requester::Port(ifindex) => ifindex,
+        Requester::Outside | Requester::Wire => 0,
     };
     // By functions of their own for the wire, so that the other programs are not longer by what only that has.
-    let code = match (asker, arp) {
-        (Asker::Wire, true) => ctv_arp_wire(ctx.skb.skb),
-        (Asker::Wire, false) => ctv_nd_wire(ctx.skb.skb),
+    let code = match (requester, arp) {
+        (Requester::Wire, true) => ctv_arp_wire(ctx.skb.skb),
+        (Requester::Wire, false) => ctv_nd_wire(ctx.skb.skb),
         (_, true) => ctv_answer_arp(ctx.skb.skb),
         (_, false) => ctv_answer_nd(ctx.skb.skb),
     };
@@ -137,7 +137,7 @@ fn owner_of<const WIRE: bool>(packet: &PacketMeta, ip: Address) -> Option<NeighE
     }
     let owner = known?;
     let spoken_for = || WIRE && owner.flags & NeighEntry::SERVICE != 0 && dsr::ctv_speaks(&ip) != 0;
-    (gets(packet, &owner) || spoken_for()).then_some(owner)
+    (is_answered(packet, &owner) || spoken_for()).then_some(owner)
 }
 
 #[repr(C)]
@@ -149,11 +149,11 @@ const _: () = assert!(size_of::<ArpFrame>() == 42);
 
 #[inline(always)]
 fn answer_arp<const WIRE: bool>(ctx: &TcContext, packet: &PacketMeta) -> Result<bool, DropReason> {
-    let question = frame::load::<Arp>(ctx, ETHERNET)?;
-    if question.form != Arp::ETHERNET_IPV4 || question.operation != Arp::REQUEST {
+    let request = frame::load::<Arp>(ctx, ETHERNET)?;
+    if request.form != Arp::ETHERNET_IPV4 || request.operation != Arp::REQUEST {
         return Ok(false);
     }
-    let Some(owner) = owner_of::<WIRE>(packet, Address::v4(question.target_ip)) else {
+    let Some(owner) = owner_of::<WIRE>(packet, Address::v4(request.target_ip)) else {
         return Ok(false);
     };
     let reply = ArpFrame {
@@ -162,9 +162,9 @@ fn answer_arp<const WIRE: bool>(ctx: &TcContext, packet: &PacketMeta) -> Result<
             form: Arp::ETHERNET_IPV4,
             operation: Arp::REPLY,
             sender_mac: owner.mac,
-            sender_ip: question.target_ip,
-            target_mac: question.sender_mac,
-            target_ip: question.sender_ip,
+            sender_ip: request.target_ip,
+            target_mac: request.sender_mac,
+            target_ip: request.sender_ip,
         },
     };
     write(ctx, 0, &reply)?;

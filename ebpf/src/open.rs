@@ -262,7 +262,7 @@ fn insert(packet: &mut PacketMeta) -> u32 {
             return replaced;
         }
     }
-    let obtained = ctv_obtain(packet.hash, packet.owner, packet.now, room(packet));
+    let obtained = ctv_obtain(packet.hash, packet.owner, packet.now, quota_share(packet));
     if obtained == NONE {
         return NO_ROOM;
     }
@@ -271,7 +271,7 @@ fn insert(packet: &mut PacketMeta) -> u32 {
     }
     let number = obtained - 1;
     let generation = ctv_fill(packet, number);
-    let mut code = claim(packet, number, 0);
+    let mut code = add_tuple(packet, number, 0);
     if code == TAKEN && (packet.tuple.protocol == TCP || packet.tuple.protocol == UDP) {
         let mut attempt = Attempt { number, code };
         // The result is how many it took.
@@ -281,7 +281,7 @@ fn insert(packet: &mut PacketMeta) -> u32 {
         code = attempt.code;
     }
     if code == INSERTED {
-        code = claim(packet, number, ORIGINAL);
+        code = add_tuple(packet, number, ORIGINAL);
     }
     // Until then only this program removes it, so that no slot is left behind.
     ctv_complete(number, generation);
@@ -296,7 +296,7 @@ fn insert(packet: &mut PacketMeta) -> u32 {
 /// connections need the other half. Of TCP each packet may be an answer that opens nothing; of other protocols, each one without a
 /// service.
 #[inline(always)]
-fn room(packet: &PacketMeta) -> u32 {
+fn quota_share(packet: &PacketMeta) -> u32 {
     if packet.translated != 0 || packet.owner & FlowHalf::RECEIVED != 0 {
         return flow_records::ALL;
     }
@@ -304,19 +304,19 @@ fn room(packet: &PacketMeta) -> u32 {
         TCP if track::opens(packet) => flow_records::ALL,
         TCP => flow_records::HALF,
         // Without a flow it would be dropped.
-        _ if packet.route == Route::KERNEL => flow_records::MOST_IF_ASKED,
-        _ => flow_records::HALF_IF_ASKED,
+        _ if packet.route == Route::KERNEL => flow_records::MOST_IF_FULL,
+        _ => flow_records::HALF_IF_FULL,
     }
 }
 
 /// Claims a tuple, if need be by evicting a flow from its buckets: as [`ctv_obtain`] does, at last one of an endpoint with many.
 #[inline(always)]
-fn claim(packet: &mut PacketMeta, number: u32, turn: u32) -> u32 {
-    let code = ctv_claim(packet, number, turn);
+fn add_tuple(packet: &mut PacketMeta, number: u32, turn: u32) -> u32 {
+    let code = ctv_add_tuple(packet, number, turn);
     let makes_room =
         |share| make_room(ctv_hash(&raw const packet.spare, packet.domain.number()), packet.now, share);
     if code == NO_ROOM && (makes_room(0) || makes_room(share_against(packet.owner))) {
-        return ctv_claim(packet, number, turn);
+        return ctv_add_tuple(packet, number, turn);
     }
     code
 }
@@ -332,11 +332,11 @@ extern "C" fn try_port(turn: u64, attempt: *mut Attempt) -> i64 {
     // SAFETY: `insert` passes its own.
     let attempt = unsafe { &mut *attempt };
     let Some(packet) = packet::current() else { return 1 };
-    attempt.code = ctv_claim(packet, attempt.number, turn as u32 + 1);
+    attempt.code = ctv_add_tuple(packet, attempt.number, turn as u32 + 1);
     i64::from(attempt.code != TAKEN)
 }
 
-/// [`ctv_claim`] of the original direction.
+/// [`ctv_add_tuple`] of the original direction.
 const ORIGINAL: u32 = u32::MAX;
 /// Attempts to insert a slot: other insertions between a search and the insertion are rare.
 const ATTEMPTS: u32 = 8;
@@ -346,7 +346,7 @@ const ATTEMPTS: u32 = 8;
 /// packet.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_claim(packet: *mut PacketMeta, number: u32, turn: u32) -> u32 {
+extern "C" fn ctv_add_tuple(packet: *mut PacketMeta, number: u32, turn: u32) -> u32 {
     let Some(packet) = packet::of(packet) else { return FAILED };
     let Some(place) = flows::record(number) else { return FAILED };
     // SAFETY: a record that is this packet's.
@@ -380,7 +380,7 @@ extern "C" fn ctv_claim(packet: *mut PacketMeta, number: u32, turn: u32) -> u32 
         let found = match insert_slot(&raw const packet.spare, hash, domain, slot) {
             SLOT_INSERTED => {
                 if reply {
-                    note_insertion(packet, hash);
+                    count_insertion(packet, hash);
                 }
                 return INSERTED;
             }
@@ -406,7 +406,7 @@ extern "C" fn ctv_claim(packet: *mut PacketMeta, number: u32, turn: u32) -> u32 
 /// Notes that the slot of the replies of the current packet was inserted: if that is in the page that was searched for the
 /// packet, it is one more insertion there.
 #[inline(always)]
-fn note_insertion(packet: &mut PacketMeta, hash: u64) {
+fn count_insertion(packet: &mut PacketMeta, hash: u64) {
     let Some(node) = maps::node() else { return };
     let [own, page] = [packet.hash, hash].map(|hash| FlowHash(hash).page(node.flow_pages));
     packet.insertions = packet.insertions.wrapping_add(u32::from(own == page));

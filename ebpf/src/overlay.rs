@@ -7,7 +7,7 @@ use crate::{
     delivery,
     frame::{self, Ethernet},
     guard, log, maps,
-    neighbour::{self, Asker},
+    neighbour::{self, Requester},
     packet::{self, Ingress, passes},
     tunnel,
     verdict::Verdict,
@@ -31,7 +31,7 @@ fn forward(ctx: &TcContext, vni: u32) -> Result<Verdict, DropReason> {
     passes(guard::ctv_guard(ctx.skb.skb))?;
     passes(guard::ctv_guard_source(ctx.skb.skb))?;
     log::stage(LogStage::Source, LogResult::Passed);
-    if neighbour::answer(ctx, &ethernet, segment, &entry, Asker::Outside)? {
+    if neighbour::answer(ctx, &ethernet, segment, &entry, Requester::Outside)? {
         tunnel::address(
             ctx,
             vni,

@@ -70,7 +70,7 @@ pub(crate) struct PacketMeta {
     pub(crate) source_group: u32,
     /// Group of the endpoint elsewhere that sent the packet, by its IP address; `FlowHalf::UNKNOWN` without a record.
     pub(crate) source_identity: u32,
-    /// The group that the receiver had when the packet's flow was evaluated; [`ANYBODY`] when the packet passes by no flow.
+    /// The group that the receiver had when the packet's flow was evaluated; [`NO_FLOW`] when the packet passes by no flow.
     pub(crate) receiver: u32,
     /// The same of a receiver wherever it is; `FlowHalf::UNKNOWN` without a record or a flow.
     pub(crate) receiver_identity: u32,
@@ -209,7 +209,7 @@ pub(crate) fn copy_mac(from: &Mac, to: &mut Mac) {
 }
 
 /// [`PacketMeta::receiver`]; no group has this number.
-pub(crate) const ANYBODY: u32 = u32::MAX;
+pub(crate) const NO_FLOW: u32 = u32::MAX;
 
 /// Bytes of the longest refusal, rounded up.
 pub(crate) const ANSWER_LEN: usize = 112;

@@ -64,7 +64,7 @@ fn parse(ctx: &TcContext, packet: &mut PacketMeta) -> Result<bool, DropReason> {
     let fragment = packet.fragment;
     let mut ours = true;
     if fragment == Fragment::LATER {
-        recall(packet)?;
+        lookup_ports(packet)?;
         packet.wanted = packet.tuple;
     } else {
         ours = transport(ctx, packet)?;
@@ -75,7 +75,7 @@ fn parse(ctx: &TcContext, packet: &mut PacketMeta) -> Result<bool, DropReason> {
             if packet.icmp_error != IcmpError::NONE {
                 return Err(DropReason::UnrelatedIcmpError);
             }
-            remember(packet);
+            insert_ports(packet);
         }
     }
     Ok(ours)
@@ -382,7 +382,7 @@ fn fragment_key(packet: &PacketMeta) -> FragmentKey {
 
 /// Later fragments will ask.
 #[inline(always)]
-fn remember(packet: &PacketMeta) {
+fn insert_ports(packet: &PacketMeta) {
     let ports = FragmentPorts {
         source: packet.tuple.source_port,
         destination: packet.tuple.destination_port,
@@ -393,7 +393,7 @@ fn remember(packet: &PacketMeta) {
 }
 
 #[inline(always)]
-fn recall(packet: &mut PacketMeta) -> Result<(), DropReason> {
+fn lookup_ports(packet: &mut PacketMeta) -> Result<(), DropReason> {
     // SAFETY: copied at once.
     let ports = unsafe { FRAGMENTS.get(fragment_key(packet)) }.copied().ok_or(DropReason::UnknownFragment)?;
     packet.tuple.source_port = ports.source;

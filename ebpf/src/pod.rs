@@ -8,7 +8,7 @@ use crate::{
     dscp,
     frame::{self, Ethernet},
     guard, host, ip, log, maps,
-    neighbour::{self, Asker},
+    neighbour::{self, Requester},
     packet::{self, Admission, PacketMeta, Route, passes},
     policy, rate, receiver, route, source, tunnel,
     verdict::Verdict,
@@ -56,7 +56,7 @@ fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
     let entry = maps::segment(&segment).ok_or(DropReason::UnknownSegment)?;
     packet::set_network(packet, &entry);
     passes(guard::ctv_guard(ctx.skb.skb))?;
-    if neighbour::answer(ctx, &ethernet, segment, &entry, Asker::Port(ifindex))? {
+    if neighbour::answer(ctx, &ethernet, segment, &entry, Requester::Port(ifindex))? {
         return Ok(Verdict::Out(ifindex));
     }
     let packet = packet::current().ok_or(DropReason::Malformed)?;

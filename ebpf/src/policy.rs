@@ -165,7 +165,7 @@ pub(crate) fn is_current(flow: &Flow, half: &FlowHalf) -> u32 {
 /// Whether the fast path may forward a packet of a flow between two endpoints here, by the groups that its source and destination have now: these
 /// are the ones that the flow was evaluated for, by the current rules, and neither is limited nor marks packets.
 #[inline(always)]
-pub(crate) fn lets_pass(half: &FlowHalf, reply: bool, [source, destination]: [u32; 2]) -> bool {
+pub(crate) fn allows_fast_path(half: &FlowHalf, reply: bool, [source, destination]: [u32; 2]) -> bool {
     let [out, into] = half.groups;
     if u32::from(out) != source || u32::from(into) != destination || half.identities != half.groups {
         return false;

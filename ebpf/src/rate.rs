@@ -37,7 +37,7 @@ const DROP: u32 = 3;
 /// Lets `bytes` that a pod sends through, or says that it is too much for the port's group. For a port without a queue.
 #[inline(always)]
 pub(crate) fn sends(group: u32, ifindex: u32, bytes: u32) -> Result<(), DropReason> {
-    if !is_free(group) && ctv_admit(group, ifindex, MeterKey::SENDS, bytes) == DROP {
+    if !is_unlimited(group) && ctv_admit(group, ifindex, MeterKey::SENDS, bytes) == DROP {
         Err(DropReason::RateLimit)
     } else {
         Ok(())
@@ -48,7 +48,7 @@ pub(crate) fn sends(group: u32, ifindex: u32, bytes: u32) -> Result<(), DropReas
 /// host end's sending side.
 #[inline(always)]
 pub(crate) fn receives(group: u32, ifindex: u32, bytes: u32) -> Result<bool, DropReason> {
-    if is_free(group) {
+    if is_unlimited(group) {
         return Ok(false);
     }
     match ctv_admit(group, ifindex, MeterKey::RECEIVES, bytes) {
@@ -59,7 +59,7 @@ pub(crate) fn receives(group: u32, ifindex: u32, bytes: u32) -> Result<bool, Dro
 
 /// Whether the group has no limit, as most.
 #[inline(always)]
-fn is_free(group: u32) -> bool {
+fn is_unlimited(group: u32) -> bool {
     policy::group(group).is_some_and(|limit| limit.rate == 0)
 }
 

@@ -24,7 +24,7 @@ pub(crate) fn receives(packet: &mut PacketMeta, group: u32, ifindex: u32) -> Res
 #[unsafe(no_mangle)]
 extern "C" fn ctv_receives(packet: *mut PacketMeta, group: u32, ifindex: u32) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
-    if packet.receiver == packet::ANYBODY {
+    if packet.receiver == packet::NO_FLOW {
         return GO_ON;
     }
     let receiver = group & u32::from(u16::MAX);
@@ -41,7 +41,7 @@ extern "C" fn ctv_receives(packet: *mut PacketMeta, group: u32, ifindex: u32) ->
     }
     // The node has no pod's end of a pair.
     if is_pod {
-        note_receiver(packet, ifindex);
+        set_receiver(packet, ifindex);
     }
     GO_ON
 }
@@ -103,7 +103,7 @@ pub(crate) extern "C" fn ctv_other_group(packet: *mut PacketMeta) -> u64 {
 
 /// Notes the group that the endpoint that the current packet goes to has got: the rules of the former one do not decide about it any more.
 #[inline(always)]
-pub(crate) fn note_group(packet: &mut PacketMeta) {
+pub(crate) fn update_group(packet: &mut PacketMeta) {
     let current = ctv_other_group(packet);
     if current != 0 {
         ctv_regrouped(packet, packet.entry & 1, (current >> 32) as u32, current as u32);
@@ -118,7 +118,7 @@ pub(crate) const fn receiver_at(ifindex: u32) -> u16 {
 
 /// Notes for the fast path which port receives the packets of this direction of the flow.
 #[inline(always)]
-fn note_receiver(packet: &PacketMeta, ifindex: u32) {
+fn set_receiver(packet: &PacketMeta, ifindex: u32) {
     let Some(place) = flows::record(packet.entry >> 1) else { return };
     // SAFETY: a record of the map. That of another flow meanwhile gets a hint that is not right.
     let half = unsafe { half(place, packet.entry as usize) };
@@ -134,7 +134,7 @@ fn note_receiver(packet: &PacketMeta, ifindex: u32) {
 #[inline(always)]
 pub(crate) fn reaches(packet: &mut PacketMeta, group: u32) -> Result<(), DropReason> {
     let (evaluated, group) = (packet.receiver_identity, group & u32::from(u16::MAX));
-    if packet.receiver == packet::ANYBODY || evaluated == group {
+    if packet.receiver == packet::NO_FLOW || evaluated == group {
         return Ok(());
     }
     let is_reply = packet.entry & 1 != 0;
@@ -152,7 +152,7 @@ pub(crate) fn reaches(packet: &mut PacketMeta, group: u32) -> Result<(), DropRea
 #[inline(always)]
 pub(crate) fn leaves(packet: &mut PacketMeta) -> Result<(), DropReason> {
     let is_reply = packet.entry & 1 != 0;
-    if packet.receiver == packet::ANYBODY
+    if packet.receiver == packet::NO_FLOW
         || is_reply
         || packet.receiver_identity == u32::from(FlowHalf::UNKNOWN)
     {
@@ -175,7 +175,7 @@ extern "C" fn ctv_has_group(packet: *mut PacketMeta) -> u32 {
 
 /// Removes the flow of a client's packet whose backend has no record any more: the next packet gets another one.
 #[inline(always)]
-pub(crate) fn forget_backend(packet: &PacketMeta) {
+pub(crate) fn remove_stale_flow(packet: &PacketMeta) {
     if packet.entry & 1 == 0 {
         ctv_remove(packet.entry >> 1, packet.generation);
     }

@@ -36,7 +36,7 @@ fn sender(ctx: &TcContext) -> Result<(), DropReason> {
         return Err(DropReason::LinkLocalGroup);
     }
     check(ctx, &port, &ethernet)?;
-    note(ctx.skb.skb, ifindex, &port, &ethernet)
+    set_sender(ctx.skb.skb, ifindex, &port, &ethernet)
 }
 
 /// The same of a frame that has been checked, and comes from elsewhere now.
@@ -45,13 +45,13 @@ fn sender(ctx: &TcContext) -> Result<(), DropReason> {
 pub(crate) extern "C" fn ctv_port(skb: *mut __sk_buff, ifindex: u32) -> u32 {
     let sender = || {
         let port = maps::port(&ifindex).ok_or(DropReason::UnknownPort)?;
-        note(skb, ifindex, &port, &Ethernet::read(&TcContext::new(skb))?)
+        set_sender(skb, ifindex, &port, &Ethernet::read(&TcContext::new(skb))?)
     };
     packet::code(sender())
 }
 
 #[inline(always)]
-fn note(skb: *mut __sk_buff, ifindex: u32, port: &Port, ethernet: &Ethernet) -> Result<(), DropReason> {
+fn set_sender(skb: *mut __sk_buff, ifindex: u32, port: &Port, ethernet: &Ethernet) -> Result<(), DropReason> {
     let place = checksum::ctv_checksum(skb);
     if !checksum::is_behind_addresses(place, ethernet.kind) {
         return Err(DropReason::Malformed);

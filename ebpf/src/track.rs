@@ -16,7 +16,7 @@ use crate::{
     maps,
     packet::{self, GO_ON, IcmpError, NEW, PacketMeta, Replaces, tcp},
     policy,
-    receiver::{ctv_other_group, ctv_regrouped, differ, note_group},
+    receiver::{ctv_other_group, ctv_regrouped, differ, update_group},
     segment::{ctv_quoted, pass},
     service_entry,
 };
@@ -195,7 +195,7 @@ pub(crate) extern "C" fn ctv_revalidate(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return 0 };
     let Some(flow) = flows::record(packet.entry >> 1) else { return 0 };
     ctv_appeared(packet, packet.entry >> 1, packet.entry & 1);
-    note_group(packet);
+    update_group(packet);
     // SAFETY: a record of the map; if it is another flow's meanwhile, the verdict is not stored.
     let flow = unsafe { &*flow };
     flow.received(false, &mut packet.spare);

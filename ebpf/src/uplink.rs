@@ -10,7 +10,7 @@ use crate::{
     dsr::{self, Macs},
     frame::{self, ETHERNET, Ethernet},
     guard, log, maps,
-    neighbour::{self, Asker},
+    neighbour::{self, Requester},
     packet::{self, Ingress, passes},
     pod,
     verdict::Verdict,
@@ -75,7 +75,7 @@ fn forward(
     packet::from_outside(&ethernet, segment, Ingress::WIRE)?;
     packet::set_network(packet::current().ok_or(DropReason::Malformed)?, entry);
     passes(guard::ctv_guard(ctx.skb.skb))?;
-    if neighbour::answer(ctx, &ethernet, segment, entry, Asker::Wire)? {
+    if neighbour::answer(ctx, &ethernet, segment, entry, Requester::Wire)? {
         pod::push_tag(ctx, segment)?;
         return Ok(Verdict::Out(ifindex));
     }
