@@ -1,6 +1,6 @@
-//! Checksums that a frame of a pod does not have yet: whether what was parsed is what will leave the node ([`skb`]).
+//! Checksums in frames from pods that the kernel has still to write ([`skb`]): checks that they do not overwrite parsed headers.
 //!
-//! The fast path does without: its frames reach another pod of the node by no device that computes checksums.
+//! The fast path does not need this: its frames reach another pod of the node, and no device on that path computes checksums.
 
 use aya_ebpf::bindings::__sk_buff;
 use contiv_abi::Be16;
@@ -12,17 +12,17 @@ use crate::{
     skb::{self, NO_CHECKSUM},
 };
 
-/// Offset in the frame of the two bytes that the kernel is still to write, or [`NO_CHECKSUM`].
+/// Offset in the frame of the two bytes that the kernel will write, or [`NO_CHECKSUM`].
 ///
-/// A function of its own for the verifier, and for the stack.
+/// A global function: the verifier checks it once, and it saves stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_checksum(skb: *mut __sk_buff) -> u32 {
     skb::checksum(skb)
 }
 
-/// Whether the addresses that a pod sends from are the ones that will leave the node: the place is behind the fixed header of IP.
-/// What is not IP has no checksum.
+/// Whether a checksum at `place` is behind the fixed IP header, so that the addresses that were checked leave the node. False for
+/// frames that are not IP, which have no checksum.
 #[inline(always)]
 pub(crate) fn is_behind_addresses(place: u32, kind: Be16) -> bool {
     match kind {
@@ -33,8 +33,8 @@ pub(crate) fn is_behind_addresses(place: u32, kind: Be16) -> bool {
     }
 }
 
-/// Whether what was parsed of the current packet is what will leave the node. The kernel fragments no packet before its checksum
-/// is complete.
+/// Whether the checksum of the current packet leaves the parsed headers unchanged. A fragment has none: the kernel completes the
+/// checksum before it fragments a packet.
 #[inline(always)]
 pub(crate) fn fits(packet: &PacketMeta) -> bool {
     let place = packet.checksum;

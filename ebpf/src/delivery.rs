@@ -1,4 +1,4 @@
-//! Where a frame goes from here.
+//! Delivery of frames: to a port, to the network's interface to other nodes, or to several receivers.
 
 use aya_ebpf::programs::TcContext;
 use contiv_abi::{DropReason, FdbEntry, FdbKey, maps::Stage};
@@ -10,14 +10,14 @@ use crate::{
     verdict::Verdict,
 };
 
-/// To the port in `PacketMeta::place`.
+/// Deliver to the port in `PacketMeta::place`.
 pub(crate) const TO_POD: u32 = 0x100;
-/// To the network's way out.
+/// Send by the interface of the network to other nodes.
 pub(crate) const OUT: u32 = 0x101;
-/// To several receivers.
+/// Replicate to several receivers.
 pub(crate) const REPLICATE: u32 = 0x102;
 
-/// What follows from one of these, or from the number of a reason to drop the frame.
+/// Converts one of these codes, or the number of a drop reason, to a verdict.
 #[inline(always)]
 pub(crate) fn verdict(packet: &PacketMeta, code: u32) -> Result<Verdict, DropReason> {
     match code {
@@ -28,7 +28,8 @@ pub(crate) fn verdict(packet: &PacketMeta, code: u32) -> Result<Verdict, DropRea
     }
 }
 
-/// The port that the current packet goes to is known; what passes by a flow goes only to whom that was evaluated for.
+/// Sets the port that the current packet goes to. A packet of a flow is delivered only to the endpoint for which the flow was
+/// evaluated.
 #[inline(always)]
 pub(crate) fn to_port(packet: &mut PacketMeta, place: FdbEntry) -> Result<u32, DropReason> {
     packet.set_place(&place);
@@ -37,21 +38,22 @@ pub(crate) fn to_port(packet: &mut PacketMeta, place: FdbEntry) -> Result<u32, D
     Ok(TO_POD)
 }
 
-/// The way of the frame of the packet metadata, which is from outside and has passed the guard: through the stages, and on this node.
+/// Forwards the frame of the packet metadata, which is from outside and has passed the guard, through the stages and to its
+/// receiver on this node.
 #[inline(always)]
 pub(crate) fn arrive(ctx: &TcContext) -> Result<Verdict, DropReason> {
     let packet = packet::current().ok_or(DropReason::Malformed)?;
     if ip::pass(ctx, packet)? { from_outside(packet) } else { Ok(Verdict::Continue(Stage::SlowPath)) }
 }
 
-/// Where the frame of the packet metadata, which is from outside, goes on this node.
+/// Delivers the frame of the packet metadata, which is from outside, on this node.
 #[inline(always)]
 pub(crate) fn from_outside(packet: &mut PacketMeta) -> Result<Verdict, DropReason> {
     let code = ctv_deliver(packet);
     verdict(packet, code)
 }
 
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_deliver(packet: *mut PacketMeta) -> u32 {
@@ -60,9 +62,9 @@ extern "C" fn ctv_deliver(packet: *mut PacketMeta) -> u32 {
         return REPLICATE;
     }
     match maps::destination(&FdbKey::new(packet.segment, packet.destination_mac)) {
-        // A tunnelled frame for an address that nobody told us of may be for an address that a pod gave itself.
+        // The Ethernet address of a tunnelled frame may be one that a pod has assigned itself, which has no record.
         None if packet.ingress == Ingress::TUNNEL => REPLICATE,
-        // Never from one tunnel into another: every node floods to all of them itself.
+        // Never from one tunnel into another: the sending node replicates to all nodes itself.
         None | Some(FdbEntry { ifindex: 0, .. }) => DropReason::NotLocal as u32,
         Some(place) => to_port(packet, place).unwrap_or_else(|reason| reason as u32),
     }

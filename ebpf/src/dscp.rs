@@ -1,4 +1,4 @@
-//! The class that a group's packets are marked with (RFC 2474).
+//! DSCP marking of packets by the group of the sender (RFC 2474).
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_RECOMPUTE_CSUM},
@@ -11,20 +11,21 @@ use crate::{
     policy,
 };
 
-/// The bits of the class in the TOS byte or traffic class; the others are those of ECN (RFC 3168).
+/// The ECN bits in the TOS byte or traffic class (RFC 3168); the others are the DSCP.
 const ECN: u8 = 0x03;
-/// The place of the checksum in the header of IPv4.
+/// Offset of the checksum in the IPv4 header.
 const CHECKSUM: usize = ETHERNET + 10;
 
-/// Marks a packet of IP with the class of the sender's group.
+/// Marks an IP packet with the DSCP of the sender's group.
 #[inline(always)]
 pub(crate) fn mark(ctx: &TcContext, group: u32) -> Result<(), DropReason> {
     let dscp = policy::group(group).map_or(0, |group| group.dscp);
     if dscp == 0 || ctv_class(ctx.skb.skb, dscp << 2) == 0 { Ok(()) } else { Err(DropReason::RewriteFailed) }
 }
 
-/// Gives a packet of IP the class, in the place that it has in the TOS byte. A function of its own for the verifier; zero if
-/// it went well.
+/// Sets the DSCP of an IP packet. `class` is the TOS byte with the DSCP in its upper six bits. Zero on success.
+///
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_class(skb: *mut __sk_buff, class: u32) -> u32 {
@@ -47,7 +48,7 @@ fn rewrite(ctx: &TcContext, dscp: u8) -> Result<(), DropReason> {
             ctx.store(ETHERNET, &marked, 0).map_err(refused)?;
         }
     } else {
-        // Four bits of the version, eight of the class, four of the label.
+        // Four bits of version, eight of traffic class, four of flow label.
         let before = u16::from_be_bytes([first, second]);
         let class = dscp | (before >> 4) as u8 & ECN;
         let after = before & 0xf00f | u16::from(class) << 4;

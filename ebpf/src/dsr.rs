@@ -1,10 +1,10 @@
-//! Clients of services outside the cluster, on the wire of a VLAN.
+//! Direct server return (DSR): services for clients outside the cluster, on the wire of a VLAN.
 //!
-//! One node answers for a service's address there (see `contiv_abi::Vip`), and gets what clients send to it. It chooses
-//! the backend. One that is here is talked to as by a client here. To one on another node the frame is sent on as it is, but
-//! for its Ethernet addresses: that node translates it, for the pod that the frame is addressed to, and has the answers
-//! sent straight to the client. So the client keeps its address, rules are asked where the backend lives, and no answer
-//! comes back here.
+//! One node answers for the address of a service on the wire (`contiv_abi::Vip`), and receives the packets of its clients. It
+//! chooses the backend. A packet to a backend on this node is translated as that of a client on this node. A frame to a backend
+//! on another node is forwarded unchanged except for its Ethernet addresses. That node translates it for the pod with the
+//! destination Ethernet address, and sends the replies directly to the client. So the client's address is preserved, rules are
+//! evaluated on the node of the backend, and replies do not pass this node.
 
 use aya_ebpf::{
     bindings::__sk_buff,
@@ -42,14 +42,14 @@ pub(crate) fn vip(segment: Segment, ip: &Address) -> Option<Vip> {
     unsafe { VIPS.get(VipKey { segment, ip: *ip }) }.copied()
 }
 
-/// Whether this node answers for the service with this address on the wire of the current packet. Not zero if so.
+/// Whether this node answers for the service with this address on the wire of the current packet; non-zero if so.
 ///
-/// A function of its own for the verifier, and for the stack.
+/// A global function: the verifier checks it once, and it saves stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_speaks(ip: *const Address) -> u32 {
     let Some(packet) = packet::current() else { return 0 };
-    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole address.
+    // SAFETY: the verifier ensures that a pointer that is not null refers to a whole address.
     let Some(ip) = (unsafe { ip.as_ref() }) else { return 0 };
     vip(packet.segment, ip).map_or(0, |vip| u32::from(is_here(vip.domain, vip.speaker)))
 }
@@ -60,13 +60,15 @@ fn is_here(domain: Domain, ip: Address) -> bool {
     maps::neighbour(&NeighKey::new(domain, ip)).is_some_and(|owner| owner.ifindex != 0)
 }
 
-/// Whether a frame from the wire of the network in the packet metadata, which is for no port here, is for a service.
+/// Whether a frame from the wire, which is for no port on this node, is for a service of the network in the packet metadata.
 #[inline(always)]
 pub(crate) fn is_for_service(ctx: &TcContext) -> bool {
     ctv_for_service(ctx.skb.skb) != 0
 }
 
-/// Not zero if so. A function of its own for the stack, which has 512 bytes for all on a path.
+/// Non-zero for a frame to a service.
+///
+/// Not inlined, to save stack: a call chain shares 512 bytes.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_for_service(skb: *mut __sk_buff) -> u32 {
@@ -84,22 +86,23 @@ fn for_service(ctx: &TcContext, domain: Domain) -> Result<bool, DropReason> {
         frame::IPV6 => frame::load(ctx, DESTINATION6)?,
         _ => return Ok(false),
     };
-    // Most of what passes by on the wire is settled here.
+    // The Ethernet address excludes most other frames on the wire without a map lookup.
     if !source::same(&ethernet.destination, &service_mac(&ip)) {
         return Ok(false);
     }
     Ok(maps::is_service(domain, ip))
 }
 
-/// Chooses the backend for the current packet, which is for a service and of no connection that is known: `DSR` if it goes to
-/// another node, and then `destination_mac` says to whom; `GO_ON` if it is to be translated here; or a reason.
+/// Chooses the backend for the current packet, which is for a service and of no known connection. The result is `DSR` if the
+/// backend is on another node, with its Ethernet address in `destination_mac`; `GO_ON` if the packet is to be translated on this
+/// node; or the number of a drop reason.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_dsr() -> u32 {
     let Some(packet) = packet::current() else { return DropReason::Malformed as u32 };
-    // A frame that the wire had no place for comes to all nodes.
+    // The switches flood a frame to an unknown address, so all nodes receive it.
     if ctv_speaks(&raw const packet.tuple.destination) == 0 {
         return DropReason::NotLocal as u32;
     }
@@ -111,31 +114,32 @@ pub(crate) extern "C" fn ctv_dsr() -> u32 {
         return code;
     }
     let Some(packet) = packet::current() else { return DropReason::Malformed as u32 };
-    // Read before the place, so that what changes meanwhile is read again.
+    // Read before the location, so that a concurrent change is detected later by the revision.
     let revision = maps::fdb_revision();
     let place = maps::destination(&FdbKey::new(packet.segment, packet.destination_mac));
     if place.is_some_and(|place| place.ifindex != 0) {
         return GO_ON;
     }
-    // A backend on another network is no place on this wire.
+    // The location of a backend on another network is not on this wire, so the connection is not stored.
     if place.is_some() && is_stored(packet) {
         dsr_table::ctv_insert_dsr(packet, revision);
     }
     DSR
 }
 
-/// Whether the table keeps where the connection of the current packet goes, so that it stays there when the set of backends
-/// changes. Not with the packet that opens it, which its hash is enough for: a flood of those pushes nothing out. Nor with an error,
-/// which is no packet of the connection.
+/// Whether the table stores the backend of the current packet's connection, so that the connection keeps its backend when the set
+/// of backends changes. It does not store the packet that opens a connection, for which the hash suffices, so that a flood of
+/// them evicts nothing; nor an ICMP error, which is no packet of the connection.
 #[inline(always)]
 fn is_stored(packet: &PacketMeta) -> bool {
     packet.icmp_error == IcmpError::NONE && (packet.tuple.protocol != TCP || packet.tcp & tcp::SYN == 0)
 }
 
-/// If the connection of the current packet is sent on, the result is `DSR`, and the backend's address of Ethernet is in the
-/// packet. `tuple` is that of the client's packets: of the current packet, or of what an ICMP error is about.
+/// Looks up the current packet's connection in the table. If it is forwarded to another node, the result is `DSR`, and
+/// `destination_mac` is the Ethernet address of the backend. `tuple` is that of the client's packets: the current packet's own,
+/// or that of the packet which an ICMP error quotes.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_lookup_dsr(tuple: *const Tuple) -> u32 {
@@ -148,11 +152,11 @@ pub(crate) extern "C" fn ctv_lookup_dsr(tuple: *const Tuple) -> u32 {
     DSR
 }
 
-/// Counts a frame that was sent on.
+/// Counts a forwarded frame.
 #[inline(always)]
 pub(crate) fn count(by: DsrHook, len: u32) {
     if let Some(count) = COUNTS.get_ptr_mut(by as u32) {
-        // SAFETY: this CPU's own slot, as that of `maps::count_drop`.
+        // SAFETY: the slot of this CPU, as in `maps::count_drop`.
         unsafe {
             (*count).packets += 1;
             (*count).bytes += u64::from(len);
@@ -160,12 +164,12 @@ pub(crate) fn count(by: DsrHook, len: u32) {
     }
 }
 
-/// A new flow from the wire of a VLAN to a port here: if it is for a service, the node that answers for that has chosen this
-/// pod, and the packet is translated for it if the pod is a backend: anybody on the wire may have sent the frame. What is for the
-/// service's address, but for none of its ports, is for no pod. The result is that of `packet::code`, or `AGAIN` when the entry
-/// changed meanwhile.
+/// Translates the first packet of a new flow from the wire of a VLAN to a port on this node. For a packet to a service, the node
+/// that answers for the service has chosen this pod. The packet is translated only if the pod is a backend, because any station
+/// on the wire may have sent the frame. A packet to the address of a service, but to none of its ports, is for no pod. The result
+/// is that of `packet::code`, or `AGAIN` if the entry was changed concurrently.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_arrive() -> u32 {
@@ -173,7 +177,7 @@ pub(crate) extern "C" fn ctv_arrive() -> u32 {
     if let Some(found) = service_entry::find(packet) {
         return arrive(packet, found);
     }
-    // Rules about the pod's own address would not match, and its kernel might forward the packet.
+    // Rules for the pod's own address would not match, and the pod's kernel might forward the packet.
     if maps::is_service(packet.domain, packet.tuple.destination) {
         DropReason::StrangeBackend as u32
     } else {
@@ -181,10 +185,10 @@ pub(crate) extern "C" fn ctv_arrive() -> u32 {
     }
 }
 
-/// The same if the pod is none of the backends that get new connections: a terminating one gets what another node has chosen
-/// it for, such as a segment of a connection, or a SYN that was on its way when the set changed.
+/// As [`ctv_arrive`], for a terminating backend, which gets no new connections. Another node has chosen it earlier: the packet is
+/// a segment of a connection, or a SYN that was in transit when the set changed.
 ///
-/// A function of its own for the stack, and beside `ctv_arrive` because of the depth of calls.
+/// Not inlined, to save stack, and not called by `ctv_arrive`, to limit the depth of calls.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_arrive_late() -> u32 {
@@ -193,10 +197,10 @@ pub(crate) extern "C" fn ctv_arrive_late() -> u32 {
     arrive(packet, found)
 }
 
-/// Translates the current packet for the pod that its frame is addressed to, if that is one of the backends.
+/// Translates the current packet for the pod with its destination Ethernet address, if the pod is one of the backends.
 #[inline(always)]
 fn arrive(packet: &mut PacketMeta, found: Found) -> u32 {
-    // SAFETY: an entry that was found; whether it is another one's by now is asked below.
+    // SAFETY: an entry that was found. Whether it has been replaced is checked below.
     let entry = unsafe { &*found.entry };
     let (ip, port) = (receiver(packet), service::port_of_backends(packet, entry));
     let is_backend = port != 0 && service::has(packet, entry, &ip, port);
@@ -216,7 +220,7 @@ fn arrive(packet: &mut PacketMeta, found: Found) -> u32 {
     GO_ON
 }
 
-/// The address, in the family of the current packet, of the pod that its frame is addressed to; all zero without one.
+/// Address, in the family of the current packet, of the pod with its destination Ethernet address; all zero without such a pod.
 #[inline(always)]
 fn receiver(packet: &PacketMeta) -> Address {
     let place = maps::destination(&FdbKey::new(packet.segment, packet.destination_mac));
@@ -226,8 +230,8 @@ fn receiver(packet: &PacketMeta) -> Address {
     if packet.ip6 != 0 { Address::from_words(pod.ip6.words()) } else { Address::v4(pod.ip) }
 }
 
-/// What a frame that is sent on has instead of its Ethernet addresses: from the service itself, which is where the wire
-/// has learnt to send to.
+/// Ethernet addresses of a forwarded frame. The source is that of the service, for which the switches have learned the port of
+/// this node.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Macs {

@@ -1,7 +1,7 @@
-//! The table of connections that are sent on to backends on other nodes.
+//! The table of connections that are forwarded to backends on other nodes.
 //!
-//! Readers take no lock: the version of an entry tells them whether what they have read is one connection. An entry is written
-//! once in a second at most, unless its connection ends or the backend's Ethernet address is looked up again.
+//! Readers take no lock: the version of an entry shows whether all fields are of one connection. An entry is written at most once
+//! per second, unless its connection ends or the backend's Ethernet address is looked up again.
 
 use aya_ebpf::{bindings::BPF_F_MMAPABLE, btf_maps::Array, macros::btf_map};
 use contiv_abi::{
@@ -14,7 +14,7 @@ use crate::{
     packet::{self, PacketMeta, tcp},
 };
 
-/// Values of a map in the agent's memory begin at a page, so that an entry is a cache line. Such maps have no locks.
+/// The values of a memory-mapped map begin at a page boundary, so an entry is one cache line. Such a map cannot have locks.
 #[btf_map(name = "ctv_relays")]
 static SETS: Array<DsrSet, DSR_FLOWS_CAPACITY, { BPF_F_MMAPABLE as usize }> = Array::new();
 
@@ -23,7 +23,7 @@ const WAYS: u32 = DsrSet::LEN as u32;
 /// No Ethernet address.
 const UNKNOWN: u64 = 0;
 
-/// An entry by its number. It may be free, or change at any time.
+/// The entry with this number. It may be free, or be written at any time.
 #[inline(always)]
 fn entry(number: u32) -> Option<*mut DsrEntry> {
     let set = SETS.get_ptr_mut(number / WAYS)?;
@@ -31,10 +31,10 @@ fn entry(number: u32) -> Option<*mut DsrEntry> {
     Some(unsafe { set.cast::<DsrEntry>().add((number % WAYS) as usize) })
 }
 
-/// The Ethernet address of the backend of a connection, in a number with the first byte lowest; `None` if the connection is not
-/// known, or the backend is not on another node. `flags` are those of the packet, zero if it is not TCP.
+/// Ethernet address of the backend of a connection, as a number whose lowest byte is the first one. `None` if the connection is
+/// unknown or the backend is not on another node. `flags` are the TCP flags of the packet, zero for other protocols.
 ///
-/// A packet in the middle of a connection writes nothing.
+/// A packet of an established connection writes nothing.
 #[inline(always)]
 pub(crate) fn lookup(node: &Node, key: &DsrKey, now: u32, flags: u8) -> Option<u64> {
     const CHANGES: u8 = tcp::SYN | tcp::FIN | tcp::RST;
@@ -61,16 +61,16 @@ pub(crate) fn lookup(node: &Node, key: &DsrKey, now: u32, flags: u8) -> Option<u
     }
 }
 
-/// The same for a packet that may change the entry, which has been read: `found`, time with version, and above the flags of the
-/// packet those that the client has sent.
+/// As [`lookup`], for a packet that may change the entry, which has been read. `stamp` has time and version; `flags` are those of
+/// the packet and, 8 bits higher, those that the client has sent.
 ///
-/// A function of its own for the verifier; the result is [`UNKNOWN`] or the address.
+/// A global function: the verifier checks it once. The result is [`UNKNOWN`] or the address.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_update_dsr(number: u32, found: u64, stamp: u64, now: u32, flags: u32) -> u64 {
     let Some(entry) = entry(number) else { return UNKNOWN };
     let mut state = DsrState::of(found, stamp, (flags >> 8) as u8);
-    // SAFETY: an entry of the table. If it is another connection's by now, it is not written.
+    // SAFETY: an entry of the table. If it has been replaced by another connection, it is not written.
     let (segment, protocol) = unsafe { ((*entry).segment, (*entry).protocol) };
     let opens = flags as u8 & (tcp::SYN | tcp::ACK) == tcp::SYN;
     let ended = flags as u8 & (tcp::FIN | tcp::RST);
@@ -84,9 +84,11 @@ extern "C" fn ctv_update_dsr(number: u32, found: u64, stamp: u64, now: u32, flag
     let revision = maps::fdb_revision();
     if idle != 0 || !DsrEntry::is_found_in(found, revision) {
         let place = maps::destination(&FdbKey::new(segment, mac(found)));
-        // Gone, or moved to this node: chosen anew, and the client learns from its new backend that there is no connection.
+        // The backend was removed or has moved to this node: it is chosen again, and the client learns from its new backend that
+        // the connection does not exist.
         let is_gone = place.is_none_or(|place| place.ifindex != 0);
-        // Without a service, the address may be an endpoint's by now. A service that is created again finds its connections.
+        // After the removal of the service, an endpoint may have the address. The entries stay for a service that is created
+        // again.
         if !is_gone && ctv_is_service(number) == 0 {
             return UNKNOWN;
         }
@@ -96,7 +98,7 @@ extern "C" fn ctv_update_dsr(number: u32, found: u64, stamp: u64, now: u32, flag
         changes = true;
     }
     if is_over {
-        // SAFETY: `write` sees to it that nothing else writes.
+        // SAFETY: `write` holds the lock of the entry.
         write(number, state.version, |entry| unsafe { DsrEntry::remove(entry, state) });
         return UNKNOWN;
     }
@@ -107,15 +109,15 @@ extern "C" fn ctv_update_dsr(number: u32, found: u64, stamp: u64, now: u32, flag
     found & DsrEntry::MAC
 }
 
-/// Whether a service has the destination of the clients' packets of an entry, on a wire of this node; not zero if so. A service whose
-/// last backend was removed goes on with its connections.
+/// Whether the destination of an entry is the address of a service on a wire of this node; non-zero if so. A service without
+/// backends keeps its connections.
 ///
-/// A function of its own for the stack.
+/// Not inlined, to save stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_is_service(number: u32) -> u32 {
     let Some(entry) = entry(number) else { return 0 };
-    // SAFETY: an entry of the table. If it is another connection's by now, it is not written.
+    // SAFETY: an entry of the table. If it has been replaced by another connection, it is not written.
     let entry = unsafe { &*entry };
     let segment = entry.segment;
     let Some(network) = maps::segment_entry(&segment) else { return 0 };
@@ -126,17 +128,18 @@ extern "C" fn ctv_is_service(number: u32) -> u32 {
     u32::from(maps::is_service(network.domain, service))
 }
 
-/// The address in a number with the first byte lowest.
+/// The Ethernet address in a number whose lowest byte is the first one.
 #[inline(always)]
 const fn mac(number: u64) -> Mac {
     let [a, b, c, d, e, f, _, _] = number.to_le_bytes();
     [a, b, c, d, e, f]
 }
 
-/// Notes that the connection of the current packet is sent on to the backend in `destination_mac`, which was found in this revision of
-/// the forwarding database. A set without room for it leaves it to the next packet.
+/// Inserts the connection of the current packet, which is forwarded to the backend with `destination_mac`. The backend was found
+/// in this revision of the forwarding database. If all entries of the set must stay, nothing is inserted, and the next packet
+/// tries again.
 ///
-/// This and the next are functions of their own for the verifier, and for the stack.
+/// This and the next are global functions: the verifier checks each once, and they save stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_insert_dsr(packet: *mut PacketMeta, revision: u64) -> u32 {
@@ -144,7 +147,7 @@ pub(crate) extern "C" fn ctv_insert_dsr(packet: *mut PacketMeta, revision: u64) 
     let first = DsrKey::of(packet.segment, &packet.tuple).set(node.seed) * WAYS;
     let at = &raw mut *packet;
     let Some((way, version)) = DsrSet::place(|way| ctv_vacancy(at, first + way)) else { return 0 };
-    // Once more: the stack has no room to keep it.
+    // Computed again: the stack has no room to keep it.
     let key = DsrKey::of(packet.segment, &packet.tuple);
     let [a, b, c, d, e, f] = packet.destination_mac;
     let state = DsrState {
@@ -153,7 +156,7 @@ pub(crate) extern "C" fn ctv_insert_dsr(packet: *mut PacketMeta, revision: u64) 
         version,
         closing: packet.tcp & (tcp::FIN | tcp::RST),
     };
-    // SAFETY: `write` sees to it that nothing else writes.
+    // SAFETY: `write` holds the lock of the entry.
     write(first + way, version, |entry| unsafe { DsrEntry::insert(entry, &key, state) });
     0
 }
@@ -165,15 +168,16 @@ extern "C" fn ctv_vacancy(packet: *mut PacketMeta, number: u32) -> u64 {
     let (Some(packet), Some(node)) = (packet::of(packet), maps::node()) else { return 0 };
     let Some(entry) = entry(number) else { return 0 };
     let key = DsrKey::of(packet.segment, &packet.tuple);
-    // SAFETY: an entry of the table. Whether it was written meanwhile, its version tells.
+    // SAFETY: an entry of the table. Its version shows whether it was written concurrently.
     unsafe { DsrEntry::vacancy(entry, &key, packet.now, &node.timeouts) }
 }
 
-/// Writes to an entry, unless another CPU has done so since it had this version: then the next packet of the connection does.
+/// Writes to an entry if it still has this version. If another CPU has written it, the next packet of the connection writes it
+/// again.
 #[inline(always)]
 fn write(number: u32, version: u32, write: impl FnOnce(*mut DsrEntry)) {
     let (Some(entry), Some(node)) = (entry(number), maps::node()) else { return };
-    // The map has no locks; those of the flow table are held as shortly.
+    // The map has no locks. The locks of the flow table are used; they are held briefly.
     let Some(held) = flows::record_lock(number, node.flow_pages) else { return };
     flows::lock(held);
     // SAFETY: an entry of the table.

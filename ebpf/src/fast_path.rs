@@ -1,9 +1,9 @@
-//! The fast path: packets in the middle of TCP and UDP flows between endpoints of this node.
+//! The fast path: packets of established TCP and UDP flows between endpoints of this node.
 //!
-//! The stages cost more by their calls than by their work where the kernel guards returns against speculation, so this is one
-//! function. It decides nothing: it compares what the stages would look up, and leaves every packet for which a comparison
-//! fails, and every change of a flow's state, to them. What it reads are the maps that they read, so nothing here can be out of
-//! date.
+//! On kernels that mitigate speculation of returns, the calls of the stages cost more than their work, so this is one function.
+//! It makes no decision of its own: it compares the results of the lookups that the stages would make. A packet for which a
+//! comparison fails, or which changes the state of its flow, takes the stages unchanged. The fast path has no cache; it reads the
+//! same maps as the stages, so it cannot be outdated.
 
 use core::sync::atomic::{Ordering, compiler_fence};
 
@@ -20,11 +20,11 @@ use crate::{
     policy, service_counts,
 };
 
-/// The interface index of the port here that the packet goes to, for which it has been rewritten; or `None` for one that takes the
-/// stages, unchanged.
+/// Rewrites the packet for the local port that receives it, and returns the interface index of that port. `None` for a packet
+/// that takes the stages; it is unchanged.
 #[inline(always)]
 pub(crate) fn forward(ctx: &TcContext, ifindex: u32) -> Option<u32> {
-    // The log tells of stages.
+    // The log shows stages.
     // SAFETY: the context is the one that the kernel gave to this program.
     if cfg!(feature = "log") || unsafe { (*ctx.skb.skb).vlan_present } != 0 {
         return None;
@@ -37,10 +37,10 @@ pub(crate) fn forward(ctx: &TcContext, ifindex: u32) -> Option<u32> {
     (receiver != STAGES).then_some(receiver)
 }
 
-/// The packet takes the stages: no interface has this index.
+/// Result: the packet takes the stages. No interface has this index.
 const STAGES: u32 = 0;
 
-/// Functions of their own for the stack.
+/// Not inlined, to save stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_fast_path(skb: *mut __sk_buff, ifindex: u32) -> u32 {
@@ -53,7 +53,7 @@ extern "C" fn ctv_fast_path6(skb: *mut __sk_buff, ifindex: u32) -> u32 {
     pass::<true>(&TcContext::new(skb), ifindex).unwrap_or(STAGES)
 }
 
-/// The interface index of the receiver, for which the packet is rewritten if its flow is translated.
+/// Interface index of the receiver. The packet is rewritten if its flow is translated.
 #[inline(always)]
 fn pass<const IP6: bool>(ctx: &TcContext, ifindex: u32) -> Option<u32> {
     let packet = plain::parse::<IP6>(ctx)?;
@@ -69,21 +69,21 @@ fn pass<const IP6: bool>(ctx: &TcContext, ifindex: u32) -> Option<u32> {
     }
     let (number, generation, reply) = find(&packet, from.domain.number(), node)?;
     let place = flows::record(number)?;
-    // SAFETY: a record of the map. Whether it is another flow's meanwhile is checked below.
+    // SAFETY: a record of the map. Whether it has been reused for another flow is checked below.
     let flow = unsafe { &*place };
-    // SAFETY: one of two halves. Other CPUs write the counters of the same half, and at worst a count is lost.
+    // SAFETY: one of two halves. Other CPUs may write the same counters; then one count is lost.
     let half = unsafe { &mut *(&raw mut (*place).halves).cast::<FlowHalf>().add(reply.into()) };
     let now = flows::recent();
     let flags = flow.head.flags;
     if flags & Flow::HAIRPIN != 0 || !is_established(packet.protocol, half, now, node) {
         return None;
     }
-    // Once in a second, as in the stages, which remove the flow.
+    // Checked once per second, as in the stages, which remove the flow.
     if flags & Flow::NAT != 0 && half.seen != now && flows::ctv_is_reused(number) != 0 {
         return None;
     }
     let to = maps::port_slot(u32::from(half.receiver).wrapping_sub(1))?;
-    // Where the packet goes beyond the translation, if there is one.
+    // The receiver's address, after the translation if there is one.
     let wanted = if reply { flow.client.words() } else { flow.backend.words() };
     let groups = if reply { [to.group, from.group] } else { [from.group, to.group] };
     if to.ifindex == 0
@@ -95,7 +95,7 @@ fn pass<const IP6: bool>(ctx: &TcContext, ifindex: u32) -> Option<u32> {
         return None;
     }
     let mac = plain::mac(&to.mac);
-    // A service is addressed by its own Ethernet address.
+    // A packet to a service has the Ethernet address of the service.
     let addressed = if words_differ(wanted, packet.destination) { service(packet.destination) } else { mac };
     let change = if reply {
         Change {
@@ -107,7 +107,7 @@ fn pass<const IP6: bool>(ctx: &TcContext, ifindex: u32) -> Option<u32> {
     } else {
         Change { before: packet.destination, after: wanted, ports: flow.reply_ports().rotate_left(16), mac }
     };
-    // All that was read of the flow was read before.
+    // All fields of the flow have been read before this point.
     compiler_fence(Ordering::SeqCst);
     if packet.destination_mac != addressed || u32::from(flows::head(place).generation) != generation {
         return None;
@@ -125,42 +125,42 @@ const fn words_differ([a, b]: [u64; 2], [c, d]: [u64; 2]) -> bool {
     (a ^ c) | (b ^ d) != 0
 }
 
-/// Whether an address is the port's, which has one of the family.
+/// Whether the port has this address.
 #[inline(always)]
 fn has<const IP6: bool>(port: &PortSlot, [high, low]: [u64; 2]) -> bool {
     if IP6 {
         let [own_high, own_low] = port.ip6.words();
         (high ^ own_high) | (low ^ own_low) == 0 && high | low != 0
     } else {
-        // The mapped address 0.0.0.0, too, differs from zero.
+        // The mapped form of 0.0.0.0 is not zero, so it does not match a port without an address.
         low == port.ip.words()[1]
     }
 }
 
-/// Whether a UDP packet is one that the guard of the stages may refuse.
+/// Whether the guard in the stages may drop this UDP packet.
 #[inline(always)]
 fn is_guarded<const IP6: bool>(packet: &Plain, node: &Node) -> bool {
     let destination = Be16::from_wire((packet.ports >> 16) as u16);
     packet.protocol == UDP && (destination == node.tunnel_port || destination == Be16::new(dhcp_client(IP6)))
 }
 
-/// Records of a table that is much larger than the caches.
+/// Number of records from which a table is much larger than the caches.
 const LARGE_TABLE: u32 = 1 << 19;
 
-/// The record of the flow, its generation, and the direction. Reads one bucket, or both, and one record: if that is another
-/// flow's with the same tag, the stages search on.
+/// Number and generation of the flow's record, and whether the packet is a reply. Reads one or two buckets and one record. If
+/// that record is another flow with the same tag, the stages continue the search.
 #[inline(always)]
 fn find(packet: &Plain, domain: u32, node: &Node) -> Option<(u32, u32, bool)> {
     let ends = [packet.source, packet.destination];
     let hash = FlowHash::of_words(node.seed, domain, packet.protocol, ends, packet.ports);
-    // Most probably the record, which comes into the cache meanwhile. That of a translated reply is elsewhere: in a table that the
-    // caches hold most of, its miss costs more than the others save.
+    // Prefetches the probable record. The record of a translated reply is elsewhere: in a table that fits into the caches for the
+    // most part, that cache miss costs more than the prefetches of other packets save.
     if node.flows >= LARGE_TABLE {
         flows::touch(hash.record(node.flows));
     }
     let page = hash.page(node.flow_pages) * FlowBucket::PER_PAGE;
     let [first, second] = hash.buckets();
-    // SAFETY: a bucket of the map. Other CPUs write slots meanwhile, each at once.
+    // SAFETY: a bucket of the map. Other CPUs may write slots, each with one store.
     let mut entry = unsafe { &*flows::bucket(page + first)? }.first(hash.tag());
     if entry == 0 {
         // SAFETY: as above.
@@ -172,7 +172,7 @@ fn find(packet: &Plain, domain: u32, node: &Node) -> Option<(u32, u32, bool)> {
     let reply = entry & 1 != 0;
     let place = flows::record(entry >> 1)?;
     let head = flows::head(place);
-    // SAFETY: a record of the map. Whether it has changed meanwhile is seen by the head.
+    // SAFETY: a record of the map. The head shows whether it has changed.
     let flow = unsafe { &*place };
     let (source, destination, ports) = if reply {
         (&flow.backend, &flow.client, flow.reply_ports())
@@ -188,7 +188,7 @@ fn find(packet: &Plain, domain: u32, node: &Node) -> Option<(u32, u32, bool)> {
     ))
 }
 
-/// Whether the packet changes nothing in the state of its flow: both ends have sent, and neither has ended it.
+/// Whether the packet cannot change the state of its flow: both directions have sent packets, and neither has ended the flow.
 #[inline(always)]
 fn is_established(protocol: u8, half: &FlowHalf, now: u32, node: &Node) -> bool {
     let tcp = protocol == TCP;
@@ -200,12 +200,12 @@ fn is_established(protocol: u8, half: &FlowHalf, now: u32, node: &Node) -> bool 
         && (half.seen == now || idle(now, half.seen) <= timeout)
 }
 
-/// One more packet of a direction.
+/// Counts a packet of a direction.
 #[inline(always)]
 fn count(half: &mut FlowHalf, packet: &Plain, now: u32, len: u32) {
     half.packets += 1;
     half.bytes += u64::from(len);
-    // Written only when it changes.
+    // Written only if it changes.
     if half.seen != now {
         half.seen = now;
     }

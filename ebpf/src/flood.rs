@@ -1,6 +1,6 @@
 //! Broadcast, unknown unicast and multicast (BUM) frames: a copy for each receiver.
 //!
-//! A program of its own, which the others continue in by a tail call.
+//! A separate program, which the others tail-call.
 
 use aya_ebpf::{bindings::__sk_buff, cty::c_void, helpers::generated::bpf_loop, programs::TcContext};
 use contiv_abi::{
@@ -24,7 +24,7 @@ fn replicate(ctx: &TcContext) -> Result<Verdict, DropReason> {
         rate::storm(ctx, source)?;
     }
     to_ports(ctx, segment, ports, source);
-    // What comes from another node stays here: every node replicates to all others itself.
+    // A frame from another node is not sent to further nodes: the sending node replicates to all of them.
     if source == 0 || out == 0 || policy::ctv_leaves() == 0 {
         return Ok(Verdict::Delivered);
     }
@@ -39,27 +39,26 @@ fn replicate(ctx: &TcContext) -> Result<Verdict, DropReason> {
     Ok(Verdict::Delivered)
 }
 
-/// One copy to every port of the network that the packet metadata admits, except `source` (zero: a frame from another node has no
-/// port here).
+/// Sends one copy to each port of the network that the packet metadata admits, except `source`, which is zero for a frame from
+/// another node.
 #[inline(always)]
 fn to_ports(ctx: &TcContext, segment: Segment, ports: u32, source: u32) {
     let mut walk = PortWalk { skb: ctx.skb.skb, segment, source };
     each(ports.min(PORTS_CAPACITY as u32), port_copy as *mut c_void, (&raw mut walk).cast());
 }
 
-/// One copy to every other node that has the network.
+/// Sends one copy to each other node that has the network.
 #[inline(always)]
 fn to_members(ctx: &TcContext, vni: u32, out: u32, members: u32, tos: u8) {
     let mut walk = MemberWalk { skb: ctx.skb.skb, vni, out, tos: u32::from(tos) };
     each(members.min(PEERS_CAPACITY as u32), member_copy as *mut c_void, (&raw mut walk).cast());
 }
 
-/// `bpf_loop` and not a loop of our own: the verifier walks the body once, however long the list is.
+/// Calls `body` with `bpf_loop` and not in a loop: the verifier checks the body once, whatever the length of the list.
 #[inline(always)]
 fn each(count: u32, body: *mut c_void, context: *mut c_void) {
-    // The result is how many rounds there were, or an error for more rounds than 2^23, which the
-    // capacities exclude.
-    // SAFETY: `body` is one of the two below, and `context` what it expects.
+    // The result is the number of iterations, or an error for more than 2^23 of them, which the capacities exclude.
+    // SAFETY: `body` is one of the two functions below, and `context` is its argument.
     let _rounds = unsafe { bpf_loop(count, body, context, 0) };
 }
 
@@ -78,11 +77,11 @@ struct MemberWalk {
     tos: u32,
 }
 
-/// Goes on with the next slot.
+/// Continue with the next slot.
 const NEXT: i64 = 0;
 
 extern "C" fn port_copy(slot: u64, walk: *mut PortWalk) -> i64 {
-    // SAFETY: `to_ports` passes its own `PortWalk`, which outlives the loop.
+    // SAFETY: `to_ports` passes a `PortWalk` that outlives the loop.
     let walk = unsafe { &*walk };
     let Some(ifindex) = maps::flood_slot(&FloodKey { segment: walk.segment, slot: slot as u32 }) else {
         return NEXT;
@@ -90,7 +89,7 @@ extern "C" fn port_copy(slot: u64, walk: *mut PortWalk) -> i64 {
     if ifindex == walk.source {
         return NEXT;
     }
-    // A receiver that rules exclude is no dropped frame; the rule counts it.
+    // A frame that the rules deny to a receiver is not counted as dropped; the rule counts it.
     if policy::ctv_admits(ifindex) == packet::GO_ON {
         match receives(walk.skb, ifindex) {
             Ok(()) => clone_to(walk.skb, ifindex, None),
@@ -100,7 +99,7 @@ extern "C" fn port_copy(slot: u64, walk: *mut PortWalk) -> i64 {
     NEXT
 }
 
-/// Charges a copy to the rate of its receiver. What has to wait does so: the copy leaves by the queue of the host end.
+/// Charges a copy to the rate limit of its receiver. If the copy has to wait, it does so in the queue of the host end.
 #[inline(always)]
 fn receives(skb: *mut __sk_buff, ifindex: u32) -> Result<(), DropReason> {
     let Some(port) = maps::port(&ifindex) else { return Ok(()) };
@@ -108,7 +107,7 @@ fn receives(skb: *mut __sk_buff, ifindex: u32) -> Result<(), DropReason> {
 }
 
 extern "C" fn member_copy(slot: u64, walk: *mut MemberWalk) -> i64 {
-    // SAFETY: `to_members` passes its own `MemberWalk`, which outlives the loop.
+    // SAFETY: `to_members` passes a `MemberWalk` that outlives the loop.
     let walk = unsafe { &*walk };
     let key = FloodKey { segment: Segment::vxlan(walk.vni), slot: slot as u32 };
     let Some(vtep) = maps::member_slot(&key) else { return NEXT };

@@ -1,8 +1,8 @@
-//! Garbage collection: a timer of the kernel removes expired flows. It needs neither packets nor the agent.
+//! Garbage collection: a BPF timer removes expired flows, without packets and without the agent.
 //!
-//! The timer keeps the program that armed it. When the agent replaces the programs, it clears the value of the map, which
-//! cancels the timer, and the next insertion of a flow arms it with the new program. An insertion also arms a timer that has
-//! not run for some seconds, so nothing depends on a single event.
+//! The timer holds the program that has armed it. When the agent replaces the programs, it clears the value of the map, which
+//! cancels the timer, and the next insertion of a flow arms it with the new program. An insertion also arms a timer that has not
+//! run for some seconds, so that the collection does not depend on a single event.
 
 use aya_ebpf::{
     bindings::bpf_timer,
@@ -25,7 +25,7 @@ static COLLECTOR: Array<FlowCollector, 1> = Array::new();
 /// `CLOCK_MONOTONIC`.
 const MONOTONIC: u64 = 1;
 
-/// Arms the timer unless it runs.
+/// Arms the timer unless it is running.
 #[inline(always)]
 pub(crate) fn ensure(now: u32) {
     let Some(collector) = COLLECTOR.get_ptr(0) else { return };
@@ -36,12 +36,13 @@ pub(crate) fn ensure(now: u32) {
     }
 }
 
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_arm(now: u32) -> u32 {
     let Some(collector) = COLLECTOR.get_ptr_mut(0) else { return 0 };
-    // SAFETY: the value of the map, and its timer. Initialisation fails if the timer exists, and the rest applies to that one.
+    // SAFETY: the value of the map, and its timer. If the timer exists, its initialization fails, and the other calls apply to
+    // the existing timer.
     unsafe {
         (&raw mut (*collector).ran).write_volatile(now);
         let timer = (&raw mut (*collector).timer).cast::<bpf_timer>();
@@ -52,7 +53,7 @@ extern "C" fn ctv_arm(now: u32) -> u32 {
     0
 }
 
-/// A part of a pass over the table.
+/// The records that one run of the timer checks.
 #[repr(C)]
 struct Part {
     next: u32,
@@ -61,7 +62,7 @@ struct Part {
     passes: u32,
 }
 
-/// Runs at each interval.
+/// Timer callback: checks a part of the table, and arms the timer again.
 extern "C" fn collect(_map: *mut c_void, _key: *mut u32, collector: *mut FlowCollector) -> i64 {
     let Some(node) = maps::node() else { return 0 };
     // SAFETY: the kernel passes the value with the timer.
@@ -80,7 +81,7 @@ extern "C" fn collect(_map: *mut c_void, _key: *mut u32, collector: *mut FlowCol
 }
 
 extern "C" fn visit(_step: u64, part: *mut Part) -> i64 {
-    // SAFETY: `collect` passes its own.
+    // SAFETY: `collect` passes a `Part` that outlives the loop.
     let part = unsafe { &mut *part };
     let number = part.next;
     part.next += 1;
@@ -92,7 +93,7 @@ extern "C" fn visit(_step: u64, part: *mut Part) -> i64 {
         return 0;
     }
     let Some(flow) = record(number) else { return 0 };
-    // Read first: if another flow gets the record meanwhile, it stays.
+    // Read first: if another flow gets the record concurrently, that flow is not removed.
     let generation = head(flow).generation.into();
     if flows::ctv_is_over(number, part.now) != 0 && ctv_remove(number, generation) != 0 {
         flows::count(FlowEvent::Expired);

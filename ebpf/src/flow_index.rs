@@ -1,4 +1,4 @@
-//! Searching, inserting and removing slots of the index of flows.
+//! Lookup, insertion and removal of slots in the index of flows.
 
 use contiv_abi::{Address, Flow, FlowBucket, FlowHash, Tuple, entry, slot};
 
@@ -9,7 +9,7 @@ use crate::{
 
 /// Hash of the tuple of a packet as received.
 ///
-/// This and the others are functions of their own for the verifier: it walks each once.
+/// This and the others are global functions: the verifier checks each once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_hash(tuple: *const Tuple, domain: u32) -> u64 {
@@ -25,7 +25,7 @@ pub(crate) const fn found(generation: u32, entry: u32) -> u64 {
     (generation as u64) << 32 | entry as u64
 }
 
-/// Finds the flow whose packets or replies have this tuple as received; the result is that of [`found`].
+/// Finds the flow whose packets or replies have this tuple as received. The result is that of [`found`].
 ///
 /// Reads one bucket, or both, and the records whose tags match.
 #[inline(always)]
@@ -36,7 +36,7 @@ pub(crate) fn find(tuple: *const Tuple, hash: u64, domain: u32) -> u64 {
     }
 }
 
-/// Several slots of a bucket have the tag. No generation and entry are both all ones.
+/// Several slots of a bucket have the tag. No generation with an entry is all ones.
 const AMBIGUOUS: u64 = u64::MAX;
 
 /// Finds the flow if no other slot of its bucket has the same tag.
@@ -58,7 +58,7 @@ extern "C" fn ctv_find(tuple: *const Tuple, hash: u64, domain: u32) -> u64 {
 #[inline(always)]
 fn search(tuple: &Tuple, number: u32, tag: u32, domain: u32) -> u64 {
     let Some(place) = bucket(number) else { return 0 };
-    // SAFETY: a bucket of the map. Other CPUs write slots meanwhile, each at once.
+    // SAFETY: a bucket of the map. Other CPUs may write slots, each with one store.
     match unsafe { &*place }.find(tag) {
         (_, 0) => 0,
         (entry, 1) => is(tuple, entry, domain),
@@ -66,7 +66,7 @@ fn search(tuple: &Tuple, number: u32, tag: u32, domain: u32) -> u64 {
     }
 }
 
-/// Finds the flow among all slots with its tag. Not called by [`ctv_find`], so that the stack has room for both.
+/// Finds the flow among all slots with its tag. Not called by [`ctv_find`], to save stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_find_each(tuple: *const Tuple, hash: u64, domain: u32) -> u64 {
@@ -90,7 +90,7 @@ extern "C" fn ctv_find_each(tuple: *const Tuple, hash: u64, domain: u32) -> u64 
     0
 }
 
-/// The generation of the record if its packets, or replies, have this tuple as received; else zero.
+/// The generation of the record if packets of this entry's direction have this tuple as received; else zero.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_is(tuple: *const Tuple, entry: u32, domain: u32) -> u32 {
@@ -98,12 +98,12 @@ pub(crate) extern "C" fn ctv_is(tuple: *const Tuple, entry: u32, domain: u32) ->
     unsafe { tuple.as_ref() }.map_or(0, |tuple| (is(tuple, entry, domain) >> 32) as u32)
 }
 
-/// The result of [`found`] for an entry if its packets have this tuple as received; else zero.
+/// The result of [`found`] for an entry if packets of its direction have this tuple as received; else zero.
 #[inline(always)]
 fn is(tuple: &Tuple, entry: u32, domain: u32) -> u64 {
     let Some(flow) = record(entry >> 1) else { return 0 };
     let before = head(flow);
-    // SAFETY: a record of the map; whether it has changed meanwhile is seen by the head.
+    // SAFETY: a record of the map. The head shows whether it has changed.
     let same = is_of(unsafe { &*flow }, tuple, entry & 1 != 0);
     if same
         && before.exists()
@@ -117,7 +117,7 @@ fn is(tuple: &Tuple, entry: u32, domain: u32) -> u64 {
     }
 }
 
-/// Compares one field after the other: all at once would need more of the stack than there is.
+/// Compares one field after the other: a comparison of all at once would need too much stack.
 #[inline(always)]
 fn is_of(flow: &Flow, tuple: &Tuple, reply: bool) -> bool {
     let hairpin = flow.head.flags & Flow::HAIRPIN != 0;
@@ -142,11 +142,11 @@ fn same(a: &Address, b: &Address) -> bool {
 pub(crate) const INSERTED: u64 = 0;
 /// Both buckets are full of flows that cannot be evicted.
 pub(crate) const FULL: u64 = 1;
-/// There was another insertion into the page: to be done once more.
+/// There was a concurrent insertion into the page: try again.
 pub(crate) const BUSY: u64 = 2;
 
-/// Inserts the slot of an entry, unless a flow has the tuple, whose hash this is: then the result is that of [`found`], which
-/// exceeds the codes.
+/// Inserts the slot of an entry for a tuple with this hash, unless a flow has the tuple. Then the result is that of [`found`],
+/// which is greater than the codes.
 #[inline(always)]
 pub(crate) fn insert_slot(tuple: *const Tuple, hash: u64, domain: u32, entry: u32) -> u64 {
     let Some(node) = maps::node() else { return FULL };
@@ -159,7 +159,8 @@ pub(crate) fn insert_slot(tuple: *const Tuple, hash: u64, domain: u32, entry: u3
     }
 }
 
-/// Writes the slot of an entry to a bucket of the hash, unless there were insertions into the page after the given number.
+/// Writes the slot of an entry to a bucket of the hash. The result is [`BUSY`] if the number of insertions into the page is not
+/// `insertions`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_put_slot(hash: u64, entry: u32, insertions: u32) -> u64 {
@@ -205,7 +206,7 @@ fn replace(place: *mut FlowBucket, old: u64, new: u64) -> bool {
     false
 }
 
-/// Removes the slot of one direction of a record, which is not free yet.
+/// Removes the slot of one direction of a record, which must not be free.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_remove_slot(number: u32, reply: u32) -> u32 {

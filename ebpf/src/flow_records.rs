@@ -19,32 +19,32 @@ static BITMAP: Array<u64, { flows::SIZE.words() as usize }, { BPF_F_MMAPABLE as 
 #[btf_map(name = "ctv_flowcnt")]
 static COUNTS: Array<u64, FLOW_COUNTS_CAPACITY, { BPF_F_MMAPABLE as usize }> = Array::new();
 
-/// Words of the bitmap that an allocation looks at.
+/// Words of the bitmap that an allocation searches.
 const WORDS: u32 = 8;
 /// Slots of both buckets of a hash.
 const SLOTS: u32 = 2 * FlowBucket::LEN as u32;
-/// Further records that are considered for an eviction.
+/// Additional records that are considered for an eviction.
 const NEIGHBOURS: u32 = 32;
-/// An endpoint whose flows are at most one part in this number of the table keeps its established ones.
+/// An endpoint whose flows are at most this fraction of the table keeps its established flows.
 const MODEST: u32 = 256;
 
 /// No record: the table is full.
 pub(crate) const NONE: u32 = 0;
-/// No record: the endpoint has used its share.
+/// No record: the endpoint has used its quota.
 pub(crate) const OVER_QUOTA: u32 = u32::MAX;
 
-/// What a flow may use of its endpoint's quota: all of it.
+/// Share of the quota that a flow may use: all.
 pub(crate) const ALL: u32 = 0;
 pub(crate) const HALF: u32 = 1;
-/// Half while the quota for flows that reach the endpoint is used up, else all.
+/// Share of the quota: half while the endpoint's quota for received flows is used up, else all.
 pub(crate) const HALF_IF_FULL: u32 = 2;
-/// Likewise three quarters.
+/// Share of the quota: three quarters while the endpoint's quota for received flows is used up, else all.
 pub(crate) const MOST_IF_FULL: u32 = 3;
 
-/// Allocates a record for a flow of this endpoint (zero for none) and adds it to the endpoint's flows. The result is the
-/// number plus one, [`NONE`] or [`OVER_QUOTA`]. `room` is what the flow may use of the endpoint's quota, as above.
+/// Allocates a record for a flow of this endpoint (zero for none), and charges the flow to the endpoint. The result is the number
+/// of the record plus one, [`NONE`] or [`OVER_QUOTA`]. `room` is the share of the quota that the flow may use, as above.
 ///
-/// This and the others are functions of their own for the verifier.
+/// This and the others are global functions: the verifier checks each once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_obtain(hash: u64, owner: u32, now: u32, room: u32) -> u32 {
@@ -75,10 +75,10 @@ pub(crate) extern "C" fn ctv_obtain(hash: u64, owner: u32, now: u32, room: u32) 
     number
 }
 
-/// Reads ahead what a search for the flow with this hash reads, and what its insertion writes: the record, its bit and its lock,
-/// and the index. The result is the number of insertions into the page of the index.
+/// Prefetches what a lookup of the flow with this hash reads and its insertion writes: the record, its bit and lock, and the
+/// index. The result is the number of insertions into the page of the index.
 ///
-/// For packets that begin connections, which find none of this in the cache.
+/// For packets that open connections, for which none of this is in the cache.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_read_ahead(hash: u64) -> u32 {
@@ -99,7 +99,7 @@ pub(crate) extern "C" fn ctv_read_ahead(hash: u64) -> u32 {
     flows::touch_index(hash, node.flow_pages)
 }
 
-/// Where the flows of an owner are counted: those that it has received apart from those that it has begun.
+/// Index of the counter of an owner's flows. Received flows and those that the endpoint has opened are counted separately.
 #[inline(always)]
 const fn count_of(owner: u32) -> u32 {
     const ALL: u32 = FLOW_COUNTS_CAPACITY as u32;
@@ -114,7 +114,7 @@ fn used_by(owner: u32) -> i64 {
     count.map_or(0, |count| unsafe { count.read_volatile() } as i64)
 }
 
-/// The share of the table above which others lose established flows to this endpoint; zero for none.
+/// Number of flows above which other endpoints lose established flows to this endpoint; zero for none.
 #[inline(always)]
 pub(crate) fn share_against(owner: u32) -> u32 {
     if owner == 0 {
@@ -124,7 +124,7 @@ pub(crate) fn share_against(owner: u32) -> u32 {
     (2 * used_by(owner) as u32).max(flows / MODEST)
 }
 
-/// Adds to the flows of an endpoint.
+/// Adds to the number of flows of an endpoint.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_charge(owner: u32, flows: i64) -> u32 {
@@ -146,7 +146,7 @@ fn charge(owner: u32, flows: i64) {
     }
 }
 
-/// Takes the record of the hash, or a free one near it; the result is its number plus one, or zero.
+/// Allocates the record of the hash, or a free one near it. The result is its number plus one, or zero.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_allocate(hash: u64) -> u32 {
@@ -164,7 +164,8 @@ extern "C" fn ctv_allocate(hash: u64) -> u32 {
     NONE
 }
 
-/// Takes a free record of a word of the bitmap: the next one from `first` on, if there is one.
+/// Allocates a free record of a word of the bitmap: the first one from bit `from` on, or else any. The result is its number plus
+/// one, or zero.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_take(word: u32, from: u32) -> u32 {
@@ -174,7 +175,7 @@ extern "C" fn ctv_take(word: u32, from: u32) -> u32 {
     let Some(held) = record_lock(first, node.flow_pages) else { return NONE };
     let left = node.flows.wrapping_sub(first);
     let valid = if left < 64 { (1_u64 << (left & 63)) - 1 } else { u64::MAX };
-    // SAFETY: a value of the map. Most full words are seen without the lock.
+    // SAFETY: a value of the map. Most full words are detected without the lock.
     if unsafe { bits.read_volatile() } & valid == valid {
         return NONE;
     }
@@ -191,7 +192,7 @@ extern "C" fn ctv_take(word: u32, from: u32) -> u32 {
     if lowest == 0 { NONE } else { first + position(lowest) + 1 }
 }
 
-/// The position of the only bit. The compiler would make a table of `trailing_zeros`.
+/// The position of the only bit that is set. The compiler would emit a table for `trailing_zeros`.
 #[inline(always)]
 fn position(bit: u64) -> u32 {
     const MASKS: [u64; 6] = [
@@ -214,17 +215,17 @@ fn position(bit: u64) -> u32 {
 #[repr(C)]
 struct Search {
     hash: u64,
-    /// Only flows of this endpoint, because it is over its quota; zero for all.
+    /// Evict only flows of this endpoint, which is over its quota; zero for any.
     owner: u32,
     now: u32,
     pages: u32,
     flows: u32,
-    /// Number of the record plus one,
+    /// Number of the best record so far, plus one.
     victim: u32,
     generation: u32,
-    /// and how dispensable it is.
+    /// Rank of that record, see [`ctv_rank`].
     rank: u32,
-    /// An endpoint with more flows than this may lose any of them; zero if none may.
+    /// Established flows of an endpoint with more flows than this may be evicted; zero for none.
     share: u32,
 }
 
@@ -233,10 +234,10 @@ const IDLE: u32 = 1;
 /// Rank of an expired flow; above the idle time of others.
 const EXPIRED: u32 = 1 << 31;
 
-/// Evicts an unreplied, ended or expired flow of those that have a slot in the buckets of the hash, and if there are more steps,
-/// of those in records near the place of the hash: the first that has been idle for a second, or the oldest. With a share, an
-/// endpoint that has more flows than that loses established ones, too. The result is the number of its record plus one, which is
-/// the caller's then, or zero.
+/// Evicts an unreplied, ended or expired flow. Considers the flows with a slot in the buckets of the hash and, with more steps,
+/// those in records near the record of the hash. Takes the first one that has been idle for a second, or else the oldest one.
+/// With a share, established flows of an endpoint with more flows than the share may be evicted, too. The result is the number of
+/// the record plus one, which then belongs to the caller, or zero.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_evict(hash: u64, owner: u32, now: u32, steps: u32, share: u32) -> u32 {
@@ -265,7 +266,7 @@ fn in_slot(search: &Search, step: u32) -> u32 {
     if slot == 0 { NONE } else { (slot as u32 >> 1) + 1 }
 }
 
-/// The number of a record, plus one, near the place of the hash.
+/// The number of a used record near the record of the hash, plus one; zero if it is free.
 #[inline(always)]
 fn near(search: &Search, step: u32) -> u32 {
     let first = FlowHash(search.hash).record(search.flows);
@@ -274,7 +275,7 @@ fn near(search: &Search, step: u32) -> u32 {
 }
 
 extern "C" fn consider(step: u64, search: *mut Search) -> i64 {
-    // SAFETY: `ctv_evict` passes its own.
+    // SAFETY: `ctv_evict` passes a `Search` that outlives the loop.
     let search = unsafe { &mut *search };
     let number =
         if step < u64::from(SLOTS) { in_slot(search, step as u32) } else { near(search, step as u32) };
@@ -283,7 +284,7 @@ extern "C" fn consider(step: u64, search: *mut Search) -> i64 {
     }
     let number = number - 1;
     let Some(flow) = record(number) else { return 0 };
-    // Read first: if another flow gets the record meanwhile, it stays.
+    // Read first: if another flow gets the record concurrently, that flow is not evicted.
     let head = head(flow);
     let rank = ctv_rank(number, search.owner, search.now, search.share);
     if head.exists() && rank > search.rank {
@@ -291,20 +292,20 @@ extern "C" fn consider(step: u64, search: *mut Search) -> i64 {
         search.generation = head.generation.into();
         search.rank = rank;
     }
-    // Each record that is looked at is a cache miss.
+    // Each further record would be a cache miss.
     i64::from(search.rank > IDLE)
 }
 
-/// How dispensable the flow in a record is: zero if it must stay, else one more than its idle time, or more than [`EXPIRED`].
+/// Rank of the flow in a record for eviction: zero if it must stay, else its idle time plus one, or more than [`EXPIRED`].
 ///
-/// Not part of the loop's function: Linux 7.2 would follow its branches anew for each step.
+/// Not part of the loop's callback: Linux 7.2 would follow its branches again for each step.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_rank(number: u32, owner: u32, now: u32, share: u32) -> u32 {
     let Some(flow) = record(number) else { return 0 };
-    // SAFETY: a record of the map; a torn read at worst evicts another flow of the kind.
+    // SAFETY: a record of the map. After a torn read, another flow of the same kind may be evicted.
     let flow = unsafe { &*flow };
-    // The expired flow of another endpoint leaves an endpoint over its quota where it is.
+    // An eviction of another endpoint's flow would not reduce the flows of an endpoint over its quota.
     let others = flow.halves[0].owner;
     if owner != 0 && others != owner || flow.head.flags & Flow::INCOMPLETE != 0 {
         return 0;
@@ -314,8 +315,9 @@ extern "C" fn ctv_rank(number: u32, owner: u32, now: u32, share: u32) -> u32 {
     if flows::is_over(flow, now) {
         return rank | EXPIRED;
     }
-    // Its ends may still have the connection: the next packet would begin a flow, perhaps the other way round. Not so if its server
-    // has sent nothing for long; else a denied client would hold the room of its server.
+    // The endpoints of a denied flow may still have the connection, and its next packet would open a flow, perhaps in the other
+    // direction. So it is kept, unless its server has sent nothing for the timeout; otherwise a denied client could use up the
+    // server's quota.
     if flow.is_denied() {
         let Some(node) = maps::node() else { return 0 };
         let is_silent = contiv_abi::idle(now, flow.halves[1].seen) > flow.timeout(&node.timeouts);
@@ -327,7 +329,7 @@ extern "C" fn ctv_rank(number: u32, owner: u32, now: u32, share: u32) -> u32 {
     if is_evictable(flow.head.protocol, flow.halves[0].sent, flow.halves[1].sent, idle) { rank } else { 0 }
 }
 
-/// Frees a slot in the buckets of the hash by evicting a flow; false if none can be evicted. The share is as of [`ctv_evict`].
+/// Frees a slot in the buckets of the hash by evicting a flow; false if none can be evicted. `share` is as in [`ctv_evict`].
 #[inline(always)]
 pub(crate) fn make_room(hash: u64, now: u32, share: u32) -> bool {
     let number = ctv_evict(hash, 0, now, SLOTS, share);
@@ -337,7 +339,7 @@ pub(crate) fn make_room(hash: u64, now: u32, share: u32) -> bool {
     number != NONE
 }
 
-/// Removes the flow in a record, if it is still this generation's; not zero if so.
+/// Removes the flow in a record if it has this generation; non-zero if so.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_remove(number: u32, generation: u32) -> u32 {
@@ -349,7 +351,7 @@ pub(crate) extern "C" fn ctv_remove(number: u32, generation: u32) -> u32 {
     1
 }
 
-/// Removes the slots of a flow that has ended, and its charge.
+/// Removes the slots of an ended flow, and its charge.
 #[inline(always)]
 fn unlink(number: u32) {
     ctv_remove_slot(number, 0);
@@ -360,7 +362,7 @@ fn unlink(number: u32) {
     }
 }
 
-/// Ends the flow in a record, unless it is being inserted: one caller succeeds, and owns the record then.
+/// Ends the flow in a record, unless it is being inserted. Only one caller succeeds, and then owns the record.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_end(number: u32, generation: u32) -> u32 {
@@ -378,7 +380,7 @@ extern "C" fn ctv_end(number: u32, generation: u32) -> u32 {
     ended
 }
 
-/// The flow in a record has all the slots that it gets: from now on others may remove it.
+/// Marks the flow in a record as complete: all its slots are inserted, and other CPUs may remove it.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_complete(number: u32, generation: u32) -> u32 {
@@ -393,7 +395,7 @@ pub(crate) extern "C" fn ctv_complete(number: u32, generation: u32) -> u32 {
     0
 }
 
-/// Makes a record free.
+/// Frees a record.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_release(number: u32) -> u32 {

@@ -1,13 +1,13 @@
-//! The table of flows: its maps, and what all of its users share.
+//! The flow table: its maps, and functions that all of its users share.
 //!
 //! ```text
 //! tuple as received -> hash -> page of ctv_flowidx -> two buckets -> entry -> record in ctv_flows
 //! ```
 //!
-//! A flow is inserted with its first packet, and both directions find it by one search. `flow_index` searches, inserts and
-//! removes slots, `flow_records` allocates, evicts and removes records, `flow_collector` removes expired ones.
+//! A flow is inserted with its first packet. A packet of either direction finds it by one lookup. `flow_index` finds, inserts and
+//! removes slots, `flow_records` allocates, evicts and removes records, `flow_collector` removes expired flows.
 //!
-//! Readers take no lock. The generation in a record's head tells them whether what they have read is one flow.
+//! Readers take no lock. The generation in a record's head shows whether all fields that were read are of one flow.
 
 use aya_ebpf::{
     bindings::BPF_F_MMAPABLE,
@@ -24,13 +24,13 @@ use contiv_abi::{
 use crate::maps;
 
 const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
-/// The agent makes the maps as large as it is configured.
+/// Default size; the agent loads the maps with the configured size.
 pub(crate) const SIZE: FlowTableSize = FlowTableSize { flows: FLOWS_CAPACITY as u32 };
 
 #[btf_map(name = "ctv_flows")]
 static FLOWS: Array<Flow, FLOWS_CAPACITY, MMAPABLE> = Array::new();
 
-/// Values of a map in the agent's memory begin at a page, so that a bucket is a cache line. Such maps have no locks.
+/// The values of a memory-mapped map begin at a page boundary, so a bucket is one cache line. Such a map cannot have locks.
 #[btf_map(name = "ctv_flowidx")]
 static INDEX: Array<FlowBucket, { SIZE.buckets() as usize }, MMAPABLE> = Array::new();
 
@@ -52,13 +52,13 @@ pub(crate) fn now() -> u32 {
     (unsafe { bpf_ktime_get_coarse_ns() } / NANOSECONDS) as u32
 }
 
-/// As [`now`], without a call of the kernel more than once in a tick: ticks are compiled into the program.
+/// As [`now`], with at most one call of a time helper per tick: the kernel inlines the read of the tick counter.
 #[inline(always)]
 pub(crate) fn recent() -> u32 {
     let Some(clock) = CLOCK.get_ptr_mut(0) else { return now() };
     // SAFETY: a helper without arguments.
     let tick = unsafe { bpf_jiffies64() } as u32;
-    // SAFETY: the value of the map, read and written at once.
+    // SAFETY: the value of the map, read and written as one word.
     let last = unsafe { clock.read_volatile() };
     if (last >> 32) as u32 == tick {
         return last as u32;
@@ -72,18 +72,18 @@ pub(crate) fn recent() -> u32 {
 #[inline(always)]
 pub(crate) fn count(event: FlowEvent) {
     if let Some(count) = STATS.get_ptr_mut(event as u32) {
-        // SAFETY: this CPU's own slot; at worst one count is lost to a timer that interrupts.
+        // SAFETY: the slot of this CPU. If the timer interrupts, one count may be lost.
         unsafe { *count += 1 };
     }
 }
 
-/// A record. It may be free, or change at any time.
+/// The record with this number. It may be free, or be written at any time.
 #[inline(always)]
 pub(crate) fn record(number: u32) -> Option<*mut Flow> {
     FLOWS.get_ptr_mut(number)
 }
 
-/// Reads what a packet needs of a record ahead.
+/// Prefetches the cache lines of a record that a packet needs.
 #[inline(always)]
 pub(crate) fn touch(number: u32) {
     if let Some(flow) = record(number) {
@@ -95,10 +95,9 @@ pub(crate) fn touch(number: u32) {
     }
 }
 
-/// Reads what the index has for a hash ahead: both buckets, and the lock of the page. The result is the number of insertions into
-/// the page.
+/// Prefetches the buckets of a hash and the lock of their page. The result is the number of insertions into the page.
 ///
-/// What is read ahead comes into the cache while the program goes on, and several lines at a time.
+/// The loads do not depend on each other, so the CPU fetches several lines at once while the program continues.
 #[inline(always)]
 pub(crate) fn touch_index(hash: FlowHash, pages: u32) -> u32 {
     let page = hash.page(pages);
@@ -112,14 +111,14 @@ pub(crate) fn touch_index(hash: FlowHash, pages: u32) -> u32 {
     page_lock(page).map_or(0, |lock| unsafe { (&raw const (*lock).insertions).read_volatile() })
 }
 
-/// The head of a record, read at once.
+/// The head of a record, read as one word.
 #[inline(always)]
 pub(crate) fn head(flow: *const Flow) -> FlowHead {
     // SAFETY: a record of the map; the head has the size and alignment of a word.
     FlowHead::from_word(unsafe { (&raw const (*flow).head).cast::<u64>().read_volatile() })
 }
 
-/// Writes the head of a record at once.
+/// Writes the head of a record as one word.
 #[inline(always)]
 pub(crate) fn set_head(flow: *mut Flow, head: FlowHead) {
     // SAFETY: as `head`.
@@ -133,8 +132,7 @@ pub(crate) fn set_head(flow: *mut Flow, head: FlowHead) {
 /// `flow` is a record of the map.
 #[inline(always)]
 pub(crate) unsafe fn half<'a>(flow: *mut Flow, side: usize) -> &'a mut FlowHalf {
-    // SAFETY: guaranteed by the caller; there are two sides. Other CPUs write the counters of the same half, and at worst
-    // a count is lost.
+    // SAFETY: guaranteed by the caller; there are two directions. Other CPUs may write the same counters; then one count is lost.
     unsafe { &mut *(&raw mut (*flow).halves).cast::<FlowHalf>().add(side & 1) }
 }
 
@@ -150,14 +148,14 @@ pub(crate) fn page_lock(page: u32) -> Option<*mut FlowLock> {
     LOCKS.get_ptr_mut(page)
 }
 
-/// The lock of a record's head, and of entries of other tables by their numbers.
+/// The lock of a record's head, also used for entries of other tables by their numbers.
 #[inline(always)]
 pub(crate) fn record_lock(number: u32, pages: u32) -> Option<*mut FlowLock> {
     // 64 records share a word of the bitmap, and the lock.
     LOCKS.get_ptr_mut((number / 64) % pages.max(1))
 }
 
-/// Takes a lock: no helper or function may be called until it is released.
+/// Acquires a lock: no helper or function may be called until it is released.
 #[inline(always)]
 pub(crate) fn lock(lock: *mut FlowLock) {
     // SAFETY: a value of the map, whose first field is the lock.
@@ -170,30 +168,30 @@ pub(crate) fn unlock(lock: *mut FlowLock) {
     unsafe { bpf_spin_unlock((&raw mut (*lock).lock).cast()) };
 }
 
-/// How long a flow is tracked without a packet, in seconds, by what both directions have sent.
+/// Timeout of a flow in seconds, from what both directions have sent.
 ///
-/// A function of its own for the verifier: the result is any number.
+/// A global function: the verifier checks it once, and takes its result for any number.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_timeout(protocol: u32, original: u32, reply: u32) -> u32 {
     maps::node().map_or(0, |node| node.timeouts.of(protocol as u8, original as u8, reply as u8))
 }
 
-/// Whether the flow in a record has timed out; not zero if so.
+/// Whether the flow in a record has timed out; non-zero if so.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_is_over(number: u32, now: u32) -> u32 {
-    // SAFETY: a record of the map; a torn read at worst postpones the end of the flow.
+    // SAFETY: a record of the map. A torn read at worst delays the end of the flow.
     record(number).map_or(0, |flow| u32::from(is_over(unsafe { &*flow }, now)))
 }
 
-/// Whether the address that the flow in a record is sent to has another use by now; not zero if so. A flow to a service is over when an
-/// endpoint has the address, and goes on as long as the address is unused. Another flow is over when a service has the address,
-/// whose backends get what is sent there. Whoever removes the flow compares its generation.
+/// Whether the destination address of the flow in a record has been reused; non-zero if so. A flow to a service is over when an
+/// endpoint has the address, and continues as long as no endpoint has it. Another flow is over when a service has the address,
+/// because its packets then go to backends. The caller passes the generation when it removes the flow.
 ///
-/// A function of its own for the stack.
+/// Not inlined, to save stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_is_reused(number: u32) -> u32 {
@@ -204,7 +202,7 @@ pub(crate) extern "C" fn ctv_is_reused(number: u32) -> u32 {
     let owner = maps::neighbour(&NeighKey::new(domain, Address::from_words(flow.destination.words())));
     let Some(owner) = owner else { return 0 };
     let is_service = owner.flags & NeighEntry::SERVICE != 0;
-    // Flows with another port alone are to no service.
+    // A translation of the source port alone is not for a service.
     let to_service = !flow.destination.same(&flow.backend);
     u32::from(is_service != to_service)
 }
@@ -214,14 +212,14 @@ pub(crate) extern "C" fn ctv_is_reused(number: u32) -> u32 {
 pub(crate) fn is_over(flow: &Flow, now: u32) -> bool {
     let idle = idle(now, flow.seen());
     let Some(node) = maps::node() else { return false };
-    // The timeout is computed only when time has passed.
+    // The timeout is computed only if the flow has been idle.
     idle != 0 && idle > flow.timeout(&node.timeouts)
 }
 
-/// Stores a verdict in the flow of a record, if it is still this generation's, and has the ends for which it was evaluated
-/// ([`FlowHalf::ends`]): another CPU may have noted meanwhile that one has got another group.
+/// Stores a verdict in the flow of a record if it has this generation and the groups for which the verdict was evaluated
+/// ([`FlowHalf::ends`]): another CPU may have changed the group of an endpoint concurrently.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_set_verdict(
@@ -237,7 +235,7 @@ pub(crate) extern "C" fn ctv_set_verdict(
     // SAFETY: a record of the map.
     let FlowHalf { groups, identities, .. } = unsafe { &(*flow).halves[0] };
     if u32::from(head(flow).generation) == generation && FlowHalf::ends(*groups, *identities) == ends {
-        // SAFETY: as above. The word with revisions and denials is written at once, after the rules.
+        // SAFETY: as above. The word with revisions and denials is written in one store, after the rules.
         unsafe {
             (&raw mut (*flow).halves[0].rule).write_volatile(rules as u32);
             (&raw mut (*flow).halves[1].rule).write_volatile((rules >> 32) as u32);
@@ -249,11 +247,11 @@ pub(crate) extern "C" fn ctv_set_verdict(
     0
 }
 
-/// Notes the group that an end of a flow has got, its source's for `end` 0 and its destination's for 1, if the record is still this
-/// generation's. A pod that reaches itself by a service is both ends. The verdict is of no rules then: those of the other end may be
-/// about groups.
+/// Stores the new group of the source (`end` 0) or the destination (`end` 1) of a flow if the record has this generation. For a
+/// pod that reaches itself through a service, both are changed. The verdict becomes outdated, because the rules of the other
+/// endpoint may depend on the group.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_regroup(number: u32, generation: u32, end: u32, group: u32) -> u32 {
@@ -265,7 +263,7 @@ pub(crate) extern "C" fn ctv_regroup(number: u32, generation: u32, end: u32, gro
         let is_both = head(flow).flags & Flow::HAIRPIN != 0;
         // SAFETY: a record of the map.
         for half in unsafe { &mut (*flow).halves } {
-            // Not by an index, whose bounds Linux 6.1 does not see.
+            // No index is used, because Linux 6.1 does not track its bounds.
             if is_both || end == 0 {
                 half.groups[0] = group;
                 half.identities[0] = group;

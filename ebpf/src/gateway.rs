@@ -1,4 +1,4 @@
-//! What the gateway itself answers: pings, and packets whose TTL has come to its end.
+//! Packets that the gateway itself answers: echo requests, and packets whose TTL has expired.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use contiv_abi::{Address, DropReason};
@@ -14,10 +14,10 @@ use crate::{
 /// TTL of replies.
 const TTL: u8 = 64;
 
-/// Turns the current packet, which `route` has found to be for the router itself, into its answer. The result is `ANSWERED`,
-/// `REFUSE` and a reason, or the number of the reason to drop it.
+/// Overwrites the current packet, which `route` has found to be for the router itself, with the answer. The result is `ANSWERED`,
+/// `REFUSE` with a reason, or the number of a drop reason.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_answer(skb: *mut __sk_buff) -> u32 {
@@ -35,7 +35,7 @@ pub(crate) extern "C" fn ctv_answer(skb: *mut __sk_buff) -> u32 {
     }
 }
 
-/// Tells the sender of the current packet that its TTL has come to its end.
+/// Reports to the sender of the current packet that its TTL has expired.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_expired(skb: *mut __sk_buff) -> u32 {
@@ -62,9 +62,9 @@ fn is_echo_request(ctx: &TcContext, packet: &PacketMeta) -> bool {
             .is_ok_and(|found| found[0] == kind && found[1] == 0)
 }
 
-/// Turns an echo request into the reply. The result is `ANSWERED`, or the number of the reason to drop it.
+/// Overwrites an echo request with the reply. The result is `ANSWERED`, or the number of a drop reason.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_echo(skb: *mut __sk_buff) -> u32 {
@@ -77,13 +77,13 @@ extern "C" fn ctv_echo(skb: *mut __sk_buff) -> u32 {
 
 #[inline(always)]
 fn echo(ctx: &TcContext, packet: &PacketMeta) -> Result<(), DropReason> {
-    /// Places of the addresses in the headers.
+    /// Offsets of the source address in the headers.
     const SOURCE: usize = 12;
     const SOURCE6: usize = 8;
     let refused = |_| DropReason::RewriteFailed;
     let ip6 = packet.ip6 != 0;
     let (l3, l4) = (packet.l3 as usize, packet.l4 as usize);
-    // No checksum depends on the order of words.
+    // The swap does not change checksums, which do not depend on the order of words.
     if ip6 {
         ctx.store(l3 + SOURCE6, &[packet.tuple.destination, packet.tuple.source], 0).map_err(refused)?;
     } else {

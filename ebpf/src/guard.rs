@@ -1,8 +1,8 @@
-//! Checks of source addresses in frames from outside, and of what is never evaluated by policies.
+//! Checks of source addresses in frames from outside, and of packets that policies never evaluate.
 //!
-//! Pods are checked in `source`, against the one port that they send by. A frame from a tunnel or from the wire is checked
-//! against the records of all endpoints: an address of an endpoint is accepted only from where its record says it is. What
-//! has no record may come from anywhere.
+//! Frames from pods are checked in `source`, against the port of the pod. A frame from a tunnel or from the wire is checked
+//! against the records of all endpoints: the address of an endpoint is accepted only from the location in its record. An address
+//! without a record is accepted from any location.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use contiv_abi::{
@@ -19,9 +19,9 @@ use crate::{
     route, source,
 };
 
-/// Checks ARP and neighbour discovery in the frame of the packet metadata, wherever it comes from. Other frames pass.
+/// Checks ARP and neighbour discovery in the frame of the packet metadata, from pods and from outside. Other frames pass.
 ///
-/// A function of its own for the verifier; its result is that of `packet::code`.
+/// A global function: the verifier checks it once. The result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_guard(skb: *mut __sk_buff) -> u32 {
@@ -35,10 +35,10 @@ pub(crate) extern "C" fn ctv_guard(skb: *mut __sk_buff) -> u32 {
     }
 }
 
-/// Checks the source addresses of a frame from outside, and notes the group of its sender. For ARP and neighbour discovery, [`ctv_guard`] has checked what they
-/// claim.
+/// Checks the source addresses of a frame from outside, and stores the group of its sender. The addresses that ARP and neighbour
+/// discovery claim have been checked by [`ctv_guard`].
 ///
-/// A function of its own for the verifier; its result is that of `packet::code`.
+/// A global function: the verifier checks it once. The result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_guard_source(skb: *mut __sk_buff) -> u32 {
@@ -62,8 +62,8 @@ fn check_source(ctx: &TcContext, packet: &PacketMeta) -> Result<u32, DropReason>
     let ip = match packet.kind {
         frame::IPV4 => {
             let ip = frame::load::<[u8; 4]>(ctx, SOURCE)?;
-            // "This network", loopback, multicast and reserved addresses are no endpoint's (RFC 6890). A host without an address
-            // asks for one in a broadcast.
+            // Addresses of "this network", loopback, multicast and reserved addresses belong to no endpoint (RFC 6890). A host
+            // without an address requests one in a broadcast.
             let asks = u32::from_ne_bytes(ip) == 0 && frame::is_group(&packet.destination_mac);
             if ip[0] == 127 || ip[0] >= 224 || ip[0] == 0 && !asks {
                 return Err(DropReason::ForeignSource);
@@ -73,7 +73,7 @@ fn check_source(ctx: &TcContext, packet: &PacketMeta) -> Result<u32, DropReason>
         frame::IPV6 => {
             let ip = frame::load::<Address>(ctx, SOURCE6)?;
             let to = frame::load::<Address>(ctx, DESTINATION6)?;
-            // A mapped address would have the record of an IPv4 endpoint.
+            // A mapped address would match the record of an IPv4 endpoint.
             let [high, low] = ip.words();
             let unspecified = high | low == 0 && !frame::is_group(&packet.destination_mac);
             if ip.0[0] == 0xff || unspecified || is_reserved(&ip) || is_reserved(&to) {
@@ -94,10 +94,10 @@ fn check_source(ctx: &TcContext, packet: &PacketMeta) -> Result<u32, DropReason>
     claim(packet, ip, packet.source_mac)
 }
 
-/// Not zero if the source Ethernet address of the packet metadata is that of an endpoint on this node, or behind another VTEP
-/// than the frame's.
+/// Non-zero if the source Ethernet address in the packet metadata belongs to an endpoint on this node, or behind another VTEP
+/// than that of the frame.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_is_elsewhere() -> u32 {
@@ -108,12 +108,12 @@ extern "C" fn ctv_is_elsewhere() -> u32 {
     u32::from(place.ifindex != 0 || tunnelled && !same)
 }
 
-/// Length of an ARP frame with the padding of Ethernet and one tag; what is longer carries data.
+/// Maximum length of an ARP frame, with the padding of Ethernet and one tag; a longer one carries data.
 const LONGEST_ARP: u32 = 64;
 
-/// Checks the form of ARP, and what it claims if it comes from outside.
+/// Checks the format of ARP and, in a frame from outside, the addresses that it claims.
 ///
-/// A function of its own for the verifier; its result is that of `packet::code`.
+/// A global function: the verifier checks it once. The result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_guard_arp(skb: *mut __sk_buff) -> u32 {
@@ -135,24 +135,24 @@ fn check_arp(ctx: &TcContext, packet: &PacketMeta) -> Result<(), DropReason> {
     claim(packet, Address::v4(arp.sender_ip), arp.sender_mac).map(drop)
 }
 
-/// Whether the packet of the packet metadata, which has been parsed, may be forwarded at all: no pod may leave to the kernel what
-/// was parsed, or speak to the tunnel port of a node, to DHCP clients, without an address, or to a group in a frame for one
-/// endpoint.
+/// Checks whether the current packet, which has been parsed, may be forwarded at all. A pod must not send a checksum offset
+/// inside the parsed headers, a packet to the tunnel port of a node or to DHCP clients, a packet without a source address, or a
+/// packet to a multicast group in a unicast frame.
 ///
-/// A function of its own for the verifier; its result is that of `packet::code`.
+/// A global function: the verifier checks it once. The result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_guard_ports(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
-    /// What a host without an address asks for one by (RFC 2131).
+    /// Ports of a DHCP request, which a host without an address sends (RFC 2131).
     const REQUEST: (Be16, Be16) = (Be16::new(68), Be16::new(67));
-    /// Its reports of multicast listeners.
+    /// IGMP reports, which it sends, too.
     const IGMP: u8 = 2;
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     if !checksum::fits(packet) {
         return DropReason::Malformed as u32;
     }
-    // No rules are about a sender without an address, or about a group's address in a frame for one endpoint, which takes the
-    // packet for its own.
+    // Rules do not apply to a sender without an address, or to a multicast address in a unicast frame, which its receiver
+    // accepts.
     let (source, destination) = (&packet.tuple.source, &packet.tuple.destination);
     if source.is_zero() {
         let reports = reports(&TcContext::new(skb), packet);
@@ -168,7 +168,7 @@ pub(crate) extern "C" fn ctv_guard_ports(packet: *mut PacketMeta, skb: *mut __sk
     if asks && !requests {
         return DropReason::SpoofedIp as u32;
     }
-    // A mapped address would have the record of an IPv4 endpoint or service.
+    // A mapped address would match the record of an IPv4 endpoint or service.
     let reserved = packet.ip6 != 0 && is_reserved(destination);
     if reserved || destination.is_group() && !packet.is_for_group() {
         return DropReason::AddressMismatch as u32;
@@ -181,15 +181,15 @@ pub(crate) extern "C" fn ctv_guard_ports(packet: *mut PacketMeta, skb: *mut __sk
     }
     let to_node = packet.ingress == Ingress::POD
         && maps::node().is_some_and(|node| {
-            // On the stack, because what was handed over is no key.
+            // Copied to the stack, because memory of a function argument cannot be a map key.
             let to = Address::from_words(packet.tuple.destination.words());
             node.tunnel_port == ports.1 && (node.vtep.same(&to) || maps::is_peer(&to))
         });
     if to_node { DropReason::TunnelFromPod as u32 } else { packet::GO_ON }
 }
 
-/// Whether the current packet, which is from `::`, tells routers which groups a host listens to, as one does that has no address
-/// yet: reports and the end of them (RFC 2710, RFC 3810). Neighbour discovery from there has been checked before.
+/// Whether the current packet, which is from `::`, is a report of multicast listeners or the end of one (RFC 2710, RFC 3810),
+/// which a host without an address may send. Neighbour discovery from `::` has been checked before.
 #[inline(always)]
 fn reports(ctx: &TcContext, packet: &PacketMeta) -> bool {
     const REPORT: u8 = 131;
@@ -201,9 +201,10 @@ fn reports(ctx: &TcContext, packet: &PacketMeta) -> bool {
             .is_ok_and(|kind| kind == REPORT || kind == DONE || kind == REPORT_V2)
 }
 
-/// [`ctv_guard_destination`] and [`is_for_all`] for a packet without a flow, unless `service::ctv_choose` checks the same.
+/// Applies [`ctv_guard_destination`] and [`is_for_all`] to a packet without a flow, unless `service::ctv_choose` makes the same
+/// checks.
 ///
-/// A function of its own for the verifier; its result is that of `packet::code`.
+/// A global function: the verifier checks it once. The result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_guard_new(packet: *mut PacketMeta) -> u32 {
@@ -219,9 +220,9 @@ pub(crate) extern "C" fn ctv_guard_new(packet: *mut PacketMeta) -> u32 {
     code
 }
 
-/// Whether the packet, which is in a frame for one endpoint, is for all hosts of a subnet, as far as no endpoint has its
-/// destination: the receiver takes it for its own, and no rules about its address apply. Only of packets without a flow, because
-/// no flow begins so.
+/// Whether the packet, which is in a unicast frame, has a broadcast address of a subnet, unless an endpoint has that address: the
+/// receiver accepts the packet, and no rules for its address apply. Checked only for packets without a flow, because such a
+/// packet never opens one.
 #[inline(always)]
 pub(crate) fn is_for_all(packet: &PacketMeta) -> bool {
     let to = &packet.tuple.destination;
@@ -230,11 +231,12 @@ pub(crate) fn is_for_all(packet: &PacketMeta) -> bool {
         && maps::subnet(packet.domain, to).is_some_and(|subnet| subnet.is_of_all(to))
 }
 
-/// Whether the endpoint with the destination IP address of the packet metadata has the frame's destination Ethernet address:
-/// rules are selected by one and delivery by the other. Frames from the wire to a service have the address of its backend.
-/// A packet that has passed is not checked again, because the choice of a backend changes the Ethernet address.
+/// Checks that the endpoint with the destination IP address in the packet metadata has the destination Ethernet address of the
+/// frame: the IP address selects the rules, and the Ethernet address the receiver. Frames from the wire to a service have the
+/// address of its backend. A packet that has passed is not checked again, because the choice of a backend changes the Ethernet
+/// address.
 ///
-/// A function of its own for the verifier; its result is that of `packet::code`.
+/// A global function: the verifier checks it once. The result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_guard_destination(packet: *mut PacketMeta) -> u32 {
@@ -251,7 +253,7 @@ pub(crate) extern "C" fn ctv_guard_destination(packet: *mut PacketMeta) -> u32 {
     packet::GO_ON
 }
 
-/// Whether the packet has the Ethernet address of the owner of its destination.
+/// Whether the packet has the Ethernet address of the owner of its destination IP address.
 #[inline(always)]
 pub(crate) fn is_addressed(packet: &PacketMeta, owner: &NeighEntry) -> bool {
     packet.ingress == Ingress::WIRE && owner.flags & NeighEntry::SERVICE != 0

@@ -1,4 +1,4 @@
-//! Headers as they are on the wire, to be read and to be written.
+//! Headers in wire format, for reading and writing.
 
 use contiv_abi::{Be16, Mac};
 

@@ -1,13 +1,13 @@
-//! Packets that leave and enter the node through its kernel, which decrements their TTL.
+//! Packets to and from the node's kernel, which decrements their TTL.
 //!
 //! ```text
 //! pod -> route: no endpoint here -> track -> policy -> ctv_leave -> kernel
 //! kernel -> ctv_enter -> guard -> track -> policy -> pod
 //! ```
 //!
-//! VLAN networks that the node routes are known to the kernel, and their addresses stay. Those of VXLAN networks are not: for host
-//! access a pod has an address of the private subnet. That translation knows no connections: rules and flows see the pod's
-//! address.
+//! The kernel has routes to VLAN networks that the node routes, so their packets keep their addresses. It has none to VXLAN
+//! networks: for host access, the source of a pod's packet is translated to an address of the private subnet. This translation is
+//! stateless. Rules and flows use the pod's own address.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use contiv_abi::{Address, Be16, Domain, DropReason, KERNEL_MAC, LogResult, LogStage, NeighKey, ROUTER_MAC};
@@ -23,10 +23,10 @@ use crate::{
     verdict::Verdict,
 };
 
-/// Addresses the current packet to the kernel, with the private address of its sender if it has one. The result is that of
+/// Addresses the current packet to the kernel. If the sender has a private address, it becomes the source. The result is that of
 /// `packet::code`.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_leave(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
@@ -37,7 +37,7 @@ pub(crate) extern "C" fn ctv_leave(packet: *mut PacketMeta, skb: *mut __sk_buff)
         return packet::code(ctx.store(0, &KERNEL_MAC, 0).map_err(|_| DropReason::RewriteFailed));
     }
     if packet.translated != 0 {
-        // That is done.
+        // The first translation is complete.
         packet.tuple = packet.wanted;
         packet.inner = packet.inner_wanted;
     }
@@ -50,7 +50,7 @@ pub(crate) extern "C" fn ctv_leave(packet: *mut PacketMeta, skb: *mut __sk_buff)
     packet::code(nat::rewrite(&ctx, packet))
 }
 
-/// The way of a packet that the kernel sends by the interface `ifindex`.
+/// Forwards a packet that the kernel has sent by the interface `ifindex`.
 #[inline(always)]
 pub(crate) fn receive(ctx: &TcContext, ifindex: u32) -> Verdict {
     forward(ctx, ifindex).unwrap_or_else(Verdict::from)
@@ -65,10 +65,9 @@ fn forward(ctx: &TcContext, ifindex: u32) -> Result<Verdict, DropReason> {
     delivery::arrive(ctx)
 }
 
-/// Addresses a packet from the kernel to the pod that it is for, and puts it into the packet metadata. The result is that of
-/// `packet::code`.
+/// Addresses a packet from the kernel to its pod, and initializes the packet metadata. The result is that of `packet::code`.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_enter(skb: *mut __sk_buff, ifindex: u32) -> u32 {
@@ -93,10 +92,10 @@ fn enter(ctx: &TcContext, ifindex: u32) -> Result<(), DropReason> {
     passes(ctv_readdress(packet, ctx.skb.skb))
 }
 
-/// Addresses a packet to the pod of this node that has its destination address in a VLAN network which the node routes. The result is
+/// Addresses a packet to the pod of this node with the destination address, in a VLAN network that the node routes. The result is
 /// that of `packet::code`.
 ///
-/// A function of its own for the stack.
+/// Not inlined, to save stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_routed_to(skb: *mut __sk_buff, kind: u32) -> u32 {
@@ -131,15 +130,15 @@ fn routed_to(ctx: &TcContext, kind: Be16) -> Result<(), DropReason> {
     packet::from_outside(&ethernet, segment, Ingress::KERNEL)?;
     let packet = packet::current().ok_or(DropReason::Malformed)?;
     packet::set_network(packet, &entry);
-    // It comes from no tunnel.
+    // The packet is not from a tunnel.
     packet.vtep.set_words([0; 2]);
     route::set_macs(ctx, owner.mac)
 }
 
-/// Puts into the packet metadata the pod whose private address is the destination, if its domain has a way back to the source
-/// by the same interface. The result is that of `packet::code`.
+/// Initializes the packet metadata for the pod whose private address is the destination. The domain of the pod must have a route
+/// to the source by the same interface. The result is that of `packet::code`.
 ///
-/// A function of its own for the stack.
+/// Not inlined, to save stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_pod_of(skb: *mut __sk_buff, ifindex: u32) -> u32 {
@@ -159,7 +158,7 @@ fn receiver(ctx: &TcContext, ifindex: u32) -> Result<(), DropReason> {
     if way.out != ifindex || u32::from_ne_bytes(way.address(number)) != u32::from_ne_bytes(destination) {
         return Err(DropReason::NotLocal);
     }
-    // No address of the domain is outside.
+    // Addresses of the domain are not outside of the cluster.
     if maps::subnet(domain, &from).is_some() {
         return Err(DropReason::ForeignSource);
     }
@@ -175,10 +174,10 @@ fn receiver(ctx: &TcContext, ifindex: u32) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// Gives the packet of the packet metadata, which has been parsed, the receiver's own address. The result is that of
+/// Translates the destination of the current packet, which has been parsed, to the receiver's own address. The result is that of
 /// `packet::code`.
 ///
-/// A function of its own for the stack.
+/// Not inlined, to save stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_readdress(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
@@ -190,7 +189,7 @@ extern "C" fn ctv_readdress(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32
 fn readdress(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     let own = Address::v4(packet.private);
     if packet.icmp_error != IcmpError::NONE {
-        // It quotes a packet that the receiver has sent.
+        // The quoted packet must be one that the receiver has sent.
         if packet.icmp_error != IcmpError::FLOW || !packet.inner.source.same(&packet.tuple.destination) {
             return Err(DropReason::UnrelatedIcmpError);
         }

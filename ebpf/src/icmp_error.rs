@@ -1,4 +1,4 @@
-//! ICMP errors about packets of flows: which flow one belongs to, and what it is to become.
+//! ICMP errors that quote packets of flows: their flow, and their translation.
 
 use contiv_abi::{Address, DropReason, NeighKey};
 
@@ -7,10 +7,10 @@ use crate::{
     packet::{self, GO_ON, IcmpError, Ingress, NEW, PacketMeta},
 };
 
-/// An error about a packet of a flow belongs to the flow: it goes by the tuple of a packet of the flow in the direction of the
-/// error. `NEW` for one to another endpoint than the sender of that packet: no flow is known by it.
+/// Sets the lookup tuple of an ICMP error: that of a packet of the quoted packet's flow in the direction of the error. `NEW` if
+/// the error is not addressed to the sender of the quoted packet, or does not come from the path; no flow is looked up then.
 ///
-/// This and the next are functions of their own for the verifier.
+/// This and the next are global functions: the verifier checks each once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_inside(packet: *mut PacketMeta) -> u32 {
@@ -21,8 +21,8 @@ pub(crate) extern "C" fn ctv_inside(packet: *mut PacketMeta) -> u32 {
     if packet.icmp_error == IcmpError::FLOW && is_for_sender && is_on_path(packet) { GO_ON } else { NEW }
 }
 
-/// Whether an ICMP error comes from the receiver of the packet that it quotes, or from a router: no endpoint is one. On the wire, the
-/// gateway may be a virtual address of several routers (RFC 5798), which send from addresses of their own in the subnet.
+/// Whether an ICMP error comes from the receiver of the quoted packet, or from a router. Endpoints are not routers. On the wire,
+/// the gateway may be a virtual address of several routers (RFC 5798), which send from their own addresses in the subnet.
 #[inline(always)]
 fn is_on_path(packet: &PacketMeta) -> bool {
     let (source, ip6) = (&packet.tuple.source, packet.ip6 != 0);
@@ -37,8 +37,8 @@ fn is_on_path(packet: &PacketMeta) -> bool {
         || maps::neighbour(&NeighKey::new(packet.domain, *source)).is_none() && !is_strange()
 }
 
-/// Whether the flow of the current ICMP error is between two addresses of one link: its packets pass no router, unless other nodes are
-/// behind the kernel of the node.
+/// Whether the flow of the current ICMP error is between two addresses of one link. Its packets pass no router, unless other
+/// nodes are reached through the node's kernel.
 #[inline(always)]
 fn is_on_link(packet: &PacketMeta) -> bool {
     let Some(flow) = flows::record(packet.entry >> 1) else { return false };
@@ -52,7 +52,7 @@ fn is_on_link(packet: &PacketMeta) -> bool {
     !subnet.is_on_node() && (subnet.contains(&flow.backend) || flow.backend.same(&subnet.gateway))
 }
 
-/// What the error itself is to be, and what it quotes.
+/// Sets the tuples of the translated error and of the translated quoted packet.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_outside(packet: *mut PacketMeta) -> u32 {
@@ -65,7 +65,7 @@ pub(crate) extern "C" fn ctv_outside(packet: *mut PacketMeta) -> u32 {
     if packet.translated == 0 {
         return GO_ON;
     }
-    // A router on the path stays the source; its errors are its own.
+    // An error from a router on the path keeps its source.
     if packet.inner.destination.same(&packet.tuple.source) {
         packet.wanted.source = packet.inner_wanted.source;
     }

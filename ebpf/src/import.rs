@@ -1,6 +1,6 @@
-//! Import of flows from another table: that of another ABI version, or of another size.
+//! Import of flows from the table of another ABI version, or of another size.
 //!
-//! The agent fills a batch and runs the program once for each flow. It may do so while packets change the table: flows are
+//! The agent fills a batch and runs the program once for each flow. Packets may change the table concurrently, because flows are
 //! inserted with the functions that packets use.
 
 use aya_ebpf::{bindings::BPF_F_MMAPABLE, btf_maps::Array, macros::btf_map};
@@ -45,9 +45,9 @@ fn import(at: u32) -> Option<*mut FlowImport> {
     Some(unsafe { (&raw mut (*batch).imports).cast::<FlowImport>().add(at as usize % FlowBatch::LEN) })
 }
 
-/// Imports a flow. The result is one of `ImportResult`.
+/// Imports the flow at an index of the batch. The result is one of `ImportResult`.
 ///
-/// This and the others are functions of their own for the verifier.
+/// This and the others are global functions: the verifier checks each once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_import_flow(at: u32) -> u64 {
@@ -74,12 +74,12 @@ extern "C" fn ctv_import_flow(at: u32) -> u64 {
     if operation == ImportOperation::MERGE {
         return ImportResult::KEPT;
     }
-    // The tuple belongs to this flow in the other table, which is the valid one still.
+    // The other table is still authoritative, and its flow has the tuple.
     ctv_remove(number, generation);
     ctv_insert_import(at, hash)
 }
 
-/// Not zero if the flow in a record goes to the same backend in the same way.
+/// Non-zero if the flow in a record has the same backend and translation.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_goes_as(at: u32, number: u32) -> u32 {
@@ -93,12 +93,12 @@ extern "C" fn ctv_goes_as(at: u32, number: u32) -> u32 {
     same.into()
 }
 
-/// Inserts a flow whose tuple is free: first the slot of its replies, as a packet does.
+/// Inserts a flow whose tuple is free: first the slot of its replies, as for a packet.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_insert_import(at: u32, hash: u64) -> u64 {
     let now = flows::now();
-    // The flow exists, so it is not refused because of a quota.
+    // No quota applies, because the flow exists in the other table.
     let obtained = ctv_obtain(hash, 0, now, 0);
     if obtained == NONE {
         return ImportResult::FULL;
@@ -118,12 +118,12 @@ extern "C" fn ctv_insert_import(at: u32, hash: u64) -> u64 {
     ImportResult::flow(number, generation)
 }
 
-/// Makes the flow in a free record, and adds it to those of its endpoint. The result is its generation.
+/// Writes the flow to a free record, and charges it to its endpoint. The result is the generation of the record.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_fill_import(at: u32, number: u32) -> u32 {
     let (Some(place), Some(record)) = (import(at), flows::record(number)) else { return 0 };
-    // SAFETY: a flow of the batch, and a record that is this flow's.
+    // SAFETY: a flow of the batch, and a record that was allocated for it.
     let (from, to) = unsafe { (&(*place).flow, &mut *record) };
     to.client.set_words(from.client.words());
     to.destination.set_words(from.destination.words());
@@ -154,12 +154,12 @@ fn copy(from: &Flow, to: &mut Flow) {
     }
 }
 
-/// Insertions of a slot that other insertions interfere with are rare.
+/// Attempts to insert a slot: concurrent insertions are rare.
 const ATTEMPTS: u32 = 4;
-/// The slot may be inserted by another attempt. No `ImportResult`.
+/// Another attempt may succeed. Not a value of `ImportResult`.
 const AGAIN: u64 = u64::MAX;
 
-/// Inserts the slot of a direction: `ImportResult::NONE`, or why not.
+/// Inserts the slot of a direction. The result is `ImportResult::NONE`, or the reason of the failure.
 #[inline(always)]
 fn add_tuple(at: u32, number: u32, reply: u32) -> u64 {
     for _ in 0..ATTEMPTS {
@@ -171,7 +171,7 @@ fn add_tuple(at: u32, number: u32, reply: u32) -> u64 {
     ImportResult::TAKEN
 }
 
-/// One attempt: as `add_tuple`, or `AGAIN`.
+/// One attempt of `add_tuple`. The result may also be `AGAIN`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_add_import(at: u32, number: u32, reply: u32) -> u64 {
@@ -204,18 +204,18 @@ extern "C" fn ctv_add_import(at: u32, number: u32, reply: u32) -> u64 {
     }
 }
 
-/// Updates a flow that was imported before. Before this table is in use, by all that the other one has; then by what was seen
-/// later.
+/// Updates a flow that was imported before. While this table is not in use, the flow is overwritten; later, the newer values are
+/// kept.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_update_import(at: u32, number: u32) -> u32 {
     let (Some(place), Some(record)) = (import(at), flows::record(number)) else { return 0 };
     // SAFETY: a flow of the batch.
     let (operation, from) = unsafe { ((*place).operation, &(*place).flow) };
-    // SAFETY: a record of the map. Packets may change it meanwhile: at worst a count is lost.
+    // SAFETY: a record of the map. Packets may change it concurrently; then a count may be lost.
     let to = unsafe { &mut *record };
     if operation == ImportOperation::PUT {
-        // The charge is that of the owner that was imported first.
+        // The flow is charged to the owner that was imported first.
         let owner = to.halves[0].owner;
         copy(from, to);
         for half in &mut to.halves {
@@ -245,7 +245,7 @@ const fn later(a: u64, b: u64) -> u64 {
     if a > b { a } else { b }
 }
 
-/// Removes a flow that was imported, and that the other table has no more, unless packets have changed it here.
+/// Removes an imported flow that the other table no longer has, unless packets have changed it since.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_remove_import(at: u32) -> u64 {

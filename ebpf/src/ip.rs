@@ -1,5 +1,4 @@
-//! The stages between the Ethernet addresses: a packet of IP for one receiver is parsed, belongs to a flow,
-//! and is translated when the flow is.
+//! The stages for unicast IP packets: parse, look up the flow, translate.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use contiv_abi::{DropReason, FlowHalf, LogResult, LogStage, NeighKey};
@@ -12,8 +11,8 @@ use crate::{
     track,
 };
 
-/// Takes the frame of the packet metadata through the stages; what is not IP, or for many, goes by its Ethernet address alone.
-/// False if its flow is not known: the slow path continues with it.
+/// Passes the frame of the packet metadata through the stages. A frame that is not IP, or has several receivers, is forwarded by
+/// its Ethernet address alone. False if its flow is unknown; the slow path then continues with it.
 #[inline(always)]
 pub(crate) fn pass(ctx: &TcContext, packet: &mut PacketMeta) -> Result<bool, DropReason> {
     packet.receiver = packet::NO_FLOW;
@@ -34,11 +33,12 @@ pub(crate) fn pass(ctx: &TcContext, packet: &mut PacketMeta) -> Result<bool, Dro
     }
 }
 
-/// Prepares the evaluation of an IP packet in a broadcast or multicast frame for each port that may receive it. Refuses one to
-/// the unicast address of an endpoint: the kernel of a pod accepts what is for its address from such a frame, too. Refuses ICMP
-/// errors: they go to the sender of a packet (RFC 1122 3.2.2, RFC 4443 2.2), and kernels accept what an error for a group tells.
+/// Prepares the evaluation of an IP packet in a broadcast or multicast frame for each port that may receive it. Drops a packet to
+/// the unicast address of an endpoint: the kernel of a pod accepts such a packet from a multicast frame, too. Drops ICMP errors:
+/// they are addressed to the sender of a packet (RFC 1122 3.2.2, RFC 4443 2.2), but kernels process them from a multicast frame,
+/// too.
 ///
-/// A function of its own for the verifier; the result is that of `packet::code`.
+/// A global function: the verifier checks it once. The result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_bum(packet: *mut PacketMeta) -> u32 {
@@ -52,13 +52,14 @@ extern "C" fn ctv_bum(packet: *mut PacketMeta) -> u32 {
     GO_ON
 }
 
-/// The stages themselves. A function of its own for the verifier; the result is that of `packet::code`, or `NEW` if the slow path
-/// is to continue.
+/// The stages. The result is that of `packet::code`, or `NEW` if the slow path is to continue.
+///
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_pass(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
-    // First, because the stack has no room for one more call on the way to the parser.
+    // First, because the stack has no room for a deeper call of the parser.
     let code = parse::ctv_parse(packet, skb);
     if code != GO_ON {
         // Neighbour discovery has no flow, and policies do not apply to it.
@@ -104,8 +105,9 @@ extern "C" fn ctv_pass(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
     code
 }
 
-/// Translates the current packet, if its flow is translated. A function of its own for the verifier; the result is that of
-/// `packet::code`.
+/// Translates the current packet if its flow is translated. The result is that of `packet::code`.
+///
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_rewrite(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {

@@ -1,5 +1,5 @@
-//! The log of the stages that the frames of one endpoint pass (`netplugin --bpf-log-stages`). Without the feature `log`, its
-//! functions do nothing. The same programs follow a frame that the agent traces.
+//! Log of the stages that frames of one endpoint pass (`netplugin --bpf-log-stages`), and trace of a frame that the agent
+//! injects. Without the feature `log`, these functions do nothing.
 
 use contiv_abi::{DropReason, LogResult, LogStage, Vtep, maps::Stage};
 
@@ -8,20 +8,20 @@ use crate::{
     verdict::Verdict,
 };
 
-/// Prepares for a frame.
+/// Prepares the log for a frame.
 #[inline(always)]
 pub(crate) fn begin() {
     #[cfg(feature = "log")]
     enabled::begin();
 }
 
-/// The result of a stage for the current packet.
+/// Logs the result of a stage for the current packet.
 #[inline(always)]
 pub(crate) fn stage(stage: LogStage, result: LogResult) {
     write(stage, result as u32, 0);
 }
 
-/// The result of a stage that is that of `packet::code`.
+/// Logs the result of a stage that returns a number as `packet::code` does.
 #[inline(always)]
 pub(crate) fn code(stage: LogStage, code: u32, passed: LogResult) {
     let result = match code {
@@ -32,7 +32,7 @@ pub(crate) fn code(stage: LogStage, code: u32, passed: LogResult) {
     write(stage, result, 0);
 }
 
-/// The verdict on a frame that has come in by `ifindex`.
+/// Logs the verdict on a frame that was received on `ifindex`.
 #[inline(always)]
 pub(crate) fn verdict(ifindex: u32, verdict: &Verdict) {
     let result = match verdict {
@@ -64,7 +64,8 @@ fn leaves(ifindex: u32) {
 #[inline(always)]
 fn leaves(_ifindex: u32) {}
 
-/// Where a traced frame has come from that is said to be from a tunnel: its VNI, and its VTEP in the packet metadata.
+/// Origin of a traced frame that the agent injects as one from a tunnel: returns the VNI, and stores the VTEP in the packet
+/// metadata.
 #[inline(always)]
 pub(crate) fn origin(packet: &mut PacketMeta) -> Option<u32> {
     #[cfg(feature = "log")]
@@ -76,7 +77,7 @@ pub(crate) fn origin(packet: &mut PacketMeta) -> Option<u32> {
     }
 }
 
-/// Records the copy of a traced frame, which is not sent. False for any other frame.
+/// Records a copy of a traced frame instead of sending it. False for any other frame.
 #[inline(always)]
 pub(crate) fn copied(ifindex: u32, vtep: Option<&Vtep>) -> bool {
     #[cfg(feature = "log")]
@@ -88,7 +89,7 @@ pub(crate) fn copied(ifindex: u32, vtep: Option<&Vtep>) -> bool {
     }
 }
 
-/// The drop of a frame on its way out.
+/// Logs the drop of a frame that the verdict has admitted.
 #[inline(always)]
 pub(crate) fn dropped(ifindex: u32, reason: DropReason) {
     write(LogStage::Verdict, reason as u32, ifindex);
@@ -129,7 +130,7 @@ mod enabled {
         (traced.enabled != 0).then_some(traced)
     }
 
-    /// A function of its own: inlined, it would read what verdicts without an interface do not have.
+    /// A separate function: inlined, it would read a value that verdicts without an interface do not have.
     #[inline(never)]
     #[unsafe(no_mangle)]
     pub(super) extern "C" fn ctv_leaves_by(ifindex: u32) -> u32 {
@@ -159,7 +160,7 @@ mod enabled {
         true
     }
 
-    /// Clears what is left of the previous frame and decides whether a frame is logged.
+    /// Clears the fields of the previous frame by which a frame is selected for the log.
     #[inline(always)]
     pub(super) fn begin() {
         ctv_leaves_by(0);
@@ -174,9 +175,9 @@ mod enabled {
         packet.source_port = 0;
     }
 
-    /// Logs the result of a stage, if the current packet is of the endpoint.
+    /// Logs the result of a stage if the current packet is from or to the logged endpoint, or is traced.
     ///
-    /// A function of its own for the verifier, and for the stack.
+    /// A global function: the verifier checks it once, and it saves stack.
     #[inline(never)]
     #[unsafe(no_mangle)]
     pub(super) extern "C" fn ctv_log(stage: u32, result: u32, ifindex: u32) -> u32 {

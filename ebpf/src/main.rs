@@ -1,4 +1,5 @@
-//! The forwarding programs of the eBPF datapath: one per way in, each a short chain of stages, and those that they continue in.
+//! The forwarding programs of the eBPF datapath: one for each interface that frames enter by, each a short chain of stages, and
+//! the programs that these continue in by tail calls.
 //!
 //! ```text
 //! pod veth, ingress   -> fast_path         established flows between endpoints of the node
@@ -17,7 +18,11 @@
 //!
 //! A double arrow is a tail call into another program (`stages`).
 //!
-//! A stage returns a [`Verdict`]; only this file turns one into a code of the kernel.
+//! Exported functions (`ctv_*`) are global functions in BTF. The verifier checks a global function once, for any arguments, and
+//! its callers assume any result; inlined code and static functions are checked anew on each path. Other functions are not
+//! inlined only to save stack: the frames of a call chain share 512 bytes.
+//!
+//! A stage returns a [`Verdict`]. Only this file converts a verdict into a return code of the kernel.
 
 #![no_std]
 #![no_main]
@@ -86,7 +91,7 @@ use aya_ebpf::{
 use contiv_abi::DropReason;
 use verdict::Verdict;
 
-/// `PACKET_HOST`: for the receiving stack.
+/// `PACKET_HOST`: the frame is for this host.
 const PACKET_HOST: u32 = 0;
 
 /// A frame that a pod sent: ingress of the host end of its veth pair.
@@ -103,24 +108,25 @@ fn ctv_from_pod(ctx: TcContext) -> i32 {
     finish(&ctx, ifindex, pod::receive(&ctx))
 }
 
-/// A frame that a pod with a rate sent, after its time: ingress of the interface behind the queue. Its mark is its port.
+/// A frame from a pod with a rate limit, after it has left the queue: ingress of the interface behind the queue. The mark of the
+/// `skb` is the interface index of the pod's port.
 #[classifier]
 fn ctv_from_queue(ctx: TcContext) -> i32 {
-    // The mark is for the next program then.
+    // The mark stays for the next program.
     if maps::is_retired() {
         return TC_ACT_UNSPEC;
     }
     // SAFETY: the context is the one that the kernel gave to this program.
     let port = unsafe { core::mem::take(&mut (*ctx.skb.skb).mark) };
     if port == 0 {
-        // Nobody's but the host's own.
+        // The frame is the host's own.
         return TC_ACT_UNSPEC;
     }
     log::begin();
     finish(&ctx, port, pod::resume(&ctx, port))
 }
 
-/// A frame from another node's tunnel: ingress of the VXLAN device.
+/// A frame from the tunnel of another node: ingress of the VXLAN device.
 #[classifier]
 fn ctv_from_vxlan(ctx: TcContext) -> i32 {
     if maps::is_retired() {
@@ -141,8 +147,8 @@ fn ctv_from_uplink(ctx: TcContext) -> i32 {
         return TC_ACT_UNSPEC;
     }
     let ifindex = arrival(&ctx);
-    // Untagged frames and other people's tags belong to the host. Not "ok", which would end the chain: the next program on the
-    // interface may want the frame.
+    // Untagged frames and frames with other tags belong to the host. The code is not `TC_ACT_OK`, which would end the chain: the
+    // next program on the interface may process the frame.
     let Some((segment, entry)) = uplink::network(&ctx) else { return TC_ACT_UNSPEC };
     log::begin();
     if entry.out != ifindex {
@@ -154,7 +160,7 @@ fn ctv_from_uplink(ctx: TcContext) -> i32 {
     finish(&ctx, ifindex, uplink::receive(&ctx, ifindex, segment, &entry))
 }
 
-/// A packet from the node's kernel: ingress of the datapath's end of the interface to it.
+/// A packet from the node's kernel: ingress of the datapath's end of the veth pair to the kernel.
 #[classifier]
 fn ctv_from_host(ctx: TcContext) -> i32 {
     if maps::is_retired() {
@@ -165,39 +171,38 @@ fn ctv_from_host(ctx: TcContext) -> i32 {
     finish(&ctx, ifindex, host::receive(&ctx, ifindex))
 }
 
-/// The same frame, earlier, where the driver or the kernel gives it to XDP.
+/// A frame from the wire in the XDP hook, before the kernel has built an `skb`.
 ///
-/// Without `frags`: before a program with that flag, generic XDP of Linux 6.9 on copies frames with little room in front and
-/// those that a bridge has cloned (`skb_pp_cow_data`), and the copy does not know how long its Ethernet header is: TC
-/// programs then find the IP header in its place, unless the tag was in the bytes. The price is that drivers take the program
-/// for an MTU of a page at most.
+/// Without `frags`: since Linux 6.9, generic XDP copies frames for a program with that flag if they have little headroom or were
+/// cloned by a bridge (`skb_pp_cow_data`). The copy has no length of the Ethernet header, so TC programs find the IP header at
+/// its offset, unless the tag was in the data. The disadvantage is that drivers accept the program for an MTU of at most a page.
 #[xdp]
 fn ctv_xdp(ctx: XdpContext) -> u32 {
     if xdp::receive(&ctx) { xdp_action::XDP_TX } else { xdp_action::XDP_PASS }
 }
 
-/// Inserts the next flow of a batch that the agent has exported from another table. Only the agent runs it; it is attached to no
-/// interface.
+/// Inserts the next flow of a batch that the agent has exported from another flow table. Only the agent runs this program
+/// (`BPF_PROG_TEST_RUN`); it is not attached to an interface.
 #[classifier]
 fn ctv_import(_ctx: TcContext) -> i32 {
     import::import_next();
     TC_ACT_UNSPEC
 }
 
-/// A packet without a known flow, or one whose verdict is by other rules: a tail call of the programs above.
+/// A packet without a known flow, or with a flow whose verdict is outdated: tail-called by the programs above.
 #[classifier]
 fn ctv_slow_path(ctx: TcContext) -> i32 {
     let ifindex = ingress_ifindex(&ctx);
     finish(&ctx, ifindex, slow_path::receive(&ctx, ifindex))
 }
 
-/// A frame for several receivers: a tail call of the programs above.
+/// A frame for several receivers: tail-called by the programs above.
 #[classifier]
 fn ctv_replicate(ctx: TcContext) -> i32 {
     finish(&ctx, ingress_ifindex(&ctx), flood::receive(&ctx))
 }
 
-/// Where the frame of the packet metadata has come in.
+/// Interface index that the frame of the packet metadata was received on.
 #[inline(always)]
 fn ingress_ifindex(ctx: &TcContext) -> u32 {
     match packet::current() {
@@ -212,13 +217,13 @@ fn arrival(ctx: &TcContext) -> u32 {
     unsafe { (*ctx.skb.skb).ifindex }
 }
 
-/// `ifindex` is where the frame has come in.
+/// Converts a verdict into a return code. `ifindex` is the interface that the frame was received on.
 #[inline(always)]
 fn finish(ctx: &TcContext, ifindex: u32, verdict: Verdict) -> i32 {
     log::verdict(ifindex, &verdict);
     match verdict {
-        // Every copy is on its way; what is left of the original is of no use to anyone. TCX knows no
-        // "stolen", so it goes the way of a drop, uncounted.
+        // All copies have been sent, and the original is not needed. TCX has no `TC_ACT_STOLEN`, so the original is dropped and
+        // not counted.
         Verdict::Delivered => TC_ACT_SHOT,
         Verdict::Drop(reason) => {
             packet_events::dropped(ctx, ifindex, reason);
@@ -241,7 +246,7 @@ fn finish(ctx: &TcContext, ifindex: u32, verdict: Verdict) -> i32 {
         Verdict::Pod { ifindex: place, group } => {
             match rate::receives(group, place, ctx.len()) {
                 Ok(false) => {}
-                // By way of the host end's own sending side, which `bpf_redirect_peer` passes over.
+                // By the egress hook of the host end, which `bpf_redirect_peer` would bypass.
                 // SAFETY: a helper without memory arguments.
                 Ok(true) => return (unsafe { bpf_redirect(place, 0) }) as i32,
                 Err(reason) => {
@@ -262,7 +267,7 @@ fn finish(ctx: &TcContext, ifindex: u32, verdict: Verdict) -> i32 {
     }
 }
 
-/// Gives the frame to the pod whose host end is `receiver`.
+/// Redirects the frame to the pod whose host end is `receiver`.
 #[inline(always)]
 fn deliver_or_drop(ctx: &TcContext, ifindex: u32, receiver: u32) -> i32 {
     deliver(ctx, receiver).unwrap_or_else(|reason| {
@@ -271,11 +276,11 @@ fn deliver_or_drop(ctx: &TcContext, ifindex: u32, receiver: u32) -> i32 {
     })
 }
 
-/// Gives the frame to the pod whose host end this is, and says what the kernel is to be told.
+/// Redirects the frame to the pod with the host end `ifindex`. Returns the code for the kernel.
 #[inline(always)]
 fn deliver(ctx: &TcContext, ifindex: u32) -> Result<i32, DropReason> {
-    // The host end took the frame for a is_other_host's (its destination is not the host end's own address), and
-    // the pod's stack would believe it.
+    // The host end has classified the frame as `PACKET_OTHERHOST`, because its destination is not the address of the host end.
+    // The pod's stack would use that classification.
     // SAFETY: the context is the one that the kernel gave to this program.
     let is_other_host = unsafe { (*ctx.skb.skb).pkt_type } != PACKET_HOST;
     // SAFETY: as above.
@@ -292,7 +297,7 @@ fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
     loop {}
 }
 
-// Helpers such as `bpf_redirect_peer` are open to programs under a compatible licence only.
+// The kernel provides helpers such as `bpf_redirect_peer` only to programs with a GPL-compatible licence.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

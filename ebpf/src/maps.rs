@@ -1,4 +1,4 @@
-//! The maps, as `contiv_abi::maps` describes them.
+//! The maps that several stages use; `contiv_abi::maps` describes them.
 
 use aya_ebpf::{
     btf_maps::{Array, HashMap, LpmTrie, PerCpuArray, lpm_trie::Key},
@@ -14,7 +14,7 @@ use contiv_abi::{
     },
 };
 
-/// Entries take memory as they come, not all at start.
+/// Memory is allocated with each entry, not with the map.
 pub(crate) const NO_PREALLOC: usize = aya_ebpf::bindings::BPF_F_NO_PREALLOC as usize;
 
 #[btf_map(name = "ctv_ports")]
@@ -66,15 +66,15 @@ static FDB_REVISION: Array<u64, 1, { aya_ebpf::bindings::BPF_F_MMAPABLE as usize
 #[btf_map(name = "ctv_drops")]
 static DROPS: PerCpuArray<DropCount, DROP_REASONS> = PerCpuArray::new();
 
-/// Only the agent reads and writes it.
+/// Only the agent uses it.
 #[btf_map(name = "ctv_build")]
 static BUILD: Array<[u8; BUILD_LEN], 1> = Array::new();
 
-/// Likewise.
+/// Only the agent uses it.
 #[btf_map(name = "ctv_domains")]
 static DOMAINS: HashMap<DomainName, u32, DOMAINS_CAPACITY, NO_PREALLOC> = HashMap::new();
 
-/// Likewise.
+/// Only the agent uses it.
 #[btf_map(name = "ctv_revision")]
 static REVISION: Array<u64, 1, { aya_ebpf::bindings::BPF_F_MMAPABLE as usize }> = Array::new();
 
@@ -83,9 +83,9 @@ macro_rules! copy_out {
         $(#[$doc])*
         #[inline(always)]
         pub(crate) fn $name(key: &$key) -> Option<$value> {
-            // SAFETY: the value is copied at once. The kernel may reuse the memory of an entry that is replaced
-            // meanwhile (since Linux 6.1), but the agent replaces an entry with one that differs in few fields, and
-            // the next packet finds it whole.
+            // SAFETY: the value is copied at once. Since Linux 6.1, the kernel may reuse the memory of an entry that is replaced
+            // concurrently. The agent replaces an entry only with one that differs in few fields, and the next packet reads the
+            // complete new entry.
             unsafe { $map.get(key) }.copied()
         }
     };
@@ -93,7 +93,7 @@ macro_rules! copy_out {
 
 copy_out!(/// The port with this interface index.
     port, PORTS, u32 => Port);
-copy_out!(/// The network as the agent has written it.
+copy_out!(/// The entry of a network as the agent has written it, see [`segment`].
     segment_entry, SEGMENTS, Segment => SegmentEntry);
 copy_out!(/// The interface in a slot of a flood list.
     flood_slot, FLOOD, FloodKey => u32);
@@ -101,18 +101,19 @@ copy_out!(/// The peer in a slot of a network's list.
     member_slot, MEMBERS, FloodKey => Vtep);
 copy_out!(/// The interface index of the port with this number.
     numbered_port, PORT_NUMBERS, u32 => u32);
-copy_out!(/// Where an Ethernet address is.
+copy_out!(/// The location of an Ethernet address.
     destination, FDB, FdbKey => FdbEntry);
-copy_out!(/// Whose a network-layer address is.
+copy_out!(/// The owner of an IP address.
     neighbour, NEIGH, NeighKey => NeighEntry);
 
-/// Whether this is the address of a service.
+/// True for the address of a service.
 #[inline(always)]
 pub(crate) fn is_service(domain: Domain, ip: Address) -> bool {
     neighbour(&NeighKey::new(domain, ip)).is_some_and(|owner| owner.flags & NeighEntry::SERVICE != 0)
 }
 
-/// The network, if this node has it. `out` is the interface to other nodes, also on a VLAN; zero if its frames stay here.
+/// The entry of a network, if this node has the network. `out` is the interface to other nodes, for VLAN networks too; zero if
+/// frames of the network do not leave the node.
 #[inline(always)]
 pub(crate) fn segment(segment: &Segment) -> Option<SegmentEntry> {
     let entry = segment_entry(segment)?;
@@ -138,17 +139,17 @@ pub(crate) fn kernel_port() -> u32 {
     KERNEL_PORT.get(0).copied().unwrap_or(0)
 }
 
-/// How often entries of the forwarding database were changed or removed, or addresses were a service's no more.
+/// Number of changes and removals of entries in the forwarding database, and of addresses that a service has lost.
 #[inline(always)]
 pub(crate) fn fdb_revision() -> u64 {
-    // SAFETY: the agent writes it at once.
+    // SAFETY: the agent writes the number in one store.
     FDB_REVISION.get_ptr(0).map_or(0, |revision| unsafe { revision.read_volatile() })
 }
 
-/// The port with this interface index, in its place: a copy takes 56 bytes of the stack.
+/// A reference to the port with this interface index: a copy would take 56 bytes of stack.
 #[inline(always)]
 pub(crate) fn port_in_place(ifindex: u32) -> Option<&'static Port> {
-    // SAFETY: the entry may be replaced meanwhile, so that what is read of it is a mix of two; both are of the same port.
+    // SAFETY: the entry may be replaced concurrently. A reader may then see fields of both versions, which are of the same port.
     PORTS.get_ptr(&ifindex).map(|port| unsafe { &*port })
 }
 
@@ -158,25 +159,25 @@ pub(crate) fn port_slot(number: u32) -> Option<&'static PortSlot> {
     PORT_SLOTS.get(number)
 }
 
-/// The subnet of the domain that an address is in. The agent replaces an entry only by another one of the same prefix.
+/// The subnet that contains an address of the domain. The agent replaces an entry only with one of the same prefix.
 #[inline(always)]
 pub(crate) fn subnet(domain: Domain, ip: &Address) -> Option<&'static Subnet> {
     SUBNETS.get(&Key::new(NeighKey::BITS, NeighKey::new(domain, *ip)))
 }
 
-/// The way of a domain to an address in no subnet. The agent replaces an entry only by another one of the same prefix.
+/// The route of the domain for an address outside of all subnets. The agent replaces an entry only with one of the same prefix.
 #[inline(always)]
 pub(crate) fn route(domain: Domain, ip: &Address) -> Option<&'static RouteEntry> {
     ROUTES.get(&Key::new(NeighKey::BITS, NeighKey::new(domain, *ip)))
 }
 
-/// Whether tunnelled frames are taken from this node.
+/// Whether tunnelled frames from this VTEP are accepted.
 #[inline(always)]
 pub(crate) fn is_peer(vtep: &Vtep) -> bool {
     PEERS.get_ptr(vtep).is_some()
 }
 
-/// Broadcast, unknown unicast and multicast frames that a port may send in a second; zero for no limit.
+/// Broadcast, unknown unicast and multicast frames per second that a port may send; zero for no limit.
 #[inline(always)]
 pub(crate) fn bum_rate() -> u32 {
     NODE.get(0).map_or(0, |node| node.bum_rate)
@@ -194,25 +195,25 @@ pub(crate) fn is_retired() -> bool {
     phase() == Phase::RETIRED
 }
 
-/// The `Phase` of the replacement of the flow table.
+/// The [`Phase`] of the replacement of the flow table.
 #[inline(always)]
 pub(crate) fn phase() -> u32 {
     node().map_or(Phase::RUNNING, phase_of)
 }
 
-/// The same by the settings.
+/// The [`Phase`] in the settings of the node.
 #[inline(always)]
 pub(crate) fn phase_of(node: &Node) -> u32 {
-    // SAFETY: a field of a valid reference, which the agent changes at any time.
+    // SAFETY: a field of a valid reference. The agent may change it at any time.
     unsafe { (&raw const node.phase).read_volatile() }
 }
 
-/// Adds one frame of `len` bytes to the count of a `DropReason` on this CPU.
+/// Adds one frame of `len` bytes to the counter of a `DropReason` on this CPU.
 #[inline(always)]
 pub(crate) fn count_drop(reason: u32, len: u32) {
     if let Some(count) = DROPS.get_ptr_mut(reason) {
-        // SAFETY: this CPU's own slot; a program on it is not interrupted by another that writes here
-        // except in nested softirq processing, where at worst one count is lost.
+        // SAFETY: the slot of this CPU. Only a program in nested softirq processing may write it concurrently; then one count is
+        // lost.
         unsafe {
             (*count).packets += 1;
             (*count).bytes += u64::from(len);

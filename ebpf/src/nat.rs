@@ -1,4 +1,4 @@
-//! Rewriting a packet's ends, with every checksum that covers them.
+//! Translation of addresses and ports, with all checksums that cover them.
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
@@ -14,9 +14,9 @@ use crate::{
     route, source,
 };
 
-/// Rewrites the current packet from `tuple` to `wanted`, and its Ethernet addresses where an end is another.
+/// Rewrites the current packet from `tuple` to `wanted`, and the Ethernet addresses that change with it.
 ///
-/// A function of its own for the verifier; its result is that of `packet::code`.
+/// A global function: the verifier checks it once. The result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_translate(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
@@ -29,7 +29,7 @@ pub(crate) extern "C" fn ctv_translate(packet: *mut PacketMeta, skb: *mut __sk_b
 fn translate(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     if packet.located == 0 {
         packet.placed = 0;
-        // Another source alone does not change the way.
+        // A translation of the source alone does not change the next hop.
         if !packet.wanted.destination.same(&packet.tuple.destination) && ctv_receiver_here(packet) == 0 {
             if ctv_receiver(packet) == 0 {
                 return Err(DropReason::StrangeBackend);
@@ -39,13 +39,13 @@ fn translate(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason>
     }
     rewrite(ctx, packet)?;
     if source::same(&packet.destination_mac, &packet.source_mac) {
-        // The pod that reaches itself gets it from the service, not from its own address.
+        // A pod that reaches itself receives the packet from the Ethernet address of the service, not from its own.
         store(ctx, 6, &service_mac(&packet.wanted.source))?;
     }
     Ok(())
 }
 
-/// Rewrites the ends of the current packet, and its destination Ethernet address.
+/// Rewrites addresses and ports of the current packet, and its destination Ethernet address.
 #[inline(always)]
 pub(crate) fn rewrite(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     if ctv_plain(packet, ctx.skb.skb) == 0 {
@@ -55,10 +55,10 @@ pub(crate) fn rewrite(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), Dr
     Ok(())
 }
 
-/// Sets the destination Ethernet address of the packet metadata to that of the endpoint with the new destination. Zero if there is
-/// no such endpoint.
+/// Sets the destination Ethernet address in the packet metadata to that of the endpoint with the new destination. Zero if there
+/// is no such endpoint.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_receiver(packet: *mut PacketMeta) -> u32 {
@@ -72,10 +72,10 @@ extern "C" fn ctv_receiver(packet: *mut PacketMeta) -> u32 {
     1
 }
 
-/// The same without a search: the port that has received the previous packet of the flow still has the new destination, on the
-/// network of the sender. Zero if not.
+/// As [`ctv_receiver`] without a map lookup by address: succeeds if the port that has received the previous packet of the flow
+/// still has the new destination, on the network of the sender. Zero if not.
 ///
-/// A function of its own for the stack.
+/// Not inlined, to save stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_receiver_here(packet: *mut PacketMeta) -> u32 {
@@ -92,7 +92,7 @@ fn receiver_here(packet: &PacketMeta) -> Option<Mac> {
         return None;
     }
     let flow = flows::record(packet.entry >> 1)?;
-    // SAFETY: a record of the map; what it says is compared with the port.
+    // SAFETY: a record of the map. The hint in it is compared with the port.
     let receiver =
         unsafe { (&raw const (*flow).halves[(packet.entry & 1) as usize].receiver).read_volatile() };
     let port = route::port_on_network(packet, u32::from(receiver).wrapping_sub(1))?;
@@ -101,7 +101,8 @@ fn receiver_here(packet: &PacketMeta) -> Option<Mac> {
     own.same(to).then_some([a, b, c, d, e, f])
 }
 
-/// Whether the packet is as most are: TCP or UDP over IPv4 without options, its headers in one piece of memory.
+/// Whether the packet is TCP or UDP over IPv4 without options, as most are, so that its headers are in the linear part of the
+/// frame.
 #[inline(always)]
 fn is_plain(packet: &PacketMeta) -> bool {
     packet.ip6 == 0
@@ -111,9 +112,9 @@ fn is_plain(packet: &PacketMeta) -> bool {
         && (packet.protocol == TCP || packet.protocol == UDP)
 }
 
-/// Rewrites a plain packet in place. Not zero if it is one and all went well; else nothing has changed.
+/// Rewrites a plain packet in place. Non-zero on success; else the packet is unchanged.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_plain(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
@@ -124,12 +125,12 @@ extern "C" fn ctv_plain(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
     plain::rewrite_ends(&TcContext::new(skb), &packet.tuple, &packet.wanted, &packet.destination_mac).into()
 }
 
-/// Ports and addresses of a packet of any kind.
+/// Rewrites ports and addresses of any packet.
 #[inline(always)]
 fn ends(ctx: &TcContext, packet: &PacketMeta) -> Result<(), DropReason> {
     if packet.icmp_error != IcmpError::NONE {
         let inside = inner(ctx, packet)?;
-        // IPv6 has its addresses in the checksum, too; that follows with them.
+        // The checksum of ICMPv6 covers the outer addresses, too; `addresses` updates it for them.
         sum_l4(ctx, packet.l4 + 2, inside, 0)?;
     } else if packet.fragment != Fragment::LATER {
         ports(ctx, packet)?;
@@ -137,7 +138,7 @@ fn ends(ctx: &TcContext, packet: &PacketMeta) -> Result<(), DropReason> {
     addresses(ctx, packet)
 }
 
-/// The place of the transport's checksum, from where its header begins.
+/// Offset of the checksum in the transport header.
 #[inline(always)]
 const fn checksum_at(protocol: u8) -> Option<u32> {
     match protocol {
@@ -147,7 +148,7 @@ const fn checksum_at(protocol: u8) -> Option<u32> {
     }
 }
 
-/// Ports, and what their change does to the checksum.
+/// Rewrites ports, and updates the checksum.
 #[inline(always)]
 fn ports(ctx: &TcContext, packet: &PacketMeta) -> Result<(), DropReason> {
     let Some(at) = checksum_at(packet.protocol) else { return Ok(()) };
@@ -156,20 +157,21 @@ fn ports(ctx: &TcContext, packet: &PacketMeta) -> Result<(), DropReason> {
     let changed = difference(&before, &after, 0);
     sum_l4(ctx, packet.l4 + at, changed, zero_means_none(packet.protocol))?;
     if packet.protocol == UDP && frame::load::<u16>(ctx, (packet.l4 + at) as usize)? == 0 {
-        // Without a checksum that makes up for the ports.
+        // No transport checksum compensates for the change of the ports.
         add_to_whole(ctx, changed);
     }
     store(ctx, packet.l4, &after)
 }
 
-/// A UDP packet may do without a checksum, and shows that by zero (RFC 768; over IPv6 where both ends know it, RFC 6935). One that
-/// comes to zero is 0xffff.
+/// Flags for a checksum that zero disables: UDP may be sent without a checksum, which is zero then (RFC 768; over IPv6 if both
+/// ends agree, RFC 6935). A computed checksum of zero is sent as 0xffff.
 #[inline(always)]
 const fn zero_means_none(protocol: u8) -> u64 {
     if protocol == UDP { BPF_F_MARK_MANGLED_0 as u64 } else { 0 }
 }
 
-/// Addresses, and what their change does to the checksums of the header and of what it carries.
+/// Rewrites addresses, and updates the checksums of the header and of the transport. Returns after the header for a later
+/// fragment.
 #[inline(always)]
 fn addresses(ctx: &TcContext, packet: &PacketMeta) -> Result<(), DropReason> {
     let sum = if packet.ip6 != 0 {
@@ -188,7 +190,8 @@ fn addresses(ctx: &TcContext, packet: &PacketMeta) -> Result<(), DropReason> {
         sum
     };
     if packet.fragment == Fragment::LATER {
-        // The header of IPv4 makes up for its addresses. Of IPv6 the checksum does, which is in another fragment.
+        // The checksum of the IPv4 header compensates for its addresses. Those of IPv6 are compensated for by the transport
+        // checksum, which is in another fragment.
         if packet.ip6 != 0 {
             add_to_whole(ctx, sum);
         }
@@ -207,19 +210,19 @@ fn addresses(ctx: &TcContext, packet: &PacketMeta) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// After the checksum of a transport over IPv6 was made up for other addresses by `difference`: the kernel took them for those
-/// of IPv4, whose own header makes up for them, and changed the sum over the whole packet that a device may have made. Of
-/// IPv6 the addresses and the checksum make up for each other. (The flag `BPF_F_IPV6`, which says so, is of Linux 6.16.)
+/// Restores the sum over the whole packet (`CHECKSUM_COMPLETE`) after the transport checksum over IPv6 has been updated for other
+/// addresses. The helper assumes IPv4, whose header checksum compensates for its addresses, and changes that sum. In IPv6,
+/// addresses and transport checksum compensate for each other. (The flag `BPF_F_IPV6` for this exists since Linux 6.16.)
 #[inline(always)]
 fn restore_sum(ctx: &TcContext, difference: u32) {
     add_to_whole(ctx, difference);
 }
 
-/// The checksum of IPv4's header, in the header.
+/// Offset of the checksum in the IPv4 header.
 const CHECKSUM: u32 = 10;
 
-/// The packet that an error is about, as its sender knows it. Returns what has changed, for the checksum
-/// of the error.
+/// Rewrites the packet that an ICMP error quotes to the tuple that the receiver of the error has sent. Returns the difference for
+/// the checksum of the error.
 #[inline(always)]
 fn inner(ctx: &TcContext, packet: &PacketMeta) -> Result<u32, DropReason> {
     let (at, protocol) = (packet.inner_l3, packet.inner.protocol);
@@ -237,7 +240,7 @@ fn inner(ctx: &TcContext, packet: &PacketMeta) -> Result<u32, DropReason> {
         let before = low([&before.source, &before.destination]);
         let after = low([&after.source, &after.destination]);
         moved = difference(&before, &after, 0);
-        // The header's own checksum makes up for its addresses.
+        // The header checksum compensates for the addresses.
         total = 0;
         sum_l3(ctx, at + CHECKSUM, moved)?;
         store(ctx, at + AT, &after)?;
@@ -247,7 +250,7 @@ fn inner(ctx: &TcContext, packet: &PacketMeta) -> Result<u32, DropReason> {
         ([before.source_port, before.destination_port], [after.source_port, after.destination_port]);
     total = difference(&before, &after, total);
     store(ctx, packet.inner_l4, &after)?;
-    // Of TCP only the ports have to be there (RFC 792), and bytes behind the end of the packet are no checksum.
+    // An ICMP error has to quote only the ports of TCP (RFC 792); bytes behind the end of the packet are no checksum.
     let sum_at = packet.inner_l4 + sum_at;
     if sum_at + size_of::<Be16>() as u32 > packet.limit {
         return Ok(total);
@@ -259,17 +262,17 @@ fn inner(ctx: &TcContext, packet: &PacketMeta) -> Result<u32, DropReason> {
     Ok(total)
 }
 
-/// Two IPv4 addresses.
+/// The IPv4 addresses of two mapped addresses.
 #[inline(always)]
 fn low(addresses: [&Address; 2]) -> [[u8; 4]; 2] {
     [addresses[0].low(), addresses[1].low()]
 }
 
-/// What replacing `before` by `after` adds to a sum, on top of `seed`.
+/// The checksum difference of replacing `before` with `after`, added to `seed`.
 #[inline(always)]
 fn difference<T>(before: &T, after: &T, seed: u32) -> u32 {
     let size = size_of::<T>() as u32;
-    // SAFETY: both are as long as the length says, and the helper only reads them.
+    // SAFETY: both have the given length, and the helper only reads them.
     (unsafe {
         bpf_csum_diff(
             core::ptr::from_ref(before).cast_mut().cast(),
@@ -296,7 +299,7 @@ fn sum_l4(ctx: &TcContext, at: u32, difference: u32, flags: u64) -> Result<(), D
 #[inline(always)]
 fn store<T>(ctx: &TcContext, at: u32, bytes: &T) -> Result<(), DropReason> {
     let size = size_of::<T>() as u32;
-    // SAFETY: the context is the kernel's, and the source is as long as the length says.
+    // SAFETY: the context is the one that the kernel gave to this program, and the source has the given length.
     done(unsafe { bpf_skb_store_bytes(ctx.skb.skb, at, core::ptr::from_ref(bytes).cast(), size, 0) })
 }
 

@@ -1,7 +1,7 @@
-//! Neighbour discovery (RFC 4861) that policies do not apply to.
+//! Checks of neighbour discovery (RFC 4861), to which policies do not apply.
 //!
-//! Valid discovery is an IPv6 header, a message of bounded length, and options that are known. Everything else that looks
-//! like it is dropped if the kernel of a pod would accept it, or evaluated as ICMPv6 if it would not.
+//! A valid message has an IPv6 header without extension headers, a bounded length, and known options. An invalid message is
+//! dropped if the kernel of a pod would accept it, and evaluated as ICMPv6 if not.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use contiv_abi::{Address, Be16, DropReason, Mac};
@@ -14,7 +14,7 @@ use crate::{
     source,
 };
 
-/// Hop limit of discovery: no router has forwarded the packet.
+/// Hop limit of neighbour discovery: no router has forwarded the packet.
 pub(crate) const HOP_LIMIT: u8 = 255;
 
 const ROUTER_SOLICITATION: u8 = 133;
@@ -30,16 +30,16 @@ mod option {
     pub(super) const TARGET: u8 = 2;
     pub(super) const NONCE: u8 = 14;
     pub(super) const LEN: u32 = 8;
-    /// More options than a message has.
+    /// Maximum number of options in a message.
     pub(super) const MAX: u32 = 2;
 }
 
 const L4: usize = ETHERNET + 40;
 const TARGET: usize = L4 + 8;
 
-/// Checks a frame of IPv6 for neighbour discovery; sets `PacketMeta::nd` if it is valid.
+/// Checks an IPv6 frame for neighbour discovery; sets `PacketMeta::nd` if it is valid.
 ///
-/// A function of its own for the verifier; its result is that of `packet::code`.
+/// A global function: the verifier checks it once. The result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_guard_nd(skb: *mut __sk_buff) -> u32 {
@@ -65,7 +65,7 @@ fn check(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     if code != 0 {
         return Err(DropReason::InvalidNeighbour);
     }
-    // Claims of services' addresses are allowed in discovery.
+    // Set before the checks of addresses: neighbour discovery may claim the address of a service.
     packet.nd = 1;
     for index in 0..option::MAX {
         if index * option::LEN < options {
@@ -79,7 +79,7 @@ fn check(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     check_addresses(ctx, packet, kind, options)
 }
 
-/// Length of the options behind the `fixed` part of the message, which must end with the frame.
+/// Length of the options after the `fixed` part of the message, which must end at the end of the frame.
 #[inline(always)]
 fn options(ctx: &TcContext, fixed: u32) -> Result<u32, DropReason> {
     const PAYLOAD: usize = ETHERNET + 4;
@@ -95,7 +95,7 @@ fn options(ctx: &TcContext, fixed: u32) -> Result<u32, DropReason> {
 
 /// Checks the option at an offset of the frame. The result is that of `packet::code`.
 ///
-/// A function of its own for the verifier, which would follow each kind of option at each place.
+/// A global function: inlined, the verifier would check each kind of option at each place.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_guard_option(skb: *mut __sk_buff, kind: u32, at: u32) -> u32 {
@@ -144,7 +144,7 @@ fn check_addresses(
     let valid = if solicitation {
         is_solicited_node(&to, &target) || unicast && to.same(&target) && !unspecified
     } else {
-        // The reply to a probe from the unspecified address goes to all nodes (RFC 4861 7.2.4).
+        // The reply to a probe from the unspecified address is sent to all nodes (RFC 4861 7.2.4).
         (unicast || to.same(&ALL_NODES)) && !unspecified
     };
     if !valid || is_reserved(&from) || is_reserved(&target) {
@@ -153,15 +153,15 @@ fn check_addresses(
     if !solicitation {
         claim(packet, &target)?;
     } else if unspecified {
-        // Duplicate address detection names no link-layer address, and the nonce is its only option. A probe for the address of
-        // another endpoint may be answered, but would end that endpoint's own detection if it were forwarded.
+        // Duplicate address detection has no link-layer address, and the nonce is its only option. A probe for the address of
+        // another endpoint may be answered, but if it were forwarded, it would end the detection of that endpoint.
         packet.probe = u8::from(packet.ingress == Ingress::POD && !is_own(packet, &target));
         return if options > option::LEN { Err(DropReason::InvalidNeighbour) } else { Ok(()) };
     }
     claim(packet, &from)
 }
 
-/// Whether the sender may use the address.
+/// Checks that the sender may use the address.
 #[inline(always)]
 fn claim(packet: &PacketMeta, ip: &Address) -> Result<(), DropReason> {
     if packet.ingress != Ingress::POD {
@@ -178,7 +178,7 @@ fn is_own(packet: &PacketMeta, ip: &Address) -> bool {
 const ALL_NODES: Address = Address([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
 const ALL_ROUTERS: Address = Address([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2]);
 
-/// Whether `to` is the solicited-node address of `target`: `ff02::1:ff00:0/104` and its last 24 bits (RFC 4291 2.7.1).
+/// Whether `to` is the solicited-node address of `target`: `ff02::1:ff00:0/104` with its last 24 bits (RFC 4291 2.7.1).
 #[inline(always)]
 fn is_solicited_node(to: &Address, target: &Address) -> bool {
     const HIGH: u64 = u64::from_ne_bytes([0xff, 2, 0, 0, 0, 0, 0, 0]);

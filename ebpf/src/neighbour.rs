@@ -1,7 +1,7 @@
-//! ARP requests and IPv6 neighbour solicitations, answered in place for the endpoints that we know.
+//! Answers ARP requests and IPv6 neighbour solicitations for known endpoints (proxy).
 //!
-//! What is asked for anybody else, and what merely looks like a request (other hardware types,
-//! extension headers), goes on as an ordinary frame: somebody out there may answer.
+//! Other requests, and frames that only look like requests (other hardware types, extension headers), are forwarded as ordinary
+//! frames: a host on the network may answer.
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_RECOMPUTE_CSUM},
@@ -22,30 +22,31 @@ use crate::{
     route,
 };
 
-/// For whom a request is answered.
+/// Origin of a request.
 #[derive(Clone, Copy)]
 pub(crate) enum Requester {
-    /// A pod on this port: for everyone but itself.
+    /// A pod on this port: answered for all endpoints except the pod itself.
     Port(u32),
-    /// Another node: for our own pods; the others' nodes answer for theirs.
+    /// Another node: answered for the pods of this node.
     Outside,
-    /// The wire of a VLAN: likewise, and for the services that it falls to us to speak for.
+    /// The wire of a VLAN: answered for the pods of this node, and for the services that this node answers for.
     Wire,
 }
 
-/// Endpoints are answered for where the network says so; services are in any case, because nobody else
-/// answers for them.
+/// Whether a request for the address of `owner` is answered. For endpoints this depends on the ARP mode of the network. Requests
+/// for services are always answered, because no endpoint answers them.
 #[inline(always)]
 fn is_answered(packet: &PacketMeta, owner: &NeighEntry) -> bool {
     let is_service = owner.flags & NeighEntry::SERVICE != 0;
     let is_proxied = packet.segment_flags & SegmentEntry::PROXY != 0;
-    // Endpoints of other nodes are on no link with those of a network that stays on the node.
+    // Endpoints on other nodes are not on the link of a network that stays on the node.
     let is_on_link = packet.segment_flags & SegmentEntry::ON_NODE == 0 || owner.ifindex != 0;
     (is_service || is_proxied && is_on_link)
         && if packet.source_port != 0 { owner.ifindex != packet.source_port } else { owner.ifindex != 0 }
 }
 
-/// True when the frame was a request and has become the answer, to be sent back where it came from.
+/// Answers a request. True if the frame was overwritten with the answer, which is to be sent back by the interface that the
+/// request was received on.
 #[inline(always)]
 pub(crate) fn answer(
     ctx: &TcContext,
@@ -67,7 +68,7 @@ pub(crate) fn answer(
         Requester::Port(ifindex) => ifindex,
         Requester::Outside | Requester::Wire => 0,
     };
-    // By functions of their own for the wire, so that the other programs are not longer by what only that has.
+    // Separate functions for the wire, so that their code does not enlarge the other programs.
     let code = match (requester, arp) {
         (Requester::Wire, true) => ctv_arp_wire(ctx.skb.skb),
         (Requester::Wire, false) => ctv_nd_wire(ctx.skb.skb),
@@ -84,8 +85,9 @@ pub(crate) fn answer(
     }
 }
 
-/// Answers ARP. A function of its own for the verifier, and for the stack; the result is `AGAIN` when the
-/// frame is the answer, else that of `packet::code`.
+/// Answers ARP. The result is `AGAIN` if the frame was overwritten with the answer, else that of `packet::code`.
+///
+/// A global function: the verifier checks it once, and it saves stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_answer_arp(skb: *mut __sk_buff) -> u32 {
@@ -93,7 +95,7 @@ extern "C" fn ctv_answer_arp(skb: *mut __sk_buff) -> u32 {
     code(answer_arp::<false>(&TcContext::new(skb), packet))
 }
 
-/// Answers ARP from the wire, likewise.
+/// Answers ARP from the wire, as [`ctv_answer_arp`].
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_arp_wire(skb: *mut __sk_buff) -> u32 {
@@ -101,7 +103,7 @@ extern "C" fn ctv_arp_wire(skb: *mut __sk_buff) -> u32 {
     code(answer_arp::<true>(&TcContext::new(skb), packet))
 }
 
-/// Answers neighbour solicitations, likewise.
+/// Answers neighbour solicitations, as [`ctv_answer_arp`].
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_answer_nd(skb: *mut __sk_buff) -> u32 {
@@ -109,7 +111,7 @@ extern "C" fn ctv_answer_nd(skb: *mut __sk_buff) -> u32 {
     code(answer_solicitation::<false>(&TcContext::new(skb), packet))
 }
 
-/// And from the wire.
+/// Answers neighbour solicitations from the wire, as [`ctv_answer_arp`].
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_nd_wire(skb: *mut __sk_buff) -> u32 {
@@ -171,7 +173,7 @@ fn answer_arp<const WIRE: bool>(ctx: &TcContext, packet: &PacketMeta) -> Result<
     Ok(true)
 }
 
-/// Where the fields of a solicitation are.
+/// Offsets of the fields of a solicitation.
 mod at {
     use crate::frame::ETHERNET;
 
@@ -181,8 +183,8 @@ mod at {
     pub(super) const TARGET: usize = ETHERNET + 40 + 8;
 }
 
-/// An advertisement, up to its addresses. Not in one piece with them, which would not be aligned then: the compiler would copy
-/// bytes.
+/// The headers of an advertisement, up to its addresses. Not in one struct with them, because they would not be aligned: the
+/// compiler would copy them byte by byte.
 #[repr(C)]
 struct Front {
     ethernet: Ethernet,
@@ -191,7 +193,7 @@ struct Front {
     next_header_and_hop_limit: [u8; 2],
 }
 
-/// What the checksum covers, beside the length and the protocol.
+/// The part of an advertisement that the checksum covers, in addition to length and protocol.
 #[repr(C)]
 struct Summed {
     source: Address,
@@ -207,13 +209,13 @@ const _: () = assert!(size_of::<Front>() == at::SOURCE && size_of::<Summed>() ==
 
 /// Length of the message, from its type to the end of its one option.
 const ADVERTISEMENT_LEN: u16 = 32;
-/// Neighbour discovery counts only when no router has touched it.
+/// Hop limit of neighbour discovery: no router has forwarded the packet.
 const FROM_THE_LINK: u8 = 255;
 const SOLICITATION: [u8; 2] = [135, 0];
 const ADVERTISEMENT: [u8; 2] = [136, 0];
 const SOLICITED: u8 = 0x40;
 const OVERRIDE: u8 = 0x20;
-/// The option's type, and its length in units of 8 bytes.
+/// Type of the option, and its length in units of 8 bytes.
 const TARGET_LINK_ADDRESS: [u8; 2] = [2, 1];
 const ALL_NODES: Address = Address([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
 const ALL_NODES_MAC: Mac = [0x33, 0x33, 0, 0, 0, 1];
@@ -232,7 +234,7 @@ fn answer_solicitation<const WIRE: bool>(ctx: &TcContext, packet: &PacketMeta) -
         return Ok(false);
     };
     let source = frame::load::<Address>(ctx, at::SOURCE)?;
-    // Duplicate address detection asks from the unspecified address, and everybody hears the answer.
+    // Duplicate address detection sends from the unspecified address; the answer is sent to all nodes.
     let [high, low] = source.words();
     let probe = high | low == 0;
     let front = Front {
@@ -262,12 +264,12 @@ fn answer_solicitation<const WIRE: bool>(ctx: &TcContext, packet: &PacketMeta) -
     Ok(true)
 }
 
-/// The ICMPv6 checksum of a message whose own checksum is still zero.
+/// The ICMPv6 checksum of a message whose checksum field is zero.
 #[inline(always)]
 fn checksum(summed: &mut Summed) -> [u8; 2] {
-    // The rest of the pseudo header; like the sum itself, in 16-bit words as they lie in memory.
+    // Length and protocol of the pseudo header, in 16-bit words in memory order, as the sum.
     let seed = u32::from(ADVERTISEMENT_LEN.to_be()) + u32::from(u16::from(ICMPV6).to_be());
-    // SAFETY: the buffer is as long as the length says.
+    // SAFETY: the buffer has the given length.
     let sum = unsafe {
         bpf_csum_diff(
             core::ptr::null_mut(),

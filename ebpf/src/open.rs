@@ -18,29 +18,29 @@ use crate::{
     packet_events, policy, receiver, route, service, service_counts, track,
 };
 
-/// A new flow: to a service or not, allowed or not, inserted. The result is that of `packet::code`, `AGAIN` if another CPU has
-/// inserted the flow meanwhile, or `REFUSE` and the reason.
+/// Opens a flow for the current packet. The result is that of `packet::code`, `AGAIN` if another CPU has inserted the flow
+/// concurrently, or `REFUSE` with the reason.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_open(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
-    // An endpoint would believe an error about a flow that is not known here.
+    // An ICMP error about an unknown flow is dropped, because an endpoint would accept it.
     if packet.icmp_error != IcmpError::NONE {
         return DropReason::UnrelatedIcmpError as u32;
     }
     begin(packet);
-    // Services are translated where their clients are.
+    // For clients that are pods, services are translated on the node of the client.
     if packet.source_port != 0 {
         let mut code = service::ctv_choose(packet);
         if code == AGAIN {
             code = service::ctv_choose(packet);
         }
         if code == AGAIN {
-            // The service has changed once more: the client will try again.
+            // The service was changed again; the client retransmits.
             code = DropReason::NoBackend as u32;
         }
         log::code(LogStage::Service, code, chosen(packet));
-        // The record of a backend may be on its way: the client tries again.
+        // The record of a backend may not have arrived; the client retransmits.
         if code == DropReason::AddressMismatch as u32 || code == DropReason::StrangeBackend as u32 {
             return code;
         }
@@ -51,8 +51,8 @@ pub(crate) extern "C" fn ctv_open(packet: *mut PacketMeta) -> u32 {
     if packet.route == Route::ROUTER { DropReason::NoRoute as u32 } else { admit(packet) }
 }
 
-/// Whether the rules of its sender allow the current packet to go to the gateway, which answers it and keeps no flow. The result
-/// is that of `packet::code`.
+/// Evaluates whether the rules of the sender allow the current packet to the gateway, which answers it; no flow is inserted. The
+/// result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_open_gateway(packet: *mut PacketMeta) -> u32 {
@@ -63,8 +63,8 @@ pub(crate) extern "C" fn ctv_open_gateway(packet: *mut PacketMeta) -> u32 {
     code
 }
 
-/// The same of a packet from the wire of a VLAN: for clients there, services are translated where the backend is. The
-/// result may be `DSR`.
+/// As [`ctv_open`], for a packet from the wire of a VLAN: for clients there, services are translated on the node of the backend.
+/// The result may be `DSR`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_open_wire(packet: *mut PacketMeta) -> u32 {
@@ -86,41 +86,41 @@ pub(crate) extern "C" fn ctv_open_wire(packet: *mut PacketMeta) -> u32 {
         return code;
     }
     if code == AGAIN {
-        // The service has changed once more: the client will try again.
+        // The service was changed again; the client retransmits.
         return DropReason::NoBackend as u32;
     }
-    // As of a pod's packet.
+    // As for a packet from a pod.
     if code == DropReason::AddressMismatch as u32 || code == DropReason::StrangeBackend as u32 {
         return code;
     }
     if code != packet::GO_ON {
-        // Only the node that answers for the service tells the client.
+        // Only the node that answers for the service sends a refusal to the client.
         return if to_service { refusal(packet, code) } else { code };
     }
     admit(packet)
 }
 
-/// Whether the current ICMP error is sent on to the node of the connection's backend, which knows the connection.
+/// Whether the current ICMP error is forwarded to the node of the connection's backend, which has the flow.
 #[inline(always)]
 fn forwards_error(packet: &mut PacketMeta) -> bool {
-    // `wanted` is the tuple that the error was tracked by: that of the packets that go its way.
+    // `wanted` is the tuple by which the flow was looked up: that of packets in the direction of the error.
     if dsr::ctv_lookup_dsr(&raw const packet.wanted) == DSR {
         return true;
     }
-    // Without an entry it goes where the next of those packets would.
+    // Without an entry, the error goes to the node that the next such packet would go to.
     packet.tuple = packet.wanted;
     begin(packet);
     dsr::ctv_dsr() == DSR
 }
 
-/// Whether the current packet, which is for a service, may belong to a flow of another table. That has its backend, while the hash
-/// might choose one on another node now. A packet that opens a connection has none, and sending it on begins no flow.
+/// Whether the current packet, which is for a service, may belong to a flow of another table. That flow has a backend, while the
+/// hash might choose one on another node. A packet that opens a connection has no such flow, and forwarding it opens none.
 #[inline(always)]
 fn may_have_flow(packet: &PacketMeta) -> bool {
     matches!(maps::phase(), Phase::HOLDING | Phase::IMPORTING) && !track::opens(packet)
 }
 
-/// Translates the current packet for the pod that its frame is addressed to, if that is a backend of the service.
+/// Translates the current packet for the pod with its destination Ethernet address, if the pod is a backend of the service.
 #[inline(always)]
 fn arrived() -> u32 {
     let mut code = dsr::ctv_arrive();
@@ -131,17 +131,17 @@ fn arrived() -> u32 {
         return code;
     }
     let late = dsr::ctv_arrive_late();
-    // Without such a backend, the reason is that of the others.
+    // If the pod is no terminating backend, the first reason counts.
     if late == packet::GO_ON || late == AGAIN { late } else { code }
 }
 
-/// The result for a packet that no backend serves, unless its flow is still to come from another table.
+/// The result for a packet without a backend: a refusal, unless its flow may still be imported from another table.
 #[inline(always)]
 fn refusal(packet: &PacketMeta, code: u32) -> u32 {
     if is_held(packet) { DropReason::FlowImport as u32 } else { REFUSE | code }
 }
 
-/// What the log says of a packet that the choice of a backend has passed.
+/// The log entry for a packet that has passed the choice of a backend.
 #[inline(always)]
 const fn chosen(packet: &PacketMeta) -> LogResult {
     if packet.translated != 0 { LogResult::BackendChosen } else { LogResult::NoService }
@@ -153,7 +153,7 @@ fn begin(packet: &mut PacketMeta) {
     packet.translated = 0;
 }
 
-/// Evaluates the rules of both ends, as far as they are here.
+/// Evaluates the rules of both endpoints that are on this node. Sets the owner of the flow.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_evaluate(packet: *mut PacketMeta) -> u32 {
@@ -161,9 +161,9 @@ extern "C" fn ctv_evaluate(packet: *mut PacketMeta) -> u32 {
     if is_held(packet) {
         return DropReason::FlowImport as u32;
     }
-    // By the Ethernet address, which decides where the packet goes.
+    // The Ethernet address determines the receiver.
     route::locate(packet);
-    // The flow uses the quota of the endpoint that begins it, or of the one that is reached from outside.
+    // The flow uses the quota of the endpoint that opens it, or that of the receiver if it is opened from outside.
     packet.owner = match (packet.source_port, packet.place.ifindex) {
         (0, 0) => 0,
         (0, reached) => reached | FlowHalf::RECEIVED,
@@ -172,8 +172,8 @@ extern "C" fn ctv_evaluate(packet: *mut PacketMeta) -> u32 {
     if policy::allows(packet) { packet::GO_ON } else { policy::denial() }
 }
 
-/// Whether the packet may belong to a flow that is being imported from another table. A reply of a backend that passed for a new
-/// flow would not be translated, and a segment to a service might go to another backend than those before it.
+/// Whether the packet may belong to a flow that is still to be imported from another table. If the reply of a backend opened a
+/// new flow, it would not be translated; and a segment to a service might go to another backend than earlier ones.
 #[inline(always)]
 fn is_held(packet: &PacketMeta) -> bool {
     match maps::phase() {
@@ -190,7 +190,8 @@ fn admit(packet: &mut PacketMeta) -> u32 {
     if code != packet::GO_ON {
         return code;
     }
-    // From outside to no port here: it is dropped or replicated, which needs no flow, and no endpoint's quota would count that.
+    // A packet from outside to no port on this node is dropped or replicated. It needs no flow, and no endpoint's quota would
+    // account for one.
     if packet.owner == 0 {
         return packet::GO_ON;
     }
@@ -200,24 +201,24 @@ fn admit(packet: &mut PacketMeta) -> u32 {
     code
 }
 
-/// A new flow was inserted, or took over the record of one that has ended.
+/// A new flow was inserted, or has reused the record of one that has ended.
 const INSERTED: u32 = 0;
-/// The packet is the first one of an unreplied flow once more.
+/// The packet is a retransmission of the first packet of an unreplied flow.
 const REPEATED: u32 = 1;
-/// Another flow's replies have the same tuple.
+/// The replies of another flow have the same tuple.
 const TAKEN: u32 = 2;
-/// The flow exists: another CPU has inserted it.
+/// Another CPU has inserted the flow.
 const EXISTS: u32 = 3;
-/// There is no record or slot.
+/// No record or slot is available.
 const NO_ROOM: u32 = 4;
-/// The endpoint has used its share of the table.
+/// The endpoint has used its quota.
 const OVER_QUOTA: u32 = 5;
-/// Other insertions have interfered.
+/// Concurrent insertions have prevented the insertion.
 const FAILED: u32 = 6;
-/// The flow that was found is not this one, and was removed.
+/// The flow that was found is another one, and was removed.
 const REMOVED: u32 = 7;
 
-/// What follows from the insertion of the flow of the current packet. The result is that of `ctv_open`.
+/// Counts the outcome of the insertion of the current packet's flow. The result is that of `ctv_open`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_inserted(packet: *mut PacketMeta, inserted: u32) -> u32 {
@@ -240,20 +241,20 @@ extern "C" fn ctv_inserted(packet: *mut PacketMeta, inserted: u32) -> u32 {
         OVER_QUOTA => flows::count(FlowEvent::OverQuota),
         _ => flows::count(FlowEvent::Failed),
     }
-    // A flow that is not translated goes untracked: its replies are evaluated as new flows. Not by the node's kernel, whose
-    // connection tracking has the quota of no endpoint.
+    // The packets of an untranslated flow are forwarded untracked; their replies are evaluated as new flows. Packets to the
+    // node's kernel are not, because its connection tracking has no quota per endpoint.
     let is_needed = packet.translated != 0 || packet.route == Route::KERNEL;
     if is_needed { DropReason::NotTracked as u32 } else { packet::GO_ON }
 }
 
-/// Ports that are tried for a translated flow before giving up, after its own. With nine of ten ports of client and
-/// backend taken, one connection in 700,000 finds none.
+/// Source ports that are tried for a flow after the client's own. If nine of ten ports of client and backend are in use, one
+/// connection in 700,000 finds none.
 const TRIES: u32 = 128;
 
-/// Inserts the flow of the current packet: first the slot of its replies, which must be free, then that of its packets. So
-/// whoever finds the flow by a packet finds it complete.
+/// Inserts the flow of the current packet: first the slot of its replies, whose tuple must be free, then that of its packets. So
+/// a CPU that finds the flow by a packet finds it complete.
 ///
-/// Not a function of its own: the stack and the frames of Linux 6.1 have no room for one more call on the way to the index.
+/// Inlined: the stack and the call depth of Linux 6.1 do not allow one more call on the way to the index.
 #[inline(always)]
 fn insert(packet: &mut PacketMeta) -> u32 {
     if packet.replaces != Replaces::NOTHING {
@@ -274,7 +275,7 @@ fn insert(packet: &mut PacketMeta) -> u32 {
     let mut code = add_tuple(packet, number, 0);
     if code == TAKEN && (packet.tuple.protocol == TCP || packet.tuple.protocol == UDP) {
         let mut attempt = Attempt { number, code };
-        // The result is how many it took.
+        // The result is the number of attempts.
         // SAFETY: `try_port` expects an `Attempt`, which outlives the loop.
         let _tries =
             unsafe { bpf_loop(TRIES, try_port as *mut c_void, (&raw mut attempt).cast::<c_void>(), 0) };
@@ -283,7 +284,7 @@ fn insert(packet: &mut PacketMeta) -> u32 {
     if code == INSERTED {
         code = add_tuple(packet, number, ORIGINAL);
     }
-    // Until then only this program removes it, so that no slot is left behind.
+    // Until this point, only this program removes the flow, so that no slot is left behind.
     ctv_complete(number, generation);
     if code != INSERTED {
         ctv_remove(number, generation);
@@ -291,10 +292,10 @@ fn insert(packet: &mut PacketMeta) -> u32 {
     code
 }
 
-/// How much of its endpoint's quota the flow of the current packet may use. What may answer a packet that went untracked, because the
-/// quota of those that reach the endpoint was used up, gets half: others choose how many such flows the endpoint begins, and its own
-/// connections need the other half. Of TCP each packet may be an answer that opens nothing; of other protocols, each one without a
-/// service.
+/// Share of its endpoint's quota that the flow of the current packet may use. A packet may be the reply to one that was forwarded
+/// untracked because the endpoint's quota for received flows was used up. Other hosts determine how many such flows the endpoint
+/// opens, so they get half of the quota, and the endpoint's own connections keep the other half. Any TCP packet that does not
+/// open a connection may be such a reply; for other protocols, any packet that is not to a service.
 #[inline(always)]
 fn quota_share(packet: &PacketMeta) -> u32 {
     if packet.translated != 0 || packet.owner & FlowHalf::RECEIVED != 0 {
@@ -303,13 +304,14 @@ fn quota_share(packet: &PacketMeta) -> u32 {
     match packet.tuple.protocol {
         TCP if track::opens(packet) => flow_records::ALL,
         TCP => flow_records::HALF,
-        // Without a flow it would be dropped.
+        // Without a flow, the packet would be dropped.
         _ if packet.route == Route::KERNEL => flow_records::MOST_IF_FULL,
         _ => flow_records::HALF_IF_FULL,
     }
 }
 
-/// Claims a tuple, if need be by evicting a flow from its buckets: as [`ctv_obtain`] does, at last one of an endpoint with many.
+/// Inserts the slot of a direction, see [`ctv_add_tuple`]. If the buckets are full, evicts a flow from them first, as
+/// [`ctv_obtain`] does: if necessary, an established flow of an endpoint with many.
 #[inline(always)]
 fn add_tuple(packet: &mut PacketMeta, number: u32, turn: u32) -> u32 {
     let code = ctv_add_tuple(packet, number, turn);
@@ -329,27 +331,27 @@ struct Attempt {
 }
 
 extern "C" fn try_port(turn: u64, attempt: *mut Attempt) -> i64 {
-    // SAFETY: `insert` passes its own.
+    // SAFETY: `insert` passes an `Attempt` that outlives the loop.
     let attempt = unsafe { &mut *attempt };
     let Some(packet) = packet::current() else { return 1 };
     attempt.code = ctv_add_tuple(packet, attempt.number, turn as u32 + 1);
     i64::from(attempt.code != TAKEN)
 }
 
-/// [`ctv_add_tuple`] of the original direction.
+/// Value of `turn` for the slot of the original direction.
 const ORIGINAL: u32 = u32::MAX;
-/// Attempts to insert a slot: other insertions between a search and the insertion are rare.
+/// Attempts to insert a slot: concurrent insertions are rare.
 const ATTEMPTS: u32 = 8;
 
-/// Inserts the slot of a direction of a new flow, unless another flow has the tuple. For [`ORIGINAL`] that of its packets. Else
-/// that of its replies: `turn` is zero for the client's own port; then come others, the same ones in the same order for the same
-/// packet.
+/// Inserts the slot of a direction of a new flow, unless another flow has the tuple. For the `turn` [`ORIGINAL`], this is the
+/// slot of its packets, else that of its replies. `turn` 0 uses the client's own port; each other `turn` uses another port, which
+/// is always the same for the same packet.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_add_tuple(packet: *mut PacketMeta, number: u32, turn: u32) -> u32 {
     let Some(packet) = packet::of(packet) else { return FAILED };
     let Some(place) = flows::record(number) else { return FAILED };
-    // SAFETY: a record that is this packet's.
+    // SAFETY: a record that was allocated for this packet.
     let flow = unsafe { &mut *place };
     let reply = turn != ORIGINAL;
     if reply && turn != 0 {
@@ -361,7 +363,8 @@ extern "C" fn ctv_add_tuple(packet: *mut PacketMeta, number: u32, turn: u32) -> 
     }
     flow.received(reply, &mut packet.spare);
     if reply && packet.spare.same(&packet.tuple) {
-        // A pod that reaches itself by a service might meet its own packets; one that sends to itself has one tuple.
+        // The replies of a pod that reaches itself through a service must not have the tuple of its packets. A pod that sends to
+        // its own address has only one tuple.
         return if packet.translated != 0 { TAKEN } else { INSERTED };
     }
     let slot = entry(number, reply);
@@ -370,7 +373,7 @@ extern "C" fn ctv_add_tuple(packet: *mut PacketMeta, number: u32, turn: u32) -> 
         match ctv_put_slot(packet.hash, slot, packet.insertions) {
             SLOT_INSERTED => return INSERTED,
             FULL => return NO_ROOM,
-            // Once more, with a search.
+            // Try again, with a lookup.
             _ => {}
         }
     }
@@ -403,8 +406,7 @@ extern "C" fn ctv_add_tuple(packet: *mut PacketMeta, number: u32, turn: u32) -> 
     FAILED
 }
 
-/// Notes that the slot of the replies of the current packet was inserted: if that is in the page that was searched for the
-/// packet, it is one more insertion there.
+/// Counts the insertion of the slot of the current packet's replies if it is in the page that was searched for the packet.
 #[inline(always)]
 fn count_insertion(packet: &mut PacketMeta, hash: u64) {
     let Some(node) = maps::node() else { return };
@@ -412,13 +414,13 @@ fn count_insertion(packet: &mut PacketMeta, hash: u64) {
     packet.insertions = packet.insertions.wrapping_add(u32::from(own == page));
 }
 
-/// Makes the flow of the current packet in a record that is the caller's. The result is its generation.
+/// Writes the flow of the current packet to an allocated record. The result is the generation of the record.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_fill(packet: *mut PacketMeta, number: u32) -> u32 {
     let Some(packet) = packet::of(packet) else { return 0 };
     let Some(place) = flows::record(number) else { return 0 };
-    // SAFETY: a record that is this packet's.
+    // SAFETY: a record that was allocated for this packet.
     let flow = unsafe { &mut *place };
     flow.client.set_words(packet.tuple.source.words());
     flow.destination.set_words(packet.tuple.destination.words());
@@ -441,7 +443,7 @@ extern "C" fn ctv_fill(packet: *mut PacketMeta, number: u32) -> u32 {
     head.generation.into()
 }
 
-/// Makes the halves of a flow that begins with the current packet.
+/// Initializes both directions of a flow that the current packet opens.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_start(packet: *mut PacketMeta, number: u32) -> u32 {
@@ -458,7 +460,7 @@ extern "C" fn ctv_start(packet: *mut PacketMeta, number: u32) -> u32 {
         half.made = packet.now;
         half.owner = packet.owner;
     }
-    // The node has no pod's end of a pair.
+    // The node's own port is not the host end of a pod's veth pair.
     let is_pod = packet.place.ifindex != 0 && packet.place.group & FdbEntry::NODE == 0;
     original.receiver = if is_pod { receiver::receiver_at(packet.place.ifindex) } else { 0 };
     reply.receiver = 0;
@@ -482,8 +484,8 @@ extern "C" fn ctv_start(packet: *mut PacketMeta, number: u32) -> u32 {
     0
 }
 
-/// The flow that was found has ended, or is unreplied. The packet's flow takes over its record if it goes the same way, else
-/// the flow is removed.
+/// Replaces the flow that was found, which has ended or is unreplied. If the packet's flow has the same backend and translation,
+/// it reuses the record; else the flow that was found is removed.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_replace(packet: *mut PacketMeta) -> u32 {
@@ -514,7 +516,7 @@ extern "C" fn ctv_replace(packet: *mut PacketMeta) -> u32 {
     REPEATED
 }
 
-/// Whether the packet's flow goes to the same backend in the same way, and uses the same quota.
+/// Whether the packet's flow has the same backend and translation, and uses the same quota.
 #[inline(always)]
 fn goes_as(packet: &PacketMeta, flow: &Flow) -> bool {
     flow.backend.same(&packet.wanted.destination)

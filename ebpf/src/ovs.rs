@@ -1,13 +1,14 @@
-//! The filters of pods' interfaces on OVS nodes.
+//! TC filters on the interfaces of pods on OVS nodes.
 //!
 //! ```text
 //! pod veth, ingress -> ovs_from_pod -> the switch of the kernel
 //! pod veth, packet socket of the switch in userspace, ingress -> ovs_taken
 //! ```
 //!
-//! OpenFlow does not see where the kernel will write a checksum that the sender has left to it ([`skb`]), so the first one looks there.
-//! It also drops frames of LLC, which the switch's kernel may take for IP: the flows drop them only where they read them.
-//! The second one keeps frames that the switch has read from the network stack of the node.
+//! `ovs_from_pod` checks where the kernel will write a checksum that the sender has left to it ([`skb`]); OpenFlow cannot match
+//! this. It also drops LLC frames, which the kernel's datapath may classify as IP; the flows drop such frames only where they
+//! match them. `ovs_taken` drops the copy of a frame that the userspace datapath has read, so that it does not enter the network
+//! stack of the node.
 
 #![no_std]
 #![no_main]
@@ -41,37 +42,37 @@ fn ovs_from_pod(ctx: TcContext) -> i32 {
     let is_complete = place == skb::NO_CHECKSUM;
     if has_ethertype(&ctx) && (is_complete || skb::ctv_own_headers(ctx.skb.skb) == 0 && is_valid(&ctx, place))
     {
-        // Filters that follow, and the switch, decide.
+        // The following filters and the switch process the frame.
         return TC_ACT_UNSPEC;
     }
     if let Some(drops) = DROPS.get_ptr_mut(0) {
-        // SAFETY: a value of this CPU.
+        // SAFETY: the value of this CPU.
         unsafe { *drops += 1 };
     }
     TC_ACT_SHOT
 }
 
-/// A frame that a pod sent, of which the switch has its copy.
+/// A frame that a pod sent and that the switch has received from its packet socket.
 #[classifier]
 fn ovs_taken(_ctx: TcContext) -> i32 {
     TC_ACT_SHOT
 }
 
-/// Whether the frame has an EtherType, not a length (IEEE 802.3 3.2.6).
+/// Whether the frame has an EtherType and not a length (IEEE 802.3 3.2.6).
 #[inline(always)]
 fn has_ethertype(ctx: &TcContext) -> bool {
     const LEAST: u16 = 0x0600;
     load::<Be16>(ctx, ETHERNET - 2).is_some_and(|kind| kind.get() >= LEAST)
 }
 
-/// Whether the headers that the switch reads are the ones that will leave the node.
+/// Whether the headers that the switch parses leave the node unchanged.
 #[inline(always)]
 fn is_valid(ctx: &TcContext, place: u32) -> bool {
     transport(ctx).is_some_and(|(protocol, header)| skb::is_of_transport(place, protocol, header))
 }
 
-/// Protocol and offset of the transport header. `None` of what is not IP, and of fragments: the kernel fragments no packet before its
-/// checksum is complete.
+/// Protocol and offset of the transport header. `None` if the packet is not IP, or is a fragment: the kernel completes the
+/// checksum before it fragments a packet.
 #[inline(always)]
 fn transport(ctx: &TcContext) -> Option<(u8, u32)> {
     match load::<Be16>(ctx, ETHERNET - 2)? {
@@ -95,7 +96,7 @@ fn behind_ipv4(ctx: &TcContext) -> Option<(u8, u32)> {
     Some((load::<u8>(ctx, ETHERNET + PROTOCOL)?, ETHERNET + len))
 }
 
-/// As the switch walks through extension headers (`ipv6_find_hdr` in net/ipv6/exthdrs_core.c).
+/// Skips extension headers as the switch does (`ipv6_find_hdr` in net/ipv6/exthdrs_core.c).
 #[inline(always)]
 fn behind_ipv6(ctx: &TcContext) -> Option<(u8, u32)> {
     const NEXT: u32 = 6;
@@ -111,7 +112,7 @@ fn behind_ipv6(ctx: &TcContext) -> Option<(u8, u32)> {
     for _ in 0..EXTENSIONS {
         let unit = match next {
             HOP_BY_HOP | ROUTING | DESTINATION => 8,
-            // It counts in fours, beyond the first two.
+            // Its length is in units of 4 bytes, minus 2.
             AUTHENTICATION => 4,
             FRAGMENT => return None,
             _ => return Some((next, at)),
@@ -134,7 +135,7 @@ fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
     loop {}
 }
 
-// The helper that reads the kernel's memory is open to programs under a compatible licence only.
+// The kernel provides the helper that reads its memory only to programs with a GPL-compatible licence.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

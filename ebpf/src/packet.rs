@@ -1,4 +1,4 @@
-//! What the stages know of the current packet, and what they make of it.
+//! Metadata of the current packet: what the stages read from it and decide about it.
 
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 use contiv_abi::{Be16, Domain, DropReason, FdbEntry, Mac, Segment, SegmentEntry, Tuple, Vtep};
@@ -10,115 +10,116 @@ use crate::{
     skb::NO_CHECKSUM,
 };
 
-/// The current packet.
+/// Metadata of the current packet.
 ///
-/// It lies in a map and not on the stack, so that it is shared by the stages that are functions of their
-/// own, which the verifier walks once instead of once for each way that leads to them; and because what
-/// lies in a map is unknown to the verifier, ways that meet are one way from there on. A packet is done
-/// with before the next one begins on a CPU: the programs run on ingress, with softirqs held off.
+/// In a map and not on the stack, for two reasons. Global functions share it. And the verifier does not track values in maps, so
+/// that paths that differ only in these values are one path. A CPU finishes one packet before it begins the next: the programs
+/// run on ingress with softirqs disabled.
 #[repr(C)]
 pub(crate) struct PacketMeta {
     /// The network that the packet is in.
     pub(crate) segment: Segment,
     /// The domain of the network.
     pub(crate) domain: Domain,
-    /// Its ends as it was received.
+    /// Tuple of the packet as received.
     pub(crate) tuple: Tuple,
-    /// Of an ICMP error: the ends of the packet that it is about, which went the other way.
+    /// ICMP error: tuple of the quoted packet, which has the opposite direction.
     pub(crate) inner: Tuple,
-    /// Its ends as it goes on.
+    /// Tuple of the packet as forwarded.
     pub(crate) wanted: Tuple,
-    /// Of an ICMP error: the ends of the packet that it is about, as the receiver knows it.
+    /// ICMP error: tuple of the quoted packet as the receiver of the error has sent it.
     pub(crate) inner_wanted: Tuple,
-    /// Room for another.
+    /// Scratch space for a tuple.
     pub(crate) spare: Tuple,
-    /// Verdict of a new flow,
+    /// Verdict of a new flow.
     pub(crate) verdict: u64,
-    /// and the numbers of the rules that decided at the source and at the destination.
+    /// Numbers of the rules that decided at the source and at the destination of a new flow.
     pub(crate) rules: [u32; 2],
-    /// Groups of the source and of the destination of a new flow, as far as they are here.
+    /// Groups of the source and of the destination of a new flow if they are on this node, else zero.
     pub(crate) groups: [u16; 2],
-    /// The same wherever they are, `FlowHalf::UNKNOWN` for an address without a record.
+    /// Groups of the source and of the destination of a new flow on any node; `FlowHalf::UNKNOWN` for an address without a
+    /// record.
     pub(crate) identities: [u16; 2],
-    /// Port whose quota a new flow uses, or the flow that was found, as in `FlowHalf::owner`; zero for none.
+    /// Port whose quota the flow uses, as in `FlowHalf::owner`; zero for none.
     pub(crate) owner: u32,
-    /// The flow that was found: `contiv_abi::entry` of its record and the packet's direction,
+    /// The flow that was found: `contiv_abi::entry` of its record and of the packet's direction.
     pub(crate) entry: u32,
-    /// and the generation of the record.
+    /// Generation of the record when the flow was found.
     pub(crate) generation: u32,
-    /// The hash of the tuple that its flow is searched by.
+    /// Hash of the tuple by which the flow is looked up.
     pub(crate) hash: u64,
-    /// `FlowLock::insertions` of the page of the hash before the search, see `searched`.
+    /// `FlowLock::insertions` of the page of the hash before the lookup, see `searched`.
     pub(crate) insertions: u32,
-    /// TCP: sequence number; of an ICMP error, that of the segment that it quotes,
+    /// TCP: sequence number; for an ICMP error that of the quoted segment.
     pub(crate) sequence: u32,
-    /// the sequence number after the segment,
+    /// TCP: sequence number after the segment.
     pub(crate) end: u32,
-    /// and acknowledgement number.
+    /// TCP: acknowledgement number.
     pub(crate) acknowledged: u32,
-    /// Room for a refusal.
+    /// Buffer for a refusal.
     pub(crate) answer: [u64; ANSWER_LEN / 8],
-    /// The header of a reset.
+    /// TCP header of a reset.
     pub(crate) reset: Tcp,
     /// Seconds since boot.
     pub(crate) now: u32,
-    /// Bytes of the frame.
+    /// Length of the frame in bytes.
     pub(crate) len: u32,
-    /// The sending pod's port; zero for a packet from outside.
+    /// Interface index of the sending pod's port; zero for a packet from outside.
     pub(crate) source_port: u32,
-    /// Its group.
+    /// Group of the sending pod.
     pub(crate) source_group: u32,
-    /// Group of the endpoint elsewhere that sent the packet, by its IP address; `FlowHalf::UNKNOWN` without a record.
+    /// Group of the sending endpoint on another node, by its IP address; `FlowHalf::UNKNOWN` without a record.
     pub(crate) source_identity: u32,
-    /// The group that the receiver had when the packet's flow was evaluated; [`NO_FLOW`] when the packet passes by no flow.
+    /// Group of the receiver, if on this node, for which the flow was evaluated; [`NO_FLOW`] for a packet that is forwarded
+    /// without a flow.
     pub(crate) receiver: u32,
-    /// The same of a receiver wherever it is; `FlowHalf::UNKNOWN` without a record or a flow.
+    /// Group of the receiver on any node for which the flow was evaluated; `FlowHalf::UNKNOWN` without a record or a flow.
     pub(crate) receiver_identity: u32,
-    /// The place of the fixed header of IP.
+    /// Offset of the IP header.
     pub(crate) l3: u32,
-    /// The place of what follows the headers of IP.
+    /// Offset of the transport header.
     pub(crate) l4: u32,
-    /// Of an ICMP error: the place of the header of IP inside.
+    /// ICMP error: offset of the quoted IP header.
     pub(crate) inner_l3: u32,
-    /// And what follows that.
+    /// ICMP error: offset of the quoted transport header.
     pub(crate) inner_l4: u32,
-    /// The place of what follows the headers that were read last.
+    /// Offset behind the IP headers that were parsed last.
     pub(crate) next: u32,
-    /// Identification of a fragmented packet.
+    /// Identification of a fragmented packet, in wire order.
     pub(crate) identification: u32,
-    /// Offset of the end of the IP packet, which may be before that of the frame.
+    /// Offset of the end of the IP packet, which may be less than the length of the frame.
     pub(crate) limit: u32,
-    /// Offset of the checksum that the kernel is still to write into a pod's frame, or [`NO_CHECKSUM`].
+    /// Offset of the checksum that the kernel will write into a pod's frame, or [`NO_CHECKSUM`].
     pub(crate) checksum: u32,
-    /// VTEP of the node that sent the frame by a tunnel.
+    /// VTEP of the node that tunnelled the frame.
     pub(crate) vtep: Vtep,
-    /// Number of the service that a new flow is to.
+    /// Number of the service's port that a new flow is to; zero for none.
     pub(crate) service: u32,
-    /// The rule that decided last, by its number; zero for none.
+    /// Number of the rule that decided last; zero for none.
     pub(crate) ruled: u32,
-    /// `SegmentEntry` of the network: the way out,
+    /// `SegmentEntry::out` of the network.
     pub(crate) out: u32,
-    /// how many ports,
+    /// `SegmentEntry::ports` of the network.
     pub(crate) ports: u32,
-    /// how many peers,
+    /// `SegmentEntry::members` of the network.
     pub(crate) members: u32,
-    /// and the flags.
+    /// `SegmentEntry::flags` of the network.
     pub(crate) segment_flags: u32,
-    /// The protocol of the packet itself, also of an ICMP error.
+    /// IP protocol number of the packet itself; of a later fragment, that of the first one.
     pub(crate) protocol: u8,
     /// 1 for IPv6.
     pub(crate) ip6: u8,
-    /// From the wire: 1 when the frame is for a service, and not for a port.
+    /// 1 for a frame from the wire to a service and not to a port.
     pub(crate) to_service: u8,
     /// [`Ingress`].
     pub(crate) ingress: u8,
-    /// 1 for valid neighbour discovery, which policies do not apply to.
+    /// 1 for valid neighbour discovery, to which policies do not apply.
     pub(crate) nd: u8,
-    /// 1 for duplicate address detection of a pod for an address that is not its own.
+    /// 1 for duplicate address detection by a pod for an address that is not its own.
     pub(crate) probe: u8,
     /// [`Admission`].
     pub(crate) admission: u8,
-    /// Protocol by which all fragments of a packet are found.
+    /// Protocol number that all fragments of a packet share, see `FragmentKey::protocol`.
     pub(crate) fragment_protocol: u8,
     /// [`Route`].
     pub(crate) route: u8,
@@ -128,52 +129,52 @@ pub(crate) struct PacketMeta {
     pub(crate) icmp_error: u8,
     /// TCP flags.
     pub(crate) tcp: u8,
-    /// `Flow::HAIRPIN` when the pod reaches itself.
+    /// `Flow::HAIRPIN` if client and backend are the same pod.
     pub(crate) hairpin: u8,
-    /// 1 when the tuple was changed by the stages.
+    /// 1 if `wanted` differs from `tuple`.
     pub(crate) translated: u8,
     /// [`Replaces`].
     pub(crate) replaces: u8,
-    /// 1 when the destination has passed its guard (`guard::ctv_guard_destination`).
+    /// 1 if the destination has been checked (`guard::ctv_guard_destination`).
     pub(crate) guarded: u8,
-    /// 1 when the search for the packet's flow has found nothing since there were `insertions`.
+    /// 1 if the lookup of the flow has found nothing, at `insertions`.
     pub(crate) searched: u8,
-    /// 1 when the Ethernet address and the network are those of `wanted.destination`.
+    /// 1 if `destination_mac` and `segment` are those of `wanted.destination`.
     pub(crate) located: u8,
-    /// 1 when `place` is that of the destination Ethernet address in the network, and there is one.
+    /// 1 if `place` is the location of `destination_mac` in the network.
     pub(crate) placed: u8,
     /// Why the slow path continues with the packet: [`NEW`], [`REVALIDATE`] or [`ROUTER`].
     pub(crate) miss: u32,
-    /// `Port::queue` of the sender,
+    /// `Port::queue` of the sender.
     pub(crate) queue: u32,
-    /// and `Port::priority` in it.
+    /// `Port::priority` of the sender.
     pub(crate) priority: u32,
-    /// The port here that it goes to.
+    /// Location of the destination.
     pub(crate) place: FdbEntry,
-    /// Private address of the sender, for [`Route::KERNEL`]. Of a packet from the kernel, the receiver's own address.
+    /// Private address of the sender, for [`Route::KERNEL`]. For a packet from the kernel, the own address of the receiver.
     pub(crate) private: [u8; 4],
-    /// What the frame carries.
+    /// EtherType.
     pub(crate) kind: Be16,
-    /// Destination in the frame.
+    /// Destination Ethernet address.
     pub(crate) destination_mac: Mac,
-    /// Source in the frame.
+    /// Source Ethernet address.
     pub(crate) source_mac: Mac,
 }
 
 impl PacketMeta {
-    /// Assigns the destination in Ethernet, from a number with the first byte lowest.
+    /// Sets the destination Ethernet address from a number whose lowest byte is the first one.
     #[inline(always)]
     pub(crate) fn set_destination_mac(&mut self, mac: u64) {
         set(&raw mut self.destination_mac, mac);
     }
 
-    /// The same of the source.
+    /// Sets the source Ethernet address, likewise.
     #[inline(always)]
     pub(crate) fn set_source_mac(&mut self, mac: u64) {
         set(&raw mut self.source_mac, mac);
     }
 
-    /// Assigns the place where the packet goes, by words.
+    /// Sets the location of the destination, by words.
     #[inline(always)]
     pub(crate) fn set_place(&mut self, place: &FdbEntry) {
         self.place.vtep.set_words(place.vtep.words());
@@ -181,24 +182,24 @@ impl PacketMeta {
         self.place.group = place.group;
     }
 
-    /// Whether the frame goes to a multicast or broadcast address.
+    /// Whether the destination Ethernet address is a multicast or broadcast address.
     #[inline(always)]
     pub(crate) fn is_for_group(&self) -> bool {
         frame::is_group(&self.destination_mac)
     }
 }
 
-/// By halves: an assignment of bytes would be a call.
+/// Writes 16 bits at a time: the compiler would emit a call for an assignment of bytes.
 #[inline(always)]
 fn set(place: *mut Mac, mac: u64) {
     let place = place.cast::<u16>();
     for part in 0..3 {
-        // SAFETY: three numbers are as large as the address, and a program's stores need no alignment.
+        // SAFETY: the address is as long as three numbers, and BPF stores need no alignment.
         unsafe { place.add(part).write_volatile(((mac >> (16 * part)) as u16).to_le()) };
     }
 }
 
-/// Copies an Ethernet address, likewise.
+/// Copies an Ethernet address, 16 bits at a time.
 #[inline(always)]
 pub(crate) fn copy_mac(from: &Mac, to: &mut Mac) {
     let (from, to) = ((&raw const *from).cast::<u16>(), (&raw mut *to).cast::<u16>());
@@ -208,27 +209,27 @@ pub(crate) fn copy_mac(from: &Mac, to: &mut Mac) {
     }
 }
 
-/// [`PacketMeta::receiver`]; no group has this number.
+/// Value of [`PacketMeta::receiver`] for a packet without a flow; no group has this number.
 pub(crate) const NO_FLOW: u32 = u32::MAX;
 
-/// Bytes of the longest refusal, rounded up.
+/// Length of the longest refusal in bytes, rounded up.
 pub(crate) const ANSWER_LEN: usize = 112;
 
-/// What a new flow does to the one that was found, as [`PacketMeta::replaces`] has it.
+/// How a new flow replaces the flow that was found; values of [`PacketMeta::replaces`].
 pub(crate) struct Replaces;
 
 impl Replaces {
-    /// None was found.
+    /// No flow was found.
     pub(crate) const NOTHING: u8 = 0;
-    /// It has ended, its endpoint was another one, or its other end begins one.
+    /// The flow has ended, or belongs to another endpoint, or its other end opens a connection.
     pub(crate) const ENDED: u8 = 1;
-    /// It is unreplied, and the client has sent its SYN again.
+    /// The flow is unreplied, and the client has retransmitted its SYN.
     pub(crate) const UNREPLIED: u8 = 2;
-    /// Another CPU is about to insert it, and it is the same flow with the same translation.
+    /// Another CPU is inserting the same flow with the same translation.
     pub(crate) const ARRIVING: u8 = 3;
 }
 
-/// Where a frame comes from, as [`PacketMeta::ingress`] has it.
+/// Origin of a frame; values of [`PacketMeta::ingress`].
 pub(crate) struct Ingress;
 
 impl Ingress {
@@ -242,53 +243,53 @@ impl Ingress {
     pub(crate) const KERNEL: u8 = 3;
 }
 
-/// Whether a packet of a pod is routed, as [`PacketMeta::route`] has it.
+/// How a packet from a pod is forwarded; values of [`PacketMeta::route`].
 pub(crate) struct Route;
 
 impl Route {
-    /// It goes to an Ethernet address on its network.
+    /// Bridged to an Ethernet address on its network.
     pub(crate) const BRIDGED: u8 = 0;
-    /// It is for the router, and its next hop is not known.
+    /// Sent to the router; the next hop is unknown.
     pub(crate) const ROUTER: u8 = 1;
-    /// It goes to the endpoint in `destination_mac` on the network in `segment`.
+    /// Routed to the endpoint with `destination_mac` on the network `segment`.
     pub(crate) const HOP: u8 = 2;
-    /// It leaves the cluster by the node's kernel.
+    /// Routed by the node's kernel.
     pub(crate) const KERNEL: u8 = 3;
 }
 
-/// What decides whether a port receives a copy of a replicated frame, as [`PacketMeta::admission`] has it.
+/// Which ports receive a copy of a replicated frame; values of [`PacketMeta::admission`].
 pub(crate) struct Admission;
 
 impl Admission {
-    /// Every port receives it: ARP and neighbour discovery.
+    /// All ports: ARP and neighbour discovery.
     pub(crate) const ALL: u8 = 0;
-    /// The rules of both endpoints.
+    /// The rules of both endpoints decide.
     pub(crate) const RULES: u8 = 1;
-    /// Ports without rules receive it: EtherTypes that rules cannot evaluate.
+    /// Ports without rules: EtherTypes that rules cannot evaluate.
     pub(crate) const WITHOUT_RULES: u8 = 2;
 }
 
-/// What of a packet this is, as [`PacketMeta::fragment`] has it.
+/// Fragmentation of a packet; values of [`PacketMeta::fragment`].
 pub(crate) struct Fragment;
 
 impl Fragment {
-    /// All of it.
+    /// The packet is not fragmented.
     pub(crate) const NONE: u8 = 0;
-    /// The first fragment, with the ports.
+    /// The first fragment, which has the ports.
     pub(crate) const FIRST: u8 = 1;
-    /// Another fragment.
+    /// A later fragment, without ports.
     pub(crate) const LATER: u8 = 2;
 }
 
-/// What an ICMP error tells of the packet that it is about.
+/// What an ICMP error quotes; values of [`PacketMeta::icmp_error`].
 pub(crate) struct IcmpError;
 
 impl IcmpError {
-    /// It is no error.
+    /// The packet is not an ICMP error.
     pub(crate) const NONE: u8 = 0;
-    /// Not so much that its flow can be found.
+    /// The quoted packet cannot be parsed, so its flow cannot be found.
     pub(crate) const UNREADABLE: u8 = 1;
-    /// The ends.
+    /// The tuple of the quoted packet is in [`PacketMeta::inner`].
     pub(crate) const FLOW: u8 = 2;
 }
 
@@ -303,25 +304,25 @@ pub(crate) mod tcp {
 #[btf_map(name = "ctv_packet")]
 static PACKET: PerCpuArray<PacketMeta, 1> = PerCpuArray::new();
 
-/// The packet that this CPU has in hand.
+/// Metadata of the packet that this CPU processes.
 #[inline(always)]
 pub(crate) fn current<'a>() -> Option<&'a mut PacketMeta> {
     let packet = PACKET.get_ptr_mut(0)?;
-    // SAFETY: this CPU's own; see `PacketMeta` for why nobody else has it meanwhile. Whoever calls a function that
-    // takes it hands it over, or takes it afresh afterwards: the compiler believes that nothing else changes what it has.
+    // SAFETY: the value of this CPU; `PacketMeta` explains why it has no concurrent user. The caller of a function that uses it
+    // passes the reference on, or calls `current` again afterwards: the compiler assumes that nothing else changes the value.
     Some(unsafe { &mut *packet })
 }
 
-/// The packet that a function of its own was handed over: to look it up once more would cost more than many functions do. Nothing
-/// in it is a key of a map then: to Linux 6.1 what is handed over is no key.
+/// The packet metadata from the argument of a global function: another map lookup would cost more than many functions do. A field
+/// of it cannot be a map key: Linux 6.1 does not accept memory that is a function argument.
 #[inline(always)]
 pub(crate) fn of<'a>(packet: *mut PacketMeta) -> Option<&'a mut PacketMeta> {
-    // SAFETY: null, or what the caller has from `current`; the verifier ensures that it is a whole one. The caller
-    // does not use it meanwhile.
+    // SAFETY: null, or a pointer from `current` in the caller; the verifier ensures that it refers to a whole value. The caller
+    // does not use it during the call.
     unsafe { packet.as_mut() }
 }
 
-/// Puts a frame from outside into the packet metadata, which has the VTEP already if it came by a tunnel.
+/// Initializes the packet metadata for a frame from outside. The VTEP of a tunnelled frame is already set.
 #[inline(always)]
 pub(crate) fn from_outside(ethernet: &Ethernet, segment: Segment, ingress: u8) -> Result<(), DropReason> {
     let packet = current().ok_or(DropReason::Malformed)?;
@@ -337,7 +338,7 @@ pub(crate) fn from_outside(ethernet: &Ethernet, segment: Segment, ingress: u8) -
     Ok(())
 }
 
-/// Sets the network's properties in the packet metadata.
+/// Copies the properties of the network into the packet metadata.
 #[inline(always)]
 pub(crate) fn set_network(packet: &mut PacketMeta, entry: &SegmentEntry) {
     packet.out = entry.out;
@@ -347,24 +348,24 @@ pub(crate) fn set_network(packet: &mut PacketMeta, entry: &SegmentEntry) {
     packet.domain = entry.domain;
 }
 
-/// What a stage that is a function of its own returns: zero to go on, or the number of the reason to drop.
+/// Result of a stage: continue. Other results below [`REFUSE`] are numbers of drop reasons.
 pub(crate) const GO_ON: u32 = 0;
-/// No flow that is known.
+/// Result: the packet has no known flow.
 pub(crate) const NEW: u32 = 0x200;
-/// The entry changed meanwhile: to be done once more.
+/// Result: an entry was changed concurrently; repeat the stage.
 pub(crate) const AGAIN: u32 = 0x201;
-/// The rules have changed since the flow was evaluated.
+/// Result: the rules have changed since the flow was evaluated.
 pub(crate) const REVALIDATE: u32 = 0x203;
-/// To be sent on to another node, whose pod's Ethernet address is in the current packet.
+/// Result: forward the frame to another node (DSR). `PacketMeta::destination_mac` is the address of the backend.
 pub(crate) const DSR: u32 = 0x205;
-/// The router has to answer it.
+/// Result: the router itself answers the packet.
 pub(crate) const ROUTER: u32 = 0x206;
-/// It has become the answer, which goes back to its sender.
+/// Result: the packet was overwritten with the answer to its sender.
 pub(crate) const ANSWERED: u32 = 0x207;
-/// To be answered with a refusal; then the number below is counted.
+/// Result: answer the packet with a refusal; the bits below are the number of the drop reason to count.
 pub(crate) const REFUSE: u32 = 0x100;
 
-/// The number for a result.
+/// Converts a result to a number: [`GO_ON`], or that of the drop reason.
 #[inline(always)]
 pub(crate) fn code(result: Result<(), DropReason>) -> u32 {
     match result {
@@ -373,17 +374,17 @@ pub(crate) fn code(result: Result<(), DropReason>) -> u32 {
     }
 }
 
-/// The reason that a stage returned.
+/// The drop reason with this number, which a stage has returned.
 #[inline(always)]
 pub(crate) fn reason(code: u32) -> DropReason {
     if code == GO_ON || code as usize > DropReason::ALL.len() {
         return DropReason::Malformed;
     }
-    // SAFETY: the numbers are dense from one to as many as there are.
+    // SAFETY: the numbers of the reasons are dense and begin with one.
     unsafe { core::mem::transmute::<u32, DropReason>(code) }
 }
 
-/// The result of a stage that is a function of its own.
+/// Converts the number that a stage has returned to a result.
 #[inline(always)]
 pub(crate) fn passes(code: u32) -> Result<(), DropReason> {
     if code == GO_ON { Ok(()) } else { Err(reason(code)) }

@@ -41,7 +41,7 @@ pub(crate) fn dropped(ctx: &TcContext, ifindex: u32, reason: DropReason) {
     ctv_dropped(ctx.skb.skb, reason as u32, ifindex);
 }
 
-/// Global functions, here and below: the verifier checks each once. The result is always zero.
+/// A global function: the verifier checks it once. The result is always zero.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_dropped(skb: *mut __sk_buff, reason: u32, ifindex: u32) -> u32 {

@@ -1,5 +1,5 @@
-//! From bytes to the ends of a packet: IPv4 with options, IPv6 with extension headers, TCP, UDP, SCTP,
-//! ICMP, and the packets inside ICMP errors; fragments by what their first one told.
+//! Parser for packets: IPv4 with options, IPv6 with extension headers, TCP, UDP, SCTP, ICMP, and the packets that ICMP errors
+//! quote. Later fragments get the ports of the first one.
 
 use aya_ebpf::{bindings::__sk_buff, btf_maps::LruHashMap, macros::btf_map, programs::TcContext};
 use contiv_abi::{
@@ -16,9 +16,9 @@ use crate::{
 #[btf_map(name = "ctv_frags")]
 static FRAGMENTS: LruHashMap<FragmentKey, FragmentPorts, FRAGMENTS_CAPACITY> = LruHashMap::new();
 
-/// Extension headers that are followed. RFC 8200 4.1 has seven kinds; a packet with more than four is odd.
+/// Maximum number of extension headers. RFC 8200 4.1 defines seven kinds; a packet with more than four headers is unusual.
 const EXTENSIONS: usize = 5;
-/// Extension headers by their numbers.
+/// Protocol numbers of extension headers.
 mod next {
     pub(super) const HOP_BY_HOP: u8 = 0;
     pub(super) const ROUTING: u8 = 43;
@@ -27,10 +27,10 @@ mod next {
     pub(super) const OPTIONS: u8 = 60;
 }
 
-/// Reads the headers of IP, and what they carry, into the packet metadata. The caller has set its segment,
-/// `ip6`, `nd` and Ethernet addresses.
+/// Parses IP and transport headers into the packet metadata. The caller has set `segment`, `domain`, `ip6`, `nd` and the Ethernet
+/// addresses.
 ///
-/// A function of its own for the verifier; its result is that of `packet::code`, or `AGAIN` for valid neighbour discovery.
+/// A global function: the verifier checks it once. The result is that of `packet::code`, or `AGAIN` for valid neighbour discovery.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_parse(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
@@ -60,7 +60,7 @@ fn parse(ctx: &TcContext, packet: &mut PacketMeta) -> Result<bool, DropReason> {
     if packet.l4 > packet.limit {
         return Err(DropReason::Malformed);
     }
-    // A packet that an error quotes may be a fragment, too.
+    // A packet that an ICMP error quotes may be a fragment, too.
     let fragment = packet.fragment;
     let mut ours = true;
     if fragment == Fragment::LATER {
@@ -71,7 +71,8 @@ fn parse(ctx: &TcContext, packet: &mut PacketMeta) -> Result<bool, DropReason> {
         packet.fragment = fragment;
         packet.wanted = packet.tuple;
         if fragment == Fragment::FIRST {
-            // No error is so long (RFC 1812 4.3.2.3, RFC 4443 2.4), and no flow is asked about what the next fragments quote.
+            // ICMP errors are not long enough to be fragmented (RFC 1812 4.3.2.3, RFC 4443 2.4), and the later fragments would
+            // not be compared with a flow.
             if packet.icmp_error != IcmpError::NONE {
                 return Err(DropReason::UnrelatedIcmpError);
             }
@@ -81,9 +82,9 @@ fn parse(ctx: &TcContext, packet: &mut PacketMeta) -> Result<bool, DropReason> {
     Ok(ours)
 }
 
-/// Finds the end of the packet, which is not behind that of the frame.
+/// Sets the end of the packet, which must not be behind the end of the frame.
 ///
-/// A function of its own for the stack; its result is that of `packet::code`.
+/// Not inlined, to save stack. The result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_limit_of(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
@@ -97,14 +98,14 @@ fn end(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     const PAYLOAD: usize = ETHERNET + 4;
     let (at, header) = if packet.ip6 != 0 { (PAYLOAD, size_of::<Ipv6>() as u32) } else { (TOTAL, 0) };
     let length = u32::from(frame::load::<Be16>(ctx, at)?.get());
-    // A packet of more than 64 KiB that the kernel has not segmented yet has no length.
+    // The length is zero in a packet of more than 64 KiB that the kernel has not segmented yet (BIG TCP).
     let unsegmented = length == 0 && ctx.len() > u16::MAX.into();
     packet.limit = if unsegmented { ctx.len() } else { ETHERNET as u32 + header + length };
     if packet.limit > ctx.len() { Err(DropReason::Malformed) } else { Ok(()) }
 }
 
-/// Reads the headers of IP that begin at `at`: the ends without ports into `spare`, what follows into `next`,
-/// and which piece of the packet it is.
+/// Parses the IP headers at the offset `at`: stores the tuple without ports in `spare`, the offset behind the headers in `next`,
+/// and the fragmentation in `fragment`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_ip(packet: *mut PacketMeta, skb: *mut __sk_buff, at: u32) -> u32 {
@@ -164,7 +165,7 @@ fn ipv6(ctx: &TcContext, packet: &mut PacketMeta, at: u32) -> Result<(), DropRea
     Err(DropReason::TooManyHeaders)
 }
 
-/// Follows one extension header; the result is `AGAIN` if there was one.
+/// Parses one extension header; the result is `AGAIN` if there was one.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_extension(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
@@ -179,9 +180,9 @@ extern "C" fn ctv_extension(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32
 
 #[inline(always)]
 fn extension(ctx: &TcContext, packet: &mut PacketMeta) -> Result<bool, DropReason> {
-    // Each begins with the next one's number and its own length, in units of 8 bytes beyond the first.
+    // Each header begins with the number of the next one and its own length, in units of 8 bytes minus 1.
     let scale = match packet.spare.protocol {
-        // What follows is data, whatever it looks like.
+        // A later fragment has no headers behind the fragment header, only data.
         _ if packet.fragment == Fragment::LATER => return Ok(false),
         next::HOP_BY_HOP | next::ROUTING | next::OPTIONS => 8,
         next::AUTHENTICATION => 4,
@@ -194,7 +195,7 @@ fn extension(ctx: &TcContext, packet: &mut PacketMeta) -> Result<bool, DropReaso
         let [_, offset, high, low] = frame::load::<[Be16; 4]>(ctx, packet.next as usize)?;
         packet.fragment_protocol = next;
         packet.identification = u32::from(high.wire()) << 16 | u32::from(low.wire());
-        // A lone fragment that is the whole packet (RFC 6946) is a whole packet.
+        // An atomic fragment (RFC 6946) is a complete packet.
         if offset.get() >> 3 != 0 {
             packet.fragment = Fragment::LATER;
             overlaps_flags(next, offset.get() >> 3)?;
@@ -202,19 +203,19 @@ fn extension(ctx: &TcContext, packet: &mut PacketMeta) -> Result<bool, DropReaso
             packet.fragment = Fragment::FIRST;
         }
     }
-    // The authentication header counts in fours, beyond the first two.
+    // The length of the authentication header is in units of 4 bytes, minus 2.
     packet.next += u32::from(length) * scale + 8;
     Ok(true)
 }
 
-/// Refuses a fragment that would replace the flags in the header of TCP (RFC 3128). `offset` is in units of 8 bytes.
+/// Refuses a fragment that would overwrite the flags in the TCP header (RFC 3128). `offset` is in units of 8 bytes.
 #[inline(always)]
 const fn overlaps_flags(protocol: u8, offset: u16) -> Result<(), DropReason> {
     if protocol == TCP && offset == 1 { Err(DropReason::Malformed) } else { Ok(()) }
 }
 
-/// Ports, TCP flags, echo identifiers, and the packet that an ICMP error is about. False of messages of the
-/// link.
+/// Parses the transport header: ports, TCP flags, echo identifiers, and the packet that an ICMP error quotes. False for valid
+/// neighbour discovery.
 #[inline(always)]
 fn transport(ctx: &TcContext, packet: &mut PacketMeta) -> Result<bool, DropReason> {
     const PORTS: u32 = 4;
@@ -223,7 +224,7 @@ fn transport(ctx: &TcContext, packet: &mut PacketMeta) -> Result<bool, DropReaso
     let at = packet.l4;
     match packet.protocol {
         TCP => tcp(ctx, packet)?,
-        // Bytes behind the end of the packet are not its ports.
+        // Bytes behind the end of the packet are not ports.
         UDP | SCTP if at + PORTS > packet.limit => return Err(DropReason::Malformed),
         UDP | SCTP => ports(ctx, at, &mut packet.tuple)?,
         ICMP | ICMPV6 if at + ICMP_HEADER > packet.limit => return Err(DropReason::Malformed),
@@ -235,8 +236,8 @@ fn transport(ctx: &TcContext, packet: &mut PacketMeta) -> Result<bool, DropReaso
                     echo(&mut packet.tuple, kind, identifier);
                 }
                 Message::Error => about(ctx, packet)?,
-                // Valid neighbour discovery has been checked. The kernel of a pod also accepts some that is not valid, but only
-                // with the hop limit of the link.
+                // Valid neighbour discovery has been checked before. The kernel of a pod also accepts some invalid messages, but
+                // only with the hop limit of neighbour discovery.
                 Message::Discovery if packet.nd != 0 => return Ok(false),
                 Message::Discovery if hop_limit(ctx, packet)? == nd::HOP_LIMIT => {
                     return Err(DropReason::InvalidNeighbour);
@@ -249,7 +250,7 @@ fn transport(ctx: &TcContext, packet: &mut PacketMeta) -> Result<bool, DropReaso
     Ok(true)
 }
 
-/// The header of TCP up to its flags.
+/// The TCP header up to its flags.
 #[repr(C)]
 struct TcpHead {
     ports: [Be16; 2],
@@ -259,10 +260,10 @@ struct TcpHead {
     flags: u8,
 }
 
-/// Ports, flags and sequence numbers of a segment.
+/// Parses ports, flags and sequence numbers of a TCP segment.
 #[inline(always)]
 fn tcp(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
-    // Bytes behind the end of the packet are not its header.
+    // Bytes behind the end of the packet are not part of the header.
     if packet.l4 + size_of::<TcpHead>() as u32 > packet.limit {
         return Err(DropReason::Malformed);
     }
@@ -273,7 +274,7 @@ fn tcp(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     packet.sequence = number(header.sequence);
     packet.acknowledged = number(header.acknowledged);
     let data = packet.limit.wrapping_sub(packet.l4).wrapping_sub(u32::from(header.offset >> 4) * 4);
-    // SYN and FIN take a number each; without branches, their bits being 2 and 1.
+    // SYN and FIN each take a sequence number. Branch-free: their bits are 2 and 1.
     let counted = u32::from(header.flags >> 1 & 1) + u32::from(header.flags & 1);
     packet.end = packet.sequence.wrapping_add(data).wrapping_add(counted);
     Ok(())
@@ -290,8 +291,8 @@ enum Message {
 impl Message {
     #[inline(always)]
     fn of(packet: &PacketMeta, kind: u8) -> Message {
-        // Echo; unreachable, source quench, redirect, time exceeded, parameter problem (RFC 792); and those of
-        // RFC 4443, where every type below 128 is an error. Protocol 58 over IPv4 has no meaning.
+        // Echo; unreachable, source quench, redirect, time exceeded, parameter problem (RFC 792); and the types of RFC 4443, in
+        // which each type below 128 is an error. Protocol 58 over IPv4 has no meaning.
         match (packet.protocol, packet.ip6, kind) {
             (ICMP, 0, 0 | 8) | (ICMPV6, 1, 128 | 129) => Message::Echo,
             (ICMP, 0, 3 | 4 | 5 | 11 | 12) | (ICMPV6, 1, 0..=127) => Message::Error,
@@ -301,8 +302,8 @@ impl Message {
     }
 }
 
-/// The identifier of an echo is the port of the end that sends requests, so that a request is no reply to a request with the same
-/// identifier. Zero, the port of the other end, counts as one.
+/// The identifier of an echo becomes the port of the endpoint that sends requests, so that a request does not match the replies
+/// to requests with the same identifier. The other port is zero; an identifier of zero is stored as 1.
 #[inline(always)]
 fn echo(tuple: &mut Tuple, kind: u8, identifier: Be16) {
     let identifier = if identifier.wire() == 0 { Be16::new(1) } else { identifier };
@@ -325,7 +326,7 @@ fn ports(ctx: &TcContext, at: u32, tuple: &mut Tuple) -> Result<(), DropReason> 
     Ok(())
 }
 
-/// The packet inside an ICMP error went the other way.
+/// Parses the packet that an ICMP error quotes, which has the opposite direction.
 #[inline(always)]
 fn about(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     const ICMP_HEADER: u32 = 8;
@@ -333,12 +334,12 @@ fn about(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     const IDENTIFIER: u32 = 4;
     const SEQUENCE: u32 = 4;
     let at = packet.l4 + ICMP_HEADER;
-    // What cannot be read is about nothing that we know: the error goes its way as a packet of its own.
+    // An error whose quoted packet cannot be parsed belongs to no flow, and is processed as a packet of its own.
     packet.icmp_error = IcmpError::UNREADABLE;
     if ctv_ip(packet, ctx.skb.skb, at) != packet::GO_ON {
         return Ok(());
     }
-    // Bytes behind the end of the packet are nothing that it quotes.
+    // Bytes behind the end of the packet are not quoted.
     let needed = match packet.spare.protocol {
         TCP => SEQUENCE + size_of::<Be32>() as u32,
         UDP | SCTP => PORTS,
@@ -380,7 +381,7 @@ fn fragment_key(packet: &PacketMeta) -> FragmentKey {
     }
 }
 
-/// Later fragments will ask.
+/// Stores the ports of a first fragment for the later ones.
 #[inline(always)]
 fn insert_ports(packet: &PacketMeta) {
     let ports = FragmentPorts {
@@ -388,13 +389,13 @@ fn insert_ports(packet: &PacketMeta) {
         destination: packet.tuple.destination_port,
         protocol: packet.protocol.into(),
     };
-    // Without memory the later fragments are dropped, and counted.
+    // Without memory, the later fragments are dropped and counted.
     let _noted = FRAGMENTS.insert(fragment_key(packet), ports, 0);
 }
 
 #[inline(always)]
 fn lookup_ports(packet: &mut PacketMeta) -> Result<(), DropReason> {
-    // SAFETY: copied at once.
+    // SAFETY: the value is copied at once.
     let ports = unsafe { FRAGMENTS.get(fragment_key(packet)) }.copied().ok_or(DropReason::UnknownFragment)?;
     packet.tuple.source_port = ports.source;
     packet.tuple.destination_port = ports.destination;

@@ -1,5 +1,5 @@
-//! Plain packets: TCP and UDP without options of IP, in one piece of memory. They are read and rewritten in place: helpers for
-//! each part of them take three times as long.
+//! Plain packets: TCP and UDP without IP options, with all headers in the linear part of the frame. They are read and rewritten
+//! in place; helper calls for each field would take three times as long.
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
@@ -19,20 +19,20 @@ pub(crate) struct At<const IP6: bool>;
 
 impl<const IP6: bool> At<IP6> {
     pub(crate) const NETWORK: usize = if IP6 { size_of::<Ipv6>() } else { size_of::<Ipv4>() };
-    /// Of the header of TCP or UDP.
+    /// Offset of the TCP or UDP header.
     pub(crate) const TRANSPORT: usize = ETHERNET + Self::NETWORK;
     const PROTOCOL: usize = ETHERNET + if IP6 { 6 } else { 9 };
     const ADDRESSES: usize = ETHERNET + if IP6 { 8 } else { 12 };
-    /// Of the length: that of the packet, or of what follows the header.
+    /// Offset of the length in the IP header: that of the packet (IPv4) or of the payload (IPv6).
     const LENGTH: usize = ETHERNET + if IP6 { 4 } else { 2 };
     const UDP_END: usize = Self::TRANSPORT + 8;
     const TCP_END: usize = Self::TRANSPORT + 20;
 }
 
-/// The checksum in the header of IPv4.
+/// Offset of the checksum in the IPv4 header.
 const HEADER_SUM: usize = ETHERNET + 10;
 
-/// A plain packet in the middle of a flow.
+/// A plain packet of an established flow.
 pub(crate) struct Plain {
     /// Words of the addresses, see `Address::words`.
     pub(crate) source: [u64; 2],
@@ -40,17 +40,17 @@ pub(crate) struct Plain {
     /// As `Tuple::ports`.
     pub(crate) ports: u32,
     pub(crate) protocol: u8,
-    /// In the lower six bytes.
+    /// Ethernet address, in the lower six bytes.
     pub(crate) destination_mac: u64,
     pub(crate) source_mac: u64,
-    /// TCP: the sequence number after the segment,
+    /// TCP: sequence number after the segment.
     pub(crate) end: u32,
-    /// and the acknowledgement number.
+    /// TCP: acknowledgement number.
     pub(crate) acknowledged: u32,
 }
 
-/// What the translation of a packet changes: the destination of the original direction, or the source of a reply; the ports; and
-/// the destination in Ethernet.
+/// Changes of a packet by its translation: the destination address of the original direction, or the source address of a reply;
+/// the ports; and the destination Ethernet address.
 pub(crate) struct Change {
     pub(crate) before: [u64; 2],
     pub(crate) after: [u64; 2],
@@ -58,24 +58,24 @@ pub(crate) struct Change {
     pub(crate) mac: u64,
 }
 
-/// An Ethernet address in a number, as that of a packet.
+/// An Ethernet address as a number whose lowest byte is the first one.
 #[inline(always)]
 pub(crate) const fn mac(bytes: &[u8; 8]) -> u64 {
     u64::from_le(u64::from_ne_bytes(*bytes))
 }
 
-/// What the frame carries, as on the wire; zero for one that ends before.
+/// EtherType in wire order; zero for a frame without a complete Ethernet header.
 #[inline(always)]
 pub(crate) fn kind(ctx: &TcContext) -> u16 {
     let (data, end) = (ctx.data(), ctx.data_end());
     if data + ETHERNET > end {
         return 0;
     }
-    // SAFETY: inside of the header of Ethernet.
+    // SAFETY: inside the Ethernet header.
     unsafe { read(data + 12) }
 }
 
-/// Reads a plain packet that fills its frame, and neither begins nor ends a connection.
+/// Parses a plain packet that fills its frame and neither opens nor closes a connection.
 #[inline(always)]
 pub(crate) fn parse<const IP6: bool>(ctx: &TcContext) -> Option<Plain> {
     const TURNS: u8 = tcp::SYN | tcp::FIN | tcp::RST | tcp::ACK;
@@ -84,7 +84,7 @@ pub(crate) fn parse<const IP6: bool>(ctx: &TcContext) -> Option<Plain> {
         return None;
     }
     let at = data + At::<IP6>::TRANSPORT;
-    // SAFETY: before the end of the header of UDP, which was compared.
+    // SAFETY: before the end of the UDP header, which was compared with the end of the frame.
     unsafe {
         let length = u32::from(u16::from_be(read(data + At::<IP6>::LENGTH)));
         if !is_plain::<IP6>(data) || length != in_header::<IP6>(ctx.len()) {
@@ -119,38 +119,38 @@ pub(crate) fn parse<const IP6: bool>(ctx: &TcContext) -> Option<Plain> {
     }
 }
 
-/// The length that the header of IP tells in a frame of `len` bytes. No header tells that of a packet of more than 64 KiB (BIG TCP), which
-/// takes the stages.
+/// The length in the IP header of a packet that fills a frame of `len` bytes. A packet of more than 64 KiB (BIG TCP) has a length
+/// of zero, so it takes the stages.
 #[inline(always)]
 const fn in_header<const IP6: bool>(len: u32) -> u32 {
     len.wrapping_sub((if IP6 { At::<IP6>::TRANSPORT } else { ETHERNET }) as u32)
 }
 
-/// Whether IP has no options and is no fragment.
+/// Whether the packet has no IP options and is no fragment.
 ///
 /// # Safety
 ///
-/// All of the fixed header is in the frame.
+/// The fixed IP header must be in the frame.
 #[inline(always)]
 unsafe fn is_plain<const IP6: bool>(data: usize) -> bool {
     const FOUR_AND_FIVE_WORDS: u8 = 0x45;
-    // "More fragments" and the offset, as they are in memory.
+    // "More fragments" and the fragment offset, in memory order.
     const FRAGMENT: u16 = 0x3fff_u16.to_be();
     // SAFETY: guaranteed by the caller.
     let version: u8 = unsafe { read(data + ETHERNET) };
     if IP6 {
-        // What is behind extension headers has another protocol.
+        // A packet with extension headers has another protocol number.
         return version >> 4 == 6;
     }
     // SAFETY: as above.
     version == FOUR_AND_FIVE_WORDS && unsafe { read::<u16>(data + ETHERNET + 6) } & FRAGMENT == 0
 }
 
-/// Words of source and destination.
+/// Words of the source and destination addresses.
 ///
 /// # Safety
 ///
-/// As of `is_plain`.
+/// As for [`is_plain`].
 #[inline(always)]
 unsafe fn addresses<const IP6: bool>(data: usize) -> [[u64; 2]; 2] {
     let at = data + At::<IP6>::ADDRESSES;
@@ -164,7 +164,7 @@ unsafe fn addresses<const IP6: bool>(data: usize) -> [[u64; 2]; 2] {
     }
 }
 
-/// Rewrites a packet. False if that is not possible; then nothing has changed.
+/// Rewrites a packet. False if that fails; then the packet is unchanged.
 #[inline(always)]
 pub(crate) fn rewrite<const IP6: bool>(
     ctx: &TcContext,
@@ -185,11 +185,11 @@ pub(crate) fn rewrite<const IP6: bool>(
     if data + At::<IP6>::UDP_END > end || sum + 2 > end {
         return false;
     }
-    // SAFETY: before the end of the shortest header of a transport, and of the frame.
+    // SAFETY: before the end of the shortest transport header, and of the frame.
     unsafe {
         if is_whole {
             let after = !(fold(u64::from(!read::<u16>(sum)) + moved + ports) as u16);
-            // Of UDP, zero means that there is none.
+            // In UDP, zero means that there is no checksum.
             write(sum, if udp != 0 && after == 0 { 0xffff } else { after });
         }
         write(data, change.mac.to_le() as u32);
@@ -212,12 +212,12 @@ pub(crate) fn rewrite<const IP6: bool>(
     true
 }
 
-/// Whether it is plain to see that the checksum of the transport at an offset is whole.
+/// Whether the transport checksum at an offset is certainly a complete one.
 ///
-/// Programs do not see which kind of checksum the kernel takes it for. One that a device will finish (`CHECKSUM_PARTIAL`) is
-/// the sum over the pseudo header so far; what is anything else, and is there, is whole. Of the kinds of whole ones only that
-/// with a sum over the packet beside it (`CHECKSUM_COMPLETE`) wants more: the header of IPv4 makes up for its addresses, the
-/// transport's checksum for addresses and ports, which leaves the addresses to take off. Of IPv6 nothing is left.
+/// Programs cannot read `ip_summed`. A checksum that a device will complete (`CHECKSUM_PARTIAL`) is the sum over the pseudo
+/// header; any other value except zero is complete. Only `CHECKSUM_COMPLETE`, with the sum over the whole packet, needs a further
+/// update. In IPv4, the header checksum compensates for its addresses, and the transport checksum for addresses and ports; so the
+/// addresses remain to be subtracted from that sum. In IPv6, nothing remains.
 #[inline(always)]
 fn is_whole<const IP6: bool>(ctx: &TcContext, packet: &Plain, at: u32) -> bool {
     let place = ctx.data() + (at & OFFSETS) as usize;
@@ -231,13 +231,13 @@ fn is_whole<const IP6: bool>(ctx: &TcContext, packet: &Plain, at: u32) -> bool {
         + sum_of::<IP6>(packet.destination)
         + u64::from(len)
         + u64::from(u16::from(packet.protocol).to_be());
-    // A number and the inverse of an equal one add up to all ones.
+    // A number and the complement of an equal number add up to all ones.
     let apart = fold(u64::from(!current) + pseudo);
     current != 0 && apart != 0xffff
 }
 
-/// Rewrites the destination in Ethernet, the addresses and the ports of an IPv4 packet that was found to be plain. False if that
-/// is not possible; then nothing has changed.
+/// Rewrites destination Ethernet address, IP addresses and ports of an IPv4 packet that is plain. False if that fails; then the
+/// packet is unchanged.
 #[inline(always)]
 pub(crate) fn rewrite_ends(ctx: &TcContext, before: &Tuple, after: &Tuple, mac: &Mac) -> bool {
     let moved = moved::<false>(before.source.words(), after.source.words())
@@ -251,7 +251,7 @@ pub(crate) fn rewrite_ends(ctx: &TcContext, before: &Tuple, after: &Tuple, mac: 
         return false;
     }
     let [a, b, c, d, e, f] = *mac;
-    // SAFETY: before the end of the shortest header of a transport.
+    // SAFETY: before the end of the shortest transport header.
     unsafe {
         write(data, u32::from_ne_bytes([a, b, c, d]));
         write(data + 4, u16::from_ne_bytes([e, f]));
@@ -265,13 +265,13 @@ pub(crate) fn rewrite_ends(ctx: &TcContext, before: &Tuple, after: &Tuple, mac: 
     true
 }
 
-/// Bits of an offset in the headers, for the verifier.
+/// Mask for an offset in the headers, which bounds it for the verifier.
 const OFFSETS: u32 = 127;
-/// What the replacement of a word by itself adds to a sum.
+/// Checksum difference of a word that is replaced with itself.
 const UNCHANGED: u32 = 0xffff;
 
-/// Changes the checksum of the transport, which may be of any kind, by what the addresses and the ports add. Not zero if that was
-/// possible; else nothing has changed.
+/// Updates the transport checksum, of any kind, for changed addresses (`moved`) and ports. Non-zero on success; else the packet
+/// is unchanged.
 #[inline(always)]
 fn sum<const IP6: bool>(ctx: &TcContext, udp: u32, moved: u32, ports: u32) -> u32 {
     if !IP6 && udp == 0 && ports != UNCHANGED {
@@ -280,9 +280,9 @@ fn sum<const IP6: bool>(ctx: &TcContext, udp: u32, moved: u32, ports: u32) -> u3
     ctv_sum(ctx.skb.skb, At::<IP6>::TRANSPORT as u32 + 16 - 10 * udp, moved, ports)
 }
 
-/// The same of TCP over IPv4, in most cases with one call instead of two.
+/// As [`ctv_sum`], for TCP over IPv4: in most cases with one helper call instead of two.
 ///
-/// A function of its own for the stack.
+/// Not inlined, to save stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_sum_tcp(skb: *mut __sk_buff, moved: u32, ports: u32) -> u32 {
@@ -293,15 +293,15 @@ extern "C" fn ctv_sum_tcp(skb: *mut __sk_buff, moved: u32, ports: u32) -> u32 {
     if replace(&ctx, AT, moved, BPF_F_PSEUDO_HDR.into()) != 0 {
         return 0;
     }
-    // Of a packet whose checksum the device will finish, only the pseudo header counts so far, and the sum is not changed as a
-    // whole one is. A second call would leave it.
+    // A checksum that the device will complete covers only the pseudo header, so it was not updated like a complete one. The
+    // ports do not change it.
     let after = sum_at(&ctx, AT as usize);
     let is_partial = before | after <= u32::from(u16::MAX) && !is_same_sum(whole, after as u16);
     u32::from(is_partial || replace(&ctx, AT, ports, 0) == 0)
 }
 
-/// The checksum at an offset, if it is in the first piece of the packet's memory; else a number of more bits. An `Option` would be
-/// half an unknown register to the verifier.
+/// The checksum at an offset in the linear part of the frame; else a number with more bits. An `Option` would be a partly unknown
+/// register to the verifier.
 #[inline(always)]
 fn sum_at(ctx: &TcContext, at: usize) -> u32 {
     const NONE: u32 = 1 << 16;
@@ -313,16 +313,16 @@ fn sum_at(ctx: &TcContext, at: usize) -> u32 {
     unsafe { read::<u16>(place) }.into()
 }
 
-/// Whether two checksums mean the same: zero has two forms (RFC 1071).
+/// Whether two checksums are equal, considering that zero has two forms (RFC 1071).
 #[inline(always)]
 const fn is_same_sum(a: u16, b: u16) -> bool {
     a == b || a == !b && (a == 0 || b == 0)
 }
 
-/// Changes a checksum of the transport at the offset `at` that may be of any kind by what the addresses and the ports add. Not
-/// zero if that was possible; else nothing has changed.
+/// Updates the transport checksum at the offset `at`, of any kind, for changed addresses (`moved`) and ports. Non-zero on
+/// success; else the packet is unchanged.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_sum(skb: *mut __sk_buff, at: u32, moved: u32, ports: u32) -> u32 {
@@ -330,9 +330,9 @@ extern "C" fn ctv_sum(skb: *mut __sk_buff, at: u32, moved: u32, ports: u32) -> u
     let at = at & OFFSETS;
     let udp = at == At::<false>::TRANSPORT as u32 + 6 || at == At::<true>::TRANSPORT as u32 + 6;
     let ip6 = at > At::<false>::TRANSPORT as u32 + 16;
-    // A UDP packet may do without a checksum, and shows that by zero (RFC 768; RFC 6935).
+    // UDP may be sent without a checksum, which is zero then (RFC 768; RFC 6935).
     let none = if udp { u64::from(BPF_F_MARK_MANGLED_0) } else { 0 };
-    // Of a packet whose checksum the device will finish, only the pseudo header counts so far. These fail both or neither.
+    // A checksum that the device will complete covers only the pseudo header. Either both calls fail or neither.
     if replace(&ctx, at, moved, none | u64::from(BPF_F_PSEUDO_HDR)) != 0 {
         return 0;
     }
@@ -347,7 +347,7 @@ extern "C" fn ctv_sum(skb: *mut __sk_buff, at: u32, moved: u32, ports: u32) -> u
     }
     let Ok(sum) = ctx.load::<u16>(at as usize) else { return 0 };
     if sum == 0 {
-        // Without a checksum that makes up for the ports.
+        // No transport checksum compensates for the change of the ports.
         add_to_whole(&ctx, ports);
     }
     1
@@ -359,35 +359,35 @@ fn replace(ctx: &TcContext, at: u32, difference: u32, flags: u64) -> i64 {
     unsafe { bpf_l4_csum_replace(ctx.skb.skb, at, 0, difference.into(), flags) }
 }
 
-/// Adds to the sum over the whole packet that a device may have made (`CHECKSUM_COMPLETE`).
+/// Adds to the sum over the whole packet, if a device has computed one (`CHECKSUM_COMPLETE`).
 #[inline(always)]
 pub(crate) fn add_to_whole(ctx: &TcContext, difference: u32) {
-    // SAFETY: the context is the one that the kernel gave to this program. It fails when there is no such sum.
+    // SAFETY: the context is the one that the kernel gave to this program. The helper fails if there is no such sum.
     let _no_sum = unsafe { bpf_csum_update(ctx.skb.skb, difference) };
 }
 
-/// What the words of an address add to a sum.
+/// Sum of the words of an address.
 #[inline(always)]
 const fn sum_of<const IP6: bool>([high, low]: [u64; 2]) -> u64 {
     if IP6 { (high & HALF) + (high >> 32) + (low & HALF) + (low >> 32) } else { low >> 32 }
 }
 
-/// What replacing an address by another adds to a sum.
+/// Checksum difference of replacing an address with another.
 #[inline(always)]
 const fn moved<const IP6: bool>(before: [u64; 2], after: [u64; 2]) -> u64 {
-    // The inverse of each half.
+    // The complement of each 32-bit half.
     sum_of::<IP6>([!before[0], !before[1]]) + sum_of::<IP6>(after)
 }
 
 const HALF: u64 = 0xffff_ffff;
 
-/// What replacing one word by another adds to a sum.
+/// Checksum difference of replacing a 32-bit word with another.
 #[inline(always)]
 const fn replaced(before: u32, after: u32) -> u64 {
     !before as u64 + after as u64
 }
 
-/// A sum of words in 16 bits (RFC 1071).
+/// Folds a sum of words to 16 bits (RFC 1071).
 #[inline(always)]
 const fn fold(sum: u64) -> u32 {
     let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);

@@ -1,4 +1,4 @@
-//! Frames that pods send.
+//! Frames from pods.
 
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_vlan_push, programs::TcContext};
 use contiv_abi::{DropReason, LogResult, LogStage, Segment, SegmentEntry, maps::Stage};
@@ -19,7 +19,7 @@ pub(crate) fn receive(ctx: &TcContext) -> Verdict {
     check(ctx).unwrap_or_else(Verdict::from)
 }
 
-/// What a pod had sent by the port `ifindex`, and waited.
+/// Continues with a frame from the pod at the port `ifindex` that has left the queue.
 #[inline(always)]
 pub(crate) fn resume(ctx: &TcContext, ifindex: u32) -> Verdict {
     match source::ctv_port(ctx.skb.skb, ifindex) {
@@ -66,10 +66,10 @@ fn forward(ctx: &TcContext) -> Result<Verdict, DropReason> {
     if ip::pass(ctx, packet)? { send(ctx, packet) } else { Ok(Verdict::Continue(Stage::SlowPath)) }
 }
 
-/// The way of a pod's frame after the stages.
+/// Forwards a frame from a pod after the stages.
 #[inline(always)]
 pub(crate) fn send(ctx: &TcContext, packet: &mut PacketMeta) -> Result<Verdict, DropReason> {
-    // Not neighbour discovery, which policies do not apply to, and nothing but IP has a class.
+    // Only IP packets have a DSCP, and neighbour discovery is not marked.
     if packet.admission == Admission::RULES {
         dscp::mark(ctx, packet.source_group)?;
     }
@@ -78,10 +78,10 @@ pub(crate) fn send(ctx: &TcContext, packet: &mut PacketMeta) -> Result<Verdict, 
     delivery::verdict(packet, code)
 }
 
-/// Where the current packet goes from here, with what it needs on the way. The result is one of those in `delivery`, or the
-/// number of the reason to drop it.
+/// Determines the next hop of the current packet, and prepares the frame for it. The result is one of the codes in `delivery`, or
+/// the number of a drop reason.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_onward(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
@@ -130,8 +130,8 @@ fn onward(ctx: &TcContext, packet: &mut PacketMeta) -> Result<u32, DropReason> {
     }
     let vni = segment.vni();
     let is_nowhere = place.vtep.is_zero();
-    // A unicast frame for an address that nobody told us of goes everywhere on VXLAN, as the OVS bridge does it: it may be
-    // an address that a pod gave itself. On VLAN the switches outside find the way, to other nodes and to gateways alike.
+    // A VXLAN network floods a unicast frame to an unknown address, as the OVS bridge does: it may be an address that a pod has
+    // assigned itself. In a VLAN, the switches forward it, to other nodes and to gateways.
     if vni.is_some() && is_nowhere {
         return if is_routed { Err(DropReason::NoRoute) } else { Ok(REPLICATE) };
     }
@@ -147,7 +147,7 @@ fn onward(ctx: &TcContext, packet: &mut PacketMeta) -> Result<u32, DropReason> {
     Ok(OUT)
 }
 
-/// To the node's kernel, unless the receiver is another endpoint than that for which the flow was evaluated.
+/// Sends the packet to the node's kernel, unless the receiver is another endpoint than that for which the flow was evaluated.
 #[inline(always)]
 fn by_kernel(ctx: &TcContext, packet: &mut PacketMeta) -> Result<u32, DropReason> {
     if packet.out == 0 {
@@ -163,7 +163,7 @@ fn by_kernel(ctx: &TcContext, packet: &mut PacketMeta) -> Result<u32, DropReason
     Ok(OUT)
 }
 
-/// Gives the frame its network's tag.
+/// Pushes the VLAN tag of the network.
 #[inline(always)]
 pub(crate) fn push_tag(ctx: &TcContext, segment: Segment) -> Result<(), DropReason> {
     // SAFETY: the context is the one that the kernel gave to this program.

@@ -1,4 +1,4 @@
-//! Whether a connection may be: what the rules of the groups at its ends say. The search is `contiv_abi::policy`.
+//! Policy evaluation: the rules of the groups of both endpoints. The lookup is in `contiv_abi::policy`.
 
 use core::ptr;
 
@@ -35,43 +35,43 @@ static RULES: Array<Branch, RULES_CAPACITY, { BPF_F_MMAPABLE as usize }> = Array
 #[btf_map(name = "ctv_rulecnt")]
 static COUNTS: PerCpuHashMap<u32, RuleCount, RULE_COUNTS_CAPACITY, NO_PREALLOC> = PerCpuHashMap::new();
 
-/// A connection that is being evaluated, in a map for the reasons that `PacketMeta` is.
+/// Context of an evaluation. In a map, for the same reasons as `PacketMeta`.
 #[repr(C)]
 struct Evaluation {
-    /// Its source and destination, beyond the translation of services.
+    /// Source and destination address, after the translation of services.
     ends: [Address; 2],
-    /// The destination port, or what stands in its place.
+    /// The destination port; for ICMP as in `Tuple`.
     port: Be16,
     protocol: u8,
-    /// Who the other end is, in the domain of both.
+    /// Domain and address of the peer.
     of_peer: NeighKey,
-    /// The network of the packet.
+    /// Network of the packet.
     segment: Segment,
-    /// Their groups, as far as they are here; zero for none.
+    /// Groups of source and destination that are on this node, else zero.
     groups: [u32; 2],
-    /// The groups of both, wherever they are; [`BY_ADDRESS`] for one that is looked up when it is needed.
+    /// Groups of source and destination on any node; [`BY_ADDRESS`] for a group that is looked up if the rules need it.
     identities: [u32; 2],
-    /// 1 if the source is one whose record is missing, and the rules of the destination name groups.
+    /// 1 if the record of the source is missing and the rules of the destination depend on groups.
     unknown: u8,
-    /// The Ethernet addresses of both: an endpoint that uses an address without a record keeps its group.
+    /// Ethernet addresses of source and destination: an endpoint that uses an address without a record keeps its group.
     macs: [Mac; 2],
-    /// Instead of the Ethernet addresses, the groups that were known when the flow began: the frame of an ICMP error may
+    /// Groups that were known when the flow was opened, used instead of the Ethernet addresses for an ICMP error, whose frame may
     /// come from any router. [`FlowHalf::UNKNOWN`] for none.
     known: [u16; 2],
     /// 1 for IPv6.
     ip6: u8,
-    /// Revisions of the rule sets of either side,
+    /// Numbers of the rule sets of both sides.
     sets: [u32; 2],
-    /// and the rules that decided.
+    /// Numbers of the rules that decided.
     rules: [u32; 2],
-    /// What is asked of the rules of one side.
+    /// Lookup key for the rules of one side.
     key: LookupKey,
-    /// The search for an answer.
+    /// State of the lookup.
     search: Search,
 }
 
 impl Evaluation {
-    /// Begins without rules.
+    /// Resets the results.
     #[inline(always)]
     fn clear_rules(&mut self) {
         // SAFETY: numbers.
@@ -82,11 +82,11 @@ impl Evaluation {
     }
 }
 
-/// The group is that of the endpoint with the address.
+/// The group is looked up by the address.
 const BY_ADDRESS: u32 = u32::MAX;
-/// No endpoint has the address, although it is inside the network.
+/// The address is inside the network but has no record.
 const UNKNOWN: u32 = u32::MAX - 1;
-/// The part of `FdbEntry::group` that is the group.
+/// Mask of the group number in `FdbEntry::group`.
 const GROUP: u32 = u16::MAX as u32;
 
 #[btf_map(name = "ctv_evaluation")]
@@ -95,19 +95,19 @@ static EVALUATION: PerCpuArray<Evaluation, 1> = PerCpuArray::new();
 #[inline(always)]
 fn evaluation<'a>() -> Option<&'a mut Evaluation> {
     let evaluation = EVALUATION.get_ptr_mut(0)?;
-    // SAFETY: this CPU's own, as `packet::current`.
+    // SAFETY: the value of this CPU, see `packet::current`.
     Some(unsafe { &mut *evaluation })
 }
 
-/// The group with this number; zero is none.
+/// Settings of the group with this number; without rules and limits for number zero.
 #[inline(always)]
 pub(crate) fn group(number: u32) -> Option<&'static Group> {
-    // The array has one with number zero, of which there is nothing to say.
+    // The array has an element for number zero, whose settings are all zero.
     GROUPS.get(number)
 }
 
-/// Evaluates the new connection of the current packet, which goes to its `place`: what the rules of both ends say is noted in its
-/// flow. True if it may be.
+/// Evaluates the new connection of the current packet, whose receiver is at `place`. Stores verdict, rules and groups in the
+/// packet metadata. True if the rules allow it.
 #[inline(always)]
 pub(crate) fn allows(packet: &mut PacketMeta) -> bool {
     let Some(evaluation) = evaluation() else { return false };
@@ -122,7 +122,7 @@ pub(crate) fn allows(packet: &mut PacketMeta) -> bool {
     evaluation.ip6 = packet.ip6;
     let (known, group) = (packet.placed != 0, packet.place.group & GROUP);
     evaluation.groups = [packet.source_group, if packet.place.ifindex != 0 { group } else { 0 }];
-    // The Ethernet address decides who receives the packet, so that of an endpoint decides whose rules are asked.
+    // The destination Ethernet address selects the receiver, so the group of the endpoint with that address is evaluated.
     let source = if packet.source_port != 0 { packet.source_group } else { BY_ADDRESS };
     evaluation.identities = [source, if known { group } else { BY_ADDRESS }];
     packet::copy_mac(&packet.source_mac, &mut evaluation.macs[0]);
@@ -140,12 +140,12 @@ pub(crate) fn allows(packet: &mut PacketMeta) -> bool {
     !denied
 }
 
-/// Whether the verdict of a flow was made by the current rules, for each of its packets: [`packet::GO_ON`],
-/// [`packet::REVALIDATE`], or the number of the reason to drop it. Reads two words of the array of groups.
+/// Checks for each packet whether the verdict of its flow is current: [`packet::GO_ON`], [`packet::REVALIDATE`], or the number of
+/// a drop reason. Reads two words of the array of groups.
 #[inline(always)]
 pub(crate) fn is_current(flow: &Flow, half: &FlowHalf) -> u32 {
     let [out, into] = half.groups;
-    // There is a group with number zero in the array, which has no sets.
+    // The array has an element for number zero, which has no rule sets.
     let (Some(out), Some(into)) = (GROUPS.get(out.into()), GROUPS.get(into.into())) else {
         return DropReason::Policy as u32;
     };
@@ -154,7 +154,7 @@ pub(crate) fn is_current(flow: &Flow, half: &FlowHalf) -> u32 {
         return packet::REVALIDATE;
     }
     if verdict.is_denied() {
-        // Counted with the side that the connection came to first.
+        // Counted for the rule of the side that is evaluated first.
         let side = if verdict.0 & Verdict::DENIED_OUT != 0 { OUT } else { IN };
         count(flow.halves[side].rule);
         return DropReason::Policy as u32;
@@ -162,8 +162,9 @@ pub(crate) fn is_current(flow: &Flow, half: &FlowHalf) -> u32 {
     packet::GO_ON
 }
 
-/// Whether the fast path may forward a packet of a flow between two endpoints here, by the groups that its source and destination have now: these
-/// are the ones that the flow was evaluated for, by the current rules, and neither is limited nor marks packets.
+/// Whether the fast path may forward a packet of a flow between two endpoints of this node. `source` and `destination` are their
+/// current groups: the flow must have been evaluated for these, by their current rules, and neither group may have a rate limit
+/// or mark packets.
 #[inline(always)]
 pub(crate) fn allows_fast_path(half: &FlowHalf, reply: bool, [source, destination]: [u32; 2]) -> bool {
     let [out, into] = half.groups;
@@ -172,16 +173,16 @@ pub(crate) fn allows_fast_path(half: &FlowHalf, reply: bool, [source, destinatio
     }
     let (Some(out), Some(into)) = (GROUPS.get(out.into()), GROUPS.get(into.into())) else { return false };
     let marks = if reply { into.dscp } else { out.dscp };
-    // Without denials.
+    // Any denial makes the verdicts differ.
     half.verdict == Verdict::of([out.sets[OUT], into.sets[IN]]).0
         && out.rate | into.rate | u64::from(marks) == 0
 }
 
-/// Evaluates a flow by the current rules; the verdict is in the current packet. The `tuple` is that of the original direction
-/// beyond the translation, `known` the groups of its ends, the source's in the lower half. A flow that is denied is kept, so that
-/// neither its packets nor the replies to them pass for those of a new one.
+/// Evaluates an existing flow by the current rules; stores the verdict in the packet metadata. `tuple` is that of the original
+/// direction after the translation, `known` the groups of source (lower half) and destination. A denied flow is kept, so that its
+/// packets and their replies do not open a new flow.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_reevaluate(
@@ -204,7 +205,7 @@ pub(crate) extern "C" fn ctv_reevaluate(
     evaluation.ip6 = packet.ip6;
     evaluation.groups = [groups & 0xffff, groups >> 16];
     evaluation.identities = evaluation.groups.map(|group| if group == 0 { BY_ADDRESS } else { group });
-    // The packet may be of either direction.
+    // The packet may have either direction.
     let reply = packet.entry as usize & 1;
     evaluation.macs[reply] = packet.source_mac;
     evaluation.macs[reply ^ 1] = packet.destination_mac;
@@ -222,9 +223,9 @@ pub(crate) extern "C" fn ctv_reevaluate(
     0
 }
 
-/// Asks the rules of one side of the connection that is being evaluated; 1 if they deny it.
+/// Evaluates the rules of one side of the connection; 1 if they deny it.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_side(side: u32) -> u32 {
@@ -245,7 +246,8 @@ extern "C" fn ctv_side(side: u32) -> u32 {
             evaluation.of_peer.ip.set_words(evaluation.ends[side ^ 1].words());
             identity = ctv_identity(side as u32 ^ 1);
             if identity == UNKNOWN {
-                // It may be in any group. As a destination it is reached by its Ethernet address alone, and its node asks.
+                // The endpoint may be in any group. A destination is reached only by its Ethernet address, and its node evaluates
+                // the rules of its group.
                 evaluation.unknown = u8::from(side == IN);
                 evaluation.sets[side] = set;
                 if side == IN {
@@ -257,7 +259,7 @@ extern "C" fn ctv_side(side: u32) -> u32 {
         key.set_group(identity);
     }
     evaluation.search = Search::new(set);
-    // SAFETY: `search_on` takes nothing.
+    // SAFETY: `search_on` does not use its argument.
     let _turns = unsafe { bpf_loop(Search::TURNS, search_on as *mut c_void, ptr::null_mut(), 0) };
     let RuleEntry { rule, .. } = evaluation.search.best;
     let denies = evaluation.search.best.denies();
@@ -267,10 +269,10 @@ extern "C" fn ctv_side(side: u32) -> u32 {
     u32::from(denies)
 }
 
-/// The group of the endpoint with the peer's IP address, or with its Ethernet address: an address that a pod gave itself does
-/// not hide its group. `peer` is 0 for the source and 1 for the destination.
+/// Group of the endpoint with the peer's IP address, or else with its Ethernet address, so that an address that a pod has
+/// assigned itself does not hide its group. `peer` is 0 for the source and 1 for the destination.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_identity(peer: u32) -> u32 {
@@ -285,14 +287,14 @@ extern "C" fn ctv_identity(peer: u32) -> u32 {
     let Some(mac) = evaluation.macs.get(peer) else { return 0 };
     let inside = claim::is_inside(evaluation.of_peer.domain, &evaluation.of_peer.ip, evaluation.ip6 != 0);
     match maps::destination(&FdbKey::new(evaluation.segment, *mac)) {
-        // A source that uses the address of somebody whose record is missing may be anybody.
+        // A source with the address of an endpoint whose record is missing may be any endpoint.
         Some(place) if peer != 0 || !inside => place.group & GROUP,
         _ if inside => UNKNOWN,
         _ => 0,
     }
 }
 
-/// Why the connection that was evaluated last is denied.
+/// Drop reason of the connection that was evaluated last.
 #[inline(always)]
 pub(crate) fn denial() -> u32 {
     let unknown = evaluation().is_some_and(|evaluation| evaluation.unknown != 0);
@@ -305,13 +307,13 @@ fn has_rules(group: u32) -> bool {
     GROUPS.get(group).is_some_and(|group| group.sets[OUT] | group.sets[IN] != 0)
 }
 
-/// Whether the sending endpoint may send a frame of this EtherType.
+/// Whether the sending endpoint may send a frame with this EtherType.
 #[inline(always)]
 pub(crate) fn admits_sender(packet: &PacketMeta) -> Result<(), DropReason> {
     admits_receiver(packet, packet.source_group)
 }
 
-/// Whether an endpoint of this group may receive a frame of this EtherType.
+/// Whether an endpoint of this group may receive a frame with this EtherType.
 #[inline(always)]
 pub(crate) fn admits_receiver(packet: &PacketMeta, group: u32) -> Result<(), DropReason> {
     if packet.admission == Admission::WITHOUT_RULES && has_rules(group & GROUP) {
@@ -321,10 +323,10 @@ pub(crate) fn admits_receiver(packet: &PacketMeta, group: u32) -> Result<(), Dro
     }
 }
 
-/// Whether the port receives its copy of a replicated frame. Each receiver is evaluated as if the packet were for it alone; no
-/// flow is inserted, so that replies are new connections.
+/// Whether the port receives a copy of a replicated frame. Each receiver is evaluated as if it were the only one. No flow is
+/// inserted, so replies open new connections.
 ///
-/// A function of its own for the verifier; its result is that of `packet::code`.
+/// A global function: the verifier checks it once. The result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_admits(ifindex: u32) -> u32 {
@@ -348,10 +350,10 @@ pub(crate) extern "C" fn ctv_admits(ifindex: u32) -> u32 {
     }
 }
 
-/// Whether a replicated frame of a pod may leave the node, where its receivers are not known. Not zero if so: not if rules of
-/// its sender depend on the group or the address of the receiver.
+/// Whether a replicated frame from a pod may leave the node; non-zero if so. The receivers on other nodes are unknown, so it may
+/// not if rules of its sender depend on the group or the address of the receiver.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_leaves() -> u32 {
@@ -369,7 +371,7 @@ pub(crate) extern "C" fn ctv_leaves() -> u32 {
     u32::from(ctv_side(OUT as u32) == 0)
 }
 
-/// Begins the evaluation of a replicated packet for a receiver with the address `own`.
+/// Prepares the evaluation of a replicated packet for a receiver with the address `own`.
 #[inline(always)]
 fn replicated(packet: &PacketMeta, evaluation: &mut Evaluation, own: [u64; 2]) {
     evaluation.ends[0].set_words(packet.tuple.source.words());
@@ -387,7 +389,7 @@ fn replicated(packet: &PacketMeta, evaluation: &mut Evaluation, own: [u64; 2]) {
     evaluation.clear_rules();
 }
 
-/// Sets and their trees are not changed as long as a group leads to them.
+/// Access to the rule maps. Rule sets and their trees are not changed while a group refers to them.
 struct Maps;
 
 impl Tables for Maps {
@@ -402,7 +404,8 @@ impl Tables for Maps {
     }
 }
 
-/// One turn of many, which the verifier takes for one: it tells apart no more than the search in memory does. 1 at the end.
+/// One step of the lookup. The verifier checks it once for all steps, because the state of the search is in a map. The result is
+/// 1 at the end.
 extern "C" fn search_on(_turn: u64, _nothing: *mut c_void) -> i64 {
     let Some(Evaluation { key, search, .. }) = evaluation() else { return 1 };
     if !search.turn(&Maps) {
@@ -412,7 +415,7 @@ extern "C" fn search_on(_turn: u64, _nothing: *mut c_void) -> i64 {
     0
 }
 
-/// Counts the current packet for a rule that has decided about it.
+/// Counts the current packet for the rule that decided.
 #[inline(always)]
 fn count(rule: u32) {
     if rule != 0 {
@@ -420,7 +423,7 @@ fn count(rule: u32) {
     }
 }
 
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_count(rule: u32) -> u32 {
@@ -429,11 +432,11 @@ extern "C" fn ctv_count(rule: u32) -> u32 {
     if COUNTS.get_ptr(rule).is_none() {
         // SAFETY: numbers.
         let none = unsafe { contiv_abi::cleared::<RuleCount>() };
-        // When another CPU was faster, or there is no room, that is as well.
+        // Fails if another CPU has inserted the entry, or if there is no room; both are acceptable.
         let _made = COUNTS.insert(rule, &none, BPF_NOEXIST.into());
     }
     if let Some(count) = COUNTS.get_ptr_mut(rule) {
-        // SAFETY: this CPU's own.
+        // SAFETY: the value of this CPU.
         unsafe {
             (*count).packets += 1;
             (*count).bytes += u64::from(packet.len);

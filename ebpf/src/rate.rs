@@ -1,8 +1,8 @@
-//! How much a pod may send and be sent.
+//! Rate limits of pods, and storm control.
 //!
-//! What is too much waits in the kernel's queues, where the kernel has them: what a pod sends in its class of a queue in
-//! front of a pair of interfaces (`Port::queue`), behind which `ctv_from_queue` goes on with it; what it is sent in front of the
-//! host end of its own pair. Where there are no queues, it is dropped.
+//! Traffic above the rate waits in queues of the kernel. Packets from a pod wait in their class of a queue before a pair of
+//! interfaces (`Port::queue`); `ctv_from_queue` continues behind it. Packets to a pod wait before the host end of its veth pair.
+//! On kernels without these queues, traffic above the rate is dropped.
 
 use aya_ebpf::{
     bindings::BPF_NOEXIST,
@@ -25,16 +25,16 @@ use crate::{
 #[btf_map(name = "ctv_meters")]
 static METERS: HashMap<MeterKey, Meter, METERS_CAPACITY, NO_PREALLOC> = HashMap::new();
 
-/// Goes at once.
+/// Forward at once.
 pub(crate) const GO: u32 = 0;
-/// Leaves by the host end's sending side, in front of which it may have to wait.
+/// Send by the egress hook of the host end, where the packet may be queued.
 pub(crate) const WAIT: u32 = 1;
-/// Each frame is asked about.
+/// Each frame is charged to a token bucket.
 const METERED: u32 = 2;
-/// Too much.
+/// The rate is exceeded.
 const DROP: u32 = 3;
 
-/// Lets `bytes` that a pod sends through, or says that it is too much for the port's group. For a port without a queue.
+/// Charges `bytes` from a pod to the rate limit of its group. Fails if the rate is exceeded. For a port without a queue.
 #[inline(always)]
 pub(crate) fn sends(group: u32, ifindex: u32, bytes: u32) -> Result<(), DropReason> {
     if !is_unlimited(group) && ctv_admit(group, ifindex, MeterKey::SENDS, bytes) == DROP {
@@ -44,8 +44,8 @@ pub(crate) fn sends(group: u32, ifindex: u32, bytes: u32) -> Result<(), DropReas
     }
 }
 
-/// Lets `bytes` for a pod through, or says that it is too much for the port's group. True if they have to take the way by the
-/// host end's sending side.
+/// Charges `bytes` to a pod to the rate limit of its group. Fails if the rate is exceeded. True if the packet must be sent by the
+/// egress hook of the host end.
 #[inline(always)]
 pub(crate) fn receives(group: u32, ifindex: u32, bytes: u32) -> Result<bool, DropReason> {
     if is_unlimited(group) {
@@ -57,20 +57,20 @@ pub(crate) fn receives(group: u32, ifindex: u32, bytes: u32) -> Result<bool, Dro
     }
 }
 
-/// Whether the group has no limit, as most.
+/// Whether the group has no rate limit.
 #[inline(always)]
 fn is_unlimited(group: u32) -> bool {
     policy::group(group).is_some_and(|limit| limit.rate == 0)
 }
 
-/// What holds for frames between a port and whoever else: [`GO`], [`WAIT`] or [`METERED`].
+/// How the rate of a port is limited: [`GO`], [`WAIT`] or [`METERED`].
 ///
-/// This and the next are functions of their own for the verifier.
+/// This and the next are global functions: the verifier checks each once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_limit(group: u32, ifindex: u32) -> u32 {
     match policy::group(group) {
-        // No number of a group: it is the node's port (`FdbEntry::NODE`).
+        // The number is that of no group: the port is the node's (`FdbEntry::NODE`).
         None => WAIT,
         Some(limit) if limit.rate == 0 => GO,
         Some(_) if maps::port(&ifindex).is_some_and(|port| port.queue != 0) => WAIT,
@@ -90,8 +90,8 @@ extern "C" fn ctv_admit(group: u32, ifindex: u32, direction: u32, bytes: u32) ->
     ctv_meter(ifindex, direction, Meter::cost(bytes, rate), Meter::cost(burst, rate))
 }
 
-/// Storm control: whether the port may send one more broadcast, unknown unicast or multicast packet. A burst of one second is
-/// allowed. One that is cut into frames on its way counts as these.
+/// Storm control: whether the port may send another broadcast, unknown unicast or multicast packet. The burst is one second. A
+/// packet that will be segmented counts as its segments.
 #[inline(always)]
 pub(crate) fn storm(ctx: &TcContext, ifindex: u32) -> Result<(), DropReason> {
     const SECOND: u64 = 1_000_000_000;
@@ -103,34 +103,34 @@ pub(crate) fn storm(ctx: &TcContext, ifindex: u32) -> Result<(), DropReason> {
     }
 }
 
-/// Number of frames that receivers get of a packet.
+/// Number of frames that a packet will be segmented into.
 #[inline(always)]
 fn frames(ctx: &TcContext) -> u64 {
     // SAFETY: the context of the program.
     let (segments, size) = unsafe { ((*ctx.skb.skb).gso_segs, (*ctx.skb.skb).gso_size) };
-    // The kernel does not count those of a packet that a program has made.
+    // The kernel does not set the count for a packet that a program has built.
     let count = if segments == 0 && size != 0 { ctx.len().div_ceil(size) } else { segments };
     u64::from(count.max(1))
 }
 
-/// Takes `cost` from a meter, or returns [`DROP`] if that exceeds its `burst`; both in nanoseconds.
+/// Charges `cost` to a meter, or returns [`DROP`] if that exceeds its `burst`; both in nanoseconds.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_meter(ifindex: u32, direction: u32, cost: u64, burst: u64) -> u32 {
     let key = MeterKey { ifindex, direction };
     if METERS.get_ptr(key).is_none() {
-        // SAFETY: numbers, and a lock that is open.
+        // SAFETY: numbers, and a released lock.
         let none = unsafe { contiv_abi::cleared::<Meter>() };
-        // If another CPU was faster, its meter serves as well.
+        // Fails if another CPU has inserted the meter, which is used then.
         let _made = METERS.insert(key, &none, BPF_NOEXIST.into());
     }
-    // No room: there are meters for more ports than there can be.
+    // The map has room for the meters of all ports.
     let Some(meter) = METERS.get_ptr_mut(key) else { return GO };
     // SAFETY: a helper without arguments.
     let now = unsafe { bpf_ktime_get_ns() };
-    // SAFETY: the place of a field of an entry that was found.
+    // SAFETY: the address of a field of an entry that was found.
     let lock = unsafe { &raw mut (*meter).lock }.cast();
-    // SAFETY: an entry that was found, and its lock, which is released at once; nothing is called meanwhile.
+    // SAFETY: an entry that was found, and its lock, which is released below; no function is called in between.
     unsafe {
         bpf_spin_lock(lock);
         let next = Meter::admit((*meter).full_at, now, burst, cost);

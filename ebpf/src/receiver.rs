@@ -19,7 +19,7 @@ pub(crate) fn receives(packet: &mut PacketMeta, group: u32, ifindex: u32) -> Res
     }
 }
 
-/// A function of its own for the verifier; the result is that of `packet::code`.
+/// A global function: the verifier checks it once. The result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_receives(packet: *mut PacketMeta, group: u32, ifindex: u32) -> u32 {
@@ -59,7 +59,7 @@ fn is_of_predecessor(packet: &PacketMeta, ifindex: u32) -> u32 {
 /// packets of a direction: it has got another group, which is noted. So the flow keeps its direction, and both ends the rules for it.
 /// An endpoint that has only the address of the former one has another port.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_regrouped(
@@ -85,7 +85,7 @@ pub(crate) extern "C" fn ctv_regrouped(
 /// if it has none but that for which the flow was evaluated, or is not known. If the port is another endpoint's by now, the flow ends
 /// where it is compared with the receiver.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_other_group(packet: *mut PacketMeta) -> u64 {
@@ -164,7 +164,7 @@ pub(crate) fn leaves(packet: &mut PacketMeta) -> Result<(), DropReason> {
 /// Not zero if the destination address of the current packet, for which no record was known when its flow was evaluated, has one now,
 /// and a group.
 ///
-/// A function of its own for the stack.
+/// Not inlined, to save stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_has_group(packet: *mut PacketMeta) -> u32 {
@@ -184,7 +184,7 @@ pub(crate) fn remove_stale_flow(packet: &PacketMeta) {
 /// Removes the flow of the current packet: its receiver's address belongs to another endpoint now. Not so for an ICMP error, which any
 /// router may send to an address without a record, in a frame for any station.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_stale(packet: *mut PacketMeta) -> u32 {

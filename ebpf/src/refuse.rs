@@ -82,12 +82,12 @@ const TIME_EXCEEDED_V6: [u8; 2] = [3, 0];
 /// Turns the current packet into "time exceeded" from the address `gateway`. What must not be answered so (errors, fragments, what
 /// has options) is left: the result is not zero then.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_exceed(skb: *mut __sk_buff, gateway: *const Address) -> u32 {
     let Some(packet) = packet::current() else { return DropReason::Malformed as u32 };
-    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole address.
+    // SAFETY: the verifier ensures that a pointer that is not null refers to a whole address.
     let Some(gateway) = (unsafe { gateway.as_ref() }) else { return DropReason::Malformed as u32 };
     let header = if packet.ip6 != 0 { size_of::<Ipv6>() } else { size_of::<Ipv4>() } as u32;
     let is_error = packet.icmp_error != IcmpError::NONE;

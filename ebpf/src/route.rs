@@ -23,7 +23,7 @@ use crate::{
 /// goes from there, as far as that is known before services are resolved. The result is `GO_ON`, `ROUTER` if the router itself has
 /// to answer it, or the number of the reason to drop it.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_route(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
@@ -70,7 +70,7 @@ pub(crate) extern "C" fn ctv_route(packet: *mut PacketMeta, skb: *mut __sk_buff)
 /// Not zero if the current packet, of a network that stays on the node, is in a frame to the endpoint of the network on another node
 /// that has its destination. The endpoint has been on this node, and its neighbours do not ask for it again at once.
 ///
-/// A function of its own for the stack.
+/// Not inlined, to save stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_is_behind_router(packet: *mut PacketMeta) -> u32 {
@@ -89,7 +89,7 @@ const GATEWAY: u32 = 2;
 
 /// Not zero if one of the ends of the current packet is in a routed subnet; [`GATEWAY`] if it is for a gateway.
 ///
-/// A function of its own for the stack.
+/// Not inlined, to save stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_is_for_router(packet: *mut PacketMeta) -> u32 {
@@ -109,7 +109,7 @@ const NO_SUBNET: u32 = 1;
 /// Sets in the packet metadata the network and the Ethernet address of the endpoint that the packet goes to, if the router
 /// reaches it: what was sent to the router, and what was translated to a destination on another network.
 ///
-/// A function of its own for the verifier; the result is zero or [`NO_SUBNET`].
+/// A global function: the verifier checks it once. The result is zero or [`NO_SUBNET`].
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_next_hop(packet: *mut PacketMeta) -> u32 {
@@ -170,7 +170,7 @@ pub(crate) extern "C" fn ctv_next_hop(packet: *mut PacketMeta) -> u32 {
 /// Sets in the packet metadata that the packet leaves by the node's kernel, if the router reaches its destination, which is in no
 /// subnet, so.
 ///
-/// A function of its own for the stack; there is nothing to say about the outcome.
+/// Not inlined, to save stack. The result is always zero.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_by_kernel(packet: *mut PacketMeta) -> u32 {
@@ -204,7 +204,7 @@ pub(crate) fn to_kernel(packet: &mut PacketMeta) {
 
 /// The same of a packet whose destination is in no subnet of the domain: it is in no subnet of another one.
 ///
-/// A function of its own for the stack; there is nothing to say about the outcome.
+/// Not inlined, to save stack. The result is always zero.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_no_subnet(packet: *mut PacketMeta) -> u32 {
@@ -281,7 +281,7 @@ struct Macs {
 
 /// Makes the packet of the packet metadata one that the router sends to its next hop. The result is that of `packet::code`.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_hop(packet: *mut PacketMeta, skb: *mut __sk_buff) -> u32 {
@@ -322,12 +322,12 @@ pub(crate) fn set_ttl(ctx: &TcContext, ip6: bool, ttl: u8) -> Result<(), DropRea
 /// its network is asked for by every pod. An endpoint of another network is by one that takes it for a neighbour, and one on
 /// another node is behind the router if the network stays on the node. `place` says where the endpoint with the address is.
 ///
-/// A function of its own for the stack.
+/// Not inlined, to save stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_router_has(ip: *const Address, place: u32) -> u32 {
     let Some(packet) = packet::current() else { return 0 };
-    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole address.
+    // SAFETY: the verifier ensures that a pointer that is not null refers to a whole address.
     let Some(ip) = (unsafe { ip.as_ref() }) else { return 0 };
     let Some(subnet) = maps::subnet(packet.domain, ip) else { return 0 };
     if packet.source_port == 0 || !subnet.is_routed() {
@@ -346,7 +346,7 @@ pub(crate) const ACCEPTED: u32 = 0x1_0000;
 /// in a routed subnet, the endpoint must be behind the VTEP that has sent the packet. The result is `GO_ON` for a source
 /// in no such subnet, [`ACCEPTED`] and the identity, or the number of the reason to drop the packet.
 ///
-/// A function of its own for the stack.
+/// Not inlined, to save stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_routed_source(ip: *const Address) -> u32 {

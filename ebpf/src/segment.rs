@@ -47,7 +47,7 @@ fn is_plain(packet: &PacketMeta, half: &FlowHalf) -> bool {
 
 /// The current packet is the first reply of a flow without states.
 ///
-/// This and the next are functions of their own for the verifier.
+/// This and the next are global functions: the verifier checks each once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_replied(packet: *mut PacketMeta) -> u32 {
@@ -110,7 +110,7 @@ extern "C" fn ctv_segment(packet: *mut PacketMeta) -> u32 {
 /// its receiver has acknowledged and what its sender has sent. Other protocols have no numbers. `reply` is the direction of
 /// the error. The result is that of `packet::code`.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_quoted(packet: *mut PacketMeta, number: u32, reply: u32) -> u32 {

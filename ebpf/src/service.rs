@@ -65,7 +65,7 @@ pub(crate) extern "C" fn ctv_choose(packet: *mut PacketMeta) -> u32 {
 
 /// What follows for a packet that is for no port of a service, with what `guard::ctv_guard_new` checks of others.
 ///
-/// A function of its own for the stack; its result is that of `packet::code`.
+/// Not inlined, to save stack. The result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_no_service(packet: *mut PacketMeta) -> u32 {
@@ -253,7 +253,7 @@ fn word(at: u32) -> Option<u32> {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_highest(entry: *const ServiceEntry, bucket: u32, ip6: u32) -> u32 {
-    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole entry.
+    // SAFETY: the verifier ensures that a pointer that is not null refers to a whole entry.
     unsafe { entry.as_ref() }.map_or(0, |entry| entry.highest(bucket, ip6 != 0) as u32)
 }
 
@@ -300,7 +300,7 @@ extern "C" fn contest_step(place: u64, contest: *mut Contest) -> i64 {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_place(block: *const AffinityBlock, tag: u32, now: u32) -> u32 {
-    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole block.
+    // SAFETY: the verifier ensures that a pointer that is not null refers to a whole block.
     unsafe { block.as_ref() }.map_or(0, |block| block.highest(tag, now) as u32)
 }
 
@@ -308,7 +308,7 @@ extern "C" fn ctv_place(block: *const AffinityBlock, tag: u32, now: u32) -> u32 
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_has(entry: *const ServiceEntry, wanted: u64) -> u32 {
-    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole entry.
+    // SAFETY: the verifier ensures that a pointer that is not null refers to a whole entry.
     let Some(entry) = (unsafe { entry.as_ref() }) else { return 0 };
     if entry.backends <= ServiceEntry::FEW as u32 {
         return u32::from(entry.has(wanted));
@@ -357,7 +357,7 @@ extern "C" fn seek_step(_step: u64, seek: *mut Seek) -> i64 {
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_marked(entry: *const ServiceEntry, mark: u32) -> u32 {
-    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole entry.
+    // SAFETY: the verifier ensures that a pointer that is not null refers to a whole entry.
     let Some(entry) = (unsafe { entry.as_ref() }) else { return ServiceEntry::NO_NUMBER };
     if entry.backends <= ServiceEntry::FEW as u32 {
         return entry.marked(mark);
@@ -392,7 +392,7 @@ extern "C" fn walk_step(place: u64, walk: *mut Walk) -> i64 {
 
 /// A word of a list of members; zero beyond the end of all lists, where no member is.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_listed(list: u32, place: u32) -> u64 {

@@ -25,7 +25,7 @@ static CTV_SKB: SkbLayout = SkbLayout::UNKNOWN;
 /// Sees to it that the headers of a pod's frame are in the kernel's own memory. Pages of a process (`MSG_ZEROCOPY`) are sent as they are,
 /// and copied after the programs: a pod that moves the headers into them could change what has been evaluated. Not zero on failure.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_own_headers(skb: *mut __sk_buff) -> u32 {

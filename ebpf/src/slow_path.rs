@@ -1,7 +1,7 @@
 //! The slow path: packets without a known flow, and the first packet of a flow after a change of the rules.
 //!
-//! A program of its own, which the others continue in by a tail call: what is done once per connection does not count for the
-//! limits of the programs that every packet runs.
+//! A separate program, which the others tail-call: work that is done once per connection does not count for the complexity limits
+//! of the programs that process every packet.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use contiv_abi::{DropReason, FlowEvent};
@@ -15,7 +15,7 @@ use crate::{
     verdict::Verdict,
 };
 
-/// The rest of the way of the frame in the packet metadata, which has come in by `ifindex`.
+/// Continues with the frame of the packet metadata, which was received on `ifindex`.
 #[inline(always)]
 pub(crate) fn receive(ctx: &TcContext, ifindex: u32) -> Verdict {
     forward(ctx, ifindex).unwrap_or_else(Verdict::from)
@@ -27,7 +27,7 @@ fn forward(ctx: &TcContext, ifindex: u32) -> Result<Verdict, DropReason> {
     let code = resolve(ctx.skb.skb, packet);
     let from_pod = packet.ingress == Ingress::POD;
     if code & REFUSE != 0 {
-        // The packet has become its own refusal, for its sender.
+        // The packet was overwritten with a refusal to its sender.
         if !from_pod {
             pod::push_tag(ctx, packet.segment)?;
         }
@@ -44,8 +44,8 @@ fn forward(ctx: &TcContext, ifindex: u32) -> Result<Verdict, DropReason> {
     if from_pod { pod::send(ctx, packet) } else { delivery::from_outside(packet) }
 }
 
-/// The flow of the current packet: found again, or inserted. The result is that of `packet::code`, `DSR`, or `REFUSE` and the
-/// reason of the refusal that the packet has become.
+/// Finds the flow of the current packet again, or inserts it. The result is that of `packet::code`, `DSR`, or `REFUSE` with the
+/// reason if the packet was overwritten with a refusal.
 #[inline(always)]
 fn resolve(skb: *mut __sk_buff, packet: &mut PacketMeta) -> u32 {
     let mut code = packet.miss;
@@ -64,7 +64,7 @@ fn resolve(skb: *mut __sk_buff, packet: &mut PacketMeta) -> u32 {
         code = open(packet);
     }
     if code == AGAIN {
-        // Another CPU has inserted the flow meanwhile, which is newer than the packet's time.
+        // Another CPU has inserted the flow, which may be newer than the time that was read for the packet.
         packet.now = flows::now();
         code = track::ctv_track(packet);
         if code == NEW {
@@ -72,7 +72,7 @@ fn resolve(skb: *mut __sk_buff, packet: &mut PacketMeta) -> u32 {
         }
     }
     if code == REVALIDATE {
-        // The rules have changed once more: the next packet will do.
+        // The rules have changed again; the next packet is evaluated by them.
         return DropReason::Policy as u32;
     }
     if code == AGAIN {
@@ -80,12 +80,12 @@ fn resolve(skb: *mut __sk_buff, packet: &mut PacketMeta) -> u32 {
             flows::count(FlowEvent::Failed);
             return DropReason::NotTracked as u32;
         }
-        // The other CPU is interrupted between the slot of the replies and that of the packets. The rules allow the packet,
-        // and it is translated as the flow will be.
+        // The other CPU was interrupted between the insertions of the two slots. The rules allow the packet, and its translation
+        // is that of the flow.
         code = GO_ON;
     }
     if code & REFUSE != 0 {
-        // What cannot be refused is dropped for the same reason.
+        // A packet that cannot be refused is dropped for the same reason.
         return if refuse::ctv_refuse(skb) == GO_ON { code } else { code & !REFUSE };
     }
     if code == GO_ON { ip::ctv_rewrite(packet, skb) } else { code }

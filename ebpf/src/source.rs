@@ -13,7 +13,7 @@ use crate::{
 
 /// Puts into the current packet who sends a frame on a pod's port, if it is the pod, and the frame one that pods may send.
 ///
-/// A function of its own for the verifier, and for the stack; the result is that of `packet::code`.
+/// A global function: the verifier checks it once, and it saves stack. The result is that of `packet::code`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_sender(skb: *mut __sk_buff) -> u32 {

@@ -213,7 +213,7 @@ pub(crate) extern "C" fn ctv_revalidate(packet: *mut PacketMeta) -> u32 {
 
 /// Notes the group of an endpoint elsewhere whose record has arrived since the flow began: the sender of the current packet.
 ///
-/// A function of its own for the verifier.
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_appeared(packet: *mut PacketMeta, number: u32, reply: u32) -> u32 {

@@ -40,7 +40,7 @@ pub(crate) fn origin(ctx: &TcContext) -> Result<u32, DropReason> {
 /// There is no tunnel key: no VNI has so many bits.
 const NO_KEY: u32 = u32::MAX;
 
-/// A function of its own for the stack.
+/// Not inlined, to save stack.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_origin(skb: *mut __sk_buff) -> u32 {
@@ -84,7 +84,7 @@ const IPV6: u64 = BPF_F_TUNINFO_IPV6 as u64;
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_address(skb: *mut __sk_buff, vni: u32, vtep: *const Vtep, tos: u32) -> u32 {
-    // SAFETY: the verifier sees to it that a pointer which is not null is to a whole address.
+    // SAFETY: the verifier ensures that a pointer that is not null refers to a whole address.
     let Some(vtep) = (unsafe { vtep.as_ref() }) else { return 1 };
     // SAFETY: numbers.
     let mut key = unsafe { contiv_abi::cleared::<Key>() };

@@ -1,28 +1,29 @@
-//! What a stage decides.
+//! Verdicts of the stages.
 
 use contiv_abi::{DropReason, FdbEntry, maps::Stage};
 
-/// The end of a frame's way through the stages.
+/// What happens to a frame after the stages.
 #[must_use]
 pub(crate) enum Verdict {
-    /// Goes no further; counted.
+    /// Drop the frame, and count it.
     Drop(DropReason),
-    /// All its copies have been sent.
+    /// All copies of the frame have been sent.
     Delivered,
-    /// To the pod whose host end has this interface index, and which is in this group.
+    /// Deliver to the pod with this group and this interface index of the host end.
     Pod { ifindex: u32, group: u32 },
-    /// From a pod with a rate: waits in its class in front of this interface. Comes back as of the port.
+    /// Queue the frame, which is from a pod with a rate limit, in its class before this interface. `ctv_from_queue` continues
+    /// with it as a frame of this port.
     Wait { queue: u32, priority: u32, port: u32 },
-    /// Another program continues with it.
+    /// Continue in another program.
     Continue(Stage),
-    /// Leaves by the interface with this index.
+    /// Send by the interface with this index.
     Out(u32),
-    /// Goes back, as a refusal, by the interface with this index; counted.
+    /// Send the frame, which was overwritten with a refusal, by the interface with this index; count the drop.
     Back(u32, DropReason),
 }
 
 impl Verdict {
-    /// To a pod here.
+    /// Delivery to a pod on this node.
     pub(crate) fn to_pod(place: &FdbEntry) -> Verdict {
         Verdict::Pod { ifindex: place.ifindex, group: place.group }
     }
