@@ -1,4 +1,4 @@
-//! Whether the endpoint that a packet goes to is the one for which its flow was evaluated.
+//! Checks that the endpoint that a packet goes to is the one for which its flow was evaluated.
 
 use contiv_abi::{DropReason, FdbEntry, FlowHalf, NeighKey, PortSlot};
 
@@ -9,8 +9,8 @@ use crate::{
     packet::{self, GO_ON, IcmpError, PacketMeta},
 };
 
-/// Whether the current packet may go to a pod of this group, as far as its flow is concerned: the rules were evaluated for
-/// the owner of the address at that time.
+/// Checks whether the current packet may be delivered to a pod of this group at this port: the rules of its flow were evaluated
+/// for the owner of the address at that time.
 #[inline(always)]
 pub(crate) fn receives(packet: &mut PacketMeta, group: u32, ifindex: u32) -> Result<(), DropReason> {
     match ctv_receives(packet, group, ifindex) {
@@ -28,36 +28,36 @@ extern "C" fn ctv_receives(packet: *mut PacketMeta, group: u32, ifindex: u32) ->
         return GO_ON;
     }
     let receiver = group & u32::from(u16::MAX);
-    // An endpoint without a group may have got the address of one elsewhere that had a group.
+    // An endpoint without a group may have taken over the address of an endpoint with a group on another node.
     let identity = packet.receiver_identity;
     let is_pod = group & FdbEntry::NODE == 0;
     if packet.receiver != receiver || identity != receiver && identity != u32::from(FlowHalf::UNKNOWN) {
         let is_regrouped = is_pod && ctv_regrouped(packet, packet.entry & 1, ifindex, receiver) != 0;
-        // The next packet is evaluated by the rules of the new group.
+        // The next packet is evaluated with the rules of the new group.
         return if is_regrouped { DropReason::StaleFlow as u32 } else { ctv_stale(packet) };
     }
     if is_pod && is_of_predecessor(packet, ifindex) != 0 {
         return ctv_stale(packet);
     }
-    // The node has no pod's end of a pair.
+    // The node's own port is not the host end of a pod's veth pair.
     if is_pod {
         set_receiver(packet, ifindex);
     }
     GO_ON
 }
 
-/// 1 if the current packet is one of those that the owner of its flow receives, and this port is another one: the address has
-/// passed to a pod that has not begun the flow, and whose rules have not been asked about such packets.
+/// 1 if the current packet is one that the owner of its flow receives, and the port is another one: the address has been taken
+/// over by a pod that has not opened the flow, and whose rules have not been evaluated for such packets.
 #[inline(always)]
 fn is_of_predecessor(packet: &PacketMeta, ifindex: u32) -> u32 {
-    // The owner receives the replies to what it has begun, and the packets of the other flows.
+    // The owner receives the replies of flows that it has opened, and the original packets of received flows.
     let owner = packet.owner ^ (packet.entry & 1 ^ 1) << 31;
     differ(packet.owner, 0) & differ(owner, ifindex) & differ(owner & FlowHalf::RECEIVED, FlowHalf::RECEIVED)
 }
 
-/// 1 if the endpoint at the port, whose group is another one than that for which the flow was evaluated, is the one that receives the
-/// packets of a direction: it has got another group, which is noted. So the flow keeps its direction, and both ends the rules for it.
-/// An endpoint that has only the address of the former one has another port.
+/// Stores the new group of the endpoint at the port if it is the endpoint that receives the packets of a direction; 1 if so. The
+/// group of the endpoint has changed since the flow was evaluated. The flow keeps its direction, and the rules of both endpoints
+/// for that direction. An endpoint that has taken over the address of another one has another port.
 ///
 /// A global function: the verifier checks it once.
 #[inline(never)]
@@ -71,7 +71,7 @@ pub(crate) extern "C" fn ctv_regrouped(
     let Some(packet) = packet::of(packet) else { return 0 };
     let (number, direction) = (packet.entry >> 1, direction & 1);
     let Some(place) = flows::record(number) else { return 0 };
-    // SAFETY: a record of the map. If it is another flow's meanwhile, nothing is noted.
+    // SAFETY: a record of the map. If it has been reused for another flow, nothing is stored.
     let FlowHalf { owner, receiver, .. } = *unsafe { half(place, 0) };
     let is_same = if direction != 0 { owner == ifindex } else { receiver == receiver_at(ifindex) };
     if packet.icmp_error != IcmpError::NONE || ifindex == 0 || !is_same {
@@ -81,9 +81,9 @@ pub(crate) extern "C" fn ctv_regrouped(
     1
 }
 
-/// The port that has received the packets of the direction of the current packet, in the upper half, and the group that it has now: zero
-/// if it has none but that for which the flow was evaluated, or is not known. If the port is another endpoint's by now, the flow ends
-/// where it is compared with the receiver.
+/// The port that has received the packets of the current packet's direction, in the upper half, and its current group: zero if
+/// the group is that for which the flow was evaluated, or the port is unknown. If the port now belongs to another endpoint, the
+/// flow ends when it is compared with the receiver.
 ///
 /// A global function: the verifier checks it once.
 #[inline(never)]
@@ -91,7 +91,7 @@ pub(crate) extern "C" fn ctv_regrouped(
 pub(crate) extern "C" fn ctv_other_group(packet: *mut PacketMeta) -> u64 {
     let Some(packet) = packet::of(packet) else { return 0 };
     let Some(place) = flows::record(packet.entry >> 1) else { return 0 };
-    // SAFETY: a record of the map; if it is another flow's meanwhile, nothing is noted.
+    // SAFETY: a record of the map. If it has been reused for another flow, nothing is stored.
     let half = unsafe { half(place, packet.entry as usize) };
     let Some(port) = maps::port_slot(u32::from(half.receiver).wrapping_sub(1)) else { return 0 };
     let group = half.group(packet.entry & 1 != 0);
@@ -101,7 +101,7 @@ pub(crate) extern "C" fn ctv_other_group(packet: *mut PacketMeta) -> u64 {
     u64::from(port.ifindex) << 32 | u64::from(port.group)
 }
 
-/// Notes the group that the endpoint that the current packet goes to has got: the rules of the former one do not decide about it any more.
+/// Stores the changed group of the current packet's receiver in the flow: the rules of its former group no longer apply.
 #[inline(always)]
 pub(crate) fn update_group(packet: &mut PacketMeta) {
     let current = ctv_other_group(packet);
@@ -110,17 +110,17 @@ pub(crate) fn update_group(packet: &mut PacketMeta) {
     }
 }
 
-/// What [`FlowHalf::receiver`] is for a port.
+/// Value of [`FlowHalf::receiver`] for a port.
 #[inline(always)]
 pub(crate) const fn receiver_at(ifindex: u32) -> u16 {
     PortSlot::number(ifindex) as u16 + 1
 }
 
-/// Notes for the fast path which port receives the packets of this direction of the flow.
+/// Stores the port that receives the packets of this direction, for the fast path.
 #[inline(always)]
 fn set_receiver(packet: &PacketMeta, ifindex: u32) {
     let Some(place) = flows::record(packet.entry >> 1) else { return };
-    // SAFETY: a record of the map. That of another flow meanwhile gets a hint that is not right.
+    // SAFETY: a record of the map. If it has been reused for another flow, that flow gets a wrong hint.
     let half = unsafe { half(place, packet.entry as usize) };
     let receiver = receiver_at(ifindex);
     if half.receiver != receiver {
@@ -128,9 +128,9 @@ fn set_receiver(packet: &PacketMeta, ifindex: u32) {
     }
 }
 
-/// The same of an endpoint on another node. A flow to the unknown owner of an address is none to an endpoint with a group, whose
-/// Ethernet address the sender has put in since. Nor is a reply: no endpoint begins a flow from an address without a record. Such a
-/// flow continues with its own ends.
+/// As [`receives`], for an endpoint on another node. If the record of the destination was missing when the flow was evaluated,
+/// the flow does not go to an endpoint with a group, whose Ethernet address the sender uses now. A reply does not either, because
+/// no endpoint opens a flow from an address without a record. Such a flow continues between its own endpoints.
 #[inline(always)]
 pub(crate) fn reaches(packet: &mut PacketMeta, group: u32) -> Result<(), DropReason> {
     let (evaluated, group) = (packet.receiver_identity, group & u32::from(u16::MAX));
@@ -147,8 +147,8 @@ pub(crate) fn reaches(packet: &mut PacketMeta, group: u32) -> Result<(), DropRea
     Err(packet::reason(ctv_stale(packet)))
 }
 
-/// The same of a packet to an Ethernet address that no endpoint has. A flow that was evaluated for an endpoint is none to another
-/// station, whose address the sender has put in since.
+/// As [`receives`], for a packet to an Ethernet address without a record. A flow that was evaluated for an endpoint does not go
+/// to another station, whose Ethernet address the sender uses now.
 #[inline(always)]
 pub(crate) fn leaves(packet: &mut PacketMeta) -> Result<(), DropReason> {
     let is_reply = packet.entry & 1 != 0;
@@ -161,8 +161,8 @@ pub(crate) fn leaves(packet: &mut PacketMeta) -> Result<(), DropReason> {
     Err(packet::reason(ctv_stale(packet)))
 }
 
-/// Not zero if the destination address of the current packet, for which no record was known when its flow was evaluated, has one now,
-/// and a group.
+/// Non-zero if the destination address of the current packet, whose record was missing when the flow was evaluated, now has a
+/// record with a group.
 ///
 /// Not inlined, to save stack.
 #[inline(never)]
@@ -173,7 +173,7 @@ extern "C" fn ctv_has_group(packet: *mut PacketMeta) -> u32 {
     u32::from(owner.is_some_and(|owner| owner.group & u32::from(u16::MAX) != 0))
 }
 
-/// Removes the flow of a client's packet whose backend has no record any more: the next packet gets another one.
+/// Removes the flow of a client's packet if the record of its backend was removed: the next packet gets another backend.
 #[inline(always)]
 pub(crate) fn remove_stale_flow(packet: &PacketMeta) {
     if packet.entry & 1 == 0 {
@@ -181,8 +181,8 @@ pub(crate) fn remove_stale_flow(packet: &PacketMeta) {
     }
 }
 
-/// Removes the flow of the current packet: its receiver's address belongs to another endpoint now. Not so for an ICMP error, which any
-/// router may send to an address without a record, in a frame for any station.
+/// Removes the flow of the current packet, because the address of its receiver now belongs to another endpoint. For an ICMP
+/// error, the flow is kept: any router may send one to an address without a record, in a frame to any station.
 ///
 /// A global function: the verifier checks it once.
 #[inline(never)]

@@ -1,5 +1,5 @@
-//! Telling a client at once that a service has nobody behind it: TCP by a reset, anything else by "port
-//! unreachable".
+//! Refusals: informs a client immediately that a service has no backends, by a TCP reset or by the ICMP error "port unreachable".
+//! Also the ICMP error "time exceeded".
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_RECOMPUTE_CSUM},
@@ -15,10 +15,10 @@ use crate::{
     packet::{self, ANSWER_LEN, Fragment, ICMP, ICMPV6, IcmpError, PacketMeta, tcp},
 };
 
-/// What a refusal says about where it comes from.
+/// TTL of refusals.
 const TTL: u8 = 64;
 
-/// The header of an ICMP error, and as much of the packet as it quotes.
+/// The header of an ICMP error, and the part of the packet that it quotes.
 #[repr(C)]
 struct Message<const QUOTED: usize> {
     /// Type and code.
@@ -28,12 +28,12 @@ struct Message<const QUOTED: usize> {
     quoted: [u8; QUOTED],
 }
 
-/// The header and 8 bytes (RFC 792).
+/// The IP header and 8 bytes (RFC 792).
 const QUOTED_V4: usize = 28;
-/// Likewise; more would be welcome (RFC 4443 2.4 c), but ports are what a client needs.
+/// The IP header and 8 bytes. RFC 4443 2.4 c recommends more, but a client needs only the ports.
 const QUOTED_V6: usize = 48;
 
-/// A whole answer.
+/// A complete answer.
 #[repr(C)]
 struct Answer<N, T> {
     ethernet: Ethernet,
@@ -41,8 +41,8 @@ struct Answer<N, T> {
     transport: T,
 }
 
-/// Turns the current packet into the refusal of it. What must not be answered (a reset, a fragment, what has
-/// options that the answer would have to quote) is left: the result is not zero then.
+/// Overwrites the current packet with its refusal. A packet that must not be answered (a reset, a fragment, a packet with
+/// options, which the answer would have to quote) is unchanged, and the result is the number of a drop reason.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_refuse(skb: *mut __sk_buff) -> u32 {
@@ -79,8 +79,8 @@ const PORT_UNREACHABLE_V6: [u8; 2] = [1, 4];
 const TIME_EXCEEDED: [u8; 2] = [11, 0];
 const TIME_EXCEEDED_V6: [u8; 2] = [3, 0];
 
-/// Turns the current packet into "time exceeded" from the address `gateway`. What must not be answered so (errors, fragments, what
-/// has options) is left: the result is not zero then.
+/// Overwrites the current packet with "time exceeded" from the address `gateway`. A packet that must not be answered (an ICMP
+/// error, a fragment, a packet with options) is unchanged, and the result is the number of a drop reason.
 ///
 /// A global function: the verifier checks it once.
 #[inline(never)]
@@ -103,7 +103,9 @@ pub(crate) extern "C" fn ctv_exceed(skb: *mut __sk_buff, gateway: *const Address
     })
 }
 
-/// Puts the header of a reset into the current packet. A function of its own for the verifier.
+/// Stores the TCP header of a reset in the packet metadata.
+///
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_reset(skb: *mut __sk_buff) -> u32 {
@@ -111,7 +113,7 @@ extern "C" fn ctv_reset(skb: *mut __sk_buff) -> u32 {
     packet::code(reset(&TcContext::new(skb), packet))
 }
 
-/// RFC 9293 3.10.7.1: a reset that the client believes.
+/// A reset that the client accepts (RFC 9293 3.10.7.1).
 #[inline(always)]
 fn reset(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     let from = frame::load::<Tcp>(ctx, packet.l4 as usize)?;
@@ -130,7 +132,7 @@ fn reset(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     }
     let header = u32::from(from.offset_and_flags[0] >> 4) * 4;
     let data = ip_end(ctx, packet)?.wrapping_sub(packet.l4 + header);
-    // SYN and FIN take a number each; without branches, their bits being 2 and 1.
+    // SYN and FIN each take a sequence number. Branch-free: their bits are 2 and 1.
     let counted = u32::from(packet.tcp >> 1 & 1) + u32::from(packet.tcp & 1);
     let [high, low] = from.sequence;
     let next = (u32::from(high.get()) << 16 | u32::from(low.get())).wrapping_add(data).wrapping_add(counted);
@@ -139,7 +141,7 @@ fn reset(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// Where the packet ends, which may be before the frame does.
+/// Offset of the end of the packet, which may be before the end of the frame.
 #[inline(always)]
 fn ip_end(ctx: &TcContext, packet: &PacketMeta) -> Result<u32, DropReason> {
     let (at, header) = if packet.ip6 != 0 { (4, size_of::<Ipv6>() as u32) } else { (2, 0) };
@@ -147,15 +149,17 @@ fn ip_end(ctx: &TcContext, packet: &PacketMeta) -> Result<u32, DropReason> {
     Ok(packet.l3 + header + u32::from(length.get()))
 }
 
-/// The room for an answer, which is too large for the stack.
+/// The buffer for an answer, which is too large for the stack.
 #[inline(always)]
 fn answer_buffer<T>(packet: &mut PacketMeta) -> &mut T {
     const { assert!(size_of::<T>() <= ANSWER_LEN && align_of::<T>() <= 8) };
-    // SAFETY: large and aligned enough, and any bytes are a value of the headers here.
+    // SAFETY: size and alignment suffice, and any bytes are a valid value of these headers.
     unsafe { &mut *(&raw mut packet.answer).cast::<T>() }
 }
 
-/// Begins an answer: the headers around `payload` bytes of this protocol. A function of its own for the verifier.
+/// Writes the Ethernet and IP headers of an answer with `payload` bytes of this protocol.
+///
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_envelope(protocol: u32, payload: u32) -> u32 {
@@ -173,7 +177,7 @@ extern "C" fn ctv_envelope(protocol: u32, payload: u32) -> u32 {
     0
 }
 
-/// The answer whose headers have been begun, of a payload of `T`.
+/// Writes the headers of an answer with a payload of type `T`. Returns the answer, and the TCP header of the reset.
 #[inline(always)]
 fn answer_with_headers<'a, N, T>(protocol: u8) -> Result<(&'a mut Answer<N, T>, Tcp), DropReason> {
     ctv_envelope(protocol.into(), size_of::<T>() as u32);
@@ -217,7 +221,7 @@ fn message_v6(ctx: &TcContext, kind: [u8; 2]) -> Result<(), DropReason> {
     send(ctx, answer)
 }
 
-/// All but the checksum.
+/// Writes an ICMP message except for its checksum.
 #[inline(always)]
 fn quote<const QUOTED: usize>(
     ctx: &TcContext,
@@ -228,7 +232,7 @@ fn quote<const QUOTED: usize>(
     message.checksum = Be16::new(0);
     message.zero = [0; 4];
     let to = (&raw mut message.quoted).cast();
-    // SAFETY: the context is the kernel's, and there is room for so many bytes.
+    // SAFETY: the context is the one that the kernel gave to this program, and the buffer has the given length.
     if unsafe { bpf_skb_load_bytes(ctx.skb.skb.cast(), ETHERNET as u32, to, QUOTED as u32) } != 0 {
         return Err(DropReason::Malformed);
     }
@@ -277,7 +281,7 @@ fn ipv6(packet: &PacketMeta, protocol: u8, payload: u16) -> Ipv6 {
 
 #[inline(always)]
 fn pseudo_v4(header: &Ipv4, protocol: u8, len: usize) -> u32 {
-    // Source and destination, one behind the other.
+    // Source and destination address are adjacent.
     sum_bytes((&raw const header.source).cast(), 8, seed(protocol, len))
 }
 
@@ -286,7 +290,7 @@ fn pseudo_v6(header: &Ipv6, protocol: u8, len: usize) -> u32 {
     sum_bytes((&raw const header.source).cast(), 32, seed(protocol, len))
 }
 
-/// Protocol and length in the pseudo header, in 16-bit words as they lie in memory.
+/// Length and protocol of the pseudo header, in 16-bit words in memory order.
 #[inline(always)]
 fn seed(protocol: u8, len: usize) -> u32 {
     u32::from((len as u16).to_be()) + u32::from(u16::from(protocol).to_be())
@@ -299,7 +303,7 @@ fn sum<T>(bytes: &T, seed: u32) -> u32 {
 
 #[inline(always)]
 fn sum_bytes(bytes: *const u32, len: u32, seed: u32) -> u32 {
-    // SAFETY: the callers have so many bytes there, and the helper only reads them.
+    // SAFETY: the callers pass the length of the buffer, and the helper only reads it.
     (unsafe { bpf_csum_diff(core::ptr::null_mut(), 0, bytes.cast_mut(), len, seed) }) as u32
 }
 
@@ -308,8 +312,9 @@ fn checksum<T>(bytes: &T, seed: u32) -> Be16 {
     Be16::from_wire(!folded(sum(bytes, seed)))
 }
 
-/// The checksum of a reset, or the sum over the pseudo header if the kernel, which was still to write that of the segment, writes it.
-/// Of an ICMP message it writes two bytes that are unused, and the checksum is right with those, too.
+/// The checksum of a reset. If the kernel has still to write the checksum of the original segment, it will complete that of the
+/// reset at the same offset, which must be the sum over the pseudo header then. In an ICMP message, the kernel writes two unused
+/// bytes, with which the checksum is correct, too.
 #[inline(always)]
 fn checksum_of_reset<N>(ctx: &TcContext, reset: &Tcp, seed: u32) -> Be16 {
     const CHECKSUM: usize = 16;

@@ -1,7 +1,7 @@
-//! Routing between the networks of a domain: what pods send to the router is forwarded by its IP address.
+//! Routing between the networks of a domain: packets that pods send to the router are forwarded by IP address.
 //!
-//! The router is on every node and has one Ethernet address everywhere, so that a packet is routed once, on the node of its
-//! sender: it reaches another node on the network of its destination.
+//! The router exists on every node with the same Ethernet address. A packet is routed once, on the node of its sender, and
+//! reaches another node on the network of its destination.
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_RECOMPUTE_CSUM},
@@ -19,9 +19,9 @@ use crate::{
     source,
 };
 
-/// Whether the packet of the packet metadata, which has been parsed, is for the router, or for an endpoint behind it, and where it
-/// goes from there, as far as that is known before services are resolved. The result is `GO_ON`, `ROUTER` if the router itself has
-/// to answer it, or the number of the reason to drop it.
+/// Determines whether the current packet, which has been parsed, is for the router or for an endpoint behind it, and its next
+/// hop, as far as it is known before services are resolved. The result is `GO_ON`, `ROUTER` if the router itself has to answer
+/// the packet, or the number of a drop reason.
 ///
 /// A global function: the verifier checks it once.
 #[inline(never)]
@@ -46,7 +46,7 @@ pub(crate) extern "C" fn ctv_route(packet: *mut PacketMeta, skb: *mut __sk_buff)
     match ttl(&TcContext::new(skb), packet.ip6 != 0) {
         Ok(0 | 1) if !is_on_node => ROUTER,
         Ok(0 | 1) => {
-            // The kernel reports it to the sender, if the rules of a receiver on this node allow the packet.
+            // The kernel sends "time exceeded" to the sender. For a receiver on this node, the rules are evaluated first.
             ctv_next_hop(packet);
             if packet.route != Route::HOP {
                 to_kernel(packet);
@@ -67,8 +67,8 @@ pub(crate) extern "C" fn ctv_route(packet: *mut PacketMeta, skb: *mut __sk_buff)
     }
 }
 
-/// Not zero if the current packet, of a network that stays on the node, is in a frame to the endpoint of the network on another node
-/// that has its destination. The endpoint has been on this node, and its neighbours do not ask for it again at once.
+/// Non-zero if the current packet is of a network that stays on the node, and in a frame to the endpoint on another node that has
+/// its destination. That endpoint was on this node before, and its neighbours do not resolve its address again at once.
 ///
 /// Not inlined, to save stack.
 #[inline(never)]
@@ -84,10 +84,10 @@ extern "C" fn ctv_is_behind_router(packet: *mut PacketMeta) -> u32 {
     u32::from(subnet.is_some_and(|subnet| subnet.is_routed() && subnet.routed == packet.segment))
 }
 
-/// The packet is for the gateway itself.
+/// Result of [`ctv_is_for_router`]: the packet is for a gateway itself.
 const GATEWAY: u32 = 2;
 
-/// Not zero if one of the ends of the current packet is in a routed subnet; [`GATEWAY`] if it is for a gateway.
+/// Non-zero if the source or destination of the current packet is in a routed subnet; [`GATEWAY`] if it is for a gateway.
 ///
 /// Not inlined, to save stack.
 #[inline(never)]
@@ -106,8 +106,8 @@ extern "C" fn ctv_is_for_router(packet: *mut PacketMeta) -> u32 {
 /// Result of [`ctv_next_hop`]: the destination is in no subnet of the domain.
 const NO_SUBNET: u32 = 1;
 
-/// Sets in the packet metadata the network and the Ethernet address of the endpoint that the packet goes to, if the router
-/// reaches it: what was sent to the router, and what was translated to a destination on another network.
+/// Sets the network and the Ethernet address of the packet's receiver in the packet metadata, if the router reaches it. For
+/// packets to the router, and for packets that were translated to a destination on another network.
 ///
 /// A global function: the verifier checks it once. The result is zero or [`NO_SUBNET`].
 #[inline(never)]
@@ -118,7 +118,7 @@ pub(crate) extern "C" fn ctv_next_hop(packet: *mut PacketMeta) -> u32 {
         return 0;
     }
     if packet.route == Route::KERNEL {
-        // The destination is another one now.
+        // The destination was translated.
         packet.route = Route::ROUTER;
     }
     let Some(subnet) = maps::subnet(packet.domain, &packet.wanted.destination) else { return NO_SUBNET };
@@ -126,14 +126,14 @@ pub(crate) extern "C" fn ctv_next_hop(packet: *mut PacketMeta) -> u32 {
     if bridged && !subnet.is_on_node() || !subnet.is_routed() {
         return 0;
     }
-    // Networks of both kinds are not routed to each other, also by services.
+    // There is no routing between VLAN and VXLAN networks, also not through services.
     if subnet.is_on_node() != (packet.segment_flags & SegmentEntry::ON_NODE != 0) {
         packet.route = Route::ROUTER;
         return 0;
     }
     let owner = maps::neighbour(&NeighKey::new(packet.domain, packet.wanted.destination));
     let by_kernel = subnet.is_on_node() && owner.is_none_or(|owner| place(&owner) == ELSEWHERE);
-    // Link-local addresses are not routed, also by services.
+    // Link-local addresses are not routed, also not through services.
     if packet.tuple.source.is_link_local() && (by_kernel || !bridged) {
         packet.route = Route::ROUTER;
         return 0;
@@ -167,15 +167,15 @@ pub(crate) extern "C" fn ctv_next_hop(packet: *mut PacketMeta) -> u32 {
     0
 }
 
-/// Sets in the packet metadata that the packet leaves by the node's kernel, if the router reaches its destination, which is in no
-/// subnet, so.
+/// Sets the route of the packet, whose destination is in no subnet, to the node's kernel, if its domain has a route to the
+/// destination.
 ///
 /// Not inlined, to save stack. The result is always zero.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_by_kernel(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return 0 };
-    // The address of a service may be in no subnet, too.
+    // The address of a service may be outside of all subnets, too.
     let key = NeighKey::new(packet.domain, packet.wanted.destination);
     if maps::neighbour(&key).is_some() {
         return 0;
@@ -190,7 +190,7 @@ extern "C" fn ctv_by_kernel(packet: *mut PacketMeta) -> u32 {
     0
 }
 
-/// Sets in the packet metadata that the packet, which is of a network that stays on the node, leaves by the node's kernel.
+/// Sets the route of the packet, which is of a network that stays on the node, to the node's kernel.
 #[inline(always)]
 pub(crate) fn to_kernel(packet: &mut PacketMeta) {
     let to = &packet.wanted.destination;
@@ -202,7 +202,8 @@ pub(crate) fn to_kernel(packet: &mut PacketMeta) {
     packet.out = maps::kernel_port();
 }
 
-/// The same of a packet whose destination is in no subnet of the domain: it is in no subnet of another one.
+/// As [`to_kernel`], for a packet whose destination is in no subnet of the domain, if it is in no subnet of another domain
+/// either.
 ///
 /// Not inlined, to save stack. The result is always zero.
 #[inline(never)]
@@ -218,8 +219,8 @@ extern "C" fn ctv_no_subnet(packet: *mut PacketMeta) -> u32 {
     0
 }
 
-/// The port in a slot, if it is on the network of the packet metadata and the sender has not sent the packet to the router: the packet
-/// is bridged to it, so that no subnet has to be searched.
+/// The port in a slot, if it is on the network in the packet metadata and the sender has not sent the packet to the router. The
+/// packet is then bridged to the port without a lookup of the subnet.
 #[inline(always)]
 pub(crate) fn port_on_network(packet: &PacketMeta, slot: u32) -> Option<&'static PortSlot> {
     if packet.ingress != Ingress::POD || packet.route != Route::BRIDGED {
@@ -228,14 +229,14 @@ pub(crate) fn port_on_network(packet: &PacketMeta, slot: u32) -> Option<&'static
     maps::port_slot(slot).filter(|port| port.ifindex != 0 && port.segment == packet.segment)
 }
 
-/// No endpoint is known.
+/// Location of an address: no endpoint is known.
 pub(crate) const UNKNOWN: u32 = 0;
-/// The endpoint is on this node.
+/// Location of an address: an endpoint on this node.
 const HERE: u32 = 1;
-/// The endpoint is on another node.
+/// Location of an address: an endpoint on another node.
 const ELSEWHERE: u32 = 2;
 
-/// One of these for the owner of an address.
+/// Location of the owner of an address: one of the values above.
 #[inline(always)]
 pub(crate) const fn place(owner: &NeighEntry) -> u32 {
     if owner.flags & NeighEntry::SERVICE != 0 {
@@ -247,13 +248,13 @@ pub(crate) const fn place(owner: &NeighEntry) -> u32 {
     }
 }
 
-/// Sets where the destination Ethernet address of the packet metadata is, unless it is known.
+/// Sets the location of the destination Ethernet address in the packet metadata, unless it is set.
 #[inline(always)]
 pub(crate) fn locate(packet: &mut PacketMeta) {
     if packet.placed != 0 {
         return;
     }
-    // Not an `Option` for the callers: one that is looked at twice would be half an unknown register to the verifier.
+    // Does not return an `Option`: tested twice, it would be a partly unknown register to the verifier.
     if let Some(place) = maps::destination(&FdbKey::new(packet.segment, packet.destination_mac)) {
         packet.set_place(&place);
         packet.placed = 1;
@@ -272,14 +273,14 @@ fn ttl(ctx: &TcContext, ip6: bool) -> Result<u8, DropReason> {
     frame::load(ctx, if ip6 { HOP_LIMIT } else { TTL })
 }
 
-/// Ethernet addresses, as they begin a frame.
+/// The Ethernet addresses at the start of a frame.
 #[repr(C)]
 struct Macs {
     destination: Mac,
     source: Mac,
 }
 
-/// Makes the packet of the packet metadata one that the router sends to its next hop. The result is that of `packet::code`.
+/// Rewrites the current packet as the router forwards it to its next hop. The result is that of `packet::code`.
 ///
 /// A global function: the verifier checks it once.
 #[inline(never)]
@@ -297,14 +298,14 @@ pub(crate) extern "C" fn ctv_hop(packet: *mut PacketMeta, skb: *mut __sk_buff) -
     )
 }
 
-/// Gives a frame of the router its Ethernet addresses.
+/// Writes the Ethernet addresses of a frame from the router.
 #[inline(always)]
 pub(crate) fn set_macs(ctx: &TcContext, destination: Mac) -> Result<(), DropReason> {
     let macs = Macs { destination, source: ROUTER_MAC };
     ctx.store(0, &macs, 0).map_err(|_| DropReason::RewriteFailed)
 }
 
-/// Assigns the TTL or hop limit.
+/// Sets the TTL or hop limit.
 #[inline(always)]
 pub(crate) fn set_ttl(ctx: &TcContext, ip6: bool, ttl: u8) -> Result<(), DropReason> {
     const CHECKSUM: usize = ETHERNET + 10;
@@ -318,9 +319,10 @@ pub(crate) fn set_ttl(ctx: &TcContext, ip6: bool, ttl: u8) -> Result<(), DropRea
     ctx.store(TTL, &ttl, 0).map_err(refused)
 }
 
-/// Whether the router answers the sender of ARP or neighbour discovery in hand for an address: not zero if so. The gateway of
-/// its network is asked for by every pod. An endpoint of another network is by one that takes it for a neighbour, and one on
-/// another node is behind the router if the network stays on the node. `place` says where the endpoint with the address is.
+/// Whether the router answers the current ARP request or neighbour solicitation for an address; non-zero if so. Every pod
+/// resolves the gateway of its network. A pod may resolve an endpoint of another network as if it were a neighbour. An endpoint
+/// on another node is behind the router if the network stays on the node. `place` is the location of the endpoint with the
+/// address.
 ///
 /// Not inlined, to save stack.
 #[inline(never)]
@@ -339,12 +341,12 @@ pub(crate) extern "C" fn ctv_router_has(ip: *const Address, place: u32) -> u32 {
     u32::from(own && subnet.gateway.same(ip) || proxy && is_behind)
 }
 
-/// The identity is behind this, in the result of [`ctv_routed_source`].
+/// Flag in the result of [`ctv_routed_source`]: the lower bits are the group of the source.
 pub(crate) const ACCEPTED: u32 = 0x1_0000;
 
-/// Whether the current packet, which comes from a tunnel and has the router's Ethernet address, may have this source: if it is
-/// in a routed subnet, the endpoint must be behind the VTEP that has sent the packet. The result is `GO_ON` for a source
-/// in no such subnet, [`ACCEPTED`] and the identity, or the number of the reason to drop the packet.
+/// Whether the current packet, which is from a tunnel and has the router's Ethernet address, may have this source address. A
+/// source in a routed subnet must be behind the VTEP that has sent the packet. The result is `GO_ON` for a source outside of
+/// these subnets, [`ACCEPTED`] with the group of the source, or the number of a drop reason.
 ///
 /// Not inlined, to save stack.
 #[inline(never)]
@@ -358,7 +360,7 @@ pub(crate) extern "C" fn ctv_routed_source(ip: *const Address) -> u32 {
     if !subnet.is_routed() {
         return GO_ON;
     }
-    // Networks of both kinds are not routed to each other.
+    // There is no routing between VLAN and VXLAN networks.
     let is_on_node = packet.segment_flags & SegmentEntry::ON_NODE != 0;
     if packet.is_for_group() || packet.nd != 0 || subnet.is_on_node() != is_on_node {
         return FOREIGN;

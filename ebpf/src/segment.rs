@@ -1,5 +1,5 @@
-//! What the packets of a flow change in it: counters, and the state of a TCP connection. And whether an ICMP error is about a segment
-//! that may be on the way.
+//! Updates of a flow by its packets: counters, and the state of a TCP connection. Also checks whether the segment that an ICMP
+//! error quotes may be in flight.
 
 use contiv_abi::{
     DropReason, FlowEvent, FlowHalf, TCP,
@@ -12,10 +12,10 @@ use crate::{
     service_counts,
 };
 
-/// One more packet of a flow.
+/// Counts a packet of a flow.
 #[inline(always)]
 pub(crate) fn pass(packet: &mut PacketMeta, half: &mut FlowHalf, reply: bool) -> u32 {
-    // Written only when it changes.
+    // Written only if it changes.
     if half.seen != packet.now {
         half.seen = packet.now;
     }
@@ -45,7 +45,7 @@ fn is_plain(packet: &PacketMeta, half: &FlowHalf) -> bool {
         && (half.other & sent::FIN == 0 || half.sent & sent::ACKED_FIN != 0)
 }
 
-/// The current packet is the first reply of a flow without states.
+/// Records the first reply of a flow of a protocol without states.
 ///
 /// This and the next are global functions: the verifier checks each once.
 #[inline(never)]
@@ -62,7 +62,7 @@ extern "C" fn ctv_replied(packet: *mut PacketMeta) -> u32 {
     0
 }
 
-/// The current segment may change the state of its connection.
+/// Updates the state of the connection for the current segment.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_segment(packet: *mut PacketMeta) -> u32 {
@@ -72,17 +72,17 @@ extern "C" fn ctv_segment(packet: *mut PacketMeta) -> u32 {
     // SAFETY: a record of the map.
     let (own, other) = unsafe { (half(flow, side), half(flow, side ^ 1)) };
     let seen = own.sent & sent::ANY != 0;
-    // A flow that comes from another datapath has no sequence numbers before its first segment here.
+    // An imported flow of another datapath has no sequence numbers before its first segment here.
     let known = seen && own.sent & (sent::SYN | sent::ACK) != 0;
     let plausible = !known || state::is_plausible(packet.sequence, acknowledged(other, own), own.end);
     let first = own.sent & sent::ACK == 0;
     let mut flags = packet.tcp;
-    // What was not sent is not acknowledged: the receiver ignores it.
+    // An acknowledgement of data that was not sent is ignored, as the receiver does.
     if !state::acknowledges(packet.acknowledged, own.sent, own.other, own.acknowledged, other.end) {
         flags &= !tcp::ACK;
     }
-    // The reply to a SYN: the other direction ends the handshake by what is sent from here on. Whatever came before it was not
-    // of the receiver of the SYN.
+    // The reply to a SYN: to complete the handshake, the other direction acknowledges data from this number on. Earlier segments
+    // were not from the receiver of the SYN.
     let replies = first && flags & (tcp::SYN | tcp::ACK) == tcp::SYN | tcp::ACK;
     if replies && other.sent & sent::ACK == 0 {
         other.acknowledged = packet.sequence.wrapping_add(1);
@@ -106,9 +106,9 @@ extern "C" fn ctv_segment(packet: *mut PacketMeta) -> u32 {
     0
 }
 
-/// Whether the segment that an ICMP error quotes may be on the way (RFC 5927, section 4.1): its sequence number lies between what
-/// its receiver has acknowledged and what its sender has sent. Other protocols have no numbers. `reply` is the direction of
-/// the error. The result is that of `packet::code`.
+/// Whether the segment that an ICMP error quotes may be in flight (RFC 5927, section 4.1): its sequence number is between the
+/// acknowledgement of its receiver and the last byte that its sender has sent. Other protocols have no sequence numbers. `reply`
+/// is the direction of the error. The result is that of `packet::code`.
 ///
 /// A global function: the verifier checks it once.
 #[inline(never)]
@@ -132,8 +132,9 @@ pub(crate) extern "C" fn ctv_quoted(packet: *mut PacketMeta, number: u32, reply:
     }
 }
 
-/// What the other direction has acknowledged of this one. Its record has what it has sent, whether or not that can be: it is not
-/// compared with the other half, which is in another cache line, for each packet.
+/// The sequence number of this direction up to which the other direction has acknowledged. The record of the other direction has
+/// the number as sent, plausible or not: a comparison with this half, which is in another cache line, would be necessary for each
+/// packet.
 #[inline(always)]
 fn acknowledged(other: &FlowHalf, own: &FlowHalf) -> u32 {
     state::unacknowledged(other.acknowledged, other.sent & sent::ACK != 0, own.end)

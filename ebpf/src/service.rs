@@ -1,4 +1,4 @@
-//! Services: which backend a new connection goes to.
+//! Services: the choice of the backend of a new connection.
 
 use aya_ebpf::{btf_maps::Array, cty::c_void, helpers::generated::bpf_loop, macros::btf_map};
 use contiv_abi::{
@@ -14,7 +14,7 @@ use crate::{
     route, service_counts, service_entry, source,
 };
 
-/// The agent writes rings and backends through a mapping, not a call for each slot.
+/// The agent writes rings and backends through a memory mapping, not with a syscall for each element.
 const MMAPABLE: usize = aya_ebpf::bindings::BPF_F_MMAPABLE as usize;
 
 #[btf_map(name = "ctv_ring")]
@@ -26,18 +26,17 @@ static BACKENDS: Array<Backend, BACKENDS_CAPACITY, MMAPABLE> = Array::new();
 #[btf_map(name = "ctv_affinity")]
 static AFFINITY: Array<AffinityBlock, AFFINITY_CAPACITY, MMAPABLE> = Array::new();
 
-/// If the current packet begins a connection to a service, chooses the backend; what the client has to be
-/// told is an error.
+/// Chooses the backend if the current packet opens a connection to a service. Reasons for a refusal are returned as errors.
 ///
-/// A function of its own for the verifier; its result is that of `packet::code`, or `AGAIN` when the entry changed
-/// meanwhile.
+/// A global function: the verifier checks it once. The result is that of `packet::code`, or `AGAIN` if the entry was changed
+/// concurrently.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_choose(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     let Some(found) = service_entry::find(packet) else { return ctv_no_service(packet) };
-    // The record of a service's address has this Ethernet address. If an endpoint has the address, too, that of the backend
-    // decides all the same who receives the packet.
+    // The record of a service's address has this Ethernet address. If an endpoint has the IP address, too, the packet is still
+    // delivered by the Ethernet address of the backend.
     if packet.guarded == 0 && !source::same(&packet.destination_mac, &service_mac(&packet.tuple.destination))
     {
         let code = guard::ctv_guard_destination(packet);
@@ -46,7 +45,7 @@ pub(crate) extern "C" fn ctv_choose(packet: *mut PacketMeta) -> u32 {
         }
     }
     packet.guarded = 1;
-    // SAFETY: an entry that was found; whether it is another one's by now is asked below.
+    // SAFETY: an entry that was found. Whether it has been replaced is checked below.
     let chosen = choose(packet, unsafe { &*found.entry });
     if !found.is_same() {
         return AGAIN;
@@ -57,13 +56,13 @@ pub(crate) extern "C" fn ctv_choose(packet: *mut PacketMeta) -> u32 {
     packet.service = found.number();
     packet.translated = 1;
     let code = packet::code(address(packet));
-    // Both at once, so that their cache misses overlap.
+    // Both prefetches together, so that their cache misses overlap.
     service_counts::read_ahead(packet.service);
     read_replies_ahead(packet);
     code
 }
 
-/// What follows for a packet that is for no port of a service, with what `guard::ctv_guard_new` checks of others.
+/// Processes a packet that is for no port of a service, with the checks that `guard::ctv_guard_new` makes for other packets.
 ///
 /// Not inlined, to save stack. The result is that of `packet::code`.
 #[inline(never)]
@@ -82,11 +81,11 @@ extern "C" fn ctv_no_service(packet: *mut PacketMeta) -> u32 {
     if owner.flags & NeighEntry::SERVICE != 0 { DropReason::NoService as u32 } else { GO_ON }
 }
 
-/// Reads ahead where the index has the replies of the current packet, whose backend has been chosen.
+/// Prefetches the index entries of the current packet's replies, after the choice of the backend.
 #[inline(always)]
 fn read_replies_ahead(packet: &PacketMeta) {
     let Some(node) = maps::node() else { return };
-    // A pod that reaches itself gets its replies by the address of the service.
+    // A pod that reaches itself receives the replies from the address of the service.
     let client = if packet.hairpin != 0 { &packet.tuple.destination } else { &packet.tuple.source };
     let ends = [packet.wanted.destination.words(), client.words()];
     let ports =
@@ -95,11 +94,11 @@ fn read_replies_ahead(packet: &PacketMeta) {
     flows::touch_index(hash, node.flow_pages);
 }
 
-/// Sends the current packet, whose destination is set, to the Ethernet address of the backend.
+/// Sets the Ethernet address of the current packet's backend.
 #[inline(always)]
 fn address(packet: &mut PacketMeta) -> Result<(), DropReason> {
     if packet.wanted.destination.same(&packet.tuple.source) {
-        // The pod would not know its own answer from a packet of its own; it gets to see the service.
+        // The pod could not distinguish replies from its own packets, so it sees the service as its peer.
         packet.hairpin = Flow::HAIRPIN;
         packet.route = Route::BRIDGED;
         packet.wanted.source = packet.tuple.destination;
@@ -118,17 +117,17 @@ fn address(packet: &mut PacketMeta) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// A source port for the current packet, which cannot have its own: the same for the same packet and `turn`.
+/// A source port for the current packet, which cannot keep its own: always the same for the same packet and `turn`.
 #[inline(always)]
 pub(crate) fn port(packet: &PacketMeta, turn: u32) -> u16 {
-    /// Not those that need a privilege.
+    /// Unprivileged ports only.
     const LOWEST: u64 = 1024;
     let tuple = &packet.tuple;
     let ports = u64::from(tuple.source_port.wire()) << 16 | u64::from(tuple.destination_port.wire());
     (LOWEST + hash(packet, u64::from(turn) << 32 | ports) % (0x1_0000 - LOWEST)) as u16
 }
 
-/// The port that all backends of the service have; zero without a backend.
+/// The port of all backends of the service; zero without a backend.
 #[inline(always)]
 pub(crate) fn port_of_backends(packet: &PacketMeta, entry: &ServiceEntry) -> u16 {
     let at = match entry.backends {
@@ -142,7 +141,7 @@ pub(crate) fn port_of_backends(packet: &PacketMeta, entry: &ServiceEntry) -> u16
     BACKENDS.get(at).map_or(0, |backend| backend.port)
 }
 
-/// Whether the service of the current packet has this backend.
+/// Whether this is a backend of the current packet's service.
 #[inline(always)]
 pub(crate) fn has(packet: &PacketMeta, entry: &ServiceEntry, ip: &Address, port: u16) -> bool {
     if packet.ip6 == 0 {
@@ -152,7 +151,7 @@ pub(crate) fn has(packet: &PacketMeta, entry: &ServiceEntry, ip: &Address, port:
     BACKENDS.get(number).is_some_and(|backend| backend.ip.same(ip))
 }
 
-/// Makes a backend of the service the destination; false if there is none.
+/// Sets the destination to a backend of the service; false if there is none.
 #[inline(always)]
 fn choose(packet: &mut PacketMeta, entry: &ServiceEntry) -> bool {
     if entry.backends == 0 {
@@ -170,8 +169,8 @@ fn choose(packet: &mut PacketMeta, entry: &ServiceEntry) -> bool {
     true
 }
 
-/// The backend that the connection goes to. With session affinity, a client's connections to all ports of the service go to one,
-/// as long as that port has it.
+/// The backend of the connection. With session affinity, all connections of a client to any port of the service go to one
+/// backend, as long as the port has it.
 #[inline(always)]
 fn member(packet: &PacketMeta, entry: &ServiceEntry) -> Option<Member> {
     if entry.affinity == 0 {
@@ -181,14 +180,14 @@ fn member(packet: &PacketMeta, entry: &ServiceEntry) -> Option<Member> {
     }
     let hash = hash(packet, 0);
     let (block, tag) = AffinityBlock::find(hash, packet.domain.number());
-    // SAFETY: no other reference to it is made here; what other processors write meanwhile, `AffinityBlock` allows for.
+    // SAFETY: the only reference to it in this program. `AffinityBlock` allows for concurrent writes of other CPUs.
     let block = unsafe { &mut *AFFINITY.get_ptr_mut(block)? };
     let place = ctv_place(block, tag, packet.now);
     let client = block.clients.get_mut(place as usize % AffinityBlock::LEN)?;
     let is_known = client.tag == tag && contiv_abi::idle(packet.now, client.seen) <= entry.affinity;
     let kept = if is_known { at_port(packet, entry, client.with.word()) } else { 0 };
     let word = if kept != 0 { kept } else { pick(packet, entry, hash)?.word() };
-    // An error is no packet of the client.
+    // An ICMP error is no packet of the client.
     if packet.icmp_error == IcmpError::NONE {
         client.tag = tag;
         client.seen = packet.now;
@@ -197,8 +196,8 @@ fn member(packet: &PacketMeta, entry: &ServiceEntry) -> Option<Member> {
     Some(Member::from_word(word))
 }
 
-/// The word of the member of the set that has the address of this one, which a client may have got by another port of the
-/// service; zero if there is none.
+/// The word of the member with the address of this one, which a client may have been assigned at another port of the service;
+/// zero if there is none.
 #[inline(always)]
 fn at_port(packet: &PacketMeta, entry: &ServiceEntry, word: u64) -> u64 {
     let with = Member::from_word(word);
@@ -207,12 +206,12 @@ fn at_port(packet: &PacketMeta, entry: &ServiceEntry, word: u64) -> u64 {
         let word = Member::v4(with.mark, port).word();
         return if ctv_has(entry, word) != 0 { word } else { 0 };
     }
-    // The same port as of the client's previous connection: a long list is searched, and not walked.
+    // If the port is that of the client's previous connection, a long list is searched and not scanned.
     if ctv_has(entry, word) != 0 {
         return word;
     }
     let Some(known) = BACKENDS.get(with.at) else { return 0 };
-    // Another backend may have the number by now.
+    // Another backend may have got the number.
     if known.mark != u32::from_ne_bytes(with.mark) {
         return 0;
     }
@@ -222,7 +221,7 @@ fn at_port(packet: &PacketMeta, entry: &ServiceEntry, word: u64) -> u64 {
     if is_same { Member { mark: mark.to_ne_bytes(), at: number }.word() } else { 0 }
 }
 
-/// The member of the service's set for a hash: the same on every node.
+/// The member of the set for a hash: the same on every node.
 #[inline(always)]
 fn pick(packet: &PacketMeta, entry: &ServiceEntry, hash: u64) -> Option<Member> {
     let (bucket, ip6) = (rendezvous::bucket(hash), u32::from(packet.ip6));
@@ -248,8 +247,8 @@ fn word(at: u32) -> Option<u32> {
     block.words.get(at as usize % RingBlock::LEN).copied()
 }
 
-/// `ServiceEntry::highest`. This and the next ones are functions of their own for the verifier: what they return is any
-/// number.
+/// `ServiceEntry::highest`. This and the next ones are global functions: the verifier checks each once, and takes its result for
+/// any number.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_highest(entry: *const ServiceEntry, bucket: u32, ip6: u32) -> u32 {
@@ -270,7 +269,7 @@ extern "C" fn ctv_contest(list: u32, len: u32, bucket: u32, ip6: u32) -> u64 {
     contest.winner
 }
 
-/// A walk over a list of members.
+/// A scan of a list of members.
 #[repr(C)]
 struct Contest {
     list: u32,
@@ -281,12 +280,12 @@ struct Contest {
 }
 
 impl Contest {
-    /// A set has 2^16 backends at most.
+    /// A set has at most 2^16 backends.
     const LONGEST: u32 = 1 << 16;
 }
 
 extern "C" fn contest_step(place: u64, contest: *mut Contest) -> i64 {
-    // SAFETY: `ctv_contest` passes its own.
+    // SAFETY: `ctv_contest` passes a `Contest` that outlives the loop.
     let contest = unsafe { &mut *contest };
     let word = ctv_listed(contest.list, place as u32);
     let score = Member::from_word(word).score(contest.bucket, contest.ip6 != 0);
@@ -304,7 +303,7 @@ extern "C" fn ctv_place(block: *const AffinityBlock, tag: u32, now: u32) -> u32 
     unsafe { block.as_ref() }.map_or(0, |block| block.highest(tag, now) as u32)
 }
 
-/// Whether the service has the backend that this is the word of.
+/// Whether this is the word of a backend of the service.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_has(entry: *const ServiceEntry, wanted: u64) -> u32 {
@@ -315,14 +314,15 @@ extern "C" fn ctv_has(entry: *const ServiceEntry, wanted: u64) -> u32 {
     }
     let (list, len) = entry.members[0].as_list();
     let mut seek = Seek { list, from: 0, len, wanted };
-    // The result is how many steps it took.
+    // The result is the number of steps.
     // SAFETY: `seek_step` expects a `Seek`, which outlives the loop.
     let _steps =
         unsafe { bpf_loop(Seek::STEPS, seek_step as *mut c_void, (&raw mut seek).cast::<c_void>(), 0) };
     u32::from(ctv_listed(list, seek.from) == wanted)
 }
 
-/// A search in the ordered list of a set's members: if the word is there, it is among the `len` from `from` on.
+/// A binary search in the sorted list of a set's members: if the word is in the list, it is among the `len` members from `from`
+/// on.
 #[repr(C)]
 struct Seek {
     list: u32,
@@ -332,12 +332,12 @@ struct Seek {
 }
 
 impl Seek {
-    /// A set has 2^16 backends at most.
+    /// A set has at most 2^16 backends.
     const STEPS: u32 = 17;
 }
 
 extern "C" fn seek_step(_step: u64, seek: *mut Seek) -> i64 {
-    // SAFETY: `ctv_has` passes its own.
+    // SAFETY: `ctv_has` passes a `Seek` that outlives the loop.
     let seek = unsafe { &mut *seek };
     let half = seek.len / 2;
     if half == 0 {
@@ -352,8 +352,8 @@ extern "C" fn seek_step(_step: u64, seek: *mut Seek) -> i64 {
     0
 }
 
-/// Number of the IPv6 backend with this mark, if the service has it; else [`ServiceEntry::NO_NUMBER`]. A list is ordered by
-/// the numbers and not by the marks: it is walked.
+/// Number of the IPv6 backend of the service with this mark, or [`ServiceEntry::NO_NUMBER`]. A list is sorted by numbers and not
+/// by marks, so it is scanned.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_marked(entry: *const ServiceEntry, mark: u32) -> u32 {
@@ -365,13 +365,13 @@ extern "C" fn ctv_marked(entry: *const ServiceEntry, mark: u32) -> u32 {
     let (list, len) = entry.members[0].as_list();
     let len = if len < Contest::LONGEST { len } else { Contest::LONGEST };
     let mut walk = Walk { list, mark, number: ServiceEntry::NO_NUMBER };
-    // The result is how many steps it took.
+    // The result is the number of steps.
     // SAFETY: `walk_step` expects a `Walk`, which outlives the loop.
     let _steps = unsafe { bpf_loop(len, walk_step as *mut c_void, (&raw mut walk).cast::<c_void>(), 0) };
     walk.number
 }
 
-/// A walk over a list of members, to the one with a mark.
+/// A scan of a list of members for one with a mark.
 #[repr(C)]
 struct Walk {
     list: u32,
@@ -380,7 +380,7 @@ struct Walk {
 }
 
 extern "C" fn walk_step(place: u64, walk: *mut Walk) -> i64 {
-    // SAFETY: `ctv_marked` passes its own.
+    // SAFETY: `ctv_marked` passes a `Walk` that outlives the loop.
     let walk = unsafe { &mut *walk };
     let member = Member::from_word(ctv_listed(walk.list, place as u32));
     if u32::from_ne_bytes(member.mark) != walk.mark {
@@ -390,7 +390,7 @@ extern "C" fn walk_step(place: u64, walk: *mut Walk) -> i64 {
     1
 }
 
-/// A word of a list of members; zero beyond the end of all lists, where no member is.
+/// A word of a list of members; zero behind the end of all lists.
 ///
 /// A global function: the verifier checks it once.
 #[inline(never)]
@@ -401,7 +401,7 @@ extern "C" fn ctv_listed(list: u32, place: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
-/// What tells connections apart.
+/// Hash of a connection.
 #[inline(always)]
 fn hash(packet: &PacketMeta, ports: u64) -> u64 {
     let ([a, b], [c, d]) = (packet.tuple.source.words(), packet.tuple.destination.words());

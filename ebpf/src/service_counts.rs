@@ -1,4 +1,4 @@
-//! What is counted of services: connections, and what they carry.
+//! Counters of services: connections, packets and bytes.
 
 use aya_ebpf::{
     bindings::BPF_F_MMAPABLE, btf_maps::Array, helpers::generated::bpf_get_smp_processor_id, macros::btf_map,
@@ -7,11 +7,11 @@ use contiv_abi::{Node, ServiceCount, maps::SERVICES_CAPACITY};
 
 use crate::maps;
 
-/// The agent makes it as large as `ServiceCountRows` says.
+/// The agent loads the map with the size that `ServiceCountRows` determines.
 #[btf_map(name = "ctv_svcnt")]
 static COUNTS: Array<ServiceCount, SERVICES_CAPACITY, { BPF_F_MMAPABLE as usize }> = Array::new();
 
-/// Counts a new connection to a service, with its first packet.
+/// Counts a new connection to a service, and its first packet.
 #[inline(always)]
 pub(crate) fn connection_opened(service: u32, bytes: u32) {
     if service != 0 {
@@ -19,7 +19,7 @@ pub(crate) fn connection_opened(service: u32, bytes: u32) {
     }
 }
 
-/// Counts a packet of a flow, if that is to a service: of its original direction, or a reply.
+/// Counts a packet of a flow to a service, in its original or its reply direction.
 #[inline(always)]
 pub(crate) fn packet_forwarded(service: u32, reply: bool, bytes: u32) {
     if service != 0 {
@@ -41,7 +41,7 @@ extern "C" fn ctv_count_svc(service: u32, answer: u32, connections: u32, packets
     0
 }
 
-/// Reads ahead what is counted of a service.
+/// Prefetches the counters of a service.
 #[inline(always)]
 pub(crate) fn read_ahead(service: u32) {
     // SAFETY: a helper without arguments.
@@ -49,7 +49,7 @@ pub(crate) fn read_ahead(service: u32) {
     if let Some(node) = maps::node()
         && let Some(count) = COUNTS.get_ptr(node.service_counts.place(processor, service))
     {
-        // SAFETY: an entry of the map. It may be in two cache lines.
+        // SAFETY: an entry of the map, which may span two cache lines.
         unsafe {
             (&raw const (*count).number).read_volatile();
             (&raw const (*count).bytes[1]).read_volatile();
@@ -57,7 +57,7 @@ pub(crate) fn read_ahead(service: u32) {
     }
 }
 
-/// As [`packet_forwarded`], without a call.
+/// As [`packet_forwarded`], without a function call.
 #[inline(always)]
 pub(crate) fn packet_forwarded_inline(node: &Node, service: u32, reply: bool, bytes: u32) {
     if service == 0 {
@@ -76,8 +76,7 @@ pub(crate) fn packet_forwarded_inline(node: &Node, service: u32, reply: bool, by
 #[inline(always)]
 fn of<'a>(node: &Node, processor: u32, service: u32) -> Option<&'a mut ServiceCount> {
     let count = COUNTS.get_ptr_mut(node.service_counts.place(processor, service))?;
-    // SAFETY: an entry of the map. This CPU's own; the agent writes there before anything leads to the service, and when
-    // nothing does.
+    // SAFETY: an entry of the map, which only this CPU writes. The agent writes it only while no entry of a service refers to it.
     let count = unsafe { &mut *count };
     (count.number == service).then_some(count)
 }

@@ -1,4 +1,5 @@
-//! Entries of services: the table of all, and copies of its entries, where most connections find them by one access to memory.
+//! Entries of services: a hash map of all of them, and copies of the entries in an array, in which most connections find them by
+//! one memory access.
 
 use aya_ebpf::{
     bindings::BPF_F_MMAPABLE,
@@ -18,7 +19,7 @@ use crate::{
 #[btf_map(name = "ctv_svc")]
 static SERVICES: HashMap<ServiceKey, ServiceEntry, SERVICES_CAPACITY, NO_PREALLOC> = HashMap::new();
 
-/// The agent makes it as large as `Node::service_slots` says.
+/// The agent loads the map with the size in `Node::service_slots`.
 #[btf_map(name = "ctv_svcslots")]
 static SLOTS: Array<ServiceSlot, SERVICE_SLOTS_CAPACITY, { BPF_F_MMAPABLE as usize }> = Array::new();
 
@@ -37,15 +38,15 @@ impl Found {
         self.stamp as u32
     }
 
-    /// Whether all that was read of the entry is of one entry of this number: the agent writes to a copy in its place, and the
-    /// kernel may give the memory of an entry that was replaced to the next one at once.
+    /// Whether all fields that were read are of one entry with this number: the agent updates copies in place, and the kernel may
+    /// reuse the memory of a replaced entry at once.
     #[inline(always)]
     pub(crate) fn is_same(&self) -> bool {
         stamp(self.entry) == self.stamp
     }
 }
 
-/// The port of a service that the current packet is for.
+/// The entry of the service's port that the current packet is for.
 #[inline(always)]
 pub(crate) fn find(packet: &PacketMeta) -> Option<Found> {
     let tuple = &packet.tuple;
@@ -65,11 +66,11 @@ pub(crate) fn find(packet: &PacketMeta) -> Option<Found> {
             return in_table(&key);
         }
     }
-    // The agent is writing to the slot: the table has the entry.
+    // The agent is writing the slot: read the entry from the hash map.
     if found.stamp >> 32 & 1 != 0 { in_table(&key) } else { Some(found) }
 }
 
-/// The terminating backends of the port of a service that the current packet is for; `None` without any.
+/// The terminating backends of the service's port that the current packet is for; `None` without any.
 #[inline(always)]
 pub(crate) fn terminating(packet: &PacketMeta) -> Option<Found> {
     in_table(&key_of(packet).of_terminating())
@@ -87,7 +88,7 @@ fn in_table(key: &ServiceKey) -> Option<Found> {
     Some(Found { entry, stamp: stamp(entry) })
 }
 
-/// A slot and the entry in it. The stamp is read before the key.
+/// A slot and its entry. The stamp is read before the key.
 #[inline(always)]
 fn copy(index: u32) -> Option<(*const ServiceSlot, Found)> {
     let slot = SLOTS.get_ptr(index)?;
@@ -98,20 +99,20 @@ fn copy(index: u32) -> Option<(*const ServiceSlot, Found)> {
 
 #[inline(always)]
 fn is_of(slot: *const ServiceSlot, key: &ServiceKey) -> bool {
-    // SAFETY: a slot of the map. A key that is being written is odd in its stamp.
+    // SAFETY: a slot of the map. The stamp is odd while the key is written.
     let stored = unsafe { &(*slot).key };
     stored.same(key)
 }
 
-/// Number and version of an entry, read at once. The number is in the lower half.
+/// Number and version of an entry, read as one word. The number is in the lower half.
 #[inline(always)]
 fn stamp(entry: *const ServiceEntry) -> u64 {
-    // SAFETY: an entry that was found; both are an aligned word.
+    // SAFETY: an entry that was found. Both fields are one aligned word.
     unsafe { (&raw const (*entry).number).cast::<u64>().read_volatile() }
 }
 
-/// Reads ahead what the choice of a backend for the current packet reads of a service: in a large table nothing of it is in
-/// the cache.
+/// Prefetches what the choice of a backend for the current packet reads of the service: in a large table, none of it is in the
+/// cache.
 #[inline(always)]
 pub(crate) fn read_ahead(packet: &PacketMeta) {
     if packet.source_port == 0 {

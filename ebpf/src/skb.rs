@@ -1,10 +1,10 @@
-//! Fields of the kernel's `struct sk_buff`, which the context of a program is a view of.
+//! Fields of the kernel's `struct sk_buff`, of which the context of a program (`__sk_buff`) is a view.
 //!
-//! A sender may leave its checksum to the device (`CHECKSUM_PARTIAL`): the kernel writes two bytes into the frame when the frame
-//! leaves the node, after the programs have evaluated it. For sockets of TCP and UDP the kernel chooses the place. A packet socket
-//! with `PACKET_VNET_HDR`, an `AF_XDP` socket with TX metadata and a tap device choose it themselves, and actions of `tc` in the
-//! pod move the headers of any frame. So every frame of a pod is checked, wherever it comes from: the place is the checksum of the
-//! transport header that was parsed, or behind that header, where nothing is evaluated.
+//! A sender may leave its checksum to the device (`CHECKSUM_PARTIAL`): the kernel writes two bytes into the frame when it leaves
+//! the node, after the programs have evaluated it. For TCP and UDP sockets, the kernel chooses the offset. A packet socket with
+//! `PACKET_VNET_HDR`, an `AF_XDP` socket with TX metadata and a tap device choose it themselves, and `tc` actions in the pod move
+//! the headers of any frame. So the offset is checked in every frame from a pod: it must be that of the checksum in the transport
+//! header that was parsed, or behind that header, where nothing is evaluated.
 
 use aya_ebpf::{
     bindings::__sk_buff,
@@ -15,37 +15,38 @@ use contiv_abi::{Be16, ICMP, ICMPV6, SCTP, SkbLayout, TCP, UDP};
 
 /// The kernel has no checksum to write into the frame.
 pub(crate) const NO_CHECKSUM: u32 = u32::MAX;
-/// A place that is never valid.
+/// An offset that is never valid.
 const INVALID: u32 = 0;
 
-/// The agent overrides it. The verifier knows its values, and removes what they exclude.
+/// The agent sets it before it loads the programs. The verifier knows the values, and removes branches that they exclude.
 #[unsafe(no_mangle)]
 static CTV_SKB: SkbLayout = SkbLayout::UNKNOWN;
 
-/// Sees to it that the headers of a pod's frame are in the kernel's own memory. Pages of a process (`MSG_ZEROCOPY`) are sent as they are,
-/// and copied after the programs: a pod that moves the headers into them could change what has been evaluated. Not zero on failure.
+/// Ensures that the headers of a frame from a pod are in memory of the kernel. Pages of a process (`MSG_ZEROCOPY`) are
+/// transmitted in place, and copied only after the programs have run: a pod could change headers in them after their evaluation.
+/// Non-zero on failure.
 ///
 /// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_own_headers(skb: *mut __sk_buff) -> u32 {
-    /// More than extension headers, and what an ICMP error quotes, can be long.
+    /// Longer than all extension headers and the quote of an ICMP error.
     const LONGEST: u32 = 1 << 14;
     if are_linear(skb) {
         return 0;
     }
     // SAFETY: the context is the one that the kernel gave to the program.
     let (len, is_segmented) = unsafe { ((*skb).len, (*skb).gso_size != 0) };
-    // The kernel segments by how the data lies in memory, in some protocols: it must stay where it is.
+    // For some protocols, the kernel segments by the layout of the data, so it must not be moved.
     if is_segmented {
         return 1;
     }
-    // SAFETY: as above; no pointer into the frame is in use.
+    // SAFETY: as above. No pointer into the frame is in use.
     let failed = unsafe { bpf_skb_pull_data(skb, if len < LONGEST { len } else { LONGEST }) };
     u32::from(failed != 0)
 }
 
-/// Whether all headers that are evaluated are in the linear part of the frame, which is the kernel's.
+/// Whether all headers that are evaluated are in the linear part of the frame, which is memory of the kernel.
 #[inline(always)]
 fn are_linear(skb: *mut __sk_buff) -> bool {
     const ETHERNET: usize = 14;
@@ -54,7 +55,7 @@ fn are_linear(skb: *mut __sk_buff) -> bool {
     // SAFETY: the context is the one that the kernel gave to the program.
     let (data, end) = unsafe { ((*skb).data as usize, (*skb).data_end as usize) };
     let has = |len: usize| data + len <= end;
-    // SAFETY: only for bytes before the end.
+    // SAFETY: called only for bytes before the end.
     let byte = |at: usize| unsafe { ((data + at) as *const u8).read_volatile() };
     if !has(ETHERNET + 20) {
         return false;
@@ -68,7 +69,7 @@ fn are_linear(skb: *mut __sk_buff) -> bool {
     kind == IPV6 && is_chain_linear(skb, byte(ETHERNET + 6), end - data)
 }
 
-/// The same of the headers behind that of IPv6. Tunnels put options before segmented packets.
+/// As [`are_linear`], for the headers behind that of IPv6. Tunnels insert options into segmented packets.
 #[inline(always)]
 fn is_chain_linear(skb: *mut __sk_buff, first: u8, linear: usize) -> bool {
     const EXTENSIONS: usize = 5;
@@ -86,7 +87,8 @@ fn is_chain_linear(skb: *mut __sk_buff, first: u8, linear: usize) -> bool {
     evaluated(next).is_some_and(|transport| at + transport <= linear)
 }
 
-/// How much is evaluated behind the headers of IP; `None` where that may be long: of ICMP, and behind the extension headers of IPv6.
+/// Number of bytes that are evaluated behind the IP headers; `None` if it may be large: for ICMP, and behind IPv6 extension
+/// headers.
 #[inline(always)]
 fn evaluated(protocol: u8) -> Option<usize> {
     const EXTENSIONS: [u8; 5] = [0, 43, 44, 51, 60];
@@ -101,7 +103,7 @@ fn evaluated(protocol: u8) -> Option<usize> {
     }
 }
 
-/// Offset in the frame of the two bytes that the kernel is still to write, or [`NO_CHECKSUM`].
+/// Offset in the frame of the two bytes that the kernel will write, or [`NO_CHECKSUM`].
 #[inline(always)]
 pub(crate) fn checksum(skb: *mut __sk_buff) -> u32 {
     if known(&CTV_SKB.summed) == 0 {
@@ -110,27 +112,27 @@ pub(crate) fn checksum(skb: *mut __sk_buff) -> u32 {
     place(skb).unwrap_or(INVALID)
 }
 
-/// Whether a checksum at this place leaves the transport header at `header` as it was parsed.
-/// The kernel leaves none of ICMP to the device.
+/// Whether a checksum at this offset leaves the transport header at `header` as it was parsed. The kernel never leaves an ICMP
+/// checksum to the device.
 #[inline(always)]
 pub(crate) fn is_of_transport(place: u32, protocol: u8, header: u32) -> bool {
-    // The place of the checksum, and the length of the header.
+    // Offset of the checksum in the header, and length of the header.
     let (own, len) = match protocol {
         TCP => (16, 20),
         UDP => (6, 8),
         SCTP => (8, 12),
         ICMP | ICMPV6 => return false,
-        // Of other protocols nothing behind the headers of IP is evaluated.
+        // For other protocols, nothing behind the IP headers is evaluated.
         _ => (0, 0),
     };
     let at = place.wrapping_sub(header);
     place >= header && (at == own || at >= len)
 }
 
-/// A field of the layout. By itself and only where it is used: a value that was on the stack is no constant to the verifier.
+/// A field of the layout, read only where it is used: a value that has been on the stack is no constant to the verifier.
 #[inline(always)]
 fn known(field: &'static u32) -> u32 {
-    // SAFETY: a valid reference. Volatile, because the agent overrides the value that the compiler sees.
+    // SAFETY: a valid reference. Volatile, because the agent changes the value that the compiler sees.
     unsafe { core::ptr::from_ref(field).read_volatile() }
 }
 
@@ -140,7 +142,7 @@ fn place(skb: *mut __sk_buff) -> Option<u32> {
     const LAST: usize = SkbLayout::BLOCK - WORD;
     let mut block = [0_u32; SkbLayout::BLOCK / WORD];
     read(skb, known(&CTV_SKB.block), &mut block)?;
-    // CHECKSUM_PARTIAL has both bits.
+    // `CHECKSUM_PARTIAL` has both bits of `ip_summed`.
     let summed = known(&CTV_SKB.summed);
     if block[0] & summed != summed {
         return Some(NO_CHECKSUM);
@@ -149,13 +151,13 @@ fn place(skb: *mut __sk_buff) -> Option<u32> {
     if start > LAST {
         return None;
     }
-    // SAFETY: in the block, by the comparison; the offset of a word.
+    // SAFETY: inside the block, by the comparison, and aligned to a word.
     let checksum = unsafe { block.as_ptr().byte_add(start).read_volatile() };
     let mut ends = [0_u64; 2];
     read(skb, known(&CTV_SKB.head), &mut ends)?;
     let [head, data] = ends;
     let (start, offset) = (u64::from(checksum & 0xffff), u64::from(checksum >> 16));
-    // Relative to the start of the buffer, and not to that of the frame (`skb_checksum_start_offset`).
+    // The offset is relative to the start of the buffer and not to that of the frame (`skb_checksum_start_offset`).
     let at = (start + offset).wrapping_sub(data.wrapping_sub(head));
     (at <= u16::MAX.into()).then_some(at as u32)
 }
@@ -164,7 +166,7 @@ fn place(skb: *mut __sk_buff) -> Option<u32> {
 #[inline(always)]
 fn read<T>(skb: *mut __sk_buff, offset: u32, to: &mut T) -> Option<()> {
     let from = skb.cast_const().cast::<u8>().wrapping_add(offset as usize);
-    // SAFETY: the buffer has as many bytes; the helper checks the address that it reads from.
+    // SAFETY: the buffer has the given length, and the helper checks the address that it reads from.
     let result = unsafe { bpf_probe_read_kernel((&raw mut *to).cast(), size_of::<T>() as u32, from.cast()) };
     (result == 0).then_some(())
 }

@@ -1,4 +1,4 @@
-//! Whether a pod is who it says it is.
+//! Checks of frames from pods against the addresses of their port (anti-spoofing).
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use contiv_abi::{Address, DropReason, Mac, Port};
@@ -11,7 +11,7 @@ use crate::{
     skb,
 };
 
-/// Puts into the current packet who sends a frame on a pod's port, if it is the pod, and the frame one that pods may send.
+/// Checks a frame from a pod, and initializes the packet metadata for it.
 ///
 /// A global function: the verifier checks it once, and it saves stack. The result is that of `packet::code`.
 #[inline(never)]
@@ -39,7 +39,8 @@ fn sender(ctx: &TcContext) -> Result<(), DropReason> {
     set_sender(ctx.skb.skb, ifindex, &port, &ethernet)
 }
 
-/// The same of a frame that has been checked, and comes from elsewhere now.
+/// Initializes the packet metadata for a frame from the port `ifindex` that was checked before, and is now received on another
+/// interface.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_port(skb: *mut __sk_buff, ifindex: u32) -> u32 {
@@ -73,11 +74,11 @@ fn set_sender(skb: *mut __sk_buff, ifindex: u32, port: &Port, ethernet: &Etherne
     Ok(())
 }
 
-/// Checks the addresses that a pod sends from against its own.
+/// Checks the source addresses of a frame against those of the pod.
 ///
-/// A pod without an address may ask for one: IPv4 from 0.0.0.0 and ICMPv6 from `::` pass in multicast frames, and an ARP probe
-/// has no sender address. What neighbour discovery claims is checked in `nd`, and what else such packets are in
-/// `guard::ctv_guard_ports`.
+/// A pod without an address may request one: IPv4 from 0.0.0.0 and ICMPv6 from `::` pass in multicast frames, and an ARP probe
+/// has no sender address. The addresses that neighbour discovery claims are checked in `nd`, and further properties of such
+/// packets in `guard::ctv_guard_ports`.
 #[inline(always)]
 fn check(ctx: &TcContext, port: &Port, ethernet: &Ethernet) -> Result<(), DropReason> {
     if !same(&ethernet.source, &port.mac) {
@@ -95,7 +96,7 @@ fn check(ctx: &TcContext, port: &Port, ethernet: &Ethernet) -> Result<(), DropRe
 #[inline(always)]
 pub(crate) fn same(a: &Mac, b: &Mac) -> bool {
     let ([a0, a1, a2, a3, a4, a5], [b0, b1, b2, b3, b4, b5]) = (*a, *b);
-    // As numbers: a comparison of arrays would be a call.
+    // Compares numbers: the compiler would emit a call for a comparison of arrays.
     u32::from_ne_bytes([a0, a1, a2, a3]) == u32::from_ne_bytes([b0, b1, b2, b3])
         && u16::from_ne_bytes([a4, a5]) == u16::from_ne_bytes([b4, b5])
 }
@@ -122,7 +123,7 @@ fn ipv6(ctx: &TcContext, port: &Port, ethernet: &Ethernet) -> Result<(), DropRea
     }
     let [high, low] = source.words();
     if high | low == 0 && ethernet.is_group() {
-        // Duplicate address detection, and reports of multicast listeners behind a router alert.
+        // Duplicate address detection, and MLD reports behind a router alert option.
         let next = frame::load::<u8>(ctx, NEXT)?;
         if next == ICMPV6 || next == HOP_BY_HOP {
             return Ok(());
@@ -131,7 +132,7 @@ fn ipv6(ctx: &TcContext, port: &Port, ethernet: &Ethernet) -> Result<(), DropRea
     Err(DropReason::SpoofedIp)
 }
 
-/// Whether a port has this IPv6 address: the assigned one, or the link-local address that its kernel forms.
+/// Whether this is an IPv6 address of the port: the assigned one, or the link-local address that the pod's kernel forms.
 #[inline(always)]
 pub(crate) fn is_own_v6(port: &Port, ip: &Address) -> bool {
     let [high, low] = ip.words();

@@ -1,9 +1,8 @@
-//! Connection tracking: which flow a packet belongs to, and what follows from that.
+//! Connection tracking: the lookup of a packet's flow, and the checks that the flow still applies to the packet.
 //!
-//! A flow has two tuples: that of the packets of its original direction as received, and that of its replies as received.
-//! Both lead to its record by one search, translated or not. So a service and its backend can both be talked to from the same
-//! port: the flows have different original tuples, and the later one gets another port so that their replies differ, too
-//! (`open`).
+//! A flow has two tuples: that of packets of its original direction as received, and that of its replies as received. One lookup
+//! of either finds its record, translated or not. So a client can reach a service and its backend from the same port: the two
+//! flows have different original tuples, and the later one gets another source port so that their replies differ, too (`open`).
 
 use contiv_abi::{DropReason, Flow, FlowEvent, FlowHalf, FlowHash, TCP, tcp::sent};
 
@@ -21,10 +20,10 @@ use crate::{
     service_entry,
 };
 
-/// Finds the flow of the current packet, if there is one, and sets in `wanted` where the packet goes.
+/// Looks up the flow of the current packet, and sets the tuple `wanted` that the packet is forwarded with.
 ///
-/// It and what it calls are functions of their own for the verifier: it walks each once, and what one leaves in the packet is
-/// unknown to the next, so that paths do not multiply. The results are those of `packet::code`, `NEW`, and `REVALIDATE`.
+/// A global function, as those that it calls: the verifier checks each once and assumes any value in the packet metadata between
+/// them, so that the number of paths does not multiply. The result is that of `packet::code`, `NEW`, or `REVALIDATE`.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_track(packet: *mut PacketMeta) -> u32 {
@@ -62,21 +61,21 @@ pub(crate) extern "C" fn ctv_track(packet: *mut PacketMeta) -> u32 {
     if code == GO_ON && packet.icmp_error != IcmpError::NONE { ctv_outside(packet) } else { code }
 }
 
-/// Whether the packet is the first of a TCP connection: what a client sends before it gets a reply. In the direction of replies, it is
-/// the first one of a connection of the other end.
+/// Whether the packet opens a TCP connection: a client sends it before it gets a reply. In the reply direction, it opens a
+/// connection of the other endpoint.
 #[inline(always)]
 pub(crate) fn opens(packet: &PacketMeta) -> bool {
     packet.tcp & (tcp::SYN | tcp::ACK) == tcp::SYN && packet.tuple.protocol == TCP
 }
 
-/// The current packet belongs to the flow that was found, unless that has ended.
+/// Applies the flow that was found to the current packet, unless the flow has ended.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_by(packet: *mut PacketMeta) -> u32 {
     let Some(packet) = packet::of(packet) else { return DropReason::Malformed as u32 };
     let (number, reply) = (packet.entry >> 1, packet.entry & 1 != 0);
     let Some(place) = flows::record(number) else { return NEW };
-    // SAFETY: a record of the map. Whether it is another flow's meanwhile is checked below.
+    // SAFETY: a record of the map. Whether it has been reused for another flow is checked below.
     let (flow, half) = unsafe { (&*place, half(place, reply.into())) };
     if half.seen != packet.now && flows::ctv_is_over(number, packet.now) != 0 {
         if ctv_remove(number, packet.generation) != 0 {
@@ -85,15 +84,15 @@ extern "C" fn ctv_by(packet: *mut PacketMeta) -> u32 {
         return NEW;
     }
     let flags = flow.head.flags;
-    // By numbers, as `sender_of`: whether the packet is sent to the client of an untranslated flow, and not to its destination.
+    // Branch-free, as `sender_of`: 1 if the packet goes to the client of an untranslated flow, and not to its destination.
     let to_client = packet.entry & 1 & (u32::from(flags & Flow::NAT) ^ 1);
-    // Once in a second: that is soon enough after the change.
+    // Checked once per second, which is soon enough after a change.
     if half.seen != packet.now && to_client == 0 && flows::ctv_is_reused(number) != 0 {
         ctv_remove(number, packet.generation);
         return NEW;
     }
     let sender = sender_of(packet, half, !reply);
-    // What the other end opens is another connection, even if this one has not ended: its rules have not been asked.
+    // A SYN of the other endpoint opens another connection, even if this one has not ended: its rules have not been evaluated.
     let is_another = opens(packet) && half.is_closing() | reply;
     if sender == ANOTHER && !is_another {
         let direction = packet.entry & 1 ^ 1;
@@ -123,7 +122,7 @@ extern "C" fn ctv_by(packet: *mut PacketMeta) -> u32 {
         if code == DropReason::Policy as u32 && ctv_other_group(packet) != 0 {
             return packet::REVALIDATE;
         }
-        // A denied flow goes on as long as its packets come. An error says nothing about that.
+        // A denied flow exists as long as its packets arrive. An ICMP error is not one of them.
         let is_current = u32::from(flows::head(place).generation) == packet.generation;
         if code == DropReason::Policy as u32 && packet.icmp_error == IcmpError::NONE && is_current {
             half.seen = packet.now;
@@ -137,7 +136,7 @@ extern "C" fn ctv_by(packet: *mut PacketMeta) -> u32 {
     if u32::from(flows::head(place).generation) != packet.generation {
         return NEW;
     }
-    // An error about the flow, too, goes only to the receiver that the flow was evaluated for.
+    // An ICMP error about the flow, too, is delivered only to the receiver for which the flow was evaluated.
     packet.owner = half.owner;
     packet.receiver = half.group(reply);
     packet.receiver_identity = half.identity(reply);
@@ -147,35 +146,36 @@ extern "C" fn ctv_by(packet: *mut PacketMeta) -> u32 {
     pass(packet, half, reply)
 }
 
-/// The address belongs to an endpoint of another group now.
+/// Result of [`sender_of`]: the address now belongs to an endpoint of another group.
 const ANOTHER: u32 = 1;
-/// The record of the endpoint has arrived since the evaluation.
+/// Result of [`sender_of`]: the record of the endpoint has arrived since the evaluation.
 const APPEARED: u32 = 2;
 
-/// Whether the sender of the current packet is another endpoint than that for which the flow was evaluated, as far as its group
-/// tells: zero if not, or one of the above. Errors come from any endpoint on the path. Without a record, nothing is known of
-/// an endpoint elsewhere.
+/// Whether the sender of the current packet is another endpoint than that for which the flow was evaluated, by its group: zero if
+/// not, else one of the values above. ICMP errors come from any endpoint on the path. Without a record, nothing is known about an
+/// endpoint on another node.
 ///
-/// By numbers and not by cases, which the verifier would all follow.
+/// Branch-free, because the verifier would follow all branches.
 #[inline(always)]
 fn sender_of(packet: &PacketMeta, half: &FlowHalf, original: bool) -> u32 {
     const UNKNOWN: u32 = FlowHalf::UNKNOWN as u32;
     let (group, identity) = (half.group(original), half.identity(original));
     let has_identity = differ(identity, UNKNOWN);
-    // Rules were evaluated here only for an endpoint that was here. One here without a group may have got the address of one
-    // elsewhere that had a group: then its identity tells.
+    // Only the rules of endpoints on this node have been evaluated. An endpoint on this node without a group may have taken over
+    // the address of an endpoint with a group on another node; the identity shows this.
     let (here, current) = (differ(packet.source_port, 0), packet.source_group);
     let another = differ(current, group) | differ(current, identity) & has_identity;
     let current = packet.source_identity;
-    // An error says nothing about who the sender of the flow's packets is, but another endpoint has none to tell.
+    // The source of an ICMP error need not be the sender of the flow's packets. Only if the flow has an identity does another one
+    // show another endpoint.
     let is_packet = differ(packet.icmp_error.into(), IcmpError::NONE.into()) ^ 1;
     let differs = differ(current, identity) & differ(current, UNKNOWN) & (is_packet | has_identity);
     let here = 0_u32.wrapping_sub(here);
     another & here | (differs + (differs & (has_identity ^ 1))) & !here
 }
 
-/// Whether the packet resolves the service of an unreplied flow again: a retransmitted SYN goes to a current backend. And an
-/// error about a reply to a SYN that there was not is about no flow.
+/// Whether the packet resolves the service of an unreplied flow again, so that a retransmitted SYN goes to a current backend. An
+/// ICMP error that quotes the reply to a SYN belongs to no flow if the flow has no reply.
 #[inline(always)]
 fn is_unresolved(packet: &mut PacketMeta, half: &FlowHalf) -> bool {
     if packet.icmp_error != IcmpError::NONE {
@@ -188,7 +188,7 @@ fn is_unresolved(packet: &mut PacketMeta, half: &FlowHalf) -> bool {
     again
 }
 
-/// Evaluates the flow that was found by the current rules.
+/// Evaluates the flow that was found with the current rules.
 #[inline(never)]
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ctv_revalidate(packet: *mut PacketMeta) -> u32 {
@@ -196,14 +196,14 @@ pub(crate) extern "C" fn ctv_revalidate(packet: *mut PacketMeta) -> u32 {
     let Some(flow) = flows::record(packet.entry >> 1) else { return 0 };
     ctv_appeared(packet, packet.entry >> 1, packet.entry & 1);
     update_group(packet);
-    // SAFETY: a record of the map; if it is another flow's meanwhile, the verdict is not stored.
+    // SAFETY: a record of the map. If it has been reused for another flow, the verdict is not stored.
     let flow = unsafe { &*flow };
     flow.received(false, &mut packet.spare);
     if flow.head.flags & Flow::NAT != 0 {
         flow.translate(false, &mut packet.spare);
     }
     let hairpin = flow.head.flags & Flow::HAIRPIN;
-    // Read once: the verdict is for these.
+    // Read once: the verdict is evaluated for these groups.
     let ends = FlowHalf::ends(flow.halves[0].groups, flow.halves[0].identities);
     policy::ctv_reevaluate(packet, &raw const packet.spare, ends as u32, hairpin.into(), (ends >> 32) as u32);
     let [out, into] = packet.rules;
@@ -211,7 +211,8 @@ pub(crate) extern "C" fn ctv_revalidate(packet: *mut PacketMeta) -> u32 {
     flows::ctv_set_verdict(packet.entry >> 1, packet.generation, packet.verdict, rules, ends)
 }
 
-/// Notes the group of an endpoint elsewhere whose record has arrived since the flow began: the sender of the current packet.
+/// Stores the group of an endpoint on another node whose record has arrived since the flow was opened: the sender of the current
+/// packet.
 ///
 /// A global function: the verifier checks it once.
 #[inline(never)]

@@ -1,4 +1,4 @@
-//! The tunnel key that travels beside a frame to and from the VXLAN device.
+//! The tunnel key of frames to and from the VXLAN device.
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX, bpf_tunnel_key},
@@ -9,13 +9,13 @@ use contiv_abi::{Address, DropReason, Vtep};
 
 use crate::{log, packet};
 
-/// The beginning of `bpf_tunnel_key`, which every kernel accepts in this length.
+/// The first fields of `bpf_tunnel_key`, which every kernel accepts with this length.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Key {
     id: u32,
-    /// The other end: the receiver on the way out, the sender on the way in. IPv4 is in the first word, in the machine's
-    /// order; IPv6 is in network byte order.
+    /// Address of the receiver of a sent frame, or of the sender of a received one. IPv4 is in the first word in host byte order;
+    /// IPv6 is in network byte order.
     remote: [u32; 4],
     tos: u8,
     ttl: u8,
@@ -25,10 +25,10 @@ struct Key {
 const KEY_LEN: u32 = size_of::<Key>() as u32;
 const _: () = assert!(size_of::<Key>() == core::mem::offset_of!(bpf_tunnel_key, tunnel_label));
 
-/// Hops that a tunnelled frame may take, as OVS sets it.
+/// TTL of tunnelled frames, as OVS sets it.
 const TTL: u8 = 64;
 
-/// Reads the key that the VXLAN device found on the wire. The VTEP goes into the packet metadata; the result is the VNI.
+/// Reads the tunnel key of a received frame. Stores the VTEP in the packet metadata, and returns the VNI.
 #[inline(always)]
 pub(crate) fn origin(ctx: &TcContext) -> Result<u32, DropReason> {
     match ctv_origin(ctx.skb.skb) {
@@ -37,7 +37,7 @@ pub(crate) fn origin(ctx: &TcContext) -> Result<u32, DropReason> {
     }
 }
 
-/// There is no tunnel key: no VNI has so many bits.
+/// Value for a frame without a tunnel key; VNIs have 24 bits.
 const NO_KEY: u32 = u32::MAX;
 
 /// Not inlined, to save stack.
@@ -49,7 +49,7 @@ extern "C" fn ctv_origin(skb: *mut __sk_buff) -> u32 {
     let mut key = unsafe { contiv_abi::cleared::<Key>() };
     let place = (&raw mut key).cast::<bpf_tunnel_key>();
     // The helper fails for a key of the other family.
-    // SAFETY: `key` is as long as the length says, and the helper writes no more.
+    // SAFETY: `key` has the given length, and the helper writes no more.
     if unsafe { bpf_skb_get_tunnel_key(skb, place, KEY_LEN, 0) } == 0 {
         packet.vtep.set_words(Address::v4(key.remote[0].to_be_bytes()).words());
         return key.id;
@@ -67,7 +67,7 @@ extern "C" fn ctv_origin(skb: *mut __sk_buff) -> u32 {
     key.id
 }
 
-/// Addresses the frame to a node; it leaves when it is sent to the VXLAN device.
+/// Sets the tunnel key of a frame to a node; the caller sends the frame to the VXLAN device.
 #[inline(always)]
 pub(crate) fn address(ctx: &TcContext, vni: u32, vtep: &Vtep, tos: u8) -> Result<(), DropReason> {
     if ctv_address(ctx.skb.skb, vni, &raw const *vtep, tos.into()) == 0 {
@@ -77,10 +77,10 @@ pub(crate) fn address(ctx: &TcContext, vni: u32, vtep: &Vtep, tos: u8) -> Result
     }
 }
 
-/// The key has an IPv6 address.
+/// Flag of a key with an IPv6 address.
 const IPV6: u64 = BPF_F_TUNINFO_IPV6 as u64;
 
-/// A function of its own for the stack; zero if it went well.
+/// Not inlined, to save stack. The result is zero on success.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_address(skb: *mut __sk_buff, vni: u32, vtep: *const Vtep, tos: u32) -> u32 {
@@ -91,7 +91,7 @@ extern "C" fn ctv_address(skb: *mut __sk_buff, vni: u32, vtep: *const Vtep, tos:
     (key.id, key.tos, key.ttl) = (vni, tos as u8, TTL);
     let flags = if vtep.is_v4() {
         key.remote[0] = u32::from_be_bytes(vtep.low());
-        // Checksum zero: userspace OVS drops an outer checksum that was left for hardware to finish.
+        // Without a checksum: userspace OVS drops frames whose outer checksum was left to the device.
         u64::from(BPF_F_ZERO_CSUM_TX)
     } else {
         let [high, low] = vtep.words();
@@ -103,7 +103,7 @@ extern "C" fn ctv_address(skb: *mut __sk_buff, vni: u32, vtep: *const Vtep, tos:
         // With a checksum, which UDP over IPv6 needs unless both ends agree (RFC 6935).
         IPV6
     };
-    // SAFETY: `key` is as long as the length says, and the helper only reads it.
+    // SAFETY: `key` has the given length, and the helper only reads it.
     let set = unsafe { bpf_skb_set_tunnel_key(skb, (&raw mut key).cast::<bpf_tunnel_key>(), KEY_LEN, flags) };
     u32::from(set != 0)
 }

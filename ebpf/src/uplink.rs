@@ -16,10 +16,10 @@ use crate::{
     verdict::Verdict,
 };
 
-/// The VLAN identifier in a tag; the rest is priority.
+/// Mask of the VLAN identifier in a tag; the other bits are priority and DEI.
 pub(crate) const VID: u16 = 0x0fff;
 
-/// The network that a frame is of by its tag, if this node has it on the wire.
+/// The network of a frame, by its tag, if this node has the network on the wire.
 #[inline(always)]
 pub(crate) fn network(ctx: &TcContext) -> Option<(Segment, SegmentEntry)> {
     let segment = Segment::vlan(tag_of(ctx)?);
@@ -27,20 +27,20 @@ pub(crate) fn network(ctx: &TcContext) -> Option<(Segment, SegmentEntry)> {
     if entry.flags & SegmentEntry::ON_NODE == 0 { Some((segment, entry)) } else { None }
 }
 
-/// Takes the tag off.
+/// Removes the tag.
 #[inline(always)]
 pub(crate) fn enter(ctx: &TcContext) -> bool {
     // SAFETY: the context is the one that the kernel gave to this program.
     unsafe { bpf_skb_vlan_pop(ctx.skb.skb) == 0 }
 }
 
-/// A frame of this network, without its tag, which has come in by `ifindex`.
+/// Processes a frame of this network, without its tag, that was received on `ifindex`.
 #[inline(always)]
 pub(crate) fn receive(ctx: &TcContext, ifindex: u32, segment: Segment, entry: &SegmentEntry) -> Verdict {
     forward(ctx, ifindex, segment, entry).unwrap_or_else(Verdict::from)
 }
 
-/// The identifier of the outermost 802.1Q tag, which the kernel has mostly taken out of the bytes.
+/// VLAN identifier of the outermost 802.1Q tag, which the kernel has usually moved from the data to the `skb`.
 #[inline(always)]
 fn tag_of(ctx: &TcContext) -> Option<u16> {
     // SAFETY: the context is the one that the kernel gave to this program.
@@ -60,7 +60,7 @@ fn tag_of(ctx: &TcContext) -> Option<u16> {
         }
         tci.get() & VID
     };
-    // Zero is "priority only", no network.
+    // Zero is a priority tag, which names no network.
     (tag != 0).then_some(tag)
 }
 
@@ -82,7 +82,7 @@ fn forward(
     let is_group = ethernet.is_group();
     let place = maps::destination(&FdbKey::new(segment, ethernet.destination));
     let is_here = place.is_some_and(|place| place.ifindex != 0);
-    // The uplink listens to everything; most of it is for others, and no flow of ours.
+    // The uplink is in promiscuous mode; most frames are for other stations and belong to no flow of this node.
     if !is_here && !is_group {
         if !dsr::is_for_service(ctx) {
             return Err(DropReason::NotLocal);
@@ -94,7 +94,7 @@ fn forward(
     delivery::arrive(ctx)
 }
 
-/// Addresses the frame of the packet metadata to the node of a service's backend, on the wire.
+/// Forwards the frame of the packet metadata to the node of a service's backend, on the wire.
 #[inline(always)]
 pub(crate) fn forward_dsr(ctx: &TcContext) -> Result<(), DropReason> {
     let packet = packet::current().ok_or(DropReason::Malformed)?;

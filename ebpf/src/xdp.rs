@@ -1,6 +1,6 @@
-//! Frames from the wire of VLAN networks before the kernel has made anything of them: those of services' clients that go
-//! on to another node are sent on at once. All others, and all that this program does not understand, go to the program on
-//! the uplink's ingress, which does the same and everything else.
+//! Frames from the wire of VLAN networks in the XDP hook, before the kernel has built an `skb`: frames of service clients to
+//! backends on other nodes are forwarded immediately (DSR). All other frames, and those that this program does not parse, pass to
+//! the TC program on the ingress of the uplink, which processes the former in the same way.
 
 use aya_ebpf::programs::XdpContext;
 use contiv_abi::{Be16, DsrHook, DsrKey, Phase, Segment, SegmentEntry, TCP, UDP};
@@ -14,12 +14,12 @@ use crate::{
     uplink::VID,
 };
 
-/// Where IP begins, behind the Ethernet header and one tag.
+/// Offset of the IP header, behind the Ethernet header and one tag.
 const L3: usize = 18;
 
-/// What the headers of a frame for a service say.
+/// Header fields of a frame to a service.
 struct Headers {
-    /// Ethernet addresses, the first byte lowest. The destination is that of the service.
+    /// Destination Ethernet address, which is that of the service, as a number whose lowest byte is the first one.
     to: u64,
     from: u64,
     /// VLAN identifier.
@@ -33,13 +33,13 @@ struct Headers {
     ip6: bool,
 }
 
-/// True when the frame has been addressed to a backend on another node, and is to be sent back to the wire.
+/// True if the frame was addressed to a backend on another node and is to be sent back to the wire.
 #[inline(always)]
 pub(crate) fn receive(ctx: &XdpContext) -> bool {
     forward(ctx).is_some()
 }
 
-/// A frame of a connection that is known is compared with its entry as it was read: the packet metadata is for others.
+/// A frame of a known connection is compared with its entry directly; the packet metadata is used only for other frames.
 #[inline(always)]
 fn forward(ctx: &XdpContext) -> Option<()> {
     let node = maps::node()?;
@@ -57,11 +57,11 @@ fn forward(ctx: &XdpContext) -> Option<()> {
     address(ctx, backend, headers.to)
 }
 
-/// The backend of a frame whose connection is not known, if that is on another node. A connection to a backend here stays with
-/// it, also when the backend gets no new ones: what has a flow is for the other program.
+/// Chooses the backend of a frame of an unknown connection, if the backend is on another node. A connection to a backend on this
+/// node keeps it, even if the backend gets no new connections: a frame with a flow passes to the TC program.
 #[inline(always)]
 fn choose(headers: &Headers, now: u32) -> Option<u64> {
-    // A flow that is still to come from another table has its backend.
+    // A flow that is still to be imported from another table has a backend.
     if maps::phase() != Phase::RUNNING {
         return None;
     }
@@ -91,7 +91,7 @@ fn choose(headers: &Headers, now: u32) -> Option<u64> {
         return None;
     }
     let packet = packet::current()?;
-    // Once more: another CPU may have written the entry meanwhile.
+    // Looked up again: another CPU may have written the entry.
     if dsr::ctv_lookup_dsr(&raw const packet.tuple) != DSR && dsr::ctv_dsr() != DSR {
         return None;
     }
@@ -100,7 +100,9 @@ fn choose(headers: &Headers, now: u32) -> Option<u64> {
     Some(u64::from_le_bytes([a, b, c, d, e, f, 0, 0]))
 }
 
-/// Whether the current packet belongs to a flow; not zero if so. A function of its own for the verifier.
+/// Whether the current packet belongs to a flow; non-zero if so.
+///
+/// A global function: the verifier checks it once.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_tracked() -> u32 {
@@ -110,11 +112,11 @@ extern "C" fn ctv_tracked() -> u32 {
     u32::from(flow_index::find(&raw const packet.tuple, hash, domain) != 0)
 }
 
-/// Reads the headers of a frame for a service.
+/// Parses the headers of a frame to a service.
 #[inline(always)]
 fn read(ctx: &XdpContext) -> Option<Headers> {
     let (data, end) = (ctx.data(), ctx.data_end());
-    // An uplink that stands by gets copies of what the active one gets.
+    // A standby uplink receives copies of frames to the active one.
     if data + L3 > end || ctx.ingress_ifindex() as u32 != maps::uplink() {
         return None;
     }
@@ -125,7 +127,7 @@ fn read(ctx: &XdpContext) -> Option<Headers> {
         (to, from, word(12), word(14), word(16))
     };
     let tag = tci.get() & VID;
-    // Of senders for many, and the like, the other program says what is wrong.
+    // The TC program counts frames with a multicast source and other invalid ones.
     if kind != VLAN || tag == 0 || from & 1 != 0 {
         return None;
     }
@@ -138,11 +140,11 @@ fn read(ctx: &XdpContext) -> Option<Headers> {
     }
 }
 
-/// Reads the headers of TCP or UDP over IP, without options. What has options or is a fragment is for the other program.
+/// Parses the headers of TCP or UDP over IP without options. Packets with options and fragments pass to the TC program.
 #[inline(always)]
 fn parse<const IP6: bool>(data: usize, end: usize, to: u64, from: u64, tag: u16) -> Option<Headers> {
     const FOUR_AND_FIVE_WORDS: u8 = 0x45;
-    // "More fragments" and the offset, as they are in memory.
+    // "More fragments" and the fragment offset, in memory order.
     const FRAGMENT: u16 = 0x3fff_u16.to_be();
     const TCP_FLAGS: usize = 13;
     let (addresses, l4) = if IP6 {
@@ -170,7 +172,7 @@ fn parse<const IP6: bool>(data: usize, end: usize, to: u64, from: u64, tag: u16)
         } else {
             [frame::mapped(frame::read(addresses)), frame::mapped(frame::read(addresses + 4))]
         };
-        // Services have ports of these.
+        // Only these protocols have services.
         if !plain || protocol != TCP && protocol != UDP || to != service(ends[1]) {
             return None;
         }
