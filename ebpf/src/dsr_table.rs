@@ -31,7 +31,7 @@ fn entry(number: u32) -> Option<*mut DsrEntry> {
     Some(unsafe { set.cast::<DsrEntry>().add((number % WAYS) as usize) })
 }
 
-/// Ethernet address of the backend of a connection, as a number whose lowest byte is the first one. `None` if the connection is
+/// Ethernet address of the backend of a connection, as a number with the first byte lowest. `None` if the connection is
 /// unknown or the backend is not on another node. `flags` are the TCP flags of the packet, zero for other protocols.
 ///
 /// A packet of an established connection writes nothing.
@@ -80,7 +80,7 @@ extern "C" fn ctv_update_dsr(number: u32, found: u64, stamp: u64, now: u32, flag
         || idle != 0 && idle > flows::ctv_timeout(protocol.into(), sent::ANY.into(), reply);
     let mut changes = state.closing | ended != state.closing;
     state.closing |= ended;
-    // Read before the place, so that what changes meanwhile is read again.
+    // Read before the location, so that a concurrent change is detected later by the revision.
     let revision = maps::fdb_revision();
     if idle != 0 || !DsrEntry::is_found_in(found, revision) {
         let place = maps::destination(&FdbKey::new(segment, mac(found)));
@@ -128,7 +128,7 @@ extern "C" fn ctv_is_service(number: u32) -> u32 {
     u32::from(maps::is_service(network.domain, service))
 }
 
-/// The Ethernet address in a number whose lowest byte is the first one.
+/// The Ethernet address in a number with the first byte lowest.
 #[inline(always)]
 const fn mac(number: u64) -> Mac {
     let [a, b, c, d, e, f, _, _] = number.to_le_bytes();

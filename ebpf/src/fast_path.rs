@@ -1,9 +1,9 @@
 //! The fast path: packets of established TCP and UDP flows between endpoints of this node.
 //!
 //! On kernels that mitigate speculation of returns, the calls of the stages cost more than their work, so this is one function.
-//! It makes no decision of its own: it compares the results of the lookups that the stages would make. A packet for which a
-//! comparison fails, or which changes the state of its flow, takes the stages unchanged. The fast path has no cache; it reads the
-//! same maps as the stages, so it cannot be outdated.
+//! It makes no decisions: it compares the results of the lookups that the stages would make. A packet for which a comparison
+//! fails, or which changes the state of its flow, takes the stages unchanged. The fast path has no cache; it reads the same maps
+//! as the stages, so it cannot be outdated.
 
 use core::sync::atomic::{Ordering, compiler_fence};
 

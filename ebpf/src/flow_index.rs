@@ -25,9 +25,9 @@ pub(crate) const fn found(generation: u32, entry: u32) -> u64 {
     (generation as u64) << 32 | entry as u64
 }
 
-/// Finds the flow whose packets or replies have this tuple as received. The result is that of [`found`].
+/// Finds the flow with packets or replies that have this tuple as received. The result is that of [`found`].
 ///
-/// Reads one bucket, or both, and the records whose tags match.
+/// Reads one or two buckets, and the records with a matching tag.
 #[inline(always)]
 pub(crate) fn find(tuple: *const Tuple, hash: u64, domain: u32) -> u64 {
     match ctv_find(tuple, hash, domain) {
@@ -172,7 +172,7 @@ pub(crate) extern "C" fn ctv_put_slot(hash: u64, entry: u32, insertions: u32) ->
     let value = slot(hash.tag(), entry);
     let mut result = BUSY;
     lock(held);
-    // SAFETY: a value of the map, whose lock is held.
+    // SAFETY: a value of the map; its lock is held.
     let current = unsafe { (&raw const (*held).insertions).read_volatile() };
     if current == insertions {
         result = FULL;
@@ -193,7 +193,7 @@ pub(crate) extern "C" fn ctv_put_slot(hash: u64, entry: u32, insertions: u32) ->
 #[inline(always)]
 fn replace(place: *mut FlowBucket, old: u64, new: u64) -> bool {
     for at in 0..FlowBucket::LEN {
-        // SAFETY: a slot of the bucket, whose page is locked.
+        // SAFETY: a slot of the bucket; its page is locked.
         let slot = unsafe { (&raw mut (*place).slots).cast::<u64>().add(at) };
         // SAFETY: as above.
         unsafe {

@@ -25,7 +25,7 @@ const WORDS: u32 = 8;
 const SLOTS: u32 = 2 * FlowBucket::LEN as u32;
 /// Additional records that are considered for an eviction.
 const NEIGHBOURS: u32 = 32;
-/// An endpoint whose flows are at most this fraction of the table keeps its established flows.
+/// An endpoint with at most this fraction of the table's flows keeps its established flows.
 const MODEST: u32 = 256;
 
 /// No record: the table is full.
@@ -133,7 +133,7 @@ pub(crate) extern "C" fn ctv_charge(owner: u32, flows: i64) -> u32 {
     let Some(count) = COUNTS.get_ptr_mut(index) else { return 0 };
     let Some(held) = record_lock(64 * index, node.flow_pages) else { return 0 };
     lock(held);
-    // SAFETY: a value of the map, whose lock is held.
+    // SAFETY: a value of the map; its lock is held.
     unsafe { count.write_volatile(count.read_volatile().wrapping_add(flows as u64)) };
     unlock(held);
     0
@@ -180,7 +180,7 @@ extern "C" fn ctv_take(word: u32, from: u32) -> u32 {
         return NONE;
     }
     lock(held);
-    // SAFETY: a value of the map, whose lock is held.
+    // SAFETY: a value of the map; its lock is held.
     let used = unsafe { bits.read_volatile() };
     let free = !used & valid;
     let next = free & u64::MAX << (from & 63);
@@ -404,7 +404,7 @@ extern "C" fn ctv_release(number: u32) -> u32 {
     let Some(held) = record_lock(number, node.flow_pages) else { return 0 };
     let bit = 1_u64 << (number & 63);
     lock(held);
-    // SAFETY: a value of the map, whose lock is held.
+    // SAFETY: a value of the map; its lock is held.
     unsafe { bits.write_volatile(bits.read_volatile() & !bit) };
     unlock(held);
     0

@@ -158,7 +158,7 @@ pub(crate) fn record_lock(number: u32, pages: u32) -> Option<*mut FlowLock> {
 /// Acquires a lock: no helper or function may be called until it is released.
 #[inline(always)]
 pub(crate) fn lock(lock: *mut FlowLock) {
-    // SAFETY: a value of the map, whose first field is the lock.
+    // SAFETY: a value of the map; its first field is the lock.
     unsafe { bpf_spin_lock((&raw mut (*lock).lock).cast()) };
 }
 

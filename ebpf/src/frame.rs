@@ -30,8 +30,8 @@ impl Ethernet {
         if is_group(&ethernet.source) { Err(DropReason::GroupSource) } else { Ok(ethernet) }
     }
 
-    /// As [`Ethernet::read`], for a frame from outside whose network tag has been removed. Frames with further tags are refused:
-    /// a pod's kernel accepts a packet behind tags that name no network, and bridges in the pod read them.
+    /// As [`Ethernet::read`], for a frame from outside after the removal of its network tag. Frames with further tags are
+    /// refused: a pod's kernel accepts a packet behind tags that name no network, and bridges in the pod read them.
     #[inline(always)]
     pub(crate) fn from_outside(ctx: &TcContext) -> Result<Ethernet, DropReason> {
         let ethernet = Ethernet::read(ctx)?;
@@ -84,7 +84,7 @@ pub(crate) const fn mapped(ip: u32) -> [u64; 2] {
     Address::v4(ip.to_ne_bytes()).words()
 }
 
-/// Ethernet address of the service with this IP address, as a number whose lowest byte is the first one.
+/// Ethernet address of the service with this IP address, as a number with the first byte lowest.
 #[inline(always)]
 pub(crate) fn service([_, low]: [u64; 2]) -> u64 {
     let [_, _, _, _, a, b, c, d] = low.to_ne_bytes();

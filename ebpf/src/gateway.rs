@@ -1,4 +1,4 @@
-//! Packets that the gateway itself answers: echo requests, and packets whose TTL has expired.
+//! Packets that the gateway itself answers: echo requests, and packets with an expired TTL.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use contiv_abi::{Address, DropReason};

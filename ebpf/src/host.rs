@@ -135,8 +135,8 @@ fn routed_to(ctx: &TcContext, kind: Be16) -> Result<(), DropReason> {
     route::set_macs(ctx, owner.mac)
 }
 
-/// Initializes the packet metadata for the pod whose private address is the destination. The domain of the pod must have a route
-/// to the source by the same interface. The result is that of `packet::code`.
+/// Initializes the packet metadata for the pod with the private address that is the destination. The domain of the pod must have
+/// a route to the source by the same interface. The result is that of `packet::code`.
 ///
 /// Not inlined, to save stack.
 #[inline(never)]

@@ -93,7 +93,7 @@ extern "C" fn ctv_goes_as(at: u32, number: u32) -> u32 {
     same.into()
 }
 
-/// Inserts a flow whose tuple is free: first the slot of its replies, as for a packet.
+/// Inserts a flow with a free tuple: first the slot of its replies, as for a packet.
 #[inline(never)]
 #[unsafe(no_mangle)]
 extern "C" fn ctv_insert_import(at: u32, hash: u64) -> u64 {

@@ -8,7 +8,7 @@
 //! VXLAN device        -> overlay::receive ->                  neighbour::answer -> ip::pass -> delivery
 //! VLAN uplink         -> uplink::receive  ->                  neighbour::answer -> ip::pass -> delivery
 //! the node's kernel   -> host::receive    ->                                       ip::pass -> delivery
-//! VLAN uplink, XDP    -> xdp::receive     -> sent on to the node of a service's backend, or passed to the line above
+//! VLAN uplink, XDP    -> xdp::receive     -> forwarded to the node of a service's backend (DSR), or passed to uplink::receive
 //! the agent           -> import           inserts flows of another flow table
 //!
 //! ip::pass            =  parse -> track (established flow) -> nat
@@ -189,7 +189,7 @@ fn ctv_import(_ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// A packet without a known flow, or with a flow whose verdict is outdated: tail-called by the programs above.
+/// A packet without a known flow, or of a flow with an outdated verdict: tail-called by the programs above.
 #[classifier]
 fn ctv_slow_path(ctx: TcContext) -> i32 {
     let ifindex = ingress_ifindex(&ctx);
@@ -267,7 +267,7 @@ fn finish(ctx: &TcContext, ifindex: u32, verdict: Verdict) -> i32 {
     }
 }
 
-/// Redirects the frame to the pod whose host end is `receiver`.
+/// Redirects the frame to the pod with the host end `receiver`.
 #[inline(always)]
 fn deliver_or_drop(ctx: &TcContext, ifindex: u32, receiver: u32) -> i32 {
     deliver(ctx, receiver).unwrap_or_else(|reason| {

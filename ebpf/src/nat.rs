@@ -211,7 +211,7 @@ fn addresses(ctx: &TcContext, packet: &PacketMeta) -> Result<(), DropReason> {
 }
 
 /// Restores the sum over the whole packet (`CHECKSUM_COMPLETE`) after the transport checksum over IPv6 has been updated for other
-/// addresses. The helper assumes IPv4, whose header checksum compensates for its addresses, and changes that sum. In IPv6,
+/// addresses. The helper assumes IPv4, in which the header checksum compensates for the addresses, and changes that sum. In IPv6,
 /// addresses and transport checksum compensate for each other. (The flag `BPF_F_IPV6` for this exists since Linux 6.16.)
 #[inline(always)]
 fn restore_sum(ctx: &TcContext, difference: u32) {

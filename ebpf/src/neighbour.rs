@@ -264,7 +264,7 @@ fn answer_solicitation<const WIRE: bool>(ctx: &TcContext, packet: &PacketMeta) -
     Ok(true)
 }
 
-/// The ICMPv6 checksum of a message whose checksum field is zero.
+/// The ICMPv6 checksum of a message; its checksum field must be zero.
 #[inline(always)]
 fn checksum(summed: &mut Summed) -> [u8; 2] {
     // Length and protocol of the pseudo header, in 16-bit words in memory order, as the sum.

@@ -251,10 +251,10 @@ extern "C" fn ctv_inserted(packet: *mut PacketMeta, inserted: u32) -> u32 {
 /// connection in 700,000 finds none.
 const TRIES: u32 = 128;
 
-/// Inserts the flow of the current packet: first the slot of its replies, whose tuple must be free, then that of its packets. So
+/// Inserts the flow of the current packet: first the slot of its replies, which needs a free tuple, then that of its packets. So
 /// a CPU that finds the flow by a packet finds it complete.
 ///
-/// Inlined: the stack and the call depth of Linux 6.1 do not allow one more call on the way to the index.
+/// Inlined: the stack and the call depth of Linux 6.1 do not allow one more call before the index.
 #[inline(always)]
 fn insert(packet: &mut PacketMeta) -> u32 {
     if packet.replaces != Replaces::NOTHING {

@@ -40,7 +40,7 @@ pub(crate) struct PacketMeta {
     /// Groups of the source and of the destination of a new flow on any node; `FlowHalf::UNKNOWN` for an address without a
     /// record.
     pub(crate) identities: [u16; 2],
-    /// Port whose quota the flow uses, as in `FlowHalf::owner`; zero for none.
+    /// Port with the quota that the flow uses, as in `FlowHalf::owner`; zero for none.
     pub(crate) owner: u32,
     /// The flow that was found: `contiv_abi::entry` of its record and of the packet's direction.
     pub(crate) entry: u32,
@@ -111,21 +111,21 @@ pub(crate) struct PacketMeta {
     pub(crate) ip6: u8,
     /// 1 for a frame from the wire to a service and not to a port.
     pub(crate) to_service: u8,
-    /// [`Ingress`].
+    /// Origin of the packet, see [`Ingress`].
     pub(crate) ingress: u8,
     /// 1 for valid neighbour discovery, to which policies do not apply.
     pub(crate) nd: u8,
     /// 1 for duplicate address detection by a pod for an address that is not its own.
     pub(crate) probe: u8,
-    /// [`Admission`].
+    /// Which ports receive a copy if the frame is replicated, see [`Admission`].
     pub(crate) admission: u8,
     /// Protocol number that all fragments of a packet share, see `FragmentKey::protocol`.
     pub(crate) fragment_protocol: u8,
-    /// [`Route`].
+    /// How the packet is forwarded, see [`Route`].
     pub(crate) route: u8,
-    /// [`Fragment`].
+    /// Fragmentation of the packet, see [`Fragment`].
     pub(crate) fragment: u8,
-    /// [`IcmpError`].
+    /// What an ICMP error quotes, see [`IcmpError`].
     pub(crate) icmp_error: u8,
     /// TCP flags.
     pub(crate) tcp: u8,
@@ -133,7 +133,7 @@ pub(crate) struct PacketMeta {
     pub(crate) hairpin: u8,
     /// 1 if `wanted` differs from `tuple`.
     pub(crate) translated: u8,
-    /// [`Replaces`].
+    /// How a new flow replaces the one that was found, see [`Replaces`].
     pub(crate) replaces: u8,
     /// 1 if the destination has been checked (`guard::ctv_guard_destination`).
     pub(crate) guarded: u8,
@@ -162,7 +162,7 @@ pub(crate) struct PacketMeta {
 }
 
 impl PacketMeta {
-    /// Sets the destination Ethernet address from a number whose lowest byte is the first one.
+    /// Sets the destination Ethernet address from a number with the first byte lowest.
     #[inline(always)]
     pub(crate) fn set_destination_mac(&mut self, mac: u64) {
         set(&raw mut self.destination_mac, mac);
@@ -293,7 +293,7 @@ impl IcmpError {
     pub(crate) const FLOW: u8 = 2;
 }
 
-/// FIN, SYN, RST, ACK.
+/// TCP flags.
 pub(crate) mod tcp {
     pub(crate) const FIN: u8 = 0x01;
     pub(crate) const SYN: u8 = 0x02;

@@ -109,8 +109,8 @@ extern "C" fn ctv_reset_meta(skb: *mut __sk_buff, ifindex: u32) -> u32 {
     let ctx = TcContext::new(skb);
     let Some(packet) = packet::current() else { return 0 };
     packet.segment = maps::port(&ifindex).map_or(Segment::vxlan(0), |port| port.segment);
-    // The parser stores the ports of fragments by domain. It must not store those of a dropped frame, whose source address may be
-    // spoofed.
+    // The parser stores the ports of fragments by domain. It must not store those of a dropped frame, because its source address
+    // may be spoofed.
     packet.domain = Domain::NONE;
     packet.len = ctx.len();
     // SAFETY: numbers.

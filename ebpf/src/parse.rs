@@ -334,7 +334,7 @@ fn about(ctx: &TcContext, packet: &mut PacketMeta) -> Result<(), DropReason> {
     const IDENTIFIER: u32 = 4;
     const SEQUENCE: u32 = 4;
     let at = packet.l4 + ICMP_HEADER;
-    // An error whose quoted packet cannot be parsed belongs to no flow, and is processed as a packet of its own.
+    // An error with a quoted packet that cannot be parsed belongs to no flow. It is processed as an ordinary packet.
     packet.icmp_error = IcmpError::UNREADABLE;
     if ctv_ip(packet, ctx.skb.skb, at) != packet::GO_ON {
         return Ok(());

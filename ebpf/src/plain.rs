@@ -58,7 +58,7 @@ pub(crate) struct Change {
     pub(crate) mac: u64,
 }
 
-/// An Ethernet address as a number whose lowest byte is the first one.
+/// An Ethernet address as a number with the first byte lowest.
 #[inline(always)]
 pub(crate) const fn mac(bytes: &[u8; 8]) -> u64 {
     u64::from_le(u64::from_ne_bytes(*bytes))

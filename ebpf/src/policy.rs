@@ -55,8 +55,8 @@ struct Evaluation {
     unknown: u8,
     /// Ethernet addresses of source and destination: an endpoint that uses an address without a record keeps its group.
     macs: [Mac; 2],
-    /// Groups that were known when the flow was opened, used instead of the Ethernet addresses for an ICMP error, whose frame may
-    /// come from any router. [`FlowHalf::UNKNOWN`] for none.
+    /// Groups that were known when the flow was opened. They are used instead of the Ethernet addresses for an ICMP error,
+    /// because its frame may come from any router. [`FlowHalf::UNKNOWN`] for none.
     known: [u16; 2],
     /// 1 for IPv6.
     ip6: u8,
@@ -102,12 +102,12 @@ fn evaluation<'a>() -> Option<&'a mut Evaluation> {
 /// Settings of the group with this number; without rules and limits for number zero.
 #[inline(always)]
 pub(crate) fn group(number: u32) -> Option<&'static Group> {
-    // The array has an element for number zero, whose settings are all zero.
+    // The array has an element for number zero; its settings are all zero.
     GROUPS.get(number)
 }
 
-/// Evaluates the new connection of the current packet, whose receiver is at `place`. Stores verdict, rules and groups in the
-/// packet metadata. True if the rules allow it.
+/// Evaluates the new connection of the current packet to the receiver at `place`. Stores verdict, rules and groups in the packet
+/// metadata. True if the rules allow it.
 #[inline(always)]
 pub(crate) fn allows(packet: &mut PacketMeta) -> bool {
     let Some(evaluation) = evaluation() else { return false };
@@ -287,7 +287,7 @@ extern "C" fn ctv_identity(peer: u32) -> u32 {
     let Some(mac) = evaluation.macs.get(peer) else { return 0 };
     let inside = claim::is_inside(evaluation.of_peer.domain, &evaluation.of_peer.ip, evaluation.ip6 != 0);
     match maps::destination(&FdbKey::new(evaluation.segment, *mac)) {
-        // A source with the address of an endpoint whose record is missing may be any endpoint.
+        // The record of the endpoint with the address may be missing, so the source may be any endpoint.
         Some(place) if peer != 0 || !inside => place.group & GROUP,
         _ if inside => UNKNOWN,
         _ => 0,

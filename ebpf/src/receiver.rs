@@ -47,7 +47,7 @@ extern "C" fn ctv_receives(packet: *mut PacketMeta, group: u32, ifindex: u32) ->
 }
 
 /// 1 if the current packet is one that the owner of its flow receives, and the port is another one: the address has been taken
-/// over by a pod that has not opened the flow, and whose rules have not been evaluated for such packets.
+/// over by a pod that has not opened the flow, and its rules have not been evaluated for such packets.
 #[inline(always)]
 fn is_of_predecessor(packet: &PacketMeta, ifindex: u32) -> u32 {
     // The owner receives the replies of flows that it has opened, and the original packets of received flows.
@@ -129,8 +129,8 @@ fn set_receiver(packet: &PacketMeta, ifindex: u32) {
 }
 
 /// As [`receives`], for an endpoint on another node. If the record of the destination was missing when the flow was evaluated,
-/// the flow does not go to an endpoint with a group, whose Ethernet address the sender uses now. A reply does not either, because
-/// no endpoint opens a flow from an address without a record. Such a flow continues between its own endpoints.
+/// the flow does not go to an endpoint with a group, even if the sender now uses its Ethernet address. A reply does not either,
+/// because no endpoint opens a flow from an address without a record. Such a flow continues between its own endpoints.
 #[inline(always)]
 pub(crate) fn reaches(packet: &mut PacketMeta, group: u32) -> Result<(), DropReason> {
     let (evaluated, group) = (packet.receiver_identity, group & u32::from(u16::MAX));
@@ -148,7 +148,7 @@ pub(crate) fn reaches(packet: &mut PacketMeta, group: u32) -> Result<(), DropRea
 }
 
 /// As [`receives`], for a packet to an Ethernet address without a record. A flow that was evaluated for an endpoint does not go
-/// to another station, whose Ethernet address the sender uses now.
+/// to another station, even if the sender now uses its Ethernet address.
 #[inline(always)]
 pub(crate) fn leaves(packet: &mut PacketMeta) -> Result<(), DropReason> {
     let is_reply = packet.entry & 1 != 0;
@@ -161,8 +161,8 @@ pub(crate) fn leaves(packet: &mut PacketMeta) -> Result<(), DropReason> {
     Err(packet::reason(ctv_stale(packet)))
 }
 
-/// Non-zero if the destination address of the current packet, whose record was missing when the flow was evaluated, now has a
-/// record with a group.
+/// Non-zero if the destination address of the current packet now has a record with a group. The record was missing when the flow
+/// was evaluated.
 ///
 /// Not inlined, to save stack.
 #[inline(never)]

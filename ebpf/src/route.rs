@@ -140,7 +140,7 @@ pub(crate) extern "C" fn ctv_next_hop(packet: *mut PacketMeta) -> u32 {
     }
     if by_kernel {
         if let Some(owner) = owner {
-            // For the rules that name its group.
+            // For rules that depend on the group of the endpoint.
             packet.segment = subnet.routed;
             packet.destination_mac = owner.mac;
         }
@@ -167,8 +167,7 @@ pub(crate) extern "C" fn ctv_next_hop(packet: *mut PacketMeta) -> u32 {
     0
 }
 
-/// Sets the route of the packet, whose destination is in no subnet, to the node's kernel, if its domain has a route to the
-/// destination.
+/// Sets the route of the packet to the node's kernel, if its domain has a route to the destination, which is in no subnet.
 ///
 /// Not inlined, to save stack. The result is always zero.
 #[inline(never)]
@@ -202,8 +201,7 @@ pub(crate) fn to_kernel(packet: &mut PacketMeta) {
     packet.out = maps::kernel_port();
 }
 
-/// As [`to_kernel`], for a packet whose destination is in no subnet of the domain, if it is in no subnet of another domain
-/// either.
+/// As [`to_kernel`], for a packet to a destination in no subnet of the domain, if no other domain has a subnet for it either.
 ///
 /// Not inlined, to save stack. The result is always zero.
 #[inline(never)]

@@ -211,8 +211,8 @@ pub(crate) extern "C" fn ctv_revalidate(packet: *mut PacketMeta) -> u32 {
     flows::ctv_set_verdict(packet.entry >> 1, packet.generation, packet.verdict, rules, ends)
 }
 
-/// Stores the group of an endpoint on another node whose record has arrived since the flow was opened: the sender of the current
-/// packet.
+/// Stores the group of the current packet's sender if that is an endpoint on another node, and its record has arrived since the
+/// flow was opened.
 ///
 /// A global function: the verifier checks it once.
 #[inline(never)]

@@ -91,7 +91,7 @@ extern "C" fn ctv_address(skb: *mut __sk_buff, vni: u32, vtep: *const Vtep, tos:
     (key.id, key.tos, key.ttl) = (vni, tos as u8, TTL);
     let flags = if vtep.is_v4() {
         key.remote[0] = u32::from_be_bytes(vtep.low());
-        // Without a checksum: userspace OVS drops frames whose outer checksum was left to the device.
+        // Without a checksum: userspace OVS drops frames with an outer checksum that was left to the device.
         u64::from(BPF_F_ZERO_CSUM_TX)
     } else {
         let [high, low] = vtep.words();

@@ -19,7 +19,7 @@ const L3: usize = 18;
 
 /// Header fields of a frame to a service.
 struct Headers {
-    /// Destination Ethernet address, which is that of the service, as a number whose lowest byte is the first one.
+    /// Destination Ethernet address, as a number with the first byte lowest. It is that of the service.
     to: u64,
     from: u64,
     /// VLAN identifier.

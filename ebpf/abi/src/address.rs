@@ -69,8 +69,8 @@ impl Address {
         self.0[0] == 0xff || first >= 224 && self.is_v4()
     }
 
-    /// Returns true for an address that no host outside of the node has: a link-local one, and of IPv4 those of this network, loopback, of
-    /// several hosts or reserved (RFC 6890).
+    /// Returns true for an address that no host outside of the node has: a link-local one, and for IPv4 an address of "this
+    /// network", a loopback, multicast, broadcast or reserved address (RFC 6890).
     #[inline(always)]
     pub const fn is_no_host(&self) -> bool {
         let [first, second, ..] = self.low();

@@ -2,12 +2,11 @@
 
 use crate::Segment;
 
-/// A routing domain (VRF): an IP address is unique within it. What is found by an IP address is keyed by the domain: neighbours,
-/// subnets, services, flows, fragments.
+/// A routing domain (VRF): an IP address is unique within it. Maps that are looked up by an IP address have the domain in their
+/// key: neighbours, subnets, services, flows, fragments.
 ///
-/// A bridged network is a domain of its own, because networks that are not routed to each other may have the same addresses;
-/// its number follows from its [`Segment`]. Networks that are routed to each other share a domain, whose number the agent
-/// allocates.
+/// A bridged network is a separate domain, because networks that are not routed to each other may have the same addresses; its
+/// number follows from its [`Segment`]. Networks that are routed to each other share a domain; the agent allocates its number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(transparent)]
@@ -57,8 +56,8 @@ impl Domain {
     }
 }
 
-/// Name of a VRF of several networks, which the agent finds its number by: that of its tenant, padded with zeros. Bytes, so that
-/// a map dump is readable.
+/// Name of a VRF of several networks, by which the agent looks up its number: that of its tenant, padded with zeros. Bytes, so
+/// that a map dump is readable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(transparent)]

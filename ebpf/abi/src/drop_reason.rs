@@ -64,9 +64,9 @@ drop_reasons! {
     CloneFailed = 12, "clone-failed";
     /// The kernel refused to rewrite the frame (out of memory, or an unsupported layout).
     RewriteFailed = 13, "rewrite-failed";
-    /// A pod sent from a foreign Ethernet address.
+    /// A pod sent from an Ethernet address that is not its own.
     SpoofedMac = 14, "spoofed-mac";
-    /// A pod sent from a foreign IP address, or claimed one by ARP or ND.
+    /// A pod sent from an IP address that is not its own, or claimed one by ARP or ND.
     SpoofedIp = 15, "spoofed-ip";
     /// The policy denies the connection.
     Policy = 16, "policy";
@@ -126,7 +126,7 @@ drop_reasons! {
     UnrelatedIcmpError = 37, "unrelated-icmp-error";
     /// The program that continues with the frame is missing from `ctv_stages`.
     NoStage = 38, "no-stage";
-    /// A frame arrived on an uplink that stands by: the active one receives it too.
+    /// A frame arrived on a standby uplink: the active one receives it too.
     StandbyUplink = 39, "standby-uplink";
     /// A packet without a flow, while flows are imported from another flow table: it may belong to
     /// one of them. For some milliseconds after an upgrade.
@@ -134,8 +134,7 @@ drop_reasons! {
     /// A packet to the gateway for an address that no endpoint of the tenant has, or that the gateway
     /// does not accept itself; or from a link-local address to another network, also by a service.
     NoRoute = 41, "no-route";
-    /// The packet has come to the end of its TTL or hop limit at the gateway, which has told its
-    /// sender so.
+    /// The TTL or hop limit of the packet has expired at the gateway, which has sent "time exceeded" to its sender.
     TtlExceeded = 42, "ttl-exceeded";
 }
 

@@ -4,8 +4,8 @@
 //! client, service, network -> hash -> set of ctv_relays -> four entries, a cache line each
 //! ```
 //!
-//! The direction is always that of the client's packets: replies do not come here. Readers take no lock; the
-//! version of an entry tells them whether what they have read is one connection.
+//! The direction is always that of the client's packets: replies do not pass this node. Readers take no lock; the version of an
+//! entry shows whether all fields are of one connection.
 
 use core::sync::atomic::{Ordering, compiler_fence};
 
@@ -103,7 +103,7 @@ pub struct DsrEntry {
 
 const _: () = assert!(size_of::<DsrEntry>() == 64);
 
-/// What a [`DsrEntry`] has beside the key.
+/// The state of a connection: the fields of a [`DsrEntry`] that are not part of the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DsrState {
     /// As [`DsrEntry::found`].
@@ -116,7 +116,7 @@ pub struct DsrState {
     pub closing: u8,
 }
 
-/// Words of an entry that are no part of the key, by their index.
+/// Indexes of the words of an entry that are not part of the key.
 const FOUND: usize = 6;
 const STAMP: usize = 7;
 
@@ -190,7 +190,7 @@ impl DsrEntry {
     ///
     /// # Safety
     ///
-    /// `entry` must be valid for reads. Others may write it meanwhile.
+    /// `entry` must be valid for reads. Other CPUs may write it concurrently.
     #[inline(always)]
     pub unsafe fn read(entry: *const DsrEntry, key: &DsrKey) -> Option<DsrState> {
         let [a, b, c, d, network, ends] = key.words;
@@ -201,13 +201,13 @@ impl DsrEntry {
             let service = (word(entry, 2) ^ c) | (word(entry, 3) ^ d) | (word(entry, 4) ^ network);
             (stamp, last, client | service | ((last ^ ends) & DsrKey::ENDS))
         };
-        // One comparison for all: most entries that are looked at are those of the connection.
+        // One comparison for all: most entries that are compared are those of the connection.
         if differences != 0 {
             return None;
         }
         // SAFETY: as above.
         let found = unsafe { word(entry, FOUND) };
-        // All that was read of the entry was read before.
+        // All fields of the entry have been read before this point.
         compiler_fence(Ordering::SeqCst);
         // SAFETY: as above.
         if stamp & BUSY != 0 || unsafe { word(entry, STAMP) } != stamp {
@@ -216,16 +216,16 @@ impl DsrEntry {
         Some(DsrState::of(found, stamp, (last >> 40) as u8))
     }
 
-    /// How much better it is to take the entry for this connection than to let it be, in the upper half: zero if the
-    /// entry must stay. From low to high: entries by the time without a packet, expired ones, free ones, that of the
-    /// connection itself. In the lower half its version before all else was read.
+    /// How suitable the entry is for the connection, in the upper half: zero if the entry must stay. From low to high: entries by
+    /// the time without a packet, expired ones, free ones, that of the connection itself. In the lower half its version before
+    /// all else was read.
     ///
-    /// A connection stays that has had a packet in this second or in the one before: a flood of others does not push out
-    /// one with a packet every second.
+    /// A connection with a packet in this second or in the previous one stays: a flood of others does not evict a connection with
+    /// a packet every second.
     ///
     /// # Safety
     ///
-    /// As of [`DsrEntry::read`]; of an entry that is written meanwhile the result is meaningless, which its version tells.
+    /// As for [`DsrEntry::read`]. If the entry is written concurrently, the result is meaningless; its version shows this.
     #[inline(always)]
     pub unsafe fn vacancy(entry: *const DsrEntry, key: &DsrKey, now: u32, timeouts: &Timeouts) -> u64 {
         // SAFETY: guaranteed by the caller.
@@ -247,11 +247,11 @@ impl DsrEntry {
         (vacancy as u64) << 32 | stamp >> 32
     }
 
-    /// Writes a connection, whatever the entry has.
+    /// Writes a connection; a previous one in the entry is overwritten.
     ///
     /// # Safety
     ///
-    /// `entry` must be valid for writes, nothing else may write it meanwhile, and `state.version` must be its version.
+    /// `entry` must be valid for writes, nothing else may write it concurrently, and `state.version` must be its version.
     #[inline(always)]
     pub unsafe fn insert(entry: *mut DsrEntry, key: &DsrKey, state: DsrState) {
         let words = entry.cast::<u64>();

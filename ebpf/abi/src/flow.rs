@@ -39,8 +39,8 @@ pub struct FlowHead {
     pub protocol: u8,
     /// [`Flow::NAT`] and [`Flow::HAIRPIN`].
     pub flags: u8,
-    /// Odd while the record describes a flow. Incremented when the flow begins and when it ends: a
-    /// reader that finds the same odd number before and after has read one flow.
+    /// Odd while the record describes a flow. Incremented when the flow is opened and when it ends: a reader that finds the same
+    /// odd number before and after has read one flow.
     pub generation: u16,
 }
 
@@ -101,25 +101,23 @@ pub struct FlowHalf {
     pub seen: u32,
     /// TCP: sequence number after the last byte that this direction has sent.
     pub end: u32,
-    /// TCP: last acknowledgement number that this direction has sent. It may be of what the other
-    /// direction has not sent. Before the first one: the sequence number after the SYN that has replied
-    /// to that of this direction.
+    /// TCP: last acknowledgement number that this direction has sent. It may exceed what the other direction has sent. Before the
+    /// first one: the sequence number after the SYN that has replied to that of this direction.
     pub acknowledged: u32,
     /// Time of the first packet of the flow, in seconds since boot; equal in both halves.
     pub made: u32,
-    /// Interface index of the endpoint whose quota the flow uses, zero for none, with
-    /// [`FlowHalf::RECEIVED`] if the endpoint did not begin it; equal in both halves.
+    /// Interface index of the endpoint with the quota that the flow uses, zero for none, with [`FlowHalf::RECEIVED`] if the
+    /// endpoint did not open it; equal in both halves.
     pub owner: u32,
     /// What this direction has sent, as flags of [`sent`].
     pub sent: u8,
     /// What the other direction has sent.
     pub other: u8,
-    /// Groups of the endpoints that had the flow's source and destination when it began, wherever they
-    /// are; zero for none, and [`FlowHalf::UNKNOWN`] for an address without a record. Equal in both
-    /// halves.
+    /// Groups of the endpoints on any node that had the flow's source and destination address when it was opened; zero for none,
+    /// and [`FlowHalf::UNKNOWN`] for an address without a record. Equal in both halves.
     pub identities: [u16; 2],
-    /// The port here that receives the packets of this direction: [`PortSlot::number`](crate::PortSlot::number) and one; zero if no
-    /// packet was delivered to a port. A hint, which is compared with the port.
+    /// The local port that receives the packets of this direction: [`PortSlot::number`](crate::PortSlot::number) plus one; zero
+    /// if no packet was delivered to a port. A hint, which is compared with the port.
     pub receiver: u16,
 }
 
@@ -128,12 +126,11 @@ const _: () = assert!(size_of::<Flow>() == 192 && size_of::<FlowHalf>() == 64);
 impl FlowHalf {
     /// The group of an endpoint without a record. No group has this number.
     pub const UNKNOWN: u16 = u16::MAX;
-    /// In `owner`: the flow came from another node or from outside. An endpoint has a quota of its own
-    /// for such flows: others cannot use up the one for those that it begins.
+    /// In `owner`: the flow was opened from another node or from outside. An endpoint has a separate quota for such flows: other
+    /// hosts cannot use up the one for flows that it opens.
     pub const RECEIVED: u32 = 1 << 31;
 
-    /// What the original and the reply direction have sent; `reply` tells the direction of this
-    /// half.
+    /// What the original and the reply direction have sent; `reply` is the direction of this half.
     #[inline(always)]
     pub const fn both_sent(&self, reply: bool) -> [u8; 2] {
         if reply { [self.other, self.sent] } else { [self.sent, self.other] }
@@ -145,20 +142,20 @@ impl FlowHalf {
         (self.sent | self.other) & sent::END != 0
     }
 
-    /// Number of the source's or of the destination's group, if that is here. Branch-free, because the verifier
-    /// would follow both branches.
+    /// Number of the source's or of the destination's group if it is on this node. Branch-free, because the verifier would follow
+    /// both branches.
     #[inline(always)]
     pub const fn group(&self, of_source: bool) -> u32 {
         pick(self.groups, of_source)
     }
 
-    /// Group of the endpoint that had the source's or the destination's address, wherever it is.
+    /// Group of the endpoint, on any node, that had the source or the destination address.
     #[inline(always)]
     pub const fn identity(&self, of_source: bool) -> u32 {
         pick(self.identities, of_source)
     }
 
-    /// For whom a verdict is: the groups and the identities of both ends as one number.
+    /// The endpoints that a verdict applies to: groups and identities of both as one number.
     #[inline(always)]
     pub const fn ends(groups: [u16; 2], identities: [u16; 2]) -> u64 {
         both(groups) as u64 | (both(identities) as u64) << 32
@@ -244,8 +241,8 @@ impl Flow {
         Verdict(self.halves[0].verdict).is_denied()
     }
 
-    /// The timeout of the flow, in seconds. That of a denied flow does not depend on its state: its ends may still have the
-    /// connection, and its next packet would begin a flow that other rules are asked about.
+    /// The timeout of the flow, in seconds. The timeout of a denied flow does not depend on its state: its endpoints may still
+    /// have the connection, and its next packet would open a flow that other rules are evaluated for.
     #[inline(always)]
     pub const fn timeout(&self, timeouts: &Timeouts) -> u32 {
         if self.is_denied() {
@@ -274,7 +271,7 @@ impl Verdict {
     /// Both denials.
     pub const DENIED: u64 = Verdict::DENIED_OUT | Verdict::DENIED_IN;
 
-    /// A verdict that is to be made again: no rule set has such a number.
+    /// A verdict that is outdated: no rule set has such a number.
     pub const OUTDATED: Verdict = Verdict::of([(1 << 31) - 1; 2]);
 
     /// A verdict by the rule sets with these numbers, both below 2^31; zero for none.

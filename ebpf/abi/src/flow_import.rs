@@ -5,14 +5,13 @@
 
 use crate::Flow;
 
-/// What becomes of an imported flow; a value of [`FlowImport::operation`].
+/// Operation on an imported flow; a value of [`FlowImport::operation`].
 pub struct ImportOperation;
 
 impl ImportOperation {
     /// Insert the flow, or overwrite it: no packets have changed this table yet.
     pub const PUT: u32 = 0;
-    /// Insert the flow unless its tuple has another flow, which is newer. If the flow exists, what was
-    /// seen of it later counts.
+    /// Insert the flow unless its tuple has another flow, which is newer. If the flow exists, the newer values of both are kept.
     pub const MERGE: u32 = 1;
     /// Remove a flow that was imported, unless packets of it have been seen since.
     pub const REMOVE: u32 = 2;
@@ -41,7 +40,7 @@ impl ImportResult {
     }
 }
 
-/// A flow to import, and what became of it.
+/// A flow to import, and the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
@@ -58,7 +57,7 @@ pub struct FlowImport {
     pub result: u64,
 }
 
-/// Flows that are imported by one run after the other.
+/// A batch of flows; each run of the program imports one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]

@@ -33,8 +33,8 @@ impl FlowBucket {
         (entries, a.1 + b.1 + c.1 + d.1 + e.1 + f.1 + g.1 + h.1)
     }
 
-    /// The entry of the first slot with this tag, or zero for none: entry zero is found by other means. For
-    /// programs that may follow each outcome.
+    /// The entry of the first slot with this tag, or zero for none: entry zero is not found, so the caller must handle it
+    /// otherwise. For programs in which the verifier may follow each outcome.
     #[inline(always)]
     pub const fn first(&self, tag: u32) -> u32 {
         let [a, b, c, d, e, f, g, h] = self.slots;
@@ -66,8 +66,8 @@ impl FlowBucket {
         taken(a) + taken(b) + taken(c) + taken(d) + taken(e) + taken(f) + taken(g) + taken(h)
     }
 
-    /// Whether a slot is better inserted into the first bucket of a hash than into the second, by the
-    /// numbers of used slots: mostly, because a search begins there; but buckets that fill up share.
+    /// Whether a slot should be inserted into the first bucket of a hash and not into the second, by their numbers of used slots:
+    /// usually it should, because a lookup starts there; but buckets that fill up share.
     #[inline(always)]
     pub const fn prefers_first([first, second]: [u32; 2]) -> bool {
         first < FlowBucket::LEN as u32 - 3 || first <= second
@@ -118,9 +118,8 @@ pub struct FlowLock {
 
 /// Hash of a tuple in a domain.
 ///
-/// The seed is secret: a sender that could compute hashes could fill the buckets of others. Whatever a sender can
-/// choose is first added to a secret number of its own, or multiplied by one, so that no tuples have a hash in common
-/// with every seed.
+/// The seed is secret: a sender that could compute hashes could fill the buckets of others. Each word that a sender can choose is
+/// first added to a separate secret number, or multiplied by one, so that no tuples have the same hash for every seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowHash(pub u64);
 
@@ -149,11 +148,11 @@ impl FlowHash {
         FlowHash(crate::mix(both) ^ (direction * FlowHash::DIRECTION))
     }
 
-    /// What the hashes of both directions differ by if the flow is not translated: neighbouring buckets of
-    /// the same page, and the tag.
+    /// Difference between the hashes of both directions of an untranslated flow: neighbouring buckets of the same page, and the
+    /// tag.
     const DIRECTION: u64 = 1 << 32 | 1 << 38;
 
-    /// The record that is taken for the flow if it is free.
+    /// Number of the record that is allocated for the flow if it is free.
     #[inline(always)]
     pub const fn record(self, flows: u32) -> u32 {
         ((((self.0 & !FlowHash::DIRECTION) >> 32) * flows as u64) >> 32) as u32
@@ -182,9 +181,9 @@ impl FlowHash {
     }
 }
 
-/// Hash of one end of a flow: a sum of products that do not depend on each other, so that the CPU computes them at once;
-/// and a product of its halves, so that the hashes of both ends may be added: what two ends exchange, such as their
-/// ports, or one has more and the other less, changes the sum.
+/// Hash of one endpoint of a flow: a sum of products that do not depend on each other, so that the CPU computes them in parallel;
+/// and a product of its halves, so that the hashes of both endpoints may be added: a sender cannot compensate a change of one
+/// endpoint by a change of the other, such as exchanged ports.
 #[inline(always)]
 const fn end(seed: u64, [a, b]: [u64; 2], port: u32) -> u64 {
     const KEYS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xd1b5_4a32_d192_ed03];
@@ -193,8 +192,8 @@ const fn end(seed: u64, [a, b]: [u64; 2], port: u32) -> u64 {
     product(address, (port as u64).wrapping_mul(seed))
 }
 
-/// The product of both halves of a sum. A sender that does not know the key cannot tell by which differences of the word the
-/// product does not change.
+/// The product of both halves of a sum. A sender that does not know the key cannot find differences of the word that leave the
+/// product unchanged.
 #[inline(always)]
 pub(crate) const fn product(word: u64, key: u64) -> u64 {
     let sum = word.wrapping_add(key);

@@ -57,8 +57,7 @@ impl Port {
     }
 }
 
-/// A port at a place that follows from its interface index, for programs that cannot afford a search: a
-/// cache line.
+/// A port at an index that is computed from its interface index, for programs that cannot afford a lookup: a cache line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
@@ -84,8 +83,7 @@ pub struct PortSlot {
 const _: () = assert!(size_of::<PortSlot>() == 64);
 
 impl PortSlot {
-    /// The slot of a port. Of ports whose interface indexes differ by a multiple of the capacity, one has the
-    /// slot.
+    /// The slot of a port. If the interface indexes of ports differ by a multiple of the capacity, only one of them has the slot.
     #[inline(always)]
     pub const fn number(ifindex: u32) -> u32 {
         ifindex % PORT_SLOTS_CAPACITY as u32
@@ -165,8 +163,8 @@ impl FdbKey {
     }
 }
 
-/// Location of an Ethernet address: at most one of `ifindex` and `vtep` is not zero. Both are zero
-/// for an endpoint on another node of a VLAN, which the wire delivers to.
+/// Location of an Ethernet address: at most one of `ifindex` and `vtep` is not zero. Both are zero for an endpoint on another
+/// node of a VLAN, to which the switches forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
@@ -280,13 +278,13 @@ impl Subnet {
         self.routed.vni().is_some() || self.is_on_node()
     }
 
-    /// Returns true if that is a VLAN network: other nodes are behind the kernel of the node.
+    /// Returns true if that is a VLAN network: other nodes are reached through the kernel of the node.
     #[inline(always)]
     pub const fn is_on_node(&self) -> bool {
         self.routed.tag() != 0
     }
 
-    /// Returns true for the address of the gateway that the nodes are.
+    /// Returns true for the address of the gateway if the nodes are the gateway.
     #[inline(always)]
     pub const fn is_router(&self, ip: &Address) -> bool {
         self.is_routed() && ip.same(&self.gateway)
@@ -300,15 +298,15 @@ impl Subnet {
         a & c == e && b & d == f && ip.is_v4() == self.prefix.is_v4() && !ip.same(&self.gateway)
     }
 
-    /// Returns true for the address whose host bits are all ones: in IPv4 that of all hosts.
+    /// Returns true for the address with host bits that are all ones: in IPv4, the broadcast address.
     #[inline(always)]
     pub const fn is_last(&self, ip: &Address) -> bool {
         let ([a, b], [c, d], [e, f]) = (ip.words(), self.mask.words(), self.prefix.words());
         a == e | !c && b == f | !d
     }
 
-    /// Returns true for the address of all hosts of an IPv4 subnet, and for its first one, which Linux before 5.14 takes for
-    /// the same. Subnets of one or two addresses have none (RFC 3021).
+    /// Returns true for the broadcast address of an IPv4 subnet, and for its first address, which Linux before 5.14 treats as a
+    /// broadcast address, too. Subnets of one or two addresses have none (RFC 3021).
     #[inline(always)]
     pub const fn is_of_all(&self, ip: &Address) -> bool {
         let [_, mask] = self.mask.words();
@@ -349,17 +347,17 @@ pub struct Node {
     pub service_slots: u32,
 }
 
-/// What the programs of a table do while its flows move to another table, or come from one. A value of
-/// `Node::phase`; agents of other ABI versions find the field by its name.
+/// Phase of the migration of flows to or from another table. A value of `Node::phase`; agents of other ABI versions find the
+/// field by its name.
 pub struct Phase;
 
 impl Phase {
     /// The programs forward.
     pub const RUNNING: u32 = 0;
     /// Packets without a flow are dropped: they may belong to a flow of the other table. A packet that opens a connection to a
-    /// backend on another node is forwarded: that begins no flow.
+    /// backend on another node is forwarded: it opens no flow.
     pub const HOLDING: u32 = 1;
-    /// Likewise, but for packets that begin flows in any case: TCP SYN, and packets to services.
+    /// As [`Phase::HOLDING`], except for packets that open flows in any case: TCP SYN, and packets to services.
     pub const IMPORTING: u32 = 2;
     /// The programs pass all frames to the next program on the interface, which is one of another
     /// ABI version.

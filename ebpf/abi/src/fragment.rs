@@ -22,7 +22,7 @@ pub struct FragmentKey {
     pub zero: u32,
 }
 
-/// What only the first fragment shows.
+/// Fields that only the first fragment has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]

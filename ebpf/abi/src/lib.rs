@@ -66,8 +66,8 @@ pub use stage_log::{LogResult, LogStage, LoggedEndpoint, TRACED_COPIES, Traced, 
 pub use tuple::Tuple;
 pub use words::{clear, cleared};
 
-/// Version of the maps' layout. It is part of the pin path: an agent with another version leaves
-/// these maps in place until its own are filled, and then replaces their programs.
+/// Version of the ABI. It is part of the pin path: an agent with another version leaves these maps in place until its own are
+/// filled, and then replaces their programs.
 pub const ABI_VERSION: u32 = 11;
 
 /// Implements what every type in a map needs, and fails to compile if the layout has changed.

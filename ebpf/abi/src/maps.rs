@@ -1,4 +1,4 @@
-//! Names and capacities of the maps, and what happens when a map is full.
+//! Names and capacities of the maps, and the effect of a full map.
 //!
 //! Entries of objects are never in an LRU map: an evicted entry would make a pod unreachable. A
 //! write to a full map fails (`E2BIG`), the agent reports the object as failed, names the map, and
@@ -78,8 +78,8 @@ pub const PEERS_CAPACITY: usize = 8192;
 /// One [`Node`](crate::Node).
 pub const NODE: &str = "ctv_node";
 
-/// One [`u64`]: how often entries of `ctv_fdb` were changed or removed. A forwarded connection keeps the
-/// Ethernet address that it found there as long as this number stays. Mapped into the agent's memory.
+/// One [`u64`]: number of changes and removals of entries in `ctv_fdb`, and of addresses that a service has lost. A forwarded
+/// connection keeps the Ethernet address that it found there while this number is unchanged. Mapped into the agent's memory.
 pub const FDB_REVISION: &str = "ctv_fdbrev";
 
 /// One interface index: the active uplink of the VLAN networks, zero for none. An array of its own, because
@@ -109,10 +109,9 @@ pub const FLOW_LOCKS: &str = "ctv_flowlock";
 /// Index -> 64 bits: which records are used. Full: as `ctv_flows`.
 pub const FLOW_BITMAP: &str = "ctv_flowbits";
 
-/// Interface index modulo the capacity -> number of flows that the endpoint has begun; half the capacity
-/// further on, of those that it [has received](crate::FlowHalf::RECEIVED). Indexed, never full. Two
-/// ports share a number, and their quota, if their interface indexes differ by a multiple of the
-/// capacity, or of half of it for flows of different kinds.
+/// Interface index modulo the capacity -> number of flows that the endpoint has opened; half the capacity further on, of those
+/// that it [has received](crate::FlowHalf::RECEIVED). Indexed, never full. Two ports share a number, and their quota, if their
+/// interface indexes differ by a multiple of the capacity, or of half of it for flows of different kinds.
 pub const FLOW_COUNTS: &str = "ctv_flowcnt";
 /// 64 KiB.
 pub const FLOW_COUNTS_CAPACITY: usize = 2 * PORTS_CAPACITY;
@@ -253,7 +252,7 @@ pub const LOGGED: &str = "ctv_logged";
 /// One [`Traced`](crate::Traced), in programs that are built with the feature `log`. Not pinned.
 pub const TRACED: &str = "ctv_traced";
 
-/// The packet that a CPU has in hand. Not pinned; its layout is that of its BTF.
+/// Packet metadata of each CPU. Not pinned; its layout is that in its BTF.
 pub const PACKET: &str = "ctv_packet";
 
 /// Hash of the object file of the pinned programs, by which a restart detects an upgrade.
@@ -261,15 +260,15 @@ pub const BUILD: &str = "ctv_build";
 /// Length of the hash in bytes.
 pub const BUILD_LEN: usize = 16;
 
-/// [`Stage`] -> program: the programs that others continue in by a tail call. Indexed, never full.
+/// [`Stage`] -> program: the programs that others tail-call. Indexed, never full.
 ///
-/// Each load of the programs makes its own array, so that a program never continues in one of another
-/// build. The pin's name is this one, a hyphen and a number; the highest number is the current array.
+/// Each load of the programs creates its own array, so that a program never continues in one of another build. The pin's name is
+/// this one, a hyphen and a number; the highest number is the current array.
 pub const STAGES: &str = "ctv_stages";
 /// One for each [`Stage`].
 pub const STAGES_CAPACITY: usize = Stage::ALL.len();
 
-/// A program that others continue in by a tail call; the number is the index in [`STAGES`].
+/// A program that others tail-call; the number is the index in [`STAGES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Stage {
@@ -343,7 +342,7 @@ pub const ALL: &[&str] = &[
 
 /// Program on the ingress of the host end of each pod's veth pair.
 pub const FROM_POD: &str = "ctv_from_pod";
-/// Program behind the queue of pods whose groups have a rate limit.
+/// Program behind the queue of pods in groups with a rate limit.
 pub const FROM_QUEUE: &str = "ctv_from_queue";
 /// Program on the ingress of the VXLAN device.
 pub const FROM_OVERLAY: &str = "ctv_from_vxlan";
@@ -353,7 +352,7 @@ pub const FROM_UPLINK: &str = "ctv_from_uplink";
 pub const FROM_HOST: &str = "ctv_from_host";
 /// XDP program on the VLAN uplink.
 pub const XDP: &str = "ctv_xdp";
-/// Program that inserts flows of another table, which the agent runs itself.
+/// Program that inserts flows of another table; the agent runs it itself.
 pub const IMPORT: &str = "ctv_import";
 
 #[cfg(test)]

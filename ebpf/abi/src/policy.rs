@@ -120,7 +120,7 @@ impl Branch {
 pub struct RuleSet {
     /// Number of the set; zero if the slot is free.
     pub number: u32,
-    /// Number of rules, for people; in the first set of a group that of all rules.
+    /// Number of rules, for diagnosis; in the first set of a group that of all rules.
     pub rules: u32,
     /// Trees, which are searched one after the other; [`RuleEntry::NONE`] after the last. Of their
     /// results the smallest order decides. One tree suffices unless rules of several kinds would

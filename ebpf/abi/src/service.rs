@@ -29,9 +29,9 @@ impl ServiceKey {
         ServiceKey { domain, port, protocol, terminating: 0, ip }
     }
 
-    /// The key of the port's terminating backends. They are in an entry of their own with the same number, so that the
-    /// choice for new connections cannot reach them. It exists if there are any and other nodes may forward packets to
-    /// them, and has no copy in a [`ServiceSlot`].
+    /// The key of the port's terminating backends. They are in a separate entry with the same number, so that the choice for new
+    /// connections cannot select them. It exists if there are any and other nodes may forward packets to them, and has no copy in
+    /// a [`ServiceSlot`].
     #[inline(always)]
     pub const fn of_terminating(self) -> Self {
         ServiceKey { terminating: 1, ..self }

@@ -1,6 +1,6 @@
 //! Fields of `struct sk_buff` that the programs read from the kernel's memory.
 
-/// Where the kernel keeps the checksum that it is still to write into a frame. The agent sets it, in the read-only global
+/// Location of the fields with the checksum offset that the kernel will write to. The agent sets it, in the read-only global
 /// [`SkbLayout::GLOBAL`], before it loads the programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -22,7 +22,7 @@ impl SkbLayout {
     pub const GLOBAL: &'static str = "CTV_SKB";
     /// Bytes of the block that is read at once.
     pub const BLOCK: usize = 24;
-    /// Of a kernel whose layout is unknown: the programs read nothing.
+    /// Value for a kernel with an unknown layout: the programs read nothing.
     pub const UNKNOWN: SkbLayout = SkbLayout { block: 0, summed: 0, start: 0, head: 0 };
 
     /// The fields in order, as they lie in the global.

@@ -15,7 +15,7 @@ pub struct LoggedEndpoint {
     pub zero: u32,
 }
 
-/// Copies of a traced frame that are recorded; more are counted only.
+/// Copies of a traced frame that are recorded; further ones are only counted.
 pub const TRACED_COPIES: usize = 64;
 
 /// A copy of a traced frame.
@@ -36,9 +36,9 @@ pub struct TracedCopy {
 #[cfg_attr(feature = "user", derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct Traced {
-    /// Of a frame from a tunnel: the VTEP of its sender.
+    /// VTEP of the sender of a tunnelled frame.
     pub vtep: Vtep,
-    /// Its VNI; zero for other frames.
+    /// VNI of a tunnelled frame; zero for other frames.
     pub vni: u32,
     /// 1 while a frame is traced.
     pub enabled: u32,
@@ -46,7 +46,7 @@ pub struct Traced {
     pub ifindex: u32,
     /// Number of copies.
     pub copies: u32,
-    /// The first of them.
+    /// The first copies, up to [`TRACED_COPIES`].
     pub copy: [TracedCopy; TRACED_COPIES],
 }
 

@@ -67,8 +67,8 @@ impl TcpState {
 
 /// What a segment adds to the record of its direction.
 ///
-/// `flags` are those of the segment, `other` is the record of the other direction, and `plausible`
-/// tells whether its sequence number is, see [`is_plausible`].
+/// `flags` are those of the segment, `other` is the record of the other direction, and `plausible` is true if its sequence number
+/// is, see [`is_plausible`].
 #[inline(always)]
 pub const fn record(flags: u8, other: u8, plausible: bool) -> u8 {
     let mut sent = flags & sent::SYN;
