@@ -105,9 +105,9 @@ extern "C" fn ctv_insert_import(at: u32, hash: u64) -> u64 {
     }
     let number = obtained - 1;
     let generation = ctv_fill_import(at, number);
-    let mut code = add_tuple(at, number, 1);
+    let mut code = commit_slot(at, number, 1);
     if code == ImportResult::NONE {
-        code = add_tuple(at, number, 0);
+        code = commit_slot(at, number, 0);
     }
     if code != ImportResult::NONE {
         ctv_remove(number, generation);
@@ -161,9 +161,9 @@ const AGAIN: u64 = u64::MAX;
 
 /// Inserts the slot of a direction. The result is `ImportResult::NONE`, or the reason of the failure.
 #[inline(always)]
-fn add_tuple(at: u32, number: u32, reply: u32) -> u64 {
+fn commit_slot(at: u32, number: u32, reply: u32) -> u64 {
     for _ in 0..ATTEMPTS {
-        let code = ctv_add_import(at, number, reply);
+        let code = ctv_import_slot(at, number, reply);
         if code != AGAIN {
             return code;
         }
@@ -171,10 +171,10 @@ fn add_tuple(at: u32, number: u32, reply: u32) -> u64 {
     ImportResult::TAKEN
 }
 
-/// One attempt of `add_tuple`. The result may also be `AGAIN`.
+/// One attempt of `commit_slot`. The result may also be `AGAIN`.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_add_import(at: u32, number: u32, reply: u32) -> u64 {
+extern "C" fn ctv_import_slot(at: u32, number: u32, reply: u32) -> u64 {
     let Some(place) = import(at) else { return ImportResult::TAKEN };
     let reply = reply != 0;
     // SAFETY: numbers.

@@ -246,7 +246,7 @@ fn finish(ctx: &TcContext, ifindex: u32, verdict: Verdict) -> i32 {
         Verdict::Pod { ifindex: place, group } => {
             match rate::receives(group, place, ctx.len()) {
                 Ok(false) => {}
-                // By the egress hook of the host end, which `bpf_redirect_peer` would bypass.
+                // By the egress path of the host end, which `bpf_redirect_peer` would bypass.
                 // SAFETY: a helper without memory arguments.
                 Ok(true) => return (unsafe { bpf_redirect(place, 0) }) as i32,
                 Err(reason) => {

@@ -272,7 +272,7 @@ fn insert(packet: &mut PacketMeta) -> u32 {
     }
     let number = obtained - 1;
     let generation = ctv_fill(packet, number);
-    let mut code = add_tuple(packet, number, 0);
+    let mut code = commit_slot(packet, number, 0);
     if code == TAKEN && (packet.tuple.protocol == TCP || packet.tuple.protocol == UDP) {
         let mut attempt = Attempt { number, code };
         // The result is the number of attempts.
@@ -282,7 +282,7 @@ fn insert(packet: &mut PacketMeta) -> u32 {
         code = attempt.code;
     }
     if code == INSERTED {
-        code = add_tuple(packet, number, ORIGINAL);
+        code = commit_slot(packet, number, ORIGINAL);
     }
     // Until this point, only this program removes the flow, so that no slot is left behind.
     ctv_complete(number, generation);
@@ -310,15 +310,15 @@ fn quota_share(packet: &PacketMeta) -> u32 {
     }
 }
 
-/// Inserts the slot of a direction, see [`ctv_add_tuple`]. If the buckets are full, evicts a flow from them first, as
+/// Inserts the slot of a direction, see [`ctv_commit_slot`]. If the buckets are full, evicts a flow from them first, as
 /// [`ctv_obtain`] does: if necessary, an established flow of an endpoint with many.
 #[inline(always)]
-fn add_tuple(packet: &mut PacketMeta, number: u32, turn: u32) -> u32 {
-    let code = ctv_add_tuple(packet, number, turn);
+fn commit_slot(packet: &mut PacketMeta, number: u32, turn: u32) -> u32 {
+    let code = ctv_commit_slot(packet, number, turn);
     let makes_room =
         |share| make_room(ctv_hash(&raw const packet.spare, packet.domain.number()), packet.now, share);
     if code == NO_ROOM && (makes_room(0) || makes_room(share_against(packet.owner))) {
-        return ctv_add_tuple(packet, number, turn);
+        return ctv_commit_slot(packet, number, turn);
     }
     code
 }
@@ -334,7 +334,7 @@ extern "C" fn try_port(turn: u64, attempt: *mut Attempt) -> i64 {
     // SAFETY: `insert` passes an `Attempt` that outlives the loop.
     let attempt = unsafe { &mut *attempt };
     let Some(packet) = packet::current() else { return 1 };
-    attempt.code = ctv_add_tuple(packet, attempt.number, turn as u32 + 1);
+    attempt.code = ctv_commit_slot(packet, attempt.number, turn as u32 + 1);
     i64::from(attempt.code != TAKEN)
 }
 
@@ -348,7 +348,7 @@ const ATTEMPTS: u32 = 8;
 /// is always the same for the same packet.
 #[inline(never)]
 #[unsafe(no_mangle)]
-extern "C" fn ctv_add_tuple(packet: *mut PacketMeta, number: u32, turn: u32) -> u32 {
+extern "C" fn ctv_commit_slot(packet: *mut PacketMeta, number: u32, turn: u32) -> u32 {
     let Some(packet) = packet::of(packet) else { return FAILED };
     let Some(place) = flows::record(number) else { return FAILED };
     // SAFETY: a record that was allocated for this packet.

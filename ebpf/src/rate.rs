@@ -27,7 +27,7 @@ static METERS: HashMap<MeterKey, Meter, METERS_CAPACITY, NO_PREALLOC> = HashMap:
 
 /// Forward at once.
 pub(crate) const GO: u32 = 0;
-/// Send by the egress hook of the host end, where the packet may be queued.
+/// Send by the egress path of the host end, where the packet may be queued.
 pub(crate) const WAIT: u32 = 1;
 /// Each frame is charged to a token bucket.
 const METERED: u32 = 2;
@@ -45,7 +45,7 @@ pub(crate) fn sends(group: u32, ifindex: u32, bytes: u32) -> Result<(), DropReas
 }
 
 /// Charges `bytes` to a pod to the rate limit of its group. Fails if the rate is exceeded. True if the packet must be sent by the
-/// egress hook of the host end.
+/// egress path of the host end.
 #[inline(always)]
 pub(crate) fn receives(group: u32, ifindex: u32, bytes: u32) -> Result<bool, DropReason> {
     if is_unlimited(group) {

@@ -151,7 +151,7 @@ fn ip_end(ctx: &TcContext, packet: &PacketMeta) -> Result<u32, DropReason> {
 
 /// The buffer for an answer, which is too large for the stack.
 #[inline(always)]
-fn answer_buffer<T>(packet: &mut PacketMeta) -> &mut T {
+fn buffer<T>(packet: &mut PacketMeta) -> &mut T {
     const { assert!(size_of::<T>() <= ANSWER_LEN && align_of::<T>() <= 8) };
     // SAFETY: size and alignment suffice, and any bytes are a valid value of these headers.
     unsafe { &mut *(&raw mut packet.answer).cast::<T>() }
@@ -167,11 +167,11 @@ extern "C" fn ctv_envelope(protocol: u32, payload: u32) -> u32 {
     let ethernet = ethernet(packet);
     if packet.ip6 != 0 {
         let network = ipv6(packet, protocol as u8, payload as u16);
-        let answer = answer_buffer::<Answer<Ipv6, ()>>(packet);
+        let answer = buffer::<Answer<Ipv6, ()>>(packet);
         (answer.ethernet, answer.network) = (ethernet, network);
     } else {
         let network = ipv4(packet, protocol as u8, payload as u16 + size_of::<Ipv4>() as u16);
-        let answer = answer_buffer::<Answer<Ipv4, ()>>(packet);
+        let answer = buffer::<Answer<Ipv4, ()>>(packet);
         (answer.ethernet, answer.network) = (ethernet, network);
     }
     0
@@ -179,16 +179,16 @@ extern "C" fn ctv_envelope(protocol: u32, payload: u32) -> u32 {
 
 /// Writes the headers of an answer with a payload of type `T`. Returns the answer, and the TCP header of the reset.
 #[inline(always)]
-fn answer_with_headers<'a, N, T>(protocol: u8) -> Result<(&'a mut Answer<N, T>, Tcp), DropReason> {
+fn headers<'a, N, T>(protocol: u8) -> Result<(&'a mut Answer<N, T>, Tcp), DropReason> {
     ctv_envelope(protocol.into(), size_of::<T>() as u32);
     let packet = packet::current().ok_or(DropReason::Malformed)?;
     let reset = packet.reset;
-    Ok((answer_buffer(packet), reset))
+    Ok((buffer(packet), reset))
 }
 
 #[inline(always)]
 fn reset_v4(ctx: &TcContext) -> Result<(), DropReason> {
-    let (answer, reset) = answer_with_headers::<Ipv4, Tcp>(TCP)?;
+    let (answer, reset) = headers::<Ipv4, Tcp>(TCP)?;
     answer.transport = reset;
     let seed = pseudo_v4(&answer.network, TCP, size_of::<Tcp>());
     answer.transport.checksum = checksum_of_reset::<Ipv4>(ctx, &answer.transport, seed);
@@ -197,7 +197,7 @@ fn reset_v4(ctx: &TcContext) -> Result<(), DropReason> {
 
 #[inline(always)]
 fn reset_v6(ctx: &TcContext) -> Result<(), DropReason> {
-    let (answer, reset) = answer_with_headers::<Ipv6, Tcp>(TCP)?;
+    let (answer, reset) = headers::<Ipv6, Tcp>(TCP)?;
     answer.transport = reset;
     let seed = pseudo_v6(&answer.network, TCP, size_of::<Tcp>());
     answer.transport.checksum = checksum_of_reset::<Ipv6>(ctx, &answer.transport, seed);
@@ -206,7 +206,7 @@ fn reset_v6(ctx: &TcContext) -> Result<(), DropReason> {
 
 #[inline(always)]
 fn message_v4(ctx: &TcContext, kind: [u8; 2]) -> Result<(), DropReason> {
-    let (answer, _) = answer_with_headers::<Ipv4, Message<QUOTED_V4>>(ICMP)?;
+    let (answer, _) = headers::<Ipv4, Message<QUOTED_V4>>(ICMP)?;
     quote(ctx, &mut answer.transport, kind)?;
     answer.transport.checksum = checksum(&answer.transport, 0);
     send(ctx, answer)
@@ -214,7 +214,7 @@ fn message_v4(ctx: &TcContext, kind: [u8; 2]) -> Result<(), DropReason> {
 
 #[inline(always)]
 fn message_v6(ctx: &TcContext, kind: [u8; 2]) -> Result<(), DropReason> {
-    let (answer, _) = answer_with_headers::<Ipv6, Message<QUOTED_V6>>(ICMPV6)?;
+    let (answer, _) = headers::<Ipv6, Message<QUOTED_V6>>(ICMPV6)?;
     quote(ctx, &mut answer.transport, kind)?;
     let seed = pseudo_v6(&answer.network, ICMPV6, size_of::<Message<QUOTED_V6>>());
     answer.transport.checksum = checksum(&answer.transport, seed);
