@@ -37,7 +37,7 @@ pub struct FlowHead {
     pub domain: u32,
     /// IP protocol number.
     pub protocol: u8,
-    /// [`Flow::NAT`] and [`Flow::HAIRPIN`].
+    /// [`Flow::NAT`], [`Flow::HAIRPIN`] and [`Flow::INCOMPLETE`].
     pub flags: u8,
     /// Odd while the record describes a flow. Incremented when the flow is opened and when it ends: a reader that finds the same
     /// odd number before and after has read one flow.
