@@ -1,4 +1,4 @@
-//! Packets that the agent answers: flows can neither put a packet into an ICMP message nor make a reset of it.
+//! Packets that the agent answers: OpenFlow actions can build neither an ICMP message nor a TCP reset.
 //!
 //! ```text
 //!  25, 27 service without a backend ─┐
@@ -10,13 +10,15 @@
 //!    and to it
 //! ```
 //!
-//! The packet carries what the agent does with it in registers: an expired one the address of the gateway that tells, an error the
-//! address and port of the service or of the backend, one from the kernel the address of the endpoint, and one to the kernel the private address. The agent makes it an error about the packet
-//! that its receiver has sent. The
-//! meters bound what pods cost the switch and the agent. One pod or network does not use up what others may send: there are
-//! [`SHARES`] meters each for pods, over which their port numbers are spread, for what comes from outside, by the network's tag,
-//! and for errors from the kernel, by the address of the endpoint. While the agent is away, these packets are dropped as without an
-//! answer.
+//! Registers tell the agent what to do with the packet. For an expired packet they hold the address of the gateway that
+//! sends the ICMP error. For an error they hold the address and port of the service or of the backend. For an error from
+//! the kernel they hold the address of the endpoint, and for one to the kernel the private address. The agent rewrites an
+//! error so that it quotes the packet that the receiver of the error has sent.
+//!
+//! The meters bound the load that pods put on the switch and the agent. One pod or network cannot exhaust the rate of the
+//! others. There are three sets of [`SHARES`] meters: for pods (selected by port number), for packets from outside
+//! (selected by network tag), and for errors from the kernel (selected by the address of the endpoint). While the agent
+//! does not run, the switch drops these packets and no answer is sent.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -39,18 +41,18 @@ use crate::datapath::wire::{
     packet::Packet,
 };
 
-/// Packets for the agent that a meter lets pass, per bridge and second, and at once.
+/// Packets for the agent that a meter passes per second, and the burst size, per bridge.
 const RATE: u32 = 200;
-/// The first meter of pods, of networks from outside, and of endpoints that the kernel sends errors to.
+/// First meter id for pods, for packets from outside, and for endpoints that the kernel sends errors to.
 const POD_METERS: u32 = 0xc0;
 const OUTSIDE_METERS: u32 = POD_METERS + SHARES;
 const KERNEL_METERS: u32 = OUTSIDE_METERS + SHARES;
-/// Number of meters of each kind, a power of two: ports, tags and addresses that have the same lower bits share a meter.
+/// Number of meters of each set, a power of two. Ports, tags and addresses with the same low bits share a meter.
 const SHARES: u32 = 64;
-/// Port number of the sender, of which a match can have a part.
+/// Port number of the sender. Unlike `in_port`, it can be matched with a mask.
 const SENDER_PORT: Field = Field::Reg10;
-/// What the agent does: [`REFUSED`], [`EXPIRED`], [`TRANSLATED`], [`REPLIED`], [`PRIVATE`] or [`OWN`]; what it has done, if it is one of the latter
-/// two.
+/// Action of the agent: [`REFUSED`], [`EXPIRED`], [`TRANSLATED`], [`REPLIED`], [`PRIVATE`] or [`OWN`]. For the last two
+/// kinds, the register keeps the value after the agent has returned the packet.
 const KIND: Field = Field::Reg8;
 const REFUSED: u8 = 1;
 const EXPIRED: u8 = 2;
@@ -58,39 +60,40 @@ const TRANSLATED: u8 = 3;
 const PRIVATE: u8 = 4;
 const OWN: u8 = 5;
 const REPLIED: u8 = 6;
-/// Port of the service, or of the backend.
+/// Port of the service or of the backend.
 const PORT: Field = Field::Reg9;
 
-/// Table of the flows that send packets to the agent.
+/// Table whose flows send packets to the agent.
 pub(super) const ANSWER_TABLE: u8 = table::ANSWER;
 /// Tables that only packets for the agent pass.
 pub(crate) const ANSWER_TABLES: [u8; 2] = [table::LIMIT, ANSWER_TABLE];
 
-/// Returns the meters of the packets for the agent, without which the switch rejects the flows.
+/// Returns the meters of the packets for the agent. The switch rejects the flows until the meters exist.
 pub(crate) fn meters() -> Vec<Meter> {
     let meter =
         |id| Meter { id, unit: MeterUnit::Packets, bands: vec![DropBand { rate: RATE, burst: RATE }] };
     (POD_METERS..KERNEL_METERS + SHARES).map(meter).collect()
 }
 
-/// The sender is told that no backend serves the address and port of the packet.
+/// Informs the sender that no backend serves the address and port of the packet.
 pub(super) fn refuse() -> [Action; 3] {
     answered(REFUSED)
 }
 
-/// The sender is told that the TTL has expired.
+/// Informs the sender that the TTL has expired.
 pub(super) fn expire() -> [Action; 3] {
     answered(EXPIRED)
 }
 
-/// The error is about a packet that its receiver has sent to this service.
+/// Rewrites an ICMP error: it quotes a packet that its receiver has sent to this service.
 pub(super) fn translate(service: IpAddr, port: u16) -> [Action; 5] {
     let [kind, sender, next] = answered(TRANSLATED);
     let to = Action::set(Family::of(service).register(), address_bits(service));
     [to, Action::set(PORT, port), kind, sender, next]
 }
 
-/// The client's error is about a packet of a backend: it goes there. Its address and port are in these parts of the packet's connection.
+/// Sends a client's ICMP error to the backend whose packet it quotes. These parts of the packet's connection hold the
+/// backend's address and port.
 pub(super) fn return_to_backend(family: Family, address: Slice, port: Slice) -> [Action; 5] {
     let [kind, sender, next] = answered(REPLIED);
     let address = Action::Move { from: address, to: family.register().into() };
@@ -98,23 +101,23 @@ pub(super) fn return_to_backend(family: Family, address: Slice, port: Slice) -> 
     [address, port, kind, sender, next]
 }
 
-/// The error from the node's kernel is about a packet of this endpoint, and quotes its private address. Only of packets that match
-/// this, which are not back from the agent.
+/// Rewrites an error from the node's kernel: it is about a packet of this endpoint and quotes the endpoint's private
+/// address. Applies to packets that match `matching` and that the agent has not returned yet.
 pub(super) fn restore(matching: Match, endpoint: Ipv4Addr) -> (Match, [Action; 4]) {
     let [kind, sender, next] = answered(PRIVATE);
     let to = Action::set(Family::V4.register(), endpoint.to_bits());
     (matching.field(KIND, 0u8), [to, kind, sender, next])
 }
 
-/// The error to the node's kernel is about a packet to this private address, and quotes that of the endpoint. Only of packets that
-/// match this, which are not back from the agent.
+/// Rewrites an error to the node's kernel: it is about a packet to this private address and quotes the address of the
+/// endpoint. Applies to packets that match `matching` and that the agent has not returned yet.
 pub(super) fn conceal(matching: Match, private: Ipv4Addr) -> (Match, [Action; 4]) {
     let [kind, sender, next] = answered(OWN);
     let to = Action::set(Family::V4.register(), private.to_bits());
     (matching.field(KIND, 0u8), [to, kind, sender, next])
 }
 
-/// The agent has not had the packet, whatever policies have used the register for.
+/// Clears the register, which policies may have used: the agent has not processed the packet yet.
 pub(super) fn unseen() -> Action {
     Action::set(KIND, 0u8)
 }
@@ -130,7 +133,7 @@ pub(super) fn base() -> Vec<Flow> {
     Family::ALL.into_iter().flat_map(refused).chain(errors).chain(limits()).collect()
 }
 
-/// The flows that choose a meter.
+/// Returns the flows that choose a meter.
 fn limits() -> Vec<Flow> {
     let limit = |priority, m, meter| {
         Flow::new(table::LIMIT, priority, m).meter(meter).apply([Action::resubmit(table::ANSWER)])
@@ -139,7 +142,7 @@ fn limits() -> Vec<Flow> {
         let pod = Match::new().masked(SENDER_PORT, share, SHARES - 1);
         let tag = u64::from(share) << NETWORK_SHIFT | OUTSIDE;
         let outside = Match::new().metadata(tag, u64::from(SHARES - 1) << NETWORK_SHIFT | OUTSIDE);
-        // An error of the kernel comes here before its network is known.
+        // An error from the kernel arrives here before its network is known.
         let endpoint = Match::new().field(KIND, PRIVATE).masked(Family::V4.register(), share, SHARES - 1);
         [
             limit(priority::MATCH, pod, POD_METERS + share),
@@ -156,8 +159,8 @@ pub(super) fn refused(family: Family) -> [Flow; 2] {
     [packets().tcp(), packets().udp()].map(to_agent)
 }
 
-/// Returns the flow for expired packets from a subnet with this gateway. The headers of translated ones are no more those that the
-/// sender knows.
+/// Returns the flow for expired packets from a subnet with this gateway. Translated packets do not match, because their
+/// headers are no longer those that the sender knows.
 pub(super) fn expired(domain: Domain, prefix: IpNet, gateway: IpAddr) -> Flow {
     let packets = domain.packets_from(0);
     let untranslated = service_port_match(0, 0).get(Field::Metadata);
@@ -175,8 +178,8 @@ fn to_agent(matching: Match) -> Flow {
     Flow::new(table::ANSWER, priority::MATCH, matching).apply([Action::controller()])
 }
 
-/// Returns the answer to a packet that these flows have sent to the agent; `None` for packets that must not be answered, and
-/// for packets of other flows.
+/// Returns the answer to a packet that these flows have sent to the agent. Returns `None` for packets that must not be
+/// answered and for packets of other flows.
 pub(crate) fn answer(packet: &PacketIn) -> Option<PacketOut> {
     let PacketIn { table: table::ANSWER, matching, data, .. } = packet else { return None };
     let kind = matching.exact(KIND).and_then(|kind| u8::try_from(kind).ok())?;
@@ -188,7 +191,7 @@ pub(crate) fn answer(packet: &PacketIn) -> Option<PacketOut> {
         OWN => return concealed(from, matching, data),
         _ => {}
     }
-    // Frames from an uplink have their tag.
+    // Frames from an uplink carry their VLAN tag.
     let tag = untag(data);
     let data = tag.as_ref().map_or(data, |(_, inner)| inner);
     let read = Packet::read(data)?;
@@ -201,7 +204,7 @@ pub(crate) fn answer(packet: &PacketIn) -> Option<PacketOut> {
     Some(PacketOut { in_port: Port::CONTROLLER, actions: vec![Action::output(from)], data: frame })
 }
 
-/// Translates an error by the address and the port in the registers, and forwards it to this table.
+/// Translates an error with the address and the port in the registers, and forwards it to this table.
 fn translated(
     in_port: Port,
     matching: &Match,
@@ -209,7 +212,7 @@ fn translated(
     translate: impl FnOnce(&Packet, &mut [u8], (IpAddr, u16)) -> Option<()>,
     next: u8,
 ) -> Option<PacketOut> {
-    // Frames from an uplink have their tag.
+    // Frames from an uplink carry their VLAN tag.
     let tag = untag(data);
     let mut frame = tag.as_ref().map_or_else(|| data.to_vec(), |(_, inner)| inner.clone());
     let packet = Packet::read(&frame)?;
@@ -220,18 +223,18 @@ fn translated(
     Some(PacketOut { in_port, actions, data })
 }
 
-/// The table that forwards it gives it the Ethernet address.
+/// Rewrites an error to a backend. The table that forwards the error sets its Ethernet destination.
 fn returned(packet: &Packet, frame: &mut [u8], backend: (IpAddr, u16)) -> Option<()> {
     let mac = Mac(*frame.first_chunk()?);
     packet.return_error(frame, backend, mac)
 }
 
-/// Gives a packet the metadata that it had.
+/// Restores the metadata of a packet.
 fn metadata(matching: &Match) -> [Action; 2] {
     [Field::Metadata, FLAGS].map(|field| Action::set(field, matching.exact(field).unwrap_or_default()))
 }
 
-/// Forwards an error from the kernel as the table would that sent it here.
+/// Forwards an error from the kernel as the table that sent it to the agent would.
 fn restored(in_port: Port, matching: &Match, data: &[u8]) -> Option<PacketOut> {
     let mut frame = data.to_vec();
     let packet = Packet::read(&frame)?;
@@ -241,7 +244,7 @@ fn restored(in_port: Port, matching: &Match, data: &[u8]) -> Option<PacketOut> {
     Some(PacketOut { in_port, actions, data: frame })
 }
 
-/// Forwards an error to the kernel, likewise.
+/// Forwards an error to the kernel as the table that sent it to the agent would.
 fn concealed(in_port: Port, matching: &Match, data: &[u8]) -> Option<PacketOut> {
     let mut frame = data.to_vec();
     let packet = Packet::read(&frame)?;
@@ -252,9 +255,9 @@ fn concealed(in_port: Port, matching: &Match, data: &[u8]) -> Option<PacketOut> 
     Some(PacketOut { in_port, actions, data: frame })
 }
 
-/// The address in the register of the family of `sender`.
+/// Returns the address in the register of the family of `sender`.
 fn address(matching: &Match, sender: IpAddr) -> Option<IpAddr> {
-    // Fields that are zero are left out.
+    // The switch omits fields that are zero.
     let part = |field| matching.exact(field).map_or(Some(0), |part| u32::try_from(part).ok());
     match sender {
         IpAddr::V4(_) => Some(Ipv4Addr::from_bits(part(Field::Reg4)?).into()),
@@ -300,7 +303,7 @@ mod tests {
         assert_eq!(answer(&sent_by(9, Match::new(), frame)), None);
     }
 
-    /// The meter for packets that match this.
+    /// Returns the meter of packets that match this.
     fn meter_of(packets: &Match) -> u32 {
         let passes = |flow: &Flow| {
             flow.matching.iter().all(|(field, wanted)| {
@@ -316,7 +319,7 @@ mod tests {
     fn pods_networks_and_endpoints_have_different_meters() {
         let from_port = |port: u32| Match::new().field(SENDER_PORT, port).field(KIND, REFUSED);
         let pods = (3..3 + SHARES).map(|port| from_port(port).metadata(u64::from(port) << 40, u64::MAX));
-        // By one port, as an uplink.
+        // They arrive at one port, as from an uplink.
         let outside =
             (9..9 + SHARES).map(|tag| from_port(1).metadata(u64::from(tag) << 40 | OUTSIDE, u64::MAX));
         let endpoints = (0x0a01_0005..)
@@ -325,7 +328,7 @@ mod tests {
         let all: HashSet<u32> =
             pods.chain(outside).chain(endpoints).map(|packets| meter_of(&packets)).collect();
         assert_eq!(all.len(), 3 * SHARES as usize);
-        // The kernel's errors about packets of one network take the other packets from outside nothing.
+        // The kernel's errors about packets of one network do not use the meter of other packets from outside.
         let again = Match::new().field(KIND, PRIVATE).metadata(OUTSIDE, OUTSIDE);
         assert_eq!(meter_of(&again), KERNEL_METERS);
     }
@@ -373,7 +376,7 @@ mod tests {
             answer(&sent_by(REPLIED, registers(5353), sent.clone())).unwrap();
         assert_eq!(data, error(backend, &reply(backend, 5353)));
         assert_eq!((in_port, &actions[2..]), (Port(7), &[Action::resubmit(table::IP)][..]));
-        // A connection of before its port was recorded.
+        // A connection that was opened before its port was recorded.
         let unknown = Match::new().field(Field::Reg4, u32::from_be_bytes(backend));
         assert_eq!(answer(&sent_by(REPLIED, unknown, sent)), None);
     }

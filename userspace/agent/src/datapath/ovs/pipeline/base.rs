@@ -8,12 +8,12 @@ use super::{
 };
 use crate::datapath::ovs::bridge::BridgeKind;
 
-/// Returns the flow that drops all frames which arrive.
+/// Returns the flow that drops all incoming frames.
 pub(crate) fn drop_all() -> Flow {
     Flow::new(table::INPUT, u16::MAX, Match::new())
 }
 
-/// Returns the base flows of a bridge, without cookie.
+/// Returns the base flows of a bridge, without a cookie.
 pub(crate) fn base_flows(bridge: BridgeKind) -> Vec<Flow> {
     let lead = |from: u8, to: u8| Flow::new(from, priority::MISS, Match::new()).goto(to);
     let mut flows = guard::base();
@@ -30,7 +30,7 @@ pub(crate) fn base_flows(bridge: BridgeKind) -> Vec<Flow> {
     flows.extend(released::base());
     let miss = |table: u8| Flow::new(table, priority::MISS, Match::new());
     flows.extend(match bridge {
-        // The bridge learns unknown stations.
+        // The bridge learns the ports of unknown stations.
         BridgeKind::Vlan => {
             [table::DESTINATION, table::NEIGHBOUR].map(|t| miss(t).apply([Action::output(Port::NORMAL)]))
         }

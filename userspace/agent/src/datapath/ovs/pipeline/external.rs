@@ -1,9 +1,10 @@
 //! Services for clients outside the cluster, on the wire of a VLAN.
 //!
-//! One node answers ARP or ND for a service's address: that of the service's [speaker](crate::datapath::Service::speaker). It chooses the
-//! backend. One on this node gets the packets as from a pod. To one on another node it sends the frame back to the wire with
-//! other Ethernet addresses (direct server return): that node translates it for the pod that has the Ethernet address, and its
-//! replies go to the client. So rules see the client's address, where the backend is.
+//! One node answers ARP or ND for a service's address: the service's [speaker](crate::datapath::Service::speaker). It
+//! chooses the backend. A backend on this node receives the packets as it would from a pod. For a backend on another
+//! node, the speaker sends the frame back to the wire with other Ethernet addresses (direct server return). That node
+//! translates the packet for the pod that has the Ethernet address, and the replies go directly to the client. So the
+//! node of the backend evaluates rules with the client's address.
 //!
 //! ```text
 //!  3 to the service's Ethernet address ─ 26 relayed before? ─┬─ no ─ 32 ct ─ 25 ─ 26 ─┬─ 27 ─ 30 ─ 28 ─ 34 ─┬─ here: commit ─ 29
@@ -11,9 +12,10 @@
 //!  3 to a pod's Ethernet address ─ 33 its address ─ 27 ─ 28 ─ 29 translate ─ 7 ─ 4 policy
 //! ```
 //!
-//! Connection tracking cannot follow a connection of which it sees one direction. So each relayed connection has a learned flow,
-//! from its second packet on: a flood of packets that open connections has none. Without it, for example if all are in use, the
-//! hash decides, which chooses the same backend until the set changes.
+//! Connection tracking cannot follow a connection of which it sees only one direction. So each relayed connection has a
+//! learned flow, installed by its second packet: a flood of packets that open connections installs none. Without a
+//! learned flow, for example if the limit is reached, the hash selects the backend. It selects the same backend until the
+//! set of backends changes.
 
 use std::net::IpAddr;
 
@@ -42,25 +44,26 @@ use super::{
 };
 use crate::datapath::Service;
 
-/// How a packet came here: [`ARRIVED`] or [`RELAYED`]. Policies use the register later.
+/// How a packet arrived: [`ARRIVED`] or [`RELAYED`]. Policies use the register later.
 const PATH: Field = Field::Reg10;
 /// Another node has chosen the backend.
 const ARRIVED: u8 = 1;
 /// The connection goes, or may go, to another node.
 const RELAYED: u8 = 2;
 
-/// The mark of a connection whose backend is on this node. Policies use the register later.
+/// Mark of a connection whose backend is on this node. Policies use the register later.
 const MARK: Field = Field::Reg11;
 
 const SYN: u16 = 0x02;
-/// Bit of the cookies of the learned flows of relayed connections, in addition to those of other learned flows.
+/// Bit in the cookies of the learned flows of relayed connections. Other learned flows do not have it.
 const RELAY_COOKIE: u64 = LEARNED | 1 << 48;
-/// The same of clients with session affinity: the switch counts the flows with a cookie, and those of pods are others.
+/// The same for clients with session affinity. The switch limits the number of flows per cookie, so these flows need
+/// other cookies than those of pods.
 const AFFINITY_COOKIE: u64 = LEARNED | 1 << 49;
-/// Maximum number of connections of a service that have a learned flow, and of clients.
+/// Maximum number of learned flows of a service for connections, and likewise for clients.
 const MAX_RELAYS: u32 = 8192;
-/// Seconds without a packet after which a connection is forgotten: of TCP (RFC 5382 section 5 has 2 h 4 min as the minimum), of
-/// UDP (RFC 4787 section 4.3 recommends 5 minutes), and of TCP after a FIN or RST.
+/// Idle timeouts of a connection, in seconds: for TCP (RFC 5382 section 5 requires at least 2 h 4 min), for UDP (RFC 4787
+/// section 4.3 recommends 5 minutes), and for TCP after a FIN or RST.
 const TCP_IDLE: u16 = 7440;
 const UDP_IDLE: u16 = 300;
 const CLOSING: u16 = 10;
@@ -77,9 +80,9 @@ pub(super) fn base() -> Vec<Flow> {
     };
     let mut flows = vec![
         Flow::new(table::EXTERNAL, rank::FIRST, came(RELAYED)).apply([Action::resubmit(table::BACKEND)]),
-        // The endpoint is no backend, or no more.
+        // The endpoint is not, or no longer, a backend.
         Flow::new(table::BACKEND, rank::ANY + 3, came(ARRIVED)),
-        // Its backend may have come to this node; it gets the port that the service has.
+        // The backend may have moved to this node. The connection then uses the current target port of the service.
         Flow::new(table::CHOSEN, rank::FIRST + 1, came(RELAYED).field(IS_ESTABLISHED, 1u8))
             .apply([Action::set(MARK, IS_CHOSEN)])
             .goto(table::PLACE),
@@ -88,7 +91,7 @@ pub(super) fn base() -> Vec<Flow> {
     flows
 }
 
-/// Returns the flows of a local endpoint on a VLAN that is only bridged: it may be the backend of services.
+/// Returns the flows of a local endpoint on a VLAN that is only bridged. The endpoint may be a backend of services.
 pub(super) fn local(segment: Segment, mac: Mac, addresses: &Addresses) -> impl Iterator<Item = Flow> {
     let Segment { tag, domain, .. } = segment;
     addresses.iter().flat_map(move |ip| {
@@ -101,15 +104,15 @@ pub(super) fn local(segment: Segment, mac: Mac, addresses: &Addresses) -> impl I
             Action::resubmit(table::BACKEND),
         ]);
         let here = Flow::new(table::PLACE, priority::MATCH, with_backend(network_match(tag), ip));
-        // Also of a relayed connection whose backend was another one.
+        // Also for a relayed connection that had another backend.
         let remember = remember(family, domain, Action::copy(MARK, Field::CtMark));
         let stay = [Action::set(PATH, 0u8), remember, Action::resubmit(table::TRANSLATE)];
         [arrived, here.apply(stay)]
     })
 }
 
-/// Returns the flows of a service on a VLAN that is only bridged. `answers` says whether this node answers ARP and ND for it,
-/// `has_bond` whether the node has several uplinks.
+/// Returns the flows of a service on a VLAN that is only bridged. `answers`: this node answers ARP and ND for the
+/// service. `has_bond`: the node has several uplinks.
 pub(crate) fn external(
     service: &Service,
     domain: Domain,
@@ -140,7 +143,7 @@ pub(crate) fn external(
     flows
 }
 
-/// The flows of the node that answers ARP and ND for the service.
+/// Returns the flows of the node that answers ARP and ND for the service.
 fn answered(service: &Service, domain: Domain, number: u32, has_bond: bool) -> Vec<Flow> {
     let (family, mac) = (Family::of(service.vip), Mac::of_service(service.vip));
     let to = || guard::destination(domain.packets_from(OUTSIDE).eth_dst(mac.0), service.vip);
@@ -156,7 +159,7 @@ fn answered(service: &Service, domain: Domain, number: u32, has_bond: bool) -> V
     flows
 }
 
-/// Chooses a backend by a hash that equals that of other nodes.
+/// Chooses a backend by a hash that has the same value on all nodes.
 fn choice(service: &Service, domain: Domain, number: u32) -> Vec<Flow> {
     if service::ready(service, domain).next().is_none() {
         return vec![];
@@ -171,7 +174,7 @@ fn choice(service: &Service, domain: Domain, number: u32) -> Vec<Flow> {
         flows.extend(service::members_by_index(service, domain, number));
     }
     let family = Family::of(service.vip);
-    // Without a learned flow, the hash of its address chooses for a client.
+    // Without a learned flow, the hash of the client's address selects the backend.
     let learn = service.affinity.map(|time| {
         Action::Learn(Learn {
             cookie: AFFINITY_COOKIE | u64::from(number),
@@ -189,16 +192,17 @@ fn choice(service: &Service, domain: Domain, number: u32) -> Vec<Flow> {
     flows
 }
 
-/// Packets of relayed connections, with the backend's Ethernet address. Of several uplinks they leave by the active one, also if
-/// the frame came by another one: switches send to the service's address where they see it last. Not by `NORMAL`: the bridge need
-/// not know where the backend is, and would flood the frame to pods.
+/// Returns the flows for packets of relayed connections, which already have the backend's Ethernet address. With several
+/// uplinks, the packets leave through the active one, even if the frame arrived through another: switches forward to the
+/// uplink on which they last saw the service's Ethernet address. `NORMAL` is not used: the bridge may not have learned
+/// the backend's port and would then flood the frame to pods.
 fn relays(number: u32, vip: IpAddr, mac: Mac, has_bond: bool) -> [Flow; 3] {
     let family = Family::of(vip);
     let packets = || family.packets(external_match(number).field(PATH, RELAYED));
     let opening = packets().tcp().masked(Field::TcpFlags, SYN, SYN);
     let others = packets().tcp().masked(Field::TcpFlags, 0u8, SYN);
     let out = || match has_bond {
-        // The switch does not output to the ingress port, and the frame may have come by that uplink.
+        // The switch does not output to the ingress port, and the frame may have arrived at that uplink.
         true => {
             vec![Action::load(SwitchPort::CONTROLLER.0.into(), Field::InPort), Action::Group(UPLINK_GROUP)]
         }
@@ -218,7 +222,7 @@ fn relays(number: u32, vip: IpAddr, mac: Mac, has_bond: bool) -> [Flow; 3] {
     )
 }
 
-/// The connection keeps its backend.
+/// Keeps the backend of a relayed connection.
 fn relayed(family: Family, number: u32, protocol: Protocol) -> Learn {
     let [port, _] = service::ports(protocol);
     let (ip_proto, idle_timeout) = match protocol {

@@ -1,4 +1,4 @@
-//! IPv4 and IPv6: their fields, and registers of the width of an address.
+//! IPv4 and IPv6: their fields, and registers as wide as an address.
 
 use std::net::IpAddr;
 
@@ -37,7 +37,7 @@ impl Family {
         }
     }
 
-    /// IP protocol of its control messages.
+    /// IP protocol number of ICMP.
     pub(super) fn icmp(self) -> u8 {
         match self {
             Family::V4 => ICMP,
@@ -59,7 +59,7 @@ impl Family {
         }
     }
 
-    /// Holds an address, until policies use it for the source of the connection.
+    /// Register that holds an address until policies store the source of the connection in it.
     pub(super) fn register(self) -> Field {
         match self {
             Family::V4 => Field::Reg4,

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::datapath::{Local, Network, Remote, Subnet, ovs::bridge::BridgeKind};
 
-/// Returns the flow of an uplink. Frames from an uplink keep their VLAN tag, by which the bridge selects ports.
+/// Returns the flow of an uplink. Frames from an uplink keep their VLAN tag, which the bridge uses to select ports.
 pub(crate) fn outside(port: u32) -> Flow {
     Flow::new(table::INPUT, priority::MATCH, Match::new().in_port(port.into()))
         .write_metadata(metadata::OUTSIDE, metadata::OUTSIDE)
@@ -31,12 +31,12 @@ pub(crate) fn tunnel(port: u32) -> Vec<Flow> {
     flows
 }
 
-/// Returns the flows for what the node's kernel sends from VLAN networks for which the node is the gateway.
+/// Returns the flows for packets that the node's kernel sends from VLAN networks for which the node is the gateway.
 pub(crate) fn from_network(port: u32) -> Vec<Flow> {
     guard::port(port)
 }
 
-/// Returns the flows for what pods send to the tunnel port of a node.
+/// Returns the flows for packets that pods send to the tunnel port of a node.
 pub(crate) fn vtep(address: IpAddr, port: u16) -> [Flow; 3] {
     guard::to_vtep(address, port)
 }
@@ -45,7 +45,7 @@ pub(crate) fn vtep(address: IpAddr, port: u16) -> [Flow; 3] {
 pub(crate) fn subnet(subnet: &Subnet, segment: Segment, kernel: Option<u32>) -> Vec<Flow> {
     let Segment { tag, domain, .. } = segment;
     let mut flows = policy::subnet(subnet, domain);
-    // Other nodes are behind their kernels.
+    // The other nodes are reached through the kernel.
     if !subnet.is_routed_vlan() {
         flows.extend(policy::within(domain, subnet.prefix));
     }
@@ -59,7 +59,7 @@ pub(crate) fn subnet(subnet: &Subnet, segment: Segment, kernel: Option<u32>) -> 
         flows.push(neighbour::gateway(tag, gateway.ip));
         flows.extend(route::gateway(domain, gateway.ip));
         flows.extend(route::link_local(domain, subnet.prefix));
-        // The kernel answers for the networks that it routes.
+        // The kernel sends the ICMP errors for the networks that it routes.
         flows.extend((!domain.is_local()).then(|| answer::expired(domain, subnet.prefix, gateway.ip)));
         if domain.is_local() {
             flows.extend(match kernel {
@@ -72,13 +72,13 @@ pub(crate) fn subnet(subnet: &Subnet, segment: Segment, kernel: Option<u32>) -> 
     flows
 }
 
-/// The number of the VRF whose packets a flow is for.
+/// Returns the number of the VRF whose packets a flow matches.
 pub(crate) fn vrf_number(flow: &Flow) -> Option<u32> {
     let entered = || flow.instructions.apply.iter().find_map(metadata::entered_vrf);
     metadata::matched_vrf(&flow.matching).or_else(|| entered().filter(|_| flow.table == table::SOURCE))
 }
 
-/// Where replicated frames of a network go.
+/// Destinations of the replicated frames of a network.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spread<'a> {
     /// Number of groups of local pods.
@@ -87,9 +87,9 @@ pub(crate) struct Spread<'a> {
     pub(crate) peer_groups: usize,
     /// Port numbers of the uplinks.
     pub(crate) uplinks: &'a [u32],
-    /// Those of the uplinks that stand by.
+    /// Port numbers of the standby uplinks.
     pub(crate) standby: &'a [u32],
-    /// Whether a local pod has rules, so that each receiver is evaluated.
+    /// A local pod has rules, so that each receiver is evaluated.
     pub(crate) has_rules: bool,
 }
 
@@ -105,7 +105,7 @@ pub(crate) fn network(network: &Network, domain: Domain, spread: Spread<'_>) -> 
     let outside = metadata::OUTSIDE;
     let arrived = match bridge {
         BridgeKind::Vlan => match_from(outside).vlan(tag as u16),
-        // A tag inside of a tunnel would be a network in a network.
+        // A VLAN tag inside a tunnel would nest a network in a network.
         BridgeKind::Vxlan => match_from(outside).tunnel_id(tag.into()).no_vlan(),
     };
     let to_pods = || (0..groups).map(|group| Action::Group(endpoint_group(tag, group)));
@@ -166,7 +166,7 @@ fn evaluated_flood(network: &Network, domain: Domain, spread: Spread<'_>) -> Vec
     flows
 }
 
-/// Returns the flows of a local endpoint at `port`, whose packets get `dscp`.
+/// Returns the flows of a local endpoint at `port`. `dscp` is set in its packets.
 pub(crate) fn local(local: &Local, segment: Segment, port: u32, dscp: Option<Dscp>) -> Vec<Flow> {
     let Segment { tag, domain, .. } = segment;
     // A pod cannot choose its network: frames that it tags are dropped.
@@ -204,30 +204,31 @@ pub(crate) fn local(local: &Local, segment: Segment, port: u32, dscp: Option<Dsc
     flows
 }
 
-/// Returns the flows of the record of a local endpoint without a port: its addresses are here, and nothing comes from them.
+/// Returns the flows of the record of a local endpoint without a port: its addresses belong to this node, and no frame
+/// may come from them.
 pub(crate) fn unattached(local: &Local, segment: Segment) -> Vec<Flow> {
     let Segment { tag, domain, .. } = segment;
     let Local { mac, addresses, identity, .. } = local;
     let record = Record { segment, mac: *mac, addresses, identity: *identity, port: None };
     let mut flows = guard::known_local(record);
-    // Frames for it are dropped, and not flooded as those for an unknown address. The priority leaves them to an endpoint that has moved
-    // to another node.
+    // Drops frames to the endpoint instead of flooding them as frames to an unknown address. The priority is lower than
+    // that of the flows of an endpoint that has moved to another node.
     if !domain.is_learning() {
         let destination = network_match(tag).eth_dst(mac.0);
         flows.push(Flow::new(table::DESTINATION, priority::MATCH - 1, destination));
     }
     if domain.is_local() {
-        // The kernel would send them to the physical network, which has a route to this node.
+        // The kernel would send these packets to the physical network, which routes them to this node.
         let to = |ip| Flow::new(table::IP, priority::MATCH - 1, guard::destination(domain.packets(), ip));
         flows.extend(addresses.iter().map(to));
     }
     flows
 }
 
-/// Table with the flow that lets the frames of a local endpoint in. A record has none there.
+/// Table of the flow that admits the frames of a local endpoint. The flows of its record are in other tables.
 pub(crate) const ENTRY_TABLE: u8 = table::SOURCE;
 
-/// Whether this flow lets the frames of the local endpoint at `port` into the network with this tag.
+/// Reports whether this flow admits the frames of the local endpoint at `port` to the network with this tag.
 pub(crate) fn is_entry(flow: &Flow, port: u32, tag: u32) -> bool {
     let network = (u64::from(tag) << metadata::NETWORK_SHIFT, metadata::NETWORK);
     flow.table == ENTRY_TABLE
@@ -235,8 +236,8 @@ pub(crate) fn is_entry(flow: &Flow, port: u32, tag: u32) -> bool {
         && flow.instructions.metadata == Some(network)
 }
 
-/// Returns the flows of a remote endpoint. `port` is the tunnel to its node, or the port of this node's kernel on a VLAN network
-/// for which the node is the gateway; `None` on other VLAN networks, and while there is no tunnel.
+/// Returns the flows of a remote endpoint. `port` is the tunnel to its node or, on a VLAN network for which the node is
+/// the gateway, the port of this node's kernel. It is `None` on other VLAN networks, and while there is no tunnel.
 pub(crate) fn remote(remote: &Remote, segment: Segment, port: Option<u32>) -> Vec<Flow> {
     let Segment { tag, domain, .. } = segment;
     let Remote { mac, addresses, identity, .. } = remote;
@@ -250,13 +251,14 @@ pub(crate) fn remote(remote: &Remote, segment: Segment, port: Option<u32>) -> Ve
     }
     flows.extend(neighbour::known_addresses(segment, *mac, addresses));
     flows.extend(route::endpoint(segment, *mac, addresses));
-    // Split horizon: frames from a tunnel are not sent into another.
+    // Split horizon: frames from a tunnel are not forwarded to another tunnel.
     let destination = || network_match_from(tag, 0).eth_dst(remote.mac.0);
     if let Some(port) = port {
         let tunnel = [Action::set(Field::TunnelId, tag), Action::output(port)];
         flows.push(Flow::new(table::DESTINATION, priority::MATCH, destination()).apply(tunnel));
     } else if domain.bridge() == BridgeKind::Vxlan {
-        // Not by all tunnels, as to an unknown address. The priority leaves the frames to an endpoint that has moved to this node.
+        // Drops the frames instead of flooding them to all tunnels as frames to an unknown address. The priority is lower
+        // than that of the flows of an endpoint that has moved to this node.
         flows.push(Flow::new(table::DESTINATION, priority::MATCH - 1, destination()));
     }
     flows

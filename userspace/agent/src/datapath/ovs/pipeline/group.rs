@@ -2,19 +2,19 @@
 
 use openflow_rs::{Action, Bucket, Group, GroupKind};
 
-/// Id of a group that outputs to the tunnels of peers. Group `index` holds the peers from `index * MAX_BUCKETS` on.
+/// Id of a group that outputs to the tunnels of peers. Group `index` holds the peers from index `index * MAX_BUCKETS`.
 pub(crate) fn peer_group(index: usize) -> u32 {
     (index as u32) << 25 | 1
 }
 
-/// Maximum number of buckets of one group. The group-mod then stays below the 64 KiB of a message: the bucket of a receiver has 120
-/// bytes.
+/// Maximum number of buckets of one group. It keeps the group-mod below the 64 KiB limit of a message: the bucket of a
+/// receiver has 120 bytes.
 pub(crate) const MAX_BUCKETS: usize = 500;
 
-/// Maximum number of ready backends of a service, whose buckets have 56 bytes.
+/// Maximum number of ready backends of a service. A bucket has 56 bytes.
 pub(crate) const MAX_BACKENDS: usize = 1000;
 
-/// Id of the group that outputs to local pods of a network. Group `index` holds the pods from `index * MAX_BUCKETS` on.
+/// Id of a group that outputs to local pods of a network. Group `index` holds the pods from index `index * MAX_BUCKETS`.
 pub(crate) fn endpoint_group(vni: u32, index: usize) -> u32 {
     (index as u32) << 25 | vni << 1
 }
@@ -29,8 +29,8 @@ pub(crate) fn backend_group(service: u32) -> u32 {
     service << 1 | 1
 }
 
-/// Id of the group that outputs to the first uplink with a link: copies of frames that rules were evaluated for. `NORMAL` would
-/// flood them to pods again.
+/// Id of the group that outputs to the first uplink with a link. It sends the copies of frames that rules were evaluated
+/// for. `NORMAL` would flood them to pods again.
 pub(crate) const UPLINK_GROUP: u32 = 1;
 
 /// Returns the group of the uplinks, in this order.

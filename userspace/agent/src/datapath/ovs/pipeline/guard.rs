@@ -6,13 +6,13 @@
 //!                                              └─ ARP ──────────────── 17
 //! ```
 //!
-//! Tables 35 to 43 have the records of endpoints, and decide by them. The addresses of an endpoint include the link-local address that
-//! the kernel forms from the Ethernet address.
+//! Tables 35 to 43 hold the records of endpoints and decide by them. The addresses of an endpoint include the link-local
+//! address that the kernel derives from the Ethernet address.
 //!
 //! * [`form`]: what is valid for any endpoint.
 //! * [`pod`]: what a local endpoint may send.
-//! * [`record`]: the records of endpoints, by their addresses.
-//! * [`lookup`]: what others may not send in the name of an endpoint, and which destinations belong together.
+//! * [`record`]: the records of endpoints, keyed by their addresses.
+//! * [`lookup`]: which addresses other senders may not use, and which destination addresses belong together.
 //! * [`known`]: endpoints and services with a record.
 //! * [`router`]: what pods send to the router, and what it sends from other nodes.
 
@@ -50,21 +50,21 @@ pub(super) use self::{
     router::{LINK_LOCAL, subnet as router},
 };
 
-/// Register that is not zero in frames that may be answered, but not forwarded.
+/// Register that is not zero in frames that may be answered but not forwarded.
 pub(super) const PROBE: Field = Field::Reg3;
-/// Hop limit of ND: the packet has passed no router (RFC 4861 section 11.2).
+/// Hop limit of ND. The value proves that no router has forwarded the packet (RFC 4861 section 11.2).
 pub(super) const ND_HOP_LIMIT: u8 = 255;
 
 /// The group bit of an Ethernet address.
 const GROUP_BIT: u64 = 1 << 40;
 
-/// A flow whose frames have passed the checks.
+/// Completes a flow whose frames have passed the checks.
 fn pass(flow: Flow) -> Flow {
-    // Instructions only lead to tables with higher numbers.
+    // A goto instruction leads only to tables with higher numbers.
     flow.apply([Action::resubmit(table::SERVICE_DNAT)])
 }
 
-/// Assigned addresses and the link-local one.
+/// Returns the assigned addresses and the link-local one.
 pub(crate) fn addresses(mac: Mac, assigned: &Addresses) -> impl Iterator<Item = IpAddr> {
     assigned.iter().chain([mac.link_local().into()])
 }
@@ -104,12 +104,12 @@ fn advertisement(matching: Match) -> Match {
     matching.icmpv6(ICMPV6_NEIGHBOUR_ADVERTISEMENT)
 }
 
-/// Requires this Ethernet address in a field; zero matches a message without the option.
+/// Requires this Ethernet address in a field. Zero matches a message without the option.
 fn named(matching: Match, field: Field, mac: [u8; 6]) -> Match {
     matching.field(field, mac_bits(mac))
 }
 
-/// Frames from outside whose source is the address.
+/// Matches frames from outside whose source is the address.
 fn claims(domain: Domain, ip: IpAddr) -> impl Iterator<Item = Match> {
     let from_outside = || domain.packets_from(metadata::OUTSIDE);
     let arp = match ip {
@@ -119,7 +119,7 @@ fn claims(domain: Domain, ip: IpAddr) -> impl Iterator<Item = Match> {
     [source(from_outside(), ip)].into_iter().chain(arp)
 }
 
-/// Advertisements from outside for the address.
+/// Matches advertisements from outside for the address.
 fn advertised(domain: Domain, ip: IpAddr) -> impl Iterator<Item = Match> {
     let from_outside = domain.packets_from(metadata::OUTSIDE);
     let target = match ip {

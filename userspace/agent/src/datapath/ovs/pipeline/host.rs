@@ -1,11 +1,12 @@
-//! Host access: packets of routed VXLAN networks to addresses in no subnet leave and enter the node through its kernel.
+//! Host access: packets of routed VXLAN networks to addresses outside all subnets leave and enter the node through its
+//! kernel.
 //!
 //! ```text
 //!  pod ─▶ 16 routed ─ 7 in no subnet ─ 4 policy ... 9 ─ 8 private source ─▶ kernel
 //!  kernel ─▶ 0 ─ 2 private destination ─ 14 to 16 checks ─ 7 ─ 4 policy ... 9 ─▶ pod
 //! ```
 //!
-//! The translation knows no connections. Rules, and connection tracking, see the pod's address. The kernel decrements the TTL.
+//! The translation is stateless. Rules and connection tracking use the pod's address. The kernel decrements the TTL.
 
 use contiv_model::{mac::Mac, policy::ICMP};
 use ipnet::Ipv4Net;
@@ -21,13 +22,14 @@ use crate::datapath::{
     host_access::{NO_HOST, endpoint_address, kernel_address},
 };
 
-/// Bit that is set if the destination is in a subnet of the VRF, or in the private one. Policies use it later.
+/// Bit that is set if the destination is in a subnet of the VRF or in the private one. Policies use the bit later.
 const IS_INSIDE: Slice = Slice { field: Field::Reg15, offset: 0, width: 1 };
 
-/// Destination unreachable, time exceeded, parameter problem (RFC 792). They quote an address that their receiver does not know.
+/// Destination unreachable, time exceeded, parameter problem (RFC 792). They quote an address that their receiver does
+/// not know.
 const ICMP_ERRORS: [u8; 3] = [3, 11, 12];
 
-/// How a node gives its pods host access.
+/// Configuration of host access on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HostAccess {
     /// Port number of the kernel.
@@ -42,25 +44,25 @@ pub(crate) fn from_kernel(port: u32) -> Flow {
     Flow::new(table::INPUT, priority::MATCH, m).goto(table::HOST_DNAT)
 }
 
-/// Packets that pods of a domain send to the router, whose destination no flow has recognised yet.
+/// Matches packets that pods of a domain send to the router and whose destination no flow has recognised yet.
 fn unknown(domain: Domain) -> Match {
     routed(domain.packets_from(0)).masked(IS_INSIDE.field, 0u8, 1u8)
 }
 
-/// What is inside goes nowhere but to a known endpoint.
+/// Marks the destination as inside: the packet is delivered only to a known endpoint.
 fn inside(matching: Match) -> Flow {
     let again = [Action::load(1, IS_INSIDE), Action::resubmit(table::IP)];
     Flow::new(table::IP, rank::OTHER_VRF, matching).apply(again)
 }
 
-/// Returns the flows of the route of a domain.
+/// Returns the flows of the default route of a domain.
 pub(crate) fn route(domain: Domain, HostAccess { port, subnet }: HostAccess) -> Vec<Flow> {
     let (address, bits) = (subnet.network(), subnet.prefix_len());
     let to_kernel = unknown(domain).ipv4_dst(kernel_address(subnet), 32);
     let received = domain.packets_from(OUTSIDE).in_port(port.into()).eth_dst(Mac::ROUTER.0).ipv4();
     let mut flows = vec![
         Flow::new(table::IP, rank::OUTSIDE, unknown(domain).ipv4()).apply(kernel::leave()),
-        // Endpoints do not reach each other by private addresses.
+        // Endpoints cannot reach each other by private addresses.
         inside(unknown(domain).ipv4_dst(address, bits)),
         Flow::new(table::IP, rank::SAME_VRF, to_kernel).apply(kernel::leave()),
         Flow::new(table::DESTINATION, priority::MATCH, domain.packets_from(0).eth_dst(Mac::ROUTER.0))
@@ -72,7 +74,7 @@ pub(crate) fn route(domain: Domain, HostAccess { port, subnet }: HostAccess) -> 
     flows
 }
 
-/// Returns the flows of a subnet of a domain that has the route.
+/// Returns the flows of a subnet of a domain with host access.
 pub(crate) fn subnet(subnet: &Subnet, domain: Domain, HostAccess { port, .. }: HostAccess) -> Vec<Flow> {
     let prefix = subnet.prefix;
     if !subnet.is_routed() || prefix.addr().is_ipv6() {

@@ -6,10 +6,10 @@
 //!  kernel ─▶ 1 network of the destination ─ 14 to 16 checks ─ 7 endpoint on the node ─ 4 policy ... 9 ─▶ pod
 //! ```
 //!
-//! Frames of these networks stay on the node: none goes to an uplink, and none comes from one. The kernel forwards between the
-//! node and the physical network by IP. It decrements the TTL, and sends ICMP errors to the senders of packets that it
-//! cannot forward. On its port it has one Ethernet address as the source and as the destination; in the tables these are the
-//! router's.
+//! Frames of these networks stay on the node: none goes to an uplink, and none comes from one. The kernel forwards
+//! between the node and the physical network by IP. It decrements the TTL, and sends ICMP errors to the senders of
+//! packets that it cannot forward. On the kernel's port, the source and the destination have one fixed Ethernet address;
+//! the tables replace it with the router's.
 
 use std::net::IpAddr;
 
@@ -28,10 +28,10 @@ use super::{
 };
 use crate::datapath::{KERNEL_MAC, host_access::NO_HOST};
 
-/// Types of ICMPv6 messages that pods send to their links (RFC 4861).
+/// ICMPv6 types of the neighbour discovery messages that pods send on their links (RFC 4861).
 const DISCOVERY: [u8; 3] = [133, 135, 136];
 
-/// The kernel gets a packet that passes the rules.
+/// Sends a packet to the kernel if it passes the rules.
 pub(super) fn leave() -> [Action; 3] {
     [
         mark_routed(false),
@@ -40,9 +40,9 @@ pub(super) fn leave() -> [Action; 3] {
     ]
 }
 
-/// Returns the flows that exist for any desired state. The kernel gets expired packets, because it tells their senders, but not what a
-/// pod sends to itself. A backend is an endpoint with a record: until that is there, its service's packets are dropped, since rules
-/// would not know the endpoint.
+/// Returns the flows that exist for any desired state. Expired packets go to the kernel, because it sends the ICMP error,
+/// except packets that a pod sends to itself. A backend is an endpoint with a record. Until the record exists, packets to
+/// its service are dropped, since rules could not identify the endpoint.
 pub(super) fn base() -> [Flow; 4] {
     let expired = |priority, m| Flow::new(table::EXPIRED, priority, m);
     let leaving = |flow: Flow| flow.apply(guard::clear()).apply(leave());
@@ -70,36 +70,37 @@ pub(super) fn network(tag: u32) -> Vec<Flow> {
         let unknown = Flow::new(table::IP, rank::OUTSIDE, to_no_service(of_pods(family)));
         flows.push(unknown.apply(leave()));
     }
-    // Not even if they have expired: the kernel would take them for its own.
+    // Dropped even if they have expired: the kernel would accept them as its own.
     let of_node = |prefix| guard::destination_within(routed(network_match_from(tag, 0)), prefix);
     let no_host = NO_HOST.map(IpNet::from).into_iter().chain([guard::LINK_LOCAL.into()]);
     flows.extend(no_host.map(|prefix| Flow::new(table::IP, rank::NO_HOST, of_node(prefix))));
     let of_link = guard::source_within(routed(network_match_from(tag, 0)), guard::LINK_LOCAL.into());
     flows.push(Flow::new(table::IP, rank::NO_HOST, of_link));
-    // No router forwards discovery, which rules do not apply to.
+    // Routers do not forward discovery messages, and rules do not apply to them.
     let discovery = |kind: u8| {
         let for_router = network_match_from(tag, 0).eth_dst(Mac::ROUTER.0);
         for_router.icmpv6(kind).field(Field::IpTtl, guard::ND_HOP_LIMIT)
     };
     flows.extend(DISCOVERY.map(|kind| Flow::new(table::DESTINATION, priority::MATCH + 1, discovery(kind))));
-    // The bridge does not learn where the stations of the network are.
+    // The bridge does not learn the ports of the network's stations.
     flows.push(Flow::new(table::DESTINATION, priority::FLOOD, network_match_from(tag, OUTSIDE)));
     flows
 }
 
-/// What pods of a subnet send to the kernel.
+/// Matches packets that pods of a subnet send to the kernel.
 fn to_kernel(tag: u32, prefix: IpNet) -> Flow {
     let leaving = guard::source_within(network_match_from(tag, 0).eth_dst(Mac::ROUTER.0), prefix);
     Flow::new(table::DESTINATION, priority::MATCH, leaving)
 }
 
-/// Returns the flow of a subnet while the kernel has no port: what is for the kernel is not for the pods of the network.
+/// Returns the flow of a subnet while the kernel has no port: packets for the kernel must not be flooded to the pods of
+/// the network.
 pub(super) fn unreachable(Segment { tag, .. }: Segment, prefix: IpNet) -> Flow {
     to_kernel(tag, prefix)
 }
 
-/// Returns the flows of a subnet, of which the kernel gets and sends packets at `port`. Packets between subnets of different VRFs
-/// are dropped.
+/// Returns the flows of a subnet. The kernel receives and sends its packets at `port`. Packets between subnets of
+/// different VRFs are dropped.
 pub(super) fn subnet(Segment { tag, domain, .. }: Segment, prefix: IpNet, port: u32) -> Vec<Flow> {
     let output = [Action::set(Field::EthDst, mac_bits(KERNEL_MAC.0)), Action::output(port)];
     let to_kernel = to_kernel(tag, prefix).apply(output);
@@ -127,14 +128,15 @@ pub(super) fn subnet(Segment { tag, domain, .. }: Segment, prefix: IpNet, port: 
     ]
 }
 
-/// Returns the flow that drops packets for the gateway of a network, also expired ones. Pings are answered before; the kernel has no
-/// address of a gateway, unless an operator assigns it.
+/// Returns the flow that drops packets for the gateway of a network, including expired ones. An earlier flow answers
+/// pings. The kernel has no gateway address, unless an operator assigns it.
 pub(super) fn gateway(domain: Domain, ip: IpAddr) -> Flow {
     Flow::new(table::IP, rank::GATEWAY, guard::destination(routed(domain.packets_from(0)), ip))
 }
 
-/// Returns the flows of the addresses of an endpoint on another node. It may have been on this node: its neighbours do not ask for it
-/// again at once, so that what they send to its Ethernet address is for the router, too.
+/// Returns the flows of the addresses of an endpoint on another node. The endpoint may have been on this node before. Its
+/// neighbours keep its ARP or ND entry for a while, so that frames to its Ethernet address are also handled as for the
+/// router.
 pub(super) fn endpoint(segment: Segment, mac: Mac, addresses: &Addresses) -> impl Iterator<Item = Flow> {
     let Segment { tag, domain, routed } = segment;
     addresses.iter().flat_map(move |ip| {

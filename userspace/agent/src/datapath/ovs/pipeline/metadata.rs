@@ -1,4 +1,4 @@
-//! Metadata bits, and register bits that hold in all tables.
+//! Metadata bits, and register bits that are valid in all tables.
 
 use std::net::IpAddr;
 
@@ -12,17 +12,17 @@ use crate::datapath::ovs::{bridge::BridgeKind, hash::hash};
 
 /// Set if the frame arrived through a tunnel or from an uplink.
 pub(super) const OUTSIDE: u64 = 1;
-/// Position and width of the port of the service that a packet is for.
+/// Position and width of the port of the service to which a packet is addressed.
 const SERVICE_PORT: (u32, u32) = (1, 16);
-/// Position and width of the number of the service that a packet is for; zero for none.
+/// Position and width of the number of the service to which a packet is addressed; zero for none.
 const SERVICE: (u32, u32) = (17, 23);
 /// Position of the network's tag.
 pub(super) const NETWORK_SHIFT: u32 = 40;
 /// Mask of the network's tag, 24 bits.
 pub(super) const NETWORK: u64 = 0xff_ffff << NETWORK_SHIFT;
 
-/// Register whose bits 18 to 30 are the number of the packet's VRF, zero without one, and whose bit 31 is set if the packet is
-/// routed: it has another network or Ethernet source behind the node than before. Policies use the other bits.
+/// Register with the number of the packet's VRF in bits 18 to 30 (zero without one). Bit 31 is set if the packet is
+/// routed: it then leaves the node with another network or Ethernet source. Policies use the other bits.
 pub(super) const FLAGS: Field = Field::Reg14;
 /// Position and width of the number of the VRF.
 const VRF: (u32, u32) = (18, 13);
@@ -31,19 +31,19 @@ pub(super) const IS_ROUTED: u32 = 1 << 31;
 /// Highest number of a VRF.
 pub(crate) const MAX_VRF: u32 = (1 << VRF.1) - 1;
 
-/// Number of the endpoint of this node that has sent the packet; zero from [`OUTSIDE`]. Host access and policies use the lower bits of the
-/// register.
+/// Number of the endpoint of this node that has sent the packet; zero for packets from [`OUTSIDE`]. Host access and
+/// policies use the lower bits of the register.
 pub(super) const SENDER: Slice = Slice { field: Field::Reg15, offset: 8, width: 24 };
 
-/// Returns the number of an endpoint in the labels of the connections that it opens: a hash of its id, and not zero. An endpoint that gets
-/// its address, or its port, has another id.
+/// Returns the number of an endpoint in the labels of the connections that it opens: a hash of its id, never zero.
+/// Another endpoint that later gets the same address or port has another id.
 pub(crate) fn sender_number(id: &EndpointId) -> u32 {
     let hash = hash(id.as_str());
     let number = (hash ^ hash >> SENDER.width ^ hash >> (2 * SENDER.width)) as u32;
     (number & ((1 << SENDER.width) - 1)).max(1)
 }
 
-/// An endpoint of this node has sent the packet.
+/// Records that an endpoint of this node has sent the packet.
 pub(super) fn sent_by(id: &EndpointId) -> Action {
     Action::load(sender_number(id).into(), SENDER)
 }
@@ -67,17 +67,17 @@ pub(super) fn network_match_from(tag: u32, origin: u64) -> Match {
     Match::new().metadata(value, NETWORK | OUTSIDE)
 }
 
-/// The packet goes on in this network.
+/// Moves the packet to this network.
 pub(super) fn enter_network(tag: u32) -> Action {
     Action::load(tag.into(), network_slice())
 }
 
-/// The network's tag.
+/// Bits of the network's tag.
 pub(super) fn network_slice() -> Slice {
     Slice::bits(Field::Metadata, NETWORK_SHIFT as u16, 24)
 }
 
-/// Requires bits of the flags, beside those that the match requires already.
+/// Requires bits of the flags, in addition to those that the match requires already.
 pub(super) fn flagged(matching: Match, value: u32, mask: u32) -> Match {
     let (before, already) = matching.get(FLAGS).map_or((0, 0), |masked| (masked.value, masked.mask));
     matching.masked(FLAGS, before | u128::from(value), already | u128::from(mask))
@@ -88,17 +88,18 @@ pub(super) fn routed(matching: Match) -> Match {
     flagged(matching, IS_ROUTED, IS_ROUTED)
 }
 
-/// The packet is routed, or no more.
+/// Sets or clears the mark of a routed packet.
 pub(super) fn mark_routed(is_routed: bool) -> Action {
     Action::load(is_routed.into(), Slice::bits(FLAGS, IS_ROUTED.trailing_zeros() as u16, 1))
 }
 
-/// Where an IP address belongs to one endpoint: a VRF whose networks are routed to each other, or one network.
+/// Scope in which an IP address belongs to one endpoint: a VRF whose networks are routed to each other, or one network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Domain {
-    /// A network by itself. One on a VLAN is bridged only.
+    /// A single network. A VLAN network is only bridged.
     Network(Encap),
-    /// A VLAN network by itself for which the node is the gateway: its addresses overlap those of another network of the tenant.
+    /// A single VLAN network for which the node is the gateway: its addresses overlap those of another network of the
+    /// tenant.
     RoutedVlan(Vlan),
     /// The networks on a bridge of the VRF with this number.
     Vrf(BridgeKind, u16),
@@ -114,12 +115,12 @@ impl Domain {
         }
     }
 
-    /// Whether the frames of a network stay on the node: a VLAN network for which the node is the gateway.
+    /// Reports whether the frames of a network stay on the node: it is a VLAN network for which the node is the gateway.
     pub(crate) fn is_local(self) -> bool {
         matches!(self, Domain::RoutedVlan(_) | Domain::Vrf(BridgeKind::Vlan, _))
     }
 
-    /// Whether the bridge learns where unknown stations are. Else flows deliver all frames.
+    /// Reports whether the bridge learns the ports of unknown stations. Otherwise flows deliver all frames.
     pub(crate) fn is_learning(self) -> bool {
         matches!(self, Domain::Network(Encap::Vlan(_)))
     }
@@ -142,7 +143,7 @@ impl Domain {
         }
     }
 
-    /// The packet is of this domain; `None` if its network tells.
+    /// Moves the packet to this domain. Returns `None` if the network of the packet identifies the domain.
     pub(super) fn enter(self) -> Option<Action> {
         match self {
             Domain::Network(_) | Domain::RoutedVlan(_) => None,
@@ -150,8 +151,8 @@ impl Domain {
         }
     }
 
-    /// Connection tracking zone: the addresses of domains overlap. A VXLAN network has a number of its own among the VLAN ids
-    /// of the node's VXLAN networks.
+    /// Returns the connection tracking zone, because the addresses of domains overlap. For this purpose, a VXLAN network
+    /// has a local number that is unique among the node's VXLAN networks and in the range of VLAN ids.
     pub(crate) fn zone(self) -> u16 {
         const VXLAN: u16 = 0x1000;
         const VRFS: u16 = 0x4000;
@@ -178,7 +179,7 @@ fn vrf_slice() -> Slice {
     Slice::bits(FLAGS, VRF.0 as u16, VRF.1 as u16)
 }
 
-/// The number of the VRF that packets enter with an action.
+/// Returns the number of the VRF that an action moves packets to.
 pub(super) fn entered_vrf(action: &Action) -> Option<u32> {
     match action {
         Action::Load { value, to } if *to == vrf_slice() => u32::try_from(*value).ok(),
@@ -186,14 +187,14 @@ pub(super) fn entered_vrf(action: &Action) -> Option<u32> {
     }
 }
 
-/// The number of the VRF whose packets this matches.
+/// Returns the number of the VRF whose packets this matches.
 pub(super) fn matched_vrf(matching: &Match) -> Option<u32> {
     let flags = matching.get(FLAGS)?;
     let mask = u128::from(MAX_VRF << VRF.0);
     (flags.mask & mask == mask).then_some((flags.value >> VRF.0) as u32 & MAX_VRF)
 }
 
-/// Families of addresses of a network to which the nodes route.
+/// Address families of a network that the nodes route.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Routed {
     pub(crate) v4: bool,
@@ -219,7 +220,7 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// A network by itself that is not routed.
+    /// A single network that is not routed.
     #[cfg(test)]
     pub(crate) fn bridged(encap: Encap) -> Segment {
         Segment { tag: bridge_and_tag(encap).1, domain: Domain::Network(encap), routed: Routed::default() }
@@ -247,7 +248,7 @@ pub(super) fn service_value(number: u32, port: u16) -> u64 {
 /// Mask of [`service_slice`] within a field that begins with it.
 pub(super) const SERVICE_MASK: u64 = (1 << (SERVICE_PORT.1 + SERVICE.1)) - 1;
 
-/// Requires a packet to no service, beside the metadata that the match requires already.
+/// Requires a packet that is not addressed to a service, in addition to the metadata that the match requires already.
 pub(super) fn to_no_service(matching: Match) -> Match {
     let (value, mask) = matching.get(Field::Metadata).map_or((0, 0), |masked| (masked.value, masked.mask));
     matching.masked(Field::Metadata, value, mask | u128::from(SERVICE_MASK << SERVICE_PORT.0))
@@ -271,12 +272,13 @@ pub(super) fn external_port_match(number: u32, port: u16) -> Match {
     Match::new().metadata(value, SERVICE_MASK << SERVICE_PORT.0 | OUTSIDE)
 }
 
-/// Matches packets to a port of a service; with number and port 0 packets to no service.
+/// Matches packets to a port of a service. With number and port 0, it matches packets that are not addressed to a
+/// service.
 pub(super) fn service_port_match(number: u32, port: u16) -> Match {
     Match::new().metadata(service_value(number, port) << SERVICE_PORT.0, SERVICE_MASK << SERVICE_PORT.0)
 }
 
-/// The number of the service whose packets this matches, and of nothing else.
+/// Returns the number of the service if the flow matches only packets of that service.
 pub(super) fn matched_service(matching: &Match) -> Option<u32> {
     let metadata = matching.get(Field::Metadata)?;
     let mask = u128::from(MAX_SERVICE) << SERVICE.0;

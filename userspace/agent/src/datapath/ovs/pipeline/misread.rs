@@ -1,11 +1,12 @@
-//! Packets that ovs-vswitchd reads otherwise than the kernel's datapath: they are dropped.
+//! Drops packets that ovs-vswitchd parses differently from the kernel datapath.
 //!
-//! The kernel looks a packet up by what it reads of it, and asks ovs-vswitchd about those that it does not know, which reads them anew:
-//! nothing of one that is shorter than its header says, no protocol behind false extension headers, and no ports or type of one that its
-//! header makes shorter than that of its protocol. What it decides is then in force for all packets that are alike to the kernel: sound
-//! ones would be forwarded without the checks, and evaluated without protocol and ports.
+//! The kernel looks up a packet by the flow key that it has parsed. On a miss it sends the packet to ovs-vswitchd, which
+//! parses it again. ovs-vswitchd reads nothing from a packet that is shorter than its header says, no protocol behind
+//! invalid extension headers, and no ports or type if the length in the IP header leaves too little for the transport
+//! header. The resulting datapath flow then applies to all packets with the same kernel flow key: valid ones would be
+//! forwarded without the checks and evaluated without protocol and ports.
 //!
-//! The drop is in force for sound packets, too, until it is [`retracted`].
+//! The drop also applies to valid packets with that key, until it is [`retracted`].
 
 use openflow_rs::{
     Field, Flow, Match, ct_state,
@@ -18,18 +19,19 @@ use super::{
     table::{self, priority::MISREAD},
 };
 
-/// EtherType of frames without one (`OFP_DL_TYPE_NOT_ETH_TYPE`). The kernel does not look at the control field of LLC, and takes any
-/// frame with the header of SNAP for one of the EtherType there.
+/// EtherType of frames without one (`OFP_DL_TYPE_NOT_ETH_TYPE`). The kernel does not check the control field of LLC: it
+/// treats any frame with a SNAP header as a frame of the EtherType in that header.
 const NO_ETHERTYPE: u16 = 0x05ff;
-/// Groups of Cisco's switches, which send LLC to them every two seconds (PVST+): nothing needs to be decided again for that.
+/// Groups of Cisco's switches, which send LLC frames to them every two seconds (PVST+). These frames must not cause a
+/// revalidation each time.
 const CISCO_GROUPS: (u64, u64) = (0x0100_0ccc_ccc0, 0xffff_ffff_fff0);
-/// What is read as the type of a message without one: a reserved number (RFC 4443 section 2.1).
+/// Type that the switch reads from a message without one: a reserved number (RFC 4443 section 2.1).
 const NO_TYPE: u8 = 0;
-/// Next header of a packet with nothing behind it (RFC 8200 section 4.7). The kernel reads it of a packet with false extension headers,
-/// also of a first fragment.
+/// Next header of a packet with no payload (RFC 8200 section 4.7). The kernel reads it from a packet with invalid
+/// extension headers, also from a first fragment.
 const NO_NEXT_HEADER: u8 = 59;
 
-/// Tables that only connection tracking, or the group that chooses by the kernel's hash, leads to.
+/// Tables that are reached only from connection tracking or from the group that selects by the kernel's hash.
 const READ_ANEW: [u8; 3] = [table::SERVICE_STATE, table::CHOSEN, table::STATE];
 
 /// Returns the flows that exist for any desired state.
@@ -40,7 +42,8 @@ pub(super) fn base() -> Vec<Flow> {
         retracted::drop_frames(table::INPUT, MISREAD, without_type()),
         Flow::new(table::INPUT, MISREAD + 1, without_type().masked(Field::EthDst, group, mask)),
     ];
-    // One that the kernel takes for a packet that it knows is read only behind connection tracking.
+    // A frame that matches a flow key which the kernel already has is parsed by ovs-vswitchd only after connection
+    // tracking.
     let tracked = without_type().ct_state(ct_state::TRACKED, ct_state::TRACKED);
     flows.push(retracted::drop_frames(table::SERVICE_DNAT, MISREAD, tracked));
     flows.extend(READ_ANEW.map(|table| retracted::drop_frames(table, MISREAD, without_type())));
@@ -50,12 +53,12 @@ pub(super) fn base() -> Vec<Flow> {
     flows
 }
 
-/// Whether flows of this priority drop what is misread.
+/// Reports whether flows of this priority drop misread packets.
 pub(crate) fn is_misread(priority: u16) -> bool {
     priority == MISREAD
 }
 
-/// Where frames of pods, and those from outside, are read first.
+/// Returns the flows of the tables where frames of pods and frames from outside are first parsed.
 fn first_reads(family: Family) -> Vec<Flow> {
     let packets = || family.packets(Match::new());
     let ports =
@@ -68,7 +71,7 @@ fn first_reads(family: Family) -> Vec<Flow> {
         })
         .collect();
     misread.extend(match family {
-        // Protocol 0 may be what the header says.
+        // Protocol 0 may be the value in the header.
         Family::V4 => vec![packets().ip_proto(0).field(family.source(), 0u8)],
         Family::V6 => {
             let unread = [0, NO_NEXT_HEADER].map(|protocol| packets().ip_proto(protocol));
@@ -82,8 +85,8 @@ fn first_reads(family: Family) -> Vec<Flow> {
         .collect()
 }
 
-/// Where packets are read anew, behind connection tracking and behind the group that chooses by the kernel's hash. No packet without a
-/// protocol is tracked.
+/// Returns the flows of the tables where packets are parsed again: after connection tracking and after the group that
+/// selects by the kernel's hash. Connection tracking does not track packets without a protocol.
 fn later_reads(family: Family) -> Vec<Flow> {
     let unread = || family.packets(Match::new()).ip_proto(0);
     let tracked = unread().ct_state(ct_state::TRACKED, ct_state::TRACKED);
@@ -98,7 +101,7 @@ fn later_reads(family: Family) -> Vec<Flow> {
         .collect()
 }
 
-/// No ports and types are read of fragments.
+/// Requires a packet that is not a fragment: the switch reads no ports and types from fragments.
 fn whole(packets: Match) -> Match {
     packets.field(Field::IpFragment, 0u8)
 }

@@ -1,7 +1,7 @@
 //! ARP and ND requests.
 //!
-//! Table 10 has one flow for each known address, which loads its Ethernet address. Table 11 turns the request into the
-//! reply with the same flows for all addresses.
+//! Table 10 has one flow for each known address, which loads the Ethernet address. Table 11 turns the request into the
+//! reply. Its flows are the same for all addresses.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -18,8 +18,8 @@ use super::{
 };
 const ARP_REQUEST: u16 = 1;
 const ARP_REPLY: u8 = 2;
-/// Type of the target link-layer address option (RFC 4861 section 4.6.1). It replaces that of the source link-layer
-/// address, an option of the same length.
+/// Type of the target link-layer address option (RFC 4861 section 4.6.1). It replaces the source link-layer address
+/// option, which has the same length.
 const TARGET_LINK_LAYER_ADDRESS: u32 = 2;
 /// S flag of an advertisement (RFC 4861 section 4.4).
 const SOLICITED: u32 = 0x4000_0000;
@@ -29,8 +29,8 @@ const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ALL_NODES_MAC: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 /// Register that holds the Ethernet address of the reply, in its low 48 bits.
 const REPLY_MAC: Field = Field::XReg0;
-/// Registers for the parts of an advertisement that only `move` can set: on the kernel datapath, Open vSwitch refuses flows that
-/// load these fields. There, ovs-vswitchd rewrites them.
+/// Registers for the parts of an advertisement that only `move` can set: with the kernel datapath, Open vSwitch rejects
+/// flows that load these fields. ovs-vswitchd rewrites such packets itself.
 const ND_FLAGS: Field = Field::Reg2;
 const ND_OPTION: Field = Field::Reg3;
 
@@ -39,7 +39,7 @@ pub(crate) fn intercept_requests(tag: u32) -> [Flow; 2] {
     let from_pods = || network_match_from(tag, 0);
     [
         Flow::new(table::SERVICE_DNAT, priority::INTERCEPT, from_pods().arp_op(ARP_REQUEST)),
-        // Others are no neighbour discovery, and rules apply to them (RFC 4861, section 7.1.1).
+        // Other messages are not valid neighbour discovery, and rules apply to them (RFC 4861, section 7.1.1).
         Flow::new(
             table::SERVICE_DNAT,
             priority::INTERCEPT,
@@ -56,7 +56,8 @@ fn request(matching: Match, ip: IpAddr) -> Match {
     }
 }
 
-/// Returns flows that look up the addresses of an endpoint. On other networks of its VRF the router answers for it.
+/// Returns flows that look up the addresses of an endpoint. On the other networks of its VRF, requests are answered with
+/// the router's Ethernet address.
 pub(crate) fn known_addresses(
     segment: Segment,
     mac: Mac,
@@ -73,7 +74,8 @@ pub(crate) fn known_addresses(
     })
 }
 
-/// Returns flows that look up the addresses of an endpoint of another node behind the router, on all networks of the VRF.
+/// Returns flows that look up the addresses of an endpoint that is reached through the router on another node, on all
+/// networks of the VRF.
 pub(crate) fn routed_addresses(domain: Domain, addresses: &Addresses) -> impl Iterator<Item = Flow> {
     addresses.iter().map(move |ip| known(domain.packets(), Mac::ROUTER, ip))
 }
@@ -88,7 +90,7 @@ pub(super) fn service_outside(domain: Domain, mac: Mac, ip: IpAddr) -> Flow {
     of_service(domain.packets_from(OUTSIDE), mac, ip)
 }
 
-/// No endpoint would answer, so that the ARP mode does not matter.
+/// In each ARP mode, because no endpoint would answer.
 fn of_service(packets: Match, mac: Mac, ip: IpAddr) -> Flow {
     answer(Flow::new(table::SERVICE_DNAT, priority::INTERCEPT + 1, request(packets, ip)), mac)
 }
@@ -108,7 +110,7 @@ pub(crate) fn gateway(tag: u32, ip: IpAddr) -> Flow {
 }
 
 /// Returns flows that flood the requests of a pod for its own addresses: duplicate address detection and gratuitous ARP.
-/// They update the caches of other endpoints and the switches of the physical network.
+/// These requests update the caches of other endpoints and of the switches of the physical network.
 pub(crate) fn own_addresses(tag: u32, port: u32, addresses: &Addresses) -> impl Iterator<Item = Flow> {
     addresses.iter().map(move |ip| {
         let from_pod = network_match(tag).in_port(port.into());
@@ -121,13 +123,13 @@ fn put_mac(to: Field) -> Action {
     Action::Move { from: Slice::bits(REPLY_MAC, 0, 48), to: Slice::whole(to) }
 }
 
-/// Where a request came from.
+/// Where a request came from, which determines the output of the reply.
 #[derive(Clone, Copy, Debug)]
 enum Asker {
-    /// From a port of the bridge, by which the reply returns.
+    /// A port of the bridge. The reply is sent to the same port.
     Port,
-    /// From outside, by a member of a bond. The switches flood a request to each member, and send to the address of the reply
-    /// where they see it: the bond must choose the member, as for announcements.
+    /// Outside, through a member of a bond. The switches flood a request to each member and forward to the member on
+    /// which they see the address of the reply. So the bond must choose the member, as it does for announcements.
     Bond,
 }
 
@@ -149,7 +151,8 @@ impl Asker {
     fn back(self) -> Vec<Action> {
         match self {
             Asker::Port => vec![Action::output(Port::IN_PORT)],
-            // `NORMAL` takes frames of the controller on all networks, learns nothing from them, and outputs to any port.
+            // For a frame from the controller port, `NORMAL` accepts all networks, learns no address, and can output to
+            // any port.
             Asker::Bond => {
                 vec![Action::load(Port::CONTROLLER.0.into(), Field::InPort), Action::output(Port::NORMAL)]
             }
@@ -174,7 +177,8 @@ pub(crate) fn nd_replies() -> Vec<Flow> {
     vec![reply, nd_option(Asker::Port), duplicate_of(Asker::Port)]
 }
 
-/// Returns the flows that send replies to outside by a bond, instead of by the port that the request came from.
+/// Returns the flows that send replies to outside through a bond, instead of through the port at which the request
+/// arrived.
 pub(crate) fn replies_by_bond() -> [Flow; 3] {
     [arp_reply_to(Asker::Bond), nd_option(Asker::Bond), duplicate_of(Asker::Bond)]
 }
@@ -209,7 +213,7 @@ fn advertise(flags: u32) -> [Action; 4] {
     ]
 }
 
-/// The flow that completes an advertisement.
+/// Returns the flow that completes an advertisement.
 fn nd_option(asker: Asker) -> Flow {
     let advertisement = asker.packets().icmpv6(ICMPV6_NEIGHBOUR_ADVERTISEMENT);
     Flow::new(table::ND_OPTION, asker.priority(priority::MATCH), advertisement)
@@ -217,8 +221,8 @@ fn nd_option(asker: Asker) -> Flow {
         .apply(asker.back())
 }
 
-/// Duplicate address detection has the unspecified source: the advertisement goes to all nodes. The request has no link-layer
-/// address option that the reply could reuse.
+/// Returns the flow that answers duplicate address detection. Its source is the unspecified address, so that the
+/// advertisement goes to all nodes. The request has no link-layer address option that the reply could reuse.
 fn duplicate_of(asker: Asker) -> Flow {
     let detection = solicitation(asker.packets()).ipv6_src(Ipv6Addr::UNSPECIFIED, 128);
     Flow::new(table::REPLY, asker.priority(priority::OWN_ADDRESS), detection)

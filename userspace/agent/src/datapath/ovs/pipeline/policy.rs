@@ -7,13 +7,13 @@
 //!           └─ ARP, ND ── 9
 //! ```
 //!
-//! Connection tracking has the direction of a connection, and who has opened it. The verdict is not stored: every packet, also a
-//! reply, is evaluated as the packet that opened its connection, whose addresses, protocol and port are in registers. A
-//! change of the rules, or of an endpoint's identity, is thus in force for established connections as soon as the switch has
-//! revalidated its cache, and there is no revision that has to survive a restart.
+//! Connection tracking records the direction of a connection and its opener. The verdict is not stored: every packet,
+//! also a reply, is evaluated as the packet that opened its connection. Registers hold the addresses, protocol and port
+//! of that packet. So a change of the rules or of an endpoint's identity applies to established connections as soon as
+//! the switch has revalidated its cache, and no policy revision has to survive a restart.
 //!
-//! * [`class`]: what is evaluated, and how.
-//! * [`opener`]: the endpoint that has opened a connection, and the service that it has opened it to.
+//! * [`class`]: which frames are evaluated, and how.
+//! * [`opener`]: the endpoint that opened a connection, and the service to which it opened it.
 //! * [`identity`]: the endpoints of a connection.
 //! * [`rules`]: flows of a group's rules.
 //! * [`replicate`]: evaluation for each receiver of a replicated frame.
@@ -52,10 +52,11 @@ const SOURCE_FLAGS: Field = Field::Reg2;
 const DESTINATION_FLAGS: Field = Field::Reg3;
 /// The endpoint is on this node and has an identity, whose rules apply.
 const HERE: u8 = 1;
-/// The source is in a subnet of the network, but its endpoint is not known.
+/// The source is in a subnet of the network, but its endpoint is unknown.
 const UNKNOWN: u8 = 2;
-/// The packet is a reply, or an ICMP error to the opener of its connection. It goes to an address without a record, in a frame to an
-/// endpoint that has an identity: no endpoint opens a connection from such an address. Or it is an error to a [`SUCCESSOR`].
+/// The packet is a reply, or an ICMP error to the opener of its connection. It has a destination address without a
+/// record, in a frame to an endpoint that has an identity: no endpoint opens a connection from such an address. Or it is
+/// an error to a [`SUCCESSOR`].
 const MISDIRECTED: u8 = 3;
 /// The copy of a replicated frame that leaves the node.
 const FAR: u8 = 2;
@@ -75,15 +76,16 @@ const CLASS: Field = Field::Reg15;
 const CLASS_BITS: u16 = 8;
 /// The frame is not exempt from rules.
 const EVALUATED: u8 = 1;
-/// No rule can evaluate the frame: endpoints with rules neither send nor receive it.
+/// No rule can evaluate the frame: endpoints with rules may neither send nor receive it.
 const UNREADABLE: u8 = 2;
 /// The packet is a reply: it is evaluated as the packet that opened its connection.
 const REPLY: u8 = 4;
-/// The addresses are those with which the connection was opened, not the packet's own.
+/// The addresses are those of the packet that opened the connection, not the packet's own.
 const CONNECTION: u8 = 8;
-/// The connection is recorded if rules accept the packet.
+/// The connection is recorded if the rules accept the packet.
 const OPENING: u8 = 16;
-/// The packet is an ICMP error about a connection that another endpoint has opened than the one of this node that gets it.
+/// The packet is an ICMP error about a connection, and goes to an endpoint of this node that did not open this
+/// connection.
 const SUCCESSOR: u8 = 32;
 
 fn destination_register(family: Family) -> Field {
@@ -115,7 +117,7 @@ impl Side {
         }
     }
 
-    /// Requires an address in the prefix.
+    /// Requires an address in the prefix on this side of the connection.
     fn within(self, matching: Match, prefix: IpNet) -> Match {
         match (prefix, self) {
             (IpNet::V4(net), Side::Source) => {
@@ -145,7 +147,7 @@ fn classify(class: u8) -> Action {
     Action::load(class.into(), Slice::bits(CLASS, 0, CLASS_BITS))
 }
 
-/// Requires a reply that is evaluated as such.
+/// Requires a packet that is evaluated as a reply.
 pub(super) fn replied(matching: Match) -> Match {
     matching.masked(CLASS, REPLY, REPLY)
 }
@@ -155,7 +157,7 @@ pub(super) fn returning(matching: Match) -> Match {
     metadata::flagged(matching, IS_RETURNING, IS_RETURNING)
 }
 
-/// The packet returns to the pod that sent it.
+/// Marks a packet that returns to the pod that sent it.
 pub(super) fn mark_returning() -> Action {
     Action::load(1, Slice::bits(RECEIVER, IS_RETURNING.trailing_zeros() as u16, 1))
 }

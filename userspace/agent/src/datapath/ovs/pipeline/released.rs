@@ -1,10 +1,11 @@
-//! Fragments that the userspace datapath's connection tracking releases: of a datagram that was not complete within 15 s, and those of a
-//! complete one for which there was no room.
+//! Fragments that the userspace datapath's connection tracking releases: those of a datagram that was not complete within
+//! 15 s, and those of a complete datagram for which there was no memory.
 //!
-//! They go on behind whatever packet is looked up then, of any endpoint, with the actions for it. Those of an incomplete datagram have no
-//! connection state: without a check, an endpoint could send two in turn past the rules, and to other tenants. So they are dropped
-//! where packets return from connection tracking, and connections are recorded for copies that end there, or lead back. The others are not the first
-//! fragments of their datagrams, and mean nothing without these.
+//! The datapath appends released fragments to the batch of whatever packet it processes at that time, of any endpoint,
+//! and executes that packet's actions on them. Fragments of an incomplete datagram have no connection state. Without a
+//! check, an endpoint could send two of them in turn past the rules, and to other tenants. So these flows drop them where
+//! packets return from connection tracking. A connection is recorded for a clone that ends there or leads back. Fragments
+//! of a complete datagram are not the first ones, and are useless without the first.
 
 use openflow_rs::{Action, Ct, Flow, Match, ct_state};
 

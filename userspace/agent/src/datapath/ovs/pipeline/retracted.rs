@@ -1,9 +1,9 @@
-//! Drops that the switch takes back.
+//! Drops that the switch revalidates.
 //!
-//! With the kernel datapath, what ovs-vswitchd decides about a packet that it reads otherwise than the kernel is in force for all packets
-//! that are alike to the kernel. So these drops are for packets between two addresses: the flows read them. And they learn a flow that
-//! expires, whatever comes: each change of the tables makes the switch look at its datapath flows again, which it else does not while they
-//! are in use.
+//! With the kernel datapath, the decision of ovs-vswitchd about a packet that it parses differently from the kernel
+//! applies to all packets with the same kernel flow key. So these drops apply only to packets between two addresses,
+//! which the flows read. Each also learns a flow that soon expires: a change of the tables makes the switch revalidate
+//! its datapath flows, which it otherwise does not do while they are in use.
 
 use openflow_rs::{Action, Field, Flow, Match, Slice, nicira::Learn};
 
@@ -12,7 +12,7 @@ use super::{
     table::{self, LEARNED, priority},
 };
 
-/// Seconds after which the flow that is learned from a packet expires. No packet meets it.
+/// Seconds after which the learned flow expires. No packet matches it.
 const EXPIRES_AFTER: u16 = 2;
 
 /// Drops packets of a family.
@@ -20,7 +20,7 @@ pub(super) fn drop(family: Family, table: u8, rank: u16, packets: Match) -> Flow
     between([family.source(), family.destination()], family.register(), table, rank, packets)
 }
 
-/// Drops frames, whatever they carry.
+/// Drops frames of any EtherType.
 pub(super) fn drop_frames(table: u8, rank: u16, frames: Match) -> Flow {
     between([Field::EthSrc, Field::EthDst], Field::XReg2, table, rank, frames)
 }

@@ -1,4 +1,4 @@
-//! Delivery by IP address: the network and the Ethernet address of a packet follow from its destination.
+//! Delivery by IP address: the destination determines the network and the Ethernet address of a packet.
 //!
 //! ```text
 //!  16 pod to router ─ routed ─ 3 service? ─ 7 ─┬─ endpoint: its network, its Ethernet address ─ 4 policy ... 9 TTL - 1, source ─ 9
@@ -7,8 +7,8 @@
 //!                                              └─ no such endpoint
 //! ```
 //!
-//! The router is on every node. A packet is routed once, on the node of its sender: it reaches another node on the network of
-//! its destination. Rules and connections see the endpoints; the TTL is decremented behind them.
+//! The router is on every node. The node of the sender routes a packet once, so that it reaches another node on the
+//! network of its destination. Rules and connection tracking see the endpoints; the TTL is decremented after them.
 
 use std::net::IpAddr;
 
@@ -34,10 +34,10 @@ use crate::datapath::Subnet;
 
 /// TTL of echo replies.
 const REPLY_TTL: u8 = 64;
-/// Fragment flag of all fragments.
+/// Fragment flag that is set in all fragments.
 const ANY_FRAGMENT: u8 = 1;
 
-/// Requires an echo request in one piece.
+/// Requires an echo request that is not fragmented.
 fn ping(family: Family, matching: Match) -> Match {
     let m = family.packets(matching).masked(Field::IpFragment, 0u8, ANY_FRAGMENT);
     match family {
@@ -84,7 +84,7 @@ pub(super) fn base() -> Vec<Flow> {
     flows
 }
 
-/// Packets for which the router has no endpoint: a flow, so that it counts them.
+/// Returns the flow for packets whose destination the router does not know. It exists to count them.
 fn no_route() -> Flow {
     Flow::new(table::IP, priority::MISS, routed(Match::new()))
 }
@@ -116,8 +116,8 @@ pub(super) fn gateway(domain: Domain, ip: IpAddr) -> [Flow; 2] {
     ]
 }
 
-/// Returns the flows of a subnet on the bridge of the other networks of its VRF. VLAN and VXLAN networks are not routed to each other;
-/// only the gateway answers pings.
+/// Returns the flows of a subnet on the bridge of the other networks of its VRF. VLAN and VXLAN networks are not routed
+/// to each other; only the gateway answers pings.
 pub(crate) fn apart(subnet: &Subnet, domain: Domain) -> Vec<Flow> {
     let Domain::Vrf(..) = domain else { return vec![] };
     let to = guard::destination_within(routed(domain.packets_from(0)), subnet.prefix);
@@ -131,8 +131,8 @@ pub(crate) fn apart(subnet: &Subnet, domain: Domain) -> Vec<Flow> {
     flows
 }
 
-/// Returns the flow that drops packets of link-local addresses to a subnet, unless they stay within its network: what a service has
-/// translated for a backend there was not sent to the router.
+/// Returns the flow that drops packets from link-local addresses to a subnet, unless they stay within its network.
+/// Packets that a service has translated for a backend in the network were not sent to the router.
 pub(super) fn link_local(domain: Domain, prefix: IpNet) -> Option<Flow> {
     let flow = || {
         let packets = guard::source_within(domain.packets(), guard::LINK_LOCAL.into());
@@ -154,7 +154,7 @@ pub(super) fn local(
     addresses: &Addresses,
 ) -> impl Iterator<Item = Flow> {
     addresses.iter().flat_map(move |ip| {
-        // Where the pod sent it is where it comes from.
+        // The Ethernet source is the address to which the pod sent the packet.
         let from = [policy::mark_returning(), Action::copy(Field::EthDst, Field::EthSrc)];
         let own = guard::destination(segment.domain.packets(), ip).in_port(port.into());
         let own = Flow::new(table::IP, priority::OWN_ADDRESS, own).apply(from).apply(deliver(mac));
@@ -178,7 +178,8 @@ fn to(segment: Segment, mac: Mac, ip: IpAddr) -> Vec<Flow> {
     flows
 }
 
-/// The kernel gets expired packets to a backend on another network. They were sent to the service, not to the router.
+/// The kernel processes expired packets to a backend on another network: they were sent to the service, not to the
+/// router.
 fn expired_to_service(domain: Domain, ip: IpAddr) -> [Flow; 2] {
     [0u8, 1].map(|ttl| {
         let to = guard::destination(domain.packets_from(0), ip).field(Field::IpTtl, ttl);

@@ -9,21 +9,23 @@
 //!  27 no backend ───────────────────┴─ 31 refused
 //! ```
 //!
-//! Connection tracking translates nothing; it remembers. A client's connection to the service has an entry of its own, in a
-//! second zone of the domain, whose label is the backend's address. The translated connection, which policies see, has the
-//! service's number and port as its label, by which table 6 translates replies. Both entries see both directions. So a
-//! connection keeps its backend without the agent, whatever the group chooses for others, and client ports can be used again
-//! at once. (The translation of the userspace datapath's connection tracking fails then, see docs/src/architecture/ovs.md.)
+//! Connection tracking translates nothing; it only stores state. A client's connection to the service has its own entry
+//! in a second zone of the domain, whose label is the backend's address. The translated connection, which policies
+//! evaluate, has the service's number and port as its label. Table 6 uses this label to translate replies. Both entries
+//! see both directions. So a connection keeps its backend without the agent, whatever the group selects for others, and
+//! client ports can be reused at once. (The NAT of the userspace datapath's connection tracking fails in this case, see
+//! docs/src/architecture/ovs.md.)
 //!
-//! A client that sends by one port to two services with a backend in common has two entries in the clients' zone, and one connection to
-//! the backend: its label is that of the latest packet (table 59 compares).
+//! A client that sends from one port to two services with a backend in common has two entries in the clients' zone, and
+//! one connection to the backend. The label of that connection is that of the latest packet (table 59 compares).
 //!
-//! Fragments are reassembled before their ports are matched, by the kernel datapath. After the userspace datapath's connection tracking
-//! they are fragments still, and it damages the data of later ones when it translates addresses, as if each had a UDP or TCP
-//! header: it drops fragments to services and those of their replies.
+//! The kernel datapath reassembles fragments before their ports are matched. The userspace datapath's connection tracking
+//! outputs fragments again. When it translates addresses, it corrupts the data of later fragments, as if each had a UDP
+//! or TCP header. So fragments to services and fragments of their replies are dropped with it.
 //!
-//! A pod that reaches itself gets its packets from the service's address, as on eBPF nodes. What it returns is for no port
-//! of the service, goes back to the pod's own address, and is then a reply of the connection.
+//! A pod that connects to itself through a service receives its packets from the service's address, as on eBPF nodes. The
+//! packets that it returns match no port of the service. They are sent back to the pod's own address, where they are
+//! replies of the connection.
 
 use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
@@ -57,16 +59,16 @@ use crate::datapath::{Backend, Service};
 
 /// Bit of the mark of a client's connection whose backend is chosen.
 pub(super) const IS_CHOSEN: u32 = 1;
-/// Bit of the mark that has the backend's port, and its position and width.
+/// Bit of the mark that says that the mark holds the backend's port, and the port's position and width.
 const HAS_TARGET: u32 = 2;
 const TARGET: (u16, u16) = (16, 16);
-/// Not zero if the connection has its backend.
+/// Not zero if the connection already has a backend.
 pub(super) const IS_ESTABLISHED: Field = Field::Reg1;
 /// Index of the chosen backend.
 const INDEX: Field = Field::Reg9;
-/// Any fragment.
+/// Fragment flag that is set in all fragments.
 pub(super) const FRAGMENT: u8 = 1;
-/// `NX_LEARN_F_DELETE_LEARNED`: the learned flows go with the flow that has learned them.
+/// `NX_LEARN_F_DELETE_LEARNED`: deleting a flow also deletes the flows learned from it.
 pub(super) const DELETE_LEARNED: u16 = 2;
 
 /// The backend's address in the label of the client's connection.
@@ -74,7 +76,7 @@ fn label(family: Family) -> Slice {
     Slice::bits(Field::CtLabel, 0, family.register().bits())
 }
 
-/// The flows that exist for any desired state.
+/// Returns the flows that exist for any desired state.
 pub(super) fn base() -> Vec<Flow> {
     let established = |family: Family| {
         let m = is_chosen(family.packets(Match::new()));
@@ -87,7 +89,7 @@ pub(super) fn base() -> Vec<Flow> {
     let invalid = Match::new().ct_state(ct_state::INVALID, ct_state::INVALID);
     let mut flows: Vec<Flow> = Family::ALL.map(established).into();
     flows.extend([
-        // The userspace datapath knows the connection also of an invalid packet.
+        // The userspace datapath also finds the connection of an invalid packet.
         Flow::new(table::SERVICE_STATE, rank::ANY, invalid),
         Flow::new(table::SERVICE_STATE, priority::MISS, Match::new())
             .apply([Action::resubmit(table::AFFINITY)])
@@ -104,7 +106,7 @@ pub(super) fn base() -> Vec<Flow> {
     let reply = ct_state::TRACKED | ct_state::REPLY;
     let to_no_service = policy::returning(service_port_match(0, 0));
     flows.extend([
-        // What a pod sends to a service's address, but to none of its ports: only replies return to the pod.
+        // Packets of a pod to a service's address, but to none of its ports: only replies return to the pod.
         Flow::new(table::ACCEPT, accept::RETURNING, to_no_service.clone()),
         Flow::new(table::ACCEPT, accept::RETURNING + 1, to_no_service.ct_state(reply, reply))
             .apply([Action::resubmit(table::DSCP)]),
@@ -114,7 +116,7 @@ pub(super) fn base() -> Vec<Flow> {
     flows
 }
 
-/// Fragments that passed connection tracking: those of a backend's replies are dropped.
+/// Fragments that passed connection tracking. Fragments of a backend's replies are dropped.
 fn fragments_of_replies(family: Family) -> [Flow; 2] {
     let reply = ct_state::TRACKED | ct_state::REPLY;
     let fragments = || family.packets(Match::new()).masked(Field::IpFragment, FRAGMENT, FRAGMENT);
@@ -126,7 +128,7 @@ fn fragments_of_replies(family: Family) -> [Flow; 2] {
     ]
 }
 
-/// Packets to a service's address in fragments: the ports of a reassembled packet are matched again.
+/// Fragments to a service's address: the ports of a reassembled packet are matched again.
 pub(super) fn fragments(service: &Service, domain: Domain, origin: u64) -> [Flow; 2] {
     let to = guard::destination(domain.packets_from(origin), service.vip);
     let fragments = to.masked(Field::IpFragment, FRAGMENT, FRAGMENT);
@@ -138,8 +140,8 @@ pub(super) fn fragments(service: &Service, domain: Domain, origin: u64) -> [Flow
     ]
 }
 
-/// What a pod sends to a service's address, but to none of its ports, after [`returned`]: replies return to the pod, and what opens a
-/// connection is refused.
+/// Packets of a pod to a service's address, but to none of its ports, after [`returned`]: replies return to the pod, and
+/// packets that open a connection are refused.
 fn to_no_port(family: Family) -> [Flow; 3] {
     let packets = || family.packets(service_port_match(0, 0));
     let reply = ct_state::TRACKED | ct_state::REPLY;
@@ -152,7 +154,8 @@ fn to_no_port(family: Family) -> [Flow; 3] {
     [refused(packets().tcp()), refused(packets().udp()), replies.apply([Action::resubmit(table::IP)])]
 }
 
-/// ICMP messages of a pod to a service's address, after [`of_client`]: what is no error about a packet of the backend is dropped.
+/// ICMP messages of a pod to a service's address, after [`of_client`]. Messages that are not an error about a packet of
+/// the backend are dropped.
 fn errors_of_clients(family: Family) -> [Flow; 2] {
     let state = ct_state::TRACKED | ct_state::RELATED;
     let messages = || family.packets(service_port_match(0, 0)).ip_proto(family.icmp());
@@ -167,7 +170,7 @@ fn errors_of_clients(family: Family) -> [Flow; 2] {
     ]
 }
 
-/// Looks an ICMP message to the service's address up as an error about a packet of one of its backends.
+/// Looks up an ICMP message to the service's address as an error about a packet of one of its backends.
 fn of_client(service: &Service, domain: Domain) -> Flow {
     let family = Family::of(service.vip);
     let m = guard::destination(domain.packets_from(0), service.vip).ip_proto(family.icmp());
@@ -175,7 +178,7 @@ fn of_client(service: &Service, domain: Domain) -> Flow {
     Flow::new(table::SERVICE_DNAT, rank::ANY + 1, m).apply([Action::Ct(track)])
 }
 
-/// An established connection keeps its port, whatever the service has now.
+/// Established connections keep their backend port, even if the service's target port has changed.
 fn kept_ports(family: Family) -> [Flow; 2] {
     let established = || has_target(family.packets(Match::new().field(IS_ESTABLISHED, 1u8)));
     [(established().tcp(), Protocol::Tcp), (established().udp(), Protocol::Udp)].map(|(m, protocol)| {
@@ -190,7 +193,7 @@ fn target() -> Slice {
     Slice::bits(Field::CtMark, at, width)
 }
 
-/// Requires a client's connection that has it.
+/// Requires a client's connection whose mark holds the backend's port.
 fn has_target(matching: Match) -> Match {
     matching.masked(Field::CtMark, HAS_TARGET, HAS_TARGET)
 }
@@ -200,7 +203,8 @@ fn is_chosen(matching: Match) -> Match {
     matching.masked(Field::CtMark, IS_CHOSEN, IS_CHOSEN)
 }
 
-/// Looks a packet up as what a pod returns to itself, to its own address. The address that it was sent to is in a register.
+/// Looks up a packet as one that a pod returns to itself, to its own address. A register holds the address that the
+/// packet was sent to.
 fn returned(family: Family, domain: Domain) -> [Action; 3] {
     let track = Ct { zone: Zone::Number(domain.zone()), table: Some(table::SERVICE_STATE), ..Ct::default() };
     [
@@ -220,7 +224,7 @@ pub(crate) fn service(service: &Service, domain: Domain, number: u32) -> Vec<Flo
         .collect();
     flows.extend(service.ports.iter().map(|port| reply(service, domain, number, port)));
     flows.extend(service.ports.iter().map(|port| error(service, domain, number, port)));
-    // One for both protocols of a port.
+    // One flow for both protocols of a port.
     let ports: BTreeSet<u16> = service.ports.iter().map(|port| port.port).collect();
     flows.extend(ports.into_iter().map(|port| policy::known_service(number, port)));
     flows.extend(backends(service, domain).map(|backend| member(&backend, number)));
@@ -228,7 +232,7 @@ pub(crate) fn service(service: &Service, domain: Domain, number: u32) -> Vec<Flo
     flows.extend(indexed(service, domain, number));
     flows.extend(service.ports.iter().map(|port| commit(service, domain, number, port)));
     flows.extend(fragments(service, domain, 0));
-    // What else a pod sends to the address may be what it returns to itself.
+    // Other packets of a pod to the address may be packets that it returns to itself.
     let to = guard::destination(domain.packets_from(0), service.vip);
     flows.push(Flow::new(table::SERVICE_DNAT, rank::ANY, to).apply(returned(family, domain)));
     flows.push(of_client(service, domain));
@@ -255,7 +259,7 @@ pub(crate) fn has_selection(service: &Service, domain: Domain) -> bool {
     service.affinity.is_none() && ready(service, domain).next().is_some()
 }
 
-/// What the packets of a service's flow count as.
+/// Meaning of the packet count of a service's flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counted {
     /// The first packets of connections.
@@ -280,36 +284,38 @@ pub(crate) fn counted_services(service: &Service, domain: Domain, number: u32) -
     service.ports.iter().flat_map(of).collect()
 }
 
-/// Table with flows that tell the number of their service.
+/// Table with flows that identify the number of their service.
 pub(crate) const SERVICE_NUMBERS: u8 = table::BACKEND;
 
-/// The number of the service that a flow belongs to, if this is a flow that tells.
+/// Returns the number of the service that a flow belongs to, if the flow is in [`SERVICE_NUMBERS`].
 pub(crate) fn service_number(flow: &Flow) -> Option<u32> {
     (flow.table == SERVICE_NUMBERS).then(|| matched_service(&flow.matching)).flatten()
 }
 
-/// Whether a connection with this label has been translated: it goes to a service's backend.
+/// Reports whether a connection with this label has been translated to a service's backend.
 pub(crate) fn is_of_service(label: u128) -> bool {
     label & u128::from(SERVICE_MASK) != 0
 }
 
-/// The backend of a client's connection to a service, by the mark and the label of its entry; `None` if it has none.
+/// Returns the backend of a client's connection to a service from the mark and the label of its entry; `None` if it has
+/// none.
 pub(crate) fn chosen_backend(is_ipv4: bool, mark: u32, label: u128) -> Option<IpAddr> {
     let address = || if is_ipv4 { IpAddr::V4((label as u32).into()) } else { IpAddr::V6(label.into()) };
     (mark & IS_CHOSEN != 0).then(address)
 }
 
-/// The port of the backend that a client's connection to a service keeps, by the mark of its entry; `None` if that of the service applies.
+/// Returns the backend port that a client's connection to a service keeps, from the mark of its entry; `None` if the
+/// current target port of the service applies.
 pub(crate) fn chosen_port(mark: u32) -> Option<u16> {
     (mark & HAS_TARGET != 0).then_some((mark >> TARGET.0) as u16)
 }
 
-/// Whether the switch has made the flow of a packet.
+/// Reports whether a packet made the switch learn this flow.
 pub(crate) fn is_learned(flow: &Flow) -> bool {
     [table::AFFINITY, table::EXPIRING].contains(&flow.table) && flow.cookie >> 56 == LEARNED >> 56
 }
 
-/// The backends that clients of the service reach: on its network, or on any network that is routed to it.
+/// Returns the backends that clients of the service can reach: on its network, or on any network that is routed to it.
 fn backends(service: &Service, domain: Domain) -> impl Iterator<Item = Backend> {
     let is_reachable = move |backend: &&Backend| match domain {
         Domain::Network(encap) => backend.encap == Some(encap),
@@ -320,7 +326,7 @@ fn backends(service: &Service, domain: Domain) -> impl Iterator<Item = Backend> 
     service.backends.iter().filter(is_reachable).filter(same_family).copied()
 }
 
-/// The backends that get new connections.
+/// Returns the backends that receive new connections.
 pub(crate) fn ready(service: &Service, domain: Domain) -> impl Iterator<Item = Backend> {
     backends(service, domain).filter(|backend| backend.readiness == Readiness::Ready)
 }
@@ -349,7 +355,7 @@ pub(super) fn clients(domain: Domain) -> Zone {
     Zone::Number(domain.clients_zone())
 }
 
-/// A client's packet. From outside come translated ones.
+/// Returns the flow for a client's packets. Packets from outside arrive already translated.
 fn request(service: &Service, domain: Domain, number: u32, port: &Port) -> Flow {
     let to = guard::destination(domain.packets_from(0), service.vip);
     let m = with_protocol(to, port).field(ports(port.protocol)[1], port.port);
@@ -358,7 +364,7 @@ fn request(service: &Service, domain: Domain, number: u32, port: &Port) -> Flow 
     Flow::new(table::SERVICE_DNAT, rank::PORT, m).apply([number, Action::Ct(track)])
 }
 
-/// A backend of the service; terminating ones keep established connections only.
+/// Returns the flow of a backend of the service. Terminating backends keep only established connections.
 fn member(backend: &Backend, number: u32) -> Flow {
     let m = with_backend(service_match(number), backend.ip);
     let m = match backend.readiness {
@@ -368,20 +374,20 @@ fn member(backend: &Backend, number: u32) -> Flow {
     Flow::new(table::BACKEND, rank::PORT, m).goto(table::CHOSEN)
 }
 
-/// Connections without a backend, or whose backend is gone.
+/// Returns the flow for connections without a backend, or whose backend is gone.
 fn choice(service: &Service, domain: Domain, number: u32) -> Flow {
     let flow = Flow::new(table::BACKEND, rank::ANY, service_match(number));
     match hashed(service) {
         _ if ready(service, domain).next().is_none() => flow.apply(answer::refuse()),
-        // Datapath flows of before a client's first connection are used for a moment after it.
+        // The switch still uses datapath flows from before a client's first connection for a moment after it.
         Some(HashFields::IpSrc) => flow.apply(choice_by(HashFields::IpSrc, service, domain)),
         _ => flow.apply([Action::set(IS_ESTABLISHED, 0u8), Action::Group(backend_group(number))]),
     }
 }
 
-/// What a flow hashes to choose a backend, for all packets of a client or for datagrams. Else a group chooses by the hash that
-/// the datapath computes, so that a few entries of its cache serve all connections. That hash has no UDP ports: all datagrams of
-/// a client would go to one backend.
+/// Returns the fields that a flow hashes to select a backend, for all packets of a client or for datagrams. Otherwise a
+/// group selects by the hash that the datapath computes, so that a few datapath flows serve all connections. That hash
+/// does not include UDP ports: all datagrams of a client would go to one backend.
 pub(super) fn hashed(service: &Service) -> Option<HashFields> {
     if service.affinity.is_some() {
         return Some(HashFields::IpSrc);
@@ -403,7 +409,7 @@ pub(super) fn choice_by(fields: HashFields, service: &Service, domain: Domain) -
     [Action::set(IS_ESTABLISHED, 0u8), Action::Multipath(hash), Action::resubmit(table::INDEX)]
 }
 
-/// The backends by their index, and what chooses one for a datagram.
+/// Returns the flows of the backends by their index, and the flow that selects one for a datagram.
 fn indexed(service: &Service, domain: Domain, number: u32) -> Vec<Flow> {
     let (Some(fields), Some(_)) = (hashed(service), ready(service, domain).next()) else { return vec![] };
     let mut flows: Vec<Flow> = members_by_index(service, domain, number).collect();
@@ -415,7 +421,7 @@ fn indexed(service: &Service, domain: Domain, number: u32) -> Vec<Flow> {
     flows
 }
 
-/// The backends that get new connections, by their index.
+/// Returns the flows of the backends that receive new connections, by their index.
 pub(super) fn members_by_index(service: &Service, domain: Domain, number: u32) -> impl Iterator<Item = Flow> {
     let family = Family::of(service.vip);
     (0u32..).zip(ready(service, domain)).map(move |(index, backend)| {
@@ -436,34 +442,34 @@ fn commit(service: &Service, domain: Domain, number: u32, port: &Port) -> Flow {
         .goto(table::TRANSLATE)
 }
 
-/// The mark of a client's connection that has chosen its backend, at this port.
+/// Returns the mark of a client's connection with a chosen backend at this port.
 pub(super) fn chosen_at(target: u16) -> u32 {
     IS_CHOSEN | HAS_TARGET | u32::from(target) << TARGET.0
 }
 
-/// The client's connection has chosen its backend, at this port.
+/// Marks a client's connection: its backend is chosen, at this port.
 pub(super) fn mark(target: u16) -> Action {
     Action::set(Field::CtMark, chosen_at(target))
 }
 
-/// The client's connection has its backend, and the mark that this action sets.
+/// Records a client's connection with its backend, and the mark that this action sets.
 pub(super) fn remember(family: Family, domain: Domain, mark: Action) -> Action {
     let exec = vec![mark, Action::Move { from: Slice::whole(family.register()), to: label(family) }];
     released::record(Ct { commit: true, zone: clients(domain), exec, ..Ct::default() })
 }
 
-/// A constant of a learned flow.
+/// Encodes a constant of a learned flow.
 pub(super) fn bytes(value: u128, bits: u16) -> Vec<u8> {
     let bytes = 2 * usize::from(bits).div_ceil(16);
     value.to_be_bytes()[16 - bytes..].to_vec()
 }
 
-/// The learned flow matches this value.
+/// Makes the learned flow match this value.
 pub(super) fn constant(value: u128, to: Slice) -> LearnSpec {
     LearnSpec::MatchValue { value: bytes(value, to.width), to }
 }
 
-/// The client's next connections go to the same backend, for this time after the last one.
+/// Sends the client's next connections to the same backend. The learned flow expires this time after the last one.
 pub(super) fn affinity(family: Family, number: u32, time: Duration) -> Learn {
     let (source, backend) = (Slice::whole(family.source()), Slice::whole(family.register()));
     let service = Slice::bits(Field::Metadata, service_slice().offset + 16, service_slice().width - 16);
@@ -492,7 +498,7 @@ fn translation(family: Family, number: u32, port: &Port) -> Flow {
     ])
 }
 
-/// A reply of a backend: its connection has the label of the service's port.
+/// Returns the flow for replies of a backend: their connection has the label of the service's port.
 fn reply(service: &Service, domain: Domain, number: u32, port: &Port) -> Flow {
     let family = Family::of(service.vip);
     let reply = ct_state::TRACKED | ct_state::REPLY;
@@ -505,17 +511,18 @@ fn reply(service: &Service, domain: Domain, number: u32, port: &Port) -> Flow {
     ])
 }
 
-/// An ICMP error about a packet that a client of this node has sent to the service.
+/// Returns the flow for ICMP errors about a packet that a client of this node has sent to the service.
 fn error(service: &Service, domain: Domain, number: u32, port: &Port) -> Flow {
     let family = Family::of(service.vip);
-    // Not those of the client.
+    // Errors of the client do not match.
     let related = ct_state::TRACKED | ct_state::RELATED | ct_state::REPLY;
     let m = family.packets(domain.packets()).ip_proto(family.icmp()).ct_state(related, related);
     let m = m.masked(Field::CtLabel, service_value(number, port.port), SERVICE_MASK);
     Flow::new(table::SERVICE_SNAT, rank::PORT, m).apply(answer::translate(service.vip, port.port))
 }
 
-/// A pod's packet to itself: it would not know its own answer from a packet of its own.
+/// Returns the flow for packets of a pod to itself. With its own source address, the pod could not distinguish replies
+/// from its requests.
 fn returning(service: &Service, number: u32) -> Flow {
     let family = Family::of(service.vip);
     let m = policy::returning(family.packets(service_match(number)));

@@ -1,4 +1,4 @@
-//! The stages of [`contiv_model::trace`] that the tables are.
+//! Maps tables to the stages of [`contiv_model::trace`].
 
 use contiv_model::trace::Stage;
 

@@ -1,23 +1,23 @@
-//! Table numbers and priorities. Tables from 10 on do not exist in the original, which sent requests and the first packets of
-//! services to its controller and had no checks.
+//! Table numbers and priorities. Tables from 10 on do not exist in the original Contiv, which sent requests and the first
+//! packets of services to its controller and had no checks.
 
 /// Rejects invalid frames.
 pub(super) const INPUT: u8 = 0;
 /// Assigns the network of a frame.
 pub(super) const SOURCE: u8 = 1;
-/// Gives packets of the node's kernel the address of an endpoint.
+/// Replaces the private destination address of packets from the node's kernel with that of the endpoint.
 pub(super) const HOST_DNAT: u8 = 2;
-/// Where frames enter that have passed the checks. Recognises packets to services.
+/// Entry for frames that have passed the checks. Recognises packets to services.
 pub(super) const SERVICE_DNAT: u8 = 3;
 /// Decides whether and how rules apply to a frame.
 pub(super) const DESTINATION_GROUP: u8 = 4;
-/// Rules for what endpoints of this node send.
+/// Egress rules of endpoints of this node.
 pub(super) const POLICY: u8 = 5;
 /// Gives the replies of backends the address of the service.
 pub(super) const SERVICE_SNAT: u8 = 6;
 /// Finds the endpoint of an IP address: its Ethernet address, and its network if that is routed to the sender's.
 pub(super) const IP: u8 = 7;
-/// Gives packets to the node's kernel an address of the private subnet.
+/// Replaces the source address of packets to the node's kernel with one of the private subnet.
 pub(super) const HOST_SNAT: u8 = 8;
 /// Forwards by destination address.
 pub(super) const DESTINATION: u8 = 9;
@@ -35,7 +35,7 @@ pub(super) const STATION: u8 = 14;
 pub(super) const CLAIM: u8 = 15;
 /// Checks the destination of IP packets.
 pub(super) const TARGET: u8 = 16;
-/// Checks what ARP and ND messages contain.
+/// Checks the contents of ARP and ND messages.
 pub(super) const LINK: u8 = 17;
 /// Reads the connection of a packet.
 pub(super) const STATE: u8 = 18;
@@ -47,7 +47,7 @@ pub(super) const DESTINATION_IDENTITY: u8 = 20;
 pub(super) const SOURCE_IDENTITY: u8 = 21;
 /// Sets the DSCP.
 pub(super) const DSCP: u8 = 22;
-/// Rules for what endpoints of this node receive.
+/// Ingress rules of endpoints of this node.
 pub(super) const POLICY_IN: u8 = 23;
 /// Handles frames that rules accept.
 pub(super) const ACCEPT: u8 = 24;
@@ -68,7 +68,7 @@ pub(super) const ANSWER: u8 = 31;
 
 /// Reads the connection of a client outside the cluster.
 pub(super) const EXTERNAL: u8 = 32;
-/// Finds the backend on this node that another node has chosen.
+/// Finds the backend on this node that another node has selected.
 pub(super) const NAMED: u8 = 33;
 /// Decides whether the backend of a client outside the cluster is on this node.
 pub(super) const PLACE: u8 = 34;
@@ -87,22 +87,22 @@ pub(super) const CLAIM_CHECK: u8 = 39;
 pub(super) const TARGET_CHECK: u8 = 40;
 /// Decides about ND advertisements from outside.
 pub(super) const ADVERTISED_CHECK: u8 = 41;
-/// Decides about the Ethernet addresses in ARP and ND messages from outside, if they are no endpoint's.
+/// Decides about the Ethernet addresses in ARP and ND messages from outside that do not belong to an endpoint.
 pub(super) const NAME: u8 = 42;
-/// The same, of an endpoint's.
+/// Decides about those that belong to an endpoint.
 pub(super) const NAME_CHECK: u8 = 43;
 
-/// Takes what the record of the destination has.
+/// Loads the record of the destination that was found by IP address.
 pub(super) const DESTINATION_OWNER: u8 = 44;
 /// Finds the destination by its Ethernet address.
 pub(super) const DESTINATION_STATION: u8 = 45;
-/// Takes what that record has.
+/// Loads the record of the destination that was found by Ethernet address.
 pub(super) const DESTINATION_KNOWN: u8 = 46;
-/// Takes what the record of the source has.
+/// Loads the record of the source that was found by IP address.
 pub(super) const SOURCE_OWNER: u8 = 47;
 /// Finds the source by its Ethernet address.
 pub(super) const SOURCE_STATION: u8 = 48;
-/// Takes what that record has.
+/// Loads the record of the source that was found by Ethernet address.
 pub(super) const SOURCE_KNOWN: u8 = 49;
 /// Decides about sources without a record.
 pub(super) const SOURCE_SUBNET: u8 = 50;
@@ -114,17 +114,17 @@ pub(super) const ON_PATH_SUBNET: u8 = 52;
 /// Decides about expired packets for the node's kernel.
 pub(super) const EXPIRED: u8 = 53;
 
-/// Keeps the port of the backend that a connection has begun with.
+/// Keeps the backend port of an established connection.
 pub(super) const TARGET_PORT: u8 = 54;
 
-/// Tables that give packets to a service their backend.
+/// Tables that rewrite packets to a service for their backend.
 pub(crate) const TRANSLATION_TABLES: [u8; 2] = [TRANSLATE, TARGET_PORT];
 
-/// Compares the endpoint that has opened a connection with the one that its packets come from, or its replies go to.
+/// Compares the opener of a connection with the endpoint that sends its packets or receives its replies.
 pub(super) const OPENER: u8 = 55;
 /// Packets with the addresses of a connection that another endpoint has opened.
 pub(super) const ANEW: u8 = 56;
-/// Decides whether the connection of a packet from outside is recorded: if its receiver is on this node.
+/// Decides whether the connection of a packet from outside is recorded: only if its receiver is on this node.
 pub(super) const LOCAL_RECEIVER: u8 = 57;
 
 /// Limits the rate of packets that the agent answers.
@@ -133,14 +133,14 @@ pub(super) const LIMIT: u8 = 58;
 /// Compares the service of a packet with that of its connection.
 pub(super) const OPENED_SERVICE: u8 = 59;
 
-/// Learned flows that no packet meets: what is learned and expires is a change of the tables.
+/// Learned flows that no packet matches: their expiry is a change of the tables.
 pub(super) const EXPIRING: u8 = 60;
 
-/// Fragments to a service, whose connection tracking has joined them.
+/// Fragments to a service that connection tracking has reassembled.
 pub(super) const REASSEMBLED: u8 = 61;
-/// Replies of backends that have the address of the service.
+/// Replies of backends that have been translated to the address of the service.
 pub(super) const TRANSLATED: u8 = 62;
-/// Fragments whose connection is recorded.
+/// Fragments whose connection has been recorded.
 pub(super) const RECORDED: u8 = 63;
 
 /// High bits of the cookies of learned flows, followed by the number of the service.
@@ -164,25 +164,25 @@ pub(super) mod priority {
     pub(crate) const OWN_ADDRESS: u16 = 110;
     /// Invalid frames, and requests that leave the pipeline for the neighbour tables.
     pub(crate) const INTERCEPT: u16 = 300;
-    /// Packets that the switch has read otherwise than the kernel.
+    /// Packets that ovs-vswitchd parses differently from the kernel.
     pub(crate) const MISREAD: u16 = 65_000;
 
-    /// Priorities of what the router does.
+    /// Priorities of the router's flows.
     pub(crate) mod router {
-        /// Packets to the router that are for no service.
+        /// Packets to the router that are not for a service.
         pub(crate) const RECEIVED: u16 = 20;
-        /// Packets to addresses that no flow knows, which the node's kernel gets.
+        /// Packets to addresses that no flow matches, which go to the node's kernel.
         pub(crate) const OUTSIDE: u16 = 10;
-        /// Packets to subnets that the kernel does not get, and exceptions.
+        /// Packets to subnets that do not go to the kernel, and exceptions.
         pub(crate) const OTHER_VRF: u16 = 20;
         pub(crate) const SAME_VRF: u16 = 21;
         /// Packets whose TTL expires.
         pub(crate) const EXPIRED: u16 = 150;
-        /// Packets to addresses of no host, which the kernel does not get.
+        /// Packets to addresses that are not host addresses, which do not go to the kernel.
         pub(crate) const NO_HOST: u16 = 153;
         /// Packets for a gateway that it does not answer.
         pub(crate) const GATEWAY: u16 = 155;
-        /// Pings of gateways, before rules and behind them.
+        /// Pings of gateways, before and after the rules.
         pub(crate) const PING: u16 = 160;
         pub(crate) const ACCEPTED_PING: u16 = 210;
         /// Packets that leave the router.
@@ -213,7 +213,7 @@ pub(super) mod priority {
         pub(crate) const GATEWAY: u16 = 65;
         /// Connections between addresses of one link, which have no router on their path.
         pub(crate) const ON_LINK: u16 = 70;
-        /// Addresses of endpoints that are not known.
+        /// Addresses of unknown endpoints.
         pub(crate) const UNKNOWN: u16 = 60;
         /// Lowest priority of a rule.
         pub(crate) const RULES: u16 = 1000;
@@ -221,7 +221,7 @@ pub(super) mod priority {
         pub(crate) const FIRST: u16 = 60_000;
         /// The copy of a replicated frame for one receiver.
         pub(crate) const RECEIVER: u16 = 200;
-        /// What a pod sends back to itself through a service.
+        /// Packets that a pod sends to itself through a service.
         pub(crate) const RETURNING: u16 = 190;
         /// The copy of a replicated frame for other nodes.
         pub(crate) const FAR: u16 = 180;
@@ -233,17 +233,17 @@ pub(super) mod priority {
         pub(crate) const OTHER: u16 = 10;
         /// Unknown addresses.
         pub(crate) const UNKNOWN: u16 = 20;
-        /// Ranges of addresses that are no sources.
+        /// Address ranges that may not be sources.
         pub(crate) const RESERVED: u16 = 50;
         /// Exceptions from the ranges.
         pub(crate) const UNSPECIFIED: u16 = 60;
-        /// What the node's kernel sends from a subnet of a VRF, and of the VRF of the receiver.
+        /// Packets that the node's kernel sends from a subnet of a VRF, and from the VRF of the receiver.
         pub(crate) const FROM_KERNEL: u16 = 70;
         pub(crate) const FROM_KERNEL_IN_VRF: u16 = 80;
-        /// An IP address of an endpoint, claimed by another one.
+        /// An IP address of an endpoint that another sender claims.
         pub(crate) const CLAIMED: u16 = 90;
         pub(crate) const CLAIMED_BY_OWNER: u16 = 100;
-        /// Forms that no address makes valid.
+        /// Forms that are invalid for every address.
         pub(crate) const FORM: u16 = 200;
         /// Exceptions from the forms.
         pub(crate) const VALID_FORM: u16 = 210;

@@ -184,7 +184,7 @@ fn routing_flows() {
     }
 }
 
-/// Nothing of a VRF is found by packets of another one, except by the tag of the network.
+/// Packets of one VRF match no flow of another VRF, except by the tag of the network.
 #[test]
 fn flows_of_a_vrf_match_it() {
     let alone = Domain::RoutedVlan(100.try_into().unwrap());
@@ -196,7 +196,7 @@ fn flows_of_a_vrf_match_it() {
         let m = &flow.matching;
         m.check().unwrap();
         let is_own = m.get(Field::InPort).is_some();
-        // What is dropped is found by none.
+        // Flows that drop are exempt: no packet gets through.
         let is_dropped = flow.instructions == openflow_rs::Instructions::default();
         let by_tag = m.get(Field::Metadata).is_some_and(|masked| masked.mask >> 40 != 0);
         let by_vrf = m.get(Field::Reg14).is_some_and(|flags| flags.value >> 18 & 0x1fff == 3);
@@ -303,7 +303,7 @@ fn alternatives_of_a_rule_add_up() {
     assert_eq!(rules(&group).len(), 100 + 30 + 1 + 3);
 }
 
-/// Each rule is a conjunction; two share an id.
+/// Each rule is a conjunction; two rules share an id.
 #[test]
 fn a_rule_that_comes_leaves_the_flows_of_others() {
     let rule = |n: u8| Rule {
@@ -321,7 +321,7 @@ fn a_rule_that_comes_leaves_the_flows_of_others() {
     assert!(few.is_subset(&more) && few.len() < more.len());
 }
 
-/// Its frames come from nowhere, and those for it are not sent by all tunnels.
+/// Frames with its addresses are dropped, and frames to it are not flooded to all tunnels.
 #[test]
 fn a_remote_pod_without_a_tunnel_is_nowhere() {
     let flows = remote(&remote_in(vxlan()), Segment::bridged(vxlan()), None);

@@ -1,4 +1,4 @@
-//! Entries of connection tracking that packets of the agent make.
+//! Entries of connection tracking that packets of the agent create.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,8 +12,8 @@ use super::{
     service,
 };
 
-/// Records a connection of a client as rules see it. `to` is the number and the port of the service that the client sends to, `opener`
-/// who the client is. `is_on_link` tells whether the other end is on the client's link.
+/// Records a connection of a client as rules evaluate it. `to` is the number and the port of the service that the client
+/// sends to. `opener` is the client. `is_on_link` says that the other end is on the client's link.
 pub(crate) fn accepted(
     domain: Domain,
     client: IpAddr,

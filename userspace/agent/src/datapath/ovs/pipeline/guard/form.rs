@@ -21,14 +21,14 @@ use crate::datapath::ovs::pipeline::{
     table::{self, priority, priority::check},
 };
 
-/// IP protocol number of IGMP, whose reports hosts send before they have an address (RFC 3376 section 4.2.13).
+/// IP protocol number of IGMP. Hosts send its reports before they have an address (RFC 3376 section 4.2.13).
 const IGMP: u8 = 2;
-/// Types of ICMPv6 by which a host without an address reports its groups (RFC 2710, RFC 3810).
+/// ICMPv6 types with which a host without an address reports its group memberships (RFC 2710, RFC 3810).
 const LISTENER_REPORTS: [u8; 3] = [131, 132, 143];
-/// EtherTypes of tags: 802.1Q, 802.1ad, and the numbers that equipment used for the latter before. A tag that the switch has
-/// recognised is not in this field.
+/// EtherTypes of VLAN tags: 802.1Q, 802.1ad, and the values that equipment used before 802.1ad. A tag that the switch has
+/// parsed is not in this field.
 const TAGS: [u16; 5] = [0x8100, 0x88a8, 0x9100, 0x9200, 0x9300];
-/// Groups of the link (IEEE 802.1Q table 8-1), which bridges do not forward.
+/// Link-local groups (IEEE 802.1Q table 8-1), which bridges do not forward.
 const LINK_GROUPS: (u64, u64) = (0x0180_c200_0000, 0xffff_ffff_fff0);
 /// Bit of the fragment flags that is set in all fragments.
 const ANY_FRAGMENT: u8 = 1;
@@ -39,7 +39,7 @@ const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 /// Solicited-node groups, 104 bits (RFC 4291 section 2.7.1).
 const SOLICITED_NODE: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 0);
 const MULTICAST: (Ipv6Addr, u8) = (Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8);
-/// IPv4-mapped addresses, and the loopback address: on no link.
+/// IPv4-mapped addresses and the loopback address, which must not appear on a link.
 const ON_NO_LINK: [(Ipv6Addr, u8); 2] =
     [(Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0, 0), 96), (Ipv6Addr::LOCALHOST, 128)];
 
@@ -48,20 +48,20 @@ pub(crate) fn base() -> Vec<Flow> {
     [frames(), sources(), targets(), discovery(), messages(), lookup::base()].concat()
 }
 
-/// A flow that drops fragments of datagrams, which may be a DHCP server's: the switch reads no ports from them, and of IPv6 may take
-/// one protocol for another.
+/// Drops fragments of datagrams, which may come from a DHCP server: the switch reads no ports from fragments, and in IPv6
+/// fragments it may read a wrong protocol.
 pub(super) fn fragments(to: Match) -> Flow {
     let to = if to.exact(Field::EthType) == Some(ETH_TYPE_IPV6.into()) { to } else { to.udp() };
     drop_from(table::TARGET, check::FORM, to.masked(Field::IpFragment, ANY_FRAGMENT, ANY_FRAGMENT))
 }
 
-/// Returns the flows that drop what pods send to the tunnel port of a node: behind the node's address it would look like a
-/// tunnel of this node. Fragments have no ports.
+/// Returns the flows that drop packets that pods send to the tunnel port of a node: with the node's source address they
+/// would look like tunnel packets of this node. Fragments have no ports.
 pub(crate) fn to_vtep(vtep: IpAddr, port: u16) -> [Flow; 3] {
     let datagram = || destination(match_from(0), vtep).udp();
     let fragment = datagram().masked(Field::IpFragment, ANY_FRAGMENT, ANY_FRAGMENT);
     let to_port = || datagram().field(Field::UdpDst, port);
-    // What connection tracking has joined has its port only then.
+    // Packets that connection tracking has reassembled have their port only afterwards.
     [(table::TARGET, to_port()), (table::TARGET, fragment), (table::STATE, to_port())]
         .map(|(table, m)| Flow::new(table, check::FORM, m))
 }
@@ -73,14 +73,15 @@ fn drop_from(table: u8, priority: u16, matching: Match) -> Flow {
 fn frames() -> Vec<Flow> {
     let input = |m| drop_from(table::INPUT, priority::INTERCEPT, m);
     let link = Match::new().masked(Field::EthDst, LINK_GROUPS.0, LINK_GROUPS.1);
-    // Before frames that are misread: bridges speak LLC to each other.
+    // This flow precedes the drop of misread frames: bridges send LLC frames to each other.
     let link = drop_from(table::INPUT, priority::MISREAD + 1, link);
     let mut flows = vec![input(Match::new().multicast_src()), link];
     flows.extend(TAGS.map(|tag| input(Match::new().eth_type(tag))));
     flows
 }
 
-/// Source addresses: of pods what no flow accepts is dropped, from outside what is no endpoint's address.
+/// Checks source addresses: packets from pods that no flow accepts are dropped, and packets from outside whose source
+/// cannot be an endpoint's address.
 fn sources() -> Vec<Flow> {
     let claimed = [ETH_TYPE_IPV4, ETH_TYPE_IPV6, ETH_TYPE_ARP];
     let mut flows: Vec<Flow> = claimed
@@ -103,8 +104,8 @@ fn sources() -> Vec<Flow> {
     flows
 }
 
-/// What a host sends that has no address yet: requests for one, reports of its groups, and neighbour discovery, whose form is
-/// checked later.
+/// Matches what a host without an address sends: requests for an address, group reports, and neighbour discovery, whose
+/// form is checked later.
 pub(super) fn asking(from: Match) -> [Match; 7] {
     let of = |ip: IpAddr, protocol: u8| source(from.clone(), ip).ip_proto(protocol).multicast_dst();
     let whole = |m: Match| m.masked(Field::IpFragment, 0u8, ANY_FRAGMENT);
@@ -123,28 +124,29 @@ pub(super) fn asking(from: Match) -> [Match; 7] {
     ]
 }
 
-/// Destinations: endpoints are no DHCP servers, and some addresses are on no link.
+/// Checks destinations: endpoints are not DHCP servers, and some addresses must not appear on a link.
 fn targets() -> Vec<Flow> {
     let drop = |m| drop_from(table::TARGET, check::FORM, m);
     let server = |family: Family| {
         drop(family.packets(Match::new()).udp().field(Field::UdpDst, dhcp_client(family == Family::V6)))
     };
     let mut flows: Vec<Flow> = Family::ALL.map(server).into();
-    // Those to one station are joined later.
+    // Unicast fragments are reassembled later.
     let v4 = [Ipv4Addr::BROADCAST, ALL_HOSTS].map(|ip| Match::new().ipv4_dst(ip, 32));
     let v6 = [(ALL_NODES, 128), (SOLICITED_NODE, 104)].map(|(ip, bits)| Match::new().ipv6_dst(ip, bits));
     flows.extend(v4.into_iter().chain(v6).map(fragments));
     flows.extend(ON_NO_LINK.map(|(ip, bits)| drop(Match::new().ipv6_dst(ip, bits))));
-    // A station takes a packet to a group for its own, also in a frame for it alone, and no rules about its address apply. (And the
-    // kernel's connection tracking joins fragments to two Ethernet addresses: the packet is evaluated for one of them, and has the other.)
+    // A station accepts a packet to a multicast group also from a unicast frame, and no rules about the station's address
+    // would apply. (Also, the kernel's connection tracking reassembles fragments to two Ethernet addresses: the packet is
+    // evaluated with one address and sent with the other.)
     let unicast = || Match::new().masked(Field::EthDst, 0u64, GROUP_BIT);
     flows.push(drop(unicast().ipv4_dst(Ipv4Addr::new(224, 0, 0, 0), 3)));
     flows.push(drop(unicast().ipv6_dst(MULTICAST.0, MULTICAST.1)));
     flows
 }
 
-/// The forms of ND messages that lead to the check of their contents (RFC 4861 section 7.1), which is made for each one. Gateways are configured, so
-/// there are no router advertisements and redirects.
+/// Checks the form of ND messages (RFC 4861 section 7.1), and passes the valid ones to the check of their contents. Each
+/// message is checked. Gateways are configured, so that there are no router advertisements and redirects.
 fn discovery() -> Vec<Flow> {
     let nd = |kind: u8| Match::new().icmpv6(kind).field(Field::IpTtl, ND_HOP_LIMIT);
     let whole = |kind: u8| nd(kind).field(Field::Icmpv6Code, 0u8);
@@ -171,12 +173,12 @@ fn discovery() -> Vec<Flow> {
     flows
 }
 
-/// Duplicate address detection has no source address.
+/// Requires duplicate address detection, which has no source address.
 fn detection(solicitation: Match) -> Match {
     solicitation.ipv6_src(Ipv6Addr::UNSPECIFIED, 128)
 }
 
-/// Contents of ARP and ND messages.
+/// Checks the contents of ARP and ND messages.
 fn messages() -> Vec<Flow> {
     let link = |priority, m| Flow::new(table::LINK, priority, m);
     // The switch reads the operation only from ARP for IPv4 over Ethernet.
@@ -185,7 +187,7 @@ fn messages() -> Vec<Flow> {
     flows.push(pass(link(check::UNKNOWN, Match::new().icmpv6(ROUTER_SOLICITATION))));
     let from_outside = || match_from(metadata::OUTSIDE);
     for message in [solicitation, advertisement] {
-        // The switch reads the unspecified address from a message with an option twice.
+        // The switch reads the target of a message that has an option twice as the unspecified address.
         let on_no_link = ON_NO_LINK.into_iter().chain([MULTICAST, (Ipv6Addr::UNSPECIFIED, 128)]);
         flows.extend(on_no_link.map(|(target, bits)| {
             let mask = u128::MAX << (128 - u32::from(bits));
@@ -198,13 +200,13 @@ fn messages() -> Vec<Flow> {
     {
         flows.push(link(check::FORM, message.masked(option, GROUP_BIT, GROUP_BIT)));
     }
-    // Duplicate address detection has no link-layer address.
+    // Duplicate address detection has no link-layer address option.
     flows.push(link(check::FORM, detection(solicitation(Match::new()))));
     flows.push(pass(link(
         check::FORM + 5,
         named(detection(solicitation(from_outside())), Field::NdSll, [0; 6]),
     )));
-    // A request that may only be answered has not been.
+    // Drops a request that may only be answered and was not answered.
     let probe = || Match::new().field(PROBE, 1u8);
     flows.push(drop_from(table::DESTINATION_GROUP, priority::INTERCEPT, probe()));
     flows.push(drop_from(table::NEIGHBOUR, priority::PROBE, probe()));

@@ -1,4 +1,4 @@
-//! Flows of a known endpoint for the frames of others.
+//! Flows of a known endpoint that check the frames of other senders.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -22,13 +22,13 @@ use crate::datapath::ovs::{
     },
 };
 
-/// Returns the flows of a local endpoint: no frame from outside has its addresses.
+/// Returns the flows of a local endpoint: frames from outside may not have its addresses.
 pub(crate) fn local(record: Record<'_>) -> Vec<Flow> {
     record.flows(Place::Here, |_| Place::Here)
 }
 
-/// Returns the flows of a remote endpoint: its frames, and what the router of its node sends, come through the tunnel at `port`, or
-/// from an uplink. On a VXLAN network without a tunnel they come from nowhere.
+/// Returns the flows of a remote endpoint. Its frames, and packets that the router of its node sends, arrive through the
+/// tunnel at `port` or from an uplink. On a VXLAN network without a tunnel, frames with its addresses are dropped.
 pub(crate) fn remote(record: Record<'_>, port: Option<u32>) -> Vec<Flow> {
     let Record { segment, addresses, .. } = record;
     let station = match port {
@@ -39,7 +39,7 @@ pub(crate) fn remote(record: Record<'_>, port: Option<u32>) -> Vec<Flow> {
     record.flows(station, |ip| if routed(ip) { station } else { Place::Anywhere })
 }
 
-/// Returns the flows of a service: its address is no source, but another node may announce it.
+/// Returns the flows of a service: its address may not be a source, but another node may announce it.
 pub(crate) fn service(domain: Domain, mac: Mac, vip: IpAddr) -> Vec<Flow> {
     let from_outside = || domain.packets_from(metadata::OUTSIDE);
     let mut flows: Vec<Flow> =
@@ -83,9 +83,9 @@ fn nd_announced(domain: Domain, mac: Mac, vip: Ipv6Addr) -> Vec<Flow> {
     flows
 }
 
-/// Returns the flows that drop frames from outside with the broadcast address of a subnet as their source, and fragments to it. And
-/// packets to it in frames to one station, which takes them for its own, so that no rules about its address would apply; likewise to the
-/// first address, which Linux before 5.14 takes for the same.
+/// Returns the flows that drop frames from outside with the broadcast address of a subnet as their source, and fragments
+/// to it. They also drop packets to it in unicast frames: the station would accept them, and no rules about its address
+/// would apply. The same holds for the first address, which Linux before 5.14 treats as a broadcast address, too.
 pub(crate) fn broadcast(domain: Domain, subnet: Ipv4Net) -> Vec<Flow> {
     let (first, last) = (subnet.network(), subnet.broadcast());
     let mut flows: Vec<Flow> =

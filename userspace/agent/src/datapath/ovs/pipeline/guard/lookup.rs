@@ -1,4 +1,4 @@
-//! Checks of addresses by the records of endpoints. The same flows for all endpoints.
+//! Checks of addresses with the records of endpoints. The flows are the same for all endpoints.
 //!
 //! ```text
 //!  14 ─ 37 Ethernet source ─ 38 from its place? ─ 15
@@ -30,7 +30,8 @@ pub(super) fn base() -> Vec<Flow> {
     [stations(), claims(), targets(), discovery(), names()].concat()
 }
 
-/// Returns the flows of a port behind which endpoints are: their frames, and what the router of their node sends.
+/// Returns the flows of a port that leads to endpoints: for their frames, and for packets that the router of their node
+/// sends.
 pub(crate) fn port(number: u32) -> Vec<Flow> {
     let place = Place::of(Some(number));
     let from = || Match::new().in_port(number.into());
@@ -44,12 +45,12 @@ pub(crate) fn port(number: u32) -> Vec<Flow> {
     flows
 }
 
-/// A flow of the frames that go on.
+/// Completes a flow whose frames continue in another table.
 fn next(flow: Flow, table: u8) -> Flow {
     flow.apply(clear()).apply([Action::resubmit(table)])
 }
 
-/// A flow of the frames that have passed the checks.
+/// Completes a flow whose frames have passed the checks.
 fn passed(flow: Flow) -> Flow {
     pass(flow.apply(clear()))
 }
@@ -65,7 +66,8 @@ fn stations() -> Vec<Flow> {
     ]
 }
 
-/// An address of an endpoint comes from its Ethernet address, and none of an endpoint here from outside.
+/// Checks that an address of an endpoint comes from the endpoint's Ethernet address, and that no address of a local
+/// endpoint comes from outside.
 fn claims() -> Vec<Flow> {
     let claim = |m| Flow::new(table::CLAIM, check::UNKNOWN, m);
     let check = |priority, m| Flow::new(table::CLAIM_CHECK, priority, m);
@@ -91,8 +93,8 @@ fn claims() -> Vec<Flow> {
     flows
 }
 
-/// Packets to an address go to the Ethernet address of its endpoint, because rules judge by the one and delivery by the
-/// other. The kernel of a pod also accepts packets for its address from frames to groups.
+/// Checks that packets to an address go to the Ethernet address of its endpoint, because rules evaluate the former and
+/// delivery uses the latter. The kernel of a pod also accepts packets for its address from multicast frames.
 fn targets() -> Vec<Flow> {
     let check = |priority, m| passed(Flow::new(table::TARGET_CHECK, priority, m));
     let target = |family: Family| {
@@ -109,7 +111,7 @@ fn targets() -> Vec<Flow> {
     flows
 }
 
-/// What ND messages from outside contain.
+/// Checks the contents of ND messages from outside.
 fn discovery() -> Vec<Flow> {
     let message = |m| Flow::new(table::LINK, check::UNKNOWN, m);
     let check = |priority, m| Flow::new(table::ADVERTISED_CHECK, priority, m);
@@ -129,12 +131,12 @@ fn discovery() -> Vec<Flow> {
     ]
 }
 
-/// The message of an endpoint has its own Ethernet address.
+/// Checks that the message of an endpoint has the endpoint's own Ethernet address.
 fn named_by_owner(flow: Flow, address: Field) -> Flow {
     flow.apply(compare(address)).apply([Action::resubmit(table::NAME_CHECK)])
 }
 
-/// A message has an Ethernet address of an endpoint only if it comes from there.
+/// Checks that a message with an Ethernet address of an endpoint comes from that endpoint.
 fn named(flow: Flow, address: Field) -> Flow {
     flow.apply(find_station(address)).apply([Action::resubmit(table::NAME)])
 }

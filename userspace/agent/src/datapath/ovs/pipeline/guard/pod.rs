@@ -46,7 +46,7 @@ fn discovery(local: &Local, port: u32) -> Vec<Flow> {
         .map(|mac| named(solicitation(from()), Field::NdSll, mac))
         .map(|m| pass(Flow::new(table::LINK, check::CLAIMED_BY_OWNER, m)))
         .collect();
-    // Duplicate address detection for the own address is forwarded, for another address only answered.
+    // Duplicate address detection for the pod's own address is forwarded. For another address it is only answered.
     let detection = || named(solicitation(from()), Field::NdSll, NONE).ipv6_src(Ipv6Addr::UNSPECIFIED, 128);
     let foreign = Flow::new(table::LINK, check::FORM + 5, detection()).apply([Action::set(PROBE, 1u8)]);
     flows.push(pass(foreign));

@@ -1,8 +1,9 @@
-//! Records of endpoints, which other tables find by registers.
+//! Records of endpoints, which other tables look up through registers.
 //!
-//! OpenFlow compares fields with constants only. So the table of owners finds the Ethernet address of the endpoint that has an IP
-//! address, and a flow of each endpoint recognises that address in two registers: an endpoint needs a flow for each address, and two
-//! more, in whatever fields of a packet its addresses are. The records have what policies need to know of an endpoint, too.
+//! OpenFlow compares fields only with constants. So the owner table maps an IP address to the Ethernet address of its
+//! endpoint, and one flow per endpoint recognises that Ethernet address in two registers. An endpoint needs one flow per
+//! address and two more, no matter which fields of a packet hold its addresses. The records also hold what policies need
+//! to know about an endpoint.
 
 use std::net::IpAddr;
 
@@ -16,45 +17,46 @@ use crate::datapath::ovs::pipeline::{
     table::{self, priority},
 };
 
-/// The Ethernet address of the owner in bits 0 to 47, its [`Place`] in the others; zero without an owner. The Ethernet address of the
-/// station that is looked for. The switch reports a match on it as matches on its halves.
+/// Owner of an address: its Ethernet address in bits 0 to 47, and its [`Place`] in the other bits; zero without an owner.
+/// During a search for a station: the Ethernet address to look up. The switch reports a match on the register as matches
+/// on its halves.
 const OWNER: (Field, [Field; 2]) = (Field::XReg1, [Field::Reg2, Field::Reg3]);
 const PLACE_SHIFT: u32 = 48;
-/// Identity of the endpoint that was found; zero without one.
+/// Identity of the endpoint that was found, or zero.
 pub(in crate::datapath::ovs::pipeline) const IDENTITY: Field = Field::Reg12;
-/// Behind a search for a station its port number, if it is an endpoint of this node, else zero.
+/// After a search for a station: its port number if it is an endpoint of this node, or zero.
 pub(in crate::datapath::ovs::pipeline) const STATION_PORT: Field = Field::Reg11;
-/// Before a search for an owner [`IS_V6`] or zero, behind it the tag of the owner's network. Behind a search for a station
-/// [`IS_KNOWN`] and its [`Place`], or zero.
+/// Before a search for an owner: [`IS_V6`] or zero. After it: the tag of the owner's network. After a search for a
+/// station: [`IS_KNOWN`] and its [`Place`], or zero.
 const FOUND: Field = Field::Reg13;
 /// The address to look up is an IPv6 address.
 const IS_V6: u32 = 1 << 31;
-/// The Ethernet address is an endpoint's of the network.
+/// The Ethernet address belongs to an endpoint of the network.
 const IS_KNOWN: u32 = 1 << 30;
-/// An Ethernet address of the packet, for the comparison with the owner's.
+/// Ethernet address of the packet that is compared with the owner's.
 const STATION: (Field, [Field; 2]) = (Field::XReg4, [Field::Reg8, Field::Reg9]);
-/// One if the two are equal.
+/// One if the two addresses are equal.
 const IS_SAME: Field = Field::Reg10;
 const MAC_BITS: u16 = 48;
-/// Bits of an Ethernet address in the upper half.
+/// Mask of the part of an Ethernet address in the upper half.
 const MAC_HIGH: u32 = 0xffff;
 
-/// Where frames with the addresses of an endpoint come from.
+/// Ingress of frames with the addresses of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::datapath::ovs::pipeline) enum Place {
     /// This node.
     Here,
     /// This port, a tunnel or the node's kernel.
     Port(u16),
-    /// An uplink: the physical network delivers.
+    /// An uplink: the physical network delivers the frames.
     Anywhere,
-    /// None, because there is no tunnel to the endpoint's node.
+    /// No port, because there is no tunnel to the endpoint's node.
     Nowhere,
 }
 
 impl Place {
     pub(super) fn of(port: Option<u32>) -> Place {
-        // The switch has no higher port numbers; from one that is none, nothing comes.
+        // The switch has no higher port numbers. No frame arrives from a port that does not exist.
         port.map_or(Place::Anywhere, |port| u16::try_from(port).map_or(Place::Here, Place::Port))
     }
 
@@ -63,7 +65,7 @@ impl Place {
             Place::Here => u16::MAX,
             Place::Port(port) => port,
             Place::Anywhere => 0,
-            // No tunnel has this number: it is that of the internal port of a bridge.
+            // No tunnel has this number: it is the number of a bridge's internal port.
             Place::Nowhere => u16::MAX - 1,
         }
     }
@@ -81,8 +83,8 @@ pub(crate) struct Record<'a> {
 }
 
 impl Record<'_> {
-    /// Returns the flows of the endpoint. `of_address` tells where the router of its node sends packets from an address, `station`
-    /// where its frames come from.
+    /// Returns the flows of the endpoint. `of_address` maps an address to the place from which the router of the
+    /// endpoint's node sends packets from it. `station` is the place where the endpoint's frames come from.
     pub(super) fn flows(self, station: Place, of_address: impl Fn(IpAddr) -> Place) -> Vec<Flow> {
         let Record { segment: Segment { tag, domain, .. }, mac, .. } = self;
         let identity = || self.identity.map(|identity| Action::set(IDENTITY, identity.get()));
@@ -105,10 +107,10 @@ impl Record<'_> {
     }
 }
 
-/// Table with the flow of an endpoint's record that has its Ethernet address.
+/// Table of the flow of an endpoint's record that matches its Ethernet address.
 pub(crate) const RECORD_TABLE: u8 = table::STATIONS;
 
-/// The identity in the record of an endpoint. `flow` is that of its Ethernet address.
+/// Returns the identity in the record of an endpoint. `flow` is the flow of its Ethernet address.
 pub(crate) fn recorded_identity(flow: &Flow) -> Option<Identity> {
     let number = |action: &Action| match action {
         Action::SetField { field, value } if *field == IDENTITY => u32::try_from(*value).ok(),
@@ -128,7 +130,7 @@ fn is_v6(family: Family) -> u32 {
     if family == Family::V6 { IS_V6 } else { 0 }
 }
 
-/// Finds the owner of the IP address in a field.
+/// Finds the owner of the IP address in `address`.
 pub(in crate::datapath::ovs::pipeline) fn find_owner(family: Family, address: Field) -> [Action; 5] {
     [
         Action::set(OWNER.0, 0u8),
@@ -139,12 +141,12 @@ pub(in crate::datapath::ovs::pipeline) fn find_owner(family: Family, address: Fi
     ]
 }
 
-/// Finds whether the owner has the Ethernet address in a field.
+/// Compares the Ethernet address in `station` with that of the owner.
 pub(in crate::datapath::ovs::pipeline) fn compare(station: Field) -> [Action; 3] {
     [Action::set(IS_SAME, 0u8), copy_mac(station, STATION.0), Action::resubmit(table::SAME)]
 }
 
-/// Finds the endpoint of the network that has the Ethernet address in a field.
+/// Finds the endpoint of the network that has the Ethernet address in `station`.
 pub(in crate::datapath::ovs::pipeline) fn find_station(station: Field) -> [Action; 6] {
     [
         Action::set(OWNER.0, 0u8),
@@ -156,7 +158,7 @@ pub(in crate::datapath::ovs::pipeline) fn find_station(station: Field) -> [Actio
     ]
 }
 
-/// Takes the station that was found for an owner.
+/// Uses the station that was found as the owner.
 pub(super) fn take_for_owner() -> [Action; 2] {
     let tag = network_slice();
     [Action::set(FOUND, 0u8), Action::Move { from: tag, to: Slice::bits(FOUND, 0, tag.width) }]
@@ -166,7 +168,7 @@ fn copy_mac(from: Field, to: Field) -> Action {
     Action::Move { from: Slice::whole(from), to: Slice::bits(to, 0, MAC_BITS) }
 }
 
-/// Clears the registers: later tables take them for theirs.
+/// Clears the registers, because later tables use them for other values.
 pub(in crate::datapath::ovs::pipeline) fn clear() -> [Action; 5] {
     [OWNER.0, Field::XXReg1, Field::XXReg2, IDENTITY, FOUND].map(|register| Action::set(register, 0u8))
 }
@@ -176,7 +178,7 @@ pub(in crate::datapath::ovs::pipeline) fn without_owner(matching: Match) -> Matc
     OWNER.1.into_iter().fold(matching, |m, half| m.field(half, 0u32))
 }
 
-/// Requires an owner that is there.
+/// Requires an owner at this place.
 pub(in crate::datapath::ovs::pipeline) fn with_owner_at(matching: Match, place: Place) -> Match {
     let shift = PLACE_SHIFT - 32;
     let mask = u32::from(u16::MAX) << shift;
@@ -188,12 +190,12 @@ pub(in crate::datapath::ovs::pipeline) fn with_same(matching: Match) -> Match {
     matching.field(IS_SAME, 1u8)
 }
 
-/// Requires a station that is no known endpoint.
+/// Requires a station that is not a known endpoint.
 pub(super) fn with_unknown_station(matching: Match) -> Match {
     matching.field(FOUND, 0u32)
 }
 
-/// Requires a known endpoint that is there.
+/// Requires a known endpoint at this place.
 pub(in crate::datapath::ovs::pipeline) fn with_station_at(matching: Match, place: Place) -> Match {
     matching.field(FOUND, u32::from(place.bits()) | IS_KNOWN)
 }

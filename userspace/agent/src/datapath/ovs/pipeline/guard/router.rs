@@ -17,8 +17,9 @@ const DISCOVERY: [u8; 3] = [133, 135, 136];
 /// Link-local addresses (RFC 4291 section 2.5.6), which are not routed.
 pub(crate) const LINK_LOCAL: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
 
-/// Returns the flows of a subnet for which the node is the gateway. A pod may send to the router, if one of the ends is in a
-/// routed subnet. From outside the router sends packets that it has routed, and nothing has the address of the gateway.
+/// Returns the flows of a subnet for which the node is the gateway. A pod may send to the router if the source or the
+/// destination is in a routed subnet. From outside, the router sends packets that it has routed, and no packet may have
+/// the address of the gateway as its source.
 pub(crate) fn subnet(domain: Domain, prefix: IpNet, gateway: IpAddr) -> Vec<Flow> {
     let to_router = || domain.packets_from(0).eth_dst(Mac::ROUTER.0);
     let receive = |m| {

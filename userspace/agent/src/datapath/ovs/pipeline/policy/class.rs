@@ -1,4 +1,4 @@
-//! What is evaluated, and how.
+//! Which frames are evaluated, and how.
 
 use std::{net::IpAddr, ops::RangeInclusive};
 
@@ -22,20 +22,20 @@ use crate::datapath::{
     },
 };
 
-/// Hop-by-hop options, routing, fragment, authentication, destination options.
+/// IP protocol numbers of extension headers: hop-by-hop options, routing, fragment, authentication, destination options.
 const EXTENSION_HEADERS: [u8; 5] = [0, 43, 44, 51, 60];
 const ICMP_ERRORS: [u8; 5] = [3, 4, 5, 11, 12];
-/// Assigned or not (RFC 4443 section 2.1): a socket gets all of them.
+/// All error types, also unassigned ones (RFC 4443 section 2.1): the kernel passes all of them to sockets.
 const ICMPV6_ERRORS: RangeInclusive<u8> = 0..=127;
 const SYN: u16 = 0x02;
 const ACK: u16 = 0x10;
-/// Fragment flag of all fragments.
+/// Fragment flag that is set in all fragments.
 const ANY_FRAGMENT: u8 = 1;
-/// Flags of all fragments but the first.
+/// Fragment flags that are set in all fragments except the first.
 const LATER_FRAGMENT: u8 = 3;
-/// The fragment header of IPv6.
+/// IP protocol number of the IPv6 fragment header.
 const FRAGMENT_HEADER: u8 = 44;
-/// Step of [`untracked`] for packets without ports or protocol.
+/// Priority step of [`untracked`] for packets without ports or protocol.
 const UNREADABLE_STEP: u16 = 3;
 
 /// Protocols that the switch tracks.
@@ -46,27 +46,27 @@ fn tracked_protocols(family: Family) -> [u8; 3] {
     }
 }
 
-/// By the packet's own addresses and protocol.
+/// Evaluates a packet by its own addresses and protocol.
 fn own() -> Vec<Action> {
     vec![protocol(Field::IpProto), classify(EVALUATED)]
 }
 
-/// What is known of the packet that opened the connection, for an ICMP error about a reply. Actions read the addresses,
-/// protocol and ports of a connection only if the packet is new, established or a reply; the switch takes it for one without
-/// a connection otherwise (`is_ct_valid` in `lib/flow.h`). The error goes to the sender of the reply, which is the destination
-/// of the connection; its source is that of the connection, or a router.
+/// Evaluates an ICMP error about a reply by the packet that opened the connection. Actions read the addresses, protocol
+/// and ports of a connection only if the packet is new, established or a reply. Otherwise the switch treats it as a
+/// packet without a connection (`is_ct_valid` in `lib/flow.h`). The error goes to the sender of the reply, which is the
+/// destination of the connection. Its source is the source of the connection, or a router.
 fn about_reply() -> [Action; 2] {
     let (packet, connection) = opened();
     [Action::Move { from: connection, to: packet }, classify(EVALUATED)]
 }
 
-/// By the addresses and the protocol of the packet that opened the connection.
+/// Evaluates a packet by the addresses and the protocol of the packet that opened the connection.
 fn original(is_reply: bool) -> [Action; 2] {
     let reply = if is_reply { REPLY } else { 0 };
     [protocol(Field::CtIpProto), classify(EVALUATED | CONNECTION | reply)]
 }
 
-/// Protocol and port of the packet that opened a connection, in its mark.
+/// Protocol and port of the packet that opened a connection: the bits in the register and those in the connection's mark.
 fn opened() -> (Slice, Slice) {
     let bits = PROTOCOL_SHIFT as u16 + 8;
     (Slice::bits(PROTOCOL_AND_PORT, 0, bits), Slice::bits(Field::CtMark, 0, bits))
@@ -89,7 +89,8 @@ pub(crate) fn base() -> Vec<Flow> {
     flows.extend([133, 135, 136].map(|kind| class(rank::EXEMPT, discovery(kind)).goto(table::DESTINATION)));
     for family in Family::ALL {
         let group = untracked(family, Match::new().multicast_dst());
-        // An ICMP error is for the sender of a packet. A kernel accepts what one for a group tells it.
+        // Drops ICMP errors to a group: an error is meant for the sender of a packet, but a kernel would also act on an
+        // error to a group.
         flows.extend(errors(family, Match::new().multicast_dst()).map(|m| class(rank::EXEMPT, m)));
         flows.extend(group.into_iter().map(|(step, m, actions)| {
             class(rank::GROUPS + step, m).apply(actions).goto(table::DESTINATION_IDENTITY)
@@ -115,9 +116,9 @@ pub(crate) fn base() -> Vec<Flow> {
     flows
 }
 
-/// Packets without a connection, evaluated by their own header: a step of the priority, match and actions. The switch reads no
-/// ports from fragments and from truncated headers, no protocol behind invalid extension headers, and errors of ICMP for IPv4 without a
-/// type as echo replies.
+/// Returns the evaluation of packets without a connection by their own header: a step of the priority, match and actions.
+/// The switch reads no ports from fragments and from truncated headers, and no protocol behind invalid extension headers.
+/// It reads ICMP errors for IPv4 without a type as echo replies.
 fn untracked(family: Family, base: Match) -> Vec<(u16, Match, Vec<Action>)> {
     let base = family.packets(base);
     let fragment = base.clone().masked(Field::IpFragment, ANY_FRAGMENT, ANY_FRAGMENT);
@@ -148,7 +149,8 @@ fn untracked(family: Family, base: Match) -> Vec<(u16, Match, Vec<Action>)> {
     packets
 }
 
-/// Packets to an endpoint with the addresses of a connection of its predecessor: they begin one of their own.
+/// Returns the flows for packets to an endpoint with the addresses of a connection that its predecessor opened: they open
+/// a connection of their own.
 fn anew(family: Family) -> Vec<Flow> {
     let packets = untracked(family, Match::new()).into_iter();
     let flow = |(step, m, actions): (u16, Match, Vec<Action>)| {
@@ -159,7 +161,7 @@ fn anew(family: Family) -> Vec<Flow> {
     packets.map(flow).collect()
 }
 
-/// Matches of ICMP errors. Matches have no mask of the type.
+/// Returns the matches of ICMP errors, one per type: a match of the type has no mask.
 fn errors(family: Family, base: Match) -> impl Iterator<Item = Match> {
     let (types, field) = match family {
         Family::V4 => (ICMP_ERRORS.to_vec(), Field::Icmpv4Type),
@@ -170,7 +172,7 @@ fn errors(family: Family, base: Match) -> impl Iterator<Item = Match> {
     types.into_iter().map(move |kind| base.clone().field(field, kind))
 }
 
-/// Packets with their connection state.
+/// Returns the flows that evaluate packets by their connection state.
 fn state(family: Family) -> Vec<Flow> {
     let (tracked, invalid) = (ct_state::TRACKED, ct_state::INVALID);
     let broken = untracked(family, Match::new().ct_state(tracked | invalid, tracked | invalid));
@@ -182,23 +184,26 @@ fn state(family: Family) -> Vec<Flow> {
         .collect();
     flows.extend(dhcp_servers(family));
     if matches!(family, Family::V6) {
-        // Neighbour discovery is not tracked, and its contents are checked before: this was in fragments that the switch has not read.
+        // Drops neighbour discovery. It is not tracked, and an earlier table checks its contents, so these messages were
+        // in fragments that the switch has not parsed.
         let discovery = |kind| Match::new().icmpv6(kind).field(Field::IpTtl, guard::ND_HOP_LIMIT);
         flows.extend((133..=137).map(|kind| Flow::new(table::STATE, rank::EXEMPT, discovery(kind))));
     }
-    // An ICMP error about no connection.
+    // Drops ICMP errors that are about no connection.
     let broken = Match::new().ct_state(tracked | invalid, tracked | invalid);
     flows.extend(errors(family, broken.clone()).map(|m| Flow::new(table::STATE, rank::EXEMPT, m)));
     if matches!(family, Family::V4) {
-        // Nor is anything known of what fragments quote that the userspace datapath does not join: the switch reads no type from
-        // them, and their receiver joins them. Those of IPv6 are dropped with datagrams.
+        // Drops ICMP fragments that the userspace datapath does not reassemble: what they quote is unknown. The switch
+        // reads no type from them, and their receiver reassembles them. Fragments of IPv6 are dropped together with
+        // datagrams.
         let fragments = family.packets(broken).ip_proto(ICMP);
         let fragments = fragments.masked(Field::IpFragment, ANY_FRAGMENT, ANY_FRAGMENT);
         flows.push(retracted::drop(family, table::STATE, rank::EXEMPT, fragments));
     }
     let mask = tracked | invalid | ct_state::REPLY;
-    // A connection is not opened by its other end: this is a new one, with the ports of one that ended or that both ends open. Before
-    // the first reply, the userspace datapath takes it for the original direction.
+    // A SYN from the other end does not belong to the recorded connection: it opens a new one, with the ports of a
+    // connection that ended or that both ends open. Before the first reply, the userspace datapath treats the SYN as the
+    // original direction.
     let opening = |direction: u32| {
         let m = family.packets(Match::new()).ct_state(tracked | direction, mask).tcp();
         let flow = Flow::new(table::STATE, rank::EXEMPT, m.masked(Field::TcpFlags, SYN, SYN | ACK));
@@ -230,23 +235,24 @@ fn state(family: Family) -> Vec<Flow> {
     flows
 }
 
-/// What DHCP servers send in fragments, which have no ports before connection tracking. The kernel's joins them. Those that the userspace
-/// datapath's has joined have the ports of their connection; those that it finds invalid have none, and may be a server's: smaller ones
-/// than it accepts, and those whose packet was not complete in time.
+/// Drops fragments that DHCP servers send. They have no ports before connection tracking. The kernel's connection
+/// tracking reassembles them. Fragments that the userspace datapath's connection tracking has reassembled have the ports
+/// of their connection. Fragments that it finds invalid have none and may come from a server: those smaller than it
+/// accepts, and those of a packet that was not complete in time.
 fn dhcp_servers(family: Family) -> [Flow; 4] {
     let drop = |m| Flow::new(table::STATE, rank::EXEMPT, m);
     let packets = || family.packets(Match::new());
-    // With them in the match, the switch need not tell other packets apart by the ports of their connections.
+    // The match on fragments keeps the switch from distinguishing other packets by the ports of their connections.
     let fragments = |m: Match| m.masked(Field::IpFragment, ANY_FRAGMENT, ANY_FRAGMENT);
     let invalid_ones = match family {
         Family::V4 => packets().udp(),
-        // The later ones have no protocol for the switch.
+        // The switch reads no protocol from later fragments.
         Family::V6 => packets(),
     };
     let client = dhcp_client(family == Family::V6);
     let (tracked, invalid, reply) = (ct_state::TRACKED, ct_state::INVALID, ct_state::REPLY);
     let mask = tracked | invalid | reply | ct_state::RELATED;
-    // A reply goes to the port that the connection is from.
+    // A reply goes to the source port of the connection.
     let of_connection = |direction, port| {
         let m = fragments(packets()).ct_state(tracked | direction, mask).field(Field::CtIpProto, UDP);
         drop(m.field(port, client))
@@ -272,7 +278,8 @@ pub(crate) fn network(network: &Network, domain: Domain) -> Vec<Flow> {
     for family in Family::ALL {
         let packet = || family.packets(network_match(tag));
         let protocols = tracked_protocols(family).map(|protocol| packet().ip_proto(protocol));
-        // Later fragments of IPv6 have no other protocol for the switch, and go where the first one does.
+        // The switch reads the protocol of later IPv6 fragments as the fragment header. They take the same path as the
+        // first one.
         let later =
             packet().ip_proto(FRAGMENT_HEADER).masked(Field::IpFragment, LATER_FRAGMENT, LATER_FRAGMENT);
         let later = matches!(family, Family::V6).then_some(later);
@@ -282,20 +289,20 @@ pub(crate) fn network(network: &Network, domain: Domain) -> Vec<Flow> {
         }));
         flows.extend(accepted(domain, family, packet(), false));
     }
-    // Its owner is on the link.
+    // The owner of a link-local address is on the link.
     let from_link_local = guard::source_within(network_match(tag), guard::LINK_LOCAL.into());
     flows.extend(accepted(domain, Family::V6, from_link_local, true));
     flows
 }
 
-/// Returns the flows that record connections within a subnet whose endpoints are on one link.
+/// Returns the flows that record connections within a subnet. Their endpoints are on one link.
 pub(crate) fn within(domain: Domain, prefix: IpNet) -> [Flow; 2] {
     let packets = guard::destination_within(guard::source_within(domain.packets(), prefix), prefix);
     accepted(domain, Family::of(prefix.addr()), packets, true)
 }
 
-/// Records connections that rules accept. What goes to a successor of the one that has opened a connection begins one in its own
-/// direction.
+/// Returns the flows that record connections that rules accept. A packet to a successor of the opener opens a connection
+/// in its own direction.
 fn accepted(domain: Domain, family: Family, packets: Match, is_on_link: bool) -> [Flow; 2] {
     let record = Ct { force: true, ..record(domain, opener::record_source(family), is_on_link) };
     let priority = rank::TRACKED + u16::from(is_on_link);
@@ -305,12 +312,13 @@ fn accepted(domain: Domain, family: Family, packets: Match, is_on_link: bool) ->
     [
         Flow::new(table::ACCEPT, priority, opening)
             .apply([released::record(record), Action::resubmit(table::DSCP)]),
-        // The userspace datapath holds them until they are complete: the first one may have been dropped.
+        // The userspace datapath holds the fragments until they are complete: the first one may have been dropped.
         Flow::new(table::ACCEPT, priority + 2, fragments).apply([Action::Ct(joined)]),
     ]
 }
 
-/// Records a connection that `client` has opened, also by its replies. They are translated by its label, and go to the endpoint in it.
+/// Records a connection that `client` has opened, for a packet in either direction. The label of the connection is used to
+/// translate the replies and to deliver them to the endpoint in it.
 pub(crate) fn commit(domain: Domain, client: IpAddr, is_on_link: bool) -> Action {
     released::record(record(domain, opener::record_address(client), is_on_link))
 }
@@ -328,7 +336,7 @@ fn record(domain: Domain, address: Vec<Action>, is_on_link: bool) -> Ct {
     Ct { commit: true, zone: Zone::Number(domain.zone()), exec, ..Ct::default() }
 }
 
-/// The packet that opens the connection has this protocol and port.
+/// Sets the protocol and port of the packet that opens the connection.
 pub(crate) fn opened_by(protocol: u8, port: u16) -> Action {
     Action::set(PROTOCOL_AND_PORT, u32::from(protocol) << PROTOCOL_SHIFT | u32::from(port))
 }

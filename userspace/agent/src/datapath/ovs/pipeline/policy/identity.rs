@@ -7,7 +7,8 @@
 //!                       none: 48 ─ 49┴─ none here: 50 subnet┘
 //! ```
 //!
-//! The destination is first, because the record of the source is found by the registers in which the source's address stays.
+//! The destination is looked up first, because the lookup of the source uses the registers that then keep the source's
+//! address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -31,10 +32,11 @@ use crate::datapath::{
     },
 };
 
-/// Identity and flags of the destination, while the source is looked up. The destination's address takes their place.
+/// Identity and flags of the destination during the lookup of the source. The destination's address replaces them
+/// afterwards.
 const KEPT: [Field; 2] = [Field::Reg8, Field::Reg9];
 
-/// Where the addresses of the packet that opened the connection are.
+/// Location of the addresses of the packet that opened the connection.
 #[derive(Clone, Copy)]
 enum Addresses {
     Packet,
@@ -46,7 +48,7 @@ impl Addresses {
         let packets = family.packets(Match::new());
         match self {
             Addresses::Packet => packets.masked(CLASS, 0u8, CONNECTION),
-            // Actions read them from valid connections only.
+            // Actions read these addresses only from valid connections.
             Addresses::Connection => packets
                 .masked(CLASS, CONNECTION, CONNECTION)
                 .ct_state(ct_state::TRACKED, ct_state::TRACKED | ct_state::INVALID),
@@ -65,7 +67,7 @@ impl Addresses {
 /// Returns the flows that exist for any desired state.
 pub(super) fn base() -> Vec<Flow> {
     let mut flows = [searches(), destinations(), sources()].concat();
-    // Addresses of the link, or of no endpoint.
+    // Link-local addresses, or addresses that no endpoint has.
     let reserved: [IpNet; 3] = [
         Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 8).into(),
         Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 128).into(),
@@ -76,7 +78,7 @@ pub(super) fn base() -> Vec<Flow> {
     flows
 }
 
-/// The two ends of a frame, one after the other.
+/// Returns the flows that look up both ends of a frame, one after the other.
 fn searches() -> Vec<Flow> {
     let nothing = || KEPT.map(|register| Action::set(register, 0u8));
     let destination = |priority, m| Flow::new(table::DESTINATION_IDENTITY, priority, m).apply(nothing());
@@ -124,7 +126,8 @@ fn searches() -> Vec<Flow> {
     flows
 }
 
-/// By address, else by Ethernet address: an address without a record, at the Ethernet address of an endpoint.
+/// Finds the destination by address, otherwise by Ethernet address: a frame to the Ethernet address of an endpoint may
+/// have a destination address without a record.
 fn destinations() -> Vec<Flow> {
     let without_identity = || Match::new().field(IDENTITY, 0u32);
     let keep = || Action::copy(IDENTITY, KEPT[0]);
@@ -147,9 +150,10 @@ fn destinations() -> Vec<Flow> {
     flows
 }
 
-/// The same. An address of a subnet at the Ethernet address of an endpoint of another node is unknown. A reply in a frame to an endpoint
-/// would be evaluated as if that had opened the connection: rules for what it receives, and those of the sender about it, would not apply.
-/// ICMP errors to the opener of a connection are checked as its replies are.
+/// Finds the source in the same way. An address in a subnet is unknown if it has the Ethernet address of an endpoint of
+/// another node and no record. A reply in a frame to an endpoint would be evaluated as if that endpoint had opened the
+/// connection: its ingress rules, and the sender's rules about it, would not apply. ICMP errors to the opener of a
+/// connection are checked as its replies are.
 fn sources() -> Vec<Flow> {
     let without_identity = || Match::new().field(IDENTITY, 0u32);
     let reply = Match::new().masked(CLASS, REPLY, REPLY);
@@ -175,7 +179,8 @@ fn sources() -> Vec<Flow> {
     flows
 }
 
-/// Finds a station by an Ethernet address of the packet that opened the connection: of a reply the other one.
+/// Finds a station by an Ethernet address of the packet that opened the connection. For a reply it is the other Ethernet
+/// address.
 fn stations(table: u8, [original, reply]: [Field; 2], next: u8) -> [Flow; 2] {
     let find = |priority, m, field| {
         Flow::new(table, priority, m).apply(find_station(field)).apply([Action::resubmit(next)])
@@ -191,20 +196,20 @@ fn unknown(domain: Match, prefix: IpNet) -> Flow {
         .apply([Action::set(SOURCE_IDENTITY, 0u8), Action::set(SOURCE_FLAGS, UNKNOWN)])
 }
 
-/// Returns the flows of a subnet: its other addresses are of endpoints that are not known.
+/// Returns the flows of a subnet. Its addresses without a record belong to unknown endpoints.
 pub(crate) fn subnet(subnet: &Subnet, domain: Domain) -> Vec<Flow> {
     let packets = || domain.packets();
-    // On the wire, the gateway may be a virtual address of several routers (RFC 5798), which send from addresses of their own in the
-    // subnet. The flow for connections of one link is before this one.
+    // On the physical network, the gateway may be a virtual address of several routers (RFC 5798), which send from their
+    // own addresses in the subnet. The flow for connections on one link has a higher priority than this one.
     let errors = if domain.is_learning() { domain.packets_from(0) } else { packets() };
     let mut flows = vec![
         unknown(packets(), subnet.prefix),
-        // A router on the path is no endpoint.
+        // A router on the path is not an endpoint.
         Flow::new(table::ON_PATH_SUBNET, rank::UNKNOWN, guard::source_within(errors, subnet.prefix)),
     ];
-    // Other nodes are behind their kernels.
+    // Other nodes are reached through their kernels.
     if !subnet.is_routed_vlan() {
-        // The gateway has no record, but connections.
+        // The gateway has no record, but it has connections.
         flows.extend(subnet.gateway.into_iter().flat_map(|gateway| on_path(domain, gateway.ip)));
     }
     if let Some(gateway) = subnet.gateway {
@@ -224,22 +229,23 @@ pub(crate) fn subnet(subnet: &Subnet, domain: Domain) -> Vec<Flow> {
     flows
 }
 
-/// State of an ICMP error about a connection.
+/// Connection state of an ICMP error about a connection.
 const ABOUT_CONNECTION: u32 = ct_state::TRACKED | ct_state::RELATED;
-/// The same of one to the endpoint that has opened the connection, about a packet of it.
+/// Connection state of an ICMP error to the endpoint that opened the connection, about a packet of that endpoint.
 const TO_OPENER: u32 = ABOUT_CONNECTION | ct_state::REPLY;
 
-/// An ICMP error to the endpoint that has opened the connection.
+/// Requires an ICMP error to the endpoint that opened the connection.
 fn to_opener(matching: Match) -> Match {
     matching.ct_state(TO_OPENER, TO_OPENER)
 }
 
-/// An ICMP error to the other endpoint, about a reply. The switch does not tell the addresses of such connections: see [`opener`].
+/// Requires an ICMP error to the other endpoint, about a reply. The switch does not report the addresses of such
+/// connections: see [`opener`].
 fn about_a_reply(matching: Match) -> Match {
     matching.ct_state(ABOUT_CONNECTION, TO_OPENER)
 }
 
-/// Requires the other end of the connection than the opener.
+/// Requires this address at the end of the connection that did not open it.
 fn connection_to(matching: Match, ip: IpAddr) -> Match {
     match ip {
         IpAddr::V4(ip) => matching.ipv4().field(Field::CtIpv4Dst, ip.to_bits()),
@@ -247,8 +253,8 @@ fn connection_to(matching: Match, ip: IpAddr) -> Match {
     }
 }
 
-/// ICMP errors: those of endpoints that are not at an end of the connection are dropped, those of the subnets' other addresses, and those
-/// about connections without a router on their path.
+/// Returns the flows that drop invalid ICMP errors: errors from endpoints that are not at an end of the connection,
+/// errors from other addresses of the subnets, and errors about connections without a router on their path.
 fn on_path_base() -> Vec<Flow> {
     let find = |family: Family| {
         Flow::new(table::ON_PATH, rank::UNKNOWN, family.packets(Match::new()))
@@ -268,8 +274,8 @@ fn on_path_base() -> Vec<Flow> {
     flows
 }
 
-/// Returns the flows of an endpoint, beside those of its record. An ICMP error from an endpoint is about a connection of that
-/// endpoint. That it is about a packet of its receiver is part of the connection state.
+/// Returns the flows of an endpoint, in addition to those of its record. An ICMP error from an endpoint must be about a
+/// connection of that endpoint. The connection state already implies that it is about a packet of its receiver.
 pub(crate) fn endpoint(record: Record<'_>) -> Vec<Flow> {
     let domain = record.segment.domain;
     guard::addresses(record.mac, record.addresses).flat_map(|ip| on_path(domain, ip)).collect()

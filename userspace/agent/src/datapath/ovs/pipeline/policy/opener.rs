@@ -1,5 +1,5 @@
-//! The endpoint that has opened a connection, and the service that it has opened it to. An address passes from one endpoint to
-//! another: replies to the first one are none to the second, whose rules have not been asked about them.
+//! The endpoint that opened a connection, and the service to which it opened it. An IP address can pass from one endpoint
+//! to another. Replies to the first endpoint are not replies to the second, whose rules have not been evaluated for them.
 //!
 //! ```text
 //!  18 ─┬─ original direction ── 59 to this service? ─┬─ yes ─ 55 opened by the sender? ─┬─ yes ─ 20
@@ -11,20 +11,23 @@
 //!                                                           └─ no, an error: marked, and dropped if its address has a record ─ 20
 //! ```
 //!
-//! The label of a connection has the number of the endpoint, behind the service. What the sender of the original direction sends is
-//! evaluated anyway: it takes the connection over, so that the ports of one that its predecessor has left can be used again.
+//! The label of a connection holds the number of the opener, above the service. Packets of the original direction are
+//! evaluated anyway. Their sender takes the connection over, so that it can reuse the ports of a connection of its
+//! predecessor.
 //!
-//! A client may send by one port to two services that have a backend in common, or to the backend itself. Nothing tells the packets to
-//! the backend apart: they are one connection, to what the client has sent to last, and replies have the address of that. So a
-//! connection also goes on when its address passes to another service. A SYN of an established connection takes over nothing: it is one
-//! of another connection, which the backend does not accept.
+//! A client may send from one port to two services that have a backend in common, or to the backend itself. The packets
+//! to the backend are then indistinguishable. They form one connection, labelled with the destination to which the client
+//! sent last, and replies get the address of that destination. So a connection also continues when its address passes to
+//! another service. A SYN in an established connection takes nothing over: it belongs to another connection, which the
+//! backend does not accept.
 //!
-//! The label also has the address of the packet that has opened the connection, and whether both ends are on one link. The switch
-//! tells the addresses of a connection itself, but with the kernel datapath not to an ICMP error that is no reply (`is_ct_valid` in
-//! `lib/flow.h`).
+//! The label also holds the source address of the packet that opened the connection, and whether both ends are on one
+//! link. The switch itself matches the addresses of a connection, but with the kernel datapath not for an ICMP error that
+//! is not a reply (`is_ct_valid` in `lib/flow.h`).
 //!
-//! A frame from outside for no endpoint of this node is flooded or dropped, which needs no connection. Otherwise one sender could fill
-//! connection tracking on all nodes with frames to an unknown Ethernet address.
+//! A frame from outside that is not for an endpoint of this node is flooded or dropped, and its connection is not
+//! recorded. Otherwise one sender could exhaust connection tracking on all nodes with frames to an unknown Ethernet
+//! address.
 
 use std::net::IpAddr;
 
@@ -39,14 +42,14 @@ use crate::datapath::ovs::pipeline::{
     table::{self, priority},
 };
 
-/// Bit of the label, behind the service: both ends of the connection are on one link.
+/// Bit of the label, above the service: both ends of the connection are on one link.
 const ON_LINK: Slice = Slice { field: Field::CtLabel, offset: 39, width: 1 };
 /// Bits of the label: [`SENDER`].
 const NUMBER: Slice = Slice { field: Field::CtLabel, offset: 40, width: SENDER.width };
 /// Bit of the label, and of the metadata: the connection was opened from outside.
 const IS_OUTSIDE: Slice = Slice { field: Field::CtLabel, offset: NUMBER.offset + NUMBER.width, width: 1 };
 const ORIGIN: Slice = Slice { field: Field::Metadata, offset: OUTSIDE.trailing_zeros() as u16, width: 1 };
-/// All of these bits of the label.
+/// Mask of the opener in the label.
 const MASK: u128 = ((1_u128 << (NUMBER.width + IS_OUTSIDE.width)) - 1) << NUMBER.offset;
 
 /// A part of an address in the label.
@@ -66,8 +69,9 @@ impl Part {
     }
 }
 
-/// The address of the packet that has opened a connection, behind the other bits. There is no room for all of an IPv6 address: it has
-/// the end of the prefix of 64 bits, and the end of the address. Endpoints that have both in common are taken for each other.
+/// Parts of the address of the packet that opened a connection, above the other bits of the label. A whole IPv6 address
+/// does not fit: the label holds the last bits of the 64-bit prefix and the last bits of the address. Endpoints that
+/// agree in both are not distinguished.
 const fn parts(family: Family) -> &'static [Part] {
     const AT: u16 = IS_OUTSIDE.offset + IS_OUTSIDE.width;
     const HOST: Part = Part { offset: 0, width: 20, in_label: AT };
@@ -96,10 +100,11 @@ pub(super) fn record_link(is_one: bool) -> Action {
     Action::load(is_one.into(), ON_LINK)
 }
 
-/// Who has opened a connection.
+/// Opener of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opener {
-    /// An earlier version of the agent, or another datapath, has recorded the connection. Its next packet in the original direction tells.
+    /// An earlier version of the agent, or another datapath, has recorded the connection. Its next packet in the original
+    /// direction sets the opener.
     Unknown,
     /// The endpoint of this node with this number.
     Here(u32),
@@ -131,7 +136,7 @@ impl Opener {
         }
     }
 
-    /// Makes a packet of the agent one of this sender.
+    /// Returns the action that sends a packet of the agent as this sender; `None` without a sender.
     pub(crate) fn sends(self) -> Option<Action> {
         match self {
             Opener::Unknown => None,
@@ -141,17 +146,17 @@ impl Opener {
     }
 }
 
-/// Requires a connection that was opened so.
+/// Requires a connection with this opener.
 fn with_opener(matching: Match, opener: Opener) -> Match {
     matching.masked(Field::CtLabel, opener.label(), MASK)
 }
 
-/// Requires a packet that opens a connection, or takes one over: it is recorded if rules accept it.
+/// Requires a packet that opens a connection or takes one over. The connection is recorded if rules accept the packet.
 pub(super) fn opening(matching: Match) -> Match {
     matching.masked(CLASS, OPENING, OPENING)
 }
 
-/// The packet opens a connection, or takes one over.
+/// Marks a packet that opens a connection or takes one over.
 pub(super) fn mark_opening() -> Action {
     mark(OPENING)
 }
@@ -161,7 +166,7 @@ fn mark(bit: u8) -> Action {
     Action::load(1, Slice { field: CLASS, offset: bit.trailing_zeros() as u16, width: 1 })
 }
 
-/// Compares the receiver of an ICMP error to the opener of its connection with the opener.
+/// Compares the receiver of an ICMP error to the opener with the opener of the connection.
 pub(super) fn check_error(flow: Flow) -> Flow {
     flow.apply(find_port(true)).goto(table::OPENER)
 }
@@ -183,7 +188,7 @@ pub(super) fn record_address(ip: IpAddr) -> Vec<Action> {
     parts(Family::of(ip)).iter().map(|part| Action::load(bits(part), part.slice())).collect()
 }
 
-/// Finds the port of the endpoint of this node that has opened the connection of the packet, if it is one of its packets.
+/// Finds the port of the endpoint of this node that sends in the original direction of the packet's connection.
 pub(super) fn find_port(is_reply: bool) -> Vec<Action> {
     match is_reply {
         false => vec![Action::copy(Field::InPort, STATION_PORT)],
@@ -223,13 +228,14 @@ pub(super) fn base() -> Vec<Flow> {
     ]
 }
 
-/// Returns the flow that recognises the connections that the local endpoint at `port` has opened.
+/// Returns the flow that recognises the connections opened by the local endpoint at `port`.
 pub(crate) fn known_opener(id: &EndpointId, port: u32) -> Flow {
     let opened = with_opener(Match::new().field(STATION_PORT, port), Opener::endpoint(id));
     Flow::new(table::OPENER, priority::MATCH, opened).apply([Action::resubmit(table::DESTINATION_IDENTITY)])
 }
 
-/// Returns the flow that recognises the connections to a port of a service; with number and port 0 those to no service.
+/// Returns the flow that recognises the connections to a port of a service. With number and port 0, it recognises those
+/// to no service.
 pub(crate) fn known_service(number: u32, port: u16) -> Flow {
     let opened = service_port_match(number, port);
     let opened = opened.masked(Field::CtLabel, service_value(number, port), SERVICE_MASK);
@@ -244,7 +250,7 @@ mod tests {
     fn labels_tell_who_has_opened_a_connection() {
         let one = Opener::endpoint(&"net.blue-pod1".into());
         for opener in [one, Opener::Outside, Opener::Unknown] {
-            // Beside the service.
+            // The bits of the service do not change the result.
             assert_eq!(Opener::of_label(opener.label() | 0x7f_ffff_ffff), opener);
             assert_eq!(opener.label() & !MASK, 0);
         }
@@ -264,7 +270,7 @@ mod tests {
         let is_of = |ip: &str, other: &str| {
             let wanted = opened_by(Match::new(), other.parse().unwrap());
             let wanted = wanted.get(Field::CtLabel).unwrap();
-            // The rest is not compared.
+            // The other bits are not compared.
             let rest = MASK | u128::from(SERVICE_MASK) | 1 << ON_LINK.offset;
             assert_eq!(wanted.mask & rest, 0);
             label(ip) & wanted.mask == wanted.value

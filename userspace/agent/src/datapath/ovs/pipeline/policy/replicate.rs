@@ -63,13 +63,14 @@ pub(crate) fn receiver_port(bucket: &Bucket) -> Option<u32> {
     }
 }
 
-/// Returns the flows that replicate frames of a network to groups of receivers. Only frames to groups, if the bridge learns where
-/// unknown stations are. Replies and ICMP errors to unknown addresses have no copies for pods: they are evaluated as the packet that
-/// opened their connection, whose ends are not the receivers of copies, and an unknown address is no pod's.
+/// Returns the flows that replicate frames of a network to groups of receivers. If the bridge learns the ports of unknown
+/// stations, only multicast frames are replicated. Replies and ICMP errors to unknown addresses have no copies for pods:
+/// they are evaluated as the packet that opened their connection, whose ends are not the receivers of copies, and an
+/// unknown address does not belong to a pod.
 ///
-/// The switches flood a frame to each uplink of a bond without LACP. `NORMAL` drops the copies at the uplinks that stand by;
-/// here flows do so. They take nothing else from these uplinks: if one becomes active while no agent runs, only what
-/// is replicated from outside is lost.
+/// The switches flood a frame to each uplink of a bond without LACP. `NORMAL` drops the copies at the standby uplinks;
+/// these flows do the same. They accept nothing else from these uplinks: if a standby uplink becomes active while no
+/// agent runs, only frames that are replicated from outside are lost.
 pub(crate) fn flood(is_learning: bool, tag: u32, groups: &[u32], standby: &[u32]) -> Vec<Flow> {
     let flow = |m| Flow::new(table::DESTINATION, priority::FLOOD + 10, evaluated(m));
     let connected = |m: Match, state: u32| {
@@ -100,7 +101,7 @@ pub(crate) fn flood(is_learning: bool, tag: u32, groups: &[u32], standby: &[u32]
     }
 }
 
-/// Returns the flow for the copy that leaves the node.
+/// Returns the flow of the copy that leaves the node.
 pub(crate) fn far(tag: u32, actions: impl IntoIterator<Item = Action>) -> Flow {
     let m = network_match(tag).field(DESTINATION_FLAGS, FAR).masked(RECEIVER, 0u8, IS_RECEIVER);
     Flow::new(table::ACCEPT, rank::FAR, m).apply(actions)

@@ -4,8 +4,9 @@
 //! one condition has several alternatives, each is a flow. Otherwise the conditions are clauses of a conjunction, so the
 //! number of flows is the sum of the alternatives.
 //!
-//! All flows match the identity of the group, so that the numbers of conjunctions need to be unique in the rules of one
-//! group and direction only. They are hashes, so that a rule that comes or goes leaves the flows of others as they are.
+//! All flows match the identity of the group. So the numbers of conjunctions need to be unique only among the rules of
+//! one group and direction. The numbers are hashes, so that adding or removing a rule does not change the flows of other
+//! rules.
 
 use std::{
     cmp::Reverse,
@@ -39,8 +40,8 @@ pub(crate) fn rules(group: &Group) -> Vec<Flow> {
     counted_rules(group).into_iter().map(|(flow, _)| flow).collect()
 }
 
-/// Returns the flows of a group's rules, and the rule that each counts for: a rule counts the packets that it denies, and
-/// those that open a connection that it allows.
+/// Returns the flows of a group's rules with the rule that each flow counts for. A rule counts the packets that it
+/// denies, and the packets that open a connection that it allows.
 pub(crate) fn counted_rules(group: &Group) -> Vec<(Flow, Option<RuleId>)> {
     if group.rules.is_empty() {
         return vec![];
@@ -56,7 +57,7 @@ pub(crate) fn counted_rules(group: &Group) -> Vec<(Flow, Option<RuleId>)> {
     if of(Direction::In).any(|rule| rule.peer.names_identity()) {
         flows.push(drop(table::POLICY_IN, own(Side::Destination).field(SOURCE_FLAGS, UNKNOWN)));
     }
-    // The receivers on other nodes are not known.
+    // The receivers on other nodes are unknown.
     if of(Direction::Out).any(|rule| rule.peer.names_any()) {
         flows.push(drop(table::POLICY, own(Side::Source).field(DESTINATION_FLAGS, FAR)));
     }
@@ -66,12 +67,13 @@ pub(crate) fn counted_rules(group: &Group) -> Vec<(Flow, Option<RuleId>)> {
     flows
 }
 
-/// Packets for which the group's endpoint is this side of the connection.
+/// Matches packets for which the group's endpoint is this side of the connection.
 fn member(group: &Group, side: Side) -> Match {
     Match::new().field(side.flags(), HERE).field(side.identity(), group.identity.get())
 }
 
-/// One flow for each match: a plain flow decides what a clause of the same rank and match would.
+/// The flow of a match. There is one per match: a plain flow has the decision that a clause with the same rank and match
+/// would make.
 enum Entry<'a> {
     Plain(&'a Rule),
     Clauses(Vec<Action>),
@@ -136,7 +138,8 @@ fn directed<'a>(
     entries.into_iter().flat_map(flows).collect()
 }
 
-/// Numbers of the conjunctions of one group and direction. They depend on the rules, not on the process.
+/// Numbers of the conjunctions of one group and direction. They depend only on the rules, so that they are the same after
+/// a restart.
 #[derive(Default)]
 struct Conjunctions<'a> {
     /// Rules that differ only in their subnets share an id.
@@ -156,7 +159,8 @@ impl<'a> Conjunctions<'a> {
     }
 }
 
-/// Of rules of one rank the first one decides: they are sorted by id, and have one action.
+/// Adds a rule's decision for a match. Among rules of one rank the first one decides: they are sorted by id and have the
+/// same action.
 fn decide<'a>(
     entries: &mut BTreeMap<(Reverse<u16>, Match), Entry<'a>>,
     key: (Reverse<u16>, Match),
@@ -197,7 +201,7 @@ impl Condition {
         Condition { matching: side.within(Match::new(), prefix), family }
     }
 
-    /// Both conditions; `None` if they need different versions of IP.
+    /// Combines both conditions; `None` if they need different versions of IP.
     fn and(self, other: &Condition) -> Option<Condition> {
         let is_possible = self.family.is_none() || other.family.is_none() || self.family == other.family;
         let merge = |m: Match, (field, masked): (Field, openflow_rs::Masked)| {
@@ -212,7 +216,7 @@ impl Condition {
     }
 }
 
-/// The alternatives of each condition; `None` if nothing can match.
+/// Returns the alternatives of each condition; `None` if no packet can match.
 fn conditions(rule: &Rule, own: Side, peer: Side) -> Option<Vec<Vec<Condition>>> {
     let mut all = vec![];
     if let Some(set) = &rule.peer.identities {
@@ -244,7 +248,7 @@ fn protocol(number: u8, port: u16, mask: u16) -> Condition {
     Condition::new(Match::new().masked(PROTOCOL_AND_PORT, value, mask))
 }
 
-/// Splits a range into values with masks: the fewest aligned blocks.
+/// Splits a range into the fewest aligned blocks, each a value and a mask.
 fn masks(ports: PortRange) -> Vec<(u16, u16)> {
     let (mut first, last) = (u32::from(ports.first()), u32::from(ports.last()));
     let mut blocks = vec![];
