@@ -22,10 +22,11 @@ use super::{
 };
 use crate::datapath::{Desired, Object, Service, Unsupported};
 
-/// Returns the contents of both bridges for `desired`. Omits peers without their port, services without a network, and
-/// objects that this datapath does not implement. Has the records alone of local endpoints without their port.
+/// Returns the contents of both bridges for `desired`. Omits peers without a port, services without a network, and
+/// objects that this datapath does not implement. Local endpoints without a port have only their record.
 ///
-/// `numbers` are those of the installed services and VRFs, `retained` are groups of what belongs to no object and stays.
+/// `numbers` are those of the installed services and VRFs. `retained` are the groups of ports that belong to no object
+/// and are kept.
 pub(crate) fn expected(
     desired: &Desired,
     ports: &BridgePorts,
@@ -42,7 +43,8 @@ pub(crate) fn expected(
             continue;
         }
         if port.is_some() || !matches!(object, Object::Peer(_)) {
-            // What cannot be set, such as a service without a network, is not in the index and counts as out of sync.
+            // Objects that cannot be set, such as a service without a network, are not in the index and count as out of
+            // sync.
             let _omitted = batch.set(object.clone(), port);
         }
     }
@@ -67,7 +69,7 @@ pub(crate) fn support(object: &Object) -> Result<(), Unsupported> {
     }
 }
 
-/// The bridge whose port of the node's kernel an object needs.
+/// Returns the bridge on which an object needs the port of the node's kernel.
 pub(crate) fn needed_kernel_port(object: &Object) -> Option<BridgeKind> {
     match object {
         Object::Subnet(subnet) if subnet.is_routed_vlan() => Some(BridgeKind::Vlan),
@@ -79,7 +81,7 @@ pub(crate) fn needed_kernel_port(object: &Object) -> Option<BridgeKind> {
 fn support_service(service: &Service) -> Result<(), Unsupported> {
     let domains = match (&service.scope.vrf, &service.scope.network) {
         (Vrf::Network(_), Some(network)) => vec![Domain::Network(network.encap)],
-        // Of all networks of the VRF.
+        // The ready backends on all networks of the VRF count.
         _ => BridgeKind::ALL.map(|bridge| Domain::Vrf(bridge, 0)).into(),
     };
     if domains.into_iter().any(|domain| pipeline::ready(service, domain).count() > pipeline::MAX_BACKENDS) {

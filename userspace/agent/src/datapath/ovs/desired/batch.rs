@@ -1,4 +1,4 @@
-//! Changes of the model that reach the switch together.
+//! Changes of the model that are sent to the switch together.
 
 mod dependents;
 mod flows;
@@ -44,12 +44,12 @@ pub(crate) enum NotSet {
     /// All numbers of VRFs are in use.
     #[error("the switch has {0} VRFs, and no number for another one")]
     VrfNumber(u32),
-    /// A service of all networks of a VRF has none.
+    /// The service has the scope of a whole VRF, which has no network on this node.
     #[error(
         "the service has no network, and no network that is routed in the {0} is on this node; give the service a network"
     )]
     Network(Vrf),
-    /// Another object has the cookie.
+    /// Another object has the same cookie.
     #[error("its flows would have the cookie of those of {0}; give one of the two objects another name")]
     Cookie(ObjectId),
 }
@@ -67,17 +67,17 @@ pub(crate) struct Batch<'a> {
     previous: Vec<(ObjectId, Option<Installed>)>,
     /// Networks whose groups and flows need an update.
     dirty_networks: BTreeSet<NetworkId>,
-    /// Whether the group of all peers needs an update.
+    /// The group of all peers needs an update.
     dirty_peers: bool,
     /// Tags of removed networks, whose groups are removed.
     removed_tags: BTreeSet<(BridgeKind, u32)>,
-    /// Removed services, whose numbers become free.
+    /// Removed services, whose numbers are released.
     removed_services: BTreeSet<ServiceId>,
-    /// VRFs that objects were in, whose numbers become free if no object is.
+    /// VRFs that objects have left. Their numbers are released if no object remains.
     left_vrfs: BTreeSet<Vrf>,
     /// Port numbers of the node's kernel before the changes.
     previous_kernel: PerBridge<Option<u32>>,
-    /// Whether the node was the gateway of a VLAN network before the changes.
+    /// The node was the gateway of a VLAN network before the changes.
     had_routed_vlan: bool,
     /// Groups and services whose flows were set or removed.
     counted: BTreeSet<ObjectId>,
@@ -135,9 +135,9 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Adds or replaces an object. Fails without a change if another object has its cookie, a service has no network, or there is no
-    /// number for the object. A remote endpoint without a tunnel has a record: its frames come from nowhere, until the peer is set. So
-    /// has a local endpoint without a port.
+    /// Adds or replaces an object. Fails without a change if another object has its cookie, if a service has no network,
+    /// or if no number is free for the object. A remote endpoint without a tunnel gets a record that drops frames with
+    /// its addresses until the peer is set. A local endpoint without a port gets such a record, too.
     pub(crate) fn set(&mut self, object: Object, port: Option<BridgePort>) -> Result<(), NotSet> {
         let id = object.id();
         if let Some(owner) = self.index.other_owner(&id) {
@@ -166,7 +166,7 @@ impl<'a> Batch<'a> {
         let has_port = port.is_some();
         let old = self.index.insert(Installed { object: object.clone(), port });
         self.mark_group_members(old.as_ref(), Some(&object));
-        // One without a port speaks for no service.
+        // An endpoint without a port is not the speaker of a service.
         let before = old.as_ref().filter(|installed| installed.port.is_some());
         let before = before.map(|installed| installed.object.clone());
         let old_port = old.as_ref().and_then(|installed| installed.port.as_ref()).map(|port| port.number);
@@ -187,7 +187,7 @@ impl<'a> Batch<'a> {
     }
 
     pub(crate) fn delete(&mut self, id: &ObjectId) {
-        // It has not been set: the flows with its cookie, and the number, are those of the other object.
+        // The object has not been set: the flows with its cookie, and the number, belong to the other object.
         if self.index.other_owner(id).is_some() {
             return;
         }
@@ -224,8 +224,8 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Removes every flow and group that belongs to no installed object and to no other program, if they do not stay. Of a local endpoint
-    /// without a port the record stays: nothing else has its addresses.
+    /// Removes every flow and group that belongs neither to an installed object nor to another program, unless orphans
+    /// are retained. A local endpoint without a port keeps its record, so that no other sender can use its addresses.
     pub(crate) fn collect_garbage(&mut self) {
         if self.retains() {
             self.end_takeover();
@@ -239,7 +239,7 @@ impl<'a> Batch<'a> {
             let stays = |owner: Cookie| owners.contains(&owner) || retains_groups && owner.is_of_group();
             self.edits.get_mut(bridge).retain_owners(stays);
         }
-        // Their other flows have a port number, which may be that of another port.
+        // Their other flows match a port number that may now belong to another port.
         let unattached: Vec<ObjectId> = self.index.unattached().cloned().collect();
         unattached.iter().for_each(|id| self.update_flows(id));
         self.dirty_networks.extend(self.index.networks().map(|network| network.id.clone()));
@@ -261,7 +261,7 @@ impl<'a> Batch<'a> {
         PerBridge { vlan: self.edits.vlan.changes(), vxlan: self.edits.vxlan.changes() }
     }
 
-    /// Keeps the changes: the switch has accepted them. Returns the groups and services whose flows have changed.
+    /// Keeps the changes, which the switch has accepted. Returns the groups and services whose flows have changed.
     pub(crate) fn commit(mut self) -> BTreeSet<ObjectId> {
         self.update_groups();
         for service in std::mem::take(&mut self.removed_services) {
@@ -271,7 +271,7 @@ impl<'a> Batch<'a> {
         self.counted
     }
 
-    /// Reverts the changes after a rejection. The tables of the bridges in `applied` keep theirs.
+    /// Reverts the changes after a rejection. The tables of the bridges in `applied` keep the changes.
     pub(crate) fn rollback(mut self, applied: &[BridgeKind]) {
         for (id, old) in std::mem::take(&mut self.previous).into_iter().rev() {
             match old {

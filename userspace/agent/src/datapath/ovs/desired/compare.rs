@@ -22,13 +22,13 @@ pub(crate) struct Differences {
     pub(crate) out_of_sync: BTreeSet<ObjectId>,
     /// Number of flows, groups and buckets that belong to no desired object.
     pub(crate) orphans: usize,
-    /// Whether the base flows are incomplete.
+    /// The base flows are incomplete.
     pub(crate) base_flows: bool,
 }
 
 /// Compares `actual` with the contents that `desired` requires.
 pub(crate) fn compare(expected: &SwitchModel, actual: &PerBridge<Tables>, desired: &Desired) -> Differences {
-    // The switch has none of the flows of an object whose cookie another one has.
+    // If another object has an object's cookie, the switch has none of its flows.
     let own = desired.iter().map(|(id, _)| id).filter(|id| expected.index.other_owner(id).is_none());
     let owners: HashMap<Cookie, &ObjectId> = own.map(|id| (Cookie::of(id), id)).collect();
     let mut differences = Differences::default();
@@ -64,7 +64,7 @@ fn compare_groups(expected: &SwitchModel, actual: &PerBridge<Tables>, difference
         for (id, _) in required.iter().filter(|(id, group)| present.get(id) != Some(group)) {
             match owners.get(&(bridge, *id)) {
                 Some(id) => drop(differences.out_of_sync.insert(id.clone())),
-                // The group of the uplinks has no object of its own.
+                // The group of the uplinks belongs to no object.
                 None if bridge == BridgeKind::Vlan || !present.contains_key(id) => {
                     differences.base_flows = true;
                 }

@@ -13,7 +13,8 @@ use crate::datapath::{
     },
 };
 
-/// Where the address of an installed service is unique: on the bridge of its network, or on each that routes networks of its VRF.
+/// Returns the domains in which the address of an installed service is unique: on the bridge of its network, or on each
+/// bridge that routes networks of its VRF.
 pub(crate) fn domains_of_service(
     index: &FlowIndex,
     numbers: &ObjectNumbers,
@@ -30,8 +31,8 @@ pub(crate) fn domains_of_service(
     }
 }
 
-/// Zones of connection tracking of the installed networks, those of their connections and those of clients to services, and the network
-/// or VRF that each is for.
+/// Returns the connection tracking zones of the installed networks, for their connections and for those of clients to
+/// services, with the network or VRF of each zone.
 pub(crate) fn zones(index: &FlowIndex, numbers: &ObjectNumbers) -> BTreeMap<u16, String> {
     let mut owners: BTreeMap<u16, String> = BTreeMap::new();
     for network in index.networks() {
@@ -43,7 +44,7 @@ pub(crate) fn zones(index: &FlowIndex, numbers: &ObjectNumbers) -> BTreeMap<u16,
             Domain::Vrf(..) => format!("VRF {}", network.vrf),
         };
         for zone in [domain.zone(), domain.clients_zone()] {
-            // Of two networks with one tag always the same one.
+            // If two networks have one tag, the result is deterministic.
             let known = owners.entry(zone).or_insert_with(|| owner.clone());
             if owner < *known {
                 known.clone_from(&owner);
@@ -53,7 +54,7 @@ pub(crate) fn zones(index: &FlowIndex, numbers: &ObjectNumbers) -> BTreeMap<u16,
     owners
 }
 
-/// Families of addresses of a network to which the nodes route.
+/// Returns the address families of a network that the nodes route.
 pub(super) fn routed(index: &FlowIndex, network: &NetworkId) -> Routed {
     routed_by(|id| Some(&index.get(id)?.object), network)
 }
@@ -66,7 +67,8 @@ fn routed_by<'a>(find: impl Fn(&ObjectId) -> Option<&'a Object>, network: &Netwo
     Routed { v4: is_routed(Family::V4), v6: is_routed(Family::V6) }
 }
 
-/// Where the addresses of a network are unique; `None` without a number. A VLAN network may be only bridged, whatever its VRF is.
+/// Returns the domain in which the addresses of a network are unique; `None` without a number. A VLAN network may be only
+/// bridged, whatever its VRF is.
 pub(crate) fn domain(
     index: &FlowIndex,
     numbers: &ObjectNumbers,
@@ -76,7 +78,7 @@ pub(crate) fn domain(
     domain_by(|| routed(index, network), numbers, vrf, encap)
 }
 
-/// The same of a network that need not be installed.
+/// Returns the domain of a network that need not be installed.
 pub(crate) fn domain_of_network(
     desired: &Desired,
     numbers: &ObjectNumbers,
@@ -95,13 +97,13 @@ fn domain_by(
         (_, Encap::Vlan(_)) if !routed().is_any() => Some(Domain::Network(encap)),
         (Vrf::Tenant(_), Encap::Vlan(_)) => numbered(numbers, vrf, BridgeKind::Vlan),
         (Vrf::Tenant(_), Encap::Vxlan { .. }) => numbered(numbers, vrf, BridgeKind::Vxlan),
-        // Its tag alone tells its addresses: it needs no number.
+        // Its tag alone identifies the domain: it needs no number.
         (Vrf::Network(_), Encap::Vlan(vlan)) => Some(Domain::RoutedVlan(vlan)),
         (Vrf::Network(_), Encap::Vxlan { .. }) => Some(Domain::Network(encap)),
     }
 }
 
-/// Where the addresses of a VRF are unique on the VXLAN bridge; `None` without a number, or without a network.
+/// Returns the domain of a VRF on the VXLAN bridge; `None` without a number or without a network.
 pub(super) fn domain_of_vrf(index: &FlowIndex, numbers: &ObjectNumbers, vrf: &Vrf) -> Option<Domain> {
     match vrf {
         Vrf::Tenant(_) => numbered(numbers, vrf, BridgeKind::Vxlan),
@@ -114,7 +116,7 @@ pub(super) fn domain_of_vrf(index: &FlowIndex, numbers: &ObjectNumbers, vrf: &Vr
     }
 }
 
-/// The networks of a VRF on a bridge.
+/// Returns the domain of the networks of a VRF on a bridge.
 fn numbered(numbers: &ObjectNumbers, vrf: &Vrf, bridge: BridgeKind) -> Option<Domain> {
     let number = u16::try_from(numbers.vrfs.get(vrf)?).ok()?;
     Some(Domain::Vrf(bridge, number))

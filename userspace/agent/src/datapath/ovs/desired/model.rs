@@ -34,31 +34,33 @@ pub(crate) struct SwitchModel {
 /// Parameters of the base flows.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BaseConfig {
-    /// Port numbers of the uplinks, that of the active one first.
+    /// Port numbers of the uplinks; the active one is first.
     pub(crate) uplinks: Vec<u32>,
-    /// Those of the uplinks that stand by.
+    /// Port numbers of the standby uplinks.
     pub(crate) standby: Vec<u32>,
-    /// Port number of the node's kernel on each bridge, if it routes VLAN networks, or gives VXLAN networks host access.
+    /// Port number of the node's kernel on each bridge, if it routes VLAN networks or provides host access of VXLAN
+    /// networks.
     pub(crate) kernel: PerBridge<Option<u32>>,
     /// Address of the node's own tunnels, if configured.
     pub(crate) vtep: Option<IpAddr>,
-    /// Port numbers that belong to no object, if what belongs to none stays.
+    /// Port numbers without an object, if flows, groups and ports without an object are retained.
     pub(crate) retained: Option<PerBridge<BTreeSet<u32>>>,
-    /// Ports of desired endpoints that have no flows yet: the index has the endpoints without them, and a garbage collection leaves them.
+    /// Ports of desired endpoints that have no flows yet. The index has these endpoints without a port, and garbage
+    /// collection keeps the ports.
     pub(crate) unprogrammed: BTreeSet<String>,
-    /// The flows of groups that belong to no object stay: endpoints may have these groups.
+    /// Flows of groups without an object are retained: endpoints may have these groups.
     pub(crate) retains_groups: bool,
-    /// Another datapath has the interfaces to the node's kernel.
+    /// Another datapath owns the interfaces to the node's kernel.
     pub(crate) stands_by: bool,
-    /// No frame enters the bridges before the connections of another datapath are taken over. A garbage collection leaves the flows that
-    /// drop them: they are removed after it, when the connections are.
+    /// All frames that enter the bridges are dropped until the connections of another datapath are imported. Garbage
+    /// collection keeps the flows that drop them. They are removed after the import, which follows garbage collection.
     pub(crate) holds: bool,
 }
 
 /// Ports of objects.
 pub(crate) type BridgePorts = HashMap<ObjectId, BridgePort>;
 
-/// Reads the numbers of the services, and of the VRFs of the desired objects, in the tables.
+/// Reads the numbers of the services, and of the VRFs of the desired objects, from the tables.
 ///
 /// # Errors
 ///
@@ -90,11 +92,11 @@ pub(crate) fn installed_numbers(
     Ok(ObjectNumbers { services: Numbers::of(services), vrfs: Numbers::of(vrfs) })
 }
 
-/// Reads the numbers of all VRFs in the tables.
+/// Reads the numbers of all VRFs from the tables.
 ///
 /// # Errors
 ///
-/// Returns the error of a flow that cannot be decoded. Those of other programs may not be.
+/// Returns the error of a flow that cannot be decoded. Flows of other programs may be undecodable.
 pub(crate) fn vrf_numbers(tables: &PerBridge<Tables>) -> Result<BTreeSet<u32>, DecodeError> {
     let mut numbers = BTreeSet::new();
     let flows = BridgeKind::ALL.into_iter().flat_map(|bridge| tables.get(bridge).flows());

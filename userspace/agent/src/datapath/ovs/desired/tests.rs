@@ -53,7 +53,8 @@ fn network_id(n: u8) -> NetworkId {
     NetworkId::new(&format!("net{n}").parse().unwrap(), &"blue".parse().unwrap())
 }
 
-/// Networks 0 and 1 are VXLANs, the others VLANs. The variant has another tag, as after deletion and creation.
+/// Networks 0 and 1 are VXLANs, the others VLANs. The variant has another tag, as if the network was deleted and created
+/// again.
 fn encap(network: u8, variant: bool) -> Encap {
     let tag = u16::from(network) + 1 + 10 * u16::from(variant);
     match network {
@@ -139,7 +140,7 @@ fn service(at: u8, n: u8, backends: u8, (variant, routed): (bool, bool)) -> Obje
     })
 }
 
-/// Host access of the tenant, or of a network that is a VRF of its own.
+/// Host access of the tenant, or of a network that is its own VRF.
 fn route(vrf: u8, variant: bool) -> Object {
     let vrf = match vrf {
         0 => Vrf::Tenant("blue".parse().unwrap()),
@@ -191,7 +192,7 @@ fn port_of(object: &Object) -> Option<BridgePort> {
     Some(BridgePort { name: format!("port{number}"), number })
 }
 
-/// The contents for the objects alone.
+/// Returns the contents without retained groups.
 fn expected(desired: &Desired, ports: &BridgePorts, base: BaseConfig, numbers: ObjectNumbers) -> SwitchModel {
     super::expected(desired, ports, base, numbers, PerBridge::default())
 }
@@ -265,7 +266,7 @@ proptest! {
                 let counted = batch.commit();
                 counters.update(&model, &counted);
             }
-            // What is counted depends only on the objects, too.
+            // The set of counted flows also depends only on the objects.
             let all = FlowCounters::default();
             all.follow(vec![], &model);
             prop_assert_eq!(counters.lines(), all.lines());
@@ -286,7 +287,7 @@ proptest! {
     }
 }
 
-/// A cluster of thousands of nodes: each message to the switch fits, and each peer is in one group.
+/// A cluster of thousands of nodes: each message to the switch fits its maximum size, and each peer is in one group.
 #[test]
 fn many_peers_need_several_groups() {
     let mut model = SwitchModel::default();
@@ -314,7 +315,7 @@ fn many_peers_need_several_groups() {
         groups.map(|group| group.buckets.len()).collect::<Vec<_>>()
     };
     assert_eq!(sizes(&model), [MAX_BUCKETS, MAX_BUCKETS, 1]);
-    // Flooded frames use all of them.
+    // Flooded frames use all groups.
     let flood = |model: &SwitchModel| {
         let flows = expected(
             &Desired::default(),
@@ -342,7 +343,7 @@ fn many_peers_need_several_groups() {
 #[test]
 fn many_pods_need_several_groups() {
     many_pods(None, &[peer_group(0), 2]);
-    // Each is asked for its copies.
+    // The rules of each pod are evaluated for its copies.
     many_pods(identity(1), &[peer_group(0), 2, 2 | 1 << 31]);
 }
 
@@ -383,7 +384,8 @@ fn many_pods(identity: Option<Identity>, of_one: &[u32]) {
     assert_eq!(model.tables.vxlan.groups().keys().copied().collect::<Vec<_>>(), of_one);
 }
 
-/// A VRF keeps its number over a restart, until no object is left; a change of one endpoint of a large VRF changes only its own flows.
+/// A VRF keeps its number over a restart until no object is left. A change of one endpoint of a large VRF changes only
+/// the endpoint's own flows.
 #[test]
 fn vrfs_have_numbers_and_changes_are_small() {
     let mut model = SwitchModel::default();
@@ -432,7 +434,7 @@ fn vrfs_have_numbers_and_changes_are_small() {
     batch.set(Object::Network(blue.clone()), None).unwrap();
     batch.commit();
     assert_eq!(numbers(&restarted), [of_blue, of_red]);
-    // A service of all networks needs one.
+    // A service of all networks needs a network in the VRF.
     let service = |vrf: Vrf| Object::Service(Service::new("dns:x", Scope::vrf(vrf), [10, 9, 9, 9]));
     let mut batch = Batch::new(&mut restarted);
     let refused = batch.set(service(Vrf::Tenant("green".parse().unwrap())), None).unwrap_err();
@@ -449,7 +451,7 @@ fn buckets(model: &SwitchModel) -> BTreeMap<u32, BTreeSet<String>> {
         .collect()
 }
 
-/// The record of an endpoint is unreadable at a restart, and there are others on its network.
+/// The record of an endpoint is unreadable at a restart, and its network has other endpoints.
 #[test]
 fn an_endpoint_of_no_object_stays_in_the_groups_of_its_network() {
     let kind = (false, false);
@@ -458,7 +460,7 @@ fn an_endpoint_of_no_object_stays_in_the_groups_of_its_network() {
     let mut model = SwitchModel::default();
     let mut batch = Batch::new(&mut model);
     batch.set_base_flows();
-    // The rules of the first endpoint make the network evaluate what it sends to all.
+    // Because of the rules of the first endpoint, the network evaluates the frames that it floods.
     for object in [&network, &group(1, 1, false), &retained, &known] {
         batch.set(object.clone(), port_of(object)).unwrap();
     }
@@ -486,7 +488,7 @@ fn an_endpoint_of_no_object_stays_in_the_groups_of_its_network() {
     let differences = compare(&required, &model.tables, &desired);
     assert!(differences.out_of_sync.is_empty() && differences.orphans > 0, "{differences:?}");
 
-    // Another one comes, and the pod is deleted.
+    // Another endpoint is added, and the pod is deleted.
     let mut batch = Batch::new(&mut model);
     batch.set(new.clone(), port_of(&new)).unwrap();
     batch.commit();
@@ -505,7 +507,7 @@ fn an_endpoint_of_no_object_stays_in_the_groups_of_its_network() {
     assert_eq!(buckets(&model).values().map(BTreeSet::len).sum::<usize>(), 1);
 }
 
-/// An endpoint waits for its new group at a restart, and its flows are those of the old one.
+/// After a restart, an endpoint waits for its new group, and its flows are those of the old group.
 #[test]
 fn groups_stay_while_endpoints_wait() {
     let old = group(1, 1, false);
@@ -542,7 +544,7 @@ fn what_is_left_of_a_takeover_goes_also_while_orphans_stay() {
         edit.set(Cookie::HOLD, [pipeline::drop_all()]);
         edit.set(Cookie(1), [Flow { priority: 7, ..pipeline::drop_all() }]);
     }
-    // As long as connections are still to be taken over, no frame enters.
+    // No frame enters until the connections are imported.
     for (holds, left) in [(true, 1), (false, 0)] {
         model.base.holds = holds;
         let mut batch = Batch::new(&mut model);
@@ -571,14 +573,14 @@ fn a_garbage_collection_does_not_end_a_takeover() {
     }
 }
 
-/// The number of a VRF whose records are unreadable at a restart is not that of another one.
+/// The number of a VRF whose records are unreadable at a restart is not assigned to another VRF.
 #[test]
 fn numbers_of_unknown_vrfs_are_reserved() {
     let tenant = |name: &str, n: u8| {
         let vrf = Vrf::Tenant(name.parse().unwrap());
         Network { vrf, ..Network::new(network_id(n), encap(n, false)) }
     };
-    // The last one chooses the number of red.
+    // The last name has the same hash value as red.
     let [blue, red, green] = [("blue", 0), ("red", 1), ("green2285", 0)].map(|(name, n)| tenant(name, n));
     let [of_blue, of_red, of_green] = [&blue, &red, &green].map(|network| network.vrf.first_choice());
     assert_eq!(of_green, of_red);

@@ -1,4 +1,4 @@
-//! What depends on an object: the flows of other objects, and groups.
+//! Dependents of an object: the flows of other objects, and groups.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::datapath::{
 };
 
 impl Batch<'_> {
-    /// As `routed` for the network of a subnet.
+    /// Calls [`routed`](Self::routed) for the network of a subnet.
     pub(super) fn routed_at(&self, id: &ObjectId) -> Option<Routed> {
         match id {
             ObjectId::Subnet(subnet) => Some(self.routed(&subnet.network)),
@@ -22,7 +22,7 @@ impl Batch<'_> {
         }
     }
 
-    /// Updates the endpoints of a network, if a change of its subnet changes how they are reached.
+    /// Updates the endpoints of a network if a change of its subnet changes how they are reached.
     pub(super) fn update_endpoints(&mut self, id: &ObjectId, before: Option<Routed>) {
         let ObjectId::Subnet(subnet) = id else { return };
         let (before, after) = (before.unwrap_or_default(), self.routed(&subnet.network));
@@ -32,7 +32,7 @@ impl Batch<'_> {
         for endpoint in self.index.endpoints_on(&subnet.network) {
             self.update_flows(&endpoint);
         }
-        // A VLAN is in another domain.
+        // The domain of a VLAN network changes.
         if before.is_any() != after.is_any() {
             self.dirty_networks.insert(subnet.network.clone());
             for family in Family::ALL {
@@ -47,7 +47,8 @@ impl Batch<'_> {
         }
     }
 
-    /// Updates the services for which this node begins or ends to answer requests when an endpoint comes or goes.
+    /// Updates the services for which this node starts or stops answering requests because an endpoint was added or
+    /// removed.
     pub(super) fn update_spoken_for(&mut self, old: Option<&Object>, new: Option<&Object>) {
         let place = |object: Option<&Object>| match object {
             Some(Object::Local(local)) => Some((local.network.clone(), local.addresses.clone())),
@@ -66,7 +67,7 @@ impl Batch<'_> {
         services.into_iter().for_each(|service| self.update_flows(&ObjectId::Service(service)));
     }
 
-    /// Marks what depends on a peer or a network.
+    /// Marks the dependents of a peer or a network.
     pub(super) fn mark_dirty(&mut self, id: &ObjectId) {
         match id {
             ObjectId::Peer(_) => self.dirty_peers = true,
@@ -92,7 +93,7 @@ impl Batch<'_> {
         }
     }
 
-    /// Updates what depends on the rules of a group: the flows of its local endpoints and their networks.
+    /// Updates the dependents of a group's rules: the flows of its local endpoints and their networks.
     pub(super) fn update_members(&mut self, id: &ObjectId) {
         let ObjectId::Group(identity) = id else { return };
         for member in self.index.members(*identity) {

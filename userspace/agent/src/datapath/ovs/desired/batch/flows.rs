@@ -15,8 +15,8 @@ use crate::datapath::{
 };
 
 impl Batch<'_> {
-    /// Sets the flows of an object on the bridge of its network, and on the other bridge those of a subnet that is apart; removes others
-    /// from there.
+    /// Sets the flows of an object on the bridge of its network. On the other bridge, sets the flows of a subnet whose
+    /// VRF has networks there, and removes other flows of the object.
     pub(super) fn update_flows(&mut self, id: &ObjectId) {
         let Some(installed) = self.index.get(id) else { return };
         let number = installed.port.as_ref().map(|port| port.number);
@@ -29,7 +29,7 @@ impl Batch<'_> {
         if let Object::Group(group) = &installed.object {
             let owner = Cookie::of(id);
             let flows = pipeline::rules(group).into_iter().map(|flow| PackedFlow::new(&flow.cookie(owner.0)));
-            // In one copy: there may be tens of thousands.
+            // Both bridges share one copy: there may be tens of thousands of flows.
             let flows: Vec<PackedFlow> = flows.collect();
             self.edits.vlan.set_packed(owner, flows.iter().cloned());
             self.edits.vxlan.set_packed(owner, flows);
@@ -111,7 +111,7 @@ impl Batch<'_> {
         }
     }
 
-    /// Sets the flows of an object on a bridge, and those on the other one.
+    /// Sets the flows of an object on a bridge, and `apart` on the other bridge.
     pub(super) fn set_flows(
         &mut self,
         id: &ObjectId,
@@ -124,14 +124,14 @@ impl Batch<'_> {
         self.edits.get_mut(other).set(Cookie::of(id), on_other);
     }
 
-    /// Where the addresses of a network are unique.
+    /// Returns the network's tag and the domain in which its addresses are unique.
     pub(super) fn segment(&self, network: &NetworkId, vrf: &Vrf, encap: Encap) -> Segment {
         let routed = self.routed(network);
         let domain = domain(self.index, self.numbers, vrf, (network, encap));
         Segment { tag: bridge_and_tag(encap).1, domain: domain.unwrap_or(Domain::Network(encap)), routed }
     }
 
-    /// Families of addresses of a network to which the nodes route.
+    /// Returns the address families of a network that the nodes route.
     pub(super) fn routed(&self, network: &NetworkId) -> Routed {
         routed(self.index, network)
     }

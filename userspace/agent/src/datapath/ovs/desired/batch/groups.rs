@@ -1,4 +1,4 @@
-//! The groups: those that send to the endpoints of a network or to all peers, and those that select backends.
+//! Groups that output to the endpoints of a network or to all peers, and groups that select backends.
 
 use std::collections::BTreeSet;
 
@@ -29,7 +29,7 @@ impl Batch<'_> {
             self.remove_groups(bridge, |index| pipeline::endpoint_group(tag, index), 0);
             self.remove_groups(bridge, |index| pipeline::receiver_group(tag, index), 0);
         }
-        // Before the networks, whose flows name the groups of peers.
+        // Runs before the networks are updated, because their flows use the groups of peers.
         if std::mem::take(&mut self.dirty_peers) {
             self.update_peer_groups();
         }
@@ -61,7 +61,7 @@ impl Batch<'_> {
         let (bridge, tag) = bridge_and_tag(network.encap);
         let ports: Vec<u32> = self.index.locals_in(network).map(|(_, port)| port).collect();
         let groups = group_count(ports.len());
-        // Of endpoints that stay without an object the rules are unknown, but were evaluated.
+        // The rules of retained endpoints without an object are unknown, but the switch evaluated them.
         let are_evaluated = self.has_retained(bridge, pipeline::receiver_group(tag, 0));
         let has_rules = self.index.has_rules(network) || are_evaluated;
         let peer_groups = group_count(self.index.peers().len());
@@ -100,7 +100,7 @@ impl Batch<'_> {
         while excess.next().is_some_and(|id| edit.remove_group(id)) {}
     }
 
-    /// The groups of both bridges.
+    /// Returns the ids of the groups of both bridges.
     pub(super) fn expected_groups(&self) -> BTreeSet<(BridgeKind, u32)> {
         let peers = (0..group_count(self.index.peers().len())).map(|n| (BridgeKind::Vxlan, peer_group(n)));
         let uplinks = (self.base.uplinks.len() > 1).then_some((BridgeKind::Vlan, UPLINK_GROUP));
@@ -112,7 +112,7 @@ impl Batch<'_> {
     }
 }
 
-/// Groups of a network.
+/// Returns the groups of a network.
 pub(crate) fn network_groups(
     index: &FlowIndex,
     numbers: &ObjectNumbers,
@@ -128,7 +128,7 @@ pub(crate) fn network_groups(
     flood.chain(evaluated.map(|group| (bridge, pipeline::receiver_group(tag, group)))).collect()
 }
 
-/// Groups of the services, which select backends.
+/// Returns the groups of the services, which select backends.
 pub(crate) fn service_groups(
     index: &FlowIndex,
     numbers: &ObjectNumbers,

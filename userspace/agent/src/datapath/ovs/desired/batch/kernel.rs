@@ -1,4 +1,4 @@
-//! What depends on the ports of the node's kernel.
+//! Dependents of the ports of the node's kernel.
 
 use contiv_model::vrf::Vrf;
 
@@ -12,8 +12,8 @@ use crate::datapath::{
 };
 
 impl Batch<'_> {
-    /// Sets the port numbers of the node's kernel, if the objects need them, or may need them, and updates what depends on them, and on
-    /// whether there are networks that need one. Follows all other changes.
+    /// Sets the port numbers of the node's kernel if objects need them or may need them. Updates the flows that depend on
+    /// these numbers and on whether a network needs the port. Must be called after all other changes.
     pub(crate) fn set_kernel_ports(&mut self, ports: PerBridge<Option<u32>>) {
         let ports = PerBridge {
             vlan: ports.vlan.filter(|_| self.retains() || self.index.has_routed_vlan()),
@@ -39,8 +39,8 @@ impl Batch<'_> {
         dependent.iter().for_each(|id| self.update_flows(id));
     }
 
-    /// Updates the subnets and endpoints of a VRF whose route has changed, and the route of a network that is a VRF of its own: its
-    /// tag may be another one.
+    /// Updates the subnets and endpoints of a VRF whose route has changed. Also updates the route of a network that is
+    /// its own VRF, because its tag may have changed.
     pub(super) fn update_host_access(&mut self, id: &ObjectId) {
         match id {
             ObjectId::Route(route) => {
@@ -58,7 +58,7 @@ impl Batch<'_> {
         dependent.iter().for_each(|id| self.update_flows(id));
     }
 
-    /// Host access of a VRF, whose networks are on this bridge.
+    /// Returns the host access of a VRF whose networks are on this bridge.
     pub(super) fn host_access(&self, vrf: &Vrf, bridge: BridgeKind) -> Option<HostAccess> {
         let port = self.base.kernel.vxlan.filter(|_| bridge == BridgeKind::Vxlan);
         let (port, subnet) = port.zip(self.index.private_subnet(vrf))?;

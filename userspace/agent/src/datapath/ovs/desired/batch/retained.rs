@@ -1,4 +1,4 @@
-//! What belongs to no installed object and stays.
+//! Flows, groups and ports that belong to no installed object and are retained.
 
 use std::collections::BTreeSet;
 
@@ -12,12 +12,13 @@ use crate::datapath::ovs::{
 };
 
 impl Batch<'_> {
-    /// Whether flows, groups and ports of no installed object stay.
+    /// Reports whether flows, groups and ports without an installed object are retained.
     pub(super) fn retains(&self) -> bool {
         self.base.retained.is_some()
     }
 
-    /// Removes what an interrupted takeover from another datapath has left: no frame would enter. One that goes on ends later.
+    /// Removes the flows that an interrupted takeover from another datapath has left, because they drop all frames. A
+    /// takeover that is still in progress removes them later.
     pub(super) fn end_takeover(&mut self) {
         if self.base.holds {
             return;
@@ -27,8 +28,8 @@ impl Batch<'_> {
         }
     }
 
-    /// Adds the buckets for ports of no object that the group has in the switch, if these stay. What is sent to all ports of a
-    /// network reaches them as before.
+    /// Adds the group's buckets for ports without an object, as they are in the switch, if these ports are retained. So
+    /// frames to all ports of a network still reach them.
     pub(super) fn with_retained(&self, bridge: BridgeKind, mut group: Group) -> Group {
         let room = MAX_BUCKETS.saturating_sub(group.buckets.len());
         let retained: Vec<Bucket> = self.retained_buckets(bridge, group.id).take(room).cloned().collect();
@@ -36,7 +37,7 @@ impl Batch<'_> {
         group
     }
 
-    /// Whether the group has a bucket for a port of no object that stays.
+    /// Reports whether the group has a bucket for a retained port without an object.
     pub(super) fn has_retained(&self, bridge: BridgeKind, group: u32) -> bool {
         self.retained_buckets(bridge, group).next().is_some()
     }
@@ -51,7 +52,7 @@ impl Batch<'_> {
         })
     }
 
-    /// Removes ports of no object, which do not stay: their numbers will be those of other ports.
+    /// Removes ports without an object that are not retained, because the switch will reuse their numbers.
     pub(crate) fn forget_ports(&mut self, ports: &PerBridge<BTreeSet<u32>>) {
         for bridge in BridgeKind::ALL {
             let gone = ports.get(bridge);
@@ -70,7 +71,7 @@ impl Batch<'_> {
     }
 }
 
-/// Returns the groups that send to networks and peers, with their buckets for these ports only.
+/// Returns the groups that output to networks and peers, with only their buckets for these ports.
 pub(crate) fn groups_of(tables: &PerBridge<Tables>, ports: &PerBridge<BTreeSet<u32>>) -> PerBridge<Tables> {
     let of = |bridge: BridgeKind| {
         let is_of = |bucket: &Bucket| port_of(bucket).is_some_and(|port| ports.get(bridge).contains(&port));
@@ -84,7 +85,7 @@ pub(crate) fn groups_of(tables: &PerBridge<Tables>, ports: &PerBridge<BTreeSet<u
     PerBridge { vlan: of(BridgeKind::Vlan), vxlan: of(BridgeKind::Vxlan) }
 }
 
-/// The port of a network or peer that a bucket sends to.
+/// Returns the port of a network or peer to which a bucket outputs.
 fn port_of(bucket: &Bucket) -> Option<u32> {
     pipeline::output_port(bucket).or_else(|| pipeline::receiver_port(bucket))
 }

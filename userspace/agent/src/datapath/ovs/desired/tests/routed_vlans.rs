@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Another datapath has the interface of the kernel, or the switch could not open it. A service of the tenant was there before.
+/// Another datapath has the interface of the kernel, or the switch could not open it. The service of the tenant was
+/// installed before.
 #[test]
 fn a_routed_vlan_lacks_only_the_port_of_the_kernel() {
     let [network, subnet] = [Object::Network(network(2, false, true)), subnet(2, (false, true), true, false)];
@@ -27,7 +28,7 @@ fn a_routed_vlan_lacks_only_the_port_of_the_kernel() {
     batch.set_kernel_ports(PerBridge::default());
     batch.commit();
     assert_ne!(flows(&model, &service), [""; 0]);
-    // What is for the kernel is not flooded to the pods of the network.
+    // Packets for the kernel are not flooded to the pods of the network.
     let to_kernel = "dl_dst=00:00:11:11:11:11,nw_src=10.2.0.0/24 actions=";
     let leaving = |model: &SwitchModel| -> Vec<String> {
         let all = flows(model, &subnet).into_iter().filter(|flow| flow.starts_with("table=9,"));

@@ -13,7 +13,7 @@ fn peer(node: u8) -> Object {
     Object::Peer(Peer::new(vtep(node), 4789))
 }
 
-/// The contents for these objects, of which those that need a port have it.
+/// Returns the contents for these objects. Objects that need a port have it.
 fn model_of(objects: &[Object]) -> SwitchModel {
     let ports: BridgePorts =
         objects.iter().filter_map(|object| Some((object.id(), port_of(object)?))).collect();
@@ -21,13 +21,13 @@ fn model_of(objects: &[Object]) -> SwitchModel {
     expected(&desired, &ports, BaseConfig::default(), ObjectNumbers::default())
 }
 
-/// The flows of an object on the VXLAN bridge.
+/// Returns the flows of an object on the VXLAN bridge.
 fn flows(model: &SwitchModel, id: &ObjectId) -> BTreeSet<String> {
     model.tables.vxlan.flows_of(Cookie::of(id)).iter().map(|flow| format!("{flow:#}")).collect()
 }
 
-/// Neither a restart of the agent nor a garbage collection removes the record, without which other nodes could send in the name of the
-/// endpoint. It is reached as soon as there is a tunnel.
+/// Neither a restart of the agent nor garbage collection removes the record. Without it, other nodes could send with the
+/// endpoint's addresses. The endpoint is reachable as soon as there is a tunnel.
 #[test]
 fn an_endpoint_without_a_tunnel_keeps_its_record() {
     let (network, remote, peer) = (Object::Network(network(0, false, false)), remote_at(1), peer(1));
@@ -61,7 +61,7 @@ fn an_endpoint_without_a_tunnel_keeps_its_record() {
     assert_ne!(flows(&model, &id), nowhere);
 }
 
-/// The node that it has left does not send in its name any more.
+/// The node that the endpoint has left can no longer send with its addresses.
 #[test]
 fn an_endpoint_moves_to_a_node_without_a_tunnel() {
     let (network, moved) = (Object::Network(network(0, false, false)), remote_at(1));

@@ -1,4 +1,4 @@
-//! Local endpoints without a port, and with one on the bridge that their network has left.
+//! Local endpoints without a port, and with a port on the bridge that their network has left.
 
 use super::*;
 
@@ -13,7 +13,8 @@ fn of_table(flows: &BTreeSet<String>, table: u8) -> BTreeSet<&String> {
     flows.iter().filter(|flow| flow.starts_with(&beginning)).collect()
 }
 
-/// The switch has lost the port, whose number another port may get. Without the record, others could send in the name of the endpoint.
+/// The switch has lost the port, and its number may be reused. Without the record, other senders could use the endpoint's
+/// addresses.
 #[test]
 fn an_endpoint_without_a_port_keeps_its_record() {
     for at in [0, 2] {
@@ -38,7 +39,7 @@ fn an_endpoint_without_a_port_keeps_its_record() {
         batch.collect_garbage();
         batch.commit();
         let record = flows(&model, at, &id);
-        // The owners of its addresses, and its Ethernet address.
+        // The owner flows of its addresses, and of its Ethernet address.
         for table in [35, 36] {
             assert_eq!(of_table(&record, table), of_table(&attached, table));
             assert!(!of_table(&record, table).is_empty());
@@ -77,7 +78,8 @@ fn an_endpoint_that_gets_a_port_speaks_for_its_services() {
     assert_eq!(of_service(&model), of_service(&complete));
 }
 
-/// The network has become a VLAN, and the switch refuses the flows of the endpoint there: its port number is that of the other bridge.
+/// The network has become a VLAN, and the switch rejects the endpoint's flows there: the port number belongs to the other
+/// bridge.
 #[test]
 fn an_endpoint_on_the_former_bridge_is_no_receiver() {
     let (before, local) = (network(0, false, false), local(0, 1, (false, false)));

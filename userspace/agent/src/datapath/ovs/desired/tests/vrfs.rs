@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Its frames stay on the node, as those of a routed VLAN of the tenant's VRF.
+/// Its frames stay on the node, like those of a routed VLAN in the tenant's VRF.
 #[test]
 fn a_routed_vlan_with_its_own_vrf_stays_on_the_node() {
     let own = network(2, false, false);
@@ -31,14 +31,14 @@ fn a_routed_vlan_with_its_own_vrf_stays_on_the_node() {
         let flows = model.tables.vlan.flows_of(Cookie::of(&object.id())).iter().map(ToString::to_string);
         flows.filter(|flow| flow.starts_with(beginning)).collect()
     };
-    // Nothing enters from the uplinks, and what is for no endpoint of the node goes to its kernel.
+    // No frame enters from the uplinks, and packets that are not for an endpoint of the node go to its kernel.
     assert_eq!(flows(&model, &network, "table=1,"), [""; 0]);
     let leaving = flows(&model, &routed, "table=9,");
     assert!(matches!(&leaving[..], [flow] if flow.ends_with("output:300")), "{leaving:?}");
     let members = flows(&model, &service, "table=27, priority=100,");
     assert!(matches!(&members[..], [flow] if flow.contains("0xa020001")), "{members:?}");
 
-    // Its zones are those that it has as a bridged network.
+    // It has the same zones as a bridged network.
     assert_eq!(model.numbers.vrfs.get(&own.vrf), None);
     let owner = format!("network {}", own.id);
     let zones = domain::zones(&model.index, &model.numbers);
