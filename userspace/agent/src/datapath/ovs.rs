@@ -65,26 +65,26 @@ pub struct Ovs {
     model: SwitchModel,
     /// Fingerprint of the bridge configuration after the last call; see [`drift`].
     fingerprint: u64,
-    /// Whether the configuration of the bridges changed before or during an `apply`.
+    /// The configuration of the bridges changed before or during an `apply`.
     drifted: bool,
     writes: u64,
     /// Configuration that was not in effect at the last observation.
     warnings: Vec<String>,
     counters: FlowCounters,
-    /// Connections of the datapath that this one replaces, until the next garbage collection.
+    /// Connections of the datapath that this one replaces, until they are imported with the next garbage collection.
     inherited: Vec<TrackedConnection>,
-    /// Another datapath forwards: no frame enters the bridges.
+    /// Another datapath forwards frames: no frame may enter the bridges.
     stands_by: bool,
-    /// What belongs to no object stays.
+    /// Flows, groups and ports without an object are retained.
     retains_orphans: bool,
-    /// Announces endpoints and services. What waits outlives the session.
+    /// Announces endpoints and services. Pending announcements outlive the session.
     announcer: Announcer,
-    /// The filter of pods' interfaces, or why there is none.
+    /// The filter of pods' interfaces, or the reason why it is not loaded.
     filter: OnceLock<Result<PodFilter, String>>,
 }
 
 impl Ovs {
-    /// Creates a datapath. It connects to the switch at the first `observe`.
+    /// Creates a datapath. The first `observe` connects to the switch.
     pub fn new(options: Options) -> Ovs {
         Ovs {
             options,
@@ -108,7 +108,7 @@ impl Ovs {
         self.filter.get_or_init(|| PodFilter::load(self.options.datapath_type))
     }
 
-    /// Attaches the filter to the interfaces of all endpoints, from which a switch that has restarted has removed it.
+    /// Attaches the filter to the interfaces of all endpoints: a switch that restarts removes it.
     fn attach_filter(&mut self, database: &ovsdb::Database) {
         self.filter();
         let Some(Ok(filter)) = self.filter.get_mut() else { return };
@@ -127,19 +127,20 @@ impl Ovs {
         Some(names.filter(|name| database.bridge(name).is_some()).collect())
     }
 
-    /// Whether the removal of the bridges frees this UDP port: they have VXLAN tunnels on it, and other bridges of the switch have none.
-    /// False if no switch responds.
+    /// Reports whether removing the bridges frees this UDP port: they have VXLAN tunnels on it, and other bridges of the
+    /// switch have none. Returns false if no switch responds.
     pub async fn frees_tunnel_port(&self, port: u16) -> bool {
         let client = ovsdb::Client::connect(&self.options.socket).await;
         client.is_ok_and(|client| ports::frees_tunnel_port(&client.database(), port))
     }
 
-    /// Whether ovs-vswitchd has a bridge that an earlier agent created. It keeps its bridges while the database is away.
+    /// Reports whether ovs-vswitchd has a bridge that an earlier agent created. It keeps its bridges while the database
+    /// is not running.
     pub async fn has_bridges(&self) -> bool {
         Session::has_bridges(&self.options.socket).await
     }
 
-    /// The connections that the switch tracks, of the endpoints and services in `desired`. Changes nothing.
+    /// Returns the connections of the endpoints and services in `desired` that the switch tracks. Changes nothing.
     ///
     /// # Errors
     ///
@@ -148,7 +149,7 @@ impl Ovs {
         connections::read(&self.options, desired).await
     }
 
-    /// The host ends of endpoints that are ports of the bridges.
+    /// Returns the host interfaces of endpoints that are ports of the bridges.
     ///
     /// # Errors
     ///
@@ -159,7 +160,7 @@ impl Ovs {
         Ok(ports::of_endpoints(&client.database()).map(str::to_owned).collect())
     }
 
-    /// Lets no frame enter the bridges, for another datapath that takes over.
+    /// Drops all frames that enter the bridges, while another datapath takes over.
     ///
     /// # Errors
     ///
@@ -171,13 +172,13 @@ impl Ovs {
         self.writes += session.take_writes();
         stopped?;
         if self.options.datapath_type == DatapathType::Netdev && !pod_filter::is_behind_others() {
-            // It would drop the frames before the programs of the other datapath see them.
+            // The filter would drop the frames before the programs of the other datapath process them.
             detach_filter(&session.database())?;
         }
         Ok(())
     }
 
-    /// Whether no frame passes the bridges: they are closed, have no flows, or do not exist.
+    /// Reports whether no frame passes the bridges: they are closed, have no flows, or do not exist.
     ///
     /// # Errors
     ///
@@ -191,7 +192,7 @@ impl Ovs {
         hold::is_held(&session).await.map_err(failed)
     }
 
-    /// Lets frames enter the bridges that are closed, after [`stop`](Self::stop) or a takeover that was interrupted.
+    /// Lets frames enter closed bridges again, after [`stop`](Self::stop) or an interrupted takeover.
     ///
     /// # Errors
     ///
@@ -239,15 +240,17 @@ impl Datapath for Ovs {
         self.stands_by = true;
     }
 
-    /// The other datapath has the port of the tunnels, and the interfaces to the node's kernel. A VLAN network that the node routes is
-    /// built without its own: as a bridged one, it would send frames to the uplinks, and its connections would have other zones.
+    /// Reports whether this object can be installed in standby. The other datapath owns the tunnel port and the
+    /// interfaces to the node's kernel. A VLAN network that the node routes is installed without its kernel port: as a
+    /// bridged network, it would send frames to the uplinks, and its connections would have other zones.
     fn can_stand_by(&self, object: &Object) -> bool {
         let by_tunnel = matches!(object, Object::Remote(remote) if remote.vtep().is_some());
         let by_host_access = desired::needed_kernel_port(object) == Some(BridgeKind::Vxlan);
         !matches!(object, Object::Peer(_)) && !by_tunnel && !by_host_access
     }
 
-    /// Flows of a VLAN network that the node routes, and of its endpoints on other nodes, have the number of the port to the kernel.
+    /// Reports whether the takeover completes this object: flows of a VLAN network that the node routes, and of its
+    /// endpoints on other nodes, contain the number of the kernel port.
     fn is_completed_by_takeover(&self, object: &Object) -> bool {
         let has_port = matches!(object, Object::Remote(_)) || desired::needed_kernel_port(object).is_some();
         has_port || !self.can_stand_by(object)
@@ -314,7 +317,7 @@ impl Datapath for Ovs {
         }
         let before = session.database();
         let own = apply::requests::ports_of_ops(&before, &self.model.index, ops, &self.options.uplinks);
-        // An error drops the session: the state of the switch is unknown then.
+        // An error drops the session, because the state of the switch is then unknown.
         self.filter();
         let Ovs { options, model, inherited, announcer, filter, .. } = self;
         let filter = filter.get_mut().and_then(|loaded| loaded.as_mut().ok());
@@ -323,7 +326,7 @@ impl Datapath for Ovs {
         let applied = result?;
         self.counters.update(&self.model, &applied.counted);
         let after = session.database();
-        // Changes of others before and during the call are drift; ports that the ops change are not.
+        // Changes by other processes before and during the call are drift. Changes of the ports of the ops are not.
         self.drifted |= drift::fingerprint(&before) != self.fingerprint;
         self.drifted |= drift::fingerprint_without(&before, &own) != drift::fingerprint_without(&after, &own);
         self.fingerprint = drift::fingerprint(&after);
@@ -336,7 +339,7 @@ impl Datapath for Ovs {
         if !std::mem::take(&mut self.drifted) {
             drift::wait(session, self.fingerprint).await;
         }
-        // Reports once; the next `observe` connects again.
+        // Reports the loss once; the next `observe` reconnects.
         self.session = None;
     }
 

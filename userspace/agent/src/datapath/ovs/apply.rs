@@ -35,21 +35,22 @@ use crate::datapath::{
     Error, FailedOp, KERNEL_PORT, Kind, Object, ObjectId, Op, TrackedConnection, host_access::HOST_PORT,
 };
 
-/// What ops have changed.
+/// Result of applied ops.
 #[derive(Default)]
 pub(crate) struct Applied {
     pub(crate) failures: Vec<FailedOp>,
     /// Groups and services whose flows have changed.
     pub(crate) counted: BTreeSet<ObjectId>,
-    /// Groups whose rules the switch refuses, and the denial of their traffic, too: the interfaces of their endpoints are down.
+    /// Groups for which the switch rejects both the rules and the flows that drop their traffic. The interfaces of their
+    /// endpoints are down.
     shut: BTreeSet<Identity>,
 }
 
 /// Executes the ops and updates `model`.
 ///
-/// `inherited` are connections of the datapath that this one replaces; they are taken with the garbage collection, before frames can
-/// enter. New endpoints and services are left to `announcer`, also if the call fails after the switch has accepted them. `filter` is
-/// that of new ports, if it could be loaded.
+/// `inherited` are the connections of the datapath that this one replaces. They are imported after garbage collection,
+/// before frames can enter. New endpoints and services are passed to `announcer`, even if the call fails after the switch
+/// has accepted them. `filter` is the filter for new ports, if it could be loaded.
 ///
 /// After an `Err` the state of the switch is unknown.
 pub(crate) async fn apply(
@@ -84,12 +85,13 @@ pub(crate) async fn apply(
     let without_rules = refused::without_rules(model, ops);
     let mut applied = Applied { failures, ..Applied::default() };
     retained::forget_ports(session, model, ops).await?;
-    // First: the bridge would flood to a port whose endpoint has no record any more, past its rules.
+    // This precedes the flows: the bridge would flood frames to a port whose endpoint no longer has a record, bypassing
+    // the endpoint's rules.
     let database = session.database();
     requests::set_down(&database, &ports_of_deleted(&database, options, model, ops))?;
     let programmed = program(session, model, ops, (&ports, kernel), &mut applied).await;
     if options.announce {
-        // Whatever fails from here on: a retry does not know what is new.
+        // Even if a later step fails: a retry cannot determine what is new.
         announce::changed(announcer, model, ops, &before);
     }
     programmed?;
@@ -97,13 +99,14 @@ pub(crate) async fn apply(
     kept.map_err(|error| ovs_error("keep the numbers of services and tenants", error))?;
     if ops.iter().any(changes_zones) {
         let zones = zones(&model.index, &model.numbers);
-        // Ports of new pods are still closed, and flows of deleted networks are gone. The zones of endpoints that are not known yet stay.
+        // At this point, ports of new pods are still closed and flows of deleted networks are gone. Zones of endpoints
+        // that are not installed yet stay.
         let set = session.set_zones(options, zones, model.base.retained.is_some(), true).await;
         if let Some(why) = set.map_err(|error| ovs_error("set the timeouts of connections", error))? {
             tracing::warn!("{why}");
         }
     }
-    // Batches before it lack services and endpoints.
+    // Earlier batches lack services and endpoints.
     if !inherited.is_empty() && ops.contains(&Op::GarbageCollect) {
         take_over(session, model, options.datapath_type, std::mem::take(inherited)).await?;
         model.base.holds = false;
@@ -139,7 +142,7 @@ pub(crate) async fn take_over(
 /// Ports of objects, and the port numbers of the node's kernel.
 type Ports<'a> = (&'a BridgePorts, PerBridge<Option<u32>>);
 
-/// Whether an op may change the zones of connection tracking.
+/// Reports whether an op may change the zones of connection tracking.
 fn changes_zones(op: &Op) -> bool {
     matches!(op.target(), None | Some(ObjectId::Network(_) | ObjectId::Subnet(_)))
 }
@@ -148,8 +151,8 @@ fn needs_kernel_port(op: &Op, bridge: BridgeKind) -> bool {
     matches!(op, Op::Set(object) if needed_kernel_port(object) == Some(bridge))
 }
 
-/// Writes the flows and groups of the ops to both bridges in one batch. If a bridge rejects a batch, writes its halves, so
-/// that few rejected ops among many take few batches.
+/// Writes the flows and groups of the ops to both bridges in one batch. If a bridge rejects a batch, writes each half
+/// separately, so that a few rejected ops among many need few batches.
 async fn program(
     session: &mut Session,
     model: &mut SwitchModel,
@@ -178,7 +181,7 @@ async fn program(
                 }
                 many => {
                     let (first, second) = many.split_at(many.len() / 2);
-                    // In order: a remote endpoint is reached by the tunnel to its node.
+                    // In order, because a remote endpoint needs the tunnel to its node.
                     batches.extend([second, first]);
                 }
             },
@@ -187,8 +190,8 @@ async fn program(
     Ok(())
 }
 
-/// Writes the ops with the indices `selected` in one batch. After an error `model` contains only what a bridge has
-/// accepted.
+/// Writes the ops with the indices `selected` in one batch. After an error, `model` contains only the changes that a
+/// bridge has accepted.
 async fn program_batch(
     session: &mut Session,
     model: &mut SwitchModel,
@@ -226,7 +229,8 @@ async fn program_batch(
     Ok(())
 }
 
-/// Returns the ports of the endpoints that the ops delete, and those that a garbage collection will find without an owner.
+/// Returns the ports of the endpoints that the ops delete, and the ports that garbage collection will find without an
+/// owner.
 fn ports_of_deleted(
     database: &Database,
     options: &Options,
@@ -250,7 +254,7 @@ fn ports_of_deleted(
             _ => {}
         }
     }
-    // Another endpoint gets it in the same change.
+    // Another endpoint receives the port in the same change.
     let added: HashSet<&str> = ops.iter().filter_map(added_port).collect();
     names.retain(|name| !added.contains(name.as_str()));
     names
@@ -265,7 +269,7 @@ fn collectable<'a>(
     uplink::collectable(database, &options.uplinks).filter(|name| !model.base.unprogrammed.contains(*name))
 }
 
-/// The port that an op adds for an endpoint.
+/// Returns the port that an op adds for an endpoint.
 fn added_port(op: &Op) -> Option<&str> {
     match op {
         Op::Set(Object::Local(local)) => Some(&local.port),
@@ -273,7 +277,7 @@ fn added_port(op: &Op) -> Option<&str> {
     }
 }
 
-/// Removes the ports that no installed object uses any longer. `previous` are the objects before the ops.
+/// Removes the ports that no installed object uses any longer. `previous` holds the objects from before the ops.
 async fn remove_unused_ports(
     session: &mut Session,
     options: &Options,
@@ -318,7 +322,8 @@ async fn remove_unused_ports(
     let removed = session.reconfigure(operations).await;
     let all = || names.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
     removed.map_err(|error| ovs_error(format!("remove ports {}", all()), error))?;
-    // When ovs-vswitchd closes a port, it writes the flags that it has read last, perhaps before the interface was down.
+    // When ovs-vswitchd closes a port, it restores the interface flags that it read last, which may be from before the
+    // interface was set down.
     requests::set_down(&database, &names)
 }
 

@@ -1,6 +1,6 @@
-//! Reads the connections that the switch tracks. They have the zone of their network or VRF; those of clients to services have
-//! another one, and what they become has the service in its label. The label has the endpoint that has opened a connection, too: one of
-//! an endpoint whose address has passed to another one is left out.
+//! Reads the connections that the switch tracks. They are in the zone of their network or VRF. Connections of clients to
+//! services are in another zone; the translated connections have the service in their label. The label also identifies
+//! the opener. Connections opened by an endpoint whose address has since passed to another endpoint are omitted.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -21,12 +21,13 @@ use super::{
 };
 use crate::datapath::{Desired, Error, Network, Object, Scope, TrackedConnection};
 
-/// Time limit of a dump, which may have all connections of the host.
+/// Time limit of a dump, which may contain all connections of the host.
 const DUMP_TIMEOUT: Duration = Duration::from_secs(60);
-/// Zones that are dumped one by one. The switch reads all connections for each, so that more take longer than all at once.
+/// Maximum number of zones that are dumped one by one. The switch reads all connections for each zone, so that dumping
+/// more zones takes longer than one dump of all.
 const MAX_DUMPS: usize = 16;
 
-/// The connections of endpoints and services in `desired`. Changes nothing.
+/// Returns the connections of endpoints and services in `desired`. Changes nothing.
 ///
 /// # Errors
 ///
@@ -103,9 +104,10 @@ impl<'a> Zones<'a> {
         zones
     }
 
-    /// Arguments of the dumps that have the entries of these zones. Those of others, which the host may have many of, are left out.
+    /// Returns the arguments of the dumps that contain the entries of these zones. Other zones, of which the host may
+    /// have many, are omitted.
     fn dumps(&self, datapath: &str) -> Vec<Vec<String>> {
-        // With the states of both ends.
+        // Includes the states of both ends.
         let words = ["-m", datapath].map(str::to_owned);
         let zones: BTreeSet<u16> = self.networks.keys().chain(self.clients.keys()).copied().collect();
         if zones.len() > MAX_DUMPS {
@@ -115,7 +117,7 @@ impl<'a> Zones<'a> {
         zones.into_iter().map(of_zone).collect()
     }
 
-    /// The entries of endpoints that have left their address to others.
+    /// Returns the entries opened by endpoints whose address now belongs to another endpoint.
     fn left(&self, entries: &[Entry]) -> HashSet<Key> {
         let is_left = |entry: &&Entry| {
             let current = self.openers.get(&(entry.zone, entry.client.ip())).copied();
@@ -128,7 +130,8 @@ impl<'a> Zones<'a> {
         entries.iter().filter(is_left).map(key).collect()
     }
 
-    /// `None` for a connection of others, for what a connection to a service becomes, and for the connections that have been left.
+    /// Returns the connection of an entry. Returns `None` for a connection of another program, for the translated
+    /// connection to a service, and for connections in `left`.
     fn connection(&self, entry: &Entry, left: &HashSet<Key>) -> Option<TrackedConnection> {
         let Entry { protocol, client, destination, zone, label, is_closing, .. } = *entry;
         let (network, zone, backend) = match self.networks.get(&zone) {
@@ -137,7 +140,7 @@ impl<'a> Zones<'a> {
             None => {
                 let (network, to_backend) = self.clients.get(&zone)?;
                 let current = self.targets.get(&(zone, destination, protocol))?;
-                // An established connection keeps its port when that of the service changes.
+                // An established connection keeps its port when the target port of the service changes.
                 let port = pipeline::chosen_port(entry.mark).unwrap_or(*current);
                 let backend = pipeline::chosen_backend(destination.is_ipv4(), entry.mark, label)?;
                 (network, *to_backend, Some(SocketAddr::new(backend, port)))
@@ -168,7 +171,7 @@ fn is_for(scope: &Scope, network: &Network) -> bool {
     }
 }
 
-/// An entry of connection tracking that has had an answer and is not over.
+/// An entry of a connection that has been answered and is not closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Entry {
     protocol: Protocol,
@@ -200,7 +203,7 @@ impl Entry {
             protocol,
             client: end("src=", "sport=")?,
             destination: end("dst=", "dport=")?,
-            // What is zero is not printed.
+            // Fields that are zero are not printed.
             zone: field(",zone=").map_or(Some(0), |zone| zone.parse().ok())?,
             mark: field(",mark=").map_or(Some(0), |mark| mark.parse().ok())?,
             label: field(",labels=0x").map_or(Some(0), |label| u128::from_str_radix(label, 16).ok())?,
@@ -213,11 +216,12 @@ impl Entry {
     }
 }
 
-/// Whether one end of a connection has sent its FIN; `None` without an answer, and at the end. The kernel has one state for both ends.
+/// Reports whether one end of a connection has sent its FIN. Returns `None` for an unanswered or closed connection. The
+/// kernel has one state for both ends.
 fn is_closing(original: &str, reply: &str) -> Option<bool> {
     const OPEN: [&str; 2] = ["ESTABLISHED", "SYN_RECV"];
     const ENDED: [&str; 5] = ["CLOSING", "LAST_ACK", "FIN_WAIT_2", "TIME_WAIT", "CLOSED"];
-    // The userspace datapath has SYN_SENT for an answer that is not acknowledged.
+    // The userspace datapath reports SYN_SENT for an answer that has not been acknowledged.
     let is_answered = original != "SYN_SENT" && original != "CLOSED" && reply != "CLOSED";
     if !is_answered || ENDED.contains(&original) && ENDED.contains(&reply) {
         return None;
@@ -381,11 +385,11 @@ mod tests {
         };
         let (own, other) = (Opener::endpoint(&pod.id), Opener::endpoint(&"blue.net-pod0".into()));
         for (opener, count) in [(own, 2), (Opener::Unknown, 2), (other, 0), (Opener::Outside, 0)] {
-            // The second one has the port that the service had before.
+            // The second connection has the former target port of the service.
             for (mark, backend) in [(1, "10.1.0.2:8080"), (9090 << 16 | 3, "10.1.0.2:9090")] {
                 let entries = [
                     entry(domain.zone(), "10.1.0.3:443", 0, opener.label()),
-                    // To the service, and what becomes of that.
+                    // The connection to the service, and its translated connection.
                     entry(domain.clients_zone(), "10.1.0.200:80", mark, 0x0a01_0002),
                     entry(domain.zone(), backend, 0, opener.label() | 80),
                 ];

@@ -37,7 +37,7 @@ use crate::datapath::{Desired, Error, Group, Local, Object, ObjectId, Observed, 
 
 /// Result of an observation.
 pub(crate) struct Observation {
-    /// Contents of the switch, and the desired objects that have a port there. Endpoints also need flows.
+    /// Contents of the switch, and the desired objects that have a port there. Endpoints must also have flows.
     pub(crate) model: SwitchModel,
     pub(crate) observed: Observed,
     /// Configuration that is not in effect.
@@ -46,10 +46,11 @@ pub(crate) struct Observation {
     pub(crate) fingerprint: u64,
 }
 
-/// Reads the switch and compares it with `desired`. Creates missing bridges, uplinks and base flows. `previous` are the numbers that
-/// the switch had before. If `retains` is set, what belongs to no desired object stays. If `stands_by` is set, another datapath has the
-/// interfaces to the node's kernel. If `holds` is set, lets no frame enter the bridges, and counts the flows that drop them as orphans: the
-/// batch with the garbage collection imports the connections of another datapath, and removes these flows then.
+/// Reads the switch and compares it with `desired`. Creates missing bridges, uplinks and base flows. `previous` are the
+/// numbers that the switch had before. If `retains` is set, flows, groups and ports without a desired object are kept. If
+/// `stands_by` is set, another datapath owns the interfaces to the node's kernel. If `holds` is set, drops all frames
+/// that enter the bridges, and counts the flows that do so as orphans: the batch with the garbage collection imports the
+/// connections of another datapath and then removes these flows.
 pub(crate) async fn observe(
     session: &mut Session,
     options: &Options,
@@ -77,7 +78,7 @@ pub(crate) async fn observe(
             port.map_err(|error| ovs_error(format!("add port {}", kernel::name(bridge)), error))?;
     }
     let dump = session.dump().await.map_err(|error| ovs_error("read the tables of the bridges", error))?;
-    // Before the base flows: they let frames from the uplinks in.
+    // This precedes the base flows, which let frames from the uplinks in.
     close_ports(session, &dump, desired).await?;
     let database = session.database();
 
@@ -88,8 +89,8 @@ pub(crate) async fn observe(
     let uplinks = numbers_of(uplink::active_first(&database, &options.uplinks));
     let standby = numbers_of(uplink::standby(&database, &options.uplinks));
     let retained = retains.then(|| unowned_ports(&dump, &ports));
-    // The switch has refused the flows of the others, or has lost them. Their ports must not become receivers of groups, nor be
-    // opened, before it has the flows; and switches may not know yet that these endpoints are here.
+    // The switch has rejected or lost the flows of the other endpoints. Their ports must not become receivers of groups,
+    // nor be opened, before their flows exist. Switches may also not have learned that these endpoints are here.
     let is_bare = |id: &ObjectId, port: &mut BridgePort| match desired.get(id) {
         Some(Object::Local(local)) => !has_flows(&dump.tables, local, port.number),
         _ => false,
@@ -138,7 +139,7 @@ pub(crate) async fn observe(
         repair_base_flows(session, &mut model).await?;
     }
     let zones = zones(&model.index, &model.numbers);
-    // Endpoints of an earlier owner of a zone may still send.
+    // Endpoints of a former owner of a zone may still send.
     let set = session.set_zones(options, zones, retains, differences.orphans == 0).await;
     let unlimited = set.map_err(|error| ovs_error("set the timeouts of connections", error))?;
     if options.datapath_type == DatapathType::Netdev {
@@ -156,8 +157,9 @@ pub(crate) async fn observe(
     Ok(Observation { model, observed, warnings, fingerprint: drift::fingerprint(&database) })
 }
 
-/// Closes the ports on the VLAN bridge whose flows the switch has lost, as in a restart, until they are programmed: the bridge floods
-/// to ports of the VLAN, past the rules for what their pods receive. Pods without rules are not interrupted longer than necessary.
+/// Closes the ports on the VLAN bridge whose flows the switch has lost, as in a restart, until they are programmed.
+/// Otherwise the bridge floods frames to these ports, bypassing the ingress rules of their pods. Pods without rules are
+/// not interrupted longer than necessary.
 async fn close_ports(session: &mut Session, dump: &Dump, desired: &Desired) -> Result<(), Error> {
     let has_rules = |local: &Local| group_of(desired, local).is_some_and(|group| !group.rules.is_empty());
     let is_programmed = |local: &Local| {
@@ -204,7 +206,7 @@ fn object_ports(
             }
             _ => continue,
         };
-        // The interface of an endpoint that was deleted is down.
+        // The interface of a deleted endpoint is down.
         let is_down = matches!(object, Object::Local(local) if host_end::is_down(&local.port));
         if is_down || !spec.is_in_sync(database) {
             out_of_sync.insert(id.clone());
@@ -219,8 +221,8 @@ fn object_ports(
     (ports, out_of_sync)
 }
 
-/// Whether the endpoint has flows at this port on the bridge of its network. Those on the other bridge, and those of another tag, are of
-/// the time before its network changed. An endpoint without a port has its record only.
+/// Reports whether the endpoint has flows at this port on the bridge of its network. Flows on the other bridge, or with
+/// another tag, date from before a change of the network. An endpoint without a port has only its record.
 fn has_flows(tables: &PerBridge<Tables>, local: &Local, port: u32) -> bool {
     let (bridge, tag) = bridge_and_tag(local.encap);
     let id = ObjectId::Local(local.id.clone());
@@ -228,13 +230,14 @@ fn has_flows(tables: &PerBridge<Tables>, local: &Local, port: u32) -> bool {
     entries(tables.get(bridge), &id).any(is_own)
 }
 
-/// The flows that let the frames of an endpoint in.
+/// Returns the flows that admit the frames of an endpoint.
 fn entries<'a>(tables: &'a Tables, id: &ObjectId) -> impl Iterator<Item = &'a PackedFlow> + use<'a> {
     tables.flows_of(Cookie::of(id)).iter().filter(|flow| flow.table() == pipeline::ENTRY_TABLE)
 }
 
-/// Returns the endpoints that have another group in the switch than the desired one, of which the switch has no rules: those wait until it
-/// has, or gets none. They have the identity that is in their flows.
+/// Returns the endpoints whose group in the switch differs from the desired group, if the switch has no rules of the
+/// desired group. They wait until it has the rules, or until the group gets none. They are returned with the identity
+/// that is in their flows.
 fn waiting_for_rules(tables: &PerBridge<Tables>, ports: &BridgePorts, desired: &Desired) -> Vec<Local> {
     let waiting = |id: &ObjectId| {
         let Object::Local(local) = desired.get(id)? else { return None };
@@ -250,8 +253,9 @@ fn waiting_for_rules(tables: &PerBridge<Tables>, ports: &BridgePorts, desired: &
     ports.keys().filter_map(waiting).collect()
 }
 
-/// The desired objects, with these endpoints as they are in the switch, and with their groups: what is written for other objects, such as
-/// the network or its subnets, has the identities of endpoints, and would give them one without rules.
+/// Returns the desired objects, with these endpoints and their groups as they are in the switch. Flows of other objects,
+/// such as the network or its subnets, contain the identities of endpoints: with the desired identity, the endpoints
+/// would have no rules.
 fn with_waiting<'a>(
     desired: &'a Desired,
     waiting: Vec<Local>,
@@ -263,7 +267,8 @@ fn with_waiting<'a>(
             && desired.get(&ObjectId::Group(identity)).is_none()
             && has_rules(tables.get(bridge_and_tag(local.encap).0), identity)
         {
-            // Its rules are in force, but not known. With any, the receivers of the network are evaluated and the flows stay.
+            // The group's rules are in the switch, but unknown here. With any rule, the receivers of the network are
+            // evaluated and the flows stay.
             present.to_mut().insert(Object::Group(Group::new(identity, []).closed()));
         }
         present.to_mut().insert(Object::Local(local));
@@ -271,12 +276,12 @@ fn with_waiting<'a>(
     present
 }
 
-/// Whether a bridge has rules of a group.
+/// Reports whether a bridge has rules of a group.
 fn has_rules(tables: &Tables, identity: Identity) -> bool {
     !tables.flows_of(Cookie::of(&ObjectId::Group(identity))).is_empty()
 }
 
-/// Returns which bridges have flows of other programs. These stay: an operator has added them.
+/// Returns the names of the bridges that have flows of other programs. These flows are kept: an operator has added them.
 fn foreign_flows(numbers: PerBridge<usize>) -> Vec<String> {
     let found = BridgeKind::ALL.into_iter().map(|bridge| (bridge.name(), *numbers.get(bridge)));
     let found = found.filter(|(_, number)| *number > 0);
@@ -310,7 +315,8 @@ async fn repair_base_flows(session: &mut Session, model: &mut SwitchModel) -> Re
     Ok(())
 }
 
-/// Returns the number of ports of agents that belong to no desired object. `kernels` are the bridges with a port of the node's kernel.
+/// Returns the number of the agent's ports that belong to no desired object. `kernels` are the bridges with a port of the
+/// node's kernel.
 fn orphan_ports(
     database: &Database,
     options: &Options,
@@ -353,13 +359,13 @@ mod tests {
         Encap::Vxlan { vni: 5000.try_into().unwrap(), local: 7.try_into().unwrap() }
     }
 
-    /// The flows of an endpoint.
+    /// Returns tables with the flows of an endpoint.
     fn owned(local: &Local, flows: Vec<Flow>) -> Tables {
         let owner = Cookie::of(&ObjectId::Local(local.id.clone()));
         Tables::new(flows.into_iter().map(|flow| PackedFlow::new(&flow.cookie(owner.0))), [])
     }
 
-    /// The port of the endpoint is on the other bridge now, and must not be opened before it has flows there.
+    /// The port of the endpoint is now on the other bridge, and must not be opened before it has flows there.
     #[test]
     fn flows_on_the_former_bridge_of_an_endpoint_do_not_count() {
         let (before, after) = (local(vxlan()), local(Encap::Vlan(100.try_into().unwrap())));
@@ -369,7 +375,7 @@ mod tests {
         assert!(!has_flows(&tables, &after, 7));
     }
 
-    /// The switch has refused the flows after a change of the tag. Or it has given the port another number.
+    /// The switch has rejected the flows after a change of the tag, or it has given the port another number.
     #[test]
     fn flows_of_an_earlier_tag_or_port_do_not_count() {
         let [before, after] = [100, 101].map(|tag: u16| local(Encap::Vlan(tag.try_into().unwrap())));
@@ -381,7 +387,7 @@ mod tests {
         }
     }
 
-    /// A garbage collection has left its record, and the switch has opened its port.
+    /// Garbage collection has kept the endpoint's record, and the switch has opened its port.
     #[test]
     fn a_record_does_not_count_as_the_flows_of_an_endpoint() {
         let local = local(vxlan());

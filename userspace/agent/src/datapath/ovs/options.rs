@@ -10,7 +10,7 @@ pub const DEFAULT_SOCKET: &str = "/var/run/openvswitch/db.sock";
 /// Packet processing of the bridges (`datapath_type` of ovs-vswitchd.conf.db(5)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum DatapathType {
-    /// In the kernel, by the module `openvswitch`.
+    /// In the kernel, with the module `openvswitch`.
     #[default]
     System,
     /// In userspace, by ovs-vswitchd.
@@ -36,15 +36,15 @@ pub struct Options {
     pub datapath_type: DatapathType,
     /// Interfaces that carry the VLAN networks. Several interfaces form one bond.
     pub uplinks: Vec<String>,
-    /// Source address of tunnels; `None` selects the source address of the route to the peer.
+    /// Source address of tunnels. With `None`, the route to the peer determines the source address.
     pub vtep: Option<IpAddr>,
-    /// Control address of this node, if it is known.
+    /// Control address of this node, if known.
     pub control: Option<IpAddr>,
-    /// Whether new endpoints of VLAN networks are announced to switches: those at the uplinks, and the bridge itself.
+    /// New endpoints of VLAN networks are announced to the switches at the uplinks and to the bridge itself.
     pub announce: bool,
-    /// Timeouts of connections, as those of flows on eBPF nodes.
+    /// Timeouts of connections, the same as those of flows on eBPF nodes.
     pub timeouts: Timeouts,
-    /// Connections that an eBPF node tracks. A zone of the userspace datapath may have a multiple.
+    /// Maximum number of connections on an eBPF node. The limit of a zone of the userspace datapath may be a multiple.
     pub connections: u32,
 }
 

@@ -24,7 +24,7 @@ use crate::datapath::{
 /// Table, priority and match of a flow.
 type FlowKey = (u8, u16, Match);
 
-/// What the packets of a flow count for.
+/// Subject that the packet count of a flow belongs to.
 #[derive(Debug)]
 enum Subject {
     Rule(RuleId),
@@ -45,7 +45,7 @@ struct Source {
 /// Counted flows by their cookie.
 type FlowsByOwner = HashMap<Cookie, Arc<CountedFlows>>;
 
-/// The counted flows of a group, a service or the router. A change costs little: they are computed when they are read.
+/// The counted flows of a group, a service or the router. They are computed on the first read, so that a change is cheap.
 struct CountedFlows {
     owner: Owner,
     flows: OnceLock<HashMap<FlowKey, Subject>>,
@@ -53,7 +53,7 @@ struct CountedFlows {
 
 enum Owner {
     Group(Group),
-    /// With its domains and its number.
+    /// A service with its domains and its number.
     Service(Service, Vec<Domain>, u32),
     Router,
 }
@@ -115,7 +115,7 @@ impl fmt::Debug for FlowCounters {
 }
 
 impl FlowCounters {
-    /// Reads from these bridges the flows of the installed groups and services, and those of the router.
+    /// Sets the bridges to read, and the flows to count: those of the installed groups and services, and of the router.
     pub(crate) fn follow(&self, bridges: Vec<Connection>, model: &SwitchModel) {
         let groups = model.index.groups().map(|group| ObjectId::Group(group.identity));
         let services = model.index.services().map(|service| ObjectId::Service(service.id.clone()));
@@ -125,13 +125,13 @@ impl FlowCounters {
         *self.lock() = Source { bridges, flows: Arc::new(flows) };
     }
 
-    /// Follows changes of groups and services.
+    /// Updates the counted flows after changes of groups and services.
     pub(crate) fn update(&self, model: &SwitchModel, changed: &BTreeSet<ObjectId>) {
         if changed.is_empty() {
             return;
         }
         let mut source = self.lock();
-        // Copied only while they are read.
+        // Copied only if a reader holds it.
         let flows = Arc::make_mut(&mut source.flows);
         for id in changed {
             match CountedFlows::of(model, id) {
@@ -141,7 +141,7 @@ impl FlowCounters {
         }
     }
 
-    /// The counted flows, each with its owner.
+    /// Returns the counted flows, each with its owner.
     #[cfg(test)]
     pub(crate) fn lines(&self) -> BTreeSet<String> {
         let flows = self.lock().flows.clone();
@@ -164,7 +164,7 @@ impl FlowCounters {
         let mut sums = Sums::default();
         let of_objects = pipeline::RULE_TABLES.into_iter().chain(pipeline::SERVICE_TABLES);
         let of_objects = of_objects.map(|table| FlowFilter { table, ..FlowFilter::default() });
-        // One of the tables has the flows of all addresses, too.
+        // One of the tables also has the flows of all addresses.
         let of_base = |table| FlowFilter {
             table,
             cookie: Cookie::BASE.0,

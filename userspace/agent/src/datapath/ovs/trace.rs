@@ -1,4 +1,4 @@
-//! Traces by `ofproto/trace` of ovs-vswitchd, which changes neither flows nor counters nor connections.
+//! Traces with the command `ofproto/trace` of ovs-vswitchd, which changes no flows, counters or connections.
 //!
 //! * [`account`]: parser of the command's output.
 //! * [`findings`]: stages of the output.
@@ -30,10 +30,10 @@ use crate::datapath::{
 };
 
 const COMMAND: &str = "ofproto/trace";
-/// Passes of a packet through connection tracking: more than the pipeline has.
+/// Number of connection tracking lookups to continue, more than the pipeline has.
 const CONNECTION_LOOKUPS: usize = 8;
 
-/// A trace that needs nothing of the datapath any more.
+/// A prepared trace, which no longer needs the datapath.
 pub(super) struct Request {
     probe: Probe,
     socket: PathBuf,
@@ -43,7 +43,7 @@ pub(super) struct Request {
     /// Ports of the bridge by number and by name.
     ports: HashMap<String, Egress>,
     groups: Vec<Group>,
-    /// Addresses of the endpoints of the node in the VRF of the packet.
+    /// Addresses of this node's endpoints in the VRF of the packet.
     here: Vec<IpAddr>,
 }
 
@@ -57,14 +57,14 @@ enum NoPort {
     Uplink,
 }
 
-/// `ofproto/trace` ends at a group that selects by the datapath's hash.
+/// `ofproto/trace` stops at a group that selects a bucket by the datapath's hash.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the switch selects the backend by a hash that ofproto/trace does not know; use the address and port of a backend"
 )]
 struct HashedBackend;
 
-/// Collects what a trace needs.
+/// Collects the inputs of a trace.
 pub(super) fn prepare(options: &Options, model: &SwitchModel, probe: Probe) -> Result<Request, Error> {
     let index = &model.index;
     let in_port = match &probe.ingress {
@@ -116,11 +116,11 @@ pub(super) fn prepare(options: &Options, model: &SwitchModel, probe: Probe) -> R
 }
 
 impl Request {
-    /// Asks ovs-vswitchd.
+    /// Runs the trace in ovs-vswitchd.
     pub(super) async fn run(self) -> Result<Findings, Error> {
         let sent = &self.probe.header;
         let account = self.ask(sent).await?;
-        // Rules are evaluated by the connection to the backend, which is known only now.
+        // Rules are evaluated for the connection to the backend, which is known only now.
         let account = match self.backend(&account) {
             Some((destination, destination_port)) => {
                 self.ask(&Header { destination, destination_port, ..sent.clone() }).await?
@@ -130,8 +130,8 @@ impl Request {
         Ok(self.findings(&account))
     }
 
-    /// Address and port that a packet to a service gets; `None` for other packets. Those that the switch answers and returns to their
-    /// sender have other addresses at the end, too.
+    /// Returns the address and port to which a packet to a service is translated; `None` for other packets. Packets that
+    /// the switch answers and returns to their sender also end with other addresses.
     fn backend(&self, account: &Account) -> Option<(IpAddr, u16)> {
         let mut visits = account.passes.iter().flat_map(|pass| &pass.visits);
         let is_translated = |visit: &account::Visit| TRANSLATION_TABLES.contains(&visit.table);
@@ -143,10 +143,10 @@ impl Request {
         (backend != (sent.destination, sent.destination_port)).then_some(backend)
     }
 
-    /// Traces the packet as of a connection with these addresses.
+    /// Traces the packet as part of a connection with these addresses.
     async fn ask(&self, connection: &Header) -> Result<Account, Error> {
         let mut words = vec![self.bridge.name().to_owned(), self.flow(connection)];
-        // NORMAL names its ports only in the datapath's actions.
+        // For NORMAL, the output names the ports only in the datapath's actions.
         words.extend((self.bridge == BridgeKind::Vlan).then(|| "--names".to_owned()));
         words.extend((0..CONNECTION_LOOKUPS).flat_map(|_| ["--ct-next".to_owned(), "trk,new".to_owned()]));
         let text = unixctl::run(&self.socket, COMMAND, &words).await;
@@ -158,7 +158,7 @@ impl Request {
         Ok(account)
     }
 
-    /// The packet in the syntax of flows.
+    /// Returns the packet in flow syntax.
     fn flow(&self, opened: &Header) -> String {
         let Probe { header, ingress, .. } = &self.probe;
         let mut fields = vec![format!("in_port={}", self.in_port)];
@@ -208,8 +208,8 @@ fn network_layer(header: &Header) -> Vec<String> {
     fields
 }
 
-/// The addresses with which the connection was opened. Connection tracking sets them, which `ofproto/trace` only pretends
-/// to pass; it keeps what the packet has, and the rules are evaluated by them.
+/// Returns the addresses with which the connection was opened. Rules are evaluated with them. Connection tracking sets
+/// them, but `ofproto/trace` only simulates connection tracking and keeps the packet's values.
 fn connection(header: &Header) -> Vec<String> {
     let Header { source, destination, protocol, .. } = header;
     let (from, to) =

@@ -1,4 +1,4 @@
-//! Announcement of the endpoints that come up, and of the services for which the node starts to answer.
+//! Announcement of the endpoints that become active, and of the services for which the node starts to answer requests.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,12 +26,13 @@ use crate::datapath::{
     },
 };
 
-/// What was installed before ops.
+/// Installed state before the ops.
 pub(super) struct Before<'a> {
     /// Objects of the ops.
     objects: &'a [Installed],
     services: Services,
-    /// Routed VLANs that ops may change: their frames stayed on the node, so that switches do not know their endpoints.
+    /// Routed VLANs that the ops may change. Their frames stayed on the node, so that switches have not learned their
+    /// endpoints.
     routed: BTreeSet<NetworkId>,
 }
 
@@ -40,14 +41,14 @@ type Answered = BTreeMap<ServiceId, Vec<u8>>;
 /// Services that ops may affect.
 #[derive(Default)]
 struct Services {
-    /// All of them.
+    /// All affected services.
     affected: BTreeSet<ServiceId>,
-    /// Those for which this node answers, and the frames that announce them.
+    /// Services for which this node answers requests, and the frames that announce them.
     answered: Answered,
 }
 
 impl Services {
-    /// `objects` are those of the ops, installed before or after them.
+    /// `objects` are the objects of the ops, installed before or after them.
     fn of<'a>(index: &FlowIndex, objects: impl Iterator<Item = &'a Object>) -> Services {
         let affected: BTreeSet<ServiceId> = objects.flat_map(|object| affected(index, object)).collect();
         Services { answered: answered(index, &affected), affected }
@@ -62,8 +63,9 @@ impl<'a> Before<'a> {
     }
 }
 
-/// Announces the endpoints of VLAN networks that the ops installed, or gave another port or address, or whose network they changed from
-/// routed to bridged, and the services for which this node answers since. Endpoints also without an uplink: the bridge itself learns their ports.
+/// Announces endpoints of VLAN networks that the ops installed, or whose port or address they changed, or whose network
+/// they changed from routed to bridged. Also announces the services for which this node now answers. Endpoints are
+/// announced even without an uplink: the bridge itself learns their ports.
 pub(super) fn changed(announcer: &Announcer, model: &SwitchModel, ops: &[Op], before: &Before<'_>) {
     let was_routed = |local: &Local| before.routed.contains(&local.network);
     for op in ops {
@@ -73,7 +75,7 @@ pub(super) fn changed(announcer: &Announcer, model: &SwitchModel, ops: &[Op], be
                 let id = ObjectId::Local(local.id.clone());
                 let Some(installed) = model.index.get(&id) else { continue };
                 let before = before.objects.iter().find(|installed| installed.object.id() == id);
-                // Frames of routed VLANs stay on the node. Those that were routed follow below.
+                // Frames of routed VLANs stay on the node. Endpoints of formerly routed VLANs follow below.
                 let is_bridged = !model.index.is_routed_vlan(&local.network);
                 if is_new(local, installed, before) && is_bridged && !was_routed(local) {
                     announcer.announce(&id, endpoint_frames(local));
@@ -90,7 +92,7 @@ pub(super) fn changed(announcer: &Announcer, model: &SwitchModel, ops: &[Op], be
     }
 }
 
-/// The networks of installed subnets that are routed VLANs.
+/// Returns the networks of installed subnets that are routed VLANs.
 fn routed(index: &FlowIndex, objects: &[Installed]) -> BTreeSet<NetworkId> {
     let networks = objects.iter().filter_map(|installed| match &installed.object {
         Object::Subnet(subnet) => Some(&subnet.network),
@@ -99,7 +101,7 @@ fn routed(index: &FlowIndex, objects: &[Installed]) -> BTreeSet<NetworkId> {
     networks.filter(|network| index.is_routed_vlan(network)).cloned().collect()
 }
 
-/// Local endpoints of those of these networks that are no routed VLANs any more.
+/// Returns the local endpoints of those networks that are no longer routed VLANs.
 fn bridged_since<'a>(
     index: &'a FlowIndex,
     routed: &'a BTreeSet<NetworkId>,
@@ -122,7 +124,7 @@ fn services(announcer: &Announcer, model: &SwitchModel, ops: &[Op], before: &Ser
     }
 }
 
-/// Lets the announcements go whose endpoints have a port that carries their VLAN.
+/// Sends the announcements of endpoints whose port now carries their VLAN.
 pub(in super::super) fn release(announcer: &Announcer, database: &Database, index: &FlowIndex) {
     let closed = ports::closed(database);
     announcer.update(|subject| place(index, &closed, subject));
@@ -145,7 +147,7 @@ fn set(ops: &[Op]) -> impl Iterator<Item = &Object> {
     })
 }
 
-/// The services for which the node may answer, or not, because of this object.
+/// Returns the services for which this object may change whether the node answers.
 fn affected(index: &FlowIndex, object: &Object) -> Vec<ServiceId> {
     let spoken_for = |network: &NetworkId, addresses: Vec<IpAddr>| {
         addresses.into_iter().flat_map(|ip| index.spoken_for(network, ip)).cloned().collect()
@@ -165,7 +167,7 @@ fn answered(index: &FlowIndex, services: &BTreeSet<ServiceId>) -> Answered {
     services.iter().filter_map(|id| Some((id.clone(), frame(id)?))).collect()
 }
 
-/// Whether switches may have learnt the endpoint elsewhere, or not at all.
+/// Reports whether switches may have learned the endpoint at another port, or not at all.
 fn is_new(local: &Local, installed: &Installed, before: Option<&Installed>) -> bool {
     let is_in_effect = installed.object == Object::Local(local.clone());
     let same = before.is_some_and(|before| {
@@ -176,7 +178,7 @@ fn is_new(local: &Local, installed: &Installed, before: Option<&Installed>) -> b
     matches!(local.encap, Encap::Vlan(_)) && is_in_effect && !same
 }
 
-/// The frames enter the bridge where those of the endpoint do, which assigns the tag.
+/// The frames enter the bridge at the endpoint's port, where the bridge assigns the tag.
 fn endpoint_frames(local: &Local) -> Vec<Vec<u8>> {
     local.addresses.iter().map(|ip| announcement::untagged(local.mac.0, ip)).collect()
 }
@@ -194,7 +196,7 @@ mod tests {
     use super::*;
     use crate::datapath::{Gateway, Network, Subnet, ovs::tables::index::BridgePort};
 
-    /// Switches do not know the endpoint, whose object does not change, or have learnt its address before, elsewhere.
+    /// Switches have not learned the endpoint, whose object does not change, or have learned its address at another port.
     #[test]
     fn endpoints_of_a_routed_vlan_are_announced_when_it_is_bridged() {
         let network: NetworkId = NetworkId::new(&"net".parse().unwrap(), &"green".parse().unwrap());
@@ -228,7 +230,8 @@ mod tests {
         assert_eq!(announced(&index, &before), [], "it was bridged before");
     }
 
-    /// An endpoint with rules gets its VLAN behind its flows. If the agent loses the switch in between, the retry finds both.
+    /// An endpoint with rules is moved to its VLAN after its flows are programmed. If the agent loses the switch in
+    /// between, the retry finds both.
     #[test]
     fn an_endpoint_is_announced_when_its_port_carries_the_vlan() {
         let network: NetworkId = NetworkId::new(&"net".parse().unwrap(), &"green".parse().unwrap());

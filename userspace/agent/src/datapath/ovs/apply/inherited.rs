@@ -1,8 +1,10 @@
-//! Connections of the datapath that this one replaces. OpenFlow cannot make entries in connection tracking, but packets can: the
-//! switch tracks three packets of each connection, which go nowhere.
+//! Import of the connections of the datapath that this one replaces. OpenFlow cannot create entries in connection
+//! tracking, but packets can: the agent sends three packets of each connection through connection tracking, and the
+//! switch does not output them.
 //!
-//! Until then no frame enters the bridges. What a backend sends meanwhile would be tracked as a connection from the backend to the
-//! client. The client's packets would be its replies, and not go to the service.
+//! Until then no frame enters the bridges. Otherwise a packet from a backend would be tracked as a connection from the
+//! backend to the client. The client's packets would then be replies of that connection and would not be sent to the
+//! service.
 
 use std::{
     collections::HashMap,
@@ -32,15 +34,16 @@ use crate::{
     error::one_line,
 };
 
-/// Connections that are recorded: each takes up to six messages.
+/// Maximum number of recorded connections. Each needs up to six messages.
 const MAX: usize = 20_000;
 /// Messages between two barriers.
 const CHUNK: usize = 1000;
-/// Where they are unknown. The kernel does not check the numbers of a connection that it picks up; ovs-vswitchd does.
+/// Used if the sequence numbers are unknown. The kernel does not check the numbers of a connection that it picks up;
+/// ovs-vswitchd does.
 const ANY_NUMBERS: [SequenceNumbers; 2] = [SequenceNumbers { next: 0, acknowledged: 0 }; 2];
 
-/// Records the connections of the networks and services in `model`, and no others: entries of an earlier time do not fit the packets of
-/// a connection that has gone on. What is lost is logged: its packets open connections.
+/// Records the connections of the networks and services in `model`. Older entries are flushed, because they do not match
+/// the packets of a connection that has continued. Lost connections are logged: their next packets open new connections.
 pub(super) async fn import(
     session: &Session,
     model: &SwitchModel,
@@ -52,7 +55,7 @@ pub(super) async fn import(
             connection.numbers = connection.numbers.or(Some(ANY_NUMBERS));
         }
     }
-    // Connections between endpoints go on without.
+    // Connections between endpoints continue without a record.
     connections.sort_by_key(|connection| connection.backend.is_none());
     let all = connections.len();
     let known = Known { services: services(model), openers: openers(model), links: links(model) };
@@ -77,7 +80,7 @@ pub(super) async fn import(
     tracing::info!("took over {count} connections of the other datapath; {} lost", all - count);
 }
 
-/// What the records of connections have, as installed.
+/// Installed state that the records of connections refer to.
 struct Known<'a> {
     services: Services<'a>,
     openers: Openers,
@@ -99,7 +102,7 @@ fn services(model: &SwitchModel) -> Services<'_> {
     services
 }
 
-/// Who opens the connections of a client, by the zone of its domain and its address.
+/// Openers of a client's connections, by the zone of its domain and its address.
 type Openers = HashMap<(u16, IpAddr), Opener>;
 
 fn openers(model: &SwitchModel) -> Openers {
@@ -117,7 +120,7 @@ fn openers(model: &SwitchModel) -> Openers {
         let Some(domain) = domain(&model.index, &model.numbers, vrf, network) else { continue };
         for ip in addresses {
             let known = openers.entry((domain.zone(), ip)).or_insert(opener);
-            // An endpoint that comes here may have both records for a moment.
+            // An endpoint that moves to this node may have both records for a moment.
             if opener != Opener::Outside {
                 *known = opener;
             }
@@ -142,7 +145,7 @@ fn links(model: &SwitchModel) -> Links {
     links
 }
 
-/// The packets that make the entries of a connection; `None` if the switch cannot have it.
+/// Returns the packets that create the entries of a connection; `None` if the switch cannot track it.
 fn packets(model: &SwitchModel, known: &Known<'_>, connection: &TrackedConnection) -> Option<Vec<Body>> {
     let TrackedConnection { vrf, network, encap, protocol, destination, backend, .. } = connection;
     let domain = domain(&model.index, &model.numbers, vrf, (network, *encap))?;
@@ -163,7 +166,7 @@ fn packets(model: &SwitchModel, known: &Known<'_>, connection: &TrackedConnectio
     Some(packets)
 }
 
-/// A packet of the client, the answer, and the client's next one: both ends have acknowledged each other.
+/// Returns a packet of the client, the reply, and the client's next packet: both ends have then acknowledged each other.
 fn exchange(connection: &TrackedConnection, receiver: SocketAddr, actions: &[Action]) -> Option<Vec<Body>> {
     let client = connection.client;
     let frames: Vec<Vec<u8>> = match (connection.protocol, connection.numbers) {

@@ -1,4 +1,4 @@
-//! Groups whose rules the switch refuses: their endpoints must not go on without rules.
+//! Groups whose rules the switch rejects: their endpoints must not run without rules.
 
 use std::collections::BTreeSet;
 
@@ -23,9 +23,10 @@ use crate::{
     error::one_line,
 };
 
-/// Denies the traffic of a group whose rules the switch has rejected, unless the switch has earlier ones, also if the group had a rate
-/// or DSCP alone before. If the switch rejects that too, sets the interfaces of its endpoints down, which needs no room in the tables.
-/// Returns whether it has set any down. The caller attaches no new endpoints of a group that failed.
+/// Drops the traffic of a group whose rules the switch has rejected, unless the switch has earlier rules. This also
+/// applies if the group had only a rate or DSCP before. If the switch rejects these flows too, sets the interfaces of the
+/// group's endpoints down, which needs no space in the tables. Returns whether it has set any interface down. The caller
+/// does not attach new endpoints of a failed group.
 pub(super) async fn close(
     session: &mut Session,
     model: &mut SwitchModel,
@@ -33,7 +34,7 @@ pub(super) async fn close(
     applied: &mut Applied,
 ) -> Result<bool, Error> {
     let identity = group.identity;
-    // After a restart the index has desired groups, too, whose rules the switch does not have.
+    // After a restart, the index also has desired groups whose rules the switch does not have.
     if group.rules.is_empty() || has_all_rules(model, identity) {
         return Ok(false);
     }
@@ -57,8 +58,8 @@ pub(super) async fn close(
     Ok(!ports.is_empty())
 }
 
-/// Returns the groups of the ops, with the index of the op, of which a bridge has no rules: [`close`] may have set the interfaces of
-/// their endpoints down, also in an earlier agent.
+/// Returns the groups of the ops for which a bridge has no rules, with the index of the op. [`close`] may have set the
+/// interfaces of their endpoints down, possibly in an earlier agent process.
 pub(super) fn without_rules(model: &SwitchModel, ops: &[Op]) -> Vec<(usize, Identity)> {
     let groups = ops.iter().enumerate().filter_map(|(n, op)| match op.target()? {
         ObjectId::Group(identity) => Some((n, identity)),
@@ -67,8 +68,8 @@ pub(super) fn without_rules(model: &SwitchModel, ops: &[Op]) -> Vec<(usize, Iden
     groups.filter(|(_, identity)| !has_all_rules(model, *identity)).collect()
 }
 
-/// Sets the interfaces of the endpoints of these groups up, if the switch has rules of the group now, or the group is to have none.
-/// Those of endpoints that the ops set or delete are left to these ops.
+/// Sets the interfaces of these groups' endpoints up if the switch now has rules of the group, or if the group is to have
+/// none. Interfaces of endpoints that the ops set or delete are handled by these ops.
 pub(super) async fn reopen(
     model: &SwitchModel,
     ops: &[Op],
@@ -88,7 +89,7 @@ pub(super) async fn reopen(
     Ok(())
 }
 
-/// Local endpoints of a group that have a port.
+/// Returns the local endpoints of a group that have a port.
 fn members(model: &SwitchModel, identity: Identity) -> impl Iterator<Item = (&Local, &BridgePort)> {
     let members = model.index.members(identity).into_iter();
     members.filter_map(move |id| match model.index.get(&ObjectId::Local(id))? {
@@ -105,7 +106,7 @@ fn has_all_rules(model: &SwitchModel, identity: Identity) -> bool {
     BridgeKind::ALL.into_iter().all(|bridge| has_rules(model, bridge, identity))
 }
 
-/// Whether a bridge has rules of a group.
+/// Reports whether a bridge has rules of a group.
 fn has_rules(model: &SwitchModel, bridge: BridgeKind, identity: Identity) -> bool {
     let owner = Cookie::of(&ObjectId::Group(identity));
     !model.tables.get(bridge).flows_of(owner).is_empty()

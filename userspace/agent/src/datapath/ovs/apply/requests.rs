@@ -1,4 +1,4 @@
-//! Ports that the ops need, in the database.
+//! Ports in the database that the ops need.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -38,9 +38,9 @@ pub(super) struct PortRequest {
     op: usize,
     id: ObjectId,
     port: PortSpec,
-    /// Configuration after the flows are programmed, if another.
+    /// Configuration after the flows are programmed, if it differs.
     open: Option<PortSpec>,
-    /// Whether the port number is needed.
+    /// The port number is needed.
     is_numbered: bool,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct ClosedPort {
     /// Index of the op.
     op: usize,
     id: ObjectId,
-    /// Configuration after that.
+    /// Configuration after the flows are programmed.
     port: PortSpec,
 }
 
@@ -76,7 +76,7 @@ pub(in super::super) fn ports_of_ops(
     let mut names = BTreeSet::new();
     for op in ops {
         let Some(id) = op.target() else {
-            // The garbage collection.
+            // Ports that garbage collection removes.
             names.extend(uplink::collectable(database, uplinks).map(str::to_owned));
             continue;
         };
@@ -94,7 +94,7 @@ pub(in super::super) fn ports_of_ops(
             Op::Set(Object::Peer(peer)) => {
                 let taken = |name: &str| index.port_owner(name).is_some_and(|owner| *owner != id);
                 names.insert(ports::tunnel_name(database, peer.vtep, taken));
-                // Of two peers in one batch whose addresses have the same digits, one has the hash as its name.
+                // If two peers in one batch have addresses with the same digits, one of the names is the hash.
                 names.insert(ports::tunnel_name(database, peer.vtep, |_| true));
             }
             Op::Set(Object::Subnet(_)) | Op::Delete(ObjectId::Subnet(_)) => {
@@ -109,7 +109,7 @@ pub(in super::super) fn ports_of_ops(
     names
 }
 
-/// Groups after the ops.
+/// Groups as they will be after the ops.
 struct Groups<'a> {
     index: &'a FlowIndex,
     /// Last op on each group.
@@ -138,8 +138,8 @@ impl<'a> Groups<'a> {
         self.of(local).and_then(|group| group.rate).into()
     }
 
-    /// Installed endpoints of the groups whose rate changes, each with the op that changes it. Those without a port get it, with its
-    /// limits, when they are set.
+    /// Returns the installed endpoints of the groups whose rate changes, each with the op that changes it. Endpoints
+    /// without a port receive one with its limits when they are set.
     fn limited_anew(&self) -> impl Iterator<Item = (usize, &'a Local)> {
         let changed = self.changed.iter().filter(|(identity, (_, group))| {
             let before = self.index.group(**identity).and_then(|group| group.rate);
@@ -196,7 +196,7 @@ pub(super) fn of_ops(
     for (op, local) in groups.limited_anew() {
         let id = ObjectId::Local(local.id.clone());
         let port = PortSpec::local(local, groups.bandwidth(local));
-        // One that is closed, or elsewhere, waits for the flows of its endpoint, and gets its limits with them.
+        // A closed or misplaced port waits for the flows of its endpoint, and gets its limits with them.
         if !own.contains(&id) && port.is_in_place(database) {
             requests.push(PortRequest { op, id, port, open: None, is_numbered: false });
         }
@@ -204,7 +204,7 @@ pub(super) fn of_ops(
     requests
 }
 
-/// Whether rules apply to a local endpoint: those of its group, which can be in the same ops.
+/// Reports whether rules apply to a local endpoint: those of its group, which may be set by the same ops.
 fn has_rules(groups: &Groups<'_>, object: &Object) -> bool {
     let Object::Local(local) = object else { return false };
     groups.of(local).is_some_and(|group| !group.rules.is_empty())
@@ -219,8 +219,8 @@ pub(super) fn closed(requests: &[PortRequest]) -> Vec<ClosedPort> {
     requests.iter().filter_map(closed).collect()
 }
 
-/// Moves new ports whose flows are programmed to their VLANs. After a failed op the switch has earlier flows of the endpoint, or
-/// none.
+/// Moves new ports whose flows are programmed to their VLANs. After a failed op, the switch has earlier flows of the
+/// endpoint, or none.
 pub(super) async fn open(
     session: &mut Session,
     index: &FlowIndex,
@@ -236,8 +236,8 @@ pub(super) async fn open(
     session.reconfigure(operations).await.map_err(|error| ovs_error("open ports", error))
 }
 
-/// Sets the interfaces of programmed endpoints up: those of an endpoint that was deleted are down. After a failed op an interface
-/// stays as it is, as those of endpoints of the groups `shut`.
+/// Sets the interfaces of programmed endpoints up: the interface of an endpoint that was deleted is down. After a failed
+/// op an interface is not changed. Interfaces of endpoints of the groups `shut` are not changed either.
 pub(super) async fn set_up(
     index: &FlowIndex,
     ops: &[Op],
@@ -256,8 +256,8 @@ pub(super) async fn set_up(
     Ok(())
 }
 
-/// Sets the interfaces of endpoints among the ports down, before their flows are removed and their ports from the bridge: frames of a
-/// pod would enter the network stack of the node afterwards.
+/// Sets the interfaces of endpoints among the ports down, before their flows are removed and their ports are removed from
+/// the bridge. Otherwise frames of a pod would enter the network stack of the node.
 pub(super) fn set_down(database: &Database, ports: &BTreeSet<String>) -> Result<(), Error> {
     if ports.is_empty() {
         return Ok(());
@@ -285,7 +285,7 @@ pub(super) async fn add(
         Err(error) if !session::is_rejection(&error) => return Err(ovs_error("add ports", error)),
         Err(_) => {}
     }
-    // One invalid port fails the whole transaction; separate transactions find it.
+    // One invalid port fails the whole transaction. Separate transactions identify it.
     let mut accepted = vec![];
     for request in requests {
         let operations = PortRequest::operations(std::slice::from_ref(&request), &database);
@@ -298,8 +298,8 @@ pub(super) async fn add(
     Ok(accepted)
 }
 
-/// Attaches the filter to the interfaces of endpoints: the switch has removed it when it opened their ports. Returns the requests whose
-/// ports are ready for flows.
+/// Attaches the filter to the interfaces of endpoints, because the switch removed it when it opened their ports. Returns
+/// the requests whose ports are ready for flows.
 pub(super) fn attach_filter(
     filter: &mut PodFilter,
     requests: Vec<PortRequest>,

@@ -1,4 +1,4 @@
-//! Endpoints that are deleted and belong to no object.
+//! Deleted endpoints that have no object.
 
 use std::collections::BTreeSet;
 
@@ -13,8 +13,8 @@ use crate::datapath::{
     },
 };
 
-/// Removes the ports of deleted endpoints of no object from the groups of their networks: the switch will give their numbers to
-/// other ports.
+/// Removes the ports of deleted endpoints without an object from the groups of their networks, because the switch will
+/// reuse the port numbers.
 pub(super) async fn forget_ports(
     session: &mut Session,
     model: &mut SwitchModel,
@@ -38,7 +38,7 @@ pub(super) async fn forget_ports(
     Ok(())
 }
 
-/// Numbers of the ports of endpoints that the ops delete and that are installed without one, or not at all.
+/// Returns the port numbers of endpoints that the ops delete and that are not installed, or are installed without a port.
 fn ports_of_deleted(database: &Database, index: &FlowIndex, ops: &[Op]) -> PerBridge<BTreeSet<u32>> {
     let mut gone: PerBridge<BTreeSet<u32>> = PerBridge::default();
     for op in ops {

@@ -4,31 +4,31 @@ use ring::digest::{SHA256, digest};
 
 use crate::datapath::ObjectId;
 
-/// Cookie of the flows of one object: 0xc in bits 60 to 63, the kind of the object in bits 56 to 59, and the first 56 bits of the
-/// SHA-256 of its id. Tenants choose names: with a hash that is easily inverted, one could give an object the cookie of another
-/// tenant's, whose flows it would replace. It does not depend on the process or the version, so that a restarted agent recognises
-/// its flows.
+/// Cookie of the flows of one object: 0xc in bits 60 to 63, the kind of the object in bits 56 to 59, and the first 56
+/// bits of the SHA-256 of its id. Tenants choose names: with a hash that is easily inverted, a tenant could give an
+/// object the cookie of another tenant's object and replace its flows. The cookie does not depend on the process or the
+/// version, so that a restarted agent recognises its flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Cookie(pub(crate) u64);
 
 const PREFIX: u64 = 0xc0;
-/// Kind of groups.
+/// Object kind of groups.
 const GROUP: u64 = 5;
-/// Bytes of the hash.
+/// Number of bytes of the hash.
 const HASH: usize = 7;
 
 impl Cookie {
     /// Cookie of the base flows, which exist for any desired state.
     pub(crate) const BASE: Cookie = Cookie(PREFIX << 56);
-    /// Cookie of the flow that drops what arrives while the datapath takes over from another one.
+    /// Cookie of the flow that drops all incoming frames while the datapath takes over from another one.
     pub(crate) const HOLD: Cookie = Cookie(PREFIX << 56 | 1);
 
-    /// Whether an agent has set the flow, and not another program.
+    /// Reports whether an agent, and not another program, has set the flow.
     pub(crate) fn is_own(self) -> bool {
         self.0 >> 60 == Cookie::BASE.0 >> 60
     }
 
-    /// Whether the flow is one of a [`Group`](crate::datapath::Group).
+    /// Reports whether the flow belongs to a [`Group`](crate::datapath::Group).
     pub(crate) fn is_of_group(self) -> bool {
         self.0 >> 56 == PREFIX | GROUP
     }
@@ -54,7 +54,7 @@ impl Cookie {
 mod tests {
     use super::*;
 
-    /// With the example of FIPS 180-2, appendix B.1.
+    /// Uses the example of FIPS 180-2, appendix B.1.
     #[test]
     fn cookies_have_the_hash_of_the_id() {
         let cookie = Cookie::of(&ObjectId::Local("abc".into()));

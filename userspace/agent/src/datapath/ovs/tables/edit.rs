@@ -10,7 +10,7 @@ use openflow_rs::{Change, Flow, Group, GroupMod, PackedFlow, PackedMod};
 
 use super::cookie::Cookie;
 
-/// A flow that is compared by its identity in the switch: table, priority and match.
+/// A flow, compared by its identity in the switch: table, priority and match.
 #[derive(Clone, Debug)]
 struct FlowEntry(PackedFlow);
 
@@ -65,7 +65,8 @@ impl Tables {
         Tables { foreign_groups, ..self }
     }
 
-    /// Whether flows of other programs use the group: the switch would delete them with it.
+    /// Reports whether flows of other programs use the group. If the group is deleted, the switch also deletes these
+    /// flows.
     pub(crate) fn is_foreign_group(&self, id: u32) -> bool {
         self.foreign_groups.contains(&id)
     }
@@ -84,7 +85,7 @@ impl Tables {
         self.flows.iter().map(|entry| &entry.0)
     }
 
-    /// Flows with this cookie.
+    /// Returns the flows with this cookie.
     pub(crate) fn flows_of(&self, owner: Cookie) -> &[PackedFlow] {
         self.owners.get(&owner).map_or(&[], |flows| flows)
     }
@@ -93,7 +94,7 @@ impl Tables {
         self.flows.len()
     }
 
-    /// The flow of the same identity.
+    /// Returns the flow with the same identity.
     fn get(&self, flow: &PackedFlow) -> Option<&PackedFlow> {
         self.flows.get(flow.identity()).map(|entry| &entry.0)
     }
@@ -125,7 +126,7 @@ impl<'a> Edit<'a> {
         Edit { tables, flows: HashMap::new(), owners: HashMap::new(), groups: BTreeMap::new() }
     }
 
-    /// Adds or replaces a flow, also one of another owner. Returns the flow in the tables.
+    /// Adds or replaces a flow, even if it belongs to another owner. Returns the flow in the tables.
     fn insert(&mut self, flow: PackedFlow) -> PackedFlow {
         match self.tables.get(&flow) {
             Some(present) if *present == flow => return present.clone(),
@@ -152,7 +153,7 @@ impl<'a> Edit<'a> {
         self.set_packed(owner, flows.into_iter().map(|flow| PackedFlow::new(&flow.cookie(owner.0))));
     }
 
-    /// As [`set`](Self::set) with flows that have the owner's cookie already.
+    /// Like [`set`](Self::set), with flows that already have the owner's cookie.
     pub(crate) fn set_packed(&mut self, owner: Cookie, flows: impl IntoIterator<Item = PackedFlow>) {
         let flows: Box<[PackedFlow]> = flows.into_iter().map(|flow| self.insert(flow)).collect();
         let kept: HashSet<&[u8]> = flows.iter().map(PackedFlow::identity).collect();
@@ -184,8 +185,8 @@ impl<'a> Edit<'a> {
         }
     }
 
-    /// Removes a group, unless flows of another program use it: it is an orphan when they no longer do. Whether there was such a
-    /// group.
+    /// Removes a group, unless flows of another program use it. It becomes an orphan when they no longer do. Returns
+    /// whether the group existed.
     pub(crate) fn remove_group(&mut self, id: u32) -> bool {
         if self.tables.is_foreign_group(id) {
             return self.has_group(id);
@@ -206,14 +207,14 @@ impl<'a> Edit<'a> {
         self.tables.groups()
     }
 
-    /// Ids of the groups that no flow of another program uses.
+    /// Returns the ids of the groups that no flow of another program uses.
     pub(crate) fn own_group_ids(&self) -> impl Iterator<Item = u32> + use<'_, 'a> {
         let tables = &*self.tables;
         tables.groups.keys().copied().filter(move |id| !tables.is_foreign_group(*id))
     }
 
-    /// Returns the modifications for the switch, in an order that never leaves a gap: groups before the flows that use
-    /// them, additions before deletions.
+    /// Returns the modifications for the switch, in an order that never interrupts forwarding: groups before the flows
+    /// that use them, additions before deletions.
     pub(crate) fn changes(&self) -> Vec<Change> {
         let (mut first, mut add, mut delete, mut last) = (vec![], vec![], vec![], vec![]);
         for (id, old) in &self.groups {
@@ -313,7 +314,7 @@ mod tests {
         edit.set(A, [flow(2, 7)]);
         edit.set(A, []);
         edit.rollback();
-        // The owners are as before, too: nothing is to be written for the same flows, and all goes with them.
+        // The owners are restored, too: setting the same flows writes nothing, and deleting the owners deletes all flows.
         let mut edit = Edit::new(&mut tables);
         edit.set(A, [flow(1, 5), flow(2, 5)]);
         edit.set(B, [flow(3, 5)]);

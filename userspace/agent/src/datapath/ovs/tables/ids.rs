@@ -1,8 +1,8 @@
 //! Numbers of objects in the switch.
 //!
-//! They are in flows, and in the labels and zones of connections, which the kernel keeps when ovs-vswitchd and the agent restart. So an
-//! owner has the number that a hash of its name chooses, in each process. One whose first choice is another one's gets the next free
-//! number; the database keeps these few.
+//! The numbers are in flows, and in the labels and zones of connections, which the kernel keeps when ovs-vswitchd and the
+//! agent restart. So each process derives the number of an owner from a hash of its name. If this first choice is taken,
+//! the owner gets the next free number. The database stores these few exceptions.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -11,7 +11,7 @@ use contiv_model::vrf::Vrf;
 use super::cookie::Cookie;
 use crate::datapath::ovs::{hash::hash, pipeline};
 
-/// Number of removed owners whose numbers are not given to others: for some time they are in connections.
+/// Number of removed owners whose numbers are not reused yet, because connections still have them for some time.
 const REMOVED: usize = 1024;
 
 /// Numbers of services, and of the VRFs of tenants.
@@ -26,10 +26,10 @@ pub(crate) trait Owner: Clone + Ord {
     /// Highest number.
     const MAX: u32;
 
-    /// A hash that is the same in every process and version.
+    /// Returns a hash that is the same in every process and version.
     fn stable_hash(&self) -> u64;
 
-    /// The number that the owner has unless another one has it.
+    /// Returns the number that the owner gets unless it is taken.
     fn first_choice(&self) -> u32 {
         (self.stable_hash() % u64::from(Self::MAX)) as u32 + 1
     }
@@ -51,16 +51,16 @@ impl Owner for Vrf {
     }
 }
 
-/// Numbers of owners, 1 or more.
+/// Numbers of owners, starting at 1.
 #[derive(Clone, Debug)]
 pub(crate) struct Numbers<K> {
     numbers: BTreeMap<K, u32>,
-    /// Those that are not their owner's first choice.
+    /// Owners that do not have their first choice.
     displaced: BTreeMap<K, u32>,
     taken: BTreeSet<u32>,
     /// Numbers of unknown owners.
     reserved: BTreeSet<u32>,
-    /// Numbers of removed owners, that of the last one at the end.
+    /// Numbers of removed owners, the most recent one last.
     removed: VecDeque<(K, u32)>,
 }
 
@@ -77,7 +77,7 @@ impl<K> Default for Numbers<K> {
 }
 
 impl<K: Owner> Numbers<K> {
-    /// The numbers of installed owners. Of two with one number, one will get another.
+    /// Returns the numbers of installed owners. If two owners have the same number, one of them will get another.
     pub(crate) fn of(installed: impl IntoIterator<Item = (K, u32)>) -> Self {
         let mut numbers = Numbers::default();
         for (owner, number) in installed {
@@ -88,8 +88,8 @@ impl<K: Owner> Numbers<K> {
         numbers
     }
 
-    /// Keeps the numbers of `owners` in `previous` that the switch has lost. Its connection tracking may still have them. Numbers of other
-    /// owners are free, but not used again at once.
+    /// Keeps the numbers of `owners` in `previous` that the switch has lost, because its connection tracking may still
+    /// have them. Numbers of other owners become free, but are not reused at once.
     pub(crate) fn keep(&mut self, previous: &Self, owners: impl IntoIterator<Item = K>) {
         for owner in owners {
             if let Some(number) = previous.get(&owner) {
@@ -104,12 +104,13 @@ impl<K: Owner> Numbers<K> {
         self.removed.drain(..excess);
     }
 
-    /// Assigns these numbers to no owner that has none.
+    /// Excludes these numbers from assignment to new owners.
     pub(crate) fn reserve(&mut self, numbers: BTreeSet<u32>) {
         self.reserved = numbers;
     }
 
-    /// The number of an owner. A new one gets its first choice, else the next free number; `None` without one.
+    /// Returns the number of an owner. A new owner gets its first choice, or else the next free number. Returns `None` if
+    /// no number is free.
     pub(crate) fn assign(&mut self, owner: K) -> Option<u32> {
         if let Some(number) = self.get(&owner) {
             return Some(number);
@@ -140,12 +141,12 @@ impl<K: Owner> Numbers<K> {
         }
     }
 
-    /// The numbers that their owners' names do not tell.
+    /// Returns the numbers that cannot be derived from their owners' names.
     pub(crate) fn displaced(&self) -> impl Iterator<Item = (&K, u32)> {
         self.displaced.iter().map(|(owner, number)| (owner, *number))
     }
 
-    /// Gives an owner a number, if it has none and the number is free.
+    /// Gives an owner a number if it has none and the number is free.
     fn insert(&mut self, owner: K, number: u32) {
         if self.numbers.contains_key(&owner) || !self.taken.insert(number) {
             return;
@@ -161,7 +162,7 @@ impl<K: Owner> Numbers<K> {
 mod tests {
     use super::*;
 
-    /// Its first choice is the last digit, up to 4, and 1 for 0.
+    /// The first choice is the last digit, at most 4, and 1 for 0.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
     struct Few(u8);
 
@@ -182,7 +183,7 @@ mod tests {
         let mut numbers = Numbers::default();
         assert_eq!([3, 22, 12].map(|owner| numbers.assign(Few(owner))), [Some(3), Some(2), Some(4)]);
         assert_eq!(displaced(&numbers), [(12, 4)]);
-        // All flows are lost. Another order, which would be another result without what is kept.
+        // All flows are lost. The different order would give a different result without the stored numbers.
         let stored = Numbers::of(numbers.displaced().map(|(owner, number)| (*owner, number)));
         let mut restarted = Numbers::default();
         restarted.keep(&stored, [3, 12, 22].map(Few));
@@ -203,7 +204,7 @@ mod tests {
             let [service, vrf] = assigned.map(Option::unwrap);
             assert!((1..=pipeline::MAX_SERVICE).contains(&service) && (1..=pipeline::MAX_VRF).contains(&vrf));
         }
-        // What the database keeps is a small part.
+        // The database stores only a small part.
         assert!(services.displaced().count() < 20 && vrfs.displaced().count() < 600);
     }
 
@@ -215,10 +216,10 @@ mod tests {
         numbers.keep(&before, [31, 22, 14].map(Few));
         let number = |owner| numbers.get(&Few(owner));
         assert_eq!([31, 22, 14].map(number), [Some(1), Some(3), None]);
-        // That of the one which is not wanted any more is free again, after others.
+        // The number of the unwanted owner becomes free again, after others.
         assert_eq!(number(12), None);
         assert_eq!([32, 42].map(|owner| numbers.assign(Few(owner))), [Some(4), Some(2)]);
-        // What the switch has goes first.
+        // The numbers in the switch take precedence.
         let mut numbers = Numbers::of([(Few(10), 3)]);
         numbers.keep(&before, [Few(22)]);
         assert_eq!(numbers.get(&Few(22)), None);
@@ -231,7 +232,7 @@ mod tests {
         assert_eq!(numbers.assign(Few(3)), Some(3));
         numbers.remove(&Few(1));
         assert_eq!(numbers.assign(Few(11)), Some(4));
-        // The one that comes again has it, else another one, before there is none.
+        // A returning owner gets its number again, and otherwise other owners get it before the numbers run out.
         assert_eq!(numbers.assign(Few(1)), Some(1));
         numbers.remove(&Few(1));
         assert_eq!(numbers.assign(Few(21)), Some(1));
@@ -244,7 +245,7 @@ mod tests {
         numbers.reserve([1, 3].into());
         assert_eq!(numbers.get(&Few(1)), Some(1));
         assert_eq!([11, 21, 31].map(|owner| numbers.assign(Few(owner))), [Some(2), Some(4), None]);
-        // An owner that goes leaves the number to the others.
+        // A removed owner leaves the number to the others.
         numbers.remove(&Few(1));
         assert_eq!(numbers.assign(Few(31)), None);
     }

@@ -25,7 +25,7 @@ pub(crate) struct BridgePort {
     pub(crate) number: u32,
 }
 
-/// An installed object. A peer has a port, and so has a local endpoint, unless only its record is installed.
+/// An installed object. A peer has a port. A local endpoint has a port unless only its record is installed.
 #[derive(Clone, Debug)]
 pub(crate) struct Installed {
     pub(crate) object: Object,
@@ -33,7 +33,7 @@ pub(crate) struct Installed {
 }
 
 impl Installed {
-    /// Whether this is a local endpoint of which only the record is installed.
+    /// Reports whether this is a local endpoint with only its record installed.
     pub(crate) fn is_unattached(&self) -> bool {
         matches!(self.object, Object::Local(_)) && self.port.is_none()
     }
@@ -74,7 +74,7 @@ impl FlowIndex {
         self.installed.get(id)
     }
 
-    /// The other installed object that has the flows with the cookie of this one. They cannot be told apart in the switch.
+    /// Returns the other installed object with the cookie of this one. The switch cannot distinguish their flows.
     pub(crate) fn other_owner(&self, id: &ObjectId) -> Option<&ObjectId> {
         self.cookies.get(&Cookie::of(id)).filter(|owner| *owner != id)
     }
@@ -103,8 +103,8 @@ impl FlowIndex {
         })
     }
 
-    /// Of [`locals`](Self::locals) those that have the tag of the network. When it gets another one, the others are where it was before,
-    /// perhaps on the other bridge, until they are set.
+    /// Returns those [`locals`](Self::locals) that have the tag of the network. When the network gets another tag, the
+    /// others remain where they were, perhaps on the other bridge, until they are set.
     pub(crate) fn locals_in(&self, network: &Network) -> impl Iterator<Item = (&Local, u32)> {
         let encap = network.encap;
         self.locals(&network.id).filter(move |(local, _)| local.encap == encap)
@@ -142,7 +142,7 @@ impl FlowIndex {
         })
     }
 
-    /// Services of a VLAN network whose speaker has this address.
+    /// Returns the services of a VLAN network whose speaker has this address.
     pub(crate) fn spoken_for(
         &self,
         network: &NetworkId,
@@ -151,7 +151,7 @@ impl FlowIndex {
         self.spoken_for.get(&(network.clone(), speaker)).into_iter().flatten()
     }
 
-    /// Whether this node answers ARP and ND for a service on the VLAN: its speaker is on this node.
+    /// Reports whether this node answers ARP and ND for a service on the VLAN: its speaker is on this node.
     pub(crate) fn is_answered(&self, service: &Service) -> bool {
         let Some(speaker) = speaker(service) else { return false };
         self.local_addresses.contains_key(&speaker) && !self.is_routed_vlan(&speaker.0)
@@ -346,7 +346,7 @@ impl FlowIndex {
     }
 }
 
-/// Network and address of the speaker of a service on a VLAN network.
+/// Returns the network and address of the speaker of a service on a VLAN network.
 fn speaker(service: &Service) -> Option<(NetworkId, IpAddr)> {
     let network = service.scope.network.as_ref()?;
     let is_on_wire = matches!(network.encap, Encap::Vlan(_));
@@ -366,7 +366,7 @@ pub(crate) fn vrf_of(object: &Object) -> Option<&Vrf> {
     }
 }
 
-/// Changes the value of a key with `change`, and removes the entry if `change` returns that the value is empty.
+/// Changes the value of a key with `change`, and removes the entry if `change` returns true (the value is empty).
 fn remove_if_empty<K: Ord, V>(map: &mut BTreeMap<K, V>, key: &K, change: impl FnOnce(&mut V) -> bool) {
     if map.get_mut(key).is_some_and(change) {
         map.remove(key);

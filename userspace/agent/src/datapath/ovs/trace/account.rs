@@ -15,7 +15,7 @@
 
 use std::collections::HashMap;
 
-/// What the switch did with a packet.
+/// Processing of a packet by the switch.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Account {
     pub(super) passes: Vec<Pass>,
@@ -31,11 +31,11 @@ pub(super) struct Pass {
     pub(super) outputs: Vec<String>,
     /// Names and numbers in the datapath's actions.
     pub(super) datapath: Vec<String>,
-    /// Why an output failed.
+    /// Reasons of failed outputs.
     pub(super) problems: Vec<String>,
-    /// The last action is that of a group without a bucket: none is live, or the datapath's hash selects it.
+    /// The last action is a group without a bucket: no bucket is live, or the datapath's hash selects it.
     ends_in_group: bool,
-    /// Indentation of the block of another bridge, which carries a tunnel.
+    /// Indentation of the block of another bridge that carries a tunnel.
     other_bridge: Option<usize>,
 }
 
@@ -56,9 +56,9 @@ pub(super) struct MatchedFlow {
     pub(super) cookie: u64,
 }
 
-/// Output as the addresses and tags say that the bridge has learned. The ports are in the datapath's actions only.
+/// Output according to the MAC learning table. Its ports are only in the datapath's actions.
 const NORMAL: &str = "NORMAL";
-/// Output to the port that the packet came from.
+/// Output to the ingress port.
 pub(super) const IN_PORT: &str = "IN_PORT";
 /// Output to the agent, which answers.
 pub(super) const CONTROLLER: &str = "CONTROLLER";
@@ -80,7 +80,7 @@ impl Account {
 }
 
 impl Pass {
-    /// Whether the datapath's hash selects a bucket of a group, which `ofproto/trace` does not know.
+    /// Reports whether the datapath's hash, which `ofproto/trace` does not compute, selects a bucket of a group.
     pub(super) fn is_selected_by_hash(&self) -> bool {
         self.ends_in_group && self.datapath.iter().any(|word| word.starts_with(HASH))
     }

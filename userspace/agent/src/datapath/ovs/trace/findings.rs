@@ -1,4 +1,4 @@
-//! The stages that the tables of an account belong to.
+//! Maps the tables of an account to stages.
 
 use std::net::IpAddr;
 
@@ -23,7 +23,7 @@ use crate::datapath::{
     trace::{Findings, Ingress},
 };
 
-/// Why packets are dropped that the kernel and ovs-vswitchd may read differently.
+/// Reason for dropping packets that the kernel and ovs-vswitchd may parse differently.
 const MISREAD: &str = "it looks like a packet that the switch misreads";
 
 impl Request {
@@ -31,10 +31,10 @@ impl Request {
         let outputs: Vec<Output> = account.passes.iter().flat_map(|pass| self.outputs(pass)).collect();
         let backend = self.backend(account);
         let visits = account.passes.iter().flat_map(|pass| &pass.visits);
-        // The stage that sends the packet to the agent is the one that refuses it.
+        // The stage that sends the packet to the agent is the stage that rejects it.
         let visits: Vec<&Visit> = visits.filter(|visit| !ANSWER_TABLES.contains(&visit.table)).collect();
         let mut ports = account.passes.iter().flat_map(|pass| pass.outputs.iter().chain(&pass.datapath));
-        // The agent refuses a packet by an answer. The switch's own go out of the port that the packet came from.
+        // The agent rejects a packet with an answer. The switch outputs its own answers to the ingress port.
         let is_refused = ports.any(|name| name == CONTROLLER);
         let is_dropped = outputs.is_empty() || is_refused;
         let last = match (is_dropped, visits.last()) {
@@ -81,7 +81,7 @@ impl Request {
                 Step { service: self.probe.service.as_ref().map(ToString::to_string), backend, ..step }
             }
             Stage::Service => Step::new(stage, Verdict::Skip),
-            // Told to the switch: a trace has no connection.
+            // The connection state is an input of the trace.
             Stage::Connection if visits.is_empty() => Step::new(stage, Verdict::Skip),
             Stage::Connection => Step { connection: Some(ConnectionState::New), ..step },
             Stage::PolicyOut | Stage::PolicyIn => {
@@ -100,7 +100,7 @@ impl Request {
         }
     }
 
-    /// The rule whose flow matched.
+    /// Returns the rule whose flow matched.
     fn rule(&self, visit: &Visit) -> Option<RuleId> {
         let MatchedFlow { matching, priority, cookie } = visit.flow.as_ref()?;
         let is_owner = |identity| Cookie::of(&ObjectId::Group(identity)).0 == *cookie;
@@ -125,7 +125,7 @@ impl Request {
         };
         let own = self.ports.get(&self.in_port.to_string());
         let is_from_fabric = matches!(self.probe.ingress, Ingress::Uplink(_));
-        // The uplinks are the only bond of the bridge: the hash selects the member.
+        // The bridge has no other bond than the uplinks: the hash selects the member.
         let bond = match self.probe.encap {
             Encap::Vlan(vlan) => Some(Egress::Uplink { vlan }),
             Encap::Vxlan { .. } => None,
@@ -135,13 +135,13 @@ impl Request {
             let bond = bond.as_ref().filter(|_| name.starts_with(HASH));
             let to = match self.ports.get(name).or(bond) {
                 _ if *name == CONTROLLER => Egress::Answer,
-                // From outside the cluster to another node: the packet returns to the fabric.
+                // A packet from outside the cluster to another node returns to the fabric.
                 _ if *name == IN_PORT && is_from_fabric => match own {
                     Some(uplink) => uplink.clone(),
                     None => continue,
                 },
                 _ if *name == IN_PORT => Egress::Answer,
-                // The switch answers through the port that the packet came from.
+                // The switch outputs its answers to the ingress port.
                 Some(egress) if own == Some(egress) && !is_from_fabric => Egress::Answer,
                 Some(Egress::Tunnel { vtep, vni }) => {
                     Egress::Tunnel { vtep: *vtep, vni: tunnel_id(pass).unwrap_or(*vni) }
@@ -158,7 +158,7 @@ impl Request {
         outputs
     }
 
-    /// Headers at the end of a pass.
+    /// Returns the headers at the end of a pass.
     pub(super) fn header(&self, pass: &Pass) -> Header {
         let header = &self.probe.header;
         let field = |names: &[&str]| names.iter().find_map(|name| pass.fields.get(*name));
@@ -184,7 +184,7 @@ impl Request {
     }
 }
 
-/// VNI that a packet has at the end of a pass: that of another network, if it is routed.
+/// Returns the VNI of a packet at the end of a pass. It differs from that of the probe if the packet is routed.
 fn tunnel_id(pass: &Pass) -> Option<Vni> {
     let digits = pass.fields.get("tun_id")?.strip_prefix("0x")?;
     u32::from_str_radix(digits, 16).ok()?.try_into().ok()
@@ -211,7 +211,7 @@ mod tests {
     const POD: [u8; 4] = [10, 1, 0, 1];
     const OTHER: [u8; 4] = [10, 1, 0, 254];
 
-    /// A packet from the pod to the other address that enters at port 1.
+    /// Returns a request for a packet from the pod to the other address that enters at port 1.
     fn request(ingress: Ingress, protocol: u8, egress: Egress) -> Request {
         let vlan: Vlan = 100.try_into().unwrap();
         let header = Header {
@@ -243,7 +243,7 @@ mod tests {
         request(ingress, protocol, egress)
     }
 
-    /// The account of a packet that passes these tables, and leaves by this port with these addresses.
+    /// Returns the account of a packet that passes these tables and leaves through this port with these addresses.
     fn account(tables: &[u8], (from, to): ([u8; 4], [u8; 4]), port: &str) -> Account {
         let visits: String = tables.iter().map(|table| format!("{table:2}. ip, priority 1\n")).collect();
         let [from, to] = [from, to].map(std::net::Ipv4Addr::from);
@@ -260,16 +260,16 @@ mod tests {
 
     #[test]
     fn a_packet_that_returns_to_its_port_is_forwarded() {
-        // A ping of the gateway, whose addresses the switch swaps.
+        // A ping of the gateway: the switch swaps its addresses.
         let (ping, answered) = (of_pod(ICMP), account(&[0, 11], (OTHER, POD), "eth1"));
         assert_eq!(ping.backend(&answered), None);
         let forwarded = (Stage::Forward, Verdict::Pass, vec![Egress::Answer]);
         assert_eq!(end(&ping.findings(&answered)), forwarded);
-        // To a service whose backend is the pod itself.
+        // A packet to a service whose backend is the pod itself.
         let (hairpin, returned) = (of_pod(UDP), account(&[0, 29, 6, 9], (OTHER, POD), "eth1"));
         assert_eq!(hairpin.backend(&returned), Some((POD.into(), 53)));
         assert_eq!(end(&hairpin.findings(&returned)), forwarded);
-        // The agent refuses.
+        // The agent rejects the packet.
         let refused = account(&[0, 27, 31], (POD, OTHER), "controller(reason=1)");
         assert_eq!(end(&hairpin.findings(&refused)), (Stage::Service, Verdict::Drop, vec![Egress::Answer]));
     }

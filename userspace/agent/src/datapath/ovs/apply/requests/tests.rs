@@ -57,7 +57,7 @@ fn a_garbage_collection_does_not_hide_a_change_of_the_uplinks() {
     assert!(is_drift(&after));
 }
 
-/// The switch has refused the flows of the endpoint at its port.
+/// The switch has rejected the flows of the endpoint at its port.
 #[test]
 fn a_change_of_limits_opens_no_port() {
     let options = Options {

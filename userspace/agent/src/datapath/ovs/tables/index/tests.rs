@@ -1,4 +1,4 @@
-//! Two objects whose flows would have one cookie.
+//! Two objects whose flows would have the same cookie.
 
 use super::*;
 use crate::datapath::{
@@ -28,7 +28,7 @@ fn a_second_object_with_a_cookie_leaves_the_flows_of_the_first_one() {
     let mut batch = Batch::new(&mut model);
     batch.set(first.clone(), None).unwrap();
     batch.commit();
-    // Names with one hash cannot be computed here: this is what the first one would have.
+    // A hash collision cannot be computed here. The test inserts the cookie that the first object would have.
     model.index.cookies.insert(cookie, first.id());
     Edit::new(&mut model.tables.vlan).set(cookie, [pipeline::drop_all()]);
 
@@ -40,7 +40,7 @@ fn a_second_object_with_a_cookie_leaves_the_flows_of_the_first_one() {
     batch.commit();
     assert!(model.index.get(&second.id()).is_none());
     assert_eq!(model.tables.vlan.flows_of(cookie).len(), 1);
-    // What the switch lacks of them is not what it lacks of the second object.
+    // Missing flows of the first object do not count as missing flows of the second object.
     let desired: Desired = [first.clone(), second.clone()].into_iter().collect();
     let missing = compare(&model, &PerBridge::default(), &desired).out_of_sync;
     assert!(missing.contains(&first.id()) && !missing.contains(&second.id()), "{missing:?}");
