@@ -98,24 +98,24 @@ pub struct Ebpf {
     writes: Writes,
     rule_names: RuleNames,
     service_names: ServiceNames,
-    /// `None` before the first `observe`, and after an error: the next `observe` then starts from the pins.
+    /// `None` before the first `observe`, and after an error: the next `observe` then starts from the pinned objects.
     installed: Option<Installed>,
     announcer: Announcer,
     uplinks: Uplinks,
     takeovers: Takeovers,
-    /// Another datapath forwards: the programs pass every frame on.
+    /// Another datapath forwards: the programs pass every frame to the next program.
     stands_by: bool,
-    /// The UDP port of the tunnels is free when the other datapath is gone.
+    /// The UDP port of the tunnels becomes free when the other datapath is removed.
     yields_tunnel_port: bool,
-    /// Another datapath has taken over: it needs the uplinks as they are.
+    /// Another datapath has taken over: cleanup keeps the uplinks promiscuous, because that datapath needs them.
     is_stopped: bool,
-    /// What belongs to no object stays.
+    /// Entries without an object are retained.
     retains_orphans: bool,
-    /// The last `observe` has found something that stays.
+    /// The last `observe` has found retained entries.
     has_retained: bool,
     /// Set by `observe`.
     monitor: Option<InterfaceMonitor>,
-    /// Lock of the pins, held from the first `observe` on.
+    /// Lock of the pins, held from the first `observe`.
     lock: Option<Flock<File>>,
 }
 
@@ -159,7 +159,7 @@ impl Ebpf {
             self.pins.prepare()?;
             self.lock = self.pins.lock()?;
         }
-        // A flow table of another capacity is replaced as soon as its flows fit.
+        // A flow table of another capacity is replaced as soon as its flows fit into the new one.
         let resizable = self.unconfigured_flow_capacity().is_some()
             && flows::fits(flows::usage(&self.pins)?.entries, self.options.flows);
         Ok(match self.installed.take() {
@@ -183,7 +183,8 @@ impl Ebpf {
         })
     }
 
-    /// Fails while orphans are retained that only the maps of another ABI version have, which this one cannot change.
+    /// Fails while orphans are retained that exist only in the maps of another ABI version: this version cannot change
+    /// them.
     fn check_retained(&mut self) -> Result<(), Error> {
         if !self.retains_orphans {
             return Ok(());
@@ -232,8 +233,9 @@ impl Ebpf {
 }
 
 impl Datapath for Ebpf {
-    /// The verifier takes most of the time. Fails without a VLAN uplink, unless the programs forward already: [`observe`](Self::observe)
-    /// goes on without one, but the pods of another datapath would lose their VLAN networks.
+    /// Loads the programs, because the verifier takes most of the time. Fails without a VLAN uplink, unless the programs
+    /// already forward: [`observe`](Self::observe) continues without an uplink, but the pods of another datapath would
+    /// lose their VLAN networks.
     async fn prepare(&mut self) -> Result<(), Error> {
         if self.left_behind().await?.is_none() || self.is_passive().await? {
             self.interfaces.check_uplinks(&Netlink::open()?).await?;
@@ -246,8 +248,8 @@ impl Datapath for Ebpf {
         self.stands_by = true;
     }
 
-    /// The other datapath has the interfaces to the node's kernel. A VLAN network that the node routes is written without its own: as a
-    /// bridged one, it would send frames to the uplinks.
+    /// The other datapath owns the interfaces to the node's kernel. A VLAN network that the node routes is written
+    /// without its kernel interface: as a bridged network, it would send frames to the uplinks.
     fn can_stand_by(&self, object: &Object) -> bool {
         KernelPort::of(object) != Some(KernelPort::HostAccess)
     }
@@ -255,7 +257,7 @@ impl Datapath for Ebpf {
     async fn take_over(&mut self, connections: Vec<TrackedConnection>) -> Result<(), Error> {
         self.inherit(connections);
         if self.interfaces.devices().overlay == 0 {
-            // With the next resync, which creates the VXLAN device when the other datapath is gone.
+            // The next resync installs it: it creates the VXLAN device when the other datapath is gone.
             return Ok(());
         }
         let Some(mut installed) = self.installed.take() else {
@@ -268,7 +270,7 @@ impl Datapath for Ebpf {
         Ok(())
     }
 
-    /// Behind the programs is the network stack of the node, once the ports of a switch are gone.
+    /// Once the ports of a switch are gone, frames that the programs pass on enter the network stack of the node.
     fn hold(&mut self) -> Result<(), Error> {
         let Some(installed) = &mut self.installed else { return Ok(()) };
         let peers = &mut installed.kernel_mut().peers;
@@ -326,7 +328,7 @@ impl Datapath for Ebpf {
             observed.orphans += self.interfaces.superseded_stages()?;
         }
         observed.orphans += self.pins.other_abi_versions().len();
-        // The collection of garbage ends a takeover.
+        // Garbage collection ends a takeover.
         observed.orphans += usize::from(installed.kernel().peers.phase()? != Phase::RUNNING);
         let Devices { host, vlans, .. } = *self.interfaces.devices();
         installed.kernel_mut().ensure_kernel_port(vlans)?;
@@ -359,8 +361,8 @@ impl Datapath for Ebpf {
         Ok(failures)
     }
 
-    /// Resolves when an interface of the datapath is deleted, and its program with it, or when a missing uplink appears. No other
-    /// process writes the maps.
+    /// Resolves when an interface of the datapath is deleted, and its program with it, or when a missing uplink appears.
+    /// No other process writes the maps.
     async fn resync_needed(&mut self) {
         let queue = self.installed.as_ref().and_then(|installed| installed.queues().pair());
         let devices = self.interfaces.devices();
@@ -378,7 +380,7 @@ impl Datapath for Ebpf {
         self.writes.get()
     }
 
-    /// Programs that cannot see where a checksum goes forward only frames that have theirs.
+    /// Programs that cannot find the checksum fields forward only frames whose checksums are complete.
     fn port_requirements(&self) -> PortRequirements {
         PortRequirements { disable_tx_offload: skb::layout().is_err() }
     }
@@ -406,7 +408,7 @@ impl Datapath for Ebpf {
     }
 
     async fn cleanup(&mut self) -> Result<(), Error> {
-        // By the other datapath, which forwards.
+        // The other datapath, which forwards, needs the uplinks.
         let needs_uplinks = self.is_stopped || self.stands_by || self.is_passive().await.unwrap_or_default();
         self.installed = None;
         if self.lock.is_none() {

@@ -1,4 +1,4 @@
-//! Announcement of the endpoints of VLAN networks that come up on this node, or get another address.
+//! Announcement of the endpoints of VLAN networks that appear on this node or get another address.
 
 use contiv_abi::{Address, Port, VipKey};
 
@@ -12,7 +12,7 @@ use crate::datapath::{Object, ObjectId, Op};
 /// The announcements of a port, by interface index.
 type Announced = (u32, Vec<Announcement>);
 
-/// Returns what switches may know of the ports that the ops set.
+/// Returns the announcements that were valid for the ports of the ops: switches may have learned them.
 pub(super) fn announced(installed: &Installed, ops: &[Op]) -> Vec<Announced> {
     let ports = ops.iter().filter_map(|op| match op {
         Op::Set(Object::Local(local)) => device::ifindex(&local.port),
@@ -21,7 +21,8 @@ pub(super) fn announced(installed: &Installed, ops: &[Op]) -> Vec<Announced> {
     ports.map(|ifindex| (ifindex, of_interface(installed, ifindex).collect())).collect()
 }
 
-/// Announces the addresses that these ports did not have `before` the ops, and ends the announcement of deleted ones.
+/// Announces the addresses that these ports did not have `before` the ops, and ends the announcement of deleted
+/// addresses.
 pub(super) fn changed(
     announcer: &mut Announcer,
     uplink: u32,
@@ -43,7 +44,8 @@ fn of_interface(installed: &Installed, ifindex: u32) -> impl Iterator<Item = Ann
     installed.kernel().ports.get(ifindex).into_iter().flat_map(|port| of_port(installed, port))
 }
 
-/// The announcements of the addresses of a port; none on a VXLAN network, and on one whose frames stay on the node.
+/// Returns the announcements of a port's addresses. Returns none on a VXLAN network, and on a network whose frames stay
+/// on the node.
 fn of_port(installed: &Installed, port: &Port) -> impl Iterator<Item = Announcement> + use<> {
     let Port { segment, mac, ip, ip6, .. } = *port;
     let v4 = (ip != [0; 4]).then(|| Address::v4(ip));

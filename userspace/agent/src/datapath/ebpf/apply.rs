@@ -17,12 +17,12 @@ use crate::{
     error::one_line,
 };
 
-/// What operations leave alone.
+/// State that operations do not change.
 #[derive(Clone, Copy)]
 pub(super) struct Reserved {
-    /// Orphans stay.
+    /// Orphans are retained.
     pub(super) orphans: bool,
-    /// Another datapath has the interfaces to the node's kernel.
+    /// Another datapath owns the interfaces to the node's kernel.
     pub(super) kernel_ports: bool,
 }
 
@@ -42,7 +42,7 @@ pub(super) async fn execute(
         if let Err(error) = execute_one(installed, interfaces, takeovers, op, reserved).await {
             failures.push(FailedOp { index, error });
         }
-        // An endpoint that failed, or that is an orphan, may have the filter of an earlier load.
+        // An endpoint that failed, or that is an orphan, may still have the filter of an earlier load.
         if matches!(op, Op::GarbageCollect) && failures.is_empty() && !reserved.orphans {
             interfaces.remove_superseded_stages()?;
         }
@@ -87,21 +87,21 @@ async fn execute_one(
             let entries = encode(object, interfaces.devices(), domain, device::ifindex);
             let entries = match (entries, port.is_err()) {
                 (Ok(entries), _) => entries,
-                // It cannot be encoded without the interface.
+                // Without the interface, the object cannot be encoded.
                 (Err(EncodeError::NoInterface(_)), true) => return port,
                 (Err(EncodeError::Unsupported(unsupported)), _) => {
                     return Err(Error::unsupported(Kind::Ebpf, object, unsupported));
                 }
                 (Err(other), _) => return Err(failed(format!("set {id}"), other)),
             };
-            // Also without the interface: frames of a routed VLAN stay on the node.
+            // Written even without the interface, so that frames of a routed VLAN stay on the node.
             installed.set(&id, &entries).await?;
             port
         }
         Op::Delete(id) => installed.delete(id),
         Op::GarbageCollect => {
             let collected = if reserved.orphans { Ok(()) } else { installed.collect_garbage() };
-            // A takeover ends also if an orphan remains: until then, packets without a flow wait.
+            // The takeover ends even if an orphan remains: until it ends, packets without a flow are dropped.
             let taken_over = take_over(installed, interfaces, takeovers).await;
             if let (Err(_), Err(error)) = (&collected, &taken_over) {
                 tracing::warn!("the takeover has not ended: {}", one_line(error));
@@ -131,7 +131,7 @@ async fn ensure_kernel_port(
     installed.kernel_mut().ensure_kernel_port(interfaces.devices().vlans)
 }
 
-/// Whether the operation sets the object that owns a port, or the port's group.
+/// Reports whether the operation sets the object that owns a port, or the port's group.
 fn concerns(op: &Op, owner: Option<&ObjectId>, group: u32) -> bool {
     match op {
         Op::Set(Object::Group(set)) => set.identity.get() == group,

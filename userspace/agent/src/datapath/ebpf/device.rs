@@ -241,8 +241,8 @@ fn is_our_vxlan(link: &LinkMessage, port: u16) -> bool {
     })
 }
 
-/// Whether the VXLAN device could not be created because the kernel datapath of Open vSwitch has the UDP port. It has a device of its
-/// own for all tunnels on a port (dpif_netlink_rtnl in lib/dpif-netlink-rtnl.c).
+/// Reports whether the VXLAN device could not be created because the kernel datapath of Open vSwitch uses the UDP port.
+/// It has its own device for all tunnels on a port (dpif_netlink_rtnl in lib/dpif-netlink-rtnl.c).
 pub(crate) fn is_port_of_ovs(error: &Error, port: u16) -> bool {
     matches!(errno(error), Some(libc::EEXIST | libc::EADDRINUSE)) && has_tunnels_of_ovs(port)
 }
@@ -268,7 +268,7 @@ pub(crate) fn is_veth(name: &str) -> bool {
     driver.is_ok_and(|driver| driver.starts_with(b"veth\0"))
 }
 
-/// Disables TX checksum offload, so that the kernel completes checksums before it sends frames by this interface.
+/// Disables TX checksum offload, so that the kernel completes checksums before it sends frames through this interface.
 pub(crate) fn ensure_tx_checksum_off(name: &str, writes: &Writes) -> Result<(), Error> {
     let what = |error| failed(format!("disable TX checksum offload of {name}"), error);
     let mut requests = Requests::new(name).map_err(what)?;

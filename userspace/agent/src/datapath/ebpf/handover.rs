@@ -1,4 +1,5 @@
-//! Handover to another datapath: what this one has left behind, the stop of its programs, and the connections that they track.
+//! Handover to another datapath: remaining links and filters of this datapath, stopping its programs, and the connections
+//! that they track.
 
 use std::path::Path;
 
@@ -14,7 +15,8 @@ use super::{
 use crate::datapath::{Desired, Error, TrackedConnection, host_end};
 
 impl Ebpf {
-    /// Directory of the pins of an agent of any ABI version that has left links or filters; `None` if there are none.
+    /// Returns the directory of the pins of an agent of any ABI version that has left links or filters; `None` if there
+    /// are none.
     ///
     /// # Errors
     ///
@@ -29,13 +31,14 @@ impl Ebpf {
         Ok(has_filters.then_some(&self.options.bpf_root))
     }
 
-    /// Stands by also without the VXLAN device, while Open vSwitch has its UDP port for tunnels that go with the other datapath.
+    /// Allows standby without the VXLAN device while Open vSwitch uses its UDP port for tunnels, which are removed with
+    /// the other datapath.
     pub fn yield_tunnel_port(&mut self) {
         self.yields_tunnel_port = true;
     }
 
-    /// Whether programs are attached, and those of all ABI versions pass every frame on: they were to take over from another datapath, or
-    /// that has taken over.
+    /// Reports whether programs are attached and those of all ABI versions pass every frame on. This is the case before a
+    /// takeover from another datapath, and after another datapath has taken over.
     ///
     /// # Errors
     ///
@@ -45,7 +48,7 @@ impl Ebpf {
         Ok(!attached.is_empty() && attached.iter().all(is_retired))
     }
 
-    /// Has the programs of all ABI versions pass every frame on, for another datapath that takes over.
+    /// Makes the programs of all ABI versions pass every frame on, so that another datapath can take over.
     ///
     /// # Errors
     ///
@@ -65,8 +68,8 @@ impl Ebpf {
         Ok(())
     }
 
-    /// Has the programs forward again that [`stop`](Self::stop) has stopped, or ends a takeover that was interrupted: connections
-    /// that were not imported are lost.
+    /// Makes the programs forward again after [`stop`](Self::stop), or ends an interrupted takeover: connections that
+    /// were not imported are lost.
     ///
     /// # Errors
     ///
@@ -76,7 +79,8 @@ impl Ebpf {
             self.attached().await?.into_iter().partition(is_retired);
         let is_own = |pins: &&Pins| pins.version() == self.pins.version();
         let own: Vec<Pins> = retired.iter().filter(is_own).cloned().collect();
-        // Programs that are retired beside others have been replaced. If all are, the maps of this version are at least as new.
+        // Retired programs have been replaced if other versions are not retired. If all are retired, the maps of this
+        // version are at least as new as the others.
         let resumed = [others, own, retired].into_iter().find(|versions| !versions.is_empty());
         let resumed = resumed.ok_or_else(|| failed("resume the programs", "none are attached"))?;
         for pins in resumed {
@@ -87,7 +91,8 @@ impl Ebpf {
         Ok(())
     }
 
-    /// Pins of the ABI versions whose programs are attached. Others may have been loaded, or have left directories only.
+    /// Returns the pins of the ABI versions whose programs are attached. Other versions may only have been loaded, or
+    /// have left only directories.
     async fn attached(&self) -> Result<Vec<Pins>, Error> {
         let netlink = Netlink::open()?;
         let mut attached = vec![];
@@ -100,7 +105,7 @@ impl Ebpf {
         Ok(attached)
     }
 
-    /// The host ends of endpoints that the programs of any ABI version are attached to.
+    /// Returns the host interfaces of endpoints to which the programs of any ABI version are attached.
     ///
     /// # Errors
     ///
@@ -110,7 +115,7 @@ impl Ebpf {
         Ok(pods.into_iter().filter_map(host_end::by_index).collect())
     }
 
-    /// Whether the VXLAN device exists, the last one that [`delete_devices`](Self::delete_devices) deletes.
+    /// Reports whether the VXLAN device exists. [`delete_devices`](Self::delete_devices) deletes it last.
     pub fn has_vxlan_device(&self) -> bool {
         device::ifindex(&self.options.vxlan_device).is_some()
     }
@@ -119,12 +124,12 @@ impl Ebpf {
     ///
     /// # Errors
     ///
-    /// Some of them may exist still.
+    /// Some of them may still exist.
     pub async fn delete_devices(&self) -> Result<(), Error> {
         self.interfaces.delete_devices(&Netlink::open()?).await
     }
 
-    /// The connections that the programs track, of the networks in `desired`. Changes nothing.
+    /// Returns the connections of the networks in `desired` that the programs track. Changes nothing.
     ///
     /// # Errors
     ///
@@ -134,13 +139,15 @@ impl Ebpf {
     }
 }
 
-/// Whether attached programs pass every frame on. While their flow table is being replaced, they have the old one.
+/// Reports whether attached programs pass every frame on. While their flow table is being replaced, they use the old
+/// table.
 fn is_retired(pins: &Pins) -> bool {
     let switch = PhaseSwitch::open(&pins.resized()).or_else(|| PhaseSwitch::open(pins));
     switch.and_then(|switch| switch.get().ok()) == Some(Phase::RETIRED)
 }
 
-/// Sets the phase of attached programs, also of those of another flow table. False if they read none.
+/// Sets the phase of attached programs, including those of another flow table. Returns false if none of them reads a
+/// phase.
 fn set_phase(pins: &Pins, phase: u32) -> Result<bool, Error> {
     let mut is_set = false;
     for switch in [pins.resized(), pins.clone()].iter().filter_map(PhaseSwitch::open) {

@@ -41,7 +41,7 @@ pub(super) async fn compare(
             }
             continue;
         }
-        // An object that cannot be encoded is not in sync; its `Set` reports the error.
+        // An object that cannot be encoded is not in sync. Its `Set` reports the error.
         let domain = |vrf: &Vrf, network| installed.domain(vrf, network);
         let Ok(entries) = encode(object, interfaces.devices(), domain, device::ifindex) else { continue };
         if let Object::Local(local) = object

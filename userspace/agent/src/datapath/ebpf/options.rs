@@ -20,11 +20,11 @@ pub struct Options {
     pub vxlan_device: String,
     /// UDP port of the tunnels, equal on all nodes of the cluster.
     pub vxlan_port: u16,
-    /// Tunnel address of this node, by which the agent finds the underlay interface. On a veth, as in tests and demos, it
-    /// disables TX checksum offload of the VXLAN device.
+    /// Tunnel address of this node. The agent uses it to find the underlay interface. If that is a veth, as in tests and
+    /// demos, the agent disables TX checksum offload of the VXLAN device.
     pub vtep: Option<IpAddr>,
     /// Interfaces that carry the VLAN networks, in the order of preference. One of those with a carrier is active, the
-    /// others stand by.
+    /// others are standby.
     pub uplinks: Vec<String>,
     /// How TC programs are attached.
     pub attach_mode: AttachMode,
@@ -36,11 +36,12 @@ pub struct Options {
     pub bum_rate: u32,
     /// Capacity of the flow table. A table of another capacity is replaced, with its flows, if they fit.
     pub flows: u32,
-    /// Endpoint for whose frames the programs log the result of each stage. Other programs are loaded then, which are slower.
+    /// Endpoint for whose frames the programs log the result of each stage. Logging needs other programs, which are
+    /// slower.
     pub log_stages: Option<LogEndpoint>,
-    /// Sizes of the maps that the agent fills. Existing maps keep theirs.
+    /// Sizes of the maps that the agent fills. Existing maps keep their size.
     pub sizes: Sizes,
-    /// Whether new endpoints of VLAN networks are announced on the active uplink.
+    /// New endpoints of VLAN networks are announced on the active uplink.
     pub announce: bool,
     /// ABI version of the pins, for tests of upgrades: the maps have the layout of this build.
     #[doc(hidden)]

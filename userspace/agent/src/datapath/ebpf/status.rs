@@ -1,4 +1,4 @@
-//! What the datapath reports of itself: counters, statistics and the debug dump.
+//! Status of the datapath: counters, statistics and the debug dump.
 
 use std::collections::BTreeMap;
 
@@ -101,10 +101,11 @@ impl Ebpf {
         })
     }
 
-    /// Statistics for the metrics. Those that cannot be read are missing.
+    /// Statistics for the metrics. Those that cannot be read are omitted.
     pub(super) fn statistics(&self) -> Stats {
         let Some(installed) = &self.installed else { return Stats::default() };
-        // All reasons: an alert compares their rates with earlier ones, which a series that begins with the first drop does not have.
+        // Includes all reasons: an alert compares rates with earlier ones, and a series that begins with the first drop
+        // has no earlier rate.
         let drops = or_default(installed.kernel().drops());
         let forwarded = or_default(self.dsr_forwarded());
         Stats {

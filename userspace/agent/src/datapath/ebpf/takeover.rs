@@ -1,4 +1,5 @@
-//! Takes the interfaces over from the programs of another ABI version, with their flows; and the connections of another datapath.
+//! Takes the interfaces over from the programs of another ABI version, with their flows. Also imports the connections of
+//! another datapath.
 //!
 //! ```text
 //! programs of this version   attached behind the others    IMPORTING ──────────────▶ RUNNING
@@ -6,15 +7,16 @@
 //! flows                      pass ─▶ pass                  ─▶ pass ─▶ pass
 //! ```
 //!
-//! One write retires the programs of the other version on all interfaces at once. Until the flows that had begun by then are
-//! imported, packets without a flow wait for a retransmission, unless they begin a flow in any case: a reply of a service's
-//! backend would not be translated. Versions whose programs do not know phases are detached one interface after the other,
-//! while no flows begin.
+//! One write retires the programs of the other version on all interfaces at once. Until the flows that existed by then
+//! are imported, packets without a flow are dropped and need a retransmission, unless they open a flow in any case.
+//! Otherwise a reply of a service's backend would not be translated. Versions whose programs do not support phases are
+//! detached one interface after the other, while no flows are created.
 //!
-//! It does not begin while orphans are retained: the maps of this version would not have them, and so end what they forward.
+//! The takeover does not begin while orphans are retained: the maps of this version do not contain them, so their traffic
+//! would stop.
 //!
-//! Another datapath is gone before this one forwards. Its connections are imported when the tables are complete; until then
-//! packets without a flow wait likewise.
+//! Another datapath is removed before this one forwards. Its connections are imported when the tables are complete. Until
+//! then packets without a flow are dropped likewise.
 
 use std::time::Instant;
 
@@ -45,16 +47,16 @@ pub(super) mod tracked;
 /// The takeovers of this process.
 #[derive(Default)]
 pub(super) struct Takeovers {
-    /// What was lost, for operators.
+    /// Lost state, for operators.
     losses: Vec<String>,
     /// Connections of the datapath that this one replaces.
     inherited: Vec<TrackedConnection>,
-    /// Loaded before the other datapath is removed: it takes a while.
+    /// Loaded before the other datapath is removed, because loading takes a while.
     importer: Option<Importer>,
 }
 
 impl Takeovers {
-    /// What was lost.
+    /// Returns what was lost.
     pub(super) fn losses(&self) -> &[String] {
         &self.losses
     }
@@ -65,7 +67,7 @@ impl Takeovers {
         Ok(())
     }
 
-    /// Takes connections of the datapath that this one replaces.
+    /// Stores connections of the datapath that this one replaces.
     pub(super) fn inherit(&mut self, connections: Vec<TrackedConnection>) {
         self.inherited = connections;
     }
@@ -110,7 +112,7 @@ impl Takeovers {
         let others = pins.other_abi_versions();
         if others.is_empty() {
             self.import_inherited(kernel, &pins);
-            // A process may have ended just before the end of a takeover.
+            // A process may have stopped just before the end of a takeover.
             return kernel.peers.set_phase(Phase::RUNNING);
         }
         let has_links = interfaces.hooks().mode() != AttachMode::Clsact;
@@ -129,7 +131,7 @@ impl Takeovers {
         }
         let stopped = Instant::now();
         others.iter_mut().for_each(|other| other.import(Pass::After));
-        // Programs that have begun before end.
+        // Program runs that have started before must end first.
         rcu::synchronize();
         others.iter_mut().for_each(|other| other.import(Pass::After));
         self.import_inherited(kernel, &pins);
@@ -141,7 +143,8 @@ impl Takeovers {
     }
 }
 
-/// The other ABI version whose programs forward, if this one has not begun to take over. When it begins, its maps are complete.
+/// Returns the other ABI version whose programs forward, if this version has not begun to take over. When it begins, its
+/// maps are complete.
 pub(super) fn forwarding_version(own: &Pins) -> Result<Option<u32>, Error> {
     let phase = PhaseSwitch::open(own).map(|phase| phase.get()).transpose()?;
     if matches!(phase, Some(Phase::HOLDING | Phase::IMPORTING)) {
@@ -157,13 +160,13 @@ pub(super) fn forwarding_version(own: &Pins) -> Result<Option<u32>, Error> {
 
 /// Whether the programs of another ABI version forward.
 fn forwards(other: &Pins) -> Result<bool, Error> {
-    // A start that failed early has left maps only.
+    // A start that failed early has left only maps.
     if !other.has_programs() {
         return Ok(false);
     }
     match PhaseSwitch::open(other) {
         Some(phase) => Ok(phase.get()? == Phase::RUNNING),
-        // Until they are detached.
+        // They forward until they are detached.
         None => Ok(true),
     }
 }
@@ -172,16 +175,16 @@ fn forwards(other: &Pins) -> Result<bool, Error> {
 struct Predecessor {
     pins: Pins,
     phase: Option<PhaseSwitch>,
-    /// The import of the flows, or why they are lost.
+    /// The import of the flows, or the reason why they are lost.
     flows: Result<FlowMigration, Error>,
-    /// An earlier process has begun to take over: packets change the table of this version.
+    /// An earlier process has begun the takeover: packets change the table of this version.
     resumed: bool,
-    /// Domains of the networks that are in a domain of several networks now.
+    /// Networks that now share a domain with other networks.
     domains: MovedDomains,
 }
 
-/// The networks whose flows have another domain than that of the network alone. Up to version 6, each network was a domain of
-/// its own.
+/// Returns the networks whose flows have another domain than that of the network alone. Up to version 6, each network was
+/// its own domain.
 fn moved_domains(ports: &Ports) -> MovedDomains {
     let domains = ports.segments().map(|(segment, entry)| (Domain::of_segment(*segment), entry.domain));
     domains
@@ -191,29 +194,29 @@ fn moved_domains(ports: &Ports) -> MovedDomains {
 }
 
 impl Predecessor {
-    /// `has_links` tells that programs are attached by pinned links.
+    /// `has_links`: programs are attached by pinned links.
     fn open(own: &Pins, pins: Pins, has_links: bool, domains: MovedDomains) -> Result<Predecessor, Error> {
         let phase = PhaseSwitch::open(&pins);
         let resumed = match &phase {
             Some(phase) => phase.get()? == Phase::RETIRED,
             None => has_links && pins.link_names()?.is_empty(),
         };
-        // Numbers of rules are those of one version's policies.
+        // Rule numbers are valid only for the policies of one version.
         let flows = FlowMigration::open(own, &pins, false, domains.clone());
         Ok(Predecessor { pins, phase, flows, resumed, domains })
     }
 
-    /// Imports what packets of the other version change still.
+    /// Imports flows while packets of the other version still change them.
     fn prepare(&mut self, own: &Pins) {
         let pass = if self.resumed { Pass::After } else { Pass::Before };
-        // The second pass has what has changed during the first, and is short.
+        // The second pass imports what has changed during the first, and is short.
         self.import(pass);
         self.import(pass);
         self.warn("connections to other nodes", dsr::copy(own, &self.pins, &self.domains));
         self.warn("session affinities", sessions::copy_affinity(own, &self.pins));
     }
 
-    /// Adds the counters, which do not change any more.
+    /// Adds the counters, which no longer change.
     fn add_counters(&self, own: &Pins) {
         self.warn("counters", statistics::add(own, &self.pins));
     }
@@ -258,7 +261,7 @@ impl Predecessor {
                     )
                 })
             }
-            // A start that failed early has left directories only.
+            // A start that failed early has left only directories.
             Err(_) if !self.pins.has_maps() => None,
             Err(error) => {
                 let loss = format!(

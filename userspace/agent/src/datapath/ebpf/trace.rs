@@ -1,5 +1,5 @@
-//! Traces: the programs run for one frame, with the node's tables, and with flows, counters and meters of their own. They send
-//! nothing: see [`Traced`](contiv_abi::Traced).
+//! Traces: run the programs for one frame with the node's tables and with separate flows, counters and meters. The
+//! programs send nothing: see [`Traced`](contiv_abi::Traced).
 
 mod findings;
 mod run;
@@ -23,10 +23,10 @@ use crate::datapath::{
     trace::{Findings, Ingress, Probe},
 };
 
-/// The programs and maps of a trace take memory.
+/// Allows one trace at a time, because its programs and maps take memory.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// The frame cannot enter.
+/// The frame cannot enter the datapath.
 #[derive(Debug, thiserror::Error)]
 enum NoInterface {
     #[error("endpoint {0} has no interface on this node; retry when the endpoint is attached")]
@@ -50,19 +50,19 @@ pub(super) struct Interfaces {
     pub(super) endpoints: HashMap<u32, (EndpointId, String)>,
 }
 
-/// A trace that needs the datapath no more.
+/// A prepared trace, which no longer needs the datapath.
 pub(super) struct Request {
     probe: Probe,
     pins: Pins,
     flows: u32,
     rules: RuleNames,
     program: &'static str,
-    /// Interface that the frame enters by.
+    /// Ingress interface of the frame.
     ifindex: u32,
     interfaces: Interfaces,
 }
 
-/// Collects what a trace needs; `flows` is the capacity of the flow table.
+/// Collects the inputs of a trace; `flows` is the capacity of the flow table.
 pub(super) fn prepare(
     (pins, flows, rules): (&Pins, u32, &RuleNames),
     interfaces: Interfaces,
@@ -84,12 +84,12 @@ pub(super) fn prepare(
 }
 
 impl Request {
-    /// Runs the programs, on a thread of its own: they take the network namespace of the caller.
+    /// Runs the programs on a separate thread, in the network namespace of the caller.
     pub(super) async fn run(self) -> Result<Findings, Error> {
         let (reply, answer) = oneshot::channel();
         let work = move || {
             let _one = ONE_AT_A_TIME.lock();
-            // The caller waits for a limited time.
+            // The caller stops waiting after a time limit.
             if !reply.is_closed() {
                 drop(reply.send(self.follow()));
             }

@@ -1,8 +1,9 @@
-//! The active uplink: of several interfaces to the VLAN networks one carries them, and the others stand by.
+//! The active uplink: one of several interfaces carries the VLAN networks, and the others are standby.
 //!
-//! The active uplink stays active as long as it has a carrier; then it is the first one in the configured order that has.
-//! A task changes it as soon as the kernel reports the carrier, whatever the reconciler is doing, and announces the
-//! endpoints of this node on the new one, because the switches have learnt their Ethernet addresses on the other.
+//! The active uplink stays active as long as it has a carrier. Otherwise the first uplink in the configured order that
+//! has a carrier becomes active. A task changes it as soon as the kernel reports the carrier, independently of the
+//! reconciler, and announces the endpoints of this node on the new one, because the switches have learned their Ethernet
+//! addresses on the other.
 
 use std::{
     collections::HashMap as StdHashMap,
@@ -39,8 +40,8 @@ struct Shared {
 }
 
 impl Uplinks {
-    /// Watches the carriers from now on, if more than one uplink is `configured`. What is read from now on is passed to
-    /// [`Reading::finish`].
+    /// Starts to watch the carriers if more than one uplink is `configured`. States that are read from then on are passed
+    /// to [`Reading::finish`].
     pub(super) fn watch(
         &mut self,
         pins: &Pins,
@@ -58,7 +59,7 @@ impl Uplinks {
                 writes: writes.clone(),
             })))),
         };
-        // Before the reading begins: there is no change that neither finds.
+        // This precedes the reading, so that either the monitor or the reading sees each change.
         if configured > 1 && self.task.as_ref().is_none_or(|task| task.is_finished()) {
             let monitor = InterfaceMonitor::open()?;
             self.task = Some(tokio::spawn(watch(monitor, Arc::clone(&shared))));
@@ -123,7 +124,7 @@ impl Shared {
         }
         self.writes.count();
         self.active.set(0, active, 0).map_err(|error| failed(format!("write to the map {UPLINK}"), error))?;
-        // At the first start there is nothing that switches could have learnt elsewhere.
+        // At the first start, switches cannot have learned addresses on another uplink.
         if before != 0 && active != 0 {
             tracing::warn!("interface {active} is the active VLAN uplink instead of interface {before}");
             let ports = self.ports.iter().filter_map(Result::ok).map(|(_, port)| port);
@@ -150,7 +151,7 @@ fn announcements(ports: impl Iterator<Item = Port>) -> Vec<Announcement> {
 struct Carriers {
     /// Indexes of the uplinks in the order of preference, and whether each has a carrier.
     uplinks: Vec<(u32, bool)>,
-    /// Reports about all interfaces since a reading began; `None` after its end.
+    /// Reports about all interfaces since a reading began; `None` after the reading has ended.
     reported: Option<StdHashMap<u32, bool>>,
 }
 
@@ -159,8 +160,8 @@ impl Carriers {
         self.reported = Some(StdHashMap::new());
     }
 
-    /// Replaces the uplinks by those that were read. A report since the beginning is preferred: it may be newer, and if the carrier
-    /// was read after another change, a report of that change follows.
+    /// Replaces the uplinks with those that were read. A report since the beginning of the reading takes precedence: it
+    /// may be newer. If the carrier was read after another change, a report of that change follows.
     fn end_read(&mut self, read: &[(u32, bool)]) {
         let reported = self.reported.take().unwrap_or_default();
         let newest = |&(uplink, has_carrier): &(u32, bool)| {
@@ -180,7 +181,7 @@ impl Carriers {
         }
     }
 
-    /// The active uplink after `active`; zero if there are none. Without any carrier nothing changes.
+    /// Returns the active uplink after `active`; zero if there are none. If no uplink has a carrier, nothing changes.
     fn select(&self, active: u32) -> u32 {
         let usable = |(_, has_carrier): &&(u32, bool)| *has_carrier;
         let exists = self.uplinks.iter().any(|(uplink, _)| *uplink == active);
@@ -212,12 +213,12 @@ mod tests {
             (&[(4, true), (5, true)][..], 0, 4),
             (&[(4, false), (5, true)], 0, 5),
             (&[(4, false), (5, false)], 0, 4),
-            // It does not go back to a preferred one.
+            // It does not return to a preferred uplink.
             (&[(4, true), (5, true)], 5, 5),
             (&[(4, true), (5, false)], 5, 4),
             // No carrier at all.
             (&[(4, false), (5, false)], 5, 5),
-            // The active one is not configured any more, or none is.
+            // The active uplink is no longer configured, or none is.
             (&[(4, true)], 5, 4),
             (&[], 5, 0),
         ] {

@@ -1,13 +1,14 @@
 //! Numbers of routing domains.
 //!
-//! A bridged network is a domain of its own. Its subnet may be any: the original refuses overlapping subnets of one tenant, but
-//! compares address ranges as they were written, so that `10.1.1.10-10.1.1.20/24` and `10.1.1.30-10.1.1.40/24` are two networks
-//! with the same prefix; networks of different tenants may be equal; and what the configuration keeps apart, link-local addresses
-//! and addresses of hosts on the wire, which are unique on one link only, is not unique in a tenant. The domain's number is that
-//! of the network, so that nothing has to be stored.
+//! A bridged network is its own domain. Its subnet may overlap others: the original Contiv refuses overlapping subnets of
+//! one tenant, but compares address ranges as they were written, so that `10.1.1.10-10.1.1.20/24` and
+//! `10.1.1.30-10.1.1.40/24` are two networks with the same prefix. Networks of different tenants may have equal subnets.
+//! Link-local addresses and addresses of hosts on the physical network, which are unique only on one link, are not unique
+//! in a tenant. The number of the domain is that of the network, so that nothing has to be stored.
 //!
-//! Networks of one VRF that are routed to each other share a domain. Its number is stored with the name of the VRF, and stays when
-//! the agent restarts, is upgraded, or removes all networks of the VRF for a while: flows have it. No number is used twice.
+//! Networks of one VRF that are routed to each other share a domain. Its number is stored with the name of the VRF,
+//! because flows contain it. It does not change when the agent restarts, is upgraded, or removes all networks of the VRF
+//! for a while. No number is reused.
 
 use std::collections::BTreeSet;
 
@@ -98,14 +99,14 @@ impl Domains {
     }
 }
 
-/// The number after all that have been used.
+/// Returns the number after all used numbers.
 fn next(numbers: impl Iterator<Item = u32>) -> Option<u32> {
     let last = numbers.max().unwrap_or(0);
     (last < Domain::MAX_VRF).then_some(last + 1)
 }
 
-/// Names of VRFs without networks. The highest number stays, so that it is not used again: the flows of its tenant may still be
-/// in the flow table.
+/// Returns the names of VRFs without networks. The highest number is kept, so that it is not reused: the flow table may
+/// still contain flows of its tenant.
 fn removable(mut numbers: Vec<(DomainName, u32)>, used: &BTreeSet<Domain>) -> Vec<DomainName> {
     numbers.sort_unstable_by_key(|(_, number)| *number);
     numbers.pop();

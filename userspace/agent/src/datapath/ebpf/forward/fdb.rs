@@ -58,8 +58,8 @@ impl Fdb {
         Ok(())
     }
 
-    /// Has programs look up again what they have found before. To be called behind a change: what they find from now on has the new
-    /// number.
+    /// Makes programs repeat lookups that they have cached. Must be called after a change: results of later lookups have
+    /// the new revision.
     pub(crate) fn invalidate(&mut self) {
         let revision = self.revision.get(0).unwrap_or(0).wrapping_add(1);
         self.revision.set(0, revision);

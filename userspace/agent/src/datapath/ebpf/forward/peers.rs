@@ -79,7 +79,7 @@ impl Peers {
         if node == before { Ok(()) } else { self.set_node(node) }
     }
 
-    /// Writes the arrangement of the counters of services and the number of their slots unless they are equal.
+    /// Writes the layout of the service counters and the number of their slots unless they are equal.
     pub(crate) fn ensure_services(
         &mut self,
         service_counts: ServiceCountRows,
@@ -94,12 +94,12 @@ impl Peers {
     pub(crate) fn copy_settings(&mut self, other: &Pins) -> Result<(), Error> {
         let other: Array<MapData, Node> = other.open_map(NODE)?;
         let other = other.get(&0, 0).map_err(|error| failed(format!("read the map {NODE}"), error))?;
-        // Connections that are forwarded to other nodes stay in their table, and are found by the secret of the other programs.
-        // Flows that an interrupted process has imported are found by that of these programs.
+        // Connections that are forwarded to other nodes stay in their table, which is indexed with the secret of the
+        // other programs. Flows that an interrupted process has imported are indexed with the secret of these programs.
         let own = self.node()?.seed;
         let seed = if own == 0 { other.seed } else { own };
-        // Those that stand by beside another datapath, or have been stopped, do not forward with another table either. Another phase
-        // may be that of an interrupted import.
+        // If the other programs are in standby or stopped, these programs do not forward either. Any other phase may be
+        // that of an interrupted import.
         let phase = if other.phase == Phase::RETIRED { Phase::RETIRED } else { Phase::RUNNING };
         self.set_node(Node { seed, phase, ..other })
     }
@@ -109,7 +109,7 @@ impl Peers {
         Ok(self.node()?.phase)
     }
 
-    /// Sets the phase of the programs unless they are in it.
+    /// Sets the phase of the programs unless they already have it.
     pub(crate) fn set_phase(&mut self, phase: u32) -> Result<(), Error> {
         let node = self.node()?;
         if node.phase == phase { Ok(()) } else { self.set_node(Node { phase, ..node }) }
@@ -127,7 +127,7 @@ impl Peers {
     }
 }
 
-/// An endpoint may use one part in this number of the flow table.
+/// An endpoint may use at most the flow table's size divided by this number.
 const QUOTA_SHARE: u32 = 4;
 
 /// A random number that is not zero.

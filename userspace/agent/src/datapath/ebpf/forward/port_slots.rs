@@ -20,7 +20,7 @@ use crate::datapath::{
     },
 };
 
-/// `ctv_portslots`. A port without a slot, because another one has it, is served by the stages.
+/// `ctv_portslots`. Frames of a port without a slot, because another port has it, are processed by the stages.
 pub(crate) struct PortSlots {
     slots: MmapArray<PortSlot>,
     writes: Writes,
@@ -33,7 +33,7 @@ impl PortSlots {
         Ok(PortSlots { slots, writes })
     }
 
-    /// Makes the slots those of these ports.
+    /// Replaces the slots with those of these ports.
     pub(crate) fn reset<'a>(&mut self, ports: impl Iterator<Item = (&'a u32, &'a Port)>) {
         let ports: HashMap<u32, Port> = ports.map(|(ifindex, port)| (*ifindex, *port)).collect();
         for number in self.slots.occupied() {
@@ -49,7 +49,7 @@ impl PortSlots {
         }
     }
 
-    /// Writes the slot of a port, unless another port has it. Follows the entry in `ctv_ports`.
+    /// Writes the slot of a port, unless another port has it. Must follow the write of the entry in `ctv_ports`.
     pub(crate) fn set(&mut self, ifindex: u32, port: Port) {
         let number = PortSlot::number(ifindex);
         let current = self.slot(number);
@@ -60,7 +60,7 @@ impl PortSlots {
         if current.ifindex == 0 {
             let known = (current.mac, current.segment) == (desired.mac, desired.segment);
             if current != PortSlot::zeroed() && !known {
-                // A program may have read the interface index of the previous port, and be about to read the rest.
+                // A program may have read the interface index of the previous port and be about to read the other fields.
                 rcu::synchronize();
             }
             self.write(number, PortSlot { ifindex: 0, ..desired });
@@ -68,7 +68,7 @@ impl PortSlots {
         self.write(number, desired);
     }
 
-    /// Frees the slot of a port. Precedes a change or the removal of the entry in `ctv_ports`.
+    /// Frees the slot of a port. Must precede a change or the removal of the entry in `ctv_ports`.
     pub(crate) fn remove(&mut self, ifindex: u32) {
         let number = PortSlot::number(ifindex);
         let current = self.slot(number);
@@ -81,7 +81,8 @@ impl PortSlots {
         self.slots.get(number).unwrap_or_else(PortSlot::zeroed)
     }
 
-    /// Writes a slot after all that was written before. Of values with one interface index, programs may see a mix.
+    /// Writes a slot after all previous writes. If the interface index does not change, programs may read a mix of the
+    /// old and the new values.
     fn write(&mut self, number: u32, slot: PortSlot) {
         fence(Ordering::SeqCst);
         if self.slots.set(number, slot) {

@@ -110,7 +110,8 @@ impl Ports {
 
     /// Writes the entry of a port without a change of its flood list.
     pub(crate) fn update(&mut self, ifindex: u32, port: Port) -> Result<(), Error> {
-        // A crash in between leaves the port to the stages, not to an old copy of the entry.
+        // After a crash between the writes, the stages process the port's frames, and no program reads an old copy of the
+        // entry.
         if self.ports.get(&ifindex) != Some(&port) {
             self.slots.remove(ifindex);
         }
@@ -223,7 +224,7 @@ impl Ports {
         Ok(())
     }
 
-    /// Removes orphaned flood entries. Follows [`collect_slots`](Self::collect_slots).
+    /// Removes orphaned flood entries. Must be called after [`collect_slots`](Self::collect_slots).
     pub(crate) fn collect_flood(&mut self) -> Result<(), Error> {
         let orphans: Vec<FloodKey> = self.orphan_flood().map(|(key, _)| *key).collect();
         orphans.iter().try_for_each(|key| self.flood.remove(key))

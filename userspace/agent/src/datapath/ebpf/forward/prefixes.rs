@@ -1,4 +1,4 @@
-//! Tables of the domains that are searched by the longest prefix: subnets, and routes to other addresses.
+//! Tables of the domains with longest-prefix lookup: subnets, and routes to other addresses.
 
 use std::collections::HashMap;
 
@@ -134,7 +134,7 @@ mod tests {
         let prefix = DomainPrefix::new(Domain::of_vrf(3), "10.1.2.0/24".parse().unwrap());
         assert_eq!(prefix.first, Address::v4([10, 1, 2, 0]));
         let key = prefix.key();
-        // The domain, four zeros, the mapping, and three bytes of the address.
+        // The key holds the domain, four zeros, the mapping, and three bytes of the address.
         assert_eq!({ key.prefix_len() }, 8 * (4 + 4 + 12 + 3));
         assert_eq!(DomainPrefix::of(&key), prefix);
     }

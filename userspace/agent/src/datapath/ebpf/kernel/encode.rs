@@ -112,7 +112,8 @@ pub(crate) fn identity_number(identity: Identity) -> Option<u16> {
     u16::try_from(identity.get()).ok().filter(|number| usize::from(*number) < GROUP_NUMBERS)
 }
 
-/// The number of an endpoint's identity; zero if it exceeds the table. Rules cannot refer to such an identity ([`group`]).
+/// Returns the number of an endpoint's identity; zero if it exceeds the table. Rules cannot refer to such an identity
+/// ([`group`]).
 fn endpoint_identity(identity: Option<Identity>) -> u32 {
     identity.and_then(identity_number).map_or(0, u32::from)
 }
@@ -149,7 +150,7 @@ fn encode_peer(peer: &Peer, devices: &Devices) -> Result<Vec<Entry>, EncodeError
         return Err(EncodeError::OtherPort { theirs: peer.port, ours: devices.overlay_port });
     }
     let vtep = Address::from(peer.vtep);
-    // On a VLAN the wire delivers.
+    // On a VLAN, the physical network delivers the frames.
     let segments =
         peer.networks.values().map(|encap| segment_of(*encap)).filter(|segment| segment.vni().is_some());
     Ok([Entry::Peer(vtep)].into_iter().chain(segments.map(|segment| Entry::Member(segment, vtep))).collect())
@@ -157,7 +158,7 @@ fn encode_peer(peer: &Peer, devices: &Devices) -> Result<Vec<Entry>, EncodeError
 
 fn encode_network(network: &Network, domain: Domain, devices: &Devices) -> Vec<Entry> {
     let out = match network.encap {
-        // By the active uplink, which may change.
+        // The active uplink carries the frames; it may change.
         Encap::Vlan(_) => 0,
         Encap::Vxlan { .. } => devices.overlay,
     };
@@ -168,8 +169,8 @@ fn encode_network(network: &Network, domain: Domain, devices: &Devices) -> Vec<E
     vec![Entry::Segment { segment: segment_of(network.encap), out, flags, domain }]
 }
 
-/// Encodes a subnet. Those of VLAN networks that the node routes are also entries of no domain: packets from the kernel are of the
-/// network of their destination.
+/// Encodes a subnet. Subnets of VLAN networks that the node routes also have an entry in no domain: the destination
+/// determines the network of packets from the kernel.
 fn encode_subnet(subnet: &Subnet, domain: Domain) -> Vec<Entry> {
     let (prefix, mask) = (Address::from(subnet.prefix.network()), Address::from(subnet.prefix.netmask()));
     // The mask of a mapped address also covers the mapping.
@@ -184,7 +185,7 @@ fn encode_subnet(subnet: &Subnet, domain: Domain) -> Vec<Entry> {
     domains.map(|domain| Entry::Subnet(DomainPrefix::new(domain, subnet.prefix), value)).collect()
 }
 
-/// Encodes a route by the node's kernel. Where it does not lead are routes, too.
+/// Encodes a route through the node's kernel. Excluded prefixes are routes, too.
 fn encode_host_route(
     prefix: IpNet,
     private: Ipv4Net,
@@ -209,7 +210,7 @@ fn encode_remote(remote: &Remote, domain: Domain) -> Result<Vec<Entry>, EncodeEr
     }
     let segment = segment_of(remote.encap);
     let identity = endpoint_identity(remote.identity);
-    // On a VLAN the wire delivers; the entry tells the endpoint's group by its Ethernet address.
+    // On a VLAN, the physical network delivers the frames. The entry maps the endpoint's Ethernet address to its group.
     let vtep = remote.vtep().map_or(Vtep::default(), Address::from);
     let place = FdbEntry { ifindex: 0, vtep, group: identity };
     let mut entries = vec![Entry::Fdb(FdbKey::new(segment, remote.mac.0), place)];
@@ -229,7 +230,7 @@ fn encode_local(local: &Local, domain: Domain, ifindex: u32) -> Result<Vec<Entry
         Owner::Pod => group,
         Owner::Node => FdbEntry::NODE | group,
     };
-    // The node reaches itself.
+    // The node reaches itself without a port number.
     let number = endpoint_number(&local.port).filter(|_| local.owner == Owner::Pod);
     let port = Port {
         segment,
@@ -272,7 +273,7 @@ fn encode_service(service: &Service, domain: Domain) -> Result<Vec<Entry>, Encod
         return Err(EncodeError::OtherFamily(other.ip));
     }
     let ip = Address::from(service.vip);
-    // At least one second: the kernel side treats zero as no expiry.
+    // At least one second: the programs treat zero as no expiry.
     let affinity = service.affinity.map_or(0, |time| time.as_secs().clamp(1, u32::MAX.into()) as u32);
     let entry = |port: &ServicePort| {
         let (key, backends) = port_backends(service, port, domain, Readiness::Ready);
@@ -282,7 +283,8 @@ fn encode_service(service: &Service, domain: Domain) -> Result<Vec<Entry>, Encod
     // Hosts that are not nodes of the cluster reach services on VLANs only.
     let wire = network.map(|network| segment_of(network.encap)).filter(|segment| segment.vni().is_none());
     if wire.is_some() {
-        // After the ready ones, whose numbers these entries get, and whose place they take in no full table.
+        // These follow the ready backends: they share the numbers of those entries, and must not displace them in a full
+        // table.
         entries.extend(terminating(service, domain));
     }
     // The programs answer ARP and ND for the service address.
@@ -305,8 +307,8 @@ fn terminating(service: &Service, domain: Domain) -> impl Iterator<Item = Entry>
     })
 }
 
-/// Whether clients of the service reach the backend: nodes route VLAN networks to each other, and VXLAN networks. Those of a
-/// service without a network are on both kinds.
+/// Reports whether clients of the service can reach the backend: nodes route VLAN networks to each other, and VXLAN
+/// networks to each other. A service without a network has clients on both kinds.
 fn is_reached(service: &Service, backend: &datapath::Backend) -> bool {
     let is_vlan = |encap: Encap| matches!(encap, Encap::Vlan(_));
     match (&service.scope.network, backend.encap) {
@@ -337,8 +339,8 @@ fn dual_stack(addresses: &Addresses) -> Result<(Ipv4Addr, Option<Ipv6Addr>), Uns
     addresses.dual_stack().ok_or(Unsupported::ADDRESSES)
 }
 
-/// The addresses of an endpoint, with the link-local one that its kernel forms: packets from it have the endpoint's group, and
-/// no other endpoint can claim it.
+/// Returns the addresses of an endpoint, including the link-local one that its kernel derives: packets from it have the
+/// endpoint's group, and no other endpoint can claim it.
 fn neighbours(
     domain: Domain,
     owner: NeighEntry,

@@ -39,7 +39,7 @@ pub(crate) struct Installed {
     attached: BTreeMap<u32, String>,
     owners: HashMap<EntryKey, ObjectId>,
     objects: HashMap<ObjectId, Vec<EntryKey>>,
-    /// Group that each port is to have.
+    /// Desired group of each port.
     desired_groups: HashMap<u32, u32>,
     queues: Queues,
     /// VLAN networks that the node routes, with their subnets.
@@ -84,7 +84,7 @@ impl Installed {
         &self.queues
     }
 
-    /// Reads the maps, and forgets all owners and attachments.
+    /// Reads the maps, and clears all owners and attachments.
     pub(crate) fn read(&mut self) -> Result<(), Error> {
         self.kernel.read()?;
         self.attached.clear();
@@ -167,11 +167,11 @@ impl Installed {
         if self.is_on_node(segment) { flags | SegmentEntry::ON_NODE } else { flags }
     }
 
-    /// Writes or removes a subnet. The frames of a VLAN network stay on the node from its first routed subnet to its last.
+    /// Writes or removes a subnet. The frames of a VLAN network stay on the node while it has a routed subnet.
     fn set_subnet(&mut self, prefix: DomainPrefix, subnet: Option<Subnet>) -> Result<(), Error> {
         let before = self.kernel.subnets.get(&prefix).map(|subnet| subnet.routed);
         if let Some(subnet) = subnet.filter(|_| prefix.domain == Domain::NONE) {
-            // First: until then, frames would be bridged.
+            // This comes first: until then, frames would be bridged.
             self.routed_vlans.entry(subnet.routed).or_default().insert(prefix);
             self.kernel.ports.set_on_node(subnet.routed, true)?;
         }
@@ -195,7 +195,7 @@ impl Installed {
         Ok(())
     }
 
-    /// Numbers the domain of a network's VRF.
+    /// Allocates a number for the domain of a network's VRF.
     pub(crate) fn allocate_domain(&mut self, vrf: &Vrf) -> Result<(), Error> {
         let Kernel { domains, ports, subnets, .. } = &mut self.kernel;
         let with_subnets = || subnets.iter().map(|(prefix, _)| prefix.domain);
@@ -217,7 +217,8 @@ impl Installed {
     pub(crate) fn adopt_group(&mut self, group: &Group) -> bool {
         match encode::group(group) {
             Ok(desired) => self.kernel.policies.adopt(&desired),
-            // Its `Set` reports the error. What the kernel has of the group stays: endpoints would have no rules.
+            // The group's `Set` reports the error. The kernel keeps the group's entries: otherwise endpoints would have
+            // no rules.
             Err(_) => {
                 if let Some(number) = encode::identity_number(group.identity) {
                     self.kernel.policies.keep(number);
@@ -267,8 +268,8 @@ impl Installed {
         }
     }
 
-    /// Writes the entries of an object, and removes its other entries. After an error the object has those that were written and
-    /// those that were not removed, for its deletion and the next attempt.
+    /// Writes the entries of an object, and removes its other entries. After an error the object owns the entries that
+    /// were written and those that were not removed, so that its deletion and the next attempt handle them.
     pub(crate) async fn set(&mut self, id: &ObjectId, entries: &[Entry]) -> Result<(), Error> {
         let mut outcome = Ok(());
         let mut keys = Vec::with_capacity(entries.len());
@@ -339,7 +340,7 @@ impl Installed {
             }
             Entry::Segment { segment, out, flags, domain } => {
                 let members = self.kernel.members.len(segment);
-                // The length of the flood list stays.
+                // The length of the flood list is kept.
                 let flags = self.flags(*segment, *flags);
                 let entry = SegmentEntry { out: *out, ports: 0, members, flags, domain: *domain };
                 self.kernel.ports.set_segment(*segment, entry)
@@ -394,8 +395,8 @@ impl Installed {
         }
     }
 
-    /// Detaches the program from an interface, which is down afterwards: without the program, frames of its pod would enter the
-    /// network stack of the node.
+    /// Detaches the program from an interface and leaves the interface down: without the program, frames of its pod would
+    /// enter the network stack of the node.
     fn detach(&mut self, ifindex: u32) -> Result<(), Error> {
         self.set_down(ifindex)?;
         let interface = self.attached.get(&ifindex).map(String::as_str);
@@ -404,8 +405,8 @@ impl Installed {
         Ok(())
     }
 
-    /// Sets host ends down that only programs of other ABI versions are attached to, which end: their endpoints were deleted, or
-    /// failed.
+    /// Sets host interfaces down to which only programs of other ABI versions are attached, because these programs will
+    /// be removed. The endpoints of these interfaces were deleted or have failed.
     pub(crate) async fn close_abandoned(&self) -> Result<(), Error> {
         let pods = self.hooks.pods(&Netlink::open()?).await?;
         pods.into_iter()
@@ -496,7 +497,7 @@ impl Installed {
         let Kernel { members, ports, .. } = &mut self.kernel;
         members.collect_garbage(ports)?;
         self.kernel.ports.collect_flood()?;
-        // An endpoint that could not be set, or waits, has the rules of its previous group.
+        // An endpoint that could not be set, or is pending, has the rules of its previous group.
         let Kernel { policies, ports, .. } = &mut self.kernel;
         let is_leaving = |(ifindex, port): &(&u32, &Port)| {
             let group = port.group;

@@ -1,8 +1,8 @@
 //! Replaces the flow table by one of another size, with its flows.
 //!
-//! The programs of both tables have the other maps in common. Links and filters change one after the other, so for some
-//! milliseconds programs of both are attached. Meanwhile those of the old table begin no flows: replies might come to the
-//! programs of the new one.
+//! The programs of both tables share the other maps. Links and filters are replaced one after the other, so that programs
+//! of both tables are attached for some milliseconds. Meanwhile the programs of the old table create no flows: the
+//! programs of the new table might receive the replies.
 
 use std::future::Future;
 
@@ -19,8 +19,9 @@ use crate::{
     error::one_line,
 };
 
-/// Imports the flows of the table of `resized`, and replaces the programs by `replace`, whose value it returns. Afterwards
-/// nothing refers to the old table. After an error, programs of the old table that are still attached go on as before.
+/// Imports the flows of the table of `resized`, and replaces the programs with `replace`, whose value it returns.
+/// Afterwards nothing refers to the old table. After an error, programs of the old table that are still attached continue
+/// as before.
 pub(crate) async fn replace<T, F: Future<Output = Result<T, Error>>>(
     pins: &Pins,
     resized: &Pins,
@@ -29,13 +30,13 @@ pub(crate) async fn replace<T, F: Future<Output = Result<T, Error>>>(
 ) -> Result<T, Error> {
     let old = PhaseSwitch::open(resized);
     let phase = old.as_ref().map(PhaseSwitch::get).transpose()?;
-    // If an earlier attempt has ended meanwhile, programs of both tables may be attached.
+    // If an earlier attempt was interrupted after this point, programs of both tables may be attached.
     let is_repeated = phase.is_some_and(|phase| phase != Phase::RUNNING) || flows::usage(pins)?.entries > 0;
     let pass = if is_repeated { Pass::After } else { Pass::Before };
     let mut migration = FlowMigration::open(pins, resized, true, MovedDomains::new())
         .inspect_err(|error| tracing::warn!("the flows of the previous table are lost: {error}"))
         .ok();
-    // Programs that pass every frame on begin no flows, and are to go on with that.
+    // Programs that pass every frame on create no flows, and must continue to pass frames on.
     let forwarding = old.as_ref().filter(|_| phase != Some(Phase::RETIRED));
     let replaced = exchange(&mut migration, pass, forwarding, replace, writes).await;
     if let (Err(_), Some(forwarding), Some(phase)) = (&replaced, forwarding, phase)
@@ -53,7 +54,8 @@ pub(crate) async fn replace<T, F: Future<Output = Result<T, Error>>>(
     Ok(result)
 }
 
-/// Imports the flows and replaces the programs; `forwarding` are those of the old table, unless they pass every frame on.
+/// Imports the flows and replaces the programs. `forwarding` sets the phase of the old table's programs, unless they pass
+/// every frame on.
 async fn exchange<T, F: Future<Output = Result<T, Error>>>(
     migration: &mut Option<FlowMigration>,
     pass: Pass,
@@ -66,7 +68,7 @@ async fn exchange<T, F: Future<Output = Result<T, Error>>>(
         writes.count();
         forwarding.set(Phase::HOLDING)?;
     }
-    // Programs that have begun before end.
+    // Program runs that have started before must end first.
     rcu::synchronize();
     run(migration, pass)?;
     let result = replace().await;

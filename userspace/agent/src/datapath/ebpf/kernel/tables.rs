@@ -78,7 +78,7 @@ pub(crate) struct KernelOptions<'a> {
     pub(crate) flows: u32,
     /// Sizes of maps that do not exist yet.
     pub(crate) sizes: Sizes,
-    /// Endpoint whose stages are logged: the programs that do are loaded, always.
+    /// Endpoint whose stages are logged. The programs that log are then always loaded.
     pub(crate) logged: Option<&'a LogEndpoint>,
 }
 
@@ -108,7 +108,7 @@ impl Kernel {
         if let Some(resized) = &resized {
             peers.copy_settings(resized)?;
         }
-        // Before a program is attached.
+        // Must happen before a program is attached.
         peers.ensure_flow_table(flow_capacity)?;
         peers.ensure_services(sizes.service_counts()?, sizes.service_slots())?;
         let object = match (loaded, resized) {
@@ -216,8 +216,8 @@ impl Kernel {
         self.vips.read()
     }
 
-    /// The domain of a network, or of a VRF whose networks share one: `None` if it has no number yet, or, without a network, if
-    /// no network of this node is in it.
+    /// Returns the domain of a network, or of a VRF whose networks share one. Returns `None` if it has no number yet, or,
+    /// without a network, if no network of this node is in it.
     pub(crate) fn domain(&self, vrf: &Vrf, network: Option<Segment>) -> Option<Domain> {
         match network {
             Some(segment) => self.domains.of_network(vrf, segment),
@@ -231,8 +231,8 @@ impl Kernel {
         self.peers.ensure_settings(settings)
     }
 
-    /// Writes or removes a neighbour entry. Where an address is a service's no more, its connections with backends on other nodes are
-    /// over at once: the address may pass to an endpoint.
+    /// Writes or removes a neighbour entry. When an address no longer belongs to a service, its connections with backends
+    /// on other nodes end at once: the address may pass to an endpoint.
     pub(crate) fn set_neighbour(
         &mut self,
         key: NeighKey,
@@ -247,7 +247,8 @@ impl Kernel {
         Ok(())
     }
 
-    /// Writes which interface leads to the node's kernel for VLAN networks that the node routes, unless it is the same; zero for none.
+    /// Writes the index of the interface to the node's kernel for VLAN networks that the node routes, unless it is equal;
+    /// zero for none.
     pub(crate) fn ensure_kernel_port(&mut self, ifindex: u32) -> Result<(), Error> {
         let before = self.kernel_port.get(&0, 0);
         if before.map_err(|error| failed(format!("read the map {KERNEL_PORT}"), error))? == ifindex {

@@ -1,7 +1,7 @@
 //! Layouts of the keys and values of pinned maps, by the BTF that the kernel has of them.
 //!
-//! An agent reads the maps of another ABI version by the names of their fields. So it knows no other version's layout: a field
-//! may move or grow, and keeps its name as long as it keeps its meaning.
+//! An agent reads the maps of another ABI version by the names of their fields. So it does not depend on the layouts of
+//! other versions: a field may move or grow, and keeps its name as long as it keeps its meaning.
 
 use std::{collections::BTreeMap, io, os::fd::AsFd as _};
 
@@ -125,7 +125,7 @@ impl Layout {
             }
             Type::Array { element, len } if matches!(btf.get(element)?, Type::Struct(_)) => {
                 let size = size(btf, element, 0)?;
-                // Longer arrays are no records.
+                // Longer arrays do not contain structures of interest.
                 for index in 0..len.min(64) {
                     let path = format!("{path}[{index}]");
                     self.collect(btf, element, &path, offset + index * size, depth + 1)?;
@@ -138,7 +138,7 @@ impl Layout {
     }
 }
 
-/// Size in bytes; zero of types that layouts do not need.
+/// Size in bytes; zero for types that layouts do not need.
 fn size(btf: &Btf<'_>, id: u32, depth: u32) -> Option<usize> {
     if depth > MAX_DEPTH {
         return None;
@@ -201,7 +201,7 @@ mod tests {
         for at in 0..sample.len() {
             let mut wrong = sample.clone();
             wrong[at] ^= 0xff;
-            // Whatever it says, it ends.
+            // Parsing ends for any input.
             let _layout = Btf::parse(&wrong).and_then(|btf| Layout::of(&btf, 6));
         }
     }

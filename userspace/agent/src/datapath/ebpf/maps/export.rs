@@ -36,7 +36,7 @@ struct FlowField {
     path: String,
     offset: usize,
     size: usize,
-    /// Without the field, the flow cannot be imported.
+    /// The flow cannot be imported without the field.
     required: bool,
 }
 
@@ -51,7 +51,8 @@ macro_rules! fields {
     };
 }
 
-/// The fields of a flow that are imported. Numbers of rules are those of one version's policies.
+/// Returns the fields of a flow that are imported. Rule numbers are not imported: they are valid only for the policies of
+/// one version.
 fn flow_fields() -> Vec<FlowField> {
     let mut fields: Vec<FlowField> = vec![];
     fields.extend(fields!(Flow, "", 0, true,
@@ -135,7 +136,7 @@ impl FlowExport {
         used.filter_map(|record| Some(ExportedFlow { record, flow: self.record(record)? }))
     }
 
-    /// The flow in a record; `None` if the record is free, or changes all the time.
+    /// Returns the flow in a record; `None` if the record is free or changes during each attempt.
     pub(crate) fn record(&self, number: u32) -> Option<Flow> {
         let mut value = [0; MAX_RECORD];
         let value = value.get_mut(..self.decoder.size)?;
@@ -158,15 +159,15 @@ impl FlowExport {
     }
 }
 
-/// Reads flows of one layout. Numbers are in the order of bytes of this machine, which is little-endian on all that the programs are
-/// compiled for: a number that has grown begins with its lower bytes.
+/// Reads flows of one layout. Numbers are in the byte order of this machine, which is little-endian on all targets of the
+/// programs: a number that has grown begins with its lower bytes.
 struct Decoder {
     /// Size of a record in bytes.
     size: usize,
     /// Offset of the generation.
     generation: usize,
     moves: Vec<Move>,
-    /// The records have the groups of endpoints elsewhere.
+    /// The records have the groups of endpoints in another field.
     has_identities: bool,
 }
 
@@ -217,7 +218,7 @@ pub(crate) struct PhaseSwitch {
 }
 
 impl PhaseSwitch {
-    /// Opens the map. `None` if programs of this version do not read a phase.
+    /// Opens the map. Returns `None` if the programs of these pins do not read a phase.
     pub(crate) fn open(pins: &Pins) -> Option<PhaseSwitch> {
         let map = pins.open_data(NODE).ok()?;
         let [_, layout] = btf::layouts(&map).ok()?;

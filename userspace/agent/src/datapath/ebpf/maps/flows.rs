@@ -56,7 +56,7 @@ impl FlowTable {
         used.filter_map(|number| self.record(number))
     }
 
-    /// The flow in a record; `None` if the record is free, or changes all the time.
+    /// Returns the flow in a record; `None` if the record is free or changes during each attempt.
     fn record(&self, number: u32) -> Option<Flow> {
         for _ in 0..MAX_ATTEMPTS {
             let flow = self.records.get(number)?;
@@ -90,18 +90,18 @@ pub(crate) struct Prepared {
     pub(crate) resized: Option<Pins>,
 }
 
-/// Whether a table of `capacity` records has room for this number of flows. Records are allocated near the place of a hash, so
-/// a table is never filled completely.
+/// Reports whether a table of `capacity` records can hold this number of flows. Records are allocated near the position
+/// of their hash, so a table cannot be filled completely.
 pub(crate) fn fits(flows: usize, capacity: u32) -> bool {
     flows <= capacity as usize / 4 * 3
 }
 
-/// Moves the pins of a table of another capacity than `desired` away, so that the load creates a new one. A table with more
-/// flows than the new one has room for is kept.
+/// Moves the pins of a table whose capacity is not `desired` away, so that the load creates a new one. Keeps a table with
+/// more flows than the new one can hold.
 pub(crate) fn prepare(pins: &Pins, desired: u32, writes: &Writes) -> Result<Prepared, Error> {
     let resized = pins.resized();
     finish_removal(pins, &resized, writes)?;
-    // A process may have ended meanwhile. What has not been moved yet is a map of the old table.
+    // A process may have stopped in between. Maps that have not been moved yet belong to the old table.
     if table_maps().any(|name| resized.map(name).exists()) {
         move_away(pins, writes)?;
         if is_consistent(pins)? {
@@ -132,8 +132,9 @@ pub(crate) fn prepare(pins: &Pins, desired: u32, writes: &Writes) -> Result<Prep
     Ok(Prepared { capacity, resized: None })
 }
 
-/// Removes what is left of an old table if its import has ended: all maps of the new one are created after the first of the old ones
-/// has been moved away and before the first of them is removed, so only then some are missing there and none here.
+/// Removes the remaining maps of an old table if its import has ended. All maps of the new table are created after the
+/// first map of the old table has been moved away and before the first of them is removed. So only after the import, some
+/// maps are missing there and none here.
 fn finish_removal(pins: &Pins, resized: &Pins, writes: &Writes) -> Result<(), Error> {
     let left = table_maps().filter(|name| resized.map(name).exists()).count();
     let is_partial = left > 0 && left < table_maps().count();
@@ -167,7 +168,7 @@ fn unpin(pins: &Pins, writes: &Writes) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether all maps of the table exist, and fit together. A process may have ended between two pins.
+/// Reports whether all maps of the table exist and fit together. A process may have stopped between two pins.
 fn is_consistent(pins: &Pins) -> Result<bool, Error> {
     if !SIZED.iter().chain([&FLOW_COUNTS]).all(|name| pins.map(name).exists()) {
         return Ok(false);

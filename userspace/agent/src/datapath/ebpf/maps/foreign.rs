@@ -18,17 +18,17 @@ use super::{
 };
 use crate::datapath::{Error, ebpf::failure::failed};
 
-/// A key or a value of another layout, or of one that only the programs know.
+/// A key or a value of another layout, or of a layout that only the programs define.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     layout: Rc<Layout>,
-    /// Path of the part that this is, with a dot at its end; empty for all of it.
+    /// Path of this part of the record, with a dot at its end; empty for the whole record.
     prefix: String,
     bytes: Rc<[u8]>,
 }
 
 impl Record {
-    /// A record with these fields, one behind the other.
+    /// Returns a record with these fields, one after the other.
     #[cfg(test)]
     pub(crate) fn of(fields: &[(&str, &[u8])]) -> Record {
         let (mut layout, mut bytes) = (Layout::default(), vec![]);
@@ -44,7 +44,7 @@ impl Record {
         Record { layout: Rc::clone(layout), prefix: String::new(), bytes: bytes.into() }
     }
 
-    /// The part at this path, which has fields of its own; without fields if there is no such part.
+    /// Returns the part at this path, which has its own fields; without fields if there is no such part.
     pub(crate) fn part(&self, path: &str) -> Record {
         let Record { layout, prefix, bytes } = self.clone();
         Record { layout, prefix: format!("{prefix}{path}."), bytes }
@@ -82,7 +82,7 @@ impl Record {
     }
 }
 
-/// All entries of a hash map, keys and values. What changes meanwhile may be missing.
+/// Returns all entries of a hash map, keys and values. Entries that change meanwhile may be missing.
 pub(crate) fn entries(pins: &Pins, name: &'static str) -> Result<Vec<(Record, Record)>, Error> {
     let map = pins.open_data(name)?;
     let what = || format!("read the map {}", pins.map(name).display());
@@ -102,7 +102,8 @@ pub(crate) fn entries(pins: &Pins, name: &'static str) -> Result<Vec<(Record, Re
 /// Maximum number of attempts to read a value that changes.
 const MAX_ATTEMPTS: usize = 5;
 
-/// The values of an array that is mapped into memory, without those that are zero. What changes all the time may be missing.
+/// Returns the values of an array that is mapped into memory, except those that are zero. Values that change during each
+/// attempt are missing.
 pub(crate) fn values(pins: &Pins, name: &'static str) -> Result<Vec<Record>, Error> {
     let map = pins.open_data(name)?;
     let what = || format!("read the map {}", pins.map(name).display());
@@ -115,7 +116,7 @@ pub(crate) fn values(pins: &Pins, name: &'static str) -> Result<Vec<Record>, Err
     Ok(found.map(|bytes| Record::new(&layout, bytes)).collect())
 }
 
-/// A value that two reads agree on; `None` if it changes all the time.
+/// Returns a value that two reads agree on; `None` if it changes during each attempt.
 fn stable(read: impl Fn(&mut [u8]) -> bool, size: usize) -> Option<Vec<u8>> {
     let (mut value, mut again) = (vec![0; size], vec![0; size]);
     for _ in 0..MAX_ATTEMPTS {
@@ -131,7 +132,7 @@ fn stable(read: impl Fn(&mut [u8]) -> bool, size: usize) -> Option<Vec<u8>> {
     None
 }
 
-/// The only value of a per-CPU array, as the CPU has it.
+/// Returns this CPU's value of a per-CPU array with one entry.
 pub(crate) fn of_cpu(map: &MapData, cpu: usize) -> Result<Record, Error> {
     let what = "read a value of a CPU";
     let [_, layout] = btf::layouts(map).map_err(|error| failed(what, error))?;
@@ -148,7 +149,7 @@ pub(crate) fn of_cpu(map: &MapData, cpu: usize) -> Result<Record, Error> {
 fn keys(map: &MapData, size: usize, capacity: usize) -> std::io::Result<BTreeSet<Vec<u8>>> {
     let mut keys = BTreeSet::new();
     let mut last: Option<Vec<u8>> = None;
-    // After a key that is removed meanwhile, the kernel begins anew.
+    // If the previous key is removed meanwhile, the kernel starts again at the first key.
     for _ in 0..=2 * capacity {
         let mut next = vec![0; size];
         if !syscall::next_key(map.fd(), last.as_deref(), &mut next)? {

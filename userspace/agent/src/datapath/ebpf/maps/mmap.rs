@@ -9,7 +9,7 @@ use std::{
 use aya::maps::MapData;
 use bytemuck::Pod;
 
-/// Bytes that are looked at at a time.
+/// Number of bytes that are compared at a time.
 const CHUNK: usize = 4096;
 
 /// A memory-mapped array map (`BPF_F_MMAPABLE`). Programs read the values at any time: a writer must complete a value
@@ -56,7 +56,7 @@ impl<V: Pod> MmapArray<V> {
         (index < self.len).then(|| unsafe { self.values.add(index).read_volatile() })
     }
 
-    /// Indexes of the values that are not zero. Large maps are mostly empty, so memory is looked at in pages.
+    /// Returns the indexes of the values that are not zero. Large maps are mostly empty, so memory is compared in pages.
     pub(crate) fn occupied(&self) -> Vec<u32> {
         let mut occupied = vec![];
         let per_chunk = (CHUNK / size_of::<V>()).max(1);
@@ -88,7 +88,7 @@ impl<V: Pod> MmapArray<V> {
     }
 }
 
-/// A memory-mapped array map with values of a layout that is known at run time only. It is only read.
+/// A memory-mapped array map with values of a layout that is known only at run time. It is read-only.
 pub(crate) struct MmapValues {
     bytes: NonNull<u8>,
     len: usize,

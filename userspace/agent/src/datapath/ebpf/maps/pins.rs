@@ -75,7 +75,7 @@ impl Pins {
             .map_err(|error| failed(format!("move the pin {} to {}", from.display(), to.display()), error))
     }
 
-    /// Detaches the programs of all pinned links, and removes the pins. When it returns, the programs do not run any more.
+    /// Detaches the programs of all pinned links, and removes the pins. When it returns, no program is running any more.
     /// Returns the number of links.
     pub(crate) fn detach_links(&self) -> Result<usize, Error> {
         let names = self.link_names()?;

@@ -12,14 +12,14 @@ use contiv_abi::{
 use super::{pins::Pins, usage};
 use crate::datapath::{Error, ebpf::failure::failed};
 
-/// What the maps of a node have room for.
+/// Capacities of a node's maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// Endpoints on the networks of the node: local and remote ones.
     pub endpoints: u32,
     /// Ports of services on the networks of the node.
     pub services: u32,
-    /// IPv6 backends; and blocks of 64 bytes for lists and rings of backends, rounded up to a power of two.
+    /// IPv6 backends, and blocks of 64 bytes for lists and rings of backends, rounded up to a power of two.
     pub backends: u32,
     /// Nodes of the trees of rules, and rules with a counter.
     pub rules: u32,
@@ -36,7 +36,7 @@ impl Default for Sizes {
     }
 }
 
-/// Flag that sets the size of a map, if there is one.
+/// Returns the flag that sets the size of a map, if there is one.
 fn flag(map: &str) -> Option<&'static str> {
     match map {
         FDB | NEIGH => Some("--bpf-endpoints"),
@@ -47,7 +47,7 @@ fn flag(map: &str) -> Option<&'static str> {
     }
 }
 
-/// The failed operation of a write to a full map, and what to do.
+/// Returns the failed operation of a write to a full map, and advice.
 pub(crate) fn full(map: &str, capacity: usize) -> String {
     let advice = flag(map).map_or(String::new(), |flag| format!("; {flag} sets the size of a new map"));
     format!("write to the map {map}, which is full ({capacity} entries{advice})")
@@ -84,13 +84,13 @@ impl Sizes {
         ServiceSlot::count(self.services)
     }
 
-    /// Arrangement of the counters of services.
+    /// Layout of the counters of services.
     pub(crate) fn service_counts(&self) -> Result<ServiceCountRows, Error> {
         let cpus = nr_cpus().map_err(|(_, error)| failed("count the CPUs", error))?;
         Ok(ServiceCountRows::new(self.services, cpus as u32))
     }
 
-    /// These sizes, or those of the maps that exist: a map cannot be resized.
+    /// Returns these sizes, or those of the existing maps: a map cannot be resized.
     pub(crate) fn of_pinned(self, pins: &Pins) -> Result<Sizes, Error> {
         let existing = |name: &'static str, wanted: u32| -> Result<u32, Error> {
             if !pins.map(name).exists() {

@@ -58,8 +58,7 @@ pub(crate) fn write_array(map: impl AsFd, index: u32, value: &[u8]) -> io::Resul
 
 /// Reads the value of a key. Both must be as long as those of the map.
 ///
-/// # Errors
-/// `ENOENT` if there is no such key.
+/// # Errors `ENOENT` if there is no such key.
 pub(crate) fn lookup(map: impl AsFd, key: &[u8], value: &mut [u8]) -> io::Result<()> {
     let mut attributes = element(map, key.as_ptr() as u64, value.as_mut_ptr() as u64);
     // SAFETY: key and value have the lengths of those of the map.
@@ -81,7 +80,8 @@ fn element(map: impl AsFd, key: u64, value: u64) -> Element {
     Element { map: map.as_fd().as_raw_fd().cast_unsigned(), zero: 0, key, value, flags: 0 }
 }
 
-/// Reads the information about an object, as long as the kernel knows it, into `T`: one of `struct bpf_*_info`.
+/// Reads the information about an object into `T`, one of `struct bpf_*_info`. The kernel writes at most the length that
+/// it knows.
 ///
 /// # Safety
 ///
@@ -111,7 +111,7 @@ pub(crate) fn open_btf(id: u32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Detaches the program of a pinned link, and waits until it does not run any more.
+/// Detaches the program of a pinned link, and waits until it is not running any more.
 pub(crate) fn detach_link(pin: &Path) -> io::Result<()> {
     #[repr(C)]
     struct Attributes {

@@ -40,7 +40,7 @@ use self::{partition::Tree, tree::Trees};
 pub(crate) struct Compiled {
     /// The first set applies to all endpoints, each other set to endpoints in one local subnet.
     pub(crate) sets: Vec<RuleSet>,
-    /// Tree nodes. Another node or a set refers to each, from any position.
+    /// Tree nodes. Each is referenced by another node or by a set, which may be at any position.
     pub(crate) nodes: Vec<Branch>,
     /// Rules by number.
     pub(crate) rules: Vec<RuleId>,
@@ -86,8 +86,8 @@ pub(crate) fn compile(rules: &[Rule], direction: Direction, limit: Limit) -> Com
     Compiled { sets, nodes: trees.nodes, rules, address_first: trees.address_first }
 }
 
-/// Position of a rule among the layers, 1 to 102; the highest of the matching rules decides. At equal rank a rule that
-/// denies decides, so that the isolation by network policies is below the rules that allow.
+/// Rank of a rule among the layers, 1 to 102. The highest rank of the matching rules decides. At equal rank a rule that
+/// denies decides, so the isolation by network policies has a lower rank than the rules that allow.
 fn rank(rule: &Rule) -> u8 {
     let priority = rule.tier.priority().map_or(0, Priority::get);
     match (rule.tier.layer(), rule.action) {

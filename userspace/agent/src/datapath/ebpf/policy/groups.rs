@@ -40,7 +40,7 @@ unsafe impl Send for Groups {}
 unsafe impl Sync for Groups {}
 
 const BYTES: usize = GROUP_NUMBERS * size_of::<Shared>();
-/// Numbers that are looked at together.
+/// Number of entries that are compared together.
 const CHUNK: usize = 256;
 const ZEROS: [u8; CHUNK * size_of::<Shared>()] = [0; CHUNK * size_of::<Shared>()];
 
@@ -68,7 +68,8 @@ impl Groups {
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), GROUP_NUMBERS) }
     }
 
-    /// Groups whose entry is not zero. Few of the numbers are in use: chunks without one are skipped as bytes.
+    /// Returns the groups whose entry is not zero. Few numbers are in use: chunks that are all zero are skipped by
+    /// comparing bytes.
     pub(crate) fn read(&self) -> impl Iterator<Item = (u16, Group)> {
         let chunks = self.bytes().chunks(CHUNK * size_of::<Shared>()).zip(self.all().chunks(CHUNK));
         let used = chunks.enumerate().filter(|(_, (bytes, _))| **bytes != ZEROS[..bytes.len()]);
@@ -133,7 +134,7 @@ mod tests {
 
     use super::*;
 
-    /// Memory of the map's size that is no map.
+    /// Returns memory of the map's size that does not belong to a map.
     fn groups() -> Groups {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

@@ -46,7 +46,7 @@ pub(crate) struct Policies {
     rule_numbers: BTreeMap<(u16, Direction), BTreeMap<RuleId, u32>>,
     /// Groups that an object owns.
     owned: BTreeSet<u16>,
-    /// Sets to which no group refers any more.
+    /// Sets to which no group refers any longer.
     retired: Vec<u32>,
     /// Numbers of removed rules.
     removed_rules: Vec<u32>,
@@ -75,7 +75,7 @@ impl Policies {
         })
     }
 
-    /// Reads the maps, and forgets the owners of groups.
+    /// Reads the maps, and clears the owners of groups.
     pub(crate) fn read(&mut self) -> Result<(), Error> {
         self.rule_numbers.clear();
         self.owned.clear();
@@ -86,7 +86,7 @@ impl Policies {
         let last_rule = self.counter_numbers()?.into_iter().fold(last_rule, u32::max);
         self.next_rule = last_rule.wrapping_add(1).max(1);
         if self.sets.orphans() > 0 {
-            // The tree nodes of orphaned sets are free from here on.
+            // After this, the tree nodes of orphaned sets are free.
             rcu::synchronize();
         }
         Ok(())
@@ -158,7 +158,7 @@ impl Policies {
         (small, numbers)
     }
 
-    /// Records that an object owns the group, whose rules are not those of the object.
+    /// Records that an object owns the group, although the kernel has other rules of it.
     pub(crate) fn keep(&mut self, number: u16) {
         self.owned.insert(number);
     }
@@ -205,7 +205,8 @@ impl Policies {
         self.groups.read().map(|(number, _)| number).filter(|number| !self.owned.contains(number))
     }
 
-    /// Removes groups, rule sets and counters that no object owns. Groups in `used` stay: a port is to leave them.
+    /// Removes groups, rule sets and counters that no object owns. Keeps groups in `used`: their ports are still to be
+    /// moved to another group.
     pub(crate) fn collect_garbage(&mut self, used: &BTreeSet<u32>) -> Result<(), Error> {
         let unused = self.unowned_groups().filter(|number| !used.contains(&u32::from(*number)));
         for number in unused.collect::<Vec<_>>() {

@@ -46,8 +46,8 @@ pub(crate) struct RuleSets {
     /// Sets to which no group refers.
     orphans: BTreeSet<u32>,
     used_sets: usize,
-    /// `ctv_revision`: the next number, also of later processes. A number is a policy revision: if it were used twice, flows
-    /// that were evaluated with the first set of that number would pass as current.
+    /// `ctv_revision`: the next number, also for later processes. A number is a policy revision: if it were reused, flows
+    /// that were evaluated with the first set of that number would be considered current.
     next: MmapArray<u64>,
     writes: Writes,
 }
@@ -74,7 +74,7 @@ impl RuleSets {
         })
     }
 
-    /// Reserves all numbers below `next`: those of another ABI version, whose flows are imported.
+    /// Reserves all numbers below `next`, which another ABI version has used: its flows are imported.
     pub(crate) fn reserve(&mut self, next: u64) {
         if next > self.next() && next <= REVISIONS.into() {
             self.writes.count();
@@ -209,7 +209,7 @@ impl RuleSets {
             };
             RuleEntry { rule: number(numbers, entry.rule), ..entry }
         };
-        // First: a process that ends here has used the numbers.
+        // This comes first: if the process stops here, the numbers count as used.
         if let Some(last) = sets.last() {
             self.set_next(last + 1);
         }

@@ -17,7 +17,7 @@ impl SlotAllocator {
         SlotAllocator { capacity, unused: 0, free: vec![] }
     }
 
-    /// An allocator of which these slots are allocated.
+    /// Returns an allocator in which these slots are allocated.
     pub(super) fn with_used(capacity: u32, used: &BTreeSet<u32>) -> SlotAllocator {
         let unused = used.last().map_or(0, |last| last + 1);
         let free = (0..unused).filter(|slot| !used.contains(slot)).rev().collect();

@@ -1,6 +1,6 @@
 //! Filters of the clsact qdisc, for kernels without TCX.
 //!
-//! Filters run in the order of their priorities. The agent attaches its filters behind those of other ABI versions, and
+//! Filters run in the order of their priorities. The agent attaches its filters after those of other ABI versions, and
 //! removes the others when its maps are complete. The handle of a filter encodes the ABI version.
 
 use aya::programs::{
@@ -129,7 +129,7 @@ pub(crate) fn attach(
             )?
         }
     };
-    // A drop of the link would detach the program.
+    // Dropping the link would detach the program.
     std::mem::forget(program.take_link(id)?);
     Ok(())
 }

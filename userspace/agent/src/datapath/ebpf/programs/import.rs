@@ -23,7 +23,7 @@ use crate::datapath::{
 /// The loaded program, which changes the pinned flow table.
 pub(crate) struct Importer {
     batch: MmapArray<FlowBatch>,
-    /// Keeps the program.
+    /// Keeps the program loaded.
     object: Ebpf,
 }
 
@@ -68,7 +68,7 @@ impl Importer {
         let program = program(&mut self.object)?;
         let mut next = 0;
         while next < batch.count {
-            // The program reads no packet; the kernel expects one with the length of an Ethernet header.
+            // The program reads no packet; the kernel requires one with at least an Ethernet header.
             let options = TestRunOptions {
                 data_in: Some(&[0; 64]),
                 repeat: batch.count - next,

@@ -126,9 +126,11 @@ impl Interfaces {
 
     /// Creates the devices, and attaches the programs to them. Detaches the programs from former uplinks, VXLAN devices
     /// and queues; `queue` is the index of the interface that the program of the queues belongs to. The interfaces to the
-    /// node's kernel are repaired only: objects that need one create it ([`ensure_kernel_port`](Self::ensure_kernel_port)).
+    /// node's kernel are only repaired: objects that need one create it
+    /// ([`ensure_kernel_port`](Self::ensure_kernel_port)).
     ///
-    /// If it `yields_port`, the VXLAN device may be missing while the kernel datapath of Open vSwitch has its UDP port.
+    /// If `yields_port` is set, the VXLAN device may be missing while the kernel datapath of Open vSwitch uses its UDP
+    /// port.
     pub(crate) async fn ensure(
         &mut self,
         netlink: &Netlink,
@@ -144,7 +146,7 @@ impl Interfaces {
             if device::ifindex(port.peer()).is_none() {
                 continue;
             }
-            // What was changed by hand. An object that needs the interface reports the error.
+            // Reverts manual changes. An object that needs the interface reports the error.
             match port.ensure(netlink, &self.writes).await {
                 Ok(ifindex) => {
                     let program = programs.tc(Role::Kernel);
@@ -170,8 +172,8 @@ impl Interfaces {
         Ok(())
     }
 
-    /// Creates the VXLAN device, with its program, unless it exists. Returns its index; zero if it yields the UDP port, and Open vSwitch
-    /// has that.
+    /// Creates the VXLAN device with its program, unless it exists. Returns its index, or zero if it yields the UDP port
+    /// to Open vSwitch.
     async fn ensure_overlay(
         &self,
         netlink: &Netlink,
@@ -322,7 +324,7 @@ impl Interfaces {
         // The filters go before the pins, which record that another version exists.
         self.detach_other_filters().await?;
         for other in others {
-            // Before its program array is removed.
+            // Must precede the removal of its program array.
             let detached = other.detach_links()?;
             rcu::synchronize();
             let removed = detached + other.remove_all()?;
@@ -341,8 +343,8 @@ impl Interfaces {
         stages::remove_superseded(&self.pins, &self.writes)
     }
 
-    /// Removes the programs from all interfaces, and the promiscuous mode of the uplinks unless another datapath needs it. Continues
-    /// after an error; returns the first one.
+    /// Removes the programs from all interfaces, and ends the promiscuous mode of the uplinks unless another datapath
+    /// needs it. Continues after an error and returns the first one.
     pub(crate) async fn detach(&self, netlink: &Netlink, needs_uplinks: bool) -> Result<(), Error> {
         let mut outcome = Ok(());
         for interface in netlink.names().await? {

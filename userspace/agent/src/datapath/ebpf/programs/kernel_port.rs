@@ -1,4 +1,4 @@
-//! The interfaces to the node's kernel: veth pairs. The programs are at their other ends.
+//! The interfaces to the node's kernel: veth pairs. The programs are attached to their other ends.
 
 use std::io;
 
@@ -20,15 +20,16 @@ use crate::{
     sysctl,
 };
 
-/// More than any network has: the pods' MTU and the routes of the node decide. A veth drops larger packets without a word.
+/// Larger than the MTU of any network: the pods' MTU and the routes of the node apply. A veth silently drops larger
+/// packets.
 const MTU: u32 = 65_535;
 
 /// An interface to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KernelPort {
-    /// Pods of VXLAN networks reach addresses outside of the cluster by it.
+    /// For host access: pods of VXLAN networks reach addresses outside the cluster through it.
     HostAccess,
-    /// The kernel routes VLAN networks by it.
+    /// For VLAN networks that the kernel routes.
     Vlans,
 }
 
@@ -60,8 +61,8 @@ impl KernelPort {
         }
     }
 
-    /// Creates the pair, unless it exists, and repairs what was changed by hand. Returns the index of the datapath's end, which is up.
-    /// The kernel's end is brought up with its configuration.
+    /// Creates the pair unless it exists, and reverts manual changes. Returns the index of the datapath's end, which is
+    /// up. The kernel's end is brought up when it is configured.
     pub(crate) async fn ensure(self, netlink: &Netlink, writes: &Writes) -> Result<u32, Error> {
         let (name, end) = (self.name(), self.peer());
         let what = || format!("create the interface {name}");

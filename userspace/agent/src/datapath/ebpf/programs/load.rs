@@ -124,13 +124,14 @@ pub(crate) fn set_current(object: &[u8], pins: &Pins, writes: &Writes) -> Result
     build.set(0, build_id(object), 0).map_err(|error| failed(format!("write to the map {BUILD}"), error))
 }
 
-/// Identifies an object file and the kernel's fields that it is loaded with. That of the programs is computed once.
+/// Identifies an object file and the kernel structure offsets that it is loaded with. The id of the programs is computed
+/// once.
 fn build_id(object: &[u8]) -> [u8; BUILD_LEN] {
     static PROGRAMS: LazyLock<[u8; BUILD_LEN]> = LazyLock::new(|| hash(OBJECT));
     if ptr::eq(object, OBJECT) { *PROGRAMS } else { hash(object) }
 }
 
-/// FNV-1a of the object file and of the values that its globals get. Collision resistance is not required.
+/// FNV-1a of the object file and of the values of its globals. Collision resistance is not required.
 fn hash(object: &[u8]) -> [u8; BUILD_LEN] {
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
@@ -145,7 +146,7 @@ pub(crate) struct Loaded(Ebpf);
 
 /// Loads the object file. Pinned maps are reused; missing maps are created and pinned.
 ///
-/// The program array of an earlier load stays until [`stages::remove_superseded`]: filters are replaced later.
+/// The program array of an earlier load is kept until [`stages::remove_superseded`]: filters are replaced later.
 pub(crate) fn load(
     pins: &Pins,
     (file, capacities): (&[u8], Capacities),

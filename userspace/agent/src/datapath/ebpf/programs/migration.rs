@@ -14,21 +14,21 @@ use crate::datapath::{
     },
 };
 
-/// Which table packets change.
+/// The table that packets change during the import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pass {
-    /// The other table only: its flows count.
+    /// Only the other table: its flows take precedence.
     Before,
-    /// This table: its flows count, and the other one has what began before.
+    /// This table: its flows take precedence. The other table only has flows that were created before.
     After,
 }
 
-/// Flows that were moved, and that could not be.
+/// Numbers of flows that were moved, and that could not be moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moved {
-    /// Flows of the other table that this one has.
+    /// Flows of the other table that are now in this one.
     pub(crate) flows: usize,
-    /// Flows that this table had no room for.
+    /// Flows that did not fit into this table.
     pub(crate) lost: usize,
 }
 
@@ -38,13 +38,13 @@ pub(crate) struct FlowMigration {
     importer: Importer,
     /// By the number of the record in the other table.
     imported: HashMap<u32, Imported>,
-    /// Whether numbers of rules mean the same in both tables.
+    /// Rule numbers have the same meaning in both tables.
     same_rules: bool,
-    /// Domains of the networks that are in another one than in the other table.
+    /// Networks whose domain in this table differs from that in the other table.
     domains: MovedDomains,
 }
 
-/// Domains of networks as flows have them: the number in the other table, and the current one.
+/// Domains of networks, as numbers in flows: the number in the other table, and the current one.
 pub(crate) type MovedDomains = HashMap<u32, u32>;
 
 /// A flow that was imported.
@@ -95,7 +95,7 @@ impl FlowMigration {
             }
             changed.push(record);
         }
-        // First: another flow of the other table may have the tuple by now.
+        // This comes first: another flow of the other table may have the tuple by now.
         let gone: Vec<(u32, Imported)> =
             gone.into_iter().filter(|(_, imported)| imported.is_present()).collect();
         for part in gone.chunks(FlowBatch::LEN) {
@@ -138,7 +138,7 @@ impl FlowMigration {
         FlowImport { flow, operation, ..FlowImport::zeroed() }
     }
 
-    /// What the passes have moved.
+    /// Returns the number of moved and lost flows.
     pub(crate) fn moved(&self) -> Moved {
         let lost = [ImportResult::NONE, ImportResult::FULL, ImportResult::TAKEN];
         let lost = self.imported.values().filter(|imported| lost.contains(&imported.result)).count();

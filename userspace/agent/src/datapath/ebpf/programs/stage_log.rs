@@ -18,7 +18,7 @@ use crate::datapath::{
     ebpf::{device, failure::failed},
 };
 
-/// Time between two reads of the ring buffer, which has room for some 500 records.
+/// Interval between two reads of the ring buffer, which holds about 500 records.
 const INTERVAL: Duration = Duration::from_millis(20);
 
 /// The endpoint whose frames are logged.
@@ -72,7 +72,7 @@ impl StageLog {
         Ok(StageLog { endpoint, map, written: LoggedEndpoint::default(), task })
     }
 
-    /// Selects the endpoint, if one of the objects is it.
+    /// Selects the endpoint, if it is one of the objects.
     pub(crate) fn select<'a>(&mut self, objects: impl Iterator<Item = &'a Object>) -> Result<(), Error> {
         let mut logged = self.written;
         match &self.endpoint {

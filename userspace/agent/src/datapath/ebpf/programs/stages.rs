@@ -1,8 +1,8 @@
 //! The program arrays by which programs continue in others (`contiv_abi::maps::STAGES`).
 //!
-//! Each load has an array of its own: a program must not continue in one of another build, whose per-CPU maps may have
-//! another layout. The array of the previous load stays pinned, and so keeps its entries, until no interface has a program
-//! that uses it.
+//! Each load has its own array: a program must not tail-call a program of another build, whose per-CPU maps may have
+//! another layout. The array of the previous load stays pinned, and so keeps its entries, until no interface has a
+//! program that uses it.
 
 use aya::maps::{Array, Map, MapData};
 use contiv_abi::maps::{STAGES, Stage};

@@ -30,7 +30,7 @@ use crate::datapath::{
 /// How TC programs are attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AttachMode {
-    /// TCX on Linux 6.6 and later, else clsact.
+    /// TCX on Linux 6.6 and later, otherwise clsact.
     #[default]
     Auto,
     /// Pinned TCX links, which are replaced atomically.
@@ -95,8 +95,8 @@ impl Role {
     }
 }
 
-/// Time limit for the kernel to release an unpinned link. It does so in a worker thread, which a node without an idle processor runs
-/// seconds later.
+/// Time limit for the kernel to release an unpinned link. It does so in a worker thread, which may take seconds on a node
+/// without an idle CPU.
 pub(crate) const DETACH_TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) const DETACH_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
@@ -177,7 +177,7 @@ impl TcHooks {
         match self.mode {
             AttachMode::Tcx | AttachMode::Auto => {
                 let path = self.pins.link(&role.pin(ifindex));
-                // The existing link is not attached to this interface any more.
+                // The existing link is no longer attached to this interface.
                 self.pins.unpin(&path)?;
                 let id = attach_tcx(program, interface).await.map_err(|error| failed(what(), error))?;
                 let link = program.take_link(id).map_err(|error| failed(what(), error))?;
@@ -259,7 +259,8 @@ impl TcHooks {
         Ok(pods)
     }
 
-    /// Whether a filter of this ABI version, or of any without one, is attached to an interface. TCX links have pins.
+    /// Reports whether a filter of this ABI version (of any version, with `None`) is attached to an interface. TCX links
+    /// have pins and are not considered.
     pub(crate) async fn has_filters(&self, version: Option<u32>, netlink: &Netlink) -> Result<bool, Error> {
         if self.mode != AttachMode::Clsact {
             return Ok(false);
@@ -314,18 +315,19 @@ impl TcHooks {
     }
 }
 
-/// Attaches by TCX. An unpinned link stays attached until an RCU grace period ends; until then the kernel refuses the same
-/// program with EEXIST, so the call is repeated.
+/// Attaches with TCX. An unpinned link stays attached until an RCU grace period ends; until then the kernel rejects the
+/// same program with EEXIST, so the call is repeated.
 async fn attach_tcx(
     program: &mut SchedClassifier,
     interface: &str,
 ) -> Result<SchedClassifierLinkId, ProgramError> {
     let deadline = Instant::now() + DETACH_TIMEOUT;
-    // Behind what others observe, but before the filter that a datapath with a switch has there until this one takes over.
+    // Attaches after the programs of others, which may observe frames, but before the filter of a datapath with a switch,
+    // which stays until this datapath takes over.
     let others = SchedClassifier::query_tcx(interface, TcAttachType::Ingress);
     let is_of_switch =
         |program: &ProgramInfo| program.name_as_str().is_some_and(|name| name.starts_with("ovs_"));
-    // The query fails if one of them is released meanwhile.
+    // The query fails if one of the programs is released meanwhile.
     let is_alone = others.is_ok_and(|(_, others)| !others.iter().any(is_of_switch));
     loop {
         let order = if is_alone { LinkOrder::last() } else { LinkOrder::first() };

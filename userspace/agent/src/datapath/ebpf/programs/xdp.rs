@@ -29,7 +29,7 @@ use crate::{
 /// Configured XDP mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum XdpPreference {
-    /// Native if the driver supports it, else generic, else off.
+    /// Native if the driver supports it, otherwise generic, otherwise off.
     #[default]
     Auto,
     /// Native: in the driver.
@@ -71,7 +71,7 @@ pub(crate) enum XdpStatus {
     Off,
     /// The program is attached.
     Attached(AttachedMode),
-    /// The kernel refused every mode; contains the cause.
+    /// The kernel rejected every mode; contains the cause.
     Unavailable(String),
 }
 
@@ -141,7 +141,7 @@ impl XdpHook {
     }
 
     /// Attaches this program to an interface in the preferred mode. A program of another ABI version stays attached until
-    /// [`take_over`](XdpHook::take_over): an interface has one XDP program.
+    /// [`take_over`](XdpHook::take_over), because an interface has only one XDP program.
     async fn ensure_one(
         &self,
         program: &mut Xdp,
@@ -164,7 +164,7 @@ impl XdpHook {
                 return Ok(XdpStatus::Attached(mode));
             }
         }
-        // The existing link has another mode, or is not attached to this interface any more.
+        // The existing link has another mode, or is no longer attached to this interface.
         let was_pinned = self.pins.unpin(&path)?;
         let mut last = None;
         for mode in modes {
@@ -190,7 +190,7 @@ impl XdpHook {
         let pin = format!("{PREFIX}{ifindex}");
         let Some(other) = self.link_of_other_abi_version(&pin) else { return Ok(false) };
         let own = self.pins.link(&pin);
-        // If XDP is off, or the current version has a link, the link goes with the other pins of its version.
+        // If XDP is off, or the current version has a link, the link is removed with the other pins of its version.
         if self.preference == XdpPreference::Off || own.exists() {
             return Ok(false);
         }

@@ -88,7 +88,7 @@ impl Limit {
 
     /// Options of a class of `htb`.
     pub(super) fn class_options(&self) -> Vec<TcOption> {
-        // Bytes that a class sends in its turn among classes within their rates.
+        // Number of bytes that a class may send per round among classes within their rates.
         const QUANTUM: u32 = 60_000;
         let parameters = [
             &self.spec()[..],

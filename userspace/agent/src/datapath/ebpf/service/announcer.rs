@@ -1,7 +1,6 @@
 //! GARP and NA announcer: sends gratuitous ARP replies and unsolicited neighbour advertisements on a VLAN when this node
-//! starts to answer for a service, and when an endpoint comes up on it, so that switches learn the port of the Ethernet
-//! address. When another uplink becomes active, it announces the services and the endpoints of this node on it.
-//!
+//! starts to answer for a service, and when an endpoint appears on it, so that switches learn the port of the Ethernet
+//! address. When another uplink becomes active, it announces the services and the endpoints of this node on that uplink.
 //! Each announcement is repeated once: the previous node may still answer for a moment. A thread sends the frames, so the
 //! reconciler does not wait.
 
@@ -23,10 +22,10 @@ use crate::datapath::announcement::{self, Outcomes};
 const SEND_INTERVAL: Duration = Duration::from_millis(4);
 /// Interval between the two announcements of an address (`ANNOUNCE_INTERVAL` in RFC 5227, section 1.1).
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
-/// Services that wait for their first announcement: more take longer than four minutes.
+/// Maximum number of services that wait for their first announcement: sending more takes longer than four minutes.
 const MAX_PENDING: usize = 65_536;
 
-/// An IP address in a VLAN, and the Ethernet address that switches shall learn.
+/// An IP address in a VLAN, and the Ethernet address that switches must learn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Announcement {
     subject: Subject,
@@ -34,7 +33,7 @@ pub(crate) struct Announcement {
     mac: Mac,
 }
 
-/// What has the address.
+/// Owner of the announced address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Subject {
     Service,
@@ -134,7 +133,8 @@ impl Announcer {
         }
     }
 
-    /// For changes of the active uplink. Starts the thread, which belongs to the network namespace of the caller.
+    /// Returns the announcer for changes of the active uplink. Starts the thread, which runs in the network namespace of
+    /// the caller.
     pub(crate) fn for_uplinks(&mut self) -> UplinkAnnouncer {
         self.ensure_thread();
         UplinkAnnouncer(Arc::clone(&self.shared))
@@ -207,7 +207,7 @@ impl UplinkAnnouncer {
 
 impl Shared {
     fn add(&self, pending: &mut Pending, uplink: u32, announcement: Announcement) {
-        // The thread is too far behind.
+        // The queue of the thread is full.
         if pending.first.len() >= MAX_PENDING {
             self.outcomes(&announcement).leave_out(1);
             return;
@@ -373,7 +373,7 @@ mod tests {
     #[test]
     fn services_of_an_earlier_process_are_not_announced() {
         let [a, b] = [1, 2].map(|n| service([10, 1, 1, n]));
-        // No frame may be sent, so no thread may run.
+        // The test must not send frames, so no thread may run.
         let mut announcer = Announcer::default();
         announcer.update(7, [(a, true)]);
         announcer.replace(7, [a].into());
@@ -403,7 +403,7 @@ mod tests {
 
     #[test]
     fn an_endpoint_that_has_gone_is_not_announced_and_services_are() {
-        // The endpoint has the address and the Ethernet address of the service.
+        // The endpoint has the IP address and the Ethernet address of the service.
         let address = service([10, 1, 1, 1]);
         let [vip, gone] =
             [Announcement::service(address), Announcement::endpoint(address, service_mac(&address.ip))];

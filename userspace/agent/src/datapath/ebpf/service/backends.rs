@@ -1,8 +1,8 @@
 //! Backend sets in the kernel.
 //!
-//! A small set is part of the entry of the service port. A large set has a sorted member list in `ctv_ring`, and a ring if
-//! it has enough members and there is room: a ring makes new connections cheaper and changes no choice. Service ports with
-//! equal sets share both. IPv6 backends have a number in `ctv_backends`.
+//! A small set is part of the entry of the service port. A large set has a sorted member list in `ctv_ring`. It also has
+//! a ring if it has enough members and the map has space. A ring makes the lookup for new connections cheaper and does
+//! not change the choice. Service ports with equal sets share both. IPv6 backends have a number in `ctv_backends`.
 //!
 //! Freed blocks and numbers are quarantined before reuse, because a running program may still read them.
 
@@ -64,7 +64,7 @@ pub(crate) struct BackendSets {
     ring: MmapArray<RingBlock>,
     backends: MmapArray<Backend>,
     large: HashMap<Vec<Backend>, LargeSet>,
-    /// Digests of the rings of large sets, so that a ring that has been read is not computed again.
+    /// Digests of the rings of large sets, so that a ring that was read from the kernel is not computed again.
     digests: HashMap<Vec<Backend>, u64>,
     /// Number of each backend that has one, and how many sets use it.
     numbers: HashMap<Backend, (u32, u32)>,
@@ -100,7 +100,7 @@ impl BackendSets {
         })
     }
 
-    /// Forgets all sets, before those in the kernel are adopted.
+    /// Clears all sets, before those in the kernel are adopted.
     pub(crate) fn clear(&mut self) {
         self.digests.retain(|set, _| self.large.contains_key(set));
         self.large.clear();
@@ -198,7 +198,7 @@ impl BackendSets {
         Some((set, if ip6 { members } else { vec![] }))
     }
 
-    /// Whether the blocks from `first` on contain the ring of a set with this list.
+    /// Reports whether the blocks starting at `first` contain the ring of a set with this list.
     fn is_ring(&mut self, set: &[Backend], list: &[u32], first: u32) -> bool {
         let Some(words) = self.read_words(first, RingBlock::RING * BLOCK) else { return false };
         let found = ring::digest(list, &words);
@@ -219,7 +219,8 @@ impl BackendSets {
         }
     }
 
-    /// Records the numbers of backends. `None`, without a change, if a backend has another number or a number is taken.
+    /// Records the numbers of backends. Returns `None`, without a change, if a backend has another number or a number is
+    /// taken.
     fn adopt_numbers(&mut self, numbered: Numbered) -> Option<()> {
         let conflicts = |(backend, number): &(Backend, u32)| {
             let known = self.numbers.get(backend).map(|(known, _)| known);
@@ -236,7 +237,7 @@ impl BackendSets {
         Some(())
     }
 
-    /// Reads words from the first one of a block on.
+    /// Reads words starting at the first one of a block.
     fn read_words(&self, first: u32, len: u32) -> Option<Vec<u32>> {
         let blocks = (first..first.checked_add(len.div_ceil(BLOCK))?).map(|index| self.ring.get(index));
         let blocks: Vec<RingBlock> = blocks.collect::<Option<_>>()?;
@@ -299,7 +300,7 @@ impl BackendSets {
         Ok(LargeSet { list, ring, users: 0 })
     }
 
-    /// Whether a ring is worth its memory, and rings leave a quarter of the map to lists.
+    /// Reports whether a ring is worth its memory, and whether rings leave a quarter of the map for lists.
     fn may_have_ring(&self, set: &[Backend]) -> bool {
         let rings = self.large.values().filter(|large| large.ring.is_some()).count() as u32;
         (RING_ABOVE + 1..=ring::MAX_BACKENDS).contains(&set.len())
@@ -314,7 +315,7 @@ impl BackendSets {
         }
     }
 
-    /// Numbers of the backends of a set, for one more set; zero for IPv4 backends.
+    /// Returns the numbers of a set's backends and counts one more use of each; zero for IPv4 backends.
     fn acquire_numbers(&mut self, set: &[Backend]) -> Result<Vec<u32>, Error> {
         let mut numbers = vec![];
         for (index, backend) in set.iter().enumerate() {
@@ -328,7 +329,8 @@ impl BackendSets {
         Ok(numbers)
     }
 
-    /// Number of a backend, for one more set. Writes the backend if it has no number; `None` if all numbers are taken.
+    /// Returns the number of a backend and counts one more use. Writes the backend if it has no number; returns `None` if
+    /// all numbers are taken.
     fn acquire_number(&mut self, backend: Backend) -> Option<u32> {
         if let Some((number, users)) = self.numbers.get_mut(&backend) {
             *users += 1;
@@ -341,7 +343,7 @@ impl BackendSets {
         Some(number)
     }
 
-    /// Records that one service port less uses the set. Frees an unused set.
+    /// Records that one service port fewer uses the set. Frees an unused set.
     pub(crate) fn release(&mut self, set: &[Backend]) {
         if set.len() <= ServiceEntry::FEW {
             return self.release_numbers(set);
@@ -359,7 +361,7 @@ impl BackendSets {
         }
     }
 
-    /// Records that one set less uses these backends. Ignores backends without a number.
+    /// Records that one set fewer uses these backends. Ignores backends without a number.
     fn release_numbers(&mut self, set: &[Backend]) {
         for backend in set {
             let Some((number, users)) = self.numbers.get_mut(backend) else { continue };

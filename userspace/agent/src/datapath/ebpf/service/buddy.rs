@@ -28,12 +28,12 @@ impl BuddyAllocator {
         Some(at)
     }
 
-    /// Whether nothing that contains the slot is allocated.
+    /// Reports whether no allocated block contains the slot.
     pub(crate) fn is_free(&self, at: u32) -> bool {
         self.containing(at, 0).is_some()
     }
 
-    /// Order and first slot of the free block that contains the one of this order at `at`.
+    /// Returns order and first slot of the free block that contains the block of this order at `at`.
     fn containing(&self, at: u32, order: usize) -> Option<(usize, u32)> {
         (order..self.free.len()).find_map(|order| {
             let start = at >> order << order;
@@ -57,7 +57,7 @@ impl BuddyAllocator {
         true
     }
 
-    /// Splits the block at `start`, of order `from`, and frees all parts but the block at `keep`, of order `to`.
+    /// Splits the block at `start`, of order `from`, and frees all parts except the block at `keep`, of order `to`.
     fn split(&mut self, mut start: u32, from: usize, to: usize, keep: u32) {
         for order in (to..from).rev() {
             let middle = start + (1 << order);

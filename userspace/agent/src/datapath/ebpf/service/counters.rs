@@ -30,8 +30,8 @@ impl CounterMap {
         self.rows.slots as usize
     }
 
-    /// Allocates the first number from `from` on whose entries are free, and resets the counters. `None` if no entry is
-    /// free.
+    /// Allocates the first number, starting at `from`, whose entries are free, and resets the counters. `None` if no
+    /// entry is free.
     pub(crate) fn allocate(&mut self, from: NonZeroU32) -> Option<NonZeroU32> {
         let all = (0..self.rows.slots).map(|offset| from.get().wrapping_add(offset));
         let number = all.filter_map(NonZeroU32::new).find(|number| self.owner(number.get()) == Some(0))?;

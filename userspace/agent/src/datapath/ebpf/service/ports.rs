@@ -1,8 +1,8 @@
 //! Service ports in the kernel.
 //!
-//! A change is written in the order of references reversed: backends, list and ring, then the entry of the port, which
-//! is replaced atomically, then its copy. A new connection uses either the old or the new backend set. Session affinity is stored by the
-//! programs; they check that the client's backend is still a member of the set.
+//! A change is written in the reverse order of references: backends, list and ring, then the entry of the port, which is
+//! replaced atomically, then its copy. A new connection uses either the old or the new backend set. The programs store
+//! session affinity and check that the client's backend is still a member of the set.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -92,7 +92,7 @@ impl ServicePorts {
         ports.sort_unstable_by_key(|(key, _)| *key);
         let ready: Vec<_> = ports.iter().copied().filter(|(key, _)| key.terminating == 0).collect();
         self.slots.reset(&ready);
-        // By list and ring.
+        // Keyed by list and ring.
         let mut large = HashMap::new();
         let mut numbers = BTreeSet::new();
         for (key, entry) in ports {
@@ -151,7 +151,7 @@ impl ServicePorts {
         self.backends.end_quarantine();
         let number = match self.ports.get(&key.of_ready()) {
             Some(entry) => entry.number,
-            // The port has none: no program looks for its terminating backends.
+            // The entry has no number: no program looks up the number of terminating backends.
             None if key.terminating != 0 => 0,
             // After an error below, the number stays allocated until the next read.
             None => self.allocate_number(&key),
@@ -187,7 +187,7 @@ impl ServicePorts {
         }
     }
 
-    /// Allocates a number for a new port, with counters if there are any left.
+    /// Allocates a number for a new port, with counters if any are free.
     fn allocate_number(&mut self, key: &ServiceKey) -> u32 {
         if let Some(number) = self.inherited.remove(key)
             && self.counters.reserve(number)
@@ -201,7 +201,7 @@ impl ServicePorts {
 
     /// Removes the port and its counters.
     pub(crate) fn remove(&mut self, key: &ServiceKey) -> Result<(), Error> {
-        // The number is that of the port's ready backends.
+        // The number belongs to the entry of the port's ready backends.
         let entry = self.ports.get(key).copied().filter(|_| key.terminating == 0);
         self.ports.remove(key)?;
         if key.terminating == 0

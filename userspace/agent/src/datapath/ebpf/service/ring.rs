@@ -1,11 +1,11 @@
 //! The ring of a backend set: the backend of each bucket. Pure.
 //!
-//! The result is that of a comparison of all scores in all buckets (`contiv_abi::rendezvous`), but needs about as many
-//! steps for 10 backends as for 10,000. The weights of a backend are a permutation of the buckets, as in Maglev (Eisenbud
-//! et al., NSDI 2016, section 3.4). In rounds, from the highest weight to the lowest, each backend takes the bucket in
-//! which it has this weight, if the bucket is free. Other than in Maglev, a backend whose bucket is taken gets no other
-//! bucket for it: so what a backend gets does not depend on the turns of the others, and a change of the set moves only
-//! the buckets of the backends that come or go.
+//! The result equals a comparison of all scores in all buckets (`contiv_abi::rendezvous`), but takes about as many steps
+//! for 10 backends as for 10,000. The weights of a backend are a permutation of the buckets, as in Maglev (Eisenbud et
+//! al., NSDI 2016, section 3.4). In rounds, from the highest weight to the lowest, each backend takes the bucket in which
+//! it has this weight, if the bucket is free. Unlike in Maglev, a backend whose bucket is taken gets no other bucket in
+//! that round. So the buckets of a backend do not depend on the order of the backends, and a change of the set moves only
+//! the buckets of the backends that are added or removed.
 
 use std::sync::OnceLock;
 
@@ -79,7 +79,7 @@ struct Walk {
 impl Walk {
     fn new(backend: Contender) -> Walk {
         let step = inverse(backend.factor());
-        // The cube of weight zero; the first step leads to that of the highest weight.
+        // The cube of weight zero. The first step leads to the cube of the highest weight.
         let offset = backend.offset() % FIELD;
         let cube = (FIELD - offset) * step % FIELD;
         let shift = (backend.shift() % FIELD) as u32;
@@ -146,7 +146,7 @@ mod tests {
         owners(&contenders(&identities)).into_iter().map(|index| identities[usize::from(index)]).collect()
     }
 
-    /// As the program computes it for a list without a ring.
+    /// Computes the owner as the program does for a list without a ring.
     fn highest(backends: &[Contender], bucket: u32) -> u16 {
         let mut best = (0, 0);
         for (index, backend) in (0..).zip(backends) {
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn no_change_moves_a_connection_of_a_backend_that_stays() {
-        // 1,000 changes of sets of 1 to 500 backends: a few more and less, sometimes many.
+        // 1,000 changes of sets of 1 to 500 backends: usually a few are added and removed, sometimes many.
         let mut random = (0..).map(|n: u64| mix(0x5eed + n));
         let mut draw = |limit: usize| random.next().unwrap() as usize % limit;
         let scores = |backend| sample().map(|bucket| Contender::new(backend).score(bucket)).collect();

@@ -1,4 +1,4 @@
-//! Copies of the entries of service ports, where the programs find them by one access to memory.
+//! Copies of the entries of service ports, which the programs find with one memory access.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -17,8 +17,8 @@ use crate::datapath::{
     },
 };
 
-/// `ctv_svcslots`. A key has its copy in the slot that it prefers or in the alternate one. If other keys are in both, it has none,
-/// and the programs read `ctv_svc`. A write of a copy belongs to that of the entry and is not counted.
+/// `ctv_svcslots`. A key has its copy in its preferred or its alternate slot. If other keys occupy both, it has no copy,
+/// and the programs read `ctv_svc`. A write of a copy is part of the write of the entry and is not counted.
 pub(crate) struct ServiceSlots {
     slots: MmapArray<ServiceSlot>,
     count: u32,
@@ -35,7 +35,7 @@ impl ServiceSlots {
         Ok(ServiceSlots { slots, count, without_copy: BTreeSet::new(), writes })
     }
 
-    /// Makes the copies those of these entries. Valid ones stay as they are.
+    /// Replaces the copies with those of these entries. Valid copies are kept.
     pub(crate) fn reset(&mut self, entries: &[(ServiceKey, ServiceEntry)]) {
         let mut missing: HashMap<&ServiceKey, &ServiceEntry> =
             entries.iter().map(|(key, entry)| (key, entry)).collect();
@@ -74,7 +74,7 @@ impl ServiceSlots {
         }
     }
 
-    /// Writes the copy of an entry. Follows the write of the entry.
+    /// Writes the copy of an entry. Must follow the write of the entry.
     pub(crate) fn set(&mut self, key: &ServiceKey, entry: &ServiceEntry) {
         if let Some(index) = self.index_of(key) {
             let slot = self.slot(index);
@@ -95,7 +95,7 @@ impl ServiceSlots {
             return;
         }
         if !was_displaced {
-            // First: the programs look elsewhere only if the count is not zero.
+            // This comes first: the programs use the alternate slot only if the count is not zero.
             self.set_displaced(preferred, slot.displaced + 1);
         }
         let slot = self.slot(alternate);
@@ -106,8 +106,8 @@ impl ServiceSlots {
         }
     }
 
-    /// Frees the slot of an entry. Follows the removal of the entry. The result is a key without a copy for which there is a slot
-    /// now.
+    /// Frees the slot of an entry. Must follow the removal of the entry. Returns a key without a copy for which a slot is
+    /// now free.
     pub(crate) fn remove(&mut self, key: &ServiceKey) -> Option<ServiceKey> {
         let [preferred, alternate] = self.indexes(key);
         let lower = preferred.min(alternate);
@@ -146,10 +146,10 @@ impl ServiceSlots {
         }
     }
 
-    /// Writes key and entry of a slot, with odd versions in between, for which programs read `ctv_svc`.
+    /// Writes key and entry of a slot. The version is odd meanwhile, for which programs read `ctv_svc`.
     fn write(&mut self, index: u32, desired: ServiceSlot) {
         let mut current = self.slot(index);
-        // An agent that ended during a write has left an odd version.
+        // An agent that stopped during a write has left an odd version.
         let version = current.entry.version | 1;
         current.entry.version = version;
         self.store(index, current);
@@ -157,10 +157,10 @@ impl ServiceSlots {
         self.store(index, with_version(desired, version.wrapping_add(1)));
     }
 
-    /// Stores a slot after all that was stored before.
+    /// Stores a slot after all previous stores.
     fn store(&mut self, index: u32, slot: ServiceSlot) {
         fence(Ordering::SeqCst);
-        // The index is that of a slot.
+        // The index is in range.
         let _stored = self.slots.set(index, slot);
         fence(Ordering::SeqCst);
     }
@@ -170,7 +170,7 @@ fn with_version(slot: ServiceSlot, version: u32) -> ServiceSlot {
     ServiceSlot { entry: ServiceEntry { version, ..slot.entry }, ..slot }
 }
 
-/// The slot without a key.
+/// Returns the slot without a key.
 fn free(slot: &ServiceSlot) -> ServiceSlot {
     let entry = ServiceEntry { version: slot.entry.version, ..ServiceEntry::zeroed() };
     ServiceSlot { displaced: slot.displaced, entry, ..ServiceSlot::zeroed() }

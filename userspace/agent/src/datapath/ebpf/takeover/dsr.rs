@@ -1,7 +1,8 @@
 //! Connections of clients outside the cluster that another ABI version forwards to backends on other nodes.
 //!
-//! Up to version 9 they are in a hash table by their ends, which do not tell the client from the service, and have the IP address of
-//! the backend. Later they are in sets of an array, and have the Ethernet address of the backend.
+//! Up to version 9 they are in a hash table keyed by their ends. The key does not distinguish the client from the
+//! service, and the value has the IP address of the backend. Later they are in sets of an array, and have the Ethernet
+//! address of the backend.
 
 use std::{
     array,
@@ -31,7 +32,7 @@ use crate::datapath::{
     },
 };
 
-/// Copies the connections. An entry that exists stays.
+/// Copies the connections. An existing entry is kept.
 pub(super) fn copy(own: &Pins, other: &Pins, domains: &MovedDomains) -> Result<(), Error> {
     let what = || format!("read the map {DSR_FLOWS}");
     let incomplete = || failed(what(), "it lacks a field");
@@ -61,7 +62,7 @@ pub(super) fn copy(own: &Pins, other: &Pins, domains: &MovedDomains) -> Result<(
 fn of_set(set: &Record) -> impl Iterator<Item = Option<DsrEntry>> {
     let ways = (0..).map(move |way| set.part(&format!("ways[{way}]")));
     let ways = ways.map_while(|way| way.number("protocol").map(|protocol| (protocol, way)));
-    // An odd version is that of a write that was never completed.
+    // An odd version belongs to a write that was never completed.
     let is_valid = |way: &Record| way.number("version").is_some_and(|version| version.is_multiple_of(2));
     ways.filter(move |(protocol, way)| *protocol != 0 && is_valid(way)).map(|(_, way)| of_way(&way))
 }
@@ -114,8 +115,8 @@ impl Connection {
         })
     }
 
-    /// The connection in this version. `owner` has the neighbour entry of an address. `None` if neither end or both are a service's, or
-    /// the backend is not on another node any more.
+    /// Returns the connection in this version. `owner` returns the neighbour entry of an address. Returns `None` if not
+    /// exactly one end is a service, or if the backend is no longer on another node.
     fn entry(&self, owner: impl Fn(Domain, Address) -> Option<NeighEntry>) -> Option<DsrEntry> {
         let owner = |ip| owner(self.domain, ip);
         let is_service = |owner: &NeighEntry| owner.flags & NeighEntry::SERVICE != 0;
@@ -146,7 +147,7 @@ impl Connection {
 struct Table {
     entries: MmapArray<DsrEntry>,
     seed: u64,
-    /// A revision of the forwarding database that has passed: the programs look up a backend before they use it.
+    /// An outdated revision of the forwarding database, so that the programs look up a backend before they use it.
     revision: u64,
 }
 
@@ -158,14 +159,15 @@ impl Table {
         Ok(Table { entries: usage::dsr_entries(own)?, seed: node.seed, revision })
     }
 
-    /// Writes a connection to a free entry of its set. It is left out if the set has it, or no free entry, as if it had been evicted.
+    /// Writes a connection to a free entry of its set. If the set already has it, or has no free entry, it is omitted, as
+    /// if it had been evicted.
     fn insert(&mut self, connection: DsrEntry) {
         let key = connection.key();
         let first = key.set(self.seed) * DsrSet::LEN as u32;
         let of = |way: usize| self.entries.get(first + way as u32).unwrap_or(DsrEntry::FREE);
         let set: [DsrEntry; DsrSet::LEN] = array::from_fn(of);
         let Some(way) = free(&set, &key) else { return };
-        // An agent that ended during a write has left an odd version.
+        // An agent that stopped during a write has left an odd version.
         let version = set[way].version | 1;
         let found = DsrEntry::found(connection.found, self.revision);
         let connection = DsrEntry { found, ..connection };
@@ -174,7 +176,7 @@ impl Table {
             DsrEntry { version, ..connection },
             DsrEntry { version: version.wrapping_add(1), ..connection },
         ] {
-            // The index is that of an entry.
+            // The index is in range.
             let _stored = self.entries.set(first + way as u32, entry);
             fence(Ordering::SeqCst);
         }
@@ -264,7 +266,7 @@ mod tests {
                 ..DsrEntry::FREE
             };
             assert_eq!(of(&[vip.0], Some(there)), Some(expected));
-            // It is gone, or is here.
+            // The backend is gone, or is on this node.
             assert_eq!(of(&[vip.0], None), None);
             assert_eq!(of(&[vip.0], Some(NeighEntry { ifindex: 7, ..there })), None);
         }

@@ -1,5 +1,6 @@
-//! Connections of another datapath become flows. What that datapath does not tell is unknown of them: TCP sequence numbers, which
-//! the next segment of each direction brings, and the verdict, which the next packet asks for.
+//! Converts connections of another datapath to flows. State that the other datapath does not provide is unknown: TCP
+//! sequence numbers, which the next segment of each direction sets, and the verdict, which is evaluated for the next
+//! packet.
 
 use std::net::SocketAddr;
 
@@ -19,7 +20,7 @@ use crate::datapath::{
     },
 };
 
-/// Inserts the connections. What packets have begun meanwhile stays.
+/// Inserts the connections. Flows that packets have created meanwhile are kept.
 pub(super) fn import(
     importer: &mut Importer,
     kernel: &Kernel,
@@ -36,7 +37,7 @@ pub(super) fn import(
     Ok(Moved { flows: connections.len() - lost, lost })
 }
 
-/// `None` for a connection of a network, or to a service, that the node does not have any more.
+/// Returns `None` for a connection of a network, or to a service, that the node no longer has.
 fn flow(kernel: &Kernel, connection: &TrackedConnection, now: u32) -> Option<Flow> {
     let TrackedConnection { vrf, encap, client, destination, backend, .. } = connection;
     let domain = kernel.domains.of_network(vrf, segment_of(*encap))?;
@@ -71,7 +72,7 @@ fn flow(kernel: &Kernel, connection: &TrackedConnection, now: u32) -> Option<Flo
     })
 }
 
-/// Both directions. `ends` are the records of client and receiver.
+/// Returns both directions. `ends` are the records of client and receiver.
 fn halves(ends: [Option<&NeighEntry>; 2], service: u32, is_closing: bool, now: u32) -> [FlowHalf; 2] {
     let here = ends.map(|end| end.filter(|end| end.ifindex != 0));
     let of_both = |sent: u8, other: u8| FlowHalf {
@@ -89,7 +90,7 @@ fn halves(ends: [Option<&NeighEntry>; 2], service: u32, is_closing: bool, now: u
         other,
         ..FlowHalf::zeroed()
     };
-    // Which end has sent its FIN makes no difference to the timeout.
+    // The timeout does not depend on which end has sent its FIN.
     let [client, receiver] = match is_closing {
         true => [sent::ANY | sent::FIN, sent::ANY | sent::ACKED_FIN],
         false => [sent::ANY; 2],

@@ -15,8 +15,8 @@ use crate::datapath::{
     },
 };
 
-/// Copies the backends of clients with session affinity. Clients are found by their domain, which has the same number in both
-/// versions.
+/// Copies the backends of clients with session affinity. The key of a client contains its domain, which has the same
+/// number in both versions.
 pub(super) fn copy_affinity(own: &Pins, other: &Pins) -> Result<(), Error> {
     for name in [AFFINITY, BACKENDS] {
         if !btf::are_alike(&own.open_data(name)?, &other.open_data(name)?) {
@@ -39,7 +39,7 @@ pub(super) fn copy_affinity(own: &Pins, other: &Pins) -> Result<(), Error> {
     Ok(())
 }
 
-/// The clients of both blocks: those of `current`, and of `other` as many as there is room for.
+/// Merges the clients of both blocks: all of `current`, and those of `other` that fit.
 fn merge(
     current: AffinityBlock,
     other: AffinityBlock,
@@ -71,8 +71,8 @@ impl BackendNumbers {
         Ok(BackendNumbers { from, to })
     }
 
-    /// The member in this version; `None` for a backend that it does not have. A member with IPv4 has no number: it has its
-    /// port in the place of it, and an address in the place of the hash.
+    /// Returns the member in this version; `None` for a backend that this version does not have. An IPv4 member has no
+    /// number: these fields hold its port and its address instead of the number and the hash.
     fn translate(&self, member: Member) -> Option<Member> {
         match self.from.get(member.at) {
             Some(backend) if !backend.ip.is_v4() && backend.mark.to_ne_bytes() == member.mark => {

@@ -21,10 +21,10 @@ use crate::datapath::{
     },
 };
 
-/// Adds the counters of `other` to those of `own`: drops, events of flows, forwarded frames, and services that have the same
-/// number. Counters of another layout are not added.
+/// Adds the counters of `other` to those of `own`: drops, events of flows, forwarded frames, and services that have the
+/// same number. Counters of another layout are not added.
 ///
-/// What the programs of `own` count on other CPUs between a read and the write, some microseconds, is lost.
+/// Counts by programs of `own` on other CPUs between a read and the write, some microseconds, are lost.
 pub(super) fn add(own: &Pins, other: &Pins) -> Result<(), Error> {
     add_array::<DropCount>(own, other, DROPS, add_frames)?;
     add_array::<DropCount>(own, other, DSR_STATS, add_frames)?;
@@ -35,7 +35,7 @@ pub(super) fn add(own: &Pins, other: &Pins) -> Result<(), Error> {
     Ok(())
 }
 
-/// The counters of services. The number of entries tells their arrangement.
+/// Opens the counters of services. The number of entries determines their layout.
 fn service_counts(pins: &Pins) -> Result<CounterMap, Error> {
     let cpus = nr_cpus().map_err(|(_, error)| failed("count the CPUs", error))? as u32;
     let data = pins.open_data(SERVICE_COUNTS)?;

@@ -21,7 +21,8 @@ use crate::datapath::{
 /// Ports of the endpoints of this node, by domain and address.
 type Ports = HashMap<(u32, IpAddr), u32>;
 
-/// The connections of networks in `desired` that rules allow, except those of endpoints that have left their address to others.
+/// Returns the connections of networks in `desired` that rules allow, except those of endpoints whose address now belongs
+/// to another endpoint.
 pub(in crate::datapath::ebpf) fn connections(
     pins: &Pins,
     desired: &Desired,
@@ -52,7 +53,7 @@ fn ports(domains: &Domains, desired: &Desired) -> Ports {
     ports
 }
 
-/// Whether the endpoint that has begun the flow still has its address.
+/// Reports whether the endpoint that opened the flow still has its address.
 fn is_current(flow: &Flow, ports: &Ports) -> bool {
     let owner = flow.halves[0].owner;
     match ports.get(&(flow.head.domain, IpAddr::from(flow.client))) {
@@ -62,7 +63,7 @@ fn is_current(flow: &Flow, ports: &Ports) -> bool {
     }
 }
 
-/// `None` for a flow without an answer, at its end, and for one whose client has another port or address for the receiver.
+/// Returns `None` for an unreplied or closed flow, and for one whose receiver sees another port or address of the client.
 fn connection(flow: &Flow, network: &Network) -> Option<TrackedConnection> {
     let [original, reply] = &flow.halves;
     let is_kept = flow.nat_port == flow.client_port && flow.head.flags & Flow::HAIRPIN == 0;
@@ -90,8 +91,8 @@ fn connection(flow: &Flow, network: &Network) -> Option<TrackedConnection> {
     })
 }
 
-/// What one end has sent last, as far as its segments or those of the other end have told. A flow that has come from another datapath has
-/// no numbers before its next segments.
+/// Returns the last numbers of one end, as far as its segments or those of the other end have shown them. A flow that was
+/// imported from another datapath has no numbers before its next segments.
 fn numbers(own: &FlowHalf, other: &FlowHalf) -> Option<SequenceNumbers> {
     let acknowledged = acknowledged(own).or_else(|| next(other, own))?;
     Some(SequenceNumbers { next: next(own, other)?, acknowledged })
@@ -182,7 +183,7 @@ mod tests {
         let told = |next, acknowledged| Some(SequenceNumbers { next, acknowledged });
         assert_eq!((numbers(&idle, &idle), numbers(&known, &idle)), (None, told(11, 22)));
         assert_eq!(numbers(&idle, &known), told(22, 11));
-        // Only a reply to its SYN would tell what the other end has sent.
+        // Only a reply to its SYN would show what the other end has sent.
         let syn = half(sent::ANY | sent::SYN, 11, 0);
         assert_eq!((numbers(&syn, &idle), numbers(&idle, &syn)), (None, None));
     }

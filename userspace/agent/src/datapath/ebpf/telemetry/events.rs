@@ -49,7 +49,7 @@ impl MapTelemetry {
 
 impl Telemetry for MapTelemetry {
     fn counters(&self) -> Result<Counters, Error> {
-        // Programs of another ABI version forward, or none do yet.
+        // Programs of another ABI version forward, or none forward yet.
         if !self.pins.has_maps() {
             return Ok(Counters::default());
         }

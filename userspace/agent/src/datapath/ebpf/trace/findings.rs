@@ -1,4 +1,4 @@
-//! What the records of the programs say in the words of traces.
+//! Translates the records of the programs to the findings of a trace.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -128,7 +128,7 @@ impl Request {
         {
             return Egress::Endpoint { endpoint: endpoint.to_string(), port: port.clone() };
         }
-        // The frame goes back where it came from, as an answer, or for the node of a service's backend.
+        // The frame returns to its ingress, as an answer or for the node of a service's backend.
         if ifindex == self.ifindex {
             return match &self.probe.ingress {
                 Ingress::Uplink(vlan) if !is_answer(pass) => Egress::Uplink { vlan: *vlan },
@@ -152,12 +152,12 @@ impl Request {
     }
 }
 
-/// Whether the frame has become an answer to the wire: a refusal, or a reply to ARP or ND.
+/// Reports whether the frame has become an answer to the physical network: a refusal, or a reply to ARP or ND.
 fn is_answer(pass: &Pass) -> bool {
     pass.is(LogStage::Verdict, LogResult::Refused) || pass.is(LogStage::Neighbour, LogResult::Answered)
 }
 
-/// The last stage, and why the packet was dropped there.
+/// The last stage, and the reason why the packet was dropped there.
 struct End {
     stage: Stage,
     reason: Option<&'static str>,
@@ -172,7 +172,7 @@ impl End {
         let is_refused = verdict == Some(LogResult::Refused as u32);
         let reason = dropped.or_else(|| if is_refused { failed().map(|(_, reason)| reason) } else { None });
         let Some(reason) = reason else {
-            // The programs log no choice of a backend for packets from the wire.
+            // The programs do not log the choice of a backend for packets from the physical network.
             if is_refused {
                 return End { stage: End::after(pass), reason: Some("refused") };
             }
@@ -188,7 +188,7 @@ impl End {
         End { stage, reason: Some(reason.as_str()) }
     }
 
-    /// The stage behind the last one that has logged a result.
+    /// The stage after the last one that has logged a result.
     fn after(pass: &Pass) -> Stage {
         let logged = |stage| pass.result(stage).is_some();
         if logged(LogStage::Policy) {
@@ -218,7 +218,7 @@ fn rules_of(packet: &Record) -> [u32; 2] {
     [out, into].map(u32::from_ne_bytes)
 }
 
-/// The destination that the packet goes on to.
+/// Returns the translated destination of the packet.
 fn backend(packet: &Record) -> Option<(IpAddr, u16)> {
     let ip = packet.bytes::<16>("wanted.destination")?;
     let port = packet.bytes::<2>("wanted.destination_port")?;

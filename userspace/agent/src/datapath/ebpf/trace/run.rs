@@ -38,7 +38,7 @@ use crate::datapath::{
     trace::{Ingress, Probe},
 };
 
-/// Tables that only the agent writes. Every other map of the programs exists once more while they run.
+/// Tables that only the agent writes. For every other map, a run uses a separate copy.
 const TABLES: [&str; 21] = [
     PORTS,
     PORT_SLOTS,
@@ -64,36 +64,36 @@ const TABLES: [&str; 21] = [
 ];
 /// Records of the flow table, of which a traced packet needs one.
 const FLOWS: u32 = 1024;
-/// Room for the frame, its tag, and what a refusal adds.
+/// Space for the frame, its tag, and the data that a refusal adds.
 const FRAME_ROOM: usize = 1024;
 /// Fields of `struct __sk_buff` (`include/uapi/linux/bpf.h`) up to `ifindex`: one word each.
 const CONTEXT_WORDS: usize = 11;
 const MARK: usize = 2;
 const IFINDEX: usize = 10;
-/// Of a tag.
+/// EtherType of a VLAN tag.
 const VLAN_TYPE: [u8; 2] = [0x81, 0];
-/// Bytes of the Ethernet addresses, behind which a tag is.
+/// Length of the Ethernet addresses, which a tag follows.
 const ADDRESSES: usize = 12;
 /// Attempts to run a program that a signal interrupts.
 const MAX_RUNS: usize = 5;
 
-/// The programs that log the stages, with maps of their own for what packets write.
+/// The programs that log the stages, with separate maps for the data that packets write.
 pub(super) struct Programs {
     object: Ebpf,
-    /// A program array is emptied when its last descriptor is closed.
+    /// The kernel empties a program array when its last descriptor is closed.
     _stages: ProgramArray<MapData>,
     logger: EbpfLogger<Records>,
     records: Records,
 }
 
-/// What the programs did with the frame.
+/// Result of a run for the frame.
 #[derive(Debug)]
 pub(super) struct Pass {
     /// Stages and results, in their order.
     pub(super) records: Vec<(u32, u32)>,
     /// The packet metadata at the end.
     pub(super) packet: Record,
-    /// Where it was sent.
+    /// Output of the frame.
     pub(super) traced: Traced,
     /// The frame at the end.
     pub(super) frame: Vec<u8>,
@@ -134,7 +134,7 @@ impl Programs {
         Ok(Programs { object, _stages: stages, logger, records })
     }
 
-    /// Runs a program for the frame of a probe that has come in by `ifindex`.
+    /// Runs a program for the frame of a probe that enters through `ifindex`.
     pub(super) fn follow(&mut self, name: &'static str, ifindex: u32, probe: &Probe) -> Result<Pass, Error> {
         let cpu = stay_on_cpu().map_err(|error| failed("trace: stay on one CPU", error))?;
         let mut traced = Traced { enabled: 1, ..Traced::zeroed() };
@@ -158,7 +158,7 @@ impl Programs {
         context[IFINDEX] = ifindex;
         self.execute(name, context, &mut frame)?;
         if self.records.read().last() == Some(&(LogStage::Verdict as u32, LogResult::Queued as u32)) {
-            // Its time has come.
+            // The queue releases the frame.
             context[MARK] = ifindex;
             self.execute(FROM_QUEUE, context, &mut frame)?;
         }
@@ -203,7 +203,7 @@ impl Programs {
     }
 }
 
-/// Gives the programs the settings of the node, with a flow table of this size.
+/// Copies the settings of the node to the programs, with a flow table of this size.
 fn set_node(object: &mut Ebpf, pins: &Pins, flows: u32) -> Result<(), Error> {
     let what = || format!("write to the map {NODE}");
     let node: Array<MapData, Node> = pins.open_map(NODE)?;
@@ -214,7 +214,7 @@ fn set_node(object: &mut Ebpf, pins: &Pins, flows: u32) -> Result<(), Error> {
     map.set(0, Node { flows, flow_pages, ..node }, 0).map_err(|error| failed(what(), error))
 }
 
-/// Keeps the thread on the CPU on which it runs, whose packet metadata is read afterwards.
+/// Pins the thread to its current CPU, whose packet metadata is read afterwards.
 fn stay_on_cpu() -> nix::Result<usize> {
     let cpu = sched_getcpu()?;
     let mut set = CpuSet::new();
@@ -223,7 +223,7 @@ fn stay_on_cpu() -> nix::Result<usize> {
     Ok(cpu)
 }
 
-/// Fills the array of the programs that others continue in.
+/// Fills the program array for tail calls.
 fn fill_stages(object: &mut Ebpf) -> Result<ProgramArray<MapData>, Error> {
     let what = || format!("fill the map {STAGES}");
     let array = object.take_map(STAGES).ok_or_else(|| failed(what(), "the object has none"))?;
@@ -236,7 +236,7 @@ fn fill_stages(object: &mut Ebpf) -> Result<ProgramArray<MapData>, Error> {
     Ok(array)
 }
 
-/// A program, which is loaded when it is used first.
+/// Returns a program, loading it on its first use.
 fn program<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier, Error> {
     let what = || format!("load the program {name}");
     let program = object.program_mut(name).ok_or_else(|| failed(what(), "the object has none"))?;

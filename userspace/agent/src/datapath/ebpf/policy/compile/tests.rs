@@ -95,7 +95,7 @@ fn any_identity() -> impl Strategy<Value = Identity> {
 fn peer() -> impl Strategy<Value = Peer> {
     let identities = prop::collection::vec(any_identity(), 0..3);
     let identities = identities.prop_map(|identities| identities.into_iter().collect::<IdentitySet>());
-    // The exceptions are long prefixes: a short prefix would leave many small ones.
+    // The exceptions are long prefixes: a short one would split the block into many small prefixes.
     let block = (subnet(), prop::collection::vec(address(), 0..2))
         .prop_map(|(prefix, except)| IpBlock::new(prefix, except.into_iter().map(IpNet::from)));
     let blocks = prop_oneof![
