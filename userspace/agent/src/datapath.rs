@@ -1,7 +1,7 @@
-//! The interface between the reconciler and whatever forwards packets on this node.
+//! The interface between the reconciler and the implementation that forwards packets on this node.
 //!
-//! A datapath receives complete objects in terms of the domain. It never reads the store, Kubernetes or the plan.
-//! It can also be read back ([`Datapath::observe`]), so recovery after a restart and the repair of drift use the same
+//! A datapath receives complete objects of the domain model. It never reads the store, Kubernetes or the plan. Its state
+//! can also be read back ([`Datapath::observe`]), so that recovery after a restart and the repair of drift use the same
 //! code as an ordinary change.
 
 mod announcement;
@@ -30,10 +30,10 @@ pub use object::{
 };
 pub use op::{Datapath, FailedOp, Observed, Op, PortRequirements};
 
-/// Interface of the node's kernel on the datapath, to which routed VLAN networks send what is not for an endpoint of the node. It
-/// exists while there are such networks.
+/// Interface of the node's kernel on the datapath. Routed VLAN networks send packets to it that are not for an endpoint
+/// of the node. It exists while there are such networks.
 pub const KERNEL_PORT: &str = "inb01";
 
-/// Ethernet address of [`KERNEL_PORT`]. It is locally administered: a bridge of Open vSwitch that has a port with another one may
-/// take it as its own, and closes all connections when its address changes.
+/// Ethernet address of [`KERNEL_PORT`]. It is locally administered: an Open vSwitch bridge may adopt the address of a
+/// port with another kind of address as its own, and it closes all connections when its address changes.
 pub const KERNEL_MAC: Mac = Mac([0x02, 0, 0x11, 0x11, 0x11, 0x11]);

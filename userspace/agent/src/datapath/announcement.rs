@@ -19,13 +19,13 @@ pub(crate) struct Outcomes {
 }
 
 impl Outcomes {
-    /// Counts one that was to be sent.
+    /// Counts an announcement that was sent or failed.
     pub(crate) fn count(&self, is_sent: bool) {
         let counter = if is_sent { &self.sent } else { &self.failed };
         counter.fetch_add(1, Relaxed);
     }
 
-    /// Counts some for which there was no room in the queue.
+    /// Counts announcements for which the queue had no space.
     pub(crate) fn leave_out(&self, announcements: u64) {
         self.left_out.fetch_add(announcements, Relaxed);
     }
@@ -47,7 +47,7 @@ pub(crate) fn frame(vlan: u16, mac: Mac, ip: IpAddr) -> Vec<u8> {
     framed(&[VLAN, vlan], mac, ip)
 }
 
-/// As [`frame`], without a tag: as the endpoint would send it.
+/// Like [`frame`], without a tag: as the endpoint would send it.
 pub(crate) fn untagged(mac: Mac, ip: IpAddr) -> Vec<u8> {
     framed(&[], mac, ip)
 }

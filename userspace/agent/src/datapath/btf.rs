@@ -1,6 +1,7 @@
-//! BTF, the kernel's description of types (Documentation/bpf/btf.rst): of its own structures, and of the keys and values of maps.
+//! BTF, the kernel's description of types (Documentation/bpf/btf.rst): types of its own structures, and of the keys and
+//! values of maps.
 //!
-//! aya does not show the members of types.
+//! aya does not expose the members of types.
 
 /// File with the BTF of the running kernel, if it was built with `CONFIG_DEBUG_INFO_BTF`.
 pub(crate) const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
@@ -33,7 +34,7 @@ mod kind {
 const TYPE: usize = 12;
 /// Bytes of a member's name, type and offset.
 const MEMBER: usize = 12;
-/// Types are nested less deeply; a cycle would be.
+/// Maximum nesting of types. Deeper nesting indicates a cycle.
 pub(crate) const MAX_DEPTH: u32 = 16;
 
 /// A type, as far as the agent reads it.
@@ -63,16 +64,17 @@ pub(crate) struct Composite {
     has_bit_fields: bool,
 }
 
-/// Types by their ids. They are read where they are asked for: the kernel has more than 100,000.
+/// Types by their ids. They are parsed on access: the kernel has more than 100,000.
 pub(crate) struct Btf<'a> {
     types: &'a [u8],
     strings: &'a [u8],
-    /// Offsets of the types in `types`; the first one is that with id 1.
+    /// Offsets of the types in `types`. The first type has the id 1.
     starts: Vec<usize>,
 }
 
 impl<'a> Btf<'a> {
-    /// Finds the types. `None` if the data are not valid, or have kinds of types that this version does not know.
+    /// Finds the types. Returns `None` if the data are invalid, or have kinds of types that this version does not
+    /// support.
     pub(crate) fn parse(data: &'a [u8]) -> Option<Btf<'a>> {
         const MAGIC: u32 = 0xeb9f;
         let header = |at: usize| word(data, at).map(|word| word as usize);
@@ -119,7 +121,7 @@ impl<'a> Btf<'a> {
         })
     }
 
-    /// Name, type and place of each member; `None` for one that is not valid.
+    /// Name, type and position of each member; `None` for an invalid one.
     pub(crate) fn members(&self, of: Composite) -> impl Iterator<Item = Option<(&'a [u8], u32, Member)>> {
         (0..of.count).map(move |index| {
             let at = of.members + MEMBER * index;
@@ -130,7 +132,7 @@ impl<'a> Btf<'a> {
         })
     }
 
-    /// The member of a structure; also one of its anonymous structures and unions.
+    /// Returns the member of a structure, or of one of its anonymous structures and unions.
     pub(crate) fn member(&self, structure: &str, name: &str) -> Option<Member> {
         self.starts.iter().find_map(|at| match self.read(*at)? {
             Type::Struct(found) if self.name(*at) == Some(structure.as_bytes()) => {
@@ -170,7 +172,7 @@ impl<'a> Btf<'a> {
         None
     }
 
-    /// The name of the type or member at `at`, which begins with its offset.
+    /// Returns the name of the type or member at `at`, which begins with the offset of its name.
     fn name(&self, at: usize) -> Option<&'a [u8]> {
         let bytes = self.strings.get(word(self.types, at)? as usize..)?;
         bytes.split(|byte| *byte == 0).next()
@@ -195,7 +197,7 @@ const fn trailer(info: u32) -> Option<usize> {
     })
 }
 
-/// BTF that the kernel reports has its byte order.
+/// BTF from the kernel has the kernel's byte order.
 fn word(data: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(*data.get(at..)?.first_chunk()?))
 }
@@ -262,7 +264,7 @@ mod tests {
         for at in 0..sample.len() {
             let mut wrong = sample.clone();
             wrong[at] ^= 0xff;
-            // Whatever it says, it ends.
+            // Parsing ends for any input.
             let _member = Btf::parse(&wrong).and_then(|types| types.member("outer", "low"));
         }
     }

@@ -7,26 +7,26 @@ use contiv_model::{name::NetworkId, service::Protocol, tag::Encap, vrf::Vrf};
 /// A connection that rules have allowed, or one to a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrackedConnection {
-    /// Where its addresses are unique.
+    /// Scope in which the addresses are unique.
     pub vrf: Vrf,
-    /// A network there.
+    /// A network in that scope.
     pub network: NetworkId,
     /// Tag of the network.
     pub encap: Encap,
     pub protocol: Protocol,
-    /// Who has opened it.
+    /// Opener of the connection.
     pub client: SocketAddr,
-    /// What the client sends to.
+    /// Destination to which the client sends.
     pub destination: SocketAddr,
-    /// Who gets it, if the destination is a service.
+    /// Receiver, if the destination is a service.
     pub backend: Option<SocketAddr>,
     /// One side has sent its FIN.
     pub is_closing: bool,
-    /// Of client and receiver; `None` for UDP, and if the datapath does not tell.
+    /// Sequence numbers of client and receiver; `None` for UDP, and if the datapath does not report them.
     pub numbers: Option<[SequenceNumbers; 2]>,
 }
 
-/// What one end of a TCP connection has sent last.
+/// The latest numbers that one end of a TCP connection has sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequenceNumbers {
     /// Sequence number after its last byte.

@@ -15,8 +15,8 @@ pub struct Error {
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-/// Nothing is changed: the state is that of another version, and this one would not have what is retained of it. It ends with the
-/// first [`observe`](super::Datapath::observe) without retained orphans.
+/// Nothing is changed: the state belongs to another version, and this version would not contain the retained part of it.
+/// The error ends with the first [`observe`](super::Datapath::observe) without retained orphans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("postponed, and nothing is changed meanwhile")]
 pub struct Postponed;
@@ -24,10 +24,10 @@ pub struct Postponed;
 /// The datapath does not implement what the object requests; a retry cannot succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unsupported {
-    /// No object of this kind.
+    /// The kind of object is not supported.
     #[error("not supported by this datapath yet")]
     Object,
-    /// Not this value of a field.
+    /// The value of a field is not supported.
     #[error("{field}: not supported by this datapath yet; use {accepted}")]
     Value {
         /// Field of the object.
@@ -41,18 +41,18 @@ impl Unsupported {
     /// Several addresses of one family, or none of IPv4.
     pub const ADDRESSES: Unsupported =
         Unsupported::Value { field: "addresses", accepted: "one IPv4 address and at most one IPv6 address" };
-    /// A next hop that is not that of the network: see [`NextHop::is_on`](contiv_model::route::NextHop::is_on).
+    /// The next hop is not that of the network: see [`NextHop::is_on`](contiv_model::route::NextHop::is_on).
     pub const NEXT_HOP: Unsupported = Unsupported::Value {
         field: "next hop",
         accepted: "a VTEP with the network's VNI, or any uplink with the network's VLAN",
     };
-    /// A gateway on the node with another Ethernet address.
+    /// The node is the gateway, with another Ethernet address.
     pub const ROUTER: Unsupported =
         Unsupported::Value { field: "gateway", accepted: "the Ethernet address 00:00:11:11:11:11" };
 }
 
 impl Error {
-    /// An error for an `object` that `datapath` does not implement, or not with its values.
+    /// Returns an error for an `object` that `datapath` does not implement, or whose values it does not support.
     pub fn unsupported(datapath: Kind, object: &Object, unsupported: Unsupported) -> Self {
         Error::new(datapath, format!("set {}", object.id()), unsupported)
     }

@@ -53,7 +53,7 @@ pub struct Fake {
 struct Observation {
     /// Objects that are not desired.
     orphans: BTreeSet<ObjectId>,
-    /// Endpoints that are desired in another group.
+    /// Endpoints whose desired group differs from their group.
     leaving: BTreeSet<ObjectId>,
     /// Number of items that are not objects.
     foreign: usize,
@@ -92,7 +92,7 @@ impl Fake {
                 Some(wanted) if wanted == object => {
                     observed.in_sync.insert(id.clone());
                 }
-                // Out of sync; the agent replaces it.
+                // Out of sync: the agent replaces it.
                 Some(Object::Local(wanted)) => {
                     if matches!(object, Object::Local(local) if local.identity != wanted.identity) {
                         observation.leaving.insert(id.clone());
@@ -188,7 +188,7 @@ impl Datapath for Fake {
             if failures.iter().any(|failed| failed.index == index) {
                 continue;
             }
-            // As other datapaths. Most tests have no interfaces.
+            // Like other datapaths. In most tests the interface does not exist.
             if let Err(error) = host_end::set_up(&local.port).await {
                 failures.push(FailedOp { index, error: failed(format!("set {} up", local.port), error) });
             }

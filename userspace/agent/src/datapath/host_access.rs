@@ -1,6 +1,7 @@
-//! Host access: by the kernel of their node, pods reach addresses outside of the cluster's networks.
+//! Host access: pods reach addresses outside of the cluster's networks through the kernel of their node.
 //!
-//! The addresses of tenants overlap, so towards the kernel each endpoint has one of a private subnet (INVENTORY section 5.6):
+//! The addresses of tenants overlap, so each endpoint has an address of a private subnet towards the kernel (INVENTORY
+//! section 5.6):
 //!
 //! ```text
 //!  pod 10.1.0.5, vvport7 ─ datapath ─ 172.19.0.7 ─ contivh0 172.19.255.254 ─ kernel: masquerade ─ physical network
@@ -10,12 +11,13 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::Ipv4Net;
 
-/// Interface of the node's kernel on the datapath. It exists while the node has a route by
+/// Interface of the node's kernel on the datapath. It exists while the node has a route with
 /// [`NextHop::Host`](contiv_model::route::NextHop::Host). Its Ethernet address is [`KERNEL_MAC`](super::KERNEL_MAC).
 pub const HOST_PORT: &str = "contivh0";
 
-/// IPv4 destinations outside of the cluster that the node's kernel gets no packets of pods for: no addresses of hosts (RFC 6890), and of the link (RFC 3927 section 7), where
-/// the node may have services for others than pods.
+/// IPv4 destinations outside of the cluster for which the node's kernel receives no packets of pods. They are not
+/// addresses of hosts (RFC 6890), or they are link-local (RFC 3927 section 7), where the node may provide services that
+/// are not meant for pods.
 pub(crate) const NO_HOST: [Ipv4Net; 4] = [
     Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 8),
     Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8),
@@ -23,7 +25,8 @@ pub(crate) const NO_HOST: [Ipv4Net; 4] = [
     Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 3),
 ];
 
-/// Whether no host outside of the node has this address: those of IPv4, and link-local ones of IPv6, which stay on their link.
+/// Reports whether no host outside of the node has this address: an IPv4 address in [`NO_HOST`], or a link-local IPv6
+/// address, which stays on its link.
 pub(crate) fn is_no_host(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => NO_HOST.iter().any(|prefix| prefix.contains(&ip)),
@@ -39,7 +42,8 @@ pub fn kernel_address(subnet: Ipv4Net) -> Ipv4Addr {
     Ipv4Addr::from(subnet.network().to_bits() | KERNEL)
 }
 
-/// Number of the interface with this name, `vvport<N>`: the host part of its endpoint's address. `None` for another name.
+/// Returns the number of the interface with this name, `vvport<N>`, which is the host part of its endpoint's address.
+/// `None` for another name.
 pub fn endpoint_number(port: &str) -> Option<u32> {
     let number: u32 = port.strip_prefix("vvport")?.parse().ok()?;
     (1..KERNEL).contains(&number).then_some(number)

@@ -1,7 +1,7 @@
 //! The host ends of endpoints' veth pairs.
 //!
-//! A host end that belongs to no endpoint of the datapath is down: what its pod goes on to send would otherwise enter the network
-//! stack of the node, past all checks and rules.
+//! A host end that belongs to no endpoint of the datapath must be down. Otherwise packets that its pod still sends would
+//! enter the network stack of the node and bypass all checks and rules.
 
 use std::{
     io,
@@ -11,13 +11,13 @@ use std::{
 use crate::netdevice::Requests;
 
 const UP: libc::c_short = libc::IFF_UP as libc::c_short;
-/// Up, and the kernel has noticed that the other end is.
+/// The interface is up, and the kernel has noticed that the other end is up, too.
 const RUNNING: libc::c_short = libc::IFF_RUNNING as libc::c_short;
 /// Time limit for the kernel to notice that the other end is up, if it is.
 const RUNNING_TIMEOUT: Duration = Duration::from_secs(1);
 const RUNNING_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Beginning of the names of host ends.
+/// Prefix of the names of host ends.
 const PREFIX: &str = "vvport";
 
 /// The name of a host end by its index, in the network namespace of the calling thread; `None` for another interface.
@@ -36,14 +36,14 @@ pub(crate) fn set_down(name: &str) -> io::Result<bool> {
     change(name, |flags| flags & !UP)
 }
 
-/// Sets the interface up, and waits until it forwards frames, if its other end is up; true if it was down. Succeeds if it does not
-/// exist.
+/// Sets the interface up, and waits until it forwards frames if its other end is up. Returns true if it was down.
+/// Succeeds if it does not exist.
 pub(crate) async fn set_up(name: &str) -> io::Result<bool> {
     if !change(name, |flags| flags | UP)? {
         return Ok(false);
     }
     let deadline = Instant::now() + RUNNING_TIMEOUT;
-    // An ADD raises the other end last.
+    // CNI ADD sets the other end up last.
     while has_link(name) && !is_running(name) && Instant::now() < deadline {
         tokio::time::sleep(RUNNING_POLL_INTERVAL).await;
     }
@@ -58,7 +58,7 @@ fn is_running(name: &str) -> bool {
     Requests::new(name).and_then(|mut requests| requests.flags()).is_ok_and(|flags| flags & RUNNING != 0)
 }
 
-/// Changes the flags of an interface, if they differ; true if they did.
+/// Changes the flags of an interface if they differ. Returns true if they did.
 fn change(name: &str, flags: impl FnOnce(libc::c_short) -> libc::c_short) -> io::Result<bool> {
     let changed = || -> io::Result<bool> {
         let mut requests = Requests::new(name)?;

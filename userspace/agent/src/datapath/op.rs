@@ -15,9 +15,9 @@ use super::{
 pub struct Observed {
     /// Desired objects that are present and equal in every detail.
     pub in_sync: BTreeSet<ObjectId>,
-    /// Number of items (flows, ports, map entries) that belong to no desired object and are to be deleted.
+    /// Number of items (flows, ports, map entries) that belong to no desired object and will be deleted.
     pub orphans: usize,
-    /// Number of items that belong to no desired object and stay: see [`Datapath::retain_orphans`].
+    /// Number of items that belong to no desired object and are retained: see [`Datapath::retain_orphans`].
     pub retained: usize,
 }
 
@@ -28,7 +28,7 @@ pub enum Op {
     Set(Object),
     /// Deletes the object.
     Delete(ObjectId),
-    /// Deletes the orphans that the last `observe` counted, without those that are retained. Follows every `Set` of its batch.
+    /// Deletes the orphans that the last `observe` counted, except retained ones. Follows every `Set` of its batch.
     GarbageCollect,
 }
 
@@ -43,7 +43,7 @@ impl Op {
     }
 }
 
-/// An op that failed.
+/// A failed op.
 #[derive(Debug)]
 pub struct FailedOp {
     /// Index in the ops given to [`Datapath::apply`].
@@ -64,31 +64,31 @@ pub struct PortRequirements {
 /// Forwarding state outlives the value: dropping a datapath, or the death of its process, removes nothing, and the
 /// next instance adopts the state that it finds.
 pub trait Datapath: Send {
-    /// Prepares the first [`observe`](Self::observe) as far as possible without a change to what another datapath forwards, so
-    /// that it takes less time. Fails where that would fail, and if the node lacks what this datapath needs to forward what the
-    /// other one does.
+    /// Prepares the first [`observe`](Self::observe) as far as possible without changing what another datapath forwards,
+    /// so that `observe` takes less time. Fails if `observe` would fail, and if the node lacks something that this
+    /// datapath needs to replace the other one.
     fn prepare(&mut self) -> impl Future<Output = Result<(), Error>> + Send {
         async { Ok(()) }
     }
 
-    /// From the next [`observe`](Self::observe) on, the datapath does not forward, until it takes over: another one does, beside which
-    /// this one is built.
+    /// From the next [`observe`](Self::observe) on, the datapath is in standby until it takes over: it is built while
+    /// another datapath forwards.
     fn stand_by(&mut self) {}
 
-    /// Whether the object can be set beside the other datapath.
+    /// Reports whether the object can be set while the other datapath forwards.
     fn can_stand_by(&self, object: &Object) -> bool {
         let _ = object;
         true
     }
 
-    /// Whether the object is to be set, perhaps again, when this datapath has taken over and the other one is gone: it lacks what that one
-    /// had.
+    /// Reports whether the object must be set, perhaps again, after this datapath has taken over and the other one has
+    /// been removed: until then it lacks resources of the other datapath.
     fn is_completed_by_takeover(&self, object: &Object) -> bool {
         !self.can_stand_by(object)
     }
 
-    /// Forwards, with the connections of the other datapath, which has stopped. The last [`apply`](Self::apply) has set
-    /// all objects that can be set beside the other datapath.
+    /// Starts to forward, with the connections of the other datapath, which has stopped. The last [`apply`](Self::apply)
+    /// has set all objects that can be set while the other datapath forwards.
     fn take_over(
         &mut self,
         connections: Vec<TrackedConnection>,
@@ -97,28 +97,30 @@ pub trait Datapath: Send {
         async { Ok(()) }
     }
 
-    /// If the datapath is still to take over, with the next [`observe`](Self::observe) and [`apply`](Self::apply), lets nothing pass
-    /// any more: the other one is about to be removed.
+    /// Drops all frames if the datapath has yet to take over with the next [`observe`](Self::observe) and
+    /// [`apply`](Self::apply), because the other datapath is about to be removed.
     ///
-    /// # Errors
-    /// The state of the kernel does not change.
+    /// # Errors The state of the kernel does not change.
     fn hold(&mut self) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Forwards after the next [`observe`](Self::observe) and the calls of [`apply`](Self::apply) for what that has found, with the
-    /// connections of the other datapath, which is gone. Without, they are as any that are older than the datapath.
+    /// Forwards after the next [`observe`](Self::observe) and the calls of [`apply`](Self::apply) for its result, with
+    /// the connections of the other datapath, which has been removed. Without this call, connections are handled like
+    /// those that are older than the datapath.
     fn inherit(&mut self, connections: Vec<TrackedConnection>) {
         drop(connections);
     }
 
-    /// If `retain` is set, what belongs to no desired object stays, from the next [`observe`](Self::observe) on: it may belong to
-    /// objects that the caller cannot name. Other operations take nothing from it that it needs. A takeover from another datapath
-    /// ends all the same, and one from another version if it has begun.
+    /// If `retain` is set, items that belong to no desired object are kept, from the next [`observe`](Self::observe) on:
+    /// they may belong to objects that the caller cannot identify. Other operations do not remove anything that these
+    /// items need. A takeover from another datapath completes nevertheless, and one from another version completes if it
+    /// has begun.
     fn retain_orphans(&mut self, retain: bool);
 
-    /// If `retain` is set, the collection of garbage keeps the rules of all groups, until the next [`observe`](Self::observe): an
-    /// endpoint that waits may have a group that is not desired. A datapath that knows the groups of its endpoints keeps those.
+    /// If `retain` is set, garbage collection keeps the rules of all groups, until the next [`observe`](Self::observe): a
+    /// pending endpoint may have a group that is not desired. A datapath that reads the groups of its endpoints back
+    /// always keeps those groups.
     fn retain_groups(&mut self, retain: bool) {
         let _ = retain;
     }
@@ -129,9 +131,8 @@ pub trait Datapath: Send {
     /// Writes nothing if everything is in sync. The first call creates missing infrastructure (bridges, devices,
     /// programs).
     ///
-    /// # Errors
-    /// If the state is that of another version, and orphans are retained, the error is [`Postponed`](super::Postponed): nothing
-    /// has been changed, and nothing can be.
+    /// # Errors If the state belongs to another version, and orphans are retained, the error is
+    /// [`Postponed`](super::Postponed): nothing has been changed, and nothing can be.
     fn observe(&mut self, desired: &Desired) -> impl Future<Output = Result<Observed, Error>> + Send;
 
     /// Executes the ops; their effects become visible in order. Idempotent: an op whose result already exists
@@ -170,8 +171,8 @@ pub trait Datapath: Send {
         None
     }
 
-    /// Follows a packet through the datapath as it is now. Forwards nothing, and leaves connections and counters as they are.
-    /// The future does not depend on the value, so that operations need not wait for it.
+    /// Traces a packet through the current state of the datapath. Forwards nothing, and does not change connections and
+    /// counters. The future does not borrow the value, so that operations need not wait for it.
     fn trace(&self, probe: Probe) -> BoxFuture<'static, Result<Findings, Error>>;
 
     /// Removes everything that any process created on this node for this datapath.

@@ -1,4 +1,5 @@
-//! Where the running kernel keeps the checksum that it is still to write into a frame (`struct sk_buff`).
+//! Location of the partial checksum information in `struct sk_buff` of the running kernel: the checksum that the kernel
+//! has yet to write into a frame.
 
 use std::{fs, sync::LazyLock};
 
@@ -15,14 +16,15 @@ use crate::{
 
 const STRUCTURE: &str = "sk_buff";
 
-/// Tells that the pods' kernels complete checksums, and why.
+/// Returns the warning that the pods' kernels complete checksums, with the cause.
 pub(crate) fn offload_warning(cause: &str) -> String {
     format!(
         "checksums: TX checksum offload of pods is off, because the programs cannot see what checksums are missing: {cause}"
     )
 }
 
-/// What programs are loaded with, or why it is unknown: then the pods' kernels have to complete checksums.
+/// Returns the layout that programs are loaded with, or the reason why it is unknown. If it is unknown, the pods' kernels
+/// must complete checksums.
 pub(crate) fn layout() -> Result<SkbLayout, &'static str> {
     static LAYOUT: LazyLock<Result<SkbLayout, String>> = LazyLock::new(|| {
         let layout = find();

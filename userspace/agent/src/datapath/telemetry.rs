@@ -136,7 +136,7 @@ pub struct Counters {
     pub services: Vec<(ServicePort, ServiceCounters)>,
     /// Tables whose entries packets create.
     pub tables: Vec<TableUsage>,
-    /// Dropped frames, by reason, that [`Stats`] do not have.
+    /// Dropped frames, by reason, that are not in [`Stats`].
     pub drops: Vec<(&'static str, u64)>,
 }
 
@@ -169,7 +169,7 @@ pub struct ServiceCounters {
     pub to_clients: Traffic,
 }
 
-/// Statistics for metrics. A datapath leaves empty what it does not count.
+/// Statistics for metrics. Fields that a datapath does not count are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Dropped frames, by reason.

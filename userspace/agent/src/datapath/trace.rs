@@ -1,4 +1,4 @@
-//! Traces: a packet to follow through the datapath, and what was found.
+//! Traces: a packet to trace through the datapath, and the findings.
 
 mod frame;
 
@@ -38,7 +38,7 @@ pub enum Ingress {
 /// A packet to trace on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// Where it enters.
+    /// Ingress of the packet.
     pub ingress: Ingress,
     /// Its network.
     pub network: NetworkId,
@@ -53,7 +53,7 @@ pub struct Probe {
 /// What a datapath did with a [`Probe`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Findings {
-    /// How the datapath was asked.
+    /// Method of the trace.
     pub method: &'static str,
     /// Stages up to the one that dropped the packet.
     pub steps: Vec<Step>,
@@ -66,20 +66,20 @@ pub struct Findings {
 /// The packet cannot be traced on this node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unresolved {
-    /// No such endpoint.
+    /// The endpoint is not on this node.
     #[error(
         "trace: endpoint {0} is not on this node; use the id of an endpoint of the node, <network>.<tenant>-<endpoint>"
     )]
     Endpoint(String),
-    /// No such network.
+    /// No network has the tag.
     #[error("trace: {0} is not the tag of a network with endpoints on this node")]
     Tag(String),
-    /// No source.
+    /// The query has no source.
     #[error(
         "trace: source is missing; it is required unless an endpoint with an {0} address sends the packet"
     )]
     Source(&'static str),
-    /// IPv4 and IPv6.
+    /// Source and destination are of different families.
     #[error("trace: source {source_ip} and destination {destination} are of different families")]
     Families {
         /// Source.
@@ -87,7 +87,7 @@ pub enum Unresolved {
         /// Destination.
         destination: IpAddr,
     },
-    /// ICMP for IPv6, or the other way round.
+    /// The protocol is ICMP for IPv6, or ICMPv6 for IPv4.
     #[error("trace: protocol {protocol} does not go with destination {destination}; use {accepted}")]
     Icmp {
         /// Protocol of the query.
@@ -103,7 +103,7 @@ pub enum Unresolved {
 const UNKNOWN_ROUTER: Mac = Mac([0x02, 0, 0, 0, 0, 0xfe]);
 
 impl Probe {
-    /// Finds what a query names among the objects of the node, and completes it.
+    /// Resolves the names in a query to objects of the node, and completes it.
     pub fn resolve(objects: &Desired, query: &Query) -> Result<Probe, Unresolved> {
         let (ingress, sender, encap) = enter(objects, &query.ingress)?;
         let segment = Segment { objects, encap };
@@ -148,7 +148,7 @@ pub fn read_header(frame: &[u8]) -> Option<Header> {
     frame::read(frame)
 }
 
-/// Where a frame leaves that a datapath sends to this interface.
+/// Returns the egress of a frame that a datapath sends to this interface.
 pub fn to_port(objects: &Desired, port: &str) -> Egress {
     let local = locals(objects).find(|local| local.port == port);
     match local {
@@ -158,7 +158,7 @@ pub fn to_port(objects: &Desired, port: &str) -> Egress {
 }
 
 impl Ingress {
-    /// As reported.
+    /// Returns the ingress as it is reported.
     pub fn name(&self) -> trace::Ingress {
         match self {
             Ingress::Pod { endpoint, .. } => trace::Ingress::Endpoint(endpoint.to_string()),
@@ -168,7 +168,7 @@ impl Ingress {
     }
 }
 
-/// Resolves the ingress: also the sender if it is a pod of the node, and the network's tag.
+/// Resolves the ingress, the sender if it is a pod of the node, and the network's tag.
 fn enter<'a>(
     objects: &'a Desired,
     ingress: &trace::Ingress,
@@ -202,7 +202,7 @@ impl<'a> Segment<'a> {
         networks(self.objects).find(|network| network.encap == self.encap)
     }
 
-    /// The Ethernet address that ARP or ND resolves, or that of the gateway.
+    /// Returns the Ethernet address that ARP or ND resolves, or that of the gateway.
     fn mac(&self, address: IpAddr) -> Mac {
         let encap = self.encap;
         if let Some(mac) = self.group_mac(address) {

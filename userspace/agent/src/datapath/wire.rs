@@ -1,4 +1,4 @@
-//! Frames and packets as bytes: what a node reads in them, writes to them, and answers itself.
+//! Frames and packets as bytes: parsing, rewriting, and the node's own answers.
 //!
 //! * [`frame`]: Ethernet, VLAN tags, ARP and neighbour discovery.
 //! * [`packet`]: IP packets, their tuples and their translation.

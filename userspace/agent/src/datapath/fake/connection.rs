@@ -1,4 +1,4 @@
-//! What a node remembers of a connection.
+//! State of a tracked connection.
 
 use contiv_model::{mac::Mac, name::EndpointId, vrf::Vrf};
 
@@ -11,10 +11,10 @@ pub(super) struct Connection {
     pub(super) tuple: Tuple,
     /// Destination, or the backend of a service.
     pub(super) to: End,
-    /// Ethernet addresses of the source and of the destination, as the latest packet has them: an endpoint that uses an address
+    /// Ethernet addresses of the source and of the destination in the latest packet. An endpoint that uses an address
     /// without a record keeps its group.
     pub(super) macs: [Option<Mac>; 2],
-    /// The endpoint of this node that has opened it.
+    /// The endpoint of this node that opened the connection.
     pub(super) opener: Option<EndpointId>,
 }
 
@@ -23,17 +23,17 @@ impl Connection {
         self.to != self.tuple.destination
     }
 
-    /// With the Ethernet addresses of the source and of the destination.
+    /// Sets the Ethernet addresses of the source and of the destination.
     pub(super) fn between(self, macs: [Mac; 2]) -> Connection {
         Connection { macs: macs.map(Some), ..self }
     }
 
-    /// With the endpoint of this node that has opened it.
+    /// Sets the endpoint of this node that opened the connection.
     pub(super) fn opened_by(self, opener: Option<EndpointId>) -> Connection {
         Connection { opener, ..self }
     }
 
-    /// With the Ethernet address of the receiver of packets in this direction.
+    /// Sets the Ethernet address of the receiver of packets in this direction.
     pub(super) fn received_by(self, direction: Direction, mac: Mac) -> Connection {
         let [source, destination] = self.macs;
         let macs = match direction {
@@ -43,12 +43,13 @@ impl Connection {
         Connection { macs, ..self }
     }
 
-    /// Whether a service leads the client back to itself.
+    /// Reports whether the backend of the service is the client itself.
     pub(super) fn is_own(&self) -> bool {
         self.is_translated() && self.to.0 == self.tuple.source.0
     }
 
-    /// The tuple of replies. A client that reaches itself gets its packets from the address of the service, and replies to it.
+    /// Returns the tuple of replies. A client that reaches itself through a service receives its packets from the
+    /// service's address, and replies to it.
     pub(super) fn reply(&self) -> Tuple {
         let opened = self.tuple;
         let (client, port) = opened.source;

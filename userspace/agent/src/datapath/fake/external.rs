@@ -1,8 +1,9 @@
 //! Services for clients outside the cluster, on the wire of a VLAN.
 //!
-//! The node of the service's speaker answers ARP and ND, and chooses the backend. To one on another node it sends the frame on with other
-//! Ethernet addresses; that node translates it for the pod that the frame is addressed to. Simplification: only backends that the
-//! service has get packets, but connections keep one that it had.
+//! The node of the service's speaker answers ARP and ND, and selects the backend. It forwards frames for a backend on
+//! another node with other Ethernet addresses; that node translates the packet for the pod to which the frame is
+//! addressed. Simplification: only current backends of the service receive packets, although a connection keeps a former
+//! backend.
 
 use std::net::IpAddr;
 
@@ -25,7 +26,8 @@ use crate::datapath::{
     },
 };
 
-/// The service with this address on the VLAN, and its Ethernet address. The frames of the VLAN do not stay on the node.
+/// Returns the service with this address on the VLAN, and its Ethernet address. Frames of the VLAN must not be confined
+/// to the node.
 pub(super) fn service(objects: &Desired, encap: Encap, address: IpAddr) -> Option<(&Service, Mac)> {
     let Encap::Vlan(_) = encap else { return None };
     let is_it = |service: &&Service| {
@@ -35,7 +37,7 @@ pub(super) fn service(objects: &Desired, encap: Encap, address: IpAddr) -> Optio
     Some((services_on(objects, encap).find(is_it)?, Mac::of_service(address)))
 }
 
-/// This node's reply to an ARP or ND request from the wire for the address of a service; `None` if the frame is none.
+/// Returns this node's reply to an ARP or ND request from the wire for the address of a service; `None` for other frames.
 pub(super) fn reply(network: &Network<'_>, frame: &[u8]) -> Option<Delivery> {
     let request = NeighbourRequest::read(frame)?;
     let (service, mac) = service(network.objects, network.encap, request.target())?;
@@ -50,7 +52,7 @@ pub(super) fn is_answered(objects: &Desired, encap: Encap, service: &Service) ->
     speaker.is_some_and(has)
 }
 
-/// The connection of a packet that another node has sent on to the endpoint with this Ethernet address.
+/// Returns the connection of a packet that another node has forwarded to the endpoint with this Ethernet address.
 pub(super) fn arrived(network: &Network<'_>, service: &Service, tuple: Tuple, to: Mac) -> Option<Connection> {
     let port = service_port(service, tuple)?;
     let local = locals(network.objects).find(|local| local.encap == network.encap && local.mac == to)?;
@@ -59,7 +61,7 @@ pub(super) fn arrived(network: &Network<'_>, service: &Service, tuple: Tuple, to
     Some(Connection { vrf, tuple, to, macs: [None; 2], opener: None })
 }
 
-/// Whether a packet can be for a service.
+/// Reports whether a packet has ports, which a service requires.
 pub(super) fn has_ports(packet: &Packet) -> bool {
     matches!(packet.tuple.protocol, TCP | UDP)
 }

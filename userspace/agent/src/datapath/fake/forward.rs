@@ -29,7 +29,7 @@ pub enum Origin {
     },
     /// The VLAN uplink; the frame includes its tag, if any.
     Uplink,
-    /// The node's kernel, which routes VLAN networks and gives VXLAN networks host access.
+    /// The node's kernel, which routes VLAN networks and provides host access for VXLAN networks.
     Kernel,
 }
 
@@ -51,7 +51,7 @@ pub enum Target {
     },
     /// The VLAN uplink; the frame includes its tag.
     Uplink,
-    /// The node's kernel, which routes VLAN networks and gives VXLAN networks host access.
+    /// The node's kernel, which routes VLAN networks and provides host access for VXLAN networks.
     Kernel,
 }
 
@@ -60,7 +60,7 @@ pub enum Target {
 pub struct Delivery {
     /// Destination.
     pub to: Target,
-    /// Frame from its Ethernet header on.
+    /// Frame, starting with its Ethernet header.
     pub frame: Vec<u8>,
 }
 
@@ -69,7 +69,7 @@ pub fn deliver(objects: &Desired, frame: &[u8], from: &Origin) -> Vec<Delivery> 
     decide(objects, frame, from).unwrap_or_default()
 }
 
-/// Forwards a routed frame, which has the Ethernet addresses of its last hop, on the network of its destination.
+/// Forwards a routed frame with the Ethernet addresses of its last hop on the network of its destination.
 pub(super) fn deliver_routed(objects: &Desired, encap: Encap, frame: &[u8]) -> Vec<Delivery> {
     let Some((segment, ethernet)) = Segment::find(objects, encap).zip(forwardable(frame)) else {
         return vec![];
@@ -105,7 +105,7 @@ fn decide(objects: &Desired, frame: &[u8], from: &Origin) -> Option<Vec<Delivery
             }
             segment.forward_from_outside(&inner, |frame| to_uplink(frame::tagged(&frame, vlan)))
         }
-        // It sends nothing but IP packets, which are routed.
+        // The kernel sends only IP packets, which are routed.
         Origin::Kernel => None,
     }
 }
@@ -184,16 +184,16 @@ impl<'a> Segment<'a> {
         self.network.arp == ArpMode::Proxy
     }
 
-    /// Returns the Ethernet address in the reply to a pod. No endpoint answers for gateways and services, so the node does in each
-    /// ARP mode.
+    /// Returns the Ethernet address in the reply to a pod. No endpoint answers for gateways and services, so the node
+    /// does so in each ARP mode.
     fn answer_to_pod(&self, request: &NeighbourRequest, sender: &Local) -> Option<Mac> {
         let gateway = self.is_gateway(request.target()).then_some(Mac::ROUTER);
         let owner = || self.is_proxy().then(|| self.owner(request, Some(sender))).flatten();
         gateway.or_else(owner).or_else(|| self.service_mac(request.target()))
     }
 
-    /// Returns the Ethernet address of the owner. Pods get replies for all addresses but their own; the outside gets replies
-    /// for local pods only, because other nodes reply for theirs.
+    /// Returns the Ethernet address of the owner. Pods get replies for all addresses except their own. Requests from
+    /// outside get replies only for local pods, because other nodes reply for theirs.
     fn owner(&self, request: &NeighbourRequest, requester: Option<&Local>) -> Option<Mac> {
         let target = request.target();
         let here = self.locals().find(|local| has(&local.addresses, local.mac, target));
@@ -303,7 +303,7 @@ enum Location<'a> {
 
 /// Returns the header of a frame that a bridge may forward.
 fn forwardable(frame: &[u8]) -> Option<Ethernet> {
-    // Pods cannot choose their network by a tag, and networks are not nested.
+    // Pods cannot select a network with a tag, and networks are not nested.
     Ethernet::read(frame).filter(|e| !e.is_tagged() && !e.source.is_multicast() && !e.is_link_local())
 }
 
@@ -329,7 +329,7 @@ pub(super) fn locals(objects: &Desired) -> impl Iterator<Item = &Local> {
     })
 }
 
-/// Whether an endpoint has the address: assigned, or the link-local one that its kernel forms.
+/// Reports whether an endpoint has the address: it is assigned, or it is the link-local one that its kernel derives.
 pub(super) fn has(addresses: &Addresses, mac: Mac, address: IpAddr) -> bool {
     addresses.contains(address) || address == IpAddr::V6(mac.link_local())
 }

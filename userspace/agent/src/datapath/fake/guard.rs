@@ -1,15 +1,16 @@
-//! Which frames a node forwards at all: the specification of the checks at its ports.
+//! Admission of frames: the specification of the checks at a node's ports.
 //!
-//! * A pod sends from its own Ethernet, IPv4 and IPv6 addresses; the link-local address is the one that a kernel forms from
-//!   the Ethernet address.
-//! * From a tunnel or the wire, an endpoint's address is accepted only from where its record says it is.
-//! * ARP and neighbour discovery (RFC 4861) are valid and bounded, and claim no address of another endpoint. Router
-//!   advertisements and redirects are dropped, because gateways are configured.
-//! * A frame to the Ethernet address of one endpoint has no IP address of another.
-//! * A pod may send to the router, and a peer's router sends packets of the endpoints there.
-//! * Tags, link-local groups, datagrams to DHCP clients, pods that speak to a tunnel port, packets to groups and to all hosts of a subnet in
-//!   frames for one endpoint, packets from 0.0.0.0 other than DHCP requests and IGMP, and packets from `::` other than
-//!   neighbour discovery and reports of multicast listeners are dropped.
+//! * A pod sends from its own Ethernet, IPv4 and IPv6 addresses; the link-local address is the one that a kernel derives
+//!   from the Ethernet address.
+//! * From a tunnel or the wire, an endpoint's address is accepted only from the location in its record.
+//! * ARP and neighbour discovery (RFC 4861) must be valid and bounded, and must not claim an address of another endpoint.
+//!   Router advertisements and redirects are dropped, because gateways are configured.
+//! * A frame to the Ethernet address of one endpoint must not have an IP address of another.
+//! * A pod may send to the router, and a peer's router may send packets of the endpoints there.
+//! * The following are dropped: tagged frames, frames to link-local groups, datagrams to DHCP clients, packets of pods to
+//!   a tunnel port, packets to groups or to all hosts of a subnet in frames for one endpoint, packets from 0.0.0.0 other
+//!   than DHCP requests and IGMP, and packets from `::` other than neighbour discovery and reports of multicast
+//!   listeners.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -31,19 +32,19 @@ use crate::datapath::{
 
 /// IP protocol number of IGMP.
 const IGMP: u8 = 2;
-/// Types of ICMPv6 by which a host without an address reports its groups (RFC 2710, RFC 3810).
+/// ICMPv6 types with which a host without an address reports its group memberships (RFC 2710, RFC 3810).
 const LISTENER_REPORTS: [u8; 3] = [131, 132, 143];
 
 /// How policies apply to a frame that passes the checks.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Class {
-    /// ARP and neighbour discovery: not at all.
+    /// ARP and neighbour discovery: policies do not apply.
     Neighbour,
     /// Duplicate address detection of a pod for an address that is not its own: it may be answered, but is not forwarded.
     Probe,
-    /// By the packet.
+    /// The packet is evaluated.
     Ip(Packet),
-    /// Endpoints with any rule neither send nor receive it.
+    /// Endpoints with any rule neither send nor receive the frame.
     Other,
 }
 
@@ -179,8 +180,8 @@ impl<'a> Sender<'a> {
         Router::new(self.objects, self.vrf)
     }
 
-    /// Whether the router of a peer may send packets from an address of a routed subnet: if it is not on this node, and behind
-    /// no other VTEP. VLAN and VXLAN networks are not routed to each other.
+    /// Reports whether the router of a peer may send packets from an address of a routed subnet. It may unless the
+    /// address is on this node or behind another VTEP. VLAN and VXLAN networks are not routed to each other.
     fn is_routed_from(&self, ip: IpAddr) -> bool {
         let is_vlan = matches!(self.encap, Encap::Vlan(_));
         if self.router().subnet(ip).is_some_and(|subnet| subnet.is_routed_vlan() != is_vlan) {
@@ -197,7 +198,8 @@ impl<'a> Sender<'a> {
         }
     }
 
-    /// Whether a frame from outside may use the address. The address of a service may be announced, but is no source.
+    /// Reports whether a frame from outside may use the address. The address of a service may be announced, but must not
+    /// be a source.
     fn may_claim(&self, ip: IpAddr, mac: Mac, announces: bool) -> bool {
         match (self.local(), self.owner(ip)) {
             (Some(local), _) => addresses(local.mac, &local.addresses).contains(&ip),
@@ -216,7 +218,8 @@ impl<'a> Sender<'a> {
         })
     }
 
-    /// Whether a kernel takes the address for that of all hosts of a subnet; those before Linux 5.14 do so with the first one, too.
+    /// Reports whether a kernel treats the address as that of all hosts of a subnet. Kernels before Linux 5.14 do so with
+    /// the first address, too.
     fn is_of_all(&self, ip: IpAddr) -> bool {
         self.objects.iter().any(|(_, object)| match object {
             Object::Subnet(Subnet { vrf, prefix: IpNet::V4(prefix), .. }) => {
@@ -228,7 +231,8 @@ impl<'a> Sender<'a> {
         })
     }
 
-    /// Whether ARP or neighbour discovery may name this Ethernet address: on the wire, routers have virtual addresses.
+    /// Reports whether ARP or neighbour discovery may contain this Ethernet address: on the wire, routers have virtual
+    /// addresses.
     fn may_name(&self, mac: Mac) -> bool {
         let unknown = || !mac.is_multicast() && self.endpoint(mac).is_none();
         mac == self.mac || *self.from == Origin::Uplink && unknown()
@@ -247,8 +251,8 @@ impl<'a> Sender<'a> {
         Some(valid && claims)
     }
 
-    /// Whether the frame is valid neighbour discovery; `None` if it is another packet, and if the kernel of a pod would ignore
-    /// it.
+    /// Reports whether the frame is valid neighbour discovery. Returns `None` for another packet, and if the kernel of a
+    /// pod would ignore it.
     fn discovery(&self, frame: &[u8], ethernet: &Ethernet) -> Option<bool> {
         let next_and_hops = bytes::<2>(frame, ETHERNET + 6)?;
         if ethernet.kind != IPV6 || next_and_hops[1] != ND_HOP_LIMIT {
@@ -256,7 +260,8 @@ impl<'a> Sender<'a> {
         }
         let [kind, code] = match next_and_hops[0] {
             ICMPV6 => bytes::<2>(frame, ETHERNET + 40)?,
-            // Behind extension headers the kernel accepts discovery too; policies would have to know what it claims.
+            // The kernel also accepts discovery after extension headers, and policies cannot check the addresses that it
+            // claims.
             _ => return Packet::discovery_behind_headers(frame).then_some(false),
         };
         match kind {
@@ -296,7 +301,7 @@ impl<'a> Sender<'a> {
             _ => (unicast || to == all_nodes) && !from.is_unspecified(),
         };
         let claims = match kind {
-            // Duplicate address detection, with a nonce at most.
+            // Duplicate address detection, with at most a nonce option.
             135 if from.is_unspecified() => options.len() <= 8,
             135 => claims(from),
             _ => claims(target) && claims(from),
@@ -304,7 +309,7 @@ impl<'a> Sender<'a> {
         Some(named && form && claims && !is_reserved(from) && !is_reserved(target))
     }
 
-    /// Whether valid discovery is a pod's duplicate address detection for an address that is not its own.
+    /// Reports whether valid discovery is a pod's duplicate address detection for an address that is not its own.
     fn is_foreign_probe(&self, frame: &[u8]) -> bool {
         let address = |at| bytes::<16>(frame, at).map(Ipv6Addr::from);
         let unspecified = address(ETHERNET + 8).is_some_and(|from| from.is_unspecified());
@@ -317,7 +322,7 @@ impl<'a> Sender<'a> {
     fn is_packet_allowed(&self, packet: &Packet, frame: &[u8], ethernet: &Ethernet) -> bool {
         let (source, destination) = (packet.tuple.source, packet.tuple.destination);
         let is_udp = packet.tuple.protocol == UDP;
-        // No rules are about such packets.
+        // Rules do not apply to such packets.
         let requests = is_udp && (source.1, destination.1) == (68, 67) && !is_fragment(frame);
         let reports = || packet.icmpv6_type(frame).is_some_and(|kind| LISTENER_REPORTS.contains(&kind));
         if source.0 == Ipv4Addr::UNSPECIFIED && packet.tuple.protocol != IGMP && !requests
@@ -337,10 +342,10 @@ impl<'a> Sender<'a> {
         let ends = [source.0, destination.0];
         let is_routed = || self.local().is_some() && self.router().receives(ethernet.destination, ends);
         match self.owner(destination.0) {
-            // The kernel of a pod accepts a packet for its address from such a frame, too (RFC 1122 3.3.6).
+            // The kernel of a pod also accepts a packet for its address from such a frame (RFC 1122 3.3.6).
             Some(_) if ethernet.destination.is_multicast() => false,
             Some(owner) if owner.is_service && *self.from == Origin::Uplink => true,
-            // The kernel sends to the router.
+            // The kernel addresses its frames to the router.
             Some(_) if *self.from == Origin::Kernel => true,
             Some(owner) => owner.mac == ethernet.destination || is_routed(),
             None => ethernet.destination.is_multicast() || is_routed() || !self.is_of_all(destination.0),
@@ -348,7 +353,7 @@ impl<'a> Sender<'a> {
     }
 }
 
-/// Whether an IPv4 packet is a fragment.
+/// Reports whether an IPv4 packet is a fragment.
 fn is_fragment(frame: &[u8]) -> bool {
     bytes(frame, ETHERNET + 6).is_some_and(|field| u16::from_be_bytes(field) & 0x3fff != 0)
 }
@@ -374,12 +379,13 @@ fn source_address(frame: &[u8], ethernet: &Ethernet) -> Option<IpAddr> {
     }
 }
 
-/// What a pod sends from the unspecified IPv6 address: duplicate address detection, and reports of multicast listeners.
+/// Reports whether this may be a packet of a pod from the unspecified IPv6 address: duplicate address detection, or a
+/// report of a multicast listener.
 fn is_icmpv6_or_options(frame: &[u8]) -> bool {
     matches!(frame.get(ETHERNET + 6), Some(&ICMPV6 | 0))
 }
 
-/// Loopback and IPv4-mapped addresses are on no link.
+/// Reports whether the address must not be on a link: loopback and IPv4-mapped addresses.
 fn is_reserved(ip: Ipv6Addr) -> bool {
     ip.is_loopback() || ip.to_ipv4_mapped().is_some()
 }

@@ -1,4 +1,4 @@
-//! Host access: packets between pods and the node's kernel, towards which pods have private addresses.
+//! Host access: packets between pods and the node's kernel. Pods have private addresses towards the kernel.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -26,7 +26,7 @@ fn addresses(objects: &Desired, local: &Local) -> Option<(Ipv4Addr, Ipv4Addr)> {
     local.addresses.v4().next().zip(Some(private))
 }
 
-/// A packet to an address in no subnet as the kernel receives it; `None` if it is not reached.
+/// Returns a packet to an address in no subnet as the kernel receives it; `None` if the packet does not reach the kernel.
 pub(super) fn leave(objects: &Desired, sender: &Local, packet: &Packet, frame: &[u8]) -> Option<Vec<u8>> {
     let (_, private) = addresses(objects, sender)?;
     let subnet = private_subnet(objects, &sender.vrf)?;
@@ -45,13 +45,14 @@ pub(super) fn leave(objects: &Desired, sender: &Local, packet: &Packet, frame: &
     Some(frame)
 }
 
-/// A packet of the kernel to a private address, as it arrives on the network of the pod; `None` if there is no such pod.
+/// Returns a packet of the kernel to a private address as it arrives on the network of the pod; `None` if there is no
+/// such pod.
 pub(super) fn enter(objects: &Desired, packet: &Packet, frame: &[u8]) -> Option<(Encap, Vec<u8>)> {
     let ((from, _), (to, port)) = (packet.tuple.source, packet.tuple.destination);
     let is_receiver =
         |local: &&Local| addresses(objects, local).is_some_and(|(_, private)| IpAddr::V4(private) == to);
     let receiver = locals(objects).find(is_receiver)?;
-    // No address of the VRF is outside.
+    // An address of the VRF is not outside.
     if Router::new(objects, &receiver.vrf).subnet(from).is_some() {
         return None;
     }

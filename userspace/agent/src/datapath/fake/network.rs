@@ -1,4 +1,4 @@
-//! One network: its objects, decisions of the model, and what becomes of a packet.
+//! One network: its objects, decisions of the model, and the processing of a packet.
 
 use std::net::IpAddr;
 
@@ -26,7 +26,7 @@ use crate::datapath::{
     },
 };
 
-/// The port of a service that a packet to its address is for.
+/// Returns the port of a service to which a packet to the service's address belongs.
 pub(super) fn service_port(service: &Service, tuple: Tuple) -> Option<&Port> {
     let is_it = |port: &&Port| (port.protocol.number(), port.port) == (tuple.protocol, tuple.destination.1);
     service.ports.iter().find(is_it)
@@ -48,8 +48,8 @@ pub(super) struct Network<'a> {
 }
 
 impl<'a> Network<'a> {
-    /// Returns a new connection; `None` if the service rejects it. Only local pods and clients outside use
-    /// services: traffic from another node is already translated.
+    /// Returns a new connection; `None` if the service rejects it. Only local pods and clients outside use services:
+    /// traffic from another node is already translated.
     pub(super) fn open(&self, tuple: Tuple, by_client: bool) -> Option<Connection> {
         let (vip, port) = tuple.destination;
         let (vrf, to) = (self.vrf.clone(), tuple.destination);
@@ -58,7 +58,7 @@ impl<'a> Network<'a> {
             return Some(direct);
         };
         let is_vlan = |encap: Encap| matches!(encap, Encap::Vlan(_));
-        // Networks of both kinds are not routed to each other.
+        // VLAN and VXLAN networks are not routed to each other.
         let is_inside = |encap: Encap| {
             is_vlan(encap) == is_vlan(self.encap)
                 && networks(self.objects).any(|n| n.encap == encap && n.vrf == *self.vrf)
@@ -77,7 +77,7 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// What the node sends to a client whose connection the service rejects.
+    /// Returns the frames that the node sends to a client whose connection the service rejects.
     pub(super) fn refuse(&self, inner: &[u8], packet: &Packet, sender: &Local) -> Option<Vec<Delivery>> {
         let answer = answer::refusal(inner, packet)?;
         Some(vec![Delivery { to: Target::Pod(sender.port.clone()), frame: answer }])
@@ -130,7 +130,7 @@ impl<'a> Network<'a> {
                 Direction::Original => packet.rewrite_source(inner, (service.0, client.1)),
                 Direction::Reply => packet.rewrite_destination(inner, client, self.mac(client.0)?),
             }
-            // It comes from where the pod sent it.
+            // The Ethernet source is the address to which the pod sent the packet.
             inner[6..12].copy_from_slice(&sent_to);
         }
         self.mark(inner, packet, sender);
@@ -176,7 +176,8 @@ impl<'a> Network<'a> {
         Some(self.bridge(inner, packet, from))
     }
 
-    /// The copies of a packet that leave the node by its Ethernet address. Those to an unknown address are evaluated for each receiver.
+    /// Returns the copies of a packet that leave the node according to its Ethernet address. Copies to an unknown address
+    /// are evaluated for each receiver.
     pub(super) fn bridge(&self, inner: Vec<u8>, packet: Packet, from: &Origin) -> Vec<Delivery> {
         let mac = Ethernet::read(&inner).map(|ethernet| ethernet.source);
         let frame = self.framed(inner, from);
@@ -198,7 +199,7 @@ impl<'a> Network<'a> {
         Side { dscp, ..Side::endpoint(address, identity, rules) }
     }
 
-    /// The frame as `deliver` takes it.
+    /// Returns the frame in the form that `deliver` expects.
     pub(super) fn framed(&self, inner: Vec<u8>, from: &Origin) -> Vec<u8> {
         match (from, self.encap) {
             (Origin::Uplink, Encap::Vlan(vlan)) => tagged(&inner, vlan),
@@ -206,7 +207,8 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// Whether an endpoint has the destination Ethernet address of a frame as `deliver` takes it, or the wire delivers it.
+    /// Reports whether an endpoint has the destination Ethernet address of a frame in the form that `deliver` expects, or
+    /// the wire delivers it.
     pub(super) fn is_known(&self, frame: &[u8], from: &Origin) -> bool {
         let Some(mac) = Ethernet::read(frame).map(|ethernet| ethernet.destination) else { return true };
         matches!(self.encap, Encap::Vlan(_)) && !self.is_on_node()
@@ -268,7 +270,7 @@ impl<'a> Network<'a> {
         here.or_else(|| self.remote_at(address).map(|remote| (remote.identity, false)))
     }
 
-    /// As `side` for a source: one that uses the address of an endpoint whose record is missing may be any endpoint.
+    /// Like `side` for a source. A source that uses the address of an endpoint with a missing record may be any endpoint.
     fn source(&self, address: IpAddr, mac: Option<Mac>) -> Side<'a> {
         let is_here = || {
             let same = |local: &Local, mac| (local.encap, local.mac) == (self.encap, mac);
@@ -281,7 +283,7 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// An address that is no endpoint's.
+    /// Returns the side of an address that does not belong to an endpoint.
     fn stranger(&self, address: IpAddr) -> Side<'a> {
         let is_inside = |subnet: &Subnet| {
             let gateway = subnet.gateway.is_some_and(|gateway| gateway.ip == address);
@@ -294,15 +296,15 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// Whether an address may be a router's: no endpoint is one. On the wire, the gateway may be a virtual address of several routers
-    /// (RFC 5798), which send from addresses of their own in the subnet.
+    /// Reports whether an address may be a router's: it must not belong to an endpoint. On the wire, the gateway may be a
+    /// virtual address of several routers (RFC 5798), which send from their own addresses in the subnet.
     pub(super) fn is_router(&self, address: IpAddr) -> bool {
         let is_on_wire = || matches!(self.encap, Encap::Vlan(_)) && !self.is_on_node();
         self.identity_at(address).is_none()
             && (self.stranger(address).party == Party::Outside || is_on_wire() && !is_of_link(address))
     }
 
-    /// Whether a connection is between two addresses of one link: its packets pass no router.
+    /// Reports whether a connection is between two addresses of one link: its packets pass no router.
     pub(super) fn is_on_link(&self, connection: &Connection) -> bool {
         let ends = [connection.tuple.source.0, connection.to.0];
         let has_both =
@@ -327,8 +329,8 @@ impl<'a> Network<'a> {
         self.router().receives(to, ends) || self.is_behind_router(to, tuple.destination.0)
     }
 
-    /// Whether an endpoint with both addresses is behind the kernel. It may have been on the node: its neighbours do not ask for it
-    /// again at once.
+    /// Reports whether an endpoint with both addresses is behind the kernel. The endpoint may have been on the node
+    /// before, and its neighbours keep its ARP or ND entry for a while.
     fn is_behind_router(&self, mac: Mac, address: IpAddr) -> bool {
         let has_both = |remote: &Remote| {
             (remote.encap, remote.mac) == (self.encap, mac) && remote.addresses.contains(address)
@@ -342,7 +344,8 @@ impl<'a> Network<'a> {
         hop.is_some_and(|(encap, _)| encap != self.encap)
     }
 
-    /// What the router itself does with a packet for it: it sends this reply, or none. `None` if it forwards the packet.
+    /// Returns the router's own processing of a packet that is addressed to it: `Some` reply, or `Some(None)` if it drops
+    /// the packet. `None` if it forwards the packet.
     pub(super) fn answer(&self, frame: &[u8], packet: &Packet) -> Option<Option<Vec<u8>>> {
         let (from, to) = (packet.tuple.source.0, packet.tuple.destination);
         if self.router().gateway(to.0).is_some() {
@@ -358,7 +361,8 @@ impl<'a> Network<'a> {
         (packet.ttl(frame) <= 1).then(|| answer::time_exceeded(frame, packet, gateway?.ip))
     }
 
-    /// Whether an address is in a subnet of the VRF to which this network is not routed: one is a VLAN, the other one a VXLAN.
+    /// Reports whether an address is in a subnet of the VRF to which this network is not routed because one is a VLAN and
+    /// the other a VXLAN.
     fn is_apart(&self, address: IpAddr) -> bool {
         let is_other = |subnet: &Subnet| match self.is_on_node() {
             true => matches!(subnet.encap, Encap::Vxlan { .. }),
@@ -370,7 +374,7 @@ impl<'a> Network<'a> {
     /// Forwards a packet by its IP address.
     pub(super) fn route(&self, packet: &Packet, mut frame: Vec<u8>, to: IpAddr) -> Option<Vec<Delivery>> {
         let (is_link_local, is_apart) = (is_link_local(packet.tuple.source.0), self.is_apart(to));
-        // As a bridge, the router does not send a packet back to its sender.
+        // Like a bridge, the router does not send a packet back to its sender.
         let is_own = to == packet.tuple.source.0;
         if self.is_on_node() && (packet.ttl(&frame) <= 1 || is_apart || self.local_at(to).is_none()) {
             let of_other_vrf = || on_kernel(self.objects, to).is_some_and(|subnet| subnet.vrf != *self.vrf);
@@ -391,7 +395,7 @@ impl<'a> Network<'a> {
         Some(deliver_routed(self.objects, encap, &frame))
     }
 
-    /// Delivers a packet of the kernel, which has decremented the TTL.
+    /// Delivers a packet of the kernel, which has already decremented the TTL.
     pub(super) fn deliver_routed_by_kernel(&self, mut frame: Vec<u8>, to: IpAddr) -> Option<Vec<Delivery>> {
         let local = self.local_at(to).filter(|local| local.addresses.contains(to))?;
         frame[..6].copy_from_slice(&local.mac.0);
@@ -404,13 +408,13 @@ impl<'a> Network<'a> {
         own.any(|network| self.router().keeps(&network.id))
     }
 
-    /// Network and Ethernet address of the endpoint with this address.
+    /// Returns network and Ethernet address of the endpoint with this address.
     fn last_hop(&self, address: IpAddr) -> Option<(Encap, Mac)> {
         let here = self.local_at(address).map(|local| (local.encap, local.mac));
         here.or_else(|| self.remote_at(address).map(|remote| (remote.encap, remote.mac)))
     }
 
-    /// As `identity_at` for an Ethernet address.
+    /// Like `identity_at` for an Ethernet address.
     fn identity_of(&self, mac: Mac) -> Option<(Option<Identity>, bool)> {
         let encap = self.encap;
         let here = self.locals().find(|local| (local.encap, local.mac) == (encap, mac));
@@ -419,14 +423,15 @@ impl<'a> Network<'a> {
         here.or_else(|| there().map(|remote| (remote.identity, false)))
     }
 
-    /// Whether the endpoint of this node that has the address of the initiator, if there is one, has opened the connection.
+    /// Reports whether the endpoint of this node that has the initiator's address, if there is one, opened the
+    /// connection.
     pub(super) fn is_of_receiver(&self, connection: &Connection) -> bool {
         let receiver = self.local_at(connection.tuple.source.0);
         receiver.is_none_or(|local| connection.opener.as_ref() == Some(&local.id))
     }
 
-    /// Whether a reply in a frame to this Ethernet address goes to an endpoint of a group that has not opened the connection: no endpoint
-    /// opens one from an address without a record.
+    /// Reports whether a reply in a frame to this Ethernet address goes to an endpoint of a group that did not open the
+    /// connection: no endpoint opens one from an address without a record.
     pub(super) fn is_misdirected(&self, connection: &Connection, to: Mac) -> bool {
         let has_group = || self.identity_of(to).is_some_and(|(identity, _)| identity.is_some());
         self.identity_at(connection.tuple.source.0).is_none() && has_group()
@@ -462,7 +467,7 @@ fn to_kernel(mut frame: Vec<u8>) -> Vec<Delivery> {
     vec![Delivery { to: Target::Kernel, frame }]
 }
 
-/// The endpoint's address of the family of `other`; link-local without another.
+/// Returns the endpoint's address of the family of `other`; the link-local one if it has no other.
 fn address_in(local: &Local, other: IpAddr) -> IpAddr {
     let mut addresses = local.addresses.iter().filter(|address| address.is_ipv4() == other.is_ipv4());
     addresses.next().unwrap_or_else(|| local.mac.link_local().into())
@@ -472,7 +477,8 @@ fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
-/// On the link, or no endpoint's: "this network" and the unspecified address of IPv6.
+/// Reports whether the address is link-local or belongs to no endpoint: "this network" and the unspecified address of
+/// IPv6.
 fn is_of_link(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(ip) => ip.octets()[0] == 0,

@@ -1,7 +1,7 @@
 //! Routing between the networks of a VRF.
 //!
-//! The router is on every node, and has one Ethernet address everywhere. A pod reaches it by that address; what it sends there
-//! is forwarded by its IP address.
+//! The router is on every node, and has the same Ethernet address on each. A pod sends packets to this address, and the
+//! router forwards them by their IP address.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use contiv_model::{mac::Mac, name::NetworkId, vrf::Vrf};
 
 use crate::datapath::{Desired, Object, Subnet};
 
-/// Returns the subnet of an address among those of all VLAN networks of which the node is the gateway.
+/// Returns the subnet of an address among those of all VLAN networks for which the node is the gateway.
 pub(super) fn on_kernel(objects: &Desired, address: IpAddr) -> Option<&Subnet> {
     let mut subnets = objects.iter().filter_map(|(_, object)| match object {
         Object::Subnet(subnet) if subnet.is_routed_vlan() => Some(subnet),
@@ -35,7 +35,7 @@ impl<'a> Router<'a> {
         self.subnets().find(|subnet| subnet.prefix.contains(&address))
     }
 
-    /// Whether the frames of a network stay on the node: a VLAN network of which the node is the gateway.
+    /// Reports whether the frames of a network stay on the node: a VLAN network for which the node is the gateway.
     pub(super) fn keeps(self, network: &NetworkId) -> bool {
         self.subnets().any(|subnet| subnet.network == *network && subnet.is_routed_vlan())
     }

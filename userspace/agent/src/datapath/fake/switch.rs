@@ -31,7 +31,7 @@ struct SwitchState {
     traffic: Traffic,
     /// Number of items that are not objects.
     foreign: usize,
-    /// The state is that of an agent of another version.
+    /// The state was written by an agent of another version.
     is_of_other_version: bool,
     faults: Faults,
     changes: Vec<Op>,
@@ -93,7 +93,7 @@ impl Switch {
         state.traffic.forward(&state.objects, frame, from)
     }
 
-    /// Follows a packet; nothing changes.
+    /// Traces a packet. Changes nothing.
     pub(super) fn trace(&self, probe: &Probe) -> Findings {
         let state = self.lock();
         trace(&state.traffic, &state.objects, probe)
@@ -165,7 +165,8 @@ impl Switch {
         self.lock().foreign += count;
     }
 
-    /// Makes the state that of an agent of another version, which no later agent can change: it has a state of its own.
+    /// Marks the state as that of an agent of another version, which no later agent can change, because it has its own
+    /// state.
     pub fn set_other_version(&self) {
         self.lock().is_of_other_version = true;
     }

@@ -296,7 +296,7 @@ fn an_endpoint_gets_what_is_sent_to_the_address_of_a_deleted_service() {
     let sent = Packet::eth(mac(9), mac(1)).ipv4(ip(1), ip(9)).udp(4000, 80);
     let translated = Packet::eth(mac(2), mac(1)).ipv4(ip(1), ip(2)).udp(4000, 8080);
     assert_eq!(switch.deliver(&sent.build(), &pod("a")), [to_pod("b", &translated)]);
-    // The connection goes on until there is an endpoint.
+    // The connection continues until an endpoint has the address.
     assert!(switch.drop_object(&service.id()));
     assert_eq!(switch.deliver(&sent.build(), &pod("a")), [to_pod("b", &translated)]);
     switch.put_object(local(vxlan(), "c", 9));

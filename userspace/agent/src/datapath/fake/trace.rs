@@ -1,4 +1,4 @@
-//! Traces: the oracle's account of one packet.
+//! Traces: the oracle's processing of one packet.
 
 use std::net::IpAddr;
 
@@ -22,7 +22,7 @@ use crate::datapath::{
 
 const METHOD: &str = "oracle";
 
-/// Follows a packet through the stages of a node with `objects` and the connections of `traffic`.
+/// Traces a packet through the stages of a node with `objects` and the connections of `traffic`.
 pub(super) fn trace(traffic: &Traffic, objects: &Desired, probe: &Probe) -> Findings {
     let origin = match &probe.ingress {
         Ingress::Pod { port, .. } => Origin::Pod(port.clone()),
@@ -56,7 +56,7 @@ struct Oracle<'a> {
 }
 
 impl Oracle<'_> {
-    /// `None` for a dropped packet, whose last step tells why.
+    /// Returns `None` for a dropped packet; the last step has the reason.
     fn follow(&mut self) -> Option<Vec<Delivery>> {
         let Network { objects, encap, vrf } = self.network;
         let inner = self.probe.frame();
@@ -135,7 +135,7 @@ impl Oracle<'_> {
         self.forwarded(copies.unwrap_or_default())
     }
 
-    /// Evaluates the rules of the endpoints that are here; `None` if one denies.
+    /// Evaluates the rules of the endpoints on this node; `None` if one denies.
     fn policy(&mut self, connection: &Connection, direction: Direction) -> Option<()> {
         let Probe { header, .. } = self.probe;
         let macs = match direction {

@@ -1,10 +1,11 @@
 //! Policies, DSCP and services, evaluated by the oracle of the model.
 //!
-//! A connection stores its initiator and its backend. Everything else is evaluated for each packet, so that a change of the
-//! rules applies to established connections. What the other end opens, and replies to an initiator whose address has passed to another
-//! endpoint, are packets of a new connection; ICMP errors to such an endpoint are dropped. Simplifications compared with a real
-//! datapath: connections do not end; fragments after the first are not handled; ICMP errors of clients outside the cluster are not
-//! translated; backends are those of the network of the service; rates are not limited.
+//! A connection stores its initiator and its backend. Everything else is evaluated for each packet, so that a change of
+//! the rules applies to established connections. Packets with which the other end opens a connection, and replies to an
+//! initiator whose address has passed to another endpoint, are packets of a new connection; ICMP errors to such an
+//! endpoint are dropped. Simplifications compared with a real datapath: connections do not end; fragments after the first
+//! are not handled; ICMP errors of clients outside the cluster are not translated; backends are those of the network of
+//! the service; rates are not limited.
 
 use contiv_model::{mac::Mac, policy::Action, tag::Encap, vrf::Vrf};
 
@@ -26,7 +27,8 @@ use crate::datapath::{
     },
 };
 
-/// Established connections, the latest first: of two that are one to their backend, replies belong to the one that was used last.
+/// Established connections, the latest first. If two connections use the same connection to their backend, replies belong
+/// to the one that was used last.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Traffic(Vec<Connection>);
 
@@ -46,8 +48,8 @@ impl Traffic {
         if *from == Origin::Uplink && network.is_on_node() {
             return None;
         }
-        // The connections of a service that is gone end when an endpoint gets its address, and others when a service gets the address
-        // that they are sent to.
+        // Connections to a removed service end when an endpoint gets its address. Other connections end when a service
+        // gets their destination address.
         let is_reused = |known: &Connection| {
             let address = known.tuple.destination.0;
             match known.is_translated() {
@@ -67,7 +69,7 @@ impl Traffic {
                 return unmodified().filter(|copies| copies.iter().all(is_answer));
             }
             Class::Other => return Some(network.deliver_other(unmodified()?, sender)),
-            // An ICMP error is for the sender of a packet.
+            // An ICMP error is meant for the sender of a packet.
             Class::Ip(packet) if is_multicast(&inner) && packet.quoted(&inner).is_some() => return None,
             Class::Ip(packet) if is_multicast(&inner) => {
                 network.mark(&mut inner, packet, sender);
@@ -99,7 +101,8 @@ impl Traffic {
             if direction == Direction::Reply && !is_for_opener() {
                 return None;
             }
-            // It is evaluated for the station that gets it, and not for the one that got the last packet.
+            // The packet is evaluated for the station that receives it, not for the station that received the last
+            // packet.
             let connection = connection.received_by(direction, ethernet.destination);
             if network.decision(&connection).action == Action::Deny {
                 return None;
@@ -152,16 +155,16 @@ impl Traffic {
         }
         network.rewrite(&mut inner, packet, &connection, direction, sender)?;
         let copies = network.forward(inner, packet, (&connection, direction), for_router.is_some(), from);
-        // The backend is chosen before it shows that the packet does not get there: its TTL has expired.
+        // The backend is selected before the node detects that the packet cannot reach it, because its TTL has expired.
         if is_known.is_none() && (copies.is_some() || connection.is_translated()) {
-            // One whose other end has opened this is over.
+            // A connection that the other end has opened before ends.
             self.0.retain(|known| known.vrf != connection.vrf || known.reply() != connection.tuple);
             self.0.insert(0, connection);
         }
         copies
     }
 
-    /// What becomes of a client's packet to a service.
+    /// Processes a client's packet to a service.
     fn serve_outside(
         &mut self,
         network: &Network<'_>,
@@ -209,9 +212,9 @@ impl Traffic {
         }
     }
 
-    /// Returns the connection that an ICMP error is about, and the direction of the error: it quotes a packet that its receiver
-    /// has sent, and comes from the peer or from a router, which is no endpoint, and on the path of connections that leave their
-    /// link.
+    /// Returns the connection that an ICMP error is about, and the direction of the error. The error quotes a packet that
+    /// its receiver has sent. It comes from the peer or from a router, which is not an endpoint, and which is on the path
+    /// of connections that leave their link.
     fn about(&self, network: &Network<'_>, error: Tuple, quoted: Tuple) -> Option<(Connection, Direction)> {
         let (from, to) = (error.source.0, error.destination.0);
         let is_on_path = |known: &Connection| {
@@ -246,8 +249,8 @@ impl Traffic {
     }
 }
 
-/// The frame without its tag, the network that it arrives on, if the node has that, and the local sender; `None` for a frame without
-/// a network.
+/// The frame without its tag, the network on which it arrives, if the node has that network, and the local sender; `None`
+/// for a frame without a network.
 type Arrival<'a> = (Vec<u8>, Option<&'a crate::datapath::Network>, Option<&'a Local>);
 
 fn arrival<'a>(objects: &'a Desired, frame: &[u8], from: &Origin) -> Option<Arrival<'a>> {
@@ -273,7 +276,7 @@ fn arrival<'a>(objects: &'a Desired, frame: &[u8], from: &Origin) -> Option<Arri
     })
 }
 
-/// The network of a packet that the kernel sends, and the packet with the address of its receiver there.
+/// Returns the network of a packet that the kernel sends, and the packet with its receiver's address in that network.
 fn from_kernel(objects: &Desired, frame: &[u8]) -> Option<(Encap, Vec<u8>)> {
     let ethernet = Ethernet::read(frame)?;
     let is_routed = !ethernet.is_tagged() && [ethernet.source, ethernet.destination] == [KERNEL_MAC; 2];

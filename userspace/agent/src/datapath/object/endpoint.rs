@@ -42,7 +42,7 @@ pub struct Local {
     pub mac: Mac,
     /// IP addresses.
     pub addresses: Addresses,
-    /// What policies distinguish the endpoint by, e.g. its group.
+    /// Identity that policies use for the endpoint, e.g. that of its group.
     pub identity: Option<Identity>,
 }
 
@@ -80,15 +80,16 @@ pub struct Remote {
     pub vrf: Vrf,
     /// Tag of the network.
     pub encap: Encap,
-    /// The way to the endpoint's node. On a VXLAN network its VTEP: an endpoint whose node is unknown is not planned. On a
-    /// VLAN network the uplinks: the tag alone selects the destination. The uplinks of a VLAN network for which the nodes are the
-    /// gateway carry no frames: there the node's kernel has the route to the endpoint.
+    /// Next hop to the endpoint's node. On a VXLAN network it is the node's VTEP: an endpoint whose node is unknown is
+    /// not planned. On a VLAN network it is the uplinks: the tag alone selects the destination. The uplinks of a VLAN
+    /// network for which the nodes are the gateway carry no frames: there the node's kernel has the route to the
+    /// endpoint.
     pub next_hop: NextHop,
     /// Ethernet address.
     pub mac: Mac,
     /// IP addresses.
     pub addresses: Addresses,
-    /// What policies distinguish the endpoint by, e.g. its group.
+    /// Identity that policies use for the endpoint, e.g. that of its group.
     pub identity: Option<Identity>,
 }
 

@@ -10,7 +10,7 @@ use contiv_model::{
 };
 use ipnet::{IpNet, Ipv4Net};
 
-/// The VTEP of another node. The datapath accepts VXLAN frames from it, also if no network is known to be there.
+/// The VTEP of another node. The datapath accepts VXLAN frames from it, even if no network is known to be on that node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// Address of the remote VTEP.
@@ -44,12 +44,12 @@ pub struct Network {
     pub vrf: Vrf,
     /// Encapsulation tag. Unique within a [`Desired`](super::Desired) among tags of the same kind.
     pub encap: Encap,
-    /// Whether the datapath answers ARP and ND for known endpoints, or floods the requests.
+    /// The datapath answers ARP and ND for known endpoints, or floods the requests.
     pub arp: ArpMode,
 }
 
 impl Network {
-    /// A network with a VRF of its own and ARP proxy.
+    /// Returns a network with its own VRF and ARP proxy.
     pub fn new(id: impl Into<NetworkId>, encap: Encap) -> Self {
         let id = id.into();
         Network { vrf: id.clone().into(), id, encap, arp: ArpMode::Proxy }
@@ -104,9 +104,8 @@ impl fmt::Display for SubnetId {
 
 /// A subnet whose addresses belong to endpoints of a network. Prefixes of one VRF do not overlap.
 ///
-/// If another router is the gateway, nothing needs to be programmed for bridging: endpoints reach each other, and the
-/// gateway, by their Ethernet addresses. The prefix tells apart outside addresses and addresses of endpoints that are not
-/// known.
+/// If another router is the gateway, bridging needs no entries: endpoints reach each other, and the gateway, by their
+/// Ethernet addresses. The prefix distinguishes outside addresses from addresses of unknown endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subnet {
     /// Network of the endpoints.
@@ -149,8 +148,8 @@ impl Subnet {
 pub struct Gateway {
     /// Address in the subnet.
     pub ip: IpAddr,
-    /// Ethernet address with which every node answers for the gateway, if the nodes route; `None` if the gateway is a
-    /// router on the network, which the cluster does not know.
+    /// Ethernet address with which every node answers for the gateway, if the nodes route. `None` if the gateway is a
+    /// router on the network that the cluster does not manage.
     pub mac: Option<Mac>,
 }
 
@@ -169,18 +168,18 @@ impl fmt::Display for RouteId {
     }
 }
 
-/// A route to addresses that are in no subnet of the VRF. The longest matching prefix applies. The only planned one is host access,
-/// by [`NextHop::Host`](contiv_model::route::NextHop::Host).
+/// A route to addresses that are in no subnet of the VRF. The longest matching prefix applies. The plan contains only the
+/// route of host access, with [`NextHop::Host`](contiv_model::route::NextHop::Host).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     /// VRF and prefix, host bits cleared.
     pub id: RouteId,
-    /// Next hops; several share the flows.
+    /// Next hops; flows are distributed over several.
     pub next_hops: NextHops,
 }
 
 impl Route {
-    /// Private subnet of host access; `None` of another route.
+    /// Private subnet of host access; `None` for another route.
     pub fn private_subnet(&self) -> Option<Ipv4Net> {
         let mut next_hops = self.next_hops.iter();
         match (next_hops.next(), next_hops.next()) {

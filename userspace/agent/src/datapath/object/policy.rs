@@ -27,7 +27,7 @@ impl Group {
         Group { identity: identity.into(), dscp: None, rate: None, rules: rules.into() }
     }
 
-    /// The group with rules that deny everything, for the time in which its rules cannot be in force.
+    /// Returns the group with rules that deny everything, to be used while its own rules cannot be in effect.
     pub fn closed(&self) -> Self {
         let deny = |direction| Rule::new("closed", direction, Action::Deny, Tier::NetworkPolicy);
         Group { rules: [Direction::In, Direction::Out].map(deny).into(), ..self.clone() }

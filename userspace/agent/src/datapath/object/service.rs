@@ -22,7 +22,7 @@ pub struct Service {
     pub vip: IpAddr,
     /// Ports, unique by protocol and port.
     pub ports: Vec<Port>,
-    /// Backends, unique and sorted by address. Without a ready backend, clients are refused.
+    /// Backends, unique and sorted by address. Without a ready backend, connections are refused.
     pub backends: Vec<Backend>,
     /// Time for which a client keeps its backend after its last connection.
     pub affinity: Option<Duration>,
@@ -34,9 +34,9 @@ impl Service {
         Service { id: id.into(), scope, vip: vip.into(), ports: vec![], backends: vec![], affinity: None }
     }
 
-    /// The backend whose node answers for the service on the wire of a VLAN. All nodes compute the same one. Terminating backends
-    /// count: their node still forwards, and has the connections that it forwards elsewhere. By rendezvous hashing, so that other
-    /// backends that come or go do not move it.
+    /// Returns the backend whose node answers for the service on a VLAN. All nodes compute the same one. Terminating
+    /// backends count: their node still forwards, and holds the state of connections that it forwards to other nodes.
+    /// Rendezvous hashing ensures that adding or removing other backends does not move the speaker.
     pub fn speaker(&self) -> Option<IpAddr> {
         let vip = Address::from(self.vip);
         let score = |backend: &Address| {

@@ -34,7 +34,7 @@ pub(super) fn build(header: &Header) -> Vec<u8> {
             _ => pseudo_header(header, length),
         };
         let sum = match checksum(&[&pseudo, &body]) {
-            // RFC 768: zero means that there is none.
+            // RFC 768: zero means no checksum.
             0 if header.protocol == UDP => 0xffff,
             sum => sum,
         };

@@ -30,7 +30,7 @@ pub(crate) fn echo_reply(frame: &[u8], packet: &Packet) -> Option<Vec<u8>> {
     Some(reply)
 }
 
-/// Returns "time exceeded" about a packet, from the gateway of its sender; `None` for packets that must not be answered so.
+/// Returns "time exceeded" about a packet, from the gateway of its sender; `None` for packets that must not be answered.
 pub(crate) fn time_exceeded(frame: &[u8], packet: &Packet, gateway: IpAddr) -> Option<Vec<u8>> {
     let source = packet.tuple.source.0;
     if packet.quoted(frame).is_some() || source.is_unspecified() {
@@ -62,7 +62,7 @@ fn reset(frame: &[u8], packet: &Packet) -> Option<Vec<u8>> {
         (acknowledged, 0, RST)
     } else {
         let data = (end - tcp).checked_sub(usize::from(offset >> 4) * 4)?;
-        // SYN and FIN take a number each.
+        // SYN and FIN occupy one sequence number each.
         let counted = u32::from(flags & SYN != 0) + u32::from(flags & FIN != 0);
         (0, sequence.wrapping_add(data as u32).wrapping_add(counted), RST | ACK)
     };
@@ -73,8 +73,8 @@ fn reset(frame: &[u8], packet: &Packet) -> Option<Vec<u8>> {
     envelope(frame, ends, (TCP, 16), segment)
 }
 
-/// An ICMP message of these types and codes for IPv4 and IPv6, which quotes the packet; `None` for fragments and for packets with
-/// options.
+/// Returns an ICMP message of these types and codes for IPv4 and IPv6, which quotes the packet; `None` for fragments and
+/// for packets with options.
 fn message(frame: &[u8], packet: &Packet, from: IpAddr, kinds: [[u8; 2]; 2]) -> Option<Vec<u8>> {
     packet.is_plain(frame).then_some(())?;
     let (kind, quoted, protocol) = match Ethernet::read(frame)?.kind {
@@ -86,7 +86,7 @@ fn message(frame: &[u8], packet: &Packet, from: IpAddr, kinds: [[u8; 2]; 2]) -> 
     envelope(frame, (from, packet.tuple.source.0), (protocol, 2), message)
 }
 
-/// Puts headers before a message for the sender of a frame. `sum` is the place of the checksum.
+/// Puts headers before a message for the sender of a frame. `sum` is the offset of the checksum.
 fn envelope(
     frame: &[u8],
     ends: (IpAddr, IpAddr),
@@ -95,7 +95,7 @@ fn envelope(
 ) -> Option<Vec<u8>> {
     let length = u16::try_from(message.len()).ok()?;
     let ethernet = Ethernet::read(frame)?;
-    // A group is no source (RFC 1122 section 3.2.2).
+    // A group address must not be a source (RFC 1122 section 3.2.2).
     if ethernet.destination.0[0] & 1 != 0 {
         return None;
     }

@@ -1,4 +1,4 @@
-//! Ethernet, VLAN, ARP and ND: what layer 2 forwarding reads.
+//! Ethernet, VLAN, ARP and ND: the fields that layer 2 forwarding reads.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,13 +7,13 @@ use contiv_model::{mac::Mac, tag::Vlan};
 pub(crate) const ARP: u16 = 0x0806;
 pub(crate) const IPV4: u16 = 0x0800;
 pub(crate) const IPV6: u16 = 0x86dd;
-/// 802.1Q, 802.1ad, and the numbers that equipment used for the latter before.
+/// 802.1Q, 802.1ad, and the values that equipment used before 802.1ad.
 const TAGS: [u16; 5] = [0x8100, 0x88a8, 0x9100, 0x9200, 0x9300];
 pub(crate) const ETHERNET: usize = 14;
 /// ARP header for Ethernet (address length 6) and IPv4 (address length 4).
 const ARP_HEADER: [u8; 6] = [0, 1, 8, 0, 6, 4];
 pub(crate) const ICMPV6: u8 = 58;
-/// Hop limit of neighbour discovery: the packet has passed no router (RFC 4861 section 11.2).
+/// Hop limit of neighbour discovery. The value proves that no router has forwarded the packet (RFC 4861 section 11.2).
 pub(crate) const ND_HOP_LIMIT: u8 = 255;
 
 /// Ethernet header.
@@ -81,7 +81,7 @@ impl NeighbourRequest {
             ARP if bytes(body, 0) == Some(ARP_HEADER) && bytes(body, 6) == Some([0, 1]) => {
                 let sender = (Mac(bytes(body, 8)?), Ipv4Addr::from(bytes::<4>(body, 14)?));
                 let target = Ipv4Addr::from(bytes::<4>(body, 24)?);
-                // A request for the own address is gratuitous ARP.
+                // A request for the sender's own address is gratuitous ARP.
                 (sender.1 != target).then_some(NeighbourRequest::Arp {
                     from: ethernet.source,
                     sender,
@@ -99,7 +99,7 @@ impl NeighbourRequest {
         }
     }
 
-    /// Address that is asked for.
+    /// Requested address.
     pub(crate) fn target(&self) -> IpAddr {
         match self {
             NeighbourRequest::Arp { target, .. } => IpAddr::V4(*target),
@@ -107,7 +107,7 @@ impl NeighbourRequest {
         }
     }
 
-    /// Returns the reply that the address is at `owner`.
+    /// Returns the reply with `owner` as the Ethernet address.
     pub(crate) fn reply(self, owner: Mac) -> Vec<u8> {
         match self {
             NeighbourRequest::Arp { from, sender, target } => [

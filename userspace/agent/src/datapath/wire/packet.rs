@@ -1,4 +1,4 @@
-//! IP packets: what policies and services read and rewrite.
+//! IP packets: the fields that policies and services read and rewrite.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -39,7 +39,7 @@ pub(crate) struct Packet {
     v6: bool,
     /// Offset of the TCP, UDP or ICMP header.
     body: usize,
-    /// Offset of the end, which may be before that of the frame.
+    /// Offset of the end, which may precede that of the frame.
     end: usize,
     /// False for fragments after the first.
     has_body: bool,
@@ -48,8 +48,8 @@ pub(crate) struct Packet {
 }
 
 impl Packet {
-    /// Reads the packet; `None` for another frame, and for a packet that is longer than its frame or that its headers do not
-    /// describe.
+    /// Reads the packet. Returns `None` for another frame, and for a packet that is longer than its frame or inconsistent
+    /// with its headers.
     pub(crate) fn read(frame: &[u8]) -> Option<Packet> {
         let v6 = match u16::from_be_bytes(bytes(frame, 12)?) {
             IPV4 => false,
@@ -79,7 +79,7 @@ impl Packet {
         Some(Packet { tuple, v6, body, end, has_body, is_continued })
     }
 
-    /// Whether an IPv6 packet has extension headers in front of neighbour discovery.
+    /// Reports whether an IPv6 packet has extension headers before neighbour discovery.
     pub(crate) fn discovery_behind_headers(frame: &[u8]) -> bool {
         let headers = Headers::v6(frame);
         headers.is_some_and(|headers| {
@@ -99,7 +99,7 @@ impl Packet {
     pub(crate) fn set_ttl(&self, frame: &mut [u8], ttl: u8) {
         match self.v6 {
             true => frame[self.ttl_at()] = ttl,
-            // With the protocol: checksums are over words.
+            // Written together with the protocol, because checksums are computed over words.
             false => self.write(frame, self.ttl_at(), &[ttl, frame[self.ttl_at() + 1]]),
         }
     }
@@ -108,7 +108,7 @@ impl Packet {
         ETHERNET + if self.v6 { 7 } else { 8 }
     }
 
-    /// Whether this is no fragment and has neither options nor extension headers.
+    /// Reports whether this is not a fragment and has neither options nor extension headers.
     pub(crate) fn is_plain(&self, frame: &[u8]) -> bool {
         let fragment = bytes(frame, ETHERNET + 6).map(u16::from_be_bytes);
         match self.v6 {
@@ -117,7 +117,7 @@ impl Packet {
         }
     }
 
-    /// Offsets of what follows the headers of IP.
+    /// Range of the bytes after the IP headers.
     pub(crate) fn body(&self) -> Range<usize> {
         self.body..self.end
     }
@@ -158,8 +158,8 @@ impl Packet {
         adjust(frame, self.body + 2, &request, &reply);
     }
 
-    /// The packet that an ICMP error quotes; `Some(None)` if too little of it, or if the error is a fragment, so that others go on
-    /// with the quote. `None` if this is no error.
+    /// Returns the packet that an ICMP error quotes. Returns `Some(None)` if the quote is too short, or if the error is a
+    /// fragment, so that other fragments hold the rest of the quote. Returns `None` if this is not an error.
     pub(crate) fn quoted(&self, frame: &[u8]) -> Option<Option<Tuple>> {
         const ICMP_HEADER: usize = 8;
         let kind = *frame.get(self.body)?;
@@ -190,8 +190,9 @@ impl Packet {
         }))
     }
 
-    /// Gives an ICMP error the destination address and port that its receiver has sent the quoted packet to, and if the quoted destination
-    /// sent the error, its source address. `None` for too little of a packet.
+    /// Rewrites an ICMP error: sets the quoted destination address and port to those to which its receiver has sent the
+    /// quoted packet. If the quoted destination sent the error, also sets its source address. Returns `None` if the quote
+    /// is too short.
     pub(crate) fn rewrite_error(&self, frame: &mut [u8], sent_to: End) -> Option<()> {
         let address = if self.v6 { ETHERNET + 24 } else { ETHERNET + 16 };
         let quoted =
@@ -202,8 +203,8 @@ impl Packet {
         Some(())
     }
 
-    /// Gives an ICMP error to the sender of the quoted packet: its source address and port, and its Ethernet address. `None` for too
-    /// little of a packet.
+    /// Rewrites an ICMP error for the sender of the quoted packet: sets the sender's address and port, and its Ethernet
+    /// address. Returns `None` if the quote is too short.
     pub(crate) fn return_error(&self, frame: &mut [u8], sender: End, mac: Mac) -> Option<()> {
         let source = if self.v6 { ETHERNET + 8 } else { ETHERNET + 12 };
         self.requote(frame, |quoted, inner| quoted.translate(inner, source, quoted.body, sender))?;
@@ -211,12 +212,12 @@ impl Packet {
         Some(())
     }
 
-    /// Gives the packet that an ICMP error quotes another source address. `None` for too little of a packet.
+    /// Sets the source address of the packet that an ICMP error quotes. Returns `None` if the quote is too short.
     pub(crate) fn rewrite_quoted_source(&self, frame: &mut [u8], source: Ipv4Addr) -> Option<()> {
         self.rewrite_quoted(frame, ETHERNET + 12, source)
     }
 
-    /// The same of the destination address.
+    /// Sets the destination address of the packet that an ICMP error quotes. Returns `None` if the quote is too short.
     pub(crate) fn rewrite_quoted_destination(&self, frame: &mut [u8], destination: Ipv4Addr) -> Option<()> {
         self.rewrite_quoted(frame, ETHERNET + 16, destination)
     }
@@ -226,7 +227,7 @@ impl Packet {
         self.requote(frame, |quoted, inner| quoted.write(inner, at, &address.octets())).map(drop)
     }
 
-    /// Changes the packet that an ICMP error quotes, and returns it as it was.
+    /// Changes the packet that an ICMP error quotes, and returns the previous one.
     fn requote(&self, frame: &mut [u8], change: impl FnOnce(&Packet, &mut [u8])) -> Option<Packet> {
         const ICMP_HEADER: usize = 8;
         let at = self.body + ICMP_HEADER;
@@ -304,7 +305,7 @@ impl Packet {
             ICMPV6 => self.body + 2,
             _ => return,
         };
-        // Over IPv6, too, a packet may do without where both ends know that (RFC 6935).
+        // Over IPv6, too, both ends may agree to omit the checksum (RFC 6935).
         let unchecked = self.tuple.protocol == UDP && bytes(frame, sum) == Some([0, 0]);
         if covered && self.has_body && !unchecked {
             adjust(frame, sum, &old, new);
@@ -315,7 +316,7 @@ impl Packet {
     }
 }
 
-/// Ports of an ICMP message: the identifier of an echo belongs to the end that sends requests.
+/// Ports of an ICMP message. The identifier of an echo is the port of the end that sends requests.
 fn echo(kind: u8, identifier: u16) -> (u16, u16) {
     match kind {
         8 | 128 => (identifier.max(1), 0),
@@ -329,7 +330,7 @@ struct Headers {
     source: IpAddr,
     destination: IpAddr,
     protocol: u8,
-    /// Offset of what follows the headers.
+    /// Offset of the data after the headers.
     body: usize,
     /// Offset of the end of the packet.
     end: usize,
@@ -357,7 +358,7 @@ impl Headers {
     }
 
     fn v6(frame: &[u8]) -> Option<Headers> {
-        /// As many as the eBPF programs follow.
+        /// The same limit as in the eBPF programs.
         const EXTENSIONS: usize = 4;
         let address = |at| Some(IpAddr::from(Ipv6Addr::from(bytes::<16>(frame, at)?)));
         let payload = usize::from(u16::from_be_bytes(bytes(frame, ETHERNET + 4)?));
@@ -489,7 +490,7 @@ mod tests {
         assert!(matches!(quoted(&whole), Some(Some(Some(_)))));
         let behind = [error.build(), quote.clone()].concat();
         assert_eq!(quoted(&behind), Some(Some(None)));
-        // The fragments behind it go on with the quote.
+        // The fragments after it continue the quote.
         let fragment = headers().fragment(7, 0, true).icmp(3, 3, [0; 4]).payload(&quote).build();
         assert_eq!(quoted(&fragment), Some(Some(None)));
         let mut short = [error.build(), quote].concat();

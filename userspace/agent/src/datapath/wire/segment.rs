@@ -12,7 +12,8 @@ const ACK: u8 = 0x10;
 const TCP_WORDS: u8 = 5 << 4;
 const LARGEST_WINDOW: u16 = u16::MAX;
 
-/// An acknowledgement (RFC 9293) with its sequence and acknowledgement numbers, in a frame between Ethernet addresses of zeros.
+/// Returns an acknowledgement (RFC 9293) with its sequence and acknowledgement numbers, in a frame with zero Ethernet
+/// addresses.
 pub(crate) fn acknowledgement(
     from: SocketAddr,
     to: SocketAddr,
@@ -30,13 +31,13 @@ pub(crate) fn acknowledgement(
     packet((from.ip(), to.ip()), TCP, header.concat(), 16)
 }
 
-/// An empty datagram (RFC 768), likewise.
+/// Returns an empty datagram (RFC 768), in a frame with zero Ethernet addresses.
 pub(crate) fn datagram(from: SocketAddr, to: SocketAddr) -> Vec<u8> {
     let header = [&from.port().to_be_bytes()[..], &to.port().to_be_bytes(), &8_u16.to_be_bytes(), &[0; 2]];
     packet((from.ip(), to.ip()), UDP, header.concat(), 6)
 }
 
-/// `at` is the place of the checksum in the header of the transport protocol.
+/// `at` is the offset of the checksum in the header of the transport protocol.
 fn packet((from, to): (IpAddr, IpAddr), protocol: u8, mut transport: Vec<u8>, at: usize) -> Vec<u8> {
     let length = transport.len() as u16;
     let (kind, mut header, addresses) = match (from, to) {
@@ -61,7 +62,7 @@ fn packet((from, to): (IpAddr, IpAddr), protocol: u8, mut transport: Vec<u8>, at
         header[10..12].copy_from_slice(&sum.to_be_bytes());
     }
     let pseudo = [&addresses[..], &[0, protocol], &length.to_be_bytes(), &transport].concat();
-    // Zero means none.
+    // Zero means no checksum.
     let sum = match checksum(&pseudo) {
         0 => u16::MAX,
         sum => sum,

@@ -28,7 +28,7 @@ fn ip(last: u8) -> Ipv4Addr {
 
 const VTEP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 0, 2));
 
-/// Two endpoints here, one there, and a service with the latter as its backend.
+/// Two endpoints on this node, one on another, and a service with the latter as its backend.
 fn node() -> Switch {
     let network = NetworkObject::new("n.default", encap());
     let local = |name: &str, last| {
