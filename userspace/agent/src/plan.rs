@@ -1,7 +1,7 @@
 //! Computes the desired state of a node's datapath from the cluster's state. Pure: no I/O, no clock.
 //!
-//! A node has the networks on which it has endpoints, those that are routed to them, and what belongs to them: subnets, remote
-//! endpoints, services.
+//! A node needs the networks on which it has endpoints, the networks that are routed to them, and the objects of these
+//! networks: subnets, remote endpoints, services.
 //!
 //! [`object`] is the complete definition: it computes the object with one id. The full plan evaluates it for every
 //! possible id, the incremental plan for the ids that a change affects.
@@ -43,7 +43,7 @@ pub fn full(state: &State, node: &Node) -> Desired {
     all.filter_map(|id| object(state, node, &id)).collect()
 }
 
-/// Updates `desired` for the objects that `dirty` affects and returns their ids.
+/// Updates the objects in `desired` that `dirty` affects and returns their ids.
 pub fn update(desired: &mut Desired, state: &State, node: &Node, dirty: &DirtySet) -> BTreeSet<ObjectId> {
     let ids = affected(state, node, dirty);
     for id in &ids {
@@ -60,7 +60,7 @@ pub fn update(desired: &mut Desired, state: &State, node: &Node, dirty: &DirtySe
     ids
 }
 
-/// Ids of all objects that may differ from the previous plan.
+/// Returns the ids of all objects that may differ from the previous plan.
 pub fn affected(state: &State, node: &Node, dirty: &DirtySet) -> BTreeSet<ObjectId> {
     let here = dirty.first_or_last.iter().filter(|(host, _)| *host == node.host).map(|(_, network)| network);
     let here: BTreeSet<&NetworkId> = here.chain(network::routed_with(state, node, dirty)).collect();
@@ -88,7 +88,7 @@ pub fn affected(state: &State, node: &Node, dirty: &DirtySet) -> BTreeSet<Object
     peers.chain(networks).chain(groups).chain(services).chain(services_here).chain(endpoints).collect()
 }
 
-/// A network and its subnets.
+/// Returns the ids of a network and its subnets.
 fn of_network(id: &NetworkId) -> impl Iterator<Item = ObjectId> + use<> {
     let id = id.clone();
     let subnet = {
@@ -98,7 +98,7 @@ fn of_network(id: &NetworkId) -> impl Iterator<Item = ObjectId> + use<> {
     std::iter::once(ObjectId::Network(id)).chain(Family::ALL.into_iter().map(subnet))
 }
 
-/// An endpoint is local or remote.
+/// Returns both possible ids of an endpoint: it is local or remote.
 fn both(id: &EndpointId) -> [ObjectId; 2] {
     [ObjectId::Remote(id.clone()), ObjectId::Local(id.clone())]
 }
@@ -117,14 +117,14 @@ pub fn object(state: &State, node: &Node, id: &ObjectId) -> Option<Object> {
     }
 }
 
-/// Groups whose settings are unknown. The datapath keeps the settings that it has for them.
+/// Returns the groups whose settings are unknown. The datapath keeps its settings of these groups.
 pub fn blocked_groups(state: &State, node: &Node) -> BTreeMap<GroupNumber, Unknown> {
     let invalid = state.blocked_groups(&node.host).into_iter();
     let awaited = state.groups_without_policies(&node.host).map(|number| (number, Unknown::Awaited));
     awaited.chain(invalid.map(|(number, key)| (number, Unknown::Invalid(key)))).collect()
 }
 
-/// Services whose plan lacks something, because a record has never been valid.
+/// Returns the services whose plan is incomplete because a record has never been valid.
 pub fn incomplete_services(state: &State) -> impl Iterator<Item = ObjectId> {
     service::incomplete(state).cloned().map(ObjectId::Service)
 }

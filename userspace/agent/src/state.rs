@@ -1,4 +1,4 @@
-//! What this node knows: the cluster's objects as the sources report them, and the interfaces on this node.
+//! State of this node: the cluster's objects as reported by the sources, and the interfaces on this node.
 //!
 //! One [`Writer`] changes the state, many [`Reader`]s read it, and one [`Changes`] receives the dirty set. The cost of an
 //! event is proportional to what it changes: indices find the other objects that it affects.

@@ -6,12 +6,12 @@ use crate::{
     state::State,
 };
 
-/// The endpoint, if it is on another node, and its network is active and has endpoints on this node.
+/// Returns the endpoint if it is on another node, and its network is active and has endpoints on this node.
 pub(super) fn remote(state: &State, node: &Node, id: &EndpointId) -> Option<Remote> {
     let endpoint = state.endpoint(id).filter(|endpoint| endpoint.host != node.host)?;
     let network = of_node(state, node, &endpoint.network)?;
     let next_hop = NextHop::on(network.encap, state.vtep(&endpoint.host).map(|vtep| vtep.address))?;
-    // This node's tunnel would loop the frames back.
+    // A tunnel to this node itself would loop the frames back.
     if next_hop.vtep() == Some(node.vtep) {
         return None;
     }
@@ -27,8 +27,8 @@ pub(super) fn remote(state: &State, node: &Node, id: &EndpointId) -> Option<Remo
     })
 }
 
-/// The endpoint, if it has an interface on this node and its network is active. After a reboot an endpoint's record
-/// exists without an interface until its pod is deleted.
+/// Returns the endpoint if it has an interface on this node and its network is active. After a reboot an endpoint's
+/// record exists without an interface until its pod is deleted.
 pub(super) fn local(state: &State, node: &Node, id: &EndpointId) -> Option<Local> {
     let endpoint = state.endpoint(id).filter(|endpoint| endpoint.host == node.host)?;
     let attachment = state.attachment(id)?;

@@ -5,12 +5,12 @@ use contiv_model::{group::GroupNumber, key::Key, policy::Identity};
 use super::node::Node;
 use crate::{datapath::Group, state::State};
 
-/// Why the settings of a group are unknown.
+/// Reason why the settings of a group are unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unknown {
-    /// Its policies have not arrived from the store.
+    /// The store has not delivered the group's policies yet.
     Awaited,
-    /// Its record has never been valid, or that of one of its policies: the first such record.
+    /// The record of the group, or of one of its policies, has never been valid: the first such record.
     Invalid(Key),
 }
 
@@ -23,11 +23,11 @@ impl fmt::Display for Unknown {
     }
 }
 
-/// The settings of a group, if it has endpoints on this node and settings for them.
+/// Returns the settings of a group if it has endpoints on this node and settings for them.
 ///
-/// Endpoints count with and without an interface, so the rules are in effect before the interface appears. A group whose settings
-/// are unknown is always planned, and denies everything: the reconciler does not change it in the datapath and delays its new
-/// endpoints.
+/// Endpoints count with and without an interface, so the rules are in effect before the interface appears. A group whose
+/// settings are unknown is always planned, and denies everything: the reconciler does not change it in the datapath and
+/// delays its new endpoints.
 pub(super) fn group(state: &State, node: &Node, identity: Identity) -> Option<Group> {
     let number = GroupNumber::try_from(identity.get()).ok()?;
     if !state.is_group_on(number, &node.host) {

@@ -9,16 +9,16 @@ use crate::{
     state::{DirtySet, State},
 };
 
-/// The network, if it is one of the node.
+/// Returns the network if the node needs it.
 pub(super) fn network(state: &State, node: &Node, id: &NetworkId) -> Option<Network> {
     let network = of_node(state, node, id)?;
     let vrf = state.vrf(network);
-    // Frames of a routed VLAN stay on the node, which answers for the endpoints of others.
+    // Frames of a routed VLAN stay on the node, which answers for the endpoints of other nodes.
     let arp = if is_routed_vlan(state, network) { ArpMode::Proxy } else { state.arp() };
     Some(Network { id: network.id.clone(), vrf, encap: network.encap, arp })
 }
 
-/// The active network, if this node has endpoints or interfaces on it or on a network that is routed to it.
+/// Returns the active network if this node has endpoints or interfaces on it, or on a network that is routed to it.
 pub(super) fn of_node<'a>(
     state: &'a State,
     node: &Node,
@@ -33,8 +33,8 @@ pub(super) fn of_node<'a>(
         .filter(|network| state.is_network_here(&network.id, &node.host) || is_reached(network))
 }
 
-/// Networks that may be those of the node: those with endpoints or interfaces on it, and the other networks of their tenants if
-/// the nodes route.
+/// Returns the networks that the node may need: those with endpoints or interfaces on it and, if the nodes route, the
+/// other networks of their tenants.
 pub(super) fn candidates<'a>(state: &'a State, node: &Node) -> BTreeSet<&'a NetworkId> {
     let own: BTreeSet<_> = state.networks_here(&node.host).collect();
     let routed = own.iter().filter_map(|id| state.network(id)).filter(|network| state.is_routed(network));
@@ -43,10 +43,10 @@ pub(super) fn candidates<'a>(state: &'a State, node: &Node) -> BTreeSet<&'a Netw
     others.chain(own.iter().copied()).collect()
 }
 
-/// Networks that may be reached or not since a change of networks on this node.
+/// Returns the networks whose reachability may have changed because of a change of networks on this node.
 pub(super) fn routed_with<'a>(state: &'a State, node: &Node, dirty: &DirtySet) -> BTreeSet<&'a NetworkId> {
     if !state.is_routing() {
-        // A change of the mode concerns all networks.
+        // A change of the mode affects all networks.
         return BTreeSet::new();
     }
     let first_or_last = |id: &NetworkId| dirty.first_or_last.contains(&(node.host.clone(), id.clone()));
@@ -59,15 +59,17 @@ pub(super) fn routed_with<'a>(state: &'a State, node: &Node, dirty: &DirtySet) -
     tenants.into_iter().flat_map(|tenant| state.networks_of(tenant)).collect()
 }
 
-/// Networks of which the node has the subnets, also without endpoints on them, because it drops packets between them and its own: if it
-/// routes VLAN networks, those of other tenants, and the VXLAN networks of the same VRF.
+/// Returns the networks whose subnets the node needs even without endpoints on them, because it drops packets between
+/// them and its own networks. If the node routes VLAN networks, these are VLAN networks of other tenants, and VXLAN
+/// networks of the same VRF.
 pub(super) fn separated<'a>(state: &'a State, node: &Node) -> Vec<&'a NetworkId> {
     let own: Vec<_> = routed_vlans(state, node).collect();
     let all = state.networks().filter(|other| own.iter().any(|own| are_separated(state, own, other)));
     all.map(|network| &network.id).collect()
 }
 
-/// As `separated`, if a change of networks on this node may have changed it; those of a tenant are in [`routed_with`].
+/// Like `separated`, for networks that a change of networks on this node may affect. Networks of the same tenant are in
+/// [`routed_with`].
 pub(super) fn newly_separated<'a>(
     state: &'a State,
     node: &Node,
@@ -80,7 +82,7 @@ pub(super) fn newly_separated<'a>(
     all.filter(|network| matches!(network.encap, Encap::Vlan(_))).map(|network| &network.id).collect()
 }
 
-/// The VLAN networks of the node that it routes.
+/// Returns the VLAN networks of the node that it routes.
 fn routed_vlans<'a>(
     state: &'a State,
     node: &Node,
@@ -89,7 +91,8 @@ fn routed_vlans<'a>(
     own.filter(|network| is_routed_vlan(state, network))
 }
 
-/// Whether the node drops packets between its routed VLAN network `own` and another network, unless it has that, too.
+/// Reports whether the node drops packets between its routed VLAN network `own` and another network, unless the node
+/// needs that network, too.
 fn are_separated(
     state: &State,
     own: &contiv_model::network::Network,
@@ -105,7 +108,8 @@ fn is_routed_vlan(state: &State, network: &contiv_model::network::Network) -> bo
     matches!(network.encap, Encap::Vlan(_)) && state.is_routed(network)
 }
 
-/// The subnet, if its network is one of the node or separated from one. The gateway is this node, if the network is routed, else a router on the network.
+/// Returns the subnet if the node needs its network or is separated from it. The gateway is this node if the network is
+/// routed, otherwise a router on the network.
 pub(super) fn subnet(state: &State, node: &Node, id: &SubnetId) -> Option<Subnet> {
     let network = of_node(state, node, &id.network).or_else(|| {
         let other = state.active_network(&id.network)?;

@@ -2,7 +2,7 @@ use std::net::IpAddr;
 
 use contiv_model::name::HostName;
 
-/// Node that the plan is made for.
+/// Node for which the plan is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     /// Node's name, as in the records of its endpoints.

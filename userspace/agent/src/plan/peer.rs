@@ -6,12 +6,13 @@ use crate::{
     state::{State, Vtep},
 };
 
-/// The peer at `address`, if an active node other than this one has its VTEP there. It has the networks of all such nodes.
+/// Returns the peer at `address` if an active node other than this one has its VTEP there. The peer has the networks of
+/// all such nodes.
 pub(super) fn peer(state: &State, node: &Node, address: IpAddr) -> Option<Peer> {
     if address == node.vtep {
         return None;
     }
-    // A node that was renamed has two names while endpoints of the earlier one exist. The latest VTEP is that of its agent.
+    // A renamed node has two names while endpoints of the former name exist. The latest VTEP is that of its agent.
     let vteps: Vec<&Vtep> = state.vteps_at(address, &node.host).collect();
     let port = vteps.iter().max_by_key(|vtep| vtep.since)?.port;
     let networks = vteps.into_iter().flat_map(|vtep| state.networks_on(&vtep.host));

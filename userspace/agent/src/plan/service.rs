@@ -15,8 +15,8 @@ use crate::{
     state::State,
 };
 
-/// The service, if its network is active and has endpoints on this node. Backends are the providers whose address is in a network of the tenant
-/// that the clients reach: that of the service, or one that is routed to it.
+/// Returns the service if its network is active and has endpoints on this node. Backends are the providers whose address
+/// is in a network of the tenant that the clients reach: the network of the service, or one that is routed to it.
 pub(super) fn service(state: &State, node: &Node, id: &ServiceId) -> Option<Service> {
     let service = state.service(id)?;
     let network = match &service.network {
@@ -43,13 +43,14 @@ pub(super) fn service(state: &State, node: &Node, id: &ServiceId) -> Option<Serv
     })
 }
 
-/// Whether the backends would get what only a DHCP server sends. Endpoints are not sent such datagrams, whatever address they were for.
+/// Reports whether the port is that of DHCP clients, which only a DHCP server sends to. Such datagrams are never
+/// delivered to endpoints, whatever their destination address was.
 fn is_for_dhcp_client(vip: IpAddr, port: &Port) -> bool {
     port.protocol.number() == UDP && port.target == dhcp_client(vip.is_ipv6())
 }
 
-/// Services whose plan lacks something because of an unreadable record: backends, because of a list of their providers or a network
-/// of their tenant; or on the wire of a VLAN, answers, because of an endpoint on this node.
+/// Returns the services whose plan is incomplete because of an unreadable record: backends are missing because of a list
+/// of providers or a network of the tenant, or answers on a VLAN are missing because of an endpoint on this node.
 pub(super) fn incomplete(state: &State) -> impl Iterator<Item = &ServiceId> {
     let mut lists = BTreeSet::new();
     let mut networks: Vec<&NetworkId> = vec![];

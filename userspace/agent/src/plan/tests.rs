@@ -35,8 +35,8 @@ proptest! {
         }
     }
 
-    /// Subnets of one VRF never overlap, and what belongs to a network is in its VRF. Only a node that routes VLANs has subnets
-    /// of networks that it does not have: those to which it drops packets.
+    /// Subnets of one VRF never overlap, and the objects of a network are in its VRF. Only a node that routes VLANs has
+    /// subnets of networks that it does not need: it drops packets to them.
     #[test]
     fn subnets_of_a_vrf_are_disjoint(
         events in prop::collection::vec(event(), 1..40), routes_vlans in any::<bool>()
@@ -103,7 +103,7 @@ proptest! {
     }
 }
 
-/// Each VRF that the node has endpoints in, and that is routed, has a route by the node.
+/// Each routed VRF in which the node has endpoints has a route through the node.
 #[test]
 fn pods_reach_other_addresses_by_their_node() {
     let (attached, elsewhere) = (Event::Endpoint { n: 1, at: Some((1, 0, 1)), group: 0 }, vxlan(2));
@@ -145,12 +145,12 @@ fn services_lack_what_unreadable_records_say() {
         apply_event(&mut state, event, 0);
     }
     assert_eq!(incomplete(&state), [""; 0]);
-    // A list of providers.
+    // The record is a list of providers.
     let list = Key::Providers("s0:t/1".into());
     state.reject(&list);
     assert_eq!(incomplete(&state), ["service s0:t"]);
     state.set(&list, None);
-    // A network of the tenant, if a provider is on none that is readable.
+    // The record is a network of the tenant; a provider is on no readable network.
     state.reject(&Key::Network("n9.t".into()));
     assert_eq!(incomplete(&state), [""; 0]);
     apply_event(&mut state, providers(&[2, 3]), 0);
@@ -158,14 +158,14 @@ fn services_lack_what_unreadable_records_say() {
     state.set(&Key::Network("n9.t".into()), None);
     state.reject(&Key::Network("n9.u".into()));
     assert_eq!(incomplete(&state), [""; 0]);
-    // An endpoint on this node by which it answers on a VLAN.
+    // The record is an endpoint on this node for which it answers on a VLAN.
     state.reject(&Key::Endpoint("n2.t-e".into()));
     assert_eq!(incomplete(&state), [""; 0]);
     state.set_attachment(&"n2.t-e".into(), Some(Attachment::of_pod("vvport1")));
     assert_eq!(incomplete(&state), ["service s1:t"]);
 }
 
-/// The guards drop datagrams to DHCP clients before and after their address is translated.
+/// The guards drop datagrams to DHCP clients before and after address translation.
 #[test]
 fn services_do_not_forward_to_dhcp_clients() {
     let mut state = State::default();
@@ -190,7 +190,7 @@ fn services_do_not_forward_to_dhcp_clients() {
     assert_eq!(ports("2001:db8::1".parse().unwrap()), [all[0], all[1], all[2], all[4]]);
 }
 
-/// The interface of a pod whose record is unreadable.
+/// The interface belongs to a pod whose record is unreadable.
 #[test]
 fn an_interface_keeps_its_network_and_what_belongs_to_it() {
     let mut state = State::default();
@@ -252,7 +252,7 @@ fn a_bridged_network_has_a_vrf_of_its_own() {
         assert!(bridged.len() >= 2, "{bridged:?}");
         assert!(bridged.iter().all(|vrf| *vrf == Vrf::Network(network_id(1))), "{bridged:?}");
     }
-    // Beside a routed network of its tenant, too: the nodes are no gateway between the two.
+    // The same beside a routed network of its tenant: the nodes are not the gateway between the two.
     let vlan = Event::Network { n: 1, encap: Some(Encap::Vlan(100.try_into().unwrap())), subnets: 2 };
     let both = vrfs(vec![routing(true), vlan, vxlan(2)]);
     assert!(both.contains(&Vrf::Network(network_id(1))) && both.contains(&tenant), "{both:?}");
@@ -262,7 +262,7 @@ fn a_bridged_network_has_a_vrf_of_its_own() {
 
 #[test]
 fn routed_networks_share_the_vrf_of_their_tenant_if_their_subnets_are_disjoint() {
-    // Subnets 0, 1 and 2 of tenant t: 0 lies in 1.
+    // Subnets 0, 1 and 2 of tenant t: subnet 0 is part of subnet 1.
     let network = |n, subnets| {
         let Event::Network { encap, .. } = vxlan(n) else { unreachable!() };
         Event::Network { n, encap, subnets }
@@ -277,10 +277,10 @@ fn routed_networks_share_the_vrf_of_their_tenant_if_their_subnets_are_disjoint()
     };
     assert_eq!(vrfs(vec![network(1, 0), network(2, 2)]), ["tenant t", "tenant t"]);
     assert_eq!(vrfs(vec![network(1, 0), network(2, 1)]), ["tenant t", "network n2.t"]);
-    // The order of the changes does not count.
+    // The order of the changes does not matter.
     assert_eq!(vrfs(vec![network(2, 1), network(1, 0)]), ["tenant t", "network n2.t"]);
     assert_eq!(vrfs(vec![network(1, 0), network(2, 1), network(1, 2)]), ["tenant t", "tenant t"]);
-    // IPv6 counts.
+    // IPv6 subnets matter, too.
     assert_eq!(vrfs(vec![network(1, 3), network(2, 5)]), ["tenant t", "network n2.t"]);
 }
 
@@ -301,7 +301,7 @@ fn subnet_has_the_gateway_of_its_network() {
     assert_eq!(v6.gateway, None);
 }
 
-/// Networks of the peer at the first address of other nodes, and its UDP port.
+/// Returns the networks of the peer at the first address of other nodes, and its UDP port.
 fn networks_of_peer(events: Vec<Event>) -> (Vec<String>, u16) {
     let desired = desired(events);
     let Some(Object::Peer(peer)) = desired.get(&ObjectId::Peer(vtep_address(1))) else { panic!("a peer") };
@@ -321,7 +321,7 @@ fn peer_has_the_networks_of_all_nodes_at_its_address() {
         endpoint(2, 2, 2),
     ];
     assert_eq!(networks_of_peer(renamed.clone()), (vec!["n1.t".to_owned(), "n2.t".to_owned()], 4790));
-    // The order of the names does not count.
+    // The order of the names does not matter.
     let back = vec![Event::Node { host: 2, at: Some((1, 4790)) }, Event::Registration { key: 2, at: None }];
     let again = Event::Registration { key: 1, at: Some((1, 1, 4789)) };
     let both = [renamed.clone(), back, vec![again]].concat();
@@ -351,8 +351,8 @@ fn peer_has_the_networks_of_its_endpoints() {
     assert_eq!(networks([moved, vec![Event::Endpoint { n: 2, at: None, group: 0 }]].concat()), [""; 0]);
 }
 
-/// The cost of an endpoint does not grow with what its node has: its peer changes with the first and last endpoint of a
-/// network only.
+/// The cost of an endpoint does not grow with the size of its node: the peer changes only with the first and last
+/// endpoint of a network.
 #[test]
 fn only_the_first_endpoint_of_a_network_affects_the_peer() {
     let mut state = State::default();
@@ -461,7 +461,7 @@ fn backends_are_in_a_network_of_the_tenant() {
     // 10.0.1.3 is in no subnet.
     let service = planned(&state);
     assert_eq!(backends(&service), ["10.0.0.2", "10.0.0.4"]);
-    // Or in one that clients of the service do not reach.
+    // Or the address is in a network that clients of the service do not reach.
     let Event::Network { encap, .. } = vxlan(2) else { unreachable!() };
     apply_event(&mut state, Event::Network { n: 2, encap, subnets: 1 }, 0);
     assert_eq!(backends(&planned(&state)), ["10.0.0.2", "10.0.0.4"]);
@@ -471,7 +471,8 @@ fn backends_are_in_a_network_of_the_tenant() {
     assert_eq!(object(&state, &node(), &id), None);
 }
 
-/// Networks of the tenant that are routed to one with endpoints here are on the node, with the endpoints of other nodes.
+/// Networks of the tenant that are routed to a network with endpoints on this node are planned, with their endpoints on
+/// other nodes.
 #[test]
 fn routed_networks_reach_the_networks_of_their_tenant() {
     let network = |n, subnets| {
@@ -500,7 +501,7 @@ fn routed_networks_reach_the_networks_of_their_tenant() {
     }
     assert_eq!(plan(endpoint(1, 1, 0)), own);
     assert_eq!(plan(routing(true)), all);
-    // Overlapping subnets are not routed to each other; the wire routes VLANs.
+    // Overlapping subnets are not routed to each other; the physical network routes VLANs.
     assert_eq!(plan(network(2, 1)), own);
     assert_eq!(plan(network(2, 2)), all);
     assert_eq!(
@@ -531,8 +532,8 @@ fn the_node_is_the_gateway_of_routed_networks() {
     assert_eq!(gateways(vlan, true), [None]);
 }
 
-/// Where the nodes route VLANs, they are the gateways, and the physical network knows one network for an address: of two tenants
-/// with one subnet, that of the first by name is routed, and the other one is on no node.
+/// If the nodes route VLANs, they are the gateways, and the physical network has one route per address. If two tenants
+/// use the same subnet, the first network by name is routed, and the other one is not planned on any node.
 #[test]
 fn routed_vlans_share_the_addresses_of_the_fabric() {
     let vlan = |tenant: &str, tag: u16, subnet: &str| network::Network {
@@ -564,7 +565,7 @@ fn routed_vlans_share_the_addresses_of_the_fabric() {
     let bridged = ["network n1.t", "network n2.u", "subnet n1.t ipv4", "subnet n2.u ipv4"];
     assert_eq!(planned(&state)[..4], bridged);
     apply_event(&mut state, Event::Config { flood: true, routing: true }, 0);
-    // The subnet of another tenant is there to be kept apart.
+    // The subnet of another tenant is planned so that packets to it are dropped.
     let routed = ["network n1.t", "subnet n1.t ipv4", "subnet n3.u ipv4", "local endpoint e1"];
     assert_eq!(planned(&state), routed);
     let refused: Vec<_> =
@@ -572,7 +573,7 @@ fn routed_vlans_share_the_addresses_of_the_fabric() {
     assert_eq!(refused, [("n2.u".to_owned(), "n1.t".to_owned())]);
     let own: BTreeSet<IpAddr> = [[10, 0, 0, 1].into()].into();
     assert_eq!(state.routed_vlan_addresses(&node().host), own);
-    // What nodes send to a leaf switch is not for a pod.
+    // Addresses that nodes use to reach a leaf switch must not be routed to a pod.
     let speaker = BgpSpeaker {
         router: "50.1.1.1/24".parse().unwrap(),
         asn: 65_000,
@@ -584,7 +585,7 @@ fn routed_vlans_share_the_addresses_of_the_fabric() {
     assert_eq!(state.routed_vlan_addresses(&node().host), [].into());
     assert_eq!(state.refused_vlan_addresses(&node().host), own);
     state.set(&leaf, None);
-    // Nor what this node sends to its gateway, or to a network of its interfaces, but for those on infra networks.
+    // The same holds for this node's gateway and for the networks of its interfaces, except those on infra networks.
     let network = |link: &str| {
         let networks = [(link.to_owned(), "10.0.0.0/29".parse().unwrap())].into();
         Surroundings { networks, ..Surroundings::default() }
@@ -600,7 +601,7 @@ fn routed_vlans_share_the_addresses_of_the_fabric() {
         panic!("a network")
     };
     assert_eq!(network.arp, contiv_model::global::ArpMode::Proxy);
-    // Without the first one, the other one is routed.
+    // Without the first network, the other one is routed.
     state.set(&Key::Network("n1.t".into()), None);
     let routed =
         ["network n2.u", "network n3.u", "subnet n2.u ipv4", "subnet n3.u ipv4", "local endpoint e2"];

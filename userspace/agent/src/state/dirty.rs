@@ -20,10 +20,10 @@ pub struct DirtySet {
     pub services: BTreeSet<ServiceId>,
     /// VTEP addresses.
     pub vteps: BTreeSet<IpAddr>,
-    /// Nodes and networks of which the node now has its first endpoint, or no endpoint any more.
+    /// Nodes and networks for which the node now has its first endpoint, or no longer has an endpoint.
     pub first_or_last: BTreeSet<(HostName, NetworkId)>,
-    /// Whether the unreadable records have changed, other than those of groups and policies, or the interfaces of their endpoints.
-    /// What else that affects is found by a full plan.
+    /// The unreadable records, other than those of groups and policies, or the interfaces of their endpoints have
+    /// changed. A full plan finds the other objects that this affects.
     pub unreadable: bool,
 }
 

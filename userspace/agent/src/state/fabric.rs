@@ -1,4 +1,4 @@
-//! What nodes that are gateways add to the routing of their kernels.
+//! Additions of gateway nodes to the routing of their kernels.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -13,7 +13,7 @@ use ipnet::{IpNet, Ipv4Net};
 use super::{object::Attachment, snapshot::State};
 
 impl State {
-    /// Whether the nodes forward between two networks.
+    /// Reports whether the nodes forward between two networks.
     pub fn is_routed_between(&self, one: &Network, other: &Network) -> bool {
         self.is_routed(one)
             && self.is_routed(other)
@@ -22,13 +22,13 @@ impl State {
             && self.vrf(one) == self.vrf(other)
     }
 
-    /// Private subnet by which the pods of this node, which is `host`, reach addresses outside of the cluster's networks; `None` if none of them is on a
-    /// routed VXLAN network.
+    /// Returns the private subnet through which the pods of this node, `host`, reach addresses outside of the cluster's
+    /// networks. Returns `None` if no pod is on a routed VXLAN network.
     pub fn host_access(&self, host: &HostName) -> Option<Ipv4Net> {
         self.private_subnet().filter(|_| self.routed_vxlans(host).next().is_some())
     }
 
-    /// Routed VXLAN networks on this node, which is `host`.
+    /// Routed VXLAN networks on this node, `host`.
     pub fn routed_vxlans(&self, host: &HostName) -> impl Iterator<Item = &Network> {
         let own = self.networks_here(host).filter_map(|id| self.active_network(id));
         own.filter(|network| !is_vlan(network) && self.is_routed(network))
@@ -45,21 +45,21 @@ impl State {
         attached.map(|(_, attachment)| attachment.port.as_str())
     }
 
-    /// Addresses of the endpoints with an interface on a node whose network is a routed VLAN network. After a reboot an endpoint's
-    /// record exists without an interface until its pod is deleted.
+    /// Returns the addresses of the endpoints that have an interface on a node and whose network is a routed VLAN
+    /// network. After a reboot an endpoint's record exists without an interface until its pod is deleted.
     ///
-    /// The routes to them precede others: a pod with the address of a node or leaf switch, or of a network of this node, would get what
-    /// the nodes send there.
+    /// The routes to them take precedence: a pod with the address of a node or leaf switch, or of a network of this node,
+    /// would receive packets that the nodes send there. So such addresses are excluded.
     pub fn routed_vlan_addresses(&self, host: &HostName) -> BTreeSet<IpAddr> {
         self.vlan_addresses(host).filter(|ip| !self.is_taken(*ip)).collect()
     }
 
-    /// Those that are left out of [`routed_vlan_addresses`](Self::routed_vlan_addresses).
+    /// Returns the addresses that [`routed_vlan_addresses`](Self::routed_vlan_addresses) excludes.
     pub fn refused_vlan_addresses(&self, host: &HostName) -> BTreeSet<IpAddr> {
         self.vlan_addresses(host).filter(|ip| self.is_taken(*ip)).collect()
     }
 
-    /// Whether the fabric or this node may need the address for a host outside of the cluster's networks.
+    /// Reports whether the fabric or this node may need the address for a host outside of the cluster's networks.
     fn is_taken(&self, ip: IpAddr) -> bool {
         let is_infra = |name: &str| self.infra_networks().any(|network| network.name.as_str() == name);
         self.is_of_fabric(ip)
@@ -77,8 +77,8 @@ impl State {
         self.surroundings.addresses.contains(&ip)
     }
 
-    /// Subnets of the VLAN networks that nodes route: those of this node, or of nodes with a BGP speaker. The physical network leads to
-    /// them, also from nodes that do not route them.
+    /// Returns the subnets of the VLAN networks that nodes route: this node, or nodes with a BGP speaker. The physical
+    /// network routes to these subnets, also from nodes that do not route them.
     pub fn routed_vlan_subnets(&self) -> impl Iterator<Item = IpNet> {
         let are_routed =
             self.is_routing_vlans() || self.is_routing() && self.bgp_addresses().next().is_some();
@@ -94,7 +94,7 @@ impl State {
         self.vlan_endpoints(host).flat_map(|(endpoint, _)| endpoint.addresses().iter().collect::<Vec<_>>())
     }
 
-    /// Endpoints with an interface on a node whose network is a routed VLAN network.
+    /// Endpoints with an interface on a node, if their network is a routed VLAN network.
     fn vlan_endpoints(&self, host: &HostName) -> impl Iterator<Item = (&Endpoint, &Attachment)> {
         let is_routed = move |network: &Network| is_vlan(network) && self.is_routed(network);
         let endpoints =

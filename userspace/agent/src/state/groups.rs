@@ -12,17 +12,17 @@ use super::index::remove_from;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Groups {
     groups: BTreeMap<GroupKey, Group>,
-    /// Two groups with one number are a configuration error; the first by name applies.
+    /// Two groups with the same number are a configuration error; the first by name applies.
     numbered: BTreeMap<GroupNumber, BTreeSet<GroupKey>>,
     policies: BTreeMap<PolicyId, Policy>,
     by_group: BTreeMap<GroupNumber, BTreeSet<PolicyId>>,
     known: KnownPolicies,
 }
 
-/// Groups whose policies the state has, if they have any.
+/// Groups whose policies, if any, are in the state.
 #[derive(Clone, Debug, PartialEq)]
 struct KnownPolicies {
-    /// Whether it has those of all groups.
+    /// The state has the policies of all groups.
     all: bool,
     of: BTreeSet<GroupKey>,
 }
@@ -46,7 +46,7 @@ impl Groups {
         self.groups.get(key).map(|group| group.number)
     }
 
-    /// Notes that the state has the policies of a group, or of all.
+    /// Records that the state has the policies of a group, or of all groups.
     pub(super) fn learn_policies(&mut self, group: Option<&GroupKey>) {
         match group {
             Some(group) => _ = self.known.of.insert(group.clone()),
@@ -54,7 +54,7 @@ impl Groups {
         }
     }
 
-    /// Notes that the policies of a group are not followed, or those of all groups together.
+    /// Records that the policies of a group, or the common watch of all policies, are no longer watched.
     pub(super) fn forget_policies(&mut self, group: Option<&GroupKey>) {
         match group {
             Some(group) => _ = self.known.of.remove(group),
@@ -62,7 +62,7 @@ impl Groups {
         }
     }
 
-    /// Whether the state may lack policies of a group with this number, which is `key` if that is known.
+    /// Reports whether the state may lack policies of a group with this number. `key` is the group's key, if known.
     pub(super) fn lacks_policies(&self, number: GroupNumber, key: Option<&GroupKey>) -> bool {
         let mut keys = self.keys(number).chain(key).peekable();
         !self.known.all && (keys.peek().is_none() || keys.any(|key| !self.known.of.contains(key)))

@@ -1,4 +1,4 @@
-//! Networks whose endpoints a node needs, and groups whose policies.
+//! The networks whose endpoints a node needs, and the groups whose policies it needs.
 
 use std::collections::BTreeSet;
 
@@ -17,8 +17,8 @@ use super::{
 };
 
 impl State {
-    /// Networks whose endpoints the node `host` needs: those with endpoints on it, those of its interfaces, those of `more`, and
-    /// the networks that are routed to them.
+    /// Returns the networks whose endpoints the node `host` needs: networks with endpoints on it, networks of its
+    /// interfaces, `more`, and the networks that are routed to them.
     pub fn needed<'a>(
         &'a self,
         host: &HostName,
@@ -29,7 +29,8 @@ impl State {
         let mut own: BTreeSet<NetworkId> = self.networks_on(host).chain(more).cloned().collect();
         for (id, _) in self.attachments() {
             match self.endpoint(id) {
-                // Also one on another node by its record: without the network, it would be unknown again.
+                // Included even if the record says that the endpoint is on another node: without the network, the
+                // endpoint would be unknown again.
                 Some(endpoint) => own.extend([endpoint.network.clone()]),
                 None => own.extend(id.possible_networks().filter(exists)),
             }
@@ -37,8 +38,8 @@ impl State {
         self.reached_from(&own)
     }
 
-    /// Networks whose endpoints a node with endpoints on `own` needs: these networks, and those that are routed to them.
-    /// Includes networks that are inactive because of their tags.
+    /// Returns the networks whose endpoints a node with endpoints on `own` needs: these networks, and those that are
+    /// routed to them. Includes networks that are inactive because of their tags.
     pub fn reached_from<'a>(&self, own: impl IntoIterator<Item = &'a NetworkId>) -> BTreeSet<NetworkId> {
         let mut reached: BTreeSet<NetworkId> = own.into_iter().cloned().collect();
         if !self.is_routing() {
@@ -57,9 +58,9 @@ impl State {
         reached
     }
 
-    /// Groups whose policies the node `host` needs: those of its endpoints, all that share a number with one of them, and
-    /// those of `more`. `None` if it needs all policies, because the key of a group is unknown or its policies' keys do not
-    /// tell it.
+    /// Returns the groups whose policies the node `host` needs: groups of its endpoints, all groups that share a number
+    /// with one of them, and `more`. Returns `None` if it needs all policies, because the key of a group is unknown or
+    /// cannot be derived from the keys of its policies.
     pub fn needed_groups<'a>(
         &'a self,
         host: &HostName,
@@ -74,27 +75,27 @@ impl State {
         needed.iter().all(|key| PolicyId::prefix_of(key).is_some()).then_some(needed)
     }
 
-    /// Groups with endpoints on the node `host` of which the state may lack policies.
+    /// Returns the groups with endpoints on the node `host` for which the state may lack policies.
     pub fn groups_without_policies(&self, host: &HostName) -> impl Iterator<Item = GroupNumber> {
         let lacks = |(number, key): &&Membership| self.lacks_policies(*number, key.as_ref());
         self.memberships_on(host).filter(lacks).map(|(number, _)| *number)
     }
 
-    /// Notes that a source has delivered a snapshot, and returns what that affects.
+    /// Records that a source has delivered a snapshot, and returns the affected objects.
     pub(super) fn learn(&mut self, source: &Source) -> DirtySet {
         let Some(group) = policies_in(source) else { return DirtySet::default() };
         self.groups.learn_policies(group);
         self.affected_by(group)
     }
 
-    /// Notes that a source is not followed, and returns what that affects.
+    /// Records that a source is no longer watched, and returns the affected objects.
     pub(super) fn unlearn(&mut self, source: &Source) -> DirtySet {
         let Some(group) = policies_in(source) else { return DirtySet::default() };
         self.groups.forget_policies(group);
         self.affected_by(group)
     }
 
-    /// What the policies of a group may change, or those of all.
+    /// Returns the objects that the policies of a group, or of all groups, may change.
     fn affected_by(&self, group: Option<&GroupKey>) -> DirtySet {
         let groups = match group {
             Some(group) => {
@@ -107,18 +108,18 @@ impl State {
         DirtySet { groups, ..DirtySet::default() }
     }
 
-    /// Whether the state may lack policies of a group with endpoints on the node `host`.
+    /// Reports whether the state may lack policies of a group with endpoints on the node `host`.
     pub fn lacks_policies_of(&self, number: GroupNumber, host: &HostName) -> bool {
         self.memberships_in(number, host).any(|(number, key)| self.lacks_policies(*number, key.as_ref()))
     }
 
-    /// Whether the state may lack policies of a group with this number, which is `key` if that is known.
+    /// Reports whether the state may lack policies of a group with this number. `key` is the group's key, if known.
     pub fn lacks_policies(&self, number: GroupNumber, key: Option<&GroupKey>) -> bool {
         self.groups.lacks_policies(number, key)
     }
 }
 
-/// The group of which the source has the policies; the inner `None` if it has all.
+/// Returns the group whose policies the source delivers; the inner `None` if it delivers all.
 fn policies_in(source: &Source) -> Option<Option<&GroupKey>> {
     match source {
         Source::Policies(group) => Some(Some(group)),

@@ -13,17 +13,17 @@ impl<K> Default for Members<K> {
 }
 
 impl<K: Ord + Clone> Members<K> {
-    /// What has endpoints on the node.
+    /// Groups or networks with endpoints on the node.
     pub(super) fn on_host(&self, host: &HostName) -> impl Iterator<Item = &K> {
         self.0.get(host).into_iter().flat_map(BTreeMap::keys)
     }
 
-    /// What has endpoints on the node, from `first` on.
+    /// Groups or networks with endpoints on the node, starting with `first`.
     pub(super) fn on_host_from(&self, host: &HostName, first: K) -> impl Iterator<Item = &K> {
         self.0.get(host).into_iter().flat_map(move |counts| counts.range(first.clone()..).map(|(key, _)| key))
     }
 
-    /// What has endpoints on any node, with repetitions.
+    /// Groups or networks with endpoints on any node, with repetitions.
     pub(super) fn all(&self) -> impl Iterator<Item = &K> {
         self.0.values().flat_map(BTreeMap::keys)
     }

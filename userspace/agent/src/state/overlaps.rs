@@ -9,7 +9,7 @@ use super::index::remove_from;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Overlaps<S: Ord> {
     subnets: BTreeMap<S, BTreeMap<IpNet, BTreeSet<NetworkId>>>,
-    /// Networks that overlap one that precedes them by id.
+    /// Networks that overlap a network with a lower id.
     later: BTreeSet<NetworkId>,
 }
 
@@ -20,12 +20,12 @@ impl<S: Ord> Default for Overlaps<S> {
 }
 
 impl<S: Ord> Overlaps<S> {
-    /// Whether the network overlaps one of its scope that precedes it by id.
+    /// Reports whether the network overlaps a network of its scope with a lower id.
     pub(super) fn is_later(&self, id: &NetworkId) -> bool {
         self.later.contains(id)
     }
 
-    /// The networks that [`is_later`](Self::is_later) names.
+    /// Networks for which [`is_later`](Self::is_later) is true.
     pub(super) fn later(&self) -> impl Iterator<Item = &NetworkId> {
         self.later.iter()
     }

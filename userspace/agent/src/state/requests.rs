@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use contiv_model::name::{GroupKey, NetworkId};
 
-/// What endpoints need that are being attached: each network and group with the number of its requests.
+/// Networks and groups that endpoints need while they are being attached, each with the number of its requests.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     networks: BTreeMap<NetworkId, usize>,

@@ -99,7 +99,7 @@ mod tests {
         assert_eq!(services.set_providers("web:t", of(&[1, 4])), Some(web.clone()));
         assert_eq!(services.set_providers("db:t", of(&[])), None);
         assert_eq!(services.providers(&web), [ip(1), ip(3), ip(4)]);
-        // An address that moves to another slice is no change.
+        // Moving an address to another slice is no change.
         assert_eq!(services.set_providers("web:t/1", of(&[3, 4])), None);
         assert_eq!(services.set_providers("web:t", of(&[1])), None);
         assert_eq!(services.set_providers("web:t/1", None), Some(web.clone()));

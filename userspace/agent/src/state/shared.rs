@@ -25,7 +25,7 @@ use super::{
 /// An event of one source, with a validated or rejected object.
 #[derive(Clone, Debug)]
 pub struct Update {
-    /// Source. Its snapshots replace everything that it has.
+    /// Source. Its snapshots replace all its objects.
     pub source: Source,
     /// Store revision of the event.
     pub revision: i64,
@@ -46,11 +46,11 @@ struct Inner {
     awaited: BTreeSet<Source>,
     /// Objects of incomplete snapshots.
     snapshots: BTreeMap<Source, BTreeMap<Key, Result<ClusterObject, Rejected>>>,
-    /// Keys of each source, with valid or invalid values, and the store revision up to which the value is current. Has each
-    /// source that has delivered a snapshot.
+    /// Keys of each source, with valid or invalid values, and the store revision up to which the value is current.
+    /// Contains each source that has delivered a snapshot.
     live: BTreeMap<Source, BTreeMap<Key, i64>>,
     requests: Requests,
-    /// Number of changes after which the node may need other networks or groups.
+    /// Number of changes that may change the networks or groups that the node needs.
     interest: u64,
 }
 
@@ -65,12 +65,12 @@ struct Shared {
 #[derive(Debug)]
 pub struct Writer(Arc<Shared>);
 
-/// Records the interfaces on this node, and what it reaches by others.
+/// Records the interfaces on this node, and its surroundings.
 #[derive(Clone, Debug)]
 pub struct Attacher(Arc<Shared>);
 
-/// Keeps the endpoints of a network in the state, and of the networks that are routed to it, and the policies of a group, until it
-/// is dropped.
+/// Keeps the endpoints of a network, and of the networks that are routed to it, and the policies of a group in the state
+/// until it is dropped.
 #[derive(Debug)]
 pub struct Request {
     shared: Arc<Shared>,
@@ -133,7 +133,7 @@ impl Writer {
         self.0.change(|inner| updates.into_iter().for_each(|update| inner.apply(update)));
     }
 
-    /// Removes a source with everything that it has.
+    /// Removes a source with all its objects.
     pub fn forget(&mut self, source: &Source) {
         self.0.change(|inner| {
             let keys = inner.live.get(source).into_iter().flat_map(BTreeMap::keys).cloned();
@@ -146,23 +146,24 @@ impl Writer {
         });
     }
 
-    /// Notes that the state has what it needs of a source.
+    /// Records that the state has everything that it needs from a source.
     pub fn complete(&mut self, source: &Source) {
         self.0.change(|inner| _ = inner.awaited.remove(source));
     }
 
-    /// Makes the nodes the gateways of VLAN networks, too, in forward mode `routing`. To be called before the first update.
+    /// In forward mode `routing`, makes the nodes the gateways of VLAN networks, too. Must be called before the first
+    /// update.
     pub fn route_vlans(&mut self) {
         self.0.change(|inner| inner.state.route_vlans());
     }
 
-    /// Reserves addresses that no endpoint shall take over. To be called before the first update.
+    /// Reserves addresses that endpoints must not use. Must be called before the first update.
     pub fn reserve(&mut self, addresses: impl IntoIterator<Item = IpAddr>) {
         self.0.change(|inner| inner.state.reserve(addresses));
     }
 
-    /// Lets pods reach addresses outside of the cluster's networks through their node, in forward mode `routing`. To be called
-    /// before the first update.
+    /// In forward mode `routing`, lets pods reach addresses outside of the cluster's networks through their node. Must be
+    /// called before the first update.
     pub fn allow_host_access(&mut self) {
         self.0.change(|inner| inner.state.allow_host_access());
     }
@@ -255,8 +256,9 @@ impl Inner {
         self.mark_received(dirty)
     }
 
-    /// Revision of the key in another source that has the object in the state. Endpoints of two networks may have one id, one
-    /// after the other, and the watches of the networks are not ordered. The watch of all keys replaces those of parts.
+    /// Returns the revision of the key in another source that owns the object in the state. Endpoints of two networks may
+    /// have the same id, one after the other, and the watches of the networks are not ordered. The watch of all keys
+    /// replaces the watches of parts.
     fn owned_elsewhere(&self, source: &Source, key: &Key) -> Option<i64> {
         let id = match key {
             Key::Endpoint(id) => id,
@@ -267,7 +269,7 @@ impl Inner {
             _ => return None,
         };
         if self.state.is_unreadable(key) {
-            // Each of the watches whose prefix it has reports it.
+            // Each watch whose prefix matches the key reports it.
             let is_other = |other: &Source| other != source && other.prefix() == ENDPOINTS;
             let others = self.live.iter().filter(|(other, _)| is_other(other));
             return others.filter_map(|(_, keys)| keys.get(key).copied()).max();
@@ -276,7 +278,7 @@ impl Inner {
         self.newest_in(key, source, owner.into_iter().chain([Source::Prefix(ENDPOINTS)]))
     }
 
-    /// Newest revision of the key in these sources without `source`.
+    /// Returns the newest revision of the key in these sources, except `source`.
     fn newest_in(&self, key: &Key, source: &Source, others: impl Iterator<Item = Source>) -> Option<i64> {
         let others = others.filter(|other| other != source);
         others.filter_map(|other| self.live.get(&other)?.get(key).copied()).max()
@@ -292,7 +294,7 @@ impl Inner {
 
     fn mark(&mut self, dirty: DirtySet) -> bool {
         let any = !dirty.is_empty();
-        // A change of the settings that concerns routing affects all networks.
+        // A change of the settings that affects routing affects all networks.
         let is_any = !dirty.networks.is_empty() || !dirty.first_or_last.is_empty() || dirty.unreadable;
         self.interest += u64::from(is_any || !dirty.groups.is_empty());
         self.dirty.merge(dirty);
@@ -311,8 +313,8 @@ impl Attacher {
         self.set(id, None);
     }
 
-    /// Requests what an endpoint needs that is being attached to this node: the endpoints of its network, and the policies of its
-    /// group.
+    /// Requests the objects that an endpoint needs while it is being attached to this node: the endpoints of its network,
+    /// and the policies of its group.
     pub fn request(&self, network: &NetworkId, group: Option<&GroupKey>) -> Request {
         self.0.change(|inner| {
             inner.requests.add(network, group);
@@ -321,7 +323,7 @@ impl Attacher {
         Request { shared: self.0.clone(), network: network.clone(), group: group.cloned() }
     }
 
-    /// Records what this node reaches outside of the cluster's networks.
+    /// Records the node's surroundings outside of the cluster's networks.
     pub fn surround(&self, surroundings: Surroundings) {
         if self.0.read().state.surroundings != surroundings {
             self.0.change(|inner| inner.state.surround(surroundings));
@@ -346,14 +348,14 @@ impl Drop for Request {
     }
 }
 
-/// What a node needs of the sources that have a part for each network or group.
+/// Parts that a node needs of the sources with one part for each network or group.
 #[derive(Debug)]
 pub struct Needs {
-    /// Networks whose endpoints it needs.
+    /// Networks whose endpoints the node needs.
     pub networks: BTreeSet<NetworkId>,
-    /// Groups whose policies it needs; `None` if it needs all policies.
+    /// Groups whose policies the node needs; `None` if it needs all policies.
     pub groups: Option<BTreeSet<GroupKey>>,
-    /// Value of [`Reader::interest`] that this is of.
+    /// Value of [`Reader::interest`] for which this was computed.
     pub interest: u64,
 }
 
@@ -365,7 +367,7 @@ impl Inner {
 }
 
 impl Reader {
-    /// What the node needs for its endpoints and interfaces, and for those on `more` networks.
+    /// Returns the parts that the node needs for its endpoints and interfaces, and for `more` networks.
     pub fn needs(&self, host: &HostName, more: &BTreeSet<NetworkId>) -> Needs {
         let inner = self.0.read();
         Needs {
@@ -375,7 +377,7 @@ impl Reader {
         }
     }
 
-    /// Number of changes after which [`needs`](Self::needs) may have others.
+    /// Number of changes that may change the result of [`needs`](Self::needs).
     pub fn interest(&self) -> u64 {
         self.0.read().interest
     }

@@ -45,10 +45,10 @@ macro_rules! of_kind {
     };
 }
 
-/// What an endpoint's record tells about its group: the number, and the key if it is known.
+/// Group membership in an endpoint's record: the number, and the key if it is known.
 pub(super) type Membership = (GroupNumber, Option<GroupKey>);
 
-/// Snapshot of everything that this node knows, with the indices that make changes cheap.
+/// Snapshot of the node's state, with indices that make changes cheap.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct State {
     config: Option<Config>,
@@ -57,11 +57,11 @@ pub struct State {
     infra: BTreeSet<NetworkId>,
     tags: Tags,
     vrfs: Vrfs,
-    /// Whether the nodes are the gateways of VLAN networks, too, if they route.
+    /// If they route, the nodes are the gateways of VLAN networks, too.
     routes_vlans: bool,
-    /// Whether pods reach addresses outside of the cluster's networks through the node.
+    /// Pods reach addresses outside of the cluster's networks through the node.
     has_host_access: bool,
-    /// VLAN networks that the nodes can route, whose addresses are those of one fabric.
+    /// VLAN networks that the nodes can route. Their addresses must be unique in the fabric.
     fabric: Overlaps<()>,
     endpoints: BTreeMap<EndpointId, Endpoint>,
     by_network: BTreeMap<NetworkId, BTreeSet<EndpointId>>,
@@ -74,9 +74,9 @@ pub struct State {
     unreadable: Unreadable,
     attachments: BTreeMap<EndpointId, Attachment>,
     bgp_speakers: BTreeMap<HostName, BgpSpeaker>,
-    /// Nodes whose settings of the BGP speaker are invalid, and have never been valid in this process.
+    /// Nodes whose BGP speaker settings are invalid and have never been valid in this process.
     invalid_speakers: BTreeSet<HostName>,
-    /// Addresses that no endpoint shall take over, beside those of nodes and leaf switches.
+    /// Addresses that endpoints must not use, in addition to those of nodes and leaf switches.
     reserved: BTreeSet<IpAddr>,
     pub(super) surroundings: Surroundings,
 }
@@ -107,26 +107,26 @@ impl State {
         self.infra.iter().filter_map(|id| self.active_network(id))
     }
 
-    /// Looks up a network that does not share a tag with another network. Of networks that share a tag only the first by
-    /// name is active, and of routed VLAN networks that share an address.
+    /// Looks up an active network: one that shares no tag with another network and, if it is a routed VLAN network, no
+    /// address. Of networks that share a tag or an address, only the first by name is active.
     pub fn active_network(&self, id: &NetworkId) -> Option<&Network> {
         let is_active = |network: &&Network| self.tags.is_active(network) && !self.is_ambiguous(network);
         self.networks.get(id).filter(is_active)
     }
 
-    /// Lets pods reach addresses outside of the cluster's networks through their node, in forward mode `routing`.
+    /// In forward mode `routing`, lets pods reach addresses outside of the cluster's networks through their node.
     pub fn allow_host_access(&mut self) {
         self.has_host_access = true;
     }
 
-    /// Subnet in which the pods of a node have addresses towards the node's kernel, by which they reach addresses outside of the
-    /// cluster's networks; `None` if they do not.
+    /// Returns the subnet in which the pods of a node have addresses towards the node's kernel, which they use to reach
+    /// addresses outside of the cluster's networks. Returns `None` without host access.
     pub fn private_subnet(&self) -> Option<Ipv4Net> {
         let config = self.config.as_ref().filter(|config| self.has_host_access && config.is_routing())?;
         config.private_subnet()
     }
 
-    /// Makes the nodes the gateways of VLAN networks, too, in forward mode `routing`.
+    /// In forward mode `routing`, makes the nodes the gateways of VLAN networks, too.
     pub fn route_vlans(&mut self) {
         self.routes_vlans = true;
     }
@@ -136,13 +136,14 @@ impl State {
         self.routes_vlans && self.is_routing()
     }
 
-    /// Whether a routed VLAN network has addresses of another one, of any tenant, that precedes it by id: the physical network
-    /// has one route for an address.
+    /// Reports whether a routed VLAN network shares addresses with a network of any tenant that has a lower id: the
+    /// physical network has only one route for an address.
     fn is_ambiguous(&self, network: &Network) -> bool {
         self.is_routing_vlans() && self.fabric.is_later(&network.id)
     }
 
-    /// VLAN networks that are not routed because they have addresses of another one, each with the first such network.
+    /// Returns the VLAN networks that are not routed because they share addresses with another one, each with the first
+    /// such network.
     pub fn ambiguous_networks(&self) -> impl Iterator<Item = (&NetworkId, &NetworkId)> {
         let later = self.fabric.later().filter(|_| self.is_routing_vlans());
         later.filter_map(|id| Some((id, self.fabric.first(self.networks.get(id)?, &())?)))
@@ -153,14 +154,16 @@ impl State {
         self.fabric.subnets(&())
     }
 
-    /// VRF of a network that [`network`](Self::network) returns. A bridged network has its own. Networks that are routed are in
-    /// that of their tenant, except those whose subnets overlap the subnets of a network of the tenant that precedes them by id.
+    /// Returns the VRF of a network that [`network`](Self::network) returns. A bridged network has its own VRF. Routed
+    /// networks are in the VRF of their tenant, except those whose subnets overlap the subnets of a network of the tenant
+    /// with a lower id.
     pub fn vrf(&self, network: &Network) -> Vrf {
         if self.is_routed(network) { self.vrfs.of(network) } else { network.id.clone().into() }
     }
 
-    /// Whether the nodes are the gateway of a network, and forward between it and the other such networks of its VRF with the
-    /// same kind of encapsulation. VLAN networks have a router on the wire, unless the nodes [route](Self::route_vlans) them.
+    /// Reports whether the nodes are the gateway of a network, and forward between it and the other such networks of its
+    /// VRF with the same kind of encapsulation. The gateway of a VLAN network is a router on the wire, unless the nodes
+    /// [route](Self::route_vlans) VLAN networks.
     pub fn is_routed(&self, network: &Network) -> bool {
         match network.encap {
             Encap::Vxlan { .. } => self.is_routing(),
@@ -178,7 +181,7 @@ impl State {
         self.config.as_ref().is_some_and(Config::is_routing)
     }
 
-    /// VRF of a service: that of its network, or of its tenant.
+    /// Returns the VRF of a service: that of its network, or of its tenant.
     pub fn vrf_of_service(&self, service: &Service) -> Vrf {
         let network = service.network.as_ref().and_then(|id| self.networks.get(id));
         network.map_or_else(|| service.tenant.clone().into(), |network| self.vrf(network))
@@ -236,7 +239,7 @@ impl State {
         self.memberships_on(host).map(|(number, _)| *number).collect()
     }
 
-    /// Groups with endpoints on a node, as the endpoints' records name them.
+    /// Groups with endpoints on a node, as in the endpoints' records.
     pub(super) fn memberships_on(&self, host: &HostName) -> impl Iterator<Item = &Membership> {
         self.groups_on.on_host(host)
     }
@@ -246,7 +249,7 @@ impl State {
         self.memberships_in(number, host).next().is_some()
     }
 
-    /// The endpoints' records on a node that name a group's number.
+    /// The endpoints' records on a node that have a group's number.
     pub(super) fn memberships_in(
         &self,
         number: GroupNumber,
@@ -303,7 +306,7 @@ impl State {
         self.vteps.hosts_at(address).filter_map(|host| self.vteps.of(host)).filter(is_active)
     }
 
-    /// Whether an agent is registered as `host` with another VTEP address than this one.
+    /// Reports whether an agent is registered as `host` with a VTEP address other than this one.
     pub fn is_registered_elsewhere(&self, host: &HostName, address: IpAddr) -> bool {
         self.vteps.is_registered(host) && self.vtep(host).is_some_and(|vtep| vtep.address != address)
     }
@@ -323,7 +326,7 @@ impl State {
         self.bgp_speakers.get(host)
     }
 
-    /// Whether settings of the node's BGP speaker exist that are invalid, and the last valid ones are of an earlier process.
+    /// Reports whether the node's BGP speaker has invalid settings, and no valid settings have been read in this process.
     pub fn has_invalid_speaker(&self, host: &HostName) -> bool {
         self.invalid_speakers.contains(host)
     }
@@ -333,31 +336,31 @@ impl State {
         self.bgp_speakers.values().flat_map(|speaker| [speaker.router.addr(), speaker.neighbor])
     }
 
-    /// Reserves addresses for the store, or for others that the nodes must reach.
+    /// Reserves addresses of the store, or of other hosts that the nodes must reach.
     pub fn reserve(&mut self, addresses: impl IntoIterator<Item = IpAddr>) {
         self.reserved.extend(addresses);
     }
 
-    /// Sets what this node reaches outside of the cluster's networks.
+    /// Sets the node's surroundings outside of the cluster's networks.
     pub fn surround(&mut self, surroundings: Surroundings) {
         self.surroundings = surroundings;
     }
 
-    /// Addresses of nodes, leaf switches, the store and other [`Surroundings`], as far as the state tells.
+    /// Addresses of nodes, leaf switches, the store and other [`Surroundings`], as far as the state contains them.
     pub fn fabric_addresses(&self) -> impl Iterator<Item = IpAddr> {
         let speakers = self.bgp_addresses().map(IpAddr::V4);
         let around = self.surroundings.addresses.iter();
         self.reserved.iter().chain(around).copied().chain(self.vtep_addresses()).chain(speakers)
     }
 
-    /// Whether a node, a leaf switch or the store has this address, as far as the state tells.
+    /// Reports whether a node, a leaf switch or the store has this address, as far as the state contains it.
     pub fn is_of_fabric(&self, ip: IpAddr) -> bool {
         self.reserved.contains(&ip)
             || self.vteps.hosts_at(ip).next().is_some()
             || self.bgp_addresses().any(|address| ip == address)
     }
 
-    /// Sets or deletes the object at `key` and returns what the change affects.
+    /// Sets or deletes the object at `key` and returns the affected objects.
     pub fn set(&mut self, key: &Key, object: Option<ClusterObject>) -> DirtySet {
         let mut dirty = self.end_rejection(key);
         match key {
@@ -472,7 +475,7 @@ impl State {
         }
     }
 
-    /// Sets or deletes an endpoint's interface and returns what the change affects.
+    /// Sets or deletes an endpoint's interface and returns the affected objects.
     pub fn set_attachment(&mut self, id: &EndpointId, attachment: Option<Attachment>) -> DirtySet {
         match attachment {
             Some(attachment) => {
@@ -486,7 +489,7 @@ impl State {
         if unreadable {
             self.find_unreadable_interfaces();
         }
-        // Also without a change: the caller waits for the datapath's confirmation.
+        // Reported even without a change: the caller waits for the datapath's confirmation.
         DirtySet { endpoints: [id.clone()].into(), unreadable, ..DirtySet::default() }
     }
 }
@@ -495,7 +498,7 @@ fn membership(endpoint: &Endpoint) -> Option<Membership> {
     Some((endpoint.group_number?, endpoint.group.clone()))
 }
 
-/// The VLAN networks that nodes can route: those of pods that have a gateway.
+/// Returns `Some` for a VLAN network that nodes can route: a network of pods with a gateway.
 fn in_fabric(network: &Network) -> Option<()> {
     let is_vlan = matches!(network.encap, Encap::Vlan(_));
     (is_vlan && network.kind == Kind::Data && network.gateway.is_some()).then_some(())

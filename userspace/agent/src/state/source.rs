@@ -5,7 +5,7 @@ use contiv_model::{
     name::{GroupKey, NetworkId},
 };
 
-/// A part of the state whose snapshots replace it as a whole.
+/// A part of the state that snapshots replace as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
     /// All keys with a prefix.

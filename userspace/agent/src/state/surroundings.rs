@@ -2,7 +2,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
 
-/// What this node reaches outside of the cluster's networks.
+/// Destinations that this node reaches outside of the cluster's networks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Surroundings {
     /// Addresses of netmaster and of default gateways.

@@ -11,7 +11,7 @@ enum Tag {
     Local(u16),
 }
 
-/// Networks by the tags that they claim. Two networks with one tag would receive each other's frames, so only one is
+/// Networks by the tags that they claim. Two networks with the same tag would receive each other's frames, so only one is
 /// active.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Tags(BTreeMap<Tag, BTreeSet<NetworkId>>);

@@ -10,9 +10,9 @@ use super::overlaps::Overlaps;
 
 /// VRFs of networks.
 ///
-/// A network is in the VRF of its tenant, unless one of its subnets overlaps a subnet of a network of the tenant that
-/// precedes it by id: then it has a VRF of its own. The subnets of one VRF thus never overlap, and the VRF of a network
-/// depends only on the networks that overlap it. Networks that are inactive because of their tags count as well.
+/// A network is in the VRF of its tenant, unless one of its subnets overlaps a subnet of a network of the tenant with a
+/// lower id. In this case it has its own VRF. So the subnets of one VRF never overlap, and the VRF of a network depends
+/// only on the networks that overlap it. Networks that are inactive because of their tags count as well.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Vrfs(Overlaps<TenantName>);
 
@@ -71,8 +71,8 @@ mod tests {
     }
 
     proptest! {
-        /// After any changes, a network has its own VRF if it overlaps one of its tenant that precedes it; and the networks
-        /// that moved are reported.
+        /// After any changes, a network has its own VRF if it overlaps a network of its tenant with a lower id, and the
+        /// networks that moved are reported.
         #[test]
         fn networks_that_overlap_an_earlier_one_are_separate(changes in prop::collection::vec(any_network(), 1..30)) {
             let mut networks: BTreeMap<NetworkId, Network> = BTreeMap::new();

@@ -18,11 +18,10 @@ pub struct Vtep {
     pub since: i64,
 }
 
-/// VTEPs of all nodes: those that running agents have registered, and those in their
-/// records, which have no lease.
+/// VTEPs of all nodes: those that running agents have registered, and those in the nodes' records, which have no lease.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Vteps {
-    /// By registration key: a node has two while the lease of an older one expires.
+    /// Keyed by registration key: a node has two while the lease of an older registration expires.
     registrations: BTreeMap<String, Vtep>,
     registered: BTreeMap<HostName, BTreeSet<String>>,
     records: BTreeMap<HostName, Vtep>,
@@ -30,7 +29,7 @@ pub(super) struct Vteps {
     hosts: BTreeMap<IpAddr, BTreeSet<HostName>>,
 }
 
-/// What a change affects.
+/// Effects of a change.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     pub(super) addresses: BTreeSet<IpAddr>,

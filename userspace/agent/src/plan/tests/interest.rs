@@ -1,4 +1,4 @@
-//! A node has the networks on which it has endpoints, and what belongs to them.
+//! A node needs the networks on which it has endpoints, and their objects.
 
 use std::collections::BTreeMap;
 
@@ -138,7 +138,7 @@ fn a_node_with_three_of_a_thousand_networks_plans_these_three() {
     let before = desired.clone();
     update(&mut desired, &state, &node(), &elsewhere);
     assert_eq!(desired, before);
-    // With the last endpoint, a network goes.
+    // With its last endpoint, a network is removed.
     let mut dirty = DirtySet::default();
     for number in (0..100).filter(|number| number % 3 == 0) {
         dirty.merge(set_endpoint(&mut state, HERE[0], 101 + number, None));
@@ -167,7 +167,7 @@ fn a_network_whose_tag_changes_changes_its_peers() {
 }
 
 proptest! {
-    /// Endpoints of networks that the node does not need change nothing but the peers, which have no network in common with it.
+    /// Endpoints of networks that the node does not need change only the peers, which have no network in common with it.
     #[test]
     fn other_endpoints_are_not_needed(events in prop::collection::vec(event(), 1..60)) {
         let mut state = State::default();
@@ -209,7 +209,7 @@ fn routed_networks_are_needed_together() {
     assert_eq!(planned_networks(&state), ["n1.t", "n2.t"]);
 }
 
-/// Else the network would be needed again as soon as its endpoints are forgotten.
+/// Otherwise the network would be needed again as soon as its endpoints are removed from the state.
 #[test]
 fn the_network_of_an_interface_is_needed_wherever_its_endpoint_is() {
     let mut state = State::default();

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Packets from a VLAN to the VXLAN networks of its tenant would leave by the kernel, and reach whatever has the address there.
+/// Packets from a VLAN to the VXLAN networks of its tenant would leave through the kernel, and reach any host that has
+/// the address there.
 #[test]
 fn a_node_that_routes_vlans_has_the_subnets_of_the_vxlan_networks_of_their_tenant() {
     let vlan = Event::Network { n: 1, encap: Some(Encap::Vlan(5.try_into().unwrap())), subnets: 0 };
@@ -23,12 +24,12 @@ fn a_node_that_routes_vlans_has_the_subnets_of_the_vxlan_networks_of_their_tenan
         assert_eq!(planned(&mut state, event), [""; 0]);
     }
     assert_eq!(planned(&mut state, endpoint(1, 0)), ["subnet n1.t ipv4", "subnet n2.t ipv4"]);
-    // With the VRF of another one: its addresses are those of the VLAN.
+    // The network has its own VRF: its addresses overlap those of the VLAN.
     let same = Event::Network { n: 2, encap, subnets: 0 };
     assert_eq!(planned(&mut state, same), ["subnet n1.t ipv4"]);
     let apart = Event::Network { n: 2, encap, subnets: 2 };
     assert_eq!(planned(&mut state, apart), ["subnet n1.t ipv4", "subnet n2.t ipv4"]);
     assert_eq!(planned(&mut state, endpoint(1, 1)), [""; 0]);
-    // A node with VXLAN networks only has no way to the VLANs.
+    // A node that only has VXLAN networks has no route to the VLANs.
     assert_eq!(planned(&mut state, endpoint(2, 0)), ["subnet n2.t ipv4"]);
 }

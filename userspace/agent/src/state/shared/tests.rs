@@ -58,7 +58,7 @@ fn updates_of_a_transaction_are_one_step() {
     writer.apply(apply("a"));
     changes.take();
     let generation = *changes.generation.borrow();
-    // An update may be read from another thread only when all of them are applied.
+    // Another thread must be able to read an update only after all updates are applied.
     let between = reader.clone();
     let locked = move |update: Update| {
         assert!(between.0.inner.try_read().is_err(), "the state can be read within the transaction");
@@ -102,7 +102,7 @@ fn deleted_invalid_object_is_forgotten() {
     assert_eq!((ids(&reader).len(), reader.rejected_count()), (0, 0));
 }
 
-/// It has the prefix of both networks, and does not tell which one it is on.
+/// The record has the prefix of both networks, and does not identify its network.
 #[test]
 fn an_unreadable_endpoint_stays_until_no_watch_has_it() {
     let (mut writer, _, reader, mut changes) = new([EPS]);
@@ -139,7 +139,7 @@ fn an_id_belongs_to_the_network_that_has_it_last() {
         revision,
         event: Event::Delete(key.clone()),
     };
-    // On a.b, deleted, on a.b-c, deleted, and on a.b again. The updates of each network arrive in order.
+    // Put on a.b, deleted, put on a.b-c, deleted, and put on a.b again. The updates of each network arrive in order.
     let older = [put("a.b", 1), delete("a.b", 2), put("a.b", 5)];
     let newer = [put("a.b-c", 3), delete("a.b-c", 4)];
     let owner = |updates: &[&Update]| {
@@ -205,7 +205,7 @@ fn list(
     writer.apply_all(events.map(|event| Update { source: source.clone(), revision, event }));
 }
 
-/// Its revisions are smaller, and a part may be watched together with others now.
+/// The revisions of the new store are smaller, and a part may now be watched together with others.
 #[test]
 fn what_an_accepted_store_has_replaces_what_another_source_had() {
     let (mut writer, _, reader, _) = new([POLICIES]);

@@ -1,5 +1,5 @@
-//! Records that exist in the store and have never been valid in this process. Of a record that was valid before, the last valid
-//! version stays in effect; of these, only the keys are known.
+//! Records that exist in the store and have never been valid in this process. If a record was valid before, its last
+//! valid version stays in effect. Of unreadable records, only the keys are known.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,14 +21,14 @@ use crate::state::{Attachment, DirtySet};
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Unreadable {
     keys: BTreeSet<Key>,
-    /// Networks that the endpoints among them may be on that have an interface on this node.
+    /// Networks that may be those of unreadable endpoints with an interface on this node.
     networks: BTreeSet<NetworkId>,
 }
 
 impl Unreadable {
-    /// Groups whose record is unreadable, or that of one of their policies, each with that record.
+    /// Groups whose record, or the record of one of their policies, is unreadable, each with that record.
     fn groups(&self) -> impl Iterator<Item = (GroupKey, &Key)> {
-        // Of other kinds there may be many.
+        // There may be many records of other kinds.
         let own = self.keys.range(Key::Group("".into())..).map_while(|key| match key {
             Key::Group(group) => Some((group.clone(), key)),
             _ => None,
@@ -47,37 +47,39 @@ impl State {
         self.unreadable.keys.iter()
     }
 
-    /// Keys of the unreadable records whose objects the plan may lack. Of a group with endpoints on a node, the plan of that node has
-    /// an object, which is blocked while its settings are unknown; other nodes have nothing of it.
+    /// Keys of the unreadable records whose objects may be missing in the plan. The plan contains a group with endpoints
+    /// on the node, which is blocked while its settings are unknown. The plans of other nodes do not contain the group.
     pub fn unplanned(&self) -> impl Iterator<Item = &Key> {
         self.unreadable().filter(|key| !is_of_group(key))
     }
 
-    /// Unreadable records because of which the datapath of `host` may have more than its plan: [`unplanned`](Self::unplanned), and
-    /// those that block a group with endpoints there.
+    /// Returns the unreadable records because of which the datapath of `host` may have more objects than its plan:
+    /// [`unplanned`](Self::unplanned), and those that block a group with endpoints there.
     pub fn unreadable_on(&self, host: &HostName) -> BTreeSet<Key> {
         let blocked = self.blocked_groups(host).into_iter();
         let here = blocked.filter(|(number, _)| self.is_group_on(*number, host)).map(|(_, key)| key);
         self.unplanned().cloned().chain(here).collect()
     }
 
-    /// Whether the record on which forwarding depends exists in the store and has never been valid.
+    /// Reports whether the record is one on which forwarding depends, exists in the store, and has never been valid.
     pub fn is_unreadable(&self, key: &Key) -> bool {
         self.unreadable.keys.contains(key)
     }
 
-    /// Whether the record of a network is unreadable: neither its name nor its tenant is known, which its id joins.
+    /// Reports whether the record of a network is unreadable. Then neither its name nor its tenant is known, because the
+    /// id joins them.
     pub fn has_unreadable_network(&self) -> bool {
         self.unreadable().any(|key| matches!(key, Key::Network(_)))
     }
 
-    /// The unreadable record because of which the state may lack an endpoint: its own, or that of a network that it may be on.
+    /// Returns the unreadable record because of which the state may lack an endpoint: the endpoint's own record, or that
+    /// of a network that it may be on.
     pub fn unreadable_record_of(&self, id: &EndpointId) -> Option<Key> {
         let own = std::iter::once(Key::Endpoint(id.clone()));
         own.chain(id.possible_networks().map(Key::Network)).find(|key| self.is_unreadable(key))
     }
 
-    /// Whether an unreadable record may be that of an endpoint with this address, or of its network.
+    /// Reports whether an unreadable record may be that of an endpoint with this address, or of its network.
     pub fn is_unreadable_address(&self, address: IpAddr) -> bool {
         let is_on = |id: &EndpointId| {
             let networks: Vec<&Network> = id.possible_networks().filter_map(|id| self.network(&id)).collect();
@@ -98,14 +100,15 @@ impl State {
         self.attachments().filter(move |(id, _)| is_orphaned(id))
     }
 
-    /// Interfaces on this node, which is `host`, whose endpoint is on another node by its record; each with the name of that node.
+    /// Interfaces on this node, `host`, whose endpoint is on another node according to its record, each with the name of
+    /// that node.
     pub fn foreign_interfaces(&self, host: &HostName) -> impl Iterator<Item = (&EndpointId, &HostName)> {
         let hosts = self.attachments().filter_map(|(id, _)| Some((id, &self.endpoint(id)?.host)));
         hosts.filter(move |(_, other)| *other != host)
     }
 
-    /// Networks of this node, which is `host`: those with endpoints on it, and those of its interfaces whose endpoint is unreadable.
-    /// The latter may not exist.
+    /// Networks of this node, `host`: networks with endpoints on it, and networks of its interfaces whose endpoint is
+    /// unreadable. The latter networks may not exist.
     pub fn networks_here(&self, host: &HostName) -> impl Iterator<Item = &NetworkId> {
         let more = self.unreadable.networks.iter().filter(move |id| !self.is_network_on(id, host));
         self.networks_on(host).chain(more)
@@ -116,13 +119,14 @@ impl State {
         self.is_network_on(id, host) || self.has_unreadable_interface(id)
     }
 
-    /// Whether this node has an interface that may be on the network and whose endpoint is unreadable.
+    /// Reports whether this node has an interface that may be on the network and whose endpoint is unreadable.
     pub fn has_unreadable_interface(&self, id: &NetworkId) -> bool {
         self.unreadable.networks.contains(id)
     }
 
-    /// Groups whose settings are unknown because a record is unreadable: that of the group, or of one of its policies. Each with the
-    /// first such record. Without the record of a group, its number is that in the endpoints on `host`.
+    /// Returns the groups whose settings are unknown because a record is unreadable: that of the group, or of one of its
+    /// policies. Each group has the first such record. If the group's record is unreadable, the endpoints on `host`
+    /// contain its number.
     pub fn blocked_groups(&self, host: &HostName) -> BTreeMap<GroupNumber, Key> {
         let mut blocked = BTreeMap::new();
         for (group, record) in self.unreadable.groups() {
@@ -134,8 +138,8 @@ impl State {
         blocked
     }
 
-    /// Records that the value at `key` is invalid, and returns what that affects: nothing if a valid version is known, which stays
-    /// in effect.
+    /// Records that the value at `key` is invalid, and returns the affected objects. Nothing is affected if a valid
+    /// version is known, which stays in effect.
     pub fn reject(&mut self, key: &Key) -> DirtySet {
         if let Key::Bgp(host) = key
             && self.bgp_speaker(host).is_none()
@@ -148,7 +152,8 @@ impl State {
         self.change_unreadable(key)
     }
 
-    /// Records that the record at `key` is valid or has been deleted, and returns what is affected because it was unreadable.
+    /// Records that the record at `key` is valid or has been deleted, and returns the objects that were affected because
+    /// it was unreadable.
     pub(super) fn end_rejection(&mut self, key: &Key) -> DirtySet {
         if let Key::Bgp(host) = key {
             self.invalid_speakers.remove(host);
@@ -159,7 +164,7 @@ impl State {
         }
     }
 
-    /// Finds the networks of the interfaces again whose endpoint is unreadable.
+    /// Recomputes the networks of the interfaces whose endpoint is unreadable.
     pub(super) fn find_unreadable_interfaces(&mut self) {
         let is_unreadable = |id: &&EndpointId| self.is_unreadable(&Key::Endpoint((*id).clone()));
         let ids = self.attachments().map(|(id, _)| id).filter(is_unreadable);
@@ -182,7 +187,7 @@ impl State {
         DirtySet { groups, unreadable: !is_of_group(key), ..DirtySet::default() }
     }
 
-    /// Number of a group: that of its record, or those in the records of its members.
+    /// Returns the numbers of a group: the number in its record, or those in the records of its members.
     fn numbers_of<'a>(
         &self,
         group: &GroupKey,
@@ -197,7 +202,7 @@ impl State {
         }
     }
 
-    /// Whether a valid version of the record is known. Forwarding does not depend on records of other kinds.
+    /// Reports whether a valid version of the record is known. Forwarding does not depend on records of other kinds.
     fn is_known(&self, key: &Key) -> bool {
         match key {
             Key::Network(id) => self.network(id).is_some(),
@@ -213,7 +218,7 @@ impl State {
     }
 }
 
-/// Whether the record is that of a group or of a policy on one.
+/// Reports whether the record is that of a group or of a policy of a group.
 fn is_of_group(key: &Key) -> bool {
     matches!(key, Key::Group(_) | Key::Policy(_))
 }
@@ -281,12 +286,12 @@ mod tests {
         assert!(state.reject(&key).unreadable && state.is_unreadable(&key));
         assert!(state.has_unreadable_network());
         assert_eq!(keys(&state), ["/contiv.io/state/nets/n.t"]);
-        // Once more changes nothing.
+        // A second rejection changes nothing.
         assert!(state.reject(&key).is_empty());
         assert!(state.set(&key, Some(object)).unreadable);
         assert!(keys(&state).is_empty() && !state.has_unreadable_network());
         assert!(state.reject(&key).is_empty() && keys(&state).is_empty());
-        // The next version is of another object.
+        // After the deletion, the next version belongs to another object.
         assert!(!state.set(&key, None).unreadable);
         assert!(state.reject(&key).unreadable);
         assert!(state.set(&key, None).unreadable && keys(&state).is_empty());
@@ -306,7 +311,7 @@ mod tests {
             Key::NodeVtep("h1".into()),
         ];
         for key in &all {
-            // The plan has what groups need.
+            // The plan contains the groups.
             assert_eq!(state.reject(key).unreadable, !is_of_group(key), "{key}");
             assert!(state.is_unreadable(key), "{key}");
         }
@@ -327,7 +332,7 @@ mod tests {
         assert_eq!(state.unreadable_record_of(&id), Some(key.clone()));
         assert_eq!(here(&state), Vec::<String>::new(), "it may be on another node");
         assert!(state.set_attachment(&id, Some(Attachment::of_pod("vvport1"))).unreadable);
-        // The id does not tell where the network's id ends.
+        // The id does not show where the network's id ends.
         assert_eq!((here(&state), orphaned(&state)), (vec!["n.t".to_owned(), "n.t-a".to_owned()], 0));
         assert!(state.is_network_here(&"n.t".into(), &HOST.into()));
         state.set(&key, Some(object));
@@ -335,7 +340,7 @@ mod tests {
         state.set(&key, None);
         assert_eq!(orphaned(&state), 1);
         assert!(!state.set_attachment(&id, None).unreadable);
-        // The endpoint's network may be what is unreadable.
+        // The unreadable record may be that of the endpoint's network.
         state.reject(&Key::Network("n.t".into()));
         assert_eq!(state.unreadable_record_of(&id), Some(Key::Network("n.t".into())));
     }
@@ -348,7 +353,7 @@ mod tests {
         let blocked = |state: &State| state.blocked_groups(&HOST.into()).into_iter().collect::<Vec<_>>();
         state.reject(&policy);
         assert_eq!(blocked(&state), []);
-        // By the record of the group, or by those of its members.
+        // The number is in the record of the group, or in those of its members.
         let record = Group { key: "g:t".into(), number, dscp: None, rate: None };
         state.set(&group, Some(ClusterObject::Group(record)));
         assert_eq!(blocked(&state), [(number, policy.clone())]);
@@ -381,7 +386,7 @@ mod tests {
             state.set(&key, None);
             state.set(record, None);
         }
-        // The number is known, and the group has no member here.
+        // The number is known, and the group has no member on this node.
         let number = GroupNumber::try_from(5).unwrap();
         let record = Group { key: "g:t".into(), number, dscp: None, rate: None };
         state.set(&group, Some(ClusterObject::Group(record)));
