@@ -1,7 +1,8 @@
 //! Keeps the datapath in sync with the plan.
 //!
-//! A change becomes ops for the objects that it affects. At the start, after an error, when the datapath requests it, and
-//! periodically, a full resync compares the whole datapath with the plan: restart and drift are repaired by the same code.
+//! A change becomes ops for the objects that it affects. A full resync compares the whole datapath with the plan. It runs
+//! at the start, after an error, when the datapath requests it, and periodically. So restart and drift are handled by the
+//! same code.
 
 mod diff;
 mod memberships;

@@ -2,7 +2,8 @@ use std::collections::BTreeSet;
 
 use crate::datapath::{Desired, ObjectId, Observed, Op};
 
-/// Ops that bring the datapath from `observed` to `desired`: sets in the order of creation, then garbage collection.
+/// Returns the ops that change the datapath from `observed` to `desired`: sets in the order of creation, then garbage
+/// collection.
 pub fn diff(desired: &Desired, observed: &Observed) -> Vec<Op> {
     let missing = desired.iter().filter(|(id, _)| !observed.in_sync.contains(id));
     let mut ops: Vec<Op> = missing.map(|(_, object)| Op::Set(object.clone())).collect();
@@ -12,23 +13,23 @@ pub fn diff(desired: &Desired, observed: &Observed) -> Vec<Op> {
     ops
 }
 
-/// Ops that apply `desired` for the objects `ids`.
+/// Returns the ops that apply `desired` for the objects `ids`.
 ///
-/// Deletions come first, dependents before their dependencies: a deleted object may free its tag, address or port for an
-/// object of the same batch. Peers and groups are deleted last, when no object refers to them: an endpoint has the rules of its
-/// old group until it has those of the new one.
+/// Deletions come first, dependents before their dependencies: a deleted object may release its tag, address or port for
+/// an object of the same batch. Peers and groups are deleted last, when no object refers to them: an endpoint has the
+/// rules of its old group until it has those of the new one.
 pub fn ordered(ids: &BTreeSet<ObjectId>, desired: &Desired) -> Vec<Op> {
     let sets = ids.iter().filter_map(|id| desired.get(id)).map(|object| Op::Set(object.clone()));
     let gone: BTreeSet<&ObjectId> = ids.iter().filter(|id| desired.get(id).is_none()).collect();
     around(&gone, sets)
 }
 
-/// The ops of a full resync: those of [`diff`], and the deletions of `gone` in the order of [`ordered`].
+/// Returns the ops of a full resync: those of [`diff`], and the deletions of `gone` in the order of [`ordered`].
 pub(super) fn repair(desired: &Desired, observed: &Observed, gone: &BTreeSet<ObjectId>) -> Vec<Op> {
     around(&gone.iter().collect(), diff(desired, observed).into_iter())
 }
 
-/// Puts the deletions of the objects `gone` before and after the other ops. Those of groups are the last ops.
+/// Puts the deletions of the objects `gone` before and after the other ops. Deletions of groups are the last ops.
 fn around(gone: &BTreeSet<&ObjectId>, ops: impl Iterator<Item = Op>) -> Vec<Op> {
     let is_peer = |id: &&&ObjectId| matches!(id, ObjectId::Peer(_));
     let is_group = |id: &&&ObjectId| matches!(id, ObjectId::Group(_));

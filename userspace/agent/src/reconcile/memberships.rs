@@ -4,20 +4,20 @@ use contiv_model::policy::Identity;
 
 use crate::datapath::{Desired, Object, ObjectId, Observed};
 
-/// The groups that the endpoints of this node have in the datapath, as far as this process knows.
+/// Groups that the endpoints of this node have in the datapath, as far as this process can determine.
 ///
-/// An endpoint whose operation fails or waits has another group there than in the plan: that group's rules stay until the endpoint
-/// has left it.
+/// An endpoint whose operation failed or is pending has another group in the datapath than in the plan. The rules of that
+/// group are kept until the endpoint has left it.
 #[derive(Debug, Default)]
 pub(super) struct Memberships {
-    /// After a failure an endpoint may have several.
+    /// After a failure an endpoint may have several groups.
     groups: BTreeMap<ObjectId, BTreeSet<Identity>>,
 }
 
 impl Memberships {
-    /// Notes what a full resync has found.
+    /// Records the result of a full resync.
     pub(super) fn observed(&mut self, observed: &Observed, desired: &Desired) {
-        // Nothing is collected then, which would tell.
+        // Garbage is not collected in this case, so this is the only report that there is none.
         if observed.orphans == 0 && observed.retained == 0 {
             self.collected(desired);
         }
@@ -26,7 +26,7 @@ impl Memberships {
         }
     }
 
-    /// Notes that the datapath has the object.
+    /// Records that the datapath has the object.
     pub(super) fn set(&mut self, id: &ObjectId, object: &Object) {
         let Object::Local(local) = object else { return };
         match local.identity {
@@ -35,7 +35,7 @@ impl Memberships {
         }
     }
 
-    /// Notes that the datapath may have a part of the object.
+    /// Records that the datapath may have a part of the object.
     pub(super) fn failed(&mut self, id: &ObjectId, object: &Object) {
         if let Object::Local(local) = object
             && let Some(identity) = local.identity
@@ -44,17 +44,17 @@ impl Memberships {
         }
     }
 
-    /// Notes that the datapath does not have the object.
+    /// Records that the datapath does not have the object.
     pub(super) fn deleted(&mut self, id: &ObjectId) {
         self.groups.remove(id);
     }
 
-    /// Notes that the datapath has no endpoints that are not desired.
+    /// Records that the datapath has no endpoints that are not desired.
     pub(super) fn collected(&mut self, desired: &Desired) {
         self.groups.retain(|id, _| desired.get(id).is_some());
     }
 
-    /// An endpoint that has the group in the datapath, but is to leave it.
+    /// Returns an endpoint that has the group in the datapath but another desired group.
     pub(super) fn leaving(&self, group: Identity, desired: &Desired) -> Option<&ObjectId> {
         let is_leaving = |id: &ObjectId| match desired.get(id) {
             Some(Object::Local(local)) => local.identity != Some(group),
@@ -68,7 +68,7 @@ impl Memberships {
 mod tests {
     use super::*;
 
-    /// Its deletion failed halfway, or the switch has lost it.
+    /// The endpoint's deletion failed halfway, or the switch has lost the endpoint.
     #[test]
     fn a_datapath_without_other_items_has_no_deleted_endpoint() {
         let (group, endpoint) = (Identity::try_from(5).unwrap(), ObjectId::Local("e1".into()));

@@ -25,7 +25,7 @@ struct ObjectOp {
     result: &'static str,
 }
 
-/// Durations of the reconciler's work, and the ops that it gave to the datapath. Clones share the values.
+/// Durations of the reconciler's work, and the ops that it passed to the datapath. Clones share the values.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     watch_lag: Histogram,
@@ -42,7 +42,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Records that a batch of changes is in effect whose oldest change was received `lag` ago.
+    /// Records that a batch of changes is in effect. `lag` is the time since its oldest change was received.
     pub fn record_lag(&self, lag: Duration) {
         self.watch_lag.observe(lag.as_secs_f64());
     }

@@ -34,9 +34,9 @@ use crate::{
 };
 pub use takeover::StandByError;
 
-/// Longest pause after a resync that failed at no cost.
+/// Maximum pause after a failed resync that took little time.
 const MIN_RESYNC_PAUSE: Duration = Duration::from_secs(1);
-/// Longest pause after a failed resync, as a multiple of its duration.
+/// Maximum pause after a failed resync, as a multiple of its duration.
 const PAUSE_PER_COST: u32 = 20;
 
 /// Owns the datapath and runs the reconciliation loop.
@@ -54,9 +54,9 @@ pub struct Reconciler<D> {
     retention: Retention,
     retries: Retries,
     memberships: Memberships,
-    /// Why the last garbage collection failed.
+    /// Reason why the last garbage collection failed.
     garbage: Option<String>,
-    /// Newest store revision that was applied, with failed operations or without.
+    /// Newest store revision that was applied, with or without failed operations.
     attempted: i64,
     /// Time of the next full resync.
     resync_at: Instant,
@@ -64,7 +64,7 @@ pub struct Reconciler<D> {
     resync_interval: Duration,
     backoff: Backoff,
     metrics: Metrics,
-    /// Receipt of the oldest change that is not in effect.
+    /// Receipt of the oldest change that is not in effect yet.
     pending_since: Option<Instant>,
 }
 
@@ -106,7 +106,7 @@ impl<D: Datapath> Reconciler<D> {
         (reconciler, handle)
     }
 
-    /// Runs until `stop` is cancelled. The forwarding state remains.
+    /// Runs until `stop` is cancelled. The forwarding state is kept.
     pub async fn run(mut self, stop: CancellationToken) {
         // An incomplete plan would delete objects that an earlier process created.
         tokio::select! {
@@ -130,7 +130,7 @@ impl<D: Datapath> Reconciler<D> {
                     let start = Instant::now();
                     self.add_pending();
                     if dirty.unreadable && self.retention.is_active() {
-                        // It finds what the datapath has of a record that is readable now, and orphans.
+                        // A full resync finds the datapath's entries of a record that is now readable, and orphans.
                         self.resync(dirty).await;
                     } else if is_postponed {
                         self.update_plan(&dirty);
@@ -160,7 +160,7 @@ impl<D: Datapath> Reconciler<D> {
             Inspection::Dump(reply) => drop(reply.send(self.datapath.inspect())),
             Inspection::Stats(reply) => drop(reply.send(self.datapath.stats())),
             Inspection::Trace(query, reply) => match Probe::resolve(&self.desired, &query) {
-                // The datapath goes on meanwhile. Without a receiver, the task ends.
+                // The datapath continues meanwhile. If the receiver is dropped, the task ends.
                 Ok(probe) => drop(tokio::spawn(follow(self.datapath.trace(probe.clone()), probe, reply))),
                 Err(error) => drop(reply.send(Err(error.into()))),
             },
@@ -179,7 +179,7 @@ impl<D: Datapath> Reconciler<D> {
         })
     }
 
-    /// Compares the whole datapath with the plan. `dirty` has been taken from the changes already.
+    /// Compares the whole datapath with the plan. `dirty` has already been taken from the changes.
     async fn resync(&mut self, mut dirty: DirtySet) {
         // The full plan includes the dirty objects.
         let (more, revision) = self.changes.take();
@@ -205,7 +205,7 @@ impl<D: Datapath> Reconciler<D> {
             self.backoff.reset();
             self.resync_interval
         } else {
-            // Only a full resync finds the orphans again.
+            // Only another full resync finds the orphans.
             self.backoff.pause()
         };
         self.resync_at = Instant::now() + pause;
@@ -228,7 +228,7 @@ impl<D: Datapath> Reconciler<D> {
         self.retention.observed(observed.retained, &mut self.desired);
         self.memberships.observed(&observed, &self.desired);
         let mut ops = repair(&self.desired, &observed, self.retention.gone());
-        // An unsupported object that did not change would fail again.
+        // An unsupported object that has not changed would fail again.
         ops.retain(|op| !matches!(op, Op::Set(object) if self.retries.is_unsupported(&object.id())));
         tracing::debug!(
             objects = self.desired.len(),
@@ -244,7 +244,7 @@ impl<D: Datapath> Reconciler<D> {
         let blocked = self.block_groups();
         self.retries.keep(|id| match (self.desired.get(id), id) {
             (Some(_), _) => !observed.in_sync.contains(id) || blocked.contains(id),
-            // It is deleted when its last endpoint has left it.
+            // The group is deleted when its last endpoint has left it.
             (None, ObjectId::Group(group)) => self.memberships.leaving(*group, &self.desired).is_some(),
             (None, _) => false,
         });
@@ -269,8 +269,8 @@ impl<D: Datapath> Reconciler<D> {
         }
     }
 
-    /// Blocks the planned groups whose settings are unknown and returns their ids. The datapath keeps the state that it has for
-    /// them, possibly from an earlier process; endpoints that are not in the datapath yet wait.
+    /// Blocks the planned groups whose settings are unknown and returns their ids. The datapath keeps its state of them,
+    /// possibly from an earlier process. Endpoints that are not in the datapath yet remain pending.
     fn block_groups(&mut self) -> BTreeSet<ObjectId> {
         let mut blocked = BTreeSet::new();
         for (number, why) in &self.blocked {
@@ -290,10 +290,12 @@ impl<D: Datapath> Reconciler<D> {
         blocked
     }
 
-    /// Applies groups before their endpoints: an endpoint without its group's rules would accept all traffic, so it waits
-    /// while its group fails. If the datapath does not support groups, endpoints do not wait and a warning is logged.
+    /// Applies groups before their endpoints: an endpoint without its group's rules would accept all traffic, so it
+    /// remains pending while its group fails. If the datapath does not support groups, endpoints are set without them and
+    /// a warning is logged.
     ///
-    /// Deletes groups after their endpoints have left them: an endpoint that waits, or failed, has the rules of its old group.
+    /// Deletes groups after their endpoints have left them: an endpoint that is pending or has failed has the rules of
+    /// its old group.
     async fn apply(&mut self, ops: &[Op]) -> Result<(), Error> {
         let (ops, deletions) = split_groups(ops);
         self.apply_sets(ops).await?;
@@ -312,7 +314,7 @@ impl<D: Datapath> Reconciler<D> {
         self.apply_batch(&ready).await
     }
 
-    /// Applies ops of which none deletes a group.
+    /// Applies ops that do not delete a group.
     async fn apply_sets(&mut self, ops: &[Op]) -> Result<(), Error> {
         let is_group = |op: &Op| matches!(op, Op::Set(Object::Group(_)));
         let (first, rest) = ops.split_at(ops.iter().rposition(is_group).map_or(0, |last| last + 1));
@@ -346,7 +348,7 @@ impl<D: Datapath> Reconciler<D> {
         self.apply_batch(&ready).await
     }
 
-    /// Whether the settings of a group were unknown before, and are none.
+    /// Reports whether the settings of a group were unknown before, and the group now has none.
     fn turned_out_empty(&self, group: &ObjectId) -> bool {
         self.retries.is_blocked(group) && self.desired.get(group).is_none()
     }
@@ -398,12 +400,13 @@ impl<D: Datapath> Reconciler<D> {
         Ok(())
     }
 
-    /// Adds the changes that were just taken to those that are not in effect.
+    /// Adds the changes that were just taken to those that are not in effect yet.
     fn add_pending(&mut self) {
         self.pending_since = self.pending_since.into_iter().chain(self.changes.received()).min();
     }
 
-    /// Publishes the result of applying everything up to `revision`. The revision is in effect once no object is retried.
+    /// Publishes the result of applying everything up to `revision`. The revision is in effect when no object is pending
+    /// a retry.
     fn report(&mut self, revision: i64) {
         if let Some(received) = self.pending_since.take() {
             self.metrics.record_lag(received.elapsed());
@@ -424,8 +427,9 @@ impl<D: Datapath> Reconciler<D> {
         });
     }
 
-    /// Schedules the next attempt after one that took `took`. A cheap attempt, such as a refused connection, is repeated each
-    /// second, so that a switch that comes back is programmed soon; an expensive one with the whole backoff.
+    /// Schedules the next attempt after one that took `took`. A cheap attempt, such as a refused connection, is repeated
+    /// each second, so that a switch that becomes available is programmed soon. An expensive attempt is repeated with the
+    /// whole backoff.
     fn schedule_resync(&mut self, error: &Error, took: Duration) {
         let wait = self.backoff.pause().min(MIN_RESYNC_PAUSE.max(took * PAUSE_PER_COST));
         tracing::warn!("{}; next full resync in {wait:?}", one_line(error));
@@ -438,7 +442,7 @@ impl<D: Datapath> Reconciler<D> {
         });
     }
 
-    /// Publishes that nothing is changed for the reason `error`. The next attempt comes when other records are unreadable.
+    /// Publishes that nothing is changed because of `error`. The next attempt follows a change of the unreadable records.
     fn postpone(&mut self, error: &Error) {
         let why = self.retention.postponement(error);
         self.backoff.reset();
@@ -462,7 +466,7 @@ impl<D: Datapath> Reconciler<D> {
     }
 }
 
-/// Answers a trace request.
+/// Runs a trace and sends the result.
 async fn follow(
     trace: BoxFuture<'static, Result<Findings, Error>>,
     probe: Probe,

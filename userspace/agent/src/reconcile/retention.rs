@@ -9,39 +9,41 @@ use crate::{
     state::{DirtySet, State},
 };
 
-/// Maximum number of records that the degraded condition names.
+/// Maximum number of records listed in the degraded condition.
 const LISTED: usize = 5;
 
-/// Keeps what the datapath has of objects whose records have been unreadable since the start of the process.
+/// Retains the datapath's entries of objects whose records have been unreadable since the start of the process.
 ///
-/// An earlier process has put it there. It belongs to no object of the plan, and the datapath does not tell which part of it
-/// belongs to which record. So while a record is unreadable, no orphans are removed, and nothing is deleted but what this process
-/// has planned before, and endpoints without an interface. Records of groups and policies do not count: a group with endpoints on
-/// this node is in the plan, and blocked.
+/// An earlier process has created these entries. They belong to no object of the plan, and the datapath does not show
+/// which entry belongs to which record. So while a record is unreadable, no orphans are removed. Only objects that this
+/// process has planned, and endpoints without an interface, are deleted. Records of groups and policies do not count: a
+/// group with endpoints on this node is in the plan, and blocked.
 ///
-/// A datapath of another version has none of it in tables that this process can change. It is not changed at all meanwhile
-/// ([`Postponed`](crate::datapath::Postponed)).
+/// If the datapath belongs to another version, its entries are not in tables that this process can change. It is not
+/// changed at all meanwhile ([`Postponed`](crate::datapath::Postponed)).
 ///
-/// This ends with the first full resync that finds all records readable, or no orphans. Since then the datapath has only what
-/// this process has planned, and of a record that becomes unreadable, the last valid version stays in effect.
+/// Retention ends with the first full resync that finds all records readable, or no orphans. From then on the datapath
+/// has only objects that this process has planned. If a record becomes unreadable later, its last valid version stays in
+/// effect.
 #[derive(Debug, Default)]
 pub(super) struct Retention {
     is_over: bool,
     /// Unreadable records.
     keys: BTreeSet<Key>,
-    /// Objects to be deleted, which may be in the datapath.
+    /// Objects to be deleted that may be in the datapath.
     gone: BTreeSet<ObjectId>,
-    /// Objects that are left out of the plan, because the datapath may have more of them than the readable records tell.
+    /// Objects omitted from the plan, because the datapath may have a more complete version than the readable records
+    /// provide.
     withheld: Vec<Object>,
 }
 
 impl Retention {
-    /// Whether what belongs to no object stays.
+    /// Reports whether entries that belong to no object are retained.
     pub(super) fn is_active(&self) -> bool {
         !self.is_over && !self.keys.is_empty()
     }
 
-    /// Adapts the plan of a full resync, which replaces the plan `before`. `dirty` is what has changed since.
+    /// Adapts the plan of a full resync, which replaces the plan `before`. `dirty` contains the changes since then.
     pub(super) fn begin(
         &mut self,
         desired: &mut Desired,
@@ -67,7 +69,7 @@ impl Retention {
         self.gone.retain(|id| desired.get(id).is_none());
     }
 
-    /// Updates the plan as [`plan::update`] does, and returns the ids of the objects that may have changed.
+    /// Updates the plan like [`plan::update`], and returns the ids of the objects that may have changed.
     pub(super) fn update(
         &mut self,
         desired: &mut Desired,
@@ -95,12 +97,12 @@ impl Retention {
         ids
     }
 
-    /// Objects to be deleted, which a full resync does not find while orphans stay.
+    /// Objects to be deleted that a full resync does not find while orphans are retained.
     pub(super) fn gone(&self) -> &BTreeSet<ObjectId> {
         &self.gone
     }
 
-    /// Whether the operation changes nothing that is to stay.
+    /// Reports whether the operation does not change retained entries.
     pub(super) fn allows(&self, op: &Op) -> bool {
         match op {
             Op::Delete(id) => !self.is_active() || self.gone.contains(id),
@@ -108,12 +110,12 @@ impl Retention {
         }
     }
 
-    /// Notes that an object has been deleted.
+    /// Records that an object has been deleted.
     pub(super) fn deleted(&mut self, id: &ObjectId) {
         self.gone.remove(id);
     }
 
-    /// Notes that the datapath has `count` items that stay. Without one, nothing is left out of the plan.
+    /// Records that the datapath has `count` retained items. If there are none, no object is omitted from the plan.
     pub(super) fn observed(&mut self, count: usize, desired: &mut Desired) {
         if !self.is_active() || count > 0 {
             return;
@@ -125,7 +127,7 @@ impl Retention {
         }
     }
 
-    /// Notes that a full resync has succeeded, and has removed all orphans that do not stay.
+    /// Records that a full resync has succeeded and has removed all orphans that are not retained.
     pub(super) fn resynced(&mut self) {
         self.is_over |= self.keys.is_empty();
     }
@@ -136,12 +138,12 @@ impl Retention {
         Some(format!("orphans: kept, because they may be those of {objects}"))
     }
 
-    /// The condition while the datapath is not changed for the reason `error`.
+    /// Returns the degraded condition while the datapath is not changed because of `error`.
     pub(super) fn postponement(&self, error: &Error) -> String {
         format!("{}, because it would end what the node forwards for {}", one_line(error), self.objects())
     }
 
-    /// The objects whose records are unreadable, and what to do.
+    /// Returns the objects whose records are unreadable, and advice.
     fn objects(&self) -> String {
         let mut listed: Vec<String> = self.keys.iter().take(LISTED).map(ToString::to_string).collect();
         let more = self.keys.len() - listed.len();
@@ -150,7 +152,7 @@ impl Retention {
     }
 }
 
-/// Whether the object is an endpoint that has no interface on this node, and is not known to be on another one.
+/// Reports whether the object is an endpoint that has no interface on this node and is not known to be on another node.
 fn is_detached(state: &State, node: &Node, id: &ObjectId) -> bool {
     let ObjectId::Local(id) = id else { return false };
     state.attachment(id).is_none() && state.endpoint(id).is_none_or(|endpoint| endpoint.host == node.host)
@@ -239,7 +241,7 @@ mod tests {
         retention.update(&mut desired, (&state, &node), &detached);
         let remote = Op::Delete(ObjectId::Remote("n.t-e".into()));
         assert!(retention.allows(&delete) && !retention.allows(&remote));
-        // The same if the full resync comes first.
+        // The same if the full resync precedes the change.
         let mut retention = Retention::default();
         retention.begin(&mut desired, (&state, &node), (&before, &detached));
         assert!(retention.allows(&delete));

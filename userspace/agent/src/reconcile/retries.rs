@@ -8,7 +8,7 @@ use crate::{
     error::one_line,
 };
 
-/// Objects that failed: each is retried with its own backoff, waits for another object, or is not supported.
+/// Failed objects: each is retried with its own backoff, waits for another object, or is not supported.
 #[derive(Debug, Default)]
 pub(super) struct Retries {
     all: BTreeMap<ObjectId, Retry>,
@@ -61,7 +61,7 @@ struct Retry {
     backoff: Backoff,
 }
 
-/// When the object is retried.
+/// Time of the next attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Next {
     At(Instant),
@@ -90,7 +90,7 @@ impl Retries {
         self.put(id, Retry { error: text, next, backoff });
     }
 
-    /// Delays an object until `other` is in effect.
+    /// Postpones an object until `other` is in effect.
     pub(super) fn wait_for(&mut self, id: ObjectId, other: ObjectId) {
         let why = self.error(&other).unwrap_or_default();
         let error = format!("{id} waits for {other}: {why}");
@@ -99,7 +99,7 @@ impl Retries {
         self.put(id, Retry { error, next: Next::After(other), backoff });
     }
 
-    /// Leaves an object unchanged until its data changes. Returns false if it is left for this reason already.
+    /// Blocks an object until its data changes. Returns false if it is already blocked for this reason.
     pub(super) fn block(&mut self, id: ObjectId, why: String) -> bool {
         if self.error(&id) == Some(&why) {
             return false;
@@ -136,7 +136,7 @@ impl Retries {
         self.all.get(id).map(|retry| retry.error.as_str())
     }
 
-    /// Whether the object was left unchanged until its data changes.
+    /// Reports whether the object is blocked until its data changes.
     pub(super) fn is_blocked(&self, id: &ObjectId) -> bool {
         self.all.get(id).is_some_and(|retry| retry.next == Next::After(id.clone()))
     }

@@ -15,7 +15,7 @@ use crate::datapath::{
 pub struct Status {
     /// Whether a full resync has succeeded and no error has occurred since.
     pub in_sync: bool,
-    /// Newest store revision that is in effect as a whole. An object that fails and is retried holds it back.
+    /// Newest store revision that is in effect as a whole. A failed object that is retried delays it.
     pub revision: i64,
     /// Number of desired objects.
     pub objects: usize,
@@ -25,10 +25,10 @@ pub struct Status {
     pub warnings: Vec<String>,
     /// Why the last full resync could not remove all orphans.
     pub garbage: Option<String>,
-    /// Why the last full resync has not removed orphans: records are unreadable.
+    /// Reason why the last full resync has not removed orphans: records are unreadable.
     pub retained: Option<String>,
-    /// Why nothing is changed: records are unreadable, and the datapath is that of another version. It forwards as before, and no
-    /// endpoint is set.
+    /// Reason why nothing is changed: records are unreadable, and the datapath belongs to another version. It forwards as
+    /// before, and no endpoint is set.
     pub postponed: Option<String>,
     /// [`Datapath::writes`](crate::datapath::Datapath::writes).
     pub writes: u64,
@@ -65,7 +65,7 @@ pub enum Inspection {
     Trace(Box<Query>, oneshot::Sender<Result<Traced, TraceError>>),
 }
 
-/// A traced packet, and what the datapath did with it.
+/// A traced packet and the findings.
 #[derive(Clone, Debug)]
 pub struct Traced {
     /// Packet, completed from the objects of the node.
@@ -77,10 +77,10 @@ pub struct Traced {
 /// A packet cannot be traced.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The query does not fit this node.
+    /// The query does not match this node.
     #[error(transparent)]
     Unresolved(#[from] Unresolved),
-    /// The datapath cannot trace, or failed.
+    /// The datapath does not support traces, or the trace failed.
     #[error(transparent)]
     Datapath(#[from] Error),
 }

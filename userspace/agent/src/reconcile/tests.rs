@@ -209,7 +209,7 @@ async fn failed_object_holds_the_applied_revision_back() {
     }
     let status = world.until(|status| status.objects == 5 && status.ops_failed > 1).await;
     assert_eq!((status.revision, status.failures.count()), (1, 1));
-    // A full resync does not report more.
+    // A full resync reports no other failures.
     world.switch.request_resync();
     let status = world.until(|status| status.in_sync && status.resyncs == 2).await;
     assert_eq!(status.revision, 1);
@@ -261,7 +261,7 @@ async fn lag_is_measured_until_the_change_is_in_effect() {
     };
     assert_eq!((remote("unknown"), remote("ok"), remote("failed")), (1, 1, 0));
 
-    // An interface of this node is no change of the store.
+    // A change of an interface on this node is not a change of the store.
     let before = world.handle.status.borrow().ops;
     world.attacher.detach(&"e1".into());
     world.until(|status| status.ops > before && status.objects == 3).await;
@@ -311,7 +311,7 @@ async fn waiter_is_notified_when_the_endpoint_is_set() {
     tokio::time::timeout(TIMEOUT, reply).await.unwrap().unwrap().unwrap();
     assert!(installed(&world.switch).contains(&"local endpoint e4".to_owned()));
 
-    // A waiter is notified without a change, too.
+    // A waiter is also notified without a change.
     let reply = world.handle.waiters.wait(&id, Presence::Present);
     world.attacher.attach(&id, here());
     tokio::time::timeout(TIMEOUT, reply).await.unwrap().unwrap().unwrap();
@@ -366,7 +366,7 @@ async fn endpoint_waits_for_its_group() {
     world.stop().await;
 }
 
-/// The existing endpoint is not changed and the new one waits, also after a full resync.
+/// The existing endpoint is not changed, and the new one remains pending, also after a full resync.
 #[tokio::test]
 async fn invalid_policy_blocks_new_endpoints() {
     let mut world = World::start(Fake::new());
@@ -462,8 +462,8 @@ async fn packets_are_traced_by_the_names_of_endpoints() {
 }
 
 proptest! {
-    /// The ops of a change bring a datapath that holds the plan of before to that of after, and no object that is
-    /// right is dirty.
+    /// The ops of a change convert a datapath with the previous plan to one with the new plan, and no object that is
+    /// already correct is dirty.
     #[test]
     fn ops_lead_from_plan_to_plan(batches in prop::collection::vec(prop::collection::vec(event(), 1..8), 1..12)) {
         let (mut state, mut desired, mut fake) = (State::default(), Desired::default(), Fake::new());

@@ -29,8 +29,8 @@ struct Waiter {
 }
 
 impl Waiters {
-    /// Registers a waiter. The reply arrives after the next change of the endpoint that reaches `wanted`, or fails to; call
-    /// this before making the change.
+    /// Registers a waiter. The reply arrives after the next change of the endpoint that reaches `wanted` or fails to.
+    /// Must be called before the change.
     pub fn wait(&self, id: &EndpointId, wanted: Presence) -> oneshot::Receiver<Result<(), String>> {
         let (reply, answer) = oneshot::channel();
         let mut waiters = self.lock();
@@ -43,8 +43,8 @@ impl Waiters {
         answer
     }
 
-    /// Notifies the waiters of the endpoints among `ids`. While orphans remain for the reason `garbage`, an endpoint is not
-    /// known to be absent: it may be one of them.
+    /// Notifies the waiters of the endpoints among `ids`. While orphans remain because of `garbage`, an endpoint may
+    /// still be one of them, so it is not reported as absent.
     pub(super) fn notify(
         &self,
         ids: &BTreeSet<ObjectId>,
@@ -63,7 +63,7 @@ impl Waiters {
         }
     }
 
-    /// As [`notify`](Self::notify), for all endpoints.
+    /// Like [`notify`](Self::notify), for all endpoints.
     pub(super) fn notify_all(&self, desired: &Desired, retries: &Retries, garbage: Option<&str>) {
         let mut waiters = self.lock();
         let all: Vec<_> = waiters.keys().cloned().collect();
@@ -72,8 +72,9 @@ impl Waiters {
         }
     }
 
-    /// Notifies the waiters of all endpoints while the datapath is not changed for the reason `why`: no endpoint is set. What it has of
-    /// an endpoint that is deleted forwards nothing without the interface, and ends with all else that it has.
+    /// Notifies the waiters of all endpoints while the datapath is not changed because of `why`: no endpoint is set. The
+    /// entries of a deleted endpoint forward nothing without its interface, and are removed with the other retained
+    /// entries.
     pub(super) fn refuse(&self, desired: &Desired, why: &str) {
         let mut waiters = self.lock();
         let all: Vec<_> = waiters.keys().cloned().collect();
@@ -89,7 +90,7 @@ impl Waiters {
     }
 }
 
-/// Why an endpoint is not as wanted after a change.
+/// Returns the reason why an endpoint is not in the wanted state after a change.
 fn failure<'a>(
     retries: &'a Retries,
     garbage: Option<&'a str>,

@@ -15,7 +15,7 @@ pub enum StandByError {
     /// The datapath as a whole failed.
     #[error(transparent)]
     Datapath(#[from] Error),
-    /// Not a single object is wrong, so a removal of the other datapath would not help.
+    /// All endpoints failed. The cause is not a single invalid object, so removing the other datapath would not help.
     #[error("none of the {count} endpoints of this node can be set; first: {first}")]
     NoEndpoint {
         /// Number of endpoints.
@@ -26,8 +26,8 @@ pub enum StandByError {
 }
 
 impl<D: Datapath> Reconciler<D> {
-    /// Makes the datapath match the state beside another one that forwards, as far as that is possible. False if objects failed:
-    /// they may need what the other datapath has.
+    /// Applies the state to the datapath as far as possible while another datapath forwards. Returns false if objects
+    /// failed: they may need resources of the other datapath.
     ///
     /// # Errors
     ///
@@ -40,7 +40,7 @@ impl<D: Datapath> Reconciler<D> {
         let built = async {
             let observed = self.datapath.observe(&self.desired).await?;
             let mut ops = diff(&self.desired, &observed);
-            // What is left over goes when this datapath has taken over.
+            // Orphans are removed after this datapath has taken over.
             ops.retain(|op| *op != Op::GarbageCollect);
             self.apply(&ops).await
         };
@@ -56,7 +56,7 @@ impl<D: Datapath> Reconciler<D> {
         }
     }
 
-    /// Fails if there are endpoints, and all of them failed.
+    /// Fails if there are endpoints and all of them failed.
     fn check_endpoints(&self) -> Result<(), StandByError> {
         let ids = self.desired.iter().map(|(id, _)| id).filter(|id| matches!(id, ObjectId::Local(_)));
         let errors: Option<Vec<&str>> =
@@ -68,8 +68,8 @@ impl<D: Datapath> Reconciler<D> {
         }
     }
 
-    /// Makes the datapath, which has taken over, have the objects that could not be set beside the other one, or not completely. Changes
-    /// no others: the state may be older than the datapath. False if something failed.
+    /// Sets the objects that could not be set, or not completely, before the takeover. Does not change other objects,
+    /// because the state may be older than the datapath. Returns false if an object failed.
     pub async fn complete_takeover(&mut self) -> bool {
         self.datapath.retain_orphans(true);
         self.desired = self.full_plan();
@@ -97,26 +97,26 @@ impl<D: Datapath> Reconciler<D> {
         plan
     }
 
-    /// Lets the datapath forward, with the connections of the other one, which does not forward any more.
+    /// Starts forwarding in the datapath, with the connections of the other one, which has stopped.
     pub async fn take_over(&mut self, connections: Vec<TrackedConnection>) {
         if let Err(error) = self.datapath.take_over(connections).await {
             tracing::warn!("connections to services may break: {}", one_line(&error));
         }
     }
 
-    /// Lets nothing pass, if the datapath is still to take over and the other one is about to be removed.
+    /// Drops all frames if the datapath has yet to take over and the other one is about to be removed.
     pub fn hold(&mut self) {
         if let Err(error) = self.datapath.hold() {
             tracing::warn!("frames of pods may pass the datapath for a moment: {}", one_line(&error));
         }
     }
 
-    /// As [`take_over`](Self::take_over) with the next full resync: not everything has been built.
+    /// Passes the connections for the takeover with the next full resync, because not everything has been built.
     pub fn inherit(&mut self, connections: Vec<TrackedConnection>) {
         self.datapath.inherit(connections);
     }
 
-    /// Applies all that could not be built beside the other datapath.
+    /// Applies everything that could not be built while the other datapath forwarded.
     pub async fn complete(&mut self) {
         self.resync(DirtySet::default()).await;
     }

@@ -7,7 +7,7 @@ fn group(number: u32) -> ObjectId {
     ObjectId::Group(GroupNumber::try_from(number).unwrap().into())
 }
 
-/// A world in which an endpoint is the only one of group 5.
+/// A world with one endpoint, the only one in group 5.
 async fn world() -> World {
     let mut world = World::start(Fake::new());
     world.populate();
@@ -43,7 +43,7 @@ async fn a_group_stays_while_its_endpoint_cannot_leave_it() {
                 .all(|id| objects.get(id) == before.get(id) && before.get(id).is_some())
         };
         assert!(is_unchanged(&world.switch.objects()), "{faulty}");
-        // The removal of orphans takes nothing from the endpoint either.
+        // The removal of orphans does not remove anything from the endpoint either.
         world.switch.request_resync();
         world.until(|status| status.resyncs == 2).await;
         assert!(is_unchanged(&world.switch.objects()), "{faulty}");

@@ -32,7 +32,7 @@ fn list(world: &mut World, policies: Vec<Policy>) {
     world.writer.apply_all(events.map(|event| Update { source: of_group(), revision: 2, event }));
 }
 
-/// As in an ADD, whose interface comes as soon as the policies are there: the reconciler sees both at once.
+/// As in an ADD, whose interface appears as soon as the policies have arrived: the reconciler receives both at once.
 #[tokio::test]
 async fn a_group_without_policies_does_not_delay_its_first_endpoint() {
     let mut world = joined().await;

@@ -1,4 +1,4 @@
-//! An agent that starts while records are unreadable keeps what an earlier one has put into the datapath.
+//! An agent that starts while records are unreadable keeps the datapath entries of an earlier agent.
 
 use contiv_model::service;
 
@@ -25,7 +25,7 @@ impl World {
         world
     }
 
-    /// The datapath that an agent with these records has left.
+    /// Returns the datapath as an agent with these records leaves it.
     async fn left_by(records: impl IntoIterator<Item = (Key, ClusterObject)>) -> Switch {
         let mut world = World::begin(Fake::new(), records, &[]);
         world.until(|status| status.in_sync).await;
@@ -149,7 +149,7 @@ async fn a_pod_whose_record_is_unreadable_is_deleted_with_its_interface() {
     }
 }
 
-/// The network of a pod stays when the last endpoint goes whose record is readable.
+/// The network of a pod is kept when the last endpoint with a readable record is deleted.
 #[tokio::test]
 async fn a_pod_whose_record_is_unreadable_keeps_its_network() {
     let second = endpoint("n.t-e3", "h0", 3);
@@ -159,7 +159,7 @@ async fn a_pod_whose_record_is_unreadable_keeps_its_network() {
     let mut world = World::begin(Fake::reopen(&switch), records, std::slice::from_ref(&key));
     world.until(|status| status.in_sync).await;
     world.send(Event::Delete(second.0));
-    // What changes on the network is followed.
+    // Changes on the network are applied.
     world.put(endpoint(REMOTE, "h1", 22));
     let is_new = |object: &Object| matches!(object, Object::Remote(remote) if remote.addresses.contains([10, 0, 0, 22].into()));
     let remote = ObjectId::Remote(REMOTE.into());
@@ -208,7 +208,7 @@ async fn a_service_keeps_the_backends_of_an_unreadable_list() {
     let mut world = World::begin(Fake::reopen(&switch), readable(), unreadable);
     let status = world.until(|status| status.in_sync).await;
     assert_eq!((backends(&switch), status.degraded()), (vec![1, 2], vec![condition(&key)]));
-    // A new list could only be told together with the others.
+    // A new list would be incomplete without the other lists.
     world.put(providers("web:t", 3));
     world.put(endpoint("n.t-e3", "h1", 4));
     world.until(|now| now.objects > status.objects).await;
@@ -218,7 +218,7 @@ async fn a_service_keeps_the_backends_of_an_unreadable_list() {
     assert_eq!(backends(&switch), [2, 3]);
     world.stop().await;
 
-    // A network that is unreadable takes no backends, either.
+    // An unreadable network does not cause the removal of backends, either.
     let switch = World::left_by(all()).await;
     let key = Key::Network("n.t".into());
     let mut world =
@@ -227,7 +227,7 @@ async fn a_service_keeps_the_backends_of_an_unreadable_list() {
     assert_eq!(backends(&switch), [1, 2]);
     world.stop().await;
 
-    // A new node has what is readable.
+    // A new node gets the objects with readable records.
     let mut world = World::begin(Fake::new(), readable(), unreadable);
     world.until_complete().await;
     assert_eq!(backends(&world.switch), [1]);
@@ -240,7 +240,7 @@ async fn a_new_node_retains_nothing() {
     let mut world = World::begin(Fake::new(), without(records(), &keys[0]), &keys);
     let status = world.until(|status| status.in_sync).await;
     assert!(status.degraded().is_empty(), "{:?}", status.degraded());
-    // Since then the datapath has only what this process has planned.
+    // From then on the datapath has only objects that this process has planned.
     world.switch.add_foreign_items(2);
     world.switch.request_resync();
     world.until(|status| status.in_sync && status.resyncs == 2).await;
@@ -248,7 +248,7 @@ async fn a_new_node_retains_nothing() {
     world.stop().await;
 }
 
-/// The tables of another version have what belongs to the record; those of this version would not.
+/// The tables of the other version have entries of the record; those of this version would not.
 #[tokio::test]
 async fn an_upgrade_waits_until_all_records_are_readable() {
     let second = endpoint("n.t-e3", "h0", 3);
@@ -268,7 +268,7 @@ async fn an_upgrade_waits_until_all_records_are_readable() {
     };
     assert_eq!(status.degraded(), [why(&keys)]);
     assert_eq!((status.in_sync, status.error, status.writes), (false, None, 0));
-    // A new pod is refused, and one can leave.
+    // A new pod is refused, and an existing one can be deleted.
     let id: contiv_model::name::EndpointId = "n.t-e4".into();
     let reply = world.handle.waiters.wait(&id, Presence::Present);
     world.put(endpoint("n.t-e4", "h0", 4));
@@ -280,11 +280,11 @@ async fn an_upgrade_waits_until_all_records_are_readable() {
         world.attacher.detach(&id);
         tokio::time::timeout(TIMEOUT, reply).await.unwrap().unwrap().unwrap();
     }
-    // One of the records is deleted: the other one is left.
+    // One of the records is deleted: the other one is still unreadable.
     world.send(Event::Delete(keys[1].clone()));
     let status = world.until(|status| status.degraded() == [why(&keys[..1])]).await;
     assert_eq!((switch.objects(), status.writes), (before, 0));
-    // All can be read.
+    // All records are readable.
     world.attacher.attach(&POD.into(), Attachment::of_pod("vvport1"));
     world.put(endpoint(REMOTE, "h1", 2));
     let status = world.until_complete().await;
@@ -296,7 +296,7 @@ async fn an_upgrade_waits_until_all_records_are_readable() {
     world.stop().await;
 }
 
-/// Records of groups keep no orphans.
+/// Unreadable records of groups do not retain orphans.
 #[tokio::test]
 async fn an_upgrade_does_not_wait_for_an_unreadable_group() {
     let switch = World::left_by(records()).await;
@@ -315,7 +315,7 @@ fn member(name: &str, ip: u8) -> (Key, ClusterObject) {
     (key, ClusterObject::Endpoint(Endpoint { group: Some("g5:t".into()), ..endpoint }))
 }
 
-/// What the datapath has of the group is that of an object of the plan.
+/// The datapath's entries of the group belong to an object of the plan.
 #[tokio::test]
 async fn orphans_are_removed_beside_an_unreadable_group() {
     let all = || vec![network(), member(POD, 1), group_with_dscp(5, 46)];
@@ -324,7 +324,7 @@ async fn orphans_are_removed_beside_an_unreadable_group() {
         let switch = World::left_by(all().into_iter().chain([endpoint(REMOTE, "h1", 2)])).await;
         let before = switch.objects();
         assert_eq!(before.len(), 5);
-        // A group without endpoints on this node has nothing here.
+        // A group without endpoints on this node has no entries here.
         let unreadable = [key.clone(), Key::Group("g6:t".into())];
         let mut world = World::begin(Fake::reopen(&switch), without(all(), &key), &unreadable);
         let status = world.until(|status| status.in_sync).await;
@@ -333,7 +333,7 @@ async fn orphans_are_removed_beside_an_unreadable_group() {
         assert_eq!(installed(&switch), after, "{key}");
         let five = ObjectId::Group(GroupNumber::try_from(5).unwrap().into());
         assert_eq!(switch.objects().get(&five), before.get(&five), "{key}");
-        // What becomes of it is no reason for a full resync.
+        // Its deletion does not cause a full resync.
         world.send(Event::Delete(Key::Group("g6:t".into())));
         world.send(Event::Delete(key.clone()));
         world.until(|status| status.degraded().is_empty()).await;
@@ -342,7 +342,7 @@ async fn orphans_are_removed_beside_an_unreadable_group() {
     }
 }
 
-/// The settings of the group stay as they are, and new endpoints wait.
+/// The settings of the group are not changed, and new endpoints remain pending.
 #[tokio::test]
 async fn an_unreadable_group_blocks_new_endpoints() {
     let all = || [network(), member(POD, 1), group_with_dscp(5, 46)];

@@ -1,4 +1,4 @@
-//! A datapath that is built beside another one.
+//! A datapath that is built while another one forwards.
 
 use super::*;
 use crate::error::one_line;
@@ -37,7 +37,7 @@ async fn a_datapath_that_is_not_possible_is_refused_and_removed() {
     }
 }
 
-/// It may need what the other datapath has.
+/// The object may need resources of the other datapath.
 #[tokio::test]
 async fn a_single_object_that_fails_is_no_reason_to_refuse() {
     for fails in [false, true] {
