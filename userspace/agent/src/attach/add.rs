@@ -38,7 +38,7 @@ impl Pods {
         pod.check_name()?;
         let link = |e| Failure::link(Step::Plug, &e);
         let netns = Netns::open(&pod.netns).map_err(link)?;
-        // The node would get the pod's address, and its default route.
+        // Otherwise the node would get the pod's address and its default route.
         if netns.is_current().map_err(link)? {
             let path = pod.netns.display();
             let why =
@@ -58,9 +58,10 @@ impl Pods {
             return Err(Failure::new(Step::Create, why));
         }
         let before = self.parts().journal.get(&id).map(|entry| entry.progress);
-        // Also one that cannot be read.
+        // Includes an entry that cannot be read.
         let has_entry = self.parts().journal.contains(&id);
-        // What a DEL or a rollback has begun to delete is created again, so that netmaster does not carry out its request later.
+        // An endpoint that a DEL or a rollback has begun to delete is created again, so that a delayed deletion by
+        // netmaster does not delete the new endpoint.
         let is_deleting = before == Some(Progress::Deleting);
         if !is_deleting && let Some(reply) = self.existing(pod, netns).await? {
             if before != Some(Progress::Attached) {
@@ -72,7 +73,7 @@ impl Pods {
         self.check_store(Step::Create)?;
         self.check_datapath(Step::Create)?;
         if has_entry {
-            // A DEL may have failed to delete the interface. The entry says so until it is gone.
+            // A DEL may have failed to delete the interface. The entry records this until the interface is deleted.
             self.delete_interface(&id).await?;
         }
         self.remember_if_unanswered(pod);
@@ -91,10 +92,11 @@ impl Pods {
         };
         let is_unanswered = rollback.is_unanswered();
         let mut failures = self.roll_back(rollback).await;
-        // The entry of an ADD that may have left something remains, so it is deleted later, also by another process.
+        // If the ADD may have left something, its entry remains, so that it is deleted later, possibly by another
+        // process.
         if failures.is_empty() && !is_unanswered {
             if has_entry {
-                // An earlier request may have left something, too.
+                // An earlier request may also have left something.
                 self.begin_deletion(pod);
             } else {
                 failures.extend(self.remove_entry(&id).err().map(|failure| failure.to_string()));
@@ -103,7 +105,7 @@ impl Pods {
         Err(failure.and_rollback(&failures))
     }
 
-    /// Records what a DEL must delete. The node's own endpoints need no entry: the store tells them.
+    /// Records what a DEL must delete. The node's own endpoints need no entry, because the store contains them.
     pub(super) fn write_entry(&self, pod: &Pod, progress: Progress) -> Result<(), Failure> {
         match pod.owner {
             Owner::Node => Ok(()),
@@ -111,7 +113,8 @@ impl Pods {
         }
     }
 
-    /// Ends the connections that an earlier pod with this port has begun by the node: their packets would get to the new one.
+    /// Ends the connections that an earlier pod with this port has opened through the node's kernel: their packets would
+    /// be delivered to the new pod.
     async fn end_connections_of(&self, port: &str) {
         let private = self.parts().reader.with(|state| {
             let subnet = state.private_subnet()?;
@@ -120,7 +123,7 @@ impl Pods {
         let Some(private) = private else { return };
         let turn = self.0.tracking.clone().lock_owned().await;
         let ended = tokio::task::spawn_blocking(move || {
-            // Until the end also if the request is interrupted.
+            // Held until the end even if the request is interrupted.
             let _held = turn;
             forget_connections(private)
         });
@@ -128,7 +131,7 @@ impl Pods {
         match ended.map_err(std::io::Error::other).flatten() {
             Ok(0) => {}
             Ok(count) => tracing::debug!(port, count, "ended the connections of an earlier pod"),
-            // A kernel without connection tracking has none.
+            // A kernel without connection tracking has no connections.
             Err(error) => {
                 tracing::warn!(port, "connections of an earlier pod to addresses outside may go on: {error}");
             }
@@ -138,7 +141,7 @@ impl Pods {
     async fn create(&self, pod: &Pod, netns: &Netns, rollback: &mut Rollback) -> Result<Reply, Failure> {
         let start = Instant::now();
         let log_step = |what| tracing::debug!(endpoint = pod.endpoint, after = ?start.elapsed(), "{what}");
-        // What the endpoint needs arrives while netmaster creates it.
+        // The objects that the endpoint needs arrive while netmaster creates it.
         let group = pod.group.as_ref().map(|group| GroupKey::new(group, &pod.tenant));
         let _request = self.parts().attacher.request(&pod.network_id(), group.as_ref());
         let (state, endpoint) = self.create_at_master(pod, rollback).await?;
@@ -182,12 +185,12 @@ impl Pods {
         Ok(with_routes(self.reply(pod, &endpoint, &interface, &port).await?, routes))
     }
 
-    /// Waits until the state has everything that the endpoint depends on, as the store has it now: each watch of the store
-    /// may lag behind netmaster, and a group whose policy has not arrived would look like a group without rules. Fails if the
-    /// record of the network is unreadable.
+    /// Waits until the state has everything that the endpoint depends on, as it is now in the store. Each watch of the
+    /// store may lag behind netmaster, and a group whose policy has not arrived would look like a group without rules.
+    /// Fails if the record of the network is unreadable.
     pub(super) async fn network(&self, endpoint: &Endpoint) -> Result<Network, Failure> {
         let parts = self.parts();
-        // Until the state has the endpoint, it does not show what the node needs.
+        // Until the state has the endpoint, it does not imply what the node needs.
         let _request = parts.attacher.request(&endpoint.network, endpoint.group.as_ref());
         let caught_up = async {
             let (keys, policies) = self.dependencies(endpoint).await?;
@@ -214,8 +217,8 @@ impl Pods {
         })
     }
 
-    /// Records that the endpoint depends on with their revisions, and for an endpoint of a group the prefix of the group's
-    /// policy ids and the revision at which these were listed.
+    /// Returns the records that the endpoint depends on, with their revisions. For an endpoint of a group, also returns
+    /// the prefix of the group's policy ids and the revision at which these were listed.
     async fn dependencies(
         &self,
         endpoint: &Endpoint,
@@ -257,7 +260,7 @@ impl Pods {
         })
     }
 
-    /// The interface of an attached endpoint, with the MTU that its ADD gave it: that of later ones may differ.
+    /// Returns the interface of an attached endpoint, with the MTU that its ADD set: later ADDs may use another MTU.
     pub(super) async fn attached_interface(
         &self,
         pod: &Pod,
@@ -270,7 +273,7 @@ impl Pods {
         Ok(PodInterface { mtu: mtu.unwrap_or(interface.mtu), ..interface })
     }
 
-    /// The reply for an endpoint that is already attached to this pod.
+    /// Returns the reply for an endpoint that is already attached to this pod.
     async fn existing(&self, pod: &Pod, netns: &Netns) -> Result<Option<Reply>, Failure> {
         let id = pod.endpoint_id();
         let parts = self.parts();
@@ -324,7 +327,7 @@ impl Pods {
     }
 }
 
-/// The reply of an ADD, after which these default routes lead through the interface.
+/// Returns the reply of an ADD that has set these default routes through the interface.
 fn with_routes(reply: Reply, routes: DefaultRoutes) -> Reply {
     let other_route = reply.gateway.is_some() && !routes.ipv4;
     let other_route6 = reply.gateway6.is_some() && !routes.ipv6;

@@ -6,8 +6,8 @@ use std::{
 /// Changes with each boot of the machine.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Tells whether interfaces may have vanished with an earlier boot, by a file with the id of the boot in which all of these
-/// were dealt with.
+/// Detects whether interfaces may have vanished since an earlier boot. A file holds the id of the last boot in which all
+/// such interfaces have been handled.
 #[derive(Debug)]
 pub(super) struct Boot {
     file: PathBuf,
@@ -15,7 +15,7 @@ pub(super) struct Boot {
 }
 
 impl Boot {
-    /// Reads the id of this boot. The file is beside the CNI socket.
+    /// Reads the id of this boot. The file is next to the CNI socket.
     pub(super) fn beside(socket: &Path) -> io::Result<Boot> {
         Ok(Boot { file: socket.with_extension("boot"), id: fs::read_to_string(BOOT_ID)? })
     }

@@ -19,7 +19,7 @@ use super::{
 use crate::{master::REQUEST_TIMEOUT, reconcile::Presence};
 
 impl Pods {
-    /// Checks that a pod is attached as ADD left it; the reply is that of ADD.
+    /// Checks that a pod is attached as ADD left it. The reply equals that of ADD.
     pub async fn check(&self, request: &Request) -> Result<Reply, Failure> {
         let pod = Pod::try_from(request)?;
         let netns = Netns::open(&pod.netns).map_err(|e| Failure::link(Step::Check, &e))?;
@@ -55,7 +55,7 @@ impl Pods {
         self.reply(&pod, &endpoint, &interface, &attachment.port).await
     }
 
-    /// Follows the conditions of an ADD until `stop` is cancelled.
+    /// Tracks the conditions of an ADD until `stop` is cancelled.
     pub async fn follow_conditions(&self, stop: CancellationToken) -> anyhow::Result<()> {
         let (mut status, mut leader) = (self.parts().status.clone(), self.parts().master.leader());
         loop {
@@ -78,7 +78,7 @@ impl Pods {
         self.0.conditions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether an ADD can succeed. One that begins now may wait for a condition that was lost for a moment.
+    /// Checks whether an ADD can succeed. An ADD that starts now may wait for a condition that is briefly lost.
     pub fn status(&self) -> Result<Reply, Failure> {
         let unavailable = |why: String| Err(Failure::new(Step::Status, why).code(Code::Unavailable));
         let parts = self.parts();
@@ -108,8 +108,8 @@ impl Pods {
     }
 }
 
-/// The interface with those of its default routes that the result of ADD has, if that is known: another interface of the pod may have
-/// had the route, and a later plugin may have taken it away.
+/// Returns the interface with only those default routes that the result of ADD contains, if it is known: another
+/// interface of the pod may have had the route, and a later plugin may have removed it.
 fn with_routes(interface: &PodInterface, routes: Option<[bool; 2]>) -> PodInterface {
     let [ipv4, ipv6] = routes.unwrap_or([true; 2]);
     PodInterface {
@@ -119,8 +119,9 @@ fn with_routes(interface: &PodInterface, routes: Option<[bool; 2]>) -> PodInterf
     }
 }
 
-/// The link as the result of ADD lists it, if that is known: a later plugin may have changed its MTU or Ethernet address. Results before
-/// version 1.1.0 list no MTU: then the host end's counts, which drops longer frames.
+/// Returns the link as the result of ADD lists it, if it is known: a later plugin may have changed its MTU or Ethernet
+/// address. Results before version 1.1.0 list no MTU. In this case the MTU of the host end applies, which drops longer
+/// frames.
 fn expected_link(made: &PodInterface, listed: Option<&ListedInterface>) -> ExpectedLink {
     match listed {
         Some(ListedInterface { mac, mtu }) => {

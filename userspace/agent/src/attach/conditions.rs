@@ -1,24 +1,24 @@
-//! What an ADD waits for. A runtime takes a failure of STATUS for one of the node, and its pods out of service, so STATUS reports only
-//! what lasts for longer than an ADD waits.
+//! Conditions that an ADD waits for. If STATUS fails, a runtime reports the node as not ready, which takes its pods out
+//! of service. So STATUS reports only conditions that are missing for longer than an ADD waits.
 
 use std::time::{Duration, Instant};
 
 /// The conditions of an ADD.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Conditions {
-    /// The datapath follows the store.
+    /// The datapath is in sync with the store.
     pub(super) in_sync: Condition,
-    /// The store names a netmaster that leads.
+    /// The store contains the address of a leading netmaster.
     pub(super) leader: Condition,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Condition {
-    /// It has not been met in this run of the agent.
+    /// The condition has not been met in this run of the agent.
     #[default]
     Awaited,
     Met,
-    /// It has not been met since this time.
+    /// The condition has not been met since this time.
     Lost(Instant),
 }
 
@@ -31,7 +31,7 @@ impl Condition {
         };
     }
 
-    /// Whether the condition was lost before the time limit, or has not been met yet.
+    /// Reports whether the condition was lost before the time limit, or has not been met yet.
     pub(super) fn is_missing_for(self, limit: Duration, now: Instant) -> bool {
         match self {
             Condition::Awaited => true,
@@ -58,7 +58,7 @@ mod tests {
         };
         assert!(is_missing(0, None) && is_missing(1, Some(false)));
         assert!(!is_missing(2, Some(true)));
-        // Later changes of others do not begin the time again.
+        // Later changes of the other conditions do not restart the time.
         assert!(!is_missing(3, Some(false)) && !is_missing(17, Some(false)));
         assert!(is_missing(18, None));
         assert!(!is_missing(19, Some(true)) && !is_missing(20, Some(false)) && !is_missing(34, None));

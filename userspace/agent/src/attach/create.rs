@@ -25,11 +25,11 @@ impl Pods {
         let new = self.new_endpoint(pod);
         let preliminary = match pod.owner {
             Owner::Pod => self.begin_record(pod, rollback).await?,
-            // The node joins its networks again.
+            // The node joins its networks again after a restart.
             Owner::Node => None,
         };
         reach("preliminary record");
-        // Whether an attempt was not answered: netmaster may carry it out whatever it has answered to a later one.
+        // Set if an attempt got no answer: netmaster may execute it regardless of its answer to a later attempt.
         let mut is_unanswered = false;
         let created = parts.master.create_endpoint(&new, &mut is_unanswered).await;
         let mut state = created
@@ -39,8 +39,8 @@ impl Pods {
             let why = format!("endpoint {} already exists on node {}", state.id, state.homing_host);
             return Err(Failure::new(Step::Create, why));
         }
-        // netmaster returns an endpoint that exists, whatever its group is: that of an attempt that could not be undone, or of a pod
-        // before a reboot. It has no interface.
+        // netmaster returns an existing endpoint regardless of its group. It may be that of an attempt that could not be
+        // rolled back, or of a pod from before a reboot. It has no interface.
         if pod.owner == Owner::Pod && state.service_name != new.group {
             let (endpoint, group, earlier) = (&state.id, &new.group, &state.service_name);
             tracing::warn!(
@@ -50,12 +50,12 @@ impl Pods {
                 "the endpoint exists in another group; creating it again"
             );
             self.delete_at_master(pod).await.inspect_err(|_| rollback.set_unanswered())?;
-            // A record that existed is that of the deleted endpoint.
+            // A record that existed belongs to the deleted endpoint.
             let record = preliminary.unwrap_or_else(|| RollbackStep::Record(pod.endpoint_id()));
             let created = parts.master.create_endpoint(&new, &mut is_unanswered).await;
             state = created
                 .map_err(|error| creation_failure(pod, &error, is_unanswered, Some(record), rollback))?;
-            // netmaster may have carried out the request of that attempt in between.
+            // netmaster may have executed the request of that attempt in between.
             if state.homing_host != parts.node.host.as_str() || state.service_name != new.group {
                 rollback.set_unanswered();
                 let why = format!("endpoint {} was created by another request meanwhile", state.id);
@@ -82,7 +82,8 @@ impl Pods {
     }
 }
 
-/// The failure of a request to create the endpoint of a pod. A refusal rolls its record back.
+/// Returns the failure of a request to create the endpoint of a pod. If netmaster rejects the request, the record is
+/// rolled back.
 fn creation_failure(
     pod: &Pod,
     error: &master::Error,
@@ -92,7 +93,7 @@ fn creation_failure(
 ) -> Failure {
     match error.is_refusal() && !is_unanswered {
         true => rollback.extend(record),
-        // The record remains, as the endpoint may.
+        // The record remains, because the endpoint may exist.
         false => rollback.set_unanswered(),
     }
     match error.is_not_found() {

@@ -18,19 +18,19 @@ use super::{
 };
 use crate::{error::one_line, fail_point::reach, reconcile::Presence};
 
-/// What the store tells of an endpoint's node.
+/// Node of an endpoint according to the store.
 #[derive(Debug, PartialEq, Eq)]
 enum HomingHost {
     /// The endpoint does not exist.
     Absent,
-    /// The record does not tell it.
+    /// The record does not contain the node.
     Unreadable,
-    /// Its name; empty for an endpoint without a node.
+    /// Name of the node; empty for an endpoint without a node.
     Node(String),
 }
 
 impl HomingHost {
-    /// Reads a record of which everything else may be invalid: that does not keep a pod from being deleted.
+    /// Reads the node from a record whose other fields may be invalid: they must not prevent the deletion of a pod.
     fn of(record: &KeyValue) -> HomingHost {
         #[derive(Deserialize)]
         struct Summary {
@@ -43,9 +43,10 @@ impl HomingHost {
 }
 
 impl Pods {
-    /// Detaches a pod. Parts that do not exist are no failure. A failure does not stop the remaining steps.
+    /// Detaches a pod. Missing parts are not failures. A failure does not stop the remaining steps.
     pub async fn del(&self, request: &Request) -> Result<Reply, Failure> {
-        // Labels that became invalid after the ADD do not keep the pod: its endpoints are found without them.
+        // Labels that became invalid after the ADD must not prevent the deletion: the pod's endpoints are found without
+        // them.
         let pod = Pod::try_from(request).or_else(|failure| match failure.code {
             Code::InvalidConfig => Pod::try_from(&Request { labels: BTreeMap::new(), ..request.clone() }),
             _ => Err(failure),
@@ -53,7 +54,7 @@ impl Pods {
         let _names = self.lock_names(&pod).await;
         let mut failures = vec![];
         for pod in self.matching(&pod) {
-            // Requests to reclaim the interface know the endpoint only.
+            // Requests to reclaim the interface have only the endpoint.
             let _lock = self.0.locks.lock(pod.endpoint_id().as_str()).await;
             failures.extend(self.remove(&pod).await.err());
         }
@@ -68,8 +69,9 @@ impl Pods {
         }
     }
 
-    /// Deletes all parts of an attachment, under its locks. A failure does not stop the remaining steps; the entry remains
-    /// then, so the rest is deleted later, also by another process, if no request does it before.
+    /// Deletes all parts of an attachment, under its locks. A failure does not stop the remaining steps. The entry then
+    /// remains, so that the remaining parts are deleted later, possibly by another process, unless a request does so
+    /// before.
     pub(super) async fn remove(&self, pod: &Pod) -> Result<(), Failure> {
         let id = pod.endpoint_id();
         let has_entry = self.parts().journal.contains(&id);
@@ -77,7 +79,7 @@ impl Pods {
         self.begin_deletion(pod);
         reach("entry of the DEL");
         let mut results = vec![self.delete_interface(&id).await];
-        // The endpoint and its addresses are released in the store that has them.
+        // The endpoint and its addresses are released in the store that contains them.
         match self.check_store(Step::Delete) {
             Ok(()) => results.push(self.release(pod, has_entry).await),
             Err(failure) => results.push(Err(failure)),
@@ -88,9 +90,9 @@ impl Pods {
         Err(first.and(&others))
     }
 
-    /// Deletes the endpoint and then its record, unless they are another node's. The endpoints that this machine has recorded under
-    /// another name are its own. netmaster is not asked for an endpoint that is not in the store and that no ADD of this node can
-    /// have created: it may be away.
+    /// Deletes the endpoint and then its record, unless they belong to another node. Endpoints that this machine has
+    /// recorded under another name are its own. No request is sent to netmaster for an endpoint that is not in the store
+    /// and that no ADD of this node can have created, because netmaster may be unavailable.
     pub(super) async fn release(&self, pod: &Pod, has_entry: bool) -> Result<(), Failure> {
         let id = pod.endpoint_id();
         let stored = self.stored_record(&id, Step::Delete).await?;
@@ -102,7 +104,7 @@ impl Pods {
             let record = self.own_record(pod).await?;
             if record.as_ref().is_none_or(|record| record.oper.homing_host != *host) {
                 tracing::warn!(endpoint = %id, host = host.as_str(), "not deleting an endpoint of another node");
-                // An ADD that was refused for this reason may have been interrupted before its record was rolled back.
+                // An ADD that was rejected for this reason may have been interrupted before its record was rolled back.
                 return match record {
                     Some(record) => self.delete_preliminary_record(id, record.revision).await,
                     None => Ok(()),
@@ -113,7 +115,8 @@ impl Pods {
         // netmaster may still be creating an endpoint that was recorded.
         let is_known = matches!(host, HomingHost::Node(_));
         if is_known || has_entry || self.own_record(pod).await?.is_some() {
-            // After a failure the record remains, as the endpoint may: the entry need not outlive a power failure.
+            // After a failure the record remains, because the endpoint may exist. So the entry need not survive a power
+            // failure.
             self.delete_revision(pod, stored.as_ref().map_or(0, |record| record.mod_revision)).await?;
         } else if matches!(host, HomingHost::Unreadable) {
             tracing::warn!(endpoint = %id, "not deleting an endpoint whose record does not tell its node");
@@ -125,23 +128,23 @@ impl Pods {
         Ok(())
     }
 
-    /// Records that the endpoint is being deleted. The next ADD creates it again, also if its interface has remained: netmaster may
-    /// carry out the deletion later.
+    /// Records that the endpoint is being deleted. The next ADD creates it again even if its interface remains: netmaster
+    /// may execute the deletion later.
     pub(super) fn begin_deletion(&self, pod: &Pod) {
         if let Err(failure) = self.write_entry(pod, Progress::Deleting) {
             tracing::warn!("{failure}");
         }
     }
 
-    /// Removes the entry of an attachment of which nothing remains.
+    /// Removes the entry of an attachment with no remaining parts.
     pub(super) fn remove_entry(&self, id: &EndpointId) -> Result<(), Failure> {
         self.parts().journal.remove(id).map_err(entry_failure)?;
         reach("removal of the entry");
         Ok(())
     }
 
-    /// Locks the names of the endpoints that a DEL of the pod deletes. They are locked in their order: requests of containers
-    /// that are named after each other do not wait for each other.
+    /// Locks the names of the endpoints that a DEL of the pod deletes. They are locked in a fixed order, so that requests
+    /// of containers that are named after each other do not deadlock.
     async fn lock_names(&self, pod: &Pod) -> Vec<OwnedMutexGuard<()>> {
         loop {
             let names = self.names(pod);
@@ -156,15 +159,15 @@ impl Pods {
         }
     }
 
-    /// The name in the request, and those by which the container's interface was attached.
+    /// Returns the name in the request, and the names under which the container's interface was attached.
     fn names(&self, pod: &Pod) -> BTreeSet<String> {
         let entries = self.parts().journal.entries().into_iter();
         let entries = entries.filter(|entry| entry.is_deleted_with(pod)).map(|entry| entry.endpoint);
         entries.chain([pod.endpoint.clone()]).collect()
     }
 
-    /// Endpoints of this container and interface: the one that the labels select, and those on other networks, because
-    /// labels, arguments and configuration may have changed after the ADD.
+    /// Returns the endpoints of this container and interface: the one that the labels select, and those on other
+    /// networks, because labels, arguments and configuration may have changed after the ADD.
     fn matching(&self, pod: &Pod) -> Vec<Pod> {
         let others = self.parts().reader.with(|state| {
             let same = |id: &EndpointId| {
@@ -202,7 +205,7 @@ impl Pods {
             },
         };
         reach("deletion in the datapath");
-        // Also after a failure: a deleted interface forwards nothing.
+        // Executed even after a failure: a deleted interface forwards nothing.
         let removed = self.parts().links.detach(&port).await.map_err(interface_failure);
         reach("deletion of the interface");
         match (detached, removed) {
@@ -212,8 +215,8 @@ impl Pods {
         }
     }
 
-    /// Removes the endpoint from the state and waits for the datapath, unless the agent starts: the first full resync deletes it
-    /// then.
+    /// Removes the endpoint from the state and waits for the datapath. Does not wait while the agent starts: the first
+    /// full resync deletes the endpoint then.
     pub(super) async fn detach(&self, id: &EndpointId) -> Result<(), Failure> {
         let parts = self.parts();
         if self.unsettled().is_some() {
@@ -225,21 +228,21 @@ impl Pods {
         self.wait_for_datapath(reply, Presence::Absent).await.map_err(|why| Failure::new(Step::Datapath, why))
     }
 
-    /// Deletes the endpoint at netmaster; true if it existed.
+    /// Deletes the endpoint at netmaster. Returns true if it existed.
     pub(super) async fn delete_at_master(&self, pod: &Pod) -> Result<bool, Failure> {
         let revision = self.stored_revision(&pod.endpoint_id()).await?;
         self.delete_revision(pod, revision).await
     }
 
-    /// Deletes the endpoint at netmaster if the store has its record of this revision, and no later one: netmaster may carry out a
-    /// request that it has not answered after the next ADD, which writes the record again.
+    /// Deletes the endpoint at netmaster if the store has its record at this revision, and no later one. netmaster may
+    /// execute an unanswered request after the next ADD, which writes the record again.
     async fn delete_revision(&self, pod: &Pod, revision: i64) -> Result<bool, Failure> {
         let (tenant, network) = (pod.tenant.as_str(), pod.network.as_str());
         let deleted = self.parts().master.delete_endpoint(tenant, network, &pod.endpoint, revision).await;
         deleted.map_err(|e| Failure::master(Step::Delete, &e))
     }
 
-    /// Revision of the endpoint's record, as the store has it now; 0 for no record.
+    /// Returns the revision of the endpoint's record as it is now in the store; 0 for no record.
     pub(super) async fn stored_revision(&self, id: &EndpointId) -> Result<i64, Failure> {
         let stored = self.stored_record(id, Step::Delete).await?;
         Ok(stored.map_or(0, |record| record.mod_revision))

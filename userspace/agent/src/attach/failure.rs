@@ -6,7 +6,7 @@ use contivk8s::{spec::Code, wire::Reply};
 use super::link;
 use crate::{error::one_line, master};
 
-/// Step at which a request failed. The texts match the original's (INVENTORY 6.1) where it has the step.
+/// Step at which a request failed. The texts match those of the original Contiv (INVENTORY 6.1) if it has the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Validation of tenant, network, group and interface.
@@ -78,7 +78,8 @@ impl Failure {
         Failure { code, ..self }
     }
 
-    /// A failure at `step` because a record in the store has never been valid in this process. What the pod has stays.
+    /// Returns a failure at `step` because a record in the store has never been valid in this process. The pod's parts
+    /// are kept.
     pub fn unreadable(step: Step, key: &Key) -> Failure {
         let why = format!("{key} in the store is invalid; repair or delete it; see /inspect/driver");
         Failure::new(step, why).temporary()

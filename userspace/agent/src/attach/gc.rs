@@ -1,4 +1,4 @@
-//! Deletes attachments that no runtime owns: those that a GC does not list, and those of requests that did not end.
+//! Deletes attachments that no runtime owns: those that a GC does not list, and those of unfinished requests.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +22,7 @@ use super::{
 
 /// Interval between attempts to delete what an earlier request left.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
-/// Maximum number of attachments that are deleted at a time.
+/// Maximum number of attachments that are deleted in parallel.
 const PARALLEL_DELETIONS: usize = 16;
 
 impl Pods {
@@ -30,7 +30,7 @@ impl Pods {
     /// remaining deletions.
     pub async fn collect_garbage(&self, request: &Request) -> Result<Reply, Failure> {
         if request.network_name.is_empty() {
-            // Attachments of runtimes that sent no name would match.
+            // Otherwise attachments of runtimes that sent no name would match.
             let why = "GC: the request does not name its network configuration";
             return Err(Failure::new(Step::Labels, why).code(Code::InvalidConfig));
         }
@@ -41,7 +41,7 @@ impl Pods {
         let listed: BTreeSet<String> =
             request.valid_attachments.iter().map(ValidAttachment::endpoint).collect();
         let without_interface = self.without_interface().await?.pods.into_iter();
-        // Those of an unknown network configuration are left to `release_lost`.
+        // Attachments of an unknown network configuration are left to `release_lost`.
         let of_network = without_interface.filter(|pod| pod.configuration == request.network_name);
         garbage.extend(of_network.filter(|pod| !listed.contains(&pod.endpoint)));
 
@@ -58,7 +58,7 @@ impl Pods {
         }
     }
 
-    /// Attachments of the network configuration that the request does not list.
+    /// Returns the attachments of the network configuration that the request does not list.
     fn unlisted(&self, request: &Request) -> Vec<Pod> {
         let is_listed = |entry: &Entry| request.valid_attachments.iter().any(|valid| entry.is_listed(valid));
         let entries = self.parts().journal.entries().into_iter();
@@ -67,7 +67,7 @@ impl Pods {
     }
 
     /// Deletes an attachment that a GC does not list, unless an ADD has succeeded after the first `began` writes of the
-    /// journal: the runtime made its list before.
+    /// journal: the runtime created its list before.
     async fn delete_garbage(&self, pod: &Pod, began: u64) -> Result<(), Failure> {
         let id = pod.endpoint_id();
         let _locks = self.lock(pod).await;
@@ -80,8 +80,8 @@ impl Pods {
         self.remove(pod).await
     }
 
-    /// Deletes what requests of an earlier process, and failed ones, have left, also what netmaster creates of them later, until
-    /// `stop` is cancelled.
+    /// Deletes what requests of an earlier process and failed requests have left, including endpoints that netmaster
+    /// creates for them later, until `stop` is cancelled.
     pub async fn finish_requests(&self, stop: CancellationToken) -> anyhow::Result<()> {
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
@@ -103,17 +103,17 @@ impl Pods {
         }
     }
 
-    /// Number of attachments that requests are making or deleting, or have left to be deleted.
+    /// Number of attachments that requests are creating or deleting, or have left to be deleted.
     pub fn unfinished(&self) -> usize {
         self.parts().journal.unfinished().len()
     }
 
-    /// Deletes what requests have left, and returns the failures. Those that the last attempt did not have are logged.
+    /// Deletes what requests have left, and returns the failures. Logs the failures that the last attempt did not have.
     async fn finish_entries(&self, before: &BTreeMap<EndpointId, String>) -> BTreeMap<EndpointId, String> {
         let left: Vec<Pod> = self.parts().journal.unfinished().iter().map(Entry::pod).collect();
         let deletions = left.into_iter().map(|pod| async move {
             let id = pod.endpoint_id();
-            // A request that is running says nothing about the deletion.
+            // While a request is running, the last failure of the deletion still applies.
             let failure = match self.try_lock(&pod) {
                 Some(_locks) => self.finish(&pod).await.err()?.to_string(),
                 None => before.get(&id)?.clone(),
@@ -128,10 +128,10 @@ impl Pods {
         failed
     }
 
-    /// Deletes what a request has left. The caller has the locks of the pod.
+    /// Deletes what a request has left. The caller holds the locks of the pod.
     async fn finish(&self, pod: &Pod) -> Result<(), Failure> {
         let id = pod.endpoint_id();
-        // Written under the lock by the request that ended.
+        // The request that ended has written the entry under the lock.
         match self.parts().journal.get(&id) {
             Some(entry) if entry.progress != Progress::Attached => self.remove(&entry.pod()).await?,
             _ => return Ok(()),

@@ -22,7 +22,7 @@ use crate::{backoff::Backoff, datapath::Owner, state::State};
 /// Maximum length of an interface name in bytes, without the terminating NUL.
 const MAX_INTERFACE_NAME: usize = libc::IFNAMSIZ - 1;
 
-/// Changes that put the node on all infra networks and on no others.
+/// Changes that attach the node to all infra networks and to no others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct PendingChanges {
     join: BTreeSet<NetworkId>,
@@ -36,7 +36,7 @@ impl PendingChanges {
 }
 
 impl Pods {
-    /// Keeps the node on every infra network until `stop` is cancelled.
+    /// Keeps the node attached to every infra network until `stop` is cancelled.
     pub async fn maintain_infra(&self, stop: CancellationToken) -> anyhow::Result<()> {
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
@@ -53,11 +53,11 @@ impl Pods {
                 () = stop.cancelled() => return Ok(()),
                 pending = pending => pending,
             };
-            // Not cancelled by `stop`, like a request: no partial interface remains.
+            // Not cancelled by `stop`, like a request, so that no partial interface remains.
             if self.apply_changes(&pending).await {
                 backoff.reset();
             }
-            // Completed changes appear in the state with a delay; failed ones are retried.
+            // Completed changes appear in the state with a delay; failed changes are retried.
             let other =
                 self.parts().reader.wait(|state| (self.pending_changes(state) != pending).then_some(()));
             tokio::select! {
@@ -90,7 +90,7 @@ impl Pods {
             let Some(network) = state.endpoint(id).map(|endpoint| &endpoint.network) else { continue };
             let is_infra = match state.attachment(id) {
                 Some(at) => at.owner == Owner::Node,
-                // An attempt to leave has deleted the interface, but not the endpoint.
+                // An attempt to leave the network has deleted the interface, but not the endpoint.
                 None => self.0.warnings.borrow().infra.contains_key(network),
             };
             // On a data network, an endpoint with the node's name may be a pod.
@@ -174,12 +174,12 @@ impl Pods {
 
     /// Deletes the node's endpoint at netmaster.
     async fn delete_infra_endpoint(&self, network: &NetworkId, id: &EndpointId) -> Result<(), Failure> {
-        // A new network with this id has the endpoint. netmaster finds it by the names of that network only.
+        // A new network with this id has the endpoint. netmaster finds it only by the names of that network.
         if let Some(pod) = self.node_as_pod(network) {
             return self.delete_at_master(&pod).await.map(drop);
         }
-        // The position of the tenant's name is ambiguous without the network's record, but netmaster concatenates both parts if it
-        // has no record either.
+        // The position of the tenant's name is ambiguous without the network's record, but netmaster also concatenates
+        // both parts if it has no record.
         let Parts { node, master, .. } = self.parts();
         let (name, tenant) = network.as_str().rsplit_once('.').unwrap_or((network.as_str(), ""));
         let revision = self.stored_revision(id).await?;

@@ -1,8 +1,8 @@
-//! Attachments that this node has, or has begun to make or to delete.
+//! Attachments that this node has, or has begun to create or to delete.
 //!
-//! An entry is written before netmaster is asked for addresses and removed after they are released, so an agent that was
-//! killed in between knows what to release. Requests change an entry under the locks of its endpoint. An entry that is not
-//! [`Progress::Attached`] while no request holds these locks is that of a request that ended early or failed.
+//! An entry is written before addresses are requested from netmaster and removed after they are released. So an agent
+//! that starts after a crash finds the addresses to release. Requests change an entry under the locks of its endpoint. If
+//! an entry is not [`Progress::Attached`] while no request holds these locks, its request was interrupted or has failed.
 
 mod entry;
 mod unanswered;
@@ -44,14 +44,15 @@ struct Entries {
 #[derive(Debug)]
 struct Known {
     entry: Entry,
-    /// Whether the file has the entry.
+    /// The entry is in the file.
     is_stored: bool,
-    /// Number of the write of the entry, also of one that did not change it.
+    /// Number of the write of the entry, including writes that did not change it.
     written: u64,
 }
 
 impl Journal {
-    /// Opens the directory beside the CNI socket, which each agent of a machine has for itself; creates it with mode 0700.
+    /// Opens the directory next to the CNI socket, so that each agent of a machine has its own. Creates it with mode
+    /// 0700.
     ///
     /// # Errors
     ///
@@ -78,19 +79,19 @@ impl Journal {
         &self.directory
     }
 
-    /// Whether interfaces may have vanished with an earlier boot.
+    /// Detects whether interfaces may have vanished since an earlier boot.
     pub(super) fn boot(&self) -> &Boot {
         &self.boot
     }
 
-    /// Writes the entry of a pod. A deletion is remembered for the life of the process also if the file cannot be written.
+    /// Writes the entry of a pod. A deletion is recorded for the life of the process even if the file cannot be written.
     pub(super) fn write(&self, pod: &Pod, progress: Progress) -> io::Result<()> {
         let (id, entry) = (pod.endpoint_id(), Entry::new(pod, progress));
         if self.lock().repeat(&id, &entry) {
             return Ok(());
         }
         let (path, text) = (self.file(&id), serde_json::to_vec(&entry)?);
-        // Before, so that `remove_unknown` does not remove the new file.
+        // Done before the write, so that `remove_unknown` does not remove the new file.
         let was_damaged = self.lock().damaged.remove(&path);
         let written = self.replace(&path, &text);
         let mut entries = self.lock();
@@ -119,7 +120,7 @@ impl Journal {
         self.lock().by_id.get(id).map(|known| known.entry.clone())
     }
 
-    /// Whether there is an entry, also one that cannot be read.
+    /// Reports whether there is an entry, including one that cannot be read.
     pub(super) fn contains(&self, id: &EndpointId) -> bool {
         let entries = self.lock();
         entries.by_id.contains_key(id) || entries.damaged.contains(&self.file(id))
@@ -152,7 +153,7 @@ impl Journal {
         self.lock().by_id.values().map(|known| known.entry.clone()).collect()
     }
 
-    /// Entries of requests that are running, or that ended early or failed.
+    /// Returns the entries of requests that are running, were interrupted, or have failed.
     pub(super) fn unfinished(&self) -> Vec<Entry> {
         let mut entries = self.entries();
         entries.retain(|entry| entry.progress != Progress::Attached);
@@ -184,7 +185,7 @@ impl Journal {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Names of runtimes may be long and have any byte; a file name has at most 255.
+    /// Names of runtimes may be long and contain any byte; a file name has at most 255 bytes.
     fn file(&self, id: &EndpointId) -> PathBuf {
         let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         let hash = id.as_str().bytes().fold(0xcbf2_9ce4_8422_2325, step);
@@ -214,7 +215,7 @@ impl Entries {
         self.by_id.insert(id, Known { entry, is_stored, written: self.writes });
     }
 
-    /// Counts a write that changes nothing; false if the file does not have the entry.
+    /// Counts a write that changes nothing. Returns false if the file does not have the entry.
     fn repeat(&mut self, id: &EndpointId, entry: &Entry) -> bool {
         let Some(known) = self.by_id.get_mut(id) else { return false };
         let is_same = known.is_stored && known.entry == *entry;
@@ -295,7 +296,7 @@ mod tests {
         assert!(is_deleted(&request("y", "x", "net1")) && is_deleted(&request("y", "", "net1")));
         assert!(is_deleted(&request("x", "", "net1")));
         assert!(!is_deleted(&request("y", "", "eth0")) && !is_deleted(&request("z", "", "net1")));
-        // A client that sends no container id, as the original's plugin.
+        // A client that sends no container id, like the plugin of the original Contiv.
         let unknown = entry(&request("", "x", "net1"));
         assert!(!unknown.is_deleted_with(&Pod::try_from(&request("", "z", "net1")).unwrap()));
     }

@@ -1,5 +1,5 @@
-//! Releases attachments of pods that did not come back: their interfaces vanished with their network namespaces, for
-//! example by a reboot, and no request came for them.
+//! Releases attachments of pods that were not attached again: their interfaces vanished with their network namespaces,
+//! for example in a reboot, and no request followed for them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,18 +20,18 @@ use super::{
 };
 use crate::{error::one_line, state::State};
 
-/// What this node has recorded, and of which it has neither interface nor entry.
+/// Attachments that this node has recorded, without an interface and without an entry.
 #[derive(Debug, Default)]
 pub(super) struct WithoutInterface {
     /// Attachments of this machine.
     pub(super) pods: Vec<Pod>,
-    /// VTEP addresses of endpoints that a machine with this node's name has recorded with another one.
+    /// VTEP addresses of endpoints that a machine with this node's name but another VTEP address has recorded.
     other_vteps: BTreeMap<EndpointId, String>,
 }
 
 impl Pods {
     /// Deletes the attachments that have had no interface and no network namespace for the time limit. Does nothing while
-    /// the state does not follow the store.
+    /// the state is not in sync with the store.
     pub async fn release_lost(&self) -> Result<(), Failure> {
         let parts = self.parts();
         if parts.regression.borrow().is_some() || !parts.reader.awaited().is_empty() {
@@ -59,7 +59,7 @@ impl Pods {
         Ok(())
     }
 
-    /// Deletes the records of endpoints on networks that were deleted while the node was down. No request finds them.
+    /// Deletes the records of endpoints on networks that were deleted while the node was down. No request refers to them.
     async fn delete_stranded_records(&self) -> Result<(), Failure> {
         let recorded = self.recorded().await?;
         if recorded.stranded.is_empty() {
@@ -73,7 +73,7 @@ impl Pods {
         result
     }
 
-    /// Removes the entries that cannot be read and are of no endpoint, of which nothing else is left: no request finds them.
+    /// Removes the unreadable entries that belong to no known endpoint, because no request refers to them.
     async fn remove_unknown_entries(&self) -> Result<(), Failure> {
         let parts = self.parts();
         let recorded = self.recorded().await?;
@@ -85,19 +85,19 @@ impl Pods {
         parts.journal.remove_unknown(&known).map_err(entry_failure)
     }
 
-    /// Attachments whose interface and network namespace do not exist.
+    /// Returns the attachments whose interface and network namespace do not exist.
     async fn lost(&self) -> Result<Vec<Pod>, Failure> {
         let entries = self.parts().journal.entries().into_iter().filter(|entry| self.is_lost(entry));
         let mut lost: Vec<Pod> = entries.map(|entry| entry.pod()).collect();
-        // Entries are lost by a reboot, or if their directory is emptied while the agent is stopped.
+        // Entries are lost in a reboot, or if their directory is emptied while the agent is stopped.
         let WithoutInterface { pods, other_vteps } = self.without_interface().await?;
         self.report_other_vteps(other_vteps);
         lost.extend(pods);
         Ok(lost)
     }
 
-    /// Reports endpoints that were recorded with another VTEP address. They are not released: if the address of the node has not changed,
-    /// another machine has its name by mistake.
+    /// Reports endpoints that were recorded with another VTEP address. They are not released: if the address of the node
+    /// has not changed, another machine uses its name by mistake.
     fn report_other_vteps(&self, found: BTreeMap<EndpointId, String>) {
         self.0.warnings.send_if_modified(|warnings| {
             let is_changed = warnings.other_vteps != found;
@@ -118,7 +118,7 @@ impl Pods {
             && (parts.journal.boot().is_new() || Netns::is_gone(&entry.netns))
     }
 
-    /// Those that are lost for the time limit.
+    /// Returns the attachments that have been lost for the time limit.
     fn overdue(&self, lost: Vec<Pod>) -> Vec<Pod> {
         let mut lost_since = self.0.lost_since.lock().unwrap_or_else(PoisonError::into_inner);
         let ids: BTreeSet<EndpointId> = lost.iter().map(Pod::endpoint_id).collect();
@@ -132,7 +132,7 @@ impl Pods {
     async fn release_if_lost(&self, pod: &Pod) -> Result<(), Failure> {
         let id = pod.endpoint_id();
         let _locks = self.lock(pod).await;
-        // An ADD or a DEL may have come.
+        // An ADD or a DEL may have been executed meanwhile.
         let parts = self.parts();
         let is_lost = match parts.journal.get(&id) {
             Some(entry) => self.is_lost(&entry),
@@ -146,9 +146,9 @@ impl Pods {
         self.remove(pod).await
     }
 
-    /// Attachments that this node recorded, but of which it has neither interface nor entry: those of earlier boots, and those whose
-    /// entry was lost. A request that is running has an entry. Also those with an entry that cannot be read. Their network configuration
-    /// is that of the record; empty if unknown.
+    /// Returns the attachments that this node has recorded, without an interface and without a readable entry:
+    /// attachments of earlier boots, and those whose entry was lost. A running request has an entry. The network
+    /// configuration is that of the record; empty if unknown.
     pub(super) async fn without_interface(&self) -> Result<WithoutInterface, Failure> {
         let parts = self.parts();
         let mut candidates: Vec<Pod> = parts.reader.with(|state| {
@@ -192,8 +192,8 @@ impl Pods {
         Ok(found)
     }
 
-    /// Endpoints that this node has recorded and that are not in the state: the power failed before netmaster created them, or after it
-    /// had deleted them.
+    /// Returns the endpoints that this node has recorded and that are not in the state: the power failed before netmaster
+    /// created them, or after it had deleted them.
     async fn without_endpoint(&self) -> Result<Vec<Pod>, Failure> {
         let recorded = self.recorded().await?;
         let parts = self.parts();
@@ -206,7 +206,7 @@ impl Pods {
         }))
     }
 
-    /// The record that a node wrote of the endpoint, if its interface does not exist here any more.
+    /// Returns the record that a node has written for the endpoint, if its interface no longer exists on this node.
     async fn record_without_interface(
         &self,
         pod: &Pod,

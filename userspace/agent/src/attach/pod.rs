@@ -36,11 +36,12 @@ pub struct Pod {
     pub defaults: Vec<&'static str>,
 }
 
-/// Largest size of an endpoint's id in bytes: an interface of Linux has it as its alias (`IFALIASZ` - 1). netmaster accepts longer ones.
+/// Maximum size of an endpoint's id in bytes: the id is the alias of a Linux interface (`IFALIASZ` - 1). netmaster
+/// accepts longer ids.
 const MAX_ID: usize = 255;
 
 impl Pod {
-    /// Fails if the id of a new endpoint is too large. Existing endpoints can be deleted whatever their ids are.
+    /// Fails if the id of a new endpoint is too large. Existing endpoints can be deleted regardless of their ids.
     pub(super) fn check_name(&self) -> Result<(), Failure> {
         let len = self.endpoint_id().as_str().len();
         if len <= MAX_ID {
@@ -52,7 +53,7 @@ impl Pod {
         Err(Failure::new(Step::Labels, why).code(Code::InvalidEnvironment))
     }
 
-    /// An endpoint that is known by its name only, for its deletion.
+    /// Returns an endpoint of which only the name is known, for its deletion.
     pub(super) fn recorded(tenant: TenantName, network: NetworkName, endpoint: String) -> Pod {
         Pod {
             tenant,
@@ -74,7 +75,7 @@ impl Pod {
         NetworkId::new(&self.network, &self.tenant)
     }
 
-    /// The failure of a request whose tenant, network or group netmaster does not know.
+    /// Returns the failure of a request whose tenant, network or group does not exist at netmaster.
     pub(super) fn unknown_names(&self, error: &master::Error) -> Failure {
         let Pod { tenant, network, group, .. } = self;
         let source = |label| match self.defaults.contains(&label) {

@@ -39,7 +39,7 @@ use crate::{
 pub(super) const DATAPATH_TIMEOUT: Duration = Duration::from_secs(15);
 /// Time limit for the state to catch up with netmaster.
 pub(super) const STATE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes of the VXLAN, UDP, IP and Ethernet headers of a tunnel between VTEPs of this address family.
+/// Size in bytes of the VXLAN, UDP, IP and Ethernet headers of a tunnel between VTEPs of this address family.
 fn vxlan_overhead(vtep: IpAddr) -> u32 {
     if vtep.is_ipv4() { 50 } else { 70 }
 }
@@ -71,11 +71,12 @@ pub struct Parts {
     pub status: watch::Receiver<reconcile::Status>,
     /// Present while the store is regressed.
     pub regression: watch::Receiver<Option<Regression>>,
-    /// Why the datapath is not changed yet: the agent starts. Present until it knows the global settings.
+    /// Reason why the datapath is not changed yet: the agent is starting. Present until the global settings are known.
     pub unsettled: watch::Receiver<Option<String>>,
-    /// Attachments, also those of earlier processes.
+    /// Attachments, including those of earlier processes.
     pub journal: Journal,
-    /// Time for a pod to come back after its network namespace vanished. Its addresses are released then.
+    /// Time that a pod has to be attached again after its network namespace vanished. Its addresses are released
+    /// afterwards.
     pub return_timeout: Duration,
     /// Uplink interfaces for VLAN networks.
     pub uplinks: Vec<String>,
@@ -86,20 +87,20 @@ pub struct Parts {
 pub(super) struct Inner {
     parts: Parts,
     pub(super) locks: KeyLock,
-    /// When an attachment was found without interface and network namespace first.
+    /// Time at which an attachment was first found without interface and network namespace.
     pub(super) lost_since: Mutex<BTreeMap<EndpointId, Instant>>,
-    /// What this node had recorded when it was asked first, and the records of all networks were readable.
+    /// Records of this node at the first read for which the records of all networks were readable.
     pub(super) recorded: OnceCell<Recorded>,
     /// `None` while unknown.
     underlay: Mutex<Option<Underlay>>,
-    /// Held while connections of an earlier pod are looked for, which takes time for all connections of the node.
+    /// Held during the search for connections of an earlier pod, which reads all connections of the node.
     pub(super) tracking: Arc<tokio::sync::Mutex<()>>,
     pub(super) conditions: Mutex<Conditions>,
     pub(super) warnings: watch::Sender<NodeWarnings>,
 }
 
 impl Pods {
-    /// Creates the service; it acts on requests only.
+    /// Creates the service. It does nothing until requests arrive.
     pub fn new(parts: Parts) -> Pods {
         let (warnings, _) = watch::channel(NodeWarnings::default());
         let (locks, lost_since, underlay) = (KeyLock::default(), Mutex::default(), Mutex::default());
@@ -108,12 +109,12 @@ impl Pods {
         Pods(Arc::new(inner))
     }
 
-    /// Reports that the node keeps its datapath instead of the chosen one.
+    /// Reports that the node keeps its datapath because the chosen one is not possible.
     pub fn report_refused_datapath(&self, why: String) {
         self.0.warnings.send_modify(|warnings| warnings.refused_datapath = Some(why));
     }
 
-    /// Reports why the next start of the agent needs other flags; `None` if it does not.
+    /// Reports the reason why the next start of the agent needs other flags; `None` if it does not.
     pub fn report_forward_mode(&self, why: Option<String>) {
         self.0.warnings.send_modify(|warnings| warnings.other_forward_mode = why);
     }
@@ -137,20 +138,21 @@ impl Pods {
         &self.0.parts
     }
 
-    /// Locks the attachment for a request: the name of the endpoint, which a DEL looks for on all networks; then its id.
+    /// Locks the attachment for a request: first the name of the endpoint, which a DEL looks up on all networks, then its
+    /// id.
     pub(super) async fn lock(&self, pod: &Pod) -> Locks {
         let id = pod.endpoint_id();
         (self.0.locks.lock(&pod.endpoint).await, self.0.locks.lock(id.as_str()).await)
     }
 
-    /// As [`lock`](Self::lock); `None` while a request is running.
+    /// Like [`lock`](Self::lock); `None` while a request is running.
     pub(super) fn try_lock(&self, pod: &Pod) -> Option<Locks> {
         let id = pod.endpoint_id();
         Some((self.0.locks.try_lock(&pod.endpoint)?, self.0.locks.try_lock(id.as_str())?))
     }
 
-    /// The attachment that has the id of the pod's endpoint, if it is another one: ids join names with dashes, which names
-    /// may contain.
+    /// Returns the attachment that has the id of the pod's endpoint, if it is another attachment: ids join names with
+    /// dashes, which names may contain.
     pub(super) fn same_id(&self, pod: &Pod) -> Option<String> {
         let id = pod.endpoint_id();
         if let Some(entry) = self.parts().journal.get(&id) {
@@ -164,8 +166,9 @@ impl Pods {
         })
     }
 
-    /// The endpoint; `None` if the complete state does not have it. Fails while the state is incomplete or does not follow
-    /// the store, or a record is unreadable: an interface whose endpoint is unknown for that reason must not be deleted.
+    /// Returns the endpoint; `None` if the complete state does not have it. Fails while the state is incomplete or not in
+    /// sync with the store, or a record is unreadable: an interface whose endpoint is unknown for that reason must not be
+    /// deleted.
     pub(super) async fn endpoint(&self, id: &EndpointId, step: Step) -> Result<Option<Endpoint>, Failure> {
         let reader = &self.parts().reader;
         let known = || reader.with(|state| (state.endpoint(id).cloned(), state.unreadable_record_of(id)));
@@ -179,7 +182,7 @@ impl Pods {
         }
     }
 
-    /// Waits until the state is complete. Fails while it does not follow the store.
+    /// Waits until the state is complete. Fails while it is not in sync with the store.
     pub(super) async fn synced(&self, step: Step) -> Result<(), Failure> {
         self.check_store(step)?;
         let synced = tokio::time::timeout(STATE_TIMEOUT, self.parts().reader.synced()).await;
@@ -190,14 +193,14 @@ impl Pods {
         })
     }
 
-    /// The endpoint as the store has it now.
+    /// Returns the endpoint as it is now in the store.
     pub(super) async fn stored(&self, id: &EndpointId, step: Step) -> Result<Option<State>, Failure> {
         let Some(record) = self.stored_record(id, step).await? else { return Ok(None) };
         let state = serde_json::from_slice(&record.value);
         state.map(Some).map_err(|e| Failure::new(step, format!("read {}: {e}", record.key)))
     }
 
-    /// The record of the endpoint as the store has it now, valid or not.
+    /// Returns the record of the endpoint as it is now in the store, valid or not.
     pub(super) async fn stored_record(
         &self,
         id: &EndpointId,
@@ -227,7 +230,8 @@ impl Pods {
         Ok(underlay)
     }
 
-    /// Fails while the store is regressed, since it does not tell which addresses are in use, and while the agent starts.
+    /// Fails while the store is regressed, because it does not show which addresses are in use, and while the agent
+    /// starts.
     pub(super) fn check_store(&self, step: Step) -> Result<(), Failure> {
         let regressed = self.parts().regression.borrow().as_ref().map(ToString::to_string);
         match regressed.or_else(|| self.unsettled()) {
@@ -236,7 +240,7 @@ impl Pods {
         }
     }
 
-    /// Fails while the agent starts: nothing would change the datapath.
+    /// Fails while the agent starts, because the datapath is not changed.
     pub(super) fn check_settled(&self, step: Step) -> Result<(), Failure> {
         match self.unsettled() {
             Some(_) => self.check_store(step),
@@ -244,7 +248,7 @@ impl Pods {
         }
     }
 
-    /// Why the datapath is not changed yet.
+    /// Returns the reason why the datapath is not changed yet.
     pub(super) fn unsettled(&self) -> Option<String> {
         self.parts().unsettled.borrow().clone()
     }
@@ -270,12 +274,12 @@ impl Pods {
     }
 
     /// Removes interfaces that no longer exist from the state, for example because the pod's namespace was deleted. Their
-    /// endpoints remain: see [`release_lost`](Self::release_lost).
+    /// endpoints are kept: see [`release_lost`](Self::release_lost).
     pub async fn remove_vanished(&self) -> Result<(), link::Error> {
         let Parts { links, reader, attacher, .. } = self.parts();
         let before: Vec<_> =
             reader.with(|state| state.attachments().map(|(id, at)| (id.clone(), at.port.clone())).collect());
-        // Listed afterwards, so that an interface created in between is found.
+        // Listed after the state was read, so that an interface created in between is found.
         let existing = links.attachments().await?;
         for (id, port) in before {
             if existing.iter().any(|attachment| attachment.port == port && attachment.endpoint == id) {
@@ -294,8 +298,8 @@ impl Pods {
         Ok(())
     }
 
-    /// Adds interfaces of attachments to the state that it lacks: they were missing in the listing at the agent's start. Those of
-    /// requests that run, or that did not end, are left to these.
+    /// Adds interfaces of attachments that the state lacks: they were missing in the listing at the agent's start.
+    /// Interfaces of running and unfinished requests are left to these requests.
     pub async fn recover_missed(&self) -> Result<(), link::Error> {
         let Parts { links, reader, attacher, journal, .. } = self.parts();
         for AttachedPort { port, endpoint: id, owner } in links.attachments().await? {
@@ -314,8 +318,8 @@ impl Pods {
         Ok(())
     }
 
-    /// Logs interfaces whose endpoint is not in the store, and reports those whose endpoint is on another node by its record. They
-    /// remain until their pods are deleted.
+    /// Logs interfaces whose endpoint is not in the store, and reports those whose endpoint is on another node according
+    /// to its record. They are kept until their pods are deleted.
     pub fn report_orphans(&self) {
         let Parts { node, reader, .. } = self.parts();
         let foreign: BTreeMap<_, _> = reader.with(|state| {
@@ -334,7 +338,7 @@ impl Pods {
         });
     }
 
-    /// Waits for the datapath to reach `wanted`.
+    /// Waits until the datapath reaches `wanted`.
     pub(super) async fn wait_for_datapath(
         &self,
         reply: tokio::sync::oneshot::Receiver<Result<(), String>>,
@@ -356,8 +360,9 @@ impl Pods {
         }
     }
 
-    /// Removes a local endpoint from the datapath and deletes its interface; true if it had one. The endpoint at netmaster
-    /// remains. Goes on if the caller gives up: netmaster closes the connection when its own client has waited long enough.
+    /// Removes a local endpoint from the datapath and deletes its interface. Returns true if it had one. The endpoint at
+    /// netmaster is kept. Continues if the caller disconnects: netmaster closes the connection when its own client's time
+    /// limit has expired.
     pub async fn reclaim(&self, id: &EndpointId) -> Result<bool, Failure> {
         let (pods, id) = (self.clone(), id.clone());
         match tokio::spawn(async move { pods.detach_interface(&id).await }).await {

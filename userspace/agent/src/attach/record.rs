@@ -1,5 +1,5 @@
-//! Operational records of this node's endpoints, in the store. Unlike the journal, they outlive a power failure: a record is written
-//! before netmaster creates the endpoint, and deleted after netmaster has deleted it.
+//! Operational records of this node's endpoints, in the store. Unlike the journal, they survive a power failure: a record
+//! is written before netmaster creates the endpoint, and deleted after netmaster has deleted it.
 
 use std::borrow::Cow;
 
@@ -20,12 +20,14 @@ use super::{
 };
 use crate::{error::one_line, state};
 
-/// Prefix that the record's interface name lacks: the original's pair was `vport3` in the pod and `vvport3` on the node.
+/// Prefix that the interface name in the record lacks: in the original Contiv, the pair was `vport3` in the pod and
+/// `vvport3` on the node.
 const HOST_END_PREFIX: &str = "v";
 
 impl Pods {
-    /// Records an endpoint that netmaster is about to create, without addresses and port. A record that exists stays: this node wrote it
-    /// before a reboot, or the endpoint is another node's. Returns how to roll back what was written.
+    /// Records an endpoint that netmaster is about to create, without addresses and port. An existing record is kept:
+    /// this node wrote it before a reboot, or the endpoint belongs to another node. Returns the rollback step of the
+    /// write.
     pub(super) async fn begin_record(
         &self,
         pod: &Pod,
@@ -70,7 +72,7 @@ impl Pods {
         self.parts().store.commit(txn).await.map(drop).map_err(|e| record_failure(&e))
     }
 
-    /// Writes the record of an ADD that was interrupted before it did.
+    /// Writes the record of an ADD that was interrupted before it wrote it.
     pub(super) async fn complete_record(&self, pod: &Pod, port: &str) -> Result<(), Failure> {
         let id = pod.endpoint_id();
         let Some(state) = self.stored(&id, Step::Record).await? else { return Ok(()) };
@@ -89,13 +91,14 @@ impl Pods {
         self.parts().store.commit(txn).await.map(drop).map_err(|e| record_failure(&e))
     }
 
-    /// The record that this node wrote of the endpoint. Endpoints that others created at netmaster have none.
+    /// Returns the record that this node has written for the endpoint. Endpoints that others created at netmaster have
+    /// none.
     pub(super) async fn own_record(&self, pod: &Pod) -> Result<Option<OwnRecord>, Failure> {
         let record = self.record_of(pod).await?;
         Ok(record.filter(|record| record.has_vtep_of(&self.parts().node)))
     }
 
-    /// The record that a node wrote of the endpoint.
+    /// Returns the record that a node has written for the endpoint.
     pub(super) async fn record_of(&self, pod: &Pod) -> Result<Option<OwnRecord>, Failure> {
         let key = Key::EndpointOper(pod.endpoint_id()).to_string();
         let record = self.parts().store.get(&key).await;
@@ -112,8 +115,8 @@ impl Pods {
         Ok(is_of_agent.then_some(OwnRecord { oper, revision: record.mod_revision }))
     }
 
-    /// What this node has recorded. Read once when the records of all networks are readable: the journal has what this process
-    /// records.
+    /// Returns the records of this node. They are read once, when the records of all networks are readable: the journal
+    /// contains the later records of this process.
     pub(super) async fn recorded(&self) -> Result<Cow<'_, Recorded>, Failure> {
         if self.parts().reader.with(state::State::has_unreadable_network) {
             return self.list_recorded().await.map(Cow::Owned);
@@ -135,8 +138,8 @@ impl Pods {
         Ok(recorded)
     }
 
-    /// Deletes a record on a network that does not exist, unless it was written again or something belongs to it. netmaster has no
-    /// endpoint there.
+    /// Deletes a record on a network that does not exist, unless it was written again or parts of its attachment exist.
+    /// netmaster has no endpoint there.
     pub(super) async fn delete_stranded_record(
         &self,
         id: &EndpointId,
@@ -146,7 +149,7 @@ impl Pods {
         let _lock = self.0.locks.lock(id.as_str()).await;
         let parts = self.parts();
         let is_attached = parts.reader.with(|state| state.attachment(id).is_some());
-        // An ADD on a new network of this name has an entry.
+        // An ADD on a new network with this name has an entry.
         if is_attached || parts.journal.contains(id) || self.is_of_original(&record.oper, ports).await? {
             return Ok(());
         }
@@ -157,8 +160,8 @@ impl Pods {
         parts.store.commit(txn).await.map(drop).map_err(|e| record_failure(&e))
     }
 
-    /// Whether the recorded interface exists and is the original netplugin's. These do not tell their endpoints: they may belong to
-    /// running pods.
+    /// Reports whether the recorded interface exists and was created by the original netplugin. Such interfaces do not
+    /// identify their endpoints, and may belong to running pods.
     pub(super) async fn is_of_original(&self, oper: &Oper, ports: &[AttachedPort]) -> Result<bool, Failure> {
         match host_end(oper).filter(|port| !ports.iter().any(|known| known.port == *port)) {
             Some(port) => self.parts().links.exists(&port).await.map_err(|e| Failure::link(Step::Unplug, &e)),
@@ -167,7 +170,7 @@ impl Pods {
     }
 }
 
-/// Whether the store may have committed a transaction for which it has answered with this error.
+/// Reports whether the store may have committed a transaction although it returned this error.
 fn may_be_applied(error: &contiv_store::Error) -> bool {
     error.outcome_unknown() || error.is_out_of_space()
 }
@@ -191,7 +194,7 @@ pub(super) fn oper(state: &State, pod: &Pod, port: &str, vtep: &str) -> Oper {
     }
 }
 
-/// Host end of the recorded endpoint; `None` if the record was written before the interface was created.
+/// Returns the host end of the recorded endpoint; `None` if the record was written before the interface was created.
 fn host_end(oper: &Oper) -> Option<String> {
     (!oper.port_name.is_empty()).then(|| format!("{HOST_END_PREFIX}{}", oper.port_name))
 }
@@ -216,7 +219,7 @@ mod tests {
 
     use super::*;
 
-    /// After a refusal because of the quota etcd may have the record.
+    /// After an error because of the quota, etcd may have the record.
     #[test]
     fn a_record_may_exist_after_these_errors() {
         let (operation, key) = (Operation::Commit, || "k".to_owned());

@@ -1,4 +1,4 @@
-//! The operational records of this node's endpoints, as a listing of the store shows them.
+//! The operational records of this node's endpoints, as listed from the store.
 
 use std::collections::BTreeMap;
 
@@ -23,14 +23,14 @@ pub(super) struct OwnRecord {
 /// Endpoints of pods that this node has recorded.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Recorded {
-    /// Those on networks that exist.
+    /// Endpoints on networks that exist.
     pub(super) pods: BTreeMap<EndpointId, Pod>,
     /// Records on networks that do not exist.
     pub(super) stranded: BTreeMap<EndpointId, OwnRecord>,
 }
 
 impl OwnRecord {
-    /// Decodes the record of a pod's endpoint on the node; `None` if it is another one.
+    /// Decodes the record of a pod's endpoint on the node; `None` for another record.
     pub(super) fn of_pod(record: &KeyValue, node: &Node) -> Option<OwnRecord> {
         let oper = serde_json::from_slice::<Oper>(&record.value).ok()?;
         let host = node.host.as_str();
@@ -48,15 +48,15 @@ impl OwnRecord {
         self.oper.net_id.as_str().into()
     }
 
-    /// Whether this machine wrote the record: another one may have its name by mistake.
+    /// Reports whether this machine wrote the record: another machine may use its name by mistake.
     pub(super) fn has_vtep_of(&self, node: &Node) -> bool {
         self.oper.vtep_ip == node.vtep.to_string()
     }
 }
 
 impl Recorded {
-    /// Adds a record of [`OwnRecord::of_pod`], which a listing may show twice. On a network whose record is unreadable nothing is
-    /// known of it.
+    /// Adds a record from [`OwnRecord::of_pod`], which a listing may contain twice. Ignores a record on a network whose
+    /// own record is unreadable.
     pub(super) fn insert(&mut self, record: OwnRecord, node: &Node, state: &State) {
         let (id, network) = (record.id(), record.network());
         if let Some(network) = state.network(&network) {

@@ -1,4 +1,4 @@
-//! Interfaces that were made for another datapath, or for another type of datapath of OVS.
+//! Interfaces that were created for another datapath, or for another datapath type of OVS.
 
 use super::{
     journal::{Entry, Progress},
@@ -8,8 +8,9 @@ use super::{
 use crate::error::one_line;
 
 impl Pods {
-    /// Makes the interfaces of attached pods, and those of the node on infra networks, meet the requirements of the datapath. An
-    /// interface that cannot be changed is logged: its pod may be about to be deleted.
+    /// Changes the interfaces of attached pods, and those of the node on infra networks, so that they meet the
+    /// requirements of the datapath. If an interface cannot be changed, logs a warning: its pod may be about to be
+    /// deleted.
     pub async fn meet_requirements(&self) {
         if !self.parts().requirements.disable_tx_offload {
             return;

@@ -31,9 +31,10 @@ use super::{
 };
 use contiv_daemon::socket::{self, SocketError};
 
-/// Time limit for running requests when the agent stops, or ends its run for another datapath. A request that exceeds it is interrupted.
+/// Time limit for running requests when the agent stops, or ends its run for another datapath. Requests that exceed it
+/// are interrupted.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time limit for the last responses to be read.
+/// Time limit for clients to read the last responses.
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Serves requests of `contivk8s` on a Unix socket.
@@ -48,11 +49,11 @@ struct Shared {
     metrics: RequestMetrics,
     tasks: TaskTracker,
     stop: CancellationToken,
-    /// Ends the running requests.
+    /// Interrupts the running requests.
     interrupt: CancellationToken,
 }
 
-/// The connection of a client; none if the process has no file descriptors left.
+/// The connection of a client; `None` if the process has no free file descriptors.
 #[derive(Clone)]
 struct Client(Option<Arc<OwnedFd>>);
 
@@ -63,7 +64,7 @@ impl Connected<IncomingStream<'_, UnixListener>> for Client {
 }
 
 impl Client {
-    /// Whether the client has closed the connection.
+    /// Reports whether the client has closed the connection.
     fn has_given_up(&self) -> bool {
         let Some(connection) = &self.0 else { return false };
         let mut state = [PollFd::new(connection.as_fd(), PollFlags::empty())];
@@ -87,14 +88,15 @@ impl Server {
         Server { drain_timeout, ..self }
     }
 
-    /// Serves requests until `stop` is cancelled, then finishes the running requests and refuses others. The datapath and the
-    /// watches of the store must run until this returns.
+    /// Serves requests until `stop` is cancelled, then finishes the running requests and refuses others. The datapath and
+    /// the watches of the store must run until this returns.
     ///
-    /// No request runs afterwards, so that the next run of the agent, which may have another datapath, is alone. A request that
-    /// exceeds the time limit is interrupted: the journal and the records tell what it has begun, as after a kill.
+    /// No request runs afterwards, so that it cannot interfere with the next run of the agent, which may have another
+    /// datapath. A request that exceeds the time limit is interrupted: the journal and the records contain what it has
+    /// begun, as after a kill.
     pub async fn run(self, pods: Pods, metrics: RequestMetrics, stop: CancellationToken) -> io::Result<()> {
         let (tasks, interrupt) = (TaskTracker::new(), CancellationToken::new());
-        // Also if this future is dropped.
+        // Also cancelled if this future is dropped.
         let _guard = interrupt.clone().drop_guard();
         let shared =
             Shared { pods, metrics, tasks: tasks.clone(), stop: stop.clone(), interrupt: interrupt.clone() };
@@ -123,20 +125,20 @@ impl Server {
                 tokio::time::sleep(RESPONSE_TIMEOUT).await;
             } => Ok(()),
         };
-        // A client that disconnected does not end its request.
+        // A request whose client has disconnected continues.
         ending.cancel();
         if !drained.is_terminated() {
             drained.await;
         }
-        // One may have been accepted before `stop` was cancelled.
+        // A request may have been accepted before `stop` was cancelled.
         interrupt.cancel();
         tasks.wait().await;
-        // The socket remains: another agent may have replaced it by its own.
+        // The socket is not removed: another agent may have replaced it with its own.
         result
     }
 }
 
-/// Waits for `ending`, then until no request is running; interrupts those that exceed the time limit.
+/// Waits for `ending`, then until no request is running. Interrupts requests that exceed the time limit.
 async fn drain(
     (tasks, limit): (&TaskTracker, Duration),
     ending: &CancellationToken,
@@ -175,8 +177,8 @@ async fn answer(
             return respond(Err(failure.code(Code::Decode)));
         }
     };
-    // Requests wait in the socket's queue while the agent starts. An ADD must not be carried out after the DEL that follows
-    // it because the client has given up.
+    // Requests wait in the socket's queue while the agent starts. If the client has given up, a DEL may already have
+    // followed, and the ADD must not be executed after it.
     if client.has_given_up() {
         return respond(Err(Failure::new(Step::Labels, "the client has closed the connection").temporary()));
     }
@@ -185,7 +187,7 @@ async fn answer(
     }
     let start = Instant::now();
     let endpoint = request.endpoint();
-    // A task of its own: this future is dropped when the client disconnects.
+    // Runs in a separate task, because this future is dropped when the client disconnects.
     let (pods, interrupt) = (shared.pods.clone(), shared.interrupt.clone());
     let work = shared.tasks.spawn(async move {
         let result = interrupt.run_until_cancelled(carry_out(verb, &pods, &request)).await;
@@ -196,7 +198,7 @@ async fn answer(
     let took = start.elapsed();
     shared.metrics.record(verb, took, &result);
     match &result {
-        // Runtimes ask every few seconds.
+        // Runtimes send this request every few seconds.
         Ok(_) if verb == Verb::Status => {}
         Ok(reply) => tracing::info!(%verb, endpoint, ip = ?reply.ip, ?took, "CNI request done"),
         Err(failure) if verb == Verb::Status => tracing::debug!(%verb, "{failure}"),

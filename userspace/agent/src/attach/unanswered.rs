@@ -1,7 +1,7 @@
 //! Deletes endpoints that netmaster creates after their deletion.
 //!
-//! A request to create an endpoint that was not answered may still wait in a connection or in a stalled netmaster. It is carried out
-//! after the DEL, which found nothing to delete, and nothing else would release the addresses.
+//! A request to create an endpoint that was not answered may still be queued in a connection or in a stalled netmaster.
+//! If it is executed after the DEL, which found nothing to delete, nothing else would release the addresses.
 
 use contivk8s::spec::Code;
 
@@ -13,22 +13,22 @@ use super::{
 };
 
 impl Pods {
-    /// Remembers that netmaster may still create the endpoint.
+    /// Records that netmaster may still create the endpoint.
     pub(super) fn remember_unanswered(&self, pod: &Pod) {
         if let Err(error) = self.parts().journal.remember_unanswered(pod) {
             tracing::warn!("{}", entry_failure(error));
         }
     }
 
-    /// As [`remember_unanswered`](Self::remember_unanswered), before the entry of an ADD that did not end is replaced.
+    /// Like [`remember_unanswered`](Self::remember_unanswered), before the entry of an unfinished ADD is replaced.
     pub(super) fn remember_if_unanswered(&self, pod: &Pod) {
         if self.parts().journal.may_be_unanswered(&pod.endpoint_id()) {
             self.remember_unanswered(pod);
         }
     }
 
-    /// Looks for the endpoints whose check is due, and deletes those that belong to no attachment. Ends early while the store or
-    /// netmaster is away.
+    /// Checks the endpoints whose check is due, and deletes those that belong to no attachment. Ends early while the
+    /// store or netmaster is unavailable.
     pub(super) async fn delete_created_late(&self) -> Result<(), Failure> {
         let journal = &self.parts().journal;
         for pod in journal.due_unanswered() {
@@ -47,7 +47,7 @@ impl Pods {
 
     async fn delete_if_created_late(&self, pod: &Pod) -> Result<(), Failure> {
         let id = pod.endpoint_id();
-        // A request that is running remembers what it leaves unanswered.
+        // A running request records its unanswered requests itself.
         let Some(_locks) = self.try_lock(pod) else { return Ok(()) };
         let parts = self.parts();
         let is_attached = parts.reader.with(|state| state.attachment(&id).is_some());
@@ -55,7 +55,7 @@ impl Pods {
             return Ok(());
         }
         self.check_store(Step::Delete)?;
-        // The state has the endpoints of the networks only that the node needs.
+        // The state has only the endpoints of the networks that the node needs.
         if self.stored_record(&id, Step::Delete).await?.is_some() {
             tracing::warn!(endpoint = %id, "netmaster has created an endpoint after its deletion");
             self.release(pod, false).await?;

@@ -17,7 +17,7 @@ pub(super) struct Rollback {
 
 #[derive(Clone, Debug)]
 pub(super) enum RollbackStep {
-    /// Delete the record of an endpoint that netmaster did not create; the store's revision of its write.
+    /// Delete the record of an endpoint that netmaster did not create. Has the store revision of the write.
     PreliminaryRecord(EndpointId, i64),
     /// Delete the record of an endpoint that was deleted at netmaster.
     Record(EndpointId),
@@ -38,7 +38,7 @@ impl Rollback {
         self.steps.extend(steps);
     }
 
-    /// netmaster may have created the endpoint, or the store its record, without an answer that tells it.
+    /// Records that netmaster may have created the endpoint, or the store its record, without confirming it.
     pub(super) fn set_unanswered(&mut self) {
         self.unanswered = true;
     }
@@ -49,7 +49,7 @@ impl Rollback {
 }
 
 impl Pods {
-    /// Executes all steps in reverse order, also after a failure, and returns the failures.
+    /// Executes all steps in reverse order, even after a failure, and returns the failures.
     pub(super) async fn roll_back(&self, rollback: Rollback) -> Vec<String> {
         let mut failures = vec![];
         for step in rollback.steps.into_iter().rev() {
@@ -69,7 +69,7 @@ impl Pods {
             RollbackStep::Record(id) => self.delete_record(&id).await,
             RollbackStep::Endpoint(pod) => {
                 self.begin_deletion(&pod);
-                // Without netmaster both remain: after a power failure the record tells of the endpoint.
+                // If netmaster is unavailable, both remain: after a power failure the record identifies the endpoint.
                 self.delete_at_master(&pod).await?;
                 self.delete_record(&pod.endpoint_id()).await
             }

@@ -4,28 +4,30 @@ use contiv_model::name::{EndpointId, HostName, NetworkId};
 
 use crate::sysctl::Tracking;
 
-/// Percentage of the kernel's table of connections from which it is nearly full.
+/// Usage in percent at which the kernel's connection tracking table counts as nearly full.
 const NEARLY_FULL: u64 = 90;
-/// Percentage below which it is not any more: the use of a table that is nearly full varies.
+/// Usage in percent below which the table no longer counts as nearly full. The gap prevents alternation, because the
+/// usage varies.
 const FREE_AGAIN: u64 = 80;
 
-/// Conditions of this node that keep endpoints from communicating, or the agent from its next start.
+/// Conditions of this node that prevent endpoints from communicating, or the next start of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeWarnings {
     /// Infra networks that the node could not join or leave, with the reason.
     pub(super) infra: BTreeMap<NetworkId, String>,
-    /// Endpoints whose interface is here, and that are on another node by their records; each with that node.
+    /// Endpoints whose interface is on this node but which are on another node according to their records, each with that
+    /// node.
     pub(super) foreign: BTreeMap<EndpointId, HostName>,
-    /// VTEP addresses of endpoints that have no interface here, and that a machine with this node's name has recorded with another VTEP
-    /// address than the node's.
+    /// VTEP addresses of endpoints without an interface on this node that a machine with this node's name but another
+    /// VTEP address has recorded.
     pub(super) other_vteps: BTreeMap<EndpointId, String>,
     /// Local VTEP address, if no interface has it.
     pub(super) missing_vtep: Option<IpAddr>,
-    /// Why the datapath that an operator has chosen does not forward.
+    /// Reason why the datapath that an operator has chosen does not forward.
     pub(super) refused_datapath: Option<String>,
-    /// That the global settings have another forward mode than the flags.
+    /// The global settings have another forward mode than the flags.
     pub(super) other_forward_mode: Option<String>,
-    /// Maximum number of connections that the kernel tracks, if it nearly tracks as many.
+    /// Maximum number of connections that the kernel tracks, if the table is nearly full.
     pub(super) nearly_full: Option<u32>,
 }
 
@@ -42,7 +44,7 @@ impl NodeWarnings {
             .chain(infra)
     }
 
-    /// Compares the use of the kernel's table of connections with its size.
+    /// Compares the usage of the kernel's connection tracking table with its size.
     pub(super) fn set_tracking(&mut self, tracking: Tracking) {
         let Tracking { used, max } = tracking;
         let limit = if self.nearly_full.is_some() { FREE_AGAIN } else { NEARLY_FULL };

@@ -29,7 +29,7 @@ pub(in crate::attach) struct Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(in crate::attach) enum Progress {
-    /// An ADD has begun, or netmaster or the store has not answered it.
+    /// An ADD has begun, or netmaster or the store has not answered its request.
     Adding,
     /// An ADD has succeeded.
     Attached,
@@ -51,32 +51,34 @@ impl Entry {
         }
     }
 
-    /// Whether this is the attachment that the request concerns, and not another one whose endpoint has the same id.
+    /// Reports whether this is the attachment that the request refers to, and not another one whose endpoint has the same
+    /// id.
     pub(in crate::attach) fn is_of(&self, pod: &Pod) -> bool {
         (&self.tenant, &self.network) == (&pod.tenant, &pod.network) && self.is_interface_of(pod)
     }
 
-    /// Whether this is the container's interface that the request concerns, on any network.
+    /// Reports whether this is the container's interface that the request refers to, on any network.
     pub(in crate::attach) fn is_interface_of(&self, pod: &Pod) -> bool {
-        // The interface of an attachment of an earlier boot is unknown.
+        // The interface name of an attachment from an earlier boot is unknown.
         self.endpoint == pod.endpoint && (self.ifname.is_empty() || self.ifname == pod.ifname)
     }
 
-    /// Whether a DEL of the pod deletes the attachment: by the endpoint's name or by the runtime's container id. A DEL may
-    /// lack the CNI_ARGS that named the endpoint at the ADD (`K8S_POD_INFRA_CONTAINER_ID`).
+    /// Reports whether a DEL of the pod deletes the attachment, identified by the endpoint's name or by the runtime's
+    /// container id. A DEL may lack the CNI_ARGS from which the ADD took the endpoint's name
+    /// (`K8S_POD_INFRA_CONTAINER_ID`).
     pub(in crate::attach) fn is_deleted_with(&self, pod: &Pod) -> bool {
         let is_container = !pod.container.is_empty() && self.container == pod.container;
         self.is_interface_of(pod) || (is_container && self.ifname == pod.ifname)
     }
 
-    /// Whether the runtime lists the attachment: by its own container id, or by the endpoint's name, which may come from
-    /// another id (`K8S_POD_INFRA_CONTAINER_ID`).
+    /// Reports whether the runtime lists the attachment, identified by its container id or by the endpoint's name, which
+    /// may be derived from another id (`K8S_POD_INFRA_CONTAINER_ID`).
     pub(in crate::attach) fn is_listed(&self, valid: &ValidAttachment) -> bool {
         let ifname = if valid.ifname.is_empty() { "eth0" } else { &valid.ifname };
         self.ifname == ifname && (self.container == valid.container || self.endpoint == valid.endpoint())
     }
 
-    /// What a DEL of the attachment needs.
+    /// Returns the data that a DEL of the attachment needs.
     pub(in crate::attach) fn pod(&self) -> Pod {
         let Entry { tenant, network, endpoint, .. } = self.clone();
         Pod {

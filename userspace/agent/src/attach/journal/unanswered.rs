@@ -1,6 +1,7 @@
-//! Requests to create an endpoint that netmaster has not answered. It may carry them out after the endpoint was deleted.
+//! Requests to create an endpoint that netmaster has not answered. netmaster may execute them after the endpoint was
+//! deleted.
 //!
-//! They have files beside the entries, and are checked again by the next process.
+//! They have files next to the entries, and the next process checks them again.
 
 use std::{
     collections::BTreeMap,
@@ -15,10 +16,11 @@ use contiv_model::name::EndpointId;
 use super::{Entry, Journal, Progress, remove_file};
 use crate::attach::pod::Pod;
 
-/// Age after which netmaster does not carry out a request any more. A request of an agent ends after 15 s, one that a netmaster forwards
-/// after a minute, and Linux gives up on a closed connection whose data is not acknowledged within a quarter of an hour.
+/// Age after which netmaster no longer executes a request. A request of an agent ends after 15 s, and a request that a
+/// netmaster forwards ends after a minute. Linux aborts a closed connection whose data is not acknowledged within a
+/// quarter of an hour.
 const AGE_LIMIT: Duration = Duration::from_secs(900);
-/// Age at the first check. The next one is at twice the age.
+/// Age at the first check. Each further check is at twice the age of the previous one.
 const FIRST_CHECK: Duration = Duration::from_secs(2);
 /// Extension of a file with the entry of an ADD.
 pub(super) const EXTENSION: &str = "unanswered";
@@ -30,14 +32,14 @@ pub(super) struct Unanswered(BTreeMap<EndpointId, Creation>);
 #[derive(Debug)]
 struct Creation {
     entry: Entry,
-    /// Not before the request.
+    /// Time of the request or later.
     since: Instant,
     next_check: Instant,
 }
 
 impl Unanswered {
-    /// Reads a file of an earlier process. The age of the request is unknown: it begins again. A file that cannot be
-    /// decoded does not identify its endpoint, and is removed.
+    /// Reads a file of an earlier process. The age of the request is unknown, so that it starts at zero again. A file
+    /// that cannot be decoded does not identify its endpoint, and is removed.
     pub(super) fn read(&mut self, path: &Path) -> io::Result<()> {
         let text = match fs::read(path) {
             Ok(text) => text,
@@ -69,7 +71,7 @@ impl Unanswered {
         due.map(|creation| creation.entry.pod()).collect()
     }
 
-    /// Sets the time of the next check, or forgets a request that is too old; true if it is forgotten.
+    /// Sets the time of the next check, or removes a request that is too old. Returns true if it was removed.
     fn checked(&mut self, id: &EndpointId, now: Instant) -> bool {
         let Some(creation) = self.0.get_mut(id) else { return false };
         let age = now.saturating_duration_since(creation.since);
@@ -83,12 +85,14 @@ impl Unanswered {
 }
 
 impl Journal {
-    /// Whether netmaster may not have answered the request of an ADD. What an entry was that cannot be read is unknown.
+    /// Reports whether netmaster may not have answered the request of an ADD. An entry that cannot be read may be that of
+    /// an ADD.
     pub(in crate::attach) fn may_be_unanswered(&self, id: &EndpointId) -> bool {
         self.is_damaged(id) || self.get(id).is_some_and(|entry| entry.progress == Progress::Adding)
     }
 
-    /// Remembers the request to create the endpoint of a pod, for the life of the process also if the file cannot be written.
+    /// Records the request to create the endpoint of a pod, for the life of the process even if the file cannot be
+    /// written.
     pub(in crate::attach) fn remember_unanswered(&self, pod: &Pod) -> io::Result<()> {
         let entry = Entry::new(pod, Progress::Adding);
         let text = serde_json::to_vec(&entry)?;
@@ -96,12 +100,12 @@ impl Journal {
         self.replace(&self.unanswered_file(&pod.endpoint_id()), &text)
     }
 
-    /// The endpoints to look for now.
+    /// Returns the endpoints whose check is due.
     pub(in crate::attach) fn due_unanswered(&self) -> Vec<Pod> {
         self.lock_unanswered().due(Instant::now())
     }
 
-    /// Records that the endpoint has been looked for. A request that is too old is forgotten.
+    /// Records that the endpoint has been checked. A request that is too old is removed.
     pub(in crate::attach) fn checked_unanswered(&self, id: &EndpointId) -> io::Result<()> {
         let is_forgotten = self.lock_unanswered().checked(id, Instant::now());
         if !is_forgotten {
@@ -181,7 +185,7 @@ mod tests {
         assert!(journal.entries().is_empty());
         let due = |journal: &Journal| journal.lock_unanswered().due(Instant::now() + FIRST_CHECK).len();
         assert_eq!((journal.due_unanswered().len(), due(&journal)), (0, 1));
-        // The check of a younger request of another ADD keeps the file.
+        // The check of a newer request of another ADD keeps the file.
         journal.remember_unanswered(&pod).unwrap();
         journal.checked_unanswered(&id).unwrap();
         assert_eq!(due(&Journal::beside(&socket).unwrap()), 1);

@@ -1,4 +1,4 @@
-//! Connections that the kernel tracks, by ctnetlink (`include/uapi/linux/netfilter/nfnetlink_conntrack.h`).
+//! Connections that the kernel tracks, accessed with ctnetlink (`include/uapi/linux/netfilter/nfnetlink_conntrack.h`).
 
 use std::{io, net::Ipv4Addr, os::fd::AsRawFd as _};
 
@@ -20,18 +20,17 @@ const FILTER: u16 = 25;
 /// Attributes of a direction.
 const ADDRESSES: u16 = 1;
 const IPV4_SOURCE: u16 = 1;
-/// Attribute of a filter: what must match in the original direction.
+/// Attribute of a filter: the fields of the original direction that must match.
 const ORIGINAL_FLAGS: u16 = 1;
 /// The source address (`CTA_FILTER_F_CTA_IP_SRC` in `net/netfilter/nf_internals.h`).
 const SOURCE: u32 = 1;
 /// Header of the subsystem: family, version, resource.
 const FAMILY: [u8; 4] = [libc::AF_INET as u8, 0, 0, 0];
 
-/// Ends the connections that the IPv4 address `source` has begun: the kernel translates no packet of them any more. Returns how many
-/// there were.
+/// Deletes the connection tracking entries of connections that the IPv4 address `source` has opened, so that the kernel
+/// no longer translates their packets. Returns their number.
 ///
-/// # Errors
-/// The kernel has no ctnetlink, or refuses a message.
+/// # Errors The kernel has no ctnetlink, or rejects a message.
 pub fn forget_connections(source: Ipv4Addr) -> io::Result<usize> {
     let kernel = Kernel::connect()?;
     let mut entries = vec![];
@@ -39,7 +38,7 @@ pub fn forget_connections(source: Ipv4Addr) -> io::Result<usize> {
     for entry in &entries {
         kernel.send(DELETE, libc::NLM_F_ACK, entry)?;
         match kernel.receive(|_| {}) {
-            // It has ended.
+            // The connection has ended.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
             other => other?,
         }
@@ -47,20 +46,20 @@ pub fn forget_connections(source: Ipv4Addr) -> io::Result<usize> {
     Ok(entries.len())
 }
 
-/// Attributes of a request for the entries whose connections were begun by the address.
+/// Attributes of a request for the entries of connections that the address has opened.
 fn filter(source: Ipv4Addr) -> Vec<u8> {
     let addresses = attribute(ADDRESSES | NESTED, &attribute(IPV4_SOURCE, &source.octets()));
     let flags = attribute(ORIGINAL_FLAGS, &SOURCE.to_ne_bytes());
     [attribute(ORIGINAL | NESTED, &addresses), attribute(FILTER | NESTED, &flags)].concat()
 }
 
-/// An attribute with a value of whole words.
+/// Encodes an attribute whose value has a multiple of four bytes.
 fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     let len = (4 + value.len()) as u16;
     [&len.to_ne_bytes()[..], &kind.to_ne_bytes(), value].concat()
 }
 
-/// The attributes that name an entry, if its connection was begun by the address.
+/// Returns the attributes that identify an entry, if the address has opened its connection.
 fn begun_by(source: Ipv4Addr, entry: &[u8]) -> Option<Vec<u8>> {
     let find = |kind, of| attributes(of).find(|attribute| attribute.kind == kind);
     let original = find(ORIGINAL, entry)?;
@@ -80,12 +79,12 @@ impl Kernel {
         Ok(Kernel(socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?))
     }
 
-    /// Hands over the attributes of the entries of connections that the address has begun. Kernels before Linux 5.8 ignore the filter,
-    /// and send all entries.
+    /// Calls `found` with the attributes of the entries of connections that the address has opened. Kernels before Linux
+    /// 5.8 ignore the filter, and send all entries.
     fn list(&self, source: Ipv4Addr, mut found: impl FnMut(&[u8])) -> io::Result<()> {
         self.send(GET, libc::NLM_F_DUMP, &filter(source))?;
         match self.receive(&mut found) {
-            // It knows filters, and not this one.
+            // The kernel supports filters, but not this one.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {
                 self.send(GET, libc::NLM_F_DUMP, &[])?;
                 self.receive(found)
@@ -103,9 +102,9 @@ impl Kernel {
         Ok(())
     }
 
-    /// Reads the answer to the last message up to its end, and hands over the attributes of the entries in it.
+    /// Reads the whole answer to the last message, and calls `found` with the attributes of its entries.
     fn receive(&self, mut found: impl FnMut(&[u8])) -> io::Result<()> {
-        // The kernel sends at most as much at a time.
+        // Maximum size of one answer of the kernel.
         let mut buffer = vec![0; 1 << 16];
         loop {
             let len = recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
@@ -123,7 +122,7 @@ impl Kernel {
     }
 }
 
-/// What an acknowledgement says: zero, or a negative error number.
+/// Returns the result in an acknowledgement: zero, or a negative error number.
 fn status(body: &[u8]) -> io::Result<()> {
     let code = body.get(..4).and_then(|code| code.try_into().ok()).map_or(-libc::EBADMSG, i32::from_ne_bytes);
     if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(-code)) }
@@ -146,7 +145,7 @@ mod tests {
         for address in addresses {
             node.address("lo", &format!("{address}/32")).unwrap();
         }
-        // The kernel tracks connections where a rule asks for their state.
+        // The kernel tracks connections only if a rule matches their state.
         let rule = "add table ip t; add chain ip t c { type filter hook output priority 0; }; add rule ip t c ct state new counter";
         node.run(|| {
             assert!(Command::new("nft").arg(rule).status()?.success());

@@ -1,7 +1,7 @@
 //! Lists of the node's interfaces.
 //!
-//! The kernel sends a list in parts, and reports by `NLM_F_DUMP_INTR` that interfaces came or went between two of them. Before Linux
-//! 6.9 it continues at a position that has moved, and leaves out interfaces that existed all the time.
+//! The kernel sends a list in parts. It sets `NLM_F_DUMP_INTR` if interfaces were added or removed between two parts.
+//! Before Linux 6.9 it then continues at a shifted position, and omits interfaces that existed all the time.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use tokio::{sync::Mutex, time::sleep};
 
 use super::error::{DUMP_ATTEMPTS, Error};
 
-/// Pause after an interrupted attempt: interfaces of pods come and go in bursts.
+/// Pause after an interrupted attempt, because interfaces of pods are added and removed in bursts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Lists the interfaces. A netlink socket supports one dump at a time: `lock` is held meanwhile.
+/// Lists the interfaces. A netlink socket supports one dump at a time, so `lock` is held meanwhile.
 pub(super) async fn links(handle: &Handle, lock: &Mutex<()>) -> Result<Vec<LinkMessage>, Error> {
     let _guard = lock.lock().await;
     let mut handle = handle.clone();
@@ -55,7 +55,7 @@ where
     S: Stream<Item = NetlinkMessage<RouteNetlinkMessage>> + Unpin,
 {
     let (mut links, mut is_interrupted) = (vec![], false);
-    // Up to the end also after an interruption: the kernel refuses the next dump before.
+    // Reads to the end even after an interruption: until then the kernel rejects the next dump.
     while let Some(answer) = answers.next().await {
         let (header, payload) = answer.into_parts();
         is_interrupted |= header.flags & NLM_F_DUMP_INTR != 0;
@@ -83,8 +83,8 @@ mod tests {
         answer
     }
 
-    /// Indexes of the interfaces that are listed, and the number of attempts, of which the first ones are interrupted. Each has two
-    /// answers; the second one has the number of the attempt.
+    /// Returns the indexes of the listed interfaces, and the number of attempts, of which the first ones are interrupted.
+    /// Each attempt has two answers; the second one contains the number of the attempt.
     async fn listed(interrupted: u32) -> (Option<Vec<u32>>, u32) {
         let mut attempts = 0;
         let dump = || {

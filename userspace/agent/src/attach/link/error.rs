@@ -1,6 +1,6 @@
 use std::{io, path::PathBuf, time::Duration};
 
-/// Number of port numbers; they run from 1, like the original's.
+/// Number of port numbers, which start at 1 like those of the original Contiv.
 pub(super) const PORT_COUNT: u32 = 0xfffe;
 /// Time limit for the kernel to activate a pair.
 pub(super) const ACTIVE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -64,7 +64,7 @@ pub enum Error {
         /// Host end.
         port: String,
     },
-    /// Interfaces came or went during each attempt to list them.
+    /// Interfaces were added or removed during each attempt to list them.
     #[error("list the node's interfaces: they changed during each of {} attempts", DUMP_ATTEMPTS)]
     Interrupted,
     /// All port numbers are in use.

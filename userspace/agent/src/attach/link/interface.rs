@@ -27,12 +27,12 @@ pub struct PodInterface {
     pub disable_tx_offload: bool,
 }
 
-/// What a CHECK expects of the pod's end of a veth pair. Later plugins may have changed what ADD made.
+/// Expected state of the pod's end of a veth pair in a CHECK. Later plugins may have changed what ADD configured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpectedLink {
-    /// Ethernet address; `None` if it may be any.
+    /// Ethernet address; `None` accepts any address.
     pub mac: Option<Mac>,
-    /// Largest MTU in bytes. Plugins that set a smaller one do not list it.
+    /// Maximum MTU in bytes. Plugins that reduce it do not list the MTU.
     pub largest_mtu: u32,
 }
 
@@ -42,7 +42,7 @@ impl From<&PodInterface> for ExpectedLink {
     }
 }
 
-/// Which of the pod's default routes lead through an interface.
+/// The default routes of the pod that lead through an interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DefaultRoutes {
     /// The IPv4 default route.

@@ -25,7 +25,7 @@ use crate::{fail_point::reach, sysctl};
 /// Interval between checks whether a pair is active.
 const ACTIVE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Interfaces of this node. Clones are the same.
+/// Interfaces of this node. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Links {
     handle: Handle,
@@ -76,9 +76,10 @@ impl Links {
         Ok(self.list().await?.iter().any(|link| is_port(link) && is_switched(link)))
     }
 
-    /// Creates a pair for `endpoint`. The host end is down until the datapath has the endpoint and sets it up: what the pod sends
-    /// would enter the network stack of the node. The pod's end is configured, and down until [`Links::raise`]. An error leaves
-    /// no interface behind. Goes on to its end if the future is dropped, see [`Links::attached`].
+    /// Creates a pair for `endpoint`. The host end is down until the datapath has the endpoint and sets it up: otherwise
+    /// frames of the pod would enter the network stack of the node. The pod's end is configured, and down until
+    /// [`Links::raise`]. An error leaves no interface behind. Continues to the end if the future is dropped, see
+    /// [`Links::attached`].
     pub async fn attach(
         &self,
         endpoint: &EndpointId,
@@ -91,7 +92,8 @@ impl Links {
         attaching.await.unwrap_or_else(|error| Err(failed(error.into())))
     }
 
-    /// Waits until no interface is being created: an earlier run of the agent creates none beside the next one.
+    /// Waits until no interface is being created, so that an earlier run of the agent creates none while the next one
+    /// runs.
     pub async fn attached(&self) {
         self.attaching.close();
         self.attaching.wait().await;
@@ -116,8 +118,8 @@ impl Links {
         }
     }
 
-    /// Brings the pod's end up, sets the default routes that no other interface of the pod has, and waits until the pair
-    /// forwards frames. Returns which default routes lead through the interface. The host end must be up.
+    /// Sets the pod's end up, sets the default routes that no other interface of the pod has, and waits until the pair
+    /// forwards frames. Returns the default routes that lead through the interface. The host end must be up.
     pub async fn raise(&self, port: &str, netns: &Netns, pod: &PodInterface) -> Result<DefaultRoutes, Error> {
         let pod = pod.clone();
         let routes = netns.run(move |handle| async move { pod_end::raise(&handle, &pod).await }).await?;
@@ -125,7 +127,7 @@ impl Links {
         Ok(routes)
     }
 
-    /// Deletes a pair by its host end; true if it existed.
+    /// Deletes a pair by its host end. Returns true if it existed.
     pub async fn detach(&self, port: &str) -> Result<bool, Error> {
         let existed = self.delete(port).await?;
         if let Some(port) = Port::parse(port) {
@@ -141,7 +143,8 @@ impl Links {
         netns.run(move |handle| async move { pod_end::is_other_end(&handle, &name, index).await }).await
     }
 
-    /// How a pair differs from what ADD made, and the pod's end from what is expected; `None` if they do not.
+    /// Returns how a pair differs from what ADD configured, and the pod's end from what is expected; `None` if they do
+    /// not differ.
     pub async fn difference(
         &self,
         port: &str,
@@ -210,7 +213,7 @@ impl Links {
                     reach("incomplete interface");
                     return Ok(port);
                 }
-                // Another program's interface has the name: the number stays reserved, try the next one.
+                // An interface of another program has the name: the number stays reserved, and the next one is tried.
                 Err(error) if errno(&error) == Some(libc::EEXIST) && self.index(&name).await?.is_some() => {}
                 Err(error) => {
                     self.numbers().release(port);

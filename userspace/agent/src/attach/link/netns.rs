@@ -19,7 +19,8 @@ use tokio::sync::oneshot;
 use super::error::Error;
 use crate::netdevice;
 
-/// An open network namespace: the kernel keeps it while the value exists, and the path cannot come to name another one.
+/// An open network namespace. The kernel keeps it while the value exists, and it stays the same even if the path is
+/// reused for another one.
 #[derive(Clone, Debug)]
 pub struct Netns {
     path: PathBuf,
@@ -37,7 +38,7 @@ impl Netns {
         Ok(Netns { path: path.to_owned(), file: Arc::new(file) })
     }
 
-    /// Whether `path` certainly names no namespace.
+    /// Reports whether `path` definitely does not refer to a namespace.
     pub fn is_gone(path: &Path) -> bool {
         match File::open(path) {
             Ok(file) => is_namespace(&file).is_ok_and(|is_namespace| !is_namespace),
@@ -55,7 +56,7 @@ impl Netns {
         Ok(self.identity()? == Netns::current()?.identity()?)
     }
 
-    /// Device and inode, which no other namespace has.
+    /// Returns device and inode, which identify the namespace.
     fn identity(&self) -> Result<(u64, u64), Error> {
         let failed = |source| Error::Namespace { path: self.path.clone(), source };
         let metadata = self.file.metadata().map_err(failed)?;
@@ -81,8 +82,8 @@ impl Netns {
         self.file.as_raw_fd()
     }
 
-    /// Runs `work` inside the namespace, on a thread of its own that ends afterwards: no thread of the runtime ever enters a
-    /// pod's namespace.
+    /// Runs `work` inside the namespace, on a separate thread that ends afterwards. So no thread of the runtime ever
+    /// enters a pod's namespace.
     pub(super) async fn run<T, F, W>(&self, work: W) -> Result<T, Error>
     where
         T: Send + 'static,
@@ -95,7 +96,7 @@ impl Netns {
         std::thread::Builder::new()
             .name("pod netns".into())
             .spawn(move || {
-                // The receiver is gone if the request was cancelled.
+                // If the request was cancelled, the receiver has been dropped.
                 drop(done.send(namespace.enter(work)));
             })
             .map_err(failed)?;

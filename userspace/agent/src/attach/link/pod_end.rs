@@ -45,13 +45,13 @@ pub(super) async fn configure(handle: &Handle, pod: &PodInterface) -> Result<(),
         netdevice::disable_tx_checksum(&pod.name)
             .map_err(Error::setting("disable TX checksum offload of", &pod.name))?;
     }
-    // The gateway is configured; no advertisement of another pod or host may change it.
+    // The gateway is configured. No router advertisement of another pod or host may change it.
     sysctl::disable_ra(&pod.name).map_err(Error::setting("disable router advertisements on", &pod.name))?;
     // The datapath accepts only this link-local address from the pod.
     sysctl::link_local_from_mac(&pod.name)
         .map_err(Error::setting("set the form of link-local addresses on", &pod.name))?;
     if pod.ip6.is_some() {
-        // Docker's sandboxes, and nodes with such a kernel parameter, disable it by default.
+        // Docker's sandboxes, and nodes with such a kernel parameter, disable IPv6 by default.
         sysctl::enable_ipv6(&pod.name).map_err(Error::setting("enable IPv6 on", &pod.name))?;
     }
     let index = find(handle, &pod.name).await?;
@@ -94,8 +94,8 @@ pub(super) async fn raise(handle: &Handle, pod: &PodInterface) -> Result<Default
     Ok(routes)
 }
 
-/// Sets a default route, unless another interface of the pod has one: that of the first interface applies, whatever its metric is.
-/// Returns whether the route is set.
+/// Sets a default route, unless another interface of the pod has one: the route of the first interface applies, whatever
+/// its metric is. Returns whether the route is set.
 async fn set_default_route(
     handle: &Handle,
     (index, name): (u32, &str),
@@ -111,7 +111,7 @@ async fn set_default_route(
         Err(error) if errno(&error) == Some(libc::EEXIST) => {}
         Err(error) => return Err(failed(error)),
     }
-    // Another interface may have got one meanwhile.
+    // Another interface may have set a default route meanwhile.
     if let Some(is_own) = has_default_route(handle, interface, gateway).await? {
         return Ok(is_own);
     }
@@ -119,7 +119,8 @@ async fn set_default_route(
     replaced.map(|()| true).map_err(failed)
 }
 
-/// Whether the pod has the interface's default route by the gateway; `None` if no interface has a default route.
+/// Reports whether the pod has the interface's default route through the gateway; `None` if no interface has a default
+/// route.
 async fn has_default_route(
     handle: &Handle,
     (index, name): (u32, &str),
@@ -142,8 +143,8 @@ fn default_route(index: u32, gateway: IpAddr) -> RouteMessage {
     }
 }
 
-/// How the pod's end differs from what [`configure`] and [`raise`] made, or its link from what is expected. Runs in the pod's network
-/// namespace.
+/// Returns how the pod's end differs from what [`configure`] and [`raise`] set, or its link from what is expected. Runs
+/// in the pod's network namespace.
 pub(super) async fn difference(
     handle: &Handle,
     pod: &PodInterface,

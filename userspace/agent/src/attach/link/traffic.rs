@@ -29,8 +29,8 @@ pub struct PodTraffic {
     pub received: Traffic,
 }
 
-/// Reads the traffic of endpoints. It has a netlink socket of its own: requests of container runtimes, which use that of
-/// [`Links`](super::Links), do not wait for it. Clones are the same.
+/// Reads the traffic of endpoints. It has its own netlink socket, so that requests of container runtimes, which use the
+/// socket of [`Links`](super::Links), do not wait for it. Clones share the socket.
 #[derive(Clone, Debug)]
 pub struct TrafficReader {
     handle: Handle,

@@ -32,7 +32,7 @@ const EXCLUDED_PREFIXES: [&str; 11] = [
     "genev_sys_",
 ];
 
-/// The node's interfaces, as far as endpoints depend on them.
+/// Properties of the node's interfaces that endpoints depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Underlay {
     /// MTU in bytes of the interface with the VTEP address.
@@ -44,8 +44,8 @@ pub struct Underlay {
 }
 
 impl Links {
-    /// Reads the interfaces. Where an address or an uplink does not tell which interface carries the frames, the lowest MTU
-    /// of the node's own interfaces counts, without tunnels of other programs.
+    /// Reads the interfaces. If an address or an uplink does not identify the interface that carries the frames, the
+    /// lowest MTU of the node's own interfaces applies, without tunnels of other programs.
     pub async fn underlay(&self, vtep: IpAddr, uplinks: &[String]) -> Result<Underlay, Error> {
         let owner = self.owner_of(vtep).await?;
         let links = self.list().await?;
@@ -105,7 +105,7 @@ fn is_node_interface(link: &LinkMessage) -> bool {
     name(link).is_some_and(|name| !excluded(name)) && carries_frames(link) && !is_tunnel(link)
 }
 
-/// Tunnels of other programs carry none of our frames, unless they have the VTEP address.
+/// Tunnels of other programs do not carry frames of endpoints, unless they have the VTEP address.
 fn is_tunnel(link: &LinkMessage) -> bool {
     use InfoKind::{
         Amt, BareUdp, ErSpan, Geneve, GreTap, GreTap6, GreTun, GreTun6, Gtp, Ip6ErSpan, Ip6Tnl, IpIp, SitTun,
